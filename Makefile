@@ -1,0 +1,82 @@
+# A fresh clone needs Python >= 3.10 with venv, a C++20 compiler and make; the rest is set up here.
+PY       ?= python3
+VENV     ?= .venv
+TORCH    ?= torch==2.13.0
+RUN_ARGS ?= --steps 10
+SANITIZE ?=
+
+# A developer wants the compiler's error, not the Python capture in its place.
+export COMMPROF_REQUIRE_NATIVE := 1
+
+BIN     := $(VENV)/bin
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+NATIVE  := $(shell find csrc tools -name '*.cpp' -o -name '*.h' -o -name '*.py') \
+           CMakeLists.txt setup.py pyproject.toml
+CXX_ALL := $(shell find csrc tests/cpp -name '*.cpp' -o -name '*.h' 2>/dev/null)
+CPP_DIR := build/cpp$(if $(SANITIZE),-$(SANITIZE))
+
+# Stamps. The first carries the torch, so that another TORCH= is installed.
+DEPS  := $(VENV)/.deps-$(subst /,-,$(subst =,-,$(TORCH)))
+BUILT := $(VENV)/.built
+DEV   := $(VENV)/.dev
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+run: $(BUILT) ## set up what is missing, then profile 8 ranks (RUN_ARGS=...)
+	$(BIN)/python -m commprof.run --nproc 8 $(RUN_ARGS)
+
+test: $(BUILT) $(DEV) ## set up what is missing, then run the tests
+	$(BIN)/python -m pytest -q
+
+test-cpp: $(DEPS) ## run the core's own tests (SANITIZE=address,undefined or thread)
+	@$(BIN)/cmake -S . -B '$(CPP_DIR)' -G Ninja -DCMAKE_MAKE_PROGRAM='$(abspath $(BIN))/ninja' \
+	  -DCOMMPROF_TORCH=OFF -DCOMMPROF_TESTS=ON -DCOMMPROF_SANITIZE='$(SANITIZE)' \
+	  -DCMAKE_COMPILE_WARNING_AS_ERROR=ON >/dev/null
+	@$(BIN)/cmake --build '$(CPP_DIR)'
+	@$(BIN)/ctest --test-dir '$(CPP_DIR)' --output-on-failure --no-tests=error
+
+lint: $(DEV) ## check style, types and spelling
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/clang-format --dry-run -Werror $(CXX_ALL)
+	$(BIN)/codespell
+
+format: $(DEV) ## apply the style
+	$(BIN)/ruff check --fix-only
+	$(BIN)/ruff format
+	$(BIN)/clang-format -i $(CXX_ALL)
+
+build: $(BUILT) ## build the C++ module for this environment's torch
+
+stubs: $(BUILT) $(DEV) ## regenerate commprof/_C.pyi from the built module
+	$(BIN)/python tools/make_stubs.py commprof/_C.pyi
+
+bench: $(BUILT) ## measure what commprof itself costs
+	$(BIN)/python benchmarks/overhead.py
+
+clean: ## remove what was built; the virtual environment stays
+	rm -rf build dist *.egg-info commprof/*.so commprof/_build_error.txt $(BUILT)
+	rm -rf .mypy_cache .pytest_cache .ruff_cache
+
+$(DEPS):
+	@$(PY) -c 'import sys; v = sys.version_info; v >= (3, 10) or sys.exit("commprof needs \
+	Python 3.10 or newer, $(PY) is %d.%d: try make PY=python3.11" % v[:2])'
+	@echo "[1/4] virtual environment: $(VENV)"
+	@$(PY) -m venv $(VENV)
+	@echo "[2/4] $(TORCH) and build tools: the longest stage, about 1 GB on disk"
+	@$(INSTALL) '$(TORCH)' 'setuptools>=77' 'cmake>=3.24' ninja
+	@rm -f $(VENV)/.deps-* && touch $@
+
+$(BUILT): $(DEPS) $(NATIVE)
+	@echo "[3/4] C++ module for this torch: about half a minute the first time"
+	@$(INSTALL) --no-build-isolation -e .
+	@touch $@
+
+$(DEV): pyproject.toml | $(BUILT)
+	@echo "[4/4] development tools"
+	@$(INSTALL) --no-build-isolation -e '.[dev]'
+	@touch $@
+
+.PHONY: help run test test-cpp lint format build stubs bench clean

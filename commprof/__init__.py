@@ -1,0 +1,19 @@
+"""commprof: measures what a PyTorch job's communication really costs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from commprof.capture import Attachment, Profiler, attach, profile
+
+__all__ = ["Attachment", "Profiler", "attach", "profile"]
+
+
+def __getattr__(name: str) -> Any:
+    """Loads capture, and torch with it, at first use: reading a report needs neither."""
+    if name in __all__:
+        from commprof import capture
+
+        return getattr(capture, name)
+    raise AttributeError(f"module 'commprof' has no attribute {name!r}")

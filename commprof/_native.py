@@ -1,0 +1,128 @@
+"""The gate to commprof's C++ module: opens the one built for the running torch, or says why not.
+
+torch keeps its C++ ABI within a minor version only, and a module built for
+another one loads without complaint and then calls the wrong virtual functions.
+So each module carries its torch's minor in its name, `_torch213`, and no file
+with another name is ever opened. Modules for several torches can lie side by side.
+
+Importing this module imports torch and prints nothing. Branch on
+`native_error is None`, which the type checker follows in both directions.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.machinery
+import importlib.metadata
+import json
+import os
+import re
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+__all__ = ["native", "native_error"]
+
+_PACKAGE = Path(__file__).parent
+_FALLBACK = "Using the Python capture (fewer facts, more overhead)."
+
+
+def module_name(torch_version: str) -> str:
+    """`_torch213` for torch 2.13.0+cpu."""
+    major, minor = torch_version.split(".")[:2]
+    return f"_torch{major}{minor}"
+
+
+def built_for(file_names: Iterable[str]) -> list[str]:
+    """The torch minors, as `2.13`, that these files are modules for under this Python."""
+    suffixes = "|".join(map(re.escape, importlib.machinery.EXTENSION_SUFFIXES))
+    pattern = re.compile(rf"_torch(\d)(\d+)(?:{suffixes})")
+    found = {(int(m[1]), int(m[2])) for name in file_names if (m := pattern.fullmatch(name))}
+    return [f"{major}.{minor}" for major, minor in sorted(found)]
+
+
+def missing_message(
+    torch_version: str, found: list[str], build_error: str | None, command: str
+) -> str:
+    """Why there is no module for this torch, what that means, and the command that mends it.
+
+    Args:
+        torch_version: the running torch.
+        found: what `built_for` found.
+        build_error: why the build at installation failed, if it did.
+        command: what to type.
+    """
+    if build_error is not None:
+        why = f"its build failed: {build_error}"
+    elif found:
+        why = f"it was built for torch {', '.join(found)}"
+    else:
+        why = f"none was built for Python {sys.version_info[0]}.{sys.version_info[1]}"
+    return f"no C++ module for torch {torch_version}: {why}. {_FALLBACK} For the C++ one: {command}"
+
+
+def install_command(package: Path, direct_url: str | None) -> str:
+    """The command that builds the module for the running torch, from where commprof came from.
+
+    pip's build isolation is left on: commprof's backend finds this
+    environment's torch all the same, and isolation brings the build tools.
+
+    Args:
+        package: the directory of the installed package.
+        direct_url: pip's record of a source that is not the package index, if it kept one.
+    """
+    source = "commprof"
+    if (package.parent / "CMakeLists.txt").exists():
+        source = f"-e {package.parent}"
+    elif direct_url is not None:
+        origin = json.loads(direct_url)
+        vcs = origin.get("vcs_info")
+        source = f"{vcs['vcs']}+{origin['url']}@{vcs['commit_id']}" if vcs else origin["url"]
+    # A cached wheel would be the very one that does not fit.
+    return f"{sys.executable} -m pip install --no-deps --force-reinstall --no-cache-dir {source}"
+
+
+def _build_error() -> str | None:
+    file = _PACKAGE / "_build_error.txt"
+    if not file.exists():
+        return None
+    return f"{file.read_text().splitlines()[0]} (all of it: {file})"
+
+
+def _direct_url() -> str | None:
+    try:
+        return importlib.metadata.distribution("commprof").read_text("direct_url.json")
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _load() -> tuple[ModuleType | None, str | None]:
+    if os.environ.get("COMMPROF_NATIVE") == "0":
+        return None, f"COMMPROF_NATIVE=0 is set. {_FALLBACK}"
+    import torch  # first: the module needs torch's libraries in the process
+
+    name = f"commprof.{module_name(torch.__version__)}"
+    command = install_command(_PACKAGE, _direct_url())
+    try:
+        return importlib.import_module(name), None
+    except ModuleNotFoundError:
+        found = built_for(os.listdir(_PACKAGE))
+        return None, missing_message(torch.__version__, found, _build_error(), command)
+    except ImportError as error:
+        return None, (
+            f"the C++ module does not load under torch {torch.__version__}: {error}. "
+            f"{_FALLBACK} To build it again: {command}"
+        )
+
+
+native_error: str | None
+"""Why there is no C++ module, to print once after `commprof: `; None if there is one."""
+
+if TYPE_CHECKING:
+    from commprof import _C as native
+else:
+    native, native_error = _load()

@@ -1,0 +1,1 @@
+"""Columns in, frozen results out: pure functions, no torch, no drawing."""

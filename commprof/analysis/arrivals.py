@@ -1,0 +1,74 @@
+"""Matches the ranks' collectives and finds who came last to each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from commprof.trace.columns import Collectives, Ints
+from commprof.trace.reader import Trace
+
+
+@dataclass(frozen=True)
+class Arrivals:
+    """For one rank, aligned with its ``Collectives``: when the last rank arrived."""
+
+    #: Issue time of the last rank; 0 where not all ranks of the group were seen.
+    last_arrival_ns: Ints
+    #: Global rank that arrived last; -1 where not known.
+    late_rank: Ints
+
+
+def clocks_are_shared(traces: Sequence[Trace]) -> bool:
+    """True if all ranks ran on one boot of one machine, so that CLOCK_MONOTONIC is common."""
+    keys = {
+        (trace.metadata["machine"]["boot_id"], trace.metadata["machine"]["time_namespace"])
+        for trace in traces
+    }
+    return len(keys) == 1 and keys != {("", "")}
+
+
+def match_arrivals(traces: Sequence[Trace], tables: Sequence[Collectives]) -> list[Arrivals]:
+    """Joins collectives by (group name, sequence number) over the ranks given.
+
+    A collective counts as matched when as many ranks as the group has issued the same
+    operation under the same number. Times must be on a common clock, see
+    :func:`clocks_are_shared`.
+    """
+    names: dict[str, int] = {}
+    keys, sizes, ranks = [], [], []
+    for trace, table in zip(traces, tables, strict=True):
+        group_key, group_size = _group_columns(trace, table, names)
+        keys.append(np.stack([group_key, table.seq, table.op], axis=1))
+        sizes.append(group_size)
+        ranks.append(np.full(len(table), trace.rank, dtype=np.int64))
+    issue_ns = np.concatenate([table.issue_ns for table in tables])
+    _, member = np.unique(np.concatenate(keys), axis=0, return_inverse=True)
+    member = member.reshape(-1)
+    rank, size = np.concatenate(ranks), np.concatenate(sizes)
+    # Ordered by collective, then time: the last row of each collective is the late rank.
+    order = np.lexsort((issue_ns, member))
+    last_row = order[np.flatnonzero(np.diff(member[order], append=-1) != 0)]
+    complete = np.bincount(member) == size[last_row]
+    last_ns = np.where(complete, issue_ns[last_row], 0)[member]
+    late = np.where(complete, rank[last_row], -1)[member]
+    bounds = np.cumsum([len(table) for table in tables])[:-1]
+    return [
+        Arrivals(part_ns, part_rank)
+        for part_ns, part_rank in zip(np.split(last_ns, bounds), np.split(late, bounds), strict=True)
+    ]
+
+
+def _group_columns(
+    trace: Trace, table: Collectives, names: dict[str, int]
+) -> tuple[Ints, Ints]:
+    """Number common to all ranks and size of each row's group; size 0 if undescribed."""
+    number = np.full(len(table), -1, dtype=np.int64)
+    size = np.zeros(len(table), dtype=np.int64)
+    for group in trace.groups.values():
+        rows = table.group == group.id
+        number[rows] = names.setdefault(group.name, len(names))
+        size[rows] = group.size
+    return number, size

@@ -1,0 +1,189 @@
+"""Where each step of one rank went; the parts add up to the step exactly.
+
+    step = data + forward + backward + exposed + optimizer + other
+    exposed = wait + wire
+
+Phases are what the training thread declared less what it waited for communication inside
+them; ``other`` is the remainder. Hidden communication runs beside all this and is no part of
+the sum.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import numpy as np
+import numpy.typing as npt
+
+from commprof.analysis.arrivals import Arrivals
+from commprof.analysis.exposure import Exposures, exposures
+from commprof.trace import columns
+from commprof.trace.columns import Collectives, Ints, Spans, Steps
+from commprof.trace.reader import Trace
+from commprof.trace.schema import Phase
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Breakdown:
+    """One row per step of one rank; times in nanoseconds."""
+
+    step: Ints
+    wall_ns: Floats
+    data_ns: Floats
+    forward_ns: Floats
+    #: Backward compute, without the waiting in it.
+    backward_ns: Floats
+    optimizer_ns: Floats
+    #: What no phase was declared for.
+    other_ns: Floats
+    #: The training thread stood still for communication.
+    exposed_ns: Floats
+    #: The part of it before the last rank had arrived; NaN where arrivals are not known.
+    wait_ns: Floats
+    #: The part of it after that; NaN where arrivals are not known.
+    wire_ns: Floats
+    #: Communication was in flight and the training thread did not wait for it.
+    hidden_ns: Floats
+    #: Waiting per culprit: ``[step, rank]``; all 0 where arrivals are not known.
+    waited_for_ns: Floats
+
+    @property
+    def compute_ns(self) -> Floats:
+        """Forward and backward compute."""
+        return self.forward_ns + self.backward_ns
+
+    def rows(self, chosen: npt.NDArray[np.bool_]) -> Breakdown:
+        """Only the chosen steps."""
+        return Breakdown(**{f.name: getattr(self, f.name)[chosen] for f in fields(self)})
+
+
+def breakdown(
+    trace: Trace, table: Collectives, arrivals: Arrivals | None, world_size: int
+) -> Breakdown:
+    """Splits every complete step of one rank.
+
+    Args:
+        trace: the rank's trace.
+        table: its collectives.
+        arrivals: of these collectives; None where the ranks' clocks cannot be compared.
+        world_size: number of ranks, the width of ``waited_for_ns``.
+    """
+    steps = columns.steps(trace)
+    thread = int(steps.thread[0]) if len(steps) else 0
+    exposed = exposures(table, columns.waits(trace), columns.finalizations(trace), thread)
+    exposed_step = _step_of(steps, exposed.begin_ns)
+    wall = (steps.end_ns - steps.begin_ns).astype(np.float64)
+    phases = columns.phases(trace)
+    phase_ns = _phase_times(steps, phases, thread) - _exposed_by_phase(
+        steps, phases, exposed, exposed_step, thread
+    )
+    exposed_ns = _sum_by_step(steps, exposed_step, exposed.waited_ns)
+    wait, waited_for = _waiting(steps, exposed, exposed_step, arrivals, world_size)
+    named = {
+        phase: phase_ns[:, phase]
+        for phase in (Phase.DATA, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
+    }
+    return Breakdown(
+        step=steps.index,
+        wall_ns=wall,
+        data_ns=named[Phase.DATA],
+        forward_ns=named[Phase.FORWARD],
+        backward_ns=named[Phase.BACKWARD],
+        optimizer_ns=named[Phase.OPTIMIZER],
+        other_ns=wall - exposed_ns - sum(named.values()),
+        exposed_ns=exposed_ns,
+        wait_ns=wait,
+        wire_ns=exposed_ns - wait,
+        hidden_ns=np.maximum(0.0, _in_flight(steps, table) - exposed_ns),
+        waited_for_ns=waited_for,
+    )
+
+
+def _step_of(steps: Steps, time_ns: Ints) -> Ints:
+    """Row of the step that contains each time; -1 outside of all."""
+    if len(steps) == 0:
+        return np.full(len(time_ns), -1, dtype=np.int64)
+    row = np.searchsorted(steps.begin_ns, time_ns, side="right") - 1
+    return np.where((row >= 0) & (time_ns < steps.end_ns[row]), row, -1).astype(np.int64)
+
+
+def _sum_by_step(steps: Steps, step: Ints, values: Floats) -> Floats:
+    inside = step >= 0
+    return np.bincount(step[inside], weights=values[inside], minlength=len(steps)).astype(
+        np.float64
+    )
+
+
+def _phase_times(steps: Steps, phases: Spans, thread: int) -> Floats:
+    """``[step, phase]``: declared time, without regard to waiting."""
+    row = _step_of(steps, phases.begin_ns)
+    used = (row >= 0) & (phases.thread == thread) & (phases.key < len(Phase))
+    length = np.minimum(phases.end_ns, steps.end_ns[row] if len(steps) else 0) - phases.begin_ns
+    times = np.zeros((len(steps), len(Phase)))
+    np.add.at(times, (row[used], phases.key[used]), length[used])
+    return times
+
+
+def _exposed_by_phase(
+    steps: Steps, phases: Spans, exposed: Exposures, exposed_step: Ints, thread: int
+) -> Floats:
+    """``[step, phase]``: waiting inside each phase; outside of all it counts as OTHER."""
+    mine = phases.thread == thread
+    begin, end, key = phases.begin_ns[mine], phases.end_ns[mine], phases.key[mine]
+    row = np.searchsorted(begin, exposed.begin_ns, side="right") - 1
+    inside = row >= 0
+    inside[inside] = exposed.begin_ns[inside] < end[row[inside]]
+    phase = np.full(len(exposed), int(Phase.OTHER), dtype=np.int64)
+    phase[inside] = np.minimum(key[row[inside]], len(Phase) - 1)
+    times = np.zeros((len(steps), len(Phase)))
+    used = exposed_step >= 0
+    np.add.at(times, (exposed_step[used], phase[used]), exposed.waited_ns[used])
+    return times
+
+
+def _waiting(
+    steps: Steps,
+    exposed: Exposures,
+    exposed_step: Ints,
+    arrivals: Arrivals | None,
+    world_size: int,
+) -> tuple[Floats, Floats]:
+    """Waiting for the last rank per step, and per step and culprit."""
+    waited_for = np.zeros((len(steps), world_size))
+    if arrivals is None:
+        return np.full(len(steps), np.nan), waited_for
+    known = exposed.collective >= 0
+    last_ns = np.zeros(len(exposed), dtype=np.int64)
+    culprit = np.full(len(exposed), -1, dtype=np.int64)
+    last_ns[known] = arrivals.last_arrival_ns[exposed.collective[known]]
+    culprit[known] = arrivals.late_rank[exposed.collective[known]]
+    length = np.maximum(1, exposed.end_ns - exposed.begin_ns)
+    before = np.clip(last_ns - exposed.begin_ns, 0, length) / length * exposed.waited_ns
+    unmatched = (culprit < 0) & (exposed.waited_ns > 0)
+    waiting = np.where(unmatched, np.nan, before)
+    named = (exposed_step >= 0) & (culprit >= 0) & (culprit < world_size)
+    np.add.at(waited_for, (exposed_step[named], culprit[named]), before[named])
+    return _sum_by_step(steps, exposed_step, waiting), waited_for
+
+
+def _in_flight(steps: Steps, table: Collectives) -> Floats:
+    """Per step: length of the union of [issue, completion] over all collectives."""
+    ended = table.end_ns > table.issue_ns
+    order = np.argsort(table.issue_ns[ended], kind="stable")
+    begin, end = table.issue_ns[ended][order], table.end_ns[ended][order]
+    if len(begin) == 0:
+        return np.zeros(len(steps))
+    reach = np.maximum.accumulate(end)
+    opens = np.concatenate(([True], begin[1:] > reach[:-1]))
+    first = begin[opens]
+    last = reach[np.concatenate((np.flatnonzero(opens)[1:] - 1, [len(reach) - 1]))]
+    covered = np.concatenate(([0], np.cumsum(last - first)))
+
+    def covered_until(time_ns: Ints) -> Ints:
+        row = np.searchsorted(first, time_ns, side="right") - 1
+        inside = np.where(row >= 0, np.minimum(time_ns, last[row]) - first[row], 0)
+        return np.where(row >= 0, covered[row] + inside, 0)
+
+    return (covered_until(steps.end_ns) - covered_until(steps.begin_ns)).astype(np.float64)

@@ -1,0 +1,147 @@
+"""What a reader must know before believing the figures, in sentences."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from commprof.analysis.overhead import Overhead
+from commprof.analysis.scaling import Scaling
+from commprof.analysis.world import WorldResult
+from commprof.units import ns_to_ms
+
+#: Fewer measured steps than this say little about spread.
+_FEW_STEPS = 10
+#: Quartile distance over median above which a run is called noisy.
+_NOISY = 0.15
+
+
+def remarks(
+    context: Mapping[str, Any],
+    worlds: Sequence[WorldResult],
+    scaling: Sequence[Scaling],
+    overhead: Overhead | None,
+) -> tuple[str, ...]:
+    """All remarks on a run, the weightiest first."""
+    found: list[str] = []
+    found += _oversubscription(context, worlds)
+    found += _above_ideal(context, worlds, scaling)
+    for world in worlds:
+        found += _about_world(world)
+    if overhead is not None:
+        found.append(_about_overhead(overhead))
+    if context.get("capture") == "python":
+        found.append(
+            "Capture ran in pure Python: only the buckets of DDP were seen, no other collective, "
+            "and the DDP hook that this takes adds a pass over the gradients."
+        )
+    return tuple(found)
+
+
+def _oversubscription(context: Mapping[str, Any], worlds: Sequence[WorldResult]) -> list[str]:
+    cores = int(context["machine"]["usable_cpu_count"])
+    threads = int(context["threads_per_rank"])
+    over = [w.world_size for w in worlds if w.world_size * threads > cores]
+    if not over:
+        return []
+    return [
+        f"More ranks than cores at {_listed(over)} ranks: this process may use {cores} "
+        f"{'core' if cores == 1 else 'cores'} and each rank runs {threads} "
+        f"{'thread' if threads == 1 else 'threads'}. Those rows measure how ranks share cores, "
+        "not how the job scales; ranks that take turns on a core also show up as waiting."
+    ]
+
+
+def _above_ideal(
+    context: Mapping[str, Any], worlds: Sequence[WorldResult], scaling: Sequence[Scaling]
+) -> list[str]:
+    base = worlds[0] if worlds else None
+    found = []
+    for world, scale in zip(worlds, scaling, strict=True):
+        if base is None or world is base or scale.efficiency <= 1.0:
+            continue
+        ratio = _work_per_sample(world) / _work_per_sample(base)
+        spread = max(_relative_spread(world), _relative_spread(base))
+        text = (
+            f"Efficiency at {world.world_size} ranks is {scale.efficiency:.1%}, above the ideal, "
+            f"which adding ranks cannot cause. A rank's own work per sample took {ratio:.2f} times "
+            f"what it took at {base.world_size}"
+        )
+        if scale.efficiency - 1 <= spread:
+            text += f"; the step times spread by {spread:.0%}, so this may be noise."
+        elif context.get("scaling") == "strong":
+            text += "; under strong scaling each rank's batch shrinks and may fit a nearer cache."
+        else:
+            text += "; the baseline was slowed down by something else, so repeat the run."
+        found.append(text)
+    return found
+
+
+def _about_world(world: WorldResult) -> list[str]:
+    found = []
+    name = f"{world.world_size} {'rank' if world.world_size == 1 else 'ranks'}"
+    if world.measured_steps < _FEW_STEPS:
+        found.append(
+            f"Too short to say much at {name}: {world.measured_steps} measured steps (of "
+            f"{world.steps}, {world.warmup_steps} were warm-up). Use more --steps."
+        )
+    if _relative_spread(world) > _NOISY:
+        found.append(
+            f"Noisy at {name}: the middle half of the steps spreads by "
+            f"{_relative_spread(world):.0%} of the median."
+        )
+    late = world.late_rank
+    if late is not None:
+        found.append(
+            f"Rank {late.rank} comes late at {name}: each of the others waits "
+            f"{ns_to_ms(late.wait_ns):.1f} ms per step for it, {late.share:.0%} of all waiting "
+            f"(by chance: p = {late.p_value:.4f})."
+        )
+    if not world.clocks_shared:
+        found.append(
+            f"At {name} the ranks ran on several machines, whose clocks are not compared yet: "
+            "waiting and wire time are not told apart."
+        )
+    if world.missing_ranks:
+        found.append(f"At {name} nothing usable came from rank {_listed(world.missing_ranks)}.")
+    if world.dropped_records:
+        found.append(
+            f"At {name} {world.dropped_records} records found no room and are missing: "
+            "communication times may be too small."
+        )
+    found.extend(f"At {name}: {problem}." for problem in world.problems)
+    return found
+
+
+def _about_overhead(overhead: Overhead) -> str:
+    effect, control = overhead.on_over_off, overhead.control
+    text = (
+        f"commprof's own cost: a step with capture on took {_percent(effect.value)} "
+        f"[{_percent(effect.low)}, {_percent(effect.high)}] against capture off, over all world "
+        f"sizes, {overhead.steps_on} and {overhead.steps_off} steps in turn; control, off against "
+        f"off: {_percent(control.value)} [{_percent(control.low)}, {_percent(control.high)}]."
+    )
+    if not overhead.told_apart:
+        text += " It cannot be told from zero here."
+    return text
+
+
+def _work_per_sample(world: WorldResult) -> float:
+    own = sum(rank.parts.step_ms - rank.parts.exposed_ms for rank in world.ranks)
+    samples = sum(rank.samples for rank in world.ranks)
+    return own * world.measured_steps / samples if samples else math.nan
+
+
+def _relative_spread(world: WorldResult) -> float:
+    low, high = world.step_quartiles_ms
+    return (high - low) / world.step_median_ms if world.step_median_ms > 0 else 0.0
+
+
+def _percent(ratio: float) -> str:
+    return f"{(ratio - 1) * 100:+.1f} %"
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    words = [str(number) for number in numbers]
+    return words[0] if len(words) == 1 else ", ".join(words[:-1]) + " and " + words[-1]

@@ -1,0 +1,58 @@
+"""All world sizes of a run side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from commprof.analysis.overhead import Overhead, pooled_overhead
+from commprof.analysis.world import WorldResult
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """One world size against the smallest one that was run."""
+
+    world_size: int
+    #: Throughput over the smallest world size's throughput.
+    speedup: float
+    #: Speed-up over the growth in ranks; 1.0 is ideal.
+    efficiency: float
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """A run, ready to be rendered."""
+
+    #: As written to ``run.json``: command, workload, versions, machine, date.
+    context: Mapping[str, Any]
+    worlds: tuple[WorldResult, ...]
+    scaling: tuple[Scaling, ...]
+    #: Over all world sizes; None without an overhead block.
+    overhead: Overhead | None
+    #: World sizes asked for that gave no figures, with the reason.
+    failures: tuple[tuple[int, str], ...]
+    #: What the reader must know, in sentences.
+    remarks: tuple[str, ...]
+
+
+def scale(worlds: Sequence[WorldResult]) -> tuple[Scaling, ...]:
+    """Speed-up and efficiency over the smallest world size."""
+    if not worlds:
+        return ()
+    base = min(worlds, key=lambda world: world.world_size)
+    return tuple(
+        Scaling(
+            world_size=world.world_size,
+            speedup=world.samples_per_s / base.samples_per_s,
+            efficiency=(world.samples_per_s / world.world_size)
+            / (base.samples_per_s / base.world_size),
+        )
+        for world in worlds
+    )
+
+
+def pool_overhead(worlds: Sequence[WorldResult]) -> Overhead | None:
+    """commprof's own cost over all world sizes."""
+    return pooled_overhead([world.overhead_samples for world in worlds])

@@ -1,0 +1,63 @@
+"""Which rank the others wait for, if it is one and not chance."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+#: The named rank caused at least this share of all waiting ...
+_SHARE = 0.6
+#: ... and cost the others at least this share of the step.
+_OF_STEP = 0.02
+_SIGNIFICANCE = 0.01
+_PERMUTATIONS = 2000
+_SEED = 20240501
+
+
+@dataclass(frozen=True)
+class LateRank:
+    """The rank that the others wait for."""
+
+    rank: int
+    #: Mean waiting per step and waiting rank that it caused.
+    wait_ns: float
+    #: Of all waiting for late ranks.
+    share: float
+    #: Chance of such a concentration if each step's late rank were drawn by lot.
+    p_value: float
+
+
+def find_late_rank(
+    waited_for_ns: npt.NDArray[np.float64], step_ns: float
+) -> LateRank | None:
+    """Names the late rank, or nobody.
+
+    Args:
+        waited_for_ns: ``[step, culprit]``, summed over the ranks that waited.
+        step_ns: median step.
+
+    The rank with the most waiting caused is named if its share and its cost are material
+    and a permutation test (ranks relabelled within each step) finds less than one chance in
+    a hundred that lots would have concentrated the waiting so much.
+    """
+    steps, ranks = waited_for_ns.shape
+    total = float(waited_for_ns.sum())
+    if ranks < 2 or steps == 0 or total <= 0:
+        return None
+    caused = waited_for_ns.sum(axis=0)
+    rank = int(np.argmax(caused))
+    wait_ns = float(caused[rank]) / steps / (ranks - 1)
+    share = float(caused[rank]) / total
+    if share < _SHARE or wait_ns < _OF_STEP * step_ns:
+        return None
+    random = np.random.default_rng(_SEED)
+    exceeded = 0
+    for _ in range(_PERMUTATIONS):
+        shuffled = random.permuted(waited_for_ns, axis=1)
+        exceeded += bool(shuffled.sum(axis=0).max() >= caused[rank] * (1 - 1e-9))
+    p_value = (exceeded + 1) / (_PERMUTATIONS + 1)
+    if p_value > _SIGNIFICANCE:
+        return None
+    return LateRank(rank, wait_ns, share, p_value)

@@ -1,0 +1,248 @@
+"""One world size of a run, as figures."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from commprof.analysis.arrivals import clocks_are_shared, match_arrivals
+from commprof.analysis.breakdown import Breakdown, breakdown
+from commprof.analysis.overhead import Overhead, overhead
+from commprof.analysis.stragglers import LateRank, find_late_rank
+from commprof.analysis.warmup import count_warmup, step_signatures
+from commprof.trace import columns
+from commprof.trace.run_directory import WorldRun
+from commprof.units import ns_to_ms, ns_to_s
+
+#: Difference between the loop's clock and the trace's step that is worth a word.
+_CLOCKS_DISAGREE = 0.005
+
+
+@dataclass(frozen=True)
+class StepParts:
+    """Mean step in milliseconds; the parts in the first group add up to ``step_ms``."""
+
+    data_ms: float
+    forward_ms: float
+    backward_ms: float
+    exposed_ms: float
+    optimizer_ms: float
+    other_ms: float
+    step_ms: float
+    #: Parts of ``exposed_ms``; NaN where the ranks' arrivals cannot be compared.
+    wait_ms: float
+    wire_ms: float
+    #: Beside the sum: communication in flight while the training thread worked.
+    hidden_ms: float
+
+
+@dataclass(frozen=True)
+class RankSummary:
+    """One rank over the measured steps."""
+
+    rank: int
+    parts: StepParts
+    samples: int
+    duration_s: float
+    samples_per_s: float
+    average_loss: float
+    final_loss: float
+    host: str
+
+
+@dataclass(frozen=True)
+class WorldResult:
+    """All ranks of one world size over the measured steps."""
+
+    world_size: int
+    #: Steps trained, of which the first ``warmup_steps`` are in no figure.
+    steps: int
+    warmup_steps: int
+    #: Samples of all ranks over the slowest rank's time, measured steps only.
+    samples_per_s: float
+    #: Per step the slowest rank's wall time; then median, 95th percentile, quartiles.
+    step_median_ms: float
+    step_p95_ms: float
+    step_quartiles_ms: tuple[float, float]
+    #: Mean over ranks and steps.
+    parts: StepParts
+    #: Largest over mean of the ranks' own work (step less exposed), less 1.
+    imbalance: float
+    #: Mean over ranks of the last epoch's mean loss.
+    average_loss: float
+    #: Per rank.
+    ranks: tuple[RankSummary, ...]
+    late_rank: LateRank | None
+    overhead: Overhead | None
+    #: Median records per step of rank 0.
+    records_per_step: float
+    #: Labelled step times of the overhead block, slowest rank, in ns.
+    overhead_samples: tuple[tuple[str, float], ...]
+    missing_ranks: tuple[int, ...]
+    dropped_records: int
+    clocks_shared: bool
+    problems: tuple[str, ...]
+
+    @property
+    def measured_steps(self) -> int:
+        """Steps behind every figure."""
+        return self.steps - self.warmup_steps
+
+
+def analyse_world(run: WorldRun) -> WorldResult | None:
+    """Figures of one world size; None if no rank left a result together with a trace."""
+    usable = sorted(run.results.keys() & run.traces.keys())
+    if not usable:
+        return None
+    traces = [run.traces[rank] for rank in usable]
+    results = [run.results[rank] for rank in usable]
+    tables = [columns.collectives(trace) for trace in traces]
+    shared = clocks_are_shared(traces)
+    arrivals = match_arrivals(traces, tables) if shared else [None] * len(traces)
+    trained = min(int(result["steps"]) for result in results)
+    parts = _common_steps(
+        [
+            breakdown(trace, table, arrival, run.world_size)
+            for trace, table, arrival in zip(traces, tables, arrivals, strict=True)
+        ],
+        trained,
+    )
+    slowest_ns = np.max([part.wall_ns for part in parts], axis=0)
+    steps = columns.steps(traces[0])
+    signatures = step_signatures(steps, tables[0])[np.isin(steps.index, parts[0].step)]
+    warmup = count_warmup(slowest_ns, signatures)
+    measured = [part.rows(np.arange(len(slowest_ns)) >= warmup) for part in parts]
+    return _summarise(run, usable, results, parts, measured, warmup, shared)
+
+
+def _common_steps(parts: list[Breakdown], trained: int) -> list[Breakdown]:
+    """The trained steps that every rank completed."""
+    common = set(parts[0].step.tolist())
+    for part in parts[1:]:
+        common &= set(part.step.tolist())
+    chosen = np.array(sorted(step for step in common if step < trained), dtype=np.int64)
+    return [part.rows(np.isin(part.step, chosen)) for part in parts]
+
+
+def _summarise(
+    run: WorldRun,
+    usable: list[int],
+    results: list[dict[str, Any]],
+    parts: list[Breakdown],
+    measured: list[Breakdown],
+    warmup: int,
+    shared: bool,
+) -> WorldResult:
+    slowest_ns = np.max([part.wall_ns for part in measured], axis=0)
+    median_ns, p95_ns, low_ns, high_ns = (
+        np.percentile(slowest_ns, [50, 95, 25, 75]) if len(slowest_ns) else [np.nan] * 4
+    )
+    samples = [_samples(result, part) for result, part in zip(results, measured, strict=True)]
+    ranks = tuple(
+        _rank_summary(rank, result, part, count)
+        for rank, result, part, count in zip(usable, results, measured, samples, strict=True)
+    )
+    own_work = np.array([rank.parts.step_ms - rank.parts.exposed_ms for rank in ranks])
+    duration_s = max(rank.duration_s for rank in ranks)
+    labelled = _overhead_samples(results)
+    waited_for = np.sum([part.waited_for_ns for part in measured], axis=0)
+    return WorldResult(
+        world_size=run.world_size,
+        steps=len(parts[0].step),
+        warmup_steps=warmup,
+        samples_per_s=sum(samples) / duration_s if duration_s > 0 else float("nan"),
+        step_median_ms=ns_to_ms(median_ns),
+        step_p95_ms=ns_to_ms(p95_ns),
+        step_quartiles_ms=(ns_to_ms(low_ns), ns_to_ms(high_ns)),
+        parts=_mean_parts([rank.parts for rank in ranks]),
+        imbalance=float(own_work.max() / own_work.mean() - 1) if own_work.mean() > 0 else 0.0,
+        average_loss=float(np.mean([rank.average_loss for rank in ranks])),
+        ranks=ranks,
+        late_rank=find_late_rank(waited_for, float(median_ns)) if shared else None,
+        overhead=overhead(labelled),
+        records_per_step=_records_per_step(run, usable[0], measured[0]),
+        overhead_samples=labelled,
+        missing_ranks=tuple(r for r in range(run.world_size) if r not in usable),
+        dropped_records=sum(trace.dropped for trace in run.traces.values()),
+        clocks_shared=shared,
+        problems=run.problems + _cross_check(results, parts),
+    )
+
+
+def _samples(result: dict[str, Any], part: Breakdown) -> int:
+    return int(sum(result["step_samples"][step] for step in part.step.tolist()))
+
+
+def _rank_summary(
+    rank: int, result: dict[str, Any], part: Breakdown, samples: int
+) -> RankSummary:
+    duration_s = ns_to_s(float(part.wall_ns.sum()))
+    return RankSummary(
+        rank=rank,
+        parts=_step_parts(part),
+        samples=samples,
+        duration_s=duration_s,
+        samples_per_s=samples / duration_s if duration_s > 0 else float("nan"),
+        average_loss=float(result["average_loss"]),
+        final_loss=float(result["losses"][-1]),
+        host=str(result["host"]),
+    )
+
+
+def _step_parts(part: Breakdown) -> StepParts:
+    def mean_ms(values: npt.NDArray[np.float64]) -> float:
+        return ns_to_ms(float(values.mean())) if len(values) else float("nan")
+
+    return StepParts(
+        data_ms=mean_ms(part.data_ns),
+        forward_ms=mean_ms(part.forward_ns),
+        backward_ms=mean_ms(part.backward_ns),
+        exposed_ms=mean_ms(part.exposed_ns),
+        optimizer_ms=mean_ms(part.optimizer_ns),
+        other_ms=mean_ms(part.other_ns),
+        step_ms=mean_ms(part.wall_ns),
+        wait_ms=mean_ms(part.wait_ns),
+        wire_ms=mean_ms(part.wire_ns),
+        hidden_ms=mean_ms(part.hidden_ns),
+    )
+
+
+def _mean_parts(parts: list[StepParts]) -> StepParts:
+    return StepParts(
+        **{f.name: float(np.mean([getattr(p, f.name) for p in parts])) for f in fields(StepParts)}
+    )
+
+
+def _overhead_samples(results: list[dict[str, Any]]) -> tuple[tuple[str, float], ...]:
+    """Per step of the overhead block the slowest rank's time; ranks switch together."""
+    blocks = [result["overhead"] for result in results]
+    return tuple(
+        (str(rows[0][0]), float(max(row[1] for row in rows)))
+        for rows in zip(*blocks, strict=False)
+    )
+
+
+def _records_per_step(run: WorldRun, rank: int, part: Breakdown) -> float:
+    steps = columns.steps(run.traces[rank])
+    times = run.traces[rank].records["timestamp_ns"]
+    chosen = np.isin(steps.index, part.step)
+    begin = np.searchsorted(times, steps.begin_ns[chosen].astype(np.uint64))
+    end = np.searchsorted(times, steps.end_ns[chosen].astype(np.uint64))
+    return float(np.median(end - begin)) if len(begin) else 0.0
+
+
+def _cross_check(results: list[dict[str, Any]], parts: list[Breakdown]) -> tuple[str, ...]:
+    """The training loop's own clock against the trace's step boundaries."""
+    found = []
+    for result, part in zip(results, parts, strict=True):
+        loop_ns = float(sum(result["step_ns"][step] for step in part.step.tolist()))
+        trace_ns = float(part.wall_ns.sum())
+        if abs(loop_ns - trace_ns) > _CLOCKS_DISAGREE * trace_ns:
+            found.append(
+                f"rank {result['rank']}: the loop's own clock gives {ns_to_s(loop_ns):.3f} s for "
+                f"the same steps, the trace {ns_to_s(trace_ns):.3f} s"
+            )
+    return tuple(found)

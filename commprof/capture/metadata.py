@@ -1,0 +1,103 @@
+"""What a trace says about where and how it was taken."""
+
+from __future__ import annotations
+
+import os
+import platform
+import socket
+import sys
+import time
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from commprof import _native
+from commprof.trace import schema
+
+
+def rank_and_world_size() -> tuple[int, int]:
+    """Global rank and world size: of the process group, else of the launcher's environment."""
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_rank(), dist.get_world_size()
+    return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def machine() -> dict[str, Any]:
+    """Host, processor, cores this process may use, memory, kernel."""
+    return {
+        "hostname": socket.gethostname(),
+        "boot_id": _first_line("/proc/sys/kernel/random/boot_id"),
+        "time_namespace": _link("/proc/self/ns/time"),
+        "cpu_model": _cpu_model(),
+        "cpu_count": os.cpu_count(),
+        "usable_cpu_count": len(os.sched_getaffinity(0)),
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "kernel": platform.release(),
+        "cuda_devices": torch.cuda.device_count(),
+    }
+
+
+def trace_metadata(ring_prefix: str, extra: dict[str, Any]) -> dict[str, Any]:
+    """The first block of a trace."""
+    rank, world_size = rank_and_world_size()
+    native = _native.native
+    return {
+        "rank": rank,
+        "world_size": world_size,
+        "local_rank": int(os.environ.get("LOCAL_RANK", "0")),
+        "restart_count": int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")),
+        "pid": os.getpid(),
+        "main_thread": _native_thread_id(),
+        "command": sys.argv,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "commprof": version("commprof"),
+        "backend": dist.get_backend() if dist.is_initialized() else "",
+        "capture": "python" if native is None else "native",
+        "machine": machine(),
+        "clock": {
+            "source": "CLOCK_MONOTONIC",
+            "monotonic_ns": time.monotonic_ns(),
+            "realtime_ns": time.time_ns(),
+        },
+        "ring_prefix": ring_prefix,
+        "record_bytes": schema.RECORD_DTYPE.itemsize,
+        "kinds": list(schema.KINDS if native is None else native.KINDS),
+        "ops": list(schema.OPS if native is None else native.OPS),
+        "phases": list(schema.PHASES if native is None else native.PHASES),
+        "dtypes": [] if native is None else list(native.DTYPES),
+        **extra,
+    }
+
+
+def _native_thread_id() -> int:
+    import threading
+
+    return threading.get_native_id()
+
+
+def _first_line(path: str) -> str:
+    try:
+        return Path(path).read_text().split("\n", 1)[0]
+    except OSError:
+        return ""
+
+
+def _link(path: str) -> str:
+    try:
+        return os.readlink(path)
+    except OSError:
+        return ""
+
+
+def _cpu_model() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()

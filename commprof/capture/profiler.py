@@ -1,0 +1,170 @@
+"""``commprof.profile()``: records one process's collectives, phases and steps into a trace."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import secrets
+import shutil
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from commprof.capture.auto_phases import AutoPhases
+from commprof.capture.metadata import rank_and_world_size, trace_metadata
+from commprof.capture.recorder import Marker, recorder
+from commprof.errors import CommprofError
+from commprof.trace.schema import PHASES
+
+#: Rings of one process stay below this; less room than that in /dev/shm is not used.
+_SHM_RESERVE_BYTES = 64 << 20
+#: Completions that other threads still have to record when capture stops.
+_LATE_COMPLETIONS_S = 0.005
+
+
+class Profiler:
+    """The capture of this process. Made by :func:`profile`; use it as a context manager.
+
+    Capture starts on entry and stops on exit. Each call of :meth:`step` ends a step. The
+    phases of a step are found by themselves (DataLoader, attached DDP models, backward,
+    optimizers) and can be declared with :meth:`phase`; of nested declarations the outermost
+    counts, so declared phases win over found ones.
+    """
+
+    def __init__(self, directory: Path, metadata: dict[str, Any]) -> None:
+        """See :func:`profile`."""
+        self._directory = directory
+        self._metadata = metadata
+        self._recorder = recorder()
+        self._markers: dict[str, Marker] = {
+            name: self._recorder.PhaseMarker(code) for code, name in enumerate(PHASES)
+        }
+        self._auto_phases = AutoPhases(self._markers)
+        self._step = 0
+        self._path: Path | None = None
+
+    @property
+    def trace_path(self) -> Path | None:
+        """The trace file; None before capture started."""
+        return self._path
+
+    def start(self) -> Profiler:
+        """Opens the trace and starts recording.
+
+        Raises:
+            CommprofError: the trace cannot be written, exists already, or capture runs.
+        """
+        rank, _ = rank_and_world_size()
+        attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+        name = f"rank_{rank}.trace" if attempt == 0 else f"rank_{rank}.attempt_{attempt}.trace"
+        path = self._directory / name
+        ring_prefix = _ring_prefix(self._directory, rank)
+        try:
+            self._directory.mkdir(parents=True, exist_ok=True)
+            path.touch(exist_ok=False)
+            self._recorder.start(
+                str(path),
+                ring_prefix,
+                json.dumps(trace_metadata(ring_prefix, self._metadata)),
+                secrets.randbits(63) | 1,
+            )
+        except FileExistsError:
+            raise CommprofError(
+                f"{path} exists already; give this run a directory of its own, or remove it"
+            ) from None
+        except (OSError, RuntimeError) as error:
+            raise CommprofError(f"cannot record to {path}: {error}") from error
+        self._path = path
+        self._recorder.install_observer()
+        self._auto_phases.install()
+        self._step = 0
+        self._recorder.mark_step(0, False)
+        atexit.register(self._at_exit)
+        return self
+
+    def stop(self) -> None:
+        """Stops recording and closes the trace. Does nothing if capture is not running."""
+        if not self._recorder.started():
+            return
+        self._auto_phases.remove()
+        time.sleep(_LATE_COMPLETIONS_S)
+        self._recorder.stop()
+
+    def step(self) -> None:
+        """Ends the current step; the next one begins."""
+        self._recorder.mark_step(self._step, True)
+        self._step += 1
+
+    def phase(self, name: str) -> Marker:
+        """A context manager for one phase: "data", "forward", "backward", "optimizer".
+
+        Raises:
+            KeyError: no such phase.
+        """
+        return self._markers[name]
+
+    def set_enabled(self, on: bool) -> None:
+        """Pauses or resumes recording between steps. Ranks should do it at the same step."""
+        if on:
+            self._recorder.set_enabled(True)
+            self._recorder.mark_step(self._step, False)
+        else:
+            self._recorder.set_enabled(False)
+
+    def stats(self) -> Any:
+        """Counters: records written, dropped, still unwritten; size of the trace."""
+        return self._recorder.stats()
+
+    def record_cost_ns(self, count: int = 100_000) -> float:
+        """Cost of one record on this machine, measured now, in nanoseconds."""
+        return self._recorder.record_cost_ns(count)
+
+    def _at_exit(self) -> None:
+        self.stop()
+        self._recorder.unlink_rings()
+
+    def __enter__(self) -> Profiler:
+        """Starts capture."""
+        return self.start()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Stops capture; an exception goes on to the caller."""
+        self.stop()
+
+
+def profile(directory: str | Path, *, metadata: dict[str, Any] | None = None) -> Profiler:
+    """Records this rank's training into ``directory/rank_<rank>.trace``.
+
+    Args:
+        directory: where the trace goes; made if missing. All ranks of a job may share it.
+        metadata: anything JSON can hold that should stand in the trace's header.
+
+    Call it after ``init_process_group``, or with the launcher's ``RANK`` in the environment::
+
+        with commprof.profile("run") as prof:
+            commprof.attach(ddp)
+            for batch in loader:
+                loss(ddp(batch)).backward()
+                optimizer.step()
+                prof.step()
+    """
+    return Profiler(Path(directory), dict(metadata or {}))
+
+
+def _ring_prefix(directory: Path, rank: int) -> str:
+    """Where this process's rings live: in memory if there is room, so no disk can stall them."""
+    name = f"commprof-{os.getuid()}-{os.getpid()}-{secrets.token_hex(4)}-"
+    shm = Path("/dev/shm")
+    try:
+        if os.access(shm, os.W_OK) and shutil.disk_usage(shm).free > _SHM_RESERVE_BYTES:
+            return str(shm / name)
+    except OSError:
+        pass
+    return str(directory / f".rank_{rank}-{name}")

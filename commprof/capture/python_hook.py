@@ -1,0 +1,119 @@
+"""The DDP hook where the native module is missing: same records, at Python's cost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.autograd import Variable
+
+from commprof.trace import schema
+from commprof.trace.schema import Kind
+
+
+class PythonBucketHook:
+    """Records buckets, their all-reduce and the finalisation window from Python."""
+
+    def __init__(self, recorder: Any, group: dist.ProcessGroup) -> None:
+        """Takes a ``PythonRecorder`` and the model's group."""
+        self.recording = True
+        self._recorder = recorder
+        self._group = group
+        self._group_id = recorder.group_id(group)
+        self._world_size = group.size()
+        self._inner: tuple[Callable[[Any, Any], Any], Any] | None = None
+        self._graph_task = -1
+
+    @classmethod
+    def attach(cls, ddp: Any, recorder: Any, hook: Any, state: Any) -> PythonBucketHook:
+        """Registers with ``ddp``."""
+        self = cls(recorder, ddp.process_group)
+        self.set_hook(hook, state)
+        dist._register_comm_hook(ddp.reducer, None, self._run)
+        return self
+
+    def set_hook(self, hook: Any, state: Any) -> None:
+        """Replaces the hook inside; None is a mean all-reduce."""
+        self._inner = None if hook is None else (hook, state)
+
+    def _run(self, _: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        recorder = self._recorder
+        if not (self.recording and recorder.enabled()):
+            return self._exchange(bucket)
+        ready_ns = recorder.now_ns()
+        op_id = recorder.next_op_id()
+        size_bytes = bucket.buffer().nbytes
+        graph_task = self._bracket_finalize()
+        issue_ns = recorder.now_ns()
+        future = self._exchange(bucket)
+        common = {"op_id": op_id, "bytes_in": size_bytes, "aux": bucket.index()}
+        recorder.record(
+            Kind.BUCKET,
+            ready_ns,
+            value=recorder.now_ns(),
+            bytes_out=_signature(bucket),
+            flags=schema.FLAG_LAST_BUCKET if bucket.is_last() else 0,
+            **common,
+        )
+        recorder.record(
+            Kind.ISSUE,
+            issue_ns,
+            op_id=op_id,
+            op=schema.OPS.index("all_reduce" if self._inner is None else "other"),
+            group=self._group_id,
+            seq=recorder.next_seq(self._group_id),
+            bytes_in=size_bytes,
+            bytes_out=size_bytes,
+            value=graph_task + 1,
+        )
+
+        def completed(done: torch.futures.Future[torch.Tensor]) -> None:
+            now_ns = recorder.now_ns()
+            if recorder.enabled():
+                recorder.record(Kind.END, now_ns, op_id=op_id)
+                recorder.record(Kind.BUCKET_END, now_ns, op_id=op_id, aux=bucket_index)
+
+        bucket_index = bucket.index()
+        future.add_done_callback(completed)
+        return future
+
+    def _exchange(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        if self._inner is not None:
+            hook, state = self._inner
+            result: torch.futures.Future[torch.Tensor] = hook(state, bucket)
+            return result
+        buffer = bucket.buffer().mul_(1.0 / self._world_size)
+        work = self._group.allreduce([buffer])
+        mean: torch.futures.Future[torch.Tensor] = work.get_future().then(
+            lambda done: done.value()[0]
+        )
+        return mean
+
+    def _bracket_finalize(self) -> int:
+        """As ``csrc/torch/finalize.h`` does it; returns the backward pass, or -1."""
+        graph_task: int = torch._C._current_graph_task_id()
+        if graph_task in (-1, self._graph_task):
+            return graph_task
+        self._graph_task = graph_task
+        engine = Variable._execution_engine
+
+        def begin() -> None:
+            self._recorder.record_finalize(Kind.FINALIZE_BEGIN, graph_task)
+            engine.queue_callback(end)
+
+        def end() -> None:
+            self._recorder.record_finalize(Kind.FINALIZE_END, graph_task)
+
+        engine.queue_callback(begin)
+        return graph_task
+
+
+def _signature(bucket: dist.GradBucket) -> int:
+    """The hash that ``csrc/torch/ddp_hook.cpp`` computes."""
+    value = 0xCBF29CE484222325
+    for parameter in bucket.parameters():
+        for number in (parameter.dim(), *parameter.shape):
+            value = ((value ^ number) * 0x100000001B3) & 0xFFFFFFFFFFFFFFFF
+    return value

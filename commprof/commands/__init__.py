@@ -1,0 +1,99 @@
+"""The command line: one file per command, all of them listed here."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from typing import NoReturn, Protocol
+
+from commprof.commands.report import ReportCommand
+from commprof.commands.run import RunCommand
+from commprof.errors import CommprofError
+
+_DESCRIPTION = """\
+Measures what a PyTorch job's communication really costs.
+
+  commprof run --nproc 8      train at 1, 2, 4 and 8 ranks and record every collective
+  commprof report RUN         show a recorded run again, as a table or as JSON
+"""
+
+
+class Command(Protocol):
+    """One command."""
+
+    #: As typed.
+    name: str
+    #: One line for the list of commands.
+    help: str
+    #: Text of the command's own --help.
+    description: str
+
+    def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
+        """Adds the command's arguments."""
+
+    def run(self, args: argparse.Namespace) -> int:
+        """Does it; returns the exit code."""
+
+
+COMMANDS: tuple[Command, ...] = (RunCommand(), ReportCommand())
+
+
+class _Parser(argparse.ArgumentParser):
+    """One line for a wrong argument, where argparse prints the whole usage."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry of ``commprof`` and ``python -m commprof``."""
+    parser = _Parser(
+        prog="commprof",
+        description=_DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    subparsers = parser.add_subparsers(metavar="COMMAND", required=True, parser_class=_Parser)
+    for command in COMMANDS:
+        sub = subparsers.add_parser(
+            command.name,
+            help=command.help,
+            description=command.description,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        _prepare(sub, command)
+    return _run(parser, argv)
+
+
+def main_of(command_name: str, prog: str) -> int:
+    """Entry of a door that is one command, such as ``python -m commprof.run``."""
+    command = next(command for command in COMMANDS if command.name == command_name)
+    parser = _Parser(
+        prog=prog,
+        description=command.description,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    _prepare(parser, command)
+    return _run(parser, None)
+
+
+def _prepare(parser: argparse.ArgumentParser, command: Command) -> None:
+    command.prepare_parser(parser)
+    parser.set_defaults(command=command)
+
+
+def _run(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
+    """The one place where an error of the user's becomes a line and an exit code."""
+    args = parser.parse_args(argv)
+    try:
+        code: int = args.command.run(args)
+        return code
+    except CommprofError as error:
+        print(f"{parser.prog}: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print(f"{parser.prog}: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        sys.stdout = None  # type: ignore[assignment]  # nothing left to flush to
+        return 1

@@ -1,0 +1,39 @@
+"""``commprof report``: show a recorded run again, without running it."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from commprof.analysis.run import analyse_run
+from commprof.report import as_json, table
+
+
+@dataclass(frozen=True)
+class ReportCommand:
+    """See the module."""
+
+    name: str = "report"
+    help: str = "show a recorded run again"
+    description: str = (
+        "Reads the traces in a run directory and prints the report that `commprof run` printed.\n"
+        "Works on runs that were cut short: whatever was recorded is shown.\n"
+    )
+
+    def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
+        """Adds the arguments."""
+        parser.add_argument("run", type=Path, metavar="RUN", help="the run directory")
+        parser.add_argument(
+            "--format", choices=("table", "json"), default="table", help="default: table"
+        )
+
+    def run(self, args: argparse.Namespace) -> int:
+        """Analyses and prints."""
+        result = analyse_run(args.run)
+        if args.format == "json":
+            print(as_json.render(result), end="")
+        else:
+            print(table.render(result, shutil.get_terminal_size((100, 24)).columns), end="")
+        return 0

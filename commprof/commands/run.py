@@ -1,0 +1,281 @@
+"""``commprof run``: train a workload at several world sizes and report each."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import shutil
+import sys
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from commprof.analysis.run import analyse_run
+from commprof.errors import CommprofError, UsageError
+from commprof.report import as_json, table
+from commprof.trace.run_directory import RUN_FILE, world_directory
+
+_DESCRIPTION = """\
+Trains a workload under DistributedDataParallel at several world sizes, records every
+collective in every rank, and reports throughput, scaling, and where each step went.
+
+  python -m commprof.run --nproc 8                     1, 2, 4 and 8 ranks, transformer
+  python -m commprof.run --nproc 4 --scaling strong    the global batch stays the same
+  python -m commprof.run --nproc 2 --workload timed:backward_ms=10,gradient_mb=25
+                                                       sleeps of known length: try the tool
+  python -m commprof.run --world-sizes 2 --steps 50 --json result.json
+
+Workloads, as NAME or NAME:key=value,key=value; "/" separates values per layer:
+  transformer   vocab=2048,d_model=256,heads=4,layers=2,feedforward=512,sequence=128,
+                samples=320,learning_rate=0.0005
+  timed         layers=4,data_ms=2,forward_ms=2,backward_ms=4,gradient_mb=1,optimizer_ms=0,
+                late_rank=-1,late_ms=0,late_phase=backward,late_every=1
+"""
+
+
+@dataclass(frozen=True)
+class RunCommand:
+    """See the module."""
+
+    name: str = "run"
+    help: str = "train at several world sizes and report each"
+
+    description: str = _DESCRIPTION
+
+    def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
+        """Adds the arguments."""
+        _add_what(parser)
+        _add_where(parser)
+
+    def run(self, args: argparse.Namespace) -> int:
+        """Runs every world size in turn; reports what finished even if one failed."""
+        from commprof.launch.elastic import check, stop_fork_server
+
+        world_sizes = _world_sizes(args)
+        jobs = [_job(args, size, Path("unused")) for size in world_sizes]
+        plans = [check(job, args.rdzv_endpoint) for job in jobs]
+        json_file = _writable_file(args.json)
+        directory = _output_directory(args)
+        context = _context(args, world_sizes, plans[0].workload.describe())
+        code = 0
+        try:
+            for size in world_sizes:
+                failed = _run_world(args, directory, size, context)
+                code = code or failed
+                if failed:
+                    break
+        finally:
+            stop_fork_server()
+        if not any(world_directory(directory, size).exists() for size in world_sizes):
+            return code
+        result = analyse_run(directory)
+        width = shutil.get_terminal_size((100, 24)).columns
+        print(table.render(result, width))
+        text = as_json.render(result)
+        (directory / "result.json").write_text(text)
+        if json_file is not None:
+            json_file.write_text(text)
+            print(f"JSON: {json_file}")
+        print(f"Run directory: {directory}\nShow it again: commprof report {directory}")
+        return code
+
+
+def _add_what(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--nproc",
+        type=int,
+        metavar="N",
+        help="largest number of ranks; runs 1, 2, 4, ... up to N (default: usable cores)",
+    )
+    parser.add_argument(
+        "--world-sizes", metavar="A,B,...", help="exactly these world sizes instead"
+    )
+    parser.add_argument("--workload", default="transformer", help="default: transformer")
+    parser.add_argument("--steps", type=int, metavar="N", help="steps to train per world size")
+    parser.add_argument(
+        "--epochs",
+        type=int,
+        metavar="N",
+        help="epochs instead of steps (default: 2 epochs, but at least 12 steps)",
+    )
+    parser.add_argument(
+        "--batch-size",
+        type=int,
+        metavar="N",
+        help="samples per rank (weak scaling) or over all ranks (strong); default: the workload's",
+    )
+    parser.add_argument(
+        "--scaling",
+        default="weak",
+        choices=("weak", "strong"),
+        help="weak: the batch per rank stays; strong: the global batch stays (default: weak)",
+    )
+    parser.add_argument(
+        "--backend", default="gloo", help="gloo, nccl or mpi, where this torch has it"
+    )
+    parser.add_argument(
+        "--threads",
+        type=int,
+        default=1,
+        metavar="N",
+        help="intra-op threads per rank, the same at every world size (default: 1)",
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of data and weights (default: 0)")
+    parser.add_argument(
+        "--overhead-steps",
+        type=int,
+        default=8,
+        metavar="N",
+        help="more steps, with capture off and on in turn, to measure commprof itself; 0 = none",
+    )
+
+
+def _add_where(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--output",
+        type=Path,
+        metavar="DIR",
+        help="run directory, new or empty (default: commprof-runs/DATE-WORKLOAD)",
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the result there as well")
+    parser.add_argument(
+        "--rdzv-endpoint",
+        metavar="HOST:PORT",
+        help="where the ranks meet (default: a free port of localhost)",
+    )
+
+
+def _world_sizes(args: argparse.Namespace) -> list[int]:
+    if args.world_sizes is not None:
+        try:
+            sizes = sorted({int(word) for word in args.world_sizes.split(",")})
+        except ValueError:
+            raise UsageError(
+                f"--world-sizes {args.world_sizes!r} is not a list of whole numbers such as 1,2,4"
+            ) from None
+        if args.nproc is not None and args.nproc < max(sizes):
+            raise UsageError(
+                f"--world-sizes asks for {max(sizes)} ranks but --nproc for {args.nproc}; "
+                "leave --nproc out"
+            )
+    else:
+        nproc = len(os.sched_getaffinity(0)) if args.nproc is None else args.nproc
+        sizes = [2**power for power in range(max(nproc, 1).bit_length()) if 2**power <= nproc]
+        sizes = sizes if nproc in sizes or nproc < 1 else [*sizes, nproc]
+        if nproc < 1:
+            raise UsageError(f"--nproc {nproc} is out of range (allowed: 1 or more)")
+    if min(sizes) < 1:
+        raise UsageError(f"world size {min(sizes)} is out of range (allowed: 1 or more)")
+    return sizes
+
+
+def _job(args: argparse.Namespace, world_size: int, directory: Path) -> Any:
+    from commprof import _native
+    from commprof.launch.job import Job
+
+    return Job(
+        workload=args.workload,
+        world_size=world_size,
+        directory=directory,
+        steps=args.steps,
+        epochs=args.epochs,
+        batch_size=args.batch_size,
+        scaling=args.scaling,
+        backend=args.backend,
+        overhead_steps=args.overhead_steps,
+        seed=args.seed,
+        threads_per_rank=args.threads,
+        # The observer sees DDP's buckets without a hook, which would cost a pass over the
+        # gradients; Python capture has nothing else.
+        hook=_native.native is None,
+    )
+
+
+def _run_world(
+    args: argparse.Namespace, directory: Path, world_size: int, context: dict[str, Any]
+) -> int:
+    """Runs one world size; returns its exit code and notes a failure in ``run.json``."""
+    from commprof.launch.elastic import launch
+    from commprof.trace.salvage import salvage
+
+    world = world_directory(directory, world_size)
+    code = 0
+    try:
+        launch(_job(args, world_size, world), world / "logs", args.rdzv_endpoint)
+    except CommprofError as error:
+        context["errors"][str(world_size)] = str(error)
+        print(f"commprof: {world_size} ranks: {error}", file=sys.stderr)
+        code = error.exit_code
+    except KeyboardInterrupt:
+        context["errors"][str(world_size)] = "interrupted"
+        print(f"commprof: {world_size} ranks: interrupted", file=sys.stderr)
+        code = 130
+    for trace in sorted(world.glob("*.trace")):
+        try:
+            salvage(trace)
+        except (OSError, CommprofError) as error:
+            print(f"commprof: {error}", file=sys.stderr)
+    (directory / RUN_FILE).write_text(json.dumps(context, indent=1) + "\n")
+    return code
+
+
+def _context(
+    args: argparse.Namespace, world_sizes: list[int], description: str
+) -> dict[str, Any]:
+    import torch
+
+    from commprof import _native
+    from commprof.capture.metadata import machine
+
+    return {
+        "timestamp": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "command": shlex.join(["python", "-m", "commprof.run", *sys.argv[1:]]),
+        "commprof": version("commprof"),
+        "torch": torch.__version__,
+        "capture": "native" if _native.native is not None else "python",
+        "workload": args.workload,
+        "description": description,
+        "scaling": args.scaling,
+        "backend": args.backend,
+        "seed": args.seed,
+        "threads_per_rank": args.threads,
+        "world_sizes": world_sizes,
+        "machine": machine(),
+        "errors": {},
+    }
+
+
+def _output_directory(args: argparse.Namespace) -> Path:
+    """The run directory, made and found writable."""
+    directory: Path | None = args.output
+    if directory is None:
+        name = f"{datetime.now().strftime('%Y%m%d-%H%M%S')}-{args.workload.partition(':')[0]}"
+        directory = Path("commprof-runs") / name
+    try:
+        if directory.is_dir() and any(directory.iterdir()):
+            raise UsageError(
+                f"--output {directory} is not empty; name a new directory, nothing is overwritten"
+            )
+        directory.mkdir(parents=True, exist_ok=True)
+        (directory / RUN_FILE).touch()
+    except OSError as error:
+        raise UsageError(
+            f"cannot write to --output {directory}: {error.strerror}; name another directory"
+        ) from None
+    return directory
+
+
+def _writable_file(path: Path | None) -> Path | None:
+    """Fails before the run, not after it."""
+    if path is not None:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("a"):
+                pass
+        except OSError as error:
+            raise UsageError(f"cannot write --json {path}: {error.strerror}") from None
+    return path

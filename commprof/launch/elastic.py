@@ -1,0 +1,215 @@
+"""Launching all ranks of a job on this machine, through torch's own elastic launcher."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import multiprocessing.forkserver
+import os
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.distributed.elastic.multiprocessing import SignalException
+from torch.distributed.elastic.multiprocessing.api import LogsDest, LogsSpecs
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+from commprof.errors import CommprofError, RankFailedError, UsageError
+from commprof.launch.job import Job, Plan
+from commprof.launch.progress import ProgressLine
+from commprof.launch.worker import run_rank
+
+LAUNCHER_LOG = "launcher.log"
+"""In the log directory: warnings of torch's launcher."""
+
+_PRELOAD = ("torch", "commprof.launch.worker")
+_SHUTDOWN_TIMEOUT_S = 5  # then a rank that ignores the signal is killed
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+_LOGGERS = ("torch.distributed", "torch.multiprocessing")
+
+
+def check(job: Job, endpoint: str | None = None) -> Plan:
+    """What the job amounts to, after refusing here what would otherwise fail in its ranks.
+
+    Raises UsageError for an unusable workload, batch, backend or endpoint; starts nothing.
+    """
+    _check_backend(job)
+    if endpoint is not None:
+        _check_endpoint(endpoint)
+    return job.plan()
+
+
+def launch(job: Job, log_dir: Path, endpoint: str | None = None) -> None:
+    """Run all ranks of the job and return when they are done.
+
+    log_dir: gets `rank_R.out`, `rank_R.err`, the launcher's warnings, and a failed rank's
+    `rank_R.error.json`. endpoint: HOST:PORT of this machine at which the ranks meet; a free port
+    when None. The processes share one fork server, which stays for the next job (the cost of
+    importing torch is paid once) until `stop_fork_server`, this process's end, or a failure.
+
+    Raises UsageError before anything is started, RankFailedError for the first rank that failed,
+    CommprofError if the ranks could not meet. A signal ends the ranks and is then raised again.
+    """
+    plan = check(job, endpoint)
+    for directory in (job.directory, log_dir):
+        directory.mkdir(parents=True, exist_ok=True)
+    job_path = job.directory / "job.json"
+    job.save(job_path)
+    entry = elastic_launch(_config(job, log_dir, endpoint), run_rank)
+    interrupted_by: signal.Signals | None = None
+    succeeded = False
+    with _threads(job.threads_per_rank), _log_file(log_dir), _signal_handlers():
+        multiprocessing.forkserver.set_forkserver_preload([*_PRELOAD, *plan.workload.build_imports])
+        try:
+            with ProgressLine(job.directory, job.world_size, plan.steps + job.overhead_steps):
+                entry(str(job_path))
+            succeeded = True
+        except ChildFailedError as error:
+            raise _rank_failed(error, log_dir) from None
+        except SignalException as error:
+            interrupted_by = error.sigval
+        except dist.elastic.rendezvous.api.RendezvousError as error:
+            raise CommprofError(f"the ranks could not meet: {error}") from error
+        finally:
+            if not succeeded:
+                stop_fork_server()
+    if interrupted_by is not None:
+        signal.raise_signal(interrupted_by)
+
+
+def stop_fork_server() -> None:
+    """End the process that the ranks are forked from; the next launch starts another."""
+    # multiprocessing has no public way; the server ends once its last client closes the pipe
+    multiprocessing.forkserver._forkserver._stop()  # type: ignore[attr-defined]
+
+
+def _config(job: Job, log_dir: Path, endpoint: str | None) -> LaunchConfig:
+    return LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=job.world_size,
+        run_id=f"commprof-{os.getpid()}",
+        rdzv_backend="c10d",
+        rdzv_endpoint=endpoint or "localhost:0",
+        rdzv_configs={"is_host": True},
+        max_restarts=0,
+        start_method="forkserver",
+        logs_specs=_FlatLogs(log_dir),
+        shutdown_timeout=_SHUTDOWN_TIMEOUT_S,
+    )
+
+
+class _FlatLogs(LogsSpecs):
+    """One flat directory, `rank_R.out` and so on, where torch's own nests four deep."""
+
+    def __init__(self, log_dir: Path) -> None:
+        super().__init__(str(log_dir))
+        self._log_dir = log_dir
+
+    @property
+    def root_log_dir(self) -> str:
+        return str(self._log_dir)
+
+    def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
+        destination = LogsDest()
+        for local_rank, env in envs.items():
+            stem = f"{self._log_dir}/rank_{env['RANK']}"
+            destination.stdouts[local_rank] = f"{stem}.out"
+            destination.stderrs[local_rank] = f"{stem}.err"
+            destination.error_files[local_rank] = f"{stem}.error.json"
+            Path(f"{stem}.error.json").unlink(missing_ok=True)
+            env["TORCHELASTIC_ERROR_FILE"] = f"{stem}.error.json"
+        return destination
+
+
+def _rank_failed(error: ChildFailedError, log_dir: Path) -> RankFailedError:
+    rank, failure = error.get_first_failure()
+    written = failure.error_file_data.get("message")
+    # A rank that raised wrote a dictionary; for one that just ended, torch makes up a string.
+    reason = written["message"].partition("\n")[0] if isinstance(written, dict) else ""
+    return RankFailedError(rank, failure.exitcode, reason, log_dir / f"rank_{rank}.err")
+
+
+def _check_backend(job: Job) -> None:
+    available = [name for name in ("gloo", "nccl", "mpi", "ucc") if dist.is_backend_available(name)]
+    if "nccl" in available and not torch.cuda.is_available():
+        available.remove("nccl")
+    if job.backend not in available:
+        raise UsageError(
+            f"backend {job.backend!r} cannot be used here: torch {torch.__version__} with "
+            f"{torch.cuda.device_count()} CUDA devices has {', '.join(available)}"
+        )
+
+
+def _check_endpoint(endpoint: str) -> None:
+    host, _, port = endpoint.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise UsageError(
+            f"endpoint {endpoint!r} is not HOST:PORT (allowed: a name or address of this machine "
+            "and a port from 1 to 65535), e.g. localhost:29500"
+        )
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)[
+            0
+        ]
+        with socket.socket(family, kind) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise UsageError(
+                f"port {port} is in use on {host}; choose another, or none to get a free one"
+            ) from None
+        raise UsageError(f"endpoint {endpoint!r} cannot be opened here: {error}") from None
+
+
+@contextmanager
+def _threads(threads_per_rank: int) -> Iterator[None]:
+    """OMP_NUM_THREADS for the fork server, whose torch reads it once, and for the ranks."""
+    before = os.environ.get("OMP_NUM_THREADS")
+    os.environ["OMP_NUM_THREADS"] = str(threads_per_rank)
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["OMP_NUM_THREADS"]
+        else:
+            os.environ["OMP_NUM_THREADS"] = before
+
+
+@contextmanager
+def _log_file(log_dir: Path) -> Iterator[None]:
+    """What torch's launcher logs goes into a file of ours instead of onto the terminal."""
+    handler = logging.FileHandler(log_dir / LAUNCHER_LOG, mode="w", delay=True)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    handler.setLevel(logging.WARNING)
+    loggers = [logging.getLogger(name) for name in _LOGGERS]
+    before = [(logger, logger.handlers, logger.propagate) for logger in loggers]
+    for logger in loggers:
+        logger.handlers, logger.propagate = [handler], False
+    try:
+        yield
+    finally:
+        for logger, handlers, propagate in before:
+            logger.handlers, logger.propagate = handlers, propagate
+        handler.close()
+
+
+@contextmanager
+def _signal_handlers() -> Iterator[None]:
+    """Put back the handlers that torch's launcher replaces for good."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in _SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,167 @@
+"""A job: what one set of ranks is to train, as a file that every rank reads."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from commprof.errors import UsageError
+from commprof.workloads.loop import planned_steps
+from commprof.workloads.spec import Workload, parse_spec
+
+SCHEMA_VERSION = 1
+"""Of the job file; a file of another version is refused."""
+
+SCALINGS = ("weak", "strong")
+"""weak: the batch of a rank is fixed. strong: the global batch is, split among the ranks."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One workload at one world size. Raises UsageError for a value out of range."""
+
+    workload: str
+    """As on the command line, `NAME[:key=value,...]`."""
+    world_size: int
+    """Ranks."""
+    directory: Path
+    """Where the ranks write: `rank_R.trace`, `rank_R.json`."""
+    steps: int | None = None
+    """Exactly so many steps; None: see epochs."""
+    epochs: int | None = None
+    """Whole epochs; with neither, `loop.planned_steps` says how many steps."""
+    batch_size: int | None = None
+    """Samples per rank (weak) or over all ranks (strong); None: the workload's default."""
+    scaling: str = "weak"
+    """One of SCALINGS."""
+    backend: str = "gloo"
+    """torch.distributed backend."""
+    overhead_steps: int = 0
+    """Steps of the overhead block that follows the training; see `loop.train`."""
+    seed: int = 0
+    """Seed of data and weights."""
+    threads_per_rank: int = 1
+    """Intra-op threads of each rank."""
+    hook: bool = True
+    """Whether DDP's buckets are timed by commprof's communication hook."""
+
+    def __post_init__(self) -> None:
+        for name, minimum in _MINIMA.items():
+            value = getattr(self, name)
+            if value is not None and value < minimum:
+                raise UsageError(f"{name}={value} is out of range (allowed: {minimum} or more)")
+        if self.scaling not in SCALINGS:
+            raise UsageError(f"unknown scaling {self.scaling!r} (allowed: {', '.join(SCALINGS)})")
+        if self.steps is not None and self.epochs is not None:
+            raise UsageError(
+                f"steps={self.steps} and epochs={self.epochs} exclude each other; give one of them"
+            )
+
+    def plan(self) -> Plan:
+        """The workload, batch and number of steps that follow from this job.
+
+        Raises UsageError for an unusable workload or a batch that does not divide.
+        """
+        workload = parse_spec(self.workload)
+        batch_size = self.batch_size or workload.default_batch_size
+        batch = per_rank_batch(batch_size, self.world_size, self.scaling)
+        per_epoch = workload.steps_per_epoch(self.world_size, batch)
+        return Plan(workload, batch, per_epoch, planned_steps(per_epoch, self.steps, self.epochs))
+
+    def save(self, path: Path) -> None:
+        """Write the job as JSON, whole or not at all."""
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        values["directory"] = str(self.directory)
+        write_json(path, {"schema_version": SCHEMA_VERSION, **values})
+
+    @classmethod
+    def load(cls, path: Path) -> Job:
+        """Read a job. Raises UsageError where the file is none, naming what is wrong with it."""
+        try:
+            values = json.loads(path.read_text())
+        except (OSError, ValueError) as error:
+            raise UsageError(f"{path} is not a job file: {error}") from None
+        problem = _schema_problem(values)
+        if problem:
+            raise UsageError(f"{path} is not a job file of version {SCHEMA_VERSION}: {problem}")
+        del values["schema_version"]
+        values["directory"] = Path(values["directory"])
+        return cls(**values)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a job amounts to."""
+
+    workload: Workload
+    """Parsed, nothing allocated."""
+    per_rank_batch: int
+    """Samples a rank takes per step."""
+    steps_per_epoch: int
+    """Steps in which a rank passes over its part of the data once."""
+    steps: int
+    """Steps that are trained, without the overhead block."""
+
+
+def per_rank_batch(batch_size: int, world_size: int, scaling: str) -> int:
+    """Samples per rank and step. Raises UsageError where a global batch does not divide."""
+    if scaling == "weak":
+        return batch_size
+    if batch_size % world_size:
+        fitting = [str(n) for n in range(1, batch_size + 1) if batch_size % n == 0]
+        above = -(-batch_size // world_size) * world_size
+        raise UsageError(
+            f"batch size {batch_size} does not divide among {world_size} ranks (strong scaling; "
+            f"allowed world sizes: {', '.join(fitting)}); take one of these, or a batch size "
+            f"that is a multiple of {world_size}, such as {above}"
+        )
+    return batch_size // world_size
+
+
+def write_json(path: Path, value: dict[str, Any]) -> None:
+    """Write `value` so that a reader finds the whole file or none."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    partial.write_text(json.dumps(value, indent=1) + "\n")
+    os.replace(partial, path)
+
+
+_MINIMA = {
+    "world_size": 1,
+    "steps": 1,
+    "epochs": 1,
+    "batch_size": 1,
+    "overhead_steps": 0,
+    "seed": 0,
+    "threads_per_rank": 1,
+}
+
+_JSON_TYPES: dict[str, Any] = {
+    "str": str,
+    "Path": str,
+    "int": int,
+    "int | None": (int, type(None)),
+    "bool": bool,
+}
+
+
+def _schema_problem(values: object) -> str:
+    """What keeps `values` from being a job, or an empty string."""
+    if not isinstance(values, dict):
+        return f"it holds a {type(values).__name__}, not an object"
+    if values.get("schema_version") != SCHEMA_VERSION:
+        return f"schema_version is {values.get('schema_version')!r}"
+    fields = {field.name: str(field.type) for field in dataclasses.fields(Job)}
+    known = {"schema_version", *fields}
+    if values.keys() != known:
+        missing, unknown = sorted(known - values.keys()), sorted(values.keys() - known)
+        return f"keys missing: {missing or 'none'}, keys unknown: {unknown or 'none'}"
+    for name, type_name in fields.items():
+        value = values[name]
+        is_bool = isinstance(value, bool)
+        if not isinstance(value, _JSON_TYPES[type_name]) or is_bool != (type_name == "bool"):
+            return f"{name} is {value!r}, not of type {type_name}"
+    return ""

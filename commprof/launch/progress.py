@@ -1,0 +1,89 @@
+"""How far a running job is: rank 0 writes its step into a file, the launcher draws a line."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import TextIO
+
+PROGRESS_FILE = "progress"
+"""In the job's directory: the steps done, as a decimal number."""
+
+_INTERVAL_S = 0.2
+_ERASE_LINE = "\r\x1b[K"
+
+
+class ProgressFile:
+    """Rank 0's side. An update is at most one small write per 0.2 s."""
+
+    def __init__(self, directory: Path) -> None:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+        self._fd = os.open(directory / PROGRESS_FILE, flags, 0o644)
+        self._due = 0.0
+
+    def update(self, steps_done: int) -> None:
+        """Say that so many steps are done. Of fixed width, so a reader never sees half of one."""
+        now = time.monotonic()
+        if now >= self._due:
+            os.pwrite(self._fd, b"%12d\n" % steps_done, 0)
+            self._due = now + _INTERVAL_S
+
+    def close(self) -> None:
+        """Close the file; it stays until the launcher removes it."""
+        os.close(self._fd)
+
+
+class ProgressLine:
+    """The launcher's side: within `with`, one line on a terminal; nothing where there is none."""
+
+    def __init__(
+        self, directory: Path, world_size: int, steps: int, stream: TextIO | None = None
+    ) -> None:
+        """Show the job in `directory`, of `steps` steps. stream: sys.stderr when None."""
+        self._path = directory / PROGRESS_FILE
+        self._ranks = f"{world_size} rank{'s' if world_size > 1 else ''}"
+        self._steps = steps
+        self._stream = stream or sys.stderr
+        self._begin = time.monotonic()
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def __enter__(self) -> ProgressLine:
+        if self._stream.isatty():
+            self._thread = threading.Thread(target=self._draw, name="progress", daemon=True)
+            self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._thread is not None:
+            self._stop.set()
+            self._thread.join()
+            self._thread = None
+        with suppress(FileNotFoundError):
+            self._path.unlink()
+
+    def _draw(self) -> None:
+        with suppress(OSError):  # a terminal that went away takes the line with it, not the job
+            while not self._stop.wait(_INTERVAL_S):
+                self._stream.write(_ERASE_LINE + self._text())
+                self._stream.flush()
+            self._stream.write(_ERASE_LINE)
+            self._stream.flush()
+
+    def _text(self) -> str:
+        elapsed_s = time.monotonic() - self._begin
+        try:
+            state = f"step {int(self._path.read_text())}/{self._steps}"
+        except (OSError, ValueError):
+            state = "starting"
+        return f"{self._ranks}: {state}, {elapsed_s:.0f} s"

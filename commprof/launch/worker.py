@@ -1,0 +1,192 @@
+"""One rank of a job: `run_rank` in a launched process, or `python -m commprof.launch.worker JOB`.
+
+The environment must hold RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as torchrun sets them.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import platform
+import signal
+import sys
+import threading
+import time
+import traceback
+from contextlib import closing, nullcontext
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.elastic.multiprocessing.errors import record
+from torch.nn.parallel import DistributedDataParallel
+
+from commprof.errors import CommprofError, UsageError
+from commprof.launch.job import Job, Plan, write_json
+from commprof.launch.progress import ProgressFile
+from commprof.workloads.loop import LoopResult, StepRecorder, train
+from commprof.workloads.spec import Shard, Trainee
+
+RESULT_SCHEMA_VERSION = 1
+"""Of `rank_R.json`."""
+
+_INTERRUPTED_EXIT_CODE = 130
+_PEER_GRACE_S = 2.0
+_EXIT_PAUSE_S = 0.02
+
+
+def run_rank(job_path: str) -> None:
+    """Train this process's rank of the job in the file, and write its trace and result.
+
+    A failure leaves its traceback on stderr and goes on to the caller. Where it looks like the
+    consequence of another rank's end, it does so after a pause in which the launcher can notice
+    that rank first.
+    """
+    _end_with_the_launcher()
+    try:
+        _run(Job.load(Path(job_path)))
+    except KeyboardInterrupt:
+        # torch's process wrapper turns an interrupt into success, and its launcher then waits on.
+        raise SystemExit(_INTERRUPTED_EXIT_CODE) from None
+    except CommprofError as error:
+        print(f"commprof: {error}", file=sys.stderr)
+        raise
+    except Exception as error:
+        traceback.print_exc()
+        if _is_from_a_peer(error):
+            time.sleep(_PEER_GRACE_S)
+        raise
+
+
+def _run(job: Job) -> None:
+    # The launcher imports this module too: capture, with its native part, only loads in a rank.
+    from commprof.capture import attach, profile
+
+    rank = _environment_rank(job)
+    torch.set_num_threads(job.threads_per_rank)
+    plan = job.plan()
+    dist.init_process_group(job.backend)
+    trainee = plan.workload.build(
+        Shard(rank, job.world_size, plan.per_rank_batch, plan.steps, job.seed)
+    )
+    ddp = DistributedDataParallel(trainee.model, **trainee.ddp_options())
+    setup = _setup(job, plan)
+    dist.barrier()
+    with profile(job.directory, metadata=setup) as recorder:
+        if job.hook:
+            attach(ddp)
+        result = _train(job, plan, trainee, ddp, recorder)
+    identity = {
+        "schema_version": RESULT_SCHEMA_VERSION,
+        "rank": rank,
+        "host": platform.node(),
+        "pid": os.getpid(),
+    }
+    measured = _measured(result, plan, trainee)
+    write_json(job.directory / f"rank_{rank}.json", {**identity, **setup, **measured})
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def _environment_rank(job: Job) -> int:
+    try:
+        rank, world_size = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE"))
+    except (KeyError, ValueError):
+        raise UsageError(
+            "RANK and WORLD_SIZE must be whole numbers in the environment; start the rank with "
+            "torchrun, or set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT"
+        ) from None
+    if world_size != job.world_size or not 0 <= rank < world_size:
+        raise UsageError(
+            f"RANK={rank} and WORLD_SIZE={world_size} do not fit the job's world_size="
+            f"{job.world_size}; start one process for each of ranks 0 to {job.world_size - 1}"
+        )
+    return rank
+
+
+def _setup(job: Job, plan: Plan) -> dict[str, Any]:
+    """How this run was set up: the same on all ranks, in the trace and in the result."""
+    return {
+        "timestamp": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "world_size": job.world_size,
+        "workload": job.workload,
+        "parameter_count": plan.workload.parameter_count,
+        "scaling": job.scaling,
+        "per_rank_batch": plan.per_rank_batch,
+        "steps": plan.steps,
+        "steps_per_epoch": plan.steps_per_epoch,
+        "overhead_steps": job.overhead_steps,
+        "seed": job.seed,
+        "threads_per_rank": job.threads_per_rank,
+        "hook": job.hook,
+    }
+
+
+def _train(
+    job: Job,
+    plan: Plan,
+    trainee: Trainee,
+    ddp: DistributedDataParallel,
+    recorder: StepRecorder,
+) -> LoopResult:
+    progress = ProgressFile(job.directory) if dist.get_rank() == 0 else None
+    with closing(progress) if progress else nullcontext():
+        return train(
+            trainee,
+            ddp,
+            recorder,
+            plan.steps,
+            overhead_steps=job.overhead_steps,
+            on_step=progress.update if progress else None,
+        )
+
+
+def _measured(result: LoopResult, plan: Plan, trainee: Trainee) -> dict[str, Any]:
+    """The result's own keys. average_loss: see `LoopResult.average_loss`; truth: training only."""
+    truth = trainee.truth()
+    return {
+        "samples": sum(result.step_samples),
+        "duration_s": result.duration_ns / 1e9,
+        "average_loss": result.average_loss(plan.steps_per_epoch),
+        "step_ns": result.step_ns,
+        "step_samples": result.step_samples,
+        "losses": result.losses,
+        "overhead": [[step.label, step.duration_ns] for step in result.overhead],
+        "truth": truth and {name: values[: plan.steps] for name, values in truth.items()},
+    }
+
+
+def _end_with_the_launcher() -> None:
+    """End this process when the launcher's ends. Not its parent, which is the fork server."""
+    launcher = multiprocessing.parent_process()
+    if launcher is None:
+        return
+
+    def watch() -> None:
+        launcher.join()
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=watch, name="launcher-watch", daemon=True).start()
+
+
+def _is_from_a_peer(error: Exception) -> bool:
+    """Whether a collective failed: rarely this rank's own fault, mostly a peer that is gone."""
+    return isinstance(error, dist.DistError) or "gloo" in str(error)
+
+
+def main() -> None:
+    """Run the rank that the environment names, of the job file in argv."""
+    if len(sys.argv) != 2:
+        sys.exit("usage: python -m commprof.launch.worker JOB.json")
+    try:
+        record(run_rank)(sys.argv[1])
+    except CommprofError as error:
+        sys.exit(error.exit_code)
+    # torch 2.13's gloo threads may abort a process that ends right after its last collective
+    time.sleep(_EXIT_PAUSE_S)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,101 @@
+"""A run as JSON; ``docs/json_format.md`` describes the schema."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from typing import Any
+
+from commprof.analysis.overhead import Overhead
+from commprof.analysis.scaling import RunResult, Scaling
+from commprof.analysis.world import RankSummary, WorldResult
+
+#: Raised when a field changes its meaning or goes away, not when one is added.
+SCHEMA_VERSION = 1
+
+
+def render(result: RunResult) -> str:
+    """The run as indented JSON text; figures that do not exist are null."""
+    return json.dumps(as_dict(result), indent=2, allow_nan=False) + "\n"
+
+
+def as_dict(result: RunResult) -> dict[str, Any]:
+    """The run as plain values."""
+    runs = [
+        _world(result, world, scale)
+        for world, scale in zip(result.worlds, result.scaling, strict=True)
+    ]
+    value: dict[str, Any] = _plain(
+        {
+            "schema_version": SCHEMA_VERSION,
+            "timestamp": result.context["timestamp"],
+            "context": dict(result.context),
+            "runs": runs,
+            "overhead": _overhead(result.overhead),
+            "failures": [
+                {"num_processes": size, "reason": reason} for size, reason in result.failures
+            ],
+            "remarks": list(result.remarks),
+        }
+    )
+    return value
+
+
+def _world(result: RunResult, world: WorldResult, scale: Scaling) -> dict[str, Any]:
+    """One world size, in the words of the scaling reports that users have."""
+    return {
+        "timestamp": result.context["timestamp"],
+        "num_processes": world.world_size,
+        "aggregated_metrics": {
+            "avg_loss": world.average_loss,
+            "total_duration_sec": max(rank.duration_s for rank in world.ranks),
+            "samples_per_sec": world.samples_per_s,
+            "measured_steps": world.measured_steps,
+            "warmup_steps": world.warmup_steps,
+            "step_median_ms": world.step_median_ms,
+            "step_p95_ms": world.step_p95_ms,
+            "step_quartiles_ms": list(world.step_quartiles_ms),
+            "speedup": scale.speedup,
+            "efficiency": scale.efficiency,
+            "imbalance": world.imbalance,
+            "parts": dataclasses.asdict(world.parts),
+            "late_rank": world.late_rank and dataclasses.asdict(world.late_rank),
+            "overhead": _overhead(world.overhead),
+            "records_per_step": world.records_per_step,
+            "dropped_records": world.dropped_records,
+            "missing_ranks": list(world.missing_ranks),
+            "problems": list(world.problems),
+        },
+        "rank_results": [_rank(rank) for rank in world.ranks],
+    }
+
+
+def _rank(rank: RankSummary) -> dict[str, Any]:
+    return {
+        "rank": rank.rank,
+        "host": rank.host,
+        "avg_loss": rank.average_loss,
+        "final_loss": rank.final_loss,
+        "samples": rank.samples,
+        "duration_sec": rank.duration_s,
+        "samples_per_sec": rank.samples_per_s,
+        "parts": dataclasses.asdict(rank.parts),
+    }
+
+
+def _overhead(overhead: Overhead | None) -> dict[str, Any] | None:
+    if overhead is None:
+        return None
+    return {**dataclasses.asdict(overhead), "told_apart": overhead.told_apart}
+
+
+def _plain(value: Any) -> Any:
+    """Without NaN and infinity, which JSON does not know."""
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value

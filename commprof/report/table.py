@@ -1,0 +1,142 @@
+"""A run as text for the terminal."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Sequence
+from typing import Any
+
+from tabulate import tabulate
+
+from commprof.analysis.overhead import Overhead
+from commprof.analysis.scaling import RunResult
+
+_LEGEND = """\
+Source: every time is CLOCK_MONOTONIC in the ranks; warm-up steps are in no figure.
+step: wall time of the slowest rank, per step. samples/s: samples of all ranks over the slowest
+rank's time. efficiency: speed-up over growth in ranks. imbalance: largest over mean of the ranks'
+own work, less 1. overhead: step with capture on over off, less 1, [95 % interval].
+loss: mean over ranks and the last epoch.
+data + forward + backward + exposed + optimizer + other = step, means over ranks and steps.
+exposed: the training thread stood still for communication; wait: before the last rank had arrived,
+wire: after that. hidden: communication in flight while the training thread worked."""
+
+
+def render(result: RunResult, width: int) -> str:
+    """The whole report; prose is wrapped to ``width`` columns, tables are as wide as they are."""
+    blocks = [_heading(result, width)]
+    if result.worlds:
+        blocks += [_scaling_table(result), _parts_table(result), _LEGEND]
+    notes = [f"{size} ranks: {reason}" for size, reason in result.failures]
+    notes += result.remarks
+    if notes:
+        blocks.append("\n".join(_bullet(note, width) for note in notes))
+    return "\n\n".join(blocks) + "\n"
+
+
+def _heading(result: RunResult, width: int) -> str:
+    context = result.context
+    machine = context["machine"]
+    text = (
+        f"{context['description']}\n"
+        f"{context['scaling']} scaling, backend {context['backend']}, torch {context['torch']}, "
+        f"{context['capture']} capture, {context['threads_per_rank']} thread(s) per rank, "
+        f"{machine['usable_cpu_count']} usable cores ({machine['cpu_model']})"
+    )
+    return "\n".join(textwrap.fill(line, width) for line in text.split("\n"))
+
+
+def _scaling_table(result: RunResult) -> str:
+    rows = [
+        (
+            world.world_size,
+            f"{world.measured_steps}+{world.warmup_steps}",
+            _number(world.samples_per_s),
+            _number(world.step_median_ms),
+            _number(world.step_p95_ms),
+            f"{scale.speedup:.2f}",
+            f"{scale.efficiency:.1%}",
+            f"{world.imbalance:.1%}",
+            _overhead(world.overhead),
+            f"{world.average_loss:.4f}",
+        )
+        for world, scale in zip(result.worlds, result.scaling, strict=True)
+    ]
+    return _table(
+        rows,
+        (
+            "ranks",
+            "steps+\nwarm-up",
+            "samples/s",
+            "step ms\nmedian",
+            "\np95",
+            "speed-up",
+            "effi-\nciency",
+            "imba-\nlance",
+            "overhead",
+            "loss",
+        ),
+    )
+
+
+def _parts_table(result: RunResult) -> str:
+    rows = []
+    for world in result.worlds:
+        parts = world.parts
+        times = (
+            parts.data_ms,
+            parts.forward_ms,
+            parts.backward_ms,
+            parts.exposed_ms,
+            parts.optimizer_ms,
+            parts.other_ms,
+            parts.step_ms,
+            parts.wait_ms,
+            parts.wire_ms,
+            parts.hidden_ms,
+        )
+        rows.append((world.world_size, *map(_number, times)))
+    return _table(
+        rows,
+        (
+            "ranks",
+            "data\nms",
+            "+ forward\nms",
+            "+ backward\nms",
+            "+ exposed\nms",
+            "+ opti-\nmizer ms",
+            "+ other\nms",
+            "= step\nms",
+            "exposed:\nwait",
+            "\n+ wire",
+            "hidden\nms",
+        ),
+    )
+
+
+def _table(rows: Sequence[Sequence[Any]], headers: Sequence[str]) -> str:
+    return tabulate(
+        rows, headers=headers, tablefmt="simple", disable_numparse=True, stralign="right"
+    )
+
+
+def _number(value: float) -> str:
+    """Four significant digits at least, no more than two decimals."""
+    if math.isnan(value):
+        return "-"
+    if abs(value) >= 1000:
+        return f"{value:.0f}"
+    return f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
+
+
+def _overhead(overhead: Overhead | None) -> str:
+    if overhead is None:
+        return "-"
+    ratio = overhead.on_over_off
+    value, low, high = ((x - 1) * 100 for x in (ratio.value, ratio.low, ratio.high))
+    return f"{value:+.1f} % [{low:+.0f}, {high:+.0f}]"
+
+
+def _bullet(text: str, width: int) -> str:
+    return textwrap.fill(text, width, initial_indent="* ", subsequent_indent="  ")

@@ -1,0 +1,1 @@
+"""Trace files: reading them into typed columns."""

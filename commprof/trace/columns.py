@@ -1,0 +1,212 @@
+"""Tables made from the records of one trace: one row per collective, step, phase or wait."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from commprof.trace import schema
+from commprof.trace.reader import Records, Trace
+from commprof.trace.schema import Kind
+
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Collectives:
+    """One row per collective issued, in order of issue."""
+
+    op_id: Ints
+    #: Code of the operation; ``schema.OPS`` names it.
+    op: Ints
+    group: Ints
+    #: This group's collective number; equal on all ranks for the same collective.
+    seq: Ints
+    dtype: Ints
+    bytes_in: Ints
+    bytes_out: Ints
+    thread: Ints
+    #: Backward pass that issued it (``Finalizations.span.key``); -1 outside of one.
+    graph_task: Ints
+    issue_ns: Ints
+    #: Completion on the host; 0 where none was seen (killed, device-side, point-to-point).
+    end_ns: Ints
+
+    def __len__(self) -> int:
+        """Number of collectives."""
+        return len(self.op_id)
+
+
+@dataclass(frozen=True)
+class Steps:
+    """One row per complete step."""
+
+    index: Ints
+    begin_ns: Ints
+    end_ns: Ints
+    thread: Ints
+
+    def __len__(self) -> int:
+        """Number of steps."""
+        return len(self.index)
+
+
+@dataclass(frozen=True)
+class Spans:
+    """Stretches of one thread's time: phases, waits, or finalisation windows."""
+
+    #: Phase code, operation id, or graph task id.
+    key: Ints
+    thread: Ints
+    begin_ns: Ints
+    end_ns: Ints
+
+    def __len__(self) -> int:
+        """Number of spans."""
+        return len(self.key)
+
+
+@dataclass(frozen=True)
+class Finalizations:
+    """DDP's wait for its buckets at the end of each backward pass."""
+
+    span: Spans
+    #: Off the core of its own accord: wall - thread CPU - run delay, never below 0.
+    blocked_ns: Ints
+
+
+@dataclass(frozen=True)
+class Buckets:
+    """One row per gradient bucket that passed commprof's DDP hook."""
+
+    index: Ints
+    #: Hash over the shapes of its parameters.
+    signature: npt.NDArray[np.uint64]
+    bytes: Ints
+    dtype: Ints
+    thread: Ints
+    ready_ns: Ints
+    launch_ns: Ints
+    #: 0 where no completion was seen.
+    end_ns: Ints
+
+    def __len__(self) -> int:
+        """Number of buckets."""
+        return len(self.index)
+
+
+def collectives(trace: Trace) -> Collectives:
+    """Joins each issue with its completion."""
+    issues = _of_kind(trace.records, Kind.ISSUE)
+    ends = _of_kind(trace.records, Kind.END)
+    return Collectives(
+        op_id=_ints(issues["op_id"]),
+        op=_ints(issues["op"]),
+        group=_ints(issues["group"]),
+        seq=_ints(issues["seq"]),
+        dtype=_ints(issues["dtype"]),
+        bytes_in=_ints(issues["bytes_in"]),
+        bytes_out=_ints(issues["bytes_out"]),
+        thread=_ints(issues["thread"]),
+        graph_task=_ints(issues["value"]) - 1,
+        issue_ns=_ints(issues["timestamp_ns"]),
+        end_ns=_look_up(_ints(issues["op_id"]), ends),
+    )
+
+
+def steps(trace: Trace) -> Steps:
+    """Pairs each boundary that ends a step with the boundary before it."""
+    marks = _of_kind(trace.records, Kind.STEP)
+    ends = np.flatnonzero((marks["aux"] == 1) & (np.arange(len(marks)) > 0))
+    return Steps(
+        index=_ints(marks["op_id"][ends]),
+        begin_ns=_ints(marks["timestamp_ns"][ends - 1]),
+        end_ns=_ints(marks["timestamp_ns"][ends]),
+        thread=_ints(marks["thread"][ends]),
+    )
+
+
+def phases(trace: Trace) -> Spans:
+    """Declared phases; ``key`` is the phase code."""
+    records = _of_kind(trace.records, Kind.PHASE)
+    return _spans(records, _ints(records["aux"]))
+
+
+def waits(trace: Trace) -> Spans:
+    """Times a thread was blocked in ``Work.wait``; ``key`` is the operation id."""
+    records = _of_kind(trace.records, Kind.WAIT)
+    return _spans(records, _ints(records["op_id"]))
+
+
+def finalizations(trace: Trace) -> Finalizations:
+    """Joins begin and end of each finalisation by thread and order."""
+    mask = np.isin(trace.records["kind"], (Kind.FINALIZE_BEGIN, Kind.FINALIZE_END))
+    records = trace.records[mask]
+    records = records[np.argsort(records["thread"], kind="stable")]
+    first, second = records[:-1], records[1:]
+    paired = np.flatnonzero(
+        (first["kind"] == Kind.FINALIZE_BEGIN)
+        & (second["kind"] == Kind.FINALIZE_END)
+        & (first["op_id"] == second["op_id"])
+        & (first["thread"] == second["thread"])
+    )
+    begin, end = first[paired], second[paired]
+    wall = _ints(end["timestamp_ns"]) - _ints(begin["timestamp_ns"])
+    cpu = _ints(end["value"]) - _ints(begin["value"])
+    run_delay = _ints(end["bytes_in"]) - _ints(begin["bytes_in"])
+    return Finalizations(
+        span=Spans(
+            key=_ints(begin["op_id"]),
+            thread=_ints(begin["thread"]),
+            begin_ns=_ints(begin["timestamp_ns"]),
+            end_ns=_ints(end["timestamp_ns"]),
+        ),
+        blocked_ns=np.clip(wall - cpu - run_delay, 0, wall),
+    )
+
+
+def buckets(trace: Trace) -> Buckets:
+    """Buckets of the DDP hook; empty without ``commprof.attach``."""
+    records = _of_kind(trace.records, Kind.BUCKET)
+    return Buckets(
+        index=_ints(records["aux"]),
+        signature=records["bytes_out"].astype(np.uint64),
+        bytes=_ints(records["bytes_in"]),
+        dtype=_ints(records["dtype"]),
+        thread=_ints(records["thread"]),
+        ready_ns=_ints(records["timestamp_ns"]),
+        launch_ns=_ints(records["value"]),
+        end_ns=_look_up(_ints(records["op_id"]), _of_kind(trace.records, Kind.BUCKET_END)),
+    )
+
+
+def _of_kind(records: Records, kind: schema.Kind) -> Records:
+    return records[records["kind"] == kind]
+
+
+def _ints(values: npt.NDArray[np.generic]) -> Ints:
+    return values.astype(np.int64)
+
+
+def _spans(records: Records, key: Ints) -> Spans:
+    return Spans(
+        key=key,
+        thread=_ints(records["thread"]),
+        begin_ns=_ints(records["timestamp_ns"]),
+        end_ns=_ints(records["value"]),
+    )
+
+
+def _look_up(op_id: Ints, ends: Records) -> Ints:
+    """For each operation the time of its end record, or 0."""
+    result = np.zeros(len(op_id), dtype=np.int64)
+    if len(ends) == 0 or len(op_id) == 0:
+        return result
+    end_ids = _ints(ends["op_id"])
+    order = np.argsort(end_ids, kind="stable")
+    at = np.minimum(np.searchsorted(end_ids[order], op_id), len(ends) - 1)
+    found = end_ids[order][at] == op_id
+    result[found] = _ints(ends["timestamp_ns"])[order][at][found]
+    return result

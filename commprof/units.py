@@ -1,0 +1,16 @@
+"""Conversions between units. Sizes are decimal, as in nccl-tests: 1 MB = 1e6 bytes."""
+
+from __future__ import annotations
+
+NS_PER_MS = 1e6
+NS_PER_S = 1e9
+
+
+def ns_to_ms(value_ns: float) -> float:
+    """Nanoseconds to milliseconds."""
+    return value_ns / NS_PER_MS
+
+
+def ns_to_s(value_ns: float) -> float:
+    """Nanoseconds to seconds."""
+    return value_ns / NS_PER_S

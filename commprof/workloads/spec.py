@@ -1,0 +1,171 @@
+"""What a workload is, and how one is written on a command line: `NAME[:key=value,key=value]`."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import importlib
+import math
+import typing
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+from commprof.errors import UsageError
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+_CLASSES = {
+    "timed": "commprof.workloads.timed:Timed",
+    "transformer": "commprof.workloads.transformer:Transformer",
+}
+
+WORKLOAD_NAMES = tuple(sorted(_CLASSES))
+"""The names that parse_spec() knows, without importing torch."""
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One rank's part of a job: everything that `Workload.build` may depend on."""
+
+    rank: int
+    """This process's rank, 0 to world_size - 1."""
+    world_size: int
+    """Ranks in the job."""
+    per_rank_batch: int
+    """Samples this rank takes per step."""
+    steps: int
+    """Optimizer steps that will be trained; a learning-rate schedule spans them."""
+    seed: int
+    """Seed of data and weights, the same on all ranks."""
+
+
+class Batch(Protocol):
+    """What a workload's data loading yields for one step."""
+
+    @property
+    def samples(self) -> int:
+        """Samples in this batch; the last batch of an epoch may hold fewer."""
+        ...
+
+
+class Trainee(Protocol):
+    """A workload built for one rank; `loop.train` calls these in the order of a training step."""
+
+    @property
+    def model(self) -> nn.Module:
+        """The bare module; the caller wraps it into DistributedDataParallel."""
+        ...
+
+    def ddp_options(self) -> dict[str, Any]:
+        """Keyword arguments that DistributedDataParallel must be given for this workload."""
+        ...
+
+    def batches(self, epoch: int) -> Iterator[Any]:
+        """This rank's batches of one epoch; taking the next one is the data phase of a step."""
+        ...
+
+    def forward(self, model: nn.Module, batch: Any) -> Tensor:
+        """Forward phase, loss included, through `model` (the DDP-wrapped module)."""
+        ...
+
+    def backward(self, loss: Tensor) -> None:
+        """Backward phase; under DDP it returns when the gradients are reduced."""
+        ...
+
+    def update(self) -> None:
+        """Optimizer phase: step, clear the gradients, advance the schedule."""
+        ...
+
+    def truth(self) -> dict[str, list[int]] | None:
+        """Phase lengths known from elsewhere than the capture, ns per step; None if unknown."""
+        ...
+
+
+class Workload(Protocol):
+    """A model, its data and its optimizer, with the options chosen; holds no tensors yet."""
+
+    name: ClassVar[str]
+    """The name on the command line."""
+    options_type: ClassVar[type[Any]]
+    """The frozen dataclass of its options; each field's metadata may hold `minimum`, `choices`."""
+    build_imports: ClassVar[tuple[str, ...]]
+    """Slow modules that build() loads by itself; a launcher may load them once for all ranks."""
+    default_batch_size: ClassVar[int]
+    """Batch size (of a rank in weak scaling, global in strong) when the user gives none."""
+
+    def __init__(self, options: Any) -> None: ...
+
+    @property
+    def parameter_count(self) -> int:
+        """Trainable parameters, exactly."""
+        ...
+
+    def describe(self) -> str:
+        """What is trained and how large it is, in one or two sentences for a reader."""
+        ...
+
+    def steps_per_epoch(self, world_size: int, per_rank_batch: int) -> int:
+        """Steps that one rank needs for one pass over its part of the data."""
+        ...
+
+    def build(self, shard: Shard) -> Trainee:
+        """Allocate model, data and optimizer for one rank."""
+        ...
+
+
+def parse_spec(text: str) -> Workload:
+    """The workload that `text` names, e.g. `timed:layers=2,backward_ms=10/5`.
+
+    Keys and types are those of the workload's options; `/` separates per-layer values.
+    Raises UsageError for an unknown name or key, a wrong type and a value out of range.
+    """
+    name, _, rest = text.partition(":")
+    if name not in _CLASSES:
+        raise UsageError(f"unknown workload {name!r}{_allowed(name, WORKLOAD_NAMES)}")
+    module_name, _, class_name = _CLASSES[name].partition(":")
+    workload: type[Workload] = getattr(importlib.import_module(module_name), class_name)
+    options = _parse_options(name, rest, workload.options_type)
+    return workload(options)
+
+
+def _allowed(given: str, allowed: Sequence[str]) -> str:
+    close = difflib.get_close_matches(given, allowed, n=1)
+    hint = f"; did you mean {close[0]!r}?" if close else ""
+    return f" (allowed: {', '.join(allowed)}){hint}"
+
+
+def _parse_options(name: str, text: str, options_type: type[Any]) -> Any:
+    fields = {field.name: field for field in dataclasses.fields(options_type)}
+    types = typing.get_type_hints(options_type)
+    values: dict[str, object] = {}
+    for item in filter(None, text.split(",")):
+        key, equals, value = (part.strip() for part in item.partition("="))
+        if not equals:
+            raise UsageError(f"{name}: {item!r} is not key=value{_allowed(key, list(fields))}")
+        if key not in fields:
+            raise UsageError(f"{name}: unknown option {key!r}{_allowed(key, list(fields))}")
+        if key in values:
+            raise UsageError(f"{name}: option {key!r} is given twice; keep one of them")
+        values[key] = _parse_value(f"{name}: {key}", value, types[key], fields[key].metadata)
+    return options_type(**values)
+
+
+def _parse_value(where: str, text: str, kind: Any, metadata: Mapping[str, Any]) -> object:
+    if typing.get_origin(kind) is tuple:
+        return tuple(_parse_value(where, part, float, metadata) for part in text.split("/"))
+    if kind is str:
+        choices = metadata["choices"]
+        if text not in choices:
+            raise UsageError(f"{where}={text!r} is not known{_allowed(text, choices)}")
+        return text
+    minimum = metadata.get("minimum", 0)
+    noun = "a whole number" if kind is int else "a number"
+    try:
+        number = int(text) if kind is int else float(text)
+    except ValueError:
+        raise UsageError(f"{where}={text!r} is not {noun} (allowed: {minimum} or more)") from None
+    if not minimum <= number < math.inf:
+        raise UsageError(f"{where}={text} is out of range (allowed: {noun}, {minimum} or more)")
+    return number

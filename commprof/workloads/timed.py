@@ -1,0 +1,279 @@
+"""Workload `timed`: phases of known length and gradients of known size; the ground truth of tests.
+
+Every phase runs against absolute deadlines (its start plus the cumulated lengths), on the clock
+that the capture uses (CLOCK_MONOTONIC). So a late wake-up, the cost of producing a gradient and
+DDP's copy of it into a bucket are absorbed by the next deadline instead of adding up.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from commprof.errors import UsageError
+from commprof.workloads.spec import Shard, Trainee
+
+_PHASES = ("data", "forward", "backward")
+_STEPS_PER_EPOCH = 6
+_BYTES_PER_ELEMENT = 4
+_NS_PER_MS = 1_000_000
+_WAKE_EARLY_NS = 200_000  # a long sleep overshoots by less than this; the rest is short sleeps
+_SHORT_SLEEP_S = 20e-6
+
+
+@dataclass(frozen=True)
+class TimedOptions:
+    """Lengths of the phases (ms) and sizes of the gradients (MB = 1e6 bytes).
+
+    A per-layer option takes one value for each layer, in forward order, or one for all.
+    """
+
+    layers: int = field(default=4, metadata={"minimum": 1})
+    """Layers; backward runs through them in reverse order."""
+    data_ms: float = 2.0
+    """Length of the data phase."""
+    forward_ms: tuple[float, ...] = (2.0,)
+    """Length of each layer's forward."""
+    backward_ms: tuple[float, ...] = (4.0,)
+    """Length of each layer's backward; its gradient is ready at the end of it."""
+    gradient_mb: tuple[float, ...] = (1.0,)
+    """Size of each layer's fp32 gradient; 0 makes a layer without parameters."""
+    optimizer_ms: float = 0.0
+    """Length of the optimizer phase."""
+    late_rank: int = field(default=-1, metadata={"minimum": -1})
+    """The rank that is late; -1 for none."""
+    late_ms: float = 0.0
+    """By how much it is late."""
+    late_phase: str = field(default="backward", metadata={"choices": _PHASES})
+    """The phase that it lengthens, before the phase's own work."""
+    late_every: int = field(default=1, metadata={"minimum": 1})
+    """It is late in every n-th step, counted from 1."""
+
+    def __post_init__(self) -> None:
+        for name in ("forward_ms", "backward_ms", "gradient_mb"):
+            given = len(getattr(self, name))
+            if given not in (1, self.layers):
+                raise UsageError(
+                    f"timed: {name} has {given} values for layers={self.layers} "
+                    f"(allowed: 1 value, or {self.layers} separated by '/')"
+                )
+        if not any(self.gradient_counts):
+            raise UsageError(
+                "timed: gradient_mb leaves no layer with parameters, which DDP refuses; "
+                "give at least one layer more than 0"
+            )
+
+    def per_layer(self, values: tuple[float, ...]) -> tuple[float, ...]:
+        """One value for each layer, from a per-layer option."""
+        return values * self.layers if len(values) == 1 else values
+
+    @property
+    def gradient_counts(self) -> tuple[int, ...]:
+        """Elements of each layer's gradient."""
+        sizes = self.per_layer(self.gradient_mb)
+        return tuple(round(size * 1e6 / _BYTES_PER_ELEMENT) for size in sizes)
+
+
+class Timed:
+    """Layers that sleep; see TimedOptions. The data are nominal: no sample costs anything."""
+
+    name: ClassVar[str] = "timed"
+    options_type: ClassVar[type[Any]] = TimedOptions
+    build_imports: ClassVar[tuple[str, ...]] = ()
+    default_batch_size: ClassVar[int] = 16
+
+    def __init__(self, options: TimedOptions | None = None) -> None:
+        self.options = options or TimedOptions()
+
+    @property
+    def parameter_count(self) -> int:
+        """Elements of all gradients."""
+        return sum(self.options.gradient_counts)
+
+    def describe(self) -> str:
+        """The lengths of a step's phases, its gradient bytes and who is late."""
+        chosen = self.options
+        text = (
+            f"timed: data {chosen.data_ms:g} ms, "
+            f"forward {sum(chosen.per_layer(chosen.forward_ms)):g} ms, "
+            f"backward {sum(chosen.per_layer(chosen.backward_ms)):g} ms, "
+            f"optimizer {chosen.optimizer_ms:g} ms by sleeping; {chosen.layers} layers, "
+            f"{self.parameter_count:,} parameters."
+        )
+        if chosen.late_rank < 0:
+            return text
+        return (
+            f"{text} Rank {chosen.late_rank} is {chosen.late_ms:g} ms late in {chosen.late_phase} "
+            f"in 1 of {chosen.late_every} steps."
+        )
+
+    def steps_per_epoch(self, world_size: int, per_rank_batch: int) -> int:
+        """A fixed number: the lengths do not depend on how samples are split."""
+        return _STEPS_PER_EPOCH
+
+    def build(self, shard: Shard) -> Trainee:
+        """The sleeping model of one rank."""
+        return _TimedTrainee(self.options, shard)
+
+
+class _Pacer:
+    """Sleeps until absolute deadlines within one phase."""
+
+    def __init__(self) -> None:
+        self._started_ns = self._due_ns = self._reached_ns = 0
+
+    def start(self, delay_ns: int = 0) -> None:
+        self._started_ns = time.monotonic_ns()
+        self._due_ns = self._started_ns + delay_ns
+
+    def wait(self, duration_ns: int) -> None:
+        """Return `duration_ns` after the deadline before this one, or at once if that is past."""
+        self._due_ns += duration_ns
+        _sleep_until(self._due_ns)
+        self._reached_ns = time.monotonic_ns()
+
+    @property
+    def elapsed_ns(self) -> int:
+        """From the start of the phase to the return from its last deadline."""
+        return self._reached_ns - self._started_ns
+
+
+def _sleep_until(due_ns: int) -> None:
+    left_ns = due_ns - time.monotonic_ns()
+    if left_ns > _WAKE_EARLY_NS:
+        time.sleep((left_ns - _WAKE_EARLY_NS) / 1e9)
+    while time.monotonic_ns() < due_ns:
+        time.sleep(_SHORT_SLEEP_S)
+
+
+class _TimedFunction(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, signal: Tensor, weight: Tensor | None, layer: _Layer) -> Tensor:
+        ctx.layer = layer
+        layer.pacer.wait(layer.forward_ns)
+        return signal.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor | None, None]:
+        layer: _Layer = ctx.layer
+        gradient = layer.fresh_gradient()
+        layer.pacer.wait(layer.backward_ns)
+        return grads[0], gradient, None
+
+
+class _Layer(nn.Module):
+    def __init__(
+        self, pacer: _Pacer, forward_ms: float, backward_ms: float, count: int, value: float
+    ) -> None:
+        super().__init__()
+        self.pacer = pacer
+        self.forward_ns = round(forward_ms * _NS_PER_MS)
+        self.backward_ns = round(backward_ms * _NS_PER_MS)
+        self.weight = nn.Parameter(torch.zeros(count)) if count else None
+        self._gradient = torch.full((count,), value)
+
+    def fresh_gradient(self) -> Tensor | None:
+        """A new tensor over kept memory: autograd may take it as `.grad`, and no page is faulted.
+
+        Nobody writes to that memory: DDP copies it into a bucket and puts the bucket's view in.
+        """
+        return None if self.weight is None else self._gradient.detach()
+
+    def forward(self, signal: Tensor) -> Tensor:
+        result: Tensor = _TimedFunction.apply(signal, self.weight, self)
+        return result
+
+
+class _Model(nn.Module):
+    """The layers in forward order, after one without parameters.
+
+    That one is the last in backward: its deadline absorbs DDP's copy of the last gradient where
+    the layers before it leave time, and its return is the end of the backward's own work.
+    """
+
+    def __init__(self, options: TimedOptions, pacer: _Pacer, gradient_value: float) -> None:
+        super().__init__()
+        lengths = zip(
+            options.per_layer(options.forward_ms),
+            options.per_layer(options.backward_ms),
+            options.gradient_counts,
+            strict=True,
+        )
+        tail = _Layer(pacer, 0.0, 0.0, 0, gradient_value)
+        self.layers = nn.Sequential(tail, *(_Layer(pacer, *x, gradient_value) for x in lengths))
+
+    def forward(self, signal: Tensor) -> Tensor:
+        result: Tensor = self.layers(signal)
+        return result
+
+
+@dataclass(frozen=True)
+class _NominalBatch:
+    samples: int
+
+
+class _TimedTrainee:
+    """One rank's sleeping model. Its gradients are all `rank + 1`, so their mean is known."""
+
+    def __init__(self, options: TimedOptions, shard: Shard) -> None:
+        self._options = options
+        self._shard = shard
+        self._pacer = _Pacer()
+        self._step = 0
+        self._truth: dict[str, list[int]] = {
+            "data_ns": [],
+            "forward_ns": [],
+            "backward_ns": [],
+            "optimizer_ns": [],
+        }
+        self.model: nn.Module = _Model(options, self._pacer, float(shard.rank + 1))
+
+    def ddp_options(self) -> dict[str, Any]:
+        """Gradients as views of the buckets: no copy back, and none outside a deadline."""
+        return {"gradient_as_bucket_view": True}
+
+    def batches(self, epoch: int) -> Iterator[_NominalBatch]:
+        for _ in range(_STEPS_PER_EPOCH):
+            self._step += 1
+            self._pacer.start(self._lateness_ns("data"))
+            self._end_phase("data_ns", self._options.data_ms)
+            yield _NominalBatch(self._shard.per_rank_batch)
+
+    def forward(self, model: nn.Module, batch: _NominalBatch) -> Tensor:
+        self._pacer.start(self._lateness_ns("forward"))
+        loss: Tensor = model(torch.zeros(1, requires_grad=True)).sum()
+        self._end_phase("forward_ns")
+        return loss
+
+    def backward(self, loss: Tensor) -> None:
+        self._pacer.start(self._lateness_ns("backward"))
+        loss.backward()
+        self._end_phase("backward_ns")
+
+    def update(self) -> None:
+        """Clear the gradients; no weight changes, for a step over them would cost real time."""
+        self._pacer.start()
+        self.model.zero_grad()
+        self._end_phase("optimizer_ns", self._options.optimizer_ms)
+
+    def truth(self) -> dict[str, list[int]] | None:
+        """Phase lengths by this workload's own stamps; backward ends at its last deadline."""
+        return self._truth
+
+    def _end_phase(self, key: str, final_ms: float | None = None) -> None:
+        if final_ms is not None:
+            self._pacer.wait(round(final_ms * _NS_PER_MS))
+        self._truth[key].append(self._pacer.elapsed_ns)
+
+    def _lateness_ns(self, phase: str) -> int:
+        late = (
+            self._shard.rank == self._options.late_rank
+            and phase == self._options.late_phase
+            and self._step % self._options.late_every == 0
+        )
+        return round(self._options.late_ms * _NS_PER_MS) if late else 0

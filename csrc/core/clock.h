@@ -1,0 +1,37 @@
+// Clocks of the record path. All times are nanoseconds.
+#pragma once
+
+#include <time.h>
+
+#include <cstdint>
+
+namespace commprof {
+
+// CLOCK_MONOTONIC: one clock for all processes of a host (and for all its
+// network namespaces), never stepped. Python's time.monotonic_ns() reads it
+// too.
+inline uint64_t nowNs() noexcept {
+  timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return uint64_t(t.tv_sec) * 1000000000ull + uint64_t(t.tv_nsec);
+}
+
+// Wall clock; used once per trace to anchor the monotonic clock to a date.
+inline uint64_t realtimeNs() noexcept {
+  timespec t;
+  clock_gettime(CLOCK_REALTIME, &t);
+  return uint64_t(t.tv_sec) * 1000000000ull + uint64_t(t.tv_nsec);
+}
+
+// CPU time of the calling thread.
+inline uint64_t threadCpuNs() noexcept {
+  timespec t;
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+  return uint64_t(t.tv_sec) * 1000000000ull + uint64_t(t.tv_nsec);
+}
+
+// Time for which the calling thread was runnable but had no core, from
+// /proc/thread-self/schedstat (second field). 0 where the kernel does not tell.
+uint64_t threadRunDelayNs() noexcept;
+
+} // namespace commprof

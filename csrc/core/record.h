@@ -1,0 +1,103 @@
+// The one record that capture writes, and the tables that name its codes.
+//
+// Codes are part of the trace format: append, never renumber. Every trace file
+// carries these tables in its header, so a reader needs no copy of them.
+#pragma once
+
+#include <cstdint>
+
+namespace commprof {
+
+// X(enumerator, name in the trace)
+#define COMMPROF_KINDS(X)                                                  \
+  X(None, "none")                                                          \
+  X(Step, "step") /* boundary; op_id = step, aux = 1 if it ends one */     \
+  X(Phase, "phase") /* aux = phase code, value = end_ns */                 \
+  X(Issue, "issue") /* handed to the group; value = graph task + 1 or 0 */ \
+  X(End, "end") /* it completed; flags bit 0 = with an error */            \
+  X(Wait, "wait") /* Work.wait blocked a thread until value = end_ns */    \
+  X(FinalizeBegin, "finalize_begin") /* op_id = graph task, value = */     \
+  X(FinalizeEnd, "finalize_end") /* thread CPU ns, bytes_in = run delay */ \
+  X(Bucket, "bucket") /* DDP hook entered; aux = index, value = launch */  \
+  X(BucketEnd, "bucket_end") /* the hook's future completed */
+
+enum class Kind : uint8_t {
+#define X(name, text) k##name,
+  COMMPROF_KINDS(X)
+#undef X
+};
+
+// X(enumerator, public name in c10d's words, dispatcher op)
+#define COMMPROF_OPS(X)                                                    \
+  X(Other, "other", "")                                                    \
+  X(AllReduce, "all_reduce", "allreduce_")                                 \
+  X(AllReduceCoalesced, "all_reduce_coalesced", "allreduce_coalesced_")    \
+  X(Broadcast, "broadcast", "broadcast_")                                  \
+  X(Reduce, "reduce", "reduce_")                                           \
+  X(AllGather, "all_gather", "allgather_")                                 \
+  X(AllGatherIntoTensor, "all_gather_into_tensor", "_allgather_base_")     \
+  X(AllGatherCoalesced, "all_gather_coalesced", "allgather_coalesced_")    \
+  X(AllGatherIntoTensorCoalesced,                                          \
+    "all_gather_into_tensor_coalesced",                                    \
+    "allgather_into_tensor_coalesced_")                                    \
+  X(ReduceScatter, "reduce_scatter", "reduce_scatter_")                    \
+  X(ReduceScatterTensor, "reduce_scatter_tensor", "_reduce_scatter_base_") \
+  X(ReduceScatterTensorCoalesced,                                          \
+    "reduce_scatter_tensor_coalesced",                                     \
+    "reduce_scatter_tensor_coalesced_")                                    \
+  X(AllToAll, "all_to_all", "alltoall_")                                   \
+  X(AllToAllSingle, "all_to_all_single", "alltoall_base_")                 \
+  X(Gather, "gather", "gather_")                                           \
+  X(Scatter, "scatter", "scatter_")                                        \
+  X(Barrier, "barrier", "barrier")                                         \
+  X(MonitoredBarrier, "monitored_barrier", "monitored_barrier_")           \
+  X(Send, "send", "send")                                                  \
+  X(Recv, "recv", "recv_")                                                 \
+  X(RecvAnySource, "recv_any_source", "recv_any_source_")
+
+enum class Op : uint8_t {
+#define X(name, text, dispatcher) k##name,
+  COMMPROF_OPS(X)
+#undef X
+};
+
+// Phases that the training thread may declare; the outermost one counts.
+#define COMMPROF_PHASES(X) \
+  X(Other, "other")        \
+  X(Data, "data")          \
+  X(Forward, "forward")    \
+  X(Backward, "backward")  \
+  X(Optimizer, "optimizer")
+
+enum class Phase : uint8_t {
+#define X(name, text) k##name,
+  COMMPROF_PHASES(X)
+#undef X
+};
+
+// Bits of Record::flags.
+inline constexpr uint32_t kFailed = 1; // End: completed with an error
+inline constexpr uint32_t kDeviceAsync =
+    2; // Issue: its host-side end says nothing
+inline constexpr uint32_t kLastBucket = 4; // Bucket: last one of this backward
+
+// One cache line. Field meanings that depend on the kind stand beside it above.
+struct alignas(64) Record {
+  uint64_t timestamp_ns = 0; // CLOCK_MONOTONIC
+  uint64_t op_id = 0; // joins the records of one operation in one process
+  Kind kind = Kind::kNone;
+  Op op = Op::kOther;
+  uint8_t dtype = 0; // c10::ScalarType
+  uint8_t reduce_op = 0; // c10d::ReduceOp::RedOpType
+  uint32_t group = 0; // process group, see the trace's group table; 0 = none
+  uint32_t thread = 0; // kernel thread id
+  uint32_t aux = 0; // root or peer rank, bucket index, phase code
+  uint64_t bytes_in = 0;
+  uint64_t bytes_out = 0;
+  uint32_t seq = 0; // this group's collective number, the same on all ranks
+  uint32_t flags = 0; // kFailed, ...
+  uint64_t value = 0;
+};
+static_assert(sizeof(Record) == 64, "a record is one cache line");
+
+} // namespace commprof

@@ -1,0 +1,112 @@
+// Takes records from any thread and appends them to this process's trace file.
+//
+// push() is wait-free, allocates only a thread's first ring, and takes no lock.
+// A helper thread drains the rings; training threads never do file I/O except
+// once per new process group. start() and stop() may be called again and again.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "core/ring.h"
+#include "core/trace_writer.h"
+
+namespace commprof {
+
+struct RecorderOptions {
+  std::string trace_path;
+  // Ring files are ring_prefix + "<n>.ring"; empty = memory that dies with the
+  // process. Taken from the first start() of a process, then kept.
+  std::string ring_prefix;
+  std::string metadata_json; // first block of the trace
+  uint64_t session = 0; // random, not 0
+  uint64_t ring_capacity = 1 << 14; // records per thread; a power of two
+  uint32_t flush_interval_ms = 200;
+};
+
+struct RecorderStats {
+  uint64_t records_written = 0;
+  uint64_t records_dropped = 0; // a ring was full
+  uint64_t records_unwritten = 0; // still in the rings
+  uint64_t trace_bytes = 0;
+  uint64_t rings = 0;
+  uint64_t rings_in_private_memory = 0; // would not survive SIGKILL
+  int write_errno = 0; // of the last failed write
+};
+
+class Recorder {
+ public:
+  // One per process, never destroyed: callbacks of other threads may come late.
+  static Recorder& instance();
+
+  // Opens the trace and enables capture. Throws std::logic_error when already
+  // started, std::invalid_argument, or std::system_error naming the file.
+  void start(const RecorderOptions& options);
+  // Disables capture, drains, writes the closing block. Idempotent.
+  void stop();
+  bool started() const noexcept {
+    return started_.load(std::memory_order_relaxed);
+  }
+
+  // Any thread, any time; cheap enough to call around every step.
+  bool enabled() const noexcept {
+    return enabled_.load(std::memory_order_relaxed);
+  }
+  void setEnabled(bool on) noexcept;
+
+  // Any thread. The caller has checked enabled(); a record pushed after stop()
+  // goes nowhere and does no harm.
+  void push(const Record& record) noexcept;
+  uint64_t nextOpId() noexcept {
+    return op_id_.fetch_add(1, std::memory_order_relaxed) + 1;
+  }
+  // Kernel thread id of the caller, cached.
+  static uint32_t threadId() noexcept;
+
+  // Stores a group's description now and in every later trace of this process.
+  void addGroup(const std::string& json);
+  // Drains now; for tests and for a caller about to fork or exit.
+  void flush();
+  RecorderStats stats();
+  // Removes this process's ring files; at exit, when nobody needs them.
+  void unlinkRings() noexcept;
+
+ private:
+  friend struct ThreadRing;
+  Recorder();
+  Ring* acquireRing() noexcept;
+  void releaseRing(Ring* ring) noexcept;
+  void drainLocked();
+  void collectStatsLocked(RecorderStats& stats);
+  void flusherLoop();
+  static void beforeFork();
+  static void afterForkParent();
+  static void afterForkChild();
+
+  std::atomic<bool> enabled_{false};
+  std::atomic<bool> started_{false};
+  std::atomic<uint64_t> op_id_{0};
+  std::atomic<uint64_t> unrecorded_{0}; // no ring could be made
+
+  std::mutex mutex_; // everything below
+  std::condition_variable wake_;
+  bool stopping_ = false;
+  std::unique_ptr<std::thread> flusher_;
+  std::unique_ptr<TraceWriter> writer_;
+  RecorderOptions options_;
+  std::vector<Ring*> rings_;
+  std::vector<Ring*> free_rings_; // their threads ended
+  std::vector<std::string> ring_paths_;
+  std::vector<std::string> groups_;
+  std::vector<Record> drain_buffer_;
+  std::vector<uint64_t> drain_marks_;
+  uint64_t records_written_ = 0;
+};
+
+} // namespace commprof

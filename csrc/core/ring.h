@@ -1,0 +1,91 @@
+// Single-producer single-consumer ring of records in shared, file-backed
+// memory.
+//
+// The producer is the thread that owns the ring; the consumer is whoever holds
+// the recorder's drain lock, or, after the process died, a reader of the file.
+// The file outlives SIGKILL: nothing that was pushed is lost with the process.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <cstring>
+#include <string>
+
+#include "core/record.h"
+
+namespace commprof {
+
+inline constexpr char kRingMagic[8] = {'C', 'P', 'R', 'I', 'N', 'G', '0', '1'};
+
+struct RingHeader {
+  char magic[8];
+  uint32_t record_bytes;
+  uint32_t pid;
+  uint64_t capacity; // records; a power of two
+  std::atomic<uint64_t> session; // trace this ring's content belongs to
+  char pad0[32];
+  alignas(64) std::atomic<uint64_t> head; // next record to write
+  alignas(64) std::atomic<uint64_t> tail; // next record to drain
+  alignas(64) std::atomic<uint64_t> dropped; // pushes refused by a full ring
+};
+static_assert(sizeof(RingHeader) == 256, "part of the ring file's format");
+static_assert(std::atomic<uint64_t>::is_always_lock_free);
+
+class Ring {
+ public:
+  // Creates the file at `path` with room for `capacity` records, all of it
+  // allocated now so that a full file system shows here and never as SIGBUS in
+  // push(). An empty path, or a failure, gives private memory instead, which
+  // works alike but dies with the process. Throws std::bad_alloc if even that
+  // fails.
+  Ring(const std::string& path, uint64_t capacity, uint64_t session);
+  ~Ring() = delete; // lives as long as the process: any thread may hold it
+
+  bool fileBacked() const noexcept {
+    return file_backed_;
+  }
+  RingHeader& header() noexcept {
+    return *header_;
+  }
+
+  // Owning thread only. Wait-free; a full ring counts the loss.
+  void push(const Record& record) noexcept {
+    const uint64_t head = header_->head.load(std::memory_order_relaxed);
+    if (head - header_->tail.load(std::memory_order_acquire) >= capacity_) {
+      header_->dropped.fetch_add(1, std::memory_order_relaxed);
+      return;
+    }
+    std::memcpy(&records_[head & mask_], &record, sizeof(Record));
+    header_->head.store(head + 1, std::memory_order_release);
+  }
+
+  // Drain lock only. Calls sink(const Record*, count) for the at most two runs
+  // of records not yet drained, and returns the mark to commit() once they are
+  // safe elsewhere; until then they stay readable in the ring.
+  template <class Sink>
+  uint64_t peek(Sink&& sink) const {
+    const uint64_t tail = header_->tail.load(std::memory_order_relaxed);
+    const uint64_t head = header_->head.load(std::memory_order_acquire);
+    const uint64_t first = std::min(head - tail, capacity_ - (tail & mask_));
+    if (first > 0) {
+      sink(&records_[tail & mask_], first);
+    }
+    if (head - tail > first) {
+      sink(&records_[0], head - tail - first);
+    }
+    return head;
+  }
+  void commit(uint64_t mark) noexcept {
+    header_->tail.store(mark, std::memory_order_release);
+  }
+
+ private:
+  RingHeader* header_;
+  Record* records_;
+  uint64_t capacity_;
+  uint64_t mask_;
+  bool file_backed_ = false;
+};
+
+} // namespace commprof

@@ -1,0 +1,46 @@
+// Layout of a trace file, little-endian; docs/trace_format.md explains it.
+//
+//   FileHeader, then blocks: BlockHeader + payload.
+//
+// Each block is complete and checksummed by itself. A file that ends in the
+// middle of a block is read up to the block before.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace commprof {
+
+inline constexpr char kTraceMagic[8] = {'C', 'O', 'M', 'M', 'P', 'R', 'O', 'F'};
+inline constexpr uint32_t kTraceVersion = 1;
+inline constexpr uint32_t kBlockMagic = 0x424b5043; // "CPKB" in the file
+
+struct FileHeader {
+  char magic[8];
+  uint32_t version;
+  uint32_t header_bytes; // blocks begin here
+  uint64_t session; // random; ring files of this trace carry it too
+  uint64_t reserved;
+};
+static_assert(sizeof(FileHeader) == 32);
+
+enum class BlockType : uint32_t {
+  kMetadata = 1, // JSON object: machine, versions, tables of codes, clocks
+  kRecords = 2, // Record[]
+  kGroup = 3, // JSON object: one process group
+  kEnd = 4, // JSON object: closing counters; absent if the process died
+};
+
+struct BlockHeader {
+  uint32_t magic;
+  BlockType type;
+  uint64_t payload_bytes;
+  uint32_t crc32; // of the payload, as zlib computes it
+  uint32_t reserved;
+};
+static_assert(sizeof(BlockHeader) == 24);
+
+// CRC-32 (IEEE 802.3, reflected), the same as zlib.crc32 in Python.
+uint32_t crc32(const void* data, size_t bytes) noexcept;
+
+} // namespace commprof

@@ -1,0 +1,52 @@
+// The DDP communication hook: times every gradient bucket and carries another
+// hook inside it, the user's own or a plain mean all-reduce.
+#pragma once
+
+#include <torch/csrc/distributed/c10d/comm.hpp>
+
+#include <atomic>
+#include <memory>
+
+namespace c10d {
+class Reducer;
+}
+
+namespace commprof {
+
+// Shared by the reducer, which owns the hook for the model's life, and by the
+// handle that the user holds. A reducer takes one hook for ever, so changing
+// what happens means changing what is inside this one.
+class BucketHook {
+ public:
+  // Registers with `reducer`. `inner` may be null: mean all-reduce over
+  // `group`, bit-identical to DDP without a hook. Throws c10::Error if the
+  // reducer has a hook already.
+  static std::shared_ptr<BucketHook> attach(
+      c10d::Reducer& reducer,
+      c10::intrusive_ptr<c10d::ProcessGroup> group,
+      std::shared_ptr<c10d::CommHookInterface> inner);
+
+  // Takes effect with the next bucket; call between steps, so that all ranks
+  // switch at the same bucket. Null: mean all-reduce.
+  void setInner(std::shared_ptr<c10d::CommHookInterface> inner);
+  // Off: buckets pass to the inner hook unrecorded.
+  void setRecording(bool on) noexcept {
+    recording_.store(on, std::memory_order_relaxed);
+  }
+  bool recording() const noexcept {
+    return recording_.load(std::memory_order_relaxed);
+  }
+
+ private:
+  class Registered;
+  BucketHook(
+      c10::intrusive_ptr<c10d::ProcessGroup> group,
+      std::shared_ptr<c10d::CommHookInterface> inner);
+  c10::intrusive_ptr<c10::ivalue::Future> run(c10d::GradBucket& bucket);
+
+  const c10::intrusive_ptr<c10d::ProcessGroup> group_;
+  std::atomic<std::shared_ptr<c10d::CommHookInterface>> inner_;
+  std::atomic<bool> recording_{true};
+};
+
+} // namespace commprof

@@ -1,0 +1,55 @@
+#include "torch/finalize.h"
+
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/graph_task.h>
+
+#include "core/clock.h"
+#include "core/recorder.h"
+
+namespace commprof {
+
+namespace {
+
+void recordFinalize(Kind kind, int graph_task) {
+  Recorder& recorder = Recorder::instance();
+  if (!recorder.enabled()) {
+    return;
+  }
+  Record record;
+  record.kind = kind;
+  record.op_id = uint64_t(graph_task);
+  record.thread = Recorder::threadId();
+  // The window is [Begin, End]: its own clock reads stay outside of it.
+  if (kind == Kind::kFinalizeEnd) {
+    record.timestamp_ns = nowNs();
+  }
+  record.value = threadCpuNs();
+  record.bytes_in = threadRunDelayNs();
+  if (kind == Kind::kFinalizeBegin) {
+    record.timestamp_ns = nowNs();
+  }
+  recorder.push(record);
+}
+
+} // namespace
+
+int bracketFinalize() {
+  const int graph_task = torch::autograd::get_current_graph_task_id();
+  if (graph_task < 0) {
+    return graph_task; // not inside a backward pass
+  }
+  static thread_local int last_graph_task = -1;
+  if (graph_task == last_graph_task) {
+    return graph_task;
+  }
+  last_graph_task = graph_task;
+  auto& engine = torch::autograd::Engine::get_default_engine();
+  engine.queue_callback([graph_task] {
+    recordFinalize(Kind::kFinalizeBegin, graph_task);
+    torch::autograd::Engine::get_default_engine().queue_callback(
+        [graph_task] { recordFinalize(Kind::kFinalizeEnd, graph_task); });
+  });
+  return graph_task;
+}
+
+} // namespace commprof

@@ -1,0 +1,296 @@
+#include "torch/observer.h"
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <torch/library.h>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <torch/csrc/distributed/c10d/Types.hpp>
+
+#include <mutex>
+#include <optional>
+
+#include "core/clock.h"
+#include "core/recorder.h"
+#include "torch/finalize.h"
+#include "torch/process_groups.h"
+#include "torch/timed_work.h"
+
+namespace commprof {
+
+namespace {
+
+constexpr c10::DispatchKey kKeys[] = {
+    c10::DispatchKey::CPU,
+    c10::DispatchKey::CUDA,
+    c10::DispatchKey::PrivateUse1,
+    c10::DispatchKey::SparseCPU,
+    c10::DispatchKey::SparseCUDA};
+
+Op opOf(const std::string& dispatcher_name) {
+#define X(name, text, dispatcher)      \
+  if (dispatcher_name == dispatcher) { \
+    return Op::k##name;                \
+  }
+  COMMPROF_OPS(X)
+#undef X
+  return Op::kOther;
+}
+
+bool isPointToPoint(Op op) {
+  return op == Op::kSend || op == Op::kRecv || op == Op::kRecvAnySource;
+}
+
+// What the arguments of one operator mean, found once from its schema.
+struct OpPlan {
+  Op op = Op::kOther;
+  int group = -1;
+  int reduce_op = -1;
+  int peer = -1; // root, source or destination rank
+  std::vector<int> inputs;
+  std::vector<int> outputs;
+
+  static std::optional<OpPlan> make(const c10::FunctionSchema& schema) {
+    OpPlan plan;
+    plan.op = opOf(schema.name().substr(schema.name().find("::") + 2));
+    const bool moves_data =
+        plan.op != Op::kBarrier && plan.op != Op::kMonitoredBarrier;
+    const auto& arguments = schema.arguments();
+    for (int i = 0; i < int(arguments.size()); ++i) {
+      const std::string& name = arguments[i].name();
+      const std::string type = arguments[i].type()->str();
+      if (type.find("ProcessGroup") != std::string::npos) {
+        plan.group = i;
+      } else if (type.find("ReduceOp") != std::string::npos) {
+        plan.reduce_op = i;
+      } else if (
+          type == "int" &&
+          (name.ends_with("_rank") || name == "dst" || name == "src")) {
+        plan.peer = i;
+      } else if (
+          moves_data && type.find("Tensor") != std::string::npos &&
+          type.find('?') == std::string::npos) {
+        const bool is_output = name.rfind("output", 0) == 0;
+        const bool is_input = name.rfind("input", 0) == 0;
+        if (!is_output && plan.op != Op::kRecv &&
+            plan.op != Op::kRecvAnySource) {
+          plan.inputs.push_back(i);
+        }
+        if (!is_input && plan.op != Op::kSend) {
+          plan.outputs.push_back(i);
+        }
+      }
+    }
+    return plan.group < 0 ? std::nullopt : std::optional<OpPlan>(plan);
+  }
+};
+
+void addBytes(const at::Tensor& tensor, uint64_t& bytes, Record& record) {
+  if (!tensor.defined()) {
+    return;
+  }
+  bytes += uint64_t(tensor.numel()) * uint64_t(tensor.element_size());
+  record.dtype = uint8_t(tensor.scalar_type());
+  if (!tensor.is_cpu()) {
+    record.flags |= kDeviceAsync;
+  }
+}
+
+void addBytes(const c10::IValue& value, uint64_t& bytes, Record& record) {
+  if (value.isTensor()) {
+    addBytes(value.toTensor(), bytes, record);
+  } else if (value.isTensorList()) {
+    for (const at::Tensor& tensor : value.toTensorList()) {
+      addBytes(tensor, bytes, record);
+    }
+  } else if (value.isList()) {
+    for (const c10::IValue& element : value.toListRef()) {
+      addBytes(element, bytes, record);
+    }
+  }
+}
+
+void recordEnd(uint64_t op_id, Op op, bool failed) {
+  Recorder& recorder = Recorder::instance();
+  if (!recorder.enabled()) {
+    return;
+  }
+  Record record;
+  record.kind = Kind::kEnd;
+  record.op = op;
+  record.op_id = op_id;
+  record.thread = Recorder::threadId();
+  record.flags = failed ? kFailed : 0;
+  record.timestamp_ns = nowNs();
+  recorder.push(record);
+}
+
+// Times the completion of `work` and wraps it so that waits are timed too.
+c10::intrusive_ptr<c10d::Work> watch(
+    c10::intrusive_ptr<c10d::Work> work,
+    const Record& issue) {
+  if (!work) {
+    return work;
+  }
+  const uint64_t op_id = issue.op_id;
+  const Op op = issue.op;
+  // Point-to-point work of gloo has no future: its end is its wait's end. On a
+  // device the future completes at launch, which would be a false end.
+  if (!isPointToPoint(op) && (issue.flags & kDeviceAsync) == 0) {
+    try {
+      work->getFuture()->addCallback(
+          [op_id, op](c10::ivalue::Future& future) {
+            recordEnd(op_id, op, future.hasError());
+          },
+          /*uses_future=*/false);
+    } catch (const std::exception&) {
+      // A backend without futures: the trace then has no end for this op.
+    }
+  }
+  return c10::make_intrusive<TimedWork>(std::move(work), op_id, op);
+}
+
+// The kernel in front of one operator at one dispatch key.
+class Interposer final : public c10::OperatorKernel {
+ public:
+  Interposer(OpPlan plan, c10::SafeKernelFunction original)
+      : plan_(std::move(plan)), original_(std::move(original)) {}
+
+  void operator()(
+      const c10::OperatorHandle& op,
+      c10::DispatchKeySet keys,
+      torch::jit::Stack* stack) {
+    const size_t base = stack->size() - op.schema().arguments().size();
+    const auto group =
+        (*stack)[base + plan_.group].toCustomClass<c10d::ProcessGroup>();
+    GroupInfo& info = groupInfo(*group);
+    // Counted with capture off as well: ranks must agree on the numbers.
+    const uint32_t seq = isPointToPoint(plan_.op)
+        ? 0
+        : info.next_seq.fetch_add(1, std::memory_order_relaxed);
+    Recorder& recorder = Recorder::instance();
+    if (!recorder.enabled()) {
+      original_.callBoxed(op, keys, stack);
+      return;
+    }
+    Record issue = describe(*stack, base);
+    issue.op_id = recorder.nextOpId();
+    issue.group = info.id;
+    issue.seq = seq;
+    issue.value = uint64_t(bracketFinalize() + 1);
+    issue.timestamp_ns = nowNs();
+    recorder.push(issue);
+    original_.callBoxed(op, keys, stack);
+    if (op.schema().returns().empty()) {
+      recordBlockingCall(issue); // e.g. monitored_barrier
+    } else {
+      stack->back() =
+          c10::IValue(watch(stack->back().toCustomClass<c10d::Work>(), issue));
+    }
+  }
+
+ private:
+  Record describe(const torch::jit::Stack& stack, size_t base) const {
+    Record record;
+    record.kind = Kind::kIssue;
+    record.op = plan_.op;
+    record.thread = Recorder::threadId();
+    for (const int i : plan_.inputs) {
+      addBytes(stack[base + i], record.bytes_in, record);
+    }
+    for (const int i : plan_.outputs) {
+      addBytes(stack[base + i], record.bytes_out, record);
+    }
+    if (plan_.reduce_op >= 0) {
+      record.reduce_op = uint8_t(
+          stack[base + plan_.reduce_op].toCustomClass<c10d::ReduceOp>()->op_);
+    }
+    if (plan_.peer >= 0) {
+      record.aux = uint32_t(stack[base + plan_.peer].toInt());
+    }
+    return record;
+  }
+
+  static void recordBlockingCall(const Record& issue) {
+    recordEnd(issue.op_id, issue.op, false);
+    Record wait;
+    wait.kind = Kind::kWait;
+    wait.op = issue.op;
+    wait.op_id = issue.op_id;
+    wait.thread = issue.thread;
+    wait.timestamp_ns = issue.timestamp_ns;
+    wait.value = nowNs();
+    Recorder::instance().push(wait);
+  }
+
+  const OpPlan plan_;
+  const c10::SafeKernelFunction original_;
+};
+
+struct Installed {
+  std::mutex mutex;
+  // Never destroyed at exit: taking kernels out while gloo's threads still run
+  // would race with them.
+  std::vector<std::unique_ptr<torch::Library>> libraries;
+  std::vector<std::string> operators;
+};
+
+Installed& installed() {
+  static Installed* i = new Installed();
+  return *i;
+}
+
+// The dispatcher warns on every kernel that replaces another.
+struct SilentWarnings : c10::WarningHandler {
+  void process(const c10::Warning&) override {}
+};
+
+void interpose(c10::DispatchKey key, Installed& state) {
+  auto library = std::make_unique<torch::Library>(
+      torch::Library::IMPL, "c10d", key, __FILE__, __LINE__);
+  auto& dispatcher = c10::Dispatcher::singleton();
+  for (const c10::OperatorName& name : dispatcher.getAllOpNames()) {
+    if (name.name.rfind("c10d::", 0) != 0) {
+      continue;
+    }
+    const auto op = dispatcher.findSchema(name);
+    if (!op || !op->hasKernelForDispatchKey(key)) {
+      continue;
+    }
+    auto plan = OpPlan::make(op->schema());
+    if (!plan) {
+      continue;
+    }
+    library->impl(
+        name.name.substr(6).c_str(),
+        torch::CppFunction::makeFromBoxedFunctor(
+            std::make_unique<Interposer>(
+                std::move(*plan), op->getComputedKernelForDispatchKey(key))));
+    if (key == c10::DispatchKey::CPU) {
+      state.operators.push_back(name.name);
+    }
+  }
+  state.libraries.push_back(std::move(library));
+}
+
+} // namespace
+
+std::vector<std::string> installObserver() {
+  Installed& state = installed();
+  std::lock_guard<std::mutex> lock(state.mutex);
+  if (state.libraries.empty()) {
+    static SilentWarnings silent;
+    const c10::WarningUtils::WarningHandlerGuard guard(&silent);
+    for (const c10::DispatchKey key : kKeys) {
+      interpose(key, state);
+    }
+  }
+  return state.operators;
+}
+
+void uninstallObserver() {
+  Installed& state = installed();
+  std::lock_guard<std::mutex> lock(state.mutex);
+  state.libraries.clear();
+  state.operators.clear();
+}
+
+} // namespace commprof

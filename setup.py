@@ -1,0 +1,126 @@
+"""Builds the C++ module with CMake against the installed torch; the rest is in pyproject.toml.
+
+A build that fails does not fail the installation: the reason is stored in the
+package, where `commprof._native` finds it, and capture runs in Python. With
+COMMPROF_REQUIRE_NATIVE=1 it is fatal.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+
+HERE = Path(__file__).parent.resolve()
+sys.path.insert(0, str(HERE / "tools"))
+
+import installed_torch  # noqa: E402
+from installed_torch import InstalledTorch  # noqa: E402
+
+REQUIRE_NATIVE = os.environ.get("COMMPROF_REQUIRE_NATIVE") == "1"
+ERROR_FILE = "_build_error.txt"
+ERROR_LINES = 200
+"""Lines of build output kept in ERROR_FILE: the last ones, where the error is."""
+
+
+class NativeBuildError(Exception):
+    """Why there is no C++ module: one line that says it, then all that is known."""
+
+
+class BuildNative(build_ext):
+    """Puts the C++ module, or the reason why there is none, into the package."""
+
+    def run(self) -> None:
+        package = (HERE if self.inplace else Path(self.build_lib)) / "commprof"
+        package.mkdir(parents=True, exist_ok=True)
+        (package / ERROR_FILE).unlink(missing_ok=True)
+        torch = installed_torch.for_build()
+        try:
+            module = build_module(torch)
+        except NativeBuildError as error:
+            if REQUIRE_NATIVE:
+                raise SystemExit(f"commprof: {error}") from None
+            self.warn(f"commprof: no C++ capture: {error}")
+            (package / ERROR_FILE).write_text(f"{error}\n")
+            return
+        # Renamed into place: a process may have the old file mapped.
+        fresh = package / f".{module.name}"
+        shutil.copy2(module, fresh)
+        fresh.replace(package / module.name)
+
+
+def build_module(torch: InstalledTorch | None) -> Path:
+    """Configures and builds in a tree that is kept, so that the next build is incremental."""
+    if torch is None:
+        raise NativeBuildError(
+            "no torch was installed to build for, and the build was not isolated"
+        )
+    tag = f"py{sys.version_info[0]}{sys.version_info[1]}-torch{torch.version}"
+    tree = HERE / "build" / tag
+    cmake, ninja = _tool("cmake"), _tool("ninja")
+    strict = "ON" if REQUIRE_NATIVE else "OFF"  # a user's newer compiler may warn more
+    defines = {
+        "CMAKE_MAKE_PROGRAM": ninja,
+        "CMAKE_COMPILE_WARNING_AS_ERROR": strict,
+        "Python_EXECUTABLE": sys.executable,
+        "COMMPROF_TORCH_DIR": torch.directory,
+        "COMMPROF_TORCH_VERSION": torch.version,
+        "COMMPROF_MODULE": torch.module_name,
+    }
+    options = [f"-D{name}={value}" for name, value in defines.items()]
+    _run([cmake, *_fresh(tree), "-S", str(HERE), "-B", str(tree), "-G", "Ninja", *options])
+    jobs = os.environ.get("MAX_JOBS", str(os.cpu_count() or 1))  # torch's own variable
+    _run([cmake, "--build", str(tree), "-j", jobs])
+    return next(tree.glob(f"{torch.module_name}.*.so"))
+
+
+def _tool(name: str) -> str:
+    """This environment's own first: two versions of ninja on one tree rebuild all of it."""
+    near = Path(sys.executable).parent / name
+    found = str(near) if near.exists() else shutil.which(name)
+    if found is None:
+        raise NativeBuildError(f"{name} was not found (pip install cmake ninja)")
+    return found
+
+
+def _fresh(tree: Path) -> list[str]:
+    """CMake refuses a tree that was copied along with its sources."""
+    cache = tree / "CMakeCache.txt"
+    mine = f"CMAKE_HOME_DIRECTORY:INTERNAL={HERE}\n"
+    return ["--fresh"] if cache.exists() and mine not in cache.read_text() else []
+
+
+def _run(command: list[str]) -> None:
+    """Runs a step with its output shown (pip hides it unless -v) and kept for the error."""
+    lines = []
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+    ) as process:
+        for line in process.stdout or ():
+            print(line, end="", flush=True)
+            lines.append(line)
+    if process.returncode:
+        raise NativeBuildError(_summary(lines) + "\n\n" + "".join(lines[-ERROR_LINES:]))
+
+
+def _summary(lines: list[str]) -> str:
+    """The line that says what is wrong; CMake says where, and what on the next line."""
+    first = (i for i, line in enumerate(lines) if re.search(r"\berror:|CMake Error", line))
+    said = (line.strip() for line in lines[next(first, -1) :])
+    return next((line for line in said if line and not line.endswith(":")), "the build failed")
+
+
+target = installed_torch.in_target()
+built_for = target or installed_torch.for_build()
+setup(
+    install_requires=[installed_torch.requirement(target), "numpy>=1.24", "tabulate>=0.9"],
+    # No sources: CMake has them. Its presence makes the wheel a platform wheel.
+    ext_modules=[Extension(f"commprof.{built_for.module_name if built_for else '_torch'}", [])],
+    cmdclass={"build_ext": BuildNative},
+)

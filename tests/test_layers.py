@@ -1,0 +1,162 @@
+"""The arrows between layers point one way, and torch stays in its rooms.
+
+Imports for type checking and imports inside functions count like all others.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+FOUNDATION = {"errors", "units", "collectives", "_native", "_C"}
+DOORS = {"__init__", "__main__", "run"}
+
+MAY_IMPORT = {
+    "foundation": set(),
+    "trace": {"foundation"},
+    "capture": {"foundation", "trace"},
+    "analysis": {"foundation", "trace"},
+    "workloads": {"foundation"},
+    "report": {"foundation", "analysis"},
+    "launch": {"foundation", "trace", "capture", "workloads"},
+    "commands": {"foundation", "trace", "capture", "analysis", "workloads", "report", "launch"},
+    "doors": {"foundation", "capture", "commands"},
+}
+"""Layer -> the other layers it may import; its own modules always, but for the foundation."""
+
+TORCH_FREE = {"trace", "analysis", "report"}
+"""Reading a trace must not cost a torch import, nor need one."""
+
+TORCH_HEADER = re.compile(r'\s*#\s*include\s*[<"]((?:torch/|ATen/|c10/|pybind11/|Python\.h)[^>"]*)')
+
+
+def layer_of(name: str) -> str | None:
+    """The layer of a module or package directly in commprof; None if it has no place yet."""
+    if name in FOUNDATION:
+        return "foundation"
+    if name in DOORS:
+        return "doors"
+    return name if name in MAY_IMPORT else None
+
+
+def imports_of(file: Path, package: Path) -> Iterator[str]:
+    """Absolute dotted names that a module imports; `from a import b` gives `a.b`."""
+    parents = ["commprof", *file.relative_to(package).parts[:-1]]
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = parents[: len(parents) - node.level + 1] if node.level else []
+            base += [node.module] if node.module else []
+            yield from (".".join([*base, alias.name]) for alias in node.names)
+
+
+def violations(package: Path) -> list[str]:
+    """One line per import, or module, that the table above does not allow."""
+    known = {path.stem for path in package.iterdir()} | FOUNDATION
+    found = []
+    for file in sorted(package.rglob("*.py")):
+        where = file.relative_to(package)
+        own_name = Path(where.parts[0]).stem
+        own = layer_of(own_name)
+        if own is None:
+            found.append(f"{where}: {own_name} has no place in tests/test_layers.py")
+            continue
+        for name in imports_of(file, package):
+            top, *rest = name.split(".")
+            if top == "torch" and own in TORCH_FREE:
+                found.append(f"{where}: {own} imports {name}")
+            if top != "commprof":
+                continue
+            # `from commprof import x` means the module x if there is one, else the door.
+            target = rest[0] if rest and rest[0] in known else "__init__"
+            if not allowed(own_name, own, target):
+                found.append(f"{where}: {own} imports {name}")
+    return found
+
+
+def allowed(own_name: str, own: str, target: str) -> bool:
+    if target == "_native" and own in TORCH_FREE:
+        return False  # it imports torch
+    if own_name == "_native":
+        return target == "_C"  # a type stub, nothing at run time
+    layer = layer_of(target)
+    return layer in MAY_IMPORT[own] or (layer == own and own != "foundation")
+
+
+def torch_includes(csrc: Path) -> list[str]:
+    """One line per torch, pybind11 or Python header included outside csrc/torch."""
+    return [
+        f"{file.relative_to(csrc)} includes {match[1]}"
+        for file in sorted(csrc.rglob("*"))
+        if file.suffix in (".h", ".cpp") and file.relative_to(csrc).parts[0] != "torch"
+        for line in file.read_text().splitlines()
+        if (match := TORCH_HEADER.match(line))
+    ]
+
+
+def test_imports_follow_the_layers() -> None:
+    assert violations(ROOT / "commprof") == []
+
+
+def test_torch_headers_stay_in_csrc_torch() -> None:
+    assert torch_includes(ROOT / "csrc") == []
+
+
+def test_reading_imports_no_torch_at_run_time() -> None:
+    modules = [
+        "commprof." + ".".join(file.relative_to(ROOT / "commprof").with_suffix("").parts)
+        for layer in sorted(TORCH_FREE)
+        for file in sorted((ROOT / "commprof" / layer).rglob("*.py"))
+    ]
+    imports = "\n".join(f"import {module}" for module in modules)
+    check = "import sys\nassert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", f"{imports}\n{check}"], cwd=ROOT, check=True)
+
+
+@pytest.mark.parametrize(
+    ("file", "source", "complaint"),
+    [
+        ("trace/a.py", "from commprof.capture import b", "trace imports commprof.capture.b"),
+        ("trace/a.py", "def f():\n  import torch.nn", "trace imports torch.nn"),
+        ("trace/a.py", "from commprof import _native", "trace imports commprof._native"),
+        ("report/a.py", "from commprof import trace", "report imports commprof.trace"),
+        ("report/a.py", "from ..trace import b", "report imports commprof.trace.b"),
+        ("launch/a.py", "import commprof.commands", "launch imports commprof.commands"),
+        ("capture/a.py", "from commprof import attach", "capture imports commprof.attach"),
+        ("units.py", "from commprof.errors import X", "foundation imports commprof.errors.X"),
+        ("_native.py", "import commprof.errors", "foundation imports commprof.errors"),
+        ("gadgets/a.py", "", "gadgets has no place in tests/test_layers.py"),
+    ],
+)
+def test_a_planted_import_is_found(tmp_path: Path, file: str, source: str, complaint: str) -> None:
+    planted = tmp_path / file
+    for name in ("capture", "trace", "commands"):
+        (tmp_path / name).mkdir()
+    planted.parent.mkdir(exist_ok=True)
+    planted.write_text(source)
+    assert violations(tmp_path) == [f"{file}: {complaint}"]
+
+
+def test_allowed_imports_are_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "analysis").mkdir()
+    (tmp_path / "trace").mkdir()
+    (tmp_path / "analysis" / "a.py").write_text(
+        "import numpy\nfrom commprof import errors, trace\nfrom . import b\nfrom .b import c\n"
+    )
+    assert violations(tmp_path) == []
+
+
+def test_a_planted_include_is_found(tmp_path: Path) -> None:
+    for name in ("core", "torch"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "a.h").write_text('#include "core/b.h"\n#  include <ATen/ATen.h>\n')
+    assert torch_includes(tmp_path) == ["core/a.h includes ATen/ATen.h"]

@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+import torch
+
+from commprof.workloads.spec import Shard, Trainee
+from commprof.workloads.transformer import Transformer, TransformerOptions
+
+SMALL = TransformerOptions(vocab=32, d_model=8, heads=2, layers=1, feedforward=8, sequence=4)
+
+
+def parameters_on_paper(options: TransformerOptions) -> int:
+    vocab, width, ff = options.vocab, options.d_model, options.feedforward
+    attention = 4 * width * width + 4 * width
+    feedforward = 2 * width * ff + ff + width
+    norms = 4 * width
+    layers = options.layers * (attention + feedforward + norms)
+    return vocab * width + options.sequence * width + layers + width * vocab + vocab
+
+
+def build(
+    options: TransformerOptions, rank: int = 0, world_size: int = 1, batch: int = 16, seed: int = 0
+) -> Trainee:
+    return Transformer(options).build(Shard(rank, world_size, batch, steps=10, seed=seed))
+
+
+def tokens_of(trainee: Trainee, epoch: int) -> list[torch.Tensor]:
+    return [sample for batch in trainee.batches(epoch) for sample in batch.tokens]
+
+
+def test_default_parameter_count_is_exact() -> None:
+    workload = Transformer()
+
+    assert workload.parameter_count == parameters_on_paper(workload.options) == 2_137_600
+
+
+def test_description_says_which_sizes_would_have_the_documented_count() -> None:
+    default = TransformerOptions()
+    wider = parameters_on_paper(replace(default, feedforward=1024))
+    deeper = parameters_on_paper(replace(default, layers=3))
+    text = Transformer().describe()
+
+    assert "2,137,600 parameters" in text
+    assert f"feedforward 1024 ({wider:,})" in text
+    assert f"3 layers ({deeper:,})" in text
+    assert round(wider / 1e6, 2) == 2.66
+    assert "2.66M" not in Transformer(SMALL).describe()
+
+
+def test_built_model_has_the_counted_parameters() -> None:
+    model = build(SMALL).model
+
+    assert sum(p.numel() for p in model.parameters()) == parameters_on_paper(SMALL)
+
+
+def test_ranks_share_out_one_data_set() -> None:
+    whole = tokens_of(build(SMALL), epoch=0)
+    shares = [tokens_of(build(SMALL, rank, world_size=4), epoch=0) for rank in range(4)]
+
+    def keys(samples: list[torch.Tensor]) -> Counter[tuple[int, ...]]:
+        return Counter(tuple(sample.tolist()) for sample in samples)
+
+    assert len(whole) == SMALL.samples
+    assert [len(share) for share in shares] == [80] * 4
+    assert keys([sample for share in shares for sample in share]) == keys(whole)
+
+
+def test_epochs_are_shuffled_and_repeatable() -> None:
+    first = torch.stack(tokens_of(build(SMALL), epoch=0))
+    again = torch.stack(tokens_of(build(SMALL), epoch=0))
+    second = torch.stack(tokens_of(build(SMALL), epoch=1))
+    other_seed = torch.stack(tokens_of(build(SMALL, seed=1), epoch=0))
+
+    assert torch.equal(first, again)
+    assert not torch.equal(first, second)
+    assert not torch.equal(first, other_seed)
+
+
+@pytest.mark.parametrize(
+    ("world_size", "batch", "steps"), [(1, 16, 20), (2, 16, 10), (3, 16, 7), (8, 16, 3), (8, 2, 20)]
+)
+def test_steps_per_epoch_are_those_the_loader_takes(
+    world_size: int, batch: int, steps: int
+) -> None:
+    trainee = build(SMALL, world_size - 1, world_size, batch)
+
+    assert Transformer(SMALL).steps_per_epoch(world_size, batch) == steps
+    assert len(list(trainee.batches(0))) == steps
+
+
+def test_tokens_are_predicted_from_earlier_ones_only() -> None:
+    model = build(SMALL).model
+    tokens = torch.tensor([[1, 2, 3, 4]])
+    changed = torch.tensor([[1, 2, 3, 5]])
+
+    assert torch.equal(model(tokens)[:, :3], model(changed)[:, :3])
+    assert not torch.equal(model(tokens)[:, 3], model(changed)[:, 3])
+
+
+def test_learning_rate_falls_along_a_cosine_to_zero() -> None:
+    trainee = Transformer(SMALL).build(Shard(0, 1, 320, steps=4, seed=0))
+    (batch,) = trainee.batches(0)
+    weight = next(trainee.model.parameters())
+    rates = []
+    for _ in range(4):
+        before = weight.detach().clone()
+        trainee.backward(trainee.forward(trainee.model, batch))
+        trainee.update()
+        # Adam's largest change of a step is its learning rate while the gradients agree.
+        rates.append((weight - before).abs().max().item())
+
+    assert rates[0] == pytest.approx(5e-4, rel=1e-3)
+    assert rates == sorted(rates, reverse=True)
+    assert rates[3] < 0.16 * rates[0]  # (1 + cos(3 pi / 4)) / 2 = 0.146
+    assert weight.grad is None

@@ -1,0 +1,66 @@
+"""Build backend: setuptools, plus a torch only for an environment that has none."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import installed_torch
+from setuptools import build_meta
+from setuptools.build_meta import (
+    build_sdist,
+    get_requires_for_build_sdist,
+    prepare_metadata_for_build_editable,
+    prepare_metadata_for_build_wheel,
+)
+
+__all__ = [
+    "build_editable",
+    "build_sdist",
+    "build_wheel",
+    "get_requires_for_build_editable",
+    "get_requires_for_build_sdist",
+    "get_requires_for_build_wheel",
+    "prepare_metadata_for_build_editable",
+    "prepare_metadata_for_build_wheel",
+]
+
+
+def get_requires_for_build_wheel(config_settings: Any = None) -> list[str]:
+    """As setuptools, plus torch when there is none to build for."""
+    return build_meta.get_requires_for_build_wheel(config_settings) + _missing_torch()
+
+
+def get_requires_for_build_editable(config_settings: Any = None) -> list[str]:
+    """As setuptools, plus torch when there is none to build for."""
+    return build_meta.get_requires_for_build_editable(config_settings) + _missing_torch()
+
+
+def build_wheel(
+    wheel_directory: str, config_settings: Any = None, metadata_directory: str | None = None
+) -> str:
+    """As setuptools, from a clean staging area."""
+    _forget_earlier_wheels()
+    return build_meta.build_wheel(wheel_directory, config_settings, metadata_directory)
+
+
+def build_editable(
+    wheel_directory: str, config_settings: Any = None, metadata_directory: str | None = None
+) -> str:
+    """As setuptools, from a clean staging area."""
+    _forget_earlier_wheels()
+    return build_meta.build_editable(wheel_directory, config_settings, metadata_directory)
+
+
+def _missing_torch() -> list[str]:
+    return [] if installed_torch.in_target() else [installed_torch.DEFAULT]
+
+
+def _forget_earlier_wheels() -> None:
+    """Empties setuptools' staging area: all that lies there is packed, deleted modules too.
+
+    The object trees beside it (build/py*-torch*) stay: they make rebuilds quick.
+    """
+    for staging in [*Path("build").glob("lib*"), *Path("build").glob("bdist*")]:
+        shutil.rmtree(staging)
