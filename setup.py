@@ -30,14 +30,15 @@ ERROR_LINES = 200
 
 
 class NativeBuildError(Exception):
-    """Why there is no C++ module: one line that says it, then all that is known."""
+    """Why there is no C++ module: one line, then, if a build step failed, its output."""
 
 
 class BuildNative(build_ext):
     """Puts the C++ module, or the reason why there is none, into the package."""
 
     def run(self) -> None:
-        package = (HERE if self.inplace else Path(self.build_lib)) / "commprof"
+        root = HERE if self.inplace else Path(self.build_lib)
+        package = root / "commprof"
         package.mkdir(parents=True, exist_ok=True)
         (package / ERROR_FILE).unlink(missing_ok=True)
         torch = installed_torch.for_build()
@@ -45,9 +46,11 @@ class BuildNative(build_ext):
             module = build_module(torch)
         except NativeBuildError as error:
             if REQUIRE_NATIVE:
-                raise SystemExit(f"commprof: {error}") from None
-            self.warn(f"commprof: no C++ capture: {error}")
-            (package / ERROR_FILE).write_text(f"{error}\n")
+                raise SystemExit(f"commprof: {error.args[0]}") from None
+            self.warn(f"commprof: no C++ module: {error.args[0]}")
+            (package / ERROR_FILE).write_text("\n\n".join(error.args) + "\n")
+            # An earlier module would go on in silence, beside newer Python.
+            (root / self.get_ext_filename(self.extensions[0].name)).unlink(missing_ok=True)
             return
         # Renamed into place: a process may have the old file mapped.
         fresh = package / f".{module.name}"
@@ -85,7 +88,7 @@ def _tool(name: str) -> str:
     near = Path(sys.executable).parent / name
     found = str(near) if near.exists() else shutil.which(name)
     if found is None:
-        raise NativeBuildError(f"{name} was not found (pip install cmake ninja)")
+        raise NativeBuildError(f"{name} was not found; `pip install cmake ninja` brings it")
     return found
 
 
@@ -106,7 +109,7 @@ def _run(command: list[str]) -> None:
             print(line, end="", flush=True)
             lines.append(line)
     if process.returncode:
-        raise NativeBuildError(_summary(lines) + "\n\n" + "".join(lines[-ERROR_LINES:]))
+        raise NativeBuildError(_summary(lines), "".join(lines[-ERROR_LINES:]))
 
 
 def _summary(lines: list[str]) -> str:

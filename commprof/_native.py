@@ -56,13 +56,15 @@ def missing_message(
         build_error: why the build at installation failed, if it did.
         command: what to type.
     """
+    for_it = "For the C++ one:"
     if build_error is not None:
         why = f"its build failed: {build_error}"
+        for_it = "For the C++ one, mend that and run:"
     elif found:
         why = f"it was built for torch {', '.join(found)}"
     else:
         why = f"none was built for Python {sys.version_info[0]}.{sys.version_info[1]}"
-    return f"no C++ module for torch {torch_version}: {why}. {_FALLBACK} For the C++ one: {command}"
+    return f"no C++ module for torch {torch_version}: {why}. {_FALLBACK} {for_it} {command}"
 
 
 def install_command(package: Path, direct_url: str | None) -> str:

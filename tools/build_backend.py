@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import installed_torch
+import setuptools
 from setuptools import build_meta
 from setuptools.build_meta import (
     build_sdist,
@@ -25,6 +26,13 @@ __all__ = [
     "prepare_metadata_for_build_editable",
     "prepare_metadata_for_build_wheel",
 ]
+
+if int(setuptools.__version__.split(".")[0]) < 77:
+    # Without isolation pip does not look, and setuptools itself fails far from the cause.
+    raise SystemExit(
+        f"commprof is built with setuptools 77 or newer, this is {setuptools.__version__}: "
+        "`pip install 'setuptools>=77' cmake ninja`, or leave out --no-build-isolation"
+    )
 
 
 def get_requires_for_build_wheel(config_settings: Any = None) -> list[str]:

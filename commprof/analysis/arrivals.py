@@ -57,13 +57,13 @@ def match_arrivals(traces: Sequence[Trace], tables: Sequence[Collectives]) -> li
     bounds = np.cumsum([len(table) for table in tables])[:-1]
     return [
         Arrivals(part_ns, part_rank)
-        for part_ns, part_rank in zip(np.split(last_ns, bounds), np.split(late, bounds), strict=True)
+        for part_ns, part_rank in zip(
+            np.split(last_ns, bounds), np.split(late, bounds), strict=True
+        )
     ]
 
 
-def _group_columns(
-    trace: Trace, table: Collectives, names: dict[str, int]
-) -> tuple[Ints, Ints]:
+def _group_columns(trace: Trace, table: Collectives, names: dict[str, int]) -> tuple[Ints, Ints]:
     """Number common to all ranks and size of each row's group; size 0 if undescribed."""
     number = np.full(len(table), -1, dtype=np.int64)
     size = np.zeros(len(table), dtype=np.int64)

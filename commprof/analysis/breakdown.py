@@ -17,8 +17,9 @@ import numpy.typing as npt
 
 from commprof.analysis.arrivals import Arrivals
 from commprof.analysis.exposure import Exposures, exposures
+from commprof.analysis.waiting import Waiting, split
 from commprof.trace import columns
-from commprof.trace.columns import Collectives, Ints, Spans, Steps
+from commprof.trace.columns import Collectives, Finalizations, Ints, Spans, Steps
 from commprof.trace.reader import Trace
 from commprof.trace.schema import Phase
 
@@ -44,6 +45,8 @@ class Breakdown:
     wait_ns: Floats
     #: The part of it after that; NaN where arrivals are not known.
     wire_ns: Floats
+    #: The part of it in which DDP's finalisation could run but had no core.
+    no_core_ns: Floats
     #: Communication was in flight and the training thread did not wait for it.
     hidden_ns: Floats
     #: Waiting per culprit: ``[step, rank]``; all 0 where arrivals are not known.
@@ -72,7 +75,8 @@ def breakdown(
     """
     steps = columns.steps(trace)
     thread = int(steps.thread[0]) if len(steps) else 0
-    exposed = exposures(table, columns.waits(trace), columns.finalizations(trace), thread)
+    finalizations = columns.finalizations(trace)
+    exposed = exposures(table, columns.waits(trace), finalizations, thread)
     exposed_step = _step_of(steps, exposed.begin_ns)
     wall = (steps.end_ns - steps.begin_ns).astype(np.float64)
     phases = columns.phases(trace)
@@ -80,7 +84,7 @@ def breakdown(
         steps, phases, exposed, exposed_step, thread
     )
     exposed_ns = _sum_by_step(steps, exposed_step, exposed.waited_ns)
-    wait, waited_for = _waiting(steps, exposed, exposed_step, arrivals, world_size)
+    wait, waited_for = _waiting(steps, exposed_step, _split(exposed, table, arrivals), world_size)
     named = {
         phase: phase_ns[:, phase]
         for phase in (Phase.DATA, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
@@ -96,6 +100,7 @@ def breakdown(
         exposed_ns=exposed_ns,
         wait_ns=wait,
         wire_ns=exposed_ns - wait,
+        no_core_ns=_no_core(steps, finalizations, thread),
         hidden_ns=np.maximum(0.0, _in_flight(steps, table) - exposed_ns),
         waited_for_ns=waited_for,
     )
@@ -143,29 +148,26 @@ def _exposed_by_phase(
     return times
 
 
+def _split(exposed: Exposures, table: Collectives, arrivals: Arrivals | None) -> Waiting:
+    if arrivals is not None:
+        return split(exposed, table, arrivals)
+    return Waiting(np.full(len(exposed), np.nan), np.full(len(exposed), -1, dtype=np.int64))
+
+
 def _waiting(
-    steps: Steps,
-    exposed: Exposures,
-    exposed_step: Ints,
-    arrivals: Arrivals | None,
-    world_size: int,
+    steps: Steps, exposed_step: Ints, waiting: Waiting, world_size: int
 ) -> tuple[Floats, Floats]:
     """Waiting for the last rank per step, and per step and culprit."""
     waited_for = np.zeros((len(steps), world_size))
-    if arrivals is None:
-        return np.full(len(steps), np.nan), waited_for
-    known = exposed.collective >= 0
-    last_ns = np.zeros(len(exposed), dtype=np.int64)
-    culprit = np.full(len(exposed), -1, dtype=np.int64)
-    last_ns[known] = arrivals.last_arrival_ns[exposed.collective[known]]
-    culprit[known] = arrivals.late_rank[exposed.collective[known]]
-    length = np.maximum(1, exposed.end_ns - exposed.begin_ns)
-    before = np.clip(last_ns - exposed.begin_ns, 0, length) / length * exposed.waited_ns
-    unmatched = (culprit < 0) & (exposed.waited_ns > 0)
-    waiting = np.where(unmatched, np.nan, before)
-    named = (exposed_step >= 0) & (culprit >= 0) & (culprit < world_size)
-    np.add.at(waited_for, (exposed_step[named], culprit[named]), before[named])
-    return _sum_by_step(steps, exposed_step, waiting), waited_for
+    named = (exposed_step >= 0) & (waiting.culprit >= 0) & (waiting.culprit < world_size)
+    np.add.at(waited_for, (exposed_step[named], waiting.culprit[named]), waiting.wait_ns[named])
+    return _sum_by_step(steps, exposed_step, waiting.wait_ns), waited_for
+
+
+def _no_core(steps: Steps, finalizations: Finalizations, thread: int) -> Floats:
+    step = _step_of(steps, finalizations.span.begin_ns)
+    mine = np.where(finalizations.span.thread == thread, finalizations.no_core_ns, 0)
+    return _sum_by_step(steps, step, mine.astype(np.float64))
 
 
 def _in_flight(steps: Steps, table: Collectives) -> Floats:

@@ -45,11 +45,14 @@ def _oversubscription(context: Mapping[str, Any], worlds: Sequence[WorldResult])
     over = [w.world_size for w in worlds if w.world_size * threads > cores]
     if not over:
         return []
+    worst = max((w for w in worlds if w.world_size in over), key=lambda w: w.world_size)
+    no_core = worst.parts.no_core_ms / worst.parts.exposed_ms if worst.parts.exposed_ms else 0.0
     return [
         f"More ranks than cores at {_listed(over)} ranks: this process may use {cores} "
         f"{'core' if cores == 1 else 'cores'} and each rank runs {threads} "
         f"{'thread' if threads == 1 else 'threads'}. Those rows measure how ranks share cores, "
-        "not how the job scales; ranks that take turns on a core also show up as waiting."
+        f"not how the job scales. At {worst.world_size} ranks the training thread spent "
+        f"{no_core:.0%} of its exposed time ready to run, without a core."
     ]
 
 

@@ -54,5 +54,5 @@ def scale(worlds: Sequence[WorldResult]) -> tuple[Scaling, ...]:
 
 
 def pool_overhead(worlds: Sequence[WorldResult]) -> Overhead | None:
-    """commprof's own cost over all world sizes."""
+    """Commprof's own cost over all world sizes."""
     return pooled_overhead([world.overhead_samples for world in worlds])

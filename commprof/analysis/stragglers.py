@@ -29,9 +29,7 @@ class LateRank:
     p_value: float
 
 
-def find_late_rank(
-    waited_for_ns: npt.NDArray[np.float64], step_ns: float
-) -> LateRank | None:
+def find_late_rank(waited_for_ns: npt.NDArray[np.float64], step_ns: float) -> LateRank | None:
     """Names the late rank, or nobody.
 
     Args:

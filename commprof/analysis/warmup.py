@@ -33,9 +33,7 @@ def count_warmup(wall_ns: npt.NDArray[np.float64], signatures: npt.NDArray[np.ui
     limit = max(median + _DEVIATIONS * deviation, median * _LONGER)
     usual = np.unique(signatures[count // 2 :])
     warmup = 1
-    while warmup < count // 2 and (
-        wall_ns[warmup] > limit or signatures[warmup] not in usual
-    ):
+    while warmup < count // 2 and (wall_ns[warmup] > limit or signatures[warmup] not in usual):
         warmup += 1
     return warmup
 
@@ -46,6 +44,9 @@ def step_signatures(steps: Steps, table: Collectives) -> npt.NDArray[np.uint64]:
     last = np.searchsorted(table.issue_ns, steps.end_ns)
     content = np.stack([table.op, table.bytes_in], axis=1)
     return np.array(
-        [hash(content[i:j].tobytes()) & 0xFFFFFFFFFFFFFFFF for i, j in zip(first, last, strict=True)],
+        [
+            hash(content[i:j].tobytes()) & 0xFFFFFFFFFFFFFFFF
+            for i, j in zip(first, last, strict=True)
+        ],
         dtype=np.uint64,
     )

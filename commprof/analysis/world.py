@@ -35,6 +35,8 @@ class StepParts:
     #: Parts of ``exposed_ms``; NaN where the ranks' arrivals cannot be compared.
     wait_ms: float
     wire_ms: float
+    #: Part of ``exposed_ms``: DDP's finalisation could have run but had no core.
+    no_core_ms: float
     #: Beside the sum: communication in flight while the training thread worked.
     hidden_ms: float
 
@@ -168,7 +170,7 @@ def _summarise(
         missing_ranks=tuple(r for r in range(run.world_size) if r not in usable),
         dropped_records=sum(trace.dropped for trace in run.traces.values()),
         clocks_shared=shared,
-        problems=run.problems + _cross_check(results, parts),
+        problems=run.problems + _cross_check(results, measured),
     )
 
 
@@ -176,9 +178,7 @@ def _samples(result: dict[str, Any], part: Breakdown) -> int:
     return int(sum(result["step_samples"][step] for step in part.step.tolist()))
 
 
-def _rank_summary(
-    rank: int, result: dict[str, Any], part: Breakdown, samples: int
-) -> RankSummary:
+def _rank_summary(rank: int, result: dict[str, Any], part: Breakdown, samples: int) -> RankSummary:
     duration_s = ns_to_s(float(part.wall_ns.sum()))
     return RankSummary(
         rank=rank,
@@ -206,6 +206,7 @@ def _step_parts(part: Breakdown) -> StepParts:
         step_ms=mean_ms(part.wall_ns),
         wait_ms=mean_ms(part.wait_ns),
         wire_ms=mean_ms(part.wire_ns),
+        no_core_ms=mean_ms(part.no_core_ns),
         hidden_ms=mean_ms(part.hidden_ns),
     )
 
@@ -220,8 +221,7 @@ def _overhead_samples(results: list[dict[str, Any]]) -> tuple[tuple[str, float],
     """Per step of the overhead block the slowest rank's time; ranks switch together."""
     blocks = [result["overhead"] for result in results]
     return tuple(
-        (str(rows[0][0]), float(max(row[1] for row in rows)))
-        for rows in zip(*blocks, strict=False)
+        (str(rows[0][0]), float(max(row[1] for row in rows))) for rows in zip(*blocks, strict=False)
     )
 
 

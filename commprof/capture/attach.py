@@ -54,9 +54,7 @@ class Attachment:
         self.set_hook(hook, state)
 
 
-def attach(
-    ddp: DistributedDataParallel, hook: Hook | None = None, state: Any = None
-) -> Attachment:
+def attach(ddp: DistributedDataParallel, hook: Hook | None = None, state: Any = None) -> Attachment:
     """Times every gradient bucket of ``ddp``: ready, launched, completed.
 
     The collectives themselves are seen without this. Attach to know each bucket's index and

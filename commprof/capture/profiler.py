@@ -81,13 +81,14 @@ class Profiler:
         self._auto_phases.install()
         self._step = 0
         self._recorder.mark_step(0, False)
-        atexit.register(self._at_exit)
+        atexit.register(self.stop)
         return self
 
     def stop(self) -> None:
         """Stops recording and closes the trace. Does nothing if capture is not running."""
         if not self._recorder.started():
             return
+        atexit.unregister(self.stop)
         self._auto_phases.remove()
         time.sleep(_LATE_COMPLETIONS_S)
         self._recorder.stop()
@@ -120,10 +121,6 @@ class Profiler:
     def record_cost_ns(self, count: int = 100_000) -> float:
         """Cost of one record on this machine, measured now, in nanoseconds."""
         return self._recorder.record_cost_ns(count)
-
-    def _at_exit(self) -> None:
-        self.stop()
-        self._recorder.unlink_rings()
 
     def __enter__(self) -> Profiler:
         """Starts capture."""

@@ -184,9 +184,6 @@ class PythonRecorder:
         """Whether records are being taken."""
         return self._enabled
 
-    def unlink_rings(self) -> None:
-        """There are none."""
-
     def install_observer(self) -> list[str]:
         """Python sees no operators but those of attached models."""
         return []
@@ -260,9 +257,7 @@ class _PythonMarker:
         if self._depth == 0:
             owner._open_marker = None
             if owner.enabled():
-                owner.record(
-                    Kind.PHASE, self._begin_ns, aux=self._phase, value=owner.now_ns()
-                )
+                owner.record(Kind.PHASE, self._begin_ns, aux=self._phase, value=owner.now_ns())
 
     def __enter__(self) -> _PythonMarker:
         self.begin()

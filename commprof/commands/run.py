@@ -223,9 +223,7 @@ def _run_world(
     return code
 
 
-def _context(
-    args: argparse.Namespace, world_sizes: list[int], description: str
-) -> dict[str, Any]:
+def _context(args: argparse.Namespace, world_sizes: list[int], description: str) -> dict[str, Any]:
     import torch
 
     from commprof import _native

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import multiprocessing
 import multiprocessing.forkserver
 import os
 import signal
@@ -18,6 +19,7 @@ import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.api import LogsDest, LogsSpecs
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.elastic.rendezvous import RendezvousError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from commprof.errors import CommprofError, RankFailedError, UsageError
@@ -64,6 +66,7 @@ def launch(job: Job, log_dir: Path, endpoint: str | None = None) -> None:
     entry = elastic_launch(_config(job, log_dir, endpoint), run_rank)
     interrupted_by: signal.Signals | None = None
     succeeded = False
+    others = multiprocessing.active_children()
     with _threads(job.threads_per_rank), _log_file(log_dir), _signal_handlers():
         multiprocessing.forkserver.set_forkserver_preload([*_PRELOAD, *plan.workload.build_imports])
         try:
@@ -74,10 +77,11 @@ def launch(job: Job, log_dir: Path, endpoint: str | None = None) -> None:
             raise _rank_failed(error, log_dir) from None
         except SignalException as error:
             interrupted_by = error.sigval
-        except dist.elastic.rendezvous.api.RendezvousError as error:
+        except RendezvousError as error:
             raise CommprofError(f"the ranks could not meet: {error}") from error
         finally:
             if not succeeded:
+                _kill_ranks(others)
                 stop_fork_server()
     if interrupted_by is not None:
         signal.raise_signal(interrupted_by)
@@ -87,6 +91,14 @@ def stop_fork_server() -> None:
     """End the process that the ranks are forked from; the next launch starts another."""
     # multiprocessing has no public way; the server ends once its last client closes the pipe
     multiprocessing.forkserver._forkserver._stop()  # type: ignore[attr-defined]
+
+
+def _kill_ranks(others: list[multiprocessing.process.BaseProcess]) -> None:
+    """End the ranks that a second signal kept torch's launcher from waiting for."""
+    for process in multiprocessing.active_children():
+        if process not in others:
+            process.kill()
+            process.join()
 
 
 def _config(job: Job, log_dir: Path, endpoint: str | None) -> LaunchConfig:
@@ -144,6 +156,11 @@ def _check_backend(job: Job) -> None:
         raise UsageError(
             f"backend {job.backend!r} cannot be used here: torch {torch.__version__} with "
             f"{torch.cuda.device_count()} CUDA devices has {', '.join(available)}"
+        )
+    if job.backend == "nccl" and job.world_size > torch.cuda.device_count():
+        raise UsageError(
+            f"backend 'nccl' needs a GPU of its own for each of {job.world_size} ranks, and here "
+            f"are {torch.cuda.device_count()}; take fewer ranks, or backend 'gloo'"
         )
 
 

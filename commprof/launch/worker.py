@@ -32,8 +32,8 @@ from commprof.workloads.spec import Shard, Trainee
 RESULT_SCHEMA_VERSION = 1
 """Of `rank_R.json`."""
 
-_INTERRUPTED_EXIT_CODE = 130
-_PEER_GRACE_S = 2.0
+_INTERRUPTED_EXIT_CODE = 130  # what a shell gives for SIGINT
+_PEER_GRACE_S = 2.0  # many times the launcher's polling interval
 _EXIT_PAUSE_S = 0.02
 
 
@@ -68,9 +68,10 @@ def _run(job: Job) -> None:
     torch.set_num_threads(job.threads_per_rank)
     plan = job.plan()
     dist.init_process_group(job.backend)
-    trainee = plan.workload.build(
-        Shard(rank, job.world_size, plan.per_rank_batch, plan.steps, job.seed)
+    shard = Shard(
+        rank, job.world_size, plan.per_rank_batch, plan.steps, job.seed, _device(job.backend, rank)
     )
+    trainee = plan.workload.build(shard)
     ddp = DistributedDataParallel(trainee.model, **trainee.ddp_options())
     setup = _setup(job, plan)
     dist.barrier()
@@ -104,6 +105,15 @@ def _environment_rank(job: Job) -> int:
             f"{job.world_size}; start one process for each of ranks 0 to {job.world_size - 1}"
         )
     return rank
+
+
+def _device(backend: str, rank: int) -> str:
+    """The CPU, or under NCCL this rank's own GPU of its host."""
+    if backend != "nccl":
+        return "cpu"
+    device = f"cuda:{os.environ.get('LOCAL_RANK', rank)}"
+    torch.cuda.set_device(device)
+    return device
 
 
 def _setup(job: Job, plan: Plan) -> dict[str, Any]:

@@ -73,8 +73,10 @@ class Finalizations:
     """DDP's wait for its buckets at the end of each backward pass."""
 
     span: Spans
-    #: Off the core of its own accord: wall - thread CPU - run delay, never below 0.
+    #: Wall time less CPU time of the thread: it waited for a bucket, or for a core.
     blocked_ns: Ints
+    #: The part of it in which the thread was ready to run and had no core.
+    no_core_ns: Ints
 
 
 @dataclass(frozen=True)
@@ -163,7 +165,8 @@ def finalizations(trace: Trace) -> Finalizations:
             begin_ns=_ints(begin["timestamp_ns"]),
             end_ns=_ints(end["timestamp_ns"]),
         ),
-        blocked_ns=np.clip(wall - cpu - run_delay, 0, wall),
+        blocked_ns=np.clip(wall - cpu, 0, wall),
+        no_core_ns=np.clip(run_delay, 0, np.clip(wall - cpu, 0, wall)),
     )
 
 

@@ -137,7 +137,9 @@ def _read_blocks(data: bytes, content: _Content) -> None:
             content.problems.append(f"no block at byte {at}; the rest is ignored")
             return
         if length > len(data) - begin:
-            content.problems.append(f"cut off at byte {len(data)}, inside a block of {length} bytes")
+            content.problems.append(
+                f"cut off at byte {len(data)}, inside a block of {length} bytes"
+            )
             return
         payload = memoryview(data)[begin : begin + length]
         at = begin + length

@@ -39,6 +39,8 @@ class Shard:
     """Optimizer steps that will be trained; a learning-rate schedule spans them."""
     seed: int
     """Seed of data and weights, the same on all ranks."""
+    device: str = "cpu"
+    """Where model and batches live, as torch names it."""
 
 
 class Batch(Protocol):

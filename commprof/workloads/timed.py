@@ -10,10 +10,12 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import Variable
 
 from commprof.errors import UsageError
 from commprof.workloads.spec import Shard, Trainee
@@ -135,11 +137,14 @@ class _Pacer:
         """Return `duration_ns` after the deadline before this one, or at once if that is past."""
         self._due_ns += duration_ns
         _sleep_until(self._due_ns)
+
+    def stamp(self) -> None:
+        """The phase's own work is done now."""
         self._reached_ns = time.monotonic_ns()
 
     @property
     def elapsed_ns(self) -> int:
-        """From the start of the phase to the return from its last deadline."""
+        """From the start of the phase to the stamp."""
         return self._reached_ns - self._started_ns
 
 
@@ -149,6 +154,14 @@ def _sleep_until(due_ns: int) -> None:
         time.sleep((left_ns - _WAKE_EARLY_NS) / 1e9)
     while time.monotonic_ns() < due_ns:
         time.sleep(_SHORT_SLEEP_S)
+
+
+def _run_delay_ns() -> int:
+    """How long this thread was runnable without a core so far; 0 where the kernel has no count."""
+    try:
+        return int(Path("/proc/thread-self/schedstat").read_text().split()[1])
+    except (OSError, IndexError):
+        return 0
 
 
 class _TimedFunction(torch.autograd.Function):
@@ -161,6 +174,9 @@ class _TimedFunction(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor | None, None]:
         layer: _Layer = ctx.layer
+        if layer.begins_backward:
+            # Queued before DDP's finalisation, it runs after the last layer and before that.
+            Variable._execution_engine.queue_callback(layer.pacer.stamp)
         gradient = layer.fresh_gradient()
         layer.pacer.wait(layer.backward_ns)
         return grads[0], gradient, None
@@ -176,6 +192,7 @@ class _Layer(nn.Module):
         self.backward_ns = round(backward_ms * _NS_PER_MS)
         self.weight = nn.Parameter(torch.zeros(count)) if count else None
         self._gradient = torch.full((count,), value)
+        self.begins_backward = False
 
     def fresh_gradient(self) -> Tensor | None:
         """A new tensor over kept memory: autograd may take it as `.grad`, and no page is faulted.
@@ -205,7 +222,9 @@ class _Model(nn.Module):
             strict=True,
         )
         tail = _Layer(pacer, 0.0, 0.0, 0, gradient_value)
-        self.layers = nn.Sequential(tail, *(_Layer(pacer, *x, gradient_value) for x in lengths))
+        layers = [tail, *(_Layer(pacer, *x, gradient_value) for x in lengths)]
+        layers[-1].begins_backward = True
+        self.layers = nn.Sequential(*layers)
 
     def forward(self, signal: Tensor) -> Tensor:
         result: Tensor = self.layers(signal)
@@ -230,8 +249,11 @@ class _TimedTrainee:
             "forward_ns": [],
             "backward_ns": [],
             "optimizer_ns": [],
+            "no_core_ns": [],
         }
-        self.model: nn.Module = _Model(options, self._pacer, float(shard.rank + 1))
+        self._no_core_ns = _run_delay_ns()
+        with torch.device(shard.device):
+            self.model: nn.Module = _Model(options, self._pacer, float(shard.rank + 1))
 
     def ddp_options(self) -> dict[str, Any]:
         """Gradients as views of the buckets: no copy back, and none outside a deadline."""
@@ -246,7 +268,9 @@ class _TimedTrainee:
 
     def forward(self, model: nn.Module, batch: _NominalBatch) -> Tensor:
         self._pacer.start(self._lateness_ns("forward"))
-        loss: Tensor = model(torch.zeros(1, requires_grad=True)).sum()
+        signal = torch.zeros(1, requires_grad=True, device=self._shard.device)
+        loss: Tensor = model(signal).sum()
+        self._pacer.stamp()
         self._end_phase("forward_ns")
         return loss
 
@@ -260,14 +284,21 @@ class _TimedTrainee:
         self._pacer.start()
         self.model.zero_grad()
         self._end_phase("optimizer_ns", self._options.optimizer_ms)
+        before_ns, self._no_core_ns = self._no_core_ns, _run_delay_ns()
+        self._truth["no_core_ns"].append(self._no_core_ns - before_ns)
 
     def truth(self) -> dict[str, list[int]] | None:
-        """Phase lengths by this workload's own stamps; backward ends at its last deadline."""
+        """Phase lengths by this workload's own stamps; backward ends where DDP begins to wait.
+
+        `no_core_ns` is what the kernel held this thread back in the step, ready to run, in favour
+        of others: no stamp can be truer than that.
+        """
         return self._truth
 
     def _end_phase(self, key: str, final_ms: float | None = None) -> None:
         if final_ms is not None:
             self._pacer.wait(round(final_ms * _NS_PER_MS))
+            self._pacer.stamp()
         self._truth[key].append(self._pacer.elapsed_ns)
 
     def _lateness_ns(self, phase: str) -> int:

@@ -142,7 +142,9 @@ class _TransformerTrainee:
         )
         self._loader = DataLoader(data, batch_size=shard.per_rank_batch, sampler=self._sampler)
         torch.manual_seed(shard.seed)
-        self.model: nn.Module = _Model(options)
+        self._device = shard.device
+        with torch.device(shard.device):
+            self.model: nn.Module = _Model(options)
         self._optimizer = torch.optim.Adam(self.model.parameters(), lr=options.learning_rate)
         self._schedule = CosineAnnealingLR(self._optimizer, T_max=shard.steps)
 
@@ -152,7 +154,7 @@ class _TransformerTrainee:
     def batches(self, epoch: int) -> Iterator[_TokenBatch]:
         self._sampler.set_epoch(epoch)
         for (tokens,) in self._loader:
-            yield _TokenBatch(tokens)
+            yield _TokenBatch(tokens.to(self._device))
 
     def forward(self, model: nn.Module, batch: _TokenBatch) -> Tensor:
         logits = model(batch.tokens[:, :-1])

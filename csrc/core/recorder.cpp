@@ -69,19 +69,13 @@ void Recorder::start(const RecorderOptions& options) {
   }
   auto writer =
       std::make_unique<TraceWriter>(options.trace_path, options.session);
-  const std::string prefix =
-      ring_paths_.empty() ? options.ring_prefix : options_.ring_prefix;
   if (!writer->writeJson(BlockType::kMetadata, options.metadata_json)) {
     throw std::system_error(
         writer->error(), std::generic_category(), options.trace_path);
   }
   options_ = options;
-  options_.ring_prefix = prefix;
-  for (Ring* ring : rings_) {
-    RingHeader& header = ring->header();
-    header.tail.store(header.head.load());
-    header.dropped.store(0);
-    header.session.store(options.session);
+  for (size_t i = 0; i < rings_.size(); ++i) {
+    rings_[i]->rebind(ringPath(i), options.session);
   }
   records_written_ = 0;
   unrecorded_.store(0);
@@ -130,6 +124,9 @@ void Recorder::stop() {
       (unsigned long long)nowNs());
   writer_->writeJson(BlockType::kEnd, json);
   writer_.reset();
+  for (Ring* ring : rings_) {
+    ring->unlinkFile();
+  }
   started_.store(false);
 }
 
@@ -159,22 +156,21 @@ Ring* Recorder::acquireRing() noexcept {
       free_rings_.pop_back();
       return ring;
     }
-    if (rings_.size() >= kMaxRings || options_.session == 0) {
+    if (rings_.size() >= kMaxRings || !started()) {
       return nullptr;
     }
-    std::string path;
-    if (!options_.ring_prefix.empty()) {
-      path = options_.ring_prefix + std::to_string(rings_.size()) + ".ring";
-    }
-    Ring* ring = new Ring(path, options_.ring_capacity, options_.session);
+    Ring* ring = new Ring(
+        ringPath(rings_.size()), options_.ring_capacity, options_.session);
     rings_.push_back(ring);
-    if (ring->fileBacked()) {
-      ring_paths_.push_back(path);
-    }
     return ring;
   } catch (...) {
     return nullptr;
   }
+}
+
+std::string Recorder::ringPath(size_t index) const {
+  const std::string& prefix = options_.ring_prefix;
+  return prefix.empty() ? "" : prefix + std::to_string(index) + ".ring";
 }
 
 void Recorder::releaseRing(Ring* ring) noexcept {
@@ -267,14 +263,6 @@ void Recorder::flusherLoop() {
   }
 }
 
-void Recorder::unlinkRings() noexcept {
-  std::lock_guard<std::mutex> lock(mutex_);
-  for (const std::string& path : ring_paths_) {
-    unlink(path.c_str());
-  }
-  ring_paths_.clear();
-}
-
 void Recorder::beforeFork() {
   instance().mutex_.lock();
 }
@@ -291,7 +279,6 @@ void Recorder::afterForkChild() {
   g_generation.fetch_add(1);
   self.rings_.clear();
   self.free_rings_.clear();
-  self.ring_paths_.clear();
   self.options_ = RecorderOptions{};
   (void)self.flusher_.release(); // its thread does not exist here
   self.writer_.reset();

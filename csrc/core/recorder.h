@@ -21,8 +21,8 @@ namespace commprof {
 
 struct RecorderOptions {
   std::string trace_path;
-  // Ring files are ring_prefix + "<n>.ring"; empty = memory that dies with the
-  // process. Taken from the first start() of a process, then kept.
+  // Ring files are ring_prefix + "<n>.ring", removed by stop(); empty = memory
+  // that dies with the process.
   std::string ring_prefix;
   std::string metadata_json; // first block of the trace
   uint64_t session = 0; // random, not 0
@@ -74,13 +74,12 @@ class Recorder {
   // Drains now; for tests and for a caller about to fork or exit.
   void flush();
   RecorderStats stats();
-  // Removes this process's ring files; at exit, when nobody needs them.
-  void unlinkRings() noexcept;
 
  private:
   friend struct ThreadRing;
   Recorder();
   Ring* acquireRing() noexcept;
+  std::string ringPath(size_t index) const;
   void releaseRing(Ring* ring) noexcept;
   void drainLocked();
   void collectStatsLocked(RecorderStats& stats);
@@ -102,7 +101,6 @@ class Recorder {
   RecorderOptions options_;
   std::vector<Ring*> rings_;
   std::vector<Ring*> free_rings_; // their threads ended
-  std::vector<std::string> ring_paths_;
   std::vector<std::string> groups_;
   std::vector<Record> drain_buffer_;
   std::vector<uint64_t> drain_marks_;

@@ -42,8 +42,14 @@ class Ring {
   Ring(const std::string& path, uint64_t capacity, uint64_t session);
   ~Ring() = delete; // lives as long as the process: any thread may hold it
 
+  // Moves the ring, empty, to another file at the same address. Call it while
+  // nothing is being captured.
+  void rebind(const std::string& path, uint64_t session);
+  // Removes the file; the ring goes on in memory that dies with the process.
+  void unlinkFile() noexcept;
+
   bool fileBacked() const noexcept {
-    return file_backed_;
+    return !path_.empty();
   }
   RingHeader& header() noexcept {
     return *header_;
@@ -85,7 +91,7 @@ class Ring {
   Record* records_;
   uint64_t capacity_;
   uint64_t mask_;
-  bool file_backed_ = false;
+  std::string path_; // empty: not file-backed
 };
 
 } // namespace commprof

@@ -140,10 +140,6 @@ PYBIND11_MODULE(COMMPROF_MODULE, m) {
       [] { return Recorder::instance().enabled(); },
       "Whether records are being taken.");
   m.def(
-      "unlink_rings",
-      [] { Recorder::instance().unlinkRings(); },
-      "Removes this process's ring files.");
-  m.def(
       "mark_step",
       &markStep,
       "Records a step boundary now; `ended` is false where none ends here.",

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import statistics
 from contextlib import AbstractContextManager, nullcontext
 
 import pytest
@@ -20,7 +19,7 @@ class SilentRecorder:
     def set_enabled(self, on: bool) -> None: ...
 
 
-def run(spec: str, steps: int = 5, rank: int = 0) -> tuple[LoopResult, dict[str, list[int]]]:
+def run(spec: str, steps: int = 10, rank: int = 0) -> tuple[LoopResult, dict[str, list[int]]]:
     shard = Shard(rank, world_size=2, per_rank_batch=16, steps=steps, seed=0)
     trainee = parse_spec(spec).build(shard)
     result = train(trainee, trainee.model, SilentRecorder(), steps)
@@ -29,20 +28,21 @@ def run(spec: str, steps: int = 5, rank: int = 0) -> tuple[LoopResult, dict[str,
     return result, truth
 
 
-def median_ms(values_ns: list[int]) -> float:
-    return statistics.median(values_ns) / MS
+def least_ms(values_ns: list[int]) -> float:
+    """The step that the machine disturbed least; what adds up by itself would be in it as well."""
+    return min(values_ns) / MS
 
 
 def test_each_phase_lasts_what_was_asked() -> None:
     spec = "timed:data_ms=3,forward_ms=1/2/0/1,backward_ms=4/0/5/2,optimizer_ms=2,gradient_mb=1"
     result, truth = run(spec)
 
-    assert all(len(values) == 5 for values in truth.values())
-    assert median_ms(truth["data_ns"]) == pytest.approx(3, abs=1)
-    assert median_ms(truth["forward_ns"]) == pytest.approx(4, abs=1)
-    assert median_ms(truth["backward_ns"]) == pytest.approx(11, abs=1)
-    assert median_ms(truth["optimizer_ns"]) == pytest.approx(2, abs=1)
-    assert median_ms(result.step_ns) == pytest.approx(3 + 4 + 11 + 2, abs=2)
+    assert all(len(values) == 10 for values in truth.values())
+    assert least_ms(truth["data_ns"]) == pytest.approx(3, abs=1)
+    assert least_ms(truth["forward_ns"]) == pytest.approx(4, abs=1)
+    assert least_ms(truth["backward_ns"]) == pytest.approx(11, abs=1)
+    assert least_ms(truth["optimizer_ns"]) == pytest.approx(2, abs=1)
+    assert least_ms(result.step_ns) == pytest.approx(3 + 4 + 11 + 2, abs=2)
 
 
 def test_no_phase_ends_before_its_deadline() -> None:
@@ -55,7 +55,7 @@ def test_no_phase_ends_before_its_deadline() -> None:
 def test_large_gradients_do_not_lengthen_a_phase_that_has_time_after_them() -> None:
     _, truth = run("timed:layers=2,backward_ms=20/0,gradient_mb=0/25,forward_ms=0,data_ms=0")
 
-    assert median_ms(truth["backward_ns"]) == pytest.approx(20, abs=1)
+    assert least_ms(truth["backward_ns"]) == pytest.approx(20, abs=1)
 
 
 def test_gradients_have_their_size_and_the_rank_in_every_element() -> None:

@@ -1,0 +1,53 @@
+// Checks that count and print. A test's main() ends with `return report();`.
+#pragma once
+
+#include <atomic>
+#include <cstdio>
+#include <iostream>
+#include <sstream>
+
+namespace check {
+
+inline std::atomic<int> passed{0};
+inline std::atomic<int> failed{0};
+
+inline void note(bool good, const std::string& what, const char* file, int line) {
+  ++(good ? passed : failed);
+  if (!good) {
+    std::fprintf(stderr, "%s:%d: %s\n", file, line, what.c_str());
+  }
+}
+
+template <class A, class B>
+void equal(
+    const A& actual,
+    const B& expected,
+    const char* text,
+    const char* file,
+    int line) {
+  std::ostringstream what;
+  what << text << " is " << actual << ", not " << expected;
+  note(actual == expected, what.str(), file, line);
+}
+
+inline int report() {
+  std::printf("%d checks passed, %d failed\n", passed.load(), failed.load());
+  return failed == 0 ? 0 : 1;
+}
+
+} // namespace check
+
+#define CHECK(condition) \
+  check::note(bool(condition), "false: " #condition, __FILE__, __LINE__)
+#define CHECK_EQ(actual, expected) \
+  check::equal(actual, expected, #actual, __FILE__, __LINE__)
+#define CHECK_THROWS(type, statement)                                      \
+  do {                                                                     \
+    bool thrown = false;                                                   \
+    try {                                                                  \
+      statement;                                                           \
+    } catch (const type&) {                                                \
+      thrown = true;                                                       \
+    }                                                                      \
+    check::note(thrown, "no " #type ": " #statement, __FILE__, __LINE__);  \
+  } while (false)

@@ -1,0 +1,165 @@
+// A fork in the middle of a trace: the child is a process of its own.
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <thread>
+
+#include "check.h"
+#include "core/recorder.h"
+#include "trace_file.h"
+
+using namespace commprof;
+using trace_file::numbered;
+
+// The child may start a trace, and with it a thread.
+extern "C" const char* __tsan_default_options() {
+  return "die_after_fork=0";
+}
+
+namespace {
+
+RecorderOptions options(
+    const trace_file::Directory& directory,
+    const std::string& name,
+    uint64_t session) {
+  return {
+      directory / (name + ".trace"),
+      directory / (name + "-"),
+      "{}",
+      session,
+      /*ring_capacity=*/1024,
+      /*flush_interval_ms=*/5};
+}
+
+std::string bytesOf(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+void childHasNoTrace(const trace_file::Directory& directory) {
+  Recorder& recorder = Recorder::instance();
+  CHECK(!recorder.enabled() && !recorder.started());
+  const std::string ring = bytesOf(directory / "parent-0.ring");
+  const std::string trace = bytesOf(directory / "parent.trace");
+  for (uint64_t i = 0; i < 50; ++i) {
+    recorder.push(numbered(i)); // as a caller that checked before the fork
+  }
+  recorder.flush();
+  recorder.stop();
+  CHECK_EQ(recorder.stats().records_written, 0u);
+  CHECK_EQ(recorder.stats().rings, 0u);
+  CHECK(ring.size() > 256 && bytesOf(directory / "parent-0.ring") == ring);
+  CHECK(bytesOf(directory / "parent.trace").starts_with(trace));
+}
+
+void childStartsItsOwn(const trace_file::Directory& directory) {
+  Recorder& recorder = Recorder::instance();
+  recorder.start(options(directory, "child", 2));
+  for (uint64_t i = 0; i < 10; ++i) {
+    recorder.push(numbered(i));
+  }
+  std::thread([&] { recorder.push(numbered(10)); }).join();
+  CHECK_EQ(recorder.stats().rings, 1u + 1u);
+  recorder.stop();
+  const auto content = trace_file::read(directory / "child.trace");
+  CHECK(content.sound);
+  CHECK_EQ(content.session, 2u);
+  CHECK_EQ(content.groups.size(), 1u); // the parent's groups are its own too
+  CHECK_EQ(content.records.size(), 11u);
+}
+
+// Runs `child` in a forked process; its checks are counted here as one.
+template <class Child>
+void forked(Child&& child) {
+  const pid_t pid = fork();
+  if (pid == 0) {
+    child();
+    _exit(check::failed == 0 ? 0 : 1);
+  }
+  int status = -1;
+  CHECK_EQ(waitpid(pid, &status, 0), pid);
+  CHECK_EQ(status, 0);
+}
+
+void forkInTheMiddle(const trace_file::Directory& directory) {
+  Recorder& recorder = Recorder::instance();
+  recorder.addGroup("{\"id\": 1}");
+  recorder.start(options(directory, "parent", 1));
+  const uint32_t main_thread = Recorder::threadId();
+  uint64_t next = 0;
+  const auto pushHere = [&](int count) {
+    for (int i = 0; i < count; ++i) {
+      recorder.push(numbered(next++));
+    }
+  };
+  pushHere(100);
+  recorder.flush();
+  forked([&] {
+    childHasNoTrace(directory);
+    childStartsItsOwn(directory);
+  });
+  CHECK(std::filesystem::exists(directory / "parent-0.ring"));
+  pushHere(100);
+
+  // Another thread pushes and the flusher drains while forks happen.
+  std::atomic<bool> done{false};
+  uint64_t pushed = 0;
+  std::thread busy([&] {
+    for (; !done; ++pushed) {
+      recorder.push(numbered(pushed));
+      if (pushed % 100 == 0) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      }
+    }
+  });
+  for (int i = 0; i < 20; ++i) {
+    forked([&] {
+      for (uint64_t n = 0; n < 10; ++n) {
+        recorder.push(numbered(n));
+      }
+      CHECK(!recorder.started());
+    });
+    pushHere(10);
+  }
+  done = true;
+  busy.join();
+  recorder.stop();
+
+  const auto content = trace_file::read(directory / "parent.trace");
+  CHECK(content.sound);
+  auto threads = content.byThread();
+  CHECK_EQ(threads.size(), 2u);
+  CHECK_EQ(threads[main_thread].size(), 400u);
+  CHECK(trace_file::countUp(threads[main_thread], 0));
+  CHECK_EQ(
+      content.records.size() + recorder.stats().records_dropped, 400 + pushed);
+}
+
+void childLeavesWhileTheParentStops(const trace_file::Directory& directory) {
+  Recorder& recorder = Recorder::instance();
+  for (int i = 0; i < 20; ++i) {
+    recorder.start(options(directory, "stopping", 1));
+    recorder.push(numbered(1));
+    std::thread stopper([&] { recorder.stop(); });
+    forked([&] {
+      CHECK(!recorder.started());
+      recorder.start(options(directory, "stopped", 2));
+      recorder.push(numbered(1));
+      recorder.stop();
+      CHECK_EQ(
+          trace_file::read(directory / "stopped.trace").records.size(), 1u);
+    });
+    stopper.join();
+    CHECK_EQ(trace_file::read(directory / "stopping.trace").end.size(), 1u);
+  }
+}
+
+} // namespace
+
+int main() {
+  const trace_file::Directory directory;
+  forkInTheMiddle(directory);
+  childLeavesWhileTheParentStops(directory);
+  CHECK_EQ(directory.count(".ring"), 0u);
+  return check::report();
+}

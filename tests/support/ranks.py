@@ -1,0 +1,98 @@
+"""Runs a job's ranks as processes, on this host or one per namespace."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+from commprof.launch.job import Job
+from commprof.trace.run_directory import WorldRun, read_world, world_directory
+
+from tests.support.netns import Hosts
+
+_TIMEOUT_S = 120
+
+
+def run_on_hosts(hosts: Hosts, run: Path, workload: str, steps: int) -> WorldRun:
+    """One rank per host; returns what they left."""
+    world_size = len(hosts.names)
+    env = {"MASTER_ADDR": hosts.address(0), "GLOO_SOCKET_IFNAME": "eth0"}
+    job_path = _save(run, workload, world_size, steps)
+    command = [sys.executable, "-m", "commprof.launch.worker", str(job_path)]
+    processes = [
+        hosts.popen(rank, command, {**env, **_rank_env(rank, world_size, 29500)})
+        for rank in range(world_size)
+    ]
+    _wait(processes)
+    return read_world(run, world_size)
+
+
+def run_here(run: Path, workload: str, world_size: int, steps: int) -> WorldRun:
+    """All ranks on this host; returns what they left."""
+    from commprof.launch.elastic import launch
+
+    job = _job(run, workload, world_size, steps)
+    launch(job, job.directory / "logs")
+    return read_world(run, world_size)
+
+
+def run_module(module: str, arguments: list[str], world_size: int) -> list[str]:
+    """Runs ``python -m module`` as every rank of this host; returns their outputs."""
+    port = free_port()
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-m", module, *arguments],
+            env={**os.environ, "MASTER_ADDR": "localhost", **_rank_env(rank, world_size, port)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(world_size)
+    ]
+    return _wait(processes)
+
+
+def free_port() -> int:
+    """A TCP port of localhost that nobody uses now."""
+    with socket.socket() as probe:
+        probe.bind(("localhost", 0))
+        return int(probe.getsockname()[1])
+
+
+def _job(run: Path, workload: str, world_size: int, steps: int) -> Job:
+    directory = world_directory(run, world_size)
+    directory.mkdir(parents=True, exist_ok=True)
+    return Job(workload, world_size, directory, steps=steps, hook=False)
+
+
+def _save(run: Path, workload: str, world_size: int, steps: int) -> Path:
+    job = _job(run, workload, world_size, steps)
+    path = job.directory / "job.json"
+    job.save(path)
+    return path
+
+
+def _rank_env(rank: int, world_size: int, port: int) -> dict[str, str]:
+    return {
+        "RANK": str(rank),
+        "LOCAL_RANK": "0",
+        "WORLD_SIZE": str(world_size),
+        "MASTER_PORT": str(port),
+        "OMP_NUM_THREADS": "1",
+    }
+
+
+def _wait(processes: list[subprocess.Popen[str]]) -> list[str]:
+    outputs = []
+    for process in processes:
+        try:
+            outputs.append(process.communicate(timeout=_TIMEOUT_S)[0])
+        except subprocess.TimeoutExpired:
+            process.kill()
+            outputs.append(f"timed out; {process.communicate()[0]}")
+    failed = [text for process, text in zip(processes, outputs, strict=True) if process.returncode]
+    assert not failed, "\n".join(failed)
+    return outputs
