@@ -10,9 +10,8 @@ from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
-from torch import nn
-
 from overhead_modes import COLLECTIVE_MODES, DDP_MODES, models, watching
+from torch import nn
 
 #: name: (layers, width, batch, bucket_cap_mb, steps per block)
 SIZES = {

@@ -27,10 +27,13 @@ def remarks(
     found: list[str] = []
     found += _oversubscription(context, worlds)
     found += _above_ideal(context, worlds, scaling)
+    found += _too_short(worlds)
     for world in worlds:
         found += _about_world(world)
     if overhead is not None:
         found.append(_about_overhead(overhead))
+    if worlds:
+        found.append(_about_records(worlds[-1]))
     if context.get("capture") == "python":
         found.append(
             "Capture ran in pure Python: only the buckets of DDP were seen, no other collective, "
@@ -81,14 +84,19 @@ def _above_ideal(
     return found
 
 
+def _too_short(worlds: Sequence[WorldResult]) -> list[str]:
+    short = [world for world in worlds if world.measured_steps < _FEW_STEPS]
+    if not short:
+        return []
+    return [
+        f"Too short to say much at {_listed([w.world_size for w in short])} ranks: "
+        f"{_listed([w.measured_steps for w in short])} measured steps. Use more --steps."
+    ]
+
+
 def _about_world(world: WorldResult) -> list[str]:
     found = []
     name = f"{world.world_size} {'rank' if world.world_size == 1 else 'ranks'}"
-    if world.measured_steps < _FEW_STEPS:
-        found.append(
-            f"Too short to say much at {name}: {world.measured_steps} measured steps (of "
-            f"{world.steps}, {world.warmup_steps} were warm-up). Use more --steps."
-        )
     if _relative_spread(world) > _NOISY:
         found.append(
             f"Noisy at {name}: the middle half of the steps spreads by "
@@ -128,6 +136,16 @@ def _about_overhead(overhead: Overhead) -> str:
     if not overhead.told_apart:
         text += " It cannot be told from zero here."
     return text
+
+
+def _about_records(world: WorldResult) -> str:
+    cost_ns = world.records_per_step * world.record_cost_ns
+    share = ns_to_ms(cost_ns) / world.step_median_ms
+    return (
+        f"Recording itself: {world.records_per_step:.0f} records per step and rank at "
+        f"{world.record_cost_ns:.0f} ns each (measured in the run) are {cost_ns / 1e3:.1f} µs, "
+        f"{share:.4%} of the step at {world.world_size} ranks."
+    )
 
 
 def _work_per_sample(world: WorldResult) -> float:

@@ -81,6 +81,8 @@ class WorldResult:
     overhead: Overhead | None
     #: Median records per step of rank 0.
     records_per_step: float
+    #: What one record costs, measured in rank 0 at the end of the run.
+    record_cost_ns: float
     #: Labelled step times of the overhead block, slowest rank, in ns.
     overhead_samples: tuple[tuple[str, float], ...]
     missing_ranks: tuple[int, ...]
@@ -166,6 +168,7 @@ def _summarise(
         late_rank=find_late_rank(waited_for, float(median_ns)) if shared else None,
         overhead=overhead(labelled),
         records_per_step=_records_per_step(run, usable[0], measured[0]),
+        record_cost_ns=float(results[0]["record_cost_ns"]),
         overhead_samples=labelled,
         missing_ranks=tuple(r for r in range(run.world_size) if r not in usable),
         dropped_records=sum(trace.dropped for trace in run.traces.values()),

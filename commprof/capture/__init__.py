@@ -1,6 +1,6 @@
 """Live capture inside the training process."""
 
-from commprof.capture.attach import Attachment, attach
+from commprof.capture.attachment import Attachment, attach
 from commprof.capture.profiler import Profiler, profile
 
 __all__ = ["Attachment", "Profiler", "attach", "profile"]

@@ -102,9 +102,13 @@ class Profiler:
         """A context manager for one phase: "data", "forward", "backward", "optimizer".
 
         Raises:
-            KeyError: no such phase.
+            CommprofError: no such phase.
         """
-        return self._markers[name]
+        try:
+            return self._markers[name]
+        except KeyError:
+            allowed = ", ".join(self._markers)
+            raise CommprofError(f"unknown phase {name!r} (allowed: {allowed})") from None
 
     def set_enabled(self, on: bool) -> None:
         """Pauses or resumes recording between steps. Ranks should do it at the same step."""

@@ -194,7 +194,7 @@ class PythonRecorder:
         if self._enabled:
             self.record(Kind.STEP, self.now_ns(), op_id=step, aux=int(ended))
 
-    def PhaseMarker(self, phase: int) -> _PythonMarker:  # noqa: N802  (as in the native module)
+    def PhaseMarker(self, phase: int) -> _PythonMarker:
         """A marker for one phase."""
         return _PythonMarker(self, phase)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from typing import NoReturn, Protocol
@@ -95,5 +96,5 @@ def _run(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
         print(f"{parser.prog}: interrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:
-        sys.stdout = None  # type: ignore[assignment]  # nothing left to flush to
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115  (nothing is left to flush to)
         return 1

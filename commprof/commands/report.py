@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import argparse
 import shutil
-from dataclasses import dataclass
 from pathlib import Path
 
 from commprof.analysis.run import analyse_run
 from commprof.report import as_json, table
 
 
-@dataclass(frozen=True)
 class ReportCommand:
     """See the module."""
 
-    name: str = "report"
-    help: str = "show a recorded run again"
-    description: str = (
+    name = "report"
+    help = "show a recorded run again"
+    description = (
         "Reads the traces in a run directory and prints the report that `commprof run` printed.\n"
         "Works on runs that were cut short: whatever was recorded is shown.\n"
     )

@@ -8,7 +8,6 @@ import os
 import shlex
 import shutil
 import sys
-from dataclasses import dataclass
 from datetime import datetime, timezone
 from importlib.metadata import version
 from pathlib import Path
@@ -37,14 +36,13 @@ Workloads, as NAME or NAME:key=value,key=value; "/" separates values per layer:
 """
 
 
-@dataclass(frozen=True)
 class RunCommand:
     """See the module."""
 
-    name: str = "run"
-    help: str = "train at several world sizes and report each"
+    name = "run"
+    help = "train at several world sizes and report each"
 
-    description: str = _DESCRIPTION
+    description = _DESCRIPTION
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
         """Adds the arguments."""

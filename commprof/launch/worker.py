@@ -79,6 +79,7 @@ def _run(job: Job) -> None:
         if job.hook:
             attach(ddp)
         result = _train(job, plan, trainee, ddp, recorder)
+        record_cost_ns = recorder.record_cost_ns()
     identity = {
         "schema_version": RESULT_SCHEMA_VERSION,
         "rank": rank,
@@ -86,7 +87,10 @@ def _run(job: Job) -> None:
         "pid": os.getpid(),
     }
     measured = _measured(result, plan, trainee)
-    write_json(job.directory / f"rank_{rank}.json", {**identity, **setup, **measured})
+    write_json(
+        job.directory / f"rank_{rank}.json",
+        {**identity, **setup, **measured, "record_cost_ns": record_cost_ns},
+    )
     dist.barrier()
     dist.destroy_process_group()
 

@@ -63,6 +63,7 @@ def _world(result: RunResult, world: WorldResult, scale: Scaling) -> dict[str, A
             "late_rank": world.late_rank and dataclasses.asdict(world.late_rank),
             "overhead": _overhead(world.overhead),
             "records_per_step": world.records_per_step,
+            "record_cost_ns": world.record_cost_ns,
             "dropped_records": world.dropped_records,
             "missing_ranks": list(world.missing_ranks),
             "problems": list(world.problems),

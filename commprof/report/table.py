@@ -12,14 +12,16 @@ from tabulate import tabulate
 from commprof.analysis.overhead import Overhead
 from commprof.analysis.scaling import RunResult
 
-_LEGEND = """\
-Source: every time is CLOCK_MONOTONIC in the ranks; warm-up steps are in no figure.
-step: wall time of the slowest rank, per step. samples/s: samples of all ranks over the slowest
-rank's time. efficiency: speed-up over growth in ranks. imbalance: largest over mean of the ranks'
-own work, less 1. overhead: step with capture on over off, less 1, [95 % interval].
-loss: mean over ranks and the last epoch.
-data + forward + backward + exposed + optimizer + other = step, means over ranks and steps.
-exposed: the training thread stood still for communication; wait: before the last rank had arrived,
+_SCALING_LEGEND = """\
+step: wall time of the slowest rank. samples/s: samples of all ranks over the slowest rank's time.
+efficiency: speed-up over growth in ranks. imbalance: largest over mean of the ranks' own work, less
+1. overhead: median step with capture on over off, less 1 [95 % interval]. loss: of the last epoch.
+Warm-up steps are in no figure."""
+
+_PARTS_LEGEND = """\
+Mean step in ms, over ranks and steps, by CLOCK_MONOTONIC in the ranks:
+data + forward + backward + exposed + optimizer + other = step;  exposed = wait + wire.
+exposed: the training thread stood still for communication; wait: until the last rank had arrived,
 wire: after that. hidden: communication in flight while the training thread worked."""
 
 
@@ -27,7 +29,8 @@ def render(result: RunResult, width: int) -> str:
     """The whole report; prose is wrapped to ``width`` columns, tables are as wide as they are."""
     blocks = [_heading(result, width)]
     if result.worlds:
-        blocks += [_scaling_table(result), _parts_table(result), _LEGEND]
+        blocks += [_scaling_table(result), _SCALING_LEGEND]
+        blocks += [_parts_table(result), _PARTS_LEGEND]
     notes = [f"{size} ranks: {reason}" for size, reason in result.failures]
     notes += result.remarks
     if notes:
@@ -68,10 +71,10 @@ def _scaling_table(result: RunResult) -> str:
         (
             "ranks",
             "steps+\nwarm-up",
-            "samples/s",
+            "samples\n/s",
             "step ms\nmedian",
             "\np95",
-            "speed-up",
+            "speed-\nup",
             "effi-\nciency",
             "imba-\nlance",
             "overhead",
@@ -101,16 +104,16 @@ def _parts_table(result: RunResult) -> str:
         rows,
         (
             "ranks",
-            "data\nms",
-            "+ forward\nms",
-            "+ backward\nms",
-            "+ exposed\nms",
-            "+ opti-\nmizer ms",
-            "+ other\nms",
-            "= step\nms",
+            "data",
+            "compute:\nforward",
+            "\n+ backward",
+            "exposed",
+            "opti-\nmizer",
+            "other",
+            "= step",
             "exposed:\nwait",
             "\n+ wire",
-            "hidden\nms",
+            "hidden",
         ),
     )
 
@@ -122,7 +125,7 @@ def _table(rows: Sequence[Sequence[Any]], headers: Sequence[str]) -> str:
 
 
 def _number(value: float) -> str:
-    """Four significant digits at least, no more than two decimals."""
+    """Three significant digits, or all before the point."""
     if math.isnan(value):
         return "-"
     if abs(value) >= 1000:

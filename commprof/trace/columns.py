@@ -31,7 +31,8 @@ class Collectives:
     #: Backward pass that issued it (``Finalizations.span.key``); -1 outside of one.
     graph_task: Ints
     issue_ns: Ints
-    #: Completion on the host; 0 where none was seen (killed, device-side, point-to-point).
+    #: Completion on the host. Where the backend does not report it (gloo's point-to-point and
+    #: reduce-scatter), the return of the wait for it; 0 where there is neither, and on devices.
     end_ns: Ints
 
     def __len__(self) -> int:
@@ -102,9 +103,14 @@ class Buckets:
 def collectives(trace: Trace) -> Collectives:
     """Joins each issue with its completion."""
     issues = _of_kind(trace.records, Kind.ISSUE)
+    op_id = _ints(issues["op_id"])
     ends = _of_kind(trace.records, Kind.END)
+    waits = _of_kind(trace.records, Kind.WAIT)
+    end_ns = _look_up(op_id, _ints(ends["op_id"]), _ints(ends["timestamp_ns"]))
+    waited_until_ns = _look_up(op_id, _ints(waits["op_id"]), _ints(waits["value"]))
+    on_host = issues["flags"] & schema.FLAG_DEVICE_ASYNC == 0
     return Collectives(
-        op_id=_ints(issues["op_id"]),
+        op_id=op_id,
         op=_ints(issues["op"]),
         group=_ints(issues["group"]),
         seq=_ints(issues["seq"]),
@@ -114,7 +120,7 @@ def collectives(trace: Trace) -> Collectives:
         thread=_ints(issues["thread"]),
         graph_task=_ints(issues["value"]) - 1,
         issue_ns=_ints(issues["timestamp_ns"]),
-        end_ns=_look_up(_ints(issues["op_id"]), ends),
+        end_ns=np.where((end_ns == 0) & on_host, waited_until_ns, end_ns),
     )
 
 
@@ -173,6 +179,7 @@ def finalizations(trace: Trace) -> Finalizations:
 def buckets(trace: Trace) -> Buckets:
     """Buckets of the DDP hook; empty without ``commprof.attach``."""
     records = _of_kind(trace.records, Kind.BUCKET)
+    ends = _of_kind(trace.records, Kind.BUCKET_END)
     return Buckets(
         index=_ints(records["aux"]),
         signature=records["bytes_out"].astype(np.uint64),
@@ -181,7 +188,9 @@ def buckets(trace: Trace) -> Buckets:
         thread=_ints(records["thread"]),
         ready_ns=_ints(records["timestamp_ns"]),
         launch_ns=_ints(records["value"]),
-        end_ns=_look_up(_ints(records["op_id"]), _of_kind(trace.records, Kind.BUCKET_END)),
+        end_ns=_look_up(
+            _ints(records["op_id"]), _ints(ends["op_id"]), _ints(ends["timestamp_ns"])
+        ),
     )
 
 
@@ -202,14 +211,13 @@ def _spans(records: Records, key: Ints) -> Spans:
     )
 
 
-def _look_up(op_id: Ints, ends: Records) -> Ints:
-    """For each operation the time of its end record, or 0."""
+def _look_up(op_id: Ints, keys: Ints, values: Ints) -> Ints:
+    """For each operation the value of its first row in ``keys``, or 0."""
     result = np.zeros(len(op_id), dtype=np.int64)
-    if len(ends) == 0 or len(op_id) == 0:
+    if len(keys) == 0 or len(op_id) == 0:
         return result
-    end_ids = _ints(ends["op_id"])
-    order = np.argsort(end_ids, kind="stable")
-    at = np.minimum(np.searchsorted(end_ids[order], op_id), len(ends) - 1)
-    found = end_ids[order][at] == op_id
-    result[found] = _ints(ends["timestamp_ns"])[order][at][found]
+    order = np.argsort(keys, kind="stable")
+    at = np.minimum(np.searchsorted(keys[order], op_id), len(keys) - 1)
+    found = keys[order][at] == op_id
+    result[found] = values[order][at][found]
     return result

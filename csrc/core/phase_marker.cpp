@@ -7,15 +7,18 @@ namespace commprof {
 
 namespace {
 
-thread_local PhaseMarker* t_outermost = nullptr;
+// The outermost open marker of a thread.
+struct Open {
+  const PhaseMarker* marker; // compared and never followed: it may be gone
+  uint32_t depth; // of the marker inside itself
+  uint64_t begin_ns;
+};
+constinit thread_local Open t_open{};
 
 } // namespace
 
 void markStep(uint64_t step, bool ended) noexcept {
-  if (t_outermost != nullptr) {
-    t_outermost->depth_ = 0;
-    t_outermost = nullptr;
-  }
+  t_open = {};
   Recorder& recorder = Recorder::instance();
   if (!recorder.enabled()) {
     return;
@@ -29,21 +32,27 @@ void markStep(uint64_t step, bool ended) noexcept {
   recorder.push(record);
 }
 
-void PhaseMarker::begin() noexcept {
-  if (t_outermost == nullptr) {
-    t_outermost = this;
-    begin_ns_ = nowNs();
+PhaseMarker::~PhaseMarker() {
+  if (t_open.marker == this) {
+    t_open = {};
   }
-  if (t_outermost == this) {
-    ++depth_;
+}
+
+void PhaseMarker::begin() noexcept {
+  if (t_open.marker == nullptr) {
+    t_open = {this, 0, nowNs()};
+  }
+  if (t_open.marker == this) {
+    ++t_open.depth;
   }
 }
 
 void PhaseMarker::end() noexcept {
-  if (t_outermost != this || --depth_ > 0) {
+  if (t_open.marker != this || --t_open.depth > 0) {
     return;
   }
-  t_outermost = nullptr;
+  const uint64_t begin_ns = t_open.begin_ns;
+  t_open = {};
   Recorder& recorder = Recorder::instance();
   if (!recorder.enabled()) {
     return;
@@ -52,7 +61,7 @@ void PhaseMarker::end() noexcept {
   record.kind = Kind::kPhase;
   record.aux = phase_;
   record.thread = Recorder::threadId();
-  record.timestamp_ns = begin_ns_;
+  record.timestamp_ns = begin_ns;
   record.value = nowNs();
   recorder.push(record);
 }

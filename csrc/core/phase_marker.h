@@ -10,20 +10,22 @@ namespace commprof {
 void markStep(uint64_t step, bool ended) noexcept;
 
 // One phase of a step. Markers may nest; only the outermost one of a thread is
-// recorded, so that the phases of a step never overlap. begin() and end() come
-// from the same thread. A marker left open (an exception that skipped its end)
-// is forgotten at the next step boundary.
+// recorded, so that the phases of a step never overlap. Threads may share a
+// marker: each counts for itself, and begin() and end() come from the same
+// thread. A marker left open (an exception that skipped its end) is forgotten
+// at the next step boundary of its thread.
 class PhaseMarker {
  public:
   explicit PhaseMarker(uint8_t phase) noexcept : phase_(phase) {}
+  ~PhaseMarker();
+  PhaseMarker(const PhaseMarker&) = delete;
+  PhaseMarker& operator=(const PhaseMarker&) = delete;
+
   void begin() noexcept;
   void end() noexcept;
 
  private:
-  friend void markStep(uint64_t step, bool ended) noexcept;
   const uint8_t phase_;
-  uint32_t depth_ = 0; // of this marker inside itself
-  uint64_t begin_ns_ = 0;
 };
 
 // Mean time of one push() with its clock reading, in nanoseconds, measured on

@@ -16,31 +16,6 @@
 
 namespace commprof {
 
-// The calling thread's ring; handed back for reuse when the thread ends.
-struct ThreadRing {
-  Ring* ring = nullptr;
-  uint64_t generation = 0;
-  ~ThreadRing();
-};
-
-namespace {
-
-// Changes in a forked child, where the parent's rings must not be touched.
-std::atomic<uint64_t> g_generation{1};
-thread_local ThreadRing t_ring;
-
-// More threads than this record into memory bounded elsewhere: not at all.
-constexpr size_t kMaxRings = 256;
-
-} // namespace
-
-ThreadRing::~ThreadRing() {
-  if (ring != nullptr &&
-      generation == g_generation.load(std::memory_order_relaxed)) {
-    Recorder::instance().releaseRing(ring);
-  }
-}
-
 Recorder& Recorder::instance() {
   static Recorder* recorder = new Recorder();
   return *recorder;
@@ -63,7 +38,8 @@ void Recorder::start(const RecorderOptions& options) {
   if (options.session == 0 || options.flush_interval_ms == 0) {
     throw std::invalid_argument("session and flush_interval_ms must not be 0");
   }
-  std::lock_guard<std::mutex> lock(mutex_);
+  const std::lock_guard<std::mutex> session(session_mutex_);
+  const std::lock_guard<std::mutex> lock(mutex_);
   if (started()) {
     throw std::logic_error("capture is already running in this process");
   }
@@ -74,154 +50,159 @@ void Recorder::start(const RecorderOptions& options) {
         writer->error(), std::generic_category(), options.trace_path);
   }
   options_ = options;
-  for (size_t i = 0; i < rings_.size(); ++i) {
-    rings_[i]->rebind(ringPath(i), options.session);
-  }
-  records_written_ = 0;
+  pool_.open(options.ring_prefix, capacity, options.session);
+  stats_ = RecorderStats{};
   unrecorded_.store(0);
-  writer_ = std::move(writer);
-  for (const std::string& group : groups_) {
-    writer_->writeJson(BlockType::kGroup, group);
-  }
+  groups_written_ = 0;
+  complained_ = false;
   stopping_ = false;
+  writer_ = std::move(writer);
+  drainLocked(); // the groups known so far
+  startFlusherLocked();
+  started_.store(true);
+  enabled_.store(true);
+}
+
+void Recorder::startFlusherLocked() {
   // Signals belong to the user's threads.
   sigset_t all;
   sigset_t before;
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &before);
-  flusher_ = std::make_unique<std::thread>([this] { flusherLoop(); });
+  try {
+    flusher_ = std::make_unique<std::thread>([this] { flusherLoop(); });
+  } catch (...) {
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    writer_.reset();
+    pool_.close();
+    throw;
+  }
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
-  started_.store(true);
-  enabled_.store(true);
 }
 
 void Recorder::stop() {
   enabled_.store(false);
-  std::unique_ptr<std::thread> flusher;
+  const std::lock_guard<std::mutex> session(session_mutex_);
+  if (!started()) {
+    return;
+  }
   {
-    std::lock_guard<std::mutex> lock(mutex_);
-    if (!started()) {
-      return;
-    }
+    const std::lock_guard<std::mutex> lock(mutex_);
     stopping_ = true;
-    flusher = std::move(flusher_);
   }
   wake_.notify_all();
-  if (flusher) {
-    flusher->join();
-  }
-  std::lock_guard<std::mutex> lock(mutex_);
+  flusher_->join();
+  flusher_.reset();
+  const std::lock_guard<std::mutex> lock(mutex_);
   drainLocked();
-  RecorderStats stats;
-  collectStatsLocked(stats);
+  closeLocked();
+}
+
+void Recorder::closeLocked() {
+  collectStatsLocked();
+  stats_.records_dropped += stats_.records_unwritten;
+  stats_.records_unwritten = 0;
   char json[256];
   std::snprintf(
       json,
       sizeof(json),
       "{\"records\": %llu, \"dropped\": %llu, \"end_monotonic_ns\": %llu}",
-      (unsigned long long)stats.records_written,
-      (unsigned long long)stats.records_dropped,
+      (unsigned long long)stats_.records_written,
+      (unsigned long long)stats_.records_dropped,
       (unsigned long long)nowNs());
-  writer_->writeJson(BlockType::kEnd, json);
-  writer_.reset();
-  for (Ring* ring : rings_) {
-    ring->unlinkFile();
+  if (!writer_->writeBlock(BlockType::kEnd, json, std::strlen(json))) {
+    complainLocked();
   }
+  stats_.trace_bytes = writer_->bytesWritten();
+  stats_.write_errno = writer_->error();
+  writer_.reset();
+  pool_.close();
   started_.store(false);
+  enabled_.store(false); // a setEnabled(true) may have come in between
 }
 
 void Recorder::setEnabled(bool on) noexcept {
-  enabled_.store(on && started(), std::memory_order_relaxed);
+  enabled_.store(on && started());
+  if (!started()) {
+    enabled_.store(false);
+  }
 }
 
 void Recorder::push(const Record& record) noexcept {
-  ThreadRing& mine = t_ring;
-  if (mine.ring == nullptr ||
-      mine.generation != g_generation.load(std::memory_order_relaxed)) {
-    mine.ring = acquireRing();
-    mine.generation = g_generation.load(std::memory_order_relaxed);
-    if (mine.ring == nullptr) {
-      unrecorded_.fetch_add(1, std::memory_order_relaxed);
-      return;
-    }
-  }
-  mine.ring->push(record);
-}
-
-Ring* Recorder::acquireRing() noexcept {
-  try {
-    std::lock_guard<std::mutex> lock(mutex_);
-    if (!free_rings_.empty()) {
-      Ring* ring = free_rings_.back();
-      free_rings_.pop_back();
-      return ring;
-    }
-    if (rings_.size() >= kMaxRings || !started()) {
-      return nullptr;
-    }
-    Ring* ring = new Ring(
-        ringPath(rings_.size()), options_.ring_capacity, options_.session);
-    rings_.push_back(ring);
-    return ring;
-  } catch (...) {
-    return nullptr;
-  }
-}
-
-std::string Recorder::ringPath(size_t index) const {
-  const std::string& prefix = options_.ring_prefix;
-  return prefix.empty() ? "" : prefix + std::to_string(index) + ".ring";
-}
-
-void Recorder::releaseRing(Ring* ring) noexcept {
-  try {
-    std::lock_guard<std::mutex> lock(mutex_);
-    free_rings_.push_back(ring);
-  } catch (...) {
-    // Out of memory at a thread's end: the ring stays unused.
+  if (Ring* ring = pool_.mine()) {
+    ring->push(record);
+  } else {
+    unrecorded_.fetch_add(1, std::memory_order_relaxed);
   }
 }
 
 void Recorder::addGroup(const std::string& json) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  const std::lock_guard<std::mutex> lock(mutex_);
   groups_.push_back(json);
-  if (writer_) {
-    writer_->writeJson(BlockType::kGroup, json);
+  if (writer_ && !writeGroupsLocked()) {
+    complainLocked();
   }
 }
 
 void Recorder::flush() {
-  std::lock_guard<std::mutex> lock(mutex_);
+  const std::lock_guard<std::mutex> lock(mutex_);
   drainLocked();
 }
 
-// One block per drain: all rings' new records, ring by ring. What cannot be
-// written stays in the rings for the next try.
-void Recorder::drainLocked() {
+// What cannot be written waits for the next try: groups here, records in their
+// rings.
+void Recorder::drainLocked() noexcept {
   if (!writer_) {
     return;
   }
+  try {
+    if (!writeGroupsLocked() || !writeRecordsLocked()) {
+      complainLocked();
+    }
+  } catch (const std::bad_alloc&) {
+  }
+}
+
+bool Recorder::writeGroupsLocked() noexcept {
+  while (groups_written_ < groups_.size()) {
+    if (!writer_->writeJson(BlockType::kGroup, groups_[groups_written_])) {
+      return false;
+    }
+    ++groups_written_;
+  }
+  return true;
+}
+
+// One block per drain: all rings' new records, ring by ring.
+bool Recorder::writeRecordsLocked() {
+  const std::vector<Ring*> rings = pool_.rings();
   drain_buffer_.clear();
   drain_marks_.clear();
-  for (Ring* ring : rings_) {
+  for (const Ring* ring : rings) {
     drain_marks_.push_back(
         ring->peek([this](const Record* records, uint64_t count) {
           drain_buffer_.insert(drain_buffer_.end(), records, records + count);
         }));
   }
   if (drain_buffer_.empty()) {
-    return;
+    return true;
   }
-  const bool had_error = writer_->error() != 0;
-  if (writer_->writeBlock(
+  if (!writer_->writeBlock(
           BlockType::kRecords,
           drain_buffer_.data(),
           drain_buffer_.size() * sizeof(Record))) {
-    for (size_t i = 0; i < rings_.size(); ++i) {
-      rings_[i]->commit(drain_marks_[i]);
-    }
-    records_written_ += drain_buffer_.size();
-  } else if (!had_error) {
+    return false;
+  }
+  for (size_t i = 0; i < rings.size(); ++i) {
+    rings[i]->commit(drain_marks_[i]);
+  }
+  stats_.records_written += drain_buffer_.size();
+  return true;
+}
+
+void Recorder::complainLocked() noexcept {
+  if (!complained_) {
+    complained_ = true;
     std::fprintf(
         stderr,
         "commprof: cannot write %s: %s. Training goes on; the newest records "
@@ -231,27 +212,28 @@ void Recorder::drainLocked() {
   }
 }
 
-void Recorder::collectStatsLocked(RecorderStats& stats) {
-  stats.records_written = records_written_;
-  stats.records_dropped = unrecorded_.load();
-  stats.rings = rings_.size();
-  for (Ring* ring : rings_) {
-    RingHeader& header = ring->header();
-    stats.records_dropped += header.dropped.load();
-    stats.records_unwritten += header.head.load() - header.tail.load();
-    stats.rings_in_private_memory += ring->fileBacked() ? 0 : 1;
+void Recorder::collectStatsLocked() {
+  const std::vector<Ring*> rings = pool_.rings();
+  stats_.records_dropped = unrecorded_.load();
+  stats_.records_unwritten = 0;
+  stats_.rings = rings.size();
+  stats_.rings_in_private_memory = 0;
+  for (Ring* ring : rings) {
+    const RingHeader& header = ring->header();
+    stats_.records_dropped += header.dropped.load();
+    stats_.records_unwritten += header.head.load() - header.tail.load();
+    stats_.rings_in_private_memory += ring->fileBacked() ? 0 : 1;
   }
-  if (writer_) {
-    stats.trace_bytes = writer_->bytesWritten();
-    stats.write_errno = writer_->error();
-  }
+  stats_.trace_bytes = writer_->bytesWritten();
+  stats_.write_errno = writer_->error();
 }
 
 RecorderStats Recorder::stats() {
-  std::lock_guard<std::mutex> lock(mutex_);
-  RecorderStats stats;
-  collectStatsLocked(stats);
-  return stats;
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (writer_) {
+    collectStatsLocked();
+  }
+  return stats_;
 }
 
 void Recorder::flusherLoop() {
@@ -264,11 +246,15 @@ void Recorder::flusherLoop() {
 }
 
 void Recorder::beforeFork() {
+  instance().session_mutex_.lock();
   instance().mutex_.lock();
+  instance().pool_.beforeFork();
 }
 
 void Recorder::afterForkParent() {
+  instance().pool_.afterForkParent();
   instance().mutex_.unlock();
+  instance().session_mutex_.unlock();
 }
 
 // The child has one thread and shares the parent's files: let go of all of it.
@@ -276,14 +262,14 @@ void Recorder::afterForkChild() {
   Recorder& self = instance();
   self.enabled_.store(false);
   self.started_.store(false);
-  g_generation.fetch_add(1);
-  self.rings_.clear();
-  self.free_rings_.clear();
+  self.pool_.afterForkChild();
   self.options_ = RecorderOptions{};
+  self.stats_ = RecorderStats{};
   (void)self.flusher_.release(); // its thread does not exist here
   self.writer_.reset();
   new (&self.wake_) std::condition_variable();
   self.mutex_.unlock();
+  self.session_mutex_.unlock();
 }
 
 } // namespace commprof

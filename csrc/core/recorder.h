@@ -1,7 +1,7 @@
 // Takes records from any thread and appends them to this process's trace file.
 //
-// push() is wait-free, allocates only a thread's first ring, and takes no lock.
-// A helper thread drains the rings; training threads never do file I/O except
+// push() is wait-free; only a thread's first one takes a lock, to get a ring. A
+// helper thread drains the rings; training threads never do file I/O except
 // once per new process group. start() and stop() may be called again and again.
 #pragma once
 
@@ -14,7 +14,7 @@
 #include <thread>
 #include <vector>
 
-#include "core/ring.h"
+#include "core/ring_pool.h"
 #include "core/trace_writer.h"
 
 namespace commprof {
@@ -32,7 +32,7 @@ struct RecorderOptions {
 
 struct RecorderStats {
   uint64_t records_written = 0;
-  uint64_t records_dropped = 0; // a ring was full
+  uint64_t records_dropped = 0; // a ring was full, or none was left
   uint64_t records_unwritten = 0; // still in the rings
   uint64_t trace_bytes = 0;
   uint64_t rings = 0;
@@ -48,7 +48,9 @@ class Recorder {
   // Opens the trace and enables capture. Throws std::logic_error when already
   // started, std::invalid_argument, or std::system_error naming the file.
   void start(const RecorderOptions& options);
-  // Disables capture, drains, writes the closing block. Idempotent.
+  // Disables capture, drains, writes the closing block, removes the ring files.
+  // What could not be written by then counts as dropped. Idempotent; of several
+  // callers, each returns once capture has stopped.
   void stop();
   bool started() const noexcept {
     return started_.load(std::memory_order_relaxed);
@@ -73,17 +75,19 @@ class Recorder {
   void addGroup(const std::string& json);
   // Drains now; for tests and for a caller about to fork or exit.
   void flush();
+  // Of the trace that is open, else of the one closed last.
   RecorderStats stats();
 
  private:
-  friend struct ThreadRing;
   Recorder();
-  Ring* acquireRing() noexcept;
-  std::string ringPath(size_t index) const;
-  void releaseRing(Ring* ring) noexcept;
-  void drainLocked();
-  void collectStatsLocked(RecorderStats& stats);
+  void startFlusherLocked();
   void flusherLoop();
+  void drainLocked() noexcept;
+  bool writeGroupsLocked() noexcept;
+  bool writeRecordsLocked();
+  void complainLocked() noexcept;
+  void closeLocked();
+  void collectStatsLocked();
   static void beforeFork();
   static void afterForkParent();
   static void afterForkChild();
@@ -91,20 +95,24 @@ class Recorder {
   std::atomic<bool> enabled_{false};
   std::atomic<bool> started_{false};
   std::atomic<uint64_t> op_id_{0};
-  std::atomic<uint64_t> unrecorded_{0}; // no ring could be made
+  std::atomic<uint64_t> unrecorded_{0}; // pushed by threads without a ring
 
-  std::mutex mutex_; // everything below
+  RingPool pool_;
+
+  std::mutex session_mutex_; // one start() or stop() at a time
+  std::unique_ptr<std::thread> flusher_;
+
+  std::mutex mutex_; // everything below; taken after session_mutex_
   std::condition_variable wake_;
   bool stopping_ = false;
-  std::unique_ptr<std::thread> flusher_;
+  bool complained_ = false; // of this trace, on stderr
   std::unique_ptr<TraceWriter> writer_;
   RecorderOptions options_;
-  std::vector<Ring*> rings_;
-  std::vector<Ring*> free_rings_; // their threads ended
+  RecorderStats stats_;
   std::vector<std::string> groups_;
+  size_t groups_written_ = 0;
   std::vector<Record> drain_buffer_;
   std::vector<uint64_t> drain_marks_;
-  uint64_t records_written_ = 0;
 };
 
 } // namespace commprof

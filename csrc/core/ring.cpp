@@ -4,25 +4,28 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <new>
+#include <utility>
 
 namespace commprof {
 
 namespace {
 
-// A mapping of `bytes` zero bytes of a new file, or MAP_FAILED. With an address
-// it replaces what is mapped there.
-void* mapFile(const std::string& path, size_t bytes, void* address) {
+// A mapping of `bytes` zero bytes in a new file, or MAP_FAILED.
+void* mapFile(const std::string& path, size_t bytes) noexcept {
   const int fd =
       open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
   if (fd < 0) {
     return MAP_FAILED;
   }
-  const int fixed = address == nullptr ? 0 : MAP_FIXED;
+  int error = 0;
+  do {
+    error = posix_fallocate(fd, 0, off_t(bytes));
+  } while (error == EINTR); // a signal to the training thread is no full disk
   void* memory = MAP_FAILED;
-  if (posix_fallocate(fd, 0, off_t(bytes)) == 0) {
-    memory =
-        mmap(address, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | fixed, fd, 0);
+  if (error == 0) {
+    memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
   }
   close(fd);
   if (memory == MAP_FAILED) {
@@ -31,41 +34,73 @@ void* mapFile(const std::string& path, size_t bytes, void* address) {
   return memory;
 }
 
-void* mapMemory(size_t bytes, void* address) {
-  const int fixed = address == nullptr ? 0 : MAP_FIXED;
-  const int flags = MAP_PRIVATE | MAP_ANONYMOUS | fixed;
-  return mmap(address, bytes, PROT_READ | PROT_WRITE, flags, -1, 0);
+void* mapMemory(size_t bytes) noexcept {
+  const int flags = MAP_PRIVATE | MAP_ANONYMOUS;
+  return mmap(nullptr, bytes, PROT_READ | PROT_WRITE, flags, -1, 0);
 }
 
 } // namespace
 
 Ring::Ring(const std::string& path, uint64_t capacity, uint64_t session)
-    : header_(nullptr), capacity_(capacity), mask_(capacity - 1) {
-  rebind(path, session);
-}
-
-void Ring::rebind(const std::string& path, uint64_t session) {
-  unlinkFile();
-  const size_t bytes = sizeof(RingHeader) + capacity_ * sizeof(Record);
-  void* memory = path.empty() ? MAP_FAILED : mapFile(path, bytes, header_);
-  if (memory != MAP_FAILED) {
-    path_ = path;
-  } else {
-    memory = mapMemory(bytes, header_);
-  }
+    : capacity_(capacity), mask_(capacity - 1), path_(path) {
+  void* memory = map(session, 0);
   if (memory == MAP_FAILED) {
     throw std::bad_alloc();
   }
-  header_ = new (memory) RingHeader{};
-  header_->record_bytes = sizeof(Record);
-  header_->pid = uint32_t(getpid());
-  header_->capacity = capacity_;
+  header_ = static_cast<RingHeader*>(memory);
+  records_ = reinterpret_cast<Record*>(header_ + 1);
+}
+
+size_t Ring::bytes() const noexcept {
+  return sizeof(RingHeader) + capacity_ * sizeof(Record);
+}
+
+// An empty ring at path_, or in memory if that cannot be; path_ is empty then.
+// MAP_FAILED without memory.
+void* Ring::map(uint64_t session, uint64_t position) noexcept {
+  void* memory = path_.empty() ? MAP_FAILED : mapFile(path_, bytes());
+  if (memory == MAP_FAILED) {
+    path_.clear();
+    memory = mapMemory(bytes());
+  }
+  if (memory == MAP_FAILED) {
+    return MAP_FAILED;
+  }
+  auto* header = new (memory) RingHeader{};
+  header->record_bytes = sizeof(Record);
+  header->pid = uint32_t(getpid());
+  header->capacity = capacity_;
+  header->session.store(session, std::memory_order_relaxed);
+  header->head.store(position, std::memory_order_relaxed);
+  header->tail.store(position, std::memory_order_relaxed);
+  header->magic.store(kRingMagic, std::memory_order_release);
+  return memory;
+}
+
+void Ring::rebind(const std::string& path, uint64_t session) noexcept {
+  unlinkFile();
+  try {
+    path_ = path;
+  } catch (const std::bad_alloc&) {
+    path_.clear();
+  }
+  const uint64_t position = header_->head.load(std::memory_order_acquire);
+  // Made elsewhere and put in place in one step: at no moment does the owning
+  // thread see no ring, or half of one.
+  void* memory = map(session, position);
+  if (memory != MAP_FAILED &&
+      mremap(
+          memory, bytes(), bytes(), MREMAP_MAYMOVE | MREMAP_FIXED, header_) !=
+          MAP_FAILED) {
+    return;
+  }
+  if (memory != MAP_FAILED) {
+    munmap(memory, bytes());
+  }
+  unlinkFile();
   header_->session.store(session, std::memory_order_relaxed);
-  records_ = reinterpret_cast<Record*>(
-      static_cast<char*>(memory) + sizeof(RingHeader));
-  // Last, so that a reader that sees the magic sees a complete header.
-  std::atomic_thread_fence(std::memory_order_release);
-  std::memcpy(header_->magic, kRingMagic, sizeof(kRingMagic));
+  header_->dropped.store(0, std::memory_order_relaxed);
+  header_->tail.store(position, std::memory_order_release);
 }
 
 void Ring::unlinkFile() noexcept {

@@ -16,10 +16,10 @@
 
 namespace commprof {
 
-inline constexpr char kRingMagic[8] = {'C', 'P', 'R', 'I', 'N', 'G', '0', '1'};
+inline constexpr uint64_t kRingMagic = 0x3130474e49525043; // "CPRING01"
 
 struct RingHeader {
-  char magic[8];
+  std::atomic<uint64_t> magic; // set last: who sees it sees a whole header
   uint32_t record_bytes;
   uint32_t pid;
   uint64_t capacity; // records; a power of two
@@ -42,9 +42,11 @@ class Ring {
   Ring(const std::string& path, uint64_t capacity, uint64_t session);
   ~Ring() = delete; // lives as long as the process: any thread may hold it
 
-  // Moves the ring, empty, to another file at the same address. Call it while
-  // nothing is being captured.
-  void rebind(const std::string& path, uint64_t session);
+  // Moves the ring, empty, to another file at the same address, for the next
+  // trace. Drain lock only. A thread that is still inside a push() of the trace
+  // before does no harm: the ring goes on counting where it was. Not
+  // file-backed afterwards if there is no room.
+  void rebind(const std::string& path, uint64_t session) noexcept;
   // Removes the file; the ring goes on in memory that dies with the process.
   void unlinkFile() noexcept;
 
@@ -87,10 +89,13 @@ class Ring {
   }
 
  private:
+  size_t bytes() const noexcept;
+  void* map(uint64_t session, uint64_t position) noexcept;
+
   RingHeader* header_;
   Record* records_;
-  uint64_t capacity_;
-  uint64_t mask_;
+  const uint64_t capacity_;
+  const uint64_t mask_;
   std::string path_; // empty: not file-backed
 };
 

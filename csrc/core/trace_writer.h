@@ -33,8 +33,6 @@ class TraceWriter {
   int error() const noexcept {
     return error_;
   }
-  // Gives up the file descriptor without touching the file (forked child).
-  void abandon() noexcept;
 
  private:
   int fd_ = -1;

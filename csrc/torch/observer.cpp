@@ -45,8 +45,12 @@ struct OpPlan {
   int group = -1;
   int reduce_op = -1;
   int peer = -1; // root, source or destination rank
-  std::vector<int> inputs;
-  std::vector<int> outputs;
+  struct Buffers {
+    int argument;
+    bool is_input;
+    bool is_output; // both: in place
+  };
+  std::vector<Buffers> buffers;
 
   static std::optional<OpPlan> make(const c10::FunctionSchema& schema) {
     OpPlan plan;
@@ -68,20 +72,25 @@ struct OpPlan {
       } else if (
           moves_data && type.find("Tensor") != std::string::npos &&
           type.find('?') == std::string::npos) {
-        const bool is_output = name.rfind("output", 0) == 0;
-        const bool is_input = name.rfind("input", 0) == 0;
-        if (!is_output && plan.op != Op::kRecv &&
-            plan.op != Op::kRecvAnySource) {
-          plan.inputs.push_back(i);
-        }
-        if (!is_input && plan.op != Op::kSend) {
-          plan.outputs.push_back(i);
-        }
+        const bool receives =
+            plan.op == Op::kRecv || plan.op == Op::kRecvAnySource;
+        plan.buffers.push_back(
+            {i,
+             !name.starts_with("output") && !receives,
+             !name.starts_with("input") && plan.op != Op::kSend});
       }
     }
     return plan.group < 0 ? std::nullopt : std::optional<OpPlan>(plan);
   }
 };
+
+// The object behind a custom-class argument. The schema says what it is, so the
+// checks and the reference counting of IValue::toCustomClass are spared; the
+// IValue keeps it alive.
+template <class T>
+T& customClass(const c10::IValue& value) {
+  return static_cast<T&>(*value.toObjectRef().getSlot(0).toCapsule());
+}
 
 void addBytes(const at::Tensor& tensor, uint64_t& bytes, Record& record) {
   if (!tensor.defined()) {
@@ -97,11 +106,7 @@ void addBytes(const at::Tensor& tensor, uint64_t& bytes, Record& record) {
 void addBytes(const c10::IValue& value, uint64_t& bytes, Record& record) {
   if (value.isTensor()) {
     addBytes(value.toTensor(), bytes, record);
-  } else if (value.isTensorList()) {
-    for (const at::Tensor& tensor : value.toTensorList()) {
-      addBytes(tensor, bytes, record);
-    }
-  } else if (value.isList()) {
+  } else if (value.isList()) { // of tensors, or of lists of tensors
     for (const c10::IValue& element : value.toListRef()) {
       addBytes(element, bytes, record);
     }
@@ -123,12 +128,15 @@ void recordEnd(uint64_t op_id, Op op, bool failed) {
   recorder.push(record);
 }
 
-// Times the completion of `work` and wraps it so that waits are timed too.
-c10::intrusive_ptr<c10d::Work> watch(
-    c10::intrusive_ptr<c10d::Work> work,
-    const Record& issue) {
+// Times the completion of the Work in `result` and puts a TimedWork in its
+// place, so that waits are timed too.
+void watch(c10::IValue& result, const Record& issue) {
+  auto& holder =
+      result.toObjectRef(); // fresh from the kernel, shared by nobody
+  auto work = c10::static_intrusive_pointer_cast<c10d::Work>(
+      holder.getSlot(0).toCapsule());
   if (!work) {
-    return work;
+    return;
   }
   const uint64_t op_id = issue.op_id;
   const Op op = issue.op;
@@ -145,7 +153,10 @@ c10::intrusive_ptr<c10d::Work> watch(
       // A backend without futures: the trace then has no end for this op.
     }
   }
-  return c10::make_intrusive<TimedWork>(std::move(work), op_id, op);
+  holder.setSlot(
+      0,
+      c10::IValue::make_capsule(
+          c10::make_intrusive<TimedWork>(std::move(work), op_id, op)));
 }
 
 // The kernel in front of one operator at one dispatch key.
@@ -159,9 +170,8 @@ class Interposer final : public c10::OperatorKernel {
       c10::DispatchKeySet keys,
       torch::jit::Stack* stack) {
     const size_t base = stack->size() - op.schema().arguments().size();
-    const auto group =
-        (*stack)[base + plan_.group].toCustomClass<c10d::ProcessGroup>();
-    GroupInfo& info = groupInfo(*group);
+    GroupInfo& info = groupInfo(
+        customClass<c10d::ProcessGroup>((*stack)[base + plan_.group]));
     // Counted with capture off as well: ranks must agree on the numbers.
     const uint32_t seq = isPointToPoint(plan_.op)
         ? 0
@@ -182,8 +192,7 @@ class Interposer final : public c10::OperatorKernel {
     if (op.schema().returns().empty()) {
       recordBlockingCall(issue); // e.g. monitored_barrier
     } else {
-      stack->back() =
-          c10::IValue(watch(stack->back().toCustomClass<c10d::Work>(), issue));
+      watch(stack->back(), issue);
     }
   }
 
@@ -193,15 +202,15 @@ class Interposer final : public c10::OperatorKernel {
     record.kind = Kind::kIssue;
     record.op = plan_.op;
     record.thread = Recorder::threadId();
-    for (const int i : plan_.inputs) {
-      addBytes(stack[base + i], record.bytes_in, record);
-    }
-    for (const int i : plan_.outputs) {
-      addBytes(stack[base + i], record.bytes_out, record);
+    for (const OpPlan::Buffers& buffers : plan_.buffers) {
+      uint64_t bytes = 0;
+      addBytes(stack[base + buffers.argument], bytes, record);
+      record.bytes_in += buffers.is_input ? bytes : 0;
+      record.bytes_out += buffers.is_output ? bytes : 0;
     }
     if (plan_.reduce_op >= 0) {
       record.reduce_op = uint8_t(
-          stack[base + plan_.reduce_op].toCustomClass<c10d::ReduceOp>()->op_);
+          customClass<c10d::ReduceOp>(stack[base + plan_.reduce_op]).op_);
     }
     if (plan_.peer >= 0) {
       record.aux = uint32_t(stack[base + plan_.peer].toInt());

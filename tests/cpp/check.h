@@ -11,7 +11,11 @@ namespace check {
 inline std::atomic<int> passed{0};
 inline std::atomic<int> failed{0};
 
-inline void note(bool good, const std::string& what, const char* file, int line) {
+inline void note(
+    bool good,
+    const std::string& what,
+    const char* file,
+    int line) {
   ++(good ? passed : failed);
   if (!good) {
     std::fprintf(stderr, "%s:%d: %s\n", file, line, what.c_str());
@@ -41,13 +45,13 @@ inline int report() {
   check::note(bool(condition), "false: " #condition, __FILE__, __LINE__)
 #define CHECK_EQ(actual, expected) \
   check::equal(actual, expected, #actual, __FILE__, __LINE__)
-#define CHECK_THROWS(type, statement)                                      \
-  do {                                                                     \
-    bool thrown = false;                                                   \
-    try {                                                                  \
-      statement;                                                           \
-    } catch (const type&) {                                                \
-      thrown = true;                                                       \
-    }                                                                      \
-    check::note(thrown, "no " #type ": " #statement, __FILE__, __LINE__);  \
+#define CHECK_THROWS(type, statement)                                     \
+  do {                                                                    \
+    bool thrown = false;                                                  \
+    try {                                                                 \
+      statement;                                                          \
+    } catch (const type&) {                                               \
+      thrown = true;                                                      \
+    }                                                                     \
+    check::note(thrown, "no " #type ": " #statement, __FILE__, __LINE__); \
   } while (false)

@@ -68,8 +68,7 @@ void countersStayReadable(const trace_file::Directory& directory) {
   CHECK_EQ(stats.records_written, 128u);
   CHECK_EQ(stats.records_dropped, 6u);
   CHECK_EQ(
-      stats.trace_bytes,
-      std::filesystem::file_size(directory / "one.trace"));
+      stats.trace_bytes, std::filesystem::file_size(directory / "one.trace"));
   CHECK_EQ(stats.write_errno, 0);
 }
 

@@ -96,8 +96,8 @@ void refusedThreadAsksAgain(const trace_file::Directory& directory) {
   }
   recorder.push(numbered(3));
   recorder.stop();
-  const auto mine =
-      trace_file::read(directory / "refused.trace").byThread()[Recorder::threadId()];
+  const auto mine = trace_file::read(directory / "refused.trace")
+                        .byThread()[Recorder::threadId()];
   CHECK(!mine.empty() && mine.back().op_id == 3);
 }
 
@@ -141,8 +141,8 @@ void pushWhileStopping(const trace_file::Directory& directory) {
         if (recorder.enabled()) {
           recorder.push(numbered(n));
         }
-        if (n % 64 == 0) {
-          std::this_thread::yield();
+        if (n % 256 == 0) {
+          std::this_thread::sleep_for(std::chrono::microseconds(50));
         }
       }
     });
@@ -203,10 +203,10 @@ void stopAndStartRace(const trace_file::Directory& directory) {
 int main() {
   const trace_file::Directory directory;
   ringsAreReused(directory);
-  ringsAreBounded(directory);
-  refusedThreadAsksAgain(directory);
   pushAtThreadEnd(directory);
   pushWhileStopping(directory);
   stopAndStartRace(directory);
+  ringsAreBounded(directory);
+  refusedThreadAsksAgain(directory);
   return check::report();
 }

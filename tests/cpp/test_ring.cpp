@@ -12,6 +12,13 @@ using trace_file::numbered;
 
 namespace {
 
+// Rings are never destroyed; the leak checker is to find these.
+Ring& makeRing(const std::string& path, uint64_t capacity, uint64_t session) {
+  static auto& rings = *new std::vector<Ring*>();
+  rings.push_back(new Ring(path, capacity, session));
+  return *rings.back();
+}
+
 std::vector<uint64_t> drain(Ring& ring) {
   std::vector<uint64_t> numbers;
   ring.commit(ring.peek([&](const Record* records, uint64_t count) {
@@ -23,7 +30,7 @@ std::vector<uint64_t> drain(Ring& ring) {
 }
 
 void wrapsAround() {
-  Ring& ring = *new Ring("", 8, 1);
+  Ring& ring = makeRing("", 8, 1);
   uint64_t next = 0;
   uint64_t expected = 0;
   // 5 at a time through 8 slots: the runs begin at every slot and wrap.
@@ -42,7 +49,7 @@ void wrapsAround() {
 }
 
 void peekWithoutCommitKeeps() {
-  Ring& ring = *new Ring("", 4, 1);
+  Ring& ring = makeRing("", 4, 1);
   ring.push(numbered(7));
   int calls = 0;
   ring.peek([&](const Record*, uint64_t) { ++calls; });
@@ -56,7 +63,7 @@ void peekWithoutCommitKeeps() {
 }
 
 void fullRingDropsTheNewest() {
-  Ring& ring = *new Ring("", 8, 1);
+  Ring& ring = makeRing("", 8, 1);
   for (uint64_t i = 0; i < 20; ++i) {
     ring.push(numbered(i));
   }
@@ -77,7 +84,7 @@ bool isFull(Ring& ring) {
 
 // `patient` waits while the ring is full; the other loses records.
 void twoThreads(uint64_t count, bool patient) {
-  Ring& ring = *new Ring("", 1024, 1);
+  Ring& ring = makeRing("", 1024, 1);
   std::atomic<bool> done{false};
   std::thread producer([&] {
     for (uint64_t i = 0; i < count; ++i) {
@@ -107,7 +114,7 @@ void twoThreads(uint64_t count, bool patient) {
 
 void fileOutlivesTheMapping(const trace_file::Directory& directory) {
   const std::string path = directory / "a.ring";
-  Ring& ring = *new Ring(path, 8, 42);
+  Ring& ring = makeRing(path, 8, 42);
   CHECK(ring.fileBacked());
   for (uint64_t i = 0; i < 11; ++i) {
     ring.push(numbered(i));
@@ -132,12 +139,63 @@ void fileOutlivesTheMapping(const trace_file::Directory& directory) {
   CHECK_EQ(op_id, 10u);
 }
 
+void rebindMovesToAnEmptyFile(const trace_file::Directory& directory) {
+  Ring& ring = makeRing(directory / "first.ring", 8, 1);
+  for (uint64_t i = 0; i < 11; ++i) {
+    ring.push(numbered(i)); // 8 fit
+  }
+  const RingHeader* before = &ring.header();
+  ring.rebind(directory / "second.ring", 2);
+  CHECK(!std::filesystem::exists(directory / "first.ring"));
+  CHECK(std::filesystem::exists(directory / "second.ring"));
+  CHECK_EQ(&ring.header(), before);
+  CHECK_EQ(ring.header().session.load(), 2u);
+  CHECK_EQ(ring.header().dropped.load(), 0u);
+  CHECK(drain(ring).empty());
+  for (uint64_t i = 0; i < 8; ++i) {
+    ring.push(numbered(i));
+  }
+  CHECK_EQ(drain(ring).size(), 8u);
+  {
+    const trace_file::FullDisk full(300);
+    ring.rebind(directory / "third.ring", 3);
+  }
+  CHECK(!ring.fileBacked());
+  CHECK_EQ(ring.header().session.load(), 3u);
+  ring.push(numbered(9));
+  CHECK_EQ(drain(ring).at(0), 9u);
+  ring.rebind(directory / "fourth.ring", 4);
+  CHECK(ring.fileBacked());
+  ring.unlinkFile();
+  CHECK(!std::filesystem::exists(directory / "fourth.ring"));
+  ring.push(numbered(10)); // goes on in memory
+  CHECK_EQ(drain(ring).at(0), 10u);
+}
+
+// A thread may be inside push() while the ring is moved: whatever it stores,
+// the ring stays within its bounds.
+void rebindUnderAPusher(const trace_file::Directory& directory) {
+  Ring& ring = makeRing(directory / "moving.ring", 64, 1);
+  std::atomic<bool> done{false};
+  std::thread pusher([&] {
+    for (uint64_t i = 0; !done; ++i) {
+      ring.push(numbered(i));
+    }
+  });
+  for (uint64_t session = 2; session < 200; ++session) {
+    ring.rebind(directory / "moving.ring", session);
+    CHECK(drain(ring).size() <= 64);
+  }
+  done = true;
+  pusher.join();
+}
+
 void noFileGivesPrivateMemory(const trace_file::Directory& directory) {
-  CHECK(!(new Ring(directory / "missing/a.ring", 8, 1))->fileBacked());
-  CHECK(!(new Ring(directory / "a.ring", 8, 1))->fileBacked()); // exists
+  CHECK(!makeRing(directory / "missing/a.ring", 8, 1).fileBacked());
+  CHECK(!makeRing(directory / "a.ring", 8, 1).fileBacked()); // exists
   {
     const trace_file::FullDisk full(300); // posix_fallocate fails
-    Ring& ring = *new Ring(directory / "full.ring", 8, 1);
+    Ring& ring = makeRing(directory / "full.ring", 8, 1);
     CHECK(!ring.fileBacked());
     ring.push(numbered(1));
     CHECK_EQ(drain(ring).size(), 1u);
@@ -155,6 +213,8 @@ int main() {
   twoThreads(1'000'000, /*patient=*/true);
   twoThreads(1'000'000, /*patient=*/false);
   fileOutlivesTheMapping(directory);
+  rebindMovesToAnEmptyFile(directory);
+  rebindUnderAPusher(directory);
   noFileGivesPrivateMemory(directory);
   return check::report();
 }

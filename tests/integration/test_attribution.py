@@ -15,7 +15,6 @@ from commprof.analysis.scaling import scale
 from commprof.analysis.world import WorldResult, analyse_world
 from commprof.trace import columns
 from commprof.trace.run_directory import WorldRun
-
 from tests.support import netns
 from tests.support.ranks import run_here, run_on_hosts
 
@@ -125,4 +124,5 @@ def test_a_late_rank_is_named_and_wire_time_stays(tmp_path: Path, phase: str) ->
         wire_ms = [result.ranks[rank].parts.wire_ms for result in (before, after)]
         assert wire_ms[1] == pytest.approx(wire_ms[0], abs=1.5)
     context = {"machine": {"usable_cpu_count": 2}, "threads_per_rank": 1}
-    assert any("Rank 1 comes late" in line for line in remarks(context, [after], scale([after]), None))
+    said = remarks(context, [after], scale([after]), None)
+    assert any("Rank 1 comes late" in sentence for sentence in said)

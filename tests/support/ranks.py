@@ -10,7 +10,6 @@ from pathlib import Path
 
 from commprof.launch.job import Job
 from commprof.trace.run_directory import WorldRun, read_world, world_directory
-
 from tests.support.netns import Hosts
 
 _TIMEOUT_S = 120

@@ -1,0 +1,137 @@
+"""One rank that tries what ``commprof.attach`` promises; an assertion that fails ends it.
+
+Run as a module with the launcher's environment set; the argument is a directory.
+"""
+
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import commprof
+from commprof.errors import CommprofError
+from commprof.trace import columns
+from commprof.trace.reader import read_trace
+
+LAYERS, WIDTH = 3, 300
+LAYER_BYTES = (WIDTH * WIDTH + WIDTH) * 4
+
+
+def make() -> DistributedDataParallel:
+    """Three layers, one bucket each."""
+    model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS)))
+    return DistributedDataParallel(model, bucket_cap_mb=LAYER_BYTES / 2**20)
+
+
+def steps(ddp: DistributedDataParallel, profiler: commprof.Profiler, count: int) -> None:
+    """Trains without an optimizer."""
+    for _ in range(count):
+        ddp(torch.ones(2, WIDTH)).sum().backward()
+        ddp.zero_grad()
+        profiler.step()
+
+
+calls: list[tuple[object, int]] = []
+
+
+def zero_hook(state, bucket):
+    """A user's hook: sends nothing and returns zeros."""
+    calls.append((state, bucket.index()))
+    future = torch.futures.Future()
+    future.set_result(bucket.buffer().zero_())
+    return future
+
+
+def raises(message: str, call, error=CommprofError) -> None:
+    """``call()`` fails with the message."""
+    try:
+        call()
+    except error as caught:
+        assert message in str(caught), caught
+        return
+    raise AssertionError(f"nothing was raised; expected {message}")
+
+
+def buckets_are_timed(directory: Path) -> None:
+    """Ready, launch and completion in order; sizes and signatures those of the layers."""
+    ddp = make()
+    with commprof.profile(directory) as profiler:
+        commprof.attach(ddp)
+        steps(ddp, profiler, 4)
+    trace = read_trace(directory / f"rank_{dist.get_rank()}.trace")
+    table = columns.buckets(trace)
+    last = slice(-LAYERS, None)
+    assert len(table) >= 4
+    assert table.index[last].tolist() == list(range(LAYERS))
+    assert table.bytes[last].tolist() == [LAYER_BYTES] * LAYERS
+    assert len(set(table.signature[last].tolist())) == 1  # equal layers
+    assert (table.ready_ns < table.launch_ns).all()
+    assert (table.launch_ns <= np.maximum(table.end_ns, table.launch_ns)).all()
+    assert (table.end_ns > table.ready_ns).all()
+    phases = columns.phases(trace)
+    assert {"forward", "backward"} <= {trace.metadata["phases"][key] for key in phases.key}
+
+
+def hooks_run_inside(directory: Path) -> None:
+    """The user's hook, given at once or registered later, replaces the all-reduce."""
+    given, registered, switched = make(), make(), make()
+    with commprof.profile(directory) as profiler:
+        commprof.attach(given, hook=zero_hook, state="given")
+        commprof.attach(registered)
+        registered.register_comm_hook("registered", zero_hook)
+        raises(
+            "only be called once",
+            lambda: registered.register_comm_hook(None, zero_hook),
+            RuntimeError,
+        )
+        attachment = commprof.attach(switched)
+        for ddp, state in ((given, "given"), (registered, "registered")):
+            calls.clear()
+            ddp(torch.ones(2, WIDTH)).sum().backward()
+            assert {seen for seen, _ in calls} == {state}
+            assert all(not p.grad.any() for p in ddp.parameters())
+        calls.clear()
+        steps(switched, profiler, 1)
+        assert not calls
+        attachment.set_hook(zero_hook, "switched")
+        steps(switched, profiler, 1)
+        assert calls
+        calls.clear()
+        attachment.set_hook(None)
+        attachment.remove()
+        removed_ns = time.monotonic_ns()
+        switched(torch.ones(2, WIDTH)).sum().backward()
+        assert not calls
+        assert all(p.grad.any() for p in switched.parameters())
+    table = columns.buckets(read_trace(directory / f"rank_{dist.get_rank()}.trace"))
+    assert len(table) > 0
+    assert (table.ready_ns < removed_ns).all()
+
+
+def misuse_is_refused(directory: Path) -> None:
+    """One clear error each."""
+    hooked = make()
+    hooked.register_comm_hook(None, zero_hook)
+    raises("already has a communication hook", lambda: commprof.attach(hooked))
+    raises("takes a DistributedDataParallel", lambda: commprof.attach(nn.Linear(2, 2)))
+    attached = make()
+    commprof.attach(attached)
+    raises("already has a communication hook", lambda: commprof.attach(attached))
+
+
+def main() -> None:
+    """All of them."""
+    dist.init_process_group("gloo")
+    for check in (buckets_are_timed, hooks_run_inside, misuse_is_refused):
+        check(Path(sys.argv[1]) / check.__name__)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
