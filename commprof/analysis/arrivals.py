@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -9,6 +10,10 @@ import numpy as np
 
 from commprof.trace.columns import Collectives, Ints
 from commprof.trace.reader import Trace
+from commprof.trace.schema import OPS
+
+#: They have no sequence number in common with their peer.
+_POINT_TO_POINT = tuple(OPS.index(name) for name in ("send", "recv", "recv_any_source"))
 
 
 @dataclass(frozen=True)
@@ -23,6 +28,8 @@ class Arrivals:
 
 def clocks_are_shared(traces: Sequence[Trace]) -> bool:
     """True if all ranks ran on one boot of one machine, so that CLOCK_MONOTONIC is common."""
+    if len(traces) == 1:
+        return True
     keys = {
         (trace.metadata["machine"]["boot_id"], trace.metadata["machine"]["time_namespace"])
         for trace in traces
@@ -34,10 +41,10 @@ def match_arrivals(traces: Sequence[Trace], tables: Sequence[Collectives]) -> li
     """Joins collectives by (group name, sequence number) over the ranks given.
 
     A collective counts as matched when as many ranks as the group has issued the same
-    operation under the same number. Times must be on a common clock, see
+    operation under the same number, each of them once. Times must be on a common clock, see
     :func:`clocks_are_shared`.
     """
-    names: dict[str, int] = {}
+    names: dict[tuple[str, int], int] = {}
     keys, sizes, ranks = [], [], []
     for trace, table in zip(traces, tables, strict=True):
         group_key, group_size = _group_columns(trace, table, names)
@@ -51,7 +58,9 @@ def match_arrivals(traces: Sequence[Trace], tables: Sequence[Collectives]) -> li
     # Ordered by collective, then time: the last row of each collective is the late rank.
     order = np.lexsort((issue_ns, member))
     last_row = order[np.flatnonzero(np.diff(member[order], append=-1) != 0)]
-    complete = np.bincount(member) == size[last_row]
+    issued = np.bincount(member)
+    distinct = np.bincount(np.unique(np.stack([member, rank]), axis=1)[0], minlength=len(issued))
+    complete = (issued == size[last_row]) & (distinct == issued)
     last_ns = np.where(complete, issue_ns[last_row], 0)[member]
     late = np.where(complete, rank[last_row], -1)[member]
     bounds = np.cumsum([len(table) for table in tables])[:-1]
@@ -63,12 +72,22 @@ def match_arrivals(traces: Sequence[Trace], tables: Sequence[Collectives]) -> li
     ]
 
 
-def _group_columns(trace: Trace, table: Collectives, names: dict[str, int]) -> tuple[Ints, Ints]:
-    """Number common to all ranks and size of each row's group; size 0 if undescribed."""
+def _group_columns(
+    trace: Trace, table: Collectives, names: dict[tuple[str, int], int]
+) -> tuple[Ints, Ints]:
+    """Number common to all ranks and size of each row's group; size 0 where rows have no match.
+
+    Each rank counts its groups by itself; the name is common. A name that is used again (the
+    default group after ``destroy_process_group``) is told apart by its turn.
+    """
     number = np.full(len(table), -1, dtype=np.int64)
     size = np.zeros(len(table), dtype=np.int64)
-    for group in trace.groups.values():
+    turns: Counter[str] = Counter()
+    for group in sorted(trace.groups.values(), key=lambda group: group.id):
         rows = table.group == group.id
-        number[rows] = names.setdefault(group.name, len(names))
+        key = group.name, turns[group.name]
+        turns[group.name] += 1
+        number[rows] = names.setdefault(key, len(names))
         size[rows] = group.size
+    size[np.isin(table.op, _POINT_TO_POINT)] = 0
     return number, size

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -10,8 +11,7 @@ import numpy.typing as npt
 
 from commprof.trace.columns import Collectives, Finalizations, Ints, Spans
 
-#: Halvings of the interval that holds DDP's copy speed; 50 leave 1e-15 of it.
-_BISECTIONS = 50
+Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Exposures:
     begin_ns: Ints
     end_ns: Ints
     #: Time waited in the stretch; not more than ``end_ns - begin_ns`` but for clock noise.
-    waited_ns: npt.NDArray[np.float64]
+    waited_ns: Floats
 
     def __len__(self) -> int:
         """Number of stretches."""
@@ -42,20 +42,17 @@ def exposures(
     and copies it back; the copy speed is chosen so that the replay's waiting adds up to the
     measured total.
     """
-    rows: list[_Row] = []
-    order = np.argsort(table.op_id, kind="stable")
-    for i in np.flatnonzero(waits.thread == thread):
-        at = int(np.searchsorted(table.op_id[order], waits.key[i]))
-        known = at < len(order) and table.op_id[order[at]] == waits.key[i]
-        begin, end = int(waits.begin_ns[i]), int(waits.end_ns[i])
-        rows.append(_Row(int(order[at]) if known else -1, -1, begin, end, float(end - begin)))
-    span = finalizations.span
-    for i in np.flatnonzero(span.thread == thread):
-        begin, end = int(span.begin_ns[i]), int(span.end_ns[i])
-        inside = (waits.thread == thread) & (waits.begin_ns >= begin) & (waits.end_ns <= end)
-        counted = int((waits.end_ns[inside] - waits.begin_ns[inside]).sum())
-        blocked = max(0, int(finalizations.blocked_ns[i]) - counted)
-        rows.extend(_share(table, int(span.key[i]), begin, end, blocked))
+    mine = _rows(waits, waits.thread == thread)
+    rows = [
+        _Row(collective, -1, begin, end, float(end - begin))
+        for collective, begin, end in zip(
+            _row_of(table, mine.key).tolist(),
+            mine.begin_ns.tolist(),
+            mine.end_ns.tolist(),
+            strict=True,
+        )
+    ]
+    rows.extend(_in_finalizations(table, mine, finalizations, thread))
     rows.sort(key=lambda row: row.begin_ns)
     return Exposures(
         collective=np.array([row.collective for row in rows], dtype=np.int64),
@@ -76,48 +73,80 @@ class _Row(NamedTuple):
     waited_ns: float
 
 
+def _rows(spans: Spans, chosen: npt.NDArray[np.bool_]) -> Spans:
+    return Spans(
+        spans.key[chosen], spans.thread[chosen], spans.begin_ns[chosen], spans.end_ns[chosen]
+    )
+
+
+def _row_of(table: Collectives, op_id: Ints) -> Ints:
+    """Row of each operation; -1 where it is not in the table."""
+    if len(table) == 0:
+        return np.full(len(op_id), -1, dtype=np.int64)
+    order = np.argsort(table.op_id, kind="stable")
+    at = order[np.minimum(np.searchsorted(table.op_id[order], op_id), len(order) - 1)]
+    return np.where(table.op_id[at] == op_id, at, -1).astype(np.int64)
+
+
+def _in_finalizations(
+    table: Collectives, waits: Spans, finalizations: Finalizations, thread: int
+) -> Iterator[_Row]:
+    """The finalisations' waiting, bucket by bucket; what ``waits`` counted is left out."""
+    seen = np.flatnonzero((table.graph_task >= 0) & (table.end_ns > 0))
+    buckets = seen[np.argsort(table.graph_task[seen], kind="stable")]
+    span = finalizations.span
+    first = np.searchsorted(table.graph_task[buckets], span.key, side="left")
+    last = np.searchsorted(table.graph_task[buckets], span.key, side="right")
+    # One thread's waits neither nest nor overlap, so begins and ends are both in order.
+    waited = np.concatenate(([0], np.cumsum(waits.end_ns - waits.begin_ns)))
+    wait_first = np.searchsorted(waits.begin_ns, span.begin_ns, side="left")
+    wait_last = np.searchsorted(waits.end_ns, span.end_ns, side="right")
+    counted = waited[np.maximum(wait_first, wait_last)] - waited[wait_first]
+    blocked = np.maximum(0, finalizations.blocked_ns - counted)
+    for i in np.flatnonzero((span.thread == thread) & (blocked > 0)).tolist():
+        window = int(span.begin_ns[i]), int(span.end_ns[i])
+        part = buckets[first[i] : last[i]]
+        yield from _share(table, part, int(span.key[i]), window, int(blocked[i]))
+
+
 def _share(
-    table: Collectives, graph_task: int, begin_ns: int, end_ns: int, blocked_ns: int
-) -> list[_Row]:
-    """Shares ``blocked_ns`` of one finalisation over its buckets."""
-    if blocked_ns == 0:
-        return []
-    buckets = np.flatnonzero((table.graph_task == graph_task) & (table.end_ns > 0))
-    ends = np.minimum(table.end_ns[buckets], end_ns)
-    stretches = _replay(begin_ns, ends, table.bytes_in[buckets], 0.0)
-    if stretches.sum() > blocked_ns:
-        slow = (end_ns - begin_ns) / max(1, int(table.bytes_in[buckets].sum()))
-        fast = 0.0
-        for _ in range(_BISECTIONS):
-            middle = (slow + fast) / 2
-            if _replay(begin_ns, ends, table.bytes_in[buckets], middle).sum() > blocked_ns:
-                fast = middle
-            else:
-                slow = middle
-        stretches = _replay(begin_ns, ends, table.bytes_in[buckets], slow)
-    total = stretches.sum()
-    if total <= 0:
-        return [_Row(-1, graph_task, begin_ns, end_ns, float(blocked_ns))]
-    return [
-        _Row(
-            int(bucket),
-            graph_task,
-            int(end - stretch),
-            int(end),
-            float(stretch * blocked_ns / total),
-        )
-        for bucket, end, stretch in zip(buckets, ends, stretches, strict=True)
-        if stretch > 0
+    table: Collectives, buckets: Ints, graph_task: int, window: tuple[int, int], blocked_ns: int
+) -> Iterator[_Row]:
+    """Shares ``blocked_ns`` of one finalisation over its buckets.
+
+    The replay's loop is: wait for the bucket's end, copy it, go on to the next. With
+    ``copied`` bytes before a bucket it waits until ``end - speed * copied`` on a clock that
+    stands still while it copies, and not at all if that clock is past it already.
+    """
+    begin_ns, end_ns = window
+    size = table.bytes_in[buckets].astype(np.float64)
+    copied = np.cumsum(size) - size
+    end = np.minimum(table.end_ns[buckets], end_ns) - begin_ns
+    speed = _copy_ns_per_byte(end, copied, blocked_ns, (end_ns - begin_ns) / max(1.0, size.sum()))
+    reached = np.maximum.accumulate(np.concatenate(([0.0], end - speed * copied)))
+    stretch = np.diff(reached)
+    # Where no copy speed explains so little waiting, the thread was busy with something else.
+    scale = min(1.0, blocked_ns / reached[-1]) if reached[-1] > 0 else 1.0
+    for i in np.flatnonzero(stretch > 0).tolist():
+        until = begin_ns + int(end[i])
+        length = float(stretch[i])
+        yield _Row(int(buckets[i]), graph_task, int(until - length), until, length * scale)
+    # Stopped though every bucket was there: for a core, or for memory.
+    rest = blocked_ns - float(reached[-1]) * scale
+    if rest > 0.5:
+        yield _Row(-1, graph_task, begin_ns + int(reached[-1]), end_ns, rest)
+
+
+def _copy_ns_per_byte(end_ns: Ints, copied: Floats, blocked_ns: int, slowest: float) -> float:
+    """The speed at which the replay waits for ``blocked_ns``; between 0 and ``slowest``.
+
+    The replay's waiting is the largest of ``end - speed * copied``. ``slowest`` is the
+    speed at which copying takes the whole finalisation.
+    """
+    early = end_ns - blocked_ns
+    limits = [
+        ns / size if size > 0 else slowest
+        for ns, size in zip(early.tolist(), copied.tolist(), strict=True)
+        if ns > 0
     ]
-
-
-def _replay(
-    begin_ns: int, ends: Ints, sizes: Ints, copy_ns_per_byte: float
-) -> npt.NDArray[np.float64]:
-    """DDP's finalisation loop: how long it waits for each bucket."""
-    now = float(begin_ns)
-    waited = np.zeros(len(ends))
-    for i, (end, size) in enumerate(zip(ends, sizes, strict=True)):
-        waited[i] = max(0.0, float(end) - now)
-        now = max(now, float(end)) + copy_ns_per_byte * float(size)
-    return waited
+    return min(slowest, max(limits, default=0.0))

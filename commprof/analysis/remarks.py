@@ -32,7 +32,7 @@ def remarks(
         found += _about_world(world)
     if overhead is not None:
         found.append(_about_overhead(overhead))
-    if worlds:
+    if worlds and not math.isnan(worlds[-1].record_cost_ns):
         found.append(_about_records(worlds[-1]))
     if context.get("capture") == "python":
         found.append(

@@ -7,27 +7,34 @@ from typing import Any
 
 from commprof.analysis.remarks import remarks
 from commprof.analysis.scaling import RunResult, pool_overhead, scale
-from commprof.analysis.world import analyse_world
-from commprof.trace.run_directory import read_run_file, read_world
+from commprof.analysis.world import WorldResult, analyse_world
+from commprof.errors import CommprofError
+from commprof.trace.run_directory import read_context, read_world
 
 
 def analyse_run(directory: Path) -> RunResult:
-    """Analyses every world size that a run finished, and names those that it did not.
+    """Analyses every world size that left traces, and names those that failed.
+
+    Args:
+        directory: of ``commprof run``, or where ``commprof.profile()`` wrote its traces.
 
     Raises:
-        CommprofError: ``directory`` is no run directory.
+        CommprofError: ``directory`` is neither.
     """
     context: dict[str, Any] = read_run_file(directory)
+    missing = sorted(_KEYS - context.keys())
+    if missing:
+        raise CommprofError(
+            f"{directory / RUN_FILE} lacks {', '.join(missing)}: no `commprof run` wrote it"
+        )
     worlds, failures = [], []
     for world_size in context["world_sizes"]:
         world = analyse_world(read_world(directory, world_size))
-        error = context["errors"].get(str(world_size))
-        if error is not None:
-            failures.append((world_size, error))
-        elif world is None:
-            failures.append((world_size, "did not run"))
         if world is not None and world.measured_steps > 0:
             worlds.append(world)
+        reason = context["errors"].get(str(world_size)) or _without_figures(world)
+        if reason:
+            failures.append((world_size, reason))
     scaling = scale(worlds)
     pooled = pool_overhead(worlds)
     return RunResult(
@@ -38,3 +45,10 @@ def analyse_run(directory: Path) -> RunResult:
         failures=tuple(failures),
         remarks=remarks(context, worlds, scaling, pooled),
     )
+
+
+def _without_figures(world: WorldResult | None) -> str:
+    """Why a world size that reported no error has no figures; empty if it has."""
+    if world is None:
+        return "did not run to its end"
+    return "" if world.measured_steps > 0 else "no step was recorded by all ranks"

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import sys
 from dataclasses import dataclass, fields
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -47,7 +48,8 @@ class RankSummary:
 
     rank: int
     parts: StepParts
-    samples: int
+    #: NaN without the training loop's account, as are the losses.
+    samples: float
     duration_s: float
     samples_per_s: float
     average_loss: float
@@ -97,16 +99,19 @@ class WorldResult:
 
 
 def analyse_world(run: WorldRun) -> WorldResult | None:
-    """Figures of one world size; None if no rank left a result together with a trace."""
-    usable = sorted(run.results.keys() & run.traces.keys())
+    """Figures of one world size; None if no rank left a trace.
+
+    Samples, losses and commprof's own cost come from the training loop's account of each rank;
+    without it (a loop of the user's, a rank that was killed) they are NaN.
+    """
+    usable = sorted(run.traces)
     if not usable:
         return None
     traces = [run.traces[rank] for rank in usable]
-    results = [run.results[rank] for rank in usable]
     tables = [columns.collectives(trace) for trace in traces]
     shared = clocks_are_shared(traces)
     arrivals = match_arrivals(traces, tables) if shared else [None] * len(traces)
-    trained = min(int(result["steps"]) for result in results)
+    trained = min(trace.metadata.get("steps", sys.maxsize) for trace in traces)
     parts = _common_steps(
         [
             breakdown(trace, table, arrival, run.world_size)
@@ -119,7 +124,7 @@ def analyse_world(run: WorldRun) -> WorldResult | None:
     signatures = step_signatures(steps, tables[0])[np.isin(steps.index, parts[0].step)]
     warmup = count_warmup(slowest_ns, signatures)
     measured = [part.rows(np.arange(len(slowest_ns)) >= warmup) for part in parts]
-    return _summarise(run, usable, results, parts, measured, warmup, shared)
+    return _summarise(run, usable, parts, measured, warmup, shared)
 
 
 def _common_steps(parts: list[Breakdown], trained: int) -> list[Breakdown]:
@@ -134,7 +139,6 @@ def _common_steps(parts: list[Breakdown], trained: int) -> list[Breakdown]:
 def _summarise(
     run: WorldRun,
     usable: list[int],
-    results: list[dict[str, Any]],
     parts: list[Breakdown],
     measured: list[Breakdown],
     warmup: int,
@@ -144,20 +148,18 @@ def _summarise(
     median_ns, p95_ns, low_ns, high_ns = (
         np.percentile(slowest_ns, [50, 95, 25, 75]) if len(slowest_ns) else [np.nan] * 4
     )
-    samples = [_samples(result, part) for result, part in zip(results, measured, strict=True)]
     ranks = tuple(
-        _rank_summary(rank, result, part, count)
-        for rank, result, part, count in zip(usable, results, measured, samples, strict=True)
+        _rank_summary(run, rank, part) for rank, part in zip(usable, measured, strict=True)
     )
     own_work = np.array([rank.parts.step_ms - rank.parts.exposed_ms for rank in ranks])
     duration_s = max(rank.duration_s for rank in ranks)
-    labelled = _overhead_samples(results)
+    labelled = _overhead_samples(run)
     waited_for = np.sum([part.waited_for_ns for part in measured], axis=0)
     return WorldResult(
         world_size=run.world_size,
         steps=len(parts[0].step),
         warmup_steps=warmup,
-        samples_per_s=sum(samples) / duration_s if duration_s > 0 else float("nan"),
+        samples_per_s=sum(r.samples for r in ranks) / duration_s if duration_s > 0 else math.nan,
         step_median_ms=ns_to_ms(median_ns),
         step_p95_ms=ns_to_ms(p95_ns),
         step_quartiles_ms=(ns_to_ms(low_ns), ns_to_ms(high_ns)),
@@ -168,36 +170,37 @@ def _summarise(
         late_rank=find_late_rank(waited_for, float(median_ns)) if shared else None,
         overhead=overhead(labelled),
         records_per_step=_records_per_step(run, usable[0], measured[0]),
-        record_cost_ns=float(results[0]["record_cost_ns"]),
+        record_cost_ns=float(run.results.get(usable[0], {}).get("record_cost_ns", math.nan)),
         overhead_samples=labelled,
         missing_ranks=tuple(r for r in range(run.world_size) if r not in usable),
         dropped_records=sum(trace.dropped for trace in run.traces.values()),
         clocks_shared=shared,
-        problems=run.problems + _cross_check(results, measured),
+        problems=run.problems + _cross_check(run, usable, measured),
     )
 
 
-def _samples(result: dict[str, Any], part: Breakdown) -> int:
-    return int(sum(result["step_samples"][step] for step in part.step.tolist()))
-
-
-def _rank_summary(rank: int, result: dict[str, Any], part: Breakdown, samples: int) -> RankSummary:
+def _rank_summary(run: WorldRun, rank: int, part: Breakdown) -> RankSummary:
     duration_s = ns_to_s(float(part.wall_ns.sum()))
+    result = run.results.get(rank)
+    samples, average_loss, final_loss = math.nan, math.nan, math.nan
+    if result is not None:
+        samples = float(sum(result["step_samples"][step] for step in part.step.tolist()))
+        average_loss, final_loss = float(result["average_loss"]), float(result["losses"][-1])
     return RankSummary(
         rank=rank,
         parts=_step_parts(part),
         samples=samples,
         duration_s=duration_s,
-        samples_per_s=samples / duration_s if duration_s > 0 else float("nan"),
-        average_loss=float(result["average_loss"]),
-        final_loss=float(result["losses"][-1]),
-        host=str(result["host"]),
+        samples_per_s=samples / duration_s if duration_s > 0 else math.nan,
+        average_loss=average_loss,
+        final_loss=final_loss,
+        host=str(run.traces[rank].metadata["machine"]["hostname"]),
     )
 
 
 def _step_parts(part: Breakdown) -> StepParts:
     def mean_ms(values: npt.NDArray[np.float64]) -> float:
-        return ns_to_ms(float(values.mean())) if len(values) else float("nan")
+        return ns_to_ms(float(values.mean())) if len(values) else math.nan
 
     return StepParts(
         data_ms=mean_ms(part.data_ns),
@@ -220,9 +223,11 @@ def _mean_parts(parts: list[StepParts]) -> StepParts:
     )
 
 
-def _overhead_samples(results: list[dict[str, Any]]) -> tuple[tuple[str, float], ...]:
+def _overhead_samples(run: WorldRun) -> tuple[tuple[str, float], ...]:
     """Per step of the overhead block the slowest rank's time; ranks switch together."""
-    blocks = [result["overhead"] for result in results]
+    if len(run.results) < run.world_size:
+        return ()
+    blocks = [result["overhead"] for result in run.results.values()]
     return tuple(
         (str(rows[0][0]), float(max(row[1] for row in rows))) for rows in zip(*blocks, strict=False)
     )
@@ -237,15 +242,18 @@ def _records_per_step(run: WorldRun, rank: int, part: Breakdown) -> float:
     return float(np.median(end - begin)) if len(begin) else 0.0
 
 
-def _cross_check(results: list[dict[str, Any]], parts: list[Breakdown]) -> tuple[str, ...]:
+def _cross_check(run: WorldRun, usable: list[int], parts: list[Breakdown]) -> tuple[str, ...]:
     """The training loop's own clock against the trace's step boundaries."""
     found = []
-    for result, part in zip(results, parts, strict=True):
-        loop_ns = float(sum(result["step_ns"][step] for step in part.step.tolist()))
+    for rank, part in zip(usable, parts, strict=True):
+        if rank not in run.results:
+            continue
+        step_ns = run.results[rank]["step_ns"]
+        loop_ns = float(sum(step_ns[step] for step in part.step.tolist()))
         trace_ns = float(part.wall_ns.sum())
         if abs(loop_ns - trace_ns) > _CLOCKS_DISAGREE * trace_ns:
             found.append(
-                f"rank {result['rank']}: the loop's own clock gives {ns_to_s(loop_ns):.3f} s for "
+                f"rank {rank}: the loop's own clock gives {ns_to_s(loop_ns):.3f} s for "
                 f"the same steps, the trace {ns_to_s(trace_ns):.3f} s"
             )
     return tuple(found)

@@ -56,6 +56,7 @@ def trace_metadata(ring_prefix: str, extra: dict[str, Any]) -> dict[str, Any]:
         "torch": torch.__version__,
         "commprof": version("commprof"),
         "backend": dist.get_backend() if dist.is_initialized() else "",
+        "threads": torch.get_num_threads(),
         "capture": "python" if native is None else "native",
         "machine": machine(),
         "clock": {

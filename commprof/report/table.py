@@ -41,9 +41,10 @@ def render(result: RunResult, width: int) -> str:
 def _heading(result: RunResult, width: int) -> str:
     context = result.context
     machine = context["machine"]
+    scaling = f"{context['scaling']} scaling, " if "scaling" in context else ""
     text = (
         f"{context['description']}\n"
-        f"{context['scaling']} scaling, backend {context['backend']}, torch {context['torch']}, "
+        f"{scaling}backend {context['backend']}, torch {context['torch']}, "
         f"{context['capture']} capture, {context['threads_per_rank']} thread(s) per rank, "
         f"{machine['usable_cpu_count']} usable cores ({machine['cpu_model']})"
     )
@@ -58,11 +59,11 @@ def _scaling_table(result: RunResult) -> str:
             _number(world.samples_per_s),
             _number(world.step_median_ms),
             _number(world.step_p95_ms),
-            f"{scale.speedup:.2f}",
-            f"{scale.efficiency:.1%}",
-            f"{world.imbalance:.1%}",
+            _formatted(scale.speedup, ".2f"),
+            _formatted(scale.efficiency, ".1%"),
+            _formatted(world.imbalance, ".1%"),
             _overhead(world.overhead),
-            f"{world.average_loss:.4f}",
+            _formatted(world.average_loss, ".4f"),
         )
         for world, scale in zip(result.worlds, result.scaling, strict=True)
     ]
@@ -131,6 +132,10 @@ def _number(value: float) -> str:
     if abs(value) >= 1000:
         return f"{value:.0f}"
     return f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
+
+
+def _formatted(value: float, spec: str) -> str:
+    return "-" if math.isnan(value) else format(value, spec)
 
 
 def _overhead(overhead: Overhead | None) -> str:

@@ -188,9 +188,7 @@ def buckets(trace: Trace) -> Buckets:
         thread=_ints(records["thread"]),
         ready_ns=_ints(records["timestamp_ns"]),
         launch_ns=_ints(records["value"]),
-        end_ns=_look_up(
-            _ints(records["op_id"]), _ints(ends["op_id"]), _ints(ends["timestamp_ns"])
-        ),
+        end_ns=_look_up(_ints(records["op_id"]), _ints(ends["op_id"]), _ints(ends["timestamp_ns"])),
     )
 
 

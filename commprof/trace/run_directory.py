@@ -10,7 +10,9 @@
 from __future__ import annotations
 
 import json
+import shlex
 from dataclasses import dataclass
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -39,26 +41,27 @@ def world_directory(run: Path, world_size: int) -> Path:
     return run / f"world_{world_size}"
 
 
-def read_run_file(run: Path) -> dict[str, Any]:
-    """What was asked for and where.
+def read_context(run: Path) -> dict[str, Any]:
+    """What was run and where: of a run directory, or of a directory of traces alone.
 
     Raises:
-        CommprofError: ``run`` is no run directory.
+        CommprofError: ``run`` is neither.
     """
+    path = run / RUN_FILE
+    if not path.exists():
+        return _context_of_traces(run)
     try:
-        value = json.loads((run / RUN_FILE).read_text())
+        value = json.loads(path.read_text())
     except (OSError, ValueError) as error:
-        raise CommprofError(
-            f"{run} is not a run directory of commprof: {RUN_FILE}: {error}"
-        ) from None
-    if not isinstance(value, dict):
-        raise CommprofError(f"{run / RUN_FILE} holds no JSON object")
+        raise CommprofError(f"{path} cannot be read: {error}") from None
+    if not isinstance(value, dict) or not isinstance(value.get("world_sizes"), list):
+        raise CommprofError(f"{path} is not a run file of commprof: it lists no world_sizes")
     return value
 
 
 def read_world(run: Path, world_size: int) -> WorldRun:
     """Reads whatever the ranks of one world size left; never fails for a rank that is missing."""
-    directory = world_directory(run, world_size)
+    directory = world_directory(run, world_size) if (run / RUN_FILE).exists() else run
     results: dict[int, dict[str, Any]] = {}
     traces: dict[int, Trace] = {}
     problems: list[str] = []
@@ -66,11 +69,47 @@ def read_world(run: Path, world_size: int) -> WorldRun:
         result_path = directory / f"rank_{rank}.json"
         trace_path = directory / f"rank_{rank}.trace"
         try:
-            if result_path.exists():
-                results[rank] = json.loads(result_path.read_text())
             if trace_path.exists():
                 traces[rank] = read_trace(trace_path)
-                problems += [f"{trace_path}: {p}" for p in traces[rank].problems]
+                problems += _problems_of(rank, traces[rank])
+            if result_path.exists():
+                results[rank] = json.loads(result_path.read_text())
         except (OSError, ValueError, TraceError) as error:
-            problems.append(f"{trace_path.parent}: rank {rank}: {error}")
+            problems.append(f"rank {rank}: {error}")
     return WorldRun(world_size, directory, results, traces, tuple(problems))
+
+
+def _problems_of(rank: int, trace: Trace) -> list[str]:
+    found = [f"rank {rank}: {problem} ({trace.path})" for problem in trace.problems]
+    if not trace.complete:
+        found.append(
+            f"rank {rank} never closed its trace: it was killed or still runs; "
+            "what it recorded until then is used"
+        )
+    return found
+
+
+def _context_of_traces(run: Path) -> dict[str, Any]:
+    """The same keys as in ``run.json``, as far as traces know them."""
+    paths = sorted(run.glob("rank_*.trace"))
+    if not paths:
+        raise CommprofError(
+            f"{run} holds neither {RUN_FILE} nor rank_N.trace; give the directory that "
+            "commprof run or commprof.profile() wrote to"
+        )
+    metadata = read_trace(paths[0]).metadata
+    started = datetime.fromtimestamp(metadata["clock"]["realtime_ns"] / 1e9, timezone.utc)
+    command = shlex.join(metadata["command"])
+    return {
+        "timestamp": started.isoformat(timespec="seconds"),
+        "command": command,
+        "commprof": metadata["commprof"],
+        "torch": metadata["torch"],
+        "capture": metadata["capture"],
+        "description": f"Recorded by commprof.profile() in {command}",
+        "backend": metadata["backend"],
+        "threads_per_rank": metadata["threads"],
+        "world_sizes": [metadata["world_size"]],
+        "machine": metadata["machine"],
+        "errors": {},
+    }
