@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from commprof.analysis.remarks import remarks
 from commprof.analysis.scaling import RunResult, pool_overhead, scale
 from commprof.analysis.world import WorldResult, analyse_world
-from commprof.errors import CommprofError
 from commprof.trace.run_directory import read_context, read_world
 
 
@@ -21,12 +19,7 @@ def analyse_run(directory: Path) -> RunResult:
     Raises:
         CommprofError: ``directory`` is neither.
     """
-    context: dict[str, Any] = read_run_file(directory)
-    missing = sorted(_KEYS - context.keys())
-    if missing:
-        raise CommprofError(
-            f"{directory / RUN_FILE} lacks {', '.join(missing)}: no `commprof run` wrote it"
-        )
+    context = read_context(directory)
     worlds, failures = [], []
     for world_size in context["world_sizes"]:
         world = analyse_world(read_world(directory, world_size))

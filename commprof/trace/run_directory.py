@@ -20,6 +20,10 @@ from commprof.errors import CommprofError
 from commprof.trace.reader import Trace, TraceError, read_trace
 
 RUN_FILE = "run.json"
+_CONTEXT_KEYS = {
+    *("timestamp", "description", "backend", "torch", "capture", "threads_per_rank"),
+    *("world_sizes", "machine", "errors"),
+}
 
 
 @dataclass(frozen=True)
@@ -54,8 +58,8 @@ def read_context(run: Path) -> dict[str, Any]:
         value = json.loads(path.read_text())
     except (OSError, ValueError) as error:
         raise CommprofError(f"{path} cannot be read: {error}") from None
-    if not isinstance(value, dict) or not isinstance(value.get("world_sizes"), list):
-        raise CommprofError(f"{path} is not a run file of commprof: it lists no world_sizes")
+    if not isinstance(value, dict) or _CONTEXT_KEYS - value.keys():
+        raise CommprofError(f"{path} was not written by commprof run: it lacks keys of a run file")
     return value
 
 
