@@ -19,6 +19,10 @@ class UsageError(CommprofError):
     exit_code = 2
 
 
+class TraceError(CommprofError):
+    """A file is no trace of commprof, of a version not known here, or damaged at its start."""
+
+
 class RankFailedError(CommprofError):
     """One rank of a job failed, and the job with it."""
 

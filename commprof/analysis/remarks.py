@@ -51,10 +51,10 @@ def _oversubscription(context: Mapping[str, Any], worlds: Sequence[WorldResult])
     worst = max((w for w in worlds if w.world_size in over), key=lambda w: w.world_size)
     no_core = worst.parts.no_core_ms / worst.parts.exposed_ms if worst.parts.exposed_ms else 0.0
     return [
-        f"More ranks than cores at {_listed(over)} ranks: this process may use {cores} "
-        f"{'core' if cores == 1 else 'cores'} and each rank runs {threads} "
-        f"{'thread' if threads == 1 else 'threads'}. Those rows measure how ranks share cores, "
-        f"not how the job scales. At {worst.world_size} ranks the training thread spent "
+        f"More ranks than cores at {_count(over, 'rank')}: this process may use "
+        f"{_count([cores], 'core')} and each rank runs {_count([threads], 'thread')}. Those rows "
+        "measure how ranks share cores, not how the job scales. At "
+        f"{_count([worst.world_size], 'rank')} the training thread spent "
         f"{no_core:.0%} of its exposed time ready to run, without a core."
     ]
 
@@ -65,7 +65,7 @@ def _above_ideal(
     base = worlds[0] if worlds else None
     found = []
     for world, scale in zip(worlds, scaling, strict=True):
-        if base is None or world is base or scale.efficiency <= 1.0:
+        if base is None or world is base or not scale.efficiency > 1.0:
             continue
         ratio = _work_per_sample(world) / _work_per_sample(base)
         spread = max(_relative_spread(world), _relative_spread(base))
@@ -89,14 +89,14 @@ def _too_short(worlds: Sequence[WorldResult]) -> list[str]:
     if not short:
         return []
     return [
-        f"Too short to say much at {_listed([w.world_size for w in short])} ranks: "
-        f"{_listed([w.measured_steps for w in short])} measured steps. Use more --steps."
+        f"Too short to say much at {_count([w.world_size for w in short], 'rank')}: "
+        f"{_count([w.measured_steps for w in short], 'measured step')}. Use more --steps."
     ]
 
 
 def _about_world(world: WorldResult) -> list[str]:
     found = []
-    name = f"{world.world_size} {'rank' if world.world_size == 1 else 'ranks'}"
+    name = _count([world.world_size], "rank")
     if _relative_spread(world) > _NOISY:
         found.append(
             f"Noisy at {name}: the middle half of the steps spreads by "
@@ -114,8 +114,20 @@ def _about_world(world: WorldResult) -> list[str]:
             f"At {name} the ranks ran on several machines, whose clocks are not compared yet: "
             "waiting and wire time are not told apart."
         )
+    if world.device_collectives:
+        found.append(
+            f"At {name} {world.device_collectives} collectives ran on a GPU. Their completion and "
+            "the waiting on its streams are not measured yet: exposed, wait, wire and hidden hold "
+            "only what the host saw."
+        )
     if world.missing_ranks:
-        found.append(f"At {name} nothing usable came from rank {_listed(world.missing_ranks)}.")
+        ranks = "rank" if len(world.missing_ranks) == 1 else "ranks"
+        found.append(f"At {name} nothing usable came from {ranks} {_listed(world.missing_ranks)}.")
+    if world.clocks_shared and math.isnan(world.parts.wait_ms):
+        found.append(
+            f"At {name} some collectives were not seen on all ranks of their group: waiting and "
+            "wire time are not told apart."
+        )
     if world.dropped_records:
         found.append(
             f"At {name} {world.dropped_records} records found no room and are missing: "
@@ -144,14 +156,14 @@ def _about_records(world: WorldResult) -> str:
     return (
         f"Recording itself: {world.records_per_step:.0f} records per step and rank at "
         f"{world.record_cost_ns:.0f} ns each (measured in the run) are {cost_ns / 1e3:.1f} µs, "
-        f"{share:.4%} of the step at {world.world_size} ranks."
+        f"{share:.4%} of the step at {_count([world.world_size], 'rank')}."
     )
 
 
 def _work_per_sample(world: WorldResult) -> float:
     own = sum(rank.parts.step_ms - rank.parts.exposed_ms for rank in world.ranks)
     samples = sum(rank.samples for rank in world.ranks)
-    return own * world.measured_steps / samples if samples else math.nan
+    return own * world.measured_steps / samples if own > 0 and samples else math.nan
 
 
 def _relative_spread(world: WorldResult) -> float:
@@ -166,3 +178,7 @@ def _percent(ratio: float) -> str:
 def _listed(numbers: Sequence[int]) -> str:
     words = [str(number) for number in numbers]
     return words[0] if len(words) == 1 else ", ".join(words[:-1]) + " and " + words[-1]
+
+
+def _count(numbers: Sequence[int], noun: str) -> str:
+    return f"{_listed(numbers)} {noun}{'' if list(numbers) == [1] else 's'}"

@@ -14,7 +14,8 @@ from commprof.analysis.breakdown import Breakdown, breakdown
 from commprof.analysis.overhead import Overhead, overhead
 from commprof.analysis.stragglers import LateRank, find_late_rank
 from commprof.analysis.warmup import count_warmup, step_signatures
-from commprof.trace import columns
+from commprof.trace import columns, schema
+from commprof.trace.reader import Trace
 from commprof.trace.run_directory import WorldRun
 from commprof.units import ns_to_ms, ns_to_s
 
@@ -89,6 +90,8 @@ class WorldResult:
     overhead_samples: tuple[tuple[str, float], ...]
     missing_ranks: tuple[int, ...]
     dropped_records: int
+    #: Collectives on a GPU, whose completion and waiting capture does not see yet.
+    device_collectives: int
     clocks_shared: bool
     problems: tuple[str, ...]
 
@@ -174,6 +177,7 @@ def _summarise(
         overhead_samples=labelled,
         missing_ranks=tuple(r for r in range(run.world_size) if r not in usable),
         dropped_records=sum(trace.dropped for trace in run.traces.values()),
+        device_collectives=sum(_on_device(trace) for trace in run.traces.values()),
         clocks_shared=shared,
         problems=run.problems + _cross_check(run, usable, measured),
     )
@@ -240,6 +244,11 @@ def _records_per_step(run: WorldRun, rank: int, part: Breakdown) -> float:
     begin = np.searchsorted(times, steps.begin_ns[chosen].astype(np.uint64))
     end = np.searchsorted(times, steps.end_ns[chosen].astype(np.uint64))
     return float(np.median(end - begin)) if len(begin) else 0.0
+
+
+def _on_device(trace: Trace) -> int:
+    flagged = trace.records["flags"] & schema.FLAG_DEVICE_ASYNC != 0
+    return int((flagged & (trace.records["kind"] == schema.Kind.ISSUE)).sum())
 
 
 def _cross_check(run: WorldRun, usable: list[int], parts: list[Breakdown]) -> tuple[str, ...]:

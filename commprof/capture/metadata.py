@@ -15,14 +15,25 @@ import torch
 import torch.distributed as dist
 
 from commprof import _native
+from commprof.errors import CommprofError
 from commprof.trace import schema
 
 
 def rank_and_world_size() -> tuple[int, int]:
-    """Global rank and world size: of the process group, else of the launcher's environment."""
+    """Global rank and world size: of the process group, else of the launcher's environment.
+
+    Raises:
+        CommprofError: the environment holds no rank and world size.
+    """
     if dist.is_available() and dist.is_initialized():
         return dist.get_rank(), dist.get_world_size()
-    return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    rank, world_size = os.environ.get("RANK", "0"), os.environ.get("WORLD_SIZE", "1")
+    if not (rank.isdecimal() and world_size.isdecimal() and int(rank) < int(world_size)):
+        raise CommprofError(
+            f"RANK={rank} and WORLD_SIZE={world_size} in the environment are no rank and world "
+            "size; unset both, or call init_process_group first"
+        )
+    return int(rank), int(world_size)
 
 
 def machine() -> dict[str, Any]:
@@ -32,7 +43,7 @@ def machine() -> dict[str, Any]:
         "boot_id": _first_line("/proc/sys/kernel/random/boot_id"),
         "time_namespace": _link("/proc/self/ns/time"),
         "cpu_model": _cpu_model(),
-        "cpu_count": os.cpu_count(),
+        "cpu_count": os.cpu_count() or 0,
         "usable_cpu_count": len(os.sched_getaffinity(0)),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "kernel": platform.release(),
@@ -41,10 +52,14 @@ def machine() -> dict[str, Any]:
 
 
 def trace_metadata(ring_prefix: str, extra: dict[str, Any]) -> dict[str, Any]:
-    """The first block of a trace."""
+    """The first block of a trace.
+
+    Raises:
+        CommprofError: ``extra`` holds another value for a key that is commprof's own.
+    """
     rank, world_size = rank_and_world_size()
     native = _native.native
-    return {
+    own = {
         "rank": rank,
         "world_size": world_size,
         "local_rank": int(os.environ.get("LOCAL_RANK", "0")),
@@ -70,8 +85,14 @@ def trace_metadata(ring_prefix: str, extra: dict[str, Any]) -> dict[str, Any]:
         "ops": list(schema.OPS if native is None else native.OPS),
         "phases": list(schema.PHASES if native is None else native.PHASES),
         "dtypes": [] if native is None else list(native.DTYPES),
-        **extra,
     }
+    taken = sorted(key for key in extra if key in own and extra[key] != own[key])
+    if taken:
+        raise CommprofError(
+            f"profile(metadata=...) cannot set {', '.join(taken)}: commprof writes that itself; "
+            "use another key"
+        )
+    return {**extra, **own}
 
 
 def _native_thread_id() -> int:

@@ -61,6 +61,11 @@ class Profiler:
         name = f"rank_{rank}.trace" if attempt == 0 else f"rank_{rank}.attempt_{attempt}.trace"
         path = self._directory / name
         ring_prefix = _ring_prefix(self._directory, rank)
+        if self._recorder.started():
+            raise CommprofError(
+                "capture already runs in this process; leave the other `with commprof.profile()` "
+                "block, or call its stop(), first"
+            )
         try:
             self._directory.mkdir(parents=True, exist_ok=True)
             path.touch(exist_ok=False)

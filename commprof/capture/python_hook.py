@@ -40,6 +40,8 @@ class PythonBucketHook:
 
     def _run(self, _: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         recorder = self._recorder
+        # Counted with capture off as well: ranks must agree on the numbers.
+        seq = recorder.next_seq(self._group_id)
         if not (self.recording and recorder.enabled()):
             return self._exchange(bucket)
         ready_ns = recorder.now_ns()
@@ -63,7 +65,7 @@ class PythonBucketHook:
             op_id=op_id,
             op=schema.OPS.index("all_reduce" if self._inner is None else "other"),
             group=self._group_id,
-            seq=recorder.next_seq(self._group_id),
+            seq=seq,
             bytes_in=size_bytes,
             bytes_out=size_bytes,
             value=graph_task + 1,

@@ -9,18 +9,18 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
+import sys
 import threading
 import time
-import zlib
 from collections import deque
 from dataclasses import dataclass
-from pathlib import Path
-from types import TracebackType
-from typing import BinaryIO
 
 import numpy as np
 import torch.distributed as dist
 
+from commprof.capture.python_marker import OpenMarker, PythonMarker
+from commprof.capture.python_trace_file import PythonTraceFile
 from commprof.trace import schema
 from commprof.trace.schema import BlockType, Kind
 
@@ -32,10 +32,10 @@ _CAPACITY = 1 << 18
 class PythonStats:
     """The counters of ``csrc/core/recorder.h``."""
 
-    records_written: int
-    records_dropped: int
-    records_unwritten: int
-    trace_bytes: int
+    records_written: int = 0
+    records_dropped: int = 0
+    records_unwritten: int = 0
+    trace_bytes: int = 0
     rings: int = 1
     rings_in_private_memory: int = 1
     write_errno: int = 0
@@ -46,17 +46,28 @@ class PythonRecorder:
 
     def __init__(self) -> None:
         """A recorder that is not started."""
-        self._pending: deque[tuple[int, ...]] = deque()
         self._ids = itertools.count(1)
         self._groups: dict[str, tuple[int, str]] = {}
         self._seq: dict[int, int] = {}
-        self._file: BinaryIO | None = None
+        self._forget()
+
+    def _forget(self) -> None:
+        """Lets go of any trace, as in a forked child: file and threads are the parent's."""
+        self._pending: deque[tuple[int, ...]] = deque()
+        self._file: PythonTraceFile | None = None
+        self._path = ""
         self._lock = threading.Lock()
         self._wake = threading.Event()
         self._flusher: threading.Thread | None = None
         self._enabled = False
-        self._written = self._dropped = self._bytes = self._errno = 0
-        self._open_marker: _PythonMarker | None = None
+        self._complained = False
+        self._groups_written = self._written = self._dropped = 0
+        self._last = PythonStats()
+        self._open = OpenMarker()
+
+    def forget_after_fork(self) -> None:
+        """Makes a forked child begin without a trace."""
+        os.register_at_fork(after_in_child=self._forget)
 
     @staticmethod
     def now_ns() -> int:
@@ -75,54 +86,91 @@ class PythonRecorder:
         """Opens the trace and enables capture; rings do not exist here."""
         if self._file is not None:
             raise RuntimeError("capture is already running in this process")
+        file = PythonTraceFile(trace_path, session)
+        if not file.write_block(BlockType.METADATA, metadata_json.encode()):
+            file.close()
+            raise OSError(file.write_errno, os.strerror(file.write_errno), trace_path)
         self._pending.clear()
-        self._written = self._dropped = self._errno = 0
-        self._file = Path(trace_path).open("wb")  # noqa: SIM115  (closed by stop)
-        header = (schema.TRACE_MAGIC, schema.TRACE_VERSION, schema.FILE_HEADER.size, session, 0)
-        self._file.write(schema.FILE_HEADER.pack(*header))
-        self._write_block(BlockType.METADATA, metadata_json.encode())
-        for _, description in self._groups.values():
-            self._write_block(BlockType.GROUP, description.encode())
+        self._groups_written = self._written = self._dropped = 0
+        self._complained = False
+        self._path = trace_path
+        self._file = file
+        self.flush()
         self._wake.clear()
         self._flusher = threading.Thread(
-            target=self._flush_loop, args=(flush_interval_ms / 1e3,), daemon=True
+            target=self._flush_loop,
+            args=(flush_interval_ms / 1e3,),
+            name="commprof-flush",
+            daemon=True,
         )
         self._flusher.start()
         self._enabled = True
 
     def stop(self) -> None:
-        """Closes the trace."""
+        """Closes the trace; what could not be written by then counts as dropped."""
         self._enabled = False
-        if self._file is None:
+        if self._file is None or self._flusher is None:
             return
         self._wake.set()
-        if self._flusher is not None:
-            self._flusher.join()
+        self._flusher.join()
         self.flush()
+        self._dropped += len(self._pending)
+        self._pending.clear()
         end = {
             "records": self._written,
             "dropped": self._dropped,
             "end_monotonic_ns": self.now_ns(),
         }
-        self._write_block(BlockType.END, json.dumps(end).encode())
+        if not self._file.write_block(BlockType.END, json.dumps(end).encode()):
+            self._complain(self._file)
+        self._last = self.stats()
         self._file.close()
         self._file = None
 
     def flush(self) -> None:
-        """Writes what is pending."""
+        """Writes what is pending; what cannot be written waits for the next try."""
+        file = self._file
+        if file is None:
+            return
         with self._lock:
-            rows = [self._pending.popleft() for _ in range(len(self._pending))]
-            if rows:
-                payload = np.array(rows, dtype=schema.RECORD_DTYPE).tobytes()
-                if self._write_block(BlockType.RECORDS, payload):
-                    self._written += len(rows)
-                else:
-                    self._pending.extendleft(reversed(rows))
+            if not (self._write_groups(file) and self._write_records(file)):
+                self._complain(file)
+
+    def _write_groups(self, file: PythonTraceFile) -> bool:
+        descriptions = [description for _, description in self._groups.values()]
+        for description in descriptions[self._groups_written :]:
+            if not file.write_block(BlockType.GROUP, description.encode()):
+                return False
+            self._groups_written += 1
+        return True
+
+    def _write_records(self, file: PythonTraceFile) -> bool:
+        rows = list(itertools.islice(self._pending, len(self._pending)))
+        if not rows:
+            return True
+        payload = np.array(rows, dtype=schema.RECORD_DTYPE).tobytes()
+        if not file.write_block(BlockType.RECORDS, payload):
+            return False
+        for _ in rows:
+            self._pending.popleft()
+        self._written += len(rows)
+        return True
+
+    def _complain(self, file: PythonTraceFile) -> None:
+        if not self._complained:
+            self._complained = True
+            print(
+                f"commprof: cannot write {self._path}: {os.strerror(file.write_errno)}. Training "
+                "goes on; the newest records wait in memory, and what does not fit is counted "
+                "as dropped.",
+                file=sys.stderr,
+            )
 
     def record(self, kind: Kind, timestamp_ns: int, **fields: int) -> None:
         """Appends one record; fields are those of ``schema.RECORD_DTYPE``."""
         if len(self._pending) >= _CAPACITY:
-            self._dropped += 1
+            with self._lock:
+                self._dropped += 1
             return
         fields.update(timestamp_ns=timestamp_ns, kind=kind, thread=threading.get_native_id())
         self._pending.append(tuple(fields.get(name, 0) for name in _FIELDS))
@@ -138,7 +186,7 @@ class PythonRecorder:
         return next(self._ids)
 
     def next_seq(self, group_id: int) -> int:
-        """This group's next collective number."""
+        """This group's next collective number; count also while nothing is recorded."""
         seq = self._seq.get(group_id, 0)
         self._seq[group_id] = seq + 1
         return seq
@@ -148,28 +196,28 @@ class PythonRecorder:
         name = group.group_name
         if name not in self._groups:
             number = len(self._groups) + 1
-            description = json.dumps(
-                {
-                    "id": number,
-                    "name": name,
-                    "description": group.group_desc,
-                    "backend": dist.get_backend(group),
-                    "rank": group.rank(),
-                    "size": group.size(),
-                }
-            )
-            self._groups[name] = (number, description)
-            self._write_block(BlockType.GROUP, description.encode())
+            description = {
+                "id": number,
+                "name": name,
+                "description": group.group_desc,
+                "backend": dist.get_backend(group),
+                "rank": group.rank(),
+                "size": group.size(),
+            }
+            self._groups[name] = (number, json.dumps(description))
+            self.flush()
         return self._groups[name][0]
 
     def stats(self) -> PythonStats:
-        """Counters."""
+        """Counters of the trace that is open, else of the one closed last."""
+        if self._file is None:
+            return self._last
         return PythonStats(
-            self._written,
-            self._dropped,
-            len(self._pending),
-            self._bytes,
-            write_errno=self._errno,
+            records_written=self._written,
+            records_dropped=self._dropped,
+            records_unwritten=len(self._pending),
+            trace_bytes=self._file.size_bytes,
+            write_errno=self._file.write_errno,
         )
 
     def started(self) -> bool:
@@ -189,14 +237,18 @@ class PythonRecorder:
         return []
 
     def mark_step(self, step: int, ended: bool) -> None:
-        """A step boundary; forgets a marker that was left open."""
-        self._open_marker = None
+        """A step boundary; forgets a marker that this thread left open."""
+        self._open.marker = None
         if self._enabled:
             self.record(Kind.STEP, self.now_ns(), op_id=step, aux=int(ended))
 
-    def PhaseMarker(self, phase: int) -> _PythonMarker:
+    def PhaseMarker(self, phase: int) -> PythonMarker:
         """A marker for one phase."""
-        return _PythonMarker(self, phase)
+        return PythonMarker(phase, self._open, self._record_phase)
+
+    def _record_phase(self, phase: int, begin_ns: int, end_ns: int) -> None:
+        if self._enabled:
+            self.record(Kind.PHASE, begin_ns, aux=phase, value=end_ns)
 
     def record_cost_ns(self, count: int) -> float:
         """Mean cost of one record."""
@@ -210,66 +262,6 @@ class PythonRecorder:
     def _flush_loop(self, interval_s: float) -> None:
         while not self._wake.wait(interval_s):
             self.flush()
-
-    def _write_block(self, block_type: BlockType, payload: bytes) -> bool:
-        """Appends one block; on failure cuts the file back and says so in ``stats``."""
-        if self._file is None:
-            return False
-        header = schema.BLOCK_HEADER.pack(
-            schema.BLOCK_MAGIC, block_type, len(payload), zlib.crc32(payload), 0
-        )
-        begin = self._file.tell()
-        try:
-            self._file.write(header + payload)
-            self._file.flush()
-        except OSError as error:
-            self._errno = error.errno or 0
-            self._file.seek(begin)
-            self._file.truncate()
-            return False
-        self._bytes = begin + len(header) + len(payload)
-        return True
-
-
-class _PythonMarker:
-    """The rules of ``csrc/core/phase_marker.h``, for the thread that trains."""
-
-    def __init__(self, owner: PythonRecorder, phase: int) -> None:
-        self._owner = owner
-        self._phase = phase
-        self._depth = 0
-        self._begin_ns = 0
-
-    def begin(self) -> None:
-        owner = self._owner
-        if owner._open_marker is None:
-            owner._open_marker = self
-            self._depth = 0
-            self._begin_ns = owner.now_ns()
-        if owner._open_marker is self:
-            self._depth += 1
-
-    def end(self) -> None:
-        owner = self._owner
-        if owner._open_marker is not self:
-            return
-        self._depth -= 1
-        if self._depth == 0:
-            owner._open_marker = None
-            if owner.enabled():
-                owner.record(Kind.PHASE, self._begin_ns, aux=self._phase, value=owner.now_ns())
-
-    def __enter__(self) -> _PythonMarker:
-        self.begin()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.end()
 
 
 _FIELDS: tuple[str, ...] = tuple(schema.RECORD_DTYPE.names or ())

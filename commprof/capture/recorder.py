@@ -97,5 +97,7 @@ def recorder() -> Recorder:
             from commprof.capture.python_recorder import PythonRecorder
 
             print(f"commprof: {_native.native_error}", file=sys.stderr)
-            _recorder = PythonRecorder()
+            python_recorder = PythonRecorder()
+            python_recorder.forget_after_fork()
+            _recorder = python_recorder
     return _recorder

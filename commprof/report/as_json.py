@@ -65,6 +65,7 @@ def _world(result: RunResult, world: WorldResult, scale: Scaling) -> dict[str, A
             "records_per_step": world.records_per_step,
             "record_cost_ns": world.record_cost_ns,
             "dropped_records": world.dropped_records,
+            "device_collectives": world.device_collectives,
             "missing_ranks": list(world.missing_ranks),
             "problems": list(world.problems),
         },

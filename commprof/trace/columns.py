@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from commprof.trace import schema
-from commprof.trace.reader import Records, Trace
-from commprof.trace.schema import Kind
+from commprof.trace.reader import Trace
+from commprof.trace.schema import Kind, Records
 
 Ints = npt.NDArray[np.int64]
 

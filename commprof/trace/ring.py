@@ -1,71 +1,97 @@
-"""Reads ring files: what a process recorded but had not yet flushed when it died."""
+"""Ring files: what a process recorded but had not yet flushed when it died."""
 
 from __future__ import annotations
 
+import os
+import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from glob import escape, glob
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
 from commprof.trace import schema
+from commprof.trace.schema import Records
 
 
 @dataclass
 class RingContent:
     """Undrained records of all rings of one process."""
 
-    batches: list[npt.NDArray[np.void]] = field(default_factory=list)
+    batches: list[Records] = field(default_factory=list)
     dropped: int = 0
 
 
 def read_rings(ring_prefix: str, session: int) -> RingContent:
-    """Reads the ring files ``ring_prefix*.ring`` that belong to the trace ``session``.
+    """Reads the ring files ``<ring_prefix><n>.ring`` that belong to the trace ``session``.
 
     Files that are missing, foreign or damaged are passed over. ``ring_prefix`` comes from
     a trace's metadata; an empty one means that the rings died with their process.
     """
     content = RingContent()
-    if ring_prefix:
-        for name in sorted(glob(escape(ring_prefix) + "*.ring")):
-            _read_ring(Path(name), session, content)
+    for path in _ring_files(ring_prefix):
+        try:
+            with path.open("rb") as file:
+                header = file.read(schema.RING_HEADER_BYTES)
+                capacity = _capacity(header, session, os.fstat(file.fileno()).st_size)
+                data = file.read(capacity * schema.RECORD_DTYPE.itemsize)
+        except OSError:
+            continue
+        if capacity:
+            _take_ring(header, data, content)
     return content
 
 
-def remove_rings(ring_prefix: str) -> None:
-    """Removes the ring files of a process that is gone."""
-    if ring_prefix:
-        for name in glob(escape(ring_prefix) + "*.ring"):
-            Path(name).unlink(missing_ok=True)
+def remove_rings(ring_prefix: str, session: int) -> None:
+    """Removes the ring files of a process that is gone, and no others."""
+    for path in _ring_files(ring_prefix):
+        try:
+            with path.open("rb") as file:
+                header = file.read(schema.RING_HEADER_BYTES)
+            # One without a header was just being made.
+            if not any(header) or _session(header) == session:
+                path.unlink()
+        except OSError:
+            continue
 
 
-def _read_ring(path: Path, session: int, content: RingContent) -> None:
-    try:
-        data = path.read_bytes()
-    except OSError:
+def _ring_files(ring_prefix: str) -> Iterator[Path]:
+    """Regular files only: a trace may name anything."""
+    if not ring_prefix:
         return
-    if len(data) < schema.RING_HEADER_BYTES:
-        return
-    magic, record_bytes, _, capacity, ring_session = schema.RING_HEADER.unpack_from(data)
-    slots = (len(data) - schema.RING_HEADER_BYTES) // schema.RECORD_DTYPE.itemsize
-    if (
-        magic != schema.RING_MAGIC
-        or record_bytes != schema.RECORD_DTYPE.itemsize
-        or ring_session != session
-        or capacity == 0
-        or capacity > slots
-    ):
-        return
+    name = re.compile(re.escape(ring_prefix) + r"\d+\.ring")
+    for path in sorted(glob(escape(ring_prefix) + "*.ring")):
+        if name.fullmatch(path) and os.path.isfile(path):
+            yield Path(path)
+
+
+def _session(header: bytes) -> int | None:
+    if len(header) < schema.RING_HEADER_BYTES or not header.startswith(schema.RING_MAGIC):
+        return None
+    return int(schema.RING_HEADER.unpack_from(header)[4])
+
+
+def _capacity(header: bytes, session: int, file_bytes: int) -> int:
+    """Records that the ring holds; 0 if it is foreign or damaged."""
+    if _session(header) != session:
+        return 0
+    _, record_bytes, _, capacity, _ = schema.RING_HEADER.unpack_from(header)
+    size = schema.RECORD_DTYPE.itemsize
+    fits = record_bytes == size and file_bytes == schema.RING_HEADER_BYTES + capacity * size
+    return int(capacity) if fits else 0
+
+
+def _take_ring(header: bytes, data: bytes, content: RingContent) -> None:
     head, tail, dropped = (
-        int.from_bytes(data[offset : offset + 8], "little")
+        int.from_bytes(header[offset : offset + 8], "little")
         for offset in (schema.RING_HEAD_OFFSET, schema.RING_TAIL_OFFSET, schema.RING_DROPPED_OFFSET)
     )
-    content.dropped += dropped
+    capacity = len(data) // schema.RECORD_DTYPE.itemsize
     count = head - tail
-    if 0 < count <= capacity:
-        records = np.frombuffer(
-            data, dtype=schema.RECORD_DTYPE, count=capacity, offset=schema.RING_HEADER_BYTES
-        )
-        order = np.arange(tail, head, dtype=np.uint64) % np.uint64(capacity)
-        content.batches.append(records[order])
+    if not 0 <= count <= capacity:
+        return
+    content.dropped += dropped
+    if count:
+        records = np.frombuffer(data, dtype=schema.RECORD_DTYPE, count=capacity)
+        content.batches.append(records[(tail % capacity + np.arange(count)) % capacity])

@@ -16,8 +16,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from commprof.errors import CommprofError
-from commprof.trace.reader import Trace, TraceError, read_trace
+from commprof.errors import CommprofError, TraceError
+from commprof.trace.reader import Trace, read_trace
 
 RUN_FILE = "run.json"
 _CONTEXT_KEYS = {
@@ -65,7 +65,9 @@ def read_context(run: Path) -> dict[str, Any]:
 
 def read_world(run: Path, world_size: int) -> WorldRun:
     """Reads whatever the ranks of one world size left; never fails for a rank that is missing."""
-    directory = world_directory(run, world_size) if (run / RUN_FILE).exists() else run
+    directory = world_directory(run, world_size)
+    if not directory.is_dir():
+        directory = run  # of traces alone
     results: dict[int, dict[str, Any]] = {}
     traces: dict[int, Trace] = {}
     problems: list[str] = []

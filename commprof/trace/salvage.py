@@ -2,62 +2,56 @@
 
 from __future__ import annotations
 
-import zlib
+import json
 from pathlib import Path
 
 import numpy as np
 
-from commprof.trace import schema
+from commprof.trace.blocks import pack_block, read_blocks
 from commprof.trace.reader import read_trace
 from commprof.trace.ring import read_rings, remove_rings
+from commprof.trace.schema import BlockType
 
 
 def salvage(path: Path) -> int:
-    """Moves what a dead process left in its ring files into its trace.
+    """Moves what a dead process left in its ring files into its trace, and removes the files.
 
-    Call it only when the process is gone. Does nothing to a trace that was closed.
+    Call it only when the process is gone. A trace that was closed, or salvaged before, stays
+    as it is.
 
     Returns:
         The number of records moved.
 
     Raises:
-        TraceError, OSError: the trace cannot be read or written.
+        TraceError, OSError: the trace cannot be read or written; the ring files are then kept.
     """
     trace = read_trace(path)
-    if trace.complete:
-        return 0
-    ring_prefix = str(trace.metadata.get("ring_prefix", ""))
-    with path.open("r+b") as file:
-        header = file.read(schema.FILE_HEADER.size)
-        session = int(schema.FILE_HEADER.unpack(header)[3])
-        batches = read_rings(ring_prefix, session).batches
-        moved = sum(len(batch) for batch in batches)
+    found = read_blocks(path, path.read_bytes())
+    ring_prefix = trace.metadata["ring_prefix"]
+    moved = 0
+    done = {BlockType.END, BlockType.SALVAGED} & {block.type for block in found.blocks}
+    if not done:
+        rings = read_rings(ring_prefix, found.session)
+        moved = sum(len(batch) for batch in rings.batches)
+        counters = json.dumps({"records": moved, "dropped": rings.dropped}).encode()
+        blocks = pack_block(BlockType.SALVAGED, counters)
         if moved:
-            payload = np.concatenate(batches).tobytes()
-            file.seek(_end_of_blocks(path))
-            file.write(
-                schema.BLOCK_HEADER.pack(
-                    schema.BLOCK_MAGIC,
-                    schema.BlockType.RECORDS,
-                    len(payload),
-                    zlib.crc32(payload),
-                    0,
-                )
-            )
-            file.write(payload)
-            file.truncate()
-    remove_rings(ring_prefix)
+            records = np.concatenate(rings.batches).tobytes()
+            blocks = pack_block(BlockType.RECORDS, records) + blocks
+        _append(path, found.end, blocks)
+    remove_rings(ring_prefix, found.session)
     return moved
 
 
-def _end_of_blocks(path: Path) -> int:
-    """Offset behind the last complete block."""
-    data = path.read_bytes()
-    at = schema.FILE_HEADER.size
-    while at + schema.BLOCK_HEADER.size <= len(data):
-        magic, _, length, _, _ = schema.BLOCK_HEADER.unpack_from(data, at)
-        end = at + schema.BLOCK_HEADER.size + length
-        if magic != schema.BLOCK_MAGIC or end > len(data):
-            break
-        at = end
-    return at
+def _append(path: Path, end: int, blocks: bytes) -> None:
+    """Writes behind the last complete block, or leaves the file ending there."""
+    with path.open("r+b", buffering=0) as file:
+        file.truncate(end)
+        file.seek(end)
+        try:
+            written = file.write(blocks)
+            if written != len(blocks):
+                raise OSError(f"{path}: only {written} of {len(blocks)} bytes could be written")
+        except OSError:
+            file.truncate(end)
+            raise

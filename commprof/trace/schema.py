@@ -11,6 +11,7 @@ from enum import IntEnum
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 
 TRACE_MAGIC: Final = b"COMMPROF"
 TRACE_VERSION: Final = 1
@@ -36,6 +37,7 @@ class BlockType(IntEnum):
     RECORDS = 2
     GROUP = 3
     END = 4
+    SALVAGED = 5
 
 
 class Kind(IntEnum):
@@ -113,3 +115,6 @@ RECORD_DTYPE: Final = np.dtype(
     ]
 )
 assert RECORD_DTYPE.itemsize == 64
+
+#: An array of RECORD_DTYPE.
+Records = npt.NDArray[np.void]

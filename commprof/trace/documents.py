@@ -1,0 +1,125 @@
+"""The JSON blocks of a trace, checked: what passes here is used without looking again."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
+
+#: ``int`` is a whole number from 0 to 2**63 - 1, ``list`` a list of strings. Further keys may
+#: stand beside those listed.
+Shape: TypeAlias = "type | dict[str, Shape]"
+
+METADATA: Final[dict[str, Shape]] = {
+    "rank": int,
+    "world_size": int,
+    "local_rank": int,
+    "restart_count": int,
+    "pid": int,
+    "main_thread": int,
+    "command": list,
+    "python": str,
+    "torch": str,
+    "commprof": str,
+    "backend": str,
+    "threads": int,
+    "capture": str,
+    "machine": {
+        "hostname": str,
+        "boot_id": str,
+        "time_namespace": str,
+        "cpu_model": str,
+        "cpu_count": int,
+        "usable_cpu_count": int,
+        "memory_bytes": int,
+        "kernel": str,
+        "cuda_devices": int,
+    },
+    "clock": {"source": str, "monotonic_ns": int, "realtime_ns": int},
+    "ring_prefix": str,
+    "record_bytes": int,
+    "kinds": list,
+    "ops": list,
+    "phases": list,
+    "dtypes": list,
+}
+GROUP: Final[dict[str, Shape]] = {
+    "id": int,
+    "name": str,
+    "description": str,
+    "backend": str,
+    "rank": int,
+    "size": int,
+}
+END: Final[dict[str, Shape]] = {"records": int, "dropped": int, "end_monotonic_ns": int}
+SALVAGED: Final[dict[str, Shape]] = {"records": int, "dropped": int}
+
+_TYPE_NAMES: Final = {
+    int: "a whole number from 0 to 2**63 - 1",
+    str: "a string",
+    list: "a list of strings",
+    dict: "an object",
+}
+
+
+@dataclass(frozen=True)
+class Group:
+    """One process group, as the rank that wrote the trace saw it."""
+
+    id: int
+    name: str
+    description: str
+    backend: str
+    rank: int
+    size: int
+
+
+def read_metadata(payload: memoryview) -> dict[str, Any]:
+    """The first block of a trace; keys that ``profile(metadata=...)`` added are not checked.
+
+    Raises:
+        ValueError: names the key that is missing or unusable.
+    """
+    value = _read(payload, METADATA)
+    if value["rank"] >= value["world_size"]:
+        raise ValueError(f"rank {value['rank']} of world_size {value['world_size']}")
+    return value
+
+
+def read_group(payload: memoryview) -> Group:
+    """The description of one process group; ValueError as above."""
+    value = _read(payload, GROUP)
+    return Group(**{key: value[key] for key in GROUP})
+
+
+def read_dropped(payload: memoryview, shape: dict[str, Shape]) -> int:
+    """Records dropped, from a block of shape END or SALVAGED; ValueError as above."""
+    return int(_read(payload, shape)["dropped"])
+
+
+def _read(payload: memoryview, shape: dict[str, Shape]) -> dict[str, Any]:
+    try:
+        value = json.loads(bytes(payload))
+    except RecursionError:
+        raise ValueError("JSON nested too deep") from None
+    _check(value, shape, "")
+    checked: dict[str, Any] = value
+    return checked
+
+
+def _check(value: object, shape: Shape, where: str) -> None:
+    """Raises ValueError unless ``value`` has ``shape``; ``where`` is its dotted name."""
+    wanted = dict if isinstance(shape, dict) else shape
+    good = isinstance(value, wanted) and not isinstance(value, bool)
+    if isinstance(value, int):
+        good = good and 0 <= value < 2**63
+    elif isinstance(value, list):
+        good = good and all(isinstance(item, str) for item in value)
+    if not good:
+        raise ValueError(f"{where or 'it'} is not {_TYPE_NAMES[wanted]}")
+    if isinstance(shape, dict) and isinstance(value, dict):
+        for key, inner in shape.items():
+            name = f"{where}.{key}" if where else key
+            if key not in value:
+                raise ValueError(f"{name} is missing")
+            _check(value[key], inner, name)

@@ -1,0 +1,179 @@
+"""Traces built by hand: what a test says happened, as records, and as bytes if wanted.
+
+Times are in nanoseconds on the clock that the ranks of one machine share.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from commprof.trace import schema
+from commprof.trace.reader import Group, Trace
+from commprof.trace.run_directory import WorldRun
+from commprof.trace.schema import Kind, Phase
+
+MS = 1_000_000
+THREAD = 100
+
+
+class Rank:
+    """One rank's recording. Records may be added in any order."""
+
+    def __init__(
+        self,
+        rank: int = 0,
+        world_size: int = 1,
+        *,
+        groups: dict[int, tuple[str, int]] | None = None,
+        boot_id: str = "boot",
+        dropped: int = 0,
+        **metadata: Any,
+    ) -> None:
+        """groups: name and size by this rank's own number; one of all ranks when None."""
+        self.rank = rank
+        self.world_size = world_size
+        self.dropped = dropped
+        self.groups = {1: ("0", world_size)} if groups is None else groups
+        self.metadata = {
+            "rank": rank,
+            "world_size": world_size,
+            "machine": {"hostname": "host", "boot_id": boot_id, "time_namespace": "time:[1]"},
+            **metadata,
+        }
+        self.steps: list[tuple[int, int]] = []
+        self._records: list[dict[str, int]] = []
+        self._op_id = 0
+
+    def step(self, begin: int, end: int) -> None:
+        """A complete step; the next index."""
+        if not self.steps or self.steps[-1][1] != begin:
+            self._add(Kind.STEP, begin, op_id=len(self.steps), aux=0)
+        self._add(Kind.STEP, end, op_id=len(self.steps), aux=1)
+        self.steps.append((begin, end))
+
+    def phase(self, phase: Phase, begin: int, end: int, thread: int = THREAD) -> None:
+        """A declared phase."""
+        self._add(Kind.PHASE, begin, aux=phase, value=end, thread=thread)
+
+    def collective(
+        self,
+        seq: int,
+        issue: int,
+        end: int,
+        bytes: int = 0,
+        graph_task: int = -1,
+        group: int = 1,
+        op: str = "all_reduce",
+    ) -> int:
+        """A collective; `end` 0 if none was seen. Returns its operation id."""
+        self._op_id += 1
+        code = schema.OPS.index(op)
+        self._add(
+            Kind.ISSUE,
+            issue,
+            op_id=self._op_id,
+            op=code,
+            group=group,
+            seq=seq,
+            bytes_in=bytes,
+            bytes_out=bytes,
+            value=graph_task + 1,
+        )
+        if end:
+            self._add(Kind.END, end, op_id=self._op_id, op=code, thread=THREAD + 1)
+        return self._op_id
+
+    def wait(self, op_id: int, begin: int, end: int, thread: int = THREAD) -> None:
+        """Blocked in `Work.wait`."""
+        self._add(Kind.WAIT, begin, op_id=op_id, value=end, thread=thread)
+
+    def finalize(
+        self, begin: int, end: int, cpu: int, run_delay: int = 0, graph_task: int = 0
+    ) -> None:
+        """DDP's wait for its buckets; `cpu` and `run_delay` are what passed of them."""
+        self._add(Kind.FINALIZE_BEGIN, begin, op_id=graph_task, value=7, bytes_in=5)
+        self._add(Kind.FINALIZE_END, end, op_id=graph_task, value=7 + cpu, bytes_in=5 + run_delay)
+
+    def trace(self) -> Trace:
+        """As the reader would return it."""
+        return Trace(
+            path=Path(f"rank_{self.rank}.trace"),
+            metadata=self.metadata,
+            groups={
+                id: Group(id, name, "", "gloo", self.rank, size)
+                for id, (name, size) in self.groups.items()
+            },
+            records=self.records(),
+            complete=True,
+            dropped=self.dropped,
+            problems=(),
+        )
+
+    def records(self) -> Any:
+        """Ordered by time; of equal times the one added first is first."""
+        records = np.zeros(len(self._records), dtype=schema.RECORD_DTYPE)
+        for row, values in zip(records, self._records, strict=True):
+            for name, value in values.items():
+                row[name] = value
+        return records[np.argsort(records["timestamp_ns"], kind="stable")]
+
+    def write(self, path: Path) -> None:
+        """The trace as a file."""
+        groups = [
+            {"id": id, "name": name, "description": "", "backend": "gloo", "rank": self.rank}
+            | {"size": size}
+            for id, (name, size) in self.groups.items()
+        ]
+        blocks = [(schema.BlockType.METADATA, json.dumps(self.metadata).encode())]
+        blocks += [(schema.BlockType.GROUP, json.dumps(group).encode()) for group in groups]
+        blocks += [(schema.BlockType.RECORDS, self.records().tobytes())]
+        blocks += [(schema.BlockType.END, json.dumps({"dropped": self.dropped}).encode())]
+        header = schema.FILE_HEADER.pack(
+            schema.TRACE_MAGIC, schema.TRACE_VERSION, schema.FILE_HEADER.size, 1, 0
+        )
+        path.write_bytes(header + b"".join(_block(*block) for block in blocks))
+
+    def result(self, **values: Any) -> dict[str, Any]:
+        """The training loop's own account of this rank: 10 samples a step, loss 2."""
+        step_ns = [end - begin for begin, end in self.steps]
+        return {
+            "rank": self.rank,
+            "steps": len(step_ns),
+            "step_ns": step_ns,
+            "step_samples": [10] * len(step_ns),
+            "losses": [2.0] * len(step_ns),
+            "average_loss": 2.0,
+            "overhead": [],
+            "record_cost_ns": 50.0,
+            **values,
+        }
+
+    def _add(self, kind: Kind, timestamp: int, thread: int = THREAD, **values: int) -> None:
+        self._records.append(
+            {"kind": int(kind), "timestamp_ns": timestamp, "thread": thread, **values}
+        )
+
+
+def _block(block_type: schema.BlockType, payload: bytes) -> bytes:
+    return (
+        schema.BLOCK_HEADER.pack(
+            schema.BLOCK_MAGIC, block_type, len(payload), zlib.crc32(payload), 0
+        )
+        + payload
+    )
+
+
+def world_run(ranks: list[Rank], world_size: int | None = None, **values: Any) -> WorldRun:
+    """A finished world size of these ranks; `values` go into every rank's account."""
+    return WorldRun(
+        world_size=world_size or len(ranks),
+        directory=Path("world"),
+        results={rank.rank: rank.result(**values) for rank in ranks},
+        traces={rank.rank: rank.trace() for rank in ranks},
+        problems=(),
+    )
