@@ -44,6 +44,7 @@ class Profiler:
         self._auto_phases = AutoPhases(self._markers)
         self._step = 0
         self._path: Path | None = None
+        self._running = False
 
     @property
     def trace_path(self) -> Path | None:
@@ -54,34 +55,29 @@ class Profiler:
         """Opens the trace and starts recording.
 
         Raises:
-            CommprofError: the trace cannot be written, exists already, or capture runs.
+            CommprofError: the trace cannot be written, exists already, or capture runs; or the
+                metadata is nothing that JSON can hold.
         """
-        rank, _ = rank_and_world_size()
-        attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
-        name = f"rank_{rank}.trace" if attempt == 0 else f"rank_{rank}.attempt_{attempt}.trace"
-        path = self._directory / name
-        ring_prefix = _ring_prefix(self._directory, rank)
         if self._recorder.started():
             raise CommprofError(
                 "capture already runs in this process; leave the other `with commprof.profile()` "
                 "block, or call its stop(), first"
             )
+        rank, _ = rank_and_world_size()
+        attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+        name = f"rank_{rank}.trace" if attempt == 0 else f"rank_{rank}.attempt_{attempt}.trace"
+        # The working directory may change, and a trace names its rings.
+        path = self._directory.absolute() / name
+        ring_prefix = _ring_prefix(path.parent, rank)
+        document = _document(trace_metadata(ring_prefix, self._metadata))
+        _claim(path)
         try:
-            self._directory.mkdir(parents=True, exist_ok=True)
-            path.touch(exist_ok=False)
-            self._recorder.start(
-                str(path),
-                ring_prefix,
-                json.dumps(trace_metadata(ring_prefix, self._metadata)),
-                secrets.randbits(63) | 1,
-            )
-        except FileExistsError:
-            raise CommprofError(
-                f"{path} exists already; give this run a directory of its own, or remove it"
-            ) from None
+            self._recorder.start(str(path), ring_prefix, document, secrets.randbits(63) | 1)
         except (OSError, RuntimeError) as error:
+            path.unlink(missing_ok=True)
             raise CommprofError(f"cannot record to {path}: {error}") from error
         self._path = path
+        self._running = True
         self._recorder.install_observer()
         self._auto_phases.install()
         self._step = 0
@@ -91,8 +87,10 @@ class Profiler:
 
     def stop(self) -> None:
         """Stops recording and closes the trace. Does nothing if capture is not running."""
-        if not self._recorder.started():
+        # Neither another profiler's capture, nor the parent's in a forked child.
+        if not (self._running and self._recorder.started()):
             return
+        self._running = False
         atexit.unregister(self.stop)
         self._auto_phases.remove()
         time.sleep(_LATE_COMPLETIONS_S)
@@ -162,6 +160,31 @@ def profile(directory: str | Path, *, metadata: dict[str, Any] | None = None) ->
                 prof.step()
     """
     return Profiler(Path(directory), dict(metadata or {}))
+
+
+def _document(metadata: dict[str, Any]) -> str:
+    try:
+        return json.dumps(metadata)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise CommprofError(
+            f"profile(metadata=...) takes what JSON can hold, but: {error}"
+        ) from None
+
+
+def _claim(path: Path) -> None:
+    """Makes an empty file that was not there before."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CommprofError(f"cannot make the directory {path.parent}: {error.strerror}") from None
+    try:
+        path.touch(exist_ok=False)
+    except FileExistsError:
+        raise CommprofError(
+            f"{path} exists already; give this run a directory of its own, or remove it"
+        ) from None
+    except OSError as error:
+        raise CommprofError(f"cannot write {path}: {error.strerror}") from None
 
 
 def _ring_prefix(directory: Path, rank: int) -> str:

@@ -49,12 +49,12 @@ class PythonRecorder:
         self._ids = itertools.count(1)
         self._groups: dict[str, tuple[int, str]] = {}
         self._seq: dict[int, int] = {}
-        self._forget()
-
-    def _forget(self) -> None:
-        """Lets go of any trace, as in a forked child: file and threads are the parent's."""
-        self._pending: deque[tuple[int, ...]] = deque()
+        self._open = OpenMarker()
         self._file: PythonTraceFile | None = None
+        self._reset()
+
+    def _reset(self) -> None:
+        self._pending: deque[tuple[int, ...]] = deque()
         self._path = ""
         self._lock = threading.Lock()
         self._wake = threading.Event()
@@ -63,11 +63,17 @@ class PythonRecorder:
         self._complained = False
         self._groups_written = self._written = self._dropped = 0
         self._last = PythonStats()
-        self._open = OpenMarker()
 
     def forget_after_fork(self) -> None:
-        """Makes a forked child begin without a trace."""
-        os.register_at_fork(after_in_child=self._forget)
+        """From now on a forked child begins without a trace: the file is the parent's."""
+
+        def forget() -> None:
+            if self._file is not None:
+                self._file.close()
+                self._file = None
+            self._reset()
+
+        os.register_at_fork(after_in_child=forget)
 
     @staticmethod
     def now_ns() -> int:
@@ -137,22 +143,21 @@ class PythonRecorder:
                 self._complain(file)
 
     def _write_groups(self, file: PythonTraceFile) -> bool:
-        descriptions = [description for _, description in self._groups.values()]
-        for description in descriptions[self._groups_written :]:
+        groups = list(self._groups.values())
+        for _, description in groups[self._groups_written :]:
             if not file.write_block(BlockType.GROUP, description.encode()):
                 return False
             self._groups_written += 1
         return True
 
     def _write_records(self, file: PythonTraceFile) -> bool:
-        rows = list(itertools.islice(self._pending, len(self._pending)))
+        rows = [self._pending.popleft() for _ in range(len(self._pending))]
         if not rows:
             return True
         payload = np.array(rows, dtype=schema.RECORD_DTYPE).tobytes()
         if not file.write_block(BlockType.RECORDS, payload):
+            self._pending.extendleft(reversed(rows))
             return False
-        for _ in rows:
-            self._pending.popleft()
         self._written += len(rows)
         return True
 

@@ -36,8 +36,8 @@ def test_every_collective_is_seen_with_its_sizes(tmp_path: Path) -> None:
         assert [row[0] for row in found] == [
             ("send", "recv")[rank] if op == "send or recv" else op for op, *_ in EXPECTED
         ]
-        for row, (op, size, seq, dtype, *by_rank) in zip(found, EXPECTED, strict=True):
-            name, found_size, found_seq, found_dtype, bytes_in, bytes_out, completed, waited = row
+        for row, (_, size, seq, dtype, *by_rank) in zip(found, EXPECTED, strict=True):
+            _, found_size, found_seq, found_dtype, bytes_in, bytes_out, completed, waited = row
             assert (found_size, found_seq) == (size, seq), row
             assert dtype in (None, found_dtype), row
             assert (bytes_in, bytes_out) == by_rank[rank], row
