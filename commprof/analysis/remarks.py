@@ -71,9 +71,13 @@ def _above_ideal(
         spread = max(_relative_spread(world), _relative_spread(base))
         text = (
             f"Efficiency at {world.world_size} ranks is {scale.efficiency:.1%}, above the ideal, "
-            f"which adding ranks cannot cause. A rank's own work per sample took {ratio:.2f} times "
-            f"what it took at {base.world_size}"
+            "which adding ranks cannot cause"
         )
+        if not math.isnan(ratio):
+            text += (
+                f". A rank's own work per sample took {ratio:.2f} times what it took at "
+                f"{base.world_size}"
+            )
         if scale.efficiency - 1 <= spread:
             text += f"; the step times spread by {spread:.0%}, so this may be noise."
         elif context.get("scaling") == "strong":
@@ -100,7 +104,7 @@ def _about_world(world: WorldResult) -> list[str]:
     if _relative_spread(world) > _NOISY:
         found.append(
             f"Noisy at {name}: the middle half of the steps spreads by "
-            f"{_relative_spread(world):.0%} of the median."
+            f"{_relative_spread(world):.0%} of the median.{_uneven_batches(world)}"
         )
     late = world.late_rank
     if late is not None:
@@ -135,6 +139,15 @@ def _about_world(world: WorldResult) -> list[str]:
         )
     found.extend(f"At {name}: {problem}." for problem in world.problems)
     return found
+
+
+def _uneven_batches(world: WorldResult) -> str:
+    low, high = world.samples_per_step
+    if not low < high:
+        return ""
+    return (
+        f" The steps are not equal: an epoch's last one has {low:.0f} samples, others {high:.0f}."
+    )
 
 
 def _about_overhead(overhead: Overhead) -> str:

@@ -68,6 +68,8 @@ class WorldResult:
     warmup_steps: int
     #: Samples of all ranks over the slowest rank's time, measured steps only.
     samples_per_s: float
+    #: Fewest and most samples of a step, over all ranks; NaN without the loop's account.
+    samples_per_step: tuple[float, float]
     #: Per step the slowest rank's wall time; then median, 95th percentile, quartiles.
     step_median_ms: float
     step_p95_ms: float
@@ -163,6 +165,7 @@ def _summarise(
         steps=len(parts[0].step),
         warmup_steps=warmup,
         samples_per_s=sum(r.samples for r in ranks) / duration_s if duration_s > 0 else math.nan,
+        samples_per_step=_samples_per_step(run, measured[0].step.tolist()),
         step_median_ms=ns_to_ms(median_ns),
         step_p95_ms=ns_to_ms(p95_ns),
         step_quartiles_ms=(ns_to_ms(low_ns), ns_to_ms(high_ns)),
@@ -244,6 +247,15 @@ def _records_per_step(run: WorldRun, rank: int, part: Breakdown) -> float:
     begin = np.searchsorted(times, steps.begin_ns[chosen].astype(np.uint64))
     end = np.searchsorted(times, steps.end_ns[chosen].astype(np.uint64))
     return float(np.median(end - begin)) if len(begin) else 0.0
+
+
+def _samples_per_step(run: WorldRun, steps: list[int]) -> tuple[float, float]:
+    if len(run.results) < run.world_size or not steps:
+        return math.nan, math.nan
+    totals = [
+        sum(result["step_samples"][step] for result in run.results.values()) for step in steps
+    ]
+    return float(min(totals)), float(max(totals))
 
 
 def _on_device(trace: Trace) -> int:

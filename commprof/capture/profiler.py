@@ -18,7 +18,7 @@ from commprof.capture.recorder import Marker, recorder
 from commprof.errors import CommprofError
 from commprof.trace.schema import PHASES
 
-#: Rings of one process stay below this; less room than that in /dev/shm is not used.
+#: Less room than this in /dev/shm is left to others. A thread that records takes 1 MiB.
 _SHM_RESERVE_BYTES = 64 << 20
 #: Completions that other threads still have to record when capture stops.
 _LATE_COMPLETIONS_S = 0.005

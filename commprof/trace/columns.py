@@ -125,11 +125,17 @@ def collectives(trace: Trace) -> Collectives:
 
 
 def steps(trace: Trace) -> Steps:
-    """Pairs each boundary that ends a step with the boundary before it."""
+    """Pairs each boundary that ends a step with the boundary before it.
+
+    A step whose first boundary is not in the trace, because a full ring dropped it, is left out:
+    it would seem to last since the step before.
+    """
     marks = _of_kind(trace.records, Kind.STEP)
-    ends = np.flatnonzero((marks["aux"] == 1) & (np.arange(len(marks)) > 0))
+    step = _ints(marks["op_id"])
+    begun = step + (marks["aux"] == 1)  # the step that begins at each boundary
+    ends = 1 + np.flatnonzero((marks["aux"][1:] == 1) & (begun[:-1] == step[1:]))
     return Steps(
-        index=_ints(marks["op_id"][ends]),
+        index=step[ends],
         begin_ns=_ints(marks["timestamp_ns"][ends - 1]),
         end_ns=_ints(marks["timestamp_ns"][ends]),
         thread=_ints(marks["thread"][ends]),

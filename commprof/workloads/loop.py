@@ -98,7 +98,8 @@ def train(
 
     ddp: the trainee's model, wrapped. overhead_steps: further steps of the same work in which
     capture goes through OVERHEAD_PATTERN, `block_steps` at a time and on every rank at the same
-    step; it is on afterwards. on_step: told the number of steps done, between steps and untimed.
+    step, with batches of equal size; it is on afterwards. on_step: told the number of steps done,
+    between steps and untimed.
     """
     runner = _Steps(trainee, ddp, recorder)
     begin_ns = time.monotonic_ns()
@@ -111,6 +112,8 @@ def train(
     losses, step_samples = list(runner.losses), list(runner.step_samples)
 
     overhead = []
+    if overhead_steps:
+        runner.only_whole_batches()
     for index in range(overhead_steps):
         label = OVERHEAD_PATTERN[index // block_steps % len(OVERHEAD_PATTERN)]
         if index % block_steps == 0:
@@ -133,6 +136,11 @@ class _Steps:
         self._ddp = ddp
         self._recorder = recorder
         self._batches = _endless(trainee)
+
+    def only_whole_batches(self) -> None:
+        """From now on leave out an epoch's smaller last batch, so that all steps are equal."""
+        whole, batches = max(self.step_samples), self._batches
+        self._batches = (batch for batch in batches if batch.samples == whole)
 
     def run(self) -> int:
         """One step; its wall time in ns."""

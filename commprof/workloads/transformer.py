@@ -109,8 +109,8 @@ class Transformer:
         wider = _count_parameters(replace(chosen, feedforward=1024))
         deeper = _count_parameters(replace(chosen, layers=3))
         return (
-            f"{text} The study states about 2.66M for these sizes; that count fits "
-            f"feedforward 1024 ({wider:,}) or 3 layers ({deeper:,}), not what it lists."
+            f"{text} (The report that this workload follows says about 2.66M, which fits "
+            f"feedforward 1024, {wider:,}, or 3 layers, {deeper:,}, but not the sizes it lists.)"
         )
 
     def steps_per_epoch(self, world_size: int, per_rank_batch: int) -> int:

@@ -3,11 +3,13 @@
 Run as a module with the launcher's environment set; the argument is a directory.
 """
 
+import re
 import sys
 import time
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -49,12 +51,8 @@ def zero_hook(state, bucket):
 
 def raises(message: str, call, error=CommprofError) -> None:
     """``call()`` fails with the message."""
-    try:
+    with pytest.raises(error, match=re.escape(message)):
         call()
-    except error as caught:
-        assert message in str(caught), caught
-        return
-    raise AssertionError(f"nothing was raised; expected {message}")
 
 
 def buckets_are_timed(directory: Path) -> None:

@@ -5,8 +5,6 @@ Times are in nanoseconds on the clock that the ranks of one machine share.
 
 from __future__ import annotations
 
-import json
-import zlib
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +14,7 @@ from commprof.trace import schema
 from commprof.trace.reader import Group, Trace
 from commprof.trace.run_directory import WorldRun
 from commprof.trace.schema import Kind, Phase
+from tests.support import trace_bytes
 
 MS = 1_000_000
 THREAD = 100
@@ -39,12 +38,8 @@ class Rank:
         self.world_size = world_size
         self.dropped = dropped
         self.groups = {1: ("0", world_size)} if groups is None else groups
-        self.metadata = {
-            "rank": rank,
-            "world_size": world_size,
-            "machine": {"hostname": "host", "boot_id": boot_id, "time_namespace": "time:[1]"},
-            **metadata,
-        }
+        self.metadata = trace_bytes.metadata(rank=rank, world_size=world_size, **metadata)
+        self.metadata["machine"]["boot_id"] = boot_id
         self.steps: list[tuple[int, int]] = []
         self._records: list[dict[str, int]] = []
         self._op_id = 0
@@ -125,18 +120,14 @@ class Rank:
     def write(self, path: Path) -> None:
         """The trace as a file."""
         groups = [
-            {"id": id, "name": name, "description": "", "backend": "gloo", "rank": self.rank}
-            | {"size": size}
+            trace_bytes.group(id, name=name, rank=self.rank, size=size)
             for id, (name, size) in self.groups.items()
         ]
-        blocks = [(schema.BlockType.METADATA, json.dumps(self.metadata).encode())]
-        blocks += [(schema.BlockType.GROUP, json.dumps(group).encode()) for group in groups]
-        blocks += [(schema.BlockType.RECORDS, self.records().tobytes())]
-        blocks += [(schema.BlockType.END, json.dumps({"dropped": self.dropped}).encode())]
-        header = schema.FILE_HEADER.pack(
-            schema.TRACE_MAGIC, schema.TRACE_VERSION, schema.FILE_HEADER.size, 1, 0
+        blocks = [trace_bytes.document(trace_bytes.GROUP_BLOCK, group) for group in groups]
+        blocks += [trace_bytes.block(trace_bytes.RECORDS_BLOCK, self.records().tobytes())]
+        path.write_bytes(
+            trace_bytes.trace(*blocks, trace_bytes.end(self.dropped), **self.metadata)
         )
-        path.write_bytes(header + b"".join(_block(*block) for block in blocks))
 
     def result(self, **values: Any) -> dict[str, Any]:
         """The training loop's own account of this rank: 10 samples a step, loss 2."""
@@ -146,7 +137,7 @@ class Rank:
             "steps": len(step_ns),
             "step_ns": step_ns,
             "step_samples": [10] * len(step_ns),
-            "losses": [2.0] * len(step_ns),
+            "losses": [2.0] * max(1, len(step_ns)),
             "average_loss": 2.0,
             "overhead": [],
             "record_cost_ns": 50.0,
@@ -157,15 +148,6 @@ class Rank:
         self._records.append(
             {"kind": int(kind), "timestamp_ns": timestamp, "thread": thread, **values}
         )
-
-
-def _block(block_type: schema.BlockType, payload: bytes) -> bytes:
-    return (
-        schema.BLOCK_HEADER.pack(
-            schema.BLOCK_MAGIC, block_type, len(payload), zlib.crc32(payload), 0
-        )
-        + payload
-    )
 
 
 def world_run(ranks: list[Rank], world_size: int | None = None, **values: Any) -> WorldRun:

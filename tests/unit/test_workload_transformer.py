@@ -44,8 +44,8 @@ def test_description_says_which_sizes_would_have_the_documented_count() -> None:
     text = Transformer().describe()
 
     assert "2,137,600 parameters" in text
-    assert f"feedforward 1024 ({wider:,})" in text
-    assert f"3 layers ({deeper:,})" in text
+    assert f"feedforward 1024, {wider:,}" in text
+    assert f"3 layers, {deeper:,}" in text
     assert round(wider / 1e6, 2) == 2.66
     assert "2.66M" not in Transformer(SMALL).describe()
 

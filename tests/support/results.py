@@ -1,0 +1,104 @@
+"""Results built by hand, for renderers and remarks."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from commprof.analysis.intervals import Interval
+from commprof.analysis.overhead import Overhead
+from commprof.analysis.scaling import RunResult, scale
+from commprof.analysis.world import RankSummary, StepParts, WorldResult
+
+PARTS = StepParts(
+    data_ms=1.0,
+    forward_ms=20.0,
+    backward_ms=40.0,
+    exposed_ms=30.0,
+    optimizer_ms=5.0,
+    other_ms=4.0,
+    step_ms=100.0,
+    wait_ms=10.0,
+    wire_ms=20.0,
+    no_core_ms=3.0,
+    hidden_ms=12.5,
+)
+OVERHEAD = Overhead(Interval(1.012, 0.99, 1.034), Interval(0.999, 0.97, 1.03), 8, 8)
+
+
+def context(**values: Any) -> dict[str, Any]:
+    """As in `run.json`."""
+    return {
+        "timestamp": "2026-11-01T12:00:00+00:00",
+        "command": "python -m commprof.run --nproc 2",
+        "description": "timed: a workload.",
+        "scaling": "weak",
+        "backend": "gloo",
+        "torch": "2.13.0+cpu",
+        "capture": "native",
+        "threads_per_rank": 1,
+        "world_sizes": [1, 2],
+        "machine": {"usable_cpu_count": 8, "cpu_model": "AMD EPYC"},
+        "errors": {},
+        **values,
+    }
+
+
+def parts(**values: float) -> StepParts:
+    """The parts above but for those given."""
+    return dataclasses.replace(PARTS, **values)
+
+
+def world(world_size: int = 1, **values: Any) -> WorldResult:
+    """Twelve steps, two of them warm-up, at 100 samples a second and rank."""
+    ranks = tuple(
+        RankSummary(
+            rank=rank,
+            parts=values.get("parts", PARTS),
+            samples=100,
+            duration_s=1.0,
+            samples_per_s=100.0,
+            average_loss=2.5,
+            final_loss=2.25,
+            host="host",
+        )
+        for rank in range(world_size)
+    )
+    defaults: dict[str, Any] = {
+        "world_size": world_size,
+        "steps": 12,
+        "warmup_steps": 2,
+        "samples_per_s": 100.0 * world_size,
+        "samples_per_step": (16.0, 16.0),
+        "step_median_ms": 100.0,
+        "step_p95_ms": 120.0,
+        "step_quartiles_ms": (98.0, 102.0),
+        "parts": PARTS,
+        "imbalance": 0.0,
+        "average_loss": 2.5,
+        "ranks": ranks,
+        "late_rank": None,
+        "overhead": OVERHEAD,
+        "records_per_step": 20.0,
+        "record_cost_ns": 50.0,
+        "overhead_samples": (),
+        "missing_ranks": (),
+        "dropped_records": 0,
+        "device_collectives": 0,
+        "clocks_shared": True,
+        "problems": (),
+    }
+    return WorldResult(**{**defaults, **values})
+
+
+def run_result(*worlds: WorldResult, **values: Any) -> RunResult:
+    """A run of these world sizes."""
+    defaults: dict[str, Any] = {
+        "context": context(),
+        "worlds": worlds,
+        "scaling": scale(worlds),
+        "overhead": OVERHEAD,
+        "failures": (),
+        "remarks": (),
+    }
+    return RunResult(**{**defaults, **values})

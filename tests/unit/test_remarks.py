@@ -1,0 +1,184 @@
+"""What the reader is told before believing the figures."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import pytest
+
+from commprof.analysis.intervals import Interval
+from commprof.analysis.overhead import Overhead
+from commprof.analysis.remarks import remarks
+from commprof.analysis.scaling import scale
+from commprof.analysis.stragglers import LateRank
+from commprof.analysis.world import WorldResult
+from tests.support.results import OVERHEAD, context, parts, world
+
+RECORDING = "Recording itself"
+
+
+def said(*worlds: WorldResult, overhead: Overhead | None = None, **values: Any) -> list[str]:
+    """All remarks but the one on the cost of records."""
+    found = remarks(context(**values), worlds, scale(worlds), overhead)
+    return [remark for remark in found if not remark.startswith(RECORDING)]
+
+
+def on_cores(count: int) -> dict[str, Any]:
+    return {"usable_cpu_count": count, "cpu_model": "x"}
+
+
+def test_a_sound_run_needs_no_remarks() -> None:
+    assert said(world(1), world(2)) == []
+
+
+def test_more_ranks_than_cores() -> None:
+    (remark,) = said(world(2), world(4), world(8), machine=on_cores(2))
+    # 3 ms of 30 ms exposed without a core.
+    assert remark == (
+        "More ranks than cores at 4 and 8 ranks: this process may use 2 cores and each rank runs "
+        "1 thread. Those rows measure how ranks share cores, not how the job scales. At 8 ranks "
+        "the training thread spent 10% of its exposed time ready to run, without a core."
+    )
+
+
+def test_threads_count_as_cores() -> None:
+    (remark,) = said(world(1), machine=on_cores(1), threads_per_rank=2)
+    assert remark.startswith(
+        "More ranks than cores at 1 rank: this process may use 1 core and each rank runs 2 threads."
+    )
+    assert said(world(1), machine=on_cores(2), threads_per_rank=2) == []
+
+
+def test_more_ranks_than_cores_without_any_waiting() -> None:
+    (remark,) = said(world(2, parts=parts(exposed_ms=0.0)), machine=on_cores(1))
+    assert "spent 0% of its exposed time" in remark
+
+
+def test_efficiency_above_the_ideal_within_the_noise() -> None:
+    # 3 % above; the middle half of the steps spreads by 4 %.
+    (remark,) = said(world(1), world(2, samples_per_s=206.0))
+    assert remark == (
+        "Efficiency at 2 ranks is 103.0%, above the ideal, which adding ranks cannot cause. A "
+        "rank's own work per sample took 1.00 times what it took at 1; the step times spread by "
+        "4%, so this may be noise."
+    )
+
+
+@pytest.mark.parametrize(
+    ("scaling", "cause"),
+    [
+        ("strong", "under strong scaling each rank's batch shrinks and may fit a nearer cache."),
+        ("weak", "the baseline was slowed down by something else, so repeat the run."),
+        (None, "the baseline was slowed down by something else, so repeat the run."),
+    ],
+)
+def test_efficiency_above_the_ideal_beyond_the_noise(scaling: str | None, cause: str) -> None:
+    # Own work 70 ms a step alone and 35 ms at two ranks, over as many samples.
+    faster = world(2, samples_per_s=300.0, parts=parts(step_ms=65.0))
+    (remark,) = said(world(1), faster, scaling=scaling)
+    assert "is 150.0%" in remark
+    assert "took 0.50 times what it took at 1; " in remark
+    assert remark.endswith(cause)
+
+
+def test_efficiency_that_is_unknown_is_not_above_the_ideal() -> None:
+    assert said(world(1), world(2, samples_per_s=math.nan)) == []
+
+
+def test_a_baseline_without_work_of_its_own_is_no_division_by_zero() -> None:
+    idle = world(1, parts=parts(step_ms=30.0))
+    (remark,) = said(idle, world(2, samples_per_s=208.0))
+    assert "which adding ranks cannot cause; the baseline was" in remark
+
+
+def test_too_short() -> None:
+    assert said(world(1, steps=11), world(2, steps=3), world(4)) == [
+        "Too short to say much at 1 and 2 ranks: 9 and 1 measured steps. Use more --steps."
+    ]
+    assert said(world(1, steps=3)) == [
+        "Too short to say much at 1 rank: 1 measured step. Use more --steps."
+    ]
+    assert said(world(1, steps=12)) == []
+
+
+def test_noisy() -> None:
+    assert said(world(1, step_quartiles_ms=(100.0, 116.0))) == [
+        "Noisy at 1 rank: the middle half of the steps spreads by 16% of the median."
+    ]
+    assert said(world(1, step_quartiles_ms=(100.0, 114.0))) == []
+
+
+def test_a_late_rank() -> None:
+    late = LateRank(rank=3, wait_ns=12_340_000, share=0.875, p_value=1 / 2001)
+    assert said(world(4, late_rank=late)) == [
+        "Rank 3 comes late at 4 ranks: each of the others waits 12.3 ms per step for it, 88% of "
+        "all waiting (by chance: p = 0.0005)."
+    ]
+
+
+def test_clocks_that_are_not_common() -> None:
+    (remark,) = said(world(2, clocks_shared=False, parts=parts(wait_ms=math.nan)))
+    assert remark.startswith("At 2 ranks the ranks ran on several machines")
+
+
+def test_missing_ranks_and_what_they_leave_unknown() -> None:
+    unknown = parts(wait_ms=math.nan, wire_ms=math.nan)
+    assert said(world(4, missing_ranks=(1,))) == ["At 4 ranks nothing usable came from rank 1."]
+    assert said(world(4, missing_ranks=(1, 2, 3), parts=unknown)) == [
+        "At 4 ranks nothing usable came from ranks 1, 2 and 3.",
+        "At 4 ranks some collectives were not seen on all ranks of their group: waiting and wire "
+        "time are not told apart.",
+    ]
+
+
+def test_dropped_records() -> None:
+    assert said(world(2, dropped_records=7)) == [
+        "At 2 ranks 7 records found no room and are missing: communication times may be too small."
+    ]
+
+
+def test_problems_are_passed_on_as_sentences() -> None:
+    assert said(world(1, problems=("rank 0: cut off",))) == ["At 1 rank: rank 0: cut off."]
+
+
+def test_python_capture() -> None:
+    (remark,) = said(world(1), capture="python")
+    assert remark.startswith("Capture ran in pure Python: only the buckets of DDP were seen")
+
+
+def test_overhead_is_always_stated() -> None:
+    assert said(world(1), overhead=OVERHEAD) == [
+        "commprof's own cost: a step with capture on took +1.2 % [-1.0 %, +3.4 %] against capture "
+        "off, over all world sizes, 8 and 8 steps in turn; control, off against off: -0.1 % "
+        "[-3.0 %, +3.0 %]. It cannot be told from zero here."
+    ]
+    clear = dataclasses.replace(OVERHEAD, on_over_off=Interval(1.1, 1.05, 1.2))
+    assert "cannot be told" not in said(world(1), overhead=clear)[0]
+
+
+def test_the_cost_of_records() -> None:
+    # 20 records at 50 ns: 1 us of 100 ms.
+    found = remarks(context(), [world(1)], scale([world(1)]), None)
+    assert found == (
+        "Recording itself: 20 records per step and rank at 50 ns each (measured in the run) are "
+        "1.0 µs, 0.0010% of the step at 1 rank.",
+    )
+    assert remarks(context(), [world(1, record_cost_ns=math.nan)], scale([world(1)]), None) == ()
+
+
+def test_no_worlds_no_remarks() -> None:
+    assert remarks(context(), [], (), None) == ()
+
+
+def test_the_weightiest_come_first() -> None:
+    found = said(
+        world(1, dropped_records=1),
+        world(2, samples_per_s=250.0, steps=4),
+        overhead=OVERHEAD,
+        machine=on_cores(1),
+    )
+    assert [remark.split()[0] for remark in found] == [
+        "More", "Efficiency", "Too", "At", "commprof's",
+    ]  # fmt: skip
