@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from commprof.capture import Attachment, Profiler, attach, profile
+    from commprof.capture import Attachment, Profiler, attach, profile, step
 
-__all__ = ["Attachment", "Profiler", "attach", "profile"]
+__all__ = ["Attachment", "Profiler", "attach", "profile", "step"]
 
 
 def __getattr__(name: str) -> Any:

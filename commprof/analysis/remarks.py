@@ -94,7 +94,7 @@ def _too_short(worlds: Sequence[WorldResult]) -> list[str]:
         return []
     return [
         f"Too short to say much at {_count([w.world_size for w in short], 'rank')}: "
-        f"{_count([w.measured_steps for w in short], 'measured step')}. Use more --steps."
+        f"{_count([w.measured_steps for w in short], 'measured step')}. Run more steps."
     ]
 
 

@@ -1,11 +1,11 @@
 """Splits exposed time: waiting for the last rank, and time on the wire.
 
-The question is what would be left if the wire were infinitely fast. A single collective is
-simple: until its last rank has arrived the others wait, after that it is on the wire. The
-buckets of one backward pass follow each other over the same wire, so the critical path is
-walked back from the last one: a bucket whose last rank arrived while an earlier bucket was
-still on the wire was held up by the wire; the first bucket on that way that was not is the
-one that everybody waited for. Exposed time before its last arrival is waiting.
+A single collective is simple: until its last rank has arrived the others wait, after that it is
+on the wire. The buckets of one backward pass follow each other over the same wire, so the
+critical path is walked back from the last one: a bucket whose last rank arrived while an earlier
+bucket was still on the wire was held up by the wire; the first bucket on that way that was not
+is the one that everybody waited for. Exposed time before its last arrival is waiting; from there
+on the wire was busy without a pause, and who came late meanwhile cost nothing.
 """
 
 from __future__ import annotations

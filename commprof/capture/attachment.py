@@ -11,7 +11,6 @@ from commprof import _native
 from commprof.capture.python_hook import PythonBucketHook
 from commprof.capture.recorder import recorder
 from commprof.errors import CommprofError
-from commprof.trace.schema import Phase
 
 #: A DDP communication hook: ``hook(state, bucket) -> Future[Tensor]``.
 Hook = Callable[[Any, Any], Any]
@@ -24,11 +23,6 @@ class Attachment:
         """See :func:`attach`."""
         self._ddp = ddp
         self._bucket_hook = bucket_hook
-        marker = recorder().PhaseMarker(Phase.FORWARD)
-        self._handles = [
-            ddp.register_forward_pre_hook(lambda *_: marker.begin()),
-            ddp.register_forward_hook(lambda *_: marker.end(), always_call=True),
-        ]
         # A hook that the user registers later goes inside ours.
         ddp.register_comm_hook = self._register_comm_hook
 
@@ -40,10 +34,8 @@ class Attachment:
         self._bucket_hook.set_hook(hook, state)
 
     def remove(self) -> None:
-        """Stops timing this model's buckets and its forward. The hook inside stays at work."""
+        """Stops timing this model's buckets. The hook inside stays at work."""
         self._bucket_hook.recording = False
-        for handle in self._handles:
-            handle.remove()
 
     def _register_comm_hook(self, state: object, hook: Hook) -> None:
         """Stands in for ``ddp.register_comm_hook``; like it, can be used once."""
@@ -58,7 +50,7 @@ def attach(ddp: DistributedDataParallel, hook: Hook | None = None, state: Any = 
     """Times every gradient bucket of ``ddp``: ready, launched, completed.
 
     The collectives themselves are seen without this. Attach to know each bucket's index and
-    signature, to have the forward phase found, and as the place where a compressor runs.
+    signature, and as the place where a compressor runs.
     A hook costs one more pass over the gradients than DDP without one, because DDP then no
     longer fuses the division into its copy.
 

@@ -86,13 +86,17 @@ def trace_metadata(ring_prefix: str, extra: dict[str, Any]) -> dict[str, Any]:
         "phases": list(schema.PHASES if native is None else native.PHASES),
         "dtypes": [] if native is None else list(native.DTYPES),
     }
+    _refuse_own_keys(own, extra)
+    return {**extra, **own}
+
+
+def _refuse_own_keys(own: dict[str, Any], extra: dict[str, Any]) -> None:
     taken = sorted(key for key in extra if key in own and extra[key] != own[key])
     if taken:
         raise CommprofError(
             f"profile(metadata=...) cannot set {', '.join(taken)}: commprof writes that itself; "
             "use another key"
         )
-    return {**extra, **own}
 
 
 def _native_thread_id() -> int:

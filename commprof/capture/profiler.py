@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import atexit
 import json
 import os
 import secrets
 import shutil
 import time
+import weakref
+from multiprocessing.util import Finalize
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -28,12 +29,12 @@ class Profiler:
     """The capture of this process. Made by :func:`profile`; use it as a context manager.
 
     Capture starts on entry and stops on exit. Each call of :meth:`step` ends a step. The
-    phases of a step are found by themselves (DataLoader, attached DDP models, backward,
+    phases of a step are found by themselves (DataLoader, DDP models, backward,
     optimizers) and can be declared with :meth:`phase`; of nested declarations the outermost
     counts, so declared phases win over found ones.
     """
 
-    def __init__(self, directory: Path, metadata: dict[str, Any]) -> None:
+    def __init__(self, directory: Path, metadata: dict[str, Any], find_steps: bool) -> None:
         """See :func:`profile`."""
         self._directory = directory
         self._metadata = metadata
@@ -41,7 +42,8 @@ class Profiler:
         self._markers: dict[str, Marker] = {
             name: self._recorder.PhaseMarker(code) for code, name in enumerate(PHASES)
         }
-        self._auto_phases = AutoPhases(self._markers)
+        self._auto_phases = AutoPhases(self._markers, self._updated if find_steps else None)
+        self._stepping: weakref.ref[object] | None = None
         self._step = 0
         self._path: Path | None = None
         self._running = False
@@ -78,11 +80,13 @@ class Profiler:
             raise CommprofError(f"cannot record to {path}: {error}") from error
         self._path = path
         self._running = True
+        _started.append(self)
         self._recorder.install_observer()
         self._auto_phases.install()
         self._step = 0
         self._recorder.mark_step(0, False)
-        atexit.register(self.stop)
+        # Unlike atexit, this also runs at the end of a multiprocessing child.
+        self._at_exit = Finalize(None, self.stop, exitpriority=100)
         return self
 
     def stop(self) -> None:
@@ -91,15 +95,28 @@ class Profiler:
         if not (self._running and self._recorder.started()):
             return
         self._running = False
-        atexit.unregister(self.stop)
+        _started.remove(self)
+        self._at_exit.cancel()
         self._auto_phases.remove()
         time.sleep(_LATE_COMPLETIONS_S)
         self._recorder.stop()
 
     def step(self) -> None:
-        """Ends the current step; the next one begins."""
+        """Ends the current step; the next one begins. Steps are no longer looked for."""
+        self._auto_phases.on_update = None
+        self._end_step()
+
+    def _end_step(self) -> None:
         self._recorder.mark_step(self._step, True)
         self._step += 1
+
+    def _updated(self, optimizer: object) -> None:
+        """Every update of the first optimizer seen ends a step."""
+        stepping = self._stepping() if self._stepping is not None else None
+        if stepping is None:
+            self._stepping = weakref.ref(optimizer)
+        if stepping in (None, optimizer):
+            self._end_step()
 
     def phase(self, name: str) -> Marker:
         """A context manager for one phase: "data", "forward", "backward", "optimizer".
@@ -143,12 +160,40 @@ class Profiler:
         self.stop()
 
 
-def profile(directory: str | Path, *, metadata: dict[str, Any] | None = None) -> Profiler:
+#: Captures that run; more than one cannot. A forked child starts without.
+_started: list[Profiler] = []
+os.register_at_fork(after_in_child=_started.clear)
+
+
+def active() -> Profiler | None:
+    """The capture that runs in this process."""
+    return _started[0] if _started else None
+
+
+def step() -> None:
+    """Ends a step of the capture that runs; does nothing where none does.
+
+    For scripts under ``commprof run``, whose steps end with the first optimizer's update
+    unless they say so themselves.
+    """
+    profiler = active()
+    if profiler is not None:
+        profiler.step()
+
+
+def profile(
+    directory: str | Path,
+    *,
+    metadata: dict[str, Any] | None = None,
+    find_steps: bool = False,
+) -> Profiler:
     """Records this rank's training into ``directory/rank_<rank>.trace``.
 
     Args:
         directory: where the trace goes; made if missing. All ranks of a job may share it.
         metadata: anything JSON can hold that should stand in the trace's header.
+        find_steps: end a step with each update of the first optimizer seen, as long as
+            :meth:`Profiler.step` is not called.
 
     Call it after ``init_process_group``, or with the launcher's ``RANK`` in the environment::
 
@@ -159,7 +204,7 @@ def profile(directory: str | Path, *, metadata: dict[str, Any] | None = None) ->
                 optimizer.step()
                 prof.step()
     """
-    return Profiler(Path(directory), dict(metadata or {}))
+    return Profiler(Path(directory), dict(metadata or {}), find_steps)
 
 
 def _document(metadata: dict[str, Any]) -> str:

@@ -43,13 +43,13 @@ class PythonBucketHook:
         # Counted with capture off as well: ranks must agree on the numbers.
         seq = recorder.next_seq(self._group_id)
         if not (self.recording and recorder.enabled()):
-            return self._exchange(bucket)
+            return self._exchange(bucket, None)
         ready_ns = recorder.now_ns()
         op_id = recorder.next_op_id()
         size_bytes = bucket.buffer().nbytes
         graph_task = self._bracket_finalize()
         issue_ns = recorder.now_ns()
-        future = self._exchange(bucket)
+        future = self._exchange(bucket, self._completion(op_id, bucket.index()))
         common = {"op_id": op_id, "bytes_in": size_bytes, "aux": bucket.index()}
         recorder.record(
             Kind.BUCKET,
@@ -70,26 +70,37 @@ class PythonBucketHook:
             bytes_out=size_bytes,
             value=graph_task + 1,
         )
-
-        def completed(done: torch.futures.Future[torch.Tensor]) -> None:
-            now_ns = recorder.now_ns()
-            if recorder.enabled():
-                recorder.record(Kind.END, now_ns, op_id=op_id)
-                recorder.record(Kind.BUCKET_END, now_ns, op_id=op_id, aux=bucket_index)
-
-        bucket_index = bucket.index()
-        future.add_done_callback(completed)
         return future
 
-    def _exchange(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    def _completion(self, op_id: int, bucket_index: int) -> Callable[[], None]:
+        def completed() -> None:
+            now_ns = self._recorder.now_ns()
+            if self._recorder.enabled():
+                self._recorder.record(Kind.END, now_ns, op_id=op_id)
+                self._recorder.record(Kind.BUCKET_END, now_ns, op_id=op_id, aux=bucket_index)
+
+        return completed
+
+    def _exchange(
+        self, bucket: dist.GradBucket, completed: Callable[[], None] | None
+    ) -> torch.futures.Future[torch.Tensor]:
+        """Runs the hook inside; ``completed`` is called at its end."""
         if self._inner is not None:
             hook, state = self._inner
             result: torch.futures.Future[torch.Tensor] = hook(state, bucket)
+            if completed is not None:
+                # Late by the time it takes to get the GIL: DDP need not wait for it.
+                result.add_done_callback(lambda _: completed())
             return result
         buffer = bucket.buffer().mul_(1.0 / self._world_size)
-        work = self._group.allreduce([buffer])
-        mean: torch.futures.Future[torch.Tensor] = work.get_future().then(
-            lambda done: done.value()[0]
+
+        def first(done: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:
+            if completed is not None:
+                completed()
+            return done.value()[0]
+
+        mean: torch.futures.Future[torch.Tensor] = (
+            self._group.allreduce([buffer]).get_future().then(first)
         )
         return mean
 

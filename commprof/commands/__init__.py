@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -11,6 +12,7 @@ from typing import NoReturn, Protocol
 from commprof.commands.report import ReportCommand
 from commprof.commands.run import RunCommand
 from commprof.errors import CommprofError
+from commprof.report.plain_text import printable
 
 _DESCRIPTION = """\
 Measures what a PyTorch job's communication really costs.
@@ -44,11 +46,16 @@ class _Parser(argparse.ArgumentParser):
     """One line for a wrong argument, where argparse prints the whole usage."""
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
+        self.exit(2, f"{self.prog}: {printable(message)} (see {self.prog} --help)\n")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry of ``commprof`` and ``python -m commprof``."""
+    return _run(make_parser(), argv)
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """All commands; the parsed arguments carry theirs as ``command``."""
     parser = _Parser(
         prog="commprof",
         description=_DESCRIPTION,
@@ -63,7 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         _prepare(sub, command)
-    return _run(parser, argv)
+    return parser
 
 
 def main_of(command_name: str, prog: str) -> int:
@@ -86,11 +93,13 @@ def _prepare(parser: argparse.ArgumentParser, command: Command) -> None:
 def _run(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
     """The one place where an error of the user's becomes a line and an exit code."""
     args = parser.parse_args(argv)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a report is for every encoding
     try:
         code: int = args.command.run(args)
         return code
     except CommprofError as error:
-        print(f"{parser.prog}: {error}", file=sys.stderr)
+        print(f"{parser.prog}: {printable(str(error))}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         print(f"{parser.prog}: interrupted", file=sys.stderr)

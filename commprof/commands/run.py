@@ -11,11 +11,13 @@ import sys
 from datetime import datetime, timezone
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from commprof.analysis.run import analyse_run
-from commprof.errors import CommprofError, UsageError
+from commprof.commands.subject import ScriptSubject, Subject, WorkloadSubject
+from commprof.errors import CommprofError, RankFailedError, UsageError
 from commprof.report import as_json, table
+from commprof.report.plain_text import printable
 from commprof.trace.run_directory import RUN_FILE, world_directory
 
 _DESCRIPTION = """\
@@ -27,6 +29,7 @@ collective in every rank, and reports throughput, scaling, and where each step w
   python -m commprof.run --nproc 2 --workload timed:backward_ms=10,gradient_mb=25
                                                        sleeps of known length: try the tool
   python -m commprof.run --world-sizes 2 --steps 50 --json result.json
+  python -m commprof.run --nproc 4 train.py --lr 0.1   your own script, unchanged, on 4 ranks
 
 Workloads, as NAME or NAME:key=value,key=value; "/" separates values per layer:
   transformer   vocab=2048,d_model=256,heads=4,layers=2,feedforward=512,sequence=128,
@@ -48,21 +51,38 @@ class RunCommand:
         """Adds the arguments."""
         _add_what(parser)
         _add_where(parser)
+        parser.add_argument(
+            "-m", dest="module", action="store_true", help="SCRIPT is a module, as for python -m"
+        )
+        parser.add_argument(
+            "script", nargs="?", metavar="SCRIPT", help="a training script instead of a workload"
+        )
+        parser.add_argument(
+            "script_args",
+            nargs=argparse.REMAINDER,
+            metavar="ARGS",
+            help="the script's own arguments",
+        )
 
     def run(self, args: argparse.Namespace) -> int:
         """Runs every world size in turn; reports what finished even if one failed."""
-        from commprof.launch.elastic import check, stop_fork_server
-
         world_sizes = _world_sizes(args)
-        jobs = [_job(args, size, Path("unused")) for size in world_sizes]
-        plans = [check(job, args.rdzv_endpoint) for job in jobs]
+        from commprof.launch.elastic import stop_fork_server  # seconds: it loads torch
+
+        subject: Subject = ScriptSubject(args) if args.script else WorkloadSubject(args)
+        description = subject.check(world_sizes, args.rdzv_endpoint)
         json_file = _writable_file(args.json)
-        directory = _output_directory(args)
-        context = _context(args, world_sizes, plans[0].workload.describe())
+        directory = _output_directory(args, subject.name)
+        context = {
+            **_context(args, world_sizes),
+            **subject.settings(),
+            "description": description,
+        }
+        _save_context(directory, context)
         code = 0
         try:
             for size in world_sizes:
-                failed = _run_world(args, directory, size, context)
+                failed = _run_world(subject, args.rdzv_endpoint, directory, size, context)
                 code = code or failed
                 if failed:
                     break
@@ -71,12 +91,13 @@ class RunCommand:
         if not any(world_directory(directory, size).exists() for size in world_sizes):
             return code
         result = analyse_run(directory)
-        width = shutil.get_terminal_size((100, 24)).columns
-        print(table.render(result, width))
         text = as_json.render(result)
         (directory / "result.json").write_text(text)
         if json_file is not None:
             json_file.write_text(text)
+        width = shutil.get_terminal_size((100, 24)).columns
+        print(table.render(result, width))
+        if json_file is not None:
             print(f"JSON: {json_file}")
         print(f"Run directory: {directory}\nShow it again: commprof report {directory}")
         return code
@@ -87,12 +108,13 @@ def _add_what(parser: argparse.ArgumentParser) -> None:
         "--nproc",
         type=int,
         metavar="N",
-        help="largest number of ranks; runs 1, 2, 4, ... up to N (default: usable cores)",
+        help="largest number of ranks; runs 1, 2, 4, ... up to N, a script just N "
+        "(default: usable cores)",
     )
     parser.add_argument(
         "--world-sizes", metavar="A,B,...", help="exactly these world sizes instead"
     )
-    parser.add_argument("--workload", default="transformer", help="default: transformer")
+    parser.add_argument("--workload", help="see above (default: transformer)")
     parser.add_argument("--steps", type=int, metavar="N", help="steps to train per world size")
     parser.add_argument(
         "--epochs",
@@ -108,12 +130,11 @@ def _add_what(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--scaling",
-        default="weak",
         choices=("weak", "strong"),
         help="weak: the batch per rank stays; strong: the global batch stays (default: weak)",
     )
     parser.add_argument(
-        "--backend", default="gloo", help="gloo, nccl or mpi, where this torch has it"
+        "--backend", help="gloo, nccl or mpi, where this torch has it (default: gloo)"
     )
     parser.add_argument(
         "--threads",
@@ -122,13 +143,13 @@ def _add_what(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="intra-op threads per rank, the same at every world size (default: 1)",
     )
-    parser.add_argument("--seed", type=int, default=0, help="of data and weights (default: 0)")
+    parser.add_argument("--seed", type=int, help="of data and weights (default: 0)")
     parser.add_argument(
         "--overhead-steps",
         type=int,
-        default=8,
         metavar="N",
-        help="more steps, with capture off and on in turn, to measure commprof itself; 0 = none",
+        help="more steps, with capture off and on in turn, to measure commprof itself "
+        "(default: 8; 0 = none)",
     )
 
 
@@ -162,66 +183,60 @@ def _world_sizes(args: argparse.Namespace) -> list[int]:
             )
     else:
         nproc = len(os.sched_getaffinity(0)) if args.nproc is None else args.nproc
+        if args.script:
+            return [nproc] if nproc >= 1 else _out_of_range(nproc)
         sizes = [2**power for power in range(max(nproc, 1).bit_length()) if 2**power <= nproc]
         sizes = sizes if nproc in sizes or nproc < 1 else [*sizes, nproc]
         if nproc < 1:
-            raise UsageError(f"--nproc {nproc} is out of range (allowed: 1 or more)")
+            _out_of_range(nproc)
     if min(sizes) < 1:
         raise UsageError(f"world size {min(sizes)} is out of range (allowed: 1 or more)")
     return sizes
 
 
-def _job(args: argparse.Namespace, world_size: int, directory: Path) -> Any:
-    from commprof import _native
-    from commprof.launch.job import Job
-
-    return Job(
-        workload=args.workload,
-        world_size=world_size,
-        directory=directory,
-        steps=args.steps,
-        epochs=args.epochs,
-        batch_size=args.batch_size,
-        scaling=args.scaling,
-        backend=args.backend,
-        overhead_steps=args.overhead_steps,
-        seed=args.seed,
-        threads_per_rank=args.threads,
-        # The observer sees DDP's buckets without a hook, which would cost a pass over the
-        # gradients; Python capture has nothing else.
-        hook=_native.native is None,
-    )
+def _out_of_range(nproc: int) -> NoReturn:
+    raise UsageError(f"--nproc {nproc} is out of range (allowed: 1 or more)")
 
 
 def _run_world(
-    args: argparse.Namespace, directory: Path, world_size: int, context: dict[str, Any]
+    subject: Subject,
+    endpoint: str | None,
+    directory: Path,
+    world_size: int,
+    context: dict[str, Any],
 ) -> int:
     """Runs one world size; returns its exit code and notes a failure in ``run.json``."""
-    from commprof.launch.elastic import launch
     from commprof.trace.salvage import salvage
 
     world = world_directory(directory, world_size)
+    name = f"{world_size} {'rank' if world_size == 1 else 'ranks'}"
     code = 0
     try:
-        launch(_job(args, world_size, world), world / "logs", args.rdzv_endpoint)
+        subject.launch(world_size, world, endpoint)
     except CommprofError as error:
         context["errors"][str(world_size)] = str(error)
-        print(f"commprof: {world_size} ranks: {error}", file=sys.stderr)
+        print(f"commprof: {name}: {printable(str(error))}", file=sys.stderr)
         code = error.exit_code
+        if isinstance(error, RankFailedError):
+            code = subject.exit_code(error)
     except KeyboardInterrupt:
         context["errors"][str(world_size)] = "interrupted"
-        print(f"commprof: {world_size} ranks: interrupted", file=sys.stderr)
+        print(f"commprof: {name}: interrupted", file=sys.stderr)
         code = 130
     for trace in sorted(world.glob("*.trace")):
         try:
             salvage(trace)
         except (OSError, CommprofError) as error:
             print(f"commprof: {error}", file=sys.stderr)
-    (directory / RUN_FILE).write_text(json.dumps(context, indent=1) + "\n")
+    _save_context(directory, context)
     return code
 
 
-def _context(args: argparse.Namespace, world_sizes: list[int], description: str) -> dict[str, Any]:
+def _save_context(directory: Path, context: dict[str, Any]) -> None:
+    (directory / RUN_FILE).write_text(json.dumps(context, indent=1) + "\n")
+
+
+def _context(args: argparse.Namespace, world_sizes: list[int]) -> dict[str, Any]:
     import torch
 
     from commprof import _native
@@ -233,11 +248,7 @@ def _context(args: argparse.Namespace, world_sizes: list[int], description: str)
         "commprof": version("commprof"),
         "torch": torch.__version__,
         "capture": "native" if _native.native is not None else "python",
-        "workload": args.workload,
-        "description": description,
-        "scaling": args.scaling,
-        "backend": args.backend,
-        "seed": args.seed,
+        "backend": args.backend or "gloo",
         "threads_per_rank": args.threads,
         "world_sizes": world_sizes,
         "machine": machine(),
@@ -245,11 +256,11 @@ def _context(args: argparse.Namespace, world_sizes: list[int], description: str)
     }
 
 
-def _output_directory(args: argparse.Namespace) -> Path:
+def _output_directory(args: argparse.Namespace, subject_name: str) -> Path:
     """The run directory, made and found writable."""
     directory: Path | None = args.output
     if directory is None:
-        name = f"{datetime.now().strftime('%Y%m%d-%H%M%S')}-{args.workload.partition(':')[0]}"
+        name = f"{datetime.now().strftime('%Y%m%d-%H%M%S')}-{subject_name}"
         directory = Path("commprof-runs") / name
     try:
         if directory.is_dir() and any(directory.iterdir()):
@@ -273,5 +284,7 @@ def _writable_file(path: Path | None) -> Path | None:
             with path.open("a"):
                 pass
         except OSError as error:
-            raise UsageError(f"cannot write --json {path}: {error.strerror}") from None
+            raise UsageError(
+                f"cannot write --json {path}: {error.strerror}; name another file"
+            ) from None
     return path

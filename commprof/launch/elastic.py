@@ -9,8 +9,9 @@ import multiprocessing.forkserver
 import os
 import signal
 import socket
+import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -63,15 +64,46 @@ def launch(job: Job, log_dir: Path, endpoint: str | None = None) -> None:
         directory.mkdir(parents=True, exist_ok=True)
     job_path = job.directory / "job.json"
     job.save(job_path)
-    entry = elastic_launch(_config(job, log_dir, endpoint), run_rank)
+    config = _config(job.world_size, _FlatLogs(log_dir), endpoint)
+    multiprocessing.forkserver.set_forkserver_preload([*_PRELOAD, *plan.workload.build_imports])
+    with (
+        _environment({"OMP_NUM_THREADS": str(job.threads_per_rank)}),
+        ProgressLine(job.directory, job.world_size, plan.steps + job.overhead_steps),
+    ):
+        _run_ranks(lambda: elastic_launch(config, run_rank)(str(job_path)), log_dir)
+
+
+def launch_script(
+    command: list[str],
+    world_size: int,
+    log_dir: Path,
+    environment: dict[str, str],
+    endpoint: str | None = None,
+) -> None:
+    """Run a Python script or module as every rank, as torchrun would, and return when it is done.
+
+    command: what follows `python`. log_dir: gets the launcher's warnings and a failed rank's
+    `rank_R.error.json`; what the ranks print goes where this process prints. environment: for the
+    ranks, on top of this process's own.
+
+    Raises as `launch` does; a RankFailedError holds the exit code of the script.
+    """
+    if endpoint is not None:
+        _check_endpoint(endpoint)
+    log_dir.mkdir(parents=True, exist_ok=True)
+    config = _config(world_size, _FlatLogs(log_dir, keep_output=False), endpoint)
+    with _environment(environment):
+        _run_ranks(lambda: elastic_launch(config, sys.executable)("-u", *command), log_dir)
+
+
+def _run_ranks(run: Callable[[], object], log_dir: Path) -> None:
+    """Run torch's launcher; its exceptions and signal handling become ours."""
     interrupted_by: signal.Signals | None = None
     succeeded = False
     others = multiprocessing.active_children()
-    with _threads(job.threads_per_rank), _log_file(log_dir), _signal_handlers():
-        multiprocessing.forkserver.set_forkserver_preload([*_PRELOAD, *plan.workload.build_imports])
+    with _log_file(log_dir), _signal_handlers():
         try:
-            with ProgressLine(job.directory, job.world_size, plan.steps + job.overhead_steps):
-                entry(str(job_path))
+            run()
             succeeded = True
         except ChildFailedError as error:
             raise _rank_failed(error, log_dir) from None
@@ -101,18 +133,18 @@ def _kill_ranks(others: list[multiprocessing.process.BaseProcess]) -> None:
             process.join()
 
 
-def _config(job: Job, log_dir: Path, endpoint: str | None) -> LaunchConfig:
+def _config(world_size: int, logs: LogsSpecs, endpoint: str | None) -> LaunchConfig:
     return LaunchConfig(
         min_nodes=1,
         max_nodes=1,
-        nproc_per_node=job.world_size,
+        nproc_per_node=world_size,
         run_id=f"commprof-{os.getpid()}",
         rdzv_backend="c10d",
         rdzv_endpoint=endpoint or "localhost:0",
         rdzv_configs={"is_host": True},
         max_restarts=0,
         start_method="forkserver",
-        logs_specs=_FlatLogs(log_dir),
+        logs_specs=logs,
         shutdown_timeout=_SHUTDOWN_TIMEOUT_S,
     )
 
@@ -120,9 +152,10 @@ def _config(job: Job, log_dir: Path, endpoint: str | None) -> LaunchConfig:
 class _FlatLogs(LogsSpecs):
     """One flat directory, `rank_R.out` and so on, where torch's own nests four deep."""
 
-    def __init__(self, log_dir: Path) -> None:
+    def __init__(self, log_dir: Path, keep_output: bool = True) -> None:
         super().__init__(str(log_dir))
         self._log_dir = log_dir
+        self._keep_output = keep_output
 
     @property
     def root_log_dir(self) -> str:
@@ -132,8 +165,8 @@ class _FlatLogs(LogsSpecs):
         destination = LogsDest()
         for local_rank, env in envs.items():
             stem = f"{self._log_dir}/rank_{env['RANK']}"
-            destination.stdouts[local_rank] = f"{stem}.out"
-            destination.stderrs[local_rank] = f"{stem}.err"
+            destination.stdouts[local_rank] = f"{stem}.out" if self._keep_output else ""
+            destination.stderrs[local_rank] = f"{stem}.err" if self._keep_output else ""
             destination.error_files[local_rank] = f"{stem}.error.json"
             Path(f"{stem}.error.json").unlink(missing_ok=True)
             env["TORCHELASTIC_ERROR_FILE"] = f"{stem}.error.json"
@@ -145,7 +178,9 @@ def _rank_failed(error: ChildFailedError, log_dir: Path) -> RankFailedError:
     written = failure.error_file_data.get("message")
     # A rank that raised wrote a dictionary; for one that just ended, torch makes up a string.
     reason = written["message"].partition("\n")[0] if isinstance(written, dict) else ""
-    return RankFailedError(rank, failure.exitcode, reason, log_dir / f"rank_{rank}.err")
+    kept = [log_dir / f"rank_{rank}.err", log_dir / f"rank_{rank}.error.json"]
+    where = next((path for path in kept if path.exists()), log_dir)
+    return RankFailedError(rank, failure.exitcode, reason, where)
 
 
 def _check_backend(job: Job) -> None:
@@ -187,17 +222,18 @@ def _check_endpoint(endpoint: str) -> None:
 
 
 @contextmanager
-def _threads(threads_per_rank: int) -> Iterator[None]:
-    """OMP_NUM_THREADS for the fork server, whose torch reads it once, and for the ranks."""
-    before = os.environ.get("OMP_NUM_THREADS")
-    os.environ["OMP_NUM_THREADS"] = str(threads_per_rank)
+def _environment(values: dict[str, str]) -> Iterator[None]:
+    """Variables for the ranks, and for the fork server, whose torch reads some of them once."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
     try:
         yield
     finally:
-        if before is None:
-            del os.environ["OMP_NUM_THREADS"]
-        else:
-            os.environ["OMP_NUM_THREADS"] = before
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 @contextmanager

@@ -7,10 +7,11 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any
 
-from tabulate import tabulate
+import tabulate
 
 from commprof.analysis.overhead import Overhead
 from commprof.analysis.scaling import RunResult
+from commprof.report.plain_text import printable
 
 _SCALING_LEGEND = """\
 step: wall time of the slowest rank. samples/s: samples of all ranks over the slowest rank's time.
@@ -31,7 +32,9 @@ def render(result: RunResult, width: int) -> str:
     if result.worlds:
         blocks += [_scaling_table(result), _SCALING_LEGEND]
         blocks += [_parts_table(result), _PARTS_LEGEND]
-    notes = [f"{size} ranks: {reason}" for size, reason in result.failures]
+    notes = [
+        f"{size} {'rank' if size == 1 else 'ranks'}: {reason}" for size, reason in result.failures
+    ]
     notes += result.remarks
     if notes:
         blocks.append("\n".join(_bullet(note, width) for note in notes))
@@ -42,13 +45,12 @@ def _heading(result: RunResult, width: int) -> str:
     context = result.context
     machine = context["machine"]
     scaling = f"{context['scaling']} scaling, " if "scaling" in context else ""
-    text = (
-        f"{context['description']}\n"
+    setup = (
         f"{scaling}backend {context['backend']}, torch {context['torch']}, "
         f"{context['capture']} capture, {context['threads_per_rank']} thread(s) per rank, "
         f"{machine['usable_cpu_count']} usable cores ({machine['cpu_model']})"
     )
-    return "\n".join(textwrap.fill(line, width) for line in text.split("\n"))
+    return "\n".join(_wrapped(line, width) for line in (context["description"], setup))
 
 
 def _scaling_table(result: RunResult) -> str:
@@ -120,10 +122,13 @@ def _parts_table(result: RunResult) -> str:
 
 
 def _table(rows: Sequence[Sequence[Any]], headers: Sequence[str]) -> str:
-    return tabulate(
-        rows, headers=headers, tablefmt="simple", disable_numparse=True, stralign="right"
-    )
-
+    padding, tabulate.MIN_PADDING = tabulate.MIN_PADDING, 0  # two columns a header otherwise
+    try:
+        return tabulate.tabulate(
+            rows, headers=headers, tablefmt="simple", disable_numparse=True, stralign="right"
+        )
+    finally:
+        tabulate.MIN_PADDING = padding
 
 def _number(value: float) -> str:
     """Three significant digits, or all before the point."""
@@ -147,4 +152,16 @@ def _overhead(overhead: Overhead | None) -> str:
 
 
 def _bullet(text: str, width: int) -> str:
-    return textwrap.fill(text, width, initial_indent="* ", subsequent_indent="  ")
+    return _wrapped(text, width, "* ", "  ")
+
+
+def _wrapped(text: str, width: int, first: str = "", rest: str = "") -> str:
+    """Wrapped between words; a path stays whole, so that it can be copied."""
+    return textwrap.fill(
+        printable(text),
+        width,
+        initial_indent=first,
+        subsequent_indent=rest,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )

@@ -91,18 +91,45 @@ void forked(Child&& child) {
   CHECK_EQ(status, 0);
 }
 
+// Pushes 0, 1, 2, ... from the calling thread.
+struct Counting {
+  uint64_t next = 0;
+  void push(int count) {
+    for (int i = 0; i < count; ++i) {
+      Recorder::instance().push(numbered(next++));
+    }
+  }
+};
+
+// Another thread pushes and the flusher drains while forks happen. Returns how
+// many records that thread pushed.
+uint64_t forkWhileOthersPush(Counting& here) {
+  std::atomic<bool> done{false};
+  Counting there;
+  std::thread busy([&] {
+    while (!done) {
+      there.push(100);
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+  });
+  for (int i = 0; i < 20; ++i) {
+    forked([&] {
+      Counting().push(10);
+      CHECK(!Recorder::instance().started());
+    });
+    here.push(10);
+  }
+  done = true;
+  busy.join();
+  return there.next;
+}
+
 void forkInTheMiddle(const trace_file::Directory& directory) {
   Recorder& recorder = Recorder::instance();
   recorder.addGroup("{\"id\": 1}");
   recorder.start(options(directory, "parent", 1));
-  const uint32_t main_thread = Recorder::threadId();
-  uint64_t next = 0;
-  const auto pushHere = [&](int count) {
-    for (int i = 0; i < count; ++i) {
-      recorder.push(numbered(next++));
-    }
-  };
-  pushHere(100);
+  Counting here;
+  here.push(100);
   recorder.flush();
   forked([&] {
     childHasNoTrace(directory);
@@ -111,40 +138,19 @@ void forkInTheMiddle(const trace_file::Directory& directory) {
     }
   });
   CHECK(std::filesystem::exists(directory / "parent-0.ring"));
-  pushHere(100);
-
-  // Another thread pushes and the flusher drains while forks happen.
-  std::atomic<bool> done{false};
-  uint64_t pushed = 0;
-  std::thread busy([&] {
-    for (; !done; ++pushed) {
-      recorder.push(numbered(pushed));
-      if (pushed % 100 == 0) {
-        std::this_thread::sleep_for(std::chrono::milliseconds(1));
-      }
-    }
-  });
-  for (int i = 0; i < 20; ++i) {
-    forked([&] {
-      for (uint64_t n = 0; n < 10; ++n) {
-        recorder.push(numbered(n));
-      }
-      CHECK(!recorder.started());
-    });
-    pushHere(10);
-  }
-  done = true;
-  busy.join();
+  here.push(100);
+  const uint64_t pushed_there = forkWhileOthersPush(here);
   recorder.stop();
 
   const auto content = trace_file::read(directory / "parent.trace");
   CHECK(content.sound);
   auto threads = content.byThread();
   CHECK_EQ(threads.size(), 2u);
-  CHECK_EQ(threads[main_thread].size(), 400u);
-  CHECK(trace_file::countUp(threads[main_thread], 0));
+  CHECK_EQ(threads[Recorder::threadId()].size(), 400u);
+  CHECK(trace_file::countUp(threads[Recorder::threadId()], 0));
   CHECK_EQ(
-      content.records.size() + recorder.stats().records_dropped, 400 + pushed);
+      content.records.size() + recorder.stats().records_dropped,
+      400 + pushed_there);
 }
 
 void childLeavesWhileTheParentStops(const trace_file::Directory& directory) {

@@ -125,9 +125,7 @@ class Rank:
         ]
         blocks = [trace_bytes.document(trace_bytes.GROUP_BLOCK, group) for group in groups]
         blocks += [trace_bytes.block(trace_bytes.RECORDS_BLOCK, self.records().tobytes())]
-        path.write_bytes(
-            trace_bytes.trace(*blocks, trace_bytes.end(self.dropped), **self.metadata)
-        )
+        path.write_bytes(trace_bytes.trace(*blocks, trace_bytes.end(self.dropped), **self.metadata))
 
     def result(self, **values: Any) -> dict[str, Any]:
         """The training loop's own account of this rank: 10 samples a step, loss 2."""

@@ -95,10 +95,10 @@ def test_a_baseline_without_work_of_its_own_is_no_division_by_zero() -> None:
 
 def test_too_short() -> None:
     assert said(world(1, steps=11), world(2, steps=3), world(4)) == [
-        "Too short to say much at 1 and 2 ranks: 9 and 1 measured steps. Use more --steps."
+        "Too short to say much at 1 and 2 ranks: 9 and 1 measured steps. Run more steps."
     ]
     assert said(world(1, steps=3)) == [
-        "Too short to say much at 1 rank: 1 measured step. Use more --steps."
+        "Too short to say much at 1 rank: 1 measured step. Run more steps."
     ]
     assert said(world(1, steps=12)) == []
 
@@ -108,6 +108,13 @@ def test_noisy() -> None:
         "Noisy at 1 rank: the middle half of the steps spreads by 16% of the median."
     ]
     assert said(world(1, step_quartiles_ms=(100.0, 114.0))) == []
+
+
+def test_steps_of_unequal_size_explain_noise() -> None:
+    (remark,) = said(world(1, step_quartiles_ms=(80.0, 116.0), samples_per_step=(4.0, 16.0)))
+    assert remark.endswith("The steps are not equal: an epoch's last one has 4 samples, others 16.")
+    unknown = world(1, step_quartiles_ms=(80.0, 116.0), samples_per_step=(math.nan, math.nan))
+    assert said(unknown)[0].endswith("of the median.")
 
 
 def test_a_late_rank() -> None:

@@ -1,0 +1,152 @@
+"""What ``commprof run`` runs at each world size: a built-in workload, or the user's script."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+from pathlib import Path
+from typing import Any, Protocol
+
+from commprof.errors import RankFailedError, UsageError
+
+
+class Subject(Protocol):
+    """Checked before anything starts, then launched once per world size."""
+
+    #: For the run directory's name.
+    name: str
+
+    def check(self, world_sizes: list[int], endpoint: str | None) -> str:
+        """Describes what will run, for the report's heading.
+
+        Raises:
+            UsageError: it cannot run like this.
+        """
+
+    def settings(self) -> dict[str, Any]:
+        """What was asked for, for ``run.json``."""
+
+    def launch(self, world_size: int, directory: Path, endpoint: str | None) -> None:
+        """Runs it; ranks leave their traces in ``directory``.
+
+        Raises:
+            CommprofError: a rank failed, or none could be started.
+        """
+
+    def exit_code(self, error: RankFailedError) -> int:
+        """Exit code of the command when a rank failed."""
+
+
+class WorkloadSubject:
+    """A built-in workload under the built-in training loop."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        """Takes the arguments of ``commprof run``."""
+        self._args = args
+        self._workload = args.workload or "transformer"
+        self.name = self._workload.partition(":")[0]
+
+    def check(self, world_sizes: list[int], endpoint: str | None) -> str:
+        """See ``Subject``."""
+        from commprof.launch.elastic import check
+
+        plans = [check(self._job(size, Path("unused")), endpoint) for size in world_sizes]
+        return plans[0].workload.describe()
+
+    def settings(self) -> dict[str, Any]:
+        """See ``Subject``."""
+        return {
+            "workload": self._workload,
+            "scaling": self._args.scaling or "weak",
+            "seed": self._args.seed or 0,
+        }
+
+    def launch(self, world_size: int, directory: Path, endpoint: str | None) -> None:
+        """See ``Subject``."""
+        from commprof.launch.elastic import launch
+
+        launch(self._job(world_size, directory), directory / "logs", endpoint)
+
+    def exit_code(self, error: RankFailedError) -> int:
+        """See ``Subject``."""
+        return error.exit_code
+
+    def _job(self, world_size: int, directory: Path) -> Any:
+        from commprof import _native
+        from commprof.launch.job import Job
+
+        args = self._args
+        return Job(
+            workload=self._workload,
+            world_size=world_size,
+            directory=directory,
+            steps=args.steps,
+            epochs=args.epochs,
+            batch_size=args.batch_size,
+            scaling=args.scaling or "weak",
+            backend=args.backend or "gloo",
+            overhead_steps=8 if args.overhead_steps is None else args.overhead_steps,
+            seed=args.seed or 0,
+            threads_per_rank=args.threads,
+            # The observer sees DDP's buckets without a hook, which would cost a pass over the
+            # gradients; Python capture has nothing else.
+            hook=_native.native is None,
+        )
+
+
+class ScriptSubject:
+    """The user's script or module, unchanged."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        """Takes the arguments of ``commprof run``."""
+        self._args = args
+        self._command = ["-m", args.script] if args.module else [args.script]
+        self._command += args.script_args
+        self.name = Path(args.script).stem
+
+    def check(self, world_sizes: list[int], endpoint: str | None) -> str:
+        """See ``Subject``."""
+        given = [
+            "--" + name.replace("_", "-")
+            for name in _WORKLOAD_OPTIONS
+            if getattr(self._args, name) is not None
+        ]
+        if given:
+            raise UsageError(
+                f"{', '.join(given)}: for built-in workloads only; {self._args.script} decides "
+                "that itself, so give it what it takes behind its name"
+            )
+        if not self._args.module and not Path(self._args.script).is_file():
+            raise UsageError(f"no script {self._args.script!r}; for a module, put -m before it")
+        return f"python {shlex.join(self._command)}"
+
+    def settings(self) -> dict[str, Any]:
+        """See ``Subject``."""
+        return {"script": self._command}
+
+    def launch(self, world_size: int, directory: Path, endpoint: str | None) -> None:
+        """See ``Subject``."""
+        from commprof import boot
+        from commprof.launch.elastic import launch_script
+
+        environment = boot.environment(directory)
+        environment["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS", str(self._args.threads))
+        launch_script(self._command, world_size, directory / "logs", environment, endpoint)
+
+    def exit_code(self, error: RankFailedError) -> int:
+        """The script's own; 128 + number if a signal ended it, as a shell has it."""
+        code = error.process_exit_code
+        return code if code >= 0 else 128 - code
+
+
+_WORKLOAD_OPTIONS = (
+    "workload",
+    "steps",
+    "epochs",
+    "batch_size",
+    "scaling",
+    "backend",
+    "seed",
+    "overhead_steps",
+)

@@ -1,0 +1,164 @@
+"""Unchanged scripts: same output, same bits, same exit code; and everything recorded."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from commprof.trace import columns
+from commprof.trace.reader import read_trace
+
+STEPS = 6
+
+TRAIN = """
+import sys
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+
+def main():
+    dist.init_process_group("gloo")
+    torch.manual_seed(dist.get_rank())
+    ddp = DistributedDataParallel(torch.nn.Linear(64, 64))
+    HOOK
+    optimizer = torch.optim.Adam(ddp.parameters())
+    for _ in range(6):
+        loss = ddp(torch.randn(8, 64)).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    # one write, so that two ranks' lines do not mix
+    sys.stdout.write(f"{dist.get_rank()} {loss.item().hex()} {__name__} {sys.argv[1:]}\\n")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
+    sys.exit(int(sys.argv[1]))
+"""
+
+HOOKED = """
+    def hook(state, bucket):
+        return dist.all_reduce(bucket.buffer().mul_(0.25), async_op=True).get_future().then(
+            lambda done: done.value()[0]
+        )
+    ddp.register_comm_hook(None, hook)
+"""
+
+SPAWN = """
+import os
+import sys
+import torch.multiprocessing as mp
+import train
+
+def rank(index):
+    os.environ.update(RANK=str(index), WORLD_SIZE="2", MASTER_ADDR="localhost", MASTER_PORT="FREEPORT")
+    sys.argv = ["spawn.py", "0"]
+    train.main()
+
+if __name__ == "__main__":
+    mp.spawn(rank, nprocs=2)
+"""
+
+
+@pytest.fixture
+def train(tmp_path: Path) -> Path:
+    script = tmp_path / "train.py"
+    script.write_text(TRAIN.replace("HOOK", ""))
+    return script
+
+
+def run(*command: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *command],
+        cwd=cwd,
+        env={**os.environ, "OMP_NUM_THREADS": "1", **env},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def plain(*script: str, cwd: Path) -> list[str]:
+    """What the ranks print under torchrun without commprof."""
+    done = run("-m", "torch.distributed.run", "--nproc-per-node=2", *script, cwd=cwd)
+    return ranks_lines(done.stdout)
+
+
+def ranks_lines(output: str) -> list[str]:
+    return sorted(line for line in output.splitlines() if line[:2] in ("0 ", "1 "))
+
+
+def recorded(directory: Path) -> None:
+    """Both ranks' traces are closed and hold every step."""
+    for rank in (0, 1):
+        trace = read_trace(directory / f"rank_{rank}.trace")
+        assert trace.complete
+        assert columns.steps(trace).index.tolist() == list(range(STEPS))
+        assert len(columns.finalizations(trace).blocked_ns) == STEPS
+
+
+def test_a_script_keeps_its_output_and_its_exit_code(train: Path) -> None:
+    out = train.parent / "run"
+    done = run(
+        *("-m", "commprof.run", "--nproc", "2", "--output", str(out), "train.py", "0"),
+        cwd=train.parent,
+    )
+    assert done.returncode == 0, done.stderr
+    assert ranks_lines(done.stdout) == plain("train.py", "0", cwd=train.parent)
+    assert "python train.py 0" in done.stdout
+    recorded(out / "world_2")
+
+    failed = run(
+        *("-m", "commprof.run", "--nproc", "2", "--output", "failed", "train.py", "7"),
+        cwd=train.parent,
+    )
+    assert failed.returncode == 7
+    assert "exit code 7" in failed.stderr
+    assert "Traceback" not in failed.stderr
+
+
+@pytest.mark.parametrize("hook", ["", HOOKED])
+def test_wrap_gives_the_same_bits(tmp_path: Path, hook: str) -> None:
+    package = tmp_path / "package"
+    package.mkdir()
+    (package / "train.py").write_text(TRAIN.replace("    HOOK", hook))
+    expected = plain("-m", "package.train", "0", cwd=tmp_path)
+    wrapped = run(
+        *("-m", "torch.distributed.run", "--nproc-per-node=2", "-m", "commprof.wrap"),
+        *("-m", "package.train", "0"),
+        cwd=tmp_path,
+        COMMPROF_OUT=str(tmp_path / "out"),
+    )
+    assert wrapped.returncode == 0, wrapped.stderr
+    assert len(expected) == 2
+    assert ranks_lines(wrapped.stdout) == expected
+    recorded(tmp_path / "out")
+
+
+def test_processes_that_the_script_spawns_are_recorded(train: Path) -> None:
+    from tests.support.ranks import free_port
+
+    script = train.parent / "spawn.py"
+    script.write_text(SPAWN.replace("FREEPORT", str(free_port())))
+    done = run(
+        *("-m", "commprof.wrap", "spawn.py"), cwd=train.parent, COMMPROF_OUT=str(train.parent / "o")
+    )
+    assert done.returncode == 0, done.stderr
+    recorded(train.parent / "o")
+
+
+def test_options_of_workloads_are_refused_and_nothing_starts(train: Path) -> None:
+    done = run("-m", "commprof.run", "--steps", "3", "train.py", cwd=train.parent)
+    assert done.returncode == 2
+    assert "--steps: for built-in workloads only" in done.stderr
+    missing = run("-m", "commprof.run", "nope.py", cwd=train.parent)
+    assert missing.returncode == 2
+    assert "no script 'nope.py'" in missing.stderr
+    assert not (train.parent / "commprof-runs").exists()

@@ -1,0 +1,28 @@
+"""Commands as real processes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+RUN = ("-m", "commprof.run")
+
+
+def start(*arguments: str, **environment: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, *arguments],
+        env={**os.environ, "COLUMNS": "100", **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def finish(process: subprocess.Popen[str]) -> subprocess.CompletedProcess[str]:
+    out, err = process.communicate(timeout=60)
+    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+
+def call(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return finish(start(*arguments, **environment))

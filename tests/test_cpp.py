@@ -1,0 +1,103 @@
+"""Builds the core and its own tests, runs them, and reads with Python what C++ wrote.
+
+``make test-cpp SANITIZE=...`` runs the same tests under sanitizers.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from commprof.trace import schema
+from commprof.trace.reader import read_trace
+from tests.support import trace_bytes as made
+
+ROOT = Path(__file__).parent.parent
+TREE = ROOT / "build/cpp"  # the Makefile's
+TESTS = sorted(path.stem for path in (ROOT / "tests/cpp").glob("test_*.cpp"))
+OPTIONS = {
+    "COMMPROF_TORCH": "OFF",
+    "COMMPROF_TESTS": "ON",
+    "COMMPROF_SANITIZE": "",
+    "CMAKE_COMPILE_WARNING_AS_ERROR": "ON",
+}
+
+
+def tool(name: str) -> str:
+    near = Path(sys.executable).parent / name
+    found = str(near) if near.exists() else shutil.which(name)
+    if found is None:
+        pytest.skip(f"needs {name}")
+    return found
+
+
+def run(command: list[str]) -> str:
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    assert done.returncode == 0, done.stdout
+    return done.stdout
+
+
+@contextmanager
+def alone(tree: Path) -> Iterator[None]:
+    """Two builds in one tree would disturb each other."""
+    tree.mkdir(parents=True, exist_ok=True)
+    with (tree / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+@pytest.fixture(scope="module")
+def built() -> Path:
+    cmake, ninja = tool("cmake"), tool("ninja")
+    defines = [f"-D{name}={value}" for name, value in OPTIONS.items()]
+    with alone(TREE):
+        source = [cmake, "-S", str(ROOT), "-B", str(TREE)]
+        run([*source, "-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={ninja}", *defines])
+        run([cmake, "--build", str(TREE), "-j", "2"])
+    return TREE
+
+
+@pytest.mark.parametrize("name", TESTS)
+def test_core(built: Path, name: str) -> None:
+    command = [tool("ctest"), "--test-dir", str(built), "-R", f"^{name}$"]
+    run([*command, "--output-on-failure", "--no-tests=error"])
+
+
+def test_python_reads_every_field_that_cpp_wrote(built: Path, tmp_path: Path) -> None:
+    path = tmp_path / "rank_1.trace"
+    run([str(built / "test_layout"), str(path), json.dumps(made.metadata())])
+    trace = read_trace(path)
+
+    expected = np.zeros(len(schema.KINDS), dtype=schema.RECORD_DTYPE)
+    first = {
+        "timestamp_ns": 1000,
+        "op_id": 2000,
+        "kind": 0,
+        "op": 1,
+        "dtype": 2,
+        "reduce_op": 3,
+        "group": 3000,
+        "thread": 4000,
+        "aux": 5000,
+        "bytes_in": 2**40,
+        "bytes_out": 2**41,
+        "seq": 6000,
+        "flags": 7000,
+        "value": 2**63,
+    }
+    assert set(first) == set(schema.RECORD_DTYPE.names or ())
+    for name, value in first.items():
+        expected[name] = np.uint64(value) + np.arange(len(expected), dtype=np.uint64)
+    # What is of kind "none" is no record.
+    assert trace.records.tolist() == expected[1:].tolist()
+    assert trace.metadata == made.metadata()
+    assert (trace.complete, trace.dropped, trace.problems) == (True, 0, ())

@@ -1,0 +1,188 @@
+"""The JSON result and its description."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from commprof.analysis.stragglers import LateRank
+from commprof.report.as_json import SCHEMA_VERSION, as_dict, render
+from tests.support.results import PARTS, context, parts, run_result, world
+
+DESCRIPTION = Path(__file__).parents[2] / "docs" / "json_format.md"
+
+SCHEMA: dict[str, Any] = {
+    "schema_version": int,
+    "timestamp": str,
+    "context": dict,
+    "runs": [
+        {
+            "timestamp": str,
+            "num_processes": int,
+            "aggregated_metrics": {
+                "avg_loss": float,
+                "total_duration_sec": float,
+                "samples_per_sec": float,
+                "measured_steps": int,
+                "warmup_steps": int,
+                "step_median_ms": float,
+                "step_p95_ms": float,
+                "step_quartiles_ms": [float],
+                "speedup": float,
+                "efficiency": float,
+                "imbalance": float,
+                "parts": {field.name: float for field in dataclasses.fields(PARTS)},
+                "late_rank": {"rank": int, "wait_ns": float, "share": float, "p_value": float},
+                "overhead": {
+                    "on_over_off": {"value": float, "low": float, "high": float},
+                    "control": {"value": float, "low": float, "high": float},
+                    "steps_on": int,
+                    "steps_off": int,
+                    "told_apart": bool,
+                },
+                "records_per_step": float,
+                "record_cost_ns": float,
+                "dropped_records": int,
+                "device_collectives": int,
+                "missing_ranks": [int],
+                "problems": [str],
+            },
+            "rank_results": [
+                {
+                    "rank": int,
+                    "host": str,
+                    "avg_loss": float,
+                    "final_loss": float,
+                    "samples": (int, float),
+                    "duration_sec": float,
+                    "samples_per_sec": float,
+                    "parts": {field.name: float for field in dataclasses.fields(PARTS)},
+                }
+            ],
+        }
+    ],
+    "overhead": dict,
+    "failures": [{"num_processes": int, "reason": str}],
+    "remarks": [str],
+}
+"""A change here is a change for every reader: raise SCHEMA_VERSION if a field goes or changes."""
+
+
+def full_run() -> dict[str, Any]:
+    """A document in which every field has a value."""
+    late = LateRank(rank=1, wait_ns=2e6, share=0.8, p_value=0.001)
+    worlds = (
+        world(1, late_rank=late, missing_ranks=(0,), problems=("a",)),
+        world(2, late_rank=late, missing_ranks=(1,), problems=("b",)),
+    )
+    document: dict[str, Any] = json.loads(
+        render(run_result(*worlds, failures=((4, "rank 1 failed"),), remarks=("a remark",)))
+    )
+    return document
+
+
+def check(value: Any, schema: Any, where: str) -> None:
+    """The same keys and types, all the way down."""
+    if isinstance(schema, dict):
+        assert value.keys() == schema.keys(), where
+        for key in schema:
+            check(value[key], schema[key], f"{where}.{key}")
+    elif isinstance(schema, list):
+        assert isinstance(value, list), where
+        assert value, where
+        for item in value:
+            check(item, schema[0], where)
+    else:
+        assert isinstance(value, schema), (where, value)
+
+
+def test_the_schema() -> None:
+    document = full_run()
+    check(document, SCHEMA, "document")
+    assert document["schema_version"] == SCHEMA_VERSION == 1
+
+
+def test_the_values() -> None:
+    document = full_run()
+    assert document["timestamp"] == "2026-11-01T12:00:00+00:00"
+    assert document["context"] == context()
+    assert [run["num_processes"] for run in document["runs"]] == [1, 2]
+    metrics = document["runs"][1]["aggregated_metrics"]
+    assert metrics["samples_per_sec"] == 200.0
+    assert (metrics["speedup"], metrics["efficiency"]) == (2.0, 1.0)
+    assert (metrics["measured_steps"], metrics["warmup_steps"]) == (10, 2)
+    assert metrics["step_quartiles_ms"] == [98.0, 102.0]
+    assert metrics["total_duration_sec"] == 1.0
+    ranks = document["runs"][1]["rank_results"]
+    assert [rank["rank"] for rank in ranks] == [0, 1]
+    assert ranks[1]["avg_loss"] == 2.5
+    assert ranks[1]["final_loss"] == 2.25
+    assert ranks[1]["samples_per_sec"] == 100.0
+    assert document["failures"] == [{"num_processes": 4, "reason": "rank 1 failed"}]
+    assert document["remarks"] == ["a remark"]
+    part = metrics["parts"]
+    names = ("data_ms", "forward_ms", "backward_ms", "exposed_ms", "optimizer_ms", "other_ms")
+    assert sum(part[name] for name in names) == part["step_ms"]
+    assert part["wait_ms"] + part["wire_ms"] == part["exposed_ms"]
+
+
+@pytest.mark.parametrize("missing", [math.nan, math.inf, -math.inf])
+def test_figures_that_do_not_exist_are_null(missing: float) -> None:
+    unknown = world(1, average_loss=missing, step_quartiles_ms=(missing, 1.0), overhead=None)
+    unknown = dataclasses.replace(unknown, parts=parts(wait_ms=missing))
+    document = json.loads(render(run_result(unknown, overhead=None)))
+    metrics = document["runs"][0]["aggregated_metrics"]
+    assert metrics["avg_loss"] is None
+    assert metrics["step_quartiles_ms"] == [None, 1.0]
+    assert metrics["parts"]["wait_ms"] is None
+    assert metrics["overhead"] is metrics["late_rank"] is document["overhead"] is None
+
+
+def test_an_empty_run() -> None:
+    document = json.loads(render(run_result()))
+    assert document["runs"] == document["failures"] == document["remarks"] == []
+
+
+def test_the_text_is_the_document() -> None:
+    result = run_result(world(1), remarks=("µ \x1b[2J \udc80",))
+    text = render(result)
+    assert text.isascii()
+    assert text.endswith("}\n")
+    assert json.loads(text) == as_dict(result)
+
+
+def fields_of(value: Any) -> set[str]:
+    """All keys, at any depth, but for those of the context."""
+    if isinstance(value, list):
+        return set().union(*map(fields_of, value))
+    if isinstance(value, dict):
+        return set(value).union(*(fields_of(v) for k, v in value.items() if k != "context"))
+    return set()
+
+
+def test_the_description_names_every_field_and_no_other() -> None:
+    described = set(re.findall(r"`([a-z0-9_]+)`", DESCRIPTION.read_text())) - {"null"}
+    assert described == fields_of(full_run())
+
+
+def test_the_description_s_tables_have_the_fields_in_their_places() -> None:
+    text = DESCRIPTION.read_text()
+    outer, inner = (
+        {
+            tuple(re.findall(r"`(\w+)`", first)): set(re.findall(r"`(\w+)`", second))
+            for first, second in re.findall(r"^\| (`[^|]+) \| (.+) \|$", table, re.M)
+        }
+        for table in text.split("Each of `runs`:")
+    )
+    document = full_run()
+    assert {name for names in outer for name in names} == document.keys()
+    run = document["runs"][0]
+    assert {name for names in inner for name in names} == run.keys()
+    assert inner["aggregated_metrics",] == run["aggregated_metrics"].keys()
+    assert inner["rank_results",] == run["rank_results"][0].keys()
