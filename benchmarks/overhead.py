@@ -37,7 +37,20 @@ def main() -> None:
     for call, times in results["collectives"].items():
         print(f"\nMicroseconds per {call} on the fake backend, difference to plain\n")
         print(_table(times, ratio=False))
-    for ranks, rounds in ((1, 60), (2, 30)):
+    print("\nDDP step at 1 gloo rank, capture off and on from step to step: median of the ratios")
+    print("of neighbours (two steps with capture on over the two without beside them)\n")
+    rows = []
+    for size, rounds in (("small", 1000), ("medium", 200), ("large", 100)):
+        times = _run(1, f"{size}-alternating", max(20, int(rounds * scale)))
+        results[f"alternating_{size}"] = times
+        off_a, off_b = np.array(times["off_a"]), np.array(times["off_b"])
+        on, off = np.array(times["on"]).reshape(-1, 2).mean(axis=1), (off_a + off_b) / 2
+        for name, ratio in (("observed / off", on / off), ("control: off / off", off_a / off_b)):
+            low, high = _median_interval(ratio)
+            rows.append((size, np.median(off), name, np.median(ratio), low, high))
+    headers = ("model", "off ms", "ratio", "median", "95% low", "95% high")
+    print(tabulate(rows, headers=headers, floatfmt=".4f"), flush=True)
+    for ranks, rounds in ((1, 30), (2, 20)):
         for size in ("small", "medium", "large"):
             times = _run(ranks, size, max(4, int(rounds * scale)))
             results[f"ddp_{size}_{ranks}"] = times

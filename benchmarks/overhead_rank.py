@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import random
+import statistics
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 
@@ -12,6 +14,8 @@ import torch
 import torch.distributed as dist
 from overhead_modes import COLLECTIVE_MODES, DDP_MODES, models, watching
 from torch import nn
+
+import commprof
 
 #: name: (layers, width, batch, bucket_cap_mb, steps per block)
 SIZES = {
@@ -50,7 +54,7 @@ def collectives(rounds: int) -> dict[str, dict[str, list[float]]]:
 
 
 def ddp_steps(size: str, rounds: int) -> dict[str, list[float]]:
-    """Milliseconds per step, mean of a block, per mode and round."""
+    """Milliseconds per step, median of a block, per mode and round."""
     layers, width, batch, cap_mb, steps = SIZES[size]
     made = models(lambda: nn.Sequential(*(nn.Linear(width, width) for _ in range(layers))), cap_mb)
     data = torch.randn(batch, width)
@@ -61,13 +65,16 @@ def ddp_steps(size: str, rounds: int) -> dict[str, list[float]]:
             model = made[mode]
             with watching(mode) as end_of_step:
                 _step(model, data, end_of_step)
-                begin = time.perf_counter()
-                for _ in range(steps):
-                    _step(model, data, end_of_step)
-                elapsed = time.perf_counter() - begin
+                block = [_timed_step(model, data, end_of_step) for _ in range(steps)]
             if round_number > 0:  # the first one warms up
-                times[mode].append(elapsed / steps * 1e3)
+                times[mode].append(statistics.median(block) * 1e3)
     return times
+
+
+def _timed_step(model: nn.Module, data: torch.Tensor, end_of_step: Callable[[], None]) -> float:
+    begin = time.perf_counter()
+    _step(model, data, end_of_step)
+    return time.perf_counter() - begin
 
 
 def _step(model: nn.Module, data: torch.Tensor, end_of_step: Callable[[], None]) -> None:
@@ -76,15 +83,39 @@ def _step(model: nn.Module, data: torch.Tensor, end_of_step: Callable[[], None])
     end_of_step()
 
 
+def step_by_step(size: str, rounds: int) -> dict[str, list[float]]:
+    """Milliseconds per step of one model, capture off, on, off, on, ... from step to step.
+
+    The tightest comparison there is: same model, neighbouring steps. With capture off the
+    observer's kernels stay in place and pass through (see the first tables for their cost).
+    """
+    layers, width, batch, cap_mb, _ = SIZES[size]
+    torch.manual_seed(0)
+    model = nn.parallel.DistributedDataParallel(
+        nn.Sequential(*(nn.Linear(width, width) for _ in range(layers))), bucket_cap_mb=cap_mb
+    )
+    data = torch.randn(batch, width)
+    times: dict[str, list[float]] = {"off_a": [], "on": [], "off_b": []}
+    with tempfile.TemporaryDirectory() as directory, commprof.profile(directory) as profiler:
+        for _ in range(10):
+            _step(model, data, profiler.step)
+        for _ in range(rounds):
+            for label in ("off_a", "on", "off_b", "on"):
+                profiler.set_enabled(label == "on")
+                times[label].append(_timed_step(model, data, profiler.step) * 1e3)
+    return times
+
+
 def main() -> None:
-    """``overhead_rank.py collectives ROUNDS`` or ``overhead_rank.py SIZE ROUNDS``."""
+    """``overhead_rank.py collectives ROUNDS`` or ``overhead_rank.py SIZE[-alternating] ROUNDS``."""
     torch.set_num_threads(1)
     what, rounds = sys.argv[1], int(sys.argv[2])
     if what == "collectives":
         print(json.dumps(collectives(rounds)))
         return
     dist.init_process_group("gloo")
-    times = ddp_steps(what, rounds)
+    size, _, alternating = what.partition("-")
+    times = step_by_step(size, rounds) if alternating else ddp_steps(size, rounds)
     if dist.get_rank() == 0:
         print(json.dumps(times))
     dist.barrier()

@@ -116,7 +116,7 @@ def analyse_world(run: WorldRun) -> WorldResult | None:
     tables = [columns.collectives(trace) for trace in traces]
     shared = clocks_are_shared(traces)
     arrivals = match_arrivals(traces, tables) if shared else [None] * len(traces)
-    trained = min(trace.metadata.get("steps", sys.maxsize) for trace in traces)
+    trained = min(_trained_steps(trace) for trace in traces)
     parts = _common_steps(
         [
             breakdown(trace, table, arrival, run.world_size)
@@ -130,6 +130,13 @@ def analyse_world(run: WorldRun) -> WorldResult | None:
     warmup = count_warmup(slowest_ns, signatures)
     measured = [part.rows(np.arange(len(slowest_ns)) >= warmup) for part in parts]
     return _summarise(run, usable, parts, measured, warmup, shared)
+
+
+def _trained_steps(trace: Trace) -> int:
+    """Steps before the overhead block of the built-in loop; all steps of any other loop."""
+    job = trace.metadata.get("job")
+    steps = job.get("steps") if isinstance(job, dict) else None
+    return steps if isinstance(steps, int) else sys.maxsize
 
 
 def _common_steps(parts: list[Breakdown], trained: int) -> list[Breakdown]:

@@ -79,7 +79,7 @@ def trace_metadata(ring_prefix: str, extra: dict[str, Any]) -> dict[str, Any]:
             "monotonic_ns": time.monotonic_ns(),
             "realtime_ns": time.time_ns(),
         },
-        "ring_prefix": ring_prefix,
+        "ring_prefix": "" if native is None else ring_prefix,
         "record_bytes": schema.RECORD_DTYPE.itemsize,
         "kinds": list(schema.KINDS if native is None else native.KINDS),
         "ops": list(schema.OPS if native is None else native.OPS),

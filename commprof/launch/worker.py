@@ -75,7 +75,7 @@ def _run(job: Job) -> None:
     ddp = DistributedDataParallel(trainee.model, **trainee.ddp_options())
     setup = _setup(job, plan)
     dist.barrier()
-    with profile(job.directory, metadata=setup) as recorder:
+    with profile(job.directory, metadata={"job": setup}) as recorder:
         if job.hook:
             attach(ddp)
         result = _train(job, plan, trainee, ddp, recorder)

@@ -130,6 +130,7 @@ def _table(rows: Sequence[Sequence[Any]], headers: Sequence[str]) -> str:
     finally:
         tabulate.MIN_PADDING = padding
 
+
 def _number(value: float) -> str:
     """Three significant digits, or all before the point."""
     if math.isnan(value):

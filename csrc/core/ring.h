@@ -9,7 +9,6 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
-#include <cstring>
 #include <string>
 
 #include "core/record.h"
@@ -64,7 +63,7 @@ class Ring {
       header_->dropped.fetch_add(1, std::memory_order_relaxed);
       return;
     }
-    std::memcpy(&records_[head & mask_], &record, sizeof(Record));
+    records_[head & mask_] = record;
     header_->head.store(head + 1, std::memory_order_release);
   }
 

@@ -75,6 +75,10 @@ void childStartsItsOwn(const trace_file::Directory& directory) {
   CHECK_EQ(content.session, 2u);
   CHECK_EQ(content.groups.size(), 1u); // the parent's groups are its own too
   CHECK_EQ(content.records.size(), 11u);
+  for (int i = 0; i < 5; ++i) { // nobody waits for the parent's helper thread
+    recorder.start(options(directory, "child", 3));
+    recorder.stop();
+  }
 }
 
 // Runs `child` in a forked process; its checks are counted here as one.

@@ -44,7 +44,7 @@ def test_the_traces_are_whole(job: tuple[list[Ended], list[Trace]]) -> None:
     for rank, trace in enumerate(job[1]):
         assert (trace.rank, trace.world_size) == (rank, WORLD_SIZE)
         assert (trace.complete, trace.dropped, trace.problems) == (True, 0, ())
-        assert trace.metadata["capture"] == "python"
+        assert (trace.metadata["capture"], trace.metadata["ring_prefix"]) == ("python", "")
         (group,) = trace.groups.values()
         assert (group.id, group.backend, group.rank, group.size) == (1, "gloo", rank, WORLD_SIZE)
 

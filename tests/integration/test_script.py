@@ -58,7 +58,8 @@ import torch.multiprocessing as mp
 import train
 
 def rank(index):
-    os.environ.update(RANK=str(index), WORLD_SIZE="2", MASTER_ADDR="localhost", MASTER_PORT="FREEPORT")
+    os.environ.update(RANK=str(index), WORLD_SIZE="2")
+    os.environ.update(MASTER_ADDR="localhost", MASTER_PORT="FREEPORT")
     sys.argv = ["spawn.py", "0"]
     train.main()
 

@@ -97,7 +97,7 @@ def test_a_command_that_is_shown_can_be_given(line: str) -> None:
     words = shlex.split(line.removeprefix("python -m ").replace("commprof.run", "commprof run"))
     assert words[0] == "commprof"
     args = make_parser().parse_args(words[1:])
-    if args.command.name == "run":
+    if args.command.name == "run" and args.workload is not None:
         parse_spec(args.workload)
 
 

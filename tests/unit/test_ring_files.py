@@ -150,7 +150,7 @@ def test_salvage_moves_records_and_counters_and_is_idempotent(killed: Killed) ->
 
 def test_salvage_cuts_a_partial_block_off(killed: Killed) -> None:
     with killed.path.open("ab") as file:
-        file.write(made.records(50)[:-1])
+        file.write(made.records(*range(50, 90))[:-1])  # longer than what salvage writes
     killed.leave(0, made.ring(slots(s0=3), head=1))
 
     assert salvage(killed.path) == 1

@@ -110,6 +110,7 @@ def test_a_world_of_one() -> None:
 
 def test_the_steps_of_the_overhead_block_are_in_no_figure() -> None:
     rank = rank_of(0, 1, 6)
+    rank.metadata["job"] = {"steps": 6}
     rank.step(600 * MS, 2000 * MS)
     samples = [["on", 110.0], ["off_a", 100.0]] * 4 + [["off_b", 100.0]] * 2
     result = analyse_world(world_run([rank], overhead=samples))
@@ -150,7 +151,7 @@ def test_a_rank_without_its_own_account_has_no_samples_and_no_loss() -> None:
 
 def test_a_rank_that_ended_early_limits_the_steps() -> None:
     ranks = [rank_of(0, 2, 12), rank_of(1, 2, 8)]
-    ranks[1].metadata["steps"] = 12
+    ranks[1].metadata["job"] = {"steps": 12}
     run = world_run(ranks)
     del run.results[1]
     result = analyse_world(run)
