@@ -33,14 +33,14 @@ def main() -> None:
     args = parser.parse_args()
     scale = 0.2 if args.quick else 1.0
     results: dict[str, Any] = {"context": _context()}
-    results["collectives"] = _run(1, "collectives", int(30 * scale))
+    results["collectives"] = _run(1, "collectives", int(100 * scale))
     for call, times in results["collectives"].items():
         print(f"\nMicroseconds per {call} on the fake backend, difference to plain\n")
         print(_table(times, ratio=False))
     print("\nDDP step at 1 gloo rank, capture off and on from step to step: median of the ratios")
     print("of neighbours (two steps with capture on over the two without beside them)\n")
     rows = []
-    for size, rounds in (("small", 1000), ("medium", 200), ("large", 100)):
+    for size, rounds in (("small", 2000), ("medium", 200), ("large", 100)):
         times = _run(1, f"{size}-alternating", max(20, int(rounds * scale)))
         results[f"alternating_{size}"] = times
         off_a, off_b = np.array(times["off_a"]), np.array(times["off_b"])

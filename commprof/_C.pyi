@@ -19,6 +19,7 @@ __all__: list[str] = [
     "PhaseMarker",
     "Stats",
     "TORCH_VERSION",
+    "add_metadata",
     "enabled",
     "flush",
     "install_observer",
@@ -82,6 +83,11 @@ class BucketHook:
         """
         Replaces the hook inside, from the next bucket on.
         """
+
+def add_metadata(json: str) -> None:
+    """
+    Adds keys to the metadata of this trace and of every later one.
+    """
 
 def enabled() -> bool:
     """

@@ -1,4 +1,8 @@
-"""Skips that show: a test that needs a machine we are not on says so in the summary."""
+"""Skips that show: a test that needs a machine we are not on says so in the summary.
+
+And second tries that show: a test that measures may be disturbed by others on the machine. What
+is wrong fails every time; what the machine disturbed once succeeds, and the summary tells of it.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,14 @@ import os
 import shutil
 
 import pytest
+
+_TRIES_AGAIN = 2
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.get_closest_marker("measures"):
+            item.add_marker(pytest.mark.flaky(reruns=_TRIES_AGAIN))
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

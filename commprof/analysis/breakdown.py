@@ -45,7 +45,7 @@ class Breakdown:
     wait_ns: Floats
     #: The part of it after that; NaN where arrivals are not known.
     wire_ns: Floats
-    #: The part of it in which DDP's finalisation could run but had no core.
+    #: The part of it in which DDP's finalisation could run but had no core; NaN where not read.
     no_core_ns: Floats
     #: Communication was in flight and the training thread did not wait for it.
     hidden_ns: Floats

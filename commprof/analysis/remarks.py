@@ -49,12 +49,16 @@ def _oversubscription(context: Mapping[str, Any], worlds: Sequence[WorldResult])
     if not over:
         return []
     worst = max((w for w in worlds if w.world_size in over), key=lambda w: w.world_size)
-    no_core = worst.parts.no_core_ms / worst.parts.exposed_ms if worst.parts.exposed_ms else 0.0
-    return [
+    text = (
         f"More ranks than cores at {_count(over, 'rank')}: this process may use "
         f"{_count([cores], 'core')} and each rank runs {_count([threads], 'thread')}. Those rows "
-        "measure how ranks share cores, not how the job scales. At "
-        f"{_count([worst.world_size], 'rank')} the training thread spent "
+        "measure how ranks share cores, not how the job scales."
+    )
+    if math.isnan(worst.parts.no_core_ms) or not worst.parts.exposed_ms > 0:
+        return [text]
+    no_core = worst.parts.no_core_ms / worst.parts.exposed_ms
+    return [
+        f"{text} At {_count([worst.world_size], 'rank')} the training thread spent "
         f"{no_core:.0%} of its exposed time ready to run, without a core."
     ]
 

@@ -37,7 +37,8 @@ class StepParts:
     #: Parts of ``exposed_ms``; NaN where the ranks' arrivals cannot be compared.
     wait_ms: float
     wire_ms: float
-    #: Part of ``exposed_ms``: DDP's finalisation could have run but had no core.
+    #: Part of ``exposed_ms``: DDP's finalisation could have run but had no core. Mean of the
+    #: steps in which capture read it; NaN if there are none.
     no_core_ms: float
     #: Beside the sum: communication in flight while the training thread worked.
     hidden_ms: float
@@ -226,15 +227,15 @@ def _step_parts(part: Breakdown) -> StepParts:
         step_ms=mean_ms(part.wall_ns),
         wait_ms=mean_ms(part.wait_ns),
         wire_ms=mean_ms(part.wire_ns),
-        no_core_ms=mean_ms(part.no_core_ns),
+        no_core_ms=mean_ms(part.no_core_ns[~np.isnan(part.no_core_ns)]),
         hidden_ms=mean_ms(part.hidden_ns),
     )
 
 
 def _mean_parts(parts: list[StepParts]) -> StepParts:
-    return StepParts(
-        **{f.name: float(np.mean([getattr(p, f.name) for p in parts])) for f in fields(StepParts)}
-    )
+    means = {f.name: float(np.mean([getattr(p, f.name) for p in parts])) for f in fields(StepParts)}
+    read = [p.no_core_ms for p in parts if not math.isnan(p.no_core_ms)]
+    return StepParts(**{**means, "no_core_ms": float(np.mean(read)) if read else math.nan})
 
 
 def _overhead_samples(run: WorldRun) -> tuple[tuple[str, float], ...]:

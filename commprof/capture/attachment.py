@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -15,14 +16,21 @@ from commprof.errors import CommprofError
 #: A DDP communication hook: ``hook(state, bucket) -> Future[Tensor]``.
 Hook = Callable[[Any, Any], Any]
 
+#: Per model of this process that has an attachment: names of the hooks that ran inside it, in
+#: order of first use. Stands in the trace's metadata.
+_hooks: list[list[str]] = []
+
 
 class Attachment:
     """The hook of one model. DDP keeps a hook for life; what runs inside it can change."""
 
-    def __init__(self, ddp: DistributedDataParallel, bucket_hook: Any) -> None:
+    def __init__(self, ddp: DistributedDataParallel, bucket_hook: Any, hook: Hook | None) -> None:
         """See :func:`attach`."""
         self._ddp = ddp
         self._bucket_hook = bucket_hook
+        self._names: list[str] = []
+        _hooks.append(self._names)
+        self._note(hook)
         # A hook that the user registers later goes inside ours.
         ddp.register_comm_hook = self._register_comm_hook
 
@@ -32,6 +40,15 @@ class Attachment:
         Call it between steps and on every rank at the same step.
         """
         self._bucket_hook.set_hook(hook, state)
+        self._note(hook)
+
+    def _note(self, hook: Hook | None) -> None:
+        """Puts the name of a hook that is new to this model into the trace's metadata."""
+        name = _name(hook)
+        if name not in self._names:
+            self._names.append(name)
+            hooks = [", then ".join(names) for names in _hooks]
+            recorder().add_metadata(json.dumps({"hooks": hooks}))
 
     def remove(self) -> None:
         """Stops timing this model's buckets. The hook inside stays at work."""
@@ -79,4 +96,11 @@ def attach(ddp: DistributedDataParallel, hook: Hook | None = None, state: Any = 
         bucket_hook: Any = native.BucketHook.attach(ddp.reducer, group, hook, state)
     else:
         bucket_hook = PythonBucketHook.attach(ddp, recorder(), hook, state)
-    return Attachment(ddp, bucket_hook)
+    return Attachment(ddp, bucket_hook, hook)
+
+
+def _name(hook: Hook | None) -> str:
+    if hook is None:
+        return "mean all-reduce"
+    named = hook if hasattr(hook, "__qualname__") else type(hook)
+    return f"{named.__module__}.{named.__qualname__}"

@@ -84,6 +84,7 @@ def trace_metadata(ring_prefix: str, extra: dict[str, Any]) -> dict[str, Any]:
         "kinds": list(schema.KINDS if native is None else native.KINDS),
         "ops": list(schema.OPS if native is None else native.OPS),
         "phases": list(schema.PHASES if native is None else native.PHASES),
+        "hooks": [],
         "dtypes": [] if native is None else list(native.DTYPES),
     }
     _refuse_own_keys(own, extra)

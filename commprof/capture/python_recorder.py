@@ -47,7 +47,8 @@ class PythonRecorder:
     def __init__(self) -> None:
         """A recorder that is not started."""
         self._ids = itertools.count(1)
-        self._groups: dict[str, tuple[int, str]] = {}
+        self._groups: dict[str, int] = {}
+        self._documents: list[tuple[BlockType, str]] = []
         self._seq: dict[int, int] = {}
         self._open = OpenMarker()
         self._file: PythonTraceFile | None = None
@@ -61,7 +62,7 @@ class PythonRecorder:
         self._flusher: threading.Thread | None = None
         self._enabled = False
         self._complained = False
-        self._groups_written = self._written = self._dropped = 0
+        self._documents_written = self._written = self._dropped = 0
         self._last = PythonStats()
 
     def forget_after_fork(self) -> None:
@@ -97,7 +98,7 @@ class PythonRecorder:
             file.close()
             raise OSError(file.write_errno, os.strerror(file.write_errno), trace_path)
         self._pending.clear()
-        self._groups_written = self._written = self._dropped = 0
+        self._documents_written = self._written = self._dropped = 0
         self._complained = False
         self._path = trace_path
         self._file = file
@@ -139,15 +140,14 @@ class PythonRecorder:
         if file is None:
             return
         with self._lock:
-            if not (self._write_groups(file) and self._write_records(file)):
+            if not (self._write_documents(file) and self._write_records(file)):
                 self._complain(file)
 
-    def _write_groups(self, file: PythonTraceFile) -> bool:
-        groups = list(self._groups.values())
-        for _, description in groups[self._groups_written :]:
-            if not file.write_block(BlockType.GROUP, description.encode()):
+    def _write_documents(self, file: PythonTraceFile) -> bool:
+        for block_type, text in self._documents[self._documents_written :]:
+            if not file.write_block(block_type, text.encode()):
                 return False
-            self._groups_written += 1
+            self._documents_written += 1
         return True
 
     def _write_records(self, file: PythonTraceFile) -> bool:
@@ -209,9 +209,17 @@ class PythonRecorder:
                 "rank": group.rank(),
                 "size": group.size(),
             }
-            self._groups[name] = (number, json.dumps(description))
-            self.flush()
-        return self._groups[name][0]
+            self._groups[name] = number
+            self._add_document(BlockType.GROUP, json.dumps(description))
+        return self._groups[name]
+
+    def add_metadata(self, json: str) -> None:
+        """Adds keys to the metadata of this trace and of every later one."""
+        self._add_document(BlockType.METADATA, json)
+
+    def _add_document(self, block_type: BlockType, text: str) -> None:
+        self._documents.append((block_type, text))
+        self.flush()
 
     def stats(self) -> PythonStats:
         """Counters of the trace that is open, else of the one closed last."""

@@ -47,6 +47,10 @@ class Recorder(Protocol):
         """Closes the trace. Idempotent."""
         ...
 
+    def add_metadata(self, json: str) -> None:
+        """Adds keys to the metadata of this trace and of every later one."""
+        ...
+
     def flush(self) -> None:
         """Writes everything recorded so far to the trace."""
         ...

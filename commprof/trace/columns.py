@@ -76,8 +76,9 @@ class Finalizations:
     span: Spans
     #: Wall time less CPU time of the thread: it waited for a bucket, or for a core.
     blocked_ns: Ints
-    #: The part of it in which the thread was ready to run and had no core.
-    no_core_ns: Ints
+    #: The part of it in which the thread was ready to run and had no core; NaN where capture
+    #: did not read it, as in most of the steps that follow each other fast.
+    no_core_ns: npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -170,6 +171,7 @@ def finalizations(trace: Trace) -> Finalizations:
     wall = _ints(end["timestamp_ns"]) - _ints(begin["timestamp_ns"])
     cpu = _ints(end["value"]) - _ints(begin["value"])
     run_delay = _ints(end["bytes_in"]) - _ints(begin["bytes_in"])
+    was_read = (begin["flags"] & end["flags"] & schema.FLAG_RUN_DELAY_READ) != 0
     return Finalizations(
         span=Spans(
             key=_ints(begin["op_id"]),
@@ -178,7 +180,7 @@ def finalizations(trace: Trace) -> Finalizations:
             end_ns=_ints(end["timestamp_ns"]),
         ),
         blocked_ns=np.clip(wall - cpu, 0, wall),
-        no_core_ns=np.clip(run_delay, 0, np.clip(wall - cpu, 0, wall)),
+        no_core_ns=np.where(was_read, np.clip(run_delay, 0, np.clip(wall - cpu, 0, wall)), np.nan),
     )
 
 

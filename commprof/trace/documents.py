@@ -42,7 +42,10 @@ METADATA: Final[dict[str, Shape]] = {
     "ops": list,
     "phases": list,
     "dtypes": list,
+    "hooks": list,
 }
+#: What a later metadata block may set anew.
+MORE_METADATA: Final[dict[str, Shape]] = {"hooks": list}
 GROUP: Final[dict[str, Shape]] = {
     "id": int,
     "name": str,
@@ -84,6 +87,12 @@ def read_metadata(payload: memoryview) -> dict[str, Any]:
     if value["rank"] >= value["world_size"]:
         raise ValueError(f"rank {value['rank']} of world_size {value['world_size']}")
     return value
+
+
+def read_more_metadata(payload: memoryview) -> dict[str, Any]:
+    """What a later metadata block sets anew; ValueError as above."""
+    value = _read(payload, MORE_METADATA)
+    return {key: value[key] for key in MORE_METADATA}
 
 
 def read_group(payload: memoryview) -> Group:

@@ -100,6 +100,8 @@ def _take(path: Path, block: Block, content: _Content) -> None:
             content.batches.append(_records(block.payload))
         elif block.type == BlockType.METADATA and content.metadata is None:
             content.metadata = documents.read_metadata(block.payload)
+        elif block.type == BlockType.METADATA and content.metadata is not None:
+            content.metadata.update(documents.read_more_metadata(block.payload))
         elif block.type == BlockType.GROUP:
             group = documents.read_group(block.payload)
             content.groups[group.id] = group
@@ -110,7 +112,7 @@ def _take(path: Path, block: Block, content: _Content) -> None:
             content.dropped = documents.read_dropped(block.payload, documents.SALVAGED)
             content.salvaged = True
     except ValueError as error:
-        if block.type == BlockType.METADATA:
+        if content.metadata is None:
             raise TraceError(f"{path}: unusable metadata: {error}") from None
         content.problems.append(f"a block of type {block.type} is unusable: {error}")
 

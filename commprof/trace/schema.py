@@ -53,6 +53,8 @@ class Kind(IntEnum):
     FINALIZE_END = 7
     BUCKET = 8
     BUCKET_END = 9
+    CLOCK = 10
+    STACK = 11
 
 
 class Phase(IntEnum):
@@ -68,6 +70,7 @@ class Phase(IntEnum):
 FLAG_FAILED: Final = 1
 FLAG_DEVICE_ASYNC: Final = 2
 FLAG_LAST_BUCKET: Final = 4
+FLAG_RUN_DELAY_READ: Final = 8
 
 KINDS: Final = tuple(kind.name.lower() for kind in Kind)
 PHASES: Final = tuple(phase.name.lower() for phase in Phase)

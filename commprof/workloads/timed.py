@@ -10,7 +10,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -143,9 +142,9 @@ class _Pacer:
         self._reached_ns = time.monotonic_ns()
 
     @property
-    def elapsed_ns(self) -> int:
-        """From the start of the phase to the stamp."""
-        return self._reached_ns - self._started_ns
+    def span_ns(self) -> tuple[int, int]:
+        """Start of the phase, and the stamp."""
+        return self._started_ns, self._reached_ns
 
 
 def _sleep_until(due_ns: int) -> None:
@@ -154,14 +153,6 @@ def _sleep_until(due_ns: int) -> None:
         time.sleep((left_ns - _WAKE_EARLY_NS) / 1e9)
     while time.monotonic_ns() < due_ns:
         time.sleep(_SHORT_SLEEP_S)
-
-
-def _run_delay_ns() -> int:
-    """How long this thread was runnable without a core so far; 0 where the kernel has no count."""
-    try:
-        return int(Path("/proc/thread-self/schedstat").read_text().split()[1])
-    except (OSError, IndexError):
-        return 0
 
 
 class _TimedFunction(torch.autograd.Function):
@@ -245,13 +236,8 @@ class _TimedTrainee:
         self._pacer = _Pacer()
         self._step = 0
         self._truth: dict[str, list[int]] = {
-            "data_ns": [],
-            "forward_ns": [],
-            "backward_ns": [],
-            "optimizer_ns": [],
-            "no_core_ns": [],
+            f"{phase}_{key}": [] for phase in (*_PHASES, "optimizer") for key in ("ns", "begin_ns")
         }
-        self._no_core_ns = _run_delay_ns()
         with torch.device(shard.device):
             self.model: nn.Module = _Model(options, self._pacer, float(shard.rank + 1))
 
@@ -263,7 +249,7 @@ class _TimedTrainee:
         for _ in range(_STEPS_PER_EPOCH):
             self._step += 1
             self._pacer.start(self._lateness_ns("data"))
-            self._end_phase("data_ns", self._options.data_ms)
+            self._end_phase("data", self._options.data_ms)
             yield _NominalBatch(self._shard.per_rank_batch)
 
     def forward(self, model: nn.Module, batch: _NominalBatch) -> Tensor:
@@ -271,35 +257,35 @@ class _TimedTrainee:
         signal = torch.zeros(1, requires_grad=True, device=self._shard.device)
         loss: Tensor = model(signal).sum()
         self._pacer.stamp()
-        self._end_phase("forward_ns")
+        self._end_phase("forward")
         return loss
 
     def backward(self, loss: Tensor) -> None:
         self._pacer.start(self._lateness_ns("backward"))
         loss.backward()
-        self._end_phase("backward_ns")
+        self._end_phase("backward")
 
     def update(self) -> None:
         """Clear the gradients; no weight changes, for a step over them would cost real time."""
         self._pacer.start()
         self.model.zero_grad()
-        self._end_phase("optimizer_ns", self._options.optimizer_ms)
-        before_ns, self._no_core_ns = self._no_core_ns, _run_delay_ns()
-        self._truth["no_core_ns"].append(self._no_core_ns - before_ns)
+        self._end_phase("optimizer", self._options.optimizer_ms)
 
     def truth(self) -> dict[str, list[int]] | None:
-        """Phase lengths by this workload's own stamps; backward ends where DDP begins to wait.
+        """Begin and length of each phase by this workload's own stamps, on the capture's clock.
 
-        `no_core_ns` is what the kernel held this thread back in the step, ready to run, in favour
-        of others: no stamp can be truer than that.
+        Backward ends where DDP begins to wait. A step on a busy machine may be held up between
+        the end of one phase and the begin of the next; no stamp says to which of them that belongs.
         """
         return self._truth
 
-    def _end_phase(self, key: str, final_ms: float | None = None) -> None:
+    def _end_phase(self, phase: str, final_ms: float | None = None) -> None:
         if final_ms is not None:
             self._pacer.wait(round(final_ms * _NS_PER_MS))
             self._pacer.stamp()
-        self._truth[key].append(self._pacer.elapsed_ns)
+        begin_ns, end_ns = self._pacer.span_ns
+        self._truth[f"{phase}_begin_ns"].append(begin_ns)
+        self._truth[f"{phase}_ns"].append(end_ns - begin_ns)
 
     def _lateness_ns(self, phase: str) -> int:
         late = (

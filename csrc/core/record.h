@@ -19,7 +19,9 @@ namespace commprof {
   X(FinalizeBegin, "finalize_begin") /* op_id = graph task, value = */     \
   X(FinalizeEnd, "finalize_end") /* thread CPU ns, bytes_in = run delay */ \
   X(Bucket, "bucket") /* DDP hook entered; aux = index, value = launch */  \
-  X(BucketEnd, "bucket_end") /* the hook's future completed */
+  X(BucketEnd, "bucket_end") /* the hook's future completed */             \
+  X(Clock, "clock") /* value = rank 0's clock less this one, signed */     \
+  X(Stack, "stack") /* who issued op_id; value = number of the stack */
 
 enum class Kind : uint8_t {
 #define X(name, text) k##name,
@@ -80,6 +82,7 @@ inline constexpr uint32_t kFailed = 1; // End: completed with an error
 inline constexpr uint32_t kDeviceAsync =
     2; // Issue: its host-side end says nothing
 inline constexpr uint32_t kLastBucket = 4; // Bucket: last one of this backward
+inline constexpr uint32_t kRunDelayRead = 8; // Finalize*: bytes_in was read
 
 // One cache line. Field meanings that depend on the kind stand beside it above.
 struct alignas(64) Record {

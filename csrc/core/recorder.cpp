@@ -53,11 +53,11 @@ void Recorder::start(const RecorderOptions& options) {
   pool_.open(options.ring_prefix, capacity, options.session);
   stats_ = RecorderStats{};
   unrecorded_.store(0);
-  groups_written_ = 0;
+  documents_written_ = 0;
   complained_ = false;
   stopping_ = false;
   writer_ = std::move(writer);
-  drainLocked(); // the groups known so far
+  drainLocked(); // the documents known so far
   startFlusherLocked();
   started_.store(true);
   enabled_.store(true);
@@ -136,10 +136,10 @@ void Recorder::push(const Record& record) noexcept {
   }
 }
 
-void Recorder::addGroup(const std::string& json) {
+void Recorder::addDocument(BlockType type, const std::string& json) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  groups_.push_back(json);
-  if (writer_ && !writeGroupsLocked()) {
+  documents_.push_back({type, json});
+  if (writer_ && !writeDocumentsLocked()) {
     complainLocked();
   }
 }
@@ -149,26 +149,27 @@ void Recorder::flush() {
   drainLocked();
 }
 
-// What cannot be written waits for the next try: groups here, records in their
-// rings.
+// What cannot be written waits for the next try: documents here, records in
+// their rings.
 void Recorder::drainLocked() noexcept {
   if (!writer_) {
     return;
   }
   try {
-    if (!writeGroupsLocked() || !writeRecordsLocked()) {
+    if (!writeDocumentsLocked() || !writeRecordsLocked()) {
       complainLocked();
     }
   } catch (const std::bad_alloc&) {
   }
 }
 
-bool Recorder::writeGroupsLocked() noexcept {
-  while (groups_written_ < groups_.size()) {
-    if (!writer_->writeJson(BlockType::kGroup, groups_[groups_written_])) {
+bool Recorder::writeDocumentsLocked() noexcept {
+  while (documents_written_ < documents_.size()) {
+    const Document& document = documents_[documents_written_];
+    if (!writer_->writeJson(document.type, document.json)) {
       return false;
     }
-    ++groups_written_;
+    ++documents_written_;
   }
   return true;
 }

@@ -71,8 +71,9 @@ class Recorder {
   // Kernel thread id of the caller, cached.
   static uint32_t threadId() noexcept;
 
-  // Stores a group's description now and in every later trace of this process.
-  void addGroup(const std::string& json);
+  // Stores a JSON document (a group, more metadata) now and in every later
+  // trace of this process, in the order of the calls.
+  void addDocument(BlockType type, const std::string& json);
   // Drains now; for tests and for a caller about to fork or exit.
   void flush();
   // Of the trace that is open, else of the one closed last.
@@ -83,7 +84,7 @@ class Recorder {
   void startFlusherLocked();
   void flusherLoop();
   void drainLocked() noexcept;
-  bool writeGroupsLocked() noexcept;
+  bool writeDocumentsLocked() noexcept;
   bool writeRecordsLocked();
   void complainLocked() noexcept;
   void closeLocked();
@@ -109,8 +110,12 @@ class Recorder {
   std::unique_ptr<TraceWriter> writer_;
   RecorderOptions options_;
   RecorderStats stats_;
-  std::vector<std::string> groups_;
-  size_t groups_written_ = 0;
+  struct Document {
+    BlockType type;
+    std::string json;
+  };
+  std::vector<Document> documents_;
+  size_t documents_written_ = 0;
   std::vector<Record> drain_buffer_;
   std::vector<uint64_t> drain_marks_;
 };

@@ -25,7 +25,7 @@ struct FileHeader {
 static_assert(sizeof(FileHeader) == 32);
 
 enum class BlockType : uint32_t {
-  kMetadata = 1, // JSON object: machine, versions, tables of codes, clocks
+  kMetadata = 1, // JSON object: machine, versions, codes, clock; see the doc
   kRecords = 2, // Record[]
   kGroup = 3, // JSON object: one process group
   kEnd = 4, // JSON object: closing counters; absent if the process died

@@ -116,6 +116,13 @@ PYBIND11_MODULE(COMMPROF_MODULE, m) {
       },
       "Disables capture and closes the trace.");
   m.def(
+      "add_metadata",
+      [](const std::string& json) {
+        Recorder::instance().addDocument(BlockType::kMetadata, json);
+      },
+      "Adds keys to the metadata of this trace and of every later one.",
+      py::arg("json"));
+  m.def(
       "flush",
       [] {
         const py::gil_scoped_release release;

@@ -72,7 +72,8 @@ GroupInfo& groupInfo(c10d::ProcessGroup& group) {
   if (!entry) {
     entry = std::make_unique<Entry>(group);
     entry->info.id = uint32_t(entries.size());
-    Recorder::instance().addGroup(describe(entry->info.id, group));
+    Recorder::instance().addDocument(
+        BlockType::kGroup, describe(entry->info.id, group));
   }
   last_group = &group;
   last_info = &entry->info;

@@ -32,11 +32,11 @@ void pushNumbers(uint64_t begin, uint64_t end) {
 
 void oneSession(const trace_file::Directory& directory) {
   Recorder& recorder = Recorder::instance();
-  recorder.addGroup("{\"id\": 1}"); // before any trace
+  recorder.addDocument(BlockType::kGroup, "{\"id\": 1}"); // before any trace
   CHECK(!recorder.started() && !recorder.enabled());
   recorder.start(options(directory, "one", 77));
   CHECK(recorder.started() && recorder.enabled());
-  recorder.addGroup("{\"id\": 2}");
+  recorder.addDocument(BlockType::kGroup, "{\"id\": 2}");
   pushNumbers(0, 64);
   CHECK_EQ(recorder.stats().records_unwritten, 64u);
   recorder.flush();

@@ -73,7 +73,8 @@ void recordsWaitForRoom(const trace_file::Directory& directory) {
   const uint64_t written_bytes = recorder.stats().trace_bytes;
   {
     const FullDisk full(written_bytes + 100);
-    recorder.addGroup(
+    recorder.addDocument(
+        BlockType::kGroup,
         "{\"id\": 1, \"name\": \"" + std::string(200, 'g') + "\"}");
     pushNumbers(20, 50);
     recorder.flush();

@@ -130,7 +130,7 @@ uint64_t forkWhileOthersPush(Counting& here) {
 
 void forkInTheMiddle(const trace_file::Directory& directory) {
   Recorder& recorder = Recorder::instance();
-  recorder.addGroup("{\"id\": 1}");
+  recorder.addDocument(BlockType::kGroup, "{\"id\": 1}");
   recorder.start(options(directory, "parent", 1));
   Counting here;
   here.push(100);

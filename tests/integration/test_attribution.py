@@ -37,9 +37,32 @@ def breakdowns(run: WorldRun) -> dict[int, Breakdown]:
     return {rank: part.rows(part.step >= WARMUP) for rank, part in parts.items()}
 
 
-def truth(run: WorldRun, rank: int, phase: str) -> npt.NDArray[np.float64]:
+Floats = npt.NDArray[np.float64]
+
+
+def stamps(run: WorldRun, rank: int, phase: str) -> tuple[Floats, Floats]:
+    """Begin and end of a phase by the workload's own clock, for all steps."""
+    truth = run.results[rank]["truth"]
+    begin, length = (np.array(truth[f"{phase}_{key}"]) for key in ("begin_ns", "ns"))
+    return begin, begin + length
+
+
+def truth(run: WorldRun, rank: int, phase: str) -> Floats:
     """What the workload's own clock says about a phase, warm-up left out."""
-    return np.array(run.results[rank]["truth"][f"{phase}_ns"][WARMUP:], dtype=np.float64)
+    begin, end = stamps(run, rank, phase)
+    return (end - begin)[WARMUP:].astype(np.float64)
+
+
+def most(run: WorldRun, rank: int, phase: str) -> Floats:
+    """As `truth`, with the gaps to the phases before and after.
+
+    Where a rank is held up in a gap, no stamp says to which of the phases that belongs.
+    """
+    before = {"data": "optimizer", "forward": "data", "backward": "forward"}
+    after = {"data": "forward", "forward": "backward", "backward": "optimizer"}
+    ended = stamps(run, rank, before[phase])[1]
+    ended = np.roll(ended, 1) if phase == "data" else ended  # the step before's
+    return (stamps(run, rank, after[phase])[0] - ended)[WARMUP:].astype(np.float64)
 
 
 def result_of(run: WorldRun) -> WorldResult:
@@ -50,6 +73,7 @@ def result_of(run: WorldRun) -> WorldResult:
     return result
 
 
+@pytest.mark.measures
 @pytest.mark.parametrize("world_size", [2, 8])
 def test_compute_and_data_time_are_recovered_on_every_step(tmp_path: Path, world_size: int) -> None:
     # Gradients so small that 8 ranks on few cores are kept waiting by sleeps, not by work.
@@ -59,15 +83,17 @@ def test_compute_and_data_time_are_recovered_on_every_step(tmp_path: Path, world
     for rank, part in breakdowns(run).items():
         assert len(part.step) == 30 - WARMUP
         for phase in ("data", "forward", "backward"):
-            expected = truth(run, rank, phase)
-            error = np.abs(getattr(part, f"{phase}_ns") - expected)
-            # Between two stamps the kernel may give the core to somebody else; it says how long.
-            allowed = np.maximum(RELATIVE * expected, ABSOLUTE_NS) + truth(run, rank, "no_core")
-            strict += int((error <= allowed - truth(run, rank, "no_core")).sum())
-            assert (error <= allowed).all(), (rank, phase, error.max(), part.step[error.argmax()])
+            expected, found = truth(run, rank, phase), getattr(part, f"{phase}_ns")
+            allowed = np.maximum(RELATIVE * expected, ABSOLUTE_NS)
+            strict += int((np.abs(found - expected) <= allowed).sum())
+            largest = most(run, rank, phase) - (part.exposed_ns if phase == "backward" else 0)
+            good = (found >= expected - allowed) & (found <= largest + allowed)
+            assert good.all(), (rank, phase, part.step[~good], (found - expected)[~good])
+    # A core for each rank leaves no gap worth a word; on fewer, most steps are still exact.
     assert strict >= 0.9 * 3 * (30 - WARMUP) * world_size
 
 
+@pytest.mark.measures
 def test_phases_add_up_to_the_loops_own_step(tmp_path: Path) -> None:
     run = run_here(tmp_path, "timed:gradient_mb=2", 2, steps=30)
     for rank, part in breakdowns(run).items():
@@ -87,17 +113,18 @@ def test_phases_add_up_to_the_loops_own_step(tmp_path: Path) -> None:
         assert np.allclose(part.wait_ns + part.wire_ns, part.exposed_ns, rtol=0, atol=1.0)
 
 
+@pytest.mark.measures
 @pytest.mark.needs_netns
 def test_exposed_time_on_a_known_link(tmp_path: Path) -> None:
-    # Two ranks each send and receive the whole 25 MB: 2 (n - 1) / n = 1.
-    arithmetic_ms = 25e6 * 8 / 1e9 * 1e3
-    with netns.Hosts(2, "1gbit") as hosts:
+    # Two ranks each send and receive the whole 25 MB: 2 (n - 1) / n = 1. The link is slow enough
+    # that gloo's own additions, which no link rate tells of, are small beside the transfer.
+    arithmetic_ms = 25e6 * 8 / 250e6 * 1e3
+    hidden = "timed:layers=2,gradient_mb=0/25,backward_ms=1200/5"
+    with netns.Hosts(2, "250mbit") as hosts:
         open_run = run_on_hosts(
-            hosts, tmp_path / "open", "timed:layers=1,gradient_mb=25,backward_ms=5", 10
+            hosts, tmp_path / "open", "timed:layers=1,gradient_mb=25,backward_ms=5", 8
         )
-        hidden_run = run_on_hosts(
-            hosts, tmp_path / "hidden", "timed:layers=2,gradient_mb=0/25,backward_ms=400/5", 10
-        )
+        hidden_run = run_on_hosts(hosts, tmp_path / "hidden", hidden, 8)
     for part in breakdowns(open_run).values():
         assert np.median(part.exposed_ns) / 1e6 == pytest.approx(arithmetic_ms, rel=0.05)
         assert np.median(part.wire_ns) / 1e6 == pytest.approx(arithmetic_ms, rel=0.05)
@@ -106,6 +133,7 @@ def test_exposed_time_on_a_known_link(tmp_path: Path) -> None:
         assert np.median(part.hidden_ns) / 1e6 == pytest.approx(arithmetic_ms, rel=0.05)
 
 
+@pytest.mark.measures
 @pytest.mark.needs_netns
 @pytest.mark.parametrize("phase", ["data", "forward", "backward"])
 def test_a_late_rank_is_named_and_wire_time_stays(tmp_path: Path, phase: str) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 METADATA_BLOCK, RECORDS_BLOCK, GROUP_BLOCK, END_BLOCK, SALVAGED_BLOCK = 1, 2, 3, 4, 5
 STEP, PHASE, ISSUE, END, WAIT, FINALIZE_BEGIN, FINALIZE_END, BUCKET, BUCKET_END = range(1, 10)
+RUN_DELAY_READ = 8
 SESSION = 0x0123456789ABCDEF
 RECORD_BYTES = 64
 
@@ -84,6 +85,7 @@ def metadata(**changes: Any) -> dict[str, Any]:
         "ops": ["other"],
         "phases": ["other"],
         "dtypes": [],
+        "hooks": [],
         **changes,
     }
 

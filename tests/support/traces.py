@@ -13,7 +13,7 @@ import numpy as np
 from commprof.trace import schema
 from commprof.trace.reader import Group, Trace
 from commprof.trace.run_directory import WorldRun
-from commprof.trace.schema import Kind, Phase
+from commprof.trace.schema import FLAG_RUN_DELAY_READ, Kind, Phase
 from tests.support import trace_bytes
 
 MS = 1_000_000
@@ -88,11 +88,16 @@ class Rank:
         self._add(Kind.WAIT, begin, op_id=op_id, value=end, thread=thread)
 
     def finalize(
-        self, begin: int, end: int, cpu: int, run_delay: int = 0, graph_task: int = 0
+        self, begin: int, end: int, cpu: int, run_delay: int | None = 0, graph_task: int = 0
     ) -> None:
-        """DDP's wait for its buckets; `cpu` and `run_delay` are what passed of them."""
-        self._add(Kind.FINALIZE_BEGIN, begin, op_id=graph_task, value=7, bytes_in=5)
-        self._add(Kind.FINALIZE_END, end, op_id=graph_task, value=7 + cpu, bytes_in=5 + run_delay)
+        """DDP's wait for its buckets; `cpu` and `run_delay` are what passed of them.
+
+        A `run_delay` of None was not read.
+        """
+        flags = 0 if run_delay is None else FLAG_RUN_DELAY_READ
+        same = {"op_id": graph_task, "flags": flags}
+        self._add(Kind.FINALIZE_BEGIN, begin, value=7, bytes_in=5, **same)
+        self._add(Kind.FINALIZE_END, end, value=7 + cpu, bytes_in=5 + (run_delay or 0), **same)
 
     def trace(self) -> Trace:
         """As the reader would return it."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from commprof.trace import columns, schema
@@ -146,8 +147,18 @@ def test_phases_and_waits(directory: Path) -> None:
     assert (waits.key[0], waits.begin_ns[0], waits.end_ns[0]) == (9, 30, 31)
 
 
-def window(kind: int, time_ns: int, task: int, cpu: int, delay: int, thread: int = 1) -> bytes:
-    return made.record(time_ns, kind, op_id=task, value=cpu, bytes_in=delay, thread=thread)
+def window(
+    kind: int,
+    time_ns: int,
+    task: int,
+    cpu: int,
+    delay: int,
+    thread: int = 1,
+    flags: int = made.RUN_DELAY_READ,
+) -> bytes:
+    return made.record(
+        time_ns, kind, op_id=task, value=cpu, bytes_in=delay, thread=thread, flags=flags
+    )
 
 
 @pytest.mark.parametrize(
@@ -170,6 +181,15 @@ def test_finalizations(
     assert (found.span.begin_ns.tolist(), found.span.end_ns.tolist()) == ([1000], [1100])
     assert found.blocked_ns.tolist() == [blocked_ns]
     assert found.no_core_ns.tolist() == [no_core_ns]
+
+
+def test_a_run_delay_that_was_not_read_is_not_known(directory: Path) -> None:
+    rows = [window(made.FINALIZE_BEGIN, 1000, 5, 400, 0, flags=0)]
+    rows += [window(made.FINALIZE_END, 1100, 5, 430, 0, flags=0)]
+    found = columns.finalizations(trace_of(directory, *rows))
+
+    assert found.blocked_ns.tolist() == [70]
+    assert np.isnan(found.no_core_ns).all()
 
 
 def test_finalizations_of_threads_and_halves(directory: Path) -> None:

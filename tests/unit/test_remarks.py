@@ -53,7 +53,12 @@ def test_threads_count_as_cores() -> None:
 
 def test_more_ranks_than_cores_without_any_waiting() -> None:
     (remark,) = said(world(2, parts=parts(exposed_ms=0.0)), machine=on_cores(1))
-    assert "spent 0% of its exposed time" in remark
+    assert "exposed time" not in remark
+
+
+def test_more_ranks_than_cores_where_the_run_delay_was_not_read() -> None:
+    (remark,) = said(world(2, parts=parts(no_core_ms=math.nan)), machine=on_cores(1))
+    assert remark.endswith("not how the job scales.")
 
 
 def test_efficiency_above_the_ideal_within_the_noise() -> None:

@@ -22,6 +22,7 @@ FLAGS = {
     "failed": schema.FLAG_FAILED,
     "device_async": schema.FLAG_DEVICE_ASYNC,
     "last_bucket": schema.FLAG_LAST_BUCKET,
+    "run_delay_read": schema.FLAG_RUN_DELAY_READ,
 }
 
 

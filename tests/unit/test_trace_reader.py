@@ -228,6 +228,18 @@ def required(shape: dict[str, Any], where: tuple[str, ...] = ()) -> list[tuple[s
     return found
 
 
+def test_a_later_metadata_block_sets_the_hooks(tmp_path: Path) -> None:
+    more = {"hooks": ["mean all-reduce"], "rank": 9}
+    data = made.trace(
+        made.document(made.METADATA_BLOCK, more),
+        made.document(made.METADATA_BLOCK, {"hooks": "none"}),
+    )
+    trace = read(tmp_path, data)
+
+    assert trace.metadata == {**made.metadata(), "hooks": ["mean all-reduce"]}
+    assert [problem for problem in trace.problems if "hooks is not a list" in problem]
+
+
 @pytest.mark.parametrize("path", required(METADATA), ids=".".join)
 def test_a_missing_or_wrong_metadata_key_is_named(tmp_path: Path, path: tuple[str, ...]) -> None:
     for wrong in (None, True, -1, 2**63, 1.5, float("inf"), [1], {}):
