@@ -10,9 +10,10 @@ namespace commprof {
 
 namespace {
 
-// The kernel's count takes some 10 us to read while a model runs. Every 20 ms,
-// that is 0.1 % of the thread's time; shorter steps have it now and then.
-constexpr uint64_t kRunDelayIntervalNs = 20'000'000;
+// The kernel's count takes some 10 us to read while a model runs; twice every
+// 100 ms that is 0.02 % of the thread's time. Shorter steps have it now and
+// then.
+constexpr uint64_t kRunDelayIntervalNs = 100'000'000;
 
 // Whether this finalisation, of which both ends ask, reads the run delay.
 bool readsRunDelay(Kind kind) {
