@@ -63,6 +63,12 @@ enum class Op : uint8_t {
 #undef X
 };
 
+// Without a sequence number; and gloo's have no future, so their end is their
+// wait's end.
+inline constexpr bool isPointToPoint(Op op) {
+  return op == Op::kSend || op == Op::kRecv || op == Op::kRecvAnySource;
+}
+
 // Phases that the training thread may declare; the outermost one counts.
 #define COMMPROF_PHASES(X) \
   X(Other, "other")        \

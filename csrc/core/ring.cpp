@@ -25,7 +25,9 @@ void* mapFile(const std::string& path, size_t bytes) noexcept {
   } while (error == EINTR); // a signal to the training thread is no full disk
   void* memory = MAP_FAILED;
   if (error == 0) {
-    memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    // Page tables filled now too: a push shall not stop for a fault.
+    const int flags = MAP_SHARED | MAP_POPULATE;
+    memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, flags, fd, 0);
   }
   close(fd);
   if (memory == MAP_FAILED) {

@@ -35,10 +35,6 @@ Op opOf(const std::string& dispatcher_name) {
   return Op::kOther;
 }
 
-bool isPointToPoint(Op op) {
-  return op == Op::kSend || op == Op::kRecv || op == Op::kRecvAnySource;
-}
-
 // What the arguments of one operator mean, found once from its schema.
 struct OpPlan {
   Op op = Op::kOther;

@@ -64,6 +64,9 @@ class TimedWork final : public c10d::Work {
 #endif
 
  private:
+  // A wait() that finds the work done blocks nobody and needs no record.
+  static constexpr uint64_t kShortestWaitNs = 1000;
+
   // Records the wait also when wait() throws.
   struct WaitTimer {
     const uint64_t begin_ns = nowNs();
@@ -71,8 +74,10 @@ class TimedWork final : public c10d::Work {
     const Op op;
     WaitTimer(uint64_t id, Op o) : op_id(id), op(o) {}
     ~WaitTimer() {
+      const uint64_t end_ns = nowNs();
       Recorder& recorder = Recorder::instance();
-      if (!recorder.enabled()) {
+      if (!recorder.enabled() ||
+          (end_ns - begin_ns < kShortestWaitNs && !isPointToPoint(op))) {
         return;
       }
       Record record;
@@ -81,7 +86,7 @@ class TimedWork final : public c10d::Work {
       record.op_id = op_id;
       record.thread = Recorder::threadId();
       record.timestamp_ns = begin_ns;
-      record.value = nowNs();
+      record.value = end_ns;
       recorder.push(record);
     }
   };
