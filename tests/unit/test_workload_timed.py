@@ -33,6 +33,7 @@ def least_ms(values_ns: list[int]) -> float:
     return min(values_ns) / MS
 
 
+@pytest.mark.measures
 def test_each_phase_lasts_what_was_asked() -> None:
     spec = "timed:data_ms=3,forward_ms=1/2/0/1,backward_ms=4/0/5/2,optimizer_ms=2,gradient_mb=1"
     result, truth = run(spec)
@@ -52,6 +53,7 @@ def test_no_phase_ends_before_its_deadline() -> None:
     assert min(truth["forward_ns"]) >= 3 * MS
 
 
+@pytest.mark.measures
 def test_large_gradients_do_not_lengthen_a_phase_that_has_time_after_them() -> None:
     _, truth = run("timed:layers=2,backward_ms=20/0,gradient_mb=0/25,forward_ms=0,data_ms=0")
 
@@ -72,6 +74,7 @@ def test_gradients_have_their_size_and_the_rank_in_every_element() -> None:
     assert all(p.grad is None and p.eq(0).all() for p in trainee.model.parameters())
 
 
+@pytest.mark.measures
 @pytest.mark.parametrize("phase", ["data", "forward", "backward"])
 def test_a_late_rank_is_late_in_its_phase_only(phase: str) -> None:
     spec = (
