@@ -20,6 +20,9 @@ __all__: list[str] = [
     "Stats",
     "TORCH_VERSION",
     "add_metadata",
+    "clock_follow",
+    "clock_serve",
+    "clock_unfollow",
     "enabled",
     "flush",
     "install_observer",
@@ -87,6 +90,31 @@ class BucketHook:
 def add_metadata(json: str) -> None:
     """
     Adds keys to the metadata of this trace and of every later one.
+    """
+
+def clock_follow(
+    address: str,
+    port: typing.SupportsInt | typing.SupportsIndex,
+    token: typing.SupportsInt | typing.SupportsIndex,
+    rank: typing.SupportsInt | typing.SupportsIndex,
+    interval_ms: typing.SupportsInt | typing.SupportsIndex = 10000,
+) -> None:
+    """
+    Compares this clock with rank 0's now, every interval_ms, and at the end.
+    """
+
+def clock_serve(
+    address: str,
+    token: typing.SupportsInt | typing.SupportsIndex,
+    world_size: typing.SupportsInt | typing.SupportsIndex,
+) -> tuple[int, int]:
+    """
+    Rank 0: answers what its clock says, until the process ends. Returns the port and token that the other ranks need.
+    """
+
+def clock_unfollow() -> None:
+    """
+    Compares a last time and ends; at most 0.8 s. Before `stop`.
     """
 
 def enabled() -> bool:

@@ -2,8 +2,19 @@
 
 from __future__ import annotations
 
+NS_PER_US = 1e3
 NS_PER_MS = 1e6
 NS_PER_S = 1e9
+
+
+def ns_to_us(value_ns: float) -> float:
+    """Nanoseconds to microseconds."""
+    return value_ns / NS_PER_US
+
+
+def us_to_ns(value_us: float) -> float:
+    """Microseconds to nanoseconds."""
+    return value_us * NS_PER_US
 
 
 def ns_to_ms(value_ns: float) -> float:

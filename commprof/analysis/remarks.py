@@ -119,8 +119,14 @@ def _about_world(world: WorldResult) -> list[str]:
         )
     if not world.clocks_shared:
         found.append(
-            f"At {name} the ranks ran on several machines, whose clocks are not compared yet: "
+            f"At {name} the ranks ran on several machines, whose clocks were not compared: "
             "waiting and wire time are not told apart."
+        )
+    elif world.clock_error_us > 0:
+        found.append(
+            f"Ranks' clocks were compared over the network at {name}: offsets known to "
+            f"±{_micros(world.clock_error_us)} µs. Waiting and wire time of one exposure may be "
+            "off by twice that, one against the other."
         )
     if world.device_collectives:
         found.append(
@@ -186,6 +192,11 @@ def _work_per_sample(world: WorldResult) -> float:
 def _relative_spread(world: WorldResult) -> float:
     low, high = world.step_quartiles_ms
     return (high - low) / world.step_median_ms if world.step_median_ms > 0 else 0.0
+
+
+def _micros(value_us: float) -> str:
+    """Rounded up: a bound stays one."""
+    return f"{math.ceil(value_us)}"
 
 
 def _percent(ratio: float) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,12 +30,17 @@ class LateRank:
     p_value: float
 
 
-def find_late_rank(waited_for_ns: npt.NDArray[np.float64], step_ns: float) -> LateRank | None:
+def find_late_rank(
+    waited_for_ns: npt.NDArray[np.float64], step_ns: float, clock_error_ns: float = 0.0
+) -> LateRank | None:
     """Names the late rank, or nobody.
 
     Args:
         waited_for_ns: ``[step, culprit]``, summed over the ranks that waited.
         step_ns: median step.
+        clock_error_ns: bound on the error of a rank's clock. Two clocks that are off by it the
+            other way round make one rank look late by twice as much, so what is not more than
+            that names nobody. With NaN nobody is named.
 
     The rank with the most waiting caused is named if its share and its cost are material
     and a permutation test (ranks relabelled within each step) finds less than one chance in
@@ -49,6 +55,8 @@ def find_late_rank(waited_for_ns: npt.NDArray[np.float64], step_ns: float) -> La
     wait_ns = float(caused[rank]) / steps / (ranks - 1)
     share = float(caused[rank]) / total
     if share < _SHARE or wait_ns < _OF_STEP * step_ns:
+        return None
+    if math.isnan(clock_error_ns) or (clock_error_ns > 0 and wait_ns <= 2 * clock_error_ns):
         return None
     random = np.random.default_rng(_SEED)
     exceeded = 0

@@ -9,15 +9,16 @@ from dataclasses import dataclass, fields
 import numpy as np
 import numpy.typing as npt
 
-from commprof.analysis.arrivals import clocks_are_shared, match_arrivals
+from commprof.analysis.arrivals import match_arrivals
 from commprof.analysis.breakdown import Breakdown, breakdown
+from commprof.analysis.clocks import clock_error_us, rank_clocks
 from commprof.analysis.overhead import Overhead, overhead
 from commprof.analysis.stragglers import LateRank, find_late_rank
 from commprof.analysis.warmup import count_warmup, step_signatures
 from commprof.trace import columns, schema
 from commprof.trace.reader import Trace
 from commprof.trace.run_directory import WorldRun
-from commprof.units import ns_to_ms, ns_to_s
+from commprof.units import ns_to_ms, ns_to_s, us_to_ns
 
 #: Difference between the loop's clock and the trace's step that is worth a word.
 _CLOCKS_DISAGREE = 0.005
@@ -95,7 +96,10 @@ class WorldResult:
     dropped_records: int
     #: Collectives on a GPU, whose completion and waiting capture does not see yet.
     device_collectives: int
+    #: Whether the ranks' times can be compared.
     clocks_shared: bool
+    #: Bound on the error of a rank's clock against rank 0's; 0 on a shared clock, NaN if unknown.
+    clock_error_us: float
     problems: tuple[str, ...]
 
     @property
@@ -115,8 +119,8 @@ def analyse_world(run: WorldRun) -> WorldResult | None:
         return None
     traces = [run.traces[rank] for rank in usable]
     tables = [columns.collectives(trace) for trace in traces]
-    shared = clocks_are_shared(traces)
-    arrivals = match_arrivals(traces, tables) if shared else [None] * len(traces)
+    clocks = rank_clocks(traces)
+    arrivals = match_arrivals(traces, tables, clocks) if clocks else [None] * len(traces)
     trained = min(_trained_steps(trace) for trace in traces)
     parts = _common_steps(
         [
@@ -130,7 +134,7 @@ def analyse_world(run: WorldRun) -> WorldResult | None:
     signatures = step_signatures(steps, tables[0])[np.isin(steps.index, parts[0].step)]
     warmup = count_warmup(slowest_ns, signatures)
     measured = [part.rows(np.arange(len(slowest_ns)) >= warmup) for part in parts]
-    return _summarise(run, usable, parts, measured, warmup, shared)
+    return _summarise(run, usable, parts, measured, warmup, clock_error_us(clocks, tables))
 
 
 def _trained_steps(trace: Trace) -> int:
@@ -155,7 +159,7 @@ def _summarise(
     parts: list[Breakdown],
     measured: list[Breakdown],
     warmup: int,
-    shared: bool,
+    clock_error_us: float,
 ) -> WorldResult:
     slowest_ns = np.max([part.wall_ns for part in measured], axis=0)
     median_ns, p95_ns, low_ns, high_ns = (
@@ -181,7 +185,7 @@ def _summarise(
         imbalance=float(own_work.max() / own_work.mean() - 1) if own_work.mean() > 0 else 0.0,
         average_loss=float(np.mean([rank.average_loss for rank in ranks])),
         ranks=ranks,
-        late_rank=find_late_rank(waited_for, float(median_ns)) if shared else None,
+        late_rank=find_late_rank(waited_for, float(median_ns), us_to_ns(clock_error_us)),
         overhead=overhead(labelled),
         records_per_step=_records_per_step(run, usable[0], measured[0]),
         record_cost_ns=float(run.results.get(usable[0], {}).get("record_cost_ns", math.nan)),
@@ -189,7 +193,8 @@ def _summarise(
         missing_ranks=tuple(r for r in range(run.world_size) if r not in usable),
         dropped_records=sum(trace.dropped for trace in run.traces.values()),
         device_collectives=sum(_on_device(trace) for trace in run.traces.values()),
-        clocks_shared=shared,
+        clocks_shared=not math.isnan(clock_error_us),
+        clock_error_us=clock_error_us,
         problems=run.problems + _cross_check(run, usable, measured),
     )
 

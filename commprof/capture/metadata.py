@@ -36,12 +36,18 @@ def rank_and_world_size() -> tuple[int, int]:
     return int(rank), int(world_size)
 
 
+def clock_identity() -> list[str]:
+    """Boot and time namespace: where both are equal, CLOCK_MONOTONIC is. Empty if not known."""
+    return [_first_line("/proc/sys/kernel/random/boot_id"), _link("/proc/self/ns/time")]
+
+
 def machine() -> dict[str, Any]:
     """Host, processor, cores this process may use, memory, kernel."""
+    boot_id, time_namespace = clock_identity()
     return {
         "hostname": socket.gethostname(),
-        "boot_id": _first_line("/proc/sys/kernel/random/boot_id"),
-        "time_namespace": _link("/proc/self/ns/time"),
+        "boot_id": boot_id,
+        "time_namespace": time_namespace,
         "cpu_model": _cpu_model(),
         "cpu_count": os.cpu_count() or 0,
         "usable_cpu_count": len(os.sched_getaffinity(0)),

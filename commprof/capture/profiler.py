@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Any
 
 from commprof.capture.auto_phases import AutoPhases
+from commprof.capture.clock import ClockLink, mode
 from commprof.capture.metadata import rank_and_world_size, trace_metadata
 from commprof.capture.recorder import Marker, recorder
 from commprof.errors import CommprofError
@@ -43,6 +44,7 @@ class Profiler:
             name: self._recorder.PhaseMarker(code) for code, name in enumerate(PHASES)
         }
         self._auto_phases = AutoPhases(self._markers, self._updated if find_steps else None)
+        self._clock = ClockLink("off")
         self._stepping: weakref.ref[object] | None = None
         self._step = 0
         self._path: Path | None = None
@@ -57,14 +59,15 @@ class Profiler:
         """Opens the trace and starts recording.
 
         Raises:
-            CommprofError: the trace cannot be written, exists already, or capture runs; or the
-                metadata is nothing that JSON can hold.
+            CommprofError: the trace cannot be written, exists already, or capture runs; the
+                metadata is nothing that JSON can hold; or COMMPROF_CLOCK has no known value.
         """
         if self._recorder.started():
             raise CommprofError(
                 "capture already runs in this process; leave the other `with commprof.profile()` "
                 "block, or call its stop(), first"
             )
+        clock = ClockLink(mode())
         rank, _ = rank_and_world_size()
         attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
         name = f"rank_{rank}.trace" if attempt == 0 else f"rank_{rank}.attempt_{attempt}.trace"
@@ -84,6 +87,8 @@ class Profiler:
         self._recorder.install_observer()
         self._auto_phases.install()
         self._step = 0
+        self._clock = clock
+        self._clock.start()
         self._recorder.mark_step(0, False)
         # Unlike atexit, this also runs at the end of a multiprocessing child.
         self._at_exit = Finalize(None, self.stop, exitpriority=100)
@@ -98,6 +103,7 @@ class Profiler:
         _started.remove(self)
         self._at_exit.cancel()
         self._auto_phases.remove()
+        self._clock.stop()
         time.sleep(_LATE_COMPLETIONS_S)
         self._recorder.stop()
 
@@ -109,6 +115,8 @@ class Profiler:
     def _end_step(self) -> None:
         self._recorder.mark_step(self._step, True)
         self._step += 1
+        if self._clock.pending:
+            self._clock.look()
 
     def _updated(self, optimizer: object) -> None:
         """Every update of the first optimizer seen ends a step."""

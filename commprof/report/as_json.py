@@ -66,6 +66,7 @@ def _world(result: RunResult, world: WorldResult, scale: Scaling) -> dict[str, A
             "record_cost_ns": world.record_cost_ns,
             "dropped_records": world.dropped_records,
             "device_collectives": world.device_collectives,
+            "clock_error_us": world.clock_error_us,
             "missing_ranks": list(world.missing_ranks),
             "problems": list(world.problems),
         },

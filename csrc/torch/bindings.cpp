@@ -10,6 +10,7 @@
 #include <torch/csrc/distributed/c10d/reducer.hpp>
 
 #include "core/clock.h"
+#include "core/clock_sync.h"
 #include "core/phase_marker.h"
 #include "core/recorder.h"
 #include "torch/ddp_hook.h"
@@ -172,6 +173,41 @@ PYBIND11_MODULE(COMMPROF_MODULE, m) {
       .def("begin", &PhaseMarker::begin)
       .def("end", &PhaseMarker::end);
 
+  m.def(
+      "clock_serve",
+      [](const std::string& address, uint64_t token, uint32_t world_size) {
+        const ClockDoor door =
+            ClockSync::instance().serve(address, token, world_size);
+        return py::make_tuple(door.port, door.token);
+      },
+      "Rank 0: answers what its clock says, until the process ends. Returns "
+      "the port and token that the other ranks need.",
+      py::arg("address"),
+      py::arg("token"),
+      py::arg("world_size"));
+  m.def(
+      "clock_follow",
+      [](const std::string& address,
+         uint16_t port,
+         uint64_t token,
+         uint32_t rank,
+         uint32_t interval_ms) {
+        ClockSync::instance().follow({address, port, token, rank, interval_ms});
+      },
+      "Compares this clock with rank 0's now, every interval_ms, and at the "
+      "end.",
+      py::arg("address"),
+      py::arg("port"),
+      py::arg("token"),
+      py::arg("rank"),
+      py::arg("interval_ms") = 10000);
+  m.def(
+      "clock_unfollow",
+      [] {
+        const py::gil_scoped_release release;
+        ClockSync::instance().unfollow();
+      },
+      "Compares a last time and ends; at most 0.8 s. Before `stop`.");
   m.def(
       "install_observer",
       &installObserver,

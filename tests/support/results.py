@@ -86,6 +86,7 @@ def world(world_size: int = 1, **values: Any) -> WorldResult:
         "dropped_records": 0,
         "device_collectives": 0,
         "clocks_shared": True,
+        "clock_error_us": 0.0,
         "problems": (),
     }
     return WorldResult(**{**defaults, **values})

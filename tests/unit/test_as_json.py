@@ -50,6 +50,7 @@ SCHEMA: dict[str, Any] = {
                 "record_cost_ns": float,
                 "dropped_records": int,
                 "device_collectives": int,
+                "clock_error_us": float,
                 "missing_ranks": [int],
                 "problems": [str],
             },

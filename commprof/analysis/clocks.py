@@ -1,0 +1,70 @@
+"""Whether, and how well, the ranks' times can be compared."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from commprof.analysis.arrivals import clocks_are_shared
+from commprof.analysis.clock_map import SAME_CLOCK, ClockMap, fit
+from commprof.trace.columns import Collectives
+from commprof.trace.reader import Trace
+from commprof.trace.schema import Kind
+from commprof.units import ns_to_us
+
+#: Boot and time namespace; a rank that knows neither stands for itself.
+_Clock = tuple[str, str] | int
+
+
+def rank_clocks(traces: Sequence[Trace]) -> list[ClockMap] | None:
+    """For each rank the map from its clock to rank 0's; None if one of them is not known.
+
+    Ranks of one boot and time namespace have one clock, so that the comparisons of all of them
+    make its map, and nothing is to be compared where rank 0 is among them.
+    """
+    if clocks_are_shared(traces):
+        return [SAME_CLOCK] * len(traces)
+    ranks_of: dict[_Clock, list[Trace]] = {}
+    for trace in traces:
+        ranks_of.setdefault(_clock(trace), []).append(trace)
+    maps = {clock: _map_of(ranks) for clock, ranks in ranks_of.items()}
+    found = [maps[_clock(trace)] for trace in traces]
+    known = [clock for clock in found if clock is not None]
+    return known if len(known) == len(traces) else None
+
+
+def clock_error_us(clocks: Sequence[ClockMap] | None, tables: Sequence[Collectives]) -> float:
+    """Worst bound on a rank's clock against rank 0's when it issued a collective, in µs.
+
+    0 where all have one clock; NaN where clocks cannot be compared.
+    """
+    if clocks is None:
+        return math.nan
+    worst_ns = [
+        clock.error(table.issue_ns).max(initial=0.0)
+        for clock, table in zip(clocks, tables, strict=True)
+    ]
+    return ns_to_us(float(max(worst_ns)))
+
+
+def _clock(trace: Trace) -> _Clock:
+    machine = trace.metadata["machine"]
+    key = machine["boot_id"], machine["time_namespace"]
+    return key if any(key) else trace.rank
+
+
+def _map_of(traces: Sequence[Trace]) -> ClockMap | None:
+    """Of the clock that these ranks share; None if it was never compared."""
+    if any(trace.rank == 0 for trace in traces):
+        return SAME_CLOCK
+    records = np.concatenate(
+        [trace.records[trace.records["kind"] == Kind.CLOCK] for trace in traces]
+    )
+    if len(records) == 0:
+        return None
+    # The offset is signed: its two's complement is what the record holds.
+    offset = records["value"].astype(np.uint64).view(np.int64)
+    at, error = (records[name].astype(np.int64) for name in ("timestamp_ns", "bytes_in"))
+    return fit(at, offset, error)

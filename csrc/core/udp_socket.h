@@ -1,0 +1,35 @@
+// A datagram socket of this process alone: not inherited by exec.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace commprof {
+
+class UdpSocket {
+ public:
+  // `address` is numeric, IPv4 or IPv6. Both throw std::system_error, or
+  // std::invalid_argument for an address that is none.
+  static UdpSocket bound(const std::string& address); // to any free port
+  static UdpSocket connected(const std::string& address, uint16_t port);
+
+  UdpSocket(UdpSocket&& other) noexcept : fd_(other.fd_) {
+    other.fd_ = -1;
+  }
+  UdpSocket& operator=(UdpSocket&&) = delete;
+  ~UdpSocket() {
+    close();
+  }
+
+  int fd() const noexcept {
+    return fd_;
+  }
+  uint16_t port() const noexcept; // its own
+  void close() noexcept;
+
+ private:
+  explicit UdpSocket(int fd) noexcept : fd_(fd) {}
+  int fd_;
+};
+
+} // namespace commprof
