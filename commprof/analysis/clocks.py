@@ -29,7 +29,10 @@ def rank_clocks(traces: Sequence[Trace]) -> list[ClockMap] | None:
     ranks_of: dict[_Clock, list[Trace]] = {}
     for trace in traces:
         ranks_of.setdefault(_clock(trace), []).append(trace)
-    maps = {clock: _map_of(ranks) for clock, ranks in ranks_of.items()}
+    maps = {
+        clock: SAME_CLOCK if any(rank.rank == 0 for rank in ranks) else comparisons(ranks)
+        for clock, ranks in ranks_of.items()
+    }
     found = [maps[_clock(trace)] for trace in traces]
     known = [clock for clock in found if clock is not None]
     return known if len(known) == len(traces) else None
@@ -49,16 +52,8 @@ def clock_error_us(clocks: Sequence[ClockMap] | None, tables: Sequence[Collectiv
     return ns_to_us(float(max(worst_ns)))
 
 
-def _clock(trace: Trace) -> _Clock:
-    machine = trace.metadata["machine"]
-    key = machine["boot_id"], machine["time_namespace"]
-    return key if any(key) else trace.rank
-
-
-def _map_of(traces: Sequence[Trace]) -> ClockMap | None:
-    """Of the clock that these ranks share; None if it was never compared."""
-    if any(trace.rank == 0 for trace in traces):
-        return SAME_CLOCK
+def comparisons(traces: Sequence[Trace]) -> ClockMap | None:
+    """The map through all comparisons that ranks of one clock made; None if there are none."""
     records = np.concatenate(
         [trace.records[trace.records["kind"] == Kind.CLOCK] for trace in traces]
     )
@@ -68,3 +63,9 @@ def _map_of(traces: Sequence[Trace]) -> ClockMap | None:
     offset = records["value"].astype(np.uint64).view(np.int64)
     at, error = (records[name].astype(np.int64) for name in ("timestamp_ns", "bytes_in"))
     return fit(at, offset, error)
+
+
+def _clock(trace: Trace) -> _Clock:
+    machine = trace.metadata["machine"]
+    key = machine["boot_id"], machine["time_namespace"]
+    return key if any(key) else trace.rank

@@ -47,12 +47,13 @@ class Hosts:
         return f"10.96.0.{host + 1}"
 
     def popen(
-        self, host: int, command: Sequence[str], env: dict[str, str]
+        self, host: int, command: Sequence[str], env: dict[str, str], stdin: int | None = None
     ) -> subprocess.Popen[str]:
         """Starts a command on a host; its output is captured as text."""
         return subprocess.Popen(
             ["ip", "netns", "exec", self.names[host], *command],
             env={**os.environ, **env},
+            stdin=stdin,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

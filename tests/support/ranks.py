@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from commprof.launch.job import Job
@@ -15,15 +16,19 @@ from tests.support.netns import Hosts
 _TIMEOUT_S = 120
 
 
-def run_on_hosts(hosts: Hosts, run: Path, workload: str, steps: int) -> WorldRun:
-    """One rank per host; returns what they left."""
+def run_on_hosts(
+    hosts: Hosts, run: Path, workload: str, steps: int, ahead_ms: Sequence[float] = ()
+) -> WorldRun:
+    """One rank per host, whose clock is ahead by so much; returns what they left."""
     world_size = len(hosts.names)
     env = {"MASTER_ADDR": hosts.address(0), "GLOO_SOCKET_IFNAME": "eth0"}
     job_path = _save(run, workload, world_size, steps)
     command = [sys.executable, "-m", "commprof.launch.worker", str(job_path)]
+    shifted = [sys.executable, "-m", "tests.support.clock_shift"]
+    wrappers = [[*shifted, str(ms)] if ms else [] for ms in ahead_ms] or [[]] * world_size
     processes = [
-        hosts.popen(rank, command, {**env, **_rank_env(rank, world_size, 29500)})
-        for rank in range(world_size)
+        hosts.popen(rank, [*wrapper, *command], {**env, **_rank_env(rank, world_size, 29500)})
+        for rank, wrapper in enumerate(wrappers)
     ]
     _wait(processes)
     return read_world(run, world_size)

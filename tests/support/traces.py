@@ -99,6 +99,11 @@ class Rank:
         self._add(Kind.FINALIZE_BEGIN, begin, value=7, bytes_in=5, **same)
         self._add(Kind.FINALIZE_END, end, value=7 + cpu, bytes_in=5 + (run_delay or 0), **same)
 
+    def clock(self, at: int, offset: int, error: int) -> None:
+        """A comparison with rank 0's clock, which is ahead by `offset`, give or take `error`."""
+        value = offset % 2**64  # two's complement
+        self._add(Kind.CLOCK, at, value=value, bytes_in=error, bytes_out=2 * error)
+
     def trace(self) -> Trace:
         """As the reader would return it."""
         return Trace(
