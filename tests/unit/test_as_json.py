@@ -135,11 +135,17 @@ def test_the_values() -> None:
 
 @pytest.mark.parametrize("missing", [math.nan, math.inf, -math.inf])
 def test_figures_that_do_not_exist_are_null(missing: float) -> None:
-    unknown = world(1, average_loss=missing, step_quartiles_ms=(missing, 1.0), overhead=None)
+    unknown = world(
+        1,
+        clock_error_us=missing,
+        average_loss=missing,
+        step_quartiles_ms=(missing, 1.0),
+        overhead=None,
+    )
     unknown = dataclasses.replace(unknown, parts=parts(wait_ms=missing))
     document = json.loads(render(run_result(unknown, overhead=None)))
     metrics = document["runs"][0]["aggregated_metrics"]
-    assert metrics["avg_loss"] is None
+    assert metrics["avg_loss"] is metrics["clock_error_us"] is None
     assert metrics["step_quartiles_ms"] == [None, 1.0]
     assert metrics["parts"]["wait_ms"] is None
     assert metrics["overhead"] is metrics["late_rank"] is document["overhead"] is None

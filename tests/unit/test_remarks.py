@@ -135,6 +135,13 @@ def test_clocks_that_are_not_common() -> None:
     assert remark.startswith("At 2 ranks the ranks ran on several machines")
 
 
+def test_clocks_that_were_compared() -> None:
+    assert said(world(2, clock_error_us=12.01)) == [
+        "Ranks' clocks were compared over the network at 2 ranks: offsets known to ±13 µs. Waiting "
+        "and wire time of one exposure may be off by twice that, one against the other."
+    ]
+
+
 def test_missing_ranks_and_what_they_leave_unknown() -> None:
     unknown = parts(wait_ms=math.nan, wire_ms=math.nan)
     assert said(world(4, missing_ranks=(1,))) == ["At 4 ranks nothing usable came from rank 1."]

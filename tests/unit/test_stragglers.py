@@ -117,3 +117,15 @@ def test_a_long_run_is_tested_in_time() -> None:
     assert late is not None
     assert isinstance(late, LateRank)
     assert late.rank == 5
+
+
+@pytest.mark.parametrize(
+    ("clock_error_ms", "named"), [(0.0, True), (4.9, True), (5.0, False), (float("nan"), False)]
+)
+def test_a_wait_that_clock_errors_may_feign_names_nobody(
+    clock_error_ms: float, named: bool
+) -> None:
+    # The three others wait 10 ms each: two clocks that are 5 ms off would look the same.
+    waited = waits(12, 4)
+    waited[:, 2] = 30 * MS
+    assert (find_late_rank(waited, STEP, clock_error_ms * MS) is not None) == named

@@ -164,9 +164,24 @@ def test_clocks_that_are_not_common_are_not_compared() -> None:
     result = analyse_world(world_run(ranks))
     assert result is not None
     assert not result.clocks_shared
+    assert math.isnan(result.clock_error_us)
     assert result.late_rank is None
     assert math.isnan(result.parts.wait_ms)
     assert result.parts.exposed_ms == pytest.approx(20.0)
+
+
+def test_clocks_that_were_compared_give_the_same_figures_and_their_error() -> None:
+    ranks = [rank_of(rank, 2, 12) for rank in range(2)]
+    one_clock = analyse_world(world_run(ranks))
+    ranks = [rank_of(rank, 2, 12, boot_id=f"boot {rank}") for rank in range(2)]
+    for at in (0, 3600_000 * MS):  # both clocks show the same, and do not drift
+        ranks[1].clock(at, 0, 7_000)
+    compared = analyse_world(world_run(ranks))
+    assert one_clock is not None
+    assert compared is not None
+    assert compared.clocks_shared
+    assert (one_clock.clock_error_us, compared.clock_error_us) == (0.0, pytest.approx(7.0))
+    assert dataclasses.replace(compared, clock_error_us=0.0) == one_clock
 
 
 def test_dropped_records_are_counted_over_the_ranks() -> None:

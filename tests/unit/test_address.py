@@ -1,0 +1,60 @@
+"""Which of this host's addresses the other ranks are told."""
+
+from __future__ import annotations
+
+import pytest
+import torch.distributed as dist
+
+from commprof.capture import address
+from commprof.capture.address import own_address
+
+LEADS_OUT = "198.51.100.7"
+
+
+class Store:
+    """As much of a TCPStore as matters."""
+
+    def __init__(self, host: str) -> None:
+        self.host = host
+
+
+@pytest.fixture(autouse=True)
+def no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("GLOO_SOCKET_IFNAME", "MASTER_ADDR"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+def test_the_one_that_leads_to_the_store(host: str) -> None:
+    assert own_address(Store(host)) in ("127.0.0.1", "::1")
+
+
+def test_the_store_is_found_under_prefixes() -> None:
+    store = dist.TCPStore("127.0.0.1", 0, 1, is_master=True)
+    assert own_address(dist.PrefixStore("a", dist.PrefixStore("b", store))) == "127.0.0.1"
+
+
+def test_a_store_without_a_host_leaves_the_environment_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    assert own_address(dist.HashStore()) == "127.0.0.1"
+
+
+def test_the_interface_that_gloo_is_told_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo,eth7")
+    assert own_address(Store(LEADS_OUT)) == "127.0.0.1"
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "no_such_if")
+    with pytest.raises(OSError):  # noqa: PT011  # the kernel's
+        own_address(Store("127.0.0.1"))
+
+
+@pytest.mark.parametrize(
+    ("host", "expected"), [("node0", LEADS_OUT), ("127.0.0.2", "127.0.1.1"), ("", LEADS_OUT)]
+)
+def test_a_host_that_knows_itself_as_loopback_takes_the_way_out(
+    monkeypatch: pytest.MonkeyPatch, host: str, expected: str
+) -> None:
+    def towards(asked: str) -> str:
+        return LEADS_OUT if asked == "192.0.2.1" else "127.0.1.1"
+
+    monkeypatch.setattr(address, "_towards", towards)
+    assert own_address(Store(host)) == expected
