@@ -61,9 +61,14 @@ def _interface_address(name: str) -> str:
 
 def _towards(host: str) -> str:
     """The address from which this host would send to that one."""
-    family, kind, protocol, _, target = socket.getaddrinfo(host, _ANY_PORT, type=socket.SOCK_DGRAM)[
-        0
-    ]
-    with socket.socket(family, kind, protocol) as probe:
-        probe.connect(target)
-        return str(probe.getsockname()[0])
+    failed: OSError | None = None
+    for family, kind, protocol, _, target in socket.getaddrinfo(
+        host, _ANY_PORT, type=socket.SOCK_DGRAM
+    ):
+        try:
+            with socket.socket(family, kind, protocol) as probe:
+                probe.connect(target)
+                return str(probe.getsockname()[0])
+        except OSError as error:  # IPv6 may be switched off
+            failed = error
+    raise failed or OSError(f"no address of {host}")
