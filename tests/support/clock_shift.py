@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import ctypes
 import os
+import signal
 import sys
 from pathlib import Path
 
 _CLONE_NEWTIME = 0x80
+_PR_SET_PDEATHSIG = 1
 _NS_PER_MS = 1_000_000
 _NS_PER_S = 1_000_000_000
 
@@ -26,6 +28,7 @@ def main() -> None:
     Path("/proc/self/timens_offsets").write_text(f"monotonic {seconds} {rest_ns}\n")
     pid = os.fork()
     if pid == 0:
+        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         os.execvp(sys.argv[2], sys.argv[2:])
     sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 
