@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from bisect import bisect, insort
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,8 +14,11 @@ from commprof.trace.columns import Ints
 
 Floats = npt.NDArray[np.float64]
 
-#: A comparison whose bound is so many times the median one was disturbed and is left out.
+#: A comparison is left out if better ones tell the offset at its time with a bound so many times
+#: smaller: it was disturbed, and a line through it would be bent for nothing. For this choice
+#: alone a drift is taken to change by so much unseen, as with a crystal's temperature.
 _DISTURBED = 3.0
+_UNSEEN_WANDER = 1e-6
 #: Of comparisons closer than this the best is taken: their distance says nothing about drift.
 _APART_NS = 100_000_000
 #: Where comparisons do not tell the drift: the kernel corrects a clock by no more than this
@@ -117,12 +123,34 @@ def fit(at_ns: Ints, offset_ns: Ints, error_ns: Ints) -> ClockMap:
 
 
 def _chosen(at_ns: Ints, error_ns: Ints) -> Ints:
-    """Rows to go through, in order of time."""
-    good = np.flatnonzero(error_ns <= _DISTURBED * np.median(error_ns))
-    kept: list[int] = []
-    for row in good[np.argsort(at_ns[good], kind="stable")].tolist():
-        if not kept or at_ns[row] - at_ns[kept[-1]] >= _APART_NS:
-            kept.append(row)
-        elif error_ns[row] < error_ns[kept[-1]]:
-            kept[-1] = row
-    return np.array(kept, dtype=np.int64)
+    """Rows to go through, in order of time: the best, and from there what adds to the better."""
+    kept: list[tuple[int, int]] = []
+    errors = error_ns.tolist()
+    for row in np.argsort(error_ns, kind="stable").tolist():
+        time_ns = int(at_ns[row])
+        if errors[row] <= _DISTURBED * _told(kept, errors, time_ns):
+            insort(kept, (time_ns, row))
+    return np.array([row for _, row in kept], dtype=np.int64)
+
+
+def _told(kept: Sequence[tuple[int, int]], errors: Sequence[int], time_ns: int) -> float:
+    """What comparisons, as times and rows, tell of the offset at another time: its bound in ns.
+
+    Infinite without any. Negative right beside one, so that there nothing adds to it.
+    """
+    place = bisect(kept, (time_ns, 0))
+    beside = kept[max(0, place - 1) : place + 1]
+    distance = min((abs(time_ns - at) for at, _ in beside), default=math.inf)
+    if distance == math.inf:
+        return math.inf
+    if distance < _APART_NS:
+        return -1.0
+    if 0 < place < len(kept):
+        (begin, left), (end, right) = beside
+        share = (time_ns - begin) / (end - begin)
+        between = errors[left] * (1 - share) + errors[right] * share
+        return between + _UNSEEN_WANDER * distance
+    (_, near), (_, far) = (kept[0], kept[-1]) if place == 0 else (kept[-1], kept[0])
+    span = kept[-1][0] - kept[0][0]
+    unsure = min(_MOST_DRIFT, (errors[near] + errors[far]) / span) if span else _MOST_DRIFT
+    return errors[near] + (unsure + _UNSEEN_WANDER) * distance

@@ -83,6 +83,27 @@ def test_a_disturbed_comparison_is_left_out() -> None:
     assert clock.to_common(ints(25 * S)).tolist() == [25 * S + 1250]
 
 
+def test_comparisons_on_a_full_link_do_not_bend_the_line() -> None:
+    # Most are disturbed, the last one too; its time is told by two better ones.
+    clock = fitted(
+        (0, 0, 12_000),
+        (S, 9 * MS, 20 * MS),
+        (3 * S, -7 * MS, 15 * MS),
+        (7 * S, 8 * MS, 18 * MS),
+        (10 * S, 1000, 12_000),
+        (12 * S, 5 * MS, 10 * MS),
+    )
+    assert clock.at_ns.tolist() == [0, 10 * S]
+    assert clock.to_common(ints(5 * S)).tolist() == [5 * S + 500]
+    # (12 + 12) us / 10 s, two seconds after the end.
+    assert clock.error(ints(5 * S, 12 * S)) == pytest.approx([12_000, 12_000 + 4_800])
+
+
+def test_far_from_good_comparisons_a_poor_one_counts() -> None:
+    clock = fitted((0, 0, 10_000), (1800 * S, 300_000, 200_000), (3600 * S, 0, 10_000))
+    assert clock.at_ns.tolist() == [0, 1800 * S, 3600 * S]
+
+
 def test_a_changing_drift_widens_the_error() -> None:
     # 10 us/s, then 30 us/s; each known to +-(100 + 100) ns / 10 s = 0.02 us/s.
     offsets = [0, 100_000, 200_000, 500_000, 800_000]
