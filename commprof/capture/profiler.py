@@ -203,6 +203,9 @@ def profile(
         find_steps: end a step with each update of the first optimizer seen, as long as
             :meth:`Profiler.step` is not called.
 
+    Ranks that do not share a clock compare theirs with rank 0's over UDP, on threads of their
+    own; ``COMMPROF_CLOCK=off`` in the environment leaves that out.
+
     Call it after ``init_process_group``, or with the launcher's ``RANK`` in the environment::
 
         with commprof.profile("run") as prof:
