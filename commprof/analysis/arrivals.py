@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from commprof.analysis.clock_map import SAME_CLOCK, ClockMap
 from commprof.trace.columns import Collectives, Ints
 from commprof.trace.reader import Trace
 from commprof.trace.schema import OPS
@@ -21,8 +20,7 @@ _POINT_TO_POINT = tuple(OPS.index(name) for name in ("send", "recv", "recv_any_s
 class Arrivals:
     """For one rank, aligned with its ``Collectives``: when the last rank arrived."""
 
-    #: Issue time of the last rank, by this rank's own clock; 0 where not all ranks of the group
-    #: were seen.
+    #: Issue time of the last rank; 0 where not all ranks of the group were seen.
     last_arrival_ns: Ints
     #: Global rank that arrived last; -1 where not known.
     late_rank: Ints
@@ -39,20 +37,12 @@ def clocks_are_shared(traces: Sequence[Trace]) -> bool:
     return len(keys) == 1 and keys != {("", "")}
 
 
-def match_arrivals(
-    traces: Sequence[Trace],
-    tables: Sequence[Collectives],
-    clocks: Sequence[ClockMap] | None = None,
-) -> list[Arrivals]:
+def match_arrivals(traces: Sequence[Trace], tables: Sequence[Collectives]) -> list[Arrivals]:
     """Joins collectives by (group name, sequence number) over the ranks given.
 
     A collective counts as matched when as many ranks as the group has issued the same
-    operation under the same number, each of them once.
-
-    Args:
-        traces: of the ranks.
-        tables: their collectives.
-        clocks: their clocks, as ``clocks.rank_clocks`` finds them; None if all have one clock.
+    operation under the same number, each of them once. Times must be on a common clock, see
+    :func:`clocks_are_shared`.
     """
     names: dict[tuple[str, int], int] = {}
     keys, sizes, ranks = [], [], []
@@ -61,10 +51,7 @@ def match_arrivals(
         keys.append(np.stack([group_key, table.seq, table.op], axis=1))
         sizes.append(group_size)
         ranks.append(np.full(len(table), trace.rank, dtype=np.int64))
-    clocks = [SAME_CLOCK] * len(traces) if clocks is None else clocks
-    issue_ns = np.concatenate(
-        [clock.to_common(table.issue_ns) for clock, table in zip(clocks, tables, strict=True)]
-    )
+    issue_ns = np.concatenate([table.issue_ns for table in tables])
     _, member = np.unique(np.concatenate(keys), axis=0, return_inverse=True)
     member = member.reshape(-1)
     rank, size = np.concatenate(ranks), np.concatenate(sizes)
@@ -74,21 +61,15 @@ def match_arrivals(
     issued = np.bincount(member)
     distinct = np.bincount(np.unique(np.stack([member, rank]), axis=1)[0], minlength=len(issued))
     complete = (issued == size[last_row]) & (distinct == issued)
-    last_ns = issue_ns[last_row][member]
+    last_ns = np.where(complete, issue_ns[last_row], 0)[member]
     late = np.where(complete, rank[last_row], -1)[member]
     bounds = np.cumsum([len(table) for table in tables])[:-1]
     return [
-        Arrivals(_own_times(trace.rank, table, clock, part_ns, part_rank), part_rank)
-        for trace, table, clock, part_ns, part_rank in zip(
-            traces, tables, clocks, np.split(last_ns, bounds), np.split(late, bounds), strict=True
+        Arrivals(part_ns, part_rank)
+        for part_ns, part_rank in zip(
+            np.split(last_ns, bounds), np.split(late, bounds), strict=True
         )
     ]
-
-
-def _own_times(rank: int, table: Collectives, clock: ClockMap, last_ns: Ints, late: Ints) -> Ints:
-    """Last arrivals by the rank's own clock; its own ones without a detour over rank 0's."""
-    own_ns = np.where(late == rank, table.issue_ns, clock.to_own(last_ns))
-    return np.where(late < 0, 0, own_ns)
 
 
 def _group_columns(

@@ -55,15 +55,11 @@ class ClockMap:
         """Times of this clock by rank 0's."""
         if self.is_same_clock:
             return own_ns
-        return own_ns + self._offsets(own_ns, self.at_ns, self.rate)
-
-    def to_own(self, common_ns: Ints) -> Ints:
-        """Times of rank 0's clock by this one; the inverse of :meth:`to_common`."""
-        if self.is_same_clock:
-            return common_ns
-        # Between two comparisons the offset is linear in either clock.
-        knots = self.at_ns + self.offset_ns
-        return common_ns - self._offsets(common_ns, knots, self.rate / (1 + self.rate))
+        since = (own_ns - self.at_ns[0]).astype(np.float64)
+        knots = (self.at_ns - self.at_ns[0]).astype(np.float64)
+        gained = np.interp(since, knots, (self.offset_ns - self.offset_ns[0]).astype(np.float64))
+        gained += self.rate * (np.minimum(0, since) + np.maximum(0, since - knots[-1]))
+        return own_ns + self.offset_ns[0] + np.rint(gained).astype(np.int64)
 
     def error(self, own_ns: Ints) -> Floats:
         """Bound on the error of :meth:`to_common` at times of this clock, in ns.
@@ -83,14 +79,6 @@ class ClockMap:
         growth = np.where(outside, self.rate_error + self.wander, self.wander)
         bound: Floats = np.interp(since, knots, self.error_ns) + growth * distance
         return bound
-
-    def _offsets(self, time_ns: Ints, knots_ns: Ints, rate: float) -> Ints:
-        """Offsets at times of the clock that ``knots_ns`` are on, which drifts by ``rate``."""
-        since = (time_ns - knots_ns[0]).astype(np.float64)
-        knots = (knots_ns - knots_ns[0]).astype(np.float64)
-        gained = np.interp(since, knots, (self.offset_ns - self.offset_ns[0]).astype(np.float64))
-        gained += rate * (np.minimum(0, since) + np.maximum(0, since - knots[-1]))
-        return self.offset_ns[0] + np.rint(gained).astype(np.int64)
 
 
 _NO_INTS: Ints = np.zeros(0, dtype=np.int64)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 
@@ -9,9 +10,9 @@ import numpy as np
 
 from commprof.analysis.arrivals import clocks_are_shared
 from commprof.analysis.clock_map import SAME_CLOCK, ClockMap, fit
-from commprof.trace.columns import Collectives
+from commprof.trace.columns import Ints
 from commprof.trace.reader import Trace
-from commprof.trace.schema import Kind
+from commprof.trace.schema import TIME_IN_VALUE, Kind, Records
 from commprof.units import ns_to_us
 
 #: Boot and time namespace; a rank that knows neither stands for itself.
@@ -38,16 +39,31 @@ def rank_clocks(traces: Sequence[Trace]) -> list[ClockMap] | None:
     return known if len(known) == len(traces) else None
 
 
-def clock_error_us(clocks: Sequence[ClockMap] | None, tables: Sequence[Collectives]) -> float:
+def on_common_clock(traces: Sequence[Trace], clocks: Sequence[ClockMap]) -> list[Trace]:
+    """The traces with all times by rank 0's clock; what has that clock is left as it is.
+
+    Lengths of time change by the clocks' drift against each other, which is parts in a million.
+    The comparisons themselves keep the times at which they were made.
+    """
+    return [
+        trace
+        if clock.is_same_clock
+        else dataclasses.replace(trace, records=_moved(trace.records, clock))
+        for trace, clock in zip(traces, clocks, strict=True)
+    ]
+
+
+def clock_error_us(clocks: Sequence[ClockMap] | None, traces: Sequence[Trace]) -> float:
     """Worst bound on a rank's clock against rank 0's when it issued a collective, in µs.
 
-    0 where all have one clock; NaN where clocks cannot be compared.
+    The traces are as they were taken. 0 where all have one clock; NaN where clocks cannot be
+    compared.
     """
     if clocks is None:
         return math.nan
     worst_ns = [
-        clock.error(table.issue_ns).max(initial=0.0)
-        for clock, table in zip(clocks, tables, strict=True)
+        clock.error(_issued_ns(trace)).max(initial=0.0)
+        for clock, trace in zip(clocks, traces, strict=True)
     ]
     return ns_to_us(float(max(worst_ns)))
 
@@ -65,7 +81,22 @@ def comparisons(traces: Sequence[Trace]) -> ClockMap | None:
     return fit(at, offset, error)
 
 
+def _issued_ns(trace: Trace) -> Ints:
+    issues = trace.records["kind"] == Kind.ISSUE
+    return trace.records["timestamp_ns"][issues].astype(np.int64)
+
+
 def _clock(trace: Trace) -> _Clock:
     machine = trace.metadata["machine"]
     key = machine["boot_id"], machine["time_namespace"]
     return key if any(key) else trace.rank
+
+
+def _moved(records: Records, clock: ClockMap) -> Records:
+    moved = records.copy()
+    for field, rows in (
+        ("timestamp_ns", records["kind"] != Kind.CLOCK),
+        ("value", np.isin(records["kind"], TIME_IN_VALUE) & (records["value"] > 0)),
+    ):
+        moved[field][rows] = clock.to_common(records[field][rows].astype(np.int64))
+    return moved

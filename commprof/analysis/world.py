@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from commprof.analysis.arrivals import match_arrivals
 from commprof.analysis.breakdown import Breakdown, breakdown
-from commprof.analysis.clocks import clock_error_us, rank_clocks
+from commprof.analysis.clocks import clock_error_us, on_common_clock, rank_clocks
 from commprof.analysis.overhead import Overhead, overhead
 from commprof.analysis.stragglers import LateRank, find_late_rank
 from commprof.analysis.warmup import count_warmup, step_signatures
@@ -118,9 +118,11 @@ def analyse_world(run: WorldRun) -> WorldResult | None:
     if not usable:
         return None
     traces = [run.traces[rank] for rank in usable]
-    tables = [columns.collectives(trace) for trace in traces]
     clocks = rank_clocks(traces)
-    arrivals = match_arrivals(traces, tables, clocks) if clocks else [None] * len(traces)
+    clock_error = clock_error_us(clocks, traces)
+    traces = on_common_clock(traces, clocks) if clocks else traces
+    tables = [columns.collectives(trace) for trace in traces]
+    arrivals = match_arrivals(traces, tables) if clocks else [None] * len(traces)
     trained = min(_trained_steps(trace) for trace in traces)
     parts = _common_steps(
         [
@@ -134,7 +136,7 @@ def analyse_world(run: WorldRun) -> WorldResult | None:
     signatures = step_signatures(steps, tables[0])[np.isin(steps.index, parts[0].step)]
     warmup = count_warmup(slowest_ns, signatures)
     measured = [part.rows(np.arange(len(slowest_ns)) >= warmup) for part in parts]
-    return _summarise(run, usable, parts, measured, warmup, clock_error_us(clocks, tables))
+    return _summarise(run, usable, parts, measured, warmup, clock_error)
 
 
 def _trained_steps(trace: Trace) -> int:

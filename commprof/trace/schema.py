@@ -57,6 +57,10 @@ class Kind(IntEnum):
     STACK = 11
 
 
+#: Kinds whose ``value`` is a time, as ``timestamp_ns`` is.
+TIME_IN_VALUE: Final = (Kind.PHASE, Kind.WAIT, Kind.BUCKET)
+
+
 class Phase(IntEnum):
     """Phases of a step that the training thread declares."""
 

@@ -14,7 +14,7 @@ import commprof
 from commprof.analysis.arrivals import match_arrivals
 from commprof.analysis.breakdown import breakdown
 from commprof.analysis.clock_map import ClockMap
-from commprof.analysis.clocks import comparisons, rank_clocks
+from commprof.analysis.clocks import comparisons, on_common_clock, rank_clocks
 from commprof.analysis.remarks import remarks
 from commprof.analysis.scaling import scale
 from commprof.analysis.world import analyse_world
@@ -67,8 +67,11 @@ def test_a_shift_of_3_ms_is_recovered_within_its_bound(tmp_path: Path) -> None:
 def waits_ms(run: WorldRun) -> list[float]:
     """Median wait per step, by rank, warm-up left out."""
     traces = [run.traces[rank] for rank in range(run.world_size)]
+    clocks = rank_clocks(traces)
+    assert clocks is not None
+    traces = on_common_clock(traces, clocks)
     tables = [columns.collectives(trace) for trace in traces]
-    arrivals = match_arrivals(traces, tables, rank_clocks(traces))
+    arrivals = match_arrivals(traces, tables)
     parts = [
         breakdown(trace, table, arrival, run.world_size)
         for trace, table, arrival in zip(traces, tables, arrivals, strict=True)
