@@ -64,7 +64,7 @@ class PhaseMarker:
     def __exit__(self, *args: object) -> None: ...
     def __init__(self, phase: typing.SupportsInt | typing.SupportsIndex) -> None: ...
     def begin(self) -> None: ...
-    def end(self) -> None: ...
+    def end(self, samples: typing.SupportsInt | typing.SupportsIndex = 0) -> None: ...
 
 class BucketHook:
     """
@@ -132,7 +132,11 @@ def install_observer() -> list[str]:
     Puts a recording kernel before every c10d operator; returns their names.
     """
 
-def mark_step(step: typing.SupportsInt | typing.SupportsIndex, ended: bool) -> None:
+def mark_step(
+    step: typing.SupportsInt | typing.SupportsIndex,
+    ended: bool,
+    found: typing.SupportsInt | typing.SupportsIndex = 0,
+) -> None:
     """
     Records a step boundary now; `ended` is false where none ends here.
     """

@@ -8,6 +8,7 @@ from typing import Any
 
 from commprof.analysis.overhead import Overhead
 from commprof.analysis.scaling import Scaling
+from commprof.analysis.script_remarks import script_remarks
 from commprof.analysis.world import WorldResult
 from commprof.units import ns_to_ms
 
@@ -28,6 +29,7 @@ def remarks(
     found += _oversubscription(context, worlds)
     found += _above_ideal(context, worlds, scaling)
     found += _too_short(worlds)
+    found += script_remarks(worlds)
     for world in worlds:
         found += _about_world(world)
     if overhead is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -12,10 +12,13 @@ import numpy.typing as npt
 from commprof.analysis.arrivals import match_arrivals
 from commprof.analysis.breakdown import Breakdown, breakdown
 from commprof.analysis.clocks import clock_error_us, on_common_clock, rank_clocks
+from commprof.analysis.merged_steps import merged_steps
 from commprof.analysis.overhead import Overhead, overhead
+from commprof.analysis.samples import samples_read
 from commprof.analysis.stragglers import LateRank, find_late_rank
 from commprof.analysis.warmup import count_warmup, step_signatures
 from commprof.trace import columns, schema
+from commprof.trace.found_steps import DECLARED
 from commprof.trace.reader import Trace
 from commprof.trace.run_directory import WorldRun
 from commprof.units import ns_to_ms, ns_to_s, us_to_ns
@@ -51,10 +54,11 @@ class RankSummary:
 
     rank: int
     parts: StepParts
-    #: NaN without the training loop's account, as are the losses.
+    #: From the training loop's account, else from what DataLoaders returned, else NaN.
     samples: float
     duration_s: float
     samples_per_s: float
+    #: NaN without the training loop's account, as is the next.
     average_loss: float
     final_loss: float
     host: str
@@ -101,6 +105,12 @@ class WorldResult:
     #: Bound on the error of a rank's clock against rank 0's; 0 on a shared clock, NaN if unknown.
     clock_error_us: float
     problems: tuple[str, ...]
+    #: What ends a step: "declared" by the script, an optimizer's "update", or "backward".
+    steps_end: str = DECLARED
+    #: Steps left out because they hold several iterations in one.
+    merged_steps: int = 0
+    #: Who counted the samples: the training "loop", the "dataloader", or nobody ("").
+    samples_source: str = "loop"
 
     @property
     def measured_steps(self) -> int:
@@ -111,8 +121,9 @@ class WorldResult:
 def analyse_world(run: WorldRun) -> WorldResult | None:
     """Figures of one world size; None if no rank left a trace.
 
-    Samples, losses and commprof's own cost come from the training loop's account of each rank;
-    without it (a loop of the user's, a rank that was killed) they are NaN.
+    Losses and commprof's own cost come from the training loop's account of each rank; without
+    it (a loop of the user's, a rank that was killed) they are NaN, and samples are those that
+    DataLoaders returned.
     """
     usable = sorted(run.traces)
     if not usable:
@@ -124,19 +135,25 @@ def analyse_world(run: WorldRun) -> WorldResult | None:
     tables = [columns.collectives(trace) for trace in traces]
     arrivals = match_arrivals(traces, tables) if clocks else [None] * len(traces)
     trained = min(_trained_steps(trace) for trace in traces)
+    merged = {i for t in traces for i in merged_steps(t, columns.steps(t)).tolist()}
     parts = _common_steps(
         [
             breakdown(trace, table, arrival, run.world_size)
             for trace, table, arrival in zip(traces, tables, arrivals, strict=True)
         ],
         trained,
+        merged,
     )
     slowest_ns = np.max([part.wall_ns for part in parts], axis=0)
     steps = columns.steps(traces[0])
     signatures = step_signatures(steps, tables[0])[np.isin(steps.index, parts[0].step)]
     warmup = count_warmup(slowest_ns, signatures)
     measured = [part.rows(np.arange(len(slowest_ns)) >= warmup) for part in parts]
-    return _summarise(run, usable, parts, measured, warmup, clock_error)
+    return replace(
+        _summarise(run, usable, parts, measured, warmup, clock_error),
+        steps_end=steps.source,
+        merged_steps=len(merged),
+    )
 
 
 def _trained_steps(trace: Trace) -> int:
@@ -146,11 +163,12 @@ def _trained_steps(trace: Trace) -> int:
     return steps if isinstance(steps, int) else sys.maxsize
 
 
-def _common_steps(parts: list[Breakdown], trained: int) -> list[Breakdown]:
-    """The trained steps that every rank completed."""
+def _common_steps(parts: list[Breakdown], trained: int, merged: set[int]) -> list[Breakdown]:
+    """The trained steps that every rank completed, each of them one iteration."""
     common = set(parts[0].step.tolist())
     for part in parts[1:]:
         common &= set(part.step.tolist())
+    common -= merged
     chosen = np.array(sorted(step for step in common if step < trained), dtype=np.int64)
     return [part.rows(np.isin(part.step, chosen)) for part in parts]
 
@@ -198,14 +216,23 @@ def _summarise(
         clocks_shared=not math.isnan(clock_error_us),
         clock_error_us=clock_error_us,
         problems=run.problems + _cross_check(run, usable, measured),
+        samples_source=_samples_source(run, ranks),
     )
+
+
+def _samples_source(run: WorldRun, ranks: tuple[RankSummary, ...]) -> str:
+    if all(rank.rank in run.results for rank in ranks):
+        return "loop"
+    return "" if any(math.isnan(rank.samples) for rank in ranks) else "dataloader"
 
 
 def _rank_summary(run: WorldRun, rank: int, part: Breakdown) -> RankSummary:
     duration_s = ns_to_s(float(part.wall_ns.sum()))
     result = run.results.get(rank)
-    samples, average_loss, final_loss = math.nan, math.nan, math.nan
-    if result is not None:
+    average_loss, final_loss = math.nan, math.nan
+    if result is None:
+        samples = samples_read(run.traces[rank], part.step)
+    else:
         samples = float(sum(result["step_samples"][step] for step in part.step.tolist()))
         average_loss, final_loss = float(result["average_loss"]), float(result["losses"][-1])
     return RankSummary(

@@ -2,6 +2,8 @@
 
 Two doors lead here: ``sitecustomize.py`` beside this file, which a launcher puts first on
 PYTHONPATH, and ``commprof.wrap``. Neither imports torch: the script does, when and if it wants.
+Nor does this file import anything of commprof before it is needed: every Python that a job
+starts runs it, also those that never train.
 """
 
 from __future__ import annotations
@@ -9,26 +11,27 @@ from __future__ import annotations
 import functools
 import importlib.abc
 import importlib.machinery
+import importlib.util
 import os
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 #: Names the directory for traces; without it nothing happens.
 OUT_VARIABLE = "COMMPROF_OUT"
 _TARGET = "torch.distributed.distributed_c10d"
+_HERE = os.path.dirname(os.path.abspath(__file__))
 
 
 def environment(directory: Path) -> dict[str, str]:
     """What to set so that every Python started with it, and its children, is captured."""
-    first = str(Path(__file__).parent)
-    rest = os.environ.get("PYTHONPATH")
-    return {
-        OUT_VARIABLE: str(directory.absolute()),
-        "PYTHONPATH": first if not rest else os.pathsep.join((first, rest)),
-    }
+    rest = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    path = [_HERE, *(entry for entry in rest if entry and entry != _HERE)]
+    return {OUT_VARIABLE: str(directory.absolute()), "PYTHONPATH": os.pathsep.join(path)}
 
 
 def arm(directory: str) -> None:
@@ -83,12 +86,21 @@ def _patch(c10d: ModuleType, directory: str) -> None:
 
 def _start(directory: str) -> None:
     """Starts capture; a failure is said in a line and the script goes on without."""
-    from commprof.capture.profiler import active, profile
-    from commprof.errors import CommprofError
+    from pathlib import Path
 
+    if "commprof" not in sys.modules and importlib.util.find_spec("commprof") is None:
+        # It ran from its checkout; last, so that it hides nothing of the script's.
+        sys.path.append(os.path.dirname(os.path.dirname(_HERE)))
+    try:
+        from commprof.capture.job_directory import agree
+        from commprof.capture.profiler import active, profile
+        from commprof.errors import CommprofError
+    except ImportError as error:
+        print(f"commprof: not recording: {error}", file=sys.stderr)
+        return
     if active() is not None:
         return  # the script profiles itself, or made a second default group
     try:
-        profile(directory, find_steps=True).start()
+        profile(agree(Path(directory)), find_steps=True).start()
     except CommprofError as error:
         print(f"commprof: not recording: {error}", file=sys.stderr)

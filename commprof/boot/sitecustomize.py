@@ -1,4 +1,4 @@
-"""First on PYTHONPATH of a script under ``commprof run``; hands on to what it shadows."""
+"""First on PYTHONPATH of a recorded script; hands on to what it shadows."""
 
 import importlib.machinery
 import importlib.util
@@ -18,14 +18,20 @@ def _run_shadowed() -> None:
         spec.loader.exec_module(module)
 
 
+def _arm(directory: str) -> None:
+    """Loads the package beside this file, under a name of its own: commprof may not be found."""
+    path = os.path.join(_HERE, "__init__.py")
+    spec = importlib.util.spec_from_file_location("_commprof_boot", path)
+    if spec is not None and spec.loader is not None:
+        module = importlib.util.module_from_spec(spec)
+        sys.modules["_commprof_boot"] = module
+        spec.loader.exec_module(module)
+        module.arm(directory)
+
+
 try:
     _run_shadowed()
 finally:
     _out = os.environ.get("COMMPROF_OUT")
     if _out:
-        try:
-            from commprof.boot import arm
-
-            arm(_out)
-        except ImportError as _error:
-            print(f"commprof: not recording: {_error}", file=sys.stderr)
+        _arm(_out)

@@ -2,12 +2,14 @@
 
 Data is ``DataLoader.__next__``, forward is the call of a DDP model, backward is
 ``Tensor.backward`` or ``torch.autograd.backward``, the optimizer is any
-``torch.optim.Optimizer.step``. A loss computed after the model's call counts as other.
+``torch.optim.Optimizer.step``, or ``GradScaler.step`` around it. A loss computed after the
+model's call counts as other.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from functools import wraps
 from typing import Any
 
@@ -19,39 +21,53 @@ from torch.optim.optimizer import (
 )
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
+from commprof.capture.batch_size import samples_read
 from commprof.capture.recorder import Marker
+from commprof.capture.step_finder import StepFinder
 
 
 class AutoPhases:
     """Installs and removes the markers. Nothing of it stays after :meth:`remove`."""
 
-    def __init__(
-        self, markers: Mapping[str, Marker], on_update: Callable[[object], None] | None = None
-    ) -> None:
+    def __init__(self, markers: Mapping[str, Marker], finder: StepFinder | None = None) -> None:
         """Takes the markers by phase name.
 
         Args:
             markers: one for each phase.
-            on_update: told of each optimizer after its step.
+            finder: told of all that may end a step.
         """
         self._markers = markers
-        self.on_update = on_update
+        self._finder = finder
         self._undo: list[Callable[[], None]] = []
 
     def install(self) -> None:
         """Begins to mark phases in this process."""
-        self._patch(_BaseDataLoaderIter, "__next__", self._markers["data"])
-        self._patch(DistributedDataParallel, "forward", self._markers["forward"])
-        self._patch(torch.autograd, "backward", self._markers["backward"])
-        optimizer = self._markers["optimizer"]
+        self._patch_data(self._markers["data"])
+        self._patch(DistributedDataParallel, "forward", self._markers["forward"], _nothing)
+        finder = self._finder
+        whole = _nothing if finder is None else lambda *_, **__: finder.whole()
+        self._patch(torch.autograd, "backward", self._markers["backward"], whole)
+        scaling = _nothing if finder is None else _scaling(finder)
+        self._patch(torch.amp.GradScaler, "step", self._markers["optimizer"], scaling)
+        self._hook_optimizers(self._markers["optimizer"])
 
-        def before(*_: Any) -> None:
-            optimizer.begin()
+    def remove(self) -> None:
+        """Puts everything back."""
+        while self._undo:
+            self._undo.pop()()
 
-        def after(stepped: object, *_: Any) -> None:
-            optimizer.end()
-            if self.on_update is not None:
-                self.on_update(stepped)
+    def _hook_optimizers(self, marker: Marker) -> None:
+        finder = self._finder
+
+        def before(optimizer: object, *_: Any) -> None:
+            marker.begin()
+            if finder is not None:
+                finder.before_update(optimizer)
+
+        def after(optimizer: object, *_: Any) -> None:
+            marker.end()
+            if finder is not None:
+                finder.after_update(optimizer)
 
         for handle in (
             register_optimizer_step_pre_hook(before),
@@ -59,22 +75,46 @@ class AutoPhases:
         ):
             self._undo.append(handle.remove)
 
-    def remove(self) -> None:
-        """Puts everything back."""
-        while self._undo:
-            self._undo.pop()()
+    def _patch_data(self, marker: Marker) -> None:
+        original = _BaseDataLoaderIter.__next__
 
-    def _patch(self, owner: Any, name: str, marker: Marker) -> None:
-        """Runs ``owner.name`` inside ``marker``, unless somebody replaced it meanwhile."""
+        @wraps(original)
+        def marked(iterator: Any) -> Any:
+            samples = 0
+            marker.begin()
+            try:
+                batch = original(iterator)
+                samples = samples_read(iterator, batch)
+                return batch
+            finally:
+                marker.end(samples)
+
+        self._replace(_BaseDataLoaderIter, "__next__", marked)
+
+    def _patch(
+        self,
+        owner: Any,
+        name: str,
+        marker: Marker,
+        around: Callable[..., AbstractContextManager[None]],
+    ) -> None:
+        """Runs ``owner.name`` inside ``marker``, and that inside ``around`` of its arguments."""
         original = getattr(owner, name)
 
         @wraps(original)
         def marked(*args: Any, **kwargs: Any) -> Any:
-            marker.begin()
-            try:
-                return original(*args, **kwargs)
-            finally:
-                marker.end()
+            with around(*args, **kwargs):
+                marker.begin()
+                try:
+                    return original(*args, **kwargs)
+                finally:
+                    marker.end()
+
+        self._replace(owner, name, marked)
+
+    def _replace(self, owner: Any, name: str, marked: Callable[..., Any]) -> None:
+        """Until :meth:`remove`, unless somebody replaces it again meanwhile."""
+        original = getattr(owner, name)
 
         def undo() -> None:
             if getattr(owner, name) is marked:
@@ -82,3 +122,16 @@ class AutoPhases:
 
         setattr(owner, name, marked)
         self._undo.append(undo)
+
+
+def _nothing(*_: Any, **__: Any) -> AbstractContextManager[None]:
+    return nullcontext()
+
+
+def _scaling(finder: StepFinder) -> Callable[..., AbstractContextManager[None]]:
+    """Around ``GradScaler.step(self, optimizer, ...)``."""
+
+    def around(_: Any, optimizer: Any = None, *__: Any, **___: Any) -> Any:
+        return finder.scaling(optimizer)
+
+    return around

@@ -48,6 +48,7 @@ def machine() -> dict[str, Any]:
         "hostname": socket.gethostname(),
         "boot_id": boot_id,
         "time_namespace": time_namespace,
+        "pid_namespace": _link("/proc/self/ns/pid"),
         "cpu_model": _cpu_model(),
         "cpu_count": os.cpu_count() or 0,
         "usable_cpu_count": len(os.sched_getaffinity(0)),

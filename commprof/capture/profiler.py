@@ -7,7 +7,6 @@ import os
 import secrets
 import shutil
 import time
-import weakref
 from multiprocessing.util import Finalize
 from pathlib import Path
 from types import TracebackType
@@ -15,10 +14,12 @@ from typing import Any
 
 from commprof.capture.auto_phases import AutoPhases
 from commprof.capture.clock import ClockLink, mode
+from commprof.capture.job_directory import claim, trace_name
 from commprof.capture.metadata import rank_and_world_size, trace_metadata
 from commprof.capture.recorder import Marker, recorder
+from commprof.capture.step_finder import StepFinder
 from commprof.errors import CommprofError
-from commprof.trace.schema import PHASES
+from commprof.trace.schema import PHASES, STEP_DECLARED
 
 #: Less room than this in /dev/shm is left to others. A thread that records takes 1 MiB.
 _SHM_RESERVE_BYTES = 64 << 20
@@ -43,9 +44,9 @@ class Profiler:
         self._markers: dict[str, Marker] = {
             name: self._recorder.PhaseMarker(code) for code, name in enumerate(PHASES)
         }
-        self._auto_phases = AutoPhases(self._markers, self._updated if find_steps else None)
+        self._finder = StepFinder(self._end_step) if find_steps else None
+        self._auto_phases = AutoPhases(self._markers, self._finder)
         self._clock = ClockLink("off")
-        self._stepping: weakref.ref[object] | None = None
         self._step = 0
         self._path: Path | None = None
         self._running = False
@@ -69,13 +70,11 @@ class Profiler:
             )
         clock = ClockLink(mode())
         rank, _ = rank_and_world_size()
-        attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
-        name = f"rank_{rank}.trace" if attempt == 0 else f"rank_{rank}.attempt_{attempt}.trace"
         # The working directory may change, and a trace names its rings.
-        path = self._directory.absolute() / name
+        path = self._directory.absolute() / trace_name(rank)
         ring_prefix = _ring_prefix(path.parent, rank)
         document = _document(trace_metadata(ring_prefix, self._metadata))
-        _claim(path)
+        claim(path)
         try:
             self._recorder.start(str(path), ring_prefix, document, secrets.randbits(63) | 1)
         except (OSError, RuntimeError) as error:
@@ -109,22 +108,15 @@ class Profiler:
 
     def step(self) -> None:
         """Ends the current step; the next one begins. Steps are no longer looked for."""
-        self._auto_phases.on_update = None
-        self._end_step()
+        if self._finder is not None:
+            self._finder.stop()
+        self._end_step(STEP_DECLARED)
 
-    def _end_step(self) -> None:
-        self._recorder.mark_step(self._step, True)
+    def _end_step(self, found: int) -> None:
+        self._recorder.mark_step(self._step, True, found)
         self._step += 1
         if self._clock.pending:
             self._clock.look()
-
-    def _updated(self, optimizer: object) -> None:
-        """Every update of the first optimizer seen ends a step."""
-        stepping = self._stepping() if self._stepping is not None else None
-        if stepping is None:
-            self._stepping = weakref.ref(optimizer)
-        if stepping in (None, optimizer):
-            self._end_step()
 
     def phase(self, name: str) -> Marker:
         """A context manager for one phase: "data", "forward", "backward", "optimizer".
@@ -200,8 +192,8 @@ def profile(
     Args:
         directory: where the trace goes; made if missing. All ranks of a job may share it.
         metadata: anything JSON can hold that should stand in the trace's header.
-        find_steps: end a step with each update of the first optimizer seen, as long as
-            :meth:`Profiler.step` is not called.
+        find_steps: end a step with each update of the first optimizer seen, and each that
+            GradScaler leaves out, as long as :meth:`Profiler.step` is not called.
 
     Ranks that do not share a clock compare theirs with rank 0's over UDP, on threads of their
     own; ``COMMPROF_CLOCK=off`` in the environment leaves that out.
@@ -225,22 +217,6 @@ def _document(metadata: dict[str, Any]) -> str:
         raise CommprofError(
             f"profile(metadata=...) takes what JSON can hold, but: {error}"
         ) from None
-
-
-def _claim(path: Path) -> None:
-    """Makes an empty file that was not there before."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise CommprofError(f"cannot make the directory {path.parent}: {error.strerror}") from None
-    try:
-        path.touch(exist_ok=False)
-    except FileExistsError:
-        raise CommprofError(
-            f"{path} exists already; give this run a directory of its own, or remove it"
-        ) from None
-    except OSError as error:
-        raise CommprofError(f"cannot write {path}: {error.strerror}") from None
 
 
 def _ring_prefix(directory: Path, rank: int) -> str:

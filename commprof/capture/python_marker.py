@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable
 from types import TracebackType
 
+from commprof.trace.schema import SAMPLES_UNKNOWN
+
 
 class OpenMarker(threading.local):
     """The outermost open marker of each thread."""
@@ -15,13 +17,14 @@ class OpenMarker(threading.local):
     #: Of the marker inside itself.
     depth = 0
     begin_ns = 0
+    samples = 0
 
 
 class PythonMarker:
-    """Marks one phase; ``done(phase, begin_ns, end_ns)`` is called for the outermost."""
+    """Marks one phase; ``done(phase, begin_ns, end_ns, samples)`` is called for the outermost."""
 
     def __init__(
-        self, phase: int, open_marker: OpenMarker, done: Callable[[int, int, int], None]
+        self, phase: int, open_marker: OpenMarker, done: Callable[[int, int, int, int], None]
     ) -> None:
         """Markers that share ``open_marker`` nest in each other."""
         self._phase = phase
@@ -34,17 +37,19 @@ class PythonMarker:
             self._open.marker = self
             self._open.depth = 0
             self._open.begin_ns = time.monotonic_ns()
+            self._open.samples = 0
         if self._open.marker is self:
             self._open.depth += 1
 
-    def end(self) -> None:
-        """Ends it and records it, if it was the outermost."""
+    def end(self, samples: int = 0) -> None:
+        """Ends it and records it, if it was the outermost; samples read inside add up."""
+        self._open.samples = min(self._open.samples + samples, SAMPLES_UNKNOWN)
         if self._open.marker is not self:
             return
         self._open.depth -= 1
         if self._open.depth == 0:
             self._open.marker = None
-            self._done(self._phase, self._open.begin_ns, time.monotonic_ns())
+            self._done(self._phase, self._open.begin_ns, time.monotonic_ns(), self._open.samples)
 
     def __enter__(self) -> PythonMarker:
         """Begins the phase."""

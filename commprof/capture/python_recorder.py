@@ -249,19 +249,19 @@ class PythonRecorder:
         """Python sees no operators but those of attached models."""
         return []
 
-    def mark_step(self, step: int, ended: bool) -> None:
+    def mark_step(self, step: int, ended: bool, found: int = schema.STEP_DECLARED) -> None:
         """A step boundary; forgets a marker that this thread left open."""
         self._open.marker = None
         if self._enabled:
-            self.record(Kind.STEP, self.now_ns(), op_id=step, aux=int(ended))
+            self.record(Kind.STEP, self.now_ns(), op_id=step, aux=int(ended), seq=found)
 
     def PhaseMarker(self, phase: int) -> PythonMarker:
         """A marker for one phase."""
         return PythonMarker(phase, self._open, self._record_phase)
 
-    def _record_phase(self, phase: int, begin_ns: int, end_ns: int) -> None:
+    def _record_phase(self, phase: int, begin_ns: int, end_ns: int, samples: int) -> None:
         if self._enabled:
-            self.record(Kind.PHASE, begin_ns, aux=phase, value=end_ns)
+            self.record(Kind.PHASE, begin_ns, aux=phase, value=end_ns, seq=samples)
 
     def record_cost_ns(self, count: int) -> float:
         """Mean cost of one record."""

@@ -14,8 +14,12 @@ class Marker(Protocol):
     def begin(self) -> None:
         """Begins the phase on the calling thread."""
 
-    def end(self) -> None:
-        """Ends it and records it, if it was the outermost."""
+    def end(self, samples: int = 0) -> None:
+        """Ends it and records it, if it was the outermost.
+
+        Args:
+            samples: of a batch that was read inside; they add up in the outermost.
+        """
 
     def __enter__(self) -> object:
         """Begins the phase."""
@@ -71,8 +75,11 @@ class Recorder(Protocol):
         """Whether records are being taken."""
         ...
 
-    def mark_step(self, step: int, ended: bool) -> None:
-        """A step boundary now; ``ended`` is false where no step ends."""
+    def mark_step(self, step: int, ended: bool, found: int = ...) -> None:
+        """A step boundary now; ``ended`` is false where no step ends.
+
+        ``found`` says who placed it, see ``schema.STEP_DECLARED``.
+        """
         ...
 
     def record_cost_ns(self, count: int) -> float:

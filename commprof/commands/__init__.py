@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn, Protocol
 
+from commprof.commands.env import EnvCommand
 from commprof.commands.report import ReportCommand
 from commprof.commands.run import RunCommand
 from commprof.errors import CommprofError
@@ -18,6 +19,7 @@ _DESCRIPTION = """\
 Measures what a PyTorch job's communication really costs.
 
   commprof run --nproc 8      train at 1, 2, 4 and 8 ranks and record every collective
+  commprof env -- COMMAND     record a job that torchrun, srun or anything else launches
   commprof report RUN         show a recorded run again, as a table or as JSON
 """
 
@@ -39,7 +41,7 @@ class Command(Protocol):
         """Does it; returns the exit code."""
 
 
-COMMANDS: tuple[Command, ...] = (RunCommand(), ReportCommand())
+COMMANDS: tuple[Command, ...] = (RunCommand(), EnvCommand(), ReportCommand())
 
 
 class _Parser(argparse.ArgumentParser):

@@ -8,6 +8,8 @@ from pathlib import Path
 
 from commprof.analysis.run import analyse_run
 from commprof.report import as_json, table
+from commprof.trace.run_directory import other_jobs
+from commprof.trace.salvage import salvage_dead
 
 
 class ReportCommand:
@@ -29,9 +31,12 @@ class ReportCommand:
 
     def run(self, args: argparse.Namespace) -> int:
         """Analyses and prints."""
+        salvage_dead(args.run)
         result = analyse_run(args.run)
         if args.format == "json":
             print(as_json.render(result), end="")
         else:
             print(table.render(result, shutil.get_terminal_size((100, 24)).columns), end="")
+            for job in other_jobs(args.run):
+                print(f"Another job recorded here: commprof report {job}")
         return 0

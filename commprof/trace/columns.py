@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from commprof.trace import schema
+from commprof.trace.found_steps import DECLARED, step_marks
 from commprof.trace.reader import Trace
 from commprof.trace.schema import Kind, Records
 
@@ -48,6 +49,8 @@ class Steps:
     begin_ns: Ints
     end_ns: Ints
     thread: Ints
+    #: What ends them: "declared" by the script, an optimizer's "update", or "backward".
+    source: str = DECLARED
 
     def __len__(self) -> int:
         """Number of steps."""
@@ -126,20 +129,20 @@ def collectives(trace: Trace) -> Collectives:
 
 
 def steps(trace: Trace) -> Steps:
-    """Pairs each boundary that ends a step with the boundary before it.
+    """Pairs each boundary that ends a step with the boundary before it; see ``step_marks``.
 
     A step whose first boundary is not in the trace, because a full ring dropped it, is left out:
     it would seem to last since the step before.
     """
-    marks = _of_kind(trace.records, Kind.STEP)
-    step = _ints(marks["op_id"])
-    begun = step + (marks["aux"] == 1)  # the step that begins at each boundary
-    ends = 1 + np.flatnonzero((marks["aux"][1:] == 1) & (begun[:-1] == step[1:]))
+    marks = step_marks(trace.records)
+    begun = marks.step + marks.ends  # the step that begins at each boundary
+    ends = 1 + np.flatnonzero(marks.ends[1:] & (begun[:-1] == marks.step[1:]))
     return Steps(
-        index=step[ends],
-        begin_ns=_ints(marks["timestamp_ns"][ends - 1]),
-        end_ns=_ints(marks["timestamp_ns"][ends]),
-        thread=_ints(marks["thread"][ends]),
+        index=marks.step[ends],
+        begin_ns=marks.time_ns[ends - 1],
+        end_ns=marks.time_ns[ends],
+        thread=marks.thread[ends],
+        source=marks.source,
     )
 
 

@@ -28,6 +28,7 @@ METADATA: Final[dict[str, Shape]] = {
         "hostname": str,
         "boot_id": str,
         "time_namespace": str,
+        "pid_namespace": str,
         "cpu_model": str,
         "cpu_count": int,
         "usable_cpu_count": int,

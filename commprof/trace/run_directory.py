@@ -95,15 +95,34 @@ def _problems_of(rank: int, trace: Trace) -> list[str]:
     return found
 
 
+def other_jobs(run: Path) -> list[Path]:
+    """Directories of further jobs that recorded into this one, in order."""
+    patterns = ("job_*/rank_*.trace", "world_*/job_*/rank_*.trace")
+    jobs = {trace.parent for pattern in patterns for trace in run.glob(pattern)}
+    return sorted(jobs, key=lambda job: (len(str(job)), job))
+
+
 def _context_of_traces(run: Path) -> dict[str, Any]:
     """The same keys as in ``run.json``, as far as traces know them."""
-    paths = sorted(run.glob("rank_*.trace"))
+    paths = [path for path in sorted(run.glob("rank_*.trace")) if path.stem[5:].isdecimal()]
+    if not paths and (jobs := other_jobs(run)):
+        raise CommprofError(
+            f"{run} holds no traces itself but those of several jobs; report one of them: "
+            + ", ".join(map(str, jobs))
+        )
     if not paths:
         raise CommprofError(
             f"{run} holds neither {RUN_FILE} nor rank_N.trace; give the directory that "
             "commprof run or commprof.profile() wrote to"
         )
     metadata = read_trace(paths[0]).metadata
+    sizes = {path: read_trace(path).world_size for path in paths}
+    if len(set(sizes.values())) > 1:
+        raise CommprofError(
+            f"{run} holds traces of several jobs: "
+            + ", ".join(f"{path.name} of {size} ranks" for path, size in sizes.items())
+            + "; move those of each job into a directory of its own"
+        )
     started = datetime.fromtimestamp(metadata["clock"]["realtime_ns"] / 1e9, timezone.utc)
     command = shlex.join(metadata["command"])
     return {

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import numpy as np
 
+from commprof.errors import TraceError
 from commprof.trace.blocks import pack_block, read_blocks
-from commprof.trace.reader import read_trace
+from commprof.trace.reader import Trace, read_trace
 from commprof.trace.ring import read_rings, remove_rings
 from commprof.trace.schema import BlockType
 
@@ -41,6 +43,39 @@ def salvage(path: Path) -> int:
         _append(path, found.end, blocks)
     remove_rings(ring_prefix, found.session)
     return moved
+
+
+def salvage_dead(directory: Path) -> None:
+    """Salvages the traces in a run directory whose processes are gone, as far as can be told.
+
+    A process is known to be gone only on the machine, since the boot, and in the PID namespace
+    that it ran in. Nothing is done where that is not known, or where files cannot be written.
+    """
+    for path in sorted([*directory.glob("rank_*.trace"), *directory.glob("world_*/rank_*.trace")]):
+        try:
+            trace = read_trace(path)
+            if not trace.complete and _is_gone(trace):
+                salvage(path)
+        except (OSError, TraceError):
+            continue  # the report will say what is wrong with it
+
+
+def _is_gone(trace: Trace) -> bool:
+    machine = trace.metadata["machine"]
+    try:
+        here = Path("/proc/sys/kernel/random/boot_id").read_text().split("\n", 1)[0]
+        namespace = os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return False
+    if not here or (machine["boot_id"], machine["pid_namespace"]) != (here, namespace):
+        return False
+    try:
+        stat = Path(f"/proc/{trace.metadata['pid']}/stat").read_text()
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[0] in "ZX"  # ended, its parent has not asked yet
 
 
 def _append(path: Path, end: int, blocks: bytes) -> None:

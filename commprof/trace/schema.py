@@ -76,6 +76,14 @@ FLAG_DEVICE_ASYNC: Final = 2
 FLAG_LAST_BUCKET: Final = 4
 FLAG_RUN_DELAY_READ: Final = 8
 
+#: Who placed a step boundary: the script, an optimizer's update, or one that GradScaler skipped.
+STEP_DECLARED: Final = 0
+STEP_UPDATED: Final = 1
+STEP_SKIPPED: Final = 2
+
+#: In place of the samples read in a phase, where they cannot be counted.
+SAMPLES_UNKNOWN: Final = 2**32 - 1
+
 KINDS: Final = tuple(kind.name.lower() for kind in Kind)
 PHASES: Final = tuple(phase.name.lower() for phase in Phase)
 OPS: Final = (

@@ -1,5 +1,7 @@
 #include "core/phase_marker.h"
 
+#include <algorithm>
+
 #include "core/clock.h"
 #include "core/recorder.h"
 
@@ -12,12 +14,13 @@ struct Open {
   const PhaseMarker* marker; // compared and never followed: it may be gone
   uint32_t depth; // of the marker inside itself
   uint64_t begin_ns;
+  uint32_t samples;
 };
 constinit thread_local Open t_open{};
 
 } // namespace
 
-void markStep(uint64_t step, bool ended) noexcept {
+void markStep(uint64_t step, bool ended, uint32_t found) noexcept {
   t_open = {};
   Recorder& recorder = Recorder::instance();
   if (!recorder.enabled()) {
@@ -27,6 +30,7 @@ void markStep(uint64_t step, bool ended) noexcept {
   record.kind = Kind::kStep;
   record.op_id = step;
   record.aux = ended ? 1 : 0;
+  record.seq = found;
   record.thread = Recorder::threadId();
   record.timestamp_ns = nowNs();
   recorder.push(record);
@@ -40,18 +44,22 @@ PhaseMarker::~PhaseMarker() {
 
 void PhaseMarker::begin() noexcept {
   if (t_open.marker == nullptr) {
-    t_open = {this, 0, nowNs()};
+    t_open = {this, 0, nowNs(), 0};
   }
   if (t_open.marker == this) {
     ++t_open.depth;
   }
 }
 
-void PhaseMarker::end() noexcept {
+void PhaseMarker::end(uint32_t samples) noexcept {
+  if (t_open.marker != nullptr && t_open.samples != kSamplesUnknown) {
+    const uint64_t sum = uint64_t{t_open.samples} + samples;
+    t_open.samples = uint32_t(std::min<uint64_t>(sum, kSamplesUnknown));
+  }
   if (t_open.marker != this || --t_open.depth > 0) {
     return;
   }
-  const uint64_t begin_ns = t_open.begin_ns;
+  const Open done = t_open;
   t_open = {};
   Recorder& recorder = Recorder::instance();
   if (!recorder.enabled()) {
@@ -61,7 +69,8 @@ void PhaseMarker::end() noexcept {
   record.kind = Kind::kPhase;
   record.aux = phase_;
   record.thread = Recorder::threadId();
-  record.timestamp_ns = begin_ns;
+  record.seq = done.samples;
+  record.timestamp_ns = done.begin_ns;
   record.value = nowNs();
   recorder.push(record);
 }

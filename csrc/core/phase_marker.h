@@ -3,11 +3,17 @@
 
 #include <cstdint>
 
+#include "core/record.h"
+
 namespace commprof {
 
 // Marks a step boundary now. `step` ends here if `ended`; otherwise the
 // boundary only opens the next step (start of capture, or after a pause).
-void markStep(uint64_t step, bool ended) noexcept;
+// `found` says who placed it, see kStepDeclared and its siblings.
+void markStep(
+    uint64_t step,
+    bool ended,
+    uint32_t found = kStepDeclared) noexcept;
 
 // One phase of a step. Markers may nest; only the outermost one of a thread is
 // recorded, so that the phases of a step never overlap. Threads may share a
@@ -22,7 +28,9 @@ class PhaseMarker {
   PhaseMarker& operator=(const PhaseMarker&) = delete;
 
   void begin() noexcept;
-  void end() noexcept;
+  // `samples`: what a batch that was read inside holds. The outermost marker's
+  // record carries their sum, or kSamplesUnknown once one of them is.
+  void end(uint32_t samples = 0) noexcept;
 
  private:
   const uint8_t phase_;

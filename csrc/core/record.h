@@ -90,6 +90,16 @@ inline constexpr uint32_t kDeviceAsync =
 inline constexpr uint32_t kLastBucket = 4; // Bucket: last one of this backward
 inline constexpr uint32_t kRunDelayRead = 8; // Finalize*: bytes_in was read
 
+// Record::seq of a Step: who placed the boundary.
+enum : uint32_t {
+  kStepDeclared = 0, // the script
+  kStepUpdated = 1, // found: an optimizer's update
+  kStepSkipped = 2, // found: an update that GradScaler left out
+};
+
+// Record::seq of a Phase whose samples cannot be counted.
+inline constexpr uint32_t kSamplesUnknown = UINT32_MAX;
+
 // One cache line. Field meanings that depend on the kind stand beside it above.
 struct alignas(64) Record {
   uint64_t timestamp_ns = 0; // CLOCK_MONOTONIC

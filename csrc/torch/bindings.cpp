@@ -152,7 +152,8 @@ PYBIND11_MODULE(COMMPROF_MODULE, m) {
       &markStep,
       "Records a step boundary now; `ended` is false where none ends here.",
       py::arg("step"),
-      py::arg("ended"));
+      py::arg("ended"),
+      py::arg("found") = uint32_t{kStepDeclared});
   m.def(
       "record_cost_ns",
       &recordCostNs,
@@ -171,7 +172,7 @@ PYBIND11_MODULE(COMMPROF_MODULE, m) {
           py::return_value_policy::reference)
       .def("__exit__", [](PhaseMarker& self, const py::args&) { self.end(); })
       .def("begin", &PhaseMarker::begin)
-      .def("end", &PhaseMarker::end);
+      .def("end", &PhaseMarker::end, py::arg("samples") = 0);
 
   m.def(
       "clock_serve",

@@ -71,6 +71,7 @@ def metadata(**changes: Any) -> dict[str, Any]:
             "hostname": "host",
             "boot_id": "b",
             "time_namespace": "t",
+            "pid_namespace": "p",
             "cpu_model": "cpu",
             "cpu_count": 2,
             "usable_cpu_count": 2,

@@ -1,0 +1,38 @@
+"""Where the figures of a user's script come from, in sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from commprof.analysis.world import WorldResult
+from commprof.trace.found_steps import BACKWARD, UPDATE
+
+_STEPS = {
+    UPDATE: (
+        "Steps were found, not declared: each ends with an update of the first optimizer that the "
+        "script used. commprof.step() at the end of the loop's body says it better."
+    ),
+    BACKWARD: (
+        "Steps were found, not declared: no optimizer stepped, so each ends with a backward pass "
+        "that communicated. commprof.step() at the end of the loop's body says it better."
+    ),
+}
+_SAMPLES = (
+    "samples/s counts the batches that DataLoaders returned, by dimension 0 of their tensors: "
+    "ranks that read the same batch count it each."
+)
+
+
+def script_remarks(worlds: Sequence[WorldResult]) -> list[str]:
+    """Remarks on what commprof found out by itself; none where it was told."""
+    found = [text for source, text in _STEPS.items() if any(w.steps_end == source for w in worlds)]
+    found += [
+        f"At world size {world.world_size} {world.merged_steps} of the steps found hold the "
+        "backward passes of several, but not their updates: the script left updates out there. "
+        "They are in no figure."
+        for world in worlds
+        if world.merged_steps
+    ]
+    if any(world.samples_source == "dataloader" for world in worlds):
+        found.append(_SAMPLES)
+    return found

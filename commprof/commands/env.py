@@ -1,0 +1,67 @@
+"""``commprof env``: record a job that something else launches."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+from pathlib import Path
+
+from commprof import boot
+from commprof.errors import UsageError
+
+_DESCRIPTION = """\
+Records a job that torchrun, srun, mpirun, or a container's entry point launches, unchanged.
+
+  python -m commprof env --output DIR -- torchrun --nproc-per-node 4 train.py --lr 0.1
+  eval "$(python -m commprof env --output DIR)"      the same for all that this shell starts
+  python -m commprof report DIR
+
+The first form runs the command in place of commprof: its output and exit code are its own.
+Every rank writes DIR/rank_N.trace; a further job into the same DIR gets DIR/job_2, and so on.
+Processes that never call init_process_group record nothing.
+"""
+
+
+class EnvCommand:
+    """See the module."""
+
+    name = "env"
+    help = "record a job that something else launches"
+    description = _DESCRIPTION
+
+    def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
+        """Adds the arguments."""
+        parser.add_argument(
+            "--output",
+            type=Path,
+            default=Path("commprof-trace"),
+            metavar="DIR",
+            help="where the traces go; on several machines a directory that all of them see "
+            "(default: commprof-trace)",
+        )
+        parser.add_argument(
+            "program",
+            nargs=argparse.REMAINDER,
+            metavar="-- COMMAND",
+            help="run this with the environment set; without it, print what a shell should set",
+        )
+
+    def run(self, args: argparse.Namespace) -> int:
+        """Prints the variables, or becomes the command."""
+        try:
+            args.output.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageError(
+                f"cannot write to --output {args.output}: {error.strerror}; name another directory"
+            ) from None
+        variables = boot.environment(args.output)
+        program = args.program[1:] if args.program[:1] == ["--"] else args.program
+        if not program:
+            words = (f"{name}={shlex.quote(value)}" for name, value in variables.items())
+            print("export " + " ".join(words))
+            return 0
+        try:
+            os.execvpe(program[0], program, {**os.environ, **variables})
+        except OSError as error:
+            raise UsageError(f"cannot run {program[0]!r}: {error.strerror}") from None
