@@ -1,7 +1,6 @@
 """The user's own communication hook: `python`, `fp16`, `builtin` or `powersgd`."""
 
 import sys
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -10,7 +9,9 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_
 from torch.nn.parallel import DistributedDataParallel
 
 
-def python_hook(group: dist.ProcessGroup, bucket: Any) -> torch.futures.Future[torch.Tensor]:
+def python_hook(
+    group: dist.ProcessGroup, bucket: dist.GradBucket
+) -> torch.futures.Future[torch.Tensor]:
     work = dist.all_reduce(bucket.buffer().div_(group.size()), group=group, async_op=True)
     return work.get_future().then(lambda done: done.value()[0])
 
@@ -40,6 +41,7 @@ def main() -> None:
         loss.backward()
         optimizer.step()
     sys.stdout.write(f"rank {rank} {loss.item().hex()}\n")
+    dist.barrier()
     dist.destroy_process_group()
 
 

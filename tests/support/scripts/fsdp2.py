@@ -25,6 +25,7 @@ def main() -> None:
         loss.backward()
         optimizer.step()
     sys.stdout.write(f"rank {rank} {loss.item().hex()}\n")
+    dist.barrier()
     dist.destroy_process_group()
 
 

@@ -27,6 +27,7 @@ def main() -> None:
         other.backward()
         of_generator.step()
     sys.stdout.write(f"rank {rank} {loss.item().hex()} {other.item().hex()}\n")
+    dist.barrier()
     dist.destroy_process_group()
 
 

@@ -46,6 +46,7 @@ def main() -> None:
     loss = Trainer(model=model, args=arguments, train_dataset=Sentences()).train().training_loss
     sys.stdout.write(f"rank {dist.get_rank()} {loss.hex()}\n")
     sys.stdout.flush()
+    dist.barrier()
     dist.destroy_process_group()
 
 

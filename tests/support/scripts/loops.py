@@ -2,7 +2,6 @@
 
 `accumulate`: four backward passes an update. `scaler`: GradScaler leaves out the first update
 and a later one. `skip`: the script leaves an update out itself. `manual`: no optimizer at all.
-`overlapped`: an optimizer per parameter that steps inside the backward pass.
 """
 
 import contextlib
@@ -11,7 +10,6 @@ import sys
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.optim import _apply_optimizer_in_backward
 from torch.nn.parallel import DistributedDataParallel
 
 STEPS = 8
@@ -24,10 +22,8 @@ def main() -> None:
     rank = dist.get_rank()
     torch.manual_seed(rank)
     model = nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 4))
-    if kind == "overlapped":
-        _apply_optimizer_in_backward(torch.optim.SGD, model.parameters(), {"lr": 1e-2})
     ddp = DistributedDataParallel(model)
-    optimizer = None if kind in ("manual", "overlapped") else torch.optim.SGD(model.parameters())
+    optimizer = None if kind == "manual" else torch.optim.SGD(model.parameters())
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0, enabled=kind == "scaler")
     for step in range(STEPS):
         model.zero_grad()
@@ -45,6 +41,7 @@ def main() -> None:
             scaler.step(optimizer)
             scaler.update()
     sys.stdout.write(f"rank {rank} {loss.item().hex()}\n")
+    dist.barrier()
     dist.destroy_process_group()
 
 

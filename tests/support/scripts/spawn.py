@@ -22,6 +22,7 @@ def train(rank: int, world_size: int, meeting_place: str) -> None:
         optimizer.step()
     sys.stdout.write(f"rank {rank} {loss.item().hex()}\n")
     sys.stdout.flush()
+    dist.barrier()
     dist.destroy_process_group()
 
 

@@ -1,0 +1,99 @@
+"""Steps found at updates: which optimizer counts, what GradScaler leaves out, what waits."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from commprof.capture.auto_phases import AutoPhases
+from commprof.capture.step_finder import StepFinder
+from commprof.trace.schema import PHASES, STEP_SKIPPED, STEP_UPDATED
+
+
+class Loop:
+    """Two parameters with an optimizer each, and all that happens to phases and steps."""
+
+    def __init__(self) -> None:
+        self.events: list[str | int] = []
+        self.finder = StepFinder(self.events.append)
+        self.first, self.second = (torch.ones(1, requires_grad=True) for _ in range(2))
+        self.optimizers = [torch.optim.SGD([p], lr=0.1) for p in (self.first, self.second)]
+        markers = {name: _Marker(name, self.events) for name in PHASES}
+        self.phases = AutoPhases(markers, self.finder)
+
+    def steps(self) -> list[int]:
+        return [event for event in self.events if isinstance(event, int)]
+
+
+class _Marker:
+    def __init__(self, name: str, events: list[str | int]) -> None:
+        self._name, self._events = name, events
+
+    def begin(self) -> None:
+        pass
+
+    def end(self, samples: int = 0) -> None:
+        self._events.append(self._name)
+
+    def __enter__(self) -> None:
+        self.begin()
+
+    def __exit__(self, *exc: object) -> None:
+        self.end()
+
+
+@pytest.fixture
+def loop():  # type: ignore[no-untyped-def]
+    made = Loop()
+    made.phases.install()
+    yield made
+    made.phases.remove()
+
+
+def test_only_the_first_optimizer_ends_steps(loop: Loop) -> None:
+    for _ in range(3):
+        for optimizer in loop.optimizers:
+            optimizer.step()
+    assert loop.events == ["optimizer", STEP_UPDATED, "optimizer"] * 3
+
+
+def test_the_next_optimizer_takes_over_from_one_that_is_gone(loop: Loop) -> None:
+    loop.optimizers[0].step()
+    del loop.optimizers[0]
+    loop.optimizers[0].step()
+    assert loop.steps() == [STEP_UPDATED] * 2
+
+
+def test_an_update_inside_backward_counts_after_it(loop: Loop) -> None:
+    loop.first.register_post_accumulate_grad_hook(lambda _: loop.optimizers[0].step())
+    for _ in range(2):
+        (loop.first * 2).sum().backward()
+    assert loop.events == ["optimizer", "backward", STEP_UPDATED] * 2
+
+
+def test_what_a_scaler_leaves_out_ends_a_step(loop: Loop) -> None:
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
+    for factor in (float("inf"), 1.0, float("inf"), 1.0):
+        for parameter, optimizer in zip((loop.first, loop.second), loop.optimizers, strict=True):
+            optimizer.zero_grad()
+            scaler.scale((parameter * factor).sum()).backward()
+            scaler.step(optimizer)
+        scaler.update()
+    assert loop.steps() == [STEP_SKIPPED, STEP_UPDATED, STEP_SKIPPED, STEP_UPDATED]
+    # The boundary comes behind the phase, which it would have cut off.
+    at = loop.events.index(STEP_UPDATED)
+    assert loop.events[at - 1] == "optimizer"
+
+
+def test_nothing_is_found_after_stop_and_nothing_stays_after_remove() -> None:
+    before = (torch.autograd.backward, torch.amp.GradScaler.step)
+    loop = Loop()
+    loop.phases.install()
+    assert (torch.autograd.backward, torch.amp.GradScaler.step) != before
+    loop.finder.stop()
+    loop.optimizers[0].step()
+    assert loop.steps() == []
+    loop.phases.remove()
+    loop.optimizers[0].step()
+    assert loop.events == ["optimizer"]
+    assert (torch.autograd.backward, torch.amp.GradScaler.step) == before
