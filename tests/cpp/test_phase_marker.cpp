@@ -67,6 +67,27 @@ void outermostCounts() {
   CHECK(records.at(0).value <= records.at(1).timestamp_ns);
 }
 
+void samplesAddUpInTheOutermost() {
+  const auto records = recorded(Kind::kPhase, [] {
+    PhaseMarker outer(kForward);
+    PhaseMarker inner(kBackward);
+    inner.end(9); // nothing is open
+    outer.begin();
+    inner.begin();
+    inner.end(3);
+    outer.end(4);
+    outer.begin();
+    outer.end();
+    outer.begin();
+    inner.end(kSamplesUnknown);
+    outer.end(4);
+  });
+  CHECK_EQ(records.size(), 3u);
+  CHECK_EQ(records.at(0).seq, 7u);
+  CHECK_EQ(records.at(1).seq, 0u);
+  CHECK_EQ(records.at(2).seq, kSamplesUnknown);
+}
+
 void endWithoutBeginIsNothing() {
   const auto records = recorded(Kind::kPhase, [] {
     PhaseMarker marker(kForward);
@@ -134,13 +155,15 @@ void stepsAreMarked() {
     Recorder::instance().setEnabled(false);
     markStep(8, true);
     Recorder::instance().setEnabled(true);
-    markStep(9, false);
+    markStep(9, true, kStepSkipped);
   });
   CHECK_EQ(records.size(), 3u);
   CHECK_EQ(records.at(0).op_id, 7u);
   CHECK_EQ(records.at(0).aux, 0u);
   CHECK_EQ(records.at(1).aux, 1u);
   CHECK_EQ(records.at(2).op_id, 9u);
+  CHECK_EQ(records.at(1).seq, kStepDeclared);
+  CHECK_EQ(records.at(2).seq, kStepSkipped);
   CHECK(records.at(0).timestamp_ns <= records.at(1).timestamp_ns);
 }
 
@@ -155,6 +178,7 @@ void costIsMeasuredWithoutATrace() {
 int main() {
   oneMarkerIsOneRecord();
   outermostCounts();
+  samplesAddUpInTheOutermost();
   endWithoutBeginIsNothing();
   stepBoundaryForgetsAnOpenMarker();
   threadsShareAMarker();
