@@ -89,6 +89,6 @@ def _start(directory: str) -> None:
     if active() is not None:
         return  # the script profiles itself, or made a second default group
     try:
-        profile(directory, find_steps=True).start()
+        profile(directory, find_steps=True).start()  # the mode is in the environment
     except CommprofError as error:
         print(f"commprof: not recording: {error}", file=sys.stderr)

@@ -38,6 +38,8 @@ class BlockType(IntEnum):
     GROUP = 3
     END = 4
     SALVAGED = 5
+    SUMMARY = 7
+    SPARE = 8
 
 
 class Kind(IntEnum):
@@ -71,6 +73,9 @@ FLAG_FAILED: Final = 1
 FLAG_DEVICE_ASYNC: Final = 2
 FLAG_LAST_BUCKET: Final = 4
 FLAG_RUN_DELAY_READ: Final = 8
+
+#: How much capture keeps, by code.
+MODES: Final = ("off", "always-on", "full")
 
 KINDS: Final = tuple(kind.name.lower() for kind in Kind)
 PHASES: Final = tuple(phase.name.lower() for phase in Phase)
