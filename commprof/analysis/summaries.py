@@ -80,6 +80,8 @@ class SummaryResult:
     dropped_records: int
     #: Completions and waits whose issue was not seen.
     unmatched: int
+    #: Traces that could not be read, or not to their end, in sentences.
+    problems: tuple[str, ...]
 
 
 def analyse_summaries(run: WorldRun) -> SummaryResult | None:
@@ -114,6 +116,7 @@ def analyse_summaries(run: WorldRun) -> SummaryResult | None:
         moved=sum(summary.moved for summary in summaries),
         dropped_records=sum(max(trace.dropped, s.dropped) for trace, s in found.values()),
         unmatched=sum(summary.unmatched for summary in summaries),
+        problems=run.problems,
     )
 
 

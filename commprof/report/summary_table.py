@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from commprof.analysis.summaries import OperationRow, Quantiles, SummaryResult
@@ -37,8 +37,13 @@ def blocks(
     return [*parts, _OPERATIONS_LEGEND]
 
 
-def notes(summaries: Sequence[SummaryResult]) -> list[str]:
-    """What the reader must know of them, in sentences."""
+def notes(summaries: Sequence[SummaryResult], told: Collection[int]) -> list[str]:
+    """What the reader must know of them, in sentences.
+
+    Args:
+        summaries: of the run.
+        told: world sizes whose unreadable traces the report names anyway.
+    """
     found = []
     for summary in summaries:
         where = f"Always-on, {_ranks(summary.world_size)}: "
@@ -46,6 +51,8 @@ def notes(summaries: Sequence[SummaryResult]) -> list[str]:
         if missing:
             listed = ", ".join(map(str, missing))
             found.append(f"{where}no summary from {listed}; the figures are of the other ranks.")
+        if summary.world_size not in told:
+            found += [where + problem for problem in summary.problems]
         if summary.dropped_records:
             found.append(
                 f"{where}{summary.dropped_records} records were dropped because a ring was full: "

@@ -37,7 +37,8 @@ def render(result: RunResult, width: int) -> str:
     notes = [
         f"{size} {'rank' if size == 1 else 'ranks'}: {reason}" for size, reason in result.failures
     ]
-    notes += summary_table.notes(result.summaries)
+    shown = {world.world_size for world in result.worlds}
+    notes += summary_table.notes(result.summaries, shown)
     notes += result.remarks
     if notes:
         blocks.append("\n".join(_bullet(note, width) for note in notes))

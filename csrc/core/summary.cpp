@@ -175,10 +175,11 @@ bool Summary::moveRarest() {
 const std::string& Summary::json(const State& state, size_t limit) {
   write(state);
   while (json_.size() > limit) {
-    const auto live = size_t(std::count_if(
-        operations_.begin(), operations_.end(), [](const Operation& one) {
-          return one.count > 0;
-        }));
+    const auto live = size_t(
+        std::count_if(
+            operations_.begin(), operations_.end(), [](const Operation& one) {
+              return one.count > 0;
+            }));
     // As if all were of one size: the rarest are smaller, so this takes a few
     // turns and does not move too many.
     const size_t excess = json_.size() - limit;

@@ -1,4 +1,4 @@
-"""One rank, always-on: `both DIR` records in full too, `until DIR FILE` runs until FILE is there."""
+"""One rank, always-on: `both DIR` records in full too, `until DIR FILE` runs until FILE exists."""
 
 from __future__ import annotations
 

@@ -125,6 +125,7 @@ def summary(world_size: int = 1, **values: Any) -> SummaryResult:
         "moved": 0,
         "dropped_records": 0,
         "unmatched": 0,
+        "problems": (),
     }
     return SummaryResult(**{**defaults, **values})
 

@@ -97,7 +97,7 @@ SCHEMA: dict[str, Any] = {
                     "wait": QUANTILES,
                 }
             ],
-            **{"moved": int, "dropped_records": int, "unmatched": int},
+            **{"moved": int, "dropped_records": int, "unmatched": int, "problems": [str]},
         }
     ],
 }
@@ -117,7 +117,7 @@ def full_run() -> dict[str, Any]:
                 *worlds,
                 failures=((4, "rank 1 failed"),),
                 remarks=("a remark",),
-                summaries=(summary(2),),
+                summaries=(summary(2, problems=("c",)),),
             )
         )
     )
