@@ -144,7 +144,7 @@ void Recorder::drainLocked() noexcept {
   try {
     bool written = writeDocumentsLocked();
     if (keep_records_) {
-      written = written && writeRecordsLocked();
+      written = written && writeClocksLocked() && writeRecordsLocked();
     } else {
       foldRecordsLocked();
     }

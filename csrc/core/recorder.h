@@ -12,6 +12,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -109,6 +110,8 @@ class Recorder {
   bool writeDocumentsLocked() noexcept;
   bool writeRecordsLocked();
   void foldRecordsLocked();
+  void keepClocksLocked(const Record* records, uint64_t count);
+  bool writeClocksLocked();
   bool writeSummaryLocked();
   void complainLocked() noexcept;
   void closeLocked();
@@ -134,7 +137,9 @@ class Recorder {
   bool stopping_ = false;
   bool complained_ = false; // of this trace, on stderr
   std::unique_ptr<TraceWriter> writer_;
-  bool keep_records_ = true; // the mode is full, or was before it was off
+  bool keep_records_ = true; // the mode is full
+  // The latest clock records that were not kept: full mode begins with them.
+  std::deque<Record> clocks_;
   std::unique_ptr<Summary> summary_; // null before always-on mode
   uint64_t summaries_ = 0; // written
   uint64_t next_summary_ns_ = 0;

@@ -13,6 +13,7 @@ namespace {
 
 // A process that is killed loses what its summary gained since it was written.
 constexpr uint64_t kSummaryEveryNs = 5'000'000'000;
+constexpr size_t kClocksKept = 64;
 
 } // namespace
 
@@ -53,8 +54,9 @@ void Recorder::beginModeLocked() {
   summaries_ = 0;
   switch_.watch(options_.control_path);
   mode_.store(switch_.poll(options_.mode).value_or(options_.mode));
-  keep_records_ = mode() != Mode::kAlwaysOn;
-  if (!keep_records_) {
+  keep_records_ = mode() == Mode::kFull;
+  clocks_.clear();
+  if (mode() == Mode::kAlwaysOn) {
     summary_ = std::make_unique<Summary>(nowNs());
     next_summary_ns_ = 0;
   }
@@ -94,10 +96,9 @@ void Recorder::setModeLocked(Mode mode) noexcept {
     }
   }
   mode_.store(mode);
-  if (mode != Mode::kOff) {
-    keep_records_ = mode == Mode::kFull;
-  }
   refreshEnabled();
+  drainLocked(); // what came in between, still in the manner of before
+  keep_records_ = mode == Mode::kFull;
   next_summary_ns_ = 0; // the summary tells the mode
   drainLocked();
 }
@@ -106,10 +107,40 @@ void Recorder::setModeLocked(Mode mode) noexcept {
 void Recorder::foldRecordsLocked() {
   for (Ring* ring : pool_.rings()) {
     ring->commit(ring->peek([this](const Record* records, uint64_t count) {
-      summary_->fold(records, count);
-      stats_.records_summarised += count;
+      if (summary_) {
+        summary_->fold(records, count);
+        stats_.records_summarised += count;
+      }
+      keepClocksLocked(records, count);
     }));
   }
+}
+
+void Recorder::keepClocksLocked(const Record* records, uint64_t count) {
+  for (uint64_t i = 0; i < count; ++i) {
+    if (records[i].kind == Kind::kClock) {
+      clocks_.push_back(records[i]);
+    }
+  }
+  while (clocks_.size() > kClocksKept) {
+    clocks_.pop_front();
+  }
+}
+
+bool Recorder::writeClocksLocked() {
+  if (clocks_.empty()) {
+    return true;
+  }
+  const std::vector<Record> records(clocks_.begin(), clocks_.end());
+  if (!writer_->writeBlock(
+          BlockType::kRecords,
+          records.data(),
+          records.size() * sizeof(Record))) {
+    return false;
+  }
+  stats_.records_written += records.size();
+  clocks_.clear();
+  return true;
 }
 
 bool Recorder::writeSummaryLocked() {

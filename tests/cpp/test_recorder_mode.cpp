@@ -141,6 +141,24 @@ void theFileSwitches(const trace_file::Directory& directory) {
   recorder.stop();
 }
 
+// The latest of those that always-on mode did not keep: full mode needs them.
+void clocksAreKeptForFullMode(const trace_file::Directory& directory) {
+  Recorder& recorder = Recorder::instance();
+  const RecorderOptions made = options(directory, "clock", Mode::kAlwaysOn);
+  recorder.start(made);
+  for (uint64_t i = 0; i < 100; ++i) {
+    Record record = numbered(i);
+    record.kind = Kind::kClock;
+    recorder.push(record);
+    pushSteps(0, 2);
+  }
+  recorder.setMode(Mode::kFull);
+  recorder.stop();
+  const auto content = trace_file::read(made.trace_path);
+  CHECK_EQ(content.records.size(), 64u);
+  CHECK(trace_file::countUp(content.records, 36));
+}
+
 void aSignalSwitchesAndTellsTheOthers(const trace_file::Directory& directory) {
   Recorder& recorder = Recorder::instance();
   RecorderOptions made = options(directory, "signal", Mode::kOff);
@@ -198,6 +216,7 @@ int main() {
   alwaysOnWritesNoRecords(directory);
   offRecordsNothing(directory);
   theFileSwitches(directory);
+  clocksAreKeptForFullMode(directory);
   aSignalSwitchesAndTellsTheOthers(directory);
   aHandlerOfTheProgramStays(directory);
   aHalfFullRingIsDrainedEarly(directory);
