@@ -14,6 +14,7 @@ __all__: list[str] = [
     "BucketHook",
     "DTYPES",
     "KINDS",
+    "MODES",
     "OPS",
     "PHASES",
     "PhaseMarker",
@@ -27,9 +28,11 @@ __all__: list[str] = [
     "flush",
     "install_observer",
     "mark_step",
+    "mode",
     "now_ns",
     "record_cost_ns",
     "set_enabled",
+    "set_mode",
     "start",
     "started",
     "stats",
@@ -44,6 +47,8 @@ class Stats:
     @property
     def records_dropped(self) -> int: ...
     @property
+    def records_summarised(self) -> int: ...
+    @property
     def records_unwritten(self) -> int: ...
     @property
     def records_written(self) -> int: ...
@@ -51,6 +56,8 @@ class Stats:
     def rings(self) -> int: ...
     @property
     def rings_in_private_memory(self) -> int: ...
+    @property
+    def signal_taken(self) -> bool: ...
     @property
     def trace_bytes(self) -> int: ...
     @property
@@ -141,6 +148,11 @@ def mark_step(
     Records a step boundary now; `ended` is false where none ends here.
     """
 
+def mode() -> int:
+    """
+    The mode's place in MODES.
+    """
+
 def now_ns() -> int:
     """
     CLOCK_MONOTONIC in nanoseconds.
@@ -156,6 +168,11 @@ def set_enabled(on: bool) -> None:
     Switches recording on or off; the trace stays open.
     """
 
+def set_mode(mode: typing.SupportsInt | typing.SupportsIndex) -> None:
+    """
+    Switches the mode, by its place in MODES.
+    """
+
 def start(
     trace_path: str,
     ring_prefix: str,
@@ -163,6 +180,9 @@ def start(
     session: typing.SupportsInt | typing.SupportsIndex,
     ring_capacity: typing.SupportsInt | typing.SupportsIndex = 16384,
     flush_interval_ms: typing.SupportsInt | typing.SupportsIndex = 200,
+    mode: typing.SupportsInt | typing.SupportsIndex = 2,
+    control_path: str = "",
+    switch_signal: typing.SupportsInt | typing.SupportsIndex = 0,
 ) -> None:
     """
     Opens the trace and enables capture.
@@ -190,6 +210,7 @@ def uninstall_observer() -> None:
 
 DTYPES: tuple[str, ...]
 KINDS: tuple[str, ...]
+MODES: tuple[str, ...]
 OPS: tuple[str, ...]
 PHASES: tuple[str, ...]
 TORCH_VERSION: str

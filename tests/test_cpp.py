@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from commprof.analysis import histogram
 from commprof.trace import schema
 from commprof.trace.reader import read_trace
 from tests.support import trace_bytes as made
@@ -101,3 +102,19 @@ def test_python_reads_every_field_that_cpp_wrote(built: Path, tmp_path: Path) ->
     assert trace.records.tolist() == expected[1:].tolist()
     assert trace.metadata == made.metadata()
     assert (trace.complete, trace.dropped, trace.problems) == (True, 0, ())
+
+
+def test_python_makes_the_same_histogram(built: Path, tmp_path: Path) -> None:
+    random = np.random.default_rng(1)
+    values = np.concatenate(
+        ([0, 63, 64, 127, 128, 2**42 - 1, 2**42], 2 ** random.uniform(0, 45, 3000))
+    )
+    numbers = values.astype(np.int64).tolist()
+    path = tmp_path / "numbers"
+    path.write_text("\n".join(map(str, numbers)))
+    written = json.loads(run([str(built / "test_histogram"), str(path)]))
+    expected = histogram.of(numbers)
+    assert (written["count"], written["sum"]) == (expected.count, expected.sum_ns)
+    assert (written["min"], written["max"]) == (expected.min_ns, expected.max_ns)
+    assert np.cumsum(written["buckets"][::2]).tolist() == expected.buckets.tolist()
+    assert written["buckets"][1::2] == expected.counts.tolist()

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from commprof.analysis.remarks import remarks
 from commprof.analysis.scaling import RunResult, pool_overhead, scale
+from commprof.analysis.summaries import analyse_summaries
 from commprof.analysis.world import WorldResult, analyse_world
 from commprof.trace.run_directory import read_context, read_world
 
@@ -20,12 +21,18 @@ def analyse_run(directory: Path) -> RunResult:
         CommprofError: ``directory`` is neither.
     """
     context = read_context(directory)
-    worlds, failures = [], []
+    worlds, failures, summaries = [], [], []
     for world_size in context["world_sizes"]:
-        world = analyse_world(read_world(directory, world_size))
+        run = read_world(directory, world_size)
+        summary = analyse_summaries(run)
+        if summary is not None:
+            summaries.append(summary)
+        world = analyse_world(run)
         if world is not None and world.measured_steps > 0:
             worlds.append(world)
-        reason = context["errors"].get(str(world_size)) or _without_figures(world)
+        reason = context["errors"].get(str(world_size)) or (
+            _without_figures(world) if summary is None else ""
+        )
         if reason:
             failures.append((world_size, reason))
     scaling = scale(worlds)
@@ -37,6 +44,7 @@ def analyse_run(directory: Path) -> RunResult:
         overhead=pooled,
         failures=tuple(failures),
         remarks=remarks(context, worlds, scaling, pooled),
+        summaries=tuple(summaries),
     )
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from commprof.analysis.overhead import Overhead, pooled_overhead
+from commprof.analysis.summaries import SummaryResult
 from commprof.analysis.world import WorldResult
 
 
@@ -35,6 +36,8 @@ class RunResult:
     failures: tuple[tuple[int, str], ...]
     #: What the reader must know, in sentences.
     remarks: tuple[str, ...]
+    #: World sizes that always-on mode summarised; they may have figures in ``worlds`` too.
+    summaries: tuple[SummaryResult, ...] = ()
 
 
 def scale(worlds: Sequence[WorldResult]) -> tuple[Scaling, ...]:

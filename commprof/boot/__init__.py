@@ -101,6 +101,7 @@ def _start(directory: str) -> None:
     if active() is not None:
         return  # the script profiles itself, or made a second default group
     try:
+        # The mode is in the environment.
         profile(agree(Path(directory)), find_steps=True).start()
     except CommprofError as error:
         print(f"commprof: not recording: {error}", file=sys.stderr)

@@ -16,6 +16,7 @@ from commprof.capture.auto_phases import AutoPhases
 from commprof.capture.clock import ClockLink, mode
 from commprof.capture.job_directory import claim, trace_name
 from commprof.capture.metadata import rank_and_world_size, trace_metadata
+from commprof.capture.mode import control_path, mode_code, switch_signal
 from commprof.capture.recorder import Marker, recorder
 from commprof.capture.step_finder import StepFinder
 from commprof.errors import CommprofError
@@ -36,8 +37,12 @@ class Profiler:
     counts, so declared phases win over found ones.
     """
 
-    def __init__(self, directory: Path, metadata: dict[str, Any], find_steps: bool) -> None:
-        """See :func:`profile`."""
+    def __init__(
+        self, directory: Path, metadata: dict[str, Any], find_steps: bool, mode: int
+    ) -> None:
+        """See :func:`profile`; ``mode`` is a place in ``schema.MODES``."""
+        self._mode = mode
+        self._signal = switch_signal()
         self._directory = directory
         self._metadata = metadata
         self._recorder = recorder()
@@ -76,7 +81,15 @@ class Profiler:
         document = _document(trace_metadata(ring_prefix, self._metadata))
         claim(path)
         try:
-            self._recorder.start(str(path), ring_prefix, document, secrets.randbits(63) | 1)
+            self._recorder.start(
+                str(path),
+                ring_prefix,
+                document,
+                secrets.randbits(63) | 1,
+                mode=self._mode,
+                control_path=str(control_path(path.parent)),
+                switch_signal=self._signal,
+            )
         except (OSError, RuntimeError) as error:
             path.unlink(missing_ok=True)
             raise CommprofError(f"cannot record to {path}: {error}") from error
@@ -186,6 +199,7 @@ def profile(
     *,
     metadata: dict[str, Any] | None = None,
     find_steps: bool = False,
+    mode: str | None = None,
 ) -> Profiler:
     """Records this rank's training into ``directory/rank_<rank>.trace``.
 
@@ -194,6 +208,12 @@ def profile(
         metadata: anything JSON can hold that should stand in the trace's header.
         find_steps: end a step with each update of the first optimizer seen, and each that
             GradScaler leaves out, as long as :meth:`Profiler.step` is not called.
+        mode: "full" keeps every record, "always-on" histograms of bounded size, "off" nothing
+            until it is switched on (see ``docs/always_on.md``). None takes COMMPROF_MODE from
+            the environment, or "full".
+
+    Raises:
+        UsageError: no such mode, here or in the environment.
 
     Ranks that do not share a clock compare theirs with rank 0's over UDP, on threads of their
     own; ``COMMPROF_CLOCK=off`` in the environment leaves that out.
@@ -207,7 +227,7 @@ def profile(
                 optimizer.step()
                 prof.step()
     """
-    return Profiler(Path(directory), dict(metadata or {}), find_steps)
+    return Profiler(Path(directory), dict(metadata or {}), find_steps, mode_code(mode))
 
 
 def _document(metadata: dict[str, Any]) -> str:

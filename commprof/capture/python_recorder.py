@@ -89,8 +89,16 @@ class PythonRecorder:
         session: int,
         ring_capacity: int = 0,
         flush_interval_ms: int = 200,
+        mode: int = schema.MODES.index("full"),
+        control_path: str = "",
+        switch_signal: int = 0,
     ) -> None:
-        """Opens the trace and enables capture; rings do not exist here."""
+        """Opens the trace and enables capture; neither rings nor modes but full exist here."""
+        if schema.MODES[mode] != "full":
+            raise RuntimeError(
+                f"{schema.MODES[mode]} mode needs the native module; take full, or install "
+                "commprof with it"
+            )
         if self._file is not None:
             raise RuntimeError("capture is already running in this process")
         file = PythonTraceFile(trace_path, session)

@@ -43,8 +43,11 @@ class Recorder(Protocol):
         session: int,
         ring_capacity: int = ...,
         flush_interval_ms: int = ...,
+        mode: int = ...,
+        control_path: str = ...,
+        switch_signal: int = ...,
     ) -> None:
-        """Opens the trace and begins to record."""
+        """Opens the trace and begins to record, in the mode of that place in ``schema.MODES``."""
         ...
 
     def stop(self) -> None:

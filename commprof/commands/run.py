@@ -19,6 +19,7 @@ from commprof.errors import CommprofError, RankFailedError, UsageError
 from commprof.report import as_json, table
 from commprof.report.plain_text import printable
 from commprof.trace.run_directory import RUN_FILE, world_directory
+from commprof.trace.schema import MODES
 
 _DESCRIPTION = """\
 Trains a workload under DistributedDataParallel at several world sizes, records every
@@ -67,6 +68,7 @@ class RunCommand:
     def run(self, args: argparse.Namespace) -> int:
         """Runs every world size in turn; reports what finished even if one failed."""
         world_sizes = _world_sizes(args)
+        _set_mode(args)
         from commprof.launch.elastic import stop_fork_server  # seconds: it loads torch
 
         subject: Subject = ScriptSubject(args) if args.script else WorkloadSubject(args)
@@ -160,6 +162,12 @@ def _add_where(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="run directory, new or empty (default: commprof-runs/DATE-WORKLOAD)",
     )
+    parser.add_argument(
+        "--mode",
+        choices=MODES,
+        help="what to keep: every record (full), histograms of bounded size (always-on), or "
+        "nothing until it is switched on (off); default: COMMPROF_MODE, or full",
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the result there as well")
     parser.add_argument(
         "--rdzv-endpoint",
@@ -192,6 +200,16 @@ def _world_sizes(args: argparse.Namespace) -> list[int]:
     if min(sizes) < 1:
         raise UsageError(f"world size {min(sizes)} is out of range (allowed: 1 or more)")
     return sizes
+
+
+def _set_mode(args: argparse.Namespace) -> None:
+    """Leaves the mode where the ranks find it, and refuses one that they would refuse."""
+    from commprof.capture.mode import MODE_VARIABLE, mode_code, switch_signal
+
+    if args.mode is not None:
+        os.environ[MODE_VARIABLE] = args.mode
+    mode_code(None)
+    switch_signal()
 
 
 def _out_of_range(nproc: int) -> NoReturn:

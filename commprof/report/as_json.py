@@ -9,6 +9,7 @@ from typing import Any
 
 from commprof.analysis.overhead import Overhead
 from commprof.analysis.scaling import RunResult, Scaling
+from commprof.analysis.summaries import SummaryResult
 from commprof.analysis.world import RankSummary, WorldResult
 
 #: Raised when a field changes its meaning or goes away, not when one is added.
@@ -37,6 +38,7 @@ def as_dict(result: RunResult) -> dict[str, Any]:
                 {"num_processes": size, "reason": reason} for size, reason in result.failures
             ],
             "remarks": list(result.remarks),
+            "summaries": [_summary(summary) for summary in result.summaries],
         }
     )
     return value
@@ -88,6 +90,11 @@ def _rank(rank: RankSummary) -> dict[str, Any]:
         "samples_per_sec": rank.samples_per_s,
         "parts": dataclasses.asdict(rank.parts),
     }
+
+
+def _summary(summary: SummaryResult) -> dict[str, Any]:
+    value = dataclasses.asdict(summary)
+    return {"num_processes": value.pop("world_size"), **value}
 
 
 def _overhead(overhead: Overhead | None) -> dict[str, Any] | None:

@@ -11,6 +11,7 @@ import tabulate
 
 from commprof.analysis.overhead import Overhead
 from commprof.analysis.scaling import RunResult
+from commprof.report import summary_table
 from commprof.report.plain_text import printable
 
 _SCALING_LEGEND = """\
@@ -32,9 +33,12 @@ def render(result: RunResult, width: int) -> str:
     if result.worlds:
         blocks += [_scaling_table(result), _SCALING_LEGEND]
         blocks += [_parts_table(result), _PARTS_LEGEND]
+    blocks += summary_table.blocks(result.summaries, _table, _number)
     notes = [
         f"{size} {'rank' if size == 1 else 'ranks'}: {reason}" for size, reason in result.failures
     ]
+    shown = {world.world_size for world in result.worlds}
+    notes += summary_table.notes(result.summaries, shown)
     notes += result.remarks
     if notes:
         blocks.append("\n".join(_bullet(note, width) for note in notes))

@@ -19,6 +19,7 @@ from commprof.trace.blocks import Block, read_blocks
 from commprof.trace.documents import Group
 from commprof.trace.ring import read_rings
 from commprof.trace.schema import BlockType, Kind, Records
+from commprof.trace.summary import Summary, read_summary
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,9 @@ class Trace:
     dropped: int
     #: What could not be read, in sentences; empty for a sound trace.
     problems: tuple[str, ...]
+    #: What always-on mode kept; None where it never ran. It covers everything since then,
+    #: also what stands in ``records`` because the mode was full again.
+    summary: Summary | None = None
 
     @property
     def rank(self) -> int:
@@ -60,6 +64,7 @@ class _Content:
     complete: bool = False
     salvaged: bool = False
     problems: list[str] = field(default_factory=list)
+    summary: Summary | None = None
 
 
 def read_trace(path: Path) -> Trace:
@@ -80,7 +85,9 @@ def read_trace(path: Path) -> Trace:
         raise TraceError(f"{path}: no readable metadata block; the trace was cut off at its start")
     if not content.complete and not content.salvaged:
         rings = read_rings(content.metadata["ring_prefix"], found.session)
-        content.batches.extend(rings.batches)
+        # In always-on mode nobody keeps records, and these are of the last moment only.
+        if content.summary is None or content.summary.mode == "full":
+            content.batches.extend(rings.batches)
         content.dropped = rings.dropped
     return Trace(
         path=path,
@@ -90,6 +97,7 @@ def read_trace(path: Path) -> Trace:
         complete=content.complete,
         dropped=content.dropped,
         problems=tuple(content.problems),
+        summary=content.summary,
     )
 
 
@@ -111,6 +119,10 @@ def _take(path: Path, block: Block, content: _Content) -> None:
         elif block.type == BlockType.SALVAGED:
             content.dropped = documents.read_dropped(block.payload, documents.SALVAGED)
             content.salvaged = True
+        elif block.type == BlockType.SUMMARY:
+            summary = read_summary(block.payload)
+            if content.summary is None or summary.sequence > content.summary.sequence:
+                content.summary = summary
     except ValueError as error:
         if content.metadata is None:
             raise TraceError(f"{path}: unusable metadata: {error}") from None

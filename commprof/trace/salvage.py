@@ -34,6 +34,8 @@ def salvage(path: Path) -> int:
     done = {BlockType.END, BlockType.SALVAGED} & {block.type for block in found.blocks}
     if not done:
         rings = read_rings(ring_prefix, found.session)
+        if trace.summary is not None and trace.summary.mode != "full":
+            rings.batches.clear()  # as the reader does
         moved = sum(len(batch) for batch in rings.batches)
         counters = json.dumps({"records": moved, "dropped": rings.dropped}).encode()
         blocks = pack_block(BlockType.SALVAGED, counters)

@@ -38,6 +38,8 @@ class BlockType(IntEnum):
     GROUP = 3
     END = 4
     SALVAGED = 5
+    SUMMARY = 7
+    SPARE = 8
 
 
 class Kind(IntEnum):
@@ -83,6 +85,8 @@ STEP_SKIPPED: Final = 2
 
 #: In place of the samples read in a phase, where they cannot be counted.
 SAMPLES_UNKNOWN: Final = 2**32 - 1
+#: How much capture keeps, by code.
+MODES: Final = ("off", "always-on", "full")
 
 KINDS: Final = tuple(kind.name.lower() for kind in Kind)
 PHASES: Final = tuple(phase.name.lower() for phase in Phase)

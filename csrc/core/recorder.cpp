@@ -1,11 +1,9 @@
 #include "core/recorder.h"
 
 #include <pthread.h>
-#include <signal.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include <chrono>
 #include <cstdio>
 #include <cstring>
 #include <new>
@@ -57,31 +55,17 @@ void Recorder::start(const RecorderOptions& options) {
   complained_ = false;
   stopping_ = false;
   writer_ = std::move(writer);
+  beginModeLocked();
   drainLocked(); // the documents known so far
   startFlusherLocked();
+  wanted_.store(true);
   started_.store(true);
-  enabled_.store(true);
-}
-
-void Recorder::startFlusherLocked() {
-  // Signals belong to the user's threads.
-  sigset_t all;
-  sigset_t before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
-  try {
-    flusher_ = std::make_unique<std::thread>([this] { flusherLoop(); });
-  } catch (...) {
-    pthread_sigmask(SIG_SETMASK, &before, nullptr);
-    writer_.reset();
-    pool_.close();
-    throw;
-  }
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  refreshEnabled();
 }
 
 void Recorder::stop() {
-  enabled_.store(false);
+  wanted_.store(false);
+  refreshEnabled();
   const std::lock_guard<std::mutex> session(session_mutex_);
   if (!started()) {
     return;
@@ -95,6 +79,12 @@ void Recorder::stop() {
   flusher_.reset();
   const std::lock_guard<std::mutex> lock(mutex_);
   drainLocked();
+  if (summary_) {
+    summary_->settle();
+    next_summary_ns_ = 0;
+    drainLocked();
+    summary_.reset();
+  }
   closeLocked();
 }
 
@@ -118,19 +108,14 @@ void Recorder::closeLocked() {
   writer_.reset();
   pool_.close();
   started_.store(false);
-  enabled_.store(false); // a setEnabled(true) may have come in between
-}
-
-void Recorder::setEnabled(bool on) noexcept {
-  enabled_.store(on && started());
-  if (!started()) {
-    enabled_.store(false);
-  }
+  refreshEnabled(); // a setEnabled(true) may have come in between
 }
 
 void Recorder::push(const Record& record) noexcept {
   if (Ring* ring = pool_.mine()) {
-    ring->push(record);
+    if (ring->push(record)) {
+      wake_.notify_one(); // or it fills up before the next regular drain
+    }
   } else {
     unrecorded_.fetch_add(1, std::memory_order_relaxed);
   }
@@ -146,6 +131,7 @@ void Recorder::addDocument(BlockType type, const std::string& json) {
 
 void Recorder::flush() {
   const std::lock_guard<std::mutex> lock(mutex_);
+  next_summary_ns_ = 0;
   drainLocked();
 }
 
@@ -156,7 +142,13 @@ void Recorder::drainLocked() noexcept {
     return;
   }
   try {
-    if (!writeDocumentsLocked() || !writeRecordsLocked()) {
+    bool written = writeDocumentsLocked();
+    if (keep_records_) {
+      written = written && writeClocksLocked() && writeRecordsLocked();
+    } else {
+      foldRecordsLocked();
+    }
+    if (!written || !writeSummaryLocked()) {
       complainLocked();
     }
   } catch (const std::bad_alloc&) {
@@ -198,6 +190,10 @@ bool Recorder::writeRecordsLocked() {
     rings[i]->commit(drain_marks_[i]);
   }
   stats_.records_written += drain_buffer_.size();
+  if (summary_) {
+    summary_->fold(drain_buffer_.data(), drain_buffer_.size());
+    stats_.records_summarised += drain_buffer_.size();
+  }
   return true;
 }
 
@@ -237,15 +233,6 @@ RecorderStats Recorder::stats() {
   return stats_;
 }
 
-void Recorder::flusherLoop() {
-  pthread_setname_np(pthread_self(), "commprof-flush");
-  std::unique_lock<std::mutex> lock(mutex_);
-  while (!stopping_) {
-    wake_.wait_for(lock, std::chrono::milliseconds(options_.flush_interval_ms));
-    drainLocked();
-  }
-}
-
 void Recorder::beforeFork() {
   instance().session_mutex_.lock();
   instance().mutex_.lock();
@@ -261,8 +248,10 @@ void Recorder::afterForkParent() {
 // The child has one thread and shares the parent's files: let go of all of it.
 void Recorder::afterForkChild() {
   Recorder& self = instance();
-  self.enabled_.store(false);
+  self.wanted_.store(false);
   self.started_.store(false);
+  self.enabled_.store(false);
+  self.summary_.reset();
   self.pool_.afterForkChild();
   self.options_ = RecorderOptions{};
   self.stats_ = RecorderStats{};

@@ -3,18 +3,26 @@
 // push() is wait-free; only a thread's first one takes a lock, to get a ring. A
 // helper thread drains the rings; training threads never do file I/O except
 // once per new process group. start() and stop() may be called again and again.
+//
+// In always-on mode the helper thread folds the records into a summary of
+// bounded size in the place of appending them. Once a trace has a summary it
+// covers all that is recorded from then on, in full mode too.
 #pragma once
 
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <mutex>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "core/mode.h"
+#include "core/mode_switch.h"
 #include "core/ring_pool.h"
+#include "core/summary.h"
 #include "core/trace_writer.h"
 
 namespace commprof {
@@ -28,6 +36,9 @@ struct RecorderOptions {
   uint64_t session = 0; // random, not 0
   uint64_t ring_capacity = 1 << 14; // records per thread; a power of two
   uint32_t flush_interval_ms = 200;
+  Mode mode = Mode::kFull; // to begin with
+  std::string control_path = {}; // of ModeSwitch; empty: no file is watched
+  int switch_signal = 0; // moves on to the next mode; 0: none does
 };
 
 struct RecorderStats {
@@ -38,6 +49,8 @@ struct RecorderStats {
   uint64_t rings = 0;
   uint64_t rings_in_private_memory = 0; // would not survive SIGKILL
   int write_errno = 0; // of the last failed write
+  uint64_t records_summarised = 0; // folded into the summary
+  bool signal_taken = false; // the switch signal has a handler of the program
 };
 
 class Recorder {
@@ -56,7 +69,14 @@ class Recorder {
     return started_.load(std::memory_order_relaxed);
   }
 
-  // Any thread, any time; cheap enough to call around every step.
+  // Any thread. What was recorded before is kept as the mode before would.
+  void setMode(Mode mode);
+  Mode mode() const noexcept {
+    return mode_.load(std::memory_order_relaxed);
+  }
+
+  // Any thread, any time; cheap enough to call around every step. Off mode
+  // records nothing, whatever setEnabled() was told.
   bool enabled() const noexcept {
     return enabled_.load(std::memory_order_relaxed);
   }
@@ -81,11 +101,18 @@ class Recorder {
 
  private:
   Recorder();
+  void beginModeLocked();
   void startFlusherLocked();
   void flusherLoop();
+  void refreshEnabled() noexcept;
+  void setModeLocked(Mode mode) noexcept;
   void drainLocked() noexcept;
   bool writeDocumentsLocked() noexcept;
   bool writeRecordsLocked();
+  void foldRecordsLocked();
+  void keepClocksLocked(const Record* records, uint64_t count);
+  bool writeClocksLocked();
+  bool writeSummaryLocked();
   void complainLocked() noexcept;
   void closeLocked();
   void collectStatsLocked();
@@ -93,7 +120,9 @@ class Recorder {
   static void afterForkParent();
   static void afterForkChild();
 
-  std::atomic<bool> enabled_{false};
+  std::atomic<bool> enabled_{false}; // wanted_, with a trace and a mode for it
+  std::atomic<bool> wanted_{false};
+  std::atomic<Mode> mode_{Mode::kFull};
   std::atomic<bool> started_{false};
   std::atomic<uint64_t> op_id_{0};
   std::atomic<uint64_t> unrecorded_{0}; // pushed by threads without a ring
@@ -108,6 +137,13 @@ class Recorder {
   bool stopping_ = false;
   bool complained_ = false; // of this trace, on stderr
   std::unique_ptr<TraceWriter> writer_;
+  bool keep_records_ = true; // the mode is full
+  // The latest clock records that were not kept: full mode begins with them.
+  std::deque<Record> clocks_;
+  std::unique_ptr<Summary> summary_; // null before always-on mode
+  uint64_t summaries_ = 0; // written
+  uint64_t next_summary_ns_ = 0;
+  ModeSwitch switch_; // the helper thread's own while it runs
   RecorderOptions options_;
   RecorderStats stats_;
   struct Document {

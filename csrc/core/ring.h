@@ -56,14 +56,15 @@ class Ring {
     return *header_;
   }
 
-  // Owning thread only. Wait-free; a full ring counts the loss.
-  void push(const Record& record) noexcept {
+  // Owning thread only. Wait-free; a full ring counts the loss. True now and
+  // then while the ring is more than half full: time to drain it.
+  bool push(const Record& record) noexcept {
     const uint64_t head = header_->head.load(std::memory_order_relaxed);
     if (head - known_tail_ >= capacity_) {
       known_tail_ = header_->tail.load(std::memory_order_acquire);
       if (head - known_tail_ >= capacity_) {
         header_->dropped.fetch_add(1, std::memory_order_relaxed);
-        return;
+        return false;
       }
     }
     records_[head & mask_] = record;
@@ -71,6 +72,11 @@ class Ring {
     // The drain left the slots in another core's cache: fetch the next but one
     // while this thread does something else.
     prefetchForWrite(&records_[(head + 2) & mask_]);
+    if ((head & (kLookEvery - 1)) != 0) {
+      return false;
+    }
+    known_tail_ = header_->tail.load(std::memory_order_acquire);
+    return head - known_tail_ > capacity_ / 2;
   }
 
   // Drain lock only. Calls sink(const Record*, count) for the at most two runs
@@ -94,6 +100,8 @@ class Ring {
   }
 
  private:
+  static constexpr uint64_t kLookEvery = 1024; // pushes
+
   static void prefetchForWrite(const void* address) noexcept {
 #if defined(__x86_64__)
     asm volatile("prefetchw %0" : : "m"(*static_cast<const char*>(address)));

@@ -30,6 +30,8 @@ enum class BlockType : uint32_t {
   kGroup = 3, // JSON object: one process group
   kEnd = 4, // JSON object: closing counters; absent if the process died
   kSalvaged = 5, // JSON object: in the place of kEnd, by trace/salvage.py
+  kSummary = 7, // JSON object, then spaces; that of highest `sequence` counts
+  kSpare = 8, // nothing: room for a summary, or one that is being written
 };
 
 struct BlockHeader {

@@ -26,6 +26,13 @@ class TraceWriter {
     return writeBlock(type, json.data(), json.size());
   }
 
+  // At most this much JSON fits into a summary.
+  static constexpr size_t kMaxSummaryBytes = 384 << 10;
+  // Writes a summary over the last but one, so that the file does not grow and
+  // the last one stays whole meanwhile: after a kill at any moment a reader
+  // finds one of the two. False without room on the disk or if it is too long.
+  bool writeSummary(const std::string& json) noexcept;
+
   uint64_t bytesWritten() const noexcept {
     return offset_;
   }
@@ -35,6 +42,14 @@ class TraceWriter {
   }
 
  private:
+  // The place of a summary of up to `bytes`; several of them per file at most.
+  struct Slot {
+    uint64_t offset = 0;
+    uint64_t bytes = 0; // 0: not made yet
+  };
+  bool overwrite(const Slot& slot, const std::string& padded) noexcept;
+
+  Slot slots_[2]; // [0] is older
   int fd_ = -1;
   uint64_t offset_ = 0;
   int error_ = 0;

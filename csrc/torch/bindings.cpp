@@ -45,6 +45,14 @@ py::tuple phaseNames() {
   return py::tuple(out);
 }
 
+py::tuple modeNames() {
+  py::list out;
+#define X(name, text) out.append(text);
+  COMMPROF_MODES(X)
+#undef X
+  return py::tuple(out);
+}
+
 py::tuple dtypeNames() {
   py::list out;
   for (int i = 0; i < int(c10::ScalarType::NumOptions); ++i) {
@@ -72,6 +80,7 @@ PYBIND11_MODULE(COMMPROF_MODULE, m) {
   m.attr("KINDS") = kindNames();
   m.attr("OPS") = opNames();
   m.attr("PHASES") = phaseNames();
+  m.attr("MODES") = modeNames();
   m.attr("DTYPES") = dtypeNames();
 
   py::class_<RecorderStats>(m, "Stats", "Counters of the running capture.")
@@ -82,7 +91,9 @@ PYBIND11_MODULE(COMMPROF_MODULE, m) {
       .def_readonly("rings", &RecorderStats::rings)
       .def_readonly(
           "rings_in_private_memory", &RecorderStats::rings_in_private_memory)
-      .def_readonly("write_errno", &RecorderStats::write_errno);
+      .def_readonly("write_errno", &RecorderStats::write_errno)
+      .def_readonly("records_summarised", &RecorderStats::records_summarised)
+      .def_readonly("signal_taken", &RecorderStats::signal_taken);
 
   m.def("now_ns", &nowNs, "CLOCK_MONOTONIC in nanoseconds.");
   m.def(
@@ -92,7 +103,10 @@ PYBIND11_MODULE(COMMPROF_MODULE, m) {
          const std::string& metadata_json,
          uint64_t session,
          uint64_t ring_capacity,
-         uint32_t flush_interval_ms) {
+         uint32_t flush_interval_ms,
+         uint8_t mode,
+         const std::string& control_path,
+         int switch_signal) {
         const py::gil_scoped_release release;
         Recorder::instance().start(
             {trace_path,
@@ -100,7 +114,10 @@ PYBIND11_MODULE(COMMPROF_MODULE, m) {
              metadata_json,
              session,
              ring_capacity,
-             flush_interval_ms});
+             flush_interval_ms,
+             Mode(mode),
+             control_path,
+             switch_signal});
       },
       "Opens the trace and enables capture.",
       py::arg("trace_path"),
@@ -108,7 +125,22 @@ PYBIND11_MODULE(COMMPROF_MODULE, m) {
       py::arg("metadata_json"),
       py::arg("session"),
       py::arg("ring_capacity") = 1 << 14,
-      py::arg("flush_interval_ms") = 200);
+      py::arg("flush_interval_ms") = 200,
+      py::arg("mode") = uint8_t(Mode::kFull),
+      py::arg("control_path") = "",
+      py::arg("switch_signal") = 0);
+  m.def(
+      "set_mode",
+      [](uint8_t mode) {
+        const py::gil_scoped_release release;
+        Recorder::instance().setMode(Mode(mode));
+      },
+      "Switches the mode, by its place in MODES.",
+      py::arg("mode"));
+  m.def(
+      "mode",
+      [] { return uint8_t(Recorder::instance().mode()); },
+      "The mode's place in MODES.");
   m.def(
       "stop",
       [] {

@@ -24,6 +24,31 @@ void knownChecksums() {
   CHECK_EQ(crc32(ones.data(), ones.size()), 0xff6cab0bu);
 }
 
+uint32_t crcBitByBit(const std::string& data) {
+  uint32_t c = 0xffffffffu;
+  for (const unsigned char byte : data) {
+    c ^= byte;
+    for (int bit = 0; bit < 8; ++bit) {
+      c = (c & 1) ? 0xedb88320u ^ (c >> 1) : c >> 1;
+    }
+  }
+  return c ^ 0xffffffffu;
+}
+
+// Every length around the eight bytes of a turn, at every alignment.
+void checksumsOfAllLengths() {
+  std::string data(200, 0);
+  for (size_t i = 0; i < data.size(); ++i) {
+    data[i] = char(i * i * 7 + 3);
+  }
+  for (size_t begin = 0; begin < 8; ++begin) {
+    for (size_t length = 0; length < 70; ++length) {
+      CHECK_EQ(
+          crc32(&data[begin], length), crcBitByBit(data.substr(begin, length)));
+    }
+  }
+}
+
 void bytesOnDisk(const trace_file::Directory& directory) {
   const std::string path = directory / "bytes.trace";
   TraceWriter writer(path, 0x1122334455667788u);
@@ -90,13 +115,62 @@ void fullDiskCutsBack(const trace_file::Directory& directory) {
   CHECK_EQ(sizeOf(path), 4000u + 1024);
 }
 
+std::string summary(int number, size_t bytes) {
+  return std::to_string(number) + std::string(bytes - 1, 'x');
+}
+
+// Two places, used in turn; longer ones get two larger places, once.
+void summariesDoNotGrowTheFile(const trace_file::Directory& directory) {
+  const std::string path = directory / "summaries.trace";
+  TraceWriter writer(path, 1);
+  const uint64_t small = 2 * (24 + (48 << 10));
+  const uint64_t large = 2 * (24 + (384 << 10));
+  for (int i = 0; i < 9; ++i) {
+    CHECK(writer.writeSummary(summary(i, 1000 + i)));
+  }
+  CHECK_EQ(sizeOf(path), 32 + small);
+  CHECK(writer.writeJson(BlockType::kGroup, "group"));
+  for (int i = 0; i < 9; ++i) {
+    CHECK(writer.writeSummary(summary(i, 60'000 + i)));
+    CHECK(writer.writeSummary(summary(i, 1000))); // stays there
+  }
+  CHECK(!writer.writeSummary(summary(0, TraceWriter::kMaxSummaryBytes + 1)));
+  CHECK(writer.writeSummary(summary(7, TraceWriter::kMaxSummaryBytes)));
+  CHECK_EQ(sizeOf(path), 32 + small + 24 + 5 + large);
+  CHECK(sizeOf(path) < 1'000'000);
+  const trace_file::Content content = trace_file::read(path);
+  CHECK(content.sound);
+  CHECK_EQ(content.groups.size(), 1u);
+  CHECK_EQ(content.summaries.size(), 4u);
+  CHECK(content.summaries[0].starts_with("8xxx"));
+  CHECK(content.summaries[1].starts_with("7xxx"));
+  CHECK(content.summaries[2] == summary(7, TraceWriter::kMaxSummaryBytes));
+  CHECK(content.summaries[3].starts_with("8xxx"));
+}
+
+// Where there is no room for a second summary the first one stays.
+void aFullDiskKeepsTheLastSummary(const trace_file::Directory& directory) {
+  const std::string path = directory / "full-summary.trace";
+  TraceWriter writer(path, 1);
+  const trace_file::FullDisk full(60'000);
+  CHECK(writer.writeSummary(summary(1, 100)));
+  CHECK(!writer.writeSummary(summary(2, 100)));
+  CHECK_EQ(writer.error(), EFBIG);
+  const trace_file::Content content = trace_file::read(path);
+  CHECK(content.sound);
+  CHECK_EQ(content.summaries.size(), 1u);
+}
+
 } // namespace
 
 int main() {
   const trace_file::Directory directory;
   knownChecksums();
+  checksumsOfAllLengths();
   bytesOnDisk(directory);
   badPathsThrow(directory);
   fullDiskCutsBack(directory);
+  summariesDoNotGrowTheFile(directory);
+  aFullDiskKeepsTheLastSummary(directory);
   return check::report();
 }

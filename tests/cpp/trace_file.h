@@ -67,6 +67,7 @@ struct Content {
   std::vector<std::string> metadata;
   std::vector<std::string> groups;
   std::vector<std::string> end;
+  std::vector<std::string> summaries; // in file order
   std::vector<commprof::Record> records; // in file order
 
   // The records of each thread, in file order.
@@ -90,8 +91,12 @@ inline void takeBlock(
     std::memcpy(&content.records[before], payload.data(), payload.size());
     return;
   }
+  if (type == BlockType::kSpare) {
+    return;
+  }
   auto& list = type == BlockType::kMetadata ? content.metadata
       : type == BlockType::kGroup           ? content.groups
+      : type == BlockType::kSummary         ? content.summaries
                                             : content.end;
   list.push_back(payload);
 }
@@ -113,7 +118,8 @@ inline Content read(const std::string& path) {
       return content;
     }
     const std::string payload = data.substr(at, header.payload_bytes);
-    if (commprof::crc32(payload.data(), payload.size()) != header.crc32) {
+    if (header.type != commprof::BlockType::kSpare &&
+        commprof::crc32(payload.data(), payload.size()) != header.crc32) {
       return content;
     }
     takeBlock(header.type, payload, content);

@@ -8,6 +8,7 @@ from typing import Any
 from commprof.analysis.intervals import Interval
 from commprof.analysis.overhead import Overhead
 from commprof.analysis.scaling import RunResult, scale
+from commprof.analysis.summaries import OperationRow, Quantiles, SummaryResult
 from commprof.analysis.world import RankSummary, StepParts, WorldResult
 
 PARTS = StepParts(
@@ -90,6 +91,43 @@ def world(world_size: int = 1, **values: Any) -> WorldResult:
         "problems": (),
     }
     return WorldResult(**{**defaults, **values})
+
+
+def summary(world_size: int = 1, **values: Any) -> SummaryResult:
+    """Always-on for a minute: one kind of operation, 600 steps of 100 ms."""
+    operation = OperationRow(
+        op="all_reduce",
+        group="0",
+        below_bytes=2**21,
+        count=1200 * world_size,
+        bytes=1_500_000_000 * world_size,
+        failed=1,
+        unfinished=2,
+        duration=Quantiles(1198, 12.5, 20.25, 31.0, 15_000.0),
+        wait=Quantiles(7, 0.0125, 0.5, 0.75, 1.5),
+    )
+    defaults: dict[str, Any] = {
+        "world_size": world_size,
+        "ranks": tuple(range(world_size)),
+        "covered_s": 60.0,
+        "steps": 600,
+        "step_median_ms": 99.0,
+        "step_p95_ms": 120.0,
+        "data_ms": 1.0,
+        "forward_ms": 20.0,
+        "backward_ms": 40.0,
+        "exposed_ms": 30.0,
+        "optimizer_ms": 5.0,
+        "other_ms": 4.0,
+        "step_ms": 100.0,
+        "exposed_p95_ms": 45.0,
+        "operations": (operation,),
+        "moved": 0,
+        "dropped_records": 0,
+        "unmatched": 0,
+        "problems": (),
+    }
+    return SummaryResult(**{**defaults, **values})
 
 
 def run_result(*worlds: WorldResult, **values: Any) -> RunResult:

@@ -13,9 +13,14 @@ import pytest
 
 from commprof.analysis.stragglers import LateRank
 from commprof.report.as_json import SCHEMA_VERSION, as_dict, render
-from tests.support.results import PARTS, context, parts, run_result, world
+from tests.support.results import PARTS, context, parts, run_result, summary, world
 
 DESCRIPTION = Path(__file__).parents[2] / "docs" / "json_format.md"
+
+QUANTILES = {
+    "count": int,
+    **dict.fromkeys(("p50_ms", "p95_ms", "p99_ms", "total_ms"), float),
+}
 
 SCHEMA: dict[str, Any] = {
     "schema_version": int,
@@ -74,6 +79,30 @@ SCHEMA: dict[str, Any] = {
     "overhead": dict,
     "failures": [{"num_processes": int, "reason": str}],
     "remarks": [str],
+    "summaries": [
+        {
+            "num_processes": int,
+            "ranks": [int],
+            "covered_s": float,
+            "steps": int,
+            **dict.fromkeys(
+                (
+                    *("step_median_ms", "step_p95_ms", "exposed_p95_ms", "data_ms", "forward_ms"),
+                    *("backward_ms", "exposed_ms", "optimizer_ms", "other_ms", "step_ms"),
+                ),
+                float,
+            ),
+            "operations": [
+                {
+                    **{"op": str, "group": str, "below_bytes": int, "count": int, "bytes": int},
+                    **{"failed": int, "unfinished": int},
+                    "duration": QUANTILES,
+                    "wait": QUANTILES,
+                }
+            ],
+            **{"moved": int, "dropped_records": int, "unmatched": int, "problems": [str]},
+        }
+    ],
 }
 """A change here is a change for every reader: raise SCHEMA_VERSION if a field goes or changes."""
 
@@ -86,7 +115,14 @@ def full_run() -> dict[str, Any]:
         world(2, late_rank=late, missing_ranks=(1,), problems=("b",)),
     )
     document: dict[str, Any] = json.loads(
-        render(run_result(*worlds, failures=((4, "rank 1 failed"),), remarks=("a remark",)))
+        render(
+            run_result(
+                *worlds,
+                failures=((4, "rank 1 failed"),),
+                remarks=("a remark",),
+                summaries=(summary(2, problems=("c",)),),
+            )
+        )
     )
     return document
 

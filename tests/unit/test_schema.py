@@ -13,9 +13,11 @@ from commprof import _native
 from commprof.capture.metadata import trace_metadata
 from commprof.trace import documents, schema
 from commprof.trace.documents import Shape
+from commprof.trace.summary import SUMMARY_COUNTERS, SUMMARY_PARTS
 
 ROOT = Path(__file__).parents[2]
 RECORD_H = (ROOT / "csrc/core/record.h").read_text()
+MODE_H = (ROOT / "csrc/core/mode.h").read_text()
 TRACE_FORMAT_H = (ROOT / "csrc/core/trace_format.h").read_text()
 DOCUMENT = (ROOT / "docs/trace_format.md").read_text()
 FLAGS = {
@@ -66,6 +68,7 @@ def test_tables_equal_the_header() -> None:
     assert tuple(from_macro("COMMPROF_KINDS")) == schema.KINDS
     assert tuple(from_macro("COMMPROF_OPS")) == schema.OPS
     assert tuple(from_macro("COMMPROF_PHASES")) == schema.PHASES
+    assert tuple(re.findall(r'^  X\(\w+, "([\w-]+)"\)', MODE_H, re.MULTILINE)) == schema.MODES
     flags = re.findall(r"k(\w+) =\s+(\d+);", RECORD_H)
     assert {snake_case(name): int(value) for name, value in flags} == FLAGS
     blocks = re.findall(r"^  k(\w+) = (\d+),", TRACE_FORMAT_H, re.MULTILINE)
@@ -80,6 +83,7 @@ def test_tables_equal_the_module() -> None:
     assert schema.KINDS == _native.native.KINDS
     assert schema.OPS == _native.native.OPS
     assert schema.PHASES == _native.native.PHASES
+    assert schema.MODES == _native.native.MODES
 
 
 @pytest.mark.parametrize("names", [schema.KINDS, schema.OPS, schema.PHASES])
@@ -166,6 +170,7 @@ def test_documented_json_keys() -> None:
         "group": documents.GROUP,
         "end": documents.END,
         "salvaged": documents.SALVAGED,
+        "summary": dict.fromkeys((*SUMMARY_COUNTERS, *SUMMARY_PARTS), int),
     }
     for name, shape in shapes.items():
         keys = {key.strip("`"): content for block, key, content in rows if block == name}

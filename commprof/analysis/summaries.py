@@ -1,0 +1,170 @@
+"""One world size from the summaries of always-on mode: no records are needed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from commprof.analysis import histogram
+from commprof.trace import schema
+from commprof.trace.reader import Trace
+from commprof.trace.run_directory import WorldRun
+from commprof.trace.schema import Phase
+from commprof.trace.summary import Histogram, OperationSummary, Summary
+from commprof.units import ns_to_ms, ns_to_s
+
+
+@dataclass(frozen=True)
+class Quantiles:
+    """Of one histogram, in milliseconds; each within 1 %. NaN without values."""
+
+    #: Values behind it.
+    count: int
+    p50_ms: float
+    p95_ms: float
+    p99_ms: float
+    #: Exact.
+    total_ms: float
+
+
+@dataclass(frozen=True)
+class OperationRow:
+    """One kind of operation, over all ranks."""
+
+    #: c10d's name; "other" for those that found no place of their own.
+    op: str
+    #: Name of the process group, the same on all ranks; empty for "other".
+    group: str
+    #: The message's size lies below this, and not below half of it; 0 for none.
+    below_bytes: int
+    #: Issued, on all ranks.
+    count: int
+    #: Sum over them of the larger of input and output.
+    bytes: int
+    failed: int
+    unfinished: int
+    #: From issue to completion.
+    duration: Quantiles
+    #: Of the waits that blocked.
+    wait: Quantiles
+
+
+@dataclass(frozen=True)
+class SummaryResult:
+    """All ranks of one world size since always-on mode began, without each rank's first step."""
+
+    world_size: int
+    #: Those that left a summary.
+    ranks: tuple[int, ...]
+    #: Longest time that one of them covers.
+    covered_s: float
+    #: Fewest steps of a rank.
+    steps: int
+    #: Over all steps of all ranks; quantiles within 1 %.
+    step_median_ms: float
+    step_p95_ms: float
+    #: Means over all steps of all ranks, exact; the parts add up to ``step_ms``.
+    data_ms: float
+    forward_ms: float
+    backward_ms: float
+    exposed_ms: float
+    optimizer_ms: float
+    other_ms: float
+    step_ms: float
+    exposed_p95_ms: float
+    #: By total time from issue to completion, largest first.
+    operations: tuple[OperationRow, ...]
+    #: Operations that count in the row "other".
+    moved: int
+    dropped_records: int
+    #: Completions and waits whose issue was not seen.
+    unmatched: int
+    #: Traces that could not be read, or not to their end, in sentences.
+    problems: tuple[str, ...]
+
+
+def analyse_summaries(run: WorldRun) -> SummaryResult | None:
+    """Merges the ranks' summaries; None where no rank left one."""
+    found = {
+        rank: (trace, trace.summary)
+        for rank, trace in sorted(run.traces.items())
+        if trace.summary is not None
+    }
+    if not found:
+        return None
+    summaries = [summary for _, summary in found.values()]
+    steps = histogram.merge(summary.steps for summary in summaries)
+    exposed = histogram.merge(summary.exposed for summary in summaries)
+    means = {phase: _mean_ms([s.phases[phase] for s in summaries]) for phase in Phase}
+    return SummaryResult(
+        world_size=run.world_size,
+        ranks=tuple(found),
+        covered_s=max(ns_to_s(summary.end_ns - summary.begin_ns) for summary in summaries),
+        steps=min(summary.steps.count for summary in summaries),
+        step_median_ms=ns_to_ms(histogram.quantile(steps, 0.5)),
+        step_p95_ms=ns_to_ms(histogram.quantile(steps, 0.95)),
+        data_ms=means[Phase.DATA],
+        forward_ms=means[Phase.FORWARD],
+        backward_ms=means[Phase.BACKWARD],
+        exposed_ms=ns_to_ms(histogram.mean(exposed)),
+        optimizer_ms=means[Phase.OPTIMIZER],
+        other_ms=means[Phase.OTHER],
+        step_ms=ns_to_ms(histogram.mean(steps)),
+        exposed_p95_ms=ns_to_ms(histogram.quantile(exposed, 0.95)),
+        operations=_operations(list(found.values())),
+        moved=sum(summary.moved for summary in summaries),
+        dropped_records=sum(max(trace.dropped, s.dropped) for trace, s in found.values()),
+        unmatched=sum(summary.unmatched for summary in summaries),
+        problems=run.problems,
+    )
+
+
+def _mean_ms(histograms: Sequence[Histogram]) -> float:
+    return ns_to_ms(histogram.mean(histogram.merge(histograms)))
+
+
+def _operations(found: Sequence[tuple[Trace, Summary]]) -> tuple[OperationRow, ...]:
+    """Joined over the ranks by names: a group's number is its process's own."""
+    rows: dict[tuple[str, str, int], list[OperationSummary]] = {}
+    for trace, summary in found:
+        for one in summary.operations:
+            group = trace.groups.get(one.group)
+            name = "" if one.group == 0 else f"#{one.group}" if group is None else group.name
+            rows.setdefault((_name(trace, one.op), name, one.size_class), []).append(one)
+    made = [_row(*key, parts) for key, parts in rows.items()]
+    return tuple(sorted(made, key=lambda row: (-_weight(row), row.op, row.group, row.below_bytes)))
+
+
+def _weight(row: OperationRow) -> float:
+    return 0.0 if math.isnan(row.duration.total_ms) else row.duration.total_ms
+
+
+def _name(trace: Trace, op: int) -> str:
+    names = trace.metadata.get("ops", schema.OPS)
+    return str(names[op]) if op < len(names) else f"#{op}"
+
+
+def _row(op: str, group: str, size_class: int, parts: Sequence[OperationSummary]) -> OperationRow:
+    return OperationRow(
+        op=op,
+        group=group,
+        below_bytes=2**size_class if size_class else 0,
+        count=sum(part.count for part in parts),
+        bytes=sum(part.bytes for part in parts),
+        failed=sum(part.failed for part in parts),
+        unfinished=sum(part.unfinished for part in parts),
+        duration=_quantiles([part.duration for part in parts]),
+        wait=_quantiles([part.wait for part in parts]),
+    )
+
+
+def _quantiles(parts: Sequence[Histogram]) -> Quantiles:
+    merged = histogram.merge(parts)
+    return Quantiles(
+        count=merged.count,
+        p50_ms=ns_to_ms(histogram.quantile(merged, 0.5)),
+        p95_ms=ns_to_ms(histogram.quantile(merged, 0.95)),
+        p99_ms=ns_to_ms(histogram.quantile(merged, 0.99)),
+        total_ms=ns_to_ms(merged.sum_ns) if merged.count else math.nan,
+    )

@@ -1,0 +1,125 @@
+"""What always-on mode summarised, as text for the terminal."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+from commprof.analysis.summaries import OperationRow, Quantiles, SummaryResult
+from commprof.report.plain_text import printable
+
+#: Renders rows under headers; ``report/table.py`` brings its own.
+Table = Callable[[Sequence[Sequence[Any]], Sequence[str]], str]
+
+_LEGEND = """\
+From the histograms of always-on mode, over all ranks, each without its first step. Times in ms;
+step and parts: means, exact; median, p50, p95, p99: within 1 %. wait and wire cannot be known from
+histograms: they need every rank's arrival at every collective, which full mode records."""
+
+_OPERATIONS_LEGEND = """\
+count: issued, on all ranks. duration: from issue to completion. blocked: waits of 1 us or more in
+Work.wait; DDP waits in its finalisation instead, which is in exposed. size: bytes of the message.
+open: no completion was seen."""
+
+
+def blocks(
+    summaries: Sequence[SummaryResult], table: Table, number: Callable[[float], str]
+) -> list[str]:
+    """Blocks of text, empty without summaries."""
+    if not summaries:
+        return []
+    parts = [table([_parts_row(s, number) for s in summaries], _PARTS_HEADERS), _LEGEND]
+    for summary in summaries:
+        if summary.operations:
+            rows = [_operation_row(row, number) for row in summary.operations]
+            parts.append(_heading(summary) + "\n" + table(rows, _OPERATION_HEADERS))
+    return [*parts, _OPERATIONS_LEGEND]
+
+
+def notes(summaries: Sequence[SummaryResult], told: Collection[int]) -> list[str]:
+    """What the reader must know of them, in sentences.
+
+    Args:
+        summaries: of the run.
+        told: world sizes whose unreadable traces the report names anyway.
+    """
+    found = []
+    for summary in summaries:
+        where = f"Always-on, {_ranks(summary.world_size)}: "
+        missing = [rank for rank in range(summary.world_size) if rank not in summary.ranks]
+        if missing:
+            listed = ", ".join(map(str, missing))
+            found.append(f"{where}no summary from {listed}; the figures are of the other ranks.")
+        if summary.world_size not in told:
+            found += [where + problem for problem in summary.problems]
+        if summary.dropped_records:
+            found.append(
+                f"{where}{summary.dropped_records} records were dropped because a ring was full: "
+                "counts and exposed time may be too small."
+            )
+        if summary.moved:
+            found.append(
+                f"{where}{summary.moved} operations of rare kinds count as other, so that the "
+                "summary stays small."
+            )
+        if summary.unmatched:
+            found.append(
+                f"{where}{summary.unmatched} completions or waits belong to operations that were "
+                "not seen, and are in no figure."
+            )
+    return found
+
+
+_PARTS_HEADERS = (
+    *("ranks", "steps", "step ms\nmedian", "\np95", "data", "forward", "back-\nward"),
+    *("exposed", "\np95", "opti-\nmizer", "other", "= step", "wait", "wire"),
+)
+_OPERATION_HEADERS = (
+    *("operation", "group", "size", "count", "MB", "duration\np50", "\np95", "\np99"),
+    *("blocked\ncount", "\np50", "\np95", "\np99", "failed", "open"),
+)
+
+
+def _parts_row(summary: SummaryResult, number: Callable[[float], str]) -> tuple[Any, ...]:
+    times = (
+        *(summary.step_median_ms, summary.step_p95_ms, summary.data_ms, summary.forward_ms),
+        *(summary.backward_ms, summary.exposed_ms, summary.exposed_p95_ms),
+        *(summary.optimizer_ms, summary.other_ms, summary.step_ms, math.nan, math.nan),
+    )
+    return (summary.world_size, summary.steps, *map(number, times))
+
+
+def _operation_row(row: OperationRow, number: Callable[[float], str]) -> tuple[Any, ...]:
+    return (
+        *(printable(row.op), printable(row.group) or "-", _size(row.below_bytes), row.count),
+        number(row.bytes / 1e6),
+        *_times(row.duration, number),
+        row.wait.count,
+        *_times(row.wait, number),
+        row.failed,
+        row.unfinished,
+    )
+
+
+def _times(quantiles: Quantiles, number: Callable[[float], str]) -> list[str]:
+    return [number(x) for x in (quantiles.p50_ms, quantiles.p95_ms, quantiles.p99_ms)]
+
+
+def _size(below_bytes: int) -> str:
+    """The half-open range of a size class, in powers of two."""
+    if below_bytes == 0:
+        return "0"
+    power = below_bytes.bit_length() - 1
+    unit, name = next(
+        (u, n) for u, n in ((30, "Gi"), (20, "Mi"), (10, "Ki"), (0, "")) if power > u or u == 0
+    )
+    return f"<{2 ** (power - unit)}{name}"
+
+
+def _heading(summary: SummaryResult) -> str:
+    return f"Operations at {_ranks(summary.world_size)}, {summary.covered_s:.1f} s:"
+
+
+def _ranks(world_size: int) -> str:
+    return f"{world_size} {'rank' if world_size == 1 else 'ranks'}"

@@ -1,0 +1,159 @@
+// The recorder's helper thread, and what the mode makes of the records.
+#include <pthread.h>
+#include <signal.h>
+
+#include <chrono>
+
+#include "core/clock.h"
+#include "core/recorder.h"
+
+namespace commprof {
+
+namespace {
+
+// A process that is killed loses what its summary gained since it was written.
+constexpr uint64_t kSummaryEveryNs = 5'000'000'000;
+constexpr size_t kClocksKept = 64;
+
+} // namespace
+
+void Recorder::startFlusherLocked() {
+  // Signals belong to the user's threads.
+  sigset_t all;
+  sigset_t before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  try {
+    flusher_ = std::make_unique<std::thread>([this] { flusherLoop(); });
+  } catch (...) {
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    writer_.reset();
+    pool_.close();
+    throw;
+  }
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+}
+
+void Recorder::flusherLoop() {
+  pthread_setname_np(pthread_self(), "commprof-flush");
+  std::unique_lock<std::mutex> lock(mutex_);
+  while (!stopping_) {
+    wake_.wait_for(lock, std::chrono::milliseconds(options_.flush_interval_ms));
+    drainLocked();
+    lock.unlock(); // the file may lie on a slow disk
+    const std::optional<Mode> asked = switch_.poll(mode());
+    lock.lock();
+    if (asked && *asked != mode() && !stopping_) {
+      setModeLocked(*asked);
+    }
+  }
+}
+
+void Recorder::beginModeLocked() {
+  summary_.reset();
+  summaries_ = 0;
+  switch_.watch(options_.control_path);
+  mode_.store(switch_.poll(options_.mode).value_or(options_.mode));
+  keep_records_ = mode() == Mode::kFull;
+  clocks_.clear();
+  if (mode() == Mode::kAlwaysOn) {
+    summary_ = std::make_unique<Summary>(nowNs());
+    next_summary_ns_ = 0;
+  }
+  stats_.signal_taken = options_.switch_signal != 0 &&
+      !ModeSwitch::countSignals(options_.switch_signal);
+}
+
+void Recorder::setEnabled(bool on) noexcept {
+  wanted_.store(on && started());
+  refreshEnabled();
+}
+
+// Of two threads that come here at once, the one that stores last looks again.
+void Recorder::refreshEnabled() noexcept {
+  bool on = false;
+  do {
+    on = wanted_.load() && started_.load() && mode_.load() != Mode::kOff;
+    enabled_.store(on);
+  } while (on !=
+           (wanted_.load() && started_.load() && mode_.load() != Mode::kOff));
+}
+
+void Recorder::setMode(Mode mode) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (writer_) {
+    setModeLocked(mode);
+  }
+}
+
+void Recorder::setModeLocked(Mode mode) noexcept {
+  drainLocked();
+  if (mode == Mode::kAlwaysOn && !summary_) {
+    try {
+      summary_ = std::make_unique<Summary>(nowNs());
+    } catch (const std::bad_alloc&) {
+      return; // all stays as it is
+    }
+  }
+  mode_.store(mode);
+  refreshEnabled();
+  drainLocked(); // what came in between, still in the manner of before
+  keep_records_ = mode == Mode::kFull;
+  next_summary_ns_ = 0; // the summary tells the mode
+  drainLocked();
+}
+
+// The records stay in the rings until they are in the summary.
+void Recorder::foldRecordsLocked() {
+  for (Ring* ring : pool_.rings()) {
+    ring->commit(ring->peek([this](const Record* records, uint64_t count) {
+      if (summary_) {
+        summary_->fold(records, count);
+        stats_.records_summarised += count;
+      }
+      keepClocksLocked(records, count);
+    }));
+  }
+}
+
+void Recorder::keepClocksLocked(const Record* records, uint64_t count) {
+  for (uint64_t i = 0; i < count; ++i) {
+    if (records[i].kind == Kind::kClock) {
+      clocks_.push_back(records[i]);
+    }
+  }
+  while (clocks_.size() > kClocksKept) {
+    clocks_.pop_front();
+  }
+}
+
+bool Recorder::writeClocksLocked() {
+  if (clocks_.empty()) {
+    return true;
+  }
+  const std::vector<Record> records(clocks_.begin(), clocks_.end());
+  if (!writer_->writeBlock(
+          BlockType::kRecords,
+          records.data(),
+          records.size() * sizeof(Record))) {
+    return false;
+  }
+  stats_.records_written += records.size();
+  clocks_.clear();
+  return true;
+}
+
+bool Recorder::writeSummaryLocked() {
+  const uint64_t now_ns = nowNs();
+  if (!summary_ || now_ns < next_summary_ns_) {
+    return true;
+  }
+  next_summary_ns_ = now_ns + kSummaryEveryNs;
+  collectStatsLocked();
+  const Summary::State state{
+      ++summaries_, now_ns, mode(), stats_.records_dropped};
+  return writer_->writeSummary(
+      summary_->json(state, TraceWriter::kMaxSummaryBytes));
+}
+
+} // namespace commprof

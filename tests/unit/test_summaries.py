@@ -1,0 +1,203 @@
+"""Summaries of always-on mode: reading them, and what the ranks together make of them."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from commprof.analysis import histogram
+from commprof.analysis.run import analyse_run
+from commprof.report import table
+from commprof.trace.reader import read_trace
+from commprof.trace.summary import read_summary
+from tests.support import trace_bytes as made
+
+SUMMARY_BLOCK, SPARE_BLOCK = 7, 8
+MS = 1_000_000
+
+
+def document(values_ns: list[int]) -> dict[str, Any]:
+    found = histogram.of(values_ns)
+    gaps = np.diff(found.buckets, prepend=0).tolist()
+    pairs = [x for pair in zip(gaps, found.counts.tolist(), strict=True) for x in pair]
+    counters = {"count": found.count, "sum": found.sum_ns, "min": found.min_ns}
+    return {**counters, "max": found.max_ns, "buckets": pairs}
+
+
+def operation(**changes: Any) -> dict[str, Any]:
+    return {
+        "op": 1,
+        "group": 1,
+        "size_class": 21,
+        "count": 2,
+        "bytes": 3_000_000,
+        "failed": 0,
+        "unfinished": 0,
+        "duration": document([4 * MS, 6 * MS]),
+        "wait": document([]),
+        **changes,
+    }
+
+
+def summary(**changes: Any) -> dict[str, Any]:
+    """Two steps of 10 ms: data 1, forward 2, backward 3, optimizer 0, exposed 3, other 1."""
+    return {
+        "sequence": 1,
+        "mode": "always-on",
+        "begin_ns": 0,
+        "end_ns": 2_000_000_000,
+        "records": 9,
+        "dropped": 0,
+        "unmatched": 0,
+        "moved": 0,
+        "steps": document([10 * MS] * 2),
+        "exposed": document([3 * MS] * 2),
+        "phases": [document([n * MS] * 2) for n in (1, 1, 2, 3, 0)],
+        "operations": [operation()],
+        **changes,
+    }
+
+
+def block(value: object, padding: int = 10) -> bytes:
+    return made.block(SUMMARY_BLOCK, json.dumps(value).encode() + b" " * padding)
+
+
+def write(path: Path, *blocks: bytes, rank: int = 0, world_size: int = 1, group: int = 1) -> Path:
+    metadata = {"rank": rank, "world_size": world_size, "ops": ["other", "all_reduce"]}
+    groups = made.document(made.GROUP_BLOCK, made.group(group, name="dp"))
+    path.write_bytes(made.trace(groups, *blocks, **metadata))
+    return path
+
+
+def test_the_highest_sequence_counts_and_spare_room_is_none(tmp_path: Path) -> None:
+    spare = b"CPKB\x08\0\0\0\x05\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0trash"
+    path = write(
+        tmp_path / "a.trace",
+        block(summary(sequence=3)),
+        spare,
+        block(summary(sequence=4, records=77)),
+        block(summary(sequence=2)),
+        made.end(),
+    )
+    trace = read_trace(path)
+    assert trace.problems == ()
+    assert trace.summary is not None
+    assert (trace.summary.sequence, trace.summary.records) == (4, 77)
+    assert trace.summary.operations[0].duration.sum_ns == 10 * MS
+
+
+def test_a_torn_summary_leaves_the_one_before(tmp_path: Path) -> None:
+    torn = bytearray(block(summary(sequence=2)))
+    torn[40] ^= 1
+    trace = read_trace(write(tmp_path / "a.trace", bytes(torn), block(summary()), made.end()))
+    assert trace.summary is not None
+    assert trace.summary.sequence == 1
+    assert "wrong checksum" in trace.problems[0]
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"sequence": -1}, "sequence is not a whole number"),
+        ({"records": 2**63}, "records is not a whole number"),
+        ({"mode": "some"}, "mode is none of"),
+        ({"phases": []}, "phases has 0 items"),
+        ({"steps": []}, "buckets is missing"),
+        ({"steps": {**document([5]), "buckets": [5]}}, "no pairs"),
+        ({"steps": {**document([5]), "buckets": [2368, 1]}}, "contradict"),
+        ({"steps": {**document([5]), "buckets": [5, 2]}}, "contradict"),
+        ({"steps": {**document([5, 5]), "buckets": [5, 1, 0, 1]}}, "contradict"),
+        ({"steps": {**document([5]), "buckets": [2**62, 1]}}, "contradict"),
+        ({"steps": {**document([5]), "min": 6}}, "the least"),
+        ({"operations": 1}, "operations is not a list"),
+        ({"operations": [1]}, "size_class is missing"),
+        ({"operations": [operation(size_class=65)]}, "size_class is above 64"),
+        ({"operations": [operation(count=True)]}, "count is not a whole number"),
+    ],
+)
+def test_unusable_summaries_are_named(change: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        read_summary(memoryview(json.dumps(summary(**change)).encode()))
+
+
+def test_every_missing_key_is_named() -> None:
+    for key in summary():
+        value = summary()
+        del value[key]
+        with pytest.raises(ValueError, match=f"{key} is missing"):
+            read_summary(memoryview(json.dumps(value).encode()))
+
+
+def two_ranks(directory: Path) -> None:
+    """The same group has number 1 on rank 0 and 2 on rank 1, whose steps take 20 ms."""
+    write(directory / "rank_0.trace", block(summary()), made.end(), world_size=2)
+    other = summary(
+        steps=document([20 * MS] * 2),
+        exposed=document([13 * MS] * 2),
+        end_ns=3_000_000_000,
+        operations=[
+            operation(group=2, duration=document([8 * MS] * 2), failed=1),
+            operation(op=0, group=0, size_class=0, count=5, duration=document([])),
+        ],
+        moved=5,
+    )
+    write(
+        directory / "rank_1.trace", block(other), made.end(dropped=3), rank=1, world_size=2, group=2
+    )
+
+
+def test_the_ranks_together(tmp_path: Path) -> None:
+    two_ranks(tmp_path)
+    result = analyse_run(tmp_path)
+    (found,) = result.summaries
+    assert (result.worlds, result.failures) == ((), ())
+    assert (found.ranks, found.steps, found.covered_s) == ((0, 1), 2, 3.0)
+    parts = (found.data_ms, found.forward_ms, found.backward_ms, found.optimizer_ms)
+    assert parts == (1, 2, 3, 0)
+    assert (found.step_ms, found.exposed_ms, found.other_ms) == (15, 8, 1)
+    assert sum(parts) + found.exposed_ms + found.other_ms == found.step_ms
+    # Rank 2 of 4 is one of rank 0's steps.
+    assert found.step_median_ms == pytest.approx(10, rel=0.01)
+    assert found.step_p95_ms == pytest.approx(20, rel=0.01)
+    reduce, others = found.operations
+    assert (reduce.op, reduce.group, reduce.below_bytes) == ("all_reduce", "dp", 2**21)
+    assert (reduce.count, reduce.bytes, reduce.failed) == (4, 6_000_000, 1)
+    assert reduce.duration.count == 4
+    assert reduce.duration.total_ms == 26
+    assert reduce.duration.p50_ms == pytest.approx(6, rel=0.01)
+    assert reduce.duration.p99_ms == pytest.approx(8, rel=0.01)
+    assert (others.op, others.group, others.below_bytes, others.count) == ("other", "", 0, 5)
+    assert (found.moved, found.dropped_records) == (5, 3)
+
+
+def test_the_report_says_what_cannot_be_known_and_what_is_missing(tmp_path: Path) -> None:
+    two_ranks(tmp_path)
+    text = table.render(analyse_run(tmp_path), 100)
+    assert text.count("wait and wire cannot be known") == 1
+    row = next(line.split() for line in text.splitlines() if line.startswith("    2  "))
+    assert row[:2] == ["2", "2"]
+    assert row[-2:] == ["-", "-"]
+    assert re.search(r"all_reduce +dp +<2Mi", text)
+    assert "3 records were dropped" in text
+    assert "5 operations of rare kinds count as other" in text
+    (tmp_path / "rank_1.trace").unlink()
+    text = table.render(analyse_run(tmp_path), 100)
+    assert "no summary from 1;" in text
+
+
+def test_a_rank_that_was_killed_keeps_its_summary_and_not_the_last_moment(tmp_path: Path) -> None:
+    """In always-on mode the ring's records are of 200 ms; in full mode they are the newest."""
+    for mode, expected in (("always-on", 0), ("full", 1)):
+        prefix = tmp_path / f"{mode}-"
+        Path(f"{prefix}0.ring").write_bytes(made.ring({0: made.record(5)}, head=1, dropped=2))
+        path = tmp_path / "rank_0.trace"
+        path.write_bytes(made.trace(block(summary(mode=mode)), ring_prefix=str(prefix)))
+        trace = read_trace(path)
+        assert (len(trace.records), trace.dropped) == (expected, 2)
+    text = table.render(analyse_run(tmp_path), 100)
+    assert "never closed its trace" in text
