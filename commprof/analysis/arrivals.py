@@ -24,6 +24,8 @@ class Arrivals:
     last_arrival_ns: Ints
     #: Global rank that arrived last; -1 where not known.
     late_rank: Ints
+    #: Number of the collective, the same on all ranks; -1 where not all ranks were seen.
+    collective: Ints
 
 
 def clocks_are_shared(traces: Sequence[Trace]) -> bool:
@@ -63,11 +65,12 @@ def match_arrivals(traces: Sequence[Trace], tables: Sequence[Collectives]) -> li
     complete = (issued == size[last_row]) & (distinct == issued)
     last_ns = np.where(complete, issue_ns[last_row], 0)[member]
     late = np.where(complete, rank[last_row], -1)[member]
+    number = np.where(complete[member], member, -1)
     bounds = np.cumsum([len(table) for table in tables])[:-1]
     return [
-        Arrivals(part_ns, part_rank)
-        for part_ns, part_rank in zip(
-            np.split(last_ns, bounds), np.split(late, bounds), strict=True
+        Arrivals(*parts)
+        for parts in zip(
+            *(np.split(values, bounds) for values in (last_ns, late, number)), strict=True
         )
     ]
 

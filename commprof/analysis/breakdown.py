@@ -151,7 +151,8 @@ def _exposed_by_phase(
 def _split(exposed: Exposures, table: Collectives, arrivals: Arrivals | None) -> Waiting:
     if arrivals is not None:
         return split(exposed, table, arrivals)
-    return Waiting(np.full(len(exposed), np.nan), np.full(len(exposed), -1, dtype=np.int64))
+    unknown = np.full(len(exposed), -1, dtype=np.int64)
+    return Waiting(np.full(len(exposed), np.nan), unknown, unknown)
 
 
 def _waiting(

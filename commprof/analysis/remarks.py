@@ -9,6 +9,7 @@ from typing import Any
 from commprof.analysis.overhead import Overhead
 from commprof.analysis.scaling import Scaling
 from commprof.analysis.script_remarks import script_remarks
+from commprof.analysis.stragglers import LateRank
 from commprof.analysis.world import WorldResult
 from commprof.units import ns_to_ms
 
@@ -117,7 +118,7 @@ def _about_world(world: WorldResult) -> list[str]:
         found.append(
             f"Rank {late.rank} comes late at {name}: each of the others waits "
             f"{ns_to_ms(late.wait_ns):.1f} ms per step for it, {late.share:.0%} of all waiting "
-            f"(by chance: p = {late.p_value:.4f})."
+            f"(by chance: p = {late.p_value:.4f}). {_about_lateness(late)}"
         )
     if not world.clocks_shared:
         found.append(
@@ -151,6 +152,22 @@ def _about_world(world: WorldResult) -> list[str]:
         )
     found.extend(f"At {name}: {problem}." for problem in world.problems)
     return found
+
+
+def _about_lateness(late: LateRank) -> str:
+    text = (
+        f"It was late in {late.late_steps} of {late.measured_steps} measured steps and cost the "
+        f"others {late.cost_s:.3g} s of waiting in all; "
+    )
+    if math.isnan(late.phase_share):
+        return text + "in which phase it fell behind cannot be told."
+    if late.phase is None:
+        return text + (
+            "its lateness is spread over phases, of which none explains more than "
+            f"{late.phase_share:.0%}."
+        )
+    where = "outside of all phases" if late.phase == "other" else f"in the {late.phase} phase"
+    return text + f"it fell behind {where}, which explains {late.phase_share:.0%} of that."
 
 
 def _uneven_batches(world: WorldResult) -> str:

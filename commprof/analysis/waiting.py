@@ -28,6 +28,8 @@ class Waiting:
     wait_ns: npt.NDArray[np.float64]
     #: Global rank that arrived last at the deciding collective; -1 where not known.
     culprit: Ints
+    #: Row of the deciding collective; -1 where not known.
+    collective: Ints
 
 
 def split(exposed: Exposures, table: Collectives, arrivals: Arrivals) -> Waiting:
@@ -50,7 +52,7 @@ def split(exposed: Exposures, table: Collectives, arrivals: Arrivals) -> Waiting
     length = np.maximum(1, exposed.end_ns - exposed.begin_ns)
     before = np.clip(arrived_ns - exposed.begin_ns, 0, length) / length * exposed.waited_ns
     unknown = (culprit < 0) & (exposed.waited_ns > 0)
-    return Waiting(wait_ns=np.where(unknown, np.nan, before), culprit=culprit)
+    return Waiting(wait_ns=np.where(unknown, np.nan, before), culprit=culprit, collective=row)
 
 
 def _deciding_collectives(table: Collectives, arrivals: Arrivals) -> dict[int, int]:

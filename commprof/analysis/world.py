@@ -12,6 +12,7 @@ import numpy.typing as npt
 from commprof.analysis.arrivals import match_arrivals
 from commprof.analysis.breakdown import Breakdown, breakdown
 from commprof.analysis.clocks import clock_error_us, on_common_clock, rank_clocks
+from commprof.analysis.lateness import view, with_phase
 from commprof.analysis.merged_steps import merged_steps
 from commprof.analysis.overhead import Overhead, overhead
 from commprof.analysis.samples import samples_read
@@ -149,11 +150,19 @@ def analyse_world(run: WorldRun) -> WorldResult | None:
     signatures = step_signatures(steps, tables[0])[np.isin(steps.index, parts[0].step)]
     warmup = count_warmup(slowest_ns, signatures)
     measured = [part.rows(np.arange(len(slowest_ns)) >= warmup) for part in parts]
-    return replace(
+    result = replace(
         _summarise(run, usable, parts, measured, warmup, clock_error),
         steps_end=steps.source,
         merged_steps=len(merged),
     )
+    if result.late_rank is None:
+        return result
+    views = [
+        view(trace, table, arrival)
+        for trace, table, arrival in zip(traces, tables, arrivals, strict=True)
+        if arrival is not None
+    ]
+    return replace(result, late_rank=with_phase(result.late_rank, views, measured[0].step))
 
 
 def _trained_steps(trace: Trace) -> int:

@@ -19,7 +19,7 @@ from torch.autograd import Variable
 from commprof.errors import UsageError
 from commprof.workloads.spec import Shard, Trainee
 
-_PHASES = ("data", "forward", "backward")
+_PHASES = ("data", "forward", "backward", "optimizer")
 _STEPS_PER_EPOCH = 6
 _BYTES_PER_ELEMENT = 4
 _NS_PER_MS = 1_000_000
@@ -46,6 +46,8 @@ class TimedOptions:
     """Size of each layer's fp32 gradient; 0 makes a layer without parameters."""
     optimizer_ms: float = 0.0
     """Length of the optimizer phase."""
+    bucket_cap_mb: float = 0.0
+    """DDP's bucket_cap_mb; less than every layer gives each layer a bucket. 0: DDP's own."""
     late_rank: int = field(default=-1, metadata={"minimum": -1})
     """The rank that is late; -1 for none."""
     late_ms: float = 0.0
@@ -236,14 +238,17 @@ class _TimedTrainee:
         self._pacer = _Pacer()
         self._step = 0
         self._truth: dict[str, list[int]] = {
-            f"{phase}_{key}": [] for phase in (*_PHASES, "optimizer") for key in ("ns", "begin_ns")
+            f"{phase}_{key}": [] for phase in _PHASES for key in ("ns", "begin_ns")
         }
         with torch.device(shard.device):
             self.model: nn.Module = _Model(options, self._pacer, float(shard.rank + 1))
 
     def ddp_options(self) -> dict[str, Any]:
         """Gradients as views of the buckets: no copy back, and none outside a deadline."""
-        return {"gradient_as_bucket_view": True}
+        options: dict[str, Any] = {"gradient_as_bucket_view": True}
+        if self._options.bucket_cap_mb:
+            options["bucket_cap_mb"] = self._options.bucket_cap_mb
+        return options
 
     def batches(self, epoch: int) -> Iterator[_NominalBatch]:
         for _ in range(_STEPS_PER_EPOCH):
@@ -267,7 +272,7 @@ class _TimedTrainee:
 
     def update(self) -> None:
         """Clear the gradients; no weight changes, for a step over them would cost real time."""
-        self._pacer.start()
+        self._pacer.start(self._lateness_ns("optimizer"))
         self.model.zero_grad()
         self._end_phase("optimizer", self._options.optimizer_ms)
 

@@ -46,7 +46,17 @@ SCHEMA: dict[str, Any] = {
                 "efficiency": float,
                 "imbalance": float,
                 "parts": {field.name: float for field in dataclasses.fields(PARTS)},
-                "late_rank": {"rank": int, "wait_ns": float, "share": float, "p_value": float},
+                "late_rank": {
+                    "rank": int,
+                    "wait_ns": float,
+                    "share": float,
+                    "p_value": float,
+                    "late_steps": int,
+                    "measured_steps": int,
+                    "cost_s": float,
+                    "phase": str,
+                    "phase_share": float,
+                },
                 "overhead": {
                     "on_over_off": {"value": float, "low": float, "high": float},
                     "control": {"value": float, "low": float, "high": float},
@@ -109,7 +119,7 @@ SCHEMA: dict[str, Any] = {
 
 def full_run() -> dict[str, Any]:
     """A document in which every field has a value."""
-    late = LateRank(rank=1, wait_ns=2e6, share=0.8, p_value=0.001)
+    late = LateRank(1, 2e6, 0.8, 0.001, 8, 10, 0.02, "data", 0.9)
     worlds = (
         world(1, late_rank=late, missing_ranks=(0,), problems=("a",)),
         world(2, late_rank=late, missing_ranks=(1,), problems=("b",)),

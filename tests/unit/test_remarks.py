@@ -122,12 +122,36 @@ def test_steps_of_unequal_size_explain_noise() -> None:
     assert said(unknown)[0].endswith("of the median.")
 
 
-def test_a_late_rank() -> None:
-    late = LateRank(rank=3, wait_ns=12_340_000, share=0.875, p_value=1 / 2001)
-    assert said(world(4, late_rank=late)) == [
-        "Rank 3 comes late at 4 ranks: each of the others waits 12.3 ms per step for it, 88% of "
-        "all waiting (by chance: p = 0.0005)."
-    ]
+def late_rank(**values: Any) -> LateRank:
+    """12.3 ms for each of three ranks in ten steps: 0.37 s."""
+    late = LateRank(3, 12_340_000, 0.875, 1 / 2001, 9, 10, 0.3702, "forward", 0.93)
+    return dataclasses.replace(late, **values)
+
+
+LATE = (
+    "Rank 3 comes late at 4 ranks: each of the others waits 12.3 ms per step for it, 88% of all "
+    "waiting (by chance: p = 0.0005). It was late in 9 of 10 measured steps and cost the others "
+    "0.37 s of waiting in all; "
+)
+
+
+@pytest.mark.parametrize(
+    ("values", "where"),
+    [
+        ({}, "it fell behind in the forward phase, which explains 93% of that."),
+        ({"phase": "other"}, "it fell behind outside of all phases, which explains 93% of that."),
+        (
+            {"phase": None, "phase_share": 0.4},
+            "its lateness is spread over phases, of which none explains more than 40%.",
+        ),
+        (
+            {"phase": None, "phase_share": math.nan},
+            "in which phase it fell behind cannot be told.",
+        ),
+    ],
+)
+def test_a_late_rank(values: dict[str, Any], where: str) -> None:
+    assert said(world(4, late_rank=late_rank(**values))) == [LATE + where]
 
 
 def test_clocks_that_are_not_common() -> None:

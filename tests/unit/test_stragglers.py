@@ -24,6 +24,9 @@ def test_a_rank_that_is_always_late_is_named_with_what_it_costs() -> None:
     late = find_late_rank(waited, STEP)
     assert late is not None
     assert (late.rank, late.wait_ns, late.share) == (2, 10.0 * MS, 1.0)
+    # Twelve steps of 30 ms in all; each of the twelve costs far more than 2 % of 100 ms.
+    assert (late.late_steps, late.measured_steps) == (12, 12)
+    assert late.cost_s == pytest.approx(0.36)
     # By lot all twelve fall on one of four ranks in 4 * 4**-12; of 2,000 draws none does.
     assert late.p_value == 1 / 2001
 
@@ -37,6 +40,7 @@ def test_every_third_step_is_enough() -> None:
     assert late.rank == 3
     # 20 of 60 steps, three waiting ranks: 60 / 3 / 3 = 6.7 ms, and a little noise.
     assert late.wait_ns == pytest.approx(6.75 * MS, rel=0.02)
+    assert (late.late_steps, late.measured_steps) == (20, 60)
 
 
 def test_two_ranks_late_by_turns_are_not_named() -> None:
@@ -107,13 +111,24 @@ def test_nobody_to_name(waited: np.ndarray) -> None:  # type: ignore[type-arg]
     assert find_late_rank(waited, STEP) is None
 
 
+def test_few_late_steps_of_a_long_run_may_be_chance() -> None:
+    # More steps than blocks. Four late steps on one of two ranks: by lot in 2 * 2**-4 = 1/8.
+    waited = waits(1_300, 2)
+    waited[::400, 1] = 1_000 * MS
+    assert find_late_rank(waited, STEP) is None
+    waited[::50, 1] = 1_000 * MS
+    late = find_late_rank(waited, STEP)
+    assert late is not None
+    assert (late.rank, late.late_steps) == (1, 26)
+
+
 def test_a_long_run_is_tested_in_time() -> None:
     random = np.random.default_rng(3)
-    waited = random.uniform(0, MS, (4_000, 8))
+    waited = random.uniform(0, MS, (20_000, 8))
     waited[:, 5] += 50 * MS
     begin = time.perf_counter()
     late = find_late_rank(waited, STEP)
-    assert time.perf_counter() - begin < 4
+    assert time.perf_counter() - begin < 1.5
     assert late is not None
     assert isinstance(late, LateRank)
     assert late.rank == 5

@@ -1,0 +1,107 @@
+"""Is the late rank named, and where its lateness came from? Seeded runs whose truth is known.
+
+    PYTHONPATH=. python benchmarks/late_rank.py --late 50 --clean 50 --results late_rank.jsonl
+
+Each run trains the `timed` workload, which sleeps, so that 8 ranks fit on 2 cores. Half of the
+runs have a late rank: 2 to 8 ranks, the rank, the phase that it lengthens and 5 to 50 ms are
+drawn from the seed. Runs that stand in the results file already are not repeated.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from tabulate import tabulate
+
+from commprof.analysis.world import analyse_world
+from tests.support.ranks import run_here
+
+PHASES = ("data", "forward", "backward", "optimizer")
+STEPS = 25
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--late", type=int, default=50, help="runs with a late rank")
+    parser.add_argument("--clean", type=int, default=50, help="runs without one")
+    parser.add_argument("--first-seed", type=int, default=0)
+    parser.add_argument("--minutes", type=float, default=12, help="start no run after that")
+    parser.add_argument("--results", type=Path, help="one JSON line per run; runs in it are kept")
+    args = parser.parse_args()
+    end = time.monotonic() + 60 * args.minutes
+    wanted = [(True, args.first_seed + i) for i in range(args.late)]
+    wanted += [(False, args.first_seed + i) for i in range(args.clean)]
+    rows = _read(args.results)
+    done = {(row["late"], row["seed"]) for row in rows}
+    for late, seed in wanted:
+        if (late, seed) in done or time.monotonic() > end:
+            continue
+        rows.append(_run(seed, late))
+        if args.results:
+            with args.results.open("a") as file:
+                file.write(json.dumps(rows[-1]) + "\n")
+    _print([row for row in rows if (row["late"], row["seed"]) in wanted])
+
+
+def _read(path: Path | None) -> list[dict[str, Any]]:
+    if path is None or not path.exists():
+        return []
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def _run(seed: int, late: bool) -> dict[str, Any]:
+    draw = random.Random(seed)
+    ranks = draw.randint(2, 8)
+    rank, phase, late_ms = draw.randrange(ranks), draw.choice(PHASES), draw.uniform(5, 50)
+    workload = (
+        "timed:layers=2,data_ms=8,forward_ms=5,backward_ms=8,optimizer_ms=6,"
+        "gradient_mb=0.02,bucket_cap_mb=0.01"
+    )
+    if late:
+        workload += f",late_rank={rank},late_ms={late_ms:.2f},late_phase={phase}"
+    with tempfile.TemporaryDirectory(prefix="commprof-late-") as directory:
+        result = analyse_world(run_here(Path(directory), workload, ranks, STEPS))
+    if result is None:
+        raise SystemExit(f"seed {seed}: no rank left a trace")
+    found = result.late_rank
+    row: dict[str, Any] = {"seed": seed, "late": late, "ranks": ranks}
+    if late:
+        row.update(rank=rank, phase=phase, late_ms=late_ms)
+    if found is not None:
+        row.update(
+            named=found.rank,
+            named_phase=found.phase,
+            explained=found.phase_share,
+            wait_ms=found.wait_ns / 1e6,
+            late_steps=found.late_steps,
+            p_value=found.p_value,
+        )
+    return {**row, "steps": result.measured_steps, "step_ms": result.step_median_ms}
+
+
+def _print(rows: list[dict[str, Any]]) -> None:
+    columns = (
+        *("seed", "ranks", "rank", "named", "phase", "named_phase", "explained"),
+        *("late_ms", "wait_ms", "late_steps", "steps", "step_ms", "p_value"),
+    )
+    table = [[row.get(name) for name in columns] for row in rows]
+    print(tabulate(table, headers=columns, floatfmt=".3f", missingval="-"))
+    late = [row for row in rows if row["late"]]
+    clean = [row for row in rows if not row["late"]]
+    rank = sum(row.get("named") == row["rank"] for row in late)
+    phase = sum(
+        row.get("named") == row["rank"] and row.get("named_phase") == row["phase"] for row in late
+    )
+    nobody = sum("named" not in row for row in clean)
+    print(f"\nlate rank: {rank} of {len(late)} named, {phase} of {len(late)} with their phase")
+    print(f"no late rank: nobody named in {nobody} of {len(clean)}")
+
+
+if __name__ == "__main__":
+    main()
