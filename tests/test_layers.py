@@ -25,6 +25,7 @@ MAY_IMPORT = {
     "capture": {"foundation", "trace"},
     "boot": {"foundation", "capture"},
     "analysis": {"foundation", "trace"},
+    "predict": {"foundation"},
     "workloads": {"foundation"},
     "report": {"foundation", "analysis"},
     "launch": {"foundation", "trace", "capture", "workloads"},
@@ -36,7 +37,7 @@ MAY_IMPORT = {
 }
 """Layer -> the other layers it may import; its own modules always, but for the foundation."""
 
-TORCH_FREE = {"trace", "analysis", "report", "boot"}
+TORCH_FREE = {"trace", "analysis", "predict", "report", "boot"}
 """Reading a trace must not cost a torch import, nor need one; nor may a script's start."""
 
 TORCH_HEADER = re.compile(r'\s*#\s*include\s*[<"]((?:torch/|ATen/|c10/|pybind11/|Python\.h)[^>"]*)')

@@ -1,0 +1,163 @@
+"""Measured exposed time against a simulation of the known schedule, on links of a known rate.
+
+    PYTHONPATH=. python benchmarks/known_schedules.py --schedules 20
+
+The `timed` workload sleeps through known lengths and exchanges known bytes, one bucket a layer,
+between hosts that are network namespaces with a rate limit (which takes root). What the event
+simulation says of that schedule, by arithmetic alone, is the truth; the error is in percent of the
+step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tabulate import tabulate
+
+from commprof.analysis.arrivals import match_arrivals
+from commprof.analysis.breakdown import breakdown
+from commprof.predict.simulate import Bucket, Link, simulate
+from commprof.trace import columns
+from commprof.trace.run_directory import WorldRun
+from tests.support import netns
+from tests.support.ranks import run_on_hosts
+
+STEPS, WARMUP = 12, 3
+BURST_KIB = 128
+DATA_MS, FORWARD_MS = 10.0, 2.0
+#: Mbit/s by number of hosts: all of them share this machine's processor.
+RATES = {2: (150, 500), 3: (120, 350), 4: (100, 250)}
+#: What an all-reduce of the whole step may take on the link.
+TRANSFER_MS = (100, 450)
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """In the order of backward: length of each layer and size of its gradient."""
+
+    seed: int
+    hosts: int
+    rate_mbit: int
+    backward_ms: tuple[float, ...]
+    gradient_mb: tuple[float, ...]
+
+    @property
+    def workload(self) -> str:
+        forward_order = [values[::-1] for values in (self.backward_ms, self.gradient_mb)]
+        backward, gradient = ("/".join(f"{x:g}" for x in values) for values in forward_order)
+        return (
+            f"timed:layers={len(self.backward_ms)},data_ms={DATA_MS:g},forward_ms={FORWARD_MS:g},"
+            f"backward_ms={backward},gradient_mb={gradient},bucket_cap_mb=0.01"
+        )
+
+    def simulated_exposed_s(self) -> float:
+        """Backward begins on an idle link: data and forward outlast the burst's refill."""
+        ready_s = np.cumsum(self.backward_ms) / 1e3
+        link = Link(
+            bytes_per_s=self.rate_mbit * 1e6 / 8 * netns.PAYLOAD_SHARE,
+            burst_bytes=BURST_KIB * 1024 * netns.PAYLOAD_SHARE,
+        )
+        buckets = [
+            Bucket(float(ready), size * 1e6)
+            for ready, size in zip(ready_s, self.gradient_mb, strict=True)
+        ]
+        return simulate(buckets, float(ready_s[-1]), self.hosts, link).exposed_s
+
+
+def draw(seed: int) -> Schedule:
+    """2 to 6 layers of 0.5 to 6 MB; backward about as long as the exchange."""
+    random_ = random.Random(seed)
+    hosts = random_.choice((2, 2, 3, 4))
+    rate = random_.randrange(*RATES[hosts], 10)
+    while True:
+        layers = random_.randint(2, 6)
+        sizes = tuple(round(random_.uniform(0.5, 6), 1) for _ in range(layers))
+        sent = 2 * (hosts - 1) / hosts * sum(sizes)
+        transfer_ms = sent * 8 / rate * 1e3
+        if TRANSFER_MS[0] <= transfer_ms <= TRANSFER_MS[1]:
+            break
+    share = random_.uniform(0.2, 1.2) * transfer_ms / layers
+    lengths = tuple(round(random_.uniform(0.3, 1.7) * share, 1) for _ in range(layers))
+    return Schedule(seed, hosts, rate, lengths, sizes)
+
+
+def measure(schedule: Schedule) -> tuple[float, float]:
+    """Medians over ranks and steps: exposed time and step, in seconds."""
+    with (
+        tempfile.TemporaryDirectory(prefix="commprof-known-") as directory,
+        netns.Hosts(schedule.hosts, f"{schedule.rate_mbit}mbit", f"{BURST_KIB}kb") as hosts,
+    ):
+        run = run_on_hosts(hosts, Path(directory), schedule.workload, STEPS)
+        exposed, step = _exposed_and_step(run)
+    return exposed, step
+
+
+def _exposed_and_step(run: WorldRun) -> tuple[float, float]:
+    traces = [run.traces[rank] for rank in range(run.world_size)]
+    tables = [columns.collectives(trace) for trace in traces]
+    parts = [
+        breakdown(trace, table, arrivals, run.world_size)
+        for trace, table, arrivals in zip(
+            traces, tables, match_arrivals(traces, tables), strict=True
+        )
+    ]
+    exposed = np.concatenate([part.exposed_ns[part.step >= WARMUP] for part in parts])
+    wall = np.concatenate([part.wall_ns[part.step >= WARMUP] for part in parts])
+    return float(np.median(exposed)) / 1e9, float(np.median(wall)) / 1e9
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--schedules", type=int, default=20)
+    parser.add_argument("--first-seed", type=int, default=0)
+    parser.add_argument("--minutes", type=float, default=10, help="start no schedule after that")
+    parser.add_argument("--results", type=Path, help="one JSON line per schedule")
+    args = parser.parse_args()
+    if reason := netns.unavailable():
+        raise SystemExit(f"no network namespaces here: {reason}")
+    end = time.monotonic() + 60 * args.minutes
+    rows: list[dict[str, Any]] = []
+    for seed in range(args.first_seed, args.first_seed + args.schedules):
+        if time.monotonic() > end:
+            break
+        rows.append(_row(draw(seed)))
+        if args.results:
+            with args.results.open("a") as file:
+                file.write(json.dumps(rows[-1]) + "\n")
+    _print(rows)
+
+
+def _row(schedule: Schedule) -> dict[str, Any]:
+    simulated, (measured, step) = schedule.simulated_exposed_s(), measure(schedule)
+    return {
+        "seed": schedule.seed,
+        "hosts": schedule.hosts,
+        "Mbit/s": schedule.rate_mbit,
+        "backward ms": "/".join(f"{x:g}" for x in schedule.backward_ms),
+        "buckets MB": "/".join(f"{x:g}" for x in schedule.gradient_mb),
+        "step ms": step * 1e3,
+        "simulated ms": simulated * 1e3,
+        "measured ms": measured * 1e3,
+        "error %": (measured - simulated) / step * 100,
+    }
+
+
+def _print(rows: list[dict[str, Any]]) -> None:
+    print(tabulate(rows, headers="keys", floatfmt=".2f"))
+    errors = np.abs([row["error %"] for row in rows])
+    print(
+        f"\n{len(rows)} schedules: error {np.median(errors):.2f} % of the step in the median, "
+        f"{errors.max():.2f} % at worst"
+    )
+
+
+if __name__ == "__main__":
+    main()
