@@ -151,6 +151,12 @@ def _about_world(world: WorldResult) -> list[str]:
             "communication times may be too small."
         )
     found.extend(f"At {name}: {problem}." for problem in world.problems)
+    found.extend(
+        f"Cross-check at {name}: {check.what} is {check.other:.4g} {check.unit} and commprof's "
+        f"figure {check.ours:.4g} {check.unit}, {check.difference:+.1%}."
+        for check in world.cross_checks
+        if check.agrees is False
+    )
     return found
 
 

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from commprof.analysis.arrivals import match_arrivals
 from commprof.analysis.breakdown import Breakdown, breakdown
 from commprof.analysis.clocks import clock_error_us, on_common_clock, rank_clocks
+from commprof.analysis.cross_checks import CrossCheck, Observed, cross_checks
 from commprof.analysis.lateness import view, with_phase
 from commprof.analysis.merged_steps import merged_steps
 from commprof.analysis.overhead import Overhead, overhead
@@ -23,9 +24,6 @@ from commprof.trace.found_steps import DECLARED
 from commprof.trace.reader import Trace
 from commprof.trace.run_directory import WorldRun
 from commprof.units import ns_to_ms, ns_to_s, us_to_ns
-
-#: Difference between the loop's clock and the trace's step that is worth a word.
-_CLOCKS_DISAGREE = 0.005
 
 
 @dataclass(frozen=True)
@@ -106,6 +104,8 @@ class WorldResult:
     #: Bound on the error of a rank's clock against rank 0's; 0 on a shared clock, NaN if unknown.
     clock_error_us: float
     problems: tuple[str, ...]
+    #: The figures against what others measured of the same run.
+    cross_checks: tuple[CrossCheck, ...]
     #: What ends a step: "declared" by the script, an optimizer's "update", or "backward".
     steps_end: str = DECLARED
     #: Steps left out because they hold several iterations in one.
@@ -150,10 +150,12 @@ def analyse_world(run: WorldRun) -> WorldResult | None:
     signatures = step_signatures(steps, tables[0])[np.isin(steps.index, parts[0].step)]
     warmup = count_warmup(slowest_ns, signatures)
     measured = [part.rows(np.arange(len(slowest_ns)) >= warmup) for part in parts]
+    observed = [Observed(*x) for x in zip(traces, tables, measured, strict=True)]
     result = replace(
         _summarise(run, usable, parts, measured, warmup, clock_error),
         steps_end=steps.source,
         merged_steps=len(merged),
+        cross_checks=cross_checks(run, observed),
     )
     if result.late_rank is None:
         return result
@@ -224,7 +226,8 @@ def _summarise(
         device_collectives=sum(_on_device(trace) for trace in run.traces.values()),
         clocks_shared=not math.isnan(clock_error_us),
         clock_error_us=clock_error_us,
-        problems=run.problems + _cross_check(run, usable, measured),
+        problems=run.problems,
+        cross_checks=(),
         samples_source=_samples_source(run, ranks),
     )
 
@@ -312,20 +315,3 @@ def _samples_per_step(run: WorldRun, steps: list[int]) -> tuple[float, float]:
 def _on_device(trace: Trace) -> int:
     flagged = trace.records["flags"] & schema.FLAG_DEVICE_ASYNC != 0
     return int((flagged & (trace.records["kind"] == schema.Kind.ISSUE)).sum())
-
-
-def _cross_check(run: WorldRun, usable: list[int], parts: list[Breakdown]) -> tuple[str, ...]:
-    """The training loop's own clock against the trace's step boundaries."""
-    found = []
-    for rank, part in zip(usable, parts, strict=True):
-        if rank not in run.results:
-            continue
-        step_ns = run.results[rank]["step_ns"]
-        loop_ns = float(sum(step_ns[step] for step in part.step.tolist()))
-        trace_ns = float(part.wall_ns.sum())
-        if abs(loop_ns - trace_ns) > _CLOCKS_DISAGREE * trace_ns:
-            found.append(
-                f"rank {rank}: the loop's own clock gives {ns_to_s(loop_ns):.3f} s for "
-                f"the same steps, the trace {ns_to_s(trace_ns):.3f} s"
-            )
-    return tuple(found)

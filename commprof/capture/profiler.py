@@ -19,6 +19,7 @@ from commprof.capture.metadata import rank_and_world_size, trace_metadata
 from commprof.capture.mode import control_path, mode_code, switch_signal
 from commprof.capture.recorder import Marker, recorder
 from commprof.capture.step_finder import StepFinder
+from commprof.capture.witnesses import Witnesses
 from commprof.errors import CommprofError
 from commprof.trace.schema import PHASES, STEP_DECLARED
 
@@ -52,6 +53,7 @@ class Profiler:
         self._finder = StepFinder(self._end_step) if find_steps else None
         self._auto_phases = AutoPhases(self._markers, self._finder)
         self._clock = ClockLink("off")
+        self._witnesses = Witnesses()
         self._step = 0
         self._path: Path | None = None
         self._running = False
@@ -97,6 +99,7 @@ class Profiler:
         self._running = True
         _started.append(self)
         self._recorder.install_observer()
+        self._witnesses.start()
         self._auto_phases.install()
         self._step = 0
         self._clock = clock
@@ -115,6 +118,7 @@ class Profiler:
         _started.remove(self)
         self._at_exit.cancel()
         self._auto_phases.remove()
+        self._witnesses.stop(self._recorder)
         self._clock.stop()
         time.sleep(_LATE_COMPLETIONS_S)
         self._recorder.stop()
@@ -145,6 +149,7 @@ class Profiler:
 
     def set_enabled(self, on: bool) -> None:
         """Pauses or resumes recording between steps. Ranks should do it at the same step."""
+        self._witnesses.set_enabled(on)
         if on:
             self._recorder.set_enabled(True)
             self._recorder.mark_step(self._step, False)

@@ -74,6 +74,10 @@ def _world(result: RunResult, world: WorldResult, scale: Scaling) -> dict[str, A
             "clock_error_us": world.clock_error_us,
             "missing_ranks": list(world.missing_ranks),
             "problems": list(world.problems),
+            "cross_checks": [
+                {**dataclasses.asdict(check), "difference": check.difference}
+                for check in world.cross_checks
+            ],
         },
         "rank_results": [_rank(rank) for rank in world.ranks],
     }

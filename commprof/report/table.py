@@ -12,6 +12,7 @@ import tabulate
 from commprof.analysis.overhead import Overhead
 from commprof.analysis.scaling import RunResult
 from commprof.report import summary_table
+from commprof.report.cross_checks_table import blocks as cross_checks_blocks
 from commprof.report.plain_text import printable
 
 _SCALING_LEGEND = """\
@@ -33,6 +34,7 @@ def render(result: RunResult, width: int) -> str:
     if result.worlds:
         blocks += [_scaling_table(result), _SCALING_LEGEND]
         blocks += [_parts_table(result), _PARTS_LEGEND]
+        blocks += cross_checks_blocks(result.worlds, width)
     blocks += summary_table.blocks(result.summaries, _table, _number)
     notes = [
         f"{size} {'rank' if size == 1 else 'ranks'}: {reason}" for size, reason in result.failures

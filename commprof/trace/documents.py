@@ -6,8 +6,8 @@ import json
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
-#: ``int`` is a whole number from 0 to 2**63 - 1, ``list`` a list of strings. Further keys may
-#: stand beside those listed.
+#: ``int`` is a whole number from 0 to 2**63 - 1, ``list`` a list of strings, ``dict`` an object of
+#: whatever its reader checks by itself. Further keys may stand beside those listed.
 Shape: TypeAlias = "type | dict[str, Shape]"
 
 METADATA: Final[dict[str, Shape]] = {
@@ -45,8 +45,8 @@ METADATA: Final[dict[str, Shape]] = {
     "dtypes": list,
     "hooks": list,
 }
-#: What a later metadata block may set anew.
-MORE_METADATA: Final[dict[str, Shape]] = {"hooks": list}
+#: What a later metadata block may set anew; each block any of it.
+MORE_METADATA: Final[dict[str, Shape]] = {"hooks": list, "witnesses": dict}
 GROUP: Final[dict[str, Shape]] = {
     "id": int,
     "name": str,
@@ -92,8 +92,10 @@ def read_metadata(payload: memoryview) -> dict[str, Any]:
 
 def read_more_metadata(payload: memoryview) -> dict[str, Any]:
     """What a later metadata block sets anew; ValueError as above."""
-    value = _read(payload, MORE_METADATA)
-    return {key: value[key] for key in MORE_METADATA}
+    value = _read(payload, {})
+    given = {key: shape for key, shape in MORE_METADATA.items() if key in value}
+    _check(value, given, "")
+    return {key: value[key] for key in given}
 
 
 def read_group(payload: memoryview) -> Group:

@@ -89,6 +89,7 @@ def world(world_size: int = 1, **values: Any) -> WorldResult:
         "clocks_shared": True,
         "clock_error_us": 0.0,
         "problems": (),
+        "cross_checks": (),
     }
     return WorldResult(**{**defaults, **values})
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from commprof.analysis.cross_checks import CrossCheck
 from commprof.analysis.stragglers import LateRank
 from commprof.report.as_json import SCHEMA_VERSION, as_dict, render
 from tests.support.results import PARTS, context, parts, run_result, summary, world
@@ -71,6 +72,18 @@ SCHEMA: dict[str, Any] = {
                 "clock_error_us": float,
                 "missing_ranks": [int],
                 "problems": [str],
+                "cross_checks": [
+                    {
+                        "name": str,
+                        "what": str,
+                        "unit": str,
+                        "ours": float,
+                        "other": float,
+                        "agrees": bool,
+                        "note": str,
+                        "difference": float,
+                    }
+                ],
             },
             "rank_results": [
                 {
@@ -120,9 +133,11 @@ SCHEMA: dict[str, Any] = {
 def full_run() -> dict[str, Any]:
     """A document in which every field has a value."""
     late = LateRank(1, 2e6, 0.8, 0.001, 8, 10, 0.02, "data", 0.9)
+    check_ = CrossCheck("phases", "a sum", "ms", 100.0, 101.0, False, "a note")
+    same: dict[str, Any] = {"late_rank": late, "cross_checks": (check_,)}
     worlds = (
-        world(1, late_rank=late, missing_ranks=(0,), problems=("a",)),
-        world(2, late_rank=late, missing_ranks=(1,), problems=("b",)),
+        world(1, missing_ranks=(0,), problems=("a",), **same),
+        world(2, missing_ranks=(1,), problems=("b",), **same),
     )
     document: dict[str, Any] = json.loads(
         render(

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from commprof.analysis.cross_checks import CrossCheck
 from commprof.analysis.intervals import Interval
 from commprof.analysis.overhead import Overhead
 from commprof.analysis.remarks import remarks
@@ -184,6 +185,18 @@ def test_dropped_records() -> None:
 
 def test_problems_are_passed_on_as_sentences() -> None:
     assert said(world(1, problems=("rank 0: cut off",))) == ["At 1 rank: rank 0: cut off."]
+
+
+def test_a_cross_check_that_disagrees_is_said() -> None:
+    checks = (
+        CrossCheck("phases", "step against the sum of its parts", "ms", 100, 101, False, ""),
+        CrossCheck("network", "bytes sent by lo, 1 host", "MB", 1, 3, None, "other traffic"),
+        CrossCheck("loop_clock", "the loop's clock", "s", 1, 1, True, ""),
+    )
+    assert said(world(2, cross_checks=checks)) == [
+        "Cross-check at 2 ranks: step against the sum of its parts is 101 ms and commprof's "
+        "figure 100 ms, +1.0%."
+    ]
 
 
 def test_python_capture() -> None:

@@ -167,6 +167,7 @@ def test_documented_json_keys() -> None:
     rows = documented("block", "key")
     shapes = {
         "metadata": documents.METADATA,
+        "later metadata": documents.MORE_METADATA,
         "group": documents.GROUP,
         "end": documents.END,
         "salvaged": documents.SALVAGED,

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from commprof.analysis.cross_checks import CrossCheck
 from commprof.analysis.intervals import Interval
 from commprof.analysis.overhead import Overhead
 from commprof.analysis.remarks import remarks
@@ -22,7 +23,17 @@ def golden_run() -> RunResult:
     """A run of 1, 2 and 4 ranks in which 8 failed."""
     worlds = (
         world(1, parts=parts(exposed_ms=0.12, wait_ms=0.0, wire_ms=0.12, hidden_ms=0.0)),
-        world(2, samples_per_s=1234.5, overhead=None, imbalance=0.0514),
+        world(
+            2,
+            samples_per_s=1234.5,
+            overhead=None,
+            imbalance=0.0514,
+            cross_checks=(
+                CrossCheck("a", "step against the sum of its parts", "ms", 100, 100, True, ""),
+                CrossCheck("b", "bytes sent by lo, 1 host", "MB", 25, 26, None, "counts headers"),
+                CrossCheck("c", "backward by DDP's log", "ms", math.nan, math.nan, None, "no log"),
+            ),
+        ),
         world(
             4,
             samples_per_s=99.96,

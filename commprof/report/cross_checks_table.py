@@ -1,0 +1,43 @@
+"""Cross-checks as lines of the report."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Sequence
+
+from commprof.analysis.cross_checks import CrossCheck
+from commprof.analysis.world import WorldResult
+from commprof.report.plain_text import printable
+
+_HEADING = """\
+Cross-checks: commprof's figure and another one of the same run. DDP's log holds means over the
+iterations that DDP sampled (the first 10, then every 100th), warm-up included; its exposed time
+includes copies. Bytes sent are what the collectives must send and what the interface counted."""
+
+
+def blocks(worlds: Sequence[WorldResult], width: int) -> list[str]:
+    """One block with a line per check and world size; none where nothing was checked."""
+    lines = [
+        textwrap.fill(printable(_line(world.world_size, check)), width, subsequent_indent="    ")
+        for world in worlds
+        for check in world.cross_checks
+    ]
+    return ["\n".join([_HEADING, *lines])] if lines else []
+
+
+def _line(world_size: int, check: CrossCheck) -> str:
+    ranks = f"{world_size} rank{'' if world_size == 1 else 's'}"
+    note = f"; {check.note}" if check.note else ""
+    if math.isnan(check.other) or math.isnan(check.ours):
+        return f"  {ranks}, {check.what}: not available{note}"
+    verdict = {True: ", agrees", False: ", DISAGREES", None: ""}[check.agrees]
+    difference = "" if math.isnan(check.difference) else f" ({check.difference:+.1%}{verdict})"
+    return (
+        f"  {ranks}, {check.what}: {_number(check.ours)} and {_number(check.other)} "
+        f"{check.unit}{difference}{note}"
+    )
+
+
+def _number(value: float) -> str:
+    return f"{value:.4g}"
