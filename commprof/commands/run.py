@@ -36,7 +36,7 @@ Workloads, as NAME or NAME:key=value,key=value; "/" separates values per layer:
   transformer   vocab=2048,d_model=256,heads=4,layers=2,feedforward=512,sequence=128,
                 samples=320,learning_rate=0.0005
   timed         layers=4,data_ms=2,forward_ms=2,backward_ms=4,gradient_mb=1,optimizer_ms=0,
-                late_rank=-1,late_ms=0,late_phase=backward,late_every=1
+                bucket_cap_mb=0,late_rank=-1,late_ms=0,late_phase=backward,late_every=1
 """
 
 
