@@ -52,7 +52,7 @@ def run_twice(
         given = [argument.format(run=directory / run) for argument in arguments]
         command = (*before, *launcher, str(SCRIPTS / f"{script}.py"), *given)
         processes.append(start(*command, OMP_NUM_THREADS="1"))
-    plain, recorded = map(finish, processes)
+    plain, recorded = (finish(process, timeout_s=240) for process in processes)
     return Twice(plain, recorded, traces)
 
 

@@ -19,8 +19,10 @@ def start(*arguments: str, **environment: str) -> subprocess.Popen[str]:
     )
 
 
-def finish(process: subprocess.Popen[str]) -> subprocess.CompletedProcess[str]:
-    out, err = process.communicate(timeout=60)
+def finish(
+    process: subprocess.Popen[str], timeout_s: float = 60
+) -> subprocess.CompletedProcess[str]:
+    out, err = process.communicate(timeout=timeout_s)
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
 
