@@ -30,6 +30,7 @@ __all__: list[str] = [
     "now_ns",
     "record_cost_ns",
     "set_enabled",
+    "set_stacks",
     "start",
     "started",
     "stats",
@@ -154,6 +155,11 @@ def record_cost_ns(count: typing.SupportsInt | typing.SupportsIndex) -> float:
 def set_enabled(on: bool) -> None:
     """
     Switches recording on or off; the trace stays open.
+    """
+
+def set_stacks(on: bool) -> None:
+    """
+    Whether the Python caller of each operation is recorded.
     """
 
 def start(

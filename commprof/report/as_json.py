@@ -7,6 +7,7 @@ import json
 import math
 from typing import Any
 
+from commprof.analysis.collectives import CollectiveRow
 from commprof.analysis.overhead import Overhead
 from commprof.analysis.scaling import RunResult, Scaling
 from commprof.analysis.world import RankSummary, WorldResult
@@ -63,6 +64,7 @@ def _world(result: RunResult, world: WorldResult, scale: Scaling) -> dict[str, A
             "efficiency": scale.efficiency,
             "imbalance": world.imbalance,
             "parts": dataclasses.asdict(world.parts),
+            "collectives": [_collective(row) for row in world.collectives],
             "late_rank": world.late_rank and dataclasses.asdict(world.late_rank),
             "overhead": _overhead(world.overhead),
             "records_per_step": world.records_per_step,
@@ -87,6 +89,14 @@ def _rank(rank: RankSummary) -> dict[str, Any]:
         "duration_sec": rank.duration_s,
         "samples_per_sec": rank.samples_per_s,
         "parts": dataclasses.asdict(rank.parts),
+    }
+
+
+def _collective(row: CollectiveRow) -> dict[str, Any]:
+    return {
+        **dataclasses.asdict(row),
+        "phases": [{"phase": name, "calls": calls} for name, calls in row.phases],
+        "callers": [{"caller": line, "calls": calls} for line, calls in row.callers],
     }
 
 

@@ -37,6 +37,8 @@ class Trace:
     dropped: int
     #: What could not be read, in sentences; empty for a sound trace.
     problems: tuple[str, ...]
+    #: Frames by number of the stack, innermost first, as "file:line function".
+    stacks: dict[int, tuple[str, ...]] = field(default_factory=dict)
 
     @property
     def rank(self) -> int:
@@ -60,6 +62,7 @@ class _Content:
     complete: bool = False
     salvaged: bool = False
     problems: list[str] = field(default_factory=list)
+    stacks: dict[int, tuple[str, ...]] = field(default_factory=dict)
 
 
 def read_trace(path: Path) -> Trace:
@@ -90,6 +93,7 @@ def read_trace(path: Path) -> Trace:
         complete=content.complete,
         dropped=content.dropped,
         problems=tuple(content.problems),
+        stacks=content.stacks,
     )
 
 
@@ -105,6 +109,9 @@ def _take(path: Path, block: Block, content: _Content) -> None:
         elif block.type == BlockType.GROUP:
             group = documents.read_group(block.payload)
             content.groups[group.id] = group
+        elif block.type == BlockType.STACK:
+            number, frames = documents.read_stack(block.payload)
+            content.stacks[number] = frames
         elif block.type == BlockType.END:
             content.dropped = documents.read_dropped(block.payload, documents.END)
             content.complete = True

@@ -38,6 +38,7 @@ class BlockType(IntEnum):
     GROUP = 3
     END = 4
     SALVAGED = 5
+    STACK = 6
 
 
 class Kind(IntEnum):
@@ -83,6 +84,8 @@ STEP_SKIPPED: Final = 2
 
 #: In place of the samples read in a phase, where they cannot be counted.
 SAMPLES_UNKNOWN: Final = 2**32 - 1
+#: ``seq`` of a message that cannot be told from others.
+NO_SEQ: Final = 0xFFFFFFFF
 
 KINDS: Final = tuple(kind.name.lower() for kind in Kind)
 PHASES: Final = tuple(phase.name.lower() for phase in Phase)

@@ -13,10 +13,11 @@ import pytest
 
 from commprof.analysis.stragglers import LateRank
 from commprof.report.as_json import SCHEMA_VERSION, as_dict, render
-from tests.support.results import PARTS, context, parts, run_result, world
+from tests.support.results import PARTS, collective, context, parts, run_result, world
 
 DESCRIPTION = Path(__file__).parents[2] / "docs" / "json_format.md"
 
+SPREAD = {"median_ms": float, "p95_ms": float}
 SCHEMA: dict[str, Any] = {
     "schema_version": int,
     "timestamp": str,
@@ -41,6 +42,29 @@ SCHEMA: dict[str, Any] = {
                 "efficiency": float,
                 "imbalance": float,
                 "parts": {field.name: float for field in dataclasses.fields(PARTS)},
+                "collectives": [
+                    {
+                        "op": str,
+                        "group": str,
+                        "group_description": str,
+                        "group_size": int,
+                        "dtype": str,
+                        "reduce_op": str,
+                        "size_bytes": [int],
+                        "calls": int,
+                        "calls_per_step": float,
+                        "total_bytes": int,
+                        "phases": [{"phase": str, "calls": int}],
+                        "callers": [{"caller": str, "calls": int}],
+                        "duration": SPREAD,
+                        "queue": SPREAD,
+                        "wait": SPREAD,
+                        "wire": SPREAD,
+                        "exposed_ms": float,
+                        "algbw_gb_per_s": float,
+                        "busbw_gb_per_s": float,
+                    }
+                ],
                 "late_rank": {"rank": int, "wait_ns": float, "share": float, "p_value": float},
                 "overhead": {
                     "on_over_off": {"value": float, "low": float, "high": float},
@@ -81,9 +105,10 @@ SCHEMA: dict[str, Any] = {
 def full_run() -> dict[str, Any]:
     """A document in which every field has a value."""
     late = LateRank(rank=1, wait_ns=2e6, share=0.8, p_value=0.001)
+    seen = {"collectives": (collective(callers=(("train.py:7 train", 20),)),), "late_rank": late}
     worlds = (
-        world(1, late_rank=late, missing_ranks=(0,), problems=("a",)),
-        world(2, late_rank=late, missing_ranks=(1,), problems=("b",)),
+        world(1, missing_ranks=(0,), problems=("a",), **seen),
+        world(2, missing_ranks=(1,), problems=("b",), **seen),
     )
     document: dict[str, Any] = json.loads(
         render(run_result(*worlds, failures=((4, "rank 1 failed"),), remarks=("a remark",)))

@@ -166,6 +166,7 @@ def test_documented_json_keys() -> None:
         "group": documents.GROUP,
         "end": documents.END,
         "salvaged": documents.SALVAGED,
+        "stack": documents.STACK,
     }
     for name, shape in shapes.items():
         keys = {key.strip("`"): content for block, key, content in rows if block == name}
