@@ -33,6 +33,7 @@ __all__: list[str] = [
     "record_cost_ns",
     "set_enabled",
     "set_mode",
+    "set_stacks",
     "start",
     "started",
     "stats",
@@ -171,6 +172,11 @@ def set_enabled(on: bool) -> None:
 def set_mode(mode: typing.SupportsInt | typing.SupportsIndex) -> None:
     """
     Switches the mode, by its place in MODES.
+    """
+
+def set_stacks(on: bool) -> None:
+    """
+    Whether the Python caller of each operation is recorded.
     """
 
 def start(

@@ -1,7 +1,7 @@
 """Where each step of one rank went; the parts add up to the step exactly.
 
     step = data + forward + backward + exposed + optimizer + other
-    exposed = wait + wire
+    exposed = wait + wire + unsplit
 
 Phases are what the training thread declared less what it waited for communication inside
 them; ``other`` is the remainder. Hidden communication runs beside all this and is no part of
@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from commprof.analysis.arrivals import Arrivals
-from commprof.analysis.exposure import Exposures, exposures
+from commprof.analysis.exposure import Exposures, exposures_of
 from commprof.analysis.waiting import Waiting, split
 from commprof.trace import columns
 from commprof.trace.columns import Collectives, Finalizations, Ints, Spans, Steps
@@ -41,10 +41,12 @@ class Breakdown:
     other_ns: Floats
     #: The training thread stood still for communication.
     exposed_ns: Floats
-    #: The part of it before the last rank had arrived; NaN where arrivals are not known.
+    #: The part of it before the last rank had arrived; NaN where it is known for none of it.
     wait_ns: Floats
-    #: The part of it after that; NaN where arrivals are not known.
+    #: The part of it after that; NaN where it is known for none of it.
     wire_ns: Floats
+    #: The part of it for operations whose last arrival is not known.
+    unsplit_ns: Floats
     #: The part of it in which DDP's finalisation could run but had no core; NaN where not read.
     no_core_ns: Floats
     #: Communication was in flight and the training thread did not wait for it.
@@ -63,7 +65,11 @@ class Breakdown:
 
 
 def breakdown(
-    trace: Trace, table: Collectives, arrivals: Arrivals | None, world_size: int
+    trace: Trace,
+    table: Collectives,
+    arrivals: Arrivals | None,
+    world_size: int,
+    exposed: Exposures | None = None,
 ) -> Breakdown:
     """Splits every complete step of one rank.
 
@@ -72,11 +78,12 @@ def breakdown(
         table: its collectives.
         arrivals: of these collectives; None where the ranks' clocks cannot be compared.
         world_size: number of ranks, the width of ``waited_for_ns``.
+        exposed: what ``exposures_of`` gives for the same, where the caller has it.
     """
     steps = columns.steps(trace)
     thread = int(steps.thread[0]) if len(steps) else 0
     finalizations = columns.finalizations(trace)
-    exposed = exposures(table, columns.waits(trace), finalizations, thread)
+    exposed = exposures_of(trace, table) if exposed is None else exposed
     exposed_step = _step_of(steps, exposed.begin_ns)
     wall = (steps.end_ns - steps.begin_ns).astype(np.float64)
     phases = columns.phases(trace)
@@ -84,7 +91,12 @@ def breakdown(
         steps, phases, exposed, exposed_step, thread
     )
     exposed_ns = _sum_by_step(steps, exposed_step, exposed.waited_ns)
-    wait, waited_for = _waiting(steps, exposed_step, _split(exposed, table, arrivals), world_size)
+    waiting = _split(exposed, table, arrivals)
+    unsplit = _sum_by_step(
+        steps, exposed_step, np.where(np.isnan(waiting.wait_ns), exposed.waited_ns, 0.0)
+    )
+    wait, waited_for = _waiting(steps, exposed_step, waiting, world_size)
+    nothing_known = (exposed_ns > 0) & (unsplit >= exposed_ns)
     named = {
         phase: phase_ns[:, phase]
         for phase in (Phase.DATA, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
@@ -98,12 +110,24 @@ def breakdown(
         optimizer_ns=named[Phase.OPTIMIZER],
         other_ns=wall - exposed_ns - sum(named.values()),
         exposed_ns=exposed_ns,
-        wait_ns=wait,
-        wire_ns=exposed_ns - wait,
+        wait_ns=np.where(nothing_known, np.nan, wait),
+        wire_ns=np.where(nothing_known, np.nan, exposed_ns - wait - unsplit),
+        unsplit_ns=unsplit,
         no_core_ns=_no_core(steps, finalizations, thread),
         hidden_ns=np.maximum(0.0, _in_flight(steps, table) - exposed_ns),
         waited_for_ns=waited_for,
     )
+
+
+def mean_of_known(part: Floats, exposed: Floats) -> float:
+    """Mean of a part of exposed time, what is not known counted as none of it.
+
+    That keeps ``exposed = wait + wire + unsplit``. NaN where there is exposed time and it is
+    known for none of it, or no row at all.
+    """
+    if len(part) == 0 or (np.isnan(part[exposed > 0]).all() and (exposed > 0).any()):
+        return float("nan")
+    return float(np.nan_to_num(part, nan=0.0).mean())
 
 
 def _step_of(steps: Steps, time_ns: Ints) -> Ints:
@@ -162,7 +186,8 @@ def _waiting(
     waited_for = np.zeros((len(steps), world_size))
     named = (exposed_step >= 0) & (waiting.culprit >= 0) & (waiting.culprit < world_size)
     np.add.at(waited_for, (exposed_step[named], waiting.culprit[named]), waiting.wait_ns[named])
-    return _sum_by_step(steps, exposed_step, waiting.wait_ns), waited_for
+    known_ns = np.nan_to_num(waiting.wait_ns, nan=0.0)
+    return _sum_by_step(steps, exposed_step, known_ns), waited_for
 
 
 def _no_core(steps: Steps, finalizations: Finalizations, thread: int) -> Floats:

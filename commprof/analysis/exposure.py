@@ -9,7 +9,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from commprof.trace import columns
 from commprof.trace.columns import Collectives, Finalizations, Ints, Spans
+from commprof.trace.reader import Trace
 
 Floats = npt.NDArray[np.float64]
 
@@ -61,6 +63,13 @@ def exposures(
         end_ns=np.array([row.end_ns for row in rows], dtype=np.int64),
         waited_ns=np.array([row.waited_ns for row in rows], dtype=np.float64),
     )
+
+
+def exposures_of(trace: Trace, table: Collectives) -> Exposures:
+    """All waiting of the training thread: the one that marks the steps."""
+    steps = columns.steps(trace)
+    thread = int(steps.thread[0]) if len(steps) else 0
+    return exposures(table, columns.waits(trace), columns.finalizations(trace), thread)
 
 
 class _Row(NamedTuple):

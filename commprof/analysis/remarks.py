@@ -17,6 +17,8 @@ from commprof.units import ns_to_ms
 _FEW_STEPS = 10
 #: Quartile distance over median above which a run is called noisy.
 _NOISY = 0.15
+#: Share of the exposed time that may be left out without a word.
+_WORTH_A_WORD = 0.005
 
 
 def remarks(
@@ -144,6 +146,12 @@ def _about_world(world: WorldResult) -> list[str]:
         found.append(
             f"At {name} some collectives were not seen on all ranks of their group: waiting and "
             "wire time are not told apart."
+        )
+    unsplit = world.parts.unsplit_ms / world.parts.exposed_ms if world.parts.exposed_ms else 0.0
+    if not math.isnan(world.parts.wait_ms) and unsplit > _WORTH_A_WORD:
+        found.append(
+            f"At {name} {unsplit:.1%} of the exposed time is in neither wait nor wire: it was for "
+            "operations that were not seen on all their ranks, or for a recv from any source."
         )
     if world.dropped_records:
         found.append(

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from commprof.analysis.arrivals import Arrivals
 from commprof.analysis.exposure import Exposures
+from commprof.analysis.matching import POINT_TO_POINT
 from commprof.trace.columns import Collectives, Ints
 
 
@@ -60,7 +61,8 @@ def _deciding_collectives(table: Collectives, arrivals: Arrivals) -> dict[int, i
 
     A backward pass with a bucket that not all ranks were seen to issue is left out.
     """
-    rows = np.flatnonzero((table.graph_task >= 0) & (table.end_ns > 0))
+    is_message = np.isin(table.op, POINT_TO_POINT)  # DDP waits for none of them
+    rows = np.flatnonzero((table.graph_task >= 0) & (table.end_ns > 0) & ~is_message)
     tasks = table.graph_task[rows]
     order = np.argsort(tasks, kind="stable")  # rows are in order of issue already
     rows, tasks = rows[order], tasks[order]

@@ -10,9 +10,11 @@ import numpy as np
 import numpy.typing as npt
 
 from commprof.analysis.arrivals import match_arrivals
-from commprof.analysis.breakdown import Breakdown, breakdown
+from commprof.analysis.breakdown import Breakdown, breakdown, mean_of_known
 from commprof.analysis.clocks import clock_error_us, on_common_clock, rank_clocks
+from commprof.analysis.collectives import CollectiveRow, collective_rows
 from commprof.analysis.cross_checks import CrossCheck, Observed, cross_checks
+from commprof.analysis.exposure import exposures_of
 from commprof.analysis.lateness import view, with_phase
 from commprof.analysis.merged_steps import merged_steps
 from commprof.analysis.overhead import Overhead, overhead
@@ -37,9 +39,11 @@ class StepParts:
     optimizer_ms: float
     other_ms: float
     step_ms: float
-    #: Parts of ``exposed_ms``; NaN where the ranks' arrivals cannot be compared.
+    #: Parts of ``exposed_ms``; NaN where the last arrival is known for none of it.
     wait_ms: float
     wire_ms: float
+    #: The rest of ``exposed_ms``: for operations whose last arrival is not known.
+    unsplit_ms: float
     #: Part of ``exposed_ms``: DDP's finalisation could have run but had no core. Mean of the
     #: steps in which capture read it; NaN if there are none.
     no_core_ms: float
@@ -108,6 +112,8 @@ class WorldResult:
     cross_checks: tuple[CrossCheck, ...]
     #: What ends a step: "declared" by the script, an optimizer's "update", or "backward".
     steps_end: str = DECLARED
+    #: By kind, the most exposed time first.
+    collectives: tuple[CollectiveRow, ...] = ()
     #: Steps left out because they hold several iterations in one.
     merged_steps: int = 0
     #: Who counted the samples: the training "loop", the "dataloader", or nobody ("").
@@ -135,12 +141,13 @@ def analyse_world(run: WorldRun) -> WorldResult | None:
     traces = on_common_clock(traces, clocks) if clocks else traces
     tables = [columns.collectives(trace) for trace in traces]
     arrivals = match_arrivals(traces, tables) if clocks else [None] * len(traces)
+    exposed = [exposures_of(trace, table) for trace, table in zip(traces, tables, strict=True)]
     trained = min(_trained_steps(trace) for trace in traces)
     merged = {i for t in traces for i in merged_steps(t, columns.steps(t)).tolist()}
     parts = _common_steps(
         [
-            breakdown(trace, table, arrival, run.world_size)
-            for trace, table, arrival in zip(traces, tables, arrivals, strict=True)
+            breakdown(trace, table, arrival, run.world_size, found)
+            for trace, table, arrival, found in zip(traces, tables, arrivals, exposed, strict=True)
         ],
         trained,
         merged,
@@ -153,6 +160,7 @@ def analyse_world(run: WorldRun) -> WorldResult | None:
     observed = [Observed(*x) for x in zip(traces, tables, measured, strict=True)]
     result = replace(
         _summarise(run, usable, parts, measured, warmup, clock_error),
+        collectives=collective_rows(traces, tables, measured[0].step, clocks is not None, exposed),
         steps_end=steps.source,
         merged_steps=len(merged),
         cross_checks=cross_checks(run, observed),
@@ -271,8 +279,9 @@ def _step_parts(part: Breakdown) -> StepParts:
         optimizer_ms=mean_ms(part.optimizer_ns),
         other_ms=mean_ms(part.other_ns),
         step_ms=mean_ms(part.wall_ns),
-        wait_ms=mean_ms(part.wait_ns),
-        wire_ms=mean_ms(part.wire_ns),
+        wait_ms=ns_to_ms(mean_of_known(part.wait_ns, part.exposed_ns)),
+        wire_ms=ns_to_ms(mean_of_known(part.wire_ns, part.exposed_ns)),
+        unsplit_ms=mean_ms(part.unsplit_ns),
         no_core_ms=mean_ms(part.no_core_ns[~np.isnan(part.no_core_ns)]),
         hidden_ms=mean_ms(part.hidden_ns),
     )
@@ -280,6 +289,9 @@ def _step_parts(part: Breakdown) -> StepParts:
 
 def _mean_parts(parts: list[StepParts]) -> StepParts:
     means = {f.name: float(np.mean([getattr(p, f.name) for p in parts])) for f in fields(StepParts)}
+    exposed = np.array([p.exposed_ms for p in parts])
+    for name in ("wait_ms", "wire_ms"):
+        means[name] = mean_of_known(np.array([getattr(p, name) for p in parts]), exposed)
     read = [p.no_core_ms for p in parts if not math.isnan(p.no_core_ms)]
     return StepParts(**{**means, "no_core_ms": float(np.mean(read)) if read else math.nan})
 

@@ -25,6 +25,8 @@ from commprof.trace.schema import PHASES, STEP_DECLARED
 
 #: Less room than this in /dev/shm is left to others. A thread that records takes 1 MiB.
 _SHM_RESERVE_BYTES = 64 << 20
+#: Set to 1 it asks for stacks.
+STACKS_VARIABLE = "COMMPROF_STACKS"
 #: Completions that other threads still have to record when capture stops.
 _LATE_COMPLETIONS_S = 0.005
 
@@ -39,13 +41,19 @@ class Profiler:
     """
 
     def __init__(
-        self, directory: Path, metadata: dict[str, Any], find_steps: bool, mode: int
+        self,
+        directory: Path,
+        metadata: dict[str, Any],
+        find_steps: bool,
+        stacks: bool,
+        mode: int,
     ) -> None:
         """See :func:`profile`; ``mode`` is a place in ``schema.MODES``."""
         self._mode = mode
         self._signal = switch_signal()
         self._directory = directory
         self._metadata = metadata
+        self._stacks = stacks
         self._recorder = recorder()
         self._markers: dict[str, Marker] = {
             name: self._recorder.PhaseMarker(code) for code, name in enumerate(PHASES)
@@ -98,6 +106,7 @@ class Profiler:
         self._path = path
         self._running = True
         _started.append(self)
+        self._recorder.set_stacks(self._stacks)
         self._recorder.install_observer()
         self._witnesses.start()
         self._auto_phases.install()
@@ -205,6 +214,7 @@ def profile(
     metadata: dict[str, Any] | None = None,
     find_steps: bool = False,
     mode: str | None = None,
+    stacks: bool | None = None,
 ) -> Profiler:
     """Records this rank's training into ``directory/rank_<rank>.trace``.
 
@@ -216,6 +226,8 @@ def profile(
         mode: "full" keeps every record, "always-on" histograms of bounded size, "off" nothing
             until it is switched on (see ``docs/always_on.md``). None takes COMMPROF_MODE from
             the environment, or "full".
+        stacks: record the Python frames that issue each operation; costs microseconds per
+            operation. None: if ``COMMPROF_STACKS`` is 1 in the environment.
 
     Raises:
         UsageError: no such mode, here or in the environment.
@@ -232,7 +244,9 @@ def profile(
                 optimizer.step()
                 prof.step()
     """
-    return Profiler(Path(directory), dict(metadata or {}), find_steps, mode_code(mode))
+    if stacks is None:
+        stacks = os.environ.get(STACKS_VARIABLE) == "1"
+    return Profiler(Path(directory), dict(metadata or {}), find_steps, stacks, mode_code(mode))
 
 
 def _document(metadata: dict[str, Any]) -> str:

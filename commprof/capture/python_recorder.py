@@ -257,6 +257,11 @@ class PythonRecorder:
         """Python sees no operators but those of attached models."""
         return []
 
+    def set_stacks(self, on: bool) -> None:
+        """Says that there will be none: buckets do not tell who issued them."""
+        if on:
+            print("commprof: stacks need the native module; recording without", file=sys.stderr)
+
     def mark_step(self, step: int, ended: bool, found: int = schema.STEP_DECLARED) -> None:
         """A step boundary; forgets a marker that this thread left open."""
         self._open.marker = None

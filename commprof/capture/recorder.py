@@ -93,6 +93,10 @@ class Recorder(Protocol):
         """Begins to see every collective; returns the operators covered."""
         ...
 
+    def set_stacks(self, on: bool) -> None:
+        """Whether the Python caller of each operation is recorded."""
+        ...
+
     def PhaseMarker(self, phase: int) -> Marker:
         """A marker for the phase of that code; in the native module this is a class."""
         ...

@@ -71,6 +71,8 @@ class RunCommand:
         _set_mode(args)
         from commprof.launch.elastic import stop_fork_server  # seconds: it loads torch
 
+        if args.stacks:
+            os.environ["COMMPROF_STACKS"] = "1"  # the ranks inherit it
         subject: Subject = ScriptSubject(args) if args.script else WorkloadSubject(args)
         description = subject.check(world_sizes, args.rdzv_endpoint)
         json_file = _writable_file(args.json)
@@ -173,6 +175,9 @@ def _add_where(parser: argparse.ArgumentParser) -> None:
         "--rdzv-endpoint",
         metavar="HOST:PORT",
         help="where the ranks meet (default: a free port of localhost)",
+    )
+    parser.add_argument(
+        "--stacks", action="store_true", help="record which line issued each collective as well"
     )
 
 

@@ -7,6 +7,7 @@ import json
 import math
 from typing import Any
 
+from commprof.analysis.collectives import CollectiveRow
 from commprof.analysis.overhead import Overhead
 from commprof.analysis.scaling import RunResult, Scaling
 from commprof.analysis.summaries import SummaryResult
@@ -65,6 +66,7 @@ def _world(result: RunResult, world: WorldResult, scale: Scaling) -> dict[str, A
             "efficiency": scale.efficiency,
             "imbalance": world.imbalance,
             "parts": dataclasses.asdict(world.parts),
+            "collectives": [_collective(row) for row in world.collectives],
             "late_rank": world.late_rank and dataclasses.asdict(world.late_rank),
             "overhead": _overhead(world.overhead),
             "records_per_step": world.records_per_step,
@@ -99,6 +101,14 @@ def _rank(rank: RankSummary) -> dict[str, Any]:
 def _summary(summary: SummaryResult) -> dict[str, Any]:
     value = dataclasses.asdict(summary)
     return {"num_processes": value.pop("world_size"), **value}
+
+
+def _collective(row: CollectiveRow) -> dict[str, Any]:
+    return {
+        **dataclasses.asdict(row),
+        "phases": [{"phase": name, "calls": calls} for name, calls in row.phases],
+        "callers": [{"caller": line, "calls": calls} for line, calls in row.callers],
+    }
 
 
 def _overhead(overhead: Overhead | None) -> dict[str, Any] | None:

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Sequence
-from typing import Any
-
-import tabulate
 
 from commprof.analysis.overhead import Overhead
 from commprof.analysis.scaling import RunResult
 from commprof.report import summary_table
+from commprof.report.collectives_table import LEGEND, collectives_section
 from commprof.report.cross_checks_table import blocks as cross_checks_blocks
 from commprof.report.plain_text import printable
+from commprof.report.tabulated import tabulated as _table
 
 _SCALING_LEGEND = """\
 step: wall time of the slowest rank. samples/s: samples of all ranks over the slowest rank's time.
@@ -34,6 +32,8 @@ def render(result: RunResult, width: int) -> str:
     if result.worlds:
         blocks += [_scaling_table(result), _SCALING_LEGEND]
         blocks += [_parts_table(result), _PARTS_LEGEND]
+        if result.worlds[-1].collectives:
+            blocks += [collectives_section(result.worlds[-1]), LEGEND]
         blocks += cross_checks_blocks(result.worlds, width)
     blocks += summary_table.blocks(result.summaries, _table, _number)
     notes = [
@@ -125,16 +125,6 @@ def _parts_table(result: RunResult) -> str:
             "hidden",
         ),
     )
-
-
-def _table(rows: Sequence[Sequence[Any]], headers: Sequence[str]) -> str:
-    padding, tabulate.MIN_PADDING = tabulate.MIN_PADDING, 0  # two columns a header otherwise
-    try:
-        return tabulate.tabulate(
-            rows, headers=headers, tablefmt="simple", disable_numparse=True, stralign="right"
-        )
-    finally:
-        tabulate.MIN_PADDING = padding
 
 
 def _number(value: float) -> str:

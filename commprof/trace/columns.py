@@ -14,6 +14,9 @@ from commprof.trace.schema import Kind, Records
 
 Ints = npt.NDArray[np.int64]
 
+#: A wait that took less found its operation completed.
+_BLOCKED_NS = 1000
+
 
 @dataclass(frozen=True)
 class Collectives:
@@ -23,9 +26,13 @@ class Collectives:
     #: Code of the operation; ``schema.OPS`` names it.
     op: Ints
     group: Ints
-    #: This group's collective number; equal on all ranks for the same collective.
+    #: This group's collective number; equal on all ranks for the same collective. Of a message
+    #: its number between its two ranks, ``schema.NO_SEQ`` where that is not known.
     seq: Ints
+    #: Rank in the group: root, source or destination; 0 where the operation has none.
+    peer: Ints
     dtype: Ints
+    reduce_op: Ints
     bytes_in: Ints
     bytes_out: Ints
     thread: Ints
@@ -35,6 +42,9 @@ class Collectives:
     #: Completion on the host. Where the backend does not report it (gloo's point-to-point and
     #: reduce-scatter), the return of the wait for it; 0 where there is neither, and on devices.
     end_ns: Ints
+    #: Whether it completed just then. Otherwise ``end_ns`` is 0, or the return of a wait that
+    #: did not block: it completed at some time before.
+    end_is_exact: npt.NDArray[np.bool_]
 
     def __len__(self) -> int:
         """Number of collectives."""
@@ -113,18 +123,23 @@ def collectives(trace: Trace) -> Collectives:
     end_ns = _look_up(op_id, _ints(ends["op_id"]), _ints(ends["timestamp_ns"]))
     waited_until_ns = _look_up(op_id, _ints(waits["op_id"]), _ints(waits["value"]))
     on_host = issues["flags"] & schema.FLAG_DEVICE_ASYNC == 0
+    blocked = _ints(waits["value"]) - _ints(waits["timestamp_ns"]) >= _BLOCKED_NS
+    blocked_until_ns = _look_up(op_id, _ints(waits["op_id"]), _ints(waits["value"]) * blocked)
     return Collectives(
         op_id=op_id,
         op=_ints(issues["op"]),
         group=_ints(issues["group"]),
         seq=_ints(issues["seq"]),
+        peer=_ints(issues["aux"]),
         dtype=_ints(issues["dtype"]),
+        reduce_op=_ints(issues["reduce_op"]),
         bytes_in=_ints(issues["bytes_in"]),
         bytes_out=_ints(issues["bytes_out"]),
         thread=_ints(issues["thread"]),
         graph_task=_ints(issues["value"]) - 1,
         issue_ns=_ints(issues["timestamp_ns"]),
         end_ns=np.where((end_ns == 0) & on_host, waited_until_ns, end_ns),
+        end_is_exact=(end_ns > 0) | ((blocked_until_ns > 0) & on_host),
     )
 
 
@@ -201,6 +216,12 @@ def buckets(trace: Trace) -> Buckets:
         launch_ns=_ints(records["value"]),
         end_ns=_look_up(_ints(records["op_id"]), _ints(ends["op_id"]), _ints(ends["timestamp_ns"])),
     )
+
+
+def stacks(trace: Trace, op_id: Ints) -> Ints:
+    """Per operation the number of the stack that issued it, see ``Trace.stacks``; 0 for none."""
+    records = _of_kind(trace.records, Kind.STACK)
+    return _look_up(op_id, _ints(records["op_id"]), _ints(records["value"]))
 
 
 def _of_kind(records: Records, kind: schema.Kind) -> Records:

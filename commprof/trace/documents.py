@@ -55,6 +55,7 @@ GROUP: Final[dict[str, Shape]] = {
     "rank": int,
     "size": int,
 }
+STACK: Final[dict[str, Shape]] = {"id": int, "frames": list}
 END: Final[dict[str, Shape]] = {"records": int, "dropped": int, "end_monotonic_ns": int}
 SALVAGED: Final[dict[str, Shape]] = {"records": int, "dropped": int}
 
@@ -102,6 +103,12 @@ def read_group(payload: memoryview) -> Group:
     """The description of one process group; ValueError as above."""
     value = _read(payload, GROUP)
     return Group(**{key: value[key] for key in GROUP})
+
+
+def read_stack(payload: memoryview) -> tuple[int, tuple[str, ...]]:
+    """Number and frames of one stack, innermost first; ValueError as above."""
+    value = _read(payload, STACK)
+    return value["id"], tuple(value["frames"])
 
 
 def read_dropped(payload: memoryview, shape: dict[str, Shape]) -> int:

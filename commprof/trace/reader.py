@@ -41,6 +41,8 @@ class Trace:
     #: What always-on mode kept; None where it never ran. It covers everything since then,
     #: also what stands in ``records`` because the mode was full again.
     summary: Summary | None = None
+    #: Frames by number of the stack, innermost first, as "file:line function".
+    stacks: dict[int, tuple[str, ...]] = field(default_factory=dict)
 
     @property
     def rank(self) -> int:
@@ -65,6 +67,7 @@ class _Content:
     salvaged: bool = False
     problems: list[str] = field(default_factory=list)
     summary: Summary | None = None
+    stacks: dict[int, tuple[str, ...]] = field(default_factory=dict)
 
 
 def read_trace(path: Path) -> Trace:
@@ -98,6 +101,7 @@ def read_trace(path: Path) -> Trace:
         dropped=content.dropped,
         problems=tuple(content.problems),
         summary=content.summary,
+        stacks=content.stacks,
     )
 
 
@@ -113,6 +117,9 @@ def _take(path: Path, block: Block, content: _Content) -> None:
         elif block.type == BlockType.GROUP:
             group = documents.read_group(block.payload)
             content.groups[group.id] = group
+        elif block.type == BlockType.STACK:
+            number, frames = documents.read_stack(block.payload)
+            content.stacks[number] = frames
         elif block.type == BlockType.END:
             content.dropped = documents.read_dropped(block.payload, documents.END)
             content.complete = True

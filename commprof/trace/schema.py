@@ -38,6 +38,7 @@ class BlockType(IntEnum):
     GROUP = 3
     END = 4
     SALVAGED = 5
+    STACK = 6
     SUMMARY = 7
     SPARE = 8
 
@@ -87,6 +88,8 @@ STEP_SKIPPED: Final = 2
 SAMPLES_UNKNOWN: Final = 2**32 - 1
 #: How much capture keeps, by code.
 MODES: Final = ("off", "always-on", "full")
+#: ``seq`` of a message that cannot be told from others.
+NO_SEQ: Final = 0xFFFFFFFF
 
 KINDS: Final = tuple(kind.name.lower() for kind in Kind)
 PHASES: Final = tuple(phase.name.lower() for phase in Phase)

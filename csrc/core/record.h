@@ -63,8 +63,8 @@ enum class Op : uint8_t {
 #undef X
 };
 
-// Without a sequence number; and gloo's have no future, so their end is their
-// wait's end.
+// Numbered per peer; and gloo's have no future, so their end is their wait's
+// end.
 inline constexpr bool isPointToPoint(Op op) {
   return op == Op::kSend || op == Op::kRecv || op == Op::kRecvAnySource;
 }
@@ -100,6 +100,9 @@ enum : uint32_t {
 // Record::seq of a Phase whose samples cannot be counted.
 inline constexpr uint32_t kSamplesUnknown = UINT32_MAX;
 
+// Record::seq of a message that cannot be told from others.
+inline constexpr uint32_t kNoSeq = 0xffffffff;
+
 // One cache line. Field meanings that depend on the kind stand beside it above.
 struct alignas(64) Record {
   uint64_t timestamp_ns = 0; // CLOCK_MONOTONIC
@@ -113,7 +116,8 @@ struct alignas(64) Record {
   uint32_t aux = 0; // root or peer rank, bucket index, phase code
   uint64_t bytes_in = 0;
   uint64_t bytes_out = 0;
-  uint32_t seq = 0; // this group's collective number, the same on all ranks
+  uint32_t seq = 0; // this group's collective number, the same on all ranks;
+                    // of a message its number between its two ranks, or kNoSeq
   uint32_t flags = 0; // kFailed, ...
   uint64_t value = 0;
 };

@@ -15,6 +15,7 @@
 #include "core/recorder.h"
 #include "torch/ddp_hook.h"
 #include "torch/observer.h"
+#include "torch/stacks.h"
 
 namespace py = pybind11;
 using namespace commprof;
@@ -247,6 +248,11 @@ PYBIND11_MODULE(COMMPROF_MODULE, m) {
       "Puts a recording kernel before every c10d operator; returns their "
       "names.");
   m.def("uninstall_observer", &uninstallObserver, "Takes them out again.");
+  m.def(
+      "set_stacks",
+      &setStacks,
+      "Whether the Python caller of each operation is recorded.",
+      py::arg("on"));
 
   py::class_<BucketHook, std::shared_ptr<BucketHook>>(
       m, "BucketHook", "The DDP communication hook of one model.")

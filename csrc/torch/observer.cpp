@@ -6,12 +6,13 @@
 #include <torch/csrc/distributed/c10d/Types.hpp>
 
 #include <mutex>
-#include <optional>
 
 #include "core/clock.h"
 #include "core/recorder.h"
 #include "torch/finalize.h"
+#include "torch/op_plan.h"
 #include "torch/process_groups.h"
+#include "torch/stacks.h"
 #include "torch/timed_work.h"
 
 namespace commprof {
@@ -25,61 +26,6 @@ constexpr c10::DispatchKey kKeys[] = {
     c10::DispatchKey::SparseCPU,
     c10::DispatchKey::SparseCUDA};
 
-Op opOf(const std::string& dispatcher_name) {
-#define X(name, text, dispatcher)      \
-  if (dispatcher_name == dispatcher) { \
-    return Op::k##name;                \
-  }
-  COMMPROF_OPS(X)
-#undef X
-  return Op::kOther;
-}
-
-// What the arguments of one operator mean, found once from its schema.
-struct OpPlan {
-  Op op = Op::kOther;
-  int group = -1;
-  int reduce_op = -1;
-  int peer = -1; // root, source or destination rank
-  struct Buffers {
-    int argument;
-    bool is_input;
-    bool is_output; // both: in place
-  };
-  std::vector<Buffers> buffers;
-
-  static std::optional<OpPlan> make(const c10::FunctionSchema& schema) {
-    OpPlan plan;
-    plan.op = opOf(schema.name().substr(schema.name().find("::") + 2));
-    const bool moves_data =
-        plan.op != Op::kBarrier && plan.op != Op::kMonitoredBarrier;
-    const auto& arguments = schema.arguments();
-    for (int i = 0; i < int(arguments.size()); ++i) {
-      const std::string& name = arguments[i].name();
-      const std::string type = arguments[i].type()->str();
-      if (type.find("ProcessGroup") != std::string::npos) {
-        plan.group = i;
-      } else if (type.find("ReduceOp") != std::string::npos) {
-        plan.reduce_op = i;
-      } else if (
-          type == "int" &&
-          (name.ends_with("_rank") || name == "dst" || name == "src")) {
-        plan.peer = i;
-      } else if (
-          moves_data && type.find("Tensor") != std::string::npos &&
-          type.find('?') == std::string::npos) {
-        const bool receives =
-            plan.op == Op::kRecv || plan.op == Op::kRecvAnySource;
-        plan.buffers.push_back(
-            {i,
-             !name.starts_with("output") && !receives,
-             !name.starts_with("input") && plan.op != Op::kSend});
-      }
-    }
-    return plan.group < 0 ? std::nullopt : std::optional<OpPlan>(plan);
-  }
-};
-
 // The object behind a custom-class argument. The schema says what it is, so the
 // checks and the reference counting of IValue::toCustomClass are spared; the
 // IValue keeps it alive.
@@ -92,7 +38,11 @@ void addBytes(const at::Tensor& tensor, uint64_t& bytes, Record& record) {
   if (!tensor.defined()) {
     return;
   }
-  bytes += uint64_t(tensor.numel()) * uint64_t(tensor.element_size());
+  if (tensor.is_sparse()) {
+    bytes += tensor._indices().nbytes() + tensor._values().nbytes();
+  } else {
+    bytes += uint64_t(tensor.numel()) * uint64_t(tensor.element_size());
+  }
   record.dtype = uint8_t(tensor.scalar_type());
   if (!tensor.is_cpu()) {
     record.flags |= kDeviceAsync;
@@ -111,7 +61,7 @@ void addBytes(const c10::IValue& value, uint64_t& bytes, Record& record) {
 
 void recordEnd(uint64_t op_id, Op op, bool failed) {
   Recorder& recorder = Recorder::instance();
-  if (!recorder.enabled()) {
+  if (!recorder.started()) { // paused: what was issued before still ends
     return;
   }
   Record record;
@@ -170,7 +120,7 @@ class Interposer final : public c10::OperatorKernel {
         customClass<c10d::ProcessGroup>((*stack)[base + plan_.group]));
     // Counted with capture off as well: ranks must agree on the numbers.
     const uint32_t seq = isPointToPoint(plan_.op)
-        ? 0
+        ? info.nextMessage(plan_.op, peer(*stack, base))
         : info.next_seq.fetch_add(1, std::memory_order_relaxed);
     Recorder& recorder = Recorder::instance();
     if (!recorder.enabled()) {
@@ -184,7 +134,15 @@ class Interposer final : public c10::OperatorKernel {
     issue.value = uint64_t(bracketFinalize() + 1);
     issue.timestamp_ns = nowNs();
     recorder.push(issue);
-    original_.callBoxed(op, keys, stack);
+    if (stacksEnabled()) {
+      recordStack(issue);
+    }
+    try {
+      original_.callBoxed(op, keys, stack);
+    } catch (...) { // refused by the backend
+      recordEnd(issue.op_id, issue.op, true);
+      throw;
+    }
     if (op.schema().returns().empty()) {
       recordBlockingCall(issue); // e.g. monitored_barrier
     } else {
@@ -208,10 +166,12 @@ class Interposer final : public c10::OperatorKernel {
       record.reduce_op = uint8_t(
           customClass<c10d::ReduceOp>(stack[base + plan_.reduce_op]).op_);
     }
-    if (plan_.peer >= 0) {
-      record.aux = uint32_t(stack[base + plan_.peer].toInt());
-    }
+    record.aux = uint32_t(peer(stack, base));
     return record;
+  }
+
+  int64_t peer(const torch::jit::Stack& stack, size_t base) const {
+    return plan_.peer < 0 ? 0 : stack[base + plan_.peer].toInt();
   }
 
   static void recordBlockingCall(const Record& issue) {

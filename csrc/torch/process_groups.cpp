@@ -2,34 +2,17 @@
 
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
-#include <cstdio>
 #include <memory>
 #include <mutex>
 #include <string>
 #include <unordered_map>
 
+#include "core/json_string.h"
 #include "core/recorder.h"
 
 namespace commprof {
 
 namespace {
-
-std::string jsonString(const std::string& text) {
-  std::string out = "\"";
-  for (const char c : text) {
-    if (c == '"' || c == '\\') {
-      out += '\\';
-      out += c;
-    } else if (static_cast<unsigned char>(c) < 0x20) {
-      char escaped[8];
-      std::snprintf(escaped, sizeof(escaped), "\\u%04x", c);
-      out += escaped;
-    } else {
-      out += c;
-    }
-  }
-  return out + '"';
-}
 
 std::string describe(uint32_t id, c10d::ProcessGroup& group) {
   return "{\"id\": " + std::to_string(id) +
@@ -59,6 +42,13 @@ Table& table() {
 }
 
 } // namespace
+
+uint32_t GroupInfo::nextMessage(Op op, int64_t peer) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  any_source_ = any_source_ || op == Op::kRecvAnySource;
+  const bool sent = op == Op::kSend;
+  return !sent && any_source_ ? kNoSeq : messages_[{sent, peer}]++;
+}
 
 GroupInfo& groupInfo(c10d::ProcessGroup& group) {
   static thread_local const void* last_group = nullptr;

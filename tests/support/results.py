@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from commprof.analysis.collectives import CollectiveRow, Spread
 from commprof.analysis.intervals import Interval
 from commprof.analysis.overhead import Overhead
 from commprof.analysis.scaling import RunResult, scale
@@ -21,6 +22,7 @@ PARTS = StepParts(
     step_ms=100.0,
     wait_ms=10.0,
     wire_ms=20.0,
+    unsplit_ms=0.0,
     no_core_ms=3.0,
     hidden_ms=12.5,
 )
@@ -48,6 +50,32 @@ def context(**values: Any) -> dict[str, Any]:
 def parts(**values: float) -> StepParts:
     """The parts above but for those given."""
     return dataclasses.replace(PARTS, **values)
+
+
+def collective(**values: Any) -> CollectiveRow:
+    """A gradient bucket of 4 MB on two ranks, once per step."""
+    defaults: dict[str, Any] = {
+        "op": "all_reduce",
+        "group": "0",
+        "group_description": "default_pg",
+        "group_size": 2,
+        "dtype": "Float",
+        "reduce_op": "sum",
+        "size_bytes": (4_000_000, 4_000_000),
+        "calls": 20,
+        "calls_per_step": 1.0,
+        "total_bytes": 80_000_000,
+        "phases": (("backward", 20),),
+        "callers": (),
+        "duration": Spread(12.0, 20.0),
+        "queue": Spread(1.0, 2.0),
+        "wait": Spread(3.0, 9.0),
+        "wire": Spread(8.0, 10.0),
+        "exposed_ms": 5.5,
+        "algbw_gb_per_s": 0.5,
+        "busbw_gb_per_s": 0.5,
+    }
+    return CollectiveRow(**{**defaults, **values})
 
 
 def world(world_size: int = 1, **values: Any) -> WorldResult:
@@ -78,6 +106,7 @@ def world(world_size: int = 1, **values: Any) -> WorldResult:
         "imbalance": 0.0,
         "average_loss": 2.5,
         "ranks": ranks,
+        "collectives": (),
         "late_rank": None,
         "overhead": OVERHEAD,
         "records_per_step": 20.0,

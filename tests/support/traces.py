@@ -40,6 +40,8 @@ class Rank:
         self.groups = {1: ("0", world_size)} if groups is None else groups
         self.metadata = trace_bytes.metadata(rank=rank, world_size=world_size, **metadata)
         self.metadata["machine"]["boot_id"] = boot_id
+        self.backend = "gloo"
+        self.stacks: dict[int, tuple[str, ...]] = {}
         self.steps: list[tuple[int, int]] = []
         self._records: list[dict[str, int]] = []
         self._op_id = 0
@@ -64,8 +66,9 @@ class Rank:
         graph_task: int = -1,
         group: int = 1,
         op: str = "all_reduce",
+        **fields: int,
     ) -> int:
-        """A collective; `end` 0 if none was seen. Returns its operation id."""
+        """A collective; `end` 0 if none was seen; `fields` of the issue. Returns its id."""
         self._op_id += 1
         code = schema.OPS.index(op)
         self._add(
@@ -75,9 +78,7 @@ class Rank:
             op=code,
             group=group,
             seq=seq,
-            bytes_in=bytes,
-            bytes_out=bytes,
-            value=graph_task + 1,
+            **{"bytes_in": bytes, "bytes_out": bytes, "value": graph_task + 1, **fields},
         )
         if end:
             self._add(Kind.END, end, op_id=self._op_id, op=code, thread=THREAD + 1)
@@ -110,13 +111,14 @@ class Rank:
             path=Path(f"rank_{self.rank}.trace"),
             metadata=self.metadata,
             groups={
-                id: Group(id, name, "", "gloo", self.rank, size)
+                id: Group(id, name, "", self.backend, self.rank, size)
                 for id, (name, size) in self.groups.items()
             },
             records=self.records(),
             complete=True,
             dropped=self.dropped,
             problems=(),
+            stacks=self.stacks,
         )
 
     def records(self) -> Any:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from commprof.analysis.arrivals import Arrivals, clocks_are_shared, match_arrivals
-from commprof.trace import columns
+from commprof.trace import columns, schema
 from tests.support.traces import Rank
 
 
@@ -58,11 +60,65 @@ def test_one_rank_twice_is_not_two_ranks() -> None:
     assert match(first, second)[0].late_rank.tolist() == [-1, -1]
 
 
-def test_point_to_point_operations_have_no_last_rank() -> None:
+def message(rank: Rank, peer: int, seq: int, issue: int, op: str, bytes: int = 8) -> None:
+    sizes = {"bytes_in": bytes} if op == "send" else {"bytes_out": bytes}
+    rank.collective(seq, issue, 0, op=op, aux=peer, **{"bytes_in": 0, "bytes_out": 0, **sizes})
+
+
+def test_a_message_is_known_by_its_ends_and_number() -> None:
+    first, second = Rank(0, 3), Rank(1, 3)
+    message(first, 1, 0, 10, "send")
+    message(first, 2, 0, 12, "send")  # nobody was seen to receive it
+    message(first, 1, 1, 14, "send")
+    message(first, 1, 0, 16, "recv")  # numbers count by direction
+    message(second, 0, 0, 11, "recv")
+    message(second, 0, 1, 13, "recv")
+    message(second, 0, 0, 30, "send")
+    of_first, of_second = match(first, second, Rank(2, 3))[:2]
+    assert of_first.late_rank.tolist() == [1, -1, 0, 1]
+    assert of_first.last_arrival_ns.tolist() == [11, 0, 14, 30]
+    assert of_second.late_rank.tolist() == [1, 0, 1]
+
+
+def test_two_sends_are_no_message() -> None:
     first, second = Rank(0, 2), Rank(1, 2)
     for rank in (first, second):
-        rank.collective(0, 10 + rank.rank, 0, op="send")
+        message(rank, 1 - rank.rank, 0, 10, "send")
     assert [arrivals.late_rank.tolist() for arrivals in match(first, second)] == [[-1], [-1]]
+
+
+def test_ends_of_different_size_are_no_message() -> None:
+    # As where tags are used to receive in another order than was sent.
+    first, second = Rank(0, 2), Rank(1, 2)
+    for seq, size in enumerate((8, 16, 4)):
+        message(first, 1, seq, 10 + seq, "send", size)
+    for seq, size in enumerate((16, 8, 4)):
+        message(second, 0, seq, 20 + seq, "recv", size)
+    assert match(first, second)[0].late_rank.tolist() == [-1, -1, 1]
+
+
+def test_from_any_source_and_after_it_nothing_is_known() -> None:
+    first, second = Rank(0, 2), Rank(1, 2)
+    for seq in range(3):
+        message(first, 1, seq, 10 + seq, "send")
+    message(second, 0, 0, 20, "recv")
+    message(second, 0, schema.NO_SEQ, 21, "recv_any_source")
+    message(second, 0, schema.NO_SEQ, 22, "recv")
+    of_first, of_second = match(first, second)
+    assert of_first.late_rank.tolist() == [1, -1, -1]
+    assert of_second.late_rank.tolist() == [1, -1, -1]
+
+
+def test_ranks_of_a_message_are_those_of_its_group() -> None:
+    # In this group of two, ranks 1 and 3 of the job are 0 and 1.
+    ranks = [Rank(rank, 4, groups={1: ("pair", 2)}) for rank in (1, 3)]
+    message(ranks[0], 1, 0, 10, "send")
+    message(ranks[1], 0, 0, 20, "recv")
+    traces = [rank.trace() for rank in ranks]
+    for own_rank, trace in enumerate(traces):
+        trace.groups[1] = dataclasses.replace(trace.groups[1], rank=own_rank)
+    arrivals = match_arrivals(traces, [columns.collectives(trace) for trace in traces])
+    assert [found.late_rank.tolist() for found in arrivals] == [[3], [3]]
 
 
 def test_groups_are_common_by_name_whatever_their_local_number() -> None:

@@ -14,7 +14,15 @@ import pytest
 from commprof.analysis.cross_checks import CrossCheck
 from commprof.analysis.stragglers import LateRank
 from commprof.report.as_json import SCHEMA_VERSION, as_dict, render
-from tests.support.results import PARTS, context, parts, run_result, summary, world
+from tests.support.results import (
+    PARTS,
+    collective,
+    context,
+    parts,
+    run_result,
+    summary,
+    world,
+)
 
 DESCRIPTION = Path(__file__).parents[2] / "docs" / "json_format.md"
 
@@ -22,7 +30,7 @@ QUANTILES = {
     "count": int,
     **dict.fromkeys(("p50_ms", "p95_ms", "p99_ms", "total_ms"), float),
 }
-
+SPREAD = {"median_ms": float, "p95_ms": float}
 SCHEMA: dict[str, Any] = {
     "schema_version": int,
     "timestamp": str,
@@ -47,6 +55,29 @@ SCHEMA: dict[str, Any] = {
                 "efficiency": float,
                 "imbalance": float,
                 "parts": {field.name: float for field in dataclasses.fields(PARTS)},
+                "collectives": [
+                    {
+                        "op": str,
+                        "group": str,
+                        "group_description": str,
+                        "group_size": int,
+                        "dtype": str,
+                        "reduce_op": str,
+                        "size_bytes": [int],
+                        "calls": int,
+                        "calls_per_step": float,
+                        "total_bytes": int,
+                        "phases": [{"phase": str, "calls": int}],
+                        "callers": [{"caller": str, "calls": int}],
+                        "duration": SPREAD,
+                        "queue": SPREAD,
+                        "wait": SPREAD,
+                        "wire": SPREAD,
+                        "exposed_ms": float,
+                        "algbw_gb_per_s": float,
+                        "busbw_gb_per_s": float,
+                    }
+                ],
                 "late_rank": {
                     "rank": int,
                     "wait_ns": float,
@@ -134,7 +165,11 @@ def full_run() -> dict[str, Any]:
     """A document in which every field has a value."""
     late = LateRank(1, 2e6, 0.8, 0.001, 8, 10, 0.02, "data", 0.9)
     check_ = CrossCheck("phases", "a sum", "ms", 100.0, 101.0, False, "a note")
-    same: dict[str, Any] = {"late_rank": late, "cross_checks": (check_,)}
+    same: dict[str, Any] = {
+        "late_rank": late,
+        "cross_checks": (check_,),
+        "collectives": (collective(callers=(("train.py:7 train", 20),)),),
+    }
     worlds = (
         world(1, missing_ranks=(0,), problems=("a",), **same),
         world(2, missing_ranks=(1,), problems=("b",), **same),

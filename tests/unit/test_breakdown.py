@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from commprof.analysis.arrivals import Arrivals, match_arrivals
-from commprof.analysis.breakdown import Breakdown, breakdown
+from commprof.analysis.breakdown import Breakdown, breakdown, mean_of_known
 from commprof.trace import columns
 from commprof.trace.reader import Trace
 from commprof.trace.schema import Phase
@@ -168,6 +168,28 @@ def test_without_a_common_clock_wait_and_wire_are_unknown() -> None:
     assert part.waited_for_ns.tolist() == [[0.0]]
 
 
+def test_what_cannot_be_split_is_set_apart_from_what_can() -> None:
+    # Both wait 100..150 for the first, whose last rank comes at 120. Rank 0 then waits
+    # 200..230 for a collective that rank 1 was not seen to issue.
+    ranks = [Rank(rank, 2) for rank in range(2)]
+    for rank, issue in zip(ranks, (90, 120), strict=True):
+        rank.step(0, 1000)
+        rank.wait(rank.collective(0, issue, 150), 100 if issue < 100 else 120, 150)
+    ranks[0].wait(ranks[0].collective(1, 190, 230), 200, 230)
+    part = break_down(*ranks)[0]
+    assert values(part, "exposed", "wait", "wire", "unsplit") == [[80], [20], [30], [30]]
+    assert part.waited_for_ns.tolist() == [[0, 20]]
+
+
+def test_means_leave_out_what_is_not_known_and_still_add_up() -> None:
+    nan = float("nan")
+    assert mean_of_known(np.array([4.0, nan]), np.array([10.0, 10.0])) == 2.0
+    assert mean_of_known(np.array([4.0, 0.0]), np.array([10.0, 0.0])) == 2.0
+    assert np.isnan(mean_of_known(np.array([nan, 0.0]), np.array([10.0, 0.0])))
+    assert mean_of_known(np.zeros(2), np.zeros(2)) == 0.0
+    assert np.isnan(mean_of_known(np.array([]), np.array([])))
+
+
 def test_without_steps_there_are_no_rows() -> None:
     rank = Rank()
     rank.wait(rank.collective(0, 10, 50, graph_task=0), 20, 50)
@@ -215,7 +237,9 @@ def check_sums(part: Breakdown) -> None:
     known = np.isfinite(part.wait_ns)
     assert (part.wait_ns[known] >= 0).all()
     assert (part.wire_ns[known] >= -1).all()
-    assert (part.wait_ns + part.wire_ns)[known] == pytest.approx(part.exposed_ns[known], abs=1)
+    total = part.wait_ns + part.wire_ns + part.unsplit_ns
+    assert total[known] == pytest.approx(part.exposed_ns[known], abs=1)
+    assert part.unsplit_ns[~known] == pytest.approx(part.exposed_ns[~known], abs=1)
     assert (part.no_core_ns <= part.exposed_ns + 1).all()
     waited_for = part.waited_for_ns.sum(axis=1)
     assert waited_for[known] == pytest.approx(part.wait_ns[known], abs=1)

@@ -23,9 +23,10 @@ PAGES = sorted(
 
 
 def tables(report: str) -> list[list[str]]:
-    """The lines of each table: its headers, the rule, its rows."""
+    """The lines of the tables over world sizes: headers, the rule, rows."""
     blocks = [block.splitlines() for block in report.split("\n\n")]
-    return [block for block in blocks if any(re.fullmatch(r"[- ]+", line) for line in block)]
+    found = [block for block in blocks if any(re.fullmatch(r"[- ]+", line) for line in block)]
+    return found[:2]  # the third is of collectives, if there are any
 
 
 def headers(table: list[str]) -> list[list[str]]:

@@ -171,6 +171,7 @@ def test_documented_json_keys() -> None:
         "group": documents.GROUP,
         "end": documents.END,
         "salvaged": documents.SALVAGED,
+        "stack": documents.STACK,
         "summary": dict.fromkeys((*SUMMARY_COUNTERS, *SUMMARY_PARTS), int),
     }
     for name, shape in shapes.items():

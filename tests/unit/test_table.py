@@ -7,16 +7,56 @@ from pathlib import Path
 
 import pytest
 
+from commprof.analysis.collectives import Spread
 from commprof.analysis.cross_checks import CrossCheck
 from commprof.analysis.intervals import Interval
 from commprof.analysis.overhead import Overhead
 from commprof.analysis.remarks import remarks
 from commprof.analysis.scaling import RunResult, scale
+from commprof.report.collectives_table import collectives_section
 from commprof.report.plain_text import printable
 from commprof.report.table import render
-from tests.support.results import OVERHEAD, context, parts, run_result, world
+from tests.support.results import OVERHEAD, collective, context, parts, run_result, world
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "run_table.txt"
+
+
+UNKNOWN = Spread(math.nan, math.nan)
+KINDS = (
+    collective(
+        group_size=4,
+        callers=(("/home/me/train.py:12 train", 19), ("/home/me/train.py:7 warm_up", 1)),
+        phases=(("backward", 19), ("other", 1)),
+    ),
+    collective(
+        op="all_gather_into_tensor",
+        reduce_op="",
+        dtype="BFloat16",
+        size_bytes=(1_000, 2_000_000),
+        calls_per_step=12.0,
+        phases=(("forward", 240),),
+        calls=240,
+        queue=UNKNOWN,
+        wait=UNKNOWN,
+        wire=UNKNOWN,
+        exposed_ms=0.0004,
+        algbw_gb_per_s=math.nan,
+        busbw_gb_per_s=math.nan,
+    ),
+    collective(
+        op="barrier",
+        group="3",
+        group_description="mesh_tp",
+        dtype="",
+        reduce_op="",
+        size_bytes=(0, 0),
+        phases=(("other", 20),),
+        exposed_ms=0.0,
+        duration=Spread(1234.5, 2345.6),
+        algbw_gb_per_s=math.nan,
+        busbw_gb_per_s=math.nan,
+    ),
+)
 
 
 def golden_run() -> RunResult:
@@ -41,6 +81,7 @@ def golden_run() -> RunResult:
             overhead=Overhead(Interval(0.9, 0.8, 1.2), Interval(1.0, 0.9, 1.1), 8, 8),
             average_loss=math.nan,
             missing_ranks=(3,),
+            collectives=KINDS,
         ),
     )
     about = context(
@@ -110,6 +151,23 @@ def test_numbers(value: float, shown: str) -> None:
     text = render(run_result(world(1, parts=parts(data_ms=value))), 100)
     rows = [line.split() for line in text.splitlines() if line.split()[:1] == ["1"]]
     assert rows[1][1] == shown
+
+
+def test_more_kinds_than_rows_are_counted() -> None:
+    kinds = tuple(collective(size_bytes=(size, size)) for size in range(1, 15))
+    section = collectives_section(world(2, collectives=kinds))
+    assert section.splitlines()[-1] == "2 more kinds of call: see the JSON result."
+    assert len([line for line in section.splitlines() if line.startswith("all_reduce")]) == 12
+    section = collectives_section(world(1, collectives=kinds[:13]))
+    assert section.splitlines()[-1] == "1 more kind of call: see the JSON result."
+    assert section.splitlines()[0] == "Collectives of 1 rank, by exposed time:"
+
+
+def test_of_one_group_there_is_no_column() -> None:
+    one = collectives_section(world(2, collectives=(collective(), collective(op="reduce"))))
+    assert "group" not in one
+    two = collectives_section(world(2, collectives=(collective(), collective(group="7"))))
+    assert "7 (2)" in two
 
 
 def test_without_any_figures_the_failures_are_shown() -> None:

@@ -41,6 +41,28 @@ def test_one_wait_is_split_at_the_last_arrival() -> None:
     assert waiting(ranks, 1) == (0.0, 3.0, {1})
 
 
+def test_a_receiver_waits_until_its_message_is_sent() -> None:
+    # Rank 1 waits from 10 to 40; rank 0 sends at 30. Rank 0 waits from 30 to 34.
+    ranks = [Rank(rank, 2) for rank in range(2)]
+    send = ranks[0].collective(0, 30 * MS, 0, op="send", aux=1, bytes_in=8, bytes_out=0)
+    receive = ranks[1].collective(0, 10 * MS, 0, op="recv", aux=0, bytes_in=0, bytes_out=8)
+    ranks[0].wait(send, 30 * MS, 34 * MS)
+    ranks[1].wait(receive, 10 * MS, 40 * MS)
+    assert waiting(ranks, 0) == (0.0, 4.0, {0})
+    assert waiting(ranks, 1) == (20.0, 10.0, {0})
+
+
+def test_a_message_of_the_backward_pass_is_no_bucket() -> None:
+    # As in a pipeline: its peer was not traced, and DDP does not wait for it.
+    ranks = [
+        backward(Rank(0, 2), [10, 14], [12.5, 36.5], 36.5),
+        backward(Rank(1, 2), [10, 34], [12.5, 36.5], 36.5),
+    ]
+    message = ranks[0].collective(0, 35 * MS, 0, graph_task=0, op="send", aux=1)
+    ranks[0].wait(message, 36 * MS, 36 * MS)
+    assert waiting(ranks, 0) == (pytest.approx(20.0), pytest.approx(2.5), {-1, 1})
+
+
 def test_a_late_rank_is_waited_for_when_the_wire_is_free_again() -> None:
     # The first bucket is on the wire from 10 to 12.5, the second until 2.5 after the last
     # rank issued it, which is 20 later than the first rank.

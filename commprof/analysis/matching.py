@@ -1,0 +1,111 @@
+"""Which rows of the ranks' tables are one collective, or one message."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from commprof.trace.columns import Collectives, Ints
+from commprof.trace.documents import Group
+from commprof.trace.reader import Trace
+from commprof.trace.schema import NO_SEQ, OPS
+
+SEND, RECV, RECV_ANY_SOURCE = (OPS.index(name) for name in ("send", "recv", "recv_any_source"))
+POINT_TO_POINT = (SEND, RECV, RECV_ANY_SOURCE)
+
+
+@dataclass(frozen=True)
+class Matching:
+    """Rows of all ranks, one rank after the other in the order of their tables."""
+
+    #: Number of the collective that each row belongs to.
+    member: Ints
+    #: Per collective: whether each of its ranks was seen to issue it, once.
+    complete: npt.NDArray[np.bool_]
+    #: Per row: the process group, by a number common to all ranks; -1 where not described.
+    group: Ints
+    #: Per row: global rank.
+    rank: Ints
+    #: Rows per rank.
+    lengths: tuple[int, ...]
+    #: The process groups by their common number, as the first rank that has each saw them.
+    groups: tuple[Group, ...]
+
+    def every(self, holds: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+        """Per row: whether its collective is complete and this holds for all rows of it."""
+        failed = np.bincount(self.member[~holds], minlength=len(self.complete)) > 0
+        result: npt.NDArray[np.bool_] = (self.complete & ~failed)[self.member]
+        return result
+
+    def split(self, values: Ints) -> list[Ints]:
+        """A column over all ranks as one column per rank."""
+        return np.split(values, np.cumsum(self.lengths)[:-1])
+
+    def latest(self, times_ns: Ints) -> tuple[Ints, Ints]:
+        """Per row the largest time of its collective and the rank it belongs to.
+
+        0 and -1 where the collective is not complete.
+        """
+        if len(times_ns) == 0:
+            return times_ns, times_ns
+        # Ordered by collective, then time: the last row of each collective has the latest.
+        order = np.lexsort((times_ns, self.member))
+        last_row = order[np.flatnonzero(np.diff(self.member[order], append=-1) != 0)]
+        last_ns = np.where(self.complete, times_ns[last_row], 0)[self.member]
+        rank = np.where(self.complete, self.rank[last_row], -1)[self.member]
+        return last_ns, rank
+
+
+def match(traces: Sequence[Trace], tables: Sequence[Collectives]) -> Matching:
+    """Joins rows by (group name, sequence number) over the ranks given.
+
+    A collective is complete when as many ranks as the group has issued the same operation under
+    the same number, each of them once. A send and a recv are one message when both ends give it
+    the same number and size. What was received with or after ``recv_any_source`` has no number.
+    """
+    groups: dict[tuple[str, int], tuple[int, Group]] = {}
+    columns = [_keys(trace, table, groups) for trace, table in zip(traces, tables, strict=True)]
+    keys = np.concatenate([key for key, _ in columns])
+    expected = np.concatenate([size for _, size in columns])
+    lengths = tuple(len(table) for table in tables)
+    rank = np.repeat([trace.rank for trace in traces], lengths).astype(np.int64)
+    _, first, member = np.unique(keys, axis=0, return_index=True, return_inverse=True)
+    member = member.reshape(-1).astype(np.int64)
+    issued = np.bincount(member)
+    distinct = np.bincount(np.unique(np.stack([member, rank]), axis=1)[0], minlength=len(issued))
+    described = tuple(group for _, group in groups.values())
+    complete = (issued == expected[first]) & (distinct == issued)
+    return Matching(member, complete, keys[:, 0], rank, lengths, described)
+
+
+def _keys(
+    trace: Trace, table: Collectives, groups: dict[tuple[str, int], tuple[int, Group]]
+) -> tuple[Ints, Ints]:
+    """Per row what its collective is known by, and how many ranks issue it; 0 for no match.
+
+    Each rank counts its groups by itself; the name is common. A name that is used again (the
+    default group after ``destroy_process_group``) is told apart by its turn.
+    """
+    group = np.full(len(table), -1, dtype=np.int64)
+    expected = np.zeros(len(table), dtype=np.int64)
+    own_rank = np.zeros(len(table), dtype=np.int64)
+    turns: Counter[str] = Counter()
+    for described in sorted(trace.groups.values(), key=lambda each: each.id):
+        rows = table.group == described.id
+        key = described.name, turns[described.name]
+        turns[described.name] += 1
+        group[rows] = groups.setdefault(key, (len(groups), described))[0]
+        expected[rows] = described.size
+        own_rank[rows] = described.rank
+    sent, message = table.op == SEND, np.isin(table.op, POINT_TO_POINT)
+    expected[message & (group >= 0)] = 2
+    expected[(table.op == RECV_ANY_SOURCE) | (message & (table.seq == NO_SEQ))] = 0
+    source = np.where(message, np.where(sent, own_rank, table.peer), -1)
+    target = np.where(message, np.where(sent, table.peer, own_rank), -1)
+    size = np.where(message, np.where(sent, table.bytes_in, table.bytes_out), -1)
+    op = np.where(table.op == RECV, SEND, table.op)
+    return np.stack([group, table.seq, op, source, target, size], axis=1), expected

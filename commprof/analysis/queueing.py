@@ -1,0 +1,71 @@
+"""When a collective began to run: gloo queues what its threads cannot take at once.
+
+gloo's process group has a queue and two threads (``ProcessGroupGloo::Options::threads``, which
+torch sets to 2 for every group that ``torch.distributed`` makes). A thread takes the oldest
+collective and keeps it to its end. Hence
+
+    start_k = max(issue_k, second largest end among the collectives issued before k)
+
+by group and rank: until that time both threads were taken. No start is measured; this follows
+from issue and end, which are. Messages (send, recv) and ``monitored_barrier`` pass no queue.
+"""
+
+from __future__ import annotations
+
+import heapq
+
+import numpy as np
+
+from commprof.analysis.matching import POINT_TO_POINT
+from commprof.trace.columns import Collectives, Ints
+from commprof.trace.reader import Trace
+from commprof.trace.schema import OPS
+
+#: Of each process group.
+GLOO_THREADS = 2
+
+_UNQUEUED = (*POINT_TO_POINT, OPS.index("monitored_barrier"))
+_NEVER = np.iinfo(np.int64).max
+
+
+def start_times(trace: Trace, table: Collectives) -> Ints:
+    """Start of each collective of one rank, in ns; 0 where it is not known.
+
+    It is not known for other backends than gloo, nor where it depends on a collective whose
+    end was not seen: then the start is derived for the earliest and for the latest end that
+    this one can have had, and is known if both agree.
+    """
+    start = np.zeros(len(table), dtype=np.int64)
+    unqueued = np.isin(table.op, _UNQUEUED)
+    for group in trace.groups.values():
+        if group.backend != "gloo":
+            continue
+        start[unqueued & (table.group == group.id)] = 1
+        rows = np.flatnonzero((table.group == group.id) & ~unqueued)
+        exact, issue, end = table.end_is_exact[rows], table.issue_ns[rows], table.end_ns[rows]
+        earliest = fifo_starts(issue, np.where(exact, end, issue), GLOO_THREADS)
+        latest = earliest
+        if not exact.all():
+            bound = np.where(end > 0, end, _NEVER)
+            latest = fifo_starts(issue, np.where(exact, end, bound), GLOO_THREADS)
+        # Ends are recorded a little after the fact, so a start may seem later than its end.
+        earliest = np.where(exact, np.minimum(earliest, np.maximum(end, issue)), earliest)
+        latest = np.where(exact, np.minimum(latest, np.maximum(end, issue)), latest)
+        start[rows] = np.where(earliest == latest, earliest, 0)
+    return np.where(unqueued & (start > 0), table.issue_ns, start)
+
+
+def fifo_starts(issue_ns: Ints, end_ns: Ints, threads: int) -> Ints:
+    """Starts in a queue that is served in order by so many threads.
+
+    Args:
+        issue_ns: in the order of the queue.
+        end_ns: of the same; completion may be in another order.
+        threads: at least 1.
+    """
+    latest = [0] * threads  # a heap: the latest ends so far, the earliest of them first
+    starts = np.empty(len(issue_ns), dtype=np.int64)
+    for k, (issue, end) in enumerate(zip(issue_ns.tolist(), end_ns.tolist(), strict=True)):
+        starts[k] = max(issue, latest[0])
+        heapq.heappushpop(latest, end)
+    return starts

@@ -1,0 +1,114 @@
+"""The collectives of one world size as text."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+
+from commprof.analysis.collectives import CollectiveRow
+from commprof.analysis.world import WorldResult
+from commprof.report.plain_text import printable
+from commprof.report.tabulated import tabulated
+
+LEGEND = """\
+Times in ms: median over calls and ranks; issued to done = queue + wait + wire, of which each has
+its own median. queue: in gloo's queue; wait: for the last rank to start; wire: from there to its
+completion. exposed: mean per step, over ranks. size, algbw and busbw: as nccl-tests counts them,
+over the time from the last rank's start to the last completion; 1 GB is 1e9 bytes."""
+
+#: The shares of a row's calls below this are not worth a word.
+_NEARLY_ALL = 0.995
+
+_HEADERS = (
+    "operation",
+    "group\n(ranks)",
+    "type",
+    "size\nMB",
+    "calls\n/step",
+    "phase",
+    "issued\nto done",
+    "\np95",
+    "=\nqueue",
+    "+\nwait",
+    "+\nwire",
+    "exposed",
+    "algbw\nGB/s",
+    "busbw\nGB/s",
+)
+_GROUP = _HEADERS.index("group\n(ranks)")
+_LEFT = ("operation", "group\n(ranks)", "type", "phase")
+
+
+def collectives_section(world: WorldResult, most_rows: int = 12) -> str:
+    """Heading, table, what was left out, and the callers where they are known."""
+    shown = world.collectives[:most_rows]
+    ranks = "1 rank" if world.world_size == 1 else f"{world.world_size} ranks"
+    rows, headers = [_cells(row) for row in shown], [*_HEADERS]
+    if len({row[_GROUP] for row in rows}) == 1:  # as in most jobs
+        rows = [(*row[:_GROUP], *row[_GROUP + 1 :]) for row in rows]
+        del headers[_GROUP]
+    left = [column for column, header in enumerate(headers) if header in _LEFT]
+    lines = [f"Collectives of {ranks}, by exposed time:", tabulated(rows, headers, left)]
+    left_out = len(world.collectives) - len(shown)
+    if left_out:
+        more = "1 more kind" if left_out == 1 else f"{left_out} more kinds"
+        lines.append(f"{more} of call: see the JSON result.")
+    callers = [line for row in shown if row.callers for line in _callers(row)]
+    return "\n".join([*lines, *callers])
+
+
+def _cells(row: CollectiveRow) -> tuple[str, ...]:
+    times = (row.duration, row.queue, row.wait, row.wire)
+    medians = [_number(spread.median_ms) for spread in times]
+    return (
+        row.op,
+        printable(_group(row)),
+        printable(" ".join(filter(None, (row.dtype, row.reduce_op)))),
+        _size(row),
+        _number(row.calls_per_step),
+        _phases(row),
+        medians[0],
+        _number(row.duration.p95_ms),
+        *medians[1:],
+        _number(row.exposed_ms),
+        _number(row.algbw_gb_per_s),
+        _number(row.busbw_gb_per_s),
+    )
+
+
+def _group(row: CollectiveRow) -> str:
+    described = row.group_description
+    name = row.group if described in ("", "undefined", "default_pg") else described
+    return f"{name[:20]} ({row.group_size})"
+
+
+def _size(row: CollectiveRow) -> str:
+    low, high = (f"{size / 1e6:.3g}" for size in row.size_bytes)
+    return low if low == high else f"{low}-{high}"
+
+
+def _phases(row: CollectiveRow) -> str:
+    """The phase of nearly all calls, or the share of the commonest."""
+    name, calls = row.phases[0]
+    share = calls / row.calls
+    return name if share >= _NEARLY_ALL else f"{name} {share:.0%}"
+
+
+def _callers(row: CollectiveRow) -> list[str]:
+    """The commonest caller, and how many there are besides."""
+    text, calls = row.callers[0]
+    rest = len(row.callers) - 1
+    also = f", and {rest} other {'line' if rest == 1 else 'lines'}" if rest else ""
+    line = f"{row.op} of {_size(row)} MB: {calls} of {row.calls} calls by {printable(text)}{also}"
+    return textwrap.wrap(
+        line, 100, initial_indent="  ", subsequent_indent="    ", break_long_words=False
+    )
+
+
+def _number(value: float) -> str:
+    """Three significant digits, or all before the point; small ones are not rounded to 0."""
+    if math.isnan(value):
+        return "-"
+    if abs(value) >= 100:
+        return f"{value:.0f}"
+    return f"{value:.3g}" if value == 0 or abs(value) >= 0.001 else "<0.001"

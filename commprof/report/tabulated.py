@@ -1,0 +1,22 @@
+"""A table as text, no wider than it must be."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tabulate
+
+
+def tabulated(
+    rows: Sequence[Sequence[Any]], headers: Sequence[str], left: Sequence[int] = ()
+) -> str:
+    """Columns to the right, but for those whose numbers are in ``left``."""
+    align = ["left" if column in left else "right" for column in range(len(headers))]
+    padding, tabulate.MIN_PADDING = tabulate.MIN_PADDING, 0  # two columns a header otherwise
+    try:
+        return tabulate.tabulate(
+            rows, headers=headers, tablefmt="simple", disable_numparse=True, colalign=align
+        )
+    finally:
+        tabulate.MIN_PADDING = padding

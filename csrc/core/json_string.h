@@ -1,0 +1,27 @@
+// Text as a JSON string.
+#pragma once
+
+#include <cstdio>
+#include <string>
+
+namespace commprof {
+
+// `text` in quotes; UTF-8 goes through as it is.
+inline std::string jsonString(const std::string& text) {
+  std::string out = "\"";
+  for (const char c : text) {
+    if (c == '"' || c == '\\') {
+      out += '\\';
+      out += c;
+    } else if (static_cast<unsigned char>(c) < 0x20) {
+      char escaped[8];
+      std::snprintf(escaped, sizeof(escaped), "\\u%04x", c);
+      out += escaped;
+    } else {
+      out += c;
+    }
+  }
+  return out + '"';
+}
+
+} // namespace commprof

@@ -1,0 +1,106 @@
+"""Whoever issues a collective, it is captured, with its sizes; docs/coverage.md is the proof."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from collections import Counter
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from commprof.analysis.queueing import GLOO_THREADS
+from tests.support.coverage import CASES
+from tests.support.ranks import run_module
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "coverage.md"
+
+_HEAD = """\
+# Coverage
+
+Every way to issue a collective that is listed here was run on two ranks over gloo with torch
+{version}, and what stands in the trace was compared with theory: operation, type, reduction,
+group, bytes in and out. `tests/integration/test_coverage.py` does this, and fails if this page says
+anything else; `python -m tests.integration.test_coverage > docs/coverage.md` writes it.
+
+P: parameters, n: ranks, B: bytes of a tensor.
+
+| issued by | seen as | bytes in -> out |
+|---|---|---|
+"""
+
+_SAMPLE = """
+Not seen: a collective that is issued on a `Backend` object itself, since only a
+`ProcessGroup` passes the dispatcher. torch's own strategies do not do that.
+
+What gloo refuses is seen as far as it was issued, and ends with the flag `failed`. In gloo's
+words:
+
+| issued by | seen as | error |
+|---|---|---|
+"""
+
+
+@cache
+def outputs() -> list[list[dict[str, Any]]]:
+    """Per rank, per case."""
+    with tempfile.TemporaryDirectory() as directory:
+        texts = run_module("tests.support.coverage_rank", [directory], 2)
+    return [json.loads(text.strip().splitlines()[-1]) for text in texts]
+
+
+def seen_as(rank: int, case: int) -> str:
+    """The operations of a case with their number, in order of first issue."""
+    counts = Counter(row[0] for row, _, _ in outputs()[rank][case]["calls"])
+    return ", ".join(op if n == 1 else f"{n} {op}" for op, n in counts.items()) or "nothing"
+
+
+def document() -> str:
+    """docs/coverage.md as it should be."""
+    served, refused = [], []
+    for case, (name, (_, formula)) in enumerate(CASES.items()):
+        error = outputs()[0][case]["error"]
+        seen = seen_as(0, case)
+        other = seen_as(1, case)
+        seen = seen if seen == other else f"{seen} / {other}"
+        (refused if error else served).append(f"| {name} | {seen} | {error or formula} |\n")
+    version = torch.__version__.split("+")[0]
+    return _HEAD.format(version=version) + "".join(served) + _SAMPLE + "".join(refused)
+
+
+NAMES = [case.__name__ for case, _ in CASES.values()]
+
+
+@pytest.mark.parametrize("case", range(len(CASES)), ids=NAMES)
+def test_it_is_seen_with_the_bytes_that_theory_gives(case: int) -> None:
+    for rank in range(2):
+        found = outputs()[rank][case]
+        assert [row for row, _, _ in found["calls"]] == found["expected"], found["error"]
+        assert {(backend, size) for _, backend, size in found["calls"]} <= {("gloo", 2)}
+
+
+def test_what_gloo_refuses_is_known() -> None:
+    refused = [case["error"] for case in outputs()[0] if case["error"]]
+    assert len(refused) == 2
+    assert all("gloo" in error.lower() for error in refused)
+    refused_after_issue = [case["failed"] for case in outputs()[0]]
+    assert refused_after_issue == [0] * (len(CASES) - 1) + [1]
+
+
+def test_the_document_says_what_was_found() -> None:
+    if torch.__version__.split("+")[0] not in DOCUMENT.read_text():
+        pytest.skip("written with another torch")
+    assert document() == DOCUMENT.read_text()
+
+
+def test_gloo_has_as_many_threads_as_the_queue_assumes() -> None:
+    assert dist.ProcessGroupGloo._Options()._threads == GLOO_THREADS
+
+
+if __name__ == "__main__":
+    sys.stdout.write(document())
