@@ -50,6 +50,17 @@ def view(trace: Trace, table: Collectives, arrivals: Arrivals) -> RankView:
     return RankView(trace.rank, trace, table, arrivals, exposed, thread)
 
 
+def views(
+    traces: Sequence[Trace], tables: Sequence[Collectives], arrivals: Sequence[Arrivals | None]
+) -> list[RankView]:
+    """Those of all ranks whose arrivals are known."""
+    return [
+        view(trace, table, arrival)
+        for trace, table, arrival in zip(traces, tables, arrivals, strict=True)
+        if arrival is not None
+    ]
+
+
 def with_phase(late: LateRank, ranks: Sequence[RankView], steps: Ints) -> LateRank:
     """The same finding with the phase in which the rank fell behind, where that can be told.
 

@@ -15,7 +15,7 @@ from commprof.analysis.clocks import clock_error_us, on_common_clock, rank_clock
 from commprof.analysis.collectives import CollectiveRow, collective_rows
 from commprof.analysis.cross_checks import CrossCheck, Observed, cross_checks
 from commprof.analysis.exposure import exposures_of
-from commprof.analysis.lateness import view, with_phase
+from commprof.analysis.lateness import views, with_phase
 from commprof.analysis.merged_steps import merged_steps
 from commprof.analysis.overhead import Overhead, overhead
 from commprof.analysis.samples import samples_read
@@ -167,12 +167,8 @@ def analyse_world(run: WorldRun) -> WorldResult | None:
     )
     if result.late_rank is None:
         return result
-    views = [
-        view(trace, table, arrival)
-        for trace, table, arrival in zip(traces, tables, arrivals, strict=True)
-        if arrival is not None
-    ]
-    return replace(result, late_rank=with_phase(result.late_rank, views, measured[0].step))
+    ranks = views(traces, tables, arrivals)
+    return replace(result, late_rank=with_phase(result.late_rank, ranks, measured[0].step))
 
 
 def _trained_steps(trace: Trace) -> int:
