@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 import sys
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 
 from commprof.analysis.arrivals import match_arrivals
-from commprof.analysis.breakdown import Breakdown, breakdown, mean_of_known
+from commprof.analysis.breakdown import Breakdown, breakdown
 from commprof.analysis.clocks import clock_error_us, on_common_clock, rank_clocks
 from commprof.analysis.collectives import CollectiveRow, collective_rows
 from commprof.analysis.cross_checks import CrossCheck, Observed, cross_checks
@@ -18,53 +17,14 @@ from commprof.analysis.exposure import exposures_of
 from commprof.analysis.lateness import views, with_phase
 from commprof.analysis.merged_steps import merged_steps
 from commprof.analysis.overhead import Overhead, overhead
-from commprof.analysis.samples import samples_read
+from commprof.analysis.rank_summary import RankSummary, StepParts, mean_parts, rank_summary
 from commprof.analysis.stragglers import LateRank, find_late_rank
 from commprof.analysis.warmup import count_warmup, step_signatures
 from commprof.trace import columns, schema
 from commprof.trace.found_steps import DECLARED
 from commprof.trace.reader import Trace
 from commprof.trace.run_directory import WorldRun
-from commprof.units import ns_to_ms, ns_to_s, us_to_ns
-
-
-@dataclass(frozen=True)
-class StepParts:
-    """Mean step in milliseconds; the parts in the first group add up to ``step_ms``."""
-
-    data_ms: float
-    forward_ms: float
-    backward_ms: float
-    exposed_ms: float
-    optimizer_ms: float
-    other_ms: float
-    step_ms: float
-    #: Parts of ``exposed_ms``; NaN where the last arrival is known for none of it.
-    wait_ms: float
-    wire_ms: float
-    #: The rest of ``exposed_ms``: for operations whose last arrival is not known.
-    unsplit_ms: float
-    #: Part of ``exposed_ms``: DDP's finalisation could have run but had no core. Mean of the
-    #: steps in which capture read it; NaN if there are none.
-    no_core_ms: float
-    #: Beside the sum: communication in flight while the training thread worked.
-    hidden_ms: float
-
-
-@dataclass(frozen=True)
-class RankSummary:
-    """One rank over the measured steps."""
-
-    rank: int
-    parts: StepParts
-    #: From the training loop's account, else from what DataLoaders returned, else NaN.
-    samples: float
-    duration_s: float
-    samples_per_s: float
-    #: NaN without the training loop's account, as is the next.
-    average_loss: float
-    final_loss: float
-    host: str
+from commprof.units import ns_to_ms, us_to_ns
 
 
 @dataclass(frozen=True)
@@ -201,7 +161,7 @@ def _summarise(
         np.percentile(slowest_ns, [50, 95, 25, 75]) if len(slowest_ns) else [np.nan] * 4
     )
     ranks = tuple(
-        _rank_summary(run, rank, part) for rank, part in zip(usable, measured, strict=True)
+        rank_summary(run, rank, part) for rank, part in zip(usable, measured, strict=True)
     )
     own_work = np.array([rank.parts.step_ms - rank.parts.exposed_ms for rank in ranks])
     duration_s = max(rank.duration_s for rank in ranks)
@@ -216,7 +176,7 @@ def _summarise(
         step_median_ms=ns_to_ms(median_ns),
         step_p95_ms=ns_to_ms(p95_ns),
         step_quartiles_ms=(ns_to_ms(low_ns), ns_to_ms(high_ns)),
-        parts=_mean_parts([rank.parts for rank in ranks]),
+        parts=mean_parts([rank.parts for rank in ranks]),
         imbalance=float(own_work.max() / own_work.mean() - 1) if own_work.mean() > 0 else 0.0,
         average_loss=float(np.mean([rank.average_loss for rank in ranks])),
         ranks=ranks,
@@ -240,56 +200,6 @@ def _samples_source(run: WorldRun, ranks: tuple[RankSummary, ...]) -> str:
     if all(rank.rank in run.results for rank in ranks):
         return "loop"
     return "" if any(math.isnan(rank.samples) for rank in ranks) else "dataloader"
-
-
-def _rank_summary(run: WorldRun, rank: int, part: Breakdown) -> RankSummary:
-    duration_s = ns_to_s(float(part.wall_ns.sum()))
-    result = run.results.get(rank)
-    average_loss, final_loss = math.nan, math.nan
-    if result is None:
-        samples = samples_read(run.traces[rank], part.step)
-    else:
-        samples = float(sum(result["step_samples"][step] for step in part.step.tolist()))
-        average_loss, final_loss = float(result["average_loss"]), float(result["losses"][-1])
-    return RankSummary(
-        rank=rank,
-        parts=_step_parts(part),
-        samples=samples,
-        duration_s=duration_s,
-        samples_per_s=samples / duration_s if duration_s > 0 else math.nan,
-        average_loss=average_loss,
-        final_loss=final_loss,
-        host=str(run.traces[rank].metadata["machine"]["hostname"]),
-    )
-
-
-def _step_parts(part: Breakdown) -> StepParts:
-    def mean_ms(values: npt.NDArray[np.float64]) -> float:
-        return ns_to_ms(float(values.mean())) if len(values) else math.nan
-
-    return StepParts(
-        data_ms=mean_ms(part.data_ns),
-        forward_ms=mean_ms(part.forward_ns),
-        backward_ms=mean_ms(part.backward_ns),
-        exposed_ms=mean_ms(part.exposed_ns),
-        optimizer_ms=mean_ms(part.optimizer_ns),
-        other_ms=mean_ms(part.other_ns),
-        step_ms=mean_ms(part.wall_ns),
-        wait_ms=ns_to_ms(mean_of_known(part.wait_ns, part.exposed_ns)),
-        wire_ms=ns_to_ms(mean_of_known(part.wire_ns, part.exposed_ns)),
-        unsplit_ms=mean_ms(part.unsplit_ns),
-        no_core_ms=mean_ms(part.no_core_ns[~np.isnan(part.no_core_ns)]),
-        hidden_ms=mean_ms(part.hidden_ns),
-    )
-
-
-def _mean_parts(parts: list[StepParts]) -> StepParts:
-    means = {f.name: float(np.mean([getattr(p, f.name) for p in parts])) for f in fields(StepParts)}
-    exposed = np.array([p.exposed_ms for p in parts])
-    for name in ("wait_ms", "wire_ms"):
-        means[name] = mean_of_known(np.array([getattr(p, name) for p in parts]), exposed)
-    read = [p.no_core_ms for p in parts if not math.isnan(p.no_core_ms)]
-    return StepParts(**{**means, "no_core_ms": float(np.mean(read)) if read else math.nan})
 
 
 def _overhead_samples(run: WorldRun) -> tuple[tuple[str, float], ...]:

@@ -9,9 +9,10 @@ from typing import Any
 
 from commprof.analysis.collectives import CollectiveRow
 from commprof.analysis.overhead import Overhead
+from commprof.analysis.rank_summary import RankSummary
 from commprof.analysis.scaling import RunResult, Scaling
 from commprof.analysis.summaries import SummaryResult
-from commprof.analysis.world import RankSummary, WorldResult
+from commprof.analysis.world import WorldResult
 
 #: Raised when a field changes its meaning or goes away, not when one is added.
 SCHEMA_VERSION = 1

@@ -8,9 +8,10 @@ from typing import Any
 from commprof.analysis.collectives import CollectiveRow, Spread
 from commprof.analysis.intervals import Interval
 from commprof.analysis.overhead import Overhead
+from commprof.analysis.rank_summary import RankSummary, StepParts
 from commprof.analysis.scaling import RunResult, scale
 from commprof.analysis.summaries import OperationRow, Quantiles, SummaryResult
-from commprof.analysis.world import RankSummary, StepParts, WorldResult
+from commprof.analysis.world import WorldResult
 
 PARTS = StepParts(
     data_ms=1.0,

@@ -1,0 +1,105 @@
+"""One rank over the measured steps, as figures."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+
+import numpy as np
+import numpy.typing as npt
+
+from commprof.analysis.breakdown import Breakdown, mean_of_known
+from commprof.analysis.samples import samples_read
+from commprof.trace.run_directory import WorldRun
+from commprof.units import ns_to_ms, ns_to_s
+
+
+@dataclass(frozen=True)
+class StepParts:
+    """Mean step in milliseconds; the parts in the first group add up to ``step_ms``."""
+
+    data_ms: float
+    forward_ms: float
+    backward_ms: float
+    exposed_ms: float
+    optimizer_ms: float
+    other_ms: float
+    step_ms: float
+    #: Parts of ``exposed_ms``; NaN where the last arrival is known for none of it.
+    wait_ms: float
+    wire_ms: float
+    #: The rest of ``exposed_ms``: for operations whose last arrival is not known.
+    unsplit_ms: float
+    #: Part of ``exposed_ms``: DDP's finalisation could have run but had no core. Mean of the
+    #: steps in which capture read it; NaN if there are none.
+    no_core_ms: float
+    #: Beside the sum: communication in flight while the training thread worked.
+    hidden_ms: float
+
+
+@dataclass(frozen=True)
+class RankSummary:
+    """One rank over the measured steps."""
+
+    rank: int
+    parts: StepParts
+    #: From the training loop's account, else from what DataLoaders returned, else NaN.
+    samples: float
+    duration_s: float
+    samples_per_s: float
+    #: NaN without the training loop's account, as is the next.
+    average_loss: float
+    final_loss: float
+    host: str
+
+
+def rank_summary(run: WorldRun, rank: int, part: Breakdown) -> RankSummary:
+    """Figures of one rank over the steps of ``part``."""
+    duration_s = ns_to_s(float(part.wall_ns.sum()))
+    result = run.results.get(rank)
+    average_loss, final_loss = math.nan, math.nan
+    if result is None:
+        samples = samples_read(run.traces[rank], part.step)
+    else:
+        samples = float(sum(result["step_samples"][step] for step in part.step.tolist()))
+        average_loss, final_loss = float(result["average_loss"]), float(result["losses"][-1])
+    return RankSummary(
+        rank=rank,
+        parts=_step_parts(part),
+        samples=samples,
+        duration_s=duration_s,
+        samples_per_s=samples / duration_s if duration_s > 0 else math.nan,
+        average_loss=average_loss,
+        final_loss=final_loss,
+        host=str(run.traces[rank].metadata["machine"]["hostname"]),
+    )
+
+
+def _step_parts(part: Breakdown) -> StepParts:
+    def mean_ms(values: npt.NDArray[np.float64]) -> float:
+        return ns_to_ms(float(values.mean())) if len(values) else math.nan
+
+    return StepParts(
+        data_ms=mean_ms(part.data_ns),
+        forward_ms=mean_ms(part.forward_ns),
+        backward_ms=mean_ms(part.backward_ns),
+        exposed_ms=mean_ms(part.exposed_ns),
+        optimizer_ms=mean_ms(part.optimizer_ns),
+        other_ms=mean_ms(part.other_ns),
+        step_ms=mean_ms(part.wall_ns),
+        wait_ms=ns_to_ms(mean_of_known(part.wait_ns, part.exposed_ns)),
+        wire_ms=ns_to_ms(mean_of_known(part.wire_ns, part.exposed_ns)),
+        unsplit_ms=mean_ms(part.unsplit_ns),
+        no_core_ms=mean_ms(part.no_core_ns[~np.isnan(part.no_core_ns)]),
+        hidden_ms=mean_ms(part.hidden_ns),
+    )
+
+
+def mean_parts(parts: list[StepParts]) -> StepParts:
+    """Mean over ranks; of what is not known for all, over those for which it is."""
+    means = {f.name: float(np.mean([getattr(p, f.name) for p in parts])) for f in fields(StepParts)}
+    exposed = np.array([p.exposed_ms for p in parts])
+    for name in ("wait_ms", "wire_ms"):
+        means[name] = mean_of_known(np.array([getattr(p, name) for p in parts]), exposed)
+    read = [p.no_core_ms for p in parts if not math.isnan(p.no_core_ms)]
+    return StepParts(**{**means, "no_core_ms": float(np.mean(read)) if read else math.nan})
