@@ -43,6 +43,11 @@ def read_rings(ring_prefix: str, session: int) -> RingContent:
     return content
 
 
+def has_rings(ring_prefix: str) -> bool:
+    """Whether a process left ring files under that name."""
+    return any(True for _ in _ring_files(ring_prefix))
+
+
 def remove_rings(ring_prefix: str, session: int) -> None:
     """Removes the ring files of a process that is gone, and no others."""
     for path in _ring_files(ring_prefix):

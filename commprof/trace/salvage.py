@@ -11,7 +11,7 @@ import numpy as np
 from commprof.errors import TraceError
 from commprof.trace.blocks import pack_block, read_blocks
 from commprof.trace.reader import Trace, read_trace
-from commprof.trace.ring import read_rings, remove_rings
+from commprof.trace.ring import has_rings, read_rings, remove_rings
 from commprof.trace.schema import BlockType
 
 
@@ -48,7 +48,7 @@ def salvage(path: Path) -> int:
 
 
 def salvage_dead(directory: Path) -> None:
-    """Salvages the traces in a run directory whose processes are gone, as far as can be told.
+    """Salvages the traces in a run directory whose processes left rings and are gone.
 
     A process is known to be gone only on the machine, since the boot, and in the PID namespace
     that it ran in. Nothing is done where that is not known, or where files cannot be written.
@@ -56,7 +56,7 @@ def salvage_dead(directory: Path) -> None:
     for path in sorted([*directory.glob("rank_*.trace"), *directory.glob("world_*/rank_*.trace")]):
         try:
             trace = read_trace(path)
-            if not trace.complete and _is_gone(trace):
+            if has_rings(trace.metadata["ring_prefix"]) and _is_gone(trace):
                 salvage(path)
         except (OSError, TraceError):
             continue  # the report will say what is wrong with it
