@@ -1,5 +1,6 @@
 """A second job-wide group, sub-groups, a model made late; then everything made a second time."""
 
+import os
 import sys
 
 import torch
@@ -32,11 +33,15 @@ def train(steps: int) -> float:
 
 def main() -> None:
     results = []
-    for _ in range(2):
-        dist.init_process_group("gloo")
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    launcher = dist.TCPStore(address, port, is_master=False)
+    for turn in range(2):
+        # Under one prefix, gloo could find the addresses of the groups of the turn before.
+        store = dist.PrefixStore(f"turn_{turn}", launcher)
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
         torch.manual_seed(dist.get_rank())
         results.append(train(6).hex())
-        rank = dist.get_rank()
         dist.barrier()
         dist.destroy_process_group()
     sys.stdout.write(f"rank {rank} {' '.join(results)}\n")
