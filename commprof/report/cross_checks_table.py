@@ -17,11 +17,12 @@ includes copies. Bytes sent are what the collectives must send and what the inte
 
 
 def blocks(worlds: Sequence[WorldResult], width: int) -> list[str]:
-    """One block with a line per check and world size; none where nothing was checked."""
+    """The checks of the last world size, and of the others those that disagree."""
     lines = [
         textwrap.fill(printable(_line(world.world_size, check)), width, subsequent_indent="    ")
         for world in worlds
         for check in world.cross_checks
+        if world is worlds[-1] or check.agrees is False
     ]
     return ["\n".join([_HEADING, *lines])] if lines else []
 
