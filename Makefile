@@ -26,8 +26,10 @@ help: ## list the targets
 run: $(BUILT) ## set up what is missing, then profile 8 ranks (RUN_ARGS=...)
 	$(BIN)/python -m commprof.run --nproc 8 $(RUN_ARGS)
 
+# Two at a time, but for what measures time: that runs alone.
 test: $(BUILT) $(DEV) ## set up what is missing, then run the tests
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile -m 'not measures'
+	$(BIN)/python -m pytest -q -m measures
 
 test-cpp: $(DEPS) ## run the core's own tests (SANITIZE=address,undefined or thread)
 	@$(BIN)/cmake -S . -B '$(CPP_DIR)' -G Ninja -DCMAKE_MAKE_PROGRAM='$(abspath $(BIN))/ninja' \
