@@ -18,13 +18,14 @@ from commprof.analysis.lateness import views, with_phase
 from commprof.analysis.merged_steps import merged_steps
 from commprof.analysis.overhead import Overhead, overhead
 from commprof.analysis.rank_summary import RankSummary, StepParts, mean_parts, rank_summary
-from commprof.analysis.stragglers import LateRank, find_late_rank
+from commprof.analysis.slowness import find_slow_rank
+from commprof.analysis.stragglers import LateRank, find_late_rank, late_by_own_work
 from commprof.analysis.warmup import count_warmup, step_signatures
 from commprof.trace import columns, schema
 from commprof.trace.found_steps import DECLARED
 from commprof.trace.reader import Trace
 from commprof.trace.run_directory import WorldRun
-from commprof.units import ns_to_ms, us_to_ns
+from commprof.units import ms_to_ns, ns_to_ms, us_to_ns
 
 
 @dataclass(frozen=True)
@@ -125,10 +126,13 @@ def analyse_world(run: WorldRun) -> WorldResult | None:
         merged_steps=len(merged),
         cross_checks=cross_checks(run, observed),
     )
-    if result.late_rank is None:
-        return result
-    ranks = views(traces, tables, arrivals)
-    return replace(result, late_rank=with_phase(result.late_rank, ranks, measured[0].step))
+    late = result.late_rank
+    if late is not None:
+        late = with_phase(late, views(traces, tables, arrivals), measured[0].step)
+    step_ns = ms_to_ns(result.step_median_ms)
+    slow = find_slow_rank(np.stack([part.work_ns for part in measured]), step_ns)
+    waited_for = np.sum([part.waited_for_ns for part in measured], axis=0)
+    return replace(result, late_rank=late_by_own_work(late, slow, waited_for, step_ns))
 
 
 def _trained_steps(trace: Trace) -> int:
