@@ -12,6 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from commprof.capture.arrivals import ArrivalLink
 from commprof.capture.auto_phases import AutoPhases
 from commprof.capture.clock import ClockLink, mode
 from commprof.capture.job_directory import claim, trace_name
@@ -61,6 +62,7 @@ class Profiler:
         self._finder = StepFinder(self._end_step) if find_steps else None
         self._auto_phases = AutoPhases(self._markers, self._finder)
         self._clock = ClockLink("off")
+        self._arrivals = ArrivalLink()
         self._witnesses = Witnesses()
         self._step = 0
         self._path: Path | None = None
@@ -113,6 +115,8 @@ class Profiler:
         self._step = 0
         self._clock = clock
         self._clock.start()
+        self._arrivals = ArrivalLink()
+        self._arrivals.start()
         self._recorder.mark_step(0, False)
         # Unlike atexit, this also runs at the end of a multiprocessing child.
         self._at_exit = Finalize(None, self.stop, exitpriority=100)
@@ -143,6 +147,8 @@ class Profiler:
         self._step += 1
         if self._clock.pending:
             self._clock.look()
+        if self._arrivals.pending:
+            self._arrivals.look()
 
     def phase(self, name: str) -> Marker:
         """A context manager for one phase: "data", "forward", "backward", "optimizer".

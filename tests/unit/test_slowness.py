@@ -108,7 +108,8 @@ def test_a_slow_rank_is_named_with_the_waiting_that_it_caused() -> None:
     waited = np.full((20, 4), 6.0 * MS)  # all ranks are late by turns, because of the host
     assert find_late_rank(waited, STEP) is None
     named = late_by_own_work(None, slow, waited, STEP)
-    assert named is not None and slow is not None
+    assert named is not None
+    assert slow is not None
     assert (named.rank, named.phase, named.p_value) == (2, "forward", slow.p_value)
     assert (named.wait_ns, named.share) == (2.0 * MS, 0.25)
     waited[:, 2] = 0  # nobody ever waited for it
