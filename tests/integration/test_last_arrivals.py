@@ -113,7 +113,7 @@ def timed(out: Path, late_ms: int) -> tuple[dict[int, Summary], str]:
 @pytest.mark.measures
 def test_a_rank_20_ms_late_is_seen_from_the_summaries_alone(tmp_path: Path) -> None:
     late, report = timed(tmp_path / "late", 20)
-    even, _ = timed(tmp_path / "even", 0)
+    timed(tmp_path / "even", 0)
     for rank in (0, 2):
         wait_ms = histogram.quantile(late[rank].exposed_wait, 0.5) / 1e6
         assert wait_ms == pytest.approx(20, abs=2)
@@ -128,5 +128,5 @@ def test_a_rank_20_ms_late_is_seen_from_the_summaries_alone(tmp_path: Path) -> N
     assert "rank 1 comes late" in " ".join(report.split())
     result = json.loads((tmp_path / "late/result.json").read_text())
     assert result["summaries"][0]["late_rank"]["rank"] == 1
-    (even_found,) = analyse_run(tmp_path / "even").summaries
-    assert even_found.late_rank is None
+    (even,) = analyse_run(tmp_path / "even").summaries
+    assert even.late_rank is None
