@@ -17,6 +17,7 @@ from commprof.analysis.exposure import exposures_of
 from commprof.analysis.lateness import views, with_phase
 from commprof.analysis.merged_steps import merged_steps
 from commprof.analysis.overhead import Overhead, overhead
+from commprof.analysis.queueing import assumes_threads
 from commprof.analysis.rank_summary import RankSummary, StepParts, mean_parts, rank_summary
 from commprof.analysis.slowness import find_slow_rank
 from commprof.analysis.stragglers import LateRank, find_late_rank, late_by_own_work
@@ -79,6 +80,8 @@ class WorldResult:
     merged_steps: int = 0
     #: Who counted the samples: the training "loop", the "dataloader", or nobody ("").
     samples_source: str = "loop"
+    #: A trace does not say how many threads run a gloo group's collectives: torch's default counts.
+    gloo_threads_assumed: bool = False
 
     @property
     def measured_steps(self) -> int:
@@ -124,6 +127,7 @@ def analyse_world(run: WorldRun) -> WorldResult | None:
         collectives=collective_rows(traces, tables, measured[0].step, clocks is not None, exposed),
         steps_end=steps.source,
         merged_steps=len(merged),
+        gloo_threads_assumed=any(assumes_threads(trace) for trace in traces),
         cross_checks=cross_checks(run, observed),
     )
     late = result.late_rank
