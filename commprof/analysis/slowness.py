@@ -18,9 +18,10 @@ from commprof.trace.schema import PHASES
 
 Floats = npt.NDArray[np.float64]
 
-#: In this share of the steps ...
+#: In this share of the steps the rank's phase exceeds the others' median ...
 _OF_STEPS = 0.75
-#: ... the rank's phase, and its work in all, exceed the others' median by this share of the step.
+#: ... by this share of the step; and so does its work in all in half of the steps, so that no other
+#: phase makes up for it.
 _OF_STEP = 0.02
 _SIGNIFICANCE = 0.01
 
@@ -48,14 +49,12 @@ def find_slow_rank(work_ns: Floats, step_ns: float) -> SlowRank | None:
     ranks, phases, steps = work_ns.shape
     if ranks < 2 or steps == 0:
         return None
-    work = np.concatenate([work_ns, work_ns.sum(axis=1, keepdims=True)], axis=1)
-    beyond = np.stack(
-        [work[rank] - np.median(np.delete(work, rank, axis=0), axis=0) for rank in range(ranks)]
-    )
+    beyond = _beyond_the_others(work_ns)
     excess = np.quantile(beyond, 1 - _OF_STEPS, axis=2)
-    phase = np.argmax(excess[:, :-1], axis=1)
+    phase = np.argmax(excess, axis=1)
     in_phase = excess[np.arange(ranks), phase]
-    slow = np.flatnonzero(np.minimum(in_phase, excess[:, -1]) >= _OF_STEP * step_ns)
+    in_all = np.median(_beyond_the_others(work_ns.sum(axis=1)), axis=1)
+    slow = np.flatnonzero(np.minimum(in_phase, in_all) >= _OF_STEP * step_ns)
     if len(slow) != 1:
         return None
     rank = int(slow[0])
@@ -64,6 +63,16 @@ def find_slow_rank(work_ns: Floats, step_ns: float) -> SlowRank | None:
     if p_value > _SIGNIFICANCE:
         return None
     return SlowRank(rank, PHASES[int(phase[rank])], float(in_phase[rank]), p_value)
+
+
+def _beyond_the_others(work_ns: Floats) -> Floats:
+    """Of each rank, along the first axis, less the median of the others."""
+    return np.stack(
+        [
+            work_ns[rank] - np.median(np.delete(work_ns, rank, axis=0), axis=0)
+            for rank in range(len(work_ns))
+        ]
+    )
 
 
 def _chance(more: int, steps: int) -> float:
