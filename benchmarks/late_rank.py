@@ -17,10 +17,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tabulate import tabulate
-
-from commprof.analysis.world import analyse_world
-from tests.support.ranks import run_here
+# The ranks import this file as their main module: what only the parent needs is imported below.
 
 PHASES = ("data", "forward", "backward", "optimizer")
 STEPS = 25
@@ -56,6 +53,9 @@ def _read(path: Path | None) -> list[dict[str, Any]]:
 
 
 def _run(seed: int, late: bool) -> dict[str, Any]:
+    from commprof.analysis.world import analyse_world
+    from tests.support.ranks import run_here
+
     draw = random.Random(seed)
     ranks = draw.randint(2, 8)
     rank, phase, late_ms = draw.randrange(ranks), draw.choice(PHASES), draw.uniform(5, 50)
@@ -86,6 +86,8 @@ def _run(seed: int, late: bool) -> dict[str, Any]:
 
 
 def _print(rows: list[dict[str, Any]]) -> None:
+    from tabulate import tabulate
+
     columns = (
         *("seed", "ranks", "rank", "named", "phase", "named_phase", "explained"),
         *("late_ms", "wait_ms", "late_steps", "steps", "step_ms", "p_value"),

@@ -16,6 +16,7 @@ from overhead_modes import COLLECTIVE_MODES, DDP_MODES, models, watching
 from torch import nn
 
 import commprof
+from commprof import _native
 
 #: name: (layers, width, batch, bucket_cap_mb, steps per block)
 SIZES = {
@@ -23,6 +24,9 @@ SIZES = {
     "medium": (12, 512, 96, 1.0, 6),
     "large": (8, 1024, 96, 4.0, 3),
 }
+#: Compared with capture off from step to step; they take turns after so many rounds.
+PAIRED_MODES = ("full", "always-on")
+ROUNDS_PER_TURN = 20
 #: A ring holds the records of two such blocks: none is dropped, which would be cheaper.
 COLLECTIVES_PER_BLOCK = 1000
 
@@ -88,7 +92,8 @@ def step_by_step(size: str, rounds: int) -> dict[str, list[float]]:
     """Milliseconds per step of one model, capture off, on, off, on, ... from step to step.
 
     The tightest comparison there is: same model, neighbouring steps. With capture off the
-    observer's kernels stay in place and pass through (see the first tables for their cost).
+    observer's kernels stay in place and pass through (see the first tables for their cost). Full
+    and always-on mode take turns every few rounds: "on full" goes with "off_a full", and so on.
     """
     layers, width, batch, cap_mb, _ = SIZES[size]
     torch.manual_seed(0)
@@ -96,14 +101,24 @@ def step_by_step(size: str, rounds: int) -> dict[str, list[float]]:
         nn.Sequential(*(nn.Linear(width, width) for _ in range(layers))), bucket_cap_mb=cap_mb
     )
     data = torch.randn(batch, width)
-    times: dict[str, list[float]] = {"off_a": [], "on": [], "off_b": []}
+    times: dict[str, list[float]] = {
+        f"{label} {mode}": [] for mode in PAIRED_MODES for label in ("off_a", "on", "off_b")
+    }
+    native = _native.native
+    assert native is not None
     with tempfile.TemporaryDirectory() as directory, commprof.profile(directory) as profiler:
         for _ in range(10):
             _step(model, data, profiler.step)
-        for _ in range(rounds):
-            for label in ("off_a", "on", "off_b", "on"):
-                profiler.set_enabled(label == "on")
-                times[label].append(_timed_step(model, data, profiler.step) * 1e3)
+        for first in range(0, rounds, ROUNDS_PER_TURN):
+            for mode in PAIRED_MODES:
+                native.set_mode(native.MODES.index(mode))
+                _step(model, data, profiler.step)
+                for _ in range(min(ROUNDS_PER_TURN, rounds - first)):
+                    for label in ("off_a", "on", "off_b", "on"):
+                        profiler.set_enabled(label == "on")
+                        took = _timed_step(model, data, profiler.step)
+                        times[f"{label} {mode}"].append(took * 1e3)
+                profiler.set_enabled(True)
     return times
 
 

@@ -21,6 +21,8 @@ __all__: list[str] = [
     "Stats",
     "TORCH_VERSION",
     "add_metadata",
+    "arrivals_create",
+    "arrivals_open",
     "clock_follow",
     "clock_serve",
     "clock_unfollow",
@@ -98,6 +100,23 @@ class BucketHook:
 def add_metadata(json: str) -> None:
     """
     Adds keys to the metadata of this trace and of every later one.
+    """
+
+def arrivals_create(
+    token: typing.SupportsInt | typing.SupportsIndex,
+    rank: typing.SupportsInt | typing.SupportsIndex,
+) -> int:
+    """
+    Makes the memory in which the ranks of this host exchange arrivals; returns its file descriptor.
+    """
+
+def arrivals_open(
+    path: str,
+    token: typing.SupportsInt | typing.SupportsIndex,
+    rank: typing.SupportsInt | typing.SupportsIndex,
+) -> None:
+    """
+    Exchanges arrivals through the memory of another rank, which lies at /proc/<pid>/fd/<descriptor>.
     """
 
 def clock_follow(

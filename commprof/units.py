@@ -25,3 +25,8 @@ def ns_to_ms(value_ns: float) -> float:
 def ns_to_s(value_ns: float) -> float:
     """Nanoseconds to seconds."""
     return value_ns / NS_PER_S
+
+
+def ms_to_ns(value_ms: float) -> float:
+    """Milliseconds to nanoseconds."""
+    return value_ms * NS_PER_MS

@@ -21,7 +21,7 @@ from commprof.analysis.waiting import Waiting, split
 from commprof.trace import columns
 from commprof.trace.columns import Collectives, Finalizations, Ints, Spans, Steps
 from commprof.trace.reader import Trace
-from commprof.trace.schema import Phase
+from commprof.trace.schema import PHASES, Phase
 
 Floats = npt.NDArray[np.float64]
 
@@ -58,6 +58,11 @@ class Breakdown:
     def compute_ns(self) -> Floats:
         """Forward and backward compute."""
         return self.forward_ns + self.backward_ns
+
+    @property
+    def work_ns(self) -> Floats:
+        """``[phase, step]``, in the order of ``schema.PHASES``: all but the waiting."""
+        return np.stack([getattr(self, f"{phase}_ns") for phase in PHASES])
 
     def rows(self, chosen: npt.NDArray[np.bool_]) -> Breakdown:
         """Only the chosen steps."""

@@ -1,12 +1,12 @@
 """When a collective began to run: gloo queues what its threads cannot take at once.
 
-gloo's process group has a queue and two threads (``ProcessGroupGloo::Options::threads``, which
-torch sets to 2 for every group that ``torch.distributed`` makes). A thread takes the oldest
-collective and keeps it to its end. Hence
+gloo's process group has a queue and so many threads (``ProcessGroupGloo::Options::threads``; the
+trace says how many, and torch's default is 2). A thread takes the oldest collective and keeps it
+to its end. Hence with n threads
 
-    start_k = max(issue_k, second largest end among the collectives issued before k)
+    start_k = max(issue_k, n-th largest end among the collectives issued before k)
 
-by group and rank: until that time both threads were taken. No start is measured; this follows
+by group and rank: until that time all threads were taken. No start is measured; this follows
 from issue and end, which are. Messages (send, recv) and ``monitored_barrier`` pass no queue.
 """
 
@@ -18,13 +18,16 @@ import numpy as np
 
 from commprof.analysis.matching import POINT_TO_POINT
 from commprof.trace.columns import Collectives, Ints
+from commprof.trace.documents import Group
 from commprof.trace.reader import Trace
 from commprof.trace.schema import OPS
 
-#: Of each process group.
-GLOO_THREADS = 2
+#: torch's default for a process group, assumed where the trace does not say.
+DEFAULT_GLOO_THREADS = 2
 
 _UNQUEUED = (*POINT_TO_POINT, OPS.index("monitored_barrier"))
+#: More are no number of threads.
+_MOST_THREADS = 1 << 16
 _NEVER = np.iinfo(np.int64).max
 
 
@@ -43,16 +46,29 @@ def start_times(trace: Trace, table: Collectives) -> Ints:
         start[unqueued & (table.group == group.id)] = 1
         rows = np.flatnonzero((table.group == group.id) & ~unqueued)
         exact, issue, end = table.end_is_exact[rows], table.issue_ns[rows], table.end_ns[rows]
-        earliest = fifo_starts(issue, np.where(exact, end, issue), GLOO_THREADS)
+        threads = _threads(trace, group) or DEFAULT_GLOO_THREADS
+        earliest = fifo_starts(issue, np.where(exact, end, issue), threads)
         latest = earliest
         if not exact.all():
             bound = np.where(end > 0, end, _NEVER)
-            latest = fifo_starts(issue, np.where(exact, end, bound), GLOO_THREADS)
+            latest = fifo_starts(issue, np.where(exact, end, bound), threads)
         # Ends are recorded a little after the fact, so a start may seem later than its end.
         earliest = np.where(exact, np.minimum(earliest, np.maximum(end, issue)), earliest)
         latest = np.where(exact, np.minimum(latest, np.maximum(end, issue)), latest)
         start[rows] = np.where(earliest == latest, earliest, 0)
     return np.where(unqueued & (start > 0), table.issue_ns, start)
+
+
+def assumes_threads(trace: Trace) -> bool:
+    """Whether the threads of one of its gloo groups of several ranks are not known."""
+    groups = (group for group in trace.groups.values() if group.backend == "gloo")
+    return any(group.size > 1 and _threads(trace, group) == 0 for group in groups)
+
+
+def _threads(trace: Trace, group: Group) -> int:
+    """0 where they are not known."""
+    threads = trace.metadata.get("gloo_threads", {}).get(group.name, 0)
+    return threads if type(threads) is int and 0 < threads <= _MOST_THREADS else 0
 
 
 def fifo_starts(issue_ns: Ints, end_ns: Ints, threads: int) -> Ints:

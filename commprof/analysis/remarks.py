@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from commprof.analysis.overhead import Overhead
+from commprof.analysis.queueing import DEFAULT_GLOO_THREADS
 from commprof.analysis.scaling import Scaling
 from commprof.analysis.script_remarks import script_remarks
 from commprof.analysis.stragglers import LateRank
@@ -132,6 +133,11 @@ def _about_world(world: WorldResult) -> list[str]:
             f"Ranks' clocks were compared over the network at {name}: offsets known to "
             f"±{_micros(world.clock_error_us)} µs. Waiting and wire time of one exposure may be "
             "off by twice that, one against the other."
+        )
+    if world.gloo_threads_assumed:
+        found.append(
+            f"At {name} a trace does not say how many threads run a gloo group's collectives: "
+            f"queue and wait of each call are by torch's default of {DEFAULT_GLOO_THREADS}."
         )
     if world.device_collectives:
         found.append(

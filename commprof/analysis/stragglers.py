@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
+from commprof.analysis.slowness import SlowRank
 from commprof.units import ns_to_s
 
 #: The named rank caused at least this share of all waiting ...
@@ -30,7 +31,8 @@ class LateRank:
     wait_ns: float
     #: Of all waiting for late ranks.
     share: float
-    #: Chance of such a concentration if each step's late rank were drawn by lot.
+    #: Chance of such a concentration if each step's late rank were drawn by lot; for a rank that
+    #: is named for its own work, ``SlowRank.p_value``.
     p_value: float
     #: Measured steps in which it cost each of the others 2 % of the step, on average over them.
     late_steps: int
@@ -75,8 +77,51 @@ def find_late_rank(
     p_value = _chance(_blocks(waited_for_ns), float(caused[rank]))
     if p_value > _SIGNIFICANCE:
         return None
+    return _late_rank(rank, waited_for_ns, step_ns, p_value)
+
+
+def late_by_own_work(
+    late: LateRank | None,
+    slow: SlowRank | None,
+    waited_for_ns: npt.NDArray[np.float64],
+    step_ns: float,
+) -> LateRank | None:
+    """The late rank in the light of the ranks' own work.
+
+    Args:
+        late: what :func:`find_late_rank` found, with the phase in which it fell behind.
+        slow: what ``find_slow_rank`` found.
+        waited_for_ns: as there.
+        step_ns: median step.
+
+    Where no phase explains half of the waiting, the host held the rank up and not its own work;
+    it is then named only if that work takes longer too. A slow rank that the others' waiting does
+    not show, because the host holds them up by turns, is named for its work.
+    """
+    if late is not None and (late.phase is not None or math.isnan(late.phase_share)):
+        return late
+    if slow is None or float(waited_for_ns[:, slow.rank].sum()) <= 0:
+        return None
+    if late is None or late.rank != slow.rank:
+        late = _late_rank(slow.rank, waited_for_ns, step_ns, slow.p_value)
+    return replace(late, phase=slow.phase)
+
+
+def _late_rank(
+    rank: int, waited_for_ns: npt.NDArray[np.float64], step_ns: float, p_value: float
+) -> LateRank:
+    steps, ranks = waited_for_ns.shape
+    caused = float(waited_for_ns[:, rank].sum())
     late_steps = int((waited_for_ns[:, rank] >= _OF_STEP * step_ns * (ranks - 1)).sum())
-    return LateRank(rank, wait_ns, share, p_value, late_steps, steps, ns_to_s(float(caused[rank])))
+    return LateRank(
+        rank=rank,
+        wait_ns=caused / steps / (ranks - 1),
+        share=caused / float(waited_for_ns.sum()),
+        p_value=p_value,
+        late_steps=late_steps,
+        measured_steps=steps,
+        cost_s=ns_to_s(caused),
+    )
 
 
 def _blocks(waited_for_ns: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from commprof.analysis import histogram
+from commprof.analysis.summary_ranks import LastRow, SummaryLateRank, last_rows, late_rank
 from commprof.trace import schema
 from commprof.trace.reader import Trace
 from commprof.trace.run_directory import WorldRun
@@ -48,6 +49,10 @@ class OperationRow:
     duration: Quantiles
     #: Of the waits that blocked.
     wait: Quantiles
+    #: Of collectives whose last rank became known: from issue to that rank's, and from there to
+    #: completion. With gloo the latter holds the time in its queue.
+    until_last: Quantiles
+    wire: Quantiles
 
 
 @dataclass(frozen=True)
@@ -73,6 +78,19 @@ class SummaryResult:
     other_ms: float
     step_ms: float
     exposed_p95_ms: float
+    #: Means of the exposed time before and after the deciding rank's arrival, over the steps for
+    #: which that is known; NaN without any.
+    exposed_wait_ms: float
+    exposed_wire_ms: float
+    #: Steps, and collectives, for which it is not known.
+    unsplit_steps: int
+    arrivals_unknown: int
+    #: Collectives whose last rank is known, counted by each rank.
+    arrivals_known: int
+    #: Machines on which the ranks ran: arrivals are exchanged within one.
+    machines: int
+    last: tuple[LastRow, ...]
+    late_rank: SummaryLateRank | None
     #: By total time from issue to completion, largest first.
     operations: tuple[OperationRow, ...]
     #: Operations that count in the row "other".
@@ -112,6 +130,14 @@ def analyse_summaries(run: WorldRun) -> SummaryResult | None:
         other_ms=means[Phase.OTHER],
         step_ms=ns_to_ms(histogram.mean(steps)),
         exposed_p95_ms=ns_to_ms(histogram.quantile(exposed, 0.95)),
+        exposed_wait_ms=_mean_ms([s.exposed_wait for s in summaries]),
+        exposed_wire_ms=_mean_ms([s.exposed_wire for s in summaries]),
+        unsplit_steps=sum(summary.unsplit_steps for summary in summaries),
+        arrivals_unknown=sum(summary.arrivals_unknown for summary in summaries),
+        arrivals_known=sum(summary.arrivals_known for summary in summaries),
+        machines=len({trace.metadata["machine"]["boot_id"] for trace, _ in found.values()}),
+        last=last_rows(summaries),
+        late_rank=late_rank([trace for trace, _ in found.values()], summaries),
         operations=_operations(list(found.values())),
         moved=sum(summary.moved for summary in summaries),
         dropped_records=sum(max(trace.dropped, s.dropped) for trace, s in found.values()),
@@ -156,6 +182,8 @@ def _row(op: str, group: str, size_class: int, parts: Sequence[OperationSummary]
         unfinished=sum(part.unfinished for part in parts),
         duration=_quantiles([part.duration for part in parts]),
         wait=_quantiles([part.wait for part in parts]),
+        until_last=_quantiles([part.until_last for part in parts]),
+        wire=_quantiles([part.wire for part in parts]),
     )
 
 

@@ -17,14 +17,16 @@ from commprof.analysis.exposure import exposures_of
 from commprof.analysis.lateness import views, with_phase
 from commprof.analysis.merged_steps import merged_steps
 from commprof.analysis.overhead import Overhead, overhead
+from commprof.analysis.queueing import assumes_threads
 from commprof.analysis.rank_summary import RankSummary, StepParts, mean_parts, rank_summary
-from commprof.analysis.stragglers import LateRank, find_late_rank
+from commprof.analysis.slowness import find_slow_rank
+from commprof.analysis.stragglers import LateRank, find_late_rank, late_by_own_work
 from commprof.analysis.warmup import count_warmup, step_signatures
 from commprof.trace import columns, schema
 from commprof.trace.found_steps import DECLARED
 from commprof.trace.reader import Trace
 from commprof.trace.run_directory import WorldRun
-from commprof.units import ns_to_ms, us_to_ns
+from commprof.units import ms_to_ns, ns_to_ms, us_to_ns
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,8 @@ class WorldResult:
     merged_steps: int = 0
     #: Who counted the samples: the training "loop", the "dataloader", or nobody ("").
     samples_source: str = "loop"
+    #: A trace does not say how many threads run a gloo group's collectives: torch's default counts.
+    gloo_threads_assumed: bool = False
 
     @property
     def measured_steps(self) -> int:
@@ -123,12 +127,16 @@ def analyse_world(run: WorldRun) -> WorldResult | None:
         collectives=collective_rows(traces, tables, measured[0].step, clocks is not None, exposed),
         steps_end=steps.source,
         merged_steps=len(merged),
+        gloo_threads_assumed=any(assumes_threads(trace) for trace in traces),
         cross_checks=cross_checks(run, observed),
     )
-    if result.late_rank is None:
-        return result
-    ranks = views(traces, tables, arrivals)
-    return replace(result, late_rank=with_phase(result.late_rank, ranks, measured[0].step))
+    late = result.late_rank
+    if late is not None:
+        late = with_phase(late, views(traces, tables, arrivals), measured[0].step)
+    step_ns = ms_to_ns(result.step_median_ms)
+    slow = find_slow_rank(np.stack([part.work_ns for part in measured]), step_ns)
+    waited_for = np.sum([part.waited_for_ns for part in measured], axis=0)
+    return replace(result, late_rank=late_by_own_work(late, slow, waited_for, step_ns))
 
 
 def _trained_steps(trace: Trace) -> int:

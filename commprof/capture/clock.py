@@ -2,8 +2,7 @@
 
 The native module measures, on threads of its own; here ranks agree on who asks whom. That goes
 through the store of the default process group, without any collective: rank 0 opens a door and
-writes down where it is, the others look for it. Capture may start before the group exists, so
-the group is looked for when capture starts and at the end of each step.
+writes down where it is, the others look for it.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 import secrets
-import time
 from typing import Any
 
 import torch.distributed as dist
@@ -19,18 +17,12 @@ import torch.distributed as dist
 from commprof import _native
 from commprof.capture.address import own_address
 from commprof.capture.metadata import clock_identity
+from commprof.capture.store_link import StoreLink, default_store
 from commprof.errors import CommprofError
 
 #: ``auto`` compares clocks that are not the same one, ``always`` all, ``off`` none.
 VARIABLE = "COMMPROF_CLOCK"
 _MODES = ("auto", "always", "off")
-
-#: How long the start of capture waits for rank 0 to be there.
-_WAIT_S = 0.5
-_POLL_S = 0.01
-#: Later a look costs one exchange with the store: not more often than this, not more than so often.
-_LATER_S = 0.1
-_LOOKS = 100
 
 
 def mode() -> str:
@@ -45,36 +37,14 @@ def mode() -> str:
     return value
 
 
-class ClockLink:
+class ClockLink(StoreLink):
     """One capture's part. Every method is for the training thread, none ever raises."""
 
     def __init__(self, chosen: str) -> None:
         """``chosen`` is a :func:`mode`."""
-        #: Whether there is something left to do; see :meth:`look`.
-        self.pending = chosen != "off"
+        super().__init__(chosen != "off")
         self._always = chosen == "always"
         self._following = False
-        self._looks = 0
-        self._not_before = 0.0
-
-    def start(self) -> None:
-        """Begins; waits half a second at most for rank 0, which as a rule is there already."""
-        until = time.monotonic() + _WAIT_S
-        while self.pending and dist.is_initialized() and time.monotonic() < until:
-            self._look()
-            if self.pending:
-                time.sleep(_POLL_S)
-
-    def look(self) -> None:
-        """Tries again where the group, or rank 0, was not there before. Call it while pending."""
-        now = time.monotonic()
-        if now < self._not_before or not dist.is_initialized():
-            return
-        self._not_before = now + _LATER_S
-        self._looks += 1
-        self._look()
-        if self._looks >= _LOOKS:
-            self.pending = False  # rank 0 does not record
 
     def stop(self) -> None:
         """Compares a last time, 0.8 s at most. Call it before the trace is closed."""
@@ -83,19 +53,12 @@ class ClockLink:
             _native.native.clock_unfollow()
             self._following = False
 
-    def _look(self) -> None:
-        try:
-            self.pending = not self._agreed()
-        except (RuntimeError, OSError, ValueError, KeyError, TypeError, AttributeError):
-            # A store that is gone or of another kind, no address, no socket: offsets stay unknown.
-            self.pending = False
-
-    def _agreed(self) -> bool:
+    def agreed(self) -> bool:
         """One try; whether everything is said."""
         rank, world_size = dist.get_rank(), dist.get_world_size()
         if world_size == 1 or (_on_one_host(world_size) and not self._always):
             return True
-        store = _store()
+        store = default_store("commprof_clock")
         if rank == 0:
             store.set("door", json.dumps(_open_door(store, world_size)))
             return True
@@ -109,11 +72,6 @@ class ClockLink:
             _native.native.clock_follow(door["address"], door["port"], door["token"], rank)
             self._following = True
         return True
-
-
-def _store() -> Any:
-    """The default group's store, under a prefix of our own."""
-    return dist.PrefixStore("commprof_clock", dist.distributed_c10d._get_default_store())
 
 
 def _open_door(store: Any, world_size: int) -> dict[str, Any]:

@@ -12,7 +12,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from commprof.capture.arrivals import ArrivalLink
 from commprof.capture.auto_phases import AutoPhases
+from commprof.capture.backends import gloo_threads
 from commprof.capture.clock import ClockLink, mode
 from commprof.capture.job_directory import claim, trace_name
 from commprof.capture.metadata import rank_and_world_size, trace_metadata
@@ -61,6 +63,8 @@ class Profiler:
         self._finder = StepFinder(self._end_step) if find_steps else None
         self._auto_phases = AutoPhases(self._markers, self._finder)
         self._clock = ClockLink("off")
+        self._arrivals = ArrivalLink()
+        self._gloo_threads: dict[str, int] = {}
         self._witnesses = Witnesses()
         self._step = 0
         self._path: Path | None = None
@@ -113,6 +117,10 @@ class Profiler:
         self._step = 0
         self._clock = clock
         self._clock.start()
+        self._arrivals = ArrivalLink()
+        self._arrivals.start()
+        self._gloo_threads = {}
+        self._note_gloo_threads()
         self._recorder.mark_step(0, False)
         # Unlike atexit, this also runs at the end of a multiprocessing child.
         self._at_exit = Finalize(None, self.stop, exitpriority=100)
@@ -127,10 +135,18 @@ class Profiler:
         _started.remove(self)
         self._at_exit.cancel()
         self._auto_phases.remove()
+        self._note_gloo_threads()
         self._witnesses.stop(self._recorder)
         self._clock.stop()
         time.sleep(_LATE_COMPLETIONS_S)
         self._recorder.stop()
+
+    def _note_gloo_threads(self) -> None:
+        """At the begin for a process that is killed, at the end for groups made meanwhile."""
+        known = {**self._gloo_threads, **gloo_threads()}
+        if known != self._gloo_threads:
+            self._gloo_threads = known
+            self._recorder.add_metadata(json.dumps({"gloo_threads": known}))
 
     def step(self) -> None:
         """Ends the current step; the next one begins. Steps are no longer looked for."""
@@ -143,6 +159,8 @@ class Profiler:
         self._step += 1
         if self._clock.pending:
             self._clock.look()
+        if self._arrivals.pending:
+            self._arrivals.look()
 
     def phase(self, name: str) -> Marker:
         """A context manager for one phase: "data", "forward", "backward", "optimizer".

@@ -31,7 +31,7 @@ from commprof.launch.worker import run_rank
 LAUNCHER_LOG = "launcher.log"
 """In the log directory: warnings of torch's launcher."""
 
-_PRELOAD = ("torch", "commprof.launch.worker")
+_PRELOAD = ("torch", "torch._dynamo", "commprof.launch.worker")
 _SHUTDOWN_TIMEOUT_S = 5  # then a rank that ignores the signal is killed
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 _LOGGERS = ("torch.distributed", "torch.multiprocessing")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
@@ -14,13 +13,18 @@ Table = Callable[[Sequence[Sequence[Any]], Sequence[str]], str]
 
 _LEGEND = """\
 From the histograms of always-on mode, over all ranks, each without its first step. Times in ms;
-step and parts: means, exact; median, p50, p95, p99: within 1 %. wait and wire cannot be known from
-histograms: they need every rank's arrival at every collective, which full mode records."""
+step and parts: means, exact; median, p50, p95, p99: within 1 %. wait: exposed time until the last
+rank had issued the collective waited for; wire: from there; over the steps where that is known."""
 
 _OPERATIONS_LEGEND = """\
 count: issued, on all ranks. duration: from issue to completion. blocked: waits of 1 us or more in
 Work.wait; DDP waits in its finalisation instead, which is in exposed. size: bytes of the message.
-open: no completion was seen."""
+open: no completion was seen. until last: from issue to the last rank's issue; wire: from there to
+completion; both where that issue is known."""
+
+_LAST_LEGEND = """\
+last: share of the collectives in which the rank was the last to issue. cost: time that the other
+ranks' collectives spent between their own issue and that one's; those of one rank may overlap."""
 
 
 def blocks(
@@ -34,6 +38,10 @@ def blocks(
         if summary.operations:
             rows = [_operation_row(row, number) for row in summary.operations]
             parts.append(_heading(summary) + "\n" + table(rows, _OPERATION_HEADERS))
+        if summary.world_size > 1 and summary.last:
+            rows = [(row.rank, f"{row.share:.0%}", number(row.cost_s)) for row in summary.last]
+            ranks = table(rows[:_LAST_ROWS], ("rank", "last", "cost s"))
+            parts.append(f"Last to issue at {_ranks(summary.world_size)}:\n{ranks}\n{_LAST_LEGEND}")
     return [*parts, _OPERATIONS_LEGEND]
 
 
@@ -53,6 +61,7 @@ def notes(summaries: Sequence[SummaryResult], told: Collection[int]) -> list[str
             found.append(f"{where}no summary from {listed}; the figures are of the other ranks.")
         if summary.world_size not in told:
             found += [where + problem for problem in summary.problems]
+        found += [where + sentence for sentence in _about_waiting(summary)]
         if summary.dropped_records:
             found.append(
                 f"{where}{summary.dropped_records} records were dropped because a ring was full: "
@@ -71,13 +80,50 @@ def notes(summaries: Sequence[SummaryResult], told: Collection[int]) -> list[str
     return found
 
 
+def _about_waiting(summary: SummaryResult) -> list[str]:
+    """Who is late, and of what that is not known."""
+    found = []
+    late = summary.late_rank
+    if late is not None:
+        found.append(
+            f"rank {late.rank} comes late: each of the others waits {late.wait_ms:.1f} ms per step "
+            f"for it, {late.share:.0%} of all waiting, {late.cost_s:.1f} s in all (by chance: "
+            f"p = {late.p_value:.4f}). {late.phase_share:.0%} of what its own work takes longer "
+            f"lies in its {late.phase} phase."
+        )
+    if summary.world_size == 1 or not summary.arrivals_unknown:
+        return found
+    if summary.machines > 1:
+        why = (
+            f"the ranks ran on {summary.machines} machines, and always-on mode exchanges arrivals "
+            "within one; full mode tells wait from wire everywhere"
+        )
+    elif not summary.arrivals_known:
+        why = (
+            "the ranks did not meet, which takes torch.distributed's default group and the native "
+            "module; full mode tells wait from wire without that"
+        )
+    else:
+        why = "a rank did not record, or was more than 5 s or 16,384 collectives behind"
+    known = summary.arrivals_known + summary.arrivals_unknown
+    found.append(
+        f"the last rank of {summary.arrivals_unknown} of {known} collectives is not known, nor "
+        f"wait and wire of {summary.unsplit_steps} steps: {why}."
+    )
+    return found
+
+
+#: Rows of the table of ranks that came last.
+_LAST_ROWS = 8
+
 _PARTS_HEADERS = (
     *("ranks", "steps", "step ms\nmedian", "\np95", "data", "forward", "back-\nward"),
     *("exposed", "\np95", "opti-\nmizer", "other", "= step", "wait", "wire"),
 )
 _OPERATION_HEADERS = (
     *("operation", "group", "size", "count", "MB", "duration\np50", "\np95", "\np99"),
-    *("blocked\ncount", "\np50", "\np95", "\np99", "failed", "open"),
+    *("blocked\ncount", "\np50", "\np95", "\np99", "until\nlast p50", "\np99"),
+    *("wire\np50", "\np99", "failed", "open"),
 )
 
 
@@ -85,7 +131,8 @@ def _parts_row(summary: SummaryResult, number: Callable[[float], str]) -> tuple[
     times = (
         *(summary.step_median_ms, summary.step_p95_ms, summary.data_ms, summary.forward_ms),
         *(summary.backward_ms, summary.exposed_ms, summary.exposed_p95_ms),
-        *(summary.optimizer_ms, summary.other_ms, summary.step_ms, math.nan, math.nan),
+        *(summary.optimizer_ms, summary.other_ms, summary.step_ms),
+        *(summary.exposed_wait_ms, summary.exposed_wire_ms),
     )
     return (summary.world_size, summary.steps, *map(number, times))
 
@@ -97,6 +144,8 @@ def _operation_row(row: OperationRow, number: Callable[[float], str]) -> tuple[A
         *_times(row.duration, number),
         row.wait.count,
         *_times(row.wait, number),
+        *(number(row.until_last.p50_ms), number(row.until_last.p99_ms)),
+        *(number(row.wire.p50_ms), number(row.wire.p99_ms)),
         row.failed,
         row.unfinished,
     )

@@ -46,7 +46,7 @@ METADATA: Final[dict[str, Shape]] = {
     "hooks": list,
 }
 #: What a later metadata block may set anew; each block any of it.
-MORE_METADATA: Final[dict[str, Shape]] = {"hooks": list, "witnesses": dict}
+MORE_METADATA: Final[dict[str, Shape]] = {"hooks": list, "witnesses": dict, "gloo_threads": dict}
 GROUP: Final[dict[str, Shape]] = {
     "id": int,
     "name": str,

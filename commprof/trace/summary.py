@@ -52,6 +52,32 @@ class OperationSummary:
     duration: Histogram
     #: In ``Work.wait``, of each wait that blocked.
     wait: Histogram
+    #: From issue to the last rank's issue, of those for which that became known; and from there
+    #: to completion.
+    until_last: Histogram
+    wire: Histogram
+
+
+@dataclass(frozen=True)
+class LastRank:
+    """A rank that was the last to issue collectives of this one's."""
+
+    #: Global rank.
+    rank: int
+    #: Collectives in which it was the last.
+    count: int
+    #: Sum over them of this rank's time from issue to the last one's.
+    wait_ns: int
+
+
+@dataclass(frozen=True)
+class WaitedFor:
+    """The training thread's waiting by time and by the rank waited for."""
+
+    #: Length of a block; the start of the clock is the start of block 0.
+    block_ns: int
+    #: ``[cell, 3]``: block, global rank, waiting in ns.
+    cells: Ints
 
 
 @dataclass(frozen=True)
@@ -77,6 +103,16 @@ class Summary:
     exposed: Histogram
     #: By ``schema.Phase``: time per step, less what was exposed in it.
     phases: tuple[Histogram, ...]
+    #: Collectives whose last rank became known, those for which it did not, and the steps whose
+    #: waiting could not be split for that.
+    arrivals_known: int
+    arrivals_unknown: int
+    unsplit_steps: int
+    #: Per other step but the first: exposed time before the deciding arrival, and after it.
+    exposed_wait: Histogram
+    exposed_wire: Histogram
+    last: tuple[LastRank, ...]
+    waited_for: WaitedFor
     operations: tuple[OperationSummary, ...]
 
 
@@ -96,8 +132,16 @@ def read_summary(payload: memoryview) -> Summary:
     phases = tuple(_histogram(item, "phases") for item in _list(value, "phases"))
     if len(phases) != len(schema.PHASES):
         raise ValueError(f"phases has {len(phases)} items, not {len(schema.PHASES)}")
+    arrivals = _member(value, "arrivals")
     return Summary(
         mode=mode,
+        arrivals_known=_whole(arrivals, "known"),
+        arrivals_unknown=_whole(arrivals, "unknown"),
+        unsplit_steps=_whole(arrivals, "unsplit_steps"),
+        exposed_wait=_histogram(_member(value, "exposed_wait"), "exposed_wait"),
+        exposed_wire=_histogram(_member(value, "exposed_wire"), "exposed_wire"),
+        last=tuple(_last(item) for item in _list(value, "last")),
+        waited_for=_waited_for(_member(value, "waited_for")),
         steps=_histogram(_member(value, "steps"), "steps"),
         exposed=_histogram(_member(value, "exposed"), "exposed"),
         phases=phases,
@@ -107,7 +151,10 @@ def read_summary(payload: memoryview) -> Summary:
 
 
 SUMMARY_COUNTERS = ("sequence", "begin_ns", "end_ns", "records", "dropped", "unmatched", "moved")
-SUMMARY_PARTS = ("mode", "steps", "exposed", "phases", "operations")
+SUMMARY_PARTS = (
+    *("mode", "steps", "exposed", "phases", "arrivals", "exposed_wait", "exposed_wire"),
+    *("last", "waited_for", "operations"),
+)
 OPERATION_COUNTERS = ("op", "group", "size_class", "count", "bytes", "failed", "unfinished")
 
 
@@ -117,8 +164,23 @@ def _operation(value: object) -> OperationSummary:
     return OperationSummary(
         duration=_histogram(_member(value, "duration"), "duration"),
         wait=_histogram(_member(value, "wait"), "wait"),
+        until_last=_histogram(_member(value, "until_last"), "until_last"),
+        wire=_histogram(_member(value, "wire"), "wire"),
         **{name: _whole(value, name) for name in OPERATION_COUNTERS},
     )
+
+
+def _last(value: object) -> LastRank:
+    return LastRank(**{name: _whole(value, name) for name in ("rank", "count", "wait_ns")})
+
+
+def _waited_for(value: object) -> WaitedFor:
+    """Cells come one after the other: block, rank, waiting."""
+    cells = _list(value, "cells")
+    block_ns = _whole(value, "block_ns")
+    if len(cells) % 3 or not all(_is_whole(number) for number in cells) or block_ns == 0:
+        raise ValueError("the cells of waited_for are no triples of whole numbers in blocks")
+    return WaitedFor(block_ns, np.array(cells, dtype=np.int64).reshape(-1, 3))
 
 
 def _histogram(value: object, where: str) -> Histogram:

@@ -77,14 +77,10 @@ void Recorder::stop() {
   wake_.notify_all();
   flusher_->join();
   flusher_.reset();
+  awaitArrivals();
   const std::lock_guard<std::mutex> lock(mutex_);
   drainLocked();
-  if (summary_) {
-    summary_->settle();
-    next_summary_ns_ = 0;
-    drainLocked();
-    summary_.reset();
-  }
+  finishSummaryLocked();
   closeLocked();
 }
 
@@ -129,6 +125,21 @@ void Recorder::addDocument(BlockType type, const std::string& json) {
   }
 }
 
+void Recorder::addGroup(const GroupMembership& group, const std::string& json) {
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    exchange_.addGroup(group);
+  }
+  addDocument(BlockType::kGroup, json);
+}
+
+void Recorder::setBoard(
+    std::shared_ptr<ArrivalBoard> board,
+    uint32_t global_rank) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  exchange_.setBoard(std::move(board), global_rank);
+}
+
 void Recorder::flush() {
   const std::lock_guard<std::mutex> lock(mutex_);
   next_summary_ns_ = 0;
@@ -147,6 +158,9 @@ void Recorder::drainLocked() noexcept {
       written = written && writeClocksLocked() && writeRecordsLocked();
     } else {
       foldRecordsLocked();
+    }
+    if (summary_) {
+      summary_->resolve(nowNs());
     }
     if (!written || !writeSummaryLocked()) {
       complainLocked();
@@ -252,6 +266,7 @@ void Recorder::afterForkChild() {
   self.started_.store(false);
   self.enabled_.store(false);
   self.summary_.reset();
+  self.exchange_.setBoard(nullptr, 0);
   self.pool_.afterForkChild();
   self.options_ = RecorderOptions{};
   self.stats_ = RecorderStats{};

@@ -19,6 +19,7 @@
 #include <thread>
 #include <vector>
 
+#include "core/arrival_exchange.h"
 #include "core/mode.h"
 #include "core/mode_switch.h"
 #include "core/ring_pool.h"
@@ -94,6 +95,11 @@ class Recorder {
   // Stores a JSON document (a group, more metadata) now and in every later
   // trace of this process, in the order of the calls.
   void addDocument(BlockType type, const std::string& json);
+  // A process group of this process, and its document.
+  void addGroup(const GroupMembership& group, const std::string& json);
+  // Where the ranks of this host exchange arrivals; for always-on mode, in this
+  // and in every later trace. `global_rank` is this process's.
+  void setBoard(std::shared_ptr<ArrivalBoard> board, uint32_t global_rank);
   // Drains now; for tests and for a caller about to fork or exit.
   void flush();
   // Of the trace that is open, else of the one closed last.
@@ -113,6 +119,8 @@ class Recorder {
   void keepClocksLocked(const Record* records, uint64_t count);
   bool writeClocksLocked();
   bool writeSummaryLocked();
+  void awaitArrivals();
+  void finishSummaryLocked();
   void complainLocked() noexcept;
   void closeLocked();
   void collectStatsLocked();
@@ -140,6 +148,7 @@ class Recorder {
   bool keep_records_ = true; // the mode is full
   // The latest clock records that were not kept: full mode begins with them.
   std::deque<Record> clocks_;
+  ArrivalExchange exchange_;
   std::unique_ptr<Summary> summary_; // null before always-on mode
   uint64_t summaries_ = 0; // written
   uint64_t next_summary_ns_ = 0;

@@ -14,6 +14,10 @@ namespace {
 // A process that is killed loses what its summary gained since it was written.
 constexpr uint64_t kSummaryEveryNs = 5'000'000'000;
 constexpr size_t kClocksKept = 64;
+// The other ranks' last arrivals when capture stops: they stop at about the
+// same time, or drain within their flush interval.
+constexpr uint64_t kLastArrivalsNs = 300'000'000;
+constexpr auto kLastArrivalsPoll = std::chrono::milliseconds(2);
 
 } // namespace
 
@@ -57,7 +61,7 @@ void Recorder::beginModeLocked() {
   keep_records_ = mode() == Mode::kFull;
   clocks_.clear();
   if (mode() == Mode::kAlwaysOn) {
-    summary_ = std::make_unique<Summary>(nowNs());
+    summary_ = std::make_unique<Summary>(nowNs(), exchange_);
     next_summary_ns_ = 0;
   }
   stats_.signal_taken = options_.switch_signal != 0 &&
@@ -90,7 +94,7 @@ void Recorder::setModeLocked(Mode mode) noexcept {
   drainLocked();
   if (mode == Mode::kAlwaysOn && !summary_) {
     try {
-      summary_ = std::make_unique<Summary>(nowNs());
+      summary_ = std::make_unique<Summary>(nowNs(), exchange_);
     } catch (const std::bad_alloc&) {
       return; // all stays as it is
     }
@@ -141,6 +145,29 @@ bool Recorder::writeClocksLocked() {
   stats_.records_written += records.size();
   clocks_.clear();
   return true;
+}
+
+void Recorder::awaitArrivals() {
+  const uint64_t until_ns = nowNs() + kLastArrivalsNs;
+  for (;;) {
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      drainLocked();
+      if (!summary_ || !summary_->pending() || nowNs() > until_ns) {
+        return;
+      }
+    }
+    std::this_thread::sleep_for(kLastArrivalsPoll);
+  }
+}
+
+void Recorder::finishSummaryLocked() {
+  if (summary_) {
+    summary_->settle();
+    next_summary_ns_ = 0;
+    drainLocked();
+    summary_.reset();
+  }
 }
 
 bool Recorder::writeSummaryLocked() {

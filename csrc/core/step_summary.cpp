@@ -7,7 +7,9 @@ namespace commprof {
 namespace {
 
 // Waits between two phases of one step; more of them count with the last one.
+// A step with more in all is not split into wait and wire.
 constexpr size_t kMaxPending = 1 << 14;
+constexpr uint64_t kNoOperation = UINT64_MAX;
 
 uint64_t less(uint64_t a, uint64_t b) {
   return a > b ? a - b : 0;
@@ -45,7 +47,7 @@ void StepSummary::take(const Record& record) {
 void StepSummary::takeStep(const Record& record) {
   const bool ends = record.aux == 1;
   if (ends && open_ && step_ == record.op_id && thread_ == record.thread) {
-    countStep(less(record.timestamp_ns, begin_ns_));
+    countStep(record.timestamp_ns);
   }
   open_ = true;
   thread_ = record.thread;
@@ -54,14 +56,16 @@ void StepSummary::takeStep(const Record& record) {
   exposed_ns_ = 0;
   phase_ns_ = {};
   pending_.clear();
+  exposures_.clear();
   finalize_ = {};
 }
 
 // The first step is warm-up: DDP regroups its buckets after it.
-void StepSummary::countStep(uint64_t wall_ns) {
+void StepSummary::countStep(uint64_t end_ns) {
   if (++complete_steps_ == 1) {
     return;
   }
+  const uint64_t wall_ns = less(end_ns, begin_ns_);
   step_ns_.add(wall_ns);
   exposed_ns_per_step_.add(exposed_ns_);
   uint64_t other_ns = less(wall_ns, exposed_ns_);
@@ -70,6 +74,9 @@ void StepSummary::countStep(uint64_t wall_ns) {
     other_ns = less(other_ns, phase_ns_[phase]);
   }
   phase_ns_per_step_[0].add(other_ns);
+  if (ledger_ != nullptr) {
+    ledger_->takeStep({begin_ns_, end_ns, exposed_ns_, exposures_});
+  }
 }
 
 void StepSummary::takePhase(const Record& record) {
@@ -90,7 +97,7 @@ void StepSummary::takeWait(const Record& record) {
   if (finalize_.kind != Kind::kNone) {
     waited_in_finalize_ns_ += waited_ns;
   }
-  expose(record.timestamp_ns, waited_ns);
+  expose({record.timestamp_ns, record.value, waited_ns, record.op_id});
 }
 
 // Wall time less CPU time of the thread, less the waits counted already.
@@ -102,15 +109,28 @@ void StepSummary::takeFinalizeEnd(const Record& record) {
   }
   const uint64_t wall_ns = less(record.timestamp_ns, begin.timestamp_ns);
   const uint64_t blocked_ns = less(wall_ns, less(record.value, begin.value));
-  expose(begin.timestamp_ns, less(blocked_ns, waited_in_finalize_ns_));
+  expose(
+      {begin.timestamp_ns,
+       record.timestamp_ns,
+       less(blocked_ns, waited_in_finalize_ns_),
+       0,
+       record.op_id});
 }
 
-void StepSummary::expose(uint64_t begin_ns, uint64_t waited_ns) {
-  exposed_ns_ += waited_ns;
+void StepSummary::expose(const Exposure& exposure) {
+  exposed_ns_ += exposure.waited_ns;
   if (pending_.size() == kMaxPending) {
-    pending_.back().waited_ns += waited_ns;
+    pending_.back().waited_ns += exposure.waited_ns;
   } else {
-    pending_.push_back({begin_ns, waited_ns});
+    pending_.push_back(exposure);
+  }
+  if (ledger_ == nullptr) {
+    return;
+  }
+  if (exposures_.size() == kMaxPending) {
+    exposures_.back().op_id = kNoOperation;
+  } else {
+    exposures_.push_back(exposure);
   }
 }
 

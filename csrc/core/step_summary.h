@@ -10,6 +10,7 @@
 
 #include "core/histogram.h"
 #include "core/record.h"
+#include "core/wait_ledger.h"
 
 namespace commprof {
 
@@ -18,6 +19,9 @@ class StepSummary {
  public:
   static constexpr size_t kPhases = size_t(Phase::kOptimizer) + 1;
 
+  // `ledger` gets the waits of each step that counts; null: nobody does.
+  explicit StepSummary(WaitLedger* ledger) : ledger_(ledger) {}
+
   // The records of each thread in the order in which it pushed them; other
   // kinds than steps, phases, waits and finalisations are passed over.
   void take(const Record& record);
@@ -25,18 +29,14 @@ class StepSummary {
   void appendJson(std::string& out) const;
 
  private:
-  struct Exposure {
-    uint64_t begin_ns;
-    uint64_t waited_ns;
-  };
-
   void takeStep(const Record& record);
   void takePhase(const Record& record);
   void takeWait(const Record& record);
   void takeFinalizeEnd(const Record& record);
-  void expose(uint64_t begin_ns, uint64_t waited_ns);
-  void countStep(uint64_t wall_ns);
+  void expose(const Exposure& exposure);
+  void countStep(uint64_t end_ns);
 
+  WaitLedger* const ledger_;
   // The open step.
   bool open_ = false;
   uint32_t thread_ = 0; // whose steps these are; 0 before the first
@@ -46,6 +46,7 @@ class StepSummary {
   std::array<uint64_t, kPhases> phase_ns_{}; // less what was exposed in them
   // Since the last phase ended: a phase says only at its end when it began.
   std::vector<Exposure> pending_;
+  std::vector<Exposure> exposures_; // of the step, for the ledger
   Record finalize_; // its begin; kind kNone if there is none
   uint64_t waited_in_finalize_ns_ = 0;
 

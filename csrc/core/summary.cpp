@@ -5,7 +5,11 @@
 
 namespace commprof {
 
-Summary::Summary(uint64_t begin_ns) : begin_ns_(begin_ns), open_(kMaxOpen) {
+Summary::Summary(uint64_t begin_ns, ArrivalExchange& exchange)
+    : begin_ns_(begin_ns),
+      ledger_(exchange),
+      steps_(&ledger_),
+      open_(kMaxOpen) {
   operations_.push_back({Op::kOther, 0, 0});
 }
 
@@ -58,7 +62,16 @@ void Summary::close(Open& open) {
   open = {};
 }
 
+void Summary::resolve(uint64_t now_ns) {
+  for (const WaitLedger::Split& split : ledger_.resolve(now_ns)) {
+    Operation& kind = operation(split.operation);
+    kind.until_last.add(split.wait_ns);
+    kind.wire.add(split.wire_ns);
+  }
+}
+
 void Summary::settle() {
+  resolve(UINT64_MAX);
   for (Open& open : open_) {
     close(open);
   }
@@ -70,6 +83,7 @@ void Summary::takeIssue(const Record& record) {
   ++kind.count;
   kind.bytes += std::max(record.bytes_in, record.bytes_out);
   moved_ += &kind == &operations_[0];
+  ledger_.takeIssue(record, index);
   Open* open = this->open(record.op_id);
   if (open == nullptr) {
     return;
@@ -88,6 +102,7 @@ void Summary::takeIssue(const Record& record) {
 }
 
 void Summary::takeEnd(const Record& record) {
+  ledger_.takeEnd(record);
   Open* open = this->open(record.op_id);
   if (open == nullptr) {
     return;
@@ -163,6 +178,8 @@ bool Summary::moveRarest() {
   Operation& others = operations_[0];
   others.duration.merge(rarest->duration);
   others.wait.merge(rarest->wait);
+  others.until_last.merge(rarest->until_last);
+  others.wire.merge(rarest->wire);
   others.count += rarest->count;
   others.bytes += rarest->bytes;
   others.failed += rarest->failed;
@@ -211,6 +228,8 @@ void Summary::write(const State& state) {
   field(",\"moved\":", moved_);
   json_ += ",";
   steps_.appendJson(json_);
+  json_ += ",";
+  ledger_.appendJson(json_);
   json_ += ",\"operations\":[";
   bool first = true;
   for (const Operation& one : operations_) {
@@ -228,6 +247,10 @@ void Summary::write(const State& state) {
     one.duration.appendJson(json_);
     json_ += ",\"wait\":";
     one.wait.appendJson(json_);
+    json_ += ",\"until_last\":";
+    one.until_last.appendJson(json_);
+    json_ += ",\"wire\":";
+    one.wire.appendJson(json_);
     json_ += "}";
     first = false;
   }

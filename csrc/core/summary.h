@@ -12,6 +12,7 @@
 #include "core/mode.h"
 #include "core/record.h"
 #include "core/step_summary.h"
+#include "core/wait_ledger.h"
 
 namespace commprof {
 
@@ -25,10 +26,19 @@ class Summary {
   // others were issued after it counts as unfinished.
   static constexpr size_t kMaxOpen = 8192;
 
-  explicit Summary(uint64_t begin_ns);
+  // `exchange` tells who came last to a collective, and outlives this.
+  Summary(uint64_t begin_ns, ArrivalExchange& exchange);
+  Summary(const Summary&) = delete;
+  Summary& operator=(const Summary&) = delete;
 
   // Records as drained: in order per thread, not over threads.
   void fold(const Record* records, uint64_t count);
+  // Asks who came last, after each drain.
+  void resolve(uint64_t now_ns);
+  // Whether the others' arrivals may still tell more.
+  bool pending() const noexcept {
+    return ledger_.pending();
+  }
   // The process ends: what is still open counts now.
   void settle();
 
@@ -38,7 +48,7 @@ class Summary {
     Mode mode;
     uint64_t dropped; // records lost so far
   };
-  // At most `limit` bytes, at least 300'000 for which there is always room: the
+  // At most `limit` bytes, at least 350'000 for which there is always room: the
   // rarest operations are moved to the others for good until it fits.
   const std::string& json(const State& state, size_t limit);
 
@@ -54,6 +64,8 @@ class Summary {
     uint64_t unfinished = 0;
     Histogram duration{};
     Histogram wait{};
+    Histogram until_last{};
+    Histogram wire{};
   };
   // One operation, or what was drained of it before its issue.
   struct Open {
@@ -84,6 +96,7 @@ class Summary {
   uint64_t records_ = 0;
   uint64_t unmatched_ = 0; // ends and waits whose issue was not seen
   uint64_t moved_ = 0; // issues that count in the others
+  WaitLedger ledger_;
   StepSummary steps_;
   std::vector<Operation> operations_; // [0] stands for all others
   std::unordered_map<uint64_t, uint32_t> index_;

@@ -9,6 +9,7 @@
 #include <torch/csrc/distributed/c10d/Types.hpp>
 #include <torch/csrc/distributed/c10d/reducer.hpp>
 
+#include "core/arrival_board.h"
 #include "core/clock.h"
 #include "core/clock_sync.h"
 #include "core/phase_marker.h"
@@ -242,6 +243,27 @@ PYBIND11_MODULE(COMMPROF_MODULE, m) {
         ClockSync::instance().unfollow();
       },
       "Compares a last time and ends; at most 0.8 s. Before `stop`.");
+  m.def(
+      "arrivals_create",
+      [](uint64_t token, uint32_t rank) {
+        std::shared_ptr<ArrivalBoard> board = ArrivalBoard::create(token);
+        Recorder::instance().setBoard(board, rank);
+        return board->fd();
+      },
+      "Makes the memory in which the ranks of this host exchange arrivals; "
+      "returns its file descriptor.",
+      py::arg("token"),
+      py::arg("rank"));
+  m.def(
+      "arrivals_open",
+      [](const std::string& path, uint64_t token, uint32_t rank) {
+        Recorder::instance().setBoard(ArrivalBoard::open(path, token), rank);
+      },
+      "Exchanges arrivals through the memory of another rank, which lies at "
+      "/proc/<pid>/fd/<descriptor>.",
+      py::arg("path"),
+      py::arg("token"),
+      py::arg("rank"));
   m.def(
       "install_observer",
       &installObserver,

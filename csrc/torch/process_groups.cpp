@@ -62,8 +62,12 @@ GroupInfo& groupInfo(c10d::ProcessGroup& group) {
   if (!entry) {
     entry = std::make_unique<Entry>(group);
     entry->info.id = uint32_t(entries.size());
-    Recorder::instance().addDocument(
-        BlockType::kGroup, describe(entry->info.id, group));
+    Recorder::instance().addGroup(
+        {entry->info.id,
+         group.getGroupName(),
+         uint32_t(group.getRank()),
+         uint32_t(group.getSize())},
+        describe(entry->info.id, group));
   }
   last_group = &group;
   last_info = &entry->info;

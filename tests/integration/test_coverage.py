@@ -14,7 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from commprof.analysis.queueing import GLOO_THREADS
+from commprof.analysis.queueing import DEFAULT_GLOO_THREADS
 from tests.support.coverage import CASES
 from tests.support.ranks import run_module
 
@@ -99,7 +99,7 @@ def test_the_document_says_what_was_found() -> None:
 
 
 def test_gloo_has_as_many_threads_as_the_queue_assumes() -> None:
-    assert dist.ProcessGroupGloo._Options()._threads == GLOO_THREADS
+    assert dist.ProcessGroupGloo._Options()._threads == DEFAULT_GLOO_THREADS
 
 
 if __name__ == "__main__":

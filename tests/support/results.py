@@ -11,6 +11,7 @@ from commprof.analysis.overhead import Overhead
 from commprof.analysis.rank_summary import RankSummary, StepParts
 from commprof.analysis.scaling import RunResult, scale
 from commprof.analysis.summaries import OperationRow, Quantiles, SummaryResult
+from commprof.analysis.summary_ranks import LastRow, SummaryLateRank
 from commprof.analysis.world import WorldResult
 
 PARTS = StepParts(
@@ -136,6 +137,8 @@ def summary(world_size: int = 1, **values: Any) -> SummaryResult:
         unfinished=2,
         duration=Quantiles(1198, 12.5, 20.25, 31.0, 15_000.0),
         wait=Quantiles(7, 0.0125, 0.5, 0.75, 1.5),
+        until_last=Quantiles(1190, 2.5, 4.0, 6.0, 3_000.0),
+        wire=Quantiles(1190, 10.0, 16.0, 25.0, 12_000.0),
     )
     defaults: dict[str, Any] = {
         "world_size": world_size,
@@ -152,6 +155,14 @@ def summary(world_size: int = 1, **values: Any) -> SummaryResult:
         "other_ms": 4.0,
         "step_ms": 100.0,
         "exposed_p95_ms": 45.0,
+        "exposed_wait_ms": 10.0,
+        "exposed_wire_ms": 20.0,
+        "unsplit_steps": 1,
+        "arrivals_unknown": 10,
+        "arrivals_known": 2390,
+        "machines": 1,
+        "last": (LastRow(1, 0.75, 2.5),),
+        "late_rank": SummaryLateRank(1, 7.5, 0.9, 0.0005, 4.5, "data", 0.8),
         "operations": (operation,),
         "moved": 0,
         "dropped_records": 0,

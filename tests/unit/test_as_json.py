@@ -143,6 +143,7 @@ SCHEMA: dict[str, Any] = {
                 (
                     *("step_median_ms", "step_p95_ms", "exposed_p95_ms", "data_ms", "forward_ms"),
                     *("backward_ms", "exposed_ms", "optimizer_ms", "other_ms", "step_ms"),
+                    *("exposed_wait_ms", "exposed_wire_ms"),
                 ),
                 float,
             ),
@@ -152,8 +153,17 @@ SCHEMA: dict[str, Any] = {
                     **{"failed": int, "unfinished": int},
                     "duration": QUANTILES,
                     "wait": QUANTILES,
+                    "until_last": QUANTILES,
+                    "wire": QUANTILES,
                 }
             ],
+            **dict.fromkeys(("unsplit_steps", "arrivals_known", "arrivals_unknown"), int),
+            "machines": int,
+            "last": [{"rank": int, "share": float, "cost_s": float}],
+            "late_rank": {
+                **{"rank": int, "wait_ms": float, "share": float, "p_value": float},
+                **{"cost_s": float, "phase": str, "phase_share": float},
+            },
             **{"moved": int, "dropped_records": int, "unmatched": int, "problems": [str]},
         }
     ],

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from dataclasses import replace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -13,6 +15,7 @@ from commprof.analysis.wire_bytes import sent_bytes
 from commprof.analysis.world import analyse_world
 from commprof.trace import columns
 from commprof.trace.schema import OPS, Phase
+from commprof.trace.summary import Summary
 from tests.support.traces import MS, Rank, world_run
 
 STEPS = 12
@@ -177,6 +180,15 @@ def test_more_traffic_is_no_disagreement_and_less_is() -> None:
     assert found.difference == pytest.approx(2.0)
     less = witnesses(interfaces=counted(lo=payload // 2))
     assert checks(ranks_of(2, witnesses=less))["network"].agrees is False
+
+
+def test_bytes_of_always_on_mode_have_no_records() -> None:
+    run = world_run(ranks_of(2, witnesses=witnesses(interfaces=counted(lo=9 * MB))))
+    summarised = replace(run.traces[1], summary=Mock(spec=Summary))
+    result = analyse_world(replace(run, traces={**run.traces, 1: summarised}))
+    assert result is not None
+    (found,) = [check for check in result.cross_checks if check.name == "network"]
+    assert "so does what always-on mode summarised" in found.note
 
 
 def test_no_counters_no_ratio() -> None:

@@ -8,7 +8,12 @@ import random
 import numpy as np
 import pytest
 
-from commprof.analysis.queueing import GLOO_THREADS, fifo_starts, start_times
+from commprof.analysis.queueing import (
+    DEFAULT_GLOO_THREADS,
+    assumes_threads,
+    fifo_starts,
+    start_times,
+)
 from commprof.trace import columns
 from tests.support.traces import Rank
 
@@ -47,6 +52,22 @@ def test_messages_pass_no_queue_and_take_no_thread(op: str) -> None:
     rank.collective(1, 40, 100, op=op)
     rank.collective(2, 50, 110)
     assert starts(rank) == [10, 20, 30, 40, 100]
+
+
+def test_the_trace_says_how_many_threads_there_are() -> None:
+    rank = Rank(world_size=2)
+    for seq in range(4):
+        rank.collective(seq, 10 + seq, 100 + seq)
+    assert assumes_threads(rank.trace())
+    # Two threads: the third waits for the first, the fourth for the second.
+    assert starts(rank) == [10, 11, 100, 101]
+    for threads, expected in ((1, [10, 100, 101, 102]), (3, [10, 11, 12, 100])):
+        rank.metadata["gloo_threads"] = {"0": threads}
+        assert not assumes_threads(rank.trace())
+        assert starts(rank) == expected
+    for unusable in ("3", -1, 0, 2**40, True):
+        rank.metadata["gloo_threads"] = {"0": unusable}
+        assert starts(rank) == [10, 11, 100, 101]
 
 
 def test_other_backends_queue_in_ways_that_are_not_known() -> None:
@@ -120,7 +141,7 @@ def test_any_schedule(seed: int, threads: int) -> None:
 @pytest.mark.parametrize("seed", range(20))
 def test_any_schedule_with_ends_lost_is_never_wrong(seed: int) -> None:
     lots = random.Random(seed)
-    issue, start, end = simulate(lots, GLOO_THREADS, count=60)
+    issue, start, end = simulate(lots, DEFAULT_GLOO_THREADS, count=60)
     lost = lots.sample(range(10, 60), 2)
     rank = Rank()
     for seq, (issued, ended) in enumerate(zip(issue, end, strict=True)):

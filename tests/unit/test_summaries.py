@@ -40,6 +40,8 @@ def operation(**changes: Any) -> dict[str, Any]:
         "unfinished": 0,
         "duration": document([4 * MS, 6 * MS]),
         "wait": document([]),
+        "until_last": document([1 * MS, 3 * MS]),
+        "wire": document([3 * MS, 3 * MS]),
         **changes,
     }
 
@@ -58,6 +60,11 @@ def summary(**changes: Any) -> dict[str, Any]:
         "steps": document([10 * MS] * 2),
         "exposed": document([3 * MS] * 2),
         "phases": [document([n * MS] * 2) for n in (1, 1, 2, 3, 0)],
+        "arrivals": {"known": 2, "unknown": 0, "unsplit_steps": 0},
+        "exposed_wait": document([1 * MS] * 2),
+        "exposed_wire": document([2 * MS] * 2),
+        "last": [{"rank": 0, "count": 2, "wait_ns": 0}],
+        "waited_for": {"block_ns": 1 << 24, "cells": []},
         "operations": [operation()],
         **changes,
     }
@@ -114,6 +121,11 @@ def test_a_torn_summary_leaves_the_one_before(tmp_path: Path) -> None:
         ({"steps": {**document([5, 5]), "buckets": [5, 1, 0, 1]}}, "contradict"),
         ({"steps": {**document([5]), "buckets": [2**62, 1]}}, "contradict"),
         ({"steps": {**document([5]), "min": 6}}, "the least"),
+        ({"arrivals": {}}, "known is missing"),
+        ({"last": [{"rank": 1}]}, "count is missing"),
+        ({"waited_for": {"block_ns": 9, "cells": [1, 2]}}, "no triples"),
+        ({"waited_for": {"block_ns": 9, "cells": [1, 2, -1]}}, "no triples"),
+        ({"waited_for": {"block_ns": 0, "cells": []}}, "no triples"),
         ({"operations": 1}, "operations is not a list"),
         ({"operations": [1]}, "size_class is missing"),
         ({"operations": [operation(size_class=65)]}, "size_class is above 64"),
@@ -140,6 +152,10 @@ def two_ranks(directory: Path) -> None:
         steps=document([20 * MS] * 2),
         exposed=document([13 * MS] * 2),
         end_ns=3_000_000_000,
+        arrivals={"known": 1, "unknown": 4, "unsplit_steps": 1},
+        exposed_wait=document([4 * MS]),
+        exposed_wire=document([5 * MS]),
+        last=[{"rank": 0, "count": 5, "wait_ns": 9 * MS}, {"rank": 1, "count": 1, "wait_ns": 0}],
         operations=[
             operation(group=2, duration=document([8 * MS] * 2), failed=1),
             operation(op=0, group=0, size_class=0, count=5, duration=document([])),
@@ -173,15 +189,27 @@ def test_the_ranks_together(tmp_path: Path) -> None:
     assert reduce.duration.p99_ms == pytest.approx(8, rel=0.01)
     assert (others.op, others.group, others.below_bytes, others.count) == ("other", "", 0, 5)
     assert (found.moved, found.dropped_records) == (5, 3)
+    # 1, 1 and 4; 2, 2 and 5, over the three steps for which it is known.
+    assert (found.exposed_wait_ms, found.exposed_wire_ms) == (2, 3)
+    assert (found.arrivals_known, found.arrivals_unknown, found.unsplit_steps) == (3, 4, 1)
+    assert [(row.rank, row.share, row.cost_s) for row in found.last] == [
+        (0, 7 / 8, 0.009),
+        (1, 1 / 8, 0),
+    ]
+    assert reduce.until_last.total_ms == 8
+    assert reduce.wire.count == 4
+    assert found.late_rank is None
 
 
 def test_the_report_says_what_cannot_be_known_and_what_is_missing(tmp_path: Path) -> None:
     two_ranks(tmp_path)
     text = table.render(analyse_run(tmp_path), 100)
-    assert text.count("wait and wire cannot be known") == 1
+    assert "the last rank of 4 of 7 collectives is not known, nor wait and wire of 1 steps: a" in (
+        " ".join(text.split())
+    )
     row = next(line.split() for line in text.splitlines() if line.startswith("    2  "))
     assert row[:2] == ["2", "2"]
-    assert row[-2:] == ["-", "-"]
+    assert row[-2:] == ["2.00", "3.00"]
     assert re.search(r"all_reduce +dp +<2Mi", text)
     assert "3 records were dropped" in text
     assert "5 operations of rare kinds count as other" in text
@@ -201,3 +229,49 @@ def test_a_rank_that_was_killed_keeps_its_summary_and_not_the_last_moment(tmp_pa
         assert (len(trace.records), trace.dropped) == (expected, 2)
     text = table.render(analyse_run(tmp_path), 100)
     assert "never closed its trace" in text
+
+
+def four_ranks(directory: Path, **changes: Any) -> Path:
+    """40 steps of 100 ms; rank 2's backward takes 23 ms, the others' 3, who wait 20 for it."""
+    for rank in range(4):
+        late = rank == 2
+        # Each rank has blocks of its own length: here those of rank 0 are twice as long.
+        length = (2 if rank == 0 else 1) << 24
+        cells = [x for at in range(1000, 1040) for x in ((at << 24) // length, 2, 20 * MS)]
+        content: dict[str, Any] = {
+            "steps": document([100 * MS] * 40),
+            "phases": [document([n * MS] * 40) for n in (74, 1, 2, 23 if late else 3, 0)],
+            "exposed": document([0 if late else 20 * MS] * 40),
+            "last": [{"rank": 2, "count": 40, "wait_ns": 0 if late else 800 * MS}],
+            "waited_for": {"block_ns": length, "cells": [] if late else cells},
+            **changes,
+        }
+        blocks = (block(summary(**content)), made.end())
+        write(directory / f"rank_{rank}.trace", *blocks, rank=rank, world_size=4)
+    return directory
+
+
+def test_the_late_rank_is_named_from_summaries_alone(tmp_path: Path) -> None:
+    (found,) = analyse_run(four_ranks(tmp_path)).summaries
+    late = found.late_rank
+    assert late is not None
+    assert (late.rank, late.phase, late.phase_share) == (2, "backward", 1.0)
+    # Three ranks, 40 steps, 20 ms each.
+    assert late.wait_ms == pytest.approx(20)
+    assert late.cost_s == pytest.approx(2.4)
+    assert (late.share, late.p_value) == (1.0, 1 / 2001)
+    assert [(row.rank, row.share, row.cost_s) for row in found.last] == [(2, 1.0, 2.4)]
+    text = " ".join(table.render(analyse_run(tmp_path), 100).split())
+    assert "rank 2 comes late: each of the others waits 20.0 ms per step for it, 100% of" in text
+
+
+def test_a_rank_that_the_host_holds_up_everywhere_is_not_named(tmp_path: Path) -> None:
+    everywhere = [document([n * MS] * 40) for n in (74, 1, 2, 3, 0)]
+    (found,) = analyse_run(four_ranks(tmp_path, phases=everywhere)).summaries
+    assert found.late_rank is None
+
+
+def test_without_all_ranks_nobody_is_named(tmp_path: Path) -> None:
+    (four_ranks(tmp_path) / "rank_3.trace").unlink()
+    (found,) = analyse_run(tmp_path).summaries
+    assert found.late_rank is None

@@ -1,0 +1,123 @@
+"""Who came last, and whom the others wait for, from the summaries of always-on mode alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from commprof.analysis import histogram
+from commprof.analysis.arrivals import clocks_are_shared
+from commprof.analysis.stragglers import find_late_rank
+from commprof.trace.reader import Trace
+from commprof.trace.schema import PHASES
+from commprof.trace.summary import Summary
+from commprof.units import ns_to_ms, ns_to_s
+
+#: The late rank is named if one phase explains this part of what its own work takes longer.
+_MOST = 0.5
+
+
+@dataclass(frozen=True)
+class LastRow:
+    """How often one rank was the last to issue a collective, and what that cost the others."""
+
+    rank: int
+    #: Of the collectives, each counted once per rank that took part and told of it.
+    share: float
+    #: Sum over the other ranks of the time from their issue to this one's, or to their own
+    #: completion if that came first. Collectives overlap, so it can exceed the time that passed.
+    cost_s: float
+
+
+@dataclass(frozen=True)
+class SummaryLateRank:
+    """The rank that the others wait for."""
+
+    rank: int
+    #: Mean waiting per step and waiting rank that it caused.
+    wait_ms: float
+    #: Of all waiting for late ranks.
+    share: float
+    #: As ``stragglers.LateRank.p_value``, over blocks of time in the place of steps.
+    p_value: float
+    #: Waiting that it caused, summed over the ranks that waited.
+    cost_s: float
+    #: Where its own work takes longer than the others': of ``schema.PHASES``.
+    phase: str
+    #: Part of it that lies in this phase.
+    phase_share: float
+
+
+def last_rows(summaries: Sequence[Summary]) -> tuple[LastRow, ...]:
+    """One row per rank that was ever the last, the most costly first."""
+    count: dict[int, int] = {}
+    wait_ns: dict[int, int] = {}
+    for summary in summaries:
+        for last in summary.last:
+            count[last.rank] = count.get(last.rank, 0) + last.count
+            wait_ns[last.rank] = wait_ns.get(last.rank, 0) + last.wait_ns
+    total = sum(count.values())
+    rows = [LastRow(rank, count[rank] / total, ns_to_s(wait_ns[rank])) for rank in count]
+    return tuple(sorted(rows, key=lambda row: (-row.cost_s, row.rank)))
+
+
+def late_rank(traces: Sequence[Trace], summaries: Sequence[Summary]) -> SummaryLateRank | None:
+    """The rank that the others wait for, by the rule of :func:`stragglers.find_late_rank`.
+
+    Where no phase explains most of what its own work takes longer, the host held it up and
+    nobody is named; nor where a rank left no summary, or the ranks have no common clock.
+    """
+    ranks = [trace.rank for trace in traces]
+    steps = min(summary.steps.count for summary in summaries)
+    if ranks != list(range(traces[0].world_size)) or not clocks_are_shared(traces) or steps == 0:
+        return None
+    waited_for = _waited_for(summaries)
+    rows = len(waited_for)
+    step_ns = histogram.quantile(histogram.merge(s.steps for s in summaries), 0.5)
+    # Its figures are per row, which holds this many steps.
+    found = find_late_rank(waited_for, step_ns * steps / max(1, rows))
+    if found is None:
+        return None
+    phase, share = _slow_phase(found.rank, summaries)
+    if share < _MOST:
+        return None
+    return SummaryLateRank(
+        rank=found.rank,
+        wait_ms=ns_to_ms(found.wait_ns * rows / steps),
+        share=found.share,
+        p_value=found.p_value,
+        cost_s=found.cost_s,
+        phase=phase,
+        phase_share=share,
+    )
+
+
+def _waited_for(summaries: Sequence[Summary]) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
+    """``[block, rank]``, summed over the ranks that waited, in the coarsest blocks of any."""
+    block_ns = max(summary.waited_for.block_ns for summary in summaries)
+    blocks, culprits, waited = [], [], []
+    for summary in summaries:
+        cells = summary.waited_for.cells
+        blocks.append(cells[:, 0] * summary.waited_for.block_ns // block_ns)
+        culprits.append(cells[:, 1])
+        waited.append(cells[:, 2])
+    known, row = np.unique(np.concatenate(blocks), return_inverse=True)
+    culprit = np.concatenate(culprits)
+    total = np.zeros((len(known), len(summaries)))
+    inside = culprit < len(summaries)
+    np.add.at(total, (row[inside], culprit[inside]), np.concatenate(waited)[inside])
+    return total
+
+
+def _slow_phase(rank: int, summaries: Sequence[Summary]) -> tuple[str, float]:
+    """The phase whose mean exceeds the other ranks' median most; its part of all such excess.
+
+    The part is 0 where no phase exceeds it.
+    """
+    means = np.array([[histogram.mean(phase) for phase in s.phases] for s in summaries])
+    excess = np.maximum(0, means[rank] - np.median(np.delete(means, rank, axis=0), axis=0))
+    best = int(np.argmax(excess))
+    total = float(excess.sum())
+    return PHASES[best], float(excess[best]) / total if total > 0 else 0.0

@@ -1,0 +1,235 @@
+// What of a rank's waiting was for the last rank, from records of two ranks.
+#include "core/wait_ledger.h"
+
+#include "check.h"
+
+using namespace commprof;
+
+namespace {
+
+constexpr uint64_t kMs = 1'000'000;
+constexpr uint64_t kBegin = 100'000 * kMs;
+
+// One rank of a host.
+struct Rank {
+  ArrivalExchange exchange;
+  WaitLedger ledger{exchange};
+
+  Rank(const std::shared_ptr<ArrivalBoard>& board, uint32_t rank) {
+    exchange.addGroup({1, "dp", rank, 2});
+    exchange.setBoard(board, rank);
+  }
+  void issue(uint64_t op_id, uint64_t at_ns, uint64_t task = 0) {
+    Record record;
+    record.kind = Kind::kIssue;
+    record.op = Op::kAllReduce;
+    record.op_id = op_id;
+    record.seq = uint32_t(op_id);
+    record.group = 1;
+    record.bytes_in = 1'000;
+    record.timestamp_ns = kBegin + at_ns;
+    record.value = task;
+    ledger.takeIssue(record, uint32_t(op_id % 7));
+  }
+  void end(uint64_t op_id, uint64_t at_ns) {
+    Record record;
+    record.kind = Kind::kEnd;
+    record.op = Op::kAllReduce;
+    record.op_id = op_id;
+    record.timestamp_ns = kBegin + at_ns;
+    ledger.takeEnd(record);
+  }
+  std::string json() const {
+    std::string out;
+    ledger.appendJson(out);
+    return out;
+  }
+  bool holds(const std::string& part) const {
+    return json().find(part) != std::string::npos;
+  }
+};
+
+struct Pair {
+  std::shared_ptr<ArrivalBoard> board = ArrivalBoard::create(1);
+  Rank early{board, 0};
+  Rank late{board, 1};
+};
+
+std::string histogram(const std::vector<uint64_t>& values) {
+  Histogram made;
+  for (const uint64_t value : values) {
+    made.add(value);
+  }
+  std::string out;
+  made.appendJson(out);
+  return out;
+}
+
+// Rank 0 issues at 1 ms, rank 1 at 21 ms; done at 24 ms.
+void aCollectiveIsSplitAtTheLastArrival() {
+  Pair ranks;
+  ranks.early.end(3, 24 * kMs); // drained before its issue
+  ranks.early.issue(3, 1 * kMs);
+  CHECK(ranks.early.ledger.resolve(kBegin + 25 * kMs).empty());
+  CHECK(ranks.early.ledger.pending());
+  ranks.late.issue(3, 21 * kMs);
+  ranks.late.end(3, 24 * kMs);
+  const auto early = ranks.early.ledger.resolve(kBegin + 26 * kMs);
+  const auto late = ranks.late.ledger.resolve(kBegin + 26 * kMs);
+  CHECK_EQ(early.size(), 1u);
+  CHECK_EQ(late.size(), 1u);
+  CHECK_EQ(early[0].operation, 3u);
+  CHECK_EQ(early[0].wait_ns, 20 * kMs);
+  CHECK_EQ(early[0].wire_ns, 3 * kMs);
+  CHECK_EQ(late[0].wait_ns, 0u);
+  CHECK_EQ(late[0].wire_ns, 3 * kMs);
+  CHECK(!ranks.early.ledger.pending());
+  CHECK(ranks.early.holds(
+      "\"last\":[{\"rank\":1,\"count\":1,\"wait_ns\":20000000}]"));
+  CHECK(ranks.late.holds("\"last\":[{\"rank\":1,\"count\":1,\"wait_ns\":0}]"));
+  CHECK(ranks.early.holds("\"arrivals\":{\"known\":1,\"unknown\":0,"));
+}
+
+// A broadcast's root is done before the last rank comes.
+void whoIsDoneEarlyWaitedForAllOfIt() {
+  Pair ranks;
+  ranks.early.issue(1, 1 * kMs);
+  ranks.early.end(1, 2 * kMs);
+  ranks.late.issue(1, 9 * kMs);
+  const auto found = ranks.early.ledger.resolve(kBegin + 10 * kMs);
+  CHECK_EQ(found.size(), 1u);
+  CHECK_EQ(found[0].wait_ns, 1 * kMs);
+  CHECK_EQ(found[0].wire_ns, 0u);
+}
+
+// The thread waits from 2 to 24 ms for a collective to which rank 1 comes
+// at 21.
+void aWaitIsSplitWhenItsStepIsOver() {
+  Pair ranks;
+  ranks.early.issue(1, 1 * kMs);
+  ranks.early.ledger.takeStep(
+      {kBegin,
+       kBegin + 30 * kMs,
+       22 * kMs,
+       {{kBegin + 2 * kMs, kBegin + 24 * kMs, 22 * kMs, 1, 0}}});
+  ranks.late.issue(1, 21 * kMs);
+  ranks.early.ledger.resolve(kBegin + 31 * kMs);
+  CHECK(ranks.early.holds("\"exposed_wait\":" + histogram({})));
+  ranks.early.ledger.resolve(kBegin + 32 * kMs); // with the next drain
+  CHECK(ranks.early.holds("\"exposed_wait\":" + histogram({19 * kMs})));
+  CHECK(ranks.early.holds("\"exposed_wire\":" + histogram({3 * kMs})));
+  const uint64_t block = (kBegin + 2 * kMs) / LateRanks::kFirstBlockNs;
+  CHECK(ranks.early.holds(
+      "\"waited_for\":{\"block_ns\":16777216,\"cells\":[" +
+      std::to_string(block) + ",1,19000000]}"));
+}
+
+// Two buckets; rank 1 came to the first one at 10 ms, when the wire was free,
+// and to the second one at 11 ms, when it was not: the first one decided. The
+// finalisation stood still from 5 to 15 ms.
+void aFinalisationIsSplitAtTheDecidingBucket() {
+  Pair ranks;
+  ranks.early.issue(1, 1 * kMs, 9);
+  ranks.early.issue(2, 2 * kMs, 9);
+  ranks.late.issue(1, 10 * kMs, 4);
+  ranks.late.issue(2, 11 * kMs, 4);
+  ranks.early.end(1, 13 * kMs);
+  ranks.early.ledger.takeStep(
+      {kBegin,
+       kBegin + 20 * kMs,
+       10 * kMs,
+       {{kBegin + 5 * kMs, kBegin + 15 * kMs, 10 * kMs, 0, 8}}});
+  ranks.early.ledger.resolve(kBegin + 21 * kMs);
+  ranks.early.ledger.resolve(kBegin + 22 * kMs);
+  CHECK(ranks.early.ledger.pending()); // the second bucket's end is missing
+  ranks.early.end(2, 15 * kMs);
+  ranks.early.ledger.resolve(kBegin + 23 * kMs);
+  CHECK(ranks.early.holds("\"exposed_wait\":" + histogram({5 * kMs})));
+  CHECK(ranks.early.holds("\"exposed_wire\":" + histogram({5 * kMs})));
+}
+
+void whoNeverComesIsNotWaitedForForEver() {
+  Pair ranks;
+  ranks.early.issue(1, 1 * kMs);
+  ranks.early.end(1, 2 * kMs);
+  ranks.early.ledger.takeStep(
+      {kBegin,
+       kBegin + 3 * kMs,
+       1 * kMs,
+       {{kBegin + 1 * kMs, kBegin + 2 * kMs, 1 * kMs, 1, 0}}});
+  const uint64_t patience_ns = WaitLedger::kPatienceNs;
+  ranks.early.ledger.resolve(kBegin + patience_ns);
+  CHECK(ranks.early.ledger.pending());
+  ranks.early.ledger.resolve(kBegin + patience_ns + 10 * kMs);
+  CHECK(!ranks.early.ledger.pending());
+  CHECK(ranks.early.holds("\"known\":0,\"unknown\":1,\"unsplit_steps\":1}"));
+}
+
+// Without anybody to exchange with nothing is kept.
+void aloneNothingIsKnown() {
+  Rank alone(nullptr, 0);
+  alone.issue(1, 1 * kMs);
+  alone.end(1, 2 * kMs);
+  CHECK(alone.ledger.resolve(kBegin + 3 * kMs).empty());
+  CHECK(!alone.ledger.pending());
+  CHECK(alone.holds("\"known\":0,\"unknown\":1,"));
+  alone.exchange.addGroup({2, "self", 0, 1}); // a group of one has its last
+  Record record;
+  record.kind = Kind::kIssue;
+  record.op = Op::kAllReduce;
+  record.op_id = 2;
+  record.group = 2;
+  record.timestamp_ns = kBegin;
+  alone.ledger.takeIssue(record, 0);
+  alone.end(2, 4 * kMs);
+  const auto found = alone.ledger.resolve(kBegin + 5 * kMs);
+  CHECK_EQ(found.size(), 1u);
+  CHECK_EQ(found[0].wire_ns, 4 * kMs);
+}
+
+void memoryHasABound() {
+  Pair ranks;
+  const uint64_t count = 3 * WaitLedger::kMaxOpen;
+  for (uint64_t id = 1; id <= count; ++id) {
+    ranks.early.issue(id, id);
+    ranks.early.ledger.takeStep({kBegin, kBegin + id, 0, {}});
+  }
+  ranks.early.ledger.resolve(kBegin + kMs);
+  // Those that lost their place are given up, the others still waited for.
+  CHECK(ranks.early.holds(
+      "\"unknown\":" + std::to_string(count - WaitLedger::kMaxOpen) +
+      ",\"unsplit_steps\":" + std::to_string(count - WaitLedger::kMaxSteps)));
+}
+
+void blocksOfTimeGrow() {
+  LateRanks late;
+  for (uint64_t second = 0; second < 10'000; ++second) {
+    late.exposed(second * 1'000 * kMs, second % 3, 5);
+  }
+  std::string json;
+  late.appendJson(json);
+  CHECK(json.size() < 12'000);
+  uint64_t sum = 0; // every third number
+  size_t at = json.find("\"cells\":[") + 9;
+  for (uint64_t i = 0; json[at - 1] != ']'; ++i) {
+    size_t length = 0;
+    const uint64_t value = std::stoull(json.substr(at), &length);
+    sum += i % 3 == 2 ? value : 0;
+    at += length + 1;
+  }
+  CHECK_EQ(sum, 50'000u);
+}
+
+} // namespace
+
+int main() {
+  aCollectiveIsSplitAtTheLastArrival();
+  whoIsDoneEarlyWaitedForAllOfIt();
+  aWaitIsSplitWhenItsStepIsOver();
+  aFinalisationIsSplitAtTheDecidingBucket();
+  whoNeverComesIsNotWaitedForForEver();
+  aloneNothingIsKnown();
+  memoryHasABound();
+  blocksOfTimeGrow();
+  return check::report();
+}

@@ -1,0 +1,127 @@
+"""How the ranks of one host find the memory in which they exchange arrivals, or go on without."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+
+import pytest
+import torch.distributed as dist
+from torch.testing._internal.distributed import fake_pg  # noqa: F401  # registers the backend
+
+from commprof import _native
+from commprof.capture import arrivals, store_link
+from commprof.capture.arrivals import ArrivalLink
+from commprof.capture.metadata import clock_identity
+
+
+class Native:
+    """Stands for the module: notes who is asked."""
+
+    def __init__(self) -> None:
+        self.created: list[tuple[int, int]] = []
+        self.opened: list[tuple[str, int, int]] = []
+        self.refuses = False
+
+    def arrivals_create(self, token: int, rank: int) -> int:
+        if self.refuses:
+            raise OSError("no memory")
+        self.created.append((token, rank))
+        return 9
+
+    def arrivals_open(self, path: str, token: int, rank: int) -> None:
+        if self.refuses:
+            raise ValueError("another job")
+        self.opened.append((path, token, rank))
+
+
+@pytest.fixture
+def native(monkeypatch: pytest.MonkeyPatch) -> Iterator[Native]:
+    fake = Native()
+    monkeypatch.setattr(_native, "native", fake)
+    monkeypatch.setattr(arrivals, "_met", [])
+    monkeypatch.setattr(store_link, "_LATER_S", 0.0)
+    monkeypatch.setattr(store_link, "_WAIT_S", 0.05)
+    yield fake
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def join(rank: int, world_size: int = 2) -> dist.Store:
+    """A group of which this process is one rank; returns what the ranks of this host share."""
+    store = dist.HashStore()
+    dist.init_process_group("fake", store=store, rank=rank, world_size=world_size)
+    host = "/".join([*clock_identity(), os.readlink("/proc/self/ns/pid")])
+    return store_link.default_store(f"commprof_arrivals/{host}")
+
+
+def test_the_first_rank_of_a_host_makes_the_memory_whoever_it_is(native: Native) -> None:
+    store = join(1)
+    link = ArrivalLink()
+    link.start()
+    assert not link.pending
+    ((token, rank),) = native.created
+    board = json.loads(store.get("board"))
+    assert (rank, token) == (1, board["token"])
+    assert board["path"] == f"/proc/{os.getpid()}/fd/9"
+    assert native.opened == []
+
+
+def test_the_others_open_it_once_it_is_there(native: Native) -> None:
+    store = join(0)
+    store.add("ranks", 1)  # somebody was first
+    link = ArrivalLink()
+    link.start()
+    assert link.pending
+    store.set("board", json.dumps({"path": "/proc/1/fd/3", "token": 4711}))
+    link.look()
+    assert not link.pending
+    assert native.opened == [("/proc/1/fd/3", 4711, 0)]
+    # A later capture of the same group finds them together.
+    later = ArrivalLink()
+    later.start()
+    assert not later.pending
+    assert (len(native.opened), native.created) == (1, [])
+
+
+def test_where_there_is_no_memory_nobody_goes_on_looking(native: Native) -> None:
+    native.refuses = True
+    store = join(0)
+    link = ArrivalLink()
+    link.start()
+    assert not link.pending
+    assert json.loads(store.get("board"))["token"] == 0
+    other = ArrivalLink()
+    arrivals._met.clear()
+    other.start()
+    assert not other.pending
+    assert native.opened == []
+
+
+def test_a_place_that_cannot_be_opened_ends_the_search(native: Native) -> None:
+    native.refuses = True
+    store = join(0)
+    store.add("ranks", 1)
+    store.set("board", json.dumps({"path": "/proc/1/fd/3", "token": 4711}))
+    link = ArrivalLink()
+    link.start()
+    assert not link.pending
+    assert native.opened == []
+
+
+def test_a_rank_alone_and_a_process_without_a_group_meet_nobody(native: Native) -> None:
+    link = ArrivalLink()
+    link.start()
+    assert link.pending  # the group may come
+    join(0, 1)
+    link.look()
+    assert not link.pending
+    assert (native.created, native.opened) == ([], [])
+
+
+def test_without_the_module_there_is_nothing_to_agree_on(
+    native: Native, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_native, "native", None)
+    assert not ArrivalLink().pending
