@@ -23,6 +23,8 @@ _OF_STEPS = 0.75
 #: ... by this share of the step; and so does its work in all in half of the steps, so that no other
 #: phase makes up for it.
 _OF_STEP = 0.02
+#: Of several such ranks one is named if its phase exceeds the others by so many times as much.
+_CLEARLY = 2.0
 _SIGNIFICANCE = 0.01
 
 
@@ -54,10 +56,10 @@ def find_slow_rank(work_ns: Floats, step_ns: float) -> SlowRank | None:
     phase = np.argmax(excess, axis=1)
     in_phase = excess[np.arange(ranks), phase]
     in_all = np.median(_beyond_the_others(work_ns.sum(axis=1)), axis=1)
-    slow = np.flatnonzero(np.minimum(in_phase, in_all) >= _OF_STEP * step_ns)
-    if len(slow) != 1:
+    slow = np.where(np.minimum(in_phase, in_all) >= _OF_STEP * step_ns, in_phase, 0.0)
+    rank = int(np.argmax(slow))
+    if slow[rank] == 0 or slow[rank] < _CLEARLY * np.delete(slow, rank).max():
         return None
-    rank = int(slow[0])
     more = int((beyond[rank, phase[rank]] > 0).sum())
     p_value = min(1.0, ranks * phases * _chance(more, steps))
     if p_value > _SIGNIFICANCE:

@@ -78,6 +78,10 @@ def test_of_two_slow_ranks_neither_is_the_one() -> None:
     two[1, Phase.DATA] += 10 * MS
     two[4, Phase.BACKWARD] += 10 * MS
     assert find_slow_rank(two, STEP) is None
+    two[4, Phase.BACKWARD] += 11 * MS  # 21 ms are more than twice 10
+    slow = find_slow_rank(two, STEP)
+    assert slow is not None
+    assert slow.rank == 4
 
 
 def late(phase: str | None, share: float, rank: int = 2) -> LateRank:
