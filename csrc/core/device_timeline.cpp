@@ -14,11 +14,6 @@ namespace commprof {
 
 namespace {
 
-// An event on an idle stream is seen to be done some 10 us later. Of a busy
-// device the next polls see whether it is.
-constexpr uint64_t kLongestAskNs = 50'000;
-constexpr int kAsks = 3; // the quickest answer counts
-
 void dropped() noexcept {
   Recorder::instance().countDropped();
 }
@@ -31,10 +26,10 @@ DeviceTimeline::DeviceTimeline(
     std::unique_ptr<Device> device,
     uint32_t index,
     Sink sink)
-    : device_(std::move(device)), index_(index), sink_(std::move(sink)) {
-  clock_stream_ = device_->newStream();
-  reference_.event = device_->newEvent();
-  asked_ = device_->newEvent();
+    : device_(std::move(device)),
+      index_(index),
+      sink_(std::move(sink)),
+      clock_(*device_) {
   free_marks_.reserve(kMaxMarks);
   pending_.resize(kMaxMarks); // each holds a mark of its own
   for (uint32_t i = 0; i < kMaxMarks; ++i) {
@@ -164,7 +159,9 @@ void DeviceTimeline::poll() noexcept {
     if (device_->capturing(device_->currentStream())) {
       return;
     }
-    keepClock();
+    if (const auto anchor = clock_.keep()) {
+      write(*anchor);
+    }
     if (!clock_.known()) {
       return;
     }
@@ -202,9 +199,7 @@ bool DeviceTimeline::resolveFirst(Queue& queue) {
 
 void DeviceTimeline::write(const Pending& done) {
   const Device::Event& end = *events_[done.end];
-  const int64_t end_ns = reference_.device_ns +
-      std::llround(device_->elapsedNs(*reference_.event, end));
-  const uint64_t end_host_ns = clock_.toHost(end_ns).time_ns;
+  const uint64_t end_host_ns = clock_.toHost(end).time_ns;
   Record record = done.record;
   record.timestamp_ns = end_host_ns;
   if (done.begin != kNoMark) {
@@ -219,58 +214,8 @@ void DeviceTimeline::write(const Pending& done) {
   sink_(record);
 }
 
-void DeviceTimeline::keepClock() {
-  const uint64_t now_ns = nowNs();
-  if (now_ns < next_anchor_ns_) {
-    return;
-  }
-  ClockAnchor best{0, 0, UINT64_MAX};
-  for (int i = 0; i < kAsks; ++i) {
-    ClockAnchor anchor{};
-    if (!askClock(anchor)) {
-      break;
-    }
-    if (anchor.latest_ns - anchor.earliest_ns <
-        best.latest_ns - best.earliest_ns) {
-      best = anchor;
-    }
-  }
-  if (best.latest_ns != UINT64_MAX) {
-    next_anchor_ns_ = now_ns + kAnchorEveryNs;
-    addAnchor(best);
-  }
-}
-
-bool DeviceTimeline::askClock(ClockAnchor& anchor) {
-  const bool waits = asked_ns_ == 0;
-  if (waits) {
-    asked_ns_ = nowNs();
-    device_->record(*asked_, clock_stream_);
-  }
-  anchor.earliest_ns = asked_ns_;
-  bool done = false;
-  do {
-    done = device_->done(*asked_);
-    anchor.latest_ns = nowNs();
-  } while (!done && waits &&
-           anchor.latest_ns - anchor.earliest_ns < kLongestAskNs);
-  if (!done) {
-    return false;
-  }
-  asked_ns_ = 0;
-  if (reference_.known) {
-    reference_.device_ns +=
-        std::llround(device_->elapsedNs(*reference_.event, *asked_));
-  }
-  reference_.known = true;
-  anchor.device_ns = reference_.device_ns;
-  std::swap(reference_.event, asked_);
-  return true;
-}
-
-void DeviceTimeline::addAnchor(const ClockAnchor& anchor) {
+void DeviceTimeline::write(const ClockAnchor& anchor) {
   const uint64_t width_ns = anchor.latest_ns - anchor.earliest_ns;
-  clock_.add(anchor);
   Record record;
   record.kind = Kind::kDeviceClock;
   record.thread = Recorder::threadId();

@@ -11,33 +11,11 @@
 #include <mutex>
 #include <vector>
 
-#include "core/device_clock.h"
+#include "core/clock_keeper.h"
+#include "core/device.h"
 #include "core/record.h"
 
 namespace commprof {
-
-// A device and its timed events. Any thread, several at once; of one event one
-// thread at a time. Calls may throw; none waits for the device.
-class Device {
- public:
-  struct Event {
-    virtual ~Event() = default;
-  };
-  virtual ~Device() = default;
-
-  // Of the calling thread.
-  virtual int64_t currentStream() const = 0;
-  // A stream that nothing else runs on.
-  virtual int64_t newStream() = 0;
-  // Whether what is put on the stream becomes part of a graph and does not run.
-  virtual bool capturing(int64_t stream) const = 0;
-  virtual std::unique_ptr<Event> newEvent() = 0;
-  // Again and again: the last one counts.
-  virtual void record(Event& event, int64_t stream) = 0;
-  virtual bool done(const Event& event) const = 0;
-  // Between two events that are done; negative if `to` came first.
-  virtual double elapsedNs(const Event& from, const Event& to) const = 0;
-};
 
 // Of one device. Any thread. Memory is bounded: what finds no room is dropped
 // and counted by the recorder.
@@ -45,7 +23,6 @@ class DeviceTimeline {
  public:
   static constexpr size_t kMaxMarks = 4096;
   static constexpr size_t kMaxStreams = 64;
-  static constexpr uint64_t kAnchorEveryNs = 1'000'000'000;
 
   using Mark = uint32_t;
   static constexpr Mark kNoMark = UINT32_MAX;
@@ -103,33 +80,20 @@ class DeviceTimeline {
     uint32_t head = kNone;
     uint32_t tail = kNone;
   };
-  // The last anchor: the times of events count from it.
-  struct Reference {
-    std::unique_ptr<Device::Event> event;
-    int64_t device_ns = 0;
-    bool known = false;
-  };
 
   void put(const Record& record, Mark begin, Mark end) noexcept;
   Queue* queueLocked(int64_t stream) noexcept;
   void dropLocked(uint32_t pending) noexcept;
   bool resolveFirst(Queue& queue);
   void write(const Pending& done);
-  void keepClock();
-  bool askClock(ClockAnchor& anchor);
-  void addAnchor(const ClockAnchor& anchor);
+  void write(const ClockAnchor& anchor);
 
   const std::unique_ptr<Device> device_;
   const uint32_t index_;
   const Sink sink_;
 
   std::mutex poll_mutex_; // the clock; taken before mutex_
-  DeviceClock clock_;
-  Reference reference_;
-  std::unique_ptr<Device::Event> asked_;
-  uint64_t asked_ns_ = 0; // 0: no anchor is under way
-  int64_t clock_stream_ = 0;
-  uint64_t next_anchor_ns_ = 0;
+  ClockKeeper clock_;
 
   // An event belongs to who holds its mark, else to the free list.
   std::array<std::unique_ptr<Device::Event>, kMaxMarks> events_;
