@@ -8,6 +8,9 @@ to its end. Hence with n threads
 
 by group and rank: until that time all threads were taken. No start is measured; this follows
 from issue and end, which are. Messages (send, recv) and ``monitored_barrier`` pass no queue.
+
+On a device a group's collectives follow each other on one stream: one thread in the place of two.
+This is said of collectives whose completion a device event told.
 """
 
 from __future__ import annotations
@@ -20,10 +23,12 @@ from commprof.analysis.matching import POINT_TO_POINT
 from commprof.trace.columns import Collectives, Ints
 from commprof.trace.documents import Group
 from commprof.trace.reader import Trace
-from commprof.trace.schema import OPS
+from commprof.trace.schema import FLAG_DEVICE_TIME, OPS, Kind
 
 #: torch's default for a process group, assumed where the trace does not say.
 DEFAULT_GLOO_THREADS = 2
+#: Of a process group on a device.
+DEVICE_STREAMS = 1
 
 _UNQUEUED = (*POINT_TO_POINT, OPS.index("monitored_barrier"))
 #: More are no number of threads.
@@ -34,19 +39,22 @@ _NEVER = np.iinfo(np.int64).max
 def start_times(trace: Trace, table: Collectives) -> Ints:
     """Start of each collective of one rank, in ns; 0 where it is not known.
 
-    It is not known for other backends than gloo, nor where it depends on a collective whose
-    end was not seen: then the start is derived for the earliest and for the latest end that
-    this one can have had, and is known if both agree.
+    It is not known for other backends than gloo without device events, nor where it depends on a
+    collective whose end was not seen: then the start is derived for the earliest and for the
+    latest end that this one can have had, and is known if both agree.
     """
     start = np.zeros(len(table), dtype=np.int64)
     unqueued = np.isin(table.op, _UNQUEUED)
+    on_device = _groups_on_device(trace, table)
     for group in trace.groups.values():
-        if group.backend != "gloo":
+        in_group = table.group == group.id
+        if group.backend != "gloo" and group.id not in on_device:
             continue
-        start[unqueued & (table.group == group.id)] = 1
-        rows = np.flatnonzero((table.group == group.id) & ~unqueued)
+        gloo_threads = _threads(trace, group) or DEFAULT_GLOO_THREADS
+        threads = DEVICE_STREAMS if group.id in on_device else gloo_threads
+        start[unqueued & in_group] = 1
+        rows = np.flatnonzero(in_group & ~unqueued)
         exact, issue, end = table.end_is_exact[rows], table.issue_ns[rows], table.end_ns[rows]
-        threads = _threads(trace, group) or DEFAULT_GLOO_THREADS
         earliest = fifo_starts(issue, np.where(exact, end, issue), threads)
         latest = earliest
         if not exact.all():
@@ -69,6 +77,14 @@ def _threads(trace: Trace, group: Group) -> int:
     """0 where they are not known."""
     threads = trace.metadata.get("gloo_threads", {}).get(group.name, 0)
     return threads if type(threads) is int and 0 < threads <= _MOST_THREADS else 0
+
+
+def _groups_on_device(trace: Trace, table: Collectives) -> set[int]:
+    """Numbers of the groups with a collective whose completion a device event told."""
+    records = trace.records
+    told = (records["kind"] == Kind.END) & (records["flags"] & FLAG_DEVICE_TIME != 0)
+    rows = np.isin(table.op_id, records["op_id"][told].astype(np.int64))
+    return set(table.group[rows].tolist())
 
 
 def fifo_starts(issue_ns: Ints, end_ns: Ints, threads: int) -> Ints:

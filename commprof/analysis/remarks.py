@@ -140,11 +140,7 @@ def _about_world(world: WorldResult) -> list[str]:
             f"queue and wait of each call are by torch's default of {DEFAULT_GLOO_THREADS}."
         )
     if world.device_collectives:
-        found.append(
-            f"At {name} {world.device_collectives} collectives ran on a GPU. Their completion and "
-            "the waiting on its streams are not measured yet: exposed, wait, wire and hidden hold "
-            "only what the host saw."
-        )
+        found.append(_about_devices(world, name))
     if world.missing_ranks:
         ranks = "rank" if len(world.missing_ranks) == 1 else "ranks"
         found.append(f"At {name} nothing usable came from {ranks} {_listed(world.missing_ranks)}.")
@@ -249,3 +245,21 @@ def _listed(numbers: Sequence[int]) -> str:
 
 def _count(numbers: Sequence[int], noun: str) -> str:
     return f"{_listed(numbers)} {noun}{'' if list(numbers) == [1] else 's'}"
+
+
+def _about_devices(world: WorldResult, name: str) -> str:
+    text = f"At {name} {world.device_collectives} collectives ran on a GPU. "
+    untimed = world.device_collectives - world.device_timed
+    if world.device_timed:
+        text += (
+            "Steps, phases and exposed time are those of its stream that computes, by device "
+            f"events: placed on the host's clock to ±{_micros(world.device_clock_error_us)} µs, "
+            "lengths better than that. "
+        )
+    if untimed:
+        whose = f"Of {untimed} of them" if world.device_timed else "Of all of them"
+        text += (
+            f"{whose} the completion and the waiting on its streams were not measured: exposed, "
+            "wait, wire and hidden hold only what the host saw. "
+        )
+    return text.rstrip()

@@ -13,6 +13,11 @@ from commprof.analysis.breakdown import Breakdown, breakdown
 from commprof.analysis.clocks import clock_error_us, on_common_clock, rank_clocks
 from commprof.analysis.collectives import CollectiveRow, collective_rows
 from commprof.analysis.cross_checks import CrossCheck, Observed, cross_checks
+from commprof.analysis.device_timeline import (
+    clock_error_ns,
+    on_device_timeline,
+    timed_collectives,
+)
 from commprof.analysis.exposure import exposures_of
 from commprof.analysis.lateness import views, with_phase
 from commprof.analysis.merged_steps import merged_steps
@@ -26,7 +31,7 @@ from commprof.trace import columns, schema
 from commprof.trace.found_steps import DECLARED
 from commprof.trace.reader import Trace
 from commprof.trace.run_directory import WorldRun
-from commprof.units import ms_to_ns, ns_to_ms, us_to_ns
+from commprof.units import ms_to_ns, ns_to_ms, ns_to_us, us_to_ns
 
 
 @dataclass(frozen=True)
@@ -63,7 +68,7 @@ class WorldResult:
     overhead_samples: tuple[tuple[str, float], ...]
     missing_ranks: tuple[int, ...]
     dropped_records: int
-    #: Collectives on a GPU, whose completion and waiting capture does not see yet.
+    #: Collectives on a GPU.
     device_collectives: int
     #: Whether the ranks' times can be compared.
     clocks_shared: bool
@@ -82,6 +87,10 @@ class WorldResult:
     samples_source: str = "loop"
     #: A trace does not say how many threads run a gloo group's collectives: torch's default counts.
     gloo_threads_assumed: bool = False
+    #: Those of ``device_collectives`` of whose completion or waiting a device event told.
+    device_timed: int = 0
+    #: Bound on the error of device times against the host's clock at an anchor; NaN without any.
+    device_clock_error_us: float = math.nan
 
     @property
     def measured_steps(self) -> int:
@@ -99,7 +108,8 @@ def analyse_world(run: WorldRun) -> WorldResult | None:
     usable = sorted(run.traces)
     if not usable:
         return None
-    traces = [run.traces[rank] for rank in usable]
+    recorded = [run.traces[rank] for rank in usable]
+    traces = [on_device_timeline(trace) for trace in recorded]
     clocks = rank_clocks(traces)
     clock_error = clock_error_us(clocks, traces)
     traces = on_common_clock(traces, clocks) if clocks else traces
@@ -129,6 +139,8 @@ def analyse_world(run: WorldRun) -> WorldResult | None:
         merged_steps=len(merged),
         gloo_threads_assumed=any(assumes_threads(trace) for trace in traces),
         cross_checks=cross_checks(run, observed),
+        device_timed=sum(timed_collectives(trace) for trace in recorded),
+        device_clock_error_us=_device_clock_error_us(recorded),
     )
     late = result.late_rank
     if late is not None:
@@ -236,6 +248,11 @@ def _samples_per_step(run: WorldRun, steps: list[int]) -> tuple[float, float]:
         sum(result["step_samples"][step] for result in run.results.values()) for step in steps
     ]
     return float(min(totals)), float(max(totals))
+
+
+def _device_clock_error_us(traces: list[Trace]) -> float:
+    known = [error for trace in traces if not math.isnan(error := clock_error_ns(trace))]
+    return ns_to_us(max(known)) if known else math.nan
 
 
 def _on_device(trace: Trace) -> int:

@@ -74,6 +74,8 @@ def _world(result: RunResult, world: WorldResult, scale: Scaling) -> dict[str, A
             "record_cost_ns": world.record_cost_ns,
             "dropped_records": world.dropped_records,
             "device_collectives": world.device_collectives,
+            "device_timed": world.device_timed,
+            "device_clock_error_us": world.device_clock_error_us,
             "clock_error_us": world.clock_error_us,
             "missing_ranks": list(world.missing_ranks),
             "problems": list(world.problems),

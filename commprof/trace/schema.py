@@ -58,10 +58,23 @@ class Kind(IntEnum):
     BUCKET_END = 9
     CLOCK = 10
     STACK = 11
+    DEVICE_READY = 12
+    DEVICE_WAIT = 13
+    DEVICE_FINALIZE = 14
+    DEVICE_PHASE = 15
+    DEVICE_STEP = 16
+    DEVICE_CLOCK = 17
 
 
 #: Kinds whose ``value`` is a time, as ``timestamp_ns`` is.
-TIME_IN_VALUE: Final = (Kind.PHASE, Kind.WAIT, Kind.BUCKET)
+TIME_IN_VALUE: Final = (
+    Kind.PHASE,
+    Kind.WAIT,
+    Kind.BUCKET,
+    Kind.DEVICE_WAIT,
+    Kind.DEVICE_FINALIZE,
+    Kind.DEVICE_PHASE,
+)
 
 
 class Phase(IntEnum):
@@ -78,6 +91,7 @@ FLAG_FAILED: Final = 1
 FLAG_DEVICE_ASYNC: Final = 2
 FLAG_LAST_BUCKET: Final = 4
 FLAG_RUN_DELAY_READ: Final = 8
+FLAG_DEVICE_TIME: Final = 16
 
 #: Who placed a step boundary: the script, an optimizer's update, or one that GradScaler skipped.
 STEP_DECLARED: Final = 0

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "core/clock.h"
+#include "core/device_timeline.h"
 #include "core/recorder.h"
 
 namespace commprof {
@@ -15,13 +16,33 @@ struct Open {
   uint32_t depth; // of the marker inside itself
   uint64_t begin_ns;
   uint32_t samples;
+  DeviceTimeline* timeline; // null where no device is used
+  DeviceTimeline::Mark device_begin;
 };
 constinit thread_local Open t_open{};
+
+void forgetOpen() noexcept {
+  if (t_open.timeline != nullptr) {
+    t_open.timeline->forget(t_open.device_begin);
+  }
+  t_open = {};
+}
+
+// The same boundary or phase, by the stream that the thread works on. The
+// host's time tells which record it belongs to, and when it was handed over.
+Record onDevice(const Record& on_host, Kind kind) noexcept {
+  Record record = on_host;
+  record.kind = kind;
+  record.bytes_in = record.timestamp_ns;
+  record.timestamp_ns = 0;
+  record.value = 0;
+  return record;
+}
 
 } // namespace
 
 void markStep(uint64_t step, bool ended, uint32_t found) noexcept {
-  t_open = {};
+  forgetOpen();
   Recorder& recorder = Recorder::instance();
   if (!recorder.enabled()) {
     return;
@@ -34,17 +55,26 @@ void markStep(uint64_t step, bool ended, uint32_t found) noexcept {
   record.thread = Recorder::threadId();
   record.timestamp_ns = nowNs();
   recorder.push(record);
+  if (DeviceTimeline* timeline = DeviceTimeline::main()) {
+    timeline->moment(onDevice(record, Kind::kDeviceStep), timeline->mark());
+    timeline->poll();
+  }
 }
 
 PhaseMarker::~PhaseMarker() {
   if (t_open.marker == this) {
-    t_open = {};
+    forgetOpen();
   }
 }
 
 void PhaseMarker::begin() noexcept {
   if (t_open.marker == nullptr) {
-    t_open = {this, 0, nowNs(), 0};
+    t_open = {this, 0, nowNs(), 0, nullptr, DeviceTimeline::kNoMark};
+    DeviceTimeline* timeline = DeviceTimeline::main();
+    if (timeline != nullptr && Recorder::instance().enabled()) {
+      t_open.timeline = timeline;
+      t_open.device_begin = timeline->mark();
+    }
   }
   if (t_open.marker == this) {
     ++t_open.depth;
@@ -59,12 +89,13 @@ void PhaseMarker::end(uint32_t samples) noexcept {
   if (t_open.marker != this || --t_open.depth > 0) {
     return;
   }
-  const Open done = t_open;
-  t_open = {};
   Recorder& recorder = Recorder::instance();
   if (!recorder.enabled()) {
+    forgetOpen();
     return;
   }
+  const Open done = t_open;
+  t_open = {};
   Record record;
   record.kind = Kind::kPhase;
   record.aux = phase_;
@@ -73,6 +104,12 @@ void PhaseMarker::end(uint32_t samples) noexcept {
   record.timestamp_ns = done.begin_ns;
   record.value = nowNs();
   recorder.push(record);
+  if (done.timeline != nullptr) {
+    done.timeline->stretch(
+        onDevice(record, Kind::kDevicePhase),
+        done.device_begin,
+        done.timeline->mark());
+  }
 }
 
 double recordCostNs(uint64_t count) {

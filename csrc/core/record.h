@@ -9,19 +9,25 @@
 namespace commprof {
 
 // X(enumerator, name in the trace)
-#define COMMPROF_KINDS(X)                                                  \
-  X(None, "none")                                                          \
-  X(Step, "step") /* boundary; op_id = step, aux = 1 if it ends one */     \
-  X(Phase, "phase") /* aux = phase code, value = end_ns */                 \
-  X(Issue, "issue") /* handed to the group; value = graph task + 1 or 0 */ \
-  X(End, "end") /* it completed; flags bit 0 = with an error */            \
-  X(Wait, "wait") /* Work.wait blocked a thread until value = end_ns */    \
-  X(FinalizeBegin, "finalize_begin") /* op_id = graph task, value = */     \
-  X(FinalizeEnd, "finalize_end") /* thread CPU ns, bytes_in = run delay */ \
-  X(Bucket, "bucket") /* DDP hook entered; aux = index, value = launch */  \
-  X(BucketEnd, "bucket_end") /* the hook's future completed */             \
-  X(Clock, "clock") /* value = rank 0's clock less this one, signed */     \
-  X(Stack, "stack") /* who issued op_id; value = number of the stack */
+#define COMMPROF_KINDS(X)                                                   \
+  X(None, "none")                                                           \
+  X(Step, "step") /* boundary; op_id = step, aux = 1 if it ends one */      \
+  X(Phase, "phase") /* aux = phase code, value = end_ns */                  \
+  X(Issue, "issue") /* handed to the group; value = graph task + 1 or 0 */  \
+  X(End, "end") /* it completed; flags bit 0 = with an error */             \
+  X(Wait, "wait") /* Work.wait blocked a thread until value = end_ns */     \
+  X(FinalizeBegin, "finalize_begin") /* op_id = graph task, value = */      \
+  X(FinalizeEnd, "finalize_end") /* thread CPU ns, bytes_in = run delay */  \
+  X(Bucket, "bucket") /* DDP hook entered; aux = index, value = launch */   \
+  X(BucketEnd, "bucket_end") /* the hook's future completed */              \
+  X(Clock, "clock") /* value = rank 0's clock less this one, signed */      \
+  X(Stack, "stack") /* who issued op_id; value = number of the stack */     \
+  X(DeviceReady, "device_ready") /* its stream had come to op_id's issue */ \
+  X(DeviceWait, "device_wait") /* a stream stood still until value */       \
+  X(DeviceFinalize, "device_finalize") /* op_id = graph task; to value */   \
+  X(DevicePhase, "device_phase") /* aux = phase code, value = end */        \
+  X(DeviceStep, "device_step") /* op_id and aux as of the step */           \
+  X(DeviceClock, "device_clock") /* value = the device's own time */
 
 enum class Kind : uint8_t {
 #define X(name, text) k##name,
@@ -89,6 +95,7 @@ inline constexpr uint32_t kDeviceAsync =
     2; // Issue: its host-side end says nothing
 inline constexpr uint32_t kLastBucket = 4; // Bucket: last one of this backward
 inline constexpr uint32_t kRunDelayRead = 8; // Finalize*: bytes_in was read
+inline constexpr uint32_t kDeviceTime = 16; // End: as a device event told
 
 // Record::seq of a Step: who placed the boundary.
 enum : uint32_t {

@@ -11,6 +11,7 @@
 #include <system_error>
 
 #include "core/clock.h"
+#include "core/device_timeline.h"
 
 namespace commprof {
 
@@ -113,7 +114,7 @@ void Recorder::push(const Record& record) noexcept {
       wake_.notify_one(); // or it fills up before the next regular drain
     }
   } else {
-    unrecorded_.fetch_add(1, std::memory_order_relaxed);
+    countDropped();
   }
 }
 
@@ -268,6 +269,7 @@ void Recorder::afterForkChild() {
   self.summary_.reset();
   self.exchange_.setBoard(nullptr, 0);
   self.pool_.afterForkChild();
+  DeviceTimeline::setMain(nullptr); // no device survives a fork
   self.options_ = RecorderOptions{};
   self.stats_ = RecorderStats{};
   (void)self.flusher_.release(); // its thread does not exist here

@@ -86,6 +86,10 @@ class Recorder {
   // Any thread. The caller has checked enabled(); a record pushed after stop()
   // goes nowhere and does no harm.
   void push(const Record& record) noexcept;
+  // Something that should have been recorded was not.
+  void countDropped(uint64_t count = 1) noexcept {
+    unrecorded_.fetch_add(count, std::memory_order_relaxed);
+  }
   uint64_t nextOpId() noexcept {
     return op_id_.fetch_add(1, std::memory_order_relaxed) + 1;
   }
@@ -133,7 +137,7 @@ class Recorder {
   std::atomic<Mode> mode_{Mode::kFull};
   std::atomic<bool> started_{false};
   std::atomic<uint64_t> op_id_{0};
-  std::atomic<uint64_t> unrecorded_{0}; // pushed by threads without a ring
+  std::atomic<uint64_t> unrecorded_{0}; // no ring, or no room for it before
 
   RingPool pool_;
 

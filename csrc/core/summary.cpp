@@ -91,7 +91,7 @@ void Summary::takeIssue(const Record& record) {
   open->issued = true;
   open->operation = index;
   open->issue_ns = record.timestamp_ns;
-  open->has_end = (record.flags & kDeviceAsync) == 0;
+  open->has_end = (record.flags & kDeviceAsync) == 0 || open->end_ns != 0;
   kind.failed += open->failed;
   if (open->wait_end_ns != 0) {
     kind.wait.add(open->wait_end_ns - open->wait_begin_ns);
@@ -109,6 +109,7 @@ void Summary::takeEnd(const Record& record) {
   }
   const bool failed = (record.flags & kFailed) != 0;
   if (open->issued) {
+    open->has_end = true; // on a device, if its events tell
     operation(open->operation).failed += failed;
     countDuration(*open, record.timestamp_ns);
   } else {

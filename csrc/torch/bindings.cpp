@@ -15,6 +15,7 @@
 #include "core/phase_marker.h"
 #include "core/recorder.h"
 #include "torch/ddp_hook.h"
+#include "torch/device_events.h"
 #include "torch/observer.h"
 #include "torch/stacks.h"
 
@@ -110,6 +111,7 @@ PYBIND11_MODULE(COMMPROF_MODULE, m) {
          const std::string& control_path,
          int switch_signal) {
         const py::gil_scoped_release release;
+        clearDevices();
         Recorder::instance().start(
             {trace_path,
              ring_prefix,
@@ -147,6 +149,7 @@ PYBIND11_MODULE(COMMPROF_MODULE, m) {
       "stop",
       [] {
         const py::gil_scoped_release release;
+        drainDevices();
         Recorder::instance().stop();
       },
       "Disables capture and closes the trace.");

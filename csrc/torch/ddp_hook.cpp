@@ -130,7 +130,10 @@ FuturePtr BucketHook::run(c10d::GradBucket& bucket) {
   recorder.push(record);
   future->addCallback(
       [op_id = record.op_id, index = record.aux](c10::ivalue::Future& done) {
-        recordBucketEnd(op_id, index, done.hasError());
+        // A device's is complete at launch, which would be a false end.
+        if (done.devices().empty() || done.hasError()) {
+          recordBucketEnd(op_id, index, done.hasError());
+        }
       },
       /*uses_future=*/false);
   return future;

@@ -4,6 +4,7 @@
 #include <torch/csrc/autograd/graph_task.h>
 
 #include "core/clock.h"
+#include "core/device_timeline.h"
 #include "core/recorder.h"
 
 namespace commprof {
@@ -53,6 +54,30 @@ void recordFinalize(Kind kind, int graph_task) {
   recorder.push(record);
 }
 
+// The stretch of the device's stream that the finalisation fills.
+void markFinalize(Kind kind, int graph_task) {
+  static thread_local auto begin = DeviceTimeline::kNoMark;
+  static thread_local int begun = -1;
+  DeviceTimeline* timeline = DeviceTimeline::main();
+  if (timeline == nullptr || !Recorder::instance().enabled()) {
+    return;
+  }
+  if (kind == Kind::kFinalizeBegin) {
+    timeline->forget(begin); // of one that was never ended
+    begin = timeline->mark();
+    begun = graph_task;
+  } else if (begun == graph_task) {
+    Record record;
+    record.kind = Kind::kDeviceFinalize;
+    record.op_id = uint64_t(graph_task);
+    record.thread = Recorder::threadId();
+    record.bytes_in = nowNs();
+    timeline->stretch(record, begin, timeline->mark());
+    begin = DeviceTimeline::kNoMark;
+    begun = -1;
+  }
+}
+
 } // namespace
 
 int bracketFinalize() {
@@ -68,8 +93,12 @@ int bracketFinalize() {
   auto& engine = torch::autograd::Engine::get_default_engine();
   engine.queue_callback([graph_task] {
     recordFinalize(Kind::kFinalizeBegin, graph_task);
-    torch::autograd::Engine::get_default_engine().queue_callback(
-        [graph_task] { recordFinalize(Kind::kFinalizeEnd, graph_task); });
+    markFinalize(Kind::kFinalizeBegin, graph_task);
+    // Last: it may move the engine's list of callbacks, this one in it.
+    torch::autograd::Engine::get_default_engine().queue_callback([graph_task] {
+      markFinalize(Kind::kFinalizeEnd, graph_task);
+      recordFinalize(Kind::kFinalizeEnd, graph_task);
+    });
   });
   return graph_task;
 }

@@ -9,11 +9,12 @@
 
 #include "core/clock.h"
 #include "core/recorder.h"
+#include "torch/completion.h"
+#include "torch/device_events.h"
 #include "torch/finalize.h"
 #include "torch/op_plan.h"
 #include "torch/process_groups.h"
 #include "torch/stacks.h"
-#include "torch/timed_work.h"
 
 namespace commprof {
 
@@ -34,7 +35,13 @@ T& customClass(const c10::IValue& value) {
   return static_cast<T&>(*value.toObjectRef().getSlot(0).toCapsule());
 }
 
-void addBytes(const at::Tensor& tensor, uint64_t& bytes, Record& record) {
+// What one call does, as its arguments tell.
+struct Call {
+  Record record;
+  c10::Device device = c10::Device(c10::DeviceType::CPU);
+};
+
+void addBytes(const at::Tensor& tensor, uint64_t& bytes, Call& call) {
   if (!tensor.defined()) {
     return;
   }
@@ -43,73 +50,32 @@ void addBytes(const at::Tensor& tensor, uint64_t& bytes, Record& record) {
   } else {
     bytes += uint64_t(tensor.numel()) * uint64_t(tensor.element_size());
   }
-  record.dtype = uint8_t(tensor.scalar_type());
+  call.record.dtype = uint8_t(tensor.scalar_type());
   if (!tensor.is_cpu()) {
-    record.flags |= kDeviceAsync;
+    call.device = tensor.device();
   }
 }
 
-void addBytes(const c10::IValue& value, uint64_t& bytes, Record& record) {
+void addBytes(const c10::IValue& value, uint64_t& bytes, Call& call) {
   if (value.isTensor()) {
-    addBytes(value.toTensor(), bytes, record);
+    addBytes(value.toTensor(), bytes, call);
   } else if (value.isList()) { // of tensors, or of lists of tensors
     for (const c10::IValue& element : value.toListRef()) {
-      addBytes(element, bytes, record);
+      addBytes(element, bytes, call);
     }
   }
-}
-
-void recordEnd(uint64_t op_id, Op op, bool failed) {
-  Recorder& recorder = Recorder::instance();
-  if (!recorder.started()) { // paused: what was issued before still ends
-    return;
-  }
-  Record record;
-  record.kind = Kind::kEnd;
-  record.op = op;
-  record.op_id = op_id;
-  record.thread = Recorder::threadId();
-  record.flags = failed ? kFailed : 0;
-  record.timestamp_ns = nowNs();
-  recorder.push(record);
-}
-
-// Times the completion of the Work in `result` and puts a TimedWork in its
-// place, so that waits are timed too.
-void watch(c10::IValue& result, const Record& issue) {
-  auto& holder =
-      result.toObjectRef(); // fresh from the kernel, shared by nobody
-  auto work = c10::static_intrusive_pointer_cast<c10d::Work>(
-      holder.getSlot(0).toCapsule());
-  if (!work) {
-    return;
-  }
-  const uint64_t op_id = issue.op_id;
-  const Op op = issue.op;
-  // Point-to-point work of gloo has no future: its end is its wait's end. On a
-  // device the future completes at launch, which would be a false end.
-  if (!isPointToPoint(op) && (issue.flags & kDeviceAsync) == 0) {
-    try {
-      work->getFuture()->addCallback(
-          [op_id, op](c10::ivalue::Future& future) {
-            recordEnd(op_id, op, future.hasError());
-          },
-          /*uses_future=*/false);
-    } catch (const std::exception&) {
-      // A backend without futures: the trace then has no end for this op.
-    }
-  }
-  holder.setSlot(
-      0,
-      c10::IValue::make_capsule(
-          c10::make_intrusive<TimedWork>(std::move(work), op_id, op)));
 }
 
 // The kernel in front of one operator at one dispatch key.
 class Interposer final : public c10::OperatorKernel {
  public:
-  Interposer(OpPlan plan, c10::SafeKernelFunction original)
-      : plan_(std::move(plan)), original_(std::move(original)) {}
+  Interposer(
+      OpPlan plan,
+      c10::DispatchKey key,
+      c10::SafeKernelFunction original)
+      : plan_(std::move(plan)),
+        device_type_(c10::dispatchKeyToDeviceType(key)),
+        original_(std::move(original)) {}
 
   void operator()(
       const c10::OperatorHandle& op,
@@ -127,7 +93,8 @@ class Interposer final : public c10::OperatorKernel {
       original_.callBoxed(op, keys, stack);
       return;
     }
-    Record issue = describe(*stack, base);
+    const Call call = describe(*stack, base);
+    Record issue = call.record;
     issue.op_id = recorder.nextOpId();
     issue.group = info.id;
     issue.seq = seq;
@@ -136,6 +103,10 @@ class Interposer final : public c10::OperatorKernel {
     recorder.push(issue);
     if (stacksEnabled()) {
       recordStack(issue);
+    }
+    if (device_type_ != c10::DeviceType::CPU) {
+      callOnDevice(call.device, issue, op, keys, stack);
+      return;
     }
     try {
       original_.callBoxed(op, keys, stack);
@@ -146,19 +117,55 @@ class Interposer final : public c10::OperatorKernel {
     if (op.schema().returns().empty()) {
       recordBlockingCall(issue); // e.g. monitored_barrier
     } else {
-      watch(stack->back(), issue);
+      watch(stack->back(), issue, nullptr);
     }
   }
 
  private:
-  Record describe(const torch::jit::Stack& stack, size_t base) const {
-    Record record;
+  // The call between marks on the stream that it is made from.
+  void callOnDevice(
+      c10::Device device,
+      const Record& issue,
+      const c10::OperatorHandle& op,
+      c10::DispatchKeySet keys,
+      torch::jit::Stack* stack) {
+    const size_t base = stack->size() - op.schema().arguments().size();
+    const bool in_stream =
+        plan_.async_op >= 0 && !(*stack)[base + plan_.async_op].toBool();
+    DeviceTimeline* timeline =
+        deviceTimeline(device.is_cpu() ? currentDevice(device_type_) : device);
+    auto begin = DeviceTimeline::kNoMark;
+    if (timeline != nullptr) {
+      begin = beginIssue(*timeline);
+    }
+    try {
+      original_.callBoxed(op, keys, stack);
+    } catch (...) {
+      if (timeline != nullptr) {
+        timeline->forget(begin);
+      }
+      recordEnd(issue.op_id, issue.op, true);
+      throw;
+    }
+    if (timeline != nullptr) {
+      endIssue(*timeline, issue, begin, in_stream);
+    }
+    if (op.schema().returns().empty()) {
+      recordBlockingCall(issue);
+    } else {
+      watch(stack->back(), issue, timeline);
+    }
+  }
+
+  Call describe(const torch::jit::Stack& stack, size_t base) const {
+    Call call;
+    Record& record = call.record;
     record.kind = Kind::kIssue;
     record.op = plan_.op;
     record.thread = Recorder::threadId();
     for (const OpPlan::Buffers& buffers : plan_.buffers) {
       uint64_t bytes = 0;
-      addBytes(stack[base + buffers.argument], bytes, record);
+      addBytes(stack[base + buffers.argument], bytes, call);
       record.bytes_in += buffers.is_input ? bytes : 0;
       record.bytes_out += buffers.is_output ? bytes : 0;
     }
@@ -167,7 +174,9 @@ class Interposer final : public c10::OperatorKernel {
           customClass<c10d::ReduceOp>(stack[base + plan_.reduce_op]).op_);
     }
     record.aux = uint32_t(peer(stack, base));
-    return record;
+    record.flags =
+        device_type_ == c10::DeviceType::CPU ? 0 : uint32_t{kDeviceAsync};
+    return call;
   }
 
   int64_t peer(const torch::jit::Stack& stack, size_t base) const {
@@ -187,6 +196,7 @@ class Interposer final : public c10::OperatorKernel {
   }
 
   const OpPlan plan_;
+  const c10::DeviceType device_type_;
   const c10::SafeKernelFunction original_;
 };
 
@@ -228,7 +238,9 @@ void interpose(c10::DispatchKey key, Installed& state) {
         name.name.substr(6).c_str(),
         torch::CppFunction::makeFromBoxedFunctor(
             std::make_unique<Interposer>(
-                std::move(*plan), op->getComputedKernelForDispatchKey(key))));
+                std::move(*plan),
+                key,
+                op->getComputedKernelForDispatchKey(key))));
     if (key == c10::DispatchKey::CPU) {
       state.operators.push_back(name.name);
     }

@@ -27,6 +27,7 @@ struct OpPlan {
   int group = -1;
   int reduce_op = -1;
   int peer = -1; // root, source or destination rank
+  int async_op = -1; // false: a device runs it in the caller's own stream
   struct Buffers {
     int argument;
     bool is_input;
@@ -51,6 +52,8 @@ struct OpPlan {
           type == "int" &&
           (name.ends_with("_rank") || name == "dst" || name == "src")) {
         plan.peer = i;
+      } else if (name == "async_op") {
+        plan.async_op = i;
       } else if (
           moves_data && type.find("Tensor") != std::string::npos &&
           type.find('?') == std::string::npos) {

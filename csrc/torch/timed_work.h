@@ -1,5 +1,5 @@
-// A Work that records how long a thread was blocked in wait(). Everything else
-// is forwarded to the backend's Work.
+// A Work that records how long a thread was blocked in wait(), and on a device
+// the stream. Everything else is forwarded to the backend's Work.
 #pragma once
 
 #include <torch/version.h>
@@ -7,19 +7,30 @@
 
 #include "core/clock.h"
 #include "core/recorder.h"
+#include "torch/device_events.h"
 
 namespace commprof {
 
 class TimedWork final : public c10d::Work {
  public:
-  TimedWork(c10::intrusive_ptr<c10d::Work> inner, uint64_t op_id, Op op)
+  // `timeline` is null on a CPU.
+  TimedWork(
+      c10::intrusive_ptr<c10d::Work> inner,
+      uint64_t op_id,
+      Op op,
+      DeviceTimeline* timeline)
       : c10d::Work(-1, inner->retrieveOpType()),
         inner_(std::move(inner)),
         op_id_(op_id),
-        op_(op) {}
+        op_(op),
+        timeline_(timeline) {}
 
   bool wait(std::chrono::milliseconds timeout) override {
     const WaitTimer timer(op_id_, op_);
+    if (timeline_ != nullptr) {
+      const DeviceWait device_wait(timeline_, op_id_, op_);
+      return inner_->wait(timeout);
+    }
     return inner_->wait(timeout);
   }
 
@@ -94,6 +105,7 @@ class TimedWork final : public c10d::Work {
   c10::intrusive_ptr<c10d::Work> inner_;
   const uint64_t op_id_;
   const Op op_;
+  DeviceTimeline* const timeline_;
 };
 
 } // namespace commprof

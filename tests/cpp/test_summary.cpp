@@ -127,6 +127,17 @@ void operationsWithoutAnEnd() {
   CHECK(holds(summary, "\"unmatched\":1,"));
 }
 
+// Where a device's events tell of its completion it counts, in any order.
+void aDeviceMayTellItsEnd() {
+  Summary summary(1);
+  Record device = issue(1, 100, 64, Op::kAllReduce);
+  device.flags = kDeviceAsync;
+  fold(summary, {device, end(1, 130, kDeviceTime)});
+  device.op_id = 2;
+  fold(summary, {end(2, 150, kDeviceTime), device});
+  CHECK(holds(summary, "\"duration\":" + histogram({30, 50})));
+}
+
 void pointToPointEndsWithItsWait() {
   Summary summary(1, nobody);
   fold(summary, {issue(1, 100, 64, Op::kSend), wait(1, 150, 180, Op::kSend)});
@@ -247,6 +258,7 @@ void theSizeHasABound() {
 int main() {
   operationsAreJoinedInAnyOrder();
   operationsWithoutAnEnd();
+  aDeviceMayTellItsEnd();
   pointToPointEndsWithItsWait();
   openOperationsAgeOut();
   stepsAreSplit();

@@ -100,6 +100,8 @@ SCHEMA: dict[str, Any] = {
                 "record_cost_ns": float,
                 "dropped_records": int,
                 "device_collectives": int,
+                "device_timed": int,
+                "device_clock_error_us": (float, type(None)),
                 "clock_error_us": float,
                 "missing_ranks": [int],
                 "problems": [str],

@@ -25,6 +25,7 @@ FLAGS = {
     "device_async": schema.FLAG_DEVICE_ASYNC,
     "last_bucket": schema.FLAG_LAST_BUCKET,
     "run_delay_read": schema.FLAG_RUN_DELAY_READ,
+    "device_time": schema.FLAG_DEVICE_TIME,
 }
 
 

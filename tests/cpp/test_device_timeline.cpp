@@ -1,0 +1,225 @@
+// Marks on a simulated device's streams: the records that come of them carry
+// the times at which the streams came there, and nobody waits.
+#include "core/device_timeline.h"
+
+#include <thread>
+#include <vector>
+
+#include "check.h"
+#include "core/recorder.h"
+#include "simulated_device.h"
+#include "trace_file.h"
+
+using namespace commprof;
+using simulated::SimulatedDevice;
+
+namespace {
+
+constexpr double kMs = 1e6;
+constexpr uint64_t kLongNs = 5'000'000'000;
+
+struct Setup {
+  SimulatedDevice* device;
+  std::vector<Record> records; // but for the clock's
+  std::vector<Record> clocks;
+  std::unique_ptr<DeviceTimeline> timeline;
+
+  explicit Setup(double drift = 0.0) {
+    auto made = std::make_unique<SimulatedDevice>(drift);
+    device = made.get();
+    timeline = std::make_unique<DeviceTimeline>(
+        std::move(made), 3, [this](const Record& record) {
+          (record.kind == Kind::kDeviceClock ? clocks : records)
+              .push_back(record);
+        });
+  }
+};
+
+Record record(Kind kind, uint64_t op_id) {
+  Record made;
+  made.kind = kind;
+  made.op_id = op_id;
+  return made;
+}
+
+// Within the bound of the one anchor: its own, 500 ppm of the distance to it,
+// and two roundings.
+bool near(const Setup& setup, uint64_t actual_ns, double truth_ns) {
+  const Record& anchor = setup.clocks.at(0);
+  const double distance = truth_ns - double(anchor.timestamp_ns);
+  const double error =
+      double(anchor.bytes_in) + DeviceClock::kMaxDrift * std::abs(distance);
+  return std::abs(double(actual_ns) - truth_ns) <= error + 100;
+}
+
+// Compute for 2 ms, then wait for a collective that takes 5: 3 are exposed.
+void aStretchIsTheWaiting(double drift) {
+  Setup setup(drift);
+  DeviceTimeline& timeline = *setup.timeline;
+  SimulatedDevice& device = *setup.device;
+  timeline.moment(record(Kind::kDeviceReady, 7), timeline.mark(1));
+  const double ready_ns = device.nowNs();
+  const double end_ns = device.run(2, 5 * kMs);
+  timeline.moment(record(Kind::kEnd, 7), timeline.mark(2));
+  device.run(1, 2 * kMs);
+  const auto begin = timeline.mark(1);
+  const double stall_ns = device.wait(1, end_ns);
+  timeline.stretch(record(Kind::kDeviceWait, 7), begin, timeline.mark(1));
+
+  timeline.poll();
+  CHECK_EQ(setup.clocks.size(), 1u);
+  CHECK_EQ(setup.clocks.at(0).aux, 3u);
+  CHECK(setup.records.size() <= 1); // what is not done is not there yet
+  CHECK_EQ(timeline.drain(kLongNs), 0u);
+  CHECK_EQ(setup.records.size(), 3u);
+  for (const Record& made : setup.records) {
+    CHECK_EQ(made.op_id, 7u);
+    switch (made.kind) {
+      case Kind::kDeviceReady:
+        CHECK(
+            double(made.timestamp_ns) <=
+            device.hostNs(ready_ns) + double(setup.clocks[0].bytes_in) + 100);
+        break;
+      case Kind::kEnd:
+        CHECK(near(setup, made.timestamp_ns, device.hostNs(end_ns)));
+        break;
+      default:
+        CHECK(made.kind == Kind::kDeviceWait);
+        CHECK(near(setup, made.value, device.hostNs(end_ns)));
+        CHECK_EQ(made.bytes_out, 1u);
+        const double length_ns = double(made.value - made.timestamp_ns);
+        // A single anchor knows no drift: 500 ppm of 3 ms are 1.5 us.
+        CHECK(std::abs(length_ns - stall_ns / (1.0 + drift)) < 1600);
+    }
+  }
+}
+
+// A stream that is far behind holds up no other one.
+void streamsAreResolvedApart() {
+  Setup setup;
+  DeviceTimeline& timeline = *setup.timeline;
+  setup.device->run(2, 1e12);
+  timeline.moment(record(Kind::kEnd, 1), timeline.mark(2));
+  timeline.moment(record(Kind::kEnd, 2), timeline.mark(3));
+  timeline.moment(record(Kind::kEnd, 3), timeline.mark(3));
+  CHECK_EQ(timeline.drain(20'000'000), 1u);
+  CHECK_EQ(setup.records.size(), 2u);
+  CHECK_EQ(setup.records.at(0).op_id, 2u);
+  CHECK_EQ(setup.records.at(1).op_id, 3u);
+  CHECK_EQ(timeline.clear(), 1u);
+  CHECK_EQ(timeline.drain(0), 0u);
+}
+
+void aCapturedStreamIsLeftAlone() {
+  Setup setup;
+  DeviceTimeline& timeline = *setup.timeline;
+  timeline.moment(record(Kind::kEnd, 1), timeline.mark());
+  setup.device->captured = 1;
+  CHECK_EQ(timeline.mark(), DeviceTimeline::kNoMark);
+  timeline.moment(record(Kind::kEnd, 2), timeline.mark());
+  timeline.stretch(
+      record(Kind::kDeviceWait, 3), timeline.mark(2), timeline.mark(1));
+  timeline.poll();
+  CHECK_EQ(setup.records.size(), 0u); // asking would break the capture
+  setup.device->captured = -1;
+  CHECK_EQ(timeline.drain(kLongNs), 0u);
+  CHECK_EQ(setup.records.size(), 1u);
+}
+
+// Events are used again, and what finds no room counts as dropped.
+void memoryIsBounded() {
+  const trace_file::Directory directory;
+  Recorder& recorder = Recorder::instance();
+  recorder.start({directory / "a.trace", "", "{}", 1});
+  Setup setup;
+  DeviceTimeline& timeline = *setup.timeline;
+  for (int round = 0; round < 3; ++round) {
+    for (size_t i = 0; i < DeviceTimeline::kMaxMarks; ++i) {
+      timeline.moment(record(Kind::kEnd, i), timeline.mark(1));
+    }
+    CHECK_EQ(timeline.drain(kLongNs), 0u);
+  }
+  CHECK_EQ(setup.records.size(), 3 * DeviceTimeline::kMaxMarks);
+  CHECK_EQ(setup.device->events_made, int(DeviceTimeline::kMaxMarks) + 2);
+  CHECK_EQ(recorder.stats().records_dropped, 0u);
+
+  setup.device->run(1, 1e12);
+  for (size_t i = 0; i < DeviceTimeline::kMaxMarks + 5; ++i) {
+    timeline.moment(record(Kind::kEnd, i), timeline.mark(1));
+  }
+  CHECK_EQ(recorder.stats().records_dropped, 5u);
+  CHECK_EQ(timeline.clear(), DeviceTimeline::kMaxMarks);
+  setup.device->broken = true;
+  CHECK_EQ(timeline.mark(), DeviceTimeline::kNoMark);
+  CHECK_EQ(recorder.stats().records_dropped, 6u);
+  recorder.stop();
+}
+
+// More streams than queues: a queue that is empty changes its stream.
+void queuesAreUsedAgain() {
+  Setup setup;
+  DeviceTimeline& timeline = *setup.timeline;
+  const auto streams = int64_t(3 * DeviceTimeline::kMaxStreams);
+  for (int64_t stream = 200; stream < 200 + streams; ++stream) {
+    timeline.moment(
+        record(Kind::kEnd, uint64_t(stream)), timeline.mark(stream));
+    CHECK_EQ(timeline.drain(kLongNs), 0u);
+  }
+  CHECK_EQ(setup.records.size(), size_t(streams));
+}
+
+// The clock is asked once a second, and then by the way.
+void theClockIsKept() {
+  Setup setup;
+  for (int i = 0; i < 1000; ++i) {
+    setup.timeline->poll();
+  }
+  CHECK_EQ(setup.clocks.size(), 1u);
+  CHECK(setup.clocks[0].bytes_in < 1'000'000);
+  const timespec pause{1, 50'000'000};
+  nanosleep(&pause, nullptr);
+  setup.timeline->poll();
+  CHECK_EQ(setup.clocks.size(), 2u);
+  const double device_ns = double(setup.clocks[1].value);
+  const double host_ns =
+      double(setup.clocks[1].timestamp_ns - setup.clocks[0].timestamp_ns);
+  CHECK(
+      std::abs(device_ns - host_ns - double(setup.clocks[0].value)) <=
+      double(setup.clocks[0].bytes_in + setup.clocks[1].bytes_in) + 200);
+}
+
+void threadsShareIt() {
+  Setup setup;
+  DeviceTimeline& timeline = *setup.timeline;
+  std::vector<std::thread> threads;
+  for (int64_t stream = 1; stream <= 4; ++stream) {
+    threads.emplace_back([&timeline, stream] {
+      for (uint64_t i = 0; i < 300; ++i) {
+        const auto begin = timeline.mark(stream);
+        timeline.stretch(
+            record(Kind::kDeviceWait, i), begin, timeline.mark(stream));
+        timeline.forget(timeline.mark(stream));
+        timeline.poll();
+      }
+    });
+  }
+  for (std::thread& thread : threads) {
+    thread.join();
+  }
+  CHECK_EQ(timeline.drain(kLongNs), 0u);
+  CHECK_EQ(setup.records.size(), 1200u);
+}
+
+} // namespace
+
+int main() {
+  aStretchIsTheWaiting(0.0);
+  aStretchIsTheWaiting(300e-6);
+  streamsAreResolvedApart();
+  aCapturedStreamIsLeftAlone();
+  memoryIsBounded();
+  queuesAreUsedAgain();
+  theClockIsKept();
+  threadsShareIt();
+  return check::report();
+}

@@ -1,0 +1,113 @@
+"""Device events under NCCL, on one GPU: what was recorded against events of the test's own.
+
+With one rank NCCL's all-reduce is a copy at most. What these tests can show is that the times are
+there, in order, add up, and change nothing; how long a collective is exposed among several ranks
+is shown on the simulated device (tests/integration/test_device_events.py).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from commprof.analysis.breakdown import breakdown
+from commprof.analysis.device_timeline import on_device_timeline, timed_collectives
+from commprof.trace import columns
+from commprof.trace.reader import Trace, read_trace
+from commprof.trace.schema import Kind
+
+pytestmark = [pytest.mark.needs_gpu, pytest.mark.slow]
+
+ROOT = Path(__file__).parents[2]
+
+
+def run(directory: Path, *arguments: str) -> tuple[Trace, dict[str, Any]]:
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.support.gpu_script", str(directory), *arguments],
+        cwd=ROOT,
+        env={**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=400,
+    )
+    assert done.returncode == 0, done.stdout
+    truth = json.loads((directory / "truth.json").read_text())
+    return read_trace(directory / "rank_0.trace"), truth
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Trace, dict[str, Any]]:
+    return run(tmp_path_factory.mktemp("gpu"))
+
+
+def test_every_collective_is_timed(recorded: tuple[Trace, dict[str, Any]]) -> None:
+    trace, truth = recorded
+    assert truth["dropped"] == 0
+    table = columns.collectives(on_device_timeline(trace))
+    issued = trace.records[trace.records["kind"] == Kind.ISSUE]
+    assert timed_collectives(trace) == len(issued) == len(table)
+    assert (table.end_ns > 0).all()
+    assert (table.end_ns >= table.issue_ns).all()
+
+
+def test_anchors_are_close(recorded: tuple[Trace, dict[str, Any]]) -> None:
+    trace, _ = recorded
+    anchors = trace.records[trace.records["kind"] == Kind.DEVICE_CLOCK]
+    assert len(anchors) >= 1
+    assert anchors["bytes_in"].min() < 100_000
+
+
+@pytest.mark.measures
+def test_steps_are_as_long_as_by_events_of_the_tests_own(
+    recorded: tuple[Trace, dict[str, Any]],
+) -> None:
+    trace, truth = recorded
+    moved = on_device_timeline(trace)
+    parts = breakdown(moved, columns.collectives(moved), None, 1)
+    steps = dict(zip(parts.step.tolist(), parts.wall_ns.tolist(), strict=True))
+    expected = {int(step): ms * 1e6 for step, ms in truth["step_ms"].items() if int(step) > 1}
+    measured = [steps[step] for step in expected]
+    assert measured == pytest.approx(list(expected.values()), rel=0.02, abs=100_000)
+    assert (parts.exposed_ns >= 0).all()
+    assert (parts.exposed_ns <= parts.wall_ns).all()
+    # The multiplications of a step run in forward, whatever the host did meanwhile.
+    assert np.median(parts.forward_ns[2:]) > 0.5 * np.median(truth["compute_ms"]) * 1e6
+
+
+@pytest.mark.measures
+def test_a_wait_for_a_busy_communication_stream_is_exposed(
+    recorded: tuple[Trace, dict[str, Any]],
+) -> None:
+    """A collective issued on a side stream behind long work: the main stream waits for both."""
+    trace, truth = recorded
+    waits = trace.records[trace.records["kind"] == Kind.DEVICE_WAIT]
+    length_ms = (waits["value"] - waits["timestamp_ns"]).astype(np.float64) / 1e6
+    assert length_ms.max() == pytest.approx(truth["stall_ms"], rel=0.1, abs=0.1)
+
+
+def test_ddp_is_bit_identical_with_and_without_capture(tmp_path: Path) -> None:
+    with_capture, without = tmp_path / "with", tmp_path / "without"
+    _, captured = run(with_capture)
+    without.mkdir()
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.support.gpu_script", str(without), "--plain"],
+        cwd=ROOT,
+        env={**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"},
+        timeout=400,
+    )
+    assert done.returncode == 0
+    plain = json.loads((without / "truth.json").read_text())
+    assert captured["weights"] == plain["weights"]
+
+
+def test_a_captured_graph_is_left_alone(recorded: tuple[Trace, dict[str, Any]]) -> None:
+    _, truth = recorded
+    assert truth["graph_result"] == truth["graph_expected"]
