@@ -111,7 +111,7 @@ std::vector<float> denseFloats() {
   std::vector<float> out;
   Random random(1);
   for (uint32_t upper = 0; upper < 1u << 19; ++upper) {
-    for (const uint32_t lower : {0u, 1u, 0xfffu, 0x1000u, 0x1001u, 0x1fffu}) {
+    for (const uint32_t lower : {0u, 0xfffu, 0x1000u, 0x1001u}) {
       out.push_back(floatOf(upper << 13 | lower));
     }
     out.push_back(floatOf(upper << 13 | (random.bits() & 0x1fffu)));

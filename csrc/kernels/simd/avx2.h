@@ -127,6 +127,11 @@ inline Mask signs(F32 a) {
       _mm256_srai_epi32(_mm256_castps_si256(a.lo), 31),
       _mm256_srai_epi32(_mm256_castps_si256(a.hi), 31)};
 }
+inline Mask nans(F32 a) {
+  return {
+      _mm256_castps_si256(_mm256_cmp_ps(a.lo, a.lo, _CMP_UNORD_Q)),
+      _mm256_castps_si256(_mm256_cmp_ps(a.hi, a.hi, _CMP_UNORD_Q))};
+}
 inline uint32_t toBits(Mask m) {
   const int lo = _mm256_movemask_ps(_mm256_castsi256_ps(m.lo));
   const int hi = _mm256_movemask_ps(_mm256_castsi256_ps(m.hi));
@@ -222,6 +227,12 @@ inline void storeUint16(uint16_t* p, I32 a) {
           _mm256_and_si256(a.lo, low16), _mm256_and_si256(a.hi, low16)),
       0xd8);
   _mm256_storeu_si256(asVector(p), words);
+}
+inline void storeUpper16(uint16_t* p, I32 a) {
+  const I32 upper = shiftRight<16>(a);
+  _mm256_storeu_si256(
+      asVector(p),
+      _mm256_permute4x64_epi64(_mm256_packus_epi32(upper.lo, upper.hi), 0xd8));
 }
 inline I32 loadUint16(const uint16_t* p) {
   const __m256i words = _mm256_loadu_si256(asVector(p));
