@@ -69,16 +69,21 @@ inline float floatFromBits(int32_t bits) {
   return out;
 }
 
-// Writes the block whose values are at `values` and returns its scale. Where
-// kFeedback, what is lost of each value stands at `values` afterwards.
-template <class Format, bool kFeedback, class Values>
-inline float writeBlock(
-    Values* values,
-    I32 largest,
-    typename Format::Byte* out) {
+// Where the largest magnitude of a block has these bits.
+template <class Format>
+inline float scaleFor(int32_t largest_bits) {
   constexpr float kSmallestNormal = 0x1p-126f;
-  const float exact = floatFromBits(maxLanes(largest)) / Format::kLargest;
-  const float scale = exact < kSmallestNormal ? 0 : exact;
+  const float scale = floatFromBits(largest_bits) / Format::kLargest;
+  return scale < kSmallestNormal ? 0 : scale;
+}
+
+// Writes the block whose values are at `values`. Where kFeedback, what is lost
+// of each value stands there afterwards.
+template <class Format, bool kFeedback, class Values>
+inline void writeBlock(
+    Values* values,
+    float scale,
+    typename Format::Byte* out) {
   const F32 inverses = set1(scale == 0 ? 0 : 1 / scale);
   const F32 scales = set1(scale);
   Format::write(out, [&](size_t i) {
@@ -89,30 +94,92 @@ inline float writeBlock(
     }
     return integers;
   });
-  return scale;
 }
 
-template <class Format>
-inline float encodeBlock(const float* x, typename Format::Byte* out) {
+// Bits of the largest magnitude of a block. Where kFeedback, x + residual is
+// looked at, and stands at residual afterwards.
+template <class Format, bool kFeedback>
+inline int32_t largestOf(const float* x, float* residual) {
   I32 largest = set1(0);
   for (size_t i = 0; i < Format::kValues; i += 16) {
-    largest = max(largest, magnitudes(load(x + i)));
-  }
-  return writeBlock<Format, false>(x, largest, out);
-}
-
-template <class Format>
-inline float encodeBlockWithFeedback(
-    const float* x,
-    float* residual,
-    typename Format::Byte* out) {
-  I32 largest = set1(0);
-  for (size_t i = 0; i < Format::kValues; i += 16) {
-    const F32 v = add(load(x + i), load(residual + i));
-    store(residual + i, v);
+    F32 v = load(x + i);
+    if constexpr (kFeedback) {
+      v = add(v, load(residual + i));
+      store(residual + i, v);
+    }
     largest = max(largest, magnitudes(v));
   }
-  return writeBlock<Format, true>(residual, largest, out);
+  return maxLanes(largest);
+}
+
+// Blocks that are encoded together: the maximum and the divisions of one are
+// slow, and go on beside those of the others.
+constexpr size_t kTogether = 4;
+
+// `count` whole blocks, at most kTogether.
+template <class Format, bool kFeedback>
+inline void encodeBlocks(
+    const float* x,
+    float* residual,
+    typename Format::Byte* out,
+    float* scales,
+    size_t count) {
+  int32_t largest[kTogether];
+  for (size_t b = 0; b < count; ++b) {
+    const size_t first = b * Format::kValues;
+    float* lost = kFeedback ? residual + first : nullptr;
+    largest[b] = largestOf<Format, kFeedback>(x + first, lost);
+  }
+  for (size_t b = 0; b < count; ++b) {
+    const size_t first = b * Format::kValues;
+    typename Format::Byte* to = out + b * Format::kBytes;
+    scales[b] = scaleFor<Format>(largest[b]);
+    if constexpr (kFeedback) {
+      writeBlock<Format, true>(residual + first, scales[b], to);
+    } else {
+      writeBlock<Format, false>(x + first, scales[b], to);
+    }
+  }
+}
+
+template <class Format, bool kFeedback>
+void encodeRange(
+    const float* x,
+    float* residual,
+    typename Format::Byte* out,
+    float* scales,
+    size_t begin,
+    size_t end) {
+  constexpr size_t kValues = Format::kValues;
+  size_t block = begin / kValues;
+  while (block < end / kValues) {
+    const size_t left = end / kValues - block;
+    const size_t count = left < kTogether ? left : kTogether;
+    const size_t first = block * kValues;
+    encodeBlocks<Format, kFeedback>(
+        x + first,
+        kFeedback ? residual + first : nullptr,
+        out + block * Format::kBytes,
+        scales + block,
+        count);
+    block += count;
+  }
+  const size_t first = block * kValues;
+  if (first >= end) {
+    return;
+  }
+  Padded<float, kValues> last_x, last_residual;
+  Padded<typename Format::Byte, Format::kBytes> last_out;
+  last_x.copyFrom(x + first, end - first);
+  if constexpr (kFeedback) {
+    last_residual.copyFrom(residual + first, end - first);
+  }
+  encodeBlocks<Format, kFeedback>(
+      last_x.values, last_residual.values, last_out.values, scales + block, 1);
+  last_out.copyTo(out + block * Format::kBytes, Format::bytes(end - first));
+  if constexpr (kFeedback) {
+    last_residual.copyTo(residual + first, end - first);
+  }
 }
 
 template <class Format>
@@ -123,32 +190,10 @@ void encode(
     float* scales,
     size_t begin,
     size_t end) {
-  constexpr size_t kValues = Format::kValues;
-  const auto encodeOne = [&](const float* from, float* lost, auto* to) {
-    return lost != nullptr ? encodeBlockWithFeedback<Format>(from, lost, to)
-                           : encodeBlock<Format>(from, to);
-  };
-  size_t block = begin / kValues;
-  for (; (block + 1) * kValues <= end; ++block) {
-    const size_t first = block * kValues;
-    float* lost = residual != nullptr ? residual + first : nullptr;
-    scales[block] = encodeOne(x + first, lost, out + block * Format::kBytes);
-  }
-  const size_t first = block * kValues;
-  if (first >= end) {
-    return;
-  }
-  Padded<float, kValues> last_x, last_residual;
-  Padded<typename Format::Byte, Format::kBytes> last_out;
-  last_x.copyFrom(x + first, end - first);
   if (residual != nullptr) {
-    last_residual.copyFrom(residual + first, end - first);
-  }
-  float* lost = residual != nullptr ? last_residual.values : nullptr;
-  scales[block] = encodeOne(last_x.values, lost, last_out.values);
-  last_out.copyTo(out + block * Format::kBytes, Format::bytes(end - first));
-  if (residual != nullptr) {
-    last_residual.copyTo(residual + first, end - first);
+    encodeRange<Format, true>(x, residual, out, scales, begin, end);
+  } else {
+    encodeRange<Format, false>(x, nullptr, out, scales, begin, end);
   }
 }
 
@@ -216,7 +261,9 @@ inline float reduceBlock(
     store(sums + i, v);
     largest = max(largest, magnitudes(v));
   }
-  return writeBlock<Format, false>(sums, largest, out);
+  const float scale = scaleFor<Format>(maxLanes(largest));
+  writeBlock<Format, false>(sums, scale, out);
+  return scale;
 }
 
 template <class Format>
