@@ -1,63 +1,10 @@
-#include "kernels/block_quant.h"
+#include "kernels/block_formats.h"
 #include "kernels/block_quant_table.h"
 #include "kernels/simd/vec.h"
 
 namespace commprof::kernels::COMMPROF_SIMD_LEVEL {
 
 namespace {
-
-// How the integers of a block stand in memory. write() asks integersAt(i) for
-// the values i to i + 15, for each once; read() hands them to take(i,
-// integers).
-struct Int8 {
-  using Byte = int8_t;
-  static constexpr size_t kValues = kInt8Block;
-  static constexpr size_t kBytes = kInt8Block;
-  static constexpr float kLargest = 127;
-
-  template <class IntegersAt>
-  static void write(Byte* out, const IntegersAt& integersAt) {
-    for (size_t i = 0; i < kValues; i += 16) {
-      storeInt8(out + i, integersAt(i));
-    }
-  }
-  template <class Take>
-  static void read(const Byte* in, const Take& take) {
-    for (size_t i = 0; i < kValues; i += 16) {
-      take(i, loadInt8(in + i));
-    }
-  }
-  static size_t bytes(size_t values) {
-    return values;
-  }
-};
-
-struct Int4 {
-  using Byte = uint8_t;
-  static constexpr size_t kValues = kInt4Block;
-  static constexpr size_t kBytes = kInt4Block / 2;
-  static constexpr float kLargest = 7;
-
-  template <class IntegersAt>
-  static void write(Byte* out, const IntegersAt& integersAt) {
-    for (size_t i = 0; i < kBytes; i += 16) {
-      const I32 low = bitAnd(integersAt(i), set1(15));
-      const I32 high = shiftLeft<4>(integersAt(i + kBytes));
-      storeInt8(reinterpret_cast<int8_t*>(out + i), bitOr(low, high));
-    }
-  }
-  template <class Take>
-  static void read(const Byte* in, const Take& take) {
-    for (size_t i = 0; i < kBytes; i += 16) {
-      const I32 both = loadInt8(reinterpret_cast<const int8_t*>(in + i));
-      take(i, shiftRightSigned<28>(shiftLeft<28>(both)));
-      take(i + kBytes, shiftRightSigned<4>(both));
-    }
-  }
-  static size_t bytes(size_t) {
-    return kBytes;
-  }
-};
 
 inline I32 magnitudes(F32 v) {
   return bitAnd(asInt(v), set1(0x7fffffff));
@@ -203,9 +150,9 @@ inline void decodeBlock(
     float scale,
     float* out) {
   const F32 scales = set1(scale);
-  Format::read(in, [&](size_t i, I32 integers) {
-    store(out + i, mul(toFloat(integers), scales));
-  });
+  for (size_t i = 0; i < Format::kValues; i += 16) {
+    store(out + i, mul(toFloat(Format::read(in, i)), scales));
+  }
 }
 
 template <class Format>
@@ -239,31 +186,30 @@ inline float trusted(float scale) {
   return scale >= 0 && scale < floatFromBits(0x7f800000) ? scale : 0;
 }
 
-// bytesOf(w) points to a whole block of encoding w, scaleOf(w) is its scale.
+// out = the sum of `count` encodings of one block, times factor. bytesOf(w)
+// points to encoding w, scaleOf(w) is its scale.
 template <class Format, class BytesOf, class ScaleOf>
-inline float reduceBlock(
+inline void sumBlock(
     const BytesOf& bytesOf,
     const ScaleOf& scaleOf,
     int count,
     float factor,
-    typename Format::Byte* out) {
-  float sums[Format::kValues] = {};
-  for (int w = 0; w < count; ++w) {
-    const F32 scales = set1(trusted(scaleOf(w)));
-    Format::read(bytesOf(w), [&](size_t i, I32 integers) {
-      store(sums + i, add(load(sums + i), mul(toFloat(integers), scales)));
-    });
+    float* out) {
+  constexpr size_t kStep = 64;
+  for (size_t i = 0; i < Format::kValues; i += kStep) {
+    F32 sums[4] = {set1(0.0f), set1(0.0f), set1(0.0f), set1(0.0f)};
+    for (int w = 0; w < count; ++w) {
+      const F32 scales = set1(trusted(scaleOf(w)));
+      const typename Format::Byte* in = bytesOf(w);
+      for (size_t part = 0; part < 4; ++part) {
+        const I32 integers = Format::read(in, i + part * 16);
+        sums[part] = add(sums[part], mul(toFloat(integers), scales));
+      }
+    }
+    for (size_t part = 0; part < 4; ++part) {
+      store(out + i + part * 16, mul(sums[part], set1(factor)));
+    }
   }
-  const F32 factors = set1(factor);
-  I32 largest = set1(0);
-  for (size_t i = 0; i < Format::kValues; i += 16) {
-    const F32 v = mul(load(sums + i), factors);
-    store(sums + i, v);
-    largest = max(largest, magnitudes(v));
-  }
-  const float scale = scaleFor<Format>(maxLanes(largest));
-  writeBlock<Format, false>(sums, scale, out);
-  return scale;
 }
 
 template <class Format>
@@ -276,28 +222,33 @@ void reduce(
     float* out_scales,
     size_t begin,
     size_t end) {
-  using Byte = typename Format::Byte;
-  size_t block = begin / Format::kValues;
+  constexpr size_t kValues = Format::kValues, kBytes = Format::kBytes;
+  float sums[kTogether * kValues];
+  size_t block = begin / kValues;
   const auto scaleOf = [&](int w) { return scales[w][block]; };
-  for (; (block + 1) * Format::kValues <= end; ++block) {
-    const size_t first = block * Format::kBytes;
-    const auto bytesOf = [&](int w) { return in[w] + first; };
-    out_scales[block] =
-        reduceBlock<Format>(bytesOf, scaleOf, count, factor, out + first);
+  while (block < end / kValues) {
+    const size_t first = block;
+    for (; block < end / kValues && block < first + kTogether; ++block) {
+      const auto bytesOf = [&](int w) { return in[w] + block * kBytes; };
+      float* to = sums + (block - first) * kValues;
+      sumBlock<Format>(bytesOf, scaleOf, count, factor, to);
+    }
+    encodeBlocks<Format, false>(
+        sums, nullptr, out + first * kBytes, out_scales + first, block - first);
   }
-  if (block * Format::kValues >= end) {
+  if (block * kValues >= end) {
     return;
   }
-  const size_t first = block * Format::kBytes;
-  const size_t bytes = Format::bytes(end - block * Format::kValues);
-  Padded<Byte, Format::kBytes> last_in, last_out;
+  const size_t bytes = Format::bytes(end - block * kValues);
+  Padded<typename Format::Byte, kBytes> last_in, last_out;
   const auto padded = [&](int w) {
-    last_in.copyFrom(in[w] + first, bytes);
+    last_in.copyFrom(in[w] + block * kBytes, bytes);
     return last_in.values;
   };
-  out_scales[block] =
-      reduceBlock<Format>(padded, scaleOf, count, factor, last_out.values);
-  last_out.copyTo(out + first, bytes);
+  sumBlock<Format>(padded, scaleOf, count, factor, sums);
+  encodeBlocks<Format, false>(
+      sums, nullptr, last_out.values, out_scales + block, 1);
+  last_out.copyTo(out + block * kBytes, bytes);
 }
 
 } // namespace
