@@ -1,5 +1,6 @@
-// The last lanes of an array, fewer than sixteen: zeros come in behind them and
-// nothing goes out there. Part of vec.h.
+// The last values of an array, too few for a kernel's step: worked on in a copy
+// with zeros behind them, so that they get the same arithmetic as all others
+// and nothing beyond the array is touched. Part of vec.h.
 #pragma once
 
 #include <cstddef>
@@ -8,7 +9,7 @@
 namespace commprof::kernels::COMMPROF_SIMD_LEVEL {
 namespace {
 
-// A copy of `count` values with zeros behind them, up to kSize.
+// kSize values, zero until copyFrom() fills in the first ones.
 template <class T, size_t kSize>
 struct Padded {
   T values[kSize] = {};

@@ -83,7 +83,11 @@ inline F32 fma(F32 a, F32 b, F32 c) {
   return a;
 }
 inline F32 fnma(F32 a, F32 b, F32 c) {
-  COMMPROF_LANES a.lane[i] = std::fma(-a.lane[i], b.lane[i], c.lane[i]);
+  COMMPROF_LANES {
+    // The instruction leaves a NaN's sign alone.
+    const float minus = std::isnan(a.lane[i]) ? a.lane[i] : -a.lane[i];
+    a.lane[i] = std::fma(minus, b.lane[i], c.lane[i]);
+  }
   return a;
 }
 inline float sumLanes(F32 v) {
