@@ -5,6 +5,10 @@
 
 namespace commprof::kernels {
 
+// A block must not lie in two pieces of the work.
+static_assert(kGrain % kInt8Block == 0);
+static_assert(kGrain % kInt4Block == 0);
+
 void encodeInt8(
     const float* x,
     float* residual,

@@ -5,6 +5,9 @@
 
 namespace commprof::kernels {
 
+// A block must not lie in two pieces of the work.
+static_assert(kGrain % kSignBlock == 0);
+
 void encodeSign(
     const float* x,
     float* residual,

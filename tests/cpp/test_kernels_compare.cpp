@@ -117,6 +117,21 @@ void compares(const Case& c) {
   });
 }
 
+// More than one piece of work: each counts, the first and the last too.
+void arraysOfSeveralPieces() {
+  Case c;
+  c.n = 2 * kGrain + 5;
+  c.name = "several pieces";
+  c.x = make(kPatterns[9], c.n, 1);
+  c.residual = make(kPatterns[8], c.n, 2);
+  compares(c);
+  for (const size_t at : {size_t(0), c.n - 1}) {
+    c.x[at] = 1e9f;
+    findsTheLargest(c);
+    c.x[at] = 0;
+  }
+}
+
 } // namespace
 
 int main() {
@@ -125,6 +140,7 @@ int main() {
     findsTheLargest(c);
     compares(c);
   });
+  arraysOfSeveralPieces();
   seesOneValueThatIsNotFinite();
   seesASumThatOverflows();
   return check::report();
