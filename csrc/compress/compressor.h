@@ -1,0 +1,86 @@
+// A model's compressor: takes buckets of local gradients, exchanges them with
+// the other ranks in fewer bytes, and leaves the same mean on every rank.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "compress/bucket.h"
+#include "compress/transport.h"
+
+namespace commprof::compress {
+
+// By name, as on the command line: "topk" with {"ratio": 0.01}.
+struct Options {
+  std::string scheme; // see schemeNames()
+  std::map<std::string, double> values;
+  uint64_t seed =
+      0; // random-k blocks, PowerSGD's first Q: the same on all ranks
+  uint32_t measure_every = 0; // measure quality in every n-th step; 0: never
+};
+
+// What one scheme accepts.
+struct OptionSpec {
+  std::string name;
+  double minimum = 0;
+  double maximum = 0;
+  double standard = 0; // value used where none is given
+  bool whole = false; // integers only
+  std::string meaning; // one line, for help texts
+};
+std::vector<std::string> schemeNames();
+std::vector<OptionSpec> optionSpecs(const std::string& scheme);
+
+// Ranks do not agree on what they exchange. what() names rank, bucket and
+// field, and both values.
+class DisagreementError : public std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+// A payload is damaged: what() names rank, bucket and what is wrong.
+class PayloadError : public std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+// One parameter's state: error feedback, and PowerSGD's factor.
+struct ParameterState {
+  uint32_t parameter = 0;
+  std::string kind; // "residual" or "q"
+  std::vector<float> values;
+};
+
+// Not thread-safe: one thread at a time. Ranks call run() for the same buckets
+// in the same order.
+class Compressor {
+ public:
+  virtual ~Compressor() = default;
+
+  // Throws std::invalid_argument for an unknown scheme or option or a value out
+  // of range, naming the value and the allowed set.
+  static std::unique_ptr<Compressor> make(const Options& options);
+
+  // Blocking. Where any rank's gradients are not finite, the bucket becomes NaN
+  // on all ranks and all state stays as it was. After an exception the bucket's
+  // content is undefined and the compressor must not be used again.
+  virtual void run(
+      const Bucket& bucket,
+      Transport& transport,
+      BucketReport& report) = 0;
+
+  // Bytes this rank sends to others for a bucket of these slots.
+  virtual uint64_t wireBytes(std::span<const Slot> slots, int world) const = 0;
+
+  // Between steps. load() replaces all state; unknown kinds are refused.
+  virtual std::vector<ParameterState> state() const = 0;
+  virtual void load(const std::vector<ParameterState>& state) = 0;
+
+  // The loss scale changed by this factor: residuals follow.
+  virtual void scaleResiduals(float factor) = 0;
+  // The step was not applied (GradScaler skipped it): what was sent of it
+  // returns to the residuals.
+  virtual void stepSkipped() = 0;
+};
+
+} // namespace commprof::compress

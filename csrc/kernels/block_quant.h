@@ -1,0 +1,77 @@
+// Integers with one fp32 scale per block: scale = max|x| / 127 over 256 values
+// (int8) or max|x| / 7 over 64 values (int4). A block of zeros, or whose scale
+// would be denormal, has scale 0 and integers 0. The last block may be short.
+// Inputs must be finite: look with maxAbsBits() (compare.h) first.
+//
+// int4: byte j of a block holds value j in its low four bits and value j + 32
+// in its high ones, two's complement; a short last block is filled up with
+// zeros.
+//
+// Where `residual` is not null, x + residual is encoded and residual then holds
+// what was lost.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace commprof::kernels {
+
+inline constexpr size_t kInt8Block = 256;
+inline constexpr size_t kInt4Block = 64;
+
+constexpr size_t int8Blocks(size_t n) {
+  return (n + kInt8Block - 1) / kInt8Block;
+}
+constexpr size_t int4Blocks(size_t n) {
+  return (n + kInt4Block - 1) / kInt4Block;
+}
+constexpr size_t int4Bytes(size_t n) {
+  return int4Blocks(n) * (kInt4Block / 2);
+}
+
+void encodeInt8(
+    const float* x,
+    float* residual,
+    int8_t* out,
+    float* scales,
+    size_t n);
+// out = in * scale of the block * factor
+void decodeInt8(
+    const int8_t* in,
+    const float* scales,
+    float* out,
+    size_t n,
+    float factor);
+// Sums `count` encodings in fp32, in their order, times factor, and encodes the
+// sum: one rounding. Scales that are not finite or negative are read as 0.
+void reduceInt8(
+    const int8_t* const* in,
+    const float* const* scales,
+    int count,
+    float factor,
+    int8_t* out,
+    float* out_scales,
+    size_t n);
+
+void encodeInt4(
+    const float* x,
+    float* residual,
+    uint8_t* out,
+    float* scales,
+    size_t n);
+void decodeInt4(
+    const uint8_t* in,
+    const float* scales,
+    float* out,
+    size_t n,
+    float factor);
+void reduceInt4(
+    const uint8_t* const* in,
+    const float* const* scales,
+    int count,
+    float factor,
+    uint8_t* out,
+    float* out_scales,
+    size_t n);
+
+} // namespace commprof::kernels

@@ -1,0 +1,259 @@
+#include "kernels/block_formats.h"
+#include "kernels/block_quant_table.h"
+#include "kernels/simd/vec.h"
+
+namespace commprof::kernels::COMMPROF_SIMD_LEVEL {
+
+namespace {
+
+inline I32 magnitudes(F32 v) {
+  return bitAnd(asInt(v), set1(0x7fffffff));
+}
+
+inline float floatFromBits(int32_t bits) {
+  float out;
+  std::memcpy(&out, &bits, sizeof out);
+  return out;
+}
+
+// Where the largest magnitude of a block has these bits.
+template <class Format>
+inline float scaleFor(int32_t largest_bits) {
+  constexpr float kSmallestNormal = 0x1p-126f;
+  const float scale = floatFromBits(largest_bits) / Format::kLargest;
+  return scale < kSmallestNormal ? 0 : scale;
+}
+
+// Writes the block whose values are at `values`. Where kFeedback, what is lost
+// of each value stands there afterwards.
+template <class Format, bool kFeedback, class Values>
+inline void writeBlock(
+    Values* values,
+    float scale,
+    typename Format::Byte* out) {
+  const F32 inverses = set1(scale == 0 ? 0 : 1 / scale);
+  const F32 scales = set1(scale);
+  Format::write(out, [&](size_t i) {
+    const F32 v = load(values + i);
+    const I32 integers = roundToInt(mul(v, inverses));
+    if constexpr (kFeedback) {
+      store(values + i, sub(v, mul(toFloat(integers), scales)));
+    }
+    return integers;
+  });
+}
+
+// Bits of the largest magnitude of a block. Where kFeedback, x + residual is
+// looked at, and stands at residual afterwards.
+template <class Format, bool kFeedback>
+inline int32_t largestOf(const float* x, float* residual) {
+  I32 largest = set1(0);
+  for (size_t i = 0; i < Format::kValues; i += 16) {
+    F32 v = load(x + i);
+    if constexpr (kFeedback) {
+      v = add(v, load(residual + i));
+      store(residual + i, v);
+    }
+    largest = max(largest, magnitudes(v));
+  }
+  return maxLanes(largest);
+}
+
+// Blocks that are encoded together: the maximum and the divisions of one are
+// slow, and go on beside those of the others.
+constexpr size_t kTogether = 4;
+
+// `count` whole blocks, at most kTogether.
+template <class Format, bool kFeedback>
+inline void encodeBlocks(
+    const float* x,
+    float* residual,
+    typename Format::Byte* out,
+    float* scales,
+    size_t count) {
+  int32_t largest[kTogether];
+  for (size_t b = 0; b < count; ++b) {
+    const size_t first = b * Format::kValues;
+    float* lost = kFeedback ? residual + first : nullptr;
+    largest[b] = largestOf<Format, kFeedback>(x + first, lost);
+  }
+  for (size_t b = 0; b < count; ++b) {
+    const size_t first = b * Format::kValues;
+    typename Format::Byte* to = out + b * Format::kBytes;
+    scales[b] = scaleFor<Format>(largest[b]);
+    if constexpr (kFeedback) {
+      writeBlock<Format, true>(residual + first, scales[b], to);
+    } else {
+      writeBlock<Format, false>(x + first, scales[b], to);
+    }
+  }
+}
+
+template <class Format, bool kFeedback>
+void encodeRange(
+    const float* x,
+    float* residual,
+    typename Format::Byte* out,
+    float* scales,
+    size_t begin,
+    size_t end) {
+  constexpr size_t kValues = Format::kValues;
+  size_t block = begin / kValues;
+  while (block < end / kValues) {
+    const size_t left = end / kValues - block;
+    const size_t count = left < kTogether ? left : kTogether;
+    const size_t first = block * kValues;
+    encodeBlocks<Format, kFeedback>(
+        x + first,
+        kFeedback ? residual + first : nullptr,
+        out + block * Format::kBytes,
+        scales + block,
+        count);
+    block += count;
+  }
+  const size_t first = block * kValues;
+  if (first >= end) {
+    return;
+  }
+  Padded<float, kValues> last_x, last_residual;
+  Padded<typename Format::Byte, Format::kBytes> last_out;
+  last_x.copyFrom(x + first, end - first);
+  if constexpr (kFeedback) {
+    last_residual.copyFrom(residual + first, end - first);
+  }
+  encodeBlocks<Format, kFeedback>(
+      last_x.values, last_residual.values, last_out.values, scales + block, 1);
+  last_out.copyTo(out + block * Format::kBytes, Format::bytes(end - first));
+  if constexpr (kFeedback) {
+    last_residual.copyTo(residual + first, end - first);
+  }
+}
+
+template <class Format>
+void encode(
+    const float* x,
+    float* residual,
+    typename Format::Byte* out,
+    float* scales,
+    size_t begin,
+    size_t end) {
+  if (residual != nullptr) {
+    encodeRange<Format, true>(x, residual, out, scales, begin, end);
+  } else {
+    encodeRange<Format, false>(x, nullptr, out, scales, begin, end);
+  }
+}
+
+template <class Format>
+inline void decodeBlock(
+    const typename Format::Byte* in,
+    float scale,
+    float* out) {
+  const F32 scales = set1(scale);
+  for (size_t i = 0; i < Format::kValues; i += 16) {
+    store(out + i, mul(toFloat(Format::read(in, i)), scales));
+  }
+}
+
+template <class Format>
+void decode(
+    const typename Format::Byte* in,
+    const float* scales,
+    float* out,
+    float factor,
+    size_t begin,
+    size_t end) {
+  constexpr size_t kValues = Format::kValues;
+  size_t block = begin / kValues;
+  for (; (block + 1) * kValues <= end; ++block) {
+    decodeBlock<Format>(
+        in + block * Format::kBytes,
+        scales[block] * factor,
+        out + block * kValues);
+  }
+  const size_t first = block * kValues;
+  if (first >= end) {
+    return;
+  }
+  Padded<typename Format::Byte, Format::kBytes> last_in;
+  Padded<float, kValues> last_out;
+  last_in.copyFrom(in + block * Format::kBytes, Format::bytes(end - first));
+  decodeBlock<Format>(last_in.values, scales[block] * factor, last_out.values);
+  last_out.copyTo(out + first, end - first);
+}
+
+inline float trusted(float scale) {
+  return scale >= 0 && scale < floatFromBits(0x7f800000) ? scale : 0;
+}
+
+// out = the sum of `count` encodings of one block, times factor. bytesOf(w)
+// points to encoding w, scaleOf(w) is its scale.
+template <class Format, class BytesOf, class ScaleOf>
+inline void sumBlock(
+    const BytesOf& bytesOf,
+    const ScaleOf& scaleOf,
+    int count,
+    float factor,
+    float* out) {
+  constexpr size_t kStep = 64;
+  for (size_t i = 0; i < Format::kValues; i += kStep) {
+    F32 sums[4] = {set1(0.0f), set1(0.0f), set1(0.0f), set1(0.0f)};
+    for (int w = 0; w < count; ++w) {
+      const F32 scales = set1(trusted(scaleOf(w)));
+      const typename Format::Byte* in = bytesOf(w);
+      for (size_t part = 0; part < 4; ++part) {
+        const I32 integers = Format::read(in, i + part * 16);
+        sums[part] = add(sums[part], mul(toFloat(integers), scales));
+      }
+    }
+    for (size_t part = 0; part < 4; ++part) {
+      store(out + i + part * 16, mul(sums[part], set1(factor)));
+    }
+  }
+}
+
+template <class Format>
+void reduce(
+    const typename Format::Byte* const* in,
+    const float* const* scales,
+    int count,
+    float factor,
+    typename Format::Byte* out,
+    float* out_scales,
+    size_t begin,
+    size_t end) {
+  constexpr size_t kValues = Format::kValues, kBytes = Format::kBytes;
+  float sums[kTogether * kValues];
+  size_t block = begin / kValues;
+  const auto scaleOf = [&](int w) { return scales[w][block]; };
+  while (block < end / kValues) {
+    const size_t first = block;
+    for (; block < end / kValues && block < first + kTogether; ++block) {
+      const auto bytesOf = [&](int w) { return in[w] + block * kBytes; };
+      float* to = sums + (block - first) * kValues;
+      sumBlock<Format>(bytesOf, scaleOf, count, factor, to);
+    }
+    encodeBlocks<Format, false>(
+        sums, nullptr, out + first * kBytes, out_scales + first, block - first);
+  }
+  if (block * kValues >= end) {
+    return;
+  }
+  const size_t bytes = Format::bytes(end - block * kValues);
+  Padded<typename Format::Byte, kBytes> last_in, last_out;
+  const auto padded = [&](int w) {
+    last_in.copyFrom(in[w] + block * kBytes, bytes);
+    return last_in.values;
+  };
+  sumBlock<Format>(padded, scaleOf, count, factor, sums);
+  encodeBlocks<Format, false>(
+      sums, nullptr, last_out.values, out_scales + block, 1);
+  last_out.copyTo(out + block * kBytes, bytes);
+}
+
+} // namespace
+
+const Int8Table int8Table = {encode<Int8>, decode<Int8>, reduce<Int8>};
+const Int4Table int4Table = {encode<Int4>, decode<Int4>, reduce<Int4>};
+
+} // namespace commprof::kernels::COMMPROF_SIMD_LEVEL

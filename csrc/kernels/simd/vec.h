@@ -1,0 +1,41 @@
+// Sixteen 32-bit lanes, whatever the CPU: kernels are written once, over these
+// operations, and give the same bits at every level. A *.simd.cpp file is
+// compiled once per level, with COMMPROF_SIMD_LEVEL set to the level's name and
+// the flags that level needs, so it may use this header and plain C++ but
+// nothing that other files could share at link time: no standard containers, no
+// inline functions of other headers outside an anonymous namespace.
+//
+//   load, store, set1, iota, asInt, asFloat
+//   add, sub, mul; fma = a*b+c and fnma = c-a*b, rounded once
+//   sumLanes: halves folded onto each other, 16 -> 8 -> 4 -> 2 -> 1
+//   bitAnd, bitOr, shiftRight<n> (logical), shiftRightSigned<n>, shiftLeft<n>;
+//     max, min, maxLanes: signed
+//   greater (a > b, signed), equal, signs (sign bit set), nans -> Mask; toBits,
+//     fromBits: lane i is bit i
+//   zeroWhere(m, a), select(m, a, b): a where set, else b
+//   storePacked(p, a, bits): the lanes in `bits`, side by side; writes up to 16
+//     lanes past p and what stands behind the packed ones is undefined
+//   roundToInt: to nearest even; INT32_MIN where it does not fit, NaN too
+//   storeInt8: saturating; storeUint16: the low 16 bits;
+//     storeUpper16: the high ones; loadInt8, loadUint16
+//   storeHalf, loadHalf: binary16, to nearest even (half.h)
+//   F64: eight lanes; lowHalf(F32), highHalf(F32) widen; add, sub, mul,
+//     sumLanes: 8 -> 4 -> 2 -> 1
+#pragma once
+
+#define COMMPROF_LEVEL_scalar 0
+#define COMMPROF_LEVEL_avx2 1
+#define COMMPROF_LEVEL_avx512 2
+#define COMMPROF_CAT_(a, b) a##b
+#define COMMPROF_CAT(a, b) COMMPROF_CAT_(a, b)
+#define COMMPROF_LEVEL_NUMBER COMMPROF_CAT(COMMPROF_LEVEL_, COMMPROF_SIMD_LEVEL)
+
+#if COMMPROF_LEVEL_NUMBER == COMMPROF_LEVEL_avx512
+#include "kernels/simd/avx512.h"
+#elif COMMPROF_LEVEL_NUMBER == COMMPROF_LEVEL_avx2
+#include "kernels/simd/avx2.h"
+#else
+#include "kernels/simd/scalar.h"
+#endif
+
+#include "kernels/simd/partial.h"
