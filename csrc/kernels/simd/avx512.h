@@ -1,7 +1,11 @@
 // Sixteen lanes in one register. For files compiled with -mavx512f/bw/vl/dq.
 #pragma once
 
+// GCC 12 warns of its own headers here (GCC bug 105593).
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #include <immintrin.h>
+#pragma GCC diagnostic pop
 #include <cstdint>
 
 namespace commprof::kernels::COMMPROF_SIMD_LEVEL {
