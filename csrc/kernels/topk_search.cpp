@@ -1,118 +1,110 @@
 #include "kernels/topk_search.h"
 
 #include <algorithm>
+#include <vector>
 
+#include "kernels/parallel.h"
+#include "kernels/topk_segment.h"
 #include "kernels/topk_select.h"
 
 namespace commprof::kernels {
 
 namespace {
 
-// Between two looks at whether the candidates still fit.
-constexpr size_t kBlock = 4096;
-
 class Search {
  public:
-  Search(
-      const float* x,
-      float* residual,
-      size_t n,
-      size_t k,
-      KeyBand band,
-      TopKScratch& scratch)
-      : x_(x),
-        residual_(residual),
-        n_(n),
-        k_(k),
-        capacity_(std::min(n, k + k / 2 + 65536)),
-        band_(band),
-        table_(COMMPROF_PICK(topKTable)),
-        scratch_(scratch) {
-    const size_t room = capacity_ + kBlock + kPad;
-    if (scratch.indices.size() < room) {
-      scratch.indices.resize(room);
-      scratch.values.resize(room);
+  Search(const SearchInput& input, size_t k, KeyBand band, TopKScratch& scratch)
+      : input_(input), k_(k), band_(band) {
+    const size_t pieces = std::max<size_t>(1, input.n / kGrain);
+    const size_t count = std::min(size_t(threads()), pieces);
+    const size_t room = Segment::room(input.n, k);
+    if (scratch.indices.size() < count * room) {
+      scratch.indices.resize(count * room);
+      scratch.values.resize(count * room);
+    }
+    if (scratch.keys.size() < count * room) {
+      scratch.keys.resize(count * room);
     }
     held_ = {scratch.indices.data(), scratch.values.data()};
-    stats_.count = k;
+    keys_ = scratch.keys.data();
+    const size_t step =
+        (input.n / count + Segment::kBlock) & ~(Segment::kBlock - 1);
+    for (size_t i = 0; i < count; ++i) {
+      const Pairs held{held_.indices + i * room, held_.values + i * room};
+      const size_t begin = std::min(input.n, i * step);
+      const size_t end = std::min(input.n, begin + step);
+      segments_.emplace_back(begin, end, k, held, keys_ + i * room);
+    }
   }
 
   TopKStats run(int32_t* indices, float* values) {
-    while (!sweep()) {
+    TopKStats stats;
+    stats.count = k_;
+    while (sweep(), ++stats.passes, found() < k_) {
       putBack();
-      lowerBand();
+      lowerBand(stats.passes);
     }
-    const Cut cut = findCut(held_.values, count_, k_, band_, scratch_);
-    table_.keep(held_, count_, cut, {indices, values}, k_, residual_);
-    return stats_;
+    for (const Segment& segment : segments_) {
+      stats.candidates += segment.most();
+      stats.reselections += segment.reselections();
+    }
+    const size_t count = gather();
+    const Cut cut = findCut(held_.values, count, k_, band_, keys_);
+    COMMPROF_PICK(topKTable).keep(
+        held_, count, cut, {indices, values}, k_, input_.residual);
+    return stats;
   }
 
  private:
-  // False where fewer than k were found.
-  bool sweep() {
-    ++stats_.passes;
-    count_ = 0;
-    int32_t above = band_.lowest - 1;
-    for (size_t begin = 0; begin < n_; begin += kBlock) {
-      collect(begin, std::min(n_, begin + kBlock), above);
-      stats_.candidates = std::max(stats_.candidates, count_);
-      if (count_ > capacity_) {
-        above = chooseAgain();
+  void sweep() {
+    const size_t count = segments_.size();
+    parallelFor(count, 1, threads(), [this](size_t begin, size_t end) {
+      for (size_t i = begin; i < end; ++i) {
+        segments_[i].sweep(input_, band_);
       }
-    }
-    return count_ >= k_;
+    });
+    input_.summed = true;
   }
 
-  void collect(size_t begin, size_t end, int32_t above) {
-    if (residual_ == nullptr) {
-      count_ = table_.collect(x_, begin, end, above, held_, count_);
-    } else if (stats_.passes == 1) {
-      count_ =
-          table_.collectSum(x_, residual_, begin, end, above, held_, count_);
-    } else {
-      count_ =
-          table_.collectResidual(residual_, begin, end, above, held_, count_);
+  size_t found() const {
+    size_t count = 0;
+    for (const Segment& segment : segments_) {
+      count += segment.count();
     }
-  }
-
-  // Leaves the k best of what is held, and returns their smallest key: what
-  // comes later has a higher index and must be above it.
-  int32_t chooseAgain() {
-    ++stats_.reselections;
-    const Cut cut = findCut(held_.values, count_, k_, band_, scratch_);
-    count_ = table_.keep(
-        held_, count_, cut, held_, capacity_ + kBlock + kPad, residual_);
-    band_.lowest = cut.key;
-    band_.highest = std::max(band_.highest, band_.lowest);
-    return cut.key;
+    return count;
   }
 
   void putBack() {
-    if (residual_ != nullptr) {
-      for (size_t i = 0; i < count_; ++i) {
-        residual_[held_.indices[i]] = held_.values[i];
+    for (Segment& segment : segments_) {
+      if (input_.residual != nullptr) {
+        segment.putBack(input_.residual);
       }
     }
   }
 
   // To half the magnitude first, then to everything.
-  void lowerBand() {
+  void lowerBand(uint32_t passes) {
     constexpr int32_t kHalf = 1 << 23;
-    const bool first = stats_.passes == 1 && band_.lowest > kHalf;
-    band_ = {first ? band_.lowest - kHalf : 0, kLargestKey};
+    const bool half = passes == 1 && band_.lowest > kHalf;
+    band_ = {half ? band_.lowest - kHalf : 0, kLargestKey};
   }
 
-  const float* x_;
-  float* residual_;
-  size_t n_;
+  // Puts the segments' candidates side by side.
+  size_t gather() {
+    size_t count = 0;
+    for (Segment& segment : segments_) {
+      segment.moveTo({held_.indices + count, held_.values + count});
+      count += segment.count();
+    }
+    return count;
+  }
+
+  SearchInput input_;
   size_t k_;
-  size_t capacity_; // candidates that may be held after a block
   KeyBand band_;
-  const TopKTable& table_;
-  TopKScratch& scratch_;
   Pairs held_;
-  size_t count_ = 0;
-  TopKStats stats_;
+  int32_t* keys_;
+  std::vector<Segment> segments_;
 };
 
 } // namespace
@@ -126,7 +118,8 @@ TopKStats searchBand(
     int32_t* indices,
     float* values,
     TopKScratch& scratch) {
-  return Search(x, residual, n, k, band, scratch).run(indices, values);
+  const SearchInput input{x, residual, n, false};
+  return Search(input, k, band, scratch).run(indices, values);
 }
 
 } // namespace commprof::kernels

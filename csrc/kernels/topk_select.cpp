@@ -81,20 +81,17 @@ Cut findCut(
     size_t count,
     size_t k,
     KeyBand band,
-    TopKScratch& scratch) {
+    int32_t* keys) {
   if (count == k) {
     return {-1, 0}; // all
   }
-  if (scratch.keys.size() < count + kPad) {
-    scratch.keys.resize(count + kPad);
-  }
   size_t higher = 0;
   const size_t held = COMMPROF_PICK(topKTable).keysUpTo(
-      values, count, band.highest, scratch.keys.data(), &higher);
+      values, count, band.highest, keys, &higher);
   if (higher >= k) { // the sample was misleading
-    return findCut(values, count, k, {band.lowest, kLargestKey}, scratch);
+    return findCut(values, count, k, {band.lowest, kLargestKey}, keys);
   }
-  return kthLargest(scratch.keys.data(), held, k - higher, band);
+  return kthLargest(keys, held, k - higher, band);
 }
 
 } // namespace commprof::kernels

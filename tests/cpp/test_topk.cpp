@@ -8,6 +8,7 @@
 
 #include "check.h"
 #include "kernel_levels.h"
+#include "kernels/parallel.h"
 #include "kernels/topk_search.h"
 
 using namespace commprof::kernels;
@@ -28,15 +29,28 @@ struct Data {
   std::vector<float> x;
 };
 
-float mixed(std::mt19937& random, size_t i, size_t n) {
-  std::normal_distribution<float> normal;
-  const double scale = std::pow(10.0, -5.0 + 3.0 * double(i * 12 / n) / 11.0);
-  return normal(random) * float(scale);
-}
+// Normals with twelve scales from 1e-5 to 1e-2, as layers have.
+class Mixed {
+ public:
+  explicit Mixed(size_t n) : n_(n) {
+    for (int i = 0; i < 12; ++i) {
+      scales_[i] = std::pow(10.0f, -5.0f + 3.0f * float(i) / 11.0f);
+    }
+  }
+  float operator()(std::mt19937& random, size_t i) {
+    return normal_(random) * scales_[i * 12 / n_];
+  }
+
+ private:
+  size_t n_;
+  float scales_[12];
+  std::normal_distribution<float> normal_;
+};
 
 // One array of each adversarial kind.
 std::vector<Data> arrays(size_t n) {
   std::mt19937 random(uint32_t(n) + 7);
+  Mixed mixed(n);
   const auto make = [&](const char* name, auto value) {
     Data data{name, std::vector<float>(n)};
     for (size_t i = 0; i < n; ++i) {
@@ -60,22 +74,20 @@ std::vector<Data> arrays(size_t n) {
       make(
           "NaN",
           [&](size_t i) {
-            return random() % 9 == 0 ? kNan : mixed(random, i, n);
+            return random() % 9 == 0 ? kNan : mixed(random, i);
           }),
       make(
           "Inf",
           [&](size_t i) {
             return random() % 7 == 0 ? (i % 2 == 0 ? kInf : -kInf)
-                                     : mixed(random, i, n);
+                                     : mixed(random, i);
           }),
       make("ascending", [&](size_t i) { return float(i + 1) * step; }),
       make("descending", [&](size_t i) { return -float(n - i) * step; }),
       make(
           "one huge",
-          [&](size_t i) {
-            return i == n * 2 / 3 ? -1e30f : mixed(random, i, n);
-          }),
-      make("mixed", [&](size_t i) { return mixed(random, i, n); }),
+          [&](size_t i) { return i == n * 2 / 3 ? -1e30f : mixed(random, i); }),
+      make("mixed", [&](size_t i) { return mixed(random, i); }),
       // Most samples miss the few large ones.
       make("hidden", [&](size_t i) {
         return i > n / 2 && i < n / 2 + 40 ? 1.0f + float(i) * step
@@ -112,12 +124,18 @@ bool chosenRight(
     const std::vector<int32_t>& order,
     size_t k) {
   const size_t count = std::min(k, x.size());
-  std::vector<int32_t> expected(order.begin(), order.begin() + long(count));
-  std::sort(expected.begin(), expected.end());
-  bool good = result.stats.count == count;
+  std::vector<char> expected(x.size());
   for (size_t i = 0; i < count; ++i) {
-    good = good && result.indices[i] == expected[i] &&
-        bitsOf(result.values[i]) == bitsOf(x[size_t(expected[i])]);
+    expected[size_t(order[i])] = 1;
+  }
+  bool good = result.stats.count == count;
+  size_t next = 0;
+  for (size_t i = 0; i < x.size(); ++i) {
+    if (expected[i] != 0) {
+      good = good && result.indices[next] == int32_t(i) &&
+          bitsOf(result.values[next]) == bitsOf(x[i]);
+      ++next;
+    }
   }
   for (size_t i = count; i < count + kGuards; ++i) {
     good = good && result.indices[i] == kGuard &&
@@ -164,9 +182,11 @@ struct Parts {
       gradient[i] = split ? x[i] * 0.75f : x[i];
       sum[i] = gradient[i] + residual[i];
     }
+    order = stableOrder(sum);
   }
 
   std::vector<float> gradient, residual, sum;
+  std::vector<int32_t> order;
 };
 
 std::vector<size_t> chosenCounts(size_t n) {
@@ -190,10 +210,8 @@ void testPlain(const Data& data, TopKScratch& scratch) {
   }
 }
 
-void testFeedback(const Data& data, TopKScratch& scratch) {
+void testFeedback(const Data& data, const Parts& parts, TopKScratch& scratch) {
   const size_t n = data.x.size();
-  const Parts parts(data.x);
-  const std::vector<int32_t> order = stableOrder(parts.sum);
   for (const size_t k : chosenCounts(n)) {
     Result result(std::min(k, n));
     std::vector<float> residual = parts.residual;
@@ -205,7 +223,7 @@ void testFeedback(const Data& data, TopKScratch& scratch) {
         result.indices.data(),
         result.values.data(),
         scratch);
-    note(chosenRight(result, parts.sum, order, k), data, k, "feedback");
+    note(chosenRight(result, parts.sum, parts.order, k), data, k, "feedback");
     note(residualRight(residual, result, parts.sum), data, k, "residual");
     note(memoryBounded(result.stats, n, k), data, k, "feedback's memory");
   }
@@ -213,12 +231,13 @@ void testFeedback(const Data& data, TopKScratch& scratch) {
 
 // Bands that no sample would give: too high, so that passes are repeated; too
 // low, so that candidates overflow; and one whose upper end is wrong.
-void testMisleadingBands(const Data& data, TopKScratch& scratch) {
+void testMisleadingBands(
+    const Data& data,
+    const Parts& parts,
+    TopKScratch& scratch) {
   const size_t n = data.x.size();
-  const Parts parts(data.x);
-  const std::vector<int32_t> order = stableOrder(parts.sum);
   const auto keyAt = [&](size_t place) {
-    return int32_t(bitsOf(parts.sum[size_t(order[place])]) & 0x7fffffffu);
+    return int32_t(bitsOf(parts.sum[size_t(parts.order[place])]) & 0x7fffffffu);
   };
   std::vector<size_t> counts{n / 10 + 1};
   if (n < 60000) { // sorting out the large arrays takes long
@@ -243,7 +262,7 @@ void testMisleadingBands(const Data& data, TopKScratch& scratch) {
           result.indices.data(),
           result.values.data(),
           scratch);
-      note(chosenRight(result, parts.sum, order, k), data, k, "any band");
+      note(chosenRight(result, parts.sum, parts.order, k), data, k, "any band");
       note(residualRight(residual, result, parts.sum), data, k, "put back");
       note(memoryBounded(result.stats, n, k), data, k, "any band's memory");
     }
@@ -313,6 +332,36 @@ void testSeedChangesNothing() {
   }
 }
 
+// Long enough for a stretch per thread; ties cross from one to the next.
+void testThreads() {
+  const size_t n = 3 * kGrain + 1001;
+  TopKScratch scratch;
+  for (const Data& data : arrays(n)) {
+    const Parts parts(data.x);
+    for (const size_t k : {size_t(1), n / 50, n / 2}) {
+      for (const KeyBand& band :
+           {KeyBand{0, kLargestKey},
+            KeyBand{int32_t(bitsOf(1e-3f)), kLargestKey},
+            KeyBand{kLargestKey, kLargestKey}}) {
+        Result result(k);
+        std::vector<float> residual = parts.residual;
+        result.stats = searchBand(
+            parts.gradient.data(),
+            residual.data(),
+            n,
+            k,
+            band,
+            result.indices.data(),
+            result.values.data(),
+            scratch);
+        note(
+            chosenRight(result, parts.sum, parts.order, k), data, k, "threads");
+        note(residualRight(residual, result, parts.sum), data, k, "threads");
+      }
+    }
+  }
+}
+
 void testUnaligned() {
   const Data data = arrays(4097)[10];
   for (size_t skip = 1; skip < 16; ++skip) {
@@ -347,9 +396,10 @@ void testAll() {
         127, 1023, 1024, 4095, 4096, 4097, 65535, 65536, 65537, 300001}) {
     for (const Data& data : arrays(n)) {
       testPlain(data, scratch);
-      testFeedback(data, scratch);
+      const Parts parts(data.x);
+      testFeedback(data, parts, scratch);
       if (n > 0) {
-        testMisleadingBands(data, scratch);
+        testMisleadingBands(data, parts, scratch);
       }
     }
   }
@@ -364,5 +414,7 @@ void testAll() {
 int main() {
   check::atEachLevel(testAll);
   testTooMany();
+  setThreads(3);
+  testThreads();
   return check::report();
 }
