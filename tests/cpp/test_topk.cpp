@@ -336,9 +336,11 @@ void testSeedChangesNothing() {
 void testThreads() {
   const size_t n = 3 * kGrain + 1001;
   TopKScratch scratch;
-  for (const Data& data : arrays(n)) {
+  const std::vector<Data> all = arrays(n);
+  for (const size_t kind : {0, 2, 7, 10}) { // zeros, ties, ascending, mixed
+    const Data& data = all[kind];
     const Parts parts(data.x);
-    for (const size_t k : {size_t(1), n / 50, n / 2}) {
+    for (const size_t k : {size_t(1), n / 50}) {
       for (const KeyBand& band :
            {KeyBand{0, kLargestKey},
             KeyBand{int32_t(bitsOf(1e-3f)), kLargestKey},
