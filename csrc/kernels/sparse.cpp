@@ -16,30 +16,27 @@ size_t parts(size_t n) {
   return (n + kPart - 1) / kPart;
 }
 
-// Where the three arrays of an encoding begin.
-template <class Byte>
+// Where the three arrays of an encoding begin. Byte is uint8_t and Word
+// uint16_t, or both are const.
+template <class Byte, class Word>
 struct Layout {
   Layout(Byte* start, size_t n, size_t k)
       : counts(start),
-        offsets(start + parts(n) * sizeof(uint32_t)),
-        halves(offsets + k * sizeof(uint16_t)) {}
+        offsets(reinterpret_cast<Word*>(start + parts(n) * sizeof(uint32_t))),
+        halves(offsets + k) {}
 
   uint32_t count(size_t part) const {
     uint32_t out;
     std::memcpy(&out, counts + part * sizeof out, sizeof out);
     return out;
   }
-  Byte* offset(size_t index) const {
-    return offsets + index * sizeof(uint16_t);
-  }
-  Byte* half(size_t index) const {
-    return halves + index * sizeof(uint16_t);
-  }
 
   Byte* counts;
-  Byte* offsets;
-  Byte* halves;
+  Word* offsets;
+  Word* halves;
 };
+using Written = Layout<uint8_t, uint16_t>;
+using Read = Layout<const uint8_t, const uint16_t>;
 
 } // namespace
 
@@ -51,7 +48,7 @@ void encodeSparse(
     float scale,
     float* residual,
     uint8_t* out) {
-  const Layout<uint8_t> layout(out, n, k);
+  const Written layout(out, n, k);
   const int32_t* next = indices;
   const int32_t* end = indices + k;
   for (size_t part = 0; part < parts(n); ++part) {
@@ -69,7 +66,7 @@ void encodeSparse(
 
 bool validSparse(const uint8_t* in, size_t n, size_t k) {
   const auto& kernels = COMMPROF_PICK(sparseTable);
-  const Layout<const uint8_t> layout(in, n, k);
+  const Read layout(in, n, k);
   size_t next = 0;
   for (size_t part = 0; part < parts(n); ++part) {
     const size_t count = layout.count(part);
@@ -79,10 +76,9 @@ bool validSparse(const uint8_t* in, size_t n, size_t k) {
     if (count == 0) {
       continue;
     }
-    uint16_t last;
-    std::memcpy(&last, layout.offset(next + count - 1), sizeof last);
+    const size_t last = layout.offsets[next + count - 1];
     if (last >= n - part * kPart ||
-        !kernels.ascending(layout.offset(next), count)) {
+        !kernels.ascending(layout.offsets + next, count)) {
       return false;
     }
     next += count;
@@ -97,13 +93,13 @@ void addSparse(
     float factor,
     float* dense) {
   const auto& kernels = COMMPROF_PICK(sparseTable);
-  const Layout<const uint8_t> layout(in, n, k);
+  const Read layout(in, n, k);
   size_t next = 0;
   for (size_t part = 0; part < parts(n); ++part) {
     const size_t count = layout.count(part);
     float* begin = dense + part * kPart;
     kernels.addPart(
-        layout.offset(next), layout.half(next), count, factor, begin);
+        layout.offsets + next, layout.halves + next, count, factor, begin);
     next += count;
   }
 }

@@ -1,5 +1,4 @@
-// The parts of sparse.h that run over vectors. Wire arrays may stand at any
-// address.
+// The parts of sparse.h that run over vectors.
 #pragma once
 
 #include <cstddef>
@@ -18,13 +17,13 @@ struct SparseTable {
       size_t k,
       float scale,
       float* residual,
-      uint8_t* offsets,
-      uint8_t* halves);
-  bool (*ascending)(const uint8_t* offsets, size_t count);
+      uint16_t* offsets,
+      uint16_t* halves);
+  bool (*ascending)(const uint16_t* offsets, size_t count);
   // dense[offset] += half * factor
   void (*addPart)(
-      const uint8_t* offsets,
-      const uint8_t* halves,
+      const uint16_t* offsets,
+      const uint16_t* halves,
       size_t count,
       float factor,
       float* dense);

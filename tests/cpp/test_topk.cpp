@@ -16,7 +16,7 @@ using namespace commprof::kernels;
 namespace {
 
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
-constexpr float kInf = std::numeric_limits<float>::infinity();
+constexpr float kInfinite = std::numeric_limits<float>::infinity();
 constexpr size_t kGuards = 64;
 constexpr int32_t kGuard = 0x5a5a5a5a;
 
@@ -79,7 +79,7 @@ std::vector<Data> arrays(size_t n) {
       make(
           "Inf",
           [&](size_t i) {
-            return random() % 7 == 0 ? (i % 2 == 0 ? kInf : -kInf)
+            return random() % 7 == 0 ? (i % 2 == 0 ? kInfinite : -kInfinite)
                                      : mixed(random, i);
           }),
       make("ascending", [&](size_t i) { return float(i + 1) * step; }),
