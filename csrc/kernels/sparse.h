@@ -1,6 +1,6 @@
 // Chosen values on the wire, 4 bytes each: per 65,536 places one u32 count,
 // then all offsets within their 65,536 as u16, ascending, then all values as
-// binary16 of value * scale. Little-endian, no padding.
+// binary16 of value * scale. Little-endian, no padding, at an even address.
 #pragma once
 
 #include <cstddef>

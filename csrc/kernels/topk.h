@@ -13,16 +13,17 @@ namespace commprof::kernels {
 
 struct TopKStats {
   size_t count = 0; // min(k, n)
-  size_t candidates = 0; // most that were held at one time
+  size_t candidates = 0; // most that were held at one time, over all threads
   uint32_t passes = 0; // over the whole array
   uint32_t reselections = 0; // candidate buffer full: chosen again midway
 };
 
-// Memory that calls share, grown once: at most 1.5 k + 64 Ki candidates.
+// Memory that calls share, grown once: for each thread (parallel.h), at most
+// 1.5 k + 64 Ki candidates.
 struct TopKScratch {
   std::vector<int32_t> indices;
   std::vector<float> values;
-  std::vector<int32_t> keys, more_keys;
+  std::vector<int32_t> keys;
   uint64_t seed = 0x9e3779b97f4a7c15ull;
 };
 
