@@ -187,6 +187,18 @@ void broadcast(Team& team, std::byte* data, size_t bytes, int root) {
 }
 
 void allGather(Team& team, const std::byte* in, std::byte* out, size_t bytes) {
+  std::vector<std::byte*> parts;
+  for (int rank = 0; rank < team.size(); ++rank) {
+    parts.push_back(out + size_t(rank) * bytes);
+  }
+  allGather(team, in, parts, bytes);
+}
+
+void allGather(
+    Team& team,
+    const std::byte* in,
+    const std::vector<std::byte*>& out,
+    size_t bytes) {
   Meetings meetings(team, intend(Kind::kAllGather, bytes));
   size_t begin = 0;
   do {
@@ -195,7 +207,7 @@ void allGather(Team& team, const std::byte* in, std::byte* out, size_t bytes) {
     std::memcpy(team.slot(team.rank(), half), in + begin, n);
     meetings.meet();
     for (int rank = 0; rank < team.size(); ++rank) {
-      std::memcpy(out + size_t(rank) * bytes + begin, team.slot(rank, half), n);
+      std::memcpy(out[size_t(rank)] + begin, team.slot(rank, half), n);
     }
     begin += n;
   } while (begin < bytes);

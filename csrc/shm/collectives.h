@@ -7,6 +7,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 #include "kernels/combine.h"
 #include "shm/team.h"
@@ -27,8 +28,13 @@ void allReduce(
 // From `root` to all, in place.
 void broadcast(Team& team, std::byte* data, size_t bytes, int root);
 
-// out holds team.size() parts of `bytes`, by rank.
+// out: team.size() parts of `bytes`, by rank; in one piece or in several.
 void allGather(Team& team, const std::byte* in, std::byte* out, size_t bytes);
+void allGather(
+    Team& team,
+    const std::byte* in,
+    const std::vector<std::byte*>& out,
+    size_t bytes);
 
 // in holds team.size() parts of `count` elements; out is this rank's part of
 // their reduction. out may be this rank's part of in.
