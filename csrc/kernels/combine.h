@@ -1,0 +1,30 @@
+// Several arrays into one, element by element, in the order given: the same
+// bits whoever does it. 16-bit types are summed in fp32 and rounded once.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace commprof::kernels {
+
+enum class Element : uint8_t { kF32, kF64, kF16, kBf16, kI32, kI64 };
+enum class Reduction : uint8_t { kSum, kMean, kMax, kMin };
+
+constexpr size_t elementBytes(Element element) {
+  constexpr size_t kBytes[] = {4, 8, 2, 2, 4, 8};
+  return kBytes[size_t(element)];
+}
+
+// out[i] = in[0][i] op in[1][i] op ...; mean: times 1 / count after the sum, in
+// fp32 for 16-bit types, towards zero for integers. max and min of a NaN:
+// either of the two. `out` may be one of the inputs, but may not overlap one
+// otherwise.
+void combine(
+    Element element,
+    Reduction reduction,
+    const std::byte* const* in,
+    int count,
+    std::byte* out,
+    size_t n);
+
+} // namespace commprof::kernels

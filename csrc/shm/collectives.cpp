@@ -1,0 +1,251 @@
+#include "shm/collectives.h"
+
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+namespace commprof::shm {
+
+namespace {
+
+enum class Kind : uint64_t {
+  kAllReduce = 1,
+  kBroadcast,
+  kAllGather,
+  kReduceScatter,
+  kBarrier
+};
+
+Team::Intent intend(
+    Kind kind,
+    uint64_t bytes,
+    Element element = Element::kF32,
+    Reduction reduction = Reduction::kSum,
+    int root = 0) {
+  return {
+      uint64_t(kind) | uint64_t(element) << 8 | uint64_t(reduction) << 16 |
+          uint64_t(root) << 24,
+      bytes};
+}
+
+// The first meeting of an operation checks that all ranks do the same.
+class Meetings {
+ public:
+  Meetings(Team& team, const Team::Intent& intent)
+      : team_(team), intent_(intent) {}
+  void meet() {
+    if (first_) {
+      first_ = false;
+      team_.meetCheck(intent_);
+    } else {
+      team_.meet();
+    }
+  }
+
+ private:
+  Team& team_;
+  const Team::Intent intent_;
+  bool first_ = true;
+};
+
+// Fills `in` with the ranks' slots, from `offset` on.
+void slotsAt(
+    const Team& team,
+    uint32_t half,
+    size_t offset,
+    std::vector<const std::byte*>& in) {
+  in.resize(size_t(team.size()));
+  for (int rank = 0; rank < team.size(); ++rank) {
+    in[size_t(rank)] = team.slot(rank, half) + offset;
+  }
+}
+
+// Every rank sums everything for itself: one meeting a block. A half is written
+// again two blocks later, behind the next block's meeting, when all have read
+// it.
+void allReduceDirect(
+    Team& team,
+    std::byte* data,
+    size_t count,
+    size_t block,
+    Element element,
+    Reduction reduction,
+    Meetings& meetings) {
+  const size_t width = kernels::elementBytes(element);
+  std::vector<const std::byte*> in;
+  for (size_t begin = 0; begin < count; begin += block) {
+    const size_t n = std::min(block, count - begin);
+    std::byte* part = data + begin * width;
+    const uint32_t half = team.nextHalf();
+    std::memcpy(team.slot(team.rank(), half), part, n * width);
+    meetings.meet();
+    slotsAt(team, half, 0, in);
+    kernels::combine(element, reduction, in.data(), team.size(), part, n);
+  }
+}
+
+// A rank's own part of a block of n elements: cache lines are not shared.
+struct Part {
+  size_t begin, end;
+};
+Part partOf(int rank, int size, size_t n) {
+  const size_t share = (n / size_t(size) + 63) / 64 * 64;
+  const size_t begin = std::min(n, share * size_t(rank));
+  return {begin, rank + 1 == size ? n : std::min(n, begin + share)};
+}
+
+// Each rank sums its part of the block for all. Between two meetings a rank
+// copies out block b - 1, sums its part of block b and copies in block b + 1:
+// one meeting a block, and one more. Nothing is overwritten too early: block b
+// + 1 goes where b - 1 was, which all had summed before they came to the last
+// meeting, and its result goes where that of b - 1 was, which all have copied
+// out at the next one.
+void allReduceShared(
+    Team& team,
+    std::byte* data,
+    size_t count,
+    size_t block,
+    Element element,
+    Reduction reduction,
+    Meetings& meetings) {
+  const size_t width = kernels::elementBytes(element);
+  const uint32_t first_half = team.nextHalf();
+  const size_t blocks = (count + block - 1) / block;
+  const auto sizeOf = [&](size_t b) {
+    return std::min(block, count - b * block);
+  };
+  const auto halfOf = [&](size_t b) { return first_half ^ uint32_t(b & 1); };
+  const auto copyIn = [&](size_t b) {
+    if (b < blocks) {
+      std::memcpy(
+          team.slot(team.rank(), halfOf(b)),
+          data + b * block * width,
+          sizeOf(b) * width);
+    }
+  };
+  std::vector<const std::byte*> in;
+  copyIn(0);
+  meetings.meet();
+  for (size_t b = 0; b < blocks; ++b) {
+    const Part part = partOf(team.rank(), team.size(), sizeOf(b));
+    slotsAt(team, halfOf(b), part.begin * width, in);
+    kernels::combine(
+        element,
+        reduction,
+        in.data(),
+        team.size(),
+        team.result(halfOf(b)) + part.begin * width,
+        part.end - part.begin);
+    copyIn(b + 1);
+    meetings.meet();
+    std::memcpy(
+        data + b * block * width, team.result(halfOf(b)), sizeOf(b) * width);
+  }
+}
+
+// Up to here the ranks would rather do all sums than meet twice.
+constexpr size_t kDirectBytes = 32 * 1024;
+
+} // namespace
+
+void allReduce(
+    Team& team,
+    std::byte* data,
+    size_t count,
+    Element element,
+    Reduction reduction) {
+  const size_t width = kernels::elementBytes(element);
+  const size_t block = team.slotBytes() / width;
+  Meetings meetings(
+      team, intend(Kind::kAllReduce, count * width, element, reduction));
+  if (count == 0) {
+    meetings.meet();
+  } else if (team.size() <= 2 || count * width <= kDirectBytes) {
+    allReduceDirect(team, data, count, block, element, reduction, meetings);
+  } else {
+    allReduceShared(team, data, count, block, element, reduction, meetings);
+  }
+}
+
+void broadcast(Team& team, std::byte* data, size_t bytes, int root) {
+  Meetings meetings(
+      team,
+      intend(Kind::kBroadcast, bytes, Element::kF32, Reduction::kSum, root));
+  size_t begin = 0;
+  do {
+    const size_t n = std::min(team.slotBytes(), bytes - begin);
+    const uint32_t half = team.nextHalf();
+    if (team.rank() == root) {
+      std::memcpy(team.slot(root, half), data + begin, n);
+    }
+    meetings.meet();
+    if (team.rank() != root) {
+      std::memcpy(data + begin, team.slot(root, half), n);
+    }
+    begin += n;
+  } while (begin < bytes);
+}
+
+void allGather(Team& team, const std::byte* in, std::byte* out, size_t bytes) {
+  std::vector<std::byte*> parts;
+  for (int rank = 0; rank < team.size(); ++rank) {
+    parts.push_back(out + size_t(rank) * bytes);
+  }
+  allGather(team, in, parts, bytes);
+}
+
+void allGather(
+    Team& team,
+    const std::byte* in,
+    const std::vector<std::byte*>& out,
+    size_t bytes) {
+  Meetings meetings(team, intend(Kind::kAllGather, bytes));
+  size_t begin = 0;
+  do {
+    const size_t n = std::min(team.slotBytes(), bytes - begin);
+    const uint32_t half = team.nextHalf();
+    std::memcpy(team.slot(team.rank(), half), in + begin, n);
+    meetings.meet();
+    for (int rank = 0; rank < team.size(); ++rank) {
+      std::memcpy(out[size_t(rank)] + begin, team.slot(rank, half), n);
+    }
+    begin += n;
+  } while (begin < bytes);
+}
+
+void reduceScatter(
+    Team& team,
+    const std::byte* in,
+    std::byte* out,
+    size_t count,
+    Element element,
+    Reduction reduction) {
+  const size_t width = kernels::elementBytes(element);
+  const size_t size = size_t(team.size());
+  const size_t block = team.slotBytes() / size / 64 * 64 / width;
+  Meetings meetings(
+      team, intend(Kind::kReduceScatter, count * width, element, reduction));
+  std::vector<const std::byte*> parts;
+  size_t begin = 0;
+  do {
+    const size_t n = std::min(block, count - begin);
+    const uint32_t half = team.nextHalf();
+    for (size_t rank = 0; rank < size; ++rank) {
+      std::memcpy(
+          team.slot(team.rank(), half) + rank * n * width,
+          in + (rank * count + begin) * width,
+          n * width);
+    }
+    meetings.meet();
+    slotsAt(team, half, size_t(team.rank()) * n * width, parts);
+    kernels::combine(
+        element, reduction, parts.data(), team.size(), out + begin * width, n);
+    begin += n;
+  } while (begin < count);
+}
+
+void barrier(Team& team) {
+  team.meetCheck(intend(Kind::kBarrier, 0));
+}
+
+} // namespace commprof::shm

@@ -1,0 +1,129 @@
+#include "shm/segment.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/random.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <utility>
+
+namespace commprof::shm {
+
+namespace {
+
+[[noreturn]] void fail(
+    const std::string& what,
+    const std::string& name,
+    size_t bytes,
+    int error) {
+  std::string hint;
+  if (error == ENOSPC) {
+    hint =
+        "; /dev/shm is too small: enlarge it (docker run --shm-size) or use "
+        "smaller blocks";
+  }
+  throw SegmentError(
+      what + " " + std::to_string(bytes) + " bytes of shared memory " + name +
+      ": " + std::strerror(error) + hint);
+}
+
+// Maps what `fd` holds, and closes it.
+std::byte* map(int fd, const std::string& name, size_t bytes) {
+  void* memory = mmap(
+      nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, fd, 0);
+  const int error = errno;
+  close(fd);
+  if (memory == MAP_FAILED) {
+    fail("cannot map", name, bytes, error);
+  }
+  // A forked child is no rank.
+  madvise(memory, bytes, MADV_DONTFORK);
+  return static_cast<std::byte*>(memory);
+}
+
+} // namespace
+
+std::string Segment::randomName() {
+  unsigned char random[16];
+  if (getrandom(random, sizeof random, 0) != ssize_t(sizeof random)) {
+    throw SegmentError("no random bytes for a shared memory name");
+  }
+  std::string name = "/commprof-shm-";
+  for (const unsigned char byte : random) {
+    char text[3];
+    std::snprintf(text, sizeof text, "%02x", byte);
+    name += text;
+  }
+  return name;
+}
+
+Segment Segment::create(const std::string& name, size_t bytes) {
+  const int fd = shm_open(name.c_str(), O_RDWR | O_CREAT | O_EXCL, 0600);
+  if (fd < 0) {
+    fail("cannot create", name, bytes, errno);
+  }
+  int error = 0;
+  do {
+    error = posix_fallocate(fd, 0, off_t(bytes));
+  } while (error == EINTR);
+  if (error != 0) {
+    close(fd);
+    shm_unlink(name.c_str());
+    fail("cannot reserve", name, bytes, error);
+  }
+  try {
+    return Segment(name, map(fd, name, bytes), bytes, true);
+  } catch (const SegmentError&) {
+    shm_unlink(name.c_str());
+    throw;
+  }
+}
+
+Segment Segment::open(const std::string& name, size_t bytes) {
+  const int fd = shm_open(name.c_str(), O_RDWR, 0);
+  if (fd < 0) {
+    fail("cannot open", name, bytes, errno);
+  }
+  struct stat status{};
+  if (fstat(fd, &status) != 0 || size_t(status.st_size) != bytes) {
+    close(fd);
+    throw SegmentError(
+        "shared memory " + name + " has " + std::to_string(status.st_size) +
+        " bytes where this rank expects " + std::to_string(bytes) +
+        "; do all ranks have the same settings?");
+  }
+  return Segment(name, map(fd, name, bytes), bytes, false);
+}
+
+Segment Segment::alias(const Segment& other) {
+  Segment out(other.name_, other.data_, other.bytes_, false);
+  out.mapped_ = false;
+  return out;
+}
+
+Segment::Segment(Segment&& other) noexcept
+    : name_(std::move(other.name_)),
+      data_(std::exchange(other.data_, nullptr)),
+      bytes_(other.bytes_),
+      owner_(std::exchange(other.owner_, false)),
+      mapped_(std::exchange(other.mapped_, false)) {}
+
+Segment::~Segment() {
+  unlinkName();
+  if (mapped_) {
+    munmap(data_, bytes_);
+  }
+}
+
+void Segment::unlinkName() noexcept {
+  if (owner_) {
+    shm_unlink(name_.c_str());
+    owner_ = false;
+  }
+}
+
+} // namespace commprof::shm

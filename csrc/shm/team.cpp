@@ -1,0 +1,260 @@
+#include "shm/team.h"
+
+#include <linux/futex.h>
+#include <poll.h>
+#include <sched.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <climits>
+#include <cstring>
+#include <ctime>
+#include <utility>
+
+namespace commprof::shm {
+
+namespace {
+
+constexpr size_t kPage = 4096;
+constexpr size_t kLineBytes = 128;
+// How long to spin for the others: about the time that a sleep and a wake-up
+// cost.
+constexpr uint32_t kSpins = 1500;
+constexpr auto kLook = std::chrono::milliseconds(50);
+
+using Clock = std::chrono::steady_clock;
+
+void pause() noexcept {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#endif
+}
+
+void futexWait(
+    std::atomic<uint32_t>& word,
+    uint32_t value,
+    std::chrono::milliseconds most) noexcept {
+  const timespec limit{
+      most.count() / 1000, long(most.count() % 1000) * 1000000};
+  syscall(SYS_futex, &word, FUTEX_WAIT, value, &limit, nullptr, 0);
+}
+
+void futexWakeAll(std::atomic<uint32_t>& word) noexcept {
+  syscall(SYS_futex, &word, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+}
+
+// Tells apart pid namespaces: a pid means nothing outside of its own.
+uint64_t pidNamespace() noexcept {
+  struct stat status{};
+  return stat("/proc/self/ns/pid", &status) == 0 ? uint64_t(status.st_ino) : 0;
+}
+
+bool hasEnded(int pidfd) noexcept {
+  pollfd one{pidfd, POLLIN, 0};
+  return pidfd >= 0 && poll(&one, 1, 0) == 1;
+}
+
+size_t headerBytes(int size) {
+  const size_t bytes = kPage + size_t(size) * kLineBytes;
+  return (bytes + kPage - 1) / kPage * kPage;
+}
+
+int usableCores() noexcept {
+  cpu_set_t set;
+  return sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
+}
+
+} // namespace
+
+// All zero at first, which is a team that has never met.
+struct Team::Shared {
+  alignas(64) std::atomic<uint32_t> arrived; // of the meeting under way
+  alignas(64) std::atomic<uint32_t> generation; // meetings held; the futex
+  alignas(64) std::atomic<uint32_t> sleepers;
+  alignas(64) std::atomic<uint32_t> broken; // 1: being written, 2: see reason
+  char reason[512];
+};
+
+struct Team::RankLine {
+  std::atomic<uint32_t> meetings; // that this rank has come to
+  int32_t pid;
+  uint64_t pid_namespace;
+  Intent intents[2]; // by parity of the meeting
+};
+
+size_t segmentBytes(int size, size_t slot_bytes) {
+  return headerBytes(size) + 2 * size_t(size + 1) * slot_bytes;
+}
+
+Segment Team::reserve(const TeamOptions& options) {
+  const size_t bytes = segmentBytes(options.size, options.slot_bytes);
+  return options.rank == 0 ? Segment::create(options.name, bytes)
+                           : Segment::open(options.name, bytes);
+}
+
+Team::Team(TeamOptions options, Segment segment)
+    : options_(std::move(options)), segment_(std::move(segment)) {
+  static_assert(sizeof(Shared) <= kPage && sizeof(RankLine) <= kLineBytes);
+  static_assert(std::atomic<uint32_t>::is_always_lock_free);
+  spins_ = usableCores() >= options_.size ? kSpins : 0;
+  pidfds_.assign(size_t(options_.size), -1);
+  RankLine& own = line(options_.rank);
+  own.pid = getpid();
+  own.pid_namespace = pidNamespace();
+  try {
+    meet();
+  } catch (const TeamError&) {
+    // The creator may be what is missing: leave no name behind in its place.
+    shm_unlink(options_.name.c_str());
+    throw;
+  }
+  segment_.unlinkName();
+  for (int rank = 0; rank < options_.size; ++rank) {
+    if (rank != options_.rank &&
+        line(rank).pid_namespace == own.pid_namespace) {
+      pidfds_[size_t(rank)] = int(syscall(SYS_pidfd_open, line(rank).pid, 0));
+    }
+  }
+}
+
+Team::~Team() {
+  for (const int pidfd : pidfds_) {
+    if (pidfd >= 0) {
+      close(pidfd);
+    }
+  }
+}
+
+Team::Shared& Team::shared() const noexcept {
+  return *reinterpret_cast<Shared*>(segment_.data());
+}
+
+Team::RankLine& Team::line(int rank) const noexcept {
+  return *reinterpret_cast<RankLine*>(
+      segment_.data() + kPage + size_t(rank) * kLineBytes);
+}
+
+std::byte* Team::slot(int rank, uint32_t half) const noexcept {
+  const size_t place = size_t(rank) * 2 + half;
+  return segment_.data() + headerBytes(options_.size) +
+      place * options_.slot_bytes;
+}
+
+std::byte* Team::result(uint32_t half) const noexcept {
+  return slot(options_.size, half);
+}
+
+void Team::meet() {
+  Shared& all = shared();
+  if (all.broken.load(std::memory_order_acquire) != 0) {
+    breakUp(-1, "");
+  }
+  const uint32_t generation = meetings_++;
+  line(options_.rank).meetings.store(meetings_, std::memory_order_relaxed);
+  const uint32_t size = uint32_t(options_.size);
+  if (all.arrived.fetch_add(1, std::memory_order_acq_rel) + 1 == size) {
+    all.arrived.store(0, std::memory_order_relaxed);
+    // Sequentially consistent with the sleeper's increment: one of the two sees
+    // the other.
+    all.generation.store(meetings_);
+    if (all.sleepers.load() != 0) {
+      futexWakeAll(all.generation);
+    }
+    return;
+  }
+  waitUntilPast(generation);
+}
+
+void Team::waitUntilPast(uint32_t generation) {
+  Shared& all = shared();
+  for (uint32_t i = 0; i < spins_; ++i) {
+    if (all.generation.load(std::memory_order_acquire) != generation) {
+      return;
+    }
+    pause();
+  }
+  const auto deadline = Clock::now() + options_.timeout;
+  while (all.generation.load(std::memory_order_acquire) == generation) {
+    all.sleepers.fetch_add(1);
+    futexWait(all.generation, generation, kLook);
+    all.sleepers.fetch_sub(1);
+    if (all.generation.load(std::memory_order_acquire) == generation) {
+      watch(deadline);
+    }
+  }
+}
+
+// Looks whether anybody will never come.
+void Team::watch(Clock::time_point deadline) {
+  if (shared().broken.load(std::memory_order_acquire) != 0) {
+    breakUp(-1, "");
+  }
+  const bool late = Clock::now() > deadline;
+  for (int rank = 0; rank < options_.size; ++rank) {
+    const uint32_t met = line(rank).meetings.load(std::memory_order_relaxed);
+    if (met == meetings_ || rank == options_.rank) {
+      continue;
+    }
+    if (hasEnded(pidfds_[size_t(rank)])) {
+      breakUp(rank, "its process has ended");
+    }
+    if (late) {
+      breakUp(
+          rank,
+          "it did not come within " + std::to_string(options_.timeout.count()) +
+              " ms");
+    }
+  }
+}
+
+std::string Team::nameOf(int rank) const {
+  const auto& names = options_.global_ranks;
+  return "rank " +
+      std::to_string(size_t(rank) < names.size() ? names[size_t(rank)] : rank);
+}
+
+// With missing < 0: says again what the first one said who broke the team up.
+void Team::breakUp(int missing, const std::string& why) {
+  Shared& all = shared();
+  uint32_t whole = 0;
+  if (missing >= 0 && all.broken.compare_exchange_strong(whole, 1)) {
+    const std::string reason = nameOf(missing) + " (pid " +
+        std::to_string(line(missing).pid) + ") is missing: " + why;
+    std::strncpy(all.reason, reason.c_str(), sizeof all.reason - 1);
+    all.broken.store(2, std::memory_order_release);
+    futexWakeAll(all.generation);
+  }
+  // Whoever writes the reason needs microseconds, unless it dies right there.
+  for (int i = 0; i < 1000 && all.broken.load(std::memory_order_acquire) != 2;
+       ++i) {
+    usleep(100);
+  }
+  throw TeamError(
+      "shared memory of " + std::to_string(options_.size) + " ranks: " +
+      (all.broken.load(std::memory_order_acquire) == 2
+           ? std::string(all.reason, strnlen(all.reason, sizeof all.reason))
+           : "broken by a rank that ended"));
+}
+
+void Team::meetCheck(const Intent& intent) {
+  const uint32_t parity = meetings_ & 1;
+  line(options_.rank).intents[parity] = intent;
+  meet();
+  for (int rank = 0; rank < options_.size; ++rank) {
+    const Intent& other = line(rank).intents[parity];
+    const Intent& first = line(0).intents[parity];
+    if (other.operation != first.operation || other.bytes != first.bytes) {
+      throw TeamError(
+          nameOf(0) + " and " + nameOf(rank) +
+          " do not do the same: operation codes " +
+          std::to_string(first.operation) + " and " +
+          std::to_string(other.operation) + ", " + std::to_string(first.bytes) +
+          " and " + std::to_string(other.bytes) + " bytes");
+    }
+  }
+}
+
+} // namespace commprof::shm

@@ -1,0 +1,103 @@
+// The ranks of one host, meeting in shared memory.
+//
+// A meeting is a barrier: what a rank wrote before it, all may read after it.
+// Waiting spins briefly and then sleeps on a futex, so that ranks without a
+// core of their own do not take one from those who have work. A rank that does
+// not come is named: at once if its process has ended, after the timeout
+// otherwise; and the team is broken for good, for everybody.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "shm/segment.h"
+
+namespace commprof::shm {
+
+// A rank is missing, or another one said so. what() names it.
+class TeamError : public std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+struct TeamOptions {
+  std::string name; // of the segment, the same on all ranks
+  int rank = 0; // on this host
+  int size = 1; // ranks of this host
+  std::vector<int> global_ranks; // what to call them in messages; by rank
+  size_t slot_bytes = 0; // per rank and buffer half, see Team::slot()
+  std::chrono::milliseconds timeout{30000};
+};
+
+class Team {
+ public:
+  // Rank 0 creates the segment, the others open it: call it on rank 0 first,
+  // tell the others, and return on any rank means that all have it mapped.
+  // Throws SegmentError and TeamError.
+  static std::string makeName() {
+    return Segment::randomName();
+  }
+  static Segment reserve(const TeamOptions& options); // rank 0's first half
+  Team(TeamOptions options, Segment segment); // meets the others
+  Team(const Team&) = delete;
+  Team& operator=(const Team&) = delete;
+  ~Team();
+
+  int rank() const noexcept {
+    return options_.rank;
+  }
+  int size() const noexcept {
+    return options_.size;
+  }
+  size_t slotBytes() const noexcept {
+    return options_.slot_bytes;
+  }
+  // Two halves of `slot_bytes` per rank, 64-byte aligned, and two results
+  // shared by all. Who may write where between which meetings is the
+  // collectives' affair.
+  std::byte* slot(int rank, uint32_t half) const noexcept;
+  std::byte* result(uint32_t half) const noexcept;
+
+  // Returns when all ranks have called it as often. Throws TeamError.
+  void meet();
+
+  // Says what this rank is about to do, for meetCheck().
+  struct Intent {
+    uint64_t operation = 0; // kind, element type and reduction
+    uint64_t bytes = 0;
+  };
+  // Meets, and throws TeamError naming two ranks and what differs, on all
+  // ranks, if they do not intend the same.
+  void meetCheck(const Intent& intent);
+
+  // Which half the next operation uses; all ranks count alike.
+  uint32_t nextHalf() noexcept {
+    return half_ ^= 1;
+  }
+
+ private:
+  struct Shared;
+  struct RankLine;
+  Shared& shared() const noexcept;
+  RankLine& line(int rank) const noexcept;
+  void waitUntilPast(uint32_t generation);
+  void watch(std::chrono::steady_clock::time_point deadline);
+  [[noreturn]] void breakUp(int missing, const std::string& why);
+  std::string nameOf(int rank) const;
+
+  TeamOptions options_;
+  Segment segment_;
+  std::vector<int> pidfds_; // by rank; -1 where there is none
+  uint32_t meetings_ = 0;
+  uint32_t half_ = 0;
+  uint32_t spins_ = 0;
+};
+
+// What a team needs in all, with its header.
+size_t segmentBytes(int size, size_t slot_bytes);
+
+} // namespace commprof::shm

@@ -1,0 +1,373 @@
+#include "torch/shm_backend.h"
+
+#include <ATen/ATen.h>
+#include <torch/csrc/distributed/c10d/Work.hpp>
+
+#include <optional>
+#include <utility>
+
+#include "shm/collectives.h"
+#include "torch/task_thread.h"
+
+namespace commprof {
+
+namespace {
+
+using c10d::OpType;
+using c10d::Work;
+using Tensors = std::vector<at::Tensor>;
+using WorkPtr = c10::intrusive_ptr<Work>;
+
+class ShmWork final : public Work {
+ public:
+  ShmWork(int rank, OpType type, Tensors outputs)
+      : Work(rank, type),
+        outputs_(std::move(outputs)),
+        future_(
+            c10::make_intrusive<c10::ivalue::Future>(
+                c10::ListType::create(c10::TensorType::get()))) {}
+
+  void run(const std::function<void()>& collective) {
+    try {
+      collective();
+      future_->markCompleted(c10::IValue(outputs_));
+      finish();
+    } catch (...) {
+      future_->setErrorIfNeeded(std::current_exception());
+      finish(std::current_exception());
+    }
+  }
+
+  std::vector<at::Tensor> result() override {
+    return outputs_;
+  }
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override {
+    return future_;
+  }
+
+ private:
+  const Tensors outputs_;
+  const c10::intrusive_ptr<c10::ivalue::Future> future_;
+};
+
+std::optional<shm::Element> elementOf(const at::Tensor& tensor) {
+  if (!tensor.device().is_cpu() || tensor.layout() != at::kStrided) {
+    return std::nullopt;
+  }
+  switch (tensor.scalar_type()) {
+    case at::kFloat:
+      return shm::Element::kF32;
+    case at::kDouble:
+      return shm::Element::kF64;
+    case at::kHalf:
+      return shm::Element::kF16;
+    case at::kBFloat16:
+      return shm::Element::kBf16;
+    case at::kInt:
+      return shm::Element::kI32;
+    case at::kLong:
+      return shm::Element::kI64;
+    default:
+      return std::nullopt;
+  }
+}
+
+std::optional<shm::Reduction> reductionOf(const c10d::ReduceOp& op) {
+  switch (op.op_) {
+    case c10d::ReduceOp::SUM:
+      return shm::Reduction::kSum;
+    case c10d::ReduceOp::AVG:
+      return shm::Reduction::kMean;
+    case c10d::ReduceOp::MAX:
+      return shm::Reduction::kMax;
+    case c10d::ReduceOp::MIN:
+      return shm::Reduction::kMin;
+    default:
+      return std::nullopt;
+  }
+}
+
+bool isPlain(const at::Tensor& tensor) {
+  return tensor.device().is_cpu() && tensor.layout() == at::kStrided;
+}
+
+std::byte* bytesOf(const at::Tensor& tensor) {
+  return static_cast<std::byte*>(tensor.data_ptr());
+}
+
+// The tensor itself where its elements lie in order, or a copy that goes back.
+class InOrder {
+ public:
+  explicit InOrder(const at::Tensor& tensor)
+      : tensor_(tensor), dense_(tensor.contiguous()) {}
+  std::byte* data() const {
+    return bytesOf(dense_);
+  }
+  void copyBack() {
+    if (!dense_.is_same(tensor_)) {
+      tensor_.copy_(dense_);
+    }
+  }
+
+ private:
+  at::Tensor tensor_;
+  const at::Tensor dense_;
+};
+
+class ShmBackend final : public c10d::Backend {
+ public:
+  ShmBackend(
+      c10::intrusive_ptr<c10d::Backend> wrapped,
+      std::shared_ptr<shm::Team> team)
+      : Backend(wrapped->getRank(), wrapped->getSize()),
+        wrapped_(std::move(wrapped)),
+        team_(std::move(team)) {}
+
+  const std::string getBackendName() const override {
+    return "commprof";
+  }
+  c10::intrusive_ptr<Options> getBackendOptions() override {
+    return wrapped_->getBackendOptions();
+  }
+  void setTimeout(std::chrono::milliseconds timeout) override {
+    wrapped_->setTimeout(timeout);
+  }
+  void setSequenceNumberForGroup() override {
+    wrapped_->setSequenceNumberForGroup();
+  }
+  uint64_t getSequenceNumberForGroup() override {
+    return wrapped_->getSequenceNumberForGroup();
+  }
+
+  WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& options)
+      override {
+    const auto reduction = reductionOf(options.reduceOp);
+    const auto element = tensors.size() == 1 ? elementOf(tensors[0])
+                                             : std::optional<shm::Element>();
+    if (!reduction || !element) {
+      return wrapped_->allreduce(tensors, options);
+    }
+    return start(
+        OpType::ALLREDUCE,
+        tensors,
+        options.asyncOp,
+        [tensor = tensors[0], element, reduction](shm::Team& team) {
+          InOrder data(tensor);
+          shm::allReduce(
+              team, data.data(), size_t(tensor.numel()), *element, *reduction);
+          data.copyBack();
+        });
+  }
+
+  WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions& options)
+      override {
+    if (tensors.size() != 1 || !isPlain(tensors[0])) {
+      return wrapped_->broadcast(tensors, options);
+    }
+    return start(
+        OpType::BROADCAST,
+        tensors,
+        options.asyncOp,
+        [tensor = tensors[0], root = int(options.rootRank)](shm::Team& team) {
+          InOrder data(tensor);
+          shm::broadcast(team, data.data(), tensor.nbytes(), root);
+          data.copyBack();
+        });
+  }
+
+  WorkPtr _allgather_base(
+      at::Tensor& output,
+      at::Tensor& input,
+      const c10d::AllgatherOptions& options) override {
+    if (!isPlain(input) || !isPlain(output) || !output.is_contiguous() ||
+        output.nbytes() != input.nbytes() * size_t(size_) ||
+        output.scalar_type() != input.scalar_type()) {
+      return wrapped_->_allgather_base(output, input, options);
+    }
+    return start(
+        OpType::_ALLGATHER_BASE,
+        {output},
+        options.asyncOp,
+        [output, input](shm::Team& team) {
+          const InOrder data(input);
+          shm::allGather(team, data.data(), bytesOf(output), input.nbytes());
+        });
+  }
+
+  WorkPtr allgather(
+      std::vector<Tensors>& outputs,
+      Tensors& inputs,
+      const c10d::AllgatherOptions& options) override {
+    if (outputs.size() != 1 || inputs.size() != 1 ||
+        !fitTogether(outputs[0], inputs[0])) {
+      return wrapped_->allgather(outputs, inputs, options);
+    }
+    return start(
+        OpType::ALLGATHER,
+        outputs[0],
+        options.asyncOp,
+        [parts = outputs[0], input = inputs[0]](shm::Team& team) {
+          const InOrder data(input);
+          std::vector<std::byte*> out;
+          for (const at::Tensor& part : parts) {
+            out.push_back(bytesOf(part));
+          }
+          shm::allGather(team, data.data(), out, input.nbytes());
+        });
+  }
+
+  WorkPtr _reduce_scatter_base(
+      at::Tensor& output,
+      at::Tensor& input,
+      const c10d::ReduceScatterOptions& options) override {
+    const auto reduction = reductionOf(options.reduceOp);
+    const auto element = elementOf(input);
+    if (!reduction || !element || !isPlain(output) || !output.is_contiguous() ||
+        output.scalar_type() != input.scalar_type() ||
+        input.numel() != output.numel() * size_) {
+      return wrapped_->_reduce_scatter_base(output, input, options);
+    }
+    return start(
+        OpType::_REDUCE_SCATTER_BASE,
+        {output},
+        options.asyncOp,
+        [output, input, element, reduction](shm::Team& team) {
+          const InOrder data(input);
+          shm::reduceScatter(
+              team,
+              data.data(),
+              bytesOf(output),
+              size_t(output.numel()),
+              *element,
+              *reduction);
+        });
+  }
+
+  WorkPtr barrier(const c10d::BarrierOptions& options) override {
+    return start(OpType::BARRIER, {}, options.asyncOp, [](shm::Team& team) {
+      shm::barrier(team);
+    });
+  }
+
+  // What has no path through shared memory yet.
+  WorkPtr allreduce_coalesced(
+      Tensors& tensors,
+      const c10d::AllreduceCoalescedOptions& options) override {
+    return wrapped_->allreduce_coalesced(tensors, options);
+  }
+  WorkPtr allreduce_sparse(
+      Tensors& tensors,
+      const c10d::AllreduceOptions& options) override {
+    return wrapped_->allreduce_sparse(tensors, options);
+  }
+  WorkPtr reduce(Tensors& tensors, const c10d::ReduceOptions& options)
+      override {
+    return wrapped_->reduce(tensors, options);
+  }
+  WorkPtr allgather_coalesced(
+      std::vector<Tensors>& outputs,
+      Tensors& inputs,
+      const c10d::AllgatherOptions& options) override {
+    return wrapped_->allgather_coalesced(outputs, inputs, options);
+  }
+  WorkPtr allgather_into_tensor_coalesced(
+      Tensors& outputs,
+      Tensors& inputs,
+      const c10d::AllgatherOptions& options) override {
+    return wrapped_->allgather_into_tensor_coalesced(outputs, inputs, options);
+  }
+  WorkPtr gather(
+      std::vector<Tensors>& outputs,
+      Tensors& inputs,
+      const c10d::GatherOptions& options) override {
+    return wrapped_->gather(outputs, inputs, options);
+  }
+  WorkPtr scatter(
+      Tensors& outputs,
+      std::vector<Tensors>& inputs,
+      const c10d::ScatterOptions& options) override {
+    return wrapped_->scatter(outputs, inputs, options);
+  }
+  WorkPtr reduce_scatter(
+      Tensors& outputs,
+      std::vector<Tensors>& inputs,
+      const c10d::ReduceScatterOptions& options) override {
+    return wrapped_->reduce_scatter(outputs, inputs, options);
+  }
+  WorkPtr reduce_scatter_tensor_coalesced(
+      Tensors& outputs,
+      Tensors& inputs,
+      const c10d::ReduceScatterOptions& options) override {
+    return wrapped_->reduce_scatter_tensor_coalesced(outputs, inputs, options);
+  }
+  WorkPtr alltoall_base(
+      at::Tensor& output,
+      at::Tensor& input,
+      std::vector<int64_t>& output_splits,
+      std::vector<int64_t>& input_splits,
+      const c10d::AllToAllOptions& options) override {
+    return wrapped_->alltoall_base(
+        output, input, output_splits, input_splits, options);
+  }
+  WorkPtr alltoall(
+      Tensors& outputs,
+      Tensors& inputs,
+      const c10d::AllToAllOptions& options) override {
+    return wrapped_->alltoall(outputs, inputs, options);
+  }
+  void monitoredBarrier(const c10d::BarrierOptions& options, bool all)
+      override {
+    wrapped_->monitoredBarrier(options, all);
+  }
+  WorkPtr send(Tensors& tensors, int peer, int tag) override {
+    return wrapped_->send(tensors, peer, tag);
+  }
+  WorkPtr recv(Tensors& tensors, int peer, int tag) override {
+    return wrapped_->recv(tensors, peer, tag);
+  }
+  WorkPtr recvAnysource(Tensors& tensors, int tag) override {
+    return wrapped_->recvAnysource(tensors, tag);
+  }
+
+ private:
+  bool fitTogether(const Tensors& parts, const at::Tensor& input) const {
+    bool fit = isPlain(input) && parts.size() == size_t(size_);
+    for (const at::Tensor& part : parts) {
+      fit = fit && isPlain(part) && part.is_contiguous() &&
+          part.nbytes() == input.nbytes() &&
+          part.scalar_type() == input.scalar_type();
+    }
+    return fit;
+  }
+
+  // In the caller's thread where it would wait for it anyway and nothing is
+  // before it: a hand-over costs more than a small collective.
+  WorkPtr start(
+      OpType type,
+      Tensors outputs,
+      bool async,
+      std::function<void(shm::Team&)> collective) {
+    auto work = c10::make_intrusive<ShmWork>(rank_, type, std::move(outputs));
+    const auto task = [work, team = team_, run = std::move(collective)] {
+      work->run([&] { run(*team); });
+    };
+    if (async || !thread_.runHere(task)) {
+      thread_.post(task);
+    }
+    return work;
+  }
+
+  const c10::intrusive_ptr<c10d::Backend> wrapped_;
+  const std::shared_ptr<shm::Team> team_;
+  TaskThread thread_;
+};
+
+} // namespace
+
+c10::intrusive_ptr<c10d::Backend> makeShmBackend(
+    c10::intrusive_ptr<c10d::Backend> wrapped,
+    std::shared_ptr<shm::Team> team) {
+  return c10::make_intrusive<ShmBackend>(std::move(wrapped), std::move(team));
+}
+
+} // namespace commprof

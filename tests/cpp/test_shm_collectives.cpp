@@ -1,0 +1,160 @@
+// Collectives in shared memory: values, agreement of all ranks, and odd sizes.
+#include "shm/collectives.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <vector>
+
+#include "check.h"
+#include "thread_team.h"
+
+using namespace commprof::shm;
+
+namespace {
+
+template <class T>
+std::byte* bytesOf(std::vector<T>& values) {
+  return reinterpret_cast<std::byte*>(values.data());
+}
+template <class T>
+const std::byte* bytesOf(const std::vector<T>& values) {
+  return reinterpret_cast<const std::byte*>(values.data());
+}
+
+float valueOf(int rank, size_t i, uint64_t round) {
+  const uint64_t mixed =
+      (round * 1000003 + uint64_t(rank) * 7919 + i) * 0x9e3779b97f4a7c15ull;
+  return float(int(mixed >> 52) - 2048) / 128;
+}
+
+std::vector<float> inputOf(int rank, size_t n, uint64_t round) {
+  std::vector<float> out(n);
+  for (size_t i = 0; i < n; ++i) {
+    out[i] = valueOf(rank, i, round);
+  }
+  return out;
+}
+
+// These values are small multiples of 2^-7: every order of summing is exact.
+std::vector<float> sumOf(int size, size_t n, uint64_t round) {
+  std::vector<float> out = inputOf(0, n, round);
+  for (int rank = 1; rank < size; ++rank) {
+    const std::vector<float> other = inputOf(rank, n, round);
+    for (size_t i = 0; i < n; ++i) {
+      out[i] += other[i];
+    }
+  }
+  return out;
+}
+
+void testAllReduce(int size, size_t slot_bytes) {
+  runTeam(size, slot_bytes, [size](Team& team) {
+    uint64_t round = 0;
+    for (const size_t n :
+         {0, 1, 15, 16, 17, 1000, 8191, 8192, 8193, 20000, 70001}) {
+      for (int repeat = 0; repeat < 3; ++repeat) {
+        std::vector<float> data = inputOf(team.rank(), n, ++round);
+        allReduce(team, bytesOf(data), n, Element::kF32, Reduction::kSum);
+        CHECK(data == sumOf(size, n, round));
+      }
+    }
+  });
+}
+
+void testReductions() {
+  constexpr int kSize = 3;
+  runTeam(kSize, 4096, [](Team& team) {
+    const int64_t own =
+        team.rank() == 1 ? -50 : 10 * team.rank() + 1; // 1 -50 21
+    std::vector<int64_t> wide(3000, own);
+    allReduce(team, bytesOf(wide), wide.size(), Element::kI64, Reduction::kSum);
+    CHECK(std::ranges::count(wide, -28) == 3000);
+    std::vector<int32_t> narrow(3000, int32_t(own));
+    allReduce(
+        team, bytesOf(narrow), narrow.size(), Element::kI32, Reduction::kMin);
+    CHECK(std::ranges::count(narrow, -50) == 3000);
+    std::vector<double> doubles(3000, double(own));
+    allReduce(
+        team, bytesOf(doubles), doubles.size(), Element::kF64, Reduction::kMax);
+    CHECK(std::ranges::count(doubles, 21.0) == 3000);
+    allReduce(
+        team,
+        bytesOf(doubles),
+        doubles.size(),
+        Element::kF64,
+        Reduction::kMean);
+    CHECK(std::abs(doubles[0] - 21.0) < 1e-14);
+    // bf16 1, 2, 4 sum to 7, exactly; so do halves
+    std::vector<uint16_t> small(3000, uint16_t(0x3f80 + 0x80 * team.rank()));
+    allReduce(
+        team, bytesOf(small), small.size(), Element::kBf16, Reduction::kSum);
+    CHECK(std::ranges::count(small, 0x40e0) == 3000);
+    std::vector<uint16_t> half(3000, uint16_t(0x3c00 + 0x400 * team.rank()));
+    allReduce(team, bytesOf(half), half.size(), Element::kF16, Reduction::kSum);
+    CHECK(std::ranges::count(half, 0x4700) == 3000);
+  });
+}
+
+void testOthers(int size) {
+  runTeam(size, 8192, [size](Team& team) {
+    for (const size_t n : {0, 1, 100, 2047, 2048, 2049, 9000}) {
+      for (int root = 0; root < size; ++root) {
+        std::vector<float> data = inputOf(team.rank(), n, n);
+        broadcast(team, bytesOf(data), n * 4, root);
+        CHECK(data == inputOf(root, n, n));
+      }
+      const std::vector<float> own = inputOf(team.rank(), n, n);
+      std::vector<float> all(n * size_t(size));
+      allGather(team, bytesOf(own), bytesOf(all), n * 4);
+      for (int rank = 0; rank < size; ++rank) {
+        const std::vector<float> part = inputOf(rank, n, n);
+        CHECK(
+            std::equal(part.begin(), part.end(), all.begin() + long(n) * rank));
+      }
+      const std::vector<float> whole =
+          inputOf(team.rank(), n * size_t(size), n + 1);
+      std::vector<float> part(n);
+      reduceScatter(
+          team,
+          bytesOf(whole),
+          bytesOf(part),
+          n,
+          Element::kF32,
+          Reduction::kSum);
+      const std::vector<float> sum = sumOf(size, n * size_t(size), n + 1);
+      CHECK(
+          std::equal(
+              part.begin(), part.end(), sum.begin() + long(n) * team.rank()));
+      barrier(team);
+    }
+  });
+}
+
+void testDisagreement() {
+  runTeam(2, 4096, [](Team& team) {
+    std::vector<float> data(100 + size_t(team.rank()));
+    try {
+      allReduce(
+          team, bytesOf(data), data.size(), Element::kF32, Reduction::kSum);
+      CHECK(false);
+    } catch (const TeamError& error) {
+      CHECK(std::strstr(error.what(), "400 and 404 bytes") != nullptr);
+      CHECK(std::strstr(error.what(), "rank 1") != nullptr);
+    }
+  });
+}
+
+} // namespace
+
+int main() {
+  for (const int size : {1, 2, 3, 4, 8}) {
+    testAllReduce(size, 4096);
+    testAllReduce(size, 65536);
+  }
+  testReductions();
+  testOthers(1);
+  testOthers(3);
+  testDisagreement();
+  return check::report();
+}
