@@ -97,6 +97,10 @@ template <int kBits>
 inline I32 shiftLeft(I32 a) {
   return {_mm256_slli_epi32(a.lo, kBits), _mm256_slli_epi32(a.hi, kBits)};
 }
+template <int kBits>
+inline I32 shiftRightSigned(I32 a) {
+  return {_mm256_srai_epi32(a.lo, kBits), _mm256_srai_epi32(a.hi, kBits)};
+}
 inline I32 max(I32 a, I32 b) {
   return {_mm256_max_epi32(a.lo, b.lo), _mm256_max_epi32(a.hi, b.hi)};
 }
@@ -127,6 +131,20 @@ inline uint32_t toBits(Mask m) {
   const int lo = _mm256_movemask_ps(_mm256_castsi256_ps(m.lo));
   const int hi = _mm256_movemask_ps(_mm256_castsi256_ps(m.hi));
   return uint32_t(lo) | uint32_t(hi) << 8;
+}
+inline Mask fromBits(uint32_t bits) {
+  const I32 lane_bit = {
+      _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128),
+      _mm256_setr_epi32(
+          1 << 8,
+          1 << 9,
+          1 << 10,
+          1 << 11,
+          1 << 12,
+          1 << 13,
+          1 << 14,
+          1 << 15)};
+  return equal(bitAnd(set1(int32_t(bits)), lane_bit), lane_bit);
 }
 inline F32 zeroWhere(Mask m, F32 a) {
   return {
@@ -221,6 +239,39 @@ inline F32 loadHalf(const uint16_t* p) {
   return {
       _mm256_cvtph_ps(_mm256_castsi256_si128(words)),
       _mm256_cvtph_ps(_mm256_extracti128_si256(words, 1))};
+}
+
+struct F64 {
+  __m256d lo, hi;
+};
+inline F64 zeroF64() {
+  return {_mm256_setzero_pd(), _mm256_setzero_pd()};
+}
+inline F64 widen(__m256 a) {
+  return {
+      _mm256_cvtps_pd(_mm256_castps256_ps128(a)),
+      _mm256_cvtps_pd(_mm256_extractf128_ps(a, 1))};
+}
+inline F64 lowHalf(F32 a) {
+  return widen(a.lo);
+}
+inline F64 highHalf(F32 a) {
+  return widen(a.hi);
+}
+inline F64 add(F64 a, F64 b) {
+  return {_mm256_add_pd(a.lo, b.lo), _mm256_add_pd(a.hi, b.hi)};
+}
+inline F64 sub(F64 a, F64 b) {
+  return {_mm256_sub_pd(a.lo, b.lo), _mm256_sub_pd(a.hi, b.hi)};
+}
+inline F64 mul(F64 a, F64 b) {
+  return {_mm256_mul_pd(a.lo, b.lo), _mm256_mul_pd(a.hi, b.hi)};
+}
+inline double sumLanes(F64 a) {
+  const __m256d sum4 = _mm256_add_pd(a.lo, a.hi);
+  const __m128d sum2 =
+      _mm_add_pd(_mm256_castpd256_pd128(sum4), _mm256_extractf128_pd(sum4, 1));
+  return _mm_cvtsd_f64(_mm_add_sd(sum2, _mm_unpackhi_pd(sum2, sum2)));
 }
 
 } // namespace

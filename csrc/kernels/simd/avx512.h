@@ -1,7 +1,14 @@
 // Sixteen lanes in one register. For files compiled with -mavx512f/bw/vl/dq.
 #pragma once
 
+// GCC 12 takes the deliberately undefined operands in its own header for a
+// mistake (GCC bug 105593).
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#pragma GCC diagnostic ignored "-Wuninitialized"
 #include <immintrin.h>
+#pragma GCC diagnostic pop
+
 #include <cstdint>
 
 namespace commprof::kernels::COMMPROF_SIMD_LEVEL {
@@ -87,6 +94,10 @@ template <int kBits>
 inline I32 shiftLeft(I32 a) {
   return {_mm512_slli_epi32(a.v, kBits)};
 }
+template <int kBits>
+inline I32 shiftRightSigned(I32 a) {
+  return {_mm512_srai_epi32(a.v, kBits)};
+}
 inline I32 max(I32 a, I32 b) {
   return {_mm512_max_epi32(a.v, b.v)};
 }
@@ -108,6 +119,9 @@ inline Mask signs(F32 a) {
 }
 inline uint32_t toBits(Mask m) {
   return m.v;
+}
+inline Mask fromBits(uint32_t bits) {
+  return {__mmask16(bits)};
 }
 inline F32 zeroWhere(Mask m, F32 a) {
   return {_mm512_maskz_mov_ps(__mmask16(~m.v), a.v)};
@@ -156,6 +170,35 @@ inline void storeHalf(uint16_t* p, F32 a) {
 inline F32 loadHalf(const uint16_t* p) {
   return {
       _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
+}
+
+struct F64 {
+  __m512d v;
+};
+inline F64 zeroF64() {
+  return {_mm512_setzero_pd()};
+}
+inline F64 lowHalf(F32 a) {
+  return {_mm512_cvtps_pd(_mm512_castps512_ps256(a.v))};
+}
+inline F64 highHalf(F32 a) {
+  return {_mm512_cvtps_pd(_mm512_extractf32x8_ps(a.v, 1))};
+}
+inline F64 add(F64 a, F64 b) {
+  return {_mm512_add_pd(a.v, b.v)};
+}
+inline F64 sub(F64 a, F64 b) {
+  return {_mm512_sub_pd(a.v, b.v)};
+}
+inline F64 mul(F64 a, F64 b) {
+  return {_mm512_mul_pd(a.v, b.v)};
+}
+inline double sumLanes(F64 a) {
+  const __m256d upper4 = _mm512_extractf64x4_pd(a.v, 1);
+  const __m256d sum4 = _mm256_add_pd(_mm512_castpd512_pd256(a.v), upper4);
+  const __m128d sum2 =
+      _mm_add_pd(_mm256_castpd256_pd128(sum4), _mm256_extractf128_pd(sum4, 1));
+  return _mm_cvtsd_f64(_mm_add_sd(sum2, _mm_unpackhi_pd(sum2, sum2)));
 }
 
 } // namespace

@@ -117,6 +117,11 @@ inline I32 shiftLeft(I32 a) {
   COMMPROF_LANES a.lane[i] = int32_t(uint32_t(a.lane[i]) << kBits);
   return a;
 }
+template <int kBits>
+inline I32 shiftRightSigned(I32 a) {
+  COMMPROF_LANES a.lane[i] >>= kBits; // arithmetic since C++20
+  return a;
+}
 inline I32 max(I32 a, I32 b) {
   COMMPROF_LANES a.lane[i] = a.lane[i] > b.lane[i] ? a.lane[i] : b.lane[i];
   return a;
@@ -148,6 +153,9 @@ inline Mask signs(F32 v) {
 }
 inline uint32_t toBits(Mask m) {
   return m.bits;
+}
+inline Mask fromBits(uint32_t bits) {
+  return {bits & 0xffffu};
 }
 inline F32 zeroWhere(Mask m, F32 v) {
   COMMPROF_LANES v.lane[i] = (m.bits >> i & 1) != 0 ? 0.0f : v.lane[i];
@@ -217,6 +225,46 @@ inline F32 loadHalf(const uint16_t* p) {
   F32 out;
   COMMPROF_LANES out.lane[i] = floatFromHalf(p[i]);
   return out;
+}
+
+#undef COMMPROF_LANES
+#define COMMPROF_LANES for (int i = 0; i < 8; ++i)
+
+struct F64 {
+  double lane[8];
+};
+inline F64 zeroF64() {
+  return {};
+}
+inline F64 lowHalf(F32 v) {
+  F64 out;
+  COMMPROF_LANES out.lane[i] = double(v.lane[i]);
+  return out;
+}
+inline F64 highHalf(F32 v) {
+  F64 out;
+  COMMPROF_LANES out.lane[i] = double(v.lane[i + 8]);
+  return out;
+}
+inline F64 add(F64 a, F64 b) {
+  COMMPROF_LANES a.lane[i] += b.lane[i];
+  return a;
+}
+inline F64 sub(F64 a, F64 b) {
+  COMMPROF_LANES a.lane[i] -= b.lane[i];
+  return a;
+}
+inline F64 mul(F64 a, F64 b) {
+  COMMPROF_LANES a.lane[i] *= b.lane[i];
+  return a;
+}
+inline double sumLanes(F64 v) {
+  for (int half = 4; half > 0; half /= 2) {
+    for (int i = 0; i < half; ++i) {
+      v.lane[i] += v.lane[i + half];
+    }
+  }
+  return v.lane[0];
 }
 
 #undef COMMPROF_LANES

@@ -1,0 +1,43 @@
+// The kernels of block_quant.h for one level, over the values begin to end;
+// begin is a multiple of the block.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/dispatch.h"
+
+namespace commprof::kernels {
+
+template <class Byte>
+struct BlockQuantTable {
+  void (*encode)(
+      const float* x,
+      float* residual,
+      Byte* out,
+      float* scales,
+      size_t begin,
+      size_t end);
+  void (*decode)(
+      const Byte* in,
+      const float* scales,
+      float* out,
+      float factor,
+      size_t begin,
+      size_t end);
+  void (*reduce)(
+      const Byte* const* in,
+      const float* const* scales,
+      int count,
+      float factor,
+      Byte* out,
+      float* out_scales,
+      size_t begin,
+      size_t end);
+};
+using Int8Table = BlockQuantTable<int8_t>;
+using Int4Table = BlockQuantTable<uint8_t>;
+COMMPROF_TABLE(Int8Table, int8Table)
+COMMPROF_TABLE(Int4Table, int4Table)
+
+} // namespace commprof::kernels

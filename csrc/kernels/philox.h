@@ -1,0 +1,67 @@
+// Philox4x32-10 (Salmon, Moraes, Dror, Shaw: "Parallel random numbers: as easy
+// as 1, 2, 3", SC 2011): random bits that are a function of key and counter
+// alone, so that ranks agree on them without a message.
+#pragma once
+
+#include <array>
+#include <cstdint>
+
+namespace commprof::kernels {
+
+using PhiloxBlock = std::array<uint32_t, 4>;
+using PhiloxKey = std::array<uint32_t, 2>;
+
+constexpr PhiloxBlock philox(PhiloxBlock counter, PhiloxKey key) {
+  for (int round = 0; round < 10; ++round) {
+    const uint64_t even = uint64_t(counter[0]) * 0xd2511f53u;
+    const uint64_t odd = uint64_t(counter[2]) * 0xcd9e8d57u;
+    counter = {
+        uint32_t(odd >> 32) ^ counter[1] ^ key[0],
+        uint32_t(odd),
+        uint32_t(even >> 32) ^ counter[3] ^ key[1],
+        uint32_t(even)};
+    key = {key[0] + 0x9e3779b9u, key[1] + 0xbb67ae85u};
+  }
+  return counter;
+}
+
+// The words that belong to a seed and a counter, in order.
+class PhiloxStream {
+ public:
+  PhiloxStream(uint64_t seed, uint64_t counter)
+      : key_{uint32_t(seed), uint32_t(seed >> 32)}, counter_(counter) {}
+
+  uint32_t next() {
+    if (left_ == 0) {
+      words_ = philox(
+          {uint32_t(blocks_),
+           uint32_t(blocks_ >> 32),
+           uint32_t(counter_),
+           uint32_t(counter_ >> 32)},
+          key_);
+      ++blocks_;
+      left_ = 4;
+    }
+    return words_[4 - left_--];
+  }
+
+  // 0 to bound - 1, each with exactly equal probability; bound > 0. Source:
+  // Lemire, "Fast random integer generation in an interval", ACM TOMACS 2019.
+  uint32_t below(uint32_t bound) {
+    uint64_t product = uint64_t(next()) * bound;
+    const uint32_t rejected = (0u - bound) % bound;
+    while (uint32_t(product) < rejected) {
+      product = uint64_t(next()) * bound;
+    }
+    return uint32_t(product >> 32);
+  }
+
+ private:
+  PhiloxKey key_;
+  uint64_t counter_;
+  uint64_t blocks_ = 0;
+  PhiloxBlock words_{};
+  int left_ = 0;
+};
+
+} // namespace commprof::kernels
