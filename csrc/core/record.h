@@ -21,7 +21,10 @@ namespace commprof {
   X(Bucket, "bucket") /* DDP hook entered; aux = index, value = launch */  \
   X(BucketEnd, "bucket_end") /* the hook's future completed */             \
   X(Clock, "clock") /* value = rank 0's clock less this one, signed */     \
-  X(Stack, "stack") /* who issued op_id; value = number of the stack */
+  X(Stack, "stack") /* who issued op_id; value = number of the stack */    \
+  X(Span, "span") /* of a bucket in a compressor; aux = stage, value = */  \
+  X(Compression, "compression") /* end; see recordReport() for this one */ \
+  X(Quality, "quality") /* and this one: what came of a bucket */
 
 enum class Kind : uint8_t {
 #define X(name, text) k##name,
@@ -89,6 +92,8 @@ inline constexpr uint32_t kDeviceAsync =
     2; // Issue: its host-side end says nothing
 inline constexpr uint32_t kLastBucket = 4; // Bucket: last one of this backward
 inline constexpr uint32_t kRunDelayRead = 8; // Finalize*: bytes_in was read
+inline constexpr uint32_t kNonFinite =
+    16; // Compression: some rank's gradients were not finite
 
 // Record::seq of a Step: who placed the boundary.
 enum : uint32_t {

@@ -1,0 +1,13 @@
+// Parts of the Python bindings with files of their own.
+#pragma once
+
+#include <torch/csrc/utils/pybind.h>
+
+#include "torch/compressing_hook.h"
+
+namespace commprof {
+
+void bindCompression(pybind11::module_& m); // compressors as hooks
+void bindKernels(pybind11::module_& m); // kernels on tensors
+
+} // namespace commprof
