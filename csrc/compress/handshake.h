@@ -13,15 +13,16 @@ namespace commprof::compress {
 
 class Handshake {
  public:
-  // All ranks' headers, by rank, valid until the next call. Throws
+  // All ranks' headers, by rank, valid until the next call. The channel must
+  // have no checksums: ranks may disagree about them too. Throws
   // DisagreementError, PayloadError, TransportError.
   std::span<const Header> run(const Header& mine, Channel& channel);
 
  private:
   // Members, because a transfer that an exception leaves behind may write into
   // them still.
-  std::vector<std::byte> mine_;
-  std::vector<std::byte> theirs_;
+  HeaderBytes mine_{};
+  std::vector<HeaderBytes> theirs_;
   std::vector<Header> headers_;
 };
 

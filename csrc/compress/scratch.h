@@ -20,8 +20,9 @@ class Scratch {
   std::byte* reserve(size_t bytes) {
     if (bytes > capacity_) {
       memory_.reset(); // before: the peak counts
-      memory_.reset(static_cast<std::byte*>(
-          ::operator new(bytes, std::align_val_t(kAlignment))));
+      memory_.reset(
+          static_cast<std::byte*>(
+              ::operator new(bytes, std::align_val_t(kAlignment))));
       capacity_ = bytes;
     }
     return memory_.get();

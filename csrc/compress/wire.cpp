@@ -48,6 +48,21 @@ std::string inBucket(int rank, uint32_t index) {
 
 } // namespace
 
+const char* schemeName(SchemeCode code) {
+  static constexpr std::array kNames{
+      "none",
+      "fp16",
+      "bf16",
+      "int8",
+      "int4",
+      "topk",
+      "randomk",
+      "powersgd",
+      "sign"};
+  const auto at = size_t(code);
+  return at < kNames.size() ? kNames[at] : "unknown";
+}
+
 HeaderBytes pack(const Header& header) {
   Layout layout{
       kMagic,
@@ -106,7 +121,7 @@ void checkAgreement(
     int my_rank,
     const Header& theirs,
     int their_rank) {
-  const auto compare = [&](const char* field, uint64_t here, uint64_t there) {
+  const auto compare = [&](const char* field, auto here, auto there) {
     if (here != there) {
       std::ostringstream text;
       text << "ranks disagree in bucket " << mine.index << ": " << field
@@ -117,7 +132,10 @@ void checkAgreement(
   };
   compare("step", mine.step, theirs.step);
   compare("index", mine.index, theirs.index);
-  compare("scheme", uint64_t(mine.scheme), uint64_t(theirs.scheme));
+  compare(
+      "scheme",
+      std::string(schemeName(mine.scheme)),
+      std::string(schemeName(theirs.scheme)));
   compare("n (values)", mine.n, theirs.n);
   compare("k (values, blocks or rank sent)", mine.k, theirs.k);
   compare("hash of options and seed", mine.options, theirs.options);

@@ -21,6 +21,9 @@ enum class SchemeCode : uint8_t { // on the wire: append, never renumber
   kSign,
 };
 
+// As in Options::scheme; "unknown" for a number that is none.
+const char* schemeName(SchemeCode code);
+
 struct Header {
   SchemeCode scheme = SchemeCode::kNone;
   bool nonfinite = false; // this rank's gradients are: nothing else follows

@@ -1,6 +1,7 @@
 #include "kernels/block_quant.h"
 
 #include "kernels/block_quant_table.h"
+#include "kernels/parallel.h"
 
 namespace commprof::kernels {
 
@@ -10,7 +11,10 @@ void encodeInt8(
     int8_t* out,
     float* scales,
     size_t n) {
-  COMMPROF_PICK(int8Table).encode(x, residual, out, scales, 0, n);
+  const auto& kernels = COMMPROF_PICK(int8Table);
+  parallelFor(n, kGrain, threads(), [&](size_t begin, size_t end) {
+    kernels.encode(x, residual, out, scales, begin, end);
+  });
 }
 
 void decodeInt8(
@@ -19,7 +23,10 @@ void decodeInt8(
     float* out,
     size_t n,
     float factor) {
-  COMMPROF_PICK(int8Table).decode(in, scales, out, factor, 0, n);
+  const auto& kernels = COMMPROF_PICK(int8Table);
+  parallelFor(n, kGrain, threads(), [&](size_t begin, size_t end) {
+    kernels.decode(in, scales, out, factor, begin, end);
+  });
 }
 
 void reduceInt8(
@@ -30,8 +37,10 @@ void reduceInt8(
     int8_t* out,
     float* out_scales,
     size_t n) {
-  COMMPROF_PICK(int8Table).reduce(
-      in, scales, count, factor, out, out_scales, 0, n);
+  const auto& kernels = COMMPROF_PICK(int8Table);
+  parallelFor(n, kGrain, threads(), [&](size_t begin, size_t end) {
+    kernels.reduce(in, scales, count, factor, out, out_scales, begin, end);
+  });
 }
 
 void encodeInt4(
@@ -40,7 +49,10 @@ void encodeInt4(
     uint8_t* out,
     float* scales,
     size_t n) {
-  COMMPROF_PICK(int4Table).encode(x, residual, out, scales, 0, n);
+  const auto& kernels = COMMPROF_PICK(int4Table);
+  parallelFor(n, kGrain, threads(), [&](size_t begin, size_t end) {
+    kernels.encode(x, residual, out, scales, begin, end);
+  });
 }
 
 void decodeInt4(
@@ -49,7 +61,10 @@ void decodeInt4(
     float* out,
     size_t n,
     float factor) {
-  COMMPROF_PICK(int4Table).decode(in, scales, out, factor, 0, n);
+  const auto& kernels = COMMPROF_PICK(int4Table);
+  parallelFor(n, kGrain, threads(), [&](size_t begin, size_t end) {
+    kernels.decode(in, scales, out, factor, begin, end);
+  });
 }
 
 void reduceInt4(
@@ -60,8 +75,10 @@ void reduceInt4(
     uint8_t* out,
     float* out_scales,
     size_t n) {
-  COMMPROF_PICK(int4Table).reduce(
-      in, scales, count, factor, out, out_scales, 0, n);
+  const auto& kernels = COMMPROF_PICK(int4Table);
+  parallelFor(n, kGrain, threads(), [&](size_t begin, size_t end) {
+    kernels.reduce(in, scales, count, factor, out, out_scales, begin, end);
+  });
 }
 
 } // namespace commprof::kernels

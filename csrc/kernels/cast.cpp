@@ -1,6 +1,7 @@
 #include "kernels/cast.h"
 
 #include "kernels/cast_table.h"
+#include "kernels/parallel.h"
 
 namespace commprof::kernels {
 
@@ -10,19 +11,31 @@ void encodeHalf(
     uint16_t* out,
     size_t n,
     float scale) {
-  COMMPROF_PICK(castTable).encodeHalf(x, residual, out, scale, 0, n);
+  const auto& kernels = COMMPROF_PICK(castTable);
+  parallelFor(n, kGrain, threads(), [&](size_t begin, size_t end) {
+    kernels.encodeHalf(x, residual, out, scale, begin, end);
+  });
 }
 
 void decodeHalf(const uint16_t* in, float* out, size_t n, float factor) {
-  COMMPROF_PICK(castTable).decodeHalf(in, out, factor, 0, n);
+  const auto& kernels = COMMPROF_PICK(castTable);
+  parallelFor(n, kGrain, threads(), [&](size_t begin, size_t end) {
+    kernels.decodeHalf(in, out, factor, begin, end);
+  });
 }
 
 void encodeBfloat16(const float* x, float* residual, uint16_t* out, size_t n) {
-  COMMPROF_PICK(castTable).encodeBfloat16(x, residual, out, 0, n);
+  const auto& kernels = COMMPROF_PICK(castTable);
+  parallelFor(n, kGrain, threads(), [&](size_t begin, size_t end) {
+    kernels.encodeBfloat16(x, residual, out, begin, end);
+  });
 }
 
 void decodeBfloat16(const uint16_t* in, float* out, size_t n, float factor) {
-  COMMPROF_PICK(castTable).decodeBfloat16(in, out, factor, 0, n);
+  const auto& kernels = COMMPROF_PICK(castTable);
+  parallelFor(n, kGrain, threads(), [&](size_t begin, size_t end) {
+    kernels.decodeBfloat16(in, out, factor, begin, end);
+  });
 }
 
 void reduceHalf(
@@ -31,7 +44,10 @@ void reduceHalf(
     int count,
     uint16_t* out,
     size_t n) {
-  COMMPROF_PICK(castTable).reduceHalf(in, factors, count, out, 0, n);
+  const auto& kernels = COMMPROF_PICK(castTable);
+  parallelFor(n, kGrain, threads(), [&](size_t begin, size_t end) {
+    kernels.reduceHalf(in, factors, count, out, begin, end);
+  });
 }
 
 void reduceBfloat16(
@@ -40,7 +56,10 @@ void reduceBfloat16(
     int count,
     uint16_t* out,
     size_t n) {
-  COMMPROF_PICK(castTable).reduceBfloat16(in, factors, count, out, 0, n);
+  const auto& kernels = COMMPROF_PICK(castTable);
+  parallelFor(n, kGrain, threads(), [&](size_t begin, size_t end) {
+    kernels.reduceBfloat16(in, factors, count, out, begin, end);
+  });
 }
 
 } // namespace commprof::kernels

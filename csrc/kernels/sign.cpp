@@ -1,5 +1,6 @@
 #include "kernels/sign.h"
 
+#include "kernels/parallel.h"
 #include "kernels/sign_table.h"
 
 namespace commprof::kernels {
@@ -10,7 +11,10 @@ void encodeSign(
     uint64_t* bits,
     float* scales,
     size_t n) {
-  COMMPROF_PICK(signTable).encode(x, residual, bits, scales, 0, n);
+  const auto& kernels = COMMPROF_PICK(signTable);
+  parallelFor(n, kGrain, threads(), [&](size_t begin, size_t end) {
+    kernels.encode(x, residual, bits, scales, begin, end);
+  });
 }
 
 void addSign(
@@ -19,7 +23,10 @@ void addSign(
     float* out,
     size_t n,
     float factor) {
-  COMMPROF_PICK(signTable).add(bits, scales, out, factor, 0, n);
+  const auto& kernels = COMMPROF_PICK(signTable);
+  parallelFor(n, kGrain, threads(), [&](size_t begin, size_t end) {
+    kernels.add(bits, scales, out, factor, begin, end);
+  });
 }
 
 } // namespace commprof::kernels

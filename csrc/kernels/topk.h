@@ -22,7 +22,7 @@ struct TopKStats {
 struct TopKScratch {
   std::vector<int32_t> indices;
   std::vector<float> values;
-  std::vector<int32_t> keys, more_keys;
+  std::vector<int32_t> keys;
   uint64_t seed = 0x9e3779b97f4a7c15ull;
 };
 

@@ -1,0 +1,48 @@
+// Kernels over several threads. What they give does not depend on how many.
+#pragma once
+
+#include <cstddef>
+
+namespace commprof::kernels {
+
+// Values in one piece of a dense kernel's work: long beside the hand-over to
+// another thread, and a multiple of every kernel's block.
+inline constexpr size_t kGrain = 256 * 1024;
+
+inline constexpr int kMaxThreads = 256;
+
+// Threads that a kernel may use: 1, or what the environment variable
+// COMMPROF_KERNEL_THREADS or setThreads() said. Both throw
+// std::invalid_argument, with the value and the allowed range.
+int threads();
+void setThreads(int count);
+
+namespace detail {
+
+struct Work {
+  size_t n;
+  size_t grain;
+  const void* body;
+  void (*call)(const void* body, size_t begin, size_t end);
+};
+void runPieces(const Work& work, int threads);
+
+} // namespace detail
+
+// Calls body(begin, end) once for each piece [0, grain), [grain, 2 grain), ...
+// of [0, n), on the calling thread and up to threads - 1 others, and returns
+// when all are done. grain > 0; body must not throw. The pieces are the same
+// whatever the number of threads, and so is the floating-point environment.
+//
+// The other threads are started on first use and kept. One caller at a time has
+// them; who comes meanwhile, a body that calls this again included, does all
+// its pieces itself. After a fork the child starts threads of its own.
+template <class Body>
+void parallelFor(size_t n, size_t grain, int threads, const Body& body) {
+  const auto call = [](const void* erased, size_t begin, size_t end) {
+    (*static_cast<const Body*>(erased))(begin, end);
+  };
+  detail::runPieces({n, grain, &body, call}, threads);
+}
+
+} // namespace commprof::kernels

@@ -1,0 +1,89 @@
+#include "kernels/topk_select.h"
+
+#include <algorithm>
+#include <array>
+
+namespace commprof::kernels {
+
+namespace {
+
+constexpr size_t kBins = 2048;
+// Equal neighbours count in different tables, so that no increment waits for
+// the one before it.
+constexpr size_t kTables = 4;
+
+using Histogram = std::array<std::array<uint32_t, kBins>, kTables>;
+
+void countKeys(
+    const int32_t* keys,
+    size_t count,
+    int32_t lowest,
+    int shift,
+    Histogram& bins) {
+  bins = {};
+  size_t i = 0;
+  for (; i + kTables <= count; i += kTables) {
+    for (size_t j = 0; j < kTables; ++j) {
+      ++bins[j][size_t(keys[i + j] - lowest) >> shift];
+    }
+  }
+  for (; i < count; ++i) {
+    ++bins[0][size_t(keys[i] - lowest) >> shift];
+  }
+}
+
+// The cut after the k-th largest of keys, all of which are in the band.
+// Narrows the band to one bin at a time; keys are packed in place.
+Cut kthLargest(int32_t* keys, size_t count, size_t k, KeyBand band) {
+  Histogram bins;
+  while (true) {
+    int shift = 0;
+    while (uint32_t(band.highest - band.lowest) >> shift >= kBins) {
+      ++shift;
+    }
+    countKeys(keys, count, band.lowest, shift, bins);
+    size_t bin = kBins;
+    size_t here = 0;
+    while (true) {
+      --bin;
+      here = size_t(bins[0][bin]) + bins[1][bin] + bins[2][bin] + bins[3][bin];
+      if (here >= k) {
+        break;
+      }
+      k -= here;
+    }
+    band.lowest += int32_t(bin << shift);
+    if (shift == 0) {
+      return {band.lowest, k};
+    }
+    const int64_t bin_end = band.lowest + ((int64_t(1) << shift) - 1);
+    band.highest = int32_t(std::min<int64_t>(band.highest, bin_end));
+    count = COMMPROF_PICK(topKTable).keysWithin(
+        keys, count, band.lowest, band.highest, keys);
+  }
+}
+
+} // namespace
+
+Cut findCut(
+    const float* values,
+    size_t count,
+    size_t k,
+    KeyBand band,
+    TopKScratch& scratch) {
+  if (count == k) {
+    return {-1, 0}; // all
+  }
+  if (scratch.keys.size() < count + kPad) {
+    scratch.keys.resize(count + kPad);
+  }
+  size_t higher = 0;
+  const size_t held = COMMPROF_PICK(topKTable).keysUpTo(
+      values, count, band.highest, scratch.keys.data(), &higher);
+  if (higher >= k) { // the sample was misleading
+    return findCut(values, count, k, {band.lowest, kLargestKey}, scratch);
+  }
+  return kthLargest(scratch.keys.data(), held, k - higher, band);
+}
+
+} // namespace commprof::kernels

@@ -1,0 +1,28 @@
+// Runs a test at each level that this machine has, and says which it lacks.
+#pragma once
+
+#include <algorithm>
+#include <cstdio>
+#include <vector>
+
+#include "kernels/level.h"
+
+namespace check {
+
+template <class Test>
+void atEachLevel(Test test) {
+  using commprof::kernels::Level;
+  const std::vector<Level> have = commprof::kernels::availableLevels();
+  for (const Level level : {Level::kScalar, Level::kAvx2, Level::kAvx512}) {
+    const char* name = commprof::kernels::levelName(level);
+    if (std::find(have.begin(), have.end(), level) == have.end()) {
+      std::printf("NOT RUN at level %s: not on this machine\n", name);
+      continue;
+    }
+    std::printf("level %s\n", name);
+    commprof::kernels::setLevel(level);
+    test();
+  }
+}
+
+} // namespace check

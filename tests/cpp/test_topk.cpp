@@ -1,0 +1,367 @@
+#include "kernels/topk.h"
+
+#include <bit>
+#include <cmath>
+#include <limits>
+#include <random>
+#include <string>
+
+#include "check.h"
+#include "kernel_levels.h"
+#include "kernels/topk_search.h"
+
+using namespace commprof::kernels;
+
+namespace {
+
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+constexpr float kInf = std::numeric_limits<float>::infinity();
+constexpr size_t kGuards = 64;
+constexpr int32_t kGuard = 0x5a5a5a5a;
+
+uint32_t bitsOf(float x) {
+  return std::bit_cast<uint32_t>(x);
+}
+
+struct Data {
+  std::string name;
+  std::vector<float> x;
+};
+
+float mixed(std::mt19937& random, size_t i, size_t n) {
+  std::normal_distribution<float> normal;
+  const double scale = std::pow(10.0, -5.0 + 3.0 * double(i * 12 / n) / 11.0);
+  return normal(random) * float(scale);
+}
+
+// One array of each adversarial kind.
+std::vector<Data> arrays(size_t n) {
+  std::mt19937 random(uint32_t(n) + 7);
+  const auto make = [&](const char* name, auto value) {
+    Data data{name, std::vector<float>(n)};
+    for (size_t i = 0; i < n; ++i) {
+      data.x[i] = value(i);
+    }
+    return data;
+  };
+  const float step = 1.0f / float(n + 1);
+  return {
+      make("zeros", [](size_t i) { return i % 3 == 0 ? -0.0f : 0.0f; }),
+      make("constant", [](size_t i) { return i % 2 == 0 ? 1.5f : -1.5f; }),
+      make("ties", [&](size_t) { return float(int(random() % 5) - 2); }),
+      make(
+          "denormals",
+          [&](size_t) {
+            return std::bit_cast<float>(uint32_t(random()) & 0x807fffffu);
+          }),
+      make(
+          "any bits",
+          [&](size_t) { return std::bit_cast<float>(uint32_t(random())); }),
+      make(
+          "NaN",
+          [&](size_t i) {
+            return random() % 9 == 0 ? kNan : mixed(random, i, n);
+          }),
+      make(
+          "Inf",
+          [&](size_t i) {
+            return random() % 7 == 0 ? (i % 2 == 0 ? kInf : -kInf)
+                                     : mixed(random, i, n);
+          }),
+      make("ascending", [&](size_t i) { return float(i + 1) * step; }),
+      make("descending", [&](size_t i) { return -float(n - i) * step; }),
+      make(
+          "one huge",
+          [&](size_t i) {
+            return i == n * 2 / 3 ? -1e30f : mixed(random, i, n);
+          }),
+      make("mixed", [&](size_t i) { return mixed(random, i, n); }),
+      // Most samples miss the few large ones.
+      make("hidden", [&](size_t i) {
+        return i > n / 2 && i < n / 2 + 40 ? 1.0f + float(i) * step
+                                           : 1e-6f * float(i % 17);
+      })};
+}
+
+// Places by falling key, lowest index first among equals.
+std::vector<int32_t> stableOrder(const std::vector<float>& x) {
+  std::vector<int32_t> order(x.size());
+  for (size_t i = 0; i < x.size(); ++i) {
+    order[i] = int32_t(i);
+  }
+  std::stable_sort(order.begin(), order.end(), [&](int32_t a, int32_t b) {
+    return (bitsOf(x[size_t(a)]) & 0x7fffffffu) >
+        (bitsOf(x[size_t(b)]) & 0x7fffffffu);
+  });
+  return order;
+}
+
+struct Result {
+  explicit Result(size_t count)
+      : indices(count + kGuards, kGuard),
+        values(count + kGuards, std::bit_cast<float>(kGuard)) {}
+
+  std::vector<int32_t> indices;
+  std::vector<float> values;
+  TopKStats stats;
+};
+
+bool chosenRight(
+    const Result& result,
+    const std::vector<float>& x,
+    const std::vector<int32_t>& order,
+    size_t k) {
+  const size_t count = std::min(k, x.size());
+  std::vector<int32_t> expected(order.begin(), order.begin() + long(count));
+  std::sort(expected.begin(), expected.end());
+  bool good = result.stats.count == count;
+  for (size_t i = 0; i < count; ++i) {
+    good = good && result.indices[i] == expected[i] &&
+        bitsOf(result.values[i]) == bitsOf(x[size_t(expected[i])]);
+  }
+  for (size_t i = count; i < count + kGuards; ++i) {
+    good = good && result.indices[i] == kGuard &&
+        bitsOf(result.values[i]) == uint32_t(kGuard);
+  }
+  return good;
+}
+
+// What was not chosen, bit for bit, and zero where it was.
+bool residualRight(
+    const std::vector<float>& residual,
+    const Result& result,
+    std::vector<float> sum) {
+  for (size_t i = 0; i < result.stats.count; ++i) {
+    sum[size_t(result.indices[i])] = 0.0f;
+  }
+  bool good = true;
+  for (size_t i = 0; i < sum.size(); ++i) {
+    good = good && bitsOf(residual[i]) == bitsOf(sum[i]);
+  }
+  return good;
+}
+
+bool memoryBounded(const TopKStats& stats, size_t n, size_t k) {
+  return stats.passes <= 3 &&
+      stats.candidates <= std::min(n, k + k / 2 + 65536) + 4096;
+}
+
+void note(bool good, const Data& data, size_t k, const char* what) {
+  const std::string text = data.name +
+      ", n = " + std::to_string(data.x.size()) + ", k = " + std::to_string(k) +
+      ": " + what;
+  check::note(good, text, __FILE__, __LINE__);
+}
+
+// Gradient and residual that add up to what the test is about.
+struct Parts {
+  explicit Parts(const std::vector<float>& x)
+      : gradient(x.size()), residual(x.size()), sum(x.size()) {
+    std::mt19937 random(5);
+    for (size_t i = 0; i < x.size(); ++i) {
+      const bool split = random() % 4 == 0 && std::isfinite(x[i]);
+      residual[i] = split ? x[i] * 0.25f : 0.0f;
+      gradient[i] = split ? x[i] * 0.75f : x[i];
+      sum[i] = gradient[i] + residual[i];
+    }
+  }
+
+  std::vector<float> gradient, residual, sum;
+};
+
+std::vector<size_t> chosenCounts(size_t n) {
+  return {0, 1, 2, n / 100, n / 10, n / 2, n, n + 5};
+}
+
+void testPlain(const Data& data, TopKScratch& scratch) {
+  const size_t n = data.x.size();
+  const std::vector<int32_t> order = stableOrder(data.x);
+  for (const size_t k : chosenCounts(n)) {
+    Result result(std::min(k, n));
+    result.stats = topK(
+        data.x.data(),
+        n,
+        k,
+        result.indices.data(),
+        result.values.data(),
+        scratch);
+    note(chosenRight(result, data.x, order, k), data, k, "topK");
+    note(memoryBounded(result.stats, n, k), data, k, "topK's memory");
+  }
+}
+
+void testFeedback(const Data& data, TopKScratch& scratch) {
+  const size_t n = data.x.size();
+  const Parts parts(data.x);
+  const std::vector<int32_t> order = stableOrder(parts.sum);
+  for (const size_t k : chosenCounts(n)) {
+    Result result(std::min(k, n));
+    std::vector<float> residual = parts.residual;
+    result.stats = topKFeedback(
+        parts.gradient.data(),
+        residual.data(),
+        n,
+        k,
+        result.indices.data(),
+        result.values.data(),
+        scratch);
+    note(chosenRight(result, parts.sum, order, k), data, k, "feedback");
+    note(residualRight(residual, result, parts.sum), data, k, "residual");
+    note(memoryBounded(result.stats, n, k), data, k, "feedback's memory");
+  }
+}
+
+// Bands that no sample would give: too high, so that passes are repeated; too
+// low, so that candidates overflow; and one whose upper end is wrong.
+void testMisleadingBands(const Data& data, TopKScratch& scratch) {
+  const size_t n = data.x.size();
+  const Parts parts(data.x);
+  const std::vector<int32_t> order = stableOrder(parts.sum);
+  const auto keyAt = [&](size_t place) {
+    return int32_t(bitsOf(parts.sum[size_t(order[place])]) & 0x7fffffffu);
+  };
+  for (const size_t k : {size_t(1), n / 100, n / 10, n / 2, n}) {
+    if (k == 0) {
+      continue;
+    }
+    const KeyBand bands[] = {
+        {kLargestKey, kLargestKey},
+        {keyAt(k / 2), kLargestKey},
+        {keyAt(k - 1), keyAt(k - 1)},
+        {0, kLargestKey},
+        {0, 0}};
+    for (const KeyBand& band : bands) {
+      Result result(k);
+      std::vector<float> residual = parts.residual;
+      result.stats = searchBand(
+          parts.gradient.data(),
+          residual.data(),
+          n,
+          k,
+          band,
+          result.indices.data(),
+          result.values.data(),
+          scratch);
+      note(chosenRight(result, parts.sum, order, k), data, k, "any band");
+      note(residualRight(residual, result, parts.sum), data, k, "put back");
+      note(memoryBounded(result.stats, n, k), data, k, "any band's memory");
+    }
+  }
+}
+
+void testRepeatedPasses() {
+  const size_t n = 100000, k = 1000;
+  std::vector<float> x(n), values(k);
+  std::vector<int32_t> indices(k);
+  std::mt19937 random(1);
+  for (float& value : x) {
+    value = std::normal_distribution<float>()(random);
+  }
+  TopKScratch scratch;
+  const auto passes = [&](KeyBand band) {
+    return searchBand(
+               x.data(),
+               nullptr,
+               n,
+               k,
+               band,
+               indices.data(),
+               values.data(),
+               scratch)
+        .passes;
+  };
+  CHECK_EQ(passes({int32_t(bitsOf(2.0f)), kLargestKey}), 1u); // 4.6 % above
+  CHECK_EQ(passes({int32_t(bitsOf(3.0f)), kLargestKey}), 2u); // 0.3 %, 13 %
+  CHECK_EQ(passes({int32_t(bitsOf(40.0f)), kLargestKey}), 3u);
+}
+
+void testOverflow() {
+  const size_t n = 1000000, k = 1000;
+  std::vector<float> x(n), values(k);
+  std::vector<int32_t> indices(k);
+  for (size_t i = 0; i < n; ++i) {
+    x[i] = float(i);
+  }
+  TopKScratch scratch;
+  const TopKStats stats = searchBand(
+      x.data(),
+      nullptr,
+      n,
+      k,
+      {0, kLargestKey},
+      indices.data(),
+      values.data(),
+      scratch);
+  CHECK_EQ(stats.passes, 1u);
+  CHECK(stats.reselections >= n / (65536 + k) - 1);
+  CHECK_EQ(indices[0], int32_t(n - k));
+  CHECK_EQ(indices[k - 1], int32_t(n - 1));
+}
+
+void testSeedChangesNothing() {
+  const Data data = arrays(65537)[10];
+  const size_t n = data.x.size(), k = n / 100;
+  std::vector<int32_t> first(k), again(k);
+  std::vector<float> values(k);
+  TopKScratch scratch;
+  topK(data.x.data(), n, k, first.data(), values.data(), scratch);
+  for (uint64_t seed = 0; seed < 100; ++seed) {
+    scratch.seed = seed;
+    topK(data.x.data(), n, k, again.data(), values.data(), scratch);
+    CHECK(first == again);
+  }
+}
+
+void testUnaligned() {
+  const Data data = arrays(4097)[10];
+  for (size_t skip = 1; skip < 16; ++skip) {
+    const std::vector<float> x(data.x.begin() + long(skip), data.x.end());
+    Result result(50);
+    TopKScratch scratch;
+    result.stats = topK(
+        data.x.data() + skip,
+        x.size(),
+        50,
+        result.indices.data(),
+        result.values.data(),
+        scratch);
+    CHECK(chosenRight(result, x, stableOrder(x), 50));
+  }
+}
+
+void testTooMany() {
+  TopKScratch scratch;
+  const float x = 0;
+  float value = 0;
+  int32_t index = 0;
+  CHECK_THROWS(
+      std::invalid_argument,
+      topK(&x, size_t(1) << 31, 1, &index, &value, scratch));
+}
+
+void testAll() {
+  TopKScratch scratch; // shared: what a call leaves must not harm the next
+  for (const size_t n :
+       {0,   1,    2,    15,   16,   17,   63,    64,    65,    100,
+        127, 1023, 1024, 4095, 4096, 4097, 65535, 65536, 65537, 300001}) {
+    for (const Data& data : arrays(n)) {
+      testPlain(data, scratch);
+      testFeedback(data, scratch);
+      if (n > 0) {
+        testMisleadingBands(data, scratch);
+      }
+    }
+  }
+  testRepeatedPasses();
+  testOverflow();
+  testSeedChangesNothing();
+  testUnaligned();
+}
+
+} // namespace
+
+int main() {
+  check::atEachLevel(testAll);
+  testTooMany();
+  return check::report();
+}
