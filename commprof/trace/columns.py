@@ -98,6 +98,7 @@ class Finalizations:
 class Buckets:
     """One row per gradient bucket that passed commprof's DDP hook."""
 
+    op_id: Ints
     index: Ints
     #: Hash over the shapes of its parameters.
     signature: npt.NDArray[np.uint64]
@@ -112,6 +113,34 @@ class Buckets:
     def __len__(self) -> int:
         """Number of buckets."""
         return len(self.index)
+
+
+@dataclass(frozen=True)
+class Compressions:
+    """One row per bucket that a compressor has sent."""
+
+    #: Of the bucket.
+    op_id: Ints
+    scheme: tuple[str, ...]
+    #: This rank's gradients once encoded, and what it sent to others for the bucket.
+    payload_bytes: Ints
+    wire_bytes: Ints
+    #: Some rank's gradients were not finite.
+    non_finite: npt.NDArray[np.bool_]
+    #: When the compressor's thread began with it.
+    begin_ns: Ints
+    #: [stages of ``schema.STAGES``, buckets]: time in the pieces of each stage.
+    stage_ns: Ints
+    #: NaN, and for counts -1, where they were not measured; see ``docs/trace_format.md``.
+    relative_error: npt.NDArray[np.float64]
+    cosine: npt.NDArray[np.float64]
+    residual_ratio: npt.NDArray[np.float64]
+    zeroed: Ints
+    saturated: Ints
+
+    def __len__(self) -> int:
+        """Number of buckets."""
+        return len(self.op_id)
 
 
 def collectives(trace: Trace) -> Collectives:
@@ -207,6 +236,7 @@ def buckets(trace: Trace) -> Buckets:
     records = _of_kind(trace.records, Kind.BUCKET)
     ends = _of_kind(trace.records, Kind.BUCKET_END)
     return Buckets(
+        op_id=_ints(records["op_id"]),
         index=_ints(records["aux"]),
         signature=records["bytes_out"].astype(np.uint64),
         bytes=_ints(records["bytes_in"]),
@@ -218,10 +248,57 @@ def buckets(trace: Trace) -> Buckets:
     )
 
 
+def compressions(trace: Trace) -> Compressions:
+    """Buckets sent by a compressor; empty without one."""
+    records = _of_kind(trace.records, Kind.COMPRESSION)
+    spans = _of_kind(trace.records, Kind.SPAN)
+    quality = _of_kind(trace.records, Kind.QUALITY)
+    op_id = _ints(records["op_id"])
+    row = _look_up(op_id, _ints(quality["op_id"]), np.arange(1, len(quality) + 1)) - 1
+
+    def ratio(field: str) -> npt.NDArray[np.float64]:
+        values = quality[field].astype(np.uint64).view(np.float64)
+        return np.where(row >= 0, np.append(values, np.nan)[row], np.nan)
+
+    def count(field: str) -> Ints:
+        return np.append(_ints(quality[field]), -1)[row]
+
+    return Compressions(
+        op_id=op_id,
+        scheme=tuple(_name(value) for value in records["value"].tolist()),
+        payload_bytes=_ints(records["bytes_in"]),
+        wire_bytes=_ints(records["bytes_out"]),
+        non_finite=(records["flags"] & schema.FLAG_NON_FINITE) != 0,
+        begin_ns=_look_up(op_id, _ints(spans["op_id"]), _ints(spans["timestamp_ns"])),
+        stage_ns=_stage_ns(op_id, spans),
+        relative_error=ratio("bytes_in"),
+        cosine=ratio("bytes_out"),
+        residual_ratio=ratio("value"),
+        zeroed=count("seq"),
+        saturated=count("aux"),
+    )
+
+
 def stacks(trace: Trace, op_id: Ints) -> Ints:
     """Per operation the number of the stack that issued it, see ``Trace.stacks``; 0 for none."""
     records = _of_kind(trace.records, Kind.STACK)
     return _look_up(op_id, _ints(records["op_id"]), _ints(records["value"]))
+
+
+def _stage_ns(op_id: Ints, spans: Records) -> Ints:
+    """Per stage and bucket the sum of its spans, which do not overlap within a stage."""
+    result = np.zeros((len(schema.STAGES), len(op_id)), dtype=np.int64)
+    row = _look_up(_ints(spans["op_id"]), op_id, np.arange(1, len(op_id) + 1)) - 1
+    known = (row >= 0) & (spans["aux"] < len(schema.STAGES))
+    length = _ints(spans["value"]) - _ints(spans["timestamp_ns"])
+    np.add.at(result, (_ints(spans["aux"])[known], row[known]), length[known])
+    return result
+
+
+def _name(value: int) -> str:
+    """The ASCII characters of a scheme's name; others, which nobody writes, as "?"."""
+    text = value.to_bytes(8, "little").rstrip(b"\0").decode("ascii", "replace")
+    return "".join(c if c.isprintable() and c.isascii() else "?" for c in text)
 
 
 def _of_kind(records: Records, kind: schema.Kind) -> Records:

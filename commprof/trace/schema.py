@@ -58,10 +58,13 @@ class Kind(IntEnum):
     BUCKET_END = 9
     CLOCK = 10
     STACK = 11
+    SPAN = 12
+    COMPRESSION = 13
+    QUALITY = 14
 
 
 #: Kinds whose ``value`` is a time, as ``timestamp_ns`` is.
-TIME_IN_VALUE: Final = (Kind.PHASE, Kind.WAIT, Kind.BUCKET)
+TIME_IN_VALUE: Final = (Kind.PHASE, Kind.WAIT, Kind.BUCKET, Kind.SPAN)
 
 
 class Phase(IntEnum):
@@ -78,6 +81,10 @@ FLAG_FAILED: Final = 1
 FLAG_DEVICE_ASYNC: Final = 2
 FLAG_LAST_BUCKET: Final = 4
 FLAG_RUN_DELAY_READ: Final = 8
+FLAG_NON_FINITE: Final = 16
+
+#: Stages of a compressed bucket, by the code in ``aux`` of a span.
+STAGES: Final = ("encode", "exchange", "reduce", "decode")
 
 #: Who placed a step boundary: the script, an optimizer's update, or one that GradScaler skipped.
 STEP_DECLARED: Final = 0

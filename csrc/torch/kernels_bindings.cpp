@@ -17,6 +17,7 @@
 #include "kernels/block_quant.h"
 #include "kernels/cast.h"
 #include "kernels/level.h"
+#include "kernels/parallel.h"
 #include "kernels/sign.h"
 #include "kernels/topk.h"
 #include "torch/compression_bindings.h"
@@ -366,6 +367,13 @@ void bindKernels(py::module_& m) {
       "simd_level",
       [] { return std::string(kernels::levelName(kernels::currentLevel())); },
       "Instructions that the kernels use.");
+  m.def(
+      "kernel_threads", &kernels::threads, "Threads that one kernel may use.");
+  m.def(
+      "set_kernel_threads",
+      &kernels::setThreads,
+      "Lets one kernel use so many threads.",
+      py::arg("count"));
   m.def("topk", &topK, py::arg("x"), py::arg("k"), NoGil());
   m.def(
       "topk_feedback",

@@ -25,6 +25,7 @@ FLAGS = {
     "device_async": schema.FLAG_DEVICE_ASYNC,
     "last_bucket": schema.FLAG_LAST_BUCKET,
     "run_delay_read": schema.FLAG_RUN_DELAY_READ,
+    "non_finite": schema.FLAG_NON_FINITE,
 }
 
 
@@ -102,6 +103,7 @@ def test_codes_are_the_positions_of_their_names() -> None:
         (("code", "kind"), schema.KINDS),
         (("code", "operation"), schema.OPS),
         (("code", "phase"), schema.PHASES),
+        (("code", "stage"), schema.STAGES),
     ],
 )
 def test_documented_codes(header: tuple[str, str], names: Sequence[str]) -> None:
