@@ -5,6 +5,10 @@
 #include <sstream>
 #include <stdexcept>
 
+#include "compress/power_sgd.h"
+#include "compress/random_blocks.h"
+#include "compress/sign_scheme.h"
+#include "compress/top_k.h"
 #include "compress/two_phase.h"
 
 namespace commprof::compress {
@@ -176,12 +180,17 @@ std::unique_ptr<Scheme> makeScheme(const Settings& settings) {
       return std::make_unique<TwoPhase>(makeInt8Codec());
     case SchemeCode::kInt4:
       return std::make_unique<TwoPhase>(makeInt4Codec());
-    default:
-      break;
+    case SchemeCode::kTopK:
+      return std::make_unique<TopK>(settings.ratio_ppb);
+    case SchemeCode::kRandomK:
+      return std::make_unique<RandomBlocks>(
+          settings.ratio_ppb, settings.seed, settings.feedback);
+    case SchemeCode::kPowerSgd:
+      return std::make_unique<PowerSgd>(settings.rank, settings.seed);
+    case SchemeCode::kSign:
+      return std::make_unique<Sign>();
   }
-  throw std::invalid_argument(
-      std::string("compression scheme '") + schemeName(settings.scheme) +
-      "' is not built in");
+  return nullptr;
 }
 
 } // namespace commprof::compress

@@ -19,6 +19,13 @@ std::vector<Case> cases() {
       {optionsOf("bf16"), 4e-3},
       {optionsOf("int8"), 2e-2},
       {optionsOf("int4"), 0.25},
+      {optionsOf("topk"), 1},
+      {optionsOf("topk", {{"ratio", 0.4}}), 1}, // dense above two ranks
+      {optionsOf("topk", {{"ratio", 1}}), 1e-6},
+      {optionsOf("topk", {{"feedback", 0}}), 1},
+      {optionsOf("randomk"), 1},
+      {optionsOf("powersgd"), 1},
+      {optionsOf("sign"), 1.1},
   };
 }
 
