@@ -19,8 +19,8 @@ const uint8_t* octets(const std::byte* bytes) {
 
 } // namespace
 
-TopK::TopK(uint64_t ratio_ppb)
-    : ratio_ppb_(ratio_ppb), all_as_half_(makeHalfCodec()) {}
+TopK::TopK(uint64_t ratio_ppb, size_t piece_bytes)
+    : ratio_ppb_(ratio_ppb), all_as_half_(makeHalfCodec(), piece_bytes) {}
 
 uint32_t TopK::k(size_t n) const {
   return uint32_t(shareOf(n, ratio_ppb_));

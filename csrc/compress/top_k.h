@@ -12,7 +12,7 @@ namespace commprof::compress {
 
 class TopK : public Scheme {
  public:
-  explicit TopK(uint64_t ratio_ppb);
+  TopK(uint64_t ratio_ppb, size_t piece_bytes);
 
   uint32_t k(size_t n) const override;
   bool lossless(size_t n) const override;
