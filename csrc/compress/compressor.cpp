@@ -237,9 +237,11 @@ class BucketCompressor : public Compressor {
       const Bucket& bucket,
       const Header& mine,
       int world) {
-    std::vector<std::byte> memory = std::move(sent.payload);
-    sent = Sent{};
-    sent.payload = std::move(memory);
+    Sent fresh;
+    fresh.payload = std::move(sent.payload); // their memory is used again
+    fresh.lost = std::move(sent.lost);
+    fresh.lost.clear();
+    sent = std::move(fresh);
     sent.signature = bucket.signature;
     sent.step = bucket.step;
     sent.numel = bucket.numel;
@@ -254,6 +256,9 @@ class BucketCompressor : public Compressor {
       std::memcpy(dense.data(), sent.payload.data(), sent.payload.size());
     } else {
       scheme_->addSent(sent, residuals_.slotsOf(sent.signature), dense.data());
+    }
+    for (size_t i = 0; i < sent.lost.size(); ++i) {
+      dense[sent.lost_offset + i] -= sent.lost[i];
     }
     for (size_t i = 0; i < sent.numel; ++i) {
       residual[i] += dense[i] * sent.factor;

@@ -6,14 +6,14 @@
 
 namespace commprof::compress {
 
-Pieces::Pieces(const BlockCodec& codec, size_t n, int world, size_t trailer)
+Pieces::Pieces(const BlockCodec& codec, size_t n, int world, Size size)
     : codec_(codec),
       n_(n),
       world_(world),
-      trailer_(trailer),
+      trailer_(size.trailer),
       blocks_((n + codec.block() - 1) / codec.block()) {
   const size_t chunk_bytes = codec.bytes(n) / size_t(world);
-  count_ = int(std::max<size_t>(1, chunk_bytes / kPieceBytes));
+  count_ = int(std::max<size_t>(1, chunk_bytes / size.piece_bytes));
   offsets_.reserve(size_t(count_) * size_t(world) + 1);
   offsets_.push_back(0);
   for (int piece = 0; piece < count_; ++piece) {

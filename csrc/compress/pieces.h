@@ -9,14 +9,13 @@
 
 namespace commprof::compress {
 
-// A piece is about this long once encoded: long enough to fill a link, short
-// enough that encoding the next one hides behind it.
-inline constexpr size_t kPieceBytes = size_t(1) << 20;
-
 class Pieces {
  public:
-  // Messages are `trailer` bytes longer than what they carry.
-  Pieces(const BlockCodec& codec, size_t n, int world, size_t trailer);
+  struct Size {
+    size_t piece_bytes = 0; // wanted, encoded
+    size_t trailer = 0; // by which messages are longer than what they carry
+  };
+  Pieces(const BlockCodec& codec, size_t n, int world, Size size);
 
   struct Range {
     size_t begin = 0; // values

@@ -1,7 +1,8 @@
 // What this rank sent in the current step, as encoded. Where GradScaler skips
-// the step, it goes back to the residuals. Costs the payload's bytes once more,
-// per step and only with error feedback: 1 % of the gradients' for topk with
-// its standard ratio, 1/8 for int4.
+// the step, it goes back to the residuals. Costs memory only with error
+// feedback: the payload's bytes once more, 1 % of the gradients' for topk with
+// its standard ratio; with two phases 4 bytes for each value of this rank's
+// chunk besides (int4: 1/8 + 1/W of the gradients).
 #pragma once
 
 #include <cstddef>
@@ -21,6 +22,9 @@ struct Sent {
   float factor = 1; // by which residuals were scaled since
   bool lossless = false; // payload is the bucket in fp32
   std::vector<std::byte> payload; // otherwise the scheme's own
+  // What two phases put into the residual besides: their second rounding.
+  std::vector<float> lost;
+  size_t lost_offset = 0;
 
   void keep(std::span<const std::byte> bytes) {
     payload.assign(bytes.begin(), bytes.end());

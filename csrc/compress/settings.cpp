@@ -5,6 +5,10 @@
 #include <sstream>
 #include <stdexcept>
 
+#include "compress/power_sgd.h"
+#include "compress/random_blocks.h"
+#include "compress/sign_scheme.h"
+#include "compress/top_k.h"
 #include "compress/two_phase.h"
 
 namespace commprof::compress {
@@ -141,7 +145,11 @@ Settings parseOptions(const Options& options) {
   settings.scheme = schemeCode(options.scheme);
   settings.seed = options.seed;
   settings.measure_every = options.measure_every;
-  std::vector<double> values;
+  if (options.piece_bytes == 0) {
+    throw std::invalid_argument("piece_bytes is 0; allowed: from 1");
+  }
+  settings.piece_bytes = options.piece_bytes;
+  std::vector<double> values{double(options.piece_bytes)};
   for (const OptionSpec& spec : specs) {
     const auto given = options.values.find(spec.name);
     const double value =
@@ -169,19 +177,25 @@ std::unique_ptr<Scheme> makeScheme(const Settings& settings) {
     case SchemeCode::kNone:
       return nullptr;
     case SchemeCode::kHalf:
-      return std::make_unique<TwoPhase>(makeHalfCodec());
+      return std::make_unique<TwoPhase>(makeHalfCodec(), settings.piece_bytes);
     case SchemeCode::kBfloat16:
-      return std::make_unique<TwoPhase>(makeBfloat16Codec());
+      return std::make_unique<TwoPhase>(
+          makeBfloat16Codec(), settings.piece_bytes);
     case SchemeCode::kInt8:
-      return std::make_unique<TwoPhase>(makeInt8Codec());
+      return std::make_unique<TwoPhase>(makeInt8Codec(), settings.piece_bytes);
     case SchemeCode::kInt4:
-      return std::make_unique<TwoPhase>(makeInt4Codec());
-    default:
-      break;
+      return std::make_unique<TwoPhase>(makeInt4Codec(), settings.piece_bytes);
+    case SchemeCode::kTopK:
+      return std::make_unique<TopK>(settings.ratio_ppb, settings.piece_bytes);
+    case SchemeCode::kRandomK:
+      return std::make_unique<RandomBlocks>(
+          settings.ratio_ppb, settings.seed, settings.feedback);
+    case SchemeCode::kPowerSgd:
+      return std::make_unique<PowerSgd>(settings.rank, settings.seed);
+    case SchemeCode::kSign:
+      return std::make_unique<Sign>();
   }
-  throw std::invalid_argument(
-      std::string("compression scheme '") + schemeName(settings.scheme) +
-      "' is not built in");
+  return nullptr;
 }
 
 } // namespace commprof::compress

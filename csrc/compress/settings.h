@@ -20,6 +20,7 @@ struct Settings {
   bool checksum = false;
   uint64_t seed = 0;
   uint32_t measure_every = 0;
+  size_t piece_bytes = 0;
   uint16_t hash = 0; // of all that must be the same on all ranks
 };
 

@@ -10,14 +10,15 @@ namespace commprof::compress {
 class TwoPhaseRun {
  public:
   TwoPhaseRun(TwoPhase& scheme, Job& job)
-      : codec_(*scheme.codec_),
+      : scheme_(scheme),
+        codec_(*scheme.codec_),
         job_(job),
         channel_(job.channel),
         pieces_(
             codec_,
             job.bucket.numel,
             channel_.size(),
-            channel_.trailerBytes()),
+            {scheme.piece_bytes_, channel_.trailerBytes()}),
         stride_(ownStride()),
         encoded_(scheme.encoded_.reserve(pieces_.end())),
         received_(scheme.received_.reserve(
@@ -46,8 +47,7 @@ class TwoPhaseRun {
     }
     channel_.report().payload_bytes += pieces_.payloadBytes();
     if (job_.sent != nullptr) {
-      job_.sent->trailer = channel_.trailerBytes();
-      job_.sent->keep({encoded_, pieces_.end()});
+      keep(*job_.sent);
     }
   }
 
@@ -89,6 +89,9 @@ class TwoPhaseRun {
         check(parts.back(), count, r);
       }
       codec_.reduce(parts, exponents_, count, result.data());
+      if (job_.residual != nullptr) {
+        feedBack(parts, begin, count, result.data());
+      }
     }
     std::vector<Bytes> receive;
     for (int r = 0; r < channel_.size(); ++r) {
@@ -106,6 +109,42 @@ class TwoPhaseRun {
       check(in, count, chunk);
       codec_.decode(in, count, result_exponent_, job_.bucket.gradient + begin);
     }
+  }
+
+  // The second rounding is lost on all ranks alike. Its error becomes the
+  // owner's residual, times the world size because the owner's gradients count
+  // for so much less in the mean. Without it values far below their block's
+  // largest would vanish for good.
+  void feedBack(
+      const std::vector<const std::byte*>& parts,
+      size_t begin,
+      size_t count,
+      const std::byte* result) {
+    std::vector<float>& lost = scheme_.lost_;
+    std::vector<float>& part = scheme_.part_;
+    lost.assign(count, 0.0f);
+    part.resize(count);
+    for (size_t r = 0; r < parts.size(); ++r) {
+      codec_.decode(parts[r], count, exponents_[r], part.data());
+      for (size_t i = 0; i < count; ++i) {
+        lost[i] += part[i];
+      }
+    }
+    codec_.decode(result, count, result_exponent_, part.data());
+    const auto world = float(channel_.size());
+    for (size_t i = 0; i < count; ++i) {
+      lost[i] -= world * part[i];
+      job_.residual[begin + i] += lost[i];
+    }
+    if (job_.sent != nullptr) {
+      job_.sent->lost.insert(job_.sent->lost.end(), lost.begin(), lost.end());
+    }
+  }
+
+  void keep(Sent& sent) const {
+    sent.trailer = channel_.trailerBytes();
+    sent.lost_offset = pieces_.range(me(), 0).begin;
+    sent.keep({encoded_, pieces_.end()});
   }
 
   int me() const {
@@ -136,6 +175,7 @@ class TwoPhaseRun {
     }
   }
 
+  TwoPhase& scheme_;
   const BlockCodec& codec_;
   Job& job_;
   Channel& channel_;
@@ -149,8 +189,8 @@ class TwoPhaseRun {
   int result_exponent_;
 };
 
-TwoPhase::TwoPhase(std::unique_ptr<BlockCodec> codec)
-    : codec_(std::move(codec)) {}
+TwoPhase::TwoPhase(std::unique_ptr<BlockCodec> codec, size_t piece_bytes)
+    : codec_(std::move(codec)), piece_bytes_(piece_bytes) {}
 
 void TwoPhase::run(Job& job) {
   TwoPhaseRun(*this, job).run();
@@ -160,7 +200,8 @@ void TwoPhase::addSent(
     const Sent& sent,
     std::span<const Slot> /*slots*/,
     float* dense) {
-  const Pieces pieces(*codec_, sent.numel, sent.world, sent.trailer);
+  const Pieces pieces(
+      *codec_, sent.numel, sent.world, {piece_bytes_, sent.trailer});
   std::vector<float> values;
   for (int piece = 0; piece < pieces.count(); ++piece) {
     for (int chunk = 0; chunk < sent.world; ++chunk) {
@@ -182,7 +223,7 @@ uint64_t TwoPhase::wireBytes(
     std::span<const Slot> /*slots*/,
     size_t n,
     int world) const {
-  const Pieces pieces(*codec_, n, world, 0);
+  const Pieces pieces(*codec_, n, world, {piece_bytes_, 0});
   return 2 * uint64_t(pieces.payloadBytes()) * uint64_t(world - 1) /
       uint64_t(world);
 }

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <memory>
+#include <vector>
 
 #include "compress/block_codec.h"
 #include "compress/pieces.h"
@@ -15,7 +16,7 @@ namespace commprof::compress {
 
 class TwoPhase : public Scheme {
  public:
-  explicit TwoPhase(std::unique_ptr<BlockCodec> codec);
+  TwoPhase(std::unique_ptr<BlockCodec> codec, size_t piece_bytes);
 
   void run(Job& job) override;
   void addSent(const Sent& sent, std::span<const Slot> slots, float* dense)
@@ -26,9 +27,11 @@ class TwoPhase : public Scheme {
  private:
   friend class TwoPhaseRun;
   std::unique_ptr<BlockCodec> codec_;
+  size_t piece_bytes_;
   Scratch encoded_; // all chunks, this rank's gradients
   Scratch received_; // this rank's chunk, from everyone
   Scratch results_; // all chunks, means
+  std::vector<float> lost_, part_; // of one piece
 };
 
 } // namespace commprof::compress

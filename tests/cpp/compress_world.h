@@ -12,20 +12,33 @@ namespace commprof::compress {
 
 using Gradients = std::vector<std::vector<float>>; // by rank
 
+// Normals, the same in every run.
+inline const std::vector<float>& normals() {
+  static const std::vector<float> pool = [] {
+    std::mt19937 generator(1);
+    std::normal_distribution<float> normal;
+    std::vector<float> values(1 << 18);
+    for (float& value : values) {
+      value = normal(generator);
+    }
+    return values;
+  }();
+  return pool;
+}
+
 // Normals with 12 scales from 1e-5 to 1e-2, in runs, as layers have them. A
 // part is the same on all ranks, as gradients are.
 inline Gradients someGradients(int world, size_t n, uint32_t seed) {
+  const std::vector<float>& pool = normals();
   Gradients gradients;
   for (int rank = 0; rank < world; ++rank) {
     std::mt19937 common(seed), own(seed * 31 + uint32_t(rank) + 1);
-    std::normal_distribution<float> normal;
     std::vector<float> g(n);
     for (size_t i = 0; i < n; ++i) {
-      const double layer = double(i * 12 / std::max<size_t>(n, 1));
-      const auto scale = float(1e-5 * std::pow(1000.0, layer / 11));
-      const float shared = normal(common);
-      g[i] = scale * (0.5f * shared + normal(own));
-      normal.reset();
+      const size_t layer = i * 12 / n;
+      const auto scale = float(1e-5 * std::pow(1000.0, double(layer) / 11));
+      g[i] = scale *
+          (0.5f * pool[common() % pool.size()] + pool[own() % pool.size()]);
     }
     gradients.push_back(std::move(g));
   }
