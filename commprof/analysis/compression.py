@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from commprof.trace import columns
 from commprof.trace.columns import Ints
+from commprof.trace.compressions import compressions
 from commprof.trace.reader import Trace
 from commprof.trace.schema import STAGES
 from commprof.units import ns_to_ms
@@ -152,7 +153,7 @@ def _about_scheme(
 
 def _calls(trace: Trace, measured_steps: Ints) -> _Calls:
     """One rank's compressed buckets of the measured steps."""
-    done, buckets, steps = columns.compressions(trace), columns.buckets(trace), columns.steps(trace)
+    done, buckets, steps = compressions(trace), columns.buckets(trace), columns.steps(trace)
     row = _rows_of(done.op_id, buckets.op_id)
     step = np.searchsorted(steps.begin_ns, buckets.ready_ns[row], side="right") - 1
     inside = (row >= 0) & (step >= 0)

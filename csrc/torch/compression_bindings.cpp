@@ -16,7 +16,8 @@ namespace {
 
 using compress::ParameterState;
 
-// The last owner may be Python or the reducer, and hold the GIL or not.
+// The last owner may be Python or the reducer, hold the GIL or not, and come
+// after the interpreter's end, which has stopped the thread.
 std::shared_ptr<CompressingHook> makeHook(
     c10::intrusive_ptr<c10d::ProcessGroup> model_group,
     c10::intrusive_ptr<c10d::ProcessGroup> own_group,
@@ -29,7 +30,7 @@ std::shared_ptr<CompressingHook> makeHook(
       options,
       std::move(label));
   return {hook, [](CompressingHook* last) {
-            if (PyGILState_Check() != 0) {
+            if (Py_IsInitialized() != 0 && PyGILState_Check() != 0) {
               const py::gil_scoped_release release;
               delete last;
             } else {

@@ -8,6 +8,7 @@
 namespace commprof {
 
 void bindCompression(pybind11::module_& m); // compressors as hooks
-void bindKernels(pybind11::module_& m); // kernels on tensors
+void bindKernels(pybind11::module_& m); // kernels on tensors, of all files
+void bindBlockKernels(pybind11::module_& m); // of these those with blocks
 
 } // namespace commprof

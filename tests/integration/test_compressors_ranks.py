@@ -17,6 +17,7 @@ _CHECKS = "tests.support.compressors_checks"
         (2, ("many_buckets", "not_finite", "other_types_pass", "states_merge", "traced")),
         (3, ("many_buckets", "not_finite", "state_continues", "restarts", "torch_operations")),
         (2, ("disagreement_is_told",)),
+        (2, ("headers_disagree",)),
     ],
 )
 def test_compressors_keep_their_promises(

@@ -12,7 +12,8 @@ from commprof.analysis.compression import (
     compression_rows,
 )
 from commprof.report.compression_table import compression_section
-from commprof.trace import columns, schema
+from commprof.trace import schema
+from commprof.trace.compressions import compressions
 from tests.support.results import compression as row
 from tests.support.results import world
 from tests.support.traces import MS, Rank
@@ -63,7 +64,7 @@ def test_without_a_compressor_there_is_nothing() -> None:
     rank = Rank()
     rank.step(0, MS)
     assert compression_rows([rank.trace()], np.arange(1), 1) == ()
-    assert len(columns.compressions(rank.trace())) == 0
+    assert len(compressions(rank.trace())) == 0
 
 
 def test_one_rank_has_no_ratio() -> None:
@@ -78,7 +79,7 @@ def test_the_name_of_a_scheme_cannot_harm() -> None:
     rank = Rank()
     rank.step(0, 100 * MS)
     rank.compressed(0, MB, tuple(t * MS for t in (1, 2, 3, 4, 5, 6)), scheme="a\x1b[\x80b")
-    assert columns.compressions(rank.trace()).scheme == ("a?[??b",)
+    assert compressions(rank.trace()).scheme == ("a?[??b",)
 
 
 def test_remarks_say_what_was_saved() -> None:
