@@ -12,7 +12,7 @@ namespace {
 
 uint64_t nameBits(const std::string& scheme) {
   uint64_t bits = 0;
-  const size_t length = std::min(scheme.find(' '), scheme.size());
+  const size_t length = std::min(scheme.find(':'), scheme.size());
   for (size_t i = 0; i < std::min<size_t>(8, length); ++i) {
     bits |= uint64_t(uint8_t(scheme[i])) << (8 * i);
   }
