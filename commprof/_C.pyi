@@ -5,17 +5,21 @@ Native capture of commprof, built for one torch version.
 
 from __future__ import annotations
 
+import collections.abc
 import typing
 
+import torch
 import torch._C._distributed_c10d
 import torch.distributed.distributed_c10d
 
 __all__: list[str] = [
     "BucketHook",
+    "CompressingHook",
     "DTYPES",
     "KINDS",
     "MODES",
     "OPS",
+    "OptionSpec",
     "PHASES",
     "PhaseMarker",
     "Stats",
@@ -26,20 +30,41 @@ __all__: list[str] = [
     "clock_follow",
     "clock_serve",
     "clock_unfollow",
+    "compressor_options",
+    "compressor_schemes",
+    "decode_bf16",
+    "decode_fp16",
+    "decode_int4",
+    "decode_int8",
+    "decode_sign",
     "enabled",
+    "encode_bf16",
+    "encode_fp16",
+    "encode_int4",
+    "encode_int8",
+    "encode_sign",
     "flush",
     "install_observer",
+    "kernel_threads",
     "mark_step",
     "mode",
     "now_ns",
     "record_cost_ns",
+    "reduce_bf16",
+    "reduce_fp16",
+    "reduce_int4",
+    "reduce_int8",
     "set_enabled",
+    "set_kernel_threads",
     "set_mode",
     "set_stacks",
+    "simd_level",
     "start",
     "started",
     "stats",
     "stop",
+    "topk",
+    "topk_feedback",
     "uninstall_observer",
 ]
 
@@ -76,6 +101,68 @@ class PhaseMarker:
     def begin(self) -> None: ...
     def end(self, samples: typing.SupportsInt | typing.SupportsIndex = 0) -> None: ...
 
+class OptionSpec:
+    """
+    What an option of a scheme accepts.
+    """
+    @property
+    def maximum(self) -> float: ...
+    @property
+    def meaning(self) -> str: ...
+    @property
+    def minimum(self) -> float: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def standard(self) -> float: ...
+    @property
+    def whole(self) -> bool: ...
+
+class CompressingHook:
+    """
+    Compresses one model's gradient buckets.
+    """
+    def __init__(
+        self,
+        model_group: torch.distributed.distributed_c10d.ProcessGroup,
+        own_group: torch.distributed.distributed_c10d.ProcessGroup,
+        parameters: collections.abc.Sequence[torch.Tensor],
+        scheme: str,
+        options: collections.abc.Mapping[str, typing.SupportsFloat | typing.SupportsIndex],
+        seed: typing.SupportsInt | typing.SupportsIndex,
+        measure_every: typing.SupportsInt | typing.SupportsIndex,
+        label: str,
+    ) -> None: ...
+    def load_state(
+        self,
+        state: collections.abc.Sequence[
+            tuple[typing.SupportsInt | typing.SupportsIndex, str, torch.Tensor]
+        ],
+    ) -> None:
+        """
+        Replaces all state; call it between steps.
+        """
+    def scale_residuals(self, factor: typing.SupportsFloat | typing.SupportsIndex) -> None:
+        """
+        The loss scale changed by this factor.
+        """
+    def state(self) -> list[tuple[int, str, torch.Tensor]]:
+        """
+        Per parameter: number, kind, values.
+        """
+    def step_skipped(self) -> None:
+        """
+        The last step's gradients were not applied.
+        """
+    def stop(self, patience_s: typing.SupportsFloat | typing.SupportsIndex) -> None:
+        """
+        Ends the thread, after what it has at hand if that takes no longer.
+        """
+    @property
+    def step(self) -> int: ...
+    @step.setter
+    def step(self, arg1: typing.SupportsInt | typing.SupportsIndex) -> None: ...
+
 class BucketHook:
     """
     The DDP communication hook of one model.
@@ -91,6 +178,10 @@ class BucketHook:
     ) -> BucketHook:
         """
         Registers with a DDP reducer; `hook(state, bucket)` runs inside.
+        """
+    def set_compressor(self, hook: CompressingHook) -> None:
+        """
+        Puts a compressor inside, from the next bucket on.
         """
     def set_hook(self, hook: typing.Any, state: typing.Any) -> None:
         """
@@ -144,11 +235,60 @@ def clock_unfollow() -> None:
     Compares a last time and ends; at most 0.8 s. Before `stop`.
     """
 
+def compressor_options(scheme: str) -> list[OptionSpec]:
+    """
+    The options of one scheme.
+    """
+
+def compressor_schemes() -> list[str]:
+    """
+    Names of the compression schemes.
+    """
+
+def decode_bf16(
+    encoded: torch.Tensor, factor: typing.SupportsFloat | typing.SupportsIndex = 1.0
+) -> torch.Tensor: ...
+def decode_fp16(
+    encoded: torch.Tensor, factor: typing.SupportsFloat | typing.SupportsIndex = 1.0
+) -> torch.Tensor: ...
+def decode_int4(
+    values: torch.Tensor,
+    scales: torch.Tensor,
+    n: typing.SupportsInt | typing.SupportsIndex,
+    factor: typing.SupportsFloat | typing.SupportsIndex = 1.0,
+) -> torch.Tensor: ...
+def decode_int8(
+    values: torch.Tensor,
+    scales: torch.Tensor,
+    n: typing.SupportsInt | typing.SupportsIndex,
+    factor: typing.SupportsFloat | typing.SupportsIndex = 1.0,
+) -> torch.Tensor: ...
+def decode_sign(
+    values: torch.Tensor,
+    scales: torch.Tensor,
+    n: typing.SupportsInt | typing.SupportsIndex,
+    factor: typing.SupportsFloat | typing.SupportsIndex = 1.0,
+) -> torch.Tensor: ...
 def enabled() -> bool:
     """
     Whether records are being taken.
     """
 
+def encode_bf16(x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor: ...
+def encode_fp16(
+    x: torch.Tensor,
+    scale: typing.SupportsFloat | typing.SupportsIndex = 1.0,
+    residual: torch.Tensor | None = None,
+) -> torch.Tensor: ...
+def encode_int4(
+    x: torch.Tensor, residual: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]: ...
+def encode_int8(
+    x: torch.Tensor, residual: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]: ...
+def encode_sign(
+    x: torch.Tensor, residual: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]: ...
 def flush() -> None:
     """
     Writes all records of all threads to the trace now.
@@ -157,6 +297,11 @@ def flush() -> None:
 def install_observer() -> list[str]:
     """
     Puts a recording kernel before every c10d operator; returns their names.
+    """
+
+def kernel_threads() -> int:
+    """
+    Threads that one kernel may use.
     """
 
 def mark_step(
@@ -183,9 +328,32 @@ def record_cost_ns(count: typing.SupportsInt | typing.SupportsIndex) -> float:
     Mean cost of one record, clock reading included, over `count` of them.
     """
 
+def reduce_bf16(
+    encoded: collections.abc.Sequence[torch.Tensor],
+    factors: collections.abc.Sequence[typing.SupportsFloat | typing.SupportsIndex],
+) -> torch.Tensor: ...
+def reduce_fp16(
+    encoded: collections.abc.Sequence[torch.Tensor],
+    factors: collections.abc.Sequence[typing.SupportsFloat | typing.SupportsIndex],
+) -> torch.Tensor: ...
+def reduce_int4(
+    encoded: collections.abc.Sequence[tuple[torch.Tensor, torch.Tensor]],
+    n: typing.SupportsInt | typing.SupportsIndex,
+    factor: typing.SupportsFloat | typing.SupportsIndex = 1.0,
+) -> tuple[torch.Tensor, torch.Tensor]: ...
+def reduce_int8(
+    encoded: collections.abc.Sequence[tuple[torch.Tensor, torch.Tensor]],
+    n: typing.SupportsInt | typing.SupportsIndex,
+    factor: typing.SupportsFloat | typing.SupportsIndex = 1.0,
+) -> tuple[torch.Tensor, torch.Tensor]: ...
 def set_enabled(on: bool) -> None:
     """
     Switches recording on or off; the trace stays open.
+    """
+
+def set_kernel_threads(count: typing.SupportsInt | typing.SupportsIndex) -> None:
+    """
+    Lets one kernel use so many threads.
     """
 
 def set_mode(mode: typing.SupportsInt | typing.SupportsIndex) -> None:
@@ -196,6 +364,11 @@ def set_mode(mode: typing.SupportsInt | typing.SupportsIndex) -> None:
 def set_stacks(on: bool) -> None:
     """
     Whether the Python caller of each operation is recorded.
+    """
+
+def simd_level() -> str:
+    """
+    Instructions that the kernels use.
     """
 
 def start(
@@ -228,6 +401,12 @@ def stop() -> None:
     Disables capture and closes the trace.
     """
 
+def topk(
+    x: torch.Tensor, k: typing.SupportsInt | typing.SupportsIndex
+) -> tuple[torch.Tensor, torch.Tensor]: ...
+def topk_feedback(
+    gradient: torch.Tensor, residual: torch.Tensor, k: typing.SupportsInt | typing.SupportsIndex
+) -> tuple[torch.Tensor, torch.Tensor]: ...
 def uninstall_observer() -> None:
     """
     Takes them out again.

@@ -176,13 +176,19 @@ def _int(log: Mapping[str, Any], key: str) -> int:
 
 
 def _gradient_bytes(rank: Observed) -> float:
-    """Median over the measured steps of what backward passes handed to collectives."""
-    table = rank.table
-    steps = columns.steps(rank.trace)
-    row = np.searchsorted(steps.begin_ns, table.issue_ns, side="right") - 1
-    inside = (row >= 0) & (table.graph_task >= 0)
-    inside[inside] = table.issue_ns[inside] < steps.end_ns[row[inside]]
-    total = np.bincount(row[inside], weights=table.bytes_in[inside], minlength=len(steps))
+    """Median over the measured steps of what backward passes handed to collectives.
+
+    Or to commprof's DDP hook, where there is one: what is inside may send less, or more often.
+    """
+    steps, buckets = columns.steps(rank.trace), columns.buckets(rank.trace)
+    in_backward = rank.table.graph_task >= 0
+    times, sizes = rank.table.issue_ns[in_backward], rank.table.bytes_in[in_backward]
+    if len(buckets):
+        times, sizes = buckets.ready_ns, buckets.bytes
+    row = np.searchsorted(steps.begin_ns, times, side="right") - 1
+    inside = row >= 0
+    inside[inside] = times[inside] < steps.end_ns[row[inside]]
+    total = np.bincount(row[inside], weights=sizes[inside], minlength=len(steps))
     chosen = total[np.isin(steps.index, rank.measured.step)]
     return float(np.median(chosen)) if len(chosen) else math.nan
 

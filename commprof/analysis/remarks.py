@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from commprof.analysis.compression import compression_remarks
 from commprof.analysis.overhead import Overhead
 from commprof.analysis.queueing import DEFAULT_GLOO_THREADS
 from commprof.analysis.scaling import Scaling
@@ -36,6 +37,9 @@ def remarks(
     found += script_remarks(worlds)
     for world in worlds:
         found += _about_world(world)
+        found += compression_remarks(
+            context, world.compression, world.world_size, world.measured_steps
+        )
     if overhead is not None:
         found.append(_about_overhead(overhead))
     if worlds and not math.isnan(worlds[-1].record_cost_ns):

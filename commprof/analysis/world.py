@@ -12,6 +12,7 @@ from commprof.analysis.arrivals import match_arrivals
 from commprof.analysis.breakdown import Breakdown, breakdown
 from commprof.analysis.clocks import clock_error_us, on_common_clock, rank_clocks
 from commprof.analysis.collectives import CollectiveRow, collective_rows
+from commprof.analysis.compression import CompressionRow, compression_rows
 from commprof.analysis.cross_checks import CrossCheck, Observed, cross_checks
 from commprof.analysis.device_timeline import (
     clock_error_ns,
@@ -81,6 +82,8 @@ class WorldResult:
     steps_end: str = DECLARED
     #: By kind, the most exposed time first.
     collectives: tuple[CollectiveRow, ...] = ()
+    #: By scheme and bucket; empty without a compressor.
+    compression: tuple[CompressionRow, ...] = ()
     #: Steps left out because they hold several iterations in one.
     merged_steps: int = 0
     #: Who counted the samples: the training "loop", the "dataloader", or nobody ("").
@@ -135,6 +138,7 @@ def analyse_world(run: WorldRun) -> WorldResult | None:
     result = replace(
         _summarise(run, usable, parts, measured, warmup, clock_error),
         collectives=collective_rows(traces, tables, measured[0].step, clocks is not None, exposed),
+        compression=compression_rows(traces, measured[0].step, run.world_size),
         steps_end=steps.source,
         merged_steps=len(merged),
         gloo_threads_assumed=any(assumes_threads(trace) for trace in traces),

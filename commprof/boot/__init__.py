@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 #: Names the directory for traces; without it nothing happens.
 OUT_VARIABLE = "COMMPROF_OUT"
+#: A compressor for every DDP model of the script, as ``commprof.compressors.parse`` takes it.
+HOOK_VARIABLE = "COMMPROF_HOOK"
 _TARGET = "torch.distributed.distributed_c10d"
 _HERE = os.path.dirname(os.path.abspath(__file__))
 
@@ -103,5 +105,10 @@ def _start(directory: str) -> None:
     try:
         # The mode is in the environment.
         profile(agree(Path(directory)), find_steps=True).start()
+        compressor = os.environ.get(HOOK_VARIABLE)
+        if compressor:
+            from commprof.capture.every_model import attach_every_model
+
+            attach_every_model(compressor)
     except CommprofError as error:
         print(f"commprof: not recording: {error}", file=sys.stderr)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch.nn.parallel import DistributedDataParallel
@@ -11,6 +12,8 @@ from torch.nn.parallel import DistributedDataParallel
 from commprof import _native
 from commprof.capture.python_hook import PythonBucketHook
 from commprof.capture.recorder import recorder
+from commprof.compressors import Compressor
+from commprof.compressors.running import Running, own_group
 from commprof.errors import CommprofError
 
 #: A DDP communication hook: ``hook(state, bucket) -> Future[Tensor]``.
@@ -24,25 +27,86 @@ _hooks: list[list[str]] = []
 class Attachment:
     """The hook of one model. DDP keeps a hook for life; what runs inside it can change."""
 
-    def __init__(self, ddp: DistributedDataParallel, bucket_hook: Any, hook: Hook | None) -> None:
+    def __init__(self, ddp: DistributedDataParallel, bucket_hook: Any) -> None:
         """See :func:`attach`."""
         self._ddp = ddp
         self._bucket_hook = bucket_hook
         self._names: list[str] = []
+        self._compressor: Compressor | None = None
+        self._running: Running | None = None
+        self._group: Any = None  # of native compressors of this model, one after the other
         _hooks.append(self._names)
-        self._note(hook)
         # A hook that the user registers later goes inside ours.
         ddp.register_comm_hook = self._register_comm_hook
 
-    def set_hook(self, hook: Hook | None, state: Any = None) -> None:
+    @property
+    def compressor(self) -> Compressor | None:
+        """The compressor inside, if there is one."""
+        return self._compressor
+
+    def set_hook(self, hook: Hook | Compressor | None, state: Any = None) -> None:
         """Replaces the hook inside; None is DDP's own mean all-reduce.
 
-        Call it between steps and on every rank at the same step.
+        Call it between steps and on every rank at the same step. A compressor that is replaced
+        loses its residuals; ``state_dict()`` before and ``load_state_dict()`` after keep them.
+
+        Raises:
+            CommprofError: the ranks do not agree on the compressor, or it works in another model.
         """
-        self._bucket_hook.set_hook(hook, state)
+        if isinstance(hook, Compressor):
+            self._compress(hook)
+        else:
+            self._bucket_hook.set_hook(hook, state)
+            self._release()
         self._note(hook)
 
-    def _note(self, hook: Hook | None) -> None:
+    def _compress(self, compressor: Compressor) -> None:
+        """Makes its engine, which is a collective call, and puts it inside."""
+        if compressor is self._compressor:
+            return
+        if self._group is None:
+            self._group = own_group(self._ddp)
+        running = Running(self._ddp, compressor, self._group)
+        compressor.bind(running)
+        if running.is_native:
+            self._bucket_hook.set_compressor(running.engine)
+        else:
+            self._bucket_hook.set_hook(running.engine, None)
+        self._release()
+        self._compressor, self._running = compressor, running
+
+    def _release(self) -> None:
+        """Ends the compressor that was inside."""
+        if self._compressor is not None and self._running is not None:
+            self._compressor.unbind()
+            self._running.stop()
+        self._compressor = self._running = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """The compressor's, see ``Compressor.state_dict``; CommprofError without one."""
+        return self._needed().state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """The compressor's, see ``Compressor.load_state_dict``; CommprofError without one."""
+        self._needed().load_state_dict(state)
+
+    def set_loss_scale(self, old: float, new: float) -> None:
+        """The compressor's, see ``Compressor.set_loss_scale``; CommprofError without one."""
+        self._needed().set_loss_scale(old, new)
+
+    def step_skipped(self) -> None:
+        """The compressor's, see ``Compressor.step_skipped``; CommprofError without one."""
+        self._needed().step_skipped()
+
+    def _needed(self) -> Compressor:
+        if self._compressor is None:
+            raise CommprofError(
+                "this attachment has no compressor inside; attach(ddp, hook=...) or set_hook() "
+                "one of commprof.compressors first"
+            )
+        return self._compressor
+
+    def _note(self, hook: Hook | Compressor | None) -> None:
         """Puts the name of a hook that is new to this model into the trace's metadata."""
         name = _name(hook)
         if name not in self._names:
@@ -60,10 +124,18 @@ class Attachment:
         if self._ddp._comm_hooks:
             raise RuntimeError("register_comm_hook can only be called once per model")
         self._ddp._comm_hooks.append((hook, state))
+        if self._compressor is not None:
+            print(
+                f"commprof: the script registers a communication hook of its own; the compressor "
+                f"{self._compressor.label} leaves this model to it",
+                file=sys.stderr,
+            )
         self.set_hook(hook, state)
 
 
-def attach(ddp: DistributedDataParallel, hook: Hook | None = None, state: Any = None) -> Attachment:
+def attach(
+    ddp: DistributedDataParallel, hook: Hook | Compressor | None = None, state: Any = None
+) -> Attachment:
     """Times every gradient bucket of ``ddp``: ready, launched, completed.
 
     The collectives themselves are seen without this. Attach to know each bucket's index and
@@ -73,12 +145,14 @@ def attach(ddp: DistributedDataParallel, hook: Hook | None = None, state: Any = 
 
     Args:
         ddp: the model, before its first backward pass.
-        hook: runs inside, as ``ddp.register_comm_hook(state, hook)`` would run it; None is a
+        hook: runs inside, as ``ddp.register_comm_hook(state, hook)`` would run it; or one of
+            ``commprof.compressors``, and then all ranks must call this together; None is a
             mean all-reduce, bit-identical to DDP without a hook.
         state: first argument of ``hook``.
 
     Raises:
-        CommprofError: ``ddp`` is no DDP model, or has a communication hook already.
+        CommprofError: ``ddp`` is no DDP model, or has a communication hook already; or the ranks
+            do not agree on the compressor.
     """
     if not isinstance(ddp, DistributedDataParallel):
         raise CommprofError(
@@ -93,14 +167,18 @@ def attach(ddp: DistributedDataParallel, hook: Hook | None = None, state: Any = 
     native = _native.native
     if native is not None:
         group = ddp.process_group
-        bucket_hook: Any = native.BucketHook.attach(ddp.reducer, group, hook, state)
+        bucket_hook: Any = native.BucketHook.attach(ddp.reducer, group, None, None)
     else:
-        bucket_hook = PythonBucketHook.attach(ddp, recorder(), hook, state)
-    return Attachment(ddp, bucket_hook, hook)
+        bucket_hook = PythonBucketHook.attach(ddp, recorder(), None, None)
+    attachment = Attachment(ddp, bucket_hook)
+    attachment.set_hook(hook, state)
+    return attachment
 
 
-def _name(hook: Hook | None) -> str:
+def _name(hook: Hook | Compressor | None) -> str:
     if hook is None:
         return "mean all-reduce"
+    if isinstance(hook, Compressor):
+        return hook.label
     named = hook if hasattr(hook, "__qualname__") else type(hook)
     return f"{named.__module__}.{named.__qualname__}"

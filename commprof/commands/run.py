@@ -15,13 +15,16 @@ from typing import Any, NoReturn
 
 from commprof.analysis.run import analyse_run
 from commprof.commands.subject import ScriptSubject, Subject, WorkloadSubject
+from commprof.compressors import parse
+from commprof.compressors.schemes import help_text
 from commprof.errors import CommprofError, RankFailedError, UsageError
 from commprof.report import as_json, table
 from commprof.report.plain_text import printable
 from commprof.trace.run_directory import RUN_FILE, world_directory
 from commprof.trace.schema import MODES
 
-_DESCRIPTION = """\
+_DESCRIPTION = (
+    """\
 Trains a workload under DistributedDataParallel at several world sizes, records every
 collective in every rank, and reports throughput, scaling, and where each step went.
 
@@ -37,7 +40,17 @@ Workloads, as NAME or NAME:key=value,key=value; "/" separates values per layer:
                 samples=320,learning_rate=0.0005
   timed         layers=4,data_ms=2,forward_ms=2,backward_ms=4,gradient_mb=1,optimizer_ms=0,
                 bucket_cap_mb=0,late_rank=-1,late_ms=0,late_phase=backward,late_every=1
+
+Gradient compressors, as --hook NAME or --hook NAME:option=value,option=value:
 """
+    + help_text()
+    + """
+  python -m commprof.run --nproc 2 --hook int8                the transformer, int8 gradients
+  python -m commprof.run --nproc 2 --hook topk:ratio=0.001 train.py      the same for a script
+Options of all but none: feedback=0|1, start_step=N, checksum=0|1; of all: measure_every=N. See
+docs/compressors.md.
+"""
+)
 
 
 class RunCommand:
@@ -71,6 +84,8 @@ class RunCommand:
         _set_mode(args)
         from commprof.launch.elastic import stop_fork_server  # seconds: it loads torch
 
+        if args.hook is not None:
+            args.hook = parse(args.hook).label
         if args.stacks:
             os.environ["COMMPROF_STACKS"] = "1"  # the ranks inherit it
         subject: Subject = ScriptSubject(args) if args.script else WorkloadSubject(args)
@@ -136,6 +151,11 @@ def _add_what(parser: argparse.ArgumentParser) -> None:
         "--scaling",
         choices=("weak", "strong"),
         help="weak: the batch per rank stays; strong: the global batch stays (default: weak)",
+    )
+    parser.add_argument(
+        "--hook",
+        metavar="NAME[:OPTION=VALUE,...]",
+        help="compress DDP's gradients, see above (default: DDP's own mean all-reduce)",
     )
     parser.add_argument(
         "--backend", help="gloo, nccl or mpi, where this torch has it (default: gloo)"

@@ -60,6 +60,7 @@ class WorkloadSubject:
             "workload": self._workload,
             "scaling": self._args.scaling or "weak",
             "seed": self._args.seed or 0,
+            **_hook(self._args),
         }
 
     def launch(self, world_size: int, directory: Path, endpoint: str | None) -> None:
@@ -92,6 +93,7 @@ class WorkloadSubject:
             # The observer sees DDP's buckets without a hook, which would cost a pass over the
             # gradients; Python capture has nothing else.
             hook=_native.native is None,
+            compressor=args.hook or "",
         )
 
 
@@ -123,7 +125,7 @@ class ScriptSubject:
 
     def settings(self) -> dict[str, Any]:
         """See ``Subject``."""
-        return {"script": self._command}
+        return {"script": self._command, **_hook(self._args)}
 
     def launch(self, world_size: int, directory: Path, endpoint: str | None) -> None:
         """See ``Subject``."""
@@ -131,6 +133,8 @@ class ScriptSubject:
         from commprof.launch.elastic import launch_script
 
         environment = boot.environment(directory)
+        if self._args.hook is not None:
+            environment[boot.HOOK_VARIABLE] = self._args.hook
         environment["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS", str(self._args.threads))
         launch_script(self._command, world_size, directory / "logs", environment, endpoint)
 
@@ -138,6 +142,11 @@ class ScriptSubject:
         """The script's own; 128 + number if a signal ended it, as a shell has it."""
         code = error.process_exit_code
         return code if code >= 0 else 128 - code
+
+
+def _hook(args: argparse.Namespace) -> dict[str, Any]:
+    """In ``run.json`` only where one was asked for."""
+    return {} if args.hook is None else {"hook": args.hook}
 
 
 _WORKLOAD_OPTIONS = (

@@ -48,6 +48,8 @@ class Job:
     """Intra-op threads of each rank."""
     hook: bool = True
     """Whether DDP's buckets are timed by commprof's communication hook."""
+    compressor: str = ""
+    """What runs in that hook, as `compressors.parse` takes it; empty: DDP's mean all-reduce."""
 
     def __post_init__(self) -> None:
         for name, minimum in _MINIMA.items():

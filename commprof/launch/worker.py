@@ -23,6 +23,7 @@ import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import record
 from torch.nn.parallel import DistributedDataParallel
 
+from commprof.compressors import parse
 from commprof.errors import CommprofError, UsageError
 from commprof.launch.job import Job, Plan, write_json
 from commprof.launch.progress import ProgressFile
@@ -76,7 +77,9 @@ def _run(job: Job) -> None:
     setup = _setup(job, plan)
     dist.barrier()
     with profile(job.directory, metadata={"job": setup}) as recorder:
-        if job.hook:
+        if job.compressor:
+            attach(ddp, parse(job.compressor))
+        elif job.hook:
             attach(ddp)
         result = _train(job, plan, trainee, ddp, recorder)
         record_cost_ns = recorder.record_cost_ns()
@@ -135,6 +138,7 @@ def _setup(job: Job, plan: Plan) -> dict[str, Any]:
         "seed": job.seed,
         "threads_per_rank": job.threads_per_rank,
         "hook": job.hook,
+        "compressor": job.compressor,
     }
 
 

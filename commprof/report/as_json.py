@@ -68,6 +68,7 @@ def _world(result: RunResult, world: WorldResult, scale: Scaling) -> dict[str, A
             "imbalance": world.imbalance,
             "parts": dataclasses.asdict(world.parts),
             "collectives": [_collective(row) for row in world.collectives],
+            "compression": [dataclasses.asdict(row) for row in world.compression],
             "late_rank": world.late_rank and dataclasses.asdict(world.late_rank),
             "overhead": _overhead(world.overhead),
             "records_per_step": world.records_per_step,

@@ -7,7 +7,7 @@ import textwrap
 
 from commprof.analysis.overhead import Overhead
 from commprof.analysis.scaling import RunResult
-from commprof.report import summary_table
+from commprof.report import compression_table, summary_table
 from commprof.report.collectives_table import LEGEND, collectives_section
 from commprof.report.cross_checks_table import blocks as cross_checks_blocks
 from commprof.report.plain_text import printable
@@ -34,6 +34,9 @@ def render(result: RunResult, width: int) -> str:
         blocks += [_parts_table(result), _PARTS_LEGEND]
         if result.worlds[-1].collectives:
             blocks += [collectives_section(result.worlds[-1]), LEGEND]
+        if result.worlds[-1].compression:
+            section = compression_table.compression_section(result.worlds[-1])
+            blocks += [section, compression_table.LEGEND]
         blocks += cross_checks_blocks(result.worlds, width)
     blocks += summary_table.blocks(result.summaries, _table, _number)
     notes = [

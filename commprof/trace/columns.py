@@ -98,6 +98,7 @@ class Finalizations:
 class Buckets:
     """One row per gradient bucket that passed commprof's DDP hook."""
 
+    op_id: Ints
     index: Ints
     #: Hash over the shapes of its parameters.
     signature: npt.NDArray[np.uint64]
@@ -116,28 +117,28 @@ class Buckets:
 
 def collectives(trace: Trace) -> Collectives:
     """Joins each issue with its completion."""
-    issues = _of_kind(trace.records, Kind.ISSUE)
-    op_id = _ints(issues["op_id"])
-    ends = _of_kind(trace.records, Kind.END)
-    waits = _of_kind(trace.records, Kind.WAIT)
-    end_ns = _look_up(op_id, _ints(ends["op_id"]), _ints(ends["timestamp_ns"]))
-    waited_until_ns = _look_up(op_id, _ints(waits["op_id"]), _ints(waits["value"]))
+    issues = of_kind(trace.records, Kind.ISSUE)
+    op_id = ints(issues["op_id"])
+    ends = of_kind(trace.records, Kind.END)
+    waits = of_kind(trace.records, Kind.WAIT)
+    end_ns = look_up(op_id, ints(ends["op_id"]), ints(ends["timestamp_ns"]))
+    waited_until_ns = look_up(op_id, ints(waits["op_id"]), ints(waits["value"]))
     on_host = issues["flags"] & schema.FLAG_DEVICE_ASYNC == 0
-    blocked = _ints(waits["value"]) - _ints(waits["timestamp_ns"]) >= _BLOCKED_NS
-    blocked_until_ns = _look_up(op_id, _ints(waits["op_id"]), _ints(waits["value"]) * blocked)
+    blocked = ints(waits["value"]) - ints(waits["timestamp_ns"]) >= _BLOCKED_NS
+    blocked_until_ns = look_up(op_id, ints(waits["op_id"]), ints(waits["value"]) * blocked)
     return Collectives(
         op_id=op_id,
-        op=_ints(issues["op"]),
-        group=_ints(issues["group"]),
-        seq=_ints(issues["seq"]),
-        peer=_ints(issues["aux"]),
-        dtype=_ints(issues["dtype"]),
-        reduce_op=_ints(issues["reduce_op"]),
-        bytes_in=_ints(issues["bytes_in"]),
-        bytes_out=_ints(issues["bytes_out"]),
-        thread=_ints(issues["thread"]),
-        graph_task=_ints(issues["value"]) - 1,
-        issue_ns=_ints(issues["timestamp_ns"]),
+        op=ints(issues["op"]),
+        group=ints(issues["group"]),
+        seq=ints(issues["seq"]),
+        peer=ints(issues["aux"]),
+        dtype=ints(issues["dtype"]),
+        reduce_op=ints(issues["reduce_op"]),
+        bytes_in=ints(issues["bytes_in"]),
+        bytes_out=ints(issues["bytes_out"]),
+        thread=ints(issues["thread"]),
+        graph_task=ints(issues["value"]) - 1,
+        issue_ns=ints(issues["timestamp_ns"]),
         end_ns=np.where((end_ns == 0) & on_host, waited_until_ns, end_ns),
         end_is_exact=(end_ns > 0) | ((blocked_until_ns > 0) & on_host),
     )
@@ -163,14 +164,14 @@ def steps(trace: Trace) -> Steps:
 
 def phases(trace: Trace) -> Spans:
     """Declared phases; ``key`` is the phase code."""
-    records = _of_kind(trace.records, Kind.PHASE)
-    return _spans(records, _ints(records["aux"]))
+    records = of_kind(trace.records, Kind.PHASE)
+    return _spans(records, ints(records["aux"]))
 
 
 def waits(trace: Trace) -> Spans:
     """Times a thread was blocked in ``Work.wait``; ``key`` is the operation id."""
-    records = _of_kind(trace.records, Kind.WAIT)
-    return _spans(records, _ints(records["op_id"]))
+    records = of_kind(trace.records, Kind.WAIT)
+    return _spans(records, ints(records["op_id"]))
 
 
 def finalizations(trace: Trace) -> Finalizations:
@@ -186,16 +187,16 @@ def finalizations(trace: Trace) -> Finalizations:
         & (first["thread"] == second["thread"])
     )
     begin, end = first[paired], second[paired]
-    wall = _ints(end["timestamp_ns"]) - _ints(begin["timestamp_ns"])
-    cpu = _ints(end["value"]) - _ints(begin["value"])
-    run_delay = _ints(end["bytes_in"]) - _ints(begin["bytes_in"])
+    wall = ints(end["timestamp_ns"]) - ints(begin["timestamp_ns"])
+    cpu = ints(end["value"]) - ints(begin["value"])
+    run_delay = ints(end["bytes_in"]) - ints(begin["bytes_in"])
     was_read = (begin["flags"] & end["flags"] & schema.FLAG_RUN_DELAY_READ) != 0
     return Finalizations(
         span=Spans(
-            key=_ints(begin["op_id"]),
-            thread=_ints(begin["thread"]),
-            begin_ns=_ints(begin["timestamp_ns"]),
-            end_ns=_ints(end["timestamp_ns"]),
+            key=ints(begin["op_id"]),
+            thread=ints(begin["thread"]),
+            begin_ns=ints(begin["timestamp_ns"]),
+            end_ns=ints(end["timestamp_ns"]),
         ),
         blocked_ns=np.clip(wall - cpu, 0, wall),
         no_core_ns=np.where(was_read, np.clip(run_delay, 0, np.clip(wall - cpu, 0, wall)), np.nan),
@@ -204,44 +205,47 @@ def finalizations(trace: Trace) -> Finalizations:
 
 def buckets(trace: Trace) -> Buckets:
     """Buckets of the DDP hook; empty without ``commprof.attach``."""
-    records = _of_kind(trace.records, Kind.BUCKET)
-    ends = _of_kind(trace.records, Kind.BUCKET_END)
+    records = of_kind(trace.records, Kind.BUCKET)
+    ends = of_kind(trace.records, Kind.BUCKET_END)
     return Buckets(
-        index=_ints(records["aux"]),
+        op_id=ints(records["op_id"]),
+        index=ints(records["aux"]),
         signature=records["bytes_out"].astype(np.uint64),
-        bytes=_ints(records["bytes_in"]),
-        dtype=_ints(records["dtype"]),
-        thread=_ints(records["thread"]),
-        ready_ns=_ints(records["timestamp_ns"]),
-        launch_ns=_ints(records["value"]),
-        end_ns=_look_up(_ints(records["op_id"]), _ints(ends["op_id"]), _ints(ends["timestamp_ns"])),
+        bytes=ints(records["bytes_in"]),
+        dtype=ints(records["dtype"]),
+        thread=ints(records["thread"]),
+        ready_ns=ints(records["timestamp_ns"]),
+        launch_ns=ints(records["value"]),
+        end_ns=look_up(ints(records["op_id"]), ints(ends["op_id"]), ints(ends["timestamp_ns"])),
     )
 
 
 def stacks(trace: Trace, op_id: Ints) -> Ints:
     """Per operation the number of the stack that issued it, see ``Trace.stacks``; 0 for none."""
-    records = _of_kind(trace.records, Kind.STACK)
-    return _look_up(op_id, _ints(records["op_id"]), _ints(records["value"]))
+    records = of_kind(trace.records, Kind.STACK)
+    return look_up(op_id, ints(records["op_id"]), ints(records["value"]))
 
 
-def _of_kind(records: Records, kind: schema.Kind) -> Records:
+def of_kind(records: Records, kind: schema.Kind) -> Records:
+    """The records that say this."""
     return records[records["kind"] == kind]
 
 
-def _ints(values: npt.NDArray[np.generic]) -> Ints:
+def ints(values: npt.NDArray[np.generic]) -> Ints:
+    """A field as numbers that can be subtracted."""
     return values.astype(np.int64)
 
 
 def _spans(records: Records, key: Ints) -> Spans:
     return Spans(
         key=key,
-        thread=_ints(records["thread"]),
-        begin_ns=_ints(records["timestamp_ns"]),
-        end_ns=_ints(records["value"]),
+        thread=ints(records["thread"]),
+        begin_ns=ints(records["timestamp_ns"]),
+        end_ns=ints(records["value"]),
     )
 
 
-def _look_up(op_id: Ints, keys: Ints, values: Ints) -> Ints:
+def look_up(op_id: Ints, keys: Ints, values: Ints) -> Ints:
     """For each operation the value of its first row in ``keys``, or 0."""
     result = np.zeros(len(op_id), dtype=np.int64)
     if len(keys) == 0 or len(op_id) == 0:

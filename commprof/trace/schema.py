@@ -64,6 +64,9 @@ class Kind(IntEnum):
     DEVICE_PHASE = 15
     DEVICE_STEP = 16
     DEVICE_CLOCK = 17
+    SPAN = 18
+    COMPRESSION = 19
+    QUALITY = 20
 
 
 #: Kinds whose ``value`` is a time, as ``timestamp_ns`` is.
@@ -74,6 +77,7 @@ TIME_IN_VALUE: Final = (
     Kind.DEVICE_WAIT,
     Kind.DEVICE_FINALIZE,
     Kind.DEVICE_PHASE,
+    Kind.SPAN,
 )
 
 
@@ -92,6 +96,10 @@ FLAG_DEVICE_ASYNC: Final = 2
 FLAG_LAST_BUCKET: Final = 4
 FLAG_RUN_DELAY_READ: Final = 8
 FLAG_DEVICE_TIME: Final = 16
+FLAG_NON_FINITE: Final = 32
+
+#: Stages of a compressed bucket, by the code in ``aux`` of a span.
+STAGES: Final = ("encode", "exchange", "reduce", "decode")
 
 #: Who placed a step boundary: the script, an optimizer's update, or one that GradScaler skipped.
 STEP_DECLARED: Final = 0

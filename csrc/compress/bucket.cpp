@@ -1,5 +1,9 @@
 #include "compress/bucket.h"
 
+#include <limits>
+#include <sstream>
+#include <stdexcept>
+
 namespace commprof::compress {
 
 uint64_t signatureOf(std::span<const Slot> slots) {
@@ -15,6 +19,29 @@ uint64_t signatureOf(std::span<const Slot> slots) {
     add(slot.cols);
   }
   return hash;
+}
+
+void checkBucket(const Bucket& bucket) {
+  size_t at = 0;
+  for (const Slot& slot : bucket.slots) {
+    if (slot.offset < at || slot.numel > bucket.numel ||
+        slot.offset > bucket.numel - slot.numel ||
+        (slot.cols != 0 &&
+         uint64_t(slot.rows) * slot.cols != uint64_t(slot.numel))) {
+      std::ostringstream text;
+      text << "slot of parameter " << slot.parameter << " in bucket "
+           << bucket.index << " does not fit: offset " << slot.offset << ", "
+           << slot.numel << " values as " << slot.rows << " x " << slot.cols
+           << ", bucket of " << bucket.numel;
+      throw std::invalid_argument(text.str());
+    }
+    at = slot.offset + slot.numel;
+  }
+  if (bucket.numel > size_t(std::numeric_limits<int32_t>::max())) {
+    throw std::invalid_argument(
+        "bucket of " + std::to_string(bucket.numel) +
+        " values; at most 2^31 - 1 can be compressed");
+  }
 }
 
 } // namespace commprof::compress

@@ -33,6 +33,10 @@ struct Bucket {
 // disagree.
 uint64_t signatureOf(std::span<const Slot> slots);
 
+// Throws std::invalid_argument where slots overlap or leave the bucket, a
+// matrix is not its slot's size, or the bucket has 2^31 values or more.
+void checkBucket(const Bucket& bucket);
+
 enum class Stage : uint8_t { kEncode, kExchange, kReduce, kDecode };
 
 struct Span {

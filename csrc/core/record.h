@@ -27,7 +27,10 @@ namespace commprof {
   X(DeviceFinalize, "device_finalize") /* op_id = graph task; to value */   \
   X(DevicePhase, "device_phase") /* aux = phase code, value = end */        \
   X(DeviceStep, "device_step") /* op_id and aux as of the step */           \
-  X(DeviceClock, "device_clock") /* value = the device's own time */
+  X(DeviceClock, "device_clock") /* value = the device's own time */        \
+  X(Span, "span") /* of a bucket in a compressor; aux = stage, value = */   \
+  X(Compression, "compression") /* end; see recordReport() for this one */  \
+  X(Quality, "quality") /* and this one: what came of a bucket */
 
 enum class Kind : uint8_t {
 #define X(name, text) k##name,
@@ -96,6 +99,8 @@ inline constexpr uint32_t kDeviceAsync =
 inline constexpr uint32_t kLastBucket = 4; // Bucket: last one of this backward
 inline constexpr uint32_t kRunDelayRead = 8; // Finalize*: bytes_in was read
 inline constexpr uint32_t kDeviceTime = 16; // End: as a device event told
+inline constexpr uint32_t kNonFinite =
+    32; // Compression: some rank's gradients were not finite
 
 // Record::seq of a Step: who placed the boundary.
 enum : uint32_t {

@@ -14,6 +14,7 @@
 #include "core/clock_sync.h"
 #include "core/phase_marker.h"
 #include "core/recorder.h"
+#include "torch/compression_bindings.h"
 #include "torch/ddp_hook.h"
 #include "torch/device_events.h"
 #include "torch/observer.h"
@@ -334,6 +335,8 @@ PYBIND11_MODULE(COMMPROF_MODULE, m) {
       py::arg("on"));
 
   bindShm(m);
+  bindCompression(m);
+  bindKernels(m);
 
   py::class_<BucketHook, std::shared_ptr<BucketHook>>(
       m, "BucketHook", "The DDP communication hook of one model.")
@@ -359,6 +362,13 @@ PYBIND11_MODULE(COMMPROF_MODULE, m) {
           "Replaces the hook inside, from the next bucket on.",
           py::arg("hook"),
           py::arg("state"))
+      .def(
+          "set_compressor",
+          [](BucketHook& self, std::shared_ptr<CompressingHook> hook) {
+            self.setInner(std::move(hook));
+          },
+          "Puts a compressor inside, from the next bucket on.",
+          py::arg("hook"))
       .def_property(
           "recording", &BucketHook::recording, &BucketHook::setRecording);
 }

@@ -1,11 +1,11 @@
 #include "torch/ddp_hook.h"
 
-#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <torch/csrc/distributed/c10d/reducer.hpp>
 
 #include "core/clock.h"
 #include "core/recorder.h"
 #include "torch/finalize.h"
+#include "torch/mean_all_reduce.h"
 #include "torch/process_groups.h"
 
 namespace commprof {
@@ -13,28 +13,6 @@ namespace commprof {
 namespace {
 
 using FuturePtr = c10::intrusive_ptr<c10::ivalue::Future>;
-
-// What DDP does without a hook, except that it cannot be fused with the copy
-// into the bucket. DDP multiplies by the reciprocal; dividing would differ in
-// the last bit where the world size is not a power of two.
-class MeanAllReduce final : public c10d::CommHookInterface {
- public:
-  explicit MeanAllReduce(c10::intrusive_ptr<c10d::ProcessGroup> group)
-      : group_(std::move(group)) {}
-
-  FuturePtr runHook(c10d::GradBucket& bucket) override {
-    at::Tensor& buffer = bucket.getBufferRef();
-    buffer.mul_(1.0 / group_->getSize());
-    std::vector<at::Tensor> tensors{buffer};
-    return group_->allreduce(tensors)->getFuture();
-  }
-  at::Tensor parseHookResult(const c10::IValue& result) override {
-    return c10d::detail::parseCppCommHookResult(result);
-  }
-
- private:
-  const c10::intrusive_ptr<c10d::ProcessGroup> group_;
-};
 
 // Tells apart buckets with other parameters, whatever their index: FNV-1a over
 // the shapes. DDP regroups its buckets after the first step.
@@ -50,6 +28,17 @@ uint64_t signatureOf(const c10d::GradBucket& bucket) {
     }
   }
   return hash;
+}
+
+thread_local uint64_t current_bucket = 0;
+
+FuturePtr runInner(c10d::CommHookInterface& inner, c10d::GradBucket& bucket) {
+  struct Reset {
+    ~Reset() {
+      current_bucket = 0;
+    }
+  } reset;
+  return inner.runHook(bucket);
 }
 
 void recordBucketEnd(uint64_t op_id, uint32_t index, bool failed) {
@@ -68,6 +57,10 @@ void recordBucketEnd(uint64_t op_id, uint32_t index, bool failed) {
 }
 
 } // namespace
+
+uint64_t currentBucket() noexcept {
+  return current_bucket;
+}
 
 // What the reducer owns.
 class BucketHook::Registered final : public c10d::CommHookInterface {
@@ -125,7 +118,8 @@ FuturePtr BucketHook::run(c10d::GradBucket& bucket) {
   record.bytes_out = signatureOf(bucket);
   record.dtype = uint8_t(bucket.getBuffer().scalar_type());
   bracketFinalize();
-  FuturePtr future = inner->runHook(bucket);
+  current_bucket = record.op_id;
+  FuturePtr future = runInner(*inner, bucket);
   record.value = nowNs(); // launched: the exchange is on its way
   recorder.push(record);
   future->addCallback(

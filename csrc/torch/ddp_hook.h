@@ -49,4 +49,8 @@ class BucketHook {
   std::atomic<bool> recording_{true};
 };
 
+// For a hook inside: the op_id of the bucket that this thread runs it for; 0
+// where that bucket is not recorded.
+uint64_t currentBucket() noexcept;
+
 } // namespace commprof

@@ -16,6 +16,8 @@ namespace {
 // then.
 constexpr uint64_t kRunDelayIntervalNs = 100'000'000;
 
+thread_local int works_for = -1;
+
 // Whether this finalisation, of which both ends ask, reads the run delay.
 bool readsRunDelay(Kind kind) {
   static thread_local uint64_t last_ns = 0;
@@ -83,7 +85,7 @@ void markFinalize(Kind kind, int graph_task) {
 int bracketFinalize() {
   const int graph_task = torch::autograd::get_current_graph_task_id();
   if (graph_task < 0) {
-    return graph_task; // not inside a backward pass
+    return works_for; // not inside a backward pass
   }
   static thread_local int last_graph_task = -1;
   if (graph_task == last_graph_task) {
@@ -101,6 +103,13 @@ int bracketFinalize() {
     });
   });
   return graph_task;
+}
+
+WorksFor::WorksFor(int graph_task) noexcept {
+  works_for = graph_task;
+}
+WorksFor::~WorksFor() {
+  works_for = -1;
 }
 
 } // namespace commprof

@@ -12,4 +12,15 @@ namespace commprof {
 // delay: the training thread really waited for wall - CPU - run delay.
 int bracketFinalize();
 
+// While one lives, what its thread issues outside of a backward pass counts as
+// issued by this one: a compressor's thread works for the pass whose bucket it
+// has. Graph task -1: for none.
+class WorksFor {
+ public:
+  explicit WorksFor(int graph_task) noexcept;
+  ~WorksFor();
+  WorksFor(const WorksFor&) = delete;
+  WorksFor& operator=(const WorksFor&) = delete;
+};
+
 } // namespace commprof

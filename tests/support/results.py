@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
 from commprof.analysis.collectives import CollectiveRow, Spread
+from commprof.analysis.compression import CompressionRow
 from commprof.analysis.intervals import Interval
 from commprof.analysis.overhead import Overhead
 from commprof.analysis.rank_summary import RankSummary, StepParts
@@ -80,6 +82,32 @@ def collective(**values: Any) -> CollectiveRow:
     return CollectiveRow(**{**defaults, **values})
 
 
+def compression(**values: Any) -> CompressionRow:
+    """int8 on two ranks: a 4 MB bucket in each of 10 steps."""
+    defaults: dict[str, Any] = {
+        "scheme": "int8",
+        "bucket": 0,
+        "gradient_bytes": 4_000_000,
+        "calls": 20,
+        "queue_ms": 0.5,
+        "encode_ms": 0.25,
+        "exchange_ms": 8.0,
+        "reduce_ms": 0.125,
+        "decode_ms": 0.0004,
+        "done_ms": 8.9,
+        "payload_bytes": 1e6,
+        "wire_bytes": 1e6,
+        "ratio": 4.0,
+        "relative_error": math.nan,
+        "cosine": math.nan,
+        "residual_ratio": math.nan,
+        "zeroed": math.nan,
+        "saturated": math.nan,
+        "non_finite": 0,
+    }
+    return CompressionRow(**{**defaults, **values})
+
+
 def world(world_size: int = 1, **values: Any) -> WorldResult:
     """Twelve steps, two of them warm-up, at 100 samples a second and rank."""
     ranks = tuple(
@@ -109,6 +137,7 @@ def world(world_size: int = 1, **values: Any) -> WorldResult:
         "average_loss": 2.5,
         "ranks": ranks,
         "collectives": (),
+        "compression": (),
         "late_rank": None,
         "overhead": OVERHEAD,
         "records_per_step": 20.0,

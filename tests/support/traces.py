@@ -5,6 +5,7 @@ Times are in nanoseconds on the clock that the ranks of one machine share.
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +100,45 @@ class Rank:
         same = {"op_id": graph_task, "flags": flags}
         self._add(Kind.FINALIZE_BEGIN, begin, value=7, bytes_in=5, **same)
         self._add(Kind.FINALIZE_END, end, value=7 + cpu, bytes_in=5 + (run_delay or 0), **same)
+
+    def compressed(
+        self,
+        index: int,
+        size: int,
+        times: tuple[int, ...],
+        scheme: str = "int8",
+        wire: int = 0,
+        quality: tuple[float, float, float, int, int] | None = None,
+        flags: int = 0,
+    ) -> None:
+        """A bucket that a compressor sent.
+
+        Times: ready, and the ends of queueing, encode, exchange, reduce and decode, with which
+        it is done. Quality: relative error, cosine, residual ratio, zeroed, saturated.
+        """
+        self._op_id += 1
+        ready, *ends = times
+        same = {"op_id": self._op_id, "aux": index}
+        self._add(Kind.BUCKET, ready, bytes_in=size, value=ready, **same)
+        for stage, (begin, end) in enumerate(pairwise(ends)):
+            self._add(Kind.SPAN, begin, op_id=self._op_id, aux=stage, value=end)
+        name = int.from_bytes(scheme.encode(), "little")
+        sizes = {"bytes_in": wire // 2, "bytes_out": wire}
+        self._add(Kind.COMPRESSION, ends[-1], value=name, flags=flags, **sizes, **same)
+        if quality is not None:
+            error, cosine, ratio, zeroed, saturated = quality
+            bits = [int(np.float64(x).view(np.uint64)) for x in (error, cosine, ratio)]
+            self._add(
+                Kind.QUALITY,
+                ends[-1],
+                op_id=self._op_id,
+                bytes_in=bits[0],
+                bytes_out=bits[1],
+                value=bits[2],
+                seq=zeroed,
+                aux=saturated,
+            )
+        self._add(Kind.BUCKET_END, ends[-1], **same)
 
     def clock(self, at: int, offset: int, error: int) -> None:
         """A comparison with rank 0's clock, which is ahead by `offset`, give or take `error`."""

@@ -17,6 +17,7 @@ from commprof.report.as_json import SCHEMA_VERSION, as_dict, render
 from tests.support.results import (
     PARTS,
     collective,
+    compression,
     context,
     parts,
     run_result,
@@ -55,6 +56,29 @@ SCHEMA: dict[str, Any] = {
                 "efficiency": float,
                 "imbalance": float,
                 "parts": {field.name: float for field in dataclasses.fields(PARTS)},
+                "compression": [
+                    {
+                        "scheme": str,
+                        "bucket": int,
+                        "gradient_bytes": int,
+                        "calls": int,
+                        "queue_ms": float,
+                        "encode_ms": float,
+                        "exchange_ms": float,
+                        "reduce_ms": float,
+                        "decode_ms": float,
+                        "done_ms": float,
+                        "payload_bytes": float,
+                        "wire_bytes": float,
+                        "ratio": float,
+                        "relative_error": float,
+                        "cosine": float,
+                        "residual_ratio": float,
+                        "zeroed": float,
+                        "saturated": float,
+                        "non_finite": int,
+                    }
+                ],
                 "collectives": [
                     {
                         "op": str,
@@ -181,6 +205,11 @@ def full_run() -> dict[str, Any]:
         "late_rank": late,
         "cross_checks": (check_,),
         "collectives": (collective(callers=(("train.py:7 train", 20),)),),
+        "compression": (
+            compression(
+                relative_error=0.1, cosine=0.9, residual_ratio=0.5, zeroed=0.1, saturated=0.0
+            ),
+        ),
     }
     worlds = (
         world(1, missing_ranks=(0,), problems=("a",), **same),

@@ -26,6 +26,7 @@ FLAGS = {
     "last_bucket": schema.FLAG_LAST_BUCKET,
     "run_delay_read": schema.FLAG_RUN_DELAY_READ,
     "device_time": schema.FLAG_DEVICE_TIME,
+    "non_finite": schema.FLAG_NON_FINITE,
 }
 
 
@@ -103,6 +104,7 @@ def test_codes_are_the_positions_of_their_names() -> None:
         (("code", "kind"), schema.KINDS),
         (("code", "operation"), schema.OPS),
         (("code", "phase"), schema.PHASES),
+        (("code", "stage"), schema.STAGES),
     ],
 )
 def test_documented_codes(header: tuple[str, str], names: Sequence[str]) -> None:

@@ -1,0 +1,226 @@
+"""What a compressor did to each gradient bucket, and what that cost."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from commprof.trace import columns
+from commprof.trace.columns import Ints
+from commprof.trace.compressions import compressions
+from commprof.trace.reader import Trace
+from commprof.trace.schema import STAGES
+from commprof.units import ns_to_ms
+
+Floats = npt.NDArray[np.float64]
+
+_FP32_BYTES = 4
+
+
+@dataclass(frozen=True)
+class CompressionRow:
+    """One bucket of one scheme over all ranks and measured steps; times are medians of calls."""
+
+    scheme: str
+    #: Index of the bucket in its step.
+    bucket: int
+    #: Size of its fp32 gradients.
+    gradient_bytes: int
+    #: By all ranks in the measured steps.
+    calls: int
+    #: All its gradients were there, but the compressor's thread had an earlier bucket.
+    queue_ms: float
+    encode_ms: float
+    #: Bytes under way, and waiting for the other ranks to send theirs; runs beside the other
+    #: stages where a bucket is sent in pieces.
+    exchange_ms: float
+    reduce_ms: float
+    decode_ms: float
+    #: From its gradients' being there to its mean's.
+    done_ms: float
+    #: Mean per call: this rank's gradients once encoded, and what it sent to others.
+    payload_bytes: float
+    wire_bytes: float
+    #: What a ring all-reduce in fp32 sends, over ``wire_bytes``; NaN on one rank.
+    ratio: float
+    #: Means over the calls that were measured, NaN if none was: L2 norm of the error over that of
+    #: what was to be sent, cosine between the two, residual's norm over the gradient's.
+    relative_error: float
+    cosine: float
+    residual_ratio: float
+    #: Shares of the values in these calls that became 0, and that were cut.
+    zeroed: float
+    saturated: float
+    #: Calls in which some rank's gradients were not finite.
+    non_finite: int
+
+
+@dataclass(frozen=True)
+class _Calls:
+    """Columns of one rank, or of all; one row per compressed bucket."""
+
+    scheme: npt.NDArray[np.str_]
+    bucket: Ints
+    size: Ints
+    #: Queue, the stages, done.
+    times_ns: Ints
+    payload: Ints
+    wire: Ints
+    quality: Floats
+    non_finite: npt.NDArray[np.bool_]
+
+
+def compression_rows(
+    traces: Sequence[Trace], measured_steps: Ints, world_size: int
+) -> tuple[CompressionRow, ...]:
+    """A row per scheme and bucket of the measured steps; none where nothing was compressed."""
+    parts = [_calls(trace, measured_steps) for trace in traces]
+    calls = _Calls(
+        **{
+            name: np.concatenate([getattr(part, name) for part in parts], axis=-1)
+            for name in _Calls.__dataclass_fields__
+        }
+    )
+    kinds = sorted(
+        set(zip(calls.scheme.tolist(), calls.bucket.tolist(), calls.size.tolist(), strict=True))
+    )
+    return tuple(
+        _row(
+            calls,
+            (calls.scheme == scheme) & (calls.bucket == bucket) & (calls.size == size),
+            world_size,
+        )
+        for scheme, bucket, size in kinds
+    )
+
+
+def compression_remarks(
+    context: Mapping[str, Any], rows: Sequence[CompressionRow], ranks: int, steps: int
+) -> list[str]:
+    """Per scheme what it saved; and what the reader must know of it."""
+    where = f"At {ranks} {'rank' if ranks == 1 else 'ranks'}"
+    asked = context.get("hook")
+    if not rows:
+        return (
+            [
+                f"{where} --hook {asked} compressed nothing: no DDP model was made, its gradients "
+                "are not fp32 on the CPU, or a hook of the script's own took its place."
+            ]
+            if asked and context.get("capture") != "python" and steps
+            else []
+        )
+    found = []
+    for scheme in sorted({row.scheme for row in rows}):
+        mine = [row for row in rows if row.scheme == scheme]
+        found += _about_scheme(scheme, mine, where, ranks, steps)
+    return found
+
+
+def _about_scheme(
+    scheme: str, rows: Sequence[CompressionRow], where: str, ranks: int, steps: int
+) -> list[str]:
+    per_step = [row.calls / ranks / steps for row in rows]
+    sent = sum(row.wire_bytes * n for row, n in zip(rows, per_step, strict=True))
+    plain = sum(
+        row.ratio * row.wire_bytes * n
+        for row, n in zip(rows, per_step, strict=True)
+        if row.wire_bytes
+    )
+    work = sum(
+        (row.encode_ms + row.reduce_ms + row.decode_ms) * n
+        for row, n in zip(rows, per_step, strict=True)
+    )
+    found = []
+    if sent:
+        found.append(
+            f"{where} {scheme} sent {sent / 1e6:.3g} MB per step and rank, an fp32 ring all-reduce "
+            f"sends {plain / 1e6:.3g} MB: {plain / sent:.1f} times fewer bytes, for {work:.3g} ms "
+            "per step of encoding, reducing and decoding on the compressor's thread."
+        )
+    bad = sum(row.non_finite for row in rows)
+    if bad:
+        found.append(
+            f"{where} {bad} of {sum(row.calls for row in rows)} buckets that {scheme} sent had "
+            "gradients that are not finite on some rank, and became NaN on all of them."
+        )
+    return found
+
+
+def _calls(trace: Trace, measured_steps: Ints) -> _Calls:
+    """One rank's compressed buckets of the measured steps."""
+    done, buckets, steps = compressions(trace), columns.buckets(trace), columns.steps(trace)
+    row = _rows_of(done.op_id, buckets.op_id)
+    step = np.searchsorted(steps.begin_ns, buckets.ready_ns[row], side="right") - 1
+    inside = (row >= 0) & (step >= 0)
+    inside[inside] &= np.isin(steps.index[step[inside]], measured_steps)
+    inside[inside] &= buckets.ready_ns[row[inside]] < steps.end_ns[step[inside]]
+    row = row[inside]
+    numel = np.maximum(1, buckets.bytes[row] // _FP32_BYTES)
+    shares = [
+        np.where(count[inside] < 0, np.nan, count[inside] / numel)
+        for count in (done.zeroed, done.saturated)
+    ]
+    ratios = (done.relative_error, done.cosine, done.residual_ratio)
+    ready = buckets.ready_ns[row]
+    queue = np.maximum(0, done.begin_ns[inside] - ready)
+    return _Calls(
+        scheme=np.array(done.scheme, dtype=np.str_)[inside],
+        bucket=buckets.index[row],
+        size=buckets.bytes[row],
+        times_ns=np.vstack([queue, done.stage_ns[:, inside], buckets.end_ns[row] - ready]),
+        payload=done.payload_bytes[inside],
+        wire=done.wire_bytes[inside],
+        quality=np.vstack([*(ratio[inside] for ratio in ratios), *shares]),
+        non_finite=done.non_finite[inside],
+    )
+
+
+def _rows_of(op_id: Ints, keys: Ints) -> Ints:
+    """Row of each operation in ``keys``; -1 where it is not there."""
+    if len(keys) == 0:
+        return np.full(len(op_id), -1, dtype=np.int64)
+    order = np.argsort(keys, kind="stable")
+    at = order[np.minimum(np.searchsorted(keys[order], op_id), len(keys) - 1)]
+    return np.where(keys[at] == op_id, at, -1).astype(np.int64)
+
+
+def _row(calls: _Calls, chosen: npt.NDArray[np.bool_], world_size: int) -> CompressionRow:
+    first = int(np.flatnonzero(chosen)[0])
+    size = int(calls.size[first])
+    times = np.median(calls.times_ns[:, chosen], axis=1).tolist()
+    queue, encode, exchange, reduce, decode, done = (ns_to_ms(value) for value in times)
+    assert len(times) == len(STAGES) + 2
+    wire = float(calls.wire[chosen].mean())
+    ring = 2 * (world_size - 1) / world_size * size
+    quality = [_mean_of_known(values[chosen]) for values in calls.quality]
+    return CompressionRow(
+        scheme=str(calls.scheme[first]),
+        bucket=int(calls.bucket[first]),
+        gradient_bytes=size,
+        calls=int(chosen.sum()),
+        queue_ms=queue,
+        encode_ms=encode,
+        exchange_ms=exchange,
+        reduce_ms=reduce,
+        decode_ms=decode,
+        done_ms=done,
+        payload_bytes=float(calls.payload[chosen].mean()),
+        wire_bytes=wire,
+        ratio=ring / wire if wire > 0 and ring > 0 else math.nan,
+        relative_error=quality[0],
+        cosine=quality[1],
+        residual_ratio=quality[2],
+        zeroed=quality[3],
+        saturated=quality[4],
+        non_finite=int(calls.non_finite[chosen].sum()),
+    )
+
+
+def _mean_of_known(values: Floats) -> float:
+    known = values[~np.isnan(values)]
+    return float(known.mean()) if len(known) else math.nan

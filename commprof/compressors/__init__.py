@@ -1,0 +1,151 @@
+"""Gradient compressors for DDP: ``commprof.attach(ddp, hook=commprof.compressors.topk(0.01))``.
+
+Each function makes one; ``docs/compressors.md`` says what they cost and when they pay. Common
+arguments:
+
+- ``feedback``: keep what was not sent and add it to the next step's gradients; None: as is best
+  for the scheme (on for int4, topk, randomk and powersgd).
+- ``start_step``: plain means in the steps before.
+- ``measure_every``: in every so manyth step the trace gets each bucket's error; 0: never.
+
+All of them raise UsageError for a value out of range, naming it and what is allowed.
+"""
+
+from __future__ import annotations
+
+from commprof.compressors.compressor import Compressor
+from commprof.compressors.schemes import SCHEMES, checked
+from commprof.compressors.state import merge_states
+from commprof.errors import UsageError
+
+__all__ = [
+    "Compressor",
+    "bf16",
+    "fp16",
+    "int4",
+    "int8",
+    "merge_states",
+    "none",
+    "parse",
+    "powersgd",
+    "randomk",
+    "sign",
+    "topk",
+]
+
+
+def none(*, measure_every: int = 0) -> Compressor:
+    """The fp32 mean, by the same thread and group as the others: the baseline for them."""
+    return Compressor("none", {}, measure_every=measure_every)
+
+
+def fp16(
+    *, feedback: bool | None = None, start_step: int = 0, measure_every: int = 0
+) -> Compressor:
+    """binary16 with a power-of-two scale per rank and bucket; sums in fp32, rounded once."""
+    return _make("fp16", {}, feedback, start_step, measure_every)
+
+
+def bf16(
+    *, feedback: bool | None = None, start_step: int = 0, measure_every: int = 0
+) -> Compressor:
+    """bfloat16; sums in fp32, rounded once."""
+    return _make("bf16", {}, feedback, start_step, measure_every)
+
+
+def int8(
+    *, feedback: bool | None = None, start_step: int = 0, measure_every: int = 0
+) -> Compressor:
+    """8-bit integers with one scale per 256 values; sums in fp32, rounded once."""
+    return _make("int8", {}, feedback, start_step, measure_every)
+
+
+def int4(
+    *, feedback: bool | None = None, start_step: int = 0, measure_every: int = 0
+) -> Compressor:
+    """4-bit integers with one scale per 64 values; sums in fp32, rounded once."""
+    return _make("int4", {}, feedback, start_step, measure_every)
+
+
+def topk(
+    ratio: float = 0.01,
+    *,
+    feedback: bool | None = None,
+    start_step: int = 0,
+    measure_every: int = 0,
+) -> Compressor:
+    """The share ``ratio`` of a bucket's values that is largest in magnitude, exactly."""
+    return _make("topk", {"ratio": ratio}, feedback, start_step, measure_every)
+
+
+def randomk(
+    ratio: float = 0.01,
+    *,
+    feedback: bool | None = None,
+    start_step: int = 0,
+    measure_every: int = 0,
+    seed: int = 0,
+) -> Compressor:
+    """Blocks of 64 values, together the share ``ratio``, drawn anew each step from ``seed``."""
+    return _make("randomk", {"ratio": ratio}, feedback, start_step, measure_every, seed)
+
+
+def powersgd(
+    rank: int = 4,
+    *,
+    feedback: bool | None = None,
+    start_step: int = 0,
+    measure_every: int = 0,
+    seed: int = 0,
+) -> Compressor:
+    """Each matrix as two factors of ``rank`` columns (Vogels et al., NeurIPS 2019)."""
+    return _make("powersgd", {"rank": rank}, feedback, start_step, measure_every, seed)
+
+
+def sign(
+    *, feedback: bool | None = None, start_step: int = 0, measure_every: int = 0
+) -> Compressor:
+    """Signs and the mean magnitude of each 2048 values; with Adam better without feedback."""
+    return _make("sign", {}, feedback, start_step, measure_every)
+
+
+def parse(text: str) -> Compressor:
+    """A compressor from ``NAME[:option=value,...]``, as ``commprof run --hook`` takes it.
+
+    Options are those of the function of that name, as numbers: ``topk:ratio=0.01,feedback=1``.
+
+    Raises:
+        UsageError: unknown name or option, or a value that is no number or out of range.
+    """
+    name, _, rest = text.partition(":")
+    checked(name, {})
+    options: dict[str, float] = {}
+    for word in filter(None, rest.split(",")):
+        key, equals, value = word.partition("=")
+        try:
+            options[key] = float(value)
+        except ValueError:
+            raise UsageError(
+                f"compressor {text!r}: {word!r} is not option=number"
+                + ("" if equals else " (as in topk:ratio=0.01)")
+            ) from None
+    whole = {key: options.pop(key, 0.0) for key in ("seed", "measure_every")}
+    for key, number in whole.items():
+        if not number.is_integer():
+            raise UsageError(f"{name}: {key}={number:g} is not a whole number")
+    return Compressor(
+        name, options, seed=int(whole["seed"]), measure_every=int(whole["measure_every"])
+    )
+
+
+def _make(
+    scheme: str,
+    options: dict[str, float],
+    feedback: bool | None,
+    start_step: int,
+    measure_every: int,
+    seed: int = 0,
+) -> Compressor:
+    assert scheme in SCHEMES
+    common = {"feedback": feedback, "start_step": start_step or None}
+    return Compressor(scheme, {**options, **common}, seed=seed, measure_every=measure_every)

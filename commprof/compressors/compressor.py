@@ -1,0 +1,150 @@
+"""A compressor: a scheme with its options, and, once attached, what it has in hand."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from commprof.compressors import state as states
+from commprof.compressors.schemes import checked
+from commprof.errors import CommprofError, UsageError
+
+if TYPE_CHECKING:
+    from commprof.compressors.running import Running
+
+
+class Compressor:
+    """Takes the place of DDP's mean all-reduce in one model.
+
+    Made by ``commprof.compressors.topk(0.01)`` and its like; works once
+    ``commprof.attach(ddp, hook=compressor)`` or ``set_hook(compressor)`` has been called.
+    All ranks must use the same one.
+    """
+
+    def __init__(
+        self,
+        scheme: str,
+        options: Mapping[str, float | bool | None],
+        *,
+        seed: int = 0,
+        measure_every: int = 0,
+    ) -> None:
+        """Checks everything at once.
+
+        Args:
+            scheme: one of ``schemes.SCHEMES``.
+            options: of the scheme; None stands for the standard value.
+            seed: of random choices (``randomk``, ``powersgd``).
+            measure_every: in every so manyth step the trace gets the error of each bucket,
+                which costs one or two more passes over it; 0: never.
+
+        Raises:
+            UsageError: see ``schemes.checked``.
+        """
+        self.scheme = scheme
+        self.options = checked(scheme, options)
+        for name, value in (("seed", seed), ("measure_every", measure_every)):
+            if not (isinstance(value, int) and 0 <= value < 2**32):
+                raise UsageError(
+                    f"{scheme}: {name}={value!r} is out of range (allowed: a whole number from "
+                    "0 to 4294967295)"
+                )
+        self.seed = seed
+        self.measure_every = measure_every
+        self._running: Running | None = None
+        self._loaded: dict[str, Any] | None = None
+
+    @property
+    def label(self) -> str:
+        """Scheme and options, as ``parse`` takes them: ``topk:ratio=0.01``."""
+        given = dict(self.options)
+        for name, value in (("seed", self.seed), ("measure_every", self.measure_every)):
+            if value:
+                given[name] = value
+        listed = ",".join(f"{name}={value:.12g}" for name, value in given.items())
+        return f"{self.scheme}:{listed}" if listed else self.scheme
+
+    def __repr__(self) -> str:
+        return f"<commprof compressor {self.label}>"
+
+    def bind(self, running: Running) -> None:
+        """Called when it starts to work in a model."""
+        if self._running is not None:
+            raise CommprofError(
+                f"this compressor ({self.label}) works in another model; make one for each model"
+            )
+        self._running = running
+        if self._loaded is not None:
+            states.restore(running, self, self._loaded)
+            self._loaded = None
+
+    def unbind(self) -> None:
+        """Called when another hook takes its place; what it had in hand is gone."""
+        self._running = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """This rank's state, a plain dict that ``torch.save`` takes; see ``docs/compressors.md``.
+
+        Call it between steps. Ranks have different residuals: save each rank's own.
+
+        Raises:
+            CommprofError: it works in no model.
+        """
+        return states.collect(self._attached("state_dict"), self)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Takes over a rank's state, now or when it is attached.
+
+        With as many ranks as before each one loads its own, and training goes on bit for bit.
+        With more or fewer, all load what ``merge_states`` made of all. Parameters that the state
+        does not know start from nothing, with a warning, as do those the model does not know.
+
+        Raises:
+            CommprofError: the state is of another scheme, other options, another number of ranks
+                or another rank.
+        """
+        if self._running is None:
+            self._loaded = dict(state)
+        else:
+            states.restore(self._running, self, state)
+
+    def set_loss_scale(self, old: float, new: float) -> None:
+        """Residuals follow a loss scale that changed from ``old`` to ``new``.
+
+        Raises:
+            UsageError: one is not above 0.
+        """
+        if not (old > 0 and new > 0):
+            raise UsageError(f"loss scales {old!r} and {new!r} are not above 0")
+        if old != new:
+            self._attached("set_loss_scale").scale_residuals(new / old)
+
+    def step_skipped(self) -> None:
+        """The last step's gradients were not applied: what was sent returns to the residuals."""
+        self._attached("step_skipped").step_skipped()
+
+    def follow_scaler(self, scaler: Any) -> None:
+        """Does both of the above whenever ``scaler.update()`` says so.
+
+        Args:
+            scaler: a ``torch.amp.GradScaler``; its ``update`` is wrapped.
+        """
+        update = scaler.update
+
+        def update_and_tell(*args: Any, **kwargs: Any) -> None:
+            before = scaler.get_scale()
+            update(*args, **kwargs)
+            after = scaler.get_scale()
+            if after < before:
+                self.step_skipped()
+            self.set_loss_scale(before, after)
+
+        scaler.update = update_and_tell
+
+    def _attached(self, what: str) -> Running:
+        if self._running is None:
+            raise CommprofError(
+                f"{what}(): the compressor {self.label} works in no model; call "
+                "commprof.attach(ddp, hook=compressor) first"
+            )
+        return self._running

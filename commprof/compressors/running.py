@@ -1,0 +1,171 @@
+"""A compressor at work in one DDP model."""
+
+from __future__ import annotations
+
+import atexit
+import hashlib
+import weakref
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from commprof import _native
+from commprof.compressors.compressor import Compressor
+from commprof.compressors.torch_ops import TorchOps
+from commprof.errors import CommprofError
+
+#: Parameter number, kind, values.
+StateItems = list[tuple[int, str, Any]]
+
+#: How long the end of the interpreter waits for a bucket that is being exchanged.
+_PATIENCE_S = 1.0
+
+
+class Engine(Protocol):
+    """What does the work: the native hook, or ``TorchOps``."""
+
+    step: int
+
+    def state(self) -> StateItems:
+        """All state, by parameter number."""
+
+    def load_state(self, state: StateItems) -> None:
+        """Replaces it."""
+
+    def scale_residuals(self, factor: float) -> None:
+        """The loss scale changed by this factor."""
+
+    def step_skipped(self) -> None:
+        """The last step was not applied."""
+
+    def stop(self, patience_s: float) -> None:
+        """Ends its thread, if it has one."""
+
+
+class Running:
+    """Owns the engine, and knows the model's parameters by name."""
+
+    def __init__(
+        self, ddp: DistributedDataParallel, compressor: Compressor, group: dist.ProcessGroup | None
+    ) -> None:
+        """Makes the engine; a collective call when ``group`` is the native engine's own.
+
+        Args:
+            ddp: the model.
+            compressor: what to do.
+            group: of the native engine alone, see ``own_group``; None for torch operations.
+
+        Raises:
+            CommprofError: the ranks differ in scheme, options or parameters, or the scheme needs
+                the native module.
+        """
+        named = list(ddp.module.named_parameters())
+        self.names = [name for name, _ in named]
+        self.sizes = [parameter.numel() for _, parameter in named]
+        model_group = ddp.process_group
+        self.rank, self.world_size = model_group.rank(), model_group.size()
+        parameters = [parameter for _, parameter in named]
+        self.is_native = group is not None
+        if group is None:
+            self.engine: Any = TorchOps(model_group, parameters, compressor)
+        else:
+            _agree(group, compressor, named)
+            assert _native.native is not None
+            self.engine = _native.native.CompressingHook(
+                model_group,
+                group,
+                parameters,
+                compressor.scheme,
+                compressor.options,
+                compressor.seed,
+                compressor.measure_every,
+                compressor.label,
+            )
+            _stop_at_exit(self.engine)
+
+    @property
+    def step(self) -> int:
+        """Synchronised backward passes so far."""
+        return int(self.engine.step)
+
+    @step.setter
+    def step(self, value: int) -> None:
+        self.engine.step = value
+
+    def state(self) -> StateItems:
+        """See ``Engine``."""
+        return list(self.engine.state())
+
+    def load_state(self, state: StateItems) -> None:
+        """See ``Engine``."""
+        self.engine.load_state(state)
+
+    def scale_residuals(self, factor: float) -> None:
+        """See ``Engine``."""
+        self.engine.scale_residuals(factor)
+
+    def step_skipped(self) -> None:
+        """See ``Engine``."""
+        self.engine.step_skipped()
+
+    def stop(self) -> None:
+        """Ends its thread."""
+        self.engine.stop(_PATIENCE_S)
+
+
+def own_group(ddp: DistributedDataParallel) -> dist.ProcessGroup | None:
+    """A group of the model's ranks for one native engine, made by all of them together.
+
+    None where torch operations must do: parameters on a GPU, or no native module.
+    """
+    if _native.native is None or any(p.device.type != "cpu" for p in ddp.module.parameters()):
+        return None
+    model_group = ddp.process_group
+    ranks = dist.get_process_group_ranks(model_group)
+    backend = model_group._get_backend(torch.device("cpu"))
+    timeout = backend.options._timeout if hasattr(backend, "options") else None
+    # Ranks of other models, which do not call this, must not be waited for.
+    local = len(ranks) < dist.get_world_size()
+    return dist.new_group(
+        ranks,
+        timeout=timeout,
+        backend="gloo",
+        use_local_synchronization=local,
+        group_desc="commprof_compressor",
+    )
+
+
+def _agree(
+    group: dist.ProcessGroup,
+    compressor: Compressor,
+    named: list[tuple[str, torch.nn.Parameter]],
+) -> None:
+    """Before the first bucket: lengths of messages follow from what is compared here."""
+    shapes = [(name, tuple(parameter.shape)) for name, parameter in named]
+    digest = hashlib.sha256(repr(shapes).encode()).hexdigest()[:16]
+    mine = {"compressor": compressor.label, "parameters": f"{len(named)} ({digest})"}
+    everyone: list[dict[str, str]] = [{}] * group.size()
+    dist.all_gather_object(everyone, mine, group=group)
+    for rank, theirs in enumerate(everyone):
+        for field, value in mine.items():
+            if theirs[field] != value:
+                raise CommprofError(
+                    f"rank {group.rank()} has {field} {value!r} and rank {rank} "
+                    f"{theirs[field]!r}; all ranks must attach the same compressor to the same "
+                    "model"
+                )
+
+
+def _stop_at_exit(engine: Any) -> None:
+    """Threads and sockets end while there is an interpreter; the model may live to its end."""
+    reference = weakref.ref(engine)
+
+    def stop() -> None:
+        alive = reference()
+        if alive is not None:
+            alive.stop(_PATIENCE_S)
+
+    atexit.register(stop)
+    weakref.finalize(engine, atexit.unregister, stop)

@@ -1,0 +1,195 @@
+"""Compressors as torch operations: for gradients on a GPU, and where there is no native module.
+
+The same schemes as the native ones in spirit, not to the bit, and fewer of them: everyone gets
+everyone's encoding and sums all in rank order, so all ranks have the same bits. Nothing waits
+inside a future's callback: with several buckets in flight gloo's threads would deadlock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import chain
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from commprof import _native
+from commprof.compressors.compressor import Compressor
+from commprof.compressors.schemes import SCHEMES
+from commprof.errors import CommprofError
+
+Tensor = Any  # torch.Tensor; torch is not followed by the type checker
+#: From a bucket to what travels, and from every rank's of it to the sum.
+Encode = Callable[[Tensor], "tuple[Tensor, ...]"]
+Decode = Callable[["tuple[Tensor, ...]", Tensor], None]
+
+_BLOCK = 256
+
+
+def encode_cast(dtype: Any) -> Encode:
+    """16 bits a value."""
+
+    def encode(x: Tensor) -> tuple[Tensor, ...]:
+        return (x.to(dtype),)
+
+    return encode
+
+
+def add_cast(payload: tuple[Tensor, ...], total: Tensor) -> None:
+    """Adds one encoding to the sum."""
+    total.add_(payload[0])
+
+
+def encode_int8(x: Tensor) -> tuple[Tensor, ...]:
+    """8-bit integers [n] and per 256 of them an fp32 scale, max|x| / 127."""
+    padded = torch.nn.functional.pad(x, (0, -x.numel() % _BLOCK)).view(-1, _BLOCK)
+    scales = padded.abs().amax(dim=1) / 127
+    quotients = padded / scales.clamp(min=torch.finfo(torch.float32).tiny)[:, None]
+    # What is not finite has no integer; the scale carries it.
+    integers = quotients.nan_to_num(0.0).round().clamp(-127, 127).to(torch.int8)
+    return integers.view(-1)[: x.numel()], scales
+
+
+def add_int8(payload: tuple[Tensor, ...], total: Tensor) -> None:
+    """Adds one encoding to the sum."""
+    integers, scales = payload
+    total.addcmul_(integers.float(), scales.repeat_interleave(_BLOCK)[: total.numel()])
+
+
+def encode_topk(ratio: float) -> Encode:
+    """The largest values and their int32 indices."""
+
+    def encode(x: Tensor) -> tuple[Tensor, ...]:
+        count = max(1, round(ratio * x.numel()))
+        indices = torch.topk(x.abs(), count, sorted=False).indices
+        return x[indices], indices.to(torch.int32)
+
+    return encode
+
+
+def add_topk(payload: tuple[Tensor, ...], total: Tensor) -> None:
+    """Adds one encoding to the sum."""
+    values, indices = payload
+    total.index_add_(0, indices.long(), values.float())
+
+
+def _scheme(compressor: Compressor) -> tuple[Encode, Decode]:
+    name = compressor.scheme
+    ratio = compressor.options.get("ratio", 0.01)
+    known: dict[str, tuple[Encode, Decode]] = {
+        "none": (encode_cast(torch.float32), add_cast),
+        "fp16": (encode_cast(torch.float16), add_cast),
+        "bf16": (encode_cast(torch.bfloat16), add_cast),
+        "int8": (encode_int8, add_int8),
+        "topk": (encode_topk(ratio), add_topk),
+    }
+    if name not in known:
+        why = _native.native_error or "gradients on a GPU"
+        raise CommprofError(
+            f"the compressor {name!r} needs the native module and gradients on the CPU, but: "
+            f"{why}. As torch operations there are: {', '.join(known)}"
+        )
+    return known[name]
+
+
+class TorchOps:
+    """A DDP communication hook; see the module."""
+
+    def __init__(self, group: Any, parameters: list[Any], compressor: Compressor) -> None:
+        """Takes the model's group and its parameters in order; refuses schemes it lacks."""
+        self.step = 0
+        self._group = group
+        self._world_size = group.size()
+        self._encode, self._add = _scheme(compressor)
+        self._start_step = int(compressor.options.get("start_step", 0))
+        standard = {option.name: option.standard for option in SCHEMES[compressor.scheme].options}
+        standard.update(compressor.options)
+        self._feedback = bool(standard.get("feedback", 0))
+        self._is_plain = compressor.scheme == "none"
+        self._number = {id(parameter): number for number, parameter in enumerate(parameters)}
+        #: By parameter: DDP uses a bucket's index and memory again for other parameters.
+        self._residuals: dict[int, Tensor] = {}
+        self._sent: dict[int, Tensor] = {}
+
+    def __call__(self, _: object, bucket: Any) -> Any:
+        """The hook: a future of the bucket's mean."""
+        step = self.step
+        if bucket.is_last():
+            self.step += 1
+        if bucket.index() == 0:
+            self._sent.clear()
+        buffer = bucket.buffer()
+        plain = self._is_plain or step < self._start_step or buffer.dtype != torch.float32
+        if plain or self._world_size == 1:
+            mean = self._group.allreduce([buffer.mul_(1.0 / self._world_size)])
+            return mean.get_future().then(lambda done: done.value()[0])
+        payload, keep = self._encoded(buffer, bucket.parameters())
+        gathered = [[torch.empty_like(part) for _ in range(self._world_size)] for part in payload]
+        works = [
+            dist.all_gather(out, part.contiguous(), group=self._group, async_op=True)
+            for out, part in zip(gathered, payload, strict=True)
+        ]
+
+        def mean_of_all(_: Any) -> Tensor:
+            buffer.zero_()
+            # 0, or NaN where some rank's gradients are not finite: then nothing else is left.
+            poison = sum((x * 0).sum() for x in chain(*gathered) if x.is_floating_point())
+            for one in zip(*gathered, strict=True):
+                self._add(one, buffer)
+            keep(poison == 0)
+            return buffer.mul_(1.0 / self._world_size).add_(poison)
+
+        return torch.futures.collect_all([work.get_future() for work in works]).then(mean_of_all)
+
+    def _encoded(
+        self, buffer: Tensor, parameters: list[Any]
+    ) -> tuple[tuple[Tensor, ...], Callable[[Tensor], None]]:
+        """What this rank sends; and what to call once it is known whether all ranks' is finite."""
+        if not self._feedback:
+            return self._encode(buffer), lambda _: None
+        numbers = [self._number[id(parameter)] for parameter in parameters]
+        sizes = [parameter.numel() for parameter in parameters]
+        before = torch.cat(
+            [
+                self._residuals[number] if number in self._residuals else buffer.new_zeros(size)
+                for number, size in zip(numbers, sizes, strict=True)
+            ]
+        )
+        wanted = buffer + before
+        payload = self._encode(wanted)
+
+        def keep(finite: Tensor) -> None:
+            sent = torch.zeros_like(wanted)
+            self._add(payload, sent)
+            after = torch.where(finite, wanted - sent, before)
+            sent = torch.where(finite, sent, torch.zeros_like(sent))
+            for number, rest, gone in zip(
+                numbers, after.split(sizes), sent.split(sizes), strict=True
+            ):
+                self._residuals[number], self._sent[number] = rest, gone
+
+        return payload, keep
+
+    def state(self) -> list[tuple[int, str, Tensor]]:
+        """Residuals by parameter."""
+        return [(number, "residual", r.clone()) for number, r in sorted(self._residuals.items())]
+
+    def load_state(self, state: list[tuple[int, str, Tensor]]) -> None:
+        """Replaces them."""
+        self._residuals = {number: values.clone().flatten() for number, _, values in state}
+        self._sent.clear()
+
+    def scale_residuals(self, factor: float) -> None:
+        """The loss scale changed by this factor."""
+        for kept in (*self._residuals.values(), *self._sent.values()):
+            kept.mul_(factor)
+
+    def step_skipped(self) -> None:
+        """What was sent returns."""
+        for number, sent in self._sent.items():
+            self._residuals[number] = self._residuals[number] + sent
+        self._sent.clear()
+
+    def stop(self, patience_s: float) -> None:
+        """There is no thread."""

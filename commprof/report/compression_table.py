@@ -1,0 +1,64 @@
+"""What a compressor did to the buckets of one world size, as text."""
+
+from __future__ import annotations
+
+import math
+
+from commprof.analysis.compression import CompressionRow
+from commprof.analysis.world import WorldResult
+from commprof.report.plain_text import printable
+from commprof.report.tabulated import tabulated
+
+LEGEND = """\
+Times in ms, medians over calls and ranks. queue: the compressor's thread had an earlier bucket;
+exchange runs beside encode, reduce and decode where a bucket goes in pieces; ready to done: from
+the last gradient to the mean. sent: by one rank to the others; less: times fewer bytes than an fp32
+ring all-reduce. error, cosine: of what was sent against what was to be sent; residual: over the
+gradient; zeroed: share of values. They are measured where the option measure_every asks for it."""
+
+_HEADERS = (
+    *("scheme", "bucket", "size\nMB", "queue", "encode", "exchange", "reduce", "decode"),
+    *("ready\nto done", "sent\nMB", "less", "error", "cosine", "residual", "zeroed"),
+)
+_QUALITY = 4  # the last columns
+
+
+def compression_section(world: WorldResult, most_rows: int = 16) -> str:
+    """Heading, table, and how many rows are left out."""
+    shown = world.compression[:most_rows]
+    measured = any(not math.isnan(row.relative_error) for row in shown)
+    width = len(_HEADERS) if measured else len(_HEADERS) - _QUALITY
+    ranks = "1 rank" if world.world_size == 1 else f"{world.world_size} ranks"
+    table = tabulated([_cells(row)[:width] for row in shown], _HEADERS[:width], left=[0])
+    lines = [f"Compressed buckets of {ranks}:", table]
+    left_out = len(world.compression) - len(shown)
+    if left_out:
+        more = "1 more bucket" if left_out == 1 else f"{left_out} more buckets"
+        lines.append(f"{more}: see the JSON result.")
+    return "\n".join(lines)
+
+
+def _cells(row: CompressionRow) -> tuple[str, ...]:
+    times = (row.queue_ms, row.encode_ms, row.exchange_ms, row.reduce_ms, row.decode_ms)
+    return (
+        printable(row.scheme),
+        str(row.bucket),
+        f"{row.gradient_bytes / 1e6:.3g}",
+        *map(_number, times),
+        _number(row.done_ms),
+        _number(row.wire_bytes / 1e6),
+        "-" if math.isnan(row.ratio) else f"{row.ratio:.1f}x",
+        _number(row.relative_error),
+        "-" if math.isnan(row.cosine) else f"{row.cosine:.4f}",
+        _number(row.residual_ratio),
+        "-" if math.isnan(row.zeroed) else f"{row.zeroed:.1%}",
+    )
+
+
+def _number(value: float) -> str:
+    """Three significant digits."""
+    if math.isnan(value):
+        return "-"
+    if abs(value) >= 100:
+        return f"{value:.0f}"
+    return f"{value:.3g}" if value == 0 or abs(value) >= 0.001 else "<0.001"

@@ -1,0 +1,285 @@
+#include "compress/compressor.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <set>
+#include <stdexcept>
+
+#include "compress/channel.h"
+#include "compress/half_scale.h"
+#include "compress/handshake.h"
+#include "compress/plain_mean.h"
+#include "compress/quality.h"
+#include "compress/residuals.h"
+#include "compress/scheme.h"
+#include "compress/sent_log.h"
+#include "compress/settings.h"
+#include "kernels/compare.h"
+
+namespace commprof::compress {
+
+namespace {
+
+uint32_t largestBits(const Bucket& bucket, const float* residual) {
+  return residual == nullptr
+      ? kernels::maxAbsBits(bucket.gradient, bucket.numel)
+      : kernels::maxAbsBitsOfSum(bucket.gradient, residual, bucket.numel);
+}
+
+void setNaN(const Bucket& bucket, BucketReport& report) {
+  std::fill_n(
+      bucket.gradient, bucket.numel, std::numeric_limits<float>::quiet_NaN());
+  report.nonfinite = true;
+}
+
+class BucketCompressor : public Compressor {
+ public:
+  explicit BucketCompressor(const Settings& settings)
+      : settings_(settings), scheme_(makeScheme(settings)) {}
+
+  void run(const Bucket& bucket, Transport& transport, BucketReport& report)
+      override {
+    checkBucket(bucket);
+    report = BucketReport{};
+    sent_log_.beginStep(bucket.step);
+    Channel channel(transport, report, bucket.index, settings_.checksum);
+    if (lossless(bucket)) {
+      runLossless(bucket, channel, transport);
+    } else {
+      runScheme(bucket, channel, transport);
+    }
+  }
+
+  uint64_t wireBytes(std::span<const Slot> slots, int world) const override {
+    size_t n = 0;
+    for (const Slot& slot : slots) {
+      n = std::max(n, slot.offset + slot.numel);
+    }
+    if (!scheme_) {
+      return ringBytes(n * sizeof(float), world);
+    }
+    if (scheme_->lossless(n)) {
+      return ringBytes(n * sizeof(float), world) +
+          (settings_.feedback ? handshakeBytes(world) : 0);
+    }
+    return scheme_->wireBytes(slots, n, world) + handshakeBytes(world);
+  }
+
+  std::vector<ParameterState> state() const override {
+    std::vector<ParameterState> state;
+    residuals_.save(state);
+    if (scheme_) {
+      scheme_->save(state);
+    }
+    return state;
+  }
+
+  void load(const std::vector<ParameterState>& state) override {
+    residuals_.clear();
+    sent_log_.clear();
+    if (scheme_) {
+      scheme_->clear();
+    }
+    for (const ParameterState& one : state) {
+      if (one.kind == "residual") {
+        residuals_.load(one);
+      } else if (!scheme_ || !scheme_->load(one)) {
+        throw std::invalid_argument(
+            "state of kind '" + one.kind + "' for parameter " +
+            std::to_string(one.parameter) +
+            " is not what compression scheme '" + schemeName(settings_.scheme) +
+            "' keeps: load what it saved");
+      }
+    }
+  }
+
+  void scaleResiduals(float factor) override {
+    if (!std::isfinite(factor) || factor <= 0) {
+      throw std::invalid_argument(
+          "residuals cannot be scaled by " + std::to_string(factor) +
+          ": pass new loss scale / old loss scale, above 0 and finite");
+    }
+    residuals_.scale(factor);
+    for (Sent& sent : sent_log_.entries()) {
+      sent.factor *= factor;
+    }
+  }
+
+  void stepSkipped() override {
+    for (const Sent& sent : sent_log_.entries()) {
+      float* const residual = residuals_.find(sent.signature);
+      if (residual != nullptr) {
+        giveBack(sent, residual);
+      }
+    }
+    sent_log_.clear();
+  }
+
+ private:
+  bool lossless(const Bucket& bucket) const {
+    return !scheme_ || bucket.step < settings_.start_step ||
+        scheme_->lossless(bucket.numel);
+  }
+
+  Header headerOf(const Bucket& bucket, uint32_t max_bits, uint32_t k) const {
+    Header header;
+    header.scheme = settings_.scheme;
+    header.nonfinite = std::bit_cast<float>(max_bits) > kLargestMagnitude ||
+        max_bits >= kernels::kInfinityBits;
+    header.exponent =
+        header.nonfinite ? int8_t(0) : int8_t(halfExponent(max_bits));
+    header.options = settings_.hash;
+    header.n = uint32_t(bucket.numel);
+    header.k = k;
+    header.signature = bucket.signature;
+    header.step = uint32_t(bucket.step);
+    header.index = uint16_t(bucket.index);
+    return header;
+  }
+
+  // Whether all ranks' values are finite; if not, the bucket is NaN.
+  bool agree(
+      const Bucket& bucket,
+      const Header& mine,
+      BucketReport& report,
+      Transport& transport) {
+    Channel bare(transport, report, bucket.index, false);
+    headers_ = handshake_.run(mine, bare);
+    report.payload_bytes += kHeaderBytes;
+    const bool finite =
+        std::none_of(headers_.begin(), headers_.end(), [](const Header& one) {
+          return one.nonfinite;
+        });
+    if (!finite) {
+      setNaN(bucket, report);
+    }
+    return finite;
+  }
+
+  void runScheme(const Bucket& bucket, Channel& channel, Transport& transport) {
+    float* const residual =
+        settings_.feedback ? residuals_.forBucket(bucket) : nullptr;
+    uint32_t max_bits = 0;
+    {
+      StageTimer timer(channel.report(), Stage::kEncode);
+      max_bits = largestBits(bucket, residual);
+    }
+    const Header mine = headerOf(bucket, max_bits, scheme_->k(bucket.numel));
+    if (!agree(bucket, mine, channel.report(), transport)) {
+      return;
+    }
+    const bool measure = settings_.measure_every != 0 &&
+        bucket.step % settings_.measure_every == 0;
+    Sent* sent = nullptr;
+    if (residual != nullptr || measure) {
+      Sent& slot = residual != nullptr ? sent_log_.append() : measured_;
+      sent = &beginSent(slot, bucket, mine, channel.size());
+    }
+    Job job{bucket, residual, channel, headers_, sent};
+    if (measure) {
+      quality_.begin(job);
+    }
+    scheme_->run(job);
+    if (measure) {
+      quality_.finish(job, *scheme_);
+    }
+  }
+
+  // Where residuals exist, they are sent along; so all ranks must know first
+  // that all gradients are finite. Otherwise they meet once per signature.
+  void runLossless(
+      const Bucket& bucket,
+      Channel& channel,
+      Transport& transport) {
+    if (settings_.feedback) {
+      float* const residual = losslessResidual(bucket);
+      const Header mine = headerOf(bucket, largestBits(bucket, residual), 0);
+      if (!agree(bucket, mine, channel.report(), transport)) {
+        return;
+      }
+      if (residual != nullptr) {
+        sendResidual(bucket, mine, channel.size(), residual);
+      }
+    } else if (met_.insert(bucket.signature).second) {
+      agree(bucket, headerOf(bucket, 0, 0), channel.report(), transport);
+    }
+    plainMean(bucket, channel);
+  }
+
+  // Before start_step there is no error feedback, but residuals that were
+  // loaded must not wait; null where there are none.
+  float* losslessResidual(const Bucket& bucket) {
+    return bucket.step >= settings_.start_step ||
+            residuals_.holdsAny(bucket.slots)
+        ? residuals_.forBucket(bucket)
+        : nullptr;
+  }
+
+  void sendResidual(
+      const Bucket& bucket,
+      const Header& mine,
+      int world,
+      float* residual) {
+    for (size_t i = 0; i < bucket.numel; ++i) {
+      bucket.gradient[i] += residual[i];
+      residual[i] = 0;
+    }
+    Sent& sent = beginSent(sent_log_.append(), bucket, mine, world);
+    sent.lossless = true;
+    sent.keep(std::as_bytes(std::span(bucket.gradient, bucket.numel)));
+  }
+
+  static Sent& beginSent(
+      Sent& sent,
+      const Bucket& bucket,
+      const Header& mine,
+      int world) {
+    Sent fresh;
+    fresh.payload = std::move(sent.payload); // their memory is used again
+    fresh.lost = std::move(sent.lost);
+    fresh.lost.clear();
+    sent = std::move(fresh);
+    sent.signature = bucket.signature;
+    sent.step = bucket.step;
+    sent.numel = bucket.numel;
+    sent.world = world;
+    sent.exponent = mine.exponent;
+    return sent;
+  }
+
+  void giveBack(const Sent& sent, float* residual) {
+    std::vector<float> dense(sent.numel);
+    if (sent.lossless) {
+      std::memcpy(dense.data(), sent.payload.data(), sent.payload.size());
+    } else {
+      scheme_->addSent(sent, residuals_.slotsOf(sent.signature), dense.data());
+    }
+    for (size_t i = 0; i < sent.lost.size(); ++i) {
+      dense[sent.lost_offset + i] -= sent.lost[i];
+    }
+    for (size_t i = 0; i < sent.numel; ++i) {
+      residual[i] += dense[i] * sent.factor;
+    }
+  }
+
+  Settings settings_;
+  std::unique_ptr<Scheme> scheme_;
+  Residuals residuals_;
+  SentLog sent_log_;
+  Handshake handshake_;
+  Quality quality_;
+  std::span<const Header> headers_;
+  std::set<uint64_t> met_;
+  Sent measured_;
+};
+
+} // namespace
+
+std::unique_ptr<Compressor> Compressor::make(const Options& options) {
+  return std::make_unique<BucketCompressor>(parseOptions(options));
+}
+
+} // namespace commprof::compress

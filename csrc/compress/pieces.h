@@ -1,0 +1,54 @@
+// How a two-phase exchange divides a bucket: one chunk per rank, which that
+// rank sums, and each chunk into equally many pieces that are pipelined.
+#pragma once
+
+#include <cstddef>
+#include <vector>
+
+#include "compress/block_codec.h"
+
+namespace commprof::compress {
+
+class Pieces {
+ public:
+  struct Size {
+    size_t piece_bytes = 0; // wanted, encoded
+    size_t trailer = 0; // by which messages are longer than what they carry
+  };
+  Pieces(const BlockCodec& codec, size_t n, int world, Size size);
+
+  struct Range {
+    size_t begin = 0; // values
+    size_t count = 0;
+  };
+
+  int world() const {
+    return world_;
+  }
+  int count() const {
+    return count_;
+  }
+  Range range(int chunk, int piece) const;
+  // Of the piece's message, 0 if it carries nothing.
+  size_t messageBytes(int chunk, int piece) const;
+  // Where it lies in a buffer that holds all messages, aligned; and the end.
+  size_t offset(int chunk, int piece) const;
+  size_t end() const {
+    return offsets_.back();
+  }
+  // Without trailers.
+  size_t payloadBytes() const;
+
+ private:
+  size_t blocksBefore(int chunk) const;
+
+  const BlockCodec& codec_;
+  size_t n_;
+  int world_;
+  size_t trailer_;
+  size_t blocks_;
+  int count_;
+  std::vector<size_t> offsets_; // by piece, then chunk
+};
+
+} // namespace commprof::compress

@@ -1,0 +1,54 @@
+#include "compress/quality.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "kernels/compare.h"
+
+namespace commprof::compress {
+
+namespace {
+
+double norm2(const float* x, size_t n) {
+  return kernels::compare(x, x, n).wanted_norm2;
+}
+
+// 0 where there is nothing to compare with: nothing was wanted, nothing lost.
+double ratio(double part, double whole) {
+  return whole > 0 ? part / whole : 0;
+}
+
+} // namespace
+
+void Quality::begin(const Job& job) {
+  const size_t n = job.bucket.numel;
+  const float* const gradient = job.bucket.gradient;
+  float* const wanted = wanted_.reserveFloats(n);
+  gradient_norm2_ = norm2(gradient, n);
+  std::copy_n(gradient, n, wanted);
+  for (size_t i = 0; job.residual != nullptr && i < n; ++i) {
+    wanted[i] += job.residual[i];
+  }
+}
+
+void Quality::finish(const Job& job, Scheme& scheme) {
+  const size_t n = job.bucket.numel;
+  const auto* const wanted = reinterpret_cast<float*>(wanted_.data());
+  float* const sent = sent_.reserveFloats(n);
+  std::fill_n(sent, n, 0.0f);
+  scheme.addSent(*job.sent, job.bucket.slots, sent);
+  const kernels::Comparison comparison = kernels::compare(wanted, sent, n);
+  BucketReport& report = job.channel.report();
+  report.has_quality = true;
+  report.relative_error =
+      std::sqrt(ratio(comparison.error_norm2, comparison.wanted_norm2));
+  report.cosine = ratio(
+      comparison.dot,
+      std::sqrt(comparison.wanted_norm2 * comparison.sent_norm2));
+  report.residual_ratio = job.residual == nullptr
+      ? 0
+      : std::sqrt(ratio(norm2(job.residual, n), gradient_norm2_));
+  report.zeroed = comparison.zeroed;
+}
+
+} // namespace commprof::compress

@@ -1,0 +1,57 @@
+// What lossy codes have not yet sent, per parameter, in units of this rank's
+// gradients. For speed it lies in arenas laid out like buckets, one per
+// signature; when DDP rebuilds its buckets, each parameter's part moves to
+// where the parameter now is. 4 bytes a parameter.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <span>
+#include <unordered_map>
+#include <vector>
+
+#include "compress/bucket.h"
+#include "compress/compressor.h"
+
+namespace commprof::compress {
+
+class Residuals {
+ public:
+  // bucket.numel values, valid until the next call that is not const. Throws
+  // std::invalid_argument where a loaded residual has another size than its
+  // parameter.
+  float* forBucket(const Bucket& bucket);
+
+  // Whether some parameter has a residual, be it zero.
+  bool holdsAny(std::span<const Slot> slots) const;
+
+  // The arena of forBucket(), or null if it is no longer there.
+  float* find(uint64_t signature);
+  std::span<const Slot> slotsOf(uint64_t signature) const;
+
+  void scale(float factor);
+  void clear();
+  void save(std::vector<ParameterState>& state) const;
+  void load(const ParameterState& state);
+
+ private:
+  struct Arena {
+    std::vector<float> values;
+    std::vector<Slot> slots;
+    size_t owned = 0; // slots whose residual lies here
+  };
+  struct Home {
+    uint64_t signature = 0;
+    size_t offset = 0;
+    size_t numel = 0;
+  };
+  void bring(const Slot& slot, uint64_t signature, Arena& arena);
+  void leave(const Home& home);
+
+  std::unordered_map<uint64_t, Arena> arenas_;
+  std::map<uint32_t, Home> homes_; // of parameters that lie in an arena
+  std::map<uint32_t, std::vector<float>> loaded_; // and of those in none yet
+};
+
+} // namespace commprof::compress

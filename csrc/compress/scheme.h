@@ -1,0 +1,66 @@
+// One way to send a bucket's gradients in fewer bytes. The compressor has
+// settled before it calls a scheme that all ranks do the same and that all
+// values are finite and not above kLargestMagnitude.
+#pragma once
+
+#include <span>
+#include <vector>
+
+#include "compress/bucket.h"
+#include "compress/channel.h"
+#include "compress/compressor.h"
+#include "compress/sent_log.h"
+#include "compress/wire.h"
+
+namespace commprof::compress {
+
+struct Job {
+  const Bucket& bucket;
+  float* residual; // laid out like the bucket; null without error feedback
+  Channel& channel;
+  std::span<const Header> headers; // by rank
+  Sent* sent; // to keep what was sent in; may be null
+
+  const Header& mine() const {
+    return headers[size_t(channel.rank())];
+  }
+};
+
+class Scheme {
+ public:
+  virtual ~Scheme() = default;
+
+  // Values, blocks or rank: what must be the same on all ranks for a bucket of
+  // n values. 0 where there is nothing to choose.
+  virtual uint32_t k(size_t /*n*/) const {
+    return 0;
+  }
+  // Whether the plain mean of fp32 values is sent in its place. From n alone.
+  virtual bool lossless(size_t /*n*/) const {
+    return false;
+  }
+  // Encodes, exchanges, leaves the mean in the bucket, and adds up the report's
+  // payload bytes. With a residual: encodes gradient + residual, whose rest the
+  // residual then is.
+  virtual void run(Job& job) = 0;
+
+  // dense += what run() kept in `sent`.
+  virtual void addSent(
+      const Sent& sent,
+      std::span<const Slot> slots,
+      float* dense) = 0;
+
+  // Mean over ranks of what they send, without handshakes.
+  virtual uint64_t wireBytes(std::span<const Slot> slots, size_t n, int world)
+      const = 0;
+
+  // State besides residuals, if any.
+  virtual void save(std::vector<ParameterState>& /*state*/) const {}
+  // Whether this kind of state is the scheme's.
+  virtual bool load(const ParameterState& /*state*/) {
+    return false;
+  }
+  virtual void clear() {}
+};
+
+} // namespace commprof::compress

@@ -1,0 +1,47 @@
+// Working memory that is allocated once and used again for every bucket: large
+// fresh allocations would be page-faulted in at every step.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <new>
+
+namespace commprof::compress {
+
+inline constexpr size_t kAlignment = 64;
+
+constexpr size_t aligned(size_t bytes) {
+  return (bytes + kAlignment - 1) / kAlignment * kAlignment;
+}
+
+class Scratch {
+ public:
+  // At least `bytes`, aligned to 64; what it held before is lost.
+  std::byte* reserve(size_t bytes) {
+    if (bytes > capacity_) {
+      memory_.reset(); // before: the peak counts
+      memory_.reset(
+          static_cast<std::byte*>(
+              ::operator new(bytes, std::align_val_t(kAlignment))));
+      capacity_ = bytes;
+    }
+    return memory_.get();
+  }
+  float* reserveFloats(size_t count) {
+    return reinterpret_cast<float*>(reserve(count * sizeof(float)));
+  }
+  std::byte* data() const {
+    return memory_.get();
+  }
+
+ private:
+  struct Free {
+    void operator()(std::byte* memory) const {
+      ::operator delete(memory, std::align_val_t(kAlignment));
+    }
+  };
+  std::unique_ptr<std::byte, Free> memory_;
+  size_t capacity_ = 0;
+};
+
+} // namespace commprof::compress

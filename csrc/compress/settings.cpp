@@ -1,0 +1,201 @@
+#include "compress/settings.h"
+
+#include <cmath>
+#include <cstring>
+#include <sstream>
+#include <stdexcept>
+
+#include "compress/power_sgd.h"
+#include "compress/random_blocks.h"
+#include "compress/sign_scheme.h"
+#include "compress/top_k.h"
+#include "compress/two_phase.h"
+
+namespace commprof::compress {
+
+namespace {
+
+constexpr int kSchemes = int(SchemeCode::kSign) + 1;
+
+SchemeCode schemeCode(const std::string& name) {
+  for (int code = 0; code < kSchemes; ++code) {
+    if (name == schemeName(SchemeCode(code))) {
+      return SchemeCode(code);
+    }
+  }
+  std::ostringstream text;
+  text << "compression scheme '" << name << "' is unknown; there are:";
+  for (const std::string& known : schemeNames()) {
+    text << ' ' << known;
+  }
+  throw std::invalid_argument(text.str());
+}
+
+bool feedbackByDefault(SchemeCode scheme) {
+  switch (scheme) {
+    case SchemeCode::kTopK:
+    case SchemeCode::kRandomK:
+    case SchemeCode::kPowerSgd:
+    case SchemeCode::kInt4:
+      return true;
+    default:
+      return false;
+  }
+}
+
+void refuse(
+    const Options& options,
+    const std::string& name,
+    const std::string& why) {
+  std::ostringstream text;
+  text << "option '" << name << "' of compression scheme '" << options.scheme
+       << "' " << why;
+  throw std::invalid_argument(text.str());
+}
+
+void checkValue(const Options& options, const OptionSpec& spec, double value) {
+  const bool in_range = value >= spec.minimum && value <= spec.maximum;
+  if (!in_range || (spec.whole && value != std::floor(value))) {
+    std::ostringstream text;
+    text << "is " << value
+         << "; allowed: " << (spec.whole ? "whole numbers from " : "from ")
+         << spec.minimum << " to " << spec.maximum;
+    refuse(options, spec.name, text.str());
+  }
+}
+
+void checkNames(const Options& options, const std::vector<OptionSpec>& specs) {
+  std::string known;
+  for (const OptionSpec& spec : specs) {
+    known += " " + spec.name;
+  }
+  for (const auto& [name, value] : options.values) {
+    bool found = false;
+    for (const OptionSpec& spec : specs) {
+      found = found || spec.name == name;
+    }
+    if (!found) {
+      refuse(
+          options,
+          name,
+          "is unknown; it takes" + (known.empty() ? " none" : ":" + known));
+    }
+  }
+}
+
+// Folds FNV-1a of all values to 16 bits.
+uint16_t hashOf(const std::vector<double>& values, uint64_t seed) {
+  uint64_t hash = 0xcbf29ce484222325ull;
+  const auto add = [&hash](uint64_t x) {
+    for (int shift = 0; shift < 64; shift += 8) {
+      hash = (hash ^ ((x >> shift) & 0xff)) * 0x100000001b3ull;
+    }
+  };
+  for (const double value : values) {
+    uint64_t bits;
+    std::memcpy(&bits, &value, sizeof(bits));
+    add(bits);
+  }
+  add(seed);
+  return uint16_t(hash ^ (hash >> 16) ^ (hash >> 32) ^ (hash >> 48));
+}
+
+} // namespace
+
+std::vector<std::string> schemeNames() {
+  std::vector<std::string> names;
+  for (int code = 0; code < kSchemes; ++code) {
+    names.emplace_back(schemeName(SchemeCode(code)));
+  }
+  return names;
+}
+
+std::vector<OptionSpec> optionSpecs(const std::string& scheme) {
+  const SchemeCode code = schemeCode(scheme);
+  std::vector<OptionSpec> specs;
+  if (code == SchemeCode::kNone) {
+    return specs;
+  }
+  if (code == SchemeCode::kTopK || code == SchemeCode::kRandomK) {
+    specs.push_back(
+        {"ratio", 1e-9, 1, 0.01, false, "share of the values that is sent"});
+  }
+  if (code == SchemeCode::kPowerSgd) {
+    specs.push_back(
+        {"rank", 1, 16, 4, true, "columns of the factors that are sent"});
+  }
+  const double feedback = feedbackByDefault(code) ? 1 : 0;
+  specs.push_back(
+      {"feedback",
+       0,
+       1,
+       feedback,
+       true,
+       "1: what was not sent is added to the next step's gradients"});
+  specs.push_back(
+      {"start_step", 0, 1e9, 0, true, "steps with plain means before"});
+  specs.push_back({"checksum", 0, 1, 0, true, "1: a CRC-32 with each message"});
+  return specs;
+}
+
+Settings parseOptions(const Options& options) {
+  const std::vector<OptionSpec> specs = optionSpecs(options.scheme);
+  checkNames(options, specs);
+  Settings settings;
+  settings.scheme = schemeCode(options.scheme);
+  settings.seed = options.seed;
+  settings.measure_every = options.measure_every;
+  if (options.piece_bytes == 0) {
+    throw std::invalid_argument("piece_bytes is 0; allowed: from 1");
+  }
+  settings.piece_bytes = options.piece_bytes;
+  std::vector<double> values{double(options.piece_bytes)};
+  for (const OptionSpec& spec : specs) {
+    const auto given = options.values.find(spec.name);
+    const double value =
+        given == options.values.end() ? spec.standard : given->second;
+    checkValue(options, spec, value);
+    values.push_back(value);
+    if (spec.name == "ratio") {
+      settings.ratio_ppb = uint64_t(std::llround(value * 1e9));
+    } else if (spec.name == "rank") {
+      settings.rank = int(value);
+    } else if (spec.name == "feedback") {
+      settings.feedback = value != 0;
+    } else if (spec.name == "start_step") {
+      settings.start_step = uint64_t(value);
+    } else {
+      settings.checksum = value != 0;
+    }
+  }
+  settings.hash = hashOf(values, settings.seed);
+  return settings;
+}
+
+std::unique_ptr<Scheme> makeScheme(const Settings& settings) {
+  switch (settings.scheme) {
+    case SchemeCode::kNone:
+      return nullptr;
+    case SchemeCode::kHalf:
+      return std::make_unique<TwoPhase>(makeHalfCodec(), settings.piece_bytes);
+    case SchemeCode::kBfloat16:
+      return std::make_unique<TwoPhase>(
+          makeBfloat16Codec(), settings.piece_bytes);
+    case SchemeCode::kInt8:
+      return std::make_unique<TwoPhase>(makeInt8Codec(), settings.piece_bytes);
+    case SchemeCode::kInt4:
+      return std::make_unique<TwoPhase>(makeInt4Codec(), settings.piece_bytes);
+    case SchemeCode::kTopK:
+      return std::make_unique<TopK>(settings.ratio_ppb, settings.piece_bytes);
+    case SchemeCode::kRandomK:
+      return std::make_unique<RandomBlocks>(
+          settings.ratio_ppb, settings.seed, settings.feedback);
+    case SchemeCode::kPowerSgd:
+      return std::make_unique<PowerSgd>(settings.rank, settings.seed);
+    case SchemeCode::kSign:
+      return std::make_unique<Sign>();
+  }
+  return nullptr;
+}
+
+} // namespace commprof::compress

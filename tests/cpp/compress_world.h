@@ -1,0 +1,160 @@
+// A data-parallel job in miniature for the compressors' tests: ranks with
+// gradients, their compressors, and the mean that they should arrive at.
+#pragma once
+
+#include <cmath>
+#include <random>
+
+#include "compress/compressor.h"
+#include "thread_transport.h"
+
+namespace commprof::compress {
+
+using Gradients = std::vector<std::vector<float>>; // by rank
+
+// Normals, the same in every run.
+inline const std::vector<float>& normals() {
+  static const std::vector<float> pool = [] {
+    std::mt19937 generator(1);
+    std::normal_distribution<float> normal;
+    std::vector<float> values(1 << 18);
+    for (float& value : values) {
+      value = normal(generator);
+    }
+    return values;
+  }();
+  return pool;
+}
+
+// Normals with 12 scales from 1e-5 to 1e-2, in runs, as layers have them. A
+// part is the same on all ranks, as gradients are.
+inline Gradients someGradients(int world, size_t n, uint32_t seed) {
+  const std::vector<float>& pool = normals();
+  Gradients gradients;
+  for (int rank = 0; rank < world; ++rank) {
+    std::mt19937 common(seed), own(seed * 31 + uint32_t(rank) + 1);
+    std::vector<float> g(n);
+    for (size_t i = 0; i < n; ++i) {
+      const size_t layer = i * 12 / n;
+      const auto scale = float(1e-5 * std::pow(1000.0, double(layer) / 11));
+      g[i] = scale *
+          (0.5f * pool[common() % pool.size()] + pool[own() % pool.size()]);
+    }
+    gradients.push_back(std::move(g));
+  }
+  return gradients;
+}
+
+inline std::vector<double> meanOf(const Gradients& gradients) {
+  std::vector<double> mean(gradients[0].size());
+  for (const auto& g : gradients) {
+    for (size_t i = 0; i < g.size(); ++i) {
+      mean[i] += double(g[i]) / double(gradients.size());
+    }
+  }
+  return mean;
+}
+
+inline double relativeError(
+    const std::vector<double>& wanted,
+    const std::vector<float>& found) {
+  double error = 0, norm = 0;
+  for (size_t i = 0; i < wanted.size(); ++i) {
+    error += (wanted[i] - found[i]) * (wanted[i] - found[i]);
+    norm += wanted[i] * wanted[i];
+  }
+  return norm > 0 ? std::sqrt(error / norm) : std::sqrt(error);
+}
+
+inline bool sameBits(const std::vector<float>& a, const std::vector<float>& b) {
+  return a.size() == b.size() &&
+      (a.empty() || std::memcmp(a.data(), b.data(), a.size() * 4) == 0);
+}
+
+// One matrix (where n allows for one of 16 columns) and a vector.
+inline std::vector<Slot> someSlots(size_t n) {
+  std::vector<Slot> slots;
+  const size_t rows = n / 2 / 16;
+  if (rows > 0) {
+    slots.push_back({0, 0, rows * 16, uint32_t(rows), 16});
+  }
+  if (n > rows * 16) {
+    slots.push_back({1, rows * 16, n - rows * 16, uint32_t(n - rows * 16), 0});
+  }
+  return slots;
+}
+
+// All ranks' compressors, alive over several steps.
+class World {
+ public:
+  World(int world, const Options& options) : group_(world) {
+    for (int rank = 0; rank < world; ++rank) {
+      compressors_.push_back(Compressor::make(options));
+    }
+    reports.resize(size_t(world));
+  }
+
+  // Turns each rank's gradients into the mean; what ranks threw.
+  std::vector<std::exception_ptr> tryRun(
+      Gradients& gradients,
+      const std::vector<Slot>& slots,
+      uint64_t step,
+      uint32_t index = 0) {
+    ThreadGroup group(group_.world());
+    group.tamper = group_.tamper;
+    group.fails = group_.fails;
+    return runRanks(group, [&](ThreadTransport& transport) {
+      const auto rank = size_t(transport.rank());
+      Bucket bucket;
+      bucket.gradient = gradients[rank].data();
+      bucket.numel = gradients[rank].size();
+      bucket.slots = slots;
+      bucket.signature = signatureOf(slots);
+      bucket.step = step;
+      bucket.index = index;
+      compressors_[rank]->run(bucket, transport, reports[rank]);
+    });
+  }
+
+  // The same where nothing may be thrown and all must end with the same bits.
+  void run(
+      Gradients& gradients,
+      const std::vector<Slot>& slots,
+      uint64_t step,
+      uint32_t index = 0) {
+    for (const auto& error : tryRun(gradients, slots, step, index)) {
+      CHECK_EQ(messageOf(error), "");
+    }
+    for (const auto& g : gradients) {
+      CHECK(sameBits(g, gradients[0]));
+    }
+  }
+
+  Compressor& operator[](int rank) {
+    return *compressors_[size_t(rank)];
+  }
+  void replace(int rank, const Options& options) {
+    compressors_[size_t(rank)] = Compressor::make(options);
+  }
+  ThreadGroup& group() { // its tamper and fails are used in every run
+    return group_;
+  }
+
+  std::vector<BucketReport> reports;
+
+ private:
+  ThreadGroup group_;
+  std::vector<std::unique_ptr<Compressor>> compressors_;
+};
+
+inline Options optionsOf(
+    const std::string& scheme,
+    std::map<std::string, double> values = {}) {
+  Options options;
+  options.scheme = scheme;
+  options.values = std::move(values);
+  options.seed = 7;
+  return options;
+}
+
+} // namespace commprof::compress
