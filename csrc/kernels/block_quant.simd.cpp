@@ -1,63 +1,10 @@
-#include "kernels/block_quant.h"
+#include "kernels/block_formats.h"
 #include "kernels/block_quant_table.h"
 #include "kernels/simd/vec.h"
 
 namespace commprof::kernels::COMMPROF_SIMD_LEVEL {
 
 namespace {
-
-// How the integers of a block stand in memory. write() asks integersAt(i) for
-// the values i to i + 15, for each once; read() hands them to take(i,
-// integers).
-struct Int8 {
-  using Byte = int8_t;
-  static constexpr size_t kValues = kInt8Block;
-  static constexpr size_t kBytes = kInt8Block;
-  static constexpr float kLargest = 127;
-
-  template <class IntegersAt>
-  static void write(Byte* out, const IntegersAt& integersAt) {
-    for (size_t i = 0; i < kValues; i += 16) {
-      storeInt8(out + i, integersAt(i));
-    }
-  }
-  template <class Take>
-  static void read(const Byte* in, const Take& take) {
-    for (size_t i = 0; i < kValues; i += 16) {
-      take(i, loadInt8(in + i));
-    }
-  }
-  static size_t bytes(size_t values) {
-    return values;
-  }
-};
-
-struct Int4 {
-  using Byte = uint8_t;
-  static constexpr size_t kValues = kInt4Block;
-  static constexpr size_t kBytes = kInt4Block / 2;
-  static constexpr float kLargest = 7;
-
-  template <class IntegersAt>
-  static void write(Byte* out, const IntegersAt& integersAt) {
-    for (size_t i = 0; i < kBytes; i += 16) {
-      const I32 low = bitAnd(integersAt(i), set1(15));
-      const I32 high = shiftLeft<4>(integersAt(i + kBytes));
-      storeInt8(reinterpret_cast<int8_t*>(out + i), bitOr(low, high));
-    }
-  }
-  template <class Take>
-  static void read(const Byte* in, const Take& take) {
-    for (size_t i = 0; i < kBytes; i += 16) {
-      const I32 both = loadInt8(reinterpret_cast<const int8_t*>(in + i));
-      take(i, shiftRightSigned<28>(shiftLeft<28>(both)));
-      take(i + kBytes, shiftRightSigned<4>(both));
-    }
-  }
-  static size_t bytes(size_t) {
-    return kBytes;
-  }
-};
 
 inline I32 magnitudes(F32 v) {
   return bitAnd(asInt(v), set1(0x7fffffff));
@@ -69,16 +16,21 @@ inline float floatFromBits(int32_t bits) {
   return out;
 }
 
-// Writes the block whose values are at `values` and returns its scale. Where
-// kFeedback, what is lost of each value stands at `values` afterwards.
-template <class Format, bool kFeedback, class Values>
-inline float writeBlock(
-    Values* values,
-    I32 largest,
-    typename Format::Byte* out) {
+// Where the largest magnitude of a block has these bits.
+template <class Format>
+inline float scaleFor(int32_t largest_bits) {
   constexpr float kSmallestNormal = 0x1p-126f;
-  const float exact = floatFromBits(maxLanes(largest)) / Format::kLargest;
-  const float scale = exact < kSmallestNormal ? 0 : exact;
+  const float scale = floatFromBits(largest_bits) / Format::kLargest;
+  return scale < kSmallestNormal ? 0 : scale;
+}
+
+// Writes the block whose values are at `values`. Where kFeedback, what is lost
+// of each value stands there afterwards.
+template <class Format, bool kFeedback, class Values>
+inline void writeBlock(
+    Values* values,
+    float scale,
+    typename Format::Byte* out) {
   const F32 inverses = set1(scale == 0 ? 0 : 1 / scale);
   const F32 scales = set1(scale);
   Format::write(out, [&](size_t i) {
@@ -89,30 +41,92 @@ inline float writeBlock(
     }
     return integers;
   });
-  return scale;
 }
 
-template <class Format>
-inline float encodeBlock(const float* x, typename Format::Byte* out) {
+// Bits of the largest magnitude of a block. Where kFeedback, x + residual is
+// looked at, and stands at residual afterwards.
+template <class Format, bool kFeedback>
+inline int32_t largestOf(const float* x, float* residual) {
   I32 largest = set1(0);
   for (size_t i = 0; i < Format::kValues; i += 16) {
-    largest = max(largest, magnitudes(load(x + i)));
-  }
-  return writeBlock<Format, false>(x, largest, out);
-}
-
-template <class Format>
-inline float encodeBlockWithFeedback(
-    const float* x,
-    float* residual,
-    typename Format::Byte* out) {
-  I32 largest = set1(0);
-  for (size_t i = 0; i < Format::kValues; i += 16) {
-    const F32 v = add(load(x + i), load(residual + i));
-    store(residual + i, v);
+    F32 v = load(x + i);
+    if constexpr (kFeedback) {
+      v = add(v, load(residual + i));
+      store(residual + i, v);
+    }
     largest = max(largest, magnitudes(v));
   }
-  return writeBlock<Format, true>(residual, largest, out);
+  return maxLanes(largest);
+}
+
+// Blocks that are encoded together: the maximum and the divisions of one are
+// slow, and go on beside those of the others.
+constexpr size_t kTogether = 4;
+
+// `count` whole blocks, at most kTogether.
+template <class Format, bool kFeedback>
+inline void encodeBlocks(
+    const float* x,
+    float* residual,
+    typename Format::Byte* out,
+    float* scales,
+    size_t count) {
+  int32_t largest[kTogether];
+  for (size_t b = 0; b < count; ++b) {
+    const size_t first = b * Format::kValues;
+    float* lost = kFeedback ? residual + first : nullptr;
+    largest[b] = largestOf<Format, kFeedback>(x + first, lost);
+  }
+  for (size_t b = 0; b < count; ++b) {
+    const size_t first = b * Format::kValues;
+    typename Format::Byte* to = out + b * Format::kBytes;
+    scales[b] = scaleFor<Format>(largest[b]);
+    if constexpr (kFeedback) {
+      writeBlock<Format, true>(residual + first, scales[b], to);
+    } else {
+      writeBlock<Format, false>(x + first, scales[b], to);
+    }
+  }
+}
+
+template <class Format, bool kFeedback>
+void encodeRange(
+    const float* x,
+    float* residual,
+    typename Format::Byte* out,
+    float* scales,
+    size_t begin,
+    size_t end) {
+  constexpr size_t kValues = Format::kValues;
+  size_t block = begin / kValues;
+  while (block < end / kValues) {
+    const size_t left = end / kValues - block;
+    const size_t count = left < kTogether ? left : kTogether;
+    const size_t first = block * kValues;
+    encodeBlocks<Format, kFeedback>(
+        x + first,
+        kFeedback ? residual + first : nullptr,
+        out + block * Format::kBytes,
+        scales + block,
+        count);
+    block += count;
+  }
+  const size_t first = block * kValues;
+  if (first >= end) {
+    return;
+  }
+  Padded<float, kValues> last_x, last_residual;
+  Padded<typename Format::Byte, Format::kBytes> last_out;
+  last_x.copyFrom(x + first, end - first);
+  if constexpr (kFeedback) {
+    last_residual.copyFrom(residual + first, end - first);
+  }
+  encodeBlocks<Format, kFeedback>(
+      last_x.values, last_residual.values, last_out.values, scales + block, 1);
+  last_out.copyTo(out + block * Format::kBytes, Format::bytes(end - first));
+  if constexpr (kFeedback) {
+    last_residual.copyTo(residual + first, end - first);
+  }
 }
 
 template <class Format>
@@ -123,32 +137,10 @@ void encode(
     float* scales,
     size_t begin,
     size_t end) {
-  constexpr size_t kValues = Format::kValues;
-  const auto encodeOne = [&](const float* from, float* lost, auto* to) {
-    return lost != nullptr ? encodeBlockWithFeedback<Format>(from, lost, to)
-                           : encodeBlock<Format>(from, to);
-  };
-  size_t block = begin / kValues;
-  for (; (block + 1) * kValues <= end; ++block) {
-    const size_t first = block * kValues;
-    float* lost = residual != nullptr ? residual + first : nullptr;
-    scales[block] = encodeOne(x + first, lost, out + block * Format::kBytes);
-  }
-  const size_t first = block * kValues;
-  if (first >= end) {
-    return;
-  }
-  Padded<float, kValues> last_x, last_residual;
-  Padded<typename Format::Byte, Format::kBytes> last_out;
-  last_x.copyFrom(x + first, end - first);
   if (residual != nullptr) {
-    last_residual.copyFrom(residual + first, end - first);
-  }
-  float* lost = residual != nullptr ? last_residual.values : nullptr;
-  scales[block] = encodeOne(last_x.values, lost, last_out.values);
-  last_out.copyTo(out + block * Format::kBytes, Format::bytes(end - first));
-  if (residual != nullptr) {
-    last_residual.copyTo(residual + first, end - first);
+    encodeRange<Format, true>(x, residual, out, scales, begin, end);
+  } else {
+    encodeRange<Format, false>(x, nullptr, out, scales, begin, end);
   }
 }
 
@@ -158,9 +150,9 @@ inline void decodeBlock(
     float scale,
     float* out) {
   const F32 scales = set1(scale);
-  Format::read(in, [&](size_t i, I32 integers) {
-    store(out + i, mul(toFloat(integers), scales));
-  });
+  for (size_t i = 0; i < Format::kValues; i += 16) {
+    store(out + i, mul(toFloat(Format::read(in, i)), scales));
+  }
 }
 
 template <class Format>
@@ -194,29 +186,30 @@ inline float trusted(float scale) {
   return scale >= 0 && scale < floatFromBits(0x7f800000) ? scale : 0;
 }
 
-// bytesOf(w) points to a whole block of encoding w, scaleOf(w) is its scale.
+// out = the sum of `count` encodings of one block, times factor. bytesOf(w)
+// points to encoding w, scaleOf(w) is its scale.
 template <class Format, class BytesOf, class ScaleOf>
-inline float reduceBlock(
+inline void sumBlock(
     const BytesOf& bytesOf,
     const ScaleOf& scaleOf,
     int count,
     float factor,
-    typename Format::Byte* out) {
-  float sums[Format::kValues] = {};
-  for (int w = 0; w < count; ++w) {
-    const F32 scales = set1(trusted(scaleOf(w)));
-    Format::read(bytesOf(w), [&](size_t i, I32 integers) {
-      store(sums + i, add(load(sums + i), mul(toFloat(integers), scales)));
-    });
+    float* out) {
+  constexpr size_t kStep = 64;
+  for (size_t i = 0; i < Format::kValues; i += kStep) {
+    F32 sums[4] = {set1(0.0f), set1(0.0f), set1(0.0f), set1(0.0f)};
+    for (int w = 0; w < count; ++w) {
+      const F32 scales = set1(trusted(scaleOf(w)));
+      const typename Format::Byte* in = bytesOf(w);
+      for (size_t part = 0; part < 4; ++part) {
+        const I32 integers = Format::read(in, i + part * 16);
+        sums[part] = add(sums[part], mul(toFloat(integers), scales));
+      }
+    }
+    for (size_t part = 0; part < 4; ++part) {
+      store(out + i + part * 16, mul(sums[part], set1(factor)));
+    }
   }
-  const F32 factors = set1(factor);
-  I32 largest = set1(0);
-  for (size_t i = 0; i < Format::kValues; i += 16) {
-    const F32 v = mul(load(sums + i), factors);
-    store(sums + i, v);
-    largest = max(largest, magnitudes(v));
-  }
-  return writeBlock<Format, false>(sums, largest, out);
 }
 
 template <class Format>
@@ -229,28 +222,33 @@ void reduce(
     float* out_scales,
     size_t begin,
     size_t end) {
-  using Byte = typename Format::Byte;
-  size_t block = begin / Format::kValues;
+  constexpr size_t kValues = Format::kValues, kBytes = Format::kBytes;
+  float sums[kTogether * kValues];
+  size_t block = begin / kValues;
   const auto scaleOf = [&](int w) { return scales[w][block]; };
-  for (; (block + 1) * Format::kValues <= end; ++block) {
-    const size_t first = block * Format::kBytes;
-    const auto bytesOf = [&](int w) { return in[w] + first; };
-    out_scales[block] =
-        reduceBlock<Format>(bytesOf, scaleOf, count, factor, out + first);
+  while (block < end / kValues) {
+    const size_t first = block;
+    for (; block < end / kValues && block < first + kTogether; ++block) {
+      const auto bytesOf = [&](int w) { return in[w] + block * kBytes; };
+      float* to = sums + (block - first) * kValues;
+      sumBlock<Format>(bytesOf, scaleOf, count, factor, to);
+    }
+    encodeBlocks<Format, false>(
+        sums, nullptr, out + first * kBytes, out_scales + first, block - first);
   }
-  if (block * Format::kValues >= end) {
+  if (block * kValues >= end) {
     return;
   }
-  const size_t first = block * Format::kBytes;
-  const size_t bytes = Format::bytes(end - block * Format::kValues);
-  Padded<Byte, Format::kBytes> last_in, last_out;
+  const size_t bytes = Format::bytes(end - block * kValues);
+  Padded<typename Format::Byte, kBytes> last_in, last_out;
   const auto padded = [&](int w) {
-    last_in.copyFrom(in[w] + first, bytes);
+    last_in.copyFrom(in[w] + block * kBytes, bytes);
     return last_in.values;
   };
-  out_scales[block] =
-      reduceBlock<Format>(padded, scaleOf, count, factor, last_out.values);
-  last_out.copyTo(out + first, bytes);
+  sumBlock<Format>(padded, scaleOf, count, factor, sums);
+  encodeBlocks<Format, false>(
+      sums, nullptr, last_out.values, out_scales + block, 1);
+  last_out.copyTo(out + block * kBytes, bytes);
 }
 
 } // namespace

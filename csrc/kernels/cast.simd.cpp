@@ -34,12 +34,10 @@ struct Bfloat16 {
   // NaNs into zeros, so a NaN is cut off instead, with its quiet bit set.
   static void write(uint16_t* out, F32 v) {
     const I32 bits = asInt(v);
-    const I32 upper = shiftRight<16>(bits);
-    const I32 odd = bitAnd(upper, set1(1));
-    const I32 nearest = shiftRight<16>(add(bits, add(odd, set1(0x7fff))));
-    const I32 magnitude = bitAnd(bits, set1(0x7fffffff));
-    const Mask nan = greater(magnitude, set1(0x7f800000));
-    storeUint16(out, select(nan, bitOr(upper, set1(0x40)), nearest));
+    const I32 odd = bitAnd(shiftRight<16>(bits), set1(1));
+    const I32 nearest = add(bits, add(odd, set1(0x7fff)));
+    const I32 quiet = bitOr(bits, set1(0x400000));
+    storeUpper16(out, select(nans(v), quiet, nearest));
   }
   void encode(uint16_t* out, F32 v) const {
     write(out, v);

@@ -127,6 +127,11 @@ inline Mask signs(F32 a) {
       _mm256_srai_epi32(_mm256_castps_si256(a.lo), 31),
       _mm256_srai_epi32(_mm256_castps_si256(a.hi), 31)};
 }
+inline Mask nans(F32 a) {
+  return {
+      _mm256_castps_si256(_mm256_cmp_ps(a.lo, a.lo, _CMP_UNORD_Q)),
+      _mm256_castps_si256(_mm256_cmp_ps(a.hi, a.hi, _CMP_UNORD_Q))};
+}
 inline uint32_t toBits(Mask m) {
   const int lo = _mm256_movemask_ps(_mm256_castsi256_ps(m.lo));
   const int hi = _mm256_movemask_ps(_mm256_castsi256_ps(m.hi));
@@ -209,11 +214,13 @@ inline void storeInt8(int8_t* p, I32 a) {
       _mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), bytes);
 }
+// Narrow loads in halves: conversion from memory needs no shuffle before it.
 inline I32 loadInt8(const int8_t* p) {
-  const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
   return {
-      _mm256_cvtepi8_epi32(bytes),
-      _mm256_cvtepi8_epi32(_mm_srli_si128(bytes, 8))};
+      _mm256_cvtepi8_epi32(
+          _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))),
+      _mm256_cvtepi8_epi32(
+          _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p + 8)))};
 }
 inline void storeUint16(uint16_t* p, I32 a) {
   const __m256i low16 = _mm256_set1_epi32(0xffff);
@@ -223,22 +230,26 @@ inline void storeUint16(uint16_t* p, I32 a) {
       0xd8);
   _mm256_storeu_si256(asVector(p), words);
 }
+inline void storeUpper16(uint16_t* p, I32 a) {
+  const I32 upper = shiftRight<16>(a);
+  _mm256_storeu_si256(
+      asVector(p),
+      _mm256_permute4x64_epi64(_mm256_packus_epi32(upper.lo, upper.hi), 0xd8));
+}
+inline __m128i load8(const uint16_t* p) {
+  return _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+}
 inline I32 loadUint16(const uint16_t* p) {
-  const __m256i words = _mm256_loadu_si256(asVector(p));
-  return {
-      _mm256_cvtepu16_epi32(_mm256_castsi256_si128(words)),
-      _mm256_cvtepu16_epi32(_mm256_extracti128_si256(words, 1))};
+  return {_mm256_cvtepu16_epi32(load8(p)), _mm256_cvtepu16_epi32(load8(p + 8))};
 }
 inline void storeHalf(uint16_t* p, F32 a) {
   const __m128i lo = _mm256_cvtps_ph(a.lo, _MM_FROUND_TO_NEAREST_INT);
   const __m128i hi = _mm256_cvtps_ph(a.hi, _MM_FROUND_TO_NEAREST_INT);
-  _mm256_storeu_si256(asVector(p), _mm256_set_m128i(hi, lo));
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), lo);
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p + 8), hi);
 }
 inline F32 loadHalf(const uint16_t* p) {
-  const __m256i words = _mm256_loadu_si256(asVector(p));
-  return {
-      _mm256_cvtph_ps(_mm256_castsi256_si128(words)),
-      _mm256_cvtph_ps(_mm256_extracti128_si256(words, 1))};
+  return {_mm256_cvtph_ps(load8(p)), _mm256_cvtph_ps(load8(p + 8))};
 }
 
 struct F64 {

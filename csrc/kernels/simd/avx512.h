@@ -117,6 +117,9 @@ inline Mask equal(I32 a, I32 b) {
 inline Mask signs(F32 a) {
   return {_mm512_movepi32_mask(_mm512_castps_si512(a.v))};
 }
+inline Mask nans(F32 a) {
+  return {_mm512_cmp_ps_mask(a.v, a.v, _CMP_UNORD_Q)};
+}
 inline uint32_t toBits(Mask m) {
   return m.v;
 }
@@ -157,6 +160,9 @@ inline I32 loadInt8(const int8_t* p) {
 inline void storeUint16(uint16_t* p, I32 a) {
   _mm256_storeu_si256(
       reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(a.v));
+}
+inline void storeUpper16(uint16_t* p, I32 a) {
+  storeUint16(p, shiftRight<16>(a));
 }
 inline I32 loadUint16(const uint16_t* p) {
   return {_mm512_cvtepu16_epi32(

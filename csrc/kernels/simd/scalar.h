@@ -151,6 +151,11 @@ inline Mask signs(F32 v) {
   COMMPROF_LANES bits |= uint32_t(asInt(v).lane[i] < 0) << i;
   return {bits};
 }
+inline Mask nans(F32 v) {
+  uint32_t bits = 0;
+  COMMPROF_LANES bits |= uint32_t(std::isnan(v.lane[i])) << i;
+  return {bits};
+}
 inline uint32_t toBits(Mask m) {
   return m.bits;
 }
@@ -212,6 +217,9 @@ inline I32 loadInt8(const int8_t* p) {
 }
 inline void storeUint16(uint16_t* p, I32 v) {
   COMMPROF_LANES p[i] = uint16_t(v.lane[i]);
+}
+inline void storeUpper16(uint16_t* p, I32 v) {
+  storeUint16(p, shiftRight<16>(v));
 }
 inline I32 loadUint16(const uint16_t* p) {
   I32 out;

@@ -10,13 +10,14 @@
 //   sumLanes: halves folded onto each other, 16 -> 8 -> 4 -> 2 -> 1
 //   bitAnd, bitOr, shiftRight<n> (logical), shiftRightSigned<n>, shiftLeft<n>;
 //     max, min, maxLanes: signed
-//   greater (a > b, signed), equal, signs (sign bit set) -> Mask; toBits,
+//   greater (a > b, signed), equal, signs (sign bit set), nans -> Mask; toBits,
 //     fromBits: lane i is bit i
 //   zeroWhere(m, a), select(m, a, b): a where set, else b
 //   storePacked(p, a, bits): the lanes in `bits`, side by side; writes up to 16
 //     lanes past p and what stands behind the packed ones is undefined
 //   roundToInt: to nearest even; INT32_MIN where it does not fit, NaN too
-//   storeInt8: saturating; storeUint16: the low 16 bits; loadInt8, loadUint16
+//   storeInt8: saturating; storeUint16: the low 16 bits;
+//     storeUpper16: the high ones; loadInt8, loadUint16
 //   storeHalf, loadHalf: binary16, to nearest even (half.h)
 //   F64: eight lanes; lowHalf(F32), highHalf(F32) widen; add, sub, mul,
 //     sumLanes: 8 -> 4 -> 2 -> 1

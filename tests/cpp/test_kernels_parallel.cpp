@@ -1,0 +1,205 @@
+// Threads: every piece once, the same results as with one, and forks.
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <thread>
+
+#include "kernel_cases.h"
+#include "kernels/block_quant.h"
+#include "kernels/cast.h"
+#include "kernels/compare.h"
+#include "kernels/parallel.h"
+#include "kernels/sign.h"
+
+using namespace commprof::kernels;
+using namespace kernel_cases;
+
+// The thread sanitizer itself dies when the child of a process with threads
+// starts one.
+#ifdef __SANITIZE_THREAD__
+constexpr bool kChildMayStartThreads = false;
+#else
+constexpr bool kChildMayStartThreads = true;
+#endif
+
+namespace {
+
+constexpr size_t kMany = 3 * kGrain + 12345;
+
+void everyPieceIsRunOnce(size_t n, size_t grain, int count) {
+  std::vector<std::atomic<int>> runs(n);
+  std::atomic<bool> aligned{true};
+  parallelFor(n, grain, count, [&](size_t begin, size_t end) {
+    if (begin % grain != 0 || end != std::min(n, begin + grain)) {
+      aligned = false;
+    }
+    for (size_t i = begin; i < end; ++i) {
+      ++runs[i];
+    }
+  });
+  CHECK(aligned);
+  CHECK(std::all_of(runs.begin(), runs.end(), [](const auto& count_of_one) {
+    return count_of_one == 1;
+  }));
+}
+
+// Another thread takes a piece: the first piece waits for the second.
+void othersHelp() {
+  std::atomic<bool> second_began{false};
+  parallelFor(2, 1, 2, [&](size_t begin, size_t) {
+    if (begin == 1) {
+      second_began = true;
+    }
+    while (!second_began) {
+      std::this_thread::yield();
+    }
+  });
+  CHECK(second_began);
+}
+
+void aBodyMayCallAgain() {
+  std::atomic<size_t> sum{0};
+  parallelFor(8, 1, 3, [&](size_t, size_t) {
+    parallelFor(
+        100, 10, 3, [&](size_t begin, size_t end) { sum += end - begin; });
+  });
+  CHECK_EQ(sum.load(), 800u);
+}
+
+void callersDoNotDisturbEachOther() {
+  std::vector<std::thread> callers;
+  for (int i = 0; i < 3; ++i) {
+    callers.emplace_back([] {
+      for (int round = 0; round < 200; ++round) {
+        size_t sum = 0;
+        std::vector<size_t> parts(50);
+        parallelFor(
+            50, 1, 3, [&](size_t begin, size_t) { parts[begin] = begin; });
+        for (const size_t part : parts) {
+          sum += part;
+        }
+        CHECK_EQ(sum, 49u * 50 / 2);
+      }
+    });
+  }
+  for (std::thread& caller : callers) {
+    caller.join();
+  }
+}
+
+void theChildStartsItsOwn() {
+  const pid_t child = ::fork();
+  if (child == 0) {
+    if (kChildMayStartThreads) {
+      othersHelp();
+    }
+    everyPieceIsRunOnce(1000, 10, kChildMayStartThreads ? 3 : 1);
+    ::_exit(check::failed.load() == 0 ? 0 : 1);
+  }
+  int status = -1;
+  CHECK_EQ(::waitpid(child, &status, 0), child);
+  CHECK_EQ(status, 0);
+  othersHelp();
+}
+
+// All dense kernels over one large array; what they leave, end to end.
+class Everything {
+ public:
+  Everything() {
+    const std::vector<float> x = make(kPatterns[9], kMany, 1);
+    residual_ = make(kPatterns[8], kMany, 2);
+    encodeHalf(x.data(), residual_.data(), half_.data(), kMany, 1024);
+    encodeBfloat16(x.data(), residual_.data(), brain_.data(), kMany);
+    const float* scales[] = {scales_.data(), scales_.data()};
+    encodeInt8(
+        x.data(), residual_.data(), bytes_.data(), scales_.data(), kMany);
+    const int8_t* bytes[] = {bytes_.data(), bytes_.data()};
+    reduceInt8(bytes, scales, 2, 0.3f, bytes2_.data(), scales2_.data(), kMany);
+    decodeInt8(bytes2_.data(), scales2_.data(), out_.data(), kMany, 1);
+    keep(out_);
+    encodeInt4(
+        x.data(), residual_.data(), nibbles_.data(), scales_.data(), kMany);
+    const uint8_t* nibbles[] = {nibbles_.data(), nibbles_.data()};
+    reduceInt4(
+        nibbles, scales, 2, 0.3f, nibbles2_.data(), scales2_.data(), kMany);
+    decodeInt4(nibbles2_.data(), scales2_.data(), out_.data(), kMany, 1);
+    keep(out_);
+    encodeSign(x.data(), residual_.data(), bits_.data(), scales_.data(), kMany);
+    addSign(bits_.data(), scales_.data(), out_.data(), kMany, 0.5f);
+    keep(out_);
+    keep(residual_);
+    reduceAndDecode();
+    lookAt(x);
+  }
+  const std::vector<float>& results() const {
+    return results_;
+  }
+  const std::vector<double>& sums() const {
+    return sums_;
+  }
+
+ private:
+  void reduceAndDecode() {
+    const uint16_t* halves[] = {half_.data(), half_.data()};
+    const uint16_t* brains[] = {brain_.data(), brain_.data()};
+    const float factors[] = {0.5f, 0.3f};
+    std::vector<uint16_t> sum(kMany);
+    reduceHalf(halves, factors, 2, sum.data(), kMany);
+    decodeHalf(sum.data(), out_.data(), kMany, 3);
+    keep(out_);
+    reduceBfloat16(brains, factors, 2, sum.data(), kMany);
+    decodeBfloat16(sum.data(), out_.data(), kMany, 3);
+    keep(out_);
+  }
+  void lookAt(const std::vector<float>& x) {
+    const Comparison c = compare(x.data(), residual_.data(), kMany);
+    sums_ = {c.wanted_norm2, c.sent_norm2, c.dot, c.error_norm2};
+    sums_.push_back(double(c.zeroed));
+    sums_.push_back(maxAbsBits(x.data(), kMany));
+    sums_.push_back(maxAbsBitsOfSum(x.data(), residual_.data(), kMany));
+  }
+  void keep(const std::vector<float>& values) {
+    results_.insert(results_.end(), values.begin(), values.end());
+  }
+
+  std::vector<float> residual_, results_;
+  std::vector<float> out_ = std::vector<float>(kMany);
+  std::vector<float> scales_ = std::vector<float>(int4Blocks(kMany));
+  std::vector<float> scales2_ = scales_;
+  std::vector<uint16_t> half_ = std::vector<uint16_t>(kMany);
+  std::vector<uint16_t> brain_ = half_;
+  std::vector<int8_t> bytes_ = std::vector<int8_t>(kMany);
+  std::vector<int8_t> bytes2_ = bytes_;
+  std::vector<uint8_t> nibbles_ = std::vector<uint8_t>(int4Bytes(kMany));
+  std::vector<uint8_t> nibbles2_ = nibbles_;
+  std::vector<uint64_t> bits_ = std::vector<uint64_t>(signWords(kMany));
+  std::vector<double> sums_;
+};
+
+void threadsChangeNoBit() {
+  setThreads(1);
+  const Everything one;
+  setThreads(3);
+  const Everything three;
+  setThreads(1);
+  CHECK_SAME_BITS(three.results(), one.results(), "values");
+  CHECK_SAME_BITS(three.sums(), one.sums(), "sums");
+}
+
+} // namespace
+
+int main() {
+  for (const size_t n : {0, 1, 9, 10, 11, 1000, 1001}) {
+    for (const int count : {1, 2, 5}) {
+      everyPieceIsRunOnce(n, 10, count);
+    }
+  }
+  everyPieceIsRunOnce(5, 10, -1);
+  othersHelp();
+  aBodyMayCallAgain();
+  callersDoNotDisturbEachOther();
+  theChildStartsItsOwn();
+  threadsChangeNoBit();
+  return check::report();
+}
