@@ -1,12 +1,57 @@
 #include "kernels/random_k.h"
 
 #include <algorithm>
-#include <cstring>
-#include <unordered_set>
+#include <bit>
 
+#include "kernels/parallel.h"
 #include "kernels/philox.h"
+#include "kernels/random_k_table.h"
 
 namespace commprof::kernels {
+
+namespace {
+
+// One bit per block.
+class BlockSet {
+ public:
+  explicit BlockSet(size_t blocks) : words_((blocks + 63) / 64) {}
+
+  // False where it was there.
+  bool insert(size_t block) {
+    uint64_t& word = words_[block / 64];
+    const uint64_t bit = uint64_t(1) << (block % 64);
+    const bool fresh = (word & bit) == 0;
+    word |= bit;
+    return fresh;
+  }
+
+  void appendTo(std::vector<uint32_t>& out) const {
+    for (size_t i = 0; i < words_.size(); ++i) {
+      for (uint64_t word = words_[i]; word != 0; word &= word - 1) {
+        out.push_back(uint32_t(i * 64 + size_t(std::countr_zero(word))));
+      }
+    }
+  }
+
+ private:
+  std::vector<uint64_t> words_;
+};
+
+// Those of `blocks` that begin in [begin, end).
+ChosenBlocks within(
+    const std::vector<uint32_t>& blocks,
+    size_t begin,
+    size_t end) {
+  const auto starts_before = [](uint32_t block, size_t value) {
+    return size_t(block) * kRandomBlock < value;
+  };
+  const auto first =
+      std::lower_bound(blocks.begin(), blocks.end(), begin, starts_before);
+  const auto last = std::lower_bound(first, blocks.end(), end, starts_before);
+  return {blocks.data() + (first - blocks.begin()), size_t(last - first)};
+}
+
+} // namespace
 
 void chooseBlocks(
     uint64_t seed,
@@ -16,18 +61,18 @@ void chooseBlocks(
     std::vector<uint32_t>& blocks) {
   const size_t all = (n + kRandomBlock - 1) / kRandomBlock;
   count = std::min(count, all);
+  // Floyd's sampling (Bentley and Floyd, Communications of the ACM, 1987): one
+  // draw for each block chosen.
+  PhiloxStream stream(seed, counter);
+  BlockSet chosen(all);
+  for (size_t i = all - count; i < all; ++i) {
+    if (!chosen.insert(stream.below(uint32_t(i + 1)))) {
+      chosen.insert(i);
+    }
+  }
   blocks.clear();
   blocks.reserve(count);
-  // Floyd's sampling (Bentley and Floyd, CACM 1987): one draw per block.
-  PhiloxStream stream(seed, counter);
-  std::unordered_set<uint32_t> chosen;
-  for (size_t i = all - count; i < all; ++i) {
-    const uint32_t drawn = stream.below(uint32_t(i + 1));
-    const uint32_t block = chosen.insert(drawn).second ? drawn : uint32_t(i);
-    chosen.insert(block);
-    blocks.push_back(block);
-  }
-  std::sort(blocks.begin(), blocks.end());
+  chosen.appendTo(blocks);
 }
 
 void gatherBlocks(
@@ -36,22 +81,12 @@ void gatherBlocks(
     size_t n,
     const std::vector<uint32_t>& blocks,
     float* packed) {
-  if (residual != nullptr) {
-    for (size_t i = 0; i < n; ++i) {
-      residual[i] += x[i];
-    }
-  }
-  const float* from = residual != nullptr ? residual : x;
-  for (size_t j = 0; j < blocks.size(); ++j) {
-    const size_t first = size_t(blocks[j]) * kRandomBlock;
-    const size_t size = std::min(kRandomBlock, n - first);
-    float* to = packed + j * kRandomBlock;
-    std::memcpy(to, from + first, size * sizeof(float));
-    std::fill(to + size, to + kRandomBlock, 0.0f);
-    if (residual != nullptr) {
-      std::fill(residual + first, residual + first + size, 0.0f);
-    }
-  }
+  const auto& kernels = COMMPROF_PICK(randomKTable);
+  parallelFor(n, kGrain, threads(), [&](size_t begin, size_t end) {
+    const ChosenBlocks here = within(blocks, begin, end);
+    float* to = packed + size_t(here.first - blocks.data()) * kRandomBlock;
+    kernels.gather(x, residual, begin, end, here, to);
+  });
 }
 
 void scatterBlocks(
@@ -60,14 +95,13 @@ void scatterBlocks(
     const std::vector<uint32_t>& blocks,
     float factor,
     float* out) {
-  std::fill(out, out + n, 0.0f);
-  for (size_t j = 0; j < blocks.size(); ++j) {
-    const size_t first = size_t(blocks[j]) * kRandomBlock;
-    const size_t size = std::min(kRandomBlock, n - first);
-    for (size_t i = 0; i < size; ++i) {
-      out[first + i] = packed[j * kRandomBlock + i] * factor;
-    }
-  }
+  const auto& kernels = COMMPROF_PICK(randomKTable);
+  parallelFor(n, kGrain, threads(), [&](size_t begin, size_t end) {
+    const ChosenBlocks here = within(blocks, begin, end);
+    const size_t place = size_t(here.first - blocks.data());
+    kernels.scatter(
+        packed + place * kRandomBlock, begin, end, here, factor, out);
+  });
 }
 
 } // namespace commprof::kernels

@@ -1,30 +1,45 @@
 #include "kernels/sparse.h"
 
+#include <algorithm>
+#include <cassert>
 #include <cstring>
 
-#include "kernels/simd/half.h"
+#include "kernels/sparse_table.h"
 
 namespace commprof::kernels {
 
 namespace {
 
-constexpr size_t kPart = 65536;
+constexpr size_t kPart = 65536; // places that one count speaks of
 
 size_t parts(size_t n) {
   return (n + kPart - 1) / kPart;
 }
 
-template <class T>
-T read(const uint8_t* in, size_t index) {
-  T out;
-  std::memcpy(&out, in + index * sizeof out, sizeof out);
-  return out;
-}
+// Where the three arrays of an encoding begin.
+template <class Byte>
+struct Layout {
+  Layout(Byte* start, size_t n, size_t k)
+      : counts(start),
+        offsets(start + parts(n) * sizeof(uint32_t)),
+        halves(offsets + k * sizeof(uint16_t)) {}
 
-template <class T>
-void write(uint8_t* out, size_t index, T value) {
-  std::memcpy(out + index * sizeof value, &value, sizeof value);
-}
+  uint32_t count(size_t part) const {
+    uint32_t out;
+    std::memcpy(&out, counts + part * sizeof out, sizeof out);
+    return out;
+  }
+  Byte* offset(size_t index) const {
+    return offsets + index * sizeof(uint16_t);
+  }
+  Byte* half(size_t index) const {
+    return halves + index * sizeof(uint16_t);
+  }
+
+  Byte* counts;
+  Byte* offsets;
+  Byte* halves;
+};
 
 } // namespace
 
@@ -36,40 +51,41 @@ void encodeSparse(
     float scale,
     float* residual,
     uint8_t* out) {
-  uint8_t* offsets = out + parts(n) * sizeof(uint32_t);
-  uint8_t* halves = offsets + k * sizeof(uint16_t);
-  const float inverse = 1.0f / scale;
-  size_t next = 0;
+  const Layout<uint8_t> layout(out, n, k);
+  const int32_t* next = indices;
+  const int32_t* end = indices + k;
   for (size_t part = 0; part < parts(n); ++part) {
-    const size_t first = next;
-    for (; next < k && size_t(indices[next]) / kPart == part; ++next) {
-      write(offsets, next, uint16_t(indices[next]));
-      const uint16_t half = halfFromFloat(values[next] * scale);
-      write(halves, next, half);
-      if (residual != nullptr) {
-        residual[indices[next]] = values[next] - floatFromHalf(half) * inverse;
-      }
-    }
-    write(out, part, uint32_t(next - first));
+    const size_t limit = std::min(n, (part + 1) * kPart);
+    const int32_t* stop = std::partition_point(
+        next, end, [limit](int32_t index) { return size_t(index) < limit; });
+    const uint32_t count = uint32_t(stop - next);
+    std::memcpy(layout.counts + part * sizeof count, &count, sizeof count);
+    next = stop;
   }
+  assert(next == end);
+  COMMPROF_PICK(sparseTable)
+      .pack(indices, values, k, scale, residual, layout.offsets, layout.halves);
 }
 
 bool validSparse(const uint8_t* in, size_t n, size_t k) {
-  const uint8_t* offsets = in + parts(n) * sizeof(uint32_t);
+  const auto& kernels = COMMPROF_PICK(sparseTable);
+  const Layout<const uint8_t> layout(in, n, k);
   size_t next = 0;
   for (size_t part = 0; part < parts(n); ++part) {
-    const size_t count = read<uint32_t>(in, part);
+    const size_t count = layout.count(part);
     if (count > k - next) {
       return false;
     }
-    const size_t end = n - part * kPart < kPart ? n - part * kPart : kPart;
-    for (size_t i = 0; i < count; ++i, ++next) {
-      const uint16_t offset = read<uint16_t>(offsets, next);
-      if (offset >= end ||
-          (i != 0 && offset <= read<uint16_t>(offsets, next - 1))) {
-        return false;
-      }
+    if (count == 0) {
+      continue;
     }
+    uint16_t last;
+    std::memcpy(&last, layout.offset(next + count - 1), sizeof last);
+    if (last >= n - part * kPart ||
+        !kernels.ascending(layout.offset(next), count)) {
+      return false;
+    }
+    next += count;
   }
   return next == k;
 }
@@ -80,15 +96,15 @@ void addSparse(
     size_t k,
     float factor,
     float* dense) {
-  const uint8_t* offsets = in + parts(n) * sizeof(uint32_t);
-  const uint8_t* halves = offsets + k * sizeof(uint16_t);
+  const auto& kernels = COMMPROF_PICK(sparseTable);
+  const Layout<const uint8_t> layout(in, n, k);
   size_t next = 0;
   for (size_t part = 0; part < parts(n); ++part) {
-    const size_t end = next + read<uint32_t>(in, part);
-    for (; next < end; ++next) {
-      const size_t index = part * kPart + read<uint16_t>(offsets, next);
-      dense[index] += floatFromHalf(read<uint16_t>(halves, next)) * factor;
-    }
+    const size_t count = layout.count(part);
+    float* begin = dense + part * kPart;
+    kernels.addPart(
+        layout.offset(next), layout.half(next), count, factor, begin);
+    next += count;
   }
 }
 

@@ -8,9 +8,6 @@ namespace {
 
 constexpr size_t kLanes = 16;
 constexpr size_t kGroup = 4; // vectors that share one look for candidates
-// How far ahead memory is asked for, in values: hardware prefetchers stop at
-// each 4 KiB page.
-constexpr size_t kAhead = 1024;
 
 inline I32 keysOf(F32 v) {
   return bitAnd(asInt(v), set1(int32_t(0x7fffffff)));
@@ -31,17 +28,6 @@ inline F32 loadSource(const float* x, const float* residual, size_t i) {
     return add(load(x + i), load(residual + i));
   } else {
     return load(residual + i);
-  }
-}
-
-// For the vector that is kAhead values behind the one at i.
-template <Source kSource>
-inline void askFor(const float* x, const float* residual, size_t i) {
-  if constexpr (kSource != Source::kResidual) {
-    __builtin_prefetch(x + i + kAhead);
-  }
-  if constexpr (kSource != Source::kX) {
-    __builtin_prefetch(residual + i + kAhead);
   }
 }
 
@@ -90,7 +76,6 @@ inline size_t collectFrom(
     I32 largest = set1(0);
     for (size_t j = 0; j < kGroup; ++j) {
       const size_t at = i + j * kLanes;
-      askFor<kSource>(x, residual, at);
       v[j] = loadSource<kSource>(x, residual, at);
       largest = max(largest, keysOf(v[j]));
       if (kSource == Source::kSum) {

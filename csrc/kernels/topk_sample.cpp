@@ -4,6 +4,7 @@
 #include <array>
 #include <cmath>
 #include <cstring>
+#include <numeric>
 
 namespace commprof::kernels {
 
@@ -24,7 +25,7 @@ uint64_t splitMix(uint64_t& state) {
 }
 
 size_t sampledLines(size_t n) {
-  const size_t values = std::clamp<size_t>(n / 100, 4096, 65536);
+  const size_t values = std::clamp<size_t>(n / 256, 4096, 32768);
   return std::min(n / kLine, values / kLine);
 }
 
@@ -66,6 +67,28 @@ void countSample(
   }
 }
 
+// The bin of the place-th largest of the sample, from 1; the lowest one where
+// there are fewer.
+size_t binOf(const int32_t* bins, size_t place) {
+  constexpr size_t kStride = 64; // most bins are empty
+  size_t bin = kBins;
+  size_t above = 0;
+  while (bin > 0) {
+    const int32_t* stride = bins + bin - kStride;
+    const size_t here = size_t(std::accumulate(stride, stride + kStride, 0));
+    if (above + here >= place) {
+      break;
+    }
+    above += here;
+    bin -= kStride;
+  }
+  while (bin > 0 && above < place) {
+    --bin;
+    above += size_t(bins[bin]);
+  }
+  return bin;
+}
+
 } // namespace
 
 KeyBand guessBand(
@@ -86,21 +109,17 @@ KeyBand guessBand(
   countSample(x, residual, n, lines, scratch.seed, bins);
   // How many of the sample are among the k largest: binomial, and four standard
   // deviations to either side.
-  const double expected = double(k) / double(n) * double(lines) * double(kLine);
+  const double expected = double(k) / double(n) * double(lines * kLine);
   const double spread = 4.0 * std::sqrt(expected);
-  const double most = expected + spread + 4.0, least = expected - spread - 2.0;
+  const double most = expected + spread + 4.0;
+  const double least = expected - spread - 2.0;
   KeyBand band;
-  double above = 0; // counted in higher bins
-  for (size_t bin = kBins; bin-- > 0;) {
-    const double here = above + bins[bin];
-    if (above <= least && here > least && least > 0) {
-      band.highest = int32_t(((bin + 1) << kBinShift) - 1);
-    }
-    above = here;
-    if (above >= most) {
-      band.lowest = int32_t(bin << kBinShift);
-      break;
-    }
+  if (least > 0) {
+    band.highest =
+        int32_t(((binOf(bins, size_t(least) + 1) + 1) << kBinShift) - 1);
+  }
+  if (most <= double(lines * kLine)) {
+    band.lowest = int32_t(binOf(bins, size_t(most) + 1) << kBinShift);
   }
   return band;
 }

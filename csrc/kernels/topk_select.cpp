@@ -2,15 +2,17 @@
 
 #include <algorithm>
 #include <array>
+#include <functional>
 
 namespace commprof::kernels {
 
 namespace {
 
-constexpr size_t kBins = 2048;
-// Equal neighbours count in different tables, so that no increment waits for
-// the one before it.
-constexpr size_t kTables = 4;
+constexpr size_t kBins = 1024;
+// Neighbours count in different tables: where they are equal, neither increment
+// waits for the other.
+constexpr size_t kTables = 2;
+constexpr size_t kFew = 64; // sorted out without a histogram
 
 using Histogram = std::array<std::array<uint32_t, kBins>, kTables>;
 
@@ -32,11 +34,19 @@ void countKeys(
   }
 }
 
+Cut cutFew(int32_t* keys, size_t count, size_t k) {
+  std::nth_element(keys, keys + (k - 1), keys + count, std::greater<>());
+  const int32_t key = keys[k - 1];
+  const auto above = std::count_if(
+      keys, keys + (k - 1), [key](int32_t other) { return other > key; });
+  return {key, k - size_t(above)};
+}
+
 // The cut after the k-th largest of keys, all of which are in the band.
 // Narrows the band to one bin at a time; keys are packed in place.
 Cut kthLargest(int32_t* keys, size_t count, size_t k, KeyBand band) {
   Histogram bins;
-  while (true) {
+  while (count > kFew) {
     int shift = 0;
     while (uint32_t(band.highest - band.lowest) >> shift >= kBins) {
       ++shift;
@@ -46,7 +56,7 @@ Cut kthLargest(int32_t* keys, size_t count, size_t k, KeyBand band) {
     size_t here = 0;
     while (true) {
       --bin;
-      here = size_t(bins[0][bin]) + bins[1][bin] + bins[2][bin] + bins[3][bin];
+      here = size_t(bins[0][bin]) + bins[1][bin];
       if (here >= k) {
         break;
       }
@@ -61,6 +71,7 @@ Cut kthLargest(int32_t* keys, size_t count, size_t k, KeyBand band) {
     count = COMMPROF_PICK(topKTable).keysWithin(
         keys, count, band.lowest, band.highest, keys);
   }
+  return cutFew(keys, count, k);
 }
 
 } // namespace

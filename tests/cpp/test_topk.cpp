@@ -220,10 +220,11 @@ void testMisleadingBands(const Data& data, TopKScratch& scratch) {
   const auto keyAt = [&](size_t place) {
     return int32_t(bitsOf(parts.sum[size_t(order[place])]) & 0x7fffffffu);
   };
-  for (const size_t k : {size_t(1), n / 100, n / 10, n / 2, n}) {
-    if (k == 0) {
-      continue;
-    }
+  std::vector<size_t> counts{n / 10 + 1};
+  if (n < 60000) { // sorting out the large arrays takes long
+    counts.insert(counts.end(), {1, n / 100 + 1, n / 2 + 1, n});
+  }
+  for (const size_t k : counts) {
     const KeyBand bands[] = {
         {kLargestKey, kLargestKey},
         {keyAt(k / 2), kLargestKey},
