@@ -185,9 +185,13 @@ void printAccuracy() {
     Gradients gradients = local;
     World world(8, one.options);
     world.run(gradients, someSlots(n), 0);
+    const auto ratio = one.options.values.find("ratio");
     std::printf(
-        "%s: relative error of the mean of 8 ranks %.3g\n",
+        "%s%s: relative error of the mean of 8 ranks %.3g\n",
         one.options.scheme.c_str(),
+        ratio == one.options.values.end()
+            ? ""
+            : (" " + std::to_string(ratio->second)).c_str(),
         relativeError(meanOf(local), gradients[0]));
   }
 }
