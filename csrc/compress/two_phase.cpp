@@ -70,7 +70,7 @@ class TwoPhaseRun {
     for (int r = 0; r < world; ++r) {
       send.push_back(message(encoded_, r, piece));
       receive.push_back(
-          {receivedFrom(r, piece), pieces_.messageBytes(me(), piece)});
+          {messageFrom(r, piece), pieces_.messageBytes(me(), piece)});
     }
     scattered_[size_t(piece)] = channel_.exchange(send, receive);
   }
@@ -85,7 +85,7 @@ class TwoPhaseRun {
       for (int r = 0; r < channel_.size(); ++r) {
         const bool own = r == me();
         parts.push_back(
-            own ? encoded_ + pieces_.offset(r, piece) : receivedFrom(r, piece));
+            own ? encoded_ + pieces_.offset(r, piece) : messageFrom(r, piece));
         check(parts.back(), count, r);
       }
       codec_.reduce(parts, exponents_, count, result.data());
@@ -171,7 +171,7 @@ class TwoPhaseRun {
     }
     return aligned(longest);
   }
-  std::byte* receivedFrom(int rank, int piece) const {
+  std::byte* messageFrom(int rank, int piece) const {
     return received_ +
         stride_ * (size_t(piece) * size_t(channel_.size()) + size_t(rank));
   }
