@@ -209,14 +209,17 @@ void checkTransportFailures(const Options& options) {
   pieces.piece_bytes = 4096;
   for (uint64_t at = 0; at < 8; ++at) {
     World world(2, pieces);
-    bool failed = false;
+    std::atomic<bool> failed{false};
     world.group().fails = [&](int rank, uint64_t sequence) {
-      failed = failed || (rank == 1 && sequence == at);
-      return rank == 1 && sequence == at;
+      const bool now = rank == 1 && sequence == at;
+      if (now) {
+        failed = true;
+      }
+      return now;
     };
     Gradients gradients = someGradients(2, n, 1);
     const auto errors = world.tryRun(gradients, someSlots(n), 0);
-    CHECK_EQ(errors[1] != nullptr, failed);
+    CHECK_EQ(errors[1] != nullptr, failed.load());
     if (failed) {
       CHECK_THROWS(TransportError, std::rethrow_exception(errors[1]));
     }
