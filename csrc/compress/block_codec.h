@@ -38,8 +38,17 @@ class BlockCodec {
       size_t n,
       std::byte* out) const = 0;
 
-  virtual void decode(const std::byte* in, size_t n, int exponent, float* out)
-      const = 0;
+  // `part` begins at a multiple of block().
+  struct Part {
+    size_t begin = 0;
+    size_t count = 0;
+  };
+  virtual void decode(
+      const std::byte* in,
+      size_t n,
+      Part part,
+      int exponent,
+      float* out) const = 0;
 };
 
 std::unique_ptr<BlockCodec> makeHalfCodec();

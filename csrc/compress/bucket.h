@@ -49,19 +49,26 @@ struct BucketReport {
   // In order of begin; pieces of one stage follow each other, exchange overlaps
   // the rest where pieces are pipelined.
   std::vector<Span> spans;
-  uint64_t payload_bytes = 0; // this rank's gradients once encoded, headers too
-  uint64_t wire_bytes = 0; // that this rank sent to others for this bucket
+  // This rank's gradients once encoded, and the handshake's header.
+  uint64_t payload_bytes = 0;
+  // What this rank sent to others for this bucket: all that it handed to
+  // Transport::exchange(), and 2 (W - 1) / W of what it had summed, as a ring
+  // sends (the backend may do otherwise).
+  uint64_t wire_bytes = 0;
   bool nonfinite = false; // some rank had one: the bucket is NaN on all ranks
 
-  // Of this rank's own contribution; measured only where Options::measure says
-  // so (one or two more passes), else has_quality is false.
+  // Of this rank's own contribution and its first rounding; measured only
+  // where Options::measure_every says so (some more passes) and the code is
+  // lossy, else has_quality is false.
   bool has_quality = false;
   double relative_error = 0; // ||wanted - sent|| / ||wanted||, wanted = g + r
   double cosine = 0; // between wanted and sent
   double residual_ratio =
       0; // ||residual|| / ||g|| afterwards; 0 without feedback
-  uint64_t zeroed = 0; // values
-  uint64_t saturated = 0; // values
+  uint64_t zeroed = 0; // values that were not zero and are sent as zero
+  // Values that are sent as something less than half their size: beyond the
+  // range of their code. Codes that scale by the largest value have none.
+  uint64_t saturated = 0;
 };
 
 } // namespace commprof::compress

@@ -62,9 +62,14 @@ class HalfCodec : public SixteenBitCodec {
         halves(in).data(), factors.data(), int(in.size()), half(out), n);
   }
 
-  void decode(const std::byte* in, size_t n, int exponent, float* out)
-      const override {
-    kernels::decodeHalf(half(in), out, n, powerOfTwo(-exponent));
+  void decode(
+      const std::byte* in,
+      size_t /*n*/,
+      Part part,
+      int exponent,
+      float* out) const override {
+    kernels::decodeHalf(
+        half(in) + part.begin, out, part.count, powerOfTwo(-exponent));
   }
 };
 
@@ -89,9 +94,13 @@ class Bfloat16Codec : public SixteenBitCodec {
         halves(in).data(), factors.data(), int(in.size()), half(out), n);
   }
 
-  void decode(const std::byte* in, size_t n, int /*exponent*/, float* out)
-      const override {
-    kernels::decodeBfloat16(half(in), out, n, 1.0f);
+  void decode(
+      const std::byte* in,
+      size_t /*n*/,
+      Part part,
+      int /*exponent*/,
+      float* out) const override {
+    kernels::decodeBfloat16(half(in) + part.begin, out, part.count, 1.0f);
   }
 };
 

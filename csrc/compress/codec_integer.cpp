@@ -96,9 +96,18 @@ class IntegerCodec : public BlockCodec {
         n);
   }
 
-  void decode(const std::byte* in, size_t n, int /*exponent*/, float* out)
-      const override {
-    Kind::decode(integers(in, n), scales(in), out, n, 1.0f);
+  void decode(
+      const std::byte* in,
+      size_t n,
+      Part part,
+      int /*exponent*/,
+      float* out) const override {
+    Kind::decode(
+        integers(in, n) + Kind::integerBytes(part.begin),
+        scales(in) + part.begin / Kind::kBlock,
+        out,
+        part.count,
+        1.0f);
   }
 };
 

@@ -64,15 +64,19 @@ class Compressor {
   // of range, naming the value and the allowed set.
   static std::unique_ptr<Compressor> make(const Options& options);
 
-  // Blocking. Where any rank's gradients are not finite, the bucket becomes NaN
-  // on all ranks and all state stays as it was. After an exception the bucket's
+  // Blocking. Where any rank's gradients are not finite, or above 2^80, the
+  // bucket becomes NaN on all ranks and all state stays as it was; only "none"
+  // and plain means without error feedback (start_step, small buckets) leave
+  // what the sum makes of them, as DDP does. After an exception the bucket's
   // content is undefined and the compressor must not be used again.
   virtual void run(
       const Bucket& bucket,
       Transport& transport,
       BucketReport& report) = 0;
 
-  // Bytes this rank sends to others for a bucket of these slots.
+  // Bytes that a rank sends to others for a bucket of these slots, mean over
+  // ranks, without checksums. See BucketReport::wire_bytes. "none" sends 32 to
+  // each rank once per signature besides.
   virtual uint64_t wireBytes(std::span<const Slot> slots, int world) const = 0;
 
   // Between steps. load() replaces all state; unknown kinds are refused.
@@ -82,7 +86,8 @@ class Compressor {
   // The loss scale changed by this factor: residuals follow.
   virtual void scaleResiduals(float factor) = 0;
   // The step was not applied (GradScaler skipped it): what was sent of it
-  // returns to the residuals.
+  // returns to the residuals. Call it before the next step's first run(), after
+  // or before scaleResiduals(). Nothing happens without error feedback.
   virtual void stepSkipped() = 0;
 };
 

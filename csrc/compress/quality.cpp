@@ -18,6 +18,16 @@ double ratio(double part, double whole) {
   return whole > 0 ? part / whole : 0;
 }
 
+// Rounding keeps at least 2/3 of a value that it does not turn into zero.
+uint64_t countSaturated(const float* wanted, const float* sent, size_t n) {
+  uint64_t count = 0;
+  for (size_t i = 0; i < n; ++i) {
+    const bool cut = std::fabs(sent[i]) < 0.5f * std::fabs(wanted[i]);
+    count += cut && sent[i] != 0;
+  }
+  return count;
+}
+
 } // namespace
 
 void Quality::begin(const Job& job) {
@@ -49,6 +59,7 @@ void Quality::finish(const Job& job, Scheme& scheme) {
       ? 0
       : std::sqrt(ratio(norm2(job.residual, n), gradient_norm2_));
   report.zeroed = comparison.zeroed;
+  report.saturated = countSaturated(wanted, sent, n);
 }
 
 } // namespace commprof::compress

@@ -1,6 +1,7 @@
 #include "compress/two_phase.h"
 
 #include <algorithm>
+#include <array>
 #include <string>
 
 namespace commprof::compress {
@@ -10,8 +11,7 @@ namespace commprof::compress {
 class TwoPhaseRun {
  public:
   TwoPhaseRun(TwoPhase& scheme, Job& job)
-      : scheme_(scheme),
-        codec_(*scheme.codec_),
+      : codec_(*scheme.codec_),
         job_(job),
         channel_(job.channel),
         pieces_(
@@ -70,7 +70,7 @@ class TwoPhaseRun {
     for (int r = 0; r < world; ++r) {
       send.push_back(message(encoded_, r, piece));
       receive.push_back(
-          {receivedFrom(r, piece), pieces_.messageBytes(me(), piece)});
+          {messageFrom(r, piece), pieces_.messageBytes(me(), piece)});
     }
     scattered_[size_t(piece)] = channel_.exchange(send, receive);
   }
@@ -85,7 +85,7 @@ class TwoPhaseRun {
       for (int r = 0; r < channel_.size(); ++r) {
         const bool own = r == me();
         parts.push_back(
-            own ? encoded_ + pieces_.offset(r, piece) : receivedFrom(r, piece));
+            own ? encoded_ + pieces_.offset(r, piece) : messageFrom(r, piece));
         check(parts.back(), count, r);
       }
       codec_.reduce(parts, exponents_, count, result.data());
@@ -107,7 +107,12 @@ class TwoPhaseRun {
       const auto [begin, count] = pieces_.range(chunk, piece);
       const std::byte* const in = results_ + pieces_.offset(chunk, piece);
       check(in, count, chunk);
-      codec_.decode(in, count, result_exponent_, job_.bucket.gradient + begin);
+      codec_.decode(
+          in,
+          count,
+          {0, count},
+          result_exponent_,
+          job_.bucket.gradient + begin);
     }
   }
 
@@ -120,24 +125,28 @@ class TwoPhaseRun {
       size_t begin,
       size_t count,
       const std::byte* result) {
-    std::vector<float>& lost = scheme_.lost_;
-    std::vector<float>& part = scheme_.part_;
-    lost.assign(count, 0.0f);
-    part.resize(count);
-    for (size_t r = 0; r < parts.size(); ++r) {
-      codec_.decode(parts[r], count, exponents_[r], part.data());
-      for (size_t i = 0; i < count; ++i) {
-        lost[i] += part[i];
-      }
-    }
-    codec_.decode(result, count, result_exponent_, part.data());
+    constexpr size_t kPart = 4096; // stays in the first cache; whole blocks
+    std::array<float, kPart> lost, values;
     const auto world = float(channel_.size());
-    for (size_t i = 0; i < count; ++i) {
-      lost[i] -= world * part[i];
-      job_.residual[begin + i] += lost[i];
-    }
-    if (job_.sent != nullptr) {
-      job_.sent->lost.insert(job_.sent->lost.end(), lost.begin(), lost.end());
+    for (size_t at = 0; at < count; at += kPart) {
+      const BlockCodec::Part part{at, std::min(kPart, count - at)};
+      lost.fill(0.0f);
+      for (size_t r = 0; r < parts.size(); ++r) {
+        codec_.decode(parts[r], count, part, exponents_[r], values.data());
+        for (size_t i = 0; i < part.count; ++i) {
+          lost[i] += values[i];
+        }
+      }
+      codec_.decode(result, count, part, result_exponent_, values.data());
+      float* const residual = job_.residual + begin + at;
+      for (size_t i = 0; i < part.count; ++i) {
+        lost[i] -= world * values[i];
+        residual[i] += lost[i];
+      }
+      if (job_.sent != nullptr) {
+        std::vector<float>& all = job_.sent->lost;
+        all.insert(all.end(), lost.begin(), lost.begin() + part.count);
+      }
     }
   }
 
@@ -162,7 +171,7 @@ class TwoPhaseRun {
     }
     return aligned(longest);
   }
-  std::byte* receivedFrom(int rank, int piece) const {
+  std::byte* messageFrom(int rank, int piece) const {
     return received_ +
         stride_ * (size_t(piece) * size_t(channel_.size()) + size_t(rank));
   }
@@ -175,7 +184,6 @@ class TwoPhaseRun {
     }
   }
 
-  TwoPhase& scheme_;
   const BlockCodec& codec_;
   Job& job_;
   Channel& channel_;
@@ -210,6 +218,7 @@ void TwoPhase::addSent(
       codec_->decode(
           sent.payload.data() + pieces.offset(chunk, piece),
           count,
+          {0, count},
           sent.exponent,
           values.data());
       for (size_t i = 0; i < count; ++i) {

@@ -5,7 +5,6 @@
 #pragma once
 
 #include <memory>
-#include <vector>
 
 #include "compress/block_codec.h"
 #include "compress/pieces.h"
@@ -31,7 +30,6 @@ class TwoPhase : public Scheme {
   Scratch encoded_; // all chunks, this rank's gradients
   Scratch received_; // this rank's chunk, from everyone
   Scratch results_; // all chunks, means
-  std::vector<float> lost_, part_; // of one piece
 };
 
 } // namespace commprof::compress

@@ -30,15 +30,21 @@ inline const std::vector<float>& normals() {
 // part is the same on all ranks, as gradients are.
 inline Gradients someGradients(int world, size_t n, uint32_t seed) {
   const std::vector<float>& pool = normals();
+  const auto next = [&pool](uint32_t& state) { // Knuth's generator, high bits
+    state = state * 1664525u + 1013904223u;
+    return pool[state >> 14];
+  };
   Gradients gradients;
   for (int rank = 0; rank < world; ++rank) {
-    std::mt19937 common(seed), own(seed * 31 + uint32_t(rank) + 1);
+    uint32_t common = seed, own = seed * 31 + uint32_t(rank) + 1;
     std::vector<float> g(n);
-    for (size_t i = 0; i < n; ++i) {
-      const size_t layer = i * 12 / n;
-      const auto scale = float(1e-5 * std::pow(1000.0, double(layer) / 11));
-      g[i] = scale *
-          (0.5f * pool[common() % pool.size()] + pool[own() % pool.size()]);
+    float scale = 0;
+    for (size_t i = 0, layer = 12; i < n; ++i) {
+      if (i * 12 / n != layer) {
+        layer = i * 12 / n;
+        scale = float(1e-5 * std::pow(1000.0, double(layer) / 11));
+      }
+      g[i] = scale * (0.5f * next(common) + next(own));
     }
     gradients.push_back(std::move(g));
   }

@@ -3,6 +3,7 @@
 #include "check.h"
 #include "compress/wire.h"
 #include "compress_world.h"
+#include "core/trace_format.h"
 
 using namespace commprof::compress;
 
@@ -160,12 +161,19 @@ void checkVersion() {
   HeaderBytes bytes = pack(Header{});
   CHECK_EQ(unpack(bytes, 0, 0).n, 0u);
   CHECK_THROWS(PayloadError, unpack(std::span(bytes).first(31), 0, 0));
-  bytes[0] ^= std::byte{1};
-  CHECK_THROWS(PayloadError, unpack(bytes, 0, 0));
+  HeaderBytes other = bytes;
+  other[0] ^= std::byte{1};
+  CHECK_THROWS(PayloadError, unpack(other, 0, 0));
+  bytes[1] = std::byte{2}; // a later version, its check right
+  bytes[2] = bytes[3] = std::byte{0};
+  const auto check = uint16_t(commprof::crc32(bytes.data(), bytes.size()));
+  std::memcpy(&bytes[2], &check, sizeof(check));
+  CHECK_THROWS(DisagreementError, unpack(bytes, 0, 0));
 }
 
 // Anything may be in a payload: nothing is written or read out of bounds (the
-// sanitizers look), and what is noticed is named.
+// sanitizers look), and what is noticed is named: everything by checksums,
+// random bytes by topk without them too.
 void checkFuzz(const Options& options, bool noticed) {
   std::mt19937 random(3);
   for (int round = 0; round < 40; ++round) {
@@ -185,10 +193,8 @@ void checkFuzz(const Options& options, bool noticed) {
         };
     Gradients gradients = someGradients(3, kValues, 1);
     const auto errors = world.tryRun(gradients, someSlots(kValues), 0);
-    for (const auto& error : errors) {
-      CHECK(!noticed || error == nullptr || !messageOf(error).empty());
-    }
-    if (noticed) {
+    const bool places = options.scheme == "topk" && round % 2 == 1;
+    if (noticed || places) {
       CHECK_THROWS(
           PayloadError, if (errors[0]) std::rethrow_exception(errors[0]));
       CHECK(contains(messageOf(errors[0]), "rank 1, bucket 0: "));
@@ -196,21 +202,24 @@ void checkFuzz(const Options& options, bool noticed) {
   }
 }
 
-// Sums cannot be checked; they must not crash either.
+// The rank whose transfer fails says so, wherever it is; nothing leaks.
 void checkTransportFailures(const Options& options) {
   const size_t n = 20000;
   Options pieces = options;
   pieces.piece_bytes = 4096;
   for (uint64_t at = 0; at < 8; ++at) {
     World world(2, pieces);
-    bool failed = false;
+    std::atomic<bool> failed{false};
     world.group().fails = [&](int rank, uint64_t sequence) {
-      failed = failed || (rank == 1 && sequence == at);
-      return rank == 1 && sequence == at;
+      const bool now = rank == 1 && sequence == at;
+      if (now) {
+        failed = true;
+      }
+      return now;
     };
     Gradients gradients = someGradients(2, n, 1);
     const auto errors = world.tryRun(gradients, someSlots(n), 0);
-    CHECK_EQ(errors[1] != nullptr, failed);
+    CHECK_EQ(errors[1] != nullptr, failed.load());
     if (failed) {
       CHECK_THROWS(TransportError, std::rethrow_exception(errors[1]));
     }

@@ -165,6 +165,14 @@ void checkQuality(const Case& one) {
       CHECK(report.cosine > 0 && report.cosine <= 1 + 1e-9);
       CHECK(error > 0.3 || report.cosine >= 1 - error * error);
       CHECK((report.residual_ratio > 0) == (feedback(one)));
+      const bool rounds = one.bound < 0.3;
+      const bool by_choice = one.options.scheme == "topk";
+      if (rounds || by_choice) {
+        CHECK_EQ(report.saturated, 0u);
+      }
+      if (options.scheme == "sign") {
+        CHECK(report.saturated > n / 20 && report.zeroed == 0);
+      }
     }
   }
 }
@@ -177,9 +185,13 @@ void printAccuracy() {
     Gradients gradients = local;
     World world(8, one.options);
     world.run(gradients, someSlots(n), 0);
+    const auto ratio = one.options.values.find("ratio");
     std::printf(
-        "%s: relative error of the mean of 8 ranks %.3g\n",
+        "%s%s: relative error of the mean of 8 ranks %.3g\n",
         one.options.scheme.c_str(),
+        ratio == one.options.values.end()
+            ? ""
+            : (" " + std::to_string(ratio->second)).c_str(),
         relativeError(meanOf(local), gradients[0]));
   }
 }
