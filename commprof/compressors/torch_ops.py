@@ -8,6 +8,7 @@ inside a future's callback: with several buckets in flight gloo's threads would 
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import chain
 from typing import Any
 
 import torch
@@ -123,7 +124,7 @@ class TorchOps:
         if plain or self._world_size == 1:
             mean = self._group.allreduce([buffer.mul_(1.0 / self._world_size)])
             return mean.get_future().then(lambda done: done.value()[0])
-        payload = self._encoded(buffer, bucket.parameters())
+        payload, keep = self._encoded(buffer, bucket.parameters())
         gathered = [[torch.empty_like(part) for _ in range(self._world_size)] for part in payload]
         works = [
             dist.all_gather(out, part.contiguous(), group=self._group, async_op=True)
@@ -132,18 +133,21 @@ class TorchOps:
 
         def mean_of_all(_: Any) -> Tensor:
             buffer.zero_()
+            # 0, or NaN where some rank's gradients are not finite: then nothing else is left.
+            poison = sum((x * 0).sum() for x in chain(*gathered) if x.is_floating_point())
             for one in zip(*gathered, strict=True):
                 self._add(one, buffer)
-                # Of one that is not finite nothing is left but that.
-                buffer.add_(one[0].sum() * 0 if one[0].is_floating_point() else one[1].sum() * 0)
-            return buffer.mul_(1.0 / self._world_size)
+            keep(poison == 0)
+            return buffer.mul_(1.0 / self._world_size).add_(poison)
 
         return torch.futures.collect_all([work.get_future() for work in works]).then(mean_of_all)
 
-    def _encoded(self, buffer: Tensor, parameters: list[Any]) -> tuple[Tensor, ...]:
-        """What this rank sends; its residuals then hold the rest."""
+    def _encoded(
+        self, buffer: Tensor, parameters: list[Any]
+    ) -> tuple[tuple[Tensor, ...], Callable[[Tensor], None]]:
+        """What this rank sends; and what to call once it is known whether all ranks' is finite."""
         if not self._feedback:
-            return self._encode(buffer)
+            return self._encode(buffer), lambda _: None
         numbers = [self._number[id(parameter)] for parameter in parameters]
         sizes = [parameter.numel() for parameter in parameters]
         before = torch.cat(
@@ -154,15 +158,18 @@ class TorchOps:
         )
         wanted = buffer + before
         payload = self._encode(wanted)
-        sent = torch.zeros_like(wanted)
-        self._add(payload, sent)
-        finite = torch.isfinite(wanted).all()
-        after = torch.where(finite, wanted - sent, before)
-        sent = torch.where(finite, sent, torch.zeros_like(sent))
-        for number, rest, gone in zip(numbers, after.split(sizes), sent.split(sizes), strict=True):
-            self._residuals[number], self._sent[number] = rest, gone
-        bad = torch.where(finite, 0.0, torch.nan)
-        return tuple(p + bad.to(p.dtype) if p.is_floating_point() else p for p in payload)
+
+        def keep(finite: Tensor) -> None:
+            sent = torch.zeros_like(wanted)
+            self._add(payload, sent)
+            after = torch.where(finite, wanted - sent, before)
+            sent = torch.where(finite, sent, torch.zeros_like(sent))
+            for number, rest, gone in zip(
+                numbers, after.split(sizes), sent.split(sizes), strict=True
+            ):
+                self._residuals[number], self._sent[number] = rest, gone
+
+        return payload, keep
 
     def state(self) -> list[tuple[int, str, Tensor]]:
         """Residuals by parameter."""

@@ -26,5 +26,7 @@ def finish(
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
 
-def call(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return finish(start(*arguments, **environment))
+def call(
+    *arguments: str, timeout_s: float = 60, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    return finish(start(*arguments, **environment), timeout_s)

@@ -24,7 +24,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import commprof
-from commprof import compressors
+from commprof import _native, compressors
 from commprof.errors import CommprofError
 from commprof.trace import columns
 from commprof.trace.reader import read_trace
@@ -243,7 +243,7 @@ def torch_operations(directory: Path) -> None:
     for text in ("fp16", "bf16", "int8", "topk:ratio=0.05", "int8:feedback=1"):
         ddp, compressor = make(), compressors.parse(text)
         engine = TorchOps(ddp.process_group, list(ddp.parameters()), compressor)
-        ddp.register_comm_hook(None, engine)
+        commprof.attach(ddp, hook=engine)
         train(ddp, range(4))
         same_on_all_ranks(ddp)
         assert engine.step == 4
@@ -255,6 +255,22 @@ def torch_operations(directory: Path) -> None:
         assert all(p.grad is not None and not p.grad.isfinite().any() for p in ddp.parameters())
         after = [values for _, _, values in engine.state()]
         assert all(torch.equal(a, b) for a, b in zip(after, before, strict=True))
+
+
+def without_the_module(directory: Path) -> None:
+    """Torch operations do the work; a scheme that they lack says what there is."""
+    assert _native.native is None
+    ddp, compressor = make(), compressors.topk(0.05)
+    with attached(ddp, compressor):
+        train(ddp, range(3))
+        same_on_all_ranks(ddp)
+        state = compressor.state_dict()
+        assert state["step"] == 3
+        assert state["parameters"]["0.weight"]["residual"].any()
+        compressor.load_state_dict(state)
+    text = raises("needs the native module", lambda: commprof.attach(make(), compressors.sign()))
+    assert "COMMPROF_NATIVE=0 is set" in text
+    assert "none, fp16, bf16, int8, topk" in text
 
 
 def main() -> None:

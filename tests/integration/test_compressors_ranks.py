@@ -23,3 +23,10 @@ def test_compressors_keep_their_promises(
     tmp_path: Path, world_size: int, names: tuple[str, ...]
 ) -> None:
     run_module(_CHECKS, [str(tmp_path), *names], world_size)
+
+
+def test_torch_operations_stand_in_for_the_module(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COMMPROF_NATIVE", "0")
+    run_module(_CHECKS, [str(tmp_path), "without_the_module", "torch_operations"], 2)
