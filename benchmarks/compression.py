@@ -1,0 +1,233 @@
+"""What compression costs and gains here: every figure is a ratio of things that took turns.
+
+    PYTHONPATH=. python benchmarks/compression.py kernels
+    PYTHONPATH=. python benchmarks/compression.py sum
+    PYTHONPATH=. python benchmarks/compression.py exchange --rates 1gbit,10gbit,loopback
+    PYTHONPATH=. python benchmarks/compression.py powersgd
+    PYTHONPATH=. python benchmarks/compression.py accuracy
+    PYTHONPATH=. python benchmarks/compression.py training
+
+`exchange` makes two hosts out of network namespaces, which takes root. One thread per rank.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import socket
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tabulate import tabulate
+
+from tests.support import netns
+
+HERE = Path(__file__).parent
+RANK_SCRIPT = HERE / "compression_rank.py"
+#: Hooks that take turns; the first two are DDP as it is and torch's own fp16 hook.
+TRAINED = ["plain", "fp16", "bf16", "int8", "int4", "topk:ratio=0.01", "topk:ratio=0.1", "powersgd"]
+HOOKS = ["plain", "torch fp16", "none", "fp16", "bf16", "int8", "topk:ratio=0.01"]
+
+
+def main() -> None:
+    """Runs one part and prints its table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("part", choices=sorted(PARTS))
+    parser.add_argument("--sizes", default="", help="MB, with commas")
+    parser.add_argument(
+        "--rates", default="1gbit,10gbit,loopback", help="of the link, as tc has it"
+    )
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--steps", type=int, default=200, help="of `training`")
+    parser.add_argument("--seconds", type=float, default=4.0, help="per row of `kernels`")
+    parser.add_argument("--json", type=Path, help="write all times there")
+    args = parser.parse_args()
+    result = PARTS[args.part](args)
+    if args.json:
+        args.json.write_text(json.dumps(result, indent=1) + "\n")
+
+
+def _kernels(args: argparse.Namespace) -> Any:
+    import compression_kernels
+    import torch
+
+    torch.set_num_threads(1)
+    figures = []
+    for size in _numbers(args.sizes or "1,4,25,100"):
+        for row in compression_kernels.rows(int(size)):
+            figures.append(compression_kernels.measure(row, args.seconds))
+            print(".", end="", file=sys.stderr, flush=True)
+    print(file=sys.stderr)
+    rows = compression_kernels.table(figures)
+    print(f"Kernels, one thread, {compression_kernels.kernels.simd_level()}")
+    print(tabulate(rows, headers=compression_kernels.HEADERS, floatfmt=".2f"))
+    return rows
+
+
+def _exchange(args: argparse.Namespace) -> Any:
+    results = {}
+    for rate in args.rates.split(","):
+        for size in _numbers(args.sizes or ("25,100" if rate == "loopback" else "25")):
+            times = _two_ranks(rate, "exchange", names=HOOKS, size_mb=size, rounds=args.rounds)
+            results[f"{rate} {size:g} MB"] = times
+            print(f"\nOne bucket of {size:g} MB, 2 ranks, {rate}\n")
+            print(_exchange_table(times, size), flush=True)
+    return results
+
+
+def _exchange_table(times: dict[str, Any], size_mb: float) -> str:
+    rows = []
+    for name, one in times.items():
+        ms = np.array(one["ms"])
+        gains = [np.median(np.array(times[other]["ms"]) / ms) for other in ("plain", "torch fp16")]
+        low, high = np.percentile(np.array(times["plain"]["ms"]) / ms, [25, 75])
+        wire = statistics.median(one["bytes"]) / 1e6
+        reported = one["wire_bytes"] / 1e6 if one["wire_bytes"] else None
+        rows.append((name, np.median(ms), gains[0], low, high, gains[1], reported, wire))
+    headers = ("hook", "ms", "plain : it", "25 %", "75 %", "torch fp16 : it")
+    headers += ("reported MB", "counted MB")
+    return tabulate(rows, headers=headers, floatfmt=".2f")
+
+
+def _sum(args: argparse.Namespace) -> Any:
+    """gloo's sum of halves: an all-reduce of halves less one of as many bytes of uint8."""
+    result = _two_ranks(
+        "loopback", "sum", size_mb=_numbers(args.sizes or "50")[0], rounds=args.rounds
+    )
+    elements = result["elements_summed"]
+    gloo_ns = (np.array(result["fp16_ms"]) - np.array(result["uint8_ms"])) * 1e6 / elements
+    ours_ns = np.array(result["ours_ms"]) * 1e6 / result["ours_elements"]
+    ratio = np.median(gloo_ns) / np.median(ours_ns)
+    print("16-bit sum, ns per element, fp16")
+    print(
+        f"  gloo {np.median(gloo_ns):.3f} [{np.percentile(gloo_ns, 25):.3f}, "
+        f"{np.percentile(gloo_ns, 75):.3f}], ours {np.median(ours_ns):.3f}: {ratio:.1f}x "
+        "(demand: 8 at least)"
+    )
+    return result
+
+
+def _powersgd(args: argparse.Namespace) -> Any:
+    rows, results = [], {}
+    for size in _numbers(args.sizes or "4,25,100"):
+        for rank in (2, 4):
+            times = _ranks(1, "powersgd", size_mb=size, rank=rank, rounds=args.rounds)
+            results[f"{size} {rank}"] = times
+            ratios = np.array(times["torch"]) / np.array(times["ours"])
+            low, high = np.percentile(ratios, [25, 75])
+            rows.append(
+                (
+                    size,
+                    rank,
+                    np.median(times["ours"]),
+                    np.median(times["torch"]),
+                    np.median(ratios),
+                    low,
+                    high,
+                )
+            )
+    print(
+        "PowerSGD in a DDP step of one rank, less the step without compression (demand: 3 at least)"
+    )
+    headers = ("MB", "rank", "ours ms", "torch ms", "torch : ours", "25 %", "75 %")
+    print(tabulate(rows, headers=headers, floatfmt=".2f"))
+    return results
+
+
+def _accuracy(args: argparse.Namespace) -> Any:
+    result = _ranks(8, "accuracy", rounds=1)
+    print("Relative L2 error against the fp64 mean of 8 ranks' real gradients")
+    print(tabulate(sorted(result["errors"].items()), headers=("hook", "error"), floatfmt=".2e"))
+    print(f"buckets equal on all ranks, bit for bit: {result['identical']}")
+    return result
+
+
+def _training(args: argparse.Namespace) -> Any:
+    """Mean loss of the last 20 steps per seed; noise is how far the seeds of plain DDP differ."""
+    result = _ranks(2, "training", names=TRAINED, seeds=3, steps=args.steps)
+    ends = {name: np.array(curves)[:, -20:].mean(axis=1) for name, curves in result.items()}
+    rows = []
+    for name, end in ends.items():
+        difference = end - ends["plain"]
+        rows.append((name, *end, difference.mean(), np.abs(difference).max()))
+    print(f"Transformer workload, 2 ranks, {args.steps} steps: mean loss of the last 20, by seed")
+    print(f"standard deviation of plain over seeds: {ends['plain'].std(ddof=1):.4f}")
+    headers = ("hook", "seed 0", "seed 1", "seed 2", "mean difference", "largest")
+    print(tabulate(rows, headers=headers, floatfmt=".4f"))
+    return result
+
+
+def _two_ranks(rate: str, part: str, **arguments: Any) -> Any:
+    if rate == "loopback":
+        return _ranks(2, part, interface="lo", **arguments)
+    if reason := netns.unavailable():
+        raise SystemExit(f"no network namespaces here: {reason}")
+    burst = "128kb" if rate == "1gbit" else "1mb"
+    with netns.Hosts(2, rate, burst) as hosts:
+        text = json.dumps({"part": part, "interface": "eth0", **arguments})
+        common = {"MASTER_ADDR": hosts.address(0), "GLOO_SOCKET_IFNAME": "eth0"}
+        processes = [
+            hosts.popen(
+                rank, [sys.executable, str(RANK_SCRIPT), text], {**common, **_rank(rank, 2, 29500)}
+            )
+            for rank in range(2)
+        ]
+        return _result(processes)
+
+
+def _ranks(count: int, part: str, **arguments: Any) -> Any:
+    with socket.socket() as probe:
+        probe.bind(("localhost", 0))
+        port = probe.getsockname()[1]
+    text = json.dumps({"part": part, **arguments})
+    processes = [
+        subprocess.Popen(
+            [sys.executable, str(RANK_SCRIPT), text],
+            env={**os.environ, "MASTER_ADDR": "localhost", **_rank(rank, count, port)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(count)
+    ]
+    return _result(processes)
+
+
+def _rank(rank: int, size: int, port: int) -> dict[str, str]:
+    return {
+        "RANK": str(rank),
+        "LOCAL_RANK": "0",
+        "WORLD_SIZE": str(size),
+        "MASTER_PORT": str(port),
+        "OMP_NUM_THREADS": "1",
+    }
+
+
+def _result(processes: list[subprocess.Popen[str]]) -> Any:
+    outputs = [process.communicate()[0] for process in processes]
+    for process, output in zip(processes, outputs, strict=True):
+        if process.returncode:
+            sys.exit(f"a rank failed with {process.returncode}:\n{output}")
+    return json.loads(outputs[0].strip().splitlines()[-1])
+
+
+def _numbers(text: str) -> list[float]:
+    return [float(x) for x in text.split(",")]
+
+
+PARTS = {
+    "kernels": _kernels,
+    "exchange": _exchange,
+    "sum": _sum,
+    "powersgd": _powersgd,
+    "accuracy": _accuracy,
+    "training": _training,
+}
+
+if __name__ == "__main__":
+    main()
