@@ -29,10 +29,7 @@ inline void check(const Tensor& tensor, const char* name, at::ScalarType type) {
       "; allowed: a contiguous CPU tensor of " + c10::toString(type));
 }
 
-inline void checkCount(
-    const Tensor& tensor,
-    const char* name,
-    size_t count) {
+inline void checkCount(const Tensor& tensor, const char* name, size_t count) {
   if (size_t(tensor.numel()) != count) {
     throw std::invalid_argument(
         std::string(name) + " has " + std::to_string(tensor.numel()) +
