@@ -22,6 +22,8 @@ __all__: list[str] = [
     "OptionSpec",
     "PHASES",
     "PhaseMarker",
+    "Segment",
+    "SegmentError",
     "Stats",
     "TORCH_VERSION",
     "add_metadata",
@@ -58,6 +60,8 @@ __all__: list[str] = [
     "set_kernel_threads",
     "set_mode",
     "set_stacks",
+    "shm_backend",
+    "shm_name",
     "simd_level",
     "start",
     "started",
@@ -100,6 +104,24 @@ class PhaseMarker:
     def __init__(self, phase: typing.SupportsInt | typing.SupportsIndex) -> None: ...
     def begin(self) -> None: ...
     def end(self, samples: typing.SupportsInt | typing.SupportsIndex = 0) -> None: ...
+
+class SegmentError(RuntimeError):
+    pass
+
+class Segment:
+    """
+    Mapped shared memory.
+    """
+    def __init__(
+        self,
+        name: str,
+        rank: typing.SupportsInt | typing.SupportsIndex,
+        size: typing.SupportsInt | typing.SupportsIndex,
+        slot_bytes: typing.SupportsInt | typing.SupportsIndex,
+    ) -> None:
+        """
+        Rank 0 of a host creates it, then the others open it.
+        """
 
 class OptionSpec:
     """
@@ -364,6 +386,23 @@ def set_mode(mode: typing.SupportsInt | typing.SupportsIndex) -> None:
 def set_stacks(on: bool) -> None:
     """
     Whether the Python caller of each operation is recorded.
+    """
+
+def shm_backend(
+    wrapped: torch._C._distributed_c10d.Backend,
+    segment: Segment,
+    name: str,
+    global_ranks: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
+    slot_bytes: typing.SupportsInt | typing.SupportsIndex,
+    timeout_ms: typing.SupportsInt | typing.SupportsIndex,
+) -> torch._C._distributed_c10d.Backend:
+    """
+    A backend over `wrapped` whose ranks are all on this host; meets them.
+    """
+
+def shm_name() -> str:
+    """
+    A name for shared memory that nobody can guess.
     """
 
 def simd_level() -> str:

@@ -43,8 +43,7 @@ def _create(options: Any, _: Any) -> Any:
     native = _native.native
     if native is None:
         raise CommprofError(
-            "the backend 'commprof' needs the native module: "
-            f"{_native.native_error}; use 'gloo'"
+            f"the backend 'commprof' needs the native module: {_native.native_error}; use 'gloo'"
         )
     store, rank, size = options.store, options.group_rank, options.group_size
     gloo = ProcessGroupGloo(store, rank, size, timeout=options.timeout)

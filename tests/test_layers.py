@@ -26,6 +26,7 @@ MAY_IMPORT = {
     "capture": {"foundation", "trace", "compressors"},
     "boot": {"foundation", "capture"},
     "analysis": {"foundation", "trace"},
+    "backend": {"foundation"},
     "predict": {"foundation"},
     "workloads": {"foundation"},
     "report": {"foundation", "analysis"},

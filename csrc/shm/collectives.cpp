@@ -2,30 +2,27 @@
 
 #include <algorithm>
 #include <cstring>
+#include <string>
 #include <vector>
 
 namespace commprof::shm {
 
 namespace {
 
-enum class Kind : uint64_t {
-  kAllReduce = 1,
-  kBroadcast,
-  kAllGather,
-  kReduceScatter,
-  kBarrier
-};
+// What ranks compare, and what they say where they differ.
+Team::Intent intend(const std::string& what, uint64_t bytes) {
+  Team::Intent intent;
+  std::strncpy(intent.what, what.c_str(), sizeof intent.what - 1);
+  intent.bytes = bytes;
+  return intent;
+}
 
-Team::Intent intend(
-    Kind kind,
-    uint64_t bytes,
-    Element element = Element::kF32,
-    Reduction reduction = Reduction::kSum,
-    int root = 0) {
-  return {
-      uint64_t(kind) | uint64_t(element) << 8 | uint64_t(reduction) << 16 |
-          uint64_t(root) << 24,
-      bytes};
+std::string named(const char* what, Element element, Reduction reduction) {
+  constexpr const char* kElements[] = {
+      "fp32", "fp64", "fp16", "bf16", "int32", "int64"};
+  constexpr const char* kReductions[] = {"sum", "mean", "max", "min"};
+  return std::string(what) + " " + kElements[size_t(element)] + " " +
+      kReductions[size_t(reduction)];
 }
 
 // The first meeting of an operation checks that all ranks do the same.
@@ -115,7 +112,7 @@ void allReduceShared(
     return std::min(block, count - b * block);
   };
   const auto halfOf = [&](size_t b) { return first_half ^ uint32_t(b & 1); };
-  const auto copyIn = [&](size_t b) {
+  const auto bringIn = [&](size_t b) {
     if (b < blocks) {
       std::memcpy(
           team.slot(team.rank(), halfOf(b)),
@@ -124,7 +121,7 @@ void allReduceShared(
     }
   };
   std::vector<const std::byte*> in;
-  copyIn(0);
+  bringIn(0);
   meetings.meet();
   for (size_t b = 0; b < blocks; ++b) {
     const Part part = partOf(team.rank(), team.size(), sizeOf(b));
@@ -136,7 +133,7 @@ void allReduceShared(
         team.size(),
         team.result(halfOf(b)) + part.begin * width,
         part.end - part.begin);
-    copyIn(b + 1);
+    bringIn(b + 1);
     meetings.meet();
     std::memcpy(
         data + b * block * width, team.result(halfOf(b)), sizeOf(b) * width);
@@ -157,7 +154,7 @@ void allReduce(
   const size_t width = kernels::elementBytes(element);
   const size_t block = team.slotBytes() / width;
   Meetings meetings(
-      team, intend(Kind::kAllReduce, count * width, element, reduction));
+      team, intend(named("all_reduce", element, reduction), count * width));
   if (count == 0) {
     meetings.meet();
   } else if (team.size() <= 2 || count * width <= kDirectBytes) {
@@ -169,8 +166,7 @@ void allReduce(
 
 void broadcast(Team& team, std::byte* data, size_t bytes, int root) {
   Meetings meetings(
-      team,
-      intend(Kind::kBroadcast, bytes, Element::kF32, Reduction::kSum, root));
+      team, intend("broadcast from " + std::to_string(root), bytes));
   size_t begin = 0;
   do {
     const size_t n = std::min(team.slotBytes(), bytes - begin);
@@ -199,7 +195,7 @@ void allGather(
     const std::byte* in,
     const std::vector<std::byte*>& out,
     size_t bytes) {
-  Meetings meetings(team, intend(Kind::kAllGather, bytes));
+  Meetings meetings(team, intend("all_gather", bytes));
   size_t begin = 0;
   do {
     const size_t n = std::min(team.slotBytes(), bytes - begin);
@@ -224,7 +220,7 @@ void reduceScatter(
   const size_t size = size_t(team.size());
   const size_t block = team.slotBytes() / size / 64 * 64 / width;
   Meetings meetings(
-      team, intend(Kind::kReduceScatter, count * width, element, reduction));
+      team, intend(named("reduce_scatter", element, reduction), count * width));
   std::vector<const std::byte*> parts;
   size_t begin = 0;
   do {
@@ -245,7 +241,7 @@ void reduceScatter(
 }
 
 void barrier(Team& team) {
-  team.meetCheck(intend(Kind::kBarrier, 0));
+  team.meetCheck(intend("barrier", 0));
 }
 
 } // namespace commprof::shm

@@ -19,7 +19,7 @@ namespace commprof::shm {
 namespace {
 
 constexpr size_t kPage = 4096;
-constexpr size_t kLineBytes = 128;
+constexpr size_t kLineBytes = 192;
 // How long to spin for the others: about the time that a sleep and a wake-up
 // cost.
 constexpr uint32_t kSpins = 1500;
@@ -246,13 +246,16 @@ void Team::meetCheck(const Intent& intent) {
   for (int rank = 0; rank < options_.size; ++rank) {
     const Intent& other = line(rank).intents[parity];
     const Intent& first = line(0).intents[parity];
-    if (other.operation != first.operation || other.bytes != first.bytes) {
+    if (std::strncmp(other.what, first.what, sizeof first.what) != 0 ||
+        other.bytes != first.bytes) {
+      const auto say = [this](int who, const Intent& one) {
+        return nameOf(who) + " does " +
+            std::string(one.what, strnlen(one.what, sizeof one.what)) + " of " +
+            std::to_string(one.bytes) + " bytes";
+      };
       throw TeamError(
-          nameOf(0) + " and " + nameOf(rank) +
-          " do not do the same: operation codes " +
-          std::to_string(first.operation) + " and " +
-          std::to_string(other.operation) + ", " + std::to_string(first.bytes) +
-          " and " + std::to_string(other.bytes) + " bytes");
+          "ranks do not do the same: " + say(0, first) + ", " +
+          say(rank, other));
     }
   }
 }

@@ -67,7 +67,7 @@ class Team {
 
   // Says what this rank is about to do, for meetCheck().
   struct Intent {
-    uint64_t operation = 0; // kind, element type and reduction
+    char what[40] = ""; // operation, element type, reduction, as words
     uint64_t bytes = 0;
   };
   // Meets, and throws TeamError naming two ranks and what differs, on all

@@ -8,6 +8,7 @@
 
 #include "shm/collectives.h"
 #include "torch/task_thread.h"
+#include "torch/wrapping_backend.h"
 
 namespace commprof {
 
@@ -15,8 +16,6 @@ namespace {
 
 using c10d::OpType;
 using c10d::Work;
-using Tensors = std::vector<at::Tensor>;
-using WorkPtr = c10::intrusive_ptr<Work>;
 
 class ShmWork final : public Work {
  public:
@@ -114,29 +113,15 @@ class InOrder {
   const at::Tensor dense_;
 };
 
-class ShmBackend final : public c10d::Backend {
+class ShmBackend final : public WrappingBackend {
  public:
   ShmBackend(
       c10::intrusive_ptr<c10d::Backend> wrapped,
       std::shared_ptr<shm::Team> team)
-      : Backend(wrapped->getRank(), wrapped->getSize()),
-        wrapped_(std::move(wrapped)),
-        team_(std::move(team)) {}
+      : WrappingBackend(std::move(wrapped)), team_(std::move(team)) {}
 
   const std::string getBackendName() const override {
     return "commprof";
-  }
-  c10::intrusive_ptr<Options> getBackendOptions() override {
-    return wrapped_->getBackendOptions();
-  }
-  void setTimeout(std::chrono::milliseconds timeout) override {
-    wrapped_->setTimeout(timeout);
-  }
-  void setSequenceNumberForGroup() override {
-    wrapped_->setSequenceNumberForGroup();
-  }
-  uint64_t getSequenceNumberForGroup() override {
-    return wrapped_->getSequenceNumberForGroup();
   }
 
   WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& options)
@@ -249,86 +234,6 @@ class ShmBackend final : public c10d::Backend {
     });
   }
 
-  // What has no path through shared memory yet.
-  WorkPtr allreduce_coalesced(
-      Tensors& tensors,
-      const c10d::AllreduceCoalescedOptions& options) override {
-    return wrapped_->allreduce_coalesced(tensors, options);
-  }
-  WorkPtr allreduce_sparse(
-      Tensors& tensors,
-      const c10d::AllreduceOptions& options) override {
-    return wrapped_->allreduce_sparse(tensors, options);
-  }
-  WorkPtr reduce(Tensors& tensors, const c10d::ReduceOptions& options)
-      override {
-    return wrapped_->reduce(tensors, options);
-  }
-  WorkPtr allgather_coalesced(
-      std::vector<Tensors>& outputs,
-      Tensors& inputs,
-      const c10d::AllgatherOptions& options) override {
-    return wrapped_->allgather_coalesced(outputs, inputs, options);
-  }
-  WorkPtr allgather_into_tensor_coalesced(
-      Tensors& outputs,
-      Tensors& inputs,
-      const c10d::AllgatherOptions& options) override {
-    return wrapped_->allgather_into_tensor_coalesced(outputs, inputs, options);
-  }
-  WorkPtr gather(
-      std::vector<Tensors>& outputs,
-      Tensors& inputs,
-      const c10d::GatherOptions& options) override {
-    return wrapped_->gather(outputs, inputs, options);
-  }
-  WorkPtr scatter(
-      Tensors& outputs,
-      std::vector<Tensors>& inputs,
-      const c10d::ScatterOptions& options) override {
-    return wrapped_->scatter(outputs, inputs, options);
-  }
-  WorkPtr reduce_scatter(
-      Tensors& outputs,
-      std::vector<Tensors>& inputs,
-      const c10d::ReduceScatterOptions& options) override {
-    return wrapped_->reduce_scatter(outputs, inputs, options);
-  }
-  WorkPtr reduce_scatter_tensor_coalesced(
-      Tensors& outputs,
-      Tensors& inputs,
-      const c10d::ReduceScatterOptions& options) override {
-    return wrapped_->reduce_scatter_tensor_coalesced(outputs, inputs, options);
-  }
-  WorkPtr alltoall_base(
-      at::Tensor& output,
-      at::Tensor& input,
-      std::vector<int64_t>& output_splits,
-      std::vector<int64_t>& input_splits,
-      const c10d::AllToAllOptions& options) override {
-    return wrapped_->alltoall_base(
-        output, input, output_splits, input_splits, options);
-  }
-  WorkPtr alltoall(
-      Tensors& outputs,
-      Tensors& inputs,
-      const c10d::AllToAllOptions& options) override {
-    return wrapped_->alltoall(outputs, inputs, options);
-  }
-  void monitoredBarrier(const c10d::BarrierOptions& options, bool all)
-      override {
-    wrapped_->monitoredBarrier(options, all);
-  }
-  WorkPtr send(Tensors& tensors, int peer, int tag) override {
-    return wrapped_->send(tensors, peer, tag);
-  }
-  WorkPtr recv(Tensors& tensors, int peer, int tag) override {
-    return wrapped_->recv(tensors, peer, tag);
-  }
-  WorkPtr recvAnysource(Tensors& tensors, int tag) override {
-    return wrapped_->recvAnysource(tensors, tag);
-  }
-
  private:
   bool fitTogether(const Tensors& parts, const at::Tensor& input) const {
     bool fit = isPlain(input) && parts.size() == size_t(size_);
@@ -357,7 +262,6 @@ class ShmBackend final : public c10d::Backend {
     return work;
   }
 
-  const c10::intrusive_ptr<c10d::Backend> wrapped_;
   const std::shared_ptr<shm::Team> team_;
   TaskThread thread_;
 };

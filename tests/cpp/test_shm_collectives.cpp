@@ -139,8 +139,14 @@ void testDisagreement() {
           team, bytesOf(data), data.size(), Element::kF32, Reduction::kSum);
       CHECK(false);
     } catch (const TeamError& error) {
-      CHECK(std::strstr(error.what(), "400 and 404 bytes") != nullptr);
-      CHECK(std::strstr(error.what(), "rank 1") != nullptr);
+      CHECK(
+          std::strstr(
+              error.what(), "rank 0 does all_reduce fp32 sum of 400 bytes") !=
+          nullptr);
+      CHECK(
+          std::strstr(
+              error.what(), "rank 1 does all_reduce fp32 sum of 404 bytes") !=
+          nullptr);
     }
   });
 }
