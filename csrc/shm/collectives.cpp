@@ -112,7 +112,7 @@ void allReduceShared(
     return std::min(block, count - b * block);
   };
   const auto halfOf = [&](size_t b) { return first_half ^ uint32_t(b & 1); };
-  const auto bringIn = [&](size_t b) {
+  const auto fillSlot = [&](size_t b) {
     if (b < blocks) {
       std::memcpy(
           team.slot(team.rank(), halfOf(b)),
@@ -121,7 +121,7 @@ void allReduceShared(
     }
   };
   std::vector<const std::byte*> in;
-  bringIn(0);
+  fillSlot(0);
   meetings.meet();
   for (size_t b = 0; b < blocks; ++b) {
     const Part part = partOf(team.rank(), team.size(), sizeOf(b));
@@ -133,7 +133,7 @@ void allReduceShared(
         team.size(),
         team.result(halfOf(b)) + part.begin * width,
         part.end - part.begin);
-    bringIn(b + 1);
+    fillSlot(b + 1);
     meetings.meet();
     std::memcpy(
         data + b * block * width, team.result(halfOf(b)), sizeOf(b) * width);
