@@ -129,7 +129,7 @@ void operationsWithoutAnEnd() {
 
 // Where a device's events tell of its completion it counts, in any order.
 void aDeviceMayTellItsEnd() {
-  Summary summary(1);
+  Summary summary(1, nobody);
   Record device = issue(1, 100, 64, Op::kAllReduce);
   device.flags = kDeviceAsync;
   fold(summary, {device, end(1, 130, kDeviceTime)});

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from commprof.commands import main
+from commprof.compressors.schemes import SCHEMES
 from commprof.workloads.spec import WORKLOAD_NAMES, parse_spec
 from tests.support.commands import RUN, call
 
@@ -35,7 +36,8 @@ def test_help_teaches() -> None:
         for name in WORKLOAD_NAMES
         for field in dataclasses.fields(type(parse_spec(name)).options_type)
     }
-    assert set(shown_names) == known
+    compressors = {option.name for scheme in SCHEMES.values() for option in scheme.options}
+    assert set(shown_names) == known | compressors | {"measure_every"}
 
 
 def check_refused(code: int, out: str, err: str, *words: str) -> None:
