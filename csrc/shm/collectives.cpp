@@ -9,6 +9,13 @@ namespace commprof::shm {
 
 namespace {
 
+// memcpy, which may not be called with null even for nothing.
+void copy(std::byte* to, const std::byte* from, size_t bytes) {
+  if (bytes != 0) {
+    std::memcpy(to, from, bytes);
+  }
+}
+
 // What ranks compare, and what they say where they differ.
 Team::Intent intend(const std::string& what, uint64_t bytes) {
   Team::Intent intent;
@@ -74,7 +81,7 @@ void allReduceDirect(
     const size_t n = std::min(block, count - begin);
     std::byte* part = data + begin * width;
     const uint32_t half = team.nextHalf();
-    std::memcpy(team.slot(team.rank(), half), part, n * width);
+    copy(team.slot(team.rank(), half), part, n * width);
     meetings.meet();
     slotsAt(team, half, 0, in);
     kernels::combine(element, reduction, in.data(), team.size(), part, n);
@@ -114,7 +121,7 @@ void allReduceShared(
   const auto halfOf = [&](size_t b) { return first_half ^ uint32_t(b & 1); };
   const auto fillSlot = [&](size_t b) {
     if (b < blocks) {
-      std::memcpy(
+      copy(
           team.slot(team.rank(), halfOf(b)),
           data + b * block * width,
           sizeOf(b) * width);
@@ -135,8 +142,7 @@ void allReduceShared(
         part.end - part.begin);
     fillSlot(b + 1);
     meetings.meet();
-    std::memcpy(
-        data + b * block * width, team.result(halfOf(b)), sizeOf(b) * width);
+    copy(data + b * block * width, team.result(halfOf(b)), sizeOf(b) * width);
   }
 }
 
@@ -172,11 +178,11 @@ void broadcast(Team& team, std::byte* data, size_t bytes, int root) {
     const size_t n = std::min(team.slotBytes(), bytes - begin);
     const uint32_t half = team.nextHalf();
     if (team.rank() == root) {
-      std::memcpy(team.slot(root, half), data + begin, n);
+      copy(team.slot(root, half), data + begin, n);
     }
     meetings.meet();
     if (team.rank() != root) {
-      std::memcpy(data + begin, team.slot(root, half), n);
+      copy(data + begin, team.slot(root, half), n);
     }
     begin += n;
   } while (begin < bytes);
@@ -200,10 +206,10 @@ void allGather(
   do {
     const size_t n = std::min(team.slotBytes(), bytes - begin);
     const uint32_t half = team.nextHalf();
-    std::memcpy(team.slot(team.rank(), half), in + begin, n);
+    copy(team.slot(team.rank(), half), in + begin, n);
     meetings.meet();
     for (int rank = 0; rank < team.size(); ++rank) {
-      std::memcpy(out[size_t(rank)] + begin, team.slot(rank, half), n);
+      copy(out[size_t(rank)] + begin, team.slot(rank, half), n);
     }
     begin += n;
   } while (begin < bytes);
@@ -227,7 +233,7 @@ void reduceScatter(
     const size_t n = std::min(block, count - begin);
     const uint32_t half = team.nextHalf();
     for (size_t rank = 0; rank < size; ++rank) {
-      std::memcpy(
+      copy(
           team.slot(team.rank(), half) + rank * n * width,
           in + (rank * count + begin) * width,
           n * width);
