@@ -10,7 +10,7 @@ namespace commprof::shm {
 namespace {
 
 // memcpy, which may not be called with null even for nothing.
-void copy(std::byte* to, const std::byte* from, size_t bytes) {
+void copyBytes(std::byte* to, const std::byte* from, size_t bytes) {
   if (bytes != 0) {
     std::memcpy(to, from, bytes);
   }
@@ -81,7 +81,7 @@ void allReduceDirect(
     const size_t n = std::min(block, count - begin);
     std::byte* part = data + begin * width;
     const uint32_t half = team.nextHalf();
-    copy(team.slot(team.rank(), half), part, n * width);
+    copyBytes(team.slot(team.rank(), half), part, n * width);
     meetings.meet();
     slotsAt(team, half, 0, in);
     kernels::combine(element, reduction, in.data(), team.size(), part, n);
@@ -121,7 +121,7 @@ void allReduceShared(
   const auto halfOf = [&](size_t b) { return first_half ^ uint32_t(b & 1); };
   const auto fillSlot = [&](size_t b) {
     if (b < blocks) {
-      copy(
+      copyBytes(
           team.slot(team.rank(), halfOf(b)),
           data + b * block * width,
           sizeOf(b) * width);
@@ -142,7 +142,8 @@ void allReduceShared(
         part.end - part.begin);
     fillSlot(b + 1);
     meetings.meet();
-    copy(data + b * block * width, team.result(halfOf(b)), sizeOf(b) * width);
+    copyBytes(
+        data + b * block * width, team.result(halfOf(b)), sizeOf(b) * width);
   }
 }
 
@@ -178,11 +179,11 @@ void broadcast(Team& team, std::byte* data, size_t bytes, int root) {
     const size_t n = std::min(team.slotBytes(), bytes - begin);
     const uint32_t half = team.nextHalf();
     if (team.rank() == root) {
-      copy(team.slot(root, half), data + begin, n);
+      copyBytes(team.slot(root, half), data + begin, n);
     }
     meetings.meet();
     if (team.rank() != root) {
-      copy(data + begin, team.slot(root, half), n);
+      copyBytes(data + begin, team.slot(root, half), n);
     }
     begin += n;
   } while (begin < bytes);
@@ -206,10 +207,10 @@ void allGather(
   do {
     const size_t n = std::min(team.slotBytes(), bytes - begin);
     const uint32_t half = team.nextHalf();
-    copy(team.slot(team.rank(), half), in + begin, n);
+    copyBytes(team.slot(team.rank(), half), in + begin, n);
     meetings.meet();
     for (int rank = 0; rank < team.size(); ++rank) {
-      copy(out[size_t(rank)] + begin, team.slot(rank, half), n);
+      copyBytes(out[size_t(rank)] + begin, team.slot(rank, half), n);
     }
     begin += n;
   } while (begin < bytes);
@@ -233,7 +234,7 @@ void reduceScatter(
     const size_t n = std::min(block, count - begin);
     const uint32_t half = team.nextHalf();
     for (size_t rank = 0; rank < size; ++rank) {
-      copy(
+      copyBytes(
           team.slot(team.rank(), half) + rank * n * width,
           in + (rank * count + begin) * width,
           n * width);
