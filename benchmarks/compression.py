@@ -31,7 +31,7 @@ HERE = Path(__file__).parent
 RANK_SCRIPT = HERE / "compression_rank.py"
 #: Hooks that take turns; the first two are DDP as it is and torch's own fp16 hook.
 TRAINED = ["plain", "fp16", "bf16", "int8", "int4", "topk:ratio=0.01", "topk:ratio=0.1", "powersgd"]
-HOOKS = ["plain", "torch fp16", "none", "fp16", "bf16", "int8", "topk:ratio=0.01"]
+HOOKS = ["nothing", "plain", "torch fp16", "none", "fp16", "bf16", "int8", "topk:ratio=0.01"]
 
 
 def main() -> None:
@@ -81,17 +81,22 @@ def _exchange(args: argparse.Namespace) -> Any:
 
 
 def _exchange_table(times: dict[str, Any], size_mb: float) -> str:
+    """Ratios are of the exchange alone: a round's time less that of the step without one."""
+    without = np.array(times["nothing"]["ms"])
+    alone = {name: np.array(one["ms"]) - without for name, one in times.items()}
     rows = []
     for name, one in times.items():
-        ms = np.array(one["ms"])
-        gains = [np.median(np.array(times[other]["ms"]) / ms) for other in ("plain", "torch fp16")]
-        low, high = np.percentile(np.array(times["plain"]["ms"]) / ms, [25, 75])
+        if name == "nothing":
+            continue
+        gains = [np.median(alone[other] / alone[name]) for other in ("plain", "torch fp16")]
+        low, high = np.percentile(alone["plain"] / alone[name], [25, 75])
         wire = statistics.median(one["bytes"]) / 1e6
         reported = one["wire_bytes"] / 1e6 if one["wire_bytes"] else None
-        rows.append((name, np.median(ms), gains[0], low, high, gains[1], reported, wire))
+        rows.append((name, np.median(alone[name]), gains[0], low, high, gains[1], reported, wire))
     headers = ("hook", "ms", "plain : it", "25 %", "75 %", "torch fp16 : it")
     headers += ("reported MB", "counted MB")
-    return tabulate(rows, headers=headers, floatfmt=".2f")
+    text = tabulate(rows, headers=headers, floatfmt=".2f")
+    return f"{text}\na step without exchange: {np.median(without):.2f} ms"
 
 
 def _sum(args: argparse.Namespace) -> Any:

@@ -15,13 +15,17 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+from torch.distributed.algorithms.ddp_comm_hooks import (
+    debugging_hooks,
+    default_hooks,
+    powerSGD_hook,
+)
 from torch.nn.parallel import DistributedDataParallel
 
 import commprof
 from commprof import compressors
 from commprof.compressors import kernels
-from commprof.trace.columns import compressions
+from commprof.trace.compressions import compressions
 from commprof.trace.reader import read_trace
 from commprof.workloads.spec import Shard
 from commprof.workloads.transformer import Transformer, TransformerOptions
@@ -70,9 +74,11 @@ def _model(name: str, numel: int) -> DistributedDataParallel:
 
 
 def _put_hook(model: DistributedDataParallel, name: str) -> None:
-    """Plain is DDP as it is, torch fp16 its own hook, all else one of ours."""
+    """Plain is DDP as it is, torch fp16 its own hook, nothing no exchange, all else ours."""
     if name == "torch fp16":
         model.register_comm_hook(None, default_hooks.fp16_compress_hook)
+    elif name == "nothing":
+        model.register_comm_hook(None, debugging_hooks.noop_hook)
     elif name != "plain":
         commprof.attach(model, hook=compressors.parse(name))
 
