@@ -1,7 +1,8 @@
 """Quantiles, means and sums of the histograms that always-on mode keeps.
 
-The buckets are those of ``csrc/core/histogram.h`` (HdrHistogram's): 64 of equal width for each
-power of two. A quantile is the middle of its bucket, at most 1/128 away from the exact one.
+The buckets are those of ``csrc/core/always_on/histogram.h`` (HdrHistogram's): 64 of equal width
+for each power of two. A quantile is the middle of its bucket, at most 1/128 away from the exact
+one.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Brings the ranks of one host together, so that always-on mode can tell who came last.
 
-The first rank of a host to come by makes memory (``csrc/core/arrival_board.h``) and writes down
-where it is; the others open it. From then on only the helper threads use it.
+The first rank of a host to come by makes memory (``csrc/core/always_on/arrival_board.h``) and
+writes down where it is; the others open it. From then on only the helper threads use it.
 """
 
 from __future__ import annotations

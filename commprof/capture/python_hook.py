@@ -105,7 +105,7 @@ class PythonBucketHook:
         return mean
 
     def _bracket_finalize(self) -> int:
-        """As ``csrc/torch/finalize.h`` does it; returns the backward pass, or -1."""
+        """As ``csrc/torch/capture/finalize.h`` does it; returns the backward pass, or -1."""
         graph_task: int = torch._C._current_graph_task_id()
         if graph_task in (-1, self._graph_task):
             return graph_task
@@ -124,7 +124,7 @@ class PythonBucketHook:
 
 
 def _signature(bucket: dist.GradBucket) -> int:
-    """The hash that ``csrc/torch/ddp_hook.cpp`` computes."""
+    """The hash that ``csrc/torch/capture/ddp_hook.cpp`` computes."""
     value = 0xCBF29CE484222325
     for parameter in bucket.parameters():
         for number in (parameter.dim(), *parameter.shape):

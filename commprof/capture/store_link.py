@@ -7,6 +7,7 @@ of each step.
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from typing import Any
 
 import torch.distributed as dist
@@ -19,7 +20,7 @@ _LATER_S = 0.1
 _LOOKS = 100
 
 
-class StoreLink:
+class StoreLink(ABC):
     """One capture's part. Every method is for the training thread, none ever raises."""
 
     def __init__(self, pending: bool) -> None:
@@ -48,9 +49,9 @@ class StoreLink:
         if self._looks >= _LOOKS:
             self.pending = False  # the other rank does not record
 
+    @abstractmethod
     def agreed(self) -> bool:
-        """One try; whether everything is said. For subclasses."""
-        raise NotImplementedError
+        """One try; whether everything is said."""
 
     def _look(self) -> None:
         try:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import textwrap
 
 from commprof.analysis.collectives import CollectiveRow
 from commprof.analysis.world import WorldResult
 from commprof.report.plain_text import printable
-from commprof.report.tabulated import tabulated
+from commprof.report.tabulated import tabulated, three_digits
 
 LEGEND = """\
 Times in ms: median over calls and ranks; issued to done = queue + wait + wire, of which each has
@@ -59,20 +58,20 @@ def collectives_section(world: WorldResult, most_rows: int = 12) -> str:
 
 def _cells(row: CollectiveRow) -> tuple[str, ...]:
     times = (row.duration, row.queue, row.wait, row.wire)
-    medians = [_number(spread.median_ms) for spread in times]
+    medians = [three_digits(spread.median_ms) for spread in times]
     return (
         row.op,
         printable(_group(row)),
         printable(" ".join(filter(None, (row.dtype, row.reduce_op)))),
         _size(row),
-        _number(row.calls_per_step),
+        three_digits(row.calls_per_step),
         _phases(row),
         medians[0],
-        _number(row.duration.p95_ms),
+        three_digits(row.duration.p95_ms),
         *medians[1:],
-        _number(row.exposed_ms),
-        _number(row.algbw_gb_per_s),
-        _number(row.busbw_gb_per_s),
+        three_digits(row.exposed_ms),
+        three_digits(row.algbw_gb_per_s),
+        three_digits(row.busbw_gb_per_s),
     )
 
 
@@ -103,12 +102,3 @@ def _callers(row: CollectiveRow) -> list[str]:
     return textwrap.wrap(
         line, 100, initial_indent="  ", subsequent_indent="    ", break_long_words=False
     )
-
-
-def _number(value: float) -> str:
-    """Three significant digits, or all before the point; small ones are not rounded to 0."""
-    if math.isnan(value):
-        return "-"
-    if abs(value) >= 100:
-        return f"{value:.0f}"
-    return f"{value:.3g}" if value == 0 or abs(value) >= 0.001 else "<0.001"

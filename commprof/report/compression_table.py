@@ -7,7 +7,7 @@ import math
 from commprof.analysis.compression import CompressionRow
 from commprof.analysis.world import WorldResult
 from commprof.report.plain_text import printable
-from commprof.report.tabulated import tabulated
+from commprof.report.tabulated import tabulated, three_digits
 
 LEGEND = """\
 Times in ms, medians over calls and ranks. queue: the compressor's thread had an earlier bucket;
@@ -44,21 +44,12 @@ def _cells(row: CompressionRow) -> tuple[str, ...]:
         printable(row.scheme),
         str(row.bucket),
         f"{row.gradient_bytes / 1e6:.3g}",
-        *map(_number, times),
-        _number(row.done_ms),
-        _number(row.wire_bytes / 1e6),
+        *map(three_digits, times),
+        three_digits(row.done_ms),
+        three_digits(row.wire_bytes / 1e6),
         "-" if math.isnan(row.ratio) else f"{row.ratio:.1f}x",
-        _number(row.relative_error),
+        three_digits(row.relative_error),
         "-" if math.isnan(row.cosine) else f"{row.cosine:.4f}",
-        _number(row.residual_ratio),
+        three_digits(row.residual_ratio),
         "-" if math.isnan(row.zeroed) else f"{row.zeroed:.1%}",
     )
-
-
-def _number(value: float) -> str:
-    """Three significant digits."""
-    if math.isnan(value):
-        return "-"
-    if abs(value) >= 100:
-        return f"{value:.0f}"
-    return f"{value:.3g}" if value == 0 or abs(value) >= 0.001 else "<0.001"

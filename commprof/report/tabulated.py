@@ -1,7 +1,8 @@
-"""A table as text, no wider than it must be."""
+"""A table as text, no wider than it must be, and the numbers in it."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,3 +21,12 @@ def tabulated(
         )
     finally:
         tabulate.MIN_PADDING = padding
+
+
+def three_digits(value: float) -> str:
+    """Three significant digits, or all before the point; small ones are not rounded to 0."""
+    if math.isnan(value):
+        return "-"
+    if abs(value) >= 100:
+        return f"{value:.0f}"
+    return f"{value:.3g}" if value == 0 or abs(value) >= 0.001 else "<0.001"

@@ -13,7 +13,7 @@ from commprof.trace import schema
 
 Ints = npt.NDArray[np.int64]
 
-#: Buckets of a histogram; ``csrc/core/histogram.h`` says which values are in each.
+#: Buckets of a histogram; ``csrc/core/always_on/histogram.h`` says which values are in each.
 BUCKETS = 64 * 37
 
 

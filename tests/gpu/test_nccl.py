@@ -20,8 +20,9 @@ import pytest
 from commprof.analysis.breakdown import breakdown
 from commprof.analysis.device_timeline import on_device_timeline, timed_collectives
 from commprof.trace import columns
-from commprof.trace.reader import Trace, read_trace
+from commprof.trace.reader import Trace
 from commprof.trace.schema import Kind
+from tests.support.device_runs import run_on_device
 
 pytestmark = [pytest.mark.needs_gpu, pytest.mark.slow]
 
@@ -29,18 +30,8 @@ ROOT = Path(__file__).parents[2]
 
 
 def run(directory: Path, *arguments: str) -> tuple[Trace, dict[str, Any]]:
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.support.gpu_script", str(directory), *arguments],
-        cwd=ROOT,
-        env={**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=400,
-    )
-    assert done.returncode == 0, done.stdout
-    truth = json.loads((directory / "truth.json").read_text())
-    return read_trace(directory / "rank_0.trace"), truth
+    store = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    return run_on_device("tests.support.gpu_script", directory, *arguments, **store)
 
 
 @pytest.fixture(scope="module")

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +13,9 @@ from commprof.analysis.breakdown import breakdown
 from commprof.analysis.device_timeline import on_device_timeline
 from commprof.analysis.queueing import start_times
 from commprof.trace import columns, schema
-from commprof.trace.reader import Trace, read_trace
+from commprof.trace.reader import Trace
 from commprof.trace.schema import Kind
+from tests.support.device_runs import run_on_device
 from tests.support.device_script import MS, STEPS
 
 pytestmark = [
@@ -26,7 +23,6 @@ pytestmark = [
     pytest.mark.skipif(_native.native is None, reason="needs the native module"),
 ]
 
-ROOT = Path(__file__).parents[2]
 #: Collectives that are not captured into a graph.
 COUNT = 1 + 4 * STEPS
 #: Two floats of elapsed time and the clock's drift over some ms.
@@ -34,18 +30,7 @@ EXACT_NS = 2_000
 
 
 def run(directory: Path, **environment: str) -> tuple[Trace, dict[str, Any]]:
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.support.device_script", str(directory)],
-        cwd=ROOT,
-        env={**os.environ, **environment},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=400,
-    )
-    assert done.returncode == 0, done.stdout
-    truth = json.loads((directory / "truth.json").read_text())
-    return read_trace(directory / "rank_0.trace"), truth
+    return run_on_device("tests.support.device_script", directory, **environment)
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,135 @@
+"""What ``commprof run`` takes, and the help that teaches it."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from commprof.compressors.schemes import help_text
+from commprof.trace.schema import MODES
+
+DESCRIPTION = (
+    """\
+Trains a workload under DistributedDataParallel at several world sizes, records every
+collective in every rank, and reports throughput, scaling, and where each step went.
+
+  python -m commprof.run --nproc 8                     1, 2, 4 and 8 ranks, transformer
+  python -m commprof.run --nproc 4 --scaling strong    the global batch stays the same
+  python -m commprof.run --nproc 2 --workload timed:backward_ms=10,gradient_mb=25
+                                                       sleeps of known length: try the tool
+  python -m commprof.run --world-sizes 2 --steps 50 --json result.json
+  python -m commprof.run --nproc 4 train.py --lr 0.1   your own script, unchanged, on 4 ranks
+
+Workloads, as NAME or NAME:key=value,key=value; "/" separates values per layer:
+  transformer   vocab=2048,d_model=256,heads=4,layers=2,feedforward=512,sequence=128,
+                samples=320,learning_rate=0.0005
+  timed         layers=4,data_ms=2,forward_ms=2,backward_ms=4,gradient_mb=1,optimizer_ms=0,
+                bucket_cap_mb=0,late_rank=-1,late_ms=0,late_phase=backward,late_every=1
+
+Gradient compressors, as --hook NAME or --hook NAME:option=value,option=value:
+"""
+    + help_text()
+    + """
+  python -m commprof.run --nproc 2 --hook int8                the transformer, int8 gradients
+  python -m commprof.run --nproc 2 --hook topk:ratio=0.001 train.py      the same for a script
+Options of all but none: feedback=0|1, start_step=N, checksum=0|1; of all: measure_every=N. See
+docs/compressors.md.
+"""
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """All of them, in the order of the help text."""
+    _add_what(parser)
+    _add_where(parser)
+    parser.add_argument(
+        "-m", dest="module", action="store_true", help="SCRIPT is a module, as for python -m"
+    )
+    parser.add_argument(
+        "script", nargs="?", metavar="SCRIPT", help="a training script instead of a workload"
+    )
+    parser.add_argument(
+        "script_args",
+        nargs=argparse.REMAINDER,
+        metavar="ARGS",
+        help="the script's own arguments",
+    )
+
+
+def _add_what(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--nproc",
+        type=int,
+        metavar="N",
+        help="largest number of ranks; runs 1, 2, 4, ... up to N, a script just N "
+        "(default: usable cores)",
+    )
+    parser.add_argument(
+        "--world-sizes", metavar="A,B,...", help="exactly these world sizes instead"
+    )
+    parser.add_argument("--workload", help="see above (default: transformer)")
+    parser.add_argument("--steps", type=int, metavar="N", help="steps to train per world size")
+    parser.add_argument(
+        "--epochs",
+        type=int,
+        metavar="N",
+        help="epochs instead of steps (default: 2 epochs, but at least 12 steps)",
+    )
+    parser.add_argument(
+        "--batch-size",
+        type=int,
+        metavar="N",
+        help="samples per rank (weak scaling) or over all ranks (strong); default: the workload's",
+    )
+    parser.add_argument(
+        "--scaling",
+        choices=("weak", "strong"),
+        help="weak: the batch per rank stays; strong: the global batch stays (default: weak)",
+    )
+    parser.add_argument(
+        "--hook",
+        metavar="NAME[:OPTION=VALUE,...]",
+        help="compress DDP's gradients, see above (default: DDP's own mean all-reduce)",
+    )
+    parser.add_argument(
+        "--backend", help="gloo, nccl or mpi, where this torch has it (default: gloo)"
+    )
+    parser.add_argument(
+        "--threads",
+        type=int,
+        default=1,
+        metavar="N",
+        help="intra-op threads per rank, the same at every world size (default: 1)",
+    )
+    parser.add_argument("--seed", type=int, help="of data and weights (default: 0)")
+    parser.add_argument(
+        "--overhead-steps",
+        type=int,
+        metavar="N",
+        help="more steps, with capture off and on in turn, to measure commprof itself "
+        "(default: 8; 0 = none)",
+    )
+
+
+def _add_where(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--output",
+        type=Path,
+        metavar="DIR",
+        help="run directory, new or empty (default: commprof-runs/DATE-WORKLOAD)",
+    )
+    parser.add_argument(
+        "--mode",
+        choices=MODES,
+        help="what to keep: every record (full), histograms of bounded size (always-on), or "
+        "nothing until it is switched on (off); default: COMMPROF_MODE, or full",
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the result there as well")
+    parser.add_argument(
+        "--rdzv-endpoint",
+        metavar="HOST:PORT",
+        help="where the ranks meet (default: a free port of localhost)",
+    )
+    parser.add_argument(
+        "--stacks", action="store_true", help="record which line issued each collective as well"
+    )
