@@ -6,15 +6,9 @@ namespace commprof::kernels::COMMPROF_SIMD_LEVEL {
 namespace {
 
 // binary16 of value * scale. The inverse of a power of two is exact.
-struct Half {
+struct Half : HalfBits {
   explicit Half(float scale) : scale_(set1(scale)), inverse_(set1(1 / scale)) {}
 
-  static F32 read(const uint16_t* in) {
-    return loadHalf(in);
-  }
-  static void write(uint16_t* out, F32 v) {
-    storeHalf(out, v);
-  }
   void encode(uint16_t* out, F32 v) const {
     write(out, mul(v, scale_));
   }
@@ -26,19 +20,7 @@ struct Half {
   F32 scale_, inverse_;
 };
 
-struct Bfloat16 {
-  static F32 read(const uint16_t* in) {
-    return asFloat(shiftLeft<16>(loadUint16(in)));
-  }
-  // To nearest even, by carry from the lower half. The carry would turn some
-  // NaNs into zeros, so a NaN is cut off instead, with its quiet bit set.
-  static void write(uint16_t* out, F32 v) {
-    const I32 bits = asInt(v);
-    const I32 odd = bitAnd(shiftRight<16>(bits), set1(1));
-    const I32 nearest = add(bits, add(odd, set1(0x7fff)));
-    const I32 quiet = bitOr(bits, set1(0x400000));
-    storeUpper16(out, select(nans(v), quiet, nearest));
-  }
+struct Bfloat16 : Bfloat16Bits {
   void encode(uint16_t* out, F32 v) const {
     write(out, v);
   }

@@ -4,7 +4,6 @@
 #include <type_traits>
 
 #include "kernels/combine_table.h"
-#include "kernels/simd/half.h"
 #include "kernels/simd/vec.h"
 
 namespace commprof::kernels::COMMPROF_SIMD_LEVEL {
@@ -43,8 +42,8 @@ template <class T, class Arithmetic>
 struct Plain {
   using Stored = T;
   using Held = Arithmetic;
-  static void load(const T* in, Held* out, size_t n) {
-    std::memcpy(out, in, n * sizeof(T));
+  static const Held* load(const T* in, Held*, size_t) {
+    return reinterpret_cast<const Held*>(in); // signed and unsigned may alias
   }
   static void store(const Held* in, T* out, size_t n) {
     std::memcpy(out, in, n * sizeof(T));
@@ -58,25 +57,35 @@ struct Plain {
   }
 };
 
-struct Half {
+// 16-bit formats are held as fp32.
+template <class Bits>
+struct Narrow {
   using Stored = uint16_t;
   using Held = float;
-  static void load(const uint16_t* in, float* out, size_t n) {
+  static const float* load(const uint16_t* in, float* out, size_t n) {
     size_t i = 0;
     for (; i + 16 <= n; i += 16) {
-      COMMPROF_SIMD_LEVEL::store(out + i, loadHalf(in + i));
+      COMMPROF_SIMD_LEVEL::store(out + i, Bits::read(in + i));
     }
-    for (; i < n; ++i) {
-      out[i] = floatFromHalf(in[i]);
+    if (i < n) {
+      Padded<uint16_t, 16> last;
+      last.copyFrom(in + i, n - i);
+      // kBlock is a multiple of 16: there is room behind the last values.
+      COMMPROF_SIMD_LEVEL::store(out + i, Bits::read(last.values));
     }
+    return out;
   }
   static void store(const float* in, uint16_t* out, size_t n) {
     size_t i = 0;
     for (; i + 16 <= n; i += 16) {
-      storeHalf(out + i, COMMPROF_SIMD_LEVEL::load(in + i));
+      Bits::write(out + i, COMMPROF_SIMD_LEVEL::load(in + i));
     }
-    for (; i < n; ++i) {
-      out[i] = halfFromFloat(in[i]);
+    if (i < n) {
+      Padded<float, 16> last;
+      Padded<uint16_t, 16> rounded;
+      last.copyFrom(in + i, n - i);
+      Bits::write(rounded.values, COMMPROF_SIMD_LEVEL::load(last.values));
+      rounded.copyTo(out + i, n - i);
     }
   }
   static float mean(float sum, int count) {
@@ -84,45 +93,25 @@ struct Half {
   }
 };
 
-struct Bfloat16 {
-  using Stored = uint16_t;
-  using Held = float;
-  static void load(const uint16_t* in, float* out, size_t n) {
-    for (size_t i = 0; i < n; ++i) {
-      const uint32_t bits = uint32_t(in[i]) << 16;
-      std::memcpy(out + i, &bits, sizeof bits);
-    }
-  }
-  static void store(const float* in, uint16_t* out, size_t n) {
-    for (size_t i = 0; i < n; ++i) {
-      uint32_t bits;
-      std::memcpy(&bits, in + i, sizeof bits);
-      const uint32_t rounded = bits + 0x7fffu + (bits >> 16 & 1u);
-      const bool nan = (bits & 0x7fffffffu) > 0x7f800000u;
-      out[i] = uint16_t(nan ? (bits >> 16 | 0x40u) : (rounded >> 16));
-    }
-  }
-  static float mean(float sum, int count) {
-    return sum * (1.0f / float(count));
-  }
-};
-
+// A block of all arrays after the other, so that the sum stays in the first
+// cache.
 template <class Type, class Op>
 void run(const std::byte* const* in, int count, std::byte* out, size_t n) {
   using Stored = typename Type::Stored;
   using Held = typename Type::Held;
   Held sum[kBlock];
-  Held next[kBlock];
+  Held space[kBlock];
   for (size_t begin = 0; begin < n; begin += kBlock) {
     const size_t m = n - begin < kBlock ? n - begin : kBlock;
-    const auto at = [begin, in](int w) {
-      return reinterpret_cast<const Stored*>(in[w]) + begin;
+    const auto load = [&](int w) {
+      const auto* values = reinterpret_cast<const Stored*>(in[w]) + begin;
+      return Type::load(values, space, m);
     };
-    Type::load(at(0), sum, m);
+    std::memcpy(sum, load(0), m * sizeof(Held));
     for (int w = 1; w < count; ++w) {
-      Type::load(at(w), next, m);
+      const Held* values = load(w);
       for (size_t i = 0; i < m; ++i) {
-        sum[i] = Op::apply(sum[i], next[i]);
+        sum[i] = Op::apply(sum[i], values[i]);
       }
     }
     if constexpr (Op::kMean) {
@@ -151,8 +140,8 @@ using F64Type = Plain<double, double>;
 const CombineTable combineTable = {{
     COMMPROF_ALL(F32Type),
     COMMPROF_ALL(F64Type),
-    COMMPROF_ALL(Half),
-    COMMPROF_ALL(Bfloat16),
+    COMMPROF_ALL(Narrow<HalfBits>),
+    COMMPROF_ALL(Narrow<Bfloat16Bits>),
     COMMPROF_INTEGER(int32_t, uint32_t),
     COMMPROF_INTEGER(int64_t, uint64_t),
 }};

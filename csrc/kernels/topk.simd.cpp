@@ -41,20 +41,19 @@ size_t collectTail(
     int32_t above,
     Pairs out,
     size_t held) {
-  const size_t bytes = (end - begin) * sizeof(float);
-  float from_x[kLanes] = {}, from_residual[kLanes] = {};
+  Padded<float, kLanes> from_x, from_residual;
   if (kSource != Source::kResidual) {
-    std::memcpy(from_x, x + begin, bytes);
+    from_x.copyFrom(x + begin, end - begin);
   }
   if (kSource != Source::kX) {
-    std::memcpy(from_residual, residual + begin, bytes);
+    from_residual.copyFrom(residual + begin, end - begin);
   }
-  const F32 v = loadSource<kSource>(from_x, from_residual, 0);
+  const F32 v = loadSource<kSource>(from_x.values, from_residual.values, 0);
   const Mask taken = greater(keysOf(v), set1(above));
   const uint32_t bits = toBits(taken) & ((1u << (end - begin)) - 1);
   if (kSource != Source::kX) {
-    store(from_residual, zeroWhere(taken, v));
-    std::memcpy(residual + begin, from_residual, bytes);
+    store(from_residual.values, zeroWhere(taken, v));
+    from_residual.copyTo(residual + begin, end - begin);
   }
   append(out, held, v, begin, bits);
   return held + size_t(__builtin_popcount(bits));

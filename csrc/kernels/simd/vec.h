@@ -19,6 +19,7 @@
 //   storeInt8: saturating; storeUint16: the low 16 bits;
 //     storeUpper16: the high ones; loadInt8, loadUint16
 //   storeHalf, loadHalf: binary16, to nearest even (half.h)
+//   HalfBits, Bfloat16Bits: read and write of the 16-bit formats
 //   F64: eight lanes; lowHalf(F32), highHalf(F32) widen; add, sub, mul,
 //     sumLanes: 8 -> 4 -> 2 -> 1
 #pragma once
@@ -39,3 +40,4 @@
 #endif
 
 #include "kernels/simd/partial.h"
+#include "kernels/simd/sixteen_bits.h"
