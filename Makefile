@@ -67,12 +67,12 @@ $(DEPS):
 	Python 3.10 or newer, $(PY) is %d.%d: try make PY=python3.11" % v[:2])'
 	@echo "[1/4] virtual environment: $(VENV)"
 	@$(PY) -m venv $(VENV)
-	@echo "[2/4] $(TORCH) and build tools: the longest stage, about 1 GB on disk"
+	@echo "[2/4] $(TORCH) and build tools: about 1 GB on disk"
 	@$(INSTALL) '$(TORCH)' 'setuptools>=77' 'cmake>=3.24' ninja
 	@rm -f $(VENV)/.deps-* && touch $@
 
 $(BUILT): $(DEPS) $(NATIVE)
-	@echo "[3/4] C++ module for this torch: about half a minute the first time"
+	@echo "[3/4] C++ module for this torch: two to three minutes on two cores the first time"
 	@$(INSTALL) --no-build-isolation -e .
 	@touch $@
 

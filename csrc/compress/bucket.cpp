@@ -4,21 +4,20 @@
 #include <sstream>
 #include <stdexcept>
 
+#include "core/fnv1a.h"
+
 namespace commprof::compress {
 
 uint64_t signatureOf(std::span<const Slot> slots) {
-  uint64_t hash = 0xcbf29ce484222325ull;
-  const auto add = [&hash](uint64_t x) {
-    hash = (hash ^ x) * 0x100000001b3ull;
-  };
+  Fnv1a hash;
   for (const Slot& slot : slots) {
-    add(slot.parameter);
-    add(slot.offset);
-    add(slot.numel);
-    add(slot.rows);
-    add(slot.cols);
+    hash.add(slot.parameter);
+    hash.add(slot.offset);
+    hash.add(slot.numel);
+    hash.add(slot.rows);
+    hash.add(slot.cols);
   }
-  return hash;
+  return hash.value();
 }
 
 void checkBucket(const Bucket& bucket) {

@@ -10,6 +10,7 @@
 #include "compress/sign_scheme.h"
 #include "compress/top_k.h"
 #include "compress/two_phase.h"
+#include "core/fnv1a.h"
 
 namespace commprof::compress {
 
@@ -85,18 +86,14 @@ void checkNames(const Options& options, const std::vector<OptionSpec>& specs) {
 
 // Folds FNV-1a of all values to 16 bits.
 uint16_t hashOf(const std::vector<double>& values, uint64_t seed) {
-  uint64_t hash = 0xcbf29ce484222325ull;
-  const auto add = [&hash](uint64_t x) {
-    for (int shift = 0; shift < 64; shift += 8) {
-      hash = (hash ^ ((x >> shift) & 0xff)) * 0x100000001b3ull;
-    }
-  };
+  Fnv1a fnv;
   for (const double value : values) {
     uint64_t bits;
     std::memcpy(&bits, &value, sizeof(bits));
-    add(bits);
+    fnv.add(bits);
   }
-  add(seed);
+  fnv.add(seed);
+  const uint64_t hash = fnv.value();
   return uint16_t(hash ^ (hash >> 16) ^ (hash >> 32) ^ (hash >> 48));
 }
 

@@ -11,7 +11,7 @@
 #include <system_error>
 
 #include "core/clock.h"
-#include "core/device_timeline.h"
+#include "core/device/device_timeline.h"
 
 namespace commprof {
 

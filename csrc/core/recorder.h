@@ -19,11 +19,11 @@
 #include <thread>
 #include <vector>
 
-#include "core/arrival_exchange.h"
+#include "core/always_on/arrival_exchange.h"
+#include "core/always_on/summary.h"
 #include "core/mode.h"
 #include "core/mode_switch.h"
 #include "core/ring_pool.h"
-#include "core/summary.h"
 #include "core/trace_writer.h"
 
 namespace commprof {

@@ -9,17 +9,17 @@
 #include <torch/csrc/distributed/c10d/Types.hpp>
 #include <torch/csrc/distributed/c10d/reducer.hpp>
 
-#include "core/arrival_board.h"
+#include "core/always_on/arrival_board.h"
 #include "core/clock.h"
-#include "core/clock_sync.h"
+#include "core/clock/clock_sync.h"
 #include "core/phase_marker.h"
 #include "core/recorder.h"
-#include "torch/compression_bindings.h"
-#include "torch/ddp_hook.h"
-#include "torch/device_events.h"
-#include "torch/observer.h"
-#include "torch/shm_bindings.h"
-#include "torch/stacks.h"
+#include "torch/capture/ddp_hook.h"
+#include "torch/capture/observer.h"
+#include "torch/capture/stacks.h"
+#include "torch/compress/compression_bindings.h"
+#include "torch/device/device_events.h"
+#include "torch/shm/shm_bindings.h"
 
 namespace py = pybind11;
 using namespace commprof;

@@ -1,5 +1,5 @@
 // The summary: what it makes of records, and that its size has a bound.
-#include "core/summary.h"
+#include "core/always_on/summary.h"
 
 #include <algorithm>
 #include <random>

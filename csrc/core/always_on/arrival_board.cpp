@@ -1,0 +1,176 @@
+#include "core/always_on/arrival_board.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <new>
+#include <stdexcept>
+#include <system_error>
+
+namespace commprof {
+
+namespace {
+
+using Word = std::atomic<uint64_t>;
+static_assert(Word::is_always_lock_free && sizeof(Word) == 8);
+
+// A cell: which round of the slots it is of, counted from 1, above the time.
+constexpr uint32_t kTimeBits = 45;
+constexpr uint64_t kTimeMask = (uint64_t(1) << kTimeBits) - 1;
+constexpr uint64_t kNoRoom = 1; // no place begins there
+
+uint64_t roundOf(uint32_t seq) noexcept {
+  return uint64_t(seq / ArrivalBoard::kSlots) + 1;
+}
+
+} // namespace
+
+struct ArrivalBoard::Header {
+  Word token; // written last
+  Word used_bytes;
+  struct Place {
+    Word key; // 0: free
+    Word size; // ranks
+    Word offset; // 0 until it has one, kNoRoom if it gets none
+  };
+  Place places[kMaxGroups];
+};
+
+namespace {
+
+void* mapShared(int fd) noexcept {
+  const int access = PROT_READ | PROT_WRITE;
+  return mmap(nullptr, ArrivalBoard::kBytes, access, MAP_SHARED, fd, 0);
+}
+
+[[noreturn]] void fail(int fd, const std::string& what) {
+  const int error = errno;
+  if (fd >= 0) {
+    close(fd);
+  }
+  throw std::system_error(error, std::generic_category(), what);
+}
+
+} // namespace
+
+ArrivalBoard::ArrivalBoard(int fd, void* memory) noexcept
+    : fd_(fd), header_(static_cast<Header*>(memory)) {}
+
+ArrivalBoard::~ArrivalBoard() {
+  munmap(header_, kBytes);
+  close(fd_);
+}
+
+std::unique_ptr<ArrivalBoard> ArrivalBoard::create(uint64_t token) {
+  const int fd = memfd_create("commprof-arrivals", MFD_CLOEXEC);
+  if (fd < 0 || ftruncate(fd, off_t(kBytes)) != 0) {
+    fail(fd, "memory for arrivals");
+  }
+  void* memory = mapShared(fd);
+  if (memory == MAP_FAILED) {
+    fail(fd, "memory for arrivals");
+  }
+  auto* header = new (memory) Header{};
+  header->used_bytes.store((sizeof(Header) + 63) / 64 * 64);
+  header->token.store(token, std::memory_order_release);
+  return std::unique_ptr<ArrivalBoard>(new ArrivalBoard(fd, memory));
+}
+
+std::unique_ptr<ArrivalBoard> ArrivalBoard::open(
+    const std::string& path,
+    uint64_t token) {
+  const int fd = ::open(path.c_str(), O_RDWR | O_CLOEXEC | O_NONBLOCK);
+  struct stat found{};
+  if (fd < 0 || fstat(fd, &found) != 0) {
+    fail(fd, path);
+  }
+  // Another process may have got the number: look before reading.
+  if (!S_ISREG(found.st_mode) || found.st_size != off_t(kBytes)) {
+    close(fd);
+    throw std::invalid_argument(path + " holds no arrivals");
+  }
+  void* memory = mapShared(fd);
+  if (memory == MAP_FAILED) {
+    fail(fd, path);
+  }
+  std::unique_ptr<ArrivalBoard> board(new ArrivalBoard(fd, memory));
+  if (board->header_->token.load(std::memory_order_acquire) != token) {
+    throw std::invalid_argument(path + " holds the arrivals of another job");
+  }
+  return board;
+}
+
+bool ArrivalBoard::join(const Member& member, Group& group) noexcept {
+  const uint64_t bytes = (uint64_t(kSlots) + 1) * member.size * sizeof(Word);
+  for (uint32_t step = 0; step < kMaxGroups; ++step) {
+    Header::Place& place = header_->places[(member.key + step) % kMaxGroups];
+    uint64_t key = 0;
+    if (place.key.compare_exchange_strong(key, member.key)) {
+      const uint64_t begin = header_->used_bytes.fetch_add(bytes);
+      place.size.store(member.size);
+      place.offset.store(begin + bytes <= kBytes ? begin : kNoRoom);
+    } else if (key != member.key) {
+      continue;
+    }
+    const uint64_t offset = place.offset.load();
+    if (offset == kNoRoom) {
+      return false;
+    }
+    if (offset == 0) {
+      return true;
+    }
+    if (place.size.load() != member.size || member.rank >= member.size) {
+      return false;
+    }
+    group.rank_ = member.rank;
+    group.size_ = member.size;
+    group.ranks_ =
+        reinterpret_cast<Word*>(reinterpret_cast<char*>(header_) + offset);
+    group.cells_ = group.ranks_ + member.size;
+    group.ranks_[member.rank].store(uint64_t(member.global_rank) + 1);
+    return true;
+  }
+  return false;
+}
+
+void ArrivalBoard::Group::post(uint32_t seq, uint64_t issue_ns) noexcept {
+  const uint64_t cell = roundOf(seq) << kTimeBits | (issue_ns & kTimeMask);
+  cells_[uint64_t(seq % kSlots) * size_ + rank_].store(
+      cell, std::memory_order_release);
+}
+
+ArrivalBoard::State ArrivalBoard::Group::last(
+    uint32_t seq,
+    uint64_t near_ns,
+    Last& found) const noexcept {
+  const Word* cells = cells_ + uint64_t(seq % kSlots) * size_;
+  const uint64_t round = roundOf(seq);
+  int64_t latest_ns = INT64_MIN; // after near_ns
+  uint32_t latest_rank = 0;
+  bool missing = false;
+  for (uint32_t rank = 0; rank < size_; ++rank) {
+    const uint64_t cell = cells[rank].load(std::memory_order_acquire);
+    if (cell >> kTimeBits > round) {
+      return State::kLost;
+    }
+    missing = missing || cell >> kTimeBits < round;
+    // Shifted to the top and back, the difference gets its sign.
+    const int64_t after_ns =
+        int64_t((cell - near_ns) << (64 - kTimeBits)) >> (64 - kTimeBits);
+    if (after_ns > latest_ns) {
+      latest_ns = after_ns;
+      latest_rank = rank;
+    }
+  }
+  if (missing) {
+    return State::kMissing;
+  }
+  found.at_ns = near_ns + uint64_t(latest_ns);
+  found.rank = uint32_t(ranks_[latest_rank].load() - 1);
+  return State::kKnown;
+}
+
+} // namespace commprof

@@ -1,0 +1,87 @@
+#include "torch/capture/completion.h"
+
+#include <torch/csrc/distributed/c10d/Work.hpp>
+
+#include "core/clock.h"
+#include "core/recorder.h"
+#include "torch/capture/timed_work.h"
+#include "torch/device/device_events.h"
+
+namespace commprof {
+
+void recordEnd(uint64_t op_id, Op op, bool failed) {
+  Recorder& recorder = Recorder::instance();
+  if (!recorder.started()) { // paused: what was issued before still ends
+    return;
+  }
+  Record record;
+  record.kind = Kind::kEnd;
+  record.op = op;
+  record.op_id = op_id;
+  record.thread = Recorder::threadId();
+  record.flags = failed ? kFailed : 0;
+  record.timestamp_ns = nowNs();
+  recorder.push(record);
+}
+
+namespace {
+
+// Records when the Work is complete. Throws for a backend without futures.
+void watchCompletion(
+    c10d::Work& work,
+    const Record& issue,
+    DeviceTimeline* timeline) {
+  const uint64_t op_id = issue.op_id;
+  const Op op = issue.op;
+  if ((issue.flags & kDeviceAsync) == 0) {
+    // Point-to-point work of gloo has no future: its end is its wait's end.
+    if (!isPointToPoint(op)) {
+      work.getFuture()->addCallback(
+          [op_id, op](c10::ivalue::Future& future) {
+            recordEnd(op_id, op, future.hasError());
+          },
+          /*uses_future=*/false);
+    }
+    return;
+  }
+  // A future with devices is complete when the operation has been launched; one
+  // without them (gloo's) when it is done, unless it is complete at once.
+  const auto future = work.getFuture();
+  if (future->devices().empty() && future->completed()) {
+    return;
+  }
+  future->addCallback(
+      [issued = IssuedOp{op_id, issue.group, issue.aux, op},
+       timeline](c10::ivalue::Future& future) {
+        if (future.devices().empty() || future.hasError()) {
+          recordEnd(issued.op_id, issued.op, future.hasError());
+        } else if (timeline != nullptr) {
+          markCompletion(*timeline, issued, future);
+        }
+      },
+      /*uses_future=*/false);
+}
+
+} // namespace
+
+void watch(c10::IValue& result, const Record& issue, DeviceTimeline* timeline) {
+  auto& holder =
+      result.toObjectRef(); // fresh from the kernel, shared by nobody
+  auto work = c10::static_intrusive_pointer_cast<c10d::Work>(
+      holder.getSlot(0).toCapsule());
+  if (!work) {
+    return;
+  }
+  try {
+    watchCompletion(*work, issue, timeline);
+  } catch (const std::exception&) {
+    // A backend without futures: the trace then has no end for this operation.
+  }
+  holder.setSlot(
+      0,
+      c10::IValue::make_capsule(
+          c10::make_intrusive<TimedWork>(
+              std::move(work), issue.op_id, issue.op, timeline)));
+}
+
+} // namespace commprof

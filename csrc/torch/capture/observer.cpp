@@ -1,0 +1,273 @@
+#include "torch/capture/observer.h"
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <torch/library.h>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <torch/csrc/distributed/c10d/Types.hpp>
+
+#include <mutex>
+
+#include "core/clock.h"
+#include "core/recorder.h"
+#include "torch/capture/completion.h"
+#include "torch/capture/finalize.h"
+#include "torch/capture/op_plan.h"
+#include "torch/capture/process_groups.h"
+#include "torch/capture/stacks.h"
+#include "torch/device/device_events.h"
+
+namespace commprof {
+
+namespace {
+
+constexpr c10::DispatchKey kKeys[] = {
+    c10::DispatchKey::CPU,
+    c10::DispatchKey::CUDA,
+    c10::DispatchKey::PrivateUse1,
+    c10::DispatchKey::SparseCPU,
+    c10::DispatchKey::SparseCUDA};
+
+// The object behind a custom-class argument. The schema says what it is, so the
+// checks and the reference counting of IValue::toCustomClass are spared; the
+// IValue keeps it alive.
+template <class T>
+T& customClass(const c10::IValue& value) {
+  return static_cast<T&>(*value.toObjectRef().getSlot(0).toCapsule());
+}
+
+// What one call does, as its arguments tell.
+struct Call {
+  Record record;
+  c10::Device device = c10::Device(c10::DeviceType::CPU);
+};
+
+void addBytes(const at::Tensor& tensor, uint64_t& bytes, Call& call) {
+  if (!tensor.defined()) {
+    return;
+  }
+  if (tensor.is_sparse()) {
+    bytes += tensor._indices().nbytes() + tensor._values().nbytes();
+  } else {
+    bytes += uint64_t(tensor.numel()) * uint64_t(tensor.element_size());
+  }
+  call.record.dtype = uint8_t(tensor.scalar_type());
+  if (!tensor.is_cpu()) {
+    call.device = tensor.device();
+  }
+}
+
+void addBytes(const c10::IValue& value, uint64_t& bytes, Call& call) {
+  if (value.isTensor()) {
+    addBytes(value.toTensor(), bytes, call);
+  } else if (value.isList()) { // of tensors, or of lists of tensors
+    for (const c10::IValue& element : value.toListRef()) {
+      addBytes(element, bytes, call);
+    }
+  }
+}
+
+// The kernel in front of one operator at one dispatch key.
+class Interposer final : public c10::OperatorKernel {
+ public:
+  Interposer(
+      OpPlan plan,
+      c10::DispatchKey key,
+      c10::SafeKernelFunction original)
+      : plan_(std::move(plan)),
+        device_type_(c10::dispatchKeyToDeviceType(key)),
+        original_(std::move(original)) {}
+
+  void operator()(
+      const c10::OperatorHandle& op,
+      c10::DispatchKeySet keys,
+      torch::jit::Stack* stack) {
+    const size_t base = stack->size() - op.schema().arguments().size();
+    GroupInfo& info = groupInfo(
+        customClass<c10d::ProcessGroup>((*stack)[base + plan_.group]));
+    // Counted with capture off as well: ranks must agree on the numbers.
+    const uint32_t seq = isPointToPoint(plan_.op)
+        ? info.nextMessage(plan_.op, peer(*stack, base))
+        : info.next_seq.fetch_add(1, std::memory_order_relaxed);
+    Recorder& recorder = Recorder::instance();
+    if (!recorder.enabled()) {
+      original_.callBoxed(op, keys, stack);
+      return;
+    }
+    const Call call = describe(*stack, base);
+    Record issue = call.record;
+    issue.op_id = recorder.nextOpId();
+    issue.group = info.id;
+    issue.seq = seq;
+    issue.value = uint64_t(bracketFinalize() + 1);
+    issue.timestamp_ns = nowNs();
+    recorder.push(issue);
+    if (stacksEnabled()) {
+      recordStack(issue);
+    }
+    if (device_type_ != c10::DeviceType::CPU) {
+      callOnDevice(call.device, issue, op, keys, stack);
+      return;
+    }
+    try {
+      original_.callBoxed(op, keys, stack);
+    } catch (...) { // refused by the backend
+      recordEnd(issue.op_id, issue.op, true);
+      throw;
+    }
+    if (op.schema().returns().empty()) {
+      recordBlockingCall(issue); // e.g. monitored_barrier
+    } else {
+      watch(stack->back(), issue, nullptr);
+    }
+  }
+
+ private:
+  // The call between marks on the stream that it is made from.
+  void callOnDevice(
+      c10::Device device,
+      const Record& issue,
+      const c10::OperatorHandle& op,
+      c10::DispatchKeySet keys,
+      torch::jit::Stack* stack) {
+    const size_t base = stack->size() - op.schema().arguments().size();
+    const bool in_stream =
+        plan_.async_op >= 0 && !(*stack)[base + plan_.async_op].toBool();
+    DeviceTimeline* timeline =
+        deviceTimeline(device.is_cpu() ? currentDevice(device_type_) : device);
+    auto begin = DeviceTimeline::kNoMark;
+    if (timeline != nullptr) {
+      begin = beginIssue(*timeline);
+    }
+    try {
+      original_.callBoxed(op, keys, stack);
+    } catch (...) {
+      if (timeline != nullptr) {
+        timeline->forget(begin);
+      }
+      recordEnd(issue.op_id, issue.op, true);
+      throw;
+    }
+    if (timeline != nullptr) {
+      endIssue(*timeline, issue, begin, in_stream);
+    }
+    if (op.schema().returns().empty()) {
+      recordBlockingCall(issue);
+    } else {
+      watch(stack->back(), issue, timeline);
+    }
+  }
+
+  Call describe(const torch::jit::Stack& stack, size_t base) const {
+    Call call;
+    Record& record = call.record;
+    record.kind = Kind::kIssue;
+    record.op = plan_.op;
+    record.thread = Recorder::threadId();
+    for (const OpPlan::Buffers& buffers : plan_.buffers) {
+      uint64_t bytes = 0;
+      addBytes(stack[base + buffers.argument], bytes, call);
+      record.bytes_in += buffers.is_input ? bytes : 0;
+      record.bytes_out += buffers.is_output ? bytes : 0;
+    }
+    if (plan_.reduce_op >= 0) {
+      record.reduce_op = uint8_t(
+          customClass<c10d::ReduceOp>(stack[base + plan_.reduce_op]).op_);
+    }
+    record.aux = uint32_t(peer(stack, base));
+    record.flags =
+        device_type_ == c10::DeviceType::CPU ? 0 : uint32_t{kDeviceAsync};
+    return call;
+  }
+
+  int64_t peer(const torch::jit::Stack& stack, size_t base) const {
+    return plan_.peer < 0 ? 0 : stack[base + plan_.peer].toInt();
+  }
+
+  static void recordBlockingCall(const Record& issue) {
+    recordEnd(issue.op_id, issue.op, false);
+    Record wait;
+    wait.kind = Kind::kWait;
+    wait.op = issue.op;
+    wait.op_id = issue.op_id;
+    wait.thread = issue.thread;
+    wait.timestamp_ns = issue.timestamp_ns;
+    wait.value = nowNs();
+    Recorder::instance().push(wait);
+  }
+
+  const OpPlan plan_;
+  const c10::DeviceType device_type_;
+  const c10::SafeKernelFunction original_;
+};
+
+struct Installed {
+  std::mutex mutex;
+  // Never destroyed at exit: taking kernels out while gloo's threads still run
+  // would race with them.
+  std::vector<std::unique_ptr<torch::Library>> libraries;
+  std::vector<std::string> operators;
+};
+
+Installed& installed() {
+  static Installed* i = new Installed();
+  return *i;
+}
+
+// The dispatcher warns on every kernel that replaces another.
+struct SilentWarnings : c10::WarningHandler {
+  void process(const c10::Warning&) override {}
+};
+
+void interpose(c10::DispatchKey key, Installed& state) {
+  auto library = std::make_unique<torch::Library>(
+      torch::Library::IMPL, "c10d", key, __FILE__, __LINE__);
+  auto& dispatcher = c10::Dispatcher::singleton();
+  for (const c10::OperatorName& name : dispatcher.getAllOpNames()) {
+    if (name.name.rfind("c10d::", 0) != 0) {
+      continue;
+    }
+    const auto op = dispatcher.findSchema(name);
+    if (!op || !op->hasKernelForDispatchKey(key)) {
+      continue;
+    }
+    auto plan = OpPlan::make(op->schema());
+    if (!plan) {
+      continue;
+    }
+    library->impl(
+        name.name.substr(6).c_str(),
+        torch::CppFunction::makeFromBoxedFunctor(
+            std::make_unique<Interposer>(
+                std::move(*plan),
+                key,
+                op->getComputedKernelForDispatchKey(key))));
+    if (key == c10::DispatchKey::CPU) {
+      state.operators.push_back(name.name);
+    }
+  }
+  state.libraries.push_back(std::move(library));
+}
+
+} // namespace
+
+std::vector<std::string> installObserver() {
+  Installed& state = installed();
+  std::lock_guard<std::mutex> lock(state.mutex);
+  if (state.libraries.empty()) {
+    static SilentWarnings silent;
+    const c10::WarningUtils::WarningHandlerGuard guard(&silent);
+    for (const c10::DispatchKey key : kKeys) {
+      interpose(key, state);
+    }
+  }
+  return state.operators;
+}
+
+void uninstallObserver() {
+  Installed& state = installed();
+  std::lock_guard<std::mutex> lock(state.mutex);
+  state.libraries.clear();
+  state.operators.clear();
+}
+
+} // namespace commprof

@@ -1,0 +1,14 @@
+// Parts of the Python bindings with files of their own.
+#pragma once
+
+#include <torch/csrc/utils/pybind.h>
+
+#include "torch/compress/compressing_hook.h"
+
+namespace commprof {
+
+void bindCompression(pybind11::module_& m); // compressors as hooks
+void bindKernels(pybind11::module_& m); // kernels on tensors, of all files
+void bindBlockKernels(pybind11::module_& m); // of these those with blocks
+
+} // namespace commprof

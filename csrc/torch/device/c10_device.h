@@ -1,0 +1,83 @@
+// One device through c10's generic interface: what core/device_timeline.h
+// needs.
+#pragma once
+
+#include <c10/core/Event.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <memory>
+
+#include "core/device/device_timeline.h"
+
+namespace commprof {
+
+// CUDA's streams come out of a pool for each priority, in turn; the program's
+// and NCCL's out of the first two or the last.
+inline constexpr int kUnusualPriority = -2;
+
+// Older torch cannot say whether a stream is captured into a graph. To mark one
+// that is would break the capture, so there are no device events then.
+template <class Guard>
+inline constexpr bool kTellsCapture =
+    requires(const Guard& guard, c10::Stream s) { guard.isStreamCapturing(s); };
+template <class Guard>
+bool isCapturing(const Guard& guard, c10::Stream stream) {
+  if constexpr (kTellsCapture<Guard>) {
+    return guard.isStreamCapturing(stream);
+  }
+  return true;
+}
+
+class C10Device final : public Device {
+ public:
+  explicit C10Device(c10::Device device)
+      : guard_(device.type()), device_(device) {}
+
+  int64_t currentStream() const override {
+    return guard_.getStream(device_).id();
+  }
+  int64_t newStream() override {
+    try {
+      return guard_.getNewStream(device_, kUnusualPriority).id();
+    } catch (const c10::Error&) { // a backend without priorities
+      return guard_.getNewStream(device_).id();
+    }
+  }
+  bool capturing(int64_t stream) const override {
+    return isCapturing(guard_, c10Stream(stream));
+  }
+  std::unique_ptr<Event> newEvent() override {
+    return std::make_unique<Timed>(device_.type());
+  }
+  void record(Event& event, int64_t stream) override {
+    of(event).record(c10Stream(stream));
+  }
+  bool done(const Event& event) const override {
+    return of(event).query();
+  }
+  double elapsedNs(const Event& from, const Event& to) const override {
+    return of(from).elapsedTime(of(to)) * 1e6;
+  }
+  c10::Stream c10Stream(int64_t id) const {
+    return c10::Stream(c10::Stream::UNSAFE, device_, id);
+  }
+
+ private:
+  // With timing, which this flag means; the default one has none.
+  struct Timed final : Event {
+    c10::Event event;
+    explicit Timed(c10::DeviceType type)
+        : event(type, c10::EventFlag::BACKEND_DEFAULT) {}
+  };
+  static c10::Event& of(Event& event) {
+    return static_cast<Timed&>(event).event;
+  }
+  static const c10::Event& of(const Event& event) {
+    return static_cast<const Timed&>(event).event;
+  }
+
+  const c10::impl::VirtualGuardImpl guard_;
+  const c10::Device device_;
+};
+
+} // namespace commprof
