@@ -22,7 +22,7 @@ DOORS = {"__init__", "__main__", "run", "wrap"}
 MAY_IMPORT = {
     "foundation": set(),
     "trace": {"foundation"},
-    "compressors": {"foundation"},
+    "compressors": {"foundation", "backend"},
     "capture": {"foundation", "trace", "compressors"},
     "boot": {"foundation", "capture"},
     "analysis": {"foundation", "trace"},
@@ -30,7 +30,7 @@ MAY_IMPORT = {
     "predict": {"foundation"},
     "workloads": {"foundation"},
     "report": {"foundation", "analysis"},
-    "launch": {"foundation", "trace", "capture", "compressors", "workloads"},
+    "launch": {"foundation", "trace", "capture", "compressors", "workloads", "backend"},
     "commands": {
         *("foundation", "trace", "capture", "boot", "compressors"),
         *("analysis", "workloads", "report", "launch"),

@@ -32,8 +32,8 @@ Gradient compressors, as --hook NAME or --hook NAME:option=value,option=value:
     + """
   python -m commprof.run --nproc 2 --hook int8                the transformer, int8 gradients
   python -m commprof.run --nproc 2 --hook topk:ratio=0.001 train.py      the same for a script
-Options of all but none: feedback=0|1, start_step=N, checksum=0|1; of all: measure_every=N. See
-docs/compressors.md.
+Options of those that compress: feedback=0|1, start_step=N, checksum=0|1, hierarchical=0|1; of all:
+measure_every=N. See docs/compressors.md.
 """
 )
 
@@ -92,7 +92,9 @@ def _add_what(parser: argparse.ArgumentParser) -> None:
         help="compress DDP's gradients, see above (default: DDP's own mean all-reduce)",
     )
     parser.add_argument(
-        "--backend", help="gloo, nccl or mpi, where this torch has it (default: gloo)"
+        "--backend",
+        help="gloo, nccl or mpi, where this torch has it, or commprof: gloo, with shared memory "
+        "between ranks of one host (default: gloo)",
     )
     parser.add_argument(
         "--threads",
