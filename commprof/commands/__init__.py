@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import NoReturn, Protocol
 
 from commprof.commands.env import EnvCommand
+from commprof.commands.launch_files import LaunchFilesCommand
 from commprof.commands.report import ReportCommand
 from commprof.commands.run import RunCommand
 from commprof.errors import CommprofError
@@ -21,6 +22,7 @@ Measures what a PyTorch job's communication really costs.
   commprof run --nproc 8      train at 1, 2, 4 and 8 ranks and record every collective
   commprof env -- COMMAND     record a job that torchrun, srun or anything else launches
   commprof report RUN         show a recorded run again, as a table or as JSON
+  commprof launch-files       write what starts a recorded job on Slurm or Kubernetes
 """
 
 
@@ -41,7 +43,12 @@ class Command(Protocol):
         """Does it; returns the exit code."""
 
 
-COMMANDS: tuple[Command, ...] = (RunCommand(), EnvCommand(), ReportCommand())
+COMMANDS: tuple[Command, ...] = (
+    RunCommand(),
+    EnvCommand(),
+    ReportCommand(),
+    LaunchFilesCommand(),
+)
 
 
 class _Parser(argparse.ArgumentParser):
