@@ -192,7 +192,9 @@ def _operation(value: object) -> OperationSummary:
 
 
 def _hosts(value: object) -> HostLinks:
-    return HostLinks(**{name: _whole(value, name) for name in ("clock", "peers", "heard", "unsent")})
+    return HostLinks(
+        **{name: _whole(value, name) for name in ("clock", "peers", "heard", "unsent")}
+    )
 
 
 def _last(value: object) -> LastRank:

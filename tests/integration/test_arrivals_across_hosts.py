@@ -53,9 +53,10 @@ def test_the_summary_splits_as_the_records_do(tmp_path: Path) -> None:
         assert 0 < summary.arrival_clock_error.max_ns < 2_000_000
         apart_ns = summary.arrival_clock_error.max_ns + 2_000 * clock_error_us(clocks, traces)
         ended = table_.end_ns > 0
-        wait = np.minimum(
-            np.maximum(table_.end_ns, table_.issue_ns), arrivals.last_arrival_ns
-        ) - table_.issue_ns
+        wait = (
+            np.minimum(np.maximum(table_.end_ns, table_.issue_ns), arrivals.last_arrival_ns)
+            - table_.issue_ns
+        )
         found = histogram.merge(one.until_last for one in summary.operations)
         assert found.count == ended.sum()
         assert found.sum_ns == pytest.approx(wait[ended].sum(), abs=apart_ns * found.count)

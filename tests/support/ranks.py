@@ -33,9 +33,7 @@ def run_on_hosts(
     """Trains on hosts whose clocks are ahead by so much; returns what the ranks left."""
     world_size = ranks_per_host * len(hosts.names)
     job_path = _save(run, workload, world_size, steps)
-    run_module_on_hosts(
-        hosts, "commprof.launch.worker", [str(job_path)], ahead_ms, ranks_per_host
-    )
+    run_module_on_hosts(hosts, "commprof.launch.worker", [str(job_path)], ahead_ms, ranks_per_host)
     return read_world(run, world_size)
 
 

@@ -322,7 +322,12 @@ def test_across_hosts_that_do_not_hear_of_each_other_nobody_is_named(
 @pytest.mark.parametrize(
     ("hosts", "state", "known", "reason"),
     [
-        (2, state_of(clock=0, heard=0), 0, "on 2 hosts whose clocks were not all compared with rank"),
+        (
+            2,
+            state_of(clock=0, heard=0),
+            0,
+            "on 2 hosts whose clocks were not all compared",
+        ),
         (2, state_of(heard=0), 0, "one of which got no arrivals from the others: UDP between them"),
         (1, state_of(clock=0, heard=0), 0, "the ranks did not meet"),
         (1, state_of(clock=0, heard=0), 9, "or 16,384 collectives behind."),
