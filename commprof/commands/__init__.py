@@ -13,6 +13,7 @@ from commprof.commands.audit import AuditCommand
 from commprof.commands.env import EnvCommand
 from commprof.commands.report import ReportCommand
 from commprof.commands.run import RunCommand
+from commprof.commands.trace import TraceCommand
 from commprof.errors import CommprofError
 from commprof.report.plain_text import printable
 
@@ -22,6 +23,7 @@ Measures what a PyTorch job's communication really costs.
   commprof run --nproc 8      train at 1, 2, 4 and 8 ranks and record every collective
   commprof env -- COMMAND     record a job that torchrun, srun or anything else launches
   commprof report RUN         show a recorded run again, as a table or as JSON
+  commprof trace RUN          write it as a timeline for Perfetto or chrome://tracing
   commprof audit FILE         check somebody's scaling report against its own arithmetic
 """
 
@@ -47,6 +49,7 @@ COMMANDS: tuple[Command, ...] = (
     RunCommand(),
     EnvCommand(),
     ReportCommand(),
+    TraceCommand(),
     AuditCommand(),
 )
 
