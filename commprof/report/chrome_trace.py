@@ -6,12 +6,14 @@ Times are microseconds since the begin of what is shown, written to the nanoseco
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TextIO
 
-from commprof.analysis.timeline.rank import RankTimeline, Track
+from commprof.analysis.timeline.rank import Column, RankTimeline, Track
 
 #: Slices turned into text at a time: what bounds the memory that writing takes.
 _CHUNK = 4096
@@ -73,14 +75,10 @@ def _metadata(pid: int, tid: int, what: str, **args: Any) -> str:
 
 
 def _slices(track: Track, rows: slice, pid: int, tids: list[int], origin_ns: int) -> Iterator[str]:
-    names = list(track.facts)
-    columns = [
-        column[rows] if isinstance(column, list) else column[rows].tolist()
-        for column in track.facts.values()
-    ]
+    columns = [_members(name, column[rows]) for name, column in track.facts.items()]
     facts = zip(*columns, strict=True) if columns else ((),) * len(track.label[rows])
     kind = json.dumps(track.name)
-    for begin, end, lane, label, values in zip(
+    for begin, end, lane, label, members in zip(
         (track.begin_ns[rows] - origin_ns).tolist(),
         (track.end_ns[rows] - origin_ns).tolist(),
         track.lane[rows].tolist(),
@@ -88,14 +86,25 @@ def _slices(track: Track, rows: slice, pid: int, tids: list[int], origin_ns: int
         facts,
         strict=True,
     ):
-        known = {n: v for n, v in zip(names, values, strict=True) if _is_known(v)}
-        args = f',"args":{json.dumps(known)}' if known else ""
+        known = ",".join(filter(None, members))
+        args = f',"args":{{{known}}}' if known else ""
         yield (
             f'{{"ph":"X","pid":{pid},"tid":{tids[lane]},"ts":{microseconds(begin)},'
-            f'"dur":{microseconds(end - begin)},"name":{json.dumps(label)},"cat":{kind}{args}}}'
+            f'"dur":{microseconds(end - begin)},"name":{_quoted(label)},"cat":{kind}{args}}}'
         )
     if track.flows is not None:
         yield from _arrows(track, rows, pid, tids, origin_ns)
+
+
+def _members(name: str, column: Column) -> list[str]:
+    """A column as members of JSON objects; empty where a value is not known."""
+    key = json.dumps(name) + ":"
+    if isinstance(column, list):
+        return ["" if value is None else key + _quoted(value) for value in column]
+    values = column.tolist()
+    if column.dtype.kind == "f":
+        return ["" if math.isnan(value) else f"{key}{value:.3f}" for value in values]
+    return ["" if value == -1 else f"{key}{value}" for value in values]
 
 
 def _arrows(track: Track, rows: slice, pid: int, tids: list[int], origin_ns: int) -> Iterator[str]:
@@ -120,6 +129,7 @@ def _arrows(track: Track, rows: slice, pid: int, tids: list[int], origin_ns: int
             yield f'{{"ph":"f","bp":"e","id":{number},{where},"ts":{at},{_ARROW}}}'
 
 
-def _is_known(value: Any) -> bool:
-    """Not None, not NaN, and not the -1 that stands for none."""
-    return value is not None and value == value and value != -1
+@functools.lru_cache(maxsize=4096)
+def _quoted(text: str) -> str:
+    """A string of JSON; the same few come again and again."""
+    return json.dumps(text)

@@ -207,7 +207,7 @@ def test_compressed_buckets_and_their_stages(tmp_path: Path) -> None:
     rank.step(0, 7 * MS)
     events = events_of(save([rank], tmp_path))
     (bucket,) = slices(events, "buckets")
-    assert (bucket["name"], bucket["ts"], bucket["dur"]) == ("bucket 3, 0.001 MB", 1000, 5000)
+    assert (bucket["name"], bucket["ts"], bucket["dur"]) == ("bucket 3, 1 kB", 1000, 5000)
     stages = slices(events, "compressor, thread 100")
     assert [stage["name"] for stage in stages] == ["encode", "exchange", "reduce", "decode"]
     assert stages[0]["args"] == {"scheme": "int8", "bucket": 3}

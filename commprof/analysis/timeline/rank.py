@@ -149,7 +149,7 @@ def _collectives(trace: Trace, table: Collectives, arrivals: Arrivals, flows: Fl
     ops = _op_names(trace, table)
     size = np.maximum(table.bytes_in, table.bytes_out)
     label = [
-        f"{op} {bytes / 1e6:.3g} MB" if bytes else op
+        f"{op} {_size(bytes)}" if bytes else op
         for op, bytes in zip(ops, size.tolist(), strict=True)
     ]
     groups = {group.id: group.description or group.name for group in trace.groups.values()}
@@ -181,9 +181,7 @@ def _collectives(trace: Trace, table: Collectives, arrivals: Arrivals, flows: Fl
 def _buckets(trace: Trace) -> Track:
     """From the gradients' being there to the exchange's end, where a hook was attached."""
     table = columns.buckets(trace)
-    label = [
-        f"bucket {index}, {bytes / 1e6:.3g} MB" for index, bytes in _pairs(table.index, table.bytes)
-    ]
+    label = [f"bucket {index}, {_size(bytes)}" for index, bytes in _pairs(table.index, table.bytes)]
     launched = np.where(table.launch_ns > 0, table.launch_ns - table.ready_ns, np.nan)
     facts: dict[str, Column] = {"bytes": table.bytes, "launched_after_us": ns_to_us_of(launched)}
     return _track("buckets", table.ready_ns, table.end_ns, label, facts)
@@ -268,6 +266,14 @@ def _op_names(trace: Trace, table: Collectives) -> list[str]:
 def _names(names: list[str], spans: Spans) -> list[str]:
     known = names if len(names) > 1 else list(schema.PHASES)
     return [known[key] if key < len(known) else f"phase {key}" for key in spans.key.tolist()]
+
+
+def _size(bytes: int) -> str:
+    """Decimal units, as everywhere in commprof."""
+    for unit, name in ((10**9, "GB"), (10**6, "MB"), (10**3, "kB")):
+        if bytes >= unit:
+            return f"{bytes / unit:.3g} {name}"
+    return f"{bytes} B"
 
 
 def _stage(code: int) -> str:
