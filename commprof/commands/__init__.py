@@ -9,10 +9,12 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn, Protocol
 
+from commprof.commands.audit import AuditCommand
 from commprof.commands.env import EnvCommand
 from commprof.commands.launch_files import LaunchFilesCommand
 from commprof.commands.report import ReportCommand
 from commprof.commands.run import RunCommand
+from commprof.commands.trace import TraceCommand
 from commprof.errors import CommprofError
 from commprof.report.plain_text import printable
 
@@ -23,6 +25,8 @@ Measures what a PyTorch job's communication really costs.
   commprof env -- COMMAND     record a job that torchrun, srun or anything else launches
   commprof report RUN         show a recorded run again, as a table or as JSON
   commprof launch-files       write what starts a recorded job on Slurm or Kubernetes
+  commprof trace RUN          write it as a timeline for Perfetto or chrome://tracing
+  commprof audit FILE         check somebody's scaling report against its own arithmetic
 """
 
 
@@ -48,6 +52,8 @@ COMMANDS: tuple[Command, ...] = (
     EnvCommand(),
     ReportCommand(),
     LaunchFilesCommand(),
+    TraceCommand(),
+    AuditCommand(),
 )
 
 
