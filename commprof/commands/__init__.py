@@ -9,7 +9,10 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn, Protocol
 
+from commprof.commands.chakra import ChakraCommand
 from commprof.commands.env import EnvCommand
+from commprof.commands.fit import FitCommand
+from commprof.commands.predict import PredictCommand
 from commprof.commands.report import ReportCommand
 from commprof.commands.run import RunCommand
 from commprof.errors import CommprofError
@@ -21,6 +24,9 @@ Measures what a PyTorch job's communication really costs.
   commprof run --nproc 8      train at 1, 2, 4 and 8 ranks and record every collective
   commprof env -- COMMAND     record a job that torchrun, srun or anything else launches
   commprof report RUN         show a recorded run again, as a table or as JSON
+  commprof fit SOURCE...      what collectives cost here, as a profile of this machine
+  commprof predict RUN        the run's step on other links, world sizes, buckets and hooks
+  commprof chakra RUN --output DIR   the run as Chakra execution traces, for network simulators
 """
 
 
@@ -41,7 +47,14 @@ class Command(Protocol):
         """Does it; returns the exit code."""
 
 
-COMMANDS: tuple[Command, ...] = (RunCommand(), EnvCommand(), ReportCommand())
+COMMANDS: tuple[Command, ...] = (
+    RunCommand(),
+    EnvCommand(),
+    ReportCommand(),
+    FitCommand(),
+    PredictCommand(),
+    ChakraCommand(),
+)
 
 
 class _Parser(argparse.ArgumentParser):
