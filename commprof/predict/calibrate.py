@@ -32,7 +32,8 @@ Parameters = tuple[float, float]
 _REPLICATES = 20
 _SEED = 20240501
 #: Values a side of the search's grids.
-_GRID = 9
+_GRID = 5
+_MOST_GRIDS = 60
 
 
 def calibrate(schedules: Sequence[Schedule]) -> CostCurve:
@@ -48,10 +49,10 @@ def calibrate(schedules: Sequence[Schedule]) -> CostCurve:
             "a hook, or a microbenchmark, to commprof fit"
         )
     loss = _loss(usable)
-    alpha, beta = _refined(loss, _best_of_grid(loss), factor=4.0, rounds=12)
+    alpha, beta = _refined(loss, _best_of_grid(loss), factor=2.0, until=1.002)
     random = np.random.default_rng(_SEED)
     drawn = [
-        _refined(_loss(usable, random), (alpha, beta), factor=1.5, rounds=4)
+        _refined(_loss(usable, random), (alpha, beta), factor=1.2, until=1.01)
         for _ in range(_REPLICATES)
     ]
     return _curve(usable, alpha, beta, drawn, loss(alpha, beta))
@@ -96,14 +97,17 @@ def _best_of_grid(loss: _Loss) -> Parameters:
     return min(((float(a), float(b)) for a, b in grid), key=lambda pair: loss(*pair))
 
 
-def _refined(loss: _Loss, start: Parameters, factor: float, rounds: int) -> Parameters:
-    """Ever finer grids around the best so far; of equals the one with the smallest latency."""
+def _refined(loss: _Loss, start: Parameters, factor: float, until: float) -> Parameters:
+    """Grids around the best so far, finer once that is in the middle, until so fine."""
     best = start
-    for _ in range(rounds):
+    for _ in range(_MOST_GRIDS):
+        if factor <= until:
+            break
         around = np.geomspace(1 / factor, factor, _GRID)
         grid = itertools.product(best[0] * around, best[1] * around)
-        best = min(((float(a), float(b)) for a, b in grid), key=lambda pair: loss(*pair))
-        factor **= 0.65
+        before, best = best, min(((float(a), float(b)) for a, b in grid), key=lambda p: loss(*p))
+        if np.allclose(before, best, rtol=1e-9):
+            factor **= 0.4
     return best
 
 
@@ -120,12 +124,15 @@ def _curve(
     )
     crowded = [each.placement.ranks_per_host / each.placement.cores_per_host for each in schedules]
     low, high = np.percentile(np.array(drawn), [2.5, 97.5], axis=0)
+    least = beta * float(x.min()) / 2
+    # A latency that is hidden in all buckets could be any up to that of the smallest one.
+    latency = (0.0, least) if alpha <= least else (float(low[0]), float(high[0]))
     pieces = tuple(
         Piece(
             begin,
             a,
             b,
-            (float(low[0]), float(high[0])) if a else (0.0, 0.0),
+            latency if a else (0.0, 0.0),
             (float(low[1] * b / beta), float(high[1] * b / beta)),
         )
         for begin, a, b in ring_pieces(alpha, beta)

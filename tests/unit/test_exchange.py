@@ -69,7 +69,7 @@ def test_calibration_finds_the_link_again() -> None:
     found = calibrate(
         [type(made)(**{**made.__dict__, "ready_s": np.stack([ready] * 4, axis=1), "end_s": end})]
     )
-    assert found.pieces[0].alpha_s == pytest.approx(alpha, rel=0.02)
+    assert found.pieces[0].alpha_s == pytest.approx(alpha, rel=0.05)
     assert found.pieces[1].beta_s_per_byte == pytest.approx(beta, rel=0.01)
     assert found.residual < 0.01
     assert found.source == "run"
