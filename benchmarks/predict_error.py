@@ -16,6 +16,7 @@ import argparse
 import itertools
 import json
 import math
+import os
 import random
 import tempfile
 import time
@@ -27,17 +28,17 @@ from typing import Any
 import numpy as np
 from tabulate import tabulate
 
+from benchmarks import forked_ranks
 from commprof.errors import CommprofError
+from commprof.launch.job import Job
 from commprof.predict.build import build_profile
 from commprof.predict.recorded import Recorded, read_recorded
 from commprof.predict.replay import Replay
 from commprof.predict.scenario import Scenario
-from commprof.trace.run_directory import world_directory
 from tests.support import netns
-from tests.support.ranks import run_module, run_on_hosts
 
 MIB = 1 << 20
-STEPS = 14
+STEPS, TRANSFORMER_STEPS = 14, 24
 BURST_KIB = 64
 #: In the order of backward: ms of each layer, and MB of its gradient.
 BACKWARD_MS = (20, 12, 25, 8, 16, 30, 10, 14, 22, 18)
@@ -83,8 +84,6 @@ class Point:
 
 
 def _cores() -> int:
-    import os
-
     return len(os.sched_getaffinity(0))
 
 
@@ -97,15 +96,21 @@ def points(seed: int = 0) -> list[Point]:
 
 
 def record(point: Point, directory: Path) -> list[Recorded]:
-    """Runs the point's setting and reads it back."""
-    run = directory / f"{point.ranks}_{point.rate_mbit}_{point.cap_mib:g}_{point.hook or 'none'}"
-    with netns.Hosts(point.ranks, f"{point.rate_mbit}mbit", f"{BURST_KIB}kb") as hosts:
-        run_on_hosts(hosts, run, point.workload, STEPS, compressor=point.hook)
-    return _read(run, point.ranks)
+    """Runs the point's setting and reads it back; once more if a rank fails."""
+    name = f"{point.ranks}_{point.rate_mbit}_{point.cap_mib:g}_{point.hook or 'none'}"
+    job = Job(point.workload, point.ranks, directory, STEPS, hook=False, compressor=point.hook)
+    for attempt in range(2):
+        run = directory / f"{name}_{attempt}"
+        try:
+            with netns.Hosts(point.ranks, f"{point.rate_mbit}mbit", f"{BURST_KIB}kb") as hosts:
+                return _read(forked_ranks.run(job, run, hosts.names, hosts.address(0)))
+        except RuntimeError as error:
+            print(f"{name}: {error}", flush=True)
+    raise SystemExit(f"{name} failed twice")
 
 
-def _read(run: Path, ranks: int) -> list[Recorded]:
-    found, refused = read_recorded(world_directory(run, ranks))
+def _read(world: Path) -> list[Recorded]:
+    found, refused = read_recorded(world)
     if refused:
         raise CommprofError("; ".join(refused))
     return found
@@ -125,9 +130,10 @@ def transformer(directory: Path) -> Iterator[dict[str, Any]]:
 
     def run(cap_mib: float, hook: str) -> list[Recorded]:
         made = directory / f"transformer_{cap_mib:g}_{hook or 'none'}"
-        arguments = [str(made), "2", str(cap_mib), hook or "-"]
-        run_module("benchmarks.predict_error_rank", arguments, 2)
-        return _read(made, 2)
+        job = Job(
+            "transformer", 2, made, TRANSFORMER_STEPS, batch_size=4, hook=False, compressor=hook
+        )
+        return _read(forked_ranks.run(job, made, [], "localhost", cap_mib))
 
     base = [each for hook in HOOKS for each in run(1.0, hook)]
     replay = Replay(base[0].schedule, build_profile([], base, ["2 ranks"]))
