@@ -86,7 +86,7 @@ def _hooks(
                 f"{largest[0].name} has hook {label}, but nothing says what its link costs; give "
                 "the same run without a hook too"
             )
-        crowded = schedule.placement.ranks_per_host / schedule.placement.cores_per_host
+        crowded = schedule.placement.ranks_per_core
         rows = [row for each in largest for row in each.compression]
         found[label] = fit_hook(label, rows, ranks, crowded, curve)
     return found

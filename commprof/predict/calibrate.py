@@ -122,7 +122,7 @@ def _curve(
     x = np.concatenate(
         [w.sent * s.bucket_bytes / w.steps for w, s in zip(done, schedules, strict=True)]
     )
-    crowded = [each.placement.ranks_per_host / each.placement.cores_per_host for each in schedules]
+    crowded = [each.placement.ranks_per_core for each in schedules]
     low, high = np.percentile(np.array(drawn), [2.5, 97.5], axis=0)
     least = beta * float(x.min()) / 2
     # A latency that is hidden in all buckets could be any up to that of the smallest one.

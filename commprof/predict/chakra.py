@@ -139,13 +139,13 @@ def encode(found: Sequence[Node], rank: int, world_size: int) -> bytes:
 
 def _node(node: Node) -> bytes:
     deps = b"".join(map(_varint, node.data_deps))
+    times = ((6, node.start_us), (7, node.duration_us))
     parts = [
         _number(1, node.id),
         _text(2, node.name),
         _number(3, node.type),
         _message(5, deps) if deps else b"",
-        _number(6, node.start_us),
-        _number(7, node.duration_us),
+        *(_number(number, value) for number, value in times if value),  # 0 is what is not there
         *(_message(10, _attribute(attribute)) for attribute in node.attributes),
     ]
     return b"".join(parts)

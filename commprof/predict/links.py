@@ -141,7 +141,6 @@ def _outer(
     curve = _all_reduce(measured)
     if curve is None or measured is None:
         return _stated(profile, scenario, placement, outside, remarks)
-    factor = _crowding_factor(curve, placement)
     rate, latency_s = scenario.bandwidth_bytes_per_s, scenario.latency_s
     more_s = 0.0
     if not math.isnan(latency_s):
@@ -154,6 +153,7 @@ def _outer(
         if latency_s < measured.latency_s:
             outside.append("a latency below the measured link's")
     scale = _rate_scale(curve, measured, rate, outside, remarks)
+    factor = placement.crowding()
     return curve.changed(lambda a: max(0.0, a * factor + more_s), scale)
 
 
@@ -216,10 +216,9 @@ def _stated(
 
 def _crowding_factor(curve: CostCurve, placement: Placement) -> float:
     """Ranks per core there over ranks per core in the measurement, as far as they exceed 1."""
-    there = max(1.0, placement.ranks_per_host / placement.cores_per_host)
     if math.isnan(curve.ranks_per_core):
         return 1.0
-    return there / max(1.0, curve.ranks_per_core)
+    return placement.ranks_per_core / max(1.0, curve.ranks_per_core)
 
 
 def _all_reduce(link: LinkProfile | None) -> CostCurve | None:

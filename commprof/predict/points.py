@@ -57,27 +57,20 @@ def read_points(path: Path) -> Measurement:
             f"{path} has no rows of a microbenchmark; write one with "
             "python -m commprof.microbench OP --json FILE"
         )
-    machine = _machine(document)
+    context = document.get("context")
+    context = context if isinstance(context, dict) else {}
+    machine = context.get("machine")
+    machine = machine if isinstance(machine, dict) else {}
     points = tuple(point for row in rows if (point := _point(path, row)) is not None)
-    hosts = document.get("hosts", machine.get("hosts", 1))
-    count = len(hosts) if isinstance(hosts, list) else hosts
-    several = isinstance(count, int) and count > 1
-    return Measurement(points, OTHER_HOST if several else SAME_HOST, _cores(machine), machine)
-
-
-def _machine(document: Mapping[str, Any]) -> Mapping[str, Any]:
-    found = document.get("machine") or document.get("context") or {}
-    if isinstance(found, dict) and isinstance(found.get("machine"), dict):
-        found = found["machine"]
-    return found if isinstance(found, dict) else {}
-
-
-def _cores(machine: Mapping[str, Any]) -> float:
-    for key in ("usable_cpu_count", "usable_cores", "cpu_count"):
-        value = machine.get(key)
-        if isinstance(value, int) and value > 0:
-            return float(value)
-    return math.nan
+    hosts = context.get("hosts", 1)
+    several = isinstance(hosts, int) and hosts > 1
+    cores = machine.get("usable_cpu_count")
+    return Measurement(
+        points,
+        OTHER_HOST if several else SAME_HOST,
+        float(cores) if isinstance(cores, int) and cores > 0 else math.nan,
+        machine,
+    )
 
 
 def _point(path: Path, row: object) -> Point | None:

@@ -15,6 +15,9 @@ import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
 
+#: Drawn at a time, so that memory stays small.
+_MOST_VALUES = 4_000_000
+
 
 @dataclass(frozen=True)
 class DrawnSteps:
@@ -45,15 +48,15 @@ def draw_steps(
     """
     recorded_steps, recorded_ranks, buckets = ready_s.shape
     table = np.concatenate([ready_s, backward_end_s[:, :, None]], axis=2)
-    latest = np.empty((steps, buckets + 1))
-    mean = np.empty(steps)
     blocks = -(-ranks // recorded_ranks)
-    who = np.tile(np.arange(recorded_ranks), blocks)[:ranks]
-    for step in range(steps):
-        if ranks < recorded_ranks:
-            who = random.permutation(recorded_ranks)[:ranks]
-        at = np.repeat(random.integers(0, recorded_steps, blocks), recorded_ranks)[:ranks]
-        drawn = table[at, who]
-        latest[step] = drawn.max(axis=0)
-        mean[step] = drawn[:, -1].mean()
-    return DrawnSteps(latest[:, :-1], latest[:, -1], mean)
+    at_once = max(1, _MOST_VALUES // (blocks * recorded_ranks * (buckets + 1)))
+    latest, mean = [], []
+    for begin in range(0, steps, at_once):
+        count = min(at_once, steps - begin)
+        # [steps, blocks, recorded ranks, buckets + 1], then ranks in a row
+        drawn = table[random.integers(0, recorded_steps, (count, blocks))]
+        drawn = drawn.reshape(count, blocks * recorded_ranks, buckets + 1)[:, :ranks]
+        latest.append(drawn.max(axis=1))
+        mean.append(drawn[:, :, -1].mean(axis=1))
+    last = np.concatenate(latest)
+    return DrawnSteps(last[:, :-1], last[:, -1], np.concatenate(mean))

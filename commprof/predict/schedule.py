@@ -40,10 +40,22 @@ class Placement:
     cores_per_host: float
     #: Intra-op threads of a rank.
     threads: int
+    #: Processor time of the training thread over its wall time; NaN where not known.
+    busy: float
+
+    @property
+    def ranks_per_core(self) -> float:
+        """As far as ranks outnumber cores; 1 where they do not."""
+        return max(1.0, self.ranks_per_host / self.cores_per_host)
 
     def crowding(self) -> float:
-        """Threads that want to compute, per core; 1 where there are cores enough."""
-        return max(1.0, self.ranks_per_host * self.threads / self.cores_per_host)
+        """Processor time that is wanted over what there is; 1 where there is enough.
+
+        Of a rank whose share is not known, all of its threads are taken to compute all the time.
+        """
+        share = 1.0 if math.isnan(self.busy) else min(1.0, max(0.0, self.busy))
+        wanted = self.ranks_per_host * self.threads * share
+        return max(1.0, wanted / self.cores_per_host)
 
 
 @dataclass(frozen=True)
@@ -77,8 +89,6 @@ class Schedule:
     #: [steps, ranks], and for what.
     other_wait_s: Floats
     other_calls: tuple[OtherCall, ...]
-    #: CPU time of the training thread over its wall time outside of finalisations; NaN if unknown.
-    cpu_share: float
     placement: Placement
     #: Link class that the ring crosses.
     link: str
@@ -134,8 +144,9 @@ def read_schedule(run: WorldRun) -> Schedule:
         copy_s_per_byte=_copy_s_per_byte(common),
         other_wait_s=np.array([[c.other_wait_ns for c in row] for row in common]) / 1e9,
         other_calls=other_calls(traces[0], measured),
-        cpu_share=_median_of_known([c.cpu_share for row in common for c in row]),
-        placement=_placement(traces),
+        placement=_placement(
+            traces, _median_of_known([c.cpu_share for row in common for c in row])
+        ),
         link=SAME_HOST if len(_hosts(traces)) == 1 else OTHER_HOST,
         backend=str(metadata["backend"]) or "gloo",
         workers=DEVICE_STREAMS if device else _gloo_threads(traces[0]),
@@ -225,12 +236,13 @@ def _hosts(traces: Sequence[Trace]) -> list[tuple[str, str]]:
     )
 
 
-def _placement(traces: Sequence[Trace]) -> Placement:
+def _placement(traces: Sequence[Trace], busy: float) -> Placement:
     """Hosts share the cores of their machine, and ranks those of their host, evenly."""
     hosts = _hosts(traces)
     machines = {host[0] for host in hosts}
     cores = traces[0].metadata["machine"]["usable_cpu_count"] * len(machines) / len(hosts)
-    return Placement(len(traces) / len(hosts), cores, max(1, int(traces[0].metadata["threads"])))
+    threads = max(1, int(traces[0].metadata["threads"]))
+    return Placement(len(traces) / len(hosts), cores, threads, busy)
 
 
 def _gloo_threads(trace: Trace) -> int:

@@ -115,6 +115,7 @@ def _placement(schedule: Schedule, scenario: Scenario) -> Placement:
         min(scenario.world_size, recorded.ranks_per_host if math.isnan(per_host) else per_host),
         recorded.cores_per_host if math.isnan(cores) else cores,
         recorded.threads,
+        recorded.busy,
     )
 
 
@@ -151,23 +152,20 @@ def _hook(hooks: Mapping[str, HookCost], label: str) -> HookCost:
 
 
 def _stretch(schedule: Schedule, placement: Placement) -> float:
-    """By how much crowded cores lengthen the part of compute that is processor time."""
-    ratio = placement.crowding() / schedule.placement.crowding()
-    if ratio == 1.0:
-        return 1.0
-    share = schedule.cpu_share
-    if math.isnan(share):
+    """By how much compute takes longer where ranks want more processor time than there is."""
+    recorded = schedule.placement
+    if math.isnan(recorded.busy) and placement.ranks_per_core != recorded.ranks_per_core:
         raise CommprofError(
             "the ranks would share cores in another way than in the run, and the run does not say "
             "how much processor time they use; record it with commprof's native module, or give "
             "--ranks-per-host and --cores-per-host so that ranks per core stay"
         )
-    return 1 + min(1.0, share) * (ratio - 1)
+    return placement.crowding() / recorded.crowding()
 
 
 def _hook_crowding(hook: HookCost, placement: Placement) -> float:
-    there = max(1.0, placement.ranks_per_host / placement.cores_per_host)
-    return there / max(1.0, 1.0 if math.isnan(hook.ranks_per_core) else hook.ranks_per_core)
+    measured = 1.0 if math.isnan(hook.ranks_per_core) else max(1.0, hook.ranks_per_core)
+    return placement.ranks_per_core / measured
 
 
 def _batch_factor(schedule: Schedule, compute_by_batch: Line | None, scenario: Scenario) -> float:

@@ -49,7 +49,7 @@ def test_the_schedule_is_the_workload_s(recorded: Recorded) -> None:
     # Data and three layers' forward before backward; a layer's gradient is ready at its end.
     ready_ms = 5 + 3 * 5 + np.cumsum(BACKWARD_MS)
     assert np.median(schedule.ready_s, axis=(0, 1)) * 1e3 == pytest.approx(ready_ms, abs=15)
-    assert 0 <= schedule.cpu_share < 0.3  # it sleeps
+    assert 0 <= schedule.placement.busy < 0.3  # it sleeps
     known = parameters_of(schedule)
     assert known.times_known
     assert known.size_bytes == (400_000, 800_000, 200_000)

@@ -101,7 +101,7 @@ def test_other_files_are_no_profile(tmp_path: Path, text: str, complaint: str) -
 
 
 def test_the_base_has_cores_for_all_its_ranks() -> None:
-    crowded = schedule(ranks=8, placement=Placement(8, 4.0, 1))
+    crowded = schedule(ranks=8, placement=Placement(8, 4.0, 1, 1.0))
     runs = [Recorded(str(s.world_size), s, ()) for s in (schedule(ranks=1), schedule(), crowded)]
     assert base_of(runs).name == "2"
     assert base_of(runs, 8).name == "8"

@@ -147,7 +147,7 @@ def test_a_microbenchmark_is_read(tmp_path: Path) -> None:
         {**ROW, "op": "all_gather_into_tensor"},
     ]
     path = tmp_path / "bench.json"
-    path.write_text(json.dumps({"machine": {"usable_cpu_count": 2}, "rows": rows}))
+    path.write_text(json.dumps({"context": {"machine": {"usable_cpu_count": 2}}, "rows": rows}))
     found = read_points(path)
     assert [point.op for point in found.points] == ["all_reduce", "all_gather"]
     assert found.points[0].time_s == pytest.approx(50e-6)

@@ -130,4 +130,4 @@ def test_ready_times_are_interpolated_by_bytes() -> None:
 def test_the_processor_s_share_of_compute() -> None:
     # The helper gives each finalisation's begin the same CPU time: less is used than at its end.
     found = read(rank_of(0), rank_of(1))
-    assert found.cpu_share == pytest.approx(-0.005 / 0.085)
+    assert found.placement.busy == pytest.approx(-0.005 / 0.085)
