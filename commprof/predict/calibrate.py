@@ -125,8 +125,10 @@ def _curve(
     crowded = [each.placement.ranks_per_core for each in schedules]
     low, high = np.percentile(np.array(drawn), [2.5, 97.5], axis=0)
     least = beta * float(x.min()) / 2
-    # A latency that is hidden in all buckets could be any up to that of the smallest one.
-    latency = (0.0, least) if alpha <= least else (float(low[0]), float(high[0]))
+    latency = (float(low[0]), float(high[0]))
+    if alpha <= least:  # hidden in all buckets: it could be any up to that of the smallest one
+        latency = (0.0, least)
+        drawn = [(least * (i + 0.5) / len(drawn), b) for i, (_, b) in enumerate(drawn)]
     pieces = tuple(
         Piece(
             begin,

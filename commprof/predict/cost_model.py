@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from commprof.predict.algorithms import canonical, work
@@ -87,20 +87,20 @@ class CostCurve:
         per_byte = self.pieces[-1].beta_s_per_byte
         return min(self.time_s(size_bytes, ranks), done.sent * size_bytes * per_byte)
 
-    def covers(self, size_bytes: float, ranks: int) -> str:
-        """Why this is outside the measured range; empty if it is not."""
-        done = work(self.op, ranks, self.backend)
-        low, high = self.step_bytes
+    def outside(self, sizes_bytes: Sequence[float], ranks: int) -> list[str]:
+        """Why these sizes at so many ranks are outside the measured range; empty inside."""
         found = []
-        if ranks > max(self.world_sizes) or ranks < min(self.world_sizes):
-            measured = ", ".join(map(str, self.world_sizes))
-            found.append(f"{ranks} ranks (measured: {measured})")
-        if done.steps and not low * 0.999 <= done.step_bytes(size_bytes) <= high * 1.001:
+        if not min(self.world_sizes) <= ranks <= max(self.world_sizes):
+            found.append(f"{ranks} ranks (measured: {', '.join(map(str, self.world_sizes))})")
+        done = work(self.op, ranks, self.backend)
+        steps = [done.step_bytes(size) for size in sizes_bytes] if done.steps else []
+        low, high = self.step_bytes
+        if steps and (min(steps) < 0.999 * low or max(steps) > 1.001 * high):
             found.append(
-                f"{done.step_bytes(size_bytes):.3g} bytes per step of the ring "
-                f"(measured: {low:.3g} to {high:.3g})"
+                f"ring steps of {min(steps):.3g} to {max(steps):.3g} bytes (measured: {low:.3g} to "
+                f"{high:.3g})"
             )
-        return "; ".join(found)
+        return found
 
     def replicate(self, number: int) -> CostCurve:
         """The curve with the parameters of one bootstrap replicate, counted round."""

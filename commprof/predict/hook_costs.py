@@ -47,7 +47,9 @@ class HookCost:
     ranks_per_core: float
     bucket_bytes: tuple[float, float]
 
-    def time_s(self, size_bytes: float, ranks: int, curve: CostCurve, crowding: float) -> float:
+    def time_s(
+        self, size_bytes: float, ranks: int, curve: CostCurve, crowding: float = 1.0
+    ) -> float:
         """From the compressor's begin with a bucket to its mean.
 
         Args:
@@ -58,9 +60,8 @@ class HookCost:
         """
         work_s = self.work_s(size_bytes, ranks) * crowding
         wire_s = self.wire_s(size_bytes, ranks, curve)
-        overhead = self.overhead_s * crowding * (ranks - 1) / max(1, self.ranks - 1)
         overlapped = min(work_s, wire_s) / self._pieces(size_bytes, ranks)
-        return overhead + max(work_s, wire_s) + overlapped
+        return self.overhead_s + max(work_s, wire_s) + overlapped
 
     def work_s(self, size_bytes: float, ranks: int) -> float:
         """Processor time."""
@@ -132,7 +133,7 @@ def fit_hook(
         bucket_bytes=(float(size.min()), float(size.max())),
     )
     beyond = [
-        (row.done_ms - row.queue_ms) / 1e3 - bare.time_s(row.gradient_bytes, ranks, curve, 1.0)
+        (row.done_ms - row.queue_ms) / 1e3 - bare.time_s(row.gradient_bytes, ranks, curve)
         for row in mine
     ]
     return HookCost(**{**bare.__dict__, "overhead_s": max(0.0, float(np.median(beyond)))})

@@ -61,10 +61,6 @@ class ScenarioLink:
         """By one rank, over whatever link."""
         return work("all_reduce", ranks).sent * size_bytes
 
-    def covers(self, size_bytes: float, ranks: int) -> str:
-        """Why this is outside the measured range; empty if it is not."""
-        return self.slowest.covers(size_bytes, ranks)
-
     def replicate(self, number: int) -> ScenarioLink:
         """With the parameters of one bootstrap replicate."""
         return ScenarioLink(

@@ -54,7 +54,8 @@ def optimize(replay: Replay, scenario: Scenario, over: Sequence[str]) -> list[Ca
         hooks += [label for label in ("", *replay.profile.hooks) if label != own]
     _, before = replay.sampled(scenario)
     found = []
-    for cap, hook in itertools.product(caps, hooks):
+    seen = set()
+    for cap, hook in itertools.product(dict.fromkeys(caps), hooks):
         chosen = dataclasses.replace(scenario, bucket_cap_bytes=cap, hook=hook)
         try:
             prediction, steps = replay.sampled(chosen)
@@ -62,6 +63,11 @@ def optimize(replay: Replay, scenario: Scenario, over: Sequence[str]) -> list[Ca
             if chosen == scenario:
                 raise
             continue
+        # Several caps may make the same buckets; the first of them stands for all.
+        same = prediction.buckets, prediction.step_s.value, hook
+        if same in seen:
+            continue
+        seen.add(same)
         gain = 1 - steps / before
         low, high = np.percentile(gain, [2.5, 97.5])
         found.append(

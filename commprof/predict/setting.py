@@ -206,8 +206,7 @@ def _note_range(
     if ranks < 2:
         return
     if hook is None:
-        found = {link.covers(float(size), ranks) for size in (sizes.min(), sizes.max())} - {""}
-        outside += sorted(found)
+        outside += link.slowest.outside(sizes.tolist(), ranks)
     else:
         low, high = hook.bucket_bytes
         if ranks != hook.ranks:

@@ -15,8 +15,10 @@ _LEGEND = """\
 A collective takes steps x (alpha + beta x bytes per step); steps and bytes follow from the ring or
 tree and the number of ranks, so one line holds for all world sizes. rate: 1 / beta. [ ]: 95 %
 bootstrap interval. residual: root mean square and worst, relative. held out: mean and worst
-relative error on sizes, and on world sizes, not fitted. gamma: time per byte summed"""
+relative error on sizes, and on world sizes, that were left out. gamma: time per byte added up."""
 
+#: Share of the step by which a replay of the run that it was fitted to may miss.
+_NOISY = 0.05
 _HEADERS = (
     *("operation", "ranks", "bytes\nper step", "alpha\nµs", "rate\nGB/s", "residual"),
     *("held out:\nsizes", "\nworld sizes", "gamma\nns/byte"),
@@ -47,6 +49,15 @@ def render(profile: MachineProfile, width: int) -> str:
             for hook in profile.hooks.values()
         ]
         parts.append(tabulated(rows, _HOOK_HEADERS, left=[0]))
+    noisy = [
+        f"{curve.op}, class {name.replace('_', ' ')}: the replay misses the recorded "
+        f"ends by {curve.residual:.0%} of the step; the run was disturbed, or its steps differ: "
+        "record it again, with more steps."
+        for name, link in profile.links.items()
+        for curve in link.curves.values()
+        if curve.source == "run" and curve.residual > _NOISY
+    ]
+    parts += [textwrap.fill(text, width) for text in noisy]
     return "\n\n".join(parts) + "\n\n"
 
 
@@ -62,9 +73,13 @@ def _link(name: str, link: LinkProfile) -> str:
 
 def _rows(curve: CostCurve) -> Iterator[tuple[str, ...]]:
     """One per piece; what is of the whole curve stands in the first."""
-    bounds = [piece.low_bytes for piece in curve.pieces[1:]]
-    begins = [curve.step_bytes[0], *bounds]
-    ends = [*bounds, curve.step_bytes[1]]
+    low, high = curve.step_bytes
+    ends = [*(piece.low_bytes for piece in curve.pieces[1:]), math.inf]
+    shown = [
+        (max(low, piece.low_bytes), min(high, end), piece)
+        for piece, end in zip(curve.pieces, ends, strict=True)
+        if piece.low_bytes <= high and end >= low
+    ]
     ranks = ",".join(map(str, curve.world_sizes))
     gamma = curve.gamma_s_per_byte
     whole = (
@@ -74,12 +89,12 @@ def _rows(curve: CostCurve) -> Iterator[tuple[str, ...]]:
         _held_out(curve.held_out_world_size),
         "-" if gamma is None else f"{gamma * 1e9:.3g}",
     )
-    for number, piece in enumerate(curve.pieces):
+    for number, (begin, end, piece) in enumerate(shown):
         first = number == 0
         yield (
             f"{curve.op} {curve.backend}" if first else "",
             ranks if first else "",
-            f"{begins[number]:.3g}-{ends[number]:.3g}",
+            f"{begin:.3g}-{end:.3g}",
             _alpha(piece),
             _rate(piece),
             *(whole if first else ("",) * len(whole)),

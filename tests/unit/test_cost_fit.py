@@ -121,9 +121,10 @@ def test_too_few_sizes_are_refused() -> None:
 
 def test_outside_the_measured_range() -> None:
     (fitted,) = fit_curves(points("all_reduce", (2, 4)))
-    assert fitted.covers(2.0**20, 4) == ""
-    assert "16 ranks (measured: 2, 4)" in fitted.covers(2.0**22, 16)
-    assert "bytes per step" in fitted.covers(2.0**28, 2)
+    assert fitted.outside([2.0**12, 2.0**20], 4) == []
+    assert fitted.outside([2.0**22], 16) == ["16 ranks (measured: 2, 4)"]
+    (reason,) = fitted.outside([2.0**20, 2.0**28], 2)
+    assert reason == "ring steps of 5.24e+05 to 1.34e+08 bytes (measured: 256 to 3.36e+07)"
 
 
 ROW = {

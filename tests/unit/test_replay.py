@@ -151,7 +151,7 @@ def test_a_gather_grows_with_the_ranks() -> None:
     # 8 pieces of 1 MiB: the shorter of work (64 ms) and wire overlaps but for an eighth.
     size = 16.0 * MIB
     work, wire = large.work_s(size, 2), large.wire_s(size, 2, curve())
-    assert large.time_s(size, 2, curve(), 1.0) == pytest.approx(wire + work / 8)
+    assert large.time_s(size, 2, curve()) == pytest.approx(wire + work / 8)
 
 
 def test_another_link_needs_to_know_the_measured_one() -> None:
