@@ -79,16 +79,15 @@ def _hooks(
     for label, runs in hooks.items():
         ranks = max(each.schedule.world_size for each in runs)
         largest = [each for each in runs if each.schedule.world_size == ranks]
-        schedule = largest[0].schedule
-        curve = curves.get(schedule.link, {}).get("all_reduce")
+        schedules = [each.schedule for each in largest]
+        curve = curves.get(schedules[0].link, {}).get("all_reduce")
         if curve is None:
             raise CommprofError(
                 f"{largest[0].name} has hook {label}, but nothing says what its link costs; give "
                 "the same run without a hook too"
             )
-        crowded = schedule.placement.ranks_per_core
         rows = [row for each in largest for row in each.compression]
-        found[label] = fit_hook(label, rows, ranks, crowded, curve)
+        found[label] = fit_hook(label, rows, schedules, curve)
     return found
 
 

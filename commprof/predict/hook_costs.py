@@ -8,6 +8,7 @@ wire and p the pieces in which it goes, C and W run beside each other but for th
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -16,7 +17,9 @@ import numpy as np
 from commprof.analysis.compression import CompressionRow
 from commprof.errors import CommprofError
 from commprof.predict.cost_model import CostCurve
+from commprof.predict.exchange import exchange
 from commprof.predict.regression import Line, robust_line
+from commprof.predict.schedule import Schedule
 
 TWO_PHASE, GATHER, RING = "two_phase", "gather", "ring"
 #: How each scheme's payload travels, see docs/compressors.md.
@@ -27,6 +30,8 @@ EXCHANGES = {
 }
 #: Encoded bytes of a rank's share that go as one piece (``compress::Options::piece_bytes``).
 _PIECE_BYTES = 1 << 20
+#: Values tried, from 10 µs to 100 ms: 12 % apart.
+_OVERHEADS = 81
 
 
 @dataclass(frozen=True)
@@ -95,24 +100,23 @@ class HookCost:
 def fit_hook(
     label: str,
     rows: Sequence[CompressionRow],
-    ranks: int,
-    ranks_per_core: float,
+    schedules: Sequence[Schedule],
     curve: CostCurve,
 ) -> HookCost:
-    """The cost of one compressor, from the buckets of a run of 2 ranks or more.
+    """The cost of one compressor, from runs of one world size of 2 ranks or more.
 
     Args:
         label: as given to ``--hook``.
-        rows: what the run's compressed buckets took.
-        ranks: of the run.
-        ranks_per_core: of the run's hosts.
-        curve: of all-reduce on the run's link; what a bucket took beyond work and wire is overhead.
+        rows: what the runs' compressed buckets took.
+        schedules: of the same runs. The overhead is what makes their replay end as they did.
+        curve: of all-reduce on the runs' link.
 
     Raises:
         CommprofError: no bucket was compressed, or by one rank alone.
     """
     name = label.partition(":")[0]
     mine = [row for row in rows if row.payload_bytes > 0]
+    ranks = schedules[0].world_size
     if not mine or ranks < 2 or name not in EXCHANGES:
         raise CommprofError(
             f"hook {label}: no compressed bucket of 2 ranks or more was recorded; record one with "
@@ -129,14 +133,27 @@ def fit_hook(
         payload_ratio=float(payload.sum() / size.sum()),
         overhead_s=0.0,
         ranks=ranks,
-        ranks_per_core=ranks_per_core,
+        ranks_per_core=schedules[0].placement.ranks_per_core,
         bucket_bytes=(float(size.min()), float(size.max())),
     )
-    beyond = [
-        (row.done_ms - row.queue_ms) / 1e3 - bare.time_s(row.gradient_bytes, ranks, curve)
-        for row in mine
-    ]
-    return HookCost(**{**bare.__dict__, "overhead_s": max(0.0, float(np.median(beyond)))})
+    return dataclasses.replace(bare, overhead_s=_overhead_s(bare, schedules, curve))
+
+
+def _overhead_s(bare: HookCost, schedules: Sequence[Schedule], curve: CostCurve) -> float:
+    """Per bucket; of a grid the one that misses the recorded ends least."""
+
+    def miss(overhead_s: float) -> float:
+        total = 0.0
+        for schedule in schedules:
+            sizes = schedule.bucket_bytes.tolist()
+            alone = [bare.time_s(each, schedule.world_size, curve) + overhead_s for each in sizes]
+            ready = schedule.ready_s.max(axis=1)
+            end = exchange(ready, np.array(alone), np.zeros(len(sizes)), workers=1)
+            period = float(np.median(schedule.period_s))
+            total += float(np.abs(end - schedule.end_s).mean()) / period
+        return total
+
+    return min((0.0, *np.geomspace(1e-5, 0.1, _OVERHEADS).tolist()), key=miss)
 
 
 def _line(size: np.ndarray, times_ms: Sequence[float]) -> Line:

@@ -27,7 +27,6 @@ class Setting:
     """A scenario with everything that it changes worked out."""
 
     scenario: Scenario
-    placement: Placement
     link: ScenarioLink
     hook: HookCost | None
     hook_crowding: float
@@ -93,7 +92,6 @@ def make_setting(
     _note_range(schedule, scenario, link, hook, sizes, outside)
     return Setting(
         scenario=scenario,
-        placement=placement,
         link=link,
         hook=hook,
         hook_crowding=1.0 if hook is None else _hook_crowding(hook, placement),
