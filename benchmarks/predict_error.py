@@ -121,7 +121,7 @@ def fitted(directory: Path) -> Replay:
     base: list[Recorded] = []
     for hook, cap in itertools.product(HOOKS, (FINEST, ONE)):
         base += record(Point(FITTED_RANKS, FITTED_MBIT, cap, hook), directory)
-    profile = build_profile([], base, ["2 ranks"], FITTED_MBIT * 1e6 / 8, 0.0)
+    profile, _ = build_profile([], base, ["2 ranks"], FITTED_MBIT * 1e6 / 8, 0.0)
     return Replay(base[0].schedule, profile)
 
 
@@ -136,7 +136,7 @@ def transformer(directory: Path) -> Iterator[dict[str, Any]]:
         return _read(forked_ranks.run(job, made, [], "localhost", cap_mib))
 
     base = [each for hook in HOOKS for each in run(1.0, hook)]
-    replay = Replay(base[0].schedule, build_profile([], base, ["2 ranks"]))
+    replay = Replay(base[0].schedule, build_profile([], base, ["2 ranks"])[0])
     for cap, hook in itertools.product((0.25, 2.0, 5.0, ONE), HOOKS):
         (measured,) = run(cap, hook)
         yield _row(

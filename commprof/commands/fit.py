@@ -67,11 +67,11 @@ held-out error, and writes them to a machine profile, which `commprof predict` p
             latency = 0.0 if zero else duration("--link-latency", args.link_latency)
         measurements, recorded, refused = _read(args.sources)
         names = [str(path) for path in args.sources]
-        profile = build_profile(measurements, recorded, names, bandwidth, latency)
+        profile, left_out = build_profile(measurements, recorded, names, bandwidth, latency)
         path = args.output or default_path()
         save_profile(profile, path)
         print(profile_table.render(profile, shutil.get_terminal_size((100, 24)).columns), end="")
-        for reason in refused:
+        for reason in (*refused, *left_out):
             print(f"Left out: {reason}")
         print(f"Machine profile: {path}")
         return 0

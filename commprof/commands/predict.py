@@ -180,7 +180,7 @@ def _profile(args: argparse.Namespace, recorded: list[Recorded]) -> tuple[Machin
         profile = load_profile(path)
         return profile, f"machine profile {path}, of {profile.created}"
     try:
-        return build_profile([], recorded, [str(args.run)]), "the run's own collectives"
+        return build_profile([], recorded, [str(args.run)])[0], "the run's own collectives"
     except CommprofError as error:
         raise CommprofError(f"no machine profile at {path}, and {error}") from None
 

@@ -23,8 +23,8 @@ def build_profile(
     sources: Sequence[str],
     bandwidth_bytes_per_s: float = math.nan,
     latency_s: float = math.nan,
-) -> MachineProfile:
-    """Fits everything that there is to fit.
+) -> tuple[MachineProfile, list[str]]:
+    """Fits everything that there is to fit; also says what it left out, and why.
 
     Per link class, a microbenchmark's points count where there are any; else all-reduce is
     calibrated on the recorded steps.
@@ -40,11 +40,13 @@ def build_profile(
         CommprofError: there is nothing that says what a collective costs.
     """
     curves: dict[str, dict[str, CostCurve]] = {}
+    left_out: list[str] = []
     for link in sorted({each.link for each in measurements}):
         mine = [each for each in measurements if each.link == link]
         points = [point for each in mine for point in each.points]
-        fitted = fit_curves(points, mine[0].usable_cores)
+        fitted, refused = fit_curves(points, mine[0].usable_cores)
         curves[link] = {curve.op: curve for curve in fitted}
+        left_out += refused
     schedules = [each.schedule for each in recorded]
     plain = [each for each in schedules if each.world_size > 1 and not each.hook]
     for link in sorted({each.link for each in plain} - set(curves)):
@@ -52,10 +54,12 @@ def build_profile(
         curves[link] = {"all_reduce": curve}
     if not any("all_reduce" in each for each in curves.values()):
         raise CommprofError(
-            "nothing here says what an all-reduce costs; give a run of 2 ranks or more without a "
-            "hook, or a file of python -m commprof.microbench all_reduce --json FILE"
+            "; ".join(left_out)
+            or "nothing here says what an all-reduce costs; give a run of 2 "
+            "ranks or more without a hook, or a file of python -m commprof.microbench all_reduce "
+            "--json FILE"
         )
-    return MachineProfile(
+    profile = MachineProfile(
         links={
             link: LinkProfile(found, bandwidth_bytes_per_s, latency_s)
             for link, found in curves.items()
@@ -65,6 +69,7 @@ def build_profile(
         machine=_machine(measurements),
         created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
     )
+    return profile, left_out
 
 
 def _hooks(

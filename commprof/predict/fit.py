@@ -33,21 +33,25 @@ class _Data:
     samples: tuple[tuple[float, ...], ...]
 
 
-def fit_curves(points: Sequence[Point], usable_cores: float = math.nan) -> list[CostCurve]:
-    """A curve per operation and backend, over all world sizes and sizes.
+def fit_curves(
+    points: Sequence[Point], usable_cores: float = math.nan
+) -> tuple[list[CostCurve], list[str]]:
+    """A curve per operation and backend, over all world sizes and sizes; and what is left out.
 
     gamma is told apart from the wire where an all-gather was measured beside an all-reduce:
     both send through the same links, one of them adds up.
 
-    Raises:
-        CommprofError: an operation was measured at too few sizes for latency and rate.
+    An operation that was measured at too few sizes to tell latency from rate is left out.
     """
-    curves = []
+    curves, left_out = [], []
     for op, backend in sorted({(point.op, point.backend) for point in points}):
         mine = [point for point in points if (point.op, point.backend) == (op, backend)]
-        curves.append(_fit(op, backend, mine, usable_cores))
+        try:
+            curves.append(_fit(op, backend, mine, usable_cores))
+        except CommprofError as error:
+            left_out.append(str(error))
     plain = {curve.backend: curve for curve in curves if curve.op == "all_gather"}
-    return [_with_gamma(curve, plain.get(curve.backend)) for curve in curves]
+    return [_with_gamma(curve, plain.get(curve.backend)) for curve in curves], left_out
 
 
 def _fit(op: str, backend: str, points: Sequence[Point], usable_cores: float) -> CostCurve:
