@@ -27,13 +27,15 @@ MAY_IMPORT = {
     "boot": {"foundation", "capture"},
     "analysis": {"foundation", "trace"},
     "backend": {"foundation"},
-    "predict": {"foundation"},
+    "predict": {"foundation", "trace", "analysis"},
     "workloads": {"foundation"},
     "report": {"foundation", "analysis"},
     "launch": {"foundation", "trace", "capture", "compressors", "workloads", "backend"},
+    "report": {"foundation", "analysis", "predict"},
+    "launch": {"foundation", "trace", "capture", "compressors", "workloads"},
     "commands": {
         *("foundation", "trace", "capture", "boot", "compressors"),
-        *("analysis", "workloads", "report", "launch"),
+        *("analysis", "predict", "workloads", "report", "launch"),
     },
     "doors": {"foundation", "capture", "boot", "commands"},
 }

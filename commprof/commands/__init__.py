@@ -12,6 +12,9 @@ from typing import NoReturn, Protocol
 from commprof.commands.audit import AuditCommand
 from commprof.commands.env import EnvCommand
 from commprof.commands.launch_files import LaunchFilesCommand
+from commprof.commands.chakra import ChakraCommand
+from commprof.commands.fit import FitCommand
+from commprof.commands.predict import PredictCommand
 from commprof.commands.report import ReportCommand
 from commprof.commands.run import RunCommand
 from commprof.commands.trace import TraceCommand
@@ -27,6 +30,9 @@ Measures what a PyTorch job's communication really costs.
   commprof launch-files       write what starts a recorded job on Slurm or Kubernetes
   commprof trace RUN          write it as a timeline for Perfetto or chrome://tracing
   commprof audit FILE         check somebody's scaling report against its own arithmetic
+  commprof fit SOURCE...      what collectives cost here, as a profile of this machine
+  commprof predict RUN        the run's step on other links, world sizes, buckets and hooks
+  commprof chakra RUN --output DIR   the run as Chakra execution traces, for network simulators
 """
 
 
@@ -54,6 +60,9 @@ COMMANDS: tuple[Command, ...] = (
     LaunchFilesCommand(),
     TraceCommand(),
     AuditCommand(),
+    FitCommand(),
+    PredictCommand(),
+    ChakraCommand(),
 )
 
 
