@@ -9,7 +9,9 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn, Protocol
 
+from commprof.commands.compare import CompareCommand
 from commprof.commands.env import EnvCommand
+from commprof.commands.microbench import MicrobenchCommand
 from commprof.commands.report import ReportCommand
 from commprof.commands.run import RunCommand
 from commprof.errors import CommprofError
@@ -21,6 +23,8 @@ Measures what a PyTorch job's communication really costs.
   commprof run --nproc 8      train at 1, 2, 4 and 8 ranks and record every collective
   commprof env -- COMMAND     record a job that torchrun, srun or anything else launches
   commprof report RUN         show a recorded run again, as a table or as JSON
+  commprof microbench OP      measure collectives alone, by message size
+  commprof compare A B        are two such results the same, but for noise?
 """
 
 
@@ -41,7 +45,13 @@ class Command(Protocol):
         """Does it; returns the exit code."""
 
 
-COMMANDS: tuple[Command, ...] = (RunCommand(), EnvCommand(), ReportCommand())
+COMMANDS: tuple[Command, ...] = (
+    RunCommand(),
+    EnvCommand(),
+    ReportCommand(),
+    MicrobenchCommand(),
+    CompareCommand(),
+)
 
 
 class _Parser(argparse.ArgumentParser):
