@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
-import mmap
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +12,10 @@ import torch.distributed as dist
 
 from commprof.analysis.sweep_samples import Times, durations_us
 from commprof.launch.worker import guarded
-from commprof.microbench.buffers import make_buffers
+from commprof.microbench.buffers import Buffers, make_buffers
 from commprof.microbench.calls import Side, make_call
 from commprof.microbench.measure import Subject, take_samples
 from commprof.microbench.operations import IN_PLACE, OPERATIONS
-from commprof.microbench.start_line import SharedStart, shared_start
 
 WARMUP = 5
 
@@ -37,9 +34,8 @@ def measure(plan: dict[str, Any]) -> None:
     dist.init_process_group("gloo")
     rank, world_size = dist.get_rank(), dist.get_world_size()
     side = Side(dist.group.WORLD, rank, world_size, "cpu")
-    start = shared_start(dist.group.WORLD, rank, world_size)
-    memory = _shared(plan["meeting"], world_size)
-    address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    nothing = torch.empty(0)
+    meet = make_call("barrier", side, Buffers(nothing, nothing), "sum")
     for size_bytes in plan["sizes"]:
         buffers = make_buffers(
             OPERATIONS["all_reduce"], IN_PLACE, size_bytes // 4, rank, world_size, "float", "cpu"
@@ -49,12 +45,12 @@ def measure(plan: dict[str, Any]) -> None:
         for _ in range(plan["rounds"]):
             per_round = max(2, min(100, int(2e7 / (size_bytes + 2e5))))
             subject.repeat(WARMUP)
-            ours = take_samples(subject, start, per_round)
+            ours = take_samples(subject, meet, per_round)
             loops = {}
-            for name, place in (("floor", address), ("back_to_back", 0)):
-                floor.all_reduces(dist.group.WORLD, buffers.target, WARMUP, 0)
+            for name, barrier in (("floor", True), ("back_to_back", False)):
+                floor.all_reduces(dist.group.WORLD, buffers.target, WARMUP, False)
                 dist.barrier()
-                begin, end = floor.all_reduces(dist.group.WORLD, buffers.target, per_round, place)
+                begin, end = floor.all_reduces(dist.group.WORLD, buffers.target, per_round, barrier)
                 loops[name] = Times(np.array(begin), np.array(end))
             rounds.append({"ours": ours, **loops})
         gathered: list[Any] = [None] * world_size
@@ -63,7 +59,6 @@ def measure(plan: dict[str, Any]) -> None:
             with Path(plan["result"]).open("a") as file:
                 file.write(json.dumps({"size_bytes": size_bytes, **_medians(gathered)}) + "\n")
     dist.barrier()
-    start.close()
     dist.destroy_process_group()
 
 
@@ -79,8 +74,3 @@ def _medians(ranks: list[list[dict[str, Times]]]) -> dict[str, list[float]]:
         calls = len(times["back_to_back"][0].begin_ns)
         out["back_to_back"].append(float(last - first) / calls / 1e3)
     return out
-
-
-def _shared(path: str, world_size: int) -> mmap.mmap:
-    with open(path, "r+b") as file:
-        return mmap.mmap(file.fileno(), SharedStart.bytes_for(world_size))

@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from commprof.microbench.operations import DTYPES, OPERATIONS, REDOPS
+from commprof.microbench.plan import SYNCS
 
 DESCRIPTION = f"""\
 Measures collectives alone, without a training job: latency and bandwidth by message size, in
@@ -99,8 +100,8 @@ def _add_measuring(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--sync",
-        choices=("clock", "barrier", "none"),
-        help="how a sample begins: at a time that the ranks of one host agree on, behind a "
-        "barrier of the backend, or right behind the last one (default: clock, or barrier where "
-        "ranks are on several hosts)",
+        choices=SYNCS,
+        default="barrier",
+        help="what comes before each sample: a barrier of the measured group, or nothing "
+        "(default: barrier)",
     )

@@ -17,15 +17,14 @@ from commprof.capture.metadata import machine
 from commprof.microbench.plan import Plan
 from commprof.microbench.schedule import WARMUP_RULE
 
-_SYNC_TEXT = {
-    "clock": "ranks begin at a time that they agree on through shared memory",
-    "barrier": "each sample begins behind a barrier of the backend",
+_START = {
+    "barrier": "each sample behind a barrier of the measured group, which is not in its time",
     "none": "samples follow each other without a barrier",
 }
 
 
-def context(plan: Plan, syncs: dict[int, str], hosts: int) -> dict[str, Any]:
-    """Machine, versions, and the policies of measuring. syncs: by world size."""
+def context(plan: Plan, clocks: int) -> dict[str, Any]:
+    """Machine, versions, and the policies of measuring. clocks: how many the ranks have."""
     return {
         "timestamp": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "command": shlex.join(["python", "-m", "commprof.microbench", *sys.argv[1:]]),
@@ -36,14 +35,14 @@ def context(plan: Plan, syncs: dict[int, str], hosts: int) -> dict[str, Any]:
         "backend": plan.backend,
         "backend_version": _backend_version(plan.backend),
         "threads_per_rank": torch.get_num_threads(),
-        "hosts": hosts,
+        "hosts": clocks,
         "world_size": dist.get_world_size(),
         "machine": {**machine(), "numa_nodes": _numa_nodes(), "interfaces": interfaces()},
-        "sync": {str(size): sync for size, sync in syncs.items()},
-        "start": "; ".join(dict.fromkeys(_SYNC_TEXT[sync] for sync in syncs.values())),
+        "sync": plan.sync,
+        "start": _START[plan.sync],
         "time": (
             "from the last rank's begin to the last rank's end"
-            if hosts == 1
+            if clocks == 1
             else "the slowest rank's own, late arrivals included, where ranks have several clocks"
         ),
         "rounds": plan.rounds,

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from commprof.analysis.sweep_samples import Times
-from commprof.microbench.start_line import StartLine
 
 Call = Callable[[], None]
 
@@ -33,25 +32,25 @@ class Subject:
             self.call()
 
 
-def take_samples(subject: Subject, start: StartLine, iterations: int) -> Times:
-    """Times of one rank's calls, in ns of CLOCK_MONOTONIC."""
+def take_samples(subject: Subject, meet: Call, iterations: int) -> Times:
+    """Times of one rank's calls, in ns of CLOCK_MONOTONIC. meet: called before each of them."""
     begin_ns, end_ns = [0] * iterations, [0] * iterations
-    call, prepare, wait, now = subject.call, subject.prepare, start.wait, time.monotonic_ns
+    call, prepare, now = subject.call, subject.prepare, time.monotonic_ns
     with _no_collector():
         for i in range(iterations):
             if prepare is not None:
                 prepare()
-            wait()
+            meet()
             begin_ns[i] = now()
             call()
             end_ns[i] = now()
     return Times(np.array(begin_ns, np.int64), np.array(end_ns, np.int64))
 
 
-def pilot_ns(subject: Subject, start: StartLine) -> float:
+def pilot_ns(subject: Subject, meet: Call) -> float:
     """Median of a few calls of this rank, after two that nobody times."""
     subject.repeat(2)
-    times = take_samples(subject, start, 3)
+    times = take_samples(subject, meet, 3)
     return float(np.median(times.end_ns - times.begin_ns))
 
 

@@ -17,12 +17,11 @@ import torch.distributed as dist
 
 from commprof.analysis.sweep_samples import Floats
 from commprof.microbench.buffers import make_buffers
-from commprof.microbench.calls import Side, finish, make_call, make_start
+from commprof.microbench.calls import Call, Side, finish, make_call, make_start
 from commprof.microbench.measure import Subject, pilot_ns
 from commprof.microbench.operations import operation
 from commprof.microbench.plan import Plan
 from commprof.microbench.schedule import samples_per_round
-from commprof.microbench.start_line import StartLine
 
 _ORDER = 100
 _CALIBRATION = 200
@@ -71,7 +70,7 @@ class Compute:
 
 
 def measure_overlap(
-    plan: Plan, op: str, count: int, side: Side, start: StartLine, control: object
+    plan: Plan, op: str, count: int, side: Side, meet: Call, control: object
 ) -> OverlapCell:
     """All samples of one size: the collective alone, the compute alone, and both, in turn."""
     placement = operation(op).placements[-1]
@@ -81,35 +80,35 @@ def measure_overlap(
     call = make_call(op, side, buffers, plan.redop)
     issue = make_start(op, side, buffers, plan.redop, is_async=True)
     compute = Compute()
-    slowest = torch.tensor([pilot_ns(Subject(call), start)], dtype=torch.float64)
+    slowest = torch.tensor([pilot_ns(Subject(call), meet)], dtype=torch.float64)
     dist.all_reduce(slowest, op=dist.ReduceOp.MAX, group=control)
     pure_ns = max(float(slowest), 1.0)
     units = compute.units(pure_ns)
     (iterations,) = samples_per_round(3 * pure_ns, 1, plan.iterations)
     finish(issue())
-    rows = [_sample(call, issue, compute, units, start) for _ in range(iterations)]
+    rows = [_sample(call, issue, compute, units, meet) for _ in range(iterations)]
     columns = np.array(rows, np.float64).T / 1e3
     return OverlapCell(count, placement, *columns)
 
 
 def _sample(
-    call: Callable[[], None],
+    call: Call,
     issue: Callable[[], Any],
     compute: Compute,
     units: int,
-    start: StartLine,
+    meet: Call,
 ) -> tuple[int, int, int, int]:
     """In ns: pure, compute alone, compute under the collective, all of that."""
     now = time.monotonic_ns
-    start.wait()
+    meet()
     begin = now()
     call()
     pure = now() - begin
-    start.wait()
+    meet()
     begin = now()
     compute.run(units)
     alone = now() - begin
-    start.wait()
+    meet()
     begin = now()
     works = issue()
     issued = now()

@@ -12,8 +12,8 @@ from typing import Any
 from commprof.errors import UsageError
 from commprof.microbench.operations import DTYPES, HOOK_PREFIX, REDOPS, operation
 
-SYNCS = ("clock", "barrier", "none")
-"""How a sample begins; see `Plan.sync`."""
+SYNCS = ("barrier", "none")
+"""What comes before each sample; see `Plan.sync`."""
 
 MOST_ROUNDS = 10
 """Passes over the sizes. An exact rank test of 10 against 10 can reach p = 1.1e-5."""
@@ -42,10 +42,8 @@ class Plan:
     """Calls before the samples of each round; None: by time."""
     check: int = 1
     """Calls per row whose data are verified; 0: none."""
-    sync: str | None = None
-    """clock: ranks of one host begin at a time that they agree on through shared memory.
-    barrier: behind the backend's own barrier. none: back to back. None: clock where all ranks
-    are on one host, else barrier."""
+    sync: str = "barrier"
+    """barrier: a barrier of the measured group before each sample. none: back to back."""
     overlap: bool = False
     """Measure communication under compute instead."""
 

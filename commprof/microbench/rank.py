@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +14,12 @@ from commprof.capture.metadata import clock_identity
 from commprof.launch.progress import ProgressFile
 from commprof.launch.worker import guarded
 from commprof.microbench.buffers import Buffers
-from commprof.microbench.calls import Side, make_call
+from commprof.microbench.calls import Call, Side, make_call
 from commprof.microbench.collector import Collector
 from commprof.microbench.context import context
 from commprof.microbench.operations import HOOK_PREFIX
 from commprof.microbench.overlap import measure_overlap
 from commprof.microbench.plan import Plan, Sweep
-from commprof.microbench.start_line import BarrierStart, NoStart, StartLine, shared_start
 from commprof.microbench.sweep_run import SweepRun
 
 
@@ -40,9 +38,9 @@ def run_plan(plan: Plan, progress_directory: Path | None = None) -> None:
     if plan.backend == "commprof":
         import commprof.backend  # noqa: F401  (registers it)
     dist.init_process_group("gloo")
-    hosts: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(hosts, _host())
-    runner = _Runner(plan, hosts, progress_directory)
+    clocks: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(clocks, tuple(clock_identity()))
+    runner = _Runner(plan, clocks, progress_directory)
     with closing(runner):
         for sweep in plan.sweeps():
             runner.run(sweep)
@@ -50,35 +48,20 @@ def run_plan(plan: Plan, progress_directory: Path | None = None) -> None:
     dist.destroy_process_group()
 
 
-@dataclass(frozen=True)
-class _Host:
-    """Ranks with equal ones share a clock and memory."""
-
-    clock: tuple[str, ...]
-    memory: int
-
-
-def _host() -> _Host:
-    memory = os.stat("/dev/shm").st_dev if os.path.isdir("/dev/shm") else 0
-    return _Host(tuple(clock_identity()), memory)
-
-
 class _Runner:
-    """Keeps what sweeps share: control groups, start lines, rows."""
+    """Keeps what sweeps share: control groups and rows."""
 
-    def __init__(self, plan: Plan, hosts: list[_Host], progress_directory: Path | None) -> None:
+    def __init__(self, plan: Plan, clocks: list[Any], progress_directory: Path | None) -> None:
         self._plan = plan
-        self._hosts = hosts
+        self._clocks = clocks
         self._rank = dist.get_rank()
         self._device = _device(plan.backend)
         self._controls: dict[int, Any] = {}
-        self._lines: dict[int, StartLine] = {}
         self._collector = None
         self._progress = None
         self._rounds_done = 0
         if self._rank == 0:
-            policies = {size: self._sync(size) for size in plan.world_sizes}
-            self._collector = Collector(plan, context(plan, policies, len(set(hosts))))
+            self._collector = Collector(plan, context(plan, len(set(clocks))))
             if progress_directory is not None:
                 self._progress = ProgressFile(progress_directory)
 
@@ -98,7 +81,7 @@ class _Runner:
             cells = []
             if own is not None:
                 side = self._side(sweep, group)
-                cells = list(own.round(turn, side, self._start(sweep, side)))
+                cells = list(own.round(turn, side, self._meeting(side)))
             if not keeps_group:
                 dist.destroy_process_group(group)
             ranks = self._gathered(cells)
@@ -112,9 +95,7 @@ class _Runner:
             self._collector.write()
 
     def close(self) -> None:
-        """Ends start lines and the progress file."""
-        for line in self._lines.values():
-            line.close()
+        """Ends the progress file."""
         if self._progress is not None:
             self._progress.close()
 
@@ -123,9 +104,9 @@ class _Runner:
         cells = []
         if self._is_in(sweep):
             side = self._side(sweep, group)
-            start = self._start(sweep, side)
+            meet = self._meeting(side)
             cells = [
-                measure_overlap(self._plan, sweep.op, count, side, start, control)
+                measure_overlap(self._plan, sweep.op, count, side, meet, control)
                 for count in sweep.counts
             ]
         dist.destroy_process_group(group)
@@ -149,23 +130,15 @@ class _Runner:
             self._controls[world_size] = dist.new_group(list(range(world_size)), backend="gloo")
         return self._controls[world_size]
 
-    def _start(self, sweep: Sweep, side: Side) -> StartLine:
-        size, sync = sweep.world_size, self._sync(sweep.world_size)
-        if sync == "none" or size == 1:
-            return NoStart()
-        if sync == "barrier":
-            nothing = torch.empty(0)
-            return BarrierStart(make_call("barrier", side, Buffers(nothing, nothing), "sum"))
-        if size not in self._lines:
-            self._lines[size] = shared_start(self._control(size), self._rank, size)
-        return self._lines[size]
-
-    def _sync(self, world_size: int) -> str:
-        shared = len(set(self._hosts[:world_size])) == 1
-        return self._plan.sync or ("clock" if shared else "barrier")
+    def _meeting(self, side: Side) -> Call:
+        """What comes before each sample: the measured backend's own barrier, or nothing."""
+        if self._plan.sync == "none":
+            return lambda: None
+        nothing = torch.empty(0)
+        return make_call("barrier", side, Buffers(nothing, nothing), "sum")
 
     def _has_one_clock(self, world_size: int) -> bool:
-        return len({host.clock for host in self._hosts[:world_size]}) == 1
+        return len(set(self._clocks[:world_size])) == 1
 
     def _gathered(self, own: list[Any]) -> list[list[Any]]:
         """Every rank's, at rank 0."""

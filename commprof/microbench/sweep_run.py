@@ -11,14 +11,13 @@ import torch.distributed as dist
 
 from commprof.analysis.sweep_samples import Times
 from commprof.microbench.buffers import make_buffers
-from commprof.microbench.calls import Side, make_call
+from commprof.microbench.calls import Call, Side, make_call
 from commprof.microbench.hooks import HookBench, make_hook_bench
 from commprof.microbench.measure import Subject, pilot_ns, take_samples
 from commprof.microbench.operations import HOOK_PREFIX, operation
 from commprof.microbench.patterns import Pattern
 from commprof.microbench.plan import Plan, Sweep
 from commprof.microbench.schedule import samples_per_round, warmup_calls
-from commprof.microbench.start_line import StartLine
 
 
 @dataclass(frozen=True)
@@ -46,15 +45,15 @@ class SweepRun:
     _schedule: dict[tuple[int, str], tuple[tuple[int, ...], int]] = field(default_factory=dict)
     _hooks: dict[int, HookBench] = field(default_factory=dict)
 
-    def round(self, turn: int, side: Side, start: StartLine) -> Iterator[Cell]:
-        """Measures every size once more."""
+    def round(self, turn: int, side: Side, meet: Call) -> Iterator[Cell]:
+        """Measures every size once more. meet: see `take_samples`."""
         for count in self.sweep.counts:
             for placement in operation(self.sweep.op).placements:
                 if self.sweep.op.startswith(HOOK_PREFIX):
                     subject, wrong = self._hook_subject(count, turn, side)
                 else:
                     subject, wrong = self._subject(count, placement, turn, side)
-                times = self._sample(subject, (count, placement), turn, start)
+                times = self._sample(subject, (count, placement), turn, meet)
                 yield Cell(count, placement, times, wrong)
 
     def close(self) -> None:
@@ -62,9 +61,9 @@ class SweepRun:
         for bench in self._hooks.values():
             bench.close()
 
-    def _sample(self, subject: Subject, row: tuple[int, str], turn: int, start: StartLine) -> Times:
+    def _sample(self, subject: Subject, row: tuple[int, str], turn: int, meet: Call) -> Times:
         if row not in self._schedule:
-            call_ns = max(self._slowest(pilot_ns(subject, start)), 1.0)
+            call_ns = max(self._slowest(pilot_ns(subject, meet)), 1.0)
             rounds, asked = self.plan.rounds, self.plan.iterations
             self._schedule[row] = (
                 samples_per_round(call_ns, rounds, asked),
@@ -72,7 +71,7 @@ class SweepRun:
             )
         iterations, warmup = self._schedule[row]
         subject.repeat(warmup)
-        return take_samples(subject, start, iterations[turn])
+        return take_samples(subject, meet, iterations[turn])
 
     def _subject(
         self, count: int, placement: str, turn: int, side: Side

@@ -31,9 +31,9 @@ _OVERLAP_HEAD = """\
 #       (B)  (elements)                      (us)     (us)     (us)     (us)      (%)"""
 
 _LEGEND = (
-    "time: median; {time}. Start: {start}. Rounds over all sizes: {rounds}; warm-up: {warmup}; checked "
-    "calls per row: {check}. GB is 1e9 bytes, busbw as nccl-tests defines it. Out of place, "
-    "all_reduce, reduce and broadcast copy their input first: c10d works in place."
+    "time: median; {time}. Start: {start}. Rounds over all sizes: {rounds}; warm-up: {warmup}; "
+    "checked calls per row: {check}. GB is 1e9 bytes, busbw as nccl-tests defines it. Out of "
+    "place, all_reduce, reduce and broadcast copy their input first: c10d works in place."
 )
 
 _OVERLAP_LEGEND = """\
