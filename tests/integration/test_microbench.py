@@ -32,7 +32,8 @@ pytestmark = pytest.mark.once_per_change(
 MICROBENCH = ("-m", "commprof.microbench")
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
 SIZES = ("-b", "1K", "-e", "64K", "-f", "64")
-FEW = ("-n", "4", "-w", "1")
+FEW = ("-n", "2", "-w", "1")
+PATIENCE_S = 180  # the machine is shared
 
 
 def result_of(path: Path) -> dict[str, Any]:
@@ -46,7 +47,7 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> Any:
     path = tmp_path_factory.mktemp("swept") / "deep" / "result.json"
     done = call(
         *MICROBENCH, *OPERATIONS, "--hook", "int8", "--nproc", "2,3", *SIZES, *FEW,
-        "--json", str(path),
+        "--json", str(path), timeout_s=PATIENCE_S,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return done, result_of(path)
@@ -68,7 +69,7 @@ def test_every_operation_is_there_at_every_size_and_right(swept: Any) -> None:
 
 def test_figures_follow_from_the_samples(swept: Any) -> None:
     for row in swept[1]["rows"]:
-        assert len(row["samples_us"]) == row["iterations"] == sum(row["round_iterations"]) == 4
+        assert len(row["samples_us"]) == row["iterations"] == sum(row["round_iterations"]) == 2
         assert row["min_us"] == min(row["samples_us"]) > 0
         assert row["max_us"] == max(row["samples_us"])
         assert row["skew_us"] >= 0
@@ -103,7 +104,16 @@ def test_the_table_holds_nccl_tests_columns(swept: Any) -> None:
 def test_overlap_has_imbs_columns(tmp_path: Path) -> None:
     path = tmp_path / "overlap.json"
     done = call(
-        *MICROBENCH, "all_reduce", "--nproc", "2", *SIZES, *FEW, "--overlap", "--json", str(path)
+        *MICROBENCH,
+        "all_reduce",
+        "--nproc",
+        "2",
+        *SIZES,
+        *FEW,
+        "--overlap",
+        "--json",
+        str(path),
+        timeout_s=PATIENCE_S,
     )
     assert done.returncode == 0, done.stderr
     result = result_of(path)
@@ -151,7 +161,7 @@ def rank_process(temporary: Path, rank: int) -> int | None:
 
 
 def kill_after_the_first_round(process: subprocess.Popen[str], temporary: Path) -> None:
-    limit = time.monotonic() + 60
+    limit = time.monotonic() + PATIENCE_S
     while not list(temporary.glob("commprof-microbench-*/result.json")):
         assert time.monotonic() < limit
         assert process.poll() is None
@@ -164,17 +174,17 @@ def kill_after_the_first_round(process: subprocess.Popen[str], temporary: Path) 
 def test_a_rank_that_dies_ends_it_with_one_line_and_finished_rows_kept(tmp_path: Path) -> None:
     path = tmp_path / "result.json"
     process = start(
-        *MICROBENCH, "all_reduce", "--nproc", "2", *SIZES, "-n", "5000",
+        *MICROBENCH, "all_reduce", "--nproc", "2", *SIZES, "-n", "1000",
         "--json", str(path), TMPDIR=str(tmp_path),
     )  # fmt: skip
     kill_after_the_first_round(process, tmp_path)
-    done = finish(process)
+    done = finish(process, PATIENCE_S)
     assert done.returncode == 1
     assert done.stderr.count("\n") == 1
     assert "rank 1 failed: its process was ended by SIGKILL" in done.stderr
     result = result_of(path)
     assert len(result["rows"]) == 4
-    assert all(500 <= row["iterations"] < 5000 for row in result["rows"])
+    assert all(100 <= row["iterations"] < 1000 for row in result["rows"])
     (problem,) = result["problems"]
     assert problem.startswith("rank 1 failed")
     assert "# Cut short: rank 1 failed" in done.stdout
@@ -185,7 +195,7 @@ def test_torchrun_may_start_the_ranks_and_the_backend_be_our_own(tmp_path: Path)
     done = call(
         *TORCHRUN, *MICROBENCH, "all_reduce", "reduce_scatter", "all_gather", *SIZES, *FEW,
         "--backend", "commprof", "-d", "bfloat16", "-o", "max", "--json", str(path),
-        OMP_NUM_THREADS="1",
+        OMP_NUM_THREADS="1", timeout_s=PATIENCE_S,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     rows = result_of(path)["rows"]
