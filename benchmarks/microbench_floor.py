@@ -1,6 +1,6 @@
 """What commprof microbench adds to a minimal C++ loop over the same c10d process group.
 
-    PYTHONPATH=. python benchmarks/microbench_floor.py [--ranks 2] [--rounds 10] [--json FILE]
+    PYTHONPATH=. python benchmarks/microbench_floor.py [--ranks 2] [--rounds 10]
 
 All-reduce on gloo, in place, 1 KB to 100 MB. The two loops take turns in one job, round after
 round, each call behind a barrier; figures are medians over rounds, and ratios are of neighbours in
@@ -35,9 +35,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--sizes", help="bytes, with commas (default: 1 KB to 100 MB)")
     parser.add_argument("--json", type=Path, help="write the rounds' medians there")
     args = parser.parse_args()
-    rows = _measure(args.ranks, args.rounds)
+    sizes = [int(word) for word in args.sizes.split(",")] if args.sizes else [*SIZES]
+    rows = _measure(args.ranks, args.rounds, sizes)
     if args.json:
         args.json.write_text(json.dumps(rows, indent=1) + "\n")
     judged = [_judged(row, args.ranks) for row in rows]
@@ -49,20 +51,19 @@ def main() -> None:
     sys.exit(any(row[-1] != "met" for row in judged))
 
 
-def _measure(ranks: int, rounds: int) -> list[dict[str, Any]]:
+def _measure(ranks: int, rounds: int, sizes: list[int]) -> list[dict[str, Any]]:
     import microbench_floor_rank
     from torch.utils import cpp_extension
 
     build = Path(tempfile.gettempdir()) / "commprof-microbench-floor"
     build.mkdir(exist_ok=True)
     source = str(HERE / "microbench_floor.cpp")
-    cpp_extension.load("microbench_floor", [source], build_directory=str(build))
+    floor = cpp_extension.load("microbench_floor", [source], build_directory=str(build))
     with tempfile.TemporaryDirectory() as directory:
         base = Path(directory)
         plan = {
-            "source": source,
-            "build": str(build),
-            "sizes": SIZES,
+            "floor": floor.__file__,
+            "sizes": sizes,
             "rounds": rounds,
             "result": str(base / "result"),
         }

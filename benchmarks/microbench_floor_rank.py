@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,32 +30,33 @@ def run(plan_path: str) -> None:
 
 def measure(plan: dict[str, Any]) -> None:
     """Writes one line of JSON per size into the plan's result file, as rank 0."""
-    from torch.utils import cpp_extension
-
     torch.set_num_threads(1)
-    floor = cpp_extension.load("microbench_floor", [plan["source"]], build_directory=plan["build"])
+    floor = _loaded(plan["floor"])
     dist.init_process_group("gloo")
     rank, world_size = dist.get_rank(), dist.get_world_size()
     side = Side(dist.group.WORLD, rank, world_size, "cpu")
     nothing = torch.empty(0)
     meet = make_call("barrier", side, Buffers(nothing, nothing), "sum")
+    order = random.Random(0)  # the same on all ranks
     for size_bytes in plan["sizes"]:
         buffers = make_buffers(
             OPERATIONS["all_reduce"], IN_PLACE, size_bytes // 4, rank, world_size, "float", "cpu"
         )
         subject = Subject(make_call("all_reduce", side, buffers, "sum"))
+        calls = max(2, min(100, int(2e7 / (size_bytes + 2e5))))
+        loops: dict[str, Callable[[], Times]] = {
+            "ours": lambda: take_samples(subject, meet, calls),  # noqa: B023
+            "floor": lambda: _in_cpp(floor, buffers.target, calls, True),  # noqa: B023
+            "back_to_back": lambda: _in_cpp(floor, buffers.target, calls, False),  # noqa: B023
+        }
         rounds = []
         for _ in range(plan["rounds"]):
-            per_round = max(2, min(100, int(2e7 / (size_bytes + 2e5))))
-            subject.repeat(WARMUP)
-            ours = take_samples(subject, meet, per_round)
-            loops = {}
-            for name, barrier in (("floor", True), ("back_to_back", False)):
-                floor.all_reduces(dist.group.WORLD, buffers.target, WARMUP, False)
+            taken = {}
+            for name in order.sample(sorted(loops), len(loops)):
+                subject.repeat(min(WARMUP, calls))
                 dist.barrier()
-                begin, end = floor.all_reduces(dist.group.WORLD, buffers.target, per_round, barrier)
-                loops[name] = Times(np.array(begin), np.array(end))
-            rounds.append({"ours": ours, **loops})
+                taken[name] = loops[name]()
+            rounds.append(taken)
         gathered: list[Any] = [None] * world_size
         dist.gather_object(rounds, gathered if rank == 0 else None)
         if rank == 0:
@@ -60,6 +64,21 @@ def measure(plan: dict[str, Any]) -> None:
                 file.write(json.dumps({"size_bytes": size_bytes, **_medians(gathered)}) + "\n")
     dist.barrier()
     dist.destroy_process_group()
+
+
+def _in_cpp(floor: Any, tensor: Any, calls: int, barrier: bool) -> Times:
+    begin, end = floor.all_reduces(dist.group.WORLD, tensor, calls, barrier)
+    return Times(np.array(begin), np.array(end))
+
+
+def _loaded(path: str) -> Any:
+    """The loop in C++."""
+    spec = importlib.util.spec_from_file_location("microbench_floor", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def _medians(ranks: list[list[dict[str, Times]]]) -> dict[str, list[float]]:
