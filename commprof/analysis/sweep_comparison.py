@@ -8,12 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from commprof.analysis.rank_test import holm, least_p, rank_test
+from commprof.analysis.rank_test import holm, least_p, rank_test, with_correlation
 from commprof.analysis.sweep import RowKey, SweepResult, SweepRow
 from commprof.errors import UsageError
 
 #: Chance that a comparison of two equal results flags any row at all.
 SIGNIFICANCE = 0.01
+
+_MOST_CORRELATION = 0.95
 
 
 @dataclass(frozen=True)
@@ -29,7 +31,7 @@ class RowComparison:
     ratio: float
     """Second over first: above 1 the second is slower."""
     p_value: float
-    """Of the rank test between the rounds' medians."""
+    """Of the rank test between the rounds' medians, with `SweepComparison.correlation`."""
     corrected_p: float
     """For the number of rows, by Holm's rule."""
     verdict: str
@@ -48,6 +50,8 @@ class SweepComparison:
     """Rows that the first lacks."""
     differences: tuple[tuple[str, str, str], ...]
     """What of machine, versions and policies differs: name, first's, second's."""
+    correlation: float
+    """Of a round's medians with the next round's, over all rows: how much the machine drifts."""
     remarks: tuple[str, ...]
     """What limits the conclusion."""
 
@@ -67,7 +71,11 @@ def compare_sweeps(first: SweepResult, second: SweepResult) -> SweepComparison:
             "backend, placement and size); measure both with the same arguments"
         )
     pairs = [(firsts[key], seconds[key]) for key in both]
-    p_values = [rank_test(round_medians(a), round_medians(b)) for a, b in pairs]
+    correlation = drift([round_medians(row) for pair in pairs for row in pair])
+    p_values = [
+        with_correlation(rank_test(round_medians(a), round_medians(b)), correlation)
+        for a, b in pairs
+    ]
     rows = tuple(
         _row(a, b, p_value, corrected)
         for (a, b), p_value, corrected in zip(pairs, p_values, holm(p_values), strict=True)
@@ -77,6 +85,7 @@ def compare_sweeps(first: SweepResult, second: SweepResult) -> SweepComparison:
         only_first=len(firsts) - len(both),
         only_second=len(seconds) - len(both),
         differences=_differences(first.context, second.context),
+        correlation=correlation,
         remarks=tuple(_remarks(pairs)),
     )
 
@@ -90,6 +99,27 @@ def round_medians(row: SweepRow) -> list[float]:
     ends = np.cumsum(row.round_iterations)
     samples = np.array(row.samples_us)
     return [float(np.median(part)) for part in np.split(samples, ends[:-1]) if len(part)]
+
+
+def drift(series: list[list[float]]) -> float:
+    """Lag-one correlation of the logarithms within these series, all taken together.
+
+    The estimate from n values is low by about 1 / n (Marriott and Pope, Biometrika 41 (1954)
+    390-402), which is put back. 0 where no series has three values or any spread.
+    """
+    along = square = missing = 0.0
+    for values in series:
+        if len(values) < 3 or min(values) <= 0:
+            continue
+        centred = np.log(values) - np.log(values).mean()
+        spread = float((centred**2).sum())
+        if spread == 0:
+            continue
+        # Each series counts alike, however noisy.
+        along += float((centred[1:] * centred[:-1]).sum()) / spread
+        missing += 1 / len(values)
+        square += 1
+    return min((along + missing) / square, _MOST_CORRELATION) if square else 0.0
 
 
 def _row(a: SweepRow, b: SweepRow, p_value: float, corrected: float) -> RowComparison:

@@ -22,8 +22,9 @@ _HEADERS = (
 _LEFT = (0, 2, 3, 10)
 
 _LEGEND = """\
-A, B: median times. p: Mann-Whitney rank test between the rounds' medians; corrected by Holm's rule
-for {rows}, so that two equal results show any difference at all with a chance of {alpha:.0%}."""
+A, B: median times. p: Mann-Whitney rank test between the rounds' medians, which resemble those of
+the next round (correlation {correlation:.2f}); corrected by Holm's rule for {rows}, so that two
+equal results show any difference at all with a chance of {alpha:.0%}."""
 
 
 def render(comparison: SweepComparison) -> str:
@@ -31,7 +32,9 @@ def render(comparison: SweepComparison) -> str:
     rows = comparison.rows
     blocks = [tabulated([_cells(row) for row in rows], _HEADERS, _LEFT)]
     number = "1 row" if len(rows) == 1 else f"{len(rows)} rows"
-    blocks.append(_LEGEND.format(rows=number, alpha=SIGNIFICANCE))
+    blocks.append(
+        _LEGEND.format(rows=number, alpha=SIGNIFICANCE, correlation=comparison.correlation)
+    )
     if comparison.differences:
         lines = [
             f"  {name}: {printable(a)} against {printable(b)}"

@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 
-from commprof.analysis.rank_test import holm, least_p, midranks, rank_test
+from commprof.analysis.rank_test import holm, least_p, midranks, rank_test, with_correlation
 
 
 def by_counting(first: list[float], second: list[float]) -> float:
@@ -45,6 +45,14 @@ def test_ties_and_unequal_lengths_are_exact(first: list[float], second: list[flo
 def test_equal_or_missing_values_are_no_difference() -> None:
     assert rank_test([2, 2, 2], [2, 2]) == 1.0
     assert rank_test([], [1, 2]) == 1.0
+
+
+def test_correlated_values_say_less() -> None:
+    p = math.erfc(4 / math.sqrt(2))  # four standard deviations
+    assert with_correlation(p, 0.0) == p == with_correlation(p, -0.5)
+    # r = 0.6 leaves a quarter of the values, and half the deviate.
+    assert with_correlation(p, 0.6) == pytest.approx(math.erfc(2 / math.sqrt(2)))
+    assert with_correlation(1.0, 0.6) == 1.0
 
 
 def test_midranks_share_the_mean() -> None:

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from commprof.analysis.rank_test import holm, rank_test
 from commprof.analysis.sweep import SweepResult, SweepRow
-from commprof.analysis.sweep_comparison import compare_sweeps, round_medians
+from commprof.analysis.sweep_comparison import compare_sweeps, drift, round_medians
 from commprof.analysis.sweep_file import write_sweep
 from commprof.commands import main
 from commprof.commands.compare import parse_share
@@ -69,6 +70,51 @@ def test_equal_results_of_many_sizes_show_no_more_than_chance() -> None:
     assert flagged < 5
 
 
+def drifting_pair(random: np.random.Generator, sizes: int) -> tuple[SweepResult, SweepResult]:
+    """Two results taken one after the other on a machine whose speed wanders."""
+    speed = np.exp(np.cumsum(random.normal(0, 0.03, size=2 * ROUNDS)))
+    results = []
+    for part in (speed[:ROUNDS], speed[ROUNDS:]):
+        samples = part * 100 * random.lognormal(0, 0.02, size=(sizes, ROUNDS))
+        results.append(
+            sweep_result(
+                *(
+                    row(
+                        key=key(size_bytes=8 << i),
+                        time_us=float(np.median(one)),
+                        samples_us=tuple(one.tolist()),
+                        round_iterations=(1,) * ROUNDS,
+                    )
+                    for i, one in enumerate(samples)
+                )
+            )
+        )
+    return results[0], results[1]
+
+
+def test_a_machine_that_drifts_is_not_taken_for_a_difference() -> None:
+    random = np.random.default_rng(5)
+    pairs = [drifting_pair(random, 16) for _ in range(40)]
+    comparisons = [compare_sweeps(*pair) for pair in pairs]
+    assert np.mean([one.correlation for one in comparisons]) > 0.3
+    flagged = sum(any(found.verdict != "same" for found in one.rows) for one in comparisons)
+    blind = sum(
+        min(holm([rank_test(round_medians(x), round_medians(y)) for x, y in rows])) < 0.01
+        for rows in (list(zip(a.rows, b.rows, strict=True)) for a, b in pairs)
+    )
+    assert blind > 15  # what the test alone would have said
+    assert flagged <= blind / 5
+
+
+def test_drift_of_independent_rounds_is_none_on_average() -> None:
+    random = np.random.default_rng(6)
+    found = [drift(random.lognormal(size=(40, ROUNDS)).tolist()) for _ in range(50)]
+    assert abs(np.mean(found)) < 0.03
+    steady = np.cumsum(np.ones(200)).tolist()
+    assert drift([steady]) > 0.9
+    assert drift([[1.0, 1.0, 1.0], [1.0, 2.0]]) == 0
+
+
 def test_what_one_side_lacks_is_counted_and_what_differs_is_named() -> None:
     first = sweep_result(row(), row(key=key(size_bytes=8)))
     second = sweep_result(
@@ -100,8 +146,9 @@ operation   ranks  placement  type       size   A   B    B/A      p  corrected  
 ----------  -----  ---------  ---------  ----  --  --  -----  -----  ---------  -------
 all_reduce      2  in-place   float sum  1024  50  60  1.200  1.000      1.000  same
 
-A, B: median times. p: Mann-Whitney rank test between the rounds' medians; corrected by Holm's rule
-for 1 row, so that two equal results show any difference at all with a chance of 1%.
+A, B: median times. p: Mann-Whitney rank test between the rounds' medians, which resemble those of
+the next round (correlation 0.00); corrected by Holm's rule for 1 row, so that two
+equal results show any difference at all with a chance of 1%.
 
 * With 2 rounds and 1 rows no difference can be told from chance in every row at 1%; measure fewer\
  sizes, or leave -n out.
