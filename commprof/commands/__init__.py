@@ -15,6 +15,8 @@ from commprof.commands.launch_files import LaunchFilesCommand
 from commprof.commands.chakra import ChakraCommand
 from commprof.commands.fit import FitCommand
 from commprof.commands.predict import PredictCommand
+from commprof.commands.compare import CompareCommand
+from commprof.commands.microbench import MicrobenchCommand
 from commprof.commands.report import ReportCommand
 from commprof.commands.run import RunCommand
 from commprof.commands.trace import TraceCommand
@@ -33,6 +35,8 @@ Measures what a PyTorch job's communication really costs.
   commprof fit SOURCE...      what collectives cost here, as a profile of this machine
   commprof predict RUN        the run's step on other links, world sizes, buckets and hooks
   commprof chakra RUN --output DIR   the run as Chakra execution traces, for network simulators
+  commprof microbench OP      measure collectives alone, by message size
+  commprof compare A B        are two such results the same, but for noise?
 """
 
 
@@ -63,6 +67,8 @@ COMMANDS: tuple[Command, ...] = (
     FitCommand(),
     PredictCommand(),
     ChakraCommand(),
+    MicrobenchCommand(),
+    CompareCommand(),
 )
 
 
