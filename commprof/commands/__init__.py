@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn, Protocol
 
+from commprof.commands.compare import CompareCommand
 from commprof.commands.env import EnvCommand
 from commprof.commands.report import ReportCommand
 from commprof.commands.run import RunCommand
@@ -20,7 +21,8 @@ Measures what a PyTorch job's communication really costs.
 
   commprof run --nproc 8      train at 1, 2, 4 and 8 ranks and record every collective
   commprof env -- COMMAND     record a job that torchrun, srun or anything else launches
-  commprof report RUN         show a recorded run again, as a table or as JSON
+  commprof report RUN         show a recorded run again: tables, JSON, or a page with pictures
+  commprof compare A B        what changed between two runs, and what of it is chance
 """
 
 
@@ -41,7 +43,12 @@ class Command(Protocol):
         """Does it; returns the exit code."""
 
 
-COMMANDS: tuple[Command, ...] = (RunCommand(), EnvCommand(), ReportCommand())
+COMMANDS: tuple[Command, ...] = (
+    RunCommand(),
+    EnvCommand(),
+    ReportCommand(),
+    CompareCommand(),
+)
 
 
 class _Parser(argparse.ArgumentParser):
