@@ -34,6 +34,8 @@ class Page:
         self._read, self._write = read, write
         self._buffer, self._number, self._session = b"", 0, ""
         self.complaints: list[str] = []
+        #: By size of the window, how large the screenshot of an empty page is.
+        self.blank_bytes: dict[tuple[int, int], int] = {}
         target = self._call("Target.createTarget", url="about:blank")["targetId"]
         attached = self._call("Target.attachToTarget", targetId=target, flatten=True)
         self._session = attached["sessionId"]
@@ -47,7 +49,7 @@ class Page:
     def open(self, path: Path) -> None:
         """Loads a file and waits until its scripts have drawn."""
         self._call("Page.navigate", url=path.resolve().as_uri())
-        self.until("document.documentElement.dataset.ready === 'yes'")
+        self.until("document.documentElement?.dataset.ready === 'yes'")
 
     def until(self, condition: str) -> None:
         """Waits for an expression to be true."""

@@ -78,8 +78,8 @@ def _body(report: FullReport) -> Iterator[str]:
     yield "<h1>commprof report</h1>"
     yield f"<p>{_text(context['description'])}</p>"
     yield f'<p class="setup">{_text(setup(report.result))}</p>'
-    yield f'<p class="setup"><time>{_text(context["timestamp"])}</time> '
-    yield f"<code>{_text(context.get('command', ''))}</code></p>"
+    yield f'<p class="setup"><time>{_text(context["timestamp"])}</time></p>'
+    yield f'<p class="setup"><code>{_text(context.get("command", ""))}</code></p>'
     yield "</header>"
     yield '<nav aria-label="Sections"><ul>'
     yield from (f'<li><a href="#{part.id}">{_text(part.title)}</a></li>' for part in parts)

@@ -1,6 +1,6 @@
 // Throughput over world sizes: measured, and what the smallest one would scale to ideally.
 
-const MARGIN = { left: 56, right: 16, top: 12, bottom: 36 };
+const MARGIN = { left: 56, right: 16, top: 24, bottom: 36 };
 
 function drawScaling() {
   const picture = document.getElementById("scaling-picture");
@@ -50,7 +50,8 @@ function scalingChart(known, width) {
   chart.append(
     shape("path", { class: "line ideal", d: path((each) => ideal(each.ranks)) }),
     shape("path", { class: "line measured", d: path((each) => each.samples_per_s) }),
-    shape("text", { class: "tick", x: 4, y: height - 8 }, "samples/s by ranks"),
+    shape("text", { class: "tick", x: 4, y: 12 }, "samples/s"),
+    shape("text", { class: "tick", x: width / 2, y: height - 4, "text-anchor": "middle" }, "ranks"),
   );
   for (const each of known) {
     const point = shape("circle", {
@@ -63,7 +64,7 @@ function scalingChart(known, width) {
       `efficiency ${percent(each.efficiency)}`,
     ]);
     chart.append(
-      shape("text", { class: "tick", x: x(each.ranks), y: height - 18, "text-anchor": "middle" },
+      shape("text", { class: "tick", x: x(each.ranks), y: height - MARGIN.bottom + 16, "text-anchor": "middle" },
         each.ranks),
       point,
     );
