@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from commprof.analysis.cost import Cost
 from commprof.analysis.detail import WorldDetail
+from commprof.analysis.predicted import Predictions
 from commprof.analysis.scaling import RunResult
 from commprof.analysis.verdict import Verdict
 
@@ -21,3 +22,5 @@ class FullReport:
     verdict: Verdict | None
     #: None without a price.
     cost: Cost | None
+    #: None unless given.
+    predictions: Predictions | None = None

@@ -37,10 +37,11 @@ def write_output(path: Path, content: str | bytes) -> None:
     if _is_a_device(path):
         path.write_bytes(data)
         return
-    fresh = path.with_name(f".{path.name}.{os.getpid()}")
+    target = path.resolve()  # a link stays one
+    fresh = target.with_name(f".{target.name}.{os.getpid()}")
     try:
         fresh.write_bytes(data)
-        fresh.replace(path)
+        fresh.replace(target)
     except OSError as error:
         fresh.unlink(missing_ok=True)
         raise UsageError(f"cannot write {path}: {error.strerror}; name another -o FILE") from None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 
 from commprof.analysis.cost import Cost, CostRow
 from commprof.report.tabulated import Grid, tabulated
@@ -12,10 +13,10 @@ Time and money from the measured samples/s [95 % interval of the mean step]; mon
 of the price. efficiency: cost per sample of the first row over this one's."""
 
 
-def section(cost: Cost) -> str:
-    """Heading, table, legend and the best world size."""
+def section(cost: Cost, width: int = 100) -> str:
+    """Heading, table, legend and the best world size; sentences are wrapped to ``width``."""
     table = f"{heading(cost)}:\n{tabulated(*cost_grid(cost))}"
-    return "\n\n".join([table, LEGEND, *best(cost)])
+    return "\n\n".join([table, LEGEND, *(textwrap.fill(line, width) for line in best(cost))])
 
 
 def heading(cost: Cost) -> str:

@@ -9,7 +9,13 @@ from commprof.analysis.full_report import FullReport
 from commprof.analysis.overhead import Overhead
 from commprof.analysis.verdict import Binding
 from commprof.analysis.world import WorldResult
-from commprof.report import collectives_table, compression_table, cost_table, summary_table
+from commprof.report import (
+    collectives_table,
+    compression_table,
+    cost_table,
+    predicted_table,
+    summary_table,
+)
 from commprof.report.cross_checks_table import HEADING as CHECKS_LEGEND
 from commprof.report.cross_checks_table import cross_checks_grid
 from commprof.report.table import PARTS_LEGEND, SCALING_LEGEND, notes, parts_grid, scaling_grid
@@ -82,9 +88,7 @@ def _of_all_worlds(report: FullReport) -> Iterator[Section]:
         bullets=tuple(map(_binding, bindings)),
         legend=PARTS_LEGEND,
     )
-    yield Section(
-        "scaling", "Scaling", grids=(("By ranks", scaling_grid(result)),), legend=SCALING_LEGEND
-    )
+    yield _scaling(report)
     yield Section(
         "steps",
         "Step by step",
@@ -99,6 +103,14 @@ def _of_all_worlds(report: FullReport) -> Iterator[Section]:
     ]
     if waiting:
         yield Section("waiting", "Who waits for whom", grids=tuple(waiting), legend=WAITING_LEGEND)
+
+
+def _scaling(report: FullReport) -> Section:
+    grids, legend = [("By ranks", scaling_grid(report.result))], SCALING_LEGEND
+    if report.predictions is not None:
+        grids.append((predicted_table.CAPTION, predicted_table.predicted_grid(report.predictions)))
+        legend += "\n" + predicted_table.legend(report.predictions)
+    return Section("scaling", "Scaling", grids=tuple(grids), legend=legend)
 
 
 def _of_last_world(world: WorldResult) -> Iterator[Section]:

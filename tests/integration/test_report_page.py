@@ -8,6 +8,7 @@ import pytest
 
 from commprof.commands import main
 from tests.support.browser import Page, browser, chromium
+from tests.support.predictions import answer, write_predictions
 from tests.support.run_directories import HOSTILE, ranks_of, write_run
 
 pytestmark = pytest.mark.once_per_change(
@@ -31,7 +32,9 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
         ranks_of(4, 25, late_ms=10, group=HOSTILE),
         description=HOSTILE,
     )
-    assert main(["report", str(run), "--format", "html", "--price-per-hour", "2"]) == 0
+    predictions = write_predictions(base / "p.json", answer(8, 150.0), answer(16, 250.0))
+    beside = ["--price-per-hour", "2", "--predictions", str(predictions)]
+    assert main(["report", str(run), "--format", "html", *beside]) == 0
     with browser(base / "profile") as opened:
         for size in (PHONE, DESKTOP):
             opened.size(*size)
@@ -83,6 +86,7 @@ def shown_axis(page: Page) -> str:
 def test_every_picture_is_drawn(page: Page) -> None:
     for picture in ("#step-picture .bar", "#scaling-picture svg path", "#steps-picture svg rect"):
         assert page.value(f"document.querySelectorAll({picture!r}).length") >= 2, picture
+    assert page.value("document.querySelectorAll('#scaling-picture .point.predicted').length") == 2
     assert canvas_colours(page) > 6
     assert page.value("document.querySelectorAll('#waiting td.heat').length") == 16
     assert "At 4 ranks the step is bound by" in text_of(page, "#verdict .lead")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from html.parser import HTMLParser
@@ -13,11 +14,13 @@ import pytest
 
 from commprof.analysis.cost import Price, cost
 from commprof.analysis.full_report import FullReport
+from commprof.analysis.predicted import read_predictions
 from commprof.analysis.run import analyse_in_detail
 from commprof.analysis.verdict import verdict
 from commprof.report import markdown
 from commprof.report.html import data, page
 from commprof.report.html.data import as_dict
+from tests.support.predictions import answer, write_predictions
 from tests.support.run_directories import HOSTILE, ranks_of, write_run
 from tests.support.traces import Rank
 
@@ -180,7 +183,15 @@ SCHEMA = {
                 ],
             },
         }
-    ]
+    ],
+    "predicted": [
+        {
+            "setting": str,
+            "points": [
+                {"ranks": int, "value": float, "low": float, "high": float, "outside": bool}
+            ],
+        }
+    ],
 }
 
 
@@ -198,11 +209,16 @@ def check(value: Any, schema: Any, where: str) -> None:
         assert isinstance(value, schema), (where, value)
 
 
-def test_the_schema_of_the_page_s_data(plain: FullReport) -> None:
-    text = page.render(plain).split('id="data">')[1].split("</script>")[0]
+def test_the_schema_of_the_page_s_data(plain: FullReport, tmp_path: Path) -> None:
+    file = write_predictions(tmp_path / "p.json", answer(8, 700.0), answer(4, 400.0))
+    predicted = dataclasses.replace(plain, predictions=read_predictions(file))
+    text = page.render(predicted).split('id="data">')[1].split("</script>")[0]
     document = json.loads(text)
     check(document, SCHEMA, "data")
-    assert document == json.loads(json.dumps(as_dict(plain)))
+    assert document == json.loads(json.dumps(as_dict(predicted)))
+    (curve,) = document["predicted"]
+    assert curve["setting"] == "as recorded"
+    assert [point["ranks"] for point in curve["points"]] == [4, 8]
     flights = document["worlds"][1]["timeline"]["ranks"][0]["flights"]
     # Steps from 100 ms on: bucket 0 at 40, bucket 1 at 60, rank 1 is 10 ms late for it.
     assert flights["issue"][:2] == [40_000, 20_000]

@@ -16,8 +16,10 @@ import numpy.typing as npt
 from commprof.analysis.detail import PARTS, WorldDetail
 from commprof.analysis.flights import UNSPLIT, Flights, RankTimeline, Stretches, Timeline
 from commprof.analysis.full_report import FullReport
+from commprof.analysis.predicted import PredictedPoint, Predictions
 from commprof.report.as_json import plain
 from commprof.report.plain_text import printable
+from commprof.report.predicted_table import setting_text
 
 #: Spans of all timelines together: they cost some 20 bytes each.
 MOST_SPANS = 30_000
@@ -54,7 +56,29 @@ def as_dict(report: FullReport) -> dict[str, Any]:
                 "timeline": _timeline(drawn),
             }
         )
-    return {"worlds": worlds}
+    return {"worlds": worlds, "predicted": _predicted(report.predictions)}
+
+
+def _predicted(predictions: Predictions | None) -> list[dict[str, Any]]:
+    """A curve per setting, its points by ranks."""
+    points = () if predictions is None else predictions.points
+    curves: dict[str, list[PredictedPoint]] = {}
+    for point in sorted(points, key=lambda point: point.world_size):
+        curves.setdefault(setting_text(point), []).append(point)
+    return [
+        {
+            "setting": setting[:_LONGEST_NAME],
+            "points": [
+                {
+                    "ranks": point.world_size,
+                    **{name: _rounded(x) for name, x in asdict(point.samples_per_s).items()},
+                    "outside": bool(point.outside),
+                }
+                for point in curve
+            ],
+        }
+        for setting, curve in curves.items()
+    ]
 
 
 def _parts(rank: int, parts: dict[str, float]) -> dict[str, Any]:
