@@ -116,7 +116,11 @@ def _table(caption: str, grid: Grid) -> Iterator[str]:
     # A scrolling box must be reachable by keyboard.
     yield f'<div class="scroll" tabindex="0" role="region" aria-label="{_text(caption)}">'
     yield f"<table><caption>{_text(caption)}</caption><thead><tr>"
-    yield "".join(f'<th scope="col">{_text(one_line(header))}</th>' for header in grid.headers)
+    left = [" class=text" if i in grid.left else "" for i in range(len(grid.headers))]
+    yield "".join(
+        f'<th scope="col"{side}>{_text(one_line(header))}</th>'
+        for side, header in zip(left, grid.headers, strict=True)
+    )
     yield "</tr></thead><tbody>"
     for row in grid.rows:
         cells = [
