@@ -123,16 +123,13 @@ def _table(caption: str, grid: Grid) -> Iterator[str]:
     )
     yield "</tr></thead><tbody>"
     for row in grid.rows:
-        cells = [
-            f"<td{' class=text' if i in grid.left else ''}>{_text(str(cell))}</td>"
-            for i, cell in enumerate(row)
-        ]
+        cells = [f"<td{side}>{_text(cell)}</td>" for side, cell in zip(left, row, strict=True)]
         cells[0] = cells[0].replace("<td", '<th scope="row"', 1).replace("</td>", "</th>")
         yield "<tr>" + "".join(cells) + "</tr>"
     yield "</tbody></table></div>"
 
 
-def _text(text: str) -> str:
+def _text(text: object) -> str:
     return html.escape(printable(str(text)))
 
 
