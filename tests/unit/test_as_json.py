@@ -245,7 +245,7 @@ def full_run() -> dict[str, Any]:
                 remarks=("a remark",),
                 summaries=(summary(2, problems=("c",)),),
             ),
-            cost(worlds, details, Price(3.6, "rank")),
+            cost=cost(worlds, details, Price(3.6, "rank")),
         )
     )
     return document
