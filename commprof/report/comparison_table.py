@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import textwrap
 from collections.abc import Iterator
+from itertools import takewhile
 
 from commprof.analysis.compare_runs import Change, RunComparison, WorldComparison
 from commprof.report.plain_text import printable
@@ -17,6 +18,8 @@ the steps; the rows below the step are corrected for their number. changed: p < 
 interval excludes 1; it says that the two runs differ, not why: what else ran is in it."""
 
 _MOST_COLLECTIVES = 8
+#: Characters of a setting that are shown, and of what two settings have in common before.
+_LONGEST, _BEFORE = 60, 12
 
 
 def render(result: RunComparison, fail_above: float | None, width: int) -> str:
@@ -28,7 +31,7 @@ def render(result: RunComparison, fail_above: float | None, width: int) -> str:
     if result.worlds:
         blocks.append(LEGEND)
     if result.settings:
-        rows = [tuple(map(_short, (s.name, s.a, s.b))) for s in result.settings]
+        rows = [(printable(s.name), *_differing(s.a, s.b)) for s in result.settings]
         blocks.append("Settings that differ:\n" + tabulated(rows, ("setting", "A", "B"), (0, 1, 2)))
     blocks.append("\n".join(textwrap.fill(line, width) for line in _verdict(result, fail_above)))
     return "\n\n".join(blocks) + "\n"
@@ -105,9 +108,14 @@ def _steps(world: WorldComparison) -> str:
     return f"{a} and {b} measured steps"
 
 
-def _short(text: str) -> str:
-    text = printable(text)
-    return text if len(text) <= 60 else f"{text[:57]}..."
+def _differing(a: str, b: str) -> tuple[str, str]:
+    """Both from a little before where they begin to differ, and not too long."""
+    a, b = printable(a), printable(b)
+    same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))
+    begin = max(0, same - _BEFORE) if max(len(a), len(b)) > _LONGEST else 0
+    shown = [("..." if begin else "") + text[begin:] for text in (a, b)]
+    first, second = (s if len(s) <= _LONGEST else f"{s[: _LONGEST - 3]}..." for s in shown)
+    return first, second
 
 
 def _ranks(world_size: int) -> str:

@@ -75,6 +75,16 @@ def test_settings_and_world_sizes_that_differ() -> None:
     ]
 
 
+def test_long_settings_are_shown_where_they_differ() -> None:
+    runs = [
+        (run_result(world(2), context=context(command=f"{'x' * 80} --output {name}")), [detail(2)])
+        for name in ("one", "two" * 30)
+    ]
+    text = comparison_table.render(compare_runs(("a", "b"), *runs), None, 100)
+    assert "command  ...xx --output one  ...xx --output twotwotwo" in text
+    assert max(map(len, text.splitlines())) < 110
+
+
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two runs that differ by 10 ms of wire in the second bucket, and a name."""
