@@ -1,14 +1,15 @@
 """Steps, phases, waiting and collectives of all ranks on one time axis, to be drawn.
 
-A collective's time in flight falls into four parts, in Horovod's words (its timeline has
-NEGOTIATE, QUEUE and WAIT_FOR_DATA, see docs/timeline.rst of horovod/horovod):
+A collective's time in flight falls into four parts, in the words of Horovod's timeline
+(docs/timeline.rst of horovod/horovod: NEGOTIATE_ALLREDUCE, QUEUE, WAIT_FOR_DATA, the operation):
 
     negotiate: from this rank's issue until the last rank's issue: not everybody is ready
     queue:     then, until gloo begins to run it here
     wait:      then, until it runs on the last rank
     wire:      from there to its completion here
 
-c10d does not negotiate: a rank that is early sits inside the collective. The parts add up to the
+c10d does not negotiate: a rank that is early sits inside the collective. Horovod waits for the
+data that the GPU still computes, here the wait is for the last rank to begin. The parts add up to the
 time from issue to completion. The table of the collectives cuts the same time differently: its
 queue is all of the time until the start here, and its wait is what follows until the last start.
 """
