@@ -9,11 +9,14 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from commprof.analysis.cost import Price, cost
 from commprof.analysis.cross_checks import CrossCheck
 from commprof.analysis.stragglers import LateRank
 from commprof.report.as_json import SCHEMA_VERSION, as_dict, render
+from tests.support.details import detail
 from tests.support.results import (
     PARTS,
     collective,
@@ -159,6 +162,23 @@ SCHEMA: dict[str, Any] = {
     "overhead": dict,
     "failures": [{"num_processes": int, "reason": str}],
     "remarks": [str],
+    "cost": {
+        "price": {"per_hour": float, "unit": str},
+        "rows": [
+            {
+                "num_processes": int,
+                "billed": int,
+                "s_per_1000_samples": float,
+                "cost_per_1000_samples": {"value": float, "low": float, "high": float},
+                "s_per_epoch": float,
+                "cost_per_epoch": float,
+                "cost_efficiency": float,
+            }
+        ],
+        "cheapest": int,
+        "fastest": int,
+        "as_cheap": [int],
+    },
     "summaries": [
         {
             "num_processes": int,
@@ -218,6 +238,8 @@ def full_run() -> dict[str, Any]:
         world(1, missing_ranks=(0,), problems=("a",), **same),
         world(2, missing_ranks=(1,), problems=("b",), **same),
     )
+    # As dear as each other.
+    details = [detail(n, step=100 + np.arange(20), epoch_samples=5000) for n in (1, 2)]
     document: dict[str, Any] = json.loads(
         render(
             run_result(
@@ -225,7 +247,8 @@ def full_run() -> dict[str, Any]:
                 failures=((4, "rank 1 failed"),),
                 remarks=("a remark",),
                 summaries=(summary(2, problems=("c",), **errors),),
-            )
+            ),
+            cost=cost(worlds, details, Price(3.6, "rank")),
         )
     )
     return document
