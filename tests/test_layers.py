@@ -24,18 +24,20 @@ MAY_IMPORT = {
     "trace": {"foundation"},
     "compressors": {"foundation"},
     "capture": {"foundation", "trace", "compressors"},
-    "boot": {"foundation", "capture"},
+    "boot": {"foundation", "capture", "switching"},
     "analysis": {"foundation", "trace"},
     "backend": {"foundation"},
     "predict": {"foundation"},
+    "trials": {"foundation", "trace", "analysis", "compressors"},
+    "switching": {"foundation", "compressors", "capture", "trials"},
     "workloads": {"foundation"},
-    "report": {"foundation", "analysis"},
-    "launch": {"foundation", "trace", "capture", "compressors", "workloads"},
+    "report": {"foundation", "analysis", "trials"},
+    "launch": {"foundation", "trace", "capture", "compressors", "switching", "workloads"},
     "commands": {
         *("foundation", "trace", "capture", "boot", "compressors"),
-        *("analysis", "workloads", "report", "launch"),
+        *("analysis", "workloads", "report", "launch", "trials"),
     },
-    "doors": {"foundation", "capture", "boot", "commands"},
+    "doors": {"foundation", "capture", "boot", "commands", "switching"},
 }
 """Layer -> the other layers it may import; its own modules always, but for the foundation."""
 

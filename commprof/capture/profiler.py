@@ -10,7 +10,7 @@ import time
 from multiprocessing.util import Finalize
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol
 
 from commprof.capture.arrivals import ArrivalLink
 from commprof.capture.auto_phases import AutoPhases
@@ -23,7 +23,7 @@ from commprof.capture.recorder import Marker, recorder
 from commprof.capture.step_finder import StepFinder
 from commprof.capture.witnesses import Witnesses
 from commprof.errors import CommprofError
-from commprof.trace.schema import PHASES, STEP_DECLARED
+from commprof.trace.schema import MODES, PHASES, STEP_DECLARED
 
 #: Less room than this in /dev/shm is left to others. A thread that records takes 1 MiB.
 _SHM_RESERVE_BYTES = 64 << 20
@@ -31,6 +31,16 @@ _SHM_RESERVE_BYTES = 64 << 20
 STACKS_VARIABLE = "COMMPROF_STACKS"
 #: Completions that other threads still have to record when capture stops.
 _LATE_COMPLETIONS_S = 0.005
+
+
+class Listener(Protocol):
+    """Told of a capture's steps, on the training thread."""
+
+    def step_ended(self, step: int) -> None:
+        """The step of this number is over, and the next one begins."""
+
+    def capture_ends(self) -> None:
+        """The capture is about to stop."""
 
 
 class Profiler:
@@ -69,6 +79,7 @@ class Profiler:
         self._step = 0
         self._path: Path | None = None
         self._running = False
+        self._listeners: list[Listener] = []
 
     @property
     def trace_path(self) -> Path | None:

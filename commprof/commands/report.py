@@ -7,9 +7,10 @@ import shutil
 from pathlib import Path
 
 from commprof.analysis.run import analyse_run
-from commprof.report import as_json, table
+from commprof.report import as_json, table, trial_table
 from commprof.trace.run_directory import other_jobs
 from commprof.trace.salvage import salvage_dead
+from commprof.trials.analyse import analyse_trial
 
 
 class ReportCommand:
@@ -33,10 +34,14 @@ class ReportCommand:
         """Analyses and prints."""
         salvage_dead(args.run)
         result = analyse_run(args.run)
+        trial = analyse_trial(args.run)
         if args.format == "json":
-            print(as_json.render(result), end="")
-        else:
-            print(table.render(result, shutil.get_terminal_size((100, 24)).columns), end="")
-            for job in other_jobs(args.run):
-                print(f"Another job recorded here: commprof report {job}")
+            print(as_json.render(result, trial), end="")
+            return 0
+        width = shutil.get_terminal_size((100, 24)).columns
+        if trial is not None:
+            print(trial_table.render(trial, result.context["description"], width))
+        print(table.render(result, width), end="")
+        for job in other_jobs(args.run):
+            print(f"Another job recorded here: commprof report {job}")
         return 0

@@ -17,12 +17,20 @@ _TIMEOUT_S = 120
 
 
 def run_on_hosts(
-    hosts: Hosts, run: Path, workload: str, steps: int, ahead_ms: Sequence[float] = ()
+    hosts: Hosts,
+    run: Path,
+    workload: str,
+    steps: int,
+    ahead_ms: Sequence[float] = (),
+    trial: str = "",
 ) -> WorldRun:
-    """One rank per host, whose clock is ahead by so much; returns what they left."""
+    """One rank per host, whose clock is ahead by so much; returns what they left.
+
+    Trial: candidates that take turns, as the job has them.
+    """
     world_size = len(hosts.names)
     env = {"MASTER_ADDR": hosts.address(0), "GLOO_SOCKET_IFNAME": "eth0"}
-    job_path = _save(run, workload, world_size, steps)
+    job_path = _save(run, workload, world_size, steps, trial)
     command = [sys.executable, "-m", "commprof.launch.worker", str(job_path)]
     shifted = [sys.executable, "-m", "tests.support.clock_shift"]
     wrappers = [[*shifted, str(ms)] if ms else [] for ms in ahead_ms] or [[]] * world_size
@@ -66,14 +74,14 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def _job(run: Path, workload: str, world_size: int, steps: int) -> Job:
+def _job(run: Path, workload: str, world_size: int, steps: int, trial: str = "") -> Job:
     directory = world_directory(run, world_size)
     directory.mkdir(parents=True, exist_ok=True)
-    return Job(workload, world_size, directory, steps=steps, hook=False)
+    return Job(workload, world_size, directory, steps=steps, hook=False, trial=trial)
 
 
-def _save(run: Path, workload: str, world_size: int, steps: int) -> Path:
-    job = _job(run, workload, world_size, steps)
+def _save(run: Path, workload: str, world_size: int, steps: int, trial: str) -> Path:
+    job = _job(run, workload, world_size, steps, trial)
     path = job.directory / "job.json"
     job.save(path)
     return path

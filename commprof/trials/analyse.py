@@ -1,0 +1,203 @@
+"""From a run directory to the result of its trial."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from commprof.errors import CommprofError
+from commprof.trace import columns
+from commprof.trace.reader import Trace
+from commprof.trace.run_directory import WorldRun, read_context, read_world
+from commprof.trials.blocks import PARTS, Figures, figures
+from commprof.trials.break_even import Costs, break_even
+from commprof.trials.candidates import BASELINE, CONTROL, HEADROOM, HOOKS, Candidate
+from commprof.trials.plan import Plan, parse_trial
+from commprof.trials.result import CandidateResult, StepShare, TrialResult
+from commprof.trials.statistics import CONFIDENCE, MIN_ROUNDS, interval_of, mean, ratio, resamples
+from commprof.trials.verdict import Setting, judge
+from commprof.units import ns_to_ms
+
+Floats = npt.NDArray[np.float64]
+
+#: Of those that take turns.
+_HEADROOM_PLACE = 2
+_ROLES = {BASELINE: "baseline", CONTROL: "control", HEADROOM: "headroom"}
+#: Bits per ns are Gbit/s.
+_BITS = 8.0
+
+
+def analyse_trial(directory: Path) -> TrialResult | None:
+    """The trial of a run; None where there was none.
+
+    Raises:
+        CommprofError: ``directory`` is no run, or a rank's trace is missing.
+    """
+    context = read_context(directory)
+    for world_size in context["world_sizes"]:
+        run = read_world(directory, world_size)
+        told = {rank: trial_of(trace) for rank, trace in run.traces.items()}
+        if any(told.values()):
+            missing = [rank for rank in range(world_size) if not told.get(rank)]
+            if missing:
+                raise CommprofError(
+                    f"{directory} holds a trial, but ranks {missing} left no trace of it; all "
+                    "ranks are needed to compare"
+                )
+            return analyse_world_trial(run, context)
+    return None
+
+
+def trial_of(trace: Trace) -> dict[str, Any] | None:
+    """The trial that began in this trace; None where there was none.
+
+    Metadata go on into later traces of the same process: such a trial began in no step of them.
+    """
+    trial: dict[str, Any] | None = trace.metadata.get("trial")
+    if trial is None:
+        return None
+    steps = columns.steps(trace)
+    at = np.flatnonzero(steps.index == trial["first_step"])
+    began = int(trial["begin_monotonic_ns"])
+    inside = (steps.begin_ns[at] <= began) & (began < steps.end_ns[at])
+    return trial if inside.any() else None
+
+
+def analyse_world_trial(run: WorldRun, context: Mapping[str, Any]) -> TrialResult:
+    """The trial of one world size, of which every rank left a trace.
+
+    Args:
+        run: what the ranks left.
+        context: of the run, for the command that applies the verdict.
+    """
+    trial = run.traces[0].metadata["trial"]
+    plan = parse_trial(trial["plan"])
+    schedule = plan.schedule()
+    found = figures([run.traces[r] for r in sorted(run.traces)], schedule, trial["first_step"])
+    candidates = tuple(
+        _candidate(one, place, found, plan, run.world_size)
+        for place, one in enumerate(plan.everyone)
+    )
+    baseline = {name: values[0] for name, values in found.means.items()}
+    setting = Setting(
+        command=str(context["command"]),
+        is_run=context.get("script") is not None or "workload" in context,
+        script=context.get("script") is not None,
+    )
+    parts = _parts(baseline) if found.rounds else ()
+    return TrialResult(
+        world_size=run.world_size,
+        rounds=found.rounds,
+        planned_rounds=plan.rounds,
+        block_steps=plan.block,
+        warmup_steps=plan.warmup,
+        candidates=candidates,
+        parts=parts,
+        link_gbit_per_s=_link(baseline, run.world_size) if found.rounds else np.nan,
+        left_out=tuple((str(label), str(why)) for label, why in trial["left_out"]),
+        verdict=judge(plan.candidates, candidates, found.step_ns, parts, setting),
+    )
+
+
+def _candidate(
+    one: Candidate, place: int, found: Figures, plan: Plan, world_size: int
+) -> CandidateResult:
+    role = _ROLES.get(one.label, "candidate")
+    means = {name: values[place] for name, values in found.means.items()}
+    baseline = {name: values[0] for name, values in found.means.items()}
+    step, plain = found.step_ns[place], found.step_ns[0]
+    joint = 1 - (1 - CONFIDENCE) / max(1, len(plan.candidates))
+    known = found.rounds > 0
+    compressed = bool(one.compressor) and known
+    floor = found.step_ns[_HEADROOM_PLACE] if plan.headroom else None
+    wire = _wire_bytes(one, means)
+    return CandidateResult(
+        label=one.label,
+        role=role,
+        techniques=0 if role != "candidate" else one.techniques,
+        exact=one.exact(world_size),
+        step_ms=ns_to_ms(float(np.exp(np.log(step).mean()))) if known else np.nan,
+        ratio=None if role == "baseline" else ratio(step, plain),
+        joint_ratio=None if role == "baseline" else ratio(step, plain, joint),
+        exposed_ms=_mean_ms(means["exposed"]),
+        hidden_ms=_mean_ms(means["hidden"]),
+        encode_ms=_mean_ms(means["encode"]) if compressed else np.nan,
+        reduce_ms=_mean_ms(means["reduce"]) if compressed else np.nan,
+        decode_ms=_mean_ms(means["decode"]) if compressed else np.nan,
+        wire_bytes=float(wire.mean()) if known else np.nan,
+        relative_error=_known_mean(means["relative_error"]),
+        cosine=_known_mean(means["cosine"]),
+        loss_effect=None if role != "candidate" else _loss_effect(means, baseline),
+        overhead_reduction=_overhead_reduction(step, plain, floor) if role == "candidate" else None,
+        break_even=_break_even(means, baseline, wire) if compressed else None,
+    )
+
+
+def _wire_bytes(one: Candidate, means: Mapping[str, Floats]) -> Floats:
+    """Per round: what a rank sends per step."""
+    if one.label == HEADROOM:
+        return np.zeros_like(means["wall"])
+    if one.hook and not HOOKS[one.hook].rings:
+        return np.full_like(means["wall"], np.nan)
+    return means["compressed_wire"] + means["plain_ring"]
+
+
+def _break_even(means: Mapping[str, Floats], baseline: Mapping[str, Floats], wire: Floats) -> Any:
+    work = means["wall"] - means["exposed"]
+    return break_even(
+        Costs(
+            plain_bytes=baseline["plain_ring"],
+            wire_bytes=wire,
+            coding_ns=means["encode"] + means["reduce"] + means["decode"],
+            slowdown_ns=work - (baseline["wall"] - baseline["exposed"]),
+            hidden_ns=baseline["hidden"],
+        )
+    )
+
+
+def _loss_effect(means: Mapping[str, Floats], baseline: Mapping[str, Floats]) -> Any:
+    """Relative, so that it does not matter how a script scales its loss."""
+    plain = baseline["loss"]
+    if not np.isfinite(plain).all() or (plain == 0).any():
+        return None
+    return mean((means["loss"] - plain) / np.abs(plain))
+
+
+def _overhead_reduction(step: Floats, plain: Floats, floor: Floats | None) -> Any:
+    """``1 - (step - headroom's) / (baseline's - headroom's)``, from means over rounds."""
+    count = len(step)
+    if floor is None or count < MIN_ROUNDS:
+        return None
+    over, whole = step - floor, plain - floor
+    rows = resamples(count)
+    drawn_whole = whole[rows].mean(axis=1)
+    if whole.mean() <= 0 or (drawn_whole <= 0).any():
+        return None  # what is to be reduced cannot be told from nothing
+    drawn = 1 - over[rows].mean(axis=1) / drawn_whole
+    value = float(1 - over.mean() / whole.mean())
+    return interval_of(value, drawn, count, CONFIDENCE)
+
+
+def _parts(baseline: Mapping[str, Floats]) -> tuple[StepShare, ...]:
+    shares = [StepShare(name, _mean_ms(baseline[name])) for name in PARTS]
+    return tuple(sorted(shares, key=lambda share: -share.ms))
+
+
+def _link(baseline: Mapping[str, Floats], world_size: int) -> float:
+    under_way = baseline["exposed"] + baseline["hidden"]
+    if world_size < 2 or not (under_way.mean() > 0):
+        return float("nan")
+    return float(_BITS * baseline["plain_ring"].mean() / under_way.mean())
+
+
+def _mean_ms(values: Floats) -> float:
+    return ns_to_ms(float(values.mean())) if len(values) else float("nan")
+
+
+def _known_mean(values: Floats) -> float:
+    known = values[~np.isnan(values)]
+    return float(known.mean()) if len(known) else float("nan")
