@@ -35,7 +35,9 @@ from tests.support import netns
 
 CANDIDATES = "fp16,int8,topk:ratio=0.01,powersgd:rank=2"
 #: 4 MB of gradients: 32 ms on the link, of which the backward hides a part.
-LINK_WORKLOAD = "timed:layers=4,data_ms=2,forward_ms=2,backward_ms=6,gradient_mb=1,bucket_cap_mb=0.5"
+LINK_WORKLOAD = (
+    "timed:layers=4,data_ms=2,forward_ms=2,backward_ms=6,gradient_mb=1,bucket_cap_mb=0.5"
+)
 #: The same with compute that hides what loopback takes.
 LOOPBACK_WORKLOAD = "timed:layers=4,data_ms=2,forward_ms=2,backward_ms=12,gradient_mb=0.25"
 #: Left out of fixed runs, as warm-up.
@@ -163,7 +165,9 @@ def _summary(args: argparse.Namespace) -> None:
         for label in steps:
             if label != BASELINE:
                 truth = steps[label] / steps[BASELINE]
-                held = sum(one["ratios"][label][1] <= truth <= one["ratios"][label][2] for one in link)
+                held = sum(
+                    one["ratios"][label][1] <= truth <= one["ratios"][label][2] for one in link
+                )
                 print(f"  {label:24} true ratio {truth:.4f}, in {held} of {len(link)} intervals")
     trials = [json.loads(path.read_text()) for path in sorted(args.out.glob("loopback-*.json"))]
     if trials:

@@ -10,13 +10,14 @@ import time
 from multiprocessing.util import Finalize
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any
 
 from commprof.capture.arrivals import ArrivalLink
 from commprof.capture.auto_phases import AutoPhases
 from commprof.capture.backends import gloo_threads
 from commprof.capture.clock import ClockLink, mode
 from commprof.capture.job_directory import claim, trace_name
+from commprof.capture.listener import Listener
 from commprof.capture.metadata import rank_and_world_size, trace_metadata
 from commprof.capture.mode import control_path, mode_code, switch_signal
 from commprof.capture.recorder import Marker, recorder
@@ -31,16 +32,6 @@ _SHM_RESERVE_BYTES = 64 << 20
 STACKS_VARIABLE = "COMMPROF_STACKS"
 #: Completions that other threads still have to record when capture stops.
 _LATE_COMPLETIONS_S = 0.005
-
-
-class Listener(Protocol):
-    """Told of a capture's steps, on the training thread."""
-
-    def step_ended(self, step: int) -> None:
-        """The step of this number is over, and the next one begins."""
-
-    def capture_ends(self) -> None:
-        """The capture is about to stop."""
 
 
 class Profiler:
@@ -85,6 +76,15 @@ class Profiler:
     def trace_path(self) -> Path | None:
         """The trace file; None before capture started."""
         return self._path
+
+    @property
+    def mode(self) -> str:
+        """What it began with, one of ``schema.MODES``."""
+        return MODES[self._mode]
+
+    def listen(self, listener: Listener) -> None:
+        """Tells it of every step from now on."""
+        self._listeners.append(listener)
 
     def start(self) -> Profiler:
         """Opens the trace and starts recording.
@@ -143,6 +143,8 @@ class Profiler:
         if not (self._running and self._recorder.started()):
             return
         self._running = False
+        while self._listeners:
+            self._listeners.pop().capture_ends()
         _started.remove(self)
         self._at_exit.cancel()
         self._auto_phases.remove()
@@ -172,6 +174,8 @@ class Profiler:
             self._clock.look()
         if self._arrivals.pending:
             self._arrivals.look()
+        for listener in self._listeners:
+            listener.step_ended(self._step - 1)
 
     def phase(self, name: str) -> Marker:
         """A context manager for one phase: "data", "forward", "backward", "optimizer".

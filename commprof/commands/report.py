@@ -40,8 +40,10 @@ class ReportCommand:
             return 0
         width = shutil.get_terminal_size((100, 24)).columns
         if trial is not None:
-            print(trial_table.render(trial, result.context["description"], width))
-        print(table.render(result, width), end="")
+            # Means over steps that candidates shared would be nobody's.
+            print(trial_table.render(trial, result.context["description"], width), end="")
+        else:
+            print(table.render(result, width), end="")
         for job in other_jobs(args.run):
             print(f"Another job recorded here: commprof report {job}")
         return 0

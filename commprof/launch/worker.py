@@ -81,6 +81,7 @@ def _run(job: Job) -> None:
             attach(ddp, parse(job.compressor))
         elif job.trial:
             from commprof.switching import trial
+
             trial(ddp, job.trial)
         elif job.hook:
             attach(ddp)

@@ -166,7 +166,7 @@ class Trial:
         self._done = True
 
     def _compressor(self, text: str) -> Compressor:
-        """A new one, without residuals; it measures its error in the first step, which is warm-up."""
+        """A new one, without residuals; it measures its error in the first step only."""
         made = parse(text)
         if made.measure_every == 0:
             length = self._plan.warmup + self._plan.block

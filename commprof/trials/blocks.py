@@ -115,18 +115,19 @@ def _add_bytes(
     count = len(table["wall"])
     buckets, done = columns.buckets(trace), compressions(trace)
     bucket_step = _trial_step(steps, buckets.ready_ns, first_step, count)
+    sizes = buckets.bytes.astype(np.float64)
     compressed = np.isin(buckets.op_id, done.op_id)
     ring = 2 * (trace.world_size - 1) / trace.world_size
     seen = np.isfinite(table["wall"])
     plain = ~compressed & (bucket_step >= 0)
-    table["plain_ring"][seen] = _sums(count, bucket_step[plain], ring * buckets.bytes[plain])[seen]
+    table["plain_ring"][seen] = ring * _sums(count, bucket_step[plain], sizes[plain])[seen]
     of_bucket = columns.look_up(done.op_id, buckets.op_id, np.arange(1, len(buckets) + 1)) - 1
     at = np.where(of_bucket >= 0, np.append(bucket_step, -1)[of_bucket], -1)
     used = at >= 0
     sums = {name: done.stage_ns[i] for i, name in enumerate(STAGES)}
     for name, values in {**sums, "compressed_wire": done.wire_bytes}.items():
         table[name][seen] = _sums(count, at[used], values[used].astype(np.float64))[seen]
-    weight = np.append(buckets.bytes, 0)[of_bucket].astype(np.float64)
+    weight = np.append(sizes, 0.0)[of_bucket]
     known = used & ~np.isnan(done.relative_error)
     total = _sums(count, at[known], weight[known])
     for name in ("relative_error", "cosine"):

@@ -55,10 +55,15 @@ def break_even(costs: Costs) -> BreakEven | None:
 
 
 def bandwidth(
-    plain_bytes: Floats, wire_bytes: Floats, coding_ns: Floats, slowdown_ns: Floats, hidden_ns: Floats
+    plain_bytes: Floats,
+    wire_bytes: Floats,
+    coding_ns: Floats,
+    slowdown_ns: Floats,
+    hidden_ns: Floats,
 ) -> Floats:
-    """Gbit/s: the smaller of ``8 saved / (coding + slowdown)`` and ``8 plain / (hidden + slowdown)``.
+    """Gbit/s: the smaller of two bandwidths, in bits per ns.
 
+    ``8 saved / (coding + slowdown)`` and ``8 plain / (hidden + slowdown)``.
     Above the first the bytes saved do not make up for the work; above the second the exchange
     without a compressor has next to nothing exposed to win. 0: it never pays. Infinite: always.
     """

@@ -102,7 +102,9 @@ def parse_candidate(text: str) -> Candidate:
             _once(not (hook or compressor), text, "exchanges")
             compressor = parse(word).label
         else:
-            raise UsageError(f"unknown technique {word!r} (allowed: {', '.join(technique_names())})")
+            raise UsageError(
+                f"unknown technique {word!r} (allowed: {', '.join(technique_names())})"
+            )
     capped = "" if cap is None else f"{BUCKET_CAP}={cap:g}"
     label = "+".join(filter(None, (compressor, hook, capped)))
     return Candidate(label, compressor, hook, cap)

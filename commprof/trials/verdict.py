@@ -82,8 +82,7 @@ def apply(candidate: Candidate, setting: Setting) -> str:
             found.append(_with_hook(setting.command, candidate.compressor))
         else:
             found.append(
-                "commprof.attach(ddp, hook=commprof.compressors.parse"
-                f'("{candidate.compressor}"))'
+                f'commprof.attach(ddp, hook=commprof.compressors.parse("{candidate.compressor}"))'
             )
     if candidate.bucket_cap_mb is not None:
         found.append(f"DistributedDataParallel(model, bucket_cap_mb={candidate.bucket_cap_mb:g})")
@@ -238,7 +237,4 @@ def _price(choice: CandidateResult) -> str:
 
 
 def _percent(interval: Interval) -> str:
-    return (
-        f"{interval.value * 100:.1f} % "
-        f"[{interval.low * 100:.1f}, {interval.high * 100:.1f}]"
-    )
+    return f"{interval.value * 100:.1f} % [{interval.low * 100:.1f}, {interval.high * 100:.1f}]"

@@ -25,7 +25,7 @@ def rank(number: int, slower_ms: float = 0.0, rounds: int = 3, **trial: object) 
     """
     made = Rank(number, 2)
     at, losses = 0, []
-    for step in range(FIRST):
+    for _ in range(FIRST):
         made.step(at, at + 100 * MS)
         at += 100 * MS
     begin_ns = at + 1

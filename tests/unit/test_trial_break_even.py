@@ -16,8 +16,13 @@ def found(
     """8 rounds of these means; MB, MB, ms, ms, ms."""
     noise = 1 + spread * np.array([1, -1, 1, -1, 1, -1, 1, -1])
     return break_even(
-        Costs(plain * MB * noise, wire * MB * noise, coding * MS * noise, slowdown * MS * noise,
-              hidden * MS * noise)
+        Costs(
+            plain * MB * noise,
+            wire * MB * noise,
+            coding * MS * noise,
+            slowdown * MS * noise,
+            hidden * MS * noise,
+        )
     )
 
 

@@ -33,9 +33,7 @@ def sample() -> TrialResult:
             "overhead_reduction": Interval(0.6667, 0.65, 0.68),
         },
     }
-    changed = tuple(
-        dataclasses.replace(one, **more.get(one.label, {})) for one in made.candidates
-    )
+    changed = tuple(dataclasses.replace(one, **more.get(one.label, {})) for one in made.candidates)
     return dataclasses.replace(made, candidates=changed)
 
 

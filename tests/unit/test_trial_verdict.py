@@ -64,7 +64,9 @@ def test_of_equals_the_one_that_harms_gradients_least_is_taken() -> None:
     steps = {**ROLES, "topk:ratio=0.01": (50.0, 0.02), "int8": (50.3, 0.02)}
     result = trial(steps, errors={"topk:ratio=0.01": 0.9, "int8": 0.008})
     assert result.verdict.choice == "int8"
-    assert any("topk:ratio=0.01 cannot be told from it" in said for said in result.verdict.sentences)
+    assert any(
+        "topk:ratio=0.01 cannot be told from it" in said for said in result.verdict.sentences
+    )
     lossless = trial({**ROLES, "int8": (50.0, 0.02), "bucket-cap=5": (50.2, 0.02)})
     assert lossless.verdict.choice == "bucket-cap=5"
     assert lossless.verdict.sentences[-1] == (
