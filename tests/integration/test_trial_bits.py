@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -16,30 +15,22 @@ pytestmark = pytest.mark.once_per_change(
 )
 
 SHORT = "rounds=3,block=2,warmup=2"
+#: No step is taken back: every one of them is in the untouched run too.
+LOSSLESS = f"bucket-cap=0.005,no-overlap,no-overlap+bucket-cap=0.01,headroom=0,{SHORT}"
+TAKEN_BACK = f"int8,topk:ratio=0.05+bucket-cap=0.005,{SHORT}"
+#: Three ranks sum in an order that depends on the bucket.
+OTHER_BUCKETS = f"bucket-cap=0.005,no-overlap,{SHORT}"
 
 
-def digests(tmp_path: Path, plan: str, world_size: int) -> list[dict[str, Any]]:
-    outputs = run_module("tests.support.trial_rank", [str(tmp_path), plan], world_size)
-    return [json.loads(output.strip().splitlines()[-1]) for output in outputs]
-
-
-def same_bits(by_rank: list[dict[str, Any]]) -> None:
-    for rank, results in enumerate(by_rank):
-        for kind, digest in results["untouched"].items():
-            for how in ("declared", "found"):
-                assert results[how][kind] == digest, (rank, how, kind)
-
-
-def test_lossless_candidates_leave_no_trace(tmp_path: Path) -> None:
-    # No step is taken back: every one of them is in the untouched run too.
-    plan = f"bucket-cap=0.005,no-overlap,no-overlap+bucket-cap=0.01,headroom=0,{SHORT}"
-    same_bits(digests(tmp_path, plan, 2))
-
-
-def test_other_buckets_of_three_ranks_are_taken_back(tmp_path: Path) -> None:
-    # Three ranks sum in an order that depends on the bucket.
-    same_bits(digests(tmp_path, f"bucket-cap=0.005,no-overlap,{SHORT}", 3))
-
-
-def test_noop_and_compressors_are_taken_back(tmp_path: Path) -> None:
-    same_bits(digests(tmp_path, f"int8,topk:ratio=0.05+bucket-cap=0.005,{SHORT}", 2))
+@pytest.mark.parametrize(
+    ("plans", "world_size"), [((LOSSLESS, TAKEN_BACK), 2), ((OTHER_BUCKETS,), 3)]
+)
+def test_a_trial_leaves_every_bit_of_the_steps_that_it_keeps(
+    tmp_path: Path, plans: tuple[str, ...], world_size: int
+) -> None:
+    arguments = [str(tmp_path), *plans]
+    for rank, output in enumerate(run_module("tests.support.trial_rank", arguments, world_size)):
+        for plan, results in zip(plans, json.loads(output.strip().splitlines()[-1]), strict=True):
+            for kind, digest in results["untouched"].items():
+                for how in ("declared", "found"):
+                    assert results[how][kind] == digest, (rank, plan, how, kind)

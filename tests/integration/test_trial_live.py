@@ -21,8 +21,8 @@ pytestmark = pytest.mark.once_per_change(
     *("tests/support/ranks.py", "tests/support/netns.py"),
 )
 
-#: 4 MB of gradients take 32 ms on a link of 1 Gbit/s, and the last of them comes last.
-HEAVY = "timed:layers=4,data_ms=1,forward_ms=1,backward_ms=3,gradient_mb=1,bucket_cap_mb=0.5"
+#: 8 MB of gradients take 64 ms on a link of 1 Gbit/s; the first half is there after 4 ms of 8.
+HEAVY = "timed:layers=2,data_ms=1,forward_ms=1,backward_ms=4,gradient_mb=4,bucket_cap_mb=1"
 #: 40 kB, behind 40 ms of sleep.
 LIGHT = "timed:layers=4,data_ms=1,forward_ms=4,backward_ms=6,gradient_mb=0.01"
 
@@ -38,22 +38,23 @@ def test_on_a_slow_link_the_candidate_that_must_win_wins(tmp_path: Path) -> None
     assert (result.rounds, result.verdict.choice) == (4, "topk:ratio=0.01")
     none, headroom = result.of_role("baseline"), result.of_role("headroom")
     fp16, topk = result.candidates[3:]
-    # Work of 17 ms; of 32 ms on the wire 9 lie beside the backward's last three layers.
-    assert headroom.step_ms == pytest.approx(17, abs=4)
-    assert none.step_ms == pytest.approx(40, abs=8)
-    assert topk.step_ms < fp16.step_ms < none.step_ms
-    assert none.wire_bytes == pytest.approx(4e6, rel=0.01)
-    assert fp16.wire_bytes == pytest.approx(2e6, rel=0.01)
-    assert topk.wire_bytes < 0.1e6
+    # Work of 11 ms. On the wire 64 ms from the 7th on, and 32 with half the bytes.
+    assert headroom.step_ms == pytest.approx(11, abs=6)
+    assert none.step_ms == pytest.approx(71, rel=0.2)
+    assert fp16.ratio is not None
+    assert fp16.ratio.value == pytest.approx(39 / 71, rel=0.25)
+    assert topk.step_ms < fp16.step_ms
+    assert none.wire_bytes == pytest.approx(8e6, rel=0.01)
+    assert fp16.wire_bytes == pytest.approx(4e6, rel=0.01)
+    assert topk.wire_bytes < 0.2e6
     assert 0.8 < result.link_gbit_per_s < 1.1
     for one in (fp16, topk):
         assert one.break_even is not None
-        # It pays on this link; on a far faster one the exchange is hidden anyway.
         assert one.break_even.gbit_per_s is not None
-        assert one.break_even.gbit_per_s.value > 1.0
+        assert one.break_even.gbit_per_s.value > 1.0  # it pays on this link
     assert fp16.relative_error < 1e-3 < topk.relative_error
     assert topk.overhead_reduction is not None
-    assert topk.overhead_reduction.value > 0.8
+    assert topk.overhead_reduction.value > 0.6
     assert topk.loss_effect is None  # its loss is 0 in every step
 
 

@@ -1,6 +1,6 @@
 """One rank of tests of trials: trains untouched, or under a trial, and prints digests as JSON.
 
-``python -m tests.support.trial_rank DIR PLAN``
+``python -m tests.support.trial_rank DIR PLAN...``
 """
 
 from __future__ import annotations
@@ -124,18 +124,22 @@ def kept_steps(plan: str, steps: int, world_size: int) -> list[int]:
     return [step for step in range(steps) if step not in taken_back]
 
 
-def main() -> None:
-    """Prints what every way of training ended with."""
-    directory, plan = Path(sys.argv[1]), sys.argv[2]
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+def compared(directory: Path, plan: str) -> dict[str, dict[str, str]]:
+    """What every way of training ended with."""
     steps = parse_trial(plan).steps + 4
-    results = {
+    return {
         "untouched": untouched(kept_steps(plan, steps, dist.get_world_size())),
         "declared": tried(directory / "declared", plan, steps, DECLARED),
         "found": tried(directory / "found", plan, steps, FOUND),
     }
-    print(json.dumps(results))
+
+
+def main() -> None:
+    """Prints a result for each plan."""
+    directory, *plans = sys.argv[1:]
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    print(json.dumps([compared(Path(directory, str(i)), p) for i, p in enumerate(plans)]))
     dist.barrier()
     dist.destroy_process_group()
     time.sleep(0.05)  # torch 2.13's gloo threads may abort a process that ends at once

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 
+import numpy as np
 import pytest
 
 from commprof.trials.candidates import parse_candidate
-from commprof.trials.verdict import Setting, apply
+from commprof.trials.verdict import Setting, apply, judge
 from tests.support.trial_results import RUN, trial
 
 QUIET = 0.005
@@ -75,9 +76,7 @@ def test_of_equals_the_one_that_harms_gradients_least_is_taken() -> None:
 
 
 def test_too_few_rounds_say_nothing() -> None:
-    from tests.support import trial_results
-
-    short = trial_results.judge([], (), trial_results.np.ones((3, 2)), (), RUN)
+    short = judge([], (), np.ones((3, 2)), (), RUN)
     assert short.answer == "unknown"
     assert short.sentences[0].startswith("Too short to say anything: 2 complete rounds")
 
