@@ -15,7 +15,7 @@ _HEADERS = (
     *("sent\nMB", "gradient\nerror", "cosine", "loss\n[95 %]", "pays below\nGbit/s [95 %]"),
 )
 _LEGEND = """\
-step: median of a block on the slowest rank, geometric mean over rounds; over none: paired by round.
+step: a typical block's median, on the slowest rank; over none: paired by round.
 exposed: the training thread stood still for communication. encode (with reduce), decode: on the
 compressor's thread. sent: by a rank per step. error: of what was sent, in the first step of each
 block. loss: mean over the block, against none's. none again is none under another name: what such

@@ -18,7 +18,15 @@ from commprof.trials.break_even import Costs, break_even
 from commprof.trials.candidates import BASELINE, CONTROL, HEADROOM, HOOKS, Candidate
 from commprof.trials.plan import Plan, parse_trial
 from commprof.trials.result import CandidateResult, StepShare, TrialResult
-from commprof.trials.statistics import CONFIDENCE, MIN_ROUNDS, interval_of, mean, ratio, resamples
+from commprof.trials.statistics import (
+    CONFIDENCE,
+    MIN_ROUNDS,
+    center,
+    interval_of,
+    mean,
+    ratio,
+    resamples,
+)
 from commprof.trials.verdict import Setting, judge
 from commprof.units import ns_to_ms
 
@@ -82,7 +90,7 @@ def analyse_world_trial(run: WorldRun, context: Mapping[str, Any]) -> TrialResul
         _candidate(one, place, found, plan, run.world_size)
         for place, one in enumerate(plan.everyone)
     )
-    baseline = {name: values[0] for name, values in found.means.items()}
+    baseline = {name: values[0] for name, values in found.columns.items()}
     setting = Setting(
         command=str(context["command"]),
         is_run=context.get("script") is not None or "workload" in context,
@@ -107,95 +115,95 @@ def _candidate(
     one: Candidate, place: int, found: Figures, plan: Plan, world_size: int
 ) -> CandidateResult:
     role = _ROLES.get(one.label, "candidate")
-    means = {name: values[place] for name, values in found.means.items()}
-    baseline = {name: values[0] for name, values in found.means.items()}
+    own = {name: values[place] for name, values in found.columns.items()}
+    baseline = {name: values[0] for name, values in found.columns.items()}
     step, plain = found.step_ns[place], found.step_ns[0]
     joint = 1 - (1 - CONFIDENCE) / max(1, len(plan.candidates))
     known = found.rounds > 0
     compressed = bool(one.compressor) and known
     floor = found.step_ns[_HEADROOM_PLACE] if plan.headroom else None
-    wire = _wire_bytes(one, means)
+    wire = _wire_bytes(one, own)
     return CandidateResult(
         label=one.label,
         role=role,
         techniques=0 if role != "candidate" else one.techniques,
         exact=one.exact(world_size),
-        step_ms=ns_to_ms(float(np.exp(np.log(step).mean()))) if known else np.nan,
+        step_ms=ns_to_ms(float(np.exp(center(np.log(step))))) if known else np.nan,
         ratio=None if role == "baseline" else ratio(step, plain),
         joint_ratio=None if role == "baseline" else ratio(step, plain, joint),
-        exposed_ms=_mean_ms(means["exposed"]),
-        hidden_ms=_mean_ms(means["hidden"]),
-        encode_ms=_mean_ms(means["encode"]) if compressed else np.nan,
-        reduce_ms=_mean_ms(means["reduce"]) if compressed else np.nan,
-        decode_ms=_mean_ms(means["decode"]) if compressed else np.nan,
-        wire_bytes=float(wire.mean()) if known else np.nan,
-        relative_error=_known_mean(means["relative_error"]),
-        cosine=_known_mean(means["cosine"]),
-        loss_effect=None if role != "candidate" else _loss_effect(means, baseline),
+        exposed_ms=_typical_ms(own["exposed"]),
+        hidden_ms=_typical_ms(own["hidden"]),
+        encode_ms=_typical_ms(own["encode"]) if compressed else np.nan,
+        reduce_ms=_typical_ms(own["reduce"]) if compressed else np.nan,
+        decode_ms=_typical_ms(own["decode"]) if compressed else np.nan,
+        wire_bytes=float(np.median(wire)) if known else np.nan,
+        relative_error=_known_mean(own["relative_error"]),
+        cosine=_known_mean(own["cosine"]),
+        loss_effect=None if role != "candidate" else _loss_effect(own, baseline),
         overhead_reduction=_overhead_reduction(step, plain, floor) if role == "candidate" else None,
-        break_even=_break_even(means, baseline, wire) if compressed else None,
+        break_even=_break_even(own, baseline, wire) if compressed else None,
     )
 
 
-def _wire_bytes(one: Candidate, means: Mapping[str, Floats]) -> Floats:
+def _wire_bytes(one: Candidate, own: Mapping[str, Floats]) -> Floats:
     """Per round: what a rank sends per step."""
     if one.label == HEADROOM:
-        return np.zeros_like(means["wall"])
+        return np.zeros_like(own["wall"])
     if one.hook and not HOOKS[one.hook].rings:
-        return np.full_like(means["wall"], np.nan)
-    return means["compressed_wire"] + means["plain_ring"]
+        return np.full_like(own["wall"], np.nan)
+    return own["compressed_wire"] + own["plain_ring"]
 
 
-def _break_even(means: Mapping[str, Floats], baseline: Mapping[str, Floats], wire: Floats) -> Any:
-    work = means["wall"] - means["exposed"]
+def _break_even(own: Mapping[str, Floats], baseline: Mapping[str, Floats], wire: Floats) -> Any:
+    work = own["wall"] - own["exposed"]
     return break_even(
         Costs(
             plain_bytes=baseline["plain_ring"],
             wire_bytes=wire,
-            coding_ns=means["encode"] + means["reduce"] + means["decode"],
+            coding_ns=own["encode"] + own["reduce"] + own["decode"],
             slowdown_ns=work - (baseline["wall"] - baseline["exposed"]),
             hidden_ns=baseline["hidden"],
         )
     )
 
 
-def _loss_effect(means: Mapping[str, Floats], baseline: Mapping[str, Floats]) -> Any:
+def _loss_effect(own: Mapping[str, Floats], baseline: Mapping[str, Floats]) -> Any:
     """Relative, so that it does not matter how a script scales its loss."""
     plain = baseline["loss"]
     if not np.isfinite(plain).all() or (plain == 0).any():
         return None
-    return mean((means["loss"] - plain) / np.abs(plain))
+    return mean((own["loss"] - plain) / np.abs(plain))
 
 
 def _overhead_reduction(step: Floats, plain: Floats, floor: Floats | None) -> Any:
-    """``1 - (step - headroom's) / (baseline's - headroom's)``, from means over rounds."""
+    """``1 - (step - headroom's) / (baseline's - headroom's)``, from medians over rounds."""
     count = len(step)
     if floor is None or count < MIN_ROUNDS:
         return None
     over, whole = step - floor, plain - floor
     rows = resamples(count)
-    drawn_whole = whole[rows].mean(axis=1)
-    if whole.mean() <= 0 or (drawn_whole <= 0).any():
+    drawn_whole = np.median(whole[rows], axis=1)
+    if np.median(whole) <= 0 or (drawn_whole <= 0).any():
         return None  # what is to be reduced cannot be told from nothing
-    drawn = 1 - over[rows].mean(axis=1) / drawn_whole
-    value = float(1 - over.mean() / whole.mean())
+    drawn = 1 - np.median(over[rows], axis=1) / drawn_whole
+    value = float(1 - np.median(over) / np.median(whole))
     return interval_of(value, drawn, count, CONFIDENCE)
 
 
 def _parts(baseline: Mapping[str, Floats]) -> tuple[StepShare, ...]:
-    shares = [StepShare(name, _mean_ms(baseline[name])) for name in PARTS]
+    shares = [StepShare(name, _typical_ms(baseline[name])) for name in PARTS]
     return tuple(sorted(shares, key=lambda share: -share.ms))
 
 
 def _link(baseline: Mapping[str, Floats], world_size: int) -> float:
     under_way = baseline["exposed"] + baseline["hidden"]
-    if world_size < 2 or not (under_way.mean() > 0):
+    if world_size < 2 or not (np.median(under_way) > 0):
         return float("nan")
-    return float(_BITS * baseline["plain_ring"].mean() / under_way.mean())
+    return float(_BITS * np.median(baseline["plain_ring"]) / np.median(under_way))
 
 
-def _mean_ms(values: Floats) -> float:
-    return ns_to_ms(float(values.mean())) if len(values) else float("nan")
+def _typical_ms(values: Floats) -> float:
+    return ns_to_ms(float(np.median(values))) if len(values) else float("nan")
 
 
 def _known_mean(values: Floats) -> float:

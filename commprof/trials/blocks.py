@@ -35,8 +35,8 @@ class Figures:
 
     #: Median measured step on the slowest rank.
     step_ns: Floats
-    #: Means over measured steps and ranks, by column name, with their unit as in ``_COLUMNS``.
-    means: dict[str, Floats]
+    #: By column name, with the units of ``_COLUMNS``; see ``_over_block``.
+    columns: dict[str, Floats]
 
     @property
     def rounds(self) -> int:
@@ -55,7 +55,7 @@ def figures(traces: list[Trace], schedule: Schedule, first_step: int) -> Figures
     tables = [_steps_of(trace, schedule.steps, first_step) for trace in traces]
     shape = (schedule.candidates, schedule.rounds)
     step_ns = np.full(shape, np.nan)
-    means = {name: np.full(shape, np.nan) for name in _COLUMNS}
+    found = {name: np.full(shape, np.nan) for name in _COLUMNS}
     for block in schedule.blocks:
         at = block.candidate, block.round
         measured = slice(block.measured, block.end)
@@ -66,15 +66,15 @@ def figures(traces: list[Trace], schedule: Schedule, first_step: int) -> Figures
         for name in _COLUMNS:
             begin = block.begin if name in _WHOLE_BLOCK else block.measured
             rows = np.stack([table[name][begin : block.end] for table in tables])
-            means[name][at] = _over_block(name, rows)
+            found[name][at] = _over_block(name, rows)
     complete = ~np.isnan(step_ns).any(axis=0)
     return Figures(
-        step_ns[:, complete], {name: value[:, complete] for name, value in means.items()}
+        step_ns[:, complete], {name: value[:, complete] for name, value in found.items()}
     )
 
 
 def _over_block(name: str, rows: Floats) -> float:
-    """Mean of the block's ``[rank, step]``.
+    """One figure from the block's ``[rank, step]``: median over steps, mean over ranks.
 
     The first loss of a block comes before its first update: it says nothing of the candidate.
     Errors are measured in few steps, and known for these only.
@@ -82,8 +82,10 @@ def _over_block(name: str, rows: Floats) -> float:
     if name == "loss":
         rows = rows[:, 1:]
         return float(rows.mean()) if rows.size and not np.isnan(rows).any() else np.nan
-    known = rows[~np.isnan(rows)] if name in _WHOLE_BLOCK else rows
-    return float(known.mean()) if known.size else np.nan
+    if name in _WHOLE_BLOCK:
+        known = rows[~np.isnan(rows)]
+        return float(known.mean()) if known.size else np.nan
+    return float(np.median(rows, axis=1).mean())
 
 
 def _steps_of(trace: Trace, count: int, first_step: int) -> dict[str, Floats]:

@@ -45,12 +45,12 @@ def break_even(costs: Costs) -> BreakEven | None:
     count = rows.shape[1]
     if count < MIN_ROUNDS or not np.isfinite(rows).all():
         return None
-    value = float(bandwidth(*rows.mean(axis=1)))
+    value = float(bandwidth(*np.median(rows, axis=1)))
     if value == 0:
         return BreakEven("never", None)
     if np.isinf(value):
         return BreakEven("always", None)
-    drawn = bandwidth(*rows[:, resamples(count)].mean(axis=2))
+    drawn = bandwidth(*np.median(rows[:, resamples(count)], axis=2))
     return BreakEven("below", interval_of(value, drawn, count, CONFIDENCE))
 
 

@@ -68,7 +68,7 @@ class Plan:
 
 #: Setting -> least and largest value.
 SETTINGS = {
-    "rounds": (3, 1000),
+    "rounds": (3, 64),
     "block": (1, 10_000),
     "warmup": (2, 1000),
     "shuffle": (0, 2**31),

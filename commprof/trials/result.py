@@ -19,7 +19,11 @@ class BreakEven:
 
 @dataclass(frozen=True)
 class CandidateResult:
-    """One candidate over all complete rounds; means over rounds, steps and ranks."""
+    """One candidate over all complete rounds.
+
+    A figure is the median over rounds of blocks; a block's the median over its measured steps, as
+    mean over the ranks.
+    """
 
     label: str
     #: "baseline", "control", "headroom" or "candidate".
@@ -28,8 +32,7 @@ class CandidateResult:
     techniques: int
     #: Training with it has the bits of training without.
     exact: bool
-    #: Geometric mean over rounds of the block's step: the median of its measured steps, on the
-    #: slowest rank.
+    #: Typical block (``statistics.center`` of the logarithms), on the slowest rank.
     step_ms: float
     #: That over the baseline's, paired by round, at 95 %; None for the baseline itself.
     ratio: Interval | None
@@ -73,7 +76,8 @@ class StepShare:
 class Verdict:
     """What to do."""
 
-    #: "none": leave it; "not-the-bottleneck"; "use": apply ``choice``; "unknown": too little seen.
+    #: "none": leave it; "not-the-bottleneck"; "use": apply ``choice``; "unknown": too few rounds,
+    #: or too noisy ones.
     answer: str
     #: Label of what to use; empty unless ``answer`` is "use".
     choice: str

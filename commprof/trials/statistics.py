@@ -1,4 +1,4 @@
-"""Intervals of a mean over few pairs."""
+"""Intervals of a typical value over few rounds, some of which the machine may have disturbed."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ Floats = npt.NDArray[np.float64]
 #: With fewer rounds nothing is concluded.
 MIN_ROUNDS = 3
 CONFIDENCE = 0.95
-_RESAMPLES = 20_000
+_RESAMPLES = 10_000
 _SEED = 20261101
+#: Resamples are worked off in so many parts, which bounds the memory.
+_PARTS = 20
 
 
 @lru_cache(maxsize=8)
@@ -28,11 +30,29 @@ def resamples(count: int) -> npt.NDArray[np.int64]:
 
 
 def ratio(above: Floats, below: Floats, confidence: float = CONFIDENCE) -> Interval | None:
-    """Geometric mean over rounds of ``above / below``, paired by round; None below MIN_ROUNDS."""
-    interval = mean(np.log(above) - np.log(below), confidence)
-    if interval is None:
+    """Typical ``above / below`` of a round, with its interval; None below MIN_ROUNDS.
+
+    Typical is the Hodges-Lehmann estimate of the logarithms, see ``center``.
+    """
+    if len(above) < MIN_ROUNDS:
         return None
-    return Interval(*(math.exp(x) for x in (interval.value, interval.low, interval.high)))
+    logs = np.log(above) - np.log(below)
+    rows = resamples(len(logs))
+    drawn = np.concatenate([center(logs[part]) for part in np.array_split(rows, _PARTS)])
+    found = interval_of(float(center(logs)), drawn, len(logs), confidence)
+    return Interval(*(math.exp(x) for x in (found.value, found.low, found.high)))
+
+
+def center(values: Floats) -> Floats:
+    """Median of the means of all pairs, each value with itself too, along the last axis.
+
+    Nearly as efficient as the mean, and not moved far by a quarter of the values (Hodges and
+    Lehmann, Estimates of Location Based on Rank Tests, Annals of Mathematical Statistics 34:2,
+    1963).
+    """
+    first, second = np.triu_indices(values.shape[-1])
+    pairs = (values[..., first] + values[..., second]) / 2
+    return np.asarray(np.median(pairs, axis=-1), dtype=np.float64)
 
 
 def mean(values: Floats, confidence: float = CONFIDENCE) -> Interval | None:

@@ -21,6 +21,11 @@ Floats = npt.NDArray[np.float64]
 #: charge would save.
 WORTH_A_LOOK = 0.10
 
+_TOO_NOISY = (
+    "Too noisy to say whether that is worth anything: run it again on a quieter machine, or with "
+    "more rounds."
+)
+
 
 @dataclass(frozen=True)
 class Setting:
@@ -52,12 +57,16 @@ def judge(
     rounds = int(step_ns.shape[1])
     if rounds < MIN_ROUNDS:
         return _too_short(rounds)
-    sentences = [_bound_by(parts)]
+    baseline = next(one for one in results if one.role == "baseline")
+    sentences = [_bound_by(parts, baseline.step_ms)]
     headroom = next((one for one in results if one.role == "headroom"), None)
     if headroom is not None:
         won = less(headroom.ratio)
         assert won is not None
         sentences.insert(0, _ceiling(won))
+        if won.value < WORTH_A_LOOK and won.high >= 2 * WORTH_A_LOOK:
+            sentences.append(_TOO_NOISY)
+            return Verdict("unknown", "", won, tuple(sentences), "")
         if won.value < WORTH_A_LOOK:
             sentences.append(_not_the_bottleneck(parts))
             return Verdict("not-the-bottleneck", "", won, tuple(sentences), "")
@@ -129,10 +138,10 @@ def _not_the_bottleneck(parts: Sequence[StepShare]) -> str:
     )
 
 
-def _bound_by(parts: Sequence[StepShare]) -> str:
+def _bound_by(parts: Sequence[StepShare], step_ms: float) -> str:
     total = sum(part.ms for part in parts)
     shown = ", ".join(f"{_WORDS[p.part]} {p.ms / total:.0%}" for p in parts if p.ms > 0.02 * total)
-    return f"The step of {total:.3g} ms is bound by {_WORDS[parts[0].part]}: {shown}."
+    return f"The step of {step_ms:.4g} ms is bound by {_WORDS[parts[0].part]}: {shown}."
 
 
 _WORDS = {

@@ -65,7 +65,7 @@ def test_a_block_is_the_median_of_its_measured_steps_on_the_slowest_rank() -> No
     assert found.rounds == 3
     for place, one in enumerate(PLAN.everyone):
         assert found.step_ns[place] == pytest.approx((STEP_MS[one.label] + 5) * MS)
-    assert found.means["exposed"][0] == pytest.approx((20 + 25) / 2 * MS)
+    assert found.columns["exposed"][0] == pytest.approx((20 + 25) / 2 * MS)
 
 
 def test_rounds_that_are_cut_short_do_not_count() -> None:

@@ -41,6 +41,12 @@ def test_under_ten_percent_of_headroom_it_stops() -> None:
     assert verdict.sentences[-1].endswith("Look at backward first.")
 
 
+def test_a_headroom_that_may_be_anything_says_nothing() -> None:
+    verdict = trial({**ROLES, "noop": (97.0, 0.5), "int8": (50.0, QUIET)}).verdict
+    assert (verdict.answer, verdict.choice) == ("unknown", "")
+    assert verdict.sentences[-1].startswith("Too noisy to say")
+
+
 def test_without_noop_it_goes_on() -> None:
     steps = {"none": (100.0, QUIET), "none again": (100.0, QUIET), "int8": (50.0, QUIET)}
     verdict = trial(steps).verdict
