@@ -21,6 +21,7 @@ from commprof.errors import CommprofError, RankFailedError, UsageError
 from commprof.report import as_json, table, trial_table
 from commprof.report.plain_text import printable
 from commprof.trace.run_directory import RUN_FILE, world_directory
+from commprof.trace.schema import MODES
 from commprof.trials.analyse import analyse_trial
 from commprof.trials.plan import parse_trial
 
@@ -102,6 +103,13 @@ def _check_trial(args: argparse.Namespace, world_sizes: list[int]) -> None:
         raise UsageError(
             f"--trial compares at one world size of 2 ranks or more, not at {world_sizes}; give "
             "--nproc N"
+        )
+    from commprof.capture.mode import mode_code
+
+    mode = MODES[mode_code(None)]
+    if mode != "full":
+        raise UsageError(
+            f"--trial needs every record, which mode {mode} does not keep (needed: full)"
         )
 
 

@@ -120,9 +120,12 @@ def _candidate(
     step, plain = found.step_ns[place], found.step_ns[0]
     joint = 1 - (1 - CONFIDENCE) / max(1, len(plan.candidates))
     known = found.rounds > 0
-    compressed = bool(one.compressor) and known
+    # Only the native compressors tell what they did; without that nothing is known of their bytes.
+    told = bool(one.compressor) and bool((own["compressed_wire"] > 0).any())
     floor = found.step_ns[_HEADROOM_PLACE] if plan.headroom else None
     wire = _wire_bytes(one, own)
+    if one.compressor and not told:
+        wire = np.full_like(wire, np.nan)
     return CandidateResult(
         label=one.label,
         role=role,
@@ -133,15 +136,15 @@ def _candidate(
         joint_ratio=None if role == "baseline" else ratio(step, plain, joint),
         exposed_ms=_typical_ms(own["exposed"]),
         hidden_ms=_typical_ms(own["hidden"]),
-        encode_ms=_typical_ms(own["encode"]) if compressed else np.nan,
-        reduce_ms=_typical_ms(own["reduce"]) if compressed else np.nan,
-        decode_ms=_typical_ms(own["decode"]) if compressed else np.nan,
+        encode_ms=_typical_ms(own["encode"]) if told else np.nan,
+        reduce_ms=_typical_ms(own["reduce"]) if told else np.nan,
+        decode_ms=_typical_ms(own["decode"]) if told else np.nan,
         wire_bytes=float(np.median(wire)) if known else np.nan,
         relative_error=_known_mean(own["relative_error"]),
         cosine=_known_mean(own["cosine"]),
         loss_effect=None if role != "candidate" else _loss_effect(own, baseline),
         overhead_reduction=_overhead_reduction(step, plain, floor) if role == "candidate" else None,
-        break_even=_break_even(own, baseline, wire) if compressed else None,
+        break_even=_break_even(own, baseline, wire) if told else None,
     )
 
 
