@@ -60,8 +60,11 @@ class Trial:
         return self._done
 
     def add(self, attachment: Attachment) -> None:
-        """A model whose communication takes part."""
-        self._attachments.append(attachment)
+        """A model whose communication takes part; one that comes after the begin does not."""
+        if self._schedule is None:
+            self._attachments.append(attachment)
+        else:
+            self._say("a model was made after the trial began and takes no part in it")
 
     def step_ended(self, step: int) -> None:
         """The capture's step of this number ended."""
@@ -74,6 +77,9 @@ class Trial:
             self._begin(step + 1)
         else:
             self._losses.end_step(True)
+            if any(one.has_own_hook for one in self._attachments):
+                self._say("a communication hook was registered, and so the trial ends here")
+                self._finish()
         if not self._done:
             self._turn(step + 1 - self._first_step)
 
@@ -151,6 +157,8 @@ class Trial:
             attachment.set_hook(None)
             _sync_buffers(attachment, True)
             self._bucketings[attachment].use(None)
+            if attachment.has_own_hook:
+                attachment.set_hook(*attachment.ddp._comm_hooks[0])
         if self._snapshot is not None:
             self._snapshot.restore()
             self._snapshot = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import wraps
 from typing import Any
@@ -15,7 +16,7 @@ class Losses:
     def __init__(self) -> None:
         self._step: list[torch.Tensor] = []
         #: Per step of the trial.
-        self._steps: list[torch.Tensor | None] = []
+        self._steps: list[list[torch.Tensor]] = []
         self._undo: Callable[[], None] | None = None
 
     def start(self) -> None:
@@ -45,11 +46,11 @@ class Losses:
         """A step ended; ``counts`` says whether it was one of the trial's."""
         if counts:
             # Values are read at the end: on a GPU it would wait for them.
-            self._steps.append(torch.stack(self._step).sum() if self._step else None)
+            self._steps.append(self._step)
         self._step = []
 
     def values(self) -> list[float | None]:
         """Per step of the trial; None where no single number was differentiated."""
-        read = [None if loss is None else float(loss) for loss in self._steps]
+        sums = [sum(map(float, losses)) if losses else None for losses in self._steps]
         # JSON has no NaN; a loss that is not finite is no basis for a comparison either.
-        return [None if x is None or x != x or abs(x) == float("inf") else x for x in read]
+        return [x if x is not None and math.isfinite(x) else None for x in sums]

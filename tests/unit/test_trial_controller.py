@@ -140,6 +140,42 @@ def test_a_model_with_a_hook_of_its_own_takes_no_part(capsys: pytest.CaptureFixt
     assert "has a communication hook of its own" in capsys.readouterr().err
 
 
+def test_a_hook_that_comes_late_ends_the_trial_and_stays(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    ddp, sizes = model(), list[int]()
+    reducer, steps = ddp.reducer, Steps()
+    trial = Trial(parse_trial("bucket-cap=0.001"), steps)  # type: ignore[arg-type]
+    trial.add(attach(ddp))
+    for _ in range(SETTLE_STEPS + 40):
+        train(ddp)
+        steps.step()
+        if ddp.reducer is not reducer:
+            break
+    ddp.register_comm_hook(None, lambda _, bucket: _noted(bucket, sizes))
+    train(ddp)
+    steps.step()
+    assert trial.done
+    assert ddp.reducer is reducer
+    sizes.clear()
+    train(ddp)
+    assert sizes == [1024]
+    assert "so the trial ends here" in capsys.readouterr().err
+
+
+def test_a_model_that_comes_late_takes_no_part(capsys: pytest.CaptureFixture[str]) -> None:
+    steps, plan = Steps(), parse_trial("none,rounds=3,block=1")
+    trial = Trial(plan, steps)  # type: ignore[arg-type]
+    trial.add(attach(model()))
+    late = model()
+    for number in range(plan.steps):
+        steps.step()
+        if number == SETTLE_STEPS:
+            trial.add(attach(late))
+    assert trial.done
+    assert "after the trial began" in capsys.readouterr().err
+
+
 def test_a_capture_that_keeps_no_records_is_refused() -> None:
     steps = Steps()
     steps.mode = "always-on"
