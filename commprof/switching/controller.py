@@ -97,9 +97,9 @@ class Trial:
             self._done = True
             return
         left_out = self._impossible()
-        for label, why in left_out:
+        for label, why in left_out.items():
             self._say(f"{label} takes no part in the trial: {why}")
-        self._plan = self._plan.without({label for label, _ in left_out})
+        self._plan = self._plan.without(set(left_out))
         self._schedule = self._plan.schedule()
         self._first_step = first_step
         self._bucketings = {one: Bucketings(one) for one in self._attachments}
@@ -117,13 +117,13 @@ class Trial:
             f"{self._schedule.steps} steps"
         )
 
-    def _impossible(self) -> list[tuple[str, str]]:
-        """Candidates that a model rules out, with the reason: the same on all ranks."""
+    def _impossible(self) -> dict[str, str]:
+        """Why a model rules a candidate out, by label: the same on all ranks."""
         reasons = [why for one in self._attachments if (why := obstacle(one.ddp))]
         capped = [one for one in self._plan.candidates if one.bucket_cap_mb is not None]
         if not reasons:
-            return []
-        return [(one.label, f"DDP's buckets cannot be cut anew: {reasons[0]}") for one in capped]
+            return {}
+        return {one.label: f"DDP's buckets cannot be cut anew: {reasons[0]}" for one in capped}
 
     def _turn(self, step: int) -> None:
         """Before the trial's step of this number."""

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from commprof.analysis.intervals import Interval
 from commprof.errors import CommprofError
 from commprof.trace import columns
 from commprof.trace.reader import Trace
@@ -17,7 +18,7 @@ from commprof.trials.blocks import PARTS, Figures, figures
 from commprof.trials.break_even import Costs, break_even
 from commprof.trials.candidates import BASELINE, CONTROL, HEADROOM, HOOKS, Candidate
 from commprof.trials.plan import Plan, parse_trial
-from commprof.trials.result import CandidateResult, StepShare, TrialResult
+from commprof.trials.result import BreakEven, CandidateResult, StepShare, TrialResult
 from commprof.trials.statistics import (
     CONFIDENCE,
     MIN_ROUNDS,
@@ -93,8 +94,7 @@ def analyse_world_trial(run: WorldRun, context: Mapping[str, Any]) -> TrialResul
     baseline = {name: values[0] for name, values in found.columns.items()}
     setting = Setting(
         command=str(context["command"]),
-        is_run=context.get("script") is not None or "workload" in context,
-        script=context.get("script") is not None,
+        is_run="script" in context or "workload" in context,
     )
     parts = _parts(baseline) if found.rounds else ()
     return TrialResult(
@@ -106,7 +106,7 @@ def analyse_world_trial(run: WorldRun, context: Mapping[str, Any]) -> TrialResul
         candidates=candidates,
         parts=parts,
         link_gbit_per_s=_link(baseline, run.world_size) if found.rounds else np.nan,
-        left_out=tuple((str(label), str(why)) for label, why in trial["left_out"]),
+        left_out=tuple((str(label), str(why)) for label, why in trial["left_out"].items()),
         verdict=judge(plan.candidates, candidates, found.step_ns, parts, setting),
     )
 
@@ -157,7 +157,9 @@ def _wire_bytes(one: Candidate, own: Mapping[str, Floats]) -> Floats:
     return own["compressed_wire"] + own["plain_ring"]
 
 
-def _break_even(own: Mapping[str, Floats], baseline: Mapping[str, Floats], wire: Floats) -> Any:
+def _break_even(
+    own: Mapping[str, Floats], baseline: Mapping[str, Floats], wire: Floats
+) -> BreakEven | None:
     work = own["wall"] - own["exposed"]
     return break_even(
         Costs(
@@ -170,7 +172,7 @@ def _break_even(own: Mapping[str, Floats], baseline: Mapping[str, Floats], wire:
     )
 
 
-def _loss_effect(own: Mapping[str, Floats], baseline: Mapping[str, Floats]) -> Any:
+def _loss_effect(own: Mapping[str, Floats], baseline: Mapping[str, Floats]) -> Interval | None:
     """Relative, so that it does not matter how a script scales its loss."""
     plain = baseline["loss"]
     if not np.isfinite(plain).all() or (plain == 0).any():
@@ -178,7 +180,7 @@ def _loss_effect(own: Mapping[str, Floats], baseline: Mapping[str, Floats]) -> A
     return mean((own["loss"] - plain) / np.abs(plain))
 
 
-def _overhead_reduction(step: Floats, plain: Floats, floor: Floats | None) -> Any:
+def _overhead_reduction(step: Floats, plain: Floats, floor: Floats | None) -> Interval | None:
     """``1 - (step - headroom's) / (baseline's - headroom's)``, from medians over rounds."""
     count = len(step)
     if floor is None or count < MIN_ROUNDS:

@@ -34,8 +34,6 @@ class Setting:
     command: str
     #: By ``commprof run``, whose command can be given again.
     is_run: bool
-    #: On a script of the user's, rather than on a built-in workload.
-    script: bool
 
 
 def judge(

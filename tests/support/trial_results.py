@@ -15,7 +15,7 @@ from commprof.trials.statistics import ratio
 from commprof.trials.verdict import Setting, judge
 
 PARTS = (StepShare("exposed", 60.0), StepShare("backward", 30.0), StepShare("data", 10.0))
-RUN = Setting("python -m commprof.run --nproc 2 --trial fp16,int8 train.py", True, True)
+RUN = Setting("python -m commprof.run --nproc 2 --trial fp16,int8 train.py", True)
 ROUNDS = 8
 _ROLE_NAMES = ("baseline", "control", "headroom")
 

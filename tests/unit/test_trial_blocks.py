@@ -36,7 +36,7 @@ def rank(number: int, slower_ms: float = 0.0, rounds: int = 3, **trial: object) 
             _step(made, label, at, length, first=step == block.begin)
             losses.append(100.0 if label != "int8" else 98.0)
             at += int(length * MS)
-    told = {"plan": PLAN.text, "first_step": FIRST, "begin_monotonic_ns": begin_ns, "left_out": []}
+    told = {"plan": PLAN.text, "first_step": FIRST, "begin_monotonic_ns": begin_ns, "left_out": {}}
     made.metadata["trial"] = {**told, **trial}
     made.metadata["trial_losses"] = {"values": losses}
     return made

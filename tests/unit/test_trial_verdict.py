@@ -97,7 +97,7 @@ def test_too_few_rounds_say_nothing() -> None:
         ),
         (
             "int8",
-            Setting("torchrun train.py", False, True),
+            Setting("torchrun train.py", False),
             'commprof.attach(ddp, hook=commprof.compressors.parse("int8"))',
         ),
         ("bucket-cap=5", RUN, "DistributedDataParallel(model, bucket_cap_mb=5)"),
