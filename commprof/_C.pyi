@@ -26,6 +26,7 @@ __all__: list[str] = [
     "SegmentError",
     "Stats",
     "TORCH_VERSION",
+    "Team",
     "add_metadata",
     "arrivals_create",
     "arrivals_open",
@@ -46,6 +47,7 @@ __all__: list[str] = [
     "encode_int8",
     "encode_sign",
     "flush",
+    "hierarchical_backend",
     "install_observer",
     "kernel_threads",
     "mark_step",
@@ -123,6 +125,23 @@ class Segment:
         Rank 0 of a host creates it, then the others open it.
         """
 
+class Team:
+    """
+    The ranks of one host over shared memory.
+    """
+    def __init__(
+        self,
+        segment: Segment,
+        name: str,
+        rank: typing.SupportsInt | typing.SupportsIndex,
+        global_ranks: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
+        slot_bytes: typing.SupportsInt | typing.SupportsIndex,
+        timeout_ms: typing.SupportsInt | typing.SupportsIndex,
+    ) -> None:
+        """
+        Takes the segment over and meets the others.
+        """
+
 class OptionSpec:
     """
     What an option of a scheme accepts.
@@ -154,6 +173,9 @@ class CompressingHook:
         seed: typing.SupportsInt | typing.SupportsIndex,
         measure_every: typing.SupportsInt | typing.SupportsIndex,
         label: str,
+        team: Team | None = None,
+        owners: typing.SupportsInt | typing.SupportsIndex = 0,
+        hosts: typing.SupportsInt | typing.SupportsIndex = 0,
     ) -> None: ...
     def load_state(
         self,
@@ -316,6 +338,16 @@ def flush() -> None:
     Writes all records of all threads to the trace now.
     """
 
+def hierarchical_backend(
+    wrapped: torch._C._distributed_c10d.Backend,
+    team: Team,
+    across: torch._C._distributed_c10d.Backend,
+    owners: typing.SupportsInt | typing.SupportsIndex,
+) -> torch._C._distributed_c10d.Backend:
+    """
+    A backend over `wrapped` whose ranks are on several hosts, of which the team is one; `across` joins the ranks of equal place on their hosts.
+    """
+
 def install_observer() -> list[str]:
     """
     Puts a recording kernel before every c10d operator; returns their names.
@@ -389,15 +421,10 @@ def set_stacks(on: bool) -> None:
     """
 
 def shm_backend(
-    wrapped: torch._C._distributed_c10d.Backend,
-    segment: Segment,
-    name: str,
-    global_ranks: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
-    slot_bytes: typing.SupportsInt | typing.SupportsIndex,
-    timeout_ms: typing.SupportsInt | typing.SupportsIndex,
+    wrapped: torch._C._distributed_c10d.Backend, team: Team
 ) -> torch._C._distributed_c10d.Backend:
     """
-    A backend over `wrapped` whose ranks are all on this host; meets them.
+    A backend over `wrapped` whose ranks are the team's.
     """
 
 def shm_name() -> str:

@@ -22,7 +22,7 @@ DOORS = {"__init__", "__main__", "run", "wrap"}
 MAY_IMPORT = {
     "foundation": set(),
     "trace": {"foundation"},
-    "compressors": {"foundation"},
+    "compressors": {"foundation", "backend"},
     "capture": {"foundation", "trace", "compressors"},
     "boot": {"foundation", "capture", "switching"},
     "analysis": {"foundation", "trace"},
@@ -32,7 +32,9 @@ MAY_IMPORT = {
     "switching": {"foundation", "compressors", "capture", "trials"},
     "workloads": {"foundation"},
     "report": {"foundation", "analysis", "trials"},
-    "launch": {"foundation", "trace", "capture", "compressors", "switching", "workloads"},
+    "launch": {
+        *("foundation", "trace", "capture", "compressors", "switching", "workloads", "backend"),
+    },
     "commands": {
         *("foundation", "trace", "capture", "boot", "compressors"),
         *("analysis", "workloads", "report", "launch", "trials"),

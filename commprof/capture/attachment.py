@@ -13,7 +13,8 @@ from commprof import _native
 from commprof.capture.python_hook import PythonBucketHook
 from commprof.capture.recorder import recorder
 from commprof.compressors import Compressor
-from commprof.compressors.running import Running, own_group
+from commprof.compressors.groups import Groups
+from commprof.compressors.running import Running
 from commprof.errors import CommprofError
 
 #: A DDP communication hook: ``hook(state, bucket) -> Future[Tensor]``.
@@ -34,7 +35,7 @@ class Attachment:
         self._names: list[str] = []
         self._compressor: Compressor | None = None
         self._running: Running | None = None
-        self._group: Any = None  # of native compressors of this model, one after the other
+        self._groups = Groups(ddp)  # of native compressors of this model, one after the other
         _hooks.append(self._names)
         # A hook that the user registers later goes inside ours.
         ddp.register_comm_hook = self._register_comm_hook
@@ -88,9 +89,7 @@ class Attachment:
         """Makes its engine, which is a collective call, and puts it inside."""
         if compressor is self._compressor:
             return
-        if self._group is None:
-            self._group = own_group(self._ddp)
-        running = Running(self._ddp, compressor, self._group)
+        running = Running(self._ddp, compressor, self._groups)
         compressor.bind(running)
         if running.is_native:
             self._bucket_hook.set_compressor(running.engine)

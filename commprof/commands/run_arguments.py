@@ -33,8 +33,8 @@ Gradient compressors, as --hook NAME or --hook NAME:option=value,option=value:
     + """
   python -m commprof.run --nproc 2 --hook int8                the transformer, int8 gradients
   python -m commprof.run --nproc 2 --hook topk:ratio=0.001 train.py      the same for a script
-Options of all but none: feedback=0|1, start_step=N, checksum=0|1; of all: measure_every=N. See
-docs/compressors.md.
+Options of those that compress: feedback=0|1, start_step=N, checksum=0|1, hierarchical=0|1; of all:
+measure_every=N. See docs/compressors.md.
 
 Would it pay? A trial lets candidates take turns on the steps of the workload or script, and says
 what to change, if anything. Candidates are compressors, as above, and
@@ -108,7 +108,9 @@ def _add_what(parser: argparse.ArgumentParser) -> None:
         help="let these take turns on the steps, on --nproc ranks, and say which pays; see above",
     )
     parser.add_argument(
-        "--backend", help="gloo, nccl or mpi, where this torch has it (default: gloo)"
+        "--backend",
+        help="gloo, nccl or mpi, where this torch has it, or commprof: gloo, with shared memory "
+        "between ranks of one host (default: gloo)",
     )
     parser.add_argument(
         "--threads",

@@ -23,6 +23,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous import RendezvousError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+from commprof import _native
 from commprof.errors import CommprofError, RankFailedError, UsageError
 from commprof.launch.job import Job, Plan
 from commprof.launch.progress import ProgressLine
@@ -187,6 +188,8 @@ def _check_backend(job: Job) -> None:
     available = [name for name in ("gloo", "nccl", "mpi", "ucc") if dist.is_backend_available(name)]
     if "nccl" in available and not torch.cuda.is_available():
         available.remove("nccl")
+    if _native.native is not None:
+        available.append("commprof")
     if job.backend not in available:
         raise UsageError(
             f"backend {job.backend!r} cannot be used here: torch {torch.__version__} with "

@@ -16,7 +16,7 @@ from commprof.trace.reader import Trace
 from commprof.trace.run_directory import WorldRun, read_context, read_world
 from commprof.trials.blocks import PARTS, Figures, figures
 from commprof.trials.break_even import Costs, break_even
-from commprof.trials.candidates import BASELINE, CONTROL, HEADROOM, HOOKS, Candidate
+from commprof.trials.candidates import BASELINE, CONTROL, HEADROOM, Candidate
 from commprof.trials.plan import Plan, parse_trial
 from commprof.trials.result import BreakEven, CandidateResult, StepShare, TrialResult
 from commprof.trials.statistics import (
@@ -152,7 +152,7 @@ def _wire_bytes(one: Candidate, own: Mapping[str, Floats]) -> Floats:
     """Per round: what a rank sends per step."""
     if one.label == HEADROOM:
         return np.zeros_like(own["wall"])
-    if one.hook and not HOOKS[one.hook].rings:
+    if not one.link_only:
         return np.full_like(own["wall"], np.nan)
     return own["compressed_wire"] + own["plain_ring"]
 

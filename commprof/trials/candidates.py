@@ -74,6 +74,13 @@ class Candidate:
         return self.bucket_cap_mb is None or world_size <= 2
 
     @property
+    def link_only(self) -> bool:
+        """Whether all that it sends goes over the link; else its bytes say nothing of bandwidth."""
+        if self.hook:
+            return HOOKS[self.hook].rings
+        return "hierarchical" not in self.compressor
+
+    @property
     def techniques(self) -> int:
         """How many it combines."""
         return bool(self.compressor) + bool(self.hook) + (self.bucket_cap_mb is not None)
@@ -118,7 +125,10 @@ def technique_names() -> list[str]:
 
 def is_technique(word: str) -> bool:
     """Whether a word begins a candidate, rather than going on with options of the one before."""
-    return _head(word.partition("+")[0]) in {*SCHEMES, *HOOKS, *(BUCKET_CAP, HEADROOM)}
+    first = word.partition("+")[0]
+    if "=" in first.partition(":")[0]:
+        return _head(first) == BUCKET_CAP  # "hierarchical" is a technique, "hierarchical=1" is not
+    return _head(first) in {*SCHEMES, *HOOKS, HEADROOM}
 
 
 def help_text() -> str:

@@ -1,56 +1,14 @@
 #include "shm/collectives.h"
 
 #include <algorithm>
-#include <cstring>
 #include <string>
 #include <vector>
+
+#include "shm/meetings.h"
 
 namespace commprof::shm {
 
 namespace {
-
-// memcpy, which may not be called with null even for nothing.
-void copyBytes(std::byte* to, const std::byte* from, size_t bytes) {
-  if (bytes != 0) {
-    std::memcpy(to, from, bytes);
-  }
-}
-
-// What ranks compare, and what they say where they differ.
-Team::Intent intend(const std::string& what, uint64_t bytes) {
-  Team::Intent intent;
-  std::strncpy(intent.what, what.c_str(), sizeof intent.what - 1);
-  intent.bytes = bytes;
-  return intent;
-}
-
-std::string named(const char* what, Element element, Reduction reduction) {
-  constexpr const char* kElements[] = {
-      "fp32", "fp64", "fp16", "bf16", "int32", "int64"};
-  constexpr const char* kReductions[] = {"sum", "mean", "max", "min"};
-  return std::string(what) + " " + kElements[size_t(element)] + " " +
-      kReductions[size_t(reduction)];
-}
-
-// The first meeting of an operation checks that all ranks do the same.
-class Meetings {
- public:
-  Meetings(Team& team, const Team::Intent& intent)
-      : team_(team), intent_(intent) {}
-  void meet() {
-    if (first_) {
-      first_ = false;
-      team_.meetCheck(intent_);
-    } else {
-      team_.meet();
-    }
-  }
-
- private:
-  Team& team_;
-  const Team::Intent intent_;
-  bool first_ = true;
-};
 
 // Fills `in` with the ranks' slots, from `offset` on.
 void slotsAt(

@@ -24,6 +24,15 @@ def test_commas_separate_candidates_and_options() -> None:
     ]
 
 
+def test_an_option_may_have_a_technique_s_name() -> None:
+    assert labels("int8:feedback=1,hierarchical=1,hierarchical") == [
+        *("int8:feedback=1,hierarchical=1", "hierarchical")
+    ]
+    assert [one.link_only for one in parse_trial("int8,hierarchical,no-overlap").candidates] == [
+        *(True, False, True)
+    ]
+
+
 def test_what_always_takes_part_may_be_listed_and_nothing_is_tried_twice() -> None:
     assert labels("none,noop,fp16,fp16") == ["fp16"]
     assert [one.label for one in parse_trial("none").everyone] == ["none", "none again", "noop"]
