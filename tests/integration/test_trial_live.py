@@ -100,7 +100,7 @@ dist.destroy_process_group()
 
 
 def test_a_script_s_models_take_part_unchanged(tmp_path: Path) -> None:
-    plan = "int8,bucket-cap=0.1,rounds=3,block=2"
+    plan = "int8,hierarchical,bucket-cap=0.1,rounds=3,block=2"
     steps = parse_trial(plan).steps
     script = tmp_path / "train.py"
     options = "options = {'find_unused_parameters': True}"
@@ -108,7 +108,7 @@ def test_a_script_s_models_take_part_unchanged(tmp_path: Path) -> None:
     result, text = run(tmp_path, "--trial", plan, str(script))
     trial = result["trial"]
     labels = [one["label"] for one in trial["candidates"]]
-    assert labels == ["none", "none again", "noop", "int8"]
+    assert labels == ["none", "none again", "noop", "int8", "hierarchical"]
     (left_out,) = trial["left_out"]
     assert left_out["candidate"] == "bucket-cap=0.1"
     assert "find_unused_parameters" in left_out["reason"]
@@ -117,7 +117,7 @@ def test_a_script_s_models_take_part_unchanged(tmp_path: Path) -> None:
     assert int8["exact"] is False
     assert 0 < int8["relative_error"] < 0.03
     assert abs(int8["loss_effect"]["value"]) < 0.5
-    assert f"a trial of 4 candidates begins; it takes {4 * 3 * 4} steps" in text
+    assert f"a trial of 5 candidates begins; it takes {5 * 3 * 4} steps" in text
 
 
 @pytest.mark.parametrize(
