@@ -45,6 +45,30 @@ class Attachment:
         """The compressor inside, if there is one."""
         return self._compressor
 
+    @property
+    def ddp(self) -> DistributedDataParallel:
+        """The model."""
+        return self._ddp
+
+    @property
+    def bucket_hook(self) -> Any:
+        """commprof's hook in the model's reducer; see ``bucket_hook_of``."""
+        return self._bucket_hook
+
+    @property
+    def has_own_hook(self) -> bool:
+        """Whether the script registered a hook of its own, which runs inside."""
+        return bool(self._ddp._comm_hooks)
+
+    def use_bucket_hook(self, bucket_hook: Any) -> None:
+        """Another reducer does the model's work now, with this hook of ``bucket_hook_of``.
+
+        Call it between steps and without a compressor inside; what is inside the new one stays.
+        """
+        assert self._compressor is None
+        bucket_hook.recording = self._bucket_hook.recording
+        self._bucket_hook = bucket_hook
+
     def set_hook(self, hook: Hook | Compressor | None, state: Any = None) -> None:
         """Replaces the hook inside; None is DDP's own mean all-reduce.
 
@@ -163,15 +187,18 @@ def attach(
             "this model already has a communication hook, and DDP takes one for life; call "
             "attach(ddp, hook=...) before registering it, or leave attach() out"
         )
+    attachment = Attachment(ddp, bucket_hook_of(ddp))
+    attachment.set_hook(hook, state)
+    return attachment
+
+
+def bucket_hook_of(ddp: DistributedDataParallel) -> Any:
+    """Registers commprof's hook with the reducer that the model has now, which takes one."""
     native = _native.native
     if native is not None:
         group = ddp.process_group
-        bucket_hook: Any = native.BucketHook.attach(ddp.reducer, group, None, None)
-    else:
-        bucket_hook = PythonBucketHook.attach(ddp, recorder(), None, None)
-    attachment = Attachment(ddp, bucket_hook)
-    attachment.set_hook(hook, state)
-    return attachment
+        return native.BucketHook.attach(ddp.reducer, group, None, None)
+    return PythonBucketHook.attach(ddp, recorder(), None, None)
 
 
 def _name(hook: Hook | Compressor | None) -> str:

@@ -87,6 +87,10 @@ def _run(job: Job) -> None:
     with profile(job.directory, metadata={"job": setup}) as recorder:
         if job.compressor:
             attach(ddp, parse(job.compressor))
+        elif job.trial:
+            from commprof.switching import trial
+
+            trial(ddp, job.trial)
         elif job.hook:
             attach(ddp)
         result = _train(job, plan, trainee, ddp, recorder)

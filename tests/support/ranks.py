@@ -29,10 +29,14 @@ def run_on_hosts(
     steps: int,
     ahead_ms: Sequence[float] = (),
     ranks_per_host: int = 1,
+    trial: str = "",
 ) -> WorldRun:
-    """Trains on hosts whose clocks are ahead by so much; returns what the ranks left."""
+    """Trains on hosts whose clocks are ahead by so much; returns what the ranks left.
+
+    Trial: candidates that take turns, as the job has them.
+    """
     world_size = ranks_per_host * len(hosts.names)
-    job_path = _save(run, workload, world_size, steps)
+    job_path = _save(run, workload, world_size, steps, trial)
     run_module_on_hosts(hosts, "commprof.launch.worker", [str(job_path)], ahead_ms, ranks_per_host)
     return read_world(run, world_size)
 
@@ -91,14 +95,14 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def _job(run: Path, workload: str, world_size: int, steps: int) -> Job:
+def _job(run: Path, workload: str, world_size: int, steps: int, trial: str = "") -> Job:
     directory = world_directory(run, world_size)
     directory.mkdir(parents=True, exist_ok=True)
-    return Job(workload, world_size, directory, steps=steps, hook=False)
+    return Job(workload, world_size, directory, steps=steps, hook=False, trial=trial)
 
 
-def _save(run: Path, workload: str, world_size: int, steps: int) -> Path:
-    job = _job(run, workload, world_size, steps)
+def _save(run: Path, workload: str, world_size: int, steps: int, trial: str = "") -> Path:
+    job = _job(run, workload, world_size, steps, trial)
     path = job.directory / "job.json"
     job.save(path)
     return path
