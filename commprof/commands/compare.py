@@ -10,14 +10,14 @@ from commprof.commands import compare_runs, compare_sweeps
 from commprof.errors import UsageError
 
 _DESCRIPTION = """\
-Compares two recorded runs step by step (step time, its parts, collectives, settings), or two results
-of the microbenchmark row by row: ratios, a rank test, and a verdict that a script can act on.
+Compares two recorded runs step by step (step time, its parts, collectives, settings), or two
+results of the microbenchmark row by row: ratios, a rank test, and a verdict for scripts.
 
   commprof compare BEFORE AFTER                          run directories
   commprof compare BEFORE.json AFTER.json --fail-above 5%    commprof microbench ... --json FILE
 
-With --fail-above the exit code is 1 where something of the second is slower beyond noise and by more
-than that; without it the exit code is 0 whatever the figures say.
+With --fail-above the exit code is 1 where something of the second is slower beyond noise and by
+more than that; without it the exit code is 0 whatever the figures say.
 """
 
 

@@ -21,9 +21,7 @@ from commprof.trials.result import TrialResult
 SCHEMA_VERSION = 1
 
 
-def render(
-    result: RunResult, cost: Cost | None = None, trial: TrialResult | None = None
-) -> str:
+def render(result: RunResult, cost: Cost | None = None, trial: TrialResult | None = None) -> str:
     """The run as indented JSON text; figures that do not exist are null."""
     return json.dumps(as_dict(result, cost, trial), indent=2, allow_nan=False) + "\n"
 
