@@ -52,7 +52,7 @@ class MicrobenchCommand:
         check_memory(plan)
         directory = Path(tempfile.mkdtemp(prefix="commprof-microbench-"))
         plan = dataclasses.replace(plan, result_path=str(directory / "result.json"))
-        code = _measured(lambda: _launch(plan, directory), plan, json_file)
+        code = show_measured(lambda: _launch(plan, directory), plan, json_file)
         if not code:
             shutil.rmtree(directory)  # otherwise the error names a log in there
         return code
@@ -156,12 +156,12 @@ def _run_as_rank(args: argparse.Namespace, rank: int, world_size: int) -> int:
         if json_file is not None:
             json_file.write_text("")  # an older result is not this one's
         plan = dataclasses.replace(plan, result_path=str(result))
-        code = _measured(lambda: run_plan(plan), plan, json_file, shows=rank == 0)
+        code = show_measured(lambda: run_plan(plan), plan, json_file, shows=rank == 0)
     time.sleep(_EXIT_PAUSE_S)
     return code
 
 
-def _measured(
+def show_measured(
     measure: Callable[[], None], plan: Plan, json_file: Path | None, shows: bool = True
 ) -> int:
     """Measures, shows the finished rows and writes them; returns the exit code."""
