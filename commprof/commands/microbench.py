@@ -49,6 +49,11 @@ class MicrobenchCommand:
         json_file = writable_file(args.json)
         plan = make_plan(args, None)
         _check_backend(plan.backend, max(plan.world_sizes))
+        if plan.backend == "mpi":
+            raise UsageError(
+                "ranks of the backend 'mpi' are started by mpirun, which must set RANK, WORLD_SIZE, "
+                "MASTER_ADDR and MASTER_PORT for them; take 'gloo' to start them here"
+            )
         check_memory(plan)
         directory = Path(tempfile.mkdtemp(prefix="commprof-microbench-"))
         plan = dataclasses.replace(plan, result_path=str(directory / "result.json"))

@@ -12,6 +12,7 @@ from commprof.analysis.sweep_file import read_sweep, write_sweep
 from commprof.commands.microbench import make_plan, show_measured
 from commprof.commands.microbench_arguments import add_arguments
 from commprof.errors import RankFailedError, UsageError
+from commprof.microbench.context import interfaces
 from commprof.microbench.plan import Plan
 from tests.support.sweeps import row, sweep_result
 
@@ -98,3 +99,22 @@ def test_launched_ranks_are_all_taken_and_no_more() -> None:
     assert make_plan(arguments("all_reduce"), 8).world_sizes == (8,)
     with pytest.raises(UsageError, match="asks for 16 ranks and 8 were launched"):
         make_plan(arguments("all_reduce", "--nproc", "2,16"), 8)
+
+
+def test_interfaces_that_are_up_and_their_speed_where_it_is_known(tmp_path: Path) -> None:
+    for name, state, speed in (
+        ("eth0", "up", "10000"),
+        ("eth1", "down", "1000"),
+        ("lo", "unknown", None),
+        ("veth", "up", "-1"),
+    ):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "operstate").write_text(f"{state}\n")
+        if speed is not None:
+            (tmp_path / name / "speed").write_text(f"{speed}\n")
+    assert interfaces(tmp_path) == [
+        {"name": "eth0", "speed_mbit_per_s": 10_000},
+        {"name": "lo", "speed_mbit_per_s": None},
+        {"name": "veth", "speed_mbit_per_s": None},
+    ]
+    assert interfaces(tmp_path / "none") == []
