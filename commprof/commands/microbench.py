@@ -51,8 +51,8 @@ class MicrobenchCommand:
         _check_backend(plan.backend, max(plan.world_sizes))
         if plan.backend == "mpi":
             raise UsageError(
-                "ranks of the backend 'mpi' are started by mpirun, which must set RANK, WORLD_SIZE, "
-                "MASTER_ADDR and MASTER_PORT for them; take 'gloo' to start them here"
+                "ranks of the backend 'mpi' are started by mpirun, which must set RANK, "
+                "WORLD_SIZE, MASTER_ADDR and MASTER_PORT for them; take 'gloo' to start them here"
             )
         check_memory(plan)
         directory = Path(tempfile.mkdtemp(prefix="commprof-microbench-"))
