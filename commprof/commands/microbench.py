@@ -48,11 +48,16 @@ class MicrobenchCommand:
             return _run_as_rank(args, int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
         json_file = writable_file(args.json)
         plan = make_plan(args, None)
-        _check_backend(plan)
+        _check_backend(plan.backend, max(plan.world_sizes))
+        if plan.backend == "mpi":
+            raise UsageError(
+                "ranks of the backend 'mpi' are started by mpirun, which must set RANK, "
+                "WORLD_SIZE, MASTER_ADDR and MASTER_PORT for them; take 'gloo' to start them here"
+            )
         check_memory(plan)
         directory = Path(tempfile.mkdtemp(prefix="commprof-microbench-"))
         plan = dataclasses.replace(plan, result_path=str(directory / "result.json"))
-        code = _measured(lambda: _launch(plan, directory), plan, json_file)
+        code = show_measured(lambda: _launch(plan, directory), plan, json_file)
         if not code:
             shutil.rmtree(directory)  # otherwise the error names a log in there
         return code
@@ -106,12 +111,13 @@ def _world_sizes(nproc: str | None, launched_ranks: int | None) -> tuple[int, ..
     return sizes
 
 
-def _check_backend(plan: Plan) -> None:
+def _check_backend(backend: str, local_ranks: int) -> None:
+    """local_ranks: ranks on this host. Raises UsageError."""
     from commprof import _native
     from commprof.launch.elastic import check_backend  # seconds: it loads torch
 
-    if plan.backend != "commprof":
-        check_backend(plan.backend, max(plan.world_sizes))
+    if backend != "commprof":
+        check_backend(backend, local_ranks)
     elif _native.native is None:
         raise UsageError(f"backend 'commprof' needs the native module: {_native.native_error}")
 
@@ -141,7 +147,7 @@ def _run_as_rank(args: argparse.Namespace, rank: int, world_size: int) -> int:
     """Under torchrun: this process is a rank, and rank 0 speaks for all."""
     try:
         plan = make_plan(args, world_size)
-        _check_backend(plan)
+        _check_backend(plan.backend, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
         json_file = writable_file(args.json) if rank == 0 else None
     except CommprofError as error:
         if rank == 0:
@@ -152,13 +158,15 @@ def _run_as_rank(args: argparse.Namespace, rank: int, world_size: int) -> int:
     with tempfile.TemporaryDirectory(prefix="commprof-microbench-") as directory:
         # A rank 0 that is killed leaves its rows where they were asked for.
         result = json_file or Path(directory) / "result.json"
+        if json_file is not None:
+            json_file.write_text("")  # an older result is not this one's
         plan = dataclasses.replace(plan, result_path=str(result))
-        code = _measured(lambda: run_plan(plan), plan, json_file, shows=rank == 0)
+        code = show_measured(lambda: run_plan(plan), plan, json_file, shows=rank == 0)
     time.sleep(_EXIT_PAUSE_S)
     return code
 
 
-def _measured(
+def show_measured(
     measure: Callable[[], None], plan: Plan, json_file: Path | None, shows: bool = True
 ) -> int:
     """Measures, shows the finished rows and writes them; returns the exit code."""
