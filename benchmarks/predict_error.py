@@ -130,9 +130,7 @@ def transformer(directory: Path) -> Iterator[dict[str, Any]]:
 
     def run(cap_mib: float, hook: str) -> list[Recorded]:
         made = directory / f"transformer_{cap_mib:g}_{hook or 'none'}"
-        job = Job(
-            "transformer", 2, made, TRANSFORMER_STEPS, batch_size=4, hook=False, compressor=hook
-        )
+        job = Job("transformer", 2, made, TRANSFORMER_STEPS, hook=False, compressor=hook)
         return _read(forked_ranks.run(job, made, [], "localhost", cap_mib))
 
     base = [each for hook in HOOKS for each in run(1.0, hook)]
