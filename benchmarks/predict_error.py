@@ -45,6 +45,8 @@ BACKWARD_MS = (20, 12, 25, 8, 16, 30, 10, 14, 22, 18)
 GRADIENT_MB = (0.4, 0.2, 0.6, 0.1, 0.3, 0.5, 0.15, 0.25, 0.35, 0.2)
 #: One bucket a layer; all caps in MiB.
 FINEST, ONE = 0.01, 100.0
+#: By so much gradients are smaller where latency is to be seen.
+SMALL = 0.01
 CAPS_MIB = (FINEST, 0.5, 1.0, ONE)
 RATES_MBIT = (80, 160, 320)
 FITTED_MBIT, FITTED_RANKS = 160, 2
@@ -61,10 +63,11 @@ class Point:
     cap_mib: float
     hook: str
 
-    @property
-    def workload(self) -> str:
+    def workload(self, scale: float) -> str:
+        """With gradients so many times as large."""
+        sizes = [size * scale for size in GRADIENT_MB]
         backward, gradient = (
-            "/".join(f"{x:g}" for x in values[::-1]) for values in (BACKWARD_MS, GRADIENT_MB)
+            "/".join(f"{x:g}" for x in values[::-1]) for values in (BACKWARD_MS, sizes)
         )
         return (
             f"timed:layers={len(BACKWARD_MS)},data_ms=8,forward_ms=2,backward_ms={backward},"
@@ -95,10 +98,11 @@ def points(seed: int = 0) -> list[Point]:
     return found
 
 
-def record(point: Point, directory: Path) -> list[Recorded]:
+def record(point: Point, directory: Path, scale: float = 1.0) -> list[Recorded]:
     """Runs the point's setting and reads it back; once more if a rank fails."""
-    name = f"{point.ranks}_{point.rate_mbit}_{point.cap_mib:g}_{point.hook or 'none'}"
-    job = Job(point.workload, point.ranks, directory, STEPS, hook=False, compressor=point.hook)
+    name = f"{point.ranks}_{point.rate_mbit}_{point.cap_mib:g}_{point.hook or 'none'}_{scale:g}"
+    workload = point.workload(scale)
+    job = Job(workload, point.ranks, directory, STEPS, hook=False, compressor=point.hook)
     for attempt in range(2):
         run = directory / f"{name}_{attempt}"
         try:
@@ -117,11 +121,15 @@ def _read(world: Path) -> list[Recorded]:
 
 
 def fitted(directory: Path) -> Replay:
-    """From 2 ranks and one bandwidth: each hook with the finest buckets and with one."""
+    """From 2 ranks and one bandwidth: each hook with the finest buckets and with one.
+
+    Latency hides behind all but small buckets, so they are recorded too.
+    """
     base: list[Recorded] = []
     for hook, cap in itertools.product(HOOKS, (FINEST, ONE)):
         base += record(Point(FITTED_RANKS, FITTED_MBIT, cap, hook), directory)
-    profile, _ = build_profile([], base, ["2 ranks"], FITTED_MBIT * 1e6 / 8, 0.0)
+    small = record(Point(FITTED_RANKS, FITTED_MBIT, 0.001, ""), directory, SMALL)
+    profile, _ = build_profile([], [*base, *small], ["2 ranks"], FITTED_MBIT * 1e6 / 8, 0.0)
     return Replay(base[0].schedule, profile)
 
 
@@ -130,9 +138,7 @@ def transformer(directory: Path) -> Iterator[dict[str, Any]]:
 
     def run(cap_mib: float, hook: str) -> list[Recorded]:
         made = directory / f"transformer_{cap_mib:g}_{hook or 'none'}"
-        job = Job(
-            "transformer", 2, made, TRANSFORMER_STEPS, batch_size=4, hook=False, compressor=hook
-        )
+        job = Job("transformer", 2, made, TRANSFORMER_STEPS, hook=False, compressor=hook)
         return _read(forked_ranks.run(job, made, [], "localhost", cap_mib))
 
     base = [each for hook in HOOKS for each in run(1.0, hook)]
@@ -162,6 +168,7 @@ def _row(
         **setting,
         "buckets": len(measured.schedule.bucket_bytes),
         "predicted_buckets": found.buckets,
+        "fast_quarter_ms": float(np.percentile(measured.schedule.period_s, 25)) * 1e3,
         **{f"{name}_ms": value * 1e3 for name, value in values.items()},
         "error": found.step_s.value / step_s - 1,
         "no_overlap_error": found.no_overlap_s / step_s - 1,

@@ -71,6 +71,8 @@ def answer(
     error = model_error(done)
     found = [_answer(replay, scenario, error, over, price_per_host_hour) for scenario in scenarios]
     notes = [f"not checked: {reason}" for reason in refused]
+    if error is None:
+        notes += _fit_errors(replay)
     fit = None
     try:
         fit = fit_amdahl(_throughput(recorded))
@@ -79,6 +81,23 @@ def answer(
     if not math.isnan(price_per_host_hour) and any(each.cost is None for each in found):
         notes.append("no cost: the run does not say how many samples a step has")
     return Answers(tuple(found), tuple(done), error, fit, tuple(notes))
+
+
+def _fit_errors(replay: Replay) -> list[str]:
+    """What the fitted costs alone are wrong by on what was left out of them."""
+    found = []
+    for name, link in replay.profile.links.items():
+        curve = link.curves.get("all_reduce")
+        for what, left_out in (
+            ("sizes", curve and curve.held_out_size),
+            ("world sizes", curve and curve.held_out_world_size),
+        ):
+            if left_out:
+                found.append(
+                    f"the fit of all-reduce ({name.replace('_', ' ')}) misses {what} left out of it"
+                    f" by {left_out.mean:.1%} in the mean, {left_out.worst:.1%} at worst"
+                )
+    return found
 
 
 def _answer(

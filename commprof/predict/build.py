@@ -80,6 +80,7 @@ def _hooks(
     for each in recorded:
         if each.schedule.hook and each.schedule.world_size > 1:
             hooks.setdefault(each.schedule.hook, []).append(each)
+    plain = [each.schedule for each in recorded if not each.schedule.hook]
     found = {}
     for label, runs in hooks.items():
         ranks = max(each.schedule.world_size for each in runs)
@@ -92,7 +93,7 @@ def _hooks(
                 "the same run without a hook too"
             )
         rows = [row for each in largest for row in each.compression]
-        found[label] = fit_hook(label, rows, schedules, curve)
+        found[label] = fit_hook(label, rows, schedules, curve, plain)
     return found
 
 

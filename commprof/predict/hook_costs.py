@@ -9,6 +9,7 @@ wire and p the pieces in which it goes, C and W run beside each other but for th
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -51,6 +52,9 @@ class HookCost:
     ranks: int
     ranks_per_core: float
     bucket_bytes: tuple[float, float]
+    #: By how much a rank's own work takes longer beside it, over the bytes of all gradients; below
+    #: 0 where it leaves compute more than all-reduces do. NaN where no run like it had no hook.
+    compute_s_per_byte: float = math.nan
 
     def time_s(
         self, size_bytes: float, ranks: int, curve: CostCurve, crowding: float = 1.0
@@ -102,6 +106,7 @@ def fit_hook(
     rows: Sequence[CompressionRow],
     schedules: Sequence[Schedule],
     curve: CostCurve,
+    plain: Sequence[Schedule] = (),
 ) -> HookCost:
     """The cost of one compressor, from runs of one world size of 2 ranks or more.
 
@@ -110,6 +115,7 @@ def fit_hook(
         rows: what the runs' compressed buckets took.
         schedules: of the same runs. The overhead is what makes their replay end as they did.
         curve: of all-reduce on the runs' link.
+        plain: runs without a hook; those with the same buckets say what it takes from compute.
 
     Raises:
         CommprofError: no bucket was compressed, or by one rank alone.
@@ -135,8 +141,25 @@ def fit_hook(
         ranks=ranks,
         ranks_per_core=schedules[0].placement.ranks_per_core,
         bucket_bytes=(float(size.min()), float(size.max())),
+        compute_s_per_byte=_compute_s_per_byte(schedules, plain),
     )
     return dataclasses.replace(bare, overhead_s=_overhead_s(bare, schedules, curve))
+
+
+def _compute_s_per_byte(hooked: Sequence[Schedule], plain: Sequence[Schedule]) -> float:
+    """Median over pairs of runs that differ in the hook alone."""
+    found = [
+        (_own_s(one) - _own_s(other)) / one.gradient_bytes
+        for one in hooked
+        for other in plain
+        if (one.world_size, one.link) == (other.world_size, other.link)
+        and one.bucket_bytes.tolist() == other.bucket_bytes.tolist()
+    ]
+    return float(np.median(found)) if found else math.nan
+
+
+def _own_s(schedule: Schedule) -> float:
+    return float(np.median(schedule.backward_end_s - schedule.other_wait_s))
 
 
 def _overhead_s(bare: HookCost, schedules: Sequence[Schedule], curve: CostCurve) -> float:

@@ -137,7 +137,8 @@ def _held_out(value: Mapping[str, Any] | None) -> HeldOut | None:
 
 def _hook(value: Mapping[str, Any]) -> HookCost:
     lines = {name: _pair(value[name]) for name in ("encode", "reduce", "decode", "bucket_bytes")}
-    return HookCost(**{**value, **lines, "ranks_per_core": _number(value["ranks_per_core"])})
+    numbers = {name: _number(value[name]) for name in ("ranks_per_core", "compute_s_per_byte")}
+    return HookCost(**{**value, **lines, **numbers})
 
 
 def _pair(value: Sequence[float | None]) -> tuple[float, float]:

@@ -87,6 +87,7 @@ def make_setting(
     label = schedule.hook if scenario.hook is None else scenario.hook
     hook = _hook(profile.hooks, label) if label and scenario.world_size > 1 else None
     stretch = _stretch(schedule, placement) * _batch_factor(schedule, compute_by_batch, scenario)
+    stretch *= _hook_factor(schedule, hook, remarks)
     moved = scenario.world_size != schedule.world_size or scenario.changes_link
     waits = schedule.other_wait_s if moved else np.zeros_like(schedule.other_wait_s)
     _note_range(schedule, scenario, link, hook, sizes, outside)
@@ -159,6 +160,20 @@ def _stretch(schedule: Schedule, placement: Placement) -> float:
             "--ranks-per-host and --cores-per-host so that ranks per core stay"
         )
     return placement.crowding() / recorded.crowding()
+
+
+def _hook_factor(schedule: Schedule, hook: HookCost | None, remarks: list[str]) -> float:
+    """By how much a compressor beside it lengthens a rank's own work."""
+    if hook is None or hook.label == schedule.hook:
+        return 1.0
+    if math.isnan(hook.compute_s_per_byte) or schedule.hook:
+        remarks.append(
+            f"what {hook.label} takes from compute on its cores is not known and left out; give "
+            "the same run with it and without any hook to commprof fit"
+        )
+        return 1.0
+    own_s = float(np.median(schedule.backward_end_s))
+    return max(0.0, 1 + hook.compute_s_per_byte * schedule.gradient_bytes / own_s)
 
 
 def _hook_crowding(hook: HookCost, placement: Placement) -> float:

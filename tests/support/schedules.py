@@ -90,5 +90,6 @@ def hook(label: str = "fp16", **values: Any) -> HookCost:
         ranks=2,
         ranks_per_core=math.nan,
         bucket_bytes=(1.0, 1e12),
+        compute_s_per_byte=0.0,
     )
     return dataclasses.replace(made, **values)

@@ -14,6 +14,7 @@ from commprof.commands.quantities import duration, listed, rate, whole
 from commprof.errors import CommprofError, UsageError
 from commprof.predict.amdahl import fit_amdahl
 from commprof.predict.answers import Answers, answer
+from commprof.predict.cost_model import HeldOut
 from commprof.predict.machine_profile import load_profile, save_profile
 from commprof.predict.recorded import Recorded, base_of, compute_by_batch
 from commprof.predict.replay import Replay
@@ -131,11 +132,14 @@ def test_the_table_says_what_it_must() -> None:
 
 
 def test_without_a_held_out_step_the_table_says_so() -> None:
-    made = Replay(schedule(), profile())
+    made = Replay(schedule(), profile(held_out_size=HeldOut(0.02, 0.05, 9)))
     found = answer(made, [Scenario(2)], [], [], None, math.nan)
     text = prediction_table.render(found, "RUN", "by hand", [], 100)
     assert "Held-out error: not known" in text
     assert "--check" in text
+    assert "misses sizes left out of it by 2.0% in the mean, 5.0% at worst" in " ".join(
+        text.split()
+    )
 
 
 def test_json_has_no_nan() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 
@@ -44,6 +46,16 @@ def test_the_costs_come_back() -> None:
     assert found.overhead_s == pytest.approx(OVERHEAD_S, rel=0.07)
     assert found.bucket_bytes == (MB / 2, 2 * MB)
     assert (found.exchange, found.ranks) == ("two_phase", 2)
+
+
+def test_what_it_takes_from_compute() -> None:
+    rows = [compression(scheme="fp16", gradient_bytes=MB, payload_bytes=MB / 2)]
+    hooked = schedule(bytes_=SIZES, ready_ms=(1, 2, 3), backward_end_ms=27, hook="fp16")
+    plain = schedule(bytes_=SIZES, ready_ms=(1, 2, 3), backward_end_ms=20)
+    other = schedule(backward_end_ms=90)  # of other buckets: says nothing
+    found = fit_hook("fp16", rows, [hooked], curve(), [other, plain])
+    assert found.compute_s_per_byte == pytest.approx(0.007 / sum(SIZES))
+    assert math.isnan(fit_hook("fp16", rows, [hooked], curve(), [other]).compute_s_per_byte)
 
 
 def test_nothing_compressed_is_refused() -> None:

@@ -142,6 +142,17 @@ def test_a_hook_takes_its_time_and_saves_bytes() -> None:
         made.predict(Scenario(2, hook="int8"))
 
 
+def test_a_hook_takes_processor_time_from_compute() -> None:
+    # 1 ns per byte of 3 MB makes 20 ms of own work 23, in which buckets get ready later too.
+    slower = hook(compute_s_per_byte=1e-9)
+    found = Replay(schedule(), profile(hooks=(slower,))).predict(Scenario(2, hook="fp16"))
+    assert found.step_s.value == pytest.approx(0.023 + 0.014)
+    unknown = hook(compute_s_per_byte=math.nan)
+    found = Replay(schedule(), profile(hooks=(unknown,))).predict(Scenario(2, hook="fp16"))
+    assert found.step_s.value == pytest.approx(0.020 + 0.014)
+    assert "takes from compute" in found.remarks[0]
+
+
 def test_a_gather_grows_with_the_ranks() -> None:
     gathered = hook("topk:ratio=0.01", exchange="gather", payload_ratio=0.01)
     assert gathered.sent_bytes(MB, 8) == pytest.approx(7 * 0.01 * MB)
