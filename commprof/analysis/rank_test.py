@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from statistics import NormalDist
 
 import numpy as np
 
-from commprof.analysis.intervals import Floats
+from commprof.analysis.sweep_samples import Floats
 
 _EXACT_UP_TO = 30  # values in each sample; counting takes milliseconds
 
@@ -34,6 +35,20 @@ def rank_test(first: Sequence[float], second: Sequence[float]) -> float:
 def least_p(n: int, m: int) -> float:
     """The smallest p-value that samples of n and m values without ties can have."""
     return min(1.0, 2 / math.comb(n + m, n))
+
+
+def with_correlation(p_value: float, correlation: float) -> float:
+    """The p-value where neighbours in time resemble each other with this lag-one correlation.
+
+    n such values say of their mean what n (1 - r) / (1 + r) independent ones do (Bayley and
+    Hammersley, J. R. Statist. Soc. Suppl. 8 (1946) 184-197), so the test's normal deviate shrinks
+    by the root of that. A negative correlation changes nothing.
+    """
+    if correlation <= 0 or p_value >= 1:
+        return p_value
+    deviate = -NormalDist().inv_cdf(max(p_value, 1e-300) / 2)
+    shrunk = deviate * math.sqrt((1 - correlation) / (1 + correlation))
+    return math.erfc(shrunk / math.sqrt(2))
 
 
 def midranks(values: Floats) -> Floats:

@@ -6,18 +6,18 @@ import argparse
 import re
 from pathlib import Path
 
-from commprof.commands import compare_runs
+from commprof.commands import compare_runs, compare_sweeps
 from commprof.errors import UsageError
 
 _DESCRIPTION = """\
-Compares two run directories step by step: step time, its parts, collectives and settings, with the
-interval of each ratio and the p-value of a rank test.
+Compares two recorded runs step by step (step time, its parts, collectives, settings), or two
+results of the microbenchmark row by row: ratios, a rank test, and a verdict for scripts.
 
-  commprof compare BEFORE AFTER
-  commprof compare BEFORE AFTER --fail-above 5%
+  commprof compare BEFORE AFTER                          run directories
+  commprof compare BEFORE.json AFTER.json --fail-above 5%    commprof microbench ... --json FILE
 
-With --fail-above the exit code is 1 where a step of AFTER is slower beyond noise and by more than
-that; without it the exit code is 0 whatever the figures say.
+With --fail-above the exit code is 1 where something of the second is slower beyond noise and by
+more than that; without it the exit code is 0 whatever the figures say.
 """
 
 
@@ -25,7 +25,7 @@ class CompareCommand:
     """See the module."""
 
     name = "compare"
-    help = "compare two recorded runs, with a significance test"
+    help = "compare two recorded runs, or two microbenchmark results"
     description = _DESCRIPTION
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
@@ -44,10 +44,14 @@ class CompareCommand:
     def run(self, args: argparse.Namespace) -> int:
         """Compares and prints."""
         limit = None if args.fail_above is None else parse_share(args.fail_above)
-        for path in (args.first, args.second):
-            if not path.is_dir():
-                raise UsageError(f"{path} is no run directory; give two that commprof run wrote")
-        return compare_runs.compare(args.first, args.second, limit, args.format)
+        kinds = [path.is_dir() for path in (args.first, args.second)]
+        if kinds[0] != kinds[1]:
+            raise UsageError(
+                f"{args.first} and {args.second} are a directory and a file; give two run "
+                "directories, or two JSON files of commprof microbench"
+            )
+        both = compare_runs if kinds[0] else compare_sweeps
+        return both.compare(args.first, args.second, limit, args.format)
 
 
 def parse_share(text: str) -> float:

@@ -14,18 +14,22 @@ from commprof.analysis.rank_summary import RankSummary
 from commprof.analysis.scaling import RunResult, Scaling
 from commprof.analysis.summaries import SummaryResult
 from commprof.analysis.world import WorldResult
+from commprof.report.trial_json import trial_dict
+from commprof.trials.result import TrialResult
 
 #: Raised when a field changes its meaning or goes away, not when one is added.
 SCHEMA_VERSION = 1
 
 
-def render(result: RunResult, cost: Cost | None = None) -> str:
+def render(result: RunResult, cost: Cost | None = None, trial: TrialResult | None = None) -> str:
     """The run as indented JSON text; figures that do not exist are null."""
-    return json.dumps(as_dict(result, cost), indent=2, allow_nan=False) + "\n"
+    return json.dumps(as_dict(result, cost, trial), indent=2, allow_nan=False) + "\n"
 
 
-def as_dict(result: RunResult, cost: Cost | None = None) -> dict[str, Any]:
-    """The run as plain values."""
+def as_dict(
+    result: RunResult, cost: Cost | None = None, trial: TrialResult | None = None
+) -> dict[str, Any]:
+    """The run as plain values; "trial" is there if there was one."""
     runs = [
         _world(result, world, scale)
         for world, scale in zip(result.worlds, result.scaling, strict=True)
@@ -43,6 +47,7 @@ def as_dict(result: RunResult, cost: Cost | None = None) -> dict[str, Any]:
             "remarks": list(result.remarks),
             "summaries": [_summary(summary) for summary in result.summaries],
             "cost": cost and _cost(cost),
+            **({} if trial is None else {"trial": trial_dict(trial)}),
         }
     )
     return value

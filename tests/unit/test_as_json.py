@@ -204,7 +204,9 @@ SCHEMA: dict[str, Any] = {
                 }
             ],
             **dict.fromkeys(("unsplit_steps", "arrivals_known", "arrivals_unknown"), int),
-            "machines": int,
+            **{"machines": int, "clocks_compared": bool, "hosts_heard": int},
+            "unsent_datagrams": int,
+            **dict.fromkeys(("arrival_clock_error_p95_us", "arrival_clock_error_us"), float),
             "last": [{"rank": int, "share": float, "cost_s": float}],
             "late_rank": {
                 **{"rank": int, "wait_ms": float, "share": float, "p_value": float},
@@ -219,6 +221,7 @@ SCHEMA: dict[str, Any] = {
 
 def full_run() -> dict[str, Any]:
     """A document in which every field has a value."""
+    errors = {"arrival_clock_error_p95_us": 40.0, "arrival_clock_error_us": 90.0}
     late = LateRank(1, 2e6, 0.8, 0.001, 8, 10, 0.02, "data", 0.9)
     check_ = CrossCheck("phases", "a sum", "ms", 100.0, 101.0, False, "a note")
     same: dict[str, Any] = {
@@ -243,7 +246,7 @@ def full_run() -> dict[str, Any]:
                 *worlds,
                 failures=((4, "rank 1 failed"),),
                 remarks=("a remark",),
-                summaries=(summary(2, problems=("c",)),),
+                summaries=(summary(2, problems=("c",), **errors),),
             ),
             cost=cost(worlds, details, Price(3.6, "rank")),
         )
