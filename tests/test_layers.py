@@ -29,11 +29,12 @@ MAY_IMPORT = {
     "backend": {"foundation"},
     "predict": {"foundation"},
     "workloads": {"foundation"},
+    "health": {"foundation", "analysis"},
     "report": {"foundation", "analysis"},
     "launch": {"foundation", "trace", "capture", "compressors", "workloads"},
     "commands": {
         *("foundation", "trace", "capture", "boot", "compressors"),
-        *("analysis", "workloads", "report", "launch"),
+        *("analysis", "workloads", "report", "launch", "health"),
     },
     "doors": {"foundation", "capture", "boot", "commands"},
 }

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import NoReturn, Protocol
 
 from commprof.commands.audit import AuditCommand
+from commprof.commands.check import CheckCommand
 from commprof.commands.env import EnvCommand
 from commprof.commands.report import ReportCommand
 from commprof.commands.run import RunCommand
@@ -24,6 +25,7 @@ Measures what a PyTorch job's communication really costs.
   commprof env -- COMMAND     record a job that torchrun, srun or anything else launches
   commprof report RUN         show a recorded run again, as a table or as JSON
   commprof trace RUN          write it as a timeline for Perfetto or chrome://tracing
+  commprof check --nproc 4    check ranks, hosts and network before training
   commprof audit FILE         check somebody's scaling report against its own arithmetic
 """
 
@@ -50,6 +52,7 @@ COMMANDS: tuple[Command, ...] = (
     EnvCommand(),
     ReportCommand(),
     TraceCommand(),
+    CheckCommand(),
     AuditCommand(),
 )
 
