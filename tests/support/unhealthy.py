@@ -18,8 +18,13 @@ from commprof.health.ranks import Ranks
 from commprof.health.run import run_checks
 
 
-def wrong_sums() -> None:
-    """One value of every large sum is off by one."""
+def wrong() -> None:
+    """One value of every large sum is off by one, and the optimizer does a little more."""
+    _wrong_sums()
+    _own_updates()
+
+
+def _wrong_sums() -> None:
     original = dist.all_reduce
 
     def faulty(tensor: torch.Tensor, *args: Any, **options: Any) -> Any:
@@ -31,8 +36,7 @@ def wrong_sums() -> None:
     all_reduce.dist.all_reduce = faulty  # type: ignore[attr-defined]
 
 
-def own_updates() -> None:
-    """The optimizer does a little more than elsewhere."""
+def _own_updates() -> None:
     original = torch.optim.SGD.step
 
     def faulty(self: torch.optim.SGD, *args: Any) -> Any:
@@ -56,7 +60,7 @@ def dies() -> None:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     if os.environ["RANK"] == "1":
-        {"wrong_sums": wrong_sums, "own_updates": own_updates, "dies": dies}[sys.argv[1]]()
+        {"wrong": wrong, "dies": dies}[sys.argv[1]]()
     outcomes = run_checks((ring, all_reduce, gradients))
     if os.environ["RANK"] == "0":
         print(json.dumps([(each.check, each.status, each.figure) for each in outcomes]))
