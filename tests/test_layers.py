@@ -31,6 +31,7 @@ MAY_IMPORT = {
     "trials": {"foundation", "trace", "analysis", "compressors"},
     "switching": {"foundation", "compressors", "capture", "trials"},
     "workloads": {"foundation"},
+    "health": {"foundation", "analysis"},
     "report": {"foundation", "analysis", "predict", "trials"},
     "launch": {
         *("foundation", "trace", "capture", "compressors", "switching", "workloads", "backend"),
@@ -38,7 +39,7 @@ MAY_IMPORT = {
     "microbench": {"foundation", "analysis", "backend", "capture", "compressors", "launch"},
     "commands": {
         *("foundation", "trace", "capture", "boot", "compressors", "analysis", "predict"),
-        *("workloads", "report", "launch", "trials", "microbench"),
+        *("workloads", "report", "launch", "trials", "microbench", "health"),
     },
     "doors": {"foundation", "capture", "boot", "commands", "switching"},
 }

@@ -11,6 +11,7 @@ from typing import NoReturn, Protocol
 
 from commprof.commands.audit import AuditCommand
 from commprof.commands.chakra import ChakraCommand
+from commprof.commands.check import CheckCommand
 from commprof.commands.compare import CompareCommand
 from commprof.commands.env import EnvCommand
 from commprof.commands.fit import FitCommand
@@ -28,6 +29,7 @@ Measures what a PyTorch job's communication really costs.
 
   commprof run --nproc 8      train at 1, 2, 4 and 8 ranks and record every collective
   commprof env -- COMMAND     record a job that torchrun, srun or anything else launches
+  commprof check --nproc 4    check ranks, hosts and network before training
   commprof launch-files       write what starts a recorded job on Slurm or Kubernetes
 
   commprof report RUN         show a recorded run again: tables, JSON, or a page with pictures
@@ -62,6 +64,7 @@ class Command(Protocol):
 COMMANDS: tuple[Command, ...] = (
     RunCommand(),
     EnvCommand(),
+    CheckCommand(),
     LaunchFilesCommand(),
     ReportCommand(),
     TraceCommand(),

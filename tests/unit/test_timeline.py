@@ -12,15 +12,18 @@ from typing import Any
 import numpy as np
 import pytest
 
+from commprof.analysis.device_timeline import on_device_timeline
 from commprof.analysis.timeline.lanes import assign_lanes
 from commprof.analysis.timeline.overview import overview
 from commprof.analysis.timeline.rank import rank_timeline
 from commprof.commands import main
 from commprof.errors import CommprofError
 from commprof.report import chrome_trace
+from commprof.trace import columns
 from commprof.trace.schema import Phase
 from tests.support.random_run import RandomRun
 from tests.support.traces import MS, Rank
+from tests.unit.test_device_timeline import two_steps
 
 Event = dict[str, Any]
 
@@ -309,3 +312,17 @@ def test_events_are_written_as_they_come() -> None:
     value = json.loads(out.getvalue())
     assert [event["number"] for event in value["traceEvents"]] == [0, 1, 2]
     assert value["otherData"] == {"a": 1}
+
+
+def test_on_a_gpu_the_slices_are_the_devices(tmp_path: Path) -> None:
+    rank = two_steps()
+    table = columns.steps(on_device_timeline(rank.trace()))
+    rank.write(tmp_path / "rank_0.trace")
+    events = events_of(tmp_path)
+    begin_ns = json.loads((tmp_path / "trace.json").read_text())["otherData"]["begin_monotonic_ns"]
+    found = [(e["ts"], e["dur"]) for e in slices(events, "steps (declared)")]
+    assert found == [
+        pytest.approx(((begin - begin_ns) / 1e3, (end - begin) / 1e3))
+        for begin, end in zip(table.begin_ns.tolist(), table.end_ns.tolist(), strict=True)
+    ]
+    assert slices(events, "exposed")

@@ -1,0 +1,76 @@
+"""``commprof check``: are the ranks, their hosts and the network fit to train?"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+from commprof.analysis.health import FAIL, Outcome
+from commprof.errors import UsageError
+from commprof.report.check_table import render
+
+
+class CheckCommand:
+    """See the module."""
+
+    name = "check"
+    help = "check ranks, hosts and network before training"
+    description = """\
+Tests in some seconds what a distributed training needs: a ring of messages, latency and bandwidth
+between each two ranks, sums over all ranks, gradients in sync after steps of DDP, clocks, cores,
+open files, /dev/shm, network interfaces, and what else loads the hosts. Each check says pass, warn,
+fail or skip, its figure, and what to do.
+
+  commprof check --nproc 4                                    4 ranks on this machine
+  torchrun --nproc-per-node 4 -m commprof check               as a rank of any job, on all its hosts
+
+Exit code: 0 without a failure, 1 with one. The ranks talk over gloo. See docs/check.md.
+"""
+
+    def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
+        """Adds the argument."""
+        parser.add_argument(
+            "--nproc",
+            type=int,
+            metavar="N",
+            help="ranks to start here (default: usable cores); not under torchrun",
+        )
+
+    def run(self, args: argparse.Namespace) -> int:
+        """Starts ranks, or is one; prints on rank 0."""
+        if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+            if args.nproc is not None:
+                raise UsageError(
+                    "--nproc: this process is a rank already (RANK is set); leave it out"
+                )
+            outcomes, ranks = _as_rank(), int(os.environ["WORLD_SIZE"])
+        else:
+            ranks = len(os.sched_getaffinity(0)) if args.nproc is None else args.nproc
+            if ranks < 1:
+                raise UsageError(f"--nproc {ranks} is out of range (allowed: 1 or more)")
+            outcomes = _launched(ranks)
+        if os.environ.get("RANK", "0") == "0":
+            print(render(outcomes, ranks, shutil.get_terminal_size((100, 24)).columns), end="")
+        return 1 if any(outcome.status == FAIL for outcome in outcomes) else 0
+
+
+def _as_rank() -> tuple[Outcome, ...]:
+    from commprof.health.run import run_checks  # seconds: it loads torch
+
+    return run_checks()
+
+
+def _launched(ranks: int) -> tuple[Outcome, ...]:
+    from commprof.health.run import read_outcomes, run_rank
+    from commprof.launch.elastic import launch_function, stop_fork_server
+
+    with tempfile.TemporaryDirectory(prefix="commprof-check-") as directory:
+        result = Path(directory) / "outcomes.json"
+        try:
+            launch_function(run_rank, (str(result),), ranks, Path(directory) / "logs")
+        finally:
+            stop_fork_server()
+        return read_outcomes(result)

@@ -1,0 +1,29 @@
+"""What a check knows of the job that it runs in."""
+
+from __future__ import annotations
+
+import socket
+from dataclasses import dataclass
+from typing import Any
+
+import torch.distributed as dist
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """This rank among all; the default group is there."""
+
+    rank: int
+    world_size: int
+    host: str
+
+    def gather(self, value: Any) -> list[Any]:
+        """Every rank's value, in order, on every rank."""
+        values: list[Any] = [None] * self.world_size
+        dist.all_gather_object(values, value)
+        return values
+
+
+def own_ranks() -> Ranks:
+    """Of the default process group."""
+    return Ranks(dist.get_rank(), dist.get_world_size(), socket.gethostname())
