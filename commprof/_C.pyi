@@ -28,9 +28,13 @@ __all__: list[str] = [
     "TORCH_VERSION",
     "Team",
     "add_metadata",
+    "arrivals_carry",
     "arrivals_create",
+    "arrivals_flush",
     "arrivals_open",
+    "arrivals_peer",
     "clock_follow",
+    "clock_same",
     "clock_serve",
     "clock_unfollow",
     "compressor_options",
@@ -237,12 +241,26 @@ def add_metadata(json: str) -> None:
     Adds keys to the metadata of this trace and of every later one.
     """
 
+def arrivals_carry(
+    address: str,
+    token: typing.SupportsInt | typing.SupportsIndex,
+    host: typing.SupportsInt | typing.SupportsIndex,
+) -> int:
+    """
+    After arrivals_create: exchanges arrivals with other hosts, of which this one is number `host`, until the process ends. Returns the port at which it listens to datagrams with `token`.
+    """
+
 def arrivals_create(
     token: typing.SupportsInt | typing.SupportsIndex,
     rank: typing.SupportsInt | typing.SupportsIndex,
 ) -> int:
     """
     Makes the memory in which the ranks of this host exchange arrivals; returns its file descriptor.
+    """
+
+def arrivals_flush() -> None:
+    """
+    Sends what other hosts have not been told yet. After `stop`.
     """
 
 def arrivals_open(
@@ -254,6 +272,15 @@ def arrivals_open(
     Exchanges arrivals through the memory of another rank, which lies at /proc/<pid>/fd/<descriptor>.
     """
 
+def arrivals_peer(
+    address: str,
+    port: typing.SupportsInt | typing.SupportsIndex,
+    token: typing.SupportsInt | typing.SupportsIndex,
+) -> None:
+    """
+    After arrivals_carry: where another host listens.
+    """
+
 def clock_follow(
     address: str,
     port: typing.SupportsInt | typing.SupportsIndex,
@@ -263,6 +290,11 @@ def clock_follow(
 ) -> None:
     """
     Compares this clock with rank 0's now, every interval_ms, and at the end.
+    """
+
+def clock_same() -> None:
+    """
+    This process's clock is rank 0's: there is nothing to compare.
     """
 
 def clock_serve(

@@ -153,6 +153,7 @@ class Profiler:
         self._clock.stop()
         time.sleep(_LATE_COMPLETIONS_S)
         self._recorder.stop()
+        self._arrivals.stop()
 
     def _note_gloo_threads(self) -> None:
         """At the begin for a process that is killed, at the end for groups made meanwhile."""

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from commprof.analysis.run import analyse_run
+from commprof.commands.output_file import writable_file
 from commprof.commands.run_arguments import DESCRIPTION, add_arguments
 from commprof.commands.subject import ScriptSubject, Subject, WorkloadSubject
 from commprof.compressors import parse
@@ -51,7 +52,7 @@ class RunCommand:
             os.environ["COMMPROF_STACKS"] = "1"  # the ranks inherit it
         subject: Subject = ScriptSubject(args) if args.script else WorkloadSubject(args)
         description = subject.check(world_sizes, args.rdzv_endpoint)
-        json_file = _writable_file(args.json)
+        json_file = writable_file(args.json)
         directory = _output_directory(args, subject.name)
         context = {
             **_context(args, world_sizes),
@@ -72,7 +73,7 @@ class RunCommand:
             return code
         result = analyse_run(directory)
         trial = analyse_trial(directory) if args.trial else None
-        text = as_json.render(result, trial)
+        text = as_json.render(result, trial=trial)
         (directory / "result.json").write_text(text)
         if json_file is not None:
             json_file.write_text(text)
@@ -229,17 +230,3 @@ def _output_directory(args: argparse.Namespace, subject_name: str) -> Path:
             f"cannot write to --output {directory}: {error.strerror}; name another directory"
         ) from None
     return directory
-
-
-def _writable_file(path: Path | None) -> Path | None:
-    """Fails before the run, not after it."""
-    if path is not None:
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with path.open("a"):
-                pass
-        except OSError as error:
-            raise UsageError(
-                f"cannot write --json {path}: {error.strerror}; name another file"
-            ) from None
-    return path

@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Callable
 from contextlib import closing, nullcontext
 from datetime import datetime, timezone
 from pathlib import Path
@@ -39,7 +40,12 @@ _EXIT_PAUSE_S = 0.02
 
 
 def run_rank(job_path: str) -> None:
-    """Train this process's rank of the job in the file, and write its trace and result.
+    """Train this process's rank of the job in the file, and write its trace and result."""
+    guarded(lambda: _run(Job.load(Path(job_path))))
+
+
+def guarded(work: Callable[[], None]) -> None:
+    """Do a rank's work in the way that the launcher understands.
 
     A failure leaves its traceback on stderr and goes on to the caller. Where it looks like the
     consequence of another rank's end, it does so after a pause in which the launcher can notice
@@ -47,7 +53,7 @@ def run_rank(job_path: str) -> None:
     """
     _end_with_the_launcher()
     try:
-        _run(Job.load(Path(job_path)))
+        work()
     except KeyboardInterrupt:
         # torch's process wrapper turns an interrupt into success, and its launcher then waits on.
         raise SystemExit(_INTERRUPTED_EXIT_CODE) from None

@@ -77,12 +77,17 @@ void allReduceShared(
     return std::min(block, count - b * block);
   };
   const auto halfOf = [&](size_t b) { return first_half ^ uint32_t(b & 1); };
+  // The rank's own part stays where it is: only this rank reads it.
   const auto fillSlot = [&](size_t b) {
     if (b < blocks) {
+      const Part own = partOf(team.rank(), team.size(), sizeOf(b));
+      std::byte* const slot = team.slot(team.rank(), halfOf(b));
+      const std::byte* const from = data + b * block * width;
+      copyBytes(slot, from, own.begin * width);
       copyBytes(
-          team.slot(team.rank(), halfOf(b)),
-          data + b * block * width,
-          sizeOf(b) * width);
+          slot + own.end * width,
+          from + own.end * width,
+          (sizeOf(b) - own.end) * width);
     }
   };
   std::vector<const std::byte*> in;
@@ -91,6 +96,7 @@ void allReduceShared(
   for (size_t b = 0; b < blocks; ++b) {
     const Part part = partOf(team.rank(), team.size(), sizeOf(b));
     slotsAt(team, halfOf(b), part.begin * width, in);
+    in[size_t(team.rank())] = data + (b * block + part.begin) * width;
     kernels::combine(
         element,
         reduction,
