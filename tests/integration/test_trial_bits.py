@@ -14,7 +14,7 @@ pytestmark = pytest.mark.once_per_change(
     *("csrc", "tests/support/trial_rank.py"),
 )
 
-SHORT = "rounds=3,block=2,warmup=2"
+SHORT = "rounds=3,block=1,warmup=2"
 #: No step is taken back: every one of them is in the untouched run too.
 LOSSLESS = f"bucket-cap=0.005,no-overlap,no-overlap+bucket-cap=0.01,headroom=0,{SHORT}"
 TAKEN_BACK = f"int8,topk:ratio=0.05+bucket-cap=0.005,{SHORT}"
