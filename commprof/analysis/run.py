@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from commprof.analysis.losses import loss_agreement
 from commprof.analysis.remarks import remarks
 from commprof.analysis.scaling import RunResult, pool_overhead, scale
 from commprof.analysis.summaries import analyse_summaries
@@ -45,6 +46,7 @@ def analyse_run(directory: Path) -> RunResult:
         failures=tuple(failures),
         remarks=remarks(context, worlds, scaling, pooled),
         summaries=tuple(summaries),
+        loss_agreement=loss_agreement(context, worlds),
     )
 
 

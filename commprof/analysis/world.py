@@ -21,12 +21,14 @@ from commprof.analysis.device_timeline import (
 )
 from commprof.analysis.exposure import exposures_of
 from commprof.analysis.lateness import views, with_phase
+from commprof.analysis.losses import differing_weights, global_losses
 from commprof.analysis.merged_steps import merged_steps
 from commprof.analysis.overhead import Overhead, overhead
 from commprof.analysis.queueing import assumes_threads
 from commprof.analysis.rank_summary import RankSummary, StepParts, mean_parts, rank_summary
 from commprof.analysis.slowness import find_slow_rank
 from commprof.analysis.stragglers import LateRank, find_late_rank, late_by_own_work
+from commprof.analysis.theory_checks import theory_checks
 from commprof.analysis.warmup import count_warmup, step_signatures
 from commprof.trace import columns, schema
 from commprof.trace.found_steps import DECLARED
@@ -94,6 +96,12 @@ class WorldResult:
     device_timed: int = 0
     #: Bound on the error of device times against the host's clock at an anchor; NaN without any.
     device_clock_error_us: float = math.nan
+    #: Per trained step the mean loss over all ranks' samples, and how many these were; empty
+    #: without the account of every rank.
+    step_losses: tuple[float, ...] = ()
+    step_samples: tuple[int, ...] = ()
+    #: Ranks whose weights after training are not those of most, where all must be equal.
+    weights_differ: tuple[int, ...] = ()
 
     @property
     def measured_steps(self) -> int:
@@ -142,7 +150,7 @@ def analyse_world(run: WorldRun) -> WorldResult | None:
         steps_end=steps.source,
         merged_steps=len(merged),
         gloo_threads_assumed=any(assumes_threads(trace) for trace in traces),
-        cross_checks=cross_checks(run, observed),
+        cross_checks=(*cross_checks(run, observed), *theory_checks(run, observed)),
         device_timed=sum(timed_collectives(trace) for trace in recorded),
         device_clock_error_us=_device_clock_error_us(recorded),
     )
@@ -190,6 +198,7 @@ def _summarise(
     own_work = np.array([rank.parts.step_ms - rank.parts.exposed_ms for rank in ranks])
     duration_s = max(rank.duration_s for rank in ranks)
     labelled = _overhead_samples(run)
+    losses, samples = global_losses(run)
     waited_for = np.sum([part.waited_for_ns for part in measured], axis=0)
     return WorldResult(
         world_size=run.world_size,
@@ -217,6 +226,9 @@ def _summarise(
         problems=run.problems,
         cross_checks=(),
         samples_source=_samples_source(run, ranks),
+        step_losses=losses,
+        step_samples=samples,
+        weights_differ=differing_weights(run),
     )
 
 

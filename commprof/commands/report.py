@@ -6,8 +6,7 @@ import argparse
 import shutil
 from pathlib import Path
 
-from commprof.analysis.run import analyse_run
-from commprof.report import as_json, table
+from commprof.commands.shown import read_shown
 from commprof.trace.run_directory import other_jobs
 from commprof.trace.salvage import salvage_dead
 
@@ -32,11 +31,11 @@ class ReportCommand:
     def run(self, args: argparse.Namespace) -> int:
         """Analyses and prints."""
         salvage_dead(args.run)
-        result = analyse_run(args.run)
+        shown = read_shown(args.run)
         if args.format == "json":
-            print(as_json.render(result), end="")
+            print(shown.json(), end="")
         else:
-            print(table.render(result, shutil.get_terminal_size((100, 24)).columns), end="")
+            print(shown.text(shutil.get_terminal_size((100, 24)).columns), end="")
             for job in other_jobs(args.run):
                 print(f"Another job recorded here: commprof report {job}")
         return 0

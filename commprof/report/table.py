@@ -7,10 +7,11 @@ import textwrap
 
 from commprof.analysis.overhead import Overhead
 from commprof.analysis.scaling import RunResult
-from commprof.report import compression_table, summary_table
+from commprof.report import compression_table, memory_table, summary_table
 from commprof.report.collectives_table import LEGEND, collectives_section
 from commprof.report.cross_checks_table import blocks as cross_checks_blocks
 from commprof.report.plain_text import printable
+from commprof.report.setup_text import setup_text
 from commprof.report.tabulated import tabulated as _table
 
 _SCALING_LEGEND = """\
@@ -32,6 +33,8 @@ def render(result: RunResult, width: int) -> str:
     if result.worlds:
         blocks += [_scaling_table(result), _SCALING_LEGEND]
         blocks += [_parts_table(result), _PARTS_LEGEND]
+        if memory := memory_table.memory_section(result.worlds):
+            blocks += [memory, memory_table.LEGEND]
         if result.worlds[-1].collectives:
             blocks += [collectives_section(result.worlds[-1]), LEGEND]
         if result.worlds[-1].compression:
@@ -52,13 +55,7 @@ def render(result: RunResult, width: int) -> str:
 
 def _heading(result: RunResult, width: int) -> str:
     context = result.context
-    machine = context["machine"]
-    scaling = f"{context['scaling']} scaling, " if "scaling" in context else ""
-    setup = (
-        f"{scaling}backend {context['backend']}, torch {context['torch']}, "
-        f"{context['capture']} capture, {context['threads_per_rank']} thread(s) per rank, "
-        f"{machine['usable_cpu_count']} usable cores ({machine['cpu_model']})"
-    )
+    setup = setup_text(context)
     return "\n".join(_wrapped(line, width) for line in (context["description"], setup))
 
 

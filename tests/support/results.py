@@ -78,6 +78,7 @@ def collective(**values: Any) -> CollectiveRow:
         "exposed_ms": 5.5,
         "algbw_gb_per_s": 0.5,
         "busbw_gb_per_s": 0.5,
+        "in_flight_ms": 24.0,
     }
     return CollectiveRow(**{**defaults, **values})
 
@@ -120,6 +121,8 @@ def world(world_size: int = 1, **values: Any) -> WorldResult:
             average_loss=2.5,
             final_loss=2.25,
             host="host",
+            before_rss_bytes=300e6,
+            peak_rss_bytes=800e6,
         )
         for rank in range(world_size)
     )

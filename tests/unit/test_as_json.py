@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from commprof.analysis.cross_checks import CrossCheck
+from commprof.analysis.losses import LossAgreement
 from commprof.analysis.stragglers import LateRank
 from commprof.report.as_json import SCHEMA_VERSION, as_dict, render
 from tests.support.results import (
@@ -100,6 +101,7 @@ SCHEMA: dict[str, Any] = {
                         "exposed_ms": float,
                         "algbw_gb_per_s": float,
                         "busbw_gb_per_s": float,
+                        "in_flight_ms": float,
                     }
                 ],
                 "late_rank": {
@@ -129,6 +131,8 @@ SCHEMA: dict[str, Any] = {
                 "clock_error_us": float,
                 "missing_ranks": [int],
                 "problems": [str],
+                "step_losses": [float],
+                "weights_differ": [int],
                 "cross_checks": [
                     {
                         "name": str,
@@ -152,6 +156,9 @@ SCHEMA: dict[str, Any] = {
                     "duration_sec": float,
                     "samples_per_sec": float,
                     "parts": {field.name: float for field in dataclasses.fields(PARTS)},
+                    "before_rss_bytes": float,
+                    "peak_rss_bytes": float,
+                    "device_peak_bytes": (float, type(None)),
                 }
             ],
         }
@@ -193,6 +200,11 @@ SCHEMA: dict[str, Any] = {
             **{"moved": int, "dropped_records": int, "unmatched": int, "problems": [str]},
         }
     ],
+    "loss_agreement": {
+        "world_sizes": [int],
+        **{"steps": int, "samples": int, "worst": float, "worst_world_size": int},
+        **{"worst_step": int, "tolerance": float, "agrees": bool},
+    },
 }
 """A change here is a change for every reader: raise SCHEMA_VERSION if a field goes or changes."""
 
@@ -203,6 +215,8 @@ def full_run() -> dict[str, Any]:
     check_ = CrossCheck("phases", "a sum", "ms", 100.0, 101.0, False, "a note")
     same: dict[str, Any] = {
         "late_rank": late,
+        "step_losses": (2.5,),
+        "weights_differ": (1,),
         "cross_checks": (check_,),
         "collectives": (collective(callers=(("train.py:7 train", 20),)),),
         "compression": (
@@ -222,6 +236,7 @@ def full_run() -> dict[str, Any]:
                 failures=((4, "rank 1 failed"),),
                 remarks=("a remark",),
                 summaries=(summary(2, problems=("c",)),),
+                loss_agreement=LossAgreement((1, 2), 10, 16, 1e-6, 2, 7, 1e-4),
             )
         )
     )
