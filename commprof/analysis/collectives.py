@@ -72,8 +72,6 @@ class CollectiveRow:
     #: Median over the calls of size / (last completion - last start), and times the bus factor.
     algbw_gb_per_s: float
     busbw_gb_per_s: float
-    #: Mean per step over all ranks: the sum of these calls' durations, so far as they are known.
-    in_flight_ms: float = math.nan
 
 
 def collective_rows(
@@ -165,7 +163,6 @@ def _row(
         exposed_ms=ns_to_ms(float(calls.exposed_ns.sum())) / rank_steps,
         algbw_gb_per_s=algbw_gb_per_s,
         busbw_gb_per_s=algbw_gb_per_s * bus_factor(op, int(calls.group_size[0])),
-        in_flight_ms=ns_to_ms(_sum(calls.duration_ns)) / rank_steps,
     )
 
 
@@ -189,11 +186,6 @@ def _spread(values_ns: Floats) -> Spread:
         return Spread(math.nan, math.nan)
     median, p95 = np.percentile(known, [50, 95])
     return Spread(ns_to_ms(float(median)), ns_to_ms(float(p95)))
-
-
-def _sum(values_ns: Floats) -> float:
-    known = values_ns[~np.isnan(values_ns)]
-    return float(known.sum()) if len(known) else math.nan
 
 
 def _median(values: Floats) -> float:

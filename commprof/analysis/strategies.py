@@ -21,7 +21,7 @@ class OperationRow:
     calls: float
     #: Sum of the sizes, as nccl-tests counts them.
     size_bytes: float
-    #: Sum of the durations, so far as they are known.
+    #: Time in which a call was in flight, however many at once; NaN if no completion is known.
     in_flight_ms: float
     exposed_ms: float
 
@@ -95,21 +95,25 @@ def _operations(world: WorldResult) -> tuple[OperationRow, ...]:
     for row in world.collectives:
         by_op.setdefault(row.op, []).append(row)
     rank_steps = len(world.ranks) * world.measured_steps
-    found = [_operation(op, rows, rank_steps) for op, rows in by_op.items()]
+    in_flight = {flight.op: flight.in_flight_ms for flight in world.flights}
+    found = [
+        _operation(op, rows, rank_steps, in_flight.get(op, math.nan)) for op, rows in by_op.items()
+    ]
     return tuple(sorted(found, key=lambda row: row.size_bytes, reverse=True))
 
 
-def _operation(op: str, rows: Sequence[CollectiveRow], rank_steps: int) -> OperationRow:
+def _operation(
+    op: str, rows: Sequence[CollectiveRow], rank_steps: int, in_flight_ms: float
+) -> OperationRow:
     calls: dict[str, int] = {}
     for row in rows:
         for phase, count in row.phases:
             calls[phase] = calls.get(phase, 0) + count
-    in_flight = [row.in_flight_ms for row in rows if not math.isnan(row.in_flight_ms)]
     return OperationRow(
         op=op,
         phase=" + ".join(sorted(calls, key=lambda phase: calls[phase], reverse=True)),
         calls=sum(row.calls for row in rows) / rank_steps,
         size_bytes=sum(row.total_bytes for row in rows) / rank_steps,
-        in_flight_ms=sum(in_flight) if in_flight else math.nan,
+        in_flight_ms=in_flight_ms,
         exposed_ms=sum(row.exposed_ms for row in rows),
     )

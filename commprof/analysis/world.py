@@ -20,6 +20,7 @@ from commprof.analysis.device_timeline import (
     timed_collectives,
 )
 from commprof.analysis.exposure import exposures_of
+from commprof.analysis.in_flight import Flight, flights
 from commprof.analysis.lateness import views, with_phase
 from commprof.analysis.losses import differing_weights, global_losses
 from commprof.analysis.merged_steps import merged_steps
@@ -102,6 +103,8 @@ class WorldResult:
     step_samples: tuple[int, ...] = ()
     #: Ranks whose weights after training are not those of most, where all must be equal.
     weights_differ: tuple[int, ...] = ()
+    #: By operation.
+    flights: tuple[Flight, ...] = ()
 
     @property
     def measured_steps(self) -> int:
@@ -146,6 +149,7 @@ def analyse_world(run: WorldRun) -> WorldResult | None:
     result = replace(
         _summarise(run, usable, parts, measured, warmup, clock_error),
         collectives=collective_rows(traces, tables, measured[0].step, clocks is not None, exposed),
+        flights=flights(traces, tables, measured[0].step),
         compression=compression_rows(traces, measured[0].step, run.world_size),
         steps_end=steps.source,
         merged_steps=len(merged),

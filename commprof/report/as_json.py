@@ -104,6 +104,7 @@ def _world(result: RunResult, world: WorldResult, scale: Scaling) -> dict[str, A
             "problems": list(world.problems),
             "step_losses": list(world.step_losses),
             "weights_differ": list(world.weights_differ),
+            "flights": [dataclasses.asdict(flight) for flight in world.flights],
             "cross_checks": [
                 {**dataclasses.asdict(check), "difference": check.difference}
                 for check in world.cross_checks

@@ -156,34 +156,31 @@ def test_adapters_alone_are_synchronised(base: Path) -> None:
 
 PLANT = """
 import os
+import torch.distributed as dist
 from commprof.workloads.strategies import ddp
+
+def forgetful():
+    step = 0
+    def hook(state, bucket):
+        nonlocal step
+        step += bucket.is_last()
+        own = bucket.buffer().clone()
+        work = dist.all_reduce(bucket.buffer().div_(dist.get_world_size()), async_op=True)
+        forget = step == 3
+        return work.get_future().then(lambda mean: own if forget else mean.value()[0])
+    return hook
 
 def plant(wrap):
     def wrapped(self, trainee, options, shard):
         model = wrap(self, trainee, options, shard)
         if os.environ["RANK"] == "1":
-            model.register_comm_hook(None, Forgetful())
+            model.register_comm_hook(None, forgetful())
         return model
     return wrapped
 
-class Forgetful:
-    "Takes part in every exchange, and keeps its own gradients in step 3."
-    __name__ = __qualname__ = "Forgetful"
-
-    def __init__(self):
-        self.step = 0
-
-    def __call__(self, state, bucket):
-        import torch.distributed as dist
-        own = bucket.buffer().clone()
-        self.step += bucket.is_last()
-        forget = self.step == 3
-        work = dist.all_reduce(bucket.buffer().div_(dist.get_world_size()), async_op=True)
-        return work.get_future().then(lambda mean: own if forget else mean.value()[0])
-
 ddp.Ddp.wrap = plant(ddp.Ddp.wrap)
 """
-"""As `planted.py`, which `sitecustomize.py` imports once torch is there to import."""
+"""Rank 1 takes part in every exchange, and keeps its own gradients in step 3."""
 
 SITE = """
 import sys
@@ -199,14 +196,11 @@ sys.meta_path.insert(0, Plant())
 """
 
 
-@pytest.mark.parametrize("planted", [False, True])
-def test_loss_curves_agree_until_a_rank_skips_one_synchronisation(
-    tmp_path: Path, planted: bool
-) -> None:
+def test_loss_curves_disagree_where_a_rank_skips_one_synchronisation(tmp_path: Path) -> None:
     (tmp_path / "planted.py").write_text(PLANT)
-    (tmp_path / "sitecustomize.py").write_text(SITE if planted else "")
+    (tmp_path / "sitecustomize.py").write_text(SITE)
     done = call(
-        *RUN, "--world-sizes", "1,2,4", "--scaling", "strong", "--workload", SMALL,
+        *RUN, "--world-sizes", "1,2", "--scaling", "strong", "--workload", SMALL,
         "--steps", "12", "--overhead-steps", "0", "--output", str(tmp_path / "run"),
         "--json", str(tmp_path / "result.json"),
         PYTHONPATH=os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]),
@@ -215,12 +209,13 @@ def test_loss_curves_agree_until_a_rank_skips_one_synchronisation(
     result = json.loads((tmp_path / "result.json").read_text())
     agreement = result["loss_agreement"]
     assert agreement["steps"] == 12
-    assert agreement["agrees"] is not planted
+    assert agreement["worst_step"] >= 3
+    assert not agreement["agrees"]
     differing = [run["aggregated_metrics"]["weights_differ"] for run in result["runs"]]
-    assert differing == ([[], [1], [1]] if planted else [[], [], []])
+    assert differing == [[], [1]]
     text = re.sub(r"\s+", " ", done.stdout)
-    verdict = "DISAGREE: at" if planted else "agree: in 12 steps of the same 16 samples"
-    assert f"* Loss curves of 1, 2 and 4 ranks {verdict}" in text
+    assert "* Loss curves of 1 and 2 ranks DISAGREE: at 2 ranks the loss of step" in text
+    assert "* At 2 ranks the weights of rank 1 are not those of the others after training" in text
 
 
 def test_strategies_are_shown_side_by_side(tmp_path: Path) -> None:
@@ -249,14 +244,16 @@ def test_strategies_are_shown_side_by_side(tmp_path: Path) -> None:
 def test_eight_and_sixteen_ranks_converge_alike_with_accumulation(tmp_path: Path) -> None:
     done = call(
         *RUN, "--world-sizes", "1,8,16", "--scaling", "strong", "--batch-size", "32",
-        "--workload", "mlp:inputs=16,width=32,layers=2,samples=512", "--accumulate", "2",
-        "--steps", "24", "--overhead-steps", "8", "--output", str(tmp_path / "run"),
+        "--workload", "mlp:inputs=16,width=32,layers=2,samples=512,learning_rate=0.2",
+        "--accumulate", "2", "--steps", "24", "--overhead-steps", "8", "--output", str(tmp_path / "run"),
         timeout_s=240,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     result = json.loads((tmp_path / "run/result.json").read_text())
     assert result["loss_agreement"]["world_sizes"] == [1, 8, 16]
     assert result["loss_agreement"]["agrees"]
+    text = re.sub(r"\s+", " ", done.stdout)
+    assert "* Loss curves of 1, 8 and 16 ranks agree: in 24 steps of the same 64 samples" in text
     for run in result["runs"]:
         metrics = run["aggregated_metrics"]
         losses = metrics["step_losses"]

@@ -78,7 +78,6 @@ def collective(**values: Any) -> CollectiveRow:
         "exposed_ms": 5.5,
         "algbw_gb_per_s": 0.5,
         "busbw_gb_per_s": 0.5,
-        "in_flight_ms": 24.0,
     }
     return CollectiveRow(**{**defaults, **values})
 

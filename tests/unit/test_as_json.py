@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from commprof.analysis.cross_checks import CrossCheck
+from commprof.analysis.in_flight import Flight
 from commprof.analysis.losses import LossAgreement
 from commprof.analysis.stragglers import LateRank
 from commprof.report.as_json import SCHEMA_VERSION, as_dict, render
@@ -101,7 +102,6 @@ SCHEMA: dict[str, Any] = {
                         "exposed_ms": float,
                         "algbw_gb_per_s": float,
                         "busbw_gb_per_s": float,
-                        "in_flight_ms": float,
                     }
                 ],
                 "late_rank": {
@@ -133,6 +133,7 @@ SCHEMA: dict[str, Any] = {
                 "problems": [str],
                 "step_losses": [float],
                 "weights_differ": [int],
+                "flights": [{"op": str, "in_flight_ms": float}],
                 "cross_checks": [
                     {
                         "name": str,
@@ -217,6 +218,7 @@ def full_run() -> dict[str, Any]:
         "late_rank": late,
         "step_losses": (2.5,),
         "weights_differ": (1,),
+        "flights": (Flight("all_reduce", 12.0),),
         "cross_checks": (check_,),
         "collectives": (collective(callers=(("train.py:7 train", 20),)),),
         "compression": (

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from commprof.analysis.in_flight import Flight
 from commprof.analysis.scaling import RunResult
 from commprof.analysis.strategies import StrategyRow, strategy_rows
 from commprof.report.as_json import render_strategies
@@ -19,23 +20,29 @@ from tests.support.results import collective, context, run_result, world
 ROOT = Path(__file__).parents[2]
 GOLDEN = ROOT / "tests/golden/strategies_table.txt"
 
-REDUCED = collective(in_flight_ms=40.0, exposed_ms=30.0)
+REDUCED = collective(exposed_ms=30.0)
 GATHERED = collective(
     op="all_gather_into_tensor", reduce_op="", size_bytes=(2_000_000, 2_000_000), calls=80,
     calls_per_step=4.0, total_bytes=160_000_000, phases=(("forward", 60), ("backward", 20)),
-    in_flight_ms=20.0, exposed_ms=5.0,
+    exposed_ms=5.0,
 )  # fmt: skip
-SCATTERED = collective(op="reduce_scatter_tensor", in_flight_ms=math.nan, exposed_ms=7.5)
+SCATTERED = collective(op="reduce_scatter_tensor", exposed_ms=7.5)
 
 
 def results() -> list[RunResult]:
     ddp = run_result(
         world(1),
-        world(2, collectives=(REDUCED,)),
+        world(2, collectives=(REDUCED,), flights=(Flight("all_reduce", 40.0),)),
         context=context(strategy="ddp", training={"precision": "bf16"}),
     )
     fsdp = run_result(
-        world(2, samples_per_s=150.0, step_median_ms=133.3, collectives=(GATHERED, SCATTERED)),
+        world(
+            2,
+            samples_per_s=150.0,
+            step_median_ms=133.3,
+            collectives=(GATHERED, SCATTERED),
+            flights=(Flight("all_gather_into_tensor", 20.0),),
+        ),
         context=context(strategy="fsdp", training={"precision": "bf16"}),
         failures=((4, "rank 1 failed: no"),),
     )
@@ -82,8 +89,11 @@ def test_a_world_size_without_the_first_strategy_has_no_comparison() -> None:
 
 
 def test_kinds_of_one_operation_are_added_up() -> None:
-    kinds = (collective(in_flight_ms=1.0), collective(group="7", in_flight_ms=math.nan))
-    result = run_result(world(2, collectives=kinds), context=context(strategy="ddp"))
+    kinds = (collective(), collective(group="7"))
+    flights = (Flight("all_reduce", 1.0),)
+    result = run_result(
+        world(2, collectives=kinds, flights=flights), context=context(strategy="ddp")
+    )
     ((operation,),) = (row.operations for row in strategy_rows([result]))
     assert (operation.calls, operation.size_bytes) == (2.0, 8_000_000)
     assert (operation.in_flight_ms, operation.exposed_ms) == (1.0, 11.0)
