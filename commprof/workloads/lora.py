@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -192,7 +193,9 @@ def _adapted(model: nn.Module, options: LoraOptions) -> nn.Module:
         target_modules=_TARGETS[options.targets],
         task_type="CAUSAL_LM",
     )
-    adapted: nn.Module = get_peft_model(model, config)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # peft calls what transformers renamed
+        adapted: nn.Module = get_peft_model(model, config)
     return adapted
 
 

@@ -245,7 +245,8 @@ def test_eight_and_sixteen_ranks_converge_alike_with_accumulation(tmp_path: Path
     done = call(
         *RUN, "--world-sizes", "1,8,16", "--scaling", "strong", "--batch-size", "32",
         "--workload", "mlp:inputs=16,width=32,layers=2,samples=512,learning_rate=0.2",
-        "--accumulate", "2", "--steps", "24", "--overhead-steps", "8", "--output", str(tmp_path / "run"),
+        "--accumulate", "2", "--steps", "24", "--overhead-steps", "8",
+        "--output", str(tmp_path / "run"),
         timeout_s=240,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
