@@ -27,7 +27,10 @@ from commprof import compressors
 from commprof.compressors import kernels
 from commprof.trace.compressions import compressions
 from commprof.trace.reader import read_trace
+from commprof.workloads.options import TrainingOptions
 from commprof.workloads.spec import Shard
+from commprof.workloads.strategies.ddp import Ddp
+from commprof.workloads.training import Training
 from commprof.workloads.transformer import Transformer, TransformerOptions
 
 WARMUP = 3
@@ -177,14 +180,16 @@ def _real_gradient(rounds: int) -> torch.Tensor:
     """This rank's own gradient of the transformer after 20 steps; padded to rows of 1024."""
     world, rank = dist.get_world_size(), dist.get_rank()
     workload = Transformer(TransformerOptions(vocab=512, d_model=128, sequence=64))
-    trainee = workload.build(Shard(rank, world, per_rank_batch=8, steps=40, seed=rounds))
-    model = DistributedDataParallel(trainee.model)
+    shard = Shard(rank, world, per_rank_batch=8, steps=40, seed=rounds)
+    trainee = workload.build(shard)
+    training = Training(trainee, Ddp(), TrainingOptions(), shard)
+    model = training.model
     batches = [batch for epoch in range(5) for batch in trainee.batches(epoch)][:21]
     for batch in batches[:20]:
-        trainee.backward(trainee.forward(model, batch))
-        trainee.update()
-    with model.no_sync():
-        trainee.backward(trainee.forward(model, batches[-1]))
+        training.backward(training.forward(batch), 1.0)
+        training.update()
+    with training.synchronised(last=False):
+        training.backward(training.forward(batches[-1]), 1.0)
     flat = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
     return nn.functional.pad(flat, (0, -flat.numel() % 1024))
 
@@ -201,14 +206,14 @@ def _losses(options: TransformerOptions, name: str, seed: int, steps: int) -> li
     world, rank = dist.get_world_size(), dist.get_rank()
     shard = Shard(rank, world, per_rank_batch=16, steps=steps, seed=seed)
     trainee = Transformer(options).build(shard)
-    model = DistributedDataParallel(trainee.model)
-    _put_hook(model, name)
+    training = Training(trainee, Ddp(), TrainingOptions(), shard)
+    _put_hook(training.model, name)
     losses: list[float] = []
     for epoch in range(steps):
         for batch in trainee.batches(epoch):
-            loss = trainee.forward(model, batch)
-            trainee.backward(loss)
-            trainee.update()
+            loss = training.forward(batch)
+            training.backward(loss, 1.0)
+            training.update()
             mean = loss.detach()
             dist.all_reduce(mean)
             losses.append(float(mean) / world)

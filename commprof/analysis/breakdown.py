@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from commprof.analysis.arrivals import Arrivals
 from commprof.analysis.exposure import Exposures, exposures_of
+from commprof.analysis.in_flight import in_flight_ns
 from commprof.analysis.waiting import Waiting, split
 from commprof.trace import columns
 from commprof.trace.columns import Collectives, Finalizations, Ints, Spans, Steps
@@ -119,7 +120,7 @@ def breakdown(
         wire_ns=np.where(nothing_known, np.nan, exposed_ns - wait - unsplit),
         unsplit_ns=unsplit,
         no_core_ns=_no_core(steps, finalizations, thread),
-        hidden_ns=np.maximum(0.0, _in_flight(steps, table) - exposed_ns),
+        hidden_ns=np.maximum(0.0, in_flight_ns(steps, table) - exposed_ns),
         waited_for_ns=waited_for,
     )
 
@@ -199,24 +200,3 @@ def _no_core(steps: Steps, finalizations: Finalizations, thread: int) -> Floats:
     step = _step_of(steps, finalizations.span.begin_ns)
     mine = np.where(finalizations.span.thread == thread, finalizations.no_core_ns, 0)
     return _sum_by_step(steps, step, mine.astype(np.float64))
-
-
-def _in_flight(steps: Steps, table: Collectives) -> Floats:
-    """Per step: length of the union of [issue, completion] over all collectives."""
-    ended = table.end_ns > table.issue_ns
-    order = np.argsort(table.issue_ns[ended], kind="stable")
-    begin, end = table.issue_ns[ended][order], table.end_ns[ended][order]
-    if len(begin) == 0:
-        return np.zeros(len(steps))
-    reach = np.maximum.accumulate(end)
-    opens = np.concatenate(([True], begin[1:] > reach[:-1]))
-    first = begin[opens]
-    last = reach[np.concatenate((np.flatnonzero(opens)[1:] - 1, [len(reach) - 1]))]
-    covered = np.concatenate(([0], np.cumsum(last - first)))
-
-    def covered_until(time_ns: Ints) -> Ints:
-        row = np.searchsorted(first, time_ns, side="right") - 1
-        inside = np.where(row >= 0, np.minimum(time_ns, last[row]) - first[row], 0)
-        return np.where(row >= 0, covered[row] + inside, 0)
-
-    return (covered_until(steps.end_ns) - covered_until(steps.begin_ns)).astype(np.float64)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -51,6 +53,18 @@ class RankSummary:
     average_loss: float
     final_loss: float
     host: str
+    #: Resident before the model was made, and at most while it trained; NaN if not measured.
+    before_rss_bytes: float = math.nan
+    peak_rss_bytes: float = math.nan
+    #: Most that torch's allocator handed out on a GPU; NaN on a CPU, or if not measured.
+    device_peak_bytes: float = math.nan
+
+    @property
+    def training_bytes(self) -> float:
+        """What training took: on the GPU, or resident beyond what was there before."""
+        if not math.isnan(self.device_peak_bytes):
+            return self.device_peak_bytes
+        return self.peak_rss_bytes - self.before_rss_bytes
 
 
 def rank_summary(run: WorldRun, rank: int, part: Breakdown) -> RankSummary:
@@ -72,7 +86,16 @@ def rank_summary(run: WorldRun, rank: int, part: Breakdown) -> RankSummary:
         average_loss=average_loss,
         final_loss=final_loss,
         host=str(run.traces[rank].metadata["machine"]["hostname"]),
+        before_rss_bytes=_bytes(result, "before_bytes"),
+        peak_rss_bytes=_bytes(result, "peak_bytes"),
+        device_peak_bytes=_bytes(result, "device_peak_bytes"),
     )
+
+
+def _bytes(result: Mapping[str, Any] | None, key: str) -> float:
+    """From the account's `memory`; NaN where there is none."""
+    value = ((result or {}).get("memory") or {}).get(key)
+    return math.nan if value is None else float(value)
 
 
 def _step_parts(part: Breakdown) -> StepParts:

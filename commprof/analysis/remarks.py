@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from commprof.analysis.compression import compression_remarks
+from commprof.analysis.loss_remarks import loss_remarks
 from commprof.analysis.overhead import Overhead
 from commprof.analysis.queueing import DEFAULT_GLOO_THREADS
 from commprof.analysis.scaling import Scaling
@@ -30,7 +31,7 @@ def remarks(
     overhead: Overhead | None,
 ) -> tuple[str, ...]:
     """All remarks on a run, the weightiest first."""
-    found: list[str] = []
+    found = loss_remarks(context, worlds)
     found += _oversubscription(context, worlds)
     found += _above_ideal(context, worlds, scaling)
     found += _too_short(worlds)

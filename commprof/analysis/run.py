@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from commprof.analysis.detail import WorldDetail, world_detail
+from commprof.analysis.losses import loss_agreement
 from commprof.analysis.measured import measured_world
 from commprof.analysis.remarks import remarks
 from commprof.analysis.scaling import RunResult, pool_overhead, scale
@@ -62,6 +63,7 @@ def _analyse(directory: Path, in_detail: bool) -> tuple[RunResult, tuple[WorldDe
         failures=tuple(failures),
         remarks=remarks(context, worlds, scaling, pooled),
         summaries=tuple(summaries),
+        loss_agreement=loss_agreement(context, worlds),
     )
     return result, tuple(details)
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from commprof.analysis.losses import LossAgreement
 from commprof.analysis.overhead import Overhead, pooled_overhead
 from commprof.analysis.summaries import SummaryResult
 from commprof.analysis.world import WorldResult
@@ -38,6 +39,8 @@ class RunResult:
     remarks: tuple[str, ...]
     #: World sizes that always-on mode summarised; they may have figures in ``worlds`` too.
     summaries: tuple[SummaryResult, ...] = ()
+    #: None where world sizes need not train alike.
+    loss_agreement: LossAgreement | None = None
 
 
 def scale(worlds: Sequence[WorldResult]) -> tuple[Scaling, ...]:

@@ -15,13 +15,16 @@ from commprof.analysis.device_timeline import (
     clock_error_ns,
     timed_collectives,
 )
+from commprof.analysis.in_flight import Flight, flights
 from commprof.analysis.lateness import views, with_phase
+from commprof.analysis.losses import differing_weights, global_losses
 from commprof.analysis.measured import MeasuredWorld, measured_world, slowest_ns
 from commprof.analysis.overhead import Overhead, overhead
 from commprof.analysis.queueing import assumes_threads
 from commprof.analysis.rank_summary import RankSummary, StepParts, mean_parts, rank_summary
 from commprof.analysis.slowness import find_slow_rank
 from commprof.analysis.stragglers import LateRank, find_late_rank, late_by_own_work
+from commprof.analysis.theory_checks import theory_checks
 from commprof.trace import columns, schema
 from commprof.trace.found_steps import DECLARED
 from commprof.trace.reader import Trace
@@ -88,6 +91,14 @@ class WorldResult:
     device_timed: int = 0
     #: Bound on the error of device times against the host's clock at an anchor; NaN without any.
     device_clock_error_us: float = math.nan
+    #: Per trained step the mean loss over all ranks' samples, and how many these were; empty
+    #: without the account of every rank.
+    step_losses: tuple[float, ...] = ()
+    step_samples: tuple[int, ...] = ()
+    #: Ranks whose weights after training are not those of most, where all must be equal.
+    weights_differ: tuple[int, ...] = ()
+    #: By operation.
+    flights: tuple[Flight, ...] = ()
 
     @property
     def measured_steps(self) -> int:
@@ -114,11 +125,12 @@ def world_result(run: WorldRun, seen: MeasuredWorld) -> WorldResult:
     result = replace(
         _summarise(run, seen.ranks, seen.parts, measured, seen.warmup, seen.clock_error_us),
         collectives=collective_rows(traces, tables, step, seen.clocks_shared, seen.exposed),
+        flights=flights(traces, tables, step),
         compression=compression_rows(traces, step, run.world_size),
         steps_end=seen.steps.source,
         merged_steps=seen.merged,
         gloo_threads_assumed=any(assumes_threads(trace) for trace in traces),
-        cross_checks=cross_checks(run, observed),
+        cross_checks=(*cross_checks(run, observed), *theory_checks(run, observed)),
         device_timed=sum(timed_collectives(trace) for trace in seen.recorded),
         device_clock_error_us=_device_clock_error_us(seen.recorded),
     )
@@ -149,6 +161,7 @@ def _summarise(
     own_work = np.array([rank.parts.step_ms - rank.parts.exposed_ms for rank in ranks])
     duration_s = max(rank.duration_s for rank in ranks)
     labelled = _overhead_samples(run)
+    losses, samples = global_losses(run)
     waited_for = np.sum([part.waited_for_ns for part in measured], axis=0)
     return WorldResult(
         world_size=run.world_size,
@@ -176,6 +189,9 @@ def _summarise(
         problems=run.problems,
         cross_checks=(),
         samples_source=_samples_source(run, ranks),
+        step_losses=losses,
+        step_samples=samples,
+        weights_differ=differing_weights(run),
     )
 
 

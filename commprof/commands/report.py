@@ -7,13 +7,12 @@ import shutil
 import sys
 from pathlib import Path
 
-from commprof.analysis.run import analyse_run
 from commprof.commands import report_formats
 from commprof.commands.report_file import writable_output, write_output
-from commprof.report import as_json, cost_table, table, trial_table
+from commprof.commands.shown import read_shown
+from commprof.report import cost_table
 from commprof.trace.run_directory import other_jobs
 from commprof.trace.salvage import salvage_dead
-from commprof.trials.analyse import analyse_trial
 
 FORMATS = ("table", "json", "markdown", "html", "csv", "parquet")
 #: Formats that go into a file, and the file's name in the run directory by default.
@@ -60,9 +59,7 @@ Works on runs that were cut short: whatever was recorded is shown.
         salvage_dead(args.run)
         text: str | bytes
         if args.format == "json":
-            text = as_json.render(
-                analyse_run(args.run), report_formats.cost_of(args), analyse_trial(args.run)
-            )
+            text = read_shown(args.run).json(report_formats.cost_of(args))
         elif args.format == "table":
             text = _tables(args)
         else:
@@ -88,12 +85,7 @@ def _output(args: argparse.Namespace) -> Path | None:
 def _tables(args: argparse.Namespace) -> str:
     """For the terminal."""
     width = shutil.get_terminal_size((100, 24)).columns
-    result, trial = analyse_run(args.run), analyse_trial(args.run)
-    if trial is None:
-        text = table.render(result, width)
-    else:
-        # Means over steps that candidates shared would be nobody's.
-        text = trial_table.render(trial, result.context["description"], width)
+    text = read_shown(args.run).text(width)
     cost = report_formats.cost_of(args)
     if cost is not None:
         text += f"\n{cost_table.section(cost, width)}\n"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import shlex
 import shutil
@@ -13,17 +12,20 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NoReturn
 
-from commprof.analysis.run import analyse_run
 from commprof.commands.output_file import writable_file
 from commprof.commands.run_arguments import DESCRIPTION, add_arguments
-from commprof.commands.subject import ScriptSubject, Subject, WorkloadSubject
+from commprof.commands.run_worlds import (
+    INTERRUPTED,
+    places_of,
+    run_world_sizes,
+    save_context,
+    subjects_of,
+)
+from commprof.commands.shown import read_shown
 from commprof.compressors import parse
-from commprof.errors import CommprofError, RankFailedError, UsageError
-from commprof.report import as_json, table, trial_table
-from commprof.report.plain_text import printable
-from commprof.trace.run_directory import RUN_FILE, world_directory
+from commprof.errors import CommprofError, UsageError
+from commprof.trace.run_directory import RUN_FILE, STRATEGIES, world_directory
 from commprof.trace.schema import MODES
-from commprof.trials.analyse import analyse_trial
 from commprof.trials.plan import parse_trial
 
 
@@ -50,42 +52,41 @@ class RunCommand:
         _check_trial(args, world_sizes)
         if args.stacks:
             os.environ["COMMPROF_STACKS"] = "1"  # the ranks inherit it
-        subject: Subject = ScriptSubject(args) if args.script else WorkloadSubject(args)
-        description = subject.check(world_sizes, args.rdzv_endpoint)
+        subjects = subjects_of(args)
+        descriptions = [subject.check(world_sizes, args.rdzv_endpoint) for subject in subjects]
         json_file = writable_file(args.json)
-        directory = _output_directory(args, subject.name)
-        context = {
-            **_context(args, world_sizes),
-            **subject.settings(),
-            "description": description,
-        }
-        _save_context(directory, context)
+        directory = _output_directory(args, subjects[0].name)
+        places = places_of(directory, subjects)
+        contexts = [
+            {
+                **_context(args, world_sizes),
+                **subject.settings(),
+                "description": description,
+            }
+            for subject, description in zip(subjects, descriptions, strict=True)
+        ]
+        if len(subjects) > 1:
+            save_context(directory, {**contexts[0], STRATEGIES: [place.name for place in places]})
         code = 0
         try:
-            for size in world_sizes:
-                failed = _run_world(subject, args.rdzv_endpoint, directory, size, context)
+            for subject, place, context in zip(subjects, places, contexts, strict=True):
+                failed = run_world_sizes(subject, args.rdzv_endpoint, place, world_sizes, context)
                 code = code or failed
-                if failed:
+                if failed == INTERRUPTED:
                     break
         finally:
             stop_fork_server()
-        if not any(world_directory(directory, size).exists() for size in world_sizes):
+        if not any(world_directory(p, n).exists() for p in places for n in world_sizes):
             return code
-        result = analyse_run(directory)
-        trial = analyse_trial(directory) if args.trial else None
-        text = as_json.render(result, trial=trial)
-        (directory / "result.json").write_text(text)
+        shown = read_shown(directory)
+        (directory / "result.json").write_text(shown.json())
         if json_file is not None:
-            json_file.write_text(text)
-        width = shutil.get_terminal_size((100, 24)).columns
-        if trial is None:
-            print(table.render(result, width))
-        else:
-            print(trial_table.render(trial, description, width))
+            json_file.write_text(shown.json())
+        print(shown.text(shutil.get_terminal_size((100, 24)).columns))
         if json_file is not None:
             print(f"JSON: {json_file}")
         print(f"Run directory: {directory}\nShow it again: commprof report {directory}")
-        if args.trial and trial is None:
+        if args.trial and not shown.has_trial:
             raise CommprofError(
                 "no trial took place: the ranks made no DDP model, trained fewer steps than it "
                 "waits for, or have a hook of their own; see what they printed"
@@ -100,6 +101,8 @@ def _check_trial(args: argparse.Namespace, world_sizes: list[int]) -> None:
     args.trial = parse_trial(args.trial).text
     if args.hook is not None:
         raise UsageError("--hook and --trial exclude each other; name the hook in --trial")
+    if args.strategy not in (None, "ddp"):
+        raise UsageError(f"--trial compares DDP's hooks, not --strategy {args.strategy}; leave one")
     if len(world_sizes) > 1 or world_sizes[0] < 2:
         raise UsageError(
             f"--trial compares at one world size of 2 ranks or more, not at {world_sizes}; give "
@@ -152,44 +155,6 @@ def _set_mode(args: argparse.Namespace) -> None:
 
 def _out_of_range(nproc: int) -> NoReturn:
     raise UsageError(f"--nproc {nproc} is out of range (allowed: 1 or more)")
-
-
-def _run_world(
-    subject: Subject,
-    endpoint: str | None,
-    directory: Path,
-    world_size: int,
-    context: dict[str, Any],
-) -> int:
-    """Runs one world size; returns its exit code and notes a failure in ``run.json``."""
-    from commprof.trace.salvage import salvage
-
-    world = world_directory(directory, world_size)
-    name = f"{world_size} {'rank' if world_size == 1 else 'ranks'}"
-    code = 0
-    try:
-        subject.launch(world_size, world, endpoint)
-    except CommprofError as error:
-        context["errors"][str(world_size)] = str(error)
-        print(f"commprof: {name}: {printable(str(error))}", file=sys.stderr)
-        code = error.exit_code
-        if isinstance(error, RankFailedError):
-            code = subject.exit_code(error)
-    except KeyboardInterrupt:
-        context["errors"][str(world_size)] = "interrupted"
-        print(f"commprof: {name}: interrupted", file=sys.stderr)
-        code = 130
-    for trace in sorted(world.glob("*.trace")):
-        try:
-            salvage(trace)
-        except (OSError, CommprofError) as error:
-            print(f"commprof: {error}", file=sys.stderr)
-    _save_context(directory, context)
-    return code
-
-
-def _save_context(directory: Path, context: dict[str, Any]) -> None:
-    (directory / RUN_FILE).write_text(json.dumps(context, indent=1) + "\n")
 
 
 def _context(args: argparse.Namespace, world_sizes: list[int]) -> dict[str, Any]:

@@ -8,11 +8,12 @@ from pathlib import Path
 from commprof.compressors.schemes import help_text
 from commprof.trace.schema import MODES
 from commprof.trials import candidates
+from commprof.workloads.options import PRECISIONS
 
 DESCRIPTION = (
     """\
-Trains a workload under DistributedDataParallel at several world sizes, records every
-collective in every rank, and reports throughput, scaling, and where each step went.
+Trains a workload at several world sizes, under DistributedDataParallel or another strategy,
+records every collective in every rank, and reports throughput, scaling, and where each step went.
 
   python -m commprof.run --nproc 8                     1, 2, 4 and 8 ranks, transformer
   python -m commprof.run --nproc 4 --scaling strong    the global batch stays the same
@@ -24,8 +25,22 @@ collective in every rank, and reports throughput, scaling, and where each step w
 Workloads, as NAME or NAME:key=value,key=value; "/" separates values per layer:
   transformer   vocab=2048,d_model=256,heads=4,layers=2,feedforward=512,sequence=128,
                 samples=320,learning_rate=0.0005
+  resnet50      classes=10,image=32,samples=320,data=synthetic,learning_rate=0.0125
+  lora          size=tiny,rank=16,targets=attention,base=fp32,sequence=128,samples=160,
+                learning_rate=0.0002      (needs the extra: pip install 'commprof[lora]')
+  mlp           inputs=256,width=512,layers=4,classes=10,samples=2048,learning_rate=0.05
   timed         layers=4,data_ms=2,forward_ms=2,backward_ms=4,gradient_mb=1,optimizer_ms=0,
                 bucket_cap_mb=0,late_rank=-1,late_ms=0,late_phase=backward,late_every=1
+
+Strategies, as --strategy NAME; of several, as ddp,fsdp, each is run and all are compared:
+  ddp           the whole model on every rank, gradients all-reduced in buckets
+  zero1         the same, but optimizer state in parts, and updated parameters broadcast
+  fsdp          everything in parts: parameters gathered block by block, gradients scattered
+  hsdp          fsdp within groups of ranks, hsdp:shard=0 in each (0: commprof chooses)
+
+  python -m commprof.run --nproc 4 --strategy ddp,fsdp --workload resnet50
+  python -m commprof.run --nproc 2 --accumulate 4 --precision bf16 --clip-norm 1
+See docs/workloads.md and docs/strategies.md.
 
 Gradient compressors, as --hook NAME or --hook NAME:option=value,option=value:
 """
@@ -52,6 +67,7 @@ See docs/trials.md.
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """All of them, in the order of the help text."""
     _add_what(parser)
+    _add_training(parser)
     _add_where(parser)
     parser.add_argument(
         "-m", dest="module", action="store_true", help="SCRIPT is a module, as for python -m"
@@ -90,7 +106,8 @@ def _add_what(parser: argparse.ArgumentParser) -> None:
         "--batch-size",
         type=int,
         metavar="N",
-        help="samples per rank (weak scaling) or over all ranks (strong); default: the workload's",
+        help="samples of a backward pass per rank (weak scaling) or over all ranks (strong); "
+        "default: the workload's",
     )
     parser.add_argument(
         "--scaling",
@@ -126,6 +143,50 @@ def _add_what(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="more steps, with capture off and on in turn, to measure commprof itself "
         "(default: 8; 0 = none)",
+    )
+
+
+def _add_training(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--strategy", metavar="NAME,...", help="how ranks share the model, see above (default: ddp)"
+    )
+    parser.add_argument(
+        "--accumulate",
+        type=int,
+        metavar="N",
+        help="backward passes per update, of which the last one synchronises (default: 1)",
+    )
+    parser.add_argument(
+        "--precision",
+        choices=PRECISIONS,
+        help="what forward and backward compute in; fp16 scales the loss (default: fp32)",
+    )
+    parser.add_argument(
+        "--clip-norm", type=float, metavar="X", help="clip gradients to this norm (default: not)"
+    )
+    parser.add_argument(
+        "--checkpoint-activations",
+        action="store_true",
+        default=None,
+        help="keep only the inputs of each block and compute the rest again in backward",
+    )
+    parser.add_argument(
+        "--cpu-offload",
+        action="store_true",
+        default=None,
+        help="keep what fsdp and hsdp shard in the host's memory, on a GPU",
+    )
+    parser.add_argument(
+        "--scale-lr",
+        action="store_true",
+        default=None,
+        help="learning rate times samples per update over --batch-size",
+    )
+    parser.add_argument(
+        "--lr-warmup",
+        type=int,
+        metavar="N",
+        help="steps in which the learning rate grows to its full value (default: 0)",
     )
 
 

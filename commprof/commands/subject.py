@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import os
 import shlex
 from pathlib import Path
 from typing import Any, Protocol
 
 from commprof.errors import RankFailedError, UsageError
+from commprof.workloads.options import TrainingOptions
 
 
 class Subject(Protocol):
@@ -16,6 +18,8 @@ class Subject(Protocol):
 
     #: For the run directory's name.
     name: str
+    #: How ranks share the model, as on the command line; empty where a script decides.
+    strategy: str
 
     def check(self, world_sizes: list[int], endpoint: str | None) -> str:
         """Describes what will run, for the report's heading.
@@ -39,12 +43,14 @@ class Subject(Protocol):
 
 
 class WorkloadSubject:
-    """A built-in workload under the built-in training loop."""
+    """A built-in workload under the built-in training loop, by one strategy."""
 
-    def __init__(self, args: argparse.Namespace) -> None:
+    def __init__(self, args: argparse.Namespace, strategy: str = "ddp") -> None:
         """Takes the arguments of ``commprof run``."""
         self._args = args
         self._workload = args.workload or "transformer"
+        self._settings: dict[str, Any] = {}
+        self.strategy = strategy
         self.name = self._workload.partition(":")[0]
 
     def check(self, world_sizes: list[int], endpoint: str | None) -> str:
@@ -52,14 +58,21 @@ class WorkloadSubject:
         from commprof.launch.elastic import check
 
         plans = [check(self._job(size, Path("unused")), endpoint) for size in world_sizes]
-        return plans[0].workload.describe()
+        workload = plans[0].workload
+        self._settings = {
+            "training": plans[0].options.chosen(),
+            "split_dependence": workload.split_dependence,
+        }
+        return workload.describe()
 
     def settings(self) -> dict[str, Any]:
         """See ``Subject``."""
         return {
             "workload": self._workload,
+            "strategy": self.strategy,
             "scaling": self._args.scaling or "weak",
             "seed": self._args.seed or 0,
+            **self._settings,
             **_hook(self._args),
             **_trial(self._args),
         }
@@ -80,6 +93,7 @@ class WorkloadSubject:
 
         args = self._args
         overhead_steps = 8 if args.overhead_steps is None else args.overhead_steps
+        given = {name: getattr(args, name) for name in TRAINING_OPTIONS}
         return Job(
             workload=self._workload,
             world_size=world_size,
@@ -97,6 +111,8 @@ class WorkloadSubject:
             hook=_native.native is None,
             compressor=args.hook or "",
             trial=args.trial or "",
+            strategy=self.strategy,
+            **{name: value for name, value in given.items() if value is not None},
         )
 
     def _steps(self) -> int | None:
@@ -118,6 +134,7 @@ class ScriptSubject:
         self._command = ["-m", args.script] if args.module else [args.script]
         self._command += args.script_args
         self.name = Path(args.script).stem
+        self.strategy = ""
 
     def check(self, world_sizes: list[int], endpoint: str | None) -> str:
         """See ``Subject``."""
@@ -168,6 +185,9 @@ def _trial(args: argparse.Namespace) -> dict[str, Any]:
     return {} if args.trial is None else {"trial": args.trial}
 
 
+TRAINING_OPTIONS = tuple(field.name for field in dataclasses.fields(TrainingOptions))
+"""What ``commprof run`` takes under the names of ``TrainingOptions``; None where not given."""
+
 _WORKLOAD_OPTIONS = (
     "workload",
     "steps",
@@ -177,4 +197,6 @@ _WORKLOAD_OPTIONS = (
     "backend",
     "seed",
     "overhead_steps",
+    "strategy",
+    *TRAINING_OPTIONS,
 )

@@ -11,7 +11,9 @@ from typing import Any
 
 from commprof.errors import UsageError
 from commprof.workloads.loop import planned_steps
+from commprof.workloads.options import TrainingOptions, check_supported
 from commprof.workloads.spec import Workload, parse_spec
+from commprof.workloads.strategies import Strategy, parse_strategy
 
 SCHEMA_VERSION = 1
 """Of the job file; a file of another version is refused."""
@@ -35,7 +37,8 @@ class Job:
     epochs: int | None = None
     """Whole epochs; with neither, `loop.planned_steps` says how many steps."""
     batch_size: int | None = None
-    """Samples per rank (weak) or over all ranks (strong); None: the workload's default."""
+    """Samples of a backward pass, per rank (weak) or over all ranks (strong); None: the
+    workload's default."""
     scaling: str = "weak"
     """One of SCALINGS."""
     backend: str = "gloo"
@@ -52,8 +55,19 @@ class Job:
     """What runs in that hook, as `compressors.parse` takes it; empty: DDP's mean all-reduce."""
     trial: str = ""
     """Candidates that take turns in that hook, as `trials.plan` takes them; empty: no trial."""
+    strategy: str = "ddp"
+    """As on the command line, `NAME[:key=value]`."""
+    accumulate: int = 1
+    """This and the following: see `TrainingOptions`."""
+    precision: str = "fp32"
+    clip_norm: float = 0.0
+    checkpoint_activations: bool = False
+    cpu_offload: bool = False
+    scale_lr: bool = False
+    lr_warmup: int = 0
 
     def __post_init__(self) -> None:
+        self.training_options()
         for name, minimum in _MINIMA.items():
             value = getattr(self, name)
             if value is not None and value < minimum:
@@ -66,15 +80,45 @@ class Job:
             )
 
     def plan(self) -> Plan:
-        """The workload, batch and number of steps that follow from this job.
+        """The workload, strategy, batch and number of steps that follow from this job.
 
-        Raises UsageError for an unusable workload or a batch that does not divide.
+        Raises UsageError for an unusable workload or strategy, for options that they cannot have,
+        and for a batch that does not divide.
         """
-        workload = parse_spec(self.workload)
+        workload, strategy = parse_spec(self.workload), parse_strategy(self.strategy)
+        options = self.training_options()
+        check_supported(workload, options, strategy.name)
+        strategy.check(self.world_size)
+        self._check_strategy(strategy)
         batch_size = self.batch_size or workload.default_batch_size
         batch = per_rank_batch(batch_size, self.world_size, self.scaling)
-        per_epoch = workload.steps_per_epoch(self.world_size, batch)
-        return Plan(workload, batch, per_epoch, planned_steps(per_epoch, self.steps, self.epochs))
+        passes = workload.steps_per_epoch(self.world_size, batch)
+        per_epoch = -(-passes // self.accumulate)
+        steps = planned_steps(per_epoch, self.steps, self.epochs)
+        lr_scale = batch * self.world_size * self.accumulate / batch_size
+        return Plan(workload, strategy, options, batch, per_epoch, steps, lr_scale)
+
+    def training_options(self) -> TrainingOptions:
+        """How the workload is trained. Raises UsageError for a value out of range."""
+        names = [field.name for field in dataclasses.fields(TrainingOptions)]
+        return TrainingOptions(**{name: getattr(self, name) for name in names})
+
+    def _check_strategy(self, strategy: Strategy) -> None:
+        if self.compressor and not strategy.replicated:
+            raise UsageError(
+                f"--hook {self.compressor} compresses DDP's gradients and --strategy "
+                f"{strategy.name} has no DDP; take ddp or zero1, or leave --hook out"
+            )
+        if self.cpu_offload and not strategy.offloads:
+            raise UsageError(
+                f"--cpu-offload: {strategy.name} keeps its parameters whole (allowed with: fsdp, "
+                "hsdp)"
+            )
+        if self.cpu_offload and self.backend != "nccl":
+            raise UsageError(
+                f"--cpu-offload: under backend {self.backend!r} everything is in the host's memory "
+                "already; leave it out, or take backend nccl on GPUs"
+            )
 
     def save(self, path: Path) -> None:
         """Write the job as JSON, whole or not at all."""
@@ -103,12 +147,18 @@ class Plan:
 
     workload: Workload
     """Parsed, nothing allocated."""
+    strategy: Strategy
+    """Parsed."""
+    options: TrainingOptions
+    """Checked against both."""
     per_rank_batch: int
-    """Samples a rank takes per step."""
+    """Samples a rank takes per backward pass."""
     steps_per_epoch: int
     """Steps in which a rank passes over its part of the data once."""
     steps: int
     """Steps that are trained, without the overhead block."""
+    lr_scale: float
+    """Samples of all ranks per update over the batch size asked for."""
 
 
 def per_rank_batch(batch_size: int, world_size: int, scaling: str) -> int:
@@ -147,6 +197,7 @@ _JSON_TYPES: dict[str, Any] = {
     "str": str,
     "Path": str,
     "int": int,
+    "float": (int, float),
     "int | None": (int, type(None)),
     "bool": bool,
 }

@@ -13,8 +13,10 @@ import sys
 import threading
 import time
 import traceback
+import zlib
 from collections.abc import Callable
 from contextlib import closing, nullcontext
+from dataclasses import asdict
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -22,14 +24,15 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import record
-from torch.nn.parallel import DistributedDataParallel
 
 from commprof.compressors import parse
 from commprof.errors import CommprofError, UsageError
 from commprof.launch.job import Job, Plan, write_json
+from commprof.launch.memory import PeakMemory
 from commprof.launch.progress import ProgressFile
 from commprof.workloads.loop import LoopResult, StepRecorder, train
 from commprof.workloads.spec import Shard, Trainee
+from commprof.workloads.training import Training
 
 RESULT_SCHEMA_VERSION = 1
 """Of `rank_R.json`."""
@@ -74,26 +77,28 @@ def _run(job: Job) -> None:
     rank = _environment_rank(job)
     torch.set_num_threads(job.threads_per_rank)
     plan = job.plan()
+    device = _device(job.backend, rank)
     if job.backend == "commprof":
         import commprof.backend  # noqa: F401  registers it
-    dist.init_process_group(job.backend)
-    shard = Shard(
-        rank, job.world_size, plan.per_rank_batch, plan.steps, job.seed, _device(job.backend, rank)
-    )
+    dist.init_process_group("cpu:gloo,cuda:nccl" if job.cpu_offload else job.backend)
+    shard = Shard(rank, job.world_size, plan.per_rank_batch, plan.steps, job.seed, device)
+    memory = PeakMemory(device)
     trainee = plan.workload.build(shard)
-    ddp = DistributedDataParallel(trainee.model, **trainee.ddp_options())
+    training = Training(trainee, plan.strategy, plan.options, shard, plan.lr_scale)
     setup = _setup(job, plan)
     dist.barrier()
+    memory.start()
     with profile(job.directory, metadata={"job": setup}) as recorder:
         if job.compressor:
-            attach(ddp, parse(job.compressor))
+            attach(training.model, parse(job.compressor))
         elif job.trial:
             from commprof.switching import trial
 
-            trial(ddp, job.trial)
-        elif job.hook:
-            attach(ddp)
-        result = _train(job, plan, trainee, ddp, recorder)
+            trial(training.model, job.trial)
+        elif job.hook and plan.strategy.replicated:
+            attach(training.model)
+        result = _train(job, plan, training, recorder)
+        memory_use = memory.use()
         record_cost_ns = recorder.record_cost_ns()
     identity = {
         "schema_version": RESULT_SCHEMA_VERSION,
@@ -101,7 +106,11 @@ def _run(job: Job) -> None:
         "host": platform.node(),
         "pid": os.getpid(),
     }
-    measured = _measured(result, plan, trainee)
+    measured = {
+        **_measured(result, plan, trainee),
+        **_exchanged(job, plan, training),
+        "memory": asdict(memory_use),
+    }
     write_json(
         job.directory / f"rank_{rank}.json",
         {**identity, **setup, **measured, "record_cost_ns": record_cost_ns},
@@ -151,21 +160,21 @@ def _setup(job: Job, plan: Plan) -> dict[str, Any]:
         "threads_per_rank": job.threads_per_rank,
         "hook": job.hook,
         "compressor": job.compressor,
+        "strategy": job.strategy,
+        "training": asdict(plan.options),
     }
 
 
 def _train(
     job: Job,
     plan: Plan,
-    trainee: Trainee,
-    ddp: DistributedDataParallel,
+    training: Training,
     recorder: StepRecorder,
 ) -> LoopResult:
     progress = ProgressFile(job.directory) if dist.get_rank() == 0 else None
     with closing(progress) if progress else nullcontext():
         return train(
-            trainee,
-            ddp,
+            training,
             recorder,
             plan.steps,
             overhead_steps=job.overhead_steps,
@@ -175,7 +184,8 @@ def _train(
 
 def _measured(result: LoopResult, plan: Plan, trainee: Trainee) -> dict[str, Any]:
     """The result's own keys. average_loss: see `LoopResult.average_loss`; truth: training only."""
-    truth = trainee.truth()
+    # With accumulation a workload's phases are those of backward passes, not of steps.
+    truth = trainee.truth() if plan.options.accumulate == 1 else None
     return {
         "samples": sum(result.step_samples),
         "duration_s": result.duration_ns / 1e9,
@@ -186,6 +196,23 @@ def _measured(result: LoopResult, plan: Plan, trainee: Trainee) -> dict[str, Any
         "overhead": [[step.label, step.duration_ns] for step in result.overhead],
         "truth": truth and {name: values[: plan.steps] for name, values in truth.items()},
     }
+
+
+def _exchanged(job: Job, plan: Plan, training: Training) -> dict[str, Any]:
+    """What the strategy must exchange per step, and a digest of weights that all ranks must share.
+
+    expected: None with a compressor, whose bytes are another matter. weights_crc32: None where no
+    rank has all weights.
+    """
+    weights = None
+    if plan.strategy.replicated:
+        weights = 0
+        for parameter in training.model.parameters():
+            if parameter.requires_grad:
+                flat = parameter.detach().cpu().contiguous().view(-1).view(torch.uint8)
+                weights = zlib.crc32(flat.numpy(), weights)
+    expected = None if job.compressor else [asdict(row) for row in training.expected]
+    return {"expected": expected, "weights_crc32": weights}
 
 
 def _end_with_the_launcher() -> None:

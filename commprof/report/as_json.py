@@ -5,13 +5,16 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from commprof.analysis.collectives import CollectiveRow
 from commprof.analysis.cost import Cost
+from commprof.analysis.losses import LossAgreement
 from commprof.analysis.overhead import Overhead
 from commprof.analysis.rank_summary import RankSummary
 from commprof.analysis.scaling import RunResult, Scaling
+from commprof.analysis.strategies import StrategyRow
 from commprof.analysis.summaries import SummaryResult
 from commprof.analysis.world import WorldResult
 from commprof.report.trial_json import trial_dict
@@ -48,9 +51,28 @@ def as_dict(
             "summaries": [_summary(summary) for summary in result.summaries],
             "cost": cost and _cost(cost),
             **({} if trial is None else {"trial": trial_dict(trial)}),
+            "loss_agreement": _loss_agreement(result.loss_agreement),
         }
     )
     return value
+
+
+def render_strategies(results: Sequence[RunResult], rows: Sequence[StrategyRow]) -> str:
+    """Strategies side by side, and each one's own run."""
+    value = {
+        "schema_version": SCHEMA_VERSION,
+        "strategies": [_strategy(row) for row in rows],
+        "results": [as_dict(result) for result in results],
+    }
+    return json.dumps(plain(value), indent=2, allow_nan=False) + "\n"
+
+
+def _strategy(row: StrategyRow) -> dict[str, Any]:
+    operations = [
+        {**dataclasses.asdict(operation), "overlapped": operation.overlapped}
+        for operation in row.operations
+    ]
+    return {**dataclasses.asdict(row), "operations": operations}
 
 
 def _world(result: RunResult, world: WorldResult, scale: Scaling) -> dict[str, Any]:
@@ -87,6 +109,9 @@ def _world(result: RunResult, world: WorldResult, scale: Scaling) -> dict[str, A
             "clock_error_us": world.clock_error_us,
             "missing_ranks": list(world.missing_ranks),
             "problems": list(world.problems),
+            "step_losses": list(world.step_losses),
+            "weights_differ": list(world.weights_differ),
+            "flights": [dataclasses.asdict(flight) for flight in world.flights],
             "cross_checks": [
                 {**dataclasses.asdict(check), "difference": check.difference}
                 for check in world.cross_checks
@@ -106,6 +131,9 @@ def _rank(rank: RankSummary) -> dict[str, Any]:
         "duration_sec": rank.duration_s,
         "samples_per_sec": rank.samples_per_s,
         "parts": dataclasses.asdict(rank.parts),
+        "before_rss_bytes": rank.before_rss_bytes,
+        "peak_rss_bytes": rank.peak_rss_bytes,
+        "device_peak_bytes": rank.device_peak_bytes,
     }
 
 
@@ -134,6 +162,12 @@ def _overhead(overhead: Overhead | None) -> dict[str, Any] | None:
     if overhead is None:
         return None
     return {**dataclasses.asdict(overhead), "told_apart": overhead.told_apart}
+
+
+def _loss_agreement(agreement: LossAgreement | None) -> dict[str, Any] | None:
+    if agreement is None:
+        return None
+    return {**dataclasses.asdict(agreement), "agrees": agreement.agrees}
 
 
 def plain(value: Any) -> Any:

@@ -7,10 +7,11 @@ import textwrap
 
 from commprof.analysis.overhead import Overhead
 from commprof.analysis.scaling import RunResult
-from commprof.report import compression_table, summary_table
+from commprof.report import compression_table, memory_table, summary_table
 from commprof.report.collectives_table import LEGEND, collectives_section
 from commprof.report.cross_checks_table import blocks as cross_checks_blocks
 from commprof.report.plain_text import printable
+from commprof.report.setup_text import setup_text
 from commprof.report.tabulated import Grid
 from commprof.report.tabulated import tabulated as _table
 
@@ -33,6 +34,8 @@ def render(result: RunResult, width: int) -> str:
     if result.worlds:
         blocks += [_table(*scaling_grid(result)), SCALING_LEGEND]
         blocks += [_table(*parts_grid(result)), PARTS_LEGEND]
+        if memory := memory_table.memory_section(result.worlds):
+            blocks += [memory, memory_table.LEGEND]
         if result.worlds[-1].collectives:
             blocks += [collectives_section(result.worlds[-1]), LEGEND]
         if result.worlds[-1].compression:
@@ -57,13 +60,7 @@ def notes(result: RunResult) -> list[str]:
 def setup(result: RunResult) -> str:
     """How and where it ran, in a line."""
     context = result.context
-    machine = context["machine"]
-    scaling = f"{context['scaling']} scaling, " if "scaling" in context else ""
-    return (
-        f"{scaling}backend {context['backend']}, torch {context['torch']}, "
-        f"{context['capture']} capture, {context['threads_per_rank']} thread(s) per rank, "
-        f"{machine['usable_cpu_count']} usable cores ({machine['cpu_model']})"
-    )
+    return setup_text(context)
 
 
 def _heading(result: RunResult, width: int) -> str:

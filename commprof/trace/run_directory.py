@@ -5,6 +5,8 @@
     RUN/run.json                   what was asked for, and where
     RUN/world_4/rank_0.json        the training loop's own account of rank 0
     RUN/world_4/rank_0.trace       what capture recorded in rank 0
+
+Of several strategies each has such a directory in RUN, and ``RUN/run.json`` names them.
 """
 
 from __future__ import annotations
@@ -20,6 +22,8 @@ from commprof.errors import CommprofError, TraceError
 from commprof.trace.reader import Trace, read_trace
 
 RUN_FILE = "run.json"
+#: Key of ``run.json``: the directories of the strategies that were run side by side.
+STRATEGIES = "strategies"
 _CONTEXT_KEYS = {
     *("timestamp", "description", "backend", "torch", "capture", "threads_per_rank"),
     *("world_sizes", "machine", "errors"),
@@ -61,6 +65,17 @@ def read_context(run: Path) -> dict[str, Any]:
     if not isinstance(value, dict) or _CONTEXT_KEYS - value.keys():
         raise CommprofError(f"{path} was not written by commprof run: it lacks keys of a run file")
     return value
+
+
+def strategy_directories(run: Path) -> list[Path]:
+    """Those of the strategies that were run side by side and left a run; of any other run none.
+
+    Raises:
+        CommprofError: ``run`` is no run directory.
+    """
+    names = read_context(run).get(STRATEGIES)
+    named = [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
+    return [run / name for name in named if (run / name / RUN_FILE).exists()]
 
 
 def read_world(run: Path, world_size: int) -> WorldRun:

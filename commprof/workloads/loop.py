@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
-from torch import nn
+from torch import Tensor
 
-from commprof.workloads.spec import Trainee
+from commprof.workloads.spec import Batch
 
 DEFAULT_EPOCHS = 2
 """Epochs trained when the user gives neither steps nor epochs."""
@@ -21,6 +21,30 @@ MIN_DEFAULT_STEPS = 12
 OVERHEAD_PATTERN = ("off_a", "on", "off_b", "on")
 """Capture states in the overhead block, in turn. on against off is what capture costs; off_a
 against off_b, the same thing under two names, is what such a comparison shows by chance."""
+
+
+class Trained(Protocol):
+    """What the loop drives; `Training` is one."""
+
+    def batches(self, epoch: int) -> Iterator[Sequence[Batch]]:
+        """One epoch's batches, those of one update together."""
+        ...
+
+    def synchronised(self, last: bool) -> AbstractContextManager[object]:
+        """Around the forward and backward pass of a batch; `last` of its update?"""
+        ...
+
+    def forward(self, batch: Batch) -> Tensor:
+        """The batch's mean loss."""
+        ...
+
+    def backward(self, loss: Tensor, weight: float) -> None:
+        """Gradients of this share of the loss, added to those that are there."""
+        ...
+
+    def update(self) -> None:
+        """Change the weights and clear the gradients."""
+        ...
 
 
 class StepRecorder(Protocol):
@@ -54,9 +78,9 @@ class LoopResult:
     """What one rank measured of its own training, without the capture."""
 
     step_ns: list[int]
-    """Wall time of each step: its four phases, reading the loss, and the recorder's step()."""
+    """Wall time of each step: its phases, reading the loss, and the recorder's step()."""
     losses: list[float]
-    """Loss of each step on this rank's batch, before that step's update."""
+    """Mean loss of each step over this rank's samples, before that step's update."""
     step_samples: list[int]
     """Samples of each step on this rank; DistributedSampler's padding counts as samples."""
     duration_ns: int
@@ -85,8 +109,7 @@ def planned_steps(steps_per_epoch: int, steps: int | None, epochs: int | None) -
 
 
 def train(
-    trainee: Trainee,
-    ddp: nn.Module,
+    training: Trained,
     recorder: StepRecorder,
     steps: int,
     *,
@@ -96,12 +119,12 @@ def train(
 ) -> LoopResult:
     """Train `steps` steps, over as many epochs as that takes, then the overhead block.
 
-    ddp: the trainee's model, wrapped. overhead_steps: further steps of the same work in which
-    capture goes through OVERHEAD_PATTERN, `block_steps` at a time and on every rank at the same
-    step, with batches of equal size; it is on afterwards. on_step: told the number of steps done,
-    between steps and untimed.
+    overhead_steps: further steps of the same work in which capture goes through
+    OVERHEAD_PATTERN, `block_steps` at a time and on every rank at the same step, with batches of
+    equal size; it is on afterwards. on_step: told the number of steps done, between steps and
+    untimed.
     """
-    runner = _Steps(trainee, ddp, recorder)
+    runner = _Steps(training, recorder)
     begin_ns = time.monotonic_ns()
     step_ns = []
     for done in range(1, steps + 1):
@@ -129,37 +152,46 @@ def train(
 class _Steps:
     """Runs single steps and keeps what they gave."""
 
-    def __init__(self, trainee: Trainee, ddp: nn.Module, recorder: StepRecorder) -> None:
+    def __init__(self, training: Trained, recorder: StepRecorder) -> None:
         self.losses: list[float] = []
         self.step_samples: list[int] = []
-        self._trainee = trainee
-        self._ddp = ddp
+        self._training = training
         self._recorder = recorder
-        self._batches = _endless(trainee)
+        self._batches = _endless(training)
 
     def only_whole_batches(self) -> None:
-        """From now on leave out an epoch's smaller last batch, so that all steps are equal."""
-        whole, batches = max(self.step_samples), self._batches
-        self._batches = (batch for batch in batches if batch.samples == whole)
+        """From now on leave out an epoch's smaller last step, so that all steps are equal."""
+        whole, steps = max(self.step_samples), self._batches
+        self._batches = (batches for batches in steps if _samples(batches) == whole)
 
     def run(self) -> int:
         """One step; its wall time in ns."""
-        trainee, recorder = self._trainee, self._recorder
+        training, recorder = self._training, self._recorder
         begin_ns = time.monotonic_ns()
         with recorder.phase("data"):
-            batch = next(self._batches)
-        with recorder.phase("forward"):
-            loss = trainee.forward(self._ddp, batch)
-        with recorder.phase("backward"):
-            trainee.backward(loss)
+            batches = next(self._batches)
+        samples = _samples(batches)
+        parts = []
+        for number, batch in enumerate(batches, 1):
+            weight = batch.samples / samples
+            with training.synchronised(last=number == len(batches)):
+                with recorder.phase("forward"):
+                    loss = training.forward(batch)
+                with recorder.phase("backward"):
+                    training.backward(loss, weight)
+            parts.append((loss.detach(), weight))
         with recorder.phase("optimizer"):
-            trainee.update()
-        self.losses.append(loss.item())
-        self.step_samples.append(batch.samples)
+            training.update()
+        self.losses.append(sum(loss.item() * weight for loss, weight in parts))
+        self.step_samples.append(samples)
         recorder.step()
         return time.monotonic_ns() - begin_ns
 
 
-def _endless(trainee: Trainee) -> Iterator[Any]:
+def _samples(batches: Sequence[Batch]) -> int:
+    return sum(batch.samples for batch in batches)
+
+
+def _endless(training: Trained) -> Iterator[Sequence[Batch]]:
     for epoch in itertools.count():
-        yield from trainee.batches(epoch)
+        yield from training.batches(epoch)

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import dataclasses
-import difflib
 import importlib
-import math
-import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from commprof.errors import UsageError
+from commprof.workloads.optimizing import OptimizerPlan
+from commprof.workloads.parsing import allowed, parse_options
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
 _CLASSES = {
+    "lora": "commprof.workloads.lora:Lora",
+    "mlp": "commprof.workloads.mlp:Mlp",
+    "resnet50": "commprof.workloads.resnet50:Resnet50",
     "timed": "commprof.workloads.timed:Timed",
     "transformer": "commprof.workloads.transformer:Transformer",
 }
@@ -34,7 +35,7 @@ class Shard:
     world_size: int
     """Ranks in the job."""
     per_rank_batch: int
-    """Samples this rank takes per step."""
+    """Samples this rank takes per backward pass."""
     steps: int
     """Optimizer steps that will be trained; a learning-rate schedule spans them."""
     seed: int
@@ -44,7 +45,7 @@ class Shard:
 
 
 class Batch(Protocol):
-    """What a workload's data loading yields for one step."""
+    """What a workload's data loading yields for one backward pass."""
 
     @property
     def samples(self) -> int:
@@ -53,11 +54,19 @@ class Batch(Protocol):
 
 
 class Trainee(Protocol):
-    """A workload built for one rank; `loop.train` calls these in the order of a training step."""
+    """A workload built for one rank: what is trained. `Training` says how."""
 
     @property
     def model(self) -> nn.Module:
-        """The bare module; the caller wraps it into DistributedDataParallel."""
+        """The bare module; a strategy wraps or cuts it."""
+        ...
+
+    @property
+    def blocks(self) -> Sequence[nn.Module]:
+        """Parts of the model that run one after the other and share no parameters, in that order.
+
+        They are what is sharded, and what is computed again in backward, one by one.
+        """
         ...
 
     def ddp_options(self) -> dict[str, Any]:
@@ -69,15 +78,15 @@ class Trainee(Protocol):
         ...
 
     def forward(self, model: nn.Module, batch: Any) -> Tensor:
-        """Forward phase, loss included, through `model` (the DDP-wrapped module)."""
+        """Forward phase: the mean loss of the batch, through `model`, the wrapped module."""
         ...
 
     def backward(self, loss: Tensor) -> None:
-        """Backward phase; under DDP it returns when the gradients are reduced."""
+        """Backward phase; it returns when the gradients are there, exchanged where they are."""
         ...
 
-    def update(self) -> None:
-        """Optimizer phase: step, clear the gradients, advance the schedule."""
+    def updates(self) -> OptimizerPlan | Callable[[], None]:
+        """How the weights change: an optimizer, or a function that is the optimizer phase."""
         ...
 
     def truth(self) -> dict[str, list[int]] | None:
@@ -96,6 +105,8 @@ class Workload(Protocol):
     """Slow modules that build() loads by itself; a launcher may load them once for all ranks."""
     default_batch_size: ClassVar[int]
     """Batch size (of a rank in weak scaling, global in strong) when the user gives none."""
+    split_dependence: ClassVar[str]
+    """Why the loss depends on how a global batch is split among ranks; empty if it does not."""
 
     def __init__(self, options: Any) -> None: ...
 
@@ -108,8 +119,12 @@ class Workload(Protocol):
         """What is trained and how large it is, in one or two sentences for a reader."""
         ...
 
+    def refused(self) -> Mapping[str, str]:
+        """Strategies and training options that it cannot have, by name, each with the reason."""
+        ...
+
     def steps_per_epoch(self, world_size: int, per_rank_batch: int) -> int:
-        """Steps that one rank needs for one pass over its part of the data."""
+        """Backward passes that one rank needs for one pass over its part of the data."""
         ...
 
     def build(self, shard: Shard) -> Trainee:
@@ -125,49 +140,8 @@ def parse_spec(text: str) -> Workload:
     """
     name, _, rest = text.partition(":")
     if name not in _CLASSES:
-        raise UsageError(f"unknown workload {name!r}{_allowed(name, WORKLOAD_NAMES)}")
+        raise UsageError(f"unknown workload {name!r}{allowed(name, WORKLOAD_NAMES)}")
     module_name, _, class_name = _CLASSES[name].partition(":")
     workload: type[Workload] = getattr(importlib.import_module(module_name), class_name)
-    options = _parse_options(name, rest, workload.options_type)
+    options = parse_options(name, rest, workload.options_type)
     return workload(options)
-
-
-def _allowed(given: str, allowed: Sequence[str]) -> str:
-    close = difflib.get_close_matches(given, allowed, n=1)
-    hint = f"; did you mean {close[0]!r}?" if close else ""
-    return f" (allowed: {', '.join(allowed)}){hint}"
-
-
-def _parse_options(name: str, text: str, options_type: type[Any]) -> Any:
-    fields = {field.name: field for field in dataclasses.fields(options_type)}
-    types = typing.get_type_hints(options_type)
-    values: dict[str, object] = {}
-    for item in filter(None, text.split(",")):
-        key, equals, value = (part.strip() for part in item.partition("="))
-        if not equals:
-            raise UsageError(f"{name}: {item!r} is not key=value{_allowed(key, list(fields))}")
-        if key not in fields:
-            raise UsageError(f"{name}: unknown option {key!r}{_allowed(key, list(fields))}")
-        if key in values:
-            raise UsageError(f"{name}: option {key!r} is given twice; keep one of them")
-        values[key] = _parse_value(f"{name}: {key}", value, types[key], fields[key].metadata)
-    return options_type(**values)
-
-
-def _parse_value(where: str, text: str, kind: Any, metadata: Mapping[str, Any]) -> object:
-    if typing.get_origin(kind) is tuple:
-        return tuple(_parse_value(where, part, float, metadata) for part in text.split("/"))
-    if kind is str:
-        choices = metadata["choices"]
-        if text not in choices:
-            raise UsageError(f"{where}={text!r} is not known{_allowed(text, choices)}")
-        return text
-    minimum = metadata.get("minimum", 0)
-    noun = "a whole number" if kind is int else "a number"
-    try:
-        number = int(text) if kind is int else float(text)
-    except ValueError:
-        raise UsageError(f"{where}={text!r} is not {noun} (allowed: {minimum} or more)") from None
-    if not minimum <= number < math.inf:
-        raise UsageError(f"{where}={text} is out of range (allowed: {noun}, {minimum} or more)")
-    return number

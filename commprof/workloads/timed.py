@@ -7,8 +7,7 @@ DDP's copy of it into a bucket are absorbed by the next deadline instead of addi
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -17,14 +16,24 @@ from torch import Tensor, nn
 from torch.autograd import Variable
 
 from commprof.errors import UsageError
+from commprof.workloads.pacer import Pacer
 from commprof.workloads.spec import Shard, Trainee
 
 _PHASES = ("data", "forward", "backward", "optimizer")
 _STEPS_PER_EPOCH = 6
 _BYTES_PER_ELEMENT = 4
 _NS_PER_MS = 1_000_000
-_WAKE_EARLY_NS = 200_000  # a long sleep overshoots by less than this; the rest is short sleeps
-_SHORT_SLEEP_S = 20e-6
+_SLEEPS = "it sleeps and computes nothing"
+_NO_OPTIMIZER = "it has no optimizer"
+_REFUSED = {
+    "zero1": _NO_OPTIMIZER,
+    "precision": _SLEEPS,
+    "clip_norm": _NO_OPTIMIZER,
+    "checkpoint_activations": _SLEEPS,
+    "cpu_offload": _NO_OPTIMIZER,
+    "scale_lr": _NO_OPTIMIZER,
+    "lr_warmup": _NO_OPTIMIZER,
+}
 
 
 @dataclass(frozen=True)
@@ -89,6 +98,7 @@ class Timed:
     options_type: ClassVar[type[Any]] = TimedOptions
     build_imports: ClassVar[tuple[str, ...]] = ()
     default_batch_size: ClassVar[int] = 16
+    split_dependence: ClassVar[str] = ""
 
     def __init__(self, options: TimedOptions | None = None) -> None:
         self.options = options or TimedOptions()
@@ -115,6 +125,10 @@ class Timed:
             f"in 1 of {chosen.late_every} steps."
         )
 
+    def refused(self) -> Mapping[str, str]:
+        """Whatever would take time that its options do not state."""
+        return _REFUSED
+
     def steps_per_epoch(self, world_size: int, per_rank_batch: int) -> int:
         """A fixed number: the lengths do not depend on how samples are split."""
         return _STEPS_PER_EPOCH
@@ -122,39 +136,6 @@ class Timed:
     def build(self, shard: Shard) -> Trainee:
         """The sleeping model of one rank."""
         return _TimedTrainee(self.options, shard)
-
-
-class _Pacer:
-    """Sleeps until absolute deadlines within one phase."""
-
-    def __init__(self) -> None:
-        self._started_ns = self._due_ns = self._reached_ns = 0
-
-    def start(self, delay_ns: int = 0) -> None:
-        self._started_ns = time.monotonic_ns()
-        self._due_ns = self._started_ns + delay_ns
-
-    def wait(self, duration_ns: int) -> None:
-        """Return `duration_ns` after the deadline before this one, or at once if that is past."""
-        self._due_ns += duration_ns
-        _sleep_until(self._due_ns)
-
-    def stamp(self) -> None:
-        """The phase's own work is done now."""
-        self._reached_ns = time.monotonic_ns()
-
-    @property
-    def span_ns(self) -> tuple[int, int]:
-        """Start of the phase, and the stamp."""
-        return self._started_ns, self._reached_ns
-
-
-def _sleep_until(due_ns: int) -> None:
-    left_ns = due_ns - time.monotonic_ns()
-    if left_ns > _WAKE_EARLY_NS:
-        time.sleep((left_ns - _WAKE_EARLY_NS) / 1e9)
-    while time.monotonic_ns() < due_ns:
-        time.sleep(_SHORT_SLEEP_S)
 
 
 class _TimedFunction(torch.autograd.Function):
@@ -177,7 +158,7 @@ class _TimedFunction(torch.autograd.Function):
 
 class _Layer(nn.Module):
     def __init__(
-        self, pacer: _Pacer, forward_ms: float, backward_ms: float, count: int, value: float
+        self, pacer: Pacer, forward_ms: float, backward_ms: float, count: int, value: float
     ) -> None:
         super().__init__()
         self.pacer = pacer
@@ -206,7 +187,7 @@ class _Model(nn.Module):
     the layers before it leave time, and its return is the end of the backward's own work.
     """
 
-    def __init__(self, options: TimedOptions, pacer: _Pacer, gradient_value: float) -> None:
+    def __init__(self, options: TimedOptions, pacer: Pacer, gradient_value: float) -> None:
         super().__init__()
         lengths = zip(
             options.per_layer(options.forward_ms),
@@ -218,6 +199,7 @@ class _Model(nn.Module):
         layers = [tail, *(_Layer(pacer, *x, gradient_value) for x in lengths)]
         layers[-1].begins_backward = True
         self.layers = nn.Sequential(*layers)
+        self.blocks = [layer for layer in layers if layer.weight is not None]
 
     def forward(self, signal: Tensor) -> Tensor:
         result: Tensor = self.layers(signal)
@@ -235,13 +217,15 @@ class _TimedTrainee:
     def __init__(self, options: TimedOptions, shard: Shard) -> None:
         self._options = options
         self._shard = shard
-        self._pacer = _Pacer()
+        self._pacer = Pacer()
         self._step = 0
         self._truth: dict[str, list[int]] = {
             f"{phase}_{key}": [] for phase in _PHASES for key in ("ns", "begin_ns")
         }
         with torch.device(shard.device):
-            self.model: nn.Module = _Model(options, self._pacer, float(shard.rank + 1))
+            model = _Model(options, self._pacer, float(shard.rank + 1))
+        self.model: nn.Module = model
+        self.blocks: Sequence[nn.Module] = model.blocks
 
     def ddp_options(self) -> dict[str, Any]:
         """Gradients as views of the buckets: no copy back, and none outside a deadline."""
@@ -270,7 +254,10 @@ class _TimedTrainee:
         loss.backward()
         self._end_phase("backward")
 
-    def update(self) -> None:
+    def updates(self) -> Callable[[], None]:
+        return self._update
+
+    def _update(self) -> None:
         """Clear the gradients; no weight changes, for a step over them would cost real time."""
         self._pacer.start(self._lateness_ns("optimizer"))
         self.model.zero_grad()

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
-from torch.optim.lr_scheduler import CosineAnnealingLR
-from torch.utils.data import DataLoader, TensorDataset
-from torch.utils.data.distributed import DistributedSampler
 
 from commprof.errors import UsageError
+from commprof.workloads.optimizing import OptimizerPlan, cosine
 from commprof.workloads.spec import Shard, Trainee
+from commprof.workloads.trainees import DataTrainee, passes_per_epoch, random_tokens
 
 
 @dataclass(frozen=True)
@@ -86,6 +83,7 @@ class Transformer:
     options_type: ClassVar[type[Any]] = TransformerOptions
     build_imports: ClassVar[tuple[str, ...]] = ("torch._dynamo",)  # the first torch.optim optimizer
     default_batch_size: ClassVar[int] = 16
+    split_dependence: ClassVar[str] = ""
 
     def __init__(self, options: TransformerOptions | None = None) -> None:
         self.options = options or TransformerOptions()
@@ -113,61 +111,29 @@ class Transformer:
             f"feedforward 1024, {wider:,}, or 3 layers, {deeper:,}, but not the sizes it lists.)"
         )
 
+    def refused(self) -> Mapping[str, str]:
+        """Nothing."""
+        return {}
+
     def steps_per_epoch(self, world_size: int, per_rank_batch: int) -> int:
-        """Steps for one pass; DistributedSampler pads so that all ranks take equally many."""
-        return math.ceil(math.ceil(self.options.samples / world_size) / per_rank_batch)
+        """Backward passes of a rank over its part of the data."""
+        return passes_per_epoch(self.options.samples, world_size, per_rank_batch)
 
     def build(self, shard: Shard) -> Trainee:
         """Model, data and optimizer of one rank; equal weights and data set on every rank."""
         return _TransformerTrainee(self.options, shard)
 
 
-@dataclass(frozen=True)
-class _TokenBatch:
-    tokens: Tensor
-    """Shape (samples, sequence + 1): inputs and, shifted by one, targets."""
-
-    @property
-    def samples(self) -> int:
-        return self.tokens.shape[0]
-
-
-class _TransformerTrainee:
+class _TransformerTrainee(DataTrainee):
     def __init__(self, options: TransformerOptions, shard: Shard) -> None:
-        generator = torch.Generator().manual_seed(shard.seed)
-        shape = (options.samples, options.sequence + 1)
-        data = TensorDataset(torch.randint(options.vocab, shape, generator=generator))
-        self._sampler: DistributedSampler[tuple[Tensor, ...]] = DistributedSampler(
-            data, shard.world_size, shard.rank, shuffle=True, seed=shard.seed
-        )
-        self._loader = DataLoader(data, batch_size=shard.per_rank_batch, sampler=self._sampler)
+        data = random_tokens(options.vocab, options.sequence, options.samples, shard.seed)
+        super().__init__(data, shard)
         torch.manual_seed(shard.seed)
-        self._device = shard.device
         with torch.device(shard.device):
-            self.model: nn.Module = _Model(options)
-        self._optimizer = torch.optim.Adam(self.model.parameters(), lr=options.learning_rate)
-        self._schedule = CosineAnnealingLR(self._optimizer, T_max=shard.steps)
+            model = _Model(options)
+        self.model: nn.Module = model
+        self.blocks: Sequence[nn.Module] = list(model.encoder.layers)
+        self._learning_rate = options.learning_rate
 
-    def ddp_options(self) -> dict[str, Any]:
-        return {}
-
-    def batches(self, epoch: int) -> Iterator[_TokenBatch]:
-        self._sampler.set_epoch(epoch)
-        for (tokens,) in self._loader:
-            yield _TokenBatch(tokens.to(self._device))
-
-    def forward(self, model: nn.Module, batch: _TokenBatch) -> Tensor:
-        logits = model(batch.tokens[:, :-1])
-        targets = batch.tokens[:, 1:]
-        return functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
-
-    def backward(self, loss: Tensor) -> None:
-        loss.backward()
-
-    def update(self) -> None:
-        self._optimizer.step()
-        self._optimizer.zero_grad()
-        self._schedule.step()
-
-    def truth(self) -> dict[str, list[int]] | None:
-        return None
+    def updates(self) -> OptimizerPlan:
+        return OptimizerPlan(torch.optim.Adam, {"lr": self._learning_rate}, cosine)

@@ -13,6 +13,7 @@ import torch
 from commprof.commands import main
 from commprof.compressors.schemes import SCHEMES
 from commprof.workloads.spec import WORKLOAD_NAMES, parse_spec
+from commprof.workloads.strategies import STRATEGY_NAMES, parse_strategy
 from tests.support.commands import RUN, call
 
 
@@ -36,8 +37,13 @@ def test_help_teaches() -> None:
         for name in WORKLOAD_NAMES
         for field in dataclasses.fields(type(parse_spec(name)).options_type)
     }
+    strategies = {
+        field.name
+        for name in STRATEGY_NAMES
+        for field in dataclasses.fields(parse_strategy(name).options_type)
+    }
     compressors = {option.name for scheme in SCHEMES.values() for option in scheme.options}
-    assert set(shown_names) == known | compressors | {"measure_every"}
+    assert set(shown_names) == known | strategies | compressors | {"measure_every"}
 
 
 def check_refused(code: int, out: str, err: str, *words: str) -> None:
@@ -69,6 +75,20 @@ BAD_VALUES = [
     ("--backend foo", ["'foo'", "gloo"]),
     ("--overhead-steps -1", ["overhead_steps=-1", "0 or more"]),
     ("--threads 0", ["threads_per_rank=0", "1 or more"]),
+    ("--strategy fsd", ["'fsd'", "did you mean 'fsdp'?", "zero1"]),
+    ("--strategy ddp,fsdp,ddp", ["names ddp twice"]),
+    ("--nproc 4 --strategy hsdp:shard=3", ["shard=3", "1, 2, 4"]),
+    ("--strategy fsdp --hook int8", ["--hook int8", "fsdp has no DDP", "zero1"]),
+    ("--strategy ddp --cpu-offload", ["--cpu-offload", "fsdp, hsdp"]),
+    ("--strategy fsdp --cpu-offload", ["--cpu-offload", "in the host's memory already"]),
+    ("--workload timed --strategy zero1", ["--strategy zero1", "it has no optimizer"]),
+    ("--workload timed --precision bf16", ["--precision", "it sleeps"]),
+    ("--workload lora:base=4bit --strategy fsdp", ["packed 4-bit", "base=bf16"]),
+    ("--workload resnet50:data=/no/such", ["'/no/such'", "synthetic, digits"]),
+    ("--accumulate 0", ["accumulate=0", "1 or more"]),
+    ("--precision fp8", ["--precision", "'fp8'", "bf16"]),
+    ("--clip-norm -1", ["clip_norm=-1", "0 or more"]),
+    ("--lr-warmup -1", ["lr_warmup=-1", "0 or more"]),
     ("--rdzv-endpoint here", ["'here'", "HOST:PORT", "localhost:29500"]),
     ("--no-such-option", ["--no-such-option", "--help"]),
 ]

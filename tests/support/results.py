@@ -120,6 +120,8 @@ def world(world_size: int = 1, **values: Any) -> WorldResult:
             average_loss=2.5,
             final_loss=2.25,
             host="host",
+            before_rss_bytes=300e6,
+            peak_rss_bytes=800e6,
         )
         for rank in range(world_size)
     )

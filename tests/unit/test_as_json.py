@@ -14,6 +14,8 @@ import pytest
 
 from commprof.analysis.cost import Price, cost
 from commprof.analysis.cross_checks import CrossCheck
+from commprof.analysis.in_flight import Flight
+from commprof.analysis.losses import LossAgreement
 from commprof.analysis.stragglers import LateRank
 from commprof.report.as_json import SCHEMA_VERSION, as_dict, render
 from tests.support.details import detail
@@ -132,6 +134,9 @@ SCHEMA: dict[str, Any] = {
                 "clock_error_us": float,
                 "missing_ranks": [int],
                 "problems": [str],
+                "step_losses": [float],
+                "weights_differ": [int],
+                "flights": [{"op": str, "in_flight_ms": float}],
                 "cross_checks": [
                     {
                         "name": str,
@@ -155,6 +160,9 @@ SCHEMA: dict[str, Any] = {
                     "duration_sec": float,
                     "samples_per_sec": float,
                     "parts": {field.name: float for field in dataclasses.fields(PARTS)},
+                    "before_rss_bytes": float,
+                    "peak_rss_bytes": float,
+                    "device_peak_bytes": (float, type(None)),
                 }
             ],
         }
@@ -215,6 +223,11 @@ SCHEMA: dict[str, Any] = {
             **{"moved": int, "dropped_records": int, "unmatched": int, "problems": [str]},
         }
     ],
+    "loss_agreement": {
+        "world_sizes": [int],
+        **{"steps": int, "samples": int, "worst": float, "worst_world_size": int},
+        **{"worst_step": int, "tolerance": float, "agrees": bool},
+    },
 }
 """A change here is a change for every reader: raise SCHEMA_VERSION if a field goes or changes."""
 
@@ -226,6 +239,9 @@ def full_run() -> dict[str, Any]:
     check_ = CrossCheck("phases", "a sum", "ms", 100.0, 101.0, False, "a note")
     same: dict[str, Any] = {
         "late_rank": late,
+        "step_losses": (2.5,),
+        "weights_differ": (1,),
+        "flights": (Flight("all_reduce", 12.0),),
         "cross_checks": (check_,),
         "collectives": (collective(callers=(("train.py:7 train", 20),)),),
         "compression": (
@@ -247,6 +263,7 @@ def full_run() -> dict[str, Any]:
                 failures=((4, "rank 1 failed"),),
                 remarks=("a remark",),
                 summaries=(summary(2, problems=("c",), **errors),),
+                loss_agreement=LossAgreement((1, 2), 10, 16, 1e-6, 2, 7, 1e-4),
             ),
             cost=cost(worlds, details, Price(3.6, "rank")),
         )

@@ -131,7 +131,8 @@ def test_figures_that_do_not_exist_are_dashes() -> None:
     text = render(run_result(unknown), 100)
     assert "nan" not in text
     rows = [line.split() for line in text.splitlines() if line.split()[:1] == ["1"]]
-    assert rows == [["1", "10+2", *["-"] * 8], ["1", *["-"] * 10]]
+    memory = ["1", "800", "800", "300"]
+    assert rows == [["1", "10+2", *["-"] * 8], ["1", *["-"] * 10], memory]
 
 
 @pytest.mark.parametrize(

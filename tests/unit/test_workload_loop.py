@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from commprof.workloads.loop import LoopResult, planned_steps, train
 
@@ -35,47 +35,66 @@ class FakeRecorder:
         self.calls.append("on" if on else "off")
 
 
-class FakeTrainee:
+class FakeTraining:
     """Epochs of two batches: 4 samples with loss 1, 2 samples with loss 4, plus the epoch."""
 
-    def __init__(self, calls: list[str]) -> None:
+    def __init__(self, calls: list[str], accumulate: int = 1) -> None:
         self.calls = calls
-        self.model: nn.Module = nn.Identity()
+        self.accumulate = accumulate
+        self.weights: list[float] = []
 
-    def ddp_options(self) -> dict[str, Any]:
-        return {}
-
-    def batches(self, epoch: int) -> Iterator[Batch]:
-        for samples, loss in ((4, 1.0), (2, 4.0)):
+    def batches(self, epoch: int) -> Iterator[tuple[Batch, ...]]:
+        batches = [Batch(samples, loss + epoch) for samples, loss in ((4, 1.0), (2, 4.0))]
+        for first in range(0, 2, self.accumulate):
             self.calls.append("data")
-            yield Batch(samples, loss + epoch)
+            yield tuple(batches[first : first + self.accumulate])
 
-    def forward(self, model: nn.Module, batch: Batch) -> Tensor:
+    @contextmanager
+    def synchronised(self, last: bool) -> Iterator[None]:
+        self.calls.append("sync<" if last else "keep<")
+        yield
+        self.calls.append(">sync" if last else ">keep")
+
+    def forward(self, batch: Any) -> Tensor:
         self.calls.append("forward")
-        assert model is self.model
         return torch.tensor(batch.loss)
 
-    def backward(self, loss: Tensor) -> None:
+    def backward(self, loss: Tensor, weight: float) -> None:
         self.calls.append("backward")
+        self.weights.append(weight)
 
     def update(self) -> None:
         self.calls.append("optimizer")
 
-    def truth(self) -> dict[str, list[int]] | None:
-        return None
-
 
 def run(steps: int, **options: Any) -> tuple[LoopResult, list[str]]:
     calls: list[str] = []
-    trainee = FakeTrainee(calls)
-    return train(trainee, trainee.model, FakeRecorder(calls), steps, **options), calls
+    return train(FakeTraining(calls), FakeRecorder(calls), steps, **options), calls
+
+
+def phase(name: str) -> list[str]:
+    return [f"{name}<", name, f">{name}"]
 
 
 def test_a_step_is_four_phases_then_the_recorders_step() -> None:
     _, calls = run(1)
 
-    phases = ("data", "forward", "backward", "optimizer")
-    assert calls == [call for name in phases for call in (f"{name}<", name, f">{name}")] + ["step"]
+    passes = ["sync<", *phase("forward"), *phase("backward"), ">sync"]
+    assert calls == [*phase("data"), *passes, *phase("optimizer"), "step"]
+
+
+def test_an_accumulating_step_synchronises_its_last_pass_only() -> None:
+    calls: list[str] = []
+    training = FakeTraining(calls, accumulate=2)
+    result = train(training, FakeRecorder(calls), 2)
+
+    once = [*phase("forward"), *phase("backward")]
+    passes = ["keep<", *once, ">keep", "sync<", *once, ">sync"]
+    assert calls == [*phase("data"), *passes, *phase("optimizer"), "step"] * 2
+    # Of 6 samples 4 are in the first batch: (4 * 1 + 2 * 4) / 6, and one more in epoch 1.
+    assert training.weights == pytest.approx([2 / 3, 1 / 3] * 2)
+    assert result.losses == pytest.approx([2, 3])
+    assert result.step_samples == [6, 6]
 
 
 def test_steps_run_over_as_many_epochs_as_needed() -> None:

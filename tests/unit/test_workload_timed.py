@@ -6,6 +6,7 @@ import pytest
 
 from commprof.workloads.loop import LoopResult, train
 from commprof.workloads.spec import Shard, parse_spec
+from tests.support.alone import alone
 
 MS = 1_000_000
 
@@ -22,7 +23,7 @@ class SilentRecorder:
 def run(spec: str, steps: int = 10, rank: int = 0) -> tuple[LoopResult, dict[str, list[int]]]:
     shard = Shard(rank, world_size=2, per_rank_batch=16, steps=steps, seed=0)
     trainee = parse_spec(spec).build(shard)
-    result = train(trainee, trainee.model, SilentRecorder(), steps)
+    result = train(alone(trainee, shard), SilentRecorder(), steps)
     truth = trainee.truth()
     assert truth is not None
     return result, truth
@@ -62,13 +63,15 @@ def test_large_gradients_do_not_lengthen_a_phase_that_has_time_after_them() -> N
 
 def test_gradients_have_their_size_and_the_rank_in_every_element() -> None:
     workload = parse_spec("timed:layers=3,gradient_mb=0.1/0/0.2,forward_ms=0,backward_ms=0")
-    trainee = workload.build(Shard(1, world_size=2, per_rank_batch=16, steps=1, seed=0))
+    shard = Shard(1, world_size=2, per_rank_batch=16, steps=1, seed=0)
+    trainee = workload.build(shard)
+    training = alone(trainee, shard)
     for _ in range(2):
         trainee.backward(trainee.forward(trainee.model, next(trainee.batches(0))))
         gradients = [p.grad for p in trainee.model.parameters()]
         assert [g.numel() for g in gradients if g is not None] == [25_000, 50_000]
         assert all(g.eq(2).all() for g in gradients if g is not None)
-        trainee.update()
+        training.update()
 
     assert workload.parameter_count == 75_000
     assert all(p.grad is None and p.eq(0).all() for p in trainee.model.parameters())

@@ -8,6 +8,7 @@ import torch
 
 from commprof.workloads.spec import Shard, Trainee
 from commprof.workloads.transformer import Transformer, TransformerOptions
+from tests.support.alone import alone
 
 SMALL = TransformerOptions(vocab=32, d_model=8, heads=2, layers=1, feedforward=8, sequence=4)
 
@@ -28,7 +29,9 @@ def build(
 
 
 def tokens_of(trainee: Trainee, epoch: int) -> list[torch.Tensor]:
-    return [sample for batch in trainee.batches(epoch) for sample in batch.tokens]
+    batches = list(trainee.batches(epoch))
+    assert all(torch.equal(batch.inputs[:, 1:], batch.targets[:, :-1]) for batch in batches)
+    return [sample for batch in batches for sample in batch.inputs]
 
 
 def test_default_parameter_count_is_exact() -> None:
@@ -101,14 +104,16 @@ def test_tokens_are_predicted_from_earlier_ones_only() -> None:
 
 
 def test_learning_rate_falls_along_a_cosine_to_zero() -> None:
-    trainee = Transformer(SMALL).build(Shard(0, 1, 320, steps=4, seed=0))
-    (batch,) = trainee.batches(0)
+    shard = Shard(0, 1, 320, steps=4, seed=0)
+    trainee = Transformer(SMALL).build(shard)
+    training = alone(trainee, shard)
+    ((batch,),) = training.batches(0)
     weight = next(trainee.model.parameters())
     rates = []
     for _ in range(4):
         before = weight.detach().clone()
-        trainee.backward(trainee.forward(trainee.model, batch))
-        trainee.update()
+        training.backward(training.forward(batch), 1.0)
+        training.update()
         # Adam's largest change of a step is its learning rate while the gradients agree.
         rates.append((weight - before).abs().max().item())
 

@@ -1,0 +1,127 @@
+#!/usr/bin/env python3
+"""transformer, resnet50 and lora under ddp and fsdp at 1, 2 and 4 ranks: one command each.
+
+Takes about four minutes on two cores. What was measured goes into a JSON file as it is done, so a
+second call goes on where the first was stopped; then the tables of docs/strategies.md are written
+anew.
+With --from they are written from such a file and nothing is run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from commprof.analysis.strategies import OperationRow, StrategyRow
+from commprof.report.strategies_table import tables
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULT = ROOT / "benchmarks/results/strategies.json"
+PAGE = ROOT / "docs/strategies.md"
+BLOCK = re.compile(r"(<!-- strategies:[^\n]*-->\n)(.*?)(<!-- end of strategies -->)", re.DOTALL)
+SHARED = ("--world-sizes", "1,2,4", "--strategy", "ddp,fsdp", "--overhead-steps", "0")
+COMMANDS = {
+    "transformer": ("--workload", "transformer", "--steps", "20"),
+    "resnet50": ("--workload", "resnet50:image=32", "--batch-size", "4", "--steps", "12"),
+    "lora": ("--workload", "lora", "--batch-size", "4", "--steps", "20"),
+}
+#: Of a run's context what a reader of the figures must know.
+CONTEXT = (
+    "timestamp",
+    "commprof",
+    "torch",
+    "backend",
+    "threads_per_rank",
+    "description",
+    "machine",
+)
+MACHINE = ("cpu_model", "usable_cpu_count", "memory_bytes", "kernel")
+
+
+def measure(name: str) -> dict[str, Any]:
+    """One command; its rows, and what it ran on."""
+    arguments = (*SHARED, *COMMANDS[name])
+    with tempfile.TemporaryDirectory() as directory:
+        command = [sys.executable, "-m", "commprof.run", *arguments]
+        subprocess.run(
+            [*command, "--output", f"{directory}/run", "--json", f"{directory}/result.json"],
+            check=True,
+            env={**os.environ, "COLUMNS": "100"},
+        )
+        document = json.loads(Path(directory, "result.json").read_text())
+    about = document["results"][0]["context"]
+    return {
+        "command": " ".join(["python -m commprof.run", *arguments]),
+        "context": {
+            **{key: about[key] for key in CONTEXT},
+            "machine": {key: about["machine"][key] for key in MACHINE},
+        },
+        "rows": document["strategies"],
+    }
+
+
+def row_of(values: dict[str, Any]) -> StrategyRow:
+    """A row of the JSON result; what is null there is NaN again."""
+    known = {key: float("nan") if value is None else value for key, value in values.items()}
+    operations = []
+    for operation in known.pop("operations"):
+        own = {key: value for key, value in operation.items() if key != "overlapped"}
+        operations.append(
+            OperationRow(**{k: float("nan") if v is None else v for k, v in own.items()})
+        )
+    return StrategyRow(**known, operations=tuple(operations))
+
+
+def page(text: str, results: dict[str, Any]) -> str:
+    """The page with tables of these results. ValueError if it has no markers."""
+    parts = []
+    for result in results.values():
+        about = result["context"]
+        rows = [row_of(row) for row in result["rows"]]
+        parts.append(
+            f"`{result['command']}`\n\n```\n{about['description']}\n\n"
+            + "\n\n".join(tables(rows))
+            + "\n```\n"
+        )
+    about = next(iter(results.values()))["context"]
+    machine = about["machine"]
+    head = (
+        f"Measured on {machine['usable_cpu_count']} cores ({machine['cpu_model']}, Linux "
+        f"{machine['kernel']}), torch {about['torch']}, {about['backend']}, "
+        f"{about['timestamp'][:10]}; at 4 ranks there are more ranks than cores.\n"
+    )
+    body = "\n".join(["", head, *parts])
+    new, count = BLOCK.subn(lambda match: f"{match[1]}{body}\n{match[3]}", text)
+    if count != 1:
+        raise ValueError(f"{count} blocks between '<!-- strategies: -->' and its end")
+    return new
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--from", dest="source", type=Path, metavar="FILE")
+    parser.add_argument("--fresh", action="store_true", help="measure what the file has as well")
+    args = parser.parse_args()
+    source = args.source or RESULT
+    results: dict[str, Any] = {}
+    if source.exists() and not args.fresh:
+        results = json.loads(source.read_text())
+    if args.source is None:
+        RESULT.parent.mkdir(exist_ok=True)
+        for name in COMMANDS:
+            if name not in results:
+                results[name] = measure(name)
+                RESULT.write_text(json.dumps(results, indent=1) + "\n")
+    PAGE.write_text(page(PAGE.read_text(), results))
+    print(f"updated {PAGE}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,119 @@
+"""Strategies side by side: what each costs at the same world size."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from commprof.analysis.collectives import CollectiveRow
+from commprof.analysis.scaling import RunResult
+from commprof.analysis.world import WorldResult
+
+
+@dataclass(frozen=True)
+class OperationRow:
+    """All calls of one operation, per step and rank."""
+
+    op: str
+    #: The phases in which its calls were issued, the most calls first.
+    phase: str
+    calls: float
+    #: Sum of the sizes, as nccl-tests counts them.
+    size_bytes: float
+    #: Time in which a call was in flight, however many at once; NaN if no completion is known.
+    in_flight_ms: float
+    exposed_ms: float
+
+    @property
+    def overlapped(self) -> float:
+        """Share of the time in flight in which the training thread worked; NaN if not known."""
+        if not self.in_flight_ms > 0:
+            return math.nan
+        return max(0.0, 1 - self.exposed_ms / self.in_flight_ms)
+
+
+@dataclass(frozen=True)
+class StrategyRow:
+    """One strategy at one world size."""
+
+    strategy: str
+    world_size: int
+    samples_per_s: float
+    #: Over the first strategy's at this world size; NaN where that did not run.
+    versus_first: float
+    #: Of its own scaling, against its own smallest world size.
+    efficiency: float
+    #: Per step of the slowest rank.
+    step_median_ms: float
+    #: Distance of the quartiles over the median: differences within it say nothing.
+    step_spread: float
+    #: Mean over ranks and steps.
+    exposed_ms: float
+    exposed_share: float
+    #: Of the rank that took most: see ``RankSummary.training_bytes``.
+    training_bytes: float
+    average_loss: float
+    #: The most bytes first.
+    operations: tuple[OperationRow, ...]
+
+
+def strategy_rows(results: Sequence[RunResult]) -> tuple[StrategyRow, ...]:
+    """By world size, and within one in the order of ``results``, of which each is a strategy's."""
+    first = {world.world_size: world for world in results[0].worlds} if results else {}
+    rows = [
+        _row(str(result.context.get("strategy", "")), world, scale.efficiency, first)
+        for result in results
+        for world, scale in zip(result.worlds, result.scaling, strict=True)
+    ]
+    return tuple(sorted(rows, key=lambda row: row.world_size))  # sorted() keeps the order
+
+
+def _row(
+    strategy: str, world: WorldResult, efficiency: float, first: dict[int, WorldResult]
+) -> StrategyRow:
+    base = first.get(world.world_size)
+    low, high = world.step_quartiles_ms
+    return StrategyRow(
+        strategy=strategy,
+        world_size=world.world_size,
+        samples_per_s=world.samples_per_s,
+        versus_first=world.samples_per_s / base.samples_per_s if base else math.nan,
+        efficiency=efficiency,
+        step_median_ms=world.step_median_ms,
+        step_spread=(high - low) / world.step_median_ms,
+        exposed_ms=world.parts.exposed_ms,
+        exposed_share=world.parts.exposed_ms / world.parts.step_ms,
+        training_bytes=max(rank.training_bytes for rank in world.ranks),
+        average_loss=world.average_loss,
+        operations=_operations(world),
+    )
+
+
+def _operations(world: WorldResult) -> tuple[OperationRow, ...]:
+    by_op: dict[str, list[CollectiveRow]] = {}
+    for row in world.collectives:
+        by_op.setdefault(row.op, []).append(row)
+    rank_steps = len(world.ranks) * world.measured_steps
+    in_flight = {flight.op: flight.in_flight_ms for flight in world.flights}
+    found = [
+        _operation(op, rows, rank_steps, in_flight.get(op, math.nan)) for op, rows in by_op.items()
+    ]
+    return tuple(sorted(found, key=lambda row: row.size_bytes, reverse=True))
+
+
+def _operation(
+    op: str, rows: Sequence[CollectiveRow], rank_steps: int, in_flight_ms: float
+) -> OperationRow:
+    calls: dict[str, int] = {}
+    for row in rows:
+        for phase, count in row.phases:
+            calls[phase] = calls.get(phase, 0) + count
+    return OperationRow(
+        op=op,
+        phase=" + ".join(sorted(calls, key=lambda phase: calls[phase], reverse=True)),
+        calls=sum(row.calls for row in rows) / rank_steps,
+        size_bytes=sum(row.total_bytes for row in rows) / rank_steps,
+        in_flight_ms=in_flight_ms,
+        exposed_ms=sum(row.exposed_ms for row in rows),
+    )

@@ -1,0 +1,99 @@
+"""The sweep of ``commprof run``: each strategy at each world size, in directories of their own."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from commprof.commands.subject import ScriptSubject, Subject, WorkloadSubject
+from commprof.errors import CommprofError, RankFailedError, UsageError
+from commprof.report.plain_text import printable
+from commprof.trace.run_directory import RUN_FILE, world_directory
+
+#: Exit code of a run that was interrupted, as a shell gives it for SIGINT.
+INTERRUPTED = 130
+
+
+def subjects_of(args: argparse.Namespace) -> list[Subject]:
+    """A script, or the workload once for each strategy.
+
+    Raises:
+        UsageError: a strategy is named twice.
+    """
+    if args.script:
+        return [ScriptSubject(args)]
+    names = [name.strip() for name in (args.strategy or "ddp").split(",")]
+    twice = {name for name in names if names.count(name) > 1}
+    if twice:
+        raise UsageError(
+            f"--strategy {args.strategy} names {', '.join(sorted(twice))} twice; keep one"
+        )
+    return [WorkloadSubject(args, name) for name in names]
+
+
+def places_of(directory: Path, subjects: Sequence[Subject]) -> list[Path]:
+    """Where each subject's world sizes go: the run directory, or one in it per strategy."""
+    if len(subjects) == 1:
+        return [directory]
+    return [directory / re.sub(r"[^A-Za-z0-9]+", "-", subject.strategy) for subject in subjects]
+
+
+def run_world_sizes(
+    subject: Subject,
+    endpoint: str | None,
+    directory: Path,
+    world_sizes: Sequence[int],
+    context: dict[str, Any],
+) -> int:
+    """Runs one world size after another, up to the first that fails; returns its exit code."""
+    directory.mkdir(exist_ok=True)
+    save_context(directory, context)
+    for size in world_sizes:
+        code = _run_world(subject, endpoint, directory, size, context)
+        if code:
+            return code
+    return 0
+
+
+def save_context(directory: Path, context: dict[str, Any]) -> None:
+    """Writes ``run.json``."""
+    (directory / RUN_FILE).write_text(json.dumps(context, indent=1) + "\n")
+
+
+def _run_world(
+    subject: Subject,
+    endpoint: str | None,
+    directory: Path,
+    world_size: int,
+    context: dict[str, Any],
+) -> int:
+    """Runs one world size; returns its exit code and notes a failure in ``run.json``."""
+    from commprof.trace.salvage import salvage
+
+    world = world_directory(directory, world_size)
+    name = f"{world_size} {'rank' if world_size == 1 else 'ranks'}"
+    code = 0
+    try:
+        subject.launch(world_size, world, endpoint)
+    except CommprofError as error:
+        context["errors"][str(world_size)] = str(error)
+        print(f"commprof: {name}: {printable(str(error))}", file=sys.stderr)
+        code = error.exit_code
+        if isinstance(error, RankFailedError):
+            code = subject.exit_code(error)
+    except KeyboardInterrupt:
+        context["errors"][str(world_size)] = "interrupted"
+        print(f"commprof: {name}: interrupted", file=sys.stderr)
+        code = INTERRUPTED
+    for trace in sorted(world.glob("*.trace")):
+        try:
+            salvage(trace)
+        except (OSError, CommprofError) as error:
+            print(f"commprof: {error}", file=sys.stderr)
+    save_context(directory, context)
+    return code

@@ -1,0 +1,83 @@
+"""What a run directory shows: one run, or the runs of several strategies side by side."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from commprof.analysis.cost import Cost
+from commprof.analysis.run import analyse_run
+from commprof.analysis.scaling import RunResult
+from commprof.analysis.strategies import StrategyRow, strategy_rows
+from commprof.errors import UsageError
+from commprof.report import as_json, strategies_table, table, trial_table
+from commprof.trace.run_directory import strategy_directories
+from commprof.trials.analyse import analyse_trial
+from commprof.trials.result import TrialResult
+
+
+class Shown(Protocol):
+    """Analysed, and ready to be rendered."""
+
+    def text(self, width: int) -> str:
+        """For the terminal; prose is wrapped to ``width`` columns."""
+
+    def json(self, cost: Cost | None = None) -> str:
+        """One JSON document."""
+
+    @property
+    def has_trial(self) -> bool:
+        """Whether candidates of a trial took turns."""
+
+
+def read_shown(directory: Path) -> Shown:
+    """Analyses a run directory.
+
+    Raises:
+        CommprofError: it is none.
+    """
+    places = strategy_directories(directory)
+    if not places:
+        return _Run(analyse_run(directory), analyse_trial(directory))
+    results = {place: analyse_run(place) for place in places}
+    return _Comparison(results, strategy_rows(list(results.values())))
+
+
+@dataclass(frozen=True)
+class _Run:
+    result: RunResult
+    trial: TrialResult | None
+
+    def text(self, width: int) -> str:
+        if self.trial is None:
+            return table.render(self.result, width)
+        # Means over steps that candidates shared would be nobody's.
+        return trial_table.render(self.trial, self.result.context["description"], width)
+
+    def json(self, cost: Cost | None = None) -> str:
+        return as_json.render(self.result, cost, self.trial)
+
+    @property
+    def has_trial(self) -> bool:
+        return self.trial is not None
+
+
+@dataclass(frozen=True)
+class _Comparison:
+    results: dict[Path, RunResult]
+    rows: tuple[StrategyRow, ...]
+
+    def text(self, width: int) -> str:
+        return strategies_table.render(self.results, self.rows, width)
+
+    def json(self, cost: Cost | None = None) -> str:
+        if cost is not None:
+            raise UsageError(
+                "--price-per-hour is for one strategy: name its directory in the run's"
+            )
+        return as_json.render_strategies(list(self.results.values()), self.rows)
+
+    @property
+    def has_trial(self) -> bool:
+        return False

@@ -1,0 +1,40 @@
+"""What training took of each rank's memory, as text."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from commprof.analysis.world import WorldResult
+from commprof.report.tabulated import tabulated, three_digits
+
+LEGEND = """\
+Memory in MB (1e6 bytes) of the rank that takes most and the one that takes least. resident: peak
+from the first step on; before: without model and data; GPU: peak of what torch's allocator gave."""
+
+_HEADERS = ("ranks", "resident\nmost", "\nleast", "before", "GPU\nmost", "\nleast")
+_ON_CPU = 4  # columns
+
+
+def memory_section(worlds: Sequence[WorldResult]) -> str:
+    """One row per world size; empty where nothing was measured."""
+    rows = [_cells(world) for world in worlds if _known(world, "peak_rss_bytes")]
+    on_gpu = any(_known(world, "device_peak_bytes") for world in worlds)
+    width = len(_HEADERS) if on_gpu else _ON_CPU
+    return tabulated([row[:width] for row in rows], _HEADERS[:width]) if rows else ""
+
+
+def _cells(world: WorldResult) -> tuple[str, ...]:
+    peaks, devices = _known(world, "peak_rss_bytes"), _known(world, "device_peak_bytes")
+    before = _known(world, "before_rss_bytes")
+    values = (*_ends(peaks), max(before, default=math.nan), *_ends(devices))
+    return (str(world.world_size), *(three_digits(value / 1e6) for value in values))
+
+
+def _ends(values: Sequence[float]) -> tuple[float, float]:
+    return (max(values), min(values)) if values else (math.nan, math.nan)
+
+
+def _known(world: WorldResult, name: str) -> list[float]:
+    values = [getattr(rank, name) for rank in world.ranks]
+    return [value for value in values if not math.isnan(value)]

@@ -1,0 +1,27 @@
+"""How a run was set up, in one line."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+
+def setup_text(context: Mapping[str, Any]) -> str:
+    """Strategy and training options where they are not the usual ones, versions, machine."""
+    machine = context["machine"]
+    return (
+        f"{_training(context)}backend {context['backend']}, torch {context['torch']}, "
+        f"{context['capture']} capture, {context['threads_per_rank']} thread(s) per rank, "
+        f"{machine['usable_cpu_count']} usable cores ({machine['cpu_model']})"
+    )
+
+
+def _training(context: Mapping[str, Any]) -> str:
+    words = [f"{context['scaling']} scaling"] if "scaling" in context else []
+    strategy = context.get("strategy") or "ddp"
+    if strategy != "ddp":
+        words.append(f"strategy {strategy}")
+    for name, value in (context.get("training") or {}).items():
+        spoken = name.replace("_", " ")
+        words.append(spoken if value is True else f"{spoken} {value}")
+    return "".join(f"{word}, " for word in words)

@@ -1,0 +1,110 @@
+"""Strategies side by side, as text for the terminal."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from commprof.analysis.scaling import RunResult
+from commprof.analysis.strategies import OperationRow, StrategyRow
+from commprof.report.plain_text import printable
+from commprof.report.setup_text import setup_text
+from commprof.report.tabulated import tabulated, three_digits
+
+_LEGEND = """\
+against: samples/s over those of the first strategy. efficiency: of each strategy's own scaling.
+step: median of the slowest rank; +-: distance of its quartiles over the median, and a difference
+within it says nothing. exposed: the training thread stood still for communication. memory: what
+training took in the rank that took most, on the GPU, or resident beyond what was before."""
+
+_OPERATIONS_LEGEND = """\
+Per step and rank. size: as nccl-tests counts it, all ranks' parts of an all-gather or a
+reduce-scatter. in flight: issue to completion; overlapped: share of it in which the training thread
+worked."""
+
+_HEADERS = (
+    *("ranks", "strategy", "samples\n/s", "against", "effi-\nciency", "step ms\nmedian", "+-"),
+    *("exposed\nms", "of step", "memory\nMB", "loss"),
+)
+_OPERATION_HEADERS = (
+    *("ranks", "strategy", "operation", "phase", "calls", "size\nMB", "in flight\nms"),
+    *("exposed\nms", "over-\nlapped"),
+)
+
+
+def render(results: Mapping[Path, RunResult], rows: Sequence[StrategyRow], width: int) -> str:
+    """The comparison, what failed, and where each strategy's own report is."""
+    context = next(iter(results.values())).context
+    heading = [str(context["description"]), setup_text({**context, "strategy": ""})]
+    blocks = ["\n".join(textwrap.fill(printable(line), width) for line in heading)]
+    for table, legend in zip(tables(rows), (_LEGEND, _OPERATIONS_LEGEND), strict=False):
+        blocks += [table, legend]
+    notes = [
+        f"{result.context.get('strategy')} at {size} {'rank' if size == 1 else 'ranks'}: {reason}"
+        for result in results.values()
+        for size, reason in result.failures
+    ]
+    notes += [
+        f"{result.context.get('strategy')}'s own report: commprof report {place}"
+        for place, result in results.items()
+    ]
+    blocks.append("\n".join(_bullet(note, width) for note in notes))
+    return "\n\n".join(blocks) + "\n"
+
+
+def tables(rows: Sequence[StrategyRow]) -> list[str]:
+    """The comparison, and the operations of each strategy; without rows none."""
+    if not rows:
+        return []
+    found = [tabulated([_cells(row) for row in rows], _HEADERS, left=[1])]
+    operations = [_operation_cells(row, op) for row in rows for op in row.operations]
+    if operations:
+        found.append(tabulated(operations, _OPERATION_HEADERS, left=[1, 2, 3]))
+    return found
+
+
+def _cells(row: StrategyRow) -> tuple[str, ...]:
+    return (
+        str(row.world_size),
+        printable(row.strategy),
+        three_digits(row.samples_per_s),
+        "-" if math.isnan(row.versus_first) else f"{row.versus_first:.2f}x",
+        _percent(row.efficiency),
+        three_digits(row.step_median_ms),
+        _percent(row.step_spread),
+        three_digits(row.exposed_ms),
+        _percent(row.exposed_share),
+        three_digits(row.training_bytes / 1e6),
+        "-" if math.isnan(row.average_loss) else f"{row.average_loss:.4f}",
+    )
+
+
+def _operation_cells(row: StrategyRow, operation: OperationRow) -> tuple[str, ...]:
+    return (
+        str(row.world_size),
+        printable(row.strategy),
+        operation.op,
+        operation.phase,
+        three_digits(operation.calls),
+        three_digits(operation.size_bytes / 1e6),
+        three_digits(operation.in_flight_ms),
+        three_digits(operation.exposed_ms),
+        _percent(operation.overlapped),
+    )
+
+
+def _percent(share: float) -> str:
+    return "-" if math.isnan(share) else f"{share:.0%}"
+
+
+def _bullet(text: str, width: int) -> str:
+    return textwrap.fill(
+        printable(text),
+        width,
+        initial_indent="* ",
+        subsequent_indent="  ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )

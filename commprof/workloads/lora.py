@@ -1,0 +1,242 @@
+"""Workload `lora`: low-rank adapters (Hu et al. 2021, arXiv 2106.09685) on a Mistral model.
+
+Architecture from transformers, adapters from peft, random weights. Only adapters are trained, so
+that few bytes are synchronised.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from commprof.errors import UsageError
+from commprof.workloads.optimizing import OptimizerPlan, cosine
+from commprof.workloads.spec import Shard, Trainee
+from commprof.workloads.trainees import DataTrainee, passes_per_epoch, random_tokens
+
+_SIZES: dict[str, dict[str, int]] = {
+    "tiny": {"hidden": 256, "layers": 4, "heads": 8, "kv_heads": 4, "mlp": 704, "vocab": 2048},
+    "small": {"hidden": 768, "layers": 12, "heads": 12, "kv_heads": 4, "mlp": 2048, "vocab": 8192},
+    # Mistral-7B-v0.1's config.json
+    "7b": {
+        **{"hidden": 4096, "layers": 32, "heads": 32, "kv_heads": 8, "mlp": 14336},
+        "vocab": 32000,
+    },
+}
+_ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
+_TARGETS = {"attention": _ATTENTION, "all": [*_ATTENTION, "gate_proj", "up_proj", "down_proj"]}
+_BASE_BYTES = {"fp32": 4.0, "bf16": 2.0, "4bit": 0.5}
+_ALPHA_PER_RANK = 2
+
+
+@dataclass(frozen=True)
+class LoraOptions:
+    """Sizes of the model, its adapters and its data."""
+
+    size: str = field(default="tiny", metadata={"choices": tuple(_SIZES)})
+    """Shape of the Mistral model: tiny, small, or 7b for Mistral-7B's own."""
+    rank: int = field(default=16, metadata={"minimum": 1})
+    """Rank of the adapters; their alpha is twice that."""
+    targets: str = field(default="attention", metadata={"choices": tuple(_TARGETS)})
+    """Linear layers with adapters: those of attention, or all of a layer."""
+    base: str = field(default="fp32", metadata={"choices": tuple(_BASE_BYTES)})
+    """How the frozen weights are kept; 4bit: bitsandbytes' nf4."""
+    sequence: int = field(default=128, metadata={"minimum": 1})
+    """Tokens per sample that are predicted."""
+    samples: int = field(default=160, metadata={"minimum": 1})
+    """Samples in the data set, over all ranks."""
+    learning_rate: float = 2e-4
+    """AdamW's initial rate; a cosine takes it to 0 over the steps of the run."""
+
+    @property
+    def vocab(self) -> int:
+        """Distinct tokens."""
+        return _SIZES[self.size]["vocab"]
+
+
+class Lora:
+    """Adapters on a frozen Mistral model; see LoraOptions."""
+
+    name: ClassVar[str] = "lora"
+    options_type: ClassVar[type[Any]] = LoraOptions
+    build_imports: ClassVar[tuple[str, ...]] = (
+        "torch._dynamo",
+        "transformers.models.mistral.modeling_mistral",
+        "peft",
+    )
+    default_batch_size: ClassVar[int] = 8
+    split_dependence: ClassVar[str] = ""
+
+    def __init__(self, options: LoraOptions | None = None) -> None:
+        self.options = options or LoraOptions()
+
+    @property
+    def parameter_count(self) -> int:
+        """Parameters of all adapters: the trainable ones. Raises UsageError without peft."""
+        return self._counts[0]
+
+    @property
+    def frozen_count(self) -> int:
+        """Parameters of the base model. Raises UsageError without transformers."""
+        return self._counts[1]
+
+    def describe(self) -> str:
+        """Sizes, counts, and the bytes that adapters alone put on the wire."""
+        chosen = self.options
+        return (
+            f"lora: {self.parameter_count:,} parameters in adapters of rank {chosen.rank} "
+            f"({chosen.targets} layers; {4 * self.parameter_count / 1e6:,.4g} MB of gradients a "
+            f"step) on a frozen Mistral of {self.frozen_count:,} (size {chosen.size}, "
+            f"{chosen.base}), {chosen.samples} samples of {chosen.sequence} random tokens."
+        )
+
+    def refused(self) -> Mapping[str, str]:
+        """4-bit weights cannot be cut."""
+        if self.options.base != "4bit":
+            return {}
+        reason = "packed 4-bit weights cannot be sharded; take base=bf16"
+        return {"fsdp": reason, "hsdp": reason}
+
+    def steps_per_epoch(self, world_size: int, per_rank_batch: int) -> int:
+        """Backward passes of a rank over its part of the data."""
+        return passes_per_epoch(self.options.samples, world_size, per_rank_batch)
+
+    def build(self, shard: Shard) -> Trainee:
+        """Model and data of one rank. Raises UsageError where the host has too little memory."""
+        self._check_memory(shard)
+        return _LoraTrainee(self.options, shard)
+
+    @cached_property
+    def _counts(self) -> tuple[int, int]:
+        """Trainable and frozen parameters, of the real model on torch's meta device."""
+        with torch.device("meta"):
+            model = _adapted(_base_model(self.options), self.options)
+        counts = {True: 0, False: 0}
+        for parameter in model.parameters():
+            counts[parameter.requires_grad] += parameter.numel()
+        return counts[True], counts[False]
+
+    def _check_memory(self, shard: Shard) -> None:
+        """A base model that does not fit ends in the kernel's killing the rank."""
+        per_rank = self.frozen_count * _BASE_BYTES[self.options.base]
+        if self.options.base == "4bit":
+            per_rank += 4 * self.options.vocab * _SIZES[self.options.size]["hidden"] * 2
+        local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", shard.world_size))
+        if torch.device(shard.device).type == "cuda":
+            available, local_ranks = torch.cuda.mem_get_info(shard.device)[0], 1
+        else:
+            available = _available_bytes()
+        if per_rank * local_ranks > available:
+            raise UsageError(
+                f"lora: size={self.options.size} takes {per_rank / 1e9:.3g} GB of weights in each "
+                f"of {local_ranks} ranks and {available / 1e9:.3g} GB are free; take another "
+                f"size ({', '.join(_SIZES)}), base=bf16 or base=4bit, or fewer ranks"
+            )
+
+
+def _available_bytes() -> int:
+    """What the kernel would give without swapping."""
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _require(module: str, package: str) -> None:
+    if importlib.util.find_spec(module) is None:
+        raise UsageError(
+            f"the workload lora needs {package}, which is not installed: "
+            "pip install 'commprof[lora]'" + (" bitsandbytes" if package == "bitsandbytes" else "")
+        )
+
+
+def _base_model(options: LoraOptions) -> nn.Module:
+    """The frozen model with random weights, where torch's default device is."""
+    _require("transformers", "transformers")
+    _require("peft", "peft")
+    from transformers import MistralConfig
+    from transformers.models.mistral.modeling_mistral import MistralForCausalLM
+
+    sizes = _SIZES[options.size]
+    config = MistralConfig(
+        vocab_size=sizes["vocab"],
+        hidden_size=sizes["hidden"],
+        intermediate_size=sizes["mlp"],
+        num_hidden_layers=sizes["layers"],
+        num_attention_heads=sizes["heads"],
+        num_key_value_heads=sizes["kv_heads"],
+        max_position_embeddings=max(4096, options.sequence),
+        use_cache=False,
+    )
+    dtype = torch.bfloat16 if options.base == "bf16" else torch.float32
+    model: nn.Module = MistralForCausalLM(config).to(dtype)
+    return model
+
+
+def _adapted(model: nn.Module, options: LoraOptions) -> nn.Module:
+    """The model with adapters in fp32, and everything else frozen."""
+    from peft import LoraConfig, get_peft_model
+
+    config = LoraConfig(
+        r=options.rank,
+        lora_alpha=_ALPHA_PER_RANK * options.rank,
+        lora_dropout=0.0,
+        target_modules=_TARGETS[options.targets],
+        task_type="CAUSAL_LM",
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # peft calls what transformers renamed
+        adapted: nn.Module = get_peft_model(model, config)
+    return adapted
+
+
+def _quantised(model: Any) -> nn.Module:
+    """Linear layers in 4 bits, as QLoRA keeps them (Dettmers et al. 2023, arXiv 2305.14314)."""
+    _require("bitsandbytes", "bitsandbytes")
+    import bitsandbytes as bnb
+
+    for layer in model.model.layers:
+        for parent in (layer.self_attn, layer.mlp):
+            for name, linear in list(parent.named_children()):
+                if isinstance(linear, nn.Linear):
+                    packed = bnb.nn.Linear4bit(
+                        *(linear.in_features, linear.out_features, False),
+                        compute_dtype=torch.float32,
+                        quant_type="nf4",
+                    )
+                    weight = linear.weight.detach()
+                    packed.weight = bnb.nn.Params4bit(weight, requires_grad=False, quant_type="nf4")
+                    setattr(parent, name, packed.to(weight.device))
+    model.is_loaded_in_4bit = True  # peft then makes adapters for packed layers
+    return model
+
+
+class _LoraTrainee(DataTrainee):
+    def __init__(self, options: LoraOptions, shard: Shard) -> None:
+        data = random_tokens(options.vocab, options.sequence, options.samples, shard.seed)
+        super().__init__(data, shard)
+        torch.manual_seed(shard.seed)
+        with torch.device(shard.device):
+            base = _base_model(options)
+        if options.base == "4bit":
+            base = _quantised(base)
+        model: Any = _adapted(base, options)
+        self.model: nn.Module = model
+        self.blocks: Sequence[nn.Module] = list(model.base_model.model.model.layers)
+        self._learning_rate = options.learning_rate
+
+    def logits(self, model: nn.Module, inputs: Tensor) -> Tensor:
+        result: Tensor = model(input_ids=inputs, use_cache=False).logits
+        return result
+
+    def updates(self) -> OptimizerPlan:
+        return OptimizerPlan(torch.optim.AdamW, {"lr": self._learning_rate}, cosine)

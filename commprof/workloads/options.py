@@ -1,0 +1,62 @@
+"""How a workload is trained, whichever it is: the options that all of them share."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from commprof.errors import UsageError
+from commprof.workloads.parsing import allowed
+
+if TYPE_CHECKING:
+    from commprof.workloads.spec import Workload
+
+PRECISIONS = ("fp32", "bf16", "fp16")
+"""What forward and backward compute in; weights and optimizer stay as the workload made them."""
+
+
+@dataclass(frozen=True)
+class TrainingOptions:
+    """Options of every workload. Raises UsageError for a value out of range."""
+
+    accumulate: int = 1
+    """Backward passes per update; gradients are synchronised in the last of them only."""
+    precision: str = "fp32"
+    """One of PRECISIONS; fp16 scales the loss (torch.amp.GradScaler)."""
+    clip_norm: float = 0.0
+    """Largest 2-norm of all gradients together; 0 leaves them as they are."""
+    checkpoint_activations: bool = False
+    """Keep only the inputs of the model's blocks and compute them again in backward."""
+    cpu_offload: bool = False
+    """Keep sharded parameters, gradients and optimizer state in the host's memory."""
+    scale_lr: bool = False
+    """Learning rate times samples per update over `--batch-size`."""
+    lr_warmup: int = 0
+    """Steps over which the learning rate grows to its full value."""
+
+    def __post_init__(self) -> None:
+        if self.precision not in PRECISIONS:
+            raise UsageError(
+                f"unknown precision {self.precision!r}{allowed(self.precision, PRECISIONS)}"
+            )
+        for name, minimum in (("accumulate", 1), ("clip_norm", 0), ("lr_warmup", 0)):
+            value = getattr(self, name)
+            if not minimum <= value < math.inf:
+                raise UsageError(f"{name}={value} is out of range (allowed: {minimum} or more)")
+
+    def chosen(self) -> dict[str, object]:
+        """The options that are not at their defaults, by name."""
+        default = TrainingOptions()
+        return {
+            name: value for name, value in vars(self).items() if value != getattr(default, name)
+        }
+
+
+def check_supported(workload: Workload, options: TrainingOptions, strategy: str) -> None:
+    """Raises UsageError for what this workload cannot do, with its reason."""
+    refused = workload.refused()
+    for name in [strategy, *options.chosen()]:
+        if name in refused:
+            flag = f"--strategy {name}" if name == strategy else f"--{name.replace('_', '-')}"
+            raise UsageError(f"{flag} is not for the workload {workload.name}: {refused[name]}")

@@ -1,0 +1,132 @@
+"""Strategy `fsdp`: parameters, gradients and optimizer state are cut among all ranks (FSDP2).
+
+The model's blocks are gathered one by one before they are used, and the next one while the
+present one computes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+)
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+
+from commprof.workloads.optimizing import OptimizerPlan
+from commprof.workloads.options import TrainingOptions
+from commprof.workloads.spec import Shard, Trainee
+from commprof.workloads.strategies import theory
+from commprof.workloads.strategies.ddp import AUTOCAST_DTYPES
+
+
+@dataclass(frozen=True)
+class FsdpOptions:
+    """None: torch's own settings, but for prefetching."""
+
+
+class Fsdp:
+    """torch.distributed.fsdp.fully_shard on every block and on the model."""
+
+    name: ClassVar[str] = "fsdp"
+    options_type: ClassVar[type[Any]] = FsdpOptions
+    replicated: ClassVar[bool] = False
+    offloads: ClassVar[bool] = True
+
+    def __init__(self, options: Any = None) -> None:
+        self.options = options or self.options_type()
+
+    def check(self, world_size: int) -> None:
+        """Any number of ranks will do."""
+
+    def shard_size(self, world_size: int) -> int:
+        """Ranks among which each parameter is cut."""
+        return world_size
+
+    def wrap(self, trainee: Trainee, options: TrainingOptions, shard: Shard) -> nn.Module:
+        """Cuts the model in place; every rank must have made it with the same weights."""
+        mesh = self._mesh(torch.device(shard.device).type, shard.world_size)
+        low = AUTOCAST_DTYPES.get(options.precision)
+        offload = CPUOffloadPolicy() if options.cpu_offload else OffloadPolicy()
+        for block in trainee.blocks:
+            fully_shard(block, mesh=mesh, mp_policy=_precision(low), offload_policy=offload)
+        model = fully_shard(
+            trainee.model,
+            mesh=mesh,
+            # The loss is computed in fp32, outside of the model.
+            mp_policy=_precision(low, output_dtype=torch.float32),
+            offload_policy=offload,
+        )
+        _prefetch(model, trainee.blocks, shard.device)
+        return model
+
+    def optimizer(self, plan: OptimizerPlan, model: nn.Module) -> Optimizer:
+        """Over this rank's parts of the trained parameters."""
+        return plan.kind(theory.trained(model), **plan.options)
+
+    def synchronised(self, model: Any, last: bool) -> AbstractContextManager[object]:
+        """Gradients are kept whole until the last pass, which scatters their sum."""
+        model.set_requires_gradient_sync(last)
+        model.set_is_last_backward(last)
+        return nullcontext()
+
+    def autocast(self, options: TrainingOptions, device: str) -> AbstractContextManager[object]:
+        """None: the blocks themselves compute in what their parameters are gathered in."""
+        return nullcontext()
+
+    def clip(self, model: nn.Module, largest_norm: float) -> None:
+        """The norm is over all ranks' parts: one small all-reduce."""
+        parameters = theory.trained(model)
+        gradients = [p.grad for p in parameters if p.grad is not None]
+        norm = nn.utils.get_total_norm(gradients)
+        if isinstance(norm, DTensor):
+            norm = norm.full_tensor()
+        nn.utils.clip_grads_with_norm_(parameters, largest_norm, norm)
+
+    def expected(
+        self, trainee: Trainee, options: TrainingOptions, world_size: int
+    ) -> tuple[theory.Expected, ...]:
+        """All-gathers and reduce-scatters."""
+        groups = [list(block.parameters()) for block in trainee.blocks]
+        inside = {id(parameter) for group in groups for parameter in group}
+        groups.append([p for p in trainee.model.parameters() if id(p) not in inside])
+        ranks = self.shard_size(world_size)
+        gather_bytes = None if options.precision == "fp32" else 2
+        return theory.sharded(groups, ranks, world_size // ranks, options.accumulate, gather_bytes)
+
+    def _mesh(self, device_type: str, world_size: int) -> DeviceMesh:
+        return init_device_mesh(device_type, (world_size,))
+
+
+def _precision(
+    low: torch.dtype | None, output_dtype: torch.dtype | None = None
+) -> MixedPrecisionPolicy:
+    """Gather and compute in `low`, reduce in fp32."""
+    if low is None:
+        return MixedPrecisionPolicy()
+    return MixedPrecisionPolicy(
+        param_dtype=low, reduce_dtype=torch.float32, output_dtype=output_dtype
+    )
+
+
+def _prefetch(model: Any, blocks: Sequence[Any], device: str) -> None:
+    """Where there are no streams, torch gathers in the training thread; let it run beside it.
+
+    On a GPU, streams do the same by themselves.
+    """
+    if torch.device(device).type != "cpu":
+        return
+    model._set_unshard_async_op(True)
+    for block, following in pairwise(blocks):
+        block.set_modules_to_forward_prefetch([following])

@@ -1,0 +1,54 @@
+"""Strategy `hsdp`: sharded within groups of ranks, replicated between them (hybrid sharding)."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from commprof.errors import UsageError
+from commprof.workloads.strategies.fsdp import Fsdp
+
+
+@dataclass(frozen=True)
+class HsdpOptions:
+    """Sizes of the groups."""
+
+    shard: int = field(default=0, metadata={"minimum": 0})
+    """Most ranks that share one copy of the model; 0: a host's, or half of a single host's."""
+
+
+class Hsdp(Fsdp):
+    """fully_shard on a mesh of replicas by shards."""
+
+    name: ClassVar[str] = "hsdp"
+    options_type: ClassVar[type[Any]] = HsdpOptions
+
+    def check(self, world_size: int) -> None:
+        """The groups must be of one size; of fewer ranks than that there is one group."""
+        shard = self.options.shard
+        if 0 < shard < world_size and world_size % shard:
+            fitting = [n for n in range(1, world_size + 1) if world_size % n == 0]
+            raise UsageError(
+                f"hsdp: shard={shard} does not divide {world_size} ranks "
+                f"(allowed: {', '.join(map(str, fitting))}, or 0 to let commprof choose)"
+            )
+
+    def shard_size(self, world_size: int) -> int:
+        """As asked for; else a host's ranks, or on a single host half of them."""
+        if self.options.shard:
+            return min(int(self.options.shard), world_size)
+        local = int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
+        if local < world_size and world_size % local == 0:
+            return local
+        return world_size // 2 if world_size % 2 == 0 and world_size > 2 else world_size
+
+    def _mesh(self, device_type: str, world_size: int) -> DeviceMesh:
+        ranks = self.shard_size(world_size)
+        if ranks == world_size:
+            return super()._mesh(device_type, world_size)
+        return init_device_mesh(
+            device_type, (world_size // ranks, ranks), mesh_dim_names=("replicate", "shard")
+        )

@@ -1,0 +1,41 @@
+"""Strategy `zero1`: DDP whose optimizer state is shared out among the ranks (ZeRO stage 1).
+
+Each rank updates a part of the parameters and sends it to all others (Rajbhandari et al. 2020,
+arXiv 1910.02054).
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from torch import nn
+from torch.optim import Optimizer
+
+from commprof.workloads.optimizing import OptimizerPlan
+from commprof.workloads.options import TrainingOptions
+from commprof.workloads.spec import Trainee
+from commprof.workloads.strategies import theory
+from commprof.workloads.strategies.ddp import Ddp
+
+
+class Zero1(Ddp):
+    """torch.distributed.optim.ZeroRedundancyOptimizer under DDP."""
+
+    name: ClassVar[str] = "zero1"
+
+    def optimizer(self, plan: OptimizerPlan, model: nn.Module) -> Optimizer:
+        """Holds the state of this rank's part of the parameters."""
+        # It compiles TorchScript when it is imported.
+        from torch.distributed.optim import ZeroRedundancyOptimizer
+
+        optimizer: Optimizer = ZeroRedundancyOptimizer(
+            theory.trained(model), optimizer_class=plan.kind, **plan.options
+        )
+        return optimizer
+
+    def expected(
+        self, trainee: Trainee, options: TrainingOptions, world_size: int
+    ) -> tuple[theory.Expected, ...]:
+        """DDP's exchange, and the updated parameters."""
+        rows = super().expected(trainee, options, world_size)
+        return theory.together([*rows, theory.broadcast_parameters(trainee.model)])

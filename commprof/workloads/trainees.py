@@ -1,0 +1,89 @@
+"""What trainees of real models share: their data, its order, and the loss."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data.distributed import DistributedSampler
+
+from commprof.workloads.spec import Shard
+
+
+def passes_per_epoch(samples: int, world_size: int, per_rank_batch: int) -> int:
+    """Backward passes of a rank; DistributedSampler pads so that all ranks take equally many."""
+    return math.ceil(math.ceil(samples / world_size) / per_rank_batch)
+
+
+@dataclass(frozen=True)
+class DataBatch:
+    """Inputs with what is to be predicted from each."""
+
+    inputs: Tensor
+    """Any shape behind the first dimension, which counts samples."""
+    targets: Tensor
+    """Classes: shape (samples), or (samples, sequence) for each token's next one."""
+
+    @property
+    def samples(self) -> int:
+        """Samples in this batch."""
+        return self.targets.shape[0]
+
+
+class DataTrainee:
+    """Data, forward and backward of a `Trainee`; the model and its optimizer are the heir's.
+
+    The order is DistributedSampler's: shuffled by seed and epoch, then dealt out to the ranks in
+    turn. So a global batch holds the same samples however many ranks share it.
+    """
+
+    def __init__(self, data: TensorDataset, shard: Shard) -> None:
+        """data: inputs and targets, the same on all ranks, of which each rank takes its part."""
+        self._sampler: DistributedSampler[tuple[Tensor, ...]] = DistributedSampler(
+            data, shard.world_size, shard.rank, shuffle=True, seed=shard.seed
+        )
+        self._loader = DataLoader(data, batch_size=shard.per_rank_batch, sampler=self._sampler)
+        self._device = shard.device
+
+    def ddp_options(self) -> dict[str, Any]:
+        """None."""
+        return {}
+
+    def batches(self, epoch: int) -> Iterator[DataBatch]:
+        """See Trainee."""
+        self._sampler.set_epoch(epoch)
+        for inputs, targets in self._loader:
+            yield DataBatch(inputs.to(self._device), targets.to(self._device))
+
+    def forward(self, model: nn.Module, batch: DataBatch) -> Tensor:
+        """Mean cross entropy of the model's logits, in fp32 at least."""
+        logits = self.logits(model, batch.inputs)
+        return functional.cross_entropy(
+            logits.float().reshape(-1, logits.shape[-1]), batch.targets.reshape(-1)
+        )
+
+    def logits(self, model: nn.Module, inputs: Tensor) -> Tensor:
+        """Shape (samples, classes) or (samples, sequence, vocabulary)."""
+        result: Tensor = model(inputs)
+        return result
+
+    def backward(self, loss: Tensor) -> None:
+        """See Trainee."""
+        loss.backward()
+
+    def truth(self) -> dict[str, list[int]] | None:
+        """Not known."""
+        return None
+
+
+def random_tokens(vocab: int, sequence: int, samples: int, seed: int) -> TensorDataset:
+    """Samples of `sequence` tokens, and of the same ones shifted by one."""
+    generator = torch.Generator().manual_seed(seed)
+    tokens = torch.randint(vocab, (samples, sequence + 1), generator=generator)
+    return TensorDataset(tokens[:, :-1], tokens[:, 1:])

@@ -1,0 +1,268 @@
+"""Real ranks under each strategy: what they exchange, and that they train alike."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from commprof import _native
+from commprof.analysis.world import WorldResult, analyse_world
+from commprof.launch.elastic import launch, stop_fork_server
+from commprof.launch.job import Job
+from commprof.trace.run_directory import read_world, world_directory
+from tests.support.commands import RUN, call
+
+pytestmark = [
+    pytest.mark.once_per_change(
+        *("commprof/workloads", "commprof/launch", "commprof/analysis", "commprof/trace"),
+        *("commprof/capture", "csrc/core", "csrc/torch"),
+    ),
+    pytest.mark.skipif(_native.native is None, reason="Python capture sees DDP's buckets only"),
+]
+
+SMALL = "transformer:vocab=64,d_model=16,feedforward=16,layers=2,sequence=8,samples=64"
+STEPS = 6
+
+
+@pytest.fixture(scope="module", autouse=True)
+def fork_server() -> Iterator[None]:
+    yield
+    stop_fork_server()
+
+
+def trained(base: Path, ranks: int = 2, workload: str = SMALL, **options: Any) -> WorldResult:
+    run = base / re.sub(r"\W+", "-", f"{workload[:4]} {ranks} {options}")
+    job = Job(
+        *(workload, ranks, world_directory(run, ranks)),
+        **{"steps": STEPS, "batch_size": 16, "scaling": "strong", "hook": False, **options},
+    )
+    launch(job, job.directory / "logs")
+    result = analyse_world(read_world(run, ranks))
+    assert result is not None
+    assert result.problems == ()
+    return result
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("strategies")
+
+
+@pytest.fixture(scope="module")
+def ddp(base: Path) -> WorldResult:
+    return trained(base)
+
+
+def bytes_of(world: WorldResult) -> dict[str, int]:
+    """By operation, of all ranks and measured steps."""
+    found: dict[str, int] = {}
+    for row in world.collectives:
+        found[row.op] = found.get(row.op, 0) + row.total_bytes
+    return found
+
+
+def check_theory(world: WorldResult, *operations: str) -> None:
+    """The strategy's bytes are those of the theory, to the last one, on all ranks."""
+    checks = {check.name: check for check in world.cross_checks if check.name.startswith("theory")}
+    assert checks.keys() == {f"theory_{op}" for op in operations}
+    for check in checks.values():
+        assert check.ours == check.other > 0, check
+        assert check.agrees
+    steps = world.measured_steps * len(world.ranks)
+    for op in operations:
+        assert bytes_of(world)[op] == round(checks[f"theory_{op}"].other * 1e6) * steps
+
+
+def test_ddp_exchanges_gradients_and_buffers(ddp: WorldResult) -> None:
+    check_theory(ddp, "all_reduce", "broadcast")
+    assert ddp.weights_differ == ()
+    assert all(300e6 > rank.peak_rss_bytes - rank.before_rss_bytes > 0 for rank in ddp.ranks)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "ranks", "operations"),
+    [
+        ("zero1", 2, ("all_reduce", "broadcast")),
+        ("fsdp", 2, ("all_gather_into_tensor", "reduce_scatter_tensor")),
+        ("hsdp", 4, ("all_gather_into_tensor", "reduce_scatter_tensor", "all_reduce")),
+    ],
+)
+def test_every_strategy_trains_like_ddp_and_exchanges_what_theory_says(
+    ddp: WorldResult, base: Path, strategy: str, ranks: int, operations: tuple[str, ...]
+) -> None:
+    world = trained(base, ranks, strategy=strategy)
+
+    check_theory(world, *operations)
+    assert world.step_losses == pytest.approx(ddp.step_losses, rel=1e-5)
+
+
+def test_fsdp_with_every_option(ddp: WorldResult, base: Path) -> None:
+    options = {"precision": "bf16", "accumulate": 2, "checkpoint_activations": True}
+    world = trained(base, strategy="fsdp", batch_size=8, clip_norm=1.0, **options)
+
+    check_theory(world, "all_gather_into_tensor", "reduce_scatter_tensor")
+    assert world.step_losses == pytest.approx(ddp.step_losses, rel=2e-2)
+    (gathered,) = {row.dtype for row in world.collectives if row.op.startswith("all_gather")}
+    assert gathered == "BFloat16"
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "zero1", "fsdp"])
+def test_fp16_with_its_scaled_loss(ddp: WorldResult, base: Path, strategy: str) -> None:
+    world = trained(base, strategy=strategy, precision="fp16", clip_norm=1.0)
+
+    assert world.step_losses == pytest.approx(ddp.step_losses, rel=2e-2)
+    assert world.weights_differ == ()
+
+
+def test_four_passes_per_update_take_a_quarter_of_the_synchronisations(
+    ddp: WorldResult, base: Path
+) -> None:
+    # The same samples per update, in passes of a quarter of them.
+    parts = trained(base, accumulate=4, batch_size=4)
+    # As many passes and samples in a quarter of the updates.
+    once, fourth = (
+        trained(base, steps=12, batch_size=4),
+        trained(base, accumulate=4, steps=3, batch_size=4),
+    )
+
+    assert parts.step_losses == pytest.approx(ddp.step_losses, rel=1e-5)
+    check_theory(parts, "all_reduce", "broadcast")
+    per_pass = bytes_of(once)["all_reduce"] / once.measured_steps
+    assert bytes_of(fourth)["all_reduce"] / fourth.measured_steps / 4 == per_pass / 4
+    assert sum(once.step_samples) == sum(fourth.step_samples) == 12 * 4
+
+
+def test_adapters_alone_are_synchronised(base: Path) -> None:
+    pytest.importorskip("peft")
+    pytest.importorskip("transformers")
+    world = trained(base, workload="lora:sequence=8,samples=32", batch_size=8)
+
+    # 4 layers: 16 x (256 + 256) for each of q and o, 16 x (256 + 128) for each of k and v.
+    adapters = 4 * 16 * (2 * 512 + 2 * 384)
+    steps = world.measured_steps * 2
+    reduced = [row for row in world.collectives if row.op == "all_reduce"]
+    assert sum(row.total_bytes for row in reduced) == 4 * adapters * steps
+    assert all(check.agrees for check in world.cross_checks if check.name.startswith("theory"))
+    sharded = trained(base, workload="lora:sequence=8,samples=32", batch_size=8, strategy="fsdp")
+    check_theory(sharded, "all_gather_into_tensor", "reduce_scatter_tensor")
+    assert sharded.step_losses == pytest.approx(world.step_losses, rel=1e-5)
+
+
+PLANT = """
+import os
+import torch.distributed as dist
+from commprof.workloads.strategies import ddp
+
+def forgetful():
+    step = 0
+    def hook(state, bucket):
+        nonlocal step
+        step += bucket.is_last()
+        own = bucket.buffer().clone()
+        work = dist.all_reduce(bucket.buffer().div_(dist.get_world_size()), async_op=True)
+        forget = step == 3
+        return work.get_future().then(lambda mean: own if forget else mean.value()[0])
+    return hook
+
+def plant(wrap):
+    def wrapped(self, trainee, options, shard):
+        model = wrap(self, trainee, options, shard)
+        if os.environ["RANK"] == "1":
+            model.register_comm_hook(None, forgetful())
+        return model
+    return wrapped
+
+ddp.Ddp.wrap = plant(ddp.Ddp.wrap)
+"""
+"""Rank 1 takes part in every exchange, and keeps its own gradients in step 3."""
+
+SITE = """
+import sys
+
+class Plant:
+    def find_spec(self, name, path=None, target=None):
+        if name == "commprof.workloads.training":
+            sys.meta_path.remove(self)
+            import planted
+        return None
+
+sys.meta_path.insert(0, Plant())
+"""
+
+
+def test_loss_curves_disagree_where_a_rank_skips_one_synchronisation(tmp_path: Path) -> None:
+    (tmp_path / "planted.py").write_text(PLANT)
+    (tmp_path / "sitecustomize.py").write_text(SITE)
+    done = call(
+        *RUN, "--world-sizes", "1,2", "--scaling", "strong", "--workload", SMALL,
+        "--steps", "12", "--overhead-steps", "0", "--output", str(tmp_path / "run"),
+        "--json", str(tmp_path / "result.json"),
+        PYTHONPATH=os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    result = json.loads((tmp_path / "result.json").read_text())
+    agreement = result["loss_agreement"]
+    assert agreement["steps"] == 12
+    assert agreement["worst_step"] >= 3
+    assert not agreement["agrees"]
+    differing = [run["aggregated_metrics"]["weights_differ"] for run in result["runs"]]
+    assert differing == [[], [1]]
+    text = re.sub(r"\s+", " ", done.stdout)
+    assert "* Loss curves of 1 and 2 ranks DISAGREE: at 2 ranks the loss of step" in text
+    assert "* At 2 ranks the weights of rank 1 are not those of the others after training" in text
+
+
+def test_strategies_are_shown_side_by_side(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    done = call(
+        *RUN, "--world-sizes", "1,2", "--strategy", "ddp,fsdp", "--workload", "mlp:width=64",
+        "--steps", "6", "--overhead-steps", "0", "--output", str(run), "--precision", "bf16",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    rows = [
+        tuple(row) for row in re.findall(r"^ +(\d) +(\w+) +[\d.]+ +([\d.]+)x ", done.stdout, re.M)
+    ]
+    assert [row[:2] for row in rows] == [("1", "ddp"), ("1", "fsdp"), ("2", "ddp"), ("2", "fsdp")]
+    assert [row[2] for row in rows if row[1] == "ddp"] == ["1.00", "1.00"]
+    assert re.search(r"^ +2 +fsdp +all_gather_into_tensor ", done.stdout, re.M)
+    assert "precision bf16" in done.stdout
+    shown = call("-m", "commprof", "report", str(run))
+    assert shown.stdout.rstrip("\n") == done.stdout.partition("\n\nRun directory:")[0]
+    document = json.loads((run / "result.json").read_text())
+    assert [row["strategy"] for row in document["strategies"]] == ["ddp", "fsdp"] * 2
+    alone = call("-m", "commprof", "report", str(run / "fsdp"))
+    assert "strategy fsdp, precision bf16, backend gloo" in alone.stdout
+    assert "theory" in alone.stdout
+
+
+def test_eight_and_sixteen_ranks_converge_alike_with_accumulation(tmp_path: Path) -> None:
+    done = call(
+        *RUN, "--world-sizes", "1,8,16", "--scaling", "strong", "--batch-size", "32",
+        "--workload", "mlp:inputs=16,width=32,layers=2,samples=512,learning_rate=0.2",
+        "--accumulate", "2", "--steps", "24", "--overhead-steps", "8",
+        "--output", str(tmp_path / "run"),
+        timeout_s=240,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    result = json.loads((tmp_path / "run/result.json").read_text())
+    assert result["loss_agreement"]["world_sizes"] == [1, 8, 16]
+    assert result["loss_agreement"]["agrees"]
+    text = re.sub(r"\s+", " ", done.stdout)
+    assert "* Loss curves of 1, 8 and 16 ranks agree: in 24 steps of the same 64 samples" in text
+    for run in result["runs"]:
+        metrics = run["aggregated_metrics"]
+        losses = metrics["step_losses"]
+        assert sum(losses[-4:]) < 0.9 * sum(losses[:4])
+        assert metrics["weights_differ"] == []
+        # Half of the passes synchronise: all gradients once a step.
+        reduced = [row for row in metrics["collectives"] if row["op"] == "all_reduce"]
+        sizes = sum(row["total_bytes"] for row in reduced)
+        weights = 17 * 32 + 33 * 32 + 33 * 10
+        assert sizes == 4 * weights * metrics["measured_steps"] * run["num_processes"]
+        assert metrics["overhead"]["steps_on"] == 4
