@@ -39,16 +39,18 @@ _NEVER = np.iinfo(np.int64).max
 def start_times(trace: Trace, table: Collectives) -> Ints:
     """Start of each collective of one rank, in ns; 0 where it is not known.
 
-    It is not known for other backends than gloo without device events, nor where it depends on a
-    collective whose end was not seen: then the start is derived for the earliest and for the
-    latest end that this one can have had, and is known if both agree.
+    It is not known without device events for backends of whose queue the trace does not tell, nor
+    where it depends on a collective whose end was not seen: then the start is derived for the
+    earliest and for the latest end that this one can have had, and is known if both agree.
     """
     start = np.zeros(len(table), dtype=np.int64)
     unqueued = np.isin(table.op, _UNQUEUED)
     on_device = _groups_on_device(trace, table)
     for group in trace.groups.values():
         in_group = table.group == group.id
-        if group.backend != "gloo" and group.id not in on_device:
+        # The trace names the threads of gloo's groups, and of those of the backend commprof.
+        has_queue = group.backend == "gloo" or _threads(trace, group) > 0
+        if not has_queue and group.id not in on_device:
             continue
         gloo_threads = _threads(trace, group) or DEFAULT_GLOO_THREADS
         threads = DEVICE_STREAMS if group.id in on_device else gloo_threads

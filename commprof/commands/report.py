@@ -10,8 +10,9 @@ from pathlib import Path
 from commprof.commands import report_formats
 from commprof.commands.report_file import writable_output, write_output
 from commprof.commands.shown import read_shown
+from commprof.errors import UsageError
 from commprof.report import cost_table
-from commprof.trace.run_directory import other_jobs
+from commprof.trace.run_directory import other_jobs, strategy_directories
 from commprof.trace.salvage import salvage_dead
 
 FORMATS = ("table", "json", "markdown", "html", "csv", "parquet")
@@ -53,6 +54,7 @@ Works on runs that were cut short: whatever was recorded is shown.
     def run(self, args: argparse.Namespace) -> int:
         """Analyses and prints, or writes."""
         report_formats.check(args)
+        _check_one_strategy(args)
         output = _output(args)
         if output is not None:
             writable_output(output, args.force)
@@ -72,6 +74,15 @@ Works on runs that were cut short: whatever was recorded is shown.
         else:
             sys.stdout.buffer.write(text)
         return 0
+
+
+def _check_one_strategy(args: argparse.Namespace) -> None:
+    places = strategy_directories(args.run)
+    if places and args.format not in ("table", "json"):
+        raise UsageError(
+            f"{args.run} holds the runs of several strategies, and --format {args.format} shows one; "
+            f"name it: {', '.join(map(str, places))}"
+        )
 
 
 def _output(args: argparse.Namespace) -> Path | None:
