@@ -56,7 +56,8 @@ def remarks(
 def _oversubscription(context: Mapping[str, Any], worlds: Sequence[WorldResult]) -> list[str]:
     cores = int(context["machine"]["usable_cpu_count"])
     threads = int(context["threads_per_rank"])
-    over = [w.world_size for w in worlds if w.world_size * threads > cores]
+    nodes = int(context.get("nodes", 1))
+    over = [w.world_size for w in worlds if w.world_size * threads > cores * nodes]
     if not over:
         return []
     worst = max((w for w in worlds if w.world_size in over), key=lambda w: w.world_size)

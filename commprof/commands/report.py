@@ -80,8 +80,8 @@ def _check_one_strategy(args: argparse.Namespace) -> None:
     places = strategy_directories(args.run)
     if places and args.format not in ("table", "json"):
         raise UsageError(
-            f"{args.run} holds the runs of several strategies, and --format {args.format} shows one; "
-            f"name it: {', '.join(map(str, places))}"
+            f"{args.run} holds the runs of several strategies; --format {args.format} shows one: "
+            f"name {' or '.join(map(str, places))}"
         )
 
 

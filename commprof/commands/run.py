@@ -7,6 +7,7 @@ import os
 import shlex
 import shutil
 import sys
+import time
 from datetime import datetime, timezone
 from importlib.metadata import version
 from pathlib import Path
@@ -24,9 +25,13 @@ from commprof.commands.run_worlds import (
 from commprof.commands.shown import read_shown
 from commprof.compressors import parse
 from commprof.errors import CommprofError, UsageError
+from commprof.launch.meeting import Meeting
 from commprof.trace.run_directory import RUN_FILE, STRATEGIES, world_directory
 from commprof.trace.schema import MODES
 from commprof.trials.plan import parse_trial
+
+#: How long a machine waits for machine 0.
+_PATIENCE_S = 900
 
 
 class RunCommand:
@@ -43,6 +48,7 @@ class RunCommand:
 
     def run(self, args: argparse.Namespace) -> int:
         """Runs every world size in turn; reports what finished even if one failed."""
+        meeting = Meeting(args.rdzv_endpoint, args.nnodes, args.node_rank)
         world_sizes = _world_sizes(args)
         _set_mode(args)
         from commprof.launch.elastic import stop_fork_server  # seconds: it loads torch
@@ -53,9 +59,9 @@ class RunCommand:
         if args.stacks:
             os.environ["COMMPROF_STACKS"] = "1"  # the ranks inherit it
         subjects = subjects_of(args)
-        descriptions = [subject.check(world_sizes, args.rdzv_endpoint) for subject in subjects]
+        descriptions = [subject.check(world_sizes, meeting) for subject in subjects]
         json_file = writable_file(args.json)
-        directory = _output_directory(args, subjects[0].name)
+        directory = _output_directory(args, subjects[0].name, meeting)
         places = places_of(directory, subjects)
         contexts = [
             {
@@ -65,18 +71,21 @@ class RunCommand:
             }
             for subject, description in zip(subjects, descriptions, strict=True)
         ]
-        if len(subjects) > 1:
+        if len(subjects) > 1 and meeting.is_first:
             save_context(directory, {**contexts[0], STRATEGIES: [place.name for place in places]})
         code = 0
         try:
             for subject, place, context in zip(subjects, places, contexts, strict=True):
-                failed = run_world_sizes(subject, args.rdzv_endpoint, place, world_sizes, context)
+                failed = run_world_sizes(subject, meeting, place, world_sizes, context)
                 code = code or failed
                 if failed == INTERRUPTED:
                     break
         finally:
             stop_fork_server()
         if not any(world_directory(p, n).exists() for p in places for n in world_sizes):
+            return code
+        if not meeting.is_first:
+            print(f"Machine {meeting.node_rank} is done; machine 0 reports from {directory}")
             return code
         shown = read_shown(directory)
         (directory / "result.json").write_text(shown.json())
@@ -125,7 +134,7 @@ def _world_sizes(args: argparse.Namespace) -> list[int]:
             raise UsageError(
                 f"--world-sizes {args.world_sizes!r} is not a list of whole numbers such as 1,2,4"
             ) from None
-        if args.nproc is not None and args.nproc < max(sizes):
+        if args.nproc is not None and args.nproc * args.nnodes < max(sizes):
             raise UsageError(
                 f"--world-sizes asks for {max(sizes)} ranks but --nproc for {args.nproc}; "
                 "leave --nproc out"
@@ -133,11 +142,12 @@ def _world_sizes(args: argparse.Namespace) -> list[int]:
     else:
         nproc = len(os.sched_getaffinity(0)) if args.nproc is None else args.nproc
         if args.script or args.trial:
-            return [nproc] if nproc >= 1 else _out_of_range(nproc)
+            return [nproc * args.nnodes] if nproc >= 1 else _out_of_range(nproc)
         sizes = [2**power for power in range(max(nproc, 1).bit_length()) if 2**power <= nproc]
         sizes = sizes if nproc in sizes or nproc < 1 else [*sizes, nproc]
         if nproc < 1:
             _out_of_range(nproc)
+        sizes = [size * args.nnodes for size in sizes]
     if min(sizes) < 1:
         raise UsageError(f"world size {min(sizes)} is out of range (allowed: 1 or more)")
     return sizes
@@ -173,16 +183,22 @@ def _context(args: argparse.Namespace, world_sizes: list[int]) -> dict[str, Any]
         "threads_per_rank": args.threads,
         "world_sizes": world_sizes,
         "machine": machine(),
+        "nodes": args.nnodes,
         "errors": {},
     }
 
 
-def _output_directory(args: argparse.Namespace, subject_name: str) -> Path:
-    """The run directory, made and found writable."""
+def _output_directory(args: argparse.Namespace, subject_name: str, meeting: Meeting) -> Path:
+    """The run directory, made and found writable; one that all machines see, if there are more."""
     directory: Path | None = args.output
+    if directory is None and meeting.nodes > 1:
+        raise UsageError("--nnodes needs --output DIR, the same directory on all machines")
     if directory is None:
         name = f"{datetime.now().strftime('%Y%m%d-%H%M%S')}-{subject_name}"
         directory = Path("commprof-runs") / name
+    if not meeting.is_first:
+        _await_first(directory)
+        return directory
     try:
         if directory.is_dir() and any(directory.iterdir()):
             raise UsageError(
@@ -195,3 +211,19 @@ def _output_directory(args: argparse.Namespace, subject_name: str) -> Path:
             f"cannot write to --output {directory}: {error.strerror}; name another directory"
         ) from None
     return directory
+
+
+def _await_first(directory: Path) -> None:
+    """Returns once machine 0 has made the run directory, which shows that both see the same."""
+    begin, told = time.monotonic(), False
+    while not (directory / RUN_FILE).exists():
+        waited_s = time.monotonic() - begin
+        if waited_s > _PATIENCE_S:
+            raise CommprofError(
+                f"machine 0 did not make {directory} within {_PATIENCE_S} s: start it with the "
+                "same --output, on a file system that all machines share"
+            )
+        if waited_s > 5 and not told:
+            print(f"commprof: waiting for machine 0 to make {directory}", file=sys.stderr)
+            told = True
+        time.sleep(0.1)

@@ -21,6 +21,8 @@ records every collective in every rank, and reports throughput, scaling, and whe
                                                        sleeps of known length: try the tool
   python -m commprof.run --world-sizes 2 --steps 50 --json result.json
   python -m commprof.run --nproc 4 train.py --lr 0.1   your own script, unchanged, on 4 ranks
+  python -m commprof.run --nnodes 2 --node-rank 0 --nproc 4 --output /shared/run \\
+      --rdzv-endpoint first-host:29500                 on each of two machines, with its number
 
 Workloads, as NAME or NAME:key=value,key=value; "/" separates values per layer:
   transformer   vocab=2048,d_model=256,heads=4,layers=2,feedforward=512,sequence=128,
@@ -205,9 +207,24 @@ def _add_where(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the result there as well")
     parser.add_argument(
+        "--nnodes",
+        type=int,
+        default=1,
+        metavar="N",
+        help="machines; type the same on each, with --node-rank (--nproc counts per machine)",
+    )
+    parser.add_argument(
+        "--node-rank",
+        type=int,
+        default=0,
+        metavar="N",
+        help="which machine this is: 0, which reports, to N - 1",
+    )
+    parser.add_argument(
         "--rdzv-endpoint",
         metavar="HOST:PORT",
-        help="where the ranks meet (default: a free port of localhost)",
+        help="where the ranks meet: an address of machine 0; a sweep over several machines takes "
+        "the ports that follow too (default: a free port of localhost)",
     )
     parser.add_argument(
         "--stacks", action="store_true", help="record which line issued each collective as well"

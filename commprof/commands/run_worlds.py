@@ -12,6 +12,7 @@ from typing import Any
 
 from commprof.commands.subject import ScriptSubject, Subject, WorkloadSubject
 from commprof.errors import CommprofError, RankFailedError, UsageError
+from commprof.launch.meeting import Meeting
 from commprof.report.plain_text import printable
 from commprof.trace.run_directory import RUN_FILE, world_directory
 
@@ -45,16 +46,17 @@ def places_of(directory: Path, subjects: Sequence[Subject]) -> list[Path]:
 
 def run_world_sizes(
     subject: Subject,
-    endpoint: str | None,
+    meeting: Meeting,
     directory: Path,
     world_sizes: Sequence[int],
     context: dict[str, Any],
 ) -> int:
     """Runs one world size after another, up to the first that fails; returns its exit code."""
     directory.mkdir(exist_ok=True)
-    save_context(directory, context)
-    for size in world_sizes:
-        code = _run_world(subject, endpoint, directory, size, context)
+    if meeting.is_first:
+        save_context(directory, context)
+    for turn, size in enumerate(world_sizes):
+        code = _run_world(subject, meeting.turn(turn), directory, size, context)
         if code:
             return code
     return 0
@@ -67,7 +69,7 @@ def save_context(directory: Path, context: dict[str, Any]) -> None:
 
 def _run_world(
     subject: Subject,
-    endpoint: str | None,
+    meeting: Meeting,
     directory: Path,
     world_size: int,
     context: dict[str, Any],
@@ -79,7 +81,7 @@ def _run_world(
     name = f"{world_size} {'rank' if world_size == 1 else 'ranks'}"
     code = 0
     try:
-        subject.launch(world_size, world, endpoint)
+        subject.launch(world_size, world, meeting)
     except CommprofError as error:
         context["errors"][str(world_size)] = str(error)
         print(f"commprof: {name}: {printable(str(error))}", file=sys.stderr)
@@ -95,5 +97,6 @@ def _run_world(
             salvage(trace)
         except (OSError, CommprofError) as error:
             print(f"commprof: {error}", file=sys.stderr)
-    save_context(directory, context)
+    if meeting.is_first:
+        save_context(directory, context)
     return code

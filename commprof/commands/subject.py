@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from commprof.errors import RankFailedError, UsageError
+from commprof.launch.meeting import Meeting
 from commprof.workloads.options import TrainingOptions
 
 
@@ -21,7 +22,7 @@ class Subject(Protocol):
     #: How ranks share the model, as on the command line; empty where a script decides.
     strategy: str
 
-    def check(self, world_sizes: list[int], endpoint: str | None) -> str:
+    def check(self, world_sizes: list[int], meeting: Meeting) -> str:
         """Describes what will run, for the report's heading.
 
         Raises:
@@ -31,7 +32,7 @@ class Subject(Protocol):
     def settings(self) -> dict[str, Any]:
         """What was asked for, for ``run.json``."""
 
-    def launch(self, world_size: int, directory: Path, endpoint: str | None) -> None:
+    def launch(self, world_size: int, directory: Path, meeting: Meeting) -> None:
         """Runs it; ranks leave their traces in ``directory``.
 
         Raises:
@@ -53,11 +54,11 @@ class WorkloadSubject:
         self.strategy = strategy
         self.name = self._workload.partition(":")[0]
 
-    def check(self, world_sizes: list[int], endpoint: str | None) -> str:
+    def check(self, world_sizes: list[int], meeting: Meeting) -> str:
         """See ``Subject``."""
         from commprof.launch.elastic import check
 
-        plans = [check(self._job(size, Path("unused")), endpoint) for size in world_sizes]
+        plans = [check(self._job(size, Path("unused")), meeting) for size in world_sizes]
         workload = plans[0].workload
         self._settings = {
             "training": plans[0].options.chosen(),
@@ -77,11 +78,11 @@ class WorkloadSubject:
             **_trial(self._args),
         }
 
-    def launch(self, world_size: int, directory: Path, endpoint: str | None) -> None:
+    def launch(self, world_size: int, directory: Path, meeting: Meeting) -> None:
         """See ``Subject``."""
         from commprof.launch.elastic import launch
 
-        launch(self._job(world_size, directory), directory / "logs", endpoint)
+        launch(self._job(world_size, directory), directory / "logs", meeting)
 
     def exit_code(self, error: RankFailedError) -> int:
         """See ``Subject``."""
@@ -136,7 +137,7 @@ class ScriptSubject:
         self.name = Path(args.script).stem
         self.strategy = ""
 
-    def check(self, world_sizes: list[int], endpoint: str | None) -> str:
+    def check(self, world_sizes: list[int], meeting: Meeting) -> str:
         """See ``Subject``."""
         given = [
             "--" + name.replace("_", "-")
@@ -156,7 +157,7 @@ class ScriptSubject:
         """See ``Subject``."""
         return {"script": self._command, **_hook(self._args), **_trial(self._args)}
 
-    def launch(self, world_size: int, directory: Path, endpoint: str | None) -> None:
+    def launch(self, world_size: int, directory: Path, meeting: Meeting) -> None:
         """See ``Subject``."""
         from commprof import boot
         from commprof.launch.elastic import launch_script
@@ -167,7 +168,7 @@ class ScriptSubject:
         if self._args.trial is not None:
             environment[boot.TRIAL_VARIABLE] = self._args.trial
         environment["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS", str(self._args.threads))
-        launch_script(self._command, world_size, directory / "logs", environment, endpoint)
+        launch_script(self._command, world_size, directory / "logs", environment, meeting)
 
     def exit_code(self, error: RankFailedError) -> int:
         """The script's own; 128 + number if a signal ended it, as a shell has it."""

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import errno
 import logging
 import multiprocessing
 import multiprocessing.forkserver
 import os
 import signal
-import socket
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import torch
@@ -26,6 +24,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from commprof import _native
 from commprof.errors import CommprofError, RankFailedError, UsageError
 from commprof.launch.job import Job, Plan
+from commprof.launch.meeting import ALONE, Meeting
 from commprof.launch.progress import ProgressLine
 from commprof.launch.worker import run_rank
 
@@ -38,33 +37,33 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 _LOGGERS = ("torch.distributed", "torch.multiprocessing")
 
 
-def check(job: Job, endpoint: str | None = None) -> Plan:
+def check(job: Job, meeting: Meeting = ALONE) -> Plan:
     """What the job amounts to, after refusing here what would otherwise fail in its ranks.
 
     Raises UsageError for an unusable workload, batch, backend or endpoint; starts nothing.
     """
     check_backend(job.backend, job.world_size)
-    if endpoint is not None:
-        _check_endpoint(endpoint)
+    meeting.check(job.world_size)
     return job.plan()
 
 
-def launch(job: Job, log_dir: Path, endpoint: str | None = None) -> None:
+def launch(job: Job, log_dir: Path, meeting: Meeting = ALONE) -> None:
     """Run all ranks of the job and return when they are done.
 
     log_dir: gets `rank_R.out`, `rank_R.err`, the launcher's warnings, and a failed rank's
-    `rank_R.error.json`. endpoint: HOST:PORT of this machine at which the ranks meet; a free port
-    when None. The processes share one fork server, which stays for the next job (the cost of
-    importing torch is paid once) until `stop_fork_server`, this process's end, or a failure.
+    `rank_R.error.json`. meeting: where the launchers of all machines meet. The processes share
+    one fork server, which stays for the next job (the cost of importing torch is paid once) until
+    `stop_fork_server`, this process's end, or a failure.
 
     Raises UsageError before anything is started, RankFailedError for the first rank that failed,
     CommprofError if the ranks could not meet. A signal ends the ranks and is then raised again.
     """
-    plan = check(job, endpoint)
+    plan = check(job, meeting)
     job.directory.mkdir(parents=True, exist_ok=True)
     job_path = job.directory / "job.json"
     job.save(job_path)
-    with ProgressLine(job.directory, job.world_size, plan.steps + job.overhead_steps):
+    watched = ProgressLine(job.directory, job.world_size, plan.steps + job.overhead_steps)
+    with watched if meeting.is_first else nullcontext():
         launch_function(
             run_rank,
             str(job_path),
@@ -72,7 +71,7 @@ def launch(job: Job, log_dir: Path, endpoint: str | None = None) -> None:
             log_dir,
             threads_per_rank=job.threads_per_rank,
             imports=plan.workload.build_imports,
-            endpoint=endpoint,
+            meeting=meeting,
         )
 
 
@@ -84,7 +83,7 @@ def launch_function(
     *,
     threads_per_rank: int = 1,
     imports: Iterable[str] = (),
-    endpoint: str | None = None,
+    meeting: Meeting = ALONE,
 ) -> None:
     """Call a function of a module as every rank, and return when all have returned.
 
@@ -92,7 +91,7 @@ def launch_function(
     imports on top of torch.
     """
     log_dir.mkdir(parents=True, exist_ok=True)
-    config = _config(world_size, _FlatLogs(log_dir), endpoint)
+    config = _config(world_size, _FlatLogs(log_dir), meeting)
     multiprocessing.forkserver.set_forkserver_preload([*_PRELOAD, *imports])
     with _environment({"OMP_NUM_THREADS": str(threads_per_rank)}):
         _run_ranks(lambda: elastic_launch(config, function)(argument), log_dir)
@@ -103,7 +102,7 @@ def launch_script(
     world_size: int,
     log_dir: Path,
     environment: dict[str, str],
-    endpoint: str | None = None,
+    meeting: Meeting = ALONE,
 ) -> None:
     """Run a Python script or module as every rank, as torchrun would, and return when it is done.
 
@@ -113,10 +112,9 @@ def launch_script(
 
     Raises as `launch` does; a RankFailedError holds the exit code of the script.
     """
-    if endpoint is not None:
-        _check_endpoint(endpoint)
+    meeting.check(world_size)
     log_dir.mkdir(parents=True, exist_ok=True)
-    config = _config(world_size, _FlatLogs(log_dir, keep_output=False), endpoint)
+    config = _config(world_size, _FlatLogs(log_dir, keep_output=False), meeting)
     with _environment(environment):
         _run_ranks(lambda: elastic_launch(config, sys.executable)("-u", *command), log_dir)
 
@@ -158,15 +156,9 @@ def _kill_ranks(others: list[multiprocessing.process.BaseProcess]) -> None:
             process.join()
 
 
-def _config(world_size: int, logs: LogsSpecs, endpoint: str | None) -> LaunchConfig:
+def _config(world_size: int, logs: LogsSpecs, meeting: Meeting) -> LaunchConfig:
     return LaunchConfig(
-        min_nodes=1,
-        max_nodes=1,
-        nproc_per_node=world_size,
-        run_id=f"commprof-{os.getpid()}",
-        rdzv_backend="c10d",
-        rdzv_endpoint=endpoint or "localhost:0",
-        rdzv_configs={"is_host": True},
+        **meeting.launch_config(world_size),
         max_restarts=0,
         start_method="forkserver",
         logs_specs=logs,
@@ -225,28 +217,6 @@ def check_backend(backend: str, world_size: int) -> None:
             f"backend 'nccl' needs a GPU of its own for each of {world_size} ranks, and here "
             f"are {torch.cuda.device_count()}; take fewer ranks, or backend 'gloo'"
         )
-
-
-def _check_endpoint(endpoint: str) -> None:
-    host, _, port = endpoint.rpartition(":")
-    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
-        raise UsageError(
-            f"endpoint {endpoint!r} is not HOST:PORT (allowed: a name or address of this machine "
-            "and a port from 1 to 65535), e.g. localhost:29500"
-        )
-    try:
-        family, kind, _, _, address = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)[
-            0
-        ]
-        with socket.socket(family, kind) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(address)
-    except OSError as error:
-        if error.errno == errno.EADDRINUSE:
-            raise UsageError(
-                f"port {port} is in use on {host}; choose another, or none to get a free one"
-            ) from None
-        raise UsageError(f"endpoint {endpoint!r} cannot be opened here: {error}") from None
 
 
 @contextmanager

@@ -1,0 +1,114 @@
+"""Where the launchers of one or several machines meet, and which of them this is."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+from dataclasses import dataclass, replace
+from typing import Any
+
+from commprof.errors import UsageError
+
+_TIMEOUT_S = 900  # for the other machines' launchers to come
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """Raises UsageError where the numbers do not fit each other."""
+
+    endpoint: str | None = None
+    """HOST:PORT of the first machine; None: a free port of this one."""
+    nodes: int = 1
+    """Machines, each with a launcher of its own."""
+    node_rank: int = 0
+    """Which of them this is; the first one has the endpoint and reports."""
+
+    def __post_init__(self) -> None:
+        if self.nodes < 1:
+            raise UsageError(f"--nnodes {self.nodes} is out of range (allowed: 1 or more)")
+        if not 0 <= self.node_rank < self.nodes:
+            raise UsageError(
+                f"--node-rank {self.node_rank} is out of range (allowed: 0 to {self.nodes - 1})"
+            )
+        if self.nodes > 1 and self.endpoint is None:
+            raise UsageError(
+                "--nnodes needs --rdzv-endpoint HOST:PORT, the same on all machines: an address of "
+                "the machine with --node-rank 0"
+            )
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this machine writes down what was run, and reports."""
+        return self.node_rank == 0
+
+    def check(self, world_size: int) -> None:
+        """Raises UsageError where the ranks do not divide, or the endpoint cannot be opened."""
+        if world_size % self.nodes:
+            raise UsageError(
+                f"{world_size} ranks do not divide among {self.nodes} machines; give multiples of "
+                f"{self.nodes}"
+            )
+        if self.endpoint is not None:
+            host, port = _parts(self.endpoint)
+            if self.is_first:
+                _check_free(host, port)
+
+    def turn(self, number: int) -> Meeting:
+        """For the next world size of a sweep: another port, so that none meets the one before."""
+        if self.nodes == 1 or self.endpoint is None:
+            return self
+        host, port = _parts(self.endpoint)
+        return replace(self, endpoint=f"{host}:{port + number}")
+
+    def launch_config(self, world_size: int) -> dict[str, Any]:
+        """What torch's ``LaunchConfig`` wants to know of it."""
+        common = {
+            "min_nodes": self.nodes,
+            "max_nodes": self.nodes,
+            "nproc_per_node": world_size // self.nodes,
+        }
+        if self.nodes == 1:
+            return {
+                **common,
+                "run_id": f"commprof-{os.getpid()}",
+                "rdzv_backend": "c10d",
+                "rdzv_endpoint": self.endpoint or "localhost:0",
+                "rdzv_configs": {"is_host": True},
+            }
+        return {
+            **common,
+            "run_id": f"commprof-{world_size}",
+            "rdzv_backend": "static",  # ranks in the order of the machines
+            "rdzv_endpoint": self.endpoint,
+            "rdzv_configs": {"rank": self.node_rank, "timeout": _TIMEOUT_S},
+        }
+
+
+ALONE = Meeting()
+"""One machine, any free port."""
+
+
+def _parts(endpoint: str) -> tuple[str, int]:
+    host, _, port = endpoint.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise UsageError(
+            f"endpoint {endpoint!r} is not HOST:PORT (allowed: a name or address of this machine "
+            "and a port from 1 to 65535), e.g. localhost:29500"
+        )
+    return host, int(port)
+
+
+def _check_free(host: str, port: int) -> None:
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        family, kind, _, _, address = found[0]
+        with socket.socket(family, kind) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise UsageError(
+                f"port {port} is in use on {host}; choose another, or none to get a free one"
+            ) from None
+        raise UsageError(f"endpoint '{host}:{port}' cannot be opened here: {error}") from None
