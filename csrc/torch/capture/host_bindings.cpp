@@ -70,6 +70,7 @@ void bindArrivals(py::module_& m) {
       "arrivals_open",
       [](const std::string& path, uint64_t token, uint32_t rank) {
         Recorder::instance().setBoard(ArrivalBoard::open(path, token), rank);
+        HostCarrier::instance().stop(); // of an earlier process group
       },
       "Exchanges arrivals through the memory of another rank, which lies at "
       "/proc/<pid>/fd/<descriptor>.",
