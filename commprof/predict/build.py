@@ -64,7 +64,7 @@ def build_profile(
             link: LinkProfile(found, bandwidth_bytes_per_s, latency_s)
             for link, found in curves.items()
         },
-        hooks=_hooks(recorded, curves),
+        hooks=_hooks(recorded, curves, left_out),
         sources=tuple(sources),
         machine=_machine(measurements),
         created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
@@ -73,9 +73,11 @@ def build_profile(
 
 
 def _hooks(
-    recorded: Sequence[Recorded], curves: Mapping[str, Mapping[str, CostCurve]]
+    recorded: Sequence[Recorded],
+    curves: Mapping[str, Mapping[str, CostCurve]],
+    left_out: list[str],
 ) -> dict[str, HookCost]:
-    """Of each compressor the runs with the most ranks."""
+    """Of each compressor the runs with the most ranks; those without a fit go to ``left_out``."""
     hooks: dict[str, list[Recorded]] = {}
     for each in recorded:
         if each.schedule.hook and each.schedule.world_size > 1:
@@ -93,7 +95,10 @@ def _hooks(
                 "the same run without a hook too"
             )
         rows = [row for each in largest for row in each.compression]
-        found[label] = fit_hook(label, rows, schedules, curve, plain)
+        try:
+            found[label] = fit_hook(label, rows, schedules, curve, plain)
+        except CommprofError as error:
+            left_out.append(str(error))
     return found
 
 

@@ -118,12 +118,17 @@ def fit_hook(
         plain: runs without a hook; those with the same buckets say what it takes from compute.
 
     Raises:
-        CommprofError: no bucket was compressed, or by one rank alone.
+        CommprofError: no bucket was compressed, or by one rank alone; or the scheme is not known.
     """
     name = label.partition(":")[0]
     mine = [row for row in rows if row.payload_bytes > 0]
     ranks = schedules[0].world_size
-    if not mine or ranks < 2 or name not in EXCHANGES:
+    if name not in EXCHANGES:
+        raise CommprofError(
+            f"hook {label}: the model does not know how it exchanges (known: "
+            f"{', '.join(EXCHANGES)}); predict without it"
+        )
+    if not mine or ranks < 2:
         raise CommprofError(
             f"hook {label}: no compressed bucket of 2 ranks or more was recorded; record one with "
             f"python -m commprof.run --world-sizes 2 --hook {label}"

@@ -149,7 +149,8 @@ def _outer(
         if latency_s < measured.latency_s:
             outside.append("a latency below the measured link's")
     scale = _rate_scale(curve, measured, rate, outside, remarks)
-    factor = placement.crowding()
+    crowded = 1.0 if math.isnan(curve.ranks_per_core) else max(1.0, curve.ranks_per_core)
+    factor = max(1.0, placement.crowding() / crowded)
     return curve.changed(lambda a: max(0.0, a * factor + more_s), scale)
 
 

@@ -61,3 +61,5 @@ def test_what_it_takes_from_compute() -> None:
 def test_nothing_compressed_is_refused() -> None:
     with pytest.raises(CommprofError, match="--world-sizes 2 --hook fp16"):
         fit_hook("fp16", [], [recorded()], curve())
+    with pytest.raises(CommprofError, match="does not know how it exchanges"):
+        fit_hook("smoke", [compression()], [recorded()], curve())
