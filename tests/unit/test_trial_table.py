@@ -64,7 +64,7 @@ def test_columns_that_nobody_fills_are_left_out() -> None:
 
 
 def test_json_holds_the_same_without_nan() -> None:
-    plain = as_json._plain(trial_dict(sample()))
+    plain = as_json.plain(trial_dict(sample()))
     text = json.dumps(plain, allow_nan=False)
     value = json.loads(text)
     assert value["verdict"]["choice"] == "int8"
