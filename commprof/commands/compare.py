@@ -44,13 +44,15 @@ class CompareCommand:
     def run(self, args: argparse.Namespace) -> int:
         """Compares and prints."""
         limit = None if args.fail_above is None else parse_share(args.fail_above)
-        kinds = [path.is_dir() for path in (args.first, args.second)]
-        if kinds[0] != kinds[1]:
+        paths = (args.first, args.second)
+        are_runs = any(path.is_dir() for path in paths)
+        if are_runs and not all(path.is_dir() for path in paths):
+            other = next(path for path in paths if not path.is_dir())
             raise UsageError(
-                f"{args.first} and {args.second} are a directory and a file; give two run "
-                "directories, or two JSON files of commprof microbench"
+                f"{other} is no run directory; give two that commprof run wrote, or two JSON files "
+                "of commprof microbench"
             )
-        both = compare_runs if kinds[0] else compare_sweeps
+        both = compare_runs if are_runs else compare_sweeps
         return both.compare(args.first, args.second, limit, args.format)
 
 

@@ -32,13 +32,13 @@ class LaunchFilesCommand:
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
         """Adds the arguments."""
-        parser.add_argument("--target", choices=tuple(TARGETS), required=True, help="see above")
-        parser.add_argument("--nodes", type=int, required=True, metavar="N", help="machines")
+        parser.add_argument("--target", choices=tuple(TARGETS), help="needed, see above")
+        parser.add_argument("--nodes", type=int, metavar="N", help="needed: machines")
         parser.add_argument(
-            "--nproc-per-node", type=int, required=True, metavar="N", help="ranks on each of them"
+            "--nproc-per-node", type=int, metavar="N", help="needed: ranks on each of them"
         )
         parser.add_argument(
-            "--output", required=True, metavar="DIR", help="shared directory for the traces"
+            "--output", metavar="DIR", help="needed: shared directory for the traces"
         )
         parser.add_argument("--name", default="commprof", help="of the job (default: commprof)")
         parser.add_argument(
@@ -66,6 +66,11 @@ class LaunchFilesCommand:
 
     def run(self, args: argparse.Namespace) -> int:
         """Prints or writes the file."""
+        needed = ("target", "nodes", "nproc_per_node", "output")
+        missing = [name for name in needed if getattr(args, name) is None]
+        if missing:
+            options = ", ".join("--" + name.replace("_", "-") for name in missing)
+            raise UsageError(f"{options} missing; commprof launch-files --help has an example")
         script = args.script[1:] if args.script[:1] == ["--"] else args.script
         job = ClusterJob(
             script=tuple(script),

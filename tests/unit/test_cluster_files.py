@@ -137,6 +137,11 @@ def test_what_no_cluster_would_take_is_refused(
     assert message in str(caught.value)
 
 
+def test_the_command_says_what_it_needs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["launch-files", "--target", "slurm", "--nodes", "2"]) == 2
+    assert "--nproc-per-node, --output missing" in capsys.readouterr().err
+
+
 def test_the_command_writes_a_new_file_only(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
