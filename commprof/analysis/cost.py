@@ -20,6 +20,8 @@ from commprof.analysis.intervals import Interval, mean_interval, resampled_means
 from commprof.analysis.world import WorldResult
 
 UNITS = ("node", "rank")
+#: Epochs that differ by this share are one epoch: samplers pad it to equal batches on all ranks.
+_PADDING = 0.05
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,7 @@ class CostRow:
     billed: int
     s_per_1000_samples: float
     cost_per_1000_samples: Interval
-    #: NaN where the length of an epoch is not known.
+    #: NaN where the samples of an epoch are not known, or not the same at all world sizes.
     s_per_epoch: float
     cost_per_epoch: float
     #: Cost per sample of the smallest world size over this one's; above 1 is cheaper than it.
@@ -74,11 +76,12 @@ def cost(
         worlds: with figures.
         details: of the same.
         price: what is paid.
-        epoch_samples: samples of all ranks in an epoch; NaN to take what the run knows.
+        epoch_samples: samples of all ranks in an epoch; NaN to take what the run knows, if its
+            world sizes agree.
     """
     rows: list[CostRow] = []
+    samples = _epoch_samples(details) if math.isnan(epoch_samples) else epoch_samples
     for world, detail in zip(worlds, details, strict=True):
-        samples = detail.epoch_samples if math.isnan(epoch_samples) else epoch_samples
         row = _row(world, detail, price, samples)
         base = rows[0] if rows else row
         efficiency = base.cost_per_1000_samples.value / row.cost_per_1000_samples.value
@@ -96,6 +99,13 @@ def cost(
     return Cost(
         price, tuple(rows), rows[cheapest].world_size, rows[fastest].world_size, tuple(as_cheap)
     )
+
+
+def _epoch_samples(details: Sequence[WorldDetail]) -> float:
+    """The smallest world size's; NaN where another one's epoch is another amount of work."""
+    counts = [detail.epoch_samples for detail in details]
+    same = all(abs(count / counts[0] - 1) <= _PADDING for count in counts)
+    return counts[0] if counts and same else math.nan
 
 
 def _row(world: WorldResult, detail: WorldDetail, price: Price, samples: float) -> CostRow:

@@ -10,7 +10,7 @@ A collective's time in flight falls into four parts, in the words of Horovod's t
 
 c10d does not negotiate: a rank that is early sits inside the collective. Horovod waits for the
 data that the GPU still computes, here the wait is for the last rank to begin. The parts add up to
-the time from issue to completion. The table of the collectives cuts the same time differently: its
+the time from issue to completion. The table of the collectives cuts it differently: its
 queue is all of the time until the start here, and its wait is what follows until the last start.
 """
 

@@ -15,6 +15,7 @@ from commprof.errors import UsageError
 from commprof.report import as_csv, as_parquet, markdown
 from commprof.report.html import page
 from commprof.report.rows import TABLES
+from commprof.trials.analyse import analyse_trial
 
 #: Formats that hold rows.
 _ROWS = ("csv", "parquet")
@@ -86,11 +87,11 @@ def cost_of(args: argparse.Namespace) -> Cost | None:
 
 def rendered(args: argparse.Namespace) -> str | bytes:
     """The report in one of the formats that are not for the terminal."""
-    report = _full(args.run, args)
+    report, trial = _full(args.run, args), analyse_trial(args.run)
     if args.format == "markdown":
-        return markdown.render(report)
+        return markdown.render(report, trial)
     if args.format == "html":
-        return page.render(report)
+        return page.render(report, trial)
     render = as_csv.render if args.format == "csv" else as_parquet.render
     return render(report, args.rows or "worlds")
 
@@ -99,6 +100,11 @@ def _full(run: Path, args: argparse.Namespace) -> FullReport:
     result, details = analyse_in_detail(run)
     paid = None
     if args.price_per_hour is not None:
+        if analyse_trial(run) is not None:
+            raise UsageError(
+                f"{run} holds a trial, whose candidates share its steps: they have no cost of "
+                "their own; leave --price-per-hour out"
+            )
         price = Price(args.price_per_hour, args.price_per or "node")
         samples = math.nan if args.epoch_samples is None else float(args.epoch_samples)
         paid = cost(result.worlds, details, price, samples)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from commprof.analysis.full_report import FullReport
 from commprof.analysis.overhead import Overhead
+from commprof.analysis.scaling import RunResult
 from commprof.analysis.verdict import Binding
 from commprof.analysis.world import WorldResult
 from commprof.report import (
@@ -15,6 +16,7 @@ from commprof.report import (
     cost_table,
     predicted_table,
     summary_table,
+    trial_table,
 )
 from commprof.report.cross_checks_table import HEADING as CHECKS_LEGEND
 from commprof.report.cross_checks_table import cross_checks_grid
@@ -22,6 +24,7 @@ from commprof.report.table import PARTS_LEGEND, SCALING_LEGEND, notes, parts_gri
 from commprof.report.tabulated import Grid, tabulated, three_digits
 from commprof.report.waiting_table import LEGEND as WAITING_LEGEND
 from commprof.report.waiting_table import waiting_grid
+from commprof.trials.result import TrialResult
 
 #: Rows of a table that a page shows; the JSON result has all.
 _MOST_ROWS = 24
@@ -53,14 +56,21 @@ class Section:
     stands_alone: bool = True
 
 
-def sections(report: FullReport) -> Iterator[Section]:
-    """All sections that this run has something for."""
+def sections(report: FullReport, trial: TrialResult | None = None) -> Iterator[Section]:
+    """All sections that this run has something for.
+
+    Of a trial's run no means are shown: candidates share its steps, so they would be nobody's.
+    """
     result = report.result
+    if trial is not None:
+        yield _trial(trial)
+        yield from _notes(result)
+        yield from _pictures()
+        return
     if report.verdict is not None:
         sentences = report.verdict.sentences
         yield Section("verdict", "Verdict", report.verdict.headline, paragraphs=sentences)
-    if found := notes(result):
-        yield Section("notes", "What to know before believing the figures", bullets=tuple(found))
+    yield from _notes(result)
     if result.worlds:
         yield from _of_all_worlds(report)
         yield from _of_last_world(result.worlds[-1])
@@ -78,6 +88,42 @@ def sections(report: FullReport) -> Iterator[Section]:
         yield Section("always-on", "Always-on mode", preformatted=tuple(blocks))
 
 
+def _trial(trial: TrialResult) -> Section:
+    grids, legend = [], ""
+    if trial.rounds:
+        grids = [(trial_table.setup(trial), trial_table.candidates_grid(trial))]
+        legend = trial_table.LEGEND
+        if overhead := trial_table.overhead_grid(trial):
+            grids.append(("Each technique alone and combined", overhead))
+            legend += "\n" + trial_table.OVERHEAD_LEGEND
+    lead, *more = trial.verdict.sentences
+    apply = f"To apply it: {trial.verdict.apply}"
+    return Section(
+        "trial",
+        "Trial",
+        lead,
+        paragraphs=(*more, *([apply] if trial.verdict.apply else [])),
+        grids=tuple(grids),
+        bullets=tuple(trial_table.notes(trial)),
+        legend=legend,
+    )
+
+
+def _notes(result: RunResult) -> Iterator[Section]:
+    if found := notes(result):
+        yield Section("notes", "What to know before believing the figures", bullets=tuple(found))
+
+
+def _pictures() -> Iterator[Section]:
+    yield Section(
+        "steps",
+        "Step by step",
+        legend="Wall time of the slowest rank. Choose a step to see it in the timeline.",
+        stands_alone=False,
+    )
+    yield Section("timeline", "Timeline of the collectives", legend=_TIMELINE, stands_alone=False)
+
+
 def _of_all_worlds(report: FullReport) -> Iterator[Section]:
     result = report.result
     bindings = report.verdict.bindings if report.verdict is not None else ()
@@ -89,13 +135,7 @@ def _of_all_worlds(report: FullReport) -> Iterator[Section]:
         legend=PARTS_LEGEND,
     )
     yield _scaling(report)
-    yield Section(
-        "steps",
-        "Step by step",
-        legend="Wall time of the slowest rank. Choose a step to see it in the timeline.",
-        stands_alone=False,
-    )
-    yield Section("timeline", "Timeline of the collectives", legend=_TIMELINE, stands_alone=False)
+    yield from _pictures()
     waiting = [
         (f"{detail.world_size} ranks", grid)
         for detail in report.details

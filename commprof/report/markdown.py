@@ -10,17 +10,18 @@ from commprof.report.document import Section, sections
 from commprof.report.plain_text import printable
 from commprof.report.table import setup
 from commprof.report.tabulated import Grid, one_line
+from commprof.trials.result import TrialResult
 
 #: What Markdown or HTML in it would obey.
 _SPECIAL = re.compile(r"[\\`*_{}\[\]<>#|~!&$@]|(?<=\w)://")
 
 
-def render(report: FullReport) -> str:
+def render(report: FullReport, trial: TrialResult | None = None) -> str:
     """The whole report."""
     context = report.result.context
     about = (context["description"], setup(report.result), str(context["timestamp"]))
     lines = ["# commprof report", "", "  \n".join(map(_line, about))]
-    for section in sections(report):
+    for section in sections(report, trial):
         if section.stands_alone:
             lines += ["", *_section(section)]
     return "\n".join(lines) + "\n"

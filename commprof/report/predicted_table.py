@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from commprof.analysis.predicted import PredictedPoint, Predictions
 from commprof.report.plain_text import printable
 from commprof.report.tabulated import Grid, three_digits
@@ -39,5 +41,19 @@ def legend(predictions: Predictions) -> str:
 
 def setting_text(point: PredictedPoint) -> str:
     """What is not as it was recorded."""
-    words = [f"{name} {value}" for name, value in point.setting]
-    return printable(", ".join(words)) or "as recorded"
+    return printable(", ".join(_words(*part) for part in point.setting)) or "as recorded"
+
+
+def _words(name: str, value: str) -> str:
+    """By the file's name for it, which says the unit."""
+    number = float(value) if re.fullmatch(r"[0-9.]+(e[+-]?\d+)?", value) else None
+    if number is None:
+        words = {"hook": f"hook {value or 'none'}", "scaling": f"{value} scaling"}
+        return words.get(name, f"{name} {value}")
+    return {
+        "bandwidth_bytes_per_s": f"{number * 8 / 1e9:.4g} Gbit/s",
+        "latency_s": f"{number * 1e6:.4g} µs",
+        "bucket_cap_bytes": f"buckets of {number / 2**20:.4g} MiB",
+        "ranks_per_host": f"{number:g} ranks per host",
+        "cores_per_host": f"{number:g} cores per host",
+    }.get(name, f"{name} {value}")

@@ -7,14 +7,14 @@ import textwrap
 
 from commprof.analysis.intervals import Interval
 from commprof.report.plain_text import printable
-from commprof.report.tabulated import tabulated, three_digits
+from commprof.report.tabulated import Grid, tabulated, three_digits
 from commprof.trials.result import BreakEven, CandidateResult, TrialResult
 
 _HEADERS = (
     *("candidate", "step\nms", "over none\n[95 %]", "exposed\nms", "encode\nms", "decode\nms"),
     *("sent\nMB", "gradient\nerror", "cosine", "loss\n[95 %]", "pays below\nGbit/s [95 %]"),
 )
-_LEGEND = """\
+LEGEND = """\
 step: a typical block's median, on the slowest rank; over none: paired by round.
 exposed: the training thread stood still for communication. encode (with reduce), decode: on the
 compressor's thread. sent: by a rank per step. error: of what was sent, in the first step of each
@@ -23,41 +23,50 @@ a comparison shows by chance. noop exchanges nothing, and is taken back, as is e
 changes gradients."""
 
 _OVERHEAD_HEADERS = ("techniques", "", "overhead less by\n[95 %]", "speed-up\n[95 %]")
-_OVERHEAD_LEGEND = """\
+OVERHEAD_LEGEND = """\
 overhead: the step less noop's; speed-up: none's step over the candidate's. All from this run."""
 
 
 def render(trial: TrialResult, description: str, width: int) -> str:
     """The whole report; prose is wrapped to ``width`` columns, tables are as wide as they are."""
-    setup = (
-        f"Trial at {trial.world_size} ranks: {trial.rounds} of {trial.planned_rounds} rounds, in "
-        f"each a block per candidate in shuffled order, {trial.block_steps} measured steps after "
-        f"{trial.warmup_steps} left out."
-    )
-    blocks = ["\n".join(_wrapped(line, width) for line in (description, setup))]
+    blocks = ["\n".join(_wrapped(line, width) for line in (description, setup(trial)))]
     blocks.append("\n".join(_wrapped(said, width) for said in trial.verdict.sentences))
     if trial.verdict.apply:
         blocks.append(f"To apply it:\n  {printable(trial.verdict.apply)}")
     if trial.rounds:
-        blocks += [_candidates(trial), _LEGEND]
-        blocks += _overhead(trial)
-    notes = [f"{label} took no part: {why}." for label, why in trial.left_out]
-    if not math.isnan(trial.link_gbit_per_s):
-        notes.append(
-            f"While none's communication was under way, a rank sent "
-            f"{three_digits(trial.link_gbit_per_s)} Gbit/s."
-        )
-    if notes:
-        blocks.append("\n".join(_wrapped(note, width, "* ", "  ") for note in notes))
+        blocks += [tabulated(*candidates_grid(trial)), LEGEND]
+        if overhead := overhead_grid(trial):
+            blocks += [tabulated(*overhead), OVERHEAD_LEGEND]
+    if found := notes(trial):
+        blocks.append("\n".join(_wrapped(note, width, "* ", "  ") for note in found))
     return "\n\n".join(blocks) + "\n"
 
 
-def _candidates(trial: TrialResult) -> str:
+def setup(trial: TrialResult) -> str:
+    """How it was done, in a sentence."""
+    return (
+        f"Trial at {trial.world_size} ranks: {trial.rounds} of {trial.planned_rounds} rounds, in "
+        f"each a block per candidate in shuffled order, {trial.block_steps} measured steps after "
+        f"{trial.warmup_steps} left out."
+    )
+
+
+def notes(trial: TrialResult) -> list[str]:
+    """What else to know, in sentences."""
+    found = [f"{label} took no part: {why}." for label, why in trial.left_out]
+    if not math.isnan(trial.link_gbit_per_s):
+        found.append(
+            f"While none's communication was under way, a rank sent "
+            f"{three_digits(trial.link_gbit_per_s)} Gbit/s."
+        )
+    return found
+
+
+def candidates_grid(trial: TrialResult) -> Grid:
+    """A row per candidate; columns that no candidate has are left out."""
     rows = [_row(one) for one in trial.candidates]
     kept = [i for i in range(len(_HEADERS)) if i == 0 or any(row[i] != "-" for row in rows)]
-    return tabulated(
-        [[row[i] for i in kept] for row in rows], [_HEADERS[i] for i in kept], left=[0]
-    )
+    return Grid([[row[i] for i in kept] for row in rows], [_HEADERS[i] for i in kept], [0])
 
 
 def _row(one: CandidateResult) -> tuple[str, ...]:
@@ -89,11 +98,11 @@ def _bound(value: float) -> str:
     return "any" if math.isinf(value) else three_digits(value)
 
 
-def _overhead(trial: TrialResult) -> list[str]:
-    """Each technique alone and combined; nothing where no overhead could be told from none."""
+def overhead_grid(trial: TrialResult) -> Grid | None:
+    """Each technique alone and combined; None where no overhead could be told from none."""
     shown = [one for one in trial.candidates if one.overhead_reduction is not None]
     if not shown:
-        return []
+        return None
     rows = [
         (
             printable(one.label),
@@ -103,7 +112,7 @@ def _overhead(trial: TrialResult) -> list[str]:
         )
         for one in sorted(shown, key=lambda one: one.techniques)
     ]
-    return [tabulated(rows, _OVERHEAD_HEADERS, left=[0, 1]), _OVERHEAD_LEGEND]
+    return Grid(rows, _OVERHEAD_HEADERS, [0, 1])
 
 
 def _speedup(ratio: Interval | None) -> str:

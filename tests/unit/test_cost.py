@@ -53,6 +53,17 @@ def test_an_epoch_by_the_run_or_by_the_user() -> None:
     assert given.rows[0].s_per_epoch == pytest.approx(10)
 
 
+def test_epochs_that_are_other_work_are_not_compared() -> None:
+    worlds = [world(n, samples_per_s=100.0 * n) for n in (1, 2)]
+    for second, known in ((1020, True), (2000, False)):
+        details = [detail(1, epoch_samples=1000), detail(2, epoch_samples=second)]
+        rows = cost(worlds, details, Price(3.6, "rank")).rows
+        # The same 1000 samples at both, though a sampler padded them to 1020.
+        assert [row.s_per_epoch for row in rows] == (
+            [10.0, 5.0] if known else pytest.approx([math.nan] * 2, nan_ok=True)
+        )
+
+
 def test_costs_within_the_spread_are_not_told_apart() -> None:
     spread = np.linspace(50, 150, 20)
     assert of(Price(1, "rank"), 100.0, 199.0, step=spread).as_cheap == (2,)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
 
 from commprof.analysis.predicted import read_predictions
 from commprof.errors import CommprofError
-from commprof.report import predicted_table
+from commprof.predict.answers import Answer, Answers
+from commprof.predict.held_out import ModelError
+from commprof.predict.scenario import Estimate, Prediction, Scenario
+from commprof.report import predicted_table, prediction_json
 from tests.support.predictions import answer, write_predictions
 
 
@@ -28,6 +32,34 @@ def test_a_point_with_its_interval(tmp_path: Path) -> None:
         ("4", "as recorded", "400 [320, 500]", "inside"),
     ]
     assert "13.0%" in predicted_table.legend(found)
+
+
+def test_what_the_predict_command_writes_is_read(tmp_path: Path) -> None:
+    setting = Scenario(8, bandwidth_bytes_per_s=1.25e9, latency_s=2e-5, hook="", ranks_per_host=4.0)
+    figures = dict.fromkeys(
+        ("wait_s", "wire_s", "hidden_s", "compute_s", "no_overlap_s", "perfect_overlap_s"), 0.01
+    )
+    prediction = Prediction(
+        setting,
+        Estimate(0.1, 0.09, 0.11),
+        **figures,
+        buckets=2,
+        sent_bytes=1e6,
+        samples_per_s=800.0,
+        efficiency=0.9,
+        hiding_bytes_per_s=math.nan,
+        outside=("8 ranks (measured: 2, 4)",),
+        remarks=(),
+    )
+    answer = Answer(prediction, Estimate(0.1, 0.08, 0.125), None, math.nan, ())
+    answers = Answers((answer,), (), ModelError(0.02, 0.07, 3), None, ())
+    path = tmp_path / "p.json"
+    path.write_text(prediction_json.render(answers, "a run", "measured", ()))
+    found = read_predictions(path)
+    assert found.worst_error == 0.07
+    (point,) = found.points
+    assert point.samples_per_s.low == pytest.approx(640)
+    assert predicted_table.setting_text(point) == ("10 Gbit/s, 20 µs, hook none, 4 ranks per host")
 
 
 def test_without_held_out_steps_the_error_is_not_known(tmp_path: Path) -> None:

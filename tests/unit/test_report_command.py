@@ -69,6 +69,19 @@ def test_a_price_is_in_every_format(run: Path, capsys: pytest.CaptureFixture[str
     assert "## Cost" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("format", ["csv", "json", "markdown"])
+def test_what_is_written_stands_up_to_the_audit(
+    tmp_path: Path, format: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = write_run(tmp_path / "r", ranks_of(1, 9), ranks_of(2, 9, slower_ms=30))
+    file = str(tmp_path / "report")
+    words = ["--format", format, "-o", file, "--price-per-hour", "3.6", "--price-per", "rank"]
+    assert main(["report", str(run), *words, "--epoch-samples", "1000"]) == 0
+    capsys.readouterr()
+    assert main(["audit", file]) == 0
+    assert "no findings in" in capsys.readouterr().out
+
+
 def test_predictions_stand_beside_what_was_measured(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

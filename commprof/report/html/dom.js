@@ -24,7 +24,7 @@ function filled(made, attributes, children) {
 function time(ms) {
   if (ms === null || ms === undefined || Number.isNaN(ms)) return "-";
   const size = Math.abs(ms);
-  if (size >= 10000) return `${digits(ms / 1000)} s`;
+  if (size >= 1000) return `${digits(ms / 1000)} s`;
   if (size >= 1 || ms === 0) return `${digits(ms)} ms`;
   return `${digits(ms * 1000)} µs`;
 }

@@ -19,6 +19,7 @@ from commprof.report.html.data import page_data
 from commprof.report.plain_text import printable
 from commprof.report.table import setup
 from commprof.report.tabulated import Grid, one_line
+from commprof.trials.result import TrialResult
 
 #: In this order: later ones use what earlier ones define.
 SCRIPTS = (
@@ -39,7 +40,7 @@ _PICTURES = {"step", "scaling", "steps", "timeline"}
 _NO_SCRIPT = "Without JavaScript the pictures are missing; the text and the tables are all here."
 
 
-def render(report: FullReport) -> str:
+def render(report: FullReport, trial: TrialResult | None = None) -> str:
     """The page as text, to be written as UTF-8."""
     style = _joined(STYLES)
     script = '(() => {\n"use strict";\n' + _joined(SCRIPTS) + "})();\n"
@@ -61,7 +62,7 @@ def render(report: FullReport) -> str:
             f"<style>{style}</style>",
             "</head>",
             "<body>",
-            *_body(report),
+            *_body(report, trial),
             f'<script type="application/json" id="data">{page_data(report)}</script>',
             f"<script>{script}</script>",
             "</body>",
@@ -71,8 +72,8 @@ def render(report: FullReport) -> str:
     )
 
 
-def _body(report: FullReport) -> Iterator[str]:
-    context, parts = report.result.context, list(sections(report))
+def _body(report: FullReport, trial: TrialResult | None) -> Iterator[str]:
+    context, parts = report.result.context, list(sections(report, trial))
     yield '<a class="skip" href="#content">Skip to the report</a>'
     yield "<header>"
     yield "<h1>commprof report</h1>"
