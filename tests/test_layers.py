@@ -22,21 +22,25 @@ DOORS = {"__init__", "__main__", "run", "wrap"}
 MAY_IMPORT = {
     "foundation": set(),
     "trace": {"foundation"},
-    "compressors": {"foundation"},
-    "capture": {"foundation", "trace", "compressors"},
-    "boot": {"foundation", "capture"},
-    "analysis": {"foundation", "trace"},
     "backend": {"foundation"},
-    "predict": {"foundation"},
+    "compressors": {"foundation", "backend"},
+    "capture": {"foundation", "trace", "compressors"},
+    "boot": {"foundation", "capture", "switching"},
+    "analysis": {"foundation", "trace"},
+    "predict": {"foundation", "trace", "analysis"},
+    "trials": {"foundation", "trace", "analysis", "compressors"},
+    "switching": {"foundation", "compressors", "capture", "trials"},
     "workloads": {"foundation"},
-    "report": {"foundation", "analysis"},
-    "microbench": {"foundation", "analysis", "backend", "capture", "compressors", "launch"},
-    "launch": {"foundation", "trace", "capture", "compressors", "workloads"},
-    "commands": {
-        *("foundation", "trace", "capture", "boot", "compressors"),
-        *("analysis", "workloads", "report", "launch", "microbench"),
+    "report": {"foundation", "analysis", "predict", "trials"},
+    "launch": {
+        *("foundation", "trace", "capture", "compressors", "switching", "workloads", "backend"),
     },
-    "doors": {"foundation", "capture", "boot", "commands"},
+    "microbench": {"foundation", "analysis", "backend", "capture", "compressors", "launch"},
+    "commands": {
+        *("foundation", "trace", "capture", "boot", "compressors", "analysis", "predict"),
+        *("workloads", "report", "launch", "trials", "microbench"),
+    },
+    "doors": {"foundation", "capture", "boot", "commands", "switching"},
 }
 """Layer -> the other layers it may import; its own modules always, but for the foundation."""
 

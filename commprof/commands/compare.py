@@ -6,21 +6,18 @@ import argparse
 import re
 from pathlib import Path
 
-from commprof.analysis.sweep_comparison import compare_sweeps
-from commprof.analysis.sweep_file import read_sweep
+from commprof.commands import compare_runs, compare_sweeps
 from commprof.errors import UsageError
-from commprof.report import sweep_comparison_table
 
 _DESCRIPTION = """\
-Compares two results row by row: the ratio of their times, a rank test, and a verdict that a
-script can act on.
+Compares two recorded runs step by step (step time, its parts, collectives, settings), or two
+results of the microbenchmark row by row: ratios, a rank test, and a verdict for scripts.
 
-  commprof microbench all_reduce --nproc 2 --json A.json
-  commprof microbench all_reduce --nproc 2 --json B.json
-  commprof compare A.json B.json --fail-above 5%
+  commprof compare BEFORE AFTER                          run directories
+  commprof compare BEFORE.json AFTER.json --fail-above 5%    commprof microbench ... --json FILE
 
-With --fail-above the exit code is 1 where some row of B is slower than in A beyond noise and by
-more than that; without it the exit code is 0 whatever the rows say.
+With --fail-above the exit code is 1 where something of the second is slower beyond noise and by
+more than that; without it the exit code is 0 whatever the figures say.
 """
 
 
@@ -28,30 +25,35 @@ class CompareCommand:
     """See the module."""
 
     name = "compare"
-    help = "compare two results of commprof microbench"
+    help = "compare two recorded runs, or two microbenchmark results"
     description = _DESCRIPTION
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
         """Adds the arguments."""
-        parser.add_argument("first", type=Path, metavar="A.json", help="before")
-        parser.add_argument("second", type=Path, metavar="B.json", help="after")
+        parser.add_argument("first", type=Path, metavar="A", help="before")
+        parser.add_argument("second", type=Path, metavar="B", help="after")
         parser.add_argument(
             "--fail-above",
             metavar="5%",
             help="exit with 1 where B is slower by more than that, beyond noise",
         )
+        parser.add_argument(
+            "--format", choices=("table", "json"), default="table", help="default: table"
+        )
 
     def run(self, args: argparse.Namespace) -> int:
         """Compares and prints."""
         limit = None if args.fail_above is None else parse_share(args.fail_above)
-        comparison = compare_sweeps(read_sweep(args.first), read_sweep(args.second))
-        print(sweep_comparison_table.render(comparison), end="")
-        if limit is None:
-            return 0
-        failed = comparison.slower_than(limit)
-        rows = "1 row is" if len(failed) == 1 else f"{len(failed)} rows are"
-        print(f"Beyond noise, {rows} slower by more than {100 * limit:.3g}%.")
-        return 1 if failed else 0
+        paths = (args.first, args.second)
+        are_runs = any(path.is_dir() for path in paths)
+        if are_runs and not all(path.is_dir() for path in paths):
+            other = next(path for path in paths if not path.is_dir())
+            raise UsageError(
+                f"{other} is no run directory; give two that commprof run wrote, or two JSON files "
+                "of commprof microbench"
+            )
+        both = compare_runs if are_runs else compare_sweeps
+        return both.compare(args.first, args.second, limit, args.format)
 
 
 def parse_share(text: str) -> float:

@@ -23,6 +23,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous import RendezvousError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+from commprof import _native
 from commprof.errors import CommprofError, RankFailedError, UsageError
 from commprof.launch.job import Job, Plan
 from commprof.launch.progress import ProgressLine
@@ -212,6 +213,8 @@ def check_backend(backend: str, world_size: int) -> None:
     available = [name for name in ("gloo", "nccl", "mpi", "ucc") if dist.is_backend_available(name)]
     if "nccl" in available and not torch.cuda.is_available():
         available.remove("nccl")
+    if _native.native is not None:
+        available.append("commprof")
     if backend not in available:
         raise UsageError(
             f"backend {backend!r} cannot be used here: torch {torch.__version__} with "

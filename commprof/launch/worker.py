@@ -74,6 +74,8 @@ def _run(job: Job) -> None:
     rank = _environment_rank(job)
     torch.set_num_threads(job.threads_per_rank)
     plan = job.plan()
+    if job.backend == "commprof":
+        import commprof.backend  # noqa: F401  registers it
     dist.init_process_group(job.backend)
     shard = Shard(
         rank, job.world_size, plan.per_rank_batch, plan.steps, job.seed, _device(job.backend, rank)
@@ -85,6 +87,10 @@ def _run(job: Job) -> None:
     with profile(job.directory, metadata={"job": setup}) as recorder:
         if job.compressor:
             attach(ddp, parse(job.compressor))
+        elif job.trial:
+            from commprof.switching import trial
+
+            trial(ddp, job.trial)
         elif job.hook:
             attach(ddp)
         result = _train(job, plan, trainee, ddp, recorder)

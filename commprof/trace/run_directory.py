@@ -85,6 +85,14 @@ def read_world(run: Path, world_size: int) -> WorldRun:
     return WorldRun(world_size, directory, results, traces, tuple(problems))
 
 
+def trace_paths(run: Path, world_size: int) -> dict[int, Path]:
+    """The traces of one world size by rank, as far as there are any."""
+    directory = world_directory(run, world_size)
+    directory = directory if directory.is_dir() else run  # of traces alone
+    paths = {rank: directory / f"rank_{rank}.trace" for rank in range(world_size)}
+    return {rank: path for rank, path in paths.items() if path.exists()}
+
+
 def _problems_of(rank: int, trace: Trace) -> list[str]:
     found = [f"rank {rank}: {problem} ({trace.path})" for problem in trace.problems]
     if not trace.complete:

@@ -90,7 +90,7 @@ def commands() -> Iterator[str]:
     ]
     texts += [make_parser().description or "", *(command.description for command in COMMANDS)]
     for text in texts:
-        for line in text.splitlines():
+        for line in re.sub(r"\\\n\s*", "", text).splitlines():
             match = re.match(rf"\s*(?:\$ )?({_COMMAND} .*)", line)
             if match:
                 yield re.split(r"\s+#|\s{2,}", match[1])[0]

@@ -1,0 +1,188 @@
+"""A printed number, as the interval of values that would have been printed so.
+
+Two figures of a report disagree where these intervals, carried through the arithmetic that links
+the figures, do not meet. So no tolerance has to be chosen: the digits say how exact a figure is.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass, replace
+
+#: Of values printed in full, which differ by the last bits of a double.
+_BITS = 1e-9
+#: Zeros at the end of a whole number are digits up to here, and may be padding after; of a number
+#: that says of itself that it is rough.
+_DIGITS = 3
+_ROUGH_DIGITS = 2
+
+UNIT_S = {
+    **dict.fromkeys(("ns",), 1e-9),
+    **dict.fromkeys(("us", "µs", "μs"), 1e-6),
+    **dict.fromkeys(("ms", "msec"), 1e-3),
+    **dict.fromkeys(("s", "sec", "secs", "second", "seconds"), 1.0),
+    **dict.fromkeys(("min", "mins", "minute", "minutes"), 60.0),
+    **dict.fromkeys(("h", "hr", "hrs", "hour", "hours"), 3600.0),
+}
+"""Seconds per unit of time."""
+
+_NUMBER = r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?(?:[eE][+-]?\d{1,3})?|\.\d+"
+_FIGURE = re.compile(
+    rf"(?P<mark>[~≈<>≤≥$€\s]*)(?P<first>{_NUMBER})\s*(?P<percent>%?)"
+    rf"(?:\s*(?:-|–|—|to|\.\.)\s*\$?(?P<last>{_NUMBER}))?"
+    rf"(?:\s*(?:±|\+/-)\s*(?P<spread>{_NUMBER}))?"
+    r"(?P<thousand>[KkM](?![A-Za-z]))?(?P<open>\+(?!\d))?\s*(?P<unit>%|×|[A-Za-zµμ]+)?"
+)
+_JUNK = re.compile(r"[*_`]")
+#: What follows a number that is part of something else: a date, a time of day, "1,5".
+_PART_OF_MORE = re.compile(r"[-:,.]\d")
+
+
+@dataclass(frozen=True)
+class Span:
+    """Non-negative values from ``low`` to ``high``; ``value`` is the one to print."""
+
+    low: float
+    value: float
+    high: float
+
+    def __mul__(self, other: Span) -> Span:
+        """Every product."""
+        return Span(
+            _times(self.low, other.low), self.value * other.value, _times(self.high, other.high)
+        )
+
+    def __truediv__(self, other: Span) -> Span:
+        """Every quotient; up to infinity where the divisor may be 0."""
+        return Span(
+            _over(self.low, other.high), _over(self.value, other.value), _over(self.high, other.low)
+        )
+
+    def __add__(self, other: Span) -> Span:
+        """Every sum."""
+        return Span(self.low + other.low, self.value + other.value, self.high + other.high)
+
+    def meets(self, other: Span) -> bool:
+        """Whether one value may be both."""
+        room = _BITS * max(abs(self.value), abs(other.value))
+        return self.low <= other.high + room and other.low <= self.high + room
+
+
+def exact(value: float) -> Span:
+    """A number that is not rounded."""
+    return Span(value, value, value)
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A number that a report states."""
+
+    #: As the report has it.
+    text: str
+    #: In base units: seconds, shares of 1, counts.
+    span: Span
+    #: Where it stands: a line of the file, or a path within JSON.
+    where: str
+    #: As written behind the number, in lower case: "%", "x", "ms", ...; may be empty.
+    unit: str = ""
+
+
+def parse_figure(text: str, where: str = "", unit: str = "", count: bool = False) -> Figure | None:
+    """The first number of a cell; None where the cell does not begin with one.
+
+    A figure stands for all values that round to it or, cut off, leave it. ``~`` allows one unit
+    of the last digit either way; ``<`` and ``>`` leave one side open; ``a-b``
+    is everything between; ``a ± b`` is that.
+
+    Args:
+        text: the cell.
+        where: for messages.
+        unit: of cells without one: of time, or "%".
+        count: it counts things, so that it is exact unless it says otherwise.
+    """
+    cell = _JUNK.sub("", text).strip().replace("\u202f", "").replace("\u00a0", " ")
+    match = _FIGURE.match(cell)
+    if match is None or _PART_OF_MORE.match(cell, match.end()):
+        return None
+    written = (match["percent"] or match["unit"] or "").lower().replace("×", "x")
+    scale = _scale(written, unit)
+    scale *= {"k": 1e3, "m": 1e6}.get((match["thousand"] or "").lower(), 1.0)
+    span = _span(match, count and not match["thousand"])
+    if span is None or not math.isfinite(span.value * scale):
+        return None
+    return Figure(_shown(cell, match, written, unit), span * exact(scale), where, written)
+
+
+def as_share(figure: Figure) -> Figure:
+    """A figure of a column whose header says nothing, taken as percent."""
+    return figure if figure.unit == "%" else replace(figure, span=figure.span * exact(0.01))
+
+
+def _shown(cell: str, match: re.Match[str], written: str, unit: str) -> str:
+    """The number with its unit, without the words behind it."""
+    if match["unit"] and (written in UNIT_S or written in ("x", "%")):
+        return cell[: match.end()]
+    number = cell[: match.start("unit") if match["unit"] else match.end()].strip()
+    return f"{number} {unit}" if unit in UNIT_S and not match["percent"] else number
+
+
+def _scale(written: str, unit: str) -> float:
+    for name in (written, unit):
+        if name == "%":
+            return 0.01
+        if name in UNIT_S:
+            return UNIT_S[name]
+    return 1.0
+
+
+def _span(match: re.Match[str], is_count: bool) -> Span | None:
+    mark = match["mark"]
+    first = _of_digits(match["first"], is_count, "~" in mark or "≈" in mark)
+    value = first.value
+    low, high = first.low, first.high
+    if match["last"]:
+        last = _of_digits(match["last"], is_count, "~" in mark or "≈" in mark)
+        if last.value < value:
+            return None
+        value, high = (value + last.value) / 2, last.high
+    if match["spread"]:
+        spread = _of_digits(match["spread"], False, False).high
+        low, high = low - spread, high + spread
+    if "<" in mark or "≤" in mark:
+        low, high = 0.0, value
+    if ">" in mark or "≥" in mark or match["open"]:
+        low, high = value, math.inf
+    return Span(max(0.0, low), value, high)
+
+
+def _of_digits(text: str, is_count: bool, is_rough: bool) -> Span:
+    """What a number without marks stands for."""
+    value = float(text.replace(",", ""))
+    if not math.isfinite(value):
+        return exact(value)
+    digits, _, exponent = text.replace(",", "").lower().partition("e")
+    whole, point, decimals = digits.partition(".")
+    padding = len(whole) - len(whole.rstrip("0")) if whole.strip("0") else 0
+    places = 0
+    if point:
+        places = -len(decimals)
+    elif not exponent:
+        digits_shown = _ROUGH_DIGITS if is_rough else _DIGITS
+        places = min(padding, max(0, len(whole) - digits_shown))
+    unit = 10.0 ** (places + int(exponent or 0))
+    if is_rough:
+        return Span(value - unit, value, value + unit)
+    if is_count:
+        return exact(value)
+    return Span(value - unit / 2, value, value + unit)
+
+
+def _times(a: float, b: float) -> float:
+    return 0.0 if a == 0 or b == 0 else a * b
+
+
+def _over(a: float, b: float) -> float:
+    if b == 0:
+        return math.inf
+    return 0.0 if math.isinf(b) else a / b

@@ -1,0 +1,232 @@
+"""What must be known of all ranks before the timeline of one can be told.
+
+Traces are read one at a time and dropped again: what is kept is the table of collectives, about
+300 bytes for each collective and rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from commprof.analysis.arrivals import Arrivals
+from commprof.analysis.clock_map import SAME_CLOCK, ClockMap
+from commprof.analysis.clocks import clock_error_us, rank_clocks
+from commprof.analysis.device_timeline import on_device_timeline
+from commprof.analysis.matching import match
+from commprof.errors import CommprofError, TraceError
+from commprof.trace import columns
+from commprof.trace.columns import Collectives, Ints
+from commprof.trace.reader import Trace, read_trace
+from commprof.trace.schema import Kind
+
+#: Kinds that clocks are told from: comparisons, and issues for the bound on their error.
+_KEPT = (Kind.CLOCK, Kind.ISSUE)
+
+
+@dataclass(frozen=True)
+class Window:
+    """The stretch of time to show, by the common clock."""
+
+    begin_ns: int
+    end_ns: int
+
+    def holds(self, begin_ns: Ints) -> npt.NDArray[np.bool_]:
+        """Which spans belong to it: those that begin in it."""
+        inside: npt.NDArray[np.bool_] = (begin_ns >= self.begin_ns) & (begin_ns < self.end_ns)
+        return inside
+
+
+@dataclass(frozen=True)
+class Flows:
+    """For one rank, aligned with its ``Collectives``: arrows from who came last to who waited."""
+
+    #: Number of the arrow that ends in this row, -1 for none, and the last arrival: until then
+    #: this rank waited, from then on the collective was on the wire.
+    received: Ints
+    wire_ns: Ints
+    #: Arrows that begin in this row: ``sent[first[row] : first[row + 1]]``.
+    first: Ints
+    sent: Ints
+
+
+@dataclass(frozen=True)
+class Overview:
+    """All ranks of one world size; aligned with ``paths``."""
+
+    paths: tuple[Path, ...]
+    ranks: tuple[int, ...]
+    clocks: tuple[ClockMap, ...]
+    arrivals: tuple[Arrivals, ...]
+    flows: tuple[Flows, ...]
+    window: Window
+    #: Metadata of the first rank's trace.
+    metadata: Mapping[str, Any]
+    #: How the ranks' times came onto one clock: "shared", "compared", or "wall" where they could
+    #: not be compared and the hosts' wall clocks, taken when capture began, stand in.
+    aligned_by: str
+    #: Bound on the error of a rank's clock against rank 0's; 0 if shared, NaN for "wall".
+    clock_error_us: float
+    #: Per rank: Unix time less its own monotonic clock, when capture began; and its process id.
+    unix_offsets_ns: tuple[int, ...]
+    pids: tuple[int, ...]
+    #: Traces that could not be read, in sentences.
+    problems: tuple[str, ...]
+
+
+def overview(paths: Mapping[int, Path], steps: tuple[int, int] | None) -> Overview:
+    """Reads every rank once.
+
+    Args:
+        paths: traces by rank; at least one.
+        steps: first and last step to show; None for all that was recorded.
+
+    Raises:
+        CommprofError: no trace can be read, or no rank has such a step.
+    """
+    traces, tables, windows, metadata = [], [], [], []
+    readable, problems = {}, []
+    for rank, path in paths.items():
+        try:
+            trace = on_device_timeline(read_trace(path))
+        except (OSError, TraceError) as error:
+            problems.append(f"rank {rank} is left out: {error}")
+            continue
+        readable[rank] = path
+        tables.append(columns.collectives(trace))
+        windows.append(_window(trace, steps))
+        metadata.append(trace.metadata)
+        kept = trace.records[np.isin(trace.records["kind"], _KEPT)]
+        traces.append(replace(trace, records=kept, stacks={}))
+    if not readable:
+        raise CommprofError("; ".join(problems))
+    clocks = rank_clocks(traces)
+    error_us = clock_error_us(clocks, traces)
+    maps = clocks if clocks is not None else [_by_wall_clock(m, metadata[0]) for m in metadata]
+    tables = [_moved(table, clock) for table, clock in zip(tables, maps, strict=True)]
+    window = _union(windows, maps, steps)
+    arrivals, flows = _matched(traces, tables, window, clocks is not None)
+    return Overview(
+        paths=tuple(readable.values()),
+        ranks=tuple(readable),
+        clocks=tuple(maps),
+        arrivals=tuple(arrivals),
+        flows=tuple(flows),
+        window=window,
+        metadata=metadata[0],
+        aligned_by=_aligned_by(clocks),
+        clock_error_us=error_us,
+        problems=tuple(problems),
+        unix_offsets_ns=tuple(map(_unix_offset_ns, metadata)),
+        pids=tuple(each["pid"] for each in metadata),
+    )
+
+
+def _aligned_by(clocks: list[ClockMap] | None) -> str:
+    if clocks is None:
+        return "wall"
+    return "shared" if all(clock.is_same_clock for clock in clocks) else "compared"
+
+
+def _by_wall_clock(own: Mapping[str, Any], first: Mapping[str, Any]) -> ClockMap:
+    """A constant offset: both clocks against the wall clock when capture began."""
+    offset = _unix_offset_ns(own) - _unix_offset_ns(first)
+    at = np.array([own["clock"]["monotonic_ns"]], dtype=np.int64)
+    return ClockMap(at, np.array([offset], dtype=np.int64), np.zeros(1), 0.0, 0.0, 0.0)
+
+
+def _unix_offset_ns(metadata: Mapping[str, Any]) -> int:
+    clock = metadata["clock"]
+    return int(clock["realtime_ns"] - clock["monotonic_ns"])
+
+
+def _window(trace: Trace, steps: tuple[int, int] | None) -> tuple[int, int] | None:
+    """Begin and end by the rank's own clock; None where it has nothing to show."""
+    if steps is None:
+        if len(trace.records) == 0:
+            return None
+        times = trace.records["timestamp_ns"]
+        return int(times.min()), int(times.max()) + 1
+    table = columns.steps(trace)
+    chosen = (table.index >= steps[0]) & (table.index <= steps[1])
+    if not chosen.any():
+        return None
+    return int(table.begin_ns[chosen].min()), int(table.end_ns[chosen].max())
+
+
+def _union(
+    windows: list[tuple[int, int] | None],
+    clocks: list[ClockMap],
+    steps: tuple[int, int] | None,
+) -> Window:
+    found = [
+        clock.to_common(np.array(window, dtype=np.int64)).tolist()
+        for window, clock in zip(windows, clocks, strict=True)
+        if window is not None
+    ]
+    if not found and steps is not None:
+        raise CommprofError(
+            f"no rank recorded a step from {steps[0]} to {steps[1]}; leave the steps out to see "
+            "all that was recorded"
+        )
+    if not found:
+        raise CommprofError("the traces hold no record: there is nothing to show")
+    return Window(min(begin for begin, _ in found), max(end for _, end in found))
+
+
+def _moved(table: Collectives, clock: ClockMap) -> Collectives:
+    if clock is SAME_CLOCK or clock.is_same_clock:
+        return table
+    end_ns = np.where(table.end_ns > 0, clock.to_common(table.end_ns), 0)
+    return replace(table, issue_ns=clock.to_common(table.issue_ns), end_ns=end_ns)
+
+
+def _matched(
+    traces: list[Trace], tables: list[Collectives], window: Window, comparable: bool
+) -> tuple[list[Arrivals], list[Flows]]:
+    """Who came last to each collective, and the arrows from there; none if times do not compare."""
+    matching = match(traces, tables)
+    issue_ns = np.concatenate([table.issue_ns for table in tables])
+    end_ns = np.concatenate([table.end_ns for table in tables])
+    last_ns, late = matching.latest(issue_ns)
+    if not comparable:
+        last_ns, late = np.zeros_like(last_ns), np.full_like(late, -1)
+    number = np.where(late >= 0, matching.member, -1)
+    is_late = (late >= 0) & (late == matching.rank)
+    shown = (late >= 0) & window.holds(issue_ns)
+    # An arrow ends in the slice of the rank that waited, where something follows the last arrival.
+    receives = shown & ~is_late & (end_ns - np.maximum(last_ns, issue_ns) >= 2)
+    sends = shown & is_late & (end_ns > issue_ns)
+    received, first, sent = _arrows(matching.member, receives, sends)
+    wire_ns = np.maximum(last_ns, issue_ns)
+    parts = [matching.split(x) for x in (last_ns, late, number, received, wire_ns)]
+    arrivals = [Arrivals(*columns) for columns in zip(*parts[:3], strict=True)]
+    flows, at = [], 0
+    for length, ends, times in zip(matching.lengths, parts[3], parts[4], strict=True):
+        part = first[at : at + length + 1]
+        flows.append(Flows(ends, times, part - part[0], sent[part[0] : part[-1]]))
+        at += length
+    return arrivals, flows
+
+
+def _arrows(
+    member: Ints, receives: npt.NDArray[np.bool_], sends: npt.NDArray[np.bool_]
+) -> tuple[Ints, Ints, Ints]:
+    """Numbers the arrows: per row the one that ends there; where those that begin there start."""
+    has_sender = np.zeros(int(member.max(initial=-1)) + 1, dtype=bool)
+    has_sender[member[sends]] = True
+    ends = np.flatnonzero(receives & has_sender[member]) if len(member) else member
+    received = np.full(len(member), -1, dtype=np.int64)
+    received[ends] = np.arange(len(ends))
+    by_member = ends[np.argsort(member[ends], kind="stable")]
+    low = np.searchsorted(member[by_member], member, side="left")
+    high = np.searchsorted(member[by_member], member, side="right")
+    count = np.where(sends, high - low, 0)
+    first = np.concatenate(([0], np.cumsum(count))).astype(np.int64)
+    row = np.repeat(low - first[:-1], count) + np.arange(int(first[-1]))
+    return received, first, received[by_member[row]] if len(by_member) else first[:0]

@@ -1,0 +1,295 @@
+"""The timeline of one rank: tracks of slices, ready to be drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from commprof.analysis.arrivals import Arrivals
+from commprof.analysis.clocks import on_common_clock
+from commprof.analysis.device_timeline import on_device_timeline
+from commprof.analysis.exposure import exposures_of
+from commprof.analysis.timeline.lanes import assign_lanes
+from commprof.analysis.timeline.overview import Flows, Overview, Window
+from commprof.analysis.waiting import split
+from commprof.errors import CommprofError
+from commprof.trace import columns, schema
+from commprof.trace.columns import Collectives, Ints, Spans, ints, of_kind
+from commprof.trace.compressions import compressions
+from commprof.trace.reader import Trace, read_trace
+from commprof.trace.schema import Kind
+from commprof.units import ns_to_us
+
+#: One value per slice; NaN, None and -1 in a column of whole numbers stand for none.
+Column: TypeAlias = "npt.NDArray[np.generic] | list[str] | list[str | None]"
+
+
+@dataclass(frozen=True)
+class Track:
+    """Slices of one kind; those on one lane follow each other."""
+
+    #: What the reader sees, such as "steps" or "collectives in flight".
+    name: str
+    begin_ns: Ints
+    end_ns: Ints
+    lane: Ints
+    label: list[str]
+    #: Further facts of each slice, by name.
+    facts: Mapping[str, Column] = field(default_factory=dict)
+    #: Arrows between ranks; only of collectives.
+    flows: Flows | None = None
+
+    def __len__(self) -> int:
+        """Number of slices."""
+        return len(self.begin_ns)
+
+
+@dataclass(frozen=True)
+class RankTimeline:
+    """One rank; times by the common clock."""
+
+    rank: int
+    host: str
+    tracks: tuple[Track, ...]
+
+
+def rank_timeline(view: Overview, index: int) -> RankTimeline:
+    """Reads the trace of ``view.paths[index]`` again and lays it out.
+
+    Raises:
+        CommprofError: it cannot be read any more, or has grown meanwhile.
+    """
+    recorded = on_device_timeline(read_trace(view.paths[index]))
+    (trace,) = on_common_clock([recorded], [view.clocks[index]])
+    table, arrivals = columns.collectives(trace), view.arrivals[index]
+    if len(table) != len(arrivals.late_rank):
+        raise CommprofError(
+            f"{view.paths[index]} has grown since it was first read: the job still runs; try again "
+            "when it has ended"
+        )
+    tracks = [
+        _steps(trace),
+        *_phases(trace),
+        _exposed(trace, table, arrivals),
+        *_waits(trace, table),
+        _collectives(trace, table, arrivals, view.flows[index]),
+        _buckets(trace),
+        *_compressor(trace),
+    ]
+    shown = [_within(track, view.window) for track in tracks]
+    host = str(trace.metadata["machine"]["hostname"])
+    return RankTimeline(view.ranks[index], host, tuple(track for track in shown if len(track)))
+
+
+def _track(
+    name: str,
+    begin_ns: Ints,
+    end_ns: Ints,
+    label: list[str],
+    facts: Mapping[str, Column] | None = None,
+    flows: Flows | None = None,
+) -> Track:
+    end_ns = np.maximum(begin_ns, end_ns)
+    return Track(name, begin_ns, end_ns, assign_lanes(begin_ns, end_ns), label, facts or {}, flows)
+
+
+def _steps(trace: Trace) -> Track:
+    table = columns.steps(trace)
+    label = [f"step {index}" for index in table.index.tolist()]
+    return _track(f"steps ({table.source})", table.begin_ns, table.end_ns, label)
+
+
+def _phases(trace: Trace) -> list[Track]:
+    spans = columns.phases(trace)
+    names = trace.metadata["phases"]
+    return [
+        _track(_of_thread("phases", trace, thread), part.begin_ns, part.end_ns, _names(names, part))
+        for thread, part in _by_thread(spans)
+    ]
+
+
+def _exposed(trace: Trace, table: Collectives, arrivals: Arrivals) -> Track:
+    """The training thread stood still, and for whom."""
+    exposed = exposures_of(trace, table)
+    waiting = split(exposed, table, arrivals)
+    ops = _op_names(trace, table)
+    label = [
+        f"exposed: {ops[row]}" if row >= 0 else "exposed" for row in exposed.collective.tolist()
+    ]
+    facts: dict[str, Column] = {
+        "waited_us": ns_to_us_of(exposed.waited_ns),
+        "for_last_rank_us": ns_to_us_of(waiting.wait_ns),
+        "on_wire_us": ns_to_us_of(exposed.waited_ns - waiting.wait_ns),
+        "last_rank": waiting.culprit,
+        "backward": exposed.graph_task,
+    }
+    return _track("exposed", exposed.begin_ns, exposed.end_ns, label, facts)
+
+
+def _waits(trace: Trace, table: Collectives) -> list[Track]:
+    """Other threads in Work.wait; the training thread's waits are exposed time."""
+    steps = columns.steps(trace)
+    training = int(steps.thread[0]) if len(steps) else 0
+    ops = dict(zip(table.op_id.tolist(), _op_names(trace, table), strict=True))
+    found = []
+    for thread, part in _by_thread(columns.waits(trace)):
+        if thread != training:
+            label = [f"wait: {ops.get(key, 'unknown')}" for key in part.key.tolist()]
+            name = f"waits of thread {thread}"
+            found.append(_track(name, part.begin_ns, part.end_ns, label))
+    return found
+
+
+def _collectives(trace: Trace, table: Collectives, arrivals: Arrivals, flows: Flows) -> Track:
+    """From issue to completion; where no completion was seen, a slice without length."""
+    ops = _op_names(trace, table)
+    size = np.maximum(table.bytes_in, table.bytes_out)
+    label = [
+        f"{op} {_size(bytes)}" if bytes else op
+        for op, bytes in zip(ops, size.tolist(), strict=True)
+    ]
+    groups = {group.id: group.description or group.name for group in trace.groups.values()}
+    dtypes = dict(enumerate(trace.metadata["dtypes"]))
+    numbers = columns.stacks(trace, table.op_id)
+    known = (arrivals.late_rank >= 0) & (table.end_ns > 0)
+    until = np.clip(arrivals.last_arrival_ns, table.issue_ns, table.end_ns) - table.issue_ns
+    took = (table.end_ns - table.issue_ns).astype(np.float64)
+    facts: dict[str, Column] = {
+        "seq": np.where(table.seq == schema.NO_SEQ, -1, table.seq),
+        "group": [groups.get(group) for group in table.group.tolist()],
+        "dtype": [dtypes.get(code) if bytes else None for code, bytes in _pairs(table.dtype, size)],
+        "bytes_in": table.bytes_in,
+        "bytes_out": table.bytes_out,
+        "backward": table.graph_task,
+        "until_last_rank_us": ns_to_us_of(np.where(known, until, np.nan)),
+        "after_last_rank_us": ns_to_us_of(np.where(known, took - until, np.nan)),
+        "last_rank": arrivals.late_rank,
+        "completion": [
+            None if exact else "not seen" if end == 0 else "before this wait returned"
+            for exact, end in _pairs(table.end_is_exact, table.end_ns)
+        ],
+        "issued_by": [_caller(trace, number) for number in numbers.tolist()],
+    }
+    end_ns = np.where(table.end_ns > 0, table.end_ns, table.issue_ns)
+    return _track("collectives in flight", table.issue_ns, end_ns, label, facts, flows)
+
+
+def _buckets(trace: Trace) -> Track:
+    """From the gradients' being there to the exchange's end, where a hook was attached."""
+    table = columns.buckets(trace)
+    label = [f"bucket {index}, {_size(bytes)}" for index, bytes in _pairs(table.index, table.bytes)]
+    launched = np.where(table.launch_ns > 0, table.launch_ns - table.ready_ns, np.nan)
+    facts: dict[str, Column] = {"bytes": table.bytes, "launched_after_us": ns_to_us_of(launched)}
+    return _track("buckets", table.ready_ns, table.end_ns, label, facts)
+
+
+def _compressor(trace: Trace) -> list[Track]:
+    """What compressors' threads did for their buckets."""
+    records = of_kind(trace.records, Kind.SPAN)
+    spans = Spans(
+        key=np.arange(len(records)),
+        thread=ints(records["thread"]),
+        begin_ns=ints(records["timestamp_ns"]),
+        end_ns=ints(records["value"]),
+    )
+    done, buckets = compressions(trace), columns.buckets(trace)
+    schemes = dict(zip(done.op_id.tolist(), done.scheme, strict=True))
+    index = dict(_pairs(buckets.op_id, buckets.index))
+    stages, op_ids = ints(records["aux"]), ints(records["op_id"])
+    found = []
+    for thread, part in _by_thread(spans):
+        ids = op_ids[part.key]
+        label = [_stage(stage) for stage in stages[part.key].tolist()]
+        facts: dict[str, Column] = {
+            "scheme": [schemes.get(op_id) for op_id in ids.tolist()],
+            "bucket": np.array([index.get(op_id, -1) for op_id in ids.tolist()], dtype=np.int64),
+        }
+        name = f"compressor, thread {thread}"
+        found.append(_track(name, part.begin_ns, part.end_ns, label, facts))
+    return found
+
+
+def _within(track: Track, window: Window) -> Track:
+    chosen = window.holds(track.begin_ns)
+    if chosen.all():
+        return track
+    rows = np.flatnonzero(chosen)
+    return replace(
+        track,
+        begin_ns=track.begin_ns[rows],
+        end_ns=track.end_ns[rows],
+        lane=track.lane[rows],
+        label=[track.label[row] for row in rows.tolist()],
+        facts={name: _chosen(column, rows) for name, column in track.facts.items()},
+        flows=None if track.flows is None else _chosen_flows(track.flows, rows),
+    )
+
+
+def _chosen(column: Column, rows: Ints) -> Column:
+    if isinstance(column, list):
+        return [column[row] for row in rows.tolist()]
+    return column[rows]
+
+
+def _chosen_flows(flows: Flows, rows: Ints) -> Flows:
+    """Rows that are left out have no arrows: see ``overview``."""
+    first = np.concatenate((flows.first[rows], flows.first[-1:]))
+    return Flows(flows.received[rows], flows.wire_ns[rows], first, flows.sent)
+
+
+def _by_thread(spans: Spans) -> list[tuple[int, Spans]]:
+    found = []
+    for thread in np.unique(spans.thread).tolist():
+        rows = spans.thread == thread
+        part = Spans(spans.key[rows], spans.thread[rows], spans.begin_ns[rows], spans.end_ns[rows])
+        found.append((thread, part))
+    return found
+
+
+def _of_thread(name: str, trace: Trace, thread: int) -> str:
+    """With the thread, unless it is the one that trains."""
+    steps = columns.steps(trace)
+    training = int(steps.thread[0]) if len(steps) else trace.metadata["main_thread"]
+    return name if thread == training else f"{name} of thread {thread}"
+
+
+def _op_names(trace: Trace, table: Collectives) -> list[str]:
+    names = trace.metadata["ops"]
+    known = names if len(names) > 1 else list(schema.OPS)
+    return [known[code] if code < len(known) else f"operation {code}" for code in table.op.tolist()]
+
+
+def _names(names: list[str], spans: Spans) -> list[str]:
+    known = names if len(names) > 1 else list(schema.PHASES)
+    return [known[key] if key < len(known) else f"phase {key}" for key in spans.key.tolist()]
+
+
+def _size(bytes: int) -> str:
+    """Decimal units, as everywhere in commprof."""
+    for unit, name in ((10**9, "GB"), (10**6, "MB"), (10**3, "kB")):
+        if bytes >= unit:
+            return f"{bytes / unit:.3g} {name}"
+    return f"{bytes} B"
+
+
+def _stage(code: int) -> str:
+    return schema.STAGES[code] if code < len(schema.STAGES) else f"stage {code}"
+
+
+def _caller(trace: Trace, number: int) -> str | None:
+    frames = trace.stacks.get(number, ())
+    return frames[0] if frames else None
+
+
+def _pairs(one: npt.NDArray[np.generic], other: npt.NDArray[np.generic]) -> list[tuple[int, int]]:
+    return list(zip(one.tolist(), other.tolist(), strict=True))
+
+
+def ns_to_us_of(values: npt.NDArray[np.generic]) -> npt.NDArray[np.float64]:
+    """A column of nanoseconds in microseconds."""
+    scale = ns_to_us(1.0)
+    return values.astype(np.float64) * scale

@@ -1,0 +1,78 @@
+"""``commprof audit``: hold a scaling report against its own arithmetic."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+from pathlib import Path
+
+from commprof.analysis.audit.audit import audit
+from commprof.errors import UsageError
+from commprof.report.audit_text import render
+
+#: No report is larger; what is, is not read.
+_MOST_BYTES = 4_000_000
+
+
+class AuditCommand:
+    """See the module."""
+
+    name = "audit"
+    help = "check a scaling report against its own arithmetic"
+    description = """\
+Reads a report of how a job scales and recomputes what its figures say about each other: samples
+over time, batch and latency against throughput, speed-up, efficiency, cost, Amdahl, warm-up. Each
+finding names the row and quotes the two figures that disagree. Nothing is run or measured.
+
+  commprof audit result.json        JSON of `commprof run`, or with num_processes or world_size
+  commprof audit SCALING.md         tables in Markdown, JSON in fences, and some kinds of sentence
+  commprof audit table.csv          one table with ranks, GPUs or nodes beside other figures
+
+Exit code: 0 without a finding, 1 with findings, 2 if the file cannot be read as a report. Figures
+may differ by what rounding or cutting off their printed digits explains. See docs/audit.md.
+"""
+
+    def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
+        """Adds the argument."""
+        parser.add_argument("file", type=Path, metavar="FILE", help="the report; - for stdin")
+
+    def run(self, args: argparse.Namespace) -> int:
+        """Reads, checks and prints."""
+        text = _text_of(args.file)
+        try:
+            result = audit(text)
+        except ValueError as error:
+            raise UsageError(f"{args.file} cannot be read as a scaling report: {error}") from None
+        print(render(result, str(args.file), shutil.get_terminal_size((100, 24)).columns), end="")
+        return 1 if result.findings else 0
+
+
+def _text_of(path: Path) -> str:
+    """The file's text.
+
+    Raises:
+        UsageError: it cannot be opened, is too large, or is no text.
+    """
+    try:
+        if str(path) == "-":
+            data = sys.stdin.buffer.read(_MOST_BYTES + 1)
+        else:
+            with path.open("rb") as file:
+                data = file.read(_MOST_BYTES + 1)
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}; name a report") from None
+    if len(data) > _MOST_BYTES:
+        raise UsageError(
+            f"{path} has more than {_MOST_BYTES:,} bytes, which no scaling report has; give a file "
+            "with the tables alone"
+        )
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise UsageError(
+            f"{path} cannot be read as a scaling report: no UTF-8 text at byte {error.start}"
+        ) from None
+    if "\0" in text:
+        raise UsageError(f"{path} cannot be read as a scaling report: it holds binary data")
+    return text

@@ -1,0 +1,170 @@
+"""``commprof trace``: a recorded run as a timeline for Perfetto."""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import math
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TextIO
+
+from commprof.analysis.timeline.merged import rank_index, sort_index, torch_events, with_all_of
+from commprof.analysis.timeline.overview import Overview, overview
+from commprof.analysis.timeline.rank import rank_timeline
+from commprof.errors import CommprofError, UsageError
+from commprof.report import chrome_trace
+from commprof.trace.run_directory import read_context, trace_paths
+from commprof.trace.salvage import salvage_dead
+from commprof.trace.torch_trace import TorchTrace, read_torch_trace
+
+
+class TraceCommand:
+    """See the module."""
+
+    name = "trace"
+    help = "write a recorded run as a timeline for Perfetto"
+    description = """\
+Writes what every rank did when, for https://ui.perfetto.dev or chrome://tracing: steps, phases,
+exposed waiting, every collective in flight, buckets and compressors, and arrows from the rank that
+came last to a collective to those that waited for it. All ranks are on one clock.
+
+  commprof trace RUN -o trace.json.gz          the largest world size of the run
+  commprof trace RUN --world-size 2 --steps 10-20 -o two.json
+  commprof trace RUN -o both.json.gz --merge rank0.pt.trace.json.gz rank1.pt.trace.json.gz
+                                               with what torch.profiler saw in the same job
+
+A file name that ends in .gz is compressed. See docs/timeline.md.
+"""
+
+    def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
+        """Adds the arguments."""
+        parser.add_argument("run", type=Path, metavar="RUN", help="the run directory")
+        parser.add_argument(
+            "-o",
+            "--output",
+            type=Path,
+            metavar="FILE",
+            help="the file to write (default: RUN/trace_N.json.gz, N the world size)",
+        )
+        parser.add_argument(
+            "--world-size", type=int, metavar="N", help="of those that were run (default: largest)"
+        )
+        parser.add_argument(
+            "--steps", metavar="A-B", help="only steps A to B, and what went on meanwhile"
+        )
+        parser.add_argument(
+            "--merge",
+            nargs="+",
+            type=Path,
+            default=[],
+            metavar="FILE",
+            help="traces that torch.profiler wrote in ranks of this run",
+        )
+        parser.add_argument("--force", action="store_true", help="replace the file if it exists")
+
+    def run(self, args: argparse.Namespace) -> int:
+        """Reads, aligns and writes."""
+        steps = _steps(args.steps)
+        salvage_dead(args.run)
+        world_size, paths = _world(args.run, args.world_size)
+        output = args.output or args.run / f"trace_{world_size}.json.gz"
+        if output.exists() and not args.force:
+            raise UsageError(f"{output} exists; name another file with -o, or add --force")
+        view = overview(paths, steps)
+        merged = [read_torch_trace(path) for path in args.merge]
+        for trace in merged:
+            rank_index(view, trace)  # refuses it before anything is written
+        if steps is None:
+            view = with_all_of(view, merged)
+        with _written(output) as file:
+            count = chrome_trace.write(file, _about(view, world_size), _events(view, merged))
+        missing = sorted(set(range(world_size)) - set(paths))
+        for line in _warnings(view, missing):
+            print(f"commprof: {line}", file=sys.stderr)
+        print(f"{output}: {count} events of {len(view.ranks)} of {world_size} ranks")
+        print("Open it at https://ui.perfetto.dev (nothing is uploaded) or chrome://tracing")
+        return 0
+
+
+def _steps(text: str | None) -> tuple[int, int] | None:
+    if text is None:
+        return None
+    first, dash, last = text.partition("-")
+    if not (first.isdecimal() and (last.isdecimal() or not dash)):
+        raise UsageError(f"--steps {text!r} is no range of steps such as 10-20, or one such as 10")
+    low, high = int(first), int(last or first)
+    if low > high:
+        raise UsageError(f"--steps {text!r} ends before it begins; give the smaller step first")
+    return low, high
+
+
+def _world(run: Path, wanted: int | None) -> tuple[int, dict[int, Path]]:
+    """The world size to show, and its ranks' traces."""
+    sizes = read_context(run)["world_sizes"]
+    found = {size: paths for size in sizes if (paths := trace_paths(run, size))}
+    if not found:
+        raise CommprofError(f"{run} holds no trace of a rank; nothing was recorded there")
+    size = max(found) if wanted is None else wanted
+    if size not in found:
+        raise UsageError(
+            f"--world-size {size} left no traces in {run}; those that did: "
+            + ", ".join(map(str, sorted(found)))
+        )
+    return size, found[size]
+
+
+def _events(view: Overview, merged: list[TorchTrace]) -> Iterator[str]:
+    """Rank by rank, each read when its turn comes; then the merged traces."""
+    for index, rank in enumerate(view.ranks):
+        timeline = rank_timeline(view, index)
+        yield from chrome_trace.rank_events(timeline, view.window.begin_ns, sort_index(rank))
+    for number, trace in enumerate(merged):
+        yield from map(json.dumps, torch_events(view, trace, number))
+
+
+def _about(view: Overview, world_size: int) -> dict[str, Any]:
+    """What a viewer shows of the trace as a whole."""
+    error_us = view.clock_error_us
+    return {
+        "commprof": view.metadata["commprof"],
+        "torch": view.metadata["torch"],
+        "command": " ".join(view.metadata["command"]),
+        "world_size": world_size,
+        "ranks": list(view.ranks),
+        "clocks": view.aligned_by,
+        "clock_error_us": None if math.isnan(error_us) else error_us,
+        "begin_monotonic_ns": view.window.begin_ns,
+        "begin_unix_ns": view.window.begin_ns + view.unix_offsets_ns[0],
+    }
+
+
+def _warnings(view: Overview, missing: list[int]) -> list[str]:
+    found = list(view.problems)
+    if missing:
+        found.append(f"no trace of rank {', '.join(map(str, missing))}")
+    if view.aligned_by == "wall":
+        found.append(
+            "the ranks' clocks could not be compared: their hosts' wall clocks stand in, which may "
+            "be milliseconds apart, and no arrows are drawn"
+        )
+    return found
+
+
+@contextmanager
+def _written(path: Path) -> Iterator[TextIO]:
+    """A file to write, compressed by its suffix, that appears under its name when it is whole."""
+    part = path.with_name(path.name + ".part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with gzip.open(part, "wt", 5) if path.suffix == ".gz" else part.open("w") as file:
+            yield file
+        os.replace(part, path)
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror}; name another file") from None
+    finally:
+        part.unlink(missing_ok=True)

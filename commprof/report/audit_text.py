@@ -1,0 +1,79 @@
+"""What an audit found, as text."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+
+from commprof.analysis.audit.checks import Audit, Finding, Quote
+from commprof.report.plain_text import printable
+
+
+def render(result: Audit, name: str, width: int) -> str:
+    """A summary in one line, then each finding.
+
+    Args:
+        result: of the file.
+        name: of the file, for the summary.
+        width: columns to wrap at.
+    """
+    count = len(result.findings)
+    summary = (
+        f"{name}: {count or 'no'} {'finding' if count == 1 else 'findings'} in {result.checks} "
+        f"comparisons of {result.rows} rows"
+    )
+    if not result.checks:
+        summary += ": no two of its figures are linked by a rule, so nothing could be compared"
+    blocks = [_wrapped(summary, width, "", "")]
+    blocks += [_finding(finding, width) for finding in result.findings]
+    return "\n\n".join(blocks) + "\n"
+
+
+def _finding(finding: Finding, width: int) -> str:
+    lines = [
+        _wrapped(f"{finding.row}: {finding.meaning} [{finding.rule}]", width, "", "  "),
+        _wrapped(finding.stated.text, width, "  stated:  ", "           "),
+        _wrapped(
+            f"{finding.implied.text}{_value(finding.implied)}", width, "  against: ", " " * 11
+        ),
+    ]
+    return "\n".join(lines)
+
+
+def _value(quote: Quote) -> str:
+    if quote.unit is None:
+        return ""
+    value = quote.span.value
+    if quote.unit == "s":
+        return f" {_seconds(value)}"
+    if quote.unit == "%":
+        return f" {_number(value * 100)} %"
+    if quote.unit == "$":
+        return f" ${_number(value)}"
+    space = "" if quote.unit in ("", "x") else " "
+    return f" {_number(value)}{space}{quote.unit}"
+
+
+def _seconds(value: float) -> str:
+    for size, unit in ((3600.0, "h"), (60.0, "min"), (1.0, "s")):
+        if value >= 2 * size:
+            return f"{_number(value / size)} {unit}"
+    return f"{_number(value)} s" if value >= 1 else f"{_number(value * 1000)} ms"
+
+
+def _number(value: float) -> str:
+    """Four digits, or all before the point."""
+    if not math.isfinite(value):
+        return "any number"
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+def _wrapped(text: str, width: int, first: str, rest: str) -> str:
+    return textwrap.fill(
+        printable(text),
+        max(40, width),
+        initial_indent=first,
+        subsequent_indent=rest,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
