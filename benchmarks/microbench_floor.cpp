@@ -1,7 +1,7 @@
 // The least that a loop over a c10d process group can be: what commprof
 // microbench is compared with. Built by microbench_floor.py.
-#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <torch/extension.h>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <chrono>
 #include <utility>
