@@ -8,8 +8,8 @@ from pathlib import Path
 
 from commprof.analysis.intervals import Interval
 from commprof.report import as_json, trial_table
-from commprof.report.trial_json import trial_dict
 from commprof.trials.result import BreakEven, TrialResult
+from tests.support.results import run_result, world
 from tests.support.trial_results import trial
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "trial_table.txt"
@@ -64,9 +64,7 @@ def test_columns_that_nobody_fills_are_left_out() -> None:
 
 
 def test_json_holds_the_same_without_nan() -> None:
-    plain = as_json.plain(trial_dict(sample()))
-    text = json.dumps(plain, allow_nan=False)
-    value = json.loads(text)
+    value = json.loads(as_json.render(run_result(world(1)), trial=sample()))["trial"]
     assert value["verdict"]["choice"] == "int8"
     assert value["left_out"] == [{"candidate": "bucket-cap=1", "reason": "its graph is static"}]
     int8 = value["candidates"][3]
