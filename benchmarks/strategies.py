@@ -28,9 +28,9 @@ PAGE = ROOT / "docs/strategies.md"
 BLOCK = re.compile(r"(<!-- strategies:[^\n]*-->\n)(.*?)(<!-- end of strategies -->)", re.DOTALL)
 SHARED = ("--world-sizes", "1,2,4", "--strategy", "ddp,fsdp", "--overhead-steps", "0")
 COMMANDS = {
-    "transformer": ("--workload", "transformer", "--steps", "20"),
+    "transformer": ("--workload", "transformer", "--batch-size", "4", "--steps", "16"),
     "resnet50": ("--workload", "resnet50:image=32", "--batch-size", "4", "--steps", "12"),
-    "lora": ("--workload", "lora", "--batch-size", "4", "--steps", "20"),
+    "lora": ("--workload", "lora", "--batch-size", "4", "--steps", "16"),
 }
 #: Of a run's context what a reader of the figures must know.
 CONTEXT = (
