@@ -54,7 +54,11 @@ class RunCommand:
         directory = _output_directory(args, subjects[0].name)
         places = places_of(directory, subjects)
         contexts = [
-            {**_context(args, world_sizes), **subject.settings(), "description": description}
+            {
+                **_context(args, world_sizes),
+                **subject.settings(),
+                "description": description,
+            }
             for subject, description in zip(subjects, descriptions, strict=True)
         ]
         if len(subjects) > 1:
@@ -70,7 +74,14 @@ class RunCommand:
             stop_fork_server()
         if not any(world_directory(p, n).exists() for p in places for n in world_sizes):
             return code
-        _show(directory, json_file)
+        shown = read_shown(directory)
+        (directory / "result.json").write_text(shown.json())
+        if json_file is not None:
+            json_file.write_text(shown.json())
+        print(shown.text(shutil.get_terminal_size((100, 24)).columns))
+        if json_file is not None:
+            print(f"JSON: {json_file}")
+        print(f"Run directory: {directory}\nShow it again: commprof report {directory}")
         return code
 
 
@@ -112,18 +123,6 @@ def _set_mode(args: argparse.Namespace) -> None:
 
 def _out_of_range(nproc: int) -> NoReturn:
     raise UsageError(f"--nproc {nproc} is out of range (allowed: 1 or more)")
-
-
-def _show(directory: Path, json_file: Path | None) -> None:
-    """Writes the JSON result, and prints the report and where all of it is."""
-    shown = read_shown(directory)
-    (directory / "result.json").write_text(shown.json())
-    if json_file is not None:
-        json_file.write_text(shown.json())
-    print(shown.text(shutil.get_terminal_size((100, 24)).columns))
-    if json_file is not None:
-        print(f"JSON: {json_file}")
-    print(f"Run directory: {directory}\nShow it again: commprof report {directory}")
 
 
 def _context(args: argparse.Namespace, world_sizes: list[int]) -> dict[str, Any]:
