@@ -28,9 +28,9 @@ PAGE = ROOT / "docs/strategies.md"
 BLOCK = re.compile(r"(<!-- strategies:[^\n]*-->\n)(.*?)(<!-- end of strategies -->)", re.DOTALL)
 SHARED = ("--world-sizes", "1,2,4", "--strategy", "ddp,fsdp", "--overhead-steps", "0")
 COMMANDS = {
-    "transformer": ("--workload", "transformer", "--steps", "20"),
-    "resnet50": ("--workload", "resnet50:image=32", "--batch-size", "4", "--steps", "12"),
-    "lora": ("--workload", "lora", "--batch-size", "4", "--steps", "20"),
+    "transformer": ("--workload", "transformer", "--batch-size", "4", "--steps", "16"),
+    "resnet50": ("--workload", "resnet50:image=32", "--batch-size", "4", "--steps", "8"),
+    "lora": ("--workload", "lora", "--batch-size", "4", "--steps", "16"),
 }
 #: Of a run's context what a reader of the figures must know.
 CONTEXT = (
@@ -42,6 +42,8 @@ CONTEXT = (
     "description",
     "machine",
 )
+#: Distance of the quartiles over the median above which times are not to be compared.
+BUSY = 0.15
 MACHINE = ("cpu_model", "usable_cpu_count", "memory_bytes", "kernel")
 
 
@@ -97,6 +99,12 @@ def page(text: str, results: dict[str, Any]) -> str:
         f"{machine['kernel']}), torch {about['torch']}, {about['backend']}, "
         f"{about['timestamp'][:10]}; at 4 ranks there are more ranks than cores.\n"
     )
+    spread = max(row["step_spread"] for result in results.values() for row in result["rows"])
+    if spread > BUSY:
+        head += (
+            f"The machine was busy: the middle half of the steps spreads by up to {spread:.0%} of "
+            "the median. Calls, bytes and memory hold; times and what follows from them do not.\n"
+        )
     body = "\n".join(["", head, *parts])
     new, count = BLOCK.subn(lambda match: f"{match[1]}{body}\n{match[3]}", text)
     if count != 1:

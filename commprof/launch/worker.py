@@ -100,12 +100,6 @@ def _run(job: Job) -> None:
         result = _train(job, plan, training, recorder)
         memory_use = memory.use()
         record_cost_ns = recorder.record_cost_ns()
-    identity = {
-        "schema_version": RESULT_SCHEMA_VERSION,
-        "rank": rank,
-        "host": platform.node(),
-        "pid": os.getpid(),
-    }
     measured = {
         **_measured(result, plan, trainee),
         **_exchanged(job, plan, training),
@@ -113,7 +107,7 @@ def _run(job: Job) -> None:
     }
     write_json(
         job.directory / f"rank_{rank}.json",
-        {**identity, **setup, **measured, "record_cost_ns": record_cost_ns},
+        {**_identity(rank), **setup, **measured, "record_cost_ns": record_cost_ns},
     )
     dist.barrier()
     dist.destroy_process_group()
@@ -142,6 +136,16 @@ def _device(backend: str, rank: int) -> str:
     device = f"cuda:{os.environ.get('LOCAL_RANK', rank)}"
     torch.cuda.set_device(device)
     return device
+
+
+def _identity(rank: int) -> dict[str, Any]:
+    """Whose result it is."""
+    return {
+        "schema_version": RESULT_SCHEMA_VERSION,
+        "rank": rank,
+        "host": platform.node(),
+        "pid": os.getpid(),
+    }
 
 
 def _setup(job: Job, plan: Plan) -> dict[str, Any]:

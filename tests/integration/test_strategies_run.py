@@ -112,6 +112,16 @@ def test_fsdp_with_every_option(ddp: WorldResult, base: Path) -> None:
     assert gathered == "BFloat16"
 
 
+def test_nothing_is_gathered_in_vain_between_accumulated_passes(base: Path) -> None:
+    # Layers alone: no parameter is in the root, whose gathering would hide one of a layer.
+    timed = "timed:layers=3,forward_ms=1,backward_ms=1,data_ms=0,gradient_mb=0.1"
+    world = trained(base, workload=timed, strategy="fsdp", accumulate=2)
+
+    check_theory(world, "all_gather_into_tensor", "reduce_scatter_tensor")
+    (gathered,) = (row for row in world.collectives if row.op == "all_gather_into_tensor")
+    assert gathered.calls_per_step == 2 * 2 * 3
+
+
 @pytest.mark.parametrize("strategy", ["ddp", "zero1", "fsdp"])
 def test_fp16_with_its_scaled_loss(ddp: WorldResult, base: Path, strategy: str) -> None:
     world = trained(base, strategy=strategy, precision="fp16", clip_norm=1.0)
@@ -244,7 +254,7 @@ def test_strategies_are_shown_side_by_side(tmp_path: Path) -> None:
 def test_eight_and_sixteen_ranks_converge_alike_with_accumulation(tmp_path: Path) -> None:
     done = call(
         *RUN, "--world-sizes", "1,8,16", "--scaling", "strong", "--batch-size", "32",
-        "--workload", "mlp:inputs=16,width=32,layers=2,samples=512,learning_rate=0.2",
+        "--workload", "mlp:inputs=16,width=32,layers=2,samples=512,learning_rate=0.4",
         "--accumulate", "2", "--steps", "24", "--overhead-steps", "8",
         "--output", str(tmp_path / "run"),
         timeout_s=240,
@@ -258,7 +268,7 @@ def test_eight_and_sixteen_ranks_converge_alike_with_accumulation(tmp_path: Path
     for run in result["runs"]:
         metrics = run["aggregated_metrics"]
         losses = metrics["step_losses"]
-        assert sum(losses[-4:]) < 0.9 * sum(losses[:4])
+        assert sum(losses[-4:]) < 0.8 * sum(losses[:4])
         assert metrics["weights_differ"] == []
         # Half of the passes synchronise: all gradients once a step.
         reduced = [row for row in metrics["collectives"] if row["op"] == "all_reduce"]

@@ -76,9 +76,12 @@ class Fsdp:
         return plan.kind(theory.trained(model), **plan.options)
 
     def synchronised(self, model: Any, last: bool) -> AbstractContextManager[object]:
-        """Gradients are kept whole until the last pass, which scatters their sum."""
+        """Gradients are kept whole until the last pass, which scatters their sum.
+
+        `set_is_last_backward` stays True: it is for several forwards before their backwards. Here
+        it would leave the order of one pass to the next, which then gathers a block in vain.
+        """
         model.set_requires_gradient_sync(last)
-        model.set_is_last_backward(last)
         return nullcontext()
 
     def autocast(self, options: TrainingOptions, device: str) -> AbstractContextManager[object]:
