@@ -36,7 +36,7 @@ _NAMES = (
     ("", r"target|reduction|improvement|learning rate|accuracy|\bloss\b"),
     ("", r"(compute|memory|energy|power|gpu|bandwidth|network|data) efficiency"),
     ("", r"[kmgt]i?b(it)?(ytes)? ?(/|per) ?s|flop|(samples?|images?|tokens?) ?(/|per) ?(min|h)"),
-    ("", rf"(throughput|(/|per) ?s(ec(ond)?)?)\b.*(/|per) ?{_RANK}"),
+    ("", rf"(throughput|(/|per) ?s(ec|econd)?)\b.*(/|per) ?{_RANK}"),
     ("accumulation", r"accum"),
     ("cost_efficiency", r"cost[ -](efficiency|effectiveness)"),
     ("efficiency", r"efficiency"),
