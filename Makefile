@@ -31,6 +31,10 @@ test: $(BUILT) $(DEV) ## set up what is missing, then run the tests
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile -m 'not measures'
 	$(BIN)/python -m pytest -q -m measures
 
+test-all: $(BUILT) $(DEV) ## run also the tests that passed for this code, and record what passes
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile -m 'not measures' --all --record-passed
+	$(BIN)/python -m pytest -q -m measures --all --record-passed
+
 test-cpp: $(DEPS) ## run the core's own tests (SANITIZE=address,undefined or thread)
 	@$(BIN)/cmake -S . -B '$(CPP_DIR)' -G Ninja -DCMAKE_MAKE_PROGRAM='$(abspath $(BIN))/ninja' \
 	  -DCOMMPROF_TORCH=OFF -DCOMMPROF_TESTS=ON -DCOMMPROF_SANITIZE='$(SANITIZE)' \
@@ -81,4 +85,4 @@ $(DEV): pyproject.toml | $(BUILT)
 	@$(INSTALL) --no-build-isolation -e '.[dev]'
 	@touch $@
 
-.PHONY: help run test test-cpp lint format build stubs bench clean
+.PHONY: help run test test-all test-cpp lint format build stubs bench clean

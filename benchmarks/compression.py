@@ -14,18 +14,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import socket
 import statistics
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from rank_launch import on_hosts, on_this_host
 from tabulate import tabulate
-
-from tests.support import netns
 
 HERE = Path(__file__).parent
 RANK_SCRIPT = HERE / "compression_rank.py"
@@ -170,55 +166,12 @@ def _training(args: argparse.Namespace) -> Any:
 def _two_ranks(rate: str, part: str, **arguments: Any) -> Any:
     if rate == "loopback":
         return _ranks(2, part, interface="lo", **arguments)
-    if reason := netns.unavailable():
-        raise SystemExit(f"no network namespaces here: {reason}")
-    burst = "128kb" if rate == "1gbit" else "1mb"
-    with netns.Hosts(2, rate, burst) as hosts:
-        text = json.dumps({"part": part, "interface": "eth0", **arguments})
-        common = {"MASTER_ADDR": hosts.address(0), "GLOO_SOCKET_IFNAME": "eth0"}
-        processes = [
-            hosts.popen(
-                rank, [sys.executable, str(RANK_SCRIPT), text], {**common, **_rank(rank, 2, 29500)}
-            )
-            for rank in range(2)
-        ]
-        return _result(processes)
+    told = {"part": part, "interface": "eth0", **arguments}
+    return on_hosts(RANK_SCRIPT, 2, 1, rate, told)
 
 
 def _ranks(count: int, part: str, **arguments: Any) -> Any:
-    with socket.socket() as probe:
-        probe.bind(("localhost", 0))
-        port = probe.getsockname()[1]
-    text = json.dumps({"part": part, **arguments})
-    processes = [
-        subprocess.Popen(
-            [sys.executable, str(RANK_SCRIPT), text],
-            env={**os.environ, "MASTER_ADDR": "localhost", **_rank(rank, count, port)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(count)
-    ]
-    return _result(processes)
-
-
-def _rank(rank: int, size: int, port: int) -> dict[str, str]:
-    return {
-        "RANK": str(rank),
-        "LOCAL_RANK": "0",
-        "WORLD_SIZE": str(size),
-        "MASTER_PORT": str(port),
-        "OMP_NUM_THREADS": "1",
-    }
-
-
-def _result(processes: list[subprocess.Popen[str]]) -> Any:
-    outputs = [process.communicate()[0] for process in processes]
-    for process, output in zip(processes, outputs, strict=True):
-        if process.returncode:
-            sys.exit(f"a rank failed with {process.returncode}:\n{output}")
-    return json.loads(outputs[0].strip().splitlines()[-1])
+    return on_this_host(RANK_SCRIPT, count, {"part": part, **arguments})
 
 
 def _numbers(text: str) -> list[float]:

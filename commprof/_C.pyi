@@ -26,10 +26,15 @@ __all__: list[str] = [
     "SegmentError",
     "Stats",
     "TORCH_VERSION",
+    "Team",
     "add_metadata",
+    "arrivals_carry",
     "arrivals_create",
+    "arrivals_flush",
     "arrivals_open",
+    "arrivals_peer",
     "clock_follow",
+    "clock_same",
     "clock_serve",
     "clock_unfollow",
     "compressor_options",
@@ -46,6 +51,7 @@ __all__: list[str] = [
     "encode_int8",
     "encode_sign",
     "flush",
+    "hierarchical_backend",
     "install_observer",
     "kernel_threads",
     "mark_step",
@@ -123,6 +129,23 @@ class Segment:
         Rank 0 of a host creates it, then the others open it.
         """
 
+class Team:
+    """
+    The ranks of one host over shared memory.
+    """
+    def __init__(
+        self,
+        segment: Segment,
+        name: str,
+        rank: typing.SupportsInt | typing.SupportsIndex,
+        global_ranks: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
+        slot_bytes: typing.SupportsInt | typing.SupportsIndex,
+        timeout_ms: typing.SupportsInt | typing.SupportsIndex,
+    ) -> None:
+        """
+        Takes the segment over and meets the others.
+        """
+
 class OptionSpec:
     """
     What an option of a scheme accepts.
@@ -154,6 +177,9 @@ class CompressingHook:
         seed: typing.SupportsInt | typing.SupportsIndex,
         measure_every: typing.SupportsInt | typing.SupportsIndex,
         label: str,
+        team: Team | None = None,
+        owners: typing.SupportsInt | typing.SupportsIndex = 0,
+        hosts: typing.SupportsInt | typing.SupportsIndex = 0,
     ) -> None: ...
     def load_state(
         self,
@@ -215,12 +241,26 @@ def add_metadata(json: str) -> None:
     Adds keys to the metadata of this trace and of every later one.
     """
 
+def arrivals_carry(
+    address: str,
+    token: typing.SupportsInt | typing.SupportsIndex,
+    host: typing.SupportsInt | typing.SupportsIndex,
+) -> int:
+    """
+    After arrivals_create: exchanges arrivals with other hosts, of which this one is number `host`, until the process ends. Returns the port at which it listens to datagrams with `token`.
+    """
+
 def arrivals_create(
     token: typing.SupportsInt | typing.SupportsIndex,
     rank: typing.SupportsInt | typing.SupportsIndex,
 ) -> int:
     """
     Makes the memory in which the ranks of this host exchange arrivals; returns its file descriptor.
+    """
+
+def arrivals_flush() -> None:
+    """
+    Sends what other hosts have not been told yet. After `stop`.
     """
 
 def arrivals_open(
@@ -232,6 +272,15 @@ def arrivals_open(
     Exchanges arrivals through the memory of another rank, which lies at /proc/<pid>/fd/<descriptor>.
     """
 
+def arrivals_peer(
+    address: str,
+    port: typing.SupportsInt | typing.SupportsIndex,
+    token: typing.SupportsInt | typing.SupportsIndex,
+) -> None:
+    """
+    After arrivals_carry: where another host listens.
+    """
+
 def clock_follow(
     address: str,
     port: typing.SupportsInt | typing.SupportsIndex,
@@ -241,6 +290,11 @@ def clock_follow(
 ) -> None:
     """
     Compares this clock with rank 0's now, every interval_ms, and at the end.
+    """
+
+def clock_same() -> None:
+    """
+    This process's clock is rank 0's: there is nothing to compare.
     """
 
 def clock_serve(
@@ -316,6 +370,16 @@ def flush() -> None:
     Writes all records of all threads to the trace now.
     """
 
+def hierarchical_backend(
+    wrapped: torch._C._distributed_c10d.Backend,
+    team: Team,
+    across: torch._C._distributed_c10d.Backend,
+    owners: typing.SupportsInt | typing.SupportsIndex,
+) -> torch._C._distributed_c10d.Backend:
+    """
+    A backend over `wrapped` whose ranks are on several hosts, of which the team is one; `across` joins the ranks of equal place on their hosts.
+    """
+
 def install_observer() -> list[str]:
     """
     Puts a recording kernel before every c10d operator; returns their names.
@@ -389,15 +453,10 @@ def set_stacks(on: bool) -> None:
     """
 
 def shm_backend(
-    wrapped: torch._C._distributed_c10d.Backend,
-    segment: Segment,
-    name: str,
-    global_ranks: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
-    slot_bytes: typing.SupportsInt | typing.SupportsIndex,
-    timeout_ms: typing.SupportsInt | typing.SupportsIndex,
+    wrapped: torch._C._distributed_c10d.Backend, team: Team
 ) -> torch._C._distributed_c10d.Backend:
     """
-    A backend over `wrapped` whose ranks are all on this host; meets them.
+    A backend over `wrapped` whose ranks are the team's.
     """
 
 def shm_name() -> str:

@@ -6,12 +6,17 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from commprof.capture import Attachment, Profiler, attach, profile, step
+    from commprof.switching import Trial, trial
 
-__all__ = ["Attachment", "Profiler", "attach", "profile", "step"]
+__all__ = ["Attachment", "Profiler", "Trial", "attach", "profile", "step", "trial"]
 
 
 def __getattr__(name: str) -> Any:
     """Loads capture, and torch with it, at first use: reading a report needs neither."""
+    if name in ("Trial", "trial"):
+        from commprof import switching
+
+        return getattr(switching, name)
     if name in __all__:
         from commprof import capture
 

@@ -6,13 +6,15 @@
     torch.distributed.init_process_group("cpu:commprof")
 
 All-reduce, broadcast, all-gather, reduce-scatter and barrier of dense CPU tensors go through
-memory that the ranks share; everything else goes to gloo.
+memory that the ranks share; everything else goes to gloo. Where the ranks are on several hosts,
+all-reduce adds up within each host first, and everything else goes to gloo.
 """
 
 from __future__ import annotations
 
 import os
 import warnings
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -34,11 +36,95 @@ def register() -> None:
         dist.Backend.register_backend("commprof", _create, extended_api=True, devices=["cpu"])
 
 
+@dataclass(frozen=True)
+class Hosts:
+    """Which ranks of a group can share memory."""
+
+    rank: int
+    """This process's, in the group."""
+    groups: list[list[int]]
+    """Ranks of the group by host, both in order of first rank; the same on all ranks."""
+
+    @property
+    def number(self) -> int:
+        """This rank's host."""
+        return next(i for i, ranks in enumerate(self.groups) if self.rank in ranks)
+
+    @property
+    def local_rank(self) -> int:
+        """This rank's place on its host."""
+        return self.groups[self.number].index(self.rank)
+
+    @property
+    def owners(self) -> int:
+        """Ranks of the smallest host: so many on each have a counterpart on all others."""
+        return min(map(len, self.groups))
+
+    @property
+    def all_alone(self) -> bool:
+        """Whether no two ranks are on one host."""
+        return all(len(ranks) == 1 for ranks in self.groups)
+
+
+def find_hosts(store: Any, rank: int, size: int) -> Hosts:
+    """Asks every rank of a group through its store where it is."""
+    places = _everybodys(store, "place", rank, size, _place())
+    ranks = range(size)
+    return Hosts(rank, [[r for r in ranks if places[r] == p] for p in dict.fromkeys(places)])
+
+
+def make_team(store: Any, hosts: Hosts, ranks: list[int], timeout: timedelta) -> Any:
+    """This host's ranks over shared memory, or None, with a warning, if any host has no room.
+
+    Args:
+        store: of the group; all its ranks call this.
+        hosts: of the group.
+        ranks: global ones by rank of the group, for messages.
+        timeout: after which a rank that does not come is missing.
+    """
+    native = _native.native
+    assert native is not None
+    own = hosts.groups[hosts.number]
+    key = f"commprof/shm/{hosts.number}"
+    place = {"rank": hosts.local_rank, "slot_bytes": SLOT_BYTES}
+    segment, problem = None, ""
+    if hosts.local_rank == 0:
+        store.set(key, native.shm_name())
+    name = store.get(key).decode()
+    try:
+        # Its maker first; the others find it then, or the reason why not.
+        if hosts.local_rank != 0:
+            problem = store.get(f"{key}/made").decode()
+        if not problem:
+            segment = native.Segment(name, size=len(own), **place)
+    except native.SegmentError as error:
+        problem = str(error)
+    if hosts.local_rank == 0:
+        store.set(f"{key}/made", problem)
+    problems = _everybodys(store, "shm-problem", hosts.rank, len(ranks), problem)
+    if any(problems):
+        first = next(i for i, text in enumerate(problems) if text)
+        if hosts.rank == 0:
+            warnings.warn(
+                f"commprof backend: gloo alone, because of rank {first}: {problems[first]}",
+                stacklevel=2,
+            )
+        return None
+    assert segment is not None
+    return native.Team(
+        segment,
+        name,
+        global_ranks=[ranks[other] for other in own],
+        timeout_ms=int(timeout.total_seconds() * 1e3),
+        **place,
+    )
+
+
 def _create(options: Any, _: Any) -> Any:
     """What ``init_process_group`` and ``new_group`` call: a backend for one group.
 
-    Falls back to gloo alone, with a warning, where the ranks are on several hosts or share no
-    memory; all ranks decide alike.
+    Gloo alone where no two ranks are on one host; with a warning where they share no memory. All
+    ranks decide alike.
     """
     native = _native.native
     if native is None:
@@ -46,55 +132,26 @@ def _create(options: Any, _: Any) -> Any:
             f"the backend 'commprof' needs the native module: {_native.native_error}; use 'gloo'"
         )
     store, rank, size = options.store, options.group_rank, options.group_size
-    gloo = ProcessGroupGloo(store, rank, size, timeout=options.timeout)
+    gloo = _gloo(store, rank, size, options.timeout)
     gloo._set_sequence_number_for_group()
-    if size == 1:
+    hosts = find_hosts(store, rank, size)
+    if hosts.all_alone:
         return gloo
-    places = _everybodys(store, "place", rank, size, _place())
-    if len(set(places)) > 1:
-        warnings.warn(
-            f"commprof backend: {len(set(places))} hosts in this group, so it is gloo alone",
-            stacklevel=2,
-        )
+    ranks = list(options.global_ranks_in_group) or list(range(size))
+    team = make_team(store, hosts, ranks, _as_timedelta(options.timeout))
+    if team is None:
         return gloo
-    return _over_shared_memory(native, gloo, options)
+    if len(hosts.groups) == 1:
+        return native.shm_backend(gloo, team)
+    across = None
+    if hosts.local_rank < hosts.owners:
+        ring = dist.PrefixStore(f"commprof/across/{hosts.local_rank}", store)
+        across = _gloo(ring, hosts.number, len(hosts.groups), options.timeout)
+    return native.hierarchical_backend(gloo, team, across, hosts.owners)
 
 
-def _over_shared_memory(native: Any, gloo: Any, options: Any) -> Any:
-    store, rank, size = options.store, options.group_rank, options.group_size
-    name = native.shm_name() if rank == 0 else ""
-    segment, problem = None, ""
-    if rank == 0:
-        segment, problem = _reserve(native, name, rank, size)
-        store.set("commprof/shm", name)
-    else:
-        name = store.get("commprof/shm").decode()
-        segment, problem = _reserve(native, name, rank, size)
-    problems = _everybodys(store, "shm-problem", rank, size, problem)
-    if any(problems):
-        first = next(i for i, text in enumerate(problems) if text)
-        if rank == 0:
-            warnings.warn(
-                f"commprof backend: gloo alone, because of rank {first}: {problems[first]}",
-                stacklevel=2,
-            )
-        return gloo
-    return native.shm_backend(
-        gloo,
-        segment,
-        name=name,
-        global_ranks=list(options.global_ranks_in_group) or list(range(size)),
-        slot_bytes=SLOT_BYTES,
-        timeout_ms=int(_as_timedelta(options.timeout).total_seconds() * 1e3),
-    )
-
-
-def _reserve(native: Any, name: str, rank: int, size: int) -> tuple[Any, str]:
-    """The segment, or why there is none."""
-    try:
-        return native.Segment(name, rank=rank, size=size, slot_bytes=SLOT_BYTES), ""
-    except native.SegmentError as error:
-        return None, str(error)
+def _gloo(store: Any, rank: int, size: int, timeout: Any) -> Any:
+    return ProcessGroupGloo(store, rank, size, timeout=_as_timedelta(timeout))
 
 
 def _everybodys(store: Any, key: str, rank: int, size: int, own: str) -> list[str]:

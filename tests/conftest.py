@@ -11,6 +11,8 @@ import shutil
 
 import pytest
 
+pytest_plugins = ["tests.support.once_per_change"]
+
 _TRIES_AGAIN = 2
 
 

@@ -1,7 +1,7 @@
 """Builds the core and its own tests, runs them, and reads with Python what C++ wrote.
 
-With the address and undefined-behaviour sanitizers: what passes with them passes without.
-``make test-cpp SANITIZE=thread`` runs those with threads under that one.
+With the address and undefined-behaviour sanitizers: what passes with them passes without. Those
+with threads once more under the thread sanitizer. ``make test-cpp`` runs them by hand.
 """
 
 from __future__ import annotations
@@ -24,15 +24,11 @@ from commprof.trace.reader import read_trace
 from tests.support import trace_bytes as made
 
 ROOT = Path(__file__).parent.parent
-SANITIZE = "address,undefined"
-TREE = ROOT / f"build/cpp-{SANITIZE}"  # the Makefile's
+pytestmark = pytest.mark.once_per_change(
+    *("csrc/core", "csrc/kernels", "csrc/compress", "csrc/shm", "tests/cpp", "CMakeLists.txt"),
+    *("commprof/trace", "commprof/analysis/histogram.py", "tests/support/trace_bytes.py"),
+)
 TESTS = sorted(path.stem for path in (ROOT / "tests/cpp").glob("test_*.cpp"))
-OPTIONS = {
-    "COMMPROF_TORCH": "OFF",
-    "COMMPROF_TESTS": "ON",
-    "COMMPROF_SANITIZE": SANITIZE,
-    "CMAKE_COMPILE_WARNING_AS_ERROR": "ON",
-}
 
 
 def tool(name: str) -> str:
@@ -58,21 +54,38 @@ def alone(tree: Path) -> Iterator[None]:
         yield
 
 
+def build(sanitize: str) -> Path:
+    """Builds all tests under these sanitizers; where."""
+    cmake, ninja = tool("cmake"), tool("ninja")
+    tree = ROOT / f"build/cpp-{sanitize}"  # the Makefile's
+    options = {
+        "COMMPROF_TORCH": "OFF",
+        "COMMPROF_TESTS": "ON",
+        "COMMPROF_SANITIZE": sanitize,
+        "CMAKE_COMPILE_WARNING_AS_ERROR": "ON",
+        "CMAKE_MAKE_PROGRAM": ninja,
+    }
+    with alone(tree):
+        defines = [f"-D{name}={value}" for name, value in options.items()]
+        run([cmake, "-S", str(ROOT), "-B", str(tree), "-G", "Ninja", *defines])
+        run([cmake, "--build", str(tree), "-j", "2"])
+    return tree
+
+
 @pytest.fixture(scope="module")
 def built() -> Path:
-    cmake, ninja = tool("cmake"), tool("ninja")
-    defines = [f"-D{name}={value}" for name, value in OPTIONS.items()]
-    with alone(TREE):
-        source = [cmake, "-S", str(ROOT), "-B", str(TREE)]
-        run([*source, "-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={ninja}", *defines])
-        run([cmake, "--build", str(TREE), "-j", "2"])
-    return TREE
+    return build("address,undefined")
 
 
 @pytest.mark.parametrize("name", TESTS)
 def test_core(built: Path, name: str) -> None:
     command = [tool("ctest"), "--test-dir", str(built), "-R", f"^{name}$"]
     run([*command, "--output-on-failure", "--no-tests=error"])
+
+
+def test_threads_under_the_thread_sanitizer() -> None:
+    tree = build("thread")
+    run([tool("ctest"), "--test-dir", str(tree), "--output-on-failure", "--no-tests=error"])
 
 
 def test_python_reads_every_field_that_cpp_wrote(built: Path, tmp_path: Path) -> None:

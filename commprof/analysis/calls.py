@@ -90,7 +90,7 @@ def calls_of(
     if clocks_shared:
         wait, wire, transfer = _apart(matching, times)
     group_size = np.concatenate(
-        [_group_sizes(trace, table) for trace, table in zip(traces, tables, strict=True)]
+        [group_sizes(trace, table) for trace, table in zip(traces, tables, strict=True)]
     )
     op, bytes_in, bytes_out = (_joined(tables, name) for name in ("op", "bytes_in", "bytes_out"))
     if exposed_by_rank is None:
@@ -202,7 +202,8 @@ def _phase_at(trace: Trace, thread: int, time_ns: Ints) -> Ints:
     return np.where(inside, key[row], int(Phase.OTHER)).astype(np.int64)
 
 
-def _group_sizes(trace: Trace, table: Collectives) -> Ints:
+def group_sizes(trace: Trace, table: Collectives) -> Ints:
+    """Ranks in the group of each collective; 0 where it is not described."""
     size = np.zeros(len(table), dtype=np.int64)
     for group in trace.groups.values():
         size[table.group == group.id] = group.size

@@ -11,6 +11,8 @@ Floats = npt.NDArray[np.float64]
 
 _RESAMPLES = 2000
 _SEED = 20240501
+#: Most rows that a bootstrap of means draws from.
+_BLOCKS = 500
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,35 @@ def ratio_of_medians(above: Floats, below: Floats) -> Interval:
     ratios = _resampled_medians(above, random) / _resampled_medians(below, random)
     low, high = np.percentile(ratios, [2.5, 97.5])
     return Interval(float(np.median(above) / np.median(below)), float(low), float(high))
+
+
+def mean_interval(values: Floats) -> Interval:
+    """The mean; percentile bootstrap.
+
+    Raises:
+        ValueError: there are no values.
+    """
+    if len(values) == 0:
+        raise ValueError("a mean needs values")
+    low, high = np.percentile(resampled_means(values), [2.5, 97.5])
+    return Interval(float(values.mean()), float(low), float(high))
+
+
+def resampled_means(values: Floats, seed: int = _SEED) -> Floats:
+    """Means of as many bootstrap samples as every interval takes.
+
+    Args:
+        values: ``[n]`` or ``[n, columns]``; rows are drawn, of which neighbours are put together
+            where there are more than 500, so that a long run stays cheap.
+        seed: another one for what is independent.
+    """
+    if len(values) > _BLOCKS:
+        first = np.linspace(0, len(values), _BLOCKS, endpoint=False).astype(np.int64)
+        lengths = np.diff(np.append(first, len(values)))
+        values = (np.add.reduceat(values, first, axis=0).T / lengths).T
+    random = np.random.default_rng(seed)
+    rows = random.integers(0, len(values), size=(_RESAMPLES, len(values)))
+    return np.asarray(values[rows].mean(axis=1), dtype=np.float64)
 
 
 def _resampled_medians(values: Floats, random: np.random.Generator) -> Floats:

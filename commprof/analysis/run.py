@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from commprof.analysis.detail import WorldDetail, world_detail
+from commprof.analysis.measured import measured_world
 from commprof.analysis.remarks import remarks
 from commprof.analysis.scaling import RunResult, pool_overhead, scale
 from commprof.analysis.summaries import analyse_summaries
-from commprof.analysis.world import WorldResult, analyse_world
+from commprof.analysis.world import WorldResult, world_result
 from commprof.trace.run_directory import read_context, read_world
 
 
@@ -20,16 +22,31 @@ def analyse_run(directory: Path) -> RunResult:
     Raises:
         CommprofError: ``directory`` is neither.
     """
+    return _analyse(directory, in_detail=False)[0]
+
+
+def analyse_in_detail(directory: Path) -> tuple[RunResult, tuple[WorldDetail, ...]]:
+    """The same, and each of its ``worlds`` step by step.
+
+    Raises:
+        CommprofError: ``directory`` is no run directory.
+    """
+    return _analyse(directory, in_detail=True)
+
+
+def _analyse(directory: Path, in_detail: bool) -> tuple[RunResult, tuple[WorldDetail, ...]]:
     context = read_context(directory)
-    worlds, failures, summaries = [], [], []
+    worlds, details, failures, summaries = [], [], [], []
     for world_size in context["world_sizes"]:
         run = read_world(directory, world_size)
         summary = analyse_summaries(run)
         if summary is not None:
             summaries.append(summary)
-        world = analyse_world(run)
-        if world is not None and world.measured_steps > 0:
+        seen = measured_world(run)
+        world = None if seen is None else world_result(run, seen)
+        if seen is not None and world is not None and world.measured_steps > 0:
             worlds.append(world)
+            details += [world_detail(run, seen)] if in_detail else []
         reason = context["errors"].get(str(world_size)) or (
             _without_figures(world) if summary is None else ""
         )
@@ -37,7 +54,7 @@ def analyse_run(directory: Path) -> RunResult:
             failures.append((world_size, reason))
     scaling = scale(worlds)
     pooled = pool_overhead(worlds)
-    return RunResult(
+    result = RunResult(
         context=context,
         worlds=tuple(worlds),
         scaling=scaling,
@@ -46,6 +63,7 @@ def analyse_run(directory: Path) -> RunResult:
         remarks=remarks(context, worlds, scaling, pooled),
         summaries=tuple(summaries),
     )
+    return result, tuple(details)
 
 
 def _without_figures(world: WorldResult | None) -> str:

@@ -13,7 +13,7 @@ from commprof.trace.reader import Trace
 from commprof.trace.run_directory import WorldRun
 from commprof.trace.schema import Phase
 from commprof.trace.summary import Histogram, OperationSummary, Summary
-from commprof.units import ns_to_ms, ns_to_s
+from commprof.units import ns_to_ms, ns_to_s, ns_to_us
 
 
 @dataclass(frozen=True)
@@ -87,8 +87,18 @@ class SummaryResult:
     arrivals_unknown: int
     #: Collectives whose last rank is known, counted by each rank.
     arrivals_known: int
-    #: Machines on which the ranks ran: arrivals are exchanged within one.
+    #: Hosts on which the ranks ran: what has memory and a clock in common.
     machines: int
+    #: Whether all of these clocks are known against rank 0's, and from how many other hosts the
+    #: one with the fewest got arrivals.
+    clocks_compared: bool
+    hosts_heard: int
+    #: Datagrams with arrivals that the network would not take.
+    unsent_datagrams: int
+    #: Over the collectives known that ranks of several hosts took part in: bound on the error of
+    #: their arrivals, of 95 % of them within 1 %, and of all. In µs; NaN without any.
+    arrival_clock_error_p95_us: float
+    arrival_clock_error_us: float
     last: tuple[LastRow, ...]
     late_rank: SummaryLateRank | None
     #: By total time from issue to completion, largest first.
@@ -114,6 +124,11 @@ def analyse_summaries(run: WorldRun) -> SummaryResult | None:
     summaries = [summary for _, summary in found.values()]
     steps = histogram.merge(summary.steps for summary in summaries)
     exposed = histogram.merge(summary.exposed for summary in summaries)
+    clock_error = histogram.merge(summary.arrival_clock_error for summary in summaries)
+    # What is known of a host is the same on all of its ranks, but for the moment.
+    unsent: dict[tuple[str, ...], int] = {}
+    for trace, summary in found.values():
+        unsent[_host(trace)] = max(unsent.get(_host(trace), 0), summary.hosts.unsent)
     means = {phase: _mean_ms([s.phases[phase] for s in summaries]) for phase in Phase}
     return SummaryResult(
         world_size=run.world_size,
@@ -135,7 +150,12 @@ def analyse_summaries(run: WorldRun) -> SummaryResult | None:
         unsplit_steps=sum(summary.unsplit_steps for summary in summaries),
         arrivals_unknown=sum(summary.arrivals_unknown for summary in summaries),
         arrivals_known=sum(summary.arrivals_known for summary in summaries),
-        machines=len({trace.metadata["machine"]["boot_id"] for trace, _ in found.values()}),
+        machines=len(unsent),
+        clocks_compared=all(summary.hosts.clock for summary in summaries),
+        hosts_heard=min(summary.hosts.heard for summary in summaries),
+        unsent_datagrams=sum(unsent.values()),
+        arrival_clock_error_p95_us=ns_to_us(histogram.quantile(clock_error, 0.95)),
+        arrival_clock_error_us=ns_to_us(clock_error.max_ns) if clock_error.count else math.nan,
         last=last_rows(summaries),
         late_rank=late_rank([trace for trace, _ in found.values()], summaries),
         operations=_operations(list(found.values())),
@@ -144,6 +164,11 @@ def analyse_summaries(run: WorldRun) -> SummaryResult | None:
         unmatched=sum(summary.unmatched for summary in summaries),
         problems=run.problems,
     )
+
+
+def _host(trace: Trace) -> tuple[str, ...]:
+    machine = trace.metadata["machine"]
+    return tuple(machine[name] for name in ("boot_id", "time_namespace", "pid_namespace"))
 
 
 def _mean_ms(histograms: Sequence[Histogram]) -> float:

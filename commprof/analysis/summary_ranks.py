@@ -67,11 +67,13 @@ def late_rank(traces: Sequence[Trace], summaries: Sequence[Summary]) -> SummaryL
     """The rank that the others wait for, by the rule of :func:`stragglers.find_late_rank`.
 
     Where no phase explains most of what its own work takes longer, the host held it up and
-    nobody is named; nor where a rank left no summary, or the ranks have no common clock.
+    nobody is named; nor where a rank left no summary, or times of several hosts cannot be compared.
     """
     ranks = [trace.rank for trace in traces]
     steps = min(summary.steps.count for summary in summaries)
-    if ranks != list(range(traces[0].world_size)) or not clocks_are_shared(traces) or steps == 0:
+    if ranks != list(range(traces[0].world_size)) or steps == 0:
+        return None
+    if not _times_compare(traces, summaries):
         return None
     waited_for = _waited_for(summaries)
     rows = len(waited_for)
@@ -92,6 +94,11 @@ def late_rank(traces: Sequence[Trace], summaries: Sequence[Summary]) -> SummaryL
         phase=phase,
         phase_share=share,
     )
+
+
+def _times_compare(traces: Sequence[Trace], summaries: Sequence[Summary]) -> bool:
+    """Whether the blocks are by one clock: where hosts have heard of each other, rank 0's."""
+    return clocks_are_shared(traces) or all(s.hosts.clock and s.hosts.heard for s in summaries)
 
 
 def _waited_for(summaries: Sequence[Summary]) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:

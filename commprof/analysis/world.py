@@ -3,31 +3,25 @@
 from __future__ import annotations
 
 import math
-import sys
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from commprof.analysis.arrivals import match_arrivals
-from commprof.analysis.breakdown import Breakdown, breakdown
-from commprof.analysis.clocks import clock_error_us, on_common_clock, rank_clocks
+from commprof.analysis.breakdown import Breakdown
 from commprof.analysis.collectives import CollectiveRow, collective_rows
 from commprof.analysis.compression import CompressionRow, compression_rows
 from commprof.analysis.cross_checks import CrossCheck, Observed, cross_checks
 from commprof.analysis.device_timeline import (
     clock_error_ns,
-    on_device_timeline,
     timed_collectives,
 )
-from commprof.analysis.exposure import exposures_of
 from commprof.analysis.lateness import views, with_phase
-from commprof.analysis.merged_steps import merged_steps
+from commprof.analysis.measured import MeasuredWorld, measured_world, slowest_ns
 from commprof.analysis.overhead import Overhead, overhead
 from commprof.analysis.queueing import assumes_threads
 from commprof.analysis.rank_summary import RankSummary, StepParts, mean_parts, rank_summary
 from commprof.analysis.slowness import find_slow_rank
 from commprof.analysis.stragglers import LateRank, find_late_rank, late_by_own_work
-from commprof.analysis.warmup import count_warmup, step_signatures
 from commprof.trace import columns, schema
 from commprof.trace.found_steps import DECLARED
 from commprof.trace.reader import Trace
@@ -102,74 +96,39 @@ class WorldResult:
 
 
 def analyse_world(run: WorldRun) -> WorldResult | None:
-    """Figures of one world size; None if no rank left a trace.
+    """Figures of one world size; None if no rank left a trace."""
+    seen = measured_world(run)
+    return None if seen is None else world_result(run, seen)
+
+
+def world_result(run: WorldRun, seen: MeasuredWorld) -> WorldResult:
+    """Figures of what was brought together.
 
     Losses and commprof's own cost come from the training loop's account of each rank; without
     it (a loop of the user's, a rank that was killed) they are NaN, and samples are those that
     DataLoaders returned.
     """
-    usable = sorted(run.traces)
-    if not usable:
-        return None
-    recorded = [run.traces[rank] for rank in usable]
-    traces = [on_device_timeline(trace) for trace in recorded]
-    clocks = rank_clocks(traces)
-    clock_error = clock_error_us(clocks, traces)
-    traces = on_common_clock(traces, clocks) if clocks else traces
-    tables = [columns.collectives(trace) for trace in traces]
-    arrivals = match_arrivals(traces, tables) if clocks else [None] * len(traces)
-    exposed = [exposures_of(trace, table) for trace, table in zip(traces, tables, strict=True)]
-    trained = min(_trained_steps(trace) for trace in traces)
-    merged = {i for t in traces for i in merged_steps(t, columns.steps(t)).tolist()}
-    parts = _common_steps(
-        [
-            breakdown(trace, table, arrival, run.world_size, found)
-            for trace, table, arrival, found in zip(traces, tables, arrivals, exposed, strict=True)
-        ],
-        trained,
-        merged,
-    )
-    slowest_ns = np.max([part.wall_ns for part in parts], axis=0)
-    steps = columns.steps(traces[0])
-    signatures = step_signatures(steps, tables[0])[np.isin(steps.index, parts[0].step)]
-    warmup = count_warmup(slowest_ns, signatures)
-    measured = [part.rows(np.arange(len(slowest_ns)) >= warmup) for part in parts]
+    traces, tables, arrivals, measured = seen.traces, seen.tables, seen.arrivals, seen.measured
     observed = [Observed(*x) for x in zip(traces, tables, measured, strict=True)]
+    step = measured[0].step
     result = replace(
-        _summarise(run, usable, parts, measured, warmup, clock_error),
-        collectives=collective_rows(traces, tables, measured[0].step, clocks is not None, exposed),
-        compression=compression_rows(traces, measured[0].step, run.world_size),
-        steps_end=steps.source,
-        merged_steps=len(merged),
+        _summarise(run, seen.ranks, seen.parts, measured, seen.warmup, seen.clock_error_us),
+        collectives=collective_rows(traces, tables, step, seen.clocks_shared, seen.exposed),
+        compression=compression_rows(traces, step, run.world_size),
+        steps_end=seen.steps.source,
+        merged_steps=seen.merged,
         gloo_threads_assumed=any(assumes_threads(trace) for trace in traces),
         cross_checks=cross_checks(run, observed),
-        device_timed=sum(timed_collectives(trace) for trace in recorded),
-        device_clock_error_us=_device_clock_error_us(recorded),
+        device_timed=sum(timed_collectives(trace) for trace in seen.recorded),
+        device_clock_error_us=_device_clock_error_us(seen.recorded),
     )
     late = result.late_rank
     if late is not None:
-        late = with_phase(late, views(traces, tables, arrivals), measured[0].step)
+        late = with_phase(late, views(traces, tables, arrivals), step)
     step_ns = ms_to_ns(result.step_median_ms)
     slow = find_slow_rank(np.stack([part.work_ns for part in measured]), step_ns)
     waited_for = np.sum([part.waited_for_ns for part in measured], axis=0)
     return replace(result, late_rank=late_by_own_work(late, slow, waited_for, step_ns))
-
-
-def _trained_steps(trace: Trace) -> int:
-    """Steps before the overhead block of the built-in loop; all steps of any other loop."""
-    job = trace.metadata.get("job")
-    steps = job.get("steps") if isinstance(job, dict) else None
-    return steps if isinstance(steps, int) else sys.maxsize
-
-
-def _common_steps(parts: list[Breakdown], trained: int, merged: set[int]) -> list[Breakdown]:
-    """The trained steps that every rank completed, each of them one iteration."""
-    common = set(parts[0].step.tolist())
-    for part in parts[1:]:
-        common &= set(part.step.tolist())
-    common -= merged
-    chosen = np.array(sorted(step for step in common if step < trained), dtype=np.int64)
-    return [part.rows(np.isin(part.step, chosen)) for part in parts]
 
 
 def _summarise(
@@ -180,9 +139,9 @@ def _summarise(
     warmup: int,
     clock_error_us: float,
 ) -> WorldResult:
-    slowest_ns = np.max([part.wall_ns for part in measured], axis=0)
+    slowest = slowest_ns(measured)
     median_ns, p95_ns, low_ns, high_ns = (
-        np.percentile(slowest_ns, [50, 95, 25, 75]) if len(slowest_ns) else [np.nan] * 4
+        np.percentile(slowest, [50, 95, 25, 75]) if len(slowest) else [np.nan] * 4
     )
     ranks = tuple(
         rank_summary(run, rank, part) for rank, part in zip(usable, measured, strict=True)

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 OUT_VARIABLE = "COMMPROF_OUT"
 #: A compressor for every DDP model of the script, as ``commprof.compressors.parse`` takes it.
 HOOK_VARIABLE = "COMMPROF_HOOK"
+#: Candidates that take turns on every DDP model, as ``commprof.trials.plan`` takes them.
+TRIAL_VARIABLE = "COMMPROF_TRIAL"
 _TARGET = "torch.distributed.distributed_c10d"
 _HERE = os.path.dirname(os.path.abspath(__file__))
 
@@ -104,11 +106,16 @@ def _start(directory: str) -> None:
         return  # the script profiles itself, or made a second default group
     try:
         # The mode is in the environment.
-        profile(agree(Path(directory)), find_steps=True).start()
+        profiler = profile(agree(Path(directory)), find_steps=True).start()
         compressor = os.environ.get(HOOK_VARIABLE)
         if compressor:
             from commprof.capture.every_model import attach_every_model
 
             attach_every_model(compressor)
+        candidates = os.environ.get(TRIAL_VARIABLE)
+        if candidates:
+            from commprof.switching.every_model import try_every_model
+
+            try_every_model(candidates, profiler)
     except CommprofError as error:
         print(f"commprof: not recording: {error}", file=sys.stderr)

@@ -13,7 +13,8 @@ from commprof import _native
 from commprof.capture.python_hook import PythonBucketHook
 from commprof.capture.recorder import recorder
 from commprof.compressors import Compressor
-from commprof.compressors.running import Running, own_group
+from commprof.compressors.groups import Groups
+from commprof.compressors.running import Running
 from commprof.errors import CommprofError
 
 #: A DDP communication hook: ``hook(state, bucket) -> Future[Tensor]``.
@@ -34,7 +35,7 @@ class Attachment:
         self._names: list[str] = []
         self._compressor: Compressor | None = None
         self._running: Running | None = None
-        self._group: Any = None  # of native compressors of this model, one after the other
+        self._groups = Groups(ddp)  # of native compressors of this model, one after the other
         _hooks.append(self._names)
         # A hook that the user registers later goes inside ours.
         ddp.register_comm_hook = self._register_comm_hook
@@ -43,6 +44,30 @@ class Attachment:
     def compressor(self) -> Compressor | None:
         """The compressor inside, if there is one."""
         return self._compressor
+
+    @property
+    def ddp(self) -> DistributedDataParallel:
+        """The model."""
+        return self._ddp
+
+    @property
+    def bucket_hook(self) -> Any:
+        """commprof's hook in the model's reducer; see ``bucket_hook_of``."""
+        return self._bucket_hook
+
+    @property
+    def has_own_hook(self) -> bool:
+        """Whether the script registered a hook of its own, which runs inside."""
+        return bool(self._ddp._comm_hooks)
+
+    def use_bucket_hook(self, bucket_hook: Any) -> None:
+        """Another reducer does the model's work now, with this hook of ``bucket_hook_of``.
+
+        Call it between steps and without a compressor inside; what is inside the new one stays.
+        """
+        assert self._compressor is None
+        bucket_hook.recording = self._bucket_hook.recording
+        self._bucket_hook = bucket_hook
 
     def set_hook(self, hook: Hook | Compressor | None, state: Any = None) -> None:
         """Replaces the hook inside; None is DDP's own mean all-reduce.
@@ -64,9 +89,7 @@ class Attachment:
         """Makes its engine, which is a collective call, and puts it inside."""
         if compressor is self._compressor:
             return
-        if self._group is None:
-            self._group = own_group(self._ddp)
-        running = Running(self._ddp, compressor, self._group)
+        running = Running(self._ddp, compressor, self._groups)
         compressor.bind(running)
         if running.is_native:
             self._bucket_hook.set_compressor(running.engine)
@@ -164,15 +187,18 @@ def attach(
             "this model already has a communication hook, and DDP takes one for life; call "
             "attach(ddp, hook=...) before registering it, or leave attach() out"
         )
+    attachment = Attachment(ddp, bucket_hook_of(ddp))
+    attachment.set_hook(hook, state)
+    return attachment
+
+
+def bucket_hook_of(ddp: DistributedDataParallel) -> Any:
+    """Registers commprof's hook with the reducer that the model has now, which takes one."""
     native = _native.native
     if native is not None:
         group = ddp.process_group
-        bucket_hook: Any = native.BucketHook.attach(ddp.reducer, group, None, None)
-    else:
-        bucket_hook = PythonBucketHook.attach(ddp, recorder(), None, None)
-    attachment = Attachment(ddp, bucket_hook)
-    attachment.set_hook(hook, state)
-    return attachment
+        return native.BucketHook.attach(ddp.reducer, group, None, None)
+    return PythonBucketHook.attach(ddp, recorder(), None, None)
 
 
 def _name(hook: Hook | Compressor | None) -> str:

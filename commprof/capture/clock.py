@@ -56,10 +56,11 @@ class ClockLink(StoreLink):
     def agreed(self) -> bool:
         """One try; whether everything is said."""
         rank, world_size = dist.get_rank(), dist.get_world_size()
-        if world_size == 1 or (_on_one_host(world_size) and not self._always):
+        if world_size == 1 or (on_one_host(world_size) and not self._always):
             return True
         store = default_store("commprof_clock")
         if rank == 0:
+            _note_same_clock()
             store.set("door", json.dumps(_open_door(store, world_size)))
             return True
         if _native.native is None:
@@ -71,6 +72,8 @@ class ClockLink(StoreLink):
         if door["port"] and (self._always or not same):
             _native.native.clock_follow(door["address"], door["port"], door["token"], rank)
             self._following = True
+        elif same:
+            _note_same_clock()
         return True
 
 
@@ -88,6 +91,11 @@ def _open_door(store: Any, world_size: int) -> dict[str, Any]:
     return door
 
 
-def _on_one_host(world_size: int) -> bool:
+def _note_same_clock() -> None:
+    if _native.native is not None:
+        _native.native.clock_same()
+
+
+def on_one_host(world_size: int) -> bool:
     """Whether one launcher started all ranks: then they have one clock."""
     return os.environ.get("LOCAL_WORLD_SIZE") == str(world_size)

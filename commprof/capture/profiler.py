@@ -17,13 +17,14 @@ from commprof.capture.auto_phases import AutoPhases
 from commprof.capture.backends import gloo_threads
 from commprof.capture.clock import ClockLink, mode
 from commprof.capture.job_directory import claim, trace_name
+from commprof.capture.listener import Listener
 from commprof.capture.metadata import rank_and_world_size, trace_metadata
 from commprof.capture.mode import control_path, mode_code, switch_signal
 from commprof.capture.recorder import Marker, recorder
 from commprof.capture.step_finder import StepFinder
 from commprof.capture.witnesses import Witnesses
 from commprof.errors import CommprofError
-from commprof.trace.schema import PHASES, STEP_DECLARED
+from commprof.trace.schema import MODES, PHASES, STEP_DECLARED
 
 #: Less room than this in /dev/shm is left to others. A thread that records takes 1 MiB.
 _SHM_RESERVE_BYTES = 64 << 20
@@ -69,11 +70,21 @@ class Profiler:
         self._step = 0
         self._path: Path | None = None
         self._running = False
+        self._listeners: list[Listener] = []
 
     @property
     def trace_path(self) -> Path | None:
         """The trace file; None before capture started."""
         return self._path
+
+    @property
+    def mode(self) -> str:
+        """What it began with, one of ``schema.MODES``."""
+        return MODES[self._mode]
+
+    def listen(self, listener: Listener) -> None:
+        """Tells it of every step from now on."""
+        self._listeners.append(listener)
 
     def start(self) -> Profiler:
         """Opens the trace and starts recording.
@@ -132,6 +143,8 @@ class Profiler:
         if not (self._running and self._recorder.started()):
             return
         self._running = False
+        while self._listeners:
+            self._listeners.pop().capture_ends()
         _started.remove(self)
         self._at_exit.cancel()
         self._auto_phases.remove()
@@ -140,6 +153,7 @@ class Profiler:
         self._clock.stop()
         time.sleep(_LATE_COMPLETIONS_S)
         self._recorder.stop()
+        self._arrivals.stop()
 
     def _note_gloo_threads(self) -> None:
         """At the begin for a process that is killed, at the end for groups made meanwhile."""
@@ -161,6 +175,8 @@ class Profiler:
             self._clock.look()
         if self._arrivals.pending:
             self._arrivals.look()
+        for listener in self._listeners:
+            listener.step_ended(self._step - 1)
 
     def phase(self, name: str) -> Marker:
         """A context manager for one phase: "data", "forward", "backward", "optimizer".

@@ -25,7 +25,7 @@ _RECEIVED, _SENT = 0, 8
 _DDP_KEYS = (
     *("module_name", "backend_name", "bucket_sizes", "rebuilt_bucket_sizes", "iteration"),
     *("avg_forward_compute_time", "avg_backward_compute_time", "avg_backward_comm_time"),
-    "avg_backward_compute_comm_overlap_time",
+    *("avg_backward_compute_comm_overlap_time", "rebuilt_per_bucket_param_indices"),
 )
 
 
@@ -113,12 +113,16 @@ def interface_bytes() -> dict[str, tuple[int, int]]:
 
 
 def ddp_log(model: DistributedDataParallel) -> dict[str, Any] | None:
-    """The part of a model's own log that can be compared; None where DDP does not give it."""
+    """What is kept of a model's own log, and its gradients' sizes; None where DDP gives no log."""
     try:
         log = model._get_ddp_logging_data()
     except (AttributeError, RuntimeError):
         return None  # private to torch: it may go
-    return {key: log[key] for key in _DDP_KEYS if key in log}
+    trained = (parameter for parameter in model.module.parameters() if parameter.requires_grad)
+    return {
+        **{key: log[key] for key in _DDP_KEYS if key in log},
+        "parameter_bytes": [each.numel() * each.element_size() for each in trained],
+    }
 
 
 def _namespace() -> str:

@@ -10,8 +10,14 @@ from collections.abc import Sequence
 from typing import NoReturn, Protocol
 
 from commprof.commands.audit import AuditCommand
+from commprof.commands.chakra import ChakraCommand
 from commprof.commands.check import CheckCommand
+from commprof.commands.compare import CompareCommand
 from commprof.commands.env import EnvCommand
+from commprof.commands.fit import FitCommand
+from commprof.commands.launch_files import LaunchFilesCommand
+from commprof.commands.microbench import MicrobenchCommand
+from commprof.commands.predict import PredictCommand
 from commprof.commands.report import ReportCommand
 from commprof.commands.run import RunCommand
 from commprof.commands.trace import TraceCommand
@@ -23,10 +29,18 @@ Measures what a PyTorch job's communication really costs.
 
   commprof run --nproc 8      train at 1, 2, 4 and 8 ranks and record every collective
   commprof env -- COMMAND     record a job that torchrun, srun or anything else launches
-  commprof report RUN         show a recorded run again, as a table or as JSON
-  commprof trace RUN          write it as a timeline for Perfetto or chrome://tracing
   commprof check --nproc 4    check ranks, hosts and network before training
+  commprof launch-files       write what starts a recorded job on Slurm or Kubernetes
+
+  commprof report RUN         show a recorded run again: tables, JSON, or a page with pictures
+  commprof trace RUN          write it as a timeline for Perfetto or chrome://tracing
+  commprof compare A B        what changed between two runs, and what of it is chance
   commprof audit FILE         check somebody's scaling report against its own arithmetic
+
+  commprof microbench OP      measure collectives alone, by message size
+  commprof fit SOURCE...      what collectives cost here, as a profile of this machine
+  commprof predict RUN        the run's step on other links, world sizes, buckets and hooks
+  commprof chakra RUN --output DIR   the run as Chakra execution traces, for network simulators
 """
 
 
@@ -50,10 +64,16 @@ class Command(Protocol):
 COMMANDS: tuple[Command, ...] = (
     RunCommand(),
     EnvCommand(),
+    CheckCommand(),
+    LaunchFilesCommand(),
     ReportCommand(),
     TraceCommand(),
-    CheckCommand(),
+    CompareCommand(),
     AuditCommand(),
+    MicrobenchCommand(),
+    FitCommand(),
+    PredictCommand(),
+    ChakraCommand(),
 )
 
 

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import argparse
 import shutil
+import sys
 from pathlib import Path
 
 from commprof.analysis.run import analyse_run
-from commprof.report import as_json, table
+from commprof.commands import report_formats
+from commprof.commands.report_file import writable_output, write_output
+from commprof.report import as_json, cost_table, table, trial_table
 from commprof.trace.run_directory import other_jobs
 from commprof.trace.salvage import salvage_dead
+from commprof.trials.analyse import analyse_trial
+
+FORMATS = ("table", "json", "markdown", "html", "csv", "parquet")
+#: Formats that go into a file, and the file's name in the run directory by default.
+_FILES = {"html": "report.html", "parquet": "report.parquet"}
 
 
 class ReportCommand:
@@ -17,26 +25,77 @@ class ReportCommand:
 
     name = "report"
     help = "show a recorded run again"
-    description = (
-        "Reads the traces in a run directory and prints the report that `commprof run` printed.\n"
-        "Works on runs that were cut short: whatever was recorded is shown.\n"
-    )
+    description = """\
+Reads the traces in a run directory and shows them again, without running anything.
+Works on runs that were cut short: whatever was recorded is shown.
+
+  commprof report RUN                                   the tables that `commprof run` printed
+  commprof report RUN --format html                     one page with pictures: RUN/report.html
+  commprof report RUN --format markdown -o report.md    for an issue or a wiki
+  commprof report RUN --format csv --rows steps         raw rows, one per rank and step
+  commprof report RUN --price-per-hour 3.06             what training costs at each world size
+"""
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
         """Adds the arguments."""
         parser.add_argument("run", type=Path, metavar="RUN", help="the run directory")
+        parser.add_argument("--format", choices=FORMATS, default="table", help="default: table")
         parser.add_argument(
-            "--format", choices=("table", "json"), default="table", help="default: table"
+            "-o",
+            "--output",
+            type=Path,
+            metavar="FILE",
+            help="write there, - for the terminal (default: the terminal; html and parquet: "
+            "RUN/report.html, .parquet)",
         )
+        parser.add_argument("--force", action="store_true", help="overwrite FILE")
+        report_formats.add_arguments(parser)
 
     def run(self, args: argparse.Namespace) -> int:
-        """Analyses and prints."""
+        """Analyses and prints, or writes."""
+        report_formats.check(args)
+        output = _output(args)
+        if output is not None:
+            writable_output(output, args.force)
         salvage_dead(args.run)
-        result = analyse_run(args.run)
+        text: str | bytes
         if args.format == "json":
-            print(as_json.render(result), end="")
+            text = as_json.render(
+                analyse_run(args.run), report_formats.cost_of(args), analyse_trial(args.run)
+            )
+        elif args.format == "table":
+            text = _tables(args)
         else:
-            print(table.render(result, shutil.get_terminal_size((100, 24)).columns), end="")
-            for job in other_jobs(args.run):
-                print(f"Another job recorded here: commprof report {job}")
+            text = report_formats.rendered(args)
+        if output is not None:
+            write_output(output, text)
+            print(f"Written: {output}")
+        elif isinstance(text, str):
+            print(text, end="")
+        else:
+            sys.stdout.buffer.write(text)
         return 0
+
+
+def _output(args: argparse.Namespace) -> Path | None:
+    """The file to write; None for the terminal."""
+    output: Path | None = args.output
+    if output is None and args.format in _FILES and args.run.is_dir():
+        output = args.run / _FILES[args.format]
+    return None if output == Path("-") else output
+
+
+def _tables(args: argparse.Namespace) -> str:
+    """For the terminal."""
+    width = shutil.get_terminal_size((100, 24)).columns
+    result, trial = analyse_run(args.run), analyse_trial(args.run)
+    if trial is None:
+        text = table.render(result, width)
+    else:
+        # Means over steps that candidates shared would be nobody's.
+        text = trial_table.render(trial, result.context["description"], width)
+    cost = report_formats.cost_of(args)
+    if cost is not None:
+        text += f"\n{cost_table.section(cost, width)}\n"
+    jobs = [f"Another job recorded here: commprof report {job}\n" for job in other_jobs(args.run)]
+    return text + "".join(jobs)

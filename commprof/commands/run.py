@@ -14,13 +14,17 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from commprof.analysis.run import analyse_run
+from commprof.commands.output_file import writable_file
 from commprof.commands.run_arguments import DESCRIPTION, add_arguments
 from commprof.commands.subject import ScriptSubject, Subject, WorkloadSubject
 from commprof.compressors import parse
 from commprof.errors import CommprofError, RankFailedError, UsageError
-from commprof.report import as_json, table
+from commprof.report import as_json, table, trial_table
 from commprof.report.plain_text import printable
 from commprof.trace.run_directory import RUN_FILE, world_directory
+from commprof.trace.schema import MODES
+from commprof.trials.analyse import analyse_trial
+from commprof.trials.plan import parse_trial
 
 
 class RunCommand:
@@ -43,11 +47,12 @@ class RunCommand:
 
         if args.hook is not None:
             args.hook = parse(args.hook).label
+        _check_trial(args, world_sizes)
         if args.stacks:
             os.environ["COMMPROF_STACKS"] = "1"  # the ranks inherit it
         subject: Subject = ScriptSubject(args) if args.script else WorkloadSubject(args)
         description = subject.check(world_sizes, args.rdzv_endpoint)
-        json_file = _writable_file(args.json)
+        json_file = writable_file(args.json)
         directory = _output_directory(args, subject.name)
         context = {
             **_context(args, world_sizes),
@@ -67,16 +72,46 @@ class RunCommand:
         if not any(world_directory(directory, size).exists() for size in world_sizes):
             return code
         result = analyse_run(directory)
-        text = as_json.render(result)
+        trial = analyse_trial(directory) if args.trial else None
+        text = as_json.render(result, trial=trial)
         (directory / "result.json").write_text(text)
         if json_file is not None:
             json_file.write_text(text)
         width = shutil.get_terminal_size((100, 24)).columns
-        print(table.render(result, width))
+        if trial is None:
+            print(table.render(result, width))
+        else:
+            print(trial_table.render(trial, description, width))
         if json_file is not None:
             print(f"JSON: {json_file}")
         print(f"Run directory: {directory}\nShow it again: commprof report {directory}")
+        if args.trial and trial is None:
+            raise CommprofError(
+                "no trial took place: the ranks made no DDP model, trained fewer steps than it "
+                "waits for, or have a hook of their own; see what they printed"
+            )
         return code
+
+
+def _check_trial(args: argparse.Namespace, world_sizes: list[int]) -> None:
+    """Puts the trial into its standard form, or refuses it."""
+    if args.trial is None:
+        return
+    args.trial = parse_trial(args.trial).text
+    if args.hook is not None:
+        raise UsageError("--hook and --trial exclude each other; name the hook in --trial")
+    if len(world_sizes) > 1 or world_sizes[0] < 2:
+        raise UsageError(
+            f"--trial compares at one world size of 2 ranks or more, not at {world_sizes}; give "
+            "--nproc N"
+        )
+    from commprof.capture.mode import mode_code
+
+    mode = MODES[mode_code(None)]
+    if mode != "full":
+        raise UsageError(
+            f"--trial needs every record, which mode {mode} does not keep (needed: full)"
+        )
 
 
 def _world_sizes(args: argparse.Namespace) -> list[int]:
@@ -94,7 +129,7 @@ def _world_sizes(args: argparse.Namespace) -> list[int]:
             )
     else:
         nproc = len(os.sched_getaffinity(0)) if args.nproc is None else args.nproc
-        if args.script:
+        if args.script or args.trial:
             return [nproc] if nproc >= 1 else _out_of_range(nproc)
         sizes = [2**power for power in range(max(nproc, 1).bit_length()) if 2**power <= nproc]
         sizes = sizes if nproc in sizes or nproc < 1 else [*sizes, nproc]
@@ -195,17 +230,3 @@ def _output_directory(args: argparse.Namespace, subject_name: str) -> Path:
             f"cannot write to --output {directory}: {error.strerror}; name another directory"
         ) from None
     return directory
-
-
-def _writable_file(path: Path | None) -> Path | None:
-    """Fails before the run, not after it."""
-    if path is not None:
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with path.open("a"):
-                pass
-        except OSError as error:
-            raise UsageError(
-                f"cannot write --json {path}: {error.strerror}; name another file"
-            ) from None
-    return path

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from commprof.compressors.schemes import help_text
 from commprof.trace.schema import MODES
+from commprof.trials import candidates
 
 DESCRIPTION = (
     """\
@@ -32,8 +33,18 @@ Gradient compressors, as --hook NAME or --hook NAME:option=value,option=value:
     + """
   python -m commprof.run --nproc 2 --hook int8                the transformer, int8 gradients
   python -m commprof.run --nproc 2 --hook topk:ratio=0.001 train.py      the same for a script
-Options of all but none: feedback=0|1, start_step=N, checksum=0|1; of all: measure_every=N. See
-docs/compressors.md.
+Options of those that compress: feedback=0|1, start_step=N, checksum=0|1, hierarchical=0|1; of all:
+measure_every=N. See docs/compressors.md.
+
+Would it pay? A trial lets candidates take turns on the steps of the workload or script, and says
+what to change, if anything. Candidates are compressors, as above, and
+"""
+    + candidates.help_text()
+    + """
+alone or joined by "+". More rounds make it surer: rounds=8,block=6,warmup=2 steps, shuffle=SEED.
+  python -m commprof.run --nproc 2 --trial fp16,int8,topk:ratio=0.01,bucket-cap=5 train.py
+  python -m commprof.run --nproc 2 --trial int8,bucket-cap=5,int8+bucket-cap=5,rounds=12
+See docs/trials.md.
 """
 )
 
@@ -92,7 +103,14 @@ def _add_what(parser: argparse.ArgumentParser) -> None:
         help="compress DDP's gradients, see above (default: DDP's own mean all-reduce)",
     )
     parser.add_argument(
-        "--backend", help="gloo, nccl or mpi, where this torch has it (default: gloo)"
+        "--trial",
+        metavar="CANDIDATE,...",
+        help="let these take turns on the steps, on --nproc ranks, and say which pays; see above",
+    )
+    parser.add_argument(
+        "--backend",
+        help="gloo, nccl or mpi, where this torch has it, or commprof: gloo, with shared memory "
+        "between ranks of one host (default: gloo)",
     )
     parser.add_argument(
         "--threads",

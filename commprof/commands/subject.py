@@ -61,6 +61,7 @@ class WorkloadSubject:
             "scaling": self._args.scaling or "weak",
             "seed": self._args.seed or 0,
             **_hook(self._args),
+            **_trial(self._args),
         }
 
     def launch(self, world_size: int, directory: Path, endpoint: str | None) -> None:
@@ -78,23 +79,34 @@ class WorkloadSubject:
         from commprof.launch.job import Job
 
         args = self._args
+        overhead_steps = 8 if args.overhead_steps is None else args.overhead_steps
         return Job(
             workload=self._workload,
             world_size=world_size,
             directory=directory,
-            steps=args.steps,
+            steps=self._steps(),
             epochs=args.epochs,
             batch_size=args.batch_size,
             scaling=args.scaling or "weak",
             backend=args.backend or "gloo",
-            overhead_steps=8 if args.overhead_steps is None else args.overhead_steps,
+            overhead_steps=0 if args.trial else overhead_steps,
             seed=args.seed or 0,
             threads_per_rank=args.threads,
             # The observer sees DDP's buckets without a hook, which would cost a pass over the
             # gradients; Python capture has nothing else.
             hook=_native.native is None,
             compressor=args.hook or "",
+            trial=args.trial or "",
         )
+
+    def _steps(self) -> int | None:
+        """A trial trains as long as it takes, unless it is told otherwise."""
+        steps: int | None = self._args.steps
+        if not self._args.trial or steps is not None or self._args.epochs is not None:
+            return steps
+        from commprof.trials.plan import parse_trial
+
+        return parse_trial(self._args.trial).steps
 
 
 class ScriptSubject:
@@ -125,7 +137,7 @@ class ScriptSubject:
 
     def settings(self) -> dict[str, Any]:
         """See ``Subject``."""
-        return {"script": self._command, **_hook(self._args)}
+        return {"script": self._command, **_hook(self._args), **_trial(self._args)}
 
     def launch(self, world_size: int, directory: Path, endpoint: str | None) -> None:
         """See ``Subject``."""
@@ -135,6 +147,8 @@ class ScriptSubject:
         environment = boot.environment(directory)
         if self._args.hook is not None:
             environment[boot.HOOK_VARIABLE] = self._args.hook
+        if self._args.trial is not None:
+            environment[boot.TRIAL_VARIABLE] = self._args.trial
         environment["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS", str(self._args.threads))
         launch_script(self._command, world_size, directory / "logs", environment, endpoint)
 
@@ -147,6 +161,11 @@ class ScriptSubject:
 def _hook(args: argparse.Namespace) -> dict[str, Any]:
     """In ``run.json`` only where one was asked for."""
     return {} if args.hook is None else {"hook": args.hook}
+
+
+def _trial(args: argparse.Namespace) -> dict[str, Any]:
+    """The same."""
+    return {} if args.trial is None else {"trial": args.trial}
 
 
 _WORKLOAD_OPTIONS = (

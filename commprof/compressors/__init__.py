@@ -22,6 +22,7 @@ __all__ = [
     "Compressor",
     "bf16",
     "fp16",
+    "hierarchical",
     "int4",
     "int8",
     "merge_states",
@@ -107,6 +108,14 @@ def sign(
 ) -> Compressor:
     """Signs and the mean magnitude of each 2048 values; with Adam better without feedback."""
     return _make("sign", {}, feedback, start_step, measure_every)
+
+
+def hierarchical(*, measure_every: int = 0) -> Compressor:
+    """The fp32 mean through shared memory within each host and gloo between hosts.
+
+    ``parse("int8:hierarchical=1")`` compresses what goes between hosts as well.
+    """
+    return Compressor("hierarchical", {}, measure_every=measure_every)
 
 
 def parse(text: str) -> Compressor:

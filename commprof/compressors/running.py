@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from commprof import _native
 from commprof.compressors.compressor import Compressor
+from commprof.compressors.groups import Groups
 from commprof.compressors.torch_ops import TorchOps
 from commprof.errors import CommprofError
 
@@ -48,14 +49,14 @@ class Running:
     """Owns the engine, and knows the model's parameters by name."""
 
     def __init__(
-        self, ddp: DistributedDataParallel, compressor: Compressor, group: dist.ProcessGroup | None
+        self, ddp: DistributedDataParallel, compressor: Compressor, groups: Groups
     ) -> None:
-        """Makes the engine; a collective call when ``group`` is the native engine's own.
+        """Makes the engine; a collective call where it is native.
 
         Args:
             ddp: the model.
             compressor: what to do.
-            group: of the native engine alone, see ``own_group``; None for torch operations.
+            groups: of the model.
 
         Raises:
             CommprofError: the ranks differ in scheme, options or parameters, or the scheme needs
@@ -67,21 +68,28 @@ class Running:
         model_group = ddp.process_group
         self.rank, self.world_size = model_group.rank(), model_group.size()
         parameters = [parameter for _, parameter in named]
-        self.is_native = group is not None
-        if group is None:
+        self.is_native = groups.native
+        if not groups.native:
             self.engine: Any = TorchOps(model_group, parameters, compressor)
         else:
-            _agree(group, compressor, named)
+            _agree(groups.all, compressor, named)
             assert _native.native is not None
+            way = groups.way(compressor)
+            scheme, options = compressor.scheme, compressor.options
+            if not way.compresses:
+                scheme, options = "hierarchical", {}
             self.engine = _native.native.CompressingHook(
                 model_group,
-                group,
+                way.group,
                 parameters,
-                compressor.scheme,
-                compressor.options,
+                scheme,
+                options,
                 compressor.seed,
                 compressor.measure_every,
                 compressor.label,
+                team=way.team,
+                owners=way.owners,
+                hosts=way.hosts,
             )
             _stop_at_exit(self.engine)
 
@@ -113,28 +121,6 @@ class Running:
     def stop(self) -> None:
         """Ends its thread."""
         self.engine.stop(_PATIENCE_S)
-
-
-def own_group(ddp: DistributedDataParallel) -> dist.ProcessGroup | None:
-    """A group of the model's ranks for one native engine, made by all of them together.
-
-    None where torch operations must do: parameters on a GPU, or no native module.
-    """
-    if _native.native is None or any(p.device.type != "cpu" for p in ddp.module.parameters()):
-        return None
-    model_group = ddp.process_group
-    ranks = dist.get_process_group_ranks(model_group)
-    backend = model_group._get_backend(torch.device("cpu"))
-    timeout = backend.options._timeout if hasattr(backend, "options") else None
-    # Ranks of other models, which do not call this, must not be waited for.
-    local = len(ranks) < dist.get_world_size()
-    return dist.new_group(
-        ranks,
-        timeout=timeout,
-        backend="gloo",
-        use_local_synchronization=local,
-        group_desc="commprof_compressor",
-    )
 
 
 def _agree(

@@ -36,10 +36,12 @@ class Scheme:
 
 def _common(feedback: int) -> tuple[Option, ...]:
     meaning = "1: what was not sent is added to the next step's gradients"
+    between = "1: fp32 sums within each host, compression between hosts"
     return (
         Option("feedback", 0, 1, feedback, True, meaning),
         Option("start_step", 0, 1e9, 0, True, "steps with plain means before"),
         Option("checksum", 0, 1, 0, True, "1: a CRC-32 with each message"),
+        Option("hierarchical", 0, 1, 0, True, between),
     )
 
 
@@ -56,6 +58,7 @@ _ALL = (
     Scheme("randomk", "random blocks of 64 values, the same on all ranks", (_RATIO, *_common(1))),
     Scheme("powersgd", "two thin factors of each matrix (PowerSGD)", (_RANK, *_common(1))),
     Scheme("sign", "1 bit a value and the mean size of 2048", _common(0)),
+    Scheme("hierarchical", "fp32 means through shared memory and, between hosts, gloo", ()),
 )
 SCHEMES: Mapping[str, Scheme] = {scheme.name: scheme for scheme in _ALL}
 

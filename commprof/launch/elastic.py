@@ -11,7 +11,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -23,6 +23,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous import RendezvousError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+from commprof import _native
 from commprof.errors import CommprofError, RankFailedError, UsageError
 from commprof.launch.job import Job, Plan
 from commprof.launch.progress import ProgressLine
@@ -42,7 +43,7 @@ def check(job: Job, endpoint: str | None = None) -> Plan:
 
     Raises UsageError for an unusable workload, batch, backend or endpoint; starts nothing.
     """
-    _check_backend(job)
+    check_backend(job.backend, job.world_size)
     if endpoint is not None:
         _check_endpoint(endpoint)
     return job.plan()
@@ -60,17 +61,41 @@ def launch(job: Job, log_dir: Path, endpoint: str | None = None) -> None:
     CommprofError if the ranks could not meet. A signal ends the ranks and is then raised again.
     """
     plan = check(job, endpoint)
-    for directory in (job.directory, log_dir):
-        directory.mkdir(parents=True, exist_ok=True)
+    job.directory.mkdir(parents=True, exist_ok=True)
     job_path = job.directory / "job.json"
     job.save(job_path)
-    config = _config(job.world_size, _FlatLogs(log_dir), endpoint)
-    multiprocessing.forkserver.set_forkserver_preload([*_PRELOAD, *plan.workload.build_imports])
-    with (
-        _environment({"OMP_NUM_THREADS": str(job.threads_per_rank)}),
-        ProgressLine(job.directory, job.world_size, plan.steps + job.overhead_steps),
-    ):
-        _run_ranks(lambda: elastic_launch(config, run_rank)(str(job_path)), log_dir)
+    with ProgressLine(job.directory, job.world_size, plan.steps + job.overhead_steps):
+        launch_function(
+            run_rank,
+            str(job_path),
+            job.world_size,
+            log_dir,
+            threads_per_rank=job.threads_per_rank,
+            imports=plan.workload.build_imports,
+            endpoint=endpoint,
+        )
+
+
+def launch_function(
+    function: Callable[[str], None],
+    argument: str,
+    world_size: int,
+    log_dir: Path,
+    *,
+    threads_per_rank: int = 1,
+    imports: Iterable[str] = (),
+    endpoint: str | None = None,
+) -> None:
+    """Call a function of a module as every rank, and return when all have returned.
+
+    log_dir: see `launch`, as for the fork server and what is raised. imports: what the fork server
+    imports on top of torch.
+    """
+    log_dir.mkdir(parents=True, exist_ok=True)
+    config = _config(world_size, _FlatLogs(log_dir), endpoint)
+    multiprocessing.forkserver.set_forkserver_preload([*_PRELOAD, *imports])
+    with _environment({"OMP_NUM_THREADS": str(threads_per_rank)}):
+        _run_ranks(lambda: elastic_launch(config, function)(argument), log_dir)
 
 
 def launch_script(
@@ -199,18 +224,21 @@ def _rank_failed(error: ChildFailedError, log_dir: Path) -> RankFailedError:
     return RankFailedError(rank, failure.exitcode, reason, where)
 
 
-def _check_backend(job: Job) -> None:
+def check_backend(backend: str, world_size: int) -> None:
+    """Raise UsageError for a backend that this torch or this machine has not for so many ranks."""
     available = [name for name in ("gloo", "nccl", "mpi", "ucc") if dist.is_backend_available(name)]
     if "nccl" in available and not torch.cuda.is_available():
         available.remove("nccl")
-    if job.backend not in available:
+    if _native.native is not None:
+        available.append("commprof")
+    if backend not in available:
         raise UsageError(
-            f"backend {job.backend!r} cannot be used here: torch {torch.__version__} with "
+            f"backend {backend!r} cannot be used here: torch {torch.__version__} with "
             f"{torch.cuda.device_count()} CUDA devices has {', '.join(available)}"
         )
-    if job.backend == "nccl" and job.world_size > torch.cuda.device_count():
+    if backend == "nccl" and world_size > torch.cuda.device_count():
         raise UsageError(
-            f"backend 'nccl' needs a GPU of its own for each of {job.world_size} ranks, and here "
+            f"backend 'nccl' needs a GPU of its own for each of {world_size} ranks, and here "
             f"are {torch.cuda.device_count()}; take fewer ranks, or backend 'gloo'"
         )
 

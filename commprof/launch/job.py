@@ -50,6 +50,8 @@ class Job:
     """Whether DDP's buckets are timed by commprof's communication hook."""
     compressor: str = ""
     """What runs in that hook, as `compressors.parse` takes it; empty: DDP's mean all-reduce."""
+    trial: str = ""
+    """Candidates that take turns in that hook, as `trials.plan` takes them; empty: no trial."""
 
     def __post_init__(self) -> None:
         for name, minimum in _MINIMA.items():

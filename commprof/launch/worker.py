@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Callable
 from contextlib import closing, nullcontext
 from datetime import datetime, timezone
 from pathlib import Path
@@ -39,7 +40,12 @@ _EXIT_PAUSE_S = 0.02
 
 
 def run_rank(job_path: str) -> None:
-    """Train this process's rank of the job in the file, and write its trace and result.
+    """Train this process's rank of the job in the file, and write its trace and result."""
+    guarded(lambda: _run(Job.load(Path(job_path))))
+
+
+def guarded(work: Callable[[], None]) -> None:
+    """Do a rank's work in the way that the launcher understands.
 
     A failure leaves its traceback on stderr and goes on to the caller. Where it looks like the
     consequence of another rank's end, it does so after a pause in which the launcher can notice
@@ -47,7 +53,7 @@ def run_rank(job_path: str) -> None:
     """
     _end_with_the_launcher()
     try:
-        _run(Job.load(Path(job_path)))
+        work()
     except KeyboardInterrupt:
         # torch's process wrapper turns an interrupt into success, and its launcher then waits on.
         raise SystemExit(_INTERRUPTED_EXIT_CODE) from None
@@ -68,6 +74,8 @@ def _run(job: Job) -> None:
     rank = _environment_rank(job)
     torch.set_num_threads(job.threads_per_rank)
     plan = job.plan()
+    if job.backend == "commprof":
+        import commprof.backend  # noqa: F401  registers it
     dist.init_process_group(job.backend)
     shard = Shard(
         rank, job.world_size, plan.per_rank_batch, plan.steps, job.seed, _device(job.backend, rank)
@@ -79,6 +87,10 @@ def _run(job: Job) -> None:
     with profile(job.directory, metadata={"job": setup}) as recorder:
         if job.compressor:
             attach(ddp, parse(job.compressor))
+        elif job.trial:
+            from commprof.switching import trial
+
+            trial(ddp, job.trial)
         elif job.hook:
             attach(ddp)
         result = _train(job, plan, trainee, ddp, recorder)

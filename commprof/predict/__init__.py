@@ -1,1 +1,1 @@
-"""What a step would take, from its schedule alone."""
+"""What a run would take elsewhere: fitted costs, the recorded schedule, and their replay."""

@@ -8,28 +8,33 @@ import math
 from typing import Any
 
 from commprof.analysis.collectives import CollectiveRow
+from commprof.analysis.cost import Cost
 from commprof.analysis.overhead import Overhead
 from commprof.analysis.rank_summary import RankSummary
 from commprof.analysis.scaling import RunResult, Scaling
 from commprof.analysis.summaries import SummaryResult
 from commprof.analysis.world import WorldResult
+from commprof.report.trial_json import trial_dict
+from commprof.trials.result import TrialResult
 
 #: Raised when a field changes its meaning or goes away, not when one is added.
 SCHEMA_VERSION = 1
 
 
-def render(result: RunResult) -> str:
+def render(result: RunResult, cost: Cost | None = None, trial: TrialResult | None = None) -> str:
     """The run as indented JSON text; figures that do not exist are null."""
-    return json.dumps(as_dict(result), indent=2, allow_nan=False) + "\n"
+    return json.dumps(as_dict(result, cost, trial), indent=2, allow_nan=False) + "\n"
 
 
-def as_dict(result: RunResult) -> dict[str, Any]:
-    """The run as plain values."""
+def as_dict(
+    result: RunResult, cost: Cost | None = None, trial: TrialResult | None = None
+) -> dict[str, Any]:
+    """The run as plain values; "trial" is there if there was one."""
     runs = [
         _world(result, world, scale)
         for world, scale in zip(result.worlds, result.scaling, strict=True)
     ]
-    value: dict[str, Any] = _plain(
+    value: dict[str, Any] = plain(
         {
             "schema_version": SCHEMA_VERSION,
             "timestamp": result.context["timestamp"],
@@ -41,6 +46,8 @@ def as_dict(result: RunResult) -> dict[str, Any]:
             ],
             "remarks": list(result.remarks),
             "summaries": [_summary(summary) for summary in result.summaries],
+            "cost": cost and _cost(cost),
+            **({} if trial is None else {"trial": trial_dict(trial)}),
         }
     )
     return value
@@ -107,6 +114,14 @@ def _summary(summary: SummaryResult) -> dict[str, Any]:
     return {"num_processes": value.pop("world_size"), **value}
 
 
+def _cost(cost: Cost) -> dict[str, Any]:
+    rows = [dataclasses.asdict(row) for row in cost.rows]
+    return {
+        **dataclasses.asdict(cost),
+        "rows": [{"num_processes": row.pop("world_size"), **row} for row in rows],
+    }
+
+
 def _collective(row: CollectiveRow) -> dict[str, Any]:
     return {
         **dataclasses.asdict(row),
@@ -121,12 +136,12 @@ def _overhead(overhead: Overhead | None) -> dict[str, Any] | None:
     return {**dataclasses.asdict(overhead), "told_apart": overhead.told_apart}
 
 
-def _plain(value: Any) -> Any:
-    """Without NaN and infinity, which JSON does not know."""
+def plain(value: Any) -> Any:
+    """The same without NaN and infinity, which JSON does not know."""
     if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
+        return {key: plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value

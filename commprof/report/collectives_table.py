@@ -7,7 +7,7 @@ import textwrap
 from commprof.analysis.collectives import CollectiveRow
 from commprof.analysis.world import WorldResult
 from commprof.report.plain_text import printable
-from commprof.report.tabulated import tabulated, three_digits
+from commprof.report.tabulated import Grid, tabulated, three_digits
 
 LEGEND = """\
 Times in ms: median over calls and ranks; issued to done = queue + wait + wire, of which each has
@@ -42,18 +42,24 @@ def collectives_section(world: WorldResult, most_rows: int = 12) -> str:
     """Heading, table, what was left out, and the callers where they are known."""
     shown = world.collectives[:most_rows]
     ranks = "1 rank" if world.world_size == 1 else f"{world.world_size} ranks"
-    rows, headers = [_cells(row) for row in shown], [*_HEADERS]
-    if len({row[_GROUP] for row in rows}) == 1:  # as in most jobs
-        rows = [(*row[:_GROUP], *row[_GROUP + 1 :]) for row in rows]
-        del headers[_GROUP]
-    left = [column for column, header in enumerate(headers) if header in _LEFT]
-    lines = [f"Collectives of {ranks}, by exposed time:", tabulated(rows, headers, left)]
+    table = tabulated(*collectives_grid(world, most_rows))
+    lines = [f"Collectives of {ranks}, by exposed time:", table]
     left_out = len(world.collectives) - len(shown)
     if left_out:
         more = "1 more kind" if left_out == 1 else f"{left_out} more kinds"
         lines.append(f"{more} of call: see the JSON result.")
     callers = [line for row in shown if row.callers for line in _callers(row)]
     return "\n".join([*lines, *callers])
+
+
+def collectives_grid(world: WorldResult, most_rows: int) -> Grid:
+    """A row per kind of call."""
+    rows, headers = [_cells(row) for row in world.collectives[:most_rows]], [*_HEADERS]
+    if len({row[_GROUP] for row in rows}) == 1:  # as in most jobs
+        rows = [(*row[:_GROUP], *row[_GROUP + 1 :]) for row in rows]
+        del headers[_GROUP]
+    left = [column for column, header in enumerate(headers) if header in _LEFT]
+    return Grid(rows, headers, left)
 
 
 def _cells(row: CollectiveRow) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ import math
 from commprof.analysis.compression import CompressionRow
 from commprof.analysis.world import WorldResult
 from commprof.report.plain_text import printable
-from commprof.report.tabulated import tabulated, three_digits
+from commprof.report.tabulated import Grid, tabulated, three_digits
 
 LEGEND = """\
 Times in ms, medians over calls and ranks. queue: the compressor's thread had an earlier bucket;
@@ -25,17 +25,22 @@ _QUALITY = 4  # the last columns
 
 def compression_section(world: WorldResult, most_rows: int = 16) -> str:
     """Heading, table, and how many rows are left out."""
-    shown = world.compression[:most_rows]
-    measured = any(not math.isnan(row.relative_error) for row in shown)
-    width = len(_HEADERS) if measured else len(_HEADERS) - _QUALITY
     ranks = "1 rank" if world.world_size == 1 else f"{world.world_size} ranks"
-    table = tabulated([_cells(row)[:width] for row in shown], _HEADERS[:width], left=[0])
+    table = tabulated(*compression_grid(world, most_rows))
     lines = [f"Compressed buckets of {ranks}:", table]
-    left_out = len(world.compression) - len(shown)
-    if left_out:
+    left_out = len(world.compression) - most_rows
+    if left_out > 0:
         more = "1 more bucket" if left_out == 1 else f"{left_out} more buckets"
         lines.append(f"{more}: see the JSON result.")
     return "\n".join(lines)
+
+
+def compression_grid(world: WorldResult, most_rows: int) -> Grid:
+    """A row per scheme and bucket; what it lost only where that was measured."""
+    shown = world.compression[:most_rows]
+    measured = any(not math.isnan(row.relative_error) for row in shown)
+    width = len(_HEADERS) if measured else len(_HEADERS) - _QUALITY
+    return Grid([_cells(row)[:width] for row in shown], _HEADERS[:width], [0])
 
 
 def _cells(row: CompressionRow) -> tuple[str, ...]:

@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from commprof.analysis.cross_checks import CrossCheck
 from commprof.analysis.world import WorldResult
 from commprof.report.plain_text import printable
+from commprof.report.tabulated import Grid
 
-_HEADING = """\
+HEADING = """\
 Cross-checks: commprof's figure and another one of the same run. DDP's log holds means over the
 iterations that DDP sampled (the first 10, then every 100th), warm-up included; its exposed time
 includes copies. Bytes sent are what the collectives must send and what the interface counted."""
@@ -24,7 +25,25 @@ def blocks(worlds: Sequence[WorldResult], width: int) -> list[str]:
         for check in world.cross_checks
         if world is worlds[-1] or check.agrees is False
     ]
-    return ["\n".join([_HEADING, *lines])] if lines else []
+    return ["\n".join([HEADING, *lines])] if lines else []
+
+
+def cross_checks_grid(world: WorldResult) -> Grid:
+    """A row per check of one world size."""
+    rows = [
+        (
+            printable(check.what),
+            "-" if math.isnan(check.ours) else _number(check.ours),
+            "-" if math.isnan(check.other) else _number(check.other),
+            check.unit,
+            "-" if math.isnan(check.difference) else f"{check.difference:+.1%}",
+            {True: "agrees", False: "DISAGREES", None: "-"}[check.agrees],
+            printable(check.note),
+        )
+        for check in world.cross_checks
+    ]
+    headers = ("figure", "commprof", "the other", "unit", "difference", "verdict", "note")
+    return Grid(rows, headers, (0, 3, 5, 6))
 
 
 def _line(world_size: int, check: CrossCheck) -> str:

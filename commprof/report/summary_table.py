@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
@@ -91,26 +92,48 @@ def _about_waiting(summary: SummaryResult) -> list[str]:
             f"p = {late.p_value:.4f}). {late.phase_share:.0%} of what its own work takes longer "
             f"lies in its {late.phase} phase."
         )
+    if not math.isnan(summary.arrival_clock_error_us):
+        found.append(
+            "arrivals on other hosts are known within "
+            f"{summary.arrival_clock_error_p95_us:.0f} us for 95 % of the collectives, "
+            f"{summary.arrival_clock_error_us:.0f} us for all, by the hosts' clocks; waits shorter "
+            "than that mean nothing."
+        )
     if summary.world_size == 1 or not summary.arrivals_unknown:
         return found
-    if summary.machines > 1:
-        why = (
-            f"the ranks ran on {summary.machines} machines, and always-on mode exchanges arrivals "
-            "within one; full mode tells wait from wire everywhere"
-        )
-    elif not summary.arrivals_known:
-        why = (
-            "the ranks did not meet, which takes torch.distributed's default group and the native "
-            "module; full mode tells wait from wire without that"
-        )
-    else:
-        why = "a rank did not record, or was more than 5 s or 16,384 collectives behind"
     known = summary.arrivals_known + summary.arrivals_unknown
     found.append(
         f"the last rank of {summary.arrivals_unknown} of {known} collectives is not known, nor "
-        f"wait and wire of {summary.unsplit_steps} steps: {why}."
+        f"wait and wire of {summary.unsplit_steps} steps: {_why_unknown(summary)}."
     )
     return found
+
+
+def _why_unknown(summary: SummaryResult) -> str:
+    behind = "a rank did not record, or was more than 5 s or 16,384 collectives behind"
+    if summary.machines > 1 and not summary.clocks_compared:
+        return (
+            f"the ranks ran on {summary.machines} hosts whose clocks were not all compared with "
+            "rank 0's, which takes UDP to rank 0's host, and COMMPROF_CLOCK=off prevents"
+        )
+    if summary.machines > 1 and summary.hosts_heard == 0:
+        return (
+            f"the ranks ran on {summary.machines} hosts, one of which got no arrivals from the "
+            "others: UDP between them may be blocked, or their ranks do not record"
+        )
+    if not summary.arrivals_known:
+        return (
+            "the ranks did not meet, which takes torch.distributed's default group and the native "
+            "module; full mode tells wait from wire without that"
+        )
+    if summary.machines > 1:
+        return f"{behind}, or what hosts tell each other was lost on the network{_unsent(summary)}"
+    return behind
+
+
+def _unsent(summary: SummaryResult) -> str:
+    count = summary.unsent_datagrams
+    return f" ({count} datagrams could not even be sent)" if count else ""
 
 
 #: Rows of the table of ranks that came last.

@@ -11,15 +11,16 @@ from commprof.report import compression_table, summary_table
 from commprof.report.collectives_table import LEGEND, collectives_section
 from commprof.report.cross_checks_table import blocks as cross_checks_blocks
 from commprof.report.plain_text import printable
+from commprof.report.tabulated import Grid
 from commprof.report.tabulated import tabulated as _table
 
-_SCALING_LEGEND = """\
+SCALING_LEGEND = """\
 step: wall time of the slowest rank. samples/s: samples of all ranks over the slowest rank's time.
 efficiency: speed-up over growth in ranks. imbalance: largest over mean of the ranks' own work, less
 1. overhead: median step with capture on over off, less 1 [95 % interval]. loss: of the last epoch.
 Warm-up steps are in no figure."""
 
-_PARTS_LEGEND = """\
+PARTS_LEGEND = """\
 Mean step in ms, over ranks and steps, by CLOCK_MONOTONIC in the ranks:
 data + forward + backward + exposed + optimizer + other = step;  exposed = wait + wire.
 exposed: the training thread stood still for communication; wait: until the last rank had arrived,
@@ -30,8 +31,8 @@ def render(result: RunResult, width: int) -> str:
     """The whole report; prose is wrapped to ``width`` columns, tables are as wide as they are."""
     blocks = [_heading(result, width)]
     if result.worlds:
-        blocks += [_scaling_table(result), _SCALING_LEGEND]
-        blocks += [_parts_table(result), _PARTS_LEGEND]
+        blocks += [_table(*scaling_grid(result)), SCALING_LEGEND]
+        blocks += [_table(*parts_grid(result)), PARTS_LEGEND]
         if result.worlds[-1].collectives:
             blocks += [collectives_section(result.worlds[-1]), LEGEND]
         if result.worlds[-1].compression:
@@ -39,30 +40,39 @@ def render(result: RunResult, width: int) -> str:
             blocks += [section, compression_table.LEGEND]
         blocks += cross_checks_blocks(result.worlds, width)
     blocks += summary_table.blocks(result.summaries, _table, _number)
-    notes = [
-        f"{size} {'rank' if size == 1 else 'ranks'}: {reason}" for size, reason in result.failures
-    ]
-    shown = {world.world_size for world in result.worlds}
-    notes += summary_table.notes(result.summaries, shown)
-    notes += result.remarks
-    if notes:
-        blocks.append("\n".join(_bullet(note, width) for note in notes))
+    if found := notes(result):
+        blocks.append("\n".join(_bullet(note, width) for note in found))
     return "\n\n".join(blocks) + "\n"
 
 
-def _heading(result: RunResult, width: int) -> str:
+def notes(result: RunResult) -> list[str]:
+    """What failed, and what the reader must know, in sentences."""
+    found = [
+        f"{size} {'rank' if size == 1 else 'ranks'}: {reason}" for size, reason in result.failures
+    ]
+    shown = {world.world_size for world in result.worlds}
+    return [*found, *summary_table.notes(result.summaries, shown), *result.remarks]
+
+
+def setup(result: RunResult) -> str:
+    """How and where it ran, in a line."""
     context = result.context
     machine = context["machine"]
     scaling = f"{context['scaling']} scaling, " if "scaling" in context else ""
-    setup = (
+    return (
         f"{scaling}backend {context['backend']}, torch {context['torch']}, "
         f"{context['capture']} capture, {context['threads_per_rank']} thread(s) per rank, "
         f"{machine['usable_cpu_count']} usable cores ({machine['cpu_model']})"
     )
-    return "\n".join(_wrapped(line, width) for line in (context["description"], setup))
 
 
-def _scaling_table(result: RunResult) -> str:
+def _heading(result: RunResult, width: int) -> str:
+    lines = (result.context["description"], setup(result))
+    return "\n".join(_wrapped(line, width) for line in lines)
+
+
+def scaling_grid(result: RunResult) -> Grid:
+    """A row per world size: throughput, scaling, and what commprof cost."""
     rows = [
         (
             world.world_size,
@@ -78,7 +88,7 @@ def _scaling_table(result: RunResult) -> str:
         )
         for world, scale in zip(result.worlds, result.scaling, strict=True)
     ]
-    return _table(
+    return Grid(
         rows,
         (
             "ranks",
@@ -95,7 +105,8 @@ def _scaling_table(result: RunResult) -> str:
     )
 
 
-def _parts_table(result: RunResult) -> str:
+def parts_grid(result: RunResult) -> Grid:
+    """A row per world size: where its mean step went."""
     rows = []
     for world in result.worlds:
         parts = world.parts
@@ -112,7 +123,7 @@ def _parts_table(result: RunResult) -> str:
             parts.hidden_ms,
         )
         rows.append((world.world_size, *map(_number, times)))
-    return _table(
+    return Grid(
         rows,
         (
             "ranks",

@@ -4,9 +4,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import tabulate
+
+
+class Grid(NamedTuple):
+    """A table before it is drawn, as :func:`tabulated` takes it."""
+
+    rows: Sequence[Sequence[Any]]
+    #: Two lines at most, to be narrow: see :func:`one_line`.
+    headers: Sequence[str]
+    #: Columns that are text.
+    left: Sequence[int] = ()
+
+
+def one_line(header: str) -> str:
+    """A header that was broken to be narrow, whole."""
+    return header.replace("-\n", "").replace("\n", " ").strip()
 
 
 def tabulated(

@@ -46,7 +46,13 @@ METADATA: Final[dict[str, Shape]] = {
     "hooks": list,
 }
 #: What a later metadata block may set anew; each block any of it.
-MORE_METADATA: Final[dict[str, Shape]] = {"hooks": list, "witnesses": dict, "gloo_threads": dict}
+MORE_METADATA: Final[dict[str, Shape]] = {
+    "hooks": list,
+    "witnesses": dict,
+    "gloo_threads": dict,
+    "trial": {"plan": str, "first_step": int, "begin_monotonic_ns": int, "left_out": dict},
+    "trial_losses": dict,
+}
 GROUP: Final[dict[str, Shape]] = {
     "id": int,
     "name": str,

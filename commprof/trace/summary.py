@@ -81,6 +81,19 @@ class WaitedFor:
 
 
 @dataclass(frozen=True)
+class HostLinks:
+    """What this rank's host has to do with the other hosts of the job."""
+
+    #: 1 if its clock was compared with rank 0's, or is the same.
+    clock: int
+    #: Other hosts that said where they listen, and those of them of which arrivals came.
+    peers: int
+    heard: int
+    #: Datagrams that the network would not take.
+    unsent: int
+
+
+@dataclass(frozen=True)
 class Summary:
     """What one rank recorded since its always-on mode began."""
 
@@ -108,6 +121,10 @@ class Summary:
     arrivals_known: int
     arrivals_unknown: int
     unsplit_steps: int
+    #: Per collective known that ranks of several hosts took part in: bound on the error of the
+    #: arrivals by this rank's clock.
+    arrival_clock_error: Histogram
+    hosts: HostLinks
     #: Per other step but the first: exposed time before the deciding arrival, and after it.
     exposed_wait: Histogram
     exposed_wire: Histogram
@@ -138,6 +155,10 @@ def read_summary(payload: memoryview) -> Summary:
         arrivals_known=_whole(arrivals, "known"),
         arrivals_unknown=_whole(arrivals, "unknown"),
         unsplit_steps=_whole(arrivals, "unsplit_steps"),
+        arrival_clock_error=_histogram(
+            _member(value, "arrival_clock_error"), "arrival_clock_error"
+        ),
+        hosts=_hosts(_member(value, "hosts")),
         exposed_wait=_histogram(_member(value, "exposed_wait"), "exposed_wait"),
         exposed_wire=_histogram(_member(value, "exposed_wire"), "exposed_wire"),
         last=tuple(_last(item) for item in _list(value, "last")),
@@ -152,8 +173,8 @@ def read_summary(payload: memoryview) -> Summary:
 
 SUMMARY_COUNTERS = ("sequence", "begin_ns", "end_ns", "records", "dropped", "unmatched", "moved")
 SUMMARY_PARTS = (
-    *("mode", "steps", "exposed", "phases", "arrivals", "exposed_wait", "exposed_wire"),
-    *("last", "waited_for", "operations"),
+    *("mode", "steps", "exposed", "phases", "arrivals", "arrival_clock_error", "hosts"),
+    *("exposed_wait", "exposed_wire", "last", "waited_for", "operations"),
 )
 OPERATION_COUNTERS = ("op", "group", "size_class", "count", "bytes", "failed", "unfinished")
 
@@ -167,6 +188,12 @@ def _operation(value: object) -> OperationSummary:
         until_last=_histogram(_member(value, "until_last"), "until_last"),
         wire=_histogram(_member(value, "wire"), "wire"),
         **{name: _whole(value, name) for name in OPERATION_COUNTERS},
+    )
+
+
+def _hosts(value: object) -> HostLinks:
+    return HostLinks(
+        **{name: _whole(value, name) for name in ("clock", "peers", "heard", "unsent")}
     )
 
 

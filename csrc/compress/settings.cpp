@@ -18,7 +18,13 @@ namespace {
 
 constexpr int kSchemes = int(SchemeCode::kSign) + 1;
 
+// "none" on the wire: the caller's transport makes the difference.
+constexpr const char* kHierarchical = "hierarchical";
+
 SchemeCode schemeCode(const std::string& name) {
+  if (name == kHierarchical) {
+    return SchemeCode::kNone;
+  }
   for (int code = 0; code < kSchemes; ++code) {
     if (name == schemeName(SchemeCode(code))) {
       return SchemeCode(code);
@@ -104,13 +110,14 @@ std::vector<std::string> schemeNames() {
   for (int code = 0; code < kSchemes; ++code) {
     names.emplace_back(schemeName(SchemeCode(code)));
   }
+  names.emplace_back(kHierarchical);
   return names;
 }
 
 std::vector<OptionSpec> optionSpecs(const std::string& scheme) {
   const SchemeCode code = schemeCode(scheme);
   std::vector<OptionSpec> specs;
-  if (code == SchemeCode::kNone) {
+  if (scheme == kHierarchical || code == SchemeCode::kNone) {
     return specs;
   }
   if (code == SchemeCode::kTopK || code == SchemeCode::kRandomK) {
@@ -132,6 +139,13 @@ std::vector<OptionSpec> optionSpecs(const std::string& scheme) {
   specs.push_back(
       {"start_step", 0, 1e9, 0, true, "steps with plain means before"});
   specs.push_back({"checksum", 0, 1, 0, true, "1: a CRC-32 with each message"});
+  specs.push_back(
+      {"hierarchical",
+       0,
+       1,
+       0,
+       true,
+       "1: fp32 sums within each host, compression between hosts"});
   return specs;
 }
 
@@ -161,9 +175,9 @@ Settings parseOptions(const Options& options) {
       settings.feedback = value != 0;
     } else if (spec.name == "start_step") {
       settings.start_step = uint64_t(value);
-    } else {
+    } else if (spec.name == "checksum") {
       settings.checksum = value != 0;
-    }
+    } // hierarchical: the caller's affair
   }
   settings.hash = hashOf(values, settings.seed);
   return settings;

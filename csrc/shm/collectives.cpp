@@ -1,56 +1,14 @@
 #include "shm/collectives.h"
 
 #include <algorithm>
-#include <cstring>
 #include <string>
 #include <vector>
+
+#include "shm/meetings.h"
 
 namespace commprof::shm {
 
 namespace {
-
-// memcpy, which may not be called with null even for nothing.
-void copyBytes(std::byte* to, const std::byte* from, size_t bytes) {
-  if (bytes != 0) {
-    std::memcpy(to, from, bytes);
-  }
-}
-
-// What ranks compare, and what they say where they differ.
-Team::Intent intend(const std::string& what, uint64_t bytes) {
-  Team::Intent intent;
-  std::strncpy(intent.what, what.c_str(), sizeof intent.what - 1);
-  intent.bytes = bytes;
-  return intent;
-}
-
-std::string named(const char* what, Element element, Reduction reduction) {
-  constexpr const char* kElements[] = {
-      "fp32", "fp64", "fp16", "bf16", "int32", "int64"};
-  constexpr const char* kReductions[] = {"sum", "mean", "max", "min"};
-  return std::string(what) + " " + kElements[size_t(element)] + " " +
-      kReductions[size_t(reduction)];
-}
-
-// The first meeting of an operation checks that all ranks do the same.
-class Meetings {
- public:
-  Meetings(Team& team, const Team::Intent& intent)
-      : team_(team), intent_(intent) {}
-  void meet() {
-    if (first_) {
-      first_ = false;
-      team_.meetCheck(intent_);
-    } else {
-      team_.meet();
-    }
-  }
-
- private:
-  Team& team_;
-  const Team::Intent intent_;
-  bool first_ = true;
-};
 
 // Fills `in` with the ranks' slots, from `offset` on.
 void slotsAt(
@@ -119,12 +77,17 @@ void allReduceShared(
     return std::min(block, count - b * block);
   };
   const auto halfOf = [&](size_t b) { return first_half ^ uint32_t(b & 1); };
+  // The rank's own part stays where it is: only this rank reads it.
   const auto fillSlot = [&](size_t b) {
     if (b < blocks) {
+      const Part own = partOf(team.rank(), team.size(), sizeOf(b));
+      std::byte* const slot = team.slot(team.rank(), halfOf(b));
+      const std::byte* const from = data + b * block * width;
+      copyBytes(slot, from, own.begin * width);
       copyBytes(
-          team.slot(team.rank(), halfOf(b)),
-          data + b * block * width,
-          sizeOf(b) * width);
+          slot + own.end * width,
+          from + own.end * width,
+          (sizeOf(b) - own.end) * width);
     }
   };
   std::vector<const std::byte*> in;
@@ -133,6 +96,7 @@ void allReduceShared(
   for (size_t b = 0; b < blocks; ++b) {
     const Part part = partOf(team.rank(), team.size(), sizeOf(b));
     slotsAt(team, halfOf(b), part.begin * width, in);
+    in[size_t(team.rank())] = data + (b * block + part.begin) * width;
     kernels::combine(
         element,
         reduction,

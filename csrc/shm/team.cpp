@@ -150,7 +150,7 @@ std::byte* Team::result(uint32_t half) const noexcept {
 void Team::meet() {
   Shared& all = shared();
   if (all.broken.load(std::memory_order_acquire) != 0) {
-    breakUp(-1, "");
+    throwReason();
   }
   const uint32_t generation = meetings_++;
   line(options_.rank).meetings.store(meetings_, std::memory_order_relaxed);
@@ -190,7 +190,7 @@ void Team::waitUntilPast(uint32_t generation) {
 // Looks whether anybody will never come.
 void Team::watch(Clock::time_point deadline) {
   if (shared().broken.load(std::memory_order_acquire) != 0) {
-    breakUp(-1, "");
+    throwReason();
   }
   const bool late = Clock::now() > deadline;
   for (int rank = 0; rank < options_.size; ++rank) {
@@ -216,17 +216,32 @@ std::string Team::nameOf(int rank) const {
       std::to_string(size_t(rank) < names.size() ? names[size_t(rank)] : rank);
 }
 
-// With missing < 0: says again what the first one said who broke the team up.
+std::string Team::personOf(int rank) const {
+  return nameOf(rank) + " (pid " + std::to_string(line(rank).pid) + ")";
+}
+
 void Team::breakUp(int missing, const std::string& why) {
+  tellWhy(personOf(missing) + " is missing: " + why);
+  throwReason();
+}
+
+void Team::abandon(const std::string& why) noexcept {
+  tellWhy(personOf(options_.rank) + " gave up: " + why);
+}
+
+// Only the first reason counts.
+void Team::tellWhy(const std::string& reason) noexcept {
   Shared& all = shared();
   uint32_t whole = 0;
-  if (missing >= 0 && all.broken.compare_exchange_strong(whole, 1)) {
-    const std::string reason = nameOf(missing) + " (pid " +
-        std::to_string(line(missing).pid) + ") is missing: " + why;
+  if (all.broken.compare_exchange_strong(whole, 1)) {
     std::strncpy(all.reason, reason.c_str(), sizeof all.reason - 1);
     all.broken.store(2, std::memory_order_release);
     futexWakeAll(all.generation);
   }
+}
+
+void Team::throwReason() {
+  const Shared& all = shared();
   // Whoever writes the reason needs microseconds, unless it dies right there.
   for (int i = 0; i < 1000 && all.broken.load(std::memory_order_acquire) != 2;
        ++i) {

@@ -74,6 +74,10 @@ class Team {
   // ranks, if they do not intend the same.
   void meetCheck(const Intent& intent);
 
+  // Breaks the team up for good: the others' next meeting, or the one that
+  // they wait in, throws and names this rank and `why`.
+  void abandon(const std::string& why) noexcept;
+
   // Which half the next operation uses; all ranks count alike.
   uint32_t nextHalf() noexcept {
     return half_ ^= 1;
@@ -87,6 +91,9 @@ class Team {
   void waitUntilPast(uint32_t generation);
   void watch(std::chrono::steady_clock::time_point deadline);
   [[noreturn]] void breakUp(int missing, const std::string& why);
+  void tellWhy(const std::string& reason) noexcept;
+  [[noreturn]] void throwReason();
+  std::string personOf(int rank) const;
   std::string nameOf(int rank) const;
 
   TeamOptions options_;

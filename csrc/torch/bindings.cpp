@@ -9,12 +9,11 @@
 #include <torch/csrc/distributed/c10d/Types.hpp>
 #include <torch/csrc/distributed/c10d/reducer.hpp>
 
-#include "core/always_on/arrival_board.h"
 #include "core/clock.h"
-#include "core/clock/clock_sync.h"
 #include "core/phase_marker.h"
 #include "core/recorder.h"
 #include "torch/capture/ddp_hook.h"
+#include "torch/capture/host_bindings.h"
 #include "torch/capture/observer.h"
 #include "torch/capture/stacks.h"
 #include "torch/compress/compression_bindings.h"
@@ -214,62 +213,6 @@ PYBIND11_MODULE(COMMPROF_MODULE, m) {
       .def("end", &PhaseMarker::end, py::arg("samples") = 0);
 
   m.def(
-      "clock_serve",
-      [](const std::string& address, uint64_t token, uint32_t world_size) {
-        const ClockDoor door =
-            ClockSync::instance().serve(address, token, world_size);
-        return py::make_tuple(door.port, door.token);
-      },
-      "Rank 0: answers what its clock says, until the process ends. Returns "
-      "the port and token that the other ranks need.",
-      py::arg("address"),
-      py::arg("token"),
-      py::arg("world_size"));
-  m.def(
-      "clock_follow",
-      [](const std::string& address,
-         uint16_t port,
-         uint64_t token,
-         uint32_t rank,
-         uint32_t interval_ms) {
-        ClockSync::instance().follow({address, port, token, rank, interval_ms});
-      },
-      "Compares this clock with rank 0's now, every interval_ms, and at the "
-      "end.",
-      py::arg("address"),
-      py::arg("port"),
-      py::arg("token"),
-      py::arg("rank"),
-      py::arg("interval_ms") = 10000);
-  m.def(
-      "clock_unfollow",
-      [] {
-        const py::gil_scoped_release release;
-        ClockSync::instance().unfollow();
-      },
-      "Compares a last time and ends; at most 0.8 s. Before `stop`.");
-  m.def(
-      "arrivals_create",
-      [](uint64_t token, uint32_t rank) {
-        std::shared_ptr<ArrivalBoard> board = ArrivalBoard::create(token);
-        Recorder::instance().setBoard(board, rank);
-        return board->fd();
-      },
-      "Makes the memory in which the ranks of this host exchange arrivals; "
-      "returns its file descriptor.",
-      py::arg("token"),
-      py::arg("rank"));
-  m.def(
-      "arrivals_open",
-      [](const std::string& path, uint64_t token, uint32_t rank) {
-        Recorder::instance().setBoard(ArrivalBoard::open(path, token), rank);
-      },
-      "Exchanges arrivals through the memory of another rank, which lies at "
-      "/proc/<pid>/fd/<descriptor>.",
-      py::arg("path"),
-      py::arg("token"),
-      py::arg("rank"));
-  m.def(
       "install_observer",
       &installObserver,
       "Puts a recording kernel before every c10d operator; returns their "
@@ -281,6 +224,7 @@ PYBIND11_MODULE(COMMPROF_MODULE, m) {
       "Whether the Python caller of each operation is recorded.",
       py::arg("on"));
 
+  bindHosts(m);
   bindShm(m);
   bindCompression(m);
   bindKernels(m);

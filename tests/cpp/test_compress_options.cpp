@@ -18,7 +18,7 @@ std::string refusal(const Options& options) {
 } // namespace
 
 int main() {
-  CHECK_EQ(schemeNames().size(), 9u);
+  CHECK_EQ(schemeNames().size(), 10u);
   for (const std::string& name : schemeNames()) {
     CHECK_EQ(refusal(optionsOf(name)), "");
     for (const OptionSpec& spec : optionSpecs(name)) {
@@ -36,11 +36,11 @@ int main() {
   CHECK_EQ(
       refusal(optionsOf("zip")),
       "compression scheme 'zip' is unknown; there are: none fp16 bf16 int8 "
-      "int4 topk randomk powersgd sign");
+      "int4 topk randomk powersgd sign hierarchical");
   CHECK_EQ(
       refusal(optionsOf("topk", {{"k", 3}})),
       "option 'k' of compression scheme 'topk' is unknown; it takes: ratio "
-      "feedback start_step checksum");
+      "feedback start_step checksum hierarchical");
   CHECK_EQ(
       refusal(optionsOf("powersgd", {{"rank", 17}})),
       "option 'rank' of compression scheme 'powersgd' is 17; allowed: whole "

@@ -6,7 +6,7 @@
 #include <unistd.h>
 
 #include <chrono>
-#include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <random>
 #include <vector>
@@ -106,9 +106,11 @@ void testOnce(int victim, int signal_number, int delay_us) {
 
 } // namespace
 
-int main() {
+// test_shm_failure [TRIES]
+int main(int argc, char** argv) {
+  const int tries = argc > 1 ? std::atoi(argv[1]) : 20;
   std::mt19937 random(1);
-  for (int i = 0; i < 20; ++i) {
+  for (int i = 0; i < tries; ++i) {
     const int victim = int(random() % kSize);
     testOnce(victim, i % 2 == 0 ? SIGKILL : SIGSTOP, 30000 + random() % 30000);
   }

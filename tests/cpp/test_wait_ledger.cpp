@@ -220,6 +220,40 @@ void blocksOfTimeGrow() {
   CHECK_EQ(sum, 50'000u);
 }
 
+// Rank 1 is on another host, whose clock is known within 250 ns; rank 0's clock
+// is 1,000 blocks of time ahead of this one.
+void acrossHostsTheClocksErrorIsKept() {
+  const std::shared_ptr<ArrivalBoard> board = ArrivalBoard::create(1);
+  const int64_t offset_ns = int64_t(1'000 * LateRanks::kFirstBlockNs);
+  board->setLinks({true, offset_ns, 3, 2, 7});
+  Rank early{board, 0};
+  early.issue(3, 1 * kMs);
+  ArrivalBoard::Group group;
+  uint64_t key = 0;
+  for (uint32_t place = 0; !group; ++place) {
+    group = board->at(place, key);
+  }
+  CHECK(group.standFor({key, 1, 2, 1}, 250));
+  group.post(3, kBegin + 21 * kMs);
+  early.end(3, 24 * kMs);
+  early.ledger.takeStep(
+      {kBegin,
+       kBegin + 30 * kMs,
+       22 * kMs,
+       {{kBegin + 2 * kMs, kBegin + 24 * kMs, 22 * kMs, 3, 0}}});
+  const auto found = early.ledger.resolve(kBegin + 31 * kMs);
+  CHECK_EQ(found.size(), 1u);
+  CHECK_EQ(found[0].wait_ns, 20 * kMs);
+  early.ledger.resolve(kBegin + 32 * kMs);
+  CHECK(early.holds("\"arrival_clock_error\":" + histogram({250})));
+  CHECK(early.holds(
+      "\"hosts\":{\"clock\":1,\"peers\":3,\"heard\":2,\"unsent\":7}"));
+  const uint64_t block = (kBegin + 2 * kMs) / LateRanks::kFirstBlockNs + 1'000;
+  CHECK(early.holds(
+      "\"cells\":[" + std::to_string(block) + ",1," + std::to_string(19 * kMs) +
+      "]"));
+}
+
 } // namespace
 
 int main() {
@@ -227,6 +261,7 @@ int main() {
   whoIsDoneEarlyWaitedForAllOfIt();
   aWaitIsSplitWhenItsStepIsOver();
   aFinalisationIsSplitAtTheDecidingBucket();
+  acrossHostsTheClocksErrorIsKept();
   whoNeverComesIsNotWaitedForForEver();
   aloneNothingIsKnown();
   memoryHasABound();

@@ -24,7 +24,7 @@ from commprof.trace.reader import Trace
 from commprof.trace.schema import Kind
 from tests.support.device_runs import run_on_device
 
-pytestmark = [pytest.mark.needs_gpu, pytest.mark.slow]
+pytestmark = pytest.mark.needs_gpu
 
 ROOT = Path(__file__).parents[2]
 

@@ -10,6 +10,11 @@ import pytest
 from tests.support.ddp_variants import SETTINGS, VARIANTS
 from tests.support.ranks import run_module
 
+pytestmark = pytest.mark.once_per_change(
+    *("csrc/core", "csrc/torch", "commprof/capture"),
+    *("tests/support/ddp_variants.py", "tests/support/ranks.py"),
+)
+
 
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_gradients_after_20_steps_are_bit_identical(tmp_path: Path, world_size: int) -> None:

@@ -10,6 +10,11 @@ import pytest
 from tests.support.compressors_victim import EXIT_CODE
 from tests.support.victims import finish, start
 
+pytestmark = pytest.mark.once_per_change(
+    *("csrc/core", "csrc/torch", "csrc/compress", "csrc/kernels"),
+    *("commprof/capture", "commprof/compressors", "tests/support/compressors_victim.py"),
+)
+
 
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_the_others_raise_and_end(world_size: int) -> None:

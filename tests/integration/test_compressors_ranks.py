@@ -8,6 +8,11 @@ import pytest
 
 from tests.support.ranks import run_module
 
+pytestmark = pytest.mark.once_per_change(
+    *("csrc/core", "csrc/torch", "csrc/compress", "csrc/kernels"),
+    *("commprof/capture", "commprof/compressors", "tests/support/compressors_checks.py"),
+)
+
 _CHECKS = "tests.support.compressors_checks"
 
 

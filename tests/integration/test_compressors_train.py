@@ -10,6 +10,11 @@ from tests.support.compressors_train import cases
 from tests.support.ddp_variants import SETTINGS
 from tests.support.ranks import run_module
 
+pytestmark = pytest.mark.once_per_change(
+    *("csrc/core", "csrc/torch", "csrc/compress", "csrc/kernels"),
+    *("commprof/capture", "commprof/compressors", "tests/support/compressors_train.py"),
+)
+
 
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_all_ranks_end_with_the_same_bits(world_size: int) -> None:

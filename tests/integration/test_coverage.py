@@ -18,6 +18,16 @@ from commprof.analysis.queueing import DEFAULT_GLOO_THREADS
 from tests.support.coverage import CASES
 from tests.support.ranks import run_module
 
+pytestmark = pytest.mark.once_per_change(
+    *("csrc/core", "csrc/torch", "commprof/capture"),
+    *(
+        "commprof/analysis",
+        "commprof/trace",
+        "tests/support/coverage.py",
+        "tests/support/coverage_rank.py",
+    ),
+)
+
 DOCUMENT = Path(__file__).parents[2] / "docs" / "coverage.md"
 
 _HEAD = """\

@@ -8,6 +8,11 @@ import pytest
 
 from tests.support.ranks import run_module
 
+pytestmark = pytest.mark.once_per_change(
+    *("csrc/core", "csrc/torch", "commprof/capture"),
+    *("tests/support/ddp_hooks.py", "tests/support/ranks.py"),
+)
+
 
 @pytest.mark.parametrize("native", ["1", "0"])
 def test_attach_keeps_its_promises(

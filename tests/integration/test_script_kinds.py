@@ -20,7 +20,10 @@ from tests.support.commands import finish, start
 
 SCRIPTS = Path(__file__).parents[1] / "support" / "scripts"
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.once_per_change(
+    *("csrc/core", "csrc/torch", "commprof/capture", "commprof/boot", "commprof/launch"),
+    *("commprof/analysis", "commprof/trace", "commprof/wrap.py", "tests/support/scripts"),
+)
 
 
 @dataclass(frozen=True)

@@ -11,13 +11,34 @@ import pytest
 
 from tests.support.ranks import free_port, run_module
 
+pytestmark = pytest.mark.once_per_change(
+    *(
+        "csrc/shm",
+        "csrc/torch",
+        "csrc/core",
+        "csrc/compress",
+        "csrc/kernels",
+        "commprof/backend.py",
+    ),
+    *("commprof/compressors", "tests/support/shm_rank.py", "tests/support/ranks.py"),
+)
 MODULE = "tests.support.shm_rank"
 
 
-@pytest.mark.parametrize("world_size", [2, 3])
-def test_every_operation_gives_what_gloo_gives(world_size: int) -> None:
-    for output in run_module(MODULE, ["collectives"], world_size):
+#: Ranks by host: one host, and several with as many ranks each or not.
+HOSTS = ["a,a", "a,a,a", "a,a,b,b", "a,b,a,a,b"]
+
+
+@pytest.mark.parametrize("hosts", HOSTS)
+def test_every_operation_gives_what_gloo_gives(hosts: str) -> None:
+    for output in run_module(MODULE, ["collectives", hosts], hosts.count(",") + 1):
         assert "equal" in output
+
+
+@pytest.mark.parametrize("hosts", ["a,a,a", "a,b,a,a,b"])
+def test_long_all_reduces_are_as_on_paper(hosts: str) -> None:
+    for output in run_module(MODULE, ["large", hosts], hosts.count(",") + 1):
+        assert "as on paper" in output
 
 
 @pytest.mark.parametrize("world_size", [2, 3])
@@ -32,30 +53,56 @@ def test_ranks_that_disagree_are_named_with_both_sizes() -> None:
         assert "rank 1 does all_reduce fp32 sum of 16 bytes" in output
 
 
-def test_ranks_of_several_hosts_get_gloo_and_are_told() -> None:
-    outputs = run_module(MODULE, ["hosts"], 2)
-    assert "2 hosts in this group, so it is gloo alone" in outputs[0]
+@pytest.mark.parametrize("hosts", ["a,a", "a,a,b,b", "a,b,a"])
+def test_compressors_between_hosts_give_the_mean(hosts: str) -> None:
+    for output in run_module(MODULE, ["hooks", hosts], hosts.count(",") + 1):
+        assert "near the mean" in output
+
+
+def test_a_host_without_room_gets_gloo_alone_and_is_told() -> None:
+    outputs = run_module(MODULE, ["kind"], 2)
+    assert "gloo alone, because of rank 0: cannot reserve" in outputs[0]
+    assert "/dev/shm is too small" in outputs[0]
     assert all("ProcessGroupGloo" in output for output in outputs)
 
 
+def test_ranks_without_a_neighbour_get_gloo_alone() -> None:
+    for output in run_module(MODULE, ["kind", "a,b"], 2):
+        assert "ProcessGroupGloo" in output
+
+
 def test_a_rank_that_dies_is_named_by_the_others() -> None:
-    port = str(free_port())
+    ranks, outputs = _lose_the_last("a,a,a")
+    for rank, output in list(zip(ranks, outputs, strict=True))[:2]:
+        assert rank.returncode == 0, output
+        assert f"rank 2 (pid {ranks[2].pid}) is missing: its process has ended" in output
+
+
+def test_a_rank_that_dies_on_another_host_ends_all_waiting() -> None:
+    ranks, outputs = _lose_the_last("a,a,b,b")
+    assert [rank.returncode for rank in ranks[:3]] == [0, 0, 0], outputs
+    assert f"rank 3 (pid {ranks[3].pid}) is missing: its process has ended" in outputs[2]
+    for output in outputs[:2]:
+        assert "between hosts: " in output
+
+
+def _lose_the_last(hosts: str) -> tuple[list[subprocess.Popen[str]], list[str]]:
+    """The ranks after the last one killed itself, and what they said."""
+    port, count = str(free_port()), hosts.count(",") + 1
     ranks = [
         subprocess.Popen(
-            [sys.executable, "-m", MODULE, "lost"],
+            [sys.executable, "-m", MODULE, "lost", hosts],
             env={
                 **os.environ,
                 **{"MASTER_ADDR": "localhost", "MASTER_PORT": port, "OMP_NUM_THREADS": "1"},
-                **{"RANK": str(rank), "LOCAL_RANK": "0", "WORLD_SIZE": "3"},
+                **{"RANK": str(rank), "LOCAL_RANK": "0", "WORLD_SIZE": str(count)},
             },
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
         )
-        for rank in range(3)
+        for rank in range(count)
     ]
     outputs = [rank.communicate(timeout=60)[0] for rank in ranks]
-    assert ranks[2].returncode == -signal.SIGKILL
-    for rank, output in list(zip(ranks, outputs, strict=True))[:2]:
-        assert rank.returncode == 0, output
-        assert f"rank 2 (pid {ranks[2].pid}) is missing: its process has ended" in output
+    assert ranks[-1].returncode == -signal.SIGKILL
+    return ranks, outputs

@@ -22,7 +22,11 @@ def start(*arguments: str, **environment: str) -> subprocess.Popen[str]:
 def finish(
     process: subprocess.Popen[str], timeout_s: float = 60
 ) -> subprocess.CompletedProcess[str]:
-    out, err = process.communicate(timeout=timeout_s)
+    try:
+        out, err = process.communicate(timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        raise
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
 

@@ -1,6 +1,7 @@
-"""One rank of three, in both modes at once, with DDP, waits by hand and a group of two ranks.
+"""One rank of several, in both modes at once, with DDP, waits by hand and a group of two ranks.
 
-``python -m tests.support.last_arrivals_rank DIR [SKIP]``: rank SKIP does not record.
+``python -m tests.support.last_arrivals_rank DIR [SKIP [LINGER_S]]``: rank SKIP does not record;
+capture goes on for so long after the last step.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ STEPS = 30
 
 def main() -> None:
     directory, skipped = sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else -1
+    linger_s = float(sys.argv[3]) if len(sys.argv) > 3 else 0.0
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     rank = dist.get_rank()
@@ -45,6 +47,7 @@ def main() -> None:
             dist.all_reduce(torch.zeros(1))
             if capture is not None:
                 capture.step()
+        time.sleep(linger_s)
     dist.barrier()
     dist.destroy_process_group()
     time.sleep(0.05)  # torch 2.13's gloo threads may abort a process that ends at once

@@ -14,24 +14,53 @@ from commprof.trace.run_directory import WorldRun, read_world, world_directory
 from tests.support.netns import Hosts
 
 _TIMEOUT_S = 120
+#: Runs its arguments once for each of RANKS; fails if one of them does.
+_EACH_RANK = """
+for RANK in $RANKS; do export RANK; "$@" & started="$started $!"; done
+for pid in $started; do wait $pid || failed=1; done
+exit ${failed:-0}
+"""
 
 
 def run_on_hosts(
-    hosts: Hosts, run: Path, workload: str, steps: int, ahead_ms: Sequence[float] = ()
+    hosts: Hosts,
+    run: Path,
+    workload: str,
+    steps: int,
+    ahead_ms: Sequence[float] = (),
+    ranks_per_host: int = 1,
+    trial: str = "",
 ) -> WorldRun:
-    """One rank per host, whose clock is ahead by so much; returns what they left."""
-    world_size = len(hosts.names)
-    env = {"MASTER_ADDR": hosts.address(0), "GLOO_SOCKET_IFNAME": "eth0"}
-    job_path = _save(run, workload, world_size, steps)
-    command = [sys.executable, "-m", "commprof.launch.worker", str(job_path)]
-    shifted = [sys.executable, "-m", "tests.support.clock_shift"]
-    wrappers = [[*shifted, str(ms)] if ms else [] for ms in ahead_ms] or [[]] * world_size
-    processes = [
-        hosts.popen(rank, [*wrapper, *command], {**env, **_rank_env(rank, world_size, 29500)})
-        for rank, wrapper in enumerate(wrappers)
-    ]
-    _wait(processes)
+    """Trains on hosts whose clocks are ahead by so much; returns what the ranks left.
+
+    Trial: candidates that take turns, as the job has them.
+    """
+    world_size = ranks_per_host * len(hosts.names)
+    job_path = _save(run, workload, world_size, steps, trial)
+    run_module_on_hosts(hosts, "commprof.launch.worker", [str(job_path)], ahead_ms, ranks_per_host)
     return read_world(run, world_size)
+
+
+def run_module_on_hosts(
+    hosts: Hosts,
+    module: str,
+    arguments: list[str],
+    ahead_ms: Sequence[float] = (),
+    ranks_per_host: int = 1,
+) -> None:
+    """Runs ``python -m module`` as every rank, so many of them on each host."""
+    env = {"MASTER_ADDR": hosts.address(0), "GLOO_SOCKET_IFNAME": "eth0"}
+    shifted = [sys.executable, "-m", "tests.support.clock_shift"]
+    wrappers = [[*shifted, str(ms)] if ms else [] for ms in ahead_ms] or [[] for _ in hosts.names]
+    processes = []
+    for host, wrapper in enumerate(wrappers):
+        ranks = range(host * ranks_per_host, (host + 1) * ranks_per_host)
+        # One shell, so that all ranks of a host are in the one time namespace of its clock.
+        each = ["sh", "-c", _EACH_RANK, "sh", sys.executable, "-m", module, *arguments]
+        rank_env = _rank_env(ranks[0], ranks_per_host * len(hosts.names), 29500)
+        environment = {**env, **rank_env, "RANKS": " ".join(map(str, ranks))}
+        processes.append(hosts.popen(host, [*wrapper, *each], environment))
+    _wait(processes)
 
 
 def run_here(run: Path, workload: str, world_size: int, steps: int) -> WorldRun:
@@ -66,14 +95,14 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def _job(run: Path, workload: str, world_size: int, steps: int) -> Job:
+def _job(run: Path, workload: str, world_size: int, steps: int, trial: str = "") -> Job:
     directory = world_directory(run, world_size)
     directory.mkdir(parents=True, exist_ok=True)
-    return Job(workload, world_size, directory, steps=steps, hook=False)
+    return Job(workload, world_size, directory, steps=steps, hook=False, trial=trial)
 
 
-def _save(run: Path, workload: str, world_size: int, steps: int) -> Path:
-    job = _job(run, workload, world_size, steps)
+def _save(run: Path, workload: str, world_size: int, steps: int, trial: str = "") -> Path:
+    job = _job(run, workload, world_size, steps, trial)
     path = job.directory / "job.json"
     job.save(path)
     return path
@@ -96,7 +125,15 @@ def _wait(processes: list[subprocess.Popen[str]]) -> list[str]:
             outputs.append(process.communicate(timeout=_TIMEOUT_S)[0])
         except subprocess.TimeoutExpired:
             process.kill()
-            outputs.append(f"timed out; {process.communicate()[0]}")
+            outputs.append(f"timed out; {_rest(process)}")
     failed = [text for process, text in zip(processes, outputs, strict=True) if process.returncode]
     assert not failed, "\n".join(failed)
     return outputs
+
+
+def _rest(killed: subprocess.Popen[str]) -> str:
+    """What it had said. Its children may hold the pipe: they are not waited for."""
+    try:
+        return killed.communicate(timeout=5)[0]
+    except subprocess.TimeoutExpired:
+        return "and left children that go on"

@@ -1,4 +1,7 @@
-"""One rank of the backend's tests: ``python -m tests.support.shm_rank SCENARIO``."""
+"""One rank of the backend's tests: ``python -m tests.support.shm_rank SCENARIO [HOSTS]``.
+
+HOSTS names each rank's host, with commas: ranks of this machine then count as several hosts'.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-import commprof.backend  # noqa: F401  registers "commprof"
+import commprof
+import commprof.backend  # registers "commprof"
+from commprof import compressors
 
 TIMEOUT_S = 3
 SHM = "/dev/shm/commprof-shm-"
@@ -98,17 +103,79 @@ def lost() -> None:
         os._exit(0)  # the group is broken: its ends cannot meet
 
 
-def hosts() -> None:
-    """Ranks that name different hosts get gloo, and a warning says so."""
+#: Compressors, and how far their means may be from the plain ones, relative to these.
+HOOKS = {
+    "hierarchical": 1e-6,
+    "none": 1e-6,
+    "fp16:hierarchical=1": 1e-3,
+    "int8:hierarchical=1": 2e-2,
+    "topk:ratio=1,hierarchical=1": 1e-2,
+    "powersgd:rank=16,hierarchical=1": 2.0,
+}
+
+
+def hooks() -> None:
+    """Compressors between hosts: near the plain mean, and the same bits on all ranks."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    generator = torch.Generator().manual_seed(rank)
+    inputs = [torch.randn(16, 48, generator=generator) for _ in range(3)]
+    plain = _gradients(None, inputs)
+    for name, tolerance in HOOKS.items():
+        ours = _gradients(name, inputs)
+        error = float((ours - plain).norm() / plain.norm())
+        assert error <= tolerance, (name, error)
+        everyone = [torch.empty_like(ours) for _ in range(size)]
+        dist.all_gather(everyone, ours)
+        assert all(torch.equal(ours, other) for other in everyone), name
+    print("near the mean")
+
+
+def _gradients(hook: str | None, inputs: list[torch.Tensor]) -> torch.Tensor:
+    """Of a model with several buckets, after one step per input, one after the other."""
+    torch.manual_seed(0)
+    layers = [nn.Linear(48, 48) for _ in range(6)]
+    model = DistributedDataParallel(nn.Sequential(*layers), bucket_cap_mb=0.02)
+    if hook is not None:
+        commprof.attach(model, hook=compressors.parse(hook))
+    steps = []
+    for batch in inputs:
+        model.zero_grad()
+        model(batch).square().mean().backward()
+        steps.append(
+            torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+        )
+    return torch.cat(steps)
+
+
+def kind() -> None:
+    """Says what the group is made of."""
     print(type(dist.group.WORLD._get_backend(torch.device("cpu"))).__name__)
     dist.all_reduce(torch.ones(10))
+
+
+def large() -> None:
+    """Several chunks, with a mean, against sums known on paper; and in flight at once."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    for count in (1, 1000, 100_003, 3_000_001):
+        data = torch.arange(count).remainder(1000).float() * (rank + 1)
+        works = [dist.all_reduce(data, async_op=True) for _ in range(2)]
+        assert all(work.wait() for work in works)
+        factor = size * size * (size + 1) // 2
+        assert torch.equal(data, torch.arange(count).remainder(1000).float() * factor)
+        counts = torch.full((count,), 6 * rank, dtype=torch.int64)
+        dist.all_reduce(counts, op=dist.ReduceOp.AVG)
+        assert counts.unique().tolist() == [3 * (size - 1)]
+    print("as on paper")
 
 
 def main() -> None:
     """Runs one scenario in a group of the backend."""
     scenario = sys.argv[1]
-    if scenario == "hosts":
-        os.environ["COMMPROF_HOST"] = os.environ["RANK"]
+    hosts = sys.argv[2].split(",") if len(sys.argv) > 2 else []
+    if hosts:
+        os.environ["COMMPROF_HOST"] = hosts[int(os.environ["RANK"])]
+    if scenario == "kind" and not hosts:
+        commprof.backend.SLOT_BYTES = 1 << 44  # more than any /dev/shm has
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         dist.init_process_group("cpu:commprof", timeout=timedelta(seconds=TIMEOUT_S))
@@ -118,11 +185,13 @@ def main() -> None:
         "training": training,
         "disagreement": disagreement,
         "lost": lost,
-        "hosts": hosts,
+        "kind": kind,
+        "large": large,
+        "hooks": hooks,
     }[scenario]()
     mapped = [line for line in Path("/proc/self/maps").read_text().splitlines() if SHM in line]
     assert all(line.endswith("(deleted)") for line in mapped), mapped
-    assert bool(mapped) == (scenario != "hosts")
+    assert bool(mapped) != (scenario == "kind")
     dist.destroy_process_group()
     time.sleep(0.05)  # torch 2.13's gloo threads may abort a process that ends at once
 

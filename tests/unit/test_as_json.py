@@ -9,11 +9,14 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from commprof.analysis.cost import Price, cost
 from commprof.analysis.cross_checks import CrossCheck
 from commprof.analysis.stragglers import LateRank
 from commprof.report.as_json import SCHEMA_VERSION, as_dict, render
+from tests.support.details import detail
 from tests.support.results import (
     PARTS,
     collective,
@@ -159,6 +162,23 @@ SCHEMA: dict[str, Any] = {
     "overhead": dict,
     "failures": [{"num_processes": int, "reason": str}],
     "remarks": [str],
+    "cost": {
+        "price": {"per_hour": float, "unit": str},
+        "rows": [
+            {
+                "num_processes": int,
+                "billed": int,
+                "s_per_1000_samples": float,
+                "cost_per_1000_samples": {"value": float, "low": float, "high": float},
+                "s_per_epoch": float,
+                "cost_per_epoch": float,
+                "cost_efficiency": float,
+            }
+        ],
+        "cheapest": int,
+        "fastest": int,
+        "as_cheap": [int],
+    },
     "summaries": [
         {
             "num_processes": int,
@@ -184,7 +204,9 @@ SCHEMA: dict[str, Any] = {
                 }
             ],
             **dict.fromkeys(("unsplit_steps", "arrivals_known", "arrivals_unknown"), int),
-            "machines": int,
+            **{"machines": int, "clocks_compared": bool, "hosts_heard": int},
+            "unsent_datagrams": int,
+            **dict.fromkeys(("arrival_clock_error_p95_us", "arrival_clock_error_us"), float),
             "last": [{"rank": int, "share": float, "cost_s": float}],
             "late_rank": {
                 **{"rank": int, "wait_ms": float, "share": float, "p_value": float},
@@ -199,6 +221,7 @@ SCHEMA: dict[str, Any] = {
 
 def full_run() -> dict[str, Any]:
     """A document in which every field has a value."""
+    errors = {"arrival_clock_error_p95_us": 40.0, "arrival_clock_error_us": 90.0}
     late = LateRank(1, 2e6, 0.8, 0.001, 8, 10, 0.02, "data", 0.9)
     check_ = CrossCheck("phases", "a sum", "ms", 100.0, 101.0, False, "a note")
     same: dict[str, Any] = {
@@ -215,14 +238,17 @@ def full_run() -> dict[str, Any]:
         world(1, missing_ranks=(0,), problems=("a",), **same),
         world(2, missing_ranks=(1,), problems=("b",), **same),
     )
+    # As dear as each other.
+    details = [detail(n, step=100 + np.arange(20), epoch_samples=5000) for n in (1, 2)]
     document: dict[str, Any] = json.loads(
         render(
             run_result(
                 *worlds,
                 failures=((4, "rank 1 failed"),),
                 remarks=("a remark",),
-                summaries=(summary(2, problems=("c",)),),
-            )
+                summaries=(summary(2, problems=("c",), **errors),),
+            ),
+            cost=cost(worlds, details, Price(3.6, "rank")),
         )
     )
     return document

@@ -24,6 +24,7 @@ class Native:
         self.followed: list[tuple[Any, ...]] = []
         self.served: list[tuple[Any, ...]] = []
         self.ended = 0
+        self.same = 0
 
     def clock_serve(self, *arguments: Any) -> tuple[int, int]:
         self.served.append(arguments)
@@ -34,6 +35,9 @@ class Native:
 
     def clock_unfollow(self) -> None:
         self.ended += 1
+
+    def clock_same(self) -> None:
+        self.same += 1
 
 
 @pytest.fixture
@@ -82,6 +86,7 @@ def test_rank_0_says_where_it_answers_and_waits_for_nobody(
     assert 0 < token < 2**63
     said = {"address": "127.0.0.1", "port": 77, "token": 4711, "clock": clock_identity()}
     assert json.loads(store.get("door")) == said
+    assert native.same == 1
 
 
 def test_rank_0_without_an_address_or_a_module_tells_others_not_to_wait(
@@ -110,18 +115,20 @@ def test_another_rank_asks_where_it_is_told(native: Native) -> None:
 
 
 @pytest.mark.parametrize(
-    ("chosen", "said", "asks"),
+    ("chosen", "said", "asks", "same"),
     [
-        ("auto", door(clock=clock_identity()), False),  # one clock
-        ("always", door(clock=clock_identity()), True),
-        ("auto", door(port=0), False),
-        ("always", door(port=0), False),
-        ("auto", "no JSON", False),
-        ("auto", "[]", False),
-        ("off", door(), False),
+        ("auto", door(clock=clock_identity()), False, 1),  # one clock
+        ("always", door(clock=clock_identity()), True, 0),
+        ("auto", door(port=0), False, 0),
+        ("always", door(port=0), False, 0),
+        ("auto", "no JSON", False, 0),
+        ("auto", "[]", False, 0),
+        ("off", door(), False, 0),
     ],
 )
-def test_when_there_is_nobody_to_ask(native: Native, chosen: str, said: str, asks: bool) -> None:
+def test_when_there_is_nobody_to_ask(
+    native: Native, chosen: str, said: str, asks: bool, same: int
+) -> None:
     join(1).set("door", said)
     link = ClockLink(chosen)
     link.start()
@@ -129,6 +136,7 @@ def test_when_there_is_nobody_to_ask(native: Native, chosen: str, said: str, ask
     assert bool(native.followed) == asks
     link.stop()
     assert native.ended == int(asks)
+    assert native.same == same
 
 
 def test_capture_may_start_before_the_group_and_rank_0_may_come_late(native: Native) -> None:

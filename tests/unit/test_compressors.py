@@ -50,7 +50,10 @@ def test_a_label_parses_to_itself(text: str) -> None:
     ("text", "message"),
     [
         ("zip", "unknown compressor 'zip' (allowed: none, fp16, bf16"),
-        ("topk:k=3", "topk has no option 'k' (allowed: ratio, feedback, start_step, checksum)"),
+        (
+            "topk:k=3",
+            "topk has no option 'k' (allowed: ratio, feedback, start_step, checksum, hierarchical)",
+        ),
         ("none:feedback=1", "none has no option 'feedback' (allowed: none)"),
         ("topk:ratio=2", "topk: ratio=2.0 is out of range (allowed: a number from 1e-09 to 1)"),
         ("topk:ratio=nan", "ratio=nan is out of range"),

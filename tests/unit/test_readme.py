@@ -78,6 +78,9 @@ def test_a_new_report_takes_the_place_of_the_old() -> None:
         replace_report("no markers", output)
 
 
+_COMMAND = r"(?:python -m )?commprof(?:\.run|\.microbench)?"
+
+
 def commands() -> Iterator[str]:
     """The command lines in the pages' code blocks and in the commands' own help."""
     texts = [
@@ -87,15 +90,16 @@ def commands() -> Iterator[str]:
     ]
     texts += [make_parser().description or "", *(command.description for command in COMMANDS)]
     for text in texts:
-        for line in text.splitlines():
-            match = re.match(r"\s*(?:\$ )?((?:python -m )?commprof(?:\.run)? .*)", line)
+        for line in re.sub(r"\\\n\s*", "", text).splitlines():
+            match = re.match(rf"\s*(?:\$ )?({_COMMAND} .*)", line)
             if match:
                 yield re.split(r"\s+#|\s{2,}", match[1])[0]
 
 
 @pytest.mark.parametrize("line", sorted(set(commands())))
 def test_a_command_that_is_shown_can_be_given(line: str) -> None:
-    words = shlex.split(line.removeprefix("python -m ").replace("commprof.run", "commprof run"))
+    line = re.sub(r"^(?:python -m )?commprof\.(run|microbench)", r"commprof \1", line)
+    words = shlex.split(line.removeprefix("python -m "))
     assert words[0] == "commprof"
     args = make_parser().parse_args(words[1:])
     if args.command.name == "run" and args.workload is not None:

@@ -61,6 +61,8 @@ def summary(**changes: Any) -> dict[str, Any]:
         "exposed": document([3 * MS] * 2),
         "phases": [document([n * MS] * 2) for n in (1, 1, 2, 3, 0)],
         "arrivals": {"known": 2, "unknown": 0, "unsplit_steps": 0},
+        "arrival_clock_error": document([]),
+        "hosts": {"clock": 0, "peers": 0, "heard": 0, "unsent": 0},
         "exposed_wait": document([1 * MS] * 2),
         "exposed_wire": document([2 * MS] * 2),
         "last": [{"rank": 0, "count": 2, "wait_ns": 0}],
@@ -74,8 +76,17 @@ def block(value: object, padding: int = 10) -> bytes:
     return made.block(SUMMARY_BLOCK, json.dumps(value).encode() + b" " * padding)
 
 
-def write(path: Path, *blocks: bytes, rank: int = 0, world_size: int = 1, group: int = 1) -> Path:
-    metadata = {"rank": rank, "world_size": world_size, "ops": ["other", "all_reduce"]}
+def write(
+    path: Path,
+    *blocks: bytes,
+    rank: int = 0,
+    world_size: int = 1,
+    group: int = 1,
+    host: str = "b",
+) -> Path:
+    machine = {**made.metadata()["machine"], "boot_id": host}
+    metadata: dict[str, Any] = {"ops": ["other", "all_reduce"], "machine": machine}
+    metadata |= {"rank": rank, "world_size": world_size}
     groups = made.document(made.GROUP_BLOCK, made.group(group, name="dp"))
     path.write_bytes(made.trace(groups, *blocks, **metadata))
     return path
@@ -122,6 +133,8 @@ def test_a_torn_summary_leaves_the_one_before(tmp_path: Path) -> None:
         ({"steps": {**document([5]), "buckets": [2**62, 1]}}, "contradict"),
         ({"steps": {**document([5]), "min": 6}}, "the least"),
         ({"arrivals": {}}, "known is missing"),
+        ({"hosts": {"clock": 1}}, "peers is missing"),
+        ({"arrival_clock_error": 5}, "buckets is missing"),
         ({"last": [{"rank": 1}]}, "count is missing"),
         ({"waited_for": {"block_ns": 9, "cells": [1, 2]}}, "no triples"),
         ({"waited_for": {"block_ns": 9, "cells": [1, 2, -1]}}, "no triples"),
@@ -231,7 +244,9 @@ def test_a_rank_that_was_killed_keeps_its_summary_and_not_the_last_moment(tmp_pa
     assert "never closed its trace" in text
 
 
-def four_ranks(directory: Path, **changes: Any) -> Path:
+def four_ranks(
+    directory: Path, hosts: int = 1, links: dict[str, int] | None = None, **changes: Any
+) -> Path:
     """40 steps of 100 ms; rank 2's backward takes 23 ms, the others' 3, who wait 20 for it."""
     for rank in range(4):
         late = rank == 2
@@ -244,10 +259,12 @@ def four_ranks(directory: Path, **changes: Any) -> Path:
             "exposed": document([0 if late else 20 * MS] * 40),
             "last": [{"rank": 2, "count": 40, "wait_ns": 0 if late else 800 * MS}],
             "waited_for": {"block_ns": length, "cells": [] if late else cells},
+            **({} if links is None else {"hosts": links}),
             **changes,
         }
         blocks = (block(summary(**content)), made.end())
-        write(directory / f"rank_{rank}.trace", *blocks, rank=rank, world_size=4)
+        path = directory / f"rank_{rank}.trace"
+        write(path, *blocks, rank=rank, world_size=4, host=f"b{rank % hosts}")
     return directory
 
 
@@ -275,3 +292,55 @@ def test_without_all_ranks_nobody_is_named(tmp_path: Path) -> None:
     (four_ranks(tmp_path) / "rank_3.trace").unlink()
     (found,) = analyse_run(tmp_path).summaries
     assert found.late_rank is None
+
+
+def state_of(clock: int = 1, heard: int = 1, unsent: int = 0) -> dict[str, int]:
+    return {"clock": clock, "peers": 1, "heard": heard, "unsent": unsent}
+
+
+def test_across_hosts_the_late_rank_is_named_with_the_clocks_error(tmp_path: Path) -> None:
+    errors = document([40_000] * 38 + [90_000] * 2)
+    four_ranks(tmp_path, hosts=2, links=state_of(), arrival_clock_error=errors)
+    (found,) = analyse_run(tmp_path).summaries
+    assert found.late_rank is not None
+    assert found.late_rank.rank == 2
+    assert (found.machines, found.clocks_compared, found.hosts_heard) == (2, True, 1)
+    assert found.arrival_clock_error_p95_us == pytest.approx(40, rel=0.01)
+    assert found.arrival_clock_error_us == 90
+    text = " ".join(table.render(analyse_run(tmp_path), 100).split())
+    assert "known within 40 us for 95 % of the collectives, 90 us for all, by the hosts'" in text
+
+
+@pytest.mark.parametrize("state", [state_of(clock=0), state_of(heard=0)])
+def test_across_hosts_that_do_not_hear_of_each_other_nobody_is_named(
+    tmp_path: Path, state: dict[str, int]
+) -> None:
+    (found,) = analyse_run(four_ranks(tmp_path, hosts=2, links=state)).summaries
+    assert found.late_rank is None
+
+
+@pytest.mark.parametrize(
+    ("hosts", "state", "known", "reason"),
+    [
+        (
+            2,
+            state_of(clock=0, heard=0),
+            0,
+            "on 2 hosts whose clocks were not all compared",
+        ),
+        (2, state_of(heard=0), 0, "one of which got no arrivals from the others: UDP between them"),
+        (1, state_of(clock=0, heard=0), 0, "the ranks did not meet"),
+        (1, state_of(clock=0, heard=0), 9, "or 16,384 collectives behind."),
+        (2, state_of(), 9, "hosts tell each other was lost on the network."),
+        # Once per host, whose ranks share a carrier.
+        (2, state_of(unsent=3), 9, "was lost on the network (6 datagrams could not even be sent)."),
+    ],
+)
+def test_the_report_says_why_the_last_rank_is_not_known(
+    tmp_path: Path, hosts: int, state: dict[str, int], known: int, reason: str
+) -> None:
+    counts = {"known": known, "unknown": 2, "unsplit_steps": 1}
+    result = analyse_run(four_ranks(tmp_path, hosts=hosts, links=state, arrivals=counts))
+    text = " ".join(table.render(result, 100).split())
+    assert f"the last rank of 8 of {4 * known + 8} collectives is not known" in text
+    assert reason in text

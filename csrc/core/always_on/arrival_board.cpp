@@ -5,6 +5,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <new>
 #include <stdexcept>
@@ -22,8 +23,18 @@ constexpr uint32_t kTimeBits = 45;
 constexpr uint64_t kTimeMask = (uint64_t(1) << kTimeBits) - 1;
 constexpr uint64_t kNoRoom = 1; // no place begins there
 
+// Of each group rank, before the cells: who it is, its end() and its clock's
+// error.
+constexpr uint64_t kWordsPerRank = 3;
+constexpr uint64_t kRemote = uint64_t(1) << 32; // beside a global rank + 1
+
 uint64_t roundOf(uint32_t seq) noexcept {
   return uint64_t(seq / ArrivalBoard::kSlots) + 1;
+}
+
+// Shifted to the top and back, the difference gets its sign.
+int64_t sinceNs(uint64_t cell, uint64_t near_ns) noexcept {
+  return int64_t((cell - near_ns) << (64 - kTimeBits)) >> (64 - kTimeBits);
 }
 
 } // namespace
@@ -31,6 +42,12 @@ uint64_t roundOf(uint32_t seq) noexcept {
 struct ArrivalBoard::Header {
   Word token; // written last
   Word used_bytes;
+  // HostLinks.
+  Word clock_known;
+  Word clock_offset_ns;
+  Word peers;
+  Word heard;
+  Word unsent;
   struct Place {
     Word key; // 0: free
     Word size; // ranks
@@ -104,7 +121,8 @@ std::unique_ptr<ArrivalBoard> ArrivalBoard::open(
 }
 
 bool ArrivalBoard::join(const Member& member, Group& group) noexcept {
-  const uint64_t bytes = (uint64_t(kSlots) + 1) * member.size * sizeof(Word);
+  const uint64_t words = (kSlots + kWordsPerRank) * member.size;
+  const uint64_t bytes = words * sizeof(Word);
   for (uint32_t step = 0; step < kMaxGroups; ++step) {
     Header::Place& place = header_->places[(member.key + step) % kMaxGroups];
     uint64_t key = 0;
@@ -125,21 +143,113 @@ bool ArrivalBoard::join(const Member& member, Group& group) noexcept {
     if (place.size.load() != member.size || member.rank >= member.size) {
       return false;
     }
+    group = groupAt(offset, member.size);
     group.rank_ = member.rank;
-    group.size_ = member.size;
-    group.ranks_ =
-        reinterpret_cast<Word*>(reinterpret_cast<char*>(header_) + offset);
-    group.cells_ = group.ranks_ + member.size;
     group.ranks_[member.rank].store(uint64_t(member.global_rank) + 1);
+    group.errors_ns_[member.rank].store(0);
     return true;
   }
   return false;
+}
+
+ArrivalBoard::Group ArrivalBoard::groupAt(
+    uint64_t offset,
+    uint64_t size) noexcept {
+  Group group;
+  group.size_ = uint32_t(size);
+  group.ranks_ =
+      reinterpret_cast<Word*>(reinterpret_cast<char*>(header_) + offset);
+  group.ends_ = group.ranks_ + size;
+  group.errors_ns_ = group.ends_ + size;
+  group.cells_ = group.errors_ns_ + size;
+  return group;
+}
+
+ArrivalBoard::Group ArrivalBoard::at(uint32_t place, uint64_t& key) noexcept {
+  const Header::Place& found = header_->places[place];
+  key = found.key.load();
+  const uint64_t offset = key == 0 ? 0 : found.offset.load();
+  if (offset <= kNoRoom) {
+    return {};
+  }
+  return groupAt(offset, found.size.load());
+}
+
+ArrivalBoard::Group ArrivalBoard::find(uint64_t key) noexcept {
+  for (uint32_t step = 0; step < kMaxGroups; ++step) {
+    uint64_t there = 0;
+    const Group group = at(uint32_t((key + step) % kMaxGroups), there);
+    if (there == key) {
+      return group;
+    }
+    if (there == 0) {
+      break;
+    }
+  }
+  return {};
+}
+
+void ArrivalBoard::setLinks(const HostLinks& links) noexcept {
+  header_->clock_offset_ns.store(uint64_t(links.clock_offset_ns));
+  header_->peers.store(links.peers);
+  header_->heard.store(links.heard);
+  header_->unsent.store(links.unsent);
+  header_->clock_known.store(links.clock_known);
+}
+
+HostLinks ArrivalBoard::links() const noexcept {
+  HostLinks links;
+  links.clock_known = header_->clock_known.load() != 0;
+  links.clock_offset_ns = int64_t(header_->clock_offset_ns.load());
+  links.peers = uint32_t(header_->peers.load());
+  links.heard = uint32_t(header_->heard.load());
+  links.unsent = header_->unsent.load();
+  return links;
+}
+
+bool ArrivalBoard::Group::isLocal(uint32_t rank) const noexcept {
+  const uint64_t who = ranks_[rank].load();
+  return who != 0 && (who & kRemote) == 0;
+}
+
+uint32_t ArrivalBoard::Group::globalRank(uint32_t rank) const noexcept {
+  return uint32_t((ranks_[rank].load() & ~kRemote) - 1);
+}
+
+uint64_t ArrivalBoard::Group::end(uint32_t rank) const noexcept {
+  return ends_[rank].load(std::memory_order_acquire);
+}
+
+bool ArrivalBoard::Group::find(
+    uint32_t rank,
+    uint32_t seq,
+    uint64_t near_ns,
+    uint64_t& issue_ns) const noexcept {
+  const uint64_t cell = cells_[uint64_t(seq % kSlots) * size_ + rank].load(
+      std::memory_order_acquire);
+  issue_ns = near_ns + uint64_t(sinceNs(cell, near_ns));
+  return cell >> kTimeBits == roundOf(seq);
+}
+
+bool ArrivalBoard::Group::standFor(
+    const Member& remote,
+    uint64_t clock_error_ns) noexcept {
+  if (remote.rank >= size_ || isLocal(remote.rank)) {
+    return false;
+  }
+  rank_ = remote.rank;
+  ranks_[rank_].store((uint64_t(remote.global_rank) + 1) | kRemote);
+  errors_ns_[rank_].store(clock_error_ns, std::memory_order_relaxed);
+  return true;
 }
 
 void ArrivalBoard::Group::post(uint32_t seq, uint64_t issue_ns) noexcept {
   const uint64_t cell = roundOf(seq) << kTimeBits | (issue_ns & kTimeMask);
   cells_[uint64_t(seq % kSlots) * size_ + rank_].store(
       cell, std::memory_order_release);
+  if (ends_[rank_].load(std::memory_order_relaxed) <= seq) {
+    ends_[rank_].store(uint64_t(seq) + 1, std::memory_order_release);
+  }
 }
 
 ArrivalBoard::State ArrivalBoard::Group::last(
@@ -150,6 +260,7 @@ ArrivalBoard::State ArrivalBoard::Group::last(
   const uint64_t round = roundOf(seq);
   int64_t latest_ns = INT64_MIN; // after near_ns
   uint32_t latest_rank = 0;
+  uint64_t error_ns = 0;
   bool missing = false;
   for (uint32_t rank = 0; rank < size_; ++rank) {
     const uint64_t cell = cells[rank].load(std::memory_order_acquire);
@@ -157,9 +268,9 @@ ArrivalBoard::State ArrivalBoard::Group::last(
       return State::kLost;
     }
     missing = missing || cell >> kTimeBits < round;
-    // Shifted to the top and back, the difference gets its sign.
-    const int64_t after_ns =
-        int64_t((cell - near_ns) << (64 - kTimeBits)) >> (64 - kTimeBits);
+    const int64_t after_ns = sinceNs(cell, near_ns);
+    error_ns =
+        std::max(error_ns, errors_ns_[rank].load(std::memory_order_relaxed));
     if (after_ns > latest_ns) {
       latest_ns = after_ns;
       latest_rank = rank;
@@ -169,7 +280,8 @@ ArrivalBoard::State ArrivalBoard::Group::last(
     return State::kMissing;
   }
   found.at_ns = near_ns + uint64_t(latest_ns);
-  found.rank = uint32_t(ranks_[latest_rank].load() - 1);
+  found.rank = globalRank(latest_rank);
+  found.clock_error_ns = error_ns;
   return State::kKnown;
 }
 

@@ -4,6 +4,8 @@
 // Every cell has one writer, the helper thread of its rank, so nobody waits for
 // anybody and a process that dies leaves nothing half done. A cell is written
 // over kSlots collectives of its group later; who reads it too late sees that.
+// For the ranks of other hosts writes the carrier (hosts/arrival_carrier.h), by
+// this host's clock.
 #pragma once
 
 #include <atomic>
@@ -13,6 +15,15 @@
 #include <string>
 
 namespace commprof {
+
+// What this host's carrier has to do with those of other hosts.
+struct HostLinks {
+  bool clock_known = false; // against rank 0's
+  int64_t clock_offset_ns = 0; // rank 0's clock less this host's
+  uint32_t peers = 0; // other hosts that said where they are
+  uint32_t heard = 0; // of them something was taken
+  uint64_t unsent = 0; // datagrams that the network would not take
+};
 
 class ArrivalBoard {
  public:
@@ -47,6 +58,14 @@ class ArrivalBoard {
   struct Last {
     uint64_t at_ns = 0; // issue by the last rank
     uint32_t rank = 0; // its global rank
+    // Bound on the error of comparing clocks; 0 among ranks of one host.
+    uint64_t clock_error_ns = 0;
+  };
+  struct Member {
+    uint64_t key = 0; // of the group, the same on all ranks; not 0
+    uint32_t rank = 0; // in the group
+    uint32_t size = 0;
+    uint32_t global_rank = 0;
   };
 
   // One group as one of its ranks sees it. Not thread-safe; must not outlive
@@ -62,27 +81,49 @@ class ArrivalBoard {
       return cells_ != nullptr;
     }
 
+    // The rest is for the carrier, which sees all ranks.
+    uint32_t size() const noexcept {
+      return size_;
+    }
+    // Whether a rank of this host has joined as that one.
+    bool isLocal(uint32_t rank) const noexcept;
+    uint32_t globalRank(uint32_t rank) const noexcept;
+    // One past the newest collective that the rank wrote down; 0: none yet.
+    uint64_t end(uint32_t rank) const noexcept;
+    // When the rank issued `seq`; false if it is not there, or no longer.
+    bool find(uint32_t rank, uint32_t seq, uint64_t near_ns, uint64_t& issue_ns)
+        const noexcept;
+    // From here on post() writes for that rank of another host, with times
+    // known within `clock_error_ns`. False if it is one of this host.
+    bool standFor(const Member& remote, uint64_t clock_error_ns) noexcept;
+
    private:
     friend class ArrivalBoard;
     uint32_t rank_ = 0;
     uint32_t size_ = 0;
-    std::atomic<uint64_t>* ranks_ = nullptr; // global rank + 1 by group rank
+    // By group rank: global rank + 1, end(), and the clock's error bound.
+    std::atomic<uint64_t>* ranks_ = nullptr;
+    std::atomic<uint64_t>* ends_ = nullptr;
+    std::atomic<uint64_t>* errors_ns_ = nullptr;
     std::atomic<uint64_t>* cells_ = nullptr; // [slot][group rank]
   };
 
-  struct Member {
-    uint64_t key = 0; // of the group, the same on all ranks; not 0
-    uint32_t rank = 0; // in the group
-    uint32_t size = 0;
-    uint32_t global_rank = 0;
-  };
   // False if there is no place left. Another rank may be about to make the
   // group's place: then `group` stays empty, and it is worth another try.
   bool join(const Member& member, Group& group) noexcept;
+  // A group that a rank of this host has joined; empty without any.
+  Group find(uint64_t key) noexcept;
+  // The group in a place below kMaxGroups, and its key; empty without any.
+  Group at(uint32_t place, uint64_t& key) noexcept;
+
+  // The carrier alone sets them.
+  void setLinks(const HostLinks& links) noexcept;
+  HostLinks links() const noexcept;
 
  private:
   struct Header;
   ArrivalBoard(int fd, void* memory) noexcept;
+  Group groupAt(uint64_t offset, uint64_t size) noexcept;
 
   int fd_;
   Header* header_;

@@ -84,4 +84,12 @@ ArrivalBoard::State ArrivalExchange::last(
   return own->joined.last(seq, issue_ns, found);
 }
 
+uint64_t ArrivalExchange::commonNs(uint64_t own_ns) const noexcept {
+  return own_ns + uint64_t(links().clock_offset_ns);
+}
+
+HostLinks ArrivalExchange::links() const noexcept {
+  return board_ ? board_->links() : HostLinks{};
+}
+
 } // namespace commprof

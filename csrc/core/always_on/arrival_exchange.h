@@ -36,6 +36,10 @@ class ArrivalExchange {
       uint32_t seq,
       uint64_t issue_ns,
       ArrivalBoard::Last& found) noexcept;
+  // A time of this process by rank 0's clock, as far as that is known: good
+  // enough to tell blocks of time from each other.
+  uint64_t commonNs(uint64_t own_ns) const noexcept;
+  HostLinks links() const noexcept;
 
  private:
   struct Membership {

@@ -116,6 +116,9 @@ bool WaitLedger::settle(Entry& entry, uint64_t now_ns) {
       entry.last_ns = last.at_ns;
       entry.last_rank = last.rank;
       ++known_;
+      if (last.clock_error_ns > 0) {
+        clock_error_.add(last.clock_error_ns);
+      }
     } else if (over || found == ArrivalBoard::State::kLost) {
       entry.state = State::kUnknown;
       ++unknown_;
@@ -157,7 +160,7 @@ bool WaitLedger::settle(const StepWaits& step, uint64_t now_ns) {
     all_ns += wait_ns;
   }
   for (const For& one : found) {
-    late_.exposed(one.at_ns, one.rank, one.wait_ns);
+    late_.exposed(exchange_.commonNs(one.at_ns), one.rank, one.wait_ns);
   }
   exposed_wait_.add(std::min(all_ns, step.exposed_ns));
   exposed_wire_.add(step.exposed_ns - std::min(all_ns, step.exposed_ns));
@@ -217,6 +220,13 @@ void WaitLedger::appendJson(std::string& out) const {
   out += "\"arrivals\":{\"known\":" + std::to_string(known_);
   out += ",\"unknown\":" + std::to_string(unknown_);
   out += ",\"unsplit_steps\":" + std::to_string(unsplit_steps_);
+  out += "},\"arrival_clock_error\":";
+  clock_error_.appendJson(out);
+  const HostLinks links = exchange_.links();
+  out += ",\"hosts\":{\"clock\":" + std::to_string(links.clock_known);
+  out += ",\"peers\":" + std::to_string(links.peers);
+  out += ",\"heard\":" + std::to_string(links.heard);
+  out += ",\"unsent\":" + std::to_string(links.unsent);
   out += "},\"exposed_wait\":";
   exposed_wait_.appendJson(out);
   out += ",\"exposed_wire\":";

@@ -58,8 +58,8 @@ class WaitLedger {
     return !queue_.empty() || !steps_.empty();
   }
 
-  // "arrivals", "exposed_wait", "exposed_wire", and what LateRanks keeps, as
-  // members of a JSON object.
+  // "arrivals", "arrival_clock_error", "hosts", "exposed_wait", "exposed_wire",
+  // and what LateRanks keeps, as members of a JSON object.
   void appendJson(std::string& out) const;
 
  private:
@@ -105,6 +105,7 @@ class WaitLedger {
   uint64_t known_ = 0;
   uint64_t unknown_ = 0;
   uint64_t unsplit_steps_ = 0;
+  Histogram clock_error_; // bounds, of collectives across hosts
   Histogram exposed_wait_;
   Histogram exposed_wire_;
   LateRanks late_;

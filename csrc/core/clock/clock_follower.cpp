@@ -40,8 +40,11 @@ void record(const ClockSample& sample) noexcept {
 
 } // namespace
 
-ClockFollower::ClockFollower(const ClockFollowerOptions& options)
+ClockFollower::ClockFollower(
+    const ClockFollowerOptions& options,
+    ClockTrack& track)
     : options_(options),
+      track_(track),
       socket_(UdpSocket::connected(options.address, options.port)),
       thread_(startHelper("commprof-clock", [this] { loop(); })) {}
 
@@ -98,6 +101,7 @@ bool ClockFollower::burst(bool last) noexcept {
   if (best.round_trip_ns == 0) {
     return false;
   }
+  track_.add(best);
   record(best);
   return true;
 }

@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "core/clock/clock_message.h"
+#include "core/clock/clock_track.h"
 #include "core/clock/udp_socket.h"
 
 namespace commprof {
@@ -24,12 +25,13 @@ struct ClockFollowerOptions {
 
 // A thread that asks in bursts: at once, after a second, then in doubling
 // distances up to the interval, and when it is stopped. Of each burst the
-// exchange with the least round trip becomes one clock record. An unreachable
+// exchange with the least round trip becomes one clock record and goes into
+// `track`, which must outlive the follower. An unreachable
 // rank 0 leaves no record, and is asked again every second.
 class ClockFollower {
  public:
   // Throws std::system_error or std::invalid_argument.
-  explicit ClockFollower(const ClockFollowerOptions& options);
+  ClockFollower(const ClockFollowerOptions& options, ClockTrack& track);
   // Asks a last time, if rank 0 answered the time before; takes at most twice
   // kBurstNs.
   ~ClockFollower();
@@ -50,6 +52,7 @@ class ClockFollower {
   bool sleepFor(uint64_t duration_ns) noexcept; // false once it must end
 
   const ClockFollowerOptions options_;
+  ClockTrack& track_;
   UdpSocket socket_;
   uint64_t number_ = 0; // of the last question
   std::mutex mutex_;

@@ -2,6 +2,8 @@
 
 #include <pthread.h>
 
+#include <new>
+
 #include "core/recorder.h"
 
 namespace commprof {
@@ -32,7 +34,7 @@ ClockDoor ClockSync::serve(
 void ClockSync::follow(const ClockFollowerOptions& options) {
   const std::lock_guard<std::mutex> lock(mutex_);
   if (!follower_) {
-    follower_ = std::make_unique<ClockFollower>(options);
+    follower_ = std::make_unique<ClockFollower>(options, track_);
   }
 }
 
@@ -64,6 +66,7 @@ void ClockSync::afterForkChild() {
   if (ClockFollower* follower = self.follower_.release()) {
     follower->abandon();
   }
+  new (&self.track_) ClockTrack();
   self.mutex_.unlock();
 }
 

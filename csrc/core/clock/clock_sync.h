@@ -11,6 +11,7 @@
 
 #include "core/clock/clock_follower.h"
 #include "core/clock/clock_responder.h"
+#include "core/clock/clock_track.h"
 
 namespace commprof {
 
@@ -40,12 +41,19 @@ class ClockSync {
   // Ends both.
   void stop();
 
+  // What is known of this process's clock; stays where it is. A forked child
+  // begins with nothing.
+  ClockTrack& track() noexcept {
+    return track_;
+  }
+
  private:
   ClockSync();
   static void beforeFork();
   static void afterForkParent();
   static void afterForkChild();
 
+  ClockTrack track_;
   std::mutex mutex_;
   std::unique_ptr<ClockResponder> responder_;
   std::unique_ptr<ClockFollower> follower_;

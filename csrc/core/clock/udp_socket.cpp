@@ -2,10 +2,10 @@
 
 #include <netdb.h>
 #include <netinet/in.h>
-#include <sys/socket.h>
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstring>
 #include <memory>
 #include <stdexcept>
 #include <system_error>
@@ -43,6 +43,14 @@ int open(const addrinfo& address) {
 }
 
 } // namespace
+
+UdpAddress UdpAddress::parse(const std::string& text, uint16_t port) {
+  const Addresses parsed = commprof::parse(text, port);
+  UdpAddress made;
+  made.length = parsed->ai_addrlen;
+  std::memcpy(&made.address, parsed->ai_addr, made.length);
+  return made;
+}
 
 UdpSocket UdpSocket::bound(const std::string& address) {
   const Addresses parsed = parse(address, 0);

@@ -1,10 +1,24 @@
 // A datagram socket of this process alone: not inherited by exec.
 #pragma once
 
+#include <sys/socket.h>
+
 #include <cstdint>
 #include <string>
 
 namespace commprof {
+
+// Where to send a datagram.
+struct UdpAddress {
+  sockaddr_storage address{};
+  socklen_t length = 0;
+
+  const sockaddr* get() const noexcept {
+    return reinterpret_cast<const sockaddr*>(&address);
+  }
+  // `text` is numeric, IPv4 or IPv6. Throws std::invalid_argument.
+  static UdpAddress parse(const std::string& text, uint16_t port);
+};
 
 class UdpSocket {
  public:

@@ -1,6 +1,7 @@
 #include "torch/compress/compressing_hook.h"
 
 #include <c10/util/Exception.h>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <utility>
 
@@ -42,7 +43,9 @@ CompressingHook::CompressingHook(
       mean_all_reduce_(groups.model),
       executor_(
           compress::Compressor::make(options),
-          std::make_unique<C10dTransport>(std::move(groups.own)),
+          {groups.own ? std::make_unique<C10dTransport>(groups.own) : nullptr,
+           std::move(groups.host)},
+          groups.model->getRank(),
           label_) {
   for (const at::Tensor& parameter : parameters) {
     number_of_.emplace(

@@ -27,7 +27,9 @@ class CompressingHook final : public c10d::CommHookInterface {
  public:
   struct Groups {
     c10::intrusive_ptr<c10d::ProcessGroup> model; // DDP's
-    c10::intrusive_ptr<c10d::ProcessGroup> own; // same ranks, nobody else's
+    // The ranks that exchange with this one, nobody else's; null: none do.
+    c10::intrusive_ptr<c10d::ProcessGroup> own;
+    std::unique_ptr<compress::HostStage> host; // null: `own` has all ranks
   };
 
   // `parameters`: of the model, in the same order on all ranks. `label`: the

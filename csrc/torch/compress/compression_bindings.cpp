@@ -7,6 +7,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <chrono>
+#include <optional>
 
 namespace py = pybind11;
 
@@ -19,16 +20,12 @@ using compress::ParameterState;
 // The last owner may be Python or the reducer, hold the GIL or not, and come
 // after the interpreter's end, which has stopped the thread.
 std::shared_ptr<CompressingHook> makeHook(
-    c10::intrusive_ptr<c10d::ProcessGroup> model_group,
-    c10::intrusive_ptr<c10d::ProcessGroup> own_group,
+    CompressingHook::Groups groups,
     const std::vector<at::Tensor>& parameters,
-    compress::Options options,
+    const compress::Options& options,
     std::string label) {
   auto* hook = new CompressingHook(
-      {std::move(model_group), std::move(own_group)},
-      parameters,
-      options,
-      std::move(label));
+      std::move(groups), parameters, options, std::move(label));
   return {hook, [](CompressingHook* last) {
             if (Py_IsInitialized() != 0 && PyGILState_Check() != 0) {
               const py::gil_scoped_release release;
@@ -123,23 +120,32 @@ void bindCompression(py::module_& m) {
                       std::map<std::string, double> options,
                       uint64_t seed,
                       uint32_t measure_every,
-                      std::string label) {
+                      std::string label,
+                      const std::optional<std::shared_ptr<shm::Team>>& team,
+                      int owners,
+                      int hosts) {
+            auto host = !team
+                ? nullptr
+                : std::make_unique<compress::HostStage>(
+                      *team, owners, hosts, model_group->getSize());
             return makeHook(
-                std::move(model_group),
-                std::move(own_group),
+                {std::move(model_group), std::move(own_group), std::move(host)},
                 parameters,
                 optionsOf(
                     std::move(scheme), std::move(options), seed, measure_every),
                 std::move(label));
           }),
           py::arg("model_group"),
-          py::arg("own_group"),
+          py::arg("own_group").none(true),
           py::arg("parameters"),
           py::arg("scheme"),
           py::arg("options"),
           py::arg("seed"),
           py::arg("measure_every"),
-          py::arg("label"))
+          py::arg("label"),
+          py::arg("team") = py::none(),
+          py::arg("owners") = 0,
+          py::arg("hosts") = 0)
       .def_property("step", &CompressingHook::step, &CompressingHook::setStep)
       .def("state", &stateOf, "Per parameter: number, kind, values.", NoGil())
       .def(

@@ -15,7 +15,8 @@ namespace commprof {
 struct Executor::State {
   std::mutex using_compressor; // and of all below
   std::unique_ptr<compress::Compressor> compressor;
-  std::unique_ptr<C10dTransport> transport;
+  Way way;
+  int rank = 0;
   std::string scheme;
   std::exception_ptr first_error;
 };
@@ -37,11 +38,13 @@ std::runtime_error withPlace(
 
 Executor::Executor(
     std::unique_ptr<compress::Compressor> compressor,
-    std::unique_ptr<C10dTransport> transport,
+    Way way,
+    int rank,
     std::string scheme)
     : state_(std::make_shared<State>()), thread_("commprof-comp") {
   state_->compressor = std::move(compressor);
-  state_->transport = std::move(transport);
+  state_->way = std::move(way);
+  state_->rank = rank;
   state_->scheme = std::move(scheme);
 }
 
@@ -68,7 +71,7 @@ void Executor::stop(std::chrono::milliseconds patience) {
   if (thread_.stop(patience)) {
     // The group's threads end before the interpreter does.
     const std::lock_guard<std::mutex> lock(state_->using_compressor);
-    state_->transport.reset();
+    state_->way = {};
   }
 }
 
@@ -88,12 +91,17 @@ void Executor::run(State& state, BucketTask& task) {
       const WorksFor backward(task.graph_task);
       compress::BucketReport report;
       try {
-        state.compressor->run(task.bucket, *state.transport, report);
+        Way& way = state.way;
+        if (way.host) {
+          way.host->run(
+              *state.compressor, task.bucket, way.transport.get(), report);
+        } else {
+          state.compressor->run(task.bucket, *way.transport, report);
+        }
         recordReport(report, state.scheme, task.bucket.index, task.op_id);
       } catch (const std::exception& e) {
-        const int rank = state.transport->rank();
         error = std::make_exception_ptr(
-            withPlace(state.scheme, rank, task.bucket, e));
+            withPlace(state.scheme, state.rank, task.bucket, e));
         state.first_error = error;
       }
     }

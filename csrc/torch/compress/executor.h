@@ -11,6 +11,7 @@
 #include <string>
 
 #include "compress/compressor.h"
+#include "compress/host_stage.h"
 #include "core/task_thread.h"
 
 namespace commprof {
@@ -36,10 +37,16 @@ struct BucketTask {
 // all later buckets.
 class Executor {
  public:
-  // `scheme`, with its options, names it in errors.
+  struct Way {
+    std::unique_ptr<C10dTransport> transport; // null: this rank exchanges none
+    std::unique_ptr<compress::HostStage> host; // null: all ranks exchange all
+  };
+  // `rank`, in the model's group, and `scheme`, with its options, are for
+  // errors.
   Executor(
       std::unique_ptr<compress::Compressor> compressor,
-      std::unique_ptr<C10dTransport> transport,
+      Way way,
+      int rank,
       std::string scheme);
   // Stops, with a second's patience. Hold no GIL: the thread may have to finish
   // a bucket.

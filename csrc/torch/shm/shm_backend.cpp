@@ -1,124 +1,23 @@
 #include "torch/shm/shm_backend.h"
 
-#include <ATen/ATen.h>
-#include <torch/csrc/distributed/c10d/Work.hpp>
-
-#include <optional>
 #include <utility>
 
-#include "core/task_thread.h"
 #include "shm/collectives.h"
-#include "torch/shm/wrapping_backend.h"
+#include "torch/shm/dense.h"
+#include "torch/shm/threaded_backend.h"
 
 namespace commprof {
 
 namespace {
 
 using c10d::OpType;
-using c10d::Work;
 
-class ShmWork final : public Work {
- public:
-  ShmWork(int rank, OpType type, Tensors outputs)
-      : Work(rank, type),
-        outputs_(std::move(outputs)),
-        future_(
-            c10::make_intrusive<c10::ivalue::Future>(
-                c10::ListType::create(c10::TensorType::get()))) {}
-
-  void run(const std::function<void()>& collective) {
-    try {
-      collective();
-      future_->markCompleted(c10::IValue(outputs_));
-      finish();
-    } catch (...) {
-      future_->setErrorIfNeeded(std::current_exception());
-      finish(std::current_exception());
-    }
-  }
-
-  std::vector<at::Tensor> result() override {
-    return outputs_;
-  }
-  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override {
-    return future_;
-  }
-
- private:
-  const Tensors outputs_;
-  const c10::intrusive_ptr<c10::ivalue::Future> future_;
-};
-
-std::optional<shm::Element> elementOf(const at::Tensor& tensor) {
-  if (!tensor.device().is_cpu() || tensor.layout() != at::kStrided) {
-    return std::nullopt;
-  }
-  switch (tensor.scalar_type()) {
-    case at::kFloat:
-      return shm::Element::kF32;
-    case at::kDouble:
-      return shm::Element::kF64;
-    case at::kHalf:
-      return shm::Element::kF16;
-    case at::kBFloat16:
-      return shm::Element::kBf16;
-    case at::kInt:
-      return shm::Element::kI32;
-    case at::kLong:
-      return shm::Element::kI64;
-    default:
-      return std::nullopt;
-  }
-}
-
-std::optional<shm::Reduction> reductionOf(const c10d::ReduceOp& op) {
-  switch (op.op_) {
-    case c10d::ReduceOp::SUM:
-      return shm::Reduction::kSum;
-    case c10d::ReduceOp::AVG:
-      return shm::Reduction::kMean;
-    case c10d::ReduceOp::MAX:
-      return shm::Reduction::kMax;
-    case c10d::ReduceOp::MIN:
-      return shm::Reduction::kMin;
-    default:
-      return std::nullopt;
-  }
-}
-
-bool isPlain(const at::Tensor& tensor) {
-  return tensor.device().is_cpu() && tensor.layout() == at::kStrided;
-}
-
-std::byte* bytesOf(const at::Tensor& tensor) {
-  return static_cast<std::byte*>(tensor.data_ptr());
-}
-
-// The tensor itself where its elements lie in order, or a copy that goes back.
-class InOrder {
- public:
-  explicit InOrder(const at::Tensor& tensor)
-      : tensor_(tensor), dense_(tensor.contiguous()) {}
-  std::byte* data() const {
-    return bytesOf(dense_);
-  }
-  void copyBack() {
-    if (!dense_.is_same(tensor_)) {
-      tensor_.copy_(dense_);
-    }
-  }
-
- private:
-  at::Tensor tensor_;
-  const at::Tensor dense_;
-};
-
-class ShmBackend final : public WrappingBackend {
+class ShmBackend final : public ThreadedBackend {
  public:
   ShmBackend(
       c10::intrusive_ptr<c10d::Backend> wrapped,
       std::shared_ptr<shm::Team> team)
-      : WrappingBackend(std::move(wrapped)), team_(std::move(team)) {}
+      : ThreadedBackend(std::move(wrapped)), team_(std::move(team)) {}
 
   const std::string getBackendName() const override {
     return "commprof";
@@ -245,27 +144,20 @@ class ShmBackend final : public WrappingBackend {
     return fit;
   }
 
-  // In the caller's thread where it would wait for it anyway and nothing is
-  // before it: a hand-over costs more than a small collective.
+  // As ThreadedBackend's, with the team.
   WorkPtr start(
       OpType type,
       Tensors outputs,
       bool async,
       std::function<void(shm::Team&)> collective) {
-    auto work = c10::make_intrusive<ShmWork>(rank_, type, std::move(outputs));
-    const auto task = [work, team = team_, run = std::move(collective)] {
-      work->run([&] { run(*team); });
-    };
-    if ((async || !thread_.runHere(task)) && !thread_.post(task)) {
-      throw std::runtime_error(
-          "commprof: a forked child cannot use its parent's process group; "
-          "call init_process_group in the child");
-    }
-    return work;
+    return ThreadedBackend::start(
+        type,
+        std::move(outputs),
+        async,
+        [team = team_, run = std::move(collective)] { run(*team); });
   }
 
   const std::shared_ptr<shm::Team> team_;
-  TaskThread thread_{"commprof-shm"};
 };
 
 } // namespace

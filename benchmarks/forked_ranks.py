@@ -1,0 +1,84 @@
+"""Ranks of a job in network namespaces, forked from a process that has imported torch once.
+
+Cold starts of many ranks cost a small machine more than the steps that are to be measured.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import multiprocessing
+import os
+import time
+from dataclasses import replace
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+
+from commprof.launch.job import Job
+from commprof.trace.run_directory import world_directory
+from tests.support.ranks import free_port
+
+_TIMEOUT_S = 150
+_CLONE_NEWNET = 0x40000000
+
+
+def run(
+    job: Job, run_directory: Path, namespaces: list[str], address: str, bucket_cap_mb: float = 0.0
+) -> Path:
+    """Runs the job, each rank in its namespace, or all here; returns the world's directory.
+
+    bucket_cap_mb: of the transformer workload, which has no option for it; 0 for DDP's own.
+    """
+    directory = world_directory(run_directory, job.world_size)
+    directory.mkdir(parents=True, exist_ok=True)
+    job = replace(job, directory=directory)
+    path = directory / "job.json"
+    job.save(path)
+    os.environ["OMP_NUM_THREADS"] = "1"  # read once by the fork server's torch
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch", "torch._dynamo", "commprof.launch.worker"])
+    port = 29500 if namespaces else free_port()
+    ranks = []
+    for rank in range(job.world_size):
+        environment = {
+            "RANK": str(rank),
+            "LOCAL_RANK": "0" if namespaces else str(rank),
+            "WORLD_SIZE": str(job.world_size),
+            "MASTER_ADDR": address,
+            "MASTER_PORT": str(port),
+            **({"GLOO_SOCKET_IFNAME": "eth0"} if namespaces else {}),
+        }
+        name = namespaces[rank] if namespaces else ""
+        arguments = (name, environment, str(path), bucket_cap_mb)
+        ranks.append(context.Process(target=_rank, args=arguments))
+        ranks[-1].start()
+    _wait(ranks)
+    return directory
+
+
+def _rank(namespace: str, environment: dict[str, str], job: str, bucket_cap_mb: float) -> None:
+    if namespace:
+        with open(f"/var/run/netns/{namespace}") as file:
+            if ctypes.CDLL(None, use_errno=True).setns(file.fileno(), _CLONE_NEWNET):
+                raise OSError(ctypes.get_errno(), f"setns {namespace}")
+    os.environ.update(environment)
+    from commprof.launch.worker import run_rank
+    from commprof.workloads import transformer
+
+    if bucket_cap_mb:
+        options = {"bucket_cap_mb": bucket_cap_mb}
+        transformer._TransformerTrainee.ddp_options = lambda self: options
+    run_rank(job)
+    time.sleep(0.02)  # as the worker's own main does, for gloo's threads
+
+
+def _wait(ranks: list[ForkServerProcess]) -> None:
+    end = time.monotonic() + _TIMEOUT_S
+    for process in ranks:
+        process.join(max(0.0, end - time.monotonic()))
+    failed = [process.exitcode for process in ranks]
+    for process in ranks:
+        if process.is_alive():
+            process.kill()
+            process.join()
+    if any(code != 0 for code in failed):
+        raise RuntimeError(f"ranks ended with {failed} (None: after {_TIMEOUT_S} s)")

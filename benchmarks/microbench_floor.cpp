@@ -1,0 +1,45 @@
+// The least that a loop over a c10d process group can be: what commprof
+// microbench is compared with. Built by microbench_floor.py.
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <torch/extension.h>
+
+#include <chrono>
+#include <utility>
+#include <vector>
+
+namespace {
+
+int64_t nowNs() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(
+             std::chrono::steady_clock::now().time_since_epoch())
+      .count();
+}
+
+using Times = std::pair<std::vector<int64_t>, std::vector<int64_t>>;
+
+// Begins and ends of `iterations` all-reduces, each behind a barrier or right
+// behind the last one.
+Times allReduces(
+    const c10::intrusive_ptr<c10d::ProcessGroup>& group,
+    const at::Tensor& tensor,
+    int64_t iterations,
+    bool barrier) {
+  const pybind11::gil_scoped_release release;
+  std::vector<at::Tensor> tensors{tensor};
+  Times times;
+  for (int64_t i = 0; i < iterations; ++i) {
+    if (barrier) {
+      group->barrier()->wait();
+    }
+    times.first.push_back(nowNs());
+    group->allreduce(tensors)->wait();
+    times.second.push_back(nowNs());
+  }
+  return times;
+}
+
+} // namespace
+
+PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
+  m.def("all_reduces", &allReduces);
+}

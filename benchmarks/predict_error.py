@@ -1,0 +1,232 @@
+"""How wrong the predictions are: the `timed` workload on links of known rates, point by point.
+
+    PYTHONPATH=. python benchmarks/predict_error.py --results points.jsonl --minutes 10
+
+Fitted at 2 ranks and one bandwidth, the model predicts 4 and 8 ranks, other bandwidths, bucket caps
+and hooks; each point is then run, between hosts that are network namespaces with a rate limit
+(which takes root), and compared: median step, predicted over measured. Beside it stand the bounds
+"no overlap" and "perfect overlap". With --results, points that the file has are not run again, so a
+study can go on where it stopped. `--transformer` does the same for the transformer workload on this
+host: caps and hooks at 2 ranks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import math
+import os
+import random
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tabulate import tabulate
+
+from benchmarks import forked_ranks
+from commprof.errors import CommprofError
+from commprof.launch.job import Job
+from commprof.predict.build import build_profile
+from commprof.predict.recorded import Recorded, read_recorded
+from commprof.predict.replay import Replay
+from commprof.predict.scenario import Scenario
+from tests.support import netns
+
+MIB = 1 << 20
+STEPS, TRANSFORMER_STEPS = 14, 24
+BURST_KIB = 64
+#: In the order of backward: ms of each layer, and MB of its gradient.
+BACKWARD_MS = (20, 12, 25, 8, 16, 30, 10, 14, 22, 18)
+GRADIENT_MB = (0.4, 0.2, 0.6, 0.1, 0.3, 0.5, 0.15, 0.25, 0.35, 0.2)
+#: One bucket a layer; all caps in MiB.
+FINEST, ONE = 0.01, 100.0
+CAPS_MIB = (FINEST, 0.5, 1.0, ONE)
+RATES_MBIT = (80, 160, 320)
+FITTED_MBIT, FITTED_RANKS = 160, 2
+HOOKS = ("", "fp16", "topk:ratio=0.05")
+RANKS = (4, 8)
+
+
+@dataclass(frozen=True)
+class Point:
+    """One setting."""
+
+    ranks: int
+    rate_mbit: int
+    cap_mib: float
+    hook: str
+
+    @property
+    def workload(self) -> str:
+        backward, gradient = (
+            "/".join(f"{x:g}" for x in values[::-1]) for values in (BACKWARD_MS, GRADIENT_MB)
+        )
+        return (
+            f"timed:layers={len(BACKWARD_MS)},data_ms=8,forward_ms=2,backward_ms={backward},"
+            f"gradient_mb={gradient},bucket_cap_mb={self.cap_mib:g}"
+        )
+
+    @property
+    def scenario(self) -> Scenario:
+        return Scenario(
+            self.ranks,
+            bandwidth_bytes_per_s=self.rate_mbit * 1e6 / 8,
+            bucket_cap_bytes=self.cap_mib * MIB,
+            hook=self.hook,
+            ranks_per_host=1,
+            cores_per_host=_cores() / self.ranks,
+        )
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0))
+
+
+def points(seed: int = 0) -> list[Point]:
+    """All of them, in an order in which any beginning is a fair sample."""
+    grid = itertools.product(RANKS, RATES_MBIT, CAPS_MIB, HOOKS)
+    found = [Point(*values) for values in grid]
+    random.Random(seed).shuffle(found)
+    return found
+
+
+def record(point: Point, directory: Path) -> list[Recorded]:
+    """Runs the point's setting and reads it back; once more if a rank fails."""
+    name = f"{point.ranks}_{point.rate_mbit}_{point.cap_mib:g}_{point.hook or 'none'}"
+    job = Job(point.workload, point.ranks, directory, STEPS, hook=False, compressor=point.hook)
+    for attempt in range(2):
+        run = directory / f"{name}_{attempt}"
+        try:
+            with netns.Hosts(point.ranks, f"{point.rate_mbit}mbit", f"{BURST_KIB}kb") as hosts:
+                return _read(forked_ranks.run(job, run, hosts.names, hosts.address(0)))
+        except RuntimeError as error:
+            print(f"{name}: {error}", flush=True)
+    raise SystemExit(f"{name} failed twice")
+
+
+def _read(world: Path) -> list[Recorded]:
+    found, refused = read_recorded(world)
+    if refused:
+        raise CommprofError("; ".join(refused))
+    return found
+
+
+def fitted(directory: Path) -> Replay:
+    """From 2 ranks and one bandwidth: each hook with the finest buckets and with one."""
+    base: list[Recorded] = []
+    for hook, cap in itertools.product(HOOKS, (FINEST, ONE)):
+        base += record(Point(FITTED_RANKS, FITTED_MBIT, cap, hook), directory)
+    profile, _ = build_profile([], base, ["2 ranks"], FITTED_MBIT * 1e6 / 8, 0.0)
+    return Replay(base[0].schedule, profile)
+
+
+def transformer(directory: Path) -> Iterator[dict[str, Any]]:
+    """Caps and hooks at 2 ranks on this host, from the finest buckets and each hook as it comes."""
+
+    def run(cap_mib: float, hook: str) -> list[Recorded]:
+        made = directory / f"transformer_{cap_mib:g}_{hook or 'none'}"
+        job = Job(
+            "transformer", 2, made, TRANSFORMER_STEPS, batch_size=4, hook=False, compressor=hook
+        )
+        return _read(forked_ranks.run(job, made, [], "localhost", cap_mib))
+
+    base = [each for hook in HOOKS for each in run(1.0, hook)]
+    replay = Replay(base[0].schedule, build_profile([], base, ["2 ranks"])[0])
+    for cap, hook in itertools.product((0.25, 2.0, 5.0, ONE), HOOKS):
+        (measured,) = run(cap, hook)
+        yield _row(
+            {"cap_mib": cap, "hook": hook},
+            replay,
+            Scenario(2, bucket_cap_bytes=cap * MIB, hook=hook),
+            measured,
+        )
+
+
+def _row(
+    setting: dict[str, Any], replay: Replay, scenario: Scenario, measured: Recorded
+) -> dict[str, Any]:
+    step_s = float(np.median(measured.schedule.period_s))
+    found = replay.predict(scenario)
+    values = {
+        "measured": step_s,
+        "predicted": found.step_s.value,
+        "no_overlap": found.no_overlap_s,
+        "perfect_overlap": found.perfect_overlap_s,
+    }
+    return {
+        **setting,
+        "buckets": len(measured.schedule.bucket_bytes),
+        "predicted_buckets": found.buckets,
+        **{f"{name}_ms": value * 1e3 for name, value in values.items()},
+        "error": found.step_s.value / step_s - 1,
+        "no_overlap_error": found.no_overlap_s / step_s - 1,
+        "perfect_overlap_error": found.perfect_overlap_s / step_s - 1,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--results", type=Path, help="one JSON line per point; goes on with it")
+    parser.add_argument("--minutes", type=float, default=10, help="start no point after that")
+    parser.add_argument("--points", type=int, default=len(points()), help="at most so many")
+    parser.add_argument("--transformer", action="store_true", help="that workload instead")
+    args = parser.parse_args()
+    end = time.monotonic() + 60 * args.minutes
+    rows = _done(args.results)
+    with tempfile.TemporaryDirectory(prefix="commprof-predict-") as name:
+        if args.transformer:
+            found = transformer(Path(name))
+        elif reason := netns.unavailable():
+            raise SystemExit(f"no network namespaces here: {reason}")
+        else:
+            found = _study(Path(name), rows, args.points, end)
+        for row in found:
+            rows.append(row)
+            print(json.dumps(row), flush=True)
+            if args.results:
+                with args.results.open("a") as file:
+                    file.write(json.dumps(row) + "\n")
+            if time.monotonic() > end:
+                break
+    _print(rows)
+
+
+def _study(
+    directory: Path, rows: list[dict[str, Any]], most: int, end: float
+) -> Iterator[dict[str, Any]]:
+    done = {tuple(row[key] for key in asdict(points()[0])) for row in rows}
+    left = [p for p in points()[:most] if tuple(asdict(p).values()) not in done]
+    if not left:
+        return
+    replay = fitted(directory)
+    for point in left:
+        if time.monotonic() > end:
+            return
+        (measured,) = record(point, directory)
+        yield _row(asdict(point), replay, point.scenario, measured)
+
+
+def _done(path: Path | None) -> list[dict[str, Any]]:
+    if path is None or not path.exists():
+        return []
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def _print(rows: list[dict[str, Any]]) -> None:
+    if not rows:
+        raise SystemExit("no point was run; give more --minutes")
+    print(tabulate(rows, headers="keys", floatfmt=".3g"))
+    for name in ("error", "no_overlap_error", "perfect_overlap_error"):
+        errors = np.abs([row[name] for row in rows])
+        what = {"error": "model", "no_overlap_error": "no overlap"}.get(name, "perfect overlap")
+        print(f"{what}: {errors.mean():.2%} in the mean, {errors.max():.2%} at worst")
+    assert not any(math.isnan(row["error"]) for row in rows)
+
+
+if __name__ == "__main__":
+    main()

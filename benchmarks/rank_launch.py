@@ -1,0 +1,74 @@
+"""Starts the ranks of a benchmark, here or on hosts made of network namespaces."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from tests.support import netns
+
+#: What an idle link passes at once, by rate: tc's token bucket needs more where it fills faster.
+BURSTS = {"1gbit": "128kb", "10gbit": "1mb"}
+
+
+def on_this_host(script: Path, count: int, arguments: dict[str, Any]) -> Any:
+    """Runs ``count`` ranks of a script that takes JSON; the JSON that rank 0 prints last."""
+    with socket.socket() as probe:
+        probe.bind(("localhost", 0))
+        port = probe.getsockname()[1]
+    common = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, str(script), json.dumps(arguments)],
+            env={**os.environ, **common, **_rank(rank, count)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(count)
+    ]
+    return _result(processes)
+
+
+def on_hosts(
+    script: Path, hosts: int, ranks_per_host: int, rate: str, arguments: dict[str, Any]
+) -> Any:
+    """The same on hosts joined by links of that rate, ranks in order of hosts."""
+    if reason := netns.unavailable():
+        raise SystemExit(f"no network namespaces here: {reason}")
+    count = hosts * ranks_per_host
+    with netns.Hosts(hosts, rate, BURSTS.get(rate, "1mb")) as places:
+        common = {
+            "MASTER_ADDR": places.address(0),
+            "MASTER_PORT": "29500",
+            "GLOO_SOCKET_IFNAME": "eth0",
+        }
+        processes = []
+        for rank in range(count):
+            host = rank // ranks_per_host
+            own = {"COMMPROF_HOST": f"host{host}", **common, **_rank(rank, count)}
+            command = [sys.executable, str(script), json.dumps(arguments)]
+            processes.append(places.popen(host, command, own))
+        return _result(processes)
+
+
+def _rank(rank: int, size: int) -> dict[str, str]:
+    return {
+        "RANK": str(rank),
+        "LOCAL_RANK": "0",
+        "WORLD_SIZE": str(size),
+        "OMP_NUM_THREADS": "1",
+    }
+
+
+def _result(processes: list[subprocess.Popen[str]]) -> Any:
+    outputs = [process.communicate()[0] for process in processes]
+    for process, output in zip(processes, outputs, strict=True):
+        if process.returncode:
+            sys.exit(f"a rank failed with {process.returncode}:\n{output}")
+    return json.loads(outputs[0].strip().splitlines()[-1])

@@ -1,0 +1,155 @@
+"""One rank of ``shared_memory.py``: runs the part that its argument names and prints JSON."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import commprof.backend  # noqa: F401  registers "commprof"
+from commprof.workloads.spec import Shard
+from commprof.workloads.transformer import Transformer
+
+WARMUP = 2
+#: A turn of calls takes about so long: long against the clock and the barrier before it.
+TURN_S = 0.02
+
+
+def groups() -> dict[str, dist.ProcessGroup]:
+    """The two that take turns."""
+    return {name: dist.new_group(backend=name) for name in ("gloo", "commprof")}
+
+
+def _slowest(values: list[float]) -> list[float]:
+    """Per turn, the time of the rank that needed longest."""
+    everyone = torch.tensor(values, dtype=torch.float64)
+    dist.all_reduce(everyone, op=dist.ReduceOp.MAX)
+    return everyone.tolist()
+
+
+def _timed(call: Callable[[], object], calls: int) -> float:
+    dist.barrier()
+    begin = time.perf_counter()
+    for _ in range(calls):
+        call()
+    return (time.perf_counter() - begin) / calls
+
+
+def all_reduce(sizes: list[int], rounds: int) -> dict[str, Any]:
+    """Per size and group: milliseconds per all-reduce, and those of one pass over the data."""
+    named = groups()
+    return {str(size): _one_size(size, named, rounds) for size in sizes}
+
+
+def _one_size(size: int, named: dict[str, dist.ProcessGroup], rounds: int) -> dict[str, Any]:
+    data = torch.ones(size // 4)
+    array = data.numpy()
+    calls: dict[str, Callable[[], object]] = {
+        name: lambda group=group: dist.all_reduce(data, op=dist.ReduceOp.MAX, group=group)
+        for name, group in named.items()
+    }
+    calls["read and write"] = lambda: np.negative(array, out=array)
+    # As many calls for all, and on all ranks.
+    once = max(_slowest([max(_timed(call, 1) for call in calls.values()) for _ in range(3)]))
+    count = max(1, min(200, int(TURN_S / once)))
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for turn in range(WARMUP + rounds):
+        for name, call in calls.items():
+            took = _timed(call, count)
+            if turn >= WARMUP:
+                times[name].append(took * 1e3)
+    return {name: _slowest(values) for name, values in times.items()}
+
+
+def _transformer() -> tuple[nn.Module, torch.Tensor]:
+    workload = Transformer()
+    trainee = workload.build(Shard(dist.get_rank(), dist.get_world_size(), 16, 1, 0))
+    tokens = next(iter(trainee.batches(0))).tokens[:, :-1]
+    return trainee.model, tokens
+
+
+def _mlp() -> tuple[nn.Module, torch.Tensor]:
+    """25,010,000 parameters whose backward is short: most of a step is communication."""
+    width = 5000
+    layers = [nn.Linear(1000, width), nn.ReLU(), nn.Linear(width, 4000, bias=False)]
+    return nn.Sequential(*layers), torch.randn(16, 1000)
+
+
+MODELS = {"transformer": _transformer, "25M": _mlp}
+
+
+def ddp(model: str, rounds: int) -> dict[str, Any]:
+    """Milliseconds per step: without communication, over gloo, and over shared memory."""
+    torch.manual_seed(0)
+    module, inputs = MODELS[model]()
+    plain = {
+        name: DistributedDataParallel(_copy_of(module), process_group=group)
+        for name, group in groups().items()
+    }
+    alone = _copy_of(module)
+
+    def step(network: nn.Module) -> None:
+        network.zero_grad(set_to_none=False)
+        network(inputs).square().mean().backward()
+
+    candidates = {"no communication": alone, **plain}
+    times: dict[str, list[float]] = {name: [] for name in candidates}
+    for turn in range(WARMUP + rounds):
+        for name, network in candidates.items():
+            took = _timed(lambda network=network: step(network), 1)
+            if turn >= WARMUP:
+                times[name].append(took * 1e3)
+    return {name: _slowest(values) for name, values in times.items()}
+
+
+def _copy_of(module: nn.Module) -> nn.Module:
+    import copy
+
+    return copy.deepcopy(module)
+
+
+def hosts(size: int, rounds: int) -> dict[str, Any]:
+    """Per group: milliseconds per all-reduce, and bytes that this rank's host sent for one."""
+    data = torch.ones(size // 4)
+    counter = Path("/sys/class/net/eth0/statistics/tx_bytes")
+    out: dict[str, Any] = {}
+    for name, group in groups().items():
+        out[name] = {"group": group, "ms": [], "bytes": []}
+    for turn in range(WARMUP + rounds):
+        for one in out.values():
+            dist.barrier()
+            sent = int(counter.read_text())
+            took = _timed(
+                lambda one=one: dist.all_reduce(data, op=dist.ReduceOp.MAX, group=one["group"]), 1
+            )
+            dist.barrier()
+            if turn >= WARMUP:
+                one["ms"].append(took * 1e3)
+                one["bytes"].append(int(counter.read_text()) - sent)
+    return {name: {"ms": _slowest(one["ms"]), "bytes": one["bytes"]} for name, one in out.items()}
+
+
+def main() -> None:
+    """Meets the others and runs the part."""
+    arguments = json.loads(sys.argv[1])
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    parts = {"all_reduce": all_reduce, "ddp": ddp, "hosts": hosts}
+    result = parts[arguments.pop("part")](**arguments)
+    if dist.get_rank() == 0:
+        print(json.dumps(result))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,26 @@
+"""All that a page about a run shows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from commprof.analysis.cost import Cost
+from commprof.analysis.detail import WorldDetail
+from commprof.analysis.predicted import Predictions
+from commprof.analysis.scaling import RunResult
+from commprof.analysis.verdict import Verdict
+
+
+@dataclass(frozen=True)
+class FullReport:
+    """A run, step by step and in words."""
+
+    result: RunResult
+    #: One for each of ``result.worlds``.
+    details: tuple[WorldDetail, ...]
+    #: None without figures.
+    verdict: Verdict | None
+    #: None without a price.
+    cost: Cost | None
+    #: None unless given.
+    predictions: Predictions | None = None

@@ -1,0 +1,46 @@
+"""``commprof chakra``: a recorded run for network simulators."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from commprof.errors import UsageError
+from commprof.predict.chakra import export
+from commprof.trace.run_directory import read_context, read_world
+
+
+class ChakraCommand:
+    """See the module."""
+
+    name = "chakra"
+    help = "write a recorded run as Chakra execution traces"
+    description = """\
+Writes the measured steps of a recorded run as MLCommons Chakra execution traces, one file per rank,
+so that ASTRA-sim or another network simulator can take over.
+
+  commprof chakra RUN --output traces        traces/commprof.0.et, traces/commprof.1.et, ...
+  AstraSim_Analytical_Congestion_Aware --workload-configuration=traces/commprof ...
+"""
+
+    def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
+        """Adds the arguments."""
+        parser.add_argument("run", type=Path, metavar="RUN", help="the run directory")
+        parser.add_argument(
+            "--output", type=Path, metavar="DIR", required=True, help="where the files go"
+        )
+        parser.add_argument(
+            "--world-size", type=int, metavar="N", help="which one (default: the largest recorded)"
+        )
+
+    def run(self, args: argparse.Namespace) -> int:
+        """Writes the files and names them."""
+        sizes = read_context(args.run)["world_sizes"]
+        size = max(sizes) if args.world_size is None else args.world_size
+        if size not in sizes:
+            raise UsageError(
+                f"--world-size {size} was not recorded (allowed: {', '.join(map(str, sizes))})"
+            )
+        for path in export(read_world(args.run, size), args.output):
+            print(path)
+        return 0

@@ -1,0 +1,50 @@
+"""Two run directories side by side, for ``commprof compare``."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from commprof.analysis.compare_runs import RunComparison, compare_runs
+from commprof.analysis.run import analyse_in_detail
+from commprof.errors import UsageError
+from commprof.report import comparison_json, comparison_table
+from commprof.trace.salvage import salvage_dead
+
+#: Exit code where a step became slower than allowed.
+SLOWER = 1
+
+
+def compare(a: Path, b: Path, fail_above: float | None, shown_as: str) -> int:
+    """Analyses both, prints what changed, and judges.
+
+    Args:
+        a: the run to compare with.
+        b: the run that may have changed.
+        fail_above: by what share B's step may be longer, 0.05 for 5 %; None judges nothing.
+        shown_as: "table" or "json".
+
+    Raises:
+        CommprofError: one is no run directory, or the runs are too short to be judged.
+    """
+    for run in (a, b):
+        salvage_dead(run)
+    result = compare_runs((str(a), str(b)), analyse_in_detail(a), analyse_in_detail(b))
+    if fail_above is not None:
+        _must_be_able_to_fail(result)
+    slower = () if fail_above is None else result.slower_by_more_than(fail_above)
+    if shown_as == "json":
+        print(comparison_json.render(result, fail_above), end="")
+    else:
+        width = shutil.get_terminal_size((100, 24)).columns
+        print(comparison_table.render(result, fail_above, width), end="")
+    return SLOWER if slower else 0
+
+
+def _must_be_able_to_fail(result: RunComparison) -> None:
+    """A gate that cannot close is none."""
+    if not any(not world.too_short for world in result.worlds):
+        raise UsageError(
+            "--fail-above cannot judge these runs: no world size has enough measured steps in both "
+            "(4 in each are enough); record more steps, at the same world sizes"
+        )

@@ -1,0 +1,99 @@
+"""``commprof fit``: what this machine's collectives cost, as a profile that predictions use."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import shutil
+from pathlib import Path
+
+from commprof.commands.quantities import duration, rate
+from commprof.errors import UsageError
+from commprof.predict.build import build_profile
+from commprof.predict.machine_profile import default_path, save_profile
+from commprof.predict.points import Measurement, read_points
+from commprof.predict.recorded import Recorded, read_recorded
+from commprof.report import profile_table
+
+
+class FitCommand:
+    """See the module."""
+
+    name = "fit"
+    help = "fit what collectives cost here, for predictions"
+    description = """\
+Fits latency, rate and reduction cost of this machine's collectives, with intervals, residuals and
+held-out error, and writes them to a machine profile, which `commprof predict` picks up.
+
+  python -m commprof.microbench all_reduce all_gather --nproc 2,4 -e 64M --json bench.json
+  commprof fit bench.json                    per operation, over all world sizes and sizes
+  commprof fit RUN RUN_WITH_HOOK             from recorded steps; what the hook costs as well
+  commprof fit RUN --link-bandwidth 1Gbps --link-latency 20us
+                                             then `predict` can answer for other links too
+"""
+
+    def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
+        """Adds the arguments."""
+        parser.add_argument(
+            "sources",
+            nargs="+",
+            type=Path,
+            metavar="SOURCE",
+            help="JSON of a microbenchmark, or the directory of a recorded run",
+        )
+        parser.add_argument(
+            "--output",
+            type=Path,
+            metavar="FILE",
+            help=f"the profile (default: {default_path()})",
+        )
+        parser.add_argument(
+            "--link-bandwidth",
+            metavar="RATE",
+            help="rate of the link that was measured, such as 1Gbps",
+        )
+        parser.add_argument(
+            "--link-latency",
+            metavar="TIME",
+            help="its one-way latency, such as 20us; 0s where there is next to none",
+        )
+
+    def run(self, args: argparse.Namespace) -> int:
+        """Fits, writes and prints."""
+        bandwidth = _stated("--link-bandwidth", args.link_bandwidth)
+        latency = math.nan
+        if args.link_latency is not None:
+            zero = args.link_latency.strip().lstrip("0.") in ("s", "us", "ms", "ns", "")
+            latency = 0.0 if zero else duration("--link-latency", args.link_latency)
+        measurements, recorded, refused = _read(args.sources)
+        names = [str(path) for path in args.sources]
+        profile, left_out = build_profile(measurements, recorded, names, bandwidth, latency)
+        path = args.output or default_path()
+        save_profile(profile, path)
+        print(profile_table.render(profile, shutil.get_terminal_size((100, 24)).columns), end="")
+        for reason in (*refused, *left_out):
+            print(f"Left out: {reason}")
+        print(f"Machine profile: {path}")
+        return 0
+
+
+def _stated(option: str, text: str | None) -> float:
+    return math.nan if text is None else rate(option, text)
+
+
+def _read(sources: list[Path]) -> tuple[list[Measurement], list[Recorded], list[str]]:
+    measurements: list[Measurement] = []
+    recorded: list[Recorded] = []
+    refused: list[str] = []
+    for source in sources:
+        if source.is_dir():
+            found, reasons = read_recorded(source)
+            recorded += found
+            refused += reasons
+        elif source.is_file():
+            measurements.append(read_points(source))
+        else:
+            raise UsageError(
+                f"{source} does not exist; give the JSON of a microbenchmark or a run directory"
+            )
+    return measurements, recorded, refused

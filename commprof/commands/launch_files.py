@@ -1,0 +1,103 @@
+"""``commprof launch-files``: what starts a recorded job on a cluster."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from commprof.errors import UsageError
+from commprof.launch.cluster_files import TARGETS, ClusterJob
+
+_DESCRIPTION = """\
+Writes the file that starts a script under commprof on a cluster, to read, change and submit:
+
+  python -m commprof launch-files --target slurm --nodes 4 --nproc-per-node 8 \\
+      --output /shared/run1 train.py --lr 0.1 > job.sbatch
+  sbatch job.sbatch
+  python -m commprof report /shared/run1
+
+Targets: slurm (an sbatch script), k8s (a TrainJob for Kubeflow Trainer v2), k8s-pytorchjob (a
+PyTorchJob for the Training Operator v1). The traces of all nodes go to --output, which all nodes
+must see; on Kubernetes it is where the volume claim is mounted.
+"""
+
+
+class LaunchFilesCommand:
+    """See the module."""
+
+    name = "launch-files"
+    help = "write a Slurm script or Kubernetes manifest for a recorded job"
+    description = _DESCRIPTION
+
+    def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
+        """Adds the arguments."""
+        parser.add_argument("--target", choices=tuple(TARGETS), help="needed, see above")
+        parser.add_argument("--nodes", type=int, metavar="N", help="needed: machines")
+        parser.add_argument(
+            "--nproc-per-node", type=int, metavar="N", help="needed: ranks on each of them"
+        )
+        parser.add_argument(
+            "--output", metavar="DIR", help="needed: shared directory for the traces"
+        )
+        parser.add_argument("--name", default="commprof", help="of the job (default: commprof)")
+        parser.add_argument(
+            "--interface", metavar="NAME", help="network interface for gloo, such as eth0"
+        )
+        parser.add_argument(
+            "--port", type=int, default=29500, help="where the ranks meet (Slurm; default: 29500)"
+        )
+        parser.add_argument("--cpus-per-rank", type=int, metavar="N", help="cores for each rank")
+        parser.add_argument("--time", metavar="LIMIT", help="Slurm: such as 1:30:00")
+        parser.add_argument("--partition", metavar="NAME", help="Slurm: the partition")
+        parser.add_argument("--image", help="Kubernetes: container image")
+        parser.add_argument(
+            "--volume-claim", metavar="NAME", help="Kubernetes: ReadWriteMany volume claim"
+        )
+        parser.add_argument(
+            "-o", "--file", type=Path, metavar="FILE", help="write there and not to the terminal"
+        )
+        parser.add_argument(
+            "script",
+            nargs=argparse.REMAINDER,
+            metavar="SCRIPT ARGS",
+            help="the script and its arguments; -- -m MODULE ARGS for a module",
+        )
+
+    def run(self, args: argparse.Namespace) -> int:
+        """Prints or writes the file."""
+        needed = ("target", "nodes", "nproc_per_node", "output")
+        missing = [name for name in needed if getattr(args, name) is None]
+        if missing:
+            options = ", ".join("--" + name.replace("_", "-") for name in missing)
+            raise UsageError(f"{options} missing; commprof launch-files --help has an example")
+        script = args.script[1:] if args.script[:1] == ["--"] else args.script
+        job = ClusterJob(
+            script=tuple(script),
+            nodes=args.nodes,
+            ranks_per_node=args.nproc_per_node,
+            directory=args.output,
+            name=args.name,
+            interface=args.interface,
+            port=args.port,
+            time_limit=args.time,
+            partition=args.partition,
+            cpus_per_rank=args.cpus_per_rank,
+            image=args.image,
+            volume_claim=args.volume_claim,
+        )
+        text = TARGETS[args.target](job)
+        if args.file is None:
+            sys.stdout.write(text)
+            return 0
+        try:
+            with args.file.open("x") as file:
+                file.write(text)
+        except FileExistsError:
+            raise UsageError(f"-o {args.file} is there already; name a new file") from None
+        except OSError as error:
+            raise UsageError(
+                f"cannot write -o {args.file}: {error.strerror}; name another file"
+            ) from None
+        print(f"Written: {args.file}", file=sys.stderr)
+        return 0

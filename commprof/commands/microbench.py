@@ -1,0 +1,189 @@
+"""``commprof microbench``: measure collectives alone."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+import shutil
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from commprof.analysis.sweep_file import read_sweep, write_sweep
+from commprof.commands.microbench_arguments import DESCRIPTION, add_arguments
+from commprof.commands.output_file import writable_file
+from commprof.compressors import parse
+from commprof.errors import CommprofError, UsageError
+from commprof.microbench.memory import check_memory
+from commprof.microbench.operations import HOOK_PREFIX, dtype_name
+from commprof.microbench.plan import Plan
+from commprof.microbench.sizes import ladder, parse_size
+from commprof.report import sweep_table
+from commprof.report.plain_text import printable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+#: torch 2.13's gloo threads may abort a process that ends right after its last collective.
+_EXIT_PAUSE_S = 0.02
+
+
+class MicrobenchCommand:
+    """See the module."""
+
+    name = "microbench"
+    help = "measure collectives alone, by message size"
+    description = DESCRIPTION
+
+    def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
+        """Adds the arguments."""
+        add_arguments(parser)
+
+    def run(self, args: argparse.Namespace) -> int:
+        """Measures and prints; what was finished is shown and kept even if a rank failed."""
+        if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+            return _run_as_rank(args, int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
+        json_file = writable_file(args.json)
+        plan = make_plan(args, None)
+        _check_backend(plan)
+        check_memory(plan)
+        directory = Path(tempfile.mkdtemp(prefix="commprof-microbench-"))
+        plan = dataclasses.replace(plan, result_path=str(directory / "result.json"))
+        code = _measured(lambda: _launch(plan, directory), plan, json_file)
+        if not code:
+            shutil.rmtree(directory)  # otherwise the error names a log in there
+        return code
+
+
+def make_plan(args: argparse.Namespace, launched_ranks: int | None) -> Plan:
+    """The plan that the arguments describe; its result path is still to be set.
+
+    launched_ranks: how many ranks there are, where something else launched them.
+
+    Raises UsageError for whatever cannot be measured.
+    """
+    step = None if args.stepbytes is None else parse_size(args.stepbytes, "-i")
+    sizes = ladder(
+        parse_size(args.minbytes, "-b"), parse_size(args.maxbytes, "-e"), args.stepfactor, step
+    )
+    hooks = (HOOK_PREFIX + parse(hook).label for hook in args.hook)
+    ops = tuple(dict.fromkeys([*args.ops, *hooks]))
+    if not ops:
+        raise UsageError("nothing to measure; name an operation such as all_reduce, or a --hook")
+    return Plan(
+        ops=ops,
+        world_sizes=_world_sizes(args.nproc, launched_ranks),
+        sizes_bytes=sizes,
+        result_path="",
+        backend=args.backend,
+        dtype=dtype_name(args.datatype),
+        redop=args.redop,
+        iterations=args.iters,
+        warmup=args.warmup_iters,
+        check=args.check,
+        sync=args.sync,
+        overlap=args.overlap,
+    )
+
+
+def _world_sizes(nproc: str | None, launched_ranks: int | None) -> tuple[int, ...]:
+    if nproc is None:
+        return (launched_ranks or len(os.sched_getaffinity(0)),)
+    try:
+        sizes = tuple(sorted({int(word) for word in nproc.split(",")}))
+    except ValueError:
+        raise UsageError(
+            f"--nproc {nproc!r} is not a number of ranks, or several such as 2,4,8"
+        ) from None
+    if launched_ranks is not None and max(sizes) > launched_ranks:
+        raise UsageError(
+            f"--nproc {nproc} asks for {max(sizes)} ranks and {launched_ranks} were launched; "
+            "launch more, or ask for fewer"
+        )
+    return sizes
+
+
+def _check_backend(plan: Plan) -> None:
+    from commprof import _native
+    from commprof.launch.elastic import check_backend  # seconds: it loads torch
+
+    if plan.backend != "commprof":
+        check_backend(plan.backend, max(plan.world_sizes))
+    elif _native.native is None:
+        raise UsageError(f"backend 'commprof' needs the native module: {_native.native_error}")
+
+
+def _launch(plan: Plan, directory: Path) -> None:
+    from commprof.launch.elastic import launch_function, stop_fork_server
+    from commprof.launch.progress import ProgressLine
+    from commprof.microbench.rank import run_bench_rank
+
+    path = directory / "plan.json"
+    plan.save(path)
+    ranks = max(plan.world_sizes)
+    try:
+        with ProgressLine(directory, ranks, plan.total_rounds()):
+            launch_function(
+                run_bench_rank,
+                str(path),
+                ranks,
+                directory / "logs",
+                imports=("commprof.microbench.rank",),
+            )
+    finally:
+        stop_fork_server()
+
+
+def _run_as_rank(args: argparse.Namespace, rank: int, world_size: int) -> int:
+    """Under torchrun: this process is a rank, and rank 0 speaks for all."""
+    try:
+        plan = make_plan(args, world_size)
+        _check_backend(plan)
+        json_file = writable_file(args.json) if rank == 0 else None
+    except CommprofError as error:
+        if rank == 0:
+            raise
+        return error.exit_code
+    from commprof.microbench.rank import run_plan
+
+    with tempfile.TemporaryDirectory(prefix="commprof-microbench-") as directory:
+        # A rank 0 that is killed leaves its rows where they were asked for.
+        result = json_file or Path(directory) / "result.json"
+        plan = dataclasses.replace(plan, result_path=str(result))
+        code = _measured(lambda: run_plan(plan), plan, json_file, shows=rank == 0)
+    time.sleep(_EXIT_PAUSE_S)
+    return code
+
+
+def _measured(
+    measure: Callable[[], None], plan: Plan, json_file: Path | None, shows: bool = True
+) -> int:
+    """Measures, shows the finished rows and writes them; returns the exit code."""
+    code, problem = 0, ""
+    try:
+        measure()
+    except CommprofError as error:
+        code, problem = error.exit_code, str(error)
+    except KeyboardInterrupt:
+        code, problem = 130, "interrupted"
+    except RuntimeError as error:  # under torchrun: a collective that failed, mostly for a peer
+        code, problem = 1, f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+    result_path = Path(plan.result_path)
+    if shows and result_path.exists() and result_path.stat().st_size:
+        result = read_sweep(result_path)
+        if problem:
+            result = dataclasses.replace(result, problems=(problem,))
+        if json_file is not None:
+            write_sweep(json_file, result)
+        print(sweep_table.render(result), end="")
+        if json_file is not None:
+            print(f"# JSON: {json_file}")
+        wrong = sum(row.wrong or 0 for row in result.rows)
+        if wrong and not problem:
+            code, problem = 1, f"{wrong} elements were wrong; the column #wrong says where"
+    if problem:
+        print(f"commprof microbench: {printable(problem)}", file=sys.stderr)
+    return code

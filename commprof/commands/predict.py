@@ -1,0 +1,195 @@
+"""``commprof predict``: a recorded step on other machines, links, buckets and hooks."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import math
+import shutil
+from pathlib import Path
+
+from commprof.commands.quantities import duration, listed, number, rate, whole
+from commprof.errors import CommprofError
+from commprof.predict.answers import Answers, answer
+from commprof.predict.build import build_profile
+from commprof.predict.machine_profile import MachineProfile, default_path, load_profile
+from commprof.predict.optimize import CHOICES
+from commprof.predict.recorded import Recorded, base_of, compute_by_batch, read_recorded
+from commprof.predict.replay import Replay
+from commprof.predict.scenario import ALGORITHMS, FLAT, STRONG, WEAK, Scenario
+from commprof.report import prediction_json, prediction_table
+
+_MIB = float(1 << 20)
+
+
+class PredictCommand:
+    """See the module."""
+
+    name = "predict"
+    help = "predict a recorded run's step in other settings"
+    description = """\
+Replays a recorded run's steps in another setting: when gradients get ready, how buckets queue for
+the link, what stays exposed. Each figure has an interval, and beside it stands what the same model
+is wrong by on steps that it was not given. What was not measured is refused, not guessed.
+
+  commprof predict RUN --world-size 16,64,256 --ranks-per-host 1 --bandwidth 25Gbps --latency 20us
+  commprof predict RUN --bucket-cap-mb 5,25,100 --hook none,fp16
+  commprof predict RUN --optimize bucket-cap,hook
+  commprof predict RUN --world-size 8 --price-per-hour 2.50
+
+Lists with commas are combined, each with each. See docs/prediction.md.
+"""
+
+    def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
+        """Adds the arguments."""
+        parser.add_argument("run", type=Path, metavar="RUN", help="the run directory")
+        _add_setting(parser)
+        parser.add_argument(
+            "--optimize",
+            metavar="WHAT,...",
+            help=f"find the best setting of {', '.join(CHOICES)}",
+        )
+        parser.add_argument(
+            "--price-per-hour", metavar="PRICE", help="of one host; adds what training costs"
+        )
+        parser.add_argument(
+            "--profile",
+            type=Path,
+            metavar="FILE",
+            help=f"fitted costs (default: {default_path()}, else the run's own collectives)",
+        )
+        parser.add_argument(
+            "--from-world-size",
+            type=int,
+            metavar="N",
+            help="recorded world size to start from (default: the largest with cores for all)",
+        )
+        parser.add_argument(
+            "--check",
+            type=Path,
+            nargs="+",
+            default=[],
+            metavar="RUN",
+            help="further runs on the same link, to measure the model's error on",
+        )
+        parser.add_argument("--format", choices=("table", "json"), default="table")
+
+    def run(self, args: argparse.Namespace) -> int:
+        """Predicts and prints."""
+        recorded, refused = read_recorded(args.run)
+        base = base_of(recorded, args.from_world_size)
+        profile, source = _profile(args, recorded)
+        replay = Replay(base.schedule, profile, compute_by_batch(recorded, base.schedule))
+        others = [each for each in recorded if each is not base and each.schedule.world_size > 1]
+        for directory in args.check:
+            found, reasons = read_recorded(directory)
+            others += [each for each in found if each.schedule.world_size > 1]
+            refused += reasons
+        answers = answer(
+            replay,
+            _scenarios(args, base.schedule.world_size),
+            recorded,
+            others,
+            None if args.optimize is None else args.optimize.split(","),
+            math.nan
+            if args.price_per_hour is None
+            else number("--price-per-hour", args.price_per_hour, 0),
+        )
+        _print(args, answers, base.name, source, refused)
+        return 0
+
+
+def _add_setting(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--world-size", metavar="N,...", help="ranks (default: as recorded)")
+    parser.add_argument("--bandwidth", metavar="RATE,...", help="of the link between hosts")
+    parser.add_argument("--latency", metavar="TIME,...", help="of that link, one way")
+    parser.add_argument(
+        "--bucket-cap-mb",
+        metavar="MB,...",
+        help="DDP's bucket_cap_mb (default: buckets as recorded)",
+    )
+    parser.add_argument(
+        "--hook", metavar="NAME,...", help="compressors of the profile, or none for DDP's own mean"
+    )
+    parser.add_argument("--ranks-per-host", metavar="N", help="default: as recorded")
+    parser.add_argument(
+        "--cores-per-host",
+        metavar="X",
+        help="cores of a host, a fraction where containers share them (default: as recorded)",
+    )
+    parser.add_argument(
+        "--scaling",
+        choices=(WEAK, STRONG),
+        default=WEAK,
+        help="weak: the batch per rank stays; strong: the global batch stays (default: weak)",
+    )
+    parser.add_argument(
+        "--algorithm",
+        choices=ALGORITHMS,
+        default=FLAT,
+        help="all-reduce in one ring, or within hosts and between them (default: flat)",
+    )
+
+
+def _scenarios(args: argparse.Namespace, recorded_world_size: int) -> list[Scenario]:
+    hooks = [None] if args.hook is None else [_hook(word) for word in _hook_words(args.hook)]
+    grid = itertools.product(
+        listed("--world-size", args.world_size, whole, recorded_world_size),
+        listed("--bandwidth", args.bandwidth, rate, math.nan),
+        listed("--latency", args.latency, duration, math.nan),
+        listed("--bucket-cap-mb", args.bucket_cap_mb, _cap_bytes, math.nan),
+        hooks,
+    )
+    per_host, cores = (
+        math.nan if text is None else number(option, text, least)
+        for option, text, least in (
+            ("--ranks-per-host", args.ranks_per_host, 1),
+            ("--cores-per-host", args.cores_per_host, 1e-3),
+        )
+    )
+    return [
+        Scenario(size, bandwidth, latency, cap, hook, per_host, cores, args.scaling, args.algorithm)
+        for size, bandwidth, latency, cap, hook in grid
+    ]
+
+
+def _cap_bytes(option: str, text: str) -> float:
+    """DDP counts in MiB."""
+    return number(option, text, 0) * _MIB
+
+
+def _hook_words(text: str) -> list[str]:
+    """Hooks by commas; a word with "=" that names no hook goes on with the options of the last."""
+    words: list[str] = []
+    for word in text.split(","):
+        if words and "=" in word and ":" not in word:
+            words[-1] += f",{word}"
+        else:
+            words.append(word)
+    return words
+
+
+def _hook(word: str) -> str:
+    """DDP's own mean is no hook at all; ``none`` measured as a compressor is asked for as none:."""
+    return "" if word.strip() == "none" else word.strip().rstrip(":")
+
+
+def _profile(args: argparse.Namespace, recorded: list[Recorded]) -> tuple[MachineProfile, str]:
+    path = args.profile or default_path()
+    if args.profile is not None or path.exists():
+        profile = load_profile(path)
+        return profile, f"machine profile {path}, of {profile.created}"
+    try:
+        return build_profile([], recorded, [str(args.run)])[0], "the run's own collectives"
+    except CommprofError as error:
+        raise CommprofError(f"no machine profile at {path}, and {error}") from None
+
+
+def _print(
+    args: argparse.Namespace, answers: Answers, base: str, source: str, refused: list[str]
+) -> None:
+    if args.format == "json":
+        print(prediction_json.render(answers, base, source, refused), end="")
+        return
+    width = shutil.get_terminal_size((100, 24)).columns
+    print(prediction_table.render(answers, base, source, refused, width), end="")

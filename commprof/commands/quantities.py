@@ -1,0 +1,68 @@
+"""Rates, times and lists as they are written on a command line."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from typing import TypeVar
+
+from commprof.errors import UsageError
+
+_Value = TypeVar("_Value")
+
+_BITS_PER_S = {"bps": 1.0, "kbps": 1e3, "mbps": 1e6, "gbps": 1e9, "tbps": 1e12}
+_BYTES_PER_S = {"kb/s": 1e3, "mb/s": 1e6, "gb/s": 1e9}
+_SECONDS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0}
+_NUMBER_AND_UNIT = re.compile(r"([0-9]*\.?[0-9]+(?:[eE][-+]?[0-9]+)?)\s*([a-zA-Zµ/]+)")
+
+
+def rate(option: str, text: str) -> float:
+    """Bytes per second, of ``100Gbps`` (bits) or ``12.5GB/s`` (bytes); UsageError otherwise."""
+    units = {name: factor / 8 for name, factor in _BITS_PER_S.items()} | _BYTES_PER_S
+    return _with_unit(option, text, units, "such as 25Gbps, 100Mbps (bits) or 3GB/s (bytes)")
+
+
+def duration(option: str, text: str) -> float:
+    """Seconds, of ``20us`` or ``1.5ms``; UsageError otherwise."""
+    return _with_unit(option, text, _SECONDS, "such as 20us or 1.5ms")
+
+
+def number(option: str, text: str, least: float) -> float:
+    """A finite number; UsageError otherwise."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not least <= value < math.inf:
+        raise UsageError(f"{option} {text!r} is out of range (allowed: a number from {least:g} on)")
+    return value
+
+
+def whole(option: str, text: str) -> int:
+    """A whole number from 1 on; UsageError otherwise."""
+    if not text.isdecimal() or int(text) < 1:
+        raise UsageError(f"{option} {text!r} is no whole number from 1 on")
+    return int(text)
+
+
+def listed(
+    option: str, text: str | None, read: Callable[[str, str], _Value], missing: _Value
+) -> list[_Value]:
+    """The values of a list with commas; one ``missing`` where the option is not given."""
+    if text is None:
+        return [missing]
+    words = [word.strip() for word in text.split(",") if word.strip()]
+    if not words:
+        raise UsageError(f"{option} {text!r} holds no value")
+    return [read(option, word) for word in words]
+
+
+def _with_unit(option: str, text: str, units: dict[str, float], example: str) -> float:
+    match = _NUMBER_AND_UNIT.fullmatch(text.strip())
+    factor = units.get(match[2].lower()) if match else None
+    if match is None or factor is None or float(match[1]) <= 0:
+        raise UsageError(
+            f"{option} {text!r} cannot be read (allowed: a number with a unit, {example})"
+        )
+    return float(match[1]) * factor

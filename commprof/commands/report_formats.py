@@ -1,0 +1,106 @@
+"""The formats of ``commprof report`` that show a run step by step, and what it costs."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from pathlib import Path
+
+from commprof.analysis.cost import UNITS, Cost, Price, cost
+from commprof.analysis.full_report import FullReport
+from commprof.analysis.predicted import read_predictions
+from commprof.analysis.run import analyse_in_detail
+from commprof.analysis.verdict import verdict
+from commprof.errors import UsageError
+from commprof.report import as_csv, as_parquet, markdown
+from commprof.report.html import page
+from commprof.report.rows import TABLES
+
+#: Formats that hold rows.
+_ROWS = ("csv", "parquet")
+#: Formats that hold sections.
+_PAGES = ("html", "markdown")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What to show of the run, the price, and what to show beside it."""
+    _add_predictions(parser)
+    parser.add_argument(
+        "--rows",
+        choices=tuple(TABLES),
+        help="csv and parquet: a row per world size, rank, rank and step, or kind of collective "
+        "(default: worlds)",
+    )
+    parser.add_argument(
+        "--price-per-hour",
+        type=float,
+        metavar="PRICE",
+        help="adds time and money per 1,000 samples and per epoch",
+    )
+    parser.add_argument("--price-per", choices=UNITS, help="what PRICE is paid for (default: node)")
+    parser.add_argument(
+        "--epoch-samples",
+        type=int,
+        metavar="N",
+        help="samples in an epoch (default: what the run's own loop counted)",
+    )
+
+
+def _add_predictions(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--predictions",
+        type=Path,
+        metavar="FILE",
+        help="html and markdown: what commprof predict --format json wrote, for the scaling curve",
+    )
+
+
+def check(args: argparse.Namespace) -> None:
+    """Refuses what says nothing, before the work.
+
+    Raises:
+        UsageError: an option that this format does not take, or a value out of range.
+    """
+    if args.rows is not None and args.format not in _ROWS:
+        raise UsageError(f"--rows is for --format csv and parquet, not for {args.format}")
+    if args.predictions is not None and args.format not in _PAGES:
+        raise UsageError(f"--predictions is for --format html and markdown, not for {args.format}")
+    if args.price_per_hour is None:
+        for option in ("--price-per", "--epoch-samples"):
+            if getattr(args, option.lstrip("-").replace("-", "_")) is not None:
+                raise UsageError(f"{option} says nothing without --price-per-hour PRICE")
+    elif not (args.price_per_hour > 0 and math.isfinite(args.price_per_hour)):
+        raise UsageError(
+            f"--price-per-hour {args.price_per_hour} is out of range (allowed: more than 0)"
+        )
+    if args.epoch_samples is not None and args.epoch_samples < 1:
+        raise UsageError(
+            f"--epoch-samples {args.epoch_samples} is out of range (allowed: 1 or more)"
+        )
+
+
+def cost_of(args: argparse.Namespace) -> Cost | None:
+    """What was asked for with a price; None without one."""
+    return None if args.price_per_hour is None else _full(args.run, args).cost
+
+
+def rendered(args: argparse.Namespace) -> str | bytes:
+    """The report in one of the formats that are not for the terminal."""
+    report = _full(args.run, args)
+    if args.format == "markdown":
+        return markdown.render(report)
+    if args.format == "html":
+        return page.render(report)
+    render = as_csv.render if args.format == "csv" else as_parquet.render
+    return render(report, args.rows or "worlds")
+
+
+def _full(run: Path, args: argparse.Namespace) -> FullReport:
+    result, details = analyse_in_detail(run)
+    paid = None
+    if args.price_per_hour is not None:
+        price = Price(args.price_per_hour, args.price_per or "node")
+        samples = math.nan if args.epoch_samples is None else float(args.epoch_samples)
+        paid = cost(result.worlds, details, price, samples)
+    predicted = None if args.predictions is None else read_predictions(args.predictions)
+    return FullReport(result, details, verdict(result, details), paid, predicted)

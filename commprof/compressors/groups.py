@@ -1,0 +1,100 @@
+"""The process groups on which a model's native compressors exchange, and who shares memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from commprof import _native
+from commprof.compressors.compressor import Compressor
+
+
+@dataclass(frozen=True)
+class Way:
+    """How one compressor's bytes travel."""
+
+    group: dist.ProcessGroup | None
+    """Ranks that exchange with this one; None where this rank leaves that to others."""
+    team: Any = None
+    """This host's ranks, which add up first; None where all ranks exchange."""
+    owners: int = 0
+    """Ranks of each host that exchange, with a team."""
+    hosts: int = 0
+    """Hosts of the model, with a team."""
+    compresses: bool = True
+    """False where shared memory reaches all ranks, so that plain sums are better."""
+
+
+class Groups:
+    """Of one model. They are made when first needed, by all its ranks together, and kept."""
+
+    def __init__(self, ddp: DistributedDataParallel) -> None:
+        """Makes nothing yet."""
+        self._model_group = ddp.process_group
+        self._ranks = dist.get_process_group_ranks(self._model_group)
+        self._groups: dict[str, dist.ProcessGroup] = {}
+        self._between: Way | None = None
+        on_cpu = all(p.device.type == "cpu" for p in ddp.module.parameters())
+        #: False where torch operations must do: parameters on a GPU, or no native module.
+        self.native = _native.native is not None and on_cpu
+
+    @property
+    def all(self) -> dist.ProcessGroup:
+        """All ranks of the model, over gloo."""
+        return self._group("gloo")
+
+    def way(self, compressor: Compressor) -> Way:
+        """How this one's bytes travel; a collective call."""
+        if compressor.scheme == "hierarchical":
+            return Way(self._group("commprof"))
+        if compressor.options.get("hierarchical"):
+            if self._between is None:
+                self._between = self._way_between_hosts()
+            return self._between
+        return Way(self.all)
+
+    def _group(self, backend: str) -> dist.ProcessGroup:
+        if backend not in self._groups:
+            import commprof.backend  # noqa: F401  registers "commprof"
+
+            self._groups[backend] = self._new_group(self._ranks, backend)
+        return self._groups[backend]
+
+    def _new_group(self, ranks: list[int], backend: str) -> dist.ProcessGroup:
+        cpu = self._model_group._get_backend(torch.device("cpu"))
+        timeout = cpu.options._timeout if hasattr(cpu, "options") else None
+        # Ranks of other models, which do not call this, must not be waited for.
+        local = len(ranks) < dist.get_world_size()
+        return dist.new_group(
+            ranks,
+            timeout=timeout,
+            backend=backend,
+            use_local_synchronization=local,
+            group_desc="commprof_compressor",
+        )
+
+    def _way_between_hosts(self) -> Way:
+        """Ranks of equal place on their hosts exchange; where no hosts differ, fp32 sums do."""
+        from commprof import backend
+
+        store = dist.PrefixStore(
+            "commprof_hosts", dist.distributed_c10d._get_process_group_store(self.all)
+        )
+        hosts = backend.find_hosts(store, self._model_group.rank(), len(self._ranks))
+        if hosts.all_alone:
+            return Way(self.all)
+        if len(hosts.groups) == 1:
+            return Way(self._group("commprof"), compresses=False)
+        own = self.all._get_backend(torch.device("cpu"))
+        team = backend.make_team(store, hosts, self._ranks, own.options._timeout)
+        if team is None:
+            return Way(self.all)
+        group = None
+        if hosts.local_rank < hosts.owners:
+            peers = [self._ranks[ranks[hosts.local_rank]] for ranks in hosts.groups]
+            group = self._new_group(peers, "gloo")
+        return Way(group, team, hosts.owners, len(hosts.groups))

@@ -1,0 +1,268 @@
+"""Files that start a recorded job on a cluster: Slurm, and Kubernetes with Kubeflow's operators.
+
+Every node runs ``torchrun -m commprof.wrap``, the ranks write into one directory that all nodes
+share, and ``commprof report`` reads it there. Nothing is looked up and nothing is guessed: what a
+cluster calls its partition, image or volume is the user's to say.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from commprof.errors import UsageError
+
+#: A DNS label, as Kubernetes wants names (RFC 1123).
+_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+#: Slurm's times: minutes, or [days-]hours:minutes[:seconds] (sbatch's manual page).
+_TIME = re.compile(r"\d+|(\d+-)?\d+(:\d{1,2}){1,2}|\d+-\d+")
+
+#: What YAML 1.1 takes for something else than a string.
+_NO_STRINGS = {"y", "n", "yes", "no", "on", "off", "true", "false", "null"}
+
+
+@dataclass(frozen=True)
+class ClusterJob:
+    """What shall run where."""
+
+    script: tuple[str, ...]
+    """The script and its arguments; ``-m package.module ARGS`` for a module."""
+    nodes: int
+    """Machines."""
+    ranks_per_node: int
+    """Processes on each of them."""
+    directory: str
+    """Where the traces go; all nodes see it."""
+    name: str = "commprof"
+    """Of the job."""
+    interface: str | None = None
+    """Network interface that gloo binds to; None: as gloo finds it."""
+    port: int = 29500
+    """Where the ranks meet, on the first node."""
+    time_limit: str | None = None
+    """Slurm: as sbatch takes it."""
+    partition: str | None = None
+    """Slurm: the partition."""
+    cpus_per_rank: int | None = None
+    """Cores that each rank gets; None: as the cluster gives."""
+    image: str | None = None
+    """Kubernetes: container image with torch and commprof in it."""
+    volume_claim: str | None = None
+    """Kubernetes: PersistentVolumeClaim (ReadWriteMany) that holds ``directory``."""
+
+    def check(self) -> None:
+        """Raises UsageError for what no cluster would take."""
+        for what, value in (("nodes", self.nodes), ("nproc-per-node", self.ranks_per_node)):
+            if value < 1:
+                raise UsageError(f"--{what} {value} is out of range (allowed: 1 or more)")
+        if not 0 < self.port < 65536:
+            raise UsageError(f"--port {self.port} is out of range (allowed: 1 to 65535)")
+        if not _LABEL.fullmatch(self.name):
+            raise UsageError(
+                f"--name {self.name!r} cannot be a job's name (allowed: lower-case letters, digits "
+                "and '-', at most 63, not '-' at either end)"
+            )
+        if not self.script:
+            raise UsageError("no script is given: end with SCRIPT ARGS, or -m MODULE ARGS")
+        if not self.directory.startswith("/"):
+            raise UsageError(
+                f"--output {self.directory!r} is relative; name an absolute directory that every "
+                "node sees"
+            )
+
+
+def slurm(job: ClusterJob) -> str:
+    """A batch script for ``sbatch``.
+
+    One task per node starts torchrun; the ranks meet on the first node. Slurm's own variables
+    tell where each node stands.
+    """
+    job.check()
+    if job.time_limit is not None and not _TIME.fullmatch(job.time_limit):
+        raise UsageError(
+            f"--time {job.time_limit!r} is no time for sbatch (allowed: minutes, or "
+            "[DAYS-]HOURS:MINUTES[:SECONDS])"
+        )
+    options = {
+        "job-name": job.name,
+        "nodes": job.nodes,
+        "ntasks-per-node": 1,
+        "cpus-per-task": job.cpus_per_rank and job.cpus_per_rank * job.ranks_per_node,
+        "partition": job.partition,
+        "time": job.time_limit,
+        "output": f"{job.name}-%j.log",
+    }
+    lines = ["#!/bin/bash"]
+    lines += [f"#SBATCH --{key}={value}" for key, value in options.items() if value is not None]
+    exports = {"COMMPROF_OUT": job.directory, **_environment(job)}
+    lines += ["set -euo pipefail"]
+    lines += [f"export {key}={shlex.quote(value)}" for key, value in exports.items()]
+    command = _torchrun(job, '"$SLURM_NODEID"', '"$first"')
+    lines += [
+        f"mkdir -p {shlex.quote(job.directory)}",
+        'first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
+        "export first",
+        # Each node's shell fills in its own number.
+        f"srun --kill-on-bad-exit=1 bash -c {shlex.quote(command)}",
+        f"echo {shlex.quote(f'Report: python -m commprof report {job.directory}')}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def train_job(job: ClusterJob) -> str:
+    """A TrainJob (trainer.kubeflow.org/v1alpha1) for Kubeflow Trainer v2.
+
+    The runtime ``torch-distributed`` sets PET_* for torchrun: nodes, ranks, and where they meet.
+    """
+    image, claim = _kubernetes_needs(job)
+    return _yaml(
+        {
+            "apiVersion": "trainer.kubeflow.org/v1alpha1",
+            "kind": "TrainJob",
+            "metadata": {"name": job.name},
+            "spec": {
+                "runtimeRef": {"name": "torch-distributed"},
+                "trainer": {
+                    "image": image,
+                    "numNodes": job.nodes,
+                    "numProcPerNode": job.ranks_per_node,
+                    "command": ["torchrun", "-m", "commprof.wrap", *job.script],
+                    "env": _env_list(job),
+                    **_resources(job, "resourcesPerNode"),
+                },
+                "runtimePatches": [_mount_patch(job, claim)],
+            },
+        }
+    )
+
+
+def _mount_patch(job: ClusterJob, claim: str) -> dict[str, object]:
+    """Puts the volume into the pods of the runtime's job, which is called ``node``."""
+    pod = {
+        "volumes": [_volume(claim)],
+        "containers": [{"name": "node", "volumeMounts": [_mount(job)]}],
+    }
+    replicated = {"name": "node", "template": {"spec": {"template": {"spec": pod}}}}
+    return {
+        "manager": "commprof/launch-files",
+        "trainingRuntimeSpec": {"template": {"spec": {"replicatedJobs": [replicated]}}},
+    }
+
+
+def pytorch_job(job: ClusterJob) -> str:
+    """A PyTorchJob (kubeflow.org/v1) for clusters with the Training Operator v1."""
+    image, claim = _kubernetes_needs(job)
+    container = {
+        "name": "pytorch",  # the operator looks for this name
+        "image": image,
+        "command": ["torchrun", "-m", "commprof.wrap", *job.script],
+        "env": _env_list(job),
+        "volumeMounts": [_mount(job)],
+        **_resources(job, "resources"),
+    }
+    template = {"spec": {"volumes": [_volume(claim)], "containers": [container]}}
+    replica = {"replicas": 1, "restartPolicy": "OnFailure", "template": template}
+    replicas = {"Master": replica}
+    if job.nodes > 1:
+        replicas["Worker"] = {**replica, "replicas": job.nodes - 1}
+    return _yaml(
+        {
+            "apiVersion": "kubeflow.org/v1",
+            "kind": "PyTorchJob",
+            "metadata": {"name": job.name},
+            "spec": {
+                "nprocPerNode": str(job.ranks_per_node),
+                "pytorchReplicaSpecs": replicas,
+            },
+        }
+    )
+
+
+TARGETS: Mapping[str, Callable[[ClusterJob], str]] = {
+    "slurm": slurm,
+    "k8s": train_job,
+    "k8s-pytorchjob": pytorch_job,
+}
+"""By the name that ``commprof launch-files --target`` takes."""
+
+
+def _torchrun(job: ClusterJob, node_rank: str, master: str) -> str:
+    """The command of one node, for a shell; the last two are shell words."""
+    words = [
+        *("torchrun", "--nnodes", str(job.nodes), "--nproc-per-node", str(job.ranks_per_node)),
+        *("--node-rank", node_rank, "--master-addr", master, "--master-port", str(job.port)),
+        *("-m", "commprof.wrap"),
+    ]
+    return "exec " + " ".join([*words, *map(shlex.quote, job.script)])
+
+
+def _environment(job: ClusterJob) -> dict[str, str]:
+    variables = {}
+    if job.interface is not None:
+        variables["GLOO_SOCKET_IFNAME"] = job.interface
+    if job.cpus_per_rank is not None:
+        variables["OMP_NUM_THREADS"] = str(job.cpus_per_rank)
+    return variables
+
+
+def _kubernetes_needs(job: ClusterJob) -> tuple[str, str]:
+    job.check()
+    for option, value in (("--image", job.image), ("--volume-claim", job.volume_claim)):
+        if not value:
+            raise UsageError(
+                f"{option} is missing: a container needs an image with torch and commprof, and "
+                "a ReadWriteMany volume claim for the traces of all nodes"
+            )
+    assert job.image is not None
+    assert job.volume_claim is not None
+    return job.image, job.volume_claim
+
+
+def _env_list(job: ClusterJob) -> list[dict[str, str]]:
+    variables = {"COMMPROF_OUT": f"{job.directory.rstrip('/')}/{job.name}", **_environment(job)}
+    return [{"name": name, "value": value} for name, value in variables.items()]
+
+
+def _resources(job: ClusterJob, key: str) -> dict[str, object]:
+    if job.cpus_per_rank is None:
+        return {}
+    cpus = {"cpu": str(job.cpus_per_rank * job.ranks_per_node)}
+    return {key: {"requests": cpus, "limits": cpus}}
+
+
+def _volume(claim: str) -> dict[str, object]:
+    return {"name": "traces", "persistentVolumeClaim": {"claimName": claim}}
+
+
+def _mount(job: ClusterJob) -> dict[str, str]:
+    return {"name": "traces", "mountPath": job.directory}
+
+
+def _yaml(value: object, indent: str = "") -> str:
+    """Block style; strings as JSON, which YAML reads alike, unless they are plain words."""
+    lines = []
+    if isinstance(value, dict):
+        for key, item in value.items():
+            lines.append(f"{indent}{key}:{_inline_or_below(item, indent + '  ')}")
+    elif isinstance(value, list):
+        for item in value:
+            if isinstance(item, dict):
+                body = _yaml(item, indent + "  ")
+                lines.append(f"{indent}- {body.removeprefix(indent + '  ').rstrip()}\n")
+            else:
+                lines.append(f"{indent}- {_scalar(item)}\n")
+    return "".join(lines)
+
+
+def _inline_or_below(item: object, indent: str) -> str:
+    if isinstance(item, dict | list):
+        return "\n" + _yaml(item, indent)
+    return f" {_scalar(item)}\n"
+
+
+def _scalar(value: object) -> str:
+    plain = isinstance(value, str) and re.fullmatch(r"[A-Za-z][A-Za-z0-9_./-]*", value)
+    return str(value) if plain and str(value).lower() not in _NO_STRINGS else json.dumps(value)

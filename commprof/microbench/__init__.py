@@ -1,0 +1,1 @@
+"""The collective sweep: measures collectives alone, in nccl-tests' words, on any backend."""

@@ -1,0 +1,164 @@
+"""Each operation as a call without arguments, as close to the process group as Python comes.
+
+c10d reduces, broadcasts and all-reduces in place. Out of place these copy the input first, as
+torch's functional collectives do, and the copy is part of the time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
+
+from commprof.microbench.buffers import Buffers
+
+Call = Callable[[], None]
+ROOT = 0
+
+_REDOPS = {
+    "sum": dist.ReduceOp.SUM,
+    "prod": dist.ReduceOp.PRODUCT,
+    "min": dist.ReduceOp.MIN,
+    "max": dist.ReduceOp.MAX,
+    "avg": dist.ReduceOp.AVG,
+}
+
+
+@dataclass(frozen=True)
+class Side:
+    """One rank's side of a process group."""
+
+    group: Any
+    """The group to measure."""
+    rank: int
+    """In that group."""
+    world_size: int
+    """Its ranks."""
+    device: str
+    """Of the tensors."""
+
+
+def make_call(op: str, side: Side, buffers: Buffers, redop: str) -> Call:
+    """Issues the operation and waits until its result is there, on a device too."""
+    start = make_start(op, side, buffers, redop)
+    if side.device != "cpu":
+
+        def on_device() -> None:
+            finish(start())
+            torch.cuda.synchronize()
+
+        return on_device
+
+    def on_cpu() -> None:
+        finish(start())
+
+    return on_cpu
+
+
+def make_start(op: str, side: Side, buffers: Buffers, redop: str, is_async: bool = False) -> Any:
+    """Issues the operation and returns what `finish` takes."""
+    return _STARTS[op](side, buffers, _REDOPS[redop], is_async)
+
+
+def finish(works: Any) -> None:
+    """Waits for one Work, several, or none where the backend has waited already."""
+    if works is None:
+        return
+    if isinstance(works, list):
+        for work in works:
+            work.wait()
+    else:
+        works.wait()
+
+
+def _options(kind: Any, is_async: bool, **values: Any) -> Any:
+    options = kind()
+    options.asyncOp = is_async
+    for name, value in values.items():
+        setattr(options, name, value)
+    return options
+
+
+def _with_copy(buffers: Buffers, copies: bool, start: Callable[[], Any]) -> Callable[[], Any]:
+    """Where the operation works in place and the buffers are two, the input is copied first."""
+    source, target = buffers.source, buffers.target
+    if source is target or not copies:
+        return start
+
+    def copy_and_start() -> Any:
+        target.copy_(source)
+        return start()
+
+    return copy_and_start
+
+
+def _all_reduce(side: Side, buffers: Buffers, redop: Any, is_async: bool) -> Any:
+    run, tensors = side.group.allreduce, [buffers.target]
+    options = _options(c10d.AllreduceOptions, is_async, reduceOp=redop)
+    return _with_copy(buffers, True, lambda: run(tensors, options))
+
+
+def _reduce(side: Side, buffers: Buffers, redop: Any, is_async: bool) -> Any:
+    run, tensors = side.group.reduce, [buffers.target]
+    options = _options(c10d.ReduceOptions, is_async, reduceOp=redop, rootRank=ROOT, rootTensor=0)
+    return _with_copy(buffers, True, lambda: run(tensors, options))
+
+
+def _broadcast(side: Side, buffers: Buffers, _: Any, is_async: bool) -> Any:
+    run, tensors = side.group.broadcast, [buffers.target]
+    options = _options(c10d.BroadcastOptions, is_async, rootRank=ROOT, rootTensor=0)
+    return _with_copy(buffers, side.rank == ROOT, lambda: run(tensors, options))
+
+
+def _all_gather(side: Side, buffers: Buffers, _: Any, is_async: bool) -> Any:
+    run, source, target = side.group._allgather_base, buffers.source, buffers.target
+    options = _options(c10d.AllgatherOptions, is_async)
+    return lambda: run(target, source, options)
+
+
+def _reduce_scatter(side: Side, buffers: Buffers, redop: Any, is_async: bool) -> Any:
+    run, source, target = side.group._reduce_scatter_base, buffers.source, buffers.target
+    options = _options(c10d.ReduceScatterOptions, is_async, reduceOp=redop)
+    return lambda: run(target, source, options)
+
+
+def _all_to_all(side: Side, buffers: Buffers, _: Any, is_async: bool) -> Any:
+    run, source, target = side.group.alltoall_base, buffers.source, buffers.target
+    options = _options(c10d.AllToAllOptions, is_async)
+    return lambda: run(target, source, [], [], options)
+
+
+def _send_recv(side: Side, buffers: Buffers, _: Any, is_async: bool) -> Any:
+    """To the next rank, from the one before, as nccl-tests' sendrecv does."""
+    after, before = (side.rank + 1) % side.world_size, (side.rank - 1) % side.world_size
+    group, sent, received = side.group, buffers.source, buffers.target
+    if side.device != "cpu":  # NCCL needs the two as one call
+        messages = [
+            dist.P2POp(dist.isend, sent, group=group, group_peer=after),
+            dist.P2POp(dist.irecv, received, group=group, group_peer=before),
+        ]
+        return lambda: dist.batch_isend_irecv(messages)
+    outgoing, incoming = [sent], [received]
+    return lambda: [group.send(outgoing, after, 0), group.recv(incoming, before, 0)]
+
+
+def _barrier(side: Side, _: Buffers, __: Any, is_async: bool) -> Any:
+    options = _options(c10d.BarrierOptions, is_async, device=torch.device(side.device))
+    run = side.group.barrier
+    return lambda: run(options)
+
+
+_STARTS: dict[str, Callable[[Side, Buffers, Any, bool], Any]] = {
+    "all_reduce": _all_reduce,
+    "all_gather": _all_gather,
+    "reduce_scatter": _reduce_scatter,
+    "broadcast": _broadcast,
+    "reduce": _reduce,
+    "all_to_all": _all_to_all,
+    "send_recv": _send_recv,
+    "barrier": _barrier,
+}

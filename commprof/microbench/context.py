@@ -1,0 +1,96 @@
+"""What a sweep's result says about where and how it was measured."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+import sys
+from datetime import datetime, timezone
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from commprof.capture.metadata import machine
+from commprof.microbench.plan import Plan
+from commprof.microbench.schedule import WARMUP_RULE
+
+_START = {
+    "barrier": "each sample behind a barrier of the measured group, which is not in its time",
+    "none": "samples follow each other without a barrier",
+}
+
+
+def context(plan: Plan, clocks: int) -> dict[str, Any]:
+    """Machine, versions, and the policies of measuring. clocks: how many the ranks have."""
+    return {
+        "timestamp": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "command": shlex.join(["python", "-m", "commprof.microbench", *sys.argv[1:]]),
+        "commprof": version("commprof"),
+        "git_commit": _git_commit(),
+        "python": sys.version.split()[0],
+        "torch": torch.__version__,
+        "backend": plan.backend,
+        "backend_version": _backend_version(plan.backend),
+        "threads_per_rank": torch.get_num_threads(),
+        "hosts": clocks,
+        "world_size": dist.get_world_size(),
+        "machine": {**machine(), "numa_nodes": _numa_nodes(), "interfaces": interfaces()},
+        "sync": plan.sync,
+        "start": _START[plan.sync],
+        "time": (
+            "from the last rank's begin to the last rank's end"
+            if clocks == 1
+            else "the slowest rank's own, late arrivals included, where ranks have several clocks"
+        ),
+        "rounds": plan.rounds,
+        "warmup": WARMUP_RULE if plan.warmup is None else f"{plan.warmup} calls per round",
+        "check": plan.check,
+    }
+
+
+def interfaces(root: Path = Path("/sys/class/net")) -> list[dict[str, Any]]:
+    """Network interfaces that are up: name and, where the driver knows it, Mbit/s."""
+    found = []
+    for entry in sorted(root.iterdir()) if root.is_dir() else []:
+        state = _text(entry / "operstate")
+        if state == "down":
+            continue
+        speed = _text(entry / "speed")
+        known = speed.isdecimal() and int(speed) > 0
+        found.append({"name": entry.name, "speed_mbit_per_s": int(speed) if known else None})
+    return found
+
+
+def _numa_nodes() -> int:
+    return len(list(Path("/sys/devices/system/node").glob("node[0-9]*"))) or 1
+
+
+def _git_commit() -> str:
+    """Of the directory in which the command runs; empty outside a repository."""
+    try:
+        done = subprocess.run(
+            ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude", "*"],
+            capture_output=True,
+            text=True,
+            timeout=5,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.strip()
+
+
+def _backend_version(backend: str) -> str:
+    if backend == "nccl":
+        return ".".join(map(str, torch.cuda.nccl.version()))
+    return version("commprof") if backend == "commprof" else f"of torch {torch.__version__}"
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError:  # speed of an interface that has none
+        return ""

@@ -1,0 +1,116 @@
+"""What the sweep can measure: one line per collective, with what nccl-tests says of it.
+
+``count`` is elements in the sense of NCCL's calls: of the whole buffer where all ranks hold it
+all, of one rank's part where each holds a part. ``size`` is bytes of the larger of a rank's two
+buffers, as nccl-tests counts them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from commprof.errors import UsageError
+
+OUT_OF_PLACE = "out_of_place"
+IN_PLACE = "in_place"
+
+#: nccl-tests' names of types, and bytes of one element.
+DTYPES = {
+    "int8": 1,
+    "uint8": 1,
+    "int32": 4,
+    "int64": 8,
+    "half": 2,
+    "bfloat16": 2,
+    "float": 4,
+    "double": 8,
+}
+#: torch's names for the same.
+_ALIASES = {
+    "float16": "half",
+    "fp16": "half",
+    "bf16": "bfloat16",
+    "float32": "float",
+    "fp32": "float",
+    "float64": "double",
+    "fp64": "double",
+}
+
+REDOPS = ("sum", "prod", "min", "max", "avg")
+
+_BOTH = (OUT_OF_PLACE, IN_PLACE)
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One collective."""
+
+    name: str
+    """c10d's."""
+    bus_op: str
+    """Its name in `analysis.bandwidth`'s rules."""
+    input_parts: bool = False
+    """Whether the input holds a part of `count` elements for each rank."""
+    output_parts: bool = False
+    """Whether the output does."""
+    placements: tuple[str, ...] = _BOTH
+    """Which of out-of-place and in-place there are."""
+    reduces: bool = False
+    """Whether it takes a reduce op."""
+    rooted: bool = False
+    """Whether it has a root; rank 0 is."""
+    least_ranks: int = 1
+    """Fewer cannot run it."""
+    sized: bool = True
+    """Whether it moves data at all."""
+
+    def count(self, size_bytes: int, itemsize: int, world_size: int) -> int:
+        """Elements, rounded down, where the larger buffer holds size_bytes."""
+        parts = world_size if self.input_parts or self.output_parts else 1
+        return size_bytes // (itemsize * parts) if self.sized else 0
+
+    def elements(self, count: int, world_size: int) -> tuple[int, int]:
+        """Elements of a rank's input and of its output."""
+        parts = (self.input_parts, self.output_parts)
+        given, result = (count * (world_size if many else 1) for many in parts)
+        return given, result
+
+
+_ALL = (
+    Operation("all_reduce", "all_reduce", reduces=True),
+    Operation("all_gather", "all_gather", output_parts=True),
+    Operation("reduce_scatter", "reduce_scatter", input_parts=True, reduces=True),
+    Operation("broadcast", "broadcast", rooted=True),
+    Operation("reduce", "reduce", reduces=True, rooted=True),
+    Operation(
+        "all_to_all",
+        "all_to_all",
+        input_parts=True,
+        output_parts=True,
+        placements=(OUT_OF_PLACE,),
+    ),
+    Operation("send_recv", "send", placements=(OUT_OF_PLACE,), least_ranks=2),
+    Operation("barrier", "barrier", placements=(OUT_OF_PLACE,), sized=False),
+)
+OPERATIONS = {operation.name: operation for operation in _ALL}
+
+#: A DDP bucket through a communication hook: what stands before the hook's name in `op`.
+HOOK_PREFIX = "hook:"
+HOOK = Operation("hook", "all_reduce", placements=(IN_PLACE,))
+
+
+def operation(name: str) -> Operation:
+    """The operation of a row's `op`, a hook's included. Raises UsageError if there is none."""
+    if name.startswith(HOOK_PREFIX):
+        return HOOK
+    if name not in OPERATIONS:
+        raise UsageError(f"unknown operation {name!r} (allowed: {', '.join(OPERATIONS)})")
+    return OPERATIONS[name]
+
+
+def dtype_name(text: str) -> str:
+    """nccl-tests' name of a type that is given by that name or torch's. Raises UsageError."""
+    name = _ALIASES.get(text, text)
+    if name not in DTYPES:
+        raise UsageError(f"unknown type {text!r} (allowed: {', '.join(DTYPES)})")
+    return name

@@ -1,0 +1,133 @@
+"""What a sweep is to measure, as a file that every rank reads."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from commprof.errors import UsageError
+from commprof.microbench.operations import DTYPES, HOOK_PREFIX, REDOPS, operation
+
+SYNCS = ("barrier", "none")
+"""What comes before each sample; see `Plan.sync`."""
+
+MOST_ROUNDS = 10
+"""Passes over the sizes. An exact rank test of 10 against 10 can reach p = 1.1e-5."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One sweep over operations, world sizes and sizes. Raises UsageError if it cannot be."""
+
+    ops: tuple[str, ...]
+    """Names of operations, and of hooks as ``hook:fp16``."""
+    world_sizes: tuple[int, ...]
+    """Ranks; each world size takes the first so many."""
+    sizes_bytes: tuple[int, ...]
+    """As asked for; an operation's own sizes are rounded down to whole elements per rank."""
+    result_path: str
+    """Where rank 0 writes the result, again and again as rows get finished."""
+    backend: str = "gloo"
+    dtype: str = "float"
+    """One of DTYPES."""
+    redop: str = "sum"
+    """One of REDOPS."""
+    iterations: int | None = None
+    """Samples per row; None: by time, see `schedule`."""
+    warmup: int | None = None
+    """Calls before the samples of each round; None: by time."""
+    check: int = 1
+    """Calls per row whose data are verified; 0: none."""
+    sync: str = "barrier"
+    """barrier: a barrier of the measured group before each sample. none: back to back."""
+    overlap: bool = False
+    """Measure communication under compute instead."""
+
+    def __post_init__(self) -> None:
+        for text in self.ops:
+            least = operation(text).least_ranks
+            if min(self.world_sizes) < least:
+                raise UsageError(
+                    f"{text} needs {least} ranks or more, not {min(self.world_sizes)}; "
+                    "raise --nproc"
+                )
+            if self.overlap and not operation(text).sized:
+                raise UsageError(f"{text} moves no data to overlap; leave it or --overlap out")
+            if self.overlap and self.backend == "nccl":
+                raise UsageError(
+                    "--overlap computes on the CPU; take a backend of the CPU, such as gloo"
+                )
+            if text.startswith(HOOK_PREFIX) and self.overlap:
+                raise UsageError("--overlap is for operations, not for --hook; leave one out")
+            if text.startswith(HOOK_PREFIX) and self.dtype != "float":
+                raise UsageError(f"--hook compresses float gradients, not {self.dtype}")
+        if min(self.world_sizes) < 1:
+            raise UsageError(f"{min(self.world_sizes)} ranks are out of range (allowed: 1 or more)")
+        if self.redop not in REDOPS:
+            raise UsageError(f"unknown reduce op {self.redop!r} (allowed: {', '.join(REDOPS)})")
+        for name, value, least in (
+            ("-n", self.iterations, 1),
+            ("-w", self.warmup, 0),
+            ("-c", self.check, 0),
+        ):
+            if value is not None and value < least:
+                raise UsageError(f"{name} {value} is out of range (allowed: {least} or more)")
+        self._check_sizes()
+
+    def _check_sizes(self) -> None:
+        for sweep in self.sweeps():
+            if not sweep.counts:
+                raise UsageError(
+                    f"-e {max(self.sizes_bytes)} bytes are less than one {self.dtype} for each of "
+                    f"{sweep.world_size} ranks of {sweep.op}; raise -e"
+                )
+
+    @property
+    def rounds(self) -> int:
+        """Passes over the sizes, each on a new process group and, but for hooks, new buffers."""
+        return min(self.iterations or MOST_ROUNDS, MOST_ROUNDS)
+
+    def total_rounds(self) -> int:
+        """Of all sweeps."""
+        return len(list(self.sweeps())) * (1 if self.overlap else self.rounds)
+
+    def sweeps(self) -> Iterator[Sweep]:
+        """One per operation and world size, in the order in which they run."""
+        for op in self.ops:
+            for world_size in self.world_sizes:
+                yield Sweep(op, world_size, self._counts(op, world_size))
+
+    def _counts(self, op: str, world_size: int) -> tuple[int, ...]:
+        kind = operation(op)
+        if not kind.sized:
+            return (0,)
+        found = (kind.count(size, DTYPES[self.dtype], world_size) for size in self.sizes_bytes)
+        return tuple(dict.fromkeys(count for count in found if count))
+
+    def save(self, path: Path) -> None:
+        """Write it as JSON."""
+        path.write_text(json.dumps(dataclasses.asdict(self), indent=1) + "\n")
+
+    @classmethod
+    def load(cls, path: Path) -> Plan:
+        """Read what `save` wrote."""
+        values: dict[str, Any] = json.loads(path.read_text())
+        for name in ("ops", "world_sizes", "sizes_bytes"):
+            values[name] = tuple(values[name])
+        return cls(**values)
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """One operation at one world size, over all sizes."""
+
+    op: str
+    """An operation's name, or a hook's as ``hook:fp16``."""
+    world_size: int
+    """Ranks."""
+    counts: tuple[int, ...]
+    """Elements, as the operation counts them, smallest first."""

@@ -1,0 +1,161 @@
+"""One rank of a sweep: all sweeps of the plan, in groups of the first so many ranks."""
+
+from __future__ import annotations
+
+import os
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from commprof.capture.metadata import clock_identity
+from commprof.launch.progress import ProgressFile
+from commprof.launch.worker import guarded
+from commprof.microbench.buffers import Buffers
+from commprof.microbench.calls import Call, Side, make_call
+from commprof.microbench.collector import Collector
+from commprof.microbench.context import context
+from commprof.microbench.operations import HOOK_PREFIX
+from commprof.microbench.overlap import measure_overlap
+from commprof.microbench.plan import Plan, Sweep
+from commprof.microbench.sweep_run import SweepRun
+
+
+def run_bench_rank(plan_path: str) -> None:
+    """What the launcher calls: this process's rank of the plan in the file."""
+    path = Path(plan_path)
+    guarded(lambda: run_plan(Plan.load(path), path.parent))
+
+
+def run_plan(plan: Plan, progress_directory: Path | None = None) -> None:
+    """Measures everything with the ranks of the environment, of which there may be more.
+
+    progress_directory: where rank 0 says how far it is; None: nowhere.
+    """
+    torch.set_num_threads(1)
+    if plan.backend == "commprof":
+        import commprof.backend  # noqa: F401  (registers it)
+    dist.init_process_group("gloo")
+    clocks: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(clocks, tuple(clock_identity()))
+    runner = _Runner(plan, clocks, progress_directory)
+    with closing(runner):
+        for sweep in plan.sweeps():
+            runner.run(sweep)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+class _Runner:
+    """Keeps what sweeps share: control groups and rows."""
+
+    def __init__(self, plan: Plan, clocks: list[Any], progress_directory: Path | None) -> None:
+        self._plan = plan
+        self._clocks = clocks
+        self._rank = dist.get_rank()
+        self._device = _device(plan.backend)
+        self._controls: dict[int, Any] = {}
+        self._collector = None
+        self._progress = None
+        self._rounds_done = 0
+        if self._rank == 0:
+            self._collector = Collector(plan, context(plan, len(set(clocks))))
+            if progress_directory is not None:
+                self._progress = ProgressFile(progress_directory)
+
+    def run(self, sweep: Sweep) -> None:
+        """All ranks call it; those outside the sweep's group wait for the others."""
+        control = self._control(sweep.world_size)
+        if self._plan.overlap:
+            self._overlap(sweep, control)
+            return
+        own = SweepRun(self._plan, sweep, control) if self._is_in(sweep) else None
+        # DDP and its hook live for all rounds, and so must their group.
+        keeps_group = sweep.op.startswith(HOOK_PREFIX)
+        group = self._group(sweep) if keeps_group else None
+        for turn in range(self._plan.rounds):
+            if not keeps_group:
+                group = self._group(sweep)
+            cells = []
+            if own is not None:
+                side = self._side(sweep, group)
+                cells = list(own.round(turn, side, self._meeting(side)))
+            if not keeps_group:
+                dist.destroy_process_group(group)
+            ranks = self._gathered(cells)
+            if self._collector is not None:
+                one_clock = self._has_one_clock(sweep.world_size)
+                self._collector.add(sweep, ranks[: sweep.world_size], one_clock)
+            self._count_round()
+        if own is not None:
+            own.close()
+        if self._collector is not None:
+            self._collector.write()
+
+    def close(self) -> None:
+        """Ends the progress file."""
+        if self._progress is not None:
+            self._progress.close()
+
+    def _overlap(self, sweep: Sweep, control: Any) -> None:
+        group = self._group(sweep)
+        cells = []
+        if self._is_in(sweep):
+            side = self._side(sweep, group)
+            meet = self._meeting(side)
+            cells = [
+                measure_overlap(self._plan, sweep.op, count, side, meet, control)
+                for count in sweep.counts
+            ]
+        dist.destroy_process_group(group)
+        ranks = self._gathered(cells)
+        if self._collector is not None:
+            self._collector.add_overlap(sweep, ranks[: sweep.world_size])
+        self._count_round()
+
+    def _is_in(self, sweep: Sweep) -> bool:
+        return self._rank < sweep.world_size
+
+    def _group(self, sweep: Sweep) -> Any:
+        return dist.new_group(list(range(sweep.world_size)), backend=self._plan.backend)
+
+    def _side(self, sweep: Sweep, group: Any) -> Side:
+        return Side(group, self._rank, sweep.world_size, self._device)
+
+    def _control(self, world_size: int) -> Any:
+        """Gloo, for agreement, whatever is measured."""
+        if world_size not in self._controls:
+            self._controls[world_size] = dist.new_group(list(range(world_size)), backend="gloo")
+        return self._controls[world_size]
+
+    def _meeting(self, side: Side) -> Call:
+        """What comes before each sample: the measured backend's own barrier, or nothing."""
+        if self._plan.sync == "none":
+            return lambda: None
+        nothing = torch.empty(0)
+        return make_call("barrier", side, Buffers(nothing, nothing), "sum")
+
+    def _has_one_clock(self, world_size: int) -> bool:
+        return len(set(self._clocks[:world_size])) == 1
+
+    def _gathered(self, own: list[Any]) -> list[list[Any]]:
+        """Every rank's, at rank 0."""
+        gathered: list[Any] = [None] * dist.get_world_size()
+        dist.gather_object(own, gathered if self._rank == 0 else None)
+        return gathered
+
+    def _count_round(self) -> None:
+        self._rounds_done += 1
+        if self._progress is not None:
+            self._progress.update(self._rounds_done)
+
+
+def _device(backend: str) -> str:
+    """The CPU, or under NCCL this rank's own GPU of its host."""
+    if backend != "nccl":
+        return "cpu"
+    device = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
+    torch.cuda.set_device(device)
+    return device

@@ -1,0 +1,102 @@
+"""Measured collectives: the points that a cost curve is fitted to."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from commprof.errors import CommprofError
+from commprof.predict.algorithms import OPERATIONS, canonical
+from commprof.predict.cost_model import OTHER_HOST, SAME_HOST
+
+_FIELDS = ("op", "world_size", "backend", "size_bytes", "time_us")
+_US = 1e-6
+
+
+@dataclass(frozen=True)
+class Point:
+    """One collective at one size: time of the slowest rank."""
+
+    op: str
+    backend: str
+    ranks: int
+    size_bytes: float
+    #: Median.
+    time_s: float
+    #: Single calls; empty where the file has none.
+    samples_s: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """The points of one file, and where they were taken."""
+
+    points: tuple[Point, ...]
+    link: str
+    usable_cores: float
+    machine: Mapping[str, Any]
+
+
+def read_points(path: Path) -> Measurement:
+    """Points of a microbenchmark's JSON; out-of-place rows where there are both kinds.
+
+    Raises:
+        CommprofError: the file has no such rows.
+    """
+    try:
+        document = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise CommprofError(f"{path} cannot be read: {error}") from None
+    rows = document.get("rows") if isinstance(document, dict) else None
+    if not isinstance(rows, list) or not rows:
+        raise CommprofError(
+            f"{path} has no rows of a microbenchmark; write one with "
+            "python -m commprof.microbench OP --json FILE"
+        )
+    context = document.get("context")
+    context = context if isinstance(context, dict) else {}
+    machine = context.get("machine")
+    machine = machine if isinstance(machine, dict) else {}
+    points = tuple(point for row in rows if (point := _point(path, row)) is not None)
+    hosts = context.get("hosts", 1)
+    several = isinstance(hosts, int) and hosts > 1
+    cores = machine.get("usable_cpu_count")
+    return Measurement(
+        points,
+        OTHER_HOST if several else SAME_HOST,
+        float(cores) if isinstance(cores, int) and cores > 0 else math.nan,
+        machine,
+    )
+
+
+def _point(path: Path, row: object) -> Point | None:
+    """None for a row that says nothing of the link: in place, wrong, failed, or one rank."""
+    if not isinstance(row, dict) or any(field not in row for field in _FIELDS):
+        wanted = ", ".join(_FIELDS)
+        raise CommprofError(f"{path}: a row lacks one of {wanted}: {str(row)[:80]}")
+    op = canonical(str(row["op"]))
+    time_us, wrong = row["time_us"], row.get("wrong")
+    usable = (
+        op in OPERATIONS
+        and row.get("placement", "out_of_place") == "out_of_place"
+        and not row.get("hook")
+        and not wrong
+        and isinstance(time_us, int | float)
+        and time_us > 0
+        and row["world_size"] > 1
+    )
+    if not usable:
+        return None
+    samples = row.get("samples_us") or ()
+    return Point(
+        op=op,
+        backend=str(row["backend"]),
+        ranks=int(row["world_size"]),
+        size_bytes=float(row["size_bytes"]),
+        time_s=float(time_us) * _US,
+        samples_s=tuple(float(value) * _US for value in samples),
+    )

@@ -1,0 +1,86 @@
+"""What a run directory holds for a prediction, world size by world size."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from commprof.analysis.compression import CompressionRow, compression_rows
+from commprof.errors import CommprofError
+from commprof.predict.regression import Line, robust_line
+from commprof.predict.schedule import Schedule, measured_steps, read_schedule
+from commprof.trace.run_directory import read_context, read_world
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """One world size of one run."""
+
+    name: str
+    schedule: Schedule
+    #: Of its compressor; empty without one.
+    compression: tuple[CompressionRow, ...]
+
+
+def read_recorded(directory: Path) -> tuple[list[Recorded], list[str]]:
+    """All world sizes that can be replayed, and why the others cannot.
+
+    Raises:
+        CommprofError: ``directory`` is no run directory.
+    """
+    found, refused = [], []
+    for world_size in read_context(directory)["world_sizes"]:
+        run = read_world(directory, world_size)
+        try:
+            schedule = read_schedule(run)
+        except CommprofError as error:
+            refused.append(str(error))
+            continue
+        traces = [run.traces[rank] for rank in sorted(run.traces)]
+        rows = compression_rows(traces, measured_steps(traces), world_size)
+        found.append(Recorded(f"{directory}, {world_size} ranks", schedule, rows))
+    return found, refused
+
+
+def base_of(recorded: Sequence[Recorded], world_size: int | None = None) -> Recorded:
+    """The one to replay: of this world size, else the largest whose ranks have cores of their own.
+
+    Raises:
+        CommprofError: there is none of 2 ranks or more, or not of this world size.
+    """
+    usable = [each for each in recorded if each.schedule.world_size > 1]
+    if world_size is not None:
+        usable = [each for each in recorded if each.schedule.world_size == world_size]
+    if not usable:
+        sizes = ", ".join(str(each.schedule.world_size) for each in recorded) or "none"
+        wanted = "2 ranks or more" if world_size is None else f"{world_size} ranks"
+        raise CommprofError(
+            f"no step of {wanted} can be replayed (recorded: {sizes}); record one with "
+            "python -m commprof.run --world-sizes 2"
+        )
+    free = [each for each in usable if each.schedule.placement.crowding() == 1.0]
+    return max(
+        free or usable,
+        key=lambda each: each.schedule.world_size if free else -each.schedule.world_size,
+    )
+
+
+def compute_by_batch(recorded: Sequence[Recorded], base: Schedule) -> Line | None:
+    """Seconds of a rank's own step by its samples, as a line; None with one batch size.
+
+    Of world sizes whose ranks share cores as in the base.
+    """
+    alike = [
+        each.schedule
+        for each in recorded
+        if each.schedule.placement.crowding() == base.placement.crowding()
+        and each.schedule.batch.per_rank
+    ]
+    batch = np.array([each.batch.per_rank for each in alike])
+    if len(np.unique(batch)) < 2:
+        return None
+    own = np.array([float(np.median(s.backward_end_s - s.other_wait_s)) for s in alike])
+    return robust_line(batch, own)

@@ -1,0 +1,78 @@
+"""What is asked for, and what comes out."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+FLAT, HIERARCHICAL = "flat", "hierarchical"
+ALGORITHMS = (FLAT, HIERARCHICAL)
+WEAK, STRONG = "weak", "strong"
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """One setting; None and NaN stand for what was recorded."""
+
+    world_size: int
+    #: Of the link between hosts, in bytes per second and seconds, one way.
+    bandwidth_bytes_per_s: float = math.nan
+    latency_s: float = math.nan
+    #: Of all buckets; ``inf`` for one bucket.
+    bucket_cap_bytes: float = math.nan
+    #: Compressor as given to ``--hook``; "" for DDP's own mean.
+    hook: str | None = None
+    ranks_per_host: float = math.nan
+    cores_per_host: float = math.nan
+    scaling: str = WEAK
+    algorithm: str = FLAT
+
+    @property
+    def changes_link(self) -> bool:
+        """Whether the link between hosts is another than the measured one."""
+        return not (math.isnan(self.bandwidth_bytes_per_s) and math.isnan(self.latency_s))
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A predicted figure with its interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """One scenario's answer; times in seconds, of the median step."""
+
+    scenario: Scenario
+    step_s: Estimate
+    #: The training thread stands still: for the last rank, and for the wire.
+    wait_s: float
+    wire_s: float
+    #: Communication under backward.
+    hidden_s: float
+    #: Step less all waiting: this rank's own work.
+    compute_s: float
+    #: Bounds that any model must beat: nothing is hidden, and all but nothing is exposed.
+    no_overlap_s: float
+    perfect_overlap_s: float
+    buckets: int
+    #: Sent by one rank per step.
+    sent_bytes: float
+    #: NaN where the run does not say how many samples a step has.
+    samples_per_s: float
+    #: Throughput per rank over that of a rank that waits for nobody.
+    efficiency: float
+    #: Bandwidth at which all buckets but the last are hidden, bytes per second; NaN for one bucket.
+    hiding_bytes_per_s: float
+    #: Why parts of this lie outside the measured range; empty inside.
+    outside: tuple[str, ...]
+    #: What was assumed.
+    remarks: tuple[str, ...]
+
+    @property
+    def exposed_s(self) -> float:
+        """All waiting of the training thread for communication."""
+        return self.wait_s + self.wire_s

@@ -1,0 +1,222 @@
+"""A scenario with everything that it changes of the recorded run worked out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from commprof.errors import CommprofError
+from commprof.predict.algorithms import OPERATIONS, canonical
+from commprof.predict.buckets import parameters_of, rebucketed
+from commprof.predict.hook_costs import HookCost
+from commprof.predict.links import ScenarioLink, scenario_link
+from commprof.predict.machine_profile import MachineProfile
+from commprof.predict.regression import Line
+from commprof.predict.scenario import STRONG, Scenario
+from commprof.predict.schedule import Placement, Schedule
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A scenario with everything that it changes worked out."""
+
+    scenario: Scenario
+    link: ScenarioLink
+    hook: HookCost | None
+    hook_crowding: float
+    bucket_bytes: Floats
+    ready_s: Floats
+    backward_end_s: Floats
+    copy_s: Floats
+    #: Other collectives: (operation, size, how often per step); empty where they stay as recorded.
+    others: tuple[tuple[str, float, float], ...]
+    outside: tuple[str, ...]
+    remarks: tuple[str, ...]
+
+    def bucket_times(self, link: ScenarioLink) -> tuple[Floats, Floats]:
+        """Per bucket the time alone, and the part of it on the wire."""
+        ranks, sizes = self.scenario.world_size, self.bucket_bytes.tolist()
+        if ranks == 1:
+            return np.zeros(len(sizes)), np.zeros(len(sizes))
+        if self.hook is not None and ranks > 1:
+            curve, crowding = link.slowest, self.hook_crowding
+            alone = np.array([self.hook.time_s(s, ranks, curve, crowding) for s in sizes])
+            return alone, alone
+        alone = np.array([link.time_s(size, ranks) for size in sizes])
+        return alone, np.array([link.wire_s(size, ranks) for size in sizes])
+
+    def other_s(self, link: ScenarioLink) -> float:
+        """Collectives that are no gradients, one after the other."""
+        ranks = self.scenario.world_size
+        return sum(count * link.slowest.time_s(size, ranks, op) for op, size, count in self.others)
+
+
+def make_setting(
+    schedule: Schedule,
+    profile: MachineProfile,
+    compute_by_batch: Line | None,
+    scenario: Scenario,
+) -> Setting:
+    """See the module.
+
+    Args:
+        schedule: as recorded.
+        profile: fitted costs.
+        compute_by_batch: seconds of a rank's own step by its samples; None where not known.
+        scenario: what is asked for.
+
+    Raises:
+        CommprofError: something that the answer depends on was not measured; names the next step.
+    """
+    if scenario.world_size < 1:
+        raise CommprofError(f"world size {scenario.world_size} (allowed: 1 or more)")
+    placement = _placement(schedule, scenario)
+    link = (
+        scenario_link(profile, scenario, placement)
+        if scenario.world_size > 1
+        else ScenarioLink(None, None, 1, False, (), ())
+    )
+    outside, remarks = list(link.outside), list(link.remarks)
+    sizes, ready = _buckets(schedule, scenario, remarks)
+    label = schedule.hook if scenario.hook is None else scenario.hook
+    hook = _hook(profile.hooks, label) if label and scenario.world_size > 1 else None
+    stretch = _stretch(schedule, placement) * _batch_factor(schedule, compute_by_batch, scenario)
+    moved = scenario.world_size != schedule.world_size or scenario.changes_link
+    waits = schedule.other_wait_s if moved else np.zeros_like(schedule.other_wait_s)
+    _note_range(schedule, scenario, link, hook, sizes, outside)
+    return Setting(
+        scenario=scenario,
+        link=link,
+        hook=hook,
+        hook_crowding=1.0 if hook is None else _hook_crowding(hook, placement),
+        bucket_bytes=sizes,
+        ready_s=(ready - waits[:, :, None]) * stretch,
+        backward_end_s=(schedule.backward_end_s - waits) * stretch,
+        copy_s=schedule.copy_s_per_byte * sizes * stretch,
+        others=_others(schedule, remarks) if moved and scenario.world_size > 1 else (),
+        outside=tuple(outside),
+        remarks=tuple(remarks),
+    )
+
+
+def _placement(schedule: Schedule, scenario: Scenario) -> Placement:
+    recorded = schedule.placement
+    per_host = scenario.ranks_per_host
+    cores = scenario.cores_per_host
+    return Placement(
+        min(scenario.world_size, recorded.ranks_per_host if math.isnan(per_host) else per_host),
+        recorded.cores_per_host if math.isnan(cores) else cores,
+        recorded.threads,
+        recorded.busy,
+    )
+
+
+def _buckets(schedule: Schedule, scenario: Scenario, remarks: list[str]) -> tuple[Floats, Floats]:
+    cap = scenario.bucket_cap_bytes
+    if math.isnan(cap):
+        return schedule.bucket_bytes.astype(np.float64), schedule.ready_s
+    parameters = parameters_of(schedule)
+    if not parameters.sizes_known:
+        remarks.append(
+            "sizes of single parameters were not recorded: buckets are cut at bytes, where DDP "
+            "cuts between parameters"
+        )
+    elif not parameters.times_known:
+        remarks.append(
+            "ready times of parameters that shared a bucket are interpolated; a run with a small "
+            "bucket cap records them"
+        )
+    return rebucketed(schedule, parameters, cap)
+
+
+def _hook(hooks: Mapping[str, HookCost], label: str) -> HookCost:
+    """By its label, or by its scheme's name if that says which."""
+    found = [cost for key, cost in hooks.items() if label in (key, key.partition(":")[0])]
+    if label in hooks:
+        return hooks[label]
+    if len(found) == 1:
+        return found[0]
+    known = ", ".join(hooks) or "none"
+    raise CommprofError(
+        f"hook {label!r} was not measured (known to this profile: {known}); record it and fit the "
+        f"run too: python -m commprof.run --world-sizes 2 --hook {label}"
+    )
+
+
+def _stretch(schedule: Schedule, placement: Placement) -> float:
+    """By how much compute takes longer where ranks want more processor time than there is."""
+    recorded = schedule.placement
+    if math.isnan(recorded.busy) and placement.ranks_per_core != recorded.ranks_per_core:
+        raise CommprofError(
+            "the ranks would share cores in another way than in the run, and the run does not say "
+            "how much processor time they use; record it with commprof's native module, or give "
+            "--ranks-per-host and --cores-per-host so that ranks per core stay"
+        )
+    return placement.crowding() / recorded.crowding()
+
+
+def _hook_crowding(hook: HookCost, placement: Placement) -> float:
+    measured = 1.0 if math.isnan(hook.ranks_per_core) else max(1.0, hook.ranks_per_core)
+    return placement.ranks_per_core / measured
+
+
+def _batch_factor(schedule: Schedule, compute_by_batch: Line | None, scenario: Scenario) -> float:
+    """By how much a rank's own work changes with its share of a fixed global batch."""
+    if scenario.scaling != STRONG or scenario.world_size == schedule.world_size:
+        return 1.0
+    if not schedule.batch.per_rank or compute_by_batch is None:
+        raise CommprofError(
+            "strong scaling needs to know how compute depends on the batch, and the run has one "
+            "batch size; record two: python -m commprof.run --world-sizes 1,2 --scaling strong"
+        )
+    fixed, per_sample = compute_by_batch
+    recorded = schedule.batch.per_rank
+    there = recorded * schedule.world_size / scenario.world_size
+    return (fixed + per_sample * there) / (fixed + per_sample * recorded)
+
+
+def _others(schedule: Schedule, remarks: list[str]) -> tuple[tuple[str, float, float], ...]:
+    known = [call for call in schedule.other_calls if canonical(call.op) in OPERATIONS]
+    left_out = {call.op for call in schedule.other_calls} - {call.op for call in known}
+    if left_out:
+        remarks.append(f"no cost is known for {', '.join(sorted(left_out))}: left out")
+    if known:
+        names = ", ".join(sorted({call.op for call in known}))
+        remarks.append(f"{names} outside of gradients: priced at all-reduce's cost per step")
+    return tuple((call.op, float(call.size_bytes), call.per_step) for call in known)
+
+
+def _note_range(
+    schedule: Schedule,
+    scenario: Scenario,
+    link: ScenarioLink,
+    hook: HookCost | None,
+    sizes: Floats,
+    outside: list[str],
+) -> None:
+    ranks = scenario.world_size
+    if ranks < 2:
+        return
+    if hook is None:
+        outside += link.slowest.outside(sizes.tolist(), ranks)
+    else:
+        low, high = hook.bucket_bytes
+        if ranks != hook.ranks:
+            outside.append(f"{hook.label} at {ranks} ranks (measured: {hook.ranks})")
+        if sizes.min() < 0.999 * low or sizes.max() > 1.001 * high:
+            outside.append(
+                f"{hook.label} on buckets of {sizes.min() / 1e6:.3g} to {sizes.max() / 1e6:.3g} MB "
+                f"(measured: {low / 1e6:.3g} to {high / 1e6:.3g})"
+            )
+    steps, recorded = schedule.ready_s.shape[:2]
+    if ranks > steps * recorded:
+        outside.append(
+            f"the last of {ranks} ranks, drawn from {steps * recorded} recorded steps of ranks: "
+            "waiting is a lower bound"
+        )

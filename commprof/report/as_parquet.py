@@ -1,0 +1,38 @@
+"""A table of a run as Parquet, through pyarrow."""
+
+from __future__ import annotations
+
+import io
+import math
+from typing import Any
+
+from commprof.analysis.full_report import FullReport
+from commprof.errors import UsageError
+from commprof.report.plain_text import printable
+from commprof.report.rows import rows
+
+
+def render(report: FullReport, table: str) -> bytes:
+    """The file; figures that do not exist are null.
+
+    Raises:
+        UsageError: pyarrow is not installed.
+    """
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError:
+        raise UsageError(
+            "--format parquet needs pyarrow, which is not installed: pip install "
+            "'commprof[parquet]', or take --format csv"
+        ) from None
+    found = [{name: _cell(value) for name, value in row.items()} for row in rows(report, table)]
+    buffer = io.BytesIO()
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(found), buffer)
+    return buffer.getvalue()
+
+
+def _cell(value: Any) -> Any:
+    if isinstance(value, str):
+        return printable(value)
+    return None if isinstance(value, float) and not math.isfinite(value) else value

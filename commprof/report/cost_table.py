@@ -1,0 +1,80 @@
+"""What each world size costs, as text."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+
+from commprof.analysis.cost import Cost, CostRow
+from commprof.report.tabulated import Grid, tabulated
+
+LEGEND = """\
+Time and money from the measured samples/s [95 % interval of the mean step]; money in the currency
+of the price. efficiency: cost per sample of the first row over this one's."""
+
+
+def section(cost: Cost, width: int = 100) -> str:
+    """Heading, table, legend and the best world size; sentences are wrapped to ``width``."""
+    table = f"{heading(cost)}:\n{tabulated(*cost_grid(cost))}"
+    return "\n\n".join([table, LEGEND, *(textwrap.fill(line, width) for line in best(cost))])
+
+
+def heading(cost: Cost) -> str:
+    """What is paid."""
+    return f"Cost at {cost.price.per_hour:g} per hour and {cost.price.unit}"
+
+
+def cost_grid(cost: Cost) -> Grid:
+    """A row per world size; columns for epochs only where their length is known."""
+    epochs = any(not math.isnan(row.s_per_epoch) for row in cost.rows)
+    headers = (
+        "ranks",
+        f"{cost.price.unit}s\npaid",
+        "s per 1000\nsamples",
+        "cost per\n1000 samples",
+    )
+    headers = (*headers, "effi-\nciency", *(("epoch s", "cost per\nepoch") if epochs else ()))
+    return Grid([_cells(row)[: len(headers)] for row in cost.rows], headers)
+
+
+def best(cost: Cost) -> list[str]:
+    """The cheapest and the fastest world size, in sentences."""
+    if cost.cheapest is None:
+        return [
+            "Nobody counted the samples of this run, so there is no cost; see samples per second "
+            "in docs/metrics.md."
+        ]
+    cheapest = _ranks(cost.cheapest)
+    if len(cost.rows) == 1:
+        return [f"Only {cheapest} was measured: there is nothing to choose from."]
+    text = f"Cheapest per sample: {cheapest}"
+    if cost.as_cheap:
+        listed = " and ".join(map(str, cost.as_cheap))
+        text += f"; {listed} cannot be told from it within the spread of the steps"
+    if cost.fastest == cost.cheapest:
+        return [f"{text}. It is the fastest too."]
+    assert cost.fastest is not None  # where samples are known, one is the fastest
+    return [f"{text}. Fastest: {_ranks(cost.fastest)}."]
+
+
+def money(value: float) -> str:
+    """Four significant digits."""
+    return "-" if math.isnan(value) else f"{value:.4g}"
+
+
+def _cells(row: CostRow) -> tuple[str, ...]:
+    per_1000 = row.cost_per_1000_samples
+    interval = f" [{money(per_1000.low)}, {money(per_1000.high)}]"
+    return (
+        str(row.world_size),
+        str(row.billed),
+        money(row.s_per_1000_samples),
+        money(per_1000.value) + ("" if math.isnan(per_1000.value) else interval),
+        "-" if math.isnan(row.cost_efficiency) else f"{row.cost_efficiency:.1%}",
+        money(row.s_per_epoch),
+        money(row.cost_per_epoch),
+    )
+
+
+def _ranks(world_size: int) -> str:
+    return f"{world_size} rank{'' if world_size == 1 else 's'}"

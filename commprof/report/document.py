@@ -1,0 +1,195 @@
+"""A report as sections of text and tables, for pages: Markdown and HTML draw the same ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from commprof.analysis.full_report import FullReport
+from commprof.analysis.overhead import Overhead
+from commprof.analysis.verdict import Binding
+from commprof.analysis.world import WorldResult
+from commprof.report import (
+    collectives_table,
+    compression_table,
+    cost_table,
+    predicted_table,
+    summary_table,
+)
+from commprof.report.cross_checks_table import HEADING as CHECKS_LEGEND
+from commprof.report.cross_checks_table import cross_checks_grid
+from commprof.report.table import PARTS_LEGEND, SCALING_LEGEND, notes, parts_grid, scaling_grid
+from commprof.report.tabulated import Grid, tabulated, three_digits
+from commprof.report.waiting_table import LEGEND as WAITING_LEGEND
+from commprof.report.waiting_table import waiting_grid
+
+#: Rows of a table that a page shows; the JSON result has all.
+_MOST_ROWS = 24
+
+_TIMELINE = """\
+The collectives of each rank in Horovod's words. negotiate: from this rank's issue until the last
+rank's issue; queue: then, until gloo runs it here; wait: then, until it runs on the last rank;
+wire: from there to completion. The table of the collectives cuts the same time differently: there,
+queue is all until the start here."""
+
+
+@dataclass(frozen=True)
+class Section:
+    """One heading and what stands under it, in this order."""
+
+    id: str
+    title: str
+    #: One line that matters most.
+    lead: str = ""
+    paragraphs: tuple[str, ...] = ()
+    bullets: tuple[str, ...] = ()
+    #: Caption and table.
+    grids: tuple[tuple[str, Grid], ...] = ()
+    #: What the words in the tables and pictures mean.
+    legend: str = ""
+    #: Text laid out with spaces.
+    preformatted: tuple[str, ...] = ()
+    #: Whether there is something to read without the picture.
+    stands_alone: bool = True
+
+
+def sections(report: FullReport) -> Iterator[Section]:
+    """All sections that this run has something for."""
+    result = report.result
+    if report.verdict is not None:
+        sentences = report.verdict.sentences
+        yield Section("verdict", "Verdict", report.verdict.headline, paragraphs=sentences)
+    if found := notes(result):
+        yield Section("notes", "What to know before believing the figures", bullets=tuple(found))
+    if result.worlds:
+        yield from _of_all_worlds(report)
+        yield from _of_last_world(result.worlds[-1])
+    if report.cost is not None:
+        yield Section(
+            "cost",
+            "Cost",
+            paragraphs=tuple(cost_table.best(report.cost)),
+            grids=((cost_table.heading(report.cost), cost_table.cost_grid(report.cost)),),
+            legend=cost_table.LEGEND,
+        )
+    yield from _own_cost(report)
+    blocks = summary_table.blocks(result.summaries, tabulated, three_digits)
+    if blocks:
+        yield Section("always-on", "Always-on mode", preformatted=tuple(blocks))
+
+
+def _of_all_worlds(report: FullReport) -> Iterator[Section]:
+    result = report.result
+    bindings = report.verdict.bindings if report.verdict is not None else ()
+    yield Section(
+        "step",
+        "Where each step goes",
+        grids=(("Mean step in ms, by ranks", parts_grid(result)),),
+        bullets=tuple(map(_binding, bindings)),
+        legend=PARTS_LEGEND,
+    )
+    yield _scaling(report)
+    yield Section(
+        "steps",
+        "Step by step",
+        legend="Wall time of the slowest rank. Choose a step to see it in the timeline.",
+        stands_alone=False,
+    )
+    yield Section("timeline", "Timeline of the collectives", legend=_TIMELINE, stands_alone=False)
+    waiting = [
+        (f"{detail.world_size} ranks", grid)
+        for detail in report.details
+        if (grid := waiting_grid(detail)) is not None
+    ]
+    if waiting:
+        yield Section("waiting", "Who waits for whom", grids=tuple(waiting), legend=WAITING_LEGEND)
+
+
+def _scaling(report: FullReport) -> Section:
+    grids, legend = [("By ranks", scaling_grid(report.result))], SCALING_LEGEND
+    if report.predictions is not None:
+        grids.append((predicted_table.CAPTION, predicted_table.predicted_grid(report.predictions)))
+        legend += "\n" + predicted_table.legend(report.predictions)
+    return Section("scaling", "Scaling", grids=tuple(grids), legend=legend)
+
+
+def _of_last_world(world: WorldResult) -> Iterator[Section]:
+    ranks = _ranks(world.world_size)
+    if world.collectives:
+        yield Section(
+            "collectives",
+            "Collectives",
+            grids=(
+                (
+                    f"Collectives of {ranks}, by exposed time",
+                    collectives_table.collectives_grid(world, _MOST_ROWS),
+                ),
+            ),
+            legend=collectives_table.LEGEND,
+        )
+    if world.compression:
+        yield Section(
+            "compression",
+            "Gradient compression",
+            grids=(
+                (
+                    f"Compressed buckets of {ranks}",
+                    compression_table.compression_grid(world, _MOST_ROWS),
+                ),
+            ),
+            legend=compression_table.LEGEND,
+        )
+    if world.cross_checks:
+        yield Section(
+            "checks",
+            "Cross-checks",
+            grids=((f"{ranks}", cross_checks_grid(world)),),
+            legend=CHECKS_LEGEND,
+        )
+
+
+def _own_cost(report: FullReport) -> Iterator[Section]:
+    result = report.result
+    measured = [(_ranks(w.world_size), w.overhead) for w in result.worlds]
+    rows = [_overhead(*row) for row in [*measured, ("all", result.overhead)] if row[1] is not None]
+    if not rows:
+        return
+    headers = (
+        "ranks",
+        "on over off",
+        "off over off (control)",
+        "steps on",
+        "steps off",
+        "told apart",
+    )
+    yield Section(
+        "own-cost",
+        "What commprof itself cost",
+        grids=(("Median step with capture on over off, less 1 [95 %]", Grid(rows, headers)),),
+        legend="Capture was off and on in turn after the measured steps; the control should be 0.",
+    )
+
+
+def _overhead(name: str, overhead: Overhead | None) -> tuple[str, ...]:
+    assert overhead is not None  # rows without are left out
+    ratios = (overhead.on_over_off, overhead.control)
+    percents = [
+        f"{(x.value - 1) * 100:+.1f} % [{(x.low - 1) * 100:+.1f}, {(x.high - 1) * 100:+.1f}]"
+        for x in ratios
+    ]
+    told = "yes" if overhead.told_apart else "no"
+    return (name, *percents, str(overhead.steps_on), str(overhead.steps_off), told)
+
+
+def _binding(binding: Binding) -> str:
+    (first, share), (second, other) = binding.largest
+    if binding.part is None:
+        return (
+            f"{_ranks(binding.world_size)}: {first} {share:.0%} and {second} {other:.0%}, which "
+            "the steps do not tell apart."
+        )
+    return f"{_ranks(binding.world_size)}: bound by {first}, {share:.0%} of the mean step."
+
+
+def _ranks(world_size: int) -> str:
+    return f"{world_size} rank{'' if world_size == 1 else 's'}"

@@ -1,0 +1,83 @@
+// Where the mean step went: a bar per world size, and one per rank of the chosen world size.
+
+const PARTS = [
+  ["data", "data loading"],
+  ["forward", "compute: forward"],
+  ["backward", "compute: backward"],
+  ["wait", "exposed: waiting for the last rank"],
+  ["wire", "exposed: wire"],
+  ["unsplit", "exposed: not split"],
+  ["optimizer", "optimizer"],
+  ["other", "other"],
+];
+
+/** Parts of the step by name, in ms; they add up to it. */
+function partsOf(row) {
+  const wait = row.wait ?? 0;
+  const wire = row.wire ?? 0;
+  return { ...row, wait, wire, unsplit: Math.max(0, row.exposed - wait - wire) };
+}
+
+function legend(names) {
+  const items = names.map(([name, text]) =>
+    element("li", {}, element("span", { class: `swatch ${name}` }), text),
+  );
+  return element("ul", { class: "legend-list" }, ...items);
+}
+
+function bar(label, row, longest) {
+  const parts = partsOf(row);
+  const described = PARTS.filter(([name]) => parts[name] > 0).map(
+    ([name, text]) => `${text} ${time(parts[name])}, ${percent(parts[name] / parts.step)}`,
+  );
+  const lines = [`${label}: ${time(parts.step)}`, ...described];
+  if (parts.hidden > 0) {
+    lines.push(`hidden beside it: ${time(parts.hidden)} of communication`);
+  }
+  const segments = PARTS.filter(([name]) => parts[name] > 0).map(([name]) => {
+    const segment = element("div", { class: `segment ${name}` });
+    segment.style.flexGrow = String(parts[name]);
+    return segment;
+  });
+  const stack = element("div", { class: "stack" }, ...segments);
+  stack.style.width = `${(100 * parts.step) / longest}%`;
+  const hidden = element("div", { class: "segment hidden-part" });
+  hidden.style.width = `${(100 * parts.hidden) / longest}%`;
+  const track = element("div", { class: "track" }, stack, hidden);
+  const made = element(
+    "div",
+    { class: "bar", tabindex: "0", role: "img", "aria-label": lines.join("; ") },
+    element("span", { class: "bar-label" }, label),
+    track,
+    element("span", { class: "bar-value" }, time(parts.step)),
+  );
+  explain(made, () => lines);
+  return made;
+}
+
+function bars(title, rows) {
+  const longest = Math.max(...rows.map(([, row]) => Math.max(row.step, row.hidden ?? 0)));
+  return element(
+    "figure",
+    { class: "bars" },
+    element("figcaption", {}, title),
+    ...rows.map(([label, row]) => bar(label, row, longest)),
+  );
+}
+
+function drawSteps() {
+  const picture = document.getElementById("step-picture");
+  if (!picture) return;
+  const ranks = element("div");
+  const all = data.worlds.map((each) => [ranksText(each.ranks), each.mean]);
+  picture.append(
+    legend([...PARTS, ["hidden-part", "hidden: communication beside other work"]]),
+    bars("Mean step by world size", all),
+    worldChoice(),
+    ranks,
+  );
+  onWorld(() => {
+    const rows = world().parts.map((row) => [`rank ${row.rank}`, row]);
+    ranks.replaceChildren(bars(`Mean step of each of ${ranksText(world().ranks)}`, rows));
+  });
+}

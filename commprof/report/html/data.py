@@ -1,0 +1,174 @@
+"""The figures that the page's scripts draw, as JSON.
+
+Times of the timeline are whole microseconds. A column of times that only grow holds differences.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from commprof.analysis.detail import PARTS, WorldDetail
+from commprof.analysis.flights import UNSPLIT, Flights, RankTimeline, Stretches, Timeline
+from commprof.analysis.full_report import FullReport
+from commprof.analysis.predicted import PredictedPoint, Predictions
+from commprof.report.as_json import plain
+from commprof.report.plain_text import printable
+from commprof.report.predicted_table import setting_text
+
+#: Spans of all timelines together: they cost some 20 bytes each.
+MOST_SPANS = 30_000
+#: Points of the picture of the steps; the slowest of as many neighbours stands for them.
+MOST_POINTS = 1_000
+_LONGEST_NAME = 60
+
+Ints = npt.NDArray[np.int64]
+
+
+def page_data(report: FullReport) -> str:
+    """To stand within a script element: nothing in it can end the element or begin another."""
+    text = json.dumps(plain(as_dict(report)), allow_nan=False, separators=(",", ":"))
+    return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
+
+
+def as_dict(report: FullReport) -> dict[str, Any]:
+    """The page's data; ``tests/unit/test_html.py`` holds its schema."""
+    timelines = _fitted([detail.timeline for detail in report.details])
+    worlds = []
+    for detail, world, scale, drawn in zip(
+        report.details, report.result.worlds, report.result.scaling, timelines, strict=True
+    ):
+        low, high = world.step_quartiles_ms
+        worlds.append(
+            {
+                "ranks": world.world_size,
+                "samples_per_s": world.samples_per_s,
+                "efficiency": scale.efficiency,
+                "quartiles_ms": [low, world.step_median_ms, high],
+                "parts": [_parts(r.rank, asdict(r.parts)) for r in world.ranks],
+                "mean": _parts(-1, asdict(world.parts)),
+                "steps": _steps(detail),
+                "timeline": _timeline(drawn),
+            }
+        )
+    return {"worlds": worlds, "predicted": _predicted(report.predictions)}
+
+
+def _predicted(predictions: Predictions | None) -> list[dict[str, Any]]:
+    """A curve per setting, its points by ranks."""
+    points = () if predictions is None else predictions.points
+    curves: dict[str, list[PredictedPoint]] = {}
+    for point in sorted(points, key=lambda point: point.world_size):
+        curves.setdefault(setting_text(point), []).append(point)
+    return [
+        {
+            "setting": setting[:_LONGEST_NAME],
+            "points": [
+                {
+                    "ranks": point.world_size,
+                    **{name: _rounded(x) for name, x in asdict(point.samples_per_s).items()},
+                    "outside": bool(point.outside),
+                }
+                for point in curve
+            ],
+        }
+        for setting, curve in curves.items()
+    ]
+
+
+def _parts(rank: int, parts: dict[str, float]) -> dict[str, Any]:
+    """Mean step of one rank in ms; of rank -1 over all ranks."""
+    rounded = {name: _rounded(parts[f"{name}_ms"]) for name in (*PARTS, "unsplit")}
+    return {"rank": rank, **rounded}
+
+
+def _steps(detail: WorldDetail) -> dict[str, Any]:
+    every = -(-len(detail.steps) // MOST_POINTS) or 1
+    first = np.arange(0, len(detail.steps), every)
+    return {
+        "every": every,
+        "step": detail.steps[first].tolist(),
+        "slowest_ms": [
+            _rounded(value) for value in np.maximum.reduceat(detail.slowest_ms, first).tolist()
+        ],
+    }
+
+
+def _fitted(timelines: Sequence[Timeline]) -> list[Timeline]:
+    """Each cut to its share of the spans; what small ones leave goes to the larger ones."""
+    fitted = [*timelines]
+    left = MOST_SPANS
+    order = sorted(range(len(timelines)), key=lambda i: timelines[i].spans)
+    for done, i in enumerate(order):
+        fitted[i] = timelines[i].middle(left // (len(order) - done))
+        left = max(0, left - fitted[i].spans)
+    return fitted
+
+
+def _timeline(drawn: Timeline) -> dict[str, Any]:
+    begins = [int(rank.steps.begin_ns[0]) for rank in drawn.ranks if len(rank.steps.begin_ns)]
+    origin_ns = min(begins, default=0)
+    collectives = [rank.flights.collective for rank in drawn.ranks]
+    numbers = np.unique(np.concatenate(collectives)) if collectives else np.zeros(0, np.int64)
+    return {
+        "steps": drawn.steps.tolist(),
+        "measured_steps": drawn.measured_steps,
+        "left_out": drawn.left_out,
+        "clocks_shared": drawn.clocks_shared,
+        "phases": list(drawn.phases),
+        "kinds": [
+            [kind.op, printable(kind.group)[:_LONGEST_NAME], kind.dtype, kind.size_bytes]
+            for kind in drawn.kinds
+        ],
+        "ranks": [_rank(rank, origin_ns, numbers) for rank in drawn.ranks],
+    }
+
+
+def _rank(rank: RankTimeline, origin_ns: int, numbers: Ints) -> dict[str, Any]:
+    return {
+        "rank": rank.rank,
+        "steps": _stretches(rank.steps, origin_ns),
+        "phases": {**_stretches(rank.phases, origin_ns), "code": rank.phases.code.tolist()},
+        "waiting": _stretches(rank.waiting, origin_ns),
+        "flights": _flights(rank.flights, origin_ns, numbers),
+    }
+
+
+def _stretches(part: Stretches, origin_ns: int) -> dict[str, Any]:
+    return {
+        "begin": _differences(_micros(part.begin_ns - origin_ns)),
+        "length": _micros(part.end_ns - part.begin_ns).tolist(),
+    }
+
+
+def _flights(part: Flights, origin_ns: int, numbers: Ints) -> dict[str, Any]:
+    split = part.negotiate_ns != UNSPLIT
+    return {
+        "issue": _differences(_micros(part.issue_ns - origin_ns)),
+        "kind": part.kind.tolist(),
+        "step": _differences(part.step),
+        "collective": _differences(np.searchsorted(numbers, part.collective)),
+        "negotiate": np.where(split, _micros(part.negotiate_ns), -1).tolist(),
+        "queue": _micros(part.queue_ns).tolist(),
+        "wait": _micros(part.wait_ns).tolist(),
+        "wire": _micros(part.wire_ns).tolist(),
+    }
+
+
+def _micros(values_ns: Ints) -> Ints:
+    return np.rint(values_ns / 1000).astype(np.int64)
+
+
+def _differences(values: Ints) -> list[int]:
+    differences: list[int] = np.diff(values, prepend=0).tolist()
+    return differences
+
+
+def _rounded(value: float) -> float:
+    """Four digits are more than a picture shows."""
+    return float(f"{value:.4g}")

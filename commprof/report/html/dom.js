@@ -1,0 +1,64 @@
+// Elements, numbers and colours. Text is always set as text, never as markup.
+
+const SVG = "http://www.w3.org/2000/svg";
+
+function element(name, attributes = {}, ...children) {
+  const made = document.createElement(name);
+  return filled(made, attributes, children);
+}
+
+function shape(name, attributes = {}, ...children) {
+  const made = document.createElementNS(SVG, name);
+  return filled(made, attributes, children);
+}
+
+function filled(made, attributes, children) {
+  for (const [name, value] of Object.entries(attributes)) {
+    made.setAttribute(name, value);
+  }
+  made.append(...children); // strings become text nodes
+  return made;
+}
+
+/** Milliseconds as a reader wants them; "-" for what is not known. */
+function time(ms) {
+  if (ms === null || ms === undefined || Number.isNaN(ms)) return "-";
+  const size = Math.abs(ms);
+  if (size >= 10000) return `${digits(ms / 1000)} s`;
+  if (size >= 1 || ms === 0) return `${digits(ms)} ms`;
+  return `${digits(ms * 1000)} µs`;
+}
+
+/** Three significant digits, or all before the point. */
+function digits(value) {
+  if (Math.abs(value) >= 100) return value.toFixed(0);
+  return String(Number(value.toPrecision(3)));
+}
+
+function percent(share) {
+  return `${(share * 100).toFixed(1)} %`;
+}
+
+function megabytes(bytes) {
+  return `${digits(bytes / 1e6)} MB`;
+}
+
+/** The value of a custom property of the page's style, in the theme that shows. */
+function colour(name) {
+  return getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
+}
+
+/** Calls back at once, and whenever the element has another width or the theme changes. */
+function redrawn(container, draw) {
+  let width = -1;
+  const whenWider = () => {
+    if (container.clientWidth !== width) {
+      width = container.clientWidth;
+      draw(width);
+    }
+  };
+  new ResizeObserver(whenWider).observe(container);
+  const scheme = matchMedia("(prefers-color-scheme: dark)");
+  scheme.addEventListener("change", () => draw(container.clientWidth));
+  whenWider();
+}

@@ -1,0 +1,89 @@
+// The timeline's columns as spans, and collectives that overlap on lanes of their own.
+
+const MOST_LANES = 8;
+/** Parts of a collective's time in flight, in their order. */
+const FLIGHT_PARTS = ["negotiate", "queue", "wait", "wire"];
+
+/** Undoes differences. */
+function summed(differences) {
+  let total = 0;
+  return differences.map((each) => (total += each));
+}
+
+function stretches(columns) {
+  const begins = summed(columns.begin);
+  return begins.map((begin, i) => ({ begin, end: begin + columns.length[i] }));
+}
+
+/** One collective of one rank; times in µs, `parts` null where they are not known. */
+function flightsOf(columns) {
+  const issues = summed(columns.issue);
+  const steps = summed(columns.step);
+  const collectives = summed(columns.collective);
+  return issues.map((begin, i) => {
+    const known = columns.negotiate[i] >= 0;
+    const parts = known ? FLIGHT_PARTS.map((name) => columns[name][i]) : null;
+    const length = known ? parts.reduce((a, b) => a + b, 0) : columns.wire[i];
+    return {
+      begin, end: begin + length, parts,
+      kind: columns.kind[i], step: steps[i], collective: collectives[i],
+    };
+  });
+}
+
+/** Gives each the first lane that is free when it begins; returns how many lanes there are. */
+function laid(flights) {
+  const busyUntil = [];
+  for (const flight of flights) {
+    let lane = busyUntil.findIndex((end) => end <= flight.begin);
+    if (lane < 0) lane = Math.min(busyUntil.length, MOST_LANES - 1);
+    flight.lane = lane;
+    busyUntil[lane] = Math.max(busyUntil[lane] ?? 0, flight.end);
+  }
+  return Math.max(1, busyUntil.length);
+}
+
+function decoded(timeline) {
+  const ranks = timeline.ranks.map((rank) => {
+    const flights = flightsOf(rank.flights);
+    const phases = stretches(rank.phases).map((span, i) => ({ ...span, code: rank.phases.code[i] }));
+    return {
+      rank: rank.rank,
+      steps: stretches(rank.steps),
+      phases,
+      waiting: stretches(rank.waiting),
+      flights,
+      lanes: laid(flights),
+    };
+  });
+  const ends = ranks.flatMap((rank) => rank.steps.map((step) => step.end));
+  return { ...timeline, ranks, length: Math.max(1, ...ends) };
+}
+
+/** The calls of all ranks that are the same collective. */
+function together(timeline, collective) {
+  return timeline.ranks.flatMap((rank) =>
+    rank.flights
+      .filter((flight) => flight.collective === collective)
+      .map((flight) => ({ rank: rank.rank, flight })),
+  );
+}
+
+function kindText(timeline, flight) {
+  const [op, , dtype, bytes] = timeline.kinds[flight.kind];
+  return [op, dtype, bytes > 0 ? megabytes(bytes) : ""].filter(Boolean).join(" ");
+}
+
+/** What a reader wants of one collective on one rank. */
+function flightLines(timeline, rank, flight) {
+  const group = timeline.kinds[flight.kind][1];
+  const parts = flight.parts
+    ? FLIGHT_PARTS.map((name, i) => `${name} ${time(flight.parts[i] / 1000)}`)
+    : ["parts not known"];
+  return [
+    `${kindText(timeline, flight)} on rank ${rank}`,
+    `step ${timeline.steps[flight.step]}, group ${group || "-"}`,
+    `in flight ${time((flight.end - flight.begin) / 1000)}`,
+    ...parts,
+  ];
+}

@@ -1,0 +1,8 @@
+// Draws every picture that the page has a place for.
+
+drawSteps();
+drawScaling();
+drawTimeline();
+drawStepTimes();
+drawWaiting();
+document.documentElement.dataset.ready = "yes";

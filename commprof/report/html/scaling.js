@@ -1,0 +1,119 @@
+// Throughput over world sizes: measured, ideal, and predicted where there is a prediction.
+
+const MARGIN = { left: 56, right: 16, top: 24, bottom: 36 };
+
+function drawScaling() {
+  const picture = document.getElementById("scaling-picture");
+  if (!picture) return;
+  const known = data.worlds.filter((each) => each.samples_per_s !== null);
+  const sizes = new Set([...known, ...data.predicted.flatMap((curve) => curve.points)].map((each) => each.ranks));
+  if (!known.length || sizes.size < 2) {
+    const text = "A curve takes samples/s of two world sizes or more.";
+    picture.append(element("p", { class: "note" }, text));
+    return;
+  }
+  const words = [["measured", "measured"], ["ideal", "ideal, from the smallest world size"]];
+  if (data.predicted.length) words.push(["predicted", "predicted, with its interval"]);
+  const figure = element("figure");
+  picture.append(legend(words), figure);
+  redrawn(figure, (width) => figure.replaceChildren(scalingChart(known, width)));
+}
+
+function scalingChart(known, width) {
+  const axes = scalingAxes(known, width);
+  const { x, y, height, base, last, ideal } = axes;
+  const text = known.map((each) => `${ranksText(each.ranks)}: ${digits(each.samples_per_s)}`);
+  const chart = shape("svg", {
+    viewBox: `0 0 ${width} ${height}`,
+    height,
+    role: "img",
+    "aria-label": `samples per second. ${text.join("; ")}`,
+  });
+  for (const value of ticks(axes.top, 5)) {
+    chart.append(
+      shape("line", { class: "grid", x1: x(base.ranks), x2: x(last), y1: y(value), y2: y(value) }),
+      shape("text", { class: "tick", x: MARGIN.left - 8, y: y(value) + 4, "text-anchor": "end" },
+        digits(value)),
+    );
+  }
+  const measured = known.map((each) => [x(each.ranks), y(each.samples_per_s)]);
+  const straight = axes.sizes.map((ranks) => [x(ranks), y(ideal(ranks))]);
+  chart.append(
+    shape("text", { class: "tick", x: 4, y: 12 }, "samples/s"),
+    shape("text", { class: "tick", x: width / 2, y: height - 4, "text-anchor": "middle" }, "ranks"),
+    shape("path", { class: "line ideal", d: pathOf(straight) }),
+    shape("path", { class: "line measured", d: pathOf(measured) }),
+    ...axes.sizes.map((ranks) =>
+      shape("text", { class: "tick", x: x(ranks), y: height - MARGIN.bottom + 16, "text-anchor": "middle" },
+        ranks)),
+    ...data.predicted.flatMap((curve) => predictedCurve(curve, axes)),
+    ...known.map((each) => measuredPoint(each, axes)),
+  );
+  return chart;
+}
+
+function scalingAxes(known, width) {
+  const height = Math.max(220, Math.min(340, width * 0.45));
+  const base = known[0];
+  const predicted = data.predicted.flatMap((curve) => curve.points);
+  const sizes = [...new Set([...known, ...predicted].map((each) => each.ranks))].sort((a, b) => a - b);
+  const [first, last] = [sizes[0], sizes[sizes.length - 1]];
+  const ideal = (ranks) => (base.samples_per_s * ranks) / base.ranks;
+  const highest = [ideal(last), ...known.map((each) => each.samples_per_s), ...predicted.map((each) => each.high)];
+  const top = 1.05 * Math.max(...highest);
+  const x = (ranks) =>
+    MARGIN.left + (Math.log2(ranks / first) / Math.log2(last / first)) * (width - MARGIN.left - MARGIN.right);
+  const y = (value) => height - MARGIN.bottom - (value / top) * (height - MARGIN.top - MARGIN.bottom);
+  return { x, y, height, base, last, ideal, top, sizes };
+}
+
+function pathOf(points) {
+  return points.map(([x, y], i) => `${i ? "L" : "M"}${x} ${y}`).join("");
+}
+
+function measuredPoint(each, { x, y, ideal }) {
+  const point = shape("circle", {
+    class: "point measured", cx: x(each.ranks), cy: y(each.samples_per_s), r: 5, tabindex: 0,
+  });
+  explain(point, () => [
+    ranksText(each.ranks),
+    `${digits(each.samples_per_s)} samples/s measured`,
+    `${digits(ideal(each.ranks))} samples/s would be ideal`,
+    `efficiency ${percent(each.efficiency)}`,
+  ]);
+  return point;
+}
+
+function predictedCurve(curve, { x, y }) {
+  const line = shape("path", {
+    class: "line predicted", d: pathOf(curve.points.map((each) => [x(each.ranks), y(each.value)])),
+  });
+  const points = curve.points.flatMap((each) => {
+    const at = x(each.ranks);
+    const whisker = shape("line", { class: "line predicted", x1: at, x2: at, y1: y(each.low), y2: y(each.high) });
+    const point = shape("circle", { class: "point predicted", cx: at, cy: y(each.value), r: 5, tabindex: 0 });
+    explain(point, () => [
+      `${ranksText(each.ranks)}, predicted`,
+      `${digits(each.value)} samples/s, ${digits(each.low)} to ${digits(each.high)}`,
+      curve.setting,
+      each.outside ? "outside the measured range" : "inside the measured range",
+    ]);
+    return [whisker, point];
+  });
+  return [line, ...points];
+}
+
+/** A round distance of ticks, about so many of them up to `top`. */
+function tickStep(top, count) {
+  const rough = top / count;
+  const power = 10 ** Math.floor(Math.log10(rough));
+  return [1, 2, 5].map((factor) => factor * power).find((each) => each >= rough) ?? 10 * power;
+}
+
+/** Round values from 0 up to `top`. */
+function ticks(top, count) {
+  const step = tickStep(top, count);
+  const values = [];
+  for (let value = 0; value <= top; value += step) values.push(value);
+  return values;
+}

@@ -1,0 +1,78 @@
+// The slowest rank's time of each step, with the quartiles; a step leads to the timeline.
+
+function drawStepTimes() {
+  const picture = document.getElementById("steps-picture");
+  if (!picture) return;
+  const figure = element("figure");
+  picture.append(worldChoice(), figure);
+  redrawn(figure, (width) => stepChart(figure, width));
+  onWorld(() => stepChart(figure, figure.clientWidth));
+}
+
+function stepChart(figure, width) {
+  const height = 160;
+  const { step, slowest_ms: slowest, every } = world().steps;
+  const [low, median, high] = world().quartiles_ms;
+  const top = 1.05 * Math.max(...slowest);
+  const inner = width - MARGIN.left - MARGIN.right;
+  const x = (i) => MARGIN.left + ((i + 0.5) / step.length) * inner;
+  const y = (ms) => height - 24 - (ms / top) * (height - 36);
+  const about = `${step.length} steps, median ${time(median)}, slowest ${time(Math.max(...slowest))}`;
+  const chart = shape("svg", {
+    viewBox: `0 0 ${width} ${height}`, height, tabindex: 0, role: "application",
+    "aria-label": `Step times. ${about}. Arrow keys choose a step, Enter shows it below.`,
+  });
+  for (const value of ticks(top, 3)) {
+    chart.append(
+      shape("line", { class: "grid", x1: MARGIN.left, x2: width - MARGIN.right, y1: y(value), y2: y(value) }),
+      shape("text", { class: "tick", x: MARGIN.left - 8, y: y(value) + 4, "text-anchor": "end" }, time(value)),
+    );
+  }
+  const breadth = Math.max(1, Math.min(24, (inner / step.length) * 0.8));
+  const marker = shape("rect", { class: "marker", y: 4, width: breadth + 4, height: height - 28, x: -99 });
+  chart.append(
+    shape("rect", {
+      class: "quartiles", x: MARGIN.left, width: inner, y: y(high), height: Math.max(1, y(low) - y(high)),
+    }),
+    ...slowest.map((ms, i) =>
+      shape("rect", { class: "step-bar", x: x(i) - breadth / 2, y: y(ms), width: breadth, height: y(0) - y(ms) }),
+    ),
+    shape("text", { class: "tick", x: MARGIN.left, y: height - 6 }, `step ${step[0]}`),
+    shape("text", { class: "tick", x: width - MARGIN.right, y: height - 6, "text-anchor": "end" },
+      `${step[step.length - 1]}`),
+    marker,
+  );
+  figure.replaceChildren(chart);
+  steppable(chart, marker, { count: step.length, x, breadth }, (i) => {
+    const many = every > 1 ? `the slowest of ${every} steps from ${step[i]}` : `step ${step[i]}`;
+    return [many, time(slowest[i]), "Enter or click: show it in the timeline"];
+  });
+}
+
+/** Pointer and keys choose one of `count` bars. */
+function steppable(chart, marker, bars, lines) {
+  let chosen = -1;
+  const select = (i, px, py) => {
+    chosen = Math.max(0, Math.min(bars.count - 1, i));
+    marker.setAttribute("x", bars.x(chosen) - bars.breadth / 2 - 2);
+    const box = chart.getBoundingClientRect();
+    showTooltip(lines(chosen), px ?? box.left + bars.x(chosen), py ?? box.top + 40);
+  };
+  const under = (event) => {
+    const box = chart.getBoundingClientRect();
+    const share = (event.clientX - box.left - MARGIN.left) / (box.width - MARGIN.left - MARGIN.right);
+    return Math.floor(share * bars.count);
+  };
+  const open = () => chosen >= 0 && showStep(world().steps.step[chosen]);
+  chart.addEventListener("pointermove", (event) => select(under(event), event.clientX, event.clientY));
+  chart.addEventListener("pointerleave", hideTooltip);
+  chart.addEventListener("blur", hideTooltip);
+  chart.addEventListener("click", open);
+  chart.addEventListener("keydown", (event) => {
+    const way = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+    if (way) select(chosen + way);
+    else if (event.key === "Enter") open();
+    else return;
+    event.preventDefault();
+  });
+}

@@ -1,0 +1,39 @@
+// The world size that the pictures show: one choice for the whole page.
+
+const data = JSON.parse(document.getElementById("data").textContent);
+const worldListeners = [];
+let chosenWorld = data.worlds.length - 1;
+
+function world() {
+  return data.worlds[chosenWorld];
+}
+
+/** Calls back now and with every other choice. */
+function onWorld(listener) {
+  worldListeners.push(listener);
+  listener();
+}
+
+function chooseWorld(index) {
+  chosenWorld = index;
+  for (const select of document.querySelectorAll("select.world")) {
+    select.value = String(index);
+  }
+  worldListeners.forEach((listener) => listener());
+}
+
+function ranksText(count) {
+  return count === 1 ? "1 rank" : `${count} ranks`;
+}
+
+/** A labelled choice of the world size; nothing where there is only one. */
+function worldChoice() {
+  if (data.worlds.length < 2) return "";
+  const options = data.worlds.map((each, i) =>
+    element("option", { value: i }, ranksText(each.ranks)),
+  );
+  const select = element("select", { class: "world" }, ...options);
+  select.value = String(chosenWorld);
+  select.addEventListener("change", () => chooseWorld(Number(select.value)));
+  return element("label", { class: "control" }, "World size ", select);
+}

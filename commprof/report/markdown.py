@@ -1,0 +1,72 @@
+"""A run as Markdown, as GitHub and GitLab draw it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from commprof.analysis.full_report import FullReport
+from commprof.report.document import Section, sections
+from commprof.report.plain_text import printable
+from commprof.report.table import setup
+from commprof.report.tabulated import Grid, one_line
+
+#: What Markdown or HTML in it would obey.
+_SPECIAL = re.compile(r"[\\`*_{}\[\]<>#|~!&$@]|(?<=\w)://")
+
+
+def render(report: FullReport) -> str:
+    """The whole report."""
+    context = report.result.context
+    about = (context["description"], setup(report.result), str(context["timestamp"]))
+    lines = ["# commprof report", "", "  \n".join(map(_line, about))]
+    for section in sections(report):
+        if section.stands_alone:
+            lines += ["", *_section(section)]
+    return "\n".join(lines) + "\n"
+
+
+def escaped(text: str) -> str:
+    """Text of unknown origin: shown as it is, in one line, no link, no markup."""
+    return _SPECIAL.sub(lambda found: _harmless(found[0]), printable(text).strip())
+
+
+def _line(text: str) -> str:
+    """The same where it begins a line, which must not begin a list or an underline."""
+    text = re.sub(r"^(\d+)([.)])", r"\1\\\2", escaped(text))
+    return re.sub(r"^([-+=])", r"\\\1", text)
+
+
+def _harmless(found: str) -> str:
+    if found == "://":
+        return ":&#47;&#47;"  # no link is made of it
+    return {"<": "&lt;", ">": "&gt;", "&": "&amp;", "@": "&#64;"}.get(found, f"\\{found}")
+
+
+def _section(section: Section) -> Iterator[str]:
+    yield f"## {section.title}"
+    if section.lead:
+        yield from ("", f"**{escaped(section.lead)}**")
+    for paragraph in section.paragraphs:
+        yield from ("", _line(paragraph))
+    if section.bullets:
+        yield ""
+        yield from (f"- {_line(bullet)}" for bullet in section.bullets)
+    for caption, grid in section.grids:
+        yield from ("", f"{_line(caption)}:", "", *_table(grid))
+    for block in section.preformatted:
+        # Indented, not fenced: no text in it can end it.
+        yield from ("", *(f"    {line}" for line in block.splitlines()))
+    if section.legend:
+        yield from ("", _line(section.legend.replace("\n", " ")))
+
+
+def _table(grid: Grid) -> Iterator[str]:
+    yield _row([one_line(header) for header in grid.headers])
+    yield "|" + "|".join(":--" if i in grid.left else "--:" for i in range(len(grid.headers))) + "|"
+    for row in grid.rows:
+        yield _row([str(cell) for cell in row])
+
+
+def _row(cells: list[str]) -> str:
+    return "| " + " | ".join(map(escaped, cells)) + " |"

@@ -1,0 +1,130 @@
+"""A trial as text for the terminal: the verdict first, then what it rests on."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+
+from commprof.analysis.intervals import Interval
+from commprof.report.plain_text import printable
+from commprof.report.tabulated import tabulated, three_digits
+from commprof.trials.result import BreakEven, CandidateResult, TrialResult
+
+_HEADERS = (
+    *("candidate", "step\nms", "over none\n[95 %]", "exposed\nms", "encode\nms", "decode\nms"),
+    *("sent\nMB", "gradient\nerror", "cosine", "loss\n[95 %]", "pays below\nGbit/s [95 %]"),
+)
+_LEGEND = """\
+step: a typical block's median, on the slowest rank; over none: paired by round.
+exposed: the training thread stood still for communication. encode (with reduce), decode: on the
+compressor's thread. sent: by a rank per step. error: of what was sent, in the first step of each
+block. loss: mean over the block, against none's. none again is none under another name: what such
+a comparison shows by chance. noop exchanges nothing, and is taken back, as is every block that
+changes gradients."""
+
+_OVERHEAD_HEADERS = ("techniques", "", "overhead less by\n[95 %]", "speed-up\n[95 %]")
+_OVERHEAD_LEGEND = """\
+overhead: the step less noop's; speed-up: none's step over the candidate's. All from this run."""
+
+
+def render(trial: TrialResult, description: str, width: int) -> str:
+    """The whole report; prose is wrapped to ``width`` columns, tables are as wide as they are."""
+    setup = (
+        f"Trial at {trial.world_size} ranks: {trial.rounds} of {trial.planned_rounds} rounds, in "
+        f"each a block per candidate in shuffled order, {trial.block_steps} measured steps after "
+        f"{trial.warmup_steps} left out."
+    )
+    blocks = ["\n".join(_wrapped(line, width) for line in (description, setup))]
+    blocks.append("\n".join(_wrapped(said, width) for said in trial.verdict.sentences))
+    if trial.verdict.apply:
+        blocks.append(f"To apply it:\n  {printable(trial.verdict.apply)}")
+    if trial.rounds:
+        blocks += [_candidates(trial), _LEGEND]
+        blocks += _overhead(trial)
+    notes = [f"{label} took no part: {why}." for label, why in trial.left_out]
+    if not math.isnan(trial.link_gbit_per_s):
+        notes.append(
+            f"While none's communication was under way, a rank sent "
+            f"{three_digits(trial.link_gbit_per_s)} Gbit/s."
+        )
+    if notes:
+        blocks.append("\n".join(_wrapped(note, width, "* ", "  ") for note in notes))
+    return "\n\n".join(blocks) + "\n"
+
+
+def _candidates(trial: TrialResult) -> str:
+    rows = [_row(one) for one in trial.candidates]
+    kept = [i for i in range(len(_HEADERS)) if i == 0 or any(row[i] != "-" for row in rows)]
+    return tabulated(
+        [[row[i] for i in kept] for row in rows], [_HEADERS[i] for i in kept], left=[0]
+    )
+
+
+def _row(one: CandidateResult) -> tuple[str, ...]:
+    return (
+        printable(one.label),
+        three_digits(one.step_ms),
+        _interval(one.ratio, 1, 3),
+        three_digits(one.exposed_ms),
+        three_digits(one.encode_ms + one.reduce_ms),
+        three_digits(one.decode_ms),
+        three_digits(one.wire_bytes / 1e6),
+        "0" if one.exact and one.role == "candidate" else three_digits(one.relative_error),
+        "-" if math.isnan(one.cosine) else f"{one.cosine:.4f}",
+        _interval(one.loss_effect, 100, 1, "%"),
+        _pays(one.break_even),
+    )
+
+
+def _pays(found: BreakEven | None) -> str:
+    if found is None:
+        return "-"
+    if found.gbit_per_s is None:
+        return found.pays
+    bounds = found.gbit_per_s
+    return f"{three_digits(bounds.value)} [{_bound(bounds.low)}, {_bound(bounds.high)}]"
+
+
+def _bound(value: float) -> str:
+    return "any" if math.isinf(value) else three_digits(value)
+
+
+def _overhead(trial: TrialResult) -> list[str]:
+    """Each technique alone and combined; nothing where no overhead could be told from none."""
+    shown = [one for one in trial.candidates if one.overhead_reduction is not None]
+    if not shown:
+        return []
+    rows = [
+        (
+            printable(one.label),
+            "alone" if one.techniques == 1 else "combined",
+            _interval(one.overhead_reduction, 100, 0, "%"),
+            _speedup(one.ratio),
+        )
+        for one in sorted(shown, key=lambda one: one.techniques)
+    ]
+    return [tabulated(rows, _OVERHEAD_HEADERS, left=[0, 1]), _OVERHEAD_LEGEND]
+
+
+def _speedup(ratio: Interval | None) -> str:
+    if ratio is None:
+        return "-"
+    return _interval(Interval(1 / ratio.value, 1 / ratio.high, 1 / ratio.low), 1, 2)
+
+
+def _interval(found: Interval | None, scale: float, digits: int, unit: str = "") -> str:
+    if found is None:
+        return "-"
+    value, low, high = (f"{x * scale:.{digits}f}" for x in (found.value, found.low, found.high))
+    return f"{value}{unit} [{low}, {high}]"
+
+
+def _wrapped(text: str, width: int, first: str = "", rest: str = "") -> str:
+    return textwrap.fill(
+        printable(text),
+        width,
+        initial_indent=first,
+        subsequent_indent=rest,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )

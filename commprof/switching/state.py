@@ -1,0 +1,172 @@
+"""All that a training step changes in a process, kept and put back bit for bit."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import random
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.amp import GradScaler
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+Tensors = list[tuple[torch.Tensor, torch.Tensor]]
+
+
+class Trainables:
+    """The modules, optimizers, schedulers and scalers that are alive in this process.
+
+    They are looked for once, among all objects that Python's garbage collector knows: a script
+    need not hand them over, and copies that it keeps of a model (an average of its weights, a
+    teacher) are found as well.
+    """
+
+    def __init__(self, further: Sequence[Any] = ()) -> None:
+        """``further``: other objects with ``state_dict`` and ``load_state_dict``."""
+        found = _alive((nn.Module, Optimizer, LRScheduler, GradScaler))
+        self.modules = [one for one in found if isinstance(one, nn.Module)]
+        self.optimizers = [one for one in found if isinstance(one, Optimizer)]
+        scalers = [one for one in found if isinstance(one, GradScaler) and one.is_enabled()]
+        self.scalers: list[Any] = scalers
+        schedulers = [one for one in found if isinstance(one, LRScheduler)]
+        self.others: list[Any] = [*schedulers, *scalers, *further]
+
+    def keep(self) -> Snapshot:
+        """What they hold now."""
+        return Snapshot(self)
+
+
+class Snapshot:
+    """State of one moment. Made between steps, and put back between steps, once.
+
+    Covered: parameters, buffers and gradients of all modules, the optimizers' state and groups,
+    learning-rate schedulers, gradient scalers, the random generators of torch (CPU and CUDA),
+    NumPy and Python, and what the user named. Not covered: how far data has been read.
+    """
+
+    def __init__(self, trainables: Trainables) -> None:
+        """Copies everything."""
+        self._trainables = trainables
+        tensors = list(_unique(_tensors_of(trainables.modules)))
+        self._tensors: Tensors = [(one, _copied(one)) for one in tensors]
+        self._gradients = [
+            (one, one.grad, None if one.grad is None else _copied(one.grad))
+            for one in tensors
+            if one.is_leaf and one.requires_grad
+        ]
+        self._optimizers = [_OptimizerState(one) for one in trainables.optimizers]
+        self._others = [(one, copy.deepcopy(one.state_dict())) for one in trainables.others]
+        self._scalers = [
+            (one, copy.deepcopy(one._per_optimizer_states)) for one in trainables.scalers
+        ]
+        self._generators = _Generators()
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        """Puts everything back; tensors keep their place in memory."""
+        for tensor, kept in self._tensors:
+            tensor.copy_(kept)
+        for parameter, gradient, kept in self._gradients:
+            parameter.grad = gradient
+            if gradient is not None and kept is not None:
+                gradient.copy_(kept)
+        for other, state in self._others:
+            other.load_state_dict(state)
+        for scaler, per_optimizer in self._scalers:
+            scaler._per_optimizer_states = per_optimizer
+        # After the schedulers, which set learning rates.
+        for optimizer in self._optimizers:
+            optimizer.restore()
+        self._generators.restore()
+
+
+class _OptimizerState:
+    """One optimizer's state and groups."""
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self._optimizer = optimizer
+        self._state = {
+            key: {name: (value, _copied(value)) for name, value in values.items()}
+            if isinstance(values, dict)
+            else (values, _copied(values))
+            for key, values in optimizer.state.items()
+        }
+        self._groups = [
+            {name: (value, _copied(value)) for name, value in group.items() if name != "params"}
+            for group in optimizer.param_groups
+        ]
+
+    def restore(self) -> None:
+        state = self._optimizer.state
+        for key in [key for key in state if key not in self._state]:
+            del state[key]
+        for key, kept in self._state.items():
+            if isinstance(kept, dict):
+                _refill(state.setdefault(key, {}), kept, ())
+            else:
+                state[key] = _put_back(*kept)
+        for group, kept in zip(self._optimizer.param_groups, self._groups, strict=True):
+            _refill(group, kept, ("params",))
+
+
+class _Generators:
+    """The random generators that a script can reach without making its own."""
+
+    def __init__(self) -> None:
+        self._torch = torch.get_rng_state()
+        self._cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
+        self._python = random.getstate()
+        numpy = sys.modules.get("numpy")
+        self._numpy = None if numpy is None else numpy.random.get_state()
+
+    def restore(self) -> None:
+        torch.set_rng_state(self._torch)
+        if self._cuda is not None:
+            torch.cuda.set_rng_state_all(self._cuda)
+        random.setstate(self._python)
+        if self._numpy is not None:
+            sys.modules["numpy"].random.set_state(self._numpy)
+
+
+def _refill(values: dict[Any, Any], kept: dict[Any, tuple[Any, Any]], stay: Iterable[str]) -> None:
+    """Makes a dictionary hold what was kept, and nothing else but ``stay``."""
+    for name in [name for name in values if name not in kept and name not in stay]:
+        del values[name]
+    for name, (original, copied) in kept.items():
+        values[name] = _put_back(original, copied)
+
+
+def _put_back(original: Any, copied: Any) -> Any:
+    """A tensor's content into the tensor itself, which others may hold; else the copy."""
+    if isinstance(original, torch.Tensor) and original.shape == copied.shape:
+        original.copy_(copied)
+        return original
+    return copied
+
+
+def _copied(value: Any) -> Any:
+    return value.detach().clone() if isinstance(value, torch.Tensor) else copy.deepcopy(value)
+
+
+def _tensors_of(modules: Iterable[nn.Module]) -> Iterable[torch.Tensor]:
+    for module in modules:
+        for tensors in (module._parameters, module._buffers):
+            yield from (tensor for tensor in tensors.values() if tensor is not None)
+
+
+def _unique(tensors: Iterable[torch.Tensor]) -> Iterable[torch.Tensor]:
+    seen: set[int] = set()
+    for tensor in tensors:
+        if id(tensor) not in seen:
+            seen.add(id(tensor))
+            yield tensor
+
+
+def _alive(kinds: tuple[type, ...]) -> list[Any]:
+    # By type(): isinstance() would run the __class__ of proxies.
+    return [one for one in gc.get_objects() if issubclass(type(one), kinds)]

@@ -1,0 +1,216 @@
+"""From a run directory to the result of its trial."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from commprof.analysis.intervals import Interval
+from commprof.errors import CommprofError
+from commprof.trace import columns
+from commprof.trace.reader import Trace
+from commprof.trace.run_directory import WorldRun, read_context, read_world
+from commprof.trials.blocks import PARTS, Figures, figures
+from commprof.trials.break_even import Costs, break_even
+from commprof.trials.candidates import BASELINE, CONTROL, HEADROOM, Candidate
+from commprof.trials.plan import Plan, parse_trial
+from commprof.trials.result import BreakEven, CandidateResult, StepShare, TrialResult
+from commprof.trials.statistics import (
+    CONFIDENCE,
+    MIN_ROUNDS,
+    center,
+    interval_of,
+    mean,
+    ratio,
+    resamples,
+)
+from commprof.trials.verdict import Setting, judge
+from commprof.units import ns_to_ms
+
+Floats = npt.NDArray[np.float64]
+
+#: Of those that take turns.
+_HEADROOM_PLACE = 2
+_ROLES = {BASELINE: "baseline", CONTROL: "control", HEADROOM: "headroom"}
+#: Bits per ns are Gbit/s.
+_BITS = 8.0
+
+
+def analyse_trial(directory: Path) -> TrialResult | None:
+    """The trial of a run; None where there was none.
+
+    Raises:
+        CommprofError: ``directory`` is no run, or a rank's trace is missing.
+    """
+    context = read_context(directory)
+    for world_size in context["world_sizes"]:
+        run = read_world(directory, world_size)
+        told = {rank: trial_of(trace) for rank, trace in run.traces.items()}
+        if any(told.values()):
+            missing = [rank for rank in range(world_size) if not told.get(rank)]
+            if missing:
+                raise CommprofError(
+                    f"{directory} holds a trial, but ranks {missing} left no trace of it; all "
+                    "ranks are needed to compare"
+                )
+            return analyse_world_trial(run, context)
+    return None
+
+
+def trial_of(trace: Trace) -> dict[str, Any] | None:
+    """The trial that began in this trace; None where there was none.
+
+    Metadata go on into later traces of the same process: such a trial began in no step of them.
+    """
+    trial: dict[str, Any] | None = trace.metadata.get("trial")
+    if trial is None:
+        return None
+    steps = columns.steps(trace)
+    at = np.flatnonzero(steps.index == trial["first_step"])
+    began = int(trial["begin_monotonic_ns"])
+    inside = (steps.begin_ns[at] <= began) & (began < steps.end_ns[at])
+    return trial if inside.any() else None
+
+
+def analyse_world_trial(run: WorldRun, context: Mapping[str, Any]) -> TrialResult:
+    """The trial of one world size, of which every rank left a trace.
+
+    Args:
+        run: what the ranks left.
+        context: of the run, for the command that applies the verdict.
+    """
+    trial = run.traces[0].metadata["trial"]
+    plan = parse_trial(trial["plan"])
+    schedule = plan.schedule()
+    found = figures([run.traces[r] for r in sorted(run.traces)], schedule, trial["first_step"])
+    candidates = tuple(
+        _candidate(one, place, found, plan, run.world_size)
+        for place, one in enumerate(plan.everyone)
+    )
+    baseline = {name: values[0] for name, values in found.columns.items()}
+    setting = Setting(
+        command=str(context["command"]),
+        is_run="script" in context or "workload" in context,
+    )
+    parts = _parts(baseline) if found.rounds else ()
+    return TrialResult(
+        world_size=run.world_size,
+        rounds=found.rounds,
+        planned_rounds=plan.rounds,
+        block_steps=plan.block,
+        warmup_steps=plan.warmup,
+        candidates=candidates,
+        parts=parts,
+        link_gbit_per_s=_link(baseline, run.world_size) if found.rounds else np.nan,
+        left_out=tuple((str(label), str(why)) for label, why in trial["left_out"].items()),
+        verdict=judge(plan.candidates, candidates, found.step_ns, parts, setting),
+    )
+
+
+def _candidate(
+    one: Candidate, place: int, found: Figures, plan: Plan, world_size: int
+) -> CandidateResult:
+    role = _ROLES.get(one.label, "candidate")
+    own = {name: values[place] for name, values in found.columns.items()}
+    baseline = {name: values[0] for name, values in found.columns.items()}
+    step, plain = found.step_ns[place], found.step_ns[0]
+    joint = 1 - (1 - CONFIDENCE) / max(1, len(plan.candidates))
+    known = found.rounds > 0
+    # Only the native compressors tell what they did; without that nothing is known of their bytes.
+    told = bool(one.compressor) and bool((own["compressed_wire"] > 0).any())
+    floor = found.step_ns[_HEADROOM_PLACE] if plan.headroom else None
+    wire = _wire_bytes(one, own)
+    if one.compressor and not told:
+        wire = np.full_like(wire, np.nan)
+    return CandidateResult(
+        label=one.label,
+        role=role,
+        techniques=0 if role != "candidate" else one.techniques,
+        exact=one.exact(world_size),
+        step_ms=ns_to_ms(float(np.exp(center(np.log(step))))) if known else np.nan,
+        ratio=None if role == "baseline" else ratio(step, plain),
+        joint_ratio=None if role == "baseline" else ratio(step, plain, joint),
+        exposed_ms=_typical_ms(own["exposed"]),
+        hidden_ms=_typical_ms(own["hidden"]),
+        encode_ms=_typical_ms(own["encode"]) if told else np.nan,
+        reduce_ms=_typical_ms(own["reduce"]) if told else np.nan,
+        decode_ms=_typical_ms(own["decode"]) if told else np.nan,
+        wire_bytes=float(np.median(wire)) if known else np.nan,
+        relative_error=_known_mean(own["relative_error"]),
+        cosine=_known_mean(own["cosine"]),
+        loss_effect=None if role != "candidate" else _loss_effect(own, baseline),
+        overhead_reduction=_overhead_reduction(step, plain, floor) if role == "candidate" else None,
+        break_even=_break_even(own, baseline, wire) if told else None,
+    )
+
+
+def _wire_bytes(one: Candidate, own: Mapping[str, Floats]) -> Floats:
+    """Per round: what a rank sends per step."""
+    if one.label == HEADROOM:
+        return np.zeros_like(own["wall"])
+    if not one.link_only:
+        return np.full_like(own["wall"], np.nan)
+    return own["compressed_wire"] + own["plain_ring"]
+
+
+def _break_even(
+    own: Mapping[str, Floats], baseline: Mapping[str, Floats], wire: Floats
+) -> BreakEven | None:
+    work = own["wall"] - own["exposed"]
+    return break_even(
+        Costs(
+            plain_bytes=baseline["plain_ring"],
+            wire_bytes=wire,
+            coding_ns=own["encode"] + own["reduce"] + own["decode"],
+            slowdown_ns=work - (baseline["wall"] - baseline["exposed"]),
+            hidden_ns=baseline["hidden"],
+        )
+    )
+
+
+def _loss_effect(own: Mapping[str, Floats], baseline: Mapping[str, Floats]) -> Interval | None:
+    """Relative, so that it does not matter how a script scales its loss."""
+    plain = baseline["loss"]
+    if not np.isfinite(plain).all() or (plain == 0).any():
+        return None
+    return mean((own["loss"] - plain) / np.abs(plain))
+
+
+def _overhead_reduction(step: Floats, plain: Floats, floor: Floats | None) -> Interval | None:
+    """``1 - (step - headroom's) / (baseline's - headroom's)``, from medians over rounds."""
+    count = len(step)
+    if floor is None or count < MIN_ROUNDS:
+        return None
+    over, whole = step - floor, plain - floor
+    rows = resamples(count)
+    drawn_whole = np.median(whole[rows], axis=1)
+    if np.median(whole) <= 0 or (drawn_whole <= 0).any():
+        return None  # what is to be reduced cannot be told from nothing
+    drawn = 1 - np.median(over[rows], axis=1) / drawn_whole
+    value = float(1 - np.median(over) / np.median(whole))
+    return interval_of(value, drawn, count, CONFIDENCE)
+
+
+def _parts(baseline: Mapping[str, Floats]) -> tuple[StepShare, ...]:
+    shares = [StepShare(name, _typical_ms(baseline[name])) for name in PARTS]
+    return tuple(sorted(shares, key=lambda share: -share.ms))
+
+
+def _link(baseline: Mapping[str, Floats], world_size: int) -> float:
+    under_way = baseline["exposed"] + baseline["hidden"]
+    if world_size < 2 or not (np.median(under_way) > 0):
+        return float("nan")
+    return float(_BITS * np.median(baseline["plain_ring"]) / np.median(under_way))
+
+
+def _typical_ms(values: Floats) -> float:
+    return ns_to_ms(float(np.median(values))) if len(values) else float("nan")
+
+
+def _known_mean(values: Floats) -> float:
+    known = values[~np.isnan(values)]
+    return float(known.mean()) if len(known) else float("nan")

@@ -1,0 +1,75 @@
+"""The bandwidth below which a candidate pays; ``docs/trials.md`` derives the formula."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from commprof.trials.result import BreakEven
+from commprof.trials.statistics import CONFIDENCE, MIN_ROUNDS, interval_of, resamples
+
+Floats = npt.NDArray[np.float64]
+
+#: Nanoseconds per byte -> Gbit/s: 8 bit over so many ns.
+_BITS = 8.0
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Per round; times in ns per step, bytes per step and rank."""
+
+    #: Sent with the baseline, and with the candidate.
+    plain_bytes: Floats
+    wire_bytes: Floats
+    #: Encode, reduce and decode, which lengthen the chain of communication.
+    coding_ns: Floats
+    #: What a step lasts longer with the candidate, waiting for communication left out.
+    slowdown_ns: Floats
+    #: Communication that the baseline hides behind the training thread's work.
+    hidden_ns: Floats
+
+
+def break_even(costs: Costs) -> BreakEven | None:
+    """None with too few rounds, or where something was not measured."""
+    rows = np.stack(
+        [
+            costs.plain_bytes,
+            costs.wire_bytes,
+            costs.coding_ns,
+            costs.slowdown_ns,
+            costs.hidden_ns,
+        ]
+    )
+    count = rows.shape[1]
+    if count < MIN_ROUNDS or not np.isfinite(rows).all():
+        return None
+    value = float(bandwidth(*np.median(rows, axis=1)))
+    if value == 0:
+        return BreakEven("never", None)
+    if np.isinf(value):
+        return BreakEven("always", None)
+    drawn = bandwidth(*np.median(rows[:, resamples(count)], axis=2))
+    return BreakEven("below", interval_of(value, drawn, count, CONFIDENCE))
+
+
+def bandwidth(
+    plain_bytes: Floats,
+    wire_bytes: Floats,
+    coding_ns: Floats,
+    slowdown_ns: Floats,
+    hidden_ns: Floats,
+) -> Floats:
+    """Gbit/s: the smaller of two bandwidths, in bits per ns.
+
+    ``8 saved / (coding + slowdown)`` and ``8 plain / (hidden + slowdown)``.
+    Above the first the bytes saved do not make up for the work; above the second the exchange
+    without a compressor has next to nothing exposed to win. 0: it never pays. Infinite: always.
+    """
+    slow = np.maximum(slowdown_ns, 0.0)
+    saved = _BITS * np.maximum(plain_bytes - wire_bytes, 0.0)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        by_work = np.where(saved > 0, saved / (coding_ns + slow), 0.0)
+        by_exposure = np.where(plain_bytes > 0, _BITS * plain_bytes / (hidden_ns + slow), 0.0)
+    return np.asarray(np.minimum(by_work, by_exposure), dtype=np.float64)

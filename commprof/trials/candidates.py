@@ -1,0 +1,161 @@
+"""What a trial compares: techniques by name, alone or joined by ``+``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from commprof.compressors import parse
+from commprof.compressors.schemes import SCHEMES
+from commprof.errors import UsageError
+
+#: DDP's mean all-reduce with the model's own buckets: what all others are compared with.
+BASELINE = "none"
+#: The same under another name: what such a comparison shows by chance.
+CONTROL = "none again"
+#: Nothing is exchanged: the most that any work on communication can win.
+HEADROOM = "noop"
+
+BUCKET_CAP = "bucket-cap"
+#: In MiB, as DDP counts its ``bucket_cap_mb``.
+_CAPS_MB = (0.001, 10_000.0)
+
+
+@dataclass(frozen=True)
+class NamedHook:
+    """An exchange that a candidate can name; its code loads in the ranks only."""
+
+    name: str
+    meaning: str
+    #: ``module:function``. The function takes the DDP model and returns a communication hook for
+    #: one block of steps; all ranks call it at the same step.
+    make: str
+    #: Gradients come out with the bits of DDP's own mean.
+    exact: bool
+    #: What it sends is known: each bucket's ring all-reduce in fp32.
+    rings: bool
+
+
+_HOOKS = (
+    NamedHook(
+        "no-overlap",
+        "DDP's means, none begun before the last bucket is ready",
+        "commprof.switching.hooks:no_overlap",
+        exact=True,
+        rings=True,
+    ),
+)
+HOOKS: Mapping[str, NamedHook] = {hook.name: hook for hook in _HOOKS}
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One of those that take turns."""
+
+    #: As ``parse`` takes it, with options in their standard form.
+    label: str
+    #: A compressor as ``commprof.compressors.parse`` takes it, or empty.
+    compressor: str = ""
+    #: One of HOOKS, or empty.
+    hook: str = ""
+    #: DDP's ``bucket_cap_mb``; None: as the model has it.
+    bucket_cap_mb: float | None = None
+
+    def exact(self, world_size: int) -> bool:
+        """Whether training with it has the bits of training without.
+
+        Other buckets mean another order of summation in a ring of three ranks and more; two
+        ranks add the same two numbers in any bucket.
+        """
+        if self.label == HEADROOM or self.compressor:
+            return False
+        if self.hook and not HOOKS[self.hook].exact:
+            return False
+        return self.bucket_cap_mb is None or world_size <= 2
+
+    @property
+    def link_only(self) -> bool:
+        """Whether all that it sends goes over the link; else its bytes say nothing of bandwidth."""
+        if self.hook:
+            return HOOKS[self.hook].rings
+        return "hierarchical" not in self.compressor
+
+    @property
+    def techniques(self) -> int:
+        """How many it combines."""
+        return bool(self.compressor) + bool(self.hook) + (self.bucket_cap_mb is not None)
+
+
+ROLES = tuple(Candidate(name) for name in (BASELINE, CONTROL, HEADROOM))
+
+
+def parse_candidate(text: str) -> Candidate:
+    """A candidate from its techniques, such as ``topk:ratio=0.01+bucket-cap=5``.
+
+    Raises:
+        UsageError: unknown technique, a value out of range, or two that exclude each other.
+    """
+    compressor = hook = ""
+    cap: float | None = None
+    for word in text.split("+"):
+        name = _head(word)
+        if name == BUCKET_CAP:
+            _once(cap is None, text, "bucket caps")
+            cap = _cap(word)
+        elif name in HOOKS and word == name:
+            _once(not (hook or compressor), text, "exchanges")
+            hook = name
+        elif name in SCHEMES:
+            _once(not (hook or compressor), text, "exchanges")
+            compressor = parse(word).label
+        else:
+            raise UsageError(
+                f"unknown technique {word!r} (allowed: {', '.join(technique_names())})"
+            )
+    capped = "" if cap is None else f"{BUCKET_CAP}={cap:g}"
+    label = "+".join(filter(None, (compressor, hook, capped)))
+    return Candidate(label, compressor, hook, cap)
+
+
+def technique_names() -> list[str]:
+    """All that a candidate can be made of, as they are typed."""
+    schemes = [name for name in SCHEMES if name != BASELINE]
+    return [*schemes, *HOOKS, f"{BUCKET_CAP}=MB"]
+
+
+def is_technique(word: str) -> bool:
+    """Whether a word begins a candidate, rather than going on with options of the one before."""
+    first = word.partition("+")[0]
+    if "=" in first.partition(":")[0]:
+        return _head(first) == BUCKET_CAP  # "hierarchical" is a technique, "hierarchical=1" is not
+    return _head(first) in {*SCHEMES, *HOOKS, HEADROOM}
+
+
+def help_text() -> str:
+    """One line for each technique that is no compressor, for help texts."""
+    lines = [f"  {hook.name:<18} {hook.meaning}" for hook in HOOKS.values()]
+    lines.append(f"  {BUCKET_CAP + '=MB':<18} DDP's buckets, cut anew for bucket_cap_mb=MB")
+    return "\n".join(lines)
+
+
+def _head(word: str) -> str:
+    return word.partition(":")[0].partition("=")[0]
+
+
+def _once(first: bool, text: str, what: str) -> None:
+    if not first:
+        raise UsageError(f"candidate {text!r} names two {what}; they exclude each other")
+
+
+def _cap(word: str) -> float:
+    low, high = _CAPS_MB
+    value = word.partition("=")[2]
+    try:
+        number = float(value)
+    except ValueError:
+        number = -1.0
+    if not low <= number <= high:
+        raise UsageError(
+            f"{BUCKET_CAP}={value!r} is out of range (allowed: MiB from {low:g} to {high:g})"
+        )
+    return number

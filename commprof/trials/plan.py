@@ -1,0 +1,113 @@
+"""What a trial was asked to do: its candidates, and how many blocks of which length."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+from commprof.errors import UsageError
+from commprof.trials.candidates import (
+    BASELINE,
+    CONTROL,
+    HEADROOM,
+    ROLES,
+    Candidate,
+    is_technique,
+    parse_candidate,
+)
+from commprof.trials.schedule import Schedule
+
+#: Steps before a trial: DDP cuts its buckets, optimizers make their state.
+SETTLE_STEPS = 3
+
+
+@dataclass(frozen=True)
+class Plan:
+    """As ``parse_trial`` reads it from one line of text."""
+
+    #: Without the three that always take part.
+    candidates: tuple[Candidate, ...]
+    #: Every candidate has one block in each.
+    rounds: int = 8
+    #: Measured steps of a block.
+    block: int = 6
+    #: Steps after a switch that are left out.
+    warmup: int = 2
+    #: Seed of the order.
+    shuffle: int = 0
+    #: 1: noop takes part. Without it the trial says nothing of what could be won at most.
+    headroom: int = 1
+
+    @property
+    def everyone(self) -> tuple[Candidate, ...]:
+        """All that take turns: none, none again, noop, and the candidates."""
+        roles = ROLES if self.headroom else ROLES[:-1]
+        return (*roles, *self.candidates)
+
+    def schedule(self) -> Schedule:
+        """Whose turn is when."""
+        return Schedule(len(self.everyone), self.rounds, self.block, self.warmup, self.shuffle)
+
+    @property
+    def steps(self) -> int:
+        """That a training needs for all of it."""
+        return SETTLE_STEPS + self.schedule().steps
+
+    def without(self, labels: set[str]) -> Plan:
+        """Less the candidates of these labels."""
+        kept = tuple(one for one in self.candidates if one.label not in labels)
+        return dataclasses.replace(self, candidates=kept)
+
+    @property
+    def text(self) -> str:
+        """As ``parse_trial`` takes it."""
+        words = [BASELINE, *(one.label for one in self.candidates)]
+        words += [f"{name}={getattr(self, name)}" for name in SETTINGS]
+        return ",".join(words)
+
+
+#: Setting -> least and largest value.
+SETTINGS = {
+    "rounds": (3, 64),
+    "block": (1, 10_000),
+    "warmup": (2, 1000),
+    "shuffle": (0, 2**31),
+    "headroom": (0, 1),
+}
+
+
+def parse_trial(text: str) -> Plan:
+    """A plan from ``fp16,topk:ratio=0.01,bucket-cap=5,int8+bucket-cap=5,rounds=8``.
+
+    Commas separate candidates; options of one may follow with commas too, as in
+    ``topk:ratio=0.01,feedback=0``. ``rounds``, ``block``, ``warmup``, ``shuffle`` and ``headroom``
+    are of the trial itself.
+
+    Raises:
+        UsageError: an unknown word, a value out of range, or nothing to compare.
+    """
+    items: list[str] = []
+    settings: dict[str, int] = {}
+    for word in filter(None, (part.strip() for part in text.split(","))):
+        name, equals, value = word.partition("=")
+        if name in SETTINGS and equals:
+            settings[name] = _setting(name, value)
+        elif is_technique(word) or not (items and equals):
+            items.append(word)
+        else:
+            items[-1] += f",{word}"
+    # Those that always take part may be listed as well.
+    listed = [item for item in items if item not in (BASELINE, CONTROL, HEADROOM)]
+    candidates = tuple(dict.fromkeys(parse_candidate(item) for item in listed))
+    if not items:
+        raise UsageError(f"trial {text!r} names no candidate, as in fp16,int8,bucket-cap=5")
+    return Plan(candidates, **settings)
+
+
+def _setting(name: str, value: str) -> int:
+    low, high = SETTINGS[name]
+    if not value.isdecimal() or not low <= int(value) <= high:
+        raise UsageError(
+            f"trial: {name}={value} is out of range (allowed: a whole number from {low} to {high})"
+        )
+    return int(value)

@@ -1,0 +1,122 @@
+"""What came of a trial, ready to be rendered."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from commprof.analysis.intervals import Interval
+
+
+@dataclass(frozen=True)
+class BreakEven:
+    """Below which bandwidth of a rank's link a candidate makes a step shorter."""
+
+    #: "below", "never" or "always".
+    pays: str
+    #: For "below" the bandwidth with its interval, which may reach infinity; None elsewhere.
+    gbit_per_s: Interval | None
+
+
+@dataclass(frozen=True)
+class CandidateResult:
+    """One candidate over all complete rounds.
+
+    A figure is the median over rounds of blocks; a block's the median over its measured steps, as
+    mean over the ranks.
+    """
+
+    label: str
+    #: "baseline", "control", "headroom" or "candidate".
+    role: str
+    #: How many techniques it combines; 0 for the first three roles.
+    techniques: int
+    #: Training with it has the bits of training without.
+    exact: bool
+    #: Typical block (``statistics.center`` of the logarithms), on the slowest rank.
+    step_ms: float
+    #: That over the baseline's, paired by round, at 95 %; None for the baseline itself.
+    ratio: Interval | None
+    #: The same at a level at which all candidates' intervals hold together (Bonferroni).
+    joint_ratio: Interval | None
+    #: The training thread stood still for communication.
+    exposed_ms: float
+    #: Communication under way while it worked.
+    hidden_ms: float
+    #: On the compressor's thread, per step; NaN without a compressor.
+    encode_ms: float
+    reduce_ms: float
+    decode_ms: float
+    #: Sent by a rank per step; NaN where it is not known.
+    wire_bytes: float
+    #: Of what was sent against what was to be sent, in the first step of each block; means over
+    #: buckets by size. NaN where nothing was measured, as for candidates without a compressor.
+    relative_error: float
+    cosine: float
+    #: Loss over the block less the baseline's, over the baseline's; None where it is not known.
+    loss_effect: Interval | None
+    #: Of the communication overhead (step less the headroom's step), the share that it takes away.
+    overhead_reduction: Interval | None
+    break_even: BreakEven | None
+
+    @property
+    def gain(self) -> Interval | None:
+        """Share of the step that it saves, at the joint level."""
+        return less(self.joint_ratio)
+
+
+@dataclass(frozen=True)
+class StepShare:
+    """One part of the baseline's step."""
+
+    part: str
+    ms: float
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What to do."""
+
+    #: "none": leave it; "not-the-bottleneck"; "use": apply ``choice``; "unknown": too few rounds,
+    #: or too noisy ones.
+    answer: str
+    #: Label of what to use; empty unless ``answer`` is "use".
+    choice: str
+    #: Share of the step that it saves, at the joint level; of the headroom where there is nothing.
+    gain: Interval | None
+    #: In plain words, the first the most important.
+    sentences: tuple[str, ...]
+    #: What applies it: a command, or what to write; empty unless ``answer`` is "use".
+    apply: str
+
+
+@dataclass(frozen=True)
+class TrialResult:
+    """A trial at one world size."""
+
+    world_size: int
+    #: Complete ones, of those that were planned.
+    rounds: int
+    planned_rounds: int
+    #: Measured steps of a block, and those left out before them.
+    block_steps: int
+    warmup_steps: int
+    #: In the order of the plan.
+    candidates: tuple[CandidateResult, ...]
+    #: Parts of the baseline's step, the largest first.
+    parts: tuple[StepShare, ...]
+    #: What the link carried while the baseline's communication was under way; NaN if unknown.
+    link_gbit_per_s: float
+    #: Candidates that could not take part, with the reason.
+    left_out: tuple[tuple[str, str], ...]
+    verdict: Verdict
+
+    def of_role(self, role: str) -> CandidateResult:
+        """The one of a role that there is once."""
+        return next(one for one in self.candidates if one.role == role)
+
+
+def less(ratio: Interval | None) -> Interval | None:
+    """1 - ratio."""
+    if ratio is None:
+        return None
+    return Interval(1 - ratio.value, 1 - ratio.high, 1 - ratio.low)

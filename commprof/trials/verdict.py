@@ -1,0 +1,247 @@
+"""What a trial's figures say, in plain words, and what to do about it."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from commprof.analysis.intervals import Interval
+from commprof.trials.candidates import Candidate
+from commprof.trials.result import CandidateResult, StepShare, Verdict, less
+from commprof.trials.statistics import MIN_ROUNDS, ratio
+
+Floats = npt.NDArray[np.float64]
+
+#: Below it communication is not the bottleneck: the share of a step that an exchange free of
+#: charge would save.
+WORTH_A_LOOK = 0.10
+
+_TOO_NOISY = (
+    "Too noisy to say whether that is worth anything: run it again on a quieter machine, or with "
+    "more rounds."
+)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How the trial was started."""
+
+    command: str
+    #: By ``commprof run``, whose command can be given again.
+    is_run: bool
+
+
+def judge(
+    candidates: Sequence[Candidate],
+    results: Sequence[CandidateResult],
+    step_ns: Floats,
+    parts: Sequence[StepShare],
+    setting: Setting,
+) -> Verdict:
+    """The verdict.
+
+    Args:
+        candidates: of the plan, without the three roles.
+        results: of all that took turns.
+        step_ns: ``[taking turns, round]``, in the order of ``results``.
+        parts: of the baseline's step, the largest first.
+        setting: for the command that applies the choice.
+    """
+    rounds = int(step_ns.shape[1])
+    if rounds < MIN_ROUNDS:
+        return _too_short(rounds)
+    baseline = next(one for one in results if one.role == "baseline")
+    sentences = [_bound_by(parts, baseline.step_ms)]
+    headroom = next((one for one in results if one.role == "headroom"), None)
+    if headroom is not None:
+        won = less(headroom.ratio)
+        assert won is not None
+        sentences.insert(0, _ceiling(won))
+        if won.value < WORTH_A_LOOK and won.high >= 2 * WORTH_A_LOOK:
+            sentences.append(_TOO_NOISY)
+            return Verdict("unknown", "", won, tuple(sentences), "")
+        if won.value < WORTH_A_LOOK:
+            sentences.append(_not_the_bottleneck(parts))
+            return Verdict("not-the-bottleneck", "", won, tuple(sentences), "")
+    chance = _chance(results)
+    winners = [one for one in results if _wins(one, chance)]
+    if not winners:
+        sentences.append(_nothing_wins(results, chance))
+        return Verdict("none", "", None, tuple(sentences), "")
+    best = min(winners, key=lambda one: one.step_ms)
+    equals = [one for one in winners if one is best or _tied(one, best, results, step_ns)]
+    choice = min(equals, key=_damage)
+    sentences += _recommend(choice, best, equals, rounds)
+    candidate = next(one for one in candidates if one.label == choice.label)
+    return Verdict("use", choice.label, choice.gain, tuple(sentences), apply(candidate, setting))
+
+
+def apply(candidate: Candidate, setting: Setting) -> str:
+    """What to type or write so that every step runs with the candidate."""
+    found = []
+    if candidate.compressor:
+        if setting.is_run:
+            found.append(_with_hook(setting.command, candidate.compressor))
+        else:
+            found.append(
+                f'commprof.attach(ddp, hook=commprof.compressors.parse("{candidate.compressor}"))'
+            )
+    if candidate.bucket_cap_mb is not None:
+        found.append(f"DistributedDataParallel(model, bucket_cap_mb={candidate.bucket_cap_mb:g})")
+    if candidate.hook:
+        found.append(f"the exchange {candidate.hook}, see docs/trials.md")
+    return "; and ".join(found)
+
+
+def _with_hook(command: str, compressor: str) -> str:
+    """The command with ``--hook`` in the place of ``--trial``."""
+    words, kept, skip = shlex.split(command), [], False
+    for word in words:
+        if skip:
+            skip = False
+        elif word == "--trial" or word.startswith("--trial="):
+            skip = word == "--trial"
+            kept += ["--hook", compressor]
+        else:
+            kept.append(word)
+    return shlex.join(kept)
+
+
+def _too_short(rounds: int) -> Verdict:
+    said = (
+        f"Too short to say anything: {rounds} complete rounds, {MIN_ROUNDS} are the least. Train "
+        "more steps, or ask for shorter blocks (block=, warmup=) or fewer candidates."
+    )
+    return Verdict("unknown", "", None, (said,), "")
+
+
+def _ceiling(won: Interval) -> str:
+    if won.high <= 0:
+        return f"Without any exchange a step is no shorter: {_percent(won)}."
+    return (
+        f"Without any exchange a step is {_percent(won)} shorter: that is the most that any work "
+        "on communication can win."
+    )
+
+
+def _not_the_bottleneck(parts: Sequence[StepShare]) -> str:
+    return (
+        f"Communication is not the bottleneck: under {WORTH_A_LOOK:.0%} there is too little here "
+        f"for compression or other buckets to win. Look at {_own_work(parts)} first."
+    )
+
+
+def _bound_by(parts: Sequence[StepShare], step_ms: float) -> str:
+    total = sum(part.ms for part in parts)
+    shown = ", ".join(f"{_WORDS[p.part]} {p.ms / total:.0%}" for p in parts if p.ms > 0.02 * total)
+    return f"The step of {step_ms:.4g} ms is bound by {_WORDS[parts[0].part]}: {shown}."
+
+
+_WORDS = {
+    "data": "reading data",
+    "forward": "forward",
+    "backward": "backward",
+    "exposed": "waiting for communication",
+    "optimizer": "the optimizer",
+    "other": "other work",
+}
+
+
+def _own_work(parts: Sequence[StepShare]) -> str:
+    return _WORDS[next(part.part for part in parts if part.part != "exposed")]
+
+
+def _chance(results: Sequence[CandidateResult]) -> float:
+    """How far none lies from none again: what this machine shows without any cause."""
+    control = next(one for one in results if one.role == "control")
+    assert control.ratio is not None
+    return abs(math.log(control.ratio.value))
+
+
+def _wins(one: CandidateResult, chance: float) -> bool:
+    """Its whole interval is a gain, and the gain is more than what equal things differ by."""
+    joint = one.joint_ratio
+    if one.role != "candidate" or joint is None:
+        return False
+    return joint.high < 1 and -math.log(joint.value) > chance
+
+
+def _tied(
+    one: CandidateResult, best: CandidateResult, results: Sequence[CandidateResult], step_ns: Floats
+) -> bool:
+    """Whether the two cannot be told apart."""
+    places = [next(i for i, r in enumerate(results) if r is x) for x in (one, best)]
+    between = ratio(step_ns[places[0]], step_ns[places[1]])
+    return between is not None and between.contains(1.0)
+
+
+def _damage(one: CandidateResult) -> tuple[float, float]:
+    """What it does to gradients; then its step."""
+    compresses = not math.isnan(one.encode_ms)
+    error = one.relative_error if compresses else 0.0
+    return (math.inf if math.isnan(error) else error, one.step_ms)
+
+
+def _nothing_wins(results: Sequence[CandidateResult], chance: float) -> str:
+    tried = [one for one in results if one.role == "candidate" and one.joint_ratio is not None]
+    if not tried:
+        return "No candidate was tried."
+    best = min(tried, key=lambda one: one.step_ms)
+    gain = best.gain
+    assert gain is not None
+    if gain.low > 0:
+        return (
+            f"Leave it as it is: the best candidate, {best.label}, saves {_percent(gain)} of a "
+            f"step, and two runs of the same thing differed by {math.expm1(chance):.1%} here."
+        )
+    return (
+        "Leave it as it is: none of what was tried makes the step shorter for sure. The best, "
+        f"{best.label}, saves {_percent(gain)}."
+    )
+
+
+def _recommend(
+    choice: CandidateResult, best: CandidateResult, equals: Sequence[CandidateResult], rounds: int
+) -> list[str]:
+    gain = choice.gain
+    assert gain is not None
+    said = [
+        f"Use {choice.label}: a step is {_percent(gain)} shorter, "
+        f"{1 / (1 - gain.value):.2f} times as fast (interval for all candidates together, from "
+        f"{rounds} rounds of interleaved blocks)."
+    ]
+    others = [one.label for one in equals if one is not choice]
+    if others:
+        said.append(
+            f"{' and '.join(others)} cannot be told from it here; "
+            f"{choice.label} changes the gradients least."
+        )
+    said.append(_price(choice))
+    return said
+
+
+def _price(choice: CandidateResult) -> str:
+    if choice.exact:
+        return "It changes no result: the gradients have the same bits."
+    if math.isnan(choice.relative_error):
+        return "It sums gradients in another order: the last bits of the result differ."
+    said = (
+        f"It changes gradients by {choice.relative_error:.2g} of their length "
+        f"(cosine {choice.cosine:.4f}). "
+    )
+    effect = choice.loss_effect
+    if effect is None:
+        return said + "What that does to the loss was not seen: compare a whole training."
+    return said + (
+        f"Over a block the loss changed by {effect.value:+.2%} [{effect.low:+.2%}, "
+        f"{effect.high:+.2%}], which is too short to show convergence: compare a whole training."
+    )
+
+
+def _percent(interval: Interval) -> str:
+    return f"{interval.value * 100:.1f} % [{interval.low * 100:.1f}, {interval.high * 100:.1f}]"

@@ -1,0 +1,130 @@
+#include "shm/slices.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "shm/meetings.h"
+
+namespace commprof::shm {
+
+namespace {
+
+// Slices begin on cache lines of a buffer that does, for every element type.
+constexpr size_t kElementsPerLine = 64;
+
+size_t blocksOf(Slices slices, size_t block) {
+  size_t longest = 0;
+  for (const Slice& slice : slices) {
+    longest = std::max(longest, slice.count());
+  }
+  // One at least, so that the ranks meet and compare.
+  return std::max<size_t>(1, (longest + block - 1) / block);
+}
+
+uint64_t bytesOf(Slices slices, size_t width) {
+  uint64_t bytes = 0;
+  for (const Slice& slice : slices) {
+    bytes += slice.count() * width;
+  }
+  return bytes;
+}
+
+// The piece of a slice that block `index` moves.
+Slice pieceOf(const Slice& slice, size_t block, size_t index) {
+  const size_t begin = std::min(slice.end, slice.begin + index * block);
+  return {begin, std::min(slice.end, begin + block)};
+}
+
+} // namespace
+
+std::vector<Slice> equalSlices(int owners, size_t count) {
+  const size_t parts = size_t(owners);
+  const size_t share = (count + parts - 1) / parts;
+  const size_t whole =
+      (share + kElementsPerLine - 1) / kElementsPerLine * kElementsPerLine;
+  std::vector<Slice> slices;
+  for (size_t owner = 0; owner < parts; ++owner) {
+    const size_t begin = std::min(count, owner * whole);
+    slices.push_back({begin, std::min(count, begin + whole)});
+  }
+  return slices;
+}
+
+// One meeting a block, as reduceScatter(): a half is written again two blocks
+// later, behind the next block's meeting, when all have read it.
+void reduceToOwners(
+    Team& team,
+    std::byte* data,
+    Slices slices,
+    kernels::Element element,
+    kernels::Reduction reduction) {
+  const size_t width = kernels::elementBytes(element);
+  // A slot holds so many elements of each owner's slice.
+  const size_t block = std::max<size_t>(
+      1,
+      team.slotBytes() / slices.size() / width / kElementsPerLine *
+          kElementsPerLine);
+  Meetings meetings(
+      team,
+      intend(
+          named("reduce to owners", element, reduction),
+          bytesOf(slices, width)));
+  const size_t self = size_t(team.rank());
+  std::vector<const std::byte*> parts(size_t(team.size()));
+  for (size_t index = 0; index < blocksOf(slices, block); ++index) {
+    const uint32_t half = team.nextHalf();
+    for (size_t owner = 0; owner < slices.size(); ++owner) {
+      const Slice piece = pieceOf(slices[owner], block, index);
+      copyBytes(
+          team.slot(team.rank(), half) + owner * block * width,
+          data + piece.begin * width,
+          piece.count() * width);
+    }
+    meetings.meet();
+    const Slice piece =
+        self < slices.size() ? pieceOf(slices[self], block, index) : Slice{};
+    if (piece.count() != 0) {
+      for (int rank = 0; rank < team.size(); ++rank) {
+        parts[size_t(rank)] = team.slot(rank, half) + self * block * width;
+      }
+      kernels::combine(
+          element,
+          reduction,
+          parts.data(),
+          team.size(),
+          data + piece.begin * width,
+          piece.count());
+    }
+  }
+}
+
+void shareFromOwners(
+    Team& team,
+    std::byte* data,
+    Slices slices,
+    kernels::Element element) {
+  const size_t width = kernels::elementBytes(element);
+  const size_t block = std::max<size_t>(1, team.slotBytes() / width);
+  Meetings meetings(team, intend("share from owners", bytesOf(slices, width)));
+  for (size_t index = 0; index < blocksOf(slices, block); ++index) {
+    const uint32_t half = team.nextHalf();
+    const auto copyPiece = [&](size_t owner, bool in) {
+      const Slice piece = pieceOf(slices[owner], block, index);
+      std::byte* shared = team.slot(int(owner), half);
+      std::byte* mine = data + piece.begin * width;
+      copyBytes(in ? shared : mine, in ? mine : shared, piece.count() * width);
+    };
+    const size_t self = size_t(team.rank());
+    if (self < slices.size()) {
+      copyPiece(self, true);
+    }
+    meetings.meet();
+    for (size_t owner = 0; owner < slices.size(); ++owner) {
+      if (owner != self) {
+        copyPiece(owner, false);
+      }
+    }
+  }
+}
+
+} // namespace commprof::shm

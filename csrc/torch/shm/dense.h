@@ -1,0 +1,48 @@
+// What shared memory can carry of a tensor, and in what order its elements lie.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <torch/csrc/distributed/c10d/Types.hpp>
+
+#include <cstddef>
+#include <optional>
+
+#include "kernels/combine.h"
+
+namespace commprof {
+
+// Nothing for what the kernels do not take: other types, devices and layouts.
+std::optional<kernels::Element> elementOf(const at::Tensor& tensor);
+std::optional<kernels::Reduction> reductionOf(const c10d::ReduceOp& op);
+
+inline bool isPlain(const at::Tensor& tensor) {
+  return tensor.device().is_cpu() && tensor.layout() == at::kStrided;
+}
+
+inline std::byte* bytesOf(const at::Tensor& tensor) {
+  return static_cast<std::byte*>(tensor.data_ptr());
+}
+
+// The tensor itself where its elements lie in order, or a copy that goes back.
+class InOrder {
+ public:
+  explicit InOrder(const at::Tensor& tensor)
+      : tensor_(tensor), dense_(tensor.contiguous()) {}
+  const at::Tensor& dense() const {
+    return dense_;
+  }
+  std::byte* data() const {
+    return bytesOf(dense_);
+  }
+  void copyBack() {
+    if (!dense_.is_same(tensor_)) {
+      tensor_.copy_(dense_);
+    }
+  }
+
+ private:
+  at::Tensor tensor_;
+  const at::Tensor dense_;
+};
+
+} // namespace commprof

@@ -1,0 +1,263 @@
+// Carriers of two hosts, in one process over loopback: who came last, across
+// clocks; strangers; forks; and ends.
+#include "core/always_on/hosts/arrival_carrier.h"
+
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <filesystem>
+#include <functional>
+#include <random>
+#include <thread>
+
+#include "arrival_hosts.h"
+#include "check.h"
+#include "core/always_on/hosts/host_carrier.h"
+#include "core/clock/clock_sync.h"
+
+using namespace commprof;
+using namespace arrival_hosts;
+using State = ArrivalBoard::State;
+
+// The thread sanitizer takes the parent's threads for the child's leaks.
+extern "C" __attribute__((visibility("default"))) const char*
+__tsan_default_options() {
+  return "report_thread_leaks=0";
+}
+
+namespace {
+
+constexpr const char* kHere = "127.0.0.1";
+constexpr uint64_t kToken = 0x1234567890abcdef;
+constexpr uint64_t kMs = 1'000'000;
+
+void sleepMs(int ms) {
+  std::this_thread::sleep_for(std::chrono::milliseconds(ms));
+}
+
+bool becomes(const std::function<bool()>& condition) {
+  for (int i = 0; i < 500 && !condition(); ++i) {
+    sleepMs(10);
+  }
+  return condition();
+}
+
+struct Carried {
+  Host host;
+  ArrivalCarrier carrier;
+
+  Carried(int64_t ahead_ns, uint32_t first_rank, uint32_t number)
+      : host(ahead_ns, first_rank),
+        carrier(host.board, host.clock, {kHere, kToken + number, number}) {}
+  ArrivalPeer peer(uint32_t number) const {
+    return {kHere, carrier.port(), kToken + number};
+  }
+};
+
+// Rank 0's host, and one whose clock is 300 ms ahead; two ranks each.
+struct Pair {
+  Carried one{0, 0, 1};
+  Carried two{300 * int64_t(kMs), 2, 2};
+
+  void meet() {
+    one.carrier.addPeer(two.peer(2));
+    two.carrier.addPeer(one.peer(1));
+  }
+};
+
+uint64_t trueNs(uint64_t begin_ns, uint32_t seq, uint32_t rank) {
+  return begin_ns + seq * kMs + (rank == seq % kRanks ? 500'000 : rank * 10);
+}
+
+// As the helper threads of one host's two ranks do; returns how often both
+// were told the truth about who came last, and when.
+uint32_t runHost(Host& host, uint64_t begin_ns, uint32_t count) {
+  host.join();
+  for (uint32_t seq = 0; seq < count; ++seq) {
+    for (uint32_t rank = host.first_rank; rank < host.first_rank + 2; ++rank) {
+      host.post(rank, seq, trueNs(begin_ns, seq, rank));
+    }
+    sleepMs(1);
+  }
+  uint32_t known = 0;
+  for (uint32_t seq = 0; seq < count; ++seq) {
+    const uint64_t near_ns = trueNs(begin_ns, seq, host.first_rank);
+    ArrivalBoard::Last last;
+    becomes([&] { return host.last(seq, near_ns, last) == State::kKnown; });
+    const uint32_t rank = seq % kRanks;
+    known += last.rank == 100 + rank && last.clock_error_ns >= 100 &&
+        last.at_ns == host.ownNs(trueNs(begin_ns, seq, rank));
+  }
+  return known;
+}
+
+void arrivalsCrossHostsAndClocks() {
+  Pair pair;
+  pair.one.host.compare();
+  pair.two.host.compare();
+  const uint64_t begin_ns = nowNs();
+  const uint32_t count = 300;
+  uint32_t known = 0;
+  std::thread other([&] { known = runHost(pair.two.host, begin_ns, count); });
+  std::thread meeting([&] {
+    sleepMs(20); // the hosts find each other while the job runs
+    pair.meet();
+  });
+  CHECK_EQ(runHost(pair.one.host, begin_ns, count), count);
+  other.join();
+  meeting.join();
+  CHECK_EQ(known, count);
+  pair.one.carrier.flush();
+  const HostLinks links = pair.one.host.board->links();
+  CHECK(links.clock_known);
+  CHECK_EQ(links.peers, 1u);
+  CHECK_EQ(links.heard, 1u);
+  CHECK_EQ(links.unsent, 0u);
+  pair.two.carrier.flush();
+  CHECK_EQ(pair.two.host.board->links().clock_offset_ns, -300 * int64_t(kMs));
+}
+
+void withoutAClockNothingIsSaid() {
+  Pair pair;
+  pair.meet();
+  pair.one.host.compare();
+  pair.one.host.join();
+  pair.two.host.join();
+  const uint64_t now_ns = nowNs();
+  for (uint32_t rank = 0; rank < kRanks; ++rank) {
+    (rank < 2 ? pair.one : pair.two).host.post(rank, 0, now_ns);
+  }
+  ArrivalBoard::Last last;
+  for (int i = 0; i < 3; ++i) {
+    pair.one.carrier.flush();
+    pair.two.carrier.flush();
+    sleepMs(20);
+  }
+  CHECK(pair.one.host.last(0, now_ns, last) == State::kMissing);
+  CHECK(pair.two.host.last(0, now_ns, last) == State::kMissing);
+  CHECK(!pair.two.host.board->links().clock_known);
+  // With the first comparison both hear what stands on the boards.
+  pair.two.host.compare();
+  for (Host* host : {&pair.one.host, &pair.two.host}) {
+    CHECK(
+        becomes([&] { return host->last(0, now_ns, last) == State::kKnown; }));
+  }
+}
+
+void aPeerThatIsGoneIsNotMissed() {
+  Carried one(0, 0, 1);
+  one.host.compare();
+  one.host.join();
+  {
+    const UdpSocket gone = UdpSocket::bound(kHere);
+    one.carrier.addPeer({kHere, gone.port(), 1});
+  }
+  one.carrier.addPeer({"::1", 9, 1}); // no way there from an IPv4 socket
+  CHECK_THROWS(
+      std::invalid_argument, one.carrier.addPeer({"no.such.host", 9, 1}));
+  one.host.post(0, 0, nowNs());
+  one.carrier.flush();
+  one.carrier.flush();
+  const HostLinks links = one.host.board->links();
+  CHECK_EQ(links.peers, 2u);
+  CHECK_EQ(links.heard, 0u);
+  CHECK(links.unsent >= 2);
+}
+
+void strangersChangeNothing() {
+  Carried one(0, 0, 1);
+  one.host.compare();
+  one.host.join();
+  const uint64_t now_ns = nowNs();
+  one.host.post(0, 0, now_ns);
+  one.host.post(1, 0, now_ns);
+  const UdpSocket socket = UdpSocket::connected(kHere, one.carrier.port());
+  const auto say = [&](const Datagram& datagram) {
+    CHECK_EQ(
+        send(socket.fd(), datagram.data(), datagram.size(), 0),
+        ssize_t(datagram.size()));
+  };
+  const auto arrival = [&](uint32_t host, uint64_t token) {
+    ArrivalPacker packer(host);
+    packer.add({kGroup, 2, kRanks, 102}, 0, now_ns, 0);
+    packer.add({kGroup, 3, kRanks, 103}, 0, now_ns + 1, 0);
+    Datagram made = packer.datagrams()[0];
+    setToken(made, token);
+    return made;
+  };
+  std::mt19937 random(1);
+  for (int i = 0; i < 2'000; ++i) {
+    Datagram noise(random() % 1'400);
+    for (char& byte : noise) {
+      byte = char(random());
+    }
+    say(noise);
+    Datagram damaged = arrival(2, kToken + 1);
+    damaged[16 + random() % 4] ^= char(1 + random() % 255); // its host
+    damaged.resize(random() % damaged.size());
+    say(damaged);
+  }
+  say(arrival(2, kToken)); // that of another host
+  say(arrival(ArrivalCarrier::kMaxHosts, kToken + 1));
+  sleepMs(50);
+  ArrivalBoard::Last last;
+  CHECK(one.host.last(0, now_ns, last) == State::kMissing);
+  CHECK(becomes([&] { // the noise may have filled the socket's buffer
+    say(arrival(2, kToken + 1));
+    return one.host.last(0, now_ns, last) == State::kKnown;
+  }));
+  CHECK_EQ(last.rank, 103u);
+}
+
+size_t openFiles() {
+  size_t count = 0;
+  for ([[maybe_unused]] const auto& entry :
+       std::filesystem::directory_iterator("/proc/self/fd")) {
+    ++count;
+  }
+  return count;
+}
+
+void aForkedChildHasNoneOfIt() {
+  HostCarrier& carrier = HostCarrier::instance();
+  ClockSync::instance().track().setSame();
+  const size_t before = openFiles();
+  CHECK_THROWS(std::logic_error, carrier.carry({kHere, kToken, 1}));
+  CHECK_THROWS(std::logic_error, carrier.addPeer({kHere, 9, 1}));
+  carrier.makeBoard(kToken);
+  CHECK(carrier.carry({kHere, kToken, 1}) != 0);
+  carrier.addPeer({kHere, 9, 1});
+  for (int i = 0; i < 5; ++i) {
+    sleepMs(30); // the thread is at work
+    const pid_t pid = fork();
+    if (pid == 0) {
+      check::failed = 0;
+      CHECK_EQ(openFiles(), before);
+      CHECK(!ClockSync::instance().track().line());
+      carrier.flush();
+      carrier.stop();
+      CHECK_THROWS(std::logic_error, carrier.carry({kHere, kToken, 1}));
+      _exit(check::failed == 0 ? 0 : 1);
+    }
+    int status = -1;
+    CHECK_EQ(waitpid(pid, &status, 0), pid);
+    CHECK_EQ(status, 0);
+  }
+  carrier.makeBoard(kToken + 1); // of the next process group
+  CHECK_THROWS(std::logic_error, carrier.addPeer({kHere, 9, 1}));
+  carrier.stop();
+  CHECK_EQ(openFiles(), before);
+}
+
+} // namespace
+
+int main() {
+  arrivalsCrossHostsAndClocks();
+  withoutAClockNothingIsSaid();
+  aPeerThatIsGoneIsNotMissed();
+  strangersChangeNothing();
+  aForkedChildHasNoneOfIt();
+  return check::report();
+}

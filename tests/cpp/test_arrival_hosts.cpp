@@ -1,0 +1,229 @@
+// From one host's board through a datagram to another's, without a network.
+#include "arrival_hosts.h"
+#include "check.h"
+#include "core/always_on/hosts/arrival_receiver.h"
+#include "core/always_on/hosts/arrival_sender.h"
+
+using namespace commprof;
+using namespace arrival_hosts;
+using State = ArrivalBoard::State;
+
+namespace {
+
+constexpr uint64_t kToken = 4711;
+constexpr uint64_t kSecond = 1'000'000'000;
+
+// Host 2 tells host 1; its clock is 3 s ahead.
+struct Pair {
+  Host one{0, 0};
+  Host two{3 * int64_t(kSecond), 2};
+  ArrivalSender sender{*two.board};
+  ArrivalReceiver receiver{*one.board};
+  uint64_t now_ns = 1000 * kSecond; // true time
+
+  explicit Pair(bool join_one = true) {
+    one.clock.setSame();
+    two.clock.add({two.ownNs(now_ns), -two.ahead_ns, 100, 200});
+    if (join_one) {
+      one.join();
+    }
+    two.join();
+  }
+  std::vector<Datagram> collect() {
+    ArrivalPacker packer(2);
+    sender.collect(*two.clock.line(), two.ownNs(now_ns), packer);
+    return packer.datagrams();
+  }
+  uint32_t deliver(std::vector<Datagram> datagrams) {
+    uint32_t taken = 0;
+    for (Datagram& datagram : datagrams) {
+      setToken(datagram, kToken);
+      const auto read = readArrivals(datagram.data(), datagram.size(), kToken);
+      CHECK(read);
+      taken += receiver.take(*read, *one.clock.line(), now_ns);
+    }
+    return taken;
+  }
+  // All ranks issue it now, rank `late` 5 us later.
+  void issue(uint32_t seq, uint32_t late) {
+    for (uint32_t rank = 0; rank < kRanks; ++rank) {
+      Host& host = rank < 2 ? one : two;
+      host.post(rank, seq, now_ns + (rank == late ? 5'000 : rank));
+    }
+  }
+  ArrivalBoard::Last known(uint32_t seq) {
+    ArrivalBoard::Last last;
+    CHECK(one.last(seq, now_ns, last) == State::kKnown);
+    return last;
+  }
+  bool missing(uint32_t seq) const {
+    ArrivalBoard::Last last;
+    return one.last(seq, now_ns, last) == State::kMissing;
+  }
+};
+
+void arrivalsComeByThisHostsClock() {
+  Pair hosts;
+  hosts.issue(0, 3);
+  CHECK(hosts.missing(0));
+  CHECK_EQ(hosts.deliver(hosts.collect()), 2u);
+  ArrivalBoard::Last last = hosts.known(0);
+  CHECK_EQ(last.rank, 103u);
+  CHECK_EQ(last.at_ns, hosts.now_ns + 5'000);
+  // 100 ns, and 500 ppm of the 5 us since.
+  CHECK_EQ(last.clock_error_ns, 103u);
+  hosts.issue(1, 1);
+  hosts.deliver(hosts.collect());
+  last = hosts.known(1);
+  CHECK_EQ(last.rank, 101u);
+  CHECK_EQ(last.at_ns, hosts.now_ns + 5'000);
+}
+
+void aLostDatagramLosesNothing() {
+  Pair hosts;
+  hosts.issue(0, 3);
+  hosts.collect();
+  hosts.now_ns += 2 * kSecond; // settled
+  hosts.collect();
+  hosts.issue(1, 3);
+  CHECK(!hosts.collect().empty()); // lost
+  hosts.issue(2, 2);
+  CHECK_EQ(hosts.deliver(hosts.collect()), 2u);
+  hosts.known(1);
+  hosts.known(2);
+  CHECK(hosts.missing(0));
+  hosts.collect();
+  CHECK(hosts.collect().empty()); // twice is enough
+}
+
+// A helper thread drains one ring after another: numbers come out of order.
+void aLateCellIsToldAsWell() {
+  Pair hosts;
+  hosts.issue(0, 3);
+  hosts.collect();
+  hosts.now_ns += 2 * kSecond;
+  hosts.collect();
+  hosts.issue(2, 3);
+  hosts.deliver(hosts.collect());
+  hosts.issue(1, 3);
+  hosts.deliver(hosts.collect());
+  hosts.known(1);
+  hosts.known(2);
+}
+
+void whoJoinsLateIsToldAgain() {
+  Pair hosts(/*join_one=*/false);
+  for (uint32_t rank = 2; rank < 4; ++rank) {
+    hosts.two.post(rank, 0, hosts.now_ns);
+  }
+  CHECK_EQ(hosts.deliver(hosts.collect()), 0u); // nobody has joined
+  hosts.one.join();
+  CHECK_EQ(hosts.deliver(hosts.collect()), 0u); // nor issued
+  hosts.one.post(0, 0, hosts.now_ns);
+  hosts.one.post(1, 0, hosts.now_ns);
+  hosts.now_ns += kSecond / 2;
+  CHECK_EQ(hosts.deliver(hosts.collect()), 2u);
+  hosts.known(0);
+  // So is a host that is found late.
+  hosts.now_ns += 2 * kSecond;
+  hosts.collect();
+  hosts.collect();
+  CHECK(hosts.collect().empty());
+  hosts.sender.startAgain(hosts.two.ownNs(hosts.now_ns));
+  CHECK_EQ(hosts.deliver(hosts.collect()), 2u);
+}
+
+// More than fits into one call; and what nobody can tell any more is passed
+// over.
+void tooMuchComesLater() {
+  Pair hosts;
+  hosts.issue(0, 3);
+  hosts.collect();
+  hosts.now_ns += 2 * kSecond;
+  hosts.collect();
+  // Times that take five bytes each.
+  const uint32_t count = ArrivalBoard::kSlots + 1'000;
+  for (uint32_t seq = 1; seq <= count; ++seq) {
+    for (uint32_t rank = 2; rank < 4; ++rank) {
+      const uint64_t jump_ns = seq % 2 == 0 ? 0 : kSecond / 2;
+      hosts.two.post(rank, seq, hosts.now_ns - jump_ns);
+      hosts.one.post(rank - 2, seq, hosts.now_ns);
+    }
+  }
+  int calls = 0;
+  for (auto datagrams = hosts.collect(); !datagrams.empty();
+       datagrams = hosts.collect()) {
+    CHECK(datagrams.size() <= ArrivalPacker::kMaxDatagrams);
+    hosts.deliver(datagrams);
+    ++calls;
+  }
+  CHECK(calls > 2 && calls < 20);
+  for (uint32_t seq = 1'001; seq <= count; ++seq) {
+    hosts.known(seq);
+  }
+}
+
+void whatIsNotOursChangesNothing() {
+  Pair hosts;
+  hosts.issue(10, 1);
+  const ClockLine line = *hosts.one.clock.line();
+  const auto takes = [&](const ArrivalRun& run) {
+    return hosts.receiver.take({2, 0, {run}}, line, hosts.now_ns) != 0;
+  };
+  const uint64_t now_ns = hosts.now_ns;
+  const ArrivalRun good{{kGroup, 2, kRanks, 102}, 10, {now_ns}};
+  ArrivalRun bad = good;
+  bad.member.key = 78; // no such group
+  CHECK(!takes(bad));
+  bad = good;
+  bad.member.size = 5; // another one
+  bad.member.rank = 4;
+  CHECK(!takes(bad));
+  bad = good;
+  bad.member.rank = 1; // which is here
+  CHECK(!takes(bad));
+  bad = good;
+  bad.first_seq = 11 + ArrivalBoard::kSlots;
+  CHECK(!takes(bad));
+  bad.first_seq = UINT32_MAX;
+  CHECK(!takes(bad));
+  bad = good;
+  bad.common_ns = {now_ns, now_ns + 2 * ArrivalReceiver::kFutureNs};
+  CHECK(!takes(bad));
+  bad.common_ns = {now_ns - 2 * ArrivalReceiver::kPastNs};
+  CHECK(!takes(bad));
+  bad.common_ns = {UINT64_MAX};
+  CHECK(!takes(bad));
+  CHECK(hosts.missing(10));
+  CHECK(!hosts.one.ranks[0].isLocal(2));
+  CHECK(takes(good));
+  CHECK(!hosts.one.ranks[0].isLocal(2));
+  bad = good;
+  bad.member.rank = 3;
+  CHECK(takes(bad));
+  CHECK_EQ(hosts.known(10).rank, 101u);
+}
+
+// Nobody elsewhere is told of a group that is all on one host.
+void whatStaysOnOneHostIsNotSent() {
+  Pair hosts;
+  for (uint32_t rank = 0; rank < 2; ++rank) {
+    ArrivalBoard::Group pair;
+    CHECK(hosts.two.board->join({99, rank, 2, 102 + rank}, pair));
+    pair.post(0, hosts.two.ownNs(hosts.now_ns));
+  }
+  CHECK(hosts.collect().empty());
+}
+
+} // namespace
+
+int main() {
+  arrivalsComeByThisHostsClock();
+  aLostDatagramLosesNothing();
+  aLateCellIsToldAsWell();
+  whoJoinsLateIsToldAgain();
+  tooMuchComesLater();
+  whatIsNotOursChangesNothing();
+  whatStaysOnOneHostIsNotSent();
+  return check::report();
+}

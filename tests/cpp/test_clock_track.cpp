@@ -1,0 +1,108 @@
+// The line through comparisons of two clocks, with values worked out on paper.
+#include "core/clock/clock_track.h"
+
+#include <cmath>
+
+#include "check.h"
+
+using namespace commprof;
+
+namespace {
+
+constexpr uint64_t kSecond = 1'000'000'000;
+constexpr uint64_t kBegin = 100 * kSecond;
+
+ClockSample sample(uint64_t at_s, int64_t offset_ns, uint64_t error_ns = 100) {
+  return {kBegin + at_s * kSecond, offset_ns, error_ns, 2 * error_ns};
+}
+
+void nothingIsKnownBeforeTheFirst() {
+  ClockTrack track;
+  CHECK(!track.line());
+  track.setSame();
+  CHECK_EQ(track.line()->offsetAt(kBegin), 0);
+  CHECK_EQ(track.line()->errorAt(kBegin), 0u);
+  track.add(sample(0, 5)); // of a later group, whose rank 0 is elsewhere
+  CHECK_EQ(track.line()->offsetAt(kBegin), 5);
+}
+
+// What the kernel may correct a clock by, 500 ppm, is all that bounds drift.
+void oneComparisonTellsNoDrift() {
+  ClockTrack track;
+  track.add(sample(0, -3'000'000));
+  const ClockLine line = *track.line();
+  CHECK_EQ(line.offsetAt(kBegin + kSecond), -3'000'000);
+  CHECK_EQ(line.errorAt(kBegin), 100u);
+  CHECK_EQ(line.errorAt(kBegin + kSecond), 500'100u);
+  CHECK_EQ(line.errorAt(kBegin - kSecond), 500'100u);
+  // Two that are so close that their bounds allow more tell none either.
+  track.add({kBegin + 1'000, -3'000'000, 100, 200});
+  CHECK_EQ(track.line()->rate_error, ClockTrack::kMostDrift);
+}
+
+// 1,000 ns in 10 s; known to (100 + 100) / 10 s, and 1 ppm for what is unseen.
+void twoComparisonsTellTheDrift() {
+  ClockTrack track;
+  track.add(sample(0, 0));
+  track.add(sample(10, 1'000));
+  const ClockLine line = *track.line();
+  CHECK_EQ(line.offsetAt(kBegin + 10 * kSecond), 1'000);
+  CHECK_EQ(line.offsetAt(kBegin + 20 * kSecond), 2'000);
+  CHECK_EQ(line.offsetAt(kBegin + 5 * kSecond), 500);
+  const uint64_t error_ns = line.errorAt(kBegin + 20 * kSecond);
+  CHECK(error_ns >= 100 + 200 + 10'000 && error_ns <= 100 + 200 + 10'001);
+}
+
+void aDisturbedComparisonIsLeftOut() {
+  ClockTrack track;
+  track.add(sample(0, 0));
+  track.add(sample(10, 1'000));
+  track.add(sample(20, 30'000, 50'000)); // 2,000 is possible, but so is more
+  CHECK_EQ(track.line()->at_ns, kBegin + 10 * kSecond);
+  track.add(sample(20, 2'000));
+  CHECK_EQ(track.line()->at_ns, kBegin + 20 * kSecond);
+}
+
+void aContradictionBeginsANewLine() {
+  ClockTrack track;
+  track.add(sample(0, 0));
+  track.add(sample(10, 1'000));
+  track.add(sample(20, 50'000));
+  const ClockLine line = *track.line();
+  CHECK_EQ(line.offsetAt(kBegin + 21 * kSecond), 50'000);
+  CHECK_EQ(line.rate_error, ClockTrack::kMostDrift);
+}
+
+// The drift is that of the last kKept comparisons: 7 s, after a slower time.
+void theOldestAreForgotten() {
+  ClockTrack track;
+  for (uint64_t s = 0; s <= 30; ++s) {
+    track.add(sample(s, s < 10 ? 0 : int64_t(s - 10) * 100));
+  }
+  CHECK(std::abs(track.line()->rate - 100e-9) < 1e-15);
+  CHECK_EQ(track.line()->offsetAt(kBegin + 40 * kSecond), 3'000);
+}
+
+// Clocks of machines that were started years apart.
+void farOffsets() {
+  ClockTrack track;
+  const int64_t offset_ns = -(int64_t(1) << 62);
+  track.add({uint64_t(1) << 63, offset_ns, 10, 20});
+  const uint64_t own_ns = (uint64_t(1) << 63) + 1'000;
+  CHECK_EQ(
+      own_ns + uint64_t(track.line()->offsetAt(own_ns)),
+      (uint64_t(1) << 62) + 1'000);
+}
+
+} // namespace
+
+int main() {
+  nothingIsKnownBeforeTheFirst();
+  oneComparisonTellsNoDrift();
+  twoComparisonsTellTheDrift();
+  aDisturbedComparisonIsLeftOut();
+  aContradictionBeginsANewLine();
+  theOldestAreForgotten();
+  farOffsets();
+  return check::report();
+}

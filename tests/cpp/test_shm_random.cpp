@@ -1,0 +1,163 @@
+// Random sizes, element types, reductions, rank orders and team sizes against
+// sums taken one after another: `test_shm_random [CASES] [SEED]`.
+#include <algorithm>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <random>
+#include <vector>
+
+#include "check.h"
+#include "shm/collectives.h"
+#include "shm/slices.h"
+#include "thread_team.h"
+
+using namespace commprof::shm;
+
+namespace {
+
+struct Case {
+  Element element;
+  Reduction reduction;
+  size_t count;
+  int owners; // 0: allReduce(), else by way of owners
+  uint64_t seed;
+};
+
+Case draw(std::mt19937_64& random, int size) {
+  constexpr Element kElements[] = {
+      Element::kF32,
+      Element::kF64,
+      Element::kF16,
+      Element::kBf16,
+      Element::kI32,
+      Element::kI64};
+  constexpr Reduction kReductions[] = {
+      Reduction::kSum, Reduction::kMax, Reduction::kMin};
+  Case one;
+  one.element = kElements[random() % 6];
+  one.reduction = kReductions[random() % 3];
+  one.count = random() % 4 == 0 ? random() % 20000 : random() % 300;
+  one.owners = int(random() % uint64_t(size + 1));
+  one.seed = random();
+  return one;
+}
+
+// Small whole numbers, which every type holds and sums exactly.
+int valueOf(const Case& one, int rank, size_t i) {
+  const uint64_t mixed =
+      (one.seed + uint64_t(rank) * 7919 + i) * 0x9e3779b97f4a7c15ull;
+  return int(mixed >> 60);
+}
+
+uint16_t toHalf(int whole) {
+  const _Float16 value = _Float16(whole);
+  uint16_t bits;
+  std::memcpy(&bits, &value, sizeof bits);
+  return bits;
+}
+
+uint16_t toBfloat16(int whole) {
+  const float value = float(whole);
+  uint32_t bits;
+  std::memcpy(&bits, &value, sizeof bits);
+  return uint16_t(bits >> 16);
+}
+
+template <class T>
+void put(std::vector<std::byte>& data, size_t i, T value) {
+  std::memcpy(data.data() + i * sizeof value, &value, sizeof value);
+}
+
+void write(std::vector<std::byte>& data, Element element, size_t i, int whole) {
+  switch (element) {
+    case Element::kF32:
+      return put(data, i, float(whole));
+    case Element::kF64:
+      return put(data, i, double(whole));
+    case Element::kF16:
+      return put(data, i, toHalf(whole));
+    case Element::kBf16:
+      return put(data, i, toBfloat16(whole));
+    case Element::kI32:
+      return put(data, i, int32_t(whole));
+    case Element::kI64:
+      return put(data, i, int64_t(whole));
+  }
+}
+
+std::vector<std::byte> inputOf(const Case& one, int rank) {
+  std::vector<std::byte> out(
+      one.count * commprof::kernels::elementBytes(one.element));
+  for (size_t i = 0; i < one.count; ++i) {
+    write(out, one.element, i, valueOf(one, rank, i));
+  }
+  return out;
+}
+
+std::vector<std::byte> expected(const Case& one, int size) {
+  std::vector<std::byte> out(
+      one.count * commprof::kernels::elementBytes(one.element));
+  for (size_t i = 0; i < one.count; ++i) {
+    int result = valueOf(one, 0, i);
+    for (int rank = 1; rank < size; ++rank) {
+      const int other = valueOf(one, rank, i);
+      result = one.reduction == Reduction::kSum ? result + other
+          : one.reduction == Reduction::kMax    ? std::max(result, other)
+                                                : std::min(result, other);
+    }
+    write(out, one.element, i, result);
+  }
+  return out;
+}
+
+// Equal ones, or of any length.
+std::vector<Slice> slicesOf(const Case& one) {
+  if (one.seed % 2 == 0) {
+    return equalSlices(one.owners, one.count);
+  }
+  std::mt19937_64 random(one.seed);
+  std::vector<size_t> cuts{0, one.count};
+  while (cuts.size() <= size_t(one.owners)) {
+    cuts.push_back(one.count == 0 ? 0 : random() % (one.count + 1));
+  }
+  std::sort(cuts.begin(), cuts.end());
+  std::vector<Slice> slices;
+  for (size_t i = 0; i < size_t(one.owners); ++i) {
+    slices.push_back({cuts[i], cuts[i + 1]});
+  }
+  return slices;
+}
+
+void runCases(int size, size_t slot_bytes, int cases, uint64_t seed) {
+  runTeam(size, slot_bytes, [=](Team& team) {
+    std::mt19937_64 random(seed); // the same on all ranks
+    for (int i = 0; i < cases; ++i) {
+      const Case one = draw(random, size);
+      std::vector<std::byte> data = inputOf(one, team.rank());
+      if (one.owners == 0) {
+        allReduce(team, data.data(), one.count, one.element, one.reduction);
+      } else {
+        const std::vector<Slice> slices = slicesOf(one);
+        reduceToOwners(team, data.data(), slices, one.element, one.reduction);
+        shareFromOwners(team, data.data(), slices, one.element);
+      }
+      CHECK(data == expected(one, size));
+    }
+  });
+}
+
+} // namespace
+
+int main(int argc, char** argv) {
+  const int cases = argc > 1 ? std::atoi(argv[1]) : 10000;
+  const uint64_t seed = argc > 2 ? std::strtoull(argv[2], nullptr, 10) : 1;
+  constexpr int kSizes[] = {1, 2, 3, 4, 5, 8};
+  constexpr size_t kSlots[] = {4096, 65536};
+  for (const int size : kSizes) {
+    for (const size_t slot_bytes : kSlots) {
+      runCases(size, slot_bytes, cases / 12, seed + uint64_t(size));
+    }
+  }
+  return check::report();
+}

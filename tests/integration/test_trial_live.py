@@ -1,0 +1,137 @@
+"""Trials on real ranks: where one candidate must win, and where the answer is no."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from commprof.trials.analyse import analyse_trial
+from commprof.trials.plan import parse_trial
+from tests.support.commands import RUN, call
+from tests.support.netns import Hosts
+from tests.support.ranks import run_on_hosts
+
+pytestmark = pytest.mark.once_per_change(
+    *("commprof/switching", "commprof/trials", "commprof/capture", "commprof/compressors"),
+    *("commprof/commands/run.py", "commprof/workloads", "commprof/report/trial_table.py", "csrc"),
+    *("tests/support/ranks.py", "tests/support/netns.py"),
+)
+
+#: 8 MB of gradients take 64 ms on a link of 1 Gbit/s; the first half is there after 4 ms of 8.
+HEAVY = "timed:layers=2,data_ms=1,forward_ms=1,backward_ms=4,gradient_mb=4,bucket_cap_mb=1"
+#: 40 kB, behind 40 ms of sleep.
+LIGHT = "timed:layers=4,data_ms=1,forward_ms=4,backward_ms=6,gradient_mb=0.01"
+
+
+@pytest.mark.needs_netns
+@pytest.mark.measures
+def test_on_a_slow_link_the_candidate_that_must_win_wins(tmp_path: Path) -> None:
+    plan = "fp16,topk:ratio=0.01,rounds=4,block=3"
+    with Hosts(2, "1gbit") as hosts:
+        run_on_hosts(hosts, tmp_path, HEAVY, parse_trial(plan).steps, trial=plan)
+    result = analyse_trial(tmp_path / "world_2")
+    assert result is not None
+    assert (result.rounds, result.verdict.choice) == (4, "topk:ratio=0.01")
+    none, headroom = result.of_role("baseline"), result.of_role("headroom")
+    fp16, topk = result.candidates[3:]
+    # Work of 11 ms. On the wire 64 ms from the 7th on, and 32 with half the bytes.
+    assert headroom.step_ms == pytest.approx(11, abs=6)
+    assert none.step_ms == pytest.approx(71, rel=0.2)
+    assert fp16.ratio is not None
+    assert fp16.ratio.value == pytest.approx(39 / 71, rel=0.25)
+    assert topk.step_ms < fp16.step_ms
+    assert none.wire_bytes == pytest.approx(8e6, rel=0.01)
+    assert fp16.wire_bytes == pytest.approx(4e6, rel=0.01)
+    assert topk.wire_bytes < 0.2e6
+    assert 0.8 < result.link_gbit_per_s < 1.1
+    for one in (fp16, topk):
+        assert one.break_even is not None
+        assert one.break_even.gbit_per_s is not None
+        assert one.break_even.gbit_per_s.value > 1.0  # it pays on this link
+    assert fp16.relative_error < 1e-3 < topk.relative_error
+    assert topk.overhead_reduction is not None
+    assert topk.overhead_reduction.value > 0.6
+    assert topk.loss_effect is None  # its loss is 0 in every step
+
+
+def run(tmp_path: Path, *arguments: str) -> tuple[Any, str]:
+    ended = call(*RUN, "--nproc", "2", "--output", str(tmp_path / "run"), *arguments, timeout_s=120)
+    assert ended.returncode == 0, ended.stderr
+    return json.loads((tmp_path / "run" / "result.json").read_text()), ended.stdout + ended.stderr
+
+
+@pytest.mark.measures
+def test_where_communication_is_hidden_the_answer_is_no(tmp_path: Path) -> None:
+    result, text = run(
+        tmp_path, "--workload", LIGHT, "--trial", "int8,bucket-cap=0.02,rounds=3,block=2"
+    )
+    trial = result["trial"]
+    assert trial["verdict"]["answer"] == "not-the-bottleneck"
+    assert trial["rounds"] == 3
+    assert "Communication is not the bottleneck" in text
+    assert re.search(r"^none again +\S+ +\S+ \[", text, re.MULTILINE)
+    assert "To apply it" not in text
+    assert result["context"]["trial"].startswith("none,int8,bucket-cap=0.02,rounds=3")
+    again = call("-m", "commprof", "report", str(tmp_path / "run"))
+    assert "Communication is not the bottleneck" in again.stdout
+
+
+SCRIPT = """
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+dist.init_process_group("gloo")
+torch.manual_seed(dist.get_rank())
+OPTIONS
+ddp = DistributedDataParallel(torch.nn.Linear(256, 256), **options)
+optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
+for _ in range(STEPS):
+    optimizer.zero_grad()
+    ddp(torch.randn(4, 256)).square().mean().backward()
+    optimizer.step()
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+def test_a_script_s_models_take_part_unchanged(tmp_path: Path) -> None:
+    plan = "int8,hierarchical,bucket-cap=0.1,rounds=3,block=2"
+    steps = parse_trial(plan).steps
+    script = tmp_path / "train.py"
+    options = "options = {'find_unused_parameters': True}"
+    script.write_text(SCRIPT.replace("OPTIONS", options).replace("STEPS", str(steps)))
+    result, text = run(tmp_path, "--trial", plan, str(script))
+    trial = result["trial"]
+    labels = [one["label"] for one in trial["candidates"]]
+    assert labels == ["none", "none again", "noop", "int8", "hierarchical"]
+    (left_out,) = trial["left_out"]
+    assert left_out["candidate"] == "bucket-cap=0.1"
+    assert "find_unused_parameters" in left_out["reason"]
+    assert "bucket-cap=0.1 takes no part in the trial: DDP's buckets" in text
+    int8 = trial["candidates"][3]
+    assert int8["exact"] is False
+    assert 0 < int8["relative_error"] < 0.03
+    assert abs(int8["loss_effect"]["value"]) < 0.5
+    assert f"a trial of 5 candidates begins; it takes {5 * 3 * 4} steps" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (("--nproc", "1", "--trial", "int8"), "2 ranks or more, not at [1]"),
+        (("--nproc", "2", "--trial", "zip"), "unknown technique 'zip'"),
+        (("--nproc", "2", "--trial", "int8", "--hook", "fp16"), "exclude each other"),
+    ],
+)
+def test_what_cannot_be_tried_is_refused_at_once(
+    tmp_path: Path, arguments: tuple[str, ...], complaint: str
+) -> None:
+    ended = call(*RUN, *arguments, "--output", str(tmp_path / "run"))
+    assert ended.returncode == 2
+    assert complaint in ended.stderr
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,154 @@
+"""Files for clusters: what they say, that their readers accept them, and what is refused."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from commprof.commands import main
+from commprof.errors import UsageError
+from commprof.launch.cluster_files import TARGETS, ClusterJob, pytorch_job, slurm, train_job
+
+JOB = ClusterJob(
+    script=("train.py", "--lr", "0.1", "--note", "it's new"),
+    nodes=4,
+    ranks_per_node=2,
+    directory="/traces",
+    name="my-job",
+    interface="eth0",
+    cpus_per_rank=3,
+    image="example.org/train:1",
+    volume_claim="shared",
+)
+
+FAKES = {
+    "srun": 'shift; SLURM_NODEID=2 exec "$@"',
+    "scontrol": "echo node-a; echo node-b",
+    "torchrun": 'printf "%s\\n" "$@" "OUT=$COMMPROF_OUT" "IF=$GLOO_SOCKET_IFNAME"',
+}
+
+
+def load(text: str) -> Any:
+    return pytest.importorskip("yaml").safe_load(text)
+
+
+def test_the_batch_script_starts_torchrun_on_each_node(tmp_path: Path) -> None:
+    for name, body in FAKES.items():
+        path = tmp_path / name
+        path.write_text(f"#!/bin/bash\n{body}\n")
+        path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    script = slurm(replace(JOB, directory=str(tmp_path / "traces"), time_limit="1-02:30:00"))
+    done = subprocess.run(
+        ["bash", "-c", script],
+        env={
+            "PATH": f"{tmp_path}:{os.environ['PATH']}",
+            "SLURM_JOB_NODELIST": "node-[a-b]",
+        },
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    words = done.stdout.splitlines()
+    assert words[: words.index("-m")] == [
+        *("--nnodes", "4", "--nproc-per-node", "2", "--node-rank", "2"),
+        *("--master-addr", "node-a", "--master-port", "29500"),
+    ]
+    assert words[words.index("-m") :][:7] == ["-m", "commprof.wrap", *JOB.script]
+    assert f"OUT={tmp_path}/traces" in words
+    assert "IF=eth0" in words
+    assert (tmp_path / "traces").is_dir()
+
+
+def test_the_batch_script_asks_for_what_was_asked() -> None:
+    lines = slurm(replace(JOB, time_limit="90", partition="long")).splitlines()
+    assert [line for line in lines if line.startswith("#SBATCH")] == [
+        "#SBATCH --job-name=my-job",
+        "#SBATCH --nodes=4",
+        "#SBATCH --ntasks-per-node=1",
+        "#SBATCH --cpus-per-task=6",
+        "#SBATCH --partition=long",
+        "#SBATCH --time=90",
+        "#SBATCH --output=my-job-%j.log",
+    ]
+
+
+def test_a_train_job_says_how_many_run_what() -> None:
+    job = load(train_job(JOB))
+    assert (job["apiVersion"], job["kind"]) == ("trainer.kubeflow.org/v1alpha1", "TrainJob")
+    trainer = job["spec"]["trainer"]
+    assert (trainer["numNodes"], trainer["numProcPerNode"]) == (4, 2)
+    assert trainer["command"] == ["torchrun", "-m", "commprof.wrap", *JOB.script]
+    assert {"name": "COMMPROF_OUT", "value": "/traces/my-job"} in trainer["env"]
+    assert trainer["resourcesPerNode"]["limits"] == {"cpu": "6"}
+    (patch,) = job["spec"]["runtimePatches"]
+    (nodes,) = patch["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"]
+    pod = nodes["template"]["spec"]["template"]["spec"]
+    assert pod["volumes"][0]["persistentVolumeClaim"] == {"claimName": "shared"}
+    assert pod["containers"][0]["volumeMounts"] == [{"name": "traces", "mountPath": "/traces"}]
+
+
+def test_a_train_job_is_what_its_published_model_takes() -> None:
+    models = pytest.importorskip("kubeflow_trainer_api.models")
+    written = load(train_job(JOB))
+    # Names that the model does not know would be gone.
+    assert models.TrainerV1alpha1TrainJob.from_dict(written).to_dict() == written
+
+
+def test_a_pytorch_job_has_one_master_and_the_rest_as_workers() -> None:
+    spec = load(pytorch_job(JOB))["spec"]
+    assert spec["nprocPerNode"] == "2"
+    replicas = spec["pytorchReplicaSpecs"]
+    assert {role: one["replicas"] for role, one in replicas.items()} == {"Master": 1, "Worker": 3}
+    container = replicas["Worker"]["template"]["spec"]["containers"][0]
+    assert container["name"] == "pytorch"
+    assert container["command"][3:] == list(JOB.script)
+    assert "Worker" not in load(pytorch_job(replace(JOB, nodes=1)))["spec"]["pytorchReplicaSpecs"]
+
+
+def test_words_that_yaml_would_misread_stay_strings() -> None:
+    job = replace(JOB, script=("train.py", "no", "1e3", "a: b", "", "yes"))
+    assert load(train_job(job))["spec"]["trainer"]["command"][3:] == list(job.script)
+
+
+@pytest.mark.parametrize(
+    ("target", "change", "message"),
+    [
+        ("slurm", {"nodes": 0}, "--nodes 0 is out of range (allowed: 1 or more)"),
+        ("slurm", {"name": "My Job"}, "--name 'My Job' cannot be a job's name"),
+        ("slurm", {"time_limit": "soon"}, "--time 'soon' is no time for sbatch"),
+        ("slurm", {"directory": "runs"}, "--output 'runs' is relative"),
+        ("slurm", {"script": ()}, "no script is given"),
+        ("slurm", {"port": 70000}, "--port 70000 is out of range"),
+        ("k8s", {"image": None}, "--image is missing"),
+        ("k8s-pytorchjob", {"volume_claim": None}, "--volume-claim is missing"),
+    ],
+)
+def test_what_no_cluster_would_take_is_refused(
+    target: str, change: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        TARGETS[target](replace(JOB, **change))
+    assert message in str(caught.value)
+
+
+def test_the_command_says_what_it_needs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["launch-files", "--target", "slurm", "--nodes", "2"]) == 2
+    assert "--nproc-per-node, --output missing" in capsys.readouterr().err
+
+
+def test_the_command_writes_a_new_file_only(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "job.sbatch"
+    command = ["launch-files", "--target", "slurm", "--nodes", "2", "--nproc-per-node", "4"]
+    command += ["--output", "/shared/run", "-o", str(file), "--", "-m", "pkg.train", "--lr", "1"]
+    assert main(command) == 0
+    assert "commprof.wrap -m pkg.train --lr 1" in file.read_text()
+    assert main(command) == 2
+    assert "is there already" in capsys.readouterr().err

@@ -1,0 +1,73 @@
+"""Intervals over few rounds, against published quantiles and against simulated truth."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from commprof.trials.statistics import center, mean, ratio, student_t_quantile
+
+
+@pytest.mark.parametrize(
+    ("probability", "degrees", "quantile"),
+    # Tables of Student's distribution, three digits after the point.
+    [
+        *((0.975, 1, 12.706), (0.975, 4, 2.776), (0.975, 7, 2.365), (0.975, 30, 2.042)),
+        *((0.995, 4, 4.604), (0.95, 9, 1.833), (0.9995, 2, 31.599)),
+    ],
+)
+def test_student_s_quantiles(probability: float, degrees: int, quantile: float) -> None:
+    assert student_t_quantile(probability, degrees) == pytest.approx(quantile, abs=6e-4)
+
+
+def test_ratios_are_paired_by_round() -> None:
+    # Rounds differ by a factor of 10, the pairs always by 2.
+    plain = np.array([1.0, 10.0, 3.0, 7.0])
+    found = ratio(plain / 2, plain)
+    assert found is not None
+    assert (found.value, found.low, found.high) == pytest.approx((0.5, 0.5, 0.5))
+
+
+def test_the_center_is_the_median_of_the_pairs() -> None:
+    # Pairs of 0, 1, 5: 0, 0.5, 2.5, 1, 3, 5.
+    assert center(np.array([0.0, 1.0, 5.0])) == pytest.approx((1 + 2.5) / 2)
+    assert center(np.array([[0.0, 1.0, 5.0], [2.0, 2.0, 2.0]])).tolist() == [1.75, 2.0]
+
+
+def test_one_round_that_the_machine_disturbed_moves_little() -> None:
+    plain = np.ones(8)
+    quiet = np.array([0.49, 0.5, 0.51, 0.5, 0.495, 0.505, 0.5, 0.5])
+    disturbed = quiet.copy()
+    disturbed[3] = 1.0
+    found = ratio(disturbed, plain)
+    assert found is not None
+    assert found.value == pytest.approx(0.5, rel=0.01)
+    assert found.high < 1
+
+
+def test_too_few_rounds_give_nothing() -> None:
+    assert mean(np.ones(2)) is None
+    assert mean(np.array([1.0, math.nan, 1.0])) is None
+
+
+def test_a_higher_level_is_wider() -> None:
+    values = np.random.default_rng(1).normal(size=10)
+    usual, wide = mean(values), mean(values, 0.99)
+    assert usual is not None
+    assert wide is not None
+    assert wide.low < usual.low < usual.high < wide.high
+
+
+@pytest.mark.parametrize("count", [6, 8])
+def test_the_truth_is_covered_at_the_stated_rate(count: int) -> None:
+    draw = np.random.default_rng(count)
+    tries = 120
+    covered = 0
+    for _ in range(tries):
+        found = ratio(np.exp(draw.normal(0.2, 0.1, size=count)), np.ones(count))
+        assert found is not None
+        covered += found.contains(math.exp(0.2))
+    # 95 % is stated; of 120 tries, 2 standard deviations are 4 %.
+    assert covered / tries >= 0.91

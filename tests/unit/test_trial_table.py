@@ -1,0 +1,80 @@
+"""A trial as text and as JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+from commprof.analysis.intervals import Interval
+from commprof.report import as_json, trial_table
+from commprof.report.trial_json import trial_dict
+from commprof.trials.result import BreakEven, TrialResult
+from tests.support.trial_results import trial
+
+GOLDEN = Path(__file__).parent.parent / "golden" / "trial_table.txt"
+QUIET = 0.005
+
+
+def sample() -> TrialResult:
+    steps = {
+        **{"none": (100.0, QUIET), "none again": (100.2, QUIET), "noop": (40.0, QUIET)},
+        **{"int8": (50.0, QUIET), "bucket-cap=5": (90.0, QUIET)},
+        **{"topk:ratio=0.01+bucket-cap=5": (60.0, QUIET)},
+    }
+    made = trial(steps, left_out=(("bucket-cap=1", "its graph is static"),))
+    more = {
+        "int8": {
+            "break_even": BreakEven("below", Interval(3.2, 2.5, float("inf"))),
+            "overhead_reduction": Interval(0.8333, 0.82, 0.85),
+            "loss_effect": Interval(0.01, -0.02, 0.04),
+        },
+        "bucket-cap=5": {"overhead_reduction": Interval(0.1667, 0.15, 0.18)},
+        "topk:ratio=0.01+bucket-cap=5": {
+            "break_even": BreakEven("never", None),
+            "overhead_reduction": Interval(0.6667, 0.65, 0.68),
+        },
+    }
+    changed = tuple(dataclasses.replace(one, **more.get(one.label, {})) for one in made.candidates)
+    return dataclasses.replace(made, candidates=changed)
+
+
+def test_the_whole_report() -> None:
+    # After a wanted change: python -m tests.unit.test_trial_table > tests/golden/trial_table.txt
+    assert trial_table.render(sample(), "timed: sleeps.", 100) == GOLDEN.read_text()
+
+
+def test_techniques_alone_come_before_those_combined() -> None:
+    lines = trial_table.render(sample(), "x", 100).splitlines()
+    (begin,) = [i for i, line in enumerate(lines) if line.startswith("techniques")]
+    rows = [line.split() for line in lines[begin + 3 : begin + 6]]
+    assert [row[1] for row in rows] == ["alone", "alone", "combined"]
+    assert rows[0][:3] == ["int8", "alone", "83%"]
+
+
+def test_columns_that_nobody_fills_are_left_out() -> None:
+    steps = {
+        **{"none": (100.0, QUIET), "none again": (100.2, QUIET), "noop": (40.0, QUIET)},
+        "bucket-cap=5": (90.0, QUIET),
+    }
+    text = trial_table.render(trial(steps), "x", 100)
+    assert "pays below" not in text
+    assert "cosine" not in text
+    assert "exposed" in text
+
+
+def test_json_holds_the_same_without_nan() -> None:
+    plain = as_json.plain(trial_dict(sample()))
+    text = json.dumps(plain, allow_nan=False)
+    value = json.loads(text)
+    assert value["verdict"]["choice"] == "int8"
+    assert value["left_out"] == [{"candidate": "bucket-cap=1", "reason": "its graph is static"}]
+    int8 = value["candidates"][3]
+    assert int8["label"] == "int8"
+    assert int8["break_even"]["gbit_per_s"] == {"value": 3.2, "low": 2.5, "high": None}
+    assert int8["gain"]["value"] == 1 - int8["joint_ratio"]["value"]
+    assert value["candidates"][0]["gain"] is None
+
+
+if __name__ == "__main__":
+    print(trial_table.render(sample(), "timed: sleeps.", 100), end="")
