@@ -70,7 +70,14 @@ def _launched(ranks: int) -> tuple[Outcome, ...]:
     with tempfile.TemporaryDirectory(prefix="commprof-check-") as directory:
         result = Path(directory) / "outcomes.json"
         try:
-            launch_function(run_rank, (str(result),), ranks, Path(directory) / "logs")
+            launch_function(
+                run_rank,
+                str(result),
+                ranks,
+                Path(directory) / "logs",
+                threads_per_rank=int(os.environ.get("OMP_NUM_THREADS", "1")),
+                imports=("commprof.health.run",),
+            )
         finally:
             stop_fork_server()
         return read_outcomes(result)

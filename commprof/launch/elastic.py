@@ -121,22 +121,6 @@ def launch_script(
         _run_ranks(lambda: elastic_launch(config, sys.executable)("-u", *command), log_dir)
 
 
-def launch_function(
-    function: Callable[..., object], arguments: tuple[str, ...], world_size: int, log_dir: Path
-) -> None:
-    """Run a function of a module as every rank and return when it is done.
-
-    log_dir: as for `launch`. The ranks are forked from the fork server, one thread each.
-
-    Raises RankFailedError and CommprofError as `launch` does.
-    """
-    log_dir.mkdir(parents=True, exist_ok=True)
-    config = _config(world_size, _FlatLogs(log_dir), None)
-    multiprocessing.forkserver.set_forkserver_preload([*_PRELOAD, function.__module__])
-    with _environment({"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}):
-        _run_ranks(lambda: elastic_launch(config, function)(*arguments), log_dir)
-
-
 def _run_ranks(run: Callable[[], object], log_dir: Path) -> None:
     """Run torch's launcher; its exceptions and signal handling become ours."""
     interrupted_by: signal.Signals | None = None
