@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from commprof.analysis.health import FAIL, PASS, SKIP, Outcome
-from commprof.health.ranks import Ranks
+from commprof.health.ranks import Ranks, own_ranks
 
 NAME = "gradients"
 _STEPS = 3
@@ -28,6 +28,16 @@ def parameters_hash(module: nn.Module) -> str:
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
         digest.update(value.numpy().tobytes())
     return digest.hexdigest()
+
+
+def out_of_sync(module: nn.Module) -> tuple[int, ...]:
+    """The ranks whose copy of a model differs from most ranks' copies; empty if all have one.
+
+    For a training of one's own, every some hundred steps: all ranks of the default process group
+    call it, between an update and the next forward. It costs :func:`parameters_hash` and one small
+    collective. Of several copies as common the one of the lowest rank counts as right.
+    """
+    return _different(own_ranks().gather(parameters_hash(module)))
 
 
 def measure(ranks: Ranks) -> str:
@@ -49,15 +59,20 @@ def judge(values: Sequence[str]) -> Outcome:
     """Fails where ranks differ, and names those that differ from most."""
     if len(values) == 1:
         return Outcome(NAME, SKIP, "one rank has nothing to compare with")
-    common, count = Counter(values).most_common(1)[0]
-    if count == len(values):
+    different = _different(values)
+    if not different:
         return Outcome(NAME, PASS, f"the same bits on all ranks after {_STEPS} steps")
-    different = [rank for rank, value in enumerate(values) if value != common]
+    same = [rank for rank in range(len(values)) if rank not in different]
     return Outcome(
         NAME,
         FAIL,
-        f"rank {', '.join(map(str, different))} has another model than rank {values.index(common)} "
-        f"and {count - 1} more after {_STEPS} steps",
+        f"rank {', '.join(map(str, different))} has another model than rank {same[0]} "
+        f"and {len(same) - 1} more after {_STEPS} steps",
         "gradients are not averaged as they should be: compare torch's version, its build and the "
         "processor of these ranks with the others'",
     )
+
+
+def _different(hashes: Sequence[str]) -> tuple[int, ...]:
+    common, _ = Counter(hashes).most_common(1)[0]
+    return tuple(rank for rank, value in enumerate(hashes) if value != common)

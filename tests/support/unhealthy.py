@@ -8,11 +8,13 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from commprof.analysis.health import PASS, Outcome
 from commprof.health import all_reduce, gradients, ring
 from commprof.health.ranks import Ranks
 from commprof.health.run import run_checks
@@ -57,10 +59,27 @@ def dies() -> None:
     all_reduce.measure = measure
 
 
+class Copies:
+    """What a training of one's own would ask of its model, of which rank 1 has another."""
+
+    NAME = "copies"
+
+    def measure(self, ranks: Ranks) -> Any:
+        torch.manual_seed(0)
+        model = torch.nn.Linear(2, 2)
+        before = gradients.out_of_sync(model)
+        with torch.no_grad():
+            model.bias += 1e-6 * ranks.rank
+        return before, gradients.out_of_sync(model)
+
+    def judge(self, values: Sequence[Any]) -> Outcome:
+        return Outcome(self.NAME, PASS, str(values))
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
     if os.environ["RANK"] == "1":
         {"wrong": wrong, "dies": dies}[sys.argv[1]]()
-    outcomes = run_checks((ring, all_reduce, gradients))
+    outcomes = run_checks((ring, all_reduce, gradients, Copies()))
     if os.environ["RANK"] == "0":
         print(json.dumps([(each.check, each.status, each.figure) for each in outcomes]))

@@ -60,6 +60,14 @@ def test_a_last_digit_that_no_rounding_gives_is_found() -> None:
         # Relative to the smallest size that was run.
         "| GPUs | samples/s | speedup | efficiency |\n|-|-|-|-|\n"
         "| 8 | 800 | 1.0x | 100% |\n| 16 | 1500 | 1.9x | 94% |",
+        # One column per system, whose ratio is the speed-up; and throughput of one GPU.
+        "| GPUs | batch | ours img/s | theirs img/s | speedup |\n|-|-|-|-|-|\n"
+        "| 1 | 32 | 100 | 80 | 1.25x |\n| 8 | 32 | 790 | 500 | 1.58x |",
+        "| GPUs | batch/GPU | step ms | img/s per GPU | speedup |\n|-|-|-|-|-|\n"
+        "| 1 | 32 | 100 | 320 | 1.0 |\n| 8 | 32 | 110 | 291 | 7.3 |",
+        # Four batches to an update.
+        "| GPUs | batch/GPU | grad accum | step ms | img/s |\n|-|-|-|-|-|\n"
+        "| 1 | 8 | 4 | 100 | 320 |\n| 2 | 8 | 4 | 110 | 582 |",
         # Other efficiencies and other throughputs.
         "| GPUs | GPU efficiency | Throughput (GB/s) | latency p99 (ms) | speedup |\n|-|-|-|-|-|\n"
         "| 1 | 150% | 3 | 2 | 1 |\n| 2 | 170% | 30 | 4 | 1.9 |",

@@ -135,6 +135,14 @@ def test_world_sizes_are_read(cell: str, ranks: int | None) -> None:
     assert parse_ranks(cell) == ranks
 
 
+def test_a_wrong_encoding_is_seen_through(tmp_path: Path) -> None:
+    path = tmp_path / "report.md"
+    path.write_text(
+        "- **1→4 processes:** 20.22× speedup (95% efficiency)\n".encode().decode("cp1252")
+    )
+    assert main(["audit", str(path)]) == 1
+
+
 GARBAGE = {
     "empty": b"",
     "prose": b"It scales well: see the figures.\n",

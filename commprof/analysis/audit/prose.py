@@ -21,7 +21,15 @@ _PARALLEL = re.compile(r"^\W*P\s*=\s*(?:[A-Za-z ]{1,60}=\s*)?([\d.]+\s?%?)(?=$|[
 _LISTED = re.compile(r"\s*(?:[-*•+]|\d+\.)?\s*\**([A-Za-z][\w /-]{0,60}?)\**\s*:\**\s*(\S.*)")
 _OVERHEAD = re.compile(rf"(?:^|[\s(])({_NUMBER}\s?%)\s(?:communication )?overhead", re.I)
 #: Facts that a list may state for all world sizes.
-_FACTS = ("batch", "rank_batch", "global_batch", "epochs", "parallel_share", "overhead")
+_FACTS = (
+    "batch",
+    "rank_batch",
+    "global_batch",
+    "epochs",
+    "parallel_share",
+    "overhead",
+    "accumulation",
+)
 
 
 def statements(lines: Sequence[str]) -> list[Statement]:

@@ -12,7 +12,7 @@ from commprof.analysis.audit.figure import UNIT_S, Figure, parse_figure
 COUNTS = frozenset(
     {
         *("ranks", "batch", "rank_batch", "global_batch", "samples", "rank_samples"),
-        *("epochs", "epoch_batches"),
+        *("epochs", "epoch_batches", "accumulation"),
     }
 )
 
@@ -36,6 +36,8 @@ _NAMES = (
     ("", r"target|reduction|improvement|learning rate|accuracy|\bloss\b"),
     ("", r"(compute|memory|energy|power|gpu|bandwidth|network|data) efficiency"),
     ("", r"[kmgt]i?b(it)?(ytes)? ?(/|per) ?s|flop|(samples?|images?|tokens?) ?(/|per) ?(min|h)"),
+    ("", rf"(throughput|(/|per) ?s(ec|econd)?)\b.*(/|per) ?{_RANK}"),
+    ("accumulation", r"accum"),
     ("cost_efficiency", r"cost[ -](efficiency|effectiveness)"),
     ("efficiency", r"efficiency"),
     ("speedup", r"speed[ -]?up"),
@@ -98,6 +100,18 @@ def classify(header: str) -> Quantity | None:
         if pattern.search(whole if name in _BY_UNIT else name_alone):
             return _quantity(name, whole) if name else None
     return None
+
+
+def unambiguous(quantities: Sequence[Quantity | None]) -> list[Quantity | None]:
+    """Without quantities of which a table has several columns: they compare something else.
+
+    Where two of them are of what speed-up is a ratio, it is a ratio between these columns.
+    """
+    names = [quantity.name for quantity in quantities if quantity is not None]
+    several = {name for name in names if names.count(name) > 1}
+    if several & {"throughput", "tokens_per_s", "duration", "epoch_s", "latency"}:
+        several |= {"speedup", "efficiency"}
+    return [q if q is not None and q.name not in several else None for q in quantities]
 
 
 def ranks_column(headers: Sequence[str]) -> int | None:

@@ -18,6 +18,8 @@ from commprof.analysis.audit.tables import (
 
 #: No line of a report is longer; the patterns are not made for what is.
 _LINE_CHARACTERS = 2000
+#: UTF-8 that was once taken for Windows-1252, as happens to reports that are pasted around.
+_WRONG_ENCODING = tuple((sign.encode().decode("cp1252"), sign) for sign in "→×–≈±≤")
 
 
 def read_document(text: str) -> Document:
@@ -26,6 +28,8 @@ def read_document(text: str) -> Document:
     Raises:
         ValueError: says why the text is no scaling report.
     """
+    for wrong, right in _WRONG_ENCODING:
+        text = text.replace(wrong, right)
     if text.lstrip()[:1] in ("{", "["):
         document = _of_json(text)
     else:

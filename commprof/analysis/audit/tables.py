@@ -18,6 +18,7 @@ from commprof.analysis.audit.quantities import (
     parse_ranks,
     plain,
     ranks_column,
+    unambiguous,
 )
 
 _HEADING = re.compile(r"\s*#+\s*(.*)")
@@ -78,7 +79,9 @@ def rows_of(table: Table) -> list[Row]:
     """The world sizes of a table, in its rows or in its columns; none if it has none."""
     column = ranks_column(table.headers)
     if column is not None:
-        quantities = [None if i == column else classify(h) for i, h in enumerate(table.headers)]
+        quantities = unambiguous(
+            [None if i == column else classify(h) for i, h in enumerate(table.headers)]
+        )
         named = [parse_ranks(cells[column]) for cells in table.rows]
         found = [
             _row(ranks, quantities, cells, f"line {line}")
@@ -153,7 +156,7 @@ def _rows_of_columns(table: Table) -> list[Row]:
     named = [parse_ranks(header) for header in table.headers[1:]]
     if len(named) < 2 or not all(named) or all(header.isdigit() for header in table.headers[1:]):
         return []
-    quantities = [classify(cells[0]) for cells in table.rows]
+    quantities = unambiguous([classify(cells[0]) for cells in table.rows])
     found = []
     for column, ranks in enumerate(named, start=1):
         figures: dict[str, Figure] = {}

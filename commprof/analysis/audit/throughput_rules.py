@@ -18,7 +18,8 @@ def from_latency(document: Document) -> Iterator[Check]:
         rows = [row for row in series.rows if row.ranks and has(row, "throughput", "latency")]
         yield from best_reading(
             [
-                [c for row in rows if (c := _from_latency(row, document, per_rank))]
+                [c for row in rows if (c := _from_latency(row, document, per_rank, accumulated))]
+                for accumulated in (False, True)
                 for per_rank in (True, False)
             ]
         )
@@ -90,11 +91,15 @@ def _agreeing(rows: Sequence[Row], works: dict[int, Work]) -> int:
     )
 
 
-def _from_latency(row: Row, document: Document, per_rank: bool) -> Check | None:
+def _from_latency(row: Row, document: Document, per_rank: bool, accumulated: bool) -> Check | None:
+    """With accumulation, an iteration may be one batch, or all that go into an update."""
     batch = global_batch(row, document, per_rank)
-    if batch is None:
+    times = row.figures.get("accumulation") or document.fact("accumulation")
+    if batch is None or (accumulated and times is None):
         return None
     text, samples = batch
+    if accumulated and times is not None:
+        text, samples = f"{text} x {cited(times)} accumulated", samples * times.span
     latency = row.figures["latency"]
     text = f"{text} / {cited(latency)}"
     return check(row, "throughput", text, samples / latency.span, "samples/s")
