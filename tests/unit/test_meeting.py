@@ -37,9 +37,7 @@ def test_each_world_size_of_a_sweep_has_a_port_of_its_own() -> None:
         ((None, 2, 0), "--nnodes needs --rdzv-endpoint"),
     ],
 )
-def test_what_does_not_fit_is_refused(
-    arguments: tuple[str | None, int, int], message: str
-) -> None:
+def test_what_does_not_fit_is_refused(arguments: tuple[str | None, int, int], message: str) -> None:
     with pytest.raises(UsageError) as caught:
         Meeting(*arguments)
     assert message in str(caught.value)
