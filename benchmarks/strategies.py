@@ -16,6 +16,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -84,11 +85,11 @@ def row_of(values: dict[str, Any]) -> StrategyRow:
 def page(text: str, results: dict[str, Any]) -> str:
     """The page with tables of these results. ValueError if it has no markers."""
     parts = []
-    for result in results.values():
-        about = result["context"]
+    for result in (results[name] for name in COMMANDS):
+        description = textwrap.fill(result["context"]["description"], 100)
         rows = [row_of(row) for row in result["rows"]]
         parts.append(
-            f"`{result['command']}`\n\n```\n{about['description']}\n\n"
+            f"`{result['command']}`\n\n```\n{description}\n\n"
             + "\n\n".join(tables(rows))
             + "\n```\n"
         )
