@@ -139,7 +139,9 @@ def _run(rate: str, workload: str, **job: Any) -> Path:
             **{"GLOO_SOCKET_IFNAME": "eth0", "LOCAL_RANK": "0", "OMP_NUM_THREADS": "1"},
             "PYTHONPATH": os.environ.get("PYTHONPATH", ""),
         }
-        ranks = [hosts.popen(i, command, {**common, "RANK": str(i)}) for i in range(2)]
+        # Namespaces share /dev/shm, which hosts do not: without names, "hierarchical" would see one.
+        own = [{"RANK": str(i), "COMMPROF_HOST": f"host{i}"} for i in range(2)]
+        ranks = [hosts.popen(i, command, {**common, **own[i]}) for i in range(2)]
         outputs = [rank.communicate(timeout=300)[0] for rank in ranks]
         if any(rank.returncode for rank in ranks):
             raise SystemExit("a rank failed:\n" + "\n".join(outputs))
