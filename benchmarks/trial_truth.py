@@ -139,7 +139,7 @@ def _run(rate: str, workload: str, **job: Any) -> Path:
             **{"GLOO_SOCKET_IFNAME": "eth0", "LOCAL_RANK": "0", "OMP_NUM_THREADS": "1"},
             "PYTHONPATH": os.environ.get("PYTHONPATH", ""),
         }
-        # Namespaces share /dev/shm, which hosts do not: without names, "hierarchical" would see one.
+        # Namespaces share /dev/shm, as hosts do not: "hierarchical" would take them for one host.
         own = [{"RANK": str(i), "COMMPROF_HOST": f"host{i}"} for i in range(2)]
         ranks = [hosts.popen(i, command, {**common, **own[i]}) for i in range(2)]
         outputs = [rank.communicate(timeout=300)[0] for rank in ranks]
