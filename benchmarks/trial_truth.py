@@ -33,7 +33,8 @@ from commprof.trials.candidates import BASELINE
 from commprof.trials.plan import parse_trial
 from tests.support import netns
 
-CANDIDATES = "fp16,int8,topk:ratio=0.01,powersgd:rank=2,hierarchical"
+#: Without "hierarchical": namespaces share /dev/shm, so it would take them for one host.
+CANDIDATES = "fp16,int8,topk:ratio=0.01,powersgd:rank=2"
 #: 12 MB of gradients, 96 ms on the link, beside a backward of 12 ms: the fewer bytes the better.
 LINK_WORKLOAD = "timed:layers=4,data_ms=2,forward_ms=2,backward_ms=3,gradient_mb=3,bucket_cap_mb=1"
 #: Compute that hides what loopback takes for 1 MB.
@@ -139,9 +140,7 @@ def _run(rate: str, workload: str, **job: Any) -> Path:
             **{"GLOO_SOCKET_IFNAME": "eth0", "LOCAL_RANK": "0", "OMP_NUM_THREADS": "1"},
             "PYTHONPATH": os.environ.get("PYTHONPATH", ""),
         }
-        # Namespaces share /dev/shm, as hosts do not: "hierarchical" would take them for one host.
-        own = [{"RANK": str(i), "COMMPROF_HOST": f"host{i}"} for i in range(2)]
-        ranks = [hosts.popen(i, command, {**common, **own[i]}) for i in range(2)]
+        ranks = [hosts.popen(i, command, {**common, "RANK": str(i)}) for i in range(2)]
         outputs = [rank.communicate(timeout=300)[0] for rank in ranks]
         if any(rank.returncode for rank in ranks):
             raise SystemExit("a rank failed:\n" + "\n".join(outputs))
