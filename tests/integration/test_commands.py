@@ -150,12 +150,12 @@ class Plant(importlib.abc.MetaPathFinder):
         return spec
 
 def plant(trainee):
-    update = trainee.update
+    update = trainee._update
     def fail_in_step_3(self):
         update(self)
         if self._step == 3 and os.environ.get("RANK") == "1":
             raise ValueError("planted \\x1b[2J here")
-    trainee.update = fail_in_step_3
+    trainee._update = fail_in_step_3
 
 sys.meta_path.insert(0, Plant())
 """

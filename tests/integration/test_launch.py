@@ -20,6 +20,7 @@ import torch.distributed as dist
 from commprof.errors import RankFailedError, UsageError
 from commprof.launch.elastic import launch, stop_fork_server
 from commprof.launch.job import Job
+from commprof.launch.meeting import Meeting
 
 MS = 1_000_000
 ENDLESS = "timed:layers=1,gradient_mb=0.1"
@@ -257,7 +258,7 @@ def test_a_rank_without_its_environment_says_what_it_needs(tmp_path: Path) -> No
 
 def test_an_endpoint_of_ones_own_is_used(tmp_path: Path) -> None:
     job = Job(ENDLESS, 2, tmp_path / "w2", steps=1)
-    launch(job, tmp_path / "logs", endpoint=f"127.0.0.1:{free_port()}")
+    launch(job, tmp_path / "logs", Meeting(f"127.0.0.1:{free_port()}"))
 
     assert len(results(job)) == 2
 
@@ -267,7 +268,7 @@ def test_a_port_in_use_is_refused_before_anything_starts(tmp_path: Path) -> None
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         with pytest.raises(UsageError, match=f"port {port} is in use on 127.0.0.1"):
-            launch(job, tmp_path / "logs", endpoint=f"127.0.0.1:{port}")
+            launch(job, tmp_path / "logs", Meeting(f"127.0.0.1:{port}"))
 
     assert list(tmp_path.iterdir()) == []
 
@@ -275,7 +276,7 @@ def test_a_port_in_use_is_refused_before_anything_starts(tmp_path: Path) -> None
 @pytest.mark.parametrize("endpoint", ["29500", "localhost:", "localhost:99999", ":29500", "h:x"])
 def test_what_is_no_endpoint_is_refused(tmp_path: Path, endpoint: str) -> None:
     with pytest.raises(UsageError, match=r"is not HOST:PORT .* e\.g\. localhost:29500"):
-        launch(Job(ENDLESS, 2, tmp_path / "w2"), tmp_path / "logs", endpoint=endpoint)
+        launch(Job(ENDLESS, 2, tmp_path / "w2"), tmp_path / "logs", Meeting(endpoint))
 
 
 @pytest.mark.parametrize("backend", ["nccl", "mpi", "ucc", "nonsense"])

@@ -28,4 +28,4 @@ def test_machine_0_reports_what_both_trained(tmp_path: Path) -> None:
     assert (first.returncode, second.returncode) == (0, 0), shown.stderr + done.stderr
     result = json.loads((out / "result.json").read_text())
     assert [run["num_processes"] for run in result["runs"]] == [2]
-    assert {rank["rank"] for rank in result["runs"][0]["ranks"]} == {0, 1}
+    assert {rank["rank"] for rank in result["runs"][0]["rank_results"]} == {0, 1}

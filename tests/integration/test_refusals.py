@@ -12,6 +12,7 @@ import torch
 
 from commprof.commands import main
 from commprof.compressors.schemes import SCHEMES
+from commprof.trials.plan import SETTINGS
 from commprof.workloads.spec import WORKLOAD_NAMES, parse_spec
 from commprof.workloads.strategies import STRATEGY_NAMES, parse_strategy
 from tests.support.commands import RUN, call
@@ -43,7 +44,8 @@ def test_help_teaches() -> None:
         for field in dataclasses.fields(parse_strategy(name).options_type)
     }
     compressors = {option.name for scheme in SCHEMES.values() for option in scheme.options}
-    assert set(shown_names) == known | strategies | compressors | {"measure_every"}
+    trial = set(SETTINGS) - {"headroom"} | {"cap"}  # of bucket-cap=
+    assert set(shown_names) == known | strategies | compressors | trial | {"measure_every"}
 
 
 def check_refused(code: int, out: str, err: str, *words: str) -> None:
