@@ -23,6 +23,10 @@ constexpr size_t kLineBytes = 192;
 // How long to spin for the others: about the time that a sleep and a wake-up
 // cost.
 constexpr uint32_t kSpins = 1500;
+// Then let others run, so often. A sleeper is woken on the core of the one who
+// wakes it, and the two may take turns there for long while another core idles:
+// runnable threads are spread over the cores, sleeping ones are not.
+constexpr uint32_t kYields = 64;
 constexpr auto kLook = std::chrono::milliseconds(50);
 
 using Clock = std::chrono::steady_clock;
@@ -175,6 +179,12 @@ void Team::waitUntilPast(uint32_t generation) {
       return;
     }
     pause();
+  }
+  for (uint32_t i = 0; i < kYields; ++i) {
+    if (all.generation.load(std::memory_order_acquire) != generation) {
+      return;
+    }
+    sched_yield();
   }
   const auto deadline = Clock::now() + options_.timeout;
   while (all.generation.load(std::memory_order_acquire) == generation) {
