@@ -1,7 +1,7 @@
 """DistributedDataParallel in a loop of one's own.
 
-    torchrun --nproc-per-node 2 examples/ddp.py
-    commprof report commprof-trace
+torchrun --nproc-per-node 2 examples/ddp.py
+commprof report commprof-trace
 """
 
 import torch

@@ -1,7 +1,7 @@
 """FSDP2: all-gathers and reduce-scatters are seen as they are, nothing is attached.
 
-    torchrun --nproc-per-node 2 examples/fsdp2.py
-    commprof report commprof-trace
+torchrun --nproc-per-node 2 examples/fsdp2.py
+commprof report commprof-trace
 """
 
 import torch

@@ -1,7 +1,7 @@
 """Accelerate: attach to what prepare() returns.
 
-    torchrun --nproc-per-node 2 examples/with_accelerate.py
-    commprof report commprof-trace
+torchrun --nproc-per-node 2 examples/with_accelerate.py
+commprof report commprof-trace
 """
 
 import torch

@@ -1,7 +1,7 @@
 """Lightning: a callback in the Trainer.
 
-    python examples/with_lightning.py
-    commprof report commprof-trace
+python examples/with_lightning.py
+commprof report commprof-trace
 """
 
 import pytorch_lightning as pl  # or: import lightning.pytorch as pl

@@ -1,7 +1,7 @@
 """Ray Train: the loop of each worker records itself.
 
-    python examples/with_ray.py
-    commprof report commprof-trace
+python examples/with_ray.py
+commprof report commprof-trace
 """
 
 from pathlib import Path

@@ -1,7 +1,7 @@
 """transformers.Trainer: a callback that knows its trainer.
 
-    torchrun --nproc-per-node 2 examples/with_transformers.py
-    commprof report commprof-trace
+torchrun --nproc-per-node 2 examples/with_transformers.py
+commprof report commprof-trace
 """
 
 import torch

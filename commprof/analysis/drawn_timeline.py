@@ -111,9 +111,7 @@ def timeline(seen: MeasuredWorld) -> Timeline:
     """All measured steps of one world size."""
     flown, kinds = flights(seen)
     ranks = []
-    for rank, trace, found, own in zip(
-        seen.ranks, seen.traces, seen.exposed, flown, strict=True
-    ):
+    for rank, trace, found, own in zip(seen.ranks, seen.traces, seen.exposed, flown, strict=True):
         steps = _measured_steps(trace, seen.measured[0].step)
         ranks.append(
             RankTimeline(
@@ -185,4 +183,3 @@ def _each(rank: RankTimeline, cut: _Cut) -> RankTimeline:
     return RankTimeline(
         rank.rank, cut(rank.steps), cut(rank.phases), cut(rank.waiting), cut(rank.flights)
     )
-

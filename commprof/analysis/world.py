@@ -15,7 +15,6 @@ from commprof.analysis.device_timeline import (
     clock_error_ns,
     timed_collectives,
 )
-from commprof.analysis.time_in_flight import TimeInFlight, times_in_flight
 from commprof.analysis.lateness import views, with_phase
 from commprof.analysis.losses import differing_weights, global_losses
 from commprof.analysis.measured import MeasuredWorld, measured_world, slowest_ns
@@ -25,6 +24,7 @@ from commprof.analysis.rank_summary import RankSummary, StepParts, mean_parts, r
 from commprof.analysis.slowness import find_slow_rank
 from commprof.analysis.stragglers import LateRank, find_late_rank, late_by_own_work
 from commprof.analysis.theory_checks import theory_checks
+from commprof.analysis.time_in_flight import TimeInFlight, times_in_flight
 from commprof.trace import columns, schema
 from commprof.trace.found_steps import DECLARED
 from commprof.trace.reader import Trace

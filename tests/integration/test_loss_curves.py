@@ -115,6 +115,8 @@ def test_they_disagree_where_a_rank_skips_one_synchronisation(tmp_path: Path) ->
     differing = [run["aggregated_metrics"]["weights_differ"] for run in result["runs"]]
     assert differing == [[], [1], [1]]
     text = words(done.stdout)
-    assert re.search(r"\* Loss curves of 1, 2 and 8 ranks DISAGREE: at [28] ranks the loss of", text)
+    assert re.search(
+        r"\* Loss curves of 1, 2 and 8 ranks DISAGREE: at [28] ranks the loss of", text
+    )
     for size in (2, 8):
         assert f"* At {size} ranks the weights of rank 1 are not those of the others after" in text

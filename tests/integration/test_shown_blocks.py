@@ -38,7 +38,7 @@ NOT_RUN = {
     "make format": "changes this checkout",
     "make help": SETS_UP,
     "pip install --no-build-isolation .": SETS_UP,
-    "kill -USR2 PID": "needs a rank in the middle of its training: tests/integration/test_always_on.py",
+    "kill -USR2 PID": "needs a rank that trains: tests/integration/test_always_on.py",
     "sbatch job.sbatch": "needs a Slurm cluster",
     "commprof trace RUN -o both.json.gz --merge rank0.pt.trace.json.gz rank1.pt.trace.json.gz": (
         "needs traces of torch.profiler: tests/integration/test_timeline_live.py"
@@ -181,9 +181,7 @@ def cases() -> list[object]:
 
 @pytest.mark.skipif(_native.native is None, reason="some need what the Python capture lacks")
 @pytest.mark.parametrize(("block", "here"), cases(), indirect=["here"])
-def test_what_is_to_be_typed(
-    block: Block, here: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_to_be_typed(block: Block, here: Path, capfd: pytest.CaptureFixture[str]) -> None:
     skipped = []
     for line in block.lines():
         missing = [lib for word, lib in NEEDS.items() if word in line and not has(lib)]
@@ -213,7 +211,9 @@ def test_every_block_is_run_or_known() -> None:
         if block in TYPED or block in PYTHON or of_examples(block):
             continue
         known = [start for page, start in OUTPUT if page == block.page]
-        assert block.first_line.startswith(tuple(known)), f"{name_of(block)}: run it, or say why not"
+        assert block.first_line.startswith(tuple(known)), (
+            f"{name_of(block)}: run it, or say why not"
+        )
 
 
 def test_no_reason_is_left_over() -> None:

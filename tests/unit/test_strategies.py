@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from commprof.analysis.time_in_flight import TimeInFlight
 from commprof.analysis.scaling import RunResult
 from commprof.analysis.strategies import StrategyRow, strategy_rows
+from commprof.analysis.time_in_flight import TimeInFlight
 from commprof.report.as_json import render_strategies
 from commprof.report.setup_text import setup_text
 from commprof.report.strategies_table import render
