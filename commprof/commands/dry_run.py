@@ -42,11 +42,11 @@ def dry_run_text(
         head.append("The line that issued each collective is recorded.")
     blocks = ["\n".join(_wrapped(line, width) for line in head)]
     places = places_of(directory, subjects)
-    for subject, place, description in zip(subjects, places, descriptions, strict=True):
-        blocks.append(_wrapped(description, width))
+    blocks += [_wrapped(text, width) for text in dict.fromkeys(descriptions)]
+    for subject, place in zip(subjects, places, strict=True):
         for turn, size in enumerate(world_sizes):
             lines = _world(subject, world_directory(place, size), size, meeting.turn(turn), placing)
-            blocks.append("\n".join(lines))
+            blocks.append("\n".join(_wrapped(line, width, "    ") for line in lines))
     return "\n\n".join(blocks) + "\n"
 
 
@@ -100,5 +100,7 @@ def _pinned(pinning: Pinning, first: int) -> Iterator[str]:
         yield f"  rank {first + number}: CPUs {format_cpu_list(cpus)}"
 
 
-def _wrapped(text: str, width: int) -> str:
-    return textwrap.fill(text, width, break_long_words=False, break_on_hyphens=False)
+def _wrapped(text: str, width: int, rest: str = "") -> str:
+    return textwrap.fill(
+        text, width, subsequent_indent=rest, break_long_words=False, break_on_hyphens=False
+    )

@@ -49,7 +49,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     (place / "run.yaml").write_text(CONFIG)
     directory = place / "run"
     words = ["--config", str(place / "run.yaml"), "--steps", "6", "--output", str(directory)]
-    done = call(*RUN, *words, MY_TOKEN=SECRET, NCCL_DEBUG="INFO", OMP_NUM_THREADS="1")
+    done = call(
+        *RUN, *words, timeout_s=240, MY_TOKEN=SECRET, NCCL_DEBUG="INFO", OMP_NUM_THREADS="1"
+    )
     assert done.returncode == 0, done.stderr
     return Run(directory, done.stdout)
 

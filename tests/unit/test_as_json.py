@@ -14,6 +14,7 @@ import pytest
 
 from commprof.analysis.cost import Price, cost
 from commprof.analysis.cross_checks import CrossCheck
+from commprof.analysis.host_links import HostLinks
 from commprof.analysis.in_flight import Flight
 from commprof.analysis.losses import LossAgreement
 from commprof.analysis.stragglers import LateRank
@@ -137,6 +138,18 @@ SCHEMA: dict[str, Any] = {
                 "step_losses": [float],
                 "weights_differ": [int],
                 "flights": [{"op": str, "in_flight_ms": float}],
+                "host_links": {
+                    "hosts": int,
+                    "interfaces": [str],
+                    "step_bytes": float,
+                    "in_flight_gbit_per_s": float,
+                    "step_gbit_per_s": float,
+                    "recorded_bytes": float,
+                    "counted_bytes": float,
+                    "note": str,
+                    "difference": float,
+                    "agrees": bool,
+                },
                 "cross_checks": [
                     {
                         "name": str,
@@ -242,6 +255,7 @@ def full_run() -> dict[str, Any]:
         "step_losses": (2.5,),
         "weights_differ": (1,),
         "flights": (Flight("all_reduce", 12.0),),
+        "host_links": HostLinks(2, ("eth0",), 6e6, 0.8, 0.25, 240e6, 242e6, "a note"),
         "cross_checks": (check_,),
         "collectives": (collective(callers=(("train.py:7 train", 20),)),),
         "compression": (
