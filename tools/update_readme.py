@@ -14,7 +14,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 COMMAND = ("-m", "commprof.run", "--nproc", "8", "--steps", "10")
 #: Lines that name the temporary directory.
-DROPPED = ("Run directory:", "Show it again:")
+DROPPED = ("Run directory:", "Show it again:", "Run it again:")
 BLOCK = re.compile(r"(<!-- report:[^\n]*-->\n)(.*?)(<!-- end of report -->)", re.DOTALL)
 
 

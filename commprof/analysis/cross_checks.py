@@ -11,6 +11,13 @@ from typing import Any
 import numpy as np
 
 from commprof.analysis.breakdown import Breakdown
+from commprof.analysis.interfaces import (
+    LOOPBACK,
+    host_of,
+    outward_interface,
+    sent_by_interface,
+    witnesses,
+)
 from commprof.analysis.wire_bytes import sent_bytes
 from commprof.trace import columns
 from commprof.trace.columns import Collectives
@@ -108,16 +115,6 @@ def _loop_clock(run: WorldRun, ranks: Sequence[Observed]) -> CrossCheck:
     )
 
 
-def _witnesses(trace: Trace) -> Mapping[str, Any]:
-    """Of this trace; not of an earlier one of the same process, whose metadata lives on."""
-    found = trace.metadata.get("witnesses")
-    if not isinstance(found, dict):
-        return {}
-    begin_ns = found.get("begin_monotonic_ns")
-    mine = isinstance(begin_ns, int) and begin_ns >= trace.metadata["clock"]["monotonic_ns"]
-    return found if mine else {}
-
-
 def _ddp(ranks: Sequence[Observed]) -> list[CrossCheck]:
     """DDP's log of the first rank that has one."""
     what = {
@@ -126,7 +123,7 @@ def _ddp(ranks: Sequence[Observed]) -> list[CrossCheck]:
         "ddp_exposed": ("exposed by DDP's log", "ms"),
     }
     for rank in ranks:
-        found = _witnesses(rank.trace).get("ddp_logs")
+        found = witnesses(rank.trace).get("ddp_logs")
         logs = [log for log in found if isinstance(log, dict)] if isinstance(found, list) else []
         if not logs:
             continue
@@ -198,7 +195,7 @@ def _network(world_size: int, ranks: Sequence[Observed]) -> CrossCheck:
     what = "bytes sent by the network interface"
     if len(ranks) < world_size:
         return _missing("network", what, "MB", "not all ranks left a trace")
-    sent = [_sent_by_interface(rank.trace) for rank in ranks]
+    sent = [sent_by_interface(rank.trace) for rank in ranks]
     if not all(sent):
         return _missing("network", what, "MB", "not every trace holds the interfaces' counters")
     if any(group.backend != "gloo" for rank in ranks for group in rank.trace.groups.values()):
@@ -207,7 +204,7 @@ def _network(world_size: int, ranks: Sequence[Observed]) -> CrossCheck:
         )
     hosts: dict[tuple[str, str], list[dict[str, int]]] = {}
     for rank, counters in zip(ranks, sent, strict=True):
-        hosts.setdefault(_host(rank.trace), []).append(counters)
+        hosts.setdefault(host_of(rank.trace), []).append(counters)
     names, total = set(), 0
     for counters, *others in hosts.values():
         # The ranks of a host share its counters: one of them speaks for all.
@@ -227,27 +224,12 @@ def _network(world_size: int, ranks: Sequence[Observed]) -> CrossCheck:
     return check if not check.difference > _SAME_BYTES else _undecided(check)
 
 
-def _sent_by_interface(trace: Trace) -> dict[str, int]:
-    interfaces = _witnesses(trace).get("interfaces")
-    return {
-        str(name): counters["sent_bytes"]
-        for name, counters in (interfaces.items() if isinstance(interfaces, dict) else ())
-        if isinstance(counters, dict) and isinstance(counters.get("sent_bytes"), int)
-    }
-
-
-def _host(trace: Trace) -> tuple[str, str]:
-    """Ranks with the same boot and network namespace see the same interfaces."""
-    boot = str(trace.metadata["machine"]["boot_id"])
-    return boot, str(_witnesses(trace).get("network_namespace"))
-
-
 def _interfaces_used(sent: Mapping[str, int], hosts: int, ranks_here: int) -> list[str]:
     """Where this host's ranks send: to each other through ``lo``, to others where most went."""
-    used = ["lo"] if ranks_here > 1 and "lo" in sent else []
-    outward = [name for name in sent if name != "lo"]
-    if hosts > 1 and outward:
-        used.append(max(outward, key=lambda name: sent[name]))
+    used = [LOOPBACK] if ranks_here > 1 and LOOPBACK in sent else []
+    outward = outward_interface(sent)
+    if hosts > 1 and outward is not None:
+        used.append(outward)
     return used
 
 

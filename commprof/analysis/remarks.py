@@ -9,6 +9,7 @@ from typing import Any
 from commprof.analysis.compression import compression_remarks
 from commprof.analysis.loss_remarks import loss_remarks
 from commprof.analysis.overhead import Overhead
+from commprof.analysis.placement_remarks import placement_remarks
 from commprof.analysis.queueing import DEFAULT_GLOO_THREADS
 from commprof.analysis.scaling import Scaling
 from commprof.analysis.script_remarks import script_remarks
@@ -33,6 +34,7 @@ def remarks(
     """All remarks on a run, the weightiest first."""
     found = loss_remarks(context, worlds)
     found += _oversubscription(context, worlds)
+    found += placement_remarks(context)
     found += _above_ideal(context, worlds, scaling)
     found += _too_short(worlds)
     found += script_remarks(worlds)

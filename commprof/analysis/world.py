@@ -15,6 +15,7 @@ from commprof.analysis.device_timeline import (
     clock_error_ns,
     timed_collectives,
 )
+from commprof.analysis.host_links import HostLinks, host_links
 from commprof.analysis.lateness import views, with_phase
 from commprof.analysis.losses import differing_weights, global_losses
 from commprof.analysis.measured import MeasuredWorld, measured_world, slowest_ns
@@ -99,6 +100,8 @@ class WorldResult:
     weights_differ: tuple[int, ...] = ()
     #: By operation.
     times_in_flight: tuple[TimeInFlight, ...] = ()
+    #: None where all ranks ran on one host.
+    host_links: HostLinks | None = None
 
     @property
     def measured_steps(self) -> int:
@@ -130,6 +133,7 @@ def world_result(run: WorldRun, seen: MeasuredWorld) -> WorldResult:
         steps_end=seen.steps.source,
         merged_steps=seen.merged,
         gloo_threads_assumed=any(assumes_threads(trace) for trace in traces),
+        host_links=host_links(run.world_size, observed),
         cross_checks=(*cross_checks(run, observed), *theory_checks(run, observed)),
         device_timed=sum(timed_collectives(trace) for trace in seen.recorded),
         device_clock_error_us=_device_clock_error_us(seen.recorded),

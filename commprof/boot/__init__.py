@@ -27,6 +27,8 @@ OUT_VARIABLE = "COMMPROF_OUT"
 HOOK_VARIABLE = "COMMPROF_HOOK"
 #: Candidates that take turns on every DDP model, as ``commprof.trials.plan`` takes them.
 TRIAL_VARIABLE = "COMMPROF_TRIAL"
+#: CPUs by local rank, as ``commprof.launch.pinning.Pinning.text`` lists them.
+CPUS_VARIABLE = "COMMPROF_CPUS"
 _TARGET = "torch.distributed.distributed_c10d"
 _HERE = os.path.dirname(os.path.abspath(__file__))
 
@@ -36,6 +38,25 @@ def environment(directory: Path) -> dict[str, str]:
     rest = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     path = [_HERE, *(entry for entry in rest if entry and entry != _HERE)]
     return {OUT_VARIABLE: str(directory.absolute()), "PYTHONPATH": os.pathsep.join(path)}
+
+
+def pin() -> None:
+    """Moves this rank to its CPUs, before libraries start threads.
+
+    Only once: what this process starts may choose for itself.
+    """
+    parts = os.environ.pop(CPUS_VARIABLE, "").split("/")
+    local_rank = os.environ.get("LOCAL_RANK", "")
+    if not parts[0] or not local_rank.isdecimal():
+        return
+    cpus: set[int] = set()
+    for run in parts[int(local_rank)].split(","):
+        first, _, last = run.partition("-")
+        cpus.update(range(int(first), int(last or first) + 1))
+    try:
+        os.sched_setaffinity(0, cpus)
+    except OSError as error:
+        print(f"commprof: rank not pinned to CPUs {sorted(cpus)}: {error}", file=sys.stderr)
 
 
 def arm(directory: str) -> None:

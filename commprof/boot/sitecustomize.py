@@ -26,6 +26,7 @@ def _arm(directory: str) -> None:
         module = importlib.util.module_from_spec(spec)
         sys.modules["_commprof_boot"] = module
         spec.loader.exec_module(module)
+        module.pin()
         module.arm(directory)
 
 

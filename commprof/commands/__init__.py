@@ -7,7 +7,7 @@ import io
 import os
 import sys
 from collections.abc import Sequence
-from typing import NoReturn, Protocol
+from typing import Protocol
 
 from commprof.commands.audit import AuditCommand
 from commprof.commands.chakra import ChakraCommand
@@ -17,6 +17,7 @@ from commprof.commands.env import EnvCommand
 from commprof.commands.fit import FitCommand
 from commprof.commands.launch_files import LaunchFilesCommand
 from commprof.commands.microbench import MicrobenchCommand
+from commprof.commands.parser import Parser
 from commprof.commands.predict import PredictCommand
 from commprof.commands.report import ReportCommand
 from commprof.commands.run import RunCommand
@@ -77,13 +78,6 @@ COMMANDS: tuple[Command, ...] = (
 )
 
 
-class _Parser(argparse.ArgumentParser):
-    """One line for a wrong argument, where argparse prints the whole usage."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: {printable(message)} (see {self.prog} --help)\n")
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry of ``commprof`` and ``python -m commprof``."""
     return _run(make_parser(), argv)
@@ -91,12 +85,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def make_parser() -> argparse.ArgumentParser:
     """All commands; the parsed arguments carry theirs as ``command``."""
-    parser = _Parser(
+    parser = Parser(
         prog="commprof",
         description=_DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    subparsers = parser.add_subparsers(metavar="COMMAND", required=True, parser_class=_Parser)
+    subparsers = parser.add_subparsers(metavar="COMMAND", required=True, parser_class=Parser)
     for command in COMMANDS:
         sub = subparsers.add_parser(
             command.name,
@@ -111,7 +105,7 @@ def make_parser() -> argparse.ArgumentParser:
 def main_of(command_name: str, prog: str) -> int:
     """Entry of a door that is one command, such as ``python -m commprof.run``."""
     command = next(command for command in COMMANDS if command.name == command_name)
-    parser = _Parser(
+    parser = Parser(
         prog=prog,
         description=command.description,
         formatter_class=argparse.RawDescriptionHelpFormatter,

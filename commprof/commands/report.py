@@ -12,7 +12,13 @@ from commprof.commands.report_file import writable_output, write_output
 from commprof.commands.shown import read_shown
 from commprof.errors import UsageError
 from commprof.report import cost_table
-from commprof.trace.run_directory import other_jobs, strategy_directories
+from commprof.report.reproduce_text import reproduce_line
+from commprof.trace.run_directory import (
+    CONFIG_FILE,
+    other_jobs,
+    read_context,
+    strategy_directories,
+)
 from commprof.trace.salvage import salvage_dead
 
 FORMATS = ("table", "json", "markdown", "html", "csv", "parquet")
@@ -101,4 +107,5 @@ def _tables(args: argparse.Namespace) -> str:
     if cost is not None:
         text += f"\n{cost_table.section(cost, width)}\n"
     jobs = [f"Another job recorded here: commprof report {job}\n" for job in other_jobs(args.run)]
-    return text + "".join(jobs)
+    again = reproduce_line(args.run / CONFIG_FILE, read_context(args.run))
+    return text + "".join(jobs) + (f"{again}\n" if again else "")

@@ -6,11 +6,12 @@ import argparse
 import math
 from pathlib import Path
 
-from commprof.analysis.cost import UNITS, Cost, Price, cost
+from commprof.analysis.cost import Cost, cost
 from commprof.analysis.full_report import FullReport
 from commprof.analysis.predicted import read_predictions
 from commprof.analysis.run import analyse_in_detail
 from commprof.analysis.verdict import verdict
+from commprof.commands.price import add_price_arguments, price_of
 from commprof.errors import UsageError
 from commprof.report import as_csv, as_parquet, markdown
 from commprof.report.html import page
@@ -32,13 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="csv and parquet: a row per world size, rank, rank and step, or kind of collective "
         "(default: worlds)",
     )
-    parser.add_argument(
-        "--price-per-hour",
-        type=float,
-        metavar="PRICE",
-        help="adds time and money per 1,000 samples and per epoch",
-    )
-    parser.add_argument("--price-per", choices=UNITS, help="what PRICE is paid for (default: node)")
+    add_price_arguments(parser)
     parser.add_argument(
         "--epoch-samples",
         type=int,
@@ -66,14 +61,8 @@ def check(args: argparse.Namespace) -> None:
         raise UsageError(f"--rows is for --format csv and parquet, not for {args.format}")
     if args.predictions is not None and args.format not in _PAGES:
         raise UsageError(f"--predictions is for --format html and markdown, not for {args.format}")
-    if args.price_per_hour is None:
-        for option in ("--price-per", "--epoch-samples"):
-            if getattr(args, option.lstrip("-").replace("-", "_")) is not None:
-                raise UsageError(f"{option} says nothing without --price-per-hour PRICE")
-    elif not (args.price_per_hour > 0 and math.isfinite(args.price_per_hour)):
-        raise UsageError(
-            f"--price-per-hour {args.price_per_hour} is out of range (allowed: more than 0)"
-        )
+    if price_of(args) is None and args.epoch_samples is not None:
+        raise UsageError("--epoch-samples says nothing without --price-per-hour PRICE")
     if args.epoch_samples is not None and args.epoch_samples < 1:
         raise UsageError(
             f"--epoch-samples {args.epoch_samples} is out of range (allowed: 1 or more)"
@@ -99,13 +88,13 @@ def rendered(args: argparse.Namespace) -> str | bytes:
 def _full(run: Path, args: argparse.Namespace) -> FullReport:
     result, details = analyse_in_detail(run)
     paid = None
-    if args.price_per_hour is not None:
+    price = price_of(args)
+    if price is not None:
         if analyse_trial(run) is not None:
             raise UsageError(
                 f"{run} holds a trial, whose candidates share its steps: they have no cost of "
                 "their own; leave --price-per-hour out"
             )
-        price = Price(args.price_per_hour, args.price_per or "node")
         samples = math.nan if args.epoch_samples is None else float(args.epoch_samples)
         paid = cost(result.worlds, details, price, samples)
     predicted = None if args.predictions is None else read_predictions(args.predictions)

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import argparse
 import os
-import shlex
 import shutil
 import sys
 import time
-from datetime import datetime, timezone
-from importlib.metadata import version
+from datetime import datetime
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
+from commprof.commands.dry_run import dry_run_text
 from commprof.commands.output_file import writable_file
+from commprof.commands.price import price_of, priced
 from commprof.commands.run_arguments import DESCRIPTION, add_arguments
+from commprof.commands.run_context import run_context, save_config
 from commprof.commands.run_worlds import (
     INTERRUPTED,
     places_of,
@@ -23,10 +24,18 @@ from commprof.commands.run_worlds import (
     subjects_of,
 )
 from commprof.commands.shown import read_shown
+from commprof.commands.subject import Subject
 from commprof.compressors import parse
 from commprof.errors import CommprofError, UsageError
 from commprof.launch.meeting import Meeting
-from commprof.trace.run_directory import RUN_FILE, STRATEGIES, world_directory
+from commprof.launch.placing import place_ranks
+from commprof.trace.run_directory import (
+    CONFIG_FILE,
+    RUN_FILE,
+    STRATEGIES,
+    strategy_directories,
+    world_directory,
+)
 from commprof.trace.schema import MODES
 from commprof.trials.plan import parse_trial
 
@@ -50,29 +59,28 @@ class RunCommand:
         """Runs every world size in turn; reports what finished even if one failed."""
         meeting = Meeting(args.rdzv_endpoint, args.nnodes, args.node_rank)
         world_sizes = _world_sizes(args)
-        _set_mode(args)
-        from commprof.launch.elastic import stop_fork_server  # seconds: it loads torch
-
-        if args.hook is not None:
-            args.hook = parse(args.hook).label
-        _check_trial(args, world_sizes)
-        if args.stacks:
-            os.environ["COMMPROF_STACKS"] = "1"  # the ranks inherit it
-        subjects = subjects_of(args)
+        args.placing = place_ranks(args.pin, args.threads_per_rank, world_sizes, args.nnodes)
+        subjects = _subjects(args, world_sizes)
         descriptions = [subject.check(world_sizes, meeting) for subject in subjects]
         json_file = writable_file(args.json)
-        directory = _output_directory(args, subjects[0].name, meeting)
+        directory = _chosen_directory(args, subjects[0].name, meeting)
+        width = shutil.get_terminal_size((100, 24)).columns
+        if args.dry_run:
+            planned = (subjects, descriptions, world_sizes, meeting, directory, width)
+            print(dry_run_text(args, *planned), end="")
+            return 0
+        _make_directory(directory, meeting)
         places = places_of(directory, subjects)
+        base = run_context(args, world_sizes)
         contexts = [
-            {
-                **_context(args, world_sizes),
-                **subject.settings(),
-                "description": description,
-            }
+            {**base, "errors": {}, **subject.settings(), "description": description}
             for subject, description in zip(subjects, descriptions, strict=True)
         ]
-        if len(subjects) > 1 and meeting.is_first:
-            save_context(directory, {**contexts[0], STRATEGIES: [place.name for place in places]})
+        if meeting.is_first:
+            save_config(directory, args, world_sizes)
+            if len(subjects) > 1:
+                names = [place.name for place in places]
+                save_context(directory, {**contexts[0], STRATEGIES: names})
         code = 0
         try:
             for subject, place, context in zip(subjects, places, contexts, strict=True):
@@ -81,26 +89,57 @@ class RunCommand:
                 if failed == INTERRUPTED:
                     break
         finally:
-            stop_fork_server()
+            _stop_fork_server()
         if not any(world_directory(p, n).exists() for p in places for n in world_sizes):
             return code
         if not meeting.is_first:
             print(f"Machine {meeting.node_rank} is done; machine 0 reports from {directory}")
             return code
-        shown = read_shown(directory)
-        (directory / "result.json").write_text(shown.json())
-        if json_file is not None:
-            json_file.write_text(shown.json())
-        print(shown.text(shutil.get_terminal_size((100, 24)).columns))
-        if json_file is not None:
-            print(f"JSON: {json_file}")
-        print(f"Run directory: {directory}\nShow it again: commprof report {directory}")
-        if args.trial and not shown.has_trial:
-            raise CommprofError(
-                "no trial took place: the ranks made no DDP model, trained fewer steps than it "
-                "waits for, or have a hook of their own; see what they printed"
-            )
+        _report(directory, json_file, args, width)
         return code
+
+
+def _subjects(args: argparse.Namespace, world_sizes: list[int]) -> list[Subject]:
+    """What runs, after what the options say of all ranks was refused or left in the environment."""
+    _set_mode(args)
+    if args.hook is not None:
+        args.hook = parse(args.hook).label
+    if price_of(args) is not None and args.trial is not None:
+        raise UsageError("--price-per-hour and --trial exclude each other: candidates share steps")
+    _check_trial(args, world_sizes)
+    if args.stacks:
+        os.environ["COMMPROF_STACKS"] = "1"  # the ranks inherit it
+    return subjects_of(args)
+
+
+def _stop_fork_server() -> None:
+    from commprof.launch.elastic import stop_fork_server  # seconds: it loads torch
+
+    stop_fork_server()
+
+
+def _report(directory: Path, json_file: Path | None, args: argparse.Namespace, width: int) -> None:
+    """Shows the run, and leaves the result in its directory."""
+    shown = read_shown(directory)
+    text, price, paid = shown.text(width), price_of(args), None
+    if price is not None:
+        strategies = strategy_directories(directory)
+        for place in strategies or [directory]:
+            cost, section = priced(place, price, width)
+            text += f"\n{f'{place.name}: ' if strategies else ''}{section}\n"
+            paid = None if strategies else cost
+    (directory / "result.json").write_text(shown.json(paid))
+    print(text)
+    if json_file is not None:
+        json_file.write_text(shown.json(paid))
+        print(f"JSON: {json_file}")
+    print(f"Run directory: {directory}\nShow it again: commprof report {directory}")
+    print(f"Run it again: python -m commprof.run --config {directory / CONFIG_FILE}")
+    if args.trial and not shown.has_trial:
+        raise CommprofError(
+            "no trial took place: the ranks made no DDP model, trained fewer steps than it "
+            "waits for, or have a hook of their own; see what they printed"
+        )
 
 
 def _check_trial(args: argparse.Namespace, world_sizes: list[int]) -> None:
@@ -167,50 +206,41 @@ def _out_of_range(nproc: int) -> NoReturn:
     raise UsageError(f"--nproc {nproc} is out of range (allowed: 1 or more)")
 
 
-def _context(args: argparse.Namespace, world_sizes: list[int]) -> dict[str, Any]:
-    import torch
-
-    from commprof import _native
-    from commprof.capture.metadata import machine
-
-    return {
-        "timestamp": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "command": shlex.join(["python", "-m", "commprof.run", *sys.argv[1:]]),
-        "commprof": version("commprof"),
-        "torch": torch.__version__,
-        "capture": "native" if _native.native is not None else "python",
-        "backend": args.backend or "gloo",
-        "threads_per_rank": args.threads,
-        "world_sizes": world_sizes,
-        "machine": machine(),
-        "nodes": args.nnodes,
-        "errors": {},
-    }
-
-
-def _output_directory(args: argparse.Namespace, subject_name: str, meeting: Meeting) -> Path:
-    """The run directory, made and found writable; one that all machines see, if there are more."""
+def _chosen_directory(args: argparse.Namespace, subject_name: str, meeting: Meeting) -> Path:
+    """The run directory, not made yet; one that all machines see, if there are more."""
     directory: Path | None = args.output
     if directory is None and meeting.nodes > 1:
         raise UsageError("--nnodes needs --output DIR, the same directory on all machines")
     if directory is None:
         name = f"{datetime.now().strftime('%Y%m%d-%H%M%S')}-{subject_name}"
         directory = Path("commprof-runs") / name
+    try:
+        occupied = meeting.is_first and directory.is_dir() and any(directory.iterdir())
+    except OSError as error:
+        raise _unwritable(directory, error) from None
+    if occupied:
+        raise UsageError(
+            f"--output {directory} is not empty; name a new directory, nothing is overwritten"
+        )
+    return directory
+
+
+def _make_directory(directory: Path, meeting: Meeting) -> None:
+    """On the first machine, and found writable; the others wait for it."""
     if not meeting.is_first:
         _await_first(directory)
-        return directory
+        return
     try:
-        if directory.is_dir() and any(directory.iterdir()):
-            raise UsageError(
-                f"--output {directory} is not empty; name a new directory, nothing is overwritten"
-            )
         directory.mkdir(parents=True, exist_ok=True)
         (directory / RUN_FILE).touch()
     except OSError as error:
-        raise UsageError(
-            f"cannot write to --output {directory}: {error.strerror}; name another directory"
-        ) from None
-    return directory
+        raise _unwritable(directory, error) from None
+
+
+def _unwritable(directory: Path, error: OSError) -> UsageError:
+    return UsageError(
+        f"cannot write to --output {directory}: {error.strerror}; name another directory"
+    )
 
 
 def _await_first(directory: Path) -> None:

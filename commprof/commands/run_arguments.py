@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from commprof.commands.price import add_price_arguments
 from commprof.compressors.schemes import help_text
+from commprof.launch.pinning import PIN_MODES
 from commprof.trace.schema import MODES
 from commprof.trials import candidates
 from commprof.workloads.options import PRECISIONS
@@ -23,6 +25,7 @@ records every collective in every rank, and reports throughput, scaling, and whe
   python -m commprof.run --nproc 4 train.py --lr 0.1   your own script, unchanged, on 4 ranks
   python -m commprof.run --nnodes 2 --node-rank 0 --nproc 4 --output /shared/run \\
       --rdzv-endpoint first-host:29500                 on each of two machines, with its number
+  python -m commprof.run --config run.yaml --dry-run   options from a file; what would be launched
 
 Workloads, as NAME or NAME:key=value,key=value; "/" separates values per layer:
   transformer   vocab=2048,d_model=256,heads=4,layers=2,feedforward=512,sequence=128,
@@ -62,12 +65,27 @@ alone or joined by "+". More rounds make it surer: rounds=8,block=6,warmup=2 ste
   python -m commprof.run --nproc 2 --trial fp16,int8,topk:ratio=0.01,bucket-cap=5 train.py
   python -m commprof.run --nproc 2 --trial int8,bucket-cap=5,int8+bucket-cap=5,rounds=12
 See docs/trials.md.
+
+A file for --config holds one `option: value` a line, such as `nproc: 4`, `strategy: [ddp, fsdp]`,
+`script: train.py` or `script-args: [--lr, "0.1"]`. Each run directory holds its own as config.yaml.
+See docs/launching.md.
 """
 )
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """All of them, in the order of the help text."""
+    parser.add_argument(
+        "--config",
+        type=Path,
+        metavar="FILE",
+        help="take options from a YAML file, as `option: value`; the command line beats it",
+    )
+    parser.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="print what would be launched, and launch nothing",
+    )
     _add_what(parser)
     _add_training(parser)
     _add_where(parser)
@@ -132,11 +150,17 @@ def _add_what(parser: argparse.ArgumentParser) -> None:
         "between ranks of one host (default: gloo)",
     )
     parser.add_argument(
-        "--threads",
-        type=int,
-        default=1,
-        metavar="N",
-        help="intra-op threads per rank, the same at every world size (default: 1)",
+        "--threads-per-rank",
+        metavar="N|auto",
+        help="intra-op threads of each rank, the same at every world size; auto: its part of the "
+        "cores at the largest (default: OMP_NUM_THREADS, or 1)",
+    )
+    parser.add_argument(
+        "--pin",
+        choices=PIN_MODES,
+        default="auto",
+        help="CPUs of their own for the ranks: equal parts of the cores, or of the NUMA nodes'; "
+        "auto: numa where there are several nodes and enough cores (default: auto)",
     )
     parser.add_argument("--seed", type=int, help="of data and weights (default: 0)")
     parser.add_argument(
@@ -168,20 +192,17 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--checkpoint-activations",
-        action="store_true",
-        default=None,
+        action=argparse.BooleanOptionalAction,
         help="keep only the inputs of each block and compute the rest again in backward",
     )
     parser.add_argument(
         "--cpu-offload",
-        action="store_true",
-        default=None,
+        action=argparse.BooleanOptionalAction,
         help="keep what fsdp and hsdp shard in the host's memory, on a GPU",
     )
     parser.add_argument(
         "--scale-lr",
-        action="store_true",
-        default=None,
+        action=argparse.BooleanOptionalAction,
         help="learning rate times samples per update over --batch-size",
     )
     parser.add_argument(
@@ -205,6 +226,7 @@ def _add_where(parser: argparse.ArgumentParser) -> None:
         help="what to keep: every record (full), histograms of bounded size (always-on), or "
         "nothing until it is switched on (off); default: COMMPROF_MODE, or full",
     )
+    add_price_arguments(parser)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the result there as well")
     parser.add_argument(
         "--nnodes",
@@ -227,5 +249,7 @@ def _add_where(parser: argparse.ArgumentParser) -> None:
         "the ports that follow too (default: a free port of localhost)",
     )
     parser.add_argument(
-        "--stacks", action="store_true", help="record which line issued each collective as well"
+        "--stacks",
+        action=argparse.BooleanOptionalAction,
+        help="record which line issued each collective as well",
     )

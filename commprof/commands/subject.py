@@ -4,14 +4,26 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import os
 import shlex
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from commprof.errors import RankFailedError, UsageError
 from commprof.launch.meeting import Meeting
 from commprof.workloads.options import TrainingOptions
+
+
+@dataclass(frozen=True)
+class Preview:
+    """What one world size would be, before anything is started."""
+
+    command: str
+    """Of each rank."""
+    environment: dict[str, str]
+    """Variables of each rank on top of this process's, but for those that torchrun sets as well."""
+    details: tuple[str, ...]
+    """Sentences on what the ranks would do and need."""
 
 
 class Subject(Protocol):
@@ -39,6 +51,9 @@ class Subject(Protocol):
             CommprofError: a rank failed, or none could be started.
         """
 
+    def preview(self, world_size: int, directory: Path) -> Preview:
+        """What ``launch`` would start; only after ``check``."""
+
     def exit_code(self, error: RankFailedError) -> int:
         """Exit code of the command when a rank failed."""
 
@@ -49,7 +64,7 @@ class WorkloadSubject:
     def __init__(self, args: argparse.Namespace, strategy: str = "ddp") -> None:
         """Takes the arguments of ``commprof run``."""
         self._args = args
-        self._workload = args.workload or "transformer"
+        self._workload = _given(args, "workload")
         self._settings: dict[str, Any] = {}
         self.strategy = strategy
         self.name = self._workload.partition(":")[0]
@@ -71,8 +86,8 @@ class WorkloadSubject:
         return {
             "workload": self._workload,
             "strategy": self.strategy,
-            "scaling": self._args.scaling or "weak",
-            "seed": self._args.seed or 0,
+            "scaling": _given(self._args, "scaling"),
+            "seed": _given(self._args, "seed"),
             **self._settings,
             **_hook(self._args),
             **_trial(self._args),
@@ -82,7 +97,24 @@ class WorkloadSubject:
         """See ``Subject``."""
         from commprof.launch.elastic import launch
 
-        launch(self._job(world_size, directory), directory / "logs", meeting)
+        cpu_sets = self._args.placing.pinning(world_size).text
+        launch(self._job(world_size, directory), directory / "logs", meeting, cpu_sets)
+
+    def preview(self, world_size: int, directory: Path) -> Preview:
+        """See ``Subject``."""
+        from commprof.launch.model_memory import model_memory
+
+        job = self._job(world_size, directory)
+        plan = job.plan()
+        return Preview(
+            "python -m commprof.launch.worker, forked from one server that has imported torch",
+            {"OMP_NUM_THREADS": str(job.threads_per_rank)},
+            (
+                f"{plan.steps} steps of {job.accumulate} x {plan.per_rank_batch} samples per rank, "
+                f"{job.strategy}; then {job.overhead_steps} steps for commprof's own cost.",
+                model_memory(job).text,
+            ),
+        )
 
     def exit_code(self, error: RankFailedError) -> int:
         """See ``Subject``."""
@@ -93,7 +125,7 @@ class WorkloadSubject:
         from commprof.launch.job import Job
 
         args = self._args
-        overhead_steps = 8 if args.overhead_steps is None else args.overhead_steps
+        overhead_steps = _given(args, "overhead_steps")
         given = {name: getattr(args, name) for name in TRAINING_OPTIONS}
         return Job(
             workload=self._workload,
@@ -102,11 +134,11 @@ class WorkloadSubject:
             steps=self._steps(),
             epochs=args.epochs,
             batch_size=args.batch_size,
-            scaling=args.scaling or "weak",
-            backend=args.backend or "gloo",
+            scaling=_given(args, "scaling"),
+            backend=_given(args, "backend"),
             overhead_steps=0 if args.trial else overhead_steps,
-            seed=args.seed or 0,
-            threads_per_rank=args.threads,
+            seed=_given(args, "seed"),
+            threads_per_rank=args.placing.threads.count,
             # The observer sees DDP's buckets without a hook, which would cost a pass over the
             # gradients; Python capture has nothing else.
             hook=_native.native is None,
@@ -159,21 +191,43 @@ class ScriptSubject:
 
     def launch(self, world_size: int, directory: Path, meeting: Meeting) -> None:
         """See ``Subject``."""
-        from commprof import boot
         from commprof.launch.elastic import launch_script
+
+        environment = self._environment(world_size, directory)
+        launch_script(self._command, world_size, directory / "logs", environment, meeting)
+
+    def preview(self, world_size: int, directory: Path) -> Preview:
+        """See ``Subject``."""
+        return Preview(
+            f"python -u {shlex.join(self._command)}",
+            self._environment(world_size, directory),
+            ("What the script trains, and what memory that takes, is not known beforehand.",),
+        )
+
+    def _environment(self, world_size: int, directory: Path) -> dict[str, str]:
+        from commprof import boot
 
         environment = boot.environment(directory)
         if self._args.hook is not None:
             environment[boot.HOOK_VARIABLE] = self._args.hook
         if self._args.trial is not None:
             environment[boot.TRIAL_VARIABLE] = self._args.trial
-        environment["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS", str(self._args.threads))
-        launch_script(self._command, world_size, directory / "logs", environment, meeting)
+        placing = self._args.placing
+        if cpu_sets := placing.pinning(world_size).text:
+            environment[boot.CPUS_VARIABLE] = cpu_sets
+        if placing.threads.source != "OMP_NUM_THREADS":
+            environment["OMP_NUM_THREADS"] = str(placing.threads.count)
+        return environment
 
     def exit_code(self, error: RankFailedError) -> int:
         """The script's own; 128 + number if a signal ended it, as a shell has it."""
         code = error.process_exit_code
         return code if code >= 0 else 128 - code
+
+
+def _given(args: argparse.Namespace, name: str) -> Any:
+    value = getattr(args, name)
+    return WORKLOAD_DEFAULTS[name] if value is None else value
 
 
 def _hook(args: argparse.Namespace) -> dict[str, Any]:
@@ -188,6 +242,16 @@ def _trial(args: argparse.Namespace) -> dict[str, Any]:
 
 TRAINING_OPTIONS = tuple(field.name for field in dataclasses.fields(TrainingOptions))
 """What ``commprof run`` takes under the names of ``TrainingOptions``; None where not given."""
+
+WORKLOAD_DEFAULTS: dict[str, Any] = {
+    "workload": "transformer",
+    "strategy": "ddp",
+    "scaling": "weak",
+    "backend": "gloo",
+    "seed": 0,
+    "overhead_steps": 8,
+}
+"""What built-in workloads get where the options of ``commprof run`` do not say otherwise."""
 
 _WORKLOAD_OPTIONS = (
     "workload",

@@ -7,21 +7,18 @@ cluster calls its partition, image or volume is the user's to say.
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from commprof.errors import UsageError
+from commprof.launch.yaml_text import yaml_text
 
 #: A DNS label, as Kubernetes wants names (RFC 1123).
 _LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 #: Slurm's times: minutes, or [days-]hours:minutes[:seconds] (sbatch's manual page).
 _TIME = re.compile(r"\d+|(\d+-)?\d+(:\d{1,2}){1,2}|\d+-\d+")
-
-#: What YAML 1.1 takes for something else than a string.
-_NO_STRINGS = {"y", "n", "yes", "no", "on", "off", "true", "false", "null"}
 
 
 @dataclass(frozen=True)
@@ -118,7 +115,7 @@ def train_job(job: ClusterJob) -> str:
     The runtime ``torch-distributed`` sets PET_* for torchrun: nodes, ranks, and where they meet.
     """
     image, claim = _kubernetes_needs(job)
-    return _yaml(
+    return yaml_text(
         {
             "apiVersion": "trainer.kubeflow.org/v1alpha1",
             "kind": "TrainJob",
@@ -168,7 +165,7 @@ def pytorch_job(job: ClusterJob) -> str:
     replicas = {"Master": replica}
     if job.nodes > 1:
         replicas["Worker"] = {**replica, "replicas": job.nodes - 1}
-    return _yaml(
+    return yaml_text(
         {
             "apiVersion": "kubeflow.org/v1",
             "kind": "PyTorchJob",
@@ -239,30 +236,3 @@ def _volume(claim: str) -> dict[str, object]:
 
 def _mount(job: ClusterJob) -> dict[str, str]:
     return {"name": "traces", "mountPath": job.directory}
-
-
-def _yaml(value: object, indent: str = "") -> str:
-    """Block style; strings as JSON, which YAML reads alike, unless they are plain words."""
-    lines = []
-    if isinstance(value, dict):
-        for key, item in value.items():
-            lines.append(f"{indent}{key}:{_inline_or_below(item, indent + '  ')}")
-    elif isinstance(value, list):
-        for item in value:
-            if isinstance(item, dict):
-                body = _yaml(item, indent + "  ")
-                lines.append(f"{indent}- {body.removeprefix(indent + '  ').rstrip()}\n")
-            else:
-                lines.append(f"{indent}- {_scalar(item)}\n")
-    return "".join(lines)
-
-
-def _inline_or_below(item: object, indent: str) -> str:
-    if isinstance(item, dict | list):
-        return "\n" + _yaml(item, indent)
-    return f" {_scalar(item)}\n"
-
-
-def _scalar(value: object) -> str:
-    plain = isinstance(value, str) and re.fullmatch(r"[A-Za-z][A-Za-z0-9_./-]*", value)
-    return str(value) if plain and str(value).lower() not in _NO_STRINGS else json.dumps(value)

@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
@@ -47,11 +47,12 @@ def check(job: Job, meeting: Meeting = ALONE) -> Plan:
     return job.plan()
 
 
-def launch(job: Job, log_dir: Path, meeting: Meeting = ALONE) -> None:
+def launch(job: Job, log_dir: Path, meeting: Meeting = ALONE, cpu_sets: str = "") -> None:
     """Run all ranks of the job and return when they are done.
 
     log_dir: gets `rank_R.out`, `rank_R.err`, the launcher's warnings, and a failed rank's
-    `rank_R.error.json`. meeting: where the launchers of all machines meet. The processes share
+    `rank_R.error.json`. meeting: where the launchers of all machines meet. cpu_sets: where the
+    ranks of this machine run, as `Pinning.text` gives it. The processes share
     one fork server, which stays for the next job (the cost of importing torch is paid once) until
     `stop_fork_server`, this process's end, or a failure.
 
@@ -71,30 +72,32 @@ def launch(job: Job, log_dir: Path, meeting: Meeting = ALONE) -> None:
             log_dir,
             threads_per_rank=job.threads_per_rank,
             imports=plan.workload.build_imports,
+            more_arguments=(cpu_sets,),
             meeting=meeting,
         )
 
 
 def launch_function(
-    function: Callable[[str], None],
+    function: Callable[..., None],
     argument: str,
     world_size: int,
     log_dir: Path,
     *,
     threads_per_rank: int = 1,
     imports: Iterable[str] = (),
+    more_arguments: Sequence[str] = (),
     meeting: Meeting = ALONE,
 ) -> None:
     """Call a function of a module as every rank, and return when all have returned.
 
     log_dir: see `launch`, as for the fork server and what is raised. imports: what the fork server
-    imports on top of torch.
+    imports on top of torch. more_arguments: of the function.
     """
     log_dir.mkdir(parents=True, exist_ok=True)
     config = _config(world_size, _FlatLogs(log_dir), meeting)
     multiprocessing.forkserver.set_forkserver_preload([*_PRELOAD, *imports])
     with _environment({"OMP_NUM_THREADS": str(threads_per_rank)}):
-        _run_ranks(lambda: elastic_launch(config, function)(argument), log_dir)
+        _run_ranks(lambda: elastic_launch(config, function)(argument, *more_arguments), log_dir)
 
 
 def launch_script(

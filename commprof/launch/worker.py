@@ -29,6 +29,7 @@ from commprof.compressors import parse
 from commprof.errors import CommprofError, UsageError
 from commprof.launch.job import Job, Plan, write_json
 from commprof.launch.memory import PeakMemory
+from commprof.launch.pinning import pin_this_process
 from commprof.launch.progress import ProgressFile
 from commprof.workloads.loop import LoopResult, StepRecorder, train
 from commprof.workloads.spec import Shard, Trainee
@@ -42,9 +43,12 @@ _PEER_GRACE_S = 2.0  # many times the launcher's polling interval
 _EXIT_PAUSE_S = 0.02
 
 
-def run_rank(job_path: str) -> None:
-    """Train this process's rank of the job in the file, and write its trace and result."""
-    guarded(lambda: _run(Job.load(Path(job_path))))
+def run_rank(job_path: str, cpu_sets: str = "") -> None:
+    """Train this process's rank of the job in the file, and write its trace and result.
+
+    cpu_sets: the CPUs of each rank of this machine, as `Pinning.text` gives them.
+    """
+    guarded(lambda: _run(Job.load(Path(job_path)), cpu_sets))
 
 
 def guarded(work: Callable[[], None]) -> None:
@@ -70,11 +74,12 @@ def guarded(work: Callable[[], None]) -> None:
         raise
 
 
-def _run(job: Job) -> None:
+def _run(job: Job, cpu_sets: str) -> None:
     # The launcher imports this module too: capture, with its native part, only loads in a rank.
     from commprof.capture import attach, profile
 
     rank = _environment_rank(job)
+    pin_this_process(cpu_sets, int(os.environ.get("LOCAL_RANK", "0")))
     torch.set_num_threads(job.threads_per_rank)
     plan = job.plan()
     device = _device(job.backend, rank)

@@ -240,9 +240,16 @@ def _placement(traces: Sequence[Trace], busy: float) -> Placement:
     """Hosts share the cores of their machine, and ranks those of their host, evenly."""
     hosts = _hosts(traces)
     machines = {host[0] for host in hosts}
-    cores = traces[0].metadata["machine"]["usable_cpu_count"] * len(machines) / len(hosts)
+    cores = _machine_cpus(traces) * len(machines) / len(hosts)
     threads = max(1, int(traces[0].metadata["threads"]))
     return Placement(len(traces) / len(hosts), cores, threads, busy)
+
+
+def _machine_cpus(traces: Sequence[Trace]) -> int:
+    """CPUs of one machine; where each rank is pinned to some, those of all of them together."""
+    described = [trace.metadata["machine"] for trace in traces]
+    together = {cpu for machine in described for cpu in machine.get("usable_cpus", ())}
+    return max(int(described[0]["usable_cpu_count"]), len(together))
 
 
 def _gloo_threads(trace: Trace) -> int:

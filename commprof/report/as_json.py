@@ -10,6 +10,7 @@ from typing import Any
 
 from commprof.analysis.collectives import CollectiveRow
 from commprof.analysis.cost import Cost
+from commprof.analysis.host_links import HostLinks
 from commprof.analysis.losses import LossAgreement
 from commprof.analysis.overhead import Overhead
 from commprof.analysis.rank_summary import RankSummary
@@ -112,6 +113,7 @@ def _world(result: RunResult, world: WorldResult, scale: Scaling) -> dict[str, A
             "step_losses": list(world.step_losses),
             "weights_differ": list(world.weights_differ),
             "flights": [dataclasses.asdict(time) for time in world.times_in_flight],
+            "host_links": world.host_links and _host_links(world.host_links),
             "cross_checks": [
                 {**dataclasses.asdict(check), "difference": check.difference}
                 for check in world.cross_checks
@@ -119,6 +121,11 @@ def _world(result: RunResult, world: WorldResult, scale: Scaling) -> dict[str, A
         },
         "rank_results": [_rank(rank) for rank in world.ranks],
     }
+
+
+def _host_links(links: HostLinks) -> dict[str, Any]:
+    found = {"difference": links.difference, "agrees": links.agrees}
+    return {**dataclasses.asdict(links), **found}
 
 
 def _rank(rank: RankSummary) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from commprof.report import (
     collectives_table,
     compression_table,
     cost_table,
+    host_links_table,
     predicted_table,
     summary_table,
     trial_table,
@@ -136,6 +137,14 @@ def _of_all_worlds(report: FullReport) -> Iterator[Section]:
     )
     yield _scaling(report)
     yield from _pictures()
+    if (links := host_links_table.host_links_grid(result.worlds)) is not None:
+        yield Section(
+            "hosts",
+            host_links_table.TITLE,
+            grids=(("By ranks", links),),
+            bullets=tuple(host_links_table.notes(result.worlds)),
+            legend=host_links_table.LEGEND,
+        )
     waiting = [
         (f"{detail.world_size} ranks", grid)
         for detail in report.details

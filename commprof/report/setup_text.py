@@ -11,9 +11,25 @@ def setup_text(context: Mapping[str, Any]) -> str:
     machine = context["machine"]
     return (
         f"{_training(context)}backend {context['backend']}, torch {context['torch']}, "
-        f"{context['capture']} capture, {context['threads_per_rank']} thread(s) per rank, "
+        f"{context['capture']} capture, {context['threads_per_rank']} thread(s) per rank"
+        f"{_source(context)}{_pinned(context)}, "
         f"{machine['usable_cpu_count']} usable cores ({machine['cpu_model']})"
     )
+
+
+def _source(context: Mapping[str, Any]) -> str:
+    """Who chose the threads, where it was nobody on the command line."""
+    source = context.get("threads_source")
+    return f" ({source})" if source in ("auto", "OMP_NUM_THREADS") else ""
+
+
+def _pinned(context: Mapping[str, Any]) -> str:
+    """Of the largest world size, where its ranks have CPUs of their own."""
+    worlds = (context.get("pinning") or {}).get("worlds") or {}
+    if not worlds:
+        return ""
+    largest = worlds[max(worlds, key=int)]
+    return "" if largest["mode"] == "none" else f" pinned ({largest['mode']})"
 
 
 def _training(context: Mapping[str, Any]) -> str:

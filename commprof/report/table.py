@@ -7,7 +7,7 @@ import textwrap
 
 from commprof.analysis.overhead import Overhead
 from commprof.analysis.scaling import RunResult
-from commprof.report import compression_table, memory_table, summary_table
+from commprof.report import compression_table, host_links_table, memory_table, summary_table
 from commprof.report.collectives_table import LEGEND, collectives_section
 from commprof.report.cross_checks_table import blocks as cross_checks_blocks
 from commprof.report.plain_text import printable
@@ -34,6 +34,8 @@ def render(result: RunResult, width: int) -> str:
     if result.worlds:
         blocks += [_table(*scaling_grid(result)), SCALING_LEGEND]
         blocks += [_table(*parts_grid(result)), PARTS_LEGEND]
+        if links := host_links_table.section(result.worlds):
+            blocks += [links, host_links_table.LEGEND]
         if memory := memory_table.memory_section(result.worlds):
             blocks += [memory, memory_table.LEGEND]
         if result.worlds[-1].collectives:

@@ -3,6 +3,7 @@
 ::
 
     RUN/run.json                   what was asked for, and where
+    RUN/config.yaml                the same as options, to run it again
     RUN/world_4/rank_0.json        the training loop's own account of rank 0
     RUN/world_4/rank_0.trace       what capture recorded in rank 0
 
@@ -22,6 +23,8 @@ from commprof.errors import CommprofError, TraceError
 from commprof.trace.reader import Trace, read_trace
 
 RUN_FILE = "run.json"
+#: What ``commprof run --config`` takes to repeat a run.
+CONFIG_FILE = "config.yaml"
 #: Key of ``run.json``: the directories of the strategies that were run side by side.
 STRATEGIES = "strategies"
 _CONTEXT_KEYS = {

@@ -9,6 +9,7 @@ import numpy as np
 
 from commprof.analysis.cost import Price, cost
 from commprof.analysis.cross_checks import CrossCheck
+from commprof.analysis.host_links import HostLinks
 from commprof.analysis.losses import LossAgreement
 from commprof.analysis.stragglers import LateRank
 from commprof.analysis.time_in_flight import TimeInFlight
@@ -27,6 +28,7 @@ def full_run() -> dict[str, Any]:
         "step_losses": (2.5,),
         "weights_differ": (1,),
         "times_in_flight": (TimeInFlight("all_reduce", 12.0),),
+        "host_links": HostLinks(2, ("eth0",), 6e6, 0.8, 0.25, 240e6, 242e6, "a note"),
         "cross_checks": (check_,),
         "collectives": (collective(callers=(("train.py:7 train", 20),)),),
         "compression": (

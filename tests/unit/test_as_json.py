@@ -118,6 +118,18 @@ SCHEMA: dict[str, Any] = {
                 "step_losses": [float],
                 "weights_differ": [int],
                 "flights": [{"op": str, "in_flight_ms": float}],
+                "host_links": {
+                    "hosts": int,
+                    "interfaces": [str],
+                    "step_bytes": float,
+                    "in_flight_gbit_per_s": float,
+                    "step_gbit_per_s": float,
+                    "recorded_bytes": float,
+                    "counted_bytes": float,
+                    "note": str,
+                    "difference": float,
+                    "agrees": bool,
+                },
                 "cross_checks": [
                     {
                         "name": str,

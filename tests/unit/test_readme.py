@@ -78,6 +78,10 @@ def test_a_new_report_takes_the_place_of_the_old() -> None:
         replace_report("no markers", output)
 
 
+#: The file that docs/launching.md shows.
+CONFIG = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs/launching.md").read_text(), re.DOTALL)[0]
+
+
 _COMMAND = r"(?:python -m )?commprof(?:\.run|\.microbench)?"
 
 
@@ -97,7 +101,14 @@ def commands() -> Iterator[str]:
 
 
 @pytest.mark.parametrize("line", sorted(set(commands())))
-def test_a_command_that_is_shown_can_be_given(line: str) -> None:
+def test_a_command_that_is_shown_can_be_given(
+    line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if "--config" in line:
+        (tmp_path / "RUN").mkdir()
+        for name in ("run.yaml", "RUN/config.yaml"):
+            (tmp_path / name).write_text(CONFIG)
+        monkeypatch.chdir(tmp_path)
     line = re.sub(r"^(?:python -m )?commprof\.(run|microbench)", r"commprof \1", line)
     words = shlex.split(line.removeprefix("python -m "))
     assert words[0] == "commprof"

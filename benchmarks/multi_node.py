@@ -1,0 +1,79 @@
+"""What several hosts put on the wire: the run table against the interfaces' counters.
+
+    PYTHONPATH=. python benchmarks/multi_node.py --results multi_node.json
+
+Hosts are network namespaces joined by links of 1 Gbit/s; each starts ``commprof run --nnodes`` with
+its number. Of every world size the table holds what the recorded collectives sent from host to
+host, what the interfaces counted, and their difference, which should be within 2 %. Numbers of
+hosts that stand in the results file already are not run again. Needs root; a minute each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+# The ranks import this file as their main module: what only the parent needs is imported below.
+
+WORKLOAD = "timed:layers=4,backward_ms=20,gradient_mb=2,bucket_cap_mb=0.1"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--hosts", type=int, nargs="+", default=[2, 4], metavar="N")
+    parser.add_argument("--nproc", type=int, default=2, help="most ranks per host (default: 2)")
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--strategy", default="ddp")
+    parser.add_argument("--workload", default=WORKLOAD)
+    parser.add_argument("--results", type=Path, help="JSON; what is in it is kept")
+    args = parser.parse_args()
+    found: dict[str, Any] = {}
+    if args.results and args.results.exists():
+        found = json.loads(args.results.read_text())
+    for hosts in args.hosts:
+        if str(hosts) not in found:
+            found[str(hosts)] = _run(hosts, args)
+            if args.results:
+                args.results.write_text(json.dumps(found, indent=1) + "\n")
+    _print(found)
+
+
+def _run(count: int, args: argparse.Namespace) -> list[dict[str, Any]]:
+    from tests.support import netns
+    from tests.support.host_runs import run_on_each
+
+    if reason := netns.unavailable():
+        raise SystemExit(f"no network namespaces here: {reason}")
+    words = ["--workload", args.workload, "--steps", str(args.steps), "--overhead-steps", "0"]
+    words += ["--nproc", str(args.nproc), "--strategy", args.strategy]
+    with (
+        tempfile.TemporaryDirectory(prefix="multi_node") as directory,
+        netns.Hosts(count, "1gbit") as hosts,
+    ):
+        result = run_on_each(hosts, Path(directory) / "run", words)
+    return [
+        {"ranks": run["num_processes"], **run["aggregated_metrics"]["host_links"]}
+        for run in result["runs"]
+    ]
+
+
+def _print(found: dict[str, Any]) -> None:
+    print("hosts  ranks  MB per step  Gbit/s in flight  over step  sent MB  counted MB  difference")
+    for rows in found.values():
+        for row in rows:
+            print(
+                f"{row['hosts']:5}  {row['ranks']:5}  {row['step_bytes'] / 1e6:11.3f}  "
+                f"{row['in_flight_gbit_per_s']:16.3f}  {row['step_gbit_per_s']:9.3f}  "
+                f"{row['recorded_bytes'] / 1e6:7.1f}  {row['counted_bytes'] / 1e6:10.1f}  "
+                f"{row['difference']:+10.2%}"
+            )
+    differences = [abs(row["difference"]) for rows in found.values() for row in rows]
+    within = sum(value <= 0.02 for value in differences)
+    print(f"{within} of {len(differences)} world sizes within 2 %")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,43 @@
+"""What a trace says of its host and of the network interfaces there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from commprof.trace.reader import Trace
+
+#: Of a host to itself; all other interfaces lead outward.
+LOOPBACK = "lo"
+
+
+def witnesses(trace: Trace) -> Mapping[str, Any]:
+    """Of this trace; not of an earlier one of the same process, whose metadata lives on."""
+    found = trace.metadata.get("witnesses")
+    if not isinstance(found, dict):
+        return {}
+    begin_ns = found.get("begin_monotonic_ns")
+    mine = isinstance(begin_ns, int) and begin_ns >= trace.metadata["clock"]["monotonic_ns"]
+    return found if mine else {}
+
+
+def sent_by_interface(trace: Trace) -> dict[str, int]:
+    """Bytes that each interface of the host sent while capture ran; empty if not known."""
+    interfaces = witnesses(trace).get("interfaces")
+    return {
+        str(name): counters["sent_bytes"]
+        for name, counters in (interfaces.items() if isinstance(interfaces, dict) else ())
+        if isinstance(counters, dict) and isinstance(counters.get("sent_bytes"), int)
+    }
+
+
+def host_of(trace: Trace) -> tuple[str, str]:
+    """Ranks with the same boot and network namespace see the same interfaces."""
+    boot = str(trace.metadata["machine"]["boot_id"])
+    return boot, str(witnesses(trace).get("network_namespace"))
+
+
+def outward_interface(sent: Mapping[str, int]) -> str | None:
+    """Where most went that left the host; None where there is no such interface."""
+    outward = [name for name in sent if name != LOOPBACK]
+    return max(outward, key=lambda name: sent[name]) if outward else None

@@ -1,0 +1,240 @@
+"""``--config FILE``: the options of a command from a YAML file, under the command line's own.
+
+A key is an option's name without its dashes; the command's parser says which there are and what
+they take. Values are read from the file's scalars as they are written, so that only plain types
+come out, whatever tags the file uses, and `mode: off` is the word and not a truth value.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from commprof.errors import UsageError
+from commprof.workloads.parsing import allowed
+
+if TYPE_CHECKING:
+    from yaml import MappingNode, Node
+
+#: Options whose text is a list by commas; a file may give a list.
+_LISTS = ("world_sizes", "strategy", "trial")
+#: Options that read NAME:key=value,...; a file may give {NAME: {key: value}}.
+_SPECS = ("workload", "hook", "strategy", "trial")
+#: Given one on the command line, the other one of the file does not count.
+RIVALS = (("steps", "epochs"), ("nproc", "world_sizes"), ("hook", "trial"))
+#: What makes no sense in a file.
+_NOT_IN_FILES = ("help", "config")
+
+_TAG = "tag:yaml.org,2002:"
+_TRUTH = {"true": True, "false": False}
+
+
+def read_config(path: Path, actions: list[argparse.Action]) -> dict[str, Any]:
+    """What the file gives, by the names that parsed arguments have.
+
+    Args:
+        path: of the file.
+        actions: of the command's parser.
+
+    Raises:
+        UsageError: no YAML library, no such file, no mapping of plain values, an unknown key, or a
+            value of the wrong type; with the line.
+    """
+    root = _composed(path)
+    by_key = _keys(actions)
+    found: dict[str, Any] = {}
+    for key_node, node in _entries(path, root):
+        where = f"{path}, line {key_node.start_mark.line + 1}"
+        key = str(key_node.value).replace("_", "-")
+        if key not in by_key:
+            names = sorted({key_of(action) for action in by_key.values()})
+            raise UsageError(f"{where}: unknown key {key_node.value!r}{allowed(key, names)}")
+        action = by_key[key]
+        if action.dest in found:
+            raise UsageError(f"{where}: {key} is given twice; keep one of them")
+        value = _value(f"{where}: {key}", action, node)
+        if value is not None:
+            found[action.dest] = value
+    return found
+
+
+def key_of(action: argparse.Action) -> str:
+    """What an option is called in a file."""
+    long = [name[2:] for name in action.option_strings if name.startswith("--")]
+    return long[0] if long else _dest_key(action)
+
+
+def _dest_key(action: argparse.Action) -> str:
+    return action.dest.replace("_", "-")
+
+
+def _keys(actions: list[argparse.Action]) -> dict[str, argparse.Action]:
+    """By the option's name, and by the name that its value has."""
+    taken = [action for action in actions if action.dest not in _NOT_IN_FILES]
+    return {_dest_key(a): a for a in taken} | {key_of(a): a for a in taken}
+
+
+def _composed(path: Path) -> Node | None:
+    """The file's nodes; nothing is constructed from them."""
+    try:
+        import yaml
+    except ImportError:
+        raise UsageError(
+            "--config needs PyYAML, which is not installed: pip install 'commprof[yaml]'"
+        ) from None
+    try:
+        with path.open(encoding="utf-8") as file:
+            return yaml.compose(file, Loader=yaml.SafeLoader)
+    except OSError as error:
+        raise UsageError(f"cannot read --config {path}: {error.strerror}; name a file") from None
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        line = "" if mark is None else f", line {mark.line + 1}"
+        raise UsageError(f"{path}{line}: not YAML: {error.problem or error.context}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path}: not YAML: {str(error).splitlines()[0]}") from None
+    except RecursionError:
+        raise UsageError(f"{path}: nested too deeply; give `option: value` lines") from None
+
+
+def _entries(path: Path, root: Node | None) -> Iterator[tuple[Node, Node]]:
+    if root is None:
+        return
+    if root.id != "mapping":
+        line = root.start_mark.line + 1
+        raise UsageError(f"{path}, line {line}: {_kind(root)}, not `option: value` lines")
+    yield from _pairs(root)
+
+
+def _pairs(node: Node) -> list[tuple[Node, Node]]:
+    mapping: MappingNode = node
+    return list(mapping.value)
+
+
+def _value(where: str, action: argparse.Action, node: Node) -> Any:
+    """As the command line would have parsed it; None for null, which gives nothing."""
+    _check_plain(where, node)
+    if node.tag == f"{_TAG}null":
+        return None
+    if _is_switch(action):
+        if node.tag != f"{_TAG}bool" or str(node.value).lower() not in _TRUTH:
+            raise UsageError(f"{where}: {_kind(node)} (allowed: true, false)")
+        return _TRUTH[node.value.lower()]
+    if _takes_several(action):
+        if node.id != "sequence":
+            raise UsageError(f"{where}: {_kind(node)} (allowed: a list)")
+        return [_converted(where, action, item) for item in node.value]
+    if action.dest in _SPECS and node.id != "scalar":
+        return _converted_text(where, action, _spec(where, node))
+    if action.dest in _LISTS and node.id == "sequence":
+        return _converted_text(where, action, ",".join(_text(where, n) for n in node.value))
+    return _converted(where, action, node)
+
+
+def _is_switch(action: argparse.Action) -> bool:
+    return isinstance(action, argparse.BooleanOptionalAction) or (
+        action.nargs == 0 and isinstance(action.const, bool)
+    )
+
+
+def _takes_several(action: argparse.Action) -> bool:
+    appends = isinstance(action, argparse._AppendAction)
+    return appends or action.nargs in ("*", "+", argparse.REMAINDER)
+
+
+def _converted(where: str, action: argparse.Action, node: Node) -> Any:
+    """One scalar through the option's own type and choices."""
+    quoted = getattr(node, "style", None) in ("'", '"')
+    if action.type in (int, float) and (node.id != "scalar" or quoted):
+        raise UsageError(f"{where}: {_kind(node)} (allowed: {_noun(action)})")
+    return _converted_text(where, action, _text(where, node))
+
+
+def _converted_text(where: str, action: argparse.Action, text: str) -> Any:
+    convert = action.type if callable(action.type) else str
+    try:
+        value = convert(text)
+    except (ValueError, TypeError, argparse.ArgumentTypeError):
+        raise UsageError(f"{where}: {text!r} is not {_noun(action)}") from None
+    if action.choices is not None and value not in action.choices:
+        names = [str(choice) for choice in action.choices]
+        raise UsageError(f"{where}: {text!r} is not known{allowed(text, names)}")
+    return value
+
+
+def _noun(action: argparse.Action) -> str:
+    if action.choices is not None:
+        return "one of " + ", ".join(map(str, action.choices))
+    if action.type is int:
+        return "a whole number"
+    return "a number" if action.type is float else "text"
+
+
+def _spec(where: str, node: Node) -> str:
+    """``{timed: {backward_ms: [10, 5]}}`` as ``timed:backward_ms=10/5``; lists by commas."""
+    if node.id == "sequence":
+        return ",".join(_spec(where, item) for item in node.value)
+    if node.id == "scalar":
+        return _text(where, node)
+    words = []
+    for key_node, value in _pairs(node):
+        name = _text(where, key_node)
+        if value.id == "mapping":
+            options = [f"{_text(where, k)}={_option(where, v)}" for k, v in _pairs(value)]
+            words.append(f"{name}:{','.join(options)}" if options else name)
+        else:
+            words.append(f"{name}={_option(where, value)}" if value.value else name)
+    return ",".join(words)
+
+
+def _option(where: str, node: Node) -> str:
+    """Values per layer are separated as on the command line."""
+    if node.id == "sequence":
+        return "/".join(_text(where, item) for item in node.value)
+    return _text(where, node)
+
+
+def _text(where: str, node: Node) -> str:
+    _check_plain(where, node)
+    if node.id != "scalar":
+        raise UsageError(f"{where}: {_kind(node)} (allowed: one value)")
+    return str(node.value)
+
+
+def _check_plain(where: str, node: Node) -> None:
+    """Tags that ask for anything else than plain values."""
+    plain = ("str", "int", "float", "bool", "null", "timestamp", "seq", "map")
+    if node.tag.removeprefix(_TAG) not in plain:
+        raise UsageError(f"{where}: the tag {node.tag!r} (allowed: plain values)")
+
+
+def _kind(node: Node) -> str:
+    """What stands in the file, for a refusal."""
+    if node.id == "scalar":
+        quoted = node.style in ("'", '"')
+        return f"{node.value!r} is text" if quoted else f"{str(node.value)!r} given"
+    return "a list given" if node.id == "sequence" else "a mapping given"
+
+
+def merged(
+    given: argparse.Namespace, values: Mapping[str, Any]
+) -> tuple[dict[str, Any], list[str]]:
+    """What of the file counts beside what the command line gave, and the script's arguments.
+
+    Args:
+        given: of the command line alone, with None for what it did not give.
+        values: of the file.
+    """
+    kept = dict(values)
+    for pair in RIVALS:
+        for one, other in (pair, pair[::-1]):
+            if getattr(given, one, None) is not None:
+                kept.pop(other, None)
+    arguments = kept.pop("script_args", [])
+    if getattr(given, "script", None) is not None:
+        for name in ("script", "module"):
+            kept.pop(name, None)
+        return kept, given.script_args
+    return kept, arguments

@@ -1,0 +1,36 @@
+"""The parser of all commands: errors in one line, and options from a file."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from commprof.commands.config_file import merged, read_config
+from commprof.errors import UsageError
+from commprof.report.plain_text import printable
+
+
+class Parser(argparse.ArgumentParser):
+    """One line for a wrong argument, where argparse prints the whole usage."""
+
+    def error(self, message: str) -> NoReturn:
+        """Ends the process with 2."""
+        self.exit(2, f"{self.prog}: {printable(message)} (see {self.prog} --help)\n")
+
+    def parse_known_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: Any = None
+    ) -> tuple[Any, list[str]]:
+        """Twice where ``--config`` names a file: its values are the defaults the second time."""
+        parsed, rest = super().parse_known_args(args, namespace)
+        own = any(action.dest == "config" for action in self._actions)
+        if not own or parsed.config is None:
+            return parsed, rest
+        try:
+            values, script_args = merged(parsed, read_config(parsed.config, self._actions))
+        except UsageError as error:
+            self.exit(2, f"{self.prog}: {printable(str(error))}\n")
+        self.set_defaults(**values)
+        parsed, rest = super().parse_known_args(args, namespace)
+        parsed.script_args = script_args
+        return parsed, rest

@@ -1,0 +1,97 @@
+"""What a rank's weights, gradients and optimizer state take, from the model's shapes alone.
+
+Activations, the data set, Python and torch come on top: they depend on what runs, and are measured
+(`memory.PeakMemory`) rather than guessed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from commprof.launch.job import Job, Plan
+from commprof.workloads.optimizing import OptimizerPlan
+from commprof.workloads.spec import Shard, Trainee
+from commprof.workloads.strategies.theory import trained
+
+
+@dataclass(frozen=True)
+class ModelMemory:
+    """Of one rank, in bytes."""
+
+    weights: int
+    """Parameters and buffers; of sharded ones this rank's part and the largest block, gathered."""
+    gradients: int
+    optimizer_state: int | None
+    """None for an optimizer whose state is not known here."""
+    buckets: int
+    """DDP's own copies of the gradients."""
+
+    @property
+    def text(self) -> str:
+        """In a sentence."""
+        named = {
+            "weights": self.weights,
+            "gradients": self.gradients,
+            "optimizer state": self.optimizer_state,
+            "DDP's buckets": self.buckets,
+        }
+        known = {name: size for name, size in named.items() if size}
+        parts = ", ".join(f"{name} {size / 1e6:.1f}" for name, size in known.items())
+        total = sum(known.values()) / 1e6
+        unknown = "optimizer state, " if self.optimizer_state is None else ""
+        return (
+            f"Memory of a rank: at least {total:.1f} MB ({parts}); {unknown}activations, data, "
+            "Python and torch come on top."
+        )
+
+
+def model_memory(job: Job) -> ModelMemory:
+    """Of each rank of a job; its model is made on torch's meta device, which takes no memory.
+
+    Raises:
+        UsageError: the workload cannot be built here.
+    """
+    plan = job.plan()
+    shard = Shard(0, job.world_size, plan.per_rank_batch, plan.steps, job.seed, "meta")
+    trainee = plan.workload.build(shard)
+    model, parts = trainee.model, _parts(plan, job.world_size)
+    gradients = _bytes(trained(model))
+    parameters = _bytes(list(model.parameters()))
+    gathered = 0
+    if parts > 1:
+        gathered = max(_bytes(list(block.parameters())) for block in trainee.blocks)
+    owners = job.world_size if plan.strategy.name == "zero1" else parts
+    moments = _moments(trainee)
+    view = trainee.ddp_options().get("gradient_as_bucket_view", False)
+    return ModelMemory(
+        weights=parameters // parts + gathered + _bytes(list(model.buffers())),
+        gradients=gradients // parts,
+        optimizer_state=None if moments is None else moments * gradients // owners,
+        buckets=gradients if plan.strategy.replicated and not view else 0,
+    )
+
+
+def _parts(plan: Plan, world_size: int) -> int:
+    """Ranks among which each parameter is cut."""
+    shard_size = getattr(plan.strategy, "shard_size", None)
+    return 1 if shard_size is None else int(shard_size(world_size))
+
+
+def _moments(trainee: Trainee) -> int | None:
+    """Values that the optimizer keeps for each trained one."""
+    updates = trainee.updates()
+    if not isinstance(updates, OptimizerPlan):
+        return 0
+    if issubclass(updates.kind, torch.optim.Adam | torch.optim.AdamW):
+        return 2
+    if issubclass(updates.kind, torch.optim.SGD):
+        return 1 if updates.options.get("momentum") else 0
+    return None
+
+
+def _bytes(tensors: Sequence[Tensor]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)

@@ -1,0 +1,179 @@
+"""The cores that this process may use: hyper-threads, NUMA nodes, and the cgroup's limits.
+
+Read from sysfs (the kernel's Documentation/ABI: sysfs-devices-system-cpu, sysfs-devices-node) and
+from the cgroup's files (Documentation/admin-guide/cgroup-v2, and v1's sched-bwc). A cgroup's cpuset
+is in the process's affinity already; its CPU quota is not.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from commprof.errors import UsageError
+
+_CPUS = "sys/devices/system/cpu"
+_NODES = "sys/devices/system/node"
+_CGROUPS = "sys/fs/cgroup"
+
+
+@dataclass(frozen=True)
+class Core:
+    """A physical core, as far as this process may use it."""
+
+    node: int
+    """NUMA node; 0 where the kernel names none."""
+    cpus: tuple[int, ...]
+    """Its hyper-threads that are online and allowed, at least one."""
+
+
+@dataclass(frozen=True)
+class Topology:
+    """What there is to run on."""
+
+    cores: tuple[Core, ...]
+    """By node, then by their first hyper-thread."""
+    quota_cpus: float | None = None
+    """CPU time per time that the cgroup grants; None without a limit."""
+
+    @property
+    def cpus(self) -> tuple[int, ...]:
+        """All hyper-threads, in the order of the cores."""
+        return tuple(cpu for core in self.cores for cpu in core.cpus)
+
+    @property
+    def nodes(self) -> tuple[int, ...]:
+        """NUMA nodes that have a core for this process."""
+        return tuple(sorted({core.node for core in self.cores}))
+
+    @property
+    def usable_cpus(self) -> int:
+        """Threads that can run at once: hyper-threads, or fewer where the quota grants less."""
+        granted = len(self.cpus) if self.quota_cpus is None else max(1, int(self.quota_cpus))
+        return min(len(self.cpus), granted)
+
+    @property
+    def usable_cores(self) -> int:
+        """The same in physical cores."""
+        return min(len(self.cores), self.usable_cpus)
+
+
+def this_host() -> Topology:
+    """Of the calling process."""
+    return read_topology(os.sched_getaffinity(0))
+
+
+def read_topology(allowed: Iterable[int], root: Path = Path("/")) -> Topology:
+    """The cores among ``allowed``, as the kernel's files under ``root`` describe them.
+
+    What the kernel does not tell is left out: without siblings each CPU is a core, without nodes
+    all are on node 0.
+    """
+    usable = set(allowed)
+    online = _cpu_list(root / _CPUS / "online")
+    usable = usable & set(online) or usable
+    node_of = {cpu: node for node, cpus in _nodes(root) for cpu in cpus}
+    cores: dict[tuple[int, ...], int] = {}
+    for cpu in sorted(usable):
+        siblings = tuple(sorted({cpu, *_siblings(root, cpu)} & usable))
+        cores[siblings] = node_of.get(cpu, 0)
+    ordered = sorted(cores.items(), key=lambda item: (item[1], item[0]))
+    return Topology(tuple(Core(node, cpus) for cpus, node in ordered), _quota(root))
+
+
+def parse_cpu_list(text: str) -> tuple[int, ...]:
+    """The CPUs of a list as the kernel writes it, e.g. ``0-3,8``; empty for an empty line.
+
+    Raises:
+        UsageError: it is no such list.
+    """
+    cpus: list[int] = []
+    for part in filter(None, text.strip().split(",")):
+        first, dash, last = part.partition("-")
+        if not first.isdecimal() or (dash and not last.isdecimal()):
+            raise UsageError(f"{text.strip()!r} is no list of CPUs such as 0-3,8")
+        cpus += range(int(first), int(last or first) + 1)
+    return tuple(cpus)
+
+
+def format_cpu_list(cpus: Iterable[int]) -> str:
+    """The same the other way round: runs of CPUs as ``first-last``."""
+    runs: list[tuple[int, int]] = []
+    for cpu in sorted(set(cpus)):
+        if runs and runs[-1][1] == cpu - 1:
+            runs[-1] = (runs[-1][0], cpu)
+        else:
+            runs.append((cpu, cpu))
+    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
+
+
+def _cpu_list(path: Path) -> tuple[int, ...]:
+    """Empty where there is no such file."""
+    try:
+        return parse_cpu_list(path.read_text())
+    except (OSError, UsageError):
+        return ()
+
+
+def _nodes(root: Path) -> Iterator[tuple[int, tuple[int, ...]]]:
+    for path in (root / _NODES).glob("node[0-9]*"):
+        yield int(path.name.removeprefix("node")), _cpu_list(path / "cpulist")
+
+
+def _siblings(root: Path, cpu: int) -> tuple[int, ...]:
+    """Hyper-threads of its core; the second name is that of kernels before 5.3."""
+    folder = root / _CPUS / f"cpu{cpu}" / "topology"
+    return _cpu_list(folder / "core_cpus_list") or _cpu_list(folder / "thread_siblings_list")
+
+
+def _quota(root: Path) -> float | None:
+    """The tightest CPU quota of this process's cgroups; None without any."""
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return None
+    found: list[float] = []
+    for line in lines:
+        _, controllers, group = line.split(":", 2)
+        for folder in _ancestors(root / _CGROUPS, controllers, group):
+            quota = _quota_v1(folder) if controllers else _quota_v2(folder)
+            found += [] if quota is None else [quota]
+    return min(found, default=None)
+
+
+def _ancestors(mount: Path, controllers: str, group: str) -> Iterator[Path]:
+    """The group's folder and those above it: in a container often only the topmost is there."""
+    mounts = [mount, mount / "unified"] if not controllers else []
+    if "cpu" in controllers.split(","):
+        mounts = [mount / "cpu", mount / controllers]
+    parts = PurePosixPath(group).relative_to("/")
+    for base in mounts:
+        for relative in (parts, *parts.parents):
+            yield base / relative
+
+
+def _quota_v2(folder: Path) -> float | None:
+    """From ``cpu.max``: quota and period in microseconds, or "max"."""
+    words = _words(folder / "cpu.max")
+    return _ratio(*words) if len(words) == 2 else None
+
+
+def _quota_v1(folder: Path) -> float | None:
+    """From two files; the quota is -1 without a limit."""
+    words = [*_words(folder / "cpu.cfs_quota_us"), *_words(folder / "cpu.cfs_period_us")]
+    return _ratio(*words) if len(words) == 2 else None
+
+
+def _words(path: Path) -> list[str]:
+    try:
+        return path.read_text().split()
+    except OSError:
+        return []
+
+
+def _ratio(quota: str, period: str) -> float | None:
+    if not quota.isdecimal() or not period.isdecimal() or int(period) == 0:
+        return None
+    return int(quota) / int(period)

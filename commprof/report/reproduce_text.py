@@ -1,0 +1,37 @@
+"""How to repeat a run, in a line."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from commprof.report.plain_text import printable
+
+#: Of a commit, as git shortens it.
+_SHORT = 10
+
+
+def reproduce_line(config: Path, context: Mapping[str, Any]) -> str:
+    """The command and the state of the user's code; empty for what ``commprof run`` did not run.
+
+    Args:
+        config: the file that the run wrote.
+        context: its ``run.json``.
+    """
+    found = context.get("reproduction")
+    if not isinstance(found, dict):
+        return ""
+    command = f"python -m commprof.run --config {config}"
+    return printable(f"Run it again: {command} (in {found['directory']}; {_code(found['git'])})")
+
+
+def _code(git: Mapping[str, Any]) -> str:
+    if "commit" not in git:
+        return f"state of the code unknown: {git.get('unknown', 'not recorded')}"
+    branch = f" of {git['branch']}" if git["branch"] else ""
+    text = f"code at git {git['commit'][:_SHORT]}{branch}"
+    if not git["changed_files"]:
+        return f"{text}, unchanged"
+    files, lines = git["changed_files"], git["diff_lines"]
+    return f"{text} with {files} changed file{'' if files == 1 else 's'}, {lines} lines"

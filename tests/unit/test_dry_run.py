@@ -1,0 +1,136 @@
+"""``--dry-run``: what would be launched, for every kind of run, and nothing is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from commprof.commands import main
+from commprof.launch.job import Job
+from commprof.launch.model_memory import model_memory
+
+
+@pytest.fixture(autouse=True)
+def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    for name in ("COMMPROF_STACKS", "COMMPROF_MODE"):
+        monkeypatch.setenv(name, "")  # what the command sets goes away with the test
+        monkeypatch.delenv(name)
+
+
+def dry_run(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    before = sorted(Path.cwd().rglob("*"))
+    assert main(["run", "--dry-run", *words]) == 0
+    assert sorted(Path.cwd().rglob("*")) == before
+    out, err = capsys.readouterr()
+    assert err == ""
+    assert out.startswith("Dry run: this would be launched. Nothing was started or written.\n")
+    return out
+
+
+def test_a_sweep_of_a_workload(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--nproc", "4", "--workload", "mlp", "--pin", "cores", "--output", "out"]
+    text = dry_run(capsys, *words)
+    assert "World sizes: 1, 2, 4, one after the other" in text
+    assert "World size 4, strategy ddp: ranks 0 to 3 on this machine" in text
+    assert "they write to: out/world_4" in text
+    assert "environment: OMP_NUM_THREADS=1" in text
+    assert "pinned (cores):" in text
+    assert "rank 0: CPUs" in text
+    assert "Memory of a rank: at least" in text
+
+
+def test_strategies_side_by_side(capsys: pytest.CaptureFixture[str]) -> None:
+    text = dry_run(capsys, "--nproc", "2", "--strategy", "ddp,fsdp", "--output", "out")
+    assert "they write to: out/ddp/world_2" in text
+    assert "they write to: out/fsdp/world_2" in text
+
+
+def test_a_script(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("raise SystemExit('started')\n")
+    words = ["--nproc", "2", "--threads-per-rank", "3", "--output", "out", "train.py", "--lr", "1"]
+    text = dry_run(capsys, *words)
+    assert "each runs: python -u train.py --lr 1" in text
+    assert f"environment: COMMPROF_OUT={tmp_path}/out/world_2" in text
+    assert "environment: OMP_NUM_THREADS=3" in text
+    assert "not known beforehand" in text
+
+
+def test_one_of_several_machines(capsys: pytest.CaptureFixture[str]) -> None:
+    machines = ["--nnodes", "2", "--node-rank", "1", "--rdzv-endpoint", "first-host:29500"]
+    text = dry_run(capsys, *machines, "--nproc", "2", "--workload", "mlp", "--output", "out")
+    assert "Machines: 2, of which this is number 1" in text
+    assert "World size 2, strategy ddp: rank 1 on this machine" in text
+    assert "World size 4, strategy ddp: ranks 2 to 3 on this machine" in text
+    assert "they meet at: first-host:29501" in text
+
+
+def test_a_trial(capsys: pytest.CaptureFixture[str]) -> None:
+    text = dry_run(capsys, "--nproc", "2", "--trial", "fp16,rounds=3", "--output", "out")
+    assert "Trial: none,fp16,rounds=3" in text
+    assert "World size 2, strategy ddp" in text
+
+
+def test_more_ranks_than_cores_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    text = dry_run(capsys, "--world-sizes", "512", "--workload", "mlp", "--output", "out")
+    assert "more ranks than cores: 512 on" in text
+    assert "not pinned to CPUs: 512 ranks on" in text
+
+
+def test_threads_of_the_users_own(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    text = dry_run(capsys, "--nproc", "1", "--workload", "mlp", "--output", "out")
+    assert "Threads of a rank: 2 (OMP_NUM_THREADS)" in text
+
+
+def test_what_cannot_run_is_refused_all_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("full").mkdir()
+    Path("full/file").write_text("")
+    assert main(["run", "--dry-run", "--nproc", "1", "--output", "full"]) == 2
+    assert "is not empty" in capsys.readouterr().err
+
+
+def test_a_file_says_the_same_as_the_command_line(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    pytest.importorskip("yaml")
+    Path("run.yaml").write_text("workload: {mlp: {layers: 2}}\nworld-sizes: [2]\noutput: out\n")
+    from_file = dry_run(capsys, "--config", "run.yaml")
+    words = ["--workload", "mlp:layers=2", "--world-sizes", "2", "--output", "out"]
+    assert from_file == dry_run(capsys, *words)
+
+
+LINEAR = 4 * (256 * 512 + 512 + 512 * 10 + 10)
+"""Bytes of mlp:layers=1 with its default widths, 256 to 512 to 10, with biases."""
+
+
+@pytest.mark.parametrize(
+    ("strategy", "weights", "gradients", "moments", "buckets"),
+    [("ddp", LINEAR, LINEAR, LINEAR, LINEAR), ("zero1", LINEAR, LINEAR, LINEAR // 2, LINEAR)],
+)
+def test_memory_of_the_model(
+    tmp_path: Path, strategy: str, weights: int, gradients: int, moments: int, buckets: int
+) -> None:
+    found = model_memory(Job("mlp:layers=1", 2, tmp_path, strategy=strategy))
+    assert (found.weights, found.gradients) == (weights, gradients)
+    assert (found.optimizer_state, found.buckets) == (moments, buckets)
+
+
+def test_memory_of_a_sharded_model(tmp_path: Path) -> None:
+    whole = model_memory(Job("mlp:layers=1", 1, tmp_path, strategy="fsdp"))
+    half = model_memory(Job("mlp:layers=1", 2, tmp_path, strategy="fsdp"))
+    assert (half.gradients, half.buckets) == (whole.gradients // 2, 0)
+    # A half of all, and the larger block while it is used.
+    assert half.weights == LINEAR // 2 + 4 * (256 * 512 + 512)
+
+
+def test_memory_is_told_of_every_workload_that_is_here(tmp_path: Path) -> None:
+    for workload in ("transformer", "resnet50", "timed"):
+        assert "at least" in model_memory(Job(workload, 2, tmp_path)).text
+    adam = model_memory(Job("transformer", 2, tmp_path))
+    assert adam.optimizer_state == 2 * adam.gradients

@@ -1,0 +1,129 @@
+"""What a run writes down to be repeated."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from commprof.launch import provenance
+from commprof.launch.provenance import command_line, environment, git_state, versions
+from commprof.launch.yaml_text import yaml_text
+from commprof.report.reproduce_text import reproduce_line
+
+GIT = ("git", "-c", "user.name=a", "-c", "user.email=a@example.org", "-c", "commit.gpgsign=false")
+
+
+def git(directory: Path, *words: str) -> None:
+    subprocess.run([*GIT, "-C", str(directory), *words], check=True, capture_output=True)
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    git(tmp_path, "init", "-q", "-b", "main")
+    (tmp_path / "train.py").write_text("a\nb\n")
+    git(tmp_path, "add", ".")
+    git(tmp_path, "commit", "-q", "-m", "first")
+    return tmp_path
+
+
+def test_only_variables_on_the_list_are_kept_and_no_secrets() -> None:
+    kept = {"OMP_NUM_THREADS": "2", "NCCL_DEBUG": "INFO", "CUDA_VISIBLE_DEVICES": "0"}
+    others = {
+        "HOME": "/home/a",
+        "AWS_SECRET_ACCESS_KEY": "x",
+        "MY_TOKEN": "x",
+        "COMMPROF_AUTH_TOKEN": "x",
+        "NCCL_API_KEY": "x",
+        "TORCH_PROXY": "https://me:word@example.org/",
+    }
+    assert environment({**kept, **others}) == kept
+
+
+def test_versions_name_what_is_installed() -> None:
+    found = versions()
+    assert {"python", "system", "torch", "commprof", "numpy"} <= found.keys()
+
+
+def test_a_clean_repository(repository: Path) -> None:
+    found = git_state(repository)
+    assert len(found["commit"]) == 40
+    rest = {name: value for name, value in found.items() if name != "commit"}
+    assert rest == {"branch": "main", "changed_files": 0, "diff_lines": 0}
+
+
+def test_a_changed_repository(repository: Path) -> None:
+    (repository / "train.py").write_text("a\nc\nd\n")
+    (repository / "new.py").write_text("x\n")
+    found = git_state(repository)
+    # One line less, two more; new.py is not known to git yet.
+    assert (found["changed_files"], found["diff_lines"]) == (2, 3)
+
+
+def test_a_directory_without_a_repository_says_so(tmp_path: Path) -> None:
+    assert "not a git repository" in git_state(tmp_path)["unknown"]
+
+
+def test_a_machine_without_git_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert git_state(tmp_path) == {"unknown": "git is not installed"}
+
+
+def test_a_git_that_hangs_does_not(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = repository / "bin" / "git"
+    fake.parent.mkdir()
+    fake.write_text("#!/bin/sh\nexec sleep 60\n")
+    fake.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{fake.parent}:/usr/bin:/bin")
+    monkeypatch.setattr(provenance, "_GIT_TIMEOUT_S", 0.2)
+    assert git_state(repository) == {"unknown": "git took longer than 0.2 s"}
+
+
+@pytest.mark.parametrize(
+    ("words", "typed"),
+    [
+        (["/opt/bin/python3", "-m", "commprof.run", "--nproc", "2"], "python -m commprof.run"),
+        (["/opt/bin/python3", "/opt/bin/commprof", "run", "--nproc", "2"], "commprof run"),
+    ],
+)
+def test_the_command_can_be_typed_again(
+    words: list[str], typed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "orig_argv", words)
+    assert " ".join(command_line()) == f"{typed} --nproc 2"
+
+
+def test_what_is_written_as_yaml_is_read_alike() -> None:
+    yaml = pytest.importorskip("yaml")
+    value = {
+        "steps": 12,
+        "clip-norm": 0.5,
+        "mode": "off",
+        "stacks": True,
+        "world-sizes": [1, 2],
+        "script-args": ["--lr", "0.1", "a: b", "", "x y", "1e3"],
+        "empty": [],
+        "nested": {"a": [{"b": "c"}]},
+    }
+    assert yaml.safe_load(yaml_text(value)) == value
+
+
+def test_the_line_of_the_report() -> None:
+    git_found = {
+        "commit": "0123456789abcdef",
+        "branch": "main",
+        "changed_files": 1,
+        "diff_lines": 7,
+    }
+    context = {"reproduction": {"directory": "/home/a", "git": git_found}}
+    assert reproduce_line(Path("run/config.yaml"), context) == (
+        "Run it again: python -m commprof.run --config run/config.yaml (in /home/a; code at git "
+        "0123456789 of main with 1 changed file, 7 lines)"
+    )
+    context["reproduction"]["git"] = {"unknown": "git is not installed"}
+    assert "state of the code unknown: git is not installed" in reproduce_line(
+        Path("r.yaml"), context
+    )
+    assert reproduce_line(Path("run"), {}) == ""
