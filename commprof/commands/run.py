@@ -175,7 +175,7 @@ def _context(args: argparse.Namespace, world_sizes: list[int]) -> dict[str, Any]
 
     return {
         "timestamp": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "command": shlex.join(["python", "-m", "commprof.run", *sys.argv[1:]]),
+        "command": _command(),
         "commprof": version("commprof"),
         "torch": torch.__version__,
         "capture": "native" if _native.native is not None else "python",
@@ -186,6 +186,12 @@ def _context(args: argparse.Namespace, world_sizes: list[int]) -> dict[str, Any]
         "nodes": args.nnodes,
         "errors": {},
     }
+
+
+def _command() -> str:
+    """What was typed, so that it can be typed again."""
+    door = "commprof.run" if Path(sys.argv[0]).name == "run.py" else "commprof"
+    return shlex.join(["python", "-m", door, *sys.argv[1:]])
 
 
 def _output_directory(args: argparse.Namespace, subject_name: str, meeting: Meeting) -> Path:

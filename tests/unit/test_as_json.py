@@ -17,6 +17,7 @@ from commprof.analysis.cross_checks import CrossCheck
 from commprof.analysis.in_flight import Flight
 from commprof.analysis.losses import LossAgreement
 from commprof.analysis.stragglers import LateRank
+from commprof.analysis.verdict import verdict
 from commprof.report.as_json import SCHEMA_VERSION, as_dict, render
 from tests.support.details import detail
 from tests.support.results import (
@@ -41,6 +42,19 @@ SCHEMA: dict[str, Any] = {
     "schema_version": int,
     "timestamp": str,
     "context": dict,
+    "verdict": {
+        "headline": str,
+        "sentences": [str],
+        "bindings": [
+            {
+                "num_processes": int,
+                "part": str,
+                "largest": [{"part": str, "share": float}],
+            }
+        ],
+        "advice": str,
+        "command": str,
+    },
     "runs": [
         {
             "timestamp": str,
@@ -266,6 +280,7 @@ def full_run() -> dict[str, Any]:
                 loss_agreement=LossAgreement((1, 2), 10, 16, 1e-6, 2, 7, 1e-4),
             ),
             cost=cost(worlds, details, Price(3.6, "rank")),
+            verdict=verdict(run_result(*worlds), details),
         )
     )
     return document
