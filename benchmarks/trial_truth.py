@@ -1,180 +1,317 @@
 """Whether trials tell the truth: the best candidate on a slow link, "no" where nothing can be won.
 
-    PYTHONPATH=. python benchmarks/trial_truth.py truth --out DIR     # long fixed runs, one each
-    PYTHONPATH=. python benchmarks/trial_truth.py link --out DIR      # 20 trials at 1 Gbit/s
-    PYTHONPATH=. python benchmarks/trial_truth.py loopback --out DIR  # 20 trials without a limit
+    PYTHONPATH=. python benchmarks/trial_truth.py all --out DIR --minutes 40
     PYTHONPATH=. python benchmarks/trial_truth.py summary --out DIR
 
 Two ranks train the `timed` workload, whose compute is sleeps of known length. `truth` runs every
-candidate alone for many steps, in three passes of other order; `summary` counts the trials that
-named the truly fastest, and the intervals that hold the true ratio. Each run leaves one file
-in DIR and is not repeated while that is there: stop and start again at will, or give
---count to do a part. `truth` and `link` make two hosts of network namespaces, which takes root.
+candidate alone for many steps, in passes of other order; `link` and `loopback` are trials, at
+1 Gbit/s between two hosts of network namespaces (which take root) and without a limit on this one.
+`all` takes turns: a pass of truth before, between and after the trials on the link.
+
+Each run appends one line to DIR/results.jsonl and is not repeated while it is there: stop and start
+again at will. A run that fails or does not end within two minutes leaves its reason there, and has
+a second try. With `--minutes` nothing new is started after that time.
+
+`summary` counts the trials that named the truly fastest candidate, the intervals that hold the true
+ratio, and, of all trials, the intervals of `none again`, whose true ratio is 1.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import random
 import shutil
+import signal
 import statistics
 import sys
 import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from commprof.launch.job import Job
 from commprof.trace import columns
 from commprof.trace.run_directory import read_world, world_directory
 from commprof.trials.analyse import analyse_trial
-from commprof.trials.candidates import BASELINE
+from commprof.trials.candidates import BASELINE, CONTROL
 from commprof.trials.plan import parse_trial
 from tests.support import netns
 
-#: Without "hierarchical": namespaces share /dev/shm, so it would take them for one host.
-CANDIDATES = "fp16,int8,topk:ratio=0.01,powersgd:rank=2"
+#: "hierarchical" among them: each host has one rank, so its means go over gloo.
+CANDIDATES = "fp16,int8,topk:ratio=0.01,powersgd:rank=2,hierarchical"
 #: 12 MB of gradients, 96 ms on the link, beside a backward of 12 ms: the fewer bytes the better.
 LINK_WORKLOAD = "timed:layers=4,data_ms=2,forward_ms=2,backward_ms=3,gradient_mb=3,bucket_cap_mb=1"
 #: Compute that hides what loopback takes for 1 MB.
 LOOPBACK_WORKLOAD = "timed:layers=4,data_ms=2,forward_ms=2,backward_ms=12,gradient_mb=0.25"
+RATE = "1gbit"
+PASSES = 3
 #: Left out of fixed runs, as warm-up.
 _FIRST = 10
+_LIMIT_S = 120
+_TRIES = 2
+
+
+@dataclass(frozen=True)
+class Row:
+    """One run to be done, by a name of its own."""
+
+    part: str
+    name: str
+    measure: Callable[[], dict[str, Any]]
+
+
+class Results:
+    """The lines of DIR/results.jsonl."""
+
+    def __init__(self, directory: Path) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        self._path = directory / "results.jsonl"
+
+    def lines(self) -> list[dict[str, Any]]:
+        """All so far."""
+        text = self._path.read_text() if self._path.exists() else ""
+        return [json.loads(line) for line in text.splitlines()]
+
+    def good(self, part: str) -> list[dict[str, Any]]:
+        """Those of a part that did not fail."""
+        return [one for one in self.lines() if one["part"] == part and "failed" not in one]
+
+    def is_done(self, name: str) -> bool:
+        """Whether it is there, or has failed as often as it may."""
+        tries = [one for one in self.lines() if one["name"] == name]
+        return len(tries) >= _TRIES or any("failed" not in one for one in tries)
+
+    def append(self, line: dict[str, Any]) -> None:
+        """Adds a line, whole."""
+        with self._path.open("a") as file:
+            file.write(json.dumps(line) + "\n")
 
 
 def main() -> None:
+    """Does a part, or says what came of all."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("part", choices=sorted(PARTS))
+    parser.add_argument("part", choices=(*PARTS, "summary"))
     parser.add_argument("--out", type=Path, required=True, help="where results are kept")
-    parser.add_argument("--count", type=int, default=20, help="of trials")
+    parser.add_argument("--count", type=int, default=20, help="of trials of each kind")
     parser.add_argument("--candidates", default=CANDIDATES)
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--steps", type=int, default=150, help="of a fixed run")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="then start nothing more")
     args = parser.parse_args()
-    args.out.mkdir(parents=True, exist_ok=True)
-    PARTS[args.part](args)
+    results = Results(args.out)
+    if args.part == "summary":
+        print("\n".join(summary(results)))
+        return
+    end = time.monotonic() + 60 * args.minutes
+    for row in PARTS[args.part](args):
+        while not results.is_done(row.name) and time.monotonic() < end:
+            _do(row, results)
 
 
-def _truth(args: argparse.Namespace) -> None:
+def _do(row: Row, results: Results) -> None:
+    begin = time.monotonic()
+    line: dict[str, Any] = {"part": row.part, "name": row.name}
+    try:
+        with _time_limit():
+            line.update(row.measure())
+    except KeyboardInterrupt:
+        raise
+    except Exception as error:  # a row that failed is a result, and the others go on
+        line["failed"] = f"{type(error).__name__}: {error}"[:2000]
+    line["seconds"] = round(time.monotonic() - begin, 1)
+    line["load"] = round(os.getloadavg()[0], 2)
+    results.append(line)
+    print(json.dumps({key: value for key, value in line.items() if key != "ratios"}), flush=True)
+
+
+@contextmanager
+def _time_limit() -> Iterator[None]:
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise TimeoutError(f"not done within {_LIMIT_S} s")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.alarm(_LIMIT_S)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def _truth(args: argparse.Namespace, passes: Sequence[int] = range(PASSES)) -> Iterator[Row]:
     labels = [BASELINE, *(one.label for one in parse_trial(args.candidates).candidates)]
-    for turn in range(3):
+    for turn in passes:
         for label in random.Random(turn).sample(labels, len(labels)):
-            path = args.out / f"truth-{turn}-{label.replace(':', '_').replace('/', '_')}.json"
-            if not path.exists():
-                step_ms = _fixed(label, args.steps)
-                path.write_text(json.dumps({"label": label, "step_ms": step_ms}))
-                print(f"{label}: {step_ms:.2f} ms", flush=True)
+            yield Row("truth", f"truth {turn} {label}", lambda label=label: _fixed(label, args))
 
 
-def _fixed(label: str, steps: int) -> float:
+def _fixed(label: str, args: argparse.Namespace) -> dict[str, Any]:
     """Median step of a run with one candidate alone, on the slowest rank."""
     # The hook is there for all, as in a trial: "none" is DDP's mean inside it.
     compressor = "" if label == BASELINE else label
-    directory = _run(
-        "1gbit", LINK_WORKLOAD, steps=steps, hook=not compressor, compressor=compressor
-    )
-    try:
+    with _run(
+        RATE, LINK_WORKLOAD, steps=args.steps, hook=not compressor, compressor=compressor
+    ) as directory:
         medians = []
         for trace in read_world(directory, 2).traces.values():
             table = columns.steps(trace)
             walls = (table.end_ns - table.begin_ns)[_FIRST:]
             medians.append(statistics.median(walls.tolist()) / 1e6)
-        return max(medians)
-    finally:
-        shutil.rmtree(directory)
+    return {"label": label, "step_ms": max(medians)}
 
 
-def _trials(rate: str, workload: str, name: str, args: argparse.Namespace) -> None:
-    for number in range(args.count):
-        path = args.out / f"{name}-{number:02d}.json"
-        if path.exists():
-            continue
-        plan = parse_trial(f"{args.candidates},rounds={args.rounds},shuffle={number}")
-        directory = _run(rate, workload, steps=plan.steps, trial=plan.text, hook=False)
-        try:
-            result = analyse_trial(world_directory(directory, 2))
-            assert result is not None
-            ratios = {
-                one.label: [one.ratio.value, one.ratio.low, one.ratio.high]
-                for one in result.candidates
-                if one.ratio is not None
-            }
-            found = {
-                "answer": result.verdict.answer,
-                "choice": result.verdict.choice,
-                "ratios": ratios,
-            }
-            path.write_text(json.dumps(found))
-            print(f"{number}: {found['answer']} {found['choice']}", flush=True)
-        finally:
-            shutil.rmtree(directory)
+def _trials(part: str, rate: str, workload: str, numbers: range, args: Any) -> Iterator[Row]:
+    for number in numbers:
+        text = f"{args.candidates},rounds={args.rounds},shuffle={number}"
+        yield Row(part, f"{part} {number}", lambda text=text: _trial(rate, workload, text))
 
 
-def _link(args: argparse.Namespace) -> None:
-    _trials("1gbit", LINK_WORKLOAD, "link", args)
+def _trial(rate: str, workload: str, text: str) -> dict[str, Any]:
+    plan = parse_trial(text)
+    with _run(rate, workload, steps=plan.steps, trial=plan.text, hook=False) as directory:
+        result = analyse_trial(world_directory(directory, 2))
+    assert result is not None
+    return {
+        "answer": result.verdict.answer,
+        "choice": result.verdict.choice,
+        "rounds": result.rounds,
+        "steps_ms": {one.label: one.step_ms for one in result.candidates},
+        "ratios": {
+            one.label: [one.ratio.value, one.ratio.low, one.ratio.high]
+            for one in result.candidates
+            if one.ratio is not None
+        },
+    }
 
 
-def _loopback(args: argparse.Namespace) -> None:
-    _trials("", LOOPBACK_WORKLOAD, "loopback", args)
+def _link(args: argparse.Namespace) -> Iterator[Row]:
+    return _trials("link", RATE, LINK_WORKLOAD, range(args.count), args)
 
 
-def _run(rate: str, workload: str, **job: Any) -> Path:
-    """Two ranks on hosts joined by such a link, or on this one; returns the run directory."""
+def _loopback(args: argparse.Namespace) -> Iterator[Row]:
+    return _trials("loopback", "", LOOPBACK_WORKLOAD, range(args.count), args)
+
+
+def _all(args: argparse.Namespace) -> Iterator[Row]:
+    half = args.count // 2
+    for turn, numbers in enumerate((range(half), range(half, args.count), range(0))):
+        yield from _truth(args, [turn])
+        yield from _trials("link", RATE, LINK_WORKLOAD, numbers, args)
+    yield from _loopback(args)
+
+
+@contextmanager
+def _run(rate: str, workload: str, **job: Any) -> Iterator[Path]:
+    """Two ranks on hosts joined by such a link, or on this one; gives the run directory."""
     directory = Path(tempfile.mkdtemp(prefix="trial_truth"))
-    world = world_directory(directory, 2)
-    world.mkdir()
-    made = Job(workload, 2, world, **job)
-    if not rate:
-        from commprof.launch.elastic import launch
+    try:
+        world = world_directory(directory, 2)
+        world.mkdir()
+        made = Job(workload, 2, world, **job)
+        if rate:
+            _run_on_hosts(made, rate)
+        else:
+            from commprof.launch.elastic import launch
 
-        launch(made, world / "logs")
-        return directory
+            launch(made, world / "logs")
+        yield directory
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def _run_on_hosts(job: Job, rate: str) -> None:
     if reason := netns.unavailable():
         raise SystemExit(f"no network namespaces here: {reason}")
-    made.save(world / "job.json")
-    command = [sys.executable, "-m", "commprof.launch.worker", str(world / "job.json")]
+    job.save(job.directory / "job.json")
+    command = [sys.executable, "-m", "commprof.launch.worker", str(job.directory / "job.json")]
     with netns.Hosts(2, rate) as hosts:
         common = {
             **{"MASTER_ADDR": hosts.address(0), "MASTER_PORT": "29500", "WORLD_SIZE": "2"},
             **{"GLOO_SOCKET_IFNAME": "eth0", "LOCAL_RANK": "0", "OMP_NUM_THREADS": "1"},
             "PYTHONPATH": os.environ.get("PYTHONPATH", ""),
         }
-        ranks = [hosts.popen(i, command, {**common, "RANK": str(i)}) for i in range(2)]
-        outputs = [rank.communicate(timeout=300)[0] for rank in ranks]
+        ranks = [
+            # Namespaces share /dev/shm: without a name they would count as one host.
+            hosts.popen(i, command, {**common, "RANK": str(i), "COMMPROF_HOST": f"host{i}"})
+            for i in range(2)
+        ]
+        outputs = [rank.communicate()[0] for rank in ranks]
         if any(rank.returncode for rank in ranks):
-            raise SystemExit("a rank failed:\n" + "\n".join(outputs))
-    return directory
+            raise RuntimeError("a rank failed:\n" + "\n".join(text[-900:] for text in outputs))
 
 
-def _summary(args: argparse.Namespace) -> None:
-    truths: dict[str, list[float]] = {}
-    for path in sorted(args.out.glob("truth-*.json")):
-        one = json.loads(path.read_text())
-        truths.setdefault(one["label"], []).append(one["step_ms"])
-    steps = {label: statistics.median(values) for label, values in truths.items()}
-    for label, step_ms in sorted(steps.items(), key=lambda item: item[1]):
-        spread = max(truths[label]) / min(truths[label]) - 1
-        print(f"  {label:24} {step_ms:8.2f} ms, passes differ by {spread:.1%}")
-    link = [json.loads(path.read_text()) for path in sorted(args.out.glob("link-*.json"))]
+def summary(results: Results) -> Iterator[str]:
+    """Rows, coverage, and what each part took."""
+    steps = _true_steps(results)
+    for label, values in sorted(steps.items(), key=lambda item: statistics.median(item[1])):
+        yield (
+            f"{label:20} {statistics.median(values):8.2f} ms alone, "
+            f"{len(values)} passes within {max(values) / min(values) - 1:.1%}"
+        )
+    link, loopback = results.good("link"), results.good("loopback")
     if steps and link:
-        best = min(steps, key=lambda label: steps[label])
-        right = sum((one["choice"] or BASELINE) == best for one in link)
-        print(f"1 Gbit/s: {right} of {len(link)} trials named {best}")
-        for label in steps:
-            if label != BASELINE:
-                truth = steps[label] / steps[BASELINE]
-                held = sum(
-                    one["ratios"][label][1] <= truth <= one["ratios"][label][2] for one in link
-                )
-                print(f"  {label:24} true ratio {truth:.4f}, in {held} of {len(link)} intervals")
-    trials = [json.loads(path.read_text()) for path in sorted(args.out.glob("loopback-*.json"))]
+        yield from _right(steps, link)
+    if loopback:
+        said_no = sum(one["answer"] in ("none", "not-the-bottleneck") for one in loopback)
+        yield f"loopback: {said_no} of {len(loopback)} trials said no"
+    yield from _control_coverage([*link, *loopback])
+    for part in ("truth", "link", "loopback"):
+        lines = [one for one in results.lines() if one["part"] == part]
+        failed = sum("failed" in one for one in lines)
+        seconds = sum(one["seconds"] for one in lines)
+        yield f"{part}: {len(lines) - failed} runs, {failed} failed, {seconds / 60:.1f} minutes"
+
+
+def _true_steps(results: Results) -> dict[str, list[float]]:
+    steps: dict[str, list[float]] = {}
+    for one in results.good("truth"):
+        steps.setdefault(one["label"], []).append(one["step_ms"])
+    return steps
+
+
+def _right(steps: dict[str, list[float]], link: list[dict[str, Any]]) -> Iterator[str]:
+    truth = {label: statistics.median(values) for label, values in steps.items()}
+    best = min(truth, key=lambda label: truth[label])
+    right = sum((one["choice"] or BASELINE) == best for one in link)
+    yield f"1 Gbit/s: {right} of {len(link)} trials named {best}, the fastest alone"
+    ratios = {label: truth[label] / truth[BASELINE] for label in truth if label != BASELINE}
+    held_of_all = 0
+    for label, ratio in ratios.items():
+        held = sum(one["ratios"][label][1] <= ratio <= one["ratios"][label][2] for one in link)
+        held_of_all += held
+        middle = statistics.median(one["ratios"][label][0] for one in link)
+        yield (
+            f"  {label:18} true ratio {ratio:.4f}, trials' median {middle:.4f}, "
+            f"in {held} of {len(link)} intervals"
+        )
+    yield f"  in all {_share(held_of_all, len(ratios) * len(link))}"
+
+
+def _control_coverage(trials: list[dict[str, Any]]) -> Iterator[str]:
     if trials:
-        said_no = sum(one["answer"] in ("none", "not-the-bottleneck") for one in trials)
-        print(f"loopback: {said_no} of {len(trials)} trials said no")
+        held = sum(one["ratios"][CONTROL][1] <= 1 <= one["ratios"][CONTROL][2] for one in trials)
+        yield f"{CONTROL}, true ratio 1: {_share(held, len(trials))}"
 
 
-PARTS = {"truth": _truth, "link": _link, "loopback": _loopback, "summary": _summary}
+def _share(held: int, count: int) -> str:
+    """How many of so many 95 % intervals, and what chance allows (two standard deviations)."""
+    least = 0.95 * count - 2 * math.sqrt(0.05 * 0.95 * count)
+    return f"{held} of {count} intervals ({held / count:.1%}; {max(0, math.ceil(least))} or more)"
+
+
+PARTS: dict[str, Callable[[argparse.Namespace], Iterator[Row]]] = {
+    "all": _all,
+    "truth": _truth,
+    "link": _link,
+    "loopback": _loopback,
+}
 
 if __name__ == "__main__":
     main()

@@ -8,6 +8,7 @@ from commprof.analysis.cost import Cost
 from commprof.analysis.detail import WorldDetail
 from commprof.analysis.predicted import Predictions
 from commprof.analysis.scaling import RunResult
+from commprof.analysis.strategies import StrategyRow
 from commprof.analysis.verdict import Verdict
 
 
@@ -24,3 +25,17 @@ class FullReport:
     cost: Cost | None
     #: None unless given.
     predictions: Predictions | None = None
+
+    @property
+    def strategy(self) -> str:
+        """How ranks share the model, as on the command line; empty for a script."""
+        return str(self.result.context.get("strategy", ""))
+
+
+@dataclass(frozen=True)
+class ComparedStrategies:
+    """Runs of one workload, each under another strategy."""
+
+    reports: tuple[FullReport, ...]
+    #: By world size, and within one in the order of ``reports``.
+    rows: tuple[StrategyRow, ...]

@@ -1,8 +1,8 @@
 """What a step is bound by, in plain words, from measured figures alone.
 
 The part of the mean step that is largest names what binds it, if it is the largest in at least
-95 % of bootstrap samples of the steps; otherwise nothing is named. It recommends nothing: what a
-change would bring has to be tried.
+95 % of bootstrap samples of the steps; otherwise nothing is named. It promises nothing of a change:
+what that would bring has to be tried, and the verdict ends with the command that does.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import numpy as np
 from commprof.analysis.breakdown import Floats
 from commprof.analysis.detail import WorldDetail
 from commprof.analysis.intervals import resampled_means
+from commprof.analysis.next_step import NextStep, next_step, shared_cores
 from commprof.analysis.scaling import RunResult, Scaling
 from commprof.analysis.world import WorldResult
 from commprof.units import ns_to_ms
@@ -39,6 +40,10 @@ _WORDS = {
 }
 
 
+#: Parts that no other rank is needed for.
+_OWN_WORK = ("compute", "data", "optimizer", "other")
+
+
 @dataclass(frozen=True)
 class Binding:
     """What one world size's step is bound by."""
@@ -50,6 +55,8 @@ class Binding:
     part: str | None
     #: The two largest parts and their shares of the mean step, the larger one first.
     largest: tuple[tuple[str, float], ...]
+    #: All parts, the largest first.
+    order: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -60,6 +67,7 @@ class Verdict:
     #: One line.
     headline: str
     sentences: tuple[str, ...]
+    next_step: NextStep
 
 
 def verdict(result: RunResult, details: Sequence[WorldDetail]) -> Verdict | None:
@@ -74,7 +82,13 @@ def verdict(result: RunResult, details: Sequence[WorldDetail]) -> Verdict | None
         *_late(world),
         *_growth(result.context, result.worlds, result.scaling),
     ]
-    return Verdict(bindings, _headline(bindings[-1], world), tuple(sentences))
+    own_work = _WORDS[next(name for name in bindings[-1].order if name in _OWN_WORK)]
+    return Verdict(
+        bindings,
+        _headline(bindings[-1], world),
+        tuple(sentences),
+        next_step(result.context, world, own_work),
+    )
 
 
 def _parts_of(detail: WorldDetail) -> dict[str, Floats]:
@@ -102,7 +116,7 @@ def _binding(detail: WorldDetail) -> Binding:
     largest = tuple((names[i], float(means[i]) / step) for i in order[:2].tolist())
     wins = float((np.argmax(resampled_means(values), axis=1) == order[0]).mean())
     part = largest[0][0] if wins >= _TOLD_APART else None
-    return Binding(detail.world_size, part, largest)
+    return Binding(detail.world_size, part, largest, tuple(names[i] for i in order.tolist()))
 
 
 def _headline(binding: Binding, world: WorldResult) -> str:
@@ -120,12 +134,12 @@ def _headline(binding: Binding, world: WorldResult) -> str:
 
 
 def _shared_cores(context: Mapping[str, Any], world: WorldResult) -> list[str]:
-    cores, threads = context["machine"]["usable_cpu_count"], context["threads_per_rank"]
-    if len({rank.host for rank in world.ranks}) > 1 or world.world_size * threads <= cores:
+    shared = shared_cores(context, world)
+    if not shared:
         return []
     return [
-        f"{_ranks(world.world_size)} shared {cores} {'core' if cores == 1 else 'cores'}, so each "
-        "part, compute included, holds time in which a rank waited for a core."
+        f"{shared[:-1]}, so each part, compute included, holds time in which a rank waited for a "
+        "core."
     ]
 
 

@@ -9,6 +9,7 @@ from commprof.analysis.compare_runs import RunComparison, compare_runs
 from commprof.analysis.run import analyse_in_detail
 from commprof.errors import UsageError
 from commprof.report import comparison_json, comparison_table
+from commprof.trace.run_directory import read_context, strategy_directories
 from commprof.trace.salvage import salvage_dead
 
 #: Exit code where a step became slower than allowed.
@@ -25,10 +26,12 @@ def compare(a: Path, b: Path, fail_above: float | None, shown_as: str) -> int:
         shown_as: "table" or "json".
 
     Raises:
-        CommprofError: one is no run directory, or the runs are too short to be judged.
+        CommprofError: one is no run directory, holds a trial or several strategies, or the runs
+            are too short to be judged.
     """
     for run in (a, b):
         salvage_dead(run)
+        _check_one_run(run)
     result = compare_runs((str(a), str(b)), analyse_in_detail(a), analyse_in_detail(b))
     if fail_above is not None:
         _must_be_able_to_fail(result)
@@ -39,6 +42,20 @@ def compare(a: Path, b: Path, fail_above: float | None, shown_as: str) -> int:
         width = shutil.get_terminal_size((100, 24)).columns
         print(comparison_table.render(result, fail_above, width), end="")
     return SLOWER if slower else 0
+
+
+def _check_one_run(run: Path) -> None:
+    """Steps of different candidates or strategies are not one run's."""
+    if places := strategy_directories(run):
+        raise UsageError(
+            f"{run} holds the runs of several strategies; compare one of them: "
+            f"{' or '.join(map(str, places))}"
+        )
+    if "trial" in read_context(run):
+        raise UsageError(
+            f"{run} holds a trial, whose candidates share its steps: commprof report {run} compares"
+            " them; compare runs that were made without --trial"
+        )
 
 
 def _must_be_able_to_fail(result: RunComparison) -> None:

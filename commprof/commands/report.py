@@ -84,10 +84,15 @@ Works on runs that were cut short: whatever was recorded is shown.
 
 def _check_one_strategy(args: argparse.Namespace) -> None:
     places = strategy_directories(args.run)
-    if places and args.format not in ("table", "json"):
+    if not places:
+        return
+    one = "" if args.format not in ("csv", "parquet") else f"--format {args.format}"
+    if args.price_per_hour is not None or args.predictions is not None:
+        one = "a price or a prediction"
+    if one:
         raise UsageError(
-            f"{args.run} holds the runs of several strategies; --format {args.format} shows one: "
-            f"name {' or '.join(map(str, places))}"
+            f"{args.run} holds the runs of several strategies, and {one} is for one of them: name "
+            f"{' or '.join(map(str, places))}"
         )
 
 

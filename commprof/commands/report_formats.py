@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import argparse
 import math
+from collections.abc import Sequence
 from pathlib import Path
 
 from commprof.analysis.cost import Cost, cost
-from commprof.analysis.full_report import FullReport
+from commprof.analysis.full_report import ComparedStrategies, FullReport
 from commprof.analysis.predicted import read_predictions
 from commprof.analysis.run import analyse_in_detail
+from commprof.analysis.strategies import strategy_rows
 from commprof.analysis.verdict import verdict
 from commprof.commands.price import add_price_arguments, price_of
 from commprof.errors import UsageError
 from commprof.report import as_csv, as_parquet, markdown
 from commprof.report.html import page
 from commprof.report.rows import TABLES
+from commprof.trace.run_directory import strategy_directories
 from commprof.trials.analyse import analyse_trial
 
 #: Formats that hold rows.
@@ -76,6 +79,8 @@ def cost_of(args: argparse.Namespace) -> Cost | None:
 
 def rendered(args: argparse.Namespace) -> str | bytes:
     """The report in one of the formats that are not for the terminal."""
+    if places := strategy_directories(args.run):
+        return _strategies(places, args)
     report, trial = _full(args.run, args), analyse_trial(args.run)
     if args.format == "markdown":
         return markdown.render(report, trial)
@@ -83,6 +88,13 @@ def rendered(args: argparse.Namespace) -> str | bytes:
         return page.render(report, trial)
     render = as_csv.render if args.format == "csv" else as_parquet.render
     return render(report, args.rows or "worlds")
+
+
+def _strategies(places: Sequence[Path], args: argparse.Namespace) -> str:
+    reports = tuple(_full(place, args) for place in places)
+    rows = strategy_rows([report.result for report in reports])
+    render = page.render_strategies if args.format == "html" else markdown.render_strategies
+    return render(ComparedStrategies(reports, rows))
 
 
 def _full(run: Path, args: argparse.Namespace) -> FullReport:

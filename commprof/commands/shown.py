@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Protocol
 
 from commprof.analysis.cost import Cost
-from commprof.analysis.run import analyse_run
+from commprof.analysis.run import analyse_in_detail, analyse_run
 from commprof.analysis.scaling import RunResult
 from commprof.analysis.strategies import StrategyRow, strategy_rows
+from commprof.analysis.verdict import Verdict, verdict
 from commprof.errors import UsageError
 from commprof.report import as_json, strategies_table, table, trial_table
 from commprof.trace.run_directory import strategy_directories
@@ -39,7 +40,8 @@ def read_shown(directory: Path) -> Shown:
     """
     places = strategy_directories(directory)
     if not places:
-        return _Run(analyse_run(directory), analyse_trial(directory))
+        result, details = analyse_in_detail(directory)
+        return _Run(result, verdict(result, details), analyse_trial(directory))
     results = {place: analyse_run(place) for place in places}
     return _Comparison(results, strategy_rows(list(results.values())))
 
@@ -47,16 +49,17 @@ def read_shown(directory: Path) -> Shown:
 @dataclass(frozen=True)
 class _Run:
     result: RunResult
+    verdict: Verdict | None
     trial: TrialResult | None
 
     def text(self, width: int) -> str:
         if self.trial is None:
-            return table.render(self.result, width)
+            return table.render(self.result, width, self.verdict)
         # Means over steps that candidates shared would be nobody's.
         return trial_table.render(self.trial, self.result.context["description"], width)
 
     def json(self, cost: Cost | None = None) -> str:
-        return as_json.render(self.result, cost, self.trial)
+        return as_json.render(self.result, cost, self.trial, self.verdict)
 
     @property
     def has_trial(self) -> bool:

@@ -17,6 +17,7 @@ from commprof.analysis.rank_summary import RankSummary
 from commprof.analysis.scaling import RunResult, Scaling
 from commprof.analysis.strategies import StrategyRow
 from commprof.analysis.summaries import SummaryResult
+from commprof.analysis.verdict import Verdict
 from commprof.analysis.world import WorldResult
 from commprof.report.trial_json import trial_dict
 from commprof.trials.result import TrialResult
@@ -25,15 +26,26 @@ from commprof.trials.result import TrialResult
 SCHEMA_VERSION = 1
 
 
-def render(result: RunResult, cost: Cost | None = None, trial: TrialResult | None = None) -> str:
+def render(
+    result: RunResult,
+    cost: Cost | None = None,
+    trial: TrialResult | None = None,
+    verdict: Verdict | None = None,
+) -> str:
     """The run as indented JSON text; figures that do not exist are null."""
-    return json.dumps(as_dict(result, cost, trial), indent=2, allow_nan=False) + "\n"
+    return json.dumps(as_dict(result, cost, trial, verdict), indent=2, allow_nan=False) + "\n"
 
 
 def as_dict(
-    result: RunResult, cost: Cost | None = None, trial: TrialResult | None = None
+    result: RunResult,
+    cost: Cost | None = None,
+    trial: TrialResult | None = None,
+    verdict: Verdict | None = None,
 ) -> dict[str, Any]:
-    """The run as plain values; "trial" is there if there was one."""
+    """The run as plain values.
+
+    "trial" is there if there was one, and "verdict" without one, whose candidates share the steps.
+    """
     runs = [
         _world(result, world, scale)
         for world, scale in zip(result.worlds, result.scaling, strict=True)
@@ -51,7 +63,7 @@ def as_dict(
             "remarks": list(result.remarks),
             "summaries": [_summary(summary) for summary in result.summaries],
             "cost": cost and _cost(cost),
-            **({} if trial is None else {"trial": trial_dict(trial)}),
+            **({"verdict": _verdict(verdict)} if trial is None else {"trial": trial_dict(trial)}),
             "loss_agreement": _loss_agreement(result.loss_agreement),
         }
     )
@@ -66,6 +78,25 @@ def render_strategies(results: Sequence[RunResult], rows: Sequence[StrategyRow])
         "results": [as_dict(result) for result in results],
     }
     return json.dumps(plain(value), indent=2, allow_nan=False) + "\n"
+
+
+def _verdict(verdict: Verdict | None) -> dict[str, Any] | None:
+    if verdict is None:
+        return None
+    bindings = [
+        {
+            "num_processes": binding.world_size,
+            "part": binding.part,
+            "largest": [{"part": name, "share": share} for name, share in binding.largest],
+        }
+        for binding in verdict.bindings
+    ]
+    return {
+        "headline": verdict.headline,
+        "sentences": list(verdict.sentences),
+        "bindings": bindings,
+        **dataclasses.asdict(verdict.next_step),
+    }
 
 
 def _strategy(row: StrategyRow) -> dict[str, Any]:

@@ -8,19 +8,21 @@ from dataclasses import dataclass
 from commprof.analysis.full_report import FullReport
 from commprof.analysis.overhead import Overhead
 from commprof.analysis.scaling import RunResult
-from commprof.analysis.verdict import Binding
+from commprof.analysis.verdict import Binding, Verdict
 from commprof.analysis.world import WorldResult
 from commprof.report import (
     collectives_table,
     compression_table,
     cost_table,
     host_links_table,
+    memory_table,
     predicted_table,
     summary_table,
     trial_table,
 )
 from commprof.report.cross_checks_table import HEADING as CHECKS_LEGEND
 from commprof.report.cross_checks_table import cross_checks_grid
+from commprof.report.plain_text import printable
 from commprof.report.table import PARTS_LEGEND, SCALING_LEGEND, notes, parts_grid, scaling_grid
 from commprof.report.tabulated import Grid, tabulated, three_digits
 from commprof.report.waiting_table import LEGEND as WAITING_LEGEND
@@ -66,11 +68,10 @@ def sections(report: FullReport, trial: TrialResult | None = None) -> Iterator[S
     if trial is not None:
         yield _trial(trial)
         yield from _notes(result)
-        yield from _pictures()
+        yield from pictures()
         return
     if report.verdict is not None:
-        sentences = report.verdict.sentences
-        yield Section("verdict", "Verdict", report.verdict.headline, paragraphs=sentences)
+        yield _verdict(report.verdict)
     yield from _notes(result)
     if result.worlds:
         yield from _of_all_worlds(report)
@@ -87,6 +88,17 @@ def sections(report: FullReport, trial: TrialResult | None = None) -> Iterator[S
     blocks = summary_table.blocks(result.summaries, tabulated, three_digits)
     if blocks:
         yield Section("always-on", "Always-on mode", preformatted=tuple(blocks))
+
+
+def _verdict(verdict: Verdict) -> Section:
+    advice = verdict.next_step
+    return Section(
+        "verdict",
+        "Verdict",
+        verdict.headline,
+        paragraphs=(*verdict.sentences, *([advice.advice] if advice.advice else [])),
+        preformatted=(printable(advice.command),) if advice.command else (),
+    )
 
 
 def _trial(trial: TrialResult) -> Section:
@@ -115,7 +127,8 @@ def _notes(result: RunResult) -> Iterator[Section]:
         yield Section("notes", "What to know before believing the figures", bullets=tuple(found))
 
 
-def _pictures() -> Iterator[Section]:
+def pictures() -> Iterator[Section]:
+    """Those that show single steps."""
     yield Section(
         "steps",
         "Step by step",
@@ -136,7 +149,6 @@ def _of_all_worlds(report: FullReport) -> Iterator[Section]:
         legend=PARTS_LEGEND,
     )
     yield _scaling(report)
-    yield from _pictures()
     if (links := host_links_table.host_links_grid(result.worlds)) is not None:
         yield Section(
             "hosts",
@@ -145,6 +157,11 @@ def _of_all_worlds(report: FullReport) -> Iterator[Section]:
             bullets=tuple(host_links_table.notes(result.worlds)),
             legend=host_links_table.LEGEND,
         )
+    memory = memory_table.memory_grid(result.worlds)
+    if memory is not None:
+        grids = (("Memory in MB, by ranks", memory),)
+        yield Section("memory", "Memory", grids=grids, legend=memory_table.LEGEND)
+    yield from pictures()
     waiting = [
         (f"{detail.world_size} ranks", grid)
         for detail in report.details

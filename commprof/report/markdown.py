@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
-from commprof.analysis.full_report import FullReport
+from commprof.analysis.full_report import ComparedStrategies, FullReport
 from commprof.report.document import Section, sections
 from commprof.report.plain_text import printable
-from commprof.report.table import setup
+from commprof.report.setup_text import setup_text
+from commprof.report.strategies_document import strategy_sections
 from commprof.report.tabulated import Grid, one_line
 from commprof.trials.result import TrialResult
 
@@ -18,10 +20,19 @@ _SPECIAL = re.compile(r"[\\`*_{}\[\]<>#|~!&$@]|(?<=\w)://")
 
 def render(report: FullReport, trial: TrialResult | None = None) -> str:
     """The whole report."""
-    context = report.result.context
-    about = (context["description"], setup(report.result), str(context["timestamp"]))
+    return _page(report.result.context, sections(report, trial))
+
+
+def render_strategies(compared: ComparedStrategies) -> str:
+    """The same for several strategies side by side."""
+    context = {**compared.reports[0].result.context, "strategy": ""}
+    return _page(context, strategy_sections(compared))
+
+
+def _page(context: Mapping[str, Any], parts: Iterable[Section]) -> str:
+    about = (context["description"], setup_text(context), str(context["timestamp"]))
     lines = ["# commprof report", "", "  \n".join(map(_line, about))]
-    for section in sections(report, trial):
+    for section in parts:
         if section.stands_alone:
             lines += ["", *_section(section)]
     return "\n".join(lines) + "\n"

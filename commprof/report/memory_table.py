@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from commprof.analysis.world import WorldResult
-from commprof.report.tabulated import tabulated, three_digits
+from commprof.report.tabulated import Grid, tabulated, three_digits
 
 LEGEND = """\
 Memory in MB (1e6 bytes) of the rank that takes most and the one that takes least. resident: peak
@@ -18,10 +18,16 @@ _ON_CPU = 4  # columns
 
 def memory_section(worlds: Sequence[WorldResult]) -> str:
     """One row per world size; empty where nothing was measured."""
+    grid = memory_grid(worlds)
+    return "" if grid is None else tabulated(*grid)
+
+
+def memory_grid(worlds: Sequence[WorldResult]) -> Grid | None:
+    """The same as a table; None where nothing was measured."""
     rows = [_cells(world) for world in worlds if _known(world, "peak_rss_bytes")]
     on_gpu = any(_known(world, "device_peak_bytes") for world in worlds)
     width = len(_HEADERS) if on_gpu else _ON_CPU
-    return tabulated([row[:width] for row in rows], _HEADERS[:width]) if rows else ""
+    return Grid([row[:width] for row in rows], _HEADERS[:width]) if rows else None
 
 
 def _cells(world: WorldResult) -> tuple[str, ...]:

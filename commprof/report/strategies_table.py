@@ -11,15 +11,15 @@ from commprof.analysis.scaling import RunResult
 from commprof.analysis.strategies import OperationRow, StrategyRow
 from commprof.report.plain_text import printable
 from commprof.report.setup_text import setup_text
-from commprof.report.tabulated import tabulated, three_digits
+from commprof.report.tabulated import Grid, tabulated, three_digits
 
-_LEGEND = """\
+LEGEND = """\
 against: samples/s over those of the first strategy. efficiency: of each strategy's own scaling.
 step: median of the slowest rank; +-: distance of its quartiles over the median, and a difference
 within it says nothing. exposed: the training thread stood still for communication. memory: what
 training took in the rank that took most, on the GPU, or resident beyond what was before."""
 
-_OPERATIONS_LEGEND = """\
+OPERATIONS_LEGEND = """\
 Per step and rank. size: as nccl-tests counts it, all ranks' parts of an all-gather or a
 reduce-scatter. in flight: issue to completion; overlapped: share of it in which the training thread
 worked."""
@@ -39,7 +39,7 @@ def render(results: Mapping[Path, RunResult], rows: Sequence[StrategyRow], width
     context = next(iter(results.values())).context
     heading = [str(context["description"]), setup_text({**context, "strategy": ""})]
     blocks = ["\n".join(textwrap.fill(printable(line), width) for line in heading)]
-    for table, legend in zip(tables(rows), (_LEGEND, _OPERATIONS_LEGEND), strict=False):
+    for table, legend in zip(tables(rows), (LEGEND, OPERATIONS_LEGEND), strict=False):
         blocks += [table, legend]
     notes = [
         f"{result.context.get('strategy')} at {size} {'rank' if size == 1 else 'ranks'}: {reason}"
@@ -58,11 +58,20 @@ def tables(rows: Sequence[StrategyRow]) -> list[str]:
     """The comparison, and the operations of each strategy; without rows none."""
     if not rows:
         return []
-    found = [tabulated([_cells(row) for row in rows], _HEADERS, left=[1])]
+    operations = operations_grid(rows)
+    grids = [strategies_grid(rows), *([] if operations is None else [operations])]
+    return [tabulated(*grid) for grid in grids]
+
+
+def strategies_grid(rows: Sequence[StrategyRow]) -> Grid:
+    """A row per world size and strategy."""
+    return Grid([_cells(row) for row in rows], _HEADERS, [1])
+
+
+def operations_grid(rows: Sequence[StrategyRow]) -> Grid | None:
+    """A row per world size, strategy and operation; None where nothing was exchanged."""
     operations = [_operation_cells(row, op) for row in rows for op in row.operations]
-    if operations:
-        found.append(tabulated(operations, _OPERATION_HEADERS, left=[1, 2, 3]))
-    return found
+    return Grid(operations, _OPERATION_HEADERS, [1, 2, 3]) if operations else None
 
 
 def _cells(row: StrategyRow) -> tuple[str, ...]:

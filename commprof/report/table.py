@@ -7,6 +7,7 @@ import textwrap
 
 from commprof.analysis.overhead import Overhead
 from commprof.analysis.scaling import RunResult
+from commprof.analysis.verdict import Verdict
 from commprof.report import compression_table, host_links_table, memory_table, summary_table
 from commprof.report.collectives_table import LEGEND, collectives_section
 from commprof.report.cross_checks_table import blocks as cross_checks_blocks
@@ -28,9 +29,14 @@ exposed: the training thread stood still for communication; wait: until the last
 wire: after that. hidden: communication in flight while the training thread worked."""
 
 
-def render(result: RunResult, width: int) -> str:
-    """The whole report; prose is wrapped to ``width`` columns, tables are as wide as they are."""
+def render(result: RunResult, width: int, verdict: Verdict | None = None) -> str:
+    """The whole report, the verdict first if there are figures for one.
+
+    Prose is wrapped to ``width`` columns, tables are as wide as they are.
+    """
     blocks = [_heading(result, width)]
+    if verdict is not None:
+        blocks += verdict_blocks(verdict, width)
     if result.worlds:
         blocks += [_table(*scaling_grid(result)), SCALING_LEGEND]
         blocks += [_table(*parts_grid(result)), PARTS_LEGEND]
@@ -48,6 +54,16 @@ def render(result: RunResult, width: int) -> str:
     if found := notes(result):
         blocks.append("\n".join(_bullet(note, width) for note in found))
     return "\n\n".join(blocks) + "\n"
+
+
+def verdict_blocks(verdict: Verdict, width: int) -> list[str]:
+    """What the step is bound by, and what to do first."""
+    said = [verdict.headline, *verdict.sentences]
+    advice = verdict.next_step
+    if advice.advice:
+        said.append(advice.advice)
+    blocks = ["\n".join(_wrapped(sentence, width) for sentence in said)]
+    return [*blocks, f"  {printable(advice.command)}"] if advice.command else blocks
 
 
 def notes(result: RunResult) -> list[str]:

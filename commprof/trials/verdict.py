@@ -11,15 +11,12 @@ import numpy as np
 import numpy.typing as npt
 
 from commprof.analysis.intervals import Interval
+from commprof.analysis.next_step import WORTH_A_LOOK
 from commprof.trials.candidates import Candidate
 from commprof.trials.result import CandidateResult, StepShare, Verdict, less
 from commprof.trials.statistics import MIN_ROUNDS, ratio
 
 Floats = npt.NDArray[np.float64]
-
-#: Below it communication is not the bottleneck: the share of a step that an exchange free of
-#: charge would save.
-WORTH_A_LOOK = 0.10
 
 _TOO_NOISY = (
     "Too noisy to say whether that is worth anything: run it again on a quieter machine, or with "

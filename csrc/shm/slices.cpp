@@ -57,7 +57,8 @@ void reduceToOwners(
     std::byte* data,
     Slices slices,
     kernels::Element element,
-    kernels::Reduction reduction) {
+    kernels::Reduction reduction,
+    const std::optional<Team::Intent>& intent) {
   const size_t width = kernels::elementBytes(element);
   // A slot holds so many elements of each owner's slice.
   const size_t block = std::max<size_t>(
@@ -66,9 +67,10 @@ void reduceToOwners(
           kElementsPerLine);
   Meetings meetings(
       team,
-      intend(
-          named("reduce to owners", element, reduction),
-          bytesOf(slices, width)));
+      intent ? *intent
+             : intend(
+                   named("reduce to owners", element, reduction),
+                   bytesOf(slices, width)));
   const size_t self = size_t(team.rank());
   std::vector<const std::byte*> parts(size_t(team.size()));
   for (size_t index = 0; index < blocksOf(slices, block); ++index) {

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstddef>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -30,13 +31,15 @@ using Slices = std::span<const Slice>;
 std::vector<Slice> equalSlices(int owners, size_t count);
 
 // Leaves in each owner's slice of `data` its reduction over the team; the rest
-// of `data` is as it was. 1 <= slices.size() <= team.size(). Throws TeamError.
+// of `data` is as it was. 1 <= slices.size() <= team.size(). Throws TeamError;
+// `intent` says what this is a part of, for ranks that differ in that.
 void reduceToOwners(
     Team& team,
     std::byte* data,
     Slices slices,
     kernels::Element element,
-    kernels::Reduction reduction);
+    kernels::Reduction reduction,
+    const std::optional<Team::Intent>& intent = {});
 
 // Copies each owner's slice of `data` to everybody's. Throws TeamError.
 void shareFromOwners(

@@ -220,10 +220,13 @@ void Team::watch(Clock::time_point deadline) {
   }
 }
 
-std::string Team::nameOf(int rank) const {
+int Team::globalRank(int rank) const {
   const auto& names = options_.global_ranks;
-  return "rank " +
-      std::to_string(size_t(rank) < names.size() ? names[size_t(rank)] : rank);
+  return size_t(rank) < names.size() ? names[size_t(rank)] : rank;
+}
+
+std::string Team::nameOf(int rank) const {
+  return "rank " + std::to_string(globalRank(rank));
 }
 
 std::string Team::personOf(int rank) const {
@@ -264,23 +267,22 @@ void Team::throwReason() {
            : "broken by a rank that ended"));
 }
 
+std::string Team::Intent::text() const {
+  return std::string(what, strnlen(what, sizeof what)) + " of " +
+      std::to_string(bytes) + " bytes";
+}
+
 void Team::meetCheck(const Intent& intent) {
   const uint32_t parity = meetings_ & 1;
   line(options_.rank).intents[parity] = intent;
   meet();
+  const Intent& first = line(0).intents[parity];
   for (int rank = 0; rank < options_.size; ++rank) {
     const Intent& other = line(rank).intents[parity];
-    const Intent& first = line(0).intents[parity];
-    if (std::strncmp(other.what, first.what, sizeof first.what) != 0 ||
-        other.bytes != first.bytes) {
-      const auto say = [this](int who, const Intent& one) {
-        return nameOf(who) + " does " +
-            std::string(one.what, strnlen(one.what, sizeof one.what)) + " of " +
-            std::to_string(one.bytes) + " bytes";
-      };
+    if (other != first) {
       throw TeamError(
-          "ranks do not do the same: " + say(0, first) + ", " +
-          say(rank, other));
+          "ranks do not do the same: " + nameOf(0) + " does " + first.text() +
+          ", " + nameOf(rank) + " does " + other.text());
     }
   }
 }

@@ -69,6 +69,8 @@ class Team {
   struct Intent {
     char what[40] = ""; // operation, element type, reduction, as words
     uint64_t bytes = 0;
+    bool operator==(const Intent&) const = default;
+    std::string text() const; // "all_reduce fp32 sum of 12 bytes"
   };
   // Meets, and throws TeamError naming two ranks and what differs, on all
   // ranks, if they do not intend the same.
@@ -77,6 +79,9 @@ class Team {
   // Breaks the team up for good: the others' next meeting, or the one that
   // they wait in, throws and names this rank and `why`.
   void abandon(const std::string& why) noexcept;
+
+  // What to call a rank of this host outside of it.
+  int globalRank(int rank) const;
 
   // Which half the next operation uses; all ranks count alike.
   uint32_t nextHalf() noexcept {

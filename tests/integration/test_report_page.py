@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from commprof.commands import main
+from commprof.report.html.page import render
 from tests.support.browser import Page, browser, chromium
 from tests.support.predictions import answer, write_predictions
-from tests.support.run_directories import HOSTILE, ranks_of, write_run
+from tests.support.run_directories import HOSTILE, ranks_of, write_run, write_strategies
+from tests.unit.test_trial_page import REPORT
+from tests.unit.test_trial_table import sample
 
 pytestmark = pytest.mark.once_per_change(
     "commprof/report", "commprof/analysis", "tests/support/browser.py"
@@ -190,3 +194,38 @@ def test_a_bar_explains_itself_on_focus(page: Page) -> None:
     assert "compute: backward" in text_of(page, "#tooltip")
     label = page.value("document.querySelector('#step-picture .bar').getAttribute('aria-label')")
     assert "compute: backward" in label
+
+
+# Last, for the page's other tests are of the run that the fixture opened.
+
+
+def test_the_page_of_several_strategies(page: Page, tmp_path: Path) -> None:
+    run = write_strategies(tmp_path / "run")
+    assert main(["report", str(run), "--format", "html"]) == 0
+    page.open(run / "report.html")
+    labels = page.value(
+        "[...document.querySelectorAll('select.world')[0].options].map((o) => o.text)"
+    )
+    assert labels == ["ddp, 1 rank", "ddp, 2 ranks", "fsdp, 1 rank", "fsdp, 2 ranks"]
+    assert page.value("document.querySelectorAll('#scaling-picture path.series-1').length") == 1
+    hidden = "[...document.querySelectorAll('#waiting .scroll')].map((table) => table.hidden)"
+    assert page.value(hidden) == [True, False]
+    assert canvas_colours(page) > 6
+    for size in (PHONE, DESKTOP):
+        page.size(*size)
+        assert page.value("document.documentElement.scrollWidth") <= size[0]
+
+
+def test_the_page_of_a_trial(page: Page, tmp_path: Path) -> None:
+    file = tmp_path / "trial.html"
+    file.write_text(render(REPORT, sample()))
+    page.open(file)
+    points = "document.querySelectorAll('#trial-picture .point').length"
+    assert page.value(points) == len(sample().candidates) - 1  # all but the baseline
+    page.value("document.querySelector('#trial-picture .point.measured').focus()")
+    assert "of none's step" in text_of(page, "#tooltip")
+    for size in (PHONE, DESKTOP):
+        page.size(*size)
+        in_sight(page, "#trial-picture")
+        assert len(page.screenshot()) > _BLANK_PAGES * page.blank_bytes[size]
+        assert page.value("document.documentElement.scrollWidth") <= size[0]

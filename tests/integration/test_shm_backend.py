@@ -53,6 +53,26 @@ def test_ranks_that_disagree_are_named_with_both_sizes() -> None:
         assert "rank 1 does all_reduce fp32 sum of 16 bytes" in output
 
 
+@pytest.mark.parametrize(
+    ("scenario", "usual", "odd"),
+    [
+        ("disagreement", "fp32 sum of 12 bytes", "fp32 sum of 16 bytes"),
+        ("disagreement_long", "fp32 sum of 4000000 bytes", "fp32 sum of 6000000 bytes"),
+        ("disagreement_type", "fp32 sum of 8000000 bytes", "fp64 sum of 8000000 bytes"),
+        ("disagreement_empty", "fp32 sum of 0 bytes", "fp32 sum of 20000 bytes"),
+    ],
+)
+@pytest.mark.parametrize("hosts", ["a,a,b", "a,a,b,b"])
+def test_hosts_that_disagree_are_told_who_does_what(
+    scenario: str, usual: str, odd: str, hosts: str
+) -> None:
+    """The odd rank is alone on its host, or beside one that does what the first host does."""
+    outputs = run_module(MODULE, [scenario, hosts], hosts.count(",") + 1)
+    for output in outputs:
+        assert f"does all_reduce {usual}" in output
+        assert f"rank {len(outputs) - 1} does all_reduce {odd}" in output
+
+
 @pytest.mark.parametrize("hosts", ["a,a", "a,a,b,b", "a,b,a"])
 def test_compressors_between_hosts_give_the_mean(hosts: str) -> None:
     for output in run_module(MODULE, ["hooks", hosts], hosts.count(",") + 1):

@@ -13,6 +13,7 @@ from commprof.analysis.host_links import HostLinks
 from commprof.analysis.losses import LossAgreement
 from commprof.analysis.stragglers import LateRank
 from commprof.analysis.time_in_flight import TimeInFlight
+from commprof.analysis.verdict import verdict
 from commprof.report.as_json import render
 from tests.support.details import detail
 from tests.support.results import collective, compression, run_result, summary, world
@@ -53,6 +54,7 @@ def full_run() -> dict[str, Any]:
                 loss_agreement=LossAgreement((1, 2), 10, 16, 1e-6, 2, 7, 1e-4),
             ),
             cost=cost(worlds, details, Price(3.6, "rank")),
+            verdict=verdict(run_result(*worlds), details),
         )
     )
     return document

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from commprof.trace.run_directory import STRATEGIES
 from commprof.trace.schema import Phase
 from tests.support.results import context
 from tests.support.traces import MS, Rank
@@ -57,3 +58,14 @@ def ranks_of(
             rank.finalize(at + 60 * MS + late, done, cpu=0, graph_task=step)
         at = end
     return made
+
+
+def write_strategies(directory: Path, steps: int = 9, world_size: int = 2) -> Path:
+    """Runs of ddp and fsdp on 1 rank and more, fsdp 10 ms slower."""
+    directory.mkdir()
+    named = {STRATEGIES: ["ddp", "fsdp"], "world_sizes": [1, world_size]}
+    (directory / "run.json").write_text(json.dumps(context(**named)))
+    for name, slower_ms in (("ddp", 0), ("fsdp", 10)):
+        ranks = [ranks_of(n, steps, slower_ms=slower_ms) for n in (1, world_size)]
+        write_run(directory / name, *ranks, strategy=name, workload="timed")
+    return directory

@@ -11,6 +11,7 @@ import sys
 import time
 import warnings
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -80,12 +81,27 @@ def training() -> None:
     print("same parameters")
 
 
-def disagreement() -> None:
-    """Ranks whose tensors differ in length are told so, both."""
+#: What the last rank does otherwise than the others, by scenario; see ``_disagree``.
+DISAGREEMENTS = {
+    "disagreement": (torch.ones(3), torch.ones(4)),
+    "disagreement_long": (torch.ones(1_000_000), torch.ones(1_500_000)),
+    "disagreement_type": (torch.ones(2_000_000), torch.ones(1_000_000, dtype=torch.float64)),
+    "disagreement_empty": (torch.ones(0), torch.ones(5_000)),
+}
+
+
+def _disagree(name: str) -> None:
+    """Ranks whose tensors differ are told so, both, long before any timeout."""
+    last = dist.get_rank() == dist.get_world_size() - 1
+    begin = time.monotonic()
     try:
-        dist.all_reduce(torch.ones(3 + dist.get_rank()))
+        dist.all_reduce(DISAGREEMENTS[name][last])
     except RuntimeError as error:
+        assert time.monotonic() - begin < TIMEOUT_S / 2
         print(error)
+    if len(sys.argv) > 2:
+        sys.stdout.flush()
+        os._exit(0)  # a group of several hosts is broken: its ends cannot meet
 
 
 def lost() -> None:
@@ -183,7 +199,7 @@ def main() -> None:
     {
         "collectives": collectives,
         "training": training,
-        "disagreement": disagreement,
+        **{name: partial(_disagree, name) for name in DISAGREEMENTS},
         "lost": lost,
         "kind": kind,
         "large": large,

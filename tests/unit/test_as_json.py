@@ -22,6 +22,19 @@ SCHEMA: dict[str, Any] = {
     "schema_version": int,
     "timestamp": str,
     "context": dict,
+    "verdict": {
+        "headline": str,
+        "sentences": [str],
+        "bindings": [
+            {
+                "num_processes": int,
+                "part": str,
+                "largest": [{"part": str, "share": float}],
+            }
+        ],
+        "advice": str,
+        "command": str,
+    },
     "runs": [
         {
             "timestamp": str,

@@ -14,7 +14,7 @@ from commprof.commands import main
 from commprof.report import comparison_json, comparison_table
 from tests.support.details import detail
 from tests.support.results import context, run_result, world
-from tests.support.run_directories import HOSTILE, ranks_of, write_run
+from tests.support.run_directories import HOSTILE, ranks_of, write_run, write_strategies
 
 
 def of(a: np.ndarray, b: np.ndarray, sizes: tuple[int, ...] = (2,)) -> RunComparison:
@@ -135,6 +135,17 @@ def test_a_gate_that_cannot_close_is_an_error(
     short = str(write_run(tmp_path / "short", ranks_of(2, 4)))
     assert main(["compare", short, short, "--fail-above", "5%"]) == 2
     assert "4 in each are enough" in capsys.readouterr().err
+
+
+def test_steps_that_candidates_or_strategies_share_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trial = str(write_run(tmp_path / "trial", ranks_of(2, 9), trial="none,int8"))
+    assert main(["compare", trial, trial]) == 2
+    assert "holds a trial, whose candidates share its steps" in capsys.readouterr().err
+    several = str(write_strategies(tmp_path / "run"))
+    assert main(["compare", several, several]) == 2
+    assert f"compare one of them: {several}/ddp or {several}/fsdp" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

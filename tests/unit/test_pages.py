@@ -23,6 +23,7 @@ from commprof.report.html.data import as_dict
 from tests.support.predictions import answer, write_predictions
 from tests.support.run_directories import HOSTILE, ranks_of, write_run
 from tests.support.traces import Rank
+from tests.unit.test_trial_table import sample as trial_sample
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "run_markdown.md"
 
@@ -158,6 +159,7 @@ STRETCHES = {"begin": [int], "length": [int]}
 SCHEMA = {
     "worlds": [
         {
+            "name": str,
             "ranks": int,
             "samples_per_s": float,
             "efficiency": float,
@@ -192,6 +194,9 @@ SCHEMA = {
             ],
         }
     ],
+    "trial": [
+        {"label": str, "role": str} | dict.fromkeys(("step_ms", "value", "low", "high"), float)
+    ],
 }
 
 
@@ -212,10 +217,12 @@ def check(value: Any, schema: Any, where: str) -> None:
 def test_the_schema_of_the_page_s_data(plain: FullReport, tmp_path: Path) -> None:
     file = write_predictions(tmp_path / "p.json", answer(8, 700.0), answer(4, 400.0))
     predicted = dataclasses.replace(plain, predictions=read_predictions(file))
-    text = page.render(predicted).split('id="data">')[1].split("</script>")[0]
+    tried = trial_sample()
+    text = page.render(predicted, tried).split('id="data">')[1].split("</script>")[0]
     document = json.loads(text)
     check(document, SCHEMA, "data")
-    assert document == json.loads(json.dumps(as_dict(predicted)))
+    assert document == json.loads(json.dumps(as_dict([predicted], tried)))
+    assert {row["role"] for row in document["trial"]} == {"control", "headroom", "candidate"}
     (curve,) = document["predicted"]
     assert curve["setting"] == "as recorded"
     assert [point["ranks"] for point in curve["points"]] == [4, 8]
@@ -230,7 +237,7 @@ def test_a_long_run_of_many_ranks_has_its_limit(tmp_path: Path) -> None:
     report = full(tmp_path, ranks_of(1, 200), ranks_of(8, 200, late_ms=5))
     text = page.render(report)
     assert len(text.encode()) < 1_000_000
-    timelines = [world["timeline"] for world in as_dict(report)["worlds"]]
+    timelines = [world["timeline"] for world in as_dict([report])["worlds"]]
     assert [len(timeline["steps"]) for timeline in timelines] == [199, 199]
 
 
@@ -240,13 +247,13 @@ def test_what_has_no_room_is_left_out_and_told(
     monkeypatch.setattr(data, "MOST_SPANS", 300)
     monkeypatch.setattr(data, "MOST_POINTS", 10)
     report = full(tmp_path, ranks_of(1, 16), ranks_of(2, 31))
-    one, two = (world["timeline"] for world in as_dict(report)["worlds"])
+    one, two = (world["timeline"] for world in as_dict([report])["worlds"])
     spans = sum(detail.timeline.spans for detail in report.details)
     assert spans > 300
     assert len(one["steps"]) == one["measured_steps"] == 15
     assert 0 < len(two["steps"]) < two["measured_steps"]
     assert np.all(np.diff(two["steps"]) == 1)
-    steps = as_dict(report)["worlds"][1]["steps"]
+    steps = as_dict([report])["worlds"][1]["steps"]
     assert (steps["every"], steps["step"]) == (3, list(range(1, 31, 3)))
     assert steps["slowest_ms"][:2] == [103.0, 102.0]
 

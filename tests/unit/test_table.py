@@ -13,9 +13,11 @@ from commprof.analysis.intervals import Interval
 from commprof.analysis.overhead import Overhead
 from commprof.analysis.remarks import remarks
 from commprof.analysis.scaling import RunResult, scale
+from commprof.analysis.verdict import verdict
 from commprof.report.collectives_table import collectives_section
 from commprof.report.plain_text import printable
 from commprof.report.table import render
+from tests.support.details import detail
 from tests.support.results import OVERHEAD, collective, context, parts, run_result, world
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "run_table.txt"
@@ -100,7 +102,13 @@ def golden_run() -> RunResult:
 
 def test_the_report_is_as_it_was() -> None:
     # After a wanted change: python -m tests.unit.test_table > tests/golden/run_table.txt
-    assert render(golden_run(), 100) == GOLDEN.read_text()
+    assert rendered() == GOLDEN.read_text()
+
+
+def rendered() -> str:
+    result = golden_run()
+    details = [detail(world.world_size, backward=60, wait=10, wire=20) for world in result.worlds]
+    return render(result, 100, verdict(result, details))
 
 
 @pytest.mark.parametrize("width", [60, 80, 100, 140])
@@ -212,4 +220,4 @@ def test_printable_leaves_text_alone() -> None:
 
 
 if __name__ == "__main__":
-    print(render(golden_run(), 100), end="")
+    print(rendered(), end="")

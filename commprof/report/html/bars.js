@@ -55,11 +55,11 @@ function bar(label, row, longest) {
   return made;
 }
 
-function bars(title, rows) {
+function bars(title, rows, named = false) {
   const longest = Math.max(...rows.map(([, row]) => Math.max(row.step, row.hidden ?? 0)));
   return element(
     "figure",
-    { class: "bars" },
+    { class: named ? "bars named" : "bars" },
     element("figcaption", {}, title),
     ...rows.map(([label, row]) => bar(label, row, longest)),
   );
@@ -69,15 +69,15 @@ function drawSteps() {
   const picture = document.getElementById("step-picture");
   if (!picture) return;
   const ranks = element("div");
-  const all = data.worlds.map((each) => [ranksText(each.ranks), each.mean]);
+  const all = data.worlds.map((each) => [worldText(each), each.mean]);
   picture.append(
     legend([...PARTS, ["hidden-part", "hidden: communication beside other work"]]),
-    bars("Mean step by world size", all),
+    bars("Mean step by world size", all, data.worlds.some((each) => each.name)),
     worldChoice(),
     ranks,
   );
   onWorld(() => {
     const rows = world().parts.map((row) => [`rank ${row.rank}`, row]);
-    ranks.replaceChildren(bars(`Mean step of each of ${ranksText(world().ranks)}`, rows));
+    ranks.replaceChildren(bars(`Mean step of each rank: ${worldText(world())}`, rows));
   });
 }

@@ -18,9 +18,12 @@ from commprof.analysis.drawn_timeline import RankTimeline, Stretches, Timeline
 from commprof.analysis.flights import UNSPLIT, Flights
 from commprof.analysis.full_report import FullReport
 from commprof.analysis.predicted import PredictedPoint, Predictions
+from commprof.analysis.scaling import Scaling
+from commprof.analysis.world import WorldResult
 from commprof.report.as_json import plain
 from commprof.report.plain_text import printable
 from commprof.report.predicted_table import setting_text
+from commprof.trials.result import TrialResult
 
 #: Spans of all timelines together: they cost some 20 bytes each.
 MOST_SPANS = 30_000
@@ -31,33 +34,60 @@ _LONGEST_NAME = 60
 Ints = npt.NDArray[np.int64]
 
 
-def page_data(report: FullReport) -> str:
+def page_data(reports: Sequence[FullReport], trial: TrialResult | None = None) -> str:
     """To stand within a script element: nothing in it can end the element or begin another."""
-    text = json.dumps(plain(as_dict(report)), allow_nan=False, separators=(",", ":"))
+    text = json.dumps(plain(as_dict(reports, trial)), allow_nan=False, separators=(",", ":"))
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
 
 
-def as_dict(report: FullReport) -> dict[str, Any]:
-    """The page's data; ``tests/unit/test_html.py`` holds its schema."""
-    timelines = _fitted([detail.timeline for detail in report.details])
-    worlds = []
-    for detail, world, scale, drawn in zip(
-        report.details, report.result.worlds, report.result.scaling, timelines, strict=True
-    ):
-        low, high = world.step_quartiles_ms
-        worlds.append(
-            {
-                "ranks": world.world_size,
-                "samples_per_s": world.samples_per_s,
-                "efficiency": scale.efficiency,
-                "quartiles_ms": [low, world.step_median_ms, high],
-                "parts": [_parts(r.rank, asdict(r.parts)) for r in world.ranks],
-                "mean": _parts(-1, asdict(world.parts)),
-                "steps": _steps(detail),
-                "timeline": _timeline(drawn),
-            }
-        )
-    return {"worlds": worlds, "predicted": _predicted(report.predictions)}
+def as_dict(reports: Sequence[FullReport], trial: TrialResult | None = None) -> dict[str, Any]:
+    """The page's data; ``tests/unit/test_pages.py`` holds its schema.
+
+    Args:
+        reports: one run, or one for each strategy.
+        trial: the run's, if there was one.
+    """
+    details = [detail for report in reports for detail in report.details]
+    timelines = iter(_fitted([detail.timeline for detail in details]))
+    worlds = [
+        _world(report.strategy if len(reports) > 1 else "", *parts, next(timelines))
+        for report in reports
+        for parts in zip(report.details, report.result.worlds, report.result.scaling, strict=True)
+    ]
+    predicted = [curve for report in reports for curve in _predicted(report.predictions)]
+    return {"worlds": worlds, "predicted": predicted, "trial": _trial(trial)}
+
+
+def _world(
+    name: str, detail: WorldDetail, world: WorldResult, scale: Scaling, drawn: Timeline
+) -> dict[str, Any]:
+    low, high = world.step_quartiles_ms
+    return {
+        "name": printable(name)[:_LONGEST_NAME],
+        "ranks": world.world_size,
+        "samples_per_s": world.samples_per_s,
+        "efficiency": scale.efficiency,
+        "quartiles_ms": [low, world.step_median_ms, high],
+        "parts": [_parts(r.rank, asdict(r.parts)) for r in world.ranks],
+        "mean": _parts(-1, asdict(world.parts)),
+        "steps": _steps(detail),
+        "timeline": _timeline(drawn),
+    }
+
+
+def _trial(trial: TrialResult | None) -> list[dict[str, Any]]:
+    """A row per candidate that was compared with the baseline."""
+    candidates = () if trial is None else trial.candidates
+    return [
+        {
+            "label": printable(one.label)[:_LONGEST_NAME],
+            "role": one.role,
+            "step_ms": _rounded(one.step_ms),
+            **{name: _rounded(x) for name, x in asdict(one.ratio).items()},
+        }
+        for one in candidates
+        if one.ratio is not None
+    ]
 
 
 def _predicted(predictions: Predictions | None) -> list[dict[str, Any]]:

@@ -10,8 +10,7 @@ function drawWaiting() {
   tables.forEach(heated);
   onWorld(() => {
     for (const table of tables) {
-      const ranks = Number.parseInt(table.querySelector("caption").textContent, 10);
-      table.hidden = ranks !== world().ranks;
+      table.hidden = table.querySelector("caption").textContent !== worldText(world());
     }
     none.hidden = tables.some((table) => !table.hidden);
   });

@@ -1,5 +1,6 @@
 // Draws every picture that the page has a place for.
 
+drawTrial();
 drawSteps();
 drawScaling();
 drawTimeline();

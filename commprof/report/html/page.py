@@ -10,20 +10,23 @@ from __future__ import annotations
 import base64
 import hashlib
 import html
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.resources import files
+from typing import Any
 
-from commprof.analysis.full_report import FullReport
+from commprof.analysis.full_report import ComparedStrategies, FullReport
 from commprof.report.document import Section, sections
 from commprof.report.html.data import page_data
 from commprof.report.plain_text import printable
-from commprof.report.table import setup
+from commprof.report.setup_text import setup_text
+from commprof.report.strategies_document import strategy_sections
 from commprof.report.tabulated import Grid, one_line
 from commprof.trials.result import TrialResult
 
 #: In this order: later ones use what earlier ones define.
 SCRIPTS = (
-    *("dom.js", "tooltip.js", "worlds.js", "bars.js", "scaling.js", "steps.js", "heatmap.js"),
+    *("dom.js", "tooltip.js", "worlds.js", "bars.js", "scaling.js", "trial.js", "steps.js"),
+    "heatmap.js",
     *(
         "lanes.js",
         "timeline_view.js",
@@ -36,19 +39,30 @@ SCRIPTS = (
 STYLES = ("page.css", "charts.css")
 
 #: Sections whose picture comes before their table.
-_PICTURES = {"step", "scaling", "steps", "timeline"}
+_PICTURES = {"trial", "step", "scaling", "steps", "timeline"}
 _NO_SCRIPT = "Without JavaScript the pictures are missing; the text and the tables are all here."
 
 
 def render(report: FullReport, trial: TrialResult | None = None) -> str:
     """The page as text, to be written as UTF-8."""
+    parts = list(sections(report, trial))
+    return _page(report.result.context, parts, page_data([report], trial))
+
+
+def render_strategies(compared: ComparedStrategies) -> str:
+    """The same for several strategies side by side."""
+    context = {**compared.reports[0].result.context, "strategy": ""}
+    return _page(context, list(strategy_sections(compared)), page_data(compared.reports))
+
+
+def _page(context: Mapping[str, Any], parts: Sequence[Section], data: str) -> str:
     style = _joined(STYLES)
     script = '(() => {\n"use strict";\n' + _joined(SCRIPTS) + "})();\n"
     policy = (
         f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; "
         "base-uri 'none'; form-action 'none'"
     )
-    title = f"commprof: {report.result.context['description']}"
+    title = f"commprof: {context['description']}"
     return "\n".join(
         [
             "<!doctype html>",
@@ -62,8 +76,8 @@ def render(report: FullReport, trial: TrialResult | None = None) -> str:
             f"<style>{style}</style>",
             "</head>",
             "<body>",
-            *_body(report, trial),
-            f'<script type="application/json" id="data">{page_data(report)}</script>',
+            *_body(context, parts),
+            f'<script type="application/json" id="data">{data}</script>',
             f"<script>{script}</script>",
             "</body>",
             "</html>",
@@ -72,13 +86,12 @@ def render(report: FullReport, trial: TrialResult | None = None) -> str:
     )
 
 
-def _body(report: FullReport, trial: TrialResult | None) -> Iterator[str]:
-    context, parts = report.result.context, list(sections(report, trial))
+def _body(context: Mapping[str, Any], parts: Sequence[Section]) -> Iterator[str]:
     yield '<a class="skip" href="#content">Skip to the report</a>'
     yield "<header>"
     yield "<h1>commprof report</h1>"
     yield f"<p>{_text(context['description'])}</p>"
-    yield f'<p class="setup">{_text(setup(report.result))}</p>'
+    yield f'<p class="setup">{_text(setup_text(context))}</p>'
     yield f'<p class="setup"><time>{_text(context["timestamp"])}</time></p>'
     yield f'<p class="setup"><code>{_text(context.get("command", ""))}</code></p>'
     yield "</header>"

@@ -12,7 +12,8 @@ function drawScaling() {
     picture.append(element("p", { class: "note" }, text));
     return;
   }
-  const words = [["measured", "measured"], ["ideal", "ideal, from the smallest world size"]];
+  const words = curvesOf(known).map(([curve, kind]) => [kind, curve[0].name || "measured"]);
+  words.push(["ideal", "ideal, from the smallest world size"]);
   if (data.predicted.length) words.push(["predicted", "predicted, with its interval"]);
   const figure = element("figure");
   picture.append(legend(words), figure);
@@ -22,7 +23,7 @@ function drawScaling() {
 function scalingChart(known, width) {
   const axes = scalingAxes(known, width);
   const { x, y, height, base, last, ideal } = axes;
-  const text = known.map((each) => `${ranksText(each.ranks)}: ${digits(each.samples_per_s)}`);
+  const text = known.map((each) => `${worldText(each)}: ${digits(each.samples_per_s)}`);
   const chart = shape("svg", {
     viewBox: `0 0 ${width} ${height}`,
     height,
@@ -36,18 +37,20 @@ function scalingChart(known, width) {
         digits(value)),
     );
   }
-  const measured = known.map((each) => [x(each.ranks), y(each.samples_per_s)]);
   const straight = axes.sizes.map((ranks) => [x(ranks), y(ideal(ranks))]);
   chart.append(
     shape("text", { class: "tick", x: 4, y: 12 }, "samples/s"),
     shape("text", { class: "tick", x: width / 2, y: height - 4, "text-anchor": "middle" }, "ranks"),
     shape("path", { class: "line ideal", d: pathOf(straight) }),
-    shape("path", { class: "line measured", d: pathOf(measured) }),
+    ...curvesOf(known).map(([curve, kind]) =>
+      shape("path", {
+        class: `line ${kind}`, d: pathOf(curve.map((each) => [x(each.ranks), y(each.samples_per_s)])),
+      })),
     ...axes.sizes.map((ranks) =>
       shape("text", { class: "tick", x: x(ranks), y: height - MARGIN.bottom + 16, "text-anchor": "middle" },
         ranks)),
     ...data.predicted.flatMap((curve) => predictedCurve(curve, axes)),
-    ...known.map((each) => measuredPoint(each, axes)),
+    ...curvesOf(known).flatMap(([curve, kind]) => curve.map((each) => measuredPoint(each, kind, axes))),
   );
   return chart;
 }
@@ -71,12 +74,20 @@ function pathOf(points) {
   return points.map(([x, y], i) => `${i ? "L" : "M"}${x} ${y}`).join("");
 }
 
-function measuredPoint(each, { x, y, ideal }) {
+/** [world sizes, class] of the one run, or of each strategy. */
+function curvesOf(known) {
+  const names = [...new Set(known.map((each) => each.name))];
+  return names.map((name, i) => [
+    known.filter((each) => each.name === name), i ? `series-${Math.min(i, 3)}` : "measured",
+  ]);
+}
+
+function measuredPoint(each, kind, { x, y, ideal }) {
   const point = shape("circle", {
-    class: "point measured", cx: x(each.ranks), cy: y(each.samples_per_s), r: 5, tabindex: 0,
+    class: `point ${kind}`, cx: x(each.ranks), cy: y(each.samples_per_s), r: 5, tabindex: 0,
   });
   explain(point, () => [
-    ranksText(each.ranks),
+    worldText(each),
     `${digits(each.samples_per_s)} samples/s measured`,
     `${digits(ideal(each.ranks))} samples/s would be ideal`,
     `efficiency ${percent(each.efficiency)}`,

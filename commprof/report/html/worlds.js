@@ -26,11 +26,16 @@ function ranksText(count) {
   return count === 1 ? "1 rank" : `${count} ranks`;
 }
 
+/** A world size, with its strategy where the page shows several. */
+function worldText(each) {
+  return each.name ? `${each.name}, ${ranksText(each.ranks)}` : ranksText(each.ranks);
+}
+
 /** A labelled choice of the world size; nothing where there is only one. */
 function worldChoice() {
   if (data.worlds.length < 2) return "";
   const options = data.worlds.map((each, i) =>
-    element("option", { value: i }, ranksText(each.ranks)),
+    element("option", { value: i }, worldText(each)),
   );
   const select = element("select", { class: "world" }, ...options);
   select.value = String(chosenWorld);

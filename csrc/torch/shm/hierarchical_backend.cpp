@@ -5,11 +5,14 @@
 
 #include <algorithm>
 #include <deque>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <utility>
 
+#include "shm/meetings.h"
 #include "shm/slices.h"
+#include "torch/shm/counterparts.h"
 #include "torch/shm/dense.h"
 #include "torch/shm/threaded_backend.h"
 
@@ -36,28 +39,87 @@ size_t chunkElements(size_t count, size_t width, int owners) {
   return bytes / width;
 }
 
-// One all-reduce under way: chunks are added up within the host in order, some
-// are between hosts, and those that came back are shared in the same order.
+// What the ranks of one host have in common, and what joins them to others.
+struct Ways {
+  std::shared_ptr<shm::Team> team;
+  std::unique_ptr<Counterparts> counterparts; // null where this rank has none
+  int owners = 1;
+};
+
+// One all-reduce: a small one at once, and a long one in chunks, which are
+// added up within the host in order; some are between hosts, and those that
+// came back are shared in the same order.
 class Exchange {
  public:
   Exchange(
-      const Hierarchy& hierarchy,
+      Ways& ways,
       const at::Tensor& tensor, // in order; the result goes there
       Element element,
       c10d::ReduceOp::RedOpType reduction,
       int world)
-      : hierarchy_(hierarchy),
+      : ways_(ways),
         flat_(tensor.view({-1})),
         element_(element),
         reduction_(reduction),
+        partial_(
+            reduction == c10d::ReduceOp::AVG ? Reduction::kSum
+                                             : *reductionOf(reduction)),
         world_(world) {}
 
   void run() {
-    const size_t count = size_t(flat_.numel());
-    const size_t chunk =
-        chunkElements(count, kernels::elementBytes(element_), owners());
-    for (size_t begin = 0; begin < count; begin += chunk) {
-      launch({begin, std::min(count, begin + chunk)});
+    const size_t bytes = count() * width();
+    const shm::Team::Intent intent = shm::intend(
+        shm::named("all_reduce", element_, *reductionOf(reduction_)), bytes);
+    if (bytes <= Counterparts::kMostPayload) {
+      runAtOnce(intent);
+    } else {
+      runInChunks(intent);
+    }
+  }
+
+ private:
+  struct Chunk {
+    shm::Slice range;
+    std::vector<shm::Slice> slices; // of the range, by owner
+    at::Tensor part; // this owner's; undefined where it has none
+    WorkPtr work; // null where this rank sends nothing
+  };
+
+  void runAtOnce(const shm::Team::Intent& intent) {
+    Chunk chunk;
+    orGiveUp([&] { chunk = addedUp({0, count()}, intent); });
+    if (ways_.counterparts) {
+      const size_t part = chunk.part.defined() ? size_t(chunk.part.numel()) : 0;
+      std::byte* own = part == 0 ? nullptr : bytesOf(chunk.part);
+      auto told = ways_.counterparts->tell(intent, {own, part * width()});
+      told.wait();
+      if (part != 0) {
+        const auto parts = told.payloads();
+        kernels::combine(
+            element_, partial_, parts.data(), int(parts.size()), own, part);
+        divide(chunk);
+      }
+    }
+    share(chunk);
+  }
+
+  void runInChunks(const shm::Team::Intent& intent) {
+    if (team().size() > 1) {
+      orGiveUp([&] { team().meetCheck(intent); });
+    }
+    // The others' answers are on their way while the first chunk is added up.
+    std::optional<Counterparts::Told> told;
+    if (ways_.counterparts) {
+      told = ways_.counterparts->tell(intent, {});
+    }
+    const size_t chunk = chunkElements(count(), width(), ways_.owners);
+    for (size_t begin = 0; begin < count(); begin += chunk) {
+      under_way_.push_back(addedUp({begin, std::min(count(), begin + chunk)}));
+      if (told) {
+        told->wait();
+        told.reset();
+      }
+      launch(under_way_.back());
       if (under_way_.size() > kInFlight) {
         finishOldest();
       }
@@ -67,48 +129,60 @@ class Exchange {
     }
   }
 
- private:
-  struct Chunk {
-    shm::Slice range;
-    std::vector<shm::Slice> slices; // of the range, by owner
-    at::Tensor part; // this owner's
-    WorkPtr work; // null where this rank sends nothing
-  };
-
-  int owners() const {
-    return hierarchy_.owners;
+  // Counterparts must not wait for a host whose ranks do not agree.
+  template <class Local>
+  void orGiveUp(Local local) {
+    try {
+      local();
+    } catch (const shm::TeamError& error) {
+      if (ways_.counterparts) {
+        ways_.counterparts->giveUp(error.what());
+      }
+      throw;
+    }
   }
+
   shm::Team& team() const {
-    return *hierarchy_.team;
+    return *ways_.team;
+  }
+  size_t count() const {
+    return size_t(flat_.numel());
+  }
+  size_t width() const {
+    return kernels::elementBytes(element_);
   }
   std::byte* at(const shm::Slice& range) const {
-    return bytesOf(flat_) + range.begin * kernels::elementBytes(element_);
+    return bytesOf(flat_) + range.begin * width();
   }
 
-  void launch(const shm::Slice& range) {
-    const bool mean = reduction_ == c10d::ReduceOp::AVG;
-    Chunk chunk{range, shm::equalSlices(owners(), range.count()), {}, {}};
+  Chunk addedUp(
+      const shm::Slice& range,
+      const std::optional<shm::Team::Intent>& intent = {}) const {
+    Chunk chunk{range, shm::equalSlices(ways_.owners, range.count()), {}, {}};
     if (team().size() > 1) {
       shm::reduceToOwners(
-          team(),
-          at(range),
-          chunk.slices,
-          element_,
-          mean ? Reduction::kSum : *reductionOf(reduction_));
+          team(), at(range), chunk.slices, element_, partial_, intent);
     }
-    const shm::Slice own = team().rank() < owners()
+    const shm::Slice own = team().rank() < ways_.owners
         ? chunk.slices[size_t(team().rank())]
         : shm::Slice{};
     if (own.count() != 0) {
       chunk.part = flat_.narrow(
           0, int64_t(range.begin + own.begin), int64_t(own.count()));
-      c10d::AllreduceOptions options;
-      options.reduceOp = mean ? c10d::ReduceOp::SUM : reduction_;
-      options.asyncOp = true;
-      std::vector<at::Tensor> tensors{chunk.part};
-      chunk.work = hierarchy_.across->allreduce(tensors, options);
     }
-    under_way_.push_back(std::move(chunk));
+    return chunk;
+  }
+
+  void launch(Chunk& chunk) const {
+    if (!chunk.part.defined()) {
+      return;
+    }
+    c10d::AllreduceOptions options;
+    options.reduceOp =
+        reduction_ == c10d::ReduceOp::AVG ? c10d::ReduceOp::SUM : reduction_;
+    options.asyncOp = true;
+    std::vector<at::Tensor> tensors{chunk.part};
+    chunk.work = ways_.counterparts->across().allreduce(tensors, options);
   }
 
   void finishOldest() {
@@ -116,31 +190,52 @@ class Exchange {
     under_way_.pop_front();
     if (chunk.work) {
       chunk.work->wait();
-      if (reduction_ == c10d::ReduceOp::AVG) {
-        at::Tensor part = chunk.part;
-        part.is_floating_point() ? part.div_(world_)
-                                 : part.div_(world_, "trunc");
-      }
+      divide(chunk);
     }
+    share(chunk);
+  }
+
+  void divide(const Chunk& chunk) const {
+    if (reduction_ == c10d::ReduceOp::AVG) {
+      at::Tensor part = chunk.part;
+      part.is_floating_point() ? part.div_(world_) : part.div_(world_, "trunc");
+    }
+  }
+
+  void share(const Chunk& chunk) const {
     if (team().size() > 1) {
       shm::shareFromOwners(team(), at(chunk.range), chunk.slices, element_);
     }
   }
 
-  const Hierarchy& hierarchy_;
+  Ways& ways_;
   const at::Tensor flat_;
   const Element element_;
   const c10d::ReduceOp::RedOpType reduction_;
+  const Reduction partial_; // before the division by the number of ranks
   const int world_;
   std::deque<Chunk> under_way_;
 };
+
+std::shared_ptr<Ways> waysOf(Hierarchy hierarchy) {
+  auto ways = std::make_shared<Ways>();
+  ways->owners = hierarchy.owners;
+  if (hierarchy.across) {
+    ways->counterparts = std::make_unique<Counterparts>(
+        std::move(hierarchy.across),
+        hierarchy.team->globalRank(hierarchy.team->rank()));
+  }
+  ways->team = std::move(hierarchy.team);
+  return ways;
+}
 
 class HierarchicalBackend final : public ThreadedBackend {
  public:
   HierarchicalBackend(
       c10::intrusive_ptr<c10d::Backend> wrapped,
       Hierarchy hierarchy)
-      : ThreadedBackend(std::move(wrapped)), hierarchy_(std::move(hierarchy)) {}
+      : ThreadedBackend(std::move(wrapped)),
+        ways_(waysOf(std::move(hierarchy))) {}
 
   const std::string getBackendName() const override {
     return "commprof";
@@ -157,7 +252,7 @@ class HierarchicalBackend final : public ThreadedBackend {
         c10d::OpType::ALLREDUCE,
         tensors,
         options.asyncOp,
-        [hierarchy = hierarchy_,
+        [ways = ways_,
          tensor = tensors[0],
          element,
          op = options.reduceOp.op_,
@@ -165,14 +260,14 @@ class HierarchicalBackend final : public ThreadedBackend {
           const at::NoGradGuard no_grad;
           InOrder data(tensor);
           try {
-            Exchange(hierarchy, data.dense(), *element, op, world).run();
+            Exchange(*ways, data.dense(), *element, op, world).run();
           } catch (const shm::TeamError&) {
             throw;
           } catch (const std::exception& error) {
             // The others of this host must not wait for what will not come.
             const std::string what =
                 std::string("between hosts: ") + error.what();
-            hierarchy.team->abandon(what);
+            ways->team->abandon(what);
             throw std::runtime_error("commprof backend, " + what);
           }
           data.copyBack();
@@ -180,7 +275,7 @@ class HierarchicalBackend final : public ThreadedBackend {
   }
 
  private:
-  const Hierarchy hierarchy_;
+  const std::shared_ptr<Ways> ways_;
 };
 
 } // namespace

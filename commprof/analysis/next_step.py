@@ -1,0 +1,114 @@
+"""What to look at first, and the command that measures whether a change pays."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from commprof.analysis.world import WorldResult
+from commprof.units import ns_to_ms
+
+#: Below this share of a step there is too little to win for work on it.
+WORTH_A_LOOK = 0.10
+
+#: What a trial is asked to compare where nobody said.
+_CANDIDATES = "fp16,int8,topk:ratio=0.01,bucket-cap=5"
+#: Options of a run that a trial has otherwise; each takes one value.
+_REPLACED = (
+    *("--nproc", "--world-sizes", "--trial", "--output", "--json", "--steps", "--epochs"),
+    *("--overhead-steps", "--strategy"),
+)
+
+
+@dataclass(frozen=True)
+class NextStep:
+    """Advice that rests on measured shares; never on what a change is hoped to bring."""
+
+    #: One or two sentences; empty where there is nothing to say.
+    advice: str
+    #: What to type; empty where no command answers it.
+    command: str
+
+
+def next_step(context: Mapping[str, Any], world: WorldResult, own_work: str) -> NextStep:
+    """What to do first about one world size.
+
+    Args:
+        context: of the run.
+        world: the largest world size with figures.
+        own_work: the largest part of the step that is not communication, in words.
+    """
+    if world.world_size < 2:
+        return NextStep("", "")
+    step_ms = world.parts.step_ms
+    if world.parts.exposed_ms < WORTH_A_LOOK * step_ms:
+        return NextStep(
+            f"Communication is not the bottleneck: less than {WORTH_A_LOOK:.0%} of the step can be "
+            f"won there. Look at {own_work} first.",
+            "",
+        )
+    if shared := shared_cores(context, world):
+        return NextStep(
+            f"First give every rank a core: {shared} What communication costs then, this run "
+            "cannot say.",
+            "",
+        )
+    late = world.late_rank
+    if late is not None and ns_to_ms(late.wait_ns) >= WORTH_A_LOOK * step_ms:
+        phase = f" in its {late.phase} phase" if late.phase else ""
+        return NextStep(
+            f"First find out what holds up rank {late.rank}{phase}: waiting for it takes "
+            f"{ns_to_ms(late.wait_ns) / step_ms:.0%} of the others' step. No change to the "
+            "exchange wins that back.",
+            "",
+        )
+    command = trial_command(context, world.world_size)
+    if not command:
+        return NextStep("", "")
+    return NextStep(
+        "Whether compression, other buckets or another exchange would make the step shorter is "
+        "measured on the job's own steps by:",
+        command,
+    )
+
+
+def shared_cores(context: Mapping[str, Any], world: WorldResult) -> str:
+    """A sentence where ranks of one host had to share cores; else empty."""
+    cores, threads = context["machine"]["usable_cpu_count"], context["threads_per_rank"]
+    if len({rank.host for rank in world.ranks}) > 1 or world.world_size * threads <= cores:
+        return ""
+    return f"{world.world_size} ranks shared {cores} {'core' if cores == 1 else 'cores'}."
+
+
+def trial_command(context: Mapping[str, Any], world_size: int) -> str:
+    """The run's command as a trial; empty where it was no run, or its strategy takes no trial."""
+    if context.get("strategy", "ddp") != "ddp" or "hook" in context:
+        return ""
+    if context.get("nodes", 1) > 1 or not {"script", "workload"} & context.keys():
+        return ""
+    try:
+        words = shlex.split(str(context["command"]))
+    except ValueError:
+        return ""
+    script = [str(word) for word in context.get("script", ())]
+    if words[:2] != ["python", "-m"] or (script and words[-len(script) :] != script):
+        return ""
+    door = 3 if words[2:3] == ["commprof.run"] else 4
+    options = _kept(words[door : len(words) - len(script)])
+    asked = ["--nproc", str(world_size), "--trial", _CANDIDATES]
+    return shlex.join([*words[:door], *asked, *options, *script])
+
+
+def _kept(options: list[str]) -> list[str]:
+    """Less those that a trial has otherwise, with their values."""
+    kept, skip = [], False
+    for word in options:
+        if skip:
+            skip = False
+        elif word.partition("=")[0] in _REPLACED:
+            skip = "=" not in word
+        else:
+            kept.append(word)
+    return kept

@@ -1,0 +1,143 @@
+#include "torch/shm/counterparts.h"
+
+#include <ATen/ATen.h>
+#include <torch/csrc/distributed/c10d/Work.hpp>
+
+#include <algorithm>
+#include <cstring>
+#include <stdexcept>
+#include <utility>
+
+#include "shm/meetings.h"
+#include "torch/shm/dense.h"
+
+namespace commprof {
+
+namespace {
+
+// What a message begins with; the payload follows, or the reason in words.
+struct Head {
+  shm::Team::Intent intent;
+  int32_t global_rank = 0;
+  uint32_t reason_bytes = 0; // above 0: this rank gave up
+};
+static_assert(sizeof(Head) == 56);
+
+at::Tensor newFrame() {
+  return at::empty(
+      {int64_t(sizeof(Head) + Counterparts::kMostPayload)}, at::kByte);
+}
+
+Head headOf(const at::Tensor& frame) {
+  Head head;
+  std::memcpy(&head, bytesOf(frame), sizeof head);
+  return head;
+}
+
+std::byte* payloadOf(const at::Tensor& frame) {
+  return bytesOf(frame) + sizeof(Head);
+}
+
+std::string nameOf(const Head& head) {
+  return "rank " + std::to_string(head.global_rank);
+}
+
+} // namespace
+
+// gloo's tags are a number of 31 bits.
+int Counterparts::nextTag() {
+  return int(told_++ & 0x7fffffffu);
+}
+
+// Receives first: a message that finds its receive posted needs no wake-up
+// more.
+Counterparts::Told Counterparts::receive(int tag) {
+  Told told;
+  for (int host = 0; host < across_->getSize(); ++host) {
+    told.frames_.push_back(newFrame());
+    if (host != across_->getRank()) {
+      std::vector<at::Tensor> into{told.frames_.back()};
+      told.works_.push_back(across_->recv(into, host, tag));
+    }
+  }
+  return told;
+}
+
+void Counterparts::send(
+    const at::Tensor& frame,
+    size_t bytes,
+    int tag,
+    std::vector<c10::intrusive_ptr<c10d::Work>>& works) {
+  std::vector<at::Tensor> out{frame.narrow(0, 0, int64_t(bytes))};
+  for (int host = 0; host < across_->getSize(); ++host) {
+    if (host != across_->getRank()) {
+      works.push_back(across_->send(out, host, tag));
+    }
+  }
+}
+
+Counterparts::Told Counterparts::tell(
+    const shm::Team::Intent& intent,
+    std::span<const std::byte> payload) {
+  const int tag = nextTag();
+  Told told = receive(tag);
+  const at::Tensor& frame = told.frames_[size_t(across_->getRank())];
+  const Head head{intent, global_rank_, 0};
+  std::memcpy(bytesOf(frame), &head, sizeof head);
+  shm::copyBytes(payloadOf(frame), payload.data(), payload.size());
+  send(frame, sizeof head + payload.size(), tag, told.works_);
+  return told;
+}
+
+void Counterparts::giveUp(const std::string& why) noexcept {
+  try {
+    const at::Tensor frame = newFrame();
+    const size_t bytes = std::min(why.size() + 1, kMostPayload);
+    const Head head{{}, global_rank_, uint32_t(bytes)};
+    std::memcpy(bytesOf(frame), &head, sizeof head);
+    std::memcpy(payloadOf(frame), why.c_str(), bytes);
+    std::vector<c10::intrusive_ptr<c10d::Work>> works;
+    send(frame, sizeof head + bytes, nextTag(), works);
+    for (const auto& work : works) {
+      work->wait();
+    }
+  } catch (const std::exception&) {
+    // What made this rank give up is already on its way to the user.
+  }
+}
+
+void Counterparts::Told::wait() {
+  for (const auto& work : works_) {
+    work->wait();
+  }
+  works_.clear();
+  const Head first = headOf(frames_[0]);
+  for (const at::Tensor& frame : frames_) {
+    const Head head = headOf(frame);
+    if (head.reason_bytes != 0) {
+      const auto* reason = reinterpret_cast<const char*>(payloadOf(frame));
+      throw std::runtime_error(
+          nameOf(head) + " gave up: " +
+          std::string(reason, strnlen(reason, head.reason_bytes)));
+    }
+  }
+  for (const at::Tensor& frame : frames_) {
+    const Head head = headOf(frame);
+    if (head.intent != first.intent) {
+      throw std::runtime_error(
+          "ranks do not do the same: " + nameOf(first) + " does " +
+          first.intent.text() + ", " + nameOf(head) + " does " +
+          head.intent.text());
+    }
+  }
+}
+
+std::vector<const std::byte*> Counterparts::Told::payloads() const {
+  std::vector<const std::byte*> payloads;
+  for (const at::Tensor& frame : frames_) {
+    payloads.push_back(payloadOf(frame));
+  }
+  return payloads;
+}
+
+} // namespace commprof

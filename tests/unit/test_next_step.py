@@ -1,0 +1,89 @@
+"""What to do first: never more than the figures say, and a command that can be given."""
+
+from __future__ import annotations
+
+import shlex
+from typing import Any
+
+import pytest
+
+from commprof.analysis.next_step import next_step, trial_command
+from commprof.analysis.stragglers import LateRank
+from commprof.commands import make_parser
+from tests.support.results import context, parts, world
+
+RUN = {"workload": "timed", "strategy": "ddp", "nodes": 1}
+
+
+def run(**values: Any) -> dict[str, Any]:
+    return context(**{**RUN, **values})
+
+
+def test_little_exposed_time_is_not_the_bottleneck() -> None:
+    found = next_step(run(), world(2, parts=parts(exposed_ms=9.9)), "loading data")
+    assert found.advice == (
+        "Communication is not the bottleneck: less than 10% of the step can be won there. "
+        "Look at loading data first."
+    )
+    assert found.command == ""
+
+
+def test_much_of_it_asks_for_a_trial() -> None:
+    found = next_step(run(), world(2), "x")
+    assert found.advice.endswith("is measured on the job's own steps by:")
+    assert found.command == (
+        "python -m commprof.run --nproc 2 --trial fp16,int8,topk:ratio=0.01,bucket-cap=5"
+    )
+
+
+def test_ranks_without_a_core_come_first() -> None:
+    machine = {"usable_cpu_count": 2, "cpu_model": "x"}
+    found = next_step(run(machine=machine), world(4), "x")
+    assert found.advice.startswith("First give every rank a core: 4 ranks shared 2 cores.")
+    assert found.command == ""
+
+
+@pytest.mark.parametrize(("wait_ms", "named"), [(12.0, True), (8.0, False)])
+def test_a_rank_that_costs_the_others_a_tenth_comes_first(wait_ms: float, named: bool) -> None:
+    late = LateRank(1, wait_ms * 1e6, 0.9, 0.001, 9, 10, 0.1, "data", 0.8)
+    found = next_step(run(), world(2, late_rank=late), "x")
+    assert ("holds up rank 1 in its data phase: waiting for it takes 12%" in found.advice) is named
+    assert (found.command == "") is named
+
+
+def test_one_rank_has_nothing_to_exchange() -> None:
+    assert next_step(run(), world(1), "x").advice == ""
+
+
+@pytest.mark.parametrize(
+    ("command", "more", "expected"),
+    [
+        (
+            "python -m commprof.run --world-sizes 1,2,4 --steps=50 --seed 3 --output x",
+            {},
+            "python -m commprof.run --nproc 4 --trial T --seed 3",
+        ),
+        (
+            "python -m commprof run --nproc 4 -m job.train --steps 50 --output 'a b'",
+            {"script": ["-m", "job.train", "--steps", "50", "--output", "a b"]},
+            "python -m commprof run --nproc 4 --trial T -m job.train --steps 50 --output 'a b'",
+        ),
+        ("python -m commprof.run --strategy fsdp", {"strategy": "fsdp"}, ""),
+        ("python -m commprof.run --hook int8", {"hook": "int8"}, ""),
+        ("python -m commprof.run --nnodes 2", {"nodes": 2}, ""),
+        ("python train.py", {}, ""),
+        ("python -m commprof.run 'torn", {}, ""),
+    ],
+)
+def test_the_run_s_command_as_a_trial(command: str, more: dict[str, Any], expected: str) -> None:
+    found = trial_command(run(command=command, **more), 4)
+    assert found == expected.replace("T", "fp16,int8,topk:ratio=0.01,bucket-cap=5", 1)
+    if found:
+        words = shlex.split(found)
+        arguments = words[3:] if words[2] == "commprof.run" else words[4:]
+        args = make_parser().parse_args(["run", *arguments])
+        assert (args.nproc, args.world_sizes, args.output) == (4, None, None)
+
+
+def test_what_was_no_run_of_commprof_has_no_command() -> None:
+    assert trial_command(context(), 2) == ""
