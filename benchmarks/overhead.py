@@ -22,6 +22,7 @@ import numpy as np
 from tabulate import tabulate
 
 HERE = Path(__file__).parent
+SIZES = ("small", "many_buckets", "medium", "large")
 RANK_SCRIPT = HERE / "overhead_rank.py"
 
 
@@ -39,14 +40,14 @@ def main() -> None:
         for call, times in results["collectives"].items():
             print(f"\nMicroseconds per {call} on the fake backend, difference to plain\n")
             print(_table(times, ratio=False))
-    for size, rounds in (("small", 2000), ("medium", 160), ("large", 60)):
+    for size, rounds in zip(SIZES, (4000, 2000, 160, 60), strict=True):
         times = _run(1, f"{size}-alternating", max(20, int(rounds * scale)))
         results[f"alternating_{size}"] = times
     _print_alternating(results)
     if args.paired:
         return
     for ranks, rounds in ((1, 30), (2, 20)):
-        for size in ("small", "medium", "large"):
+        for size in SIZES:
             times = _run(ranks, size, max(4, int(rounds * scale)))
             results[f"ddp_{size}_{ranks}"] = times
             print(
@@ -64,7 +65,7 @@ def _print_alternating(results: dict[str, Any]) -> None:
     print("of neighbours (two steps with capture on over the two without beside them), and the")
     print("difference of the 10th percentiles\n")
     rows = []
-    for size in ("small", "medium", "large"):
+    for size in SIZES:
         times = {name: np.array(row) for name, row in results[f"alternating_{size}"].items()}
         for mode in ("full", "always-on"):
             off_a, off_b, on = (times[f"{label} {mode}"] for label in ("off_a", "off_b", "on"))

@@ -136,10 +136,11 @@ class Recorder {
   std::atomic<bool> wanted_{false};
   std::atomic<Mode> mode_{Mode::kFull};
   std::atomic<bool> started_{false};
-  std::atomic<uint64_t> op_id_{0};
-  std::atomic<uint64_t> unrecorded_{0}; // no ring, or no room for it before
+  // Written all the time by one thread: not beside what all of them read.
+  alignas(64) std::atomic<uint64_t> op_id_{0};
 
-  RingPool pool_;
+  alignas(64) RingPool pool_;
+  std::atomic<uint64_t> unrecorded_{0}; // no ring, or no room for it before
 
   std::mutex session_mutex_; // one start() or stop() at a time
   std::unique_ptr<std::thread> flusher_;

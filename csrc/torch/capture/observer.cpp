@@ -81,7 +81,7 @@ class Interposer final : public c10::OperatorKernel {
       const c10::OperatorHandle& op,
       c10::DispatchKeySet keys,
       torch::jit::Stack* stack) {
-    const size_t base = stack->size() - op.schema().arguments().size();
+    const size_t base = stack->size() - plan_.arguments;
     GroupInfo& info = groupInfo(
         customClass<c10d::ProcessGroup>((*stack)[base + plan_.group]));
     // Counted with capture off as well: ranks must agree on the numbers.
@@ -114,10 +114,10 @@ class Interposer final : public c10::OperatorKernel {
       recordEnd(issue.op_id, issue.op, true);
       throw;
     }
-    if (op.schema().returns().empty()) {
-      recordBlockingCall(issue); // e.g. monitored_barrier
-    } else {
+    if (plan_.returns_work) {
       watch(stack->back(), issue, nullptr);
+    } else {
+      recordBlockingCall(issue); // e.g. monitored_barrier
     }
   }
 
@@ -129,7 +129,7 @@ class Interposer final : public c10::OperatorKernel {
       const c10::OperatorHandle& op,
       c10::DispatchKeySet keys,
       torch::jit::Stack* stack) {
-    const size_t base = stack->size() - op.schema().arguments().size();
+    const size_t base = stack->size() - plan_.arguments;
     const bool in_stream =
         plan_.async_op >= 0 && !(*stack)[base + plan_.async_op].toBool();
     DeviceTimeline* timeline =
@@ -150,10 +150,10 @@ class Interposer final : public c10::OperatorKernel {
     if (timeline != nullptr) {
       endIssue(*timeline, issue, begin, in_stream);
     }
-    if (op.schema().returns().empty()) {
-      recordBlockingCall(issue);
-    } else {
+    if (plan_.returns_work) {
       watch(stack->back(), issue, timeline);
+    } else {
+      recordBlockingCall(issue);
     }
   }
 

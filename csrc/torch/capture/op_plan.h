@@ -34,6 +34,8 @@ struct OpPlan {
     bool is_output; // both: in place
   };
   std::vector<Buffers> buffers;
+  size_t arguments = 0;
+  bool returns_work = false; // nothing: it blocks
 
   static std::optional<OpPlan> make(const c10::FunctionSchema& schema) {
     OpPlan plan;
@@ -41,6 +43,8 @@ struct OpPlan {
     const bool moves_data =
         plan.op != Op::kBarrier && plan.op != Op::kMonitoredBarrier;
     const auto& arguments = schema.arguments();
+    plan.arguments = arguments.size();
+    plan.returns_work = !schema.returns().empty();
     for (int i = 0; i < int(arguments.size()); ++i) {
       const std::string& name = arguments[i].name();
       const std::string type = arguments[i].type()->str();
