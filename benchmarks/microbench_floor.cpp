@@ -17,20 +17,16 @@ int64_t nowNs() {
 
 using Times = std::pair<std::vector<int64_t>, std::vector<int64_t>>;
 
-// Begins and ends of `iterations` all-reduces, each behind a barrier or right
-// behind the last one.
+// Begins and ends of `iterations` all-reduces, each behind a barrier.
 Times allReduces(
     const c10::intrusive_ptr<c10d::ProcessGroup>& group,
     const at::Tensor& tensor,
-    int64_t iterations,
-    bool barrier) {
+    int64_t iterations) {
   const pybind11::gil_scoped_release release;
   std::vector<at::Tensor> tensors{tensor};
   Times times;
   for (int64_t i = 0; i < iterations; ++i) {
-    if (barrier) {
-      group->barrier()->wait();
-    }
+    group->barrier()->wait();
     times.first.push_back(nowNs());
     group->allreduce(tensors)->wait();
     times.second.push_back(nowNs());

@@ -1,4 +1,4 @@
-"""One rank of ``microbench_floor.py``: both loops in turn, over one process group."""
+"""One rank of ``microbench_floor.py``: all loops in turn, over one process group."""
 
 from __future__ import annotations
 
@@ -16,11 +16,15 @@ import torch.distributed as dist
 from commprof.analysis.sweep_samples import Times, durations_us
 from commprof.launch.worker import guarded
 from commprof.microbench.buffers import Buffers, make_buffers
-from commprof.microbench.calls import Side, make_call
+from commprof.microbench.calls import Side
 from commprof.microbench.measure import Subject, take_samples
+from commprof.microbench.native_loop import make_sampled_call
 from commprof.microbench.operations import IN_PLACE, OPERATIONS
 
-WARMUP = 5
+Loop = Callable[[int], Times]
+
+LOOPS = ("ours", "floor", "floor_again")
+"""floor_again is the same code as floor on a third buffer: what equal loops differ by here."""
 
 
 def run(plan_path: str) -> None:
@@ -33,42 +37,71 @@ def measure(plan: dict[str, Any]) -> None:
     torch.set_num_threads(1)
     floor = _loaded(plan["floor"])
     dist.init_process_group("gloo")
-    rank, world_size = dist.get_rank(), dist.get_world_size()
-    side = Side(dist.group.WORLD, rank, world_size, "cpu")
-    nothing = torch.empty(0)
-    meet = make_call("barrier", side, Buffers(nothing, nothing), "sum")
     order = random.Random(0)  # the same on all ranks
     for size_bytes in plan["sizes"]:
-        buffers = make_buffers(
-            OPERATIONS["all_reduce"], IN_PLACE, size_bytes // 4, rank, world_size, "float", "cpu"
-        )
-        subject = Subject(make_call("all_reduce", side, buffers, "sum"))
-        calls = max(2, min(100, int(2e7 / (size_bytes + 2e5))))
-        loops: dict[str, Callable[[], Times]] = {
-            "ours": lambda: take_samples(subject, meet, calls),  # noqa: B023
-            "floor": lambda: _in_cpp(floor, buffers.target, calls, True),  # noqa: B023
-            "back_to_back": lambda: _in_cpp(floor, buffers.target, calls, False),  # noqa: B023
-        }
-        rounds = []
-        for _ in range(plan["rounds"]):
-            taken = {}
-            for name in order.sample(sorted(loops), len(loops)):
-                subject.repeat(min(WARMUP, calls))
-                dist.barrier()
-                taken[name] = loops[name]()
-            rounds.append(taken)
-        gathered: list[Any] = [None] * world_size
-        dist.gather_object(rounds, gathered if rank == 0 else None)
-        if rank == 0:
+        figures: dict[str, list[float]] = {name: [] for name in LOOPS}
+        for _ in range(plan["groups"]):
+            group = dist.new_group(backend="gloo")  # as microbench does for each of its rounds
+            loops = _loops(floor, group, size_bytes)
+            turns = [_turn(loops, order, size_bytes) for _ in range(plan["turns"])]
+            dist.destroy_process_group(group)
+            _collect(turns, figures)
+        if dist.get_rank() == 0:
             with Path(plan["result"]).open("a") as file:
-                file.write(json.dumps({"size_bytes": size_bytes, **_medians(gathered)}) + "\n")
+                file.write(json.dumps({"size_bytes": size_bytes, **figures}) + "\n")
     dist.barrier()
     dist.destroy_process_group()
 
 
-def _in_cpp(floor: Any, tensor: Any, calls: int, barrier: bool) -> Times:
-    begin, end = floor.all_reduces(dist.group.WORLD, tensor, calls, barrier)
-    return Times(np.array(begin), np.array(end))
+def _loops(floor: Any, group: Any, size_bytes: int) -> dict[str, Loop]:
+    """Each with a buffer of its own, made in the same way."""
+    side = Side(group, dist.get_rank(), dist.get_world_size(), "cpu")
+    nothing = torch.empty(0)
+    meet = make_sampled_call("barrier", side, Buffers(nothing, nothing), "sum")
+    ours, first, second = (
+        make_buffers(
+            OPERATIONS["all_reduce"],
+            IN_PLACE,
+            size_bytes // 4,
+            side.rank,
+            side.world_size,
+            "float",
+            "cpu",
+        )
+        for _ in LOOPS
+    )
+    subject = Subject(make_sampled_call("all_reduce", side, ours, "sum"))
+
+    def in_cpp(buffers: Buffers) -> Loop:
+        return lambda calls: Times(*map(np.array, floor.all_reduces(group, buffers.target, calls)))
+
+    return {
+        "ours": lambda calls: take_samples(subject, meet, calls),
+        "floor": in_cpp(first),
+        "floor_again": in_cpp(second),
+    }
+
+
+def _turn(loops: dict[str, Loop], order: random.Random, size_bytes: int) -> dict[str, Times]:
+    """A few calls of each loop, right after one another, in random order."""
+    calls = max(1, min(20, int(4e6 / (size_bytes + 2e5))))
+    taken = {}
+    for name in order.sample(LOOPS, len(LOOPS)):
+        loops[name](1)  # untimed: what the loop before left in the caches
+        taken[name] = loops[name](calls)
+    return taken
+
+
+def _collect(turns: list[dict[str, Times]], figures: dict[str, list[float]]) -> None:
+    """Adds each turn's median per loop, in us, at rank 0."""
+    gathered: list[Any] = [None] * dist.get_world_size()
+    dist.gather_object(turns, gathered if dist.get_rank() == 0 else None)
+    if dist.get_rank() != 0:
+        return
+    for ranks in zip(*gathered, strict=True):
+        for name in LOOPS:
+            durations = durations_us([one[name] for one in ranks], one_clock=True)
+            figures[name].append(float(np.median(durations)))
 
 
 def _loaded(path: str) -> Any:
@@ -79,17 +112,3 @@ def _loaded(path: str) -> Any:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
-
-
-def _medians(ranks: list[list[dict[str, Times]]]) -> dict[str, list[float]]:
-    """Per loop the median of each round, in us; back to back the mean period."""
-    out: dict[str, list[float]] = {"ours": [], "floor": [], "back_to_back": []}
-    for turn in range(len(ranks[0])):
-        times = {name: [one[turn][name] for one in ranks] for name in out}
-        for name in ("ours", "floor"):
-            out[name].append(float(np.median(durations_us(times[name], one_clock=True))))
-        first = max(one.begin_ns[0] for one in times["back_to_back"])
-        last = max(one.end_ns[-1] for one in times["back_to_back"])
-        calls = len(times["back_to_back"][0].begin_ns)
-        out["back_to_back"].append(float(last - first) / calls / 1e3)
-    return out

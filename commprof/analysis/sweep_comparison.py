@@ -134,7 +134,7 @@ def _row(a: SweepRow, b: SweepRow, p_value: float, corrected: float) -> RowCompa
 
 _COMPARED = (
     *("torch", "commprof", "backend_version", "git_commit", "threads_per_rank", "hosts"),
-    *("world_size", "sync", "rounds"),
+    *("world_size", "sync", "rounds", "loop"),
 )
 _COMPARED_MACHINE = ("hostname", "cpu_model", "usable_cpu_count", "memory_bytes", "kernel")
 

@@ -150,19 +150,24 @@ class TorchOps:
             return self._encode(buffer), lambda _: None
         numbers = [self._number[id(parameter)] for parameter in parameters]
         sizes = [parameter.numel() for parameter in parameters]
+        # A parameter that no rank used gets nothing of its mean from DDP: what waits for one
+        # whose gradient is zero here, waits on.
+        used = torch.stack([part.any() for part in buffer.split(sizes)]).repeat_interleave(
+            torch.tensor(sizes, device=buffer.device), output_size=buffer.numel()
+        )
         before = torch.cat(
             [
                 self._residuals[number] if number in self._residuals else buffer.new_zeros(size)
                 for number, size in zip(numbers, sizes, strict=True)
             ]
         )
-        wanted = buffer + before
+        wanted = buffer + before * used
         payload = self._encode(wanted)
 
         def keep(finite: Tensor) -> None:
             sent = torch.zeros_like(wanted)
             self._add(payload, sent)
-            after = torch.where(finite, wanted - sent, before)
+            after = torch.where(finite, wanted - sent + before * ~used, before)
             sent = torch.where(finite, sent, torch.zeros_like(sent))
             for number, rest, gone in zip(
                 numbers, after.split(sizes), sent.split(sizes), strict=True

@@ -42,6 +42,10 @@ class Side:
     """Of the tensors."""
 
 
+def no_meeting() -> None:
+    """Where samples follow each other: what comes before each of them is nothing."""
+
+
 def make_call(op: str, side: Side, buffers: Buffers, redop: str) -> Call:
     """Issues the operation and waits until its result is there, on a device too."""
     start = make_start(op, side, buffers, redop)

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from commprof.capture.metadata import machine
+from commprof.microbench.native_loop import loop_language
 from commprof.microbench.plan import Plan
 from commprof.microbench.schedule import WARMUP_RULE
 
@@ -35,6 +36,7 @@ def context(plan: Plan, clocks: int) -> dict[str, Any]:
         "backend": plan.backend,
         "backend_version": _backend_version(plan.backend),
         "threads_per_rank": torch.get_num_threads(),
+        "loop": loop_language(on_cpu=plan.backend != "nccl"),
         "hosts": clocks,
         "world_size": dist.get_world_size(),
         "machine": {**machine(), "numa_nodes": _numa_nodes(), "interfaces": interfaces()},

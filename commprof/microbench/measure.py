@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from commprof.analysis.sweep_samples import Times
+from commprof.microbench.native_loop import sample_in_cpp
 
 Call = Callable[[], None]
 
@@ -34,6 +35,9 @@ class Subject:
 
 def take_samples(subject: Subject, meet: Call, iterations: int) -> Times:
     """Times of one rank's calls, in ns of CLOCK_MONOTONIC. meet: called before each of them."""
+    in_cpp = None if subject.prepare else sample_in_cpp(subject.call, meet, iterations)
+    if in_cpp is not None:
+        return in_cpp
     begin_ns, end_ns = [0] * iterations, [0] * iterations
     call, prepare, now = subject.call, subject.prepare, time.monotonic_ns
     with _no_collector():

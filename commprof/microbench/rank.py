@@ -14,9 +14,10 @@ from commprof.capture.metadata import clock_identity
 from commprof.launch.progress import ProgressFile
 from commprof.launch.worker import guarded
 from commprof.microbench.buffers import Buffers
-from commprof.microbench.calls import Call, Side, make_call
+from commprof.microbench.calls import Call, Side, no_meeting
 from commprof.microbench.collector import Collector
 from commprof.microbench.context import context
+from commprof.microbench.native_loop import make_sampled_call
 from commprof.microbench.operations import HOOK_PREFIX
 from commprof.microbench.overlap import measure_overlap
 from commprof.microbench.plan import Plan, Sweep
@@ -133,9 +134,9 @@ class _Runner:
     def _meeting(self, side: Side) -> Call:
         """What comes before each sample: the measured backend's own barrier, or nothing."""
         if self._plan.sync == "none":
-            return lambda: None
+            return no_meeting
         nothing = torch.empty(0)
-        return make_call("barrier", side, Buffers(nothing, nothing), "sum")
+        return make_sampled_call("barrier", side, Buffers(nothing, nothing), "sum")
 
     def _has_one_clock(self, world_size: int) -> bool:
         return len(set(self._clocks[:world_size])) == 1

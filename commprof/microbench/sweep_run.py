@@ -11,9 +11,10 @@ import torch.distributed as dist
 
 from commprof.analysis.sweep_samples import Times
 from commprof.microbench.buffers import make_buffers
-from commprof.microbench.calls import Call, Side, make_call
+from commprof.microbench.calls import Call, Side
 from commprof.microbench.hooks import HookBench, make_hook_bench
 from commprof.microbench.measure import Subject, pilot_ns, take_samples
+from commprof.microbench.native_loop import make_sampled_call
 from commprof.microbench.operations import HOOK_PREFIX, operation
 from commprof.microbench.patterns import Pattern
 from commprof.microbench.plan import Plan, Sweep
@@ -81,7 +82,7 @@ class SweepRun:
         buffers = make_buffers(
             operation(op), placement, count, side.rank, side.world_size, plan.dtype, side.device
         )
-        call = make_call(op, side, buffers, plan.redop)
+        call = make_sampled_call(op, side, buffers, plan.redop)
         if turn or not plan.check or not operation(op).sized:
             return Subject(call), None
         pattern = Pattern(op, plan.redop, plan.dtype, side.world_size)

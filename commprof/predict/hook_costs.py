@@ -4,6 +4,11 @@ Its one thread takes bucket after bucket. With C the processor time of a bucket,
 wire and p the pieces in which it goes, C and W run beside each other but for the first piece:
 
     time = overhead + max(C, W) + min(C, W) / p
+
+Where the ranks of a host add up first (``hierarchical``, ``int8:hierarchical=1``), there are two
+levels: within a host C = beta * size with the overhead as its alpha, both from the replay of
+recorded steps, because the stages' own times hold the waiting for the host's other ranks; between H
+hosts W is that of the link's own alpha and beta for H peers that send a host's bytes.
 """
 
 from __future__ import annotations
@@ -22,17 +27,22 @@ from commprof.predict.exchange import exchange
 from commprof.predict.regression import Line, robust_line
 from commprof.predict.schedule import Schedule
 
-TWO_PHASE, GATHER, RING = "two_phase", "gather", "ring"
+TWO_PHASE, GATHER, RING, HIERARCHICAL = "two_phase", "gather", "ring", "hierarchical"
 #: How each scheme's payload travels, see docs/compressors.md.
 EXCHANGES = {
     **dict.fromkeys(("fp16", "bf16", "int8", "int4"), TWO_PHASE),
     **dict.fromkeys(("topk", "sign"), GATHER),
     **dict.fromkeys(("none", "randomk", "powersgd"), RING),
+    "hierarchical": HIERARCHICAL,
 }
 #: Encoded bytes of a rank's share that go as one piece (``compress::Options::piece_bytes``).
 _PIECE_BYTES = 1 << 20
 #: Values tried, from 10 µs to 100 ms: 12 % apart.
 _OVERHEADS = 81
+#: The backend cuts a bucket into so many chunks at least, and has some between hosts at a time.
+_CHUNKS, _CHUNKS_IN_FLIGHT = 8, 2
+#: Values tried within a host, from 10 ps to 100 ns a byte, and of the overhead beside them.
+_BETAS, _ALPHAS = 41, 31
 
 
 @dataclass(frozen=True)
@@ -55,6 +65,15 @@ class HookCost:
     #: By how much a rank's own work takes longer beside it, over the bytes of all gradients; below
     #: 0 where it leaves compute more than all-reduces do. NaN where no run like it had no hook.
     compute_s_per_byte: float = math.nan
+    #: Whether a host's ranks add up first and only hosts exchange. ``reduce`` then holds all of its
+    #: processor time, ``payload_ratio`` is of a host's bytes, and ``ranks`` counts hosts.
+    between_hosts: bool = False
+    #: Of the recorded run, rounded.
+    ranks_per_host: int = 1
+
+    def peers(self, ranks: int, ranks_per_host: int) -> int:
+        """Those that exchange: what the methods below take as ranks."""
+        return max(1, math.ceil(ranks / ranks_per_host)) if self.between_hosts else ranks
 
     def time_s(
         self, size_bytes: float, ranks: int, curve: CostCurve, crowding: float = 1.0
@@ -84,19 +103,24 @@ class HookCost:
 
     def wire_s(self, size_bytes: float, ranks: int, curve: CostCurve) -> float:
         """Time on the wire without the messages' latency, which the overhead holds."""
+        if self.exchange == HIERARCHICAL:
+            chunks_s = _CHUNKS * curve.time_s(size_bytes / _CHUNKS, ranks)
+            return max(curve.time_s(size_bytes, ranks), chunks_s / _CHUNKS_IN_FLIGHT)
         if self.exchange == RING:
             return curve.time_s(self.payload_ratio * size_bytes, ranks)
         return self.sent_bytes(size_bytes, ranks) * curve.pieces[-1].beta_s_per_byte
 
     def sent_bytes(self, size_bytes: float, ranks: int) -> float:
-        """By one rank for one bucket."""
+        """By one rank for one bucket; ``between_hosts``, by one host."""
         payload = self.payload_ratio * size_bytes
         if self.exchange == GATHER:
             return payload * (ranks - 1)
         return payload * 2 * (ranks - 1) / ranks
 
     def _pieces(self, size_bytes: float, ranks: int) -> int:
-        if self.exchange != TWO_PHASE:
+        if self.exchange == HIERARCHICAL:
+            return _CHUNKS
+        if self.exchange != TWO_PHASE or self.between_hosts:
             return 1
         return max(1, int(self.payload_ratio * size_bytes / ranks / _PIECE_BYTES))
 
@@ -148,7 +172,49 @@ def fit_hook(
         bucket_bytes=(float(size.min()), float(size.max())),
         compute_s_per_byte=_compute_s_per_byte(schedules, plain),
     )
+    if name == HIERARCHICAL or "hierarchical=1" in label.partition(":")[2].split(","):
+        return _two_levels(bare, schedules, curve)
     return dataclasses.replace(bare, overhead_s=_overhead_s(bare, schedules, curve))
+
+
+def _two_levels(bare: HookCost, schedules: Sequence[Schedule], curve: CostCurve) -> HookCost:
+    """With the level within a host: latency and time per byte that miss the recorded ends least."""
+    per_host = max(1, round(schedules[0].placement.ranks_per_host))
+    hosts = max(1, math.ceil(bare.ranks / per_host))
+    if hosts == 1 and bare.exchange != HIERARCHICAL:
+        raise CommprofError(
+            f"hook {bare.label}: recorded on one host, on which it compresses nothing; record it "
+            "on several hosts"
+        )
+    nothing: Line = (0.0, 0.0)
+    levels = dataclasses.replace(
+        bare,
+        encode=nothing,
+        reduce=nothing,
+        decode=nothing,
+        # The backend reports a rank's whole bucket, the others the rank's part of its host's.
+        payload_ratio=1.0 if bare.exchange == HIERARCHICAL else bare.payload_ratio * per_host,
+        ranks=hosts,
+        between_hosts=True,
+        ranks_per_host=per_host,
+    )
+
+    def made(alpha_s: float, beta_s_per_byte: float) -> HookCost:
+        return dataclasses.replace(levels, overhead_s=alpha_s, reduce=(0.0, beta_s_per_byte))
+
+    def best(alphas: Sequence[float], betas: Sequence[float]) -> HookCost:
+        tried = (made(alpha, beta) for beta in betas for alpha in alphas)
+        return min(tried, key=lambda cost: _miss(cost, schedules, curve))
+
+    coarse = best(
+        (0.0, *np.geomspace(1e-5, 0.1, _ALPHAS).tolist()),
+        (0.0, *np.geomspace(1e-11, 1e-7, _BETAS).tolist()),
+    )
+    # Between the neighbours of the best on the grid.
+    closer = np.linspace(0.75, 1.35, 13)
+    return best(
+        (0.0, *(closer * coarse.overhead_s).tolist()), (0.0, *(closer * coarse.reduce[1]).tolist())
+    )
 
 
 def _compute_s_per_byte(hooked: Sequence[Schedule], plain: Sequence[Schedule]) -> float:
@@ -171,17 +237,22 @@ def _overhead_s(bare: HookCost, schedules: Sequence[Schedule], curve: CostCurve)
     """Per bucket; of a grid the one that misses the recorded ends least."""
 
     def miss(overhead_s: float) -> float:
-        total = 0.0
-        for schedule in schedules:
-            sizes = schedule.bucket_bytes.tolist()
-            alone = [bare.time_s(each, schedule.world_size, curve) + overhead_s for each in sizes]
-            ready = schedule.ready_s.max(axis=1)
-            end = exchange(ready, np.array(alone), np.zeros(len(sizes)), workers=1)
-            period = float(np.median(schedule.period_s))
-            total += float(np.abs(end - schedule.end_s).mean()) / period
-        return total
+        return _miss(dataclasses.replace(bare, overhead_s=overhead_s), schedules, curve)
 
     return min((0.0, *np.geomspace(1e-5, 0.1, _OVERHEADS).tolist()), key=miss)
+
+
+def _miss(cost: HookCost, schedules: Sequence[Schedule], curve: CostCurve) -> float:
+    """Mean absolute difference of the replayed ends over the step, summed over the schedules."""
+    total = 0.0
+    for schedule in schedules:
+        sizes = schedule.bucket_bytes.tolist()
+        alone = [cost.time_s(each, cost.ranks, curve) for each in sizes]
+        ready = schedule.ready_s.max(axis=1)
+        end = exchange(ready, np.array(alone), np.zeros(len(sizes)), workers=1)
+        period = float(np.median(schedule.period_s))
+        total += float(np.abs(end - schedule.end_s).mean()) / period
+    return total
 
 
 def _line(size: np.ndarray, times_ms: Sequence[float]) -> Line:

@@ -145,7 +145,10 @@ def _prediction(replay: Replay, setting: Setting, run: _Run, step: Estimate) -> 
 def _sent_bytes(setting: Setting) -> float:
     ranks = setting.scenario.world_size
     if setting.hook is not None:
-        return sum(setting.hook.sent_bytes(float(s), ranks) for s in setting.bucket_bytes)
+        hook, per_host = setting.hook, setting.link.ranks_per_host
+        peers = hook.peers(ranks, per_host)
+        sent = sum(hook.sent_bytes(float(s), peers) for s in setting.bucket_bytes)
+        return sent / per_host if hook.between_hosts else sent
     return sum(setting.link.sent_bytes(float(s), ranks) for s in setting.bucket_bytes)
 
 

@@ -46,7 +46,8 @@ class Setting:
             return np.zeros(len(sizes)), np.zeros(len(sizes))
         if self.hook is not None and ranks > 1:
             curve, crowding = link.slowest, self.hook_crowding
-            alone = np.array([self.hook.time_s(s, ranks, curve, crowding) for s in sizes])
+            peers = self.hook.peers(ranks, link.ranks_per_host)
+            alone = np.array([self.hook.time_s(s, peers, curve, crowding) for s in sizes])
             return alone, alone
         alone = np.array([link.time_s(size, ranks) for size in sizes])
         return alone, np.array([link.wire_s(size, ranks) for size in sizes])
@@ -222,8 +223,15 @@ def _note_range(
         outside += link.slowest.outside(sizes.tolist(), ranks)
     else:
         low, high = hook.bucket_bytes
-        if ranks != hook.ranks:
-            outside.append(f"{hook.label} at {ranks} ranks (measured: {hook.ranks})")
+        peers = hook.peers(ranks, link.ranks_per_host)
+        if hook.between_hosts and link.ranks_per_host != hook.ranks_per_host:
+            outside.append(
+                f"{hook.label} with {link.ranks_per_host} ranks a host (measured: "
+                f"{hook.ranks_per_host})"
+            )
+        if peers != hook.ranks:
+            kind = "hosts" if hook.between_hosts else "ranks"
+            outside.append(f"{hook.label} at {peers} {kind} (measured: {hook.ranks})")
         if sizes.min() < 0.999 * low or sizes.max() > 1.001 * high:
             outside.append(
                 f"{hook.label} on buckets of {sizes.min() / 1e6:.3g} to {sizes.max() / 1e6:.3g} MB "

@@ -17,6 +17,7 @@
 #include "compress/scheme.h"
 #include "compress/sent_log.h"
 #include "compress/settings.h"
+#include "compress/withheld.h"
 #include "kernels/compare.h"
 
 namespace commprof::compress {
@@ -162,6 +163,7 @@ class BucketCompressor : public Compressor {
   void runScheme(const Bucket& bucket, Channel& channel, Transport& transport) {
     float* const residual =
         settings_.feedback ? residuals_.forBucket(bucket) : nullptr;
+    Withheld withheld(bucket, residual);
     uint32_t max_bits = 0;
     {
       StageTimer timer(channel.report(), Stage::kEncode);
@@ -183,6 +185,7 @@ class BucketCompressor : public Compressor {
       quality_.begin(job);
     }
     scheme_->run(job);
+    withheld.putBack();
     if (measure) {
       quality_.finish(job, *scheme_);
     }
@@ -196,6 +199,7 @@ class BucketCompressor : public Compressor {
       Transport& transport) {
     if (settings_.feedback) {
       float* const residual = losslessResidual(bucket);
+      const Withheld withheld(bucket, residual);
       const Header mine = headerOf(bucket, largestBits(bucket, residual), 0);
       if (!agree(bucket, mine, channel.report(), transport)) {
         return;

@@ -21,6 +21,7 @@ struct Sent {
   size_t trailer = 0; // bytes of each message that are the channel's
   float factor = 1; // by which residuals were scaled since
   bool lossless = false; // payload is the bucket in fp32
+  bool chosen = false; // payload is topk's choice, not all values
   std::vector<std::byte> payload; // otherwise the scheme's own
   // What two phases put into the residual besides: their second rounding.
   std::vector<float> lost;

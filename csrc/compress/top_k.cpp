@@ -35,7 +35,46 @@ bool TopK::dense(size_t n, int world) const {
   return uint64_t(k(n)) * uint64_t(world) >= n;
 }
 
-void TopK::encode(const Job& job, std::byte* out) {
+void TopK::run(Job& job) {
+  const bool splits = agreeToSplit(job);
+  if (!splits && dense(job.bucket.numel, job.channel.size())) {
+    all_as_half_.run(job);
+    return;
+  }
+  if (indices_.empty()) {
+    choose(job);
+  }
+  const std::byte* const encoded = encode(job);
+  if (job.sent != nullptr) {
+    job.sent->chosen = true;
+    job.sent->keep(gather_.mine());
+  }
+  if (splits) {
+    split_.run(job, octets(encoded));
+  } else {
+    sendToAll(job);
+  }
+  indices_.clear();
+}
+
+// Leaves the choice in indices_ and values_, unless all values are sent.
+bool TopK::agreeToSplit(Job& job) {
+  const size_t n = job.bucket.numel;
+  const int world = job.channel.size();
+  const uint64_t other_bytes = wireBytes(job.bucket.slots, n, world);
+  indices_.clear();
+  if (!SplitGather::canPay(n, job.mine().k, world, other_bytes)) {
+    return false;
+  }
+  choose(job);
+  const bool splits = split_.agree(job, indices_, other_bytes);
+  if (!splits && dense(n, world)) {
+    unchoose(job);
+  }
+  return splits;
+}
+
+void TopK::choose(const Job& job) {
   const size_t n = job.bucket.numel, k = job.mine().k;
   StageTimer timer(job.channel.report(), Stage::kEncode);
   indices_.resize(k);
@@ -53,6 +92,25 @@ void TopK::encode(const Job& job, std::byte* out) {
     kernels::topK(
         job.bucket.gradient, n, k, indices_.data(), values_.data(), scratch_);
   }
+}
+
+// The choice has moved all gradients into the residual. Together they are what
+// they were, to the bit.
+void TopK::unchoose(Job& job) {
+  for (size_t i = 0; job.residual != nullptr && i < indices_.size(); ++i) {
+    job.residual[indices_[i]] = values_[i];
+  }
+  if (job.residual != nullptr) {
+    std::fill_n(job.bucket.gradient, job.bucket.numel, 0.0f);
+  }
+  indices_.clear();
+}
+
+std::byte* TopK::encode(const Job& job) {
+  const size_t n = job.bucket.numel, k = job.mine().k;
+  StageTimer timer(job.channel.report(), Stage::kEncode);
+  std::byte* const out =
+      gather_.prepare(kernels::sparseBytes(n, k), job.channel);
   kernels::encodeSparse(
       indices_.data(),
       values_.data(),
@@ -61,19 +119,12 @@ void TopK::encode(const Job& job, std::byte* out) {
       powerOfTwo(job.mine().exponent),
       job.residual,
       octets(out));
+  return out;
 }
 
-void TopK::run(Job& job) {
+void TopK::sendToAll(Job& job) {
   const size_t n = job.bucket.numel, k = job.mine().k;
   const int world = job.channel.size();
-  if (dense(n, world)) {
-    all_as_half_.run(job);
-    return;
-  }
-  encode(job, gather_.prepare(kernels::sparseBytes(n, k), job.channel));
-  if (job.sent != nullptr) {
-    job.sent->keep(gather_.mine());
-  }
   const auto payloads = gather_.run(job.channel);
   StageTimer timer(job.channel.report(), Stage::kDecode);
   std::fill_n(job.bucket.gradient, n, 0.0f);
@@ -93,7 +144,7 @@ void TopK::addSent(
     std::span<const Slot> slots,
     float* dense_values) {
   const size_t n = sent.numel;
-  if (dense(n, sent.world)) {
+  if (!sent.chosen) {
     all_as_half_.addSent(sent, slots, dense_values);
     return;
   }

@@ -1,10 +1,12 @@
 // The values largest in magnitude, exactly, as binary16, with their places:
-// 4 bytes each (kernels/sparse.h). Where so many are asked for that all values
-// as binary16 are fewer bytes, those are sent, by two phases.
+// 4 bytes each (kernels/sparse.h). They go to everyone, or by way of owners
+// (split_gather.h), or, where so many are asked for that all values as binary16
+// are fewer bytes, all go, by two phases: whichever sends least.
 #pragma once
 
 #include "compress/gather.h"
 #include "compress/scheme.h"
+#include "compress/split_gather.h"
 #include "compress/two_phase.h"
 #include "kernels/topk.h"
 
@@ -19,16 +21,22 @@ class TopK : public Scheme {
   void run(Job& job) override;
   void addSent(const Sent& sent, std::span<const Slot> slots, float* dense)
       override;
+  // Without owners, who send less.
   uint64_t wireBytes(std::span<const Slot> slots, size_t n, int world)
       const override;
 
  private:
   // Sent to all others, k entries of 4 bytes exceed what two phases send.
   bool dense(size_t n, int world) const;
-  void encode(const Job& job, std::byte* out);
+  bool agreeToSplit(Job& job);
+  void choose(const Job& job);
+  void unchoose(Job& job);
+  std::byte* encode(const Job& job);
+  void sendToAll(Job& job);
 
   uint64_t ratio_ppb_;
   TwoPhase all_as_half_;
+  SplitGather split_;
   Gather gather_;
   kernels::TopKScratch scratch_;
   std::vector<int32_t> indices_;

@@ -10,11 +10,7 @@ namespace commprof::kernels {
 
 namespace {
 
-constexpr size_t kPart = 65536; // places that one count speaks of
-
-size_t parts(size_t n) {
-  return (n + kPart - 1) / kPart;
-}
+constexpr size_t kPart = kSparsePart;
 
 // Where the three arrays of an encoding begin. Byte is uint8_t and Word
 // uint16_t, or both are const.
@@ -22,7 +18,8 @@ template <class Byte, class Word>
 struct Layout {
   Layout(Byte* start, size_t n, size_t k)
       : counts(start),
-        offsets(reinterpret_cast<Word*>(start + parts(n) * sizeof(uint32_t))),
+        offsets(
+            reinterpret_cast<Word*>(start + sparseParts(n) * sizeof(uint32_t))),
         halves(offsets + k) {}
 
   uint32_t count(size_t part) const {
@@ -51,7 +48,7 @@ void encodeSparse(
   const Written layout(out, n, k);
   const int32_t* next = indices;
   const int32_t* end = indices + k;
-  for (size_t part = 0; part < parts(n); ++part) {
+  for (size_t part = 0; part < sparseParts(n); ++part) {
     const size_t limit = std::min(n, (part + 1) * kPart);
     const int32_t* stop = std::partition_point(
         next, end, [limit](int32_t index) { return size_t(index) < limit; });
@@ -68,7 +65,7 @@ bool validSparse(const uint8_t* in, size_t n, size_t k) {
   const auto& kernels = COMMPROF_PICK(sparseTable);
   const Read layout(in, n, k);
   size_t next = 0;
-  for (size_t part = 0; part < parts(n); ++part) {
+  for (size_t part = 0; part < sparseParts(n); ++part) {
     const size_t count = layout.count(part);
     if (count > k - next) {
       return false;
@@ -95,13 +92,30 @@ void addSparse(
   const auto& kernels = COMMPROF_PICK(sparseTable);
   const Read layout(in, n, k);
   size_t next = 0;
-  for (size_t part = 0; part < parts(n); ++part) {
+  for (size_t part = 0; part < sparseParts(n); ++part) {
     const size_t count = layout.count(part);
     float* begin = dense + part * kPart;
     kernels.addPart(
         layout.offsets + next, layout.halves + next, count, factor, begin);
     next += count;
   }
+}
+
+void cutSparse(
+    const uint8_t* in,
+    size_t n,
+    size_t k,
+    const SparseRange& range,
+    uint8_t* out) {
+  const Read from(in, n, k);
+  const auto put = [&out](const void* begin, size_t bytes) {
+    std::memcpy(out, begin, bytes);
+    out += bytes;
+  };
+  put(from.counts + range.first_part * sizeof(uint32_t),
+      range.parts * sizeof(uint32_t));
+  put(from.offsets + range.before, range.count * sizeof(uint16_t));
+  put(from.halves + range.before, range.count * sizeof(uint16_t));
 }
 
 } // namespace commprof::kernels

@@ -8,8 +8,13 @@
 
 namespace commprof::kernels {
 
+inline constexpr size_t kSparsePart = 65536; // places that one count speaks of
+
+constexpr size_t sparseParts(size_t n) {
+  return (n + kSparsePart - 1) / kSparsePart;
+}
 constexpr size_t sparseBytes(size_t n, size_t k) {
-  return (n + 65535) / 65536 * 4 + k * 4;
+  return sparseParts(n) * 4 + k * 4;
 }
 
 // indices ascending and below n. Where residual is not null, residual[index]
@@ -35,5 +40,22 @@ void addSparse(
     size_t k,
     float factor,
     float* dense);
+
+// Some whole parts of an encoding of n places and k values: `count` values from
+// number `before` on.
+struct SparseRange {
+  size_t first_part = 0;
+  size_t parts = 0;
+  size_t before = 0;
+  size_t count = 0;
+};
+// Writes this range as an encoding of its own, in which the range's first place
+// is 0: parts * 4 + count * 4 bytes.
+void cutSparse(
+    const uint8_t* in,
+    size_t n,
+    size_t k,
+    const SparseRange& range,
+    uint8_t* out);
 
 } // namespace commprof::kernels

@@ -18,6 +18,7 @@
 #include "torch/capture/stacks.h"
 #include "torch/compress/compression_bindings.h"
 #include "torch/device/device_events.h"
+#include "torch/microbench/microbench_bindings.h"
 #include "torch/shm/shm_bindings.h"
 
 namespace py = pybind11;
@@ -228,6 +229,7 @@ PYBIND11_MODULE(COMMPROF_MODULE, m) {
   bindShm(m);
   bindCompression(m);
   bindKernels(m);
+  bindMicrobench(m);
 
   py::class_<BucketHook, std::shared_ptr<BucketHook>>(
       m, "BucketHook", "The DDP communication hook of one model.")

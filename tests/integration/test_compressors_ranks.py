@@ -11,6 +11,7 @@ from tests.support.ranks import run_module
 pytestmark = pytest.mark.once_per_change(
     *("csrc/core", "csrc/torch", "csrc/compress", "csrc/kernels"),
     *("commprof/capture", "commprof/compressors", "tests/support/compressors_checks.py"),
+    "tests/support/compressors_gradients.py",
 )
 
 _CHECKS = "tests.support.compressors_checks"
@@ -29,6 +30,10 @@ def test_compressors_keep_their_promises(
     tmp_path: Path, world_size: int, names: tuple[str, ...]
 ) -> None:
     run_module(_CHECKS, [str(tmp_path), *names], world_size)
+
+
+def test_unusual_gradients() -> None:
+    run_module("tests.support.compressors_gradients", [], 2)
 
 
 def test_torch_operations_stand_in_for_the_module(

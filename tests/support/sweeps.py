@@ -15,6 +15,7 @@ CONTEXT: dict[str, Any] = {
     "backend_version": "of torch 2.13.0",
     "git_commit": "",
     "threads_per_rank": 1,
+    "loop": "C++",
     "hosts": 1,
     "world_size": 2,
     "machine": {

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
+from typing import Any
 
 import numpy as np
 import pytest
 
 from commprof.errors import CommprofError
+from commprof.predict.cost_model import SAME_HOST
 from commprof.predict.exchange import exchange
-from commprof.predict.hook_costs import fit_hook
-from commprof.predict.schedule import Schedule
+from commprof.predict.hook_costs import HookCost, fit_hook
+from commprof.predict.machine_profile import MachineProfile
+from commprof.predict.replay import Replay
+from commprof.predict.scenario import Scenario
+from commprof.predict.schedule import Placement, Schedule
 from tests.support.results import compression
-from tests.support.schedules import MB, curve, hook, schedule
+from tests.support.schedules import MB, curve, hook, profile, schedule
 
 OVERHEAD_S = 1.5e-3
 SIZES = (1 * MB, 2 * MB, MB // 2)
@@ -56,6 +62,79 @@ def test_what_it_takes_from_compute() -> None:
     found = fit_hook("fp16", rows, [hooked], curve(), [other, plain])
     assert found.compute_s_per_byte == pytest.approx(0.007 / sum(SIZES))
     assert math.isnan(fit_hook("fp16", rows, [hooked], curve(), [other]).compute_s_per_byte)
+
+
+def two_levels(**values: Any) -> HookCost:
+    """Adds up within hosts at 2 ms per MB, then exchanges between two."""
+    return hook(
+        "hierarchical",
+        exchange="hierarchical",
+        encode=(0.0, 0.0),
+        reduce=(0.0, 2e-9),
+        decode=(0.0, 0.0),
+        payload_ratio=1.0,
+        between_hosts=True,
+        ranks_per_host=2,
+        **values,
+    )
+
+
+def test_both_levels_of_a_hierarchical_exchange() -> None:
+    known = two_levels(overhead_s=OVERHEAD_S)
+    fast = curve(beta_s_per_byte=1e-9)
+    # 2 ms within hosts, 1 ms between two of them, of which all but an eighth is beside the first.
+    assert known.time_s(MB, 2, fast) == pytest.approx(OVERHEAD_S + 0.002 + 0.001 / 8)
+    assert known.time_s(MB, 1, fast) == pytest.approx(OVERHEAD_S + 0.002)
+    assert (known.peers(8, 2), known.peers(7, 2), hook().peers(8, 2)) == (4, 4, 8)
+    # Of 8 chunks two are under way: with 1 ms of latency in both steps of each, 4 wait in turn.
+    slow = curve(alpha_s=0.001, beta_s_per_byte=1e-12)
+    assert known.wire_s(MB, 2, slow) == pytest.approx(0.008, rel=1e-3)
+    made = schedule(
+        ready_ms=(10, 20, 40),
+        bytes_=SIZES,
+        ranks=4,
+        hook="hierarchical",
+        placement=Placement(2.0, 4.0, 1, 1.0),
+    )
+    alone = np.array([known.time_s(size, 2, fast) for size in SIZES])
+    made.end_s[:] = exchange(made.ready_s.max(axis=1), alone, np.zeros(3), workers=1)
+    rows = [
+        compression(scheme="hierarchical", gradient_bytes=size, payload_bytes=size)
+        for size in SIZES
+    ]
+    found = fit_hook("hierarchical", rows, [made], fast)
+    assert found.overhead_s == pytest.approx(OVERHEAD_S, rel=0.1)
+    assert found.reduce == (0.0, pytest.approx(2e-9, rel=0.1))
+    assert (found.ranks, found.ranks_per_host, found.between_hosts) == (2, 2, True)
+    assert (found.payload_ratio, found.sent_bytes(MB, 4)) == (1.0, 1.5 * MB)
+
+
+def test_a_compressor_between_hosts_counts_their_bytes() -> None:
+    made = schedule(ranks=4, bytes_=SIZES, ready_ms=(10, 20, 40), hook="int8:hierarchical=1")
+    rows = [
+        compression(scheme="int8", gradient_bytes=size, payload_bytes=size / 8) for size in SIZES
+    ]
+    on_two = dataclasses.replace(made, placement=Placement(2.0, 4.0, 1, 1.0))
+    found = fit_hook("int8:hierarchical=1", rows, [on_two], curve())
+    assert (found.exchange, found.payload_ratio, found.ranks) == ("two_phase", 0.25, 2)
+    on_one = dataclasses.replace(made, placement=Placement(4.0, 4.0, 1, 1.0))
+    with pytest.raises(CommprofError, match="recorded on one host"):
+        fit_hook("int8:hierarchical=1", rows, [on_one], curve())
+
+
+def test_a_prediction_with_two_levels() -> None:
+    links = {**profile(SAME_HOST).links, **profile().links}
+    made = Replay(schedule(), MachineProfile(links, {"hierarchical": two_levels()}))
+    found = made.predict(Scenario(4, ranks_per_host=2, hook="hierarchical"))
+    # 10 ms per MB between the hosts, and an eighth of the 2 ms within them before.
+    assert found.step_s.value == pytest.approx(0.010 + 0.01025 + 0.0205)
+    assert found.sent_bytes == pytest.approx(1.5 * MB)
+    assert found.outside == ()
+    elsewhere = made.predict(Scenario(16, ranks_per_host=4, hook="hierarchical"))
+    assert elsewhere.outside[:2] == (
+        "hierarchical with 4 ranks a host (measured: 2)",
+        "hierarchical at 4 hosts (measured: 2)",
+    )
 
 
 def test_nothing_compressed_is_refused() -> None:

@@ -178,6 +178,7 @@ void bindKernels(py::module_& m) {
   bind16<kernels::decodeBfloat16, kernels::reduceBfloat16>(
       m, "bf16", at::kBFloat16);
   bindBlockKernels(m);
+  bindLinearKernels(m);
 }
 
 } // namespace commprof

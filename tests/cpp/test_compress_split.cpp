@@ -1,0 +1,233 @@
+// Top-k by way of owners: chosen when that is fewer bytes, the same mean as by
+// sending everything to everyone, nothing lost, and damage refused.
+#include <numeric>
+
+#include "check.h"
+#include "compress/choices.h"
+#include "compress_world.h"
+#include "kernels/sparse.h"
+
+using namespace commprof::compress;
+
+namespace {
+
+#ifdef __SANITIZE_THREAD__
+constexpr size_t kParts = 4; // as few as ranks
+#else
+constexpr size_t kParts = 8;
+#endif
+constexpr size_t kValues = kParts * 65536 - 1000;
+constexpr double kRatio = 0.125;
+const size_t kChosen = size_t(kRatio * kValues);
+
+Options topK(double ratio, std::map<std::string, double> more = {}) {
+  more["ratio"] = ratio;
+  return optionsOf("topk", std::move(more));
+}
+
+// All ranks' largest values at the same places, which `seed` moves about, or
+// each rank's at places of its own.
+Gradients gradientsAt(int world, uint32_t seed, bool together) {
+  Gradients gradients = someGradients(world, kValues, seed);
+  const size_t every = size_t(1 / kRatio);
+  for (int rank = 0; rank < world; ++rank) {
+    const size_t own = together ? seed : seed + size_t(rank);
+    for (size_t i = own % every; i < kValues; i += every) {
+      gradients[size_t(rank)][i] += rank % 2 == 0 ? 1.0f : 2.0f;
+    }
+  }
+  return gradients;
+}
+
+uint64_t sentBytes(const World& world) {
+  uint64_t bytes = 0;
+  for (const BucketReport& report : world.reports) {
+    bytes += report.wire_bytes;
+  }
+  return bytes;
+}
+
+uint64_t toEveryoneBytes(World& world, int size) {
+  return world[0].wireBytes(someSlots(kValues), size) * uint64_t(size);
+}
+
+// By definition: each rank's k largest, lowest place first where equal.
+std::vector<double> meanOfChosen(const Gradients& local) {
+  std::vector<double> mean(kValues);
+  for (const auto& g : local) {
+    std::vector<size_t> order(kValues);
+    std::iota(order.begin(), order.end(), 0);
+    std::nth_element(
+        order.begin(),
+        order.begin() + long(kChosen),
+        order.end(),
+        [&g](size_t a, size_t b) {
+          const float x = std::fabs(g[a]), y = std::fabs(g[b]);
+          return x > y || (x == y && a < b);
+        });
+    for (size_t i = 0; i < kChosen; ++i) {
+      mean[order[i]] += double(g[order[i]]) / double(local.size());
+    }
+  }
+  return mean;
+}
+
+void checkSharedChoices(int size, std::map<std::string, double> options) {
+  World world(size, topK(kRatio, std::move(options)));
+  Gradients gradients = gradientsAt(size, 1, true);
+  const Gradients local = gradients;
+  world.run(gradients, someSlots(kValues), 0);
+  // k to the owners and k back, each (W - 1) / W, against k to W - 1 others.
+  const double saved =
+      double(sentBytes(world)) / double(toEveryoneBytes(world, size));
+  CHECK(saved > 1.9 / size && saved < 2.2 / size);
+  CHECK(relativeError(meanOfChosen(local), gradients[0]) < 4e-4); // two halves
+}
+
+void checkChoicesApart() {
+  World world(4, topK(kRatio));
+  Gradients gradients = gradientsAt(4, 1, false);
+  const Gradients local = gradients;
+  world.run(gradients, someSlots(kValues), 0);
+  CHECK_EQ(
+      sentBytes(world),
+      toEveryoneBytes(world, 4) + 4 * 3 * choicesBytes(kValues));
+  CHECK(relativeError(meanOfChosen(local), gradients[0]) < 4e-4);
+}
+
+// Where all values are fewer bytes and owners would save nothing, the bits are
+// those of all values as binary16.
+void checkAllValuesAfterAll() {
+  const double ratio = 0.3;
+  World world(4, topK(ratio)), halves(4, optionsOf("fp16", {{"feedback", 1}}));
+  for (uint64_t step = 0; step < 3; ++step) {
+    Gradients gradients = someGradients(4, kValues, uint32_t(step));
+    for (auto& g : gradients) { // places in common: no more than by chance
+      std::mt19937 random(uint32_t(&g - gradients.data()) + 10);
+      std::shuffle(g.begin(), g.end(), random);
+    }
+    Gradients same = gradients;
+    world.run(gradients, someSlots(kValues), step);
+    halves.run(same, someSlots(kValues), step);
+    CHECK(sameBits(gradients[0], same[0]));
+    const auto a = world[1].state(), b = halves[1].state();
+    CHECK_EQ(a.size(), b.size());
+    for (size_t i = 0; i < a.size() && i < b.size(); ++i) {
+      CHECK(sameBits(a[i].values, b[i].values));
+    }
+  }
+}
+
+// Mean over ranks of what is left over.
+std::vector<double> meanResidual(World& world, int size) {
+  std::vector<double> mean(kValues);
+  const std::vector<Slot> slots = someSlots(kValues);
+  for (int rank = 0; rank < size; ++rank) {
+    for (const ParameterState& state : world[rank].state()) {
+      const size_t offset = slots[state.parameter].offset;
+      for (size_t i = 0; i < state.values.size(); ++i) {
+        mean[offset + i] += double(state.values[i]) / size;
+      }
+    }
+  }
+  return mean;
+}
+
+// Sum of results + mean residual = sum of mean gradients, also where the last
+// step is skipped.
+void checkConservation() {
+  World world(4, topK(kRatio));
+  std::vector<double> wanted(kValues);
+  std::vector<float> found(kValues);
+  const auto accumulate = [](auto& sum, const auto& x) {
+    for (size_t i = 0; i < sum.size(); ++i) {
+      sum[i] += x[i];
+    }
+  };
+  for (uint64_t step = 0; step < 4; ++step) {
+    Gradients gradients = gradientsAt(4, uint32_t(step), step != 2);
+    accumulate(wanted, meanOf(gradients));
+    world.run(gradients, someSlots(kValues), step);
+    if (step == 3) {
+      for (int rank = 0; rank < 4; ++rank) {
+        world[rank].stepSkipped();
+      }
+    } else {
+      accumulate(found, gradients[0]);
+    }
+  }
+  std::vector<double> kept = meanResidual(world, 4);
+  for (size_t i = 0; i < kValues; ++i) {
+    wanted[i] -= kept[i];
+  }
+  CHECK(relativeError(wanted, found) <= 1e-6);
+}
+
+// Each message in turn: choices, values to owners, counts, sums.
+void checkDamage(uint64_t sequence, bool checksum) {
+  std::mt19937 random{uint32_t(sequence)};
+  for (int attempt = 0; attempt < 6; ++attempt) {
+    World world(4, topK(kRatio, {{"checksum", checksum ? 1 : 0}}));
+    world.group().tamper =
+        [&](int from, int, uint64_t number, ThreadGroup::Message& message) {
+          if (from == 1 && number == sequence) {
+            for (int byte = 0; byte < 40 && !message.empty(); ++byte) {
+              message[random() % std::min<size_t>(message.size(), 60)] =
+                  std::byte(random());
+            }
+          }
+        };
+    Gradients gradients = gradientsAt(4, 1, true);
+    int refused = 0;
+    for (const auto& error : world.tryRun(gradients, someSlots(kValues), 0)) {
+      refused += messageOf(error).find("rank 1, bucket 0") != std::string::npos;
+    }
+    CHECK(refused > 0);
+  }
+}
+
+void checkChoices() {
+  constexpr size_t n = 200'000;
+  std::vector<int32_t> even, odd;
+  for (int32_t i = 0; i < int32_t(n); i += 2) {
+    even.push_back(i);
+    odd.push_back(i + 1);
+  }
+  const auto told = [](const std::vector<int32_t>& chosen) {
+    std::vector<std::byte> message(choicesBytes(n));
+    writeChoices(chosen, n, message.data());
+    const auto read = readChoices(message.data(), n, chosen.size());
+    CHECK(read.has_value());
+    CHECK(!readChoices(message.data(), n, chosen.size() + 1).has_value());
+    return read.value_or(Choices{});
+  };
+  const Choices a = told(even), b = told(odd);
+  CHECK_EQ(a.counts.size(), 4u);
+  CHECK_EQ(a.counts[0], 32768u);
+  CHECK_EQ(a.counts[3], (n - 3 * 65536) / 2);
+  CHECK(a.drawn.size() > 180 && a.drawn.size() < 340);
+  CHECK_EQ(distinctShare(std::vector{a, a, a, a}), 0.25);
+  CHECK_EQ(distinctShare(std::vector{a, b}), 1.0);
+  const double mixed = distinctShare(std::vector{a, a, b, b});
+  CHECK_EQ(mixed, 0.5);
+  CHECK_EQ(distinctShare(std::vector{told({}), told({})}), 1.0);
+}
+
+} // namespace
+
+int main() {
+  checkChoices();
+  checkSharedChoices(4, {});
+#ifndef __SANITIZE_THREAD__
+  checkSharedChoices(8, {{"feedback", 0}});
+#endif
+  checkSharedChoices(4, {{"checksum", 1}, {"feedback", 0}});
+  checkChoicesApart();
+  checkAllValuesAfterAll();
+  checkConservation();
+  for (const uint64_t sequence : {1, 2, 3, 4}) {
+    checkDamage(sequence, true);
+    checkDamage(sequence, false);
+  }
+  return check::report();
+}
