@@ -13,10 +13,12 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NoReturn
 
+from commprof.boot import SYNC_VARIABLE
 from commprof.commands.output_file import writable_file
 from commprof.commands.run_arguments import DESCRIPTION, add_arguments
 from commprof.commands.run_worlds import (
     INTERRUPTED,
+    keep_text,
     places_of,
     run_world_sizes,
     save_context,
@@ -26,6 +28,8 @@ from commprof.commands.shown import read_shown
 from commprof.compressors import parse
 from commprof.errors import CommprofError, UsageError
 from commprof.launch.meeting import Meeting
+from commprof.report.plain_text import printable
+from commprof.trace.ring import remove_orphans
 from commprof.trace.run_directory import RUN_FILE, STRATEGIES, world_directory
 from commprof.trace.schema import MODES
 from commprof.trials.plan import parse_trial
@@ -51,6 +55,8 @@ class RunCommand:
         meeting = Meeting(args.rdzv_endpoint, args.nnodes, args.node_rank)
         world_sizes = _world_sizes(args)
         _set_mode(args)
+        _check_restarts(args)
+        remove_orphans()
         from commprof.launch.elastic import stop_fork_server  # seconds: it loads torch
 
         if args.hook is not None:
@@ -58,6 +64,8 @@ class RunCommand:
         _check_trial(args, world_sizes)
         if args.stacks:
             os.environ["COMMPROF_STACKS"] = "1"  # the ranks inherit it
+        if args.check_sync is not None:
+            os.environ[SYNC_VARIABLE] = str(args.check_sync)
         subjects = subjects_of(args)
         descriptions = [subject.check(world_sizes, meeting) for subject in subjects]
         json_file = writable_file(args.json)
@@ -87,10 +95,17 @@ class RunCommand:
         if not meeting.is_first:
             print(f"Machine {meeting.node_rank} is done; machine 0 reports from {directory}")
             return code
-        shown = read_shown(directory)
-        (directory / "result.json").write_text(shown.json())
+        try:
+            shown = read_shown(directory)
+        except CommprofError as error:
+            if not args.script:
+                raise
+            # The script went well, or failed, by itself: its exit code stands.
+            print(f"commprof: no report: {printable(str(error))}", file=sys.stderr)
+            return code
+        keep_text(directory / "result.json", shown.json())
         if json_file is not None:
-            json_file.write_text(shown.json())
+            keep_text(json_file, shown.json())
         print(shown.text(shutil.get_terminal_size((100, 24)).columns))
         if json_file is not None:
             print(f"JSON: {json_file}")
@@ -153,6 +168,18 @@ def _world_sizes(args: argparse.Namespace) -> list[int]:
     return sizes
 
 
+def _check_restarts(args: argparse.Namespace) -> None:
+    if args.max_restarts < 0:
+        raise UsageError(f"--max-restarts {args.max_restarts} is out of range (allowed: 0 or more)")
+    if args.max_restarts and args.nnodes > 1:
+        raise UsageError(
+            "--max-restarts starts the ranks of one machine again; on several, take torchrun "
+            "--max-restarts with `commprof env`"
+        )
+    if args.check_sync is not None and args.check_sync < 1:
+        raise UsageError(f"--check-sync {args.check_sync} is out of range (allowed: 1 or more)")
+
+
 def _set_mode(args: argparse.Namespace) -> None:
     """Leaves the mode where the ranks find it, and refuses one that they would refuse."""
     from commprof.capture.mode import MODE_VARIABLE, mode_code, switch_signal
@@ -205,8 +232,12 @@ def _output_directory(args: argparse.Namespace, subject_name: str, meeting: Meet
                 f"--output {directory} is not empty; name a new directory, nothing is overwritten"
             )
         directory.mkdir(parents=True, exist_ok=True)
-        (directory / RUN_FILE).touch()
+        (directory / RUN_FILE).touch(exist_ok=False)
     except OSError as error:
+        if isinstance(error, FileExistsError) and directory.is_dir():
+            raise UsageError(
+                f"--output {directory} was taken by another run just now; name a new directory"
+            ) from None
         raise UsageError(
             f"cannot write to --output {directory}: {error.strerror}; name another directory"
         ) from None

@@ -80,9 +80,12 @@ class WorkloadSubject:
 
     def launch(self, world_size: int, directory: Path, meeting: Meeting) -> None:
         """See ``Subject``."""
+        from commprof.launch.attempts import run_attempts
         from commprof.launch.elastic import launch
 
-        launch(self._job(world_size, directory), directory / "logs", meeting)
+        job, logs = self._job(world_size, directory), directory / "logs"
+        restarts = self._args.max_restarts
+        run_attempts(lambda attempt: launch(job, logs, meeting, attempt), directory, restarts)
 
     def exit_code(self, error: RankFailedError) -> int:
         """See ``Subject``."""
@@ -160,6 +163,7 @@ class ScriptSubject:
     def launch(self, world_size: int, directory: Path, meeting: Meeting) -> None:
         """See ``Subject``."""
         from commprof import boot
+        from commprof.launch.attempts import run_attempts
         from commprof.launch.elastic import launch_script
 
         environment = boot.environment(directory)
@@ -168,7 +172,14 @@ class ScriptSubject:
         if self._args.trial is not None:
             environment[boot.TRIAL_VARIABLE] = self._args.trial
         environment["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS", str(self._args.threads))
-        launch_script(self._command, world_size, directory / "logs", environment, meeting)
+        logs = directory / "logs"
+        run_attempts(
+            lambda attempt: launch_script(
+                self._command, world_size, logs, environment, meeting, attempt
+            ),
+            directory,
+            self._args.max_restarts,
+        )
 
     def exit_code(self, error: RankFailedError) -> int:
         """The script's own; 128 + number if a signal ended it, as a shell has it."""

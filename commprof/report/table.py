@@ -8,6 +8,8 @@ import textwrap
 from commprof.analysis.overhead import Overhead
 from commprof.analysis.scaling import RunResult
 from commprof.report import compression_table, memory_table, summary_table
+from commprof.report.attempts_table import LEGEND as ATTEMPTS_LEGEND
+from commprof.report.attempts_table import attempts_grid
 from commprof.report.collectives_table import LEGEND, collectives_section
 from commprof.report.cross_checks_table import blocks as cross_checks_blocks
 from commprof.report.plain_text import printable
@@ -31,6 +33,8 @@ wire: after that. hidden: communication in flight while the training thread work
 def render(result: RunResult, width: int) -> str:
     """The whole report; prose is wrapped to ``width`` columns, tables are as wide as they are."""
     blocks = [_heading(result, width)]
+    if result.attempts:
+        blocks += [_table(*attempts_grid(result.attempts)), ATTEMPTS_LEGEND]
     if result.worlds:
         blocks += [_table(*scaling_grid(result)), SCALING_LEGEND]
         blocks += [_table(*parts_grid(result)), PARTS_LEGEND]

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from commprof.analysis.attempts import Attempt
 from commprof.analysis.cost import Price, cost
 from commprof.analysis.cross_checks import CrossCheck
 from commprof.analysis.in_flight import Flight
@@ -228,6 +229,12 @@ SCHEMA: dict[str, Any] = {
         **{"steps": int, "samples": int, "worst": float, "worst_world_size": int},
         **{"worst_step": int, "tolerance": float, "agrees": bool},
     },
+    "attempts": [
+        {
+            **{"world_size": int, "number": int, "ranks": int, "steps": int},
+            **{"duration_s": float, "lost_s": float, "ending": str},
+        }
+    ],
 }
 """A change here is a change for every reader: raise SCHEMA_VERSION if a field goes or changes."""
 
@@ -264,6 +271,7 @@ def full_run() -> dict[str, Any]:
                 remarks=("a remark",),
                 summaries=(summary(2, problems=("c",), **errors),),
                 loss_agreement=LossAgreement((1, 2), 10, 16, 1e-6, 2, 7, 1e-4),
+                attempts=(Attempt(4, 0, 4, 12, 3.5, 1.5, "rank 1: its process was killed"),),
             ),
             cost=cost(worlds, details, Price(3.6, "rank")),
         )
