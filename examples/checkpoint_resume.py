@@ -23,6 +23,7 @@ CHECKPOINT_EVERY = 10
 
 
 def main():
+    """Trains, saves, and goes on where the last attempt was."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--checkpoint", type=Path, default=Path("checkpoint.pt"))

@@ -52,8 +52,8 @@ def launch(job: Job, log_dir: Path, meeting: Meeting = ALONE, attempt: int = 0) 
     """Run all ranks of the job and return when they are done.
 
     log_dir: gets `rank_R.out`, `rank_R.err`, the launcher's warnings, and a failed rank's
-    `rank_R.error.json`. meeting: where the launchers of all machines meet. attempt: of `run_attempts`;
-    from the first restart on it stands in the names of these files. The processes share
+    `rank_R.error.json`. meeting: where the launchers of all machines meet. attempt: from
+    1 on, those of `run_attempts`, it stands in these files' names. The processes share
     one fork server, which stays for the next job (the cost of importing torch is paid once) until
     `stop_fork_server`, this process's end, or a failure.
 

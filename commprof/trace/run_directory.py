@@ -28,6 +28,7 @@ from commprof.trace.endings import (
     read_endings,
 )
 from commprof.trace.reader import Trace, read_first_metadata, read_trace
+from commprof.trace.results import read_result
 
 RUN_FILE = "run.json"
 #: Key of ``run.json``: the directories of the strategies that were run side by side.
@@ -111,7 +112,7 @@ def read_world(run: Path, world_size: int) -> WorldRun:
                 traces[rank] = read_trace(trace_path)
                 problems += _problems_of(rank, traces[rank], launched)
             if result_path.exists():
-                results[rank] = _read_object(result_path)
+                results[rank] = read_result(result_path)
         except (OSError, ValueError, TraceError) as error:
             problems.append(f"rank {rank}: {error}")
     return WorldRun(
@@ -139,17 +140,6 @@ def _directory_of(run: Path, world_size: int) -> Path:
 def _launched(endings: Endings | None, number: int) -> LaunchedAttempt | None:
     found = [a for a in endings.attempts if a.attempt == number] if endings else []
     return found[-1] if found else None
-
-
-def _read_object(path: Path) -> dict[str, Any]:
-    """A JSON object; ValueError for anything else."""
-    try:
-        value = json.loads(path.read_text())
-    except RecursionError:
-        raise ValueError(f"{path}: JSON nested too deep") from None
-    if not isinstance(value, dict):
-        raise ValueError(f"{path} holds no JSON object")
-    return value
 
 
 def _problems_of(rank: int, trace: Trace, launched: LaunchedAttempt | None) -> list[str]:

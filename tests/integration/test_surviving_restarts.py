@@ -42,8 +42,10 @@ def test_the_example_resumes_under_the_profiler(tmp_path: Path) -> None:
     assert "attempt 1 trained steps 20 to 39" in done.stdout
 
     unbroken = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", str(EXAMPLE)]
-        + ["--checkpoint", str(tmp_path / "unbroken.pt")],
+        [
+            *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2"),
+            *(str(EXAMPLE), "--checkpoint", str(tmp_path / "unbroken.pt")),
+        ],
         capture_output=True,
         text=True,
         timeout=120,

@@ -30,7 +30,7 @@ def sound_run(directory: Path) -> Path:
 
 def damage(run: Path, chance: random.Random) -> str:
     """Changes one file of a run in one way; says which."""
-    files = sorted(path for path in run.rglob("rank_*") if path.is_file())
+    files = sorted(path for path in run.rglob("rank_*.trace") if path.is_file())
     path = chance.choice(files)
     if path.suffix == ".json":
         return _damage_json(path, chance)
