@@ -19,8 +19,8 @@ import numpy.typing as npt
 
 from commprof.analysis.between_hosts import sent_to_other_hosts
 from commprof.analysis.cross_checks import Observed
-from commprof.analysis.time_in_flight import in_flight_ns
 from commprof.analysis.interfaces import host_of, outward_interface, sent_by_interface
+from commprof.analysis.time_in_flight import in_flight_ns
 from commprof.trace import columns
 from commprof.units import ns_to_s
 

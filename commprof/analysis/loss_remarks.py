@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from commprof.analysis.loss_trend import loss_trend
 from commprof.analysis.losses import LossAgreement, loss_agreement, must_agree
 from commprof.analysis.world import WorldResult
 
@@ -18,6 +19,7 @@ def loss_remarks(context: Mapping[str, Any], worlds: Sequence[WorldResult]) -> l
         for world in worlds
         if world.weights_differ
     ]
+    found += [text for world in worlds for text in _trend(world)]
     agreement = loss_agreement(context, worlds)
     if agreement is not None:
         found.append(_about(agreement))
@@ -53,3 +55,22 @@ def _ranks(ranks: Sequence[int]) -> str:
     if len(words) == 1:
         return f"rank {words[0]}"
     return "ranks " + ", ".join(words[:-1]) + f" and {words[-1]}"
+
+
+def _trend(world: WorldResult) -> list[str]:
+    """Only what should not be: random data has a loss that stays."""
+    trend = loss_trend(world.step_losses)
+    if trend is None:
+        return []
+    where = f"At {world.world_size} {'rank' if world.world_size == 1 else 'ranks'}"
+    if trend.not_finite is not None:
+        return [
+            f"{where} the loss is no finite number from step {trend.not_finite} on: the training "
+            "has diverged."
+        ]
+    if trend.rises:
+        return [
+            f"{where} the loss rises, from {trend.first:.3g} to {trend.last:.3g} (by chance: p = "
+            f"{trend.p_value:.2g}): a lower learning rate, or data that is not what it should be?"
+        ]
+    return []

@@ -239,7 +239,7 @@ def _relative_spread(world: WorldResult) -> float:
 
 def _micros(value_us: float) -> str:
     """Rounded up: a bound stays one."""
-    return f"{math.ceil(value_us)}"
+    return "-" if math.isnan(value_us) else f"{math.ceil(value_us)}"
 
 
 def _percent(ratio: float) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from commprof.analysis.attempts import Attempt, attempts_of, attempts_remarks
 from commprof.analysis.detail import WorldDetail, world_detail
 from commprof.analysis.losses import loss_agreement
 from commprof.analysis.measured import measured_world
@@ -11,7 +12,7 @@ from commprof.analysis.remarks import remarks
 from commprof.analysis.scaling import RunResult, pool_overhead, scale
 from commprof.analysis.summaries import analyse_summaries
 from commprof.analysis.world import WorldResult, world_result
-from commprof.trace.run_directory import read_context, read_world
+from commprof.trace.run_directory import WorldRun, read_context, read_world
 
 
 def analyse_run(directory: Path) -> RunResult:
@@ -38,8 +39,10 @@ def analyse_in_detail(directory: Path) -> tuple[RunResult, tuple[WorldDetail, ..
 def _analyse(directory: Path, in_detail: bool) -> tuple[RunResult, tuple[WorldDetail, ...]]:
     context = read_context(directory)
     worlds, details, failures, summaries = [], [], [], []
+    attempts: list[Attempt] = []
     for world_size in context["world_sizes"]:
         run = read_world(directory, world_size)
+        attempts += attempts_of(run)
         summary = analyse_summaries(run)
         if summary is not None:
             summaries.append(summary)
@@ -52,7 +55,7 @@ def _analyse(directory: Path, in_detail: bool) -> tuple[RunResult, tuple[WorldDe
             _without_figures(world) if summary is None else ""
         )
         if reason:
-            failures.append((world_size, reason))
+            failures.append((world_size, _with_problems(reason, run, world)))
     scaling = scale(worlds)
     pooled = pool_overhead(worlds)
     result = RunResult(
@@ -61,9 +64,10 @@ def _analyse(directory: Path, in_detail: bool) -> tuple[RunResult, tuple[WorldDe
         scaling=scaling,
         overhead=pooled,
         failures=tuple(failures),
-        remarks=remarks(context, worlds, scaling, pooled),
+        remarks=(*remarks(context, worlds, scaling, pooled), *_restarts(attempts)),
         summaries=tuple(summaries),
         loss_agreement=loss_agreement(context, worlds),
+        attempts=tuple(attempts),
     )
     return result, tuple(details)
 
@@ -73,3 +77,19 @@ def _without_figures(world: WorldResult | None) -> str:
     if world is None:
         return "did not run to its end"
     return "" if world.measured_steps > 0 else "no step was recorded by all ranks"
+
+
+def _with_problems(reason: str, run: WorldRun, world: WorldResult | None) -> str:
+    """A world size without figures has no remarks: what happened to its ranks is said here."""
+    if world is not None and world.measured_steps > 0:
+        return reason
+    return ". ".join([reason.rstrip("."), *run.problems])
+
+
+def _restarts(attempts: list[Attempt]) -> list[str]:
+    sizes = dict.fromkeys(each.world_size for each in attempts)
+    return [
+        text
+        for size in sizes
+        for text in attempts_remarks(tuple(a for a in attempts if a.world_size == size))
+    ]

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from commprof.analysis.attempts import Attempt
 from commprof.analysis.losses import LossAgreement
 from commprof.analysis.overhead import Overhead, pooled_overhead
 from commprof.analysis.summaries import SummaryResult
@@ -41,6 +42,8 @@ class RunResult:
     summaries: tuple[SummaryResult, ...] = ()
     #: None where world sizes need not train alike.
     loss_agreement: LossAgreement | None = None
+    #: Of jobs that were restarted: every start of all ranks, in order.
+    attempts: tuple[Attempt, ...] = ()
 
 
 def scale(worlds: Sequence[WorldResult]) -> tuple[Scaling, ...]:

@@ -29,6 +29,8 @@ HOOK_VARIABLE = "COMMPROF_HOOK"
 TRIAL_VARIABLE = "COMMPROF_TRIAL"
 #: CPUs by local rank, as ``commprof.launch.pinning.Pinning.text`` lists them.
 CPUS_VARIABLE = "COMMPROF_CPUS"
+#: Steps between two comparisons of all ranks' models; see ``commprof.capture.sync_check``.
+SYNC_VARIABLE = "COMMPROF_CHECK_SYNC"
 _TARGET = "torch.distributed.distributed_c10d"
 _HERE = os.path.dirname(os.path.abspath(__file__))
 
@@ -138,5 +140,9 @@ def _start(directory: str) -> None:
             from commprof.switching.every_model import try_every_model
 
             try_every_model(candidates, profiler)
+        if os.environ.get(SYNC_VARIABLE):
+            from commprof.capture.sync_check import check_models
+
+            check_models(profiler)
     except CommprofError as error:
         print(f"commprof: not recording: {error}", file=sys.stderr)

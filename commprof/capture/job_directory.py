@@ -15,6 +15,7 @@ from typing import Any
 import torch.distributed as dist
 
 from commprof.errors import CommprofError
+from commprof.trace.attempts import stem_of
 
 _KEY = "commprof/job_directory"
 #: A rank that waits longer records where it was asked to.
@@ -27,8 +28,7 @@ _taken: set[Path] = set()
 
 def trace_name(rank: int) -> str:
     """The trace of this process; after an elastic restart another."""
-    attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
-    return f"rank_{rank}.trace" if attempt == 0 else f"rank_{rank}.attempt_{attempt}.trace"
+    return stem_of(rank, int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))) + ".trace"
 
 
 def agree(directory: Path) -> Path:

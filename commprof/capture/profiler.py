@@ -6,6 +6,7 @@ import json
 import os
 import secrets
 import time
+from contextlib import suppress
 from multiprocessing.util import Finalize
 from pathlib import Path
 from types import TracebackType
@@ -15,15 +16,17 @@ from commprof.capture.arrivals import ArrivalLink
 from commprof.capture.auto_phases import AutoPhases
 from commprof.capture.backends import gloo_threads
 from commprof.capture.clock import ClockLink, mode
+from commprof.capture.ending import error_line, unhandled
 from commprof.capture.job_directory import claim, trace_name
 from commprof.capture.listener import Listener
 from commprof.capture.metadata import rank_and_world_size, trace_metadata
 from commprof.capture.mode import control_path, mode_code, switch_signal
 from commprof.capture.recorder import Marker, recorder
-from commprof.capture.ring_files import ring_prefix
+from commprof.capture.ring_files import own_rings, ring_prefix
 from commprof.capture.step_finder import StepFinder
 from commprof.capture.witnesses import Witnesses
 from commprof.errors import CommprofError
+from commprof.trace.ring import owner_path
 from commprof.trace.schema import MODES, PHASES, STEP_DECLARED
 
 #: Set to 1 it asks for stacks.
@@ -67,6 +70,7 @@ class Profiler:
         self._witnesses = Witnesses()
         self._step = 0
         self._path: Path | None = None
+        self._ring_prefix = ""
         self._running = False
         self._listeners: list[Listener] = []
 
@@ -101,14 +105,16 @@ class Profiler:
         # The working directory may change, and a trace names its rings.
         path = self._directory.absolute() / trace_name(rank)
         prefix = ring_prefix(path.parent, rank)
-        document = _document(trace_metadata(prefix, self._metadata))
+        metadata = trace_metadata(prefix, self._metadata)
+        document = _document(metadata)
+        session = secrets.randbits(63) | 1
         claim(path)
         try:
             self._recorder.start(
                 str(path),
                 prefix,
                 document,
-                secrets.randbits(63) | 1,
+                session,
                 mode=self._mode,
                 control_path=str(control_path(path.parent)),
                 switch_signal=self._signal,
@@ -118,6 +124,8 @@ class Profiler:
             raise CommprofError(f"cannot record to {path}: {error}") from error
         self._path = path
         self._running = True
+        self._ring_prefix = prefix
+        own_rings(prefix, path, session, metadata)
         _started.append(self)
         self._recorder.set_stacks(self._stacks)
         self._recorder.install_observer()
@@ -130,13 +138,21 @@ class Profiler:
         self._arrivals.start()
         self._gloo_threads = {}
         self._note_gloo_threads()
+        self._note_ending("")
         self._recorder.mark_step(0, False)
         # Unlike atexit, this also runs at the end of a multiprocessing child.
-        self._at_exit = Finalize(None, self.stop, exitpriority=100)
+        self._at_exit = Finalize(None, self._stop_at_exit, exitpriority=100)
         return self
+
+    def _stop_at_exit(self) -> None:
+        self._stop(unhandled())
 
     def stop(self) -> None:
         """Stops recording and closes the trace. Does nothing if capture is not running."""
+        self._stop("")
+
+    def _stop(self, error: str) -> None:
+        """``error``: what ended the capture, as ``error_line`` has it."""
         # Neither another profiler's capture, nor the parent's in a forked child.
         if not (self._running and self._recorder.started()):
             return
@@ -147,11 +163,21 @@ class Profiler:
         self._at_exit.cancel()
         self._auto_phases.remove()
         self._note_gloo_threads()
+        self._note_ending(error)
         self._witnesses.stop(self._recorder)
         self._clock.stop()
         time.sleep(_LATE_COMPLETIONS_S)
         self._recorder.stop()
         self._arrivals.stop()
+        with suppress(OSError):
+            owner_path(self._ring_prefix).unlink(missing_ok=True)
+
+    def _note_ending(self, error: str) -> None:
+        """Said again by a later trace of this process, which has other things to say."""
+        global _ending_noted
+        if error or _ending_noted:
+            self._recorder.add_metadata(json.dumps({"ending": {"error": error}}))
+            _ending_noted = bool(error)
 
     def _note_gloo_threads(self) -> None:
         """At the begin for a process that is killed, at the end for groups made meanwhile."""
@@ -216,11 +242,13 @@ class Profiler:
         traceback: TracebackType | None,
     ) -> None:
         """Stops capture; an exception goes on to the caller."""
-        self.stop()
+        self._stop(error_line(error))
 
 
 #: Captures that run; more than one cannot. A forked child starts without.
 _started: list[Profiler] = []
+#: Whether the documents of this process name an exception.
+_ending_noted = False
 os.register_at_fork(after_in_child=_started.clear)
 
 

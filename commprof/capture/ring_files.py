@@ -5,7 +5,11 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
+
+from commprof.trace.ring import remove_orphans, write_owner
 
 #: Less room than this in /dev/shm is left to others. A thread that records takes 1 MiB.
 _SHM_RESERVE_BYTES = 64 << 20
@@ -21,3 +25,14 @@ def ring_prefix(directory: Path, rank: int) -> str:
     except OSError:
         pass
     return str(directory / f".rank_{rank}-{name}")
+
+
+def own_rings(prefix: str, path: Path, session: int, metadata: dict[str, Any]) -> None:
+    """Says in memory whose rings these are, and removes what jobs before left for nobody."""
+    if metadata["capture"] != "native":
+        return
+    with suppress(OSError):
+        write_owner(prefix, path, session, metadata)
+    if metadata["local_rank"] == 0:
+        with suppress(OSError):
+            remove_orphans()

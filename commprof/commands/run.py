@@ -11,6 +11,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import NoReturn
 
+from commprof.boot import SYNC_VARIABLE
 from commprof.commands.dry_run import dry_run_text
 from commprof.commands.output_file import writable_file
 from commprof.commands.price import price_of, priced
@@ -18,6 +19,7 @@ from commprof.commands.run_arguments import DESCRIPTION, add_arguments
 from commprof.commands.run_context import run_context, save_config
 from commprof.commands.run_worlds import (
     INTERRUPTED,
+    keep_text,
     places_of,
     run_world_sizes,
     save_context,
@@ -29,6 +31,8 @@ from commprof.compressors import parse
 from commprof.errors import CommprofError, UsageError
 from commprof.launch.meeting import Meeting
 from commprof.launch.placing import place_ranks
+from commprof.report.plain_text import printable
+from commprof.trace.ring import remove_orphans
 from commprof.trace.run_directory import (
     CONFIG_FILE,
     RUN_FILE,
@@ -69,6 +73,7 @@ class RunCommand:
             planned = (subjects, descriptions, world_sizes, meeting, directory, width)
             print(dry_run_text(args, *planned), end="")
             return 0
+        remove_orphans()
         _make_directory(directory, meeting)
         places = places_of(directory, subjects)
         base = run_context(args, world_sizes)
@@ -102,6 +107,7 @@ class RunCommand:
 def _subjects(args: argparse.Namespace, world_sizes: list[int]) -> list[Subject]:
     """What runs, after what the options say of all ranks was refused or left in the environment."""
     _set_mode(args)
+    _check_restarts(args)
     if args.hook is not None:
         args.hook = parse(args.hook).label
     if price_of(args) is not None and args.trial is not None:
@@ -109,6 +115,8 @@ def _subjects(args: argparse.Namespace, world_sizes: list[int]) -> list[Subject]
     _check_trial(args, world_sizes)
     if args.stacks:
         os.environ["COMMPROF_STACKS"] = "1"  # the ranks inherit it
+    if args.check_sync is not None:
+        os.environ[SYNC_VARIABLE] = str(args.check_sync)
     return subjects_of(args)
 
 
@@ -120,7 +128,14 @@ def _stop_fork_server() -> None:
 
 def _report(directory: Path, json_file: Path | None, args: argparse.Namespace, width: int) -> None:
     """Shows the run, and leaves the result in its directory."""
-    shown = read_shown(directory)
+    try:
+        shown = read_shown(directory)
+    except CommprofError as error:
+        if not args.script:
+            raise
+        # The script went well, or failed, by itself: its exit code stands.
+        print(f"commprof: no report: {printable(str(error))}", file=sys.stderr)
+        return
     text, price, paid = shown.text(width), price_of(args), None
     if price is not None:
         strategies = strategy_directories(directory)
@@ -128,10 +143,10 @@ def _report(directory: Path, json_file: Path | None, args: argparse.Namespace, w
             cost, section = priced(place, price, width)
             text += f"\n{f'{place.name}: ' if strategies else ''}{section}\n"
             paid = None if strategies else cost
-    (directory / "result.json").write_text(shown.json(paid))
+    keep_text(directory / "result.json", shown.json(paid))
     print(text)
     if json_file is not None:
-        json_file.write_text(shown.json(paid))
+        keep_text(json_file, shown.json(paid))
         print(f"JSON: {json_file}")
     print(f"Run directory: {directory}\nShow it again: commprof report {directory}")
     print(f"Run it again: python -m commprof.run --config {directory / CONFIG_FILE}")
@@ -192,6 +207,18 @@ def _world_sizes(args: argparse.Namespace) -> list[int]:
     return sizes
 
 
+def _check_restarts(args: argparse.Namespace) -> None:
+    if args.max_restarts < 0:
+        raise UsageError(f"--max-restarts {args.max_restarts} is out of range (allowed: 0 or more)")
+    if args.max_restarts and args.nnodes > 1:
+        raise UsageError(
+            "--max-restarts starts the ranks of one machine again; on several, take torchrun "
+            "--max-restarts with `commprof env`"
+        )
+    if args.check_sync is not None and args.check_sync < 1:
+        raise UsageError(f"--check-sync {args.check_sync} is out of range (allowed: 1 or more)")
+
+
 def _set_mode(args: argparse.Namespace) -> None:
     """Leaves the mode where the ranks find it, and refuses one that they would refuse."""
     from commprof.capture.mode import MODE_VARIABLE, mode_code, switch_signal
@@ -232,8 +259,12 @@ def _make_directory(directory: Path, meeting: Meeting) -> None:
         return
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        (directory / RUN_FILE).touch()
+        (directory / RUN_FILE).touch(exist_ok=False)
     except OSError as error:
+        if isinstance(error, FileExistsError) and directory.is_dir():
+            raise UsageError(
+                f"--output {directory} was taken by another run just now; name a new directory"
+            ) from None
         raise _unwritable(directory, error) from None
 
 

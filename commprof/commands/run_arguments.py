@@ -249,7 +249,20 @@ def _add_where(parser: argparse.ArgumentParser) -> None:
         "the ports that follow too (default: a free port of localhost)",
     )
     parser.add_argument(
-        "--stacks",
-        action=argparse.BooleanOptionalAction,
-        help="record which line issued each collective as well",
+        "--max-restarts",
+        type=int,
+        default=0,
+        metavar="N",
+        help="start all ranks again when one fails, at most N times; the report shows each attempt "
+        "(default: 0)",
+    )
+    parser.add_argument(
+        "--check-sync",
+        type=int,
+        metavar="STEPS",
+        help="every so many steps compare the bits of the DDP models of all ranks, and name those "
+        "that differ (default: never)",
+    )
+    parser.add_argument(
+        "--stacks", action="store_true", help="record which line issued each collective as well"
     )

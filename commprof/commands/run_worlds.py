@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +56,6 @@ def run_world_sizes(
     context: dict[str, Any],
 ) -> int:
     """Runs one world size after another, up to the first that fails; returns its exit code."""
-    directory.mkdir(exist_ok=True)
     if meeting.is_first:
         save_context(directory, context)
     for turn, size in enumerate(world_sizes):
@@ -63,8 +66,21 @@ def run_world_sizes(
 
 
 def save_context(directory: Path, context: dict[str, Any]) -> None:
-    """Writes ``run.json``."""
-    (directory / RUN_FILE).write_text(json.dumps(context, indent=1) + "\n")
+    """Writes ``run.json``, as a whole or not at all; a disk that is full costs a line, no run."""
+    keep_text(directory / RUN_FILE, json.dumps(context, indent=1) + "\n")
+
+
+def keep_text(path: Path, text: str) -> None:
+    """Writes a file of the run directory, or says why it cannot; training has gone on anyway."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial.write_text(text)
+        os.replace(partial, path)
+    except OSError as error:
+        with suppress(OSError):
+            partial.unlink(missing_ok=True)
+        print(f"commprof: cannot write {path}: {error.strerror}", file=sys.stderr)
 
 
 def _run_world(
@@ -75,28 +91,68 @@ def _run_world(
     context: dict[str, Any],
 ) -> int:
     """Runs one world size; returns its exit code and notes a failure in ``run.json``."""
-    from commprof.trace.salvage import salvage
-
     world = world_directory(directory, world_size)
     name = f"{world_size} {'rank' if world_size == 1 else 'ranks'}"
-    code = 0
-    try:
-        subject.launch(world_size, world, meeting)
-    except CommprofError as error:
-        context["errors"][str(world_size)] = str(error)
-        print(f"commprof: {name}: {printable(str(error))}", file=sys.stderr)
-        code = error.exit_code
-        if isinstance(error, RankFailedError):
-            code = subject.exit_code(error)
-    except KeyboardInterrupt:
-        context["errors"][str(world_size)] = "interrupted"
-        print(f"commprof: {name}: interrupted", file=sys.stderr)
-        code = INTERRUPTED
-    for trace in sorted(world.glob("*.trace")):
+    code, ended_by = 0, None
+    with _signals_as_exceptions():
+        try:
+            subject.launch(world_size, world, meeting)
+        except CommprofError as error:
+            context["errors"][str(world_size)] = str(error)
+            print(f"commprof: {name}: {printable(str(error))}", file=sys.stderr)
+            code = error.exit_code
+            if isinstance(error, RankFailedError):
+                code = subject.exit_code(error)
+        except KeyboardInterrupt:
+            context["errors"][str(world_size)] = "interrupted"
+            print(f"commprof: {name}: interrupted", file=sys.stderr)
+            code = INTERRUPTED
+        except _Ended as ended:
+            context["errors"][str(world_size)] = f"the launcher was ended by {ended.signal.name}"
+            ended_by = ended.signal
+        _salvage(world)
+        if meeting.is_first:
+            save_context(directory, context)
+    if ended_by is not None:
+        signal.signal(ended_by, signal.SIG_DFL)
+        signal.raise_signal(ended_by)
+    return code
+
+
+def _salvage(world: Path) -> None:
+    """Completes the traces of ranks that were killed; all of them are gone by now."""
+    from commprof.trace.salvage import salvage
+
+    for trace in sorted([*world.glob("*.trace"), *world.glob("job_*/*.trace")]):
         try:
             salvage(trace)
         except (OSError, CommprofError) as error:
             print(f"commprof: {error}", file=sys.stderr)
-    if meeting.is_first:
-        save_context(directory, context)
-    return code
+
+
+class _Ended(BaseException):
+    """A signal that ends this process, once what its ranks recorded is safe."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.signal = signal.Signals(number)
+
+
+@contextmanager
+def _signals_as_exceptions() -> Iterator[None]:
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def end(number: int, frame: object) -> None:
+        raise _Ended(number)
+
+    # Who is started with nohup has SIGHUP ignored, and shall have so.
+    caught = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) == signal.SIG_DFL]
+    for number in caught:
+        signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number in caught:
+            signal.signal(number, signal.SIG_DFL)

@@ -95,10 +95,16 @@ class WorkloadSubject:
 
     def launch(self, world_size: int, directory: Path, meeting: Meeting) -> None:
         """See ``Subject``."""
+        from commprof.launch.attempts import run_attempts
         from commprof.launch.elastic import launch
 
         cpu_sets = self._args.placing.pinning(world_size).text
-        launch(self._job(world_size, directory), directory / "logs", meeting, cpu_sets)
+        job, logs = self._job(world_size, directory), directory / "logs"
+        run_attempts(
+            lambda attempt: launch(job, logs, meeting, cpu_sets, attempt),
+            directory,
+            self._args.max_restarts,
+        )
 
     def preview(self, world_size: int, directory: Path) -> Preview:
         """See ``Subject``."""
@@ -191,10 +197,17 @@ class ScriptSubject:
 
     def launch(self, world_size: int, directory: Path, meeting: Meeting) -> None:
         """See ``Subject``."""
+        from commprof.launch.attempts import run_attempts
         from commprof.launch.elastic import launch_script
 
-        environment = self._environment(world_size, directory)
-        launch_script(self._command, world_size, directory / "logs", environment, meeting)
+        environment, logs = self._environment(world_size, directory), directory / "logs"
+        run_attempts(
+            lambda attempt: launch_script(
+                self._command, world_size, logs, environment, meeting, attempt
+            ),
+            directory,
+            self._args.max_restarts,
+        )
 
     def preview(self, world_size: int, directory: Path) -> Preview:
         """See ``Subject``."""

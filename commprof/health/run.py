@@ -19,6 +19,7 @@ from commprof.health import (
     file_limits,
     gradients,
     interfaces,
+    loss,
     pairs,
     pinning,
     pressure,
@@ -51,6 +52,7 @@ CHECKS: tuple[Check, ...] = (
     clocks,
     all_reduce,
     gradients,
+    loss,
 )
 """Pressure first: the others would be seen in it."""
 

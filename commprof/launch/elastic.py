@@ -27,6 +27,7 @@ from commprof.launch.job import Job, Plan
 from commprof.launch.meeting import ALONE, Meeting
 from commprof.launch.progress import ProgressLine
 from commprof.launch.worker import run_rank
+from commprof.trace.attempts import stem_of
 
 LAUNCHER_LOG = "launcher.log"
 """In the log directory: warnings of torch's launcher."""
@@ -47,12 +48,15 @@ def check(job: Job, meeting: Meeting = ALONE) -> Plan:
     return job.plan()
 
 
-def launch(job: Job, log_dir: Path, meeting: Meeting = ALONE, cpu_sets: str = "") -> None:
+def launch(
+    job: Job, log_dir: Path, meeting: Meeting = ALONE, cpu_sets: str = "", attempt: int = 0
+) -> None:
     """Run all ranks of the job and return when they are done.
 
     log_dir: gets `rank_R.out`, `rank_R.err`, the launcher's warnings, and a failed rank's
     `rank_R.error.json`. meeting: where the launchers of all machines meet. cpu_sets: where the
-    ranks of this machine run, as `Pinning.text` gives it. The processes share
+    ranks of this machine run, as `Pinning.text` gives it. attempt: from 1 on, those of
+    `run_attempts`, it stands in these files' names. The processes share
     one fork server, which stays for the next job (the cost of importing torch is paid once) until
     `stop_fork_server`, this process's end, or a failure.
 
@@ -74,6 +78,7 @@ def launch(job: Job, log_dir: Path, meeting: Meeting = ALONE, cpu_sets: str = ""
             imports=plan.workload.build_imports,
             more_arguments=(cpu_sets,),
             meeting=meeting,
+            attempt=attempt,
         )
 
 
@@ -87,6 +92,7 @@ def launch_function(
     imports: Iterable[str] = (),
     more_arguments: Sequence[str] = (),
     meeting: Meeting = ALONE,
+    attempt: int = 0,
 ) -> None:
     """Call a function of a module as every rank, and return when all have returned.
 
@@ -94,10 +100,12 @@ def launch_function(
     imports on top of torch. more_arguments: of the function.
     """
     log_dir.mkdir(parents=True, exist_ok=True)
-    config = _config(world_size, _FlatLogs(log_dir), meeting)
+    config = _config(world_size, _FlatLogs(log_dir, attempt=attempt), meeting)
     multiprocessing.forkserver.set_forkserver_preload([*_PRELOAD, *imports])
     with _environment({"OMP_NUM_THREADS": str(threads_per_rank)}):
-        _run_ranks(lambda: elastic_launch(config, function)(argument, *more_arguments), log_dir)
+        _run_ranks(
+            lambda: elastic_launch(config, function)(argument, *more_arguments), log_dir, attempt
+        )
 
 
 def launch_script(
@@ -106,6 +114,7 @@ def launch_script(
     log_dir: Path,
     environment: dict[str, str],
     meeting: Meeting = ALONE,
+    attempt: int = 0,
 ) -> None:
     """Run a Python script or module as every rank, as torchrun would, and return when it is done.
 
@@ -117,12 +126,13 @@ def launch_script(
     """
     meeting.check(world_size)
     log_dir.mkdir(parents=True, exist_ok=True)
-    config = _config(world_size, _FlatLogs(log_dir, keep_output=False), meeting)
+    logs = _FlatLogs(log_dir, keep_output=False, attempt=attempt)
+    config = _config(world_size, logs, meeting)
     with _environment(environment):
-        _run_ranks(lambda: elastic_launch(config, sys.executable)("-u", *command), log_dir)
+        _run_ranks(lambda: elastic_launch(config, sys.executable)("-u", *command), log_dir, attempt)
 
 
-def _run_ranks(run: Callable[[], object], log_dir: Path) -> None:
+def _run_ranks(run: Callable[[], object], log_dir: Path, attempt: int) -> None:
     """Run torch's launcher; its exceptions and signal handling become ours."""
     interrupted_by: signal.Signals | None = None
     succeeded = False
@@ -132,7 +142,7 @@ def _run_ranks(run: Callable[[], object], log_dir: Path) -> None:
             run()
             succeeded = True
         except ChildFailedError as error:
-            raise _rank_failed(error, log_dir) from None
+            raise _rank_failed(error, log_dir, attempt) from None
         except SignalException as error:
             interrupted_by = error.sigval
         except RendezvousError as error:
@@ -172,10 +182,11 @@ def _config(world_size: int, logs: LogsSpecs, meeting: Meeting) -> LaunchConfig:
 class _FlatLogs(LogsSpecs):
     """One flat directory, `rank_R.out` and so on, where torch's own nests four deep."""
 
-    def __init__(self, log_dir: Path, keep_output: bool = True) -> None:
+    def __init__(self, log_dir: Path, keep_output: bool = True, attempt: int = 0) -> None:
         super().__init__(str(log_dir))
         self._log_dir = log_dir
         self._keep_output = keep_output
+        self._attempt = attempt
 
     @property
     def root_log_dir(self) -> str:
@@ -184,23 +195,27 @@ class _FlatLogs(LogsSpecs):
     def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
         destination = LogsDest()
         for local_rank, env in envs.items():
-            stem = f"{self._log_dir}/rank_{env['RANK']}"
+            stem = f"{self._log_dir}/{stem_of(int(env['RANK']), self._attempt)}"
             destination.stdouts[local_rank] = f"{stem}.out" if self._keep_output else ""
             destination.stderrs[local_rank] = f"{stem}.err" if self._keep_output else ""
             destination.error_files[local_rank] = f"{stem}.error.json"
             Path(f"{stem}.error.json").unlink(missing_ok=True)
             env["TORCHELASTIC_ERROR_FILE"] = f"{stem}.error.json"
+            # Each attempt is a launch of its own, of which torch counts no restarts.
+            env["TORCHELASTIC_RESTART_COUNT"] = str(self._attempt)
         return destination
 
 
-def _rank_failed(error: ChildFailedError, log_dir: Path) -> RankFailedError:
+def _rank_failed(error: ChildFailedError, log_dir: Path, attempt: int) -> RankFailedError:
     rank, failure = error.get_first_failure()
     written = failure.error_file_data.get("message")
     # A rank that raised wrote a dictionary; for one that just ended, torch makes up a string.
     reason = written["message"].partition("\n")[0] if isinstance(written, dict) else ""
-    kept = [log_dir / f"rank_{rank}.err", log_dir / f"rank_{rank}.error.json"]
+    stem = stem_of(rank, attempt)
+    kept = [log_dir / f"{stem}.err", log_dir / f"{stem}.error.json"]
     where = next((path for path in kept if path.exists()), log_dir)
-    return RankFailedError(rank, failure.exitcode, reason, where)
+    codes = {number: failed.exitcode for number, failed in error.failures.items()}
+    return RankFailedError(rank, failure.exitcode, reason, where, codes)
 
 
 def check_backend(backend: str, world_size: int) -> None:
@@ -240,8 +255,9 @@ def _environment(values: dict[str, str]) -> Iterator[None]:
 @contextmanager
 def _log_file(log_dir: Path) -> Iterator[None]:
     """What torch's launcher logs goes into a file of ours instead of onto the terminal."""
-    handler = logging.FileHandler(log_dir / LAUNCHER_LOG, mode="w", delay=True)
+    handler = logging.FileHandler(log_dir / LAUNCHER_LOG, mode="a", delay=True)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    handler.handleError = lambda record: None  # type: ignore[method-assign]  # a full disk
     handler.setLevel(logging.WARNING)
     loggers = [logging.getLogger(name) for name in _LOGGERS]
     before = [(logger, logger.handlers, logger.propagate) for logger in loggers]

@@ -179,8 +179,13 @@ def per_rank_batch(batch_size: int, world_size: int, scaling: str) -> int:
 def write_json(path: Path, value: dict[str, Any]) -> None:
     """Write `value` so that a reader finds the whole file or none."""
     partial = path.with_name(f".{path.name}.{os.getpid()}")
-    partial.write_text(json.dumps(value, indent=1) + "\n")
-    os.replace(partial, path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        partial.write_text(json.dumps(value, indent=1) + "\n")
+        os.replace(partial, path)
+    except OSError:
+        partial.unlink(missing_ok=True)
+        raise
 
 
 _MINIMA = {

@@ -23,19 +23,23 @@ class ProgressFile:
 
     def __init__(self, directory: Path) -> None:
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
-        self._fd = os.open(directory / PROGRESS_FILE, flags, 0o644)
+        self._fd = -1
+        with suppress(OSError):  # a full disk: there is no line then
+            self._fd = os.open(directory / PROGRESS_FILE, flags, 0o644)
         self._due = 0.0
 
     def update(self, steps_done: int) -> None:
         """Say that so many steps are done. Of fixed width, so a reader never sees half of one."""
         now = time.monotonic()
-        if now >= self._due:
-            os.pwrite(self._fd, b"%12d\n" % steps_done, 0)
+        if self._fd >= 0 and now >= self._due:
+            with suppress(OSError):
+                os.pwrite(self._fd, b"%12d\n" % steps_done, 0)
             self._due = now + _INTERVAL_S
 
     def close(self) -> None:
         """Close the file; it stays until the launcher removes it."""
-        os.close(self._fd)
+        if self._fd >= 0:
+            os.close(self._fd)
 
 
 class ProgressLine:
@@ -69,7 +73,7 @@ class ProgressLine:
             self._stop.set()
             self._thread.join()
             self._thread = None
-        with suppress(FileNotFoundError):
+        with suppress(OSError):
             self._path.unlink()
 
     def _draw(self) -> None:

@@ -5,6 +5,7 @@ The environment must hold RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as torc
 
 from __future__ import annotations
 
+import errno
 import multiprocessing
 import os
 import platform
@@ -41,6 +42,7 @@ RESULT_SCHEMA_VERSION = 1
 _INTERRUPTED_EXIT_CODE = 130  # what a shell gives for SIGINT
 _PEER_GRACE_S = 2.0  # many times the launcher's polling interval
 _EXIT_PAUSE_S = 0.02
+_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EFBIG, errno.EIO)
 
 
 def run_rank(job_path: str, cpu_sets: str = "") -> None:
@@ -77,6 +79,7 @@ def guarded(work: Callable[[], None]) -> None:
 def _run(job: Job, cpu_sets: str) -> None:
     # The launcher imports this module too: capture, with its native part, only loads in a rank.
     from commprof.capture import attach, profile
+    from commprof.capture.sync_check import check_models
 
     rank = _environment_rank(job)
     pin_this_process(cpu_sets, int(os.environ.get("LOCAL_RANK", "0")))
@@ -102,6 +105,7 @@ def _run(job: Job, cpu_sets: str) -> None:
             trial(training.model, job.trial)
         elif job.hook and plan.strategy.replicated:
             attach(training.model)
+        check_models(recorder, [training.model])
         result = _train(job, plan, training, recorder)
         memory_use = memory.use()
         record_cost_ns = recorder.record_cost_ns()
@@ -110,12 +114,22 @@ def _run(job: Job, cpu_sets: str) -> None:
         **_exchanged(job, plan, training),
         "memory": asdict(memory_use),
     }
-    write_json(
+    _keep(
         job.directory / f"rank_{rank}.json",
         {**_identity(rank), **setup, **measured, "record_cost_ns": record_cost_ns},
     )
     dist.barrier()
     dist.destroy_process_group()
+
+
+def _keep(path: Path, value: dict[str, Any]) -> None:
+    """Write this rank's result; where the disk will not take it, a line says so and no more."""
+    try:
+        write_json(path, value)
+    except OSError as error:
+        if error.errno not in _DISK_ERRORS:
+            raise
+        print(f"commprof: cannot write {path}: {error.strerror}", file=sys.stderr)
 
 
 def _environment_rank(job: Job) -> int:

@@ -65,6 +65,7 @@ def as_dict(
             "cost": cost and _cost(cost),
             **({"verdict": _verdict(verdict)} if trial is None else {"trial": trial_dict(trial)}),
             "loss_agreement": _loss_agreement(result.loss_agreement),
+            "attempts": [dataclasses.asdict(attempt) for attempt in result.attempts],
         }
     )
     return value

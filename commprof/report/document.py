@@ -20,6 +20,8 @@ from commprof.report import (
     summary_table,
     trial_table,
 )
+from commprof.report.attempts_table import LEGEND as ATTEMPTS_LEGEND
+from commprof.report.attempts_table import attempts_grid
 from commprof.report.cross_checks_table import HEADING as CHECKS_LEGEND
 from commprof.report.cross_checks_table import cross_checks_grid
 from commprof.report.plain_text import printable
@@ -73,6 +75,13 @@ def sections(report: FullReport, trial: TrialResult | None = None) -> Iterator[S
     if report.verdict is not None:
         yield _verdict(report.verdict)
     yield from _notes(result)
+    if result.attempts:
+        yield Section(
+            "attempts",
+            "Attempts",
+            grids=(("Every start of all ranks", attempts_grid(result.attempts)),),
+            legend=ATTEMPTS_LEGEND,
+        )
     if result.worlds:
         yield from _of_all_worlds(report)
         yield from _of_last_world(result.worlds[-1])

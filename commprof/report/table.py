@@ -9,6 +9,8 @@ from commprof.analysis.overhead import Overhead
 from commprof.analysis.scaling import RunResult
 from commprof.analysis.verdict import Verdict
 from commprof.report import compression_table, host_links_table, memory_table, summary_table
+from commprof.report.attempts_table import LEGEND as ATTEMPTS_LEGEND
+from commprof.report.attempts_table import attempts_grid
 from commprof.report.collectives_table import LEGEND, collectives_section
 from commprof.report.cross_checks_table import blocks as cross_checks_blocks
 from commprof.report.plain_text import printable
@@ -37,6 +39,8 @@ def render(result: RunResult, width: int, verdict: Verdict | None = None) -> str
     blocks = [_heading(result, width)]
     if verdict is not None:
         blocks += verdict_blocks(verdict, width)
+    if result.attempts:
+        blocks += [_table(*attempts_grid(result.attempts)), ATTEMPTS_LEGEND]
     if result.worlds:
         blocks += [_table(*scaling_grid(result)), SCALING_LEGEND]
         blocks += [_table(*parts_grid(result)), PARTS_LEGEND]

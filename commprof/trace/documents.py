@@ -45,6 +45,8 @@ METADATA: Final[dict[str, Shape]] = {
     "dtypes": list,
     "hooks": list,
 }
+#: More than any job has; what is made per rank must not be of any size that a file names.
+MOST_RANKS: Final = 1 << 20
 #: What a later metadata block may set anew; each block any of it.
 MORE_METADATA: Final[dict[str, Shape]] = {
     "hooks": list,
@@ -52,6 +54,10 @@ MORE_METADATA: Final[dict[str, Shape]] = {
     "gloo_threads": dict,
     "trial": {"plan": str, "first_step": int, "begin_monotonic_ns": int, "left_out": dict},
     "trial_losses": dict,
+    "ending": {"error": str},
+    "write_failed": {"errno": int, "reason": str, "monotonic_ns": int},
+    "pauses": {"count": int, "total_ns": int, "longest_ns": int, "longest_begin_ns": int},
+    "sync_checks": {"every": int, "checks": int, "first_step": int, "ranks": list},
 }
 GROUP: Final[dict[str, Shape]] = {
     "id": int,
@@ -92,6 +98,8 @@ def read_metadata(payload: memoryview) -> dict[str, Any]:
         ValueError: names the key that is missing or unusable.
     """
     value = _read(payload, METADATA)
+    if value["world_size"] > MOST_RANKS:
+        raise ValueError(f"world_size {value['world_size']} is above {MOST_RANKS}")
     if value["rank"] >= value["world_size"]:
         raise ValueError(f"rank {value['rank']} of world_size {value['world_size']}")
     return value

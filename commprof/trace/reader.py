@@ -21,6 +21,9 @@ from commprof.trace.ring import read_rings
 from commprof.trace.schema import BlockType, Kind, Records
 from commprof.trace.summary import Summary, read_summary
 
+#: Enough for the first block, unless the user gave `profile()` much to keep.
+_METADATA_MOSTLY_WITHIN_BYTES = 4 << 20
+
 
 @dataclass(frozen=True)
 class Trace:
@@ -105,6 +108,25 @@ def read_trace(path: Path) -> Trace:
     )
 
 
+def read_first_metadata(path: Path) -> dict[str, Any]:
+    """The first metadata block alone, whatever the trace's size.
+
+    Raises:
+        TraceError: the file is no trace, or its metadata cannot be used.
+        OSError: the file cannot be opened.
+    """
+    for most_bytes in (_METADATA_MOSTLY_WITHIN_BYTES, -1):
+        with path.open("rb") as file:
+            found = read_blocks(path, file.read(most_bytes))
+        for block in found.blocks:
+            if block.type == BlockType.METADATA:
+                try:
+                    return documents.read_metadata(block.payload)
+                except ValueError as error:
+                    raise TraceError(f"{path}: unusable metadata: {error}") from None
+    raise TraceError(f"{path}: no readable metadata block; the trace was cut off at its start")
+
+
 def _take(path: Path, block: Block, content: _Content) -> None:
     """Stores one block; unknown types are skipped, so that the format can grow."""
     try:
@@ -150,8 +172,17 @@ def _merge(batches: list[Records], deduplicate: bool) -> Records:
         return np.empty(0, dtype=schema.RECORD_DTYPE)
     records = np.concatenate(batches)
     records = records[records["kind"] != Kind.NONE]
-    if deduplicate:
-        raw = np.ascontiguousarray(records).view(f"V{schema.RECORD_DTYPE.itemsize}")
-        _, first = np.unique(raw, return_index=True)
-        records = records[np.sort(first)]
-    return records[np.argsort(records["timestamp_ns"], kind="stable")]
+    records = records[np.argsort(records["timestamp_ns"], kind="stable")]
+    return _without_twins(records) if deduplicate else records
+
+
+def _without_twins(records: Records) -> Records:
+    """Of equal records the first; they are ordered by time, so only neighbours can be equal."""
+    same_time = records["timestamp_ns"][1:] == records["timestamp_ns"][:-1]
+    suspects = np.flatnonzero(np.append(same_time, False) | np.append(False, same_time))
+    raw = np.ascontiguousarray(records[suspects]).view(f"V{schema.RECORD_DTYPE.itemsize}")
+    _, first = np.unique(raw, return_index=True)
+    keep = np.ones(len(records), dtype=np.bool_)
+    keep[suspects] = False
+    keep[suspects[first]] = True
+    return records[keep]

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from glob import escape, glob
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from commprof.trace import schema
+from commprof.trace.processes import State, state_of
 from commprof.trace.schema import Records
+
+#: Where rings live if there is room.
+_MEMORY = Path("/dev/shm")
 
 
 @dataclass
@@ -59,6 +65,56 @@ def remove_rings(ring_prefix: str, session: int) -> None:
                 path.unlink()
         except OSError:
             continue
+    if _owner_session(owner_path(ring_prefix)) == session:
+        owner_path(ring_prefix).unlink(missing_ok=True)
+
+
+def owner_path(ring_prefix: str) -> Path:
+    """The file that says whose rings those are; see :func:`write_owner`."""
+    return Path(f"{ring_prefix}owner")
+
+
+def write_owner(ring_prefix: str, trace_path: Path, session: int, metadata: Any) -> None:
+    """Leaves word beside rings in memory, for :func:`remove_orphans`; raises OSError.
+
+    ``metadata`` is that of the trace.
+    """
+    if Path(ring_prefix).parent == _MEMORY:
+        known = {key: metadata[key] for key in ("pid", "machine", "clock")}
+        word = {"trace": str(trace_path), "session": session, **known}
+        with owner_path(ring_prefix).open(
+            "x"
+        ) as file:  # /dev/shm is everybody's: never through a link
+            json.dump(word, file)
+
+
+def remove_orphans(memory: Path = _MEMORY) -> int:
+    """Removes rings that nobody will read: their process is gone, and so is their trace.
+
+    Those of a trace that is still there stay for ``salvage``. Only this user's are looked at.
+
+    Returns:
+        How many processes left such rings.
+    """
+    removed = 0
+    for path in sorted(memory.glob(f"commprof-{os.getuid()}-*-owner")):
+        try:
+            owner = json.loads(path.read_text())
+            orphaned = not os.path.exists(owner["trace"]) and state_of(owner) is State.GONE
+            session = int(owner["session"])
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            continue
+        if orphaned:
+            remove_rings(str(path).removesuffix("owner"), session)
+            removed += 1
+    return removed
+
+
+def _owner_session(path: Path) -> int | None:
+    try:
+        return int(json.loads(path.read_text())["session"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None
 
 
 def _ring_files(ring_prefix: str) -> Iterator[Path]:

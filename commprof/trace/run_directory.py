@@ -20,7 +20,16 @@ from pathlib import Path
 from typing import Any
 
 from commprof.errors import CommprofError, TraceError
-from commprof.trace.reader import Trace, read_trace
+from commprof.trace.attempts import attempt_paths, last_attempt
+from commprof.trace.endings import (
+    Endings,
+    LaunchedAttempt,
+    launcher_problem,
+    rank_problems,
+    read_endings,
+)
+from commprof.trace.reader import Trace, read_first_metadata, read_trace
+from commprof.trace.results import read_result
 
 RUN_FILE = "run.json"
 #: What ``commprof run --config`` takes to repeat a run.
@@ -43,8 +52,12 @@ class WorldRun:
     results: dict[int, dict[str, Any]]
     #: By rank.
     traces: dict[int, Trace]
-    #: Files that could not be read, in sentences.
+    #: Files that could not be read, and what happened to the ranks, in sentences.
     problems: tuple[str, ...]
+    #: Which start of the ranks this is: 0, and one more for each restart.
+    attempt: int = 0
+    #: What the launcher saw of all attempts; None where none wrote it down.
+    endings: Endings | None = None
 
 
 def world_directory(run: Path, world_size: int) -> Path:
@@ -82,43 +95,59 @@ def strategy_directories(run: Path) -> list[Path]:
 
 
 def read_world(run: Path, world_size: int) -> WorldRun:
-    """Reads whatever the ranks of one world size left; never fails for a rank that is missing."""
-    directory = world_directory(run, world_size)
-    if not directory.is_dir():
-        directory = run  # of traces alone
+    """Reads whatever the ranks of one world size left; never fails for a rank that is missing.
+
+    After a restart that is what the last attempt left.
+    """
+    directory = _directory_of(run, world_size)
+    endings = read_endings(directory)
+    attempts = attempt_paths(directory)
+    number = max(attempts, default=0)
+    launched = _launched(endings, number)
     results: dict[int, dict[str, Any]] = {}
     traces: dict[int, Trace] = {}
     problems: list[str] = []
     for rank in range(world_size):
         result_path = directory / f"rank_{rank}.json"
-        trace_path = directory / f"rank_{rank}.trace"
+        trace_path = attempts.get(number, {}).get(rank)
         try:
-            if trace_path.exists():
+            if trace_path is not None:
                 traces[rank] = read_trace(trace_path)
-                problems += _problems_of(rank, traces[rank])
+                problems += _problems_of(rank, traces[rank], launched)
             if result_path.exists():
-                results[rank] = json.loads(result_path.read_text())
+                results[rank] = read_result(result_path)
         except (OSError, ValueError, TraceError) as error:
             problems.append(f"rank {rank}: {error}")
-    return WorldRun(world_size, directory, results, traces, tuple(problems))
+    return WorldRun(
+        world_size=world_size,
+        directory=directory,
+        results=results,
+        traces=traces,
+        problems=tuple([*filter(None, [launcher_problem(endings)]), *problems]),
+        attempt=number,
+        endings=endings,
+    )
 
 
 def trace_paths(run: Path, world_size: int) -> dict[int, Path]:
-    """The traces of one world size by rank, as far as there are any."""
+    """The traces of one world size by rank, as far as there are any; of the last attempt."""
+    paths = last_attempt(_directory_of(run, world_size))
+    return {rank: path for rank, path in paths.items() if rank < world_size}
+
+
+def _directory_of(run: Path, world_size: int) -> Path:
     directory = world_directory(run, world_size)
-    directory = directory if directory.is_dir() else run  # of traces alone
-    paths = {rank: directory / f"rank_{rank}.trace" for rank in range(world_size)}
-    return {rank: path for rank, path in paths.items() if path.exists()}
+    return directory if directory.is_dir() else run  # of traces alone
 
 
-def _problems_of(rank: int, trace: Trace) -> list[str]:
+def _launched(endings: Endings | None, number: int) -> LaunchedAttempt | None:
+    found = [a for a in endings.attempts if a.attempt == number] if endings else []
+    return found[-1] if found else None
+
+
+def _problems_of(rank: int, trace: Trace, launched: LaunchedAttempt | None) -> list[str]:
     found = [f"rank {rank}: {problem} ({trace.path})" for problem in trace.problems]
-    if not trace.complete:
-        found.append(
-            f"rank {rank} never closed its trace: it was killed or still runs; "
-            "what it recorded until then is used"
-        )
-    return found
+    return found + rank_problems(trace, launched)
 
 
 def other_jobs(run: Path) -> list[Path]:
@@ -130,7 +159,7 @@ def other_jobs(run: Path) -> list[Path]:
 
 def _context_of_traces(run: Path) -> dict[str, Any]:
     """The same keys as in ``run.json``, as far as traces know them."""
-    paths = [path for path in sorted(run.glob("rank_*.trace")) if path.stem[5:].isdecimal()]
+    paths = list(last_attempt(run).values())
     if not paths and (jobs := other_jobs(run)):
         raise CommprofError(
             f"{run} holds no traces itself but those of several jobs; report one of them: "
@@ -141,18 +170,19 @@ def _context_of_traces(run: Path) -> dict[str, Any]:
             f"{run} holds neither {RUN_FILE} nor rank_N.trace; give the directory that "
             "commprof run or commprof.profile() wrote to"
         )
-    metadata = read_trace(paths[0]).metadata
-    sizes = {path: read_trace(path).world_size for path in paths}
+    found = _readable(paths)
+    metadata = next(iter(found.values()))
+    sizes = {path: metadata["world_size"] for path, metadata in found.items()}
     if len(set(sizes.values())) > 1:
         raise CommprofError(
             f"{run} holds traces of several jobs: "
             + ", ".join(f"{path.name} of {size} ranks" for path, size in sizes.items())
             + "; move those of each job into a directory of its own"
         )
-    started = datetime.fromtimestamp(metadata["clock"]["realtime_ns"] / 1e9, timezone.utc)
+    started = _date(metadata["clock"]["realtime_ns"])
     command = shlex.join(metadata["command"])
     return {
-        "timestamp": started.isoformat(timespec="seconds"),
+        "timestamp": started,
         "command": command,
         "commprof": metadata["commprof"],
         "torch": metadata["torch"],
@@ -164,3 +194,29 @@ def _context_of_traces(run: Path) -> dict[str, Any]:
         "machine": metadata["machine"],
         "errors": {},
     }
+
+
+def _readable(paths: list[Path]) -> dict[Path, dict[str, Any]]:
+    """Metadata of the traces that can be read; what is wrong with the others, the report says.
+
+    Raises:
+        TraceError, OSError: none can be read.
+    """
+    found: dict[Path, dict[str, Any]] = {}
+    first: TraceError | OSError | None = None
+    for path in paths:
+        try:
+            found[path] = read_first_metadata(path)
+        except (TraceError, OSError) as error:
+            first = first or error
+    if first is not None and not found:
+        raise first
+    return found
+
+
+def _date(realtime_ns: int) -> str:
+    try:
+        date = datetime.fromtimestamp(realtime_ns / 1e9, timezone.utc)
+    except (OverflowError, ValueError, OSError):
+        return "unknown"
+    return date.isoformat(timespec="seconds")

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 import numpy as np
 
 from commprof.errors import TraceError
 from commprof.trace.blocks import pack_block, read_blocks
-from commprof.trace.reader import Trace, read_trace
+from commprof.trace.processes import State, state_of
+from commprof.trace.reader import read_trace
 from commprof.trace.ring import has_rings, read_rings, remove_rings
 from commprof.trace.schema import BlockType
 
@@ -56,28 +56,12 @@ def salvage_dead(directory: Path) -> None:
     for path in sorted([*directory.glob("rank_*.trace"), *directory.glob("world_*/rank_*.trace")]):
         try:
             trace = read_trace(path)
-            if has_rings(trace.metadata["ring_prefix"]) and _is_gone(trace):
+            if not has_rings(trace.metadata["ring_prefix"]):
+                continue
+            if state_of(trace.metadata) is State.GONE:
                 salvage(path)
         except (OSError, TraceError):
             continue  # the report will say what is wrong with it
-
-
-def _is_gone(trace: Trace) -> bool:
-    machine = trace.metadata["machine"]
-    try:
-        here = Path("/proc/sys/kernel/random/boot_id").read_text().split("\n", 1)[0]
-        namespace = os.readlink("/proc/self/ns/pid")
-    except OSError:
-        return False
-    if not here or (machine["boot_id"], machine["pid_namespace"]) != (here, namespace):
-        return False
-    try:
-        stat = Path(f"/proc/{trace.metadata['pid']}/stat").read_text()
-    except FileNotFoundError:
-        return True
-    except OSError:
-        return False
-    return stat.rpartition(")")[2].split()[0] in "ZX"  # ended, its parent has not asked yet
 
 
 def _append(path: Path, end: int, blocks: bytes) -> None:

@@ -30,6 +30,13 @@ inline uint64_t threadCpuNs() noexcept {
   return uint64_t(t.tv_sec) * 1000000000ull + uint64_t(t.tv_nsec);
 }
 
+// CPU time of all threads of this process.
+inline uint64_t processCpuNs() noexcept {
+  timespec t;
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
+  return uint64_t(t.tv_sec) * 1000000000ull + uint64_t(t.tv_nsec);
+}
+
 // Time for which the calling thread was runnable but had no core, from
 // /proc/thread-self/schedstat (second field). 0 where the kernel does not tell.
 uint64_t threadRunDelayNs() noexcept;

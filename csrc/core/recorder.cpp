@@ -44,7 +44,8 @@ void Recorder::start(const RecorderOptions& options) {
   }
   auto writer =
       std::make_unique<TraceWriter>(options.trace_path, options.session);
-  if (!writer->writeJson(BlockType::kMetadata, options.metadata_json)) {
+  if (!writer->writeJson(BlockType::kMetadata, options.metadata_json) ||
+      !writer->reserveNote()) {
     throw std::system_error(
         writer->error(), std::generic_category(), options.trace_path);
   }
@@ -53,7 +54,8 @@ void Recorder::start(const RecorderOptions& options) {
   stats_ = RecorderStats{};
   unrecorded_.store(0);
   documents_written_ = 0;
-  complained_ = false;
+  complained_ = abandoned_ = false;
+  next_look_ns_ = 0;
   stopping_ = false;
   writer_ = std::move(writer);
   beginModeLocked();
@@ -80,6 +82,8 @@ void Recorder::stop() {
   flusher_.reset();
   awaitArrivals();
   const std::lock_guard<std::mutex> lock(mutex_);
+  next_look_ns_ = 0;
+  lookAfterFileLocked();
   drainLocked();
   finishSummaryLocked();
   closeLocked();
@@ -212,17 +216,6 @@ bool Recorder::writeRecordsLocked() {
   return true;
 }
 
-void Recorder::complainLocked() noexcept {
-  if (!complained_) {
-    complained_ = true;
-    std::fprintf(
-        stderr,
-        "commprof: cannot write %s: %s. Training goes on; the newest records "
-        "wait in memory, and what does not fit is counted as dropped.\n",
-        options_.trace_path.c_str(),
-        std::strerror(writer_->error()));
-  }
-}
 
 void Recorder::collectStatsLocked() {
   const std::vector<Ring*> rings = pool_.rings();

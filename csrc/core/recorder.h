@@ -23,6 +23,7 @@
 #include "core/always_on/summary.h"
 #include "core/mode.h"
 #include "core/mode_switch.h"
+#include "core/pause_watch.h"
 #include "core/ring_pool.h"
 #include "core/trace_writer.h"
 
@@ -126,6 +127,8 @@ class Recorder {
   void awaitArrivals();
   void finishSummaryLocked();
   void complainLocked() noexcept;
+  void lookAfterFileLocked() noexcept;
+  void writePausesLocked() noexcept;
   void closeLocked();
   void collectStatsLocked();
   static void beforeFork();
@@ -149,6 +152,9 @@ class Recorder {
   std::condition_variable wake_;
   bool stopping_ = false;
   bool complained_ = false; // of this trace, on stderr
+  bool abandoned_ = false; // its file was removed and cannot be made anew
+  uint64_t next_look_ns_ = 0; // at the file
+  PauseWatch pauses_;
   std::unique_ptr<TraceWriter> writer_;
   bool keep_records_ = true; // the mode is full
   // The latest clock records that were not kept: full mode begins with them.

@@ -40,9 +40,16 @@ void Recorder::startFlusherLocked() {
 
 void Recorder::flusherLoop() {
   pthread_setname_np(pthread_self(), "commprof-flush");
+  const auto interval = std::chrono::milliseconds(options_.flush_interval_ms);
   std::unique_lock<std::mutex> lock(mutex_);
+  pauses_ = PauseWatch();
   while (!stopping_) {
-    wake_.wait_for(lock, std::chrono::milliseconds(options_.flush_interval_ms));
+    pauses_.beginSleep(std::chrono::nanoseconds(interval).count());
+    wake_.wait_for(lock, interval);
+    if (pauses_.endSleep()) {
+      writePausesLocked();
+    }
+    lookAfterFileLocked();
     drainLocked();
     lock.unlock(); // the file may lie on a slow disk
     const std::optional<Mode> asked = switch_.poll(mode());

@@ -1,16 +1,19 @@
 #include "core/trace_writer.h"
 
 #include <fcntl.h>
-#include <sys/uio.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstring>
+#include <filesystem>
 #include <new>
+#include <string_view>
 #include <system_error>
 #include <utility>
+#include <vector>
 
 namespace commprof {
 
@@ -55,6 +58,41 @@ int writeFully(int fd, const void* data, size_t bytes, uint64_t offset) {
   return 0;
 }
 
+// The first `bytes` of a file into another, or errno.
+int copyFile(int from, int to, uint64_t bytes) noexcept {
+  std::vector<char> buffer;
+  try {
+    buffer.resize(std::min<uint64_t>(bytes, 1 << 20));
+  } catch (const std::bad_alloc&) {
+    return ENOMEM;
+  }
+  for (uint64_t at = 0; at < bytes;) {
+    const size_t wanted = std::min<uint64_t>(buffer.size(), bytes - at);
+    const ssize_t n = pread(from, buffer.data(), wanted, off_t(at));
+    if (n < 0 && errno == EINTR) {
+      continue;
+    }
+    if (n <= 0) {
+      return n < 0 ? errno : EIO;
+    }
+    if (const int error = writeFully(to, buffer.data(), size_t(n), at)) {
+      return error;
+    }
+    at += uint64_t(n);
+  }
+  return 0;
+}
+
+// A note says why writing failed, in a line, then come spaces.
+using Note = std::array<char, 256>;
+
+Note spaced(std::string_view text) noexcept {
+  Note note;
+  note.fill(' ');
+  std::copy(text.begin(), text.end(), note.begin());
+  return note;
+}
+
 } // namespace
 
 // Slicing by 8 (Kounavis and Berry, 2005): eight bytes a turn, each through the
@@ -78,8 +116,9 @@ uint32_t crc32(const void* data, size_t bytes) noexcept {
   return c ^ 0xffffffffu;
 }
 
-TraceWriter::TraceWriter(const std::string& path, uint64_t session) {
-  fd_ = open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+TraceWriter::TraceWriter(const std::string& path, uint64_t session)
+    : path_(path) {
+  fd_ = open(path.c_str(), O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
   if (fd_ < 0) {
     throw std::system_error(errno, std::generic_category(), path);
   }
@@ -137,7 +176,7 @@ bool TraceWriter::writeSummary(const std::string& json) noexcept {
     return false;
   }
   if (slots_[0].bytes == padded.size()) {
-    if (!overwrite(slots_[0], padded)) {
+    if (!overwrite(slots_[0], BlockType::kSummary, padded)) {
       return false;
     }
     std::swap(slots_[0], slots_[1]);
@@ -154,7 +193,8 @@ bool TraceWriter::writeSummary(const std::string& json) noexcept {
 
 bool TraceWriter::overwrite(
     const Slot& slot,
-    const std::string& padded) noexcept {
+    BlockType type,
+    std::string_view padded) noexcept {
   BlockHeader header{kBlockMagic, BlockType::kSpare, slot.bytes, 0, 0};
   int error = writeFully(fd_, &header, sizeof(header), slot.offset);
   if (error == 0) {
@@ -162,12 +202,62 @@ bool TraceWriter::overwrite(
         fd_, padded.data(), padded.size(), slot.offset + sizeof(header));
   }
   if (error == 0) {
-    header.type = BlockType::kSummary;
+    header.type = type;
     header.crc32 = crc32(padded.data(), padded.size());
     error = writeFully(fd_, &header, sizeof(header), slot.offset);
   }
   error_ = error != 0 ? error : error_;
   return error == 0;
+}
+
+bool TraceWriter::reserveNote() noexcept {
+  const Note room = spaced("");
+  const Slot made{offset_, room.size()};
+  if (!writeBlock(BlockType::kSpare, room.data(), room.size())) {
+    return false;
+  }
+  note_ = made;
+  return true;
+}
+
+bool TraceWriter::writeNote(std::string_view json) noexcept {
+  if (note_.bytes == 0 || json.size() > note_.bytes) {
+    return false;
+  }
+  const Note note = spaced(json);
+  return overwrite(
+      note_, BlockType::kMetadata, std::string_view(note.data(), note.size()));
+}
+
+bool TraceWriter::removed() const noexcept {
+  struct stat status;
+  return fstat(fd_, &status) == 0 && status.st_nlink == 0;
+}
+
+bool TraceWriter::restore() noexcept {
+  try {
+    std::error_code failed; // open() fails as well then
+    std::filesystem::create_directories(
+        std::filesystem::path(path_).parent_path(), failed);
+  } catch (const std::bad_alloc&) {
+    error_ = ENOMEM;
+    return false;
+  }
+  // The name may have a new owner by now, who keeps it.
+  const int flags = O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC;
+  const int fd = open(path_.c_str(), flags, 0644);
+  const int error = fd < 0 ? errno : copyFile(fd_, fd, offset_);
+  if (error != 0) {
+    error_ = error;
+    if (fd >= 0) {
+      unlink(path_.c_str());
+      close(fd);
+    }
+    return false;
+  }
+  close(fd_);
+  fd_ = fd;
+  return true;
 }
 
 } // namespace commprof

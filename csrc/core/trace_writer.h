@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 
 #include "core/record.h"
 #include "core/trace_format.h"
@@ -33,6 +34,18 @@ class TraceWriter {
   // finds one of the two. False without room on the disk or if it is too long.
   bool writeSummary(const std::string& json) noexcept;
 
+  // Room for a note, kept on the disk from now on.
+  bool reserveNote() noexcept;
+  // Overwrites it with JSON metadata: that needs no room on a full disk. False
+  // if no room was kept, or too little.
+  bool writeNote(std::string_view json) noexcept;
+
+  // Whether the file has lost its name: somebody removed it.
+  bool removed() const noexcept;
+  // Makes it anew under that name, with its directories and all that was
+  // written. False if that fails or the name is taken; error() says why.
+  bool restore() noexcept;
+
   uint64_t bytesWritten() const noexcept {
     return offset_;
   }
@@ -42,14 +55,19 @@ class TraceWriter {
   }
 
  private:
-  // The place of a summary of up to `bytes`; several of them per file at most.
+  // The place of a summary of up to `bytes`, or of a note.
   struct Slot {
     uint64_t offset = 0;
     uint64_t bytes = 0; // 0: not made yet
   };
-  bool overwrite(const Slot& slot, const std::string& padded) noexcept;
+  bool overwrite(
+      const Slot& slot,
+      BlockType type,
+      std::string_view padded) noexcept;
 
+  const std::string path_;
   Slot slots_[2]; // [0] is older
+  Slot note_;
   int fd_ = -1;
   uint64_t offset_ = 0;
   int error_ = 0;

@@ -163,6 +163,63 @@ void fullFromTheStart(const trace_file::Directory& directory) {
   CHECK_EQ(trace_file::read(directory / "big.trace").end.size(), 1u);
 }
 
+// The note about it stands in room that was kept from the start.
+void aFullDiskIsNamedInTheTrace(const trace_file::Directory& directory) {
+  Recorder& recorder = Recorder::instance();
+  Captured captured(directory / "stderr");
+  recorder.start(options(directory, "named"));
+  CHECK_EQ(trace_file::read(directory / "named.trace").metadata.size(), 1u);
+  pushNumbers(0, 10);
+  {
+    const FullDisk full(recorder.stats().trace_bytes);
+    recorder.flush();
+  }
+  recorder.stop();
+  captured.restore();
+  const auto content = trace_file::read(directory / "named.trace");
+  CHECK(content.sound);
+  CHECK_EQ(content.records.size(), 10u);
+  const std::string expected =
+      "{\"write_failed\": {\"errno\": 27, \"reason\": \"File too large\", ";
+  CHECK(content.metadata.at(1).starts_with(expected));
+}
+
+void aRemovedFileIsMadeAnew(const trace_file::Directory& directory) {
+  Recorder& recorder = Recorder::instance();
+  Captured captured(directory / "stderr");
+  RecorderOptions inside = options(directory, "gone/trace");
+  std::filesystem::create_directory(directory / "gone");
+  recorder.start(inside);
+  pushNumbers(0, 10);
+  recorder.flush();
+  std::filesystem::remove_all(directory / "gone");
+  pushNumbers(10, 20);
+  recorder.stop();
+  captured.restore();
+  CHECK_EQ(captured.lines(), 1u);
+  const auto content = trace_file::read(directory / "gone/trace.trace");
+  CHECK(content.sound);
+  CHECK_EQ(content.records.size(), 20u);
+  CHECK(trace_file::countUp(content.records, 0));
+  CHECK_EQ(content.end.size(), 1u);
+}
+
+void aNameThatIsTakenStaysTaken(const trace_file::Directory& directory) {
+  Recorder& recorder = Recorder::instance();
+  Captured captured(directory / "stderr");
+  const std::string path = directory / "taken.trace";
+  recorder.start(options(directory, "taken"));
+  pushNumbers(0, 10);
+  std::filesystem::remove(path);
+  std::ofstream(path) << "another job's";
+  recorder.stop();
+  captured.restore();
+  CHECK_EQ(captured.lines(), 1u);
+  std::ifstream file(path);
+  const std::string found{std::istreambuf_iterator<char>(file), {}};
+  CHECK_EQ(found, "another job's");
+}
+
 } // namespace
 
 int main() {
@@ -171,5 +228,8 @@ int main() {
   lostAtStopIsCounted(directory);
   noRoomForTheClosingBlock(directory);
   fullFromTheStart(directory);
+  aFullDiskIsNamedInTheTrace(directory);
+  aRemovedFileIsMadeAnew(directory);
+  aNameThatIsTakenStaysTaken(directory);
   return check::report();
 }

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from commprof.analysis.attempts import Attempt
 from commprof.analysis.cost import Price, cost
 from commprof.analysis.cross_checks import CrossCheck
 from commprof.analysis.host_links import HostLinks
@@ -52,6 +53,7 @@ def full_run() -> dict[str, Any]:
                 remarks=("a remark",),
                 summaries=(summary(2, problems=("c",), **errors),),
                 loss_agreement=LossAgreement((1, 2), 10, 16, 1e-6, 2, 7, 1e-4),
+                attempts=(Attempt(4, 0, 4, 12, 3.5, 1.5, "rank 1: its process was killed"),),
             ),
             cost=cost(worlds, details, Price(3.6, "rank")),
             verdict=verdict(run_result(*worlds), details),

@@ -234,6 +234,12 @@ SCHEMA: dict[str, Any] = {
         **{"steps": int, "samples": int, "worst": float, "worst_world_size": int},
         **{"worst_step": int, "tolerance": float, "agrees": bool},
     },
+    "attempts": [
+        {
+            **{"world_size": int, "number": int, "ranks": int, "steps": int},
+            **{"duration_s": float, "lost_s": float, "ending": str},
+        }
+    ],
 }
 """A change here is a change for every reader: raise SCHEMA_VERSION if a field goes or changes."""
 

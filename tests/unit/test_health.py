@@ -14,6 +14,7 @@ from commprof.health import (
     file_limits,
     gradients,
     interfaces,
+    loss,
     pairs,
     pinning,
     pressure,
@@ -209,3 +210,9 @@ def test_refused_at_once(
         monkeypatch.setenv("WORLD_SIZE", "2")
     assert main(["check", "--nproc", "0"]) == 2
     assert "--nproc" in capsys.readouterr().err
+
+
+def test_loss_trend() -> None:
+    says(loss.judge([[2.0 / (step + 1) for step in range(30)]] * 2), PASS)
+    says(loss.judge([[2.0] * 30]), FAIL, "does not fall")
+    says(loss.judge([[2.0] * 3 + [float("nan")] * 27]), FAIL, "from step 3 on")

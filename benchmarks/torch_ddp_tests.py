@@ -1,0 +1,108 @@
+"""PyTorch's own tests of DistributedDataParallel over gloo, with commprof attached and without.
+
+    python benchmarks/torch_ddp_tests.py                     all of them, both ways
+    python benchmarks/torch_ddp_tests.py --only NAME,NAME    these
+    python benchmarks/torch_ddp_tests.py --resume FILE       go on with what FILE has not yet
+
+An installed torch ships them as ``torch.testing._internal.distributed.distributed_test``. Each
+test runs in processes of its own. "With" means: capture runs from ``init_process_group`` on, and
+``commprof.attach`` is called on every DDP model as it is made, before the test sees it. A test
+counts as the same if it passes, fails or is skipped both ways. A test that fails without
+commprof fails on this machine: it says nothing about commprof, and is listed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+_RUNNER = "tests.support.torch_ddp_runner"
+_TIMEOUT_S = 150
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", metavar="NAME,...", help="these tests (default: all)")
+    parser.add_argument("--world-size", type=int, default=2, help="default: 2")
+    parser.add_argument(
+        "--resume", type=Path, metavar="FILE", help="results so far; new ones are added"
+    )
+    parser.add_argument("--seconds", type=float, default=1e9, help="start no test after so many")
+    args = parser.parse_args()
+    done = json.loads(args.resume.read_text()) if args.resume and args.resume.exists() else {}
+    names = args.only.split(",") if args.only else listed(args.world_size)
+    begin = time.monotonic()
+    for name in names:
+        if name in done or time.monotonic() - begin > args.seconds:
+            continue
+        done[name] = [run(name, args.world_size, attached) for attached in (False, True)]
+        print(f"{name:70} without: {done[name][0]:8} with: {done[name][1]}", flush=True)
+        if args.resume:
+            args.resume.write_text(json.dumps(done, indent=1) + "\n")
+    return summarise(done, len(names))
+
+
+def listed(world_size: int) -> list[str]:
+    """Every test of a DDP model that this torch ships."""
+    return _runner(world_size, False, "--list").stdout.split()
+
+
+def run(name: str, world_size: int, attached: bool) -> str:
+    """passed, skipped, failed or timeout."""
+    try:
+        outcome = _runner(world_size, attached, name).stdout.split()
+    except subprocess.TimeoutExpired:
+        return "timeout"
+    return outcome[-1] if outcome else "failed"
+
+
+def _runner(world_size: int, attached: bool, argument: str) -> subprocess.CompletedProcess[str]:
+    with tempfile.TemporaryDirectory() as temporary:
+        environment = {
+            **os.environ,
+            **{"BACKEND": "gloo", "WORLD_SIZE": str(world_size), "TEMP_DIR": temporary},
+            **{"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+            **({"COMMPROF_TEST_TRACES": f"{temporary}/traces"} if attached else {}),
+        }
+        process = subprocess.Popen(
+            [sys.executable, "-m", _RUNNER, argument],
+            cwd=ROOT,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        try:
+            out, err = process.communicate(timeout=_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+            raise
+        return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+
+def summarise(done: dict[str, list[str]], wanted: int) -> int:
+    """Prints the counts; 1 if a test ends otherwise with commprof."""
+    different = {name: pair for name, pair in done.items() if pair[0] != pair[1]}
+    print(f"\n{len(done)} of {wanted} tests, by how they ended without and with commprof:")
+    for (plain, attached), count in sorted(Counter(map(tuple, done.values())).items()):
+        print(f"  {count:4} {plain} / {attached}")
+    for name, (plain, attached) in different.items():
+        print(f"different: {name}: {plain} without, {attached} with commprof")
+    return 1 if different else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,89 @@
+"""All starts of one world size: restarts after a failure, and what the launcher saw of each.
+
+Each restart is a launch of its own, with a meeting point of its own: the ranks of torch's
+elastic restarts look for their peers where those of the attempt before have been.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from commprof.errors import RankFailedError
+from commprof.trace.endings import Endings, LaunchedAttempt
+
+
+def run_attempts(start: Callable[[int], None], directory: Path, max_restarts: int = 0) -> None:
+    """Start all ranks, and again after a failure, at most `max_restarts` times.
+
+    start: takes the number of the attempt, from 0. directory: gets `endings.json`.
+
+    Raises what the last attempt raised.
+    """
+    log = _Log(directory)
+    for attempt in itertools.count():
+        log.begins(attempt)
+        codes: Mapping[int, int] = {}
+        try:
+            start(attempt)
+            return
+        except RankFailedError as error:
+            codes = error.exit_codes
+            if attempt >= max_restarts:
+                raise
+            left = f"restart {attempt + 1} of {max_restarts}"
+            print(f"commprof: {error}; {left}", file=sys.stderr)
+        finally:
+            log.ended(codes)
+
+
+class _Log:
+    """Keeps `endings.json` up to date; where it cannot be written, there is none."""
+
+    def __init__(self, directory: Path) -> None:
+        from commprof.capture.metadata import machine  # not in what a fork server preloads
+
+        self._directory = directory
+        clock = {"monotonic_ns": time.monotonic_ns()}
+        launcher = {"pid": os.getpid(), "machine": machine(), "clock": clock}
+        self._endings = Endings(launcher, ())
+        self._oom_kills = 0
+
+    def begins(self, attempt: int) -> None:
+        self._oom_kills = _oom_kills()
+        begun = LaunchedAttempt(attempt, time.monotonic_ns(), 0, {}, 0)
+        self._keep((*self._endings.attempts, begun))
+
+    def ended(self, exit_codes: Mapping[int, int]) -> None:
+        *others, last = self._endings.attempts
+        kills = _oom_kills() - self._oom_kills
+        ended = replace(
+            last, end_ns=time.monotonic_ns(), exit_codes=dict(exit_codes), oom_kills=kills
+        )
+        self._keep((*others, ended))
+
+    def _keep(self, attempts: tuple[LaunchedAttempt, ...]) -> None:
+        self._endings = replace(self._endings, attempts=attempts)
+        try:
+            self._directory.mkdir(parents=True, exist_ok=True)
+            self._endings.save(self._directory)
+        except OSError as error:
+            where = f"{self._directory}: {error.strerror}"
+            print(f"commprof: cannot note how the ranks end in {where}", file=sys.stderr)
+
+
+def _oom_kills() -> int:
+    """Processes of this cgroup that the kernel has killed for memory; 0 where it does not tell."""
+    try:
+        lines = Path("/proc/self/cgroup").read_text().splitlines()
+        # Version 2 has one line, with no controllers in it.
+        path = next(line.split(":", 2)[2] for line in lines if line.startswith("0::"))
+        events = Path(f"/sys/fs/cgroup{path}/memory.events").read_text().split()
+        return int(events[events.index("oom_kill") + 1])
+    except (OSError, ValueError, StopIteration, IndexError):
+        return 0

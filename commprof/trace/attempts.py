@@ -1,0 +1,32 @@
+"""The traces of a job that was restarted: each attempt has its own, side by side.
+
+``rank_3.trace`` is of the first attempt, ``rank_3.attempt_2.trace`` of the second restart.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+_NAME = re.compile(r"rank_(\d{1,9})(?:\.attempt_(\d{1,9}))?\.trace")
+
+
+def attempt_paths(directory: Path) -> dict[int, dict[int, Path]]:
+    """Traces by attempt, in order, and by rank."""
+    found: dict[int, dict[int, Path]] = {}
+    for path in directory.glob("rank_*.trace"):
+        name = _NAME.fullmatch(path.name)
+        if name is not None:
+            found.setdefault(int(name[2] or 0), {})[int(name[1])] = path
+    return {attempt: dict(sorted(found[attempt].items())) for attempt in sorted(found)}
+
+
+def last_attempt(directory: Path) -> dict[int, Path]:
+    """Traces by rank of the attempt that began last: what a report's figures are of."""
+    attempts = attempt_paths(directory)
+    return attempts[max(attempts)] if attempts else {}
+
+
+def stem_of(rank: int, attempt: int) -> str:
+    """What the names of a rank's files begin with."""
+    return f"rank_{rank}" if attempt == 0 else f"rank_{rank}.attempt_{attempt}"

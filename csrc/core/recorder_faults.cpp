@@ -1,0 +1,85 @@
+// What happens to the recorder from outside: a full disk, a file that somebody
+// removed, a process that was stopped. Training goes on; the trace says so.
+#include <cinttypes>
+#include <cstdio>
+#include <cstring>
+
+#include "core/clock.h"
+#include "core/recorder.h"
+
+namespace commprof {
+
+namespace {
+
+constexpr uint64_t kLookEveryNs = 500'000'000;
+
+} // namespace
+
+void Recorder::complainLocked() noexcept {
+  if (complained_) {
+    return;
+  }
+  complained_ = true;
+  const int error = writer_->error();
+  std::fprintf(
+      stderr,
+      "commprof: cannot write %s: %s. Training goes on; the newest records "
+      "wait in memory, and what does not fit is counted as dropped.\n",
+      options_.trace_path.c_str(),
+      std::strerror(error));
+  char note[256];
+  const int length = std::snprintf(
+      note,
+      sizeof(note),
+      "{\"write_failed\": {\"errno\": %d, \"reason\": \"%s\", "
+      "\"monotonic_ns\": %" PRIu64 "}}",
+      error,
+      std::strerror(error),
+      nowNs());
+  if (length > 0 && size_t(length) < sizeof(note)) {
+    (void)writer_->writeNote({note, size_t(length)});
+  }
+}
+
+// A trace without a name would be lost when this process ends.
+void Recorder::lookAfterFileLocked() noexcept {
+  const uint64_t now_ns = nowNs();
+  if (abandoned_ || now_ns < next_look_ns_) {
+    return;
+  }
+  next_look_ns_ = now_ns + kLookEveryNs;
+  if (!writer_->removed()) {
+    return;
+  }
+  const char* path = options_.trace_path.c_str();
+  if (writer_->restore()) {
+    std::fprintf(stderr, "commprof: %s was removed; it is made anew.\n", path);
+    return;
+  }
+  abandoned_ = true;
+  std::fprintf(
+      stderr,
+      "commprof: %s was removed, and cannot be made anew: %s. Training goes "
+      "on; what is recorded is lost when this process ends.\n",
+      path,
+      std::strerror(writer_->error()));
+}
+
+void Recorder::writePausesLocked() noexcept {
+  const Pauses& found = pauses_.found();
+  char json[256];
+  const int length = std::snprintf(
+      json,
+      sizeof(json),
+      "{\"pauses\": {\"count\": %" PRIu64 ", \"total_ns\": %" PRIu64
+      ", \"longest_ns\": %" PRIu64 ", \"longest_begin_ns\": %" PRIu64 "}}",
+      found.count,
+      found.total_ns,
+      found.longest_ns,
+      found.longest_begin_ns);
+  if (!writer_->writeBlock(BlockType::kMetadata, json, size_t(length))) {
+    complainLocked();
+  }
+}
+
+} // namespace commprof

@@ -1,0 +1,66 @@
+"""Each fault once: training goes on, or fails, as it does without commprof; all that was recorded
+can be read; and the report names the cause. ``benchmarks/faults.py`` tries each many times."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from commprof import _native
+from tests.support import faults
+from tests.support.faults import Fault, Verdict, try_fault
+from tests.support.forks import Forks
+from tests.support.netns import Hosts
+
+pytestmark = [
+    pytest.mark.once_per_change(
+        *("csrc/core", "csrc/torch", "commprof/boot", "commprof/capture", "commprof/trace"),
+        *("commprof/analysis", "tests/support/faults.py", "tests/support/scripts/faulty.py"),
+    ),
+    pytest.mark.skipif(_native.native is None, reason="needs the C++ module"),
+]
+
+
+@pytest.fixture(scope="module")
+def forks() -> Iterator[Forks]:
+    with Forks() as forks:
+        yield forks
+
+
+def check(verdict: Verdict) -> None:
+    said = verdict.complaint()
+    assert (verdict.unharmed, verdict.records_kept, verdict.cause_named) == (True,) * 3, said
+
+
+def named(fault: Fault) -> str:
+    return fault.name
+
+
+@pytest.mark.parametrize("fault", faults.FAULTS, ids=named)
+def test_a_fault_in_a_job(fault: Fault, forks: Forks, tmp_path: Path) -> None:
+    check(try_fault(fault, forks, tmp_path))
+
+
+@pytest.mark.parametrize("fault", faults.DISK_FAULTS, ids=named)
+def test_a_fault_of_the_disk(fault: Fault, forks: Forks, tmp_path: Path) -> None:
+    if not faults.can_mount():
+        pytest.skip("needs to mount a tmpfs")
+    for parent in (tmp_path, *tmp_path.parents[:2]):
+        parent.chmod(0o755)  # ranks of another user work here
+    check(try_fault(fault, forks, tmp_path))
+
+
+@pytest.mark.needs_netns
+@pytest.mark.parametrize("fault", faults.NETWORK_FAULTS, ids=named)
+def test_a_fault_of_the_network(fault: Fault, forks: Forks, tmp_path: Path) -> None:
+    with Hosts(2, "1gbit") as hosts:
+        check(try_fault(fault, forks, tmp_path, hosts.names))
+
+
+def test_running_out_of_memory_in_a_cgroup(forks: Forks, tmp_path: Path) -> None:
+    with faults.memory_cgroup(1 << 30) as cgroup:
+        if not cgroup:
+            pytest.skip("needs a cgroup of its own")
+        check(try_fault(faults.OUT_OF_MEMORY, forks, tmp_path, cgroup=cgroup))

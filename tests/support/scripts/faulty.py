@@ -1,0 +1,103 @@
+"""A training as users write it, and what can go wrong in it: FAULT STEPS, on every rank.
+
+Says "step N" after each step and, if it comes to its end, "done" with a checksum of its weights.
+The fault happens in the last rank, in the middle. It knows nothing of commprof.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import zlib
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+
+def stop_for_a_while():
+    """SIGSTOP, and SIGCONT from outside 1.5 s later."""
+    subprocess.Popen(["sh", "-c", f"sleep 1.5; kill -CONT {os.getpid()}"])
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def raise_error():
+    raise LookupError("the user's own <b>mistake</b>\x1b[31m")
+
+
+def exhaust_memory():
+    """Under a limit of the address space: what torch says then is the script's own error."""
+    kept = []
+    while True:
+        kept.append(torch.ones(16 << 20))
+
+
+def grow():
+    """Under a limit of a cgroup: touches memory until the kernel ends this process."""
+    kept = []
+    while True:
+        kept.append(bytearray(os.urandom(1 << 20)) * 8)
+
+
+def fork():
+    """A child that computes and ends; the parent goes on."""
+    pid = os.fork()
+    if pid == 0:
+        total = torch.ones(1000).sum().item()
+        os._exit(0 if total == 1000 else 1)
+    assert os.waitpid(pid, 0)[1] == 0
+
+
+def in_a_child(index, base):
+    assert index + base >= 0
+
+
+def spawn():
+    """Processes of the user's own, by torch's spawn."""
+    mp.spawn(in_a_child, args=(1,), nprocs=1)
+
+
+FAULTS = {
+    "none": lambda: None,
+    "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "segfault": lambda: os.kill(os.getpid(), signal.SIGSEGV),
+    "stop": stop_for_a_while,
+    "raise": raise_error,
+    "exit": lambda: sys.exit(3),
+    "exit_at_once": lambda: os._exit(9),
+    "exhaust_memory": exhaust_memory,
+    "grow": grow,
+    "fork": fork,
+    "spawn": spawn,
+}
+
+
+def train(fault, steps):
+    dist.init_process_group(
+        "gloo", timeout=timedelta(seconds=float(os.environ.get("PATIENCE", 30)))
+    )
+    rank, last = dist.get_rank(), dist.get_world_size() - 1
+    torch.manual_seed(1)
+    ddp = DistributedDataParallel(nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 8)))
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
+    torch.manual_seed(rank)
+    for step in range(steps):
+        if step == steps // 2 and rank == last:
+            FAULTS[fault]()
+        loss = ddp(torch.randn(8, 64)).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        print(f"step {step}", flush=True)
+        time.sleep(float(os.environ.get("PAUSE", 0.005)))
+    weights = b"".join(parameter.detach().numpy().tobytes() for parameter in ddp.parameters())
+    print(f"done {zlib.crc32(weights):08x}", flush=True)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    train(sys.argv[1], int(sys.argv[2]))

@@ -1,0 +1,75 @@
+"""Ranks that compare the bits of their models through a store."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from commprof.capture.sync_check import SyncCheck, parameters_digest
+
+
+def model(nudge: float = 0.0) -> nn.Module:
+    torch.manual_seed(3)
+    made = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8))
+    with torch.no_grad():
+        made[0].weight[2, 1] += nudge
+    return made
+
+
+def checks(models: list[nn.Module], every: int = 2) -> list[SyncCheck]:
+    store = dist.HashStore()
+    made = []
+    for rank, each in enumerate(models):
+        made.append(SyncCheck(every, store, rank, len(models)))
+        made[-1].add(each)
+    return made
+
+
+def train(ranks: list[SyncCheck], steps: int, first: int = 0) -> None:
+    for step in range(first, first + steps):
+        for rank in ranks:
+            rank.step_ended(step)
+
+
+def test_equal_models(capfd: pytest.CaptureFixture[str]) -> None:
+    ranks = checks(models := [model(), model(), model()])
+    models[1][1](torch.ones(3, 8))  # buffers may differ
+    train(ranks, 6)
+    assert ranks[0].checks == 2  # a look is compared at the next one
+    ranks[0].capture_ends()
+    assert (ranks[0].checks, ranks[0].different) == (3, ())
+    assert capfd.readouterr().err == ""
+
+
+def test_the_rank_that_differs_is_named(capfd: pytest.CaptureFixture[str]) -> None:
+    ranks = checks(models := [model(), model(), model()])
+    train(ranks, 4)
+    with torch.no_grad():
+        weight = models[2][0].weight
+        weight[0, 0] = torch.nextafter(weight[0, 0], torch.tensor(9.0))  # one bit
+    train(ranks, 6, first=4)
+    assert ranks[0].different == (2,)
+    assert ranks[0].first_step == 5
+    said = capfd.readouterr().err
+    assert said == (
+        "commprof: after step 5 the model of rank 2 has other bits than that of the 2 other ranks\n"
+    )
+
+
+def test_a_rank_that_never_answers_holds_nobody_up() -> None:
+    ranks = checks([model(), model()])
+    train(ranks[:1], 400)
+    ranks[0].capture_ends()
+    assert ranks[0].checks == 0
+
+
+def test_the_digest_is_of_bits() -> None:
+    assert parameters_digest([model()]) == parameters_digest([model()])
+    assert parameters_digest([model()]) != parameters_digest([model(1e-7)])
+    zero, negative = nn.Linear(1, 1), nn.Linear(1, 1)
+    for made, value in ((zero, 0.0), (negative, -0.0)):
+        nn.init.constant_(made.weight, value)
+        nn.init.zeros_(made.bias)
+    assert parameters_digest([zero]) != parameters_digest([negative])
