@@ -172,6 +172,8 @@ def pytorch_job(job: ClusterJob) -> str:
             "metadata": {"name": job.name},
             "spec": {
                 "nprocPerNode": str(job.ranks_per_node),
+                # The operator's default, which keeps pods for their logs; its model wants it said.
+                "runPolicy": {"cleanPodPolicy": "None"},
                 "pytorchReplicaSpecs": replicas,
             },
         }

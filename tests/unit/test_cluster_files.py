@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import stat
 import subprocess
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -109,6 +111,16 @@ def test_a_pytorch_job_has_one_master_and_the_rest_as_workers() -> None:
     assert container["name"] == "pytorch"
     assert container["command"][3:] == list(JOB.script)
     assert "Worker" not in load(pytorch_job(replace(JOB, nodes=1)))["spec"]["pytorchReplicaSpecs"]
+
+
+def test_a_pytorch_job_is_what_its_published_model_takes() -> None:
+    training = pytest.importorskip("kubeflow.training")
+    written = load(pytorch_job(JOB))
+    reader = training.ApiClient()
+    answer = SimpleNamespace(data=json.dumps(written))
+    read = reader.deserialize(answer, "KubeflowOrgV1PyTorchJob")
+    # Names that the models do not know, down to those of the pods, would be gone.
+    assert reader.sanitize_for_serialization(read) == written
 
 
 def test_words_that_yaml_would_misread_stay_strings() -> None:
