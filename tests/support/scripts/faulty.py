@@ -40,7 +40,7 @@ def grow():
     """Under a limit of a cgroup: touches memory until the kernel ends this process."""
     kept = []
     while len(kept) < 256:  # 2 GiB: then nothing limits it, and it ends otherwise than it should
-        kept.append(bytearray(8 << 20))
+        kept.append(bytearray(b"1" * (8 << 20)))  # touched
     sys.exit("no limit")
 
 
