@@ -180,7 +180,8 @@ def _start(
         "MASTER_PORT": str(port),
         "WORLD_SIZE": str(_RANKS),
         "COMMPROF_OUT": str(traces),
-        **({"GLOO_SOCKET_IFNAME": "eth0"} if hosts else {}),
+        # Nobody answers there when the store asks for names.
+        **({"GLOO_SOCKET_IFNAME": "eth0", "RES_OPTIONS": "timeout:1 attempts:1"} if hosts else {}),
     }
     ranks = [
         forks.start(
@@ -340,7 +341,7 @@ NETWORK_FAULTS: tuple[Fault, ...] = (
         "partitioned host",
         outside=link_down,
         steps=100_000,
-        environment={"PATIENCE": "3"},
+        environment={"PATIENCE": "8"},
         cause=r"rank 1 failed: it raised \w+Error: .*(Timed out|timed out|gloo)",
     ),
     Fault("lossy host", outside=link_flaps, steps=60, cause="Steps were found"),
