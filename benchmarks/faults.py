@@ -98,7 +98,8 @@ def _faults() -> Iterator[tuple[Fault, str]]:
     """All of them, and why one cannot be tried here."""
     yield from ((fault, "") for fault in faults.FAULTS)
     with faults.memory_cgroup(1 << 30) as cgroup:
-        yield faults.OUT_OF_MEMORY, "" if cgroup else "no cgroup can be made"
+        no_cgroup = "" if cgroup else "no cgroup can be made"
+    yield faults.OUT_OF_MEMORY, no_cgroup
     no_mount = "" if faults.can_mount() else "no file system can be mounted"
     yield from ((fault, no_mount) for fault in faults.DISK_FAULTS)
     yield from ((fault, unavailable()) for fault in faults.NETWORK_FAULTS)

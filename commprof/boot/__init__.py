@@ -146,3 +146,7 @@ def _start(directory: str) -> None:
             check_models(profiler)
     except CommprofError as error:
         print(f"commprof: not recording: {error}", file=sys.stderr)
+    except Exception as error:
+        # A defect of ours is no reason for the script to end.
+        what = f"{type(error).__name__}: {error}"
+        print(f"commprof: not recording all: {what}; please report this", file=sys.stderr)

@@ -56,8 +56,9 @@ class StoreLink(ABC):
     def _look(self) -> None:
         try:
             self.pending = not self.agreed()
-        except (RuntimeError, OSError, ValueError, KeyError, TypeError, AttributeError):
-            # A store that is gone or of another kind, no address, no socket: it stays unknown.
+        except Exception:
+            # A store that is gone or of another kind, no address, no socket, no module that may be
+            # read: it stays unknown. Whatever it is, training is not to end for it.
             self.pending = False
 
 

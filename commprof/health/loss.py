@@ -42,8 +42,8 @@ def judge(values: Sequence[list[float]]) -> Outcome:
     trend = loss_trend(values[0])
     assert trend is not None
     advice = (
-        "a training that must converge does not: compare torch's build on these ranks, and the sums "
-        "of the all-reduce check"
+        "a training that must converge does not: compare torch's builds on these ranks, and see "
+        "what the all-reduce check says"
     )
     if trend.not_finite is not None:
         return Outcome(NAME, FAIL, f"not a finite number from step {trend.not_finite} on", advice)

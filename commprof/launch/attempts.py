@@ -80,10 +80,18 @@ class _Log:
 def _oom_kills() -> int:
     """Processes of this cgroup that the kernel has killed for memory; 0 where it does not tell."""
     try:
-        lines = Path("/proc/self/cgroup").read_text().splitlines()
-        # Version 2 has one line, with no controllers in it.
-        path = next(line.split(":", 2)[2] for line in lines if line.startswith("0::"))
-        events = Path(f"/sys/fs/cgroup{path}/memory.events").read_text().split()
-        return int(events[events.index("oom_kill") + 1])
-    except (OSError, ValueError, StopIteration, IndexError):
+        lines = [line.split(":", 2) for line in Path("/proc/self/cgroup").read_text().splitlines()]
+    except (OSError, ValueError):
         return 0
+    paths = {controllers: path for _, controllers, path in lines}
+    # Version 2 has one hierarchy, of no name; in version 1 memory has its own.
+    for path in (
+        f"/sys/fs/cgroup{paths.get('', '')}/memory.events",
+        f"/sys/fs/cgroup/memory{paths.get('memory', '')}/memory.oom_control",
+    ):
+        try:
+            words = Path(path).read_text().split()
+            return int(words[words.index("oom_kill") + 1])
+        except (OSError, ValueError, IndexError):
+            continue
+    return 0

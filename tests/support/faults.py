@@ -180,7 +180,8 @@ def _start(
         "MASTER_PORT": str(port),
         "WORLD_SIZE": str(_RANKS),
         "COMMPROF_OUT": str(traces),
-        **({"GLOO_SOCKET_IFNAME": "eth0"} if hosts else {}),
+        # Nobody answers there when the store asks for names.
+        **({"GLOO_SOCKET_IFNAME": "eth0", "RES_OPTIONS": "timeout:1 attempts:1"} if hosts else {}),
     }
     ranks = [
         forks.start(
@@ -340,7 +341,7 @@ NETWORK_FAULTS: tuple[Fault, ...] = (
         "partitioned host",
         outside=link_down,
         steps=100_000,
-        environment={"PATIENCE": "3"},
+        environment={"PATIENCE": "8"},
         cause=r"rank 1 failed: it raised \w+Error: .*(Timed out|timed out|gloo)",
     ),
     Fault("lossy host", outside=link_flaps, steps=60, cause="Steps were found"),
@@ -383,6 +384,8 @@ def memory_cgroup(limit_bytes: int) -> Iterator[str]:
         ("/sys/fs/cgroup", {"memory.max": limit_bytes, "memory.swap.max": 0}),
         ("/sys/fs/cgroup/memory", {"memory.limit_in_bytes": limit_bytes}),
     ):
+        if not Path(root, "cgroup.procs").exists():
+            continue  # not the place of this version of cgroups
         group = Path(root) / f"commprof-test-{os.getpid()}"
         try:
             group.mkdir()
