@@ -38,7 +38,7 @@ def main() -> None:
             found[str(hosts)] = _run(hosts, args)
             if args.results:
                 args.results.write_text(json.dumps(found, indent=1) + "\n")
-    _print(found)
+    print(table(found))
 
 
 def _run(count: int, args: argparse.Namespace) -> list[dict[str, Any]]:
@@ -60,19 +60,20 @@ def _run(count: int, args: argparse.Namespace) -> list[dict[str, Any]]:
     ]
 
 
-def _print(found: dict[str, Any]) -> None:
-    print("hosts  ranks  MB per step  Gbit/s in flight  over step  sent MB  counted MB  difference")
-    for rows in found.values():
-        for row in rows:
-            print(
-                f"{row['hosts']:5}  {row['ranks']:5}  {row['step_bytes'] / 1e6:11.3f}  "
-                f"{row['in_flight_gbit_per_s']:16.3f}  {row['step_gbit_per_s']:9.3f}  "
-                f"{row['recorded_bytes'] / 1e6:7.1f}  {row['counted_bytes'] / 1e6:10.1f}  "
-                f"{row['difference']:+10.2%}"
-            )
-    differences = [abs(row["difference"]) for rows in found.values() for row in rows]
-    within = sum(value <= 0.02 for value in differences)
-    print(f"{within} of {len(differences)} world sizes within 2 %")
+def table(found: dict[str, Any]) -> str:
+    lines = [
+        "hosts  ranks  MB per step  Gbit/s in flight  over step  sent MB  counted MB  difference"
+    ]
+    rows = [row for world_sizes in found.values() for row in world_sizes]
+    for row in rows:
+        lines.append(
+            f"{row['hosts']:5}  {row['ranks']:5}  {row['step_bytes'] / 1e6:11.3f}  "
+            f"{row['in_flight_gbit_per_s']:16.3f}  {row['step_gbit_per_s']:9.3f}  "
+            f"{row['recorded_bytes'] / 1e6:7.1f}  {row['counted_bytes'] / 1e6:10.1f}  "
+            f"{row['difference']:+10.2%}"
+        )
+    within = sum(abs(row["difference"]) <= 0.02 for row in rows)
+    return "\n".join([*lines, f"{within} of {len(rows)} world sizes within 2 %"])
 
 
 if __name__ == "__main__":

@@ -24,8 +24,8 @@ from commprof.analysis.time_in_flight import in_flight_ns
 from commprof.trace import columns
 from commprof.units import ns_to_s
 
-#: Difference up to which counters and records agree: headers of jumbo frames and acknowledgements
-#: are about 1.2 %.
+#: Difference up to which counters and records agree: headers, acknowledgements and other traffic
+#: are in the counters only.
 SAME_LINK_BYTES = 0.02
 
 

@@ -175,9 +175,9 @@ def _noun(action: argparse.Action) -> str:
 def _spec(where: str, node: Node) -> str:
     """``{timed: {backward_ms: [10, 5]}}`` as ``timed:backward_ms=10/5``; lists by commas."""
     if node.id == "sequence":
-        return ",".join(_spec(where, item) for item in node.value)
-    if node.id == "scalar":
-        return _text(where, node)
+        # Not a list again: one that holds itself would have no end.
+        items = [item if item.id == "mapping" else _text(where, item) for item in node.value]
+        return ",".join(item if isinstance(item, str) else _spec(where, item) for item in items)
     words = []
     for key_node, value in _pairs(node):
         name = _text(where, key_node)

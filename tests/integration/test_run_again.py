@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +21,16 @@ pytestmark = pytest.mark.once_per_change(
 )
 
 CONFIG = """\
-# Sizes of a model that trains in a moment.
-workload:
-  transformer: {sequence: 16, d_model: 32, heads: 2, layers: 1, feedforward: 32, vocab: 64}
-world-sizes: [1, 2]
-batch-size: 4
-steps: 8
 overhead-steps: 0
 pin: cores
-price-per-hour: 3.0
+steps: 1000
 """
+#: Over the documented command: a model that trains in a moment.
+SMALL = [
+    *("--workload", "transformer:sequence=16,d_model=32,heads=2,layers=1,feedforward=32,vocab=64"),
+    *("--nproc", "2", "--batch-size", "4", "--steps", "6"),
+]
+ROOT = Path(__file__).parents[2]
 SECRET = "do-not-write-me-down"
 
 
@@ -42,13 +43,21 @@ class Run:
         self.context: dict[str, Any] = json.loads((directory / "run.json").read_text())
 
 
+def documented() -> list[str]:
+    """The options of the command that docs/clusters.md shows for a scaling study."""
+    lines = (ROOT / "docs/clusters.md").read_text().splitlines()
+    line = next(line for line in lines if line.startswith("python -m") and "--price-per" in line)
+    return shlex.split(line)[3:]
+
+
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     pytest.importorskip("yaml")
     place = tmp_path_factory.mktemp("again")
     (place / "run.yaml").write_text(CONFIG)
     directory = place / "run"
-    words = ["--config", str(place / "run.yaml"), "--steps", "6", "--output", str(directory)]
+    words = [*documented(), *SMALL, "--config", str(place / "run.yaml")]
+    words += ["--output", str(directory)]
     done = call(
         *RUN, *words, timeout_s=240, MY_TOKEN=SECRET, NCCL_DEBUG="INFO", OMP_NUM_THREADS="1"
     )
@@ -65,8 +74,13 @@ def test_one_command_compares_world_sizes_and_says_what_they_cost(run: Run) -> N
     rows = worlds["cost"]["rows"]
     for row, metric in zip(rows, metrics, strict=True):
         per_1000_s = 1000 / metric["samples_per_sec"]
-        assert row["cost_per_1000_samples"]["value"] == pytest.approx(3.0 / 3600 * per_1000_s)
-    for words in ("effi-", "Cost at 3 per hour and node", "Cheapest per sample:", "step is bound"):
+        assert row["cost_per_1000_samples"]["value"] == pytest.approx(3.06 / 3600 * per_1000_s)
+    for words in (
+        "effi-",
+        "Cost at 3.06 per hour and node",
+        "Cheapest per sample:",
+        "step is bound",
+    ):
         assert words in run.out
 
 
@@ -95,7 +109,7 @@ def test_ranks_ran_where_they_were_pinned(run: Run) -> None:
 
 
 def test_the_run_directory_says_how_and_with_what(run: Run) -> None:
-    assert run.context["command"].startswith("python -m commprof.run --config")
+    assert run.context["command"].startswith("python -m commprof.run --nproc 8 --workload")
     found = run.context["reproduction"]
     assert found["environment"]["NCCL_DEBUG"] == "INFO"
     assert found["versions"]["torch"] == run.context["torch"]
@@ -115,7 +129,7 @@ def test_the_written_configuration_gives_the_same_plan(
     run: Run, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    given = ["--config", str(run.directory.parent / "run.yaml"), "--steps", "6"]
+    given = [*documented(), *SMALL, "--config", str(run.directory.parent / "run.yaml")]
     plans = []
     for words in (given, ["--config", str(run.directory / "config.yaml")]):
         assert main(["run", "--dry-run", "--output", "new", *words]) == 0

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from benchmarks.multi_node import table
 from commprof.analysis.between_hosts import sent_to_other_hosts
 from commprof.analysis.host_links import HostLinks
 from commprof.analysis.world import analyse_world
@@ -17,6 +20,7 @@ from commprof.trace.columns import collectives
 from tests.support.results import world
 from tests.support.traces import MS, Rank, world_run
 
+ROOT = Path(__file__).parents[2]
 TWO_BY_TWO = ("a", "a", "b", "b")
 EACH_ALONE = ("a", "b", "c", "d")
 
@@ -159,3 +163,8 @@ def test_what_is_missing_is_said() -> None:
     gone = HostLinks(2, (), math.nan, math.nan, math.nan, math.nan, math.nan, "a rank is missing")
     text = host_links_table.section([world(2, host_links=gone)])
     assert "2 ranks: not all is known, for a rank is missing" in text
+
+
+def test_the_documented_figures_are_those_that_were_measured() -> None:
+    measured = json.loads((ROOT / "benchmarks/results/multi_node.json").read_text())
+    assert table(measured) in (ROOT / "docs/clusters.md").read_text()

@@ -100,6 +100,8 @@ def test_values_come_out_as_on_the_command_line(
         ("nproc: [1\nb: 2", ["line 2: not YAML"]),
         ("workload: !!python/name:os.system", ["the tag 'tag:yaml.org,2002:python/name"]),
         ("workload: !mine mlp", ["the tag '!mine'"]),
+        ("trial: &t [*t]", ["trial: a list given (allowed: one value)"]),
+        ("workload: &w {a: *w}", ["workload: a mapping given (allowed: one value)"]),
         ("[" * 3000, ["nested too deeply"]),
     ],
 )
