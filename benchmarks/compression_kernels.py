@@ -177,7 +177,7 @@ def _torch_feedback(x: torch.Tensor, r: torch.Tensor, k: int) -> Call:
 
 def _torch_int8(x: torch.Tensor, r: torch.Tensor) -> Call:
     n = x.numel() // 256 * 256
-    blocks, rest = x[:n].view(-1, 256), r[:n].view(-1, 256)
+    blocks, rest = x[:n].view(-1, 128), r[:n].view(-1, 128)
 
     def call() -> None:
         total = blocks + rest

@@ -57,7 +57,7 @@ def bf16(
 def int8(
     *, feedback: bool | None = None, start_step: int = 0, measure_every: int = 0
 ) -> Compressor:
-    """8-bit integers with one scale per 256 values; sums in fp32, rounded once."""
+    """8-bit integers with one scale per 128 values; sums in fp32, rounded once."""
     return _make("int8", {}, feedback, start_step, measure_every)
 
 

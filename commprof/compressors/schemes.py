@@ -52,7 +52,7 @@ _ALL = (
     Scheme("none", "fp32 all-reduce by the same machinery: what a compressor is compared with", ()),
     Scheme("fp16", "16 bits a value with a power-of-two scale, 2x fewer bytes", _common(0)),
     Scheme("bf16", "16 bits a value with fp32's range, 2x fewer bytes", _common(0)),
-    Scheme("int8", "8 bits a value, a scale per 256: 3.9x fewer bytes", _common(0)),
+    Scheme("int8", "8 bits a value, a scale per 128: 3.9x fewer bytes", _common(0)),
     Scheme("int4", "4 bits a value, a scale per 64: 7.1x fewer bytes", _common(1)),
     Scheme("topk", "the largest values of each bucket, exactly", (_RATIO, *_common(1))),
     Scheme("randomk", "random blocks of 64 values, the same on all ranks", (_RATIO, *_common(1))),

@@ -24,7 +24,7 @@ Tensor = Any  # torch.Tensor; torch is not followed by the type checker
 Encode = Callable[[Tensor], "tuple[Tensor, ...]"]
 Decode = Callable[["tuple[Tensor, ...]", Tensor], None]
 
-_BLOCK = 256
+_BLOCK = 128
 
 
 def encode_cast(dtype: Any) -> Encode:
@@ -42,10 +42,10 @@ def add_cast(payload: tuple[Tensor, ...], total: Tensor) -> None:
 
 
 def encode_int8(x: Tensor) -> tuple[Tensor, ...]:
-    """8-bit integers [n] and per 256 of them an fp32 scale, max|x| / 127."""
+    """8-bit integers [n] and per 128 of them a bf16 scale, max|x| / 127."""
     padded = torch.nn.functional.pad(x, (0, -x.numel() % _BLOCK)).view(-1, _BLOCK)
-    scales = padded.abs().amax(dim=1) / 127
-    quotients = padded / scales.clamp(min=torch.finfo(torch.float32).tiny)[:, None]
+    scales = (padded.abs().amax(dim=1) / 127).to(torch.bfloat16)
+    quotients = padded / scales.float().clamp(min=torch.finfo(torch.float32).tiny)[:, None]
     # What is not finite has no integer; the scale carries it.
     integers = quotients.nan_to_num(0.0).round().clamp(-127, 127).to(torch.int8)
     return integers.view(-1)[: x.numel()], scales
@@ -54,7 +54,7 @@ def encode_int8(x: Tensor) -> tuple[Tensor, ...]:
 def add_int8(payload: tuple[Tensor, ...], total: Tensor) -> None:
     """Adds one encoding to the sum."""
     integers, scales = payload
-    total.addcmul_(integers.float(), scales.repeat_interleave(_BLOCK)[: total.numel()])
+    total.addcmul_(integers.float(), scales.float().repeat_interleave(_BLOCK)[: total.numel()])
 
 
 def encode_topk(ratio: float) -> Encode:

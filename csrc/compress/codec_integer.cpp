@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <vector>
 
 #include "compress/block_codec.h"
@@ -9,9 +10,11 @@ namespace commprof::compress {
 
 namespace {
 
-// Scales first, so that they are aligned, then the integers.
+// On the wire are scales first, then the integers. int8's scales are bfloat16
+// values and travel as such.
 struct Int8 {
   using Integer = int8_t;
+  using Scale = uint16_t;
   static constexpr size_t kBlock = kernels::kInt8Block;
   static size_t integerBytes(size_t n) {
     return n;
@@ -23,6 +26,7 @@ struct Int8 {
 
 struct Int4 {
   using Integer = uint8_t;
+  using Scale = uint32_t;
   static constexpr size_t kBlock = kernels::kInt4Block;
   static size_t integerBytes(size_t n) {
     return kernels::int4Bytes(n);
@@ -35,21 +39,45 @@ struct Int4 {
 template <class Kind>
 class IntegerCodec : public BlockCodec {
   using Integer = typename Kind::Integer;
+  using Scale = typename Kind::Scale; // the upper bits of an fp32 value
+  static constexpr int kLeftOut = 32 - 8 * int(sizeof(Scale));
 
   static size_t blocks(size_t n) {
     return (n + Kind::kBlock - 1) / Kind::kBlock;
   }
-  static float* scales(std::byte* bytes) {
-    return reinterpret_cast<float*>(bytes);
-  }
-  static const float* scales(const std::byte* bytes) {
-    return reinterpret_cast<const float*>(bytes);
+  static size_t scaleBytes(size_t n) {
+    return blocks(n) * sizeof(Scale);
   }
   static Integer* integers(std::byte* bytes, size_t n) {
-    return reinterpret_cast<Integer*>(bytes + blocks(n) * sizeof(float));
+    return reinterpret_cast<Integer*>(bytes + scaleBytes(n));
   }
   static const Integer* integers(const std::byte* bytes, size_t n) {
-    return reinterpret_cast<const Integer*>(bytes + blocks(n) * sizeof(float));
+    return reinterpret_cast<const Integer*>(bytes + scaleBytes(n));
+  }
+
+  static void putScales(const std::vector<float>& scales, std::byte* out) {
+    for (const float& scale : scales) {
+      uint32_t bits;
+      std::memcpy(&bits, &scale, sizeof(bits));
+      const auto upper = Scale(bits >> kLeftOut);
+      std::memcpy(out, &upper, sizeof(upper));
+      out += sizeof(upper);
+    }
+  }
+  static std::vector<float> scalesOf(
+      const std::byte* in,
+      size_t first,
+      size_t count) {
+    std::vector<float> scales(count);
+    in += first * sizeof(Scale);
+    for (float& scale : scales) {
+      Scale upper;
+      std::memcpy(&upper, in, sizeof(upper));
+      const uint32_t bits = uint32_t(upper) << kLeftOut;
+      std::memcpy(&scale, &bits, sizeof(scale));
+      in += sizeof(upper);
+    }
+    return scales;
   }
 
  public:
@@ -57,7 +85,7 @@ class IntegerCodec : public BlockCodec {
     return Kind::kBlock;
   }
   size_t bytes(size_t n) const override {
-    return blocks(n) * sizeof(float) + Kind::integerBytes(n);
+    return scaleBytes(n) + Kind::integerBytes(n);
   }
 
   void encode(
@@ -66,11 +94,14 @@ class IntegerCodec : public BlockCodec {
       size_t n,
       int /*exponent*/,
       std::byte* out) const override {
-    Kind::encode(x, residual, integers(out, n), scales(out), n);
+    std::vector<float> scales(blocks(n));
+    Kind::encode(x, residual, integers(out, n), scales.data(), n);
+    putScales(scales, out);
   }
 
   bool valid(const std::byte* in, size_t n) const override {
-    return std::all_of(scales(in), scales(in) + blocks(n), [](float scale) {
+    const std::vector<float> scales = scalesOf(in, 0, blocks(n));
+    return std::all_of(scales.begin(), scales.end(), [](float scale) {
       return std::isfinite(scale) && scale >= 0;
     });
   }
@@ -81,19 +112,23 @@ class IntegerCodec : public BlockCodec {
       size_t n,
       std::byte* out) const override {
     std::vector<const Integer*> values;
+    std::vector<std::vector<float>> scales;
     std::vector<const float*> in_scales;
     for (const std::byte* bytes : in) {
       values.push_back(integers(bytes, n));
-      in_scales.push_back(scales(bytes));
+      scales.push_back(scalesOf(bytes, 0, blocks(n)));
+      in_scales.push_back(scales.back().data());
     }
+    std::vector<float> out_scales(blocks(n));
     Kind::reduce(
         values.data(),
         in_scales.data(),
         int(in.size()),
         1.0f / float(in.size()),
         integers(out, n),
-        scales(out),
+        out_scales.data(),
         n);
+    putScales(out_scales, out);
   }
 
   void decode(
@@ -102,9 +137,11 @@ class IntegerCodec : public BlockCodec {
       Part part,
       int /*exponent*/,
       float* out) const override {
+    const std::vector<float> scales =
+        scalesOf(in, part.begin / Kind::kBlock, blocks(part.count));
     Kind::decode(
         integers(in, n) + Kind::integerBytes(part.begin),
-        scales(in) + part.begin / Kind::kBlock,
+        scales.data(),
         out,
         part.count,
         1.0f);

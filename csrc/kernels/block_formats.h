@@ -14,6 +14,7 @@ struct Int8 {
   static constexpr size_t kValues = kInt8Block;
   static constexpr size_t kBytes = kInt8Block;
   static constexpr float kLargest = 127;
+  static constexpr bool kShortScale = true; // a bfloat16
 
   static size_t bytes(size_t values) {
     return values;
@@ -34,6 +35,7 @@ struct Int4 {
   static constexpr size_t kValues = kInt4Block;
   static constexpr size_t kBytes = kInt4Block / 2;
   static constexpr float kLargest = 7;
+  static constexpr bool kShortScale = false;
 
   static size_t bytes(size_t) {
     return kBytes;

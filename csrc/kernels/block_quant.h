@@ -1,6 +1,8 @@
-// Integers with one fp32 scale per block: scale = max|x| / 127 over 256 values
-// (int8) or max|x| / 7 over 64 values (int4). A block of zeros, or whose scale
-// would be denormal, has scale 0 and integers 0. The last block may be short.
+// Integers with one scale per block: max|x| / 127 over 128 values (int8), rounded
+// to bfloat16 so that it can travel as one, or max|x| / 7 over 64 values (int4).
+// Rounding moves the largest quotient by less than 0.25, so it is 127 still. A
+// block of zeros, or whose scale would be denormal, has scale 0 and integers 0.
+// The last block may be short.
 // Inputs must be finite: look with maxAbsBits() (compare.h) first.
 //
 // int4: byte j of a block holds value j in its low four bits and value j + 32
@@ -16,7 +18,7 @@
 
 namespace commprof::kernels {
 
-inline constexpr size_t kInt8Block = 256;
+inline constexpr size_t kInt8Block = 128;
 inline constexpr size_t kInt4Block = 64;
 
 constexpr size_t int8Blocks(size_t n) {

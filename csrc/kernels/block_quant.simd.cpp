@@ -16,12 +16,21 @@ inline float floatFromBits(int32_t bits) {
   return out;
 }
 
+// To nearest even; stays infinite or not a number where it was.
+inline float asBfloat16(float x) {
+  uint32_t bits;
+  std::memcpy(&bits, &x, sizeof bits);
+  bits += 0x7fffu + ((bits >> 16) & 1u);
+  return floatFromBits(int32_t(bits & 0xffff0000u));
+}
+
 // Where the largest magnitude of a block has these bits.
 template <class Format>
 inline float scaleFor(int32_t largest_bits) {
   constexpr float kSmallestNormal = 0x1p-126f;
-  const float scale = floatFromBits(largest_bits) / Format::kLargest;
-  return scale < kSmallestNormal ? 0 : scale;
+  const float exact = floatFromBits(largest_bits) / Format::kLargest;
+  const float scale = Format::kShortScale ? asBfloat16(exact) : exact;
+  return exact < kSmallestNormal ? 0 : scale;
 }
 
 // Writes the block whose values are at `values`. Where kFeedback, what is lost

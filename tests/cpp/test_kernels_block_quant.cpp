@@ -83,6 +83,13 @@ struct Encoded {
   std::vector<float> decoded;
 };
 
+// With 8 significant bits, ties to even.
+float nearestBfloat16(float x) {
+  int exponent = 0;
+  const float fraction = std::frexp(x, &exponent);
+  return std::ldexp(std::nearbyint(std::ldexp(fraction, 8)), exponent - 8);
+}
+
 // From block_quant.h, value by value.
 Encoded reference(const Width& width, const std::vector<float>& x) {
   Encoded out;
@@ -96,8 +103,9 @@ Encoded reference(const Width& width, const std::vector<float>& x) {
       for (size_t j = i; j < std::min(n, i + width.block); ++j) {
         most = std::max(most, std::fabs(x[j]));
       }
-      const float scale = most / float(width.largest);
-      out.scales.push_back(std::isnormal(scale) ? scale : 0);
+      const float exact = most / float(width.largest);
+      const float scale = width.largest == 127 ? nearestBfloat16(exact) : exact;
+      out.scales.push_back(std::isnormal(exact) ? scale : 0);
     }
     const float scale = out.scales.back();
     const int value = scale == 0 ? 0 : int(std::nearbyint(x[i] * (1 / scale)));

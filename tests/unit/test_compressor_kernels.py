@@ -59,7 +59,7 @@ def test_casts_are_torch_s(n: int) -> None:
 @pytest.mark.parametrize(
     ("encode", "decode", "block", "most"),
     [
-        (kernels.encode_int8, kernels.decode_int8, 256, 127),
+        (kernels.encode_int8, kernels.decode_int8, 128, 127),
         (kernels.encode_int4, kernels.decode_int4, 64, 7),
     ],
 )
@@ -77,7 +77,10 @@ def test_integers_are_within_half_a_step(
     assert ((back - x).abs() <= step * 0.5001).all()
     assert torch.equal(residual, x - back)
     padded = torch.nn.functional.pad(x, (0, -n % block)).view(-1, block)
-    assert torch.allclose(scales, padded.abs().amax(dim=1) / most, rtol=1e-6, atol=0)
+    wanted = padded.abs().amax(dim=1) / most
+    if most == 127:
+        wanted = wanted.to(torch.bfloat16).float()
+    assert torch.allclose(scales, wanted, rtol=1e-6, atol=0)
 
 
 def test_a_sum_of_integers_is_rounded_once() -> None:
