@@ -96,7 +96,9 @@ class GradientNorms:
         gradient = parameter.grad
         if gradient is not None and not gradient.is_sparse:
             local = getattr(gradient, "_local_tensor", gradient)
-            self._norms[id(parameter)] = torch.linalg.vector_norm(local.detach(), dtype=torch.float32)
+            self._norms[id(parameter)] = torch.linalg.vector_norm(
+                local.detach(), dtype=torch.float32
+            )
         self._cost_ns += time.perf_counter_ns() - begin_ns
 
     def _take(self) -> None:

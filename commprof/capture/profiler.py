@@ -20,8 +20,8 @@ from commprof.capture.gradient_norms import GradientNorms
 from commprof.capture.job_directory import claim, trace_name
 from commprof.capture.listener import Listener
 from commprof.capture.metadata import rank_and_world_size, trace_metadata
-from commprof.capture.own_trace import OwnTrace
 from commprof.capture.mode import control_path, mode_code, switch_signal
+from commprof.capture.own_trace import OwnTrace
 from commprof.capture.recorder import Marker, recorder
 from commprof.capture.step_finder import StepFinder
 from commprof.capture.witnesses import Witnesses

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from commprof.errors import UsageError
-from commprof.live.observer import Observer
+from commprof.live.observer import PATIENCE_S, Observer
 from commprof.predict.machine_profile import load_profile
 from commprof.report.live_frame import frame, waiting_frame
 
@@ -32,7 +32,7 @@ class TopCommand:
     name = "top"
     help = "watch a running job in the terminal"
     description = """\
-Shows a running job, rank by rank: step rate, where the step goes, waiting, the late rank, bandwidth.
+Shows a running job, rank by rank: step rate, where steps go, waiting, the late rank, bandwidth.
 
   commprof top RUN               until q or Ctrl-C; the job does not notice
   commprof top RUN --once        one frame as plain text, also of a run that has ended
@@ -65,8 +65,8 @@ asked of the job: its traces are read while they grow. See docs/monitoring.md.
         if not 0.1 <= args.refresh <= 3600:
             raise UsageError(f"--refresh {args.refresh:g} is out of range (allowed: 0.1 to 3600 s)")
         profile = load_profile(args.profile) if args.profile else None
-        patience = {"patience_s": 0.0} if args.once else {}
-        observer = Observer(args.run, profile, **patience)
+        patience_s = 0.0 if args.once else PATIENCE_S
+        observer = Observer(args.run, profile, patience_s=patience_s)
         try:
             if args.once:
                 return _print_once(observer, str(args.run))
@@ -96,8 +96,11 @@ def _watch(observer: Observer, run: str, refresh_s: float, interactive: bool) ->
             height = shutil.get_terminal_size((100, 24)).lines
             shown = [*lines[: height - 1], "q leaves; the job goes on."]
             sys.stdout.write(
-                _HOME + "".join(f"{line}{_CLEAR_LINE}\r\n" for line in shown[:-1]) + shown[-1]
-                + _CLEAR_LINE + _CLEAR_REST
+                _HOME
+                + "".join(f"{line}{_CLEAR_LINE}\r\n" for line in shown[:-1])
+                + shown[-1]
+                + _CLEAR_LINE
+                + _CLEAR_REST
             )
         else:
             sys.stdout.write("\n".join(lines) + "\n\n")

@@ -22,7 +22,9 @@ def main() -> int:
     try:
         settings = settings_of(args)
         if not settings.wanted:
-            raise UsageError("no output is named; give --metrics, or another of the --metrics options")
+            raise UsageError(
+                "no output is named; give --metrics, or another of the --metrics options"
+            )
         return run_monitor(args.run, settings, args.of_process, not args.this_job)
     except CommprofError as error:
         print(f"{parser.prog}: {error}", file=sys.stderr)

@@ -105,7 +105,7 @@ class TraceTail:
         return max(told, dropped_so_far(self.metadata["ring_prefix"], self._session))
 
     @property
-    def bytes(self) -> int:
+    def length_bytes(self) -> int:
         """Length of the file; 0 before there is one."""
         return self._size() if self._fd >= 0 else 0
 

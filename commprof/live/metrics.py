@@ -116,8 +116,12 @@ METRICS: Final = (
     ),
     _figure("recent_step_seconds", "Mean step of the recent ones.", values.recent("step_s")),
     _figure("recent_step_part_seconds", "Mean part of a recent step.", values.phases("recent")),
-    _figure("recent_exposed_seconds", "Mean exposed time of a recent step.", values.exposed("recent")),
-    _figure("recent_hidden_seconds", "Mean hidden time of a recent step.", values.recent("hidden_s")),
+    _figure(
+        "recent_exposed_seconds", "Mean exposed time of a recent step.", values.exposed("recent")
+    ),
+    _figure(
+        "recent_hidden_seconds", "Mean hidden time of a recent step.", values.recent("hidden_s")
+    ),
     _gauge("late_rank", "1 for the rank that the others wait for, if it is one.", values.late),
     _figure(
         "late_rank_wait_seconds",
@@ -125,16 +129,24 @@ METRICS: Final = (
         values.late_wait,
     ),
     _counter("collectives", "Operations issued.", values.operations("calls")),
-    _counter("collective_bytes", "Sizes of these, as nccl-tests counts size.", values.operations("bytes")),
-    _counter("timed_collectives", "Those whose completion was seen.", values.operations("timed_calls")),
-    _counter("collective_seconds", "From issue to completion, of those.", values.operations("timed_s")),
+    _counter(
+        "collective_bytes", "Sizes of these, as nccl-tests counts size.", values.operations("bytes")
+    ),
+    _counter(
+        "timed_collectives", "Those whose completion was seen.", values.operations("timed_calls")
+    ),
+    _counter(
+        "collective_seconds", "From issue to completion, of those.", values.operations("timed_s")
+    ),
     _figure(
         "collective_mean_seconds",
         "Mean time from issue to completion, recent operations.",
         values.operations("recent_mean_s"),
     ),
     _figure("collective_p50_seconds", "Median of the same.", values.operations("recent_p50_s")),
-    _figure("collective_p99_seconds", "99th percentile of the same.", values.operations("recent_p99_s")),
+    _figure(
+        "collective_p99_seconds", "99th percentile of the same.", values.operations("recent_p99_s")
+    ),
     _figure(
         "bus_bandwidth_bytes_per_second",
         "Recent size times nccl-tests' bus factor over time from last start to last completion.",
@@ -170,7 +182,9 @@ METRICS: Final = (
         "Variance over the parameters of the L2 norm of each one's gradient.",
         values.gradients("layer_variance"),
     ),
-    _counter("gradient_norm_cost_seconds", "Time spent on measuring them.", values.gradients("cost_s")),
+    _counter(
+        "gradient_norm_cost_seconds", "Time spent on measuring them.", values.gradients("cost_s")
+    ),
     _counter("process_cpu_seconds", "CPU time of the rank's process.", values.process("cpu_s")),
     _gauge("process_resident_bytes", "Its resident memory.", values.process("resident_bytes")),
     _counter(
@@ -191,10 +205,16 @@ METRICS: Final = (
         "Events that could not be recorded.",
         values.ranks(lambda rank: float(rank.dropped)),
     ),
-    _gauge("trace_bytes", "Size of the rank's trace.", values.ranks(lambda rank: float(rank.trace_bytes))),
+    _gauge(
+        "trace_bytes",
+        "Size of the rank's trace.",
+        values.ranks(lambda rank: float(rank.trace_bytes)),
+    ),
     _counter("monitor_cpu_seconds", "CPU time of this monitor.", values.monitor("cpu_s")),
     _gauge("monitor_resident_bytes", "Its resident memory.", values.monitor("resident_bytes")),
-    _gauge("monitor_look_seconds", "What its last look at the traces took.", values.monitor("look_s")),
+    _gauge(
+        "monitor_look_seconds", "What its last look at the traces took.", values.monitor("look_s")
+    ),
     _counter(
         "monitor_left_out_events",
         "Events that the monitor passed over because ranks were too far apart.",

@@ -163,9 +163,7 @@ def address_file(run: Path) -> Path:
     return run / f"metrics_{host}.json"
 
 
-def run_monitor(
-    run: Path, settings: Settings, of_process: str = "", nested: bool = True
-) -> int:
+def run_monitor(run: Path, settings: Settings, of_process: str = "", nested: bool = True) -> int:
     """Runs one in this process, at the lowest priority; returns its exit code."""
     with suppress(OSError):
         os.nice(19)

@@ -28,8 +28,8 @@ from commprof.units import ns_to_s
 #: Of traces that are long already, what is read of each.
 _RECENT_BYTES: Final = 16 << 20
 _MOST_PROBLEMS: Final = 20
-#: How long the first rank is not counted alone: the others may be on hosts whose traces are not here.
-_PATIENCE_S: Final = 5.0
+#: How long the first ranks are not counted alone: traces of others may be on other hosts.
+PATIENCE_S: Final = 5.0
 
 
 class Observer:
@@ -41,7 +41,7 @@ class Observer:
         profile: MachineProfile | None = None,
         *,
         nested: bool = True,
-        patience_s: float = _PATIENCE_S,
+        patience_s: float = PATIENCE_S,
         only_rank: int | None = None,
     ) -> None:
         """Nothing is read yet.
@@ -204,7 +204,7 @@ def _rank_state(
     process, lives = here.process(metadata)
     summaries = world.summaries[rank]
     plain, sent = world.compressed.get(rank, (0.0, 0.0))
-    common = {
+    common: dict[str, Any] = {
         "rank": rank,
         "host": str(metadata["machine"]["hostname"]),
         "is_local": here.is_local(metadata),
@@ -213,7 +213,7 @@ def _rank_state(
         "plain_bytes": plain,
         "sent_bytes": sent,
         "dropped": tail.dropped,
-        "trace_bytes": tail.bytes,
+        "trace_bytes": tail.length_bytes,
         "process": process,
         "gradients": gradients.newest(job.directory, rank) if job is not None else None,
     }

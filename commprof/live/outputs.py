@@ -77,7 +77,9 @@ class JsonLines:
         figures = {key: value for key, value in flat(state).items() if math.isfinite(value)}
         line = json.dumps({"time_s": round(state.time_s, 3), "step": step, **figures})
         # One write, so that hosts that share the file do not mix their lines.
-        descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        descriptor = os.open(
+            self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644
+        )
         try:
             os.write(descriptor, line.encode() + b"\n")
         finally:

@@ -118,7 +118,7 @@ def _helpers_cpu_s(directory: Path) -> float:
 
 
 def _interfaces(text: str) -> dict[str, tuple[int, int]]:
-    found = {}
+    found: dict[str, tuple[int, int]] = {}
     for line in text.splitlines()[2:]:
         name, _, counters = line.partition(":")
         words = counters.split()

@@ -120,5 +120,3 @@ class RecentSteps:
 
 def _times(steps: int, values_ns: Sequence[float] | Floats) -> StepTimes:
     return StepTimes(steps, *(ns_to_s(float(value)) for value in values_ns))
-
-

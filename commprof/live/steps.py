@@ -29,6 +29,7 @@ from commprof.trace.schema import Kind, Records
 _SETTLED_NS = 400_000_000
 #: A rank from which nothing came for so long has flushed what it had.
 _IDLE_S = 1.0
+_ALL_NS = 2**62
 #: Of a rank, waiting for the others or for the end of a step: 16 MiB. Beyond it the oldest go.
 _MOST_RECORDS = 1 << 18
 _MOST_CLOCKS = 256
@@ -154,7 +155,7 @@ class _Pending:
         records = self._batches[0]
         if len(records) == 0:
             return 0
-        return int(records["timestamp_ns"][-1]) - (0 if settled else _SETTLED_NS)
+        return _ALL_NS if settled else int(records["timestamp_ns"][-1]) - _SETTLED_NS
 
     def shrink(self) -> int:
         """Lets the oldest go where there are too many; returns how many."""

@@ -150,9 +150,7 @@ def _by_op(operations: Sequence[OperationSummary]) -> dict[int, list[OperationSu
     return found
 
 
-def _operation(
-    now: Sequence[OperationSummary], then: Sequence[OperationSummary]
-) -> OperationState:
+def _operation(now: Sequence[OperationSummary], then: Sequence[OperationSummary]) -> OperationState:
     total = histogram.merge(part.duration for part in now)
     since = difference(total, histogram.merge(part.duration for part in then) if then else _NOTHING)
     return OperationState(

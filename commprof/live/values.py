@@ -70,6 +70,7 @@ def exposed(chosen: str) -> Of:
 
 def operations(name: str) -> Of:
     """By operation, a field of each."""
+
     def values(state: JobState) -> Values:
         for rank in local(state):
             for op, found in rank.operations.items():
@@ -80,6 +81,7 @@ def operations(name: str) -> Of:
 
 def bandwidth(name: str) -> Of:
     """By operation, over all ranks."""
+
     def values(state: JobState) -> Values:
         for op, found in state.bandwidth.items() if tells_of_job(state) else ():
             yield {"op": op}, getattr(found, name)
@@ -97,8 +99,9 @@ def late(state: JobState) -> Values:
     if not tells_of_job(state) or not any(rank.recent for rank in state.ranks):
         return
     for rank in state.ranks:
-        yield {"rank": str(rank.rank)}, float(
-            state.late is not None and state.late.rank == rank.rank
+        yield (
+            {"rank": str(rank.rank)},
+            float(state.late is not None and state.late.rank == rank.rank),
         )
 
 
@@ -125,6 +128,7 @@ def running(state: JobState) -> Values:
 
 def host(name: str) -> Of:
     """A field of this host."""
+
     def values(state: JobState) -> Values:
         if state.host is not None:
             yield {}, float(getattr(state.host, name))

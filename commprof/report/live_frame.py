@@ -57,13 +57,16 @@ def _table(ranks: Sequence[RankState], width: int) -> list[str]:
             break
         chosen.remove(last)
     lines = [
-        _GAP.join(cell.rjust(size) for cell, size in zip(row, widths, strict=True))
-        for row in cells
+        _GAP.join(cell.rjust(size) for cell, size in zip(row, widths, strict=True)) for row in cells
     ]
     lines.insert(1, _GAP.join("-" * size for size in widths))
     recent = next((rank.recent for rank in ranks if rank.recent), None)
     steps = f"the last {recent.steps} steps" if recent else "no complete step yet"
-    return [*lines, "", f"Times in ms, means of {steps}. exposed = wait + wire + what is not known."]
+    return [
+        *lines,
+        "",
+        f"Times in ms, means of {steps}. exposed = wait + wire + what is not known.",
+    ]
 
 
 def _late(state: JobState) -> str:

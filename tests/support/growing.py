@@ -18,6 +18,7 @@ class GrowingRun:
         directory.mkdir(parents=True, exist_ok=True)
         self.ranks = {rank.rank: rank for rank in ranks}
         self.paths = {rank.rank: directory / f"rank_{rank.rank}.trace" for rank in ranks}
+        self._records = {rank.rank: rank.records() for rank in ranks}
         self._written = dict.fromkeys(self.ranks, 0)
 
     def begin(self, *ranks: int) -> None:
@@ -25,9 +26,7 @@ class GrowingRun:
         for number in ranks or self.ranks:
             rank = self.ranks[number]
             groups = [
-                made.document(
-                    made.GROUP_BLOCK, made.group(id, name=name, rank=number, size=size)
-                )
+                made.document(made.GROUP_BLOCK, made.group(id, name=name, rank=number, size=size))
                 for id, (name, size) in rank.groups.items()
             ]
             self.paths[number].write_bytes(made.trace(*groups, **rank.metadata))
@@ -35,7 +34,7 @@ class GrowingRun:
     def until(self, now_ns: int, *ranks: int) -> None:
         """One more block with what these ranks, or all, recorded before that."""
         for number in ranks or self.ranks:
-            records = self.ranks[number].records()
+            records = self._records[number]
             count = int(np.searchsorted(records["timestamp_ns"], now_ns))
             new = records[self._written[number] : count]
             if len(new):

@@ -47,13 +47,13 @@ def rank_state(rank: int, **changes: Any) -> RankState:
     return RankState(**values)
 
 
-def job_state(ranks: int = 2, **changes: Any) -> JobState:
+def job_state(world_size: int = 2, **changes: Any) -> JobState:
     values: dict[str, Any] = {
         "time_s": 1_700_000_000.0,
-        "world_size": ranks,
+        "world_size": world_size,
         "backend": "gloo",
         "mode": "full",
-        "ranks": tuple(rank_state(rank) for rank in range(ranks)),
+        "ranks": tuple(rank_state(rank) for rank in range(world_size)),
         "late": Late(1, 0.012, "backward"),
         "bandwidth": {"all_reduce": Bandwidth(1.25e9, 0.5)},
         "monitor": MonitorState(0.5, 50_000_000, 0.02, 0, ()),

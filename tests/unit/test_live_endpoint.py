@@ -110,7 +110,9 @@ def test_a_client_that_never_reads(endpoint: Endpoint) -> None:
         assert ask(endpoint, b"GET /metrics HTTP/1.1\r\n\r\n").endswith(TEXT)
 
 
-@pytest.mark.parametrize("text", ["9470", "localhost:", ":1", "host:x", "host:70000", "host:-1", ""])
+@pytest.mark.parametrize(
+    "text", ["9470", "localhost:", ":1", "host:x", "host:70000", "host:-1", ""]
+)
 def test_an_address_that_is_none(text: str) -> None:
     with pytest.raises(UsageError, match="HOST:PORT"):
         parse_address(text)

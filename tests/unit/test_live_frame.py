@@ -24,9 +24,28 @@ def test_a_wide_frame() -> None:
     assert lines[0] == f"run: 2 ranks, gloo, full mode, at {AT}"
     titles, _, first, second = (line.split() for line in lines[2:6])
     assert titles[:6] == ["rank", "host", "state", "step", "ago", "steps/s"]
-    assert first == (
-        "0 node-1 running 249 0 s 10 100 10 50 4 6 30 12 15 25 9 20 10 4x"
-    ).split()
+    assert first == [
+        "0",
+        "node-1",
+        "running",
+        "249",
+        "0",
+        "s",
+        "10",
+        "100",
+        "10",
+        "50",
+        "4",
+        "6",
+        "30",
+        "12",
+        "15",
+        "25",
+        "9",
+        "20",
+        "10",
+        "4x",
+    ]
     assert second[:4] == ["1", "node-1", "-", "249"]
     assert second[6:9] == ["-", "-", "-"]
     text = "\n".join(lines)
@@ -45,9 +64,7 @@ def test_no_line_is_wider_than_the_terminal(width: int) -> None:
 def test_names_from_files_are_no_commands_to_the_terminal() -> None:
     hostile = HOSTILE + "\x1b[2J\x07"
     ranks = (rank_state(0, host=hostile),)
-    state = job_state(
-        1, ranks=ranks, backend=hostile, monitor=MonitorState(0, 0, 0, 7, (hostile,))
-    )
+    state = job_state(1, ranks=ranks, backend=hostile, monitor=MonitorState(0, 0, 0, 7, (hostile,)))
     lines = frame(state, hostile, 200)
     assert all(line.isprintable() for line in lines)
     assert any(line.startswith("7 events were passed over") for line in lines)

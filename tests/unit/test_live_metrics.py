@@ -9,8 +9,6 @@ import struct
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
-
 from commprof.live.exposition import exposition
 from commprof.live.metrics import METRICS, flat, samples
 from commprof.live.outputs import JsonLines, TensorBoard, TextFile, write_to
