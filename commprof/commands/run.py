@@ -62,6 +62,7 @@ class RunCommand:
         _check_trial(args, world_sizes)
         if args.stacks:
             os.environ["COMMPROF_STACKS"] = "1"  # the ranks inherit it
+        _measure_gradients(args)
         subjects = subjects_of(args)
         descriptions = [subject.check(world_sizes, meeting) for subject in subjects]
         json_file = writable_file(args.json)
@@ -106,6 +107,15 @@ class RunCommand:
                 "waits for, or have a hook of their own; see what they printed"
             )
         return code
+
+
+def _measure_gradients(args: argparse.Namespace) -> None:
+    """Leaves it where the ranks find it, and refuses what they would refuse."""
+    from commprof.capture.gradient_norms import GRADIENT_NORMS_VARIABLE, GradientNorms
+
+    if args.gradient_norms is not None:
+        os.environ[GRADIENT_NORMS_VARIABLE] = str(args.gradient_norms)
+    GradientNorms()
 
 
 def _monitor(directory: Path, metrics: Settings) -> None:

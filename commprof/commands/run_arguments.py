@@ -235,3 +235,9 @@ def _add_where(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--stacks", action="store_true", help="record which line issued each collective as well"
     )
+    parser.add_argument(
+        "--gradient-norms",
+        type=int,
+        metavar="N",
+        help="every N steps measure the norm of each rank's own gradients, for live metrics",
+    )
