@@ -40,6 +40,9 @@ from commprof.predict.machine_profile import load_profile
 _ALERT_S: Final = 0.5
 _MOST_COMPLAINTS: Final = 100
 _LAST_LOOKS: Final = 20
+#: Looks become rarer, down to one in so many seconds, where they would take more than this.
+_OF_A_CORE: Final = 0.02
+_LONGEST_S: Final = 30.0
 _PATIENCE_S: Final = 5.0
 
 
@@ -72,9 +75,11 @@ class Monitor:
     def run(self) -> None:
         """Until the process that it is for ends, or :meth:`end`."""
         while not self._ending.is_set():
+            began_s = time.process_time()
             self._look()
-            waited_s = 0.0
-            while waited_s < self._interval_s and not self._ending.wait(_ALERT_S):
+            rest_s = min((time.process_time() - began_s) / _OF_A_CORE, _LONGEST_S)
+            rest_s, waited_s = max(self._interval_s, rest_s), 0.0
+            while waited_s < rest_s and not self._ending.wait(_ALERT_S):
                 waited_s += _ALERT_S
                 if not self._job_lives():
                     self._ending.set()

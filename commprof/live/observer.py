@@ -188,6 +188,8 @@ class _World:
 
     def _add_compressed(self, new: NewSteps) -> None:
         for rank, trace in zip(new.ranks, new.world.traces, strict=True):
+            if not (trace.records["kind"] == Kind.COMPRESSION).any():
+                continue
             rows = compression_rows([trace], new.numbers, self.world_size)
             plain, sent = self.compressed.get(rank, (0.0, 0.0))
             for row in rows:
