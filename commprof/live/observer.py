@@ -4,26 +4,19 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections import deque
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
-
-from commprof.analysis.compression import compression_rows
 from commprof.live import gradients
 from commprof.live.follow import TraceTail
+from commprof.live.followed import Followed, metadata_of
 from commprof.live.job import JobTail, newest_job
-from commprof.live.operations import RecentOperations
 from commprof.live.processes import Here, own_process
-from commprof.live.recent import RecentSteps
-from commprof.live.state import JobState, Late, MonitorState, RankState
-from commprof.live.steps import NewSteps, StepFollower
-from commprof.live.summarised import Summaries, late_by_summaries
+from commprof.live.state import JobState, MonitorState, RankState
 from commprof.predict.cost_model import OTHER_HOST, SAME_HOST, CostCurve
 from commprof.predict.machine_profile import MachineProfile
-from commprof.trace.reader import Trace
-from commprof.trace.schema import OPS, RECORD_DTYPE, Kind
+from commprof.trace.schema import OPS
 from commprof.units import ns_to_s
 
 #: Of traces that are long already, what is read of each.
@@ -61,7 +54,8 @@ class Observer:
         self._only_rank = only_rank
         self._here = Here()
         self._job: JobTail | None = None
-        self._world: _World | None = None
+        self._world: Followed | None = None
+        self._problems: deque[str] = deque(maxlen=_MOST_PROBLEMS)
 
     def look(self) -> JobState | None:
         """Reads what is new; None as long as no rank has begun to record."""
@@ -74,15 +68,19 @@ class Observer:
             return None
         restarts = self._job.restarts
         new = self._job.poll()
-        tails = self._job.tails
+        tails = _of_one_job(self._job.tails)
         if not tails:
             return None
         if self._world is None or self._job.restarts != restarts or self._world.grew(tails):
-            self._world = _World(tails, self._curves, self._patience_s)
+            self._world = Followed(tails, self._curves, self._patience_s)
         world = self._world
-        for rank, records in new.items():
-            world.steps.add(rank, records)
-        world.advance(tails)
+        for rank in tails.keys() & new.keys():
+            world.steps.add(rank, new[rank])
+        try:
+            world.advance(tails)
+        except Exception as error:  # records that contradict each other; what follows may not
+            self._problems.append(f"some steps are left out: {type(error).__name__}: {error}")
+            world = self._world = Followed(tails, self._curves, self._patience_s)
         return self._state(world, tails, time.perf_counter() - begin)
 
     @property
@@ -99,13 +97,13 @@ class Observer:
         """Those of the link between the ranks, if the profile has it for their backend."""
         if self._profile is None:
             return {}
-        boots = {_metadata(tail)["machine"]["boot_id"] for tail in tails.values()}
-        whole = len(tails) == _metadata(next(iter(tails.values())))["world_size"]
+        boots = {metadata_of(tail)["machine"]["boot_id"] for tail in tails.values()}
+        whole = len(tails) == metadata_of(next(iter(tails.values())))["world_size"]
         link = self._profile.links.get(SAME_HOST if whole and len(boots) == 1 else OTHER_HOST)
         return dict(link.curves) if link is not None else {}
 
-    def _state(self, world: _World, tails: dict[int, TraceTail], look_s: float) -> JobState:
-        first = _metadata(tails[min(tails)])
+    def _state(self, world: Followed, tails: dict[int, TraceTail], look_s: float) -> JobState:
+        first = metadata_of(tails[min(tails)])
         ranks = tuple(
             _rank_state(rank, tails[rank], world, self._here, self._job) for rank in sorted(tails)
         )
@@ -113,6 +111,7 @@ class Observer:
         problems = [
             f"rank {rank}: {problem}" for rank in sorted(tails) for problem in tails[rank].problems
         ]
+        problems += dict.fromkeys(self._problems)
         return JobState(
             time_s=time.time(),
             world_size=first["world_size"],
@@ -129,87 +128,10 @@ class Observer:
         )
 
 
-class _World:
-    """What is kept of one set of ranks."""
-
-    def __init__(
-        self,
-        tails: dict[int, TraceTail],
-        curves_of: Callable[[dict[int, TraceTail]], dict[str, CostCurve]],
-        patience_s: float,
-    ) -> None:
-        self.world_size = int(_metadata(tails[min(tails)])["world_size"])
-        self.steps = StepFollower(self.world_size)
-        self.recent = RecentSteps(self.world_size)
-        self._curves_of = curves_of
-        self.operations = RecentOperations()
-        self.summaries: dict[int, Summaries] = {}
-        #: By rank: what a ring all-reduce would have sent, and what a compressor did.
-        self.compressed: dict[int, tuple[float, float]] = {}
-        self._ranks: set[int] = set()
-        self._until_s = time.monotonic() + patience_s
-        self.last_step_ns: dict[int, int] = {}
-
-    def grew(self, tails: dict[int, TraceTail]) -> bool:
-        """Whether ranks came after steps had been counted without them."""
-        return bool(self._ranks) and set(tails) != self._ranks
-
-    def advance(self, tails: dict[int, TraceTail]) -> None:
-        """Takes steps and summaries that are complete by now."""
-        for rank, tail in tails.items():
-            self.summaries.setdefault(rank, Summaries())
-            if tail.summary is not None:
-                self.summaries[rank].add(tail.summary)
-        if len(tails) < self.world_size and time.monotonic() < self._until_s:
-            return  # ranks do not begin together
-        if not self._ranks:
-            self._ranks = set(tails)
-            self.operations = RecentOperations(self._curves_of(tails))
-        new = self.steps.advance(tails)
-        if new is not None:
-            self.recent.add(new)
-            self.operations.add(new)
-            self._add_compressed(new)
-            for rank, trace in zip(new.ranks, new.world.recorded, strict=True):
-                marks = trace.records[trace.records["kind"] == Kind.STEP]["timestamp_ns"]
-                self.last_step_ns[rank] = int(marks[-1]) if len(marks) else 0
-
-    def mode(self, tails: dict[int, TraceTail]) -> str:
-        """Of the first rank that says so; full where there are no summaries."""
-        for rank in sorted(tails):
-            summary = tails[rank].summary
-            if summary is not None:
-                return summary.mode
-        return "full"
-
-    def late(self, tails: dict[int, TraceTail]) -> Late | None:
-        """By the steps, or by the summaries where ranks keep those."""
-        if not any(tail.summary for tail in tails.values()):
-            return self.recent.late
-        known = [
-            (_bare(tail), tail.summary)
-            for _, tail in sorted(tails.items())
-            if tail.summary is not None
-        ]
-        return late_by_summaries([trace for trace, _ in known], [found for _, found in known])
-
-    def _add_compressed(self, new: NewSteps) -> None:
-        for rank, trace in zip(new.ranks, new.world.traces, strict=True):
-            if not (trace.records["kind"] == Kind.COMPRESSION).any():
-                continue
-            rows = compression_rows([trace], new.numbers, self.world_size)
-            plain, sent = self.compressed.get(rank, (0.0, 0.0))
-            for row in rows:
-                if not math.isnan(row.ratio):
-                    sent += row.wire_bytes * row.calls
-                    plain += row.ratio * row.wire_bytes * row.calls
-            self.compressed[rank] = plain, sent
-
-
 def _rank_state(
-    rank: int, tail: TraceTail, world: _World, here: Here, job: JobTail | None
+    rank: int, tail: TraceTail, world: Followed, here: Here, job: JobTail | None
 ) -> RankState:
-    metadata = _metadata(tail)
+    metadata = metadata_of(tail)
     process, lives = here.process(metadata)
     summaries = world.summaries[rank]
     plain, sent = world.compressed.get(rank, (0.0, 0.0))
@@ -246,7 +168,7 @@ def _rank_state(
     )
 
 
-def _waited_for_s(rank: int, world: _World) -> float:
+def _waited_for_s(rank: int, world: Followed) -> float:
     """By the other ranks' summaries; NaN where one has none, or split nothing."""
     others = [found for of, found in world.summaries.items() if of != rank]
     newest = [found.newest for found in others if found.newest is not None]
@@ -261,28 +183,18 @@ def _status(tail: TraceTail, lives: bool | None) -> str:
     return {True: "running", False: "gone", None: ""}[lives]
 
 
-def _since_step_s(rank: int, tail: TraceTail, world: _World, here: Here) -> float:
+def _since_step_s(rank: int, tail: TraceTail, world: Followed, here: Here) -> float:
     """NaN where the rank's times are by another clock, or it keeps no records."""
-    metadata = _metadata(tail)
+    metadata = metadata_of(tail)
     if not here.shares_clock(metadata) or tail.summary is not None or tail.ended:
         return math.nan
     since = world.last_step_ns.get(rank) or int(metadata["clock"]["monotonic_ns"])
     return ns_to_s(max(0, time.monotonic_ns() - since))
 
 
-def _metadata(tail: TraceTail) -> dict[str, Any]:
-    assert tail.metadata is not None  # JobTail has those alone
-    return tail.metadata
-
-
-def _bare(tail: TraceTail) -> Trace:
-    """Without records, which summaries do not need."""
-    return Trace(
-        path=tail.path,
-        metadata=_metadata(tail),
-        groups=tail.groups,
-        records=np.empty(0, dtype=RECORD_DTYPE),
-        complete=tail.ended,
-        dropped=tail.dropped,
-        problems=(),
-    )
+def _of_one_job(tails: dict[int, TraceTail]) -> dict[int, TraceTail]:
+    """Without those that say another world size than the first rank: they are of another job."""
+    if not tails:
+        return {}
+    world_size = metadata_of(tails[min(tails)])["world_size"]
+    return {rank: t for rank, t in tails.items() if metadata_of(t)["world_size"] == world_size}

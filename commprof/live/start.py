@@ -68,7 +68,7 @@ def start_monitor(run: Path, settings: Settings, *more: str) -> str:
         name: value
         for name, value in os.environ.items()
         # It is no rank, and no part of what is recorded; nor may it use the ranks' cores.
-        if not name.startswith(("COMMPROF_", "RANK", "LOCAL_RANK", "OMP_", "PYTHON"))
+        if not name.startswith(("COMMPROF_", "RANK", "LOCAL_RANK", "OMP_"))
     }
     path = [str(root), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     boot = str(root / "commprof" / "boot")

@@ -233,3 +233,38 @@ def test_a_restarted_rank_counts_anew(tmp_path: Path) -> None:
     total = state.ranks[0].total
     assert total is not None
     assert total.steps == 15
+
+
+def test_steps_that_cannot_be_analysed_cost_these_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = GrowingRun(tmp_path, ranks_of(2, 40))
+    run.begin()
+    run.until(1_000 * MS)
+    observer = Observer(tmp_path)
+
+    def fail(*_: object) -> None:
+        raise ValueError("no sense in it")
+
+    with monkeypatch.context() as failing:
+        failing.setattr(live_steps, "measured_world", fail)
+        state = observer.look()
+    assert state is not None
+    assert state.monitor.problems == ("some steps are left out: ValueError: no sense in it",)
+    run.end()
+    state = observer.look()
+    assert state is not None
+    total = state.ranks[0].total
+    assert total is not None
+    assert 25 < total.steps < 40
+
+
+def test_a_trace_of_another_job_is_left_alone(tmp_path: Path) -> None:
+    run = GrowingRun(tmp_path, ranks_of(2, 12))
+    run.begin()
+    run.end()
+    Rank(7, 8).write(tmp_path / "rank_7.trace")
+    state = Observer(tmp_path).look()
+    assert state is not None
+    assert [rank.rank for rank in state.ranks] == [0, 1]
+    assert state.monitor.problems == ()
