@@ -24,8 +24,8 @@ MAY_IMPORT = {
     "trace": {"foundation"},
     "backend": {"foundation"},
     "compressors": {"foundation", "backend"},
-    "capture": {"foundation", "trace", "compressors"},
-    "boot": {"foundation", "capture", "switching"},
+    "capture": {"foundation", "trace", "compressors", "live"},
+    "boot": {"foundation", "capture", "switching", "live"},
     "analysis": {"foundation", "trace"},
     "predict": {"foundation", "trace", "analysis"},
     "trials": {"foundation", "trace", "analysis", "compressors"},
@@ -33,20 +33,23 @@ MAY_IMPORT = {
     "workloads": {"foundation"},
     "health": {"foundation", "analysis"},
     "integrations": {"foundation", "capture"},
-    "report": {"foundation", "analysis", "predict", "trials"},
+    "live": {"foundation", "trace", "analysis", "predict"},
+    "report": {"foundation", "analysis", "predict", "trials", "live"},
     "launch": {
         *("foundation", "trace", "capture", "compressors", "switching", "workloads", "backend"),
     },
     "microbench": {"foundation", "analysis", "backend", "capture", "compressors", "launch"},
     "commands": {
         *("foundation", "trace", "capture", "boot", "compressors", "analysis", "predict"),
-        *("workloads", "report", "launch", "trials", "microbench", "health"),
+        *("workloads", "report", "launch", "trials", "microbench", "health", "live"),
     },
-    "doors": {"foundation", "capture", "compressors", "boot", "commands", "switching"},
+    "doors": {
+        *("foundation", "capture", "compressors", "boot", "commands", "switching", "live"),
+    },
 }
 """Layer -> the other layers it may import; its own modules always, but for the foundation."""
 
-TORCH_FREE = {"trace", "analysis", "predict", "report", "boot"}
+TORCH_FREE = {"trace", "analysis", "predict", "report", "boot", "live"}
 """Reading a trace must not cost a torch import, nor need one; nor may a script's start."""
 
 TORCH_HEADER = re.compile(r'\s*#\s*include\s*[<"]((?:torch/|ATen/|c10/|pybind11/|Python\.h)[^>"]*)')

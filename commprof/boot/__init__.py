@@ -31,6 +31,8 @@ TRIAL_VARIABLE = "COMMPROF_TRIAL"
 CPUS_VARIABLE = "COMMPROF_CPUS"
 #: Steps between two comparisons of all ranks' models; see ``commprof.capture.sync_check``.
 SYNC_VARIABLE = "COMMPROF_CHECK_SYNC"
+#: Options of live metrics, as ``commprof.live.settings`` takes them.
+METRICS_VARIABLE = "COMMPROF_METRICS"
 _TARGET = "torch.distributed.distributed_c10d"
 _HERE = os.path.dirname(os.path.abspath(__file__))
 
@@ -129,7 +131,14 @@ def _start(directory: str) -> None:
         return  # the script profiles itself, or made a second default group
     try:
         # The mode is in the environment.
-        profiler = profile(agree(Path(directory)), find_steps=True).start()
+        job = agree(Path(directory))
+        profiler = profile(job, find_steps=True).start()
+        if os.environ.get(METRICS_VARIABLE):
+            from commprof.live.start import start_in_rank
+
+            problem = start_in_rank(job)
+            if problem:
+                print(f"commprof: {problem}", file=sys.stderr)
         compressor = os.environ.get(HOOK_VARIABLE)
         if compressor:
             from commprof.capture.every_model import attach_every_model

@@ -8,6 +8,7 @@ from pathlib import Path
 from commprof.commands.price import add_price_arguments
 from commprof.compressors.schemes import help_text
 from commprof.launch.pinning import PIN_MODES
+from commprof.live import settings
 from commprof.trace.schema import MODES
 from commprof.trials import candidates
 from commprof.workloads.options import PRECISIONS
@@ -69,6 +70,10 @@ See docs/trials.md.
 A file for --config holds one `option: value` a line, such as `nproc: 4`, `strategy: [ddp, fsdp]`,
 `script: train.py` or `script-args: [--lr, "0.1"]`. Each run directory holds its own as config.yaml.
 See docs/launching.md.
+
+To watch the job while it runs: commprof top RUN, or metrics for Prometheus, TensorBoard or a file:
+  python -m commprof.run --nproc 2 --metrics --metrics-jsonl metrics.jsonl train.py
+See docs/monitoring.md.
 """
 )
 
@@ -89,6 +94,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_what(parser)
     _add_training(parser)
     _add_where(parser)
+    settings.add_arguments(parser)
     parser.add_argument(
         "-m", dest="module", action="store_true", help="SCRIPT is a module, as for python -m"
     )
@@ -265,4 +271,10 @@ def _add_where(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--stacks", action="store_true", help="record which line issued each collective as well"
+    )
+    parser.add_argument(
+        "--gradient-norms",
+        type=int,
+        metavar="N",
+        help="every N steps measure the norm of each rank's own gradients, for live metrics",
     )

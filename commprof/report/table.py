@@ -12,7 +12,7 @@ from commprof.report.attempts_table import LEGEND as ATTEMPTS_LEGEND
 from commprof.report.attempts_table import attempts_grid
 from commprof.report.collectives_table import LEGEND, collectives_section
 from commprof.report.cross_checks_table import blocks as cross_checks_blocks
-from commprof.report.plain_text import wrapped
+from commprof.report.plain_text import printable, wrapped
 from commprof.report.setup_text import setup_text
 from commprof.report.tabulated import Grid
 from commprof.report.tabulated import tabulated as _table
@@ -65,7 +65,7 @@ def verdict_blocks(verdict: Verdict, width: int) -> list[str]:
     advice = verdict.next_step
     if advice.advice:
         said.append(advice.advice)
-    blocks = ["\n".join(_wrapped(sentence, width) for sentence in said)]
+    blocks = ["\n".join(wrapped(sentence, width) for sentence in said)]
     return [*blocks, f"  {printable(advice.command)}"] if advice.command else blocks
 
 
