@@ -52,7 +52,7 @@ def machine() -> dict[str, Any]:
         "cpu_model": _cpu_model(),
         "cpu_count": os.cpu_count() or 0,
         "usable_cpu_count": len(os.sched_getaffinity(0)),
-        "usable_cpus": sorted(os.sched_getaffinity(0)),
+        "usable_cpus": [str(cpu) for cpu in sorted(os.sched_getaffinity(0))],
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "kernel": platform.release(),
         "cuda_devices": torch.cuda.device_count(),

@@ -33,7 +33,7 @@ def frame(state: JobState, run: str, width: int) -> list[str]:
 
 def waiting_frame(run: str, width: int) -> list[str]:
     """As long as no rank records."""
-    text = f"{run}: no rank has begun to record; waiting"
+    text = f"no rank has begun to record in {run}; waiting"
     return [printable(text)[:width]]
 
 

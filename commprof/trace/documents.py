@@ -32,6 +32,7 @@ METADATA: Final[dict[str, Shape]] = {
         "cpu_model": str,
         "cpu_count": int,
         "usable_cpu_count": int,
+        "usable_cpus": list,
         "memory_bytes": int,
         "kernel": str,
         "cuda_devices": int,

@@ -90,7 +90,7 @@ def test_the_command_line_had_the_last_word(run: Run) -> None:
 
 
 def test_ranks_ran_where_they_were_pinned(run: Run) -> None:
-    cpus = sorted(os.sched_getaffinity(0))
+    cpus = {str(cpu) for cpu in os.sched_getaffinity(0)}
     seen = [
         set(
             read_trace(run.directory / f"world_2/rank_{rank}.trace").metadata["machine"][
@@ -101,7 +101,7 @@ def test_ranks_ran_where_they_were_pinned(run: Run) -> None:
     ]
     pinned = run.context["pinning"]["worlds"]["2"]
     assert pinned["mode"] == "cores"
-    assert seen[0] | seen[1] <= set(cpus)
+    assert seen[0] | seen[1] <= cpus
     assert pinned["disjoint"] == seen[0].isdisjoint(seen[1])
     assert pinned["disjoint"] == (len(cpus) >= 2)
     assert "Ranks pinned to CPUs (cores), at 2:" in run.out

@@ -75,6 +75,7 @@ def metadata(**changes: Any) -> dict[str, Any]:
             "cpu_model": "cpu",
             "cpu_count": 2,
             "usable_cpu_count": 2,
+            "usable_cpus": ["0"],
             "memory_bytes": 1,
             "kernel": "6",
             "cuda_devices": 0,
