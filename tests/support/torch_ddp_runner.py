@@ -18,7 +18,12 @@ from typing import Any
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
-from torch.testing._internal.distributed import distributed_test
+
+from tests.support import expecttest_stand_in
+
+expecttest_stand_in.install()
+
+from torch.testing._internal.distributed import distributed_test  # noqa: E402
 
 TRACES_VARIABLE = "COMMPROF_TEST_TRACES"
 _DDP = re.compile(r"DistributedDataParallel|[._ (]ddp|_test_ddp|_test_DDP", re.IGNORECASE)

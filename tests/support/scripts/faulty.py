@@ -78,12 +78,13 @@ FAULTS = {
 
 
 def train(fault, steps):
-    dist.init_process_group(
-        "gloo", timeout=timedelta(seconds=float(os.environ.get("PATIENCE", 30)))
-    )
+    dist.init_process_group("gloo", timeout=timedelta(seconds=60))
     rank, last = dist.get_rank(), dist.get_world_size() - 1
     torch.manual_seed(1)
-    ddp = DistributedDataParallel(nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 8)))
+    patience = os.environ.get("PATIENCE")
+    group = dist.new_group(timeout=timedelta(seconds=float(patience))) if patience else None
+    model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 8))
+    ddp = DistributedDataParallel(model, process_group=group)
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
     torch.manual_seed(rank)
     for step in range(steps):
