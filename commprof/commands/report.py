@@ -112,5 +112,13 @@ def _tables(args: argparse.Namespace) -> str:
     if cost is not None:
         text += f"\n{cost_table.section(cost, width)}\n"
     jobs = [f"Another job recorded here: commprof report {job}\n" for job in other_jobs(args.run)]
-    again = reproduce_line(args.run / CONFIG_FILE, read_context(args.run))
-    return text + "".join(jobs) + (f"{again}\n" if again else "")
+    again = _again(args.run)
+    return text + "".join(jobs) + (f"\n{again}\n" if again else "")
+
+
+def _again(run: Path) -> str:
+    """How to repeat it; one strategy's directory lies in that of the run, which has the file."""
+    for directory in (run, run.parent):
+        if (directory / CONFIG_FILE).exists():
+            return reproduce_line(directory / CONFIG_FILE, read_context(run))
+    return ""

@@ -60,10 +60,11 @@ def test_a_run_reports_every_world_size_and_how_to_go_on(recorded: Any) -> None:
     base, done = recorded
     rows = re.findall(r"^ +([12]) +2\+2 ", done.stdout, re.MULTILINE)
     assert rows == ["1", "2"]
-    assert done.stdout.splitlines()[-3:] == [
+    assert done.stdout.splitlines()[-4:] == [
         f"JSON: {base}/deep/result.json",
         f"Run directory: {base}/run",
         f"Show it again: commprof report {base}/run",
+        f"Run it again: python -m commprof.run --config {base}/run/config.yaml",
     ]
 
 
@@ -80,7 +81,9 @@ def test_json_and_table_are_had_again_from_the_recording(recorded: Any) -> None:
     assert shown.stdout == (base / "deep" / "result.json").read_text()
     assert shown.stdout == (base / "run" / "result.json").read_text()
     again = call("-m", "commprof", "report", str(base / "run"))
-    assert again.stdout.rstrip("\n") == done.stdout.partition("\n\nJSON:")[0]
+    tables, _, how = again.stdout.partition("\n\nRun it again:")
+    assert tables == done.stdout.partition("\n\nJSON:")[0]
+    assert f"--config {base}/run/config.yaml (in {Path.cwd()};" in how
     assert [run["num_processes"] for run in json.loads(shown.stdout)["runs"]] == [1, 2]
 
 
@@ -184,7 +187,8 @@ def test_a_rank_that_raises_in_the_middle_of_a_sweep(tmp_path: Path) -> None:
     assert processes_of(run) == []
     again = call("-m", "commprof", "report", str(run))
     assert again.returncode == 0
-    assert again.stdout.rstrip("\n") == done.stdout.partition("\n\nRun directory:")[0]
+    tables = again.stdout.partition("\n\nRun it again:")[0]
+    assert tables == done.stdout.partition("\n\nRun directory:")[0]
 
 
 def test_an_interrupt_ends_everything_and_shows_what_there_is(tmp_path: Path) -> None:

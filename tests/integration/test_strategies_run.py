@@ -178,12 +178,14 @@ def test_strategies_are_shown_side_by_side(tmp_path: Path) -> None:
     assert re.search(r"^ +2 +fsdp +all_gather_into_tensor ", done.stdout, re.M)
     assert "precision bf16" in done.stdout
     shown = call("-m", "commprof", "report", str(run))
-    assert shown.stdout.rstrip("\n") == done.stdout.partition("\n\nRun directory:")[0]
+    tables = shown.stdout.partition("\n\nRun it again:")[0]
+    assert tables == done.stdout.partition("\n\nRun directory:")[0]
     document = json.loads((run / "result.json").read_text())
     assert [row["strategy"] for row in document["strategies"]] == ["ddp", "fsdp"] * 2
     alone = call("-m", "commprof", "report", str(run / "fsdp"))
     assert "strategy fsdp, precision bf16, backend gloo" in alone.stdout
     assert "theory" in alone.stdout
+    assert f"--config {run}/config.yaml (in " in alone.stdout
 
 
 def test_eight_and_sixteen_ranks_converge_alike_with_accumulation(tmp_path: Path) -> None:
