@@ -118,6 +118,25 @@ def test_a_script_s_models_take_part_unchanged(tmp_path: Path) -> None:
     assert f"a trial of 5 candidates begins; it takes {5 * 3 * 4} steps" in text
 
 
+@pytest.mark.parametrize("hosts", ["ab", "aab"])
+def test_exchanges_between_hosts_take_their_turns_to_the_end(tmp_path: Path, hosts: str) -> None:
+    """One rank on each host, where no memory is shared, and hosts of unequal size."""
+    plan = "hierarchical,int8:hierarchical=1,rounds=3,block=2"
+    named = f"import os\nos.environ['COMMPROF_HOST'] = '{hosts}'[int(os.environ['RANK'])]\n"
+    script = tmp_path / "train.py"
+    script.write_text(
+        named
+        + SCRIPT.replace("OPTIONS", "options = {}").replace("STEPS", str(parse_trial(plan).steps))
+    )
+    words = ["--nproc", str(len(hosts)), "--output", str(tmp_path / "run"), "--trial", plan]
+    ended = call(*RUN, *words, str(script), timeout_s=240)
+    assert ended.returncode == 0, ended.stderr
+    trial = json.loads((tmp_path / "run" / "result.json").read_text())["trial"]
+    assert trial["rounds"] == 3
+    labels = [one["label"] for one in trial["candidates"]]
+    assert labels[3:] == ["hierarchical", "int8:hierarchical=1"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [

@@ -4,8 +4,12 @@
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
+#include <future>
+#include <memory>
 #include <stdexcept>
+#include <thread>
 #include <utility>
 
 #include "shm/meetings.h"
@@ -23,6 +27,9 @@ struct Head {
 };
 static_assert(sizeof(Head) == 56);
 
+// For counterparts to come and hear that this rank gave up.
+constexpr auto kPatience = std::chrono::seconds(1);
+
 at::Tensor newFrame() {
   return at::empty(
       {int64_t(sizeof(Head) + Counterparts::kMostPayload)}, at::kByte);
@@ -36,6 +43,24 @@ Head headOf(const at::Tensor& frame) {
 
 std::byte* payloadOf(const at::Tensor& frame) {
   return bytesOf(frame) + sizeof(Head);
+}
+
+// A thread that still waits then is left alone with what it uses: gloo has no
+// other way to wait for a time and go on.
+void waitBriefly(std::vector<c10::intrusive_ptr<c10d::Work>> works) {
+  auto sent = std::make_shared<std::promise<void>>();
+  const std::future<void> done = sent->get_future();
+  std::thread([works = std::move(works), sent] {
+    try {
+      for (const auto& work : works) {
+        work->wait();
+      }
+    } catch (const std::exception&) {
+      // They will find out by themselves.
+    }
+    sent->set_value();
+  }).detach();
+  done.wait_for(kPatience);
 }
 
 std::string nameOf(const Head& head) {
@@ -57,7 +82,7 @@ Counterparts::Told Counterparts::receive(int tag) {
     told.frames_.push_back(newFrame());
     if (host != across_->getRank()) {
       std::vector<at::Tensor> into{told.frames_.back()};
-      told.works_.push_back(across_->recv(into, host, tag));
+      told.receives_.push_back(across_->recv(into, host, tag));
     }
   }
   return told;
@@ -85,7 +110,7 @@ Counterparts::Told Counterparts::tell(
   const Head head{intent, global_rank_, 0};
   std::memcpy(bytesOf(frame), &head, sizeof head);
   shm::copyBytes(payloadOf(frame), payload.data(), payload.size());
-  send(frame, sizeof head + payload.size(), tag, told.works_);
+  send(frame, sizeof head + payload.size(), tag, told.sends_);
   return told;
 }
 
@@ -98,19 +123,24 @@ void Counterparts::giveUp(const std::string& why) noexcept {
     std::memcpy(payloadOf(frame), why.c_str(), bytes);
     std::vector<c10::intrusive_ptr<c10d::Work>> works;
     send(frame, sizeof head + bytes, nextTag(), works);
-    for (const auto& work : works) {
-      work->wait();
-    }
+    waitBriefly(std::move(works));
   } catch (const std::exception&) {
     // What made this rank give up is already on its way to the user.
   }
 }
 
 void Counterparts::Told::wait() {
-  for (const auto& work : works_) {
+  for (const auto& work : receives_) {
     work->wait();
   }
-  works_.clear();
+  check();
+  // Not before: who gave up takes no message.
+  for (const auto& work : sends_) {
+    work->wait();
+  }
+}
+
+void Counterparts::Told::check() const {
   const Head first = headOf(frames_[0]);
   for (const at::Tensor& frame : frames_) {
     const Head head = headOf(frame);

@@ -49,8 +49,10 @@ class Counterparts {
 
    private:
     friend class Counterparts;
+    void check() const;
     std::vector<at::Tensor> frames_; // by host, this rank's own too
-    std::vector<c10::intrusive_ptr<c10d::Work>> works_;
+    std::vector<c10::intrusive_ptr<c10d::Work>> receives_;
+    std::vector<c10::intrusive_ptr<c10d::Work>> sends_;
   };
 
   // Sends what this rank is about to do, and up to kMostPayload bytes. Call it
@@ -58,7 +60,8 @@ class Counterparts {
   Told tell(
       const shm::Team::Intent& intent,
       std::span<const std::byte> payload);
-  // In the place of tell(): this rank cannot do it. The others' wait() throws.
+  // In the place of tell(): this rank cannot do it. The others' wait() throws,
+  // if they come to it within a second: gloo delivers nothing before.
   void giveUp(const std::string& why) noexcept;
 
  private:
