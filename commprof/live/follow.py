@@ -23,6 +23,7 @@ from commprof.trace import schema
 from commprof.trace.blocks import Block
 from commprof.trace.documents import Group
 from commprof.trace.reader import TraceContent, take_block
+from commprof.trace.ring import dropped_so_far
 from commprof.trace.schema import BlockType, Kind, Records
 from commprof.trace.summary import Summary
 
@@ -57,6 +58,7 @@ class TraceTail:
         self.problems: list[str] = []
         self._recent_bytes = recent_bytes
         self._fd = -1
+        self._session = 0
         self._at = 0
         self._content = TraceContent()
         self._skip_before = 0
@@ -95,9 +97,17 @@ class TraceTail:
 
     @property
     def dropped(self) -> int:
-        """Records lost, as far as the trace says so: when it was closed, or in a summary."""
+        """Records lost so far: as the trace says, or while it is open as its rings say."""
         summary = self._content.summary
-        return max(self._content.dropped, summary.dropped if summary is not None else 0)
+        told = max(self._content.dropped, summary.dropped if summary is not None else 0)
+        if self.ended or self.metadata is None:
+            return told
+        return max(told, dropped_so_far(self.metadata["ring_prefix"], self._session))
+
+    @property
+    def length_bytes(self) -> int:
+        """Length of the file; 0 before there is one."""
+        return self._size() if self._fd >= 0 else 0
 
     @property
     def caught_up(self) -> bool:
@@ -149,8 +159,8 @@ class TraceTail:
         if len(header) < schema.FILE_HEADER.size:
             os.close(fd)  # it was only claimed so far
             return False
-        magic, version, header_bytes, _, _ = schema.FILE_HEADER.unpack(header)
-        self._fd, self._at = fd, header_bytes
+        magic, version, header_bytes, session, _ = schema.FILE_HEADER.unpack(header)
+        self._fd, self._at, self._session = fd, header_bytes, session
         if magic != schema.TRACE_MAGIC or version != schema.TRACE_VERSION:
             self._stop(f"not a commprof trace of version {schema.TRACE_VERSION}")
         elif header_bytes < schema.FILE_HEADER.size:

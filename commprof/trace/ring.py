@@ -43,6 +43,21 @@ def read_rings(ring_prefix: str, session: int) -> RingContent:
     return content
 
 
+def dropped_so_far(ring_prefix: str, session: int) -> int:
+    """Records that the rings of a running process had no room for; reads their headers alone."""
+    dropped = 0
+    for path in _ring_files(ring_prefix):
+        try:
+            with path.open("rb") as file:
+                header = file.read(schema.RING_HEADER_BYTES)
+        except OSError:
+            continue
+        if _session(header) == session:
+            at = schema.RING_DROPPED_OFFSET
+            dropped += int.from_bytes(header[at : at + 8], "little")
+    return dropped
+
+
 def has_rings(ring_prefix: str) -> bool:
     """Whether a process left ring files under that name."""
     return any(True for _ in _ring_files(ring_prefix))
