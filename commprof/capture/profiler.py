@@ -16,10 +16,12 @@ from commprof.capture.arrivals import ArrivalLink
 from commprof.capture.auto_phases import AutoPhases
 from commprof.capture.backends import gloo_threads
 from commprof.capture.clock import ClockLink, mode
+from commprof.capture.gradient_norms import GradientNorms
 from commprof.capture.job_directory import claim, trace_name
 from commprof.capture.listener import Listener
 from commprof.capture.metadata import rank_and_world_size, trace_metadata
 from commprof.capture.mode import control_path, mode_code, switch_signal
+from commprof.capture.own_trace import OwnTrace
 from commprof.capture.recorder import Marker, recorder
 from commprof.capture.step_finder import StepFinder
 from commprof.capture.witnesses import Witnesses
@@ -67,6 +69,8 @@ class Profiler:
         self._arrivals = ArrivalLink()
         self._gloo_threads: dict[str, int] = {}
         self._witnesses = Witnesses()
+        self._gradient_norms = GradientNorms()
+        self._seen = OwnTrace()
         self._step = 0
         self._path: Path | None = None
         self._running = False
@@ -125,6 +129,7 @@ class Profiler:
         self._recorder.install_observer()
         self._witnesses.start()
         self._auto_phases.install()
+        self._gradient_norms.install(path.with_suffix(".gradients"))
         self._step = 0
         self._clock = clock
         self._clock.start()
@@ -148,6 +153,7 @@ class Profiler:
         _started.remove(self)
         self._at_exit.cancel()
         self._auto_phases.remove()
+        self._gradient_norms.remove()
         self._note_gloo_threads()
         self._witnesses.stop(self._recorder)
         self._clock.stop()
@@ -202,6 +208,14 @@ class Profiler:
     def stats(self) -> Any:
         """Counters: records written, dropped, still unwritten; size of the trace."""
         return self._recorder.stats()
+
+    def summary(self) -> dict[str, float]:
+        """Recent figures of this rank under flat keys such as ``commprof/step_seconds``.
+
+        For trackers of runs: ``wandb.log(prof.summary())``. Seconds, bytes and ratios; see
+        ``docs/monitoring.md``. It reads what this rank wrote since the last call, up to 0.2 s ago.
+        """
+        return self._seen.figures(self._path)
 
     def record_cost_ns(self, count: int = 100_000) -> float:
         """Cost of one record on this machine, measured now, in nanoseconds."""

@@ -1,0 +1,138 @@
+"""Norms of this rank's own gradients, now and then: the one live metric that training pays for.
+
+In a step that is measured, a hook of each parameter takes the L2 norm of its gradient as soon as
+it is accumulated, which is before DDP exchanges it. Between these steps there are no hooks. The
+newest figures stand in a small file beside the trace, with the time that measuring took.
+
+Under GradScaler they are the norms of scaled gradients; of sharded parameters (FSDP) those of this
+rank's shards.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+import weakref
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from commprof.errors import UsageError
+
+#: Measure every so many steps; unset or 0: never.
+GRADIENT_NORMS_VARIABLE = "COMMPROF_GRADIENT_NORMS"
+_FILE_BYTES = 256
+
+
+class GradientNorms:
+    """Installs and removes the hooks. Nothing of it stays after :meth:`remove`."""
+
+    def __init__(self) -> None:
+        """Does what COMMPROF_GRADIENT_NORMS says; UsageError where that is no number."""
+        self._every = _wanted()
+        self._fd = -1
+        self._undo: list[Callable[[], None]] = []
+        self._hooks: list[Any] = []
+        #: Whose parameters are measured: the first to update.
+        self._optimizer: weakref.ref[Any] | None = None
+        self._norms: dict[int, torch.Tensor] = {}
+        self._updates = 0
+        self._cost_ns = 0
+
+    def install(self, path: Path) -> None:
+        """Begins to count updates, if asked for; the step after the first one is measured.
+
+        Args:
+            path: gets what was found last; where it cannot be written, nothing is kept.
+        """
+        if not self._every:
+            return
+        with suppress(OSError):
+            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+            self._fd = os.open(path, flags, 0o644)
+        self._undo.append(register_optimizer_step_pre_hook(self._before_update).remove)
+
+    def remove(self) -> None:
+        """Puts everything back."""
+        while self._undo:
+            self._undo.pop()()
+        self._release()
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def _before_update(self, optimizer: Any, *_: Any) -> None:
+        first = self._optimizer() if self._optimizer is not None else None
+        if first is None:
+            self._optimizer = weakref.ref(optimizer)
+        elif first is not optimizer:
+            return
+        begin_ns = time.perf_counter_ns()
+        measured = bool(self._hooks)
+        if measured:
+            self._take()
+            self._release()
+        if self._updates % self._every == 0:
+            self._hook(optimizer)
+        self._updates += 1
+        if measured or self._hooks:
+            self._cost_ns += time.perf_counter_ns() - begin_ns
+
+    def _hook(self, optimizer: Any) -> None:
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                if parameter.requires_grad:
+                    hook = parameter.register_post_accumulate_grad_hook(self._accumulated)
+                    self._hooks.append(hook)
+
+    def _accumulated(self, parameter: torch.Tensor) -> None:
+        """Called by the autograd engine; of several backward passes the last one counts."""
+        begin_ns = time.perf_counter_ns()
+        gradient = parameter.grad
+        if gradient is not None and not gradient.is_sparse:
+            local = getattr(gradient, "_local_tensor", gradient)
+            self._norms[id(parameter)] = torch.linalg.vector_norm(
+                local.detach(), dtype=torch.float32
+            )
+        self._cost_ns += time.perf_counter_ns() - begin_ns
+
+    def _take(self) -> None:
+        """Writes the figures down; on a GPU this waits for the backward pass."""
+        if not self._norms:
+            return
+        first = next(iter(self._norms.values()))
+        norms = torch.stack([norm.to(first.device) for norm in self._norms.values()]).double()
+        norm, variance = torch.stack(
+            [torch.linalg.vector_norm(norms), norms.var(correction=0)]
+        ).tolist()
+        self._write({"step": self._updates, "norm": norm, "layer_variance": variance})
+
+    def _release(self) -> None:
+        while self._hooks:
+            self._hooks.pop().remove()
+        self._norms.clear()
+
+    def _write(self, figures: dict[str, float]) -> None:
+        """Over what stood there, and of one length, so that a reader finds one or the other."""
+        finite = {
+            key: value if abs(value) < float("inf") else None for key, value in figures.items()
+        }
+        text = json.dumps({**finite, "cost_s": round(self._cost_ns / 1e9, 6)})
+        if self._fd >= 0 and len(text) < _FILE_BYTES:
+            with suppress(OSError):
+                os.pwrite(self._fd, text.ljust(_FILE_BYTES - 1).encode() + b"\n", 0)
+
+
+def _wanted() -> int:
+    text = os.environ.get(GRADIENT_NORMS_VARIABLE, "0")
+    if not (text.isascii() and text.isdecimal()):
+        raise UsageError(
+            f"{GRADIENT_NORMS_VARIABLE}={text!r} is no number of steps (allowed: 0 for never, or "
+            "more); unset it, or give every how many steps gradients are measured"
+        )
+    return int(text)

@@ -1,0 +1,99 @@
+"""Norms of a rank's own gradients, measured now and then."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import commprof
+from commprof.capture.gradient_norms import GRADIENT_NORMS_VARIABLE, GradientNorms
+from commprof.errors import UsageError
+
+
+def figures(path: Path) -> dict[str, float]:
+    found: dict[str, float] = json.loads(path.read_text())
+    return found
+
+
+def train(steps: int) -> tuple[nn.Module, list[list[torch.Tensor]]]:
+    """A small model, and the gradients of each of its steps."""
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.Linear(6, 5), nn.Linear(5, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    seen = []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(torch.randn(4, 6)).square().sum().backward()
+        seen.append([p.grad.clone() for p in model.parameters() if p.grad is not None])
+        optimizer.step()
+    return model, seen
+
+
+def test_the_figures_of_the_step_measured_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(GRADIENT_NORMS_VARIABLE, "3")
+    norms, path = GradientNorms(), tmp_path / "rank_0.gradients"
+    norms.install(path)
+    _, seen = train(9)
+    norms.remove()
+    found = figures(path)
+    assert found["step"] == 7  # the second of every three: 1, 4, 7
+    lengths = torch.stack([gradient.norm() for gradient in seen[7]]).double()
+    assert found["norm"] == pytest.approx(float(lengths.norm()), rel=1e-6)
+    assert found["layer_variance"] == pytest.approx(float(lengths.var(correction=0)), rel=1e-5)
+    assert 0 < found["cost_s"] < 1
+
+
+def test_training_does_not_change_and_nothing_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain, _ = train(6)
+    monkeypatch.setenv(GRADIENT_NORMS_VARIABLE, "1")
+    norms, path = GradientNorms(), tmp_path / "rank_0.gradients"
+    norms.install(path)
+    measured, _ = train(6)
+    norms.remove()
+    before = path.read_bytes()
+    for a, b in zip(plain.parameters(), measured.parameters(), strict=True):
+        assert torch.equal(a, b)
+        assert not b._post_accumulate_grad_hooks
+    train(2)
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("text", ["x", "-1", "1.5", " 3"])
+def test_a_number_of_steps_that_is_none(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(GRADIENT_NORMS_VARIABLE, text)
+    with pytest.raises(UsageError, match="no number of steps"):
+        GradientNorms()
+
+
+def test_a_file_that_cannot_be_written_costs_the_figures_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(GRADIENT_NORMS_VARIABLE, "1")
+    norms = GradientNorms()
+    norms.install(tmp_path / "gone" / "rank_0.gradients")
+    train(3)
+    norms.remove()
+
+
+def test_a_summary_for_trackers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(GRADIENT_NORMS_VARIABLE, "1")
+    prof = commprof.profile(tmp_path, find_steps=True)
+    assert prof.summary() == {}
+    with prof:
+        assert prof.summary() == {}
+        train(5)
+        prof._recorder.flush()
+    found = prof.summary()
+    assert found["commprof/step_seconds"] > 0
+    assert found["commprof/gradient_norm"] > 0
+    parts = [value for key, value in found.items() if "/step_part_seconds/" in key]
+    assert sum(parts) == pytest.approx(found["commprof/step_seconds"])
+    assert all(key.startswith("commprof/") and "rank" not in key for key in found)
