@@ -24,8 +24,8 @@ MAY_IMPORT = {
     "trace": {"foundation"},
     "backend": {"foundation"},
     "compressors": {"foundation", "backend"},
-    "capture": {"foundation", "trace", "compressors"},
-    "boot": {"foundation", "capture", "switching"},
+    "capture": {"foundation", "trace", "compressors", "live"},
+    "boot": {"foundation", "capture", "switching", "live"},
     "analysis": {"foundation", "trace"},
     "predict": {"foundation", "trace", "analysis"},
     "trials": {"foundation", "trace", "analysis", "compressors"},
@@ -42,7 +42,7 @@ MAY_IMPORT = {
         *("foundation", "trace", "capture", "boot", "compressors", "analysis", "predict"),
         *("workloads", "report", "launch", "trials", "microbench", "health", "live"),
     },
-    "doors": {"foundation", "capture", "boot", "commands", "switching"},
+    "doors": {"foundation", "capture", "boot", "commands", "switching", "live"},
 }
 """Layer -> the other layers it may import; its own modules always, but for the foundation."""
 

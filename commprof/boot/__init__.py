@@ -27,6 +27,8 @@ OUT_VARIABLE = "COMMPROF_OUT"
 HOOK_VARIABLE = "COMMPROF_HOOK"
 #: Candidates that take turns on every DDP model, as ``commprof.trials.plan`` takes them.
 TRIAL_VARIABLE = "COMMPROF_TRIAL"
+#: Options of live metrics, as ``commprof.live.settings`` takes them.
+METRICS_VARIABLE = "COMMPROF_METRICS"
 _TARGET = "torch.distributed.distributed_c10d"
 _HERE = os.path.dirname(os.path.abspath(__file__))
 
@@ -106,7 +108,14 @@ def _start(directory: str) -> None:
         return  # the script profiles itself, or made a second default group
     try:
         # The mode is in the environment.
-        profiler = profile(agree(Path(directory)), find_steps=True).start()
+        job = agree(Path(directory))
+        profiler = profile(job, find_steps=True).start()
+        if os.environ.get(METRICS_VARIABLE):
+            from commprof.live.start import start_in_rank
+
+            problem = start_in_rank(job)
+            if problem:
+                print(f"commprof: {problem}", file=sys.stderr)
         compressor = os.environ.get(HOOK_VARIABLE)
         if compressor:
             from commprof.capture.every_model import attach_every_model

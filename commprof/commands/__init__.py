@@ -20,6 +20,7 @@ from commprof.commands.microbench import MicrobenchCommand
 from commprof.commands.predict import PredictCommand
 from commprof.commands.report import ReportCommand
 from commprof.commands.run import RunCommand
+from commprof.commands.top import TopCommand
 from commprof.commands.trace import TraceCommand
 from commprof.errors import CommprofError
 from commprof.report.plain_text import printable
@@ -29,6 +30,7 @@ Measures what a PyTorch job's communication really costs.
 
   commprof run --nproc 8      train at 1, 2, 4 and 8 ranks and record every collective
   commprof env -- COMMAND     record a job that torchrun, srun or anything else launches
+  commprof top RUN            watch a running job: where its steps go, whom they wait for
   commprof check --nproc 4    check ranks, hosts and network before training
   commprof launch-files       write what starts a recorded job on Slurm or Kubernetes
 
@@ -64,6 +66,7 @@ class Command(Protocol):
 COMMANDS: tuple[Command, ...] = (
     RunCommand(),
     EnvCommand(),
+    TopCommand(),
     CheckCommand(),
     LaunchFilesCommand(),
     ReportCommand(),

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from commprof import boot
 from commprof.errors import UsageError
+from commprof.live.settings import METRICS_VARIABLE, add_arguments, settings_of
 
 _DESCRIPTION = """\
 Records a job that torchrun, srun, mpirun, or a container's entry point launches, unchanged.
@@ -20,6 +21,7 @@ Records a job that torchrun, srun, mpirun, or a container's entry point launches
 The first form runs the command in place of commprof: its output and exit code are its own.
 Every rank writes DIR/rank_N.trace; a further job into the same DIR gets DIR/job_2, and so on.
 Processes that never call init_process_group record nothing.
+With --metrics the first rank of each host starts a monitor beside the job; see docs/monitoring.md.
 """
 
 
@@ -40,6 +42,7 @@ class EnvCommand:
             help="where the traces go; on several machines a directory that all of them see "
             "(default: commprof-trace)",
         )
+        add_arguments(parser)
         parser.add_argument(
             "program",
             nargs=argparse.REMAINDER,
@@ -56,6 +59,9 @@ class EnvCommand:
                 f"cannot write to --output {args.output}: {error.strerror}; name another directory"
             ) from None
         variables = boot.environment(args.output)
+        metrics = settings_of(args)
+        if metrics.wanted:
+            variables[METRICS_VARIABLE] = shlex.join(metrics.arguments())
         program = args.program[1:] if args.program[:1] == ["--"] else args.program
         if not program:
             words = (f"{name}={shlex.quote(value)}" for name, value in variables.items())

@@ -26,6 +26,8 @@ from commprof.commands.shown import read_shown
 from commprof.compressors import parse
 from commprof.errors import CommprofError, UsageError
 from commprof.launch.meeting import Meeting
+from commprof.live.settings import METRICS_VARIABLE, Settings, settings_of
+from commprof.live.start import check_settings, start_monitor
 from commprof.trace.run_directory import RUN_FILE, STRATEGIES, world_directory
 from commprof.trace.schema import MODES
 from commprof.trials.plan import parse_trial
@@ -51,6 +53,8 @@ class RunCommand:
         meeting = Meeting(args.rdzv_endpoint, args.nnodes, args.node_rank)
         world_sizes = _world_sizes(args)
         _set_mode(args)
+        metrics = settings_of(args)
+        check_settings(metrics)
         from commprof.launch.elastic import stop_fork_server  # seconds: it loads torch
 
         if args.hook is not None:
@@ -58,11 +62,13 @@ class RunCommand:
         _check_trial(args, world_sizes)
         if args.stacks:
             os.environ["COMMPROF_STACKS"] = "1"  # the ranks inherit it
+        _measure_gradients(args)
         subjects = subjects_of(args)
         descriptions = [subject.check(world_sizes, meeting) for subject in subjects]
         json_file = writable_file(args.json)
         directory = _output_directory(args, subjects[0].name, meeting)
         places = places_of(directory, subjects)
+        _monitor(directory, metrics)
         contexts = [
             {
                 **_context(args, world_sizes),
@@ -101,6 +107,26 @@ class RunCommand:
                 "waits for, or have a hook of their own; see what they printed"
             )
         return code
+
+
+def _measure_gradients(args: argparse.Namespace) -> None:
+    """Leaves it where the ranks find it, and refuses what they would refuse."""
+    from commprof.capture.gradient_norms import GRADIENT_NORMS_VARIABLE, GradientNorms
+
+    if args.gradient_norms is not None:
+        os.environ[GRADIENT_NORMS_VARIABLE] = str(args.gradient_norms)
+    GradientNorms()
+
+
+def _monitor(directory: Path, metrics: Settings) -> None:
+    """Starts what shows the job while it runs; without it the job runs all the same."""
+    if metrics.wanted:
+        os.environ.pop(METRICS_VARIABLE, None)  # or rank 0 would start another
+        problem = start_monitor(directory, metrics)
+        print(
+            f"commprof: {problem}" if problem else f"Live: commprof top {directory}",
+            file=sys.stderr,
+        )
 
 
 def _check_trial(args: argparse.Namespace, world_sizes: list[int]) -> None:

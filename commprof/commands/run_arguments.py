@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from commprof.compressors.schemes import help_text
+from commprof.live import settings
 from commprof.trace.schema import MODES
 from commprof.trials import candidates
 from commprof.workloads.options import PRECISIONS
@@ -62,6 +63,10 @@ alone or joined by "+". More rounds make it surer: rounds=8,block=6,warmup=2 ste
   python -m commprof.run --nproc 2 --trial fp16,int8,topk:ratio=0.01,bucket-cap=5 train.py
   python -m commprof.run --nproc 2 --trial int8,bucket-cap=5,int8+bucket-cap=5,rounds=12
 See docs/trials.md.
+
+To watch the job while it runs: commprof top RUN, or metrics for Prometheus, TensorBoard or a file:
+  python -m commprof.run --nproc 2 --metrics --metrics-jsonl metrics.jsonl train.py
+See docs/monitoring.md.
 """
 )
 
@@ -71,6 +76,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_what(parser)
     _add_training(parser)
     _add_where(parser)
+    settings.add_arguments(parser)
     parser.add_argument(
         "-m", dest="module", action="store_true", help="SCRIPT is a module, as for python -m"
     )
@@ -228,4 +234,10 @@ def _add_where(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--stacks", action="store_true", help="record which line issued each collective as well"
+    )
+    parser.add_argument(
+        "--gradient-norms",
+        type=int,
+        metavar="N",
+        help="every N steps measure the norm of each rank's own gradients, for live metrics",
     )

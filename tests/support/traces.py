@@ -54,6 +54,10 @@ class Rank:
         self._add(Kind.STEP, end, op_id=len(self.steps), aux=1)
         self.steps.append((begin, end))
 
+    def step_begin(self, begin: int) -> None:
+        """Where capture began, in a loop that marks no steps."""
+        self._add(Kind.STEP, begin, op_id=0, aux=0)
+
     def phase(self, phase: Phase, begin: int, end: int, thread: int = THREAD) -> None:
         """A declared phase."""
         self._add(Kind.PHASE, begin, aux=phase, value=end, thread=thread)

@@ -1,0 +1,146 @@
+"""``commprof top``: a running job in the terminal."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import select
+import shutil
+import sys
+import termios
+import time
+import tty
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from commprof.errors import UsageError
+from commprof.live.observer import PATIENCE_S, Observer
+from commprof.predict.machine_profile import load_profile
+from commprof.report.live_frame import frame, waiting_frame
+
+#: Another screen without a cursor, and back.
+_ENTER, _LEAVE = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
+_HOME, _CLEAR_LINE, _CLEAR_REST = "\x1b[H", "\x1b[K", "\x1b[J"
+#: Looks at most until a run that was recorded already is read; each reads some megabytes a rank.
+_MOST_LOOKS = 200
+
+
+class TopCommand:
+    """See the module."""
+
+    name = "top"
+    help = "watch a running job in the terminal"
+    description = """\
+Shows a running job, rank by rank: step rate, where steps go, waiting, the late rank, bandwidth.
+
+  commprof top RUN               until q or Ctrl-C; the job does not notice
+  commprof top RUN --once        one frame as plain text, also of a run that has ended
+
+RUN is the directory that commprof run, commprof.wrap or commprof.profile() writes to. Nothing is
+asked of the job: its traces are read while they grow. See docs/monitoring.md.
+"""
+
+    def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
+        """Adds the arguments."""
+        parser.add_argument("run", type=Path, metavar="RUN", help="the run directory")
+        parser.add_argument("--once", action="store_true", help="print one frame and end")
+        parser.add_argument(
+            "--refresh", type=float, default=1.0, metavar="S", help="seconds per frame (default: 1)"
+        )
+        parser.add_argument(
+            "--profile",
+            type=Path,
+            metavar="FILE",
+            help="hold bandwidth against this machine profile of commprof fit",
+        )
+
+    def run(self, args: argparse.Namespace) -> int:
+        """Shows it; the exit code says nothing of the job."""
+        if not args.run.is_dir():
+            raise UsageError(
+                f"{args.run} is no directory; give the one that commprof run or "
+                "commprof.profile() writes to"
+            )
+        if not 0.1 <= args.refresh <= 3600:
+            raise UsageError(f"--refresh {args.refresh:g} is out of range (allowed: 0.1 to 3600 s)")
+        profile = load_profile(args.profile) if args.profile else None
+        patience_s = 0.0 if args.once else PATIENCE_S
+        observer = Observer(args.run, profile, patience_s=patience_s)
+        try:
+            if args.once:
+                return _print_once(observer, str(args.run))
+            with _screen() as interactive:
+                _watch(observer, str(args.run), args.refresh, interactive)
+        except KeyboardInterrupt:
+            pass
+        finally:
+            observer.close()
+        return 0
+
+
+def _print_once(observer: Observer, run: str) -> int:
+    lines = _lines(observer, run)
+    for _ in range(_MOST_LOOKS):
+        if observer.caught_up:
+            break
+        lines = _lines(observer, run)
+    print("\n".join(lines))
+    return 0
+
+
+def _watch(observer: Observer, run: str, refresh_s: float, interactive: bool) -> None:
+    while True:
+        lines = _lines(observer, run)
+        if interactive:
+            height = shutil.get_terminal_size((100, 24)).lines
+            shown = [*lines[: height - 1], "q leaves; the job goes on."]
+            sys.stdout.write(
+                _HOME
+                + "".join(f"{line}{_CLEAR_LINE}\r\n" for line in shown[:-1])
+                + shown[-1]
+                + _CLEAR_LINE
+                + _CLEAR_REST
+            )
+        else:
+            sys.stdout.write("\n".join(lines) + "\n\n")
+        sys.stdout.flush()
+        if _left(refresh_s, interactive):
+            return
+
+
+def _lines(observer: Observer, run: str) -> list[str]:
+    width = shutil.get_terminal_size((100, 24)).columns
+    state = observer.look()
+    return waiting_frame(run, width) if state is None else frame(state, run, width)
+
+
+def _left(seconds: float, interactive: bool) -> bool:
+    """Waits; whether q was typed meanwhile."""
+    if not interactive:
+        time.sleep(seconds)
+        return False
+    until = time.monotonic() + seconds
+    while (rest := until - time.monotonic()) > 0:
+        if select.select([sys.stdin], [], [], rest)[0]:
+            typed = os.read(sys.stdin.fileno(), 64)
+            if not typed or b"q" in typed.lower() or b"\x03" in typed:
+                return True
+    return False
+
+
+@contextmanager
+def _screen() -> Iterator[bool]:
+    """A screen of its own and single keys, where there is a terminal; and everything put back."""
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        yield False
+        return
+    before = termios.tcgetattr(sys.stdin)
+    try:
+        tty.setcbreak(sys.stdin)
+        sys.stdout.write(_ENTER)
+        yield True
+    finally:
+        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
+        sys.stdout.write(_LEAVE)
+        sys.stdout.flush()

@@ -1,0 +1,162 @@
+"""One frame of ``commprof top``: a running job as lines of plain text, no wider than asked for."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final
+
+from commprof.live.state import JobState, RankState, StepTimes
+from commprof.report.plain_text import printable
+
+_GAP: Final = "  "
+_UNKNOWN: Final = "-"
+
+
+@dataclass(frozen=True)
+class _Column:
+    title: str
+    value: Callable[[RankState], str]
+    #: What is too wide loses the columns of the highest number first; 0 always stays.
+    dispensable: int = 0
+
+
+def frame(state: JobState, run: str, width: int) -> list[str]:
+    """The lines; the table first, then what it does not say, none longer than ``width``."""
+    lines = [_heading(state, run), ""]
+    lines += _table(state.ranks, width)
+    lines += ["", _late(state), *_bandwidth(state), *_losses(state)]
+    return [printable(line)[:width].rstrip() for line in lines]
+
+
+def waiting_frame(run: str, width: int) -> list[str]:
+    """As long as no rank records."""
+    text = f"{run}: no rank has begun to record; waiting"
+    return [printable(text)[:width]]
+
+
+def _heading(state: JobState, run: str) -> str:
+    ranks = f"{state.world_size} rank{'s' if state.world_size > 1 else ''}"
+    seen = "" if len(state.ranks) == state.world_size else f" ({len(state.ranks)} seen from here)"
+    at = datetime.fromtimestamp(state.time_s).strftime("%H:%M:%S")
+    what = "has ended; its last steps" if state.finished else f"at {at}"
+    return f"{run}: {ranks}{seen}, {state.backend or 'no backend'}, {state.mode} mode, {what}"
+
+
+def _table(ranks: Sequence[RankState], width: int) -> list[str]:
+    chosen = list(_COLUMNS)
+    while True:
+        cells = [[column.title for column in chosen]]
+        cells += [[column.value(rank) for column in chosen] for rank in ranks]
+        widths = [max(map(len, of_column)) for of_column in zip(*cells, strict=True)]
+        total = sum(widths) + len(_GAP) * (len(widths) - 1)
+        last = max(chosen, key=lambda column: column.dispensable)
+        if total <= width or last.dispensable == 0:
+            break
+        chosen.remove(last)
+    lines = [
+        _GAP.join(cell.rjust(size) for cell, size in zip(row, widths, strict=True)) for row in cells
+    ]
+    lines.insert(1, _GAP.join("-" * size for size in widths))
+    recent = next((rank.recent for rank in ranks if rank.recent), None)
+    steps = f"the last {recent.steps} steps" if recent else "no complete step yet"
+    return [
+        *lines,
+        "",
+        f"Times in ms, means of {steps}. exposed = wait + wire + what is not known.",
+    ]
+
+
+def _late(state: JobState) -> str:
+    late = state.late
+    if late is None:
+        return "Late rank: none."
+    where = f", in {late.phase}" if late.phase else ""
+    return (
+        f"Late rank: {late.rank}{where}; each of the others waits {_ms(late.wait_s)} ms per step "
+        "for it."
+    )
+
+
+def _bandwidth(state: JobState) -> list[str]:
+    lines = []
+    for op, found in sorted(state.bandwidth.items()):
+        use = found.of_profile
+        against = "" if math.isnan(use) else f", {use:.0%} of what the machine profile takes"
+        speed = found.busbw_bytes_per_s / 1e9
+        lines.append(f"{op}: {speed:.3g} GB/s on the bus{against}.")
+    return lines
+
+
+def _losses(state: JobState) -> list[str]:
+    dropped = sum(rank.dropped for rank in state.ranks)
+    left_out = state.monitor.left_out_records
+    lines = [f"{dropped} events could not be recorded."] if dropped else []
+    if left_out:
+        lines.append(f"{left_out} events were passed over here: the ranks are too far apart.")
+    return lines + [f"* {problem}" for problem in state.monitor.problems]
+
+
+def _ms(seconds: float) -> str:
+    if math.isnan(seconds):
+        return _UNKNOWN
+    value = seconds * 1e3
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}" if value >= 1 else f"{value:.2f}"
+
+
+def _of_step(part: Callable[[StepTimes], float]) -> Callable[[RankState], str]:
+    return lambda rank: _UNKNOWN if rank.recent is None else _ms(part(rank.recent))
+
+
+def _rate(rank: RankState) -> str:
+    step_s = rank.recent.step_s if rank.recent else 0.0
+    return f"{1 / step_s:.3g}" if step_s > 0 else _UNKNOWN
+
+
+def _quantile(name: str) -> Callable[[RankState], str]:
+    def value(rank: RankState) -> str:
+        found = rank.operations.get("all_reduce")
+        return _UNKNOWN if found is None else _ms(getattr(found, name))
+
+    return value
+
+
+def _waited_for(rank: RankState) -> str:
+    """Mean per step, over all steps: how long the others stood still for this rank, in all."""
+    if rank.total is None or rank.total.steps == 0:
+        return _UNKNOWN
+    return _ms(rank.waited_for_s / rank.total.steps)
+
+
+def _since(rank: RankState) -> str:
+    return _UNKNOWN if math.isnan(rank.since_step_s) else f"{rank.since_step_s:.0f} s"
+
+
+def _ratio(rank: RankState) -> str:
+    ratio = rank.compression_ratio
+    return _UNKNOWN if math.isnan(ratio) else f"{ratio:.3g}x"
+
+
+_COLUMNS: Final = (
+    _Column("rank", lambda rank: str(rank.rank)),
+    _Column("host", lambda rank: rank.host[:16], 9),
+    _Column("state", lambda rank: rank.status or _UNKNOWN, 3),
+    _Column("step", lambda rank: _UNKNOWN if rank.step < 0 else str(rank.step)),
+    _Column("ago", _since, 4),
+    _Column("steps/s", _rate),
+    _Column("step", _of_step(lambda t: t.step_s)),
+    _Column("data", _of_step(lambda t: t.data_s), 6),
+    _Column("compute", _of_step(lambda t: t.forward_s + t.backward_s), 1),
+    _Column("optim", _of_step(lambda t: t.optimizer_s), 7),
+    _Column("other", _of_step(lambda t: t.other_s), 8),
+    _Column("exposed", _of_step(lambda t: t.exposed_s)),
+    _Column("wait", _of_step(lambda t: t.wait_s), 1),
+    _Column("wire", _of_step(lambda t: t.wire_s), 2),
+    _Column("hidden", _of_step(lambda t: t.hidden_s), 5),
+    _Column("all_reduce p50", _quantile("recent_p50_s"), 6),
+    _Column("p99", _quantile("recent_p99_s"), 6),
+    _Column("waited for", _waited_for, 2),
+    _Column("compr.", _ratio, 10),
+)

@@ -1,0 +1,107 @@
+"""What ``commprof top`` draws."""
+
+from __future__ import annotations
+
+import math
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+
+from commprof.commands import main
+from commprof.live.state import MonitorState
+from commprof.report.live_frame import frame, waiting_frame
+from tests.support.growing import GrowingRun
+from tests.support.live_states import job_state, rank_state
+from tests.support.run_directories import HOSTILE, ranks_of
+
+AT = datetime.fromtimestamp(1_700_000_000).strftime("%H:%M:%S")
+
+
+def test_a_wide_frame() -> None:
+    ranks = (rank_state(0), rank_state(1, recent=None, total=None, operations={}, status=""))
+    lines = frame(job_state(ranks=ranks), "run", 200)
+    assert lines[0] == f"run: 2 ranks, gloo, full mode, at {AT}"
+    titles, _, first, second = (line.split() for line in lines[2:6])
+    assert titles[:6] == ["rank", "host", "state", "step", "ago", "steps/s"]
+    assert first == [
+        "0",
+        "node-1",
+        "running",
+        "249",
+        "0",
+        "s",
+        "10",
+        "100",
+        "10",
+        "50",
+        "4",
+        "6",
+        "30",
+        "12",
+        "15",
+        "25",
+        "9",
+        "20",
+        "10",
+        "4x",
+    ]
+    assert second[:4] == ["1", "node-1", "-", "249"]
+    assert second[6:9] == ["-", "-", "-"]
+    text = "\n".join(lines)
+    assert "Late rank: 1, in backward; each of the others waits 12 ms per step for it." in text
+    assert "all_reduce: 1.25 GB/s on the bus, 50% of what the machine profile takes." in text
+
+
+@pytest.mark.parametrize("width", [20, 60, 80, 100, 140])
+def test_no_line_is_wider_than_the_terminal(width: int) -> None:
+    lines = frame(job_state(8), "a/very/long/run/directory", width)
+    assert max(map(len, lines)) <= width
+    if width >= 60:
+        assert all(title in lines[2] for title in ("rank", "steps/s", "exposed"))
+
+
+def test_names_from_files_are_no_commands_to_the_terminal() -> None:
+    hostile = HOSTILE + "\x1b[2J\x07"
+    ranks = (rank_state(0, host=hostile),)
+    state = job_state(1, ranks=ranks, backend=hostile, monitor=MonitorState(0, 0, 0, 7, (hostile,)))
+    lines = frame(state, hostile, 200)
+    assert all(line.isprintable() for line in lines)
+    assert any(line.startswith("7 events were passed over") for line in lines)
+
+
+def test_a_finished_run_says_so() -> None:
+    assert "has ended; its last steps" in frame(job_state(finished=True, late=None), "run", 120)[0]
+    assert "no rank has begun" in waiting_frame("run", 120)[0]
+
+
+def test_not_known_is_a_dash() -> None:
+    state = job_state(1, ranks=(rank_state(0, waited_for_s=math.nan, since_step_s=math.nan),))
+    row = frame(state, "run", 200)[4].split()
+    assert row[4] == "-"
+    assert row[-2] == "-"
+
+
+def test_one_frame_of_a_run_that_has_ended(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+    run = GrowingRun(tmp_path / "world_3", ranks_of(3, 40, late_ms=20))
+    run.begin()
+    run.end()
+    assert main(["top", str(tmp_path), "--once"]) == 0
+    out = capsys.readouterr().out
+    assert "\x1b" not in out
+    assert "3 ranks, gloo, full mode, has ended" in out
+    assert "Late rank: 2, in backward; each of the others waits 20 ms per step for it." in out
+    assert "means of the last 40 steps" in out
+
+
+def test_top_of_a_directory_without_a_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["top", str(tmp_path), "--once"]) == 0
+    assert "no rank has begun" in capsys.readouterr().out
+    assert main(["top", str(tmp_path / "nothing")]) == 2
+    assert "is no directory" in capsys.readouterr().err
+    assert main(["top", str(tmp_path), "--refresh", "0"]) == 2
