@@ -1,0 +1,278 @@
+"""Live metrics of real ranks, scraped by a real Prometheus that loads the rules we ship.
+
+Every expression of the dashboard and of the rules is put to it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import urllib.parse
+import urllib.request
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from commprof.live.monitor import address_file
+from commprof.predict.cost_model import CostCurve, Piece
+from commprof.predict.machine_profile import LinkProfile, MachineProfile, save_profile
+from tests.support.commands import RUN, start
+from tests.support.ranks import free_port
+
+ROOT = Path(__file__).parent.parent.parent
+DEPLOY = ROOT / "deploy"
+RULES = DEPLOY / "prometheus" / "commprof.rules.yml"
+
+pytestmark = pytest.mark.once_per_change(
+    *("commprof/live", "commprof/trace", "commprof/analysis", "commprof/capture", "commprof/boot"),
+    *("commprof/commands/run.py", "commprof/launch", "csrc", "deploy", "tests/support/commands.py"),
+)
+
+
+@dataclass(frozen=True)
+class Watched:
+    """A run of 4 ranks, one of them late, and one of 2 that compress; as Prometheus saw them."""
+
+    run: Path
+    compressed: Path
+    #: Every answer by the expression asked for.
+    answers: dict[str, Any]
+    #: Of ``commprof top --once`` while they ran.
+    frame: str
+    exit_codes: tuple[int, int]
+
+
+def expressions() -> list[str]:
+    """Of every panel of the dashboard, and of every rule, as Prometheus takes them."""
+    dashboard = json.loads((DEPLOY / "grafana" / "commprof.json").read_text())
+    panels = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
+    return [expr.replace("$instance", ".+") for expr in panels] + list(rules())
+
+
+def rules() -> list[str]:
+    """The rules' own, read without a YAML library: an expression is one line, or folded."""
+    found = re.findall(r"^ +expr: (>-\n(?: {10}.*\n)+|.*\n)", RULES.read_text(), re.MULTILINE)
+    return [" ".join(text.removeprefix(">-").split()) for text in found]
+
+
+def profile(path: Path) -> Path:
+    """A machine that all-reduces without latency at 10 GB/s."""
+    exact = (0.0, 0.0)
+    curve = CostCurve("all_reduce", "gloo", (Piece(0.0, 0.0, 1e-10, exact, exact),), (1, 1e9), (4,))
+    save_profile(MachineProfile({"same_host": LinkProfile({"all_reduce": curve})}), path)
+    return path
+
+
+class Prometheus:
+    """A server on the loopback with the rules we ship, scraping these targets."""
+
+    def __init__(self, directory: Path, targets: list[str]) -> None:
+        self.port = free_port()
+        directory.mkdir()
+        config = {
+            "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
+            "rule_files": [str(RULES)],
+            "scrape_configs": [{"job_name": "commprof", "static_configs": [{"targets": targets}]}],
+        }
+        (directory / "prometheus.yml").write_text(json.dumps(config))  # JSON is YAML
+        with (directory / "log").open("wb") as log:
+            self._process = subprocess.Popen(
+                [
+                    "prometheus",
+                    f"--config.file={directory / 'prometheus.yml'}",
+                    f"--storage.tsdb.path={directory / 'data'}",
+                    f"--web.listen-address=127.0.0.1:{self.port}",
+                ],
+                stdout=subprocess.DEVNULL,
+                stderr=log,
+            )
+
+    def get(self, path: str, **query: str) -> Any:
+        """What it says."""
+        url = f"http://127.0.0.1:{self.port}/api/v1/{path}?{urllib.parse.urlencode(query)}"
+        with urllib.request.urlopen(url, timeout=10) as answer:
+            return json.load(answer)["data"]
+
+    def result(self, expression: str) -> list[Any]:
+        """Of an instant query now; empty while it is not up."""
+        with contextlib.suppress(OSError):
+            found: list[Any] = self.get("query", query=expression)["result"]
+            return found
+        return []
+
+    def stop(self) -> None:
+        self._process.terminate()
+        self._process.wait()
+
+
+def until(seen: Any, what: str, timeout_s: float = 60) -> Any:
+    end = time.monotonic() + timeout_s
+    while not (found := seen()):
+        assert time.monotonic() < end, f"{what} never came"
+        time.sleep(0.1)
+    return found
+
+
+def target(run: Path) -> str:
+    """HOST:PORT of the monitor, once it listens."""
+    path = address_file(run)
+    until(path.exists, f"{path}")
+    found = json.loads(path.read_text())
+    return f"{found['host']}:{found['port']}"
+
+
+@pytest.fixture(scope="module")
+def watched(tmp_path_factory: pytest.TempPathFactory) -> Watched:
+    if shutil.which("prometheus") is None:
+        pytest.skip("needs prometheus: apt-get install prometheus")
+    place = tmp_path_factory.mktemp("live")
+    runs = place / "late", place / "compressed"
+    common = (
+        "--overhead-steps",
+        "0",
+        "--metrics-address",
+        "127.0.0.1:0",
+        "--metrics-interval",
+        "0.5",
+    )
+    jobs = (
+        start(
+            *RUN,
+            *("--world-sizes", "4", "--steps", "2000", "--output", str(runs[0])),
+            *("--workload", "timed:late_rank=2,late_ms=30,forward_ms=5,backward_ms=5,data_ms=1"),
+            *("--metrics-profile", str(profile(place / "profile.json")), *common),
+        ),
+        start(
+            *RUN,
+            *("--world-sizes", "2", "--steps", "200000", "--output", str(runs[1])),
+            *("--workload", "mlp:width=64", "--hook", "fp16", "--gradient-norms", "2", *common),
+        ),
+    )
+    server = Prometheus(place / "prometheus", [target(run) for run in runs])
+    try:
+        # Rates need two scrapes of every series, and the late rank some steps.
+        until(lambda: server.result("commprof_late_rank == 1"), "the late rank")
+        until(lambda: server.result("rate(commprof_gradient_sent_bytes_total[1m]) > 0"), "bytes")
+        until(lambda: server.result("rate(commprof_hidden_seconds_total[1m]) >= 0"), "rates")
+        time.sleep(3)
+        answers = {expr: server.get("query", query=expr)["result"] for expr in expressions()}
+        answers["rules"] = server.get("rules")["groups"]
+        frame = subprocess.run(
+            [sys.executable, "-m", "commprof", "top", str(runs[0]), "--once"],
+            env={**os.environ, "COLUMNS": "160"},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        _kill_monitor(runs[0])
+        time.sleep(1)
+        alive = [job.poll() is None for job in jobs]
+    finally:
+        jobs[0].send_signal(signal.SIGINT)
+        jobs[1].kill()  # and its monitor must see it
+        for job in jobs:
+            job.communicate(timeout=60)
+        server.stop()
+    assert alive == [True, True]  # the job does not notice the end of what watches it
+    codes = jobs[0].returncode, jobs[1].returncode
+    return Watched(*runs, answers, frame, codes)
+
+
+def _kill_monitor(run: Path) -> None:
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            words = (process / "cmdline").read_bytes().split(b"\0")
+            if b"commprof.live" in words and os.fsencode(run) in words:
+                os.kill(int(process.name), signal.SIGKILL)
+
+
+def test_every_panel_shows_something(watched: Watched) -> None:
+    panels = expressions()[: len(expressions()) - len(rules())]
+    assert len(panels) > 25
+    empty = [expr for expr in panels if not watched.answers[expr]]
+    assert empty == []
+
+
+def test_every_rule_is_evaluated(watched: Watched) -> None:
+    (group,) = watched.answers["rules"]
+    assert len(group["rules"]) == len(rules()) >= 9
+    assert {rule["name"]: rule["health"] for rule in group["rules"]} == {
+        rule["name"]: "ok" for rule in group["rules"]
+    }
+    assert [rule.get("lastError") for rule in group["rules"]] == [None] * len(group["rules"])
+    firing = {rule["name"] for rule in group["rules"] if rule["alerts"]}
+    # The rank is late, and 30 ms of waiting are most of the step; nothing else is wrong.
+    assert "CommprofLateRank" in firing
+    assert firing <= {"CommprofLateRank", "CommprofExposedCommunication", "CommprofLowBandwidth"}
+
+
+def test_the_figures_are_those_of_the_job(watched: Watched) -> None:
+    (late,) = watched.answers['commprof_late_rank{instance=~".+"} == 1']
+    assert late["metric"]["rank"] == "2"
+    (cost,) = watched.answers['commprof_late_rank_wait_seconds{instance=~".+"}']
+    assert 0.002 < float(cost["value"][1]) < 0.1  # 30 ms, less what a busy host adds to others
+    ratio = watched.answers[
+        'sum by (rank) (rate(commprof_gradient_plain_bytes_total{instance=~".+"}[1m])) / '
+        'sum by (rank) (rate(commprof_gradient_sent_bytes_total{instance=~".+"}[1m]))'
+    ]
+    assert [float(each["value"][1]) for each in ratio] == pytest.approx([2, 2], rel=0.05)
+    norms = watched.answers['commprof_gradient_norm{instance=~".+"}']
+    assert len({each["value"][1] for each in norms}) == 2  # before the exchange they differ
+
+
+def test_top_names_the_same_rank(watched: Watched) -> None:
+    assert "4 ranks, gloo, full mode, at " in watched.frame
+    assert "Late rank: 2, in backward" in watched.frame
+
+
+def test_the_job_ends_as_it_would_without(watched: Watched) -> None:
+    assert watched.exit_codes == (130, -signal.SIGKILL)
+    for run in (watched.run, watched.compressed):
+        assert (run / "monitor.log").read_text() == ""
+    until(lambda: not address_file(watched.compressed).exists(), "the end of the monitor")
+
+
+def test_promtool_accepts_the_rules() -> None:
+    if shutil.which("promtool") is None:
+        pytest.skip("needs promtool: apt-get install prometheus")
+    subprocess.run(["promtool", "check", "rules", str(RULES)], check=True, capture_output=True)
+
+
+SCRIPT = """
+import time, torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+dist.init_process_group("gloo")
+model = DistributedDataParallel(torch.nn.Linear(4, 4))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(20):
+    model(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+"""
+
+
+def test_a_rank_of_a_job_that_something_else_launches_starts_it(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    lines, out = tmp_path / "metrics.jsonl", tmp_path / "out"
+    job = start(
+        *("-m", "commprof.wrap", str(tmp_path / "train.py")),
+        **{"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "localhost"},
+        **{"MASTER_PORT": str(free_port()), "COMMPROF_OUT": str(out)},
+        COMMPROF_METRICS=f"--metrics-jsonl '{lines}' --metrics-interval 0.2",
+    )
+    output, errors = job.communicate(timeout=60)
+    assert (job.returncode, output, errors) == (0, "", "")
+
+    def last() -> bool:
+        return lines.exists() and json.loads(lines.read_text().splitlines()[-1])["step"] == 19
+
+    until(last, "the last step")
+    assert (out / "monitor.log").read_text() == ""
