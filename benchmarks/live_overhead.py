@@ -1,0 +1,181 @@
+"""What live metrics cost a job: its step with a monitor beside it against the same without.
+
+One job per world size trains all the time. Beside it a monitor with every output is on, or not,
+block by block: each round has a block with it and two without, in shuffled order. A figure is the
+block's median step of the slowest rank over the mean of those of the round without; the two
+blocks without against each other are the A/A control, and show what is noise. A monitor is scraped
+every other second. The first seconds of a block, in which a monitor loads, are in no figure: that
+happens once per job.
+
+    python benchmarks/live_overhead.py [--ranks 2,4] [--rounds 12] [--json FILE]
+
+takes half a minute per round and world size. With --json, a run
+that was ended goes on where it was.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tabulate import tabulate
+
+from commprof.analysis.intervals import mean_interval
+from commprof.live.monitor import address_file
+from commprof.trace import columns
+from commprof.trace.reader import read_trace
+
+BLOCK_S, LEFT_OUT_S = 10.0, 3.0
+ON, OFF_A, OFF_B = "on", "off_a", "off_b"
+OUTPUTS = ("--metrics-address", "127.0.0.1:0", "--metrics-jsonl", "m.jsonl")
+MORE_STEPS_THAN_IT_LASTS = "100000000"
+
+
+def main() -> None:
+    """Runs what the file does not hold yet, and prints a table."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the job ends, too
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--ranks", default="2,4", help="world sizes (default: 2,4)")
+    parser.add_argument("--rounds", type=int, default=12, help="of three blocks each (default: 12)")
+    parser.add_argument("--workload", default="mlp", help="what the job trains (default: mlp)")
+    parser.add_argument("--seed", type=int, default=1, help="of the blocks' order")
+    parser.add_argument("--json", type=Path, help="keep the blocks' figures there")
+    args = parser.parse_args()
+    found: dict[str, Any] = {}
+    if args.json and args.json.exists():
+        found = json.loads(args.json.read_text())
+    for ranks in map(int, args.ranks.split(",")):
+        rounds = found.setdefault(f"{args.workload} {ranks}", [])
+        if len(rounds) < args.rounds:
+            rounds += measure(ranks, args.workload, args.rounds - len(rounds), args.seed)
+            if args.json:
+                args.json.write_text(json.dumps(found, indent=1) + "\n")
+    print(f"\n{len(os.sched_getaffinity(0))} cores; load {os.getloadavg()[0]:.1f}\n")
+    print(table(found))
+
+
+def measure(ranks: int, workload: str, rounds: int, seed: int) -> list[dict[str, float]]:
+    """Per round the median step in ms of each of its blocks, and the monitor's share of a core."""
+    order = random.Random(f"{seed} {ranks}")
+    with tempfile.TemporaryDirectory() as place:
+        run = Path(place) / "run"
+        command = ["-m", "commprof.run", "--world-sizes", str(ranks), "--workload", workload]
+        command += ["--steps", MORE_STEPS_THAN_IT_LASTS, "--overhead-steps", "0"]
+        job = subprocess.Popen(
+            [sys.executable, *command, "--output", str(run)],
+            stdout=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        try:
+            _await_steps(run / f"world_{ranks}", ranks, job)
+            windows = []
+            for number in range(rounds):
+                names = [ON, OFF_A, OFF_B]
+                order.shuffle(names)
+                windows.append({name: _block(run, name) for name in names})
+                print(f"{ranks} ranks: round {number + 1} of {rounds}", file=sys.stderr)
+        finally:
+            # The report of so long a run is not wanted: the ranks end with their launcher.
+            os.killpg(job.pid, signal.SIGKILL)
+            job.wait()
+        time.sleep(1.0)
+        return _steps_in(run / f"world_{ranks}", ranks, windows)
+
+
+def _block(run: Path, name: str) -> tuple[int, int, float]:
+    """Begin and end of what counts of a block, and the part of a core that its monitor took."""
+    begin_s = time.monotonic()
+    monitor = None
+    if name == ON:
+        command = [sys.executable, "-m", "commprof.live", str(run), *OUTPUTS]
+        monitor = subprocess.Popen(command, cwd=run)
+    try:
+        _sleep(begin_s + LEFT_OUT_S, run, monitor)
+        first_ns, cpu_s = time.monotonic_ns(), _cpu_s(monitor)
+        _sleep(begin_s + BLOCK_S, run, monitor)
+        last_ns = time.monotonic_ns()
+        return first_ns, last_ns, (_cpu_s(monitor) - cpu_s) / ((last_ns - first_ns) / 1e9)
+    finally:
+        if monitor is not None:
+            monitor.terminate()
+            monitor.wait()
+
+
+def _sleep(until_s: float, run: Path, monitor: subprocess.Popen[bytes] | None) -> None:
+    """Until then, with a scrape every other second while there is a monitor."""
+    while (rest_s := until_s - time.monotonic()) > 0:
+        if monitor is not None:
+            with contextlib.suppress(OSError, ValueError):
+                url = json.loads(address_file(run).read_text())["url"]
+                urllib.request.urlopen(url, timeout=2).read()
+        time.sleep(min(2.0, rest_s))
+
+
+def _cpu_s(monitor: subprocess.Popen[bytes] | None) -> float:
+    if monitor is None:
+        return 0.0
+    fields = Path(f"/proc/{monitor.pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _await_steps(world: Path, ranks: int, job: subprocess.Popen[bytes]) -> None:
+    """Until all ranks record, and some seconds of warm-up more."""
+    while not all((world / f"rank_{rank}.trace").exists() for rank in range(ranks)):
+        if job.poll() is not None:
+            sys.exit(f"the job ended with {job.returncode} before it began")
+        time.sleep(0.2)
+    time.sleep(5.0)
+
+
+def _steps_in(
+    world: Path, ranks: int, windows: list[dict[str, tuple[int, int, float]]]
+) -> list[dict[str, float]]:
+    steps = [columns.steps(read_trace(world / f"rank_{rank}.trace")) for rank in range(ranks)]
+    count = min(map(len, steps))
+    length_ns = np.max([each.end_ns[:count] - each.begin_ns[:count] for each in steps], axis=0)
+    begin_ns, end_ns = steps[0].begin_ns[:count], steps[0].end_ns[:count]
+    found = []
+    for window in windows:
+        medians = {}
+        for name, (first_ns, last_ns, of_core) in window.items():
+            inside = (begin_ns >= first_ns) & (end_ns <= last_ns)
+            medians[name] = float(np.median(length_ns[inside])) / 1e6
+            medians["of_core"] = max(of_core, medians.get("of_core", 0.0))
+        found.append(medians)
+    return found
+
+
+def table(found: dict[str, Any]) -> str:
+    """Means of the rounds' ratios with their 95 % intervals."""
+    rows = []
+    for name, rounds in found.items():
+        on, off_a, off_b, core = (
+            np.array([each[key] for each in rounds]) for key in (ON, OFF_A, OFF_B, "of_core")
+        )
+        if len(on) == 0:
+            continue
+        off = (off_a + off_b) / 2
+        for what, ratio in (("on / off", on / off), ("control: off / off", off_a / off_b)):
+            interval = mean_interval(ratio)
+            values = interval.value, interval.low, interval.high
+            rows.append((name, len(on), np.median(off), what, *values, np.median(core)))
+    headers = ("job", "rounds", "off ms", "ratio", "mean", "95% low", "95% high", "monitor cores")
+    return tabulate(rows, headers=headers, floatfmt=".4f")
+
+
+if __name__ == "__main__":
+    main()
