@@ -5,6 +5,7 @@ An output that fails says so once and is tried again at the next state: a full d
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -68,6 +69,8 @@ class JsonLines:
         """Lines are added to what the file holds."""
         self._path = path
         self._step = -1
+        #: Only a part of the last line found room.
+        self._torn = False
 
     def write(self, state: JobState) -> None:
         """See ``Output``."""
@@ -75,13 +78,20 @@ class JsonLines:
         if step == self._step:
             return
         figures = {key: value for key, value in flat(state).items() if math.isfinite(value)}
-        line = json.dumps({"time_s": round(state.time_s, 3), "step": step, **figures})
+        line = (
+            json.dumps({"time_s": round(state.time_s, 3), "step": step, **figures}).encode() + b"\n"
+        )
+        if self._torn:
+            line = b"\n" + line
         # One write, so that hosts that share the file do not mix their lines.
         descriptor = os.open(
             self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644
         )
         try:
-            os.write(descriptor, line.encode() + b"\n")
+            written = os.write(descriptor, line)
+            self._torn = 0 < written < len(line)
+            if written < len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._path))
         finally:
             os.close(descriptor)
         self._step = step

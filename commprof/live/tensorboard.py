@@ -7,6 +7,7 @@ A frame is length, masked CRC-32C of the length, data, masked CRC-32C of the dat
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 import socket
@@ -32,7 +33,7 @@ class EventFile:
         directory.mkdir(parents=True, exist_ok=True)
         name = f"events.out.tfevents.{int(time_s)}.{socket.gethostname()}.{os.getpid()}.commprof"
         self._file = (directory / name).open("ab", buffering=0)
-        self._file.write(_frame(_event(time_s, _text(3, "brain.Event:2"))))
+        self._append(_event(time_s, _text(3, "brain.Event:2")))
 
     def add(self, time_s: float, step: int, scalars: Mapping[str, float]) -> None:
         """One event with all of these at ``step``.
@@ -46,11 +47,21 @@ class EventFile:
             if math.isfinite(value)
         )
         number = _key(2, _VARINT) + _varint(max(0, step))
-        self._file.write(_frame(_event(time_s, number + _field(5, _BYTES, _length(values)))))
+        self._append(_event(time_s, number + _field(5, _BYTES, _length(values))))
 
     def close(self) -> None:
         """Closes the file."""
         self._file.close()
+
+    def _append(self, event: bytes) -> None:
+        """One whole frame, or none: half of one would end the file for its readers."""
+        before, frame = self._file.tell(), _frame(event)
+        try:
+            if self._file.write(frame) != len(frame):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError:
+            self._file.truncate(before)
+            raise
 
 
 def crc32c(data: bytes) -> int:

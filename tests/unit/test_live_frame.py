@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import math
+import os
+import pty
+import subprocess
+import sys
+import termios
 from datetime import datetime
 from pathlib import Path
 
@@ -14,6 +19,7 @@ from commprof.report.live_frame import frame, waiting_frame
 from tests.support.growing import GrowingRun
 from tests.support.live_states import job_state, rank_state
 from tests.support.run_directories import HOSTILE, ranks_of
+from tests.support.traces import MS
 
 AT = datetime.fromtimestamp(1_700_000_000).strftime("%H:%M:%S")
 
@@ -105,3 +111,29 @@ def test_top_of_a_directory_without_a_run(
     assert main(["top", str(tmp_path / "nothing")]) == 2
     assert "is no directory" in capsys.readouterr().err
     assert main(["top", str(tmp_path), "--refresh", "0"]) == 2
+
+
+def test_top_on_a_terminal_leaves_it_as_it_was(tmp_path: Path) -> None:
+    run = GrowingRun(tmp_path / "world_2", ranks_of(2, 20))
+    run.begin()
+    run.until(1_500 * MS)
+    ours, theirs = pty.openpty()
+    before = termios.tcgetattr(theirs)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "commprof", "top", str(tmp_path), "--refresh", "0.1"],
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+    )
+    shown = b""
+    while b"the job goes on." not in shown:
+        shown += os.read(ours, 65536)
+    os.write(ours, b"q")
+    while not shown.endswith(b"\x1b[?25h\x1b[?1049l"):
+        shown += os.read(ours, 65536)
+    assert process.wait(timeout=10) == 0
+    assert b"2 ranks, gloo, full mode" in shown
+    assert shown.startswith(b"\x1b[?1049h\x1b[?25l")
+    assert termios.tcgetattr(theirs) == before
+    os.close(ours)
+    os.close(theirs)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 import re
+import resource
+import signal
 import struct
 from dataclasses import replace
 from pathlib import Path
@@ -176,3 +178,36 @@ def test_the_documentation_lists_them_all() -> None:
     page = Path(__file__).parents[2] / "docs" / "monitoring.md"
     rows = dict(re.findall(r"^\| `(commprof_\w+)` \| [^|]* \| (.*) \|$", page.read_text(), re.M))
     assert rows == {metric.name: metric.help for metric in METRICS}
+
+
+def room_for(bytes_left: int) -> None:
+    """From now on no file of this process may grow beyond so many bytes."""
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (bytes_left, resource.RLIM_INFINITY))
+
+
+def test_a_full_disk_costs_what_did_not_fit(tmp_path: Path) -> None:
+    lines, board = JsonLines(tmp_path / "m.jsonl"), TensorBoard(tmp_path / "events")
+    states = [
+        replace(job_state(), ranks=tuple(rank_state(rank, step=step) for rank in range(2)))
+        for step in range(3)
+    ]
+    said: list[str] = []
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        for output in (lines, board):
+            output.write(states[0])
+        (events,) = (tmp_path / "events").iterdir()
+        room_for(min(events.stat().st_size, (tmp_path / "m.jsonl").stat().st_size) + 100)
+        for output in (lines, board):
+            write_to(output, states[1], said.append)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert len(said) == 2
+    for output in (lines, board):
+        output.write(states[2])
+        output.close()
+    assert len(frames(events.read_bytes())) == 3
+    texts = (tmp_path / "m.jsonl").read_text().splitlines()
+    whole = [json.loads(text)["step"] for text in texts if text.endswith("}")]
+    assert whole == [0, 2]
