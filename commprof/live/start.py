@@ -59,9 +59,12 @@ def start_monitor(run: Path, settings: Settings, *more: str) -> str:
     """Starts it for ``run``, until this process ends; returns why it could not, or nothing."""
     root = Path(__file__).resolve().parent.parent.parent
     pid = os.getpid()
+    began = identity(pid)
+    if not began:
+        return "no live metrics: /proc does not show this process, so its end would not be seen"
     command = [
         *("/bin/sh", "-c", _SHELL, "sh", sys.executable, "-m", "commprof.live"),
-        *(str(run.absolute()), "--of-process", f"{pid}:{identity(pid)}", *more),
+        *(str(run.absolute()), "--of-process", f"{pid}:{began}", *more),
         *settings.arguments(),
     ]
     environment = {
