@@ -32,20 +32,21 @@ MAY_IMPORT = {
     "switching": {"foundation", "compressors", "capture", "trials"},
     "workloads": {"foundation"},
     "health": {"foundation", "analysis"},
-    "report": {"foundation", "analysis", "predict", "trials"},
+    "live": {"foundation", "trace", "analysis", "predict"},
+    "report": {"foundation", "analysis", "predict", "trials", "live"},
     "launch": {
         *("foundation", "trace", "capture", "compressors", "switching", "workloads", "backend"),
     },
     "microbench": {"foundation", "analysis", "backend", "capture", "compressors", "launch"},
     "commands": {
         *("foundation", "trace", "capture", "boot", "compressors", "analysis", "predict"),
-        *("workloads", "report", "launch", "trials", "microbench", "health"),
+        *("workloads", "report", "launch", "trials", "microbench", "health", "live"),
     },
     "doors": {"foundation", "capture", "boot", "commands", "switching"},
 }
 """Layer -> the other layers it may import; its own modules always, but for the foundation."""
 
-TORCH_FREE = {"trace", "analysis", "predict", "report", "boot"}
+TORCH_FREE = {"trace", "analysis", "predict", "report", "boot", "live"}
 """Reading a trace must not cost a torch import, nor need one; nor may a script's start."""
 
 TORCH_HEADER = re.compile(r'\s*#\s*include\s*[<"]((?:torch/|ATen/|c10/|pybind11/|Python\.h)[^>"]*)')

@@ -56,7 +56,7 @@ class Trace:
 
 
 @dataclass
-class _Content:
+class TraceContent:
     """Blocks understood so far."""
 
     metadata: dict[str, Any] | None = None
@@ -81,9 +81,9 @@ def read_trace(path: Path) -> Trace:
         OSError: the file cannot be opened.
     """
     found = read_blocks(path, path.read_bytes())
-    content = _Content(problems=list(found.problems))
+    content = TraceContent(problems=list(found.problems))
     for block in found.blocks:
-        _take(path, block, content)
+        take_block(path, block, content)
     if content.metadata is None:
         raise TraceError(f"{path}: no readable metadata block; the trace was cut off at its start")
     if not content.complete and not content.salvaged:
@@ -105,7 +105,7 @@ def read_trace(path: Path) -> Trace:
     )
 
 
-def _take(path: Path, block: Block, content: _Content) -> None:
+def take_block(path: Path, block: Block, content: TraceContent) -> None:
     """Stores one block; unknown types are skipped, so that the format can grow."""
     try:
         if block.type == BlockType.RECORDS:
