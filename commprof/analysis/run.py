@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from commprof.analysis.detail import WorldDetail, world_detail
+from commprof.analysis.incidents import find_incidents
 from commprof.analysis.losses import loss_agreement
 from commprof.analysis.measured import measured_world
 from commprof.analysis.remarks import remarks
@@ -37,13 +38,14 @@ def analyse_in_detail(directory: Path) -> tuple[RunResult, tuple[WorldDetail, ..
 
 def _analyse(directory: Path, in_detail: bool) -> tuple[RunResult, tuple[WorldDetail, ...]]:
     context = read_context(directory)
-    worlds, details, failures, summaries = [], [], [], []
+    worlds, details, failures, summaries, incidents = [], [], [], [], []
     for world_size in context["world_sizes"]:
         run = read_world(directory, world_size)
         summary = analyse_summaries(run)
         if summary is not None:
             summaries.append(summary)
         seen = measured_world(run)
+        incidents.append(find_incidents(run, seen))
         world = None if seen is None else world_result(run, seen)
         if seen is not None and world is not None and world.measured_steps > 0:
             worlds.append(world)
@@ -64,6 +66,7 @@ def _analyse(directory: Path, in_detail: bool) -> tuple[RunResult, tuple[WorldDe
         remarks=remarks(context, worlds, scaling, pooled),
         summaries=tuple(summaries),
         loss_agreement=loss_agreement(context, worlds),
+        incidents=tuple(filter(None, incidents)),
     )
     return result, tuple(details)
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from commprof.analysis.incidents import Incidents
 from commprof.analysis.losses import LossAgreement
 from commprof.analysis.overhead import Overhead, pooled_overhead
 from commprof.analysis.summaries import SummaryResult
@@ -41,6 +42,8 @@ class RunResult:
     summaries: tuple[SummaryResult, ...] = ()
     #: None where world sizes need not train alike.
     loss_agreement: LossAgreement | None = None
+    #: World sizes with hangs, ranks out of step, or lasting changes.
+    incidents: tuple[Incidents, ...] = ()
 
 
 def scale(worlds: Sequence[WorldResult]) -> tuple[Scaling, ...]:

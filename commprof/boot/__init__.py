@@ -99,6 +99,8 @@ def _start(directory: str) -> None:
         from commprof.capture.job_directory import agree
         from commprof.capture.profiler import active, profile
         from commprof.errors import CommprofError
+        from commprof.watch.ptracer import allow_tracer
+        from commprof.watch.start import watch_as_asked
     except ImportError as error:
         print(f"commprof: not recording: {error}", file=sys.stderr)
         return
@@ -106,7 +108,10 @@ def _start(directory: str) -> None:
         return  # the script profiles itself, or made a second default group
     try:
         # The mode is in the environment.
-        profiler = profile(agree(Path(directory)), find_steps=True).start()
+        place = agree(Path(directory))
+        profiler = profile(place, find_steps=True).start()
+        allow_tracer()
+        watch_as_asked(place)
         compressor = os.environ.get(HOOK_VARIABLE)
         if compressor:
             from commprof.capture.every_model import attach_every_model

@@ -26,9 +26,12 @@ from commprof.commands.shown import read_shown
 from commprof.compressors import parse
 from commprof.errors import CommprofError, UsageError
 from commprof.launch.meeting import Meeting
+from commprof.live.thresholds import AUTO, parse_threshold
 from commprof.trace.run_directory import RUN_FILE, STRATEGIES, world_directory
 from commprof.trace.schema import MODES
 from commprof.trials.plan import parse_trial
+from commprof.watch.flames import parse_ranks
+from commprof.watch.start import WatchOptions
 
 #: How long a machine waits for machine 0.
 _PATIENCE_S = 900
@@ -50,6 +53,7 @@ class RunCommand:
         """Runs every world size in turn; reports what finished even if one failed."""
         meeting = Meeting(args.rdzv_endpoint, args.nnodes, args.node_rank)
         world_sizes = _world_sizes(args)
+        watch = _watch_options(args)
         _set_mode(args)
         from commprof.launch.elastic import stop_fork_server  # seconds: it loads torch
 
@@ -76,7 +80,7 @@ class RunCommand:
         code = 0
         try:
             for subject, place, context in zip(subjects, places, contexts, strict=True):
-                failed = run_world_sizes(subject, meeting, place, world_sizes, context)
+                failed = run_world_sizes(subject, meeting, place, world_sizes, context, watch)
                 code = code or failed
                 if failed == INTERRUPTED:
                     break
@@ -161,6 +165,16 @@ def _set_mode(args: argparse.Namespace) -> None:
         os.environ[MODE_VARIABLE] = args.mode
     mode_code(None)
     switch_signal()
+
+
+def _watch_options(args: argparse.Namespace) -> WatchOptions | None:
+    """What was asked of the watchdog, checked; None without one."""
+    if args.watchdog is None and args.flamegraph is None:
+        return None
+    threshold = args.watchdog or AUTO
+    parse_threshold(threshold)
+    parse_ranks(args.flamegraph or "0")
+    return WatchOptions(threshold, args.flamegraph or "")
 
 
 def _out_of_range(nproc: int) -> NoReturn:

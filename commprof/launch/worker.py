@@ -30,6 +30,7 @@ from commprof.errors import CommprofError, UsageError
 from commprof.launch.job import Job, Plan, write_json
 from commprof.launch.memory import PeakMemory
 from commprof.launch.progress import ProgressFile
+from commprof.watch.ptracer import allow_tracer
 from commprof.workloads.loop import LoopResult, StepRecorder, train
 from commprof.workloads.spec import Shard, Trainee
 from commprof.workloads.training import Training
@@ -75,6 +76,7 @@ def _run(job: Job) -> None:
     from commprof.capture import attach, profile
 
     rank = _environment_rank(job)
+    allow_tracer()
     torch.set_num_threads(job.threads_per_rank)
     plan = job.plan()
     device = _device(job.backend, rank)

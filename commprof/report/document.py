@@ -14,6 +14,7 @@ from commprof.report import (
     collectives_table,
     compression_table,
     cost_table,
+    incidents_table,
     predicted_table,
     summary_table,
     trial_table,
@@ -64,12 +65,14 @@ def sections(report: FullReport, trial: TrialResult | None = None) -> Iterator[S
     result = report.result
     if trial is not None:
         yield _trial(trial)
+        yield from _incidents(result)
         yield from _notes(result)
         yield from _pictures()
         return
     if report.verdict is not None:
         sentences = report.verdict.sentences
         yield Section("verdict", "Verdict", report.verdict.headline, paragraphs=sentences)
+    yield from _incidents(result)
     yield from _notes(result)
     if result.worlds:
         yield from _of_all_worlds(report)
@@ -107,6 +110,16 @@ def _trial(trial: TrialResult) -> Section:
         bullets=tuple(trial_table.notes(trial)),
         legend=legend,
     )
+
+
+def _incidents(result: RunResult) -> Iterator[Section]:
+    if found := incidents_table.sentences(result.incidents):
+        yield Section(
+            "incidents",
+            incidents_table.TITLE,
+            bullets=tuple(found),
+            legend=incidents_table.LEGEND,
+        )
 
 
 def _notes(result: RunResult) -> Iterator[Section]:

@@ -7,7 +7,7 @@ import textwrap
 
 from commprof.analysis.overhead import Overhead
 from commprof.analysis.scaling import RunResult
-from commprof.report import compression_table, memory_table, summary_table
+from commprof.report import compression_table, incidents_table, memory_table, summary_table
 from commprof.report.collectives_table import LEGEND, collectives_section
 from commprof.report.cross_checks_table import blocks as cross_checks_blocks
 from commprof.report.plain_text import printable
@@ -30,7 +30,7 @@ wire: after that. hidden: communication in flight while the training thread work
 
 def render(result: RunResult, width: int) -> str:
     """The whole report; prose is wrapped to ``width`` columns, tables are as wide as they are."""
-    blocks = [_heading(result, width)]
+    blocks = [_heading(result, width), *incidents_block(result, width)]
     if result.worlds:
         blocks += [_table(*scaling_grid(result)), SCALING_LEGEND]
         blocks += [_table(*parts_grid(result)), PARTS_LEGEND]
@@ -46,6 +46,13 @@ def render(result: RunResult, width: int) -> str:
     if found := notes(result):
         blocks.append("\n".join(_bullet(note, width) for note in found))
     return "\n\n".join(blocks) + "\n"
+
+
+def incidents_block(result: RunResult, width: int) -> list[str]:
+    """What went wrong, as one block; nothing where nothing did."""
+    lines = incidents_table.sentences(result.incidents)
+    bullets = "\n".join(_bullet(line, width) for line in lines)
+    return [f"{incidents_table.TITLE}:\n{bullets}", incidents_table.LEGEND] if lines else []
 
 
 def notes(result: RunResult) -> list[str]:
