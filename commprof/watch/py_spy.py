@@ -75,7 +75,8 @@ class NativeDump:
         """pid: of a Python process that is not stopped."""
         self._pid = pid
         self._end = time.monotonic() + _NATIVE_TIMEOUT_S
-        self._output, self._errors = tempfile.TemporaryFile(), tempfile.TemporaryFile()
+        self._output = tempfile.TemporaryFile()  # noqa: SIM115  (see close)
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115
         self._process = subprocess.Popen(
             [find_py_spy() or "py-spy", "dump", "--pid", str(pid), "--native"],
             stdin=subprocess.DEVNULL,
