@@ -3,9 +3,9 @@
 py-spy's format ``chrometrace`` holds, by its own clock, when each frame was first seen and when it
 was first seen to be gone. Between two such events every sample found the same stack. So each stack
 counts for one sampling period at each of the moments at which it was sampled, in the phase that the
-rank's records say ran at that moment. The two clocks differ by what py-spy takes to start, a few
-milliseconds; samples that are as near to a phase's begin or end may be in the wrong one, and are
-counted.
+rank's records say ran at that moment. py-spy's clock begins when it starts, which is known to some
+milliseconds only; samples that are as near to a phase's begin or end may be in the wrong one, and
+are counted.
 """
 
 from __future__ import annotations
@@ -16,10 +16,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-#: Bound on the difference of py-spy's clock and ours, see ``docs/watchdog.md``.
-CLOCK_ERROR_NS = 5_000_000
 #: Phase of moments for which the records have none.
 NO_PHASE = "other"
+_FAR_NS = 1 << 62
 _NS_PER_US = 1000
 _MAIN_THREAD = "MainThread"
 
@@ -66,6 +65,7 @@ def fold(
     phases: Sequence[tuple[int, int, str]],
     begin_ns: int,
     period_ns: int,
+    error_ns: int,
 ) -> Flames:
     """Time by phase and stack.
 
@@ -74,6 +74,7 @@ def fold(
         phases: begin, end and name, by ``CLOCK_MONOTONIC``, in order, none within another.
         begin_ns: the same clock when py-spy's was 0.
         period_ns: between two samples.
+        error_ns: bound on the error of ``begin_ns``.
     """
     begins = [phase[0] for phase in phases]
     time_ns: dict[tuple[str, ...], int] = {}
@@ -84,7 +85,7 @@ def fold(
             key = name, *stretch.frames
             time_ns[key] = time_ns.get(key, 0) + period_ns
             samples += 1
-            doubtful += margin < CLOCK_ERROR_NS
+            doubtful += margin < error_ns
     return Flames(time_ns, samples, doubtful)
 
 
@@ -94,7 +95,7 @@ def _phase_at(
     """The phase that ran then, and how far away its nearer end, or that of a neighbour, is."""
     after = bisect_right(begins, time_ns)
     before = phases[after - 1] if after else None
-    following = begins[after] - time_ns if after < len(begins) else CLOCK_ERROR_NS
+    following = begins[after] - time_ns if after < len(begins) else _FAR_NS
     if before is None:
         return NO_PHASE, following
     begin, end, name = before

@@ -75,14 +75,16 @@ class HangDuty:
             self._native = None
 
     def _close(self, now_ns: int) -> None:
+        if self._open is None:
+            return
+        if self._native is not None:
+            reason = "the rank went on before its native stacks were read"
+            self._open.add_stack(self._native[0], ".native", "", reason)
         self.finish()
         self._native_wanted.clear()
-        if self._open is not None:
-            seconds = self._open.end(now_ns)
-            self._log.say(
-                f"hang {self._open.number} is over: the ranks went on after {seconds:g} s"
-            )
-            self._open = None
+        seconds = self._open.end(now_ns)
+        self._log.say(f"hang {self._open.number} is over: the ranks went on after {seconds:g} s")
+        self._open = None
 
     def _read_stacks(self, file: HangFile, hang: Hang, feeds: Sequence[RankFeed]) -> None:
         """Of the accused and of one rank that waits: Python's at once, then native ones as well."""

@@ -27,6 +27,9 @@ LENGTH_S = 30
 _WARMUP_STEPS = 3
 _END_S = 5.0
 _MOST_PHASES = 200_000
+_NO_STACK = "py-spy found no Python stack"
+#: Of a file's time of change.
+_GRAIN_NS = 4_000_000
 _NS_PER_S = 1_000_000_000
 
 
@@ -54,6 +57,8 @@ class FlameDuty:
         self._log = log
         self._process: subprocess.Popen[bytes] | None = None
         self._begin_ns = 0
+        self._written_ns = 0
+        self._pid = 0
         self._samples = Path()
         self._errors = Path()
         self._phases: list[tuple[int, int, str]] = []
@@ -99,6 +104,7 @@ class FlameDuty:
         if program is None:
             self._give_up(py_spy.MISSING)
             return
+        self._pid = pid
         file, name = tempfile.mkstemp(prefix="commprof-flame-", suffix=".json")
         os.close(file)
         self._samples = Path(name)
@@ -127,20 +133,25 @@ class FlameDuty:
             error = self._errors.read_text(errors="replace")
             self._errors.unlink()
             text = self._samples.read_text(errors="replace")
+            ago_ns = time.time_ns() - self._samples.stat().st_mtime_ns
+            self._written_ns = time.monotonic_ns() - ago_ns
             self._samples.unlink()
             stretches = flames.read_stretches(text)
         except (OSError, ValueError):
-            self._give_up(py_spy.explained(error, self._process.pid))
+            stretches = []
+            if not error:
+                error = "it left no file that can be read"
+        if not stretches:
+            self._give_up(py_spy.explained(error, self._pid) if error else _NO_STACK)
             return
         self._phases.sort()
-        found = flames.fold(stretches, self._phases, self._begin_ns, _NS_PER_S // RATE_HZ)
-        if not found.samples:
-            self._give_up("py-spy found no Python stack")
-            return
+        period_ns = _NS_PER_S // RATE_HZ
+        error_ns = self._clock_error_ns(stretches)
+        found = flames.fold(stretches, self._phases, self._begin_ns, period_ns, error_ns)
         subtitle = (
             f"training thread, {found.samples} samples at {RATE_HZ} Hz; second row: phase by the "
             f"rank's records ({found.doubtful / found.samples:.0%} of the samples are within "
-            f"{flames.CLOCK_ERROR_NS / 1e6:g} ms of its begin or end)"
+            f"{error_ns / 1e6:.0f} ms, the clocks' error, of its begin or end)"
         )
         picture = flame_svg.render(found.time_ns, f"commprof: rank {self._rank}", subtitle)
         path = self._directory / f"flame_rank_{self._rank}.svg"
@@ -150,6 +161,13 @@ class FlameDuty:
             self._give_up(f"{path} cannot be written: {failed.strerror}")
             return
         self._log.say(f"flame graph of rank {self._rank}: {path.name}")
+
+    def _clock_error_ns(self, stretches: list[flames.Stretch]) -> int:
+        """How much later than ``_begin_ns`` py-spy's clock may have begun.
+
+        It writes its file after the last time that is in it.
+        """
+        return max(self._written_ns - stretches[-1].end_ns - self._begin_ns, 0) + _GRAIN_NS
 
     def _give_up(self, reason: str) -> None:
         self._done = True

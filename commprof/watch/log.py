@@ -35,7 +35,7 @@ class Log:
         _append(self._text, f"{now_text()} {line}\n")
         if not self._quiet:
             with suppress(OSError, ValueError):
-                print(f"commprof watchdog: {line}", file=sys.stderr, flush=True)
+                print(f"commprof: watchdog: {line}", file=sys.stderr, flush=True)
 
     def event(self, kind: str, sentence: str, what: Any) -> None:
         """The same, and its fields for programs; what: a dataclass."""

@@ -17,7 +17,7 @@ from commprof import _native
 from commprof.launch.elastic import stop_fork_server
 from commprof.watch.py_spy import find_py_spy
 from tests.support.commands import call
-from tests.support.hangs import STEPS, THRESHOLD_S, outcome, stop_a_rank
+from tests.support.hangs import STEPS, THRESHOLD_S, outcome, stop_a_rank, undisturbed
 
 pytestmark = [
     pytest.mark.skipif(_native.native is None, reason="needs the C++ module"),
@@ -74,7 +74,9 @@ def fork_server() -> Iterator[None]:
     stop_fork_server()
 
 
-@pytest.mark.parametrize(("seed", "mode"), [(1, "full"), (2, "full"), (3, "always-on")])
+@pytest.mark.parametrize(
+    ("seed", "mode"), [(1, "full"), (2, "full"), (4, "full"), (3, "always-on"), (6, "always-on")]
+)
 def test_a_stopped_rank_is_named(tmp_path: Path, seed: int, mode: str) -> None:
     tried = stop_a_rank(tmp_path, seed, most_ranks=4, mode=mode)
     assert tried.hang is not None
@@ -91,8 +93,8 @@ def test_a_stopped_rank_is_named(tmp_path: Path, seed: int, mode: str) -> None:
         assert "MainThread" in tried.stacks
         assert "loop.py" in tried.stacks
     # The job went on as if nothing had been.
-    assert [steps for steps, _, _ in outcome(tmp_path, tried.ranks)] == [STEPS] * tried.ranks
-    assert len({tuple(losses) for _, losses, _ in outcome(tmp_path, tried.ranks)}) >= 1
+    assert outcome(tmp_path, tried.ranks) == undisturbed(tried.ranks)
+    assert {steps for steps, _, _ in outcome(tmp_path, tried.ranks)} == {STEPS}
     over = json.loads((tmp_path / "hang_1.json").read_text())
     assert over["ended_after_s"] is not None
     assert not (tmp_path / "hang_2.json").exists()
@@ -138,8 +140,6 @@ def test_the_late_rank_and_its_line_are_named(finished: Finished) -> None:
         stacks = (finished.directory / "hang_1_rank_1.stack.txt").read_text()
         assert "guilty_nap (script.py:9)" in stacks
         assert (finished.directory / "hang_1_rank_0.stack.txt").exists()
-        native = (finished.directory / "hang_1_rank_0.native.stack.txt").read_text()
-        assert "libtorch" in native
     else:
         assert all("pip install" in one["problem"] for one in hang["stacks"])
 
@@ -184,7 +184,8 @@ def test_the_flame_graph(finished: Finished) -> None:
         return
     picture = path.read_text()
     assert "main (" in picture
-    for phase in ("forward", "backward"):
+    # It waited in a backward pass for 4 s, and slept between its steps.
+    for phase in ("backward", "other"):
         assert f"<title>{phase}: " in picture
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import random
 import signal
+import tempfile
 import threading
 import time
 from dataclasses import dataclass
@@ -42,7 +44,6 @@ def stop_a_rank(directory: Path, seed: int, most_ranks: int = 8, mode: str = "fu
     Raises what the launch raises: the job must end well.
     """
     from commprof.launch.elastic import launch
-    from commprof.launch.job import Job
     from commprof.watch.start import WatchOptions, watched
 
     draw = random.Random(seed)
@@ -51,7 +52,7 @@ def stop_a_rank(directory: Path, seed: int, most_ranks: int = 8, mode: str = "fu
     delay_s = draw.uniform(0, 0.6)
     before = os.environ.get("COMMPROF_MODE")
     os.environ["COMMPROF_MODE"] = mode
-    job = Job(WORKLOAD, ranks, directory, steps=STEPS, hook=False, overhead_steps=0)
+    job = _job(directory, ranks)
     stopper = threading.Thread(target=_stop, args=(directory, tried, delay_s))
     try:
         with watched(directory, WatchOptions(f"{THRESHOLD_S:g}")):
@@ -66,10 +67,27 @@ def stop_a_rank(directory: Path, seed: int, most_ranks: int = 8, mode: str = "fu
     return tried
 
 
+@functools.cache
+def undisturbed(ranks: int) -> list[tuple[int, list[float], int]]:
+    """What as many ranks come to without a watchdog and a stop; see ``outcome``."""
+    from commprof.launch.elastic import launch
+
+    with tempfile.TemporaryDirectory(prefix="commprof-undisturbed-") as place:
+        directory = Path(place)
+        launch(_job(directory, ranks), directory / "logs")
+        return outcome(directory, ranks)
+
+
 def outcome(directory: Path, ranks: int) -> list[tuple[int, list[float], int]]:
     """Of each rank: steps, losses, and a digest of its weights."""
     results = [json.loads((directory / f"rank_{rank}.json").read_text()) for rank in range(ranks)]
     return [(len(one["step_ns"]), one["losses"], one["weights_crc32"]) for one in results]
+
+
+def _job(directory: Path, ranks: int) -> Any:
+    from commprof.launch.job import Job
+
+    return Job(WORKLOAD, ranks, directory, steps=STEPS, hook=False, overhead_steps=0)
 
 
 def _stop(directory: Path, tried: Stopped, delay_s: float) -> None:

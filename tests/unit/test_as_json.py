@@ -24,6 +24,7 @@ from tests.support.results import (
     collective,
     compression,
     context,
+    incidents,
     parts,
     run_result,
     summary,
@@ -223,6 +224,42 @@ SCHEMA: dict[str, Any] = {
             **{"moved": int, "dropped_records": int, "unmatched": int, "problems": [str]},
         }
     ],
+    "incidents": [
+        {
+            "num_processes": int,
+            "hangs": [
+                {
+                    **{"number": int, "host": str, "found": str, "sentence": str, "file": str},
+                    "accused": [int],
+                    "ended_after_s": float,
+                    "stacks": [{"rank": int, "file": str, "problem": str}],
+                }
+            ],
+            "mismatches": [
+                {
+                    "group": str,
+                    "seq": int,
+                    "issued": [
+                        {
+                            **{"op": str, "dtype": str, "reduce_op": str, "size_bytes": int},
+                            **{"root": int, "ranks": [int]},
+                        }
+                    ],
+                    "odd_ranks": [int],
+                    "sentence": str,
+                }
+            ],
+            "mismatch_count": int,
+            "anomalies": [
+                {
+                    **{"time": str, "what": str, "rank": int, "step": int, "time_ns": int},
+                    **{"found_step": int, "phase": str, "before": float, "after": float},
+                    **{"unit": str, "sentence": str},
+                }
+            ],
+            "events": [{"kind": str, "time": str, "sentence": str}],
+        }
+    ],
     "loss_agreement": {
         "world_sizes": [int],
         **{"steps": int, "samples": int, "worst": float, "worst_world_size": int},
@@ -264,6 +301,7 @@ def full_run() -> dict[str, Any]:
                 remarks=("a remark",),
                 summaries=(summary(2, problems=("c",), **errors),),
                 loss_agreement=LossAgreement((1, 2), 10, 16, 1e-6, 2, 7, 1e-4),
+                incidents=(incidents(),),
             ),
             cost=cost(worlds, details, Price(3.6, "rank")),
         )

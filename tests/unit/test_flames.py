@@ -55,7 +55,7 @@ def test_each_sample_counts_in_the_phase_of_its_moment() -> None:
         (begin - 2 * MS, begin + 28 * MS, "forward"),
         (begin + 35 * MS, begin + 84 * MS, "backward"),
     ]
-    found = fold([f, g], phases, begin, 10 * MS)
+    found = fold([f, g], phases, begin, 10 * MS, error_ns=5 * MS)
     assert found.time_ns == {
         ("forward", "f"): 30 * MS,  # at 0, 10, 20
         (NO_PHASE, "f"): 10 * MS,  # at 30

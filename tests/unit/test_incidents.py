@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
 
-from commprof.analysis.anomalies import COMPUTE, Anomaly
-from commprof.analysis.hangs import HangReport, StackFile, WatchEvent, read_events, read_hangs
-from commprof.analysis.incidents import Incidents
-from commprof.analysis.mismatches import Issued, Mismatch
+from commprof.analysis.hangs import StackFile, read_events, read_hangs
 from commprof.live.hang import Accused, Hang, Process
 from commprof.live.rank_state import Operation
 from commprof.report import incidents_table, table
@@ -21,6 +21,7 @@ from commprof.watch.hang_files import HangFile
 from commprof.watch.log import Log
 from commprof.watch.processes import ProcessWatch
 from tests.support import results
+from tests.support.results import hang_report, incidents
 from tests.support.traces import MS, Rank
 
 SECOND = 1_000_000_000
@@ -35,35 +36,6 @@ HANG = Hang(
     3,
     "backward",
 )
-
-
-def report(**values: object) -> HangReport:
-    fields = {
-        "number": 1,
-        "host": "h",
-        "found": "2026-11-01T12:00:00.000+00:00",
-        "sentence": "rank 1 did not arrive",
-        "accused": (1,),
-        "ended_after_s": 2.5,
-        "stacks": (StackFile(1, "hang_1_rank_1.stack.txt", ""),),
-        "file": "hang_1.json",
-    }
-    return HangReport(**{**fields, **values})  # type: ignore[arg-type]
-
-
-def incidents(**values: object) -> Incidents:
-    issued = [Issued("all_reduce", "Float", "sum", size, -1) for size in (8, 16)]
-    mismatch = Mismatch("0", 3, ((issued[0], (0, 2)), (issued[1], (1,))), ())
-    anomaly = Anomaly(COMPUTE, 1, 120, 5 * SECOND, 127, "backward", 20.0, 30.0)
-    fields = {
-        "world_size": 3,
-        "hangs": (report(),),
-        "mismatches": (mismatch,),
-        "mismatch_count": 5,
-        "anomalies": (("2026-11-01T12:00:05+00:00", anomaly),),
-        "events": (WatchEvent("anomaly", "2026-11-01T12:01:00+00:00", "step time rose"),),
-    }
-    return Incidents(**{**fields, **values})  # type: ignore[arg-type]
 
 
 def test_a_hang_is_written_and_read_again(tmp_path: Path) -> None:
@@ -139,7 +111,7 @@ def test_the_sentences() -> None:
         "step 120, most of it in backward.",
         "3 ranks: 2026-11-01T12:01:00+00:00: step time rose.",
     ]
-    without = report(ended_after_s=None, stacks=(StackFile(1, "", "ptrace is not allowed"),))
+    without = hang_report(ended_after_s=None, stacks=(StackFile(1, "", "ptrace is not allowed"),))
     (line,) = incidents_table.sentences(
         [incidents(hangs=(without,), mismatches=(), events=(), mismatch_count=0, anomalies=())]
     )
@@ -162,6 +134,25 @@ def test_a_process_is_told_from_a_later_one_of_its_number() -> None:
     gone = watch.look()
     assert (gone.state, gone.held_up) == ("dead", True)
     assert "is gone" in gone.sentence
+
+
+@pytest.mark.skipif(py_spy.find_py_spy() is None, reason="needs py-spy")
+def test_stacks_of_a_process_with_native_frames() -> None:
+    program = "import time\ndef guilty_nap():\n    time.sleep(60)\nguilty_nap()"
+    with subprocess.Popen([sys.executable, "-c", program]) as process:
+        try:
+            deadline = time.monotonic() + 30
+            while "guilty_nap (<string>" not in py_spy.dump(process.pid).text:
+                assert time.monotonic() < deadline
+            native = py_spy.NativeDump(process.pid)
+            while (read := native.poll()) is None:
+                time.sleep(0.05)
+            assert read.problem == ""
+            assert "guilty_nap (<string>" in read.text
+            assert "nanosleep" in read.text
+            assert ProcessWatch(process.pid).look().state == "running"
+        finally:
+            process.kill()
 
 
 def test_what_py_spy_says_is_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
