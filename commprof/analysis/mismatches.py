@@ -17,7 +17,7 @@ import numpy.typing as npt
 from commprof.analysis.matching import POINT_TO_POINT
 from commprof.trace.columns import Collectives, Ints
 from commprof.trace.reader import Trace
-from commprof.trace.schema import OPS, Kind, Records
+from commprof.trace.schema import FLAG_SPARSE, OPS, Kind, Records
 
 #: ``c10d::ReduceOp::RedOpType``.
 _REDUCE_OPS = ("sum", "avg", "product", "min", "max", "band", "bor", "bxor", "premul_sum")
@@ -97,7 +97,7 @@ class Mismatch:
 def issued_of(row: Mapping[str, int], dtypes: Sequence[str]) -> Issued:
     """What must agree, of the fields of an issue record; dtypes: names by code."""
     op = row["op"]
-    sized = op not in _UNEVEN and op not in _BARRIERS
+    sized = op not in _UNEVEN and op not in _BARRIERS and not row["flags"] & FLAG_SPARSE
     size = row["bytes_out"] if op in _GATHERING else row["bytes_in"] or row["bytes_out"]
     named = op not in _BARRIERS and row["dtype"] < len(dtypes)
     reduce_op = row["reduce_op"]
@@ -196,7 +196,8 @@ def _keys(
     op = table.op[rows]
     size = np.where(table.bytes_in[rows] > 0, table.bytes_in[rows], table.bytes_out[rows])
     size = np.where(np.isin(op, [*_GATHERING]), table.bytes_out[rows], size)
-    size = np.where(np.isin(op, [*(_UNEVEN | _BARRIERS)]), -1, size)
+    free = np.isin(op, [*(_UNEVEN | _BARRIERS)]) | table.sparse[rows]
+    size = np.where(free, -1, size)
     hashed = np.zeros(len(rows), dtype=np.uint64)
     for values in (
         op,
@@ -220,6 +221,7 @@ def _issued_at(trace: Trace, table: Collectives, row: int) -> tuple[Issued, int]
         "aux": table.peer,
     }
     values = {name: int(column[row]) for name, column in fields.items()}
+    values["flags"] = FLAG_SPARSE if table.sparse[row] else 0
     return issued_of(values, trace.metadata["dtypes"]), int(table.issue_ns[row])
 
 

@@ -21,6 +21,8 @@ records every collective in every rank, and reports throughput, scaling, and whe
                                                        sleeps of known length: try the tool
   python -m commprof.run --world-sizes 2 --steps 50 --json result.json
   python -m commprof.run --nproc 4 train.py --lr 0.1   your own script, unchanged, on 4 ranks
+  python -m commprof.run --nproc 4 --watchdog auto train.py     names what it hangs on, see
+                                                       docs/watchdog.md
   python -m commprof.run --nnodes 2 --node-rank 0 --nproc 4 --output /shared/run \\
       --rdzv-endpoint first-host:29500                 on each of two machines, with its number
 

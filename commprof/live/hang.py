@@ -110,8 +110,9 @@ def find_hang(
         now_ns: by the clock of the records.
         unseen: ranks of which nothing can be known from here.
     """
+    edges = {state.rank: _absent_from(state, states) for state in states}
     ages = {
-        state.rank: _age_ns(state, now_ns)
+        state.rank: _age_ns(state, edges[state.rank], now_ns)
         for state in states
         if state.rank in processes and processes[state.rank].state != DEAD
     }
@@ -119,7 +120,6 @@ def find_hang(
     if not overdue:
         return None
     waited_s = max(ages.values()) / _NS_PER_S
-    edges = {state.rank: _absent_from(state, states) for state in states}
     closed = {state.rank for state in states if state.closed}
     held_up = [
         Accused(rank, f"rank {rank} {process.sentence or f'is {process.state}'}")
@@ -137,12 +137,15 @@ def find_hang(
     return replace(found, unseen=tuple(unseen), pending_s=pending_s, waited_s=waited_s)
 
 
-def _age_ns(state: RankState, now_ns: int) -> int:
-    """For how long its step, or the operation it waits for, has been under way."""
+def _age_ns(
+    state: RankState, edges: Sequence[tuple[Operation, tuple[int, ...]]], now_ns: int
+) -> int:
+    """For how long its step, or an operation that it waits for, has been under way."""
     if state.closed:
         return 0
-    pending = state.waiting_for
-    begins = [pending.issue_ns] if pending is not None else []
+    # One whose completion is not recorded is pending for sure only while somebody is absent.
+    begins = [one.issue_ns for one in state.pending.values() if not one.silent]
+    begins += [operation.issue_ns for operation, _ in edges]
     # Before the first step ended, the script sets up, or does not mark steps at all.
     if state.steps_ended:
         begins.append(state.step_begin_ns)
@@ -196,7 +199,7 @@ def _accuse(
     if absent:
         why = (Accused(rank, f"rank {rank} waits in {edges[rank][0][0]}") for rank in absent)
         return "circle", tuple(why)
-    if any(state.pending for state in overdue):
+    if any(state.waiting_for is not None for state in overdue):
         return "transfer", ()
     return "step", tuple(Accused(state.rank, _doing(state)) for state in overdue)
 

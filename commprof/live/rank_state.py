@@ -8,9 +8,14 @@ from dataclasses import dataclass, field, replace
 
 from commprof.analysis.matching import POINT_TO_POINT, RECV, SEND
 from commprof.trace.documents import Group
-from commprof.trace.schema import NO_SEQ, OPS, PHASES, Kind, Records
+from commprof.trace.schema import FLAG_DEVICE_ASYNC, NO_SEQ, OPS, PHASES, Kind, Records
 
 _ALL_REDUCE = OPS.index("all_reduce")
+#: Gloo reports no completion of them, and a wait that does not block is not recorded.
+_SILENT = {
+    *POINT_TO_POINT,
+    *(code for code, name in enumerate(OPS) if name.startswith("reduce_scatter")),
+}
 #: Pending operations kept; the oldest go first. A backend that tells of no completion fills it.
 _MOST_PENDING = 1024
 
@@ -33,6 +38,8 @@ class Operation:
     bucket: int
     #: Whether a backward pass issued it.
     in_backward: bool
+    #: Whether its completion may never be recorded: by gloo of some operations, and on devices.
+    silent: bool = False
 
     def __str__(self) -> str:
         """In words."""
@@ -169,6 +176,7 @@ class RankState:
             issue_ns=row["timestamp_ns"],
             bucket=self._bucket(row) if op == _ALL_REDUCE and row["value"] else -1,
             in_backward=bool(row["value"]),
+            silent=op in _SILENT or bool(row["flags"] & FLAG_DEVICE_ASYNC),
         )
 
     def _bucket(self, row: dict[str, int]) -> int:

@@ -10,6 +10,7 @@ from commprof.analysis.mismatches import (
     issued_of,
 )
 from commprof.trace import columns
+from commprof.trace.schema import FLAG_SPARSE
 from tests.support.traces import Rank
 
 DTYPES = ["Byte", "Char", "Short", "Int", "Long", "Half", "Float"]
@@ -82,6 +83,7 @@ def test_what_may_differ() -> None:
         rank.collective(4, 32, 42, op="gather", bytes_in=8, bytes_out=16 * rank.rank, dtype=6)
         rank.collective(5, 33, 43, op="barrier", dtype=rank.rank)
         rank.collective(0, 34, 44, op="send", aux=1 - rank.rank, bytes=uneven)
+        rank.collective(6, 35, 45, bytes=uneven, dtype=6, flags=FLAG_SPARSE)
     assert mismatches(*made) == ([], 0)
 
 
