@@ -38,7 +38,7 @@ class HangReport:
     sentence: str
     #: Ranks that the others waited for.
     accused: tuple[int, ...]
-    #: Seconds until the ranks went on; None if they did not while the watchdog looked.
+    #: Seconds until no rank was beyond the threshold; None if that was not to be seen.
     ended_after_s: float | None
     stacks: tuple[StackFile, ...]
     #: The file that holds each rank's state.

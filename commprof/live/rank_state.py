@@ -6,10 +6,16 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
+import numpy as np
+
 from commprof.analysis.matching import POINT_TO_POINT, RECV, SEND
 from commprof.trace.documents import Group
 from commprof.trace.schema import FLAG_DEVICE_ASYNC, NO_SEQ, OPS, PHASES, Kind, Records
 
+_TAKEN = [
+    *(Kind.ISSUE, Kind.END, Kind.WAIT, Kind.STEP, Kind.PHASE),
+    *(Kind.FINALIZE_BEGIN, Kind.FINALIZE_END),
+]
 _ALL_REDUCE = OPS.index("all_reduce")
 #: Gloo reports no completion of them, and a wait that does not block is not recorded.
 _SILENT = {
@@ -116,14 +122,15 @@ class RankState:
         self.new_step_ns = []
         self._ended_early = (set(), self._ended_early[0])
         fields = records.dtype.names or ()
-        for values in records.tolist():
+        if len(records):
+            self.last_ns = max(self.last_ns, int(records["timestamp_ns"].max()))
+        for values in records[np.isin(records["kind"], _TAKEN)].tolist():
             self._take(dict(zip(fields, values, strict=True)), names)
         while len(self.pending) > _MOST_PENDING:
             del self.pending[next(iter(self.pending))]
 
     def _take(self, row: dict[str, int], groups: dict[int, Group]) -> None:
-        kind, time_ns = row["kind"], row["timestamp_ns"]
-        self.last_ns = max(self.last_ns, time_ns)
+        kind = row["kind"]
         if kind == Kind.ISSUE:
             self._issue(row, groups)
         elif kind in (Kind.END, Kind.WAIT):

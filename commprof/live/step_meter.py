@@ -11,6 +11,8 @@ import math
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from commprof.analysis.anomalies import BULK_BYTES, StepFigures
 from commprof.analysis.matching import POINT_TO_POINT
 from commprof.trace.schema import PHASES, Kind, Records
@@ -48,8 +50,8 @@ class RankMeter:
         """The steps that ended in these records, which are ordered by time."""
         ended: list[RankStep] = []
         fields = ("kind", "timestamp_ns", "value", "op_id", "aux", "thread")
-        kinds = (Kind.STEP, Kind.PHASE, Kind.WAIT, Kind.FINALIZE_BEGIN, Kind.FINALIZE_END)
-        chosen = records[[int(kind) in kinds for kind in records["kind"].tolist()]]
+        kinds = [Kind.STEP, Kind.PHASE, Kind.WAIT, Kind.FINALIZE_BEGIN, Kind.FINALIZE_END]
+        chosen = records[np.isin(records["kind"], kinds)]
         for row in zip(*(chosen[name].tolist() for name in fields), strict=True):
             kind, time_ns, value, op_id, aux, thread = row
             if kind == Kind.STEP:

@@ -35,7 +35,7 @@ def _of_world(found: Incidents) -> Iterator[str]:
 
 def _hang(hang: HangReport) -> str:
     ended = hang.ended_after_s
-    over = f"the ranks went on after {ended:.1f} s" if ended is not None else "it did not end"
+    over = f"over {ended:.1f} s later" if ended is not None else "it did not end"
     files = [stack.file for stack in hang.stacks if stack.file]
     problems = sorted({stack.problem for stack in hang.stacks if stack.problem})
     shown = f" Stacks: {', '.join(files)}." if files else ""

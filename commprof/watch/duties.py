@@ -60,7 +60,8 @@ class HangDuty:
         unseen = [rank for rank in range(world_size) if rank not in seen]
         hang = find_hang(states, processes, self._threshold.limit_ns, now_ns, unseen)
         if hang is None:
-            self._close(now_ns)
+            alive = any(p.state != DEAD for p in processes.values())
+            self._close(now_ns, over=alive or any(state.closed for state in states))
         elif self._open is None:
             self._open = HangFile(self._directory, hang, feeds, now_ns)
             self._open.set_threshold(self._threshold.text)
@@ -74,16 +75,19 @@ class HangDuty:
             self._native[1].close()
             self._native = None
 
-    def _close(self, now_ns: int) -> None:
+    def _close(self, now_ns: int, over: bool) -> None:
+        """The hang that is open is no more: the ranks went on, or failed, or are all dead."""
         if self._open is None:
             return
         if self._native is not None:
-            reason = "the rank went on before its native stacks were read"
+            reason = "it was over before the native stacks were read"
             self._open.add_stack(self._native[0], ".native", "", reason)
         self.finish()
         self._native_wanted.clear()
-        seconds = self._open.end(now_ns)
-        self._log.say(f"hang {self._open.number} is over: the ranks went on after {seconds:g} s")
+        if over:
+            self._log.say(f"hang {self._open.number} is over after {self._open.end(now_ns):g} s")
+        else:
+            self._log.say(f"hang {self._open.number}: all ranks are dead")
         self._open = None
 
     def _read_stacks(self, file: HangFile, hang: Hang, feeds: Sequence[RankFeed]) -> None:

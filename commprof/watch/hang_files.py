@@ -71,7 +71,7 @@ class HangFile:
         return name
 
     def end(self, now_ns: int) -> float:
-        """The ranks went on; after how many seconds."""
+        """No step and no collective is beyond the threshold any more; after how many seconds."""
         seconds = round((now_ns - self._begin_ns) / _NS_PER_S, 3)
         self.value["ended_after_s"] = seconds
         self.write()
@@ -172,5 +172,5 @@ def _text(value: dict[str, Any]) -> str:
     for stack in value["stacks"]:
         lines.append(f"Stacks of rank {stack['rank']}: {stack['file'] or stack['problem']}")
     if value["ended_after_s"] is not None:
-        lines.append(f"The ranks went on {value['ended_after_s']:.1f} s after this was found.")
+        lines.append(f"It was over {value['ended_after_s']:.1f} s after this was found.")
     return "\n".join(lines) + "\n"

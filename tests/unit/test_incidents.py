@@ -102,8 +102,8 @@ def test_foreign_files_are_passed_over(tmp_path: Path, text: str) -> None:
 
 def test_the_sentences() -> None:
     assert incidents_table.sentences([incidents()]) == [
-        "3 ranks: hang 1, 2026-11-01T12:00:00.000+00:00: rank 1 did not arrive; the ranks went on "
-        "after 2.5 s. Stacks: hang_1_rank_1.stack.txt. All ranks: hang_1.json.",
+        "3 ranks: hang 1, 2026-11-01T12:00:00.000+00:00: rank 1 did not arrive; over 2.5 s "
+        "later. Stacks: hang_1_rank_1.stack.txt. All ranks: hang_1.json.",
         "3 ranks: Collective 3 of group '0' is not the same on all ranks: ranks 0, 2: "
         "all_reduce(sum) of 8 bytes as Float; rank 1: all_reduce(sum) of 16 bytes as Float.",
         "3 ranks: 4 more collectives after these are not the same on all ranks.",
