@@ -67,6 +67,7 @@ def _try(seed: int) -> dict[str, Any]:
         "beyond_threshold_s": tried.named_after_s and round(tried.named_after_s - THRESHOLD_S, 3),
         "stacks_beyond_threshold_s": tried.stacks_after_s
         and round(tried.stacks_after_s - THRESHOLD_S, 3),
+        "told_before_the_stop": tried.before,
         "has_stacks": "MainThread" in tried.stacks,
         "same_result": came_to == undisturbed(tried.ranks),
     }
@@ -78,6 +79,9 @@ def _print(rows: list[dict[str, Any]]) -> None:
     print(f"\n{len(rows)} tries:")
     print(f"  right rank named, and no other:            {sum(row['right'] for row in rows)}")
     print(f"  within 5 s of the threshold:               {len(soon)}")
+    print(
+        f"  with another hang told before the stop:    {sum(r['told_before_the_stop'] > 0 for r in rows)}"
+    )
     if late_s:
         worst = max(late_s)
         print(f"    beyond it: median {statistics.median(late_s):.2f} s, at most {worst:.2f} s")

@@ -34,6 +34,8 @@ class Stopped:
     stacks_after_s: float | None = None
     #: What the watchdog wrote.
     hang: dict[str, Any] | None = None
+    #: Hangs that were told before the stop: the machine held the job up for so long.
+    before: int = 0
     #: Stacks of the stopped rank.
     stacks: str = ""
 
@@ -114,11 +116,11 @@ def _stop(directory: Path, tried: Stopped, delay_s: float) -> None:
 
 
 def _look(directory: Path, tried: Stopped, begin: float) -> None:
-    path = directory / "hang_1.json"
-    text = path.read_text() if path.exists() else ""
-    if not text:
+    hangs = [json.loads(text) for path in hang_files(directory) if (text := path.read_text())]
+    tried.before = sum(one["found_monotonic_ns"] / 1e9 < begin for one in hangs)
+    if len(hangs) <= tried.before:
         return
-    tried.hang = json.loads(text)
+    tried.hang = hangs[tried.before]
     if tried.named_after_s is None:
         tried.named_after_s = tried.hang["found_monotonic_ns"] / 1e9 - begin
     # The guilty rank's, and those of one that waits.
@@ -127,3 +129,8 @@ def _look(directory: Path, tried: Stopped, begin: float) -> None:
         tried.stacks_after_s = time.monotonic() - begin
         file = next((s["file"] for s in tried.hang["stacks"] if s["rank"] == tried.rank), "")
         tried.stacks = (directory / file).read_text() if file else ""
+
+
+def hang_files(directory: Path) -> list[Path]:
+    """Those of all hangs, in order."""
+    return sorted(directory.glob("hang_*.json"), key=lambda path: int(path.stem[5:]))
