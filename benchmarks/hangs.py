@@ -79,9 +79,8 @@ def _print(rows: list[dict[str, Any]]) -> None:
     print(f"\n{len(rows)} tries:")
     print(f"  right rank named, and no other:            {sum(row['right'] for row in rows)}")
     print(f"  within 5 s of the threshold:               {len(soon)}")
-    print(
-        f"  with another hang told before the stop:    {sum(r['told_before_the_stop'] > 0 for r in rows)}"
-    )
+    before = sum(row["told_before_the_stop"] > 0 for row in rows)
+    print(f"  with another hang told before the stop:    {before}")
     if late_s:
         worst = max(late_s)
         print(f"    beyond it: median {statistics.median(late_s):.2f} s, at most {worst:.2f} s")
