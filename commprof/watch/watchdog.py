@@ -19,8 +19,9 @@ LOOK_S = 0.5
 _SEARCH_EVERY = 4
 #: Without a rank of this host for so long, nobody needs a watchdog that nobody ends.
 _PATIENCE_S = 600.0
-#: After the last rank has ended: an elastic restart may bring others.
-_GRACE_S = 10.0
+#: After the last rank has ended. Rank 0 of an elastic restart starts a watchdog of its own, and
+#: whoever reads what the ranks print waits until nobody can print any more.
+_GRACE_S = 0.6
 _TRACE = re.compile(r"rank_(\d+)(\.attempt_\d+)?\.trace")
 
 
