@@ -18,6 +18,8 @@ THRESHOLD_S = 2.0
 STEPS = 60
 #: Steps of about 20 ms in four phases, with two buckets each.
 WORKLOAD = "timed:layers=2,data_ms=4,forward_ms=3,backward_ms=4,gradient_mb=0.02,bucket_cap_mb=0.01"
+#: For the job to begin its steps, and then for the watchdog: a busy machine takes long.
+_START_S = 300.0
 _PATIENCE_S = 40.0
 
 
@@ -95,7 +97,7 @@ def _job(directory: Path, ranks: int) -> Any:
 def _stop(directory: Path, tried: Stopped, delay_s: float) -> None:
     from commprof.watch.feed import RankFeed
 
-    end = time.monotonic() + _PATIENCE_S
+    end = time.monotonic() + _START_S
     feed = RankFeed(directory / f"rank_{tried.rank}.trace")
     while feed.state is None or feed.state.steps_ended < 3:
         if time.monotonic() > end:
@@ -107,6 +109,7 @@ def _stop(directory: Path, tried: Stopped, delay_s: float) -> None:
     time.sleep(delay_s)
     os.kill(pid, signal.SIGSTOP)
     begin = time.monotonic()
+    end = begin + _PATIENCE_S
     try:
         while time.monotonic() < end and not tried.stacks_after_s:
             time.sleep(0.02)
