@@ -23,9 +23,10 @@ MAY_IMPORT = {
     "foundation": set(),
     "trace": {"foundation"},
     "backend": {"foundation"},
+    "watch": {"foundation", "trace", "analysis", "live", "report"},
     "compressors": {"foundation", "backend"},
     "capture": {"foundation", "trace", "compressors", "live"},
-    "boot": {"foundation", "capture", "switching", "live"},
+    "boot": {"foundation", "capture", "switching", "live", "watch"},
     "analysis": {"foundation", "trace"},
     "predict": {"foundation", "trace", "analysis"},
     "trials": {"foundation", "trace", "analysis", "compressors"},
@@ -37,19 +38,21 @@ MAY_IMPORT = {
     "report": {"foundation", "analysis", "predict", "trials", "live"},
     "launch": {
         *("foundation", "trace", "capture", "compressors", "switching", "workloads", "backend"),
+        "watch",
     },
     "microbench": {"foundation", "analysis", "backend", "capture", "compressors", "launch"},
     "commands": {
         *("foundation", "trace", "capture", "boot", "compressors", "analysis", "predict"),
-        *("workloads", "report", "launch", "trials", "microbench", "health", "live"),
+        *("workloads", "report", "launch", "trials", "microbench", "health", "live", "watch"),
     },
     "doors": {
         *("foundation", "capture", "compressors", "boot", "commands", "switching", "live"),
+        "watch",
     },
 }
 """Layer -> the other layers it may import; its own modules always, but for the foundation."""
 
-TORCH_FREE = {"trace", "analysis", "predict", "report", "boot", "live"}
+TORCH_FREE = {"trace", "analysis", "live", "predict", "report", "watch", "boot"}
 """Reading a trace must not cost a torch import, nor need one; nor may a script's start."""
 
 TORCH_HEADER = re.compile(r'\s*#\s*include\s*[<"]((?:torch/|ATen/|c10/|pybind11/|Python\.h)[^>"]*)')

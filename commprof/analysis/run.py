@@ -6,6 +6,7 @@ from pathlib import Path
 
 from commprof.analysis.attempts import Attempt, attempts_of, attempts_remarks
 from commprof.analysis.detail import WorldDetail, world_detail
+from commprof.analysis.incidents import find_incidents
 from commprof.analysis.losses import loss_agreement
 from commprof.analysis.measured import measured_world
 from commprof.analysis.remarks import remarks
@@ -38,7 +39,7 @@ def analyse_in_detail(directory: Path) -> tuple[RunResult, tuple[WorldDetail, ..
 
 def _analyse(directory: Path, in_detail: bool) -> tuple[RunResult, tuple[WorldDetail, ...]]:
     context = read_context(directory)
-    worlds, details, failures, summaries = [], [], [], []
+    worlds, details, failures, summaries, incidents = [], [], [], [], []
     attempts: list[Attempt] = []
     for world_size in context["world_sizes"]:
         run = read_world(directory, world_size)
@@ -47,6 +48,7 @@ def _analyse(directory: Path, in_detail: bool) -> tuple[RunResult, tuple[WorldDe
         if summary is not None:
             summaries.append(summary)
         seen = measured_world(run)
+        incidents.append(find_incidents(run, seen))
         world = None if seen is None else world_result(run, seen)
         if seen is not None and world is not None and world.measured_steps > 0:
             worlds.append(world)
@@ -68,6 +70,7 @@ def _analyse(directory: Path, in_detail: bool) -> tuple[RunResult, tuple[WorldDe
         summaries=tuple(summaries),
         loss_agreement=loss_agreement(context, worlds),
         attempts=tuple(attempts),
+        incidents=tuple(filter(None, incidents)),
     )
     return result, tuple(details)
 

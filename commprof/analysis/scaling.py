@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from commprof.analysis.attempts import Attempt
+from commprof.analysis.incidents import Incidents
 from commprof.analysis.losses import LossAgreement
 from commprof.analysis.overhead import Overhead, pooled_overhead
 from commprof.analysis.summaries import SummaryResult
@@ -44,6 +45,8 @@ class RunResult:
     loss_agreement: LossAgreement | None = None
     #: Of jobs that were restarted: every start of all ranks, in order.
     attempts: tuple[Attempt, ...] = ()
+    #: World sizes with hangs, ranks out of step, or lasting changes.
+    incidents: tuple[Incidents, ...] = ()
 
 
 def scale(worlds: Sequence[WorldResult]) -> tuple[Scaling, ...]:

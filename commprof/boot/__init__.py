@@ -124,6 +124,8 @@ def _start(directory: str) -> None:
         from commprof.capture.job_directory import agree
         from commprof.capture.profiler import active, profile
         from commprof.errors import CommprofError
+        from commprof.watch.ptracer import allow_tracer
+        from commprof.watch.start import watch_as_asked
     except ImportError as error:
         print(f"commprof: not recording: {error}", file=sys.stderr)
         return
@@ -133,6 +135,8 @@ def _start(directory: str) -> None:
         # The mode is in the environment.
         job = agree(Path(directory))
         profiler = profile(job, find_steps=True).start()
+        allow_tracer()
+        watch_as_asked(job)
         if os.environ.get(METRICS_VARIABLE):
             from commprof.live.start import start_in_rank
 

@@ -12,7 +12,7 @@ from commprof.commands.dry_run import dry_run_text
 from commprof.commands.output_file import writable_file
 from commprof.commands.price import price_of, priced
 from commprof.commands.run_arguments import DESCRIPTION, add_arguments
-from commprof.commands.run_checks import checked_subjects, world_sizes_of
+from commprof.commands.run_checks import checked_subjects, watch_options_of, world_sizes_of
 from commprof.commands.run_context import run_context, save_config
 from commprof.commands.run_output import chosen_directory, make_directory
 from commprof.commands.run_worlds import (
@@ -57,6 +57,7 @@ class RunCommand:
         args.placing = place_ranks(args.pin, args.threads_per_rank, world_sizes, args.nnodes)
         metrics = settings_of(args)
         check_settings(metrics)
+        watch = watch_options_of(args)
         subjects = checked_subjects(args, world_sizes)
         descriptions = [subject.check(world_sizes, meeting) for subject in subjects]
         json_file = writable_file(args.json)
@@ -83,7 +84,7 @@ class RunCommand:
         code = 0
         try:
             for subject, place, context in zip(subjects, places, contexts, strict=True):
-                failed = run_world_sizes(subject, meeting, place, world_sizes, context)
+                failed = run_world_sizes(subject, meeting, place, world_sizes, context, watch)
                 code = code or failed
                 if failed == INTERRUPTED:
                     break

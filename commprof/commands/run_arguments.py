@@ -24,6 +24,8 @@ records every collective in every rank, and reports throughput, scaling, and whe
                                                        sleeps of known length: try the tool
   python -m commprof.run --world-sizes 2 --steps 50 --json result.json
   python -m commprof.run --nproc 4 train.py --lr 0.1   your own script, unchanged, on 4 ranks
+  python -m commprof.run --nproc 4 --watchdog auto train.py     names what it hangs on, see
+                                                       docs/watchdog.md
   python -m commprof.run --nnodes 2 --node-rank 0 --nproc 4 --output /shared/run \\
       --rdzv-endpoint first-host:29500                 on each of two machines, with its number
   python -m commprof.run --config run.yaml --dry-run   options from a file; what would be launched
@@ -277,4 +279,15 @@ def _add_where(parser: argparse.ArgumentParser) -> None:
         type=int,
         metavar="N",
         help="every N steps measure the norm of each rank's own gradients, for live metrics",
+    )
+    parser.add_argument(
+        "--watchdog",
+        metavar="SECONDS|auto",
+        help="a process beside the ranks that names the rank, collective and bucket for which a "
+        "step or collective takes so long, and shows stacks; auto: learnt from the run",
+    )
+    parser.add_argument(
+        "--flamegraph",
+        metavar="RANK,...",
+        help="flame graphs of these ranks by phase, by py-spy (with --watchdog auto if not given)",
     )

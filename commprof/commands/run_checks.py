@@ -12,8 +12,11 @@ from commprof.commands.run_worlds import subjects_of
 from commprof.commands.subject import Subject
 from commprof.compressors import parse
 from commprof.errors import UsageError
+from commprof.live.thresholds import AUTO, parse_threshold
 from commprof.trace.schema import MODES
 from commprof.trials.plan import parse_trial
+from commprof.watch.flames import parse_ranks
+from commprof.watch.start import WatchOptions
 
 
 def checked_subjects(args: argparse.Namespace, world_sizes: list[int]) -> list[Subject]:
@@ -117,3 +120,13 @@ def _set_mode(args: argparse.Namespace) -> None:
 
 def _out_of_range(nproc: int) -> NoReturn:
     raise UsageError(f"--nproc {nproc} is out of range (allowed: 1 or more)")
+
+
+def watch_options_of(args: argparse.Namespace) -> WatchOptions | None:
+    """What was asked of the watchdog, checked; None without one."""
+    if args.watchdog is None and args.flamegraph is None:
+        return None
+    threshold = args.watchdog or AUTO
+    parse_threshold(threshold)
+    parse_ranks(args.flamegraph or "0")
+    return WatchOptions(threshold, args.flamegraph or "")

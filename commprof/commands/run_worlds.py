@@ -19,6 +19,7 @@ from commprof.errors import CommprofError, RankFailedError, UsageError
 from commprof.launch.meeting import Meeting
 from commprof.report.plain_text import printable
 from commprof.trace.run_directory import RUN_FILE, world_directory
+from commprof.watch.start import WatchOptions, watched
 
 #: Exit code of a run that was interrupted, as a shell gives it for SIGINT.
 INTERRUPTED = 130
@@ -54,12 +55,18 @@ def run_world_sizes(
     directory: Path,
     world_sizes: Sequence[int],
     context: dict[str, Any],
+    watch: WatchOptions | None = None,
 ) -> int:
-    """Runs one world size after another, up to the first that fails; returns its exit code."""
+    """Runs one world size after another, up to the first that fails; returns its exit code.
+
+    watch: what a watchdog shall do beside each; None for none.
+    """
+    directory.mkdir(exist_ok=True)
     if meeting.is_first:
         save_context(directory, context)
     for turn, size in enumerate(world_sizes):
-        code = _run_world(subject, meeting.turn(turn), directory, size, context)
+        with watched(world_directory(directory, size), watch):
+            code = _run_world(subject, meeting.turn(turn), directory, size, context)
         if code:
             return code
     return 0

@@ -56,7 +56,8 @@ class _Run:
         if self.trial is None:
             return table.render(self.result, width, self.verdict)
         # Means over steps that candidates shared would be nobody's.
-        return trial_table.render(self.trial, self.result.context["description"], width)
+        text = trial_table.render(self.trial, self.result.context["description"], width)
+        return "\n\n".join([text.rstrip("\n"), *table.incidents_block(self.result, width)]) + "\n"
 
     def json(self, cost: Cost | None = None) -> str:
         return as_json.render(self.result, cost, self.trial, self.verdict)

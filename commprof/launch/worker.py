@@ -32,6 +32,7 @@ from commprof.launch.job import Job, Plan, write_json
 from commprof.launch.memory import PeakMemory
 from commprof.launch.pinning import pin_this_process
 from commprof.launch.progress import ProgressFile
+from commprof.watch.ptracer import allow_tracer
 from commprof.workloads.loop import LoopResult, StepRecorder, train
 from commprof.workloads.spec import Shard, Trainee
 from commprof.workloads.training import Training
@@ -83,6 +84,7 @@ def _run(job: Job, cpu_sets: str) -> None:
 
     rank = _environment_rank(job)
     pin_this_process(cpu_sets, int(os.environ.get("LOCAL_RANK", "0")))
+    allow_tracer()
     torch.set_num_threads(job.threads_per_rank)
     plan = job.plan()
     device = _device(job.backend, rank)

@@ -11,7 +11,9 @@ from typing import Any
 from commprof.analysis.collectives import CollectiveRow
 from commprof.analysis.cost import Cost
 from commprof.analysis.host_links import HostLinks
+from commprof.analysis.incidents import Incidents
 from commprof.analysis.losses import LossAgreement
+from commprof.analysis.mismatches import Mismatch
 from commprof.analysis.overhead import Overhead
 from commprof.analysis.rank_summary import RankSummary
 from commprof.analysis.scaling import RunResult, Scaling
@@ -66,6 +68,7 @@ def as_dict(
             **({"verdict": _verdict(verdict)} if trial is None else {"trial": trial_dict(trial)}),
             "loss_agreement": _loss_agreement(result.loss_agreement),
             "attempts": [dataclasses.asdict(attempt) for attempt in result.attempts],
+            "incidents": [_incidents(found) for found in result.incidents],
         }
     )
     return value
@@ -201,6 +204,33 @@ def _overhead(overhead: Overhead | None) -> dict[str, Any] | None:
     if overhead is None:
         return None
     return {**dataclasses.asdict(overhead), "told_apart": overhead.told_apart}
+
+
+def _incidents(found: Incidents) -> dict[str, Any]:
+    return {
+        "num_processes": found.world_size,
+        "hangs": [dataclasses.asdict(hang) for hang in found.hangs],
+        "mismatches": [_mismatch(one) for one in found.mismatches],
+        "mismatch_count": found.mismatch_count,
+        "anomalies": [
+            {"time": time, **dataclasses.asdict(one), "unit": one.unit, "sentence": one.sentence}
+            for time, one in found.anomalies
+        ],
+        "events": [dataclasses.asdict(event) for event in found.events],
+    }
+
+
+def _mismatch(mismatch: Mismatch) -> dict[str, Any]:
+    return {
+        "group": mismatch.group,
+        "seq": mismatch.seq,
+        "issued": [
+            {**dataclasses.asdict(issued), "ranks": list(ranks)}
+            for issued, ranks in mismatch.issued
+        ],
+        "odd_ranks": list(mismatch.odd_ranks),
+        "sentence": mismatch.sentence,
+    }
 
 
 def _loss_agreement(agreement: LossAgreement | None) -> dict[str, Any] | None:

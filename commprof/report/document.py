@@ -15,6 +15,7 @@ from commprof.report import (
     compression_table,
     cost_table,
     host_links_table,
+    incidents_table,
     memory_table,
     predicted_table,
     summary_table,
@@ -69,11 +70,13 @@ def sections(report: FullReport, trial: TrialResult | None = None) -> Iterator[S
     result = report.result
     if trial is not None:
         yield _trial(trial)
+        yield from _incidents(result)
         yield from _notes(result)
         yield from pictures()
         return
     if report.verdict is not None:
         yield _verdict(report.verdict)
+    yield from _incidents(result)
     yield from _notes(result)
     if result.attempts:
         yield Section(
@@ -129,6 +132,16 @@ def _trial(trial: TrialResult) -> Section:
         bullets=tuple(trial_table.notes(trial)),
         legend=legend,
     )
+
+
+def _incidents(result: RunResult) -> Iterator[Section]:
+    if found := incidents_table.sentences(result.incidents):
+        yield Section(
+            "incidents",
+            incidents_table.TITLE,
+            bullets=tuple(found),
+            legend=incidents_table.LEGEND,
+        )
 
 
 def _notes(result: RunResult) -> Iterator[Section]:

@@ -7,7 +7,13 @@ import math
 from commprof.analysis.overhead import Overhead
 from commprof.analysis.scaling import RunResult
 from commprof.analysis.verdict import Verdict
-from commprof.report import compression_table, host_links_table, memory_table, summary_table
+from commprof.report import (
+    compression_table,
+    host_links_table,
+    incidents_table,
+    memory_table,
+    summary_table,
+)
 from commprof.report.attempts_table import LEGEND as ATTEMPTS_LEGEND
 from commprof.report.attempts_table import attempts_grid
 from commprof.report.collectives_table import LEGEND, collectives_section
@@ -35,7 +41,7 @@ def render(result: RunResult, width: int, verdict: Verdict | None = None) -> str
 
     Prose is wrapped to ``width`` columns, tables are as wide as they are.
     """
-    blocks = [_heading(result, width)]
+    blocks = [_heading(result, width), *incidents_block(result, width)]
     if verdict is not None:
         blocks += verdict_blocks(verdict, width)
     if result.attempts:
@@ -67,6 +73,13 @@ def verdict_blocks(verdict: Verdict, width: int) -> list[str]:
         said.append(advice.advice)
     blocks = ["\n".join(wrapped(sentence, width) for sentence in said)]
     return [*blocks, f"  {printable(advice.command)}"] if advice.command else blocks
+
+
+def incidents_block(result: RunResult, width: int) -> list[str]:
+    """What went wrong, as one block; nothing where nothing did."""
+    lines = incidents_table.sentences(result.incidents)
+    bullets = "\n".join(_bullet(line, width) for line in lines)
+    return [f"{incidents_table.TITLE}:\n{bullets}", incidents_table.LEGEND] if lines else []
 
 
 def notes(result: RunResult) -> list[str]:

@@ -39,6 +39,8 @@ class Collectives:
     #: Backward pass that issued it (``Finalizations.span.key``); -1 outside of one.
     graph_task: Ints
     issue_ns: Ints
+    #: Of sparse tensors, whose sizes may differ from rank to rank.
+    sparse: npt.NDArray[np.bool_]
     #: Completion on the host. Where the backend does not report it (gloo's point-to-point and
     #: reduce-scatter), the return of the wait for it; 0 where there is neither, and on devices.
     end_ns: Ints
@@ -139,6 +141,7 @@ def collectives(trace: Trace) -> Collectives:
         thread=ints(issues["thread"]),
         graph_task=ints(issues["value"]) - 1,
         issue_ns=ints(issues["timestamp_ns"]),
+        sparse=issues["flags"] & schema.FLAG_SPARSE != 0,
         end_ns=np.where((end_ns == 0) & on_host, waited_until_ns, end_ns),
         end_is_exact=(end_ns > 0) | ((blocked_until_ns > 0) & on_host),
     )

@@ -36,11 +36,11 @@ def read_rings(ring_prefix: str, session: int) -> RingContent:
     a trace's metadata; an empty one means that the rings died with their process.
     """
     content = RingContent()
-    for path in _ring_files(ring_prefix):
+    for path in ring_files(ring_prefix):
         try:
             with path.open("rb") as file:
                 header = file.read(schema.RING_HEADER_BYTES)
-                capacity = _capacity(header, session, os.fstat(file.fileno()).st_size)
+                capacity = ring_capacity(header, session, os.fstat(file.fileno()).st_size)
                 data = file.read(capacity * schema.RECORD_DTYPE.itemsize)
         except OSError:
             continue
@@ -52,7 +52,7 @@ def read_rings(ring_prefix: str, session: int) -> RingContent:
 def dropped_so_far(ring_prefix: str, session: int) -> int:
     """Records that the rings of a running process had no room for; reads their headers alone."""
     dropped = 0
-    for path in _ring_files(ring_prefix):
+    for path in ring_files(ring_prefix):
         try:
             with path.open("rb") as file:
                 header = file.read(schema.RING_HEADER_BYTES)
@@ -66,12 +66,12 @@ def dropped_so_far(ring_prefix: str, session: int) -> int:
 
 def has_rings(ring_prefix: str) -> bool:
     """Whether a process left ring files under that name."""
-    return any(True for _ in _ring_files(ring_prefix))
+    return any(True for _ in ring_files(ring_prefix))
 
 
 def remove_rings(ring_prefix: str, session: int) -> None:
     """Removes the ring files of a process that is gone, and no others."""
-    for path in _ring_files(ring_prefix):
+    for path in ring_files(ring_prefix):
         try:
             with path.open("rb") as file:
                 header = file.read(schema.RING_HEADER_BYTES)
@@ -132,8 +132,8 @@ def _owner_session(path: Path) -> int | None:
         return None
 
 
-def _ring_files(ring_prefix: str) -> Iterator[Path]:
-    """Regular files only: a trace may name anything."""
+def ring_files(ring_prefix: str) -> Iterator[Path]:
+    """Those of that name; regular files only, for a trace may name anything."""
     if not ring_prefix:
         return
     name = re.compile(re.escape(ring_prefix) + r"\d+\.ring")
@@ -148,8 +148,8 @@ def _session(header: bytes) -> int | None:
     return int(schema.RING_HEADER.unpack_from(header)[4])
 
 
-def _capacity(header: bytes, session: int, file_bytes: int) -> int:
-    """Records that the ring holds; 0 if it is foreign or damaged."""
+def ring_capacity(header: bytes, session: int, file_bytes: int) -> int:
+    """Records that the ring has room for; 0 if it is foreign or damaged."""
     if _session(header) != session:
         return 0
     _, record_bytes, _, capacity, _ = schema.RING_HEADER.unpack_from(header)

@@ -97,6 +97,7 @@ FLAG_LAST_BUCKET: Final = 4
 FLAG_RUN_DELAY_READ: Final = 8
 FLAG_DEVICE_TIME: Final = 16
 FLAG_NON_FINITE: Final = 32
+FLAG_SPARSE: Final = 64
 
 #: Stages of a compressed bucket, by the code in ``aux`` of a span.
 STAGES: Final = ("encode", "exchange", "reduce", "decode")

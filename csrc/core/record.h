@@ -101,6 +101,7 @@ inline constexpr uint32_t kRunDelayRead = 8; // Finalize*: bytes_in was read
 inline constexpr uint32_t kDeviceTime = 16; // End: as a device event told
 inline constexpr uint32_t kNonFinite =
     32; // Compression: some rank's gradients were not finite
+inline constexpr uint32_t kSparse = 64; // Issue: ranks' sizes may differ
 
 // Record::seq of a Step: who placed the boundary.
 enum : uint32_t {

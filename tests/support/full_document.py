@@ -17,7 +17,7 @@ from commprof.analysis.time_in_flight import TimeInFlight
 from commprof.analysis.verdict import verdict
 from commprof.report.as_json import render
 from tests.support.details import detail
-from tests.support.results import collective, compression, run_result, summary, world
+from tests.support.results import collective, compression, incidents, run_result, summary, world
 
 
 def full_run() -> dict[str, Any]:
@@ -53,6 +53,7 @@ def full_run() -> dict[str, Any]:
                 remarks=("a remark",),
                 summaries=(summary(2, problems=("c",), **errors),),
                 loss_agreement=LossAgreement((1, 2), 10, 16, 1e-6, 2, 7, 1e-4),
+                incidents=(incidents(),),
                 attempts=(Attempt(4, 0, 4, 12, 3.5, 1.5, "rank 1: its process was killed"),),
             ),
             cost=cost(worlds, details, Price(3.6, "rank")),

@@ -6,9 +6,13 @@ import dataclasses
 import math
 from typing import Any
 
+from commprof.analysis.anomalies import COMPUTE, Anomaly
 from commprof.analysis.collectives import CollectiveRow, Spread
 from commprof.analysis.compression import CompressionRow
+from commprof.analysis.hangs import HangReport, StackFile, WatchEvent
+from commprof.analysis.incidents import Incidents
 from commprof.analysis.intervals import Interval
+from commprof.analysis.mismatches import Issued, Mismatch
 from commprof.analysis.overhead import Overhead
 from commprof.analysis.rank_summary import RankSummary, StepParts
 from commprof.analysis.scaling import RunResult, scale
@@ -206,6 +210,37 @@ def summary(world_size: int = 1, **values: Any) -> SummaryResult:
         "problems": (),
     }
     return SummaryResult(**{**defaults, **values})
+
+
+def hang_report(**values: Any) -> HangReport:
+    """A hang of rank 1 that was over after 2.5 s."""
+    fields: dict[str, Any] = {
+        "number": 1,
+        "host": "h",
+        "found": "2026-11-01T12:00:00.000+00:00",
+        "sentence": "rank 1 did not arrive",
+        "accused": (1,),
+        "ended_after_s": 2.5,
+        "stacks": (StackFile(1, "hang_1_rank_1.stack.txt", ""),),
+        "file": "hang_1.json",
+    }
+    return HangReport(**{**fields, **values})
+
+
+def incidents(**values: Any) -> Incidents:
+    """One of each kind, of three ranks."""
+    issued = [Issued("all_reduce", "Float", "sum", size, -1) for size in (8, 16)]
+    mismatch = Mismatch("0", 3, ((issued[0], (0, 2)), (issued[1], (1,))), ())
+    anomaly = Anomaly(COMPUTE, 1, 120, 5_000_000_000, 127, "backward", 20.0, 30.0)
+    fields: dict[str, Any] = {
+        "world_size": 3,
+        "hangs": (hang_report(),),
+        "mismatches": (mismatch,),
+        "mismatch_count": 5,
+        "anomalies": (("2026-11-01T12:00:05+00:00", anomaly),),
+        "events": (WatchEvent("anomaly", "2026-11-01T12:01:00+00:00", "step time rose"),),
+    }
+    return Incidents(**{**fields, **values})
 
 
 def run_result(*worlds: WorldResult, **values: Any) -> RunResult:

@@ -229,6 +229,42 @@ SCHEMA: dict[str, Any] = {
             **{"moved": int, "dropped_records": int, "unmatched": int, "problems": [str]},
         }
     ],
+    "incidents": [
+        {
+            "num_processes": int,
+            "hangs": [
+                {
+                    **{"number": int, "host": str, "found": str, "sentence": str, "file": str},
+                    "accused": [int],
+                    "ended_after_s": float,
+                    "stacks": [{"rank": int, "file": str, "problem": str}],
+                }
+            ],
+            "mismatches": [
+                {
+                    "group": str,
+                    "seq": int,
+                    "issued": [
+                        {
+                            **{"op": str, "dtype": str, "reduce_op": str, "size_bytes": int},
+                            **{"root": int, "ranks": [int]},
+                        }
+                    ],
+                    "odd_ranks": [int],
+                    "sentence": str,
+                }
+            ],
+            "mismatch_count": int,
+            "anomalies": [
+                {
+                    **{"time": str, "what": str, "rank": int, "step": int, "time_ns": int},
+                    **{"found_step": int, "phase": str, "before": float, "after": float},
+                    **{"unit": str, "sentence": str},
+                }
+            ],
+            "events": [{"kind": str, "time": str, "sentence": str}],
+        }
+    ],
     "loss_agreement": {
         "world_sizes": [int],
         **{"steps": int, "samples": int, "worst": float, "worst_world_size": int},

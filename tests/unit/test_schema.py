@@ -27,6 +27,7 @@ FLAGS = {
     "run_delay_read": schema.FLAG_RUN_DELAY_READ,
     "device_time": schema.FLAG_DEVICE_TIME,
     "non_finite": schema.FLAG_NON_FINITE,
+    "sparse": schema.FLAG_SPARSE,
 }
 
 

@@ -47,6 +47,7 @@ void addBytes(const at::Tensor& tensor, uint64_t& bytes, Call& call) {
   }
   if (tensor.is_sparse()) {
     bytes += tensor._indices().nbytes() + tensor._values().nbytes();
+    call.record.flags |= kSparse;
   } else {
     bytes += uint64_t(tensor.numel()) * uint64_t(tensor.element_size());
   }
@@ -174,7 +175,7 @@ class Interposer final : public c10::OperatorKernel {
           customClass<c10d::ReduceOp>(stack[base + plan_.reduce_op]).op_);
     }
     record.aux = uint32_t(peer(stack, base));
-    record.flags =
+    record.flags |=
         device_type_ == c10::DeviceType::CPU ? 0 : uint32_t{kDeviceAsync};
     return call;
   }

@@ -1,0 +1,92 @@
+"""Is a rank that hangs named, how soon, and does the job go on? Seeded tries of known truth.
+
+    PYTHONPATH=. python benchmarks/hangs.py --tries 20 --results hangs.jsonl
+
+Each try trains the `timed` workload, which sleeps, on 2 to 8 ranks under the watchdog with a
+threshold of 2 s, stops one rank (SIGSTOP) at a moment drawn from the seed, waits for the stacks
+and lets it go on. An undisturbed run of as many ranks says what the job should have come to. Every
+third try is in always-on mode. Tries that stand in the results file already are not repeated.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+# The ranks import this file as their main module: what only the parent needs is imported below.
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--tries", type=int, default=20)
+    parser.add_argument("--first-seed", type=int, default=100)
+    parser.add_argument("--minutes", type=float, default=8, help="start no try after that")
+    parser.add_argument("--results", type=Path, help="one JSON line per try; those in it are kept")
+    args = parser.parse_args()
+    end = time.monotonic() + 60 * args.minutes
+    wanted = [args.first_seed + number for number in range(args.tries)]
+    rows = _read(args.results)
+    done = {row["seed"] for row in rows}
+    for seed in wanted:
+        if seed in done or time.monotonic() > end:
+            continue
+        rows.append(_try(seed))
+        print(json.dumps(rows[-1]), flush=True)
+        if args.results:
+            with args.results.open("a") as file:
+                file.write(json.dumps(rows[-1]) + "\n")
+    _print([row for row in rows if row["seed"] in wanted])
+
+
+def _read(path: Path | None) -> list[dict[str, Any]]:
+    if path is None or not path.exists():
+        return []
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def _try(seed: int) -> dict[str, Any]:
+    from tests.support.hangs import THRESHOLD_S, outcome, stop_a_rank, undisturbed
+
+    mode = "full" if seed % 3 else "always-on"
+    with tempfile.TemporaryDirectory(prefix="commprof-hang-") as directory:
+        tried = stop_a_rank(Path(directory), seed, mode=mode)
+        came_to = outcome(Path(directory), tried.ranks)
+    named = [one["rank"] for one in tried.hang["accused"]] if tried.hang else []
+    return {
+        "seed": seed,
+        "mode": mode,
+        "ranks": tried.ranks,
+        "rank": tried.rank,
+        "named": named,
+        "right": named == [tried.rank],
+        "beyond_threshold_s": tried.named_after_s and round(tried.named_after_s - THRESHOLD_S, 3),
+        "stacks_beyond_threshold_s": tried.stacks_after_s
+        and round(tried.stacks_after_s - THRESHOLD_S, 3),
+        "told_before_the_stop": tried.before,
+        "has_stacks": "MainThread" in tried.stacks,
+        "same_result": came_to == undisturbed(tried.ranks),
+    }
+
+
+def _print(rows: list[dict[str, Any]]) -> None:
+    soon = [row for row in rows if (row["beyond_threshold_s"] or 1e9) < 5]
+    late_s = [row["beyond_threshold_s"] for row in rows if row["beyond_threshold_s"] is not None]
+    print(f"\n{len(rows)} tries:")
+    print(f"  right rank named, and no other:            {sum(row['right'] for row in rows)}")
+    print(f"  within 5 s of the threshold:               {len(soon)}")
+    before = sum(row["told_before_the_stop"] > 0 for row in rows)
+    print(f"  with another hang told before the stop:    {before}")
+    if late_s:
+        worst = max(late_s)
+        print(f"    beyond it: median {statistics.median(late_s):.2f} s, at most {worst:.2f} s")
+    print(f"  stacks of that rank in the run directory:  {sum(row['has_stacks'] for row in rows)}")
+    print(f"  job went on to the same result:            {sum(row['same_result'] for row in rows)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,120 @@
+"""What the watchdog left in a run directory: ``hang_N.json``, and ``watchdog_HOST.jsonl``."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+HANG_SCHEMA_VERSION = 1
+HANG_FILES = "hang_*.json"
+EVENT_FILES = "watchdog_*.jsonl"
+#: A file that is larger is none of ours.
+_LARGEST_BYTES = 16 << 20
+#: Of each kind; the files have all.
+_MOST = 50
+
+
+@dataclass(frozen=True)
+class StackFile:
+    """Stacks of one rank, or why there are none."""
+
+    rank: int
+    #: In the run directory; empty without any.
+    file: str
+    problem: str
+
+
+@dataclass(frozen=True)
+class HangReport:
+    """One hang as the watchdog of some host saw it."""
+
+    number: int
+    host: str
+    #: When it was found, ISO 8601, UTC.
+    found: str
+    #: What happened: rank, collective, bucket, phase.
+    sentence: str
+    #: Ranks that the others waited for.
+    accused: tuple[int, ...]
+    #: Seconds until no rank was beyond the threshold; None if that was not to be seen.
+    ended_after_s: float | None
+    stacks: tuple[StackFile, ...]
+    #: The file that holds each rank's state.
+    file: str
+
+
+@dataclass(frozen=True)
+class WatchEvent:
+    """A mismatch or an anomaly that the watchdog saw while the job ran."""
+
+    #: "mismatch" or "anomaly".
+    kind: str
+    #: ISO 8601, UTC.
+    time: str
+    sentence: str
+
+
+def read_hangs(directory: Path) -> tuple[HangReport, ...]:
+    """Those in a directory of traces, by number; files of others are passed over."""
+    found = (_hang(path) for path in sorted(directory.glob(HANG_FILES)))
+    hangs = sorted((one for one in found if one is not None), key=lambda one: one.number)
+    return tuple(hangs[:_MOST])
+
+
+def read_events(directory: Path) -> tuple[WatchEvent, ...]:
+    """What the watchdogs of all hosts noted, in order of time."""
+    events = []
+    for path in sorted(directory.glob(EVENT_FILES)):
+        for line in _text(path).splitlines():
+            event = _event(_json(line))
+            if event is not None:
+                events.append(event)
+    return tuple(sorted(events, key=lambda event: event.time)[:_MOST])
+
+
+def _hang(path: Path) -> HangReport | None:
+    value = _json(_text(path))
+    if not isinstance(value, dict) or value.get("schema_version") != HANG_SCHEMA_VERSION:
+        return None
+    try:
+        ended = value["ended_after_s"]
+        return HangReport(
+            number=int(value["number"]),
+            host=str(value["host"]),
+            found=str(value["found"]),
+            sentence=str(value["sentence"]),
+            accused=tuple(int(one["rank"]) for one in value["accused"]),
+            ended_after_s=None if ended is None else float(ended),
+            stacks=tuple(
+                StackFile(int(one["rank"]), str(one["file"]), str(one["problem"]))
+                for one in value["stacks"]
+            ),
+            file=path.name,
+        )
+    except (KeyError, TypeError, ValueError, OverflowError):
+        return None
+
+
+def _event(value: Any) -> WatchEvent | None:
+    keys = ("kind", "time", "sentence")
+    if not isinstance(value, dict) or not all(isinstance(value.get(key), str) for key in keys):
+        return None
+    return WatchEvent(*(value[key] for key in keys))
+
+
+def _text(path: Path) -> str:
+    try:
+        if not path.is_file() or path.stat().st_size > _LARGEST_BYTES:
+            return ""
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""
+
+
+def _json(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None

@@ -1,0 +1,85 @@
+"""How long a step or a collective may take before the watchdog calls it a hang."""
+
+from __future__ import annotations
+
+import statistics
+from collections import deque
+
+from commprof.errors import UsageError
+
+#: What ``--watchdog`` takes instead of seconds.
+AUTO = "auto"
+#: ``auto`` before it has seen ``_LEARN_STEPS`` steps: compilers and first batches take minutes.
+START_S = 300.0
+#: ``auto`` never says less.
+FLOOR_S = 10.0
+_LEARN_STEPS = 10
+#: Steps that the median is taken of.
+_RECENT_STEPS = 500
+#: A hang takes so many times the median step, ...
+_TIMES_MEDIAN = 10.0
+#: ... so many robust standard deviations more than it, ...
+_DEVIATIONS = 20.0
+#: ... and so many times the longest step that came to an end: a checkpoint, for one.
+_TIMES_LONGEST = 3.0
+_DEVIATION_PER_MAD = 1.4826
+_NS_PER_S = 1e9
+
+
+def parse_threshold(text: str) -> float | None:
+    """Seconds, or None for ``auto``.
+
+    Raises:
+        UsageError: it is neither.
+    """
+    if text == AUTO:
+        return None
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < 1e9:
+        raise UsageError(
+            f"--watchdog {text!r} is no threshold (allowed: auto, or a number of seconds, more "
+            "than 0)"
+        )
+    return seconds
+
+
+class Threshold:
+    """A fixed one, or one that is learnt from the steps of all ranks."""
+
+    def __init__(self, fixed_s: float | None) -> None:
+        """fixed_s: None to learn it."""
+        self._fixed_s = fixed_s
+        self._recent_ns: deque[int] = deque(maxlen=_RECENT_STEPS)
+        self._longest_ns = 0
+
+    def learn(self, step_ns: int) -> None:
+        """A step of some rank has come to its end."""
+        self._recent_ns.append(step_ns)
+        self._longest_ns = max(self._longest_ns, step_ns)
+
+    @property
+    def limit_ns(self) -> int:
+        """Beyond it a step, or a collective since its issue, counts as hung."""
+        if self._fixed_s is not None:
+            return int(self._fixed_s * _NS_PER_S)
+        if len(self._recent_ns) < _LEARN_STEPS:
+            return int(START_S * _NS_PER_S)
+        median = statistics.median(self._recent_ns)
+        mad = statistics.median(abs(value - median) for value in self._recent_ns)
+        return int(
+            max(
+                FLOOR_S * _NS_PER_S,
+                _TIMES_MEDIAN * median,
+                median + _DEVIATIONS * _DEVIATION_PER_MAD * mad,
+                _TIMES_LONGEST * self._longest_ns,
+            )
+        )
+
+    @property
+    def text(self) -> str:
+        """The limit and whose it is, in words."""
+        source = "as asked for" if self._fixed_s is not None else "learnt from the run"
+        return f"{self.limit_ns / _NS_PER_S:.3g} s, {source}"
