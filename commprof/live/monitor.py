@@ -43,6 +43,8 @@ _LAST_LOOKS: Final = 20
 #: Looks become rarer, down to one in so many seconds, where they would take more than this.
 _OF_A_CORE: Final = 0.02
 _LONGEST_S: Final = 30.0
+#: Training comes first; but at the lowest of all a host whose cores are all busy would stop it.
+_NICE: Final = 10
 _PATIENCE_S: Final = 5.0
 
 
@@ -169,9 +171,9 @@ def address_file(run: Path) -> Path:
 
 
 def run_monitor(run: Path, settings: Settings, of_process: str = "", nested: bool = True) -> int:
-    """Runs one in this process, at the lowest priority; returns its exit code."""
+    """Runs one in this process, at a low priority; returns its exit code."""
     with suppress(OSError):
-        os.nice(19)
+        os.nice(_NICE)
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     try:
         monitor = Monitor(run, settings, of_process, nested)

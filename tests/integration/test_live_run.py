@@ -32,10 +32,28 @@ ROOT = Path(__file__).parent.parent.parent
 DEPLOY = ROOT / "deploy"
 RULES = DEPLOY / "prometheus" / "commprof.rules.yml"
 
-pytestmark = pytest.mark.once_per_change(
-    *("commprof/live", "commprof/trace", "commprof/analysis", "commprof/capture", "commprof/boot"),
-    *("commprof/commands/run.py", "commprof/launch", "csrc", "deploy", "tests/support/commands.py"),
-)
+pytestmark = [
+    pytest.mark.once_per_change(
+        *("commprof/live", "commprof/trace", "commprof/analysis", "commprof/capture"),
+        *("commprof/boot", "commprof/commands/run.py", "commprof/launch", "csrc", "deploy"),
+        "tests/support/commands.py",
+    ),
+    pytest.mark.measures,  # a rank is late by a known time
+]
+
+#: STEPS and PAUSE_S of it: it sleeps, so that the host is free for the others.
+SCRIPT = """
+import sys, time, torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+dist.init_process_group("gloo")
+model = DistributedDataParallel(torch.nn.Linear(64, 64))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
+for _ in range(int(sys.argv[1])):
+    optimizer.zero_grad()
+    model(torch.randn(2, 64)).square().sum().backward()
+    optimizer.step()
+    time.sleep(float(sys.argv[2]))
+"""
 
 
 @dataclass(frozen=True)
@@ -136,13 +154,11 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Watched:
         pytest.skip("needs prometheus: apt-get install prometheus")
     place = tmp_path_factory.mktemp("live")
     runs = place / "late", place / "compressed"
+    script = place / "train.py"
+    script.write_text(SCRIPT)
     common = (
-        "--overhead-steps",
-        "0",
-        "--metrics-address",
-        "127.0.0.1:0",
-        "--metrics-interval",
-        "0.5",
+        *("--overhead-steps", "0"),
+        *("--metrics-address", "127.0.0.1:0", "--metrics-interval", "0.5"),
     )
     jobs = (
         start(
@@ -153,8 +169,8 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Watched:
         ),
         start(
             *RUN,
-            *("--world-sizes", "2", "--steps", "200000", "--output", str(runs[1])),
-            *("--workload", "mlp:width=64", "--hook", "fp16", "--gradient-norms", "2", *common),
+            *("--nproc", "2", "--output", str(runs[1]), "--hook", "fp16"),
+            *("--gradient-norms", "2", *common[2:], str(script), "1000000", "0.05"),
         ),
     )
     server = Prometheus(place / "prometheus", [target(run) for run in runs])
@@ -180,7 +196,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Watched:
         jobs[0].send_signal(signal.SIGINT)
         jobs[1].kill()  # and its monitor must see it
         for job in jobs:
-            job.communicate(timeout=60)
+            job.communicate(timeout=150)
         server.stop()
     assert alive == [True, True]  # the job does not notice the end of what watches it
     codes = jobs[0].returncode, jobs[1].returncode
@@ -248,28 +264,16 @@ def test_promtool_accepts_the_rules() -> None:
     subprocess.run(["promtool", "check", "rules", str(RULES)], check=True, capture_output=True)
 
 
-SCRIPT = """
-import time, torch, torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
-dist.init_process_group("gloo")
-model = DistributedDataParallel(torch.nn.Linear(4, 4))
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-for _ in range(20):
-    model(torch.ones(2, 4)).sum().backward()
-    optimizer.step()
-"""
-
-
 def test_a_rank_of_a_job_that_something_else_launches_starts_it(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     lines, out = tmp_path / "metrics.jsonl", tmp_path / "out"
     job = start(
-        *("-m", "commprof.wrap", str(tmp_path / "train.py")),
+        *("-m", "commprof.wrap", str(tmp_path / "train.py"), "20", "0"),
         **{"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "localhost"},
         **{"MASTER_PORT": str(free_port()), "COMMPROF_OUT": str(out)},
         COMMPROF_METRICS=f"--metrics-jsonl '{lines}' --metrics-interval 0.2",
     )
-    output, errors = job.communicate(timeout=60)
+    output, errors = job.communicate(timeout=150)
     assert (job.returncode, output, errors) == (0, "", "")
 
     def last() -> bool:
