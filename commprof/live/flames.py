@@ -21,6 +21,8 @@ NO_PHASE = "other"
 _FAR_NS = 1 << 62
 _NS_PER_US = 1000
 _MAIN_THREAD = "MainThread"
+#: Of each thread that ``threading`` started.
+_BOOTSTRAP = "_bootstrap"
 
 
 @dataclass(frozen=True)
@@ -122,12 +124,16 @@ def _stretches(events: list[dict[str, Any]]) -> Iterator[Stretch]:
 
 
 def _main_thread(events: list[dict[str, Any]]) -> int:
-    """The thread of that name, or the first that was seen."""
-    named = [
-        (str(event["args"].get("name", "")), int(event["tid"]))
-        for event in events
-        if event["ph"] == "M"
-    ]
-    main = [tid for name, tid in named if name.endswith(_MAIN_THREAD)]
-    rest = [int(event["tid"]) for event in events if event["ph"] == "B"]
-    return (main or rest or [0])[0]
+    """The thread of that name; in a forked process py-spy may not know it.
+
+    Then the first one whose outermost frame is not that of ``threading``.
+    """
+    for event in events:
+        if event["ph"] == "M" and str(event["args"].get("name", "")).endswith(_MAIN_THREAD):
+            return int(event["tid"])
+    outermost: dict[int, str] = {}
+    for event in events:
+        if event["ph"] == "B":
+            outermost.setdefault(int(event["tid"]), str(event["name"]))
+    started = [tid for tid, name in outermost.items() if not name.endswith(_BOOTSTRAP)]
+    return (started or [*outermost] or [0])[0]

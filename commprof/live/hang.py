@@ -81,8 +81,8 @@ class Hang:
             return f"{why}; nothing was pending for {self.waited_s:.1f} s in {where}"
         asked = f"{self.operation} ({where}, pending for {self.pending_s:.1f} s)"
         if self.kind == "unseen":
-            there = _ranks(self.unseen)
-            return f"all ranks seen from here arrived at {asked}; {there} cannot be seen from here"
+            hidden = f"of {_ranks(self.unseen)} nothing can be seen from here"
+            return f"all ranks seen from here arrived at {asked}; {hidden}"
         if self.kind == "transfer":
             return f"all ranks arrived at {asked}, and it does not complete: network or backend"
         who = _ranks([one.rank for one in self.accused])

@@ -66,7 +66,7 @@ class RankState:
     step_begin_ns: int = 0
     #: Steps that were seen to end.
     steps_ended: int = 0
-    #: Lengths of the steps that ended in the last :meth:`take`.
+    #: Lengths of the steps that ended in the last :meth:`take`; not of the first, which compiles.
     new_step_ns: list[int] = field(default_factory=list)
     #: The newest time in any record.
     last_ns: int = 0
@@ -150,7 +150,8 @@ class RankState:
         time_ns = row["timestamp_ns"]
         if row["aux"] == 1 and self.step >= 0:
             self.steps_ended += 1
-            self.new_step_ns.append(time_ns - self.step_begin_ns)
+            if self.steps_ended > 1:
+                self.new_step_ns.append(time_ns - self.step_begin_ns)
         self.step = row["op_id"] + row["aux"]
         # Not every backend tells of every completion: what two steps left behind is over.
         over_ns, self._previous_begin_ns = self._previous_begin_ns, self.step_begin_ns

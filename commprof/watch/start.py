@@ -95,6 +95,7 @@ def _start(command: list[str]) -> subprocess.Popen[bytes] | None:
         return subprocess.Popen(
             command,
             env=environment,
+            cwd="/",  # modules of the script's directory are no modules of the watchdog's
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             start_new_session=True,

@@ -42,6 +42,16 @@ def test_stretches_of_the_main_thread() -> None:
     ]
 
 
+def test_the_main_thread_without_its_name() -> None:
+    events = [
+        event("B", 0, "Thread._bootstrap", 0),
+        event("B", 0, "main", 1),
+        event("E", 7, "Thread._bootstrap", 0),
+        event("E", 9, "main", 1),
+    ]
+    assert read_stretches(json.dumps(events)) == [Stretch(0, 9_000, ("main (a.py)",))]
+
+
 @pytest.mark.parametrize("text", ["", "{}", "[1]", '[{"ph": "B"}]'])
 def test_another_file_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r".+"):
