@@ -33,11 +33,11 @@ ENDLESS = ("none", "1000000")
 
 def await_steps(world: Path, process: subprocess.Popen[str]) -> None:
     """Returns once both ranks record steps."""
-    limit = time.monotonic() + 60
+    limit = time.monotonic() + 150  # two cold starts of torch, on whatever machine
     while time.monotonic() < limit:
         assert process.poll() is None, process.communicate()
         paths = [world / f"rank_{rank}.trace" for rank in (0, 1)]
-        if all(path.exists() and path.stat().st_size > 20_000 for path in paths):
+        if all(path.exists() and path.stat().st_size > 8_000 for path in paths):
             return
         time.sleep(0.05)
     raise AssertionError("no steps")
