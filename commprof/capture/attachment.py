@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
 from collections.abc import Callable, Mapping
@@ -23,6 +24,8 @@ Hook = Callable[[Any, Any], Any]
 #: Per model of this process that has an attachment: names of the hooks that ran inside it, in
 #: order of first use. Stands in the trace's metadata.
 _hooks: list[list[str]] = []
+#: Where a model holds its attachment.
+_HELD = "_commprof_attachment"
 
 
 class Attachment:
@@ -38,7 +41,8 @@ class Attachment:
         self._groups = Groups(ddp)  # of native compressors of this model, one after the other
         _hooks.append(self._names)
         # A hook that the user registers later goes inside ours.
-        ddp.register_comm_hook = self._register_comm_hook
+        ddp.__dict__[_HELD] = _Held(self)
+        _redirect_register_comm_hook()
 
     @property
     def compressor(self) -> Compressor | None:
@@ -156,6 +160,36 @@ class Attachment:
         self.set_hook(hook, state)
 
 
+class _Held:
+    """An attachment in its model's own attributes: it lives as long as the model.
+
+    A copy of the model, and what is loaded of a pickled one, has no hook, and None in this place:
+    where it is loaded there may be no commprof.
+    """
+
+    def __init__(self, attachment: Attachment) -> None:
+        self.attachment = attachment
+
+    def __reduce__(self) -> tuple[type[None], tuple[()]]:
+        return type(None), ()
+
+
+@functools.cache
+def _redirect_register_comm_hook() -> None:
+    """From now on models that have an attachment ask it."""
+    original = DistributedDataParallel.register_comm_hook
+
+    @functools.wraps(original)
+    def register_comm_hook(self: DistributedDataParallel, state: object, hook: Hook) -> None:
+        held = self.__dict__.get(_HELD)
+        if held is None:
+            original(self, state, hook)
+        else:
+            held.attachment._register_comm_hook(state, hook)
+
+    DistributedDataParallel.register_comm_hook = register_comm_hook
+
+
 def attach(
     ddp: DistributedDataParallel, hook: Hook | Compressor | None = None, state: Any = None
 ) -> Attachment:
@@ -182,7 +216,7 @@ def attach(
             f"attach() takes a DistributedDataParallel model, not {type(ddp).__name__}; "
             "other strategies need no attach(), their collectives are seen as they are"
         )
-    if ddp._comm_hooks or "register_comm_hook" in vars(ddp):
+    if ddp._comm_hooks or ddp.__dict__.get(_HELD) is not None:
         raise CommprofError(
             "this model already has a communication hook, and DDP takes one for life; call "
             "attach(ddp, hook=...) before registering it, or leave attach() out"

@@ -216,7 +216,6 @@ bool Recorder::writeRecordsLocked() {
   return true;
 }
 
-
 void Recorder::collectStatsLocked() {
   const std::vector<Ring*> rings = pool_.rings();
   stats_.records_dropped = unrecorded_.load();

@@ -18,8 +18,7 @@ pytestmark = pytest.mark.once_per_change(
 ROOT = Path(__file__).parents[2]
 TESTS = (
     "test_DistributedDataParallelCPU_grad_is_view",
-    "test_ddp_grad_div_uneven_inputs",
-    "test_ddp_logging_data_cpu",
+    "test_static_graph_api_cpu",
 )
 
 

@@ -55,7 +55,7 @@ def train(scheme: str, setting: str) -> str:
                 optimizer.zero_grad()
     found = gradients_digest(ddp)
     if scheme != "plain":
-        ddp.register_comm_hook.__self__.set_hook(None)  # the attachment's: ends the thread
+        ddp._commprof_attachment.attachment.set_hook(None)  # ends the thread
     return found
 
 
