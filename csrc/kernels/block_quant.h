@@ -1,9 +1,9 @@
-// Integers with one scale per block: max|x| / 127 over 128 values (int8), rounded
-// to bfloat16 so that it can travel as one, or max|x| / 7 over 64 values (int4).
-// Rounding moves the largest quotient by less than 0.25, so it is 127 still. A
-// block of zeros, or whose scale would be denormal, has scale 0 and integers 0.
-// The last block may be short.
-// Inputs must be finite: look with maxAbsBits() (compare.h) first.
+// Integers with one scale per block: max|x| / 127 over 128 values (int8),
+// rounded to bfloat16 so that it can travel as one, or max|x| / 7 over 64
+// values (int4). Rounding moves the largest quotient by less than 0.25, so it
+// is 127 still. A block of zeros, or whose scale would be denormal, has scale 0
+// and integers 0. The last block may be short. Inputs must be finite: look with
+// maxAbsBits() (compare.h) first.
 //
 // int4: byte j of a block holds value j in its low four bits and value j + 32
 // in its high ones, two's complement; a short last block is filled up with

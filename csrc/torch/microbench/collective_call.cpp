@@ -96,6 +96,11 @@ Run broadcast(const Group& group, const CollectiveSpec& spec) {
       });
 }
 
+// The names that all supported versions of torch have; later ones deprecate
+// them for all_gather_single and its like.
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wdeprecated-declarations"
+
 Run allGather(const Group& group, const CollectiveSpec& spec) {
   const auto options = synchronous<c10d::AllgatherOptions>();
   return
@@ -122,6 +127,8 @@ Run allToAll(const Group& group, const CollectiveSpec& spec) {
             target, source, equal_parts, equal_parts, options));
       };
 }
+
+#pragma GCC diagnostic pop
 
 // To the next rank, from the one before, as nccl-tests' sendrecv does.
 Run sendRecv(const Group& group, const CollectiveSpec& spec) {
