@@ -272,7 +272,9 @@ def _add_where(parser: argparse.ArgumentParser) -> None:
         "that differ (default: never)",
     )
     parser.add_argument(
-        "--stacks", action="store_true", help="record which line issued each collective as well"
+        "--stacks",
+        action=argparse.BooleanOptionalAction,
+        help="record which line issued each collective as well",
     )
     parser.add_argument(
         "--gradient-norms",

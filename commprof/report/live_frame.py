@@ -42,7 +42,8 @@ def _heading(state: JobState, run: str) -> str:
     seen = "" if len(state.ranks) == state.world_size else f" ({len(state.ranks)} seen from here)"
     at = datetime.fromtimestamp(state.time_s).strftime("%H:%M:%S")
     what = "has ended; its last steps" if state.finished else f"at {at}"
-    return f"{run}: {ranks}{seen}, {state.backend or 'no backend'}, {state.mode} mode, {what}"
+    backend = state.backend or "no backend"
+    return f"{ranks}{seen}, {backend}, {state.mode} mode, {what}: {run}"
 
 
 def _table(ranks: Sequence[RankState], width: int) -> list[str]:

@@ -27,7 +27,7 @@ AT = datetime.fromtimestamp(1_700_000_000).strftime("%H:%M:%S")
 def test_a_wide_frame() -> None:
     ranks = (rank_state(0), rank_state(1, recent=None, total=None, operations={}, status=""))
     lines = frame(job_state(ranks=ranks), "run", 200)
-    assert lines[0] == f"run: 2 ranks, gloo, full mode, at {AT}"
+    assert lines[0] == f"2 ranks, gloo, full mode, at {AT}: run"
     titles, _, first, second = (line.split() for line in lines[2:6])
     assert titles[:6] == ["rank", "host", "state", "step", "ago", "steps/s"]
     assert first == [
