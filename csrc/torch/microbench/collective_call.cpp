@@ -5,9 +5,6 @@
 
 #include "core/clock.h"
 
-// The names that every torch from 2.4 on has; 2.13 calls them deprecated.
-#pragma GCC diagnostic ignored "-Wdeprecated-declarations"
-
 namespace commprof {
 
 namespace {
