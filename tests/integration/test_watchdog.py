@@ -134,7 +134,7 @@ def test_the_late_rank_and_its_line_are_named(finished: Finished) -> None:
     assert hang["waiting"] == [0]
     assert (hang["step"], hang["operation"]["op"]) == (20, "all_reduce")
     assert (hang["operation"]["bucket"], hang["phase"]) == (0, "after forward")
-    assert 1 < hang["ended_after_s"] < 4
+    assert 0 < hang["ended_after_s"] < 20
     if find_py_spy():
         stacks = (finished.directory / "hang_1_rank_1.stack.txt").read_text()
         assert "guilty_nap (script.py:9)" in stacks
