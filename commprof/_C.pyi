@@ -14,6 +14,7 @@ import torch.distributed.distributed_c10d
 
 __all__: list[str] = [
     "BucketHook",
+    "CollectiveCall",
     "CompressingHook",
     "DTYPES",
     "KINDS",
@@ -33,6 +34,7 @@ __all__: list[str] = [
     "arrivals_flush",
     "arrivals_open",
     "arrivals_peer",
+    "choose_blocks",
     "clock_follow",
     "clock_same",
     "clock_serve",
@@ -51,17 +53,23 @@ __all__: list[str] = [
     "encode_int8",
     "encode_sign",
     "flush",
+    "gather_blocks",
     "hierarchical_backend",
     "install_observer",
     "kernel_threads",
     "mark_step",
     "mode",
     "now_ns",
+    "orthogonalise",
+    "project_cols",
+    "project_rows",
+    "reconstruct",
     "record_cost_ns",
     "reduce_bf16",
     "reduce_fp16",
     "reduce_int4",
     "reduce_int8",
+    "scatter_blocks",
     "set_enabled",
     "set_kernel_threads",
     "set_mode",
@@ -211,6 +219,30 @@ class CompressingHook:
     @step.setter
     def step(self, arg1: typing.SupportsInt | typing.SupportsIndex) -> None: ...
 
+class CollectiveCall:
+    """
+    One operation of the microbenchmark with fixed buffers, on the CPU.
+    """
+    def __call__(self) -> None:
+        """
+        Issues it and waits until its result is there.
+        """
+    def __init__(
+        self,
+        group: torch.distributed.distributed_c10d.ProcessGroup,
+        op: str,
+        source: torch.Tensor,
+        target: torch.Tensor,
+        redop: str,
+        root: typing.SupportsInt | typing.SupportsIndex,
+    ) -> None: ...
+    def sample(
+        self, iterations: typing.SupportsInt | typing.SupportsIndex, meet: CollectiveCall
+    ) -> tuple[list[int], list[int]]:
+        """
+        Begins and ends of so many calls, in ns of CLOCK_MONOTONIC. meet: called before each of them, in no time.
+        """
+
 class BucketHook:
     """
     The DDP communication hook of one model.
@@ -281,6 +313,12 @@ def arrivals_peer(
     After arrivals_carry: where another host listens.
     """
 
+def choose_blocks(
+    n: typing.SupportsInt | typing.SupportsIndex,
+    count: typing.SupportsInt | typing.SupportsIndex,
+    seed: typing.SupportsInt | typing.SupportsIndex,
+    counter: typing.SupportsInt | typing.SupportsIndex,
+) -> torch.Tensor: ...
 def clock_follow(
     address: str,
     port: typing.SupportsInt | typing.SupportsIndex,
@@ -370,6 +408,9 @@ def flush() -> None:
     Writes all records of all threads to the trace now.
     """
 
+def gather_blocks(
+    x: torch.Tensor, blocks: torch.Tensor, residual: torch.Tensor | None = None
+) -> torch.Tensor: ...
 def hierarchical_backend(
     wrapped: torch._C._distributed_c10d.Backend,
     team: Team,
@@ -409,6 +450,14 @@ def now_ns() -> int:
     CLOCK_MONOTONIC in nanoseconds.
     """
 
+def orthogonalise(p: torch.Tensor) -> None: ...
+def project_cols(residual: torch.Tensor, p: torch.Tensor) -> torch.Tensor: ...
+def project_rows(
+    gradient: torch.Tensor, residual: torch.Tensor, q: torch.Tensor
+) -> torch.Tensor: ...
+def reconstruct(
+    p: torch.Tensor, q: torch.Tensor, residual: torch.Tensor, q_local: torch.Tensor
+) -> torch.Tensor: ...
 def record_cost_ns(count: typing.SupportsInt | typing.SupportsIndex) -> float:
     """
     Mean cost of one record, clock reading included, over `count` of them.
@@ -432,6 +481,12 @@ def reduce_int8(
     n: typing.SupportsInt | typing.SupportsIndex,
     factor: typing.SupportsFloat | typing.SupportsIndex = 1.0,
 ) -> tuple[torch.Tensor, torch.Tensor]: ...
+def scatter_blocks(
+    packed: torch.Tensor,
+    blocks: torch.Tensor,
+    n: typing.SupportsInt | typing.SupportsIndex,
+    factor: typing.SupportsFloat | typing.SupportsIndex = 1.0,
+) -> torch.Tensor: ...
 def set_enabled(on: bool) -> None:
     """
     Switches recording on or off; the trace stays open.
