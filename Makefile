@@ -20,6 +20,10 @@ DEPS  := $(VENV)/.deps-$(subst /,-,$(subst =,-,$(TORCH)))
 BUILT := $(VENV)/.built
 DEV   := $(VENV)/.dev
 
+# Training frameworks, in an environment over this one: what they bring changes nothing here.
+OTHERS_DIR := $(VENV)-integrations
+OTHERS     := $(OTHERS_DIR)/.done
+
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
@@ -34,6 +38,10 @@ test: $(BUILT) $(DEV) ## set up what is missing, then run the tests
 test-all: $(BUILT) $(DEV) ## run also the tests that passed for this code, and record what passes
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile -m 'not measures' --all --record-passed
 	$(BIN)/python -m pytest -q -m measures --all --record-passed
+
+integrations: $(OTHERS) ## run the examples of Lightning, transformers, Accelerate and Ray
+	$(OTHERS_DIR)/bin/python -m pytest -q --all tests/integration/test_examples.py \
+	  tests/integration/test_script_kinds.py -k "example or page or trainer" -p no:cacheprovider
 
 test-cpp: $(DEPS) ## run the core's own tests (SANITIZE=address,undefined or thread)
 	@$(BIN)/cmake -S . -B '$(CPP_DIR)' -G Ninja -DCMAKE_MAKE_PROGRAM='$(abspath $(BIN))/ninja' \
@@ -85,4 +93,9 @@ $(DEV): pyproject.toml | $(BUILT)
 	@$(INSTALL) --no-build-isolation -e '.[dev]'
 	@touch $@
 
-.PHONY: help run test test-all test-cpp lint format build stubs bench clean
+$(OTHERS): pyproject.toml tools/over_environment.py | $(DEV)
+	@echo "training frameworks: $(OTHERS_DIR), about 1.5 GB on disk"
+	@$(BIN)/python tools/over_environment.py $(OTHERS_DIR) lightning ray hf lora
+	@touch $@
+
+.PHONY: help run test test-all integrations test-cpp lint format build stubs bench clean

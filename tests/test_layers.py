@@ -32,6 +32,7 @@ MAY_IMPORT = {
     "switching": {"foundation", "compressors", "capture", "trials"},
     "workloads": {"foundation"},
     "health": {"foundation", "analysis"},
+    "integrations": {"foundation", "capture"},
     "report": {"foundation", "analysis", "predict", "trials"},
     "launch": {
         *("foundation", "trace", "capture", "compressors", "switching", "workloads", "backend"),

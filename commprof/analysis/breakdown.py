@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from commprof.analysis.arrivals import Arrivals
 from commprof.analysis.exposure import Exposures, exposures_of
-from commprof.analysis.in_flight import in_flight_ns
+from commprof.analysis.time_in_flight import in_flight_ns
 from commprof.analysis.waiting import Waiting, split
 from commprof.trace import columns
 from commprof.trace.columns import Collectives, Finalizations, Ints, Spans, Steps

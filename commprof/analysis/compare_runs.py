@@ -18,7 +18,8 @@ from typing import Any
 import numpy as np
 
 from commprof.analysis.detail import PARTS, WorldDetail
-from commprof.analysis.flights import CallKind, Timeline
+from commprof.analysis.drawn_timeline import Timeline
+from commprof.analysis.flights import CallKind
 from commprof.analysis.intervals import Floats, Interval, ratio_of_medians
 from commprof.analysis.scaling import RunResult
 from commprof.analysis.step_test import adjusted, smallest_p_value, step_test

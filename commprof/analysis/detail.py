@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from commprof.analysis.breakdown import Floats
-from commprof.analysis.flights import Timeline, timeline
+from commprof.analysis.drawn_timeline import Timeline, timeline
 from commprof.analysis.measured import MeasuredWorld, slowest_ns
 from commprof.trace.columns import Ints
 from commprof.trace.run_directory import WorldRun

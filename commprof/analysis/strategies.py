@@ -95,7 +95,7 @@ def _operations(world: WorldResult) -> tuple[OperationRow, ...]:
     for row in world.collectives:
         by_op.setdefault(row.op, []).append(row)
     rank_steps = len(world.ranks) * world.measured_steps
-    in_flight = {flight.op: flight.in_flight_ms for flight in world.flights}
+    in_flight = {time.op: time.in_flight_ms for time in world.times_in_flight}
     found = [
         _operation(op, rows, rank_steps, in_flight.get(op, math.nan)) for op, rows in by_op.items()
     ]

@@ -15,7 +15,6 @@ from commprof.analysis.device_timeline import (
     clock_error_ns,
     timed_collectives,
 )
-from commprof.analysis.in_flight import Flight, flights
 from commprof.analysis.lateness import views, with_phase
 from commprof.analysis.losses import differing_weights, global_losses
 from commprof.analysis.measured import MeasuredWorld, measured_world, slowest_ns
@@ -25,6 +24,7 @@ from commprof.analysis.rank_summary import RankSummary, StepParts, mean_parts, r
 from commprof.analysis.slowness import find_slow_rank
 from commprof.analysis.stragglers import LateRank, find_late_rank, late_by_own_work
 from commprof.analysis.theory_checks import theory_checks
+from commprof.analysis.time_in_flight import TimeInFlight, times_in_flight
 from commprof.trace import columns, schema
 from commprof.trace.found_steps import DECLARED
 from commprof.trace.reader import Trace
@@ -98,7 +98,7 @@ class WorldResult:
     #: Ranks whose weights after training are not those of most, where all must be equal.
     weights_differ: tuple[int, ...] = ()
     #: By operation.
-    flights: tuple[Flight, ...] = ()
+    times_in_flight: tuple[TimeInFlight, ...] = ()
 
     @property
     def measured_steps(self) -> int:
@@ -125,7 +125,7 @@ def world_result(run: WorldRun, seen: MeasuredWorld) -> WorldResult:
     result = replace(
         _summarise(run, seen.ranks, seen.parts, measured, seen.warmup, seen.clock_error_us),
         collectives=collective_rows(traces, tables, step, seen.clocks_shared, seen.exposed),
-        flights=flights(traces, tables, step),
+        times_in_flight=times_in_flight(traces, tables, step),
         compression=compression_rows(traces, step, run.world_size),
         steps_end=seen.steps.source,
         merged_steps=seen.merged,

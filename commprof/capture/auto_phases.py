@@ -2,8 +2,8 @@
 
 Data is ``DataLoader.__next__``, forward is the call of a DDP model, backward is
 ``Tensor.backward`` or ``torch.autograd.backward``, the optimizer is any
-``torch.optim.Optimizer.step``, or ``GradScaler.step`` around it. A loss computed after the
-model's call counts as other.
+``torch.optim.Optimizer.step`` less its closure, or ``GradScaler.step`` around it. A loss computed
+after the model's call counts as other.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from torch.optim.optimizer import (
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from commprof.capture.batch_size import samples_read
+from commprof.capture.closures import Arguments, outside
 from commprof.capture.recorder import Marker
 from commprof.capture.step_finder import StepFinder
 
@@ -59,10 +60,13 @@ class AutoPhases:
     def _hook_optimizers(self, marker: Marker) -> None:
         finder = self._finder
 
-        def before(optimizer: object, *_: Any) -> None:
+        def before(
+            optimizer: object, args: tuple[Any, ...], kwargs: dict[str, Any]
+        ) -> Arguments | None:
             marker.begin()
             if finder is not None:
                 finder.before_update(optimizer)
+            return outside(marker, args, kwargs)
 
         def after(optimizer: object, *_: Any) -> None:
             marker.end()

@@ -32,12 +32,12 @@ def trace_name(rank: int) -> str:
 
 
 def agree(directory: Path) -> Path:
-    """The directory of this job, the same on all ranks; call it on all of them.
+    """The directory of this job, the same on all ranks; call it on all of them, once they met.
 
     Raises:
         CommprofError: rank 0 cannot make a trace there.
     """
-    if dist.get_world_size() == 1:
+    if not dist.is_initialized() or dist.get_world_size() == 1:
         return directory / _take(directory, 0)
     store = _store()
     if store is None:

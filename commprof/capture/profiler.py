@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import secrets
-import shutil
 import time
 from multiprocessing.util import Finalize
 from pathlib import Path
@@ -21,13 +20,12 @@ from commprof.capture.listener import Listener
 from commprof.capture.metadata import rank_and_world_size, trace_metadata
 from commprof.capture.mode import control_path, mode_code, switch_signal
 from commprof.capture.recorder import Marker, recorder
+from commprof.capture.ring_files import ring_prefix
 from commprof.capture.step_finder import StepFinder
 from commprof.capture.witnesses import Witnesses
 from commprof.errors import CommprofError
 from commprof.trace.schema import MODES, PHASES, STEP_DECLARED
 
-#: Less room than this in /dev/shm is left to others. A thread that records takes 1 MiB.
-_SHM_RESERVE_BYTES = 64 << 20
 #: Set to 1 it asks for stacks.
 STACKS_VARIABLE = "COMMPROF_STACKS"
 #: Completions that other threads still have to record when capture stops.
@@ -102,13 +100,13 @@ class Profiler:
         rank, _ = rank_and_world_size()
         # The working directory may change, and a trace names its rings.
         path = self._directory.absolute() / trace_name(rank)
-        ring_prefix = _ring_prefix(path.parent, rank)
-        document = _document(trace_metadata(ring_prefix, self._metadata))
+        prefix = ring_prefix(path.parent, rank)
+        document = _document(trace_metadata(prefix, self._metadata))
         claim(path)
         try:
             self._recorder.start(
                 str(path),
-                ring_prefix,
+                prefix,
                 document,
                 secrets.randbits(63) | 1,
                 mode=self._mode,
@@ -290,15 +288,3 @@ def _document(metadata: dict[str, Any]) -> str:
         raise CommprofError(
             f"profile(metadata=...) takes what JSON can hold, but: {error}"
         ) from None
-
-
-def _ring_prefix(directory: Path, rank: int) -> str:
-    """Where this process's rings live: in memory if there is room, so no disk can stall them."""
-    name = f"commprof-{os.getuid()}-{os.getpid()}-{secrets.token_hex(4)}-"
-    shm = Path("/dev/shm")
-    try:
-        if os.access(shm, os.W_OK) and shutil.disk_usage(shm).free > _SHM_RESERVE_BYTES:
-            return str(shm / name)
-    except OSError:
-        pass
-    return str(directory / f".rank_{rank}-{name}")

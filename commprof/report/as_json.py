@@ -111,7 +111,7 @@ def _world(result: RunResult, world: WorldResult, scale: Scaling) -> dict[str, A
             "problems": list(world.problems),
             "step_losses": list(world.step_losses),
             "weights_differ": list(world.weights_differ),
-            "flights": [dataclasses.asdict(flight) for flight in world.flights],
+            "flights": [dataclasses.asdict(time) for time in world.times_in_flight],
             "cross_checks": [
                 {**dataclasses.asdict(check), "difference": check.difference}
                 for check in world.cross_checks

@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from commprof.analysis.detail import PARTS, WorldDetail
-from commprof.analysis.flights import Timeline
+from commprof.analysis.drawn_timeline import Timeline
 
 
 def detail(world_size: int = 2, steps: int = 20, **parts: object) -> WorldDetail:

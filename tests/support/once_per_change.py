@@ -19,7 +19,9 @@ ROOT = Path(__file__).parents[2]
 RECORD = ROOT / "tests/once_per_change.json"
 _MARKER = "once_per_change"
 #: What counts as content: sources and data, nothing that is built.
-_SUFFIXES = {".cpp", ".css", ".h", ".html", ".js", ".json", ".py", ".sh", ".toml", ".txt", ".yaml"}
+_SUFFIXES = {
+    *(".cpp", ".css", ".h", ".html", ".js", ".json", ".md", ".py", ".sh", ".toml", ".txt", ".yaml"),
+}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -1,36 +1,17 @@
-"""The JSON result and its description."""
+"""The JSON result."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import math
-import re
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from commprof.analysis.cost import Price, cost
-from commprof.analysis.cross_checks import CrossCheck
-from commprof.analysis.in_flight import Flight
-from commprof.analysis.losses import LossAgreement
-from commprof.analysis.stragglers import LateRank
 from commprof.report.as_json import SCHEMA_VERSION, as_dict, render
-from tests.support.details import detail
-from tests.support.results import (
-    PARTS,
-    collective,
-    compression,
-    context,
-    parts,
-    run_result,
-    summary,
-    world,
-)
-
-DESCRIPTION = Path(__file__).parents[2] / "docs" / "json_format.md"
+from tests.support.full_document import full_run
+from tests.support.results import PARTS, context, parts, run_result, world
 
 QUANTILES = {
     "count": int,
@@ -232,45 +213,6 @@ SCHEMA: dict[str, Any] = {
 """A change here is a change for every reader: raise SCHEMA_VERSION if a field goes or changes."""
 
 
-def full_run() -> dict[str, Any]:
-    """A document in which every field has a value."""
-    errors = {"arrival_clock_error_p95_us": 40.0, "arrival_clock_error_us": 90.0}
-    late = LateRank(1, 2e6, 0.8, 0.001, 8, 10, 0.02, "data", 0.9)
-    check_ = CrossCheck("phases", "a sum", "ms", 100.0, 101.0, False, "a note")
-    same: dict[str, Any] = {
-        "late_rank": late,
-        "step_losses": (2.5,),
-        "weights_differ": (1,),
-        "flights": (Flight("all_reduce", 12.0),),
-        "cross_checks": (check_,),
-        "collectives": (collective(callers=(("train.py:7 train", 20),)),),
-        "compression": (
-            compression(
-                relative_error=0.1, cosine=0.9, residual_ratio=0.5, zeroed=0.1, saturated=0.0
-            ),
-        ),
-    }
-    worlds = (
-        world(1, missing_ranks=(0,), problems=("a",), **same),
-        world(2, missing_ranks=(1,), problems=("b",), **same),
-    )
-    # As dear as each other.
-    details = [detail(n, step=100 + np.arange(20), epoch_samples=5000) for n in (1, 2)]
-    document: dict[str, Any] = json.loads(
-        render(
-            run_result(
-                *worlds,
-                failures=((4, "rank 1 failed"),),
-                remarks=("a remark",),
-                summaries=(summary(2, problems=("c",), **errors),),
-                loss_agreement=LossAgreement((1, 2), 10, 16, 1e-6, 2, 7, 1e-4),
-            ),
-            cost=cost(worlds, details, Price(3.6, "rank")),
-        )
-    )
-    return document
-
-
 def check(value: Any, schema: Any, where: str) -> None:
     """The same keys and types, all the way down."""
     if isinstance(schema, dict):
@@ -345,34 +287,3 @@ def test_the_text_is_the_document() -> None:
     assert text.isascii()
     assert text.endswith("}\n")
     assert json.loads(text) == as_dict(result)
-
-
-def fields_of(value: Any) -> set[str]:
-    """All keys, at any depth, but for those of the context."""
-    if isinstance(value, list):
-        return set().union(*map(fields_of, value))
-    if isinstance(value, dict):
-        return set(value).union(*(fields_of(v) for k, v in value.items() if k != "context"))
-    return set()
-
-
-def test_the_description_names_every_field_and_no_other() -> None:
-    described = set(re.findall(r"`([a-z0-9_]+)`", DESCRIPTION.read_text())) - {"null"}
-    assert described == fields_of(full_run())
-
-
-def test_the_description_s_tables_have_the_fields_in_their_places() -> None:
-    text = DESCRIPTION.read_text()
-    outer, inner = (
-        {
-            tuple(re.findall(r"`(\w+)`", first)): set(re.findall(r"`(\w+)`", second))
-            for first, second in re.findall(r"^\| (`[^|]+) \| (.+) \|$", table, re.M)
-        }
-        for table in text.split("Each of `runs`:")
-    )
-    document = full_run()
-    assert {name for names in outer for name in names} == document.keys()
-    run = document["runs"][0]
-    assert {name for names in inner for name in names} == run.keys()
-    assert inner["aggregated_metrics",] == run["aggregated_metrics"].keys()
-    assert inner["rank_results",] == run["rank_results"][0].keys()

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from commprof.analysis.flights import UNSPLIT, Timeline, timeline
+from commprof.analysis.drawn_timeline import Timeline, timeline
+from commprof.analysis.flights import UNSPLIT
 from commprof.analysis.measured import MeasuredWorld, measured_world
 from tests.support.random_run import RandomRun
 from tests.support.run_directories import ranks_of

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from commprof.analysis.in_flight import Flight
 from commprof.analysis.scaling import RunResult
 from commprof.analysis.strategies import StrategyRow, strategy_rows
+from commprof.analysis.time_in_flight import TimeInFlight
 from commprof.report.as_json import render_strategies
 from commprof.report.setup_text import setup_text
 from commprof.report.strategies_table import render
@@ -32,7 +32,7 @@ SCATTERED = collective(op="reduce_scatter_tensor", exposed_ms=7.5)
 def results() -> list[RunResult]:
     ddp = run_result(
         world(1),
-        world(2, collectives=(REDUCED,), flights=(Flight("all_reduce", 40.0),)),
+        world(2, collectives=(REDUCED,), times_in_flight=(TimeInFlight("all_reduce", 40.0),)),
         context=context(strategy="ddp", training={"precision": "bf16"}),
     )
     fsdp = run_result(
@@ -41,7 +41,7 @@ def results() -> list[RunResult]:
             samples_per_s=150.0,
             step_median_ms=133.3,
             collectives=(GATHERED, SCATTERED),
-            flights=(Flight("all_gather_into_tensor", 20.0),),
+            times_in_flight=(TimeInFlight("all_gather_into_tensor", 20.0),),
         ),
         context=context(strategy="fsdp", training={"precision": "bf16"}),
         failures=((4, "rank 1 failed: no"),),
@@ -90,9 +90,9 @@ def test_a_world_size_without_the_first_strategy_has_no_comparison() -> None:
 
 def test_kinds_of_one_operation_are_added_up() -> None:
     kinds = (collective(), collective(group="7"))
-    flights = (Flight("all_reduce", 1.0),)
+    times = (TimeInFlight("all_reduce", 1.0),)
     result = run_result(
-        world(2, collectives=kinds, flights=flights), context=context(strategy="ddp")
+        world(2, collectives=kinds, times_in_flight=times), context=context(strategy="ddp")
     )
     ((operation,),) = (row.operations for row in strategy_rows([result]))
     assert (operation.calls, operation.size_bytes) == (2.0, 8_000_000)

@@ -14,7 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from commprof.analysis.detail import PARTS, WorldDetail
-from commprof.analysis.flights import UNSPLIT, Flights, RankTimeline, Stretches, Timeline
+from commprof.analysis.drawn_timeline import RankTimeline, Stretches, Timeline
+from commprof.analysis.flights import UNSPLIT, Flights
 from commprof.analysis.full_report import FullReport
 from commprof.analysis.predicted import PredictedPoint, Predictions
 from commprof.report.as_json import plain

@@ -18,7 +18,7 @@ Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Flight:
+class TimeInFlight:
     """One operation over the measured steps."""
 
     op: str
@@ -26,9 +26,9 @@ class Flight:
     in_flight_ms: float
 
 
-def flights(
+def times_in_flight(
     traces: Sequence[Trace], tables: Sequence[Collectives], measured_steps: Ints
-) -> tuple[Flight, ...]:
+) -> tuple[TimeInFlight, ...]:
     """Of every operation of which a completion is known, in order of their codes."""
     if len(measured_steps) == 0:
         return ()
@@ -40,7 +40,9 @@ def flights(
             spent = in_flight_ns(steps, table, table.op == op)
             total_ns[op] = total_ns.get(op, 0.0) + float(spent[chosen].sum())
     rank_steps = len(traces) * len(measured_steps)
-    return tuple(Flight(OPS[op], ns_to_ms(ns) / rank_steps) for op, ns in sorted(total_ns.items()))
+    return tuple(
+        TimeInFlight(OPS[op], ns_to_ms(ns) / rank_steps) for op, ns in sorted(total_ns.items())
+    )
 
 
 def in_flight_ns(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from commprof.analysis.in_flight import flights
+from commprof.analysis.time_in_flight import times_in_flight
 from commprof.trace import columns
 from tests.support.traces import MS, Rank
 
@@ -27,9 +27,9 @@ def rank_of(number: int) -> Rank:
 def test_calls_at_the_same_time_count_once() -> None:
     traces = [rank_of(number).trace() for number in range(2)]
     tables = [columns.collectives(trace) for trace in traces]
-    found = {f.op: f.in_flight_ms for f in flights(traces, tables, np.array([0, 1]))}
+    found = {f.op: f.in_flight_ms for f in times_in_flight(traces, tables, np.array([0, 1]))}
 
     assert found == {"all_reduce": pytest.approx(5), "all_gather_into_tensor": pytest.approx(45)}
-    assert flights(traces, tables, np.array([], dtype=np.int64)) == ()
-    (one,) = (f for f in flights(traces, tables, np.array([1])) if f.op == "all_reduce")
+    assert times_in_flight(traces, tables, np.array([], dtype=np.int64)) == ()
+    (one,) = (f for f in times_in_flight(traces, tables, np.array([1])) if f.op == "all_reduce")
     assert one.in_flight_ms == pytest.approx(5)

@@ -1,0 +1,56 @@
+"""A JSON result in which every field has a value."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+
+from commprof.analysis.cost import Price, cost
+from commprof.analysis.cross_checks import CrossCheck
+from commprof.analysis.losses import LossAgreement
+from commprof.analysis.stragglers import LateRank
+from commprof.analysis.time_in_flight import TimeInFlight
+from commprof.report.as_json import render
+from tests.support.details import detail
+from tests.support.results import collective, compression, run_result, summary, world
+
+
+def full_run() -> dict[str, Any]:
+    """A document in which every field has a value."""
+    errors = {"arrival_clock_error_p95_us": 40.0, "arrival_clock_error_us": 90.0}
+    late = LateRank(1, 2e6, 0.8, 0.001, 8, 10, 0.02, "data", 0.9)
+    check_ = CrossCheck("phases", "a sum", "ms", 100.0, 101.0, False, "a note")
+    same: dict[str, Any] = {
+        "late_rank": late,
+        "step_losses": (2.5,),
+        "weights_differ": (1,),
+        "times_in_flight": (TimeInFlight("all_reduce", 12.0),),
+        "cross_checks": (check_,),
+        "collectives": (collective(callers=(("train.py:7 train", 20),)),),
+        "compression": (
+            compression(
+                relative_error=0.1, cosine=0.9, residual_ratio=0.5, zeroed=0.1, saturated=0.0
+            ),
+        ),
+    }
+    worlds = (
+        world(1, missing_ranks=(0,), problems=("a",), **same),
+        world(2, missing_ranks=(1,), problems=("b",), **same),
+    )
+    # As dear as each other.
+    details = [detail(n, step=100 + np.arange(20), epoch_samples=5000) for n in (1, 2)]
+    document: dict[str, Any] = json.loads(
+        render(
+            run_result(
+                *worlds,
+                failures=((4, "rank 1 failed"),),
+                remarks=("a remark",),
+                summaries=(summary(2, problems=("c",), **errors),),
+                loss_agreement=LossAgreement((1, 2), 10, 16, 1e-6, 2, 7, 1e-4),
+            ),
+            cost=cost(worlds, details, Price(3.6, "rank")),
+        )
+    )
+    return document

@@ -1,0 +1,51 @@
+"""Blocks of Python in the pages, as two ranks run them.
+
+A block may use what a user has at that point: a model, its data, an optimizer.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import commprof
+
+
+def run_block(path: str) -> None:
+    """Runs the file in a directory of its own beside it, in the middle of a training."""
+    source = Path(path)
+    directory = source.with_suffix("")
+    directory.mkdir(exist_ok=True)
+    os.chdir(directory)
+    text = source.read_text()
+    names: dict[str, Any] = {"torch": torch, "commprof": commprof}
+    if "init_process_group" not in text:
+        dist.init_process_group("gloo")
+        names |= training()
+    exec(compile(text, str(source), "exec"), names)
+    if dist.is_initialized():
+        total = torch.ones(1)
+        dist.all_reduce(total)
+        assert total.item() == dist.get_world_size()
+        dist.destroy_process_group()
+
+
+def training() -> dict[str, Any]:
+    """Under the names that the pages use."""
+    torch.manual_seed(0)
+    model = nn.Linear(8, 4)
+    ddp = DistributedDataParallel(model)
+    return {
+        "model": model,
+        "ddp": ddp,
+        "optimizer": torch.optim.SGD(ddp.parameters(), lr=0.1),
+        "loss_function": nn.functional.cross_entropy,
+        "loader": [(torch.randn(4, 8), torch.randint(0, 4, (4,))) for _ in range(12)],
+        "step": 500,
+    }
