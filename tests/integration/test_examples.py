@@ -47,7 +47,8 @@ def first_lines(name: str) -> list[str]:
     """The commands in the docstring of an example."""
     docstring = ast.get_docstring(ast.parse((ROOT / f"examples/{name}.py").read_text()))
     assert docstring is not None
-    return [line.strip() for line in docstring.splitlines() if line.startswith("    ")]
+    commands = ("torchrun ", "python ", "commprof ")
+    return [line for line in docstring.splitlines() if line.startswith(commands)]
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
