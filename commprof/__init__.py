@@ -5,14 +5,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from commprof import compressors
     from commprof.capture import Attachment, Profiler, attach, profile, step
     from commprof.switching import Trial, trial
 
-__all__ = ["Attachment", "Profiler", "Trial", "attach", "profile", "step", "trial"]
+__all__ = ["Attachment", "Profiler", "Trial", "attach", "compressors", "profile", "step", "trial"]
 
 
 def __getattr__(name: str) -> Any:
     """Loads capture, and torch with it, at first use: reading a report needs neither."""
+    if name == "compressors":
+        import commprof.compressors
+
+        return commprof.compressors
     if name in ("Trial", "trial"):
         from commprof import switching
 

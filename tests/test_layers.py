@@ -42,7 +42,7 @@ MAY_IMPORT = {
         *("foundation", "trace", "capture", "boot", "compressors", "analysis", "predict"),
         *("workloads", "report", "launch", "trials", "microbench", "health"),
     },
-    "doors": {"foundation", "capture", "boot", "commands", "switching"},
+    "doors": {"foundation", "capture", "compressors", "boot", "commands", "switching"},
 }
 """Layer -> the other layers it may import; its own modules always, but for the foundation."""
 

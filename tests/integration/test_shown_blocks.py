@@ -50,7 +50,7 @@ NOT_RUN_KINDS = {
     "python -m commprof.run --nnodes 2": TWO_HOSTS,
 }
 #: Libraries without which a line that has the word is left out, visibly.
-NEEDS = {"--workload lora": "peft", "data=digits": "sklearn"}
+NEEDS = {"--workload lora": "peft", "lora:size=7b": "peft", "data=digits": "sklearn"}
 #: Blocks that show what something prints, or a picture, by page and first line.
 OUTPUT = {
     ("README.md", "transformer: 2,137,600 parameters"): "tests/unit/test_readme.py",
@@ -92,7 +92,8 @@ def reason(line: str) -> str | None:
     for start, why in NOT_RUN_KINDS.items():
         if line.startswith(start):
             return why
-    return NOT_RUN.get(line)
+    lacking = missing(line)
+    return NOT_RUN.get(line) or (f"needs {lacking}" if lacking else None)
 
 
 def smaller(line: str, here: Path) -> str:
@@ -184,9 +185,8 @@ def cases() -> list[object]:
 def test_what_is_to_be_typed(block: Block, here: Path, capfd: pytest.CaptureFixture[str]) -> None:
     skipped = []
     for line in block.lines():
-        missing = [lib for word, lib in NEEDS.items() if word in line and not has(lib)]
-        if reason(line) or missing:
-            skipped.append(f"{line}: {reason(line) or f'needs {missing[0]}'}")
+        if why := reason(line):
+            skipped.append(f"{line}: {why}")
             continue
         if "--predictions FILE" in line:
             assert run_line("commprof predict RUN --format json > FILE", here) == 0
@@ -196,12 +196,16 @@ def test_what_is_to_be_typed(block: Block, here: Path, capfd: pytest.CaptureFixt
         pytest.skip("; ".join(skipped))
 
 
-def has(library: str) -> bool:
-    return importlib.util.find_spec(library) is not None
+def missing(text: str) -> str:
+    """The first library that it needs and that is not installed."""
+    needed = (library for words, library in NEEDS.items() if words in text)
+    return next((name for name in needed if importlib.util.find_spec(name) is None), "")
 
 
 @pytest.mark.parametrize("block", PYTHON, ids=name_of)
 def test_what_is_python(block: Block, tmp_path: Path) -> None:
+    if lacking := missing(block.text):
+        pytest.skip(f"needs {lacking}")
     (tmp_path / "block.py").write_text(block.text)
     launch_function(run_block, str(tmp_path / "block.py"), 2, tmp_path / "logs")
 
