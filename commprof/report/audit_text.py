@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-import textwrap
 
 from commprof.analysis.audit.checks import Audit, Finding, Quote
-from commprof.report.plain_text import printable
+from commprof.report.plain_text import wrapped
 
 
 def render(result: Audit, name: str, width: int) -> str:
@@ -24,18 +23,17 @@ def render(result: Audit, name: str, width: int) -> str:
     )
     if not result.checks:
         summary += ": no two of its figures are linked by a rule, so nothing could be compared"
-    blocks = [_wrapped(summary, width, "", "")]
+    width = max(40, width)
+    blocks = [wrapped(summary, width)]
     blocks += [_finding(finding, width) for finding in result.findings]
     return "\n\n".join(blocks) + "\n"
 
 
 def _finding(finding: Finding, width: int) -> str:
     lines = [
-        _wrapped(f"{finding.row}: {finding.meaning} [{finding.rule}]", width, "", "  "),
-        _wrapped(finding.stated.text, width, "  stated:  ", "           "),
-        _wrapped(
-            f"{finding.implied.text}{_value(finding.implied)}", width, "  against: ", " " * 11
-        ),
+        wrapped(f"{finding.row}: {finding.meaning} [{finding.rule}]", width, "", "  "),
+        wrapped(finding.stated.text, width, "  stated:  ", "           "),
+        wrapped(f"{finding.implied.text}{_value(finding.implied)}", width, "  against: ", " " * 11),
     ]
     return "\n".join(lines)
 
@@ -66,14 +64,3 @@ def _number(value: float) -> str:
     if not math.isfinite(value):
         return "any number"
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
-
-
-def _wrapped(text: str, width: int, first: str, rest: str) -> str:
-    return textwrap.fill(
-        printable(text),
-        max(40, width),
-        initial_indent=first,
-        subsequent_indent=rest,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Sequence
 
 from commprof.analysis.health import FAIL, STATUSES, WARN, Outcome
-from commprof.report.plain_text import printable
+from commprof.report.plain_text import wrapped
 
 
 def render(outcomes: Sequence[Outcome], ranks: int, width: int) -> str:
     """A line per check with its figure, what to do below it, and a summary."""
     widest = max((len(outcome.check) for outcome in outcomes), default=0)
     indent = " " * (widest + 8)
-    lines = []
+    lines, width = [], max(60, width)
     for outcome in outcomes:
         first = f"{outcome.status}  {outcome.check:<{widest}}  "
-        lines.append(_wrapped(outcome.figure, width, first, indent))
+        lines.append(wrapped(outcome.figure, width, first, indent))
         if outcome.status in (WARN, FAIL):
-            lines.append(_wrapped(f"-> {outcome.advice}", width, indent, indent + "   "))
+            lines.append(wrapped(f"-> {outcome.advice}", width, indent, indent + "   "))
     counts = [
         f"{count} {status}"
         for status in STATUSES
@@ -26,14 +25,3 @@ def render(outcomes: Sequence[Outcome], ranks: int, width: int) -> str:
     ]
     lines.append(f"{ranks} {'rank' if ranks == 1 else 'ranks'}: {', '.join(counts)}")
     return "\n".join(lines) + "\n"
-
-
-def _wrapped(text: str, width: int, first: str, rest: str) -> str:
-    return textwrap.fill(
-        printable(text),
-        max(60, width),
-        initial_indent=first,
-        subsequent_indent=rest,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from commprof.analysis.scaling import RunResult
 from commprof.analysis.strategies import OperationRow, StrategyRow
-from commprof.report.plain_text import printable
+from commprof.report.plain_text import printable, wrapped
 from commprof.report.setup_text import setup_text
 from commprof.report.tabulated import tabulated, three_digits
 
@@ -100,11 +100,4 @@ def _percent(share: float) -> str:
 
 
 def _bullet(text: str, width: int) -> str:
-    return textwrap.fill(
-        printable(text),
-        width,
-        initial_indent="* ",
-        subsequent_indent="  ",
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
+    return wrapped(text, width, "* ", "  ")

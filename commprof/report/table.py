@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-import textwrap
 
 from commprof.analysis.overhead import Overhead
 from commprof.analysis.scaling import RunResult
 from commprof.report import compression_table, memory_table, summary_table
 from commprof.report.collectives_table import LEGEND, collectives_section
 from commprof.report.cross_checks_table import blocks as cross_checks_blocks
-from commprof.report.plain_text import printable
+from commprof.report.plain_text import wrapped
 from commprof.report.setup_text import setup_text
 from commprof.report.tabulated import Grid
 from commprof.report.tabulated import tabulated as _table
@@ -65,7 +64,7 @@ def setup(result: RunResult) -> str:
 
 def _heading(result: RunResult, width: int) -> str:
     lines = (result.context["description"], setup(result))
-    return "\n".join(_wrapped(line, width) for line in lines)
+    return "\n".join(wrapped(line, width) for line in lines)
 
 
 def scaling_grid(result: RunResult) -> Grid:
@@ -160,16 +159,4 @@ def _overhead(overhead: Overhead | None) -> str:
 
 
 def _bullet(text: str, width: int) -> str:
-    return _wrapped(text, width, "* ", "  ")
-
-
-def _wrapped(text: str, width: int, first: str = "", rest: str = "") -> str:
-    """Wrapped between words; a path stays whole, so that it can be copied."""
-    return textwrap.fill(
-        printable(text),
-        width,
-        initial_indent=first,
-        subsequent_indent=rest,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
+    return wrapped(text, width, "* ", "  ")

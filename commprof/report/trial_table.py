@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-import textwrap
 
 from commprof.analysis.intervals import Interval
-from commprof.report.plain_text import printable
+from commprof.report.plain_text import printable, wrapped
 from commprof.report.tabulated import Grid, tabulated, three_digits
 from commprof.trials.result import BreakEven, CandidateResult, TrialResult
 
@@ -29,8 +28,8 @@ overhead: the step less noop's; speed-up: none's step over the candidate's. All 
 
 def render(trial: TrialResult, description: str, width: int) -> str:
     """The whole report; prose is wrapped to ``width`` columns, tables are as wide as they are."""
-    blocks = ["\n".join(_wrapped(line, width) for line in (description, setup(trial)))]
-    blocks.append("\n".join(_wrapped(said, width) for said in trial.verdict.sentences))
+    blocks = ["\n".join(wrapped(line, width) for line in (description, setup(trial)))]
+    blocks.append("\n".join(wrapped(said, width) for said in trial.verdict.sentences))
     if trial.verdict.apply:
         blocks.append(f"To apply it:\n  {printable(trial.verdict.apply)}")
     if trial.rounds:
@@ -38,7 +37,7 @@ def render(trial: TrialResult, description: str, width: int) -> str:
         if overhead := overhead_grid(trial):
             blocks += [tabulated(*overhead), OVERHEAD_LEGEND]
     if found := notes(trial):
-        blocks.append("\n".join(_wrapped(note, width, "* ", "  ") for note in found))
+        blocks.append("\n".join(wrapped(note, width, "* ", "  ") for note in found))
     return "\n\n".join(blocks) + "\n"
 
 
@@ -126,14 +125,3 @@ def _interval(found: Interval | None, scale: float, digits: int, unit: str = "")
         return "-"
     value, low, high = (f"{x * scale:.{digits}f}" for x in (found.value, found.low, found.high))
     return f"{value}{unit} [{low}, {high}]"
-
-
-def _wrapped(text: str, width: int, first: str = "", rest: str = "") -> str:
-    return textwrap.fill(
-        printable(text),
-        width,
-        initial_indent=first,
-        subsequent_indent=rest,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
