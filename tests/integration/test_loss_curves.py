@@ -30,7 +30,7 @@ def train(
         *RUN, "--world-sizes", world_sizes, "--scaling", "strong", "--workload", SMALL,
         "--batch-size", "16", "--steps", str(STEPS), "--overhead-steps", "0", "--seed", "3",
         "--output", str(directory / "run"), "--json", str(directory / "result.json"),
-        timeout_s=180, **environment,
+        timeout_s=400, **environment,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return done, json.loads((directory / "result.json").read_text())

@@ -158,6 +158,7 @@ def here(
         "PATH": f"{directory}/bin{os.pathsep}{os.environ['PATH']}",
         "OMP_NUM_THREADS": "1",
         "XDG_CONFIG_HOME": str(directory),
+        "COMMPROF_MODE": "full",  # which `commprof run --mode` changes in this process
     }.items():
         monkeypatch.setenv(name, value)
     return directory
