@@ -104,6 +104,7 @@ def smaller(line: str, here: Path) -> str:
     line = re.sub(r"-e 64M\b", "-e 1M", line)
     line = re.sub(r"(commprof\.microbench) ", r"\1 -e 4K -n 5 ", line)
     line = re.sub(r"(--format html)", r"\1 --force", line)
+    line = re.sub(r"(--trial [^ ]+?)(,rounds=\d+)?(?= |$)", r"\1,rounds=4", line)
     given = "" if re.search(r"\.py\b|-m package", line) else f"--workload {TINY} "
     if given and "--trial" not in line:
         given += "--steps 6 --overhead-steps 0 --batch-size 2 "
