@@ -59,7 +59,7 @@ def test_an_example_is_recorded(name: str, tmp_path: Path) -> None:
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     train, show = first_lines(name)
 
-    done = run_shown(train, tmp_path, timeout_s=180)
+    done = run_shown(train, tmp_path, timeout_s=400)
     assert done.returncode == 0, done.stderr
     shown = run_shown(show, tmp_path, timeout_s=60)
     assert shown.returncode == 0, shown.stderr

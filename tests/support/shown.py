@@ -18,8 +18,12 @@ _PROGRAMS = {
     "torchrun": [sys.executable, "-m", "torch.distributed.run"],
     "commprof": [sys.executable, "-m", "commprof"],
 }
-#: torchrun's own options: a free port in place of 29500, which other tests may have.
-_ENVIRONMENT = {"PET_STANDALONE": "1", "OMP_NUM_THREADS": "1", "COLUMNS": "100"}
+#: torchrun takes a free port in place of 29500, which other tests may have; Ray waits longer for
+#: its workers, for the machine is shared.
+_ENVIRONMENT = {
+    **{"PET_STANDALONE": "1", "OMP_NUM_THREADS": "1", "COLUMNS": "100"},
+    "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "300",
+}
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 
 
