@@ -94,11 +94,7 @@ def reduce_bf16(encoded: Sequence[Tensor], factors: Sequence[float]) -> Tensor:
 
 
 def encode_int8(x: Tensor, residual: Tensor | None = None) -> tuple[Tensor, Tensor]:
-<<<<<<< HEAD
-    """Integers, int8 [n], and per 128 a scale, fp32: max|x| / 127 rounded to bf16; ``x`` finite."""
-=======
     """Integers, int8 [n], and per 128 a scale, fp32: max|x| / 127 as bf16. ``x`` is finite."""
->>>>>>> mb6
     values, scales = _module().encode_int8(x, residual)
     return values, scales
 

@@ -48,9 +48,9 @@ class Recording:
             self._own.step()
 
     def figures(self) -> dict[str, float]:
-        """What to log, under flat ``commprof/...`` keys; nothing where capture keeps no summary."""
-        summary = getattr(active(), "summary", None)
-        return {} if summary is None else dict(summary())
+        """What to log, under flat ``commprof/...`` keys; nothing where capture does not run."""
+        profiler = active()
+        return {} if profiler is None else profiler.summary()
 
     def stop(self) -> None:
         """Closes the trace, if this recording opened it."""
