@@ -40,6 +40,7 @@ NOT_RUN = {
     "pip install --no-build-isolation .": SETS_UP,
     "kill -USR2 PID": "needs a rank that trains: tests/integration/test_always_on.py",
     "sbatch job.sbatch": "needs a Slurm cluster",
+    "python -m commprof.live RUN --metrics": "goes on: tests/integration/test_live_run.py",
     "commprof trace RUN -o both.json.gz --merge rank0.pt.trace.json.gz rank1.pt.trace.json.gz": (
         "needs traces of torch.profiler: tests/integration/test_timeline_live.py"
     ),
@@ -48,6 +49,8 @@ NOT_RUN = {
 NOT_RUN_KINDS = {
     "torchrun --nnodes": TWO_HOSTS,
     "python -m commprof.run --nnodes 2": TWO_HOSTS,
+    "python -m commprof.run --nproc 8 --workload transformer:sequence=128 --batch-size 16 "
+    "--steps 50": "minutes, or two hosts: tests/integration/test_run_again.py",
 }
 #: Libraries without which a line that has the word is left out, visibly.
 NEEDS = {"--workload lora": "peft", "lora:size=7b": "peft", "data=digits": "sklearn"}
@@ -62,6 +65,12 @@ OUTPUT = {
     ("docs/strategies.md", "resnet50: 23,528,522"): "tests/unit/test_strategies_page.py",
     ("docs/strategies.md", "lora: 114,688"): "tests/unit/test_strategies_page.py",
     ("docs/trace_format.md", "file header"): "a picture",
+    ("docs/clusters.md", "hosts  ranks  MB per step"): "tests/unit/test_host_links.py",
+    ("docs/launching.md", "# run.yaml"): "a file, which test_readme.py reads",
+    ("docs/monitoring.md", "with commprof.profile("): "needs a tracker of runs",
+    ("docs/monitoring.md", "scrape_configs:"): "Prometheus's: tests/integration/test_live_run.py",
+    ("docs/watchdog.md", "commprof: watchdog: HANG"): "output",
+    ("docs/watchdog.md", "Collective 45 of group"): "output",
 }
 _TYPED = re.compile(r"(\$ )?(\w+=\S+ )*(python|torchrun|commprof|make|pip|echo|eval|kill|srun) ")
 _OURS = re.compile(r"(?:python -m )?commprof(?:\.(?P<door>run|microbench))? (?P<rest>[^>|;$]*)$")
@@ -104,6 +113,7 @@ def smaller(line: str, here: Path) -> str:
     line = re.sub(r"-e 64M\b", "-e 1M", line)
     line = re.sub(r"(commprof\.microbench) ", r"\1 -e 4K -n 5 ", line)
     line = re.sub(r"(--format html)", r"\1 --force", line)
+    line = re.sub(r"(commprof top RUN)$", r"\1 --once", line)  # or it goes on until Ctrl-C
     line = re.sub(r"(--trial [^ ]+?)(,rounds=\d+)?(?= |$)", r"\1,rounds=4", line)
     given = "" if re.search(r"\.py\b|-m package", line) else f"--workload {TINY} "
     if given and "--trial" not in line:
@@ -128,6 +138,7 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     for copy in ("BEFORE", "AFTER", "DIR", "run1"):
         shutil.copytree(here / "RUN", here / copy)
     (here / "commprof-trace").mkdir()
+    (here / "run.yaml").write_text("world-sizes: [1, 2]\nstrategy: [ddp, fsdp]\n")
     (here / "bin").mkdir()
     for name, module in {"python": "", "commprof": "-m commprof", "torchrun": TORCHRUN}.items():
         shim = here / "bin" / name
