@@ -113,6 +113,7 @@ def smaller(line: str, here: Path) -> str:
     line = re.sub(r"-e 64M\b", "-e 1M", line)
     line = re.sub(r"(commprof\.microbench) ", r"\1 -e 4K -n 5 ", line)
     line = re.sub(r"(--format html)", r"\1 --force", line)
+    line = re.sub(r"(--metrics) ", r"\1 --metrics-address 127.0.0.1:0 ", line)
     line = re.sub(r"(commprof top RUN)$", r"\1 --once", line)  # or it goes on until Ctrl-C
     line = re.sub(r"(--trial [^ ]+?)(,rounds=\d+)?(?= |$)", r"\1,rounds=4", line)
     given = "" if re.search(r"\.py\b|-m package", line) else f"--workload {TINY} "
