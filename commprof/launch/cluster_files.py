@@ -100,7 +100,8 @@ def slurm(job: ClusterJob) -> str:
     command = _torchrun(job, '"$SLURM_NODEID"', '"$first"')
     lines += [
         f"mkdir -p {shlex.quote(job.directory)}",
-        'first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
+        'hosts=$(scontrol show hostnames "$SLURM_JOB_NODELIST")',
+        "first=${hosts%%$'\\n'*}",
         "export first",
         # Each node's shell fills in its own number.
         f"srun --kill-on-bad-exit=1 bash -c {shlex.quote(command)}",

@@ -131,5 +131,7 @@ class Forks:
     ) -> None:
         """Ends the warm Python, not what it started."""
         assert self._python.stdin is not None
+        assert self._python.stdout is not None
         self._python.stdin.close()
         self._python.wait(10)
+        self._python.stdout.close()

@@ -31,7 +31,7 @@ JOB = ClusterJob(
 
 FAKES = {
     "srun": 'shift; SLURM_NODEID=2 exec "$@"',
-    "scontrol": "echo node-a; echo node-b",
+    "scontrol": "echo node-a; sleep 0.1; echo node-b",
     "torchrun": 'printf "%s\\n" "$@" "OUT=$COMMPROF_OUT" "IF=$GLOO_SOCKET_IFNAME"',
 }
 
