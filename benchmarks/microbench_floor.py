@@ -61,12 +61,11 @@ def _measure(ranks: int, groups: int, turns: int, sizes: list[int]) -> list[dict
     import microbench_floor_rank
     from torch.utils import cpp_extension
 
-    build = Path(tempfile.gettempdir()) / "commprof-microbench-floor"
-    build.mkdir(exist_ok=True)
     source = str(HERE / "microbench_floor.cpp")
-    floor = cpp_extension.load("microbench_floor", [source], build_directory=str(build))
     with tempfile.TemporaryDirectory() as directory:
         base = Path(directory)
+        # A directory kept between runs may hold the lock of a build that was ended.
+        floor = cpp_extension.load("microbench_floor", [source], build_directory=directory)
         plan = {
             "floor": floor.__file__,
             "sizes": sizes,

@@ -8,7 +8,6 @@ import socket
 import sys
 import time
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,6 +16,7 @@ import torch.distributed as dist
 from commprof import _native
 from commprof.errors import CommprofError
 from commprof.trace import schema
+from commprof.trace.processes import link_of, text_of
 
 
 def rank_and_world_size() -> tuple[int, int]:
@@ -38,7 +38,8 @@ def rank_and_world_size() -> tuple[int, int]:
 
 def clock_identity() -> list[str]:
     """Boot and time namespace: where both are equal, CLOCK_MONOTONIC is. Empty if not known."""
-    return [_first_line("/proc/sys/kernel/random/boot_id"), _link("/proc/self/ns/time")]
+    boot_id = text_of("/proc/sys/kernel/random/boot_id").strip()
+    return [boot_id, link_of("/proc/self/ns/time")]
 
 
 def machine() -> dict[str, Any]:
@@ -48,7 +49,7 @@ def machine() -> dict[str, Any]:
         "hostname": socket.gethostname(),
         "boot_id": boot_id,
         "time_namespace": time_namespace,
-        "pid_namespace": _link("/proc/self/ns/pid"),
+        "pid_namespace": link_of("/proc/self/ns/pid"),
         "cpu_model": _cpu_model(),
         "cpu_count": os.cpu_count() or 0,
         "usable_cpu_count": len(os.sched_getaffinity(0)),
@@ -114,25 +115,8 @@ def _native_thread_id() -> int:
     return threading.get_native_id()
 
 
-def _first_line(path: str) -> str:
-    try:
-        return Path(path).read_text().split("\n", 1)[0]
-    except OSError:
-        return ""
-
-
-def _link(path: str) -> str:
-    try:
-        return os.readlink(path)
-    except OSError:
-        return ""
-
-
 def _cpu_model() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    except OSError:
-        pass
+    for line in text_of("/proc/cpuinfo").splitlines():
+        if line.startswith("model name"):
+            return line.split(":", 1)[1].strip()
     return platform.processor() or platform.machine()

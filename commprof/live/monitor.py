@@ -31,10 +31,10 @@ from commprof.live.outputs import (
     replace_file,
     write_to,
 )
-from commprof.live.processes import identity
 from commprof.live.settings import Settings
 from commprof.live.state import JobState
 from commprof.predict.machine_profile import load_profile
+from commprof.trace.processes import identity
 
 #: How soon it sees that the job has ended.
 _ALERT_S: Final = 0.5

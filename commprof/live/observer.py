@@ -11,11 +11,12 @@ from typing import Any, Final
 from commprof.live import gradients
 from commprof.live.follow import TraceTail
 from commprof.live.followed import Followed, metadata_of
+from commprof.live.host_counters import own_process, rank_process, this_host
 from commprof.live.job import JobTail, newest_job
-from commprof.live.processes import Here, own_process
 from commprof.live.state import JobState, MonitorState, RankState
 from commprof.predict.cost_model import OTHER_HOST, SAME_HOST, CostCurve
 from commprof.predict.machine_profile import MachineProfile
+from commprof.trace.processes import Here
 from commprof.trace.schema import OPS
 from commprof.units import ns_to_s
 
@@ -123,7 +124,7 @@ class Observer:
             monitor=MonitorState(
                 cpu_s, resident, look_s, world.steps.left_out, tuple(problems[:_MOST_PROBLEMS])
             ),
-            host=self._here.host(),
+            host=this_host(),
             finished=all(state.status in ("ended", "gone") for state in ranks),
         )
 
@@ -132,7 +133,7 @@ def _rank_state(
     rank: int, tail: TraceTail, world: Followed, here: Here, job: JobTail | None
 ) -> RankState:
     metadata = metadata_of(tail)
-    process, lives = here.process(metadata)
+    process, lives = rank_process(here, metadata)
     summaries = world.summaries[rank]
     plain, sent = world.compressed.get(rank, (0.0, 0.0))
     common: dict[str, Any] = {

@@ -15,9 +15,9 @@ from typing import Final
 
 from commprof.errors import UsageError
 from commprof.live.endpoint import listen, parse_address
-from commprof.live.processes import identity
 from commprof.live.settings import METRICS_VARIABLE, Settings, settings_of_environment
 from commprof.predict.machine_profile import load_profile
+from commprof.trace.processes import identity
 
 #: What the monitor says, in the run directory.
 LOG_FILE: Final = "monitor.log"

@@ -12,9 +12,10 @@ from commprof.live.follow import TraceTail
 from commprof.live.hang import Process
 from commprof.live.rank_state import RankState, common_names
 from commprof.trace import schema
+from commprof.trace.processes import Here
 from commprof.trace.ring_tail import RingTail
 from commprof.trace.schema import Records
-from commprof.watch.processes import ProcessWatch, is_here
+from commprof.watch.processes import ProcessWatch
 
 #: Of a trace that is there already, so much is read of what was recorded before.
 _RECENT_BYTES = 4 << 20
@@ -109,7 +110,8 @@ class RankFeed:
     def _begin(self) -> None:
         metadata = self.metadata
         self.state = RankState(metadata["rank"], metadata["world_size"])
-        if not is_here(metadata["machine"]):
+        here = Here()
+        if not (here.shares_pids(metadata) and here.shares_clock(metadata)):
             return
         self._watch = ProcessWatch(metadata["pid"])
         if metadata["ring_prefix"]:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-
 from commprof.live.hang import DEAD, Process
+from commprof.trace.processes import PROC, stat_of, text_of
 
 #: Looks in a row that must find a process asleep in the kernel: each page fault is such a sleep.
 _LOOKS = 4
@@ -44,45 +42,20 @@ class ProcessWatch:
         )
 
 
-def is_here(machine: dict[str, str]) -> bool:
-    """Whether a trace's process shares this one's boot, and PID and time namespaces."""
-    here = _first_line("/proc/sys/kernel/random/boot_id"), _link("/proc/self/ns/pid")
-    clock = _link("/proc/self/ns/time")
-    there = machine.get("boot_id"), machine.get("pid_namespace")
-    return bool(here[0]) and there == here and machine.get("time_namespace") == clock
-
-
 def _stat(pid: int) -> tuple[str, int]:
     """State code and start time; ("", 0) of a process that is gone."""
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        return fields[0], int(fields[19])
-    except (OSError, IndexError, ValueError):
+        found = stat_of(pid)
+    except OSError:
         return "", 0
+    return ("", 0) if found is None else (found.code, found.start_ticks)
 
 
 def _tracer(pid: int) -> str:
-    try:
-        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    except OSError:
-        return "unknown"
+    lines = text_of(PROC / str(pid) / "status").splitlines()
     return next((line.split()[1] for line in lines if line.startswith("TracerPid:")), "unknown")
 
 
 def _kernel_place(pid: int) -> str:
-    place = _first_line(f"/proc/{pid}/wchan")
+    place = text_of(PROC / str(pid) / "wchan").split("\n", 1)[0]
     return f" in {place}" if place not in ("", "0") else ""
-
-
-def _first_line(path: str) -> str:
-    try:
-        return Path(path).read_text().split("\n", 1)[0]
-    except OSError:
-        return ""
-
-
-def _link(path: str) -> str:
-    try:
-        return os.readlink(path)
-    except OSError:
-        return ""

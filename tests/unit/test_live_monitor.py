@@ -19,11 +19,12 @@ from commprof.commands import main
 from commprof.errors import UsageError
 from commprof.live import monitor as monitors
 from commprof.live.gradients import newest
+from commprof.live.host_counters import rank_process, this_host
 from commprof.live.monitor import Monitor, address_file
-from commprof.live.processes import Here, identity
 from commprof.live.settings import METRICS_VARIABLE, Settings, parse, settings_of_environment
 from commprof.live.start import start_in_rank, start_monitor
 from commprof.live.state import GradientState
+from commprof.trace.processes import Here, State, identity
 from tests.support.growing import GrowingRun
 from tests.support.run_directories import ranks_of
 from tests.support.trace_bytes import metadata
@@ -178,24 +179,28 @@ def test_a_process_is_told_from_a_later_one_of_its_number() -> None:
     now = {**metadata()["clock"], "monotonic_ns": time.monotonic_ns()}
     mine = metadata(pid=os.getpid(), machine={**machine, "boot_id": boot_id, **spaces}, clock=now)
     here = Here()
-    process, lives = here.process(mine)
+    process, lives = rank_process(here, mine)
     assert lives is True
     assert process is not None
     assert process.cpu_s > 0
     assert process.resident_bytes > 1_000_000
     old = {**now, "monotonic_ns": 1}  # before this process began
-    assert here.process({**mine, "clock": old}) == (None, False)
-    assert here.process({**mine, "pid": 2**22 + 1}) == (None, False)
-    assert here.process(metadata()) == (None, None)  # another host's
+    assert rank_process(here, {**mine, "clock": old}) == (None, False)
+    assert rank_process(here, {**mine, "pid": 2**22 + 1}) == (None, False)
+    assert rank_process(here, metadata()) == (None, None)  # another host's
 
 
 def test_this_host() -> None:
-    host = Here().host()
+    host = this_host()
     assert host is not None
     assert 0 < host.memory_available_bytes <= host.memory_bytes
     assert host.cpu_busy_s > 0
     assert "lo" in host.interfaces
-    assert Here(Path("/nowhere")).host() is None
+
+
+def test_where_no_procfs_is_mounted(tmp_path: Path) -> None:
+    assert this_host(tmp_path) is None
+    assert Here(tmp_path).find(metadata(pid=os.getpid())) == (State.UNKNOWN, None)
 
 
 def test_what_ranks_say_of_their_gradients(tmp_path: Path) -> None:
