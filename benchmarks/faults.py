@@ -32,7 +32,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
-from tests.support import faults  # noqa: E402
+from tests.support import fault_list, faults  # noqa: E402
 from tests.support.faults import Fault, Verdict, try_fault  # noqa: E402
 from tests.support.forks import Forks  # noqa: E402
 from tests.support.netns import Hosts, unavailable  # noqa: E402
@@ -96,13 +96,13 @@ def matrix(args: argparse.Namespace) -> int:
 
 def _faults() -> Iterator[tuple[Fault, str]]:
     """All of them, and why one cannot be tried here."""
-    yield from ((fault, "") for fault in faults.FAULTS)
+    yield from ((fault, "") for fault in fault_list.FAULTS)
     with faults.memory_cgroup(1 << 30) as cgroup:
         no_cgroup = "" if cgroup else "no cgroup can be made"
-    yield faults.OUT_OF_MEMORY, no_cgroup
+    yield fault_list.OUT_OF_MEMORY, no_cgroup
     no_mount = "" if faults.can_mount() else "no file system can be mounted"
-    yield from ((fault, no_mount) for fault in faults.DISK_FAULTS)
-    yield from ((fault, unavailable()) for fault in faults.NETWORK_FAULTS)
+    yield from ((fault, no_mount) for fault in fault_list.DISK_FAULTS)
+    yield from ((fault, unavailable()) for fault in fault_list.NETWORK_FAULTS)
 
 
 def _one(fault: Fault, forks: Forks) -> Verdict:
@@ -110,10 +110,10 @@ def _one(fault: Fault, forks: Forks) -> Verdict:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         directory.chmod(0o755)
         hosts = []
-        if fault in faults.NETWORK_FAULTS:
+        if fault in fault_list.NETWORK_FAULTS:
             hosts = stack.enter_context(Hosts(2, "1gbit")).names
         cgroup = ""
-        if fault is faults.OUT_OF_MEMORY:
+        if fault is fault_list.OUT_OF_MEMORY:
             cgroup = stack.enter_context(faults.memory_cgroup(1 << 30))
         return try_fault(fault, forks, directory, hosts, cgroup)
 

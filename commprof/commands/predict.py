@@ -77,7 +77,7 @@ Lists with commas are combined, each with each. See docs/prediction.md.
     def run(self, args: argparse.Namespace) -> int:
         """Predicts and prints."""
         recorded, refused = read_recorded(args.run)
-        base = base_of(recorded, args.from_world_size)
+        base = base_of(recorded, args.from_world_size, refused)
         profile, source = _profile(args, recorded)
         replay = Replay(base.schedule, profile, compute_by_batch(recorded, base.schedule))
         others = [each for each in recorded if each is not base and each.schedule.world_size > 1]

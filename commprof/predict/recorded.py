@@ -45,11 +45,14 @@ def read_recorded(directory: Path) -> tuple[list[Recorded], list[str]]:
     return found, refused
 
 
-def base_of(recorded: Sequence[Recorded], world_size: int | None = None) -> Recorded:
+def base_of(
+    recorded: Sequence[Recorded], world_size: int | None = None, refused: Sequence[str] = ()
+) -> Recorded:
     """The one to replay: of this world size, else the largest whose ranks have cores of their own.
 
     Raises:
-        CommprofError: there is none of 2 ranks or more, or not of this world size.
+        CommprofError: there is none of 2 ranks or more, or not of this world size; ``refused`` says
+            why others were left out.
     """
     usable = [each for each in recorded if each.schedule.world_size > 1]
     if world_size is not None:
@@ -60,6 +63,7 @@ def base_of(recorded: Sequence[Recorded], world_size: int | None = None) -> Reco
         raise CommprofError(
             f"no step of {wanted} can be replayed (recorded: {sizes}); record one with "
             "python -m commprof.run --world-sizes 2"
+            + "".join(f"\n  left out: {reason}" for reason in refused)
         )
     free = [each for each in usable if each.schedule.placement.crowding() == 1.0]
     return max(

@@ -113,14 +113,20 @@ def read_schedule(run: WorldRun) -> Schedule:
     """The schedule of one world size.
 
     Raises:
-        CommprofError: a rank is missing, or there are too few steps of the kind that can be
-            replayed: one synchronised backward pass of DistributedDataParallel each.
+        CommprofError: a rank is missing, candidates of a trial shared the steps, or there are too
+            few of the kind that can be replayed: one synchronised backward pass of
+            DistributedDataParallel each.
     """
     name = f"{run.directory} ({run.world_size} ranks)"
     missing = [rank for rank in range(run.world_size) if rank not in run.traces]
     if missing:
         raise CommprofError(
             f"{name}: no trace of rank {', '.join(map(str, missing))}; a prediction needs all ranks"
+        )
+    if any("trial" in trace.metadata for trace in run.traces.values()):
+        raise CommprofError(
+            f"{name}: candidates of a trial took turns in its steps; a prediction needs steps of "
+            "one setting: record them without --trial"
         )
     recorded = [on_device_timeline(run.traces[rank]) for rank in range(run.world_size)]
     clocks = rank_clocks(recorded)

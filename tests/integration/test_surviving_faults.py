@@ -9,14 +9,16 @@ from pathlib import Path
 import pytest
 
 from commprof import _native
-from tests.support import faults
+from tests.support import fault_list, faults
 from tests.support.faults import Fault, Verdict, try_fault
 from tests.support.forks import Forks
+from tests.support.netns import Hosts
 
 pytestmark = [
     pytest.mark.once_per_change(
         *("csrc/core", "csrc/torch", "commprof/boot", "commprof/capture", "commprof/trace"),
-        *("commprof/analysis", "tests/support/faults.py", "tests/support/scripts/faulty.py"),
+        *("commprof/analysis", "tests/support/faults.py", "tests/support/fault_list.py"),
+        "tests/support/scripts/faulty.py",
     ),
     pytest.mark.skipif(_native.native is None, reason="needs the C++ module"),
 ]
@@ -37,12 +39,12 @@ def named(fault: Fault) -> str:
     return fault.name
 
 
-@pytest.mark.parametrize("fault", faults.FAULTS, ids=named)
+@pytest.mark.parametrize("fault", fault_list.FAULTS, ids=named)
 def test_a_fault_in_a_job(fault: Fault, forks: Forks, tmp_path: Path) -> None:
     check(try_fault(fault, forks, tmp_path))
 
 
-@pytest.mark.parametrize("fault", faults.DISK_FAULTS, ids=named)
+@pytest.mark.parametrize("fault", fault_list.DISK_FAULTS, ids=named)
 def test_a_fault_of_the_disk(fault: Fault, forks: Forks, tmp_path: Path) -> None:
     if not faults.can_mount():
         pytest.skip("needs to mount a tmpfs")
@@ -55,4 +57,11 @@ def test_running_out_of_memory_in_a_cgroup(forks: Forks, tmp_path: Path) -> None
     with faults.memory_cgroup(1 << 30) as cgroup:
         if not cgroup:
             pytest.skip("needs a cgroup of its own")
-        check(try_fault(faults.OUT_OF_MEMORY, forks, tmp_path, cgroup=cgroup))
+        check(try_fault(fault_list.OUT_OF_MEMORY, forks, tmp_path, cgroup=cgroup))
+
+
+@pytest.mark.needs_netns
+@pytest.mark.parametrize("fault", fault_list.NETWORK_FAULTS, ids=named)
+def test_a_fault_between_hosts(fault: Fault, forks: Forks, tmp_path: Path) -> None:
+    with Hosts(2, "1gbit") as hosts:
+        check(try_fault(fault, forks, tmp_path, hosts.names))

@@ -108,6 +108,8 @@ def test_the_base_has_cores_for_all_its_ranks() -> None:
     assert base_of(runs, 8).name == "8"
     with pytest.raises(CommprofError, match="recorded: 1, 2, 8"):
         base_of(runs, 3)
+    with pytest.raises(CommprofError, match=r"recorded: none.*\n  left out: no trace of rank 1"):
+        base_of([], refused=["no trace of rank 1"])
 
 
 def test_compute_by_batch() -> None:

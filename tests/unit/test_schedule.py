@@ -73,6 +73,12 @@ def test_a_missing_rank_is_refused() -> None:
         read_schedule(world_run([rank_of(0)], world_size=2))
 
 
+def test_the_steps_of_a_trial_are_refused() -> None:
+    trial = {"plan": "none,fp16", "first_step": 1, "begin_monotonic_ns": 0, "left_out": {}}
+    with pytest.raises(CommprofError, match=r"candidates of a trial .* without --trial"):
+        read(rank_of(0, trial=trial), rank_of(1, trial=trial))
+
+
 def test_steps_without_a_backward_pass_are_refused() -> None:
     rank = Rank(0, 1)
     for step in range(5):

@@ -1,0 +1,140 @@
+"""Each fault of the matrix: what is done, and what the report must say of it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from contextlib import suppress
+
+from tests.support.faults import Fault, Job
+
+
+def kill_from_outside(job: Job) -> None:
+    """SIGKILL at no particular moment of a step."""
+    job.await_step(20)
+    os.kill(job.ranks[-1].pid, signal.SIGKILL)
+
+
+def remove_directory(job: Job) -> None:
+    """``rm -r`` of the run directory."""
+    job.await_step(20)
+    subprocess.run(["rm", "-rf", str(job.traces)], check=True)
+
+
+def link_down(job: Job) -> None:
+    """The second host's network goes away and does not come back."""
+    job.await_step(20)
+    subprocess.run(["ip", "-n", job.hosts[-1], "link", "set", "eth0", "down"], check=True)
+
+
+def link_flaps(job: Job) -> None:
+    """The second host's network loses everything for 60 ms, again and again."""
+    for step in (15, 30, 45):
+        job.await_step(step)
+        for state, pause_s in (("down", 0.06), ("up", 0.0)):
+            command = ["ip", "-n", job.hosts[-1], "link", "set", "eth0", state]
+            subprocess.run(command, check=True)
+            time.sleep(pause_s)
+
+
+def fill_disk(job: Job) -> None:
+    """No byte is left where the traces go."""
+    job.await_step(20)
+    if not job.traces.is_dir():
+        return  # without commprof there is nothing to fill
+    with suppress(OSError), (job.traces / "filler").open("wb", buffering=0) as file:
+        while True:
+            file.write(bytes(4096))
+
+
+def make_read_only(job: Job) -> None:
+    """No file can be made or removed any more where the traces go."""
+    job.await_step(20)
+    if job.traces.is_dir():
+        job.traces.chmod(0o555)
+
+
+FAULTS: tuple[Fault, ...] = (
+    Fault("no fault", cause="Steps were found"),
+    Fault("SIGKILL", "kill", cause=r"rank 1 never closed its trace: its process \d+ is gone"),
+    Fault(
+        "SIGKILL at any moment",
+        outside=kill_from_outside,
+        steps=100_000,
+        cause=r"rank 1 never closed its trace: its process \d+ is gone",
+    ),
+    Fault("SIGSEGV", "segfault", cause=r"rank 1 never closed its trace: its process \d+ is gone"),
+    Fault(
+        "SIGSTOP, SIGCONT",
+        "stop",
+        cause=r"rank 1 did not run for 1\.\d s \(once, \d+\.\d s after its start\)",
+    ),
+    Fault(
+        "exception",
+        "raise",
+        cause=r"rank 1 failed: it raised LookupError: the user's own <b>mistake</b>\\x1b\[31m",
+    ),
+    Fault("sys.exit(3)", "exit", cause=r"rank 0 failed: it raised \w+Error: .*gloo"),
+    Fault(
+        "os._exit(9)",
+        "exit_at_once",
+        cause=r"rank 1 never closed its trace: its process \d+ is gone",
+    ),
+    Fault(
+        "no memory left (RLIMIT_AS)",
+        "exhaust_memory",
+        memory_bytes=6 << 30,
+        cause=r"rank 1 failed: it raised RuntimeError: .*alloc",
+    ),
+    Fault("fork in the job", "fork", cause="Steps were found"),
+    Fault("mp.spawn in the job", "spawn", cause="Steps were found"),
+    Fault(
+        "run directory deleted",
+        outside=remove_directory,
+        steps=400,
+        cause="Steps were found",
+    ),
+)
+"""Those that need nothing of the machine."""
+
+NETWORK_FAULTS: tuple[Fault, ...] = (
+    Fault(
+        "partitioned host",
+        outside=link_down,
+        steps=100_000,
+        environment={"PATIENCE": "8"},
+        cause=r"rank 1 failed: it raised \w+Error: .*(Timed out|timed out|gloo)",
+    ),
+    Fault("lossy host", outside=link_flaps, steps=60, cause="Steps were found"),
+)
+"""Those between hosts: they need namespaces."""
+
+DISK_FAULTS: tuple[Fault, ...] = (
+    Fault(
+        "full disk",
+        outside=fill_disk,
+        steps=200,
+        disk_bytes=1 << 20,
+        # The disk was full from step 20 on; the flush before was at most 0.2 s earlier.
+        may_lose=200,
+        cause=r"rank [01] could not write its trace \d+\.\d s after its start: No space left",
+    ),
+    Fault(
+        "read-only run directory",
+        outside=make_read_only,
+        steps=200,
+        disk_bytes=8 << 20,
+        uid=65534,
+        cause="Steps were found",
+    ),
+)
+"""Those of the file system: they need to mount one."""
+
+OUT_OF_MEMORY = Fault(
+    "out of memory (cgroup)",
+    "grow",
+    cause=r"rank 1 never closed its trace: its process \d+ is gone",
+)
+"""Needs a cgroup; under a launcher its report also says that it was the kernel."""
