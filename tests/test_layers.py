@@ -181,3 +181,10 @@ def test_a_planted_include_is_found(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
         (tmp_path / name / "a.h").write_text('#include "core/b.h"\n#  include <ATen/ATen.h>\n')
     assert torch_includes(tmp_path) == ["core/a.h includes ATen/ATen.h"]
+
+
+def test_the_architecture_names_every_question_of_the_analysis() -> None:
+    text = (ROOT / "docs/architecture.md").read_text()
+    modules = sorted((ROOT / "commprof/analysis").glob("*.py"))
+    unnamed = [path.name for path in modules if path.name not in text]
+    assert unnamed == ["__init__.py"]
