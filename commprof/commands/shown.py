@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Protocol
 
 from commprof.analysis.cost import Cost
-from commprof.analysis.run import analyse_in_detail, analyse_run
+from commprof.analysis.run import analyse_in_detail
 from commprof.analysis.scaling import RunResult
 from commprof.analysis.strategies import StrategyRow, strategy_rows
 from commprof.analysis.verdict import Verdict, verdict
@@ -42,8 +42,10 @@ def read_shown(directory: Path) -> Shown:
     if not places:
         result, details = analyse_in_detail(directory)
         return _Run(result, verdict(result, details), analyse_trial(directory))
-    results = {place: analyse_run(place) for place in places}
-    return _Comparison(results, strategy_rows(list(results.values())))
+    found = {place: analyse_in_detail(place) for place in places}
+    results = {place: result for place, (result, _) in found.items()}
+    verdicts = tuple(verdict(*each) for each in found.values())
+    return _Comparison(results, strategy_rows(list(results.values())), verdicts)
 
 
 @dataclass(frozen=True)
@@ -71,9 +73,10 @@ class _Run:
 class _Comparison:
     results: dict[Path, RunResult]
     rows: tuple[StrategyRow, ...]
+    verdicts: tuple[Verdict | None, ...]
 
     def text(self, width: int) -> str:
-        return strategies_table.render(self.results, self.rows, width)
+        return strategies_table.render(self.results, self.rows, width, self.verdicts)
 
     def json(self, cost: Cost | None = None) -> str:
         if cost is not None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from commprof.analysis.scaling import RunResult
 from commprof.analysis.strategies import OperationRow, StrategyRow
+from commprof.analysis.verdict import Verdict
 from commprof.report.plain_text import printable, wrapped
 from commprof.report.setup_text import setup_text
 from commprof.report.tabulated import Grid, tabulated, three_digits
@@ -34,11 +35,30 @@ _OPERATION_HEADERS = (
 )
 
 
-def render(results: Mapping[Path, RunResult], rows: Sequence[StrategyRow], width: int) -> str:
-    """The comparison, what failed, and where each strategy's own report is."""
+def render(
+    results: Mapping[Path, RunResult],
+    rows: Sequence[StrategyRow],
+    width: int,
+    verdicts: Sequence[Verdict | None] = (),
+) -> str:
+    """What binds each strategy, the comparison, what failed, and where each one's own report is.
+
+    Args:
+        results: by run directory, one per strategy.
+        rows: of all of them.
+        width: columns that prose is wrapped to.
+        verdicts: as ``results``.
+    """
     context = next(iter(results.values())).context
     heading = [str(context["description"]), setup_text({**context, "strategy": ""})]
     blocks = ["\n".join(textwrap.fill(printable(line), width) for line in heading)]
+    headlines = [
+        f"{result.context.get('strategy')}: {one.headline}"
+        for result, one in zip(results.values(), verdicts, strict=False)
+        if one is not None
+    ]
+    if headlines:
+        blocks.append("\n".join(_bullet(line, width) for line in headlines))
     for table, legend in zip(tables(rows), (LEGEND, OPERATIONS_LEGEND), strict=False):
         blocks += [table, legend]
     notes = [

@@ -162,6 +162,7 @@ SCHEMA = {
             "name": str,
             "ranks": int,
             "samples_per_s": float,
+            "samples_per_s_range": [float],
             "efficiency": float,
             "quartiles_ms": [float],
             "parts": [PARTS],

@@ -34,6 +34,20 @@ def test_the_page_names_every_strategy(run: Path, capsys: pytest.CaptureFixture[
     worlds = [(world["name"], world["ranks"]) for world in data_of(text)["worlds"]]
     assert worlds == [("ddp", 1), ("ddp", 2), ("fsdp", 1), ("fsdp", 2)]
     assert "fsdp: At 2 ranks the step is bound by" in text
+    for world in data_of(text)["worlds"]:
+        low, high = world["samples_per_s_range"]
+        assert low <= world["samples_per_s"] * 1.001
+        assert high >= world["samples_per_s"] * 0.999
+
+
+def test_the_terminal_begins_with_what_binds_each(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["report", str(run)]) == 0
+    text = capsys.readouterr().out
+    verdicts = [line for line in text.splitlines() if "the step is bound by" in line]
+    assert [line.partition(":")[0] for line in verdicts] == ["* ddp", "* fsdp"]
+    assert text.index(verdicts[-1]) < text.index("effi-")
 
 
 def test_markdown_has_the_same_tables(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,6 +6,7 @@ Times of the timeline are whole microseconds. A column of times that only grow h
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
@@ -17,6 +18,7 @@ from commprof.analysis.detail import PARTS, WorldDetail
 from commprof.analysis.drawn_timeline import RankTimeline, Stretches, Timeline
 from commprof.analysis.flights import UNSPLIT, Flights
 from commprof.analysis.full_report import FullReport
+from commprof.analysis.intervals import mean_interval
 from commprof.analysis.predicted import PredictedPoint, Predictions
 from commprof.analysis.scaling import Scaling
 from commprof.analysis.world import WorldResult
@@ -66,6 +68,7 @@ def _world(
         "name": printable(name)[:_LONGEST_NAME],
         "ranks": world.world_size,
         "samples_per_s": world.samples_per_s,
+        "samples_per_s_range": _samples_per_s_range(detail, world),
         "efficiency": scale.efficiency,
         "quartiles_ms": [low, world.step_median_ms, high],
         "parts": [_parts(r.rank, asdict(r.parts)) for r in world.ranks],
@@ -73,6 +76,14 @@ def _world(
         "steps": _steps(detail),
         "timeline": _timeline(drawn),
     }
+
+
+def _samples_per_s_range(detail: WorldDetail, world: WorldResult) -> list[float]:
+    """95 % interval: of the mean step of the slowest rank, at the samples per step measured."""
+    if len(detail.slowest_ms) == 0:
+        return [math.nan, math.nan]
+    step = mean_interval(detail.slowest_ms)
+    return [_rounded(world.samples_per_s * step.value / end) for end in (step.high, step.low)]
 
 
 def _trial(trial: TrialResult | None) -> list[dict[str, Any]]:

@@ -50,7 +50,7 @@ function scalingChart(known, width) {
       shape("text", { class: "tick", x: x(ranks), y: height - MARGIN.bottom + 16, "text-anchor": "middle" },
         ranks)),
     ...data.predicted.flatMap((curve) => predictedCurve(curve, axes)),
-    ...curvesOf(known).flatMap(([curve, kind]) => curve.map((each) => measuredPoint(each, kind, axes))),
+    ...curvesOf(known).flatMap(([curve, kind]) => curve.flatMap((each) => measuredPoint(each, kind, axes))),
   );
   return chart;
 }
@@ -83,16 +83,20 @@ function curvesOf(known) {
 }
 
 function measuredPoint(each, kind, { x, y, ideal }) {
+  const at = x(each.ranks);
   const point = shape("circle", {
-    class: `point ${kind}`, cx: x(each.ranks), cy: y(each.samples_per_s), r: 5, tabindex: 0,
+    class: `point ${kind}`, cx: at, cy: y(each.samples_per_s), r: 5, tabindex: 0,
   });
+  const [low, high] = each.samples_per_s_range;
+  const whisker = low === null ? [] : [shape("line", { class: `line ${kind}`, x1: at, x2: at, y1: y(low), y2: y(high) })];
+  const range = low === null ? "" : `, ${digits(low)} to ${digits(high)} by its steps`;
   explain(point, () => [
     worldText(each),
-    `${digits(each.samples_per_s)} samples/s measured`,
+    `${digits(each.samples_per_s)} samples/s measured${range}`,
     `${digits(ideal(each.ranks))} samples/s would be ideal`,
     `efficiency ${percent(each.efficiency)}`,
   ]);
-  return point;
+  return [...whisker, point];
 }
 
 function predictedCurve(curve, { x, y }) {
