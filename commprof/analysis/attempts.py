@@ -125,11 +125,19 @@ def _offset(trace: Trace) -> int:
     return int(clock["realtime_ns"]) - int(clock["monotonic_ns"])
 
 
+def _last_ns(trace: Trace) -> float:
+    """Of its last record, by the wall clock; without one there is no time of a fault to go by."""
+    if not len(trace.records):
+        return math.inf
+    return int(trace.records["timestamp_ns"][-1]) + _offset(trace)
+
+
 def _ending(number: int, traces: list[Trace], endings: Endings | None) -> str:
     launched = [a for a in endings.attempts if a.attempt == number] if endings else []
     for rank, code in (launched[-1].exit_codes if launched else {}).items():
         return f"rank {rank}: {exit_text(code, launched[-1].oom_kills)}"
-    cut_off = [trace for trace in traces if not trace.complete]
+    # Of several that were killed, the launcher's SIGTERM to the others came after the fault.
+    cut_off = sorted((trace for trace in traces if not trace.complete), key=_last_ns)
     for trace in [*cut_off, *(t for t in traces if t.metadata.get("ending", {}).get("error"))]:
         return rank_problems(trace)[0]
     return ""

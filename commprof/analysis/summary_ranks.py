@@ -78,8 +78,11 @@ def late_rank(traces: Sequence[Trace], summaries: Sequence[Summary]) -> SummaryL
     waited_for = _waited_for(summaries)
     rows = len(waited_for)
     step_ns = histogram.quantile(histogram.merge(s.steps for s in summaries), 0.5)
+    error = histogram.merge(s.arrival_clock_error for s in summaries)
+    error_ns = histogram.quantile(error, 0.95) if error.count else 0.0  # one clock for all
     # Its figures are per row, which holds this many steps.
-    found = find_late_rank(waited_for, step_ns * steps / max(1, rows))
+    per_row = steps / max(1, rows)
+    found = find_late_rank(waited_for, step_ns * per_row, error_ns * per_row)
     if found is None:
         return None
     phase, share = _slow_phase(found.rank, summaries)

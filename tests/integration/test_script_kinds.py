@@ -96,6 +96,7 @@ KINDS = {
     "accumulate": Kind("loops", ("accumulate",)),
     "scaler": Kind("loops", ("scaler",)),
     "manual": Kind("loops", ("manual",), steps_end="backward"),
+    "marked": Kind("loops", ("marked",), steps_end="declared"),
     # Seven updates, of which the step with two iterations counts in no figure.
     "skip": Kind("loops", ("skip",), steps=6),
 }

@@ -258,6 +258,16 @@ def test_across_hosts_the_late_rank_is_named_with_the_clocks_error(tmp_path: Pat
     assert "known within 40 us for 95 % of the collectives, 90 us for all, by the hosts'" in text
 
 
+def test_across_hosts_nobody_is_named_for_less_than_the_clocks_may_be_off_by(
+    tmp_path: Path,
+) -> None:
+    errors = document([60 * MS] * 40)
+    (found,) = analyse_run(
+        four_ranks(tmp_path, hosts=2, links=state_of(), arrival_clock_error=errors)
+    ).summaries
+    assert found.late_rank is None
+
+
 @pytest.mark.parametrize("state", [state_of(clock=0), state_of(heard=0)])
 def test_across_hosts_that_do_not_hear_of_each_other_nobody_is_named(
     tmp_path: Path, state: dict[str, int]

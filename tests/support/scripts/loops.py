@@ -2,6 +2,7 @@
 
 `accumulate`: four backward passes an update. `scaler`: GradScaler leaves out the first update
 and a later one. `skip`: the script leaves an update out itself. `manual`: no optimizer at all.
+`marked`: the same, and the script says where its steps end.
 """
 
 import contextlib
@@ -16,6 +17,12 @@ STEPS = 8
 SKIPPED = 5
 
 
+def end_step() -> None:
+    import commprof
+
+    commprof.step()
+
+
 def main() -> None:
     kind = sys.argv[1]
     dist.init_process_group("gloo")
@@ -23,7 +30,7 @@ def main() -> None:
     torch.manual_seed(rank)
     model = nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 4))
     ddp = DistributedDataParallel(model)
-    optimizer = None if kind == "manual" else torch.optim.SGD(model.parameters())
+    optimizer = None if kind in ("manual", "marked") else torch.optim.SGD(model.parameters())
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0, enabled=kind == "scaler")
     for step in range(STEPS):
         model.zero_grad()
@@ -33,13 +40,15 @@ def main() -> None:
                 if step in (0, SKIPPED) and kind == "scaler":
                     loss = loss * float("inf")
                 scaler.scale(loss).backward()
-        if kind == "manual":
+        if optimizer is None:
             with torch.no_grad():
                 for parameter in model.parameters():
                     parameter.sub_(parameter.grad, alpha=1e-2)
-        elif optimizer is not None and (kind != "skip" or step != SKIPPED):
+        elif kind != "skip" or step != SKIPPED:
             scaler.step(optimizer)
             scaler.update()
+        if kind == "marked":
+            end_step()
     sys.stdout.write(f"rank {rank} {loss.item().hex()}\n")
     dist.barrier()
     dist.destroy_process_group()
