@@ -125,7 +125,7 @@ def test_the_timeline_answers_the_pointer(page: Page) -> None:
         if "all_reduce" in text_of(page, "#tooltip"):
             break
     tip = text_of(page, "#tooltip")
-    assert "all_reduce 4 MB on rank 0" in tip
+    assert "bucket 0: all_reduce 4 MB on rank 0" in tip
     assert "negotiate" in tip
     page.click(left + 64 + (width - 64) * step / 40, top + 22 + 12 + 6 + 6)
     assert page.value("document.querySelectorAll('#timeline-chosen tbody tr').length") == 4

@@ -154,7 +154,10 @@ PARTS = {
         float,
     ),
 }
-FLIGHTS = ("issue", "kind", "step", "collective", "negotiate", "queue", "wait", "wire")
+FLIGHTS = (
+    *("issue", "kind", "step", "collective", "bucket"),
+    *("negotiate", "queue", "wait", "wire"),
+)
 STRETCHES = {"begin": [int], "length": [int]}
 SCHEMA = {
     "worlds": [
@@ -230,6 +233,7 @@ def test_the_schema_of_the_page_s_data(plain: FullReport, tmp_path: Path) -> Non
     flights = document["worlds"][1]["timeline"]["ranks"][0]["flights"]
     # Steps from 100 ms on: bucket 0 at 40, bucket 1 at 60, rank 1 is 10 ms late for it.
     assert flights["issue"][:2] == [40_000, 20_000]
+    assert flights["bucket"][:4] == [0, 1, 0, 1]
     assert flights["negotiate"][:2] == [0, 10_000]
     assert flights["wire"][:2] == [10_000, 20_000]
 

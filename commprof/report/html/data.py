@@ -195,6 +195,7 @@ def _flights(part: Flights, origin_ns: int, numbers: Ints) -> dict[str, Any]:
         "kind": part.kind.tolist(),
         "step": _differences(part.step),
         "collective": _differences(np.searchsorted(numbers, part.collective)),
+        "bucket": part.bucket.tolist(),
         "negotiate": np.where(split, _micros(part.negotiate_ns), -1).tolist(),
         "queue": _micros(part.queue_ns).tolist(),
         "wait": _micros(part.wait_ns).tolist(),
