@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 import itertools
 import math
-import shutil
 from pathlib import Path
 
 from commprof.commands.quantities import duration, listed, number, rate, whole
+from commprof.commands.terminal import prose_width, table_width
 from commprof.errors import CommprofError
 from commprof.predict.answers import Answers, answer
 from commprof.predict.build import build_profile
@@ -191,5 +191,5 @@ def _print(
     if args.format == "json":
         print(prediction_json.render(answers, base, source, refused), end="")
         return
-    width = shutil.get_terminal_size((100, 24)).columns
-    print(prediction_table.render(answers, base, source, refused, width), end="")
+    widths = prose_width(), table_width()
+    print(prediction_table.render(answers, base, source, refused, *widths), end="")
