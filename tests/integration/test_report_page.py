@@ -224,6 +224,10 @@ def test_the_page_of_a_trial(page: Page, tmp_path: Path) -> None:
     assert page.value(points) == len(sample().candidates) - 1  # all but the baseline
     page.value("document.querySelector('#trial-picture .point.measured').focus()")
     assert "of none's step" in text_of(page, "#tooltip")
+    page.value("document.querySelector('#trial-picture .bar').focus()")
+    assert "none: " in text_of(page, "#tooltip")
+    assert page.value("document.querySelectorAll('#trial-picture .bar').length") == 1
+    assert page.value("document.getElementById('steps-picture')") is None
     for size in (PHONE, DESKTOP):
         page.size(*size)
         in_sight(page, "#trial-picture")

@@ -201,6 +201,7 @@ SCHEMA = {
     "trial": [
         {"label": str, "role": str} | dict.fromkeys(("step_ms", "value", "low", "high"), float)
     ],
+    "baseline": [{"label": str, **PARTS}],
 }
 
 
@@ -227,6 +228,10 @@ def test_the_schema_of_the_page_s_data(plain: FullReport, tmp_path: Path) -> Non
     check(document, SCHEMA, "data")
     assert document == json.loads(json.dumps(as_dict([predicted], tried)))
     assert {row["role"] for row in document["trial"]} == {"control", "headroom", "candidate"}
+    (baseline,) = document["baseline"]
+    assert baseline["label"] == "none"
+    assert baseline["step"] == pytest.approx(sum(share.ms for share in tried.parts))
+    assert baseline["exposed"] == {share.part: share.ms for share in tried.parts}["exposed"]
     (curve,) = document["predicted"]
     assert curve["setting"] == "as recorded"
     assert [point["ranks"] for point in curve["points"]] == [4, 8]
