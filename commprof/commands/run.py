@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from commprof.commands.dry_run import dry_run_text
-from commprof.commands.output_file import writable_file
+from commprof.commands.output_file import keep_text, writable_file
 from commprof.commands.price import price_of, priced
 from commprof.commands.run_arguments import DESCRIPTION, add_arguments
 from commprof.commands.run_checks import checked_subjects, watch_options_of, world_sizes_of
@@ -16,7 +16,6 @@ from commprof.commands.run_context import run_context, save_config
 from commprof.commands.run_output import chosen_directory, make_directory
 from commprof.commands.run_worlds import (
     INTERRUPTED,
-    keep_text,
     places_of,
     run_world_sizes,
     save_context,
