@@ -57,7 +57,7 @@ def render(
     if result.worlds:
         blocks += cross_checks_blocks(result.worlds, width)
     drawn = partial(_table, width=tables)
-    blocks += summary_table.blocks(result.summaries, drawn, _number)
+    blocks += summary_table.blocks(result.summaries, drawn, _number, width)
     if found := notes(result):
         blocks.append("\n".join(_bullet(note, width) for note in found))
     return "\n\n".join(blocks) + "\n"

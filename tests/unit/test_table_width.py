@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from commprof.analysis.run import analyse_run
 from commprof.analysis.strategies import strategy_rows
 from commprof.analysis.verdict import verdict
 from commprof.commands.terminal import prose_width, table_width
@@ -17,13 +18,20 @@ from commprof.report import strategies_table, table, trial_table
 from commprof.report.collectives_table import collectives_grid
 from commprof.report.tabulated import tabulated
 from tests.support.details import detail
-from tests.unit import test_strategies, test_table, test_trial_table
+from tests.support.results import run_result, world
+from tests.unit import test_strategies, test_summaries, test_table, test_trial_table
 
 
 def run_text(width: int) -> str:
     result = test_table.golden_run()
     details = [detail(world.world_size, backward=60, wait=10, wire=20) for world in result.worlds]
     return table.render(result, width, verdict(result, details), width)
+
+
+def checked_text(width: int) -> str:
+    checks = test_table.golden_run().worlds[1].cross_checks
+    result = run_result(world(2, cross_checks=checks))
+    return table.render(result, width, tables=width)
 
 
 def trial_text(width: int) -> str:
@@ -36,11 +44,19 @@ def strategies_text(width: int) -> str:
     return strategies_table.render(results, strategy_rows(found), width, table_width=width)
 
 
-@pytest.mark.parametrize("text", [run_text, trial_text, strategies_text])
+@pytest.mark.parametrize("text", [run_text, checked_text, trial_text, strategies_text])
 @pytest.mark.parametrize("width", [80, 100])
 def test_no_line_is_wider_than_the_terminal(text: Callable[[int], str], width: int) -> None:
     lines = [line for line in text(width).splitlines() if not line.startswith("  commprof ")]
     assert max(map(len, lines)) <= width
+
+
+def test_what_always_on_mode_summarised_is_no_wider(tmp_path: Path) -> None:
+    test_summaries.two_ranks(tmp_path)
+    lines = table.render(analyse_run(tmp_path), 80, tables=80).splitlines()
+    assert "Last to issue at 2 ranks:" in lines
+    paths = [line for line in lines if str(tmp_path) in line]  # a path is not broken
+    assert max(len(line) for line in lines if line not in paths) <= 80
 
 
 GRIDS = {
