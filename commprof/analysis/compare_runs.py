@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from commprof.analysis.bucket_numbers import NO_BUCKET
 from commprof.analysis.detail import PARTS, WorldDetail
 from commprof.analysis.drawn_timeline import Timeline
 from commprof.analysis.flights import CallKind
@@ -42,7 +43,8 @@ _NO_SETTINGS = {
 class Change:
     """One figure of two runs; medians over the steps, in ms."""
 
-    #: "step" (of the slowest rank), a part of it (mean over ranks), or a kind of collective.
+    #: "step" (of the slowest rank), a part of it (mean over ranks), or a kind of collective, of
+    #: one of DDP's buckets where both runs tell which.
     name: str
     a_ms: float
     b_ms: float
@@ -137,7 +139,8 @@ def _world(a: WorldDetail, b: WorldDetail) -> WorldComparison:
         for name in PARTS
         if name != "step"
     ]
-    before, after = _by_kind(a.timeline), _by_kind(b.timeline)
+    numbered = all(_knows_buckets(run.timeline) for run in (a, b))
+    before, after = _by_kind(a.timeline, numbered), _by_kind(b.timeline, numbered)
     nothing = np.zeros(0)
     kinds = [
         _change(name, before.get(name, nothing), after.get(name, nothing))
@@ -189,34 +192,47 @@ def _thinned(values: Floats) -> Floats:
     return values[:: max(1, math.ceil(len(values) / _MOST_STEPS))]
 
 
-def _by_kind(timeline: Timeline) -> dict[str, Floats]:
+def _knows_buckets(timeline: Timeline) -> bool:
+    return any(bool((rank.flights.bucket != NO_BUCKET).any()) for rank in timeline.ranks)
+
+
+def _by_kind(timeline: Timeline, numbered: bool) -> dict[str, Floats]:
     """Per kind of call its mean time in flight in each step that has such calls, in ms.
 
     Of the kinds with the most time in flight.
+
+    Args:
+        timeline: of one run.
+        numbered: whether a bucket is a kind of its own; both runs must know their numbers.
     """
     if not timeline.kinds:
         return {}
     flights = [rank.flights for rank in timeline.ranks]
-    kind, step, time_ns = (
+    kind, bucket, step, time_ns = (
         np.concatenate([getattr(each, name) for each in flights])
-        for name in ("kind", "step", "duration_ns")
+        for name in ("kind", "bucket", "step", "duration_ns")
     )
-    total = np.bincount(kind, weights=time_ns, minlength=len(timeline.kinds))
+    keys = np.stack([kind, bucket if numbered else np.full_like(bucket, NO_BUCKET)], axis=1)
+    distinct, row = np.unique(keys, axis=0, return_inverse=True)
+    row = row.reshape(-1)
+    total = np.bincount(row, weights=time_ns, minlength=len(distinct))
     found: dict[str, Floats] = {}
     for chosen in np.argsort(-total, kind="stable")[:_MOST_KINDS].tolist():
-        rows = kind == chosen
-        count = np.bincount(step[rows])
+        mine = row == chosen
+        count = np.bincount(step[mine])
         if len(count):
-            summed = np.bincount(step[rows], weights=time_ns[rows])
-            found[_kind_name(timeline.kinds[chosen])] = (
+            number, index = distinct[chosen].tolist()
+            summed = np.bincount(step[mine], weights=time_ns[mine])
+            found[_kind_name(timeline.kinds[number], index)] = (
                 summed[count > 0] / count[count > 0] / NS_PER_MS
             )
     return found
 
 
-def _kind_name(kind: CallKind) -> str:
-    words = (kind.op, kind.dtype, f"{kind.size_bytes / 1e6:.4g} MB", f"group {kind.group}")
-    return " ".join(filter(None, words))
+def _kind_name(kind: CallKind, bucket: int) -> str:
+    numbered = "" if bucket == NO_BUCKET else f"bucket {bucket}"
+    size = f"{kind.size_bytes / 1e6:.4g} MB"
+    return " ".join(filter(None, (kind.op, kind.dtype, size, numbered, f"group {kind.group}")))
 
 
 def _settings(a: Mapping[str, Any], b: Mapping[str, Any]) -> tuple[Setting, ...]:

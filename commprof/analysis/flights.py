@@ -24,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from commprof.analysis.bandwidth import sizes_bytes
+from commprof.analysis.bucket_numbers import bucket_numbers
 from commprof.analysis.calls import group_sizes
 from commprof.analysis.matching import Matching, match
 from commprof.analysis.measured import MeasuredWorld
@@ -58,6 +59,8 @@ class Flights:
     kind: Ints
     #: The same on all ranks for one collective.
     collective: Ints
+    #: Index of DDP's gradient bucket; ``NO_BUCKET`` where there is none, or it is not known.
+    bucket: Ints
     issue_ns: Ints
     #: ``UNSPLIT`` where the parts are not known.
     negotiate_ns: Ints
@@ -98,9 +101,11 @@ def flights(seen: MeasuredWorld) -> tuple[list[Flights], tuple[CallKind, ...]]:
     split = matching.split
     parts = [split(part) for part in _flight_parts(seen, matching, issue)]
     kind_of, member, issued = (split(x) for x in (kind.reshape(-1), matching.member, issue))
+    bucket = [bucket_numbers(*each) for each in zip(seen.recorded, tables, strict=True)]
+    no_step = [np.zeros(len(table), dtype=np.int64) for table in tables]
     flown = [
-        Flights(np.zeros(len(issued[i]), dtype=np.int64), kind_of[i], member[i], issued[i], *four)
-        for i, four in enumerate(zip(*parts, strict=True))
+        Flights(*each)
+        for each in zip(no_step, kind_of, member, bucket, issued, *parts, strict=True)
     ]
     return [rows(each, each.wire_ns >= 0) for each in flown], kinds
 

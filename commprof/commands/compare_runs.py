@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 from commprof.analysis.compare_runs import RunComparison, compare_runs
 from commprof.analysis.run import analyse_in_detail
+from commprof.commands.terminal import prose_width, table_width
 from commprof.errors import UsageError
 from commprof.report import comparison_json, comparison_table
 from commprof.trace.run_directory import read_context, strategy_directories
@@ -39,8 +39,8 @@ def compare(a: Path, b: Path, fail_above: float | None, shown_as: str) -> int:
     if shown_as == "json":
         print(comparison_json.render(result, fail_above), end="")
     else:
-        width = shutil.get_terminal_size((100, 24)).columns
-        print(comparison_table.render(result, fail_above, width), end="")
+        text = comparison_table.render(result, fail_above, prose_width(), table_width())
+        print(text, end="")
     return SLOWER if slower else 0
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from commprof.analysis.sweep_comparison import compare_sweeps
 from commprof.analysis.sweep_file import read_sweep
+from commprof.commands.terminal import table_width
 from commprof.errors import UsageError
 from commprof.report import sweep_comparison_table
 
@@ -17,7 +18,7 @@ def compare(a: Path, b: Path, fail_above: float | None, shown_as: str) -> int:
             f"--format {shown_as} is for run directories; results of microbench are JSON already"
         )
     comparison = compare_sweeps(read_sweep(a), read_sweep(b))
-    print(sweep_comparison_table.render(comparison), end="")
+    print(sweep_comparison_table.render(comparison, table_width()), end="")
     if fail_above is None:
         return 0
     failed = comparison.slower_than(fail_above)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 import math
-import shutil
 from pathlib import Path
 
 from commprof.commands.quantities import duration, rate
+from commprof.commands.terminal import prose_width, table_width
 from commprof.errors import UsageError
 from commprof.predict.build import build_profile
 from commprof.predict.machine_profile import default_path, save_profile
@@ -70,7 +70,7 @@ held-out error, and writes them to a machine profile, which `commprof predict` p
         profile, left_out = build_profile(measurements, recorded, names, bandwidth, latency)
         path = args.output or default_path()
         save_profile(profile, path)
-        print(profile_table.render(profile, shutil.get_terminal_size((100, 24)).columns), end="")
+        print(profile_table.render(profile, prose_width(), table_width()), end="")
         for reason in (*refused, *left_out):
             print(f"Left out: {reason}")
         print(f"Machine profile: {path}")

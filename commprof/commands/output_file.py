@@ -1,7 +1,10 @@
-"""A file that a command is to write at its end: tried at its beginning."""
+"""Files that a command writes at its end: tried at its beginning, or kept if that can be."""
 
 from __future__ import annotations
 
+import os
+import sys
+from contextlib import suppress
 from pathlib import Path
 
 from commprof.errors import UsageError
@@ -19,3 +22,21 @@ def writable_file(path: Path | None, option: str = "--json") -> Path | None:
                 f"cannot write {option} {path}: {error.strerror}; name another file"
             ) from None
     return path
+
+
+def keep_text(path: Path, text: str) -> bool:
+    """Writes a file of the run directory whole, or says why it cannot; the work is done anyway.
+
+    Returns whether it is written.
+    """
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial.write_text(text)
+        os.replace(partial, path)
+    except OSError as error:
+        with suppress(OSError):
+            partial.unlink(missing_ok=True)
+        print(f"commprof: cannot write {path}: {error.strerror}", file=sys.stderr)
+        return False
+    return True

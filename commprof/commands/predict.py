@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 import itertools
 import math
-import shutil
+import sys
 from pathlib import Path
 
+from commprof.commands.output_file import keep_text
 from commprof.commands.quantities import duration, listed, number, rate, whole
+from commprof.commands.terminal import prose_width, table_width
 from commprof.errors import CommprofError
 from commprof.predict.answers import Answers, answer
 from commprof.predict.build import build_profile
@@ -18,6 +20,8 @@ from commprof.predict.recorded import Recorded, base_of, compute_by_batch, read_
 from commprof.predict.replay import Replay
 from commprof.predict.scenario import ALGORITHMS, FLAT, STRONG, WEAK, Scenario
 from commprof.report import prediction_json, prediction_table
+from commprof.report.plain_text import printable
+from commprof.trace.run_directory import PREDICTIONS_FILE
 
 _MIB = float(1 << 20)
 
@@ -75,7 +79,7 @@ Lists with commas are combined, each with each. See docs/prediction.md.
         parser.add_argument("--format", choices=("table", "json"), default="table")
 
     def run(self, args: argparse.Namespace) -> int:
-        """Predicts and prints."""
+        """Predicts, prints, and leaves the answers in the run directory for its page."""
         recorded, refused = read_recorded(args.run)
         base = base_of(recorded, args.from_world_size, refused)
         profile, source = _profile(args, recorded)
@@ -188,8 +192,13 @@ def _profile(args: argparse.Namespace, recorded: list[Recorded]) -> tuple[Machin
 def _print(
     args: argparse.Namespace, answers: Answers, base: str, source: str, refused: list[str]
 ) -> None:
+    document = prediction_json.render(answers, base, source, refused)
     if args.format == "json":
-        print(prediction_json.render(answers, base, source, refused), end="")
-        return
-    width = shutil.get_terminal_size((100, 24)).columns
-    print(prediction_table.render(answers, base, source, refused, width), end="")
+        print(document, end="")
+    else:
+        widths = prose_width(), table_width()
+        print(prediction_table.render(answers, base, source, refused, *widths), end="")
+    kept = args.run / PREDICTIONS_FILE
+    if keep_text(kept, document):
+        said = f"commprof: {kept} is for commprof report {args.run} --format html"
+        print(printable(said), file=sys.stderr)

@@ -10,6 +10,7 @@ from pathlib import Path
 from commprof.analysis.cost import UNITS, Cost, Price, cost
 from commprof.analysis.run import analyse_in_detail
 from commprof.analysis.verdict import Verdict, verdict
+from commprof.commands.terminal import table_width
 from commprof.errors import UsageError
 from commprof.report import cost_table
 
@@ -47,7 +48,9 @@ def priced(run: Path, price: Price, width: int) -> tuple[Cost, str]:
     result, details = analyse_in_detail(run)
     paid = cost(result.worlds, details, price)
     found = verdict(result, details)
-    return paid, "\n\n".join([cost_table.section(paid, width), *_sentences(found, width)])
+    return paid, "\n\n".join(
+        [cost_table.section(paid, width, table_width()), *_sentences(found, width)]
+    )
 
 
 def _sentences(found: Verdict | None, width: int) -> list[str]:

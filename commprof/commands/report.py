@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import shutil
 import sys
 from pathlib import Path
 
 from commprof.commands import report_formats
 from commprof.commands.report_file import writable_output, write_output
 from commprof.commands.shown import read_shown
+from commprof.commands.terminal import prose_width, table_width
 from commprof.errors import UsageError
 from commprof.report import cost_table
 from commprof.report.reproduce_text import reproduce_line
@@ -106,11 +106,11 @@ def _output(args: argparse.Namespace) -> Path | None:
 
 def _tables(args: argparse.Namespace) -> str:
     """For the terminal."""
-    width = shutil.get_terminal_size((100, 24)).columns
-    text = read_shown(args.run).text(width)
+    width, tables = prose_width(), table_width()
+    text = read_shown(args.run).text(width, tables)
     cost = report_formats.cost_of(args)
     if cost is not None:
-        text += f"\n{cost_table.section(cost, width)}\n"
+        text += f"\n{cost_table.section(cost, width, tables)}\n"
     jobs = [f"Another job recorded here: commprof report {job}\n" for job in other_jobs(args.run)]
     again = _again(args.run)
     return text + "".join(jobs) + (f"\n{again}\n" if again else "")

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import argparse
 import math
+import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from commprof.analysis.cost import Cost, cost
 from commprof.analysis.full_report import ComparedStrategies, FullReport
-from commprof.analysis.predicted import read_predictions
+from commprof.analysis.predicted import Predictions, read_predictions
 from commprof.analysis.run import analyse_in_detail
 from commprof.analysis.strategies import strategy_rows
 from commprof.analysis.verdict import verdict
 from commprof.commands.price import add_price_arguments, price_of
-from commprof.errors import UsageError
+from commprof.errors import CommprofError, UsageError
 from commprof.report import as_csv, as_parquet, markdown
 from commprof.report.html import page
+from commprof.report.plain_text import printable
 from commprof.report.rows import TABLES
-from commprof.trace.run_directory import strategy_directories
+from commprof.trace.run_directory import PREDICTIONS_FILE, strategy_directories
 from commprof.trials.analyse import analyse_trial
 
 #: Formats that hold rows.
@@ -50,7 +53,8 @@ def _add_predictions(parser: argparse.ArgumentParser) -> None:
         "--predictions",
         type=Path,
         metavar="FILE",
-        help="html and markdown: what commprof predict --format json wrote, for the scaling curve",
+        help="html and markdown: what commprof predict --format json wrote, for the scaling curve "
+        f"(default: RUN/{PREDICTIONS_FILE}, which commprof predict writes)",
     )
 
 
@@ -81,7 +85,8 @@ def rendered(args: argparse.Namespace) -> str | bytes:
     """The report in one of the formats that are not for the terminal."""
     if places := strategy_directories(args.run):
         return _strategies(places, args)
-    report, trial = _full(args.run, args), analyse_trial(args.run)
+    report = replace(_full(args.run, args), predictions=_predictions(args))
+    trial = analyse_trial(args.run)
     if args.format == "markdown":
         return markdown.render(report, trial)
     if args.format == "html":
@@ -109,5 +114,19 @@ def _full(run: Path, args: argparse.Namespace) -> FullReport:
             )
         samples = math.nan if args.epoch_samples is None else float(args.epoch_samples)
         paid = cost(result.worlds, details, price, samples)
-    predicted = None if args.predictions is None else read_predictions(args.predictions)
-    return FullReport(result, details, verdict(result, details), paid, predicted)
+    return FullReport(result, details, verdict(result, details), paid)
+
+
+def _predictions(args: argparse.Namespace) -> Predictions | None:
+    """The file that was named, or what ``commprof predict`` left in the run, if it can be read."""
+    if args.predictions is not None:
+        return read_predictions(args.predictions)
+    found = args.run / PREDICTIONS_FILE
+    if args.format not in _PAGES or not found.exists():
+        return None
+    try:
+        predictions = read_predictions(found)
+        return predictions if predictions.points else None
+    except CommprofError as error:
+        print(f"commprof: left out: {printable(str(error))}", file=sys.stderr)
+        return None

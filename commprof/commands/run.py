@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import argparse
 import os
-import shutil
 import sys
 from pathlib import Path
 
 from commprof.commands.dry_run import dry_run_text
-from commprof.commands.output_file import writable_file
+from commprof.commands.output_file import keep_text, writable_file
 from commprof.commands.price import price_of, priced
 from commprof.commands.run_arguments import DESCRIPTION, add_arguments
 from commprof.commands.run_checks import checked_subjects, watch_options_of, world_sizes_of
@@ -17,12 +16,12 @@ from commprof.commands.run_context import run_context, save_config
 from commprof.commands.run_output import chosen_directory, make_directory
 from commprof.commands.run_worlds import (
     INTERRUPTED,
-    keep_text,
     places_of,
     run_world_sizes,
     save_context,
 )
 from commprof.commands.shown import read_shown
+from commprof.commands.terminal import prose_width, table_width
 from commprof.errors import CommprofError
 from commprof.launch.meeting import Meeting
 from commprof.launch.placing import place_ranks
@@ -62,7 +61,7 @@ class RunCommand:
         descriptions = [subject.check(world_sizes, meeting) for subject in subjects]
         json_file = writable_file(args.json)
         directory = chosen_directory(args, subjects[0].name, meeting)
-        width = shutil.get_terminal_size((100, 24)).columns
+        width = prose_width()
         if args.dry_run:
             planned = (subjects, descriptions, world_sizes, meeting, directory, width)
             print(dry_run_text(args, *planned), end="")
@@ -115,7 +114,7 @@ def _report(directory: Path, json_file: Path | None, args: argparse.Namespace, w
         # The script went well, or failed, by itself: its exit code stands.
         print(f"commprof: no report: {printable(str(error))}", file=sys.stderr)
         return
-    text, price, paid = shown.text(width), price_of(args), None
+    text, price, paid = shown.text(width, table_width()), price_of(args), None
     if price is not None:
         strategies = strategy_directories(directory)
         for place in strategies or [directory]:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import re
 import signal
 import sys
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from commprof.commands.output_file import keep_text
 from commprof.commands.subject import ScriptSubject, Subject, WorkloadSubject
 from commprof.errors import CommprofError, RankFailedError, UsageError
 from commprof.launch.meeting import Meeting
@@ -75,19 +75,6 @@ def run_world_sizes(
 def save_context(directory: Path, context: dict[str, Any]) -> None:
     """Writes ``run.json``, as a whole or not at all; a disk that is full costs a line, no run."""
     keep_text(directory / RUN_FILE, json.dumps(context, indent=1) + "\n")
-
-
-def keep_text(path: Path, text: str) -> None:
-    """Writes a file of the run directory, or says why it cannot; training has gone on anyway."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_text(text)
-        os.replace(partial, path)
-    except OSError as error:
-        with suppress(OSError):
-            partial.unlink(missing_ok=True)
-        print(f"commprof: cannot write {path}: {error.strerror}", file=sys.stderr)
 
 
 def _run_world(

@@ -21,8 +21,8 @@ from commprof.trials.result import TrialResult
 class Shown(Protocol):
     """Analysed, and ready to be rendered."""
 
-    def text(self, width: int) -> str:
-        """For the terminal; prose is wrapped to ``width`` columns."""
+    def text(self, width: int, tables: int | None = None) -> str:
+        """For the terminal: prose wrapped to ``width`` columns, tables split to ``tables``."""
 
     def json(self, cost: Cost | None = None) -> str:
         """One JSON document."""
@@ -54,11 +54,11 @@ class _Run:
     verdict: Verdict | None
     trial: TrialResult | None
 
-    def text(self, width: int) -> str:
+    def text(self, width: int, tables: int | None = None) -> str:
         if self.trial is None:
-            return table.render(self.result, width, self.verdict)
+            return table.render(self.result, width, self.verdict, tables)
         # Means over steps that candidates shared would be nobody's.
-        text = trial_table.render(self.trial, self.result.context["description"], width)
+        text = trial_table.render(self.trial, self.result.context["description"], width, tables)
         return "\n\n".join([text.rstrip("\n"), *table.incidents_block(self.result, width)]) + "\n"
 
     def json(self, cost: Cost | None = None) -> str:
@@ -75,8 +75,8 @@ class _Comparison:
     rows: tuple[StrategyRow, ...]
     verdicts: tuple[Verdict | None, ...]
 
-    def text(self, width: int) -> str:
-        return strategies_table.render(self.results, self.rows, width, self.verdicts)
+    def text(self, width: int, tables: int | None = None) -> str:
+        return strategies_table.render(self.results, self.rows, width, self.verdicts, tables)
 
     def json(self, cost: Cost | None = None) -> str:
         if cost is not None:

@@ -38,17 +38,17 @@ _GROUP = _HEADERS.index("group\n(ranks)")
 _LEFT = ("operation", "group\n(ranks)", "type", "phase")
 
 
-def collectives_section(world: WorldResult, most_rows: int = 12) -> str:
+def collectives_section(world: WorldResult, most_rows: int = 12, tables: int | None = None) -> str:
     """Heading, table, what was left out, and the callers where they are known."""
     shown = world.collectives[:most_rows]
     ranks = "1 rank" if world.world_size == 1 else f"{world.world_size} ranks"
-    table = tabulated(*collectives_grid(world, most_rows))
+    table = tabulated(*collectives_grid(world, most_rows), width=tables)
     lines = [f"Collectives of {ranks}, by exposed time:", table]
     left_out = len(world.collectives) - len(shown)
     if left_out:
         more = "1 more kind" if left_out == 1 else f"{left_out} more kinds"
         lines.append(f"{more} of call: see the JSON result.")
-    callers = [line for row in shown if row.callers for line in _callers(row)]
+    callers = [line for row in shown if row.callers for line in _callers(row, tables or 100)]
     return "\n".join([*lines, *callers])
 
 
@@ -99,12 +99,12 @@ def _phases(row: CollectiveRow) -> str:
     return name if share >= _NEARLY_ALL else f"{name} {share:.0%}"
 
 
-def _callers(row: CollectiveRow) -> list[str]:
+def _callers(row: CollectiveRow, width: int) -> list[str]:
     """The commonest caller, and how many there are besides."""
     text, calls = row.callers[0]
     rest = len(row.callers) - 1
     also = f", and {rest} other {'line' if rest == 1 else 'lines'}" if rest else ""
     line = f"{row.op} of {_size(row)} MB: {calls} of {row.calls} calls by {printable(text)}{also}"
     return textwrap.wrap(
-        line, 100, initial_indent="  ", subsequent_indent="    ", break_long_words=False
+        line, width, initial_indent="  ", subsequent_indent="    ", break_long_words=False
     )

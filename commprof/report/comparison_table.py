@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from itertools import takewhile
 
 from commprof.analysis.compare_runs import Change, RunComparison, WorldComparison
-from commprof.report.plain_text import printable
+from commprof.report.plain_text import fitted, printable
 from commprof.report.tabulated import Grid, tabulated, three_digits
 
 LEGEND = """\
@@ -17,22 +17,25 @@ collectives from issue to completion. B/A: ratio of the medians [95 % interval].
 the steps; the rows below the step are corrected for their number. changed: p < 0.05 and the
 interval excludes 1; it says that the two runs differ, not why: what else ran is in it."""
 
+_SETTINGS = ("setting", "A", "B")
 _MOST_COLLECTIVES = 8
 #: Characters of a setting that are shown, and of what two settings have in common before.
 _LONGEST, _BEFORE = 60, 12
 
 
-def render(result: RunComparison, fail_above: float | None, width: int) -> str:
-    """The whole comparison."""
+def render(
+    result: RunComparison, fail_above: float | None, width: int, tables: int | None = None
+) -> str:
+    """The whole comparison: prose wrapped to ``width`` columns, tables split to ``tables``."""
     blocks = ["\n".join(printable(line) for line in (f"A: {result.a}", f"B: {result.b}"))]
     for world in result.worlds:
-        table = tabulated(*comparison_grid(world))
+        table = tabulated(*comparison_grid(world), width=tables)
         blocks.append(f"{_ranks(world.world_size)}, {_steps(world)}:\n{table}")
     if result.worlds:
-        blocks.append(LEGEND)
+        blocks.append(fitted(LEGEND, width))
     if result.settings:
         rows = [(printable(s.name), *_differing(s.a, s.b)) for s in result.settings]
-        blocks.append("Settings that differ:\n" + tabulated(rows, ("setting", "A", "B"), (0, 1, 2)))
+        blocks.append(f"Settings that differ:\n{tabulated(rows, _SETTINGS, (0, 1, 2), tables)}")
     blocks.append("\n".join(textwrap.fill(line, width) for line in _verdict(result, fail_above)))
     return "\n\n".join(blocks) + "\n"
 

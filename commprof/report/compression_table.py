@@ -23,10 +23,10 @@ _HEADERS = (
 _QUALITY = 4  # the last columns
 
 
-def compression_section(world: WorldResult, most_rows: int = 16) -> str:
+def compression_section(world: WorldResult, most_rows: int = 16, tables: int | None = None) -> str:
     """Heading, table, and how many rows are left out."""
     ranks = "1 rank" if world.world_size == 1 else f"{world.world_size} ranks"
-    table = tabulated(*compression_grid(world, most_rows))
+    table = tabulated(*compression_grid(world, most_rows), width=tables)
     lines = [f"Compressed buckets of {ranks}:", table]
     left_out = len(world.compression) - most_rows
     if left_out > 0:

@@ -6,6 +6,7 @@ import math
 import textwrap
 
 from commprof.analysis.cost import Cost, CostRow
+from commprof.report.plain_text import fitted
 from commprof.report.tabulated import Grid, tabulated
 
 LEGEND = """\
@@ -13,10 +14,12 @@ Time and money from the measured samples/s [95 % interval of the mean step]; mon
 of the price. efficiency: cost per sample of the first row over this one's."""
 
 
-def section(cost: Cost, width: int = 100) -> str:
+def section(cost: Cost, width: int = 100, tables: int | None = None) -> str:
     """Heading, table, legend and the best world size; sentences are wrapped to ``width``."""
-    table = f"{heading(cost)}:\n{tabulated(*cost_grid(cost))}"
-    return "\n\n".join([table, LEGEND, *(textwrap.fill(line, width) for line in best(cost))])
+    table = f"{heading(cost)}:\n{tabulated(*cost_grid(cost), width=tables)}"
+    return "\n\n".join(
+        [table, fitted(LEGEND, width), *(textwrap.fill(line, width) for line in best(cost))]
+    )
 
 
 def heading(cost: Cost) -> str:

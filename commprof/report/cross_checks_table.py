@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from commprof.analysis.cross_checks import CrossCheck
 from commprof.analysis.world import WorldResult
-from commprof.report.plain_text import printable
+from commprof.report.plain_text import fitted, printable
 from commprof.report.tabulated import Grid
 
 HEADING = """\
@@ -25,7 +25,7 @@ def blocks(worlds: Sequence[WorldResult], width: int) -> list[str]:
         for check in world.cross_checks
         if world is worlds[-1] or check.agrees is False
     ]
-    return ["\n".join([HEADING, *lines])] if lines else []
+    return ["\n".join([fitted(HEADING, width), *lines])] if lines else []
 
 
 def cross_checks_grid(world: WorldResult) -> Grid:

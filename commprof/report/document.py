@@ -65,18 +65,19 @@ class Section:
 def sections(report: FullReport, trial: TrialResult | None = None) -> Iterator[Section]:
     """All sections that this run has something for.
 
-    Of a trial's run no means are shown: candidates share its steps, so they would be nobody's.
+    Of a trial's run no means and no quartiles are shown: candidates share its steps, so they would
+    be nobody's.
     """
     result = report.result
     if trial is not None:
         yield _trial(trial)
-        yield from _incidents(result)
+        yield from incidents(result)
         yield from _notes(result)
-        yield from pictures()
+        yield _timeline()
         return
     if report.verdict is not None:
         yield _verdict(report.verdict)
-    yield from _incidents(result)
+    yield from incidents(result)
     yield from _notes(result)
     if result.attempts:
         yield Section(
@@ -96,7 +97,7 @@ def sections(report: FullReport, trial: TrialResult | None = None) -> Iterator[S
             grids=((cost_table.heading(report.cost), cost_table.cost_grid(report.cost)),),
             legend=cost_table.LEGEND,
         )
-    yield from _own_cost(report)
+    yield from own_cost(report)
     blocks = summary_table.blocks(result.summaries, tabulated, three_digits)
     if blocks:
         yield Section("always-on", "Always-on mode", preformatted=tuple(blocks))
@@ -134,7 +135,8 @@ def _trial(trial: TrialResult) -> Section:
     )
 
 
-def _incidents(result: RunResult) -> Iterator[Section]:
+def incidents(result: RunResult) -> Iterator[Section]:
+    """What went wrong; nothing where nothing did."""
     if found := incidents_table.sentences(result.incidents):
         yield Section(
             "incidents",
@@ -157,7 +159,11 @@ def pictures() -> Iterator[Section]:
         legend="Wall time of the slowest rank. Choose a step to see it in the timeline.",
         stands_alone=False,
     )
-    yield Section("timeline", "Timeline of the collectives", legend=_TIMELINE, stands_alone=False)
+    yield _timeline()
+
+
+def _timeline() -> Section:
+    return Section("timeline", "Timeline of the collectives", legend=_TIMELINE, stands_alone=False)
 
 
 def _of_all_worlds(report: FullReport) -> Iterator[Section]:
@@ -236,7 +242,8 @@ def _of_last_world(world: WorldResult) -> Iterator[Section]:
         )
 
 
-def _own_cost(report: FullReport) -> Iterator[Section]:
+def own_cost(report: FullReport) -> Iterator[Section]:
+    """What capture on and off in turn showed; nothing where that was not measured."""
     result = report.result
     measured = [(_ranks(w.world_size), w.overhead) for w in result.worlds]
     rows = [_overhead(*row) for row in [*measured, ("all", result.overhead)] if row[1] is not None]

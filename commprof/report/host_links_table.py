@@ -19,12 +19,12 @@ other traffic included. in flight: while a collective of the host was, waiting i
 the whole step. MB is 1e6 bytes, Gbit 1e9 bits."""
 
 
-def section(worlds: Sequence[WorldResult]) -> str:
+def section(worlds: Sequence[WorldResult], tables: int | None = None) -> str:
     """Title, table and what is missing; empty where no world size had several hosts."""
     grid = host_links_grid(worlds)
     if grid is None:
         return ""
-    return "\n".join([f"{TITLE}:", tabulated(*grid), *notes(worlds)])
+    return "\n".join([f"{TITLE}:", tabulated(*grid, width=tables), *notes(worlds)])
 
 
 def host_links_grid(worlds: Sequence[WorldResult]) -> Grid | None:

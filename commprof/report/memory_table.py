@@ -16,10 +16,10 @@ _HEADERS = ("ranks", "resident\nmost", "\nleast", "before", "GPU\nmost", "\nleas
 _ON_CPU = 4  # columns
 
 
-def memory_section(worlds: Sequence[WorldResult]) -> str:
-    """One row per world size; empty where nothing was measured."""
+def memory_section(worlds: Sequence[WorldResult], tables: int | None = None) -> str:
+    """One row per world size; empty where nothing was measured; see ``tabulated`` for the width."""
     grid = memory_grid(worlds)
-    return "" if grid is None else tabulated(*grid)
+    return "" if grid is None else tabulated(*grid, width=tables)
 
 
 def memory_grid(worlds: Sequence[WorldResult]) -> Grid | None:

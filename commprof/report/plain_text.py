@@ -36,3 +36,10 @@ def wrapped(text: str, width: int, first: str = "", rest: str = "") -> str:
         break_long_words=False,
         break_on_hyphens=False,
     )
+
+
+def fitted(text: str, width: int) -> str:
+    """Text of several lines as it stands; wrapped anew where one of them is wider."""
+    if all(len(line) <= width for line in text.splitlines()):
+        return text
+    return textwrap.fill(" ".join(text.split()), width, break_long_words=False)

@@ -28,21 +28,28 @@ _HEADERS = (
 _MOST_CANDIDATES = 5
 
 
-def render(answers: Answers, base: str, source: str, refused: Sequence[str], width: int) -> str:
-    """The table, the model's error, and what the reader must know."""
+def render(
+    answers: Answers,
+    base: str,
+    source: str,
+    refused: Sequence[str],
+    width: int,
+    tables: int | None = None,
+) -> str:
+    """The table, the model's error, and what the reader must know; see ``tabulated`` for widths."""
     rows = [_cells(each) for each in answers.answers]
     parts = [
         f"Predicted from {printable(base)}; costs: {printable(source)}.",
-        tabulated(rows, _HEADERS, left=[4]),
+        tabulated(rows, _HEADERS, [4], tables),
         textwrap.fill(_LEGEND, width),
-        _held_out(answers, width),
+        _held_out(answers, width, tables),
     ]
     costs = [_cost(each) for each in answers.answers if each.cost is not None]
     if costs:
         parts.append(
-            tabulated(costs, ("ranks", "hosts", "per 1,000\nsamples", "per epoch"), left=[])
+            tabulated(costs, ("ranks", "hosts", "per 1,000\nsamples", "per epoch"), [], tables)
         )
-    parts += [_candidates(each, width) for each in answers.answers if each.candidates]
+    parts += [_candidates(each, width, tables) for each in answers.answers if each.candidates]
     parts += list(_lines(answers, refused, width))
     return "\n\n".join(parts) + "\n"
 
@@ -70,7 +77,7 @@ def _cells(answer: Answer) -> tuple[str, ...]:
     )
 
 
-def _held_out(answers: Answers, width: int) -> str:
+def _held_out(answers: Answers, width: int, tables: int | None) -> str:
     """What the model is wrong by; or how to find out."""
     if not answers.checks:
         return "No recorded step could be checked against the model."
@@ -86,6 +93,7 @@ def _held_out(answers: Answers, width: int) -> str:
             "perfect\noverlap",
         ),
         left=[0],
+        width=tables,
     )
     if answers.error is None:
         text = (
@@ -125,7 +133,7 @@ def _cost(answer: Answer) -> tuple[str, ...]:
     )
 
 
-def _candidates(answer: Answer, width: int) -> str:
+def _candidates(answer: Answer, width: int, tables: int | None) -> str:
     rows = [
         (
             _cap(each.prediction.scenario),
@@ -136,7 +144,7 @@ def _candidates(answer: Answer, width: int) -> str:
         )
         for each in answer.candidates[:_MOST_CANDIDATES]
     ]
-    table = tabulated(rows, ("cap MiB", "hook", "step ms", "gain", "certainty"), left=[1])
+    table = tabulated(rows, ("cap MiB", "hook", "step ms", "gain", "certainty"), [1], tables)
     ranks = answer.prediction.scenario.world_size
     return f"Settings at {ranks} ranks, the best first:\n{table}\n" + textwrap.fill(
         _verdict(answer.candidates), width

@@ -29,12 +29,12 @@ _HOOK_HEADERS = (
 )
 
 
-def render(profile: MachineProfile, width: int) -> str:
+def render(profile: MachineProfile, width: int, tables: int | None = None) -> str:
     """Tables of links and hooks, and what they mean."""
     parts = []
     for name, link in profile.links.items():
         rows = [row for curve in link.curves.values() for row in _rows(curve)]
-        parts.append(f"{_link(name, link)}\n{tabulated(rows, _HEADERS, left=[0])}")
+        parts.append(f"{_link(name, link)}\n{tabulated(rows, _HEADERS, [0], tables)}")
     parts.append(textwrap.fill(_LEGEND, width))
     if profile.hooks:
         rows = [
@@ -48,7 +48,7 @@ def render(profile: MachineProfile, width: int) -> str:
             )
             for hook in profile.hooks.values()
         ]
-        parts.append(tabulated(rows, _HOOK_HEADERS, left=[0]))
+        parts.append(tabulated(rows, _HOOK_HEADERS, [0], tables))
     noisy = [
         f"{curve.op}, class {name.replace('_', ' ')}: the replay misses the recorded "
         f"ends by {curve.residual:.0%} of the step; the run was disturbed, or its steps differ: "

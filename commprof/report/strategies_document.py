@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 from commprof.analysis.full_report import ComparedStrategies, FullReport
 from commprof.report import memory_table, strategies_table
-from commprof.report.document import Section, pictures
+from commprof.report.document import Section, incidents, own_cost, pictures
 from commprof.report.table import PARTS_LEGEND, notes, parts_grid
 from commprof.report.tabulated import Grid
 from commprof.report.waiting_table import LEGEND as WAITING_LEGEND
@@ -16,6 +17,7 @@ from commprof.report.waiting_table import waiting_grid
 def strategy_sections(compared: ComparedStrategies) -> Iterator[Section]:
     """All sections that these runs have something for."""
     yield _verdict(compared.reports)
+    yield from _titled(compared.reports, lambda report: incidents(report.result))
     noted = tuple(
         f"{report.strategy}: {note}" for report in compared.reports for note in notes(report.result)
     )
@@ -37,6 +39,17 @@ def strategy_sections(compared: ComparedStrategies) -> Iterator[Section]:
     yield from pictures()
     if waiting := tuple(_waiting(shown)):
         yield Section("waiting", "Who waits for whom", grids=waiting, legend=WAITING_LEGEND)
+    yield from _titled(shown, own_cost)
+
+
+def _titled(
+    reports: Sequence[FullReport], found: Callable[[FullReport], Iterator[Section]]
+) -> Iterator[Section]:
+    """Sections that are of one strategy each, under its name."""
+    for number, report in enumerate(reports):
+        for section in found(report):
+            title = f"{section.title}: {report.strategy}"
+            yield replace(section, id=f"{section.id}-{number}", title=title)
 
 
 def _verdict(reports: Sequence[FullReport]) -> Section:

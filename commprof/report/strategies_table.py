@@ -10,7 +10,7 @@ from pathlib import Path
 from commprof.analysis.scaling import RunResult
 from commprof.analysis.strategies import OperationRow, StrategyRow
 from commprof.analysis.verdict import Verdict
-from commprof.report.plain_text import printable, wrapped
+from commprof.report.plain_text import fitted, printable, wrapped
 from commprof.report.setup_text import setup_text
 from commprof.report.tabulated import Grid, tabulated, three_digits
 
@@ -40,6 +40,7 @@ def render(
     rows: Sequence[StrategyRow],
     width: int,
     verdicts: Sequence[Verdict | None] = (),
+    table_width: int | None = None,
 ) -> str:
     """What binds each strategy, the comparison, what failed, and where each one's own report is.
 
@@ -48,6 +49,7 @@ def render(
         rows: of all of them.
         width: columns that prose is wrapped to.
         verdicts: as ``results``.
+        table_width: columns that tables are split to; None leaves them as wide as they are.
     """
     context = next(iter(results.values())).context
     heading = [str(context["description"]), setup_text({**context, "strategy": ""})]
@@ -59,8 +61,8 @@ def render(
     ]
     if headlines:
         blocks.append("\n".join(_bullet(line, width) for line in headlines))
-    for table, legend in zip(tables(rows), (LEGEND, OPERATIONS_LEGEND), strict=False):
-        blocks += [table, legend]
+    for table, legend in zip(tables(rows, table_width), (LEGEND, OPERATIONS_LEGEND), strict=False):
+        blocks += [table, fitted(legend, width)]
     notes = [
         f"{result.context.get('strategy')} at {size} {'rank' if size == 1 else 'ranks'}: {reason}"
         for result in results.values()
@@ -74,13 +76,13 @@ def render(
     return "\n\n".join(blocks) + "\n"
 
 
-def tables(rows: Sequence[StrategyRow]) -> list[str]:
+def tables(rows: Sequence[StrategyRow], width: int | None = None) -> list[str]:
     """The comparison, and the operations of each strategy; without rows none."""
     if not rows:
         return []
     operations = operations_grid(rows)
     grids = [strategies_grid(rows), *([] if operations is None else [operations])]
-    return [tabulated(*grid) for grid in grids]
+    return [tabulated(*grid, width=width) for grid in grids]
 
 
 def strategies_grid(rows: Sequence[StrategyRow]) -> Grid:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from commprof.analysis.summaries import OperationRow, Quantiles, SummaryResult
-from commprof.report.plain_text import printable
+from commprof.report.plain_text import fitted, printable
 
 #: Renders rows under headers; ``report/table.py`` brings its own.
 Table = Callable[[Sequence[Sequence[Any]], Sequence[str]], str]
@@ -29,12 +29,16 @@ ranks' collectives spent between their own issue and that one's; those of one ra
 
 
 def blocks(
-    summaries: Sequence[SummaryResult], table: Table, number: Callable[[float], str]
+    summaries: Sequence[SummaryResult],
+    table: Table,
+    number: Callable[[float], str],
+    width: int = 100,
 ) -> list[str]:
-    """Blocks of text, empty without summaries."""
+    """Blocks of text, empty without summaries; what explains them is wrapped to ``width``."""
     if not summaries:
         return []
-    parts = [table([_parts_row(s, number) for s in summaries], _PARTS_HEADERS), _LEGEND]
+    parts = [table([_parts_row(s, number) for s in summaries], _PARTS_HEADERS)]
+    parts.append(fitted(_LEGEND, width))
     for summary in summaries:
         if summary.operations:
             rows = [_operation_row(row, number) for row in summary.operations]
@@ -42,8 +46,9 @@ def blocks(
         if summary.world_size > 1 and summary.last:
             rows = [(row.rank, f"{row.share:.0%}", number(row.cost_s)) for row in summary.last]
             ranks = table(rows[:_LAST_ROWS], ("rank", "last", "cost s"))
-            parts.append(f"Last to issue at {_ranks(summary.world_size)}:\n{ranks}\n{_LAST_LEGEND}")
-    return [*parts, _OPERATIONS_LEGEND]
+            legend = fitted(_LAST_LEGEND, width)
+            parts.append(f"Last to issue at {_ranks(summary.world_size)}:\n{ranks}\n{legend}")
+    return [*parts, fitted(_OPERATIONS_LEGEND, width)]
 
 
 def notes(summaries: Sequence[SummaryResult], told: Collection[int]) -> list[str]:

@@ -27,10 +27,10 @@ the next round (correlation {correlation:.2f}); corrected by Holm's rule for {ro
 equal results show any difference at all with a chance of {alpha:.0%}."""
 
 
-def render(comparison: SweepComparison) -> str:
+def render(comparison: SweepComparison, tables: int | None = None) -> str:
     """Rows, what differs besides, and the sum of it."""
     rows = comparison.rows
-    blocks = [tabulated([_cells(row) for row in rows], _HEADERS, _LEFT)]
+    blocks = [tabulated([_cells(row) for row in rows], _HEADERS, _LEFT, tables)]
     number = "1 row" if len(rows) == 1 else f"{len(rows)} rows"
     blocks.append(
         _LEGEND.format(rows=number, alpha=SIGNIFICANCE, correlation=comparison.correlation)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from functools import partial
 
 from commprof.analysis.overhead import Overhead
 from commprof.analysis.scaling import RunResult
@@ -18,7 +20,7 @@ from commprof.report.attempts_table import LEGEND as ATTEMPTS_LEGEND
 from commprof.report.attempts_table import attempts_grid
 from commprof.report.collectives_table import LEGEND, collectives_section
 from commprof.report.cross_checks_table import blocks as cross_checks_blocks
-from commprof.report.plain_text import printable, wrapped
+from commprof.report.plain_text import fitted, printable, wrapped
 from commprof.report.setup_text import setup_text
 from commprof.report.tabulated import Grid
 from commprof.report.tabulated import tabulated as _table
@@ -36,33 +38,49 @@ exposed: the training thread stood still for communication; wait: until the last
 wire: after that. hidden: communication in flight while the training thread worked."""
 
 
-def render(result: RunResult, width: int, verdict: Verdict | None = None) -> str:
+def render(
+    result: RunResult, width: int, verdict: Verdict | None = None, tables: int | None = None
+) -> str:
     """The whole report, the verdict first if there are figures for one.
 
-    Prose is wrapped to ``width`` columns, tables are as wide as they are.
+    Args:
+        result: of the run.
+        width: columns that prose is wrapped to.
+        verdict: of the same run.
+        tables: columns that tables are split to; None leaves them as wide as they are.
     """
     blocks = [_heading(result, width), *incidents_block(result, width)]
     if verdict is not None:
         blocks += verdict_blocks(verdict, width)
-    if result.attempts:
-        blocks += [_table(*attempts_grid(result.attempts)), ATTEMPTS_LEGEND]
+    for table, legend in _tables(result, tables):
+        blocks += [table, fitted(legend, width)]
     if result.worlds:
-        blocks += [_table(*scaling_grid(result)), SCALING_LEGEND]
-        blocks += [_table(*parts_grid(result)), PARTS_LEGEND]
-        if links := host_links_table.section(result.worlds):
-            blocks += [links, host_links_table.LEGEND]
-        if memory := memory_table.memory_section(result.worlds):
-            blocks += [memory, memory_table.LEGEND]
-        if result.worlds[-1].collectives:
-            blocks += [collectives_section(result.worlds[-1]), LEGEND]
-        if result.worlds[-1].compression:
-            section = compression_table.compression_section(result.worlds[-1])
-            blocks += [section, compression_table.LEGEND]
         blocks += cross_checks_blocks(result.worlds, width)
-    blocks += summary_table.blocks(result.summaries, _table, _number)
+    drawn = partial(_table, width=tables)
+    blocks += summary_table.blocks(result.summaries, drawn, _number, width)
     if found := notes(result):
         blocks.append("\n".join(_bullet(note, width) for note in found))
     return "\n\n".join(blocks) + "\n"
+
+
+def _tables(result: RunResult, width: int | None) -> Iterator[tuple[str, str]]:
+    """Tables with their legends, as far as there are figures for them."""
+    if result.attempts:
+        yield _table(*attempts_grid(result.attempts), width=width), ATTEMPTS_LEGEND
+    if not result.worlds:
+        return
+    last = result.worlds[-1]
+    yield _table(*scaling_grid(result), width=width), SCALING_LEGEND
+    yield _table(*parts_grid(result), width=width), PARTS_LEGEND
+    if links := host_links_table.section(result.worlds, width):
+        yield links, host_links_table.LEGEND
+    if memory := memory_table.memory_section(result.worlds, width):
+        yield memory, memory_table.LEGEND
+    if last.collectives:
+        yield collectives_section(last, tables=width), LEGEND
+    if last.compression:
+        section = compression_table.compression_section(last, tables=width)
+        yield section, compression_table.LEGEND
 
 
 def verdict_blocks(verdict: Verdict, width: int) -> list[str]:
@@ -79,7 +97,8 @@ def incidents_block(result: RunResult, width: int) -> list[str]:
     """What went wrong, as one block; nothing where nothing did."""
     lines = incidents_table.sentences(result.incidents)
     bullets = "\n".join(_bullet(line, width) for line in lines)
-    return [f"{incidents_table.TITLE}:\n{bullets}", incidents_table.LEGEND] if lines else []
+    legend = fitted(incidents_table.LEGEND, width)
+    return [f"{incidents_table.TITLE}:\n{bullets}", legend] if lines else []
 
 
 def notes(result: RunResult) -> list[str]:

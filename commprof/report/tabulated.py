@@ -8,6 +8,9 @@ from typing import Any, NamedTuple
 
 import tabulate
 
+#: Between columns.
+_GAP = 2
+
 
 class Grid(NamedTuple):
     """A table before it is drawn, as :func:`tabulated` takes it."""
@@ -25,10 +28,32 @@ def one_line(header: str) -> str:
 
 
 def tabulated(
-    rows: Sequence[Sequence[Any]], headers: Sequence[str], left: Sequence[int] = ()
+    rows: Sequence[Sequence[Any]],
+    headers: Sequence[str],
+    left: Sequence[int] = (),
+    width: int | None = None,
 ) -> str:
-    """Columns to the right, but for those whose numbers are in ``left``."""
-    align = ["left" if column in left else "right" for column in range(len(headers))]
+    """Columns to the right, but for those whose numbers are in ``left``.
+
+    Args:
+        rows: cells.
+        headers: two lines at most; one that begins with a line end goes on with the one before.
+        left: columns that are text.
+        width: a wider table becomes several, one below the other, that begin with the same
+            columns, the text and the first one; only a column that has no room beside these is
+            wider. None leaves the table as wide as it is.
+    """
+    return "\n\n".join(
+        _drawn(
+            [[row[column] for column in panel] for row in rows],
+            [headers[column] for column in panel],
+            ["left" if column in left else "right" for column in panel],
+        )
+        for panel in _panels(_widths(rows, headers), headers, left, width)
+    )
+
+
+def _drawn(rows: Sequence[Sequence[Any]], headers: Sequence[str], align: Sequence[str]) -> str:
     padding, tabulate.MIN_PADDING = tabulate.MIN_PADDING, 0  # two columns a header otherwise
     try:
         return tabulate.tabulate(
@@ -36,6 +61,59 @@ def tabulated(
         )
     finally:
         tabulate.MIN_PADDING = padding
+
+
+def _widths(rows: Sequence[Sequence[Any]], headers: Sequence[str]) -> list[int]:
+    return [
+        max(len(line) for cell in (header, *(row[i] for row in rows)) for line in _lines(cell))
+        for i, header in enumerate(headers)
+    ]
+
+
+def _lines(cell: Any) -> list[str]:
+    return str(cell).splitlines() or [""]
+
+
+def _panels(
+    widths: Sequence[int], headers: Sequence[str], left: Sequence[int], width: int | None
+) -> list[list[int]]:
+    """Columns of each table, so that all columns are in one and the keys in each."""
+    every = [*range(len(widths))]
+    if width is None or _total(widths, every) <= width:
+        return [every]
+    keys = _keys(widths, left, width)
+    panels = [[*keys]]
+    for group in _groups([column for column in every if column not in keys], headers):
+        fits = _total(widths, [*keys, *group]) <= width
+        for part in [group] if fits else [[column] for column in group]:
+            if _total(widths, [*panels[-1], *part]) > width and len(panels[-1]) > len(keys):
+                panels.append([*keys])
+            panels[-1] += part
+    return panels
+
+
+def _keys(widths: Sequence[int], left: Sequence[int], width: int) -> list[int]:
+    """The first column and those of text, as long as they leave half of the width."""
+    keys = [0]
+    for column in sorted({*left} - {0}):
+        if _total(widths, [*keys, column]) <= width // 2:
+            keys.append(column)
+    return keys
+
+
+def _groups(columns: Sequence[int], headers: Sequence[str]) -> list[list[int]]:
+    """Columns that stay together: a header goes on in the next one."""
+    groups: list[list[int]] = []
+    for column in columns:
+        if headers[column].startswith("\n") and groups and groups[-1][-1] == column - 1:
+            groups[-1].append(column)
+        else:
+            groups.append([column])
+    return groups
+
+
+def _total(widths: Sequence[int], columns: Sequence[int]) -> int:
+    return sum(widths[column] for column in columns) + _GAP * (len(columns) - 1)
 
 
 def three_digits(value: float) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from commprof.analysis.intervals import Interval
-from commprof.report.plain_text import printable, wrapped
+from commprof.report.plain_text import fitted, printable, wrapped
 from commprof.report.tabulated import Grid, tabulated, three_digits
 from commprof.trials.result import BreakEven, CandidateResult, TrialResult
 
@@ -26,16 +26,16 @@ OVERHEAD_LEGEND = """\
 overhead: the step less noop's; speed-up: none's step over the candidate's. All from this run."""
 
 
-def render(trial: TrialResult, description: str, width: int) -> str:
-    """The whole report; prose is wrapped to ``width`` columns, tables are as wide as they are."""
+def render(trial: TrialResult, description: str, width: int, tables: int | None = None) -> str:
+    """The whole report: prose wrapped to ``width`` columns, tables split to ``tables``."""
     blocks = ["\n".join(wrapped(line, width) for line in (description, setup(trial)))]
     blocks.append("\n".join(wrapped(said, width) for said in trial.verdict.sentences))
     if trial.verdict.apply:
         blocks.append(f"To apply it:\n  {printable(trial.verdict.apply)}")
     if trial.rounds:
-        blocks += [tabulated(*candidates_grid(trial)), LEGEND]
+        blocks += [tabulated(*candidates_grid(trial), width=tables), fitted(LEGEND, width)]
         if overhead := overhead_grid(trial):
-            blocks += [tabulated(*overhead), OVERHEAD_LEGEND]
+            blocks += [tabulated(*overhead, width=tables), fitted(OVERHEAD_LEGEND, width)]
     if found := notes(trial):
         blocks.append("\n".join(wrapped(note, width, "* ", "  ") for note in found))
     return "\n\n".join(blocks) + "\n"

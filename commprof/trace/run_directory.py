@@ -4,6 +4,7 @@
 
     RUN/run.json                   what was asked for, and where
     RUN/config.yaml                the same as options, to run it again
+    RUN/predictions.json           what ``commprof predict`` answered last, if it was asked
     RUN/world_4/rank_0.json        the training loop's own account of rank 0
     RUN/world_4/rank_0.trace       what capture recorded in rank 0
 
@@ -34,6 +35,8 @@ from commprof.trace.results import read_result
 RUN_FILE = "run.json"
 #: What ``commprof run --config`` takes to repeat a run.
 CONFIG_FILE = "config.yaml"
+#: What ``commprof predict`` answered last, for the run's page.
+PREDICTIONS_FILE = "predictions.json"
 #: Key of ``run.json``: the directories of the strategies that were run side by side.
 STRATEGIES = "strategies"
 _CONTEXT_KEYS = {

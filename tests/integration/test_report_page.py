@@ -125,7 +125,7 @@ def test_the_timeline_answers_the_pointer(page: Page) -> None:
         if "all_reduce" in text_of(page, "#tooltip"):
             break
     tip = text_of(page, "#tooltip")
-    assert "all_reduce 4 MB on rank 0" in tip
+    assert "bucket 0: all_reduce 4 MB on rank 0" in tip
     assert "negotiate" in tip
     page.click(left + 64 + (width - 64) * step / 40, top + 22 + 12 + 6 + 6)
     assert page.value("document.querySelectorAll('#timeline-chosen tbody tr').length") == 4
@@ -189,6 +189,64 @@ def test_a_step_leads_to_the_timeline(page: Page) -> None:
     assert page.value("document.activeElement.tagName") == "CANVAS"
 
 
+def focus(page: Page, selector: str) -> None:
+    in_sight(page, selector)
+    page.value(f"document.querySelector({selector!r}).focus()")
+
+
+def test_the_keyboard_chooses_a_step_and_shows_it(page: Page) -> None:
+    focus(page, "#steps-picture svg")
+    page.press("ArrowRight", 39)
+    first = text_of(page, "#tooltip strong")
+    page.press("ArrowRight", 39)
+    second = text_of(page, "#tooltip strong")
+    assert [words.split()[0] for words in (first, second)] == ["step", "step"]
+    assert int(second.split()[1]) == int(first.split()[1]) + 1
+    page.press("ArrowLeft", 37)
+    assert text_of(page, "#tooltip strong") == first
+    before = shown_axis(page)
+    for _ in range(5):
+        page.press("ArrowRight", 39)
+    page.press("Enter", 13)
+    assert page.value("document.activeElement.tagName") == "CANVAS"
+    assert shown_axis(page) != before
+    assert text_of(page, "#timeline-chosen") == ""  # the step is in the timeline
+
+
+def test_the_points_of_the_scaling_curve_explain_themselves_on_focus(page: Page) -> None:
+    focus(page, "#scaling-picture .point.measured")
+    tip = text_of(page, "#tooltip")
+    assert tip.startswith("1 rank")
+    assert "samples/s measured" in tip
+    focus(page, "#scaling-picture .point.predicted")
+    assert "8 ranks, predicted" in text_of(page, "#tooltip")
+    page.press("Escape", 27)
+    assert page.value("document.getElementById('tooltip').hidden") is True
+
+
+def test_the_world_size_is_chosen_by_keyboard(page: Page) -> None:
+    last = "document.querySelectorAll('#step-picture > div:last-child .bar').length"
+    focus(page, "#step-picture select.world")
+    assert page.value(last) == 4
+    page.press("ArrowUp", 38)
+    assert page.value(last) == 1
+    page.press("ArrowDown", 40)
+    assert page.value(last) == 4
+
+
+def test_the_skip_link_leads_past_the_list_of_sections(page: Page) -> None:
+    link = "document.querySelector('a.skip').getBoundingClientRect()"
+    page.value("document.activeElement.blur(), scrollTo(0, 0)")
+    assert page.value(f"{link}.right") < 0  # seen only with the focus
+    focus(page, "a.skip")
+    assert page.value(f"{link}.left") >= 0
+    page.press("Enter", 13)
+    page.until("location.hash === '#content'")
+    page.press("Tab", 9)
+    assert page.value("document.activeElement.closest('main') !== null")
+    assert page.value("document.activeElement.closest('nav') === null")
+
+
 def test_a_bar_explains_itself_on_focus(page: Page) -> None:
     page.value("document.querySelector('#step-picture .bar').focus()")
     assert "compute: backward" in text_of(page, "#tooltip")
@@ -224,6 +282,10 @@ def test_the_page_of_a_trial(page: Page, tmp_path: Path) -> None:
     assert page.value(points) == len(sample().candidates) - 1  # all but the baseline
     page.value("document.querySelector('#trial-picture .point.measured').focus()")
     assert "of none's step" in text_of(page, "#tooltip")
+    page.value("document.querySelector('#trial-picture .bar').focus()")
+    assert "none: " in text_of(page, "#tooltip")
+    assert page.value("document.querySelectorAll('#trial-picture .bar').length") == 1
+    assert page.value("document.getElementById('steps-picture')") is None
     for size in (PHONE, DESKTOP):
         page.size(*size)
         in_sight(page, "#trial-picture")

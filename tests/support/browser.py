@@ -79,7 +79,8 @@ class Page:
 
     def press(self, key: str, code: int = 0) -> None:
         """A key, with its virtual key code where it is no letter."""
-        text = {"text": key} if len(key) == 1 else {}
+        typed = "\r" if key == "Enter" else key
+        text = {"text": typed} if len(typed) == 1 else {}
         same = {"key": key, "windowsVirtualKeyCode": code or ord(key[0].upper())}
         self._call("Input.dispatchKeyEvent", type="keyDown", **same, **text)
         self._call("Input.dispatchKeyEvent", type="keyUp", **same)

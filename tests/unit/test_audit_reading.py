@@ -90,6 +90,8 @@ def test_arithmetic_keeps_every_value() -> None:
         ("Time/Iteration (ms)", "latency", "ms"),
         ("step_time_ms", "latency", "ms"),
         ("Speedup vs 1 GPU", "speedup", ""),
+        ("Speedup (Amdahl)", "amdahl_speedup", ""),
+        ("Parallel fraction (Amdahl)", "parallel_share", ""),
         ("Efficiency*", "efficiency", ""),
         ("efficiency_pct", "efficiency", "%"),
         ("Cost Efficiency", "cost_efficiency", ""),
@@ -113,7 +115,17 @@ def test_headers_are_known_by_many_names(header: str, name: str, unit: str) -> N
 
 @pytest.mark.parametrize(
     "header",
-    ["Strategy", "Overhead Reduction", "GPU efficiency", "Throughput (GB/s)", "Loss", "Memory"],
+    [
+        "Strategy",
+        "Overhead Reduction",
+        "GPU efficiency",
+        "Throughput (GB/s)",
+        "Loss",
+        "Memory",
+        "Amdahl limit",
+        "Amdahl efficiency",
+        "Amdahl speedup (P = 0.9)",
+    ],
 )
 def test_other_headers_are_left_alone(header: str) -> None:
     assert classify(header) is None

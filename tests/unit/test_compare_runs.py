@@ -15,6 +15,7 @@ from commprof.report import comparison_json, comparison_table
 from tests.support.details import detail
 from tests.support.results import context, run_result, world
 from tests.support.run_directories import HOSTILE, ranks_of, write_run, write_strategies
+from tests.support.traces import MS
 
 
 def of(a: np.ndarray, b: np.ndarray, sizes: tuple[int, ...] = (2,)) -> RunComparison:
@@ -103,10 +104,27 @@ def test_what_changed_is_named_by_part_and_by_collective(recorded: Path) -> None
         change.name: change.b_ms - change.a_ms for change in only.parts if change.significant
     }
     assert changed == pytest.approx({"step": 10, "exposed": 10, "wire": 10})
-    # Two calls a step, one 10 ms longer: their mean is 5 ms longer.
-    (kind,) = only.collectives
-    assert kind.name.startswith("all_reduce")
-    assert (kind.a_ms, kind.b_ms) == (15.0, 20.0)
+    # Two calls of one size a step: the second one takes 10 ms longer.
+    second, first = only.collectives
+    assert [kind.name.split(" group ")[0] for kind in (first, second)] == [
+        "all_reduce 4 MB bucket 0",
+        "all_reduce 4 MB bucket 1",
+    ]
+    assert (first.a_ms, first.b_ms, first.significant) == (10.0, 10.0, False)
+    assert (second.a_ms, second.b_ms, second.significant) == (20.0, 30.0, True)
+
+
+def test_buckets_are_rows_only_where_both_runs_know_them(tmp_path: Path) -> None:
+    ours = ranks_of(2, 9)
+    for rank in ours:  # a second finalisation: another model's buckets may be among these
+        for task in range(9):
+            rank.finalize(rank.steps[task][0] + 95 * MS, rank.steps[task][0] + 96 * MS, 0, 0, task)
+    runs = [
+        analyse_in_detail(write_run(tmp_path / name, ranks))
+        for name, ranks in (("a", ours), ("b", ranks_of(2, 9)))
+    ]
+    (kind,) = compare_runs(("a", "b"), *runs).worlds[0].collectives
+    assert (kind.name, kind.a_ms, kind.b_ms) == ("all_reduce 4 MB group 0", 15.0, 15.0)
 
 
 def test_the_command_judges_by_its_exit_code(

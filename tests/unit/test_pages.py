@@ -154,7 +154,10 @@ PARTS = {
         float,
     ),
 }
-FLIGHTS = ("issue", "kind", "step", "collective", "negotiate", "queue", "wait", "wire")
+FLIGHTS = (
+    *("issue", "kind", "step", "collective", "bucket"),
+    *("negotiate", "queue", "wait", "wire"),
+)
 STRETCHES = {"begin": [int], "length": [int]}
 SCHEMA = {
     "worlds": [
@@ -198,6 +201,7 @@ SCHEMA = {
     "trial": [
         {"label": str, "role": str} | dict.fromkeys(("step_ms", "value", "low", "high"), float)
     ],
+    "baseline": [{"label": str, **PARTS}],
 }
 
 
@@ -224,12 +228,17 @@ def test_the_schema_of_the_page_s_data(plain: FullReport, tmp_path: Path) -> Non
     check(document, SCHEMA, "data")
     assert document == json.loads(json.dumps(as_dict([predicted], tried)))
     assert {row["role"] for row in document["trial"]} == {"control", "headroom", "candidate"}
+    (baseline,) = document["baseline"]
+    assert baseline["label"] == "none"
+    assert baseline["step"] == pytest.approx(sum(share.ms for share in tried.parts))
+    assert baseline["exposed"] == {share.part: share.ms for share in tried.parts}["exposed"]
     (curve,) = document["predicted"]
     assert curve["setting"] == "as recorded"
     assert [point["ranks"] for point in curve["points"]] == [4, 8]
     flights = document["worlds"][1]["timeline"]["ranks"][0]["flights"]
     # Steps from 100 ms on: bucket 0 at 40, bucket 1 at 60, rank 1 is 10 ms late for it.
     assert flights["issue"][:2] == [40_000, 20_000]
+    assert flights["bucket"][:4] == [0, 1, 0, 1]
     assert flights["negotiate"][:2] == [0, 10_000]
     assert flights["wire"][:2] == [10_000, 20_000]
 

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from commprof.analysis.predicted import read_predictions
 from commprof.commands import main
+from commprof.report import predicted_table
 from tests.support.predictions import answer, write_predictions
 from tests.support.run_directories import ranks_of, write_run
 
@@ -53,6 +55,59 @@ def test_a_page_goes_into_the_run_and_is_not_overwritten(
     assert main(words) == 2
     assert "is there already; give --force" in capsys.readouterr().err
     assert main([*words, "--force"]) == 0
+
+
+def test_a_page_shows_the_predictions_that_lie_in_the_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = write_run(tmp_path / "r", ranks_of(1, 9), ranks_of(2, 9))
+    words = ["report", str(run), "--format", "markdown"]
+    assert main(words) == 0
+    assert predicted_table.CAPTION not in capsys.readouterr().out
+    write_predictions(run / "predictions.json", answer(16, 1000.0))
+    assert main(words) == 0
+    assert "| 16 | as recorded |" in capsys.readouterr().out
+    named = write_predictions(tmp_path / "p.json", answer(32, 1000.0))
+    assert main([*words, "--predictions", str(named)]) == 0
+    shown = capsys.readouterr().out
+    assert "| 32 | as recorded |" in shown
+    assert "| 16 | as recorded |" not in shown
+
+
+def test_predict_leaves_its_answers_for_the_page(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))  # no machine profile
+    run = write_run(tmp_path / "r", ranks_of(2, 12))
+    assert main(["predict", str(run), "--format", "json"]) == 0
+    out, err = capsys.readouterr()
+    file = run / "predictions.json"
+    assert file.read_text() == out
+    assert err == f"commprof: {file} is for commprof report {run} --format html\n"
+    # Without the batch there are no samples/s to show: no empty table.
+    assert read_predictions(file).points == ()
+    assert main(["report", str(run), "--format", "markdown"]) == 0
+    assert predicted_table.CAPTION not in capsys.readouterr().out
+    file.unlink()
+    file.mkdir()
+    assert main(["predict", str(run)]) == 0
+    out, err = capsys.readouterr()
+    assert out.startswith("Predicted from")
+    assert err == f"commprof: cannot write {file}: Is a directory\n"
+    assert {path.name for path in run.iterdir()} == {file.name, "run.json", "world_2"}
+
+
+def test_predictions_in_the_run_that_are_none_are_left_out_and_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = write_run(tmp_path / "r", ranks_of(1, 9))
+    (run / "predictions.json").write_text("[]")
+    assert main(["report", str(run), "--format", "markdown"]) == 0
+    out, err = capsys.readouterr()
+    assert out.startswith("# commprof report")
+    assert f"left out: {run}/predictions.json holds no predictions" in err
+    assert main(["report", str(run)]) == 0  # shows none
+    assert capsys.readouterr().err == ""
 
 
 def test_a_price_is_in_every_format(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

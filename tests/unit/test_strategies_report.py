@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from commprof.analysis.full_report import ComparedStrategies, FullReport
+from commprof.analysis.strategies import strategy_rows
 from commprof.commands import main
+from commprof.report import incidents_table
+from commprof.report.html import page
+from commprof.report.strategies_document import strategy_sections
+from tests.support import results
+from tests.support.details import detail
+from tests.support.results import context, incidents, run_result
 from tests.support.run_directories import write_strategies
 
 
@@ -63,6 +72,21 @@ def test_a_long_run_of_many_ranks_has_its_limit(
 ) -> None:
     run = write_strategies(tmp_path / "run", steps=200, world_size=8)
     assert len(shown(run, "html", capsys).encode()) < 1_000_000
+
+
+def test_incidents_and_own_cost_stand_under_each_strategys_name() -> None:
+    ddp = run_result(results.world(2), context=context(strategy="ddp"), incidents=(incidents(),))
+    fsdp = run_result(results.world(2, overhead=None), context=context(strategy="fsdp"))
+    fsdp = dataclasses.replace(fsdp, overhead=None)
+    reports = tuple(FullReport(result, (detail(2),), None, None) for result in (ddp, fsdp))
+    compared = ComparedStrategies(reports, strategy_rows([ddp, fsdp]))
+    found = list(strategy_sections(compared))
+    titles = [section.title for section in found]
+    assert f"{incidents_table.TITLE}: ddp" in titles
+    assert titles[-1] == "What commprof itself cost: ddp"
+    assert not [title for title in titles if title.endswith(": fsdp")]
+    assert len({section.id for section in found}) == len(found)
+    assert "What commprof itself cost: ddp" in page.render_strategies(compared)
 
 
 @pytest.mark.parametrize(

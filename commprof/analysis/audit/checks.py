@@ -80,6 +80,7 @@ def words(name: str) -> str:
     return {
         "epoch_s": "time per epoch",
         "speedup": "speed-up",
+        "amdahl_speedup": "speed-up by Amdahl's law",
         "unit_cost": "cost per unit",
         "cost_efficiency": "cost efficiency",
         "rank_batch": "batch per rank",

@@ -37,6 +37,10 @@ _NAMES = (
     ("", r"(compute|memory|energy|power|gpu|bandwidth|network|data) efficiency"),
     ("", r"[kmgt]i?b(it)?(ytes)? ?(/|per) ?s|flop|(samples?|images?|tokens?) ?(/|per) ?(min|h)"),
     ("", rf"(throughput|(/|per) ?s(ec|econd)?)\b.*(/|per) ?{_RANK}"),
+    ("parallel_share", r"^p$|parallel(iz|is)?(able|ed)? (portion|fraction|share)"),
+    # Limits, and speed-ups for a share of its own, are no speed-up of the report's share.
+    ("amdahl_speedup", r"^(?!.*(limit|max|effici|serial|fraction|share|\bp ?=)).*amdahl"),
+    ("", r"amdahl"),
     ("accumulation", r"accum"),
     ("cost_efficiency", r"cost[ -](efficiency|effectiveness)"),
     ("efficiency", r"efficiency"),
@@ -58,13 +62,12 @@ _NAMES = (
     ("batch", r"\bbatch([ -]size)?$"),
     ("rank_samples", rf"samples ?(/|per) ?{_RANK}"),
     ("samples", r"^((total|num|number of) )?samples$"),
-    ("parallel_share", r"^p$|parallel(iz|is)?(able|ed)? (portion|fraction|share)"),
     ("elapsed", r"^elapsed\b"),
     ("duration", r"^((total|training|overall|run|wall|wall[- ]clock) )*(time|duration|runtime)\b"),
 )
 _NAMES_OF = tuple((name, re.compile(pattern)) for name, pattern in _NAMES)
 #: Whose unit in brackets tells more than the name.
-_BY_UNIT = ("", "tokens_per_s", "throughput")
+_BY_UNIT = ("", "amdahl_speedup", "tokens_per_s", "throughput")
 _PLURAL = r"process(?:es)?|procs?|p|gpus?|ranks?|nodes?|workers?|devices?"
 #: Names of the column of world sizes, the best first.
 _RANKS = (
@@ -144,7 +147,9 @@ def _quantity(name: str, text: str) -> Quantity:
     unit = ""
     if name in ("latency", "epoch_s", "duration", "elapsed"):
         unit = next((word for word in words if word in UNIT_S), "")
-    elif name in ("efficiency", "overhead") and {"%", "percent", "pct"} & set(words):
+    elif name in ("efficiency", "overhead", "parallel_share") and {"%", "percent", "pct"} & set(
+        words
+    ):
         unit = "%"
     samples, epochs = _work(text) if name in ("duration", "unit_cost") else (0.0, 0.0)
     if name == "unit_cost" and not samples and not epochs:

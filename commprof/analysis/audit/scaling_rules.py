@@ -100,14 +100,17 @@ def amdahl(document: Document) -> Iterator[Check]:
     Amdahl, "Validity of the single processor approach to achieving large scale computing
     capabilities", AFIPS 1967.
     """
-    share = document.fact("parallel_share")
-    if share is None:
-        return
-    for ranks, stated in document.amdahl:
-        span = Span(*(_amdahl(p, ranks) for p in _rounded(share.span)))
-        text = f"1 / ((1 - P) + P / {ranks}) with P = {cited(share)}"
-        row = Row(ranks, {"speedup": stated})
-        yield check(row, "speedup", text, span, "x")
+    listed = [Row(ranks, {"amdahl_speedup": stated}) for ranks, stated in document.amdahl]
+    rows = [row for series in document.series for row in series.rows]
+    for row in [*listed, *rows]:
+        share = row.figures.get("parallel_share") or document.fact("parallel_share")
+        if share is None or not 0 < share.span.value <= 1:
+            continue
+        if not row.ranks or not has(row, "amdahl_speedup"):
+            continue
+        span = Span(*(_amdahl(p, row.ranks) for p in _rounded(share.span)))
+        text = f"1 / ((1 - P) + P / {row.ranks}) with P = {cited(share)}"
+        yield check(row, "amdahl_speedup", text, span, "x")
 
 
 def _others(series: Series, base: Row | None, *names: str) -> Iterator[Row]:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from commprof.analysis.audit.document import Row, Technique
-from commprof.analysis.audit.figure import Figure, as_share, parse_figure
+from commprof.analysis.audit.figure import UNIT_S, Figure, as_share, parse_figure
 from commprof.analysis.audit.quantities import (
     COUNTS,
     Quantity,
@@ -21,6 +21,7 @@ from commprof.analysis.audit.quantities import (
     unambiguous,
 )
 
+_EPOCH = re.compile(r"epoch ?(\d{1,6})(?: time)?(?: ?\(?([a-zµμ]+)\)?)?")
 _HEADING = re.compile(r"\s*#+\s*(.*)")
 #: Shares that are printed as fractions stay far below this; percentages of 1 rank are 100.
 _PERCENT_FROM = 20.0
@@ -83,8 +84,12 @@ def rows_of(table: Table) -> list[Row]:
             [None if i == column else classify(h) for i, h in enumerate(table.headers)]
         )
         named = [parse_ranks(cells[column]) for cells in table.rows]
+        epochs = _epochs(table.headers)
         found = [
-            _row(ranks, quantities, cells, f"line {line}")
+            replace(
+                _row(ranks, quantities, cells, f"line {line}"),
+                epoch_times=_epoch_times([(cells[i], f"line {line}", u) for i, u in epochs]),
+            )
             for ranks, cells, line in zip(named, table.rows, table.lines, strict=True)
             if ranks
         ]
@@ -134,12 +139,36 @@ def _row(
     return Row(ranks, figures, described)
 
 
+def _epochs(names: Sequence[str]) -> list[tuple[int, str]]:
+    """Places and units of the names "Epoch 1 (s)", "Epoch 2 (s)", ...; empty if some are missing.
+
+    Only all epochs from the first one on have a mean that says something.
+    """
+    found = {}
+    for place, name in enumerate(names):
+        match = _EPOCH.fullmatch(plain(name))
+        if match and (match[2] is None or match[2] in UNIT_S):
+            found[int(match[1])] = place, match[2] or ""
+    first = min(found, default=0)
+    whole = first in (0, 1) and sorted(found) == [*range(first, first + len(found))]
+    return [found[number] for number in sorted(found)] if whole else []
+
+
+def _epoch_times(cells: Sequence[tuple[str, str, str]]) -> tuple[Figure, ...]:
+    """Of cells with their place and unit; empty unless each holds a figure."""
+    found = [parse_figure(*cell) for cell in cells]
+    known = tuple(figure for figure in found if figure is not None)
+    return known if len(known) == len(found) else ()
+
+
 def _figures(quantity: Quantity, cell: str, where: str) -> dict[str, Figure]:
     """The figure of a cell, and the share or the speed-up that it adds in brackets."""
     figure = parse_figure(cell, where, quantity.unit, count=quantity.name in COUNTS)
     if figure is None:
         return {}
     found = {quantity.name: figure}
+    if quantity.name == "amdahl_speedup":
+        return found  # what stands in brackets follows from the law as well
     for inner in re.findall(r"\(([^()]*)\)", cell):
         more = parse_figure(inner, where)
         if more is None:
@@ -157,6 +186,7 @@ def _rows_of_columns(table: Table) -> list[Row]:
     if len(named) < 2 or not all(named) or all(header.isdigit() for header in table.headers[1:]):
         return []
     quantities = unambiguous([classify(cells[0]) for cells in table.rows])
+    epochs = _epochs([cells[0] for cells in table.rows])
     found = []
     for column, ranks in enumerate(named, start=1):
         figures: dict[str, Figure] = {}
@@ -165,7 +195,8 @@ def _rows_of_columns(table: Table) -> list[Row]:
                 figures = {**_figures(quantity, cells[column], f"line {line}"), **figures}
         described = {q.name: q for q in quantities if q is not None and q.name in figures}
         if figures and ranks:
-            found.append(Row(ranks, figures, described))
+            times = [(table.rows[i][column], f"line {table.lines[i]}", u) for i, u in epochs]
+            found.append(Row(ranks, figures, described, _epoch_times(times)))
     return found
 
 

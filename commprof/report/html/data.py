@@ -57,7 +57,8 @@ def as_dict(reports: Sequence[FullReport], trial: TrialResult | None = None) -> 
         for parts in zip(report.details, report.result.worlds, report.result.scaling, strict=True)
     ]
     predicted = [curve for report in reports for curve in _predicted(report.predictions)]
-    return {"worlds": worlds, "predicted": predicted, "trial": _trial(trial)}
+    shown = {"worlds": worlds, "predicted": predicted}
+    return {**shown, "trial": _trial(trial), "baseline": _baseline(trial)}
 
 
 def _world(
@@ -99,6 +100,18 @@ def _trial(trial: TrialResult | None) -> list[dict[str, Any]]:
         for one in candidates
         if one.ratio is not None
     ]
+
+
+def _baseline(trial: TrialResult | None) -> list[dict[str, Any]]:
+    """Parts of its step as a world's mean has them, with a label; their sum stands for the step."""
+    if trial is None or not trial.parts:
+        return []
+    baseline = trial.of_role("baseline")
+    known = {f"{share.part}_ms": share.ms for share in trial.parts}
+    whole = {"step_ms": sum(known.values()), "hidden_ms": baseline.hidden_ms}
+    parts = dict.fromkeys((f"{name}_ms" for name in (*PARTS, "unsplit")), 0.0)
+    label = printable(baseline.label)[:_LONGEST_NAME]
+    return [{"label": label, **_parts(-1, parts | known | whole)}]
 
 
 def _predicted(predictions: Predictions | None) -> list[dict[str, Any]]:
@@ -195,6 +208,7 @@ def _flights(part: Flights, origin_ns: int, numbers: Ints) -> dict[str, Any]:
         "kind": part.kind.tolist(),
         "step": _differences(part.step),
         "collective": _differences(np.searchsorted(numbers, part.collective)),
+        "bucket": part.bucket.tolist(),
         "negotiate": np.where(split, _micros(part.negotiate_ns), -1).tolist(),
         "queue": _micros(part.queue_ns).tolist(),
         "wait": _micros(part.wait_ns).tolist(),

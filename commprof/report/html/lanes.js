@@ -26,7 +26,7 @@ function flightsOf(columns) {
     const length = known ? parts.reduce((a, b) => a + b, 0) : columns.wire[i];
     return {
       begin, end: begin + length, parts,
-      kind: columns.kind[i], step: steps[i], collective: collectives[i],
+      kind: columns.kind[i], step: steps[i], collective: collectives[i], bucket: columns.bucket[i],
     };
   });
 }
@@ -71,7 +71,8 @@ function together(timeline, collective) {
 
 function kindText(timeline, flight) {
   const [op, , dtype, bytes] = timeline.kinds[flight.kind];
-  return [op, dtype, bytes > 0 ? megabytes(bytes) : ""].filter(Boolean).join(" ");
+  const call = [op, dtype, bytes > 0 ? megabytes(bytes) : ""].filter(Boolean).join(" ");
+  return flight.bucket < 0 ? call : `bucket ${flight.bucket}: ${call}`;
 }
 
 /** What a reader wants of one collective on one rank. */

@@ -1,10 +1,17 @@
-// A trial's candidates: the step over that of "none", with its interval.
+// A trial: the parts of the baseline's step, and each candidate's step over it with its interval.
 
 const TRIAL_ROW = 38;
 
 function drawTrial() {
   const picture = document.getElementById("trial-picture");
-  if (!picture || !data.trial.length) return;
+  if (!picture) return;
+  for (const each of data.baseline) {
+    const title = `Where the step of ${each.label} goes: the median of each part`;
+    picture.append(
+      legend(PARTS.filter(([name]) => partsOf(each)[name] > 0)), bars(title, [[each.label, each]], true),
+    );
+  }
+  if (!data.trial.length) return;
   const figure = element("figure");
   const words = "Step over that of none, with its 95 % interval: left of the line is faster.";
   picture.append(element("p", { class: "note" }, words), figure);
