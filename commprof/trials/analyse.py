@@ -95,6 +95,7 @@ def analyse_world_trial(run: WorldRun, context: Mapping[str, Any]) -> TrialResul
     setting = Setting(
         command=str(context["command"]),
         is_run="script" in context or "workload" in context,
+        script=tuple(map(str, context.get("script", ()))),
     )
     parts = _parts(baseline) if found.rounds else ()
     return TrialResult(

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from commprof.analysis.intervals import Interval
 from commprof.analysis.next_step import WORTH_A_LOOK
+from commprof.analysis.run_command import taken_apart
 from commprof.trials.candidates import Candidate
 from commprof.trials.result import CandidateResult, StepShare, Verdict, less
 from commprof.trials.statistics import MIN_ROUNDS, ratio
@@ -31,6 +32,8 @@ class Setting:
     command: str
     #: By ``commprof run``, whose command can be given again.
     is_run: bool
+    #: The script's words of that command; empty for a workload.
+    script: tuple[str, ...] = ()
 
 
 def judge(
@@ -83,7 +86,7 @@ def apply(candidate: Candidate, setting: Setting) -> str:
     found = []
     if candidate.compressor:
         if setting.is_run:
-            found.append(_with_hook(setting.command, candidate.compressor))
+            found.append(_run_with(setting, ["--hook", candidate.compressor]))
         else:
             found.append(
                 f'commprof.attach(ddp, hook=commprof.compressors.parse("{candidate.compressor}"))'
@@ -95,18 +98,15 @@ def apply(candidate: Candidate, setting: Setting) -> str:
     return "; and ".join(found)
 
 
-def _with_hook(command: str, compressor: str) -> str:
-    """The command with ``--hook`` in the place of ``--trial``."""
-    words, kept, skip = shlex.split(command), [], False
-    for word in words:
-        if skip:
-            skip = False
-        elif word == "--trial" or word.startswith("--trial="):
-            skip = word == "--trial"
-            kept += ["--hook", compressor]
-        else:
-            kept.append(word)
-    return shlex.join(kept)
+def _run_with(setting: Setting, options: Sequence[str]) -> str:
+    """The run's command with these options in the place of ``--trial``.
+
+    A trial of a configuration file gives way to them without a word. The trial's own files stay.
+    """
+    command = taken_apart(setting.command, setting.script)
+    if command is None:
+        return f"the same run with {shlex.join(options)} in the place of --trial"
+    return command.without(("--output", "--json")).with_in_place("--trial", options).text
 
 
 def _too_short(rounds: int) -> Verdict:

@@ -97,6 +97,30 @@ def test_too_few_rounds_say_nothing() -> None:
         ),
         (
             "int8",
+            Setting("commprof run --config job.yaml --nproc 2", True, ("train.py", "--lr", "1")),
+            "commprof run --hook int8 --config job.yaml --nproc 2",
+        ),
+        (
+            "int8",
+            Setting("python -m commprof run --output=x --trial int8 --json y --seed 3", True),
+            "python -m commprof run --hook int8 --seed 3",
+        ),
+        (
+            "int8",
+            Setting(
+                "commprof run --trial int8 train.py --trial 3 --output 'a b'",
+                True,
+                ("train.py", "--trial", "3", "--output", "a b"),
+            ),
+            "commprof run --hook int8 train.py --trial 3 --output 'a b'",
+        ),
+        (
+            "int8",
+            Setting("my-launcher --trial int8", True),
+            "the same run with --hook int8 in the place of --trial",
+        ),
+        (
+            "int8",
             Setting("torchrun train.py", False),
             'commprof.attach(ddp, hook=commprof.compressors.parse("int8"))',
         ),
