@@ -76,9 +76,27 @@ def judge(
     best = min(winners, key=lambda one: one.step_ms)
     equals = [one for one in winners if one is best or _tied(one, best, results, step_ns)]
     choice = min(equals, key=_damage)
-    sentences += _recommend(choice, best, equals, rounds)
+    sentences += _recommend(choice, equals, rounds)
     candidate = next(one for one in candidates if one.label == choice.label)
-    return Verdict("use", choice.label, choice.gain, tuple(sentences), apply(candidate, setting))
+    return Verdict(
+        "use",
+        choice.label,
+        choice.gain,
+        tuple(sentences),
+        apply(candidate, setting),
+        fastest=best.label,
+        equals=tuple(one.label for one in equals),
+    )
+
+
+def incomplete(missing: Sequence[int]) -> Verdict:
+    """The verdict where these ranks left no trace of the trial."""
+    ranks = f"rank{'' if len(missing) == 1 else 's'} {', '.join(map(str, missing))}"
+    said = (
+        f"Nothing can be compared: {ranks} left no trace of the trial, and a step is that of the "
+        "slowest rank. Look into what became of it, and run the trial again."
+    )
+    return Verdict("unknown", "", None, (said,), "")
 
 
 def apply(candidate: Candidate, setting: Setting) -> str:
@@ -178,10 +196,11 @@ def _tied(
 
 
 def _damage(one: CandidateResult) -> tuple[float, float]:
-    """What it does to gradients; then its step."""
-    compresses = not math.isnan(one.encode_ms)
-    error = one.relative_error if compresses else 0.0
-    return (math.inf if math.isnan(error) else error, one.step_ms)
+    """What it does to gradients, anything if a compressor's was not measured; then its step."""
+    error = one.relative_error
+    if math.isnan(error):
+        error = math.inf if one.compresses else 0.0
+    return (error, one.step_ms)
 
 
 def _nothing_wins(results: Sequence[CandidateResult], chance: float) -> str:
@@ -203,7 +222,7 @@ def _nothing_wins(results: Sequence[CandidateResult], chance: float) -> str:
 
 
 def _recommend(
-    choice: CandidateResult, best: CandidateResult, equals: Sequence[CandidateResult], rounds: int
+    choice: CandidateResult, equals: Sequence[CandidateResult], rounds: int
 ) -> list[str]:
     gain = choice.gain
     assert gain is not None
@@ -214,10 +233,10 @@ def _recommend(
     ]
     others = [one.label for one in equals if one is not choice]
     if others:
-        said.append(
-            f"{' and '.join(others)} cannot be told from it here; "
-            f"{choice.label} changes the gradients least."
-        )
+        why = "changes the gradients least"
+        if math.isinf(_damage(choice)[0]):
+            why = "was the fastest, and what each does to the gradients was not measured"
+        said.append(f"{' and '.join(others)} cannot be told from it here; {choice.label} {why}.")
     said.append(_price(choice))
     return said
 
@@ -225,12 +244,14 @@ def _recommend(
 def _price(choice: CandidateResult) -> str:
     if choice.exact:
         return "It changes no result: the gradients have the same bits."
-    if math.isnan(choice.relative_error):
+    if math.isnan(choice.relative_error) and not choice.compresses:
         return "It sums gradients in another order: the last bits of the result differ."
     said = (
         f"It changes gradients by {choice.relative_error:.2g} of their length "
         f"(cosine {choice.cosine:.4f}). "
     )
+    if math.isnan(choice.relative_error):
+        said = "What it does to the gradients was not measured. "
     effect = choice.loss_effect
     if effect is None:
         return said + "What that does to the loss was not seen: compare a whole training."
