@@ -17,7 +17,7 @@ from commprof.commands.price import add_price_arguments, price_of
 from commprof.errors import UsageError
 from commprof.report import as_csv, as_parquet, markdown
 from commprof.report.html import page
-from commprof.report.rows import TABLES
+from commprof.report.rows import CANDIDATES, TABLES
 from commprof.trace.run_directory import strategy_directories
 from commprof.trials.analyse import analyse_trial
 
@@ -32,9 +32,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_predictions(parser)
     parser.add_argument(
         "--rows",
-        choices=tuple(TABLES),
-        help="csv and parquet: a row per world size, rank, rank and step, or kind of collective "
-        "(default: worlds)",
+        choices=(*TABLES, CANDIDATES),
+        help="csv and parquet: a row per world size, rank, rank and step, kind of collective, or "
+        "candidate of a trial (default: worlds; of a trial candidates)",
     )
     add_price_arguments(parser)
     parser.add_argument(
@@ -87,7 +87,7 @@ def rendered(args: argparse.Namespace) -> str | bytes:
     if args.format == "html":
         return page.render(report, trial)
     render = as_csv.render if args.format == "csv" else as_parquet.render
-    return render(report, args.rows or "worlds")
+    return render(report, args.rows or "", trial)
 
 
 def _strategies(places: Sequence[Path], args: argparse.Namespace) -> str:
