@@ -89,7 +89,7 @@ def trial_command(context: Mapping[str, Any], world_size: int) -> str:
     Empty where it was no run, its strategy takes no trial, or a file holds more of its options,
     which a trial may refuse.
     """
-    if context.get("strategy", "ddp") != "ddp" or "hook" in context:
+    if context.get("strategy", "ddp") != "ddp" or {"hook", "bucket_cap_mb"} & context.keys():
         return ""
     if context.get("nodes", 1) > 1 or not {"script", "workload"} & context.keys():
         return ""

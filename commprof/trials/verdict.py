@@ -101,16 +101,15 @@ def incomplete(missing: Sequence[int]) -> Verdict:
 
 def apply(candidate: Candidate, setting: Setting) -> str:
     """What to type or write so that every step runs with the candidate."""
-    found = []
-    if candidate.compressor:
-        if setting.is_run:
-            found.append(_run_with(setting, ["--hook", candidate.compressor]))
-        else:
-            found.append(
-                f'commprof.attach(ddp, hook=commprof.compressors.parse("{candidate.compressor}"))'
-            )
-    if candidate.bucket_cap_mb is not None:
-        found.append(f"DistributedDataParallel(model, bucket_cap_mb={candidate.bucket_cap_mb:g})")
+    found, coded, cap_mb = [], candidate.compressor, candidate.bucket_cap_mb
+    if setting.is_run and (coded or cap_mb is not None):
+        options = ["--hook", coded] if coded else []
+        options += [] if cap_mb is None else ["--bucket-cap-mb", f"{cap_mb:g}"]
+        found.append(_run_with(setting, options))
+    elif coded:
+        found.append(f'commprof.attach(ddp, hook=commprof.compressors.parse("{coded}"))')
+    if cap_mb is not None and not setting.is_run:
+        found.append(f"DistributedDataParallel(model, bucket_cap_mb={cap_mb:g})")
     if candidate.hook:
         found.append(f"the exchange {candidate.hook}, see docs/trials.md")
     return "; and ".join(found)

@@ -83,6 +83,7 @@ def test_one_rank_has_nothing_to_exchange() -> None:
         ("commprof report x", {}, ""),
         ("python -m commprof.run --strategy fsdp", {"strategy": "fsdp"}, ""),
         ("python -m commprof.run --hook int8", {"hook": "int8"}, ""),
+        ("python -m commprof.run --bucket-cap-mb 5", {"bucket_cap_mb": 5.0}, ""),
         ("python -m commprof.run --nnodes 2", {"nodes": 2}, ""),
         ("python train.py", {}, ""),
         ("python -m commprof.run 'torn", {}, ""),

@@ -148,7 +148,17 @@ def test_too_few_rounds_say_nothing() -> None:
             Setting("torchrun train.py", False),
             'commprof.attach(ddp, hook=commprof.compressors.parse("int8"))',
         ),
-        ("bucket-cap=5", RUN, "DistributedDataParallel(model, bucket_cap_mb=5)"),
+        ("bucket-cap=5", RUN, "python -m commprof.run --nproc 2 --bucket-cap-mb 5 train.py"),
+        (
+            "int8+bucket-cap=5",
+            RUN,
+            "python -m commprof.run --nproc 2 --hook int8 --bucket-cap-mb 5 train.py",
+        ),
+        (
+            "bucket-cap=5",
+            Setting("torchrun train.py", False),
+            "DistributedDataParallel(model, bucket_cap_mb=5)",
+        ),
     ],
 )
 def test_what_to_do_is_said_in_one_line(candidate: str, setting: Setting, what: str) -> None:
