@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from commprof.analysis.run_command import taken_apart
 from commprof.analysis.world import WorldResult
 from commprof.units import ns_to_ms
 
@@ -15,10 +15,11 @@ WORTH_A_LOOK = 0.10
 
 #: What a trial is asked to compare where nobody said.
 _CANDIDATES = "fp16,int8,topk:ratio=0.01,bucket-cap=5"
-#: Options of a run that a trial has otherwise; each takes one value.
+#: Options of a run that a trial has otherwise, or refuses; each takes one value.
 _REPLACED = (
     *("--nproc", "--world-sizes", "--trial", "--output", "--json", "--steps", "--epochs"),
-    *("--overhead-steps", "--strategy"),
+    *("--overhead-steps", "--strategy", "--price-per-hour", "--price-per", "--mode"),
+    "--max-restarts",
 )
 
 
@@ -83,32 +84,19 @@ def shared_cores(context: Mapping[str, Any], world: WorldResult) -> str:
 
 
 def trial_command(context: Mapping[str, Any], world_size: int) -> str:
-    """The run's command as a trial; empty where it was no run, or its strategy takes no trial."""
-    if context.get("strategy", "ddp") != "ddp" or "hook" in context:
+    """The run's command as a trial.
+
+    Empty where it was no run, its strategy takes no trial, or a file holds more of its options,
+    which a trial may refuse.
+    """
+    if context.get("strategy", "ddp") != "ddp" or {"hook", "bucket_cap_mb"} & context.keys():
         return ""
     if context.get("nodes", 1) > 1 or not {"script", "workload"} & context.keys():
         return ""
-    try:
-        words = shlex.split(str(context["command"]))
-    except ValueError:
-        return ""
     script = [str(word) for word in context.get("script", ())]
-    if words[:2] != ["python", "-m"] or (script and words[-len(script) :] != script):
+    command = taken_apart(str(context["command"]), script)
+    if command is None or command.has("--config"):
         return ""
-    door = 3 if words[2:3] == ["commprof.run"] else 4
-    options = _kept(words[door : len(words) - len(script)])
-    asked = ["--nproc", str(world_size), "--trial", _CANDIDATES]
-    return shlex.join([*words[:door], *asked, *options, *script])
-
-
-def _kept(options: list[str]) -> list[str]:
-    """Less those that a trial has otherwise, with their values."""
-    kept, skip = [], False
-    for word in options:
-        if skip:
-            skip = False
-        elif word.partition("=")[0] in _REPLACED:
-            skip = "=" not in word
-        else:
-            kept.append(word)
-    return kept
+    asked = ("--nproc", str(world_size), "--trial", _CANDIDATES)
+    kept = command.without(_REPLACED)
+    return replace(kept, options=(*asked, *kept.options)).text

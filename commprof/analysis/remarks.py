@@ -30,19 +30,24 @@ def remarks(
     worlds: Sequence[WorldResult],
     scaling: Sequence[Scaling],
     overhead: Overhead | None,
+    in_turns: bool = False,
 ) -> tuple[str, ...]:
-    """All remarks on a run, the weightiest first."""
+    """All remarks on a run, the weightiest first.
+
+    in_turns: candidates of a trial shared the steps; of these nothing is said then, for they
+    differ by what was tried.
+    """
     found = loss_remarks(context, worlds)
     found += _oversubscription(context, worlds)
     found += placement_remarks(context)
-    found += _above_ideal(context, worlds, scaling)
-    found += _too_short(worlds)
+    if not in_turns:
+        found += _above_ideal(context, worlds, scaling)
+        found += _too_short(worlds)
     found += script_remarks(worlds)
     for world in worlds:
+        found += [] if in_turns else _about_steps(world)
         found += _about_world(world)
-        found += compression_remarks(
-            context, world.compression, world.world_size, world.measured_steps
-        )
+        found += [] if in_turns else _about_compression(context, world)
     if overhead is not None:
         found.append(_about_overhead(overhead))
     if worlds and not math.isnan(worlds[-1].record_cost_ns):
@@ -116,7 +121,12 @@ def _too_short(worlds: Sequence[WorldResult]) -> list[str]:
     ]
 
 
-def _about_world(world: WorldResult) -> list[str]:
+def _about_compression(context: Mapping[str, Any], world: WorldResult) -> list[str]:
+    return compression_remarks(context, world.compression, world.world_size, world.measured_steps)
+
+
+def _about_steps(world: WorldResult) -> list[str]:
+    """What holds only if all steps are of one setting."""
     found = []
     name = _count([world.world_size], "rank")
     if _relative_spread(world) > _NOISY:
@@ -131,6 +141,12 @@ def _about_world(world: WorldResult) -> list[str]:
             f"{ns_to_ms(late.wait_ns):.1f} ms per step for it, {late.share:.0%} of all waiting "
             f"(by chance: p = {late.p_value:.4f}). {_about_lateness(late)}"
         )
+    return found
+
+
+def _about_world(world: WorldResult) -> list[str]:
+    found = []
+    name = _count([world.world_size], "rank")
     if not world.clocks_shared:
         found.append(
             f"At {name} the ranks ran on several machines, whose clocks were not compared: "

@@ -12,6 +12,7 @@ from commprof.analysis.measured import measured_world
 from commprof.analysis.remarks import remarks
 from commprof.analysis.scaling import RunResult, pool_overhead, scale
 from commprof.analysis.summaries import analyse_summaries
+from commprof.analysis.turns import in_turns
 from commprof.analysis.world import WorldResult, world_result
 from commprof.trace.run_directory import WorldRun, read_context, read_world
 
@@ -41,9 +42,11 @@ def _analyse(directory: Path, in_detail: bool) -> tuple[RunResult, tuple[WorldDe
     context = read_context(directory)
     worlds, details, failures, summaries, incidents = [], [], [], [], []
     attempts: list[Attempt] = []
+    shared = False
     for world_size in context["world_sizes"]:
         run = read_world(directory, world_size)
         attempts += attempts_of(run)
+        shared = shared or in_turns(run)
         summary = analyse_summaries(run)
         if summary is not None:
             summaries.append(summary)
@@ -66,11 +69,12 @@ def _analyse(directory: Path, in_detail: bool) -> tuple[RunResult, tuple[WorldDe
         scaling=scaling,
         overhead=pooled,
         failures=tuple(failures),
-        remarks=(*remarks(context, worlds, scaling, pooled), *_restarts(attempts)),
+        remarks=(*remarks(context, worlds, scaling, pooled, shared), *_restarts(attempts)),
         summaries=tuple(summaries),
         loss_agreement=loss_agreement(context, worlds),
         attempts=tuple(attempts),
         incidents=tuple(filter(None, incidents)),
+        in_turns=shared,
     )
     return result, tuple(details)
 

@@ -47,6 +47,8 @@ class RunResult:
     attempts: tuple[Attempt, ...] = ()
     #: World sizes with hangs, ranks out of step, or lasting changes.
     incidents: tuple[Incidents, ...] = ()
+    #: Candidates of a trial took turns in the steps.
+    in_turns: bool = False
 
 
 def scale(worlds: Sequence[WorldResult]) -> tuple[Scaling, ...]:

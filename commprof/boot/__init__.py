@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 OUT_VARIABLE = "COMMPROF_OUT"
 #: A compressor for every DDP model of the script, as ``commprof.compressors.parse`` takes it.
 HOOK_VARIABLE = "COMMPROF_HOOK"
+#: Bucket cap of every DDP model that names none, in MiB; see ``commprof.capture.every_model``.
+BUCKET_CAP_VARIABLE = "COMMPROF_BUCKET_CAP_MB"
 #: Candidates that take turns on every DDP model, as ``commprof.trials.plan`` takes them.
 TRIAL_VARIABLE = "COMMPROF_TRIAL"
 #: CPUs by local rank, as ``commprof.launch.pinning.Pinning.text`` lists them.
@@ -143,6 +145,10 @@ def _start(directory: str) -> None:
             problem = start_in_rank(job)
             if problem:
                 print(f"commprof: {problem}", file=sys.stderr)
+        if os.environ.get(BUCKET_CAP_VARIABLE):
+            from commprof.capture.every_model import cap_as_asked
+
+            cap_as_asked()
         compressor = os.environ.get(HOOK_VARIABLE)
         if compressor:
             from commprof.capture.every_model import attach_every_model

@@ -55,6 +55,11 @@ class Attachment:
         return self._ddp
 
     @property
+    def is_native(self) -> bool:
+        """Whether compressors run natively here; else as torch operations, which are fewer."""
+        return self._groups.native
+
+    @property
     def bucket_hook(self) -> Any:
         """commprof's hook in the model's reducer; see ``bucket_hook_of``."""
         return self._bucket_hook

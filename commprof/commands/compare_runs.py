@@ -32,7 +32,11 @@ def compare(a: Path, b: Path, fail_above: float | None, shown_as: str) -> int:
     for run in (a, b):
         salvage_dead(run)
         _check_one_run(run)
-    result = compare_runs((str(a), str(b)), analyse_in_detail(a), analyse_in_detail(b))
+    analysed = [analyse_in_detail(run) for run in (a, b)]
+    for run, (found, _) in zip((a, b), analysed, strict=True):
+        if found.in_turns:
+            raise _trial_refused(run)
+    result = compare_runs((str(a), str(b)), *analysed)
     if fail_above is not None:
         _must_be_able_to_fail(result)
     slower = () if fail_above is None else result.slower_by_more_than(fail_above)
@@ -52,10 +56,14 @@ def _check_one_run(run: Path) -> None:
             f"{' or '.join(map(str, places))}"
         )
     if "trial" in read_context(run):
-        raise UsageError(
-            f"{run} holds a trial, whose candidates share its steps: commprof report {run} compares"
-            " them; compare runs that were made without --trial"
-        )
+        raise _trial_refused(run)
+
+
+def _trial_refused(run: Path) -> UsageError:
+    return UsageError(
+        f"{run} holds a trial, whose candidates share its steps: commprof report {run} compares "
+        "them; compare runs that were made without a trial"
+    )
 
 
 def _must_be_able_to_fail(result: RunComparison) -> None:

@@ -23,7 +23,10 @@ _LISTS = ("world_sizes", "strategy", "trial")
 #: Options that read NAME:key=value,...; a file may give {NAME: {key: value}}.
 _SPECS = ("workload", "hook", "strategy", "trial")
 #: Given one on the command line, the other one of the file does not count.
-RIVALS = (("steps", "epochs"), ("nproc", "world_sizes"), ("hook", "trial"))
+RIVALS = (
+    *(("steps", "epochs"), ("nproc", "world_sizes")),
+    *(("hook", "trial"), ("bucket_cap_mb", "trial")),
+)
 #: What makes no sense in a file.
 _NOT_IN_FILES = ("help", "config")
 

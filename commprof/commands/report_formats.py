@@ -20,7 +20,7 @@ from commprof.errors import CommprofError, UsageError
 from commprof.report import as_csv, as_parquet, markdown
 from commprof.report.html import page
 from commprof.report.plain_text import printable
-from commprof.report.rows import TABLES
+from commprof.report.rows import CANDIDATES, TABLES
 from commprof.trace.run_directory import PREDICTIONS_FILE, strategy_directories
 from commprof.trials.analyse import analyse_trial
 
@@ -35,9 +35,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_predictions(parser)
     parser.add_argument(
         "--rows",
-        choices=tuple(TABLES),
-        help="csv and parquet: a row per world size, rank, rank and step, or kind of collective "
-        "(default: worlds)",
+        choices=(*TABLES, CANDIDATES),
+        help="csv and parquet: a row per world size, rank, rank and step, kind of collective, or "
+        "candidate of a trial (default: worlds; of a trial candidates)",
     )
     add_price_arguments(parser)
     parser.add_argument(
@@ -92,7 +92,7 @@ def rendered(args: argparse.Namespace) -> str | bytes:
     if args.format == "html":
         return page.render(report, trial)
     render = as_csv.render if args.format == "csv" else as_parquet.render
-    return render(report, args.rows or "worlds")
+    return render(report, args.rows or "", trial)
 
 
 def _strategies(places: Sequence[Path], args: argparse.Namespace) -> str:

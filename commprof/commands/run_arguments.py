@@ -148,6 +148,13 @@ def _add_what(parser: argparse.ArgumentParser) -> None:
         help="compress DDP's gradients, see above (default: DDP's own mean all-reduce)",
     )
     parser.add_argument(
+        "--bucket-cap-mb",
+        type=float,
+        metavar="MIB",
+        help="DDP's bucket_cap_mb, for every model that is made without naming one (default: "
+        "DDP's); how to apply a trial's bucket-cap=MB",
+    )
+    parser.add_argument(
         "--trial",
         metavar="CANDIDATE,...",
         help="let these take turns on the steps, on --nproc ranks, and say which pays; see above",

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 from typing import NoReturn
 
-from commprof.boot import SYNC_VARIABLE
+from commprof.boot import BUCKET_CAP_VARIABLE, SYNC_VARIABLE
 from commprof.commands.price import price_of
 from commprof.commands.run_worlds import subjects_of
 from commprof.commands.subject import Subject
@@ -17,6 +18,7 @@ from commprof.trace.schema import MODES
 from commprof.trials.plan import parse_trial
 from commprof.watch.flames import parse_ranks
 from commprof.watch.start import WatchOptions
+from commprof.workloads.strategies import parse_strategy
 
 
 def checked_subjects(args: argparse.Namespace, world_sizes: list[int]) -> list[Subject]:
@@ -28,6 +30,7 @@ def checked_subjects(args: argparse.Namespace, world_sizes: list[int]) -> list[S
     if price_of(args) is not None and args.trial is not None:
         raise UsageError("--price-per-hour and --trial exclude each other: candidates share steps")
     _check_trial(args, world_sizes)
+    _cap_buckets(args)
     if args.stacks:
         os.environ["COMMPROF_STACKS"] = "1"  # the ranks inherit it
     _measure_gradients(args)
@@ -85,6 +88,26 @@ def _check_trial(args: argparse.Namespace, world_sizes: list[int]) -> None:
         raise UsageError(
             f"--trial needs every record, which mode {mode} does not keep (needed: full)"
         )
+
+
+def _cap_buckets(args: argparse.Namespace) -> None:
+    """Leaves the cap where the ranks find it, or refuses it."""
+    cap_mb = args.bucket_cap_mb
+    if cap_mb is None:
+        return
+    if not 0 < cap_mb < math.inf:
+        raise UsageError(f"--bucket-cap-mb {cap_mb:g} is out of range (allowed: MiB above 0)")
+    if args.trial is not None:
+        raise UsageError(
+            "--bucket-cap-mb and --trial exclude each other; name bucket-cap=MB in --trial"
+        )
+    for name in [] if args.script else (args.strategy or "ddp").split(","):
+        if not parse_strategy(name.strip()).replicated:
+            raise UsageError(
+                f"--bucket-cap-mb is for DDP's buckets, and --strategy {name.strip()} has none; "
+                "take ddp or zero1, or leave --bucket-cap-mb out"
+            )
+    os.environ[BUCKET_CAP_VARIABLE] = f"{cap_mb:g}"
 
 
 def _check_restarts(args: argparse.Namespace) -> None:

@@ -58,7 +58,8 @@ class _Run:
         if self.trial is None:
             return table.render(self.result, width, self.verdict, tables)
         # Means over steps that candidates shared would be nobody's.
-        text = trial_table.render(self.trial, self.result.context["description"], width, tables)
+        about, found = self.result.context["description"], table.notes(self.result)
+        text = trial_table.render(self.trial, about, width, found, tables)
         return "\n\n".join([text.rstrip("\n"), *table.incidents_block(self.result, width)]) + "\n"
 
     def json(self, cost: Cost | None = None) -> str:
@@ -83,7 +84,7 @@ class _Comparison:
             raise UsageError(
                 "--price-per-hour is for one strategy: name its directory in the run's"
             )
-        return as_json.render_strategies(list(self.results.values()), self.rows)
+        return as_json.render_strategies(list(self.results.values()), self.rows, self.verdicts)
 
     @property
     def has_trial(self) -> bool:

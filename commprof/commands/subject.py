@@ -89,8 +89,7 @@ class WorkloadSubject:
             "scaling": _given(self._args, "scaling"),
             "seed": _given(self._args, "seed"),
             **self._settings,
-            **_hook(self._args),
-            **_trial(self._args),
+            **_asked(self._args),
         }
 
     def launch(self, world_size: int, directory: Path, meeting: Meeting) -> None:
@@ -193,7 +192,7 @@ class ScriptSubject:
 
     def settings(self) -> dict[str, Any]:
         """See ``Subject``."""
-        return {"script": self._command, **_hook(self._args), **_trial(self._args)}
+        return {"script": self._command, **_asked(self._args)}
 
     def launch(self, world_size: int, directory: Path, meeting: Meeting) -> None:
         """See ``Subject``."""
@@ -243,14 +242,10 @@ def _given(args: argparse.Namespace, name: str) -> Any:
     return WORKLOAD_DEFAULTS[name] if value is None else value
 
 
-def _hook(args: argparse.Namespace) -> dict[str, Any]:
-    """In ``run.json`` only where one was asked for."""
-    return {} if args.hook is None else {"hook": args.hook}
-
-
-def _trial(args: argparse.Namespace) -> dict[str, Any]:
-    """The same."""
-    return {} if args.trial is None else {"trial": args.trial}
+def _asked(args: argparse.Namespace) -> dict[str, Any]:
+    """What is in ``run.json`` only where it was asked for."""
+    names = ("hook", "bucket_cap_mb", "trial")
+    return {name: value for name in names if (value := getattr(args, name)) is not None}
 
 
 TRAINING_OPTIONS = tuple(field.name for field in dataclasses.fields(TrainingOptions))

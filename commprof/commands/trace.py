@@ -18,7 +18,7 @@ from commprof.analysis.timeline.overview import Overview, overview
 from commprof.analysis.timeline.rank import rank_timeline
 from commprof.errors import CommprofError, UsageError
 from commprof.report import chrome_trace
-from commprof.trace.run_directory import read_context, trace_paths
+from commprof.trace.run_directory import read_context, strategy_directories, trace_paths
 from commprof.trace.salvage import salvage_dead
 from commprof.trace.torch_trace import TorchTrace, read_torch_trace
 
@@ -105,6 +105,11 @@ def _steps(text: str | None) -> tuple[int, int] | None:
 
 def _world(run: Path, wanted: int | None) -> tuple[int, dict[int, Path]]:
     """The world size to show, and its ranks' traces."""
+    if places := strategy_directories(run):
+        raise UsageError(
+            f"{run} holds the runs of several strategies, and a timeline is of one: name "
+            f"{' or '.join(map(str, places))}"
+        )
     sizes = read_context(run)["world_sizes"]
     found = {size: paths for size in sizes if (paths := trace_paths(run, size))}
     if not found:

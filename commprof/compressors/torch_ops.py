@@ -74,23 +74,31 @@ def add_topk(payload: tuple[Tensor, ...], total: Tensor) -> None:
     total.index_add_(0, indices.long(), values.float())
 
 
+def lacks(scheme: str) -> str:
+    """Why a scheme cannot run as torch operations; empty if it can."""
+    if scheme in _SCHEMES:
+        return ""
+    why = _native.native_error or "gradients on a GPU"
+    return (
+        f"the compressor {scheme!r} needs the native module and gradients on the CPU, but: "
+        f"{why}. As torch operations there are: {', '.join(_SCHEMES)}"
+    )
+
+
 def _scheme(compressor: Compressor) -> tuple[Encode, Decode]:
-    name = compressor.scheme
-    ratio = compressor.options.get("ratio", 0.01)
-    known: dict[str, tuple[Encode, Decode]] = {
-        "none": (encode_cast(torch.float32), add_cast),
-        "fp16": (encode_cast(torch.float16), add_cast),
-        "bf16": (encode_cast(torch.bfloat16), add_cast),
-        "int8": (encode_int8, add_int8),
-        "topk": (encode_topk(ratio), add_topk),
-    }
-    if name not in known:
-        why = _native.native_error or "gradients on a GPU"
-        raise CommprofError(
-            f"the compressor {name!r} needs the native module and gradients on the CPU, but: "
-            f"{why}. As torch operations there are: {', '.join(known)}"
-        )
-    return known[name]
+    if reason := lacks(compressor.scheme):
+        raise CommprofError(reason)
+    return _SCHEMES[compressor.scheme](compressor.options.get("ratio", 0.01))
+
+
+#: By name, made for a ratio.
+_SCHEMES: dict[str, Callable[[float], tuple[Encode, Decode]]] = {
+    "none": lambda _: (encode_cast(torch.float32), add_cast),
+    "fp16": lambda _: (encode_cast(torch.float16), add_cast),
+    "bf16": lambda _: (encode_cast(torch.bfloat16), add_cast),
+    "int8": lambda _: (encode_int8, add_int8),
+    "topk": lambda ratio: (encode_topk(ratio), add_topk),
+}
 
 
 class TorchOps:

@@ -80,6 +80,7 @@ def guarded(work: Callable[[], None]) -> None:
 def _run(job: Job, cpu_sets: str) -> None:
     # The launcher imports this module too: capture, with its native part, only loads in a rank.
     from commprof.capture import attach, profile
+    from commprof.capture.every_model import cap_as_asked
     from commprof.capture.sync_check import check_models
 
     rank = _environment_rank(job)
@@ -93,6 +94,7 @@ def _run(job: Job, cpu_sets: str) -> None:
     dist.init_process_group("cpu:gloo,cuda:nccl" if job.cpu_offload else job.backend)
     shard = Shard(rank, job.world_size, plan.per_rank_batch, plan.steps, job.seed, device)
     memory = PeakMemory(device)
+    cap_as_asked()
     trainee = plan.workload.build(shard)
     training = Training(trainee, plan.strategy, plan.options, shard, plan.lr_scale)
     setup = _setup(job, plan)

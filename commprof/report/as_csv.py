@@ -10,14 +10,19 @@ from typing import Any
 from commprof.analysis.full_report import FullReport
 from commprof.report.plain_text import printable
 from commprof.report.rows import rows
+from commprof.trials.result import TrialResult
 
 #: What a spreadsheet takes for a formula.
 _FORMULA = ("=", "+", "-", "@")
 
 
-def render(report: FullReport, table: str) -> str:
-    """With a line of column names; figures that do not exist are empty. No rows: no text."""
-    found = rows(report, table)
+def render(report: FullReport, table: str, trial: TrialResult | None = None) -> str:
+    """With a line of column names; figures that do not exist are empty. No rows: no text.
+
+    Raises:
+        UsageError: see ``rows``.
+    """
+    found = rows(report, table, trial)
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     for row in found[:1]:

@@ -74,12 +74,17 @@ def as_dict(
     return value
 
 
-def render_strategies(results: Sequence[RunResult], rows: Sequence[StrategyRow]) -> str:
-    """Strategies side by side, and each one's own run."""
+def render_strategies(
+    results: Sequence[RunResult],
+    rows: Sequence[StrategyRow],
+    verdicts: Sequence[Verdict | None],
+) -> str:
+    """Strategies side by side, and each one's own run with its verdict, in the same order."""
+    runs = zip(results, verdicts, strict=True)
     value = {
         "schema_version": SCHEMA_VERSION,
         "strategies": [_strategy(row) for row in rows],
-        "results": [as_dict(result) for result in results],
+        "results": [as_dict(result, verdict=verdict) for result, verdict in runs],
     }
     return json.dumps(plain(value), indent=2, allow_nan=False) + "\n"
 

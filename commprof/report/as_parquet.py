@@ -10,13 +10,14 @@ from commprof.analysis.full_report import FullReport
 from commprof.errors import UsageError
 from commprof.report.plain_text import printable
 from commprof.report.rows import rows
+from commprof.trials.result import TrialResult
 
 
-def render(report: FullReport, table: str) -> bytes:
+def render(report: FullReport, table: str, trial: TrialResult | None = None) -> bytes:
     """The file; figures that do not exist are null.
 
     Raises:
-        UsageError: pyarrow is not installed.
+        UsageError: pyarrow is not installed; or see ``rows``.
     """
     try:
         import pyarrow
@@ -26,7 +27,9 @@ def render(report: FullReport, table: str) -> bytes:
             "--format parquet needs pyarrow, which is not installed: pip install "
             "'commprof[parquet]', or take --format csv"
         ) from None
-    found = [{name: _cell(value) for name, value in row.items()} for row in rows(report, table)]
+    found = [
+        {name: _cell(value) for name, value in row.items()} for row in rows(report, table, trial)
+    ]
     buffer = io.BytesIO()
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(found), buffer)
     return buffer.getvalue()

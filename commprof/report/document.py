@@ -117,7 +117,8 @@ def _verdict(verdict: Verdict) -> Section:
 def _trial(trial: TrialResult) -> Section:
     grids, legend = [], ""
     if trial.rounds:
-        grids = [(trial_table.setup(trial), trial_table.candidates_grid(trial))]
+        caption = trial_table.setup(trial).removesuffix(".")
+        grids = [(caption, trial_table.candidates_grid(trial))]
         legend = trial_table.LEGEND
         if overhead := trial_table.overhead_grid(trial):
             grids.append(("Each technique alone and combined", overhead))

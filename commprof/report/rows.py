@@ -1,7 +1,8 @@
 """A run as flat rows, for a spreadsheet or a data frame: every column a name with its unit.
 
 Four tables: ``worlds`` (a row per world size), ``ranks`` (per rank), ``steps`` (per rank and
-measured step) and ``collectives`` (per kind of call).
+measured step) and ``collectives`` (per kind of call). A trial has a fifth, ``candidates``, and not
+the first two: means over steps that candidates shared would be nobody's.
 """
 
 from __future__ import annotations
@@ -14,12 +15,38 @@ from commprof.analysis.collectives import CollectiveRow, Spread
 from commprof.analysis.detail import PARTS
 from commprof.analysis.full_report import FullReport
 from commprof.analysis.rank_summary import StepParts
+from commprof.errors import UsageError
+from commprof.report.trial_rows import candidate_rows
+from commprof.trials.result import TrialResult
 
 Row = dict[str, Any]
 
 
-def rows(report: FullReport, table: str) -> list[Row]:
-    """The rows of one of ``TABLES``; all have the same columns."""
+def rows(report: FullReport, table: str, trial: TrialResult | None = None) -> list[Row]:
+    """The rows of one of ``TABLES``, or ``CANDIDATES``; all have the same columns.
+
+    Args:
+        report: the run.
+        table: its name; empty: ``worlds``, or ``candidates`` of a trial.
+        trial: the run's, if there was one.
+
+    Raises:
+        UsageError: a trial has no such table, or there was none.
+    """
+    table = table or ("worlds" if trial is None else CANDIDATES)
+    if trial is None and table == CANDIDATES:
+        raise UsageError(
+            f"--rows {CANDIDATES} is for a run with a trial, and this one has none; take "
+            f"{', '.join(TABLES)}"
+        )
+    if trial is not None and table in _MEANS:
+        left = [CANDIDATES, *(name for name in TABLES if name not in _MEANS)]
+        raise UsageError(
+            f"--rows {table} holds means over steps, which candidates of a trial shared; take "
+            f"{', '.join(left)}"
+        )
+    if trial is not None and table == CANDIDATES:
+        return list(candidate_rows(trial))
     return list(TABLES[table](report))
 
 
@@ -119,6 +146,10 @@ def _parts(parts: StepParts) -> Row:
     return {"mean_step_ms": named.pop("step_ms"), **named}
 
 
+#: The table of a trial.
+CANDIDATES = "candidates"
+#: Tables of means over steps.
+_MEANS = ("worlds", "ranks")
 TABLES: dict[str, Callable[[FullReport], Iterator[Row]]] = {
     "worlds": _worlds,
     "ranks": _ranks,

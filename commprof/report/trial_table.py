@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from commprof.analysis.intervals import Interval
 from commprof.report.plain_text import fitted, printable, wrapped
@@ -10,8 +11,9 @@ from commprof.report.tabulated import Grid, tabulated, three_digits
 from commprof.trials.result import BreakEven, CandidateResult, TrialResult
 
 _HEADERS = (
-    *("candidate", "step\nms", "over none\n[95 %]", "exposed\nms", "encode\nms", "decode\nms"),
-    *("sent\nMB", "gradient\nerror", "cosine", "loss\n[95 %]", "pays below\nGbit/s [95 %]"),
+    *("candidate", "step\nms [95 %]", "over none\n[95 %]", "exposed\nms", "encode\nms"),
+    *("decode\nms", "sent\nMB", "gradient\nerror", "cosine", "loss\n[95 %]"),
+    "pays below\nGbit/s [95 %]",
 )
 LEGEND = """\
 step: a typical block's median, on the slowest rank; over none: paired by round.
@@ -26,8 +28,17 @@ OVERHEAD_LEGEND = """\
 overhead: the step less noop's; speed-up: none's step over the candidate's. All from this run."""
 
 
-def render(trial: TrialResult, description: str, width: int, tables: int | None = None) -> str:
-    """The whole report: prose wrapped to ``width`` columns, tables split to ``tables``."""
+def render(
+    trial: TrialResult,
+    description: str,
+    width: int,
+    remarks: Sequence[str] = (),
+    tables: int | None = None,
+) -> str:
+    """The whole report: prose wrapped to ``width`` columns, tables split to ``tables``.
+
+    remarks: on the run, in sentences; they come last.
+    """
     blocks = ["\n".join(wrapped(line, width) for line in (description, setup(trial)))]
     blocks.append("\n".join(wrapped(said, width) for said in trial.verdict.sentences))
     if trial.verdict.apply:
@@ -36,7 +47,7 @@ def render(trial: TrialResult, description: str, width: int, tables: int | None 
         blocks += [tabulated(*candidates_grid(trial), width=tables), fitted(LEGEND, width)]
         if overhead := overhead_grid(trial):
             blocks += [tabulated(*overhead, width=tables), fitted(OVERHEAD_LEGEND, width)]
-    if found := notes(trial):
+    if found := [*notes(trial), *remarks]:
         blocks.append("\n".join(wrapped(note, width, "* ", "  ") for note in found))
     return "\n\n".join(blocks) + "\n"
 
@@ -71,7 +82,7 @@ def candidates_grid(trial: TrialResult) -> Grid:
 def _row(one: CandidateResult) -> tuple[str, ...]:
     return (
         printable(one.label),
-        three_digits(one.step_ms),
+        _step(one),
         _interval(one.ratio, 1, 3),
         three_digits(one.exposed_ms),
         three_digits(one.encode_ms + one.reduce_ms),
@@ -82,6 +93,16 @@ def _row(one: CandidateResult) -> tuple[str, ...]:
         _interval(one.loss_effect, 100, 1, "%"),
         _pays(one.break_even),
     )
+
+
+def _step(one: CandidateResult) -> str:
+    found = one.step_ms_interval
+    if found is None:
+        return three_digits(one.step_ms)
+    value, low, high = (
+        f"{x:.0f}" if x >= 1000 else f"{x:.4g}" for x in (found.value, found.low, found.high)
+    )
+    return f"{value} [{low}, {high}]"
 
 
 def _pays(found: BreakEven | None) -> str:

@@ -14,6 +14,7 @@ from commprof.capture.attachment import Attachment
 from commprof.capture.profiler import Profiler
 from commprof.capture.recorder import recorder
 from commprof.compressors import Compressor, parse
+from commprof.compressors.torch_ops import lacks
 from commprof.errors import CommprofError
 from commprof.switching import hooks
 from commprof.switching.bucketing import Bucketings, obstacle
@@ -119,11 +120,16 @@ class Trial:
 
     def _impossible(self) -> dict[str, str]:
         """Why a model rules a candidate out, by label: the same on all ranks."""
-        reasons = [why for one in self._attachments if (why := obstacle(one.ddp))]
-        capped = [one for one in self._plan.candidates if one.bucket_cap_mb is not None]
-        if not reasons:
-            return {}
-        return {one.label: f"DDP's buckets cannot be cut anew: {reasons[0]}" for one in capped}
+        found = {}
+        if not all(one.is_native for one in self._attachments):
+            coded = [one for one in self._plan.candidates if one.compressor]
+            reasons = {one.label: lacks(parse(one.compressor).scheme) for one in coded}
+            found = {label: why for label, why in reasons.items() if why}
+        if obstacles := [why for one in self._attachments if (why := obstacle(one.ddp))]:
+            capped = [one for one in self._plan.candidates if one.bucket_cap_mb is not None]
+            why = f"DDP's buckets cannot be cut anew: {obstacles[0]}"
+            found |= {one.label: why for one in capped}
+        return found
 
     def _turn(self, step: int) -> None:
         """Before the trial's step of this number."""

@@ -10,11 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from commprof.analysis.intervals import Interval
-from commprof.errors import CommprofError
-from commprof.trace import columns
-from commprof.trace.reader import Trace
+from commprof.analysis.turns import in_turns, trial_of
 from commprof.trace.run_directory import WorldRun, read_context, read_world
-from commprof.trials.blocks import PARTS, Figures, figures
+from commprof.trials.blocks import PARTS, Figures, figures, no_figures
 from commprof.trials.break_even import Costs, break_even
 from commprof.trials.candidates import BASELINE, CONTROL, HEADROOM, Candidate
 from commprof.trials.plan import Plan, parse_trial
@@ -27,9 +25,10 @@ from commprof.trials.statistics import (
     mean,
     ratio,
     resamples,
+    typical,
 )
-from commprof.trials.verdict import Setting, judge
-from commprof.units import ns_to_ms
+from commprof.trials.verdict import Setting, incomplete, judge
+from commprof.units import NS_PER_MS, ns_to_ms
 
 Floats = npt.NDArray[np.float64]
 
@@ -44,49 +43,34 @@ def analyse_trial(directory: Path) -> TrialResult | None:
     """The trial of a run; None where there was none.
 
     Raises:
-        CommprofError: ``directory`` is no run, or a rank's trace is missing.
+        CommprofError: ``directory`` is no run.
     """
     context = read_context(directory)
     for world_size in context["world_sizes"]:
         run = read_world(directory, world_size)
-        told = {rank: trial_of(trace) for rank, trace in run.traces.items()}
-        if any(told.values()):
-            missing = [rank for rank in range(world_size) if not told.get(rank)]
-            if missing:
-                raise CommprofError(
-                    f"{directory} holds a trial, but ranks {missing} left no trace of it; all "
-                    "ranks are needed to compare"
-                )
+        if in_turns(run):
             return analyse_world_trial(run, context)
     return None
 
 
-def trial_of(trace: Trace) -> dict[str, Any] | None:
-    """The trial that began in this trace; None where there was none.
-
-    Metadata go on into later traces of the same process: such a trial began in no step of them.
-    """
-    trial: dict[str, Any] | None = trace.metadata.get("trial")
-    if trial is None:
-        return None
-    steps = columns.steps(trace)
-    at = np.flatnonzero(steps.index == trial["first_step"])
-    began = int(trial["begin_monotonic_ns"])
-    inside = (steps.begin_ns[at] <= began) & (began < steps.end_ns[at])
-    return trial if inside.any() else None
-
-
 def analyse_world_trial(run: WorldRun, context: Mapping[str, Any]) -> TrialResult:
-    """The trial of one world size, of which every rank left a trace.
+    """The trial of one world size, in which one began.
+
+    Without every rank's trace there are no rounds: a step is that of the slowest rank.
 
     Args:
         run: what the ranks left.
         context: of the run, for the command that applies the verdict.
     """
-    trial = run.traces[0].metadata["trial"]
+    told = {rank: trial for rank, trace in run.traces.items() if (trial := trial_of(trace))}
+    trial = told[min(told)]
     plan = parse_trial(trial["plan"])
-    schedule = plan.schedule()
-    found = figures([run.traces[r] for r in sorted(run.traces)], schedule, trial["first_step"])
+    missing = [rank for rank in range(run.world_size) if rank not in told]
+    if missing:
+        found = no_figures(plan.schedule())
+    else:
+        traces = [run.traces[rank] for rank in sorted(told)]
+        found = figures(traces, plan.schedule(), trial["first_step"])
     candidates = tuple(
         _candidate(one, place, found, plan, run.world_size)
         for place, one in enumerate(plan.everyone)
@@ -95,8 +79,10 @@ def analyse_world_trial(run: WorldRun, context: Mapping[str, Any]) -> TrialResul
     setting = Setting(
         command=str(context["command"]),
         is_run="script" in context or "workload" in context,
+        script=tuple(map(str, context.get("script", ()))),
     )
     parts = _parts(baseline) if found.rounds else ()
+    verdict = judge(plan.candidates, candidates, found.step_ns, parts, setting)
     return TrialResult(
         world_size=run.world_size,
         rounds=found.rounds,
@@ -107,7 +93,7 @@ def analyse_world_trial(run: WorldRun, context: Mapping[str, Any]) -> TrialResul
         parts=parts,
         link_gbit_per_s=_link(baseline, run.world_size) if found.rounds else np.nan,
         left_out=tuple((str(label), str(why)) for label, why in trial["left_out"].items()),
-        verdict=judge(plan.candidates, candidates, found.step_ns, parts, setting),
+        verdict=incomplete(missing) if missing else verdict,
     )
 
 
@@ -131,7 +117,9 @@ def _candidate(
         role=role,
         techniques=0 if role != "candidate" else one.techniques,
         exact=one.exact(world_size),
+        compresses=one.compresses,
         step_ms=ns_to_ms(float(np.exp(center(np.log(step))))) if known else np.nan,
+        step_ms_interval=typical(step / NS_PER_MS),
         ratio=None if role == "baseline" else ratio(step, plain),
         joint_ratio=None if role == "baseline" else ratio(step, plain, joint),
         exposed_ms=_typical_ms(own["exposed"]),

@@ -73,6 +73,12 @@ def figures(traces: list[Trace], schedule: Schedule, first_step: int) -> Figures
     )
 
 
+def no_figures(schedule: Schedule) -> Figures:
+    """Of no complete round."""
+    none = np.zeros((schedule.candidates, 0))
+    return Figures(none, dict.fromkeys(_COLUMNS, none))
+
+
 def _over_block(name: str, rows: Floats) -> float:
     """One figure from the block's ``[rank, step]``: median over steps, mean over ranks.
 

@@ -16,6 +16,9 @@ CONTROL = "none again"
 #: Nothing is exchanged: the most that any work on communication can win.
 HEADROOM = "noop"
 
+#: Compressors that send fp32 means.
+_LOSSLESS = (BASELINE, "hierarchical")
+
 BUCKET_CAP = "bucket-cap"
 #: In MiB, as DDP counts its ``bucket_cap_mb``.
 _CAPS_MB = (0.001, 10_000.0)
@@ -72,6 +75,11 @@ class Candidate:
         if self.hook and not HOOKS[self.hook].exact:
             return False
         return self.bucket_cap_mb is None or world_size <= 2
+
+    @property
+    def compresses(self) -> bool:
+        """Whether it changes gradients by more than the order of their sums."""
+        return bool(self.compressor) and _head(self.compressor) not in _LOSSLESS
 
     @property
     def link_only(self) -> bool:

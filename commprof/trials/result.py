@@ -32,8 +32,12 @@ class CandidateResult:
     techniques: int
     #: Training with it has the bits of training without.
     exact: bool
+    #: It changes gradients by more than the order of their sums, whether that was measured or not.
+    compresses: bool
     #: Typical block (``statistics.center`` of the logarithms), on the slowest rank.
     step_ms: float
+    #: The same with its interval at 95 %; None with too few rounds.
+    step_ms_interval: Interval | None
     #: That over the baseline's, paired by round, at 95 %; None for the baseline itself.
     ratio: Interval | None
     #: The same at a level at which all candidates' intervals hold together (Bonferroni).
@@ -87,6 +91,10 @@ class Verdict:
     sentences: tuple[str, ...]
     #: What applies it: a command, or what to write; empty unless ``answer`` is "use".
     apply: str
+    #: Label of the fastest that wins; empty unless ``answer`` is "use".
+    fastest: str = ""
+    #: Labels of those that cannot be told from the fastest, it among them; ``choice`` is one.
+    equals: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -43,6 +43,11 @@ def ratio(above: Floats, below: Floats, confidence: float = CONFIDENCE) -> Inter
     return Interval(*(math.exp(x) for x in (found.value, found.low, found.high)))
 
 
+def typical(values: Floats, confidence: float = CONFIDENCE) -> Interval | None:
+    """Typical value of a round, as ``ratio`` estimates it; in the unit of ``values``."""
+    return ratio(values, np.ones_like(values), confidence)
+
+
 def center(values: Floats) -> Floats:
     """Median of the means of all pairs, each value with itself too, along the last axis.
 

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from commprof.analysis.intervals import Interval
 from commprof.analysis.next_step import WORTH_A_LOOK
+from commprof.analysis.run_command import taken_apart
 from commprof.trials.candidates import Candidate
 from commprof.trials.result import CandidateResult, StepShare, Verdict, less
 from commprof.trials.statistics import MIN_ROUNDS, ratio
@@ -31,6 +32,8 @@ class Setting:
     command: str
     #: By ``commprof run``, whose command can be given again.
     is_run: bool
+    #: The script's words of that command; empty for a workload.
+    script: tuple[str, ...] = ()
 
 
 def judge(
@@ -73,40 +76,54 @@ def judge(
     best = min(winners, key=lambda one: one.step_ms)
     equals = [one for one in winners if one is best or _tied(one, best, results, step_ns)]
     choice = min(equals, key=_damage)
-    sentences += _recommend(choice, best, equals, rounds)
+    sentences += _recommend(choice, equals, rounds)
     candidate = next(one for one in candidates if one.label == choice.label)
-    return Verdict("use", choice.label, choice.gain, tuple(sentences), apply(candidate, setting))
+    return Verdict(
+        "use",
+        choice.label,
+        choice.gain,
+        tuple(sentences),
+        apply(candidate, setting),
+        fastest=best.label,
+        equals=tuple(one.label for one in equals),
+    )
+
+
+def incomplete(missing: Sequence[int]) -> Verdict:
+    """The verdict where these ranks left no trace of the trial."""
+    ranks = f"rank{'' if len(missing) == 1 else 's'} {', '.join(map(str, missing))}"
+    said = (
+        f"Nothing can be compared: {ranks} left no trace of the trial, and a step is that of the "
+        "slowest rank. Look into what became of it, and run the trial again."
+    )
+    return Verdict("unknown", "", None, (said,), "")
 
 
 def apply(candidate: Candidate, setting: Setting) -> str:
     """What to type or write so that every step runs with the candidate."""
-    found = []
-    if candidate.compressor:
-        if setting.is_run:
-            found.append(_with_hook(setting.command, candidate.compressor))
-        else:
-            found.append(
-                f'commprof.attach(ddp, hook=commprof.compressors.parse("{candidate.compressor}"))'
-            )
-    if candidate.bucket_cap_mb is not None:
-        found.append(f"DistributedDataParallel(model, bucket_cap_mb={candidate.bucket_cap_mb:g})")
+    found, coded, cap_mb = [], candidate.compressor, candidate.bucket_cap_mb
+    if setting.is_run and (coded or cap_mb is not None):
+        options = ["--hook", coded] if coded else []
+        options += [] if cap_mb is None else ["--bucket-cap-mb", f"{cap_mb:g}"]
+        found.append(_run_with(setting, options))
+    elif coded:
+        found.append(f'commprof.attach(ddp, hook=commprof.compressors.parse("{coded}"))')
+    if cap_mb is not None and not setting.is_run:
+        found.append(f"DistributedDataParallel(model, bucket_cap_mb={cap_mb:g})")
     if candidate.hook:
         found.append(f"the exchange {candidate.hook}, see docs/trials.md")
     return "; and ".join(found)
 
 
-def _with_hook(command: str, compressor: str) -> str:
-    """The command with ``--hook`` in the place of ``--trial``."""
-    words, kept, skip = shlex.split(command), [], False
-    for word in words:
-        if skip:
-            skip = False
-        elif word == "--trial" or word.startswith("--trial="):
-            skip = word == "--trial"
-            kept += ["--hook", compressor]
-        else:
-            kept.append(word)
-    return shlex.join(kept)
+def _run_with(setting: Setting, options: Sequence[str]) -> str:
+    """The run's command with these options in the place of ``--trial``.
+
+    A trial of a configuration file gives way to them without a word. The trial's own files stay.
+    """
+    command = taken_apart(setting.command, setting.script)
+    if command is None:
+        return f"the same run with {shlex.join(options)} in the place of --trial"
+    return command.without(("--output", "--json")).with_in_place("--trial", options).text
 
 
 def _too_short(rounds: int) -> Verdict:
@@ -178,10 +195,11 @@ def _tied(
 
 
 def _damage(one: CandidateResult) -> tuple[float, float]:
-    """What it does to gradients; then its step."""
-    compresses = not math.isnan(one.encode_ms)
-    error = one.relative_error if compresses else 0.0
-    return (math.inf if math.isnan(error) else error, one.step_ms)
+    """What it does to gradients, anything if a compressor's was not measured; then its step."""
+    error = one.relative_error
+    if math.isnan(error):
+        error = math.inf if one.compresses else 0.0
+    return (error, one.step_ms)
 
 
 def _nothing_wins(results: Sequence[CandidateResult], chance: float) -> str:
@@ -203,7 +221,7 @@ def _nothing_wins(results: Sequence[CandidateResult], chance: float) -> str:
 
 
 def _recommend(
-    choice: CandidateResult, best: CandidateResult, equals: Sequence[CandidateResult], rounds: int
+    choice: CandidateResult, equals: Sequence[CandidateResult], rounds: int
 ) -> list[str]:
     gain = choice.gain
     assert gain is not None
@@ -214,10 +232,10 @@ def _recommend(
     ]
     others = [one.label for one in equals if one is not choice]
     if others:
-        said.append(
-            f"{' and '.join(others)} cannot be told from it here; "
-            f"{choice.label} changes the gradients least."
-        )
+        why = "changes the gradients least"
+        if math.isinf(_damage(choice)[0]):
+            why = "was the fastest, and what each does to the gradients was not measured"
+        said.append(f"{' and '.join(others)} cannot be told from it here; {choice.label} {why}.")
     said.append(_price(choice))
     return said
 
@@ -225,12 +243,14 @@ def _recommend(
 def _price(choice: CandidateResult) -> str:
     if choice.exact:
         return "It changes no result: the gradients have the same bits."
-    if math.isnan(choice.relative_error):
+    if math.isnan(choice.relative_error) and not choice.compresses:
         return "It sums gradients in another order: the last bits of the result differ."
     said = (
         f"It changes gradients by {choice.relative_error:.2g} of their length "
         f"(cosine {choice.cosine:.4f}). "
     )
+    if math.isnan(choice.relative_error):
+        said = "What it does to the gradients was not measured. "
     effect = choice.loss_effect
     if effect is None:
         return said + "What that does to the loss was not seen: compare a whole training."

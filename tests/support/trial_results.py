@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from commprof.trials.candidates import ROLES, parse_candidate
 from commprof.trials.result import CandidateResult, StepShare, TrialResult
-from commprof.trials.statistics import ratio
+from commprof.trials.statistics import ratio, typical
 from commprof.trials.verdict import Setting, judge
 
 PARTS = (StepShare("exposed", 60.0), StepShare("backward", 30.0), StepShare("data", 10.0))
@@ -30,7 +30,8 @@ def trial(steps: dict[str, tuple[float, float]], **values: Any) -> TrialResult:
     """A trial in which each label had these steps: their mean in ms, and relative deviation.
 
     Labels "none", "none again" and "noop" are needed; ``values`` change fields of the result.
-    Compressors have a gradient error of 1 % if not told otherwise under "errors".
+    Compressors have a gradient error of 1 % if not told otherwise under "errors"; with NaN there
+    they have no figures of their own, as torch operations.
     """
     errors = values.pop("errors", {})
     setting = values.pop("setting", RUN)
@@ -67,23 +68,26 @@ def _candidate(
     role = _ROLE_NAMES[roles.index(label)] if label in roles else "candidate"
     parsed = parse_candidate(label) if role == "candidate" else ROLES[roles.index(label)]
     coded = bool(parsed.compressor)
+    told = coded and not math.isnan(errors.get(label, 0.01))
     joint = 1 - 0.05 / max(1, count)
     return CandidateResult(
         label=label,
         role=role,
         techniques=parsed.techniques,
         exact=parsed.exact(2),
+        compresses=parsed.compresses,
         step_ms=float(np.exp(np.log(step).mean())) / 1e6,
+        step_ms_interval=typical(step / 1e6),
         ratio=None if role == "baseline" else ratio(step, plain),
         joint_ratio=None if role == "baseline" else ratio(step, plain, joint),
         exposed_ms=20.0,
         hidden_ms=5.0,
-        encode_ms=1.5 if coded else math.nan,
-        reduce_ms=0.5 if coded else math.nan,
-        decode_ms=0.25 if coded else math.nan,
+        encode_ms=1.5 if told else math.nan,
+        reduce_ms=0.5 if told else math.nan,
+        decode_ms=0.25 if told else math.nan,
         wire_bytes=2e6 if coded else 4e6,
         relative_error=errors.get(label, 0.01) if coded else math.nan,
-        cosine=0.9999 if coded else math.nan,
+        cosine=0.9999 if told else math.nan,
         loss_effect=None,
         overhead_reduction=None,
         break_even=None,

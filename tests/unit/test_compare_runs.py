@@ -161,6 +161,12 @@ def test_steps_that_candidates_or_strategies_share_are_refused(
     trial = str(write_run(tmp_path / "trial", ranks_of(2, 9), trial="none,int8"))
     assert main(["compare", trial, trial]) == 2
     assert "holds a trial, whose candidates share its steps" in capsys.readouterr().err
+    plain, inside = ranks_of(2, 9), ranks_of(2, 9)
+    for rank in inside:  # begun by the script itself: run.json says nothing of it
+        rank.metadata["trial"] = {"first_step": 1, "begin_monotonic_ns": rank.steps[1][0] + 1}
+    paths = [str(write_run(tmp_path / name, r)) for name, r in (("p", plain), ("i", inside))]
+    assert main(["compare", *paths]) == 2
+    assert f"{paths[1]} holds a trial, whose candidates share" in capsys.readouterr().err
     several = str(write_strategies(tmp_path / "run"))
     assert main(["compare", several, several]) == 2
     assert f"compare one of them: {several}/ddp or {several}/fsdp" in capsys.readouterr().err

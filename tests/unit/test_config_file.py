@@ -149,6 +149,7 @@ def test_without_the_library_the_extra_is_named(
         ("steps: 5", ["--epochs", "1"], {"steps": None, "epochs": 1}),
         ("world-sizes: [1, 2]", ["--nproc", "4"], {"world_sizes": None, "nproc": 4}),
         ("hook: int8", ["--trial", "fp16"], {"hook": None, "trial": "fp16"}),
+        ("trial: fp16", ["--bucket-cap-mb", "5"], {"trial": None, "bucket_cap_mb": 5.0}),
         ("script: a.py\nscript-args: [x]", [], {"script": "a.py", "script_args": ["x"]}),
         ("script: a.py\nscript-args: [x]", ["b.py"], {"script": "b.py", "script_args": []}),
         ("script: a\nmodule: true", ["b.py", "--y"], {"module": False, "script_args": ["--y"]}),

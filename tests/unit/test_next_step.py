@@ -68,8 +68,22 @@ def test_one_rank_has_nothing_to_exchange() -> None:
             {"script": ["-m", "job.train", "--steps", "50", "--output", "a b"]},
             "python -m commprof run --nproc 4 --trial T -m job.train --steps 50 --output 'a b'",
         ),
+        (
+            "commprof run --nproc 4 --seed 3 train.py --mode x",
+            {"script": ["train.py", "--mode", "x"]},
+            "commprof run --nproc 4 --trial T --seed 3 train.py --mode x",
+        ),
+        (
+            "commprof run --price-per-hour 3 --price-per=rank --mode always-on --max-restarts 2",
+            {},
+            "commprof run --nproc 4 --trial T",
+        ),
+        ("commprof run --config job.yaml --seed 3", {}, ""),
+        ("commprof run --config=job.yaml", {"script": ["train.py"]}, ""),
+        ("commprof report x", {}, ""),
         ("python -m commprof.run --strategy fsdp", {"strategy": "fsdp"}, ""),
         ("python -m commprof.run --hook int8", {"hook": "int8"}, ""),
+        ("python -m commprof.run --bucket-cap-mb 5", {"bucket_cap_mb": 5.0}, ""),
         ("python -m commprof.run --nnodes 2", {"nodes": 2}, ""),
         ("python train.py", {}, ""),
         ("python -m commprof.run 'torn", {}, ""),
@@ -80,7 +94,7 @@ def test_the_run_s_command_as_a_trial(command: str, more: dict[str, Any], expect
     assert found == expected.replace("T", "fp16,int8,topk:ratio=0.01,bucket-cap=5", 1)
     if found:
         words = shlex.split(found)
-        arguments = words[3:] if words[2] == "commprof.run" else words[4:]
+        arguments = words[1 + next(i for i, word in enumerate(words) if word.endswith("run")) :]
         args = make_parser().parse_args(["run", *arguments])
         assert (args.nproc, args.world_sizes, args.output) == (4, None, None)
 

@@ -15,7 +15,7 @@ from commprof.analysis.full_report import FullReport
 from commprof.analysis.run import analyse_in_detail
 from commprof.errors import UsageError
 from commprof.report import as_csv, as_parquet
-from commprof.report.rows import TABLES, rows
+from commprof.report.rows import CANDIDATES, TABLES, rows
 from tests.support.run_directories import ranks_of, write_run
 
 
@@ -64,6 +64,11 @@ def test_a_name_is_no_formula_and_what_is_not_known_is_empty(report: FullReport)
     found = read(as_csv.render(report, "collectives"))
     assert {row["group"] for row in found if row["world_size"] == "2"} == {"'=HYPERLINK(1)"}
     assert {row["busbw_gb_per_s"] for row in found if row["world_size"] == "1"} == {""}
+
+
+def test_candidates_are_a_trial_s(report: FullReport) -> None:
+    with pytest.raises(UsageError, match=r"has none; take worlds, ranks, steps, collectives"):
+        rows(report, CANDIDATES)
 
 
 def test_parquet_without_pyarrow_names_the_extra(

@@ -59,6 +59,11 @@ def test_the_terminal_begins_with_what_binds_each(
     assert text.index(verdicts[-1]) < text.index("effi-")
 
 
+def test_json_has_the_verdict_of_each(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = json.loads(shown(run, "json", capsys))["results"]
+    assert ["the step is bound by" in each["verdict"]["headline"] for each in found] == [True] * 2
+
+
 def test_markdown_has_the_same_tables(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = shown(run, "markdown", capsys)
     rows = [line for line in text.splitlines() if line.startswith("| 2 | ")]

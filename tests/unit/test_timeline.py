@@ -22,6 +22,7 @@ from commprof.report import chrome_trace
 from commprof.trace import columns
 from commprof.trace.schema import Phase
 from tests.support.random_run import RandomRun
+from tests.support.run_directories import write_strategies
 from tests.support.traces import MS, Rank
 from tests.unit.test_device_timeline import two_steps
 
@@ -249,6 +250,15 @@ def test_the_suffix_decides_about_compression_and_nothing_is_overwritten(
     assert "--force" in capsys.readouterr().err
     assert main(["trace", str(tmp_path), "--force"]) == 0
     assert list(tmp_path.glob("*.part")) == []
+
+
+def test_of_several_strategies_one_is_to_be_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = write_strategies(tmp_path / "run")
+    assert main(["trace", str(run)]) == 2
+    assert f"name {run}/ddp or {run}/fsdp" in capsys.readouterr().err
+    assert main(["trace", str(run / "ddp")]) == 0
 
 
 @pytest.mark.parametrize(

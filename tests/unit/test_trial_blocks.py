@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import csv
+import io
+from pathlib import Path
+
 import numpy as np
 import pytest
 
+from commprof.analysis.turns import trial_of
+from commprof.commands import main
 from commprof.trace.schema import Kind, Phase
-from commprof.trials.analyse import analyse_world_trial, trial_of
+from commprof.trials.analyse import analyse_trial, analyse_world_trial
 from commprof.trials.blocks import figures
 from commprof.trials.plan import parse_trial
+from tests.support.results import context
+from tests.support.run_directories import write_run
 from tests.support.traces import MS, Rank, world_run
 
 PLAN = parse_trial("int8,rounds=3,block=3,warmup=2")
@@ -80,6 +88,9 @@ def test_the_result_follows_from_the_traces() -> None:
     int8 = result.candidates[3]
     assert int8.label == "int8"
     assert int8.step_ms == pytest.approx(50)
+    assert int8.compresses
+    assert int8.step_ms_interval is not None
+    assert [int8.step_ms_interval.low, int8.step_ms_interval.high] == pytest.approx([50, 50])
     assert int8.ratio is not None
     assert int8.ratio.value == pytest.approx(5 / 6)
     assert int8.exposed_ms == pytest.approx(10)
@@ -95,6 +106,56 @@ def test_the_result_follows_from_the_traces() -> None:
     assert headroom.exposed_ms == 0
     assert result.verdict.answer == "use"
     assert result.verdict.apply == "python -m commprof.run --hook int8"
+
+
+@pytest.mark.parametrize("left", [0, 1])
+def test_without_a_rank_s_trace_there_are_no_figures_but_a_report(
+    left: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = write_run(tmp_path / "run", [rank(0), rank(1)], workload="timed")
+    (run / "world_2" / f"rank_{1 - left}.trace").unlink()
+    result = analyse_trial(run)
+    assert result is not None
+    assert (result.rounds, result.parts, result.verdict.answer) == (0, (), "unknown")
+    assert f"rank {1 - left} left no trace of the trial" in result.verdict.sentences[0]
+    for format in ("table", "json", "markdown", "html", "csv"):
+        assert main(["report", str(run), "--format", format, "-o", "-"]) == 0
+        text = capsys.readouterr().out
+        assert "left no trace of the trial" in text or format == "csv"
+
+
+def test_a_trial_s_report_says_what_to_know_and_nothing_of_mixed_steps(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one_core = {**context()["machine"], "usable_cpu_count": 1, "boot_id": "b"}
+    ranks = [rank(0), rank(1, slower_ms=5)]
+    run = write_run(tmp_path / "run", ranks, workload="timed", machine=one_core)
+    assert main(["report", str(run)]) == 0
+    text = capsys.readouterr().out
+    assert "* More ranks than cores at 2 ranks" in text
+    assert "Noisy" not in text
+    assert "compress" not in text.partition("* More ranks")[2]
+
+
+def test_the_rows_of_a_trial_are_its_candidates(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = write_run(tmp_path / "run", [rank(0), rank(1)], workload="timed")
+    words = ["report", str(run), "--format", "csv"]
+    assert main(words) == 0
+    found = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    assert [row["candidate"] for row in found] == ["none", "none again", "noop", "int8"]
+    int8 = found[3]
+    assert float(int8["step_ms"]) == pytest.approx(50)
+    assert float(int8["step_ms_high"]) == pytest.approx(50)
+    assert float(int8["ratio_low"]) == pytest.approx(5 / 6)
+    assert (int8["compresses"], int8["role"], int8["pays"]) == ("True", "candidate", "below")
+    assert found[0]["ratio"] == ""
+    assert main([*words, "--rows", "steps"]) == 0
+    capsys.readouterr()
+    for table in ("worlds", "ranks"):
+        assert main([*words, "--rows", table]) == 2
+        assert "take candidates, steps, collectives" in capsys.readouterr().err
 
 
 def test_a_trial_of_an_earlier_trace_of_the_process_is_none_of_this_one() -> None:

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from commprof.capture.attachment import attach
+from commprof.capture.attachment import Attachment, attach
 from commprof.errors import CommprofError
 from commprof.switching.bucketing import Bucketings, obstacle
 from commprof.switching.controller import Trial
@@ -161,6 +161,27 @@ def test_a_hook_that_comes_late_ends_the_trial_and_stays(
     train(ddp)
     assert sizes == [1024]
     assert "so the trial ends here" in capsys.readouterr().err
+
+
+def test_a_compressor_that_torch_operations_lack_takes_no_part(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Attachment, "is_native", False)
+    steps, plan = Steps(), parse_trial("fp16,powersgd:rank=2+bucket-cap=1,rounds=3,block=1")
+    trial = Trial(plan, steps)  # type: ignore[arg-type]
+    attachment = attach(model())
+    trial.add(attachment)
+    seen = set()
+    for _ in range(plan.steps):
+        train(attachment.ddp)
+        steps.step()
+        seen |= {attachment.compressor.scheme} if attachment.compressor else set()
+    assert trial.done
+    assert seen == {"fp16"}
+    assert (
+        "powersgd:rank=2+bucket-cap=1 takes no part in the trial: the compressor 'powersgd' needs "
+        "the native module"
+    ) in capsys.readouterr().err
 
 
 def test_a_model_that_comes_late_takes_no_part(capsys: pytest.CaptureFixture[str]) -> None:

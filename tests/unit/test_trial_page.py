@@ -29,3 +29,5 @@ def test_its_tables_and_what_applies_it_are_on_both_pages() -> None:
         assert "pays below" in text
         assert "Each technique alone and combined" in text
         assert "took no part: its graph is static" in text
+        assert "left out.:" not in text
+        assert "step ms \\[95 %\\]" in text or "<th" in text

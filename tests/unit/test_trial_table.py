@@ -44,6 +44,11 @@ def test_the_whole_report() -> None:
     assert trial_table.render(sample(), "timed: sleeps.", 100) == GOLDEN.read_text()
 
 
+def test_remarks_on_the_run_come_last() -> None:
+    text = trial_table.render(sample(), "x", 100, ["More ranks than cores."])
+    assert text.endswith(" Gbit/s.\n* More ranks than cores.\n")
+
+
 def test_techniques_alone_come_before_those_combined() -> None:
     lines = trial_table.render(sample(), "x", 100).splitlines()
     (begin,) = [i for i, line in enumerate(lines) if line.startswith("techniques")]
@@ -72,6 +77,8 @@ def test_json_holds_the_same_without_nan() -> None:
     assert int8["break_even"]["gbit_per_s"] == {"value": 3.2, "low": 2.5, "high": None}
     assert int8["gain"]["value"] == 1 - int8["joint_ratio"]["value"]
     assert value["candidates"][0]["gain"] is None
+    interval = value["candidates"][0]["step_ms_interval"]
+    assert 99 < interval["low"] < value["candidates"][0]["step_ms"] < interval["high"] < 101
 
 
 if __name__ == "__main__":

@@ -81,6 +81,30 @@ def test_of_equals_the_one_that_harms_gradients_least_is_taken() -> None:
     )
 
 
+def test_a_compressor_that_was_not_measured_is_no_lesser_harm() -> None:
+    nan = float("nan")
+    steps = {**ROLES, "topk:ratio=0.01": (50.0, 0.02), "int8": (50.3, 0.02)}
+    verdict = trial(steps, errors={"topk:ratio=0.01": nan, "int8": 0.008}).verdict
+    assert (verdict.choice, verdict.fastest) == ("int8", "topk:ratio=0.01")
+    assert set(verdict.equals) == {"topk:ratio=0.01", "int8"}
+    nothing = trial(steps, errors={"topk:ratio=0.01": nan, "int8": nan}).verdict
+    assert nothing.choice == nothing.fastest == "topk:ratio=0.01"
+    tied, price = nothing.sentences[-2:]
+    assert tied == (
+        "int8 cannot be told from it here; topk:ratio=0.01 was the fastest, and what each does to "
+        "the gradients was not measured."
+    )
+    assert price.startswith("What it does to the gradients was not measured. What that does")
+    between = trial({**steps, "bucket-cap=5": (50.2, 0.02)}, errors={"topk:ratio=0.01": nan})
+    assert between.verdict.choice == "bucket-cap=5"
+
+
+def test_an_exchange_that_does_not_compress_sums_in_another_order() -> None:
+    nan = {"hierarchical": float("nan")}
+    verdict = trial({**ROLES, "hierarchical": (50.0, QUIET)}, errors=nan).verdict
+    assert verdict.sentences[-1].startswith("It sums gradients in another order:")
+
+
 def test_too_few_rounds_say_nothing() -> None:
     short = judge([], (), np.ones((3, 2)), (), RUN)
     assert short.answer == "unknown"
@@ -97,10 +121,44 @@ def test_too_few_rounds_say_nothing() -> None:
         ),
         (
             "int8",
+            Setting("commprof run --config job.yaml --nproc 2", True, ("train.py", "--lr", "1")),
+            "commprof run --hook int8 --config job.yaml --nproc 2",
+        ),
+        (
+            "int8",
+            Setting("python -m commprof run --output=x --trial int8 --json y --seed 3", True),
+            "python -m commprof run --hook int8 --seed 3",
+        ),
+        (
+            "int8",
+            Setting(
+                "commprof run --trial int8 train.py --trial 3 --output 'a b'",
+                True,
+                ("train.py", "--trial", "3", "--output", "a b"),
+            ),
+            "commprof run --hook int8 train.py --trial 3 --output 'a b'",
+        ),
+        (
+            "int8",
+            Setting("my-launcher --trial int8", True),
+            "the same run with --hook int8 in the place of --trial",
+        ),
+        (
+            "int8",
             Setting("torchrun train.py", False),
             'commprof.attach(ddp, hook=commprof.compressors.parse("int8"))',
         ),
-        ("bucket-cap=5", RUN, "DistributedDataParallel(model, bucket_cap_mb=5)"),
+        ("bucket-cap=5", RUN, "python -m commprof.run --nproc 2 --bucket-cap-mb 5 train.py"),
+        (
+            "int8+bucket-cap=5",
+            RUN,
+            "python -m commprof.run --nproc 2 --hook int8 --bucket-cap-mb 5 train.py",
+        ),
+        (
+            "bucket-cap=5",
+            Setting("torchrun train.py", False),
+            "DistributedDataParallel(model, bucket_cap_mb=5)",
+        ),
     ],
 )
 def test_what_to_do_is_said_in_one_line(candidate: str, setting: Setting, what: str) -> None:

@@ -1,0 +1,87 @@
+"""A command of ``commprof run`` taken apart, to be given again with other options."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+
+#: Ways to start it, as ``run.json`` holds them.
+_DOORS = (
+    ("python", "-m", "commprof.run"),
+    ("python", "-m", "commprof", "run"),
+    ("commprof", "run"),
+)
+
+
+@dataclass(frozen=True)
+class RunCommand:
+    """Its words, in this order."""
+
+    door: tuple[str, ...]
+    options: tuple[str, ...]
+    #: The script, or ``-m`` and the module, with its own arguments; empty where none is named.
+    script: tuple[str, ...]
+
+    def has(self, name: str) -> bool:
+        """Whether this option is among commprof's own."""
+        return any(_name(word) == name for word in self.options)
+
+    def without(self, names: Collection[str]) -> RunCommand:
+        """Less these options, each of which takes one value."""
+        return replace(self, options=_replaced(self.options, names, ()))
+
+    def with_in_place(self, name: str, words: Sequence[str]) -> RunCommand:
+        """These words where the option ``name`` and its value stood; first if it is not there."""
+        if not self.has(name):
+            return replace(self, options=(*words, *self.options))
+        return replace(self, options=_replaced(self.options, (name,), words))
+
+    @property
+    def text(self) -> str:
+        """As it is typed."""
+        return shlex.join([*self.door, *self.options, *self.script])
+
+
+def taken_apart(command: str, script: Sequence[str] = ()) -> RunCommand | None:
+    """The command's parts; None where it does not start ``commprof run``, or not as expected.
+
+    Args:
+        command: as ``run.json`` holds it.
+        script: the script's words, as ``run.json`` holds them; a configuration file may have
+            given them, then they are not in the command.
+    """
+    try:
+        words = tuple(shlex.split(command))
+    except ValueError:
+        return None
+    door = next((each for each in _DOORS if words[: len(each)] == each), None)
+    if door is None:
+        return None
+    rest, own = words[len(door) :], tuple(script)
+    if own and rest[-len(own) :] == own:
+        return RunCommand(door, rest[: -len(own)], own)
+    found = RunCommand(door, rest, ())
+    return None if own and not found.has("--config") else found
+
+
+def _replaced(
+    options: Sequence[str], names: Collection[str], words: Sequence[str]
+) -> tuple[str, ...]:
+    """Less the named ones with their values, and ``words`` where the first of them stood."""
+    kept: list[str] = []
+    skip, rest = False, list(words)
+    for word in options:
+        if skip:
+            skip = False
+        elif _name(word) in names:
+            skip = "=" not in word
+            kept += rest
+            rest = []
+        else:
+            kept.append(word)
+    return tuple(kept)
+
+
+def _name(word: str) -> str:
+    return word.partition("=")[0]
