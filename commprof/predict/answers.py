@@ -59,7 +59,7 @@ def answer(
     Args:
         replay: of the recorded step.
         scenarios: to answer.
-        recorded: all world sizes of the run, for Amdahl's law.
+        recorded: all world sizes of the run, for Amdahl's law and how compute depends on the batch.
         others: what the replay was not made of.
         over: choices of ``optimize``; None for no search.
         price_per_host_hour: NaN for no cost.
@@ -67,7 +67,7 @@ def answer(
     Raises:
         CommprofError: a scenario cannot be predicted from what was measured.
     """
-    done, refused = checks(replay, [(each.name, each.schedule) for each in others])
+    done, refused = checks(replay, others, recorded)
     error = model_error(done)
     found = [_answer(replay, scenario, error, over, price_per_host_hour) for scenario in scenarios]
     notes = [f"not checked: {reason}" for reason in refused]

@@ -23,6 +23,8 @@ class Recorded:
     schedule: Schedule
     #: Of its compressor; empty without one.
     compression: tuple[CompressionRow, ...]
+    #: The run directory; empty where there is none.
+    source: str = ""
 
 
 def read_recorded(directory: Path) -> tuple[list[Recorded], list[str]]:
@@ -41,7 +43,7 @@ def read_recorded(directory: Path) -> tuple[list[Recorded], list[str]]:
             continue
         traces = [run.traces[rank] for rank in sorted(run.traces)]
         rows = compression_rows(traces, measured_steps(traces), world_size)
-        found.append(Recorded(f"{directory}, {world_size} ranks", schedule, rows))
+        found.append(Recorded(f"{directory}, {world_size} ranks", schedule, rows, str(directory)))
     return found, refused
 
 

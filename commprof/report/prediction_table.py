@@ -89,9 +89,9 @@ def _held_out(answers: Answers, width: int) -> str:
     )
     if answers.error is None:
         text = (
-            "Held-out error: not known, because nothing else was recorded that the model could be "
-            "tried on, and intervals hold sampling and fit alone. Record another world size, or "
-            "give further runs with --check."
+            "Held-out error: not known, because nothing was recorded that the model was not made "
+            "of, and intervals hold sampling and fit alone. Record another world size, or give "
+            "further runs with --check."
         )
     else:
         error = answers.error
