@@ -80,6 +80,8 @@ def test_smaller_buckets_are_cut_at_parameters() -> None:
     assert found.buckets == 3
     assert found.step_s.value == pytest.approx(0.040)  # the link is busy from 10 ms on
     assert "interpolated" in found.remarks[0]
+    each_its_own = replay(ddp_log=known).predict(Scenario(2, bucket_cap_bytes=0.0))
+    assert (each_its_own.buckets, each_its_own.step_s) == (3, found.step_s)
     unknown = replay().predict(Scenario(2, bucket_cap_bytes=0.5 * MB))
     assert "sizes of single parameters were not recorded" in unknown.remarks[0]
 
