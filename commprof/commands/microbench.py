@@ -46,7 +46,6 @@ class MicrobenchCommand:
         """Measures and prints; what was finished is shown and kept even if a rank failed."""
         if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
             return _run_as_rank(args, int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
-        json_file = writable_file(args.json)
         plan = make_plan(args, None)
         _check_backend(plan.backend, max(plan.world_sizes))
         if plan.backend == "mpi":
@@ -55,6 +54,7 @@ class MicrobenchCommand:
                 "WORLD_SIZE, MASTER_ADDR and MASTER_PORT for them; take 'gloo' to start them here"
             )
         check_memory(plan)
+        json_file = writable_file(args.json)  # last: what is refused leaves no empty file
         directory = Path(tempfile.mkdtemp(prefix="commprof-microbench-"))
         plan = dataclasses.replace(plan, result_path=str(directory / "result.json"))
         code = show_measured(lambda: _launch(plan, directory), plan, json_file)
