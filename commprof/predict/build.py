@@ -40,7 +40,7 @@ def build_profile(
         CommprofError: there is nothing that says what a collective costs.
     """
     curves: dict[str, dict[str, CostCurve]] = {}
-    left_out: list[str] = []
+    left_out = [reason for each in measurements for reason in each.left_out]
     for link in sorted({each.link for each in measurements}):
         mine = [each for each in measurements if each.link == link]
         points = [point for each in mine for point in each.points]
