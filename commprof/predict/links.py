@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -28,6 +29,8 @@ class ScenarioLink:
     hierarchical: bool
     outside: tuple[str, ...]
     remarks: tuple[str, ...]
+    #: Of one message over the slowest link with cores for all; NaN where no link is crossed.
+    message_s: float = math.nan
 
     @property
     def slowest(self) -> CostCurve:
@@ -63,13 +66,10 @@ class ScenarioLink:
 
     def replicate(self, number: int) -> ScenarioLink:
         """With the parameters of one bootstrap replicate."""
-        return ScenarioLink(
-            None if self.inner is None else self.inner.replicate(number),
-            None if self.outer is None else self.outer.replicate(number),
-            self.ranks_per_host,
-            self.hierarchical,
-            self.outside,
-            self.remarks,
+        return dataclasses.replace(
+            self,
+            inner=None if self.inner is None else self.inner.replicate(number),
+            outer=None if self.outer is None else self.outer.replicate(number),
         )
 
     def _hosts(self, ranks: int) -> int:
@@ -114,7 +114,26 @@ def scenario_link(
             "measured; give --ranks-per-host, and fit a run on one host"
         )
     hierarchical = scenario.algorithm == HIERARCHICAL
-    return ScenarioLink(inner, outer, per_host, hierarchical, tuple(outside), tuple(remarks))
+    return ScenarioLink(
+        inner,
+        outer,
+        per_host,
+        hierarchical,
+        tuple(outside),
+        tuple(remarks),
+        _message_s(profile, scenario, several),
+    )
+
+
+def _message_s(profile: MachineProfile, scenario: Scenario, several: bool) -> float:
+    measured = profile.links.get(OTHER_HOST if several else SAME_HOST)
+    curve = _all_reduce(measured)
+    more_s = 0.0
+    if several and curve is None:  # as in ``_stated``
+        curve, more_s = _all_reduce(profile.links.get(SAME_HOST)), scenario.latency_s
+    elif several and measured is not None and not math.isnan(scenario.latency_s):
+        more_s = scenario.latency_s - measured.latency_s
+    return math.nan if curve is None else max(0.0, curve.pieces[0].alpha_s + more_s)
 
 
 def _inner(profile: MachineProfile, placement: Placement) -> CostCurve | None:

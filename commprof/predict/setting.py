@@ -30,6 +30,8 @@ class Setting:
     link: ScenarioLink
     hook: HookCost | None
     hook_crowding: float
+    #: By how much each of a compressor's messages takes longer than where it was fitted.
+    hook_later_s: float
     bucket_bytes: Floats
     ready_s: Floats
     backward_end_s: Floats
@@ -45,12 +47,21 @@ class Setting:
         if ranks == 1:
             return np.zeros(len(sizes)), np.zeros(len(sizes))
         if self.hook is not None and ranks > 1:
-            curve, crowding = link.slowest, self.hook_crowding
-            peers = self.hook.peers(ranks, link.ranks_per_host)
-            alone = np.array([self.hook.time_s(s, peers, curve, crowding) for s in sizes])
+            alone = np.array([self._hook_s(self.hook, size, link) for size in sizes])
             return alone, alone
         alone = np.array([link.time_s(size, ranks) for size in sizes])
         return alone, np.array([link.wire_s(size, ranks) for size in sizes])
+
+    def _hook_s(self, hook: HookCost, size_bytes: float, link: ScenarioLink) -> float:
+        ranks, per_host = self.scenario.world_size, link.ranks_per_host
+        return hook.time_s(
+            size_bytes,
+            hook.peers(ranks, per_host),
+            link.slowest,
+            self.hook_crowding,
+            1.0 if link.outer is None else hook.link_sharing(ranks, per_host),
+            self.hook_later_s,
+        )
 
     def other_s(self, link: ScenarioLink) -> float:
         """Collectives that are no gradients, one after the other."""
@@ -89,6 +100,7 @@ def make_setting(
     hook = _hook(profile.hooks, label) if label and scenario.world_size > 1 else None
     stretch = _stretch(schedule, placement) * _batch_factor(schedule, compute_by_batch, scenario)
     stretch *= _hook_factor(schedule, hook, remarks)
+    remarks += [] if hook is None else hook.remarks(scenario.world_size)
     moved = scenario.world_size != schedule.world_size or scenario.changes_link
     waits = schedule.other_wait_s if moved else np.zeros_like(schedule.other_wait_s)
     _note_range(schedule, scenario, link, hook, sizes, outside)
@@ -97,6 +109,7 @@ def make_setting(
         link=link,
         hook=hook,
         hook_crowding=1.0 if hook is None else _hook_crowding(hook, placement),
+        hook_later_s=0.0 if hook is None else _hook_later_s(hook, link),
         bucket_bytes=sizes,
         ready_s=(ready - waits[:, :, None]) * stretch,
         backward_end_s=(schedule.backward_end_s - waits) * stretch,
@@ -180,6 +193,12 @@ def _hook_factor(schedule: Schedule, hook: HookCost | None, remarks: list[str]) 
 def _hook_crowding(hook: HookCost, placement: Placement) -> float:
     measured = 1.0 if math.isnan(hook.ranks_per_core) else max(1.0, hook.ranks_per_core)
     return placement.ranks_per_core / measured
+
+
+def _hook_later_s(hook: HookCost, link: ScenarioLink) -> float:
+    """0 where the profile does not say what a message took."""
+    later_s = link.message_s - hook.alpha_s
+    return 0.0 if math.isnan(later_s) else later_s
 
 
 def _batch_factor(schedule: Schedule, compute_by_batch: Line | None, scenario: Scenario) -> float:
