@@ -32,6 +32,21 @@ class Answer:
     #: Best settings first; empty unless asked for.
     candidates: tuple[Candidate, ...]
 
+    @property
+    def samples_per_s(self) -> Estimate:
+        """With the interval that follows from the step's; NaN as in the prediction."""
+        return self._over_step(self.prediction.samples_per_s)
+
+    @property
+    def efficiency(self) -> Estimate:
+        """With the interval that follows from the step's."""
+        return self._over_step(self.prediction.efficiency)
+
+    def _over_step(self, value: float) -> Estimate:
+        """The longer the step, the less of it."""
+        step = self.interval_s
+        return Estimate(value, value * step.value / step.high, value * step.value / step.low)
+
 
 @dataclass(frozen=True)
 class Answers:
