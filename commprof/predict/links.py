@@ -165,8 +165,10 @@ def _outer(
                 "it cannot be replaced; fit again with --link-latency"
             )
         more_s = latency_s - measured.latency_s
-        if latency_s < measured.latency_s:
-            outside.append("a latency below the measured link's")
+        if not math.isclose(latency_s, measured.latency_s, rel_tol=1e-3, abs_tol=1e-9):
+            outside.append(
+                f"latency {latency_s * 1e6:.3g} µs (measured: {measured.latency_s * 1e6:.3g})"
+            )
     scale = _rate_scale(curve, measured, rate, outside, remarks)
     crowded = 1.0 if math.isnan(curve.ranks_per_core) else max(1.0, curve.ranks_per_core)
     factor = max(1.0, placement.crowding() / crowded)
@@ -194,6 +196,8 @@ def _rate_scale(
         f"payload passes at {share:.1%} of a link's stated rate, as measured at "
         f"{stated * 8 / 1e9:.3g} Gbit/s"
     )
+    if rate < stated / 1.001:
+        outside.append(f"{rate * 8 / 1e9:.3g} Gbit/s (measured: {stated * 8 / 1e9:.3g})")
     if rate > stated * 1.001:
         outside.append(
             f"{rate * 8 / 1e9:.3g} Gbit/s (measured: {stated * 8 / 1e9:.3g}): what the hosts "

@@ -15,6 +15,7 @@ from commprof.predict.buckets import parameters_of, rebucketed
 from commprof.predict.hook_costs import HookCost
 from commprof.predict.links import ScenarioLink, scenario_link
 from commprof.predict.machine_profile import MachineProfile
+from commprof.predict.measured_range import outside_of
 from commprof.predict.regression import Line
 from commprof.predict.scenario import STRONG, Scenario
 from commprof.predict.schedule import Placement, Schedule
@@ -74,6 +75,7 @@ def make_setting(
     profile: MachineProfile,
     compute_by_batch: Line | None,
     scenario: Scenario,
+    batches: tuple[float, float] = (0.0, math.inf),
 ) -> Setting:
     """See the module.
 
@@ -82,6 +84,7 @@ def make_setting(
         profile: fitted costs.
         compute_by_batch: seconds of a rank's own step by its samples; None where not known.
         scenario: what is asked for.
+        batches: the least and most samples per rank that ``compute_by_batch`` was fitted to.
 
     Raises:
         CommprofError: something that the answer depends on was not measured; names the next step.
@@ -103,7 +106,12 @@ def make_setting(
     remarks += [] if hook is None else hook.remarks(scenario.world_size)
     moved = scenario.world_size != schedule.world_size or scenario.changes_link
     waits = schedule.other_wait_s if moved else np.zeros_like(schedule.other_wait_s)
-    _note_range(schedule, scenario, link, hook, sizes, outside)
+    outside += outside_of(schedule, scenario, placement, link, hook, sizes, batches)
+    if scenario.world_size > 1 and link.slowest.backend != schedule.backend:
+        remarks.append(
+            f"collectives cost what was measured on {link.slowest.backend}; the run used "
+            f"{schedule.backend}"
+        )
     return Setting(
         scenario=scenario,
         link=link,
@@ -225,40 +233,3 @@ def _others(schedule: Schedule, remarks: list[str]) -> tuple[tuple[str, float, f
         names = ", ".join(sorted({call.op for call in known}))
         remarks.append(f"{names} outside of gradients: priced at all-reduce's cost per step")
     return tuple((call.op, float(call.size_bytes), call.per_step) for call in known)
-
-
-def _note_range(
-    schedule: Schedule,
-    scenario: Scenario,
-    link: ScenarioLink,
-    hook: HookCost | None,
-    sizes: Floats,
-    outside: list[str],
-) -> None:
-    ranks = scenario.world_size
-    if ranks < 2:
-        return
-    if hook is None:
-        outside += link.slowest.outside(sizes.tolist(), ranks)
-    else:
-        low, high = hook.bucket_bytes
-        peers = hook.peers(ranks, link.ranks_per_host)
-        if hook.between_hosts and link.ranks_per_host != hook.ranks_per_host:
-            outside.append(
-                f"{hook.label} with {link.ranks_per_host} ranks a host (measured: "
-                f"{hook.ranks_per_host})"
-            )
-        if peers != hook.ranks:
-            kind = "hosts" if hook.between_hosts else "ranks"
-            outside.append(f"{hook.label} at {peers} {kind} (measured: {hook.ranks})")
-        if sizes.min() < 0.999 * low or sizes.max() > 1.001 * high:
-            outside.append(
-                f"{hook.label} on buckets of {sizes.min() / 1e6:.3g} to {sizes.max() / 1e6:.3g} MB "
-                f"(measured: {low / 1e6:.3g} to {high / 1e6:.3g})"
-            )
-    steps, recorded = schedule.ready_s.shape[:2]
-    if ranks > steps * recorded:
-        outside.append(
-            f"the last of {ranks} ranks, drawn from {steps * recorded} recorded steps of ranks: "
-            "waiting is a lower bound"
-        )
