@@ -147,7 +147,9 @@ def _run_as_rank(args: argparse.Namespace, rank: int, world_size: int) -> int:
     """Under torchrun: this process is a rank, and rank 0 speaks for all."""
     try:
         plan = make_plan(args, world_size)
-        _check_backend(plan.backend, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+        local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        _check_backend(plan.backend, local_ranks)
+        check_memory(plan, launched_here=local_ranks)
         json_file = writable_file(args.json) if rank == 0 else None
     except CommprofError as error:
         if rank == 0:
@@ -189,7 +191,8 @@ def show_measured(
         print(sweep_table.render(result), end="")
         if json_file is not None:
             print(f"# JSON: {json_file}")
-        wrong = sum(row.wrong or 0 for row in result.rows)
+        checked = [row.wrong for row in result.rows] + [row.wrong for row in result.overlap_rows]
+        wrong = sum(count or 0 for count in checked)
         if wrong and not problem:
             code, problem = 1, f"{wrong} elements were wrong; the column #wrong says where"
     if problem:
