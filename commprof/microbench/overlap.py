@@ -93,8 +93,8 @@ def measure_overlap(
         call()
         finish(issue())
     rows = [_sample(call, issue, compute, units, meet) for _ in range(iterations)]
-    columns = np.array(rows, np.float64).T / 1e3
-    return OverlapCell(count, placement, *columns, wrong=wrong)
+    pure, alone, computed, overlapped = np.array(rows, np.float64).T / 1e3
+    return OverlapCell(count, placement, pure, alone, computed, overlapped, wrong)
 
 
 def _wrong(plan: Plan, op: str, count: int, side: Side, buffers: Buffers, call: Call) -> int | None:
