@@ -56,7 +56,7 @@ def outside_of(
 
 
 def _batch(schedule: Schedule, scenario: Scenario, batches: tuple[float, float]) -> Iterator[str]:
-    if scenario.scaling != STRONG:
+    if scenario.scaling != STRONG or not schedule.batch.per_rank:
         return
     low, high = batches
     there = schedule.batch.per_rank * schedule.world_size / scenario.world_size
