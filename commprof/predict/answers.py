@@ -39,8 +39,9 @@ class Answer:
 
     @property
     def efficiency(self) -> Estimate:
-        """With the interval that follows from the step's."""
-        return self._over_step(self.prediction.efficiency)
+        """With the interval that follows from the step's, as far as a step can be all work."""
+        found = self._over_step(self.prediction.efficiency)
+        return Estimate(found.value, found.low, max(found.value, min(1.0, found.high)))
 
     def _over_step(self, value: float) -> Estimate:
         """The longer the step, the less of it."""

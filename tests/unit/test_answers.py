@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from pathlib import Path
@@ -174,6 +175,8 @@ def test_throughput_and_efficiency_have_the_step_s_interval() -> None:
     assert found.samples_per_s.low == pytest.approx(400 / 1.1)
     assert found.samples_per_s.high == pytest.approx(400 * 1.1)
     assert (found.efficiency.low, found.efficiency.high) == pytest.approx((0.5 / 1.1, 0.55))
+    alone = dataclasses.replace(found.prediction, efficiency=0.99)
+    assert dataclasses.replace(found, prediction=alone).efficiency.high == 1.0
     text = prediction_table.render(answers(), "RUN", "by hand", [], 200)
     assert "400 [364, 440]" in text
     assert "50.0% [45.5%, 55.0%]" in text
