@@ -89,6 +89,8 @@ class OverlapRow:
     """0: one after the other; 1: the shorter one costs nothing. See `overlap_share`."""
     iterations: int
     """Samples; all times are medians."""
+    wrong: int | None = None
+    """As in `SweepRow`; None also in files from before it was there."""
 
 
 @dataclass(frozen=True)

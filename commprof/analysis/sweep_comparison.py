@@ -65,6 +65,10 @@ def compare_sweeps(first: SweepResult, second: SweepResult) -> SweepComparison:
     firsts = {row.key: row for row in first.rows}
     seconds = {row.key: row for row in second.rows}
     both = [key for key in firsts if key in seconds]
+    if any(result.overlap_rows and not result.rows for result in (first, second)):
+        raise UsageError(
+            "results of --overlap have no rows that are compared; measure both without --overlap"
+        )
     if not both:
         raise UsageError(
             "the two results have no row in common (the same operation, type, reduce op, ranks, "

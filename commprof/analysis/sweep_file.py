@@ -96,6 +96,8 @@ def _row(kind: Any, values: Mapping[str, Any]) -> Any:
         if field.name == "key":
             given["key"] = RowKey(**{f.name: values[f.name] for f in dataclasses.fields(RowKey)})
             continue
+        if field.name not in values and field.default is not dataclasses.MISSING:
+            continue  # added later than the file was written
         value = values[field.name]
         if value is None and field.type == "float":
             value = math.nan

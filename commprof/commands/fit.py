@@ -66,7 +66,7 @@ held-out error, and writes them to a machine profile, which `commprof predict` p
             zero = args.link_latency.strip().lstrip("0.") in ("s", "us", "ms", "ns", "")
             latency = 0.0 if zero else duration("--link-latency", args.link_latency)
         measurements, recorded, refused = _read(args.sources)
-        names = [str(path) for path in args.sources]
+        names = [str(path.resolve()) for path in args.sources]
         profile, left_out = build_profile(measurements, recorded, names, bandwidth, latency)
         path = args.output or default_path()
         save_profile(profile, path)

@@ -46,7 +46,6 @@ class MicrobenchCommand:
         """Measures and prints; what was finished is shown and kept even if a rank failed."""
         if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
             return _run_as_rank(args, int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
-        json_file = writable_file(args.json)
         plan = make_plan(args, None)
         _check_backend(plan.backend, max(plan.world_sizes))
         if plan.backend == "mpi":
@@ -55,6 +54,7 @@ class MicrobenchCommand:
                 "WORLD_SIZE, MASTER_ADDR and MASTER_PORT for them; take 'gloo' to start them here"
             )
         check_memory(plan)
+        json_file = writable_file(args.json)  # last: what is refused leaves no empty file
         directory = Path(tempfile.mkdtemp(prefix="commprof-microbench-"))
         plan = dataclasses.replace(plan, result_path=str(directory / "result.json"))
         code = show_measured(lambda: _launch(plan, directory), plan, json_file)
@@ -147,7 +147,9 @@ def _run_as_rank(args: argparse.Namespace, rank: int, world_size: int) -> int:
     """Under torchrun: this process is a rank, and rank 0 speaks for all."""
     try:
         plan = make_plan(args, world_size)
-        _check_backend(plan.backend, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+        local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        _check_backend(plan.backend, local_ranks)
+        check_memory(plan, launched_here=local_ranks)
         json_file = writable_file(args.json) if rank == 0 else None
     except CommprofError as error:
         if rank == 0:
@@ -189,7 +191,8 @@ def show_measured(
         print(sweep_table.render(result), end="")
         if json_file is not None:
             print(f"# JSON: {json_file}")
-        wrong = sum(row.wrong or 0 for row in result.rows)
+        checked = [row.wrong for row in result.rows] + [row.wrong for row in result.overlap_rows]
+        wrong = sum(count or 0 for count in checked)
         if wrong and not problem:
             code, problem = 1, f"{wrong} elements were wrong; the column #wrong says where"
     if problem:

@@ -16,7 +16,13 @@ from commprof.predict.answers import Answers, answer
 from commprof.predict.build import build_profile
 from commprof.predict.machine_profile import MachineProfile, default_path, load_profile
 from commprof.predict.optimize import CHOICES
-from commprof.predict.recorded import Recorded, base_of, compute_by_batch, read_recorded
+from commprof.predict.recorded import (
+    Recorded,
+    base_of,
+    batches,
+    compute_by_batch,
+    read_recorded,
+)
 from commprof.predict.replay import Replay
 from commprof.predict.scenario import ALGORITHMS, FLAT, STRONG, WEAK, Scenario
 from commprof.report import prediction_json, prediction_table
@@ -33,8 +39,9 @@ class PredictCommand:
     help = "predict a recorded run's step in other settings"
     description = """\
 Replays a recorded run's steps in another setting: when gradients get ready, how buckets queue for
-the link, what stays exposed. Each figure has an interval, and beside it stands what the same model
-is wrong by on steps that it was not given. What was not measured is refused, not guessed.
+the link, what stays exposed. Step time, throughput and efficiency have intervals; the other figures
+are of the median step. Beside them stands what the same model is wrong by on steps that it was not
+given. What was not measured is refused, not guessed.
 
   commprof predict RUN --world-size 16,64,256 --ranks-per-host 1 --bandwidth 25Gbps --latency 20us
   commprof predict RUN --bucket-cap-mb 5,25,100 --hook none,fp16
@@ -83,7 +90,12 @@ Lists with commas are combined, each with each. See docs/prediction.md.
         recorded, refused = read_recorded(args.run)
         base = base_of(recorded, args.from_world_size, refused)
         profile, source = _profile(args, recorded)
-        replay = Replay(base.schedule, profile, compute_by_batch(recorded, base.schedule))
+        replay = Replay(
+            base.schedule,
+            profile,
+            compute_by_batch(recorded, base.schedule),
+            batches(recorded, base.schedule),
+        )
         others = [each for each in recorded if each is not base and each.schedule.world_size > 1]
         for directory in args.check:
             found, reasons = read_recorded(directory)

@@ -67,7 +67,7 @@ class Collector:
             self.write()
 
     def add_overlap(self, sweep: Sweep, ranks: Sequence[Sequence[OverlapCell]]) -> None:
-        """All sizes of a sweep with --overlap."""
+        """One size of a sweep with --overlap: the cells of every member."""
         for cells in zip(*ranks, strict=True):
             key = self._key(sweep, cells[0].count, cells[0].placement)
             self._overlap_rows.append(_overlap_row(key, cells))
@@ -109,6 +109,7 @@ def _overlap_row(key: RowKey, cells: Sequence[OverlapCell]) -> OverlapRow:
     def of_slowest(name: str) -> Floats:
         return np.choose(slowest, [getattr(cell, name) for cell in cells])
 
+    checked = [cell.wrong for cell in cells if cell.wrong is not None]
     pure, alone, compute, overlapped = (
         float(np.median(of_slowest(name)))
         for name in ("pure_us", "compute_alone_us", "compute_us", "overlapped_us")
@@ -121,4 +122,5 @@ def _overlap_row(key: RowKey, cells: Sequence[OverlapCell]) -> OverlapRow:
         overlapped_us=overlapped,
         overlap=overlap_share(pure, compute, overlapped),
         iterations=len(slowest),
+        wrong=sum(checked) if checked else None,
     )

@@ -42,15 +42,19 @@ def context(plan: Plan, clocks: int) -> dict[str, Any]:
         "machine": {**machine(), "numa_nodes": _numa_nodes(), "interfaces": interfaces()},
         "sync": plan.sync,
         "start": _START[plan.sync],
-        "time": (
-            "from the last rank's begin to the last rank's end"
-            if clocks == 1
-            else "the slowest rank's own, late arrivals included, where ranks have several clocks"
-        ),
-        "rounds": plan.rounds,
+        "time": _time(plan, clocks),
+        "rounds": 1 if plan.overlap else plan.rounds,
         "warmup": WARMUP_RULE if plan.warmup is None else f"{plan.warmup} calls per round",
         "check": plan.check,
     }
+
+
+def _time(plan: Plan, clocks: int) -> str:
+    if plan.overlap:
+        return "that of the rank with the largest t_ovrl of a sample, by its own clock"
+    if clocks == 1:
+        return "from the last rank's begin to the last rank's end"
+    return "the slowest rank's own, late arrivals included, where ranks have several clocks"
 
 
 def interfaces(root: Path = Path("/sys/class/net")) -> list[dict[str, Any]]:

@@ -7,6 +7,7 @@ buffers, as nccl-tests counts them.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from commprof.errors import UsageError
@@ -35,6 +36,11 @@ _ALIASES = {
     "float64": "double",
     "fp64": "double",
 }
+
+#: The largest whole number up to which every whole number is one of the type.
+_EXACT_UP_TO = {"int8": 127, "uint8": 255, "bfloat16": 256, "half": 2048}
+_PRIMES = (7, 5, 3, 2)
+_LARGEST_PRIMES_TABLE = 1 << 16
 
 REDOPS = ("sum", "prod", "min", "max", "avg")
 
@@ -106,6 +112,29 @@ def operation(name: str) -> Operation:
     if name not in OPERATIONS:
         raise UsageError(f"unknown operation {name!r} (allowed: {', '.join(OPERATIONS)})")
     return OPERATIONS[name]
+
+
+def pattern_modulus(op: str, redop: str, dtype: str, world_size: int) -> int:
+    """After how many elements the data that are verified repeat: a small prime.
+
+    Raises UsageError where sums of such data over so many ranks are not exact in the type.
+    """
+    redop = redop if operation(op).reduces else ""
+    if redop == "prod":  # at most one rank has a 2 at any index: products are 1 or 2
+        return next(n for n in range(max(world_size, 7), _LARGEST_PRIMES_TABLE) if _is_prime(n))
+    added = world_size if redop in ("sum", "avg") else 1
+    limit = _EXACT_UP_TO.get(dtype, 1 << 24)
+    for prime in _PRIMES:
+        if added * (prime - 1) <= limit:
+            return prime
+    raise UsageError(
+        f"a sum over {world_size} ranks is not exact in {dtype} (its whole numbers end at "
+        f"{limit}), so nothing can be verified; take another -d, or -c 0"
+    )
+
+
+def _is_prime(number: int) -> bool:
+    return all(number % divisor for divisor in range(2, math.isqrt(number) + 1))
 
 
 def dtype_name(text: str) -> str:

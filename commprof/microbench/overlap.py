@@ -16,12 +16,13 @@ import torch
 import torch.distributed as dist
 
 from commprof.analysis.sweep_samples import Floats
-from commprof.microbench.buffers import make_buffers
+from commprof.microbench.buffers import Buffers, make_buffers
 from commprof.microbench.calls import Call, Side, finish, make_call, make_start
 from commprof.microbench.measure import Subject, pilot_ns
 from commprof.microbench.operations import operation
+from commprof.microbench.patterns import Pattern
 from commprof.microbench.plan import Plan
-from commprof.microbench.schedule import samples_per_round
+from commprof.microbench.schedule import samples_per_round, warmup_calls
 
 _ORDER = 100
 _CALIBRATION = 200
@@ -43,6 +44,8 @@ class OverlapCell:
     """The compute while the collective is under way."""
     overlapped_us: Floats
     """From issue to the end of the wait."""
+    wrong: int | None = None
+    """Wrong elements of the checked calls; None: nothing was checked."""
 
 
 class Compute:
@@ -78,6 +81,7 @@ def measure_overlap(
         operation(op), placement, count, side.rank, side.world_size, plan.dtype, side.device
     )
     call = make_call(op, side, buffers, plan.redop)
+    wrong = _wrong(plan, op, count, side, buffers, call)
     issue = make_start(op, side, buffers, plan.redop, is_async=True)
     compute = Compute()
     slowest = torch.tensor([pilot_ns(Subject(call), meet)], dtype=torch.float64)
@@ -85,10 +89,27 @@ def measure_overlap(
     pure_ns = max(float(slowest), 1.0)
     units = compute.units(pure_ns)
     (iterations,) = samples_per_round(3 * pure_ns, 1, plan.iterations)
-    finish(issue())
+    for _ in range(warmup_calls(pure_ns, plan.warmup)):
+        call()
+        finish(issue())
     rows = [_sample(call, issue, compute, units, meet) for _ in range(iterations)]
-    columns = np.array(rows, np.float64).T / 1e3
-    return OverlapCell(count, placement, *columns)
+    pure, alone, computed, overlapped = np.array(rows, np.float64).T / 1e3
+    return OverlapCell(count, placement, pure, alone, computed, overlapped, wrong)
+
+
+def _wrong(plan: Plan, op: str, count: int, side: Side, buffers: Buffers, call: Call) -> int | None:
+    """Of as many calls as the plan checks; afterwards the buffers hold zeros."""
+    if not plan.check:
+        return None
+    pattern = Pattern(op, plan.redop, plan.dtype, side.world_size)
+    expected = pattern.expected(side.rank, count)
+    wrong = 0
+    for _ in range(plan.check):
+        buffers.fill(pattern, side.rank)
+        call()
+        wrong += pattern.wrong(buffers.target, expected)
+    buffers.clear()
+    return wrong
 
 
 def _sample(

@@ -14,8 +14,7 @@ from typing import Any
 
 import torch
 
-from commprof.errors import UsageError
-from commprof.microbench.operations import operation
+from commprof.microbench.operations import operation, pattern_modulus
 
 Tensor = Any  # torch is not followed by the type checker
 
@@ -30,11 +29,6 @@ TORCH_DTYPES = {
     "double": torch.float64,
 }
 
-#: The largest whole number up to which every whole number is one of the type.
-_EXACT_UP_TO = {"int8": 127, "uint8": 255, "bfloat16": 256, "half": 2048}
-_PRIMES = (7, 5, 3, 2)
-_LARGEST_PRIMES_TABLE = 1 << 16
-
 
 class Pattern:
     """The values of one operation's buffers. Works on the CPU; copy where it must go."""
@@ -45,7 +39,7 @@ class Pattern:
         self._redop = redop if operation(op).reduces else ""
         self._dtype = TORCH_DTYPES[dtype]
         self._world_size = world_size
-        self._modulus = self._choose_modulus(dtype)
+        self._modulus = pattern_modulus(op, redop, dtype, world_size)
 
     def given(self, rank: int, elements: int, first: int = 0) -> Tensor:
         """What a rank puts in: elements `first` and on."""
@@ -78,22 +72,10 @@ class Pattern:
         if self._redop != "avg":
             return int((got != expected).sum())
         off = (got.double() - expected.double()).abs()
-        allowed = 2 * torch.finfo(self._dtype).eps * expected.double().abs()
+        # Whole numbers have no rounding: where a backend has such a mean at all, it is exact.
+        eps = torch.finfo(self._dtype).eps if self._dtype.is_floating_point else 0.0
+        allowed = 2 * eps * expected.double().abs()
         return int((~(off <= allowed)).sum())
-
-    def _choose_modulus(self, dtype: str) -> int:
-        size = self._world_size
-        if self._redop == "prod":  # at most one rank has a 2 at any index: products are 1 or 2
-            return next(n for n in range(max(size, 7), _LARGEST_PRIMES_TABLE) if _is_prime(n))
-        added = size if self._redop in ("sum", "avg") else 1
-        limit = _EXACT_UP_TO.get(dtype, 1 << 24)
-        for prime in _PRIMES:
-            if added * (prime - 1) <= limit:
-                return prime
-        raise UsageError(
-            f"a sum over {size} ranks is not exact in {dtype} (its whole numbers end at {limit}), "
-            "so nothing can be verified; take another -d, or -c 0"
-        )
 
     def _value(self, rank: int, index: int) -> int:
         residue = (index + rank) % self._modulus
@@ -121,7 +103,3 @@ _REDUCE: dict[str, Callable[[Sequence[int]], float]] = {
     "max": max,
     "avg": lambda values: sum(values) / len(values),
 }
-
-
-def _is_prime(number: int) -> bool:
-    return all(number % divisor for divisor in range(2, math.isqrt(number) + 1))

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from commprof.errors import UsageError
-from commprof.microbench.operations import DTYPES, HOOK_PREFIX, REDOPS, operation
+from commprof.microbench.operations import DTYPES, HOOK_PREFIX, REDOPS, operation, pattern_modulus
 
 SYNCS = ("barrier", "none")
 """What comes before each sample; see `Plan.sync`."""
@@ -77,6 +77,9 @@ class Plan:
             if value is not None and value < least:
                 raise UsageError(f"{name} {value} is out of range (allowed: {least} or more)")
         self._check_sizes()
+        if self.check:
+            for sweep in self.sweeps():
+                pattern_modulus(sweep.op, self.redop, self.dtype, sweep.world_size)
 
     def _check_sizes(self) -> None:
         for sweep in self.sweeps():
@@ -131,3 +134,8 @@ class Sweep:
     """Ranks."""
     counts: tuple[int, ...]
     """Elements, as the operation counts them, smallest first."""
+
+    @property
+    def cells(self) -> int:
+        """Rows of a round: sizes times placements."""
+        return len(self.counts) * len(operation(self.op).placements)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from contextlib import closing
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,7 @@ from commprof.microbench.native_loop import make_sampled_call
 from commprof.microbench.operations import HOOK_PREFIX
 from commprof.microbench.overlap import measure_overlap
 from commprof.microbench.plan import Plan, Sweep
-from commprof.microbench.sweep_run import SweepRun
+from commprof.microbench.sweep_run import Cell, SweepRun
 
 
 def run_bench_rank(plan_path: str) -> None:
@@ -79,21 +81,27 @@ class _Runner:
         for turn in range(self._plan.rounds):
             if not keeps_group:
                 group = self._group(sweep)
-            cells = []
+            cells: Iterator[Cell] = iter(())
             if own is not None:
                 side = self._side(sweep, group)
-                cells = list(own.round(turn, side, self._meeting(side)))
+                cells = own.round(turn, side, self._meeting(side))
+            # The first round hands over row by row, so that what ends it leaves its finished rows.
+            for _ in range(sweep.cells if turn == 0 else 1):
+                self._add(sweep, list(islice(cells, 1) if turn == 0 else cells))
             if not keeps_group:
                 dist.destroy_process_group(group)
-            ranks = self._gathered(cells)
-            if self._collector is not None:
-                one_clock = self._has_one_clock(sweep.world_size)
-                self._collector.add(sweep, ranks[: sweep.world_size], one_clock)
             self._count_round()
         if own is not None:
             own.close()
         if self._collector is not None:
             self._collector.write()
+
+    def _add(self, sweep: Sweep, own: list[Cell]) -> None:
+        """All ranks call it, equally often."""
+        ranks = self._gathered(own)
+        if self._collector is not None:
+            one_clock = self._has_one_clock(sweep.world_size)
+            self._collector.add(sweep, ranks[: sweep.world_size], one_clock)
 
     def close(self) -> None:
         """Ends the progress file."""
@@ -102,18 +110,16 @@ class _Runner:
 
     def _overlap(self, sweep: Sweep, control: Any) -> None:
         group = self._group(sweep)
-        cells = []
-        if self._is_in(sweep):
-            side = self._side(sweep, group)
-            meet = self._meeting(side)
-            cells = [
-                measure_overlap(self._plan, sweep.op, count, side, meet, control)
-                for count in sweep.counts
-            ]
+        side = self._side(sweep, group)
+        for count in sweep.counts:
+            cells = []
+            if self._is_in(sweep):
+                meet = self._meeting(side)
+                cells = [measure_overlap(self._plan, sweep.op, count, side, meet, control)]
+            ranks = self._gathered(cells)
+            if self._collector is not None:
+                self._collector.add_overlap(sweep, ranks[: sweep.world_size])
         dist.destroy_process_group(group)
-        ranks = self._gathered(cells)
-        if self._collector is not None:
-            self._collector.add_overlap(sweep, ranks[: sweep.world_size])
         self._count_round()
 
     def _is_in(self, sweep: Sweep) -> bool:

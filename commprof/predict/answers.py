@@ -32,6 +32,22 @@ class Answer:
     #: Best settings first; empty unless asked for.
     candidates: tuple[Candidate, ...]
 
+    @property
+    def samples_per_s(self) -> Estimate:
+        """With the interval that follows from the step's; NaN as in the prediction."""
+        return self._over_step(self.prediction.samples_per_s)
+
+    @property
+    def efficiency(self) -> Estimate:
+        """With the interval that follows from the step's, as far as a step can be all work."""
+        found = self._over_step(self.prediction.efficiency)
+        return Estimate(found.value, found.low, max(found.value, min(1.0, found.high)))
+
+    def _over_step(self, value: float) -> Estimate:
+        """The longer the step, the less of it."""
+        step = self.interval_s
+        return Estimate(value, value * step.value / step.high, value * step.value / step.low)
+
 
 @dataclass(frozen=True)
 class Answers:
@@ -59,7 +75,7 @@ def answer(
     Args:
         replay: of the recorded step.
         scenarios: to answer.
-        recorded: all world sizes of the run, for Amdahl's law.
+        recorded: all world sizes of the run, for Amdahl's law and how compute depends on the batch.
         others: what the replay was not made of.
         over: choices of ``optimize``; None for no search.
         price_per_host_hour: NaN for no cost.
@@ -67,7 +83,7 @@ def answer(
     Raises:
         CommprofError: a scenario cannot be predicted from what was measured.
     """
-    done, refused = checks(replay, [(each.name, each.schedule) for each in others])
+    done, refused = checks(replay, others, recorded)
     error = model_error(done)
     found = [_answer(replay, scenario, error, over, price_per_host_hour) for scenario in scenarios]
     notes = [f"not checked: {reason}" for reason in refused]

@@ -61,11 +61,14 @@ def parameters_of(schedule: Schedule) -> Parameters:
 
 
 def assign(size_bytes: Sequence[float], cap_bytes: float) -> list[list[int]]:
-    """DDP's assignment: numbers of the parameters in each bucket, for one cap for all buckets."""
+    """DDP's assignment: numbers of the parameters in each bucket, for one cap for all buckets.
+
+    A cap of 0 gives each parameter a bucket of its own, as in DDP.
+    """
     buckets: list[list[int]] = [[]]
     held = 0.0
     for number, size in enumerate(size_bytes):
-        if held >= cap_bytes:
+        if buckets[-1] and held >= cap_bytes:
             buckets.append([])
             held = 0.0
         buckets[-1].append(number)

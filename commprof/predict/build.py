@@ -40,13 +40,13 @@ def build_profile(
         CommprofError: there is nothing that says what a collective costs.
     """
     curves: dict[str, dict[str, CostCurve]] = {}
-    left_out: list[str] = []
+    left_out = [reason for each in measurements for reason in each.left_out]
     for link in sorted({each.link for each in measurements}):
         mine = [each for each in measurements if each.link == link]
         points = [point for each in mine for point in each.points]
         fitted, refused = fit_curves(points, mine[0].usable_cores)
-        curves[link] = {curve.op: curve for curve in fitted}
         left_out += refused
+        curves[link] = _of_one_backend(link, fitted, recorded, left_out)
     schedules = [each.schedule for each in recorded]
     plain = [each for each in schedules if each.world_size > 1 and not each.hook]
     for link in sorted({each.link for each in plain} - set(curves)):
@@ -70,6 +70,29 @@ def build_profile(
         created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
     )
     return profile, left_out
+
+
+def _of_one_backend(
+    link: str,
+    fitted: Sequence[CostCurve],
+    recorded: Sequence[Recorded],
+    left_out: list[str],
+) -> dict[str, CostCurve]:
+    """By operation, of the recorded runs' backend, else gloo's; others go to ``left_out``."""
+    wanted = [each.schedule.backend for each in recorded if each.schedule.link == link]
+    preferred = (*wanted, "gloo")
+    known = {backend: place for place, backend in reversed([*enumerate(preferred)])}
+    ranked = sorted(fitted, key=lambda curve: known.get(curve.backend, math.inf))
+    chosen: dict[str, CostCurve] = {}
+    for curve in ranked:
+        taken = chosen.setdefault(curve.op, curve)
+        if taken is not curve:
+            left_out.append(
+                f"{curve.op} on {curve.backend} ({link.replace('_', ' ')}): the profile holds one "
+                f"backend's costs, here those of {taken.backend}; give one backend's files to fit "
+                "the other"
+            )
+    return chosen
 
 
 def _hooks(

@@ -16,7 +16,8 @@ from pathlib import Path
 
 from commprof.errors import CommprofError
 from commprof.predict.rank_steps import Cycle, cycles
-from commprof.predict.schedule import measured_steps
+from commprof.predict.schedule import hook_label, measured_steps
+from commprof.trace.reader import Trace
 from commprof.trace.run_directory import WorldRun
 
 #: The schema's own version string in traces that its tools write.
@@ -47,7 +48,8 @@ def export(run: WorldRun, directory: Path) -> list[Path]:
     """Writes ``commprof.RANK.et`` for each rank of a recorded world size; returns the files.
 
     Raises:
-        CommprofError: a rank is missing, has no step that can be written, or a file is there.
+        CommprofError: a rank is missing, a compressor took part, there is no step that can be
+            written, or a file is there.
     """
     missing = [rank for rank in range(run.world_size) if rank not in run.traces]
     if missing:
@@ -55,22 +57,38 @@ def export(run: WorldRun, directory: Path) -> list[Path]:
             f"no trace of rank {', '.join(map(str, missing))}; a simulator needs all ranks"
         )
     traces = [run.traces[rank] for rank in range(run.world_size)]
-    measured = measured_steps(traces)
+    hook = next((label for trace in traces if (label := hook_label(trace))), "")
+    if hook:
+        raise CommprofError(
+            f"the run has hook {hook}: its exchange is no all-reduce of the gradients' bytes, and "
+            "nothing else can be written; record the run without a hook"
+        )
     paths = []
+    found_by_rank = _common(traces)
     directory.mkdir(parents=True, exist_ok=True)
-    for trace in traces:
-        found = cycles(trace, measured)
-        if not found:
-            raise CommprofError(
-                f"rank {trace.rank} has no measured step with one synchronised backward pass of "
-                "DistributedDataParallel; only such steps can be written"
-            )
+    for trace, found in zip(traces, found_by_rank, strict=True):
         path = directory / f"commprof.{trace.rank}.et"
         if path.exists():
             raise CommprofError(f"{path} exists; name another directory, nothing is overwritten")
         path.write_bytes(encode(list(nodes(found)), trace.rank, run.world_size))
         paths.append(path)
     return paths
+
+
+def _common(traces: Sequence[Trace]) -> list[list[Cycle]]:
+    """By rank, the measured steps that all ranks have: a simulator would wait for the others."""
+    measured = measured_steps(traces)
+    by_rank = [{cycle.step: cycle for cycle in cycles(trace, measured)} for trace in traces]
+    steps = sorted(set(by_rank[0]).intersection(*by_rank[1:]))
+    steps = [step for step in steps if len({mine[step].bytes for mine in by_rank}) == 1]
+    if not steps:
+        lacking = [str(t.rank) for t, mine in zip(traces, by_rank, strict=True) if not mine]
+        who = f"rank {', '.join(lacking)} has" if lacking else "the ranks together have"
+        raise CommprofError(
+            f"{who} no measured step with one synchronised backward pass of "
+            "DistributedDataParallel and equal buckets on all ranks; only such steps can be written"
+        )
+    return [[mine[step] for step in steps] for mine in by_rank]
 
 
 def nodes(found: Sequence[Cycle]) -> Iterator[Node]:

@@ -22,7 +22,7 @@ import numpy as np
 
 from commprof.analysis.compression import CompressionRow
 from commprof.errors import CommprofError
-from commprof.predict.cost_model import CostCurve
+from commprof.predict.cost_model import OTHER_HOST, CostCurve
 from commprof.predict.exchange import exchange
 from commprof.predict.regression import Line, robust_line
 from commprof.predict.schedule import Schedule
@@ -37,6 +37,11 @@ EXCHANGES = {
 }
 #: Encoded bytes of a rank's share that go as one piece (``compress::Options::piece_bytes``).
 _PIECE_BYTES = 1 << 20
+#: Messages of a bucket that follow each other: its header, then one per phase. Each goes to all
+#: ranks at once (``Channel::exchange``), so there are as many for any number of ranks.
+_MESSAGES = {TWO_PHASE: 3, GATHER: 2}
+#: Ranks from which top-k may go by owners (``SplitGather::canPay``).
+_FEWEST_OWNERS = 4
 #: Values tried, from 10 µs to 100 ms: 12 % apart.
 _OVERHEADS = 81
 #: The backend cuts a bucket into so many chunks at least, and has some between hosts at a time.
@@ -70,13 +75,35 @@ class HookCost:
     between_hosts: bool = False
     #: Of the recorded run, rounded.
     ranks_per_host: int = 1
+    #: Latency of a message in the recorded run, which ``overhead_s`` holds: the fitted alpha of its
+    #: link. NaN where the profile does not say.
+    alpha_s: float = math.nan
+    #: Link class of the recorded run; empty where the profile does not say.
+    link: str = ""
 
     def peers(self, ranks: int, ranks_per_host: int) -> int:
         """Those that exchange: what the methods below take as ranks."""
         return max(1, math.ceil(ranks / ranks_per_host)) if self.between_hosts else ranks
 
+    def link_sharing(self, ranks: int, ranks_per_host: int) -> float:
+        """What a host's link carries over what it would with one rank there, of ``sent_bytes``.
+
+        Of what a rank sends to each of the others, only that to other hosts crosses the link, and
+        so does that of its host's other ranks. A ring enters and leaves each host once.
+        """
+        everyone = self.exchange in (TWO_PHASE, GATHER) and not self.between_hosts
+        if not everyone or ranks_per_host >= ranks:
+            return 1.0
+        return ranks_per_host * (ranks - ranks_per_host) / (ranks - 1)
+
     def time_s(
-        self, size_bytes: float, ranks: int, curve: CostCurve, crowding: float = 1.0
+        self,
+        size_bytes: float,
+        ranks: int,
+        curve: CostCurve,
+        crowding: float = 1.0,
+        sharing: float = 1.0,
+        later_s: float = 0.0,
     ) -> float:
         """From the compressor's begin with a bucket to its mean.
 
@@ -85,11 +112,14 @@ class HookCost:
             ranks: that exchange it.
             curve: of all-reduce on their link.
             crowding: how much longer its work takes than in the recorded run, for want of cores.
+            sharing: see ``link_sharing``.
+            later_s: by how much a message takes longer to arrive than in the recorded run.
         """
         work_s = self.work_s(size_bytes, ranks) * crowding
-        wire_s = self.wire_s(size_bytes, ranks, curve)
+        wire_s = self.wire_s(size_bytes, ranks, curve) * sharing
         overlapped = min(work_s, wire_s) / self._pieces(size_bytes, ranks)
-        return self.overhead_s + max(work_s, wire_s) + overlapped
+        overhead_s = max(0.0, self.overhead_s + _MESSAGES.get(self.exchange, 0) * later_s)
+        return overhead_s + max(work_s, wire_s) + overlapped
 
     def work_s(self, size_bytes: float, ranks: int) -> float:
         """Processor time."""
@@ -114,8 +144,25 @@ class HookCost:
         """By one rank for one bucket; ``between_hosts``, by one host."""
         payload = self.payload_ratio * size_bytes
         if self.exchange == GATHER:
-            return payload * (ranks - 1)
+            gathered = payload * (ranks - 1)
+            # Where that is more, all values go as halves in two phases (TopK::dense).
+            dense = size_bytes * (ranks - 1) / ranks if self._is_top_k else math.inf
+            return min(gathered, dense)
         return payload * 2 * (ranks - 1) / ranks
+
+    def remarks(self, ranks: int) -> list[str]:
+        """What the model leaves out of its exchange at so many ranks."""
+        if not self._is_top_k or ranks < _FEWEST_OWNERS:
+            return []
+        return [
+            f"{self.label} at {ranks} ranks is priced as everyone's choices sent to everyone, at "
+            "most as halves of all values; where ranks choose the same places it goes by owners, "
+            "which is less"
+        ]
+
+    @property
+    def _is_top_k(self) -> bool:
+        return self.label.partition(":")[0] == "topk"
 
     def _pieces(self, size_bytes: float, ranks: int) -> int:
         if self.exchange == HIERARCHICAL:
@@ -171,6 +218,8 @@ def fit_hook(
         ranks_per_core=schedules[0].placement.ranks_per_core,
         bucket_bytes=(float(size.min()), float(size.max())),
         compute_s_per_byte=_compute_s_per_byte(schedules, plain),
+        alpha_s=curve.pieces[0].alpha_s,
+        link=schedules[0].link,
     )
     if name == HIERARCHICAL or "hierarchical=1" in label.partition(":")[2].split(","):
         return _two_levels(bare, schedules, curve)
@@ -247,7 +296,9 @@ def _miss(cost: HookCost, schedules: Sequence[Schedule], curve: CostCurve) -> fl
     total = 0.0
     for schedule in schedules:
         sizes = schedule.bucket_bytes.tolist()
-        alone = [cost.time_s(each, cost.ranks, curve) for each in sizes]
+        per_host = max(1, round(schedule.placement.ranks_per_host))
+        sharing = cost.link_sharing(cost.ranks, per_host) if schedule.link == OTHER_HOST else 1.0
+        alone = [cost.time_s(each, cost.ranks, curve, sharing=sharing) for each in sizes]
         ready = schedule.ready_s.max(axis=1)
         end = exchange(ready, np.array(alone), np.zeros(len(sizes)), workers=1)
         period = float(np.median(schedule.period_s))

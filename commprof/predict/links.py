@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -28,6 +29,8 @@ class ScenarioLink:
     hierarchical: bool
     outside: tuple[str, ...]
     remarks: tuple[str, ...]
+    #: Of one message over the slowest link with cores for all; NaN where no link is crossed.
+    message_s: float = math.nan
 
     @property
     def slowest(self) -> CostCurve:
@@ -63,13 +66,10 @@ class ScenarioLink:
 
     def replicate(self, number: int) -> ScenarioLink:
         """With the parameters of one bootstrap replicate."""
-        return ScenarioLink(
-            None if self.inner is None else self.inner.replicate(number),
-            None if self.outer is None else self.outer.replicate(number),
-            self.ranks_per_host,
-            self.hierarchical,
-            self.outside,
-            self.remarks,
+        return dataclasses.replace(
+            self,
+            inner=None if self.inner is None else self.inner.replicate(number),
+            outer=None if self.outer is None else self.outer.replicate(number),
         )
 
     def _hosts(self, ranks: int) -> int:
@@ -114,7 +114,26 @@ def scenario_link(
             "measured; give --ranks-per-host, and fit a run on one host"
         )
     hierarchical = scenario.algorithm == HIERARCHICAL
-    return ScenarioLink(inner, outer, per_host, hierarchical, tuple(outside), tuple(remarks))
+    return ScenarioLink(
+        inner,
+        outer,
+        per_host,
+        hierarchical,
+        tuple(outside),
+        tuple(remarks),
+        _message_s(profile, scenario, several),
+    )
+
+
+def _message_s(profile: MachineProfile, scenario: Scenario, several: bool) -> float:
+    measured = profile.links.get(OTHER_HOST if several else SAME_HOST)
+    curve = _all_reduce(measured)
+    more_s = 0.0
+    if several and curve is None:  # as in ``_stated``
+        curve, more_s = _all_reduce(profile.links.get(SAME_HOST)), scenario.latency_s
+    elif several and measured is not None and not math.isnan(scenario.latency_s):
+        more_s = scenario.latency_s - measured.latency_s
+    return math.nan if curve is None else max(0.0, curve.pieces[0].alpha_s + more_s)
 
 
 def _inner(profile: MachineProfile, placement: Placement) -> CostCurve | None:
@@ -146,8 +165,10 @@ def _outer(
                 "it cannot be replaced; fit again with --link-latency"
             )
         more_s = latency_s - measured.latency_s
-        if latency_s < measured.latency_s:
-            outside.append("a latency below the measured link's")
+        if not math.isclose(latency_s, measured.latency_s, rel_tol=1e-3, abs_tol=1e-9):
+            outside.append(
+                f"latency {latency_s * 1e6:.3g} µs (measured: {measured.latency_s * 1e6:.3g})"
+            )
     scale = _rate_scale(curve, measured, rate, outside, remarks)
     crowded = 1.0 if math.isnan(curve.ranks_per_core) else max(1.0, curve.ranks_per_core)
     factor = max(1.0, placement.crowding() / crowded)
@@ -175,6 +196,8 @@ def _rate_scale(
         f"payload passes at {share:.1%} of a link's stated rate, as measured at "
         f"{stated * 8 / 1e9:.3g} Gbit/s"
     )
+    if rate < stated / 1.001:
+        outside.append(f"{rate * 8 / 1e9:.3g} Gbit/s (measured: {stated * 8 / 1e9:.3g})")
     if rate > stated * 1.001:
         outside.append(
             f"{rate * 8 / 1e9:.3g} Gbit/s (measured: {stated * 8 / 1e9:.3g}): what the hosts "

@@ -138,6 +138,7 @@ def _held_out(value: Mapping[str, Any] | None) -> HeldOut | None:
 def _hook(value: Mapping[str, Any]) -> HookCost:
     lines = {name: _pair(value[name]) for name in ("encode", "reduce", "decode", "bucket_bytes")}
     numbers = {name: _number(value[name]) for name in ("ranks_per_core", "compute_s_per_byte")}
+    numbers["alpha_s"] = _number(value.get("alpha_s"))  # not in older profiles
     return HookCost(**{**value, **lines, **numbers})
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from commprof.analysis.sweep_file import KIND, SCHEMA_VERSION
 from commprof.errors import CommprofError
 from commprof.predict.algorithms import OPERATIONS, canonical
 from commprof.predict.cost_model import OTHER_HOST, SAME_HOST
@@ -39,19 +40,32 @@ class Measurement:
     link: str
     usable_cores: float
     machine: Mapping[str, Any]
+    #: Rows that say nothing here, in words.
+    left_out: tuple[str, ...] = ()
 
 
 def read_points(path: Path) -> Measurement:
     """Points of a microbenchmark's JSON; out-of-place rows where there are both kinds.
 
     Raises:
-        CommprofError: the file has no such rows.
+        CommprofError: the file is no result of a microbenchmark, of a version that is not known
+            here, or has no such rows.
     """
     try:
         document = json.loads(path.read_text())
     except (OSError, ValueError) as error:
         raise CommprofError(f"{path} cannot be read: {error}") from None
-    rows = document.get("rows") if isinstance(document, dict) else None
+    if not isinstance(document, dict) or document.get("kind") != KIND:
+        raise CommprofError(
+            f"{path} is no result of a microbenchmark; write one with "
+            "python -m commprof.microbench OP --json FILE"
+        )
+    if document.get("schema_version") != SCHEMA_VERSION:
+        raise CommprofError(
+            f"{path} has schema_version {document.get('schema_version')!r} (allowed: "
+            f"{SCHEMA_VERSION}); fit it with the commprof that wrote it, or measure again"
+        )
+    rows = document.get("rows")
     if not isinstance(rows, list) or not rows:
         raise CommprofError(
             f"{path} has no rows of a microbenchmark; write one with "
@@ -70,7 +84,21 @@ def read_points(path: Path) -> Measurement:
         OTHER_HOST if several else SAME_HOST,
         float(cores) if isinstance(cores, int) and cores > 0 else math.nan,
         machine,
+        tuple(_left_out(path, rows)),
     )
+
+
+def _left_out(path: Path, rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Of rows that somebody may miss: hooks, and wrong data."""
+    hooks = sorted({str(row["op"]) for row in rows if str(row["op"]).startswith("hook:")})
+    if hooks:
+        yield (
+            f"{path}: {', '.join(hooks)}; what a hook costs is fitted to a recorded run with it: "
+            f"python -m commprof.run --world-sizes 2 --hook {hooks[0].removeprefix('hook:')}"
+        )
+    wrong = sum(bool(row.get("wrong")) for row in rows)
+    if wrong:
+        yield f"{path}: {wrong} row{'' if wrong == 1 else 's'} with wrong data"
 
 
 def _point(path: Path, row: object) -> Point | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,8 @@ class Recorded:
     schedule: Schedule
     #: Of its compressor; empty without one.
     compression: tuple[CompressionRow, ...]
+    #: The run directory; empty where there is none.
+    source: str = ""
 
 
 def read_recorded(directory: Path) -> tuple[list[Recorded], list[str]]:
@@ -41,7 +44,7 @@ def read_recorded(directory: Path) -> tuple[list[Recorded], list[str]]:
             continue
         traces = [run.traces[rank] for rank in sorted(run.traces)]
         rows = compression_rows(traces, measured_steps(traces), world_size)
-        found.append(Recorded(f"{directory}, {world_size} ranks", schedule, rows))
+        found.append(Recorded(f"{directory}, {world_size} ranks", schedule, rows, str(directory)))
     return found, refused
 
 
@@ -77,14 +80,25 @@ def compute_by_batch(recorded: Sequence[Recorded], base: Schedule) -> Line | Non
 
     Of world sizes whose ranks share cores as in the base.
     """
-    alike = [
-        each.schedule
-        for each in recorded
-        if each.schedule.placement.crowding() == base.placement.crowding()
-        and each.schedule.batch.per_rank
-    ]
+    alike = _alike(recorded, base)
     batch = np.array([each.batch.per_rank for each in alike])
     if len(np.unique(batch)) < 2:
         return None
     own = np.array([float(np.median(s.backward_end_s - s.other_wait_s)) for s in alike])
     return robust_line(batch, own)
+
+
+def batches(recorded: Sequence[Recorded], base: Schedule) -> tuple[float, float]:
+    """The least and most samples per rank behind ``compute_by_batch``; any without one."""
+    found = [each.batch.per_rank for each in _alike(recorded, base)]
+    return (min(found), max(found)) if found else (0.0, math.inf)
+
+
+def _alike(recorded: Sequence[Recorded], base: Schedule) -> list[Schedule]:
+    """Whose ranks share cores as in the base, and whose batch is known."""
+    return [
+        each.schedule
+        for each in recorded
+        if each.schedule.placement.crowding() == base.placement.crowding()
+        and each.schedule.batch.per_rank
+    ]

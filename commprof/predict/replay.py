@@ -35,6 +35,8 @@ class Replay:
     #: Seconds of a rank's own step by samples per rank, as a line; None where one batch size
     #: was recorded.
     compute_by_batch: Line | None = None
+    #: The least and most samples per rank that it was fitted to.
+    batches: tuple[float, float] = (0.0, math.inf)
 
     def predict(self, scenario: Scenario) -> Prediction:
         """The answer, with the interval that sampling and the fit leave open.
@@ -47,7 +49,9 @@ class Replay:
 
     def sampled(self, scenario: Scenario) -> tuple[Prediction, Floats]:
         """The answer, and its step time by replicate: the same draws for every scenario."""
-        setting = make_setting(self.schedule, self.profile, self.compute_by_batch, scenario)
+        setting = make_setting(
+            self.schedule, self.profile, self.compute_by_batch, scenario, self.batches
+        )
         random = np.random.default_rng(_SEED)
         main = self._run(setting, setting.link, self._draw(setting, STEPS, random))
         replicates = []

@@ -156,7 +156,7 @@ def read_schedule(run: WorldRun) -> Schedule:
         link=SAME_HOST if len(_hosts(traces)) == 1 else OTHER_HOST,
         backend=str(metadata["backend"]) or "gloo",
         workers=DEVICE_STREAMS if device else _gloo_threads(traces[0]),
-        hook=_hook(traces[0]),
+        hook=hook_label(traces[0]),
         batch=_batch(run, traces[0]),
         ddp_log=_ddp_log(traces[0]),
         common_clock=clocks is not None,
@@ -263,7 +263,7 @@ def _gloo_threads(trace: Trace) -> int:
     return max(1, min(known, default=DEFAULT_GLOO_THREADS))
 
 
-def _hook(trace: Trace) -> str:
+def hook_label(trace: Trace) -> str:
     """The compressor in the DDP hook; empty for a plain mean."""
     job = trace.metadata.get("job", {}).get("compressor", "")
     if job:

@@ -15,6 +15,7 @@ from commprof.predict.buckets import parameters_of, rebucketed
 from commprof.predict.hook_costs import HookCost
 from commprof.predict.links import ScenarioLink, scenario_link
 from commprof.predict.machine_profile import MachineProfile
+from commprof.predict.measured_range import outside_of
 from commprof.predict.regression import Line
 from commprof.predict.scenario import STRONG, Scenario
 from commprof.predict.schedule import Placement, Schedule
@@ -30,6 +31,8 @@ class Setting:
     link: ScenarioLink
     hook: HookCost | None
     hook_crowding: float
+    #: By how much each of a compressor's messages takes longer than where it was fitted.
+    hook_later_s: float
     bucket_bytes: Floats
     ready_s: Floats
     backward_end_s: Floats
@@ -45,12 +48,21 @@ class Setting:
         if ranks == 1:
             return np.zeros(len(sizes)), np.zeros(len(sizes))
         if self.hook is not None and ranks > 1:
-            curve, crowding = link.slowest, self.hook_crowding
-            peers = self.hook.peers(ranks, link.ranks_per_host)
-            alone = np.array([self.hook.time_s(s, peers, curve, crowding) for s in sizes])
+            alone = np.array([self._hook_s(self.hook, size, link) for size in sizes])
             return alone, alone
         alone = np.array([link.time_s(size, ranks) for size in sizes])
         return alone, np.array([link.wire_s(size, ranks) for size in sizes])
+
+    def _hook_s(self, hook: HookCost, size_bytes: float, link: ScenarioLink) -> float:
+        ranks, per_host = self.scenario.world_size, link.ranks_per_host
+        return hook.time_s(
+            size_bytes,
+            hook.peers(ranks, per_host),
+            link.slowest,
+            self.hook_crowding,
+            1.0 if link.outer is None else hook.link_sharing(ranks, per_host),
+            self.hook_later_s,
+        )
 
     def other_s(self, link: ScenarioLink) -> float:
         """Collectives that are no gradients, one after the other."""
@@ -63,6 +75,7 @@ def make_setting(
     profile: MachineProfile,
     compute_by_batch: Line | None,
     scenario: Scenario,
+    batches: tuple[float, float] = (0.0, math.inf),
 ) -> Setting:
     """See the module.
 
@@ -71,6 +84,7 @@ def make_setting(
         profile: fitted costs.
         compute_by_batch: seconds of a rank's own step by its samples; None where not known.
         scenario: what is asked for.
+        batches: the least and most samples per rank that ``compute_by_batch`` was fitted to.
 
     Raises:
         CommprofError: something that the answer depends on was not measured; names the next step.
@@ -89,14 +103,21 @@ def make_setting(
     hook = _hook(profile.hooks, label) if label and scenario.world_size > 1 else None
     stretch = _stretch(schedule, placement) * _batch_factor(schedule, compute_by_batch, scenario)
     stretch *= _hook_factor(schedule, hook, remarks)
+    remarks += [] if hook is None else hook.remarks(scenario.world_size)
     moved = scenario.world_size != schedule.world_size or scenario.changes_link
     waits = schedule.other_wait_s if moved else np.zeros_like(schedule.other_wait_s)
-    _note_range(schedule, scenario, link, hook, sizes, outside)
+    outside += outside_of(schedule, scenario, placement, link, hook, sizes, batches)
+    if scenario.world_size > 1 and link.slowest.backend != schedule.backend:
+        remarks.append(
+            f"collectives cost what was measured on {link.slowest.backend}; the run used "
+            f"{schedule.backend}"
+        )
     return Setting(
         scenario=scenario,
         link=link,
         hook=hook,
         hook_crowding=1.0 if hook is None else _hook_crowding(hook, placement),
+        hook_later_s=0.0 if hook is None else _hook_later_s(hook, link),
         bucket_bytes=sizes,
         ready_s=(ready - waits[:, :, None]) * stretch,
         backward_end_s=(schedule.backward_end_s - waits) * stretch,
@@ -182,6 +203,12 @@ def _hook_crowding(hook: HookCost, placement: Placement) -> float:
     return placement.ranks_per_core / measured
 
 
+def _hook_later_s(hook: HookCost, link: ScenarioLink) -> float:
+    """0 where the profile does not say what a message took."""
+    later_s = link.message_s - hook.alpha_s
+    return 0.0 if math.isnan(later_s) else later_s
+
+
 def _batch_factor(schedule: Schedule, compute_by_batch: Line | None, scenario: Scenario) -> float:
     """By how much a rank's own work changes with its share of a fixed global batch."""
     if scenario.scaling != STRONG or scenario.world_size == schedule.world_size:
@@ -206,40 +233,3 @@ def _others(schedule: Schedule, remarks: list[str]) -> tuple[tuple[str, float, f
         names = ", ".join(sorted({call.op for call in known}))
         remarks.append(f"{names} outside of gradients: priced at all-reduce's cost per step")
     return tuple((call.op, float(call.size_bytes), call.per_step) for call in known)
-
-
-def _note_range(
-    schedule: Schedule,
-    scenario: Scenario,
-    link: ScenarioLink,
-    hook: HookCost | None,
-    sizes: Floats,
-    outside: list[str],
-) -> None:
-    ranks = scenario.world_size
-    if ranks < 2:
-        return
-    if hook is None:
-        outside += link.slowest.outside(sizes.tolist(), ranks)
-    else:
-        low, high = hook.bucket_bytes
-        peers = hook.peers(ranks, link.ranks_per_host)
-        if hook.between_hosts and link.ranks_per_host != hook.ranks_per_host:
-            outside.append(
-                f"{hook.label} with {link.ranks_per_host} ranks a host (measured: "
-                f"{hook.ranks_per_host})"
-            )
-        if peers != hook.ranks:
-            kind = "hosts" if hook.between_hosts else "ranks"
-            outside.append(f"{hook.label} at {peers} {kind} (measured: {hook.ranks})")
-        if sizes.min() < 0.999 * low or sizes.max() > 1.001 * high:
-            outside.append(
-                f"{hook.label} on buckets of {sizes.min() / 1e6:.3g} to {sizes.max() / 1e6:.3g} MB "
-                f"(measured: {low / 1e6:.3g} to {high / 1e6:.3g})"
-            )
-    steps, recorded = schedule.ready_s.shape[:2]
-    if ranks > steps * recorded:
-        outside.append(
-            f"the last of {ranks} ranks, drawn from {steps * recorded} recorded steps of ranks: "
-            "waiting is a lower bound"
-        )

@@ -8,7 +8,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from commprof.predict.answers import Answers
+from commprof.predict.amdahl import AmdahlFit
+from commprof.predict.answers import Answer, Answers
 
 SCHEMA_VERSION = 1
 
@@ -21,9 +22,27 @@ def render(answers: Answers, base: str, source: str, refused: Sequence[str]) -> 
         "costs": source,
         "left_out": list(refused),
         **dataclasses.asdict(answers),
+        "answers": [_answer(each) for each in answers.answers],
         "checks": [{**dataclasses.asdict(check), "error": check.error} for check in answers.checks],
+        "amdahl": None if answers.amdahl is None else _amdahl(answers.amdahl),
     }
     return json.dumps(_plain(document), indent=1) + "\n"
+
+
+def _answer(found: Answer) -> dict[str, Any]:
+    """With the properties, which ``asdict`` passes over."""
+    document = dataclasses.asdict(found)
+    document["prediction"]["exposed_s"] = found.prediction.exposed_s
+    for name, figure in (("samples_per_s", found.samples_per_s), ("efficiency", found.efficiency)):
+        document[name] = dataclasses.asdict(figure)
+    for chosen, each in zip(document["candidates"], found.candidates, strict=True):
+        chosen["prediction"]["exposed_s"] = each.prediction.exposed_s
+    return document
+
+
+def _amdahl(fit: AmdahlFit) -> dict[str, Any]:
+    limit = None if math.isinf(fit.limit) else fit.limit
+    return {**dataclasses.asdict(fit), "residuals": fit.residuals, "limit": limit}
 
 
 def _plain(value: Any) -> Any:

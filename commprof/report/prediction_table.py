@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from commprof.predict.answers import Answer, Answers
 from commprof.predict.held_out import Check
 from commprof.predict.optimize import Candidate
-from commprof.predict.scenario import Prediction, Scenario
+from commprof.predict.scenario import STRONG, Estimate, Prediction, Scenario
 from commprof.report.plain_text import printable
 from commprof.report.tabulated import tabulated, three_digits
 
 _LEGEND = """\
 step: median of the slowest rank [interval: 95 % of sampling and fit, widened by the model's worst
-held-out error]. exposed = wait (for the last rank) + wire; hidden: communication under backward.
-bounds: all communication hidden, none hidden. efficiency: a rank's own work over the step.
-to hide: what a link must carry so that all buckets but the last are hidden.
+held-out error]; samples/s and efficiency have the interval that follows from it. exposed = wait
+(for the last rank) + wire; hidden: communication under backward. bounds: all communication hidden,
+none hidden. efficiency: a rank's own work over the step. to hide: what a link must carry so that
+all buckets but the last are hidden.
 *: outside the measured range, see below."""
 
+_SCENARIO = ("ranks", "link\nGbit/s", "\nµs", "cap\nMiB", "hook")
 _HEADERS = (
-    *("ranks", "link\nGbit/s", "\nµs", "cap\nMiB", "hook", "buckets", "step ms"),
+    *(*_SCENARIO, "buckets", "step ms"),
     *("exposed:\nwait", "\n+ wire", "hidden", "bounds\nms", "samples\n/s", "effi-\nciency"),
     *("sent MB\n/step", "to hide\nGbit/s"),
 )
@@ -40,15 +42,12 @@ def render(
     rows = [_cells(each) for each in answers.answers]
     parts = [
         f"Predicted from {printable(base)}; costs: {printable(source)}.",
+        *_setting(answers, width),
         tabulated(rows, _HEADERS, [4], tables),
         textwrap.fill(_LEGEND, width),
         _held_out(answers, width, tables),
     ]
-    costs = [_cost(each) for each in answers.answers if each.cost is not None]
-    if costs:
-        parts.append(
-            tabulated(costs, ("ranks", "hosts", "per 1,000\nsamples", "per epoch"), [], tables)
-        )
+    parts += list(_costs(answers, tables))
     parts += [_candidates(each, width, tables) for each in answers.answers if each.candidates]
     parts += list(_lines(answers, refused, width))
     return "\n\n".join(parts) + "\n"
@@ -59,22 +58,47 @@ def _cells(answer: Answer) -> tuple[str, ...]:
     scenario, interval = found.scenario, answer.interval_s
     star = "*" if found.outside else ""
     return (
-        str(scenario.world_size),
-        _optional(scenario.bandwidth_bytes_per_s, 8e-9),
-        _optional(scenario.latency_s, 1e6),
-        _cap(scenario),
-        _hook(scenario),
+        *_scenario(scenario),
         str(found.buckets),
         f"{_ms(interval.value)}{star} [{_ms(interval.low)}, {_ms(interval.high)}]",
         _ms(found.wait_s),
         _ms(found.wire_s),
         _ms(found.hidden_s),
         f"{_ms(found.perfect_overlap_s)}-{_ms(found.no_overlap_s)}",
-        three_digits(found.samples_per_s),
-        f"{found.efficiency:.1%}",
+        _within(answer.samples_per_s, three_digits),
+        _within(answer.efficiency, "{:.1%}".format),
         three_digits(found.sent_bytes / 1e6),
         three_digits(found.hiding_bytes_per_s * 8e-9),
     )
+
+
+def _scenario(scenario: Scenario) -> tuple[str, ...]:
+    return (
+        str(scenario.world_size),
+        _optional(scenario.bandwidth_bytes_per_s, 8e-9),
+        _optional(scenario.latency_s, 1e6),
+        _cap(scenario),
+        _hook(scenario),
+    )
+
+
+def _within(found: Estimate, text: Callable[[float], str]) -> str:
+    if math.isnan(found.value):
+        return text(found.value)
+    return f"{text(found.value)} [{text(found.low)}, {text(found.high)}]"
+
+
+def _setting(answers: Answers, width: int) -> Iterator[str]:
+    """What all scenarios share, because one command states it for all."""
+    if not answers.answers:
+        return
+    scenario = answers.answers[0].prediction.scenario
+    per_host, cores = scenario.ranks_per_host, scenario.cores_per_host
+    batch = "global batch" if scenario.scaling == STRONG else "batch per rank"
+    hosts = "as run" if math.isnan(per_host) else f"{per_host:g}"
+    text = f"{scenario.scaling.capitalize()} scaling (the {batch} stays), {scenario.algorithm} "
+    text += f"all-reduce, ranks per host: {hosts}, cores per host: {_optional(cores, 1)}."
+    yield textwrap.fill(text, width)
 
 
 def _held_out(answers: Answers, width: int, tables: int | None) -> str:
@@ -97,9 +121,9 @@ def _held_out(answers: Answers, width: int, tables: int | None) -> str:
     )
     if answers.error is None:
         text = (
-            "Held-out error: not known, because nothing else was recorded that the model could be "
-            "tried on, and intervals hold sampling and fit alone. Record another world size, or "
-            "give further runs with --check."
+            "Held-out error: not known, because nothing was recorded that the model was not made "
+            "of, and intervals hold sampling and fit alone. Record another world size, or give "
+            "further runs with --check."
         )
     else:
         error = answers.error
@@ -123,14 +147,28 @@ def _check(found: Check) -> tuple[str, ...]:
     )
 
 
-def _cost(answer: Answer) -> tuple[str, ...]:
-    assert answer.cost is not None
-    return (
-        str(answer.prediction.scenario.world_size),
-        str(answer.cost.hosts),
-        f"{answer.cost.per_1000_samples:.4g}",
-        "-" if math.isnan(answer.cost.per_epoch) else f"{answer.cost.per_epoch:.4g}",
-    )
+def _costs(answers: Answers, tables: int | None) -> Iterator[str]:
+    """Money and bytes, a row per scenario; nothing where neither is known."""
+    shown = answers.answers
+    is_priced = any(each.cost is not None for each in shown)
+    if not is_priced and all(math.isnan(each.epoch_sent_bytes) for each in shown):
+        return
+    money = ("hosts", "cost per\n1,000 samples", "\nper epoch") if is_priced else ()
+    rows = [_cost(each, is_priced) for each in shown]
+    yield tabulated(rows, (*_SCENARIO, *money, "sent by a rank\nGB/epoch"), [4], tables)
+
+
+def _cost(answer: Answer, is_priced: bool) -> tuple[str, ...]:
+    found = answer.cost
+    money: tuple[str, ...] = ("-", "-", "-") if is_priced else ()
+    if found is not None:
+        money = (str(found.hosts), _known(found.per_1000_samples), _known(found.per_epoch))
+    sent = three_digits(answer.epoch_sent_bytes / 1e9)
+    return (*_scenario(answer.prediction.scenario), *money, sent)
+
+
+def _known(value: float) -> str:
+    return "-" if math.isnan(value) else f"{value:.4g}"
 
 
 def _candidates(answer: Answer, width: int, tables: int | None) -> str:
@@ -180,13 +218,6 @@ def _lines(answers: Answers, refused: Sequence[str], width: int) -> Iterator[str
             f"{points}."
         )
         yield textwrap.fill(text, width)
-    epochs = [each for each in answers.answers if not math.isnan(each.epoch_sent_bytes)]
-    if epochs:
-        sent = ", ".join(
-            f"{each.epoch_sent_bytes / 1e9:.3g} GB at {each.prediction.scenario.world_size} ranks"
-            for each in {a.prediction.scenario.world_size: a for a in epochs}.values()
-        )
-        yield textwrap.fill(f"Sent by one rank per epoch: {sent}.", width)
     predictions = [each.prediction for each in answers.answers]
     bullets = [f"* Outside the measured range{reason}" for reason in _outside(predictions)]
     bullets += [f"- {text}." for text in _unique(t for p in predictions for t in p.remarks)]

@@ -27,7 +27,7 @@ _SPREAD_HEAD = f"""\
 #      size{_SPREAD_COLUMNS * 2}"""
 
 _OVERLAP_HEAD = """\
-#      size       count      type  redop   t_pure    alone    t_CPU   t_ovrl  overlap     n
+#      size       count      type  redop   t_pure    alone    t_CPU   t_ovrl  overlap     n #wrong
 #       (B)  (elements)                      (us)     (us)     (us)     (us)      (%)"""
 
 _LEGEND = (
@@ -117,11 +117,14 @@ def _table(rows: Sequence[SweepRow]) -> list[str]:
 def _figures(row: SweepRow | None) -> str:
     if row is None:
         return f"{'N/A':>8} {'N/A':>6} {'N/A':>6} {'N/A':>6}"
-    wrong = "N/A" if row.wrong is None else str(row.wrong)
     return (
         f"{_number(row.time_us, 8)} {_number(row.algbw_gb_per_s, 6)} "
-        f"{_number(row.busbw_gb_per_s, 6)} {wrong:>6}"
+        f"{_number(row.busbw_gb_per_s, 6)} {_wrong(row.wrong):>6}"
     )
+
+
+def _wrong(count: int | None) -> str:
+    return "N/A" if count is None else str(count)
 
 
 def _spread(rows: Sequence[SweepRow]) -> list[str]:
@@ -146,7 +149,7 @@ def _overlap(rows: Sequence[OverlapRow]) -> list[str]:
         lines.append(
             f"{key.size_bytes:11d} {key.count:11d} {key.dtype:>9} {key.redop or 'none':>6} "
             + " ".join(_number(time, 8) for time in times)
-            + f" {100 * row.overlap:8.1f} {row.iterations:5d}"
+            + f" {100 * row.overlap:8.1f} {row.iterations:5d} {_wrong(row.wrong):>6}"
         )
     return lines
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from pathlib import Path
@@ -133,6 +134,54 @@ def test_the_table_says_what_it_must() -> None:
     assert "1 rank: too few" in text
 
 
+def told(*scenarios: Scenario, price: float = math.nan) -> str:
+    made = Replay(schedule(), profile(bytes_per_s=1.25e8, latency_s=0.0, hooks=(hook(),)))
+    found = answer(made, list(scenarios), [], [], None, price)
+    return prediction_table.render(found, "RUN", "by hand", [], 200)
+
+
+def test_every_scenario_has_its_cost_and_bytes() -> None:
+    rates = [
+        Scenario(2, bandwidth_bytes_per_s=rate, hook=hook_)
+        for rate in (1.25e8, 2.5e8)
+        for hook_ in ("", "fp16")
+    ]
+    text = told(*rates, price=3.6)
+    table = text.split("cost per")[1]
+    rows = [line.split() for line in table.splitlines() if line.strip().startswith("2 ")]
+    # Ranks, Gbit/s, latency as run, cap as run, hook, hosts, cost twice, GB per epoch.
+    assert [(row[1], row[6], row[-1]) for row in rows] == [
+        *(("1", "none", "0.03"), ("1", "fp16", "0.015")),
+        *(("2", "none", "0.03"), ("2", "fp16", "0.015")),
+    ]
+    assert len({row[-3] for row in rows}) == 4
+    without = told(*rates).split("GB/epoch")[1]
+    assert sum(line.split()[-1:] == ["0.015"] for line in without.splitlines()) == 2
+
+
+def test_the_setting_that_all_share_is_named() -> None:
+    text = told(Scenario(4, ranks_per_host=1, cores_per_host=8))
+    assert (
+        "Weak scaling (the batch per rank stays), flat all-reduce, ranks per host: 1, cores per "
+        "host: 8." in text
+    )
+    assert "ranks per host: as run, cores per host: as run." in told(Scenario(2))
+
+
+def test_throughput_and_efficiency_have_the_step_s_interval() -> None:
+    (found, _) = answers().answers
+    assert found.samples_per_s.value == pytest.approx(400)
+    # 40 ms, of 10 % less to 10 % more.
+    assert found.samples_per_s.low == pytest.approx(400 / 1.1)
+    assert found.samples_per_s.high == pytest.approx(400 * 1.1)
+    assert (found.efficiency.low, found.efficiency.high) == pytest.approx((0.5 / 1.1, 0.55))
+    alone = dataclasses.replace(found.prediction, efficiency=0.99)
+    assert dataclasses.replace(found, prediction=alone).efficiency.high == 1.0
+    text = prediction_table.render(answers(), "RUN", "by hand", [], 200)
+    assert "400 [364, 440]" in text
+    assert "50.0% [45.5%, 55.0%]" in text
+
+
 def test_without_a_held_out_step_the_table_says_so() -> None:
     made = Replay(schedule(), profile(held_out_size=HeldOut(0.02, 0.05, 9)))
     found = answer(made, [Scenario(2)], [], [], None, math.nan)
@@ -149,8 +198,26 @@ def test_json_has_no_nan() -> None:
     first = document["answers"][0]
     assert first["prediction"]["step_s"]["value"] == pytest.approx(0.040)
     assert first["prediction"]["scenario"]["bandwidth_bytes_per_s"] is None
+    assert first["prediction"]["exposed_s"] == pytest.approx(0.020)
+    assert first["samples_per_s"]["low"] == pytest.approx(400 / 1.1)
+    assert document["amdahl"] is None
     assert document["error"]["worst"] == pytest.approx(0.10)
     assert document["checks"][1]["error"] == pytest.approx(0.10)
+
+
+def test_json_has_amdahl_s_residuals_and_limit() -> None:
+    def known(ranks: int, period_ms: float) -> Recorded:
+        made = schedule(ranks=ranks, period_s=np.full(5, period_ms / 1e3))
+        return Recorded(f"{ranks}", made, ())
+
+    # Samples in a step go as its ranks: speed-ups of 1, 1.6 and 2.
+    runs = [known(1, 40), known(2, 50), known(4, 80)]
+    found = answer(Replay(schedule(), profile()), [Scenario(2)], runs, [], None, math.nan)
+    document = json.loads(prediction_json.render(found, "RUN", "by hand", []))
+    assert found.amdahl is not None
+    assert document["amdahl"]["limit"] == pytest.approx(found.amdahl.limit)
+    assert document["amdahl"]["residuals"] == pytest.approx(list(found.amdahl.residuals))
+    assert document["amdahl"]["parallel"] < 1
 
 
 def test_the_profile_as_a_table() -> None:

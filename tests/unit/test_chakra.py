@@ -14,7 +14,7 @@ import pytest
 from commprof.errors import CommprofError
 from commprof.predict.chakra import encode, export, nodes
 from commprof.predict.rank_steps import Cycle
-from tests.support.traces import world_run
+from tests.support.traces import MS, world_run
 from tests.unit.test_schedule import STEPS, rank_of
 
 SCHEMA: dict[str, dict[int, tuple[str, str]]] = {
@@ -144,3 +144,23 @@ def test_a_run_is_exported(tmp_path: Path) -> None:
         export(world_run([rank_of(0), rank_of(1)]), tmp_path / "et")
     with pytest.raises(CommprofError, match="no trace of rank 1"):
         export(world_run([rank_of(0)], world_size=2), tmp_path / "other")
+
+
+def test_a_compressor_s_exchange_is_not_written_as_all_reduces(tmp_path: Path) -> None:
+    ranks = [rank_of(rank, job={"compressor": "fp16"}) for rank in range(2)]
+    with pytest.raises(CommprofError, match=r"hook fp16.*record the run without"):
+        export(world_run(ranks), tmp_path / "et")
+    assert not (tmp_path / "et").exists()
+
+
+def test_only_steps_that_all_ranks_have_are_written(tmp_path: Path) -> None:
+    lacking = rank_of(1)
+    lacking.finalize(390 * MS, 392 * MS, cpu=0, graph_task=99)  # step 3 has two: it is no cycle
+    paths = export(world_run([rank_of(0), lacking]), tmp_path / "et")
+    counts = []
+    for path in paths:
+        _, *found = messages(path.read_bytes())
+        counts.append([node["name"] for node in found if node["type"] == COLL])
+    assert counts[0] == counts[1]
+    assert len(counts[0]) == 2 * (STEPS - 2)
+    assert not any("step 3:" in name for name in counts[0])

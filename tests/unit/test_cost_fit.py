@@ -142,6 +142,13 @@ ROW = {
 }
 
 
+HEAD = {
+    "kind": "commprof microbench",
+    "schema_version": 1,
+    "context": {"machine": {"usable_cpu_count": 2}},
+}
+
+
 def test_a_microbenchmark_is_read(tmp_path: Path) -> None:
     rows = [
         ROW,
@@ -151,8 +158,11 @@ def test_a_microbenchmark_is_read(tmp_path: Path) -> None:
         {**ROW, "op": "all_gather_into_tensor"},
     ]
     path = tmp_path / "bench.json"
-    path.write_text(json.dumps({"context": {"machine": {"usable_cpu_count": 2}}, "rows": rows}))
+    path.write_text(json.dumps({**HEAD, "rows": [*rows, {**ROW, "op": "hook:fp16"}]}))
     found = read_points(path)
+    assert len(found.left_out) == 2
+    assert "hook:fp16; what a hook costs is fitted to a recorded run with it" in found.left_out[0]
+    assert found.left_out[1].endswith("1 row with wrong data")
     assert [point.op for point in found.points] == ["all_reduce", "all_gather"]
     assert found.points[0].time_s == pytest.approx(50e-6)
     assert found.points[0].samples_s == pytest.approx((49e-6, 50e-6, 51e-6))
@@ -161,7 +171,13 @@ def test_a_microbenchmark_is_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("text", "complaint"),
-    [("{", "cannot be read"), ("{}", "no rows"), ('{"rows": [{"op": 1}]}', "lacks one of op")],
+    [
+        ("{", "cannot be read"),
+        (json.dumps({"rows": [ROW]}), "no result of a microbenchmark"),
+        (json.dumps({**HEAD, "schema_version": 2, "rows": [ROW]}), "schema_version 2"),
+        (json.dumps(HEAD), "no rows"),
+        (json.dumps({**HEAD, "rows": [{"op": 1}]}), "lacks one of op"),
+    ],
 )
 def test_other_files_are_refused(tmp_path: Path, text: str, complaint: str) -> None:
     path = tmp_path / "other.json"

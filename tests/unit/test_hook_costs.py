@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +15,7 @@ from commprof.errors import CommprofError
 from commprof.predict.cost_model import SAME_HOST
 from commprof.predict.exchange import exchange
 from commprof.predict.hook_costs import HookCost, fit_hook
-from commprof.predict.machine_profile import MachineProfile
+from commprof.predict.machine_profile import MachineProfile, load_profile, save_profile
 from commprof.predict.replay import Replay
 from commprof.predict.scenario import Scenario
 from commprof.predict.schedule import Placement, Schedule
@@ -142,3 +144,69 @@ def test_nothing_compressed_is_refused() -> None:
         fit_hook("fp16", [], [recorded()], curve())
     with pytest.raises(CommprofError, match="does not know how it exchanges"):
         fit_hook("smoke", [compression()], [recorded()], curve())
+
+
+@pytest.mark.parametrize(
+    ("exchange", "messages"), [("two_phase", 3), ("gather", 2), ("ring", 0), ("hierarchical", 0)]
+)
+def test_a_longer_latency_delays_every_message(exchange: str, messages: int) -> None:
+    # What a ring takes follows from the curve itself.
+    known = hook(exchange=exchange, overhead_s=OVERHEAD_S, payload_ratio=0.01)
+    before = known.time_s(MB, 2, curve())
+    assert known.time_s(MB, 2, curve(), later_s=0.002) == pytest.approx(before + messages * 0.002)
+    assert known.time_s(MB, 2, curve(), later_s=-1.0) >= before - OVERHEAD_S
+
+
+def test_a_stated_latency_reaches_a_hook() -> None:
+    def step_s(latency_s: float, alpha_s: float) -> float:
+        known = hook(alpha_s=alpha_s, overhead_s=OVERHEAD_S)
+        made = Replay(schedule(), profile(hooks=(known,), alpha_s=1e-4, latency_s=1e-5))
+        return made.predict(Scenario(2, latency_s=latency_s, hook="fp16")).step_s.value
+
+    assert step_s(1e-5, 1e-4) == step_s(math.nan, 1e-4)  # the fitted link
+    # The second bucket's three messages are behind the end of backward.
+    assert step_s(1e-5 + 1e-4, 1e-4) == pytest.approx(step_s(1e-5, 1e-4) + 3e-4)
+    assert step_s(0.5, math.nan) == step_s(1e-5, math.nan)  # an older profile
+
+
+def test_ranks_of_a_host_share_its_link() -> None:
+    assert [hook().link_sharing(8, per_host) for per_host in (1, 8)] == [1.0, 1.0]
+    # 4 ranks each send to 4 of their 7 others.
+    assert hook().link_sharing(8, 4) == pytest.approx(16 / 7)
+    assert hook(exchange="ring").link_sharing(8, 4) == 1.0
+    assert two_levels().link_sharing(8, 4) == 1.0
+    links = {**profile(SAME_HOST).links, **profile().links}
+    made = Replay(schedule(), MachineProfile(links, {"fp16": hook()}))
+    step_s = [
+        made.predict(Scenario(4, ranks_per_host=per_host, hook="fp16")).step_s.value
+        for per_host in (1, 2, 4)
+    ]
+    # 7.5 ms of wire and 2 of work per MB: the second bucket's from 20 ms on. Where two share the
+    # link, 10 and 2: the first one's end at 22 ms.
+    assert step_s == pytest.approx([0.020 + 0.019, 0.022 + 0.024, 0.020 + 0.019])
+
+
+def test_the_fit_knows_the_link_of_the_run(tmp_path: Path) -> None:
+    rows = [compression(scheme="fp16", gradient_bytes=MB, payload_bytes=MB / 2)]
+    found = fit_hook("fp16", rows, [recorded()], curve(alpha_s=1e-4))
+    assert (found.alpha_s, found.link) == (1e-4, "other_host")
+    save_profile(profile(hooks=(found,)), tmp_path / "profile.json")
+    document = json.loads((tmp_path / "profile.json").read_text())
+    assert load_profile(tmp_path / "profile.json").hooks["fp16"] == found
+    for name in ("alpha_s", "link"):
+        del document["hooks"]["fp16"][name]
+    (tmp_path / "profile.json").write_text(json.dumps(document))
+    older = load_profile(tmp_path / "profile.json").hooks["fp16"]
+    assert math.isnan(older.alpha_s)
+
+
+def test_top_k_sends_no_more_than_all_values() -> None:
+    known = hook("topk:ratio=0.25", exchange="gather", payload_ratio=0.25)
+    assert known.sent_bytes(MB, 2) == pytest.approx(0.25 * MB)
+    # 8 ranks' choices are twice the bucket: all goes as halves, 7 / 8 of 2 x 0.5 MB.
+    assert known.sent_bytes(MB, 8) == pytest.approx(0.875 * MB)
+    assert hook("sign", exchange="gather").sent_bytes(MB, 8) == pytest.approx(3.5 * MB)
+    assert known.remarks(3) == hook().remarks(8) == []
+    assert "by owners" in known.remarks(4)[0]
+    made = Replay(schedule(), profile(hooks=(known,)))
+    assert known.remarks(4)[0] in made.predict(Scenario(4, hook="topk")).remarks

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from commprof.analysis.sweep_file import read_sweep, write_sweep
-from commprof.commands.microbench import make_plan, show_measured
+from commprof.commands.microbench import MicrobenchCommand, make_plan, show_measured
 from commprof.commands.microbench_arguments import add_arguments
 from commprof.errors import RankFailedError, UsageError
 from commprof.microbench.context import interfaces
@@ -93,6 +93,15 @@ def test_arguments_become_a_plan() -> None:
     assert (plan.dtype, plan.redop, plan.iterations, plan.warmup, plan.check) == (
         *("float", "max", 7, 0, 2),
     )
+
+
+@pytest.mark.parametrize("words", [("-d", "int8", "-e", "1"), ("--backend", "mpi")])
+def test_bad_input_leaves_no_file(tmp_path: Path, words: tuple[str, ...]) -> None:
+    path = tmp_path / "result.json"
+    args = arguments("all_gather", "--nproc", "2", "--json", str(path), *words)
+    with pytest.raises(UsageError):
+        MicrobenchCommand().run(args)
+    assert not path.exists()
 
 
 def test_launched_ranks_are_all_taken_and_no_more() -> None:

@@ -81,6 +81,13 @@ def test_a_mean_may_be_off_by_its_rounding_and_no_more(dtype: str) -> None:
     assert pattern.wrong(expected * (1 + 8 * eps), expected) > COUNT / 2
 
 
+def test_a_mean_of_whole_numbers_is_exact() -> None:
+    pattern = Pattern("all_reduce", "avg", "int32", 3)
+    expected = pattern.expected(0, COUNT)
+    assert pattern.wrong(expected.clone(), expected) == 0
+    assert pattern.wrong(expected + 1, expected) == COUNT
+
+
 def test_an_exchanged_block_a_missing_rank_and_stale_data_show() -> None:
     gather = Pattern("all_gather", "sum", "float", 4)
     expected = gather.expected(0, COUNT)

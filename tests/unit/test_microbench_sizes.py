@@ -156,6 +156,22 @@ def test_sizes_that_no_memory_holds_are_refused(tmp_path: Path) -> None:
     meminfo = tmp_path / "meminfo"
     meminfo.write_text("MemTotal: 2000000 kB\nMemAvailable: 1000000 kB\n")
     check_memory(plan(sizes_bytes=(64 << 20,)), meminfo)
-    with pytest.raises(UsageError, match=r"2 ranks .* 134217728 bytes need about 1.3 GB .* 1.0 GB"):
+    with pytest.raises(UsageError, match=r"2 ranks .* 134217728 bytes need about 1.6 GB .* 1.0 GB"):
         check_memory(plan(sizes_bytes=(128 << 20,)), meminfo)
+    # 20 processes without any data to speak of, unless they are there already.
+    with pytest.raises(UsageError, match=r"20 ranks .* need about 3"):
+        check_memory(plan(world_sizes=(20,)), meminfo)
+    check_memory(plan(world_sizes=(20,)), meminfo, launched_here=20)
+    many = plan(world_sizes=(16,), sizes_bytes=(64 << 20,))
+    check_memory(many, meminfo, launched_here=2)
+    with pytest.raises(UsageError, match="4 ranks"):
+        check_memory(many, meminfo, launched_here=4)
     check_memory(plan(sizes_bytes=(128 << 20,)), tmp_path / "none")
+
+
+def test_sums_that_cannot_be_verified_are_refused_before_anything_starts() -> None:
+    with pytest.raises(UsageError, match="a sum over 200 ranks is not exact in int8"):
+        plan(world_sizes=(2, 200), dtype="int8", sizes_bytes=(1024,))
+    plan(world_sizes=(200,), dtype="int8", sizes_bytes=(1024,), check=0)
+    plan(world_sizes=(200,), dtype="int8", sizes_bytes=(1024,), redop="max")
+    plan(ops=("broadcast",), world_sizes=(200,), dtype="int8", sizes_bytes=(1024,))

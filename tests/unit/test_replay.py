@@ -14,6 +14,7 @@ from commprof.predict.cost_model import SAME_HOST
 from commprof.predict.held_out import check, checks, model_error
 from commprof.predict.machine_profile import MachineProfile
 from commprof.predict.optimize import optimize
+from commprof.predict.recorded import Recorded
 from commprof.predict.replay import Replay
 from commprof.predict.scenario import Scenario
 from commprof.predict.schedule import Batch, Placement
@@ -79,6 +80,8 @@ def test_smaller_buckets_are_cut_at_parameters() -> None:
     assert found.buckets == 3
     assert found.step_s.value == pytest.approx(0.040)  # the link is busy from 10 ms on
     assert "interpolated" in found.remarks[0]
+    each_its_own = replay(ddp_log=known).predict(Scenario(2, bucket_cap_bytes=0.0))
+    assert (each_its_own.buckets, each_its_own.step_s) == (3, found.step_s)
     unknown = replay().predict(Scenario(2, bucket_cap_bytes=0.5 * MB))
     assert "sizes of single parameters were not recorded" in unknown.remarks[0]
 
@@ -228,7 +231,8 @@ def test_the_model_s_own_error() -> None:
     own = check(made, made.schedule, "own")
     assert not own.held_out
     assert own.error == pytest.approx(0.0)
-    found, refused = checks(made, [("four", other), ("hooked", schedule(hook="int8"))])
+    hooked = Recorded("hooked", schedule(hook="int8"), ())
+    found, refused = checks(made, [Recorded("four", other, ()), hooked])
     assert [each.held_out for each in found] == [False, True]
     assert found[1].error == pytest.approx(0.10)  # 55 ms predicted
     error = model_error(found)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from commprof.analysis.rank_test import holm, rank_test
-from commprof.analysis.sweep import SweepResult, SweepRow
+from commprof.analysis.sweep import OverlapRow, SweepResult, SweepRow
 from commprof.analysis.sweep_comparison import compare_sweeps, drift, round_medians
 from commprof.analysis.sweep_file import write_sweep
 from commprof.commands import main
@@ -134,6 +134,13 @@ def test_nothing_in_common_is_refused() -> None:
         compare_sweeps(sweep_result(row()), sweep_result(row(key=key(world_size=4))))
 
 
+def test_results_of_overlap_are_refused_as_such() -> None:
+    overlapped = sweep_result(overlap_rows=(OverlapRow(key(), 1.0, 1.0, 1.0, 1.0, 1.0, 5),))
+    for pair in ((overlapped, overlapped), (sweep_result(row()), overlapped)):
+        with pytest.raises(UsageError, match="measure both without --overlap"):
+            compare_sweeps(*pair)
+
+
 def test_too_few_rounds_to_conclude_anything_are_said() -> None:
     (remark,) = compare_sweeps(sweep_result(row()), sweep_result(row())).remarks
     assert remark.startswith("With 2 rounds and 1 rows no difference can be told from chance")
@@ -180,6 +187,20 @@ def test_a_script_can_act_on_the_exit_code(tmp_path: Path, capsys: Any) -> None:
     assert compare(tmp_path, slower, "--fail-above", "5%") == 1
     assert "Beyond noise, 1 row is slower by more than 5%" in capsys.readouterr().out
     assert compare(tmp_path, noisy_result(2, 20), "--fail-above", "5%") == 0
+
+
+def test_a_result_that_says_less_cannot_pass(tmp_path: Path, capsys: Any) -> None:
+    whole = noisy_result(2, 20)
+    wrong = replace(whole.rows[3], wrong=7)
+    for second, reason in (
+        (replace(whole, rows=whole.rows[:-2]), "it lacks 2 rows of A."),
+        (replace(whole, problems=("rank 1 failed",)), "its measurement was cut short: rank 1 fai"),
+        (replace(whole, rows=(*whole.rows[:3], wrong, *whole.rows[4:])), "7 elements were wrong."),
+    ):
+        assert compare(tmp_path, second) == 0
+        assert compare(tmp_path, second, "--fail-above", "60%") == 1
+        assert f"B cannot pass: {reason}" in capsys.readouterr().out
+    assert compare(tmp_path, whole, "--fail-above", "60%") == 0
 
 
 def test_bad_input_is_one_line_and_exit_code_2(tmp_path: Path, capsys: Any) -> None:

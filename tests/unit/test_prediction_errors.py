@@ -1,0 +1,71 @@
+"""The study of the predictions' error: what it asks for, and what the page says of its results."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import predict_error
+from benchmarks.predict_error import demands, errors, is_transformer
+
+ROOT = Path(__file__).parent.parent.parent
+RESULTS = ROOT / "benchmarks" / "results" / "predict_error.jsonl"
+
+
+def point(error: float, bounds: float = 0.2, **setting: Any) -> dict[str, Any]:
+    both = {"no_overlap_error": bounds, "perfect_overlap_error": -bounds}
+    return {"ranks": 4, "error": error, **both, **setting}
+
+
+def test_the_page_says_what_the_file_holds() -> None:
+    rows = [json.loads(line) for line in RESULTS.read_text().splitlines()]
+    rows = [row for row in rows if not is_transformer(row)]
+    page = (ROOT / "docs" / "prediction.md").read_text()
+    assert f"each of these {len(rows)} points" in page
+    digits = {"model": 2, "no overlap": 1, "perfect overlap": 1}
+    for what, (mean, worst) in errors(rows).items():
+        figures = (f"{100 * value:.{digits[what]}f} %" for value in (mean, worst))
+        assert f"| {what} | {' | '.join(figures)} |" in page
+    assert all(demands(rows).values())
+
+
+@pytest.mark.parametrize(
+    ("rows", "missed"),
+    [
+        ([point(0.04), point(-0.06)], []),
+        ([point(0.06), point(-0.06)], ["5% in the mean"]),
+        ([point(0.0), point(0.0), point(0.0), point(-0.16)], ["15% at worst"]),
+        ([point(0.02, bounds=0.01)], ["better than no overlap", "better than perfect overlap"]),
+    ],
+)
+def test_what_is_missed_is_named(rows: list[dict[str, Any]], missed: list[str]) -> None:
+    assert [demand for demand, is_met in demands(rows).items() if not is_met] == missed
+
+
+def test_nothing_is_asked_of_a_single_transformer_step() -> None:
+    rows: list[dict[str, Any]] = [point(error) for error in (0.0, 0.0, 0.0, 0.19)]
+    for row in rows:
+        del row["ranks"]
+    assert all(demands(rows).values())
+
+
+def test_both_studies_may_share_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    results = tmp_path / "points.jsonl"
+    results.write_text(json.dumps(point(0.01)) + "\n")
+
+    def found(*_: object) -> Any:
+        yield {"cap_mib": 1.0, **{k: v for k, v in point(0.09).items() if k != "ranks"}}
+
+    monkeypatch.setattr(predict_error, "transformer", found)
+    arguments = ["predict_error.py", "--results", str(results), "--transformer"]
+    monkeypatch.setattr("sys.argv", arguments)
+    assert predict_error.main() == 1
+    out = capsys.readouterr().out
+    assert "model: 9.00% in the mean" in out  # of this study's rows alone
+    assert "MISSED: 5% in the mean\nmet: better than no overlap" in out
+    assert len(results.read_text().splitlines()) == 2
