@@ -35,7 +35,7 @@ def checked_text(width: int) -> str:
 
 
 def trial_text(width: int) -> str:
-    return trial_table.render(test_trial_table.sample(), "timed: sleeps.", width, width)
+    return trial_table.render(test_trial_table.sample(), "timed: sleeps.", width, tables=width)
 
 
 def strategies_text(width: int) -> str:
