@@ -1,11 +1,11 @@
 """What live metrics cost a job: its step with a monitor beside it against the same without.
 
-One job per world size trains all the time. Beside it a monitor with every output is on, or not,
-block by block: each round has a block with it and two without, in shuffled order. A figure is the
-block's median step of the slowest rank over the mean of those of the round without; the two
-blocks without against each other are the A/A control, and show what is noise. A monitor is scraped
-every other second. The first seconds of a block, in which a monitor loads, are in no figure: that
-happens once per job.
+One job per world size trains all the time. Beside it a monitor with an endpoint and JSON lines is
+on, or not, block by block: each round has a block with it and two without, in shuffled order. A
+figure is the block's median step of the slowest rank over the mean of those of the round without;
+the two blocks without against each other are the A/A control, and show what is noise. A monitor is
+scraped every other second. The first seconds of a block, in which a monitor loads, are in no
+figure: that happens once per job.
 
     python benchmarks/live_overhead.py [--ranks 2,4] [--rounds 12] [--json FILE]
 

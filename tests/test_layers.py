@@ -16,7 +16,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 
-FOUNDATION = {"errors", "units", "collectives", "_native", "_C"}
+FOUNDATION = {"errors", "units", "collectives", "printable", "_native", "_C"}
 DOORS = {"__init__", "__main__", "run", "wrap"}
 
 MAY_IMPORT = {

@@ -16,7 +16,7 @@ from commprof.analysis.matching import match
 from commprof.trace.columns import Collectives, Ints
 from commprof.trace.documents import Group
 from commprof.trace.reader import Trace
-from commprof.trace.schema import OPS, PHASES
+from commprof.trace.schema import OPS, PHASES, op_name
 from commprof.units import ns_to_ms
 
 #: Operations of one kind with more sizes than this are put together by powers of two.
@@ -134,7 +134,7 @@ def _row(
     calls: Calls, group: Group | None, traces: dict[int, Trace], rank_steps: int
 ) -> CollectiveRow:
     """The row of calls of one kind; ``rank_steps`` is ranks times measured steps."""
-    op, dtypes = OPS[calls.op[0]], traces[int(calls.rank[0])].metadata["dtypes"]
+    op, dtypes = op_name(int(calls.op[0])), traces[int(calls.rank[0])].metadata["dtypes"]
     with np.errstate(invalid="ignore", divide="ignore"):
         algbw = calls.size_bytes / calls.transfer_ns  # bytes per ns are GB/s
     algbw_gb_per_s = _median(algbw[calls.size_bytes > 0])

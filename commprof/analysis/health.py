@@ -26,6 +26,8 @@ class Outcome:
     figure: str
     #: What to do about it; empty for what passes.
     advice: str = ""
+    #: More figures, a line each, to be shown as they are.
+    details: tuple[str, ...] = ()
 
 
 def per_host(values: Iterable[tuple[str, _T]]) -> dict[str, _T]:

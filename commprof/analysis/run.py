@@ -53,7 +53,7 @@ def _analyse(directory: Path, in_detail: bool) -> tuple[RunResult, tuple[WorldDe
         seen = measured_world(run)
         incidents.append(find_incidents(run, seen))
         world = None if seen is None else world_result(run, seen)
-        if seen is not None and world is not None and world.measured_steps > 0:
+        if seen is not None and world is not None and not _without_figures(world):
             worlds.append(world)
             details += [world_detail(run, seen)] if in_detail else []
         reason = context["errors"].get(str(world_size)) or (
@@ -83,12 +83,15 @@ def _without_figures(world: WorldResult | None) -> str:
     """Why a world size that reported no error has no figures; empty if it has."""
     if world is None:
         return "did not run to its end"
-    return "" if world.measured_steps > 0 else "no step was recorded by all ranks"
+    if world.measured_steps == 0:
+        return "no step was recorded by all ranks"
+    # Of damaged traces alone: shares of a step could not be told.
+    return "" if world.step_median_ms > 0 < world.parts.step_ms else "its steps took no time"
 
 
 def _with_problems(reason: str, run: WorldRun, world: WorldResult | None) -> str:
     """A world size without figures has no remarks: what happened to its ranks is said here."""
-    if world is not None and world.measured_steps > 0:
+    if not _without_figures(world):
         return reason
     return ". ".join([reason.rstrip("."), *run.problems])
 

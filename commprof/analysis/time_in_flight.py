@@ -11,7 +11,7 @@ import numpy.typing as npt
 from commprof.trace import columns
 from commprof.trace.columns import Collectives, Ints, Steps
 from commprof.trace.reader import Trace
-from commprof.trace.schema import OPS
+from commprof.trace.schema import op_name
 from commprof.units import ns_to_ms
 
 Floats = npt.NDArray[np.float64]
@@ -41,7 +41,7 @@ def times_in_flight(
             total_ns[op] = total_ns.get(op, 0.0) + float(spent[chosen].sum())
     rank_steps = len(traces) * len(measured_steps)
     return tuple(
-        TimeInFlight(OPS[op], ns_to_ms(ns) / rank_steps) for op, ns in sorted(total_ns.items())
+        TimeInFlight(op_name(op), ns_to_ms(ns) / rank_steps) for op, ns in sorted(total_ns.items())
     )
 
 

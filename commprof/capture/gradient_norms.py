@@ -4,6 +4,8 @@ In a step that is measured, a hook of each parameter takes the L2 norm of its gr
 it is accumulated, which is before DDP exchanges it. Between these steps there are no hooks. The
 newest figures stand in a small file beside the trace, with the time that measuring took.
 
+Whatever goes wrong with measuring ends the measuring, said in a line; training goes on.
+
 Under GradScaler they are the norms of scaled gradients; of sharded parameters (FSDP) those of this
 rank's shards.
 """
@@ -12,6 +14,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import time
 import weakref
 from collections.abc import Callable
@@ -43,6 +46,7 @@ class GradientNorms:
         self._norms: dict[int, torch.Tensor] = {}
         self._updates = 0
         self._cost_ns = 0
+        self._failed = False
 
     def install(self, path: Path) -> None:
         """Begins to count updates, if asked for; the step after the first one is measured.
@@ -67,6 +71,16 @@ class GradientNorms:
             self._fd = -1
 
     def _before_update(self, optimizer: Any, *_: Any) -> None:
+        if self._failed:
+            self._release()
+            return
+        try:
+            self._count(optimizer)
+        except Exception as error:
+            self._give_up(error)
+            self._release()
+
+    def _count(self, optimizer: Any) -> None:
         first = self._optimizer() if self._optimizer is not None else None
         if first is None:
             self._optimizer = weakref.ref(optimizer)
@@ -92,14 +106,28 @@ class GradientNorms:
 
     def _accumulated(self, parameter: torch.Tensor) -> None:
         """Called by the autograd engine; of several backward passes the last one counts."""
+        if self._failed:
+            return
+        try:
+            self._measure(parameter)
+        except Exception as error:
+            self._give_up(error)  # the hooks go at the update: the engine is among them now
+
+    def _measure(self, parameter: torch.Tensor) -> None:
         begin_ns = time.perf_counter_ns()
         gradient = parameter.grad
         if gradient is not None and not gradient.is_sparse:
-            local = getattr(gradient, "_local_tensor", gradient)
-            self._norms[id(parameter)] = torch.linalg.vector_norm(
-                local.detach(), dtype=torch.float32
-            )
+            local = getattr(gradient, "_local_tensor", gradient).detach()
+            if local.is_complex():
+                local = torch.view_as_real(local)
+            self._norms[id(parameter)] = torch.linalg.vector_norm(local, dtype=torch.float32)
         self._cost_ns += time.perf_counter_ns() - begin_ns
+
+    def _give_up(self, error: Exception) -> None:
+        """The figures that were written last stay."""
+        self._failed = True
+        what = f"{type(error).__name__}: {error}".splitlines()[0]
+        print(f"commprof: gradient norms are measured no more: {what}", file=sys.stderr)
 
     def _take(self) -> None:
         """Writes the figures down; on a GPU this waits for the backward pass."""

@@ -8,14 +8,17 @@ which the ranks met.
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 
+from commprof.capture.metadata import elastic_run_id
 from commprof.errors import CommprofError
 from commprof.trace.attempts import stem_of
+from commprof.trace.reader import read_first_metadata
 
 _KEY = "commprof/job_directory"
 #: A rank that waits longer records where it was asked to.
@@ -69,7 +72,7 @@ def _take(directory: Path, rank: int) -> str:
     restarted = trace_name(rank) != f"rank_{rank}.trace"
     names = ["", *(f"job_{number}" for number in range(2, _MOST_JOBS))]
     if restarted:  # beside the traces of the attempt before
-        names = [n for n in names if (directory / n / f"rank_{rank}.trace").exists()][-1:] or names
+        names = _of_this_job(directory, names, rank) or names
     for name in names:
         path = directory.absolute() / name / trace_name(rank)
         if path.exists() or (not restarted and any(path.parent.glob("rank_*.trace"))):
@@ -83,6 +86,17 @@ def _take(directory: Path, rank: int) -> str:
         _taken.add(path)
         return name
     raise CommprofError(f"{directory} holds {_MOST_JOBS} jobs; name a new directory")
+
+
+def _of_this_job(directory: Path, names: list[str], rank: int) -> list[str]:
+    """The last of these with traces of this elastic job; if none says so, the last with any."""
+    found = [name for name in names if (directory / name / f"rank_{rank}.trace").exists()]
+    own = []
+    for name in found:
+        with suppress(CommprofError, OSError):
+            metadata = read_first_metadata(directory / name / f"rank_{rank}.trace")
+            own += [name] * (metadata.get("elastic_run_id") == elastic_run_id())
+    return (own or found)[-1:]
 
 
 def claim(path: Path) -> None:

@@ -36,6 +36,11 @@ def rank_and_world_size() -> tuple[int, int]:
     return int(rank), int(world_size)
 
 
+def elastic_run_id() -> str:
+    """The same in all attempts of one job of torchrun; empty elsewhere."""
+    return os.environ.get("TORCHELASTIC_RUN_ID", "")
+
+
 def clock_identity() -> list[str]:
     """Boot and time namespace: where both are equal, CLOCK_MONOTONIC is. Empty if not known."""
     boot_id = text_of("/proc/sys/kernel/random/boot_id").strip()
@@ -95,6 +100,7 @@ def trace_metadata(ring_prefix: str, extra: dict[str, Any]) -> dict[str, Any]:
         "phases": list(schema.PHASES if native is None else native.PHASES),
         "hooks": [],
         "dtypes": [] if native is None else list(native.DTYPES),
+        "elastic_run_id": elastic_run_id(),
     }
     _refuse_own_keys(own, extra)
     return {**extra, **own}

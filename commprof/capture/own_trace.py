@@ -36,7 +36,9 @@ class OwnTrace:
             self._path = path
             self._observer = Observer(path.parent, nested=False, patience_s=0.0, only_rank=only)
         state = self._observer.look()
-        return {} if state is None else flat(state, ranks=False)
+        if state is None or not any(rank.recent for rank in state.ranks):
+            return {}
+        return flat(state, ranks=False)
 
     def close(self) -> None:
         """Closes the trace."""

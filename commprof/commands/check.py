@@ -20,9 +20,9 @@ class CheckCommand:
     help = "check ranks, hosts and network before training"
     description = """\
 Tests in some seconds what a distributed training needs: a ring of messages, latency and bandwidth
-between each two ranks, sums over all ranks, gradients in sync after steps of DDP, clocks, cores,
-open files, /dev/shm, network interfaces, and what else loads the hosts. Each check says pass, warn,
-fail or skip, its figure, and what to do.
+between each two ranks, sums over all ranks, gradients in sync after steps of DDP, the trend of a
+loss, clocks, cores, open files, /dev/shm, network interfaces, and what else loads the hosts. Each
+check says pass, warn, fail or skip, its figure, and what to do.
 
   commprof check --nproc 4                                    4 ranks on this machine
   torchrun --nproc-per-node 4 -m commprof check               as a rank of any job, on all its hosts

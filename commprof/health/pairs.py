@@ -86,8 +86,9 @@ def judge(values: Sequence[Sequence[Link]]) -> Outcome:
         f"{links[row].gb_per_s:.3g} GB/s"
         for row in sorted({*slow, *thin})
     ]
+    details = _matrix(links)
     if not bad:
-        return Outcome(NAME, PASS, figure)
+        return Outcome(NAME, PASS, figure, details=details)
     shown = "; ".join(bad[:8]) + (f"; and {len(bad) - 8} more" if len(bad) > 8 else "")
     return Outcome(
         NAME,
@@ -95,7 +96,24 @@ def judge(values: Sequence[Sequence[Link]]) -> Outcome:
         f"{figure}; far worse: {shown}",
         "every ring waits for its worst link: look at the cable, port, route or load of the rank "
         "that these pairs have in common",
+        details,
     )
+
+
+def _matrix(links: Sequence[Link]) -> tuple[str, ...]:
+    """Every pair twice: its latency above the diagonal, its bandwidth below; of few ranks only."""
+    size = 1 + max(link.second for link in links)
+    if size > _ALL_PAIRS:
+        return ()
+    cells = [["-"] * size for _ in range(size)]
+    for link in links:
+        cells[link.first][link.second] = f"{link.latency_us:.0f}"
+        cells[link.second][link.first] = f"{link.gb_per_s:.3g}"
+    rows = [["rank", *map(str, range(size))]]
+    rows += [[str(rank), *row] for rank, row in enumerate(cells)]
+    width = 1 + max(len(cell) for row in rows for cell in row[1:])
+    table = [f"{row[0]:>4} " + "".join(cell.rjust(width) for cell in row[1:]) for row in rows]
+    return ("right of the diagonal us, left of it GB/s:", *table)
 
 
 def _round_trip_ns(data: torch.Tensor, peer: int, starts: bool) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -13,6 +14,7 @@ from typing import Any, Protocol
 import torch.distributed as dist
 
 from commprof.analysis.health import FAIL, Outcome
+from commprof.errors import UsageError
 from commprof.health import (
     all_reduce,
     clocks,
@@ -57,6 +59,7 @@ CHECKS: tuple[Check, ...] = (
 """Pressure first: the others would be seen in it."""
 
 _TIMEOUT_VARIABLE = "COMMPROF_CHECK_TIMEOUT_S"
+_LONGEST_TIMEOUT_S = 86_400
 
 
 def run_checks(checks: Sequence[Check] = CHECKS) -> tuple[Outcome, ...]:
@@ -64,8 +67,11 @@ def run_checks(checks: Sequence[Check] = CHECKS) -> tuple[Outcome, ...]:
 
     A check that breaks the process group, because a rank dies or does not answer, fails; those
     after it are not run.
+
+    Raises:
+        UsageError: COMMPROF_CHECK_TIMEOUT_S is no number of seconds.
     """
-    timeout = timedelta(seconds=float(os.environ.get(_TIMEOUT_VARIABLE, "60")))
+    timeout = timedelta(seconds=_timeout_s())
     dist.init_process_group("gloo", timeout=timeout)
     try:
         ranks = own_ranks()
@@ -90,7 +96,22 @@ def run_rank(result_path: str) -> None:
 
 def read_outcomes(result_path: Path) -> tuple[Outcome, ...]:
     """What :func:`run_rank` left."""
-    return tuple(Outcome(**value) for value in json.loads(result_path.read_text()))
+    values = json.loads(result_path.read_text())
+    return tuple(Outcome(**{**value, "details": tuple(value["details"])}) for value in values)
+
+
+def _timeout_s() -> float:
+    text = os.environ.get(_TIMEOUT_VARIABLE, "60")
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 1 <= seconds <= _LONGEST_TIMEOUT_S:
+        raise UsageError(
+            f"{_TIMEOUT_VARIABLE}={text!r} is no number of seconds (allowed: 1 to "
+            f"{_LONGEST_TIMEOUT_S}); unset it for 60"
+        )
+    return seconds
 
 
 def _broken(name: str, rank: int, error: Exception) -> Outcome:

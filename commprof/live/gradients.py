@@ -12,11 +12,13 @@ from commprof.live.state import GradientState
 _LARGEST_BYTES: Final = 4096
 
 
-def newest(directory: Path, rank: int) -> GradientState | None:
-    """None where nothing was measured, or the file is being written."""
-    path = directory / f"rank_{rank}.gradients"
+def newest(trace: Path) -> GradientState | None:
+    """Of the rank that writes this trace, which has its figures beside it.
+
+    None where nothing was measured, or the file is being written.
+    """
     try:
-        with path.open("rb") as file:
+        with trace.with_suffix(".gradients").open("rb") as file:
             value = json.loads(file.read(_LARGEST_BYTES))
     except (OSError, ValueError, RecursionError):
         return None

@@ -16,6 +16,8 @@ from commprof.live import values
 from commprof.live.state import JobState
 from commprof.live.values import Labels, Of
 
+_MONITORS: Final = "commprof_monitor_"
+
 
 @dataclass(frozen=True)
 class Metric:
@@ -53,10 +55,13 @@ def flat(state: JobState, ranks: bool = True) -> dict[str, float]:
 
     Args:
         state: the job.
-        ranks: whether names say the rank; without it, ``state`` is to hold one alone.
+        ranks: whether names say the rank; without it, ``state`` is to hold one alone, which looks
+            at itself: figures of a monitor are left out.
     """
     return {
-        _key(sample, ranks): sample.value for sample in samples(state) if sample.metric.is_recent
+        _key(sample, ranks): sample.value
+        for sample in samples(state)
+        if sample.metric.is_recent and (ranks or not sample.metric.name.startswith(_MONITORS))
     }
 
 
@@ -70,8 +75,8 @@ def _key(sample: Sample, ranks: bool) -> str:
     return "/".join(("commprof", name, *labels))
 
 
-def _counter(name: str, text: str, of: Of) -> Metric:
-    return Metric(f"commprof_{name}_total", "counter", text, of)
+def _counter(name: str, text: str, of: Of, is_recent: bool = False) -> Metric:
+    return Metric(f"commprof_{name}_total", "counter", text, of, is_recent)
 
 
 def _gauge(name: str, text: str, of: Of, is_recent: bool = False) -> Metric:
@@ -80,6 +85,10 @@ def _gauge(name: str, text: str, of: Of, is_recent: bool = False) -> Metric:
 
 def _figure(name: str, text: str, of: Of) -> Metric:
     return _gauge(name, text, of, is_recent=True)
+
+
+def _total(name: str, text: str, of: Of) -> Metric:
+    return _counter(name, text, of, is_recent=True)
 
 
 #: In the order in which they are shown.
@@ -182,25 +191,25 @@ METRICS: Final = (
         "Variance over the parameters of the L2 norm of each one's gradient.",
         values.gradients("layer_variance"),
     ),
-    _counter(
+    _total(
         "gradient_norm_cost_seconds", "Time spent on measuring them.", values.gradients("cost_s")
     ),
-    _counter("process_cpu_seconds", "CPU time of the rank's process.", values.process("cpu_s")),
-    _gauge("process_resident_bytes", "Its resident memory.", values.process("resident_bytes")),
-    _counter(
+    _total("process_cpu_seconds", "CPU time of the rank's process.", values.process("cpu_s")),
+    _figure("process_resident_bytes", "Its resident memory.", values.process("resident_bytes")),
+    _total(
         "helper_cpu_seconds",
         "CPU time of commprof's own threads in the rank's process.",
         values.process("helpers_cpu_s"),
     ),
     _counter("host_cpu_seconds", "CPU time of all cores since boot.", values.host_cpu),
     _gauge("host_memory_bytes", "Memory of the host.", values.host("memory_bytes")),
-    _gauge(
+    _figure(
         "host_memory_available_bytes",
         "Memory that can still be had.",
         values.host("memory_available_bytes"),
     ),
-    _counter("network_bytes", "Bytes over a network interface since boot.", values.network),
-    _counter(
+    _total("network_bytes", "Bytes over a network interface since boot.", values.network),
+    _total(
         "dropped_events",
         "Events that could not be recorded.",
         values.ranks(lambda rank: float(rank.dropped)),
@@ -210,7 +219,7 @@ METRICS: Final = (
         "Size of the rank's trace.",
         values.ranks(lambda rank: float(rank.trace_bytes)),
     ),
-    _counter("monitor_cpu_seconds", "CPU time of this monitor.", values.monitor("cpu_s")),
+    _total("monitor_cpu_seconds", "CPU time of this monitor.", values.monitor("cpu_s")),
     _gauge("monitor_resident_bytes", "Its resident memory.", values.monitor("resident_bytes")),
     _gauge(
         "monitor_look_seconds", "What its last look at the traces took.", values.monitor("look_s")

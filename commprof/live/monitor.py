@@ -34,6 +34,7 @@ from commprof.live.outputs import (
 from commprof.live.settings import Settings
 from commprof.live.state import JobState
 from commprof.predict.machine_profile import load_profile
+from commprof.printable import printable
 from commprof.trace.processes import identity
 
 #: How soon it sees that the job has ended.
@@ -158,6 +159,7 @@ class Monitor:
 
     def _complain(self, text: str) -> None:
         """Once, and not without end."""
+        text = printable(text)
         if text not in self._complaints and len(self._complaints) < _MOST_COMPLAINTS:
             self._complaints.add(text)
             with suppress(OSError, ValueError):

@@ -105,9 +105,7 @@ class Observer:
 
     def _state(self, world: Followed, tails: dict[int, TraceTail], look_s: float) -> JobState:
         first = metadata_of(tails[min(tails)])
-        ranks = tuple(
-            _rank_state(rank, tails[rank], world, self._here, self._job) for rank in sorted(tails)
-        )
+        ranks = tuple(_rank_state(rank, tails[rank], world, self._here) for rank in sorted(tails))
         cpu_s, resident = own_process()
         problems = [
             f"rank {rank}: {problem}" for rank in sorted(tails) for problem in tails[rank].problems
@@ -129,9 +127,7 @@ class Observer:
         )
 
 
-def _rank_state(
-    rank: int, tail: TraceTail, world: Followed, here: Here, job: JobTail | None
-) -> RankState:
+def _rank_state(rank: int, tail: TraceTail, world: Followed, here: Here) -> RankState:
     metadata = metadata_of(tail)
     process, lives = rank_process(here, metadata)
     summaries = world.summaries[rank]
@@ -147,7 +143,7 @@ def _rank_state(
         "dropped": tail.dropped,
         "trace_bytes": tail.length_bytes,
         "process": process,
-        "gradients": gradients.newest(job.directory, rank) if job is not None else None,
+        "gradients": gradients.newest(tail.path),
     }
     if summaries.newest is not None:
         names = metadata.get("ops", OPS)

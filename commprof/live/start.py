@@ -15,6 +15,7 @@ from typing import Final
 
 from commprof.errors import UsageError
 from commprof.live.endpoint import listen, parse_address
+from commprof.live.one_per_host import is_chosen
 from commprof.live.settings import METRICS_VARIABLE, Settings, settings_of_environment
 from commprof.predict.machine_profile import load_profile
 from commprof.trace.processes import identity
@@ -38,7 +39,7 @@ def check_settings(settings: Settings) -> None:
 
 
 def start_in_rank(job: Path) -> str:
-    """Starts one beside the first rank of a host, if COMMPROF_METRICS asks for it.
+    """Starts one beside one rank of each host, if COMMPROF_METRICS asks for it.
 
     Args:
         job: the directory of this job and no other.
@@ -46,7 +47,7 @@ def start_in_rank(job: Path) -> str:
     Returns:
         Why there is none though it was asked for; or nothing.
     """
-    if os.environ.get("LOCAL_RANK", "0") != "0" or not os.environ.get(METRICS_VARIABLE):
+    if not os.environ.get(METRICS_VARIABLE) or not is_chosen(job, "monitor"):
         return ""
     try:
         settings = settings_of_environment()

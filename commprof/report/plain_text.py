@@ -1,22 +1,12 @@
-"""Text of unknown origin, made safe to print."""
+"""Text of unknown origin, made safe to print, and broken into lines."""
 
 from __future__ import annotations
 
 import textwrap
 
+from commprof.printable import printable
 
-def printable(text: str) -> str:
-    """Without anything that a terminal would obey: control characters as escapes, in one line.
-
-    A rank's error message, a processor's name or a path may hold whatever it likes.
-    """
-    return "".join(_printable(character) for character in text)
-
-
-def _printable(character: str) -> str:
-    if character.isprintable():
-        return character
-    return " " if character.isspace() else character.encode("unicode_escape").decode()
+__all__ = ("printable", "wrapped")
 
 
 def wrapped(text: str, width: int, first: str = "", rest: str = "") -> str:

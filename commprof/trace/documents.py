@@ -46,6 +46,8 @@ METADATA: Final[dict[str, Shape]] = {
     "dtypes": list,
     "hooks": list,
 }
+#: What traces of older versions do not have.
+OPTIONAL_METADATA: Final[dict[str, Shape]] = {"elastic_run_id": str}
 #: More than any job has; what is made per rank must not be of any size that a file names.
 MOST_RANKS: Final = 1 << 20
 #: What a later metadata block may set anew; each block any of it.
@@ -99,6 +101,7 @@ def read_metadata(payload: memoryview) -> dict[str, Any]:
         ValueError: names the key that is missing or unusable.
     """
     value = _read(payload, METADATA)
+    _check(value, {key: s for key, s in OPTIONAL_METADATA.items() if key in value}, "")
     if value["world_size"] > MOST_RANKS:
         raise ValueError(f"world_size {value['world_size']} is above {MOST_RANKS}")
     if value["rank"] >= value["world_size"]:

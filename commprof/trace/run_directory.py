@@ -31,6 +31,7 @@ from commprof.trace.endings import (
 )
 from commprof.trace.reader import Trace, read_first_metadata, read_trace
 from commprof.trace.results import read_result
+from commprof.trace.run_file import run_file_problem
 
 RUN_FILE = "run.json"
 #: What ``commprof run --config`` takes to repeat a run.
@@ -39,10 +40,6 @@ CONFIG_FILE = "config.yaml"
 PREDICTIONS_FILE = "predictions.json"
 #: Key of ``run.json``: the directories of the strategies that were run side by side.
 STRATEGIES = "strategies"
-_CONTEXT_KEYS = {
-    *("timestamp", "description", "backend", "torch", "capture", "threads_per_rank"),
-    *("world_sizes", "machine", "errors"),
-}
 
 
 @dataclass(frozen=True)
@@ -79,11 +76,13 @@ def read_context(run: Path) -> dict[str, Any]:
         return _context_of_traces(run)
     try:
         value = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CommprofError(f"{path} cannot be read: {error}") from None
-    if not isinstance(value, dict) or _CONTEXT_KEYS - value.keys():
-        raise CommprofError(f"{path} was not written by commprof run: it lacks keys of a run file")
-    return value
+    problem = run_file_problem(value)
+    if problem:
+        raise CommprofError(f"{path} was not written by commprof run: {problem}")
+    context: dict[str, Any] = value
+    return context
 
 
 def strategy_directories(run: Path) -> list[Path]:

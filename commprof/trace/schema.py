@@ -140,6 +140,12 @@ OPS: Final = (
     "recv_any_source",
 )
 
+
+def op_name(code: int) -> str:
+    """Of an operation; a newer recorder, or a damaged trace, may have codes that are not known."""
+    return OPS[code] if code < len(OPS) else f"operation {code}"
+
+
 #: One record: a cache line of 64 bytes, little-endian.
 RECORD_DTYPE: Final = np.dtype(
     [

@@ -19,6 +19,7 @@ from typing import Any
 from commprof.analysis.hangs import HANG_SCHEMA_VERSION
 from commprof.live.hang import Hang
 from commprof.live.rank_state import Operation, RankState
+from commprof.printable import printable
 from commprof.watch.feed import RankFeed
 
 _MOST_HANGS = 1000
@@ -59,6 +60,7 @@ class HangFile:
     def set_threshold(self, text: str) -> None:
         """Whose limit it was."""
         self.value["threshold"] = text
+        self.write()
 
     def add_stack(self, rank: int, suffix: str, text: str, problem: str) -> str:
         """Stores a rank's stacks, or why there are none; returns the file's name."""
@@ -173,4 +175,4 @@ def _text(value: dict[str, Any]) -> str:
         lines.append(f"Stacks of rank {stack['rank']}: {stack['file'] or stack['problem']}")
     if value["ended_after_s"] is not None:
         lines.append(f"It was over {value['ended_after_s']:.1f} s after this was found.")
-    return "\n".join(lines) + "\n"
+    return "\n".join(printable(line) for line in lines) + "\n"

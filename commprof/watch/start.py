@@ -10,15 +10,15 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-#: ``auto`` or seconds: under ``commprof.wrap`` or ``commprof env`` local rank 0 starts one.
+from commprof.live.one_per_host import is_chosen
+
+#: ``auto`` or seconds: under ``commprof.wrap`` or ``commprof env`` a rank of each host starts one.
 WATCHDOG_VARIABLE = "COMMPROF_WATCHDOG"
-#: Ranks for flame graphs, there.
+#: Ranks for flame graphs, there; without the variable above it stands for ``auto``.
 FLAMEGRAPH_VARIABLE = "COMMPROF_FLAMEGRAPH"
 #: Process whose descendants may read the ranks' stacks, where Yama restricts that.
 PTRACER_VARIABLE = "COMMPROF_PTRACER"
 
-#: As torchrun, Slurm and Open MPI call it.
-_LOCAL_RANKS = ("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK")
 #: For what it is doing when the job has ended: flame graphs are drawn then.
 _END_S = 10.0
 
@@ -71,11 +71,10 @@ def start_detached(directory: Path, options: WatchOptions) -> None:
 
 def watch_as_asked(directory: Path) -> None:
     """Starts one for the ranks of this host, in one of them, where the environment asks for it."""
-    threshold = os.environ.get(WATCHDOG_VARIABLE)
-    local_rank = next((os.environ[name] for name in _LOCAL_RANKS if name in os.environ), "0")
-    if threshold and local_rank == "0":
-        options = WatchOptions(threshold, os.environ.get(FLAMEGRAPH_VARIABLE, ""))
-        start_detached(directory, options)
+    flamegraph = os.environ.get(FLAMEGRAPH_VARIABLE, "")
+    threshold = os.environ.get(WATCHDOG_VARIABLE) or (flamegraph and "auto")
+    if threshold and is_chosen(directory, "watchdog"):
+        start_detached(directory, WatchOptions(threshold, flamegraph))
 
 
 def _command(directory: Path, options: WatchOptions) -> list[str]:

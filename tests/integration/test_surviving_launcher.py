@@ -61,6 +61,18 @@ def await_end(ranks: list[int]) -> None:
         time.sleep(0.05)
 
 
+def await_growth(world: Path) -> None:
+    """Returns once both ranks have recorded more steps; they have 5 s."""
+    paths = [world / f"rank_{rank}.trace" for rank in (0, 1)]
+    before = [len(columns.steps(read_trace(path))) for path in paths]
+    limit = time.monotonic() + 5
+    while not all(
+        len(columns.steps(read_trace(path))) > n for path, n in zip(paths, before, strict=True)
+    ):
+        assert time.monotonic() < limit, f"no step more than {before}"
+        time.sleep(0.1)
+
+
 def rings(ranks: list[int]) -> list[str]:
     return [path.name for pid in ranks for path in Path("/dev/shm").glob(f"commprof-*-{pid}-*")]
 
@@ -89,6 +101,8 @@ def test_a_launcher_that_is_killed(running: tuple[subprocess.Popen[str], Path]) 
     process.kill()
     process.wait()
     # As under torchrun, the ranks of a script outlive a launcher that is killed.
+    await_growth(run / "world_2")
+    assert not any(gone(pid) for pid in ranks)
     for pid in ranks:
         os.kill(pid, signal.SIGKILL)
     await_end(ranks)

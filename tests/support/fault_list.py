@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import time
@@ -39,9 +40,36 @@ def link_flaps(job: Job) -> None:
             time.sleep(pause_s)
 
 
+def link_loses(job: Job) -> None:
+    """The second host's network drops, for some steps, all but the first frame of a message."""
+    job.await_step(15)
+    before = _dropped(job)
+    # Room for one frame: of half the gradients, as gloo sends them, the rest is dropped, and sent
+    # again when TCP has missed it.
+    _limit_link(job, "rate", "4mbit", "burst", "9200", "limit", "9200")
+    job.await_step(25)
+    lost = _dropped(job) - before
+    _limit_link(job, "rate", "1gbit", "burst", "128kb", "latency", "100ms")
+    assert lost > 0, "nothing was lost"
+
+
+def _limit_link(job: Job, *limit: str) -> None:
+    command = ["tc", "-n", job.hosts[-1], "qdisc", "change", "dev", "eth0", "root", "tbf", *limit]
+    subprocess.run(command, check=True)
+
+
+def _dropped(job: Job) -> int:
+    """Packets, so far."""
+    command = ["tc", "-n", job.hosts[-1], "-s", "qdisc", "show", "dev", "eth0"]
+    said = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+    found = re.search(r"dropped (\d+)", said)
+    assert found is not None, said
+    return int(found[1])
+
+
 def fill_disk(job: Job) -> None:
     """No byte is left where the traces go."""
-    job.await_step(20)
+    job.await_step(300)
     if not job.traces.is_dir():
         return  # without commprof there is nothing to fill
     with suppress(OSError), (job.traces / "filler").open("wb", buffering=0) as file:
@@ -107,7 +135,8 @@ NETWORK_FAULTS: tuple[Fault, ...] = (
         environment={"PATIENCE": "8"},
         cause=r"rank 1 failed: it raised \w+Error: .*(Timed out|timed out|gloo)",
     ),
-    Fault("lossy host", outside=link_flaps, steps=60, cause="Steps were found"),
+    Fault("lossy host", outside=link_loses, steps=60, cause="Steps were found"),
+    Fault("flapping link", outside=link_flaps, steps=60, cause="Steps were found"),
 )
 """Those between hosts: they need namespaces."""
 
@@ -115,10 +144,11 @@ DISK_FAULTS: tuple[Fault, ...] = (
     Fault(
         "full disk",
         outside=fill_disk,
-        steps=200,
-        disk_bytes=1 << 20,
-        # The disk was full from step 20 on; the flush before was at most 0.2 s earlier.
-        may_lose=200,
+        steps=500,
+        disk_bytes=4 << 20,
+        # The disk was full from step 300 on; the flush before was at most 0.2 s earlier. At
+        # least 100 steps are in the traces.
+        may_lose=400,
         cause=r"rank [01] could not write its trace \d+\.\d s after its start: No space left",
     ),
     Fault(

@@ -12,8 +12,14 @@ from typing import Any
 
 import numpy as np
 
+from commprof.live.hang import Accused, Hang
 from commprof.trace.blocks import pack_block, read_blocks
+from commprof.trace.endings import Endings, LaunchedAttempt
 from commprof.trace.schema import FILE_HEADER, RECORD_DTYPE, BlockType
+from commprof.watch.hang_files import HangFile
+from commprof.watch.log import Log
+from tests.support import trace_bytes as made
+from tests.support.results import incidents
 from tests.support.run_directories import ranks_of, write_run
 
 _EXTREMES = (0, 1, 2, 255, 2**31 - 1, 2**31, 2**32 - 1, 2**53, 2**62, 2**63 - 1, 2**63, 2**64 - 1)
@@ -24,30 +30,43 @@ _VALUES: tuple[Any, ...] = (
 
 
 def sound_run(directory: Path) -> Path:
-    """Two ranks, six steps."""
-    return write_run(directory, ranks_of(2, 6, late_ms=5))
+    """Two ranks, six steps, and what the launcher and the watchdog left of a hang."""
+    run = write_run(directory, ranks_of(2, 6, late_ms=5))
+    world = run / "world_2"
+    first, again = LaunchedAttempt(0, 1, 2, {1: -9}, 1), LaunchedAttempt(1, 3, 4, {}, 0)
+    Endings(made.metadata(), (first, again)).save(world)
+    hang = Hang("absent", (Accused(1, "not seen"),), None, 5.0, (0,), 5.5, 3, "backward")
+    file = HangFile(world, hang, [], 1)
+    file.set_threshold("5 s")
+    file.add_stack(1, "", "Thread 1", "")
+    log = Log(world, quiet=True)
+    log.event("anomaly", "step time rose", incidents().anomalies[0][1])
+    log.event("mismatch", "not the same", incidents().mismatches[0])
+    return run
 
 
-def damage(run: Path, chance: random.Random) -> str:
-    """Changes one file of a run in one way; says which."""
-    files = sorted(path for path in run.rglob("rank_*.trace") if path.is_file())
+def damage(run: Path, chance: random.Random, kind: str = "") -> str:
+    """Changes one file of a run, of a pattern or of any, in one way; says which."""
+    kind = kind or chance.choice(("rank_*.trace", "*.json", "*.json*"))
+    files = sorted(path for path in run.rglob(kind) if path.is_file())
     path = chance.choice(files)
-    if path.suffix == ".json":
-        return _damage_json(path, chance)
+    if path.suffix != ".trace":
+        change = chance.choice((_cut, _flip, _damage_json, _damage_json, _damage_json))
+        return f"{change.__name__} {path.name}: {change(path, chance)}"
     way = chance.choice((_cut, _flip, _change_records, _change_records, _change_document))
     return f"{way.__name__} {path.name}: {way(path, chance)}"
 
 
 def _cut(path: Path, chance: random.Random) -> str:
     data = path.read_bytes()
-    size = chance.randrange(len(data))
+    size = chance.randrange(len(data) or 1)
     path.write_bytes(data[:size])
     return f"to {size} bytes"
 
 
 def _flip(path: Path, chance: random.Random) -> str:
     data = bytearray(path.read_bytes())
-    places = [chance.randrange(len(data)) for _ in range(chance.randint(1, 8))]
+    places = [chance.randrange(len(data)) for _ in range(chance.randint(1, 8)) if data]
     for place in places:
         data[place] ^= 1 << chance.randrange(8)
     path.write_bytes(bytes(data))
@@ -90,10 +109,20 @@ def _change_document(path: Path, chance: random.Random) -> str:
 
 
 def _damage_json(path: Path, chance: random.Random) -> str:
-    value = json.loads(path.read_text())
-    said = _change_value(value, chance)
-    path.write_text(json.dumps(value))
-    return f"{path.name}: {said}"
+    """Another value somewhere in the document, or in one of those of a line each."""
+    texts = [path.read_text(errors="replace")]
+    if path.suffix == ".jsonl":
+        texts = texts[0].splitlines()
+    said = ""
+    try:
+        number = chance.randrange(len(texts))
+        value = json.loads(texts[number])
+        said = _change_value(value, chance)
+        texts[number] = json.dumps(value)
+    except (ValueError, IndexError, TypeError):  # an earlier change made it no such document
+        return said
+    path.write_text("\n".join(texts))
+    return said
 
 
 def _change_value(value: Any, chance: random.Random) -> str:

@@ -20,7 +20,8 @@ RECORD = ROOT / "tests/once_per_change.json"
 _MARKER = "once_per_change"
 #: What counts as content: sources and data, nothing that is built.
 _SUFFIXES = {
-    *(".cpp", ".css", ".h", ".html", ".js", ".json", ".md", ".py", ".sh", ".toml", ".txt", ".yaml"),
+    *(".c", ".cpp", ".css", ".h", ".html", ".js", ".json", ".md", ".py", ".sh", ".toml", ".txt"),
+    *(".yaml", ".yml"),
 }
 
 
@@ -89,13 +90,16 @@ def digest(paths: tuple[str, ...]) -> str:
     """Of names and contents of all source files under these paths.
 
     Raises:
-        ValueError: a path does not exist, so that nothing would be noticed.
+        ValueError: a path does not exist, or is a file that does not count: nothing would be
+            noticed.
     """
     total = hashlib.sha256()
     for path in paths:
         root = ROOT / path
         if not root.exists():
             raise ValueError(f"once_per_change: there is no {path}")
+        if root.is_file() and root.suffix not in _SUFFIXES:
+            raise ValueError(f"once_per_change: {path} is no content; add {root.suffix!r} there")
         files = [root] if root.is_file() else sorted(root.rglob("*"))
         for file in files:
             if file.is_file() and file.suffix in _SUFFIXES:

@@ -83,6 +83,45 @@ def test_a_file_that_cannot_be_written_costs_the_figures_alone(
     norms.remove()
 
 
+def test_complex_parameters(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(GRADIENT_NORMS_VARIABLE, "1")
+    norms, path = GradientNorms(), tmp_path / "rank_0.gradients"
+    norms.install(path)
+    weight = nn.Parameter(torch.tensor([3.0 + 4.0j, 1.0 + 0.0j]))
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    for _ in range(2):
+        optimizer.zero_grad()
+        (weight * (1.0 + 2.0j)).real.sum().backward()
+        optimizer.step()
+    norms.remove()
+    assert weight.grad is not None
+    assert figures(path)["norm"] == pytest.approx(float(weight.grad.norm()))
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize("broken", ["_measure", "_take"])
+def test_a_failure_ends_the_measuring_and_nothing_else(
+    broken: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("planted\nin two lines")
+
+    plain, _ = train(5)
+    monkeypatch.setenv(GRADIENT_NORMS_VARIABLE, "1")
+    monkeypatch.setattr(GradientNorms, broken, fail)
+    norms = GradientNorms()
+    norms.install(tmp_path / "rank_0.gradients")
+    measured, _ = train(5)
+    said = capfd.readouterr().err
+    assert said == "commprof: gradient norms are measured no more: RuntimeError: planted\n"
+    for a, b in zip(plain.parameters(), measured.parameters(), strict=True):
+        assert torch.equal(a, b)
+        assert not b._post_accumulate_grad_hooks
+    norms.remove()
+
+
 def test_a_summary_for_trackers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(GRADIENT_NORMS_VARIABLE, "1")
     prof = commprof.profile(tmp_path, find_steps=True)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
 from commprof.analysis.health import FAIL, PASS, SKIP, WARN, Outcome, far_off
 from commprof.commands import main
+from commprof.errors import UsageError
 from commprof.health import (
     all_reduce,
     clocks,
@@ -23,6 +26,7 @@ from commprof.health import (
 )
 from commprof.health.pairs import Link, pairs_of
 from commprof.health.pressure import Load
+from commprof.health.run import read_outcomes, run_checks
 from commprof.report.check_table import render
 
 CALM = Load(cpu_percent=0.5, memory_percent=0.0, available=0.6)
@@ -54,6 +58,21 @@ def test_ring() -> None:
 def test_pairs_alike_pass() -> None:
     says(pairs.judge(links(6, {})), PASS, "15 pairs")
     says(pairs.judge([[]]), SKIP)
+
+
+def test_each_pair_is_shown() -> None:
+    bad = {(0, 2): (1234.4, 0.0125)}
+    found = pairs.judge(links(3, bad))
+    assert found.details == (
+        "right of the diagonal us, left of it GB/s:",
+        "rank       0      1      2",
+        "   0       -    115   1234",
+        "   1    0.87      -    110",
+        "   2  0.0125  0.909      -",
+    )
+    assert "              1    0.87      -    110\n" in render([found], 3, 80)
+    assert pairs.judge(links(6, {(1, 4): (900.0, 1.0)})).details
+    assert pairs.judge(links(17, {})).details == ()
 
 
 def test_a_slow_and_a_thin_pair_are_named() -> None:
@@ -210,6 +229,20 @@ def test_refused_at_once(
         monkeypatch.setenv("WORLD_SIZE", "2")
     assert main(["check", "--nproc", "0"]) == 2
     assert "--nproc" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["abc", "", "0", "nan", "inf", "-3"])
+def test_a_timeout_that_is_none(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COMMPROF_CHECK_TIMEOUT_S", text)
+    with pytest.raises(UsageError, match=r"COMMPROF_CHECK_TIMEOUT_S='.*' .*allowed: 1 to 86400"):
+        run_checks(())
+
+
+def test_outcomes_go_through_a_file(tmp_path: Path) -> None:
+    outcomes = (pairs.judge(links(3, {})), Outcome("ring", PASS, "x"))
+    path = tmp_path / "outcomes.json"
+    path.write_text(json.dumps([asdict(outcome) for outcome in outcomes]))
+    assert read_outcomes(path) == outcomes
 
 
 def test_loss_trend() -> None:

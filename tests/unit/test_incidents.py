@@ -48,6 +48,9 @@ def test_a_hang_is_written_and_read_again(tmp_path: Path) -> None:
     feed.process = Process(os.getpid(), "running")
     file = HangFile(tmp_path, HANG, [feed], 10 * SECOND)
     file.set_threshold("5 s, as asked for")
+    # At once: the watchdog may be killed before there is a stack.
+    assert json.loads((tmp_path / "hang_1.json").read_text())["threshold"] == "5 s, as asked for"
+    assert "Threshold: 5 s, as asked for" in (tmp_path / "hang_1.txt").read_text()
     file.add_stack(1, "", "Thread 1\n    f (a.py:1)", "")
     file.add_stack(0, "", "", py_spy.MISSING)
     (found,) = read_hangs(tmp_path)
@@ -68,6 +71,18 @@ def test_a_hang_is_written_and_read_again(tmp_path: Path) -> None:
     assert "pending for 9.8 s: all_reduce 7 of group '0', bucket 0, 8 bytes" in text
     assert HangFile(tmp_path, HANG, [feed], 0).number == 2
     feed.close()
+
+
+def test_what_people_read_of_a_hang_commands_no_terminal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("socket.gethostname", lambda: "host\x1b[2J")
+    file = HangFile(tmp_path, HANG, [], 10 * SECOND)
+    file.add_stack(0, "", "", "py-spy said\x1b[31m\nno")
+    text = (tmp_path / "hang_1.txt").read_text()
+    assert "\x1b" not in text
+    assert "Hang 1 on host\\x1b[2J" in text
+    assert "Stacks of rank 0: py-spy said\\x1b[31m no\n" in text
 
 
 def test_a_directory_that_is_gone_costs_the_files_only(tmp_path: Path) -> None:

@@ -109,6 +109,22 @@ def test_flat_names() -> None:
     assert figures["commprof/step_part_seconds/rank_0/forward"] == 0.02
     assert figures["commprof/collective_p50_seconds/rank_0/all_reduce"] == 0.009
     assert flat(job_state(1), ranks=False)["commprof/gradient_norm"] == 1.5
+    usage = {
+        *("process_cpu_seconds_total", "process_resident_bytes", "helper_cpu_seconds_total"),
+        *("gradient_norm_cost_seconds_total", "dropped_events_total"),
+    }
+    assert {f"commprof/{name}/rank_0" for name in usage} <= figures.keys()
+    of_host = {"host_memory_available_bytes", "network_bytes_total/lo/sent"}
+    assert {f"commprof/{name}" for name in of_host} <= figures.keys()
+    assert "commprof/monitor_cpu_seconds_total" in figures
+    # A rank that looks at itself has no monitor; what it cannot know is not there, and never 0.
+    alone = flat(job_state(1), ranks=False)
+    assert {f"commprof/{name}" for name in usage | of_host} <= alone.keys()
+    assert not [name for name in alone if "monitor" in name]
+    state = job_state(1)
+    unknown = replace(state, host=None, ranks=(replace(state.ranks[0], process=None),))
+    left = flat(unknown, ranks=False)
+    assert not [name for name in left if "process" in name or "host" in name or "network" in name]
 
 
 def test_a_text_file_is_whole_or_as_it_was(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from commprof.live import monitor as monitors
 from commprof.live.gradients import newest
 from commprof.live.host_counters import rank_process, this_host
 from commprof.live.monitor import Monitor, address_file
+from commprof.live.observer import Observer
 from commprof.live.settings import METRICS_VARIABLE, Settings, parse, settings_of_environment
 from commprof.live.start import start_in_rank, start_monitor
 from commprof.live.state import GradientState
@@ -204,10 +205,23 @@ def test_where_no_procfs_is_mounted(tmp_path: Path) -> None:
 
 
 def test_what_ranks_say_of_their_gradients(tmp_path: Path) -> None:
-    path = tmp_path / "rank_3.gradients"
-    assert newest(tmp_path, 3) is None
+    path, trace = tmp_path / "rank_3.gradients", tmp_path / "rank_3.trace"
+    assert newest(trace) is None
     for text in ("", "{", "[]", '{"step": "x"}', '{"step": 1, "norm": []}', "[" * 100_000):
         path.write_text(text)
-        assert newest(tmp_path, 3) is None
+        assert newest(trace) is None
     path.write_text('{"step": 7, "norm": 1.5, "layer_variance": 0.5, "cost_s": 0.25}   \n')
-    assert newest(tmp_path, 3) == GradientState(7, 1.5, 0.5, 0.25)
+    assert newest(trace) == GradientState(7, 1.5, 0.5, 0.25)
+
+
+def test_gradients_are_those_of_the_attempt_that_is_followed(tmp_path: Path) -> None:
+    GrowingRun(tmp_path, ranks_of(1, 3)).begin()
+    (tmp_path / "rank_0.trace").rename(tmp_path / "rank_0.attempt_1.trace")
+    for attempt, step in (("", 90), (".attempt_1", 7)):
+        figures = {"step": step, "norm": 1.5, "layer_variance": 0.5, "cost_s": 0.25}
+        (tmp_path / f"rank_0{attempt}.gradients").write_text(json.dumps(figures))
+    observer = Observer(tmp_path, patience_s=0)
+    state = observer.look()
+    observer.close()
+    assert state is not None
+    assert state.ranks[0].gradients == GradientState(7, 1.5, 0.5, 0.25)

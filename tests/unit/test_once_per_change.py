@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import once_per_change
+
 TEST = """
 import pytest
 pytestmark = pytest.mark.once_per_change("code")
@@ -60,3 +62,23 @@ def test_what_fails_or_did_not_run_is_not_recorded(project: Path) -> None:
     (project / "code" / "a.py").write_text("bug = 1\n")
     assert outcome(project, "--record-passed").startswith("1 failed, 1 passed")
     assert outcome(project).startswith("1 failed, 1 skipped")
+
+
+@pytest.mark.parametrize("name", ["step.c", "workflow.yml"])
+def test_what_counts_as_content(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(once_per_change, "ROOT", tmp_path)
+    (tmp_path / name).write_text("1")
+    before = once_per_change.digest.__wrapped__((name,))
+    (tmp_path / name).write_text("2")
+    assert once_per_change.digest.__wrapped__((name,)) != before
+
+
+def test_a_named_file_that_does_not_count_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(once_per_change, "ROOT", tmp_path)
+    (tmp_path / "picture.png").write_text("1")
+    with pytest.raises(ValueError, match=r"picture\.png is no content; add '\.png' there"):
+        once_per_change.digest.__wrapped__(("picture.png",))
+    with pytest.raises(ValueError, match=r"there is no gone\.py"):
+        once_per_change.digest.__wrapped__(("gone.py",))

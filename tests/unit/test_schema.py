@@ -170,7 +170,7 @@ def test_documented_constants() -> None:
 def test_documented_json_keys() -> None:
     rows = documented("block", "key")
     shapes = {
-        "metadata": documents.METADATA,
+        "metadata": {**documents.METADATA, **documents.OPTIONAL_METADATA},
         "later metadata": documents.MORE_METADATA,
         "group": documents.GROUP,
         "end": documents.END,
@@ -191,5 +191,5 @@ def keys_of(value: object) -> object:
 
 
 def test_capture_writes_just_the_documented_metadata() -> None:
-    shape: Shape = documents.METADATA
+    shape: Shape = {**documents.METADATA, **documents.OPTIONAL_METADATA}
     assert keys_of(trace_metadata("", {})) == keys_of(shape)

@@ -22,6 +22,7 @@ from commprof.report import chrome_trace
 from commprof.trace import columns
 from commprof.trace.schema import Phase
 from tests.support.random_run import RandomRun
+from tests.support.results import context
 from tests.support.run_directories import write_strategies
 from tests.support.traces import MS, Rank
 from tests.unit.test_device_timeline import two_steps
@@ -225,12 +226,7 @@ def test_a_rank_that_is_missing_or_damaged_is_named(
         rank.step(0, MS)
     save(ranks, tmp_path)
     (tmp_path / "rank_1.trace").write_bytes(b"COMMPROF")
-    (tmp_path / "run.json").write_text(
-        json.dumps(
-            {"timestamp": "", "description": "", "backend": "", "torch": "", "capture": "",
-             "threads_per_rank": 1, "world_sizes": [3], "machine": {}, "errors": {}}
-        )
-    )  # fmt: skip
+    (tmp_path / "run.json").write_text(json.dumps(context(world_sizes=[3])))
     events = events_of(tmp_path)
     out, err = capsys.readouterr()
     assert "1 of 3 ranks" in out

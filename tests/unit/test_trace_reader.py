@@ -257,6 +257,13 @@ def test_a_missing_or_wrong_metadata_key_is_named(tmp_path: Path, path: tuple[st
         read(tmp_path, data)
 
 
+def test_an_optional_metadata_key_may_be_missing_but_not_wrong(tmp_path: Path) -> None:
+    assert "elastic_run_id" not in read(tmp_path, made.trace()).metadata
+    assert read(tmp_path, made.trace(elastic_run_id="a")).metadata["elastic_run_id"] == "a"
+    with pytest.raises(TraceError, match="elastic_run_id is not a string"):
+        read(tmp_path, made.trace(elastic_run_id=1))
+
+
 def test_a_rank_outside_its_world_is_refused(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match="rank 2 of world_size 2"):
         read(tmp_path, made.trace(rank=2))

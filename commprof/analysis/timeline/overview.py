@@ -27,6 +27,8 @@ from commprof.trace.schema import Kind
 
 #: Kinds that clocks are told from: comparisons, and issues for the bound on their error.
 _KEPT = (Kind.CLOCK, Kind.ISSUE)
+#: A damaged record may name a later one.
+_LAST_NS = 2**63 - 1
 
 
 @dataclass(frozen=True)
@@ -151,7 +153,7 @@ def _window(trace: Trace, steps: tuple[int, int] | None) -> tuple[int, int] | No
         if len(trace.records) == 0:
             return None
         times = trace.records["timestamp_ns"]
-        return int(times.min()), int(times.max()) + 1
+        return min(int(times.min()), _LAST_NS - 1), min(int(times.max()) + 1, _LAST_NS)
     table = columns.steps(trace)
     chosen = (table.index >= steps[0]) & (table.index <= steps[1])
     if not chosen.any():
