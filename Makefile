@@ -23,6 +23,8 @@ DEV   := $(VENV)/.dev
 # Training frameworks, in an environment over this one: what they bring changes nothing here.
 OTHERS_DIR := $(VENV)-integrations
 OTHERS     := $(OTHERS_DIR)/.done
+NEED_LIBRARIES := $(patsubst %,tests/integration/test_%.py,examples script_kinds shown_blocks \
+                  strategies_run) tests/unit/test_workload_lora.py tests/unit/test_images.py
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -39,9 +41,10 @@ test-all: $(BUILT) $(DEV) ## run also the tests that passed for this code, and r
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile -m 'not measures' --all --record-passed
 	$(BIN)/python -m pytest -q -m measures --all --record-passed
 
-integrations: $(OTHERS) ## run the examples of Lightning, transformers, Accelerate and Ray
-	$(OTHERS_DIR)/bin/python -m pytest -q --all tests/integration/test_examples.py \
-	  tests/integration/test_script_kinds.py -k "example or page or trainer" -p no:cacheprovider
+# What passes is added to the record of make test-all, which has these tests as skipped.
+integrations: $(OTHERS) ## run what needs training frameworks, or other libraries of workloads
+	$(OTHERS_DIR)/bin/python -m pytest -q --all --record-passed $(NEED_LIBRARIES) \
+	  -k "example or page or trainer or library or parse_spec or adapters or lora or images"
 
 test-cpp: $(DEPS) ## run the core's own tests (SANITIZE=address,undefined or thread)
 	@$(BIN)/cmake -S . -B '$(CPP_DIR)' -G Ninja -DCMAKE_MAKE_PROGRAM='$(abspath $(BIN))/ninja' \
@@ -95,7 +98,7 @@ $(DEV): pyproject.toml | $(BUILT)
 
 $(OTHERS): pyproject.toml tools/over_environment.py | $(DEV)
 	@echo "training frameworks: $(OTHERS_DIR), about 1.5 GB on disk"
-	@$(BIN)/python tools/over_environment.py $(OTHERS_DIR) lightning ray hf lora
+	@$(BIN)/python tools/over_environment.py $(OTHERS_DIR) lightning ray hf lora images
 	@touch $@
 
 .PHONY: help run test test-all integrations test-cpp lint format build stubs bench clean

@@ -77,10 +77,15 @@ def next_step(context: Mapping[str, Any], world: WorldResult, own_work: str) -> 
 
 def shared_cores(context: Mapping[str, Any], world: WorldResult) -> str:
     """A sentence where ranks of one host had to share cores; else empty."""
-    cores, threads = context["machine"]["usable_cpu_count"], context["threads_per_rank"]
+    cores, threads = usable_cores(context["machine"]), context["threads_per_rank"]
     if len({rank.host for rank in world.ranks}) > 1 or world.world_size * threads <= cores:
         return ""
     return f"{world.world_size} ranks shared {cores} {'core' if cores == 1 else 'cores'}."
+
+
+def usable_cores(machine: Mapping[str, Any]) -> int:
+    """Physical cores; where a run did not say, its hardware threads stand for them."""
+    return int(machine.get("usable_core_count", machine["usable_cpu_count"]))
 
 
 def trial_command(context: Mapping[str, Any], world_size: int) -> str:

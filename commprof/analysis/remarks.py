@@ -8,6 +8,7 @@ from typing import Any
 
 from commprof.analysis.compression import compression_remarks
 from commprof.analysis.loss_remarks import loss_remarks
+from commprof.analysis.next_step import usable_cores
 from commprof.analysis.overhead import Overhead
 from commprof.analysis.placement_remarks import placement_remarks
 from commprof.analysis.queueing import DEFAULT_GLOO_THREADS
@@ -61,7 +62,7 @@ def remarks(
 
 
 def _oversubscription(context: Mapping[str, Any], worlds: Sequence[WorldResult]) -> list[str]:
-    cores = int(context["machine"]["usable_cpu_count"])
+    cores = usable_cores(context["machine"])
     threads = int(context["threads_per_rank"])
     nodes = int(context.get("nodes", 1))
     over = [w.world_size for w in worlds if w.world_size * threads > cores * nodes]

@@ -8,13 +8,17 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from commprof.capture.mode import mode_code
+from commprof.commands.run_checks import watch_options_of
 from commprof.commands.run_worlds import places_of
 from commprof.commands.subject import Subject
 from commprof.launch.meeting import Meeting
 from commprof.launch.pinning import Pinning
 from commprof.launch.placing import Placing
 from commprof.launch.topology import format_cpu_list
+from commprof.live.settings import settings_of
 from commprof.trace.run_directory import world_directory
+from commprof.trace.schema import MODES
 
 
 def dry_run_text(
@@ -35,6 +39,7 @@ def dry_run_text(
         f"Machines: {_machines(meeting)}",
         f"Threads of a rank: {placing.threads.count} ({placing.threads.source})",
         f"This machine: {_machine(placing)}",
+        f"Recording: {_recording(args)}",
     ]
     if args.trial:
         head.append(f"Trial: {args.trial}")
@@ -43,10 +48,10 @@ def dry_run_text(
     blocks = ["\n".join(_wrapped(line, width) for line in head)]
     places = places_of(directory, subjects)
     blocks += [_wrapped(text, width) for text in dict.fromkeys(descriptions)]
-    for subject, place in zip(subjects, places, strict=True):
-        for turn, size in enumerate(world_sizes):
-            lines = _world(subject, world_directory(place, size), size, meeting.turn(turn), placing)
-            blocks.append("\n".join(_wrapped(line, width, "    ") for line in lines))
+    planned = [(*pair, size) for pair in zip(subjects, places, strict=True) for size in world_sizes]
+    for turn, (subject, place, size) in enumerate(planned):
+        lines = _world(subject, world_directory(place, size), size, meeting.turn(turn), placing)
+        blocks.append("\n".join(_wrapped(line, width, "    ") for line in lines))
     return "\n\n".join(blocks) + "\n"
 
 
@@ -68,12 +73,25 @@ def _machine(placing: Placing) -> str:
     return text
 
 
+def _recording(args: argparse.Namespace) -> str:
+    """What goes on beside the training."""
+    metrics, watch = settings_of(args), watch_options_of(args)
+    restarts = f"at most {args.max_restarts} restarts" if args.max_restarts else "no restarts"
+    watchdog = "no watchdog" if watch is None else f"watchdog {watch.threshold}"
+    if watch is not None and watch.flamegraph:
+        watchdog += f" with flame graphs of {watch.flamegraph}"
+    live = "no live metrics"
+    if metrics.wanted:
+        live = f"live metrics ({shlex.join(metrics.arguments())})"
+    return f"mode {MODES[mode_code(None)]}, {restarts}, {watchdog}, {live}"
+
+
 def _world(
     subject: Subject, directory: Path, size: int, meeting: Meeting, placing: Placing
 ) -> Iterator[str]:
     """The lines of one world size."""
-    preview = subject.preview(size, directory)
     here = size // meeting.nodes
+    preview = subject.preview(size, directory, here)
     first = meeting.node_rank * here
     ranks = f"rank {first}" if here == 1 else f"ranks {first} to {first + here - 1}"
     strategy = f", strategy {subject.strategy}" if subject.strategy else ""

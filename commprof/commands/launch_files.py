@@ -6,16 +6,25 @@ import argparse
 import sys
 from pathlib import Path
 
+from commprof.commands.parser import Parser
+from commprof.commands.run_arguments import add_arguments
 from commprof.errors import UsageError
 from commprof.launch.cluster_files import TARGETS, ClusterJob
 
 _DESCRIPTION = """\
-Writes the file that starts a script under commprof on a cluster, to read, change and submit:
+Writes the file that starts a script, or a built-in workload, under commprof on a cluster, to read,
+change and submit:
 
   python -m commprof launch-files --target slurm --nodes 4 --nproc-per-node 8 \\
       --output /shared/run1 train.py --lr 0.1 > job.sbatch
   sbatch job.sbatch
   python -m commprof report /shared/run1
+
+  python -m commprof launch-files --target slurm --nodes 4 --nproc-per-node 8 \\
+      --output /shared/run2 -- --workload transformer --steps 50 > sweep.sbatch
+
+The second trains the workload at 4, 8, 16 and 32 ranks; behind -- it takes the options of commprof
+run.
 
 Targets: slurm (an sbatch script), k8s (a TrainJob for Kubeflow Trainer v2), k8s-pytorchjob (a
 PyTorchJob for the Training Operator v1). The traces of all nodes go to --output, which all nodes
@@ -61,7 +70,8 @@ class LaunchFilesCommand:
             "script",
             nargs=argparse.REMAINDER,
             metavar="SCRIPT ARGS",
-            help="the script and its arguments; -- -m MODULE ARGS for a module",
+            help="the script and its arguments; -- -m MODULE ARGS for a module; -- --workload NAME "
+            "and other options of commprof run for a built-in workload",
         )
 
     def run(self, args: argparse.Namespace) -> int:
@@ -72,6 +82,7 @@ class LaunchFilesCommand:
             options = ", ".join("--" + name.replace("_", "-") for name in missing)
             raise UsageError(f"{options} missing; commprof launch-files --help has an example")
         script = args.script[1:] if args.script[:1] == ["--"] else args.script
+        _check_options(script)
         job = ClusterJob(
             script=tuple(script),
             nodes=args.nodes,
@@ -101,3 +112,16 @@ class LaunchFilesCommand:
             ) from None
         print(f"Written: {args.file}", file=sys.stderr)
         return 0
+
+
+def _check_options(words: list[str]) -> None:
+    """Refuses here what ``commprof run`` would refuse on the nodes, if these are its options."""
+    if not words or not words[0].startswith("--"):
+        return
+    parser = Parser(prog="commprof launch-files ... --")
+    add_arguments(parser)
+    if parser.parse_args(words).script is not None:
+        raise UsageError(
+            f"{parser.parse_args(words).script!r} behind the options of a built-in workload is a "
+            "script; begin with it, or leave it out"
+        )

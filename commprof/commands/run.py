@@ -13,6 +13,7 @@ from commprof.commands.price import price_of, priced
 from commprof.commands.run_arguments import DESCRIPTION, add_arguments
 from commprof.commands.run_checks import checked_subjects, watch_options_of, world_sizes_of
 from commprof.commands.run_context import run_context, save_config
+from commprof.commands.run_machines import meeting_of
 from commprof.commands.run_output import chosen_directory, make_directory
 from commprof.commands.run_worlds import (
     INTERRUPTED,
@@ -23,11 +24,11 @@ from commprof.commands.run_worlds import (
 from commprof.commands.shown import read_shown
 from commprof.commands.terminal import prose_width, table_width
 from commprof.errors import CommprofError
-from commprof.launch.meeting import Meeting
 from commprof.launch.placing import place_ranks
 from commprof.live.settings import METRICS_VARIABLE, Settings, settings_of
 from commprof.live.start import check_settings, start_monitor
 from commprof.report.plain_text import printable
+from commprof.report.reproduce_text import repeating_command
 from commprof.trace.ring import remove_orphans
 from commprof.trace.run_directory import (
     CONFIG_FILE,
@@ -51,7 +52,7 @@ class RunCommand:
 
     def run(self, args: argparse.Namespace) -> int:
         """Runs every world size in turn; reports what finished even if one failed."""
-        meeting = Meeting(args.rdzv_endpoint, args.nnodes, args.node_rank)
+        meeting = meeting_of(args)
         world_sizes = world_sizes_of(args)
         args.placing = place_ranks(args.pin, args.threads_per_rank, world_sizes, args.nnodes)
         metrics = settings_of(args)
@@ -82,8 +83,10 @@ class RunCommand:
                 save_context(directory, {**contexts[0], STRATEGIES: names})
         code = 0
         try:
-            for subject, place, context in zip(subjects, places, contexts, strict=True):
-                failed = run_world_sizes(subject, meeting, place, world_sizes, context, watch)
+            runs = zip(subjects, places, contexts, strict=True)
+            for index, (subject, place, context) in enumerate(runs):
+                there = meeting.turn(index * len(world_sizes))  # not where the one before met
+                failed = run_world_sizes(subject, there, place, world_sizes, context, watch)
                 code = code or failed
                 if failed == INTERRUPTED:
                     break
@@ -127,7 +130,7 @@ def _report(directory: Path, json_file: Path | None, args: argparse.Namespace, w
         keep_text(json_file, shown.json(paid))
         print(f"JSON: {json_file}")
     print(f"Run directory: {directory}\nShow it again: commprof report {directory}")
-    print(f"Run it again: python -m commprof.run --config {directory / CONFIG_FILE}")
+    print(f"Run it again: {repeating_command(directory / CONFIG_FILE, args.nnodes)}")
     if args.trial and not shown.has_trial:
         raise CommprofError(
             "no trial took place: the ranks made no DDP model, trained fewer steps than it "

@@ -35,7 +35,7 @@ Workloads, as NAME or NAME:key=value,key=value; "/" separates values per layer:
                 samples=320,learning_rate=0.0005
   resnet50      classes=10,image=32,samples=320,data=synthetic,learning_rate=0.0125
   lora          size=tiny,rank=16,targets=attention,base=fp32,sequence=128,samples=160,
-                learning_rate=0.0002      (needs the extra: pip install 'commprof[lora]')
+                learning_rate=0.0002      (needs pip install 'commprof[lora]'; base=4bit: [qlora])
   mlp           inputs=256,width=512,layers=4,classes=10,samples=2048,learning_rate=0.05
   timed         layers=4,data_ms=2,forward_ms=2,backward_ms=4,gradient_mb=1,optimizer_ms=0,
                 bucket_cap_mb=0,late_rank=-1,late_ms=0,late_phase=backward,late_every=1
@@ -246,16 +246,15 @@ def _add_where(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--nnodes",
         type=int,
-        default=1,
         metavar="N",
-        help="machines; type the same on each, with --node-rank (--nproc counts per machine)",
+        help="machines; type the same on each, with --node-rank (--nproc counts per machine; "
+        "default: 1, or with --rdzv-endpoint under srun the nodes of the step)",
     )
     parser.add_argument(
         "--node-rank",
         type=int,
-        default=0,
         metavar="N",
-        help="which machine this is: 0, which reports, to N - 1",
+        help="which machine this is: 0, which reports, to N - 1 (default: 0, or Slurm's number)",
     )
     parser.add_argument(
         "--rdzv-endpoint",

@@ -31,7 +31,11 @@ def run_context(args: argparse.Namespace, world_sizes: Sequence[int]) -> dict[st
     from commprof.capture.metadata import machine
 
     placing: Placing = args.placing
-    usable = {"usable_cpu_count": placing.topology.usable_cpus}
+    topology = args.placing.topology
+    usable = {
+        "usable_cpu_count": topology.usable_cpus,
+        "usable_core_count": topology.usable_cores,
+    }
     return {
         "timestamp": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "command": shlex.join(command_line()),

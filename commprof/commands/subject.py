@@ -51,8 +51,8 @@ class Subject(Protocol):
             CommprofError: a rank failed, or none could be started.
         """
 
-    def preview(self, world_size: int, directory: Path) -> Preview:
-        """What ``launch`` would start; only after ``check``."""
+    def preview(self, world_size: int, directory: Path, local_ranks: int) -> Preview:
+        """What ``launch`` would start, ``local_ranks`` of it here; only after ``check``."""
 
     def exit_code(self, error: RankFailedError) -> int:
         """Exit code of the command when a rank failed."""
@@ -105,19 +105,23 @@ class WorkloadSubject:
             self._args.max_restarts,
         )
 
-    def preview(self, world_size: int, directory: Path) -> Preview:
+    def preview(self, world_size: int, directory: Path, local_ranks: int) -> Preview:
         """See ``Subject``."""
         from commprof.launch.model_memory import model_memory
+        from commprof.workloads.host_memory import available_bytes
 
         job = self._job(world_size, directory)
-        plan = job.plan()
+        plan, memory = job.plan(), model_memory(job, local_ranks)
+        shortage = memory.shortage(local_ranks, available_bytes()) if job.backend != "nccl" else ""
         return Preview(
             "python -m commprof.launch.worker, forked from one server that has imported torch",
             {"OMP_NUM_THREADS": str(job.threads_per_rank)},
             (
                 f"{plan.steps} steps of {job.accumulate} x {plan.per_rank_batch} samples per rank, "
                 f"{job.strategy}; then {job.overhead_steps} steps for commprof's own cost.",
-                model_memory(job).text,
+                _training(job, plan.options),
+                memory.text,
+                *([shortage] if shortage else []),
             ),
         )
 
@@ -208,7 +212,7 @@ class ScriptSubject:
             self._args.max_restarts,
         )
 
-    def preview(self, world_size: int, directory: Path) -> Preview:
+    def preview(self, world_size: int, directory: Path, local_ranks: int) -> Preview:
         """See ``Subject``."""
         return Preview(
             f"python -u {shlex.join(self._command)}",
@@ -235,6 +239,16 @@ class ScriptSubject:
         """The script's own; 128 + number if a signal ended it, as a shell has it."""
         code = error.process_exit_code
         return code if code >= 0 else 128 - code
+
+
+def _training(job: Any, options: TrainingOptions) -> str:
+    """How a job is trained, in a sentence; of the options those that are not the usual ones."""
+    words = [f"{job.scaling} scaling", f"seed {job.seed}", f"backend {job.backend}"]
+    words.append(f"hook {job.compressor}" if job.compressor else "no hook")
+    for name, value in options.chosen().items():
+        spoken = name.replace("_", " ")
+        words.append(spoken if value is True else f"{spoken} {value}")
+    return f"Training: {', '.join(words)}."
 
 
 def _given(args: argparse.Namespace, name: str) -> Any:

@@ -1,8 +1,9 @@
 """Files that start a recorded job on a cluster: Slurm, and Kubernetes with Kubeflow's operators.
 
-Every node runs ``torchrun -m commprof.wrap``, the ranks write into one directory that all nodes
-share, and ``commprof report`` reads it there. Nothing is looked up and nothing is guessed: what a
-cluster calls its partition, image or volume is the user's to say.
+Every node runs ``torchrun -m commprof.wrap`` for a script, or ``python -m commprof.run`` for a
+built-in workload. The ranks write into one directory that all nodes share, and ``commprof report``
+reads it there. Nothing is looked up and nothing is guessed: what a cluster calls its partition,
+image or volume is the user's to say.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from dataclasses import dataclass
 from commprof.errors import UsageError
 from commprof.launch.yaml_text import yaml_text
 
+#: Options of ``commprof run`` that these files give.
+_FILLED_IN = ("--nnodes", "--node-rank", "--nproc", "--rdzv-endpoint", "--output")
 #: A DNS label, as Kubernetes wants names (RFC 1123).
 _LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 #: Slurm's times: minutes, or [days-]hours:minutes[:seconds] (sbatch's manual page).
@@ -26,7 +29,8 @@ class ClusterJob:
     """What shall run where."""
 
     script: tuple[str, ...]
-    """The script and its arguments; ``-m package.module ARGS`` for a module."""
+    """The script and its arguments; ``-m package.module ARGS`` for a module. For a built-in
+    workload options of ``commprof run``, such as ``--workload transformer --steps 50``."""
     nodes: int
     """Machines."""
     ranks_per_node: int
@@ -50,6 +54,16 @@ class ClusterJob:
     volume_claim: str | None = None
     """Kubernetes: PersistentVolumeClaim (ReadWriteMany) that holds ``directory``."""
 
+    @property
+    def is_workload(self) -> bool:
+        """Whether ``commprof run`` trains a workload, in the place of a script."""
+        return bool(self.script) and self.script[0].startswith("--")
+
+    @property
+    def of_its_own(self) -> str:
+        """On Kubernetes, where the claim is mounted at ``directory``: the run's part of it."""
+        return f"{self.directory.rstrip('/')}/{self.name}"
+
     def check(self) -> None:
         """Raises UsageError for what no cluster would take."""
         for what, value in (("nodes", self.nodes), ("nproc-per-node", self.ranks_per_node)):
@@ -63,19 +77,38 @@ class ClusterJob:
                 "and '-', at most 63, not '-' at either end)"
             )
         if not self.script:
-            raise UsageError("no script is given: end with SCRIPT ARGS, or -m MODULE ARGS")
+            raise UsageError(
+                "no script is given: end with SCRIPT ARGS, -- -m MODULE ARGS, or for a built-in "
+                "workload -- --workload NAME"
+            )
+        if self.is_workload:
+            self._check_options()
         if not self.directory.startswith("/"):
             raise UsageError(
                 f"--output {self.directory!r} is relative; name an absolute directory that every "
                 "node sees"
             )
 
+    def _check_options(self) -> None:
+        names = [word.partition("=")[0] for word in self.script]
+        if "--workload" not in names:
+            raise UsageError(
+                f"{self.script[0]} is no script, and no --workload is among the options (allowed: "
+                "SCRIPT ARGS, or --workload NAME and other options of commprof run)"
+            )
+        for name in (*_FILLED_IN, "--config"):
+            if name in names:
+                raise UsageError(
+                    f"{name} cannot be among the options of commprof run here: the file fills in "
+                    f"{', '.join(_FILLED_IN)}; leave it out"
+                )
+
 
 def slurm(job: ClusterJob) -> str:
     """A batch script for ``sbatch``.
 
-    One task per node starts torchrun; the ranks meet on the first node. Slurm's own variables
-    tell where each node stands.
+    One task per node starts torchrun, or commprof run; the ranks meet on the first node. Slurm's
+    own variables tell where each node stands.
     """
     job.check()
     if job.time_limit is not None and not _TIME.fullmatch(job.time_limit):
@@ -94,10 +127,13 @@ def slurm(job: ClusterJob) -> str:
     }
     lines = ["#!/bin/bash"]
     lines += [f"#SBATCH --{key}={value}" for key, value in options.items() if value is not None]
-    exports = {"COMMPROF_OUT": job.directory, **_environment(job)}
+    exports = {**_recorded_into(job, job.directory), **_environment(job)}
     lines += ["set -euo pipefail"]
     lines += [f"export {key}={shlex.quote(value)}" for key, value in exports.items()]
-    command = _torchrun(job, '"$SLURM_NODEID"', '"$first"')
+    node, first = '"$SLURM_NODEID"', '"$first"'
+    command = _torchrun(job, node, first)
+    if job.is_workload:
+        command = _run(job, node, f"{first}:{job.port}", job.directory)
     lines += [
         f"mkdir -p {shlex.quote(job.directory)}",
         'hosts=$(scontrol show hostnames "$SLURM_JOB_NODELIST")',
@@ -127,7 +163,7 @@ def train_job(job: ClusterJob) -> str:
                     "image": image,
                     "numNodes": job.nodes,
                     "numProcPerNode": job.ranks_per_node,
-                    "command": ["torchrun", "-m", "commprof.wrap", *job.script],
+                    "command": _command(job),
                     "env": _env_list(job),
                     **_resources(job, "resourcesPerNode"),
                 },
@@ -156,7 +192,7 @@ def pytorch_job(job: ClusterJob) -> str:
     container = {
         "name": "pytorch",  # the operator looks for this name
         "image": image,
-        "command": ["torchrun", "-m", "commprof.wrap", *job.script],
+        "command": _command(job),
         "env": _env_list(job),
         "volumeMounts": [_mount(job)],
         **_resources(job, "resources"),
@@ -199,6 +235,29 @@ def _torchrun(job: ClusterJob, node_rank: str, master: str) -> str:
     return "exec " + " ".join([*words, *map(shlex.quote, job.script)])
 
 
+def _run(job: ClusterJob, node_rank: str, endpoint: str, directory: str) -> str:
+    """The same for a built-in workload; node_rank and endpoint are shell words."""
+    words = [
+        *("python", "-m", "commprof.run", "--nnodes", str(job.nodes), "--node-rank", node_rank),
+        *("--nproc", str(job.ranks_per_node), "--rdzv-endpoint", endpoint),
+        *("--output", shlex.quote(directory)),
+    ]
+    return "exec " + " ".join([*words, *map(shlex.quote, job.script)])
+
+
+def _command(job: ClusterJob) -> list[str]:
+    """Of a container; the operators say in PET_* which node it is and where they meet."""
+    if not job.is_workload:
+        return ["torchrun", "-m", "commprof.wrap", *job.script]
+    endpoint = '"$PET_MASTER_ADDR:$PET_MASTER_PORT"'
+    return ["sh", "-c", _run(job, '"$PET_NODE_RANK"', endpoint, job.of_its_own)]
+
+
+def _recorded_into(job: ClusterJob, directory: str) -> dict[str, str]:
+    """commprof run is told by --output."""
+    return {} if job.is_workload else {"COMMPROF_OUT": directory}
+
+
 def _environment(job: ClusterJob) -> dict[str, str]:
     variables = {}
     if job.interface is not None:
@@ -222,7 +281,7 @@ def _kubernetes_needs(job: ClusterJob) -> tuple[str, str]:
 
 
 def _env_list(job: ClusterJob) -> list[dict[str, str]]:
-    variables = {"COMMPROF_OUT": f"{job.directory.rstrip('/')}/{job.name}", **_environment(job)}
+    variables = {**_recorded_into(job, job.of_its_own), **_environment(job)}
     return [{"name": name, "value": value} for name, value in variables.items()]
 
 

@@ -43,8 +43,8 @@ def check(job: Job, meeting: Meeting = ALONE) -> Plan:
 
     Raises UsageError for an unusable workload, batch, backend or endpoint; starts nothing.
     """
-    check_backend(job.backend, job.world_size)
     meeting.check(job.world_size)
+    check_backend(job.backend, job.world_size // meeting.nodes)
     return job.plan()
 
 
@@ -218,8 +218,8 @@ def _rank_failed(error: ChildFailedError, log_dir: Path, attempt: int) -> RankFa
     return RankFailedError(rank, failure.exitcode, reason, where, codes)
 
 
-def check_backend(backend: str, world_size: int) -> None:
-    """Raise UsageError for a backend that this torch or this machine has not for so many ranks."""
+def check_backend(backend: str, local_ranks: int) -> None:
+    """Raise UsageError for a backend that this torch or machine has not for so many ranks of it."""
     available = [name for name in ("gloo", "nccl", "mpi", "ucc") if dist.is_backend_available(name)]
     if "nccl" in available and not torch.cuda.is_available():
         available.remove("nccl")
@@ -230,9 +230,9 @@ def check_backend(backend: str, world_size: int) -> None:
             f"backend {backend!r} cannot be used here: torch {torch.__version__} with "
             f"{torch.cuda.device_count()} CUDA devices has {', '.join(available)}"
         )
-    if backend == "nccl" and world_size > torch.cuda.device_count():
+    if backend == "nccl" and local_ranks > torch.cuda.device_count():
         raise UsageError(
-            f"backend 'nccl' needs a GPU of its own for each of {world_size} ranks, and here "
+            f"backend 'nccl' needs a GPU of its own for each of {local_ranks} ranks, and here "
             f"are {torch.cuda.device_count()}; take fewer ranks, or backend 'gloo'"
         )
 

@@ -31,6 +31,11 @@ class ModelMemory:
     """DDP's own copies of the gradients."""
 
     @property
+    def total(self) -> int:
+        """All that is known."""
+        return self.weights + self.gradients + (self.optimizer_state or 0) + self.buckets
+
+    @property
     def text(self) -> str:
         """In a sentence."""
         named = {
@@ -41,16 +46,34 @@ class ModelMemory:
         }
         known = {name: size for name, size in named.items() if size}
         parts = ", ".join(f"{name} {size / 1e6:.1f}" for name, size in known.items())
-        total = sum(known.values()) / 1e6
         unknown = "optimizer state, " if self.optimizer_state is None else ""
         return (
-            f"Memory of a rank: at least {total:.1f} MB ({parts}); {unknown}activations, data, "
-            "Python and torch come on top."
+            f"Memory of a rank: at least {self.total / 1e6:.1f} MB ({parts}); {unknown}"
+            "activations, data, Python and torch come on top."
+        )
+
+    def shortage(self, local_ranks: int, available: int) -> str:
+        """What this many ranks of one host lack, in a sentence; empty where it is enough.
+
+        available: bytes that the host has free.
+        """
+        needed = local_ranks * self.total
+        if needed <= available:
+            return ""
+        ranks = "1 rank needs" if local_ranks == 1 else f"{local_ranks} ranks need"
+        return (
+            f"This machine could not run it: {ranks} at least {needed / 1e9:.3g} GB and "
+            f"{available / 1e9:.3g} GB are free; take a smaller model, fewer ranks or a larger "
+            "machine."
         )
 
 
-def model_memory(job: Job) -> ModelMemory:
+def model_memory(job: Job, local_ranks: int | None = None) -> ModelMemory:
     """Of each rank of a job; its model is made on torch's meta device, which takes no memory.
+
+    Args:
+        job: of any world size.
+        local_ranks: of a host; all of them when None.
 
     Raises:
         UsageError: the workload cannot be built here.
@@ -58,7 +81,7 @@ def model_memory(job: Job) -> ModelMemory:
     plan = job.plan()
     shard = Shard(0, job.world_size, plan.per_rank_batch, plan.steps, job.seed, "meta")
     trainee = plan.workload.build(shard)
-    model, parts = trainee.model, _parts(plan, job.world_size)
+    model, parts = trainee.model, _parts(plan, job.world_size, local_ranks)
     gradients = _bytes(trained(model))
     parameters = _bytes(list(model.parameters()))
     gathered = 0
@@ -75,10 +98,10 @@ def model_memory(job: Job) -> ModelMemory:
     )
 
 
-def _parts(plan: Plan, world_size: int) -> int:
+def _parts(plan: Plan, world_size: int, local_ranks: int | None) -> int:
     """Ranks among which each parameter is cut."""
     shard_size = getattr(plan.strategy, "shard_size", None)
-    return 1 if shard_size is None else int(shard_size(world_size))
+    return 1 if shard_size is None else int(shard_size(world_size, local_ranks))
 
 
 def _moments(trainee: Trainee) -> int | None:

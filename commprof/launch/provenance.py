@@ -28,7 +28,10 @@ _SECRET_NAME = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|AUTH|COOKIE|(^|_)(API|
 _SECRET_VALUE = re.compile(r"//[^/\s]*:[^/\s]*@")
 
 #: Packages whose version changes what is trained or measured.
-_PACKAGES = ("torch", "numpy", "commprof", "transformers", "peft", "bitsandbytes")
+_PACKAGES = (
+    *("torch", "numpy", "commprof", "transformers", "peft", "bitsandbytes"),
+    *("scikit-learn", "pillow"),
+)
 _GIT_TIMEOUT_S = 10
 _UNKNOWN = "unknown"
 

@@ -12,6 +12,17 @@ from commprof.report.plain_text import printable
 _SHORT = 10
 
 
+def repeating_command(config: Path, nodes: int) -> str:
+    """What to type; on each of several machines also the new directory, and its number.
+
+    Args:
+        config: the file that the run wrote.
+        nodes: machines of the run.
+    """
+    command = f"python -m commprof.run --config {config}"
+    return command if nodes == 1 else f"{command} --output NEW --node-rank N"
+
+
 def reproduce_line(config: Path, context: Mapping[str, Any]) -> str:
     """The command and the state of the user's code; empty for what ``commprof run`` did not run.
 
@@ -22,7 +33,7 @@ def reproduce_line(config: Path, context: Mapping[str, Any]) -> str:
     found = context.get("reproduction")
     if not isinstance(found, dict):
         return ""
-    command = f"python -m commprof.run --config {config}"
+    command = repeating_command(config, int(context.get("nodes", 1)))
     return printable(f"Run it again: {command} (in {found['directory']}; {_code(found['git'])})")
 
 

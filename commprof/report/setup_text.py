@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from commprof.analysis.next_step import usable_cores
+
 
 def setup_text(context: Mapping[str, Any]) -> str:
     """Strategy and training options where they are not the usual ones, versions, machine."""
@@ -13,7 +15,7 @@ def setup_text(context: Mapping[str, Any]) -> str:
         f"{_training(context)}backend {context['backend']}, torch {context['torch']}, "
         f"{context['capture']} capture, {context['threads_per_rank']} thread(s) per rank"
         f"{_source(context)}{_pinned(context)}, "
-        f"{machine['usable_cpu_count']} usable cores ({machine['cpu_model']})"
+        f"{usable_cores(machine)} usable cores ({machine['cpu_model']})"
     )
 
 

@@ -12,6 +12,7 @@ from commprof.analysis.strategies import OperationRow, StrategyRow
 from commprof.analysis.verdict import Verdict
 from commprof.report.plain_text import fitted, printable, wrapped
 from commprof.report.setup_text import setup_text
+from commprof.report.table import notes
 from commprof.report.tabulated import Grid, tabulated, three_digits
 
 LEGEND = """\
@@ -42,7 +43,7 @@ def render(
     verdicts: Sequence[Verdict | None] = (),
     table_width: int | None = None,
 ) -> str:
-    """What binds each strategy, the comparison, what failed, and where each one's own report is.
+    """What binds each strategy, the comparison, what to know, and where each one's own report is.
 
     Args:
         results: by run directory, one per strategy.
@@ -63,16 +64,16 @@ def render(
         blocks.append("\n".join(_bullet(line, width) for line in headlines))
     for table, legend in zip(tables(rows, table_width), (LEGEND, OPERATIONS_LEGEND), strict=False):
         blocks += [table, fitted(legend, width)]
-    notes = [
-        f"{result.context.get('strategy')} at {size} {'rank' if size == 1 else 'ranks'}: {reason}"
+    found = [
+        f"{result.context.get('strategy')}: {note}"
         for result in results.values()
-        for size, reason in result.failures
+        for note in notes(result)
     ]
-    notes += [
+    found += [
         f"{result.context.get('strategy')}'s own report: commprof report {place}"
         for place, result in results.items()
     ]
-    blocks.append("\n".join(_bullet(note, width) for note in notes))
+    blocks.append("\n".join(_bullet(note, width) for note in found))
     return "\n\n".join(blocks) + "\n"
 
 

@@ -98,7 +98,8 @@ class _Digits:
     def require(self) -> None:
         if importlib.util.find_spec("sklearn") is None:
             raise UsageError(
-                "data=digits needs scikit-learn, which is not installed: pip install scikit-learn"
+                "data=digits needs scikit-learn, which is not installed: pip install "
+                "'commprof[images]'"
             )
 
     def load(self, size: int, seed: int) -> tuple[Tensor, Tensor]:
@@ -144,33 +145,40 @@ class _Folder:
     """One folder per class, with pictures (read by Pillow) or .npy arrays in it."""
 
     def __init__(self, path: Path) -> None:
-        names = sorted(folder for folder in path.iterdir() if folder.is_dir())
-        self._files = [
-            (file, label)
-            for label, folder in enumerate(names)
-            for file in sorted(folder.iterdir())
-            if file.suffix.lower() in (".npy", *_PICTURES)
-        ]
+        folders = sorted(folder for folder in _shown(path) if folder.is_dir())
+        # A folder without images is no class: .git, .ipynb_checkpoints, or one that is yet to fill.
+        classes = [files for files in map(_images_in, folders) if files]
+        self._files = [(file, label) for label, files in enumerate(classes) for file in files]
         if not self._files:
             raise UsageError(
                 f"data={path} holds no images: give a folder with a folder per class and in these "
                 f"files ending in .npy, {', '.join(_PICTURES)}"
             )
         self._path = path
-        self.count, self.classes = len(self._files), len(names)
+        self.count, self.classes = len(self._files), len(classes)
         self.description = f"{self.count} images of {path}"
 
     def require(self) -> None:
         pictures = any(file.suffix != ".npy" for file, _ in self._files)
         if pictures and importlib.util.find_spec("PIL") is None:
             raise UsageError(
-                f"data={self._path} needs Pillow, which is not installed: pip install pillow"
+                f"data={self._path} needs Pillow, which is not installed: pip install "
+                "'commprof[images]'"
             )
 
     def load(self, size: int, seed: int) -> tuple[Tensor, Tensor]:
         self.require()
         images = [_read(file) for file, _ in self._files]
         return _tensors(images, size), torch.tensor([label for _, label in self._files])
+
+
+def _shown(folder: Path) -> list[Path]:
+    """What is in it and not hidden."""
+    return [path for path in folder.iterdir() if not path.name.startswith(".")]
+
+
+def _images_in(folder: Path) -> list[Path]:
+    return sorted(file for file in _shown(folder) if file.suffix.lower() in (".npy", *_PICTURES))
 
 
 def _read(file: Path) -> npt.NDArray[Any]:

@@ -9,16 +9,17 @@ from __future__ import annotations
 import importlib.util
 import os
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from commprof.errors import UsageError
+from commprof.workloads.host_memory import available_bytes
 from commprof.workloads.optimizing import OptimizerPlan, cosine
 from commprof.workloads.spec import Shard, Trainee
 from commprof.workloads.trainees import DataTrainee, passes_per_epoch, random_tokens
@@ -34,7 +35,8 @@ _SIZES: dict[str, dict[str, int]] = {
 }
 _ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
 _TARGETS = {"attention": _ATTENTION, "all": [*_ATTENTION, "gate_proj", "up_proj", "down_proj"]}
-_BASE_BYTES = {"fp32": 4.0, "bf16": 2.0, "4bit": 0.5}
+#: Of a frozen parameter while the model is made; layers are packed into 4 bits after that.
+_MADE_BYTES = {"fp32": 4, "bf16": 2, "4bit": 4}
 _ALPHA_PER_RANK = 2
 
 
@@ -48,7 +50,7 @@ class LoraOptions:
     """Rank of the adapters; their alpha is twice that."""
     targets: str = field(default="attention", metadata={"choices": tuple(_TARGETS)})
     """Linear layers with adapters: those of attention, or all of a layer."""
-    base: str = field(default="fp32", metadata={"choices": tuple(_BASE_BYTES)})
+    base: str = field(default="fp32", metadata={"choices": tuple(_MADE_BYTES)})
     """How the frozen weights are kept; 4bit: bitsandbytes' nf4."""
     sequence: int = field(default=128, metadata={"minimum": 1})
     """Tokens per sample that are predicted."""
@@ -90,8 +92,13 @@ class Lora:
         return self._counts[1]
 
     def describe(self) -> str:
-        """Sizes, counts, and the bytes that adapters alone put on the wire."""
+        """Sizes, counts, and the bytes that adapters alone put on the wire.
+
+        Raises UsageError where a package is missing that `build` needs.
+        """
         chosen = self.options
+        if chosen.base == "4bit":
+            _require("bitsandbytes", "qlora")
         return (
             f"lora: {self.parameter_count:,} parameters in adapters of rank {chosen.rank} "
             f"({chosen.targets} layers; {4 * self.parameter_count / 1e6:,.4g} MB of gradients a "
@@ -111,7 +118,11 @@ class Lora:
         return passes_per_epoch(self.options.samples, world_size, per_rank_batch)
 
     def build(self, shard: Shard) -> Trainee:
-        """Model and data of one rank. Raises UsageError where the host has too little memory."""
+        """Model and data of one rank.
+
+        Raises UsageError where the host, or the GPU, has too little memory; on torch's meta device
+        nothing is taken.
+        """
         self._check_memory(shard)
         return _LoraTrainee(self.options, shard)
 
@@ -127,42 +138,46 @@ class Lora:
 
     def _check_memory(self, shard: Shard) -> None:
         """A base model that does not fit ends in the kernel's killing the rank."""
-        per_rank = self.frozen_count * _BASE_BYTES[self.options.base]
-        if self.options.base == "4bit":
-            per_rank += 4 * self.options.vocab * _SIZES[self.options.size]["hidden"] * 2
+        if torch.device(shard.device).type == "meta":
+            return
+        per_rank = self.frozen_count * _MADE_BYTES[self.options.base]
         local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", shard.world_size))
         if torch.device(shard.device).type == "cuda":
             available, local_ranks = torch.cuda.mem_get_info(shard.device)[0], 1
         else:
-            available = _available_bytes()
+            available = available_bytes()
         if per_rank * local_ranks > available:
+            whole = ", in fp32 until they are packed," if self.options.base == "4bit" else ""
             raise UsageError(
-                f"lora: size={self.options.size} takes {per_rank / 1e9:.3g} GB of weights in each "
-                f"of {local_ranks} ranks and {available / 1e9:.3g} GB are free; take another "
-                f"size ({', '.join(_SIZES)}), base=bf16 or base=4bit, or fewer ranks"
+                f"lora: size={self.options.size} takes {per_rank / 1e9:.3g} GB of weights{whole} "
+                f"in each of {local_ranks} ranks and {available / 1e9:.3g} GB are free; take "
+                f"another size ({', '.join(_SIZES)}), base=bf16, or fewer ranks"
             )
 
 
-def _available_bytes() -> int:
-    """What the kernel would give without swapping."""
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-
-
-def _require(module: str, package: str) -> None:
-    if importlib.util.find_spec(module) is None:
+def _require(package: str, extra: str = "lora") -> None:
+    if importlib.util.find_spec(package) is None:
         raise UsageError(
             f"the workload lora needs {package}, which is not installed: "
-            "pip install 'commprof[lora]'" + (" bitsandbytes" if package == "bitsandbytes" else "")
+            f"pip install 'commprof[{extra}]'"
         )
+
+
+@contextmanager
+def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    """What torch makes new tensors of."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
 
 
 def _base_model(options: LoraOptions) -> nn.Module:
     """The frozen model with random weights, where torch's default device is."""
-    _require("transformers", "transformers")
-    _require("peft", "peft")
+    _require("transformers")
+    _require("peft")
     from transformers import MistralConfig
     from transformers.models.mistral.modeling_mistral import MistralForCausalLM
 
@@ -177,8 +192,9 @@ def _base_model(options: LoraOptions) -> nn.Module:
         max_position_embeddings=max(4096, options.sequence),
         use_cache=False,
     )
-    dtype = torch.bfloat16 if options.base == "bf16" else torch.float32
-    model: nn.Module = MistralForCausalLM(config).to(dtype)
+    # Made in bf16, not cast to it: for a while that would take three times the memory.
+    with _default_dtype(torch.bfloat16 if options.base == "bf16" else torch.float32):
+        model: nn.Module = MistralForCausalLM(config)
     return model
 
 
@@ -201,7 +217,7 @@ def _adapted(model: nn.Module, options: LoraOptions) -> nn.Module:
 
 def _quantised(model: Any) -> nn.Module:
     """Linear layers in 4 bits, as QLoRA keeps them (Dettmers et al. 2023, arXiv 2305.14314)."""
-    _require("bitsandbytes", "bitsandbytes")
+    _require("bitsandbytes", "qlora")
     import bitsandbytes as bnb
 
     for layer in model.model.layers:

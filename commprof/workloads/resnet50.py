@@ -11,8 +11,10 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.utils.data import TensorDataset
 
+from commprof.errors import UsageError
 from commprof.workloads.images import SYNTHETIC, Images, open_images
 from commprof.workloads.optimizing import OptimizerPlan, step_decay
 from commprof.workloads.spec import Shard, Trainee
@@ -20,6 +22,7 @@ from commprof.workloads.trainees import DataTrainee, passes_per_epoch
 
 _STAGES = ((64, 3, 1), (128, 4, 2), (256, 6, 2), (512, 3, 2))  # width, blocks, stride
 _EXPANSION = 4
+_SHRINKS = 32  # an image so wide, or less, is 1 x 1 in the last stage
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,23 @@ class ResnetOptions:
     learning_rate: float = 0.0125
     """SGD's rate: 0.1 for a batch of 128, as in study 001, scaled linearly to the batch of 16.
     A tenth of it after half of the steps, a hundredth after three quarters."""
+
+
+class _BatchNorm(nn.BatchNorm2d):
+    """Computes with weights and statistics in fp32, as under torch.autocast.
+
+    FSDP gathers the weights in 16 bits and leaves the running statistics in fp32: torch takes no
+    such mixture, and with 16 bits throughout it would round each batch's mean and deviation too.
+    """
+
+    def forward(self, features: Tensor) -> Tensor:
+        if self.training:
+            self.num_batches_tracked.add_(1)
+        statistics = self.running_mean, self.running_var
+        scale, shift = self.weight.float(), self.bias.float()
+        return functional.batch_norm(
+            features, *statistics, scale, shift, self.training, self.momentum, self.eps
+        )
 
 
 class _Block(nn.Module):
@@ -66,7 +86,7 @@ class _Block(nn.Module):
 def _convolution(inputs: int, outputs: int, size: int, stride: int = 1) -> tuple[nn.Module, ...]:
     convolution = nn.Conv2d(inputs, outputs, size, stride, padding=size // 2, bias=False)
     nn.init.kaiming_normal_(convolution.weight, mode="fan_out", nonlinearity="relu")
-    return convolution, nn.BatchNorm2d(outputs)
+    return convolution, _BatchNorm(outputs)
 
 
 class _Model(nn.Module):
@@ -135,8 +155,32 @@ class Resnet50:
         return {}
 
     def steps_per_epoch(self, world_size: int, per_rank_batch: int) -> int:
-        """Backward passes of a rank over its part of the data."""
+        """Backward passes of a rank over its part of the data.
+
+        Raises UsageError where a pass would have one image, on which batch norm of the last stage
+        cannot train.
+        """
+        self._check_batches(world_size, per_rank_batch)
         return passes_per_epoch(self._images.count, world_size, per_rank_batch)
+
+    def _check_batches(self, world_size: int, per_rank_batch: int) -> None:
+        """One image of 1 x 1 in the last stage is one value per channel: no deviation."""
+        if self.options.image > _SHRINKS:
+            return
+        here = -(-self._images.count // world_size)
+        last = here % per_rank_batch or min(here, per_rank_batch)
+        if last > 1:
+            return
+        fitting = (n for n in range(max(2, per_rank_batch), here + 2) if here % n != 1)
+        batch = next(fitting, 2)
+        which = "each pass" if per_rank_batch == 1 else "the last pass of an epoch"
+        advice = f"a batch of {batch} per rank, or " if here > 1 else "fewer ranks, or "
+        raise UsageError(
+            f"resnet50: {which} would have one image of {self.options.image} x "
+            f"{self.options.image}, which the last stage shrinks to one value per channel, and "
+            f"batch norm needs two ({here} images per rank, {per_rank_batch} per pass); take "
+            f"{advice}image={_SHRINKS + 1}"
+        )
 
     def build(self, shard: Shard) -> Trainee:
         """Model and data of one rank; equal weights and data set on every rank."""

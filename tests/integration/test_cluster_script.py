@@ -15,7 +15,7 @@ from commprof.commands import main
 from tests.support.ranks import free_port
 
 pytestmark = pytest.mark.once_per_change(
-    *("commprof/launch/cluster_files.py", "commprof/boot", "commprof/wrap.py"),
+    *("commprof/launch", "commprof/commands", "commprof/boot", "commprof/wrap.py"),
     *("commprof/capture/job_directory.py", "commprof/trace/run_directory.py"),
 )
 
@@ -40,21 +40,15 @@ COMMANDS = {
 }
 
 
-def test_two_nodes_write_into_one_directory(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    tools = tmp_path / "bin"
+def submitted(batch: Path, tools: Path) -> subprocess.CompletedProcess[str]:
+    """Runs a batch script with Slurm's commands as above."""
     tools.mkdir()
+    python = f'exec "{sys.executable}" "$@"'
     torchrun = f'exec "{sys.executable}" -m torch.distributed.run "$@"'
-    for name, body in {**COMMANDS, "torchrun": torchrun}.items():
+    for name, body in {**COMMANDS, "torchrun": torchrun, "python": python}.items():
         path = tools / name
         path.write_text(f"#!/bin/bash\n{body}\n")
         path.chmod(path.stat().st_mode | stat.S_IXUSR)
-    script, batch, shared = tmp_path / "train.py", tmp_path / "job.sbatch", tmp_path / "shared"
-    script.write_text(TRAIN)
-    words = ["--nodes", "2", "--nproc-per-node", "1", "--output", str(shared)]
-    words += ["--port", str(free_port()), "--cpus-per-rank", "1", "-o", str(batch), str(script)]
-    assert main(["launch-files", "--target", "slurm", *words]) == 0
     done = subprocess.run(
         ["bash", str(batch)],
         env={
@@ -67,6 +61,18 @@ def test_two_nodes_write_into_one_directory(
         timeout=120,
     )
     assert done.returncode == 0, done.stderr
+    return done
+
+
+def test_two_nodes_write_into_one_directory(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script, batch, shared = tmp_path / "train.py", tmp_path / "job.sbatch", tmp_path / "shared"
+    script.write_text(TRAIN)
+    words = ["--nodes", "2", "--nproc-per-node", "1", "--output", str(shared)]
+    words += ["--port", str(free_port()), "--cpus-per-rank", "1", "-o", str(batch), str(script)]
+    assert main(["launch-files", "--target", "slurm", *words]) == 0
+    done = submitted(batch, tmp_path / "bin")
     assert done.stdout.splitlines()[-1] == f"Report: python -m commprof report {shared}"
     assert sorted(path.name for path in shared.glob("*.trace")) == ["rank_0.trace", "rank_1.trace"]
 
@@ -78,3 +84,20 @@ def test_two_nodes_write_into_one_directory(
     assert run["aggregated_metrics"]["missing_ranks"] == []
     (row,) = [row for row in run["aggregated_metrics"]["collectives"] if row["op"] == "all_reduce"]
     assert row["size_bytes"] == [4 * (64 * 64 + 64)] * 2
+
+
+def test_two_nodes_train_a_workload_by_two_strategies(tmp_path: Path) -> None:
+    batch, shared = tmp_path / "job.sbatch", tmp_path / "shared"
+    words = ["--nodes", "2", "--nproc-per-node", "1", "--output", str(shared)]
+    words += ["--port", str(free_port()), "-o", str(batch), "--", "--workload"]
+    words += ["mlp:inputs=8,width=8,layers=1,samples=64", "--strategy", "ddp,zero1"]
+    words += ["--steps", "6", "--overhead-steps", "0"]
+    assert main(["launch-files", "--target", "slurm", *words]) == 0
+    done = submitted(batch, tmp_path / "bin")
+
+    assert "Machine 1 is done" in done.stdout
+    result = json.loads((shared / "result.json").read_text())
+    assert [one["context"]["strategy"] for one in result["results"]] == ["ddp", "zero1"]
+    for one in result["results"]:
+        assert one["context"]["nodes"] == 2
+        assert [run["num_processes"] for run in one["runs"]] == [2]

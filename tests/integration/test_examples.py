@@ -14,6 +14,7 @@ from tests.support.shown import ROOT, blocks, run_shown
 
 pytestmark = pytest.mark.once_per_change(
     *("commprof/capture", "commprof/integrations", "examples", "tests/support/shown.py"),
+    *("commprof/analysis", "commprof/trace", "csrc/core", "csrc/torch"),
 )
 STEPS = 20
 

@@ -14,8 +14,8 @@ import pytest
 from tests.support.commands import RUN, call
 
 pytestmark = pytest.mark.once_per_change(
-    *("commprof/workloads", "commprof/launch", "commprof/analysis/losses.py"),
-    *("commprof/analysis/loss_remarks.py", "commprof/capture", "csrc/core", "csrc/torch"),
+    *("commprof/workloads", "commprof/launch", "commprof/analysis", "commprof/report"),
+    *("commprof/capture", "csrc/core", "csrc/torch"),
 )
 #: Two epochs of four steps with equally many samples on all of 8 ranks.
 SMALL = "transformer:vocab=64,d_model=16,feedforward=16,layers=2,sequence=8,samples=64"

@@ -52,7 +52,7 @@ NOT_RUN_KINDS = {
     "python -m commprof.run --nproc 8 --workload transformer:sequence=128 --batch-size 16 "
     "--steps 50": "minutes, or two hosts: tests/integration/test_run_again.py",
 }
-#: Libraries without which a line that has the word is left out, visibly.
+#: Libraries that a line with the word needs; it is run by itself, or skipped visibly.
 NEEDS = {"--workload lora": "peft", "lora:size=7b": "peft", "data=digits": "sklearn"}
 #: Blocks that show what something prints, or a picture, by page and first line.
 OUTPUT = {
@@ -101,8 +101,9 @@ def reason(line: str) -> str | None:
     for start, why in NOT_RUN_KINDS.items():
         if line.startswith(start):
             return why
-    lacking = missing(line)
-    return NOT_RUN.get(line) or (f"needs {lacking}" if lacking else None)
+    library = library_of(line)
+    apart = f"needs {library}: test_a_line_that_needs_a_library"
+    return NOT_RUN.get(line) or (apart if library else None)
 
 
 def smaller(line: str, here: Path) -> str:
@@ -204,22 +205,46 @@ def test_what_is_to_be_typed(block: Block, here: Path, capfd: pytest.CaptureFixt
             continue
         if "--predictions FILE" in line:
             assert run_line("commprof predict RUN --format json > FILE", here) == 0
-        code = run_line(smaller(line, here), here)
-        assert code == EXIT_CODES.get(line, 0), f"{line}\n{capfd.readouterr().err}"
+        check_line(line, here, capfd)
     if len(skipped) == len(block.lines()):
         pytest.skip("; ".join(skipped))
 
 
-def missing(text: str) -> str:
-    """The first library that it needs and that is not installed."""
-    needed = (library for words, library in NEEDS.items() if words in text)
-    return next((name for name in needed if importlib.util.find_spec(name) is None), "")
+def check_line(line: str, here: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    code = run_line(smaller(line, here), here)
+    assert code == EXIT_CODES.get(line, 0), f"{line}\n{capfd.readouterr().err}"
+
+
+def library_of(text: str) -> str:
+    """The library that it needs, of those that not everybody has."""
+    return next((library for words, library in NEEDS.items() if words in text), "")
+
+
+def skip_without(library: str) -> None:
+    if library and importlib.util.find_spec(library) is None:
+        pytest.skip(f"needs {library}")
+
+
+APART = [(block, line) for block in TYPED for line in block.lines() if library_of(line)]
+
+
+@pytest.mark.skipif(_native.native is None, reason="some need what the Python capture lacks")
+@pytest.mark.parametrize(
+    ("line", "here"),
+    [pytest.param(line, block, id=f"{block.page}: {line[:60]}") for block, line in APART],
+    indirect=["here"],
+)
+def test_a_line_that_needs_a_library(
+    line: str, here: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """By itself: what was left out is skipped, and never recorded as passed with its block."""
+    skip_without(library_of(line))
+    check_line(line, here, capfd)
 
 
 @pytest.mark.parametrize("block", PYTHON, ids=name_of)
 def test_what_is_python(block: Block, tmp_path: Path) -> None:
-    if lacking := missing(block.text):
-        pytest.skip(f"needs {lacking}")
+    skip_without(library_of(block.text))
     (tmp_path / "block.py").write_text(block.text)
     launch_function(run_block, str(tmp_path / "block.py"), 2, tmp_path / "logs")
 

@@ -67,6 +67,49 @@ def test_the_batch_script_starts_torchrun_on_each_node(tmp_path: Path) -> None:
     assert (tmp_path / "traces").is_dir()
 
 
+WORKLOAD = replace(JOB, script=("--workload", "mlp:layers=2", "--strategy", "ddp,fsdp"))
+
+
+def started(tmp_path: Path, job: ClusterJob) -> list[str]:
+    """What a batch script calls as ``python`` on node 2, and the variables that it gives."""
+    show = 'printf "%s\\n" "$@" "IF=$GLOO_SOCKET_IFNAME" "OMP=$OMP_NUM_THREADS" "OUT=$COMMPROF_OUT"'
+    for name, body in {**FAKES, "python": show}.items():
+        path = tmp_path / name
+        path.write_text(f"#!/bin/bash\n{body}\n")
+        path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    done = subprocess.run(
+        ["bash", "-c", slurm(job)],
+        env={"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_NODELIST": "node-[a-b]"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stdout.splitlines()
+
+
+def test_the_batch_script_starts_a_workload_on_each_node(tmp_path: Path) -> None:
+    shared = str(tmp_path / "shared runs")
+    words = started(tmp_path, replace(WORKLOAD, directory=shared))
+    assert words[: words.index("--workload")] == [
+        *("-m", "commprof.run", "--nnodes", "4", "--node-rank", "2", "--nproc", "2"),
+        *("--rdzv-endpoint", "node-a:29500", "--output", shared),
+    ]
+    assert words[words.index("--workload") :][:4] == list(WORKLOAD.script)
+    assert {"IF=eth0", "OMP=3", "OUT="} <= set(words)
+
+
+@pytest.mark.parametrize("make", [train_job, pytorch_job])
+def test_manifests_start_a_workload_on_each_node(make: Any) -> None:
+    text = json.dumps(load(make(WORKLOAD)))
+    command = (
+        'exec python -m commprof.run --nnodes 4 --node-rank "$PET_NODE_RANK" --nproc 2 '
+        '--rdzv-endpoint "$PET_MASTER_ADDR:$PET_MASTER_PORT" --output /traces/my-job '
+        "--workload mlp:layers=2 --strategy ddp,fsdp"
+    )
+    assert json.dumps(["sh", "-c", command]) in text
+    assert "COMMPROF_OUT" not in text
+
+
 def test_the_batch_script_asks_for_what_was_asked() -> None:
     lines = slurm(replace(JOB, time_limit="90", partition="long")).splitlines()
     assert [line for line in lines if line.startswith("#SBATCH")] == [
@@ -137,6 +180,8 @@ def test_words_that_yaml_would_misread_stay_strings() -> None:
         ("slurm", {"directory": "runs"}, "--output 'runs' is relative"),
         ("slurm", {"script": ()}, "no script is given"),
         ("slurm", {"port": 70000}, "--port 70000 is out of range"),
+        ("slurm", {"script": ("--steps", "5")}, "--steps is no script, and no --workload is"),
+        ("slurm", {"script": ("--workload=mlp", "--nproc=4")}, "--nproc cannot be among"),
         ("k8s", {"image": None}, "--image is missing"),
         ("k8s-pytorchjob", {"volume_claim": None}, "--volume-claim is missing"),
     ],
@@ -164,3 +209,16 @@ def test_the_command_writes_a_new_file_only(
     assert "commprof.wrap -m pkg.train --lr 1" in file.read_text()
     assert main(command) == 2
     assert "is there already" in capsys.readouterr().err
+
+
+def test_the_command_takes_options_of_a_workload(capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["launch-files", "--target", "slurm", "--nodes", "2", "--nproc-per-node", "4"]
+    command += ["--output", "/shared/run", "--", "--workload", "mlp"]
+    assert main([*command, "--steps", "50"]) == 0
+    assert "--output /shared/run --workload mlp --steps 50" in capsys.readouterr().out
+    with pytest.raises(SystemExit) as ended:
+        main([*command, "--stepz", "50"])
+    assert ended.value.code == 2
+    assert "--stepz" in capsys.readouterr().err
+    assert main([*command, "train.py"]) == 2
+    assert "'train.py' behind the options" in capsys.readouterr().err

@@ -134,3 +134,59 @@ def test_memory_is_told_of_every_workload_that_is_here(tmp_path: Path) -> None:
         assert "at least" in model_memory(Job(workload, 2, tmp_path)).text
     adam = model_memory(Job("transformer", 2, tmp_path))
     assert adam.optimizer_state == 2 * adam.gradients
+
+
+def test_strategies_over_several_machines_meet_at_ports_of_their_own(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    machines = ["--nnodes", "2", "--node-rank", "1", "--rdzv-endpoint", "first-host:29500"]
+    words = ["--nproc", "2", "--workload", "mlp", "--strategy", "ddp,fsdp", "--output", "out"]
+    text = dry_run(capsys, *machines, *words)
+    ports = [line.rpartition(":")[2] for line in text.splitlines() if "they meet at" in line]
+    assert ports == ["29500", "29501", "29502", "29503"]
+
+
+def test_how_a_workload_is_trained_and_recorded(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--nproc", "2", "--workload", "mlp", "--output", "out", "--scaling", "strong"]
+    plain = " ".join(dry_run(capsys, *words).split())
+    assert "Training: strong scaling, seed 0, backend gloo, no hook." in plain
+    assert "Recording: mode full, no restarts, no watchdog, no live metrics" in plain
+    words += ["--precision", "bf16", "--clip-norm", "1", "--checkpoint-activations", "--scale-lr"]
+    words += ["--lr-warmup", "3", "--seed", "7", "--hook", "fp16", "--max-restarts", "2"]
+    words += ["--mode", "always-on", "--watchdog", "30", "--metrics-jsonl", "m.jsonl"]
+    text = " ".join(dry_run(capsys, *words).split())
+    assert (
+        "Training: strong scaling, seed 7, backend gloo, hook fp16, precision bf16, clip norm 1.0, "
+        "checkpoint activations, scale lr, lr warmup 3."
+    ) in text
+    assert "Recording: mode always-on, at most 2 restarts, watchdog 30, live metrics (" in text
+    assert "--metrics-jsonl" in text
+
+
+def test_a_model_that_this_machine_cannot_hold_is_shown_and_said_to_be_too_large(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("commprof.workloads.host_memory.available_bytes", lambda: 10**6)
+    words = ["--world-sizes", "2", "--workload", "mlp:layers=1", "--output", "out"]
+    text = " ".join(dry_run(capsys, *words).split())
+    needed = 2 * 4 * LINEAR / 1e9
+    assert (
+        f"This machine could not run it: 2 ranks need at least {needed:.3g} GB and 0.001 GB"
+    ) in text
+    monkeypatch.setattr("commprof.workloads.host_memory.available_bytes", lambda: 10**9)
+    assert "could not run it" not in dry_run(capsys, *words)
+
+
+def test_the_7b_shape_is_shown_where_it_would_not_fit(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("peft")
+    monkeypatch.setattr("commprof.workloads.host_memory.available_bytes", lambda: 10**9)
+    words = ["--world-sizes", "2", "--workload", "lora:size=7b", "--output", "out"]
+    assert "This machine could not run it: 2 ranks need" in dry_run(capsys, *words)
+
+
+def test_memory_of_groups_is_that_of_a_hosts_ranks(tmp_path: Path) -> None:
+    job = Job("mlp:layers=1", 8, tmp_path, strategy="hsdp")
+    assert model_memory(job, local_ranks=2).gradients == LINEAR // 2
+    assert model_memory(job, local_ranks=8).gradients == LINEAR // 4  # half of a single host's

@@ -71,6 +71,30 @@ def test_a_folder_per_class(tmp_path: Path) -> None:
     assert images[:2].eq(0).all()
 
 
+def test_hidden_and_empty_folders_are_no_classes(tmp_path: Path) -> None:
+    for name in (".checkpoints", "birds", "cats", "dogs"):
+        (tmp_path / name).mkdir()
+    for name in (".checkpoints/a.npy", "cats/a.npy", "cats/.b.npy", "dogs/a.npy"):
+        np.save(tmp_path / name, np.zeros((8, 8), np.uint8))
+    (tmp_path / "birds/notes.txt").write_text("to come")
+    found = opened(str(tmp_path), classes=2)
+
+    assert (found.count, found.classes) == (2, 2)
+    assert found.load(8, seed=0)[1].tolist() == [0, 1]
+
+
+@pytest.mark.parametrize(("library", "package"), [("sklearn", "scikit-learn"), ("PIL", "Pillow")])
+def test_what_is_missing_is_named_with_the_extra_that_has_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, library: str, package: str
+) -> None:
+    (tmp_path / "red").mkdir()
+    (tmp_path / "red/a.png").write_bytes(b"")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    images = opened("digits" if library == "sklearn" else str(tmp_path))
+    with pytest.raises(UsageError, match=rf"needs {package}, .*pip install 'commprof\[images\]'"):
+        images.require()
+
+
 def test_pictures_of_a_folder(tmp_path: Path) -> None:
     image_module = pytest.importorskip("PIL.Image")
     (tmp_path / "red").mkdir()

@@ -7,9 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from commprof.errors import CommprofError, RankFailedError, UsageError
+from commprof.launch import elastic
 from commprof.launch.job import Job, per_rank_batch
+from commprof.launch.meeting import Meeting
 from commprof.launch.progress import ProgressFile, ProgressLine
 
 HERE = Path("run/w2")
@@ -103,6 +106,41 @@ def test_plan_of_the_transformer(
     plan = Job(**{**values, **options}).plan()
 
     assert (plan.per_rank_batch, plan.steps_per_epoch, plan.steps) == (batch, per_epoch, steps)
+
+
+@pytest.mark.parametrize(
+    ("options", "scale"),
+    [
+        ({"world_size": 1}, 1.0),
+        ({"world_size": 8}, 8.0),
+        ({"world_size": 8, "scaling": "strong"}, 1.0),
+        ({"world_size": 8, "accumulate": 4}, 32.0),
+        ({"world_size": 8, "scaling": "strong", "accumulate": 4}, 4.0),
+        ({"world_size": 2, "batch_size": 64}, 2.0),
+    ],
+)
+def test_the_learning_rate_grows_with_the_samples_of_an_update(
+    options: dict[str, Any], scale: float
+) -> None:
+    assert Job(**{"workload": "transformer", "directory": HERE, **options}).plan().lr_scale == scale
+
+
+@pytest.mark.parametrize(("gpus", "refused"), [(4, False), (3, True)])
+def test_each_machine_needs_gpus_for_its_own_ranks_only(
+    monkeypatch: pytest.MonkeyPatch, gpus: int, refused: bool
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(elastic.dist, "is_backend_available", lambda name: True)
+    job = Job("timed", 8, HERE, backend="nccl")
+    two_machines = Meeting("first:29500", nodes=2, node_rank=1)
+    if refused:
+        with pytest.raises(UsageError, match=r"for each of 4 ranks, and here are 3"):
+            elastic.check(job, two_machines)
+    else:
+        assert elastic.check(job, two_machines).steps > 0
+    with pytest.raises(UsageError, match=f"for each of 8 ranks, and here are {gpus}"):
+        elastic.check(job)
 
 
 @pytest.mark.parametrize(

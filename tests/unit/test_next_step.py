@@ -43,6 +43,12 @@ def test_ranks_without_a_core_come_first() -> None:
     assert found.command == ""
 
 
+def test_ranks_that_share_a_core_by_its_hardware_threads_have_none_of_their_own() -> None:
+    machine = {"usable_cpu_count": 4, "usable_core_count": 2, "cpu_model": "x"}
+    found = next_step(run(machine=machine), world(4), "x")
+    assert found.advice.startswith("First give every rank a core: 4 ranks shared 2 cores.")
+
+
 @pytest.mark.parametrize(("wait_ms", "named"), [(12.0, True), (8.0, False)])
 def test_a_rank_that_costs_the_others_a_tenth_comes_first(wait_ms: float, named: bool) -> None:
     late = LateRank(1, wait_ms * 1e6, 0.9, 0.001, 9, 10, 0.1, "data", 0.8)

@@ -47,6 +47,12 @@ def test_versions_name_what_is_installed() -> None:
     assert {"python", "system", "torch", "commprof", "numpy"} <= found.keys()
 
 
+def test_versions_of_all_that_a_workload_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(provenance, "version", lambda package: f"{package} 1")
+    wanted = {"transformers", "peft", "bitsandbytes", "scikit-learn", "pillow"}
+    assert {versions()[package] for package in wanted} == {f"{package} 1" for package in wanted}
+
+
 def test_a_clean_repository(repository: Path) -> None:
     found = git_state(repository)
     assert len(found["commit"]) == 40
@@ -127,3 +133,5 @@ def test_the_line_of_the_report() -> None:
         Path("r.yaml"), context
     )
     assert reproduce_line(Path("run"), {}) == ""
+    several = reproduce_line(Path("r.yaml"), {**context, "nodes": 2})
+    assert "commprof.run --config r.yaml --output NEW --node-rank N (in " in several

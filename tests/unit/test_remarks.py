@@ -238,3 +238,11 @@ def test_the_weightiest_come_first() -> None:
     assert [remark.split()[0] for remark in found] == [
         "More", "Efficiency", "Too", "At", "commprof's",
     ]  # fmt: skip
+
+
+def test_hardware_threads_are_no_cores() -> None:
+    machine = {**on_cores(4), "usable_core_count": 2}
+    (remark,) = said(world(4), machine=machine)
+    assert "this process may use 2 cores" in remark
+    assert said(world(2), machine=machine) == []
+    assert said(world(4), machine=on_cores(4)) == []  # a run that did not count its cores

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -109,6 +110,21 @@ def rendered() -> str:
 def test_the_table_is_as_it_was() -> None:
     # After a wanted change: python -m tests.unit.test_strategies > GOLDEN
     assert rendered() == GOLDEN.read_text()
+
+
+def test_what_to_know_of_each_strategy_is_said() -> None:
+    ddp, fsdp = results()
+    remark = "More ranks than cores at 2 ranks: this process may use 1 core."
+    found = [ddp, replace(fsdp, remarks=(remark,))]
+    places = [Path("run/ddp"), Path("run/fsdp")]
+    text = render(dict(zip(places, found, strict=True)), strategy_rows(found), 100)
+    assert f"* fsdp: {remark}\n" in text
+    assert f"ddp: {remark}" not in text
+
+
+def test_the_setup_counts_cores_and_not_their_threads() -> None:
+    machine = {"usable_cpu_count": 8, "usable_core_count": 4, "cpu_model": "x"}
+    assert setup_text(context(machine=machine)).endswith("4 usable cores (x)")
 
 
 def test_the_setup_names_what_is_not_usual() -> None:

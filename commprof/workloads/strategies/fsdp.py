@@ -50,8 +50,11 @@ class Fsdp:
     def check(self, world_size: int) -> None:
         """Any number of ranks will do."""
 
-    def shard_size(self, world_size: int) -> int:
-        """Ranks among which each parameter is cut."""
+    def shard_size(self, world_size: int, local_ranks: int | None = None) -> int:
+        """Ranks among which each parameter is cut.
+
+        local_ranks: of a host; None: as the launcher of this rank says.
+        """
         return world_size
 
     def wrap(self, trainee: Trainee, options: TrainingOptions, shard: Shard) -> nn.Module:

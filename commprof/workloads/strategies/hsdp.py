@@ -36,11 +36,11 @@ class Hsdp(Fsdp):
                 f"(allowed: {', '.join(map(str, fitting))}, or 0 to let commprof choose)"
             )
 
-    def shard_size(self, world_size: int) -> int:
+    def shard_size(self, world_size: int, local_ranks: int | None = None) -> int:
         """As asked for; else a host's ranks, or on a single host half of them."""
         if self.options.shard:
             return min(int(self.options.shard), world_size)
-        local = int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
+        local = local_ranks or int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
         if local < world_size and world_size % local == 0:
             return local
         return world_size // 2 if world_size % 2 == 0 and world_size > 2 else world_size

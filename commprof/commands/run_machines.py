@@ -1,0 +1,70 @@
+"""Which of how many machines this is, for ``commprof run``: as it was said, or as Slurm says."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Mapping
+
+from commprof.errors import UsageError
+from commprof.launch.meeting import Meeting
+
+
+def meeting_of(args: argparse.Namespace) -> Meeting:
+    """Where the launchers of all machines meet; what was not given is filled in, in ``args`` too.
+
+    Raises:
+        UsageError: this process is one of several that would each start all ranks, or the numbers
+            do not fit each other.
+    """
+    _refuse_ranks(os.environ)
+    nodes, number = 1, 0
+    if args.nnodes is None or args.node_rank is None:
+        nodes, number = _of_slurm(os.environ, args.nnodes, args.rdzv_endpoint)
+    if args.nnodes is None:
+        args.nnodes = nodes
+    if args.node_rank is None:
+        args.node_rank = number if args.nnodes == nodes else 0
+    return Meeting(args.rdzv_endpoint, args.nnodes, args.node_rank)
+
+
+def _refuse_ranks(variables: Mapping[str, str]) -> None:
+    """A launcher's ranks have LOCAL_RANK; WORLD_SIZE alone some clusters give to whole machines."""
+    ranks = _number(variables, "WORLD_SIZE")
+    if ranks < 2 or "LOCAL_RANK" not in variables:
+        return
+    raise UsageError(
+        f"a launcher such as torchrun started this process as one of {ranks}, and commprof run "
+        "starts all ranks itself: start it once, without the launcher (on several machines once on "
+        "each, with --nnodes), or record a script by `torchrun -m commprof.wrap SCRIPT`"
+    )
+
+
+def _of_slurm(
+    variables: Mapping[str, str], given: int | None, endpoint: str | None
+) -> tuple[int, int]:
+    """Machines and the number of this one, in a step of one task per node; else one machine.
+
+    Args:
+        variables: the environment.
+        given: --nnodes; None where it was not.
+        endpoint: --rdzv-endpoint; None where it was not given.
+    """
+    tasks, nodes = _number(variables, "SLURM_NTASKS"), _number(variables, "SLURM_NNODES")
+    if "SLURM_STEP_ID" not in variables or "SLURM_NODEID" not in variables or tasks < 2:
+        return 1, 0  # of a batch script there is one, whatever the job may start
+    if tasks == nodes and (endpoint is not None or given is not None):
+        return nodes, _number(variables, "SLURM_NODEID")
+    if given is not None:
+        return 1, 0
+    raise UsageError(
+        f"srun started this process as one of {tasks} on {nodes} machines, and commprof run starts "
+        "all ranks of a machine itself: srun --ntasks-per-node=1, and give --rdzv-endpoint "
+        "HOST:PORT, an address of the first one"
+    )
+
+
+def _number(variables: Mapping[str, str], name: str) -> int:
+    """1 where it is no number."""
+    value = variables.get(name, "")
+    return int(value) if value.isdecimal() else 1
