@@ -16,7 +16,7 @@ from commprof.analysis.matching import POINT_TO_POINT
 from commprof.trace import columns
 from commprof.trace.columns import Collectives, Finalizations, Ints
 from commprof.trace.reader import Trace
-from commprof.trace.schema import OPS, Kind, Phase
+from commprof.trace.schema import OPS, Kind, Phase, op_name
 
 Floats = npt.NDArray[np.float64]
 
@@ -114,7 +114,7 @@ def other_calls(trace: Trace, measured_steps: Ints) -> tuple[OtherCall, ...]:
     kinds = sorted(set(zip(table.op[rows].tolist(), size.tolist(), strict=True)))
     return tuple(
         OtherCall(
-            OPS[op],
+            op_name(op),
             each,
             float(((table.op[rows] == op) & (size == each)).sum()) / len(measured_steps),
         )
