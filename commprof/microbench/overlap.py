@@ -16,11 +16,11 @@ import torch
 import torch.distributed as dist
 
 from commprof.analysis.sweep_samples import Floats
-from commprof.microbench.buffers import Buffers, make_buffers
+from commprof.microbench.buffers import make_buffers
+from commprof.microbench.call_check import count_wrong
 from commprof.microbench.calls import Call, Side, finish, make_call, make_start
 from commprof.microbench.measure import Subject, pilot_ns
 from commprof.microbench.operations import operation
-from commprof.microbench.patterns import Pattern
 from commprof.microbench.plan import Plan
 from commprof.microbench.schedule import samples_per_round, warmup_calls
 
@@ -81,7 +81,7 @@ def measure_overlap(
         operation(op), placement, count, side.rank, side.world_size, plan.dtype, side.device
     )
     call = make_call(op, side, buffers, plan.redop)
-    wrong = _wrong(plan, op, count, side, buffers, call)
+    wrong = count_wrong(plan, op, count, side, buffers, call) if plan.check else None
     issue = make_start(op, side, buffers, plan.redop, is_async=True)
     compute = Compute()
     slowest = torch.tensor([pilot_ns(Subject(call), meet)], dtype=torch.float64)
@@ -95,21 +95,6 @@ def measure_overlap(
     rows = [_sample(call, issue, compute, units, meet) for _ in range(iterations)]
     pure, alone, computed, overlapped = np.array(rows, np.float64).T / 1e3
     return OverlapCell(count, placement, pure, alone, computed, overlapped, wrong)
-
-
-def _wrong(plan: Plan, op: str, count: int, side: Side, buffers: Buffers, call: Call) -> int | None:
-    """Of as many calls as the plan checks; afterwards the buffers hold zeros."""
-    if not plan.check:
-        return None
-    pattern = Pattern(op, plan.redop, plan.dtype, side.world_size)
-    expected = pattern.expected(side.rank, count)
-    wrong = 0
-    for _ in range(plan.check):
-        buffers.fill(pattern, side.rank)
-        call()
-        wrong += pattern.wrong(buffers.target, expected)
-    buffers.clear()
-    return wrong
 
 
 def _sample(

@@ -11,12 +11,12 @@ import torch.distributed as dist
 
 from commprof.analysis.sweep_samples import Times
 from commprof.microbench.buffers import make_buffers
+from commprof.microbench.call_check import count_wrong
 from commprof.microbench.calls import Call, Side
 from commprof.microbench.hooks import HookBench, make_hook_bench
 from commprof.microbench.measure import Subject, pilot_ns, take_samples
 from commprof.microbench.native_loop import make_sampled_call
 from commprof.microbench.operations import HOOK_PREFIX, operation
-from commprof.microbench.patterns import Pattern
 from commprof.microbench.plan import Plan, Sweep
 from commprof.microbench.schedule import samples_per_round, warmup_calls
 
@@ -85,15 +85,7 @@ class SweepRun:
         call = make_sampled_call(op, side, buffers, plan.redop)
         if turn or not plan.check or not operation(op).sized:
             return Subject(call), None
-        pattern = Pattern(op, plan.redop, plan.dtype, side.world_size)
-        expected = pattern.expected(side.rank, count)
-        wrong = 0
-        for _ in range(plan.check):
-            buffers.fill(pattern, side.rank)
-            call()
-            wrong += pattern.wrong(buffers.target, expected)
-        buffers.clear()
-        return Subject(call), wrong
+        return Subject(call), count_wrong(plan, op, count, side, buffers, call)
 
     def _hook_subject(self, count: int, turn: int, side: Side) -> tuple[Subject, int | None]:
         """A model per size for all rounds: its hook has a process group of its own."""

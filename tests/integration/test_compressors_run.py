@@ -7,23 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.commands import RUN, call
+from tests.support.plain_script import LAYER_BYTES, plain_script
 
-SCRIPT = """
-import torch
-import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
-
-dist.init_process_group("gloo")
-ddp = DistributedDataParallel(torch.nn.Linear(256, 256))
-HOOK
-optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
-for _ in range(6):
-    optimizer.zero_grad()
-    ddp(torch.randn(4, 256)).square().mean().backward()
-    optimizer.step()
-dist.barrier()
-dist.destroy_process_group()
-"""
 OWN_HOOK = """
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 ddp.register_comm_hook(None, allreduce_hook)
@@ -66,17 +51,17 @@ def test_the_workload_s_gradients_are_compressed(tmp_path: Path) -> None:
 
 def test_a_script_s_model_gets_one(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
-    script.write_text(SCRIPT.replace("HOOK", ""))
+    script.write_text(plain_script())
     result, text = run(tmp_path, "--hook", "topk:ratio=0.1", str(script))
     (row,) = result["runs"][0]["aggregated_metrics"]["compression"]
     assert row["scheme"] == "topk"
-    assert row["gradient_bytes"] == (256 * 256 + 256) * 4
+    assert row["gradient_bytes"] == LAYER_BYTES
     assert "registers a communication hook" not in text
 
 
 def test_a_script_s_own_hook_comes_first(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
-    script.write_text(SCRIPT.replace("HOOK", OWN_HOOK))
+    script.write_text(plain_script(wrapped=OWN_HOOK))
     result, text = run(tmp_path, "--hook", "int8", str(script))
     assert result["runs"][0]["aggregated_metrics"]["compression"] == []
     assert "registers a communication hook of its own; the compressor int8 leaves" in text

@@ -13,6 +13,7 @@ from commprof.trials.analyse import analyse_trial
 from commprof.trials.plan import parse_trial
 from tests.support.commands import RUN, call
 from tests.support.netns import Hosts
+from tests.support.plain_script import plain_script
 from tests.support.ranks import run_on_hosts
 
 pytestmark = pytest.mark.once_per_change(
@@ -78,31 +79,11 @@ def test_where_communication_is_hidden_the_answer_is_no(tmp_path: Path) -> None:
     assert "Communication is not the bottleneck" in again.stdout
 
 
-SCRIPT = """
-import torch
-import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
-
-dist.init_process_group("gloo")
-torch.manual_seed(dist.get_rank())
-OPTIONS
-ddp = DistributedDataParallel(torch.nn.Linear(256, 256), **options)
-optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
-for _ in range(STEPS):
-    optimizer.zero_grad()
-    ddp(torch.randn(4, 256)).square().mean().backward()
-    optimizer.step()
-dist.barrier()
-dist.destroy_process_group()
-"""
-
-
 def test_a_script_s_models_take_part_unchanged(tmp_path: Path) -> None:
     plan = "int8,hierarchical,bucket-cap=0.1,rounds=3,block=2"
     steps = parse_trial(plan).steps
     script = tmp_path / "train.py"
-    options = "options = {'find_unused_parameters': True}"
-    script.write_text(SCRIPT.replace("OPTIONS", options).replace("STEPS", str(steps)))
+    script.write_text(plain_script(steps=steps, options={"find_unused_parameters": True}))
     result, text = run(tmp_path, "--trial", plan, str(script))
     trial = result["trial"]
     labels = [one["label"] for one in trial["candidates"]]
@@ -122,12 +103,9 @@ def test_a_script_s_models_take_part_unchanged(tmp_path: Path) -> None:
 def test_exchanges_between_hosts_take_their_turns_to_the_end(tmp_path: Path, hosts: str) -> None:
     """One rank on each host, where no memory is shared, and hosts of unequal size."""
     plan = "hierarchical,int8:hierarchical=1,rounds=3,block=2"
-    named = f"import os\nos.environ['COMMPROF_HOST'] = '{hosts}'[int(os.environ['RANK'])]\n"
+    named = f"os.environ['COMMPROF_HOST'] = '{hosts}'[int(os.environ['RANK'])]"
     script = tmp_path / "train.py"
-    script.write_text(
-        named
-        + SCRIPT.replace("OPTIONS", "options = {}").replace("STEPS", str(parse_trial(plan).steps))
-    )
+    script.write_text(plain_script(steps=parse_trial(plan).steps, first=named))
     words = ["--nproc", str(len(hosts)), "--output", str(tmp_path / "run"), "--trial", plan]
     ended = call(*RUN, *words, str(script), timeout_s=240)
     assert ended.returncode == 0, ended.stderr

@@ -84,16 +84,13 @@ def make_read_only(job: Job) -> None:
         job.traces.chmod(0o555)
 
 
+_GONE = r"rank 1 never closed its trace: its process \d+ is gone"
+
 FAULTS: tuple[Fault, ...] = (
     Fault("no fault", cause="Steps were found"),
-    Fault("SIGKILL", "kill", cause=r"rank 1 never closed its trace: its process \d+ is gone"),
-    Fault(
-        "SIGKILL at any moment",
-        outside=kill_from_outside,
-        steps=100_000,
-        cause=r"rank 1 never closed its trace: its process \d+ is gone",
-    ),
-    Fault("SIGSEGV", "segfault", cause=r"rank 1 never closed its trace: its process \d+ is gone"),
+    Fault("SIGKILL", "kill", cause=_GONE),
+    Fault("SIGKILL at any moment", outside=kill_from_outside, steps=100_000, cause=_GONE),
+    Fault("SIGSEGV", "segfault", cause=_GONE),
     Fault(
         "SIGSTOP, SIGCONT",
         "stop",
@@ -105,11 +102,7 @@ FAULTS: tuple[Fault, ...] = (
         cause=r"rank 1 failed: it raised LookupError: the user's own <b>mistake</b>\\x1b\[31m",
     ),
     Fault("sys.exit(3)", "exit", cause=r"rank 0 failed: it raised \w+Error: .*gloo"),
-    Fault(
-        "os._exit(9)",
-        "exit_at_once",
-        cause=r"rank 1 never closed its trace: its process \d+ is gone",
-    ),
+    Fault("os._exit(9)", "exit_at_once", cause=_GONE),
     Fault(
         "no memory left (RLIMIT_AS)",
         "exhaust_memory",
@@ -162,9 +155,5 @@ DISK_FAULTS: tuple[Fault, ...] = (
 )
 """Those of the file system: they need to mount one."""
 
-OUT_OF_MEMORY = Fault(
-    "out of memory (cgroup)",
-    "grow",
-    cause=r"rank 1 never closed its trace: its process \d+ is gone",
-)
+OUT_OF_MEMORY = Fault("out of memory (cgroup)", "grow", cause=_GONE)
 """Needs a cgroup; under a launcher its report also says that it was the kernel."""
