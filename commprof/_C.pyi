@@ -466,10 +466,12 @@ def record_cost_ns(count: typing.SupportsInt | typing.SupportsIndex) -> float:
 def reduce_bf16(
     encoded: collections.abc.Sequence[torch.Tensor],
     factors: collections.abc.Sequence[typing.SupportsFloat | typing.SupportsIndex],
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor: ...
 def reduce_fp16(
     encoded: collections.abc.Sequence[torch.Tensor],
     factors: collections.abc.Sequence[typing.SupportsFloat | typing.SupportsIndex],
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor: ...
 def reduce_int4(
     encoded: collections.abc.Sequence[tuple[torch.Tensor, torch.Tensor]],

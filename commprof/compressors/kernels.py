@@ -73,9 +73,14 @@ def decode_fp16(encoded: Tensor, factor: float = 1.0) -> Tensor:
     return _module().decode_fp16(encoded, factor)
 
 
-def reduce_fp16(encoded: Sequence[Tensor], factors: Sequence[float]) -> Tensor:
-    """The sum of ``encoded[i] * factors[i]`` in order, in fp32, rounded once to float16 [n]."""
-    return _module().reduce_fp16(list(encoded), list(factors))
+def reduce_fp16(
+    encoded: Sequence[Tensor], factors: Sequence[float], out: Tensor | None = None
+) -> Tensor:
+    """The sum of ``encoded[i] * factors[i]`` in order, in fp32, rounded once to float16 [n].
+
+    It is written to ``out`` where that is given; ``out`` may be one of ``encoded``.
+    """
+    return _module().reduce_fp16(list(encoded), list(factors), out)
 
 
 def encode_bf16(x: Tensor, residual: Tensor | None = None) -> Tensor:
@@ -88,9 +93,11 @@ def decode_bf16(encoded: Tensor, factor: float = 1.0) -> Tensor:
     return _module().decode_bf16(encoded, factor)
 
 
-def reduce_bf16(encoded: Sequence[Tensor], factors: Sequence[float]) -> Tensor:
+def reduce_bf16(
+    encoded: Sequence[Tensor], factors: Sequence[float], out: Tensor | None = None
+) -> Tensor:
     """As ``reduce_fp16``, of bfloat16."""
-    return _module().reduce_bf16(list(encoded), list(factors))
+    return _module().reduce_bf16(list(encoded), list(factors), out)
 
 
 def encode_int8(x: Tensor, residual: Tensor | None = None) -> tuple[Tensor, Tensor]:

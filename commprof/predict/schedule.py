@@ -14,6 +14,7 @@ import numpy.typing as npt
 from commprof.analysis.clocks import on_common_clock, rank_clocks
 from commprof.analysis.device_timeline import on_device_timeline
 from commprof.analysis.queueing import DEFAULT_GLOO_THREADS, DEVICE_STREAMS
+from commprof.analysis.samples import samples_read
 from commprof.analysis.warmup import count_warmup, step_signatures
 from commprof.errors import CommprofError
 from commprof.predict.cost_model import OTHER_HOST, SAME_HOST
@@ -157,7 +158,7 @@ def read_schedule(run: WorldRun) -> Schedule:
         backend=str(metadata["backend"]) or "gloo",
         workers=DEVICE_STREAMS if device else _gloo_threads(traces[0]),
         hook=hook_label(traces[0]),
-        batch=_batch(run, traces[0]),
+        batch=_batch(traces, measured),
         ddp_log=_ddp_log(traces[0]),
         common_clock=clocks is not None,
     )
@@ -272,13 +273,14 @@ def hook_label(trace: Trace) -> str:
     return "" if last in ("", _PLAIN_HOOK) else last
 
 
-def _batch(run: WorldRun, trace: Trace) -> Batch:
-    job = trace.metadata.get("job", {})
-    return Batch(
-        float(job.get("per_rank_batch", 0)),
-        int(job.get("steps_per_epoch", 0)),
-        str(job.get("scaling", "")),
-    )
+def _batch(traces: Sequence[Trace], measured: Ints) -> Batch:
+    """The job's own account; of a script what its DataLoaders gave, in the mean of the ranks."""
+    job = traces[0].metadata.get("job", {})
+    per_rank = float(job.get("per_rank_batch", 0))
+    if not per_rank:
+        read = [samples_read(trace, measured) / len(measured) for trace in traces]
+        per_rank = 0.0 if math.isnan(sum(read)) else sum(read) / len(read)
+    return Batch(per_rank, int(job.get("steps_per_epoch", 0)), str(job.get("scaling", "")))
 
 
 def _ddp_log(trace: Trace) -> dict[str, Any]:

@@ -58,9 +58,11 @@ class Rank:
         """Where capture began, in a loop that marks no steps."""
         self._add(Kind.STEP, begin, op_id=0, aux=0)
 
-    def phase(self, phase: Phase, begin: int, end: int, thread: int = THREAD) -> None:
-        """A declared phase."""
-        self._add(Kind.PHASE, begin, aux=phase, value=end, thread=thread)
+    def phase(
+        self, phase: Phase, begin: int, end: int, thread: int = THREAD, samples: int = 0
+    ) -> None:
+        """A declared phase; `samples` that were read in it."""
+        self._add(Kind.PHASE, begin, aux=phase, value=end, thread=thread, seq=samples)
 
     def collective(
         self,

@@ -53,6 +53,9 @@ def test_casts_are_torch_s(n: int) -> None:
     assert torch.equal(kernels.decode_fp16(half, 0.5), half.float() * 0.5)
     total = kernels.reduce_bf16([x.to(torch.bfloat16)] * 2, [0.5, 0.5])
     assert torch.equal(total, x.to(torch.bfloat16))
+    mine, other = half.clone(), half.clone()
+    assert kernels.reduce_fp16([mine, other], [0.5, 0.25], out=mine) is mine
+    assert torch.equal(mine, (half.float() * 0.75).to(torch.float16))
 
 
 @pytest.mark.parametrize("n", SIZES)
@@ -156,6 +159,10 @@ def test_signs_and_means(n: int) -> None:
             "scales has 2 values where 1 are needed",
         ),
         (lambda: kernels.reduce_fp16([], []), "at least one"),
+        (
+            lambda: kernels.reduce_fp16([torch.ones(4).half()], [1.0], torch.ones(3).half()),
+            "out has 3 values where 4 are needed",
+        ),
         (
             lambda: kernels.gather_blocks(torch.ones(100), torch.tensor([0, 2], dtype=torch.int32)),
             "blocks[1]=2 is out of range (allowed: ascending, below 2)",

@@ -9,7 +9,7 @@ import pytest
 
 from commprof.errors import CommprofError
 from commprof.predict.buckets import Parameters, assign, parameters_of, rebucketed
-from commprof.predict.schedule import Schedule, read_schedule
+from commprof.predict.schedule import Batch, Schedule, read_schedule
 from commprof.trace.schema import Phase
 from tests.support.traces import MS, Rank, world_run
 
@@ -57,6 +57,18 @@ def test_times_since_the_ranks_met() -> None:
     assert found.copy_s_per_byte == pytest.approx(0.005 / 2000)
     assert (found.link, found.workers, found.hook) == ("same_host", 2, "")
     assert found.common_clock
+
+
+def test_a_script_s_batch_is_what_its_loaders_gave() -> None:
+    ranks = [rank_of(0), rank_of(1)]
+    assert read(*ranks).batch.per_rank == 0  # nobody says
+    for step in range(STEPS):
+        for rank, samples in zip(ranks, (8, 6), strict=True):
+            begin = 100 * MS * step + MS
+            rank.phase(Phase.DATA, begin, begin + MS, samples=samples)
+    assert read(*ranks).batch.per_rank == 7
+    own = rank_of(0, job={"per_rank_batch": 16, "steps_per_epoch": 3, "scaling": "strong"})
+    assert read(own, rank_of(1)).batch == Batch(16, 3, "strong")
 
 
 def test_hosts_are_machines_and_network_namespaces() -> None:

@@ -101,7 +101,8 @@ template <auto reduce>
 auto reduce16(at::ScalarType type) {
   return [type](
              const std::vector<Tensor>& encoded,
-             const std::vector<float>& factors) {
+             const std::vector<float>& factors,
+             OptionalTensor given) {
     if (encoded.empty() || encoded.size() != factors.size()) {
       throw std::invalid_argument(
           "reduce of " + std::to_string(encoded.size()) + " encodings with " +
@@ -115,7 +116,11 @@ auto reduce16(at::ScalarType type) {
       checkCount(each, "encoded", n);
       in.push_back(bits<const uint16_t>(each));
     }
-    Tensor out = empty(n, type);
+    if (given) {
+      check(*given, "out", type);
+      checkCount(*given, "out", n);
+    }
+    Tensor out = given ? *given : empty(n, type);
     reduce(in.data(), factors.data(), int(in.size()), bits<uint16_t>(out), n);
     return out;
   };
@@ -135,6 +140,7 @@ void bind16(py::module_& m, const std::string& name, at::ScalarType type) {
       reduce16<reduce>(type),
       py::arg("encoded"),
       py::arg("factors"),
+      py::arg("out") = py::none(),
       NoGil());
 }
 
