@@ -38,7 +38,7 @@ from commprof.predict.scenario import Scenario
 from tests.support import netns
 
 MIB = 1 << 20
-STEPS, TRANSFORMER_STEPS = 14, 24
+STEPS, TRANSFORMER_STEPS = 14, 12
 BURST_KIB = 64
 #: In the order of backward: ms of each layer, and MB of its gradient.
 BACKWARD_MS = (20, 12, 25, 8, 16, 30, 10, 14, 22, 18)
@@ -144,30 +144,49 @@ def fitted(directory: Path) -> Replay:
 def transformer(directory: Path, rounds: int) -> Iterator[dict[str, Any]]:
     """Caps and hooks at 2 ranks on this host, from one cap with each hook.
 
-    This machine's speed drifts by more than the demanded error from minute to minute: what the
-    model is fitted to and what it is asked are run round after round, each round shuffled.
+    This machine's speed drifts by more than the demanded error from minute to minute. So all is run
+    round after round, each round shuffled, the replayed setting twice in each; and what a setting
+    takes is its ratio to that one in the same round, in the median over the rounds, times the
+    median step of the run that is replayed.
     """
     asked = list(itertools.product((0.25, 2.0, 5.0, ONE), HOOKS))
+    replayed = (1.0, "")
     fitted_to = list(itertools.product((1.0,), HOOKS))
-    found: dict[tuple[float, str], list[Recorded]] = {key: [] for key in (*fitted_to, *asked)}
+    taken: dict[tuple[float, str], list[list[Recorded]]] = {}
     for number in range(rounds):
-        for cap, hook in random.Random(number).sample(list(found), len(found)):
-            made = directory / f"transformer_{number}_{cap:g}_{hook or 'none'}"
+        settings = [*fitted_to, *asked, replayed]
+        for turn, (cap, hook) in enumerate(random.Random(number).sample(settings, len(settings))):
+            made = directory / f"transformer_{number}_{turn}"
             job = Job("transformer", 2, made, TRANSFORMER_STEPS, hook=False, compressor=hook)
-            found[cap, hook] += _read(forked_ranks.run(job, made, [], "localhost", cap))
-    base = [each for key in fitted_to for each in found[key]]
-    plain = sorted(found[1.0, ""], key=lambda each: _step_s([each]))
-    replay = Replay(plain[rounds // 2].schedule, build_profile([], base, ["2 ranks"])[0])
+            of_rounds = taken.setdefault((cap, hook), [[] for _ in range(rounds)])
+            of_rounds[number] += _read(forked_ranks.run(job, made, [], "localhost", cap))
+        print(f"round {number + 1} of {rounds}", file=sys.stderr, flush=True)
+    base = [each for key in fitted_to for runs in taken[key] for each in runs]
+    plain = sorted((each for runs in taken[replayed] for each in runs), key=_step_s)
+    replay = Replay(plain[len(plain) // 2].schedule, build_profile([], base, ["2 ranks"])[0])
+    replayed_s = [_mean_step_s(runs) for runs in taken[replayed]]
     for cap, hook in asked:
+        ratios = [
+            _mean_step_s(runs) / beside_s
+            for runs, beside_s in zip(taken[cap, hook], replayed_s, strict=True)
+        ]
         scenario = Scenario(2, bucket_cap_bytes=cap * MIB, hook=hook)
-        yield _row({"cap_mib": cap, "hook": hook}, replay, scenario, found[cap, hook])
+        step_s = float(np.median(ratios)) * _step_s(plain[len(plain) // 2])
+        yield {
+            **_row({"cap_mib": cap, "hook": hook}, replay, scenario, taken[cap, hook][0], step_s),
+            "rounds": rounds,
+            "ratio_quartiles": np.percentile(ratios, [25, 75]).tolist(),
+        }
 
 
 def _row(
-    setting: dict[str, Any], replay: Replay, scenario: Scenario, measured: Sequence[Recorded]
+    setting: dict[str, Any],
+    replay: Replay,
+    scenario: Scenario,
+    measured: Sequence[Recorded],
+    step_s: float,
 ) -> dict[str, Any]:
-    step_s = _step_s(measured)
-    of_runs_s = [_step_s([each]) for each in measured]
+    """``measured``: runs of the setting, for its buckets; ``step_s``: what a step took."""
     found = replay.predict(scenario)
     values = {
         "measured": step_s,
@@ -179,7 +198,6 @@ def _row(
         **setting,
         "buckets": len(measured[0].schedule.bucket_bytes),
         "predicted_buckets": found.buckets,
-        "runs_apart": max(of_runs_s) / min(of_runs_s) - 1,
         **{f"{name}_ms": value * 1e3 for name, value in values.items()},
         "error": found.step_s.value / step_s - 1,
         "no_overlap_error": found.no_overlap_s / step_s - 1,
@@ -187,9 +205,14 @@ def _row(
     }
 
 
-def _step_s(runs: Sequence[Recorded]) -> float:
-    """Median over runs of each one's median step."""
-    return float(np.median([np.median(each.schedule.period_s) for each in runs]))
+def _mean_step_s(runs: Sequence[Recorded]) -> float:
+    """Mean of the runs' median steps."""
+    return float(np.mean([_step_s(each) for each in runs]))
+
+
+def _step_s(run: Recorded) -> float:
+    """Its median step."""
+    return float(np.median(run.schedule.period_s))
 
 
 def is_transformer(row: dict[str, Any]) -> bool:
@@ -222,10 +245,12 @@ def demands(rows: Sequence[dict[str, Any]]) -> dict[str, bool]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--results", type=Path, help="one JSON line per point; goes on with it")
-    parser.add_argument("--minutes", type=float, default=10, help="start no point after that")
+    parser.add_argument(
+        "--minutes", type=float, default=10, help="start no point after that; not of --transformer"
+    )
     parser.add_argument("--points", type=int, default=len(points()), help="at most so many")
     parser.add_argument("--transformer", action="store_true", help="that workload instead")
-    parser.add_argument("--rounds", type=int, default=3, help="of --transformer (default: 3)")
+    parser.add_argument("--rounds", type=int, default=6, help="of --transformer (default: 6)")
     args = parser.parse_args()
     end = time.monotonic() + 60 * args.minutes
     rows = [row for row in _done(args.results) if is_transformer(row) == args.transformer]
@@ -242,8 +267,6 @@ def main() -> int:
             if args.results:
                 with args.results.open("a") as file:
                     file.write(json.dumps(row) + "\n")
-            if time.monotonic() > end:
-                break
     return _judged(rows)
 
 
@@ -259,7 +282,7 @@ def _study(
         if time.monotonic() > end:
             return
         measured = record(point, directory)
-        yield _row(asdict(point), replay, point.scenario, measured)
+        yield _row(asdict(point), replay, point.scenario, measured, _mean_step_s(measured))
 
 
 def _done(path: Path | None) -> list[dict[str, Any]]:
