@@ -53,7 +53,10 @@ from tests.support import netns
 #: "hierarchical" among them: each host has one rank, so its means go over gloo.
 CANDIDATES = "fp16,int8,topk:ratio=0.01,powersgd:rank=2,hierarchical"
 #: 12 MB of gradients, 96 ms on the link, beside a backward of 12 ms: the fewer bytes the better.
-LINK_WORKLOAD = "timed:layers=4,data_ms=2,forward_ms=2,backward_ms=3,gradient_mb=3,bucket_cap_mb=1"
+LINK_WORKLOAD = (
+    "timed:layers=4,data_ms=2,forward_ms=2,backward_ms=3,gradient_mb=3,bucket_cap_mb=1,"
+    "gradients=normal"
+)
 #: Compute that hides what loopback takes for 1 MB.
 LOOPBACK_WORKLOAD = "timed:layers=4,data_ms=2,forward_ms=2,backward_ms=12,gradient_mb=0.25"
 RATE = "1gbit"

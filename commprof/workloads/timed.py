@@ -19,6 +19,7 @@ from commprof.errors import UsageError
 from commprof.workloads.pacer import Pacer
 from commprof.workloads.spec import Shard, Trainee
 
+_Draw = Callable[[int], Tensor]
 _PHASES = ("data", "forward", "backward", "optimizer")
 _STEPS_PER_EPOCH = 6
 _BYTES_PER_ELEMENT = 4
@@ -53,6 +54,9 @@ class TimedOptions:
     """Length of each layer's backward; its gradient is ready at the end of it."""
     gradient_mb: tuple[float, ...] = (1.0,)
     """Size of each layer's fp32 gradient; 0 makes a layer without parameters."""
+    gradients: str = field(default="constant", metadata={"choices": ("constant", "normal")})
+    """Their values. `constant`: rank + 1, so that the mean is known; `normal`: drawn once, from a
+    normal distribution, which is what a sparse compressor is made for."""
     optimizer_ms: float = 0.0
     """Length of the optimizer phase."""
     bucket_cap_mb: float = 0.0
@@ -138,6 +142,16 @@ class Timed:
         return _TimedTrainee(self.options, shard)
 
 
+def _drawing(values: str, rank: int) -> _Draw:
+    """Gives each layer's gradient, see `TimedOptions.gradients`."""
+    if values == "constant":
+        return lambda count: torch.full((count,), float(rank + 1))
+    generator = torch.Generator("cpu").manual_seed(rank)
+    return lambda count: torch.randn(count, generator=generator, device="cpu").to(
+        torch.get_default_device()
+    )
+
+
 class _TimedFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, signal: Tensor, weight: Tensor | None, layer: _Layer) -> Tensor:
@@ -158,14 +172,14 @@ class _TimedFunction(torch.autograd.Function):
 
 class _Layer(nn.Module):
     def __init__(
-        self, pacer: Pacer, forward_ms: float, backward_ms: float, count: int, value: float
+        self, pacer: Pacer, forward_ms: float, backward_ms: float, count: int, draw: _Draw
     ) -> None:
         super().__init__()
         self.pacer = pacer
         self.forward_ns = round(forward_ms * _NS_PER_MS)
         self.backward_ns = round(backward_ms * _NS_PER_MS)
         self.weight = nn.Parameter(torch.zeros(count)) if count else None
-        self._gradient = torch.full((count,), value)
+        self._gradient = draw(count)
         self.begins_backward = False
 
     def fresh_gradient(self) -> Tensor | None:
@@ -187,7 +201,7 @@ class _Model(nn.Module):
     the layers before it leave time, and its return is the end of the backward's own work.
     """
 
-    def __init__(self, options: TimedOptions, pacer: Pacer, gradient_value: float) -> None:
+    def __init__(self, options: TimedOptions, pacer: Pacer, draw: _Draw) -> None:
         super().__init__()
         lengths = zip(
             options.per_layer(options.forward_ms),
@@ -195,8 +209,8 @@ class _Model(nn.Module):
             options.gradient_counts,
             strict=True,
         )
-        tail = _Layer(pacer, 0.0, 0.0, 0, gradient_value)
-        layers = [tail, *(_Layer(pacer, *x, gradient_value) for x in lengths)]
+        tail = _Layer(pacer, 0.0, 0.0, 0, draw)
+        layers = [tail, *(_Layer(pacer, *x, draw) for x in lengths)]
         layers[-1].begins_backward = True
         self.layers = nn.Sequential(*layers)
         self.blocks = [layer for layer in layers if layer.weight is not None]
@@ -212,7 +226,7 @@ class _NominalBatch:
 
 
 class _TimedTrainee:
-    """One rank's sleeping model. Its gradients are all `rank + 1`, so their mean is known."""
+    """One rank's sleeping model."""
 
     def __init__(self, options: TimedOptions, shard: Shard) -> None:
         self._options = options
@@ -223,7 +237,7 @@ class _TimedTrainee:
             f"{phase}_{key}": [] for phase in _PHASES for key in ("ns", "begin_ns")
         }
         with torch.device(shard.device):
-            model = _Model(options, self._pacer, float(shard.rank + 1))
+            model = _Model(options, self._pacer, _drawing(options.gradients, shard.rank))
         self.model: nn.Module = model
         self.blocks: Sequence[nn.Module] = model.blocks
 

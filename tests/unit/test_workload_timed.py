@@ -3,6 +3,7 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, nullcontext
 
 import pytest
+import torch
 
 from commprof.workloads.loop import LoopResult, train
 from commprof.workloads.spec import Shard, parse_spec
@@ -75,6 +76,23 @@ def test_gradients_have_their_size_and_the_rank_in_every_element() -> None:
 
     assert workload.parameter_count == 75_000
     assert all(p.grad is None and p.eq(0).all() for p in trainee.model.parameters())
+
+
+def test_gradients_may_be_drawn_from_a_normal_distribution() -> None:
+    workload = parse_spec("timed:layers=2,gradient_mb=0.4,gradients=normal,backward_ms=0")
+
+    def gradients(rank: int) -> list[torch.Tensor]:
+        trainee = workload.build(Shard(rank, world_size=2, per_rank_batch=16, steps=1, seed=0))
+        trainee.backward(trainee.forward(trainee.model, next(trainee.batches(0))))
+        return [p.grad for p in trainee.model.parameters()]
+
+    mine, others = gradients(0), gradients(1)
+    for gradient in (*mine, *others):
+        assert abs(gradient.mean()) < 0.02
+        assert abs(gradient.std() - 1) < 0.02
+    assert not torch.equal(mine[0], mine[1])
+    assert not torch.equal(mine[0], others[0])
+    assert torch.equal(mine[0], gradients(0)[0])
 
 
 @pytest.mark.measures
