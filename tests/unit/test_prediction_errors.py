@@ -20,15 +20,27 @@ def point(error: float, bounds: float = 0.2, **setting: Any) -> dict[str, Any]:
     return {"ranks": 4, "error": error, **both, **setting}
 
 
-def test_the_page_says_what_the_file_holds() -> None:
+@pytest.mark.parametrize(
+    ("transformer", "count", "names"),
+    [
+        (False, "each of these {} points", ("model", "no overlap", "perfect overlap")),
+        (
+            True,
+            "transformer, {} settings",
+            ("the model", "no overlap at all", "perfect overlap throughout"),
+        ),
+    ],
+)
+def test_the_page_says_what_the_file_holds(
+    transformer: bool, count: str, names: tuple[str, ...]
+) -> None:
     rows = [json.loads(line) for line in RESULTS.read_text().splitlines()]
-    rows = [row for row in rows if not is_transformer(row)]
+    rows = [row for row in rows if is_transformer(row) == transformer]
     page = (ROOT / "docs" / "prediction.md").read_text()
-    assert f"each of these {len(rows)} points" in page
-    digits = {"model": 2, "no overlap": 1, "perfect overlap": 1}
-    for what, (mean, worst) in errors(rows).items():
-        figures = (f"{100 * value:.{digits[what]}f} %" for value in (mean, worst))
-        assert f"| {what} | {' | '.join(figures)} |" in page
+    assert count.format(len(rows)) in page
+    for name, digits, figures in zip(names, (2, 1, 1), errors(rows).values(), strict=True):
+        cells = " | ".join(f"{100 * value:.{digits}f} %" for value in figures)
+        assert f"| {name} | {cells} |" in page
     assert all(demands(rows).values())
 
 
