@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -51,7 +51,8 @@ def break_even(costs: Costs) -> BreakEven | None:
     if np.isinf(value):
         return BreakEven("always", None)
     drawn = bandwidth(*np.median(rows[:, resamples(count)], axis=2))
-    return BreakEven("below", interval_of(value, drawn, count, CONFIDENCE))
+    found = interval_of(value, drawn, count, CONFIDENCE)
+    return BreakEven("below", replace(found, low=max(0.0, found.low)))
 
 
 def bandwidth(

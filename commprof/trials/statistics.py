@@ -18,8 +18,6 @@ MIN_ROUNDS = 3
 CONFIDENCE = 0.95
 _RESAMPLES = 10_000
 _SEED = 20261101
-#: Resamples are worked off in so many parts, which bounds the memory.
-_PARTS = 20
 
 
 @lru_cache(maxsize=8)
@@ -32,14 +30,13 @@ def resamples(count: int) -> npt.NDArray[np.int64]:
 def ratio(above: Floats, below: Floats, confidence: float = CONFIDENCE) -> Interval | None:
     """Typical ``above / below`` of a round, with its interval; None below MIN_ROUNDS.
 
-    Typical is the Hodges-Lehmann estimate of the logarithms, see ``center``.
+    Typical is the Hodges-Lehmann estimate of the logarithms, see ``center``; its interval is
+    Student's, see ``_student``.
     """
     if len(above) < MIN_ROUNDS:
         return None
     logs = np.log(above) - np.log(below)
-    rows = resamples(len(logs))
-    drawn = np.concatenate([center(logs[part]) for part in np.array_split(rows, _PARTS)])
-    found = interval_of(float(center(logs)), drawn, len(logs), confidence)
+    found = _student(float(center(logs)), logs, confidence)
     return Interval(*(math.exp(x) for x in (found.value, found.low, found.high)))
 
 
@@ -61,28 +58,43 @@ def center(values: Floats) -> Floats:
 
 
 def mean(values: Floats, confidence: float = CONFIDENCE) -> Interval | None:
-    """Mean with its bootstrap interval; None with fewer than MIN_ROUNDS values or a NaN."""
+    """Mean with Student's interval; None with fewer than MIN_ROUNDS values or a NaN."""
     if len(values) < MIN_ROUNDS or not np.isfinite(values).all():
         return None
-    drawn = values[resamples(len(values))].mean(axis=1)
-    return interval_of(float(values.mean()), drawn, len(values), confidence)
+    return _student(float(values.mean()), values, confidence)
+
+
+def _student(value: float, values: Floats, confidence: float) -> Interval:
+    """Around an estimate of the values' center: t times the mean's standard error.
+
+    Percentiles of resamples cannot leave the range of the values, and so miss the truth far more
+    often than stated where there are 3 or 4. For the Hodges-Lehmann estimate the mean's error is
+    right for normal values, and too wide where some are disturbed.
+    """
+    t = student_t_quantile((1 + confidence) / 2, len(values) - 1)
+    half = t * float(values.std(ddof=1)) / math.sqrt(len(values))
+    return Interval(value, value - half, value + half)
 
 
 def interval_of(value: float, drawn: Floats, count: int, confidence: float) -> Interval:
-    """The interval that the drawn statistics give, by expanded percentiles.
+    """The interval of what has no simple standard error, from the statistics of resamples.
 
     Plain percentiles are too narrow for few values: they miss the factor n / (n - 1) of the
     variance and Student's tails. The tail is therefore ``Phi(-sqrt(n / (n - 1)) * t)``, with t
     Student's quantile for n - 1 degrees of freedom (Hesterberg, What Teachers Should Know About
-    the Bootstrap, The American Statistician 69:4, 2015).
+    the Bootstrap, The American Statistician 69:4, 2015). As they cannot leave the values' range
+    either, the interval reaches at least t of the resamples' own standard errors, with the same
+    factor, as long as all of them are finite.
     """
     t = student_t_quantile((1 + confidence) / 2, count - 1)
-    tail = NormalDist().cdf(-math.sqrt(count / (count - 1)) * t)
+    widened = math.sqrt(count / (count - 1))
+    tail = NormalDist().cdf(-widened * t)
     ordered = np.sort(drawn)
     at = tail * (len(ordered) - 1)
     low = float(ordered[math.floor(at)])
     high = float(ordered[len(ordered) - 1 - math.floor(at)])
-    return Interval(value, min(low, value), max(high, value))
+    reach = t * widened * float(drawn.std()) if np.isfinite(drawn).all() else 0.0
+    return Interval(value, min(low, value - reach), max(high, value + reach))
 
 
 def student_t_quantile(probability: float, degrees: int) -> float:
