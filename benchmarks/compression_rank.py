@@ -102,6 +102,7 @@ def exchange(names: list[str], size_mb: float, rounds: int, interface: str) -> d
             dist.barrier()
             sent = _sent_bytes(interface)
             elapsed = _step(models[name], batch[turn % len(batch)])
+            dist.barrier()  # what is still queued for the link goes before it
             sent = _sent_bytes(interface) - sent
             if turn >= WARMUP:
                 out[name]["ms"].append(_slowest(elapsed) * 1e3)

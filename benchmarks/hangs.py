@@ -5,7 +5,8 @@
 Each try trains the `timed` workload, which sleeps, on 2 to 8 ranks under the watchdog with a
 threshold of 2 s, stops one rank (SIGSTOP) at a moment drawn from the seed, waits for the stacks
 and lets it go on. An undisturbed run of as many ranks says what the job should have come to. Every
-third try is in always-on mode. Tries that stand in the results file already are not repeated.
+third try is in always-on mode. Tries that stand in the results file already are not repeated. The
+exit code is 1 where a demand is not met, as by fewer tries than are asked for.
 """
 
 from __future__ import annotations
@@ -13,40 +14,41 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
+from benchmarks.demands import Demand, judged, of_all
+from benchmarks.results_file import Lines, read_rows
+
 # The ranks import this file as their main module: what only the parent needs is imported below.
 
+TRIES = 20
+SOON_S = 5.0
 
-def main() -> None:
+
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--tries", type=int, default=20)
+    parser.add_argument("--tries", type=int, default=TRIES)
     parser.add_argument("--first-seed", type=int, default=100)
     parser.add_argument("--minutes", type=float, default=8, help="start no try after that")
     parser.add_argument("--results", type=Path, help="one JSON line per try; those in it are kept")
     args = parser.parse_args()
     end = time.monotonic() + 60 * args.minutes
     wanted = [args.first_seed + number for number in range(args.tries)]
-    rows = _read(args.results)
+    rows, kept = read_rows(args.results), Lines(args.results)
     done = {row["seed"] for row in rows}
     for seed in wanted:
         if seed in done or time.monotonic() > end:
             continue
         rows.append(_try(seed))
         print(json.dumps(rows[-1]), flush=True)
-        if args.results:
-            with args.results.open("a") as file:
-                file.write(json.dumps(rows[-1]) + "\n")
-    _print([row for row in rows if row["seed"] in wanted])
-
-
-def _read(path: Path | None) -> list[dict[str, Any]]:
-    if path is None or not path.exists():
-        return []
-    return [json.loads(line) for line in path.read_text().splitlines()]
+        kept.append(rows[-1])
+    rows = [row for row in rows if row["seed"] in wanted]
+    _print(rows)
+    return judged(demands(rows))
 
 
 def _try(seed: int) -> dict[str, Any]:
@@ -74,19 +76,29 @@ def _try(seed: int) -> dict[str, Any]:
 
 
 def _print(rows: list[dict[str, Any]]) -> None:
-    soon = [row for row in rows if (row["beyond_threshold_s"] or 1e9) < 5]
     late_s = [row["beyond_threshold_s"] for row in rows if row["beyond_threshold_s"] is not None]
     print(f"\n{len(rows)} tries:")
-    print(f"  right rank named, and no other:            {sum(row['right'] for row in rows)}")
-    print(f"  within 5 s of the threshold:               {len(soon)}")
     before = sum(row["told_before_the_stop"] > 0 for row in rows)
     print(f"  with another hang told before the stop:    {before}")
     if late_s:
         worst = max(late_s)
-        print(f"    beyond it: median {statistics.median(late_s):.2f} s, at most {worst:.2f} s")
-    print(f"  stacks of that rank in the run directory:  {sum(row['has_stacks'] for row in rows)}")
+        print(
+            f"  beyond the threshold: median {statistics.median(late_s):.2f} s, most {worst:.2f} s"
+        )
     print(f"  job went on to the same result:            {sum(row['same_result'] for row in rows)}")
 
 
+def demands(rows: list[dict[str, Any]]) -> list[Demand]:
+    """What is asked of all tries together."""
+    late_s = [row["beyond_threshold_s"] if row["right"] else None for row in rows]
+    soon = [late is not None and late < SOON_S for late in late_s]
+    counts = {
+        "the rank that hangs named, and no other": sum(row["right"] for row in rows),
+        f"and that within {SOON_S:g} s of the threshold": sum(soon),
+        "its stacks in the run directory": sum(row["has_stacks"] for row in rows),
+    }
+    return [of_all(what, found, len(rows), TRIES) for what, found in counts.items()]
+
+
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

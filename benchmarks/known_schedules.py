@@ -6,13 +6,15 @@ The `timed` workload sleeps through known lengths and exchanges known bytes, one
 between hosts that are network namespaces with a rate limit (which takes root). What the event
 simulation says of that schedule, by arithmetic alone, is the truth; the error is in percent of the
 step. A rank's lead over the last rank, by the workload's own stamps, is taken off what it measured.
+Schedules that stand in the results file already are not run again. The exit code is 1 where a
+demand is not met, as by fewer schedules than are asked for.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import random
+import sys
 import tempfile
 import time
 from dataclasses import dataclass
@@ -22,6 +24,9 @@ from typing import Any
 import numpy as np
 from tabulate import tabulate
 
+from benchmarks.demands import Demand, at_most, judged, of_all
+from benchmarks.medians import median_interval
+from benchmarks.results_file import Lines, read_rows
 from commprof.analysis.arrivals import match_arrivals
 from commprof.analysis.breakdown import breakdown
 from commprof.predict.simulate import Bucket, Link, simulate
@@ -30,6 +35,9 @@ from commprof.trace.run_directory import WorldRun
 from tests.support import netns
 from tests.support.ranks import run_on_hosts
 
+SCHEDULES = 20
+#: Errors that are asked for, in percent of the step: in the median, and at worst.
+MEDIAN, WORST = 1.0, 3.0
 STEPS, WARMUP = 12, 3
 BURST_KIB = 128
 DATA_MS, FORWARD_MS = 10.0, 2.0
@@ -123,25 +131,31 @@ def _backward_end_ns(run: WorldRun, rank: int) -> np.ndarray:
     return np.array(truth["backward_begin_ns"]) + np.array(truth["backward_ns"])
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--schedules", type=int, default=20)
+    parser.add_argument("--schedules", type=int, default=SCHEDULES)
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--minutes", type=float, default=10, help="start no schedule after that")
-    parser.add_argument("--results", type=Path, help="one JSON line per schedule")
+    parser.add_argument(
+        "--results", type=Path, help="one JSON line per schedule; those in it are kept"
+    )
     args = parser.parse_args()
     if reason := netns.unavailable():
         raise SystemExit(f"no network namespaces here: {reason}")
     end = time.monotonic() + 60 * args.minutes
-    rows: list[dict[str, Any]] = []
-    for seed in range(args.first_seed, args.first_seed + args.schedules):
-        if time.monotonic() > end:
-            break
+    wanted = range(args.first_seed, args.first_seed + args.schedules)
+    rows, kept = (
+        [row for row in read_rows(args.results) if row["seed"] in wanted],
+        Lines(args.results),
+    )
+    done = {row["seed"] for row in rows}
+    for seed in wanted:
+        if seed in done or time.monotonic() > end:
+            continue
         rows.append(_row(draw(seed)))
-        if args.results:
-            with args.results.open("a") as file:
-                file.write(json.dumps(rows[-1]) + "\n")
-    _print(rows)
+        kept.append(rows[-1])
+    print(tabulate(rows, headers="keys", floatfmt=".2f"))
+    return judged(demands(rows))
 
 
 def _row(schedule: Schedule) -> dict[str, Any]:
@@ -161,14 +175,19 @@ def _row(schedule: Schedule) -> dict[str, Any]:
     }
 
 
-def _print(rows: list[dict[str, Any]]) -> None:
-    print(tabulate(rows, headers="keys", floatfmt=".2f"))
+def demands(rows: list[dict[str, Any]]) -> list[Demand]:
+    """What is asked of all schedules together."""
+    if not rows:
+        return []
     errors = np.abs([row["error %"] for row in rows])
-    print(
-        f"\n{len(rows)} schedules: error {np.median(errors):.2f} % of the step in the median, "
-        f"{errors.max():.2f} % at worst"
-    )
+    what = "error of exposed time, in percent of the step"
+    median = float(np.median(errors))
+    return [
+        of_all("schedules measured", len(rows), len(rows), SCHEDULES),
+        at_most(f"{what}: median", median, MEDIAN, " %", median_interval(errors)),
+        at_most(f"{what}: worst", float(errors.max()), WORST, " %"),
+    ]
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

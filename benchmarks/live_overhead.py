@@ -7,10 +7,10 @@ the two blocks without against each other are the A/A control, and show what is 
 scraped every other second. The first seconds of a block, in which a monitor loads, are in no
 figure: that happens once per job.
 
-    python benchmarks/live_overhead.py [--ranks 2,4] [--rounds 12] [--json FILE]
+    PYTHONPATH=. python benchmarks/live_overhead.py [--ranks 2,4] [--rounds 12] [--json FILE]
 
-takes half a minute per round and world size. With --json, a run
-that was ended goes on where it was.
+takes half a minute per round and world size. With --json, a run that was ended goes on where it
+was. The exit code is 1 where a demand is not met.
 """
 
 from __future__ import annotations
@@ -32,19 +32,25 @@ from typing import Any
 import numpy as np
 from tabulate import tabulate
 
-from commprof.analysis.intervals import mean_interval
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from benchmarks.demands import Demand, judged, of_all
+from benchmarks.results_file import CONTEXT, read_json, write_json
+from commprof.analysis.intervals import Interval, mean_interval
 from commprof.live.monitor import address_file
 from commprof.trace import columns
 from commprof.trace.reader import read_trace
 
 BLOCK_S, LEFT_OUT_S = 10.0, 3.0
 ON, OFF_A, OFF_B = "on", "off_a", "off_b"
+#: World sizes that are asked for.
+RANKS = (2, 4)
 OUTPUTS = ("--metrics-address", "127.0.0.1:0", "--metrics-jsonl", "m.jsonl")
 MORE_STEPS_THAN_IT_LASTS = "100000000"
 
 
-def main() -> None:
-    """Runs what the file does not hold yet, and prints a table."""
+def main() -> int:
+    """Runs what the file does not hold yet; prints a table and what became of the demands."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the job ends, too
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -55,17 +61,16 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1, help="of the blocks' order")
     parser.add_argument("--json", type=Path, help="keep the blocks' figures there")
     args = parser.parse_args()
-    found: dict[str, Any] = {}
-    if args.json and args.json.exists():
-        found = json.loads(args.json.read_text())
+    found = read_json(args.json)
+    found.pop(CONTEXT, None)
     for ranks in map(int, args.ranks.split(",")):
         rounds = found.setdefault(f"{args.workload} {ranks}", [])
         if len(rounds) < args.rounds:
             rounds += measure(ranks, args.workload, args.rounds - len(rounds), args.seed)
-            if args.json:
-                args.json.write_text(json.dumps(found, indent=1) + "\n")
+            write_json(args.json, found)
     print(f"\n{len(os.sched_getaffinity(0))} cores; load {os.getloadavg()[0]:.1f}\n")
     print(table(found))
+    return judged(demands(found))
 
 
 def measure(ranks: int, workload: str, rounds: int, seed: int) -> list[dict[str, float]]:
@@ -163,19 +168,42 @@ def table(found: dict[str, Any]) -> str:
     """Means of the rounds' ratios with their 95 % intervals."""
     rows = []
     for name, rounds in found.items():
-        on, off_a, off_b, core = (
-            np.array([each[key] for each in rounds]) for key in (ON, OFF_A, OFF_B, "of_core")
-        )
-        if len(on) == 0:
+        if not rounds:
             continue
-        off = (off_a + off_b) / 2
-        for what, ratio in (("on / off", on / off), ("control: off / off", off_a / off_b)):
-            interval = mean_interval(ratio)
-            values = interval.value, interval.low, interval.high
-            rows.append((name, len(on), np.median(off), what, *values, np.median(core)))
+        off = [(each[OFF_A] + each[OFF_B]) / 2 for each in rounds]
+        core = np.median([each["of_core"] for each in rounds])
+        on_off, control = ratios(rounds)
+        for what, mean in (("on / off", on_off), ("control: off / off", control)):
+            values = mean.value, mean.low, mean.high
+            rows.append((name, len(rounds), np.median(off), what, *values, core))
     headers = ("job", "rounds", "off ms", "ratio", "mean", "95% low", "95% high", "monitor cores")
     return tabulate(rows, headers=headers, floatfmt=".4f")
 
 
+def ratios(rounds: list[dict[str, float]]) -> tuple[Interval, Interval]:
+    """Means over the rounds: with a monitor over without, and without over without."""
+    on, off_a, off_b = (np.array([each[key] for each in rounds]) for key in (ON, OFF_A, OFF_B))
+    return mean_interval(on / ((off_a + off_b) / 2)), mean_interval(off_a / off_b)
+
+
+def demands(found: dict[str, Any]) -> list[Demand]:
+    """What is asked: no more than the control shows by chance, at each of the world sizes."""
+    asked = []
+    measured = {name: rounds for name, rounds in found.items() if rounds}
+    for name, rounds in measured.items():
+        on, control = ratios(rounds)
+        asked.append(
+            Demand(
+                f"step of {name} ranks with live metrics on over off",
+                f"{on.value:.4f} [{on.low:.4f}, {on.high:.4f}]",
+                f"within the A/A control's [{control.low:.4f}, {control.high:.4f}], or below",
+                on.value <= control.high,
+            )
+        )
+    sizes = {int(name.split()[-1]) for name in measured}
+    asked.append(of_all("world sizes measured", len(sizes & {*RANKS}), len(RANKS), len(RANKS)))
+    return asked
+
+
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -1,11 +1,12 @@
 """Do two sweeps of the same machine compare as equal?
 
-    PYTHONPATH=. python benchmarks/microbench_aa.py DIR [--pairs 20] [--most-s 120]
+    PYTHONPATH=. python benchmarks/microbench_aa.py DIR [--pairs 20] [--most-s 120] [--json FILE]
 
 Runs `commprof microbench` twice per pair, one after the other, and counts the pairs in which
 `commprof compare` flags any row. Results stay in DIR: a call goes on where the last one ended, and
 stops after --most-s. At 1 % significance over all rows of a pair, chance flags 0.2 of 20 pairs; 2
-or more flagged ones would come with a chance of 1.7 %.
+or more flagged ones would come with a chance of 1.7 %, so that one is allowed. The exit code is 1
+where more are flagged, or fewer pairs are there.
 """
 
 from __future__ import annotations
@@ -15,19 +16,26 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
+from benchmarks.demands import Demand, judged, of_all
+from benchmarks.results_file import write_json
 from commprof.analysis.sweep_comparison import SIGNIFICANCE, compare_sweeps
 from commprof.analysis.sweep_file import read_sweep
 
 SWEEP = ("all_reduce", "--nproc", "2", "-b", "1K", "-e", "16M", "-f", "4")
+PAIRS = 20
+#: Flagged pairs of 20 that chance may bring.
+MOST_FLAGGED = 1
 
 
-def main() -> None:
-    """Measures what is missing, then prints each pair."""
+def main() -> int:
+    """Measures what is missing; prints each pair, and what became of the demand."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("directory", type=Path)
-    parser.add_argument("--pairs", type=int, default=20)
+    parser.add_argument("--pairs", type=int, default=PAIRS)
     parser.add_argument("--most-s", type=float, default=120)
+    parser.add_argument("--json", type=Path, help="write what was found in each pair there")
     args = parser.parse_args()
     args.directory.mkdir(parents=True, exist_ok=True)
     files = [
@@ -37,7 +45,15 @@ def main() -> None:
     for file in files:
         if not file.exists() and time.monotonic() < limit:
             _sweep(file)
-    _report([pair for pair in zip(files[::2], files[1::2], strict=True) if pair[1].exists()])
+    pairs = [pair for pair in zip(files[::2], files[1::2], strict=True) if pair[1].exists()]
+    results = {"significance": SIGNIFICANCE, "pairs": [_compared(*pair) for pair in pairs]}
+    write_json(args.json, results)
+    for one in results["pairs"]:
+        print(
+            f"{one['pair']}: {one['flagged']} of {one['rows']} rows flagged, least corrected p "
+            f"{one['least_p']:.4f}, ratios {one['ratios'][0]:.3f} to {one['ratios'][1]:.3f}"
+        )
+    return judged(demands(results))
 
 
 def _sweep(file: Path) -> None:
@@ -47,20 +63,25 @@ def _sweep(file: Path) -> None:
     partial.rename(file)
 
 
-def _report(pairs: list[tuple[Path, Path]]) -> None:
-    flagged = 0
-    for a, b in pairs:
-        rows = compare_sweeps(read_sweep(a), read_sweep(b)).rows
-        least = min(rows, key=lambda row: row.corrected_p)
-        found = sum(row.verdict != "same" for row in rows)
-        flagged += found > 0
-        ratios = sorted(row.ratio for row in rows)
-        print(
-            f"{a.name} {b.name}: {found} of {len(rows)} rows flagged, least corrected p "
-            f"{least.corrected_p:.4f}, ratios {ratios[0]:.3f} to {ratios[-1]:.3f}"
-        )
-    print(f"{flagged} of {len(pairs)} pairs flagged at {SIGNIFICANCE:.0%}")
+def _compared(a: Path, b: Path) -> dict[str, Any]:
+    rows = compare_sweeps(read_sweep(a), read_sweep(b)).rows
+    ratios = sorted(row.ratio for row in rows)
+    return {
+        "pair": a.stem.rstrip("ab"),
+        "rows": len(rows),
+        "flagged": sum(row.verdict != "same" for row in rows),
+        "least_p": min(row.corrected_p for row in rows),
+        "ratios": [ratios[0], ratios[-1]],
+    }
+
+
+def demands(results: dict[str, Any]) -> list[Demand]:
+    """No more pairs flagged than chance may bring."""
+    pairs = results["pairs"]
+    same = sum(one["flagged"] == 0 for one in pairs)
+    what = f"pairs of equal sweeps without a difference at {results['significance']:.0%}"
+    return [of_all(what, same, len(pairs), PAIRS, PAIRS - MOST_FLAGGED)]
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

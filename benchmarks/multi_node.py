@@ -4,41 +4,46 @@
 
 Hosts are network namespaces joined by links of 1 Gbit/s; each starts ``commprof run --nnodes`` with
 its number. Of every world size the table holds what the recorded collectives sent from host to
-host, what the interfaces counted, and their difference, which should be within 2 %. Numbers of
-hosts that stand in the results file already are not run again. Needs root; a minute each.
+host, what the interfaces counted, and their difference, which must be within 2 %: else the exit
+code is 1. Numbers of hosts that stand in the results file already are not run again. Needs root; a
+minute each.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
+from benchmarks.demands import Demand, judged, of_all
+from benchmarks.results_file import CONTEXT, read_json, write_json
+
 # The ranks import this file as their main module: what only the parent needs is imported below.
 
+#: Hosts that are asked for, and by how much counters may differ from records.
+HOSTS = (2, 4)
+MOST_APART = 0.02
 WORKLOAD = "timed:layers=4,backward_ms=20,gradient_mb=2,bucket_cap_mb=0.1"
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--hosts", type=int, nargs="+", default=[2, 4], metavar="N")
+    parser.add_argument("--hosts", type=int, nargs="+", default=[*HOSTS], metavar="N")
     parser.add_argument("--nproc", type=int, default=2, help="most ranks per host (default: 2)")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--strategy", default="ddp")
     parser.add_argument("--workload", default=WORKLOAD)
     parser.add_argument("--results", type=Path, help="JSON; what is in it is kept")
     args = parser.parse_args()
-    found: dict[str, Any] = {}
-    if args.results and args.results.exists():
-        found = json.loads(args.results.read_text())
+    found = read_json(args.results)
     for hosts in args.hosts:
         if str(hosts) not in found:
             found[str(hosts)] = _run(hosts, args)
-            if args.results:
-                args.results.write_text(json.dumps(found, indent=1) + "\n")
+            write_json(args.results, found)
     print(table(found))
+    return judged(demands(found))
 
 
 def _run(count: int, args: argparse.Namespace) -> list[dict[str, Any]]:
@@ -64,7 +69,7 @@ def table(found: dict[str, Any]) -> str:
     lines = [
         "hosts  ranks  MB per step  Gbit/s in flight  over step  sent MB  counted MB  difference"
     ]
-    rows = [row for world_sizes in found.values() for row in world_sizes]
+    rows = _rows(found)
     for row in rows:
         lines.append(
             f"{row['hosts']:5}  {row['ranks']:5}  {row['step_bytes'] / 1e6:11.3f}  "
@@ -72,9 +77,28 @@ def table(found: dict[str, Any]) -> str:
             f"{row['recorded_bytes'] / 1e6:7.1f}  {row['counted_bytes'] / 1e6:10.1f}  "
             f"{row['difference']:+10.2%}"
         )
-    within = sum(abs(row["difference"]) <= 0.02 for row in rows)
+    within = sum(abs(row["difference"]) <= MOST_APART for row in rows)
     return "\n".join([*lines, f"{within} of {len(rows)} world sizes within 2 %"])
 
 
+def demands(found: dict[str, Any]) -> list[Demand]:
+    """What is asked of each world size, and of which numbers of hosts."""
+    asked = [
+        Demand(
+            f"{row['ranks']} ranks on {row['hosts']} hosts: interfaces' counters over records",
+            f"{row['difference']:+.2%}",
+            f"within {MOST_APART:.0%}",
+            abs(row["difference"]) <= MOST_APART,
+        )
+        for row in _rows(found)
+    ]
+    measured = sum(str(hosts) in found for hosts in HOSTS)
+    return [*asked, of_all("numbers of hosts measured", measured, len(HOSTS), len(HOSTS))]
+
+
+def _rows(found: dict[str, Any]) -> list[dict[str, Any]]:
+    return [row for name, rows in found.items() if name != CONTEXT for row in rows]
+
+
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -16,17 +16,23 @@ from torch.nn.parallel import DistributedDataParallel
 import commprof
 from commprof import _native
 
-#: In the order of the tables. "plain 2" is a second plain model: the A/A control.
-COLLECTIVE_MODES = ("plain", "plain 2", "installed, capture off", "observed", "torch.profiler")
-DDP_MODES = ("plain", "plain 2", "observed", "hooked", "Python hook", "torch.profiler")
+#: In the order of the tables. "plain 2" is a second plain model: the A/A control. "always-on" is
+#: "observed" in that mode, and for DDP "hooked".
+COLLECTIVE_MODES = (
+    *("plain", "plain 2", "installed, capture off", "observed", "always-on", "torch.profiler"),
+)
+DDP_MODES = (
+    *("plain", "plain 2", "observed", "hooked", "always-on", "Python hook", "torch.profiler"),
+)
 
 
 @contextmanager
 def watching(mode: str) -> Iterator[Callable[[], None]]:
     """Whatever the mode needs around a block; yields what to call at the end of each step."""
-    if mode in ("observed", "hooked"):
+    if mode in ("observed", "hooked", "always-on"):
+        kept = "always-on" if mode == "always-on" else "full"
         with tempfile.TemporaryDirectory() as directory:
-            with commprof.profile(Path(directory)) as profiler:
+            with commprof.profile(Path(directory), mode=kept) as profiler:
                 yield profiler.step
             _native.native.uninstall_observer()
     elif mode == "installed, capture off":
@@ -60,6 +66,7 @@ def models(make: Callable[[], nn.Module], bucket_cap_mb: float) -> dict[str, Any
         "observed": plain,
         "torch.profiler": plain,
         "hooked": hooked,
+        "always-on": hooked,
         "Python hook": python,
     }
 

@@ -29,6 +29,8 @@ import numpy as np
 from tabulate import tabulate
 
 from benchmarks import forked_ranks
+from benchmarks.demands import Demand, at_most, judged, of_all
+from benchmarks.results_file import Lines, read_rows
 from commprof.errors import CommprofError
 from commprof.launch.job import Job
 from commprof.predict.build import build_profile
@@ -48,6 +50,7 @@ FINEST, ONE = 0.01, 100.0
 #: By so much gradients are smaller where latency is to be seen.
 SMALL = 0.01
 CAPS_MIB = (FINEST, 0.5, 1.0, ONE)
+TRANSFORMER_CAPS_MIB = (0.25, 2.0, 5.0, ONE)
 RATES_MBIT = (80, 160, 320)
 FITTED_MBIT, FITTED_RANKS = 160, 2
 HOOKS = ("", "fp16", "topk:ratio=0.05")
@@ -149,7 +152,7 @@ def transformer(directory: Path, rounds: int) -> Iterator[dict[str, Any]]:
     takes is its ratio to that one in the same round, in the median over the rounds, times the
     median step of the run that is replayed.
     """
-    asked = list(itertools.product((0.25, 2.0, 5.0, ONE), HOOKS))
+    asked = list(itertools.product(TRANSFORMER_CAPS_MIB, HOOKS))
     replayed = (1.0, "")
     fitted_to = list(itertools.product((1.0,), HOOKS))
     taken: dict[tuple[float, str], list[list[Recorded]]] = {}
@@ -230,15 +233,22 @@ def errors(rows: Sequence[dict[str, Any]]) -> dict[str, tuple[float, float]]:
     return found
 
 
-def demands(rows: Sequence[dict[str, Any]]) -> dict[str, bool]:
-    """What is asked of the model, and whether it is met."""
+def demands(rows: Sequence[dict[str, Any]]) -> list[Demand]:
+    """What is asked of the model, of all points of one study."""
     found = errors(rows)
-    mean, worst = found["model"]
-    asked = {f"{MEAN:.0%} in the mean": mean <= MEAN}
-    if not is_transformer(rows[0]):
-        asked[f"{WORST:.0%} at worst"] = worst <= WORST
+    mean, worst = (100 * value for value in found["model"])
+    of_transformer = is_transformer(rows[0])
+    study = "transformer" if of_transformer else "timed workload"
+    wanted = len(TRANSFORMER_CAPS_MIB) * len(HOOKS) if of_transformer else len(points())
+    what = f"{study}, absolute error of the predicted step"
+    asked = [of_all(f"{study}, points measured", len(rows), len(rows), wanted)]
+    asked.append(at_most(f"{what}: mean", mean, 100 * MEAN, " %"))
+    if not of_transformer:
+        asked.append(at_most(f"{what}: worst", worst, 100 * WORST, " %"))
     for bound in ("no overlap", "perfect overlap"):
-        asked[f"better than {bound}"] = mean < found[bound][0]
+        other = 100 * found[bound][0]
+        figure, limit = f"{mean:.2f} %", f"below that bound's {other:.2f} %"
+        asked.append(Demand(f"{what}: mean, against {bound}", figure, limit, mean < other))
     return asked
 
 
@@ -253,7 +263,8 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=6, help="of --transformer (default: 6)")
     args = parser.parse_args()
     end = time.monotonic() + 60 * args.minutes
-    rows = [row for row in _done(args.results) if is_transformer(row) == args.transformer]
+    rows = [row for row in read_rows(args.results) if is_transformer(row) == args.transformer]
+    kept = Lines(args.results)
     with tempfile.TemporaryDirectory(prefix="commprof-predict-") as name:
         if args.transformer:
             found = transformer(Path(name), args.rounds)
@@ -264,9 +275,7 @@ def main() -> int:
         for row in found:
             rows.append(row)
             print(json.dumps(row), flush=True)
-            if args.results:
-                with args.results.open("a") as file:
-                    file.write(json.dumps(row) + "\n")
+            kept.append(row)
     return _judged(rows)
 
 
@@ -285,12 +294,6 @@ def _study(
         yield _row(asdict(point), replay, point.scenario, measured, _mean_step_s(measured))
 
 
-def _done(path: Path | None) -> list[dict[str, Any]]:
-    if path is None or not path.exists():
-        return []
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
-
 def _judged(rows: list[dict[str, Any]]) -> int:
     """Prints all of it; the exit code."""
     if not rows:
@@ -298,10 +301,7 @@ def _judged(rows: list[dict[str, Any]]) -> int:
     print(tabulate(rows, headers="keys", floatfmt=".3g"))
     for what, (mean, worst) in errors(rows).items():
         print(f"{what}: {mean:.2%} in the mean, {worst:.2%} at worst")
-    asked = demands(rows)
-    for demand, is_met in asked.items():
-        print(f"{'met' if is_met else 'MISSED'}: {demand}")
-    return 0 if all(asked.values()) else 1
+    return judged(demands(rows))
 
 
 if __name__ == "__main__":

@@ -7,98 +7,159 @@
 
 One thread per rank. More ranks than cores measure how ranks share cores, on both sides of a ratio.
 `hosts` makes hosts out of network namespaces, which takes root. `faults` builds the core's test.
+With --json FILE each part keeps its figures there, beside those of the other parts. The exit code
+is 1 where a demand on a part is not met, as by points that were not measured.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rank_launch import on_hosts, on_this_host
 from tabulate import tabulate
+
+from benchmarks.demands import Demand, at_least, at_most, judged, of_all
+from benchmarks.medians import median_interval, ratio_interval, ratio_of
+from benchmarks.rank_launch import on_hosts, on_this_host
+from benchmarks.results_file import read_parts, write_part
 
 ROOT = Path(__file__).parents[1]
 RANK_SCRIPT = Path(__file__).with_name("shared_memory_rank.py")
 SIZES = (4096, 1_000_000, 25_000_000, 100_000_000)
-#: Demanded least ratio of gloo's time to ours, by size.
-DEMANDS = dict(zip(SIZES, (6, 5, 3, 3), strict=True))
+RANKS = (2, 4, 8)
+#: Least ratio of gloo's time to ours, by size, at each number of ranks.
+LEAST = dict(zip(SIZES, (6, 5, 3, 3), strict=True))
+#: Our time over a pass of all ranks over their data: at most, of so many bytes at so many ranks.
+MOST_PASSES, PASSED, PASSING_RANKS = 3.5, SIZES[-1], 2
+MODELS, DDP_RANKS = ("transformer", "25M"), (2, 4)
+#: Least ratio of what communication adds to a step, gloo's to ours.
+LEAST_COMMUNICATION = 3.0
+HOSTS_BYTES, RATES, RANKS_PER_HOST = 25_000_000, ("1gbit", "10gbit"), (2, 4)
+#: Least ratio of gloo's time to ours by link and ranks per host; faster is asked of the others.
+LEAST_BETWEEN_HOSTS = {("1gbit", 4): 1.8}
+#: Of two hosts each must send its sum of the data once, and receive the other's. Headers and
+#: acknowledgements come on top, 0.7 % in frames of 9000 bytes.
+MOST_SENT = 1.02
+TRIES = 100
 
 
-def main() -> None:
-    """Runs one part and prints its table."""
+def main() -> int:
+    """Runs one part, prints its table and what became of its demands."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("part", choices=sorted(PARTS))
-    parser.add_argument("--ranks", default="2,4,8", help="with commas; per host for `hosts`")
+    parser.add_argument("--ranks", help="with commas (default: 2,4,8; of `ddp` and `hosts`: 2,4)")
     parser.add_argument("--sizes", default=",".join(map(str, SIZES)), help="bytes")
-    parser.add_argument("--rates", default="1gbit,10gbit", help="of the links, as tc has it")
+    parser.add_argument("--rates", default=",".join(RATES), help="of the links, as tc has it")
+    parser.add_argument("--models", default=",".join(MODELS), help="of `ddp`")
     parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--tries", type=int, default=100, help="of `faults`")
-    parser.add_argument("--json", type=Path, help="write all times there")
+    parser.add_argument("--tries", type=int, default=TRIES, help="of `faults`")
+    parser.add_argument("--json", type=Path, help="keep all times there")
     args = parser.parse_args()
     print(f"{len(os.sched_getaffinity(0))} usable cores")
-    result = PARTS[args.part](args)
-    if args.json:
-        args.json.write_text(json.dumps(result, indent=1) + "\n")
+    figures = PARTS[args.part](args)
+    write_part(args.json, args.part, figures)
+    kept = read_parts(args.json).get(args.part, figures)
+    return judged(DEMANDS[args.part](kept))
 
 
-def _all_reduce(args: argparse.Namespace) -> Any:
-    sizes = [int(size) for size in args.sizes.split(",")]
+def _numbers(text: str | None, default: tuple[int, ...]) -> list[int]:
+    return [int(word) for word in text.split(",")] if text else [*default]
+
+
+def _all_reduce(args: argparse.Namespace) -> dict[str, Any]:
     rows, results = [], {}
-    for ranks in map(int, args.ranks.split(",")):
-        times = on_this_host(
-            RANK_SCRIPT, ranks, {"part": "all_reduce", "sizes": sizes, "rounds": args.rounds}
-        )
-        results[ranks] = times
-        for size, one in times.items():
-            ours, demand = one["commprof"], DEMANDS.get(int(size))
-            copy = _ratio(ours, one["read and write"])
-            rows.append(
-                (ranks, int(size), np.median(ours), *_ratio(one["gloo"], ours), demand, copy[0])
-            )
+    sizes = _numbers(args.sizes, SIZES)
+    for ranks in _numbers(args.ranks, RANKS):
+        told = {"part": "all_reduce", "sizes": sizes, "rounds": args.rounds}
+        for size, times in on_this_host(RANK_SCRIPT, ranks, told).items():
+            results[f"{ranks} {size}"] = times
+            ours = times["commprof"]
+            passes = _ratio(ours, times["read and write"])[0]
+            gain = _ratio(times["gloo"], ours)
+            rows.append((ranks, int(size), np.median(ours), *gain, LEAST.get(int(size)), passes))
     headers = ("ranks", "bytes", "ours ms", "gloo : ours", "25 %", "75 %", "demand", "ours : pass")
     print("All-reduce of fp32, slowest rank; pass: each rank reads and writes its data once")
     print(tabulate(rows, headers=headers, floatfmt=(".0f", ".0f", ".3f", *[".2f"] * 5)))
     return results
 
 
-def _ddp(args: argparse.Namespace) -> Any:
-    rows, results = [], {}
-    for model in ("transformer", "25M"):
-        for ranks in (2, 4):
-            times = on_this_host(
-                RANK_SCRIPT, ranks, {"part": "ddp", "model": model, "rounds": 2 * args.rounds}
-            )
-            results[f"{model} {ranks}"] = times
-            alone, gloo, ours = (
-                np.array(times[name]) for name in ("no communication", "gloo", "commprof")
-            )
-            medians = [np.median(x) for x in (alone, gloo, ours)]
-            communication = np.median(gloo - alone) / np.median(ours - alone)
-            rows.append((model, ranks, *medians, communication, *_ratio(gloo, ours)))
+def all_reduce_demands(figures: dict[str, Any]) -> list[Demand]:
+    """Gains over gloo of each point, and the distance from the limit of copying."""
+    found = []
+    for name, times in figures.items():
+        ranks, size = map(int, name.split())
+        if size in LEAST:
+            gains = np.array(times["gloo"]) / times["commprof"]
+            what = f"all-reduce of {size:,} bytes, {ranks} ranks: gloo over ours"
+            between = median_interval(gains)
+            found.append(at_least(what, float(np.median(gains)), LEAST[size], "x", between))
+        if (ranks, size) == (PASSING_RANKS, PASSED):
+            passes = np.array(times["commprof"]) / times["read and write"]
+            what = f"all-reduce of {size:,} bytes, {ranks} ranks: ours over a pass over the data"
+            between = median_interval(passes)
+            found.append(at_most(what, float(np.median(passes)), MOST_PASSES, "x", between))
+    return [*found, _complete(figures, [f"{ranks} {size}" for ranks in RANKS for size in SIZES])]
+
+
+def _ddp(args: argparse.Namespace) -> dict[str, Any]:
+    results = {}
+    for model in args.models.split(","):
+        for ranks in _numbers(args.ranks, DDP_RANKS):
+            told = {"part": "ddp", "model": model, "rounds": 2 * args.rounds}
+            results[f"{model} {ranks}"] = on_this_host(RANK_SCRIPT, ranks, told)
     headers = ("model", "ranks", "alone ms", "gloo ms", "ours ms", "communication gloo : ours")
-    headers += ("step gloo : ours", "25 %", "75 %")
+    headers += ("step gloo : ours", "25 %", "75 %", "step shorter by %")
     print("DDP's forward and backward; communication: what a step takes longer than alone")
-    print(tabulate(rows, headers=headers, floatfmt=".2f"))
+    print(tabulate(_ddp_rows(results), headers=headers, floatfmt=".2f"))
     return results
 
 
-def _hosts(args: argparse.Namespace) -> Any:
-    size = 25_000_000
+def _ddp_rows(results: dict[str, Any]) -> list[tuple[Any, ...]]:
+    rows = []
+    for name, times in results.items():
+        alone, gloo, ours = (np.array(times[key]) for key in ("no communication", *GROUPS))
+        medians = [np.median(x) for x in (alone, gloo, ours)]
+        communication = ratio_of(np.median(gloo - alone), np.median(ours - alone))
+        shorter = 100 * (1 - np.median(ours / gloo))
+        rows.append((*name.split(), *medians, communication, *_ratio(gloo, ours), shorter))
+    return rows
+
+
+def ddp_demands(figures: dict[str, Any]) -> list[Demand]:
+    """Of each model and number of ranks: less communication, and no longer a step."""
+    found = []
+    for name, times in figures.items():
+        alone, gloo, ours = (np.array(times[key]) for key in ("no communication", *GROUPS))
+        above, below = gloo - alone, ours - alone
+        value = ratio_of(np.median(above), np.median(below))
+        what = f"DDP, {name} ranks: communication time, gloo over ours"
+        between = ratio_interval(above, below)
+        found.append(at_least(what, value, LEAST_COMMUNICATION, "x", between))
+        shorter = 1 - float(np.median(ours / gloo))
+        what = f"DDP, {name} ranks: step, gloo over ours ({shorter:.1%} shorter)"
+        step = gloo / ours
+        found.append(at_least(what, float(np.median(step)), 1, "x", median_interval(step), ".3f"))
+    wanted = [f"{model} {ranks}" for model in MODELS for ranks in DDP_RANKS]
+    return [*found, _complete(figures, wanted)]
+
+
+def _hosts(args: argparse.Namespace) -> dict[str, Any]:
     rows, results = [], {}
     for rate in args.rates.split(","):
-        for ranks in (2, 4):
-            told = {"part": "hosts", "size": size, "rounds": args.rounds}
+        for ranks in _numbers(args.ranks, RANKS_PER_HOST):
+            told = {"part": "hosts", "size": HOSTS_BYTES, "rounds": args.rounds}
             times = on_hosts(RANK_SCRIPT, 2, ranks, rate, told)
             results[f"{rate} {ranks}"] = times
-            gloo, ours = times["gloo"], times["commprof"]
-            bytes_per = [np.median(one["bytes"]) / size for one in (gloo, ours)]
+            gloo, ours = (times[key] for key in GROUPS)
+            per_byte = [_per_byte(one, "sent") for one in (gloo, ours)]
             ratio = _ratio(gloo["ms"], ours["ms"])
-            rows.append((rate, ranks, np.median(ours["ms"]), *ratio, *bytes_per))
+            rows.append((rate, ranks, np.median(ours["ms"]), *ratio, *per_byte))
     headers = ("link", "ranks per host", "ours ms", "gloo : ours", "25 %", "75 %")
     headers += ("gloo sends", "ours sends")
     print(
@@ -108,15 +169,53 @@ def _hosts(args: argparse.Namespace) -> Any:
     return results
 
 
-def _faults(args: argparse.Namespace) -> Any:
+def _per_byte(one: dict[str, Any], direction: str) -> float:
+    return float(np.median(one[direction])) / HOSTS_BYTES
+
+
+def hosts_demands(figures: dict[str, Any]) -> list[Demand]:
+    """Of each link and number of ranks: the gain over gloo, and the bytes on the link."""
+    found = []
+    for name, times in figures.items():
+        rate, ranks = name.split()
+        where = f"all-reduce of 25 MB, 2 hosts of {ranks} ranks, {rate}"
+        gloo, ours = (times[key] for key in GROUPS)
+        gains = np.array(gloo["ms"]) / ours["ms"]
+        value, between = float(np.median(gains)), median_interval(gains)
+        what = f"{where}: gloo over ours"
+        least = LEAST_BETWEEN_HOSTS.get((rate, int(ranks)))
+        if least is None:
+            figure = f"{value:.2f}x [{between[0]:.2f}, {between[1]:.2f}]"
+            found.append(Demand(what, figure, "more than 1x", value > 1))
+        else:
+            found.append(at_least(what, value, least, "x", between))
+        for direction in ("sent", "received"):
+            what = f"{where}: bytes {direction} over the least that an all-reduce can"
+            found.append(at_most(what, _per_byte(ours, direction), MOST_SENT, form=".4f"))
+    wanted = [f"{rate} {ranks}" for rate in RATES for ranks in RANKS_PER_HOST]
+    return [*found, _complete(figures, wanted)]
+
+
+def _faults(args: argparse.Namespace) -> dict[str, Any]:
     """Kills and stops ranks in the middle, in the core's own test."""
     build = ROOT / "build" / "faults"
     switches = ["-G", "Ninja", "-DCOMMPROF_TORCH=OFF", "-DCOMMPROF_TESTS=ON"]
     subprocess.run(["cmake", "-S", ROOT, "-B", build, *switches], check=True, capture_output=True)
     subprocess.run(["cmake", "--build", build, "--target", "test_shm_failure"], check=True)
     done = subprocess.run([build / "test_shm_failure", str(args.tries)], check=False)
-    print(f"{args.tries} tries: {'all named in time' if done.returncode == 0 else 'FAILED'}")
     return {"tries": args.tries, "failed": done.returncode}
+
+
+def faults_demands(figures: dict[str, Any]) -> list[Demand]:
+    """The test ends at the first try that fails, so that all were right or none counts."""
+    right = 0 if figures["failed"] else figures["tries"]
+    what = "ranks killed or stopped: error in time that names the rank, nothing left in /dev/shm"
+    return [of_all(what, right, figures["tries"], TRIES)]
+
+
+def _complete(figures: dict[str, Any], wanted: list[str]) -> Demand:
+    measured = sum(name in figures for name in wanted)
+    return of_all("points measured", measured, len(wanted), len(wanted))
 
 
 def _ratio(other: list[float], ours: list[float]) -> tuple[float, float, float]:
@@ -126,7 +225,19 @@ def _ratio(other: list[float], ours: list[float]) -> tuple[float, float, float]:
     return middle, low, high
 
 
-PARTS = {"all_reduce": _all_reduce, "ddp": _ddp, "hosts": _hosts, "faults": _faults}
+GROUPS = ("gloo", "commprof")
+PARTS: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
+    "all_reduce": _all_reduce,
+    "ddp": _ddp,
+    "hosts": _hosts,
+    "faults": _faults,
+}
+DEMANDS: dict[str, Callable[[dict[str, Any]], list[Demand]]] = {
+    "all_reduce": all_reduce_demands,
+    "ddp": ddp_demands,
+    "hosts": hosts_demands,
+    "faults": faults_demands,
+}
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

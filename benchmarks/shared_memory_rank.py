@@ -78,7 +78,7 @@ def _transformer() -> tuple[nn.Module, torch.Tensor]:
 
 
 def _mlp() -> tuple[nn.Module, torch.Tensor]:
-    """25,010,000 parameters whose backward is short: most of a step is communication."""
+    """25,005,000 parameters whose backward is short: most of a step is communication."""
     width = 5000
     layers = [nn.Linear(1000, width), nn.ReLU(), nn.Linear(width, 4000, bias=False)]
     return nn.Sequential(*layers), torch.randn(16, 1000)
@@ -118,24 +118,29 @@ def _copy_of(module: nn.Module) -> nn.Module:
 
 
 def hosts(size: int, rounds: int) -> dict[str, Any]:
-    """Per group: milliseconds per all-reduce, and bytes that this rank's host sent for one."""
+    """Per group: milliseconds per all-reduce, and bytes through this rank's link for one."""
     data = torch.ones(size // 4)
-    counter = Path("/sys/class/net/eth0/statistics/tx_bytes")
+    statistics = Path("/sys/class/net/eth0/statistics")
+    counters = {"sent": statistics / "tx_bytes", "received": statistics / "rx_bytes"}
     out: dict[str, Any] = {}
     for name, group in groups().items():
-        out[name] = {"group": group, "ms": [], "bytes": []}
+        out[name] = {"group": group, "ms": [], "sent": [], "received": []}
     for turn in range(WARMUP + rounds):
         for one in out.values():
             dist.barrier()
-            sent = int(counter.read_text())
+            before = {name: int(counter.read_text()) for name, counter in counters.items()}
             took = _timed(
                 lambda one=one: dist.all_reduce(data, op=dist.ReduceOp.MAX, group=one["group"]), 1
             )
             dist.barrier()
             if turn >= WARMUP:
                 one["ms"].append(took * 1e3)
-                one["bytes"].append(int(counter.read_text()) - sent)
-    return {name: {"ms": _slowest(one["ms"]), "bytes": one["bytes"]} for name, one in out.items()}
+                for name, counter in counters.items():
+                    one[name].append(int(counter.read_text()) - before[name])
+    for one in out.values():
+        del one["group"]
+        one["ms"] = _slowest(one["ms"])
+    return out
 
 
 def main() -> None:

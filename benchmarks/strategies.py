@@ -3,8 +3,8 @@
 
 Takes about four minutes on two cores. What was measured goes into a JSON file as it is done, so a
 second call goes on where the first was stopped; then the tables of docs/strategies.md are written
-anew.
-With --from they are written from such a file and nothing is run.
+anew. With --from they are written from such a file and nothing is run. The exit code is 1 where a
+setting is missing, or where an operation's bytes are not those of the theory.
 """
 
 from __future__ import annotations
@@ -20,6 +20,9 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from benchmarks.demands import Demand, judged, of_all
 from commprof.analysis.strategies import OperationRow, StrategyRow
 from commprof.report.strategies_table import tables
 
@@ -27,7 +30,11 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULT = ROOT / "benchmarks/results/strategies.json"
 PAGE = ROOT / "docs/strategies.md"
 BLOCK = re.compile(r"(<!-- strategies:[^\n]*-->\n)(.*?)(<!-- end of strategies -->)", re.DOTALL)
-SHARED = ("--world-sizes", "1,2,4", "--strategy", "ddp,fsdp", "--overhead-steps", "0")
+WORLD_SIZES, STRATEGIES = (1, 2, 4), ("ddp", "fsdp")
+SHARED = (
+    *("--world-sizes", ",".join(map(str, WORLD_SIZES)), "--strategy", ",".join(STRATEGIES)),
+    *("--overhead-steps", "0"),
+)
 COMMANDS = {
     "transformer": ("--workload", "transformer", "--batch-size", "4", "--steps", "16"),
     "resnet50": ("--workload", "resnet50:image=32", "--batch-size", "4", "--steps", "8"),
@@ -67,7 +74,31 @@ def measure(name: str) -> dict[str, Any]:
             "machine": {key: about["machine"][key] for key in MACHINE},
         },
         "rows": document["strategies"],
+        "theory": [
+            {"strategy": strategy, "world_size": run["num_processes"], **check}
+            for strategy, result in zip(STRATEGIES, document["results"], strict=True)
+            for run in result["runs"]
+            for check in run["aggregated_metrics"]["cross_checks"]
+            if check["name"].startswith("theory_")
+        ],
     }
+
+
+def demands(results: dict[str, Any]) -> list[Demand]:
+    """That every setting was run, and exchanged the bytes of the theory."""
+    wanted = len(COMMANDS) * len(STRATEGIES) * len(WORLD_SIZES)
+    measured = {
+        (name, row["strategy"], row["world_size"])
+        for name, result in results.items()
+        for row in result["rows"]
+    }
+    found = [of_all("settings measured", len(measured), wanted, wanted)]
+    checks = [check for result in results.values() for check in result.get("theory", [])]
+    if checks:
+        agree = sum(bool(check["agrees"]) for check in checks)
+        what = "operations whose bytes per step are those of the theory"
+        found.append(of_all(what, agree, len(checks), len(checks)))
+    return found
 
 
 def row_of(values: dict[str, Any]) -> StrategyRow:
@@ -113,7 +144,7 @@ def page(text: str, results: dict[str, Any]) -> str:
     return new
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--from", dest="source", type=Path, metavar="FILE")
     parser.add_argument("--fresh", action="store_true", help="measure what the file has as well")
@@ -130,7 +161,8 @@ def main() -> None:
                 RESULT.write_text(json.dumps(results, indent=1) + "\n")
     PAGE.write_text(page(PAGE.read_text(), results))
     print(f"updated {PAGE}")
+    return judged(demands(results))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -19,7 +19,8 @@ machine: 5 minutes for three passes of truth, 12 for 20 trials on the link, 10 f
 `summary` counts the trials that named the truly fastest candidate as the fastest, and those among
 whose candidates that cannot be told from the fastest it was, of which the one that harms gradients
 least is recommended; the intervals that hold the true ratio; and, of all trials, the intervals of
-`none again`, whose true ratio is 1.
+`none again`, whose true ratio is 1. The exit code of `all` and `summary` is 1 where a demand is not
+met, as by fewer trials than are asked for.
 """
 
 from __future__ import annotations
@@ -42,11 +43,14 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from benchmarks.demands import judged
+from benchmarks.results_file import Lines, read_rows
+from benchmarks.trial_truth_demands import TRIALS, demands, summary
 from commprof.launch.job import Job
 from commprof.trace import columns
 from commprof.trace.run_directory import read_world, world_directory
 from commprof.trials.analyse import analyse_trial
-from commprof.trials.candidates import BASELINE, CONTROL
+from commprof.trials.candidates import BASELINE
 from commprof.trials.plan import parse_trial
 from tests.support import netns
 
@@ -82,15 +86,11 @@ class Results:
     def __init__(self, directory: Path) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         self._path = directory / "results.jsonl"
+        self._kept = Lines(self._path)
 
     def lines(self) -> list[dict[str, Any]]:
         """All so far."""
-        text = self._path.read_text() if self._path.exists() else ""
-        return [json.loads(line) for line in text.splitlines()]
-
-    def good(self, part: str) -> list[dict[str, Any]]:
-        """Those of a part that did not fail."""
-        return [one for one in self.lines() if one["part"] == part and "failed" not in one]
+        return read_rows(self._path)
 
     def is_done(self, name: str) -> bool:
         """Whether it is there, or has failed as often as it may."""
@@ -99,29 +99,29 @@ class Results:
 
     def append(self, line: dict[str, Any]) -> None:
         """Adds a line, whole."""
-        with self._path.open("a") as file:
-            file.write(json.dumps(line) + "\n")
+        self._kept.append(line)
 
 
-def main() -> None:
-    """Does a part, or says what came of all."""
+def main() -> int:
+    """Does a part, or says what came of all and which demands are met."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("part", choices=(*PARTS, "summary"))
     parser.add_argument("--out", type=Path, required=True, help="where results are kept")
-    parser.add_argument("--count", type=int, default=20, help="of trials of each kind")
+    parser.add_argument("--count", type=int, default=TRIALS, help="of trials of each kind")
     parser.add_argument("--candidates", default=CANDIDATES)
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--steps", type=int, default=150, help="of a fixed run")
     parser.add_argument("--minutes", type=float, default=math.inf, help="then start nothing more")
     args = parser.parse_args()
     results = Results(args.out)
-    if args.part == "summary":
-        print("\n".join(summary(results)))
-        return
     end = time.monotonic() + 60 * args.minutes
-    for row in PARTS[args.part](args):
+    for row in PARTS[args.part](args) if args.part in PARTS else ():
         while not results.is_done(row.name) and time.monotonic() < end:
             _do(row, results)
+    if args.part not in ("all", "summary"):
+        return 0
+    print("\n".join(summary(results.lines())))
+    return judged(demands(results.lines()))
 
 
 def _do(row: Row, results: Results) -> None:
@@ -258,67 +258,6 @@ def _run_on_hosts(job: Job, rate: str) -> None:
             raise RuntimeError("a rank failed:\n" + "\n".join(text[-900:] for text in outputs))
 
 
-def summary(results: Results) -> Iterator[str]:
-    """Rows, coverage, and what each part took."""
-    steps = _true_steps(results)
-    for label, values in sorted(steps.items(), key=lambda item: statistics.median(item[1])):
-        yield (
-            f"{label:20} {statistics.median(values):8.2f} ms alone, "
-            f"{len(values)} passes within {max(values) / min(values) - 1:.1%}"
-        )
-    link, loopback = results.good("link"), results.good("loopback")
-    if steps and link:
-        yield from _right(steps, link)
-    if loopback:
-        said_no = sum(one["answer"] in ("none", "not-the-bottleneck") for one in loopback)
-        yield f"loopback: {said_no} of {len(loopback)} trials said no"
-    yield from _control_coverage([*link, *loopback])
-    for part in ("truth", "link", "loopback"):
-        lines = [one for one in results.lines() if one["part"] == part]
-        failed = sum("failed" in one for one in lines)
-        seconds = sum(one["seconds"] for one in lines)
-        yield f"{part}: {len(lines) - failed} runs, {failed} failed, {seconds / 60:.1f} minutes"
-
-
-def _true_steps(results: Results) -> dict[str, list[float]]:
-    steps: dict[str, list[float]] = {}
-    for one in results.good("truth"):
-        steps.setdefault(one["label"], []).append(one["step_ms"])
-    return steps
-
-
-def _right(steps: dict[str, list[float]], link: list[dict[str, Any]]) -> Iterator[str]:
-    truth = {label: statistics.median(values) for label, values in steps.items()}
-    best = min(truth, key=lambda label: truth[label])
-    named = sum((one.get("fastest", one["choice"]) or BASELINE) == best for one in link)
-    among = sum(best in (one.get("equals") or [one["choice"] or BASELINE]) for one in link)
-    yield f"1 Gbit/s: {named} of {len(link)} trials named {best}, the fastest alone, as fastest"
-    yield f"  {among} recommended it, or one that they could not tell from it"
-    ratios = {label: truth[label] / truth[BASELINE] for label in truth if label != BASELINE}
-    held_of_all = 0
-    for label, ratio in ratios.items():
-        held = sum(one["ratios"][label][1] <= ratio <= one["ratios"][label][2] for one in link)
-        held_of_all += held
-        middle = statistics.median(one["ratios"][label][0] for one in link)
-        yield (
-            f"  {label:18} true ratio {ratio:.4f}, trials' median {middle:.4f}, "
-            f"in {held} of {len(link)} intervals"
-        )
-    yield f"  in all {_share(held_of_all, len(ratios) * len(link))}"
-
-
-def _control_coverage(trials: list[dict[str, Any]]) -> Iterator[str]:
-    if trials:
-        held = sum(one["ratios"][CONTROL][1] <= 1 <= one["ratios"][CONTROL][2] for one in trials)
-        yield f"{CONTROL}, true ratio 1: {_share(held, len(trials))}"
-
-
-def _share(held: int, count: int) -> str:
-    """How many of so many 95 % intervals, and what chance allows (two standard deviations)."""
-    least = 0.95 * count - 2 * math.sqrt(0.05 * 0.95 * count)
-    return f"{held} of {count} intervals ({held / count:.1%}; {max(0, math.ceil(least))} or more)"
-
-
 PARTS: dict[str, Callable[[argparse.Namespace], Iterator[Row]]] = {
     "all": _all,
     "truth": _truth,
@@ -327,4 +266,4 @@ PARTS: dict[str, Callable[[argparse.Namespace], Iterator[Row]]] = {
 }
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

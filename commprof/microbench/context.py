@@ -30,7 +30,7 @@ def context(plan: Plan, clocks: int) -> dict[str, Any]:
         "timestamp": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "command": shlex.join(["python", "-m", "commprof.microbench", *sys.argv[1:]]),
         "commprof": version("commprof"),
-        "git_commit": _git_commit(),
+        "git_commit": git_commit(),
         "python": sys.version.split()[0],
         "torch": torch.__version__,
         "backend": plan.backend,
@@ -74,8 +74,8 @@ def _numa_nodes() -> int:
     return len(list(Path("/sys/devices/system/node").glob("node[0-9]*"))) or 1
 
 
-def _git_commit() -> str:
-    """Of the directory in which the command runs; empty outside a repository."""
+def git_commit() -> str:
+    """Of the directory in which the command runs, with "-dirty" if changed; empty where none is."""
     try:
         done = subprocess.run(
             ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude", "*"],

@@ -10,6 +10,7 @@ import pytest
 
 from benchmarks import predict_error
 from benchmarks.predict_error import demands, errors, is_transformer
+from benchmarks.results_file import contexts, read_rows
 
 ROOT = Path(__file__).parent.parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "predict_error.jsonl"
@@ -41,27 +42,38 @@ def test_the_page_says_what_the_file_holds(
     for name, digits, figures in zip(names, (2, 1, 1), errors(rows).values(), strict=True):
         cells = " | ".join(f"{100 * value:.{digits}f} %" for value in figures)
         assert f"| {name} | {cells} |" in page
-    assert all(demands(rows).values())
+    assert all(one.met for one in demands(rows))
+
+
+WHAT = "timed workload, absolute error of the predicted step: "
 
 
 @pytest.mark.parametrize(
     ("rows", "missed"),
     [
         ([point(0.04), point(-0.06)], []),
-        ([point(0.06), point(-0.06)], ["5% in the mean"]),
-        ([point(0.0), point(0.0), point(0.0), point(-0.16)], ["15% at worst"]),
-        ([point(0.02, bounds=0.01)], ["better than no overlap", "better than perfect overlap"]),
+        ([point(0.06), point(-0.06)], ["mean"]),
+        ([point(0.0), point(0.0), point(0.0), point(-0.16)], ["worst"]),
+        (
+            [point(0.02, bounds=0.01)],
+            ["mean, against no overlap", "mean, against perfect overlap"],
+        ),
     ],
 )
 def test_what_is_missed_is_named(rows: list[dict[str, Any]], missed: list[str]) -> None:
-    assert [demand for demand, is_met in demands(rows).items() if not is_met] == missed
+    repeated = rows * (72 // len(rows))
+    found = [one.what for one in demands(repeated) if not one.met]
+    assert found == [WHAT + what for what in missed]
+    few = [one.what for one in demands(repeated[1:]) if not one.met]
+    assert few[0] == "timed workload, points measured"
 
 
 def test_nothing_is_asked_of_a_single_transformer_step() -> None:
-    rows: list[dict[str, Any]] = [point(error) for error in (0.0, 0.0, 0.0, 0.19)]
+    rows: list[dict[str, Any]] = [point(error) for error in (0.0, 0.0, 0.0, 0.19)] * 3
     for row in rows:
-        del row["ranks"]
-    assert all(demands(rows).values())
+        row.pop("ranks", None)
+    assert all(one.met for one in demands(rows))
+    assert not all(one.met for one in demands(rows[1:]))
 
 
 def test_both_studies_may_share_a_file(
@@ -79,5 +91,7 @@ def test_both_studies_may_share_a_file(
     assert predict_error.main() == 1
     out = capsys.readouterr().out
     assert "model: 9.00% in the mean" in out  # of this study's rows alone
-    assert "MISSED: 5% in the mean\nmet: better than no overlap" in out
-    assert len(results.read_text().splitlines()) == 2
+    step = "transformer, absolute error of the predicted step: mean"
+    assert f"NOT met: {step}: 9.00 % (demand: at most 5 %)\nmet: {step}, against no overlap" in out
+    assert len(read_rows(results)) == 2
+    assert len(contexts(results)) == 1

@@ -1,0 +1,310 @@
+"""What each benchmark asks of its figures: made-up ones on both sides of the limits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from benchmarks import (
+    compression_demands,
+    hangs,
+    known_schedules,
+    live_overhead,
+    microbench_aa,
+    microbench_floor,
+    multi_node,
+    overhead,
+    shared_memory,
+    strategies,
+    trial_truth_demands,
+)
+from benchmarks.demands import Demand
+
+
+def missed(demands: list[Demand]) -> list[str]:
+    return [one.what for one in demands if not one.met]
+
+
+def test_schedules() -> None:
+    rows = [{"seed": seed, "error %": (-1) ** seed * 0.9} for seed in range(20)]
+    assert missed(known_schedules.demands(rows)) == []
+    rows[3]["error %"] = -3.1
+    assert [one.split(": ")[-1] for one in missed(known_schedules.demands(rows))] == ["worst"]
+    assert missed(known_schedules.demands(rows[4:])) == ["schedules measured"]
+    assert known_schedules.demands([]) == []
+
+
+def steps(on: float, off_b: float = 3.0) -> dict[str, list[float]]:
+    """Of ten rounds; two steps with capture on in each."""
+    times = {}
+    for mode in overhead.MOST:
+        times |= {f"off_a {mode}": [3.0] * 10, f"off_b {mode}": [off_b] * 10}
+        times[f"on {mode}"] = [3.0 * on] * 20
+    return times
+
+
+@pytest.mark.parametrize(
+    ("on", "off_b", "missing"),
+    [
+        (1.001, 3.0, []),
+        (1.004, 3.0, ["always-on"]),
+        (1.006, 3.0, ["full", "always-on"]),
+        # off_a / off_b is 1.02; on / off 1.006 * 2 * 1.02 / 2.02 = 1.016: outside all the same.
+        (1.006, 3.0 / 1.02, ["full", "always-on"]),
+    ],
+)
+def test_overhead_of_steps(on: float, off_b: float, missing: list[str]) -> None:
+    found = overhead.step_demands({"alternating_small": steps(on, off_b)})
+    assert len(found) == 2
+    assert [what.split(", ")[1].split()[0] for what in missed(found)] == missing
+
+
+def test_an_overhead_inside_the_interval_of_the_control_is_noise() -> None:
+    times = steps(1.01)
+    for mode in overhead.MOST:
+        times[f"off_a {mode}"], times[f"off_b {mode}"] = [3.1, 2.9] * 5, [2.9, 3.1] * 5
+    assert missed(overhead.step_demands({"alternating_small": times})) == []
+
+
+def test_overhead_of_calls() -> None:
+    plain = [1.0, 1.1, 1.2]
+    times = {"plain": plain, "observed": [x + 0.9 for x in plain], "always-on": [9.0] * 3}
+    found = overhead.call_demands({"collectives": {"dist.all_reduce()": times}})
+    assert missed(found) == ["dist.all_reduce() on the fake backend, always-on"]
+
+
+def test_modes_stand_side_by_side() -> None:
+    times = {mode: [2.0, 2.0] for mode in overhead.COLUMNS.values()} | {"plain": [1.0, 1.0]}
+    text = overhead.side_by_side({f"ddp_{size}_2": times for size in overhead.SIZES}, 2)
+    header = text.splitlines()[0]
+    assert header.index("full") < header.index("always-on") < header.index("A/A control")
+    assert text.count("2.000 [2.000, 2.000]") == len(overhead.SIZES) * len(overhead.COLUMNS)
+
+
+def monitored(on: float) -> list[dict[str, float]]:
+    return [
+        {"on": 10 * on, "off_a": 10.0 + noise, "off_b": 10.0 - noise, "of_core": 0.01}
+        for noise in (0.1, -0.1) * 6
+    ]
+
+
+def test_live_metrics() -> None:
+    found = live_overhead.demands({"mlp 2": monitored(1.001), "mlp 4": monitored(1.05)})
+    assert missed(found) == ["step of mlp 4 ranks with live metrics on over off"]
+    assert missed(live_overhead.demands({"mlp 2": monitored(1.0)})) == ["world sizes measured"]
+
+
+def test_hangs_need_the_rank_the_time_and_the_stacks() -> None:
+    row = {"right": True, "beyond_threshold_s": 4.9, "has_stacks": True}
+    rows = [dict(row) for _ in range(20)]
+    assert missed(hangs.demands(rows)) == []
+    rows[0]["beyond_threshold_s"] = 5.1
+    assert len(missed(hangs.demands(rows))) == 1
+    rows[0] = {"right": False, "beyond_threshold_s": None, "has_stacks": False}
+    assert len(missed(hangs.demands(rows))) == 3
+
+
+def test_several_hosts() -> None:
+    row = {"ranks": 2, "hosts": 2, "difference": 0.019}
+    both = {"2": [row], "4": [{**row, "hosts": 4, "difference": -0.021}]}
+    what = "2 ranks on 4 hosts: interfaces' counters over records"
+    assert missed(multi_node.demands(both)) == [what]
+    assert missed(multi_node.demands({"2": [row]})) == ["numbers of hosts measured"]
+
+
+def test_the_microbenchmark_beside_its_floor() -> None:
+    def row(size: int, ours: float) -> dict[str, Any]:
+        floor = [100.0] * 9
+        return {"size_bytes": size, "ours": [ours] * 9, "floor": floor, "floor_again": floor}
+
+    rows = [row(size, 109 if size < 1e6 else 102.9) for size in microbench_floor.SIZES]
+    assert missed(microbench_floor.demands({"ranks": 2, "rows": rows})) == []
+    rows[0], rows[-1] = row(1_000, 89), row(100_000_000, 103.2)
+    wrong = missed(microbench_floor.demands({"ranks": 2, "rows": rows}))
+    assert [what.split(",")[0] for what in wrong] == [
+        "all-reduce of 1",
+        "all-reduce of 100",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("flagged", "pairs", "met"), [(1, 20, True), (2, 20, False), (0, 19, False)]
+)
+def test_pairs_of_equal_sweeps(flagged: int, pairs: int, met: bool) -> None:
+    found = [{"flagged": int(number < flagged)} for number in range(pairs)]
+    (one,) = microbench_aa.demands({"significance": 0.01, "pairs": found})
+    assert one.met is met
+
+
+def test_shared_memory_all_reduce() -> None:
+    def times(size: int, gain: float) -> dict[str, list[float]]:
+        return {"commprof": [1.0] * 5, "gloo": [gain] * 5, "read and write": [0.3] * 5}
+
+    figures = {
+        f"{ranks} {size}": times(size, shared_memory.LEAST[size])
+        for ranks in shared_memory.RANKS
+        for size in shared_memory.SIZES
+    }
+    assert missed(shared_memory.all_reduce_demands(figures)) == []
+    figures["8 4096"] = times(4096, 5.9)
+    figures["2 100000000"]["read and write"] = [0.28] * 5
+    assert missed(shared_memory.all_reduce_demands(figures)) == [
+        "all-reduce of 100,000,000 bytes, 2 ranks: ours over a pass over the data",
+        "all-reduce of 4,096 bytes, 8 ranks: gloo over ours",
+    ]
+    del figures["4 4096"]
+    assert "points measured" in missed(shared_memory.all_reduce_demands(figures))
+
+
+def test_shared_memory_under_ddp() -> None:
+    def times(ours: float) -> dict[str, list[float]]:
+        return {"no communication": [10.0] * 5, "gloo": [16.0] * 5, "commprof": [ours] * 5}
+
+    figures = {
+        f"{model} {ranks}": times(12.0) for model in ("transformer", "25M") for ranks in (2, 4)
+    }
+    found = shared_memory.ddp_demands(figures)
+    assert missed(found) == []
+    assert found[0].figure == "3.00x [3.00, 3.00]"
+    assert "step, gloo over ours (25.0% shorter)" in found[1].what
+    figures["25M 4"] = times(12.1)
+    figures["25M 2"] = times(16.1)
+    figures["transformer 4"] = times(9.9)  # nothing left of communication
+    assert missed(shared_memory.ddp_demands(figures)) == [
+        "DDP, 25M 2 ranks: communication time, gloo over ours",
+        "DDP, 25M 2 ranks: step, gloo over ours (-0.6% shorter)",
+        "DDP, 25M 4 ranks: communication time, gloo over ours",
+    ]
+
+
+def test_shared_memory_between_hosts() -> None:
+    def point(gain: float, sent: float) -> dict[str, Any]:
+        bytes_ = [sent * shared_memory.HOSTS_BYTES]
+        ours = {"ms": [1.0] * 3, "sent": bytes_, "received": bytes_}
+        return {"commprof": ours, "gloo": {**ours, "ms": [gain] * 3}}
+
+    figures = {
+        f"{rate} {ranks}": point(1.1, 1.01) for rate in ("1gbit", "10gbit") for ranks in (2, 4)
+    }
+    figures["1gbit 4"] = point(1.8, 1.01)
+    assert missed(shared_memory.hosts_demands(figures)) == []
+    figures["1gbit 4"] = point(1.79, 1.01)
+    figures["10gbit 2"] = point(1.0, 1.021)
+    where = "all-reduce of 25 MB, 2 hosts of"
+    assert missed(shared_memory.hosts_demands(figures)) == [
+        f"{where} 4 ranks, 1gbit: gloo over ours",
+        f"{where} 2 ranks, 10gbit: gloo over ours",
+        f"{where} 2 ranks, 10gbit: bytes sent over the least that an all-reduce can",
+        f"{where} 2 ranks, 10gbit: bytes received over the least that an all-reduce can",
+    ]
+
+
+def test_shared_memory_faults() -> None:
+    assert missed(shared_memory.faults_demands({"tries": 100, "failed": 0})) == []
+    assert len(missed(shared_memory.faults_demands({"tries": 100, "failed": 1}))) == 1
+    assert len(missed(shared_memory.faults_demands({"tries": 10, "failed": 0}))) == 1
+
+
+def test_kernels_are_asked_for_a_least_or_a_most() -> None:
+    row = {"ratio": 50.0, "low": 49.0, "high": 51.0}
+    figures = {
+        "top-K 1 % : torch.topk, 1 MB": {**row, "demand": "50 at least"},
+        "top-K 1 % : one read, 25 MB": {**row, "demand": "2.0 at most"},
+        "fp16 with scale : memcpy, 25 MB": {**row, "demand": ""},
+    }
+    found = compression_demands.kernels(figures)
+    assert [one.what for one in found[:2]] == [
+        "kernel: torch.topk, 1 MB over top-K 1 % (quartiles)",
+        "kernel: top-K 1 % over one read, 25 MB (quartiles)",
+    ]
+    assert [one.met for one in found] == [True, False, False]
+
+
+def exchanged(fp16_ms: float, counted: float) -> dict[str, Any]:
+    wire = {"fp16": 12_500_000, "topk:ratio=0.01": 255_000}
+    ms = {"nothing": 1.0, "plain": 20.0, "torch fp16": 15.0, "fp16": fp16_ms}
+    ms |= {"bf16": 8.0, "int8": 4.0, "topk:ratio=0.01": 1.9}
+    return {
+        name: {
+            "ms": [value] * 3,
+            "wire_bytes": wire.get(name, 0),
+            "bytes": [wire.get(name, 0) * counted],
+        }
+        for name, value in ms.items()
+    }
+
+
+def test_an_exchange_counts_without_the_step_around_it() -> None:
+    figures = {"1gbit 25 MB": exchanged(11.0, 1.01)}
+    found = compression_demands.exchange(figures)
+    assert missed(found) == ["links measured"]
+    assert found[0].figure == "1.90x [1.90, 1.90]"  # (20 - 1) / (11 - 1)
+    figures = {"1gbit 25 MB": exchanged(11.1, 1.03)}
+    assert missed(compression_demands.exchange(figures)) == [
+        "bucket, 1gbit 25 MB, 2 ranks: plain over fp16",
+        "bucket, 1gbit 25 MB: fp16, bytes counted on the interface over reported",
+        "bucket, 1gbit 25 MB: topk:ratio=0.01, bytes counted on the interface over reported",
+        "links measured",
+    ]
+
+
+def test_the_other_parts_of_compression() -> None:
+    ours = {"fp16_ms": [10.0] * 5, "uint8_ms": [2.0] * 5, "ours_ms": [1.9] * 5}
+    figures = {**ours, "elements_summed": 1000, "ours_elements": 2000}
+    (one,) = compression_demands.sums(figures)
+    assert one.met  # 8 / 1000 over 1.9 / 2000
+    assert one.figure.startswith("8.42x")
+    figures = {"4.0 2": {"torch": [3.1] * 3, "ours": [1.0] * 3}}
+    assert missed(compression_demands.powersgd(figures)) == ["points measured"]
+    errors = {"torch fp16": 1e-3, "fp16": 6.1e-4, "int8": 9e-3}
+    found = compression_demands.accuracy({"errors": errors, "identical": True})
+    assert [what.split(": ")[1] for what in missed(found)] == ["fp16 over torch's fp16 hook"]
+
+
+def test_the_noise_of_training_is_that_of_its_seeds() -> None:
+    names = ("plain", "fp16", "bf16", "int8", "topk:ratio=0.01", "powersgd")
+    losses = {name: [[loss] * 30 for loss in (1.0, 1.1, 1.2)] for name in names}
+    losses["int8"] = [[loss] * 30 for loss in (1.0, 1.1, 1.31)]
+    found = compression_demands.training(losses)
+    assert [one.met for one in found] == [True, True, False, True]  # 0.11 against 0.1
+    assert "topk:ratio=0.01 1.1000, powersgd 1.1000" in found[-1].figure
+
+
+def test_trials() -> None:
+    truth = [
+        {"part": "truth", "label": label, "step_ms": ms, "seconds": 1.0}
+        for label, ms in (("none", 100.0), ("fp16", 60.0))
+    ]
+    ratios = {"fp16": [0.6, 0.55, 0.65], "none again": [1.0, 0.9, 1.1]}
+    link = {"part": "link", "choice": "fp16", "equals": [], "ratios": ratios, "seconds": 1.0}
+    loopback = {**link, "part": "loopback", "answer": "none"}
+    rows = [*truth, *[link] * 20, *[loopback] * 20]
+    assert missed(trial_truth_demands.demands(rows)) == []
+    assert "1 Gbit/s: fp16 is the fastest alone; of 20 trials" in [
+        *trial_truth_demands.summary(rows)
+    ]
+    wide = {**link, "choice": "", "ratios": {**ratios, "fp16": [0.7, 0.65, 0.75]}}
+    wrong = [*truth, *[link] * 17, *[wide] * 3, *[loopback] * 19, {**loopback, "answer": "use"}]
+    assert missed(trial_truth_demands.demands(wrong)) == [
+        "trials at 1 Gbit/s that name fp16, the fastest alone",
+        "95 % intervals at 1 Gbit/s that hold the ratio of long fixed runs",
+        "trials on loopback that say no",
+    ]
+
+
+def test_strategies_must_exchange_the_bytes_of_the_theory() -> None:
+    rows = [
+        {"strategy": name, "world_size": size}
+        for name in strategies.STRATEGIES
+        for size in strategies.WORLD_SIZES
+    ]
+    results = {name: {"rows": rows} for name in strategies.COMMANDS}
+    assert missed(strategies.demands(results)) == []
+    theory = [{"agrees": True}, {"agrees": None}]
+    assert missed(
+        strategies.demands({**results, "lora": {"rows": rows[1:], "theory": theory}})
+    ) == [
+        "settings measured",
+        "operations whose bytes per step are those of the theory",
+    ]

@@ -1,0 +1,318 @@
+"""The studies that docs/measured.md shows: file, command, what is asked, and who judges it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks import (
+    compression_demands,
+    hangs,
+    known_schedules,
+    live_overhead,
+    microbench_aa,
+    microbench_floor,
+    multi_node,
+    overhead,
+    predict_error,
+    shared_memory,
+    strategies,
+    trial_truth_demands,
+)
+from benchmarks.demands import Demand, of_all
+from benchmarks.results_file import CONTEXT, read_json, read_parts, read_rows
+
+Judge = Callable[[Path], Sequence[Demand]]
+
+
+@dataclass(frozen=True)
+class Study:
+    """What one command measures."""
+
+    title: str
+    #: In benchmarks/results.
+    file: str
+    #: What makes the file, but for `PYTHONPATH=. python benchmarks/`.
+    command: str
+    #: What is demanded, in a line each, for as long as nothing is measured.
+    asked: tuple[str, ...]
+    #: Of a file that is there; no demands where it has nothing of this study.
+    judge: Judge
+    #: Of a file of several parts.
+    part: str = ""
+
+
+def late_rank(path: Path) -> list[Demand]:
+    """The rank that was made late, its phase, and nobody in clean runs."""
+    rows = [row for row in read_rows(path) if "seed" in row]
+    late = [row for row in rows if row["late"]]
+    clean = [row for row in rows if not row["late"]]
+    named = [row for row in late if row.get("named") == row["rank"]]
+    phases = {"pause": "host pause"}
+    right = sum(row["named_phase"] == phases.get(row["phase"], row["phase"]) for row in named)
+    nobody = sum("named" not in row for row in clean)
+    return [
+        of_all("late rank named", len(named), len(late), 50),
+        of_all("and its phase with it", right, len(late), 50, 48),
+        of_all("clean runs in which nobody is named", nobody, len(clean), 50, 48),
+    ]
+
+
+def faults(path: Path) -> list[Demand]:
+    """Of each fault, all tries in all three respects."""
+    found = []
+    for name, row in read_json(path).items():
+        if name != CONTEXT:
+            unharmed, kept, named = row["yes"]
+            figure = f"{unharmed}, {kept} and {named} of {row['tries']}"
+            met = {unharmed, kept, named} == {row["tries"]}
+            what = f"{name}: training unharmed, records kept, cause named"
+            found.append(Demand(what, figure, "all", met))
+    return found
+
+
+def torch_ddp_tests(path: Path) -> list[Demand]:
+    """Of each of PyTorch's modules: that its tests end with commprof as they do without."""
+    found = []
+    for name, counts in read_json(path)["modules"].items():
+        same = counts["run"] - len(counts["different"])
+        passed = f"{counts['passed_without']} pass without, {counts['passed_with']} with"
+        what = f"{name}, tests that end alike with and without ({passed})"
+        found.append(of_all(what, same, counts["run"], counts["listed"]))
+    return found
+
+
+def parts_of(part: str, judge: Callable[[dict[str, Any]], list[Demand]]) -> Judge:
+    """For one part of a file that has several."""
+
+    def of_file(path: Path) -> list[Demand]:
+        figures = read_parts(path).get(part)
+        return judge(figures) if figures else []
+
+    return of_file
+
+
+def rows_of(judge: Callable[[list[dict[str, Any]]], list[Demand]]) -> Judge:
+    """For a file of JSON lines."""
+    return lambda path: judge(read_rows(path))
+
+
+def object_of(judge: Callable[[dict[str, Any]], list[Demand]]) -> Judge:
+    """For a file of one JSON object."""
+
+    def of_file(path: Path) -> list[Demand]:
+        return judge({key: value for key, value in read_json(path).items() if key != CONTEXT})
+
+    return of_file
+
+
+def predictions(of_transformer: bool) -> Judge:
+    """Both studies of the predictions may be in one file."""
+
+    def of_file(path: Path) -> list[Demand]:
+        rows = [
+            row for row in read_rows(path) if predict_error.is_transformer(row) == of_transformer
+        ]
+        return predict_error.demands(rows) if rows else []
+
+    return of_file
+
+
+def shared(part: str, title: str, *asked: str) -> Study:
+    """A part of shared_memory.py."""
+    command = f"shared_memory.py {part} --json benchmarks/results/shared_memory.json"
+    judge = parts_of(part, shared_memory.DEMANDS[part])
+    return Study(title, "shared_memory.json", command, asked, judge, part)
+
+
+def compression(part: str, title: str, *asked: str) -> Study:
+    """A part of compression.py."""
+    command = f"compression.py {part} --json benchmarks/results/compression.json"
+    judge = parts_of(part, compression_demands.DEMANDS[part])
+    return Study(title, "compression.json", command, asked, judge, part)
+
+
+RESULTS = "benchmarks/results"
+
+GROUPS: dict[str, tuple[Study, ...]] = {
+    "Attribution": (
+        Study(
+            "Exposed time against an event simulation of 20 known schedules",
+            "known_schedules.jsonl",
+            f"known_schedules.py --results {RESULTS}/known_schedules.jsonl",
+            ("error at most 1 % of the step in the median", "at most 3 % at worst"),
+            rows_of(known_schedules.demands),
+        ),
+        Study(
+            "A late rank, in 50 seeded runs with one and 50 without",
+            "late_rank.jsonl",
+            f"late_rank.py --results {RESULTS}/late_rank.jsonl",
+            ("named in 50 of 50", "its phase in 48 of 50", "nobody in 48 of 50 clean runs"),
+            late_rank,
+        ),
+        Study(
+            "What watching costs a step",
+            "overhead.json",
+            f"overhead.py --json {RESULTS}/overhead.json",
+            (
+                "full mode at most 1.005 in the median, or inside the control's interval",
+                "always-on mode at most 1.002 in the median, or inside the control's interval",
+            ),
+            object_of(overhead.step_demands),
+        ),
+        Study(
+            "What watching costs a collective",
+            "overhead.json",
+            f"overhead.py --json {RESULTS}/overhead.json",
+            ("at most 1 us on the fake backend",),
+            object_of(overhead.call_demands),
+        ),
+    ),
+    "Compressors": (
+        compression(
+            "kernels",
+            "Kernels on one thread",
+            "exact top-K 1 % over torch.topk at least 50x at 1 to 100 MB",
+            "exact top-K over one read of the buffer at most 2.0x at 25 MB, 1.3x at 100 MB",
+            "top-K with error feedback over r += g at most 1.8x from 25 MB on; torch code 30x",
+            "int8 with error feedback over memcpy at most 1.3x from 25 MB on; torch code 6x",
+        ),
+        compression("sum", "16-bit sum", "at least 8x gloo's fp16 sum per element"),
+        compression(
+            "powersgd",
+            "PowerSGD of rank 2 and 4",
+            "encode and decode at least 3x the torch hook's computation at 4 to 100 MB",
+        ),
+        compression(
+            "exchange",
+            "A bucket between two ranks",
+            "25 MB at 1 Gbit/s over fp32: 16-bit at least 1.9x, int8 3.6x, top-K 1 % 20x",
+            "25 MB at 10 Gbit/s: 16-bit at least 1.6x, int8 1.8x; 16-bit 1.2x torch's fp16 hook",
+            "100 MB on loopback: 16-bit at least 1.7x torch's fp16 hook, top-K 1 % 3x fp32",
+            "bytes reported are those counted within 2 %; top-K at most 4.1 bytes per entry",
+        ),
+        compression(
+            "accuracy",
+            "Real gradients of 8 ranks against the fp64 mean",
+            "fp16 error at most 0.6x torch's fp16 hook; int8 at most 1e-2",
+        ),
+        compression(
+            "training",
+            "The transformer's loss, 3 seeds",
+            "fp32, fp16, bf16 and int8 within noise; top-K and PowerSGD with their loss shown",
+        ),
+    ),
+    "Shared memory": (
+        shared(
+            "all_reduce",
+            "All-reduce on one host against gloo",
+            "4 KB at least 6x, 1 MB 5x, 25 MB and 100 MB 3x, at 2, 4 and 8 ranks",
+            "100 MB at 2 ranks at most 3.5x a pass of all ranks over their data",
+        ),
+        shared(
+            "ddp",
+            "A DDP step against plain DDP on gloo",
+            "communication time at least 3x less, transformer and 25M parameters, 2 and 4 ranks",
+            "step time never worse, and the gain stated",
+        ),
+        shared(
+            "hosts",
+            "All-reduce of 25 MB over two hosts",
+            "bytes on the link at the least that an all-reduce can",
+            "faster than gloo at every point; at least 1.8x at 1 Gbit/s with 4 ranks per host",
+        ),
+        shared(
+            "faults",
+            "Ranks killed and stopped at any moment",
+            "100 of 100: error in time that names the rank, nothing left in /dev/shm",
+        ),
+    ),
+    "Microbenchmark and predictions": (
+        Study(
+            "The microbenchmark against the least C++ loop over the same group",
+            "microbench_floor.json",
+            f"microbench_floor.py --json {RESULTS}/microbench_floor.json",
+            ("busbw within 3 % from 1 MB on", "within 10 us below"),
+            object_of(microbench_floor.demands),
+        ),
+        Study(
+            "Two sweeps of the same machine",
+            "microbench_aa.json",
+            f"microbench_aa.py DIR --most-s 3600 --json {RESULTS}/microbench_aa.json",
+            ("no difference flagged at 1 % in 20 pairs more often than chance",),
+            object_of(microbench_aa.demands),
+        ),
+        Study(
+            "Predicted steps of the timed workload",
+            "predict_error.jsonl",
+            f"predict_error.py --results {RESULTS}/predict_error.jsonl",
+            ("mean error at most 5 %", "worst at most 15 %", "below both bounds"),
+            predictions(of_transformer=False),
+        ),
+        Study(
+            "Predicted steps of the transformer",
+            "predict_error.jsonl",
+            f"predict_error.py --transformer --results {RESULTS}/predict_error.jsonl",
+            ("mean error at most 5 %", "below both bounds"),
+            predictions(of_transformer=True),
+        ),
+    ),
+    "Trials": (
+        Study(
+            "Verdicts of trials whose answer is known",
+            "trial_truth.jsonl",
+            f"trial_truth.py all --out DIR; cp DIR/results.jsonl {RESULTS}/trial_truth.jsonl",
+            ("the best named in 20 of 20", '"no" in 20 of 20', "intervals hold at their rate"),
+            rows_of(trial_truth_demands.demands),
+        ),
+    ),
+    "Launching": (
+        Study(
+            "What several hosts put on the wire",
+            "multi_node.json",
+            f"multi_node.py --results {RESULTS}/multi_node.json",
+            ("2 and 4 hosts: link use and the interfaces' counters agree within 2 %",),
+            object_of(multi_node.demands),
+        ),
+        Study(
+            "Workloads and strategies side by side",
+            "strategies.json",
+            "strategies.py",
+            ("transformer, resnet50 and lora by ddp and fsdp at 1, 2 and 4 ranks",),
+            object_of(strategies.demands),
+        ),
+    ),
+    "Watching and surviving": (
+        Study(
+            "What live metrics cost a step",
+            "live_overhead.json",
+            f"live_overhead.py --json {RESULTS}/live_overhead.json",
+            ("within the noise of an A/A control at 2 and 4 ranks",),
+            object_of(live_overhead.demands),
+        ),
+        Study(
+            "Ranks that hang",
+            "hangs.jsonl",
+            f"hangs.py --results {RESULTS}/hangs.jsonl",
+            ("named within 5 s of the threshold in 20 of 20", "with the stacks in 20 of 20"),
+            rows_of(hangs.demands),
+        ),
+        Study(
+            "The fault matrix",
+            "faults.json",
+            f"faults.py --json {RESULTS}/faults.json",
+            ("each fault: training unharmed, records kept, cause named, in all tries",),
+            faults,
+        ),
+        Study(
+            "PyTorch's own DDP tests",
+            "torch_ddp_tests.json",
+            "torch_ddp_tests.py --resume FILE --counts",
+            ("each ends with commprof attached as it does without",),
+            torch_ddp_tests,
+        ),
+    ),
+}
+"""By what they are about, in the page's order."""
