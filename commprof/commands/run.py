@@ -102,9 +102,10 @@ class RunCommand:
 
 
 def _stop_fork_server() -> None:
-    from commprof.launch.elastic import stop_fork_server  # seconds: it loads torch
-
-    stop_fork_server()
+    """Only where one can run: an interrupt may have kept torch, which it needs, from loading."""
+    elastic = sys.modules.get("commprof.launch.elastic")
+    if elastic is not None:
+        elastic.stop_fork_server()
 
 
 def _report(directory: Path, json_file: Path | None, args: argparse.Namespace, width: int) -> None:
