@@ -16,7 +16,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 
-FOUNDATION = {"errors", "units", "collectives", "printable", "_native", "_C"}
+FOUNDATION = {"errors", "units", "collectives", "printable", "interrupts", "_native", "_C"}
 DOORS = {"__init__", "__main__", "door", "run", "wrap"}
 
 MAY_IMPORT = {
