@@ -27,7 +27,7 @@ def ends_at_once() -> Iterator[None]:
 
 
 def end_at_once() -> None:
-    """The same from now on: nothing but the end of the process is left to interrupt."""
+    """The same from now on, for a process that has nothing left to clean up."""
     if _raises():
         signal.signal(signal.SIGINT, signal.SIG_DFL)
 

@@ -33,7 +33,7 @@ from commprof.trace.attempts import stem_of
 LAUNCHER_LOG = "launcher.log"
 """In the log directory: warnings of torch's launcher."""
 
-_PRELOAD = ("torch", "torch._dynamo", "commprof.launch.worker")
+_PRELOAD = ("commprof.launch.quiet_start", "torch", "torch._dynamo", "commprof.launch.worker")
 _SHUTDOWN_TIMEOUT_S = 5  # then a rank that ignores the signal is killed
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 _LOGGERS = ("torch.distributed", "torch.multiprocessing")
