@@ -60,8 +60,8 @@ class Launched:
 
     @property
     def steps_said(self) -> int:
-        """By both ranks together; they share a file, and a line may stand in another's."""
-        return len(re.findall(r"step \d+", self.out))
+        """By both ranks together; they share a file, and one may begin in the other's line."""
+        return len(re.findall(r"(?:^|(?<=[0-9a-f]))step \d+", self.out, re.MULTILINE))
 
     @property
     def steps_kept(self) -> int:
