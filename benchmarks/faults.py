@@ -7,7 +7,9 @@
 
 Of each try it is asked: did training end as without commprof (same exit codes, same first errors,
 same weights)? Is every step that a rank said it had done in the trace? Does the report name the
-cause? What needs root, namespaces or a cgroup that this machine has not is left out, and named.
+cause? Faults of the launcher ask the same of the whole job, and that no process, traceback or
+shared memory is left. What needs root, namespaces or a cgroup that this machine has not is left
+out, and named.
 """
 
 from __future__ import annotations
@@ -16,17 +18,14 @@ import argparse
 import contextlib
 import io
 import json
-import os
 import random
 import shutil
-import signal
-import subprocess
 import sys
 import tempfile
-import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
@@ -35,16 +34,22 @@ sys.path.insert(0, str(ROOT))
 from tests.support import fault_list, faults  # noqa: E402
 from tests.support.faults import Fault, Verdict, try_fault  # noqa: E402
 from tests.support.forks import Forks  # noqa: E402
+from tests.support.launcher_faults import LAUNCHER_FAULTS, LauncherFault, Outcome  # noqa: E402
+from tests.support.many_events import many_events  # noqa: E402
 from tests.support.netns import Hosts, unavailable  # noqa: E402
 
-_MANY = """
-import os, signal, sys
-import commprof
-prof = commprof.profile(sys.argv[1]).start()
-for _ in range(int(sys.argv[2])):
-    prof.step()
-os.kill(os.getpid(), signal.SIGKILL)
-"""
+_ASKED = ("unharmed", "records_kept", "cause_named")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One fault of the matrix."""
+
+    name: str
+    #: Why it cannot be tried here; empty if it can. Asked only of what is tried.
+    unavailable: Callable[[], str]
+    #: Tries it once; the number tells the tries apart.
+    try_once: Callable[[Forks, int], Verdict | Outcome]
 
 
 def main() -> int:
@@ -55,54 +60,87 @@ def main() -> int:
     parser.add_argument("--only", metavar="NAME,...", help="these faults")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the counts there")
     parser.add_argument("--fuzz", type=int, metavar="N", help="N damaged run directories")
-    parser.add_argument("--first-seed", type=int, default=1_000, help="of --fuzz (default: 1000)")
+    parser.add_argument(
+        "--first-seed", type=int, default=1_000, help="of --fuzz and random moments (default: 1000)"
+    )
     parser.add_argument("--events", action="store_true", help="ten million steps")
     args = parser.parse_args()
     if args.fuzz:
         return fuzz(args.fuzz, args.first_seed)
     if args.events:
-        return many_events(10_000_000)
-    return matrix(args)
+        found = many_events(10_000_000)
+        print(found)
+        return 0 if found.all_accounted_for else 1
+    return matrix(chosen(parser, args.only), args.tries, args.first_seed, args.json)
 
 
-def matrix(args: argparse.Namespace) -> int:
+def chosen(parser: argparse.ArgumentParser, only: str | None) -> list[Row]:
+    """The rows of these names; ends the program with the list of all where one is unknown."""
+    known = {row.name: row for row in rows()}
+    if only is None:
+        return list(known.values())
+    found, left = [], f"{only},"
+    while left:
+        # Some names have commas themselves.
+        name = max((name for name in known if left.startswith(f"{name},")), key=len, default=None)
+        if name is None:
+            parser.error(f"--only: no fault {left[:-1]!r}; allowed, by commas: {'; '.join(known)}")
+        found.append(known[name])
+        left = left[len(name) + 1 :].lstrip()
+    return found
+
+
+def matrix(chosen: Sequence[Row], tries: int, first_seed: int, json_file: Path | None) -> int:
     """Prints a row per fault; 1 if a cell is not full."""
-    chosen = args.only.split(",") if args.only else None
-    rows = {}
-    print(f"{'fault':28} tries  unharmed  records kept  cause named")
+    counted = {}
+    print(f"{'fault':32} tries  unharmed  records kept  cause named")
     with Forks() as forks:
-        for fault, reason in _faults():
-            if chosen and fault.name not in chosen:
+        for row in chosen:
+            if reason := row.unavailable():
+                print(f"{row.name:32} left out: {reason}", flush=True)
                 continue
-            if reason:
-                print(f"{fault.name:28} left out: {reason}", flush=True)
-                continue
-            verdicts = [_one(fault, forks) for _ in range(args.tries)]
-            counts = [
-                sum(getattr(verdict, name) for verdict in verdicts)
-                for name in ("unharmed", "records_kept", "cause_named")
-            ]
-            rows[fault.name] = {"tries": args.tries, "yes": counts}
-            print(
-                f"{fault.name:28} {args.tries:5}  {counts[0]:8}  {counts[1]:12}  {counts[2]:11}",
-                flush=True,
-            )
+            verdicts = [row.try_once(forks, first_seed + number) for number in range(tries)]
+            yes = [sum(getattr(verdict, name) for verdict in verdicts) for name in _ASKED]
+            counted[row.name] = {"tries": tries, "yes": yes}
+            print(f"{row.name:32} {tries:5}  {yes[0]:8}  {yes[1]:12}  {yes[2]:11}", flush=True)
             _complain(verdicts)
-    if args.json:
-        args.json.write_text(json.dumps(rows, indent=1) + "\n")
-    full = all(set(row["yes"]) == {row["tries"]} for row in rows.values())
+    if json_file:
+        json_file.write_text(json.dumps(counted, indent=1) + "\n")
+    full = all(set(row["yes"]) == {row["tries"]} for row in counted.values())
     return 0 if full else 1
 
 
-def _faults() -> Iterator[tuple[Fault, str]]:
-    """All of them, and why one cannot be tried here."""
-    yield from ((fault, "") for fault in fault_list.FAULTS)
+def rows() -> list[Row]:
+    """The whole matrix."""
+    no_mount = "no file system can be mounted"
+    return [
+        *(_in_a_job(fault, str) for fault in fault_list.FAULTS),
+        _in_a_job(fault_list.OUT_OF_MEMORY, _no_cgroup),
+        *(
+            _in_a_job(fault, lambda: "" if faults.can_mount() else no_mount)
+            for fault in fault_list.DISK_FAULTS
+        ),
+        *(_in_a_job(fault, unavailable) for fault in fault_list.NETWORK_FAULTS),
+        *(_of_a_launcher(fault) for fault in LAUNCHER_FAULTS),
+    ]
+
+
+def _no_cgroup() -> str:
     with faults.memory_cgroup(1 << 30) as cgroup:
-        no_cgroup = "" if cgroup else "no cgroup can be made"
-    yield fault_list.OUT_OF_MEMORY, no_cgroup
-    no_mount = "" if faults.can_mount() else "no file system can be mounted"
-    yield from ((fault, no_mount) for fault in fault_list.DISK_FAULTS)
-    yield from ((fault, unavailable()) for fault in fault_list.NETWORK_FAULTS)
+        return "" if cgroup else "no cgroup can be made"
+
+
+def _in_a_job(fault: Fault, unavailable: Callable[[], str]) -> Row:
+    """Ranks that are forked from one warm Python, without a launcher."""
+    return Row(fault.name, unavailable, lambda forks, _: _one(fault, forks))
+
+
+def _of_a_launcher(fault: LauncherFault) -> Row:
+    def try_once(_: Forks, number: int) -> Outcome:
+        with tempfile.TemporaryDirectory() as directory:
+            return fault.try_once(Path(directory), random.Random(f"{fault.name} {number}"))
+
+    return Row(fault.name, fault.unavailable, try_once)
 
 
 def _one(fault: Fault, forks: Forks) -> Verdict:
@@ -118,9 +156,9 @@ def _one(fault: Fault, forks: Forks) -> Verdict:
         return try_fault(fault, forks, directory, hosts, cgroup)
 
 
-def _complain(verdicts: list[Verdict]) -> None:
+def _complain(verdicts: Sequence[Verdict | Outcome]) -> None:
     for verdict in verdicts:
-        if not (verdict.unharmed and verdict.records_kept and verdict.cause_named):
+        if not all(getattr(verdict, name) for name in _ASKED):
             print(verdict.complaint(), file=sys.stderr)
             return
 
@@ -156,32 +194,6 @@ def fuzz(count: int, first_seed: int) -> int:
 def _silent() -> Iterator[None]:
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         yield
-
-
-def many_events(count: int) -> int:
-    """A process that records so many steps and is killed; then its trace is read."""
-    from commprof.trace.reader import read_trace
-    from commprof.trace.salvage import salvage
-
-    with tempfile.TemporaryDirectory() as temporary:
-        begin = time.monotonic()
-        ended = subprocess.run(
-            [sys.executable, "-c", _MANY, temporary, str(count)],
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-        )
-        assert ended.returncode == -signal.SIGKILL
-        recorded_s = time.monotonic() - begin
-        path = Path(temporary) / "rank_0.trace"
-        begin = time.monotonic()
-        moved = salvage(path)
-        trace = read_trace(path)
-        read_s = time.monotonic() - begin
-        found = len(trace.records)
-        print(
-            f"{count} steps recorded in {recorded_s:.1f} s, killed; {moved} salvaged, {found} read "
-            f"in {read_s:.1f} s, {trace.dropped} counted as dropped, {path.stat().st_size} bytes"
-        )
-        return 0 if found + trace.dropped == count + 1 else 1
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
     python benchmarks/torch_ddp_tests.py                     all of them, both ways
     python benchmarks/torch_ddp_tests.py --only NAME,NAME    these
     python benchmarks/torch_ddp_tests.py --resume FILE       go on with what FILE has not yet
+    python benchmarks/torch_ddp_tests.py --counts            write results/torch_ddp_tests.json
 
 An installed torch ships them as ``torch.testing._internal.distributed.distributed_test``. Each
 test runs in processes of its own. "With" means: capture runs from ``init_process_group`` on, and
@@ -16,16 +17,21 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import platform
 import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
+from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parent.parent
+RESULT = ROOT / "benchmarks/results/torch_ddp_tests.json"
 _RUNNER = "tests.support.torch_ddp_runner"
+_MODULE = "torch.testing._internal.distributed.distributed_test"
 _TIMEOUT_S = 150
 
 
@@ -38,10 +44,14 @@ def main() -> int:
     parser.add_argument(
         "--resume", type=Path, metavar="FILE", help="results so far; new ones are added"
     )
+    parser.add_argument("--counts", action="store_true", help=f"write {RESULT.name}")
     parser.add_argument("--seconds", type=float, default=1e9, help="start no test after so many")
     args = parser.parse_args()
     done = json.loads(args.resume.read_text()) if args.resume and args.resume.exists() else {}
-    names = args.only.split(",") if args.only else listed(args.world_size)
+    every = listed(args.world_size)
+    names = args.only.split(",") if args.only else every
+    if unknown := sorted({*names, *done} - {*every}):
+        parser.error(f"this torch has no test {', '.join(unknown)}; it has {', '.join(every)}")
     begin = time.monotonic()
     for name in names:
         if name in done or time.monotonic() - begin > args.seconds:
@@ -50,7 +60,32 @@ def main() -> int:
         print(f"{name:70} without: {done[name][0]:8} with: {done[name][1]}", flush=True)
         if args.resume:
             args.resume.write_text(json.dumps(done, indent=1) + "\n")
+    if args.counts:
+        RESULT.write_text(json.dumps(counts(done, every, args.world_size), indent=1) + "\n")
     return summarise(done, len(names))
+
+
+def counts(done: dict[str, list[str]], every: list[str], world_size: int) -> dict[str, Any]:
+    """What is worth keeping of the outcomes without and with commprof, by PyTorch's module."""
+    plain, attached = zip(*done.values(), strict=True) if done else ((), ())
+    module = {
+        "listed": len(every),
+        "run": len(done),
+        "passed_without": plain.count("passed"),
+        "passed_with": attached.count("passed"),
+        "skipped": [*done.values()].count(["skipped", "skipped"]),
+        "not_passed_either_way": sorted(
+            name for name, (a, b) in done.items() if a == b and a not in ("passed", "skipped")
+        ),
+        "different": {name: pair for name, pair in sorted(done.items()) if pair[0] != pair[1]},
+    }
+    return {
+        "torch": version("torch"),
+        "python": platform.python_version(),
+        "backend": "gloo",
+        "world_size": world_size,
+        "modules": {_MODULE: module},
+    }
 
 
 def listed(world_size: int) -> list[str]:

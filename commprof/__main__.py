@@ -2,9 +2,22 @@
 
 from __future__ import annotations
 
-import sys
+from collections.abc import Callable
+from typing import NoReturn
 
-from commprof.commands import main
+from commprof.door import enter
+
+
+def main() -> NoReturn:
+    """Entry of ``commprof``."""
+    enter(_load)
+
+
+def _load() -> Callable[[], int]:
+    from commprof.commands import main
+
+    return main
+
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
-import sys
+from collections.abc import Callable
 
-from commprof.commands import main_of
+from commprof.door import enter
+
+
+def _load() -> Callable[[], int]:
+    from commprof.commands import main_of
+
+    return lambda: main_of("run", "python -m commprof.run")
+
 
 if __name__ == "__main__":
-    sys.exit(main_of("run", "python -m commprof.run"))
+    enter(_load)

@@ -16,8 +16,8 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 
-FOUNDATION = {"errors", "units", "collectives", "printable", "_native", "_C"}
-DOORS = {"__init__", "__main__", "run", "wrap"}
+FOUNDATION = {"errors", "units", "collectives", "printable", "interrupts", "_native", "_C"}
+DOORS = {"__init__", "__main__", "door", "run", "wrap"}
 
 MAY_IMPORT = {
     "foundation": set(),

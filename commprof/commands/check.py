@@ -10,6 +10,7 @@ from pathlib import Path
 
 from commprof.analysis.health import FAIL, Outcome
 from commprof.errors import UsageError
+from commprof.interrupts import ends_at_once
 from commprof.report.check_table import render
 
 
@@ -64,8 +65,9 @@ def _as_rank() -> tuple[Outcome, ...]:
 
 
 def _launched(ranks: int) -> tuple[Outcome, ...]:
-    from commprof.health.run import read_outcomes, run_rank
-    from commprof.launch.elastic import launch_function, stop_fork_server
+    with ends_at_once():
+        from commprof.health.run import read_outcomes, run_rank
+        from commprof.launch.elastic import launch_function, stop_fork_server
 
     with tempfile.TemporaryDirectory(prefix="commprof-check-") as directory:
         result = Path(directory) / "outcomes.json"

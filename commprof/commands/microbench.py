@@ -17,6 +17,7 @@ from commprof.commands.microbench_arguments import DESCRIPTION, add_arguments
 from commprof.commands.output_file import writable_file
 from commprof.compressors import parse
 from commprof.errors import CommprofError, UsageError
+from commprof.interrupts import ends_at_once
 from commprof.microbench.memory import check_memory
 from commprof.microbench.operations import HOOK_PREFIX, dtype_name
 from commprof.microbench.plan import Plan
@@ -113,8 +114,9 @@ def _world_sizes(nproc: str | None, launched_ranks: int | None) -> tuple[int, ..
 
 def _check_backend(backend: str, local_ranks: int) -> None:
     """local_ranks: ranks on this host. Raises UsageError."""
-    from commprof import _native
-    from commprof.launch.elastic import check_backend  # seconds: it loads torch
+    with ends_at_once():
+        from commprof import _native
+        from commprof.launch.elastic import check_backend  # seconds: it loads torch
 
     if backend != "commprof":
         check_backend(backend, local_ranks)
@@ -123,9 +125,10 @@ def _check_backend(backend: str, local_ranks: int) -> None:
 
 
 def _launch(plan: Plan, directory: Path) -> None:
-    from commprof.launch.elastic import launch_function, stop_fork_server
-    from commprof.launch.progress import ProgressLine
-    from commprof.microbench.rank import run_bench_rank
+    with ends_at_once():
+        from commprof.launch.elastic import launch_function, stop_fork_server
+        from commprof.launch.progress import ProgressLine
+        from commprof.microbench.rank import run_bench_rank
 
     path = directory / "plan.json"
     plan.save(path)

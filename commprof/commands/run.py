@@ -97,24 +97,27 @@ class RunCommand:
         if not meeting.is_first:
             print(f"Machine {meeting.node_rank} is done; machine 0 reports from {directory}")
             return code
-        _report(directory, json_file, args, width)
+        _report(directory, json_file, args, width, bool(code))
         return code
 
 
 def _stop_fork_server() -> None:
-    from commprof.launch.elastic import stop_fork_server  # seconds: it loads torch
+    """Only where one can run: an interrupt may have kept torch, which it needs, from loading."""
+    elastic = sys.modules.get("commprof.launch.elastic")
+    if elastic is not None:
+        elastic.stop_fork_server()
 
-    stop_fork_server()
 
-
-def _report(directory: Path, json_file: Path | None, args: argparse.Namespace, width: int) -> None:
-    """Shows the run, and leaves the result in its directory."""
+def _report(
+    directory: Path, json_file: Path | None, args: argparse.Namespace, width: int, failed: bool
+) -> None:
+    """Shows the run, and leaves the result in its directory; of one that failed what there is."""
     try:
         shown = read_shown(directory)
     except CommprofError as error:
-        if not args.script:
+        if not args.script and not failed:
             raise
-        # The script went well, or failed, by itself: its exit code stands.
+        # The script went well by itself, or the ranks failed: that exit code stands.
         print(f"commprof: no report: {printable(str(error))}", file=sys.stderr)
         return
     text, price, paid = shown.text(width, table_width()), price_of(args), None
@@ -131,7 +134,7 @@ def _report(directory: Path, json_file: Path | None, args: argparse.Namespace, w
         print(f"JSON: {json_file}")
     print(f"Run directory: {directory}\nShow it again: commprof report {directory}")
     print(f"Run it again: {repeating_command(directory / CONFIG_FILE, args.nnodes)}")
-    if args.trial and not shown.has_trial:
+    if args.trial and not shown.has_trial and not failed:
         raise CommprofError(
             "no trial took place: the ranks made no DDP model, trained fewer steps than it "
             "waits for, or have a hook of their own; see what they printed"

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from commprof.commands.subject import WORKLOAD_DEFAULTS
+from commprof.interrupts import ends_at_once
 from commprof.launch.placing import Placing
 from commprof.launch.provenance import command_line, environment, git_state, versions
 from commprof.launch.yaml_text import yaml_text
@@ -25,10 +26,11 @@ _NOT_REPEATED = {
 
 def run_context(args: argparse.Namespace, world_sizes: Sequence[int]) -> dict[str, Any]:
     """What was asked for and where it ran, for ``run.json``."""
-    import torch
+    with ends_at_once():
+        import torch
 
-    from commprof import _native
-    from commprof.capture.metadata import machine
+        from commprof import _native
+        from commprof.capture.metadata import machine
 
     placing: Placing = args.placing
     topology = args.placing.topology

@@ -7,9 +7,11 @@ import dataclasses
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Protocol
 
 from commprof.errors import RankFailedError, UsageError
+from commprof.interrupts import ends_at_once
 from commprof.launch.meeting import Meeting
 from commprof.workloads.options import TrainingOptions
 
@@ -71,8 +73,7 @@ class WorkloadSubject:
 
     def check(self, world_sizes: list[int], meeting: Meeting) -> str:
         """See ``Subject``."""
-        from commprof.launch.elastic import check
-
+        check = _elastic().check
         plans = [check(self._job(size, Path("unused")), meeting) for size in world_sizes]
         workload = plans[0].workload
         self._settings = {
@@ -95,8 +96,8 @@ class WorkloadSubject:
     def launch(self, world_size: int, directory: Path, meeting: Meeting) -> None:
         """See ``Subject``."""
         from commprof.launch.attempts import run_attempts
-        from commprof.launch.elastic import launch
 
+        launch = _elastic().launch
         cpu_sets = self._args.placing.pinning(world_size).text
         job, logs = self._job(world_size, directory), directory / "logs"
         run_attempts(
@@ -201,8 +202,8 @@ class ScriptSubject:
     def launch(self, world_size: int, directory: Path, meeting: Meeting) -> None:
         """See ``Subject``."""
         from commprof.launch.attempts import run_attempts
-        from commprof.launch.elastic import launch_script
 
+        launch_script = _elastic().launch_script
         environment, logs = self._environment(world_size, directory), directory / "logs"
         run_attempts(
             lambda attempt: launch_script(
@@ -239,6 +240,14 @@ class ScriptSubject:
         """The script's own; 128 + number if a signal ended it, as a shell has it."""
         code = error.process_exit_code
         return code if code >= 0 else 128 - code
+
+
+def _elastic() -> ModuleType:
+    """Torch's launcher behind ours; the first call takes the seconds that torch does."""
+    with ends_at_once():
+        from commprof.launch import elastic
+
+    return elastic
 
 
 def _training(job: Any, options: TrainingOptions) -> str:

@@ -24,6 +24,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from commprof import _native
 from commprof.errors import CommprofError, RankFailedError, UsageError
 from commprof.launch.job import Job, Plan
+from commprof.launch.lost_ranks import kill_lost_ranks
 from commprof.launch.meeting import ALONE, Meeting
 from commprof.launch.progress import ProgressLine
 from commprof.launch.worker import run_rank
@@ -32,7 +33,7 @@ from commprof.trace.attempts import stem_of
 LAUNCHER_LOG = "launcher.log"
 """In the log directory: warnings of torch's launcher."""
 
-_PRELOAD = ("torch", "torch._dynamo", "commprof.launch.worker")
+_PRELOAD = ("commprof.launch.quiet_start", "torch", "torch._dynamo", "commprof.launch.worker")
 _SHUTDOWN_TIMEOUT_S = 5  # then a rank that ignores the signal is killed
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 _LOGGERS = ("torch.distributed", "torch.multiprocessing")
@@ -135,24 +136,31 @@ def launch_script(
 def _run_ranks(run: Callable[[], object], log_dir: Path, attempt: int) -> None:
     """Run torch's launcher; its exceptions and signal handling become ours."""
     interrupted_by: signal.Signals | None = None
-    succeeded = False
-    others = multiprocessing.active_children()
-    with _log_file(log_dir), _signal_handlers():
-        try:
+    try:
+        # Its signal handlers raise wherever this process is, also here behind it.
+        with _log_file(log_dir), _signal_handlers(), _no_rank_left():
             run()
-            succeeded = True
-        except ChildFailedError as error:
-            raise _rank_failed(error, log_dir, attempt) from None
-        except SignalException as error:
-            interrupted_by = error.sigval
-        except RendezvousError as error:
-            raise CommprofError(f"the ranks could not meet: {error}") from error
-        finally:
-            if not succeeded:
-                _kill_ranks(others)
-                stop_fork_server()
+    except ChildFailedError as error:
+        raise _rank_failed(error, log_dir, attempt) from None
+    except SignalException as error:
+        interrupted_by = error.sigval
+    except RendezvousError as error:
+        raise CommprofError(f"the ranks could not meet: {error}") from error
     if interrupted_by is not None:
         signal.raise_signal(interrupted_by)
+
+
+@contextmanager
+def _no_rank_left() -> Iterator[None]:
+    """Whatever ends it but success also ends the ranks that were started in it."""
+    others = multiprocessing.active_children()
+    try:
+        yield
+    except BaseException:
+        _kill_ranks(others)
+        kill_lost_ranks()
+        stop_fork_server()
+        raise
 
 
 def stop_fork_server() -> None:

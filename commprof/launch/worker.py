@@ -63,6 +63,8 @@ def guarded(work: Callable[[], None]) -> None:
     """
     _end_with_the_launcher()
     try:
+        if signal.getsignal(signal.SIGINT) == signal.SIG_DFL:  # as the fork server had it
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         work()
     except KeyboardInterrupt:
         # torch's process wrapper turns an interrupt into success, and its launcher then waits on.

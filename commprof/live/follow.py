@@ -91,6 +91,11 @@ class TraceTail:
         return self._content.summary
 
     @property
+    def closed(self) -> bool:
+        """Whether the rank's own capture closed the trace."""
+        return self._content.complete
+
+    @property
     def ended(self) -> bool:
         """Whether capture closed the trace, or somebody salvaged it after the rank had died."""
         return self._content.complete or self._content.salvaged

@@ -96,6 +96,11 @@ METRICS: Final = (
     _gauge("job_info", "1; the labels say what the job is.", values.info),
     _gauge("rank_running", "1 while the rank's process lives and records.", values.running),
     _gauge(
+        "rank_failed",
+        "1 when the rank's process was killed or ended by an exception, 0 before and otherwise.",
+        values.failed,
+    ),
+    _gauge(
         "since_step_seconds",
         "Time since the rank's last step ended that all ranks completed.",
         values.ranks(lambda rank: rank.since_step_s),

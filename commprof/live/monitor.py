@@ -1,7 +1,8 @@
 """The monitor of one host: looks at a run directory now and then, and feeds the outputs.
 
 It reads what the ranks write and has no way to reach them. Whatever happens to it or to its
-outputs, the job goes on; when the job ends, it takes a last look and ends too.
+outputs, the job goes on; when the job ends, it takes a last look and ends too. A rank that hangs on
+when the others are gone is still the job.
 """
 
 from __future__ import annotations
@@ -71,21 +72,26 @@ class Monitor:
         self._pid, _, self._began = of_process.partition(":")
         self._ending = threading.Event()
         self._complaints: set[str] = set()
+        #: As the last look had it.
+        self._a_rank_runs = False
         profile = load_profile(settings.profile) if settings.profile else None
         self._observer = Observer(run, profile, nested=nested)
         self._outputs = list(self._open(settings))
 
     def run(self) -> None:
-        """Until the process that it is for ends, or :meth:`end`."""
+        """Until the process that it is for and all ranks of this host end, or :meth:`end`."""
         while not self._ending.is_set():
             began_s = time.process_time()
+            lived = self._job_lives()
             self._look()
+            if not lived and not self._a_rank_runs:
+                break
             rest_s = min((time.process_time() - began_s) / _OF_A_CORE, _LONGEST_S)
             rest_s, waited_s = max(self._interval_s, rest_s), 0.0
             while waited_s < rest_s and not self._ending.wait(_ALERT_S):
                 waited_s += _ALERT_S
-                if not self._job_lives():
-                    self._ending.set()
+                if lived and not self._job_lives():
+                    break  # look at once at what is left of it
         for _ in range(_LAST_LOOKS):  # what the ranks wrote last
             self._look()
             if self._observer.caught_up:
@@ -113,6 +119,9 @@ class Monitor:
             self._complain(str(error))
         except Exception as error:  # a damaged trace must not end what watches the job
             self._complain(f"{type(error).__name__}: {error}")
+        self._a_rank_runs = state is not None and any(
+            rank.is_local and rank.status == "running" for rank in state.ranks
+        )
         if state is None:
             return
         for problem in state.monitor.problems:

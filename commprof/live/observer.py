@@ -132,11 +132,13 @@ def _rank_state(rank: int, tail: TraceTail, world: Followed, here: Here) -> Rank
     process, lives = rank_process(here, metadata)
     summaries = world.summaries[rank]
     plain, sent = world.compressed.get(rank, (0.0, 0.0))
+    status = _status(tail, lives)
     common: dict[str, Any] = {
         "rank": rank,
         "host": str(metadata["machine"]["hostname"]),
         "is_local": here.is_local(metadata),
-        "status": _status(tail, lives),
+        "status": status,
+        "failed": status == "gone" or (tail.ended and _failed(tail)),
         "since_step_s": _since_step_s(rank, tail, world, here),
         "plain_bytes": plain,
         "sent_bytes": sent,
@@ -178,6 +180,12 @@ def _status(tail: TraceTail, lives: bool | None) -> str:
     if tail.ended:
         return "ended"
     return {True: "running", False: "gone", None: ""}[lives]
+
+
+def _failed(tail: TraceTail) -> bool:
+    """Of a trace that is complete by now: whether the rank did not come to an orderly end."""
+    raised = metadata_of(tail).get("ending", {}).get("error")
+    return bool(raised) or not tail.closed
 
 
 def _since_step_s(rank: int, tail: TraceTail, world: Followed, here: Here) -> float:

@@ -132,6 +132,8 @@ class RankState:
     trace_bytes: int
     process: ProcessState | None = None
     gradients: GradientState | None = None
+    #: Its process is dead and did not close its trace, or an exception ended it.
+    failed: bool = False
 
     @property
     def compression_ratio(self) -> float:

@@ -23,6 +23,8 @@ from commprof.units import ns_to_s
 
 #: How long before now a recent figure begins.
 _RECENT_NS: Final = 60_000_000_000
+#: Ranks write one every second; of these no more than one in so long is kept.
+_APART_NS: Final = 5_000_000_000
 _NOTHING: Final = histogram.of([])
 
 
@@ -30,13 +32,15 @@ class Summaries:
     """Those of one rank."""
 
     def __init__(self) -> None:
-        #: The newest last; the first is the newest that is a minute old, if there is one.
+        #: The newest last; the first is the newest of the others that is a minute old, if one is.
         self._kept: deque[Summary] = deque()
 
     def add(self, summary: Summary) -> None:
         """Takes one that is new; what was taken already changes nothing."""
         if self._kept and summary.sequence <= self._kept[-1].sequence:
             return
+        if len(self._kept) > 1 and self._kept[-1].end_ns < self._kept[-2].end_ns + _APART_NS:
+            self._kept.pop()
         self._kept.append(summary)
         while len(self._kept) > 2 and self._kept[1].end_ns <= summary.end_ns - _RECENT_NS:
             self._kept.popleft()

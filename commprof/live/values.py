@@ -126,6 +126,13 @@ def running(state: JobState) -> Values:
             yield {"rank": str(rank.rank)}, float(rank.status == "running")
 
 
+def failed(state: JobState) -> Values:
+    """Whether each rank did, where it can be told what became of it."""
+    for rank in local(state):
+        if rank.status:
+            yield {"rank": str(rank.rank)}, float(rank.failed)
+
+
 def host(name: str) -> Of:
     """A field of this host."""
 

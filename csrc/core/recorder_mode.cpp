@@ -4,6 +4,7 @@
 
 #include <chrono>
 
+#include "core/always_on/summary_pace.h"
 #include "core/clock.h"
 #include "core/recorder.h"
 
@@ -11,8 +12,6 @@ namespace commprof {
 
 namespace {
 
-// A process that is killed loses what its summary gained since it was written.
-constexpr uint64_t kSummaryEveryNs = 5'000'000'000;
 constexpr size_t kClocksKept = 64;
 // The other ranks' last arrivals when capture stops: they stop at about the
 // same time, or drain within their flush interval.
@@ -182,12 +181,16 @@ bool Recorder::writeSummaryLocked() {
   if (!summary_ || now_ns < next_summary_ns_) {
     return true;
   }
-  next_summary_ns_ = now_ns + kSummaryEveryNs;
+  next_summary_ns_ = now_ns + kSummaryEveryNs; // json() may throw
+  const uint64_t began_cpu_ns = threadCpuNs();
   collectStatsLocked();
   const Summary::State state{
       ++summaries_, now_ns, mode(), stats_.records_dropped};
-  return writer_->writeSummary(
+  const bool written = writer_->writeSummary(
       summary_->json(state, TraceWriter::kMaxSummaryBytes));
+  const uint64_t took_cpu_ns = threadCpuNs() - began_cpu_ns;
+  next_summary_ns_ = now_ns + untilNextSummaryNs(took_cpu_ns);
+  return written;
 }
 
 } // namespace commprof

@@ -5,6 +5,7 @@
 #include <random>
 
 #include "check.h"
+#include "core/always_on/summary_pace.h"
 
 using namespace commprof;
 
@@ -253,6 +254,15 @@ void theSizeHasABound() {
   countsAddUp(smaller, 300'000, 200);
 }
 
+// 0.1 % of a core, within the least and the most.
+void writingOftenStaysCheap() {
+  CHECK_EQ(untilNextSummaryNs(0), 800'000'000u);
+  CHECK_EQ(untilNextSummaryNs(799'999), 800'000'000u);
+  CHECK_EQ(untilNextSummaryNs(2'000'000), 2'000'000'000u);
+  CHECK_EQ(untilNextSummaryNs(5'000'001), 5'000'000'000u);
+  CHECK_EQ(untilNextSummaryNs(UINT64_MAX), 5'000'000'000u);
+}
+
 } // namespace
 
 int main() {
@@ -265,5 +275,6 @@ int main() {
   stepsWithAGapAreLeftOut();
   moreKindsThanPlaces();
   theSizeHasABound();
+  writingOftenStaysCheap();
   return check::report();
 }

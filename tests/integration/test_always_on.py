@@ -182,6 +182,39 @@ def test_a_killed_process_leaves_a_whole_summary(tmp_path: Path) -> None:
         assert path.stat().st_size < 110_000
 
 
+RECORDED_TO_THE_END = """
+import sys, time
+import commprof
+with commprof.profile(sys.argv[1], mode="always-on") as profiler:
+    while True:
+        time.sleep(0.005)
+        print(time.monotonic_ns(), flush=True)
+        profiler.step()
+"""
+
+
+@pytest.mark.measures
+def test_a_killed_process_loses_its_last_second(tmp_path: Path) -> None:
+    """It says when it ends each step; nothing but time makes it write its summary."""
+    with start("-c", RECORDED_TO_THE_END, str(tmp_path)) as victim:
+        assert victim.stdout is not None
+        said = [int(victim.stdout.readline())]
+        while said[-1] < said[0] + 3_500_000_000:  # of the summaries, which began before it
+            said.append(int(victim.stdout.readline()))
+        killed_ns = time.monotonic_ns()
+        victim.kill()
+        victim.communicate()
+    trace = read_trace(tmp_path / "rank_0.trace")
+    assert trace.problems == ()
+    summary = trace.summary
+    assert summary is not None
+    before = sum(1 for time_ns in said if time_ns < killed_ns - 1_200_000_000)
+    assert before > 100
+    # Step 0 is left out, and of the last one the end may have been said too early.
+    assert summary.steps.count >= before - 2
+    assert killed_ns - summary.end_ns < 1_200_000_000
+
+
 @pytest.mark.parametrize("mode", ["sometimes", "", "Full"])
 def test_unknown_modes_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str

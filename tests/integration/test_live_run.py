@@ -14,8 +14,6 @@ import signal
 import subprocess
 import sys
 import time
-import urllib.parse
-import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,17 +24,14 @@ from commprof.live.monitor import address_file
 from commprof.predict.cost_model import CostCurve, Piece
 from commprof.predict.machine_profile import LinkProfile, MachineProfile, save_profile
 from tests.support.commands import RUN, start
+from tests.support.prometheus import DEPLOY, RULES, Prometheus, target, until
 from tests.support.ranks import free_port
-
-ROOT = Path(__file__).parent.parent.parent
-DEPLOY = ROOT / "deploy"
-RULES = DEPLOY / "prometheus" / "commprof.rules.yml"
 
 pytestmark = [
     pytest.mark.once_per_change(
         *("commprof/live", "commprof/trace", "commprof/analysis", "commprof/capture"),
         *("commprof/boot", "commprof/commands/run.py", "commprof/launch", "csrc", "deploy"),
-        "tests/support/commands.py",
+        *("tests/support/commands.py", "tests/support/prometheus.py"),
     ),
     pytest.mark.measures,  # a rank is late by a known time
 ]
@@ -88,64 +83,6 @@ def profile(path: Path) -> Path:
     curve = CostCurve("all_reduce", "gloo", (Piece(0.0, 0.0, 1e-10, exact, exact),), (1, 1e9), (4,))
     save_profile(MachineProfile({"same_host": LinkProfile({"all_reduce": curve})}), path)
     return path
-
-
-class Prometheus:
-    """A server on the loopback with the rules we ship, scraping these targets."""
-
-    def __init__(self, directory: Path, targets: list[str]) -> None:
-        self.port = free_port()
-        directory.mkdir()
-        config = {
-            "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
-            "rule_files": [str(RULES)],
-            "scrape_configs": [{"job_name": "commprof", "static_configs": [{"targets": targets}]}],
-        }
-        (directory / "prometheus.yml").write_text(json.dumps(config))  # JSON is YAML
-        with (directory / "log").open("wb") as log:
-            self._process = subprocess.Popen(
-                [
-                    "prometheus",
-                    f"--config.file={directory / 'prometheus.yml'}",
-                    f"--storage.tsdb.path={directory / 'data'}",
-                    f"--web.listen-address=127.0.0.1:{self.port}",
-                ],
-                stdout=subprocess.DEVNULL,
-                stderr=log,
-            )
-
-    def get(self, path: str, **query: str) -> Any:
-        """What it says."""
-        url = f"http://127.0.0.1:{self.port}/api/v1/{path}?{urllib.parse.urlencode(query)}"
-        with urllib.request.urlopen(url, timeout=10) as answer:
-            return json.load(answer)["data"]
-
-    def result(self, expression: str) -> list[Any]:
-        """Of an instant query now; empty while it is not up."""
-        with contextlib.suppress(OSError):
-            found: list[Any] = self.get("query", query=expression)["result"]
-            return found
-        return []
-
-    def stop(self) -> None:
-        self._process.terminate()
-        self._process.wait()
-
-
-def until(seen: Any, what: str, timeout_s: float = 150) -> Any:
-    end = time.monotonic() + timeout_s
-    while not (found := seen()):
-        assert time.monotonic() < end, f"{what} never came"
-        time.sleep(0.1)
-    return found
-
-
-def target(run: Path) -> str:
-    """HOST:PORT of the monitor, once it listens."""
-    path = address_file(run)
-    until(path.exists, f"{path}")
-    found = json.loads(path.read_text())
-    return f"{found['host']}:{found['port']}"
 
 
 @pytest.fixture(scope="module")

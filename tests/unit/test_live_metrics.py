@@ -86,6 +86,13 @@ def test_what_is_not_known_is_not_shown() -> None:
     }
 
 
+def test_a_rank_that_failed_is_told_from_one_that_ended() -> None:
+    ends = rank_state(0, status="ended"), rank_state(1, status="gone", failed=True)
+    found = shown(job_state(ranks=ends))
+    assert [found[f'commprof_rank_running{{rank="{rank}"}}'] for rank in (0, 1)] == [0, 0]
+    assert [found[f'commprof_rank_failed{{rank="{rank}"}}'] for rank in (0, 1)] == [0, 1]
+
+
 def test_each_hosts_monitor_tells_of_its_own_ranks() -> None:
     ranks = (rank_state(0, is_local=False), rank_state(1))
     found = shown(job_state(ranks=ranks))

@@ -15,7 +15,8 @@ from commprof.live.observer import Observer
 from commprof.live.recent import RecentSteps
 from commprof.live.state import RECENT_STEPS
 from commprof.live.steps import StepFollower
-from commprof.trace.schema import Phase
+from commprof.trace.schema import BlockType, Phase
+from tests.support import trace_bytes as made
 from tests.support.growing import GrowingRun
 from tests.support.random_run import RandomRun
 from tests.support.run_directories import ranks_of
@@ -174,6 +175,25 @@ def test_recent_is_the_last_steps_alone(tmp_path: Path) -> None:
     assert recent is not None
     assert (total.steps, total.step_s) == (RECENT_STEPS + 50, pytest.approx(6.0))
     assert (recent.steps, recent.step_s) == (RECENT_STEPS, pytest.approx(0.010))
+
+
+def test_a_rank_that_an_exception_ended_has_failed(tmp_path: Path) -> None:
+    run = GrowingRun(tmp_path / "world_2", ranks_of(2, 3, late_ms=5))
+    run.begin()
+    ending = {"ending": {"error": "LookupError: none"}}
+    with run.paths[1].open("ab") as file:
+        file.write(made.document(BlockType.METADATA, ending))
+    run.until(1_000 * MS)
+    state = Observer(tmp_path).look()
+    assert state is not None
+    assert [rank.failed for rank in state.ranks] == [rank.status == "gone" for rank in state.ranks]
+    run.end()
+    state = Observer(tmp_path).look()
+    assert state is not None
+    assert [(rank.status, rank.failed) for rank in state.ranks] == [
+        ("ended", False),
+        ("ended", True),
+    ]
 
 
 def test_a_state_of_a_job_whose_ranks_begin_one_after_the_other(tmp_path: Path) -> None:

@@ -71,6 +71,19 @@ def test_totals_stand_in_the_newest_and_recent_is_the_last_minute() -> None:
     assert found.recent_p50_s == pytest.approx(0.025, rel=0.01)
 
 
+def test_few_are_kept_of_those_that_come_every_second() -> None:
+    summaries = Summaries()
+    for at_s in range(1, 301):
+        summaries.add(read(counted(at_s, at_s, at_s, 0)))
+        assert len(summaries._kept) <= 15
+        assert summaries.newest is not None
+        assert summaries.newest.sequence == at_s
+        assert summaries.recent is not None
+        # Those since the first summary, and later those of a minute and up to 5 s more.
+        steps = summaries.recent.steps
+        assert steps == max(1, at_s - 1) if at_s <= 60 else 60 <= steps < 66
+
+
 def test_one_that_was_taken_already_changes_nothing() -> None:
     summaries = Summaries()
     summaries.add(read(counted(2, 10, 5, 0)))

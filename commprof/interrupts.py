@@ -1,0 +1,40 @@
+"""When a Ctrl-C ends a process at once, in the place of a KeyboardInterrupt."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def ends_at_once() -> Iterator[None]:
+    """Within it a Ctrl-C ends this process by the signal, where it would be a KeyboardInterrupt.
+
+    For loading modules, which takes seconds where torch is one of them: there is nothing to clean
+    up yet, and an exception may come where nobody lets it through, in a callback of Python's own
+    import machinery or of a C module.
+    """
+    if not _raises():
+        yield
+        return
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def end_at_once() -> None:
+    """The same from now on, for a process that has nothing left to clean up."""
+    if _raises():
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def _raises() -> bool:
+    """Whether it is neither ignored, as under nohup, nor somebody else's."""
+    return (
+        threading.current_thread() is threading.main_thread()
+        and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    )
