@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from commprof.analysis.arrivals import Arrivals
 from commprof.analysis.exposure import Exposures, exposures_of
+from commprof.analysis.pauses import Stretches, outside, pauses, stretches, within
 from commprof.analysis.time_in_flight import in_flight_ns
 from commprof.analysis.waiting import Waiting, split
 from commprof.trace import columns
@@ -52,6 +53,9 @@ class Breakdown:
     no_core_ns: Floats
     #: Communication was in flight and the training thread did not wait for it.
     hidden_ns: Floats
+    #: ``[step, phase]``, in the order of ``schema.PHASES``: of the time in each phase, without the
+    #: waiting, the part in which the process did not run.
+    paused_ns: Floats
     #: Waiting per culprit: ``[step, rank]``; all 0 where arrivals are not known.
     waited_for_ns: Floats
 
@@ -64,6 +68,12 @@ class Breakdown:
     def work_ns(self) -> Floats:
         """``[phase, step]``, in the order of ``schema.PHASES``: all but the waiting."""
         return np.stack([getattr(self, f"{phase}_ns") for phase in PHASES])
+
+    @property
+    def by_origin_ns(self) -> Floats:
+        """``[origin, step]``, in the order of ``pauses.ORIGINS``: the same, pauses apart."""
+        paused = self.paused_ns.T
+        return np.concatenate((self.work_ns - paused, paused.sum(axis=0, keepdims=True)))
 
     def rows(self, chosen: npt.NDArray[np.bool_]) -> Breakdown:
         """Only the chosen steps."""
@@ -120,6 +130,7 @@ def breakdown(
         wire_ns=np.where(nothing_known, np.nan, exposed_ns - wait - unsplit),
         unsplit_ns=unsplit,
         no_core_ns=_no_core(steps, finalizations, thread),
+        paused_ns=_paused_by_phase(steps, phases, pauses(trace, exposed), thread),
         hidden_ns=np.maximum(0.0, in_flight_ns(steps, table) - exposed_ns),
         waited_for_ns=waited_for,
     )
@@ -175,6 +186,23 @@ def _exposed_by_phase(
     times = np.zeros((len(steps), len(Phase)))
     used = exposed_step >= 0
     np.add.at(times, (exposed_step[used], phase[used]), exposed.waited_ns[used])
+    return times
+
+
+def _paused_by_phase(steps: Steps, phases: Spans, paused: Stretches, thread: int) -> Floats:
+    """``[step, phase]``: pauses inside each phase; outside of all they count as OTHER."""
+    times = np.zeros((len(steps), len(Phase)))
+    if len(paused) == 0:
+        return times
+    paused = within(paused, stretches(steps.begin_ns, steps.end_ns))
+    mine = (phases.thread == thread) & (phases.key < len(Phase))
+    begin, end, key = phases.begin_ns[mine], phases.end_ns[mine], phases.key[mine]
+    pieces = [(int(Phase.OTHER), outside(paused, stretches(begin, end)))]
+    for code in range(len(Phase)):
+        pieces.append((code, within(paused, stretches(begin[key == code], end[key == code]))))
+    for code, piece in pieces:
+        length = (piece.end_ns - piece.begin_ns).astype(np.float64)
+        times[:, code] += _sum_by_step(steps, _step_of(steps, piece.begin_ns), length)
     return times
 
 

@@ -1,9 +1,9 @@
-"""In which phase a late rank lost its time.
+"""In which phase a late rank lost its time, or whether its process did not run.
 
 The ranks last ran side by side at the end of a collective that training threads waited for.
 From there to the collective that the others had to wait for, every rank's time is split into
-phases; what the late rank spent in each beyond the median of the others is where it fell
-behind.
+phases, and pauses of its process apart from them; what the late rank spent in each beyond the
+median of the others is where it fell behind.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ import numpy.typing as npt
 
 from commprof.analysis.arrivals import Arrivals
 from commprof.analysis.exposure import Exposures, exposures
+from commprof.analysis.pauses import ORIGINS, Stretches, outside, pauses, stretches, within
 from commprof.analysis.stragglers import LateRank
 from commprof.analysis.waiting import split
 from commprof.trace import columns
 from commprof.trace.columns import Collectives, Ints
 from commprof.trace.reader import Trace
-from commprof.trace.schema import PHASES, Phase
+from commprof.trace.schema import Phase
 
 Floats = npt.NDArray[np.float64]
 
@@ -39,6 +40,8 @@ class RankView:
     table: Collectives
     arrivals: Arrivals
     exposed: Exposures
+    #: Of its process, outside of this waiting.
+    paused: Stretches
     thread: int
 
 
@@ -47,7 +50,8 @@ def view(trace: Trace, table: Collectives, arrivals: Arrivals) -> RankView:
     steps = columns.steps(trace)
     thread = int(steps.thread[0]) if len(steps) else 0
     exposed = exposures(table, columns.waits(trace), columns.finalizations(trace), thread)
-    return RankView(trace.rank, trace, table, arrivals, exposed, thread)
+    paused = pauses(trace, exposed)
+    return RankView(trace.rank, trace, table, arrivals, exposed, paused, thread)
 
 
 def views(
@@ -62,7 +66,7 @@ def views(
 
 
 def with_phase(late: LateRank, ranks: Sequence[RankView], steps: Ints) -> LateRank:
-    """The same finding with the phase in which the rank fell behind, where that can be told.
+    """The same finding with what the rank's lateness came from, where that can be told.
 
     Args:
         late: the rank and what it cost.
@@ -75,14 +79,14 @@ def with_phase(late: LateRank, ranks: Sequence[RankView], steps: Ints) -> LateRa
     best = int(np.argmax(explained))
     share = float(explained[best])
     return dataclasses.replace(
-        late, phase=PHASES[best] if share >= _MOST else None, phase_share=share
+        late, phase=ORIGINS[best] if share >= _MOST else None, phase_share=share
     )
 
 
 def _explained(late: int, ranks: Sequence[RankView], steps: Ints) -> Floats | None:
-    """Per phase the part of the waiting that it explains; None if no waiting can be explained.
+    """Per origin the part of the waiting that it explains; None if no waiting can be explained.
 
-    Each deciding collective counts as much as the waiting that it decided. In it a phase
+    Each deciding collective counts as much as the waiting that it decided. In it an origin
     explains its excess over the rank's lateness, not less than 0 and not more than 1.
     """
     count = 1 + max((int(r.arrivals.collective.max(initial=-1)) for r in ranks), default=-1)
@@ -158,7 +162,7 @@ def _last_synchronised(synchronised_ns: Ints, before_ns: Ints) -> Ints:
 
 
 def _spent(rank: RankView, begin_ns: Ints, end_ns: Ints) -> Floats:
-    """``[window, phase]``: the training thread's time, without its waiting."""
+    """``[window, origin]``: the training thread's time without its waiting; pauses in no phase."""
     phases = columns.phases(rank.trace)
     mine = (phases.thread == rank.thread) & (phases.key < len(Phase))
     key, first, last = phases.key[mine], phases.begin_ns[mine], phases.end_ns[mine]
@@ -167,7 +171,8 @@ def _spent(rank: RankView, begin_ns: Ints, end_ns: Ints) -> Floats:
     inside = row >= 0
     inside[inside] = exposed.begin_ns[inside] < last[row[inside]]
     waiting = np.where(inside, key[row] if len(key) else 0, int(Phase.OTHER))
-    spent = np.zeros((len(begin_ns), len(Phase)))
+    paused, declared_at = rank.paused, stretches(first, last)
+    spent = np.zeros((len(begin_ns), len(ORIGINS)))
     for phase in range(len(Phase)):
         declared, waited = key == phase, waiting == phase
         span = _covered(first[declared], last[declared], None, begin_ns, end_ns)
@@ -178,9 +183,18 @@ def _spent(rank: RankView, begin_ns: Ints, end_ns: Ints) -> Floats:
             begin_ns,
             end_ns,
         )
+        stood = within(paused, stretches(first[declared], last[declared]))
+        spent[:, phase] -= _length(stood, begin_ns, end_ns)
     undeclared = (end_ns - begin_ns) - _covered(first, last, None, begin_ns, end_ns)
-    spent[:, Phase.OTHER] += undeclared
+    stood = outside(paused, declared_at)
+    spent[:, Phase.OTHER] += undeclared - _length(stood, begin_ns, end_ns)
+    spent[:, -1] = _length(paused, begin_ns, end_ns)
     return spent
+
+
+def _length(some: Stretches, begin_ns: Ints, end_ns: Ints) -> Floats:
+    """Per window how much of it they cover."""
+    return _covered(some.begin_ns, some.end_ns, None, begin_ns, end_ns)
 
 
 def _covered(

@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from commprof.analysis.pauses import HOST_PAUSE
 from commprof.analysis.run_command import taken_apart
+from commprof.analysis.stragglers import LateRank
 from commprof.analysis.world import WorldResult
 from commprof.units import ns_to_ms
 
@@ -58,9 +60,8 @@ def next_step(context: Mapping[str, Any], world: WorldResult, own_work: str) -> 
         )
     late = world.late_rank
     if late is not None and ns_to_ms(late.wait_ns) >= WORTH_A_LOOK * step_ms:
-        phase = f" in its {late.phase} phase" if late.phase else ""
         return NextStep(
-            f"First find out what holds up rank {late.rank}{phase}: waiting for it takes "
+            f"{_find_out(world, late)}: waiting for it takes "
             f"{ns_to_ms(late.wait_ns) / step_ms:.0%} of the others' step. No change to the "
             "exchange wins that back.",
             "",
@@ -73,6 +74,19 @@ def next_step(context: Mapping[str, Any], world: WorldResult, own_work: str) -> 
         "measured on the job's own steps by:",
         command,
     )
+
+
+def _find_out(world: WorldResult, late: LateRank) -> str:
+    """What holds the rank up: a phase of its work, or its host."""
+    if late.phase == HOST_PAUSE:
+        host = next((rank.host for rank in world.ranks if rank.rank == late.rank), "its host")
+        return (
+            f"First find out on {host} what keeps the process of rank {late.rank} from running: "
+            "who stops it (a debugger, a job scheduler), a cgroup that is frozen, or a machine "
+            "that stands still (its steal time)"
+        )
+    phase = f" in its {late.phase} phase" if late.phase else ""
+    return f"First find out what holds up rank {late.rank}{phase}"
 
 
 def shared_cores(context: Mapping[str, Any], world: WorldResult) -> str:

@@ -10,6 +10,7 @@ from commprof.analysis.compression import compression_remarks
 from commprof.analysis.loss_remarks import loss_remarks
 from commprof.analysis.next_step import usable_cores
 from commprof.analysis.overhead import Overhead
+from commprof.analysis.pauses import HOST_PAUSE
 from commprof.analysis.placement_remarks import placement_remarks
 from commprof.analysis.queueing import DEFAULT_GLOO_THREADS
 from commprof.analysis.scaling import Scaling
@@ -208,6 +209,8 @@ def _about_lateness(late: LateRank) -> str:
             f"{late.phase_share:.0%}."
         )
     where = "outside of all phases" if late.phase == "other" else f"in the {late.phase} phase"
+    if late.phase == HOST_PAUSE:
+        where = "because its process did not run (host pause)"
     return text + f"it fell behind {where}, which explains {late.phase_share:.0%} of that."
 
 

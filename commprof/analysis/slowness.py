@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from commprof.trace.schema import PHASES
+from commprof.analysis.pauses import ORIGINS
 
 Floats = npt.NDArray[np.float64]
 
@@ -33,7 +33,7 @@ class SlowRank:
     """The rank whose own work takes longer."""
 
     rank: int
-    #: One of ``schema.PHASES``: where it exceeds the others most.
+    #: One of ``pauses.ORIGINS``: where it exceeds the others most.
     phase: str
     #: By this much in three of four steps, or more.
     excess_ns: float
@@ -45,7 +45,7 @@ def find_slow_rank(work_ns: Floats, step_ns: float) -> SlowRank | None:
     """Names the one rank that is slow, or nobody.
 
     Args:
-        work_ns: ``[rank, phase, step]`` in the order of ``schema.PHASES``, without waiting.
+        work_ns: ``[rank, origin, step]`` in the order of ``pauses.ORIGINS``, without waiting.
         step_ns: median step.
     """
     ranks, phases, steps = work_ns.shape
@@ -64,7 +64,7 @@ def find_slow_rank(work_ns: Floats, step_ns: float) -> SlowRank | None:
     p_value = min(1.0, ranks * phases * _chance(more, steps))
     if p_value > _SIGNIFICANCE:
         return None
-    return SlowRank(rank, PHASES[int(phase[rank])], float(in_phase[rank]), p_value)
+    return SlowRank(rank, ORIGINS[int(phase[rank])], float(in_phase[rank]), p_value)
 
 
 def _beyond_the_others(work_ns: Floats) -> Floats:

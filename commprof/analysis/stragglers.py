@@ -39,10 +39,11 @@ class LateRank:
     measured_steps: int
     #: Waiting that it caused in the measured steps, summed over the ranks that waited.
     cost_s: float
-    #: Where most of its lateness arose: "data", "forward", "backward", "optimizer" or "other";
-    #: None if no phase explains half of it, or if that is not known.
+    #: Where most of its lateness arose: "data", "forward", "backward", "optimizer", "other", or
+    #: "host pause" if its process did not run; None if none of them explains half of it, or if
+    #: that is not known.
     phase: str | None = None
-    #: Part of the waiting caused that the phase with the largest part explains; NaN if not known.
+    #: Part of the waiting caused that this one explains; NaN if not known.
     phase_share: float = math.nan
 
 
@@ -89,12 +90,12 @@ def late_by_own_work(
     """The late rank in the light of the ranks' own work.
 
     Args:
-        late: what :func:`find_late_rank` found, with the phase in which it fell behind.
+        late: what :func:`find_late_rank` found, with what its lateness came from.
         slow: what ``find_slow_rank`` found.
         waited_for_ns: as there.
         step_ns: median step.
 
-    Where no phase explains half of the waiting, the host held the rank up and not its own work;
+    Where nothing explains half of the waiting, the host held the rank up and not its own work;
     it is then named only if that work takes longer too. A slow rank that the others' waiting does
     not show, because the host holds them up by turns, is named for its work.
     """

@@ -9,13 +9,13 @@ import numpy as np
 
 from commprof.analysis import histogram
 from commprof.analysis.arrivals import clocks_are_shared
+from commprof.analysis.pauses import ORIGINS
 from commprof.analysis.stragglers import find_late_rank
 from commprof.trace.reader import Trace
-from commprof.trace.schema import PHASES
 from commprof.trace.summary import Summary
 from commprof.units import ns_to_ms, ns_to_s
 
-#: The late rank is named if one phase explains this part of what its own work takes longer.
+#: The late rank is named if one origin explains this part of what its own work takes longer.
 _MOST = 0.5
 
 
@@ -44,9 +44,9 @@ class SummaryLateRank:
     p_value: float
     #: Waiting that it caused, summed over the ranks that waited.
     cost_s: float
-    #: Where its own work takes longer than the others': of ``schema.PHASES``.
+    #: Where its own work takes longer than the others': of ``pauses.ORIGINS``.
     phase: str
-    #: Part of it that lies in this phase.
+    #: Part of it that lies there.
     phase_share: float
 
 
@@ -66,8 +66,8 @@ def last_rows(summaries: Sequence[Summary]) -> tuple[LastRow, ...]:
 def late_rank(traces: Sequence[Trace], summaries: Sequence[Summary]) -> SummaryLateRank | None:
     """The rank that the others wait for, by the rule of :func:`stragglers.find_late_rank`.
 
-    Where no phase explains most of what its own work takes longer, the host held it up and
-    nobody is named; nor where a rank left no summary, or times of several hosts cannot be compared.
+    Where neither a phase nor pauses explain most of what its own work takes longer, nobody is
+    named; nor where a rank left no summary, or times of several hosts cannot be compared.
     """
     ranks = [trace.rank for trace in traces]
     steps = min(summary.steps.count for summary in summaries)
@@ -122,12 +122,19 @@ def _waited_for(summaries: Sequence[Summary]) -> np.ndarray[tuple[int, int], np.
 
 
 def _slow_phase(rank: int, summaries: Sequence[Summary]) -> tuple[str, float]:
-    """The phase whose mean exceeds the other ranks' median most; its part of all such excess.
+    """The origin whose mean exceeds the other ranks' median most; its part of all such excess.
 
-    The part is 0 where no phase exceeds it.
+    The part is 0 where none exceeds it.
     """
-    means = np.array([[histogram.mean(phase) for phase in s.phases] for s in summaries])
+    means = np.array([_mean_by_origin(summary) for summary in summaries])
     excess = np.maximum(0, means[rank] - np.median(np.delete(means, rank, axis=0), axis=0))
     best = int(np.argmax(excess))
     total = float(excess.sum())
-    return PHASES[best], float(excess[best]) / total if total > 0 else 0.0
+    return ORIGINS[best], float(excess[best]) / total if total > 0 else 0.0
+
+
+def _mean_by_origin(summary: Summary) -> list[float]:
+    """Mean time per step in the order of ``ORIGINS``; the summary has steps."""
+    paused = [total / summary.steps.count for total in summary.paused_ns]
+    work = [histogram.mean(phase) for phase in summary.phases]
+    return [*(a - b for a, b in zip(work, paused, strict=True)), sum(paused)]

@@ -18,6 +18,7 @@ from commprof.analysis.breakdown import Floats
 from commprof.analysis.detail import WorldDetail
 from commprof.analysis.intervals import resampled_means
 from commprof.analysis.next_step import NextStep, next_step, shared_cores
+from commprof.analysis.pauses import HOST_PAUSE
 from commprof.analysis.scaling import RunResult, Scaling
 from commprof.analysis.world import WorldResult
 from commprof.units import ns_to_ms
@@ -170,6 +171,8 @@ def _late(world: WorldResult) -> list[str]:
             return []
         return ["No single rank stands out as the one that the others wait for."]
     where = f", where its {late.phase} phase falls behind" if late.phase else ""
+    if late.phase == HOST_PAUSE:
+        where = " because its process did not run (host pause)"
     return [
         f"The others wait for rank {late.rank}{where}: {_ms(ns_to_ms(late.wait_ns))} per step and "
         f"waiting rank, {late.share:.0%} of all waiting."

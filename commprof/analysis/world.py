@@ -142,7 +142,7 @@ def world_result(run: WorldRun, seen: MeasuredWorld) -> WorldResult:
     if late is not None:
         late = with_phase(late, views(traces, tables, arrivals), step)
     step_ns = ms_to_ns(result.step_median_ms)
-    slow = find_slow_rank(np.stack([part.work_ns for part in measured]), step_ns)
+    slow = find_slow_rank(np.stack([part.by_origin_ns for part in measured]), step_ns)
     waited_for = np.sum([part.waited_for_ns for part in measured], axis=0)
     return replace(result, late_rank=late_by_own_work(late, slow, waited_for, step_ns))
 

@@ -41,7 +41,7 @@ class RecentSteps:
         #: ``[rank, part]`` in ns, and ns by culprit.
         self._total: Floats = np.zeros((0, len(_PARTS)))
         self._waited_for: Floats = np.zeros(world_size)
-        #: Per step ``[rank, part]``, ``[rank, phase]``, waiting by culprit, and the step's length.
+        #: Per step ``[rank, part]``, ``[rank, origin]``, waiting by culprit, and the step's length.
         self._recent: deque[tuple[Floats, Floats, Floats, float]] = deque(maxlen=RECENT_STEPS)
         self._clock_error_ns = 0.0
         self._late: LateRank | None = None
@@ -52,7 +52,7 @@ class RecentSteps:
             self._ranks = new.ranks
             self._total = np.zeros((len(new.ranks), len(_PARTS)))
         parts = np.stack([[getattr(part, name) for name in _PARTS] for part in new.parts])
-        work = np.stack([part.work_ns for part in new.parts])
+        work = np.stack([part.by_origin_ns for part in new.parts])
         waited_for: Floats = np.sum([part.waited_for_ns for part in new.parts], axis=0)
         self._steps += len(new.numbers)
         self._total += np.nan_to_num(parts).sum(axis=2)

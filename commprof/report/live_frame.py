@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
+from commprof.analysis.pauses import HOST_PAUSE
 from commprof.live.state import JobState, RankState, StepTimes
 from commprof.report.plain_text import printable
 
@@ -75,6 +76,8 @@ def _late(state: JobState) -> str:
     if late is None:
         return "Late rank: none."
     where = f", in {late.phase}" if late.phase else ""
+    if late.phase == HOST_PAUSE:
+        where = ", its process did not run (host pause)"
     return (
         f"Late rank: {late.rank}{where}; each of the others waits {_ms(late.wait_s)} ms per step "
         "for it."

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
+from commprof.analysis.pauses import HOST_PAUSE
 from commprof.analysis.summaries import OperationRow, Quantiles, SummaryResult
 from commprof.report.plain_text import fitted, printable
 
@@ -95,7 +96,7 @@ def _about_waiting(summary: SummaryResult) -> list[str]:
             f"rank {late.rank} comes late: each of the others waits {late.wait_ms:.1f} ms per step "
             f"for it, {late.share:.0%} of all waiting, {late.cost_s:.1f} s in all (by chance: "
             f"p = {late.p_value:.4f}). {late.phase_share:.0%} of what its own work takes longer "
-            f"lies in its {late.phase} phase."
+            f"{_lies_in(late.phase)}."
         )
     if not math.isnan(summary.arrival_clock_error_us):
         found.append(
@@ -112,6 +113,12 @@ def _about_waiting(summary: SummaryResult) -> list[str]:
         f"wait and wire of {summary.unsplit_steps} steps: {_why_unknown(summary)}."
     )
     return found
+
+
+def _lies_in(origin: str) -> str:
+    if origin == HOST_PAUSE:
+        return "is time in which its process did not run (host pause)"
+    return f"lies in its {origin} phase"
 
 
 def _why_unknown(summary: SummaryResult) -> str:

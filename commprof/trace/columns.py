@@ -177,6 +177,12 @@ def waits(trace: Trace) -> Spans:
     return _spans(records, ints(records["op_id"]))
 
 
+def pauses(trace: Trace) -> Spans:
+    """Times in which nothing of the process ran; ``key`` is 0."""
+    records = of_kind(trace.records, Kind.PAUSE)
+    return _spans(records, np.zeros(len(records), dtype=np.int64))
+
+
 def finalizations(trace: Trace) -> Finalizations:
     """Joins begin and end of each finalisation by thread and order."""
     mask = np.isin(trace.records["kind"], (Kind.FINALIZE_BEGIN, Kind.FINALIZE_END))

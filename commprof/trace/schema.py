@@ -67,6 +67,7 @@ class Kind(IntEnum):
     SPAN = 18
     COMPRESSION = 19
     QUALITY = 20
+    PAUSE = 21
 
 
 #: Kinds whose ``value`` is a time, as ``timestamp_ns`` is.
@@ -78,6 +79,7 @@ TIME_IN_VALUE: Final = (
     Kind.DEVICE_FINALIZE,
     Kind.DEVICE_PHASE,
     Kind.SPAN,
+    Kind.PAUSE,
 )
 
 

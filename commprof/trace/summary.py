@@ -131,6 +131,9 @@ class Summary:
     last: tuple[LastRank, ...]
     waited_for: WaitedFor
     operations: tuple[OperationSummary, ...]
+    #: By ``schema.Phase``: sum over the steps of what the process did not run in it, in ns. It is
+    #: a part of ``phases``; 0 in summaries of older versions.
+    paused_ns: tuple[int, ...] = (0,) * len(schema.PHASES)
 
 
 def read_summary(payload: memoryview) -> Summary:
@@ -167,16 +170,27 @@ def read_summary(payload: memoryview) -> Summary:
         exposed=_histogram(_member(value, "exposed"), "exposed"),
         phases=phases,
         operations=tuple(_operation(item) for item in _list(value, "operations")),
+        paused_ns=_paused(value),
         **{name: _whole(value, name) for name in SUMMARY_COUNTERS},
     )
 
 
 SUMMARY_COUNTERS = ("sequence", "begin_ns", "end_ns", "records", "dropped", "unmatched", "moved")
 SUMMARY_PARTS = (
-    *("mode", "steps", "exposed", "phases", "arrivals", "arrival_clock_error", "hosts"),
+    *("mode", "steps", "exposed", "phases", "paused", "arrivals", "arrival_clock_error", "hosts"),
     *("exposed_wait", "exposed_wire", "last", "waited_for", "operations"),
 )
 OPERATION_COUNTERS = ("op", "group", "size_class", "count", "bytes", "failed", "unfinished")
+
+
+def _paused(value: dict[str, Any]) -> tuple[int, ...]:
+    """One number per phase; older summaries have none."""
+    found = value.get("paused", [0] * len(schema.PHASES))
+    if not isinstance(found, list) or len(found) != len(schema.PHASES):
+        raise ValueError(f"paused is not a list of {len(schema.PHASES)} numbers")
+    if not all(_is_whole(number) for number in found):
+        raise ValueError("paused holds what is not a whole number from 0 to 2**63 - 1")
+    return tuple(found)
 
 
 def _operation(value: object) -> OperationSummary:

@@ -18,9 +18,13 @@ from torch.autograd import Variable
 from commprof.errors import UsageError
 from commprof.workloads.pacer import Pacer
 from commprof.workloads.spec import Shard, Trainee
+from commprof.workloads.stopper import Stopper
 
 _Draw = Callable[[int], Tensor]
 _PHASES = ("data", "forward", "backward", "optimizer")
+_PAUSE = "pause"
+#: Where it takes place.
+_PAUSED = "forward"
 _STEPS_PER_EPOCH = 6
 _BYTES_PER_ELEMENT = 4
 _NS_PER_MS = 1_000_000
@@ -65,8 +69,9 @@ class TimedOptions:
     """The rank that is late; -1 for none."""
     late_ms: float = 0.0
     """By how much it is late."""
-    late_phase: str = field(default="backward", metadata={"choices": _PHASES})
-    """The phase that it lengthens, before the phase's own work."""
+    late_phase: str = field(default="backward", metadata={"choices": (*_PHASES, _PAUSE)})
+    """The phase that it lengthens, before the phase's own work; with "pause" its process is really
+    stopped (SIGSTOP) for that time, in forward."""
     late_every: int = field(default=1, metadata={"minimum": 1})
     """It is late in every n-th step, counted from 1."""
 
@@ -124,10 +129,10 @@ class Timed:
         )
         if chosen.late_rank < 0:
             return text
-        return (
-            f"{text} Rank {chosen.late_rank} is {chosen.late_ms:g} ms late in {chosen.late_phase} "
-            f"in 1 of {chosen.late_every} steps."
-        )
+        how = f"{chosen.late_ms:g} ms late in {chosen.late_phase}"
+        if chosen.late_phase == _PAUSE:
+            how = f"stopped for {chosen.late_ms:g} ms in {_PAUSED}"
+        return f"{text} Rank {chosen.late_rank} is {how} in 1 of {chosen.late_every} steps."
 
     def refused(self) -> Mapping[str, str]:
         """Whatever would take time that its options do not state."""
@@ -232,6 +237,7 @@ class _TimedTrainee:
         self._options = options
         self._shard = shard
         self._pacer = Pacer()
+        self._stopper = _stopper_of(options, shard)
         self._step = 0
         self._truth: dict[str, list[int]] = {
             f"{phase}_{key}": [] for phase in _PHASES for key in ("ns", "begin_ns")
@@ -256,7 +262,10 @@ class _TimedTrainee:
             yield _NominalBatch(self._shard.per_rank_batch)
 
     def forward(self, model: nn.Module, batch: _NominalBatch) -> Tensor:
-        self._pacer.start(self._lateness_ns("forward"))
+        late_ns = self._lateness_ns(_PAUSED)
+        self._pacer.start(late_ns)
+        if late_ns and self._stopper is not None:
+            self._stopper.stop_for(late_ns)
         signal = torch.zeros(1, requires_grad=True, device=self._shard.device)
         loss: Tensor = model(signal).sum()
         self._pacer.stamp()
@@ -294,9 +303,16 @@ class _TimedTrainee:
         self._truth[f"{phase}_ns"].append(end_ns - begin_ns)
 
     def _lateness_ns(self, phase: str) -> int:
+        late_phase = self._options.late_phase
         late = (
             self._shard.rank == self._options.late_rank
-            and phase == self._options.late_phase
+            and phase == (_PAUSED if late_phase == _PAUSE else late_phase)
             and self._step % self._options.late_every == 0
         )
         return round(self._options.late_ms * _NS_PER_MS) if late else 0
+
+
+def _stopper_of(options: TimedOptions, shard: Shard) -> Stopper | None:
+    """Of the rank that is to be stopped; None for the others."""
+    chosen = options.late_phase == _PAUSE and options.late_rank == shard.rank
+    return Stopper() if chosen and options.late_ms > 0 else None

@@ -30,7 +30,8 @@ namespace commprof {
   X(DeviceClock, "device_clock") /* value = the device's own time */        \
   X(Span, "span") /* of a bucket in a compressor; aux = stage, value = */   \
   X(Compression, "compression") /* end; see recordReport() for this one */  \
-  X(Quality, "quality") /* and this one: what came of a bucket */
+  X(Quality, "quality") /* and this one: what came of a bucket */           \
+  X(Pause, "pause") /* nothing of the process ran until value */
 
 enum class Kind : uint8_t {
 #define X(name, text) k##name,

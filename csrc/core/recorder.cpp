@@ -12,6 +12,7 @@
 
 #include "core/clock.h"
 #include "core/device/device_timeline.h"
+#include "core/process_stops.h"
 
 namespace commprof {
 
@@ -60,6 +61,11 @@ void Recorder::start(const RecorderOptions& options) {
   writer_ = std::move(writer);
   beginModeLocked();
   drainLocked(); // the documents known so far
+  pauses_ = PauseWatch();
+  pause_records_.clear();
+  watchStops([](uint64_t begin_ns, uint64_t end_ns) {
+    instance().takePause({begin_ns, end_ns});
+  });
   startFlusherLocked();
   wanted_.store(true);
   started_.store(true);
@@ -84,6 +90,7 @@ void Recorder::stop() {
   const std::lock_guard<std::mutex> lock(mutex_);
   next_look_ns_ = 0;
   lookAfterFileLocked();
+  keepSupposedPauseLocked();
   drainLocked();
   finishSummaryLocked();
   closeLocked();
@@ -185,10 +192,11 @@ bool Recorder::writeDocumentsLocked() noexcept {
   return true;
 }
 
-// One block per drain: all rings' new records, ring by ring.
+// One block per drain: all rings' new records, ring by ring. Before them the
+// pauses, which lie in steps and phases that end later.
 bool Recorder::writeRecordsLocked() {
   const std::vector<Ring*> rings = pool_.rings();
-  drain_buffer_.clear();
+  drain_buffer_ = pause_records_;
   drain_marks_.clear();
   for (const Ring* ring : rings) {
     drain_marks_.push_back(
@@ -208,6 +216,7 @@ bool Recorder::writeRecordsLocked() {
   for (size_t i = 0; i < rings.size(); ++i) {
     rings[i]->commit(drain_marks_[i]);
   }
+  pause_records_.clear();
   stats_.records_written += drain_buffer_.size();
   if (summary_) {
     summary_->fold(drain_buffer_.data(), drain_buffer_.size());

@@ -128,6 +128,9 @@ class Recorder {
   void finishSummaryLocked();
   void complainLocked() noexcept;
   void lookAfterFileLocked() noexcept;
+  void takePause(const Pause& seen) noexcept;
+  void keepPauseLocked(const Pause& pause) noexcept;
+  void keepSupposedPauseLocked() noexcept;
   void writePausesLocked() noexcept;
   void closeLocked();
   void collectStatsLocked();
@@ -155,6 +158,7 @@ class Recorder {
   bool abandoned_ = false; // its file was removed and cannot be made anew
   uint64_t next_look_ns_ = 0; // at the file
   PauseWatch pauses_;
+  std::vector<Record> pause_records_; // not yet drained
   std::unique_ptr<TraceWriter> writer_;
   bool keep_records_ = true; // the mode is full
   // The latest clock records that were not kept: full mode begins with them.

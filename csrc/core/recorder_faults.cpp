@@ -3,6 +3,7 @@
 #include <cinttypes>
 #include <cstdio>
 #include <cstring>
+#include <new>
 
 #include "core/clock.h"
 #include "core/recorder.h"
@@ -12,6 +13,7 @@ namespace commprof {
 namespace {
 
 constexpr uint64_t kLookEveryNs = 500'000'000;
+constexpr size_t kMostPauses = 4096; // in memory while the disk is full
 
 } // namespace
 
@@ -63,6 +65,42 @@ void Recorder::lookAfterFileLocked() noexcept {
       "on; what is recorded is lost when this process ends.\n",
       path,
       std::strerror(writer_->error()));
+}
+
+void Recorder::takePause(const Pause& seen) noexcept {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (writer_ && pauses_.take(seen)) {
+    keepPauseLocked(seen);
+  }
+}
+
+void Recorder::keepSupposedPauseLocked() noexcept {
+  if (const std::optional<Pause> pause = pauses_.supposed()) {
+    keepPauseLocked(*pause);
+  }
+}
+
+void Recorder::keepPauseLocked(const Pause& pause) noexcept {
+  if (PauseWatch::isLong(pause)) {
+    writePausesLocked();
+  }
+  if (!enabled()) {
+    return;
+  }
+  if (pause_records_.size() == kMostPauses) {
+    countDropped();
+    return;
+  }
+  Record record;
+  record.kind = Kind::kPause;
+  record.thread = threadId();
+  record.timestamp_ns = pause.begin_ns;
+  record.value = pause.end_ns;
+  try {
+    pause_records_.push_back(record);
+  } catch (const std::bad_alloc&) {
+    countDropped();
+  }
 }
 
 void Recorder::writePausesLocked() noexcept {

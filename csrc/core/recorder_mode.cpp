@@ -41,13 +41,11 @@ void Recorder::flusherLoop() {
   pthread_setname_np(pthread_self(), "commprof-flush");
   const auto interval = std::chrono::milliseconds(options_.flush_interval_ms);
   std::unique_lock<std::mutex> lock(mutex_);
-  pauses_ = PauseWatch();
   while (!stopping_) {
     pauses_.beginSleep(std::chrono::nanoseconds(interval).count());
     wake_.wait_for(lock, interval);
-    if (pauses_.endSleep()) {
-      writePausesLocked();
-    }
+    keepSupposedPauseLocked(); // of the sleep before this one
+    pauses_.endSleep();
     lookAfterFileLocked();
     drainLocked();
     lock.unlock(); // the file may lie on a slow disk
@@ -115,6 +113,11 @@ void Recorder::setModeLocked(Mode mode) noexcept {
 
 // The records stay in the rings until they are in the summary.
 void Recorder::foldRecordsLocked() {
+  if (summary_) {
+    summary_->fold(pause_records_.data(), pause_records_.size());
+    stats_.records_summarised += pause_records_.size();
+  }
+  pause_records_.clear();
   for (Ring* ring : pool_.rings()) {
     ring->commit(ring->peek([this](const Record* records, uint64_t count) {
       if (summary_) {

@@ -190,6 +190,36 @@ void stepsAreSplit() {
           "," + histogram({0}) + "]"));
 }
 
+// By phase, and none of it in what the thread waited for anyway.
+void pausesAreTold() {
+  Summary summary(1, nobody);
+  const auto pause = [](uint64_t begin_ns, uint64_t end_ns) {
+    Record made = record(Kind::kPause, begin_ns, 0, end_ns);
+    made.thread = 7;
+    return made;
+  };
+  fold(
+      summary,
+      {step(0, 0, false),
+       pause(100, 900), // in the first step, which does not count
+       step(0, 1'000, true),
+       pause(1'100, 1'150),
+       pause(1'300, 1'500),
+       pause(1'650, 1'800),
+       pause(1'950, 2'050),
+       phase(Phase::kData, 1'000, 1'200),
+       issue(1, 1'390, 64, Op::kAllReduce),
+       wait(1, 1'400, 1'600, Op::kAllReduce),
+       phase(Phase::kForward, 1'200, 1'700)});
+  CHECK(holds(summary, "\"paused\":[0,0,0,0,0]"));
+  fold(summary, {step(1, 2'000, true)});
+  CHECK(holds(summary, "\"paused\":[150,50,150,0,0]"));
+  CHECK(holds(summary, "\"exposed\":" + histogram({200})));
+  CHECK(holds(summary, "," + histogram({200}) + "," + histogram({300}) + ","));
+  fold(summary, {step(2, 3'000, true), step(3, 4'000, true)});
+  CHECK(holds(summary, "\"paused\":[200,50,150,0,0]"));
+}
+
 // A boundary that was dropped: the two steps around it are no step.
 void stepsWithAGapAreLeftOut() {
   Summary summary(1, nobody);
@@ -272,6 +302,7 @@ int main() {
   pointToPointEndsWithItsWait();
   openOperationsAgeOut();
   stepsAreSplit();
+  pausesAreTold();
   stepsWithAGapAreLeftOut();
   moreKindsThanPlaces();
   theSizeHasABound();

@@ -95,6 +95,10 @@ class Rank:
         """Blocked in `Work.wait`."""
         self._add(Kind.WAIT, begin, op_id=op_id, value=end, thread=thread)
 
+    def pause(self, begin: int, end: int) -> None:
+        """Nothing of the process ran; a thread of commprof's own says so."""
+        self._add(Kind.PAUSE, begin, value=end, thread=THREAD + 9)
+
     def finalize(
         self, begin: int, end: int, cpu: int, run_delay: int | None = 0, graph_task: int = 0
     ) -> None:

@@ -69,6 +69,20 @@ def test_waiting_is_taken_out_of_the_phase_it_happened_in() -> None:
     ]  # fmt: skip
 
 
+def test_pauses_are_told_by_the_phase_they_lie_in() -> None:
+    rank = one_step()
+    rank.wait(rank.collective(0, 200, 250), 210, 250)
+    rank.pause(90, 120)  # data: 10, between: 10, forward: 10
+    rank.pause(205, 260)  # forward: 5 before the wait, 10 after it
+    rank.pause(990, 1010)  # after all phases: 10; the rest is in no step
+    (part,) = break_down(rank)
+    assert part.paused_ns.tolist() == [[20.0, 10.0, 25.0, 0.0, 0.0]]
+    # Phases hold what was paused in them; by origin it stands apart.
+    assert part.work_ns[:, 0].tolist() == [150.0, 100.0, 160.0, 400.0, 150.0]
+    assert part.by_origin_ns[:, 0].tolist() == [130.0, 90.0, 135.0, 400.0, 150.0, 55.0]
+    assert part.by_origin_ns.sum() == part.wall_ns - part.exposed_ns
+
+
 def test_hidden_is_the_union_in_flight_less_what_was_exposed() -> None:
     # In flight [100, 400], [200, 300] within it and [350, 500] over its end: 400. The apart
     # [600, 700] makes 500. The thread waits from 450 to 500 and from 600 to 700.

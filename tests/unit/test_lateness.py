@@ -85,6 +85,44 @@ def test_lateness_spread_over_phases_has_no_phase() -> None:
     assert found.phase_share == pytest.approx(1 / 3)
 
 
+def pause_in_forward(rank: Rank, length_ms: int) -> None:
+    """In each of its forward phases, 1 ms after their begin."""
+    phases = columns.phases(rank.trace())
+    for begin in phases.begin_ns[phases.key == Phase.FORWARD].tolist():
+        rank.pause(begin + MS, begin + (1 + length_ms) * MS)
+
+
+@pytest.mark.parametrize(
+    ("pause_ms", "named", "share"),
+    # Of the 20 ms that its forward is longer, so many are a pause.
+    [(20, "host pause", 1.0), (15, "host pause", 0.75), (5, "forward", 0.75)],
+)
+def test_a_pause_is_apart_from_the_phase_it_lies_in(
+    pause_ms: int, named: str, share: float
+) -> None:
+    ranks = schedule([{}, {Phase.FORWARD: 20}, {}])
+    pause_in_forward(ranks[1], pause_ms)
+    found = explain(ranks, 1, [1, 2, 3])
+    assert (found.phase, found.phase_share) == (named, pytest.approx(share))
+
+
+def test_a_pause_between_phases_is_no_other_time() -> None:
+    ranks = schedule([{}, {Phase.OTHER: 20}])
+    phases = columns.phases(ranks[1].trace())
+    for end in phases.end_ns[phases.key == Phase.OPTIMIZER].tolist():
+        ranks[1].pause(end + MS, end + 21 * MS)
+    found = explain(ranks, 1, [1, 2, 3])
+    assert (found.phase, found.phase_share) == ("host pause", pytest.approx(1.0))
+
+
+def test_pauses_that_the_others_have_as_well_explain_nothing() -> None:
+    ranks = schedule([{Phase.FORWARD: 20}, {Phase.FORWARD: 20, Phase.DATA: 9}, {Phase.FORWARD: 20}])
+    for rank in ranks:
+        pause_in_forward(rank, 20)
+    found = explain(ranks, 1, [1, 2, 3])
+    assert (found.phase, found.phase_share) == ("data", pytest.approx(1.0))
+
+
 def test_the_others_median_counts_and_not_their_slowest() -> None:
     # Ranks 1 and 2 need 8 ms more for their data, as does the late one; it is its forward.
     ranks = schedule([{Phase.DATA: 8}, {Phase.DATA: 8}, {}, {Phase.DATA: 8, Phase.FORWARD: 20}])

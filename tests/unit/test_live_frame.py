@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from commprof.commands import main
-from commprof.live.state import MonitorState
+from commprof.live.state import Late, MonitorState
 from commprof.report.live_frame import frame, waiting_frame
 from tests.support.growing import GrowingRun
 from tests.support.live_states import job_state, rank_state
@@ -57,6 +57,11 @@ def test_a_wide_frame() -> None:
     text = "\n".join(lines)
     assert "Late rank: 1, in backward; each of the others waits 12 ms per step for it." in text
     assert "all_reduce: 1.25 GB/s on the bus, 50% of what the machine profile takes." in text
+
+
+def test_a_late_rank_that_did_not_run() -> None:
+    text = "\n".join(frame(job_state(late=Late(1, 0.012, "host pause")), "run", 200))
+    assert "Late rank: 1, its process did not run (host pause); each of the others" in text
 
 
 @pytest.mark.parametrize("width", [20, 60, 80, 100, 140])

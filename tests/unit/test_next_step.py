@@ -57,6 +57,19 @@ def test_a_rank_that_costs_the_others_a_tenth_comes_first(wait_ms: float, named:
     assert (found.command == "") is named
 
 
+def test_a_rank_that_did_not_run_sends_to_its_host() -> None:
+    late = LateRank(1, 12e6, 0.9, 0.001, 9, 10, 0.1, "host pause", 0.8)
+    shown = world(2, late_rank=late)
+    found = next_step(run(), shown, "x")
+    host = shown.ranks[1].host
+    assert found.advice.startswith(
+        f"First find out on {host} what keeps the process of rank 1 from running: who stops it"
+    )
+    assert "waiting for it takes 12%" in found.advice
+    assert "phase" not in found.advice
+    assert found.command == ""
+
+
 def test_one_rank_has_nothing_to_exchange() -> None:
     assert next_step(run(), world(1), "x").advice == ""
 

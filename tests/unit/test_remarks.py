@@ -142,6 +142,11 @@ LATE = (
         ({}, "it fell behind in the forward phase, which explains 93% of that."),
         ({"phase": "other"}, "it fell behind outside of all phases, which explains 93% of that."),
         (
+            {"phase": "host pause"},
+            "it fell behind because its process did not run (host pause), which explains 93% of "
+            "that.",
+        ),
+        (
             {"phase": None, "phase_share": 0.4},
             "its lateness is spread over phases, of which none explains more than 40%.",
         ),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from commprof.analysis.pauses import ORIGINS
 from commprof.analysis.slowness import find_slow_rank
 from commprof.analysis.stragglers import LateRank, find_late_rank, late_by_own_work
 from commprof.trace.schema import PHASES, Phase
@@ -46,6 +47,14 @@ def test_it_is_found_among_ranks_that_the_host_holds_up_and_nobody_else_is() -> 
     quiet = work(8, 23)
     quiet[5, Phase.OPTIMIZER] += 6 * MS
     assert find_slow_rank(quiet, STEP) is not None
+
+
+def test_pauses_are_an_origin_of_their_own() -> None:
+    steady = np.full((4, len(ORIGINS), 12), 8.0 * MS)
+    steady[1, -1] += 6 * MS
+    slow = find_slow_rank(steady, STEP)
+    assert slow is not None
+    assert (slow.rank, slow.phase) == (1, "host pause")
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 8])

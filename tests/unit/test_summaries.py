@@ -72,6 +72,9 @@ def test_a_torn_summary_leaves_the_one_before(tmp_path: Path) -> None:
         ({"records": 2**63}, "records is not a whole number"),
         ({"mode": "some"}, "mode is none of"),
         ({"phases": []}, "phases has 0 items"),
+        ({"paused": [0] * 4}, "paused is not a list of 5 numbers"),
+        ({"paused": {"0": 1}}, "paused is not a list of 5 numbers"),
+        ({"paused": [0, 0, 0, 0, -1]}, "paused holds what is not a whole number"),
         ({"steps": []}, "buckets is missing"),
         ({"steps": {**document([5]), "buckets": [5]}}, "no pairs"),
         ({"steps": {**document([5]), "buckets": [2368, 1]}}, "contradict"),
@@ -192,9 +195,16 @@ def test_a_rank_that_was_killed_keeps_its_summary_and_not_the_last_moment(tmp_pa
 
 
 def four_ranks(
-    directory: Path, hosts: int = 1, links: dict[str, int] | None = None, **changes: Any
+    directory: Path,
+    hosts: int = 1,
+    links: dict[str, int] | None = None,
+    paused_ms: int = 0,
+    **changes: Any,
 ) -> Path:
-    """40 steps of 100 ms; rank 2's backward takes 23 ms, the others' 3, who wait 20 for it."""
+    """40 steps of 100 ms; rank 2's backward takes 23 ms, the others' 3, who wait 20 for it.
+
+    So much of rank 2's backward, in all steps together, its process did not run.
+    """
     for rank in range(4):
         late = rank == 2
         # Each rank has blocks of its own length: here those of rank 0 are twice as long.
@@ -207,6 +217,7 @@ def four_ranks(
             "last": [{"rank": 2, "count": 40, "wait_ns": 0 if late else 800 * MS}],
             "waited_for": {"block_ns": length, "cells": [] if late else cells},
             **({} if links is None else {"hosts": links}),
+            **({"paused": [0, 0, 0, paused_ms * MS if late else 0, 0]} if paused_ms else {}),
             **changes,
         }
         blocks = (block(summary(**content)), made.end())
@@ -227,6 +238,26 @@ def test_the_late_rank_is_named_from_summaries_alone(tmp_path: Path) -> None:
     assert [(row.rank, row.share, row.cost_s) for row in found.last] == [(2, 1.0, 2.4)]
     text = " ".join(table.render(analyse_run(tmp_path), 100).split())
     assert "rank 2 comes late: each of the others waits 20.0 ms per step for it, 100% of" in text
+
+
+@pytest.mark.parametrize(
+    ("paused_ms", "named", "share"),
+    # Of the 20 ms that its backward takes longer, 800 ms in 40 steps.
+    [(800, "host pause", 1.0), (600, "host pause", 0.75), (200, "backward", 0.75)],
+)
+def test_pauses_are_apart_from_the_phase(
+    tmp_path: Path, paused_ms: int, named: str, share: float
+) -> None:
+    (found,) = analyse_run(four_ranks(tmp_path, paused_ms=paused_ms)).summaries
+    assert found.late_rank is not None
+    assert (found.late_rank.phase, found.late_rank.phase_share) == (named, pytest.approx(share))
+    # The parts of the step stay what they were.
+    assert found.backward_ms == pytest.approx(8)
+    text = " ".join(table.render(analyse_run(tmp_path), 100).split())
+    where = "is time in which its process did not run (host pause)."
+    if named != "host pause":
+        where = "lies in its backward phase."
+    assert f"{share:.0%} of what its own work takes longer {where}" in text
 
 
 def test_a_rank_that_the_host_holds_up_everywhere_is_not_named(tmp_path: Path) -> None:

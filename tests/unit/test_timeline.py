@@ -85,6 +85,15 @@ def test_no_two_spans_of_a_lane_overlap(seed: int) -> None:
     assert lanes.max() + 1 == max(moments)
 
 
+def test_pauses_of_the_process_are_slices(tmp_path: Path) -> None:
+    ranks = two_ranks()
+    ranks[1].pause(4 * MS, 6 * MS)
+    events = events_of(save(ranks, tmp_path))
+    (pause,) = slices(events, "host pauses")
+    assert (pause["pid"], pause["name"]) == (1, "host pause")
+    assert (pause["ts"], pause["dur"]) == (4000, 2000)
+
+
 def test_every_kind_of_slice_is_there(tmp_path: Path) -> None:
     events = events_of(save(two_ranks(), tmp_path))
     (step,) = slices(events, "steps (declared)", 1)

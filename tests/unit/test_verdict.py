@@ -63,6 +63,14 @@ def test_the_late_rank_is_named() -> None:
     assert "wait for rank 1, where its data phase falls behind: 8 ms per step" in text
 
 
+def test_a_rank_that_did_not_run_is_named_so() -> None:
+    late = LateRank(1, 8e6, 0.9, 0.001, 9, 10, 0.1, "host pause", 0.8)
+    found = verdict(run_result(world(2, late_rank=late)), [detail(2, wait=60)])
+    assert found is not None
+    text = " ".join(found.sentences)
+    assert "wait for rank 1 because its process did not run (host pause): 8 ms per step" in text
+
+
 def test_the_growth_of_the_step_is_shared_out() -> None:
     slow = parts(step_ms=150.0, backward_ms=65.0, exposed_ms=55.0, wire_ms=45.0)
     result = run_result(world(1), world(2, parts=slow, samples_per_s=150.0))

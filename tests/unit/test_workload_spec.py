@@ -60,7 +60,7 @@ def test_one_value_stands_for_each_layer() -> None:
         ("timed:data_ms=nan", r"data_ms=nan is out of range"),
         ("timed:data_ms=inf", r"data_ms=inf is out of range"),
         ("timed:late_rank=-2", r"late_rank=-2 is out of range \(allowed: .*, -1 or more\)"),
-        ("timed:late_phase=other", r"'other' .*\(allowed: data, .*, optimizer\)"),
+        ("timed:late_phase=other", r"'other' .*\(allowed: data, .*, optimizer, pause\)"),
         ("timed:layers=2,backward_ms=1/x", r"backward_ms='x' is not a number"),
         ("timed:layers=2,backward_ms=1/2/3", r"has 3 values for layers=2"),
         ("timed:gradient_mb=0", r"no layer with parameters"),

@@ -1,6 +1,10 @@
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,6 +14,7 @@ from commprof.workloads.spec import Shard, parse_spec
 from tests.support.alone import alone
 
 MS = 1_000_000
+ROOT = Path(__file__).parents[2]
 
 
 class SilentRecorder:
@@ -111,8 +116,31 @@ def test_a_late_rank_is_late_in_its_phase_only(phase: str) -> None:
         assert max(punctual[f"{name}_ns"]) < 50 * MS
 
 
+@pytest.mark.measures
+def test_a_stopped_rank_is_late_in_forward() -> None:
+    spec = (
+        "timed:layers=1,data_ms=1,forward_ms=1,backward_ms=1,late_rank=1,late_ms=60,late_every=2,"
+        "late_phase=pause"
+    )
+    # Not this process: a shell would take it for stopped by its user.
+    code = (
+        "import json; from tests.unit.test_workload_timed import run; "
+        f"print(json.dumps(run({spec!r}, 4, 1)[1]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, check=True, stdout=subprocess.PIPE
+    )
+    late = json.loads(done.stdout)
+    _, punctual = run(spec, steps=4, rank=0)
+
+    assert [value >= 60 * MS for value in late["forward_ns"]] == [False, True] * 2
+    assert all(value >= 1 * MS for value in punctual["forward_ns"])
+
+
 def test_description_names_the_late_rank() -> None:
     text = parse_spec("timed:late_rank=2,late_ms=20,late_every=3").describe()
 
     assert "backward 16 ms" in text
     assert "Rank 2 is 20 ms late in backward in 1 of 3 steps." in text
+    text = parse_spec("timed:late_rank=2,late_ms=20,late_phase=pause").describe()
+    assert "Rank 2 is stopped for 20 ms in forward in 1 of 1 steps." in text

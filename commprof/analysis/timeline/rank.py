@@ -13,6 +13,7 @@ from commprof.analysis.arrivals import Arrivals
 from commprof.analysis.clocks import on_common_clock
 from commprof.analysis.device_timeline import on_device_timeline
 from commprof.analysis.exposure import exposures_of
+from commprof.analysis.pauses import HOST_PAUSE
 from commprof.analysis.timeline.lanes import assign_lanes
 from commprof.analysis.timeline.overview import Flows, Overview, Window
 from commprof.analysis.waiting import split
@@ -75,6 +76,7 @@ def rank_timeline(view: Overview, index: int) -> RankTimeline:
         _steps(trace),
         *_phases(trace),
         _exposed(trace, table, arrivals),
+        _pauses(trace),
         *_waits(trace, table),
         _collectives(trace, table, arrivals, view.flows[index]),
         _buckets(trace),
@@ -128,6 +130,12 @@ def _exposed(trace: Trace, table: Collectives, arrivals: Arrivals) -> Track:
         "backward": exposed.graph_task,
     }
     return _track("exposed", exposed.begin_ns, exposed.end_ns, label, facts)
+
+
+def _pauses(trace: Trace) -> Track:
+    """Nothing of the process ran."""
+    table = columns.pauses(trace)
+    return _track(f"{HOST_PAUSE}s", table.begin_ns, table.end_ns, [HOST_PAUSE] * len(table))
 
 
 def _waits(trace: Trace, table: Collectives) -> list[Track]:

@@ -10,6 +10,7 @@ namespace {
 // A step with more in all is not split into wait and wire.
 constexpr size_t kMaxPending = 1 << 14;
 constexpr uint64_t kNoOperation = UINT64_MAX;
+constexpr size_t kMaxPauses = 1 << 10; // of one step; further ones are left out
 
 uint64_t less(uint64_t a, uint64_t b) {
   return a > b ? a - b : 0;
@@ -20,6 +21,10 @@ uint64_t less(uint64_t a, uint64_t b) {
 void StepSummary::take(const Record& record) {
   if (record.kind == Kind::kStep) {
     takeStep(record);
+    return;
+  }
+  if (record.kind == Kind::kPause) {
+    takePause(record);
     return;
   }
   if (!open_ || record.thread != thread_) {
@@ -58,6 +63,39 @@ void StepSummary::takeStep(const Record& record) {
   pending_.clear();
   exposures_.clear();
   finalize_ = {};
+  paused_ns_ = {};
+  std::erase_if(pauses_, [&](const Pause& pause) {
+    return pause.end_ns <= record.timestamp_ns;
+  });
+}
+
+void StepSummary::takePause(const Record& record) {
+  if (record.value > record.timestamp_ns && pauses_.size() < kMaxPauses) {
+    pauses_.push_back({record.timestamp_ns, record.value});
+  }
+}
+
+uint64_t StepSummary::pausedWithin(uint64_t begin_ns, uint64_t end_ns) const {
+  uint64_t total_ns = 0;
+  for (const Pause& pause : pauses_) {
+    total_ns += less(
+        std::min(pause.end_ns, end_ns), std::max(pause.begin_ns, begin_ns));
+  }
+  return total_ns;
+}
+
+void StepSummary::cutPauses(uint64_t begin_ns, uint64_t end_ns) {
+  const size_t count = pauses_.size();
+  for (size_t i = 0; i < count; ++i) {
+    const Pause pause = pauses_[i];
+    if (pause.begin_ns >= end_ns || pause.end_ns <= begin_ns) {
+      continue;
+    }
+    pauses_[i].end_ns = std::max(pause.begin_ns, begin_ns); // what lies before
+    if (pause.end_ns > end_ns) {
+      pauses_.push_back({end_ns, pause.end_ns});
+    }
+  }
 }
 
 // The first step is warm-up: DDP regroups its buckets after it.
@@ -74,6 +112,12 @@ void StepSummary::countStep(uint64_t end_ns) {
     other_ns = less(other_ns, phase_ns_[phase]);
   }
   phase_ns_per_step_[0].add(other_ns);
+  uint64_t paused_in_other_ns = pausedWithin(begin_ns_, end_ns);
+  for (size_t phase = 1; phase < kPhases; ++phase) {
+    paused_in_steps_ns_[phase] += paused_ns_[phase];
+    paused_in_other_ns = less(paused_in_other_ns, paused_ns_[phase]);
+  }
+  paused_in_steps_ns_[0] += paused_in_other_ns;
   if (ledger_ != nullptr) {
     ledger_->takeStep({begin_ns_, end_ns, exposed_ns_, exposures_});
   }
@@ -89,6 +133,7 @@ void StepSummary::takePhase(const Record& record) {
   if (record.aux < kPhases) {
     phase_ns_[record.aux] +=
         less(less(record.value, record.timestamp_ns), exposed_ns);
+    paused_ns_[record.aux] += pausedWithin(record.timestamp_ns, record.value);
   }
 }
 
@@ -119,6 +164,7 @@ void StepSummary::takeFinalizeEnd(const Record& record) {
 
 void StepSummary::expose(const Exposure& exposure) {
   exposed_ns_ += exposure.waited_ns;
+  cutPauses(exposure.begin_ns, exposure.end_ns);
   if (pending_.size() == kMaxPending) {
     pending_.back().waited_ns += exposure.waited_ns;
   } else {
@@ -143,6 +189,11 @@ void StepSummary::appendJson(std::string& out) const {
   for (size_t phase = 0; phase < kPhases; ++phase) {
     out += phase == 0 ? "" : ",";
     phase_ns_per_step_[phase].appendJson(out);
+  }
+  out += "],\"paused\":[";
+  for (size_t phase = 0; phase < kPhases; ++phase) {
+    out += phase == 0 ? "" : ",";
+    out += std::to_string(paused_in_steps_ns_[phase]);
   }
   out += "]";
 }
