@@ -83,7 +83,8 @@ def _print(rows: list[dict[str, Any]]) -> None:
     if late_s:
         worst = max(late_s)
         print(
-            f"  beyond the threshold: median {statistics.median(late_s):.2f} s, most {worst:.2f} s"
+            f"  beyond the threshold: median {statistics.median(late_s):.2f} s, "
+            f"at most {worst:.2f} s"
         )
     print(f"  job went on to the same result:            {sum(row['same_result'] for row in rows)}")
 
