@@ -1,6 +1,7 @@
 #include "core/process_stops.h"
 
 #include <errno.h>
+#include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
@@ -45,6 +46,8 @@ uint64_t lastStopNs() noexcept {
 
 void sleepOnAndOn() noexcept {
   const timespec length{kSleepS, 0};
+  // What remains is told up to the latest moment at which it may wake up.
+  (void)prctl(PR_SET_TIMERSLACK, 1UL);
   for (;;) {
     g_sleep.remaining.tv_nsec = -1;
     g_sleep.due_ns.store(nowNs() + kSleepNs);
