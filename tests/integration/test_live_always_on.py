@@ -68,6 +68,11 @@ def steps(found: Scrape) -> float:
     return min(counts) if len(counts) == 2 else 0
 
 
+def _of(found: Scrape, metric: str, rank: str) -> dict[str, float]:
+    """Of one rank, by its labels."""
+    return {labels: v for (name, labels), v in found.items() if name == metric and rank in labels}
+
+
 def test_what_a_running_job_in_always_on_mode_tells(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     run = tmp_path / "run"
@@ -98,17 +103,14 @@ def test_what_a_running_job_in_always_on_mode_tells(tmp_path: Path) -> None:
         assert second["commprof_rank_failed", of_rank] == 0
         step_s = second["commprof_recent_step_seconds", of_rank]
         assert step_s > 0.02  # it sleeps so long
-        parts = [
-            value
-            for (name, labels), value in second.items()
-            if name == "commprof_recent_step_part_seconds" and of_rank in labels
-        ]
+        parts = _of(second, "commprof_recent_step_part_seconds", of_rank)
         assert len(parts) == 6
-        assert sum(parts) == pytest.approx(step_s, rel=1e-3)
-        reduced = f'{of_rank},op="all_reduce"'
-        assert second["commprof_collectives_total", reduced] >= steps(second)
-        assert second["commprof_collective_p50_seconds", reduced] > 0
-        p50, p99 = (second[f"commprof_collective_{q}_seconds", reduced] for q in ("p50", "p99"))
-        assert p50 <= p99
+        assert sum(parts.values()) == pytest.approx(step_s, rel=1e-3)
+        issued = _of(second, "commprof_collectives_total", of_rank)
+        assert sum(issued.values()) >= steps(second)
+        p50 = _of(second, "commprof_collective_p50_seconds", of_rank)
+        p99 = _of(second, "commprof_collective_p99_seconds", of_rank)
+        assert p50.keys() == p99.keys() != set()
+        assert all(0 < p50[labels] <= p99[labels] for labels in p50)
     grown = [key for key in first.keys() & second.keys() if key[0].endswith("_total")]
     assert all(second[key] >= first[key] for key in grown)  # counters never fall
