@@ -53,6 +53,7 @@ __all__: list[str] = [
     "encode_int8",
     "encode_sign",
     "flush",
+    "follow_futures",
     "gather_blocks",
     "hierarchical_backend",
     "install_observer",
@@ -84,6 +85,7 @@ __all__: list[str] = [
     "topk",
     "topk_feedback",
     "uninstall_observer",
+    "wait_future",
 ]
 
 class Stats:
@@ -408,6 +410,11 @@ def flush() -> None:
     Writes all records of all threads to the trace now.
     """
 
+def follow_futures(child: torch.Future, parents: collections.abc.Sequence[torch.Future]) -> None:
+    """
+    Who waits for `child` waits for the last of `parents` that is a collective's.
+    """
+
 def gather_blocks(
     x: torch.Tensor, blocks: torch.Tensor, residual: torch.Tensor | None = None
 ) -> torch.Tensor: ...
@@ -565,6 +572,11 @@ def topk_feedback(
 def uninstall_observer() -> None:
     """
     Takes them out again.
+    """
+
+def wait_future(future: torch.Future) -> None:
+    """
+    Blocks until a collective's future is complete, and records for how long; returns at once for any other future.
     """
 
 DTYPES: tuple[str, ...]

@@ -22,7 +22,7 @@ class Exposures:
 
     #: Row of the collective waited for; -1 where not known.
     collective: Ints
-    #: Backward pass whose finalisation waited; -1 for a ``Work.wait``.
+    #: Backward pass whose finalisation waited; -1 for a ``Work.wait`` and for a future.
     graph_task: Ints
     begin_ns: Ints
     end_ns: Ints
@@ -37,7 +37,7 @@ class Exposures:
 def exposures(
     table: Collectives, waits: Spans, finalizations: Finalizations, thread: int
 ) -> Exposures:
-    """All waiting of ``thread``: in ``Work.wait`` and in DDP's finalisation.
+    """All waiting of ``thread``: in ``Work.wait``, by a future, and in DDP's finalisation.
 
     A finalisation's total is measured (wall time less thread CPU time). It is
     shared out over the buckets by replaying DDP's loop, which waits for each bucket in turn

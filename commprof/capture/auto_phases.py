@@ -1,9 +1,9 @@
 """Finds the phases of a step without the user's help.
 
-Data is ``DataLoader.__next__``, forward is the call of a DDP model, backward is
-``Tensor.backward`` or ``torch.autograd.backward``, the optimizer is any
-``torch.optim.Optimizer.step`` less its closure, or ``GradScaler.step`` around it. A loss computed
-after the model's call counts as other.
+Data is ``DataLoader.__next__``, forward is the call of a DDP model or of a module that
+``fully_shard`` was applied to, backward is ``Tensor.backward`` or ``torch.autograd.backward``, the
+optimizer is any ``torch.optim.Optimizer.step`` less its closure, or ``GradScaler.step`` around it.
+A loss computed after the model's call counts as other.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from commprof.capture.batch_size import samples_read
 from commprof.capture.closures import Arguments, outside
+from commprof.capture.patches import Patches
 from commprof.capture.recorder import Marker
+from commprof.capture.sharded_forward import ShardedForward
 from commprof.capture.step_finder import StepFinder
 
 
@@ -39,7 +41,8 @@ class AutoPhases:
         """
         self._markers = markers
         self._finder = finder
-        self._undo: list[Callable[[], None]] = []
+        self._patches = Patches()
+        self._sharded = ShardedForward(markers["forward"], self._patches)
 
     def install(self) -> None:
         """Begins to mark phases in this process."""
@@ -51,11 +54,16 @@ class AutoPhases:
         scaling = _nothing if finder is None else _scaling(finder)
         self._patch(torch.amp.GradScaler, "step", self._markers["optimizer"], scaling)
         self._hook_optimizers(self._markers["optimizer"])
+        self.look()
+
+    def look(self) -> None:
+        """To be called after each step: what the script imported meanwhile is marked too."""
+        if self._sharded.pending:
+            self._sharded.look()
 
     def remove(self) -> None:
         """Puts everything back."""
-        while self._undo:
-            self._undo.pop()()
+        self._patches.remove()
 
     def _hook_optimizers(self, marker: Marker) -> None:
         finder = self._finder
@@ -77,7 +85,7 @@ class AutoPhases:
             register_optimizer_step_pre_hook(before),
             register_optimizer_step_post_hook(after),
         ):
-            self._undo.append(handle.remove)
+            self._patches.on_remove(handle.remove)
 
     def _patch_data(self, marker: Marker) -> None:
         original = _BaseDataLoaderIter.__next__
@@ -93,7 +101,7 @@ class AutoPhases:
             finally:
                 marker.end(samples)
 
-        self._replace(_BaseDataLoaderIter, "__next__", marked)
+        self._patches.replace(_BaseDataLoaderIter, "__next__", marked)
 
     def _patch(
         self,
@@ -114,18 +122,7 @@ class AutoPhases:
                 finally:
                     marker.end()
 
-        self._replace(owner, name, marked)
-
-    def _replace(self, owner: Any, name: str, marked: Callable[..., Any]) -> None:
-        """Until :meth:`remove`, unless somebody replaces it again meanwhile."""
-        original = getattr(owner, name)
-
-        def undo() -> None:
-            if getattr(owner, name) is marked:
-                setattr(owner, name, original)
-
-        setattr(owner, name, marked)
-        self._undo.append(undo)
+        self._patches.replace(owner, name, marked)
 
 
 def _nothing(*_: Any, **__: Any) -> AbstractContextManager[None]:

@@ -17,6 +17,7 @@ from commprof.capture.auto_phases import AutoPhases
 from commprof.capture.backends import gloo_threads
 from commprof.capture.clock import ClockLink, mode
 from commprof.capture.ending import error_line, unhandled
+from commprof.capture.future_waits import FutureWaits
 from commprof.capture.gradient_norms import GradientNorms
 from commprof.capture.job_directory import claim, trace_name
 from commprof.capture.listener import Listener
@@ -41,7 +42,7 @@ class Profiler:
     """The capture of this process. Made by :func:`profile`; use it as a context manager.
 
     Capture starts on entry and stops on exit. Each call of :meth:`step` ends a step. The
-    phases of a step are found by themselves (DataLoader, DDP models, backward,
+    phases of a step are found by themselves (DataLoader, DDP and FSDP2 models, backward,
     optimizers) and can be declared with :meth:`phase`; of nested declarations the outermost
     counts, so declared phases win over found ones.
     """
@@ -66,6 +67,7 @@ class Profiler:
         }
         self._finder = StepFinder(self._end_step) if find_steps else None
         self._auto_phases = AutoPhases(self._markers, self._finder)
+        self._future_waits = FutureWaits()
         self._clock = ClockLink("off")
         self._arrivals = ArrivalLink()
         self._gloo_threads: dict[str, int] = {}
@@ -133,6 +135,7 @@ class Profiler:
         _started.append(self)
         self._recorder.set_stacks(self._stacks)
         self._recorder.install_observer()
+        self._future_waits.install()
         self._witnesses.start()
         self._auto_phases.install()
         self._gradient_norms.install(path.with_suffix(".gradients"))
@@ -167,6 +170,7 @@ class Profiler:
         _started.remove(self)
         self._at_exit.cancel()
         self._auto_phases.remove()
+        self._future_waits.remove()
         self._gradient_norms.remove()
         self._note_gloo_threads()
         self._note_ending(error)
@@ -205,6 +209,7 @@ class Profiler:
             self._clock.look()
         if self._arrivals.pending:
             self._arrivals.look()
+        self._auto_phases.look()
         for listener in self._listeners:
             listener.step_ended(self._step - 1)
 

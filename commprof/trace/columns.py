@@ -172,7 +172,7 @@ def phases(trace: Trace) -> Spans:
 
 
 def waits(trace: Trace) -> Spans:
-    """Times a thread was blocked in ``Work.wait``; ``key`` is the operation id."""
+    """Times a thread was blocked in ``Work.wait`` or a future; ``key`` is the operation id."""
     records = of_kind(trace.records, Kind.WAIT)
     return _spans(records, ints(records["op_id"]))
 

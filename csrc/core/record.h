@@ -15,7 +15,7 @@ namespace commprof {
   X(Phase, "phase") /* aux = phase code, value = end_ns */                  \
   X(Issue, "issue") /* handed to the group; value = graph task + 1 or 0 */  \
   X(End, "end") /* it completed; flags bit 0 = with an error */             \
-  X(Wait, "wait") /* Work.wait blocked a thread until value = end_ns */     \
+  X(Wait, "wait") /* a thread was blocked for it until value = end_ns */    \
   X(FinalizeBegin, "finalize_begin") /* op_id = graph task, value = */      \
   X(FinalizeEnd, "finalize_end") /* thread CPU ns, bytes_in = run delay */  \
   X(Bucket, "bucket") /* DDP hook entered; aux = index, value = launch */   \

@@ -13,6 +13,7 @@
 #include "core/phase_marker.h"
 #include "core/recorder.h"
 #include "torch/capture/ddp_hook.h"
+#include "torch/capture/future_bindings.h"
 #include "torch/capture/host_bindings.h"
 #include "torch/capture/observer.h"
 #include "torch/capture/stacks.h"
@@ -226,6 +227,7 @@ PYBIND11_MODULE(COMMPROF_MODULE, m) {
       py::arg("on"));
 
   bindHosts(m);
+  bindFutures(m);
   bindShm(m);
   bindCompression(m);
   bindKernels(m);

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from commprof.analysis.queueing import DEFAULT_GLOO_THREADS
+from commprof.trace import schema
 from tests.support.coverage import CASES
 from tests.support.ranks import run_module
 
@@ -24,6 +25,7 @@ pytestmark = pytest.mark.once_per_change(
         "commprof/analysis",
         "commprof/trace",
         "tests/support/coverage.py",
+        "tests/support/coverage_objects.py",
         "tests/support/coverage_rank.py",
     ),
 )
@@ -35,7 +37,8 @@ _HEAD = """\
 
 Every way to issue a collective that is listed here was run on two ranks over gloo with torch
 {version}, and what stands in the trace was compared with theory: operation, type, reduction,
-group, bytes in and out. `tests/integration/test_coverage.py` does this, and fails if this page says
+group, bytes in and out. The sequence numbers of each rise without a gap, and each operation has its
+end. `tests/integration/test_coverage.py` does this, and fails if this page says
 anything else; `python -m tests.integration.test_coverage > docs/coverage.md` writes it.
 
 P: parameters, n: ranks, B: bytes of a tensor.
@@ -66,7 +69,7 @@ def outputs() -> list[list[dict[str, Any]]]:
 
 def seen_as(rank: int, case: int) -> str:
     """The operations of a case with their number, in order of first issue."""
-    counts = Counter(row[0] for row, _, _ in outputs()[rank][case]["calls"])
+    counts = Counter(call["row"][0] for call in outputs()[rank][case]["calls"])
     return ", ".join(op if n == 1 else f"{n} {op}" for op, n in counts.items()) or "nothing"
 
 
@@ -90,8 +93,20 @@ NAMES = [case.__name__ for case, _ in CASES.values()]
 def test_it_is_seen_with_the_bytes_that_theory_gives(case: int) -> None:
     for rank in range(2):
         found = outputs()[rank][case]
-        assert [row for row, _, _ in found["calls"]] == found["expected"], found["error"]
-        assert {(backend, size) for _, backend, size in found["calls"]} <= {("gloo", 2)}
+        assert [call["row"] for call in found["calls"]] == found["expected"], found["error"]
+        assert all(call["group"] == ["gloo", 2] for call in found["calls"])
+
+
+@pytest.mark.parametrize("case", range(len(CASES)), ids=NAMES)
+def test_numbers_rise_without_a_gap_and_everything_ends(case: int) -> None:
+    for rank in range(2):
+        numbers: dict[str, list[int]] = {}
+        for call in outputs()[rank][case]["calls"]:
+            assert call["ended"], call
+            if call["seq"] != schema.NO_SEQ:  # of messages from any source
+                numbers.setdefault(str(call["sequence"]), []).append(call["seq"])
+        for sequence, found in numbers.items():
+            assert found == list(range(found[0], found[0] + len(found))), sequence
 
 
 def test_what_gloo_refuses_is_known() -> None:

@@ -28,7 +28,7 @@ pytestmark = [
 ]
 
 #: Collectives that are not captured into a graph.
-COUNT = 1 + 4 * STEPS
+COUNT = 1 + 4 * STEPS + 2
 #: Two floats of elapsed time and the clock's drift over some ms.
 EXACT_NS = 2_000
 
@@ -87,12 +87,22 @@ def test_waits_are_the_stalls_of_the_stream(recorded: tuple[Trace, dict[str, Any
     assert set(waits["bytes_out"].tolist()) == {0}
     length = (waits["value"] - waits["timestamp_ns"]).astype(np.int64)
     # Hidden and exposed Work.wait, then in the stream and the wait for it, which is none.
-    per_step = length[2:].reshape(STEPS, 4)
+    per_step = length[2:-2].reshape(STEPS, 4)
     assert per_step[:, 0].max() < EXACT_NS
     assert per_step[:, 3].max() < EXACT_NS
     assert per_step[:, 2] == pytest.approx(2 * MS, abs=EXACT_NS)
     assert per_step[:, 1] == pytest.approx(stalls_ns(truth)[:, 0], abs=EXACT_NS)
     assert (per_step[:, 1] > 3.5 * MS).all()
+
+
+def test_other_calls_make_the_stream_wait_too(recorded: tuple[Trace, dict[str, Any]]) -> None:
+    trace, truth = recorded
+    waits = of_kind(trace, Kind.DEVICE_WAIT)[-2:]
+    # The last of all stalls is that of the graph, which is marked with nothing.
+    begin, end = np.array(truth["stalls"][-3:-1]).T
+    length = (waits["value"] - waits["timestamp_ns"]).astype(np.int64)
+    assert length == pytest.approx(end - begin, abs=EXACT_NS)
+    assert (length > 3 * MS).all()
 
 
 def test_the_finalisation_is_split_into_waiting_and_copying(

@@ -6,10 +6,7 @@ trace: operation, type, reduction, bytes in and out, in order of issue. There ar
 
 from __future__ import annotations
 
-import io
-import pickle
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -24,30 +21,8 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.nn.parallel import DistributedDataParallel
 
-#: Ranks.
-N = 2
-#: Bytes of a float; of a whole number.
-F, L = 4, 8
-
-
-class Row(NamedTuple):
-    """One call of one rank."""
-
-    op: str
-    bytes_in: int
-    bytes_out: int
-    dtype: str = "Float"
-    reduce_op: str = ""
-
-
-Prepared = tuple[Callable[[], object], list[Row]]
-#: Given the rank, what to issue and what to expect.
-Case = Callable[[int], Prepared]
-
-
-def reduced(size: int, reduce_op: str = "SUM", dtype: str = "Float") -> Row:
-    """One all_reduce."""
-    return Row("all_reduce", size, size, dtype, reduce_op)
+from tests.support.coverage_objects import messages_of_objects, objects
+from tests.support.coverage_rows import Case, F, L, N, Prepared, Row, reduced
 
 
 def two_layers() -> nn.Sequential:
@@ -197,24 +172,6 @@ def from_any_source(rank: int) -> Prepared:
     return issue, [Row("send", 3 * F, 0) if rank == 0 else Row("recv_any_source", 0, 3 * F)]
 
 
-def objects(rank: int) -> Prepared:
-    value = {"rank": "any"}
-    written = io.BytesIO()
-    pickle.Pickler(written).dump(value)
-    size = len(written.getvalue())
-
-    def issue() -> None:
-        dist.all_gather_object([None] * N, value)
-        dist.broadcast_object_list([value if rank == 0 else None], src=0)
-
-    return issue, [
-        Row("all_gather", L, N * L, "Long"),  # how long each is, then all at the longest's length
-        Row("all_gather", size, N * size, "Byte"),
-        Row("broadcast", L, L, "Long"),
-        Row("broadcast", size, size, "Byte"),
-    ]
-
-
 def sparse(rank: int) -> Prepared:
     x = torch.sparse_coo_tensor(torch.tensor([[0, 1]]), torch.tensor([1.0, 2.0]), (100,))
     return lambda: dist.all_reduce(x), [reduced(2 * F + 2 * L)]
@@ -226,6 +183,7 @@ def functional_collectives(rank: int) -> Prepared:
     def issue() -> None:
         for result in (
             functional.all_reduce(torch.ones(5), "sum", group),
+            functional.broadcast(torch.ones(5), 1, group),
             functional.all_gather_tensor(torch.ones(5), 0, group),
             functional.reduce_scatter_tensor(torch.ones(6), "sum", 0, group),
             functional.all_to_all_single(torch.ones(6), None, None, group),
@@ -235,6 +193,7 @@ def functional_collectives(rank: int) -> Prepared:
 
     return issue, [
         reduced(5 * F),
+        Row("broadcast", 5 * F, 5 * F),
         Row("all_gather_into_tensor_coalesced", 5 * F, N * 5 * F),
         Row("reduce_scatter_tensor_coalesced", 6 * F, 6 * F // N, reduce_op="SUM"),
         Row("all_to_all_single", 6 * F, 6 * F),
@@ -349,7 +308,14 @@ CASES: dict[str, tuple[Case, str]] = {
     "`dist.isend`, `irecv`": (messages_async, "B -> 0; 0 -> B"),
     "`dist.batch_isend_irecv`": (messages_batched, "B -> 0; 0 -> B"),
     "`dist.recv` from any source": (from_any_source, "B -> 0; 0 -> B"),
-    "`dist.all_gather_object`, `broadcast_object_list`": (objects, "8 and the pickle's length"),
+    "`dist.all_gather_object`, `broadcast_object_list`, `gather_object`, `scatter_object_list`": (
+        objects,
+        "as their eager kin, of 8 and of the pickle's length",
+    ),
+    "`dist.send_object_list`, `recv_object_list`": (
+        messages_of_objects,
+        "8 and the pickle's length -> 0; 0 -> both",
+    ),
     "`dist.all_reduce` of a sparse tensor": (sparse, "indices and values"),
     "functional collectives": (functional_collectives, "as their eager kin"),
     "functional collectives under `torch.compile`": (compiled, "B -> B"),

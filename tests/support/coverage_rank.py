@@ -1,8 +1,8 @@
 """One rank that issues every case of ``coverage.py`` in a step of its own.
 
 Run as a module on two ranks with the launcher's environment set; the argument is a directory.
-Prints a JSON list in the order of the cases: what was expected, what the trace holds, the
-group's backend and size by call, and the error that gloo raised, if it did.
+Prints a JSON list in the order of the cases: what was expected, what the trace holds of each call
+(see ``calls_of``), and the error that gloo raised, if it did.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ import torch.distributed as dist
 import commprof
 from commprof.trace import columns, schema
 from commprof.trace.reader import Trace, read_trace
-from tests.support.coverage import CASES, N, Row
+from tests.support.coverage import CASES
+from tests.support.coverage_rows import N, Row
 
 
 def issue(rank: int, directory: Path) -> list[dict[str, Any]]:
@@ -41,11 +42,15 @@ def issue(rank: int, directory: Path) -> list[dict[str, Any]]:
     return found
 
 
-def rows(trace: Trace) -> list[list[tuple[Row, str, int]]]:
-    """The calls of every second step, with the backend and size of their group."""
+def calls_of(trace: Trace) -> list[list[dict[str, Any]]]:
+    """The calls of every second step.
+
+    Each with the backend and size of its group, with the sequence that its number belongs to (a
+    group's collectives; its messages to, or from, one peer), and whether its end is known.
+    """
     table, steps = columns.collectives(trace), columns.steps(trace)
     reductions = {int(kind): name for name, kind in dist.ReduceOp.RedOpType.__members__.items()}
-    found: list[list[tuple[Row, str, int]]] = []
+    found: list[list[dict[str, Any]]] = []
     for begin, end in zip(steps.begin_ns[1::2].tolist(), steps.end_ns[1::2].tolist(), strict=True):
         calls = []
         for i in range(len(table)):
@@ -59,7 +64,16 @@ def rows(trace: Trace) -> list[list[tuple[Row, str, int]]]:
                     reductions[int(table.reduce_op[i])] if "reduce" in op else "",
                 )
                 group = trace.groups[int(table.group[i])]
-                calls.append((row, group.backend, group.size))
+                is_message = op in ("send", "recv", "recv_any_source")
+                calls.append(
+                    {
+                        "row": row,
+                        "group": (group.backend, group.size),
+                        "sequence": f"{group.id} {op} {table.peer[i]}" if is_message else group.id,
+                        "seq": int(table.seq[i]),
+                        "ended": bool(table.end_ns[i] >= table.issue_ns[i]),
+                    }
+                )
         found.append(calls)
     return found
 
@@ -82,7 +96,7 @@ def main() -> None:
     assert dist.get_world_size() == N
     found = issue(rank, directory)
     trace = read_trace(directory / f"rank_{rank}.trace")
-    for case, calls, failed in zip(found, rows(trace), failures(trace), strict=True):
+    for case, calls, failed in zip(found, calls_of(trace), failures(trace), strict=True):
         case["calls"] = calls
         case["failed"] = failed
     print(json.dumps(found), flush=True)

@@ -60,6 +60,14 @@ def train(device: Any, profiler: Any, tensor: torch.Tensor) -> None:
         profiler.step()
 
 
+def wait_otherwise(device: Any, tensor: torch.Tensor) -> None:
+    """The calls beside ``wait`` that make the stream wait; each exposes what it takes."""
+    device.collectives_take(4 * MS)
+    dist.all_reduce(tensor, async_op=True).synchronize()
+    device.collectives_take(5 * MS)
+    dist.all_reduce(tensor, async_op=True).block_current_stream()
+
+
 def main(directory: Path) -> None:
     device = fake_device.load()
     dist.Backend.register_backend("fakedevice", device.backend, devices=["privateuseone"])
@@ -71,6 +79,7 @@ def main(directory: Path) -> None:
         before = dict(device.counts())
         train(device, profiler, tensor)
         after = dict(device.counts())
+        wait_otherwise(device, tensor)
         time.sleep(0.2)  # until the device is done
         device.capture(True)
         dist.all_reduce(tensor, async_op=True).wait()

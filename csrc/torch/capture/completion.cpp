@@ -26,29 +26,30 @@ void recordEnd(uint64_t op_id, Op op, bool failed) {
 
 namespace {
 
-// Records when the Work is complete. Throws for a backend without futures.
-void watchCompletion(
+// Records when the Work is complete; whether it can. Throws where the Work has
+// no future, as that of gloo's reduce-scatter.
+bool watchCompletion(
     c10d::Work& work,
     const Record& issue,
     DeviceTimeline* timeline) {
   const uint64_t op_id = issue.op_id;
   const Op op = issue.op;
   if ((issue.flags & kDeviceAsync) == 0) {
-    // Point-to-point work of gloo has no future: its end is its wait's end.
-    if (!isPointToPoint(op)) {
-      work.getFuture()->addCallback(
-          [op_id, op](c10::ivalue::Future& future) {
-            recordEnd(op_id, op, future.hasError());
-          },
-          /*uses_future=*/false);
+    if (isPointToPoint(op)) { // of gloo: no future either, without asking
+      return false;
     }
-    return;
+    work.getFuture()->addCallback(
+        [op_id, op](c10::ivalue::Future& future) {
+          recordEnd(op_id, op, future.hasError());
+        },
+        /*uses_future=*/false);
+    return true;
   }
   // A future with devices is complete when the operation has been launched; one
   // without them (gloo's) when it is done, unless it is complete at once.
   const auto future = work.getFuture();
   if (future->devices().empty() && future->completed()) {
-    return;
+    return true;
   }
   future->addCallback(
       [issued = IssuedOp{op_id, issue.group, issue.aux, op},
@@ -60,6 +61,7 @@ void watchCompletion(
         }
       },
       /*uses_future=*/false);
+  return true;
 }
 
 } // namespace
@@ -72,16 +74,16 @@ void watch(c10::IValue& result, const Record& issue, DeviceTimeline* timeline) {
   if (!work) {
     return;
   }
+  bool tells_end = false; // else its end is that of the wait for it
   try {
-    watchCompletion(*work, issue, timeline);
+    tells_end = watchCompletion(*work, issue, timeline);
   } catch (const std::exception&) {
-    // A backend without futures: the trace then has no end for this operation.
   }
   holder.setSlot(
       0,
       c10::IValue::make_capsule(
           c10::make_intrusive<TimedWork>(
-              std::move(work), issue.op_id, issue.op, timeline)));
+              std::move(work), issue.op_id, issue.op, tells_end, timeline)));
 }
 
 } // namespace commprof

@@ -1,37 +1,47 @@
 // A Work that records how long a thread was blocked in wait(), and on a device
-// the stream. Everything else is forwarded to the backend's Work.
+// the stream, and which futures are its own. Everything else is forwarded to
+// the backend's Work.
 #pragma once
 
 #include <torch/version.h>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
-#include "core/clock.h"
-#include "core/recorder.h"
+#include "torch/capture/future_waits.h"
+#include "torch/capture/wait_timer.h"
 #include "torch/device/device_events.h"
 
 namespace commprof {
 
 class TimedWork final : public c10d::Work {
  public:
-  // `timeline` is null on a CPU.
+  // `timeline` is null on a CPU. `tells_end`: its completion is seen without a
+  // wait.
   TimedWork(
       c10::intrusive_ptr<c10d::Work> inner,
       uint64_t op_id,
       Op op,
+      bool tells_end,
       DeviceTimeline* timeline)
       : c10d::Work(-1, inner->retrieveOpType()),
         inner_(std::move(inner)),
         op_id_(op_id),
         op_(op),
+        tells_end_(tells_end),
         timeline_(timeline) {}
 
   bool wait(std::chrono::milliseconds timeout) override {
-    const WaitTimer timer(op_id_, op_);
     if (timeline_ != nullptr) {
-      const DeviceWait device_wait(timeline_, op_id_, op_);
-      return inner_->wait(timeout);
+      return holdingUpStream([&] { return inner_->wait(timeout); });
     }
+    const WaitTimer timer(op_id_, op_, !tells_end_);
     return inner_->wait(timeout);
+  }
+  // Without a device these two hold up nobody.
+  void synchronize() override {
+    holdingUpStream([this] { inner_->synchronize(); });
+  }
+  void blockCurrentStream() override {
+    holdingUpStream([this] { inner_->blockCurrentStream(); });
   }
 
   bool isCompleted() override {
@@ -49,20 +59,14 @@ class TimedWork final : public c10d::Work {
   std::vector<at::Tensor> result() override {
     return inner_->result();
   }
-  void synchronize() override {
-    inner_->synchronize();
-  }
-  void blockCurrentStream() override {
-    inner_->blockCurrentStream();
-  }
   void abort() override {
     inner_->abort();
   }
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override {
-    return inner_->getFuture();
+    return noted(inner_->getFuture());
   }
   c10::intrusive_ptr<c10::ivalue::Future> getFutureResult() override {
-    return inner_->getFutureResult();
+    return noted(inner_->getFutureResult());
   }
   float getDuration() const override {
     return inner_->getDuration();
@@ -75,36 +79,28 @@ class TimedWork final : public c10d::Work {
 #endif
 
  private:
-  // A wait() that finds the work done blocks nobody and needs no record.
-  static constexpr uint64_t kShortestWaitNs = 1000;
-
-  // Records the wait also when wait() throws.
-  struct WaitTimer {
-    const uint64_t begin_ns = nowNs();
-    const uint64_t op_id;
-    const Op op;
-    WaitTimer(uint64_t id, Op o) : op_id(id), op(o) {}
-    ~WaitTimer() {
-      const uint64_t end_ns = nowNs();
-      Recorder& recorder = Recorder::instance();
-      if (!recorder.enabled() ||
-          (end_ns - begin_ns < kShortestWaitNs && !isPointToPoint(op))) {
-        return;
-      }
-      Record record;
-      record.kind = Kind::kWait;
-      record.op = op;
-      record.op_id = op_id;
-      record.thread = Recorder::threadId();
-      record.timestamp_ns = begin_ns;
-      record.value = end_ns;
-      recorder.push(record);
+  template <class Call>
+  auto holdingUpStream(Call call) -> decltype(call()) {
+    if (timeline_ == nullptr) {
+      return call();
     }
-  };
+    const WaitTimer timer(op_id_, op_, !tells_end_);
+    const DeviceWait device_wait(timeline_, op_id_, op_);
+    return call();
+  }
+
+  c10::intrusive_ptr<c10::ivalue::Future> noted(
+      c10::intrusive_ptr<c10::ivalue::Future> future) const {
+    if (Recorder::instance().enabled()) {
+      noteFuture(future, {op_id_, op_});
+    }
+    return future;
+  }
 
   c10::intrusive_ptr<c10d::Work> inner_;
   const uint64_t op_id_;
   const Op op_;
+  const bool tells_end_;
   DeviceTimeline* const timeline_;
 };
 

@@ -171,8 +171,14 @@ class DeviceWork final : public c10d::Work {
     end_.record(c10::impl::VirtualGuardImpl(kType).getStream(kDevice));
   }
   bool wait(std::chrono::milliseconds) override {
-    end_.block(c10::impl::VirtualGuardImpl(kType).getStream(kDevice));
+    synchronize();
     return true;
+  }
+  void synchronize() override {
+    end_.block(c10::impl::VirtualGuardImpl(kType).getStream(kDevice));
+  }
+  void blockCurrentStream() override {
+    synchronize();
   }
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override {
     return future_;

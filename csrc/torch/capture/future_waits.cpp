@@ -1,0 +1,91 @@
+#include "torch/capture/future_waits.h"
+
+#include <pthread.h>
+
+#include <mutex>
+#include <optional>
+#include <unordered_map>
+
+#include "torch/capture/wait_timer.h"
+
+namespace commprof {
+
+namespace {
+
+using c10::ivalue::Future;
+
+constexpr size_t kMostFutures = 4096;
+
+class FutureTable {
+ public:
+  // Whether it is new and there was room.
+  bool add(const c10::intrusive_ptr<Future>& future, AwaitedOp op) {
+    Entry entry{op, c10::weak_intrusive_ptr<Future>(future)};
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return entries_.size() < kMostFutures &&
+        entries_.try_emplace(future.get(), std::move(entry)).second;
+  }
+
+  std::optional<AwaitedOp> find(const Future& future) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const auto found = entries_.find(&future);
+    return found == entries_.end() ? std::nullopt
+                                   : std::optional<AwaitedOp>(found->second.op);
+  }
+
+  void remove(const Future& future) {
+    Entries::node_type gone; // destroyed without the lock
+    const std::lock_guard<std::mutex> lock(mutex_);
+    gone = entries_.extract(&future);
+  }
+
+ private:
+  struct Entry {
+    AwaitedOp op;
+    // One that is dropped before it is complete: its address stays its own.
+    c10::weak_intrusive_ptr<Future> future;
+  };
+  using Entries = std::unordered_map<const Future*, Entry>;
+
+  std::mutex mutex_;
+  Entries entries_;
+};
+
+FutureTable& table() {
+  static FutureTable* t = [] {
+    pthread_atfork(nullptr, nullptr, [] { new (&table()) FutureTable(); });
+    return new FutureTable(); // late callbacks may outlive static objects
+  }();
+  return *t;
+}
+
+} // namespace
+
+void noteFuture(const c10::intrusive_ptr<Future>& future, AwaitedOp op) {
+  if (future->completed() || !table().add(future, op)) {
+    return;
+  }
+  // At once, if it was completed meanwhile.
+  future->addCallback(
+      [](Future& done) { table().remove(done); }, /*uses_future=*/false);
+}
+
+void followFutures(
+    const c10::intrusive_ptr<Future>& child,
+    const std::vector<c10::intrusive_ptr<Future>>& parents) {
+  for (auto parent = parents.rbegin(); parent != parents.rend(); ++parent) {
+    if (const auto op = table().find(**parent)) {
+      noteFuture(child, *op);
+      return;
+    }
+  }
+}
+
+void waitForFuture(Future& future) {
+  if (const auto awaited = table().find(future)) {
+    const WaitTimer timer(awaited->op_id, awaited->op);
+    future.wait();
+  }
+}
+
+} // namespace commprof
