@@ -46,7 +46,7 @@ def _marked(owner: type, marker: Marker) -> Any:
     """``__call__`` for ``owner``, which stands before the module's own class in its order."""
 
     def call(module: Any, *args: Any, **kwargs: Any) -> Any:
-        inherited = super(owner, module).__call__  # type: ignore[misc, arg-type, unused-ignore]
+        inherited = super(owner, module).__call__  # type: ignore[arg-type]
         if torch.compiler.is_compiling():  # this is traced: a phase is no part of a graph
             return inherited(*args, **kwargs)
         marker.begin()

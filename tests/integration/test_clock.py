@@ -61,7 +61,7 @@ def test_a_shift_of_3_ms_is_recovered_within_its_bound(tmp_path: Path) -> None:
         assert (np.abs(clock.offset_ns - OFFSET_NS) <= clock.error_ns).all()
     print(f"errors in µs: {sorted(round(e / 1e3, 1) for e in errors)}")
     print(f"bounds in µs: {sorted(round(c.error_ns.max() / 1e3, 1) for c in maps)}")
-    assert np.quantile(errors, 0.9) <= 20_000
+    assert max(errors) <= 20_000
 
 
 def waits_ms(run: WorldRun) -> list[float]:

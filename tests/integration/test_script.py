@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -123,6 +124,25 @@ def test_a_script_keeps_its_output_and_its_exit_code(train: Path) -> None:
     assert failed.returncode == 7
     assert "exit code 7" in failed.stderr
     assert "Traceback" not in failed.stderr
+
+
+def test_a_sweep_runs_the_script_at_every_world_size(train: Path) -> None:
+    done = run(
+        *("-m", "commprof.run", "--world-sizes", "1,2", "--output", "run", "train.py", "0"),
+        cwd=train.parent,
+    )
+    assert done.returncode == 0, done.stderr
+    assert len(ranks_lines(done.stdout)) == 1 + 2
+    result = json.loads((train.parent / "run/result.json").read_text())
+    assert result["failures"] == []
+    assert [one["num_processes"] for one in result["runs"]] == [1, 2]
+    for one in result["runs"]:
+        figures = one["aggregated_metrics"]
+        assert figures["measured_steps"] + figures["warmup_steps"] == STEPS
+        assert figures["step_median_ms"] > 0
+        for rank in range(one["num_processes"]):
+            trace = read_trace(train.parent / f"run/world_{one['num_processes']}/rank_{rank}.trace")
+            assert columns.steps(trace).index.tolist() == list(range(STEPS))
 
 
 @pytest.mark.parametrize("hook", ["", HOOKED])

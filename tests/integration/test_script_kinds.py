@@ -80,6 +80,8 @@ class Kind:
     operations: tuple[str, ...] = ("all_reduce",)
     samples_source: str = ""
     steps_end: str = "update"
+    #: Found in each of its steps.
+    phases: tuple[str, ...] = ("forward", "backward")
 
 
 KINDS = {
@@ -90,7 +92,11 @@ KINDS = {
     "builtin hook": Kind("comm_hook", ("builtin",)),
     "powersgd hook": Kind("comm_hook", ("powersgd",)),
     "spawn": Kind("spawn", ("{run}",), launcher=()),
-    "fsdp2": Kind("fsdp2", operations=("all_gather_into_tensor", "reduce_scatter_tensor")),
+    "fsdp2": Kind(
+        "fsdp2",
+        operations=("all_gather_into_tensor", "reduce_scatter_tensor"),
+        phases=("forward", "backward", "optimizer"),
+    ),
     "hf trainer": Kind("hf_trainer", ("{run}",), steps=12, samples_source="dataloader"),
     "groups": Kind("groups", steps=12),
     "accumulate": Kind("loops", ("accumulate",)),
@@ -121,5 +127,9 @@ def test_a_script_of_this_kind(name: str, tmp_path: Path) -> None:
         names = {trace.metadata["ops"][op] for op in trace.records["op"]}
         assert names >= set(kind.operations)
     assert world.merged_steps == (name == "skip")
-    assert world.parts.backward_ms > 0
+    for phase in kind.phases:
+        assert getattr(world.parts, f"{phase}_ms") > 0, phase
+    parts = ("data", "forward", "backward", "exposed", "optimizer", "other")
+    total_ms = sum(getattr(world.parts, f"{part}_ms") for part in parts)
+    assert total_ms == pytest.approx(world.parts.step_ms)
     assert len(list(twice.directory.iterdir())) == 2  # torchrun's own process left nothing
