@@ -17,7 +17,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import io
-import json
 import random
 import shutil
 import sys
@@ -27,10 +26,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
+from benchmarks.demands import Demand, judged  # noqa: E402
+from benchmarks.results_file import write_json  # noqa: E402
 from tests.support import fault_list, faults  # noqa: E402
 from tests.support.faults import Fault, Verdict, try_fault  # noqa: E402
 from tests.support.forks import Forks  # noqa: E402
@@ -92,7 +94,7 @@ def chosen(parser: argparse.ArgumentParser, only: str | None) -> list[Row]:
 
 def matrix(chosen: Sequence[Row], tries: int, first_seed: int, json_file: Path | None) -> int:
     """Prints a row per fault; 1 if a cell is not full."""
-    counted = {}
+    counted: dict[str, dict[str, Any]] = {}
     print(f"{'fault':32} tries  unharmed  records kept  cause named")
     with Forks() as forks:
         for row in chosen:
@@ -104,10 +106,20 @@ def matrix(chosen: Sequence[Row], tries: int, first_seed: int, json_file: Path |
             counted[row.name] = {"tries": tries, "yes": yes}
             print(f"{row.name:32} {tries:5}  {yes[0]:8}  {yes[1]:12}  {yes[2]:11}", flush=True)
             _complain(verdicts)
-    if json_file:
-        json_file.write_text(json.dumps(counted, indent=1) + "\n")
-    full = all(set(row["yes"]) == {row["tries"]} for row in counted.values())
-    return 0 if full else 1
+    write_json(json_file, counted)
+    return judged(demands(counted))
+
+
+def demands(counted: dict[str, dict[str, Any]]) -> list[Demand]:
+    """Of each fault, all tries in all three respects; ``counted`` is what --json writes."""
+    found = []
+    for name, row in counted.items():
+        unharmed, kept, named = row["yes"]
+        figure = f"{unharmed}, {kept} and {named} of {row['tries']}"
+        met = {unharmed, kept, named} == {row["tries"]}
+        what = f"{name}: training unharmed, records kept, cause named"
+        found.append(Demand(what, figure, "all", met))
+    return found
 
 
 def rows() -> list[Row]:

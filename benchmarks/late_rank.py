@@ -5,30 +5,34 @@
 Each run trains the `timed` workload, which sleeps, so that 8 ranks fit on 2 cores. Half of the
 runs have a late rank: 2 to 8 ranks, the rank, the phase that it lengthens and 5 to 50 ms are
 drawn from the seed; or its process is stopped for that long, which is to be named a host pause.
-Runs that stand in the results file already are not repeated. Ends with 1 if a late rank is not
-named, or less than 96 % of the phases are right, or a rank is named in more than 4 % of the clean
-runs.
+Runs that stand in the results file already are not repeated. Ends with a line per demand, and
+with 1 where one is not met.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import random
+import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
-# The ranks import this file as their main module: what only the parent needs is imported below.
+from benchmarks.demands import Demand, judged, of_all
+from benchmarks.results_file import Lines, read_rows
+
+# The ranks import this file as their main module: what only the parent needs and takes time to
+# load is imported below.
 
 PHASES = ("data", "forward", "backward", "optimizer", "pause")
 NAMED_AS = {"pause": "host pause"}
 STEPS = 25
-DEMAND = 0.96
+#: Runs of each kind, and in how many the phase, or nobody, must be named.
+WANTED, LEAST = 50, 48
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--late", type=int, default=50, help="runs with a late rank")
     parser.add_argument("--clean", type=int, default=50, help="runs without one")
@@ -39,25 +43,30 @@ def main() -> None:
     end = time.monotonic() + 60 * args.minutes
     wanted = [(True, args.first_seed + i) for i in range(args.late)]
     wanted += [(False, args.first_seed + i) for i in range(args.clean)]
-    rows = _read(args.results)
+    rows, kept = read_rows(args.results), Lines(args.results)
     done = {(row["late"], row["seed"]) for row in rows}
     for late, seed in wanted:
         if (late, seed) in done or time.monotonic() > end:
             continue
         rows.append(_run(seed, late))
-        if args.results:
-            with args.results.open("a") as file:
-                file.write(json.dumps(rows[-1]) + "\n")
+        kept.append(rows[-1])
     chosen = [row for row in rows if (row["late"], row["seed"]) in wanted]
     _print(chosen)
-    if not _demands_met(chosen):
-        raise SystemExit(1)
+    return judged(demands(chosen))
 
 
-def _read(path: Path | None) -> list[dict[str, Any]]:
-    if path is None or not path.exists():
-        return []
-    return [json.loads(line) for line in path.read_text().splitlines()]
+def demands(rows: list[dict[str, Any]]) -> list[Demand]:
+    """The rank that was made late, its phase with it, and nobody in clean runs."""
+    late = [row for row in rows if row["late"]]
+    clean = [row for row in rows if not row["late"]]
+    named = [row for row in late if row.get("named") == row["rank"]]
+    right = sum(row["named_phase"] == NAMED_AS.get(row["phase"], row["phase"]) for row in named)
+    nobody = sum("named" not in row for row in clean)
+    return [
+        of_all("late rank named", len(named), len(late), WANTED),
+        of_all("and its phase with it", right, len(late), WANTED, LEAST),
+        of_all("clean runs in which nobody is named", nobody, len(clean), WANTED, LEAST),
+    ]
 
 
 def _run(seed: int, late: bool) -> dict[str, Any]:
@@ -102,44 +111,7 @@ def _print(rows: list[dict[str, Any]]) -> None:
     )
     table = [[row.get(name) for name in columns] for row in rows]
     print(tabulate(table, headers=columns, floatfmt=".3f", missingval="-"))
-    late = [row for row in rows if row["late"]]
-    clean = [row for row in rows if not row["late"]]
-    print(
-        f"\nlate rank: {_ranks_right(late)} of {len(late)} named (demand: all), "
-        f"{_phases_right(late)} with their phase (demand: {DEMAND:.0%})"
-    )
-    print(
-        f"no late rank: nobody named in {_nobody_named(clean)} of {len(clean)} "
-        f"(demand: {DEMAND:.0%})"
-    )
-
-
-def _demands_met(rows: list[dict[str, Any]]) -> bool:
-    late = [row for row in rows if row["late"]]
-    clean = [row for row in rows if not row["late"]]
-    return (
-        _ranks_right(late) == len(late)
-        and _phases_right(late) >= DEMAND * len(late)
-        and _nobody_named(clean) >= DEMAND * len(clean)
-    )
-
-
-def _ranks_right(late: list[dict[str, Any]]) -> int:
-    return sum(row.get("named") == row["rank"] for row in late)
-
-
-def _phases_right(late: list[dict[str, Any]]) -> int:
-    """Of the right rank."""
-    return sum(
-        row.get("named") == row["rank"]
-        and row.get("named_phase") == NAMED_AS.get(row["phase"], row["phase"])
-        for row in late
-    )
-
-
-def _nobody_named(clean: list[dict[str, Any]]) -> int:
-    return sum("named" not in row for row in clean)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -9,8 +9,10 @@ from typing import Any
 
 from benchmarks import (
     compression_demands,
+    faults,
     hangs,
     known_schedules,
+    late_rank,
     live_overhead,
     microbench_aa,
     microbench_floor,
@@ -42,35 +44,6 @@ class Study:
     judge: Judge
     #: Of a file of several parts.
     part: str = ""
-
-
-def late_rank(path: Path) -> list[Demand]:
-    """The rank that was made late, its phase, and nobody in clean runs."""
-    rows = [row for row in read_rows(path) if "seed" in row]
-    late = [row for row in rows if row["late"]]
-    clean = [row for row in rows if not row["late"]]
-    named = [row for row in late if row.get("named") == row["rank"]]
-    phases = {"pause": "host pause"}
-    right = sum(row["named_phase"] == phases.get(row["phase"], row["phase"]) for row in named)
-    nobody = sum("named" not in row for row in clean)
-    return [
-        of_all("late rank named", len(named), len(late), 50),
-        of_all("and its phase with it", right, len(late), 50, 48),
-        of_all("clean runs in which nobody is named", nobody, len(clean), 50, 48),
-    ]
-
-
-def faults(path: Path) -> list[Demand]:
-    """Of each fault, all tries in all three respects."""
-    found = []
-    for name, row in read_json(path).items():
-        if name != CONTEXT:
-            unharmed, kept, named = row["yes"]
-            figure = f"{unharmed}, {kept} and {named} of {row['tries']}"
-            met = {unharmed, kept, named} == {row["tries"]}
-            what = f"{name}: training unharmed, records kept, cause named"
-            found.append(Demand(what, figure, "all", met))
-    return found
 
 
 def torch_ddp_tests(path: Path) -> list[Demand]:
@@ -150,7 +123,7 @@ GROUPS: dict[str, tuple[Study, ...]] = {
             "late_rank.jsonl",
             f"late_rank.py --results {RESULTS}/late_rank.jsonl",
             ("named in 50 of 50", "its phase in 48 of 50", "nobody in 48 of 50 clean runs"),
-            late_rank,
+            rows_of(late_rank.demands),
         ),
         Study(
             "What watching costs a step",
@@ -304,7 +277,7 @@ GROUPS: dict[str, tuple[Study, ...]] = {
             "faults.json",
             f"faults.py --json {RESULTS}/faults.json",
             ("each fault: training unharmed, records kept, cause named, in all tries",),
-            faults,
+            object_of(faults.demands),
         ),
         Study(
             "PyTorch's own DDP tests",
