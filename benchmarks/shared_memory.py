@@ -113,9 +113,9 @@ def _ddp(args: argparse.Namespace) -> dict[str, Any]:
         for ranks in _numbers(args.ranks, DDP_RANKS):
             told = {"part": "ddp", "model": model, "rounds": 2 * args.rounds}
             results[f"{model} {ranks}"] = on_this_host(RANK_SCRIPT, ranks, told)
-    headers = ("model", "ranks", "alone ms", "gloo ms", "ours ms", "communication gloo : ours")
+    headers = ("model", "ranks", "without ms", "gloo ms", "ours ms", "communication gloo : ours")
     headers += ("step gloo : ours", "25 %", "75 %", "step shorter by %")
-    print("DDP's forward and backward; communication: what a step takes longer than alone")
+    print("DDP's forward and backward; communication: what a step takes longer than without any")
     print(tabulate(_ddp_rows(results), headers=headers, floatfmt=".2f"))
     return results
 

@@ -1,7 +1,6 @@
 #include "compress/compressor.h"
 
 #include <algorithm>
-#include <bit>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -23,12 +22,6 @@
 namespace commprof::compress {
 
 namespace {
-
-uint32_t largestBits(const Bucket& bucket, const float* residual) {
-  return residual == nullptr
-      ? kernels::maxAbsBits(bucket.gradient, bucket.numel)
-      : kernels::maxAbsBitsOfSum(bucket.gradient, residual, bucket.numel);
-}
 
 void setNaN(const Bucket& bucket, BucketReport& report) {
   std::fill_n(
@@ -128,8 +121,7 @@ class BucketCompressor : public Compressor {
   Header headerOf(const Bucket& bucket, uint32_t max_bits, uint32_t k) const {
     Header header;
     header.scheme = settings_.scheme;
-    header.nonfinite = std::bit_cast<float>(max_bits) > kLargestMagnitude ||
-        max_bits >= kernels::kInfinityBits;
+    header.nonfinite = !isFinite(max_bits);
     header.exponent =
         header.nonfinite ? int8_t(0) : int8_t(halfExponent(max_bits));
     header.options = settings_.hash;
@@ -161,32 +153,36 @@ class BucketCompressor : public Compressor {
   }
 
   void runScheme(const Bucket& bucket, Channel& channel, Transport& transport) {
-    float* const residual =
+    float* residual =
         settings_.feedback ? residuals_.forBucket(bucket) : nullptr;
     Withheld withheld(bucket, residual);
-    uint32_t max_bits = 0;
-    {
-      StageTimer timer(channel.report(), Stage::kEncode);
-      max_bits = largestBits(bucket, residual);
+    const bool measure = settings_.measure_every != 0 &&
+        bucket.step % settings_.measure_every == 0;
+    if (measure) {
+      quality_.begin(bucket, residual);
     }
-    const Header mine = headerOf(bucket, max_bits, scheme_->k(bucket.numel));
+    const Look look = scheme_->look(
+        {bucket, residual, next_residual_, channel.size(), channel.report()});
+    const Header mine =
+        headerOf(bucket, look.max_bits, scheme_->k(bucket.numel));
     if (!agree(bucket, mine, channel.report(), transport)) {
       return;
     }
-    const bool measure = settings_.measure_every != 0 &&
-        bucket.step % settings_.measure_every == 0;
+    if (look.moved) {
+      residual = residuals_.replace(bucket.signature, next_residual_);
+      withheld.moveTo(residual);
+    }
     Sent* sent = nullptr;
     if (residual != nullptr || measure) {
       Sent& slot = residual != nullptr ? sent_log_.append() : measured_;
       sent = &beginSent(slot, bucket, mine, channel.size());
     }
     Job job{bucket, residual, channel, headers_, sent};
-    if (measure) {
-      quality_.begin(job);
-    }
     scheme_->run(job);
     withheld.putBack();
-    if (measure) {
+    if (!job.finite) {
+      setNaN(bucket, channel.report());
+    } else if (measure) {
       quality_.finish(job, *scheme_);
     }
   }
@@ -272,6 +268,7 @@ class BucketCompressor : public Compressor {
   Settings settings_;
   std::unique_ptr<Scheme> scheme_;
   Residuals residuals_;
+  Scratch next_residual_; // takes turns with those in residuals_
   SentLog sent_log_;
   Handshake handshake_;
   Quality quality_;

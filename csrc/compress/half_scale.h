@@ -5,6 +5,7 @@
 #pragma once
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstdint>
 
@@ -18,6 +19,11 @@ inline constexpr int kMinHalfExponent = -66;
 // Larger gradients count as not finite: sums of them over ranks and over the
 // columns of a matrix may leave fp32.
 inline constexpr float kLargestMagnitude = 0x1p80f;
+
+inline bool isFinite(uint32_t max_abs_bits) {
+  constexpr uint32_t kLargestBits = std::bit_cast<uint32_t>(kLargestMagnitude);
+  return max_abs_bits <= kLargestBits;
+}
 
 // From the bits of the largest |x|, see kernels::maxAbsBits().
 inline int halfExponent(uint32_t max_abs_bits) {

@@ -39,7 +39,7 @@ Pieces::Range Pieces::range(int chunk, int piece) const {
 
 size_t Pieces::messageBytes(int chunk, int piece) const {
   const size_t count = range(chunk, piece).count;
-  return count == 0 ? 0 : codec_.bytes(count) + trailer_;
+  return count == 0 ? 0 : codec_.bytes(count) + kPieceNoteBytes + trailer_;
 }
 
 size_t Pieces::offset(int chunk, int piece) const {
@@ -50,7 +50,8 @@ size_t Pieces::payloadBytes() const {
   size_t bytes = 0;
   for (int piece = 0; piece < count_; ++piece) {
     for (int chunk = 0; chunk < world_; ++chunk) {
-      bytes += codec_.bytes(range(chunk, piece).count);
+      const size_t length = messageBytes(chunk, piece);
+      bytes += length == 0 ? 0 : length - trailer_;
     }
   }
   return bytes;

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "compress/block_codec.h"
+#include "compress/piece_note.h"
 
 namespace commprof::compress {
 
@@ -29,6 +30,10 @@ class Pieces {
     return count_;
   }
   Range range(int chunk, int piece) const;
+  // Of what the codec makes of a piece: its note follows.
+  size_t encodedBytes(int chunk, int piece) const {
+    return codec_.bytes(range(chunk, piece).count);
+  }
   // Of the piece's message, 0 if it carries nothing.
   size_t messageBytes(int chunk, int piece) const;
   // Where it lies in a buffer that holds all messages, aligned; and the end.

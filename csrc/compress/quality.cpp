@@ -30,14 +30,14 @@ uint64_t countSaturated(const float* wanted, const float* sent, size_t n) {
 
 } // namespace
 
-void Quality::begin(const Job& job) {
-  const size_t n = job.bucket.numel;
-  const float* const gradient = job.bucket.gradient;
+void Quality::begin(const Bucket& bucket, const float* residual) {
+  const size_t n = bucket.numel;
+  const float* const gradient = bucket.gradient;
   float* const wanted = wanted_.reserveFloats(n);
   gradient_norm2_ = norm2(gradient, n);
   std::copy_n(gradient, n, wanted);
-  for (size_t i = 0; job.residual != nullptr && i < n; ++i) {
-    wanted[i] += job.residual[i];
+  for (size_t i = 0; residual != nullptr && i < n; ++i) {
+    wanted[i] += residual[i];
   }
 }
 

@@ -10,8 +10,8 @@ namespace commprof::compress {
 
 class Quality {
  public:
-  // Before the scheme runs: copies gradient + residual.
-  void begin(const Job& job);
+  // Before the scheme looks: copies gradient + residual, which may be null.
+  void begin(const Bucket& bucket, const float* residual);
   // After: compares with what was sent.
   void finish(const Job& job, Scheme& scheme);
 

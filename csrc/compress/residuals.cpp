@@ -22,8 +22,9 @@ void checkSize(const Slot& slot, size_t numel) {
 
 float* Residuals::forBucket(const Bucket& bucket) {
   Arena& arena = arenas_[bucket.signature];
-  if (arena.values.size() != bucket.numel) { // new
-    arena.values.assign(bucket.numel, 0.0f);
+  if (arena.numel != bucket.numel) { // new
+    std::fill_n(arena.values.reserveFloats(bucket.numel), bucket.numel, 0.0f);
+    arena.numel = bucket.numel;
     arena.slots.assign(bucket.slots.begin(), bucket.slots.end());
   }
   if (arena.owned != arena.slots.size()) {
@@ -32,11 +33,17 @@ float* Residuals::forBucket(const Bucket& bucket) {
     }
     arena.owned = arena.slots.size();
   }
-  return arena.values.data();
+  return arena.values.floats();
+}
+
+float* Residuals::replace(uint64_t signature, Scratch& next) {
+  Arena& arena = arenas_.at(signature);
+  std::swap(arena.values, next);
+  return arena.values.floats();
 }
 
 void Residuals::bring(const Slot& slot, uint64_t signature, Arena& arena) {
-  float* const to = arena.values.data() + slot.offset;
+  float* const to = arena.values.floats() + slot.offset;
   if (const auto stored = loaded_.find(slot.parameter);
       stored != loaded_.end()) {
     checkSize(slot, stored->second.size());
@@ -49,7 +56,7 @@ void Residuals::bring(const Slot& slot, uint64_t signature, Arena& arena) {
     }
     checkSize(slot, home->second.numel);
     const float* from =
-        arenas_[home->second.signature].values.data() + home->second.offset;
+        arenas_[home->second.signature].values.floats() + home->second.offset;
     std::copy(from, from + slot.numel, to);
     leave(home->second);
   }
@@ -58,7 +65,7 @@ void Residuals::bring(const Slot& slot, uint64_t signature, Arena& arena) {
 
 void Residuals::leave(const Home& home) {
   Arena& old = arenas_[home.signature];
-  std::fill_n(old.values.data() + home.offset, home.numel, 0.0f);
+  std::fill_n(old.values.floats() + home.offset, home.numel, 0.0f);
   if (--old.owned == 0) {
     arenas_.erase(home.signature);
   }
@@ -72,7 +79,7 @@ bool Residuals::holdsAny(std::span<const Slot> slots) const {
 
 float* Residuals::find(uint64_t signature) {
   const auto arena = arenas_.find(signature);
-  return arena == arenas_.end() ? nullptr : arena->second.values.data();
+  return arena == arenas_.end() ? nullptr : arena->second.values.floats();
 }
 
 std::span<const Slot> Residuals::slotsOf(uint64_t signature) const {
@@ -82,13 +89,13 @@ std::span<const Slot> Residuals::slotsOf(uint64_t signature) const {
 }
 
 void Residuals::scale(float factor) {
-  const auto scaleAll = [factor](std::vector<float>& values) {
+  const auto scaleAll = [factor](std::span<float> values) {
     for (float& value : values) {
       value *= factor;
     }
   };
   for (auto& [signature, arena] : arenas_) {
-    scaleAll(arena.values);
+    scaleAll({arena.values.floats(), arena.numel});
   }
   for (auto& [parameter, values] : loaded_) {
     scaleAll(values);
@@ -103,7 +110,8 @@ void Residuals::clear() {
 
 void Residuals::save(std::vector<ParameterState>& state) const {
   for (const auto& [parameter, home] : homes_) {
-    const float* from = arenas_.at(home.signature).values.data() + home.offset;
+    const float* from =
+        arenas_.at(home.signature).values.floats() + home.offset;
     state.push_back({parameter, "residual", {from, from + home.numel}});
   }
   for (const auto& [parameter, values] : loaded_) {

@@ -1,7 +1,8 @@
 // What lossy codes have not yet sent, per parameter, in units of this rank's
 // gradients. For speed it lies in arenas laid out like buckets, one per
 // signature; when DDP rebuilds its buckets, each parameter's part moves to
-// where the parameter now is. 4 bytes a parameter.
+// where the parameter now is. 4 bytes a parameter; arenas that are replaced
+// grow to the largest one.
 #pragma once
 
 #include <cstddef>
@@ -13,6 +14,7 @@
 
 #include "compress/bucket.h"
 #include "compress/compressor.h"
+#include "compress/scratch.h"
 
 namespace commprof::compress {
 
@@ -22,6 +24,9 @@ class Residuals {
   // std::invalid_argument where a loaded residual has another size than its
   // parameter.
   float* forBucket(const Bucket& bucket);
+  // Puts what was written to `next` in the place of the arena that forBucket()
+  // gave last for this signature; `next` gets that one's memory.
+  float* replace(uint64_t signature, Scratch& next);
 
   // Whether some parameter has a residual, be it zero.
   bool holdsAny(std::span<const Slot> slots) const;
@@ -37,7 +42,8 @@ class Residuals {
 
  private:
   struct Arena {
-    std::vector<float> values;
+    Scratch values; // numel of them
+    size_t numel = 0;
     std::vector<Slot> slots;
     size_t owned = 0; // slots whose residual lies here
   };

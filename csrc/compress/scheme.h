@@ -1,6 +1,6 @@
-// One way to send a bucket's gradients in fewer bytes. The compressor has
-// settled before it calls a scheme that all ranks do the same and that all
-// values are finite and not above kLargestMagnitude.
+// One way to send a bucket's gradients in fewer bytes. The compressor calls
+// look(), settles with all ranks that they do the same and that all values are
+// finite as far as anybody has seen, and calls run().
 #pragma once
 
 #include <span>
@@ -9,10 +9,29 @@
 #include "compress/bucket.h"
 #include "compress/channel.h"
 #include "compress/compressor.h"
+#include "compress/scratch.h"
 #include "compress/sent_log.h"
 #include "compress/wire.h"
 
 namespace commprof::compress {
+
+// What there is before the ranks have met.
+struct Draft {
+  const Bucket& bucket;
+  const float* residual; // as in Job
+  Scratch& next; // where a residual to come may be put
+  int world;
+  BucketReport& report;
+};
+
+struct Look {
+  // Of |gradient + residual|, see kernels::maxAbsBits(); 0 where run() finds
+  // out itself what is not finite.
+  uint32_t max_bits = 0;
+  // Draft::next becomes the residual, if all ranks' values are finite; the
+  // bucket's gradients are lost.
+  bool moved = false;
+};
 
 struct Job {
   const Bucket& bucket;
@@ -20,11 +39,15 @@ struct Job {
   Channel& channel;
   std::span<const Header> headers; // by rank
   Sent* sent; // to keep what was sent in; may be null
+  bool finite = true; // run() clears it where it found what is not
 
   const Header& mine() const {
     return headers[size_t(channel.rank())];
   }
 };
+
+// Of |gradient + residual|, which may be null.
+uint32_t largestBits(const Bucket& bucket, const float* residual);
 
 class Scheme {
  public:
@@ -39,6 +62,8 @@ class Scheme {
   virtual bool lossless(size_t /*n*/) const {
     return false;
   }
+  // Reads the bucket once, unless the scheme knows better.
+  virtual Look look(const Draft& draft);
   // Encodes, exchanges, leaves the mean in the bucket, and adds up the report's
   // payload bytes. With a residual: encodes gradient + residual, whose rest the
   // residual then is.

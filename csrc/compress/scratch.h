@@ -33,6 +33,9 @@ class Scratch {
   std::byte* data() const {
     return memory_.get();
   }
+  float* floats() const {
+    return reinterpret_cast<float*>(memory_.get());
+  }
 
  private:
   struct Free {

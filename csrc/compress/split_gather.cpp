@@ -244,7 +244,9 @@ void SplitGather::share(Job& job) {
   channel.sendToAll({results_.data(), length}, receive).wait();
   StageTimer timer(channel.report(), Stage::kDecode);
   const float factor = powerOfTwo(-smallestExponent(job.headers));
-  std::fill_n(job.bucket.gradient, job.bucket.numel, 0.0f);
+  if (job.residual == nullptr) { // otherwise the choice moved all of it
+    std::fill_n(job.bucket.gradient, job.bucket.numel, 0.0f);
+  }
   for (size_t r = 0; r < world; ++r) {
     const Region& region = regions_[r];
     const uint8_t* const in =

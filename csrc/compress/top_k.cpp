@@ -4,6 +4,7 @@
 
 #include "compress/half_scale.h"
 #include "compress/share.h"
+#include "kernels/compare.h"
 #include "kernels/sparse.h"
 
 namespace commprof::compress {
@@ -35,14 +36,30 @@ bool TopK::dense(size_t n, int world) const {
   return uint64_t(k(n)) * uint64_t(world) >= n;
 }
 
+bool TopK::maySplit(std::span<const Slot> slots, size_t n, int world) const {
+  return SplitGather::canPay(n, k(n), world, wireBytes(slots, n, world));
+}
+
+Look TopK::look(const Draft& draft) {
+  const size_t n = draft.bucket.numel;
+  chosen_ =
+      !dense(n, draft.world) || maySplit(draft.bucket.slots, n, draft.world);
+  if (!chosen_) {
+    return all_as_half_.look(draft);
+  }
+  choose(draft);
+  return {largestChosen(), draft.residual != nullptr};
+}
+
 void TopK::run(Job& job) {
-  const bool splits = agreeToSplit(job);
-  if (!splits && dense(job.bucket.numel, job.channel.size())) {
+  const size_t n = job.bucket.numel;
+  const int world = job.channel.size();
+  const bool splits = maySplit(job.bucket.slots, n, world) &&
+      split_.agree(job, indices_, wireBytes(job.bucket.slots, n, world));
+  if (!splits && dense(n, world)) {
+    unchoose(job);
     all_as_half_.run(job);
     return;
-  }
-  if (indices_.empty()) {
-    choose(job);
   }
   const std::byte* const encoded = encode(job);
   if (job.sent != nullptr) {
@@ -54,56 +71,36 @@ void TopK::run(Job& job) {
   } else {
     sendToAll(job);
   }
-  indices_.clear();
 }
 
-// Leaves the choice in indices_ and values_, unless all values are sent.
-bool TopK::agreeToSplit(Job& job) {
-  const size_t n = job.bucket.numel;
-  const int world = job.channel.size();
-  const uint64_t other_bytes = wireBytes(job.bucket.slots, n, world);
-  indices_.clear();
-  if (!SplitGather::canPay(n, job.mine().k, world, other_bytes)) {
-    return false;
+void TopK::choose(const Draft& draft) {
+  const size_t n = draft.bucket.numel, count = k(n);
+  float* const gradient = draft.bucket.gradient;
+  StageTimer timer(draft.report, Stage::kEncode);
+  indices_.resize(count);
+  values_.resize(count);
+  int32_t* const indices = indices_.data();
+  float* const values = values_.data();
+  if (draft.residual == nullptr) {
+    kernels::topK(gradient, n, count, indices, values, scratch_);
+    return;
   }
-  choose(job);
-  const bool splits = split_.agree(job, indices_, other_bytes);
-  if (!splits && dense(n, world)) {
-    unchoose(job);
-  }
-  return splits;
+  float* const next = draft.next.reserveFloats(n);
+  kernels::topKMoved(
+      gradient, draft.residual, next, n, count, indices, values, scratch_);
 }
 
-void TopK::choose(const Job& job) {
-  const size_t n = job.bucket.numel, k = job.mine().k;
-  StageTimer timer(job.channel.report(), Stage::kEncode);
-  indices_.resize(k);
-  values_.resize(k);
-  if (job.residual != nullptr) {
-    kernels::topKFeedback(
-        job.bucket.gradient,
-        job.residual,
-        n,
-        k,
-        indices_.data(),
-        values_.data(),
-        scratch_);
-  } else {
-    kernels::topK(
-        job.bucket.gradient, n, k, indices_.data(), values_.data(), scratch_);
-  }
+uint32_t TopK::largestChosen() const {
+  return kernels::maxAbsBits(values_.data(), values_.size());
 }
 
 // The choice has moved all gradients into the residual. Together they are what
 // they were, to the bit.
 void TopK::unchoose(Job& job) {
-  for (size_t i = 0; job.residual != nullptr && i < indices_.size(); ++i) {
+  const bool moved = chosen_ && job.residual != nullptr;
+  for (size_t i = 0; moved && i < indices_.size(); ++i) {
     job.residual[indices_[i]] = values_[i];
   }
-  if (job.residual != nullptr) {
-    std::fill_n(job.bucket.gradient, job.bucket.numel, 0.0f);
-  }
-  indices_.clear();
 }
 
 std::byte* TopK::encode(const Job& job) {
@@ -127,7 +124,9 @@ void TopK::sendToAll(Job& job) {
   const int world = job.channel.size();
   const auto payloads = gather_.run(job.channel);
   StageTimer timer(job.channel.report(), Stage::kDecode);
-  std::fill_n(job.bucket.gradient, n, 0.0f);
+  if (job.residual == nullptr) { // otherwise the choice moved all of it
+    std::fill_n(job.bucket.gradient, n, 0.0f);
+  }
   for (int r = 0; r < world; ++r) {
     const uint8_t* const in = octets(payloads[size_t(r)].data());
     if (!kernels::validSparse(in, n, k)) {

@@ -18,6 +18,8 @@ class TopK : public Scheme {
 
   uint32_t k(size_t n) const override;
   bool lossless(size_t n) const override;
+  // Chooses, where it will not send all: the largest is among the chosen.
+  Look look(const Draft& draft) override;
   void run(Job& job) override;
   void addSent(const Sent& sent, std::span<const Slot> slots, float* dense)
       override;
@@ -28,8 +30,9 @@ class TopK : public Scheme {
  private:
   // Sent to all others, k entries of 4 bytes exceed what two phases send.
   bool dense(size_t n, int world) const;
-  bool agreeToSplit(Job& job);
-  void choose(const Job& job);
+  bool maySplit(std::span<const Slot> slots, size_t n, int world) const;
+  void choose(const Draft& draft);
+  uint32_t largestChosen() const;
   void unchoose(Job& job);
   std::byte* encode(const Job& job);
   void sendToAll(Job& job);
@@ -39,6 +42,7 @@ class TopK : public Scheme {
   SplitGather split_;
   Gather gather_;
   kernels::TopKScratch scratch_;
+  bool chosen_ = false; // indices_ and values_, by the last look()
   std::vector<int32_t> indices_;
   std::vector<float> values_;
 };

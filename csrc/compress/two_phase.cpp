@@ -2,7 +2,8 @@
 
 #include <algorithm>
 #include <array>
-#include <string>
+
+#include "compress/gather.h"
 
 namespace commprof::compress {
 
@@ -26,10 +27,8 @@ class TwoPhaseRun {
         results_(scheme.results_.reserve(pieces_.end())),
         scattered_(size_t(pieces_.count())),
         gathered_(size_t(pieces_.count())) {
-    for (const Header& header : job.headers) {
-      exponents_.push_back(header.exponent);
-    }
-    result_exponent_ = *std::min_element(exponents_.begin(), exponents_.end());
+    notes_.resize(size_t(channel_.size()));
+    exponents_.resize(size_t(channel_.size()));
   }
 
   void run() {
@@ -57,13 +56,7 @@ class TwoPhaseRun {
     {
       StageTimer timer(channel_.report(), Stage::kEncode);
       for (int chunk = 0; chunk < world; ++chunk) {
-        const auto [begin, count] = pieces_.range(chunk, piece);
-        codec_.encode(
-            job_.bucket.gradient + begin,
-            job_.residual ? job_.residual + begin : nullptr,
-            count,
-            job_.mine().exponent,
-            encoded_ + pieces_.offset(chunk, piece));
+        encode(chunk, piece);
       }
     }
     std::vector<Bytes> send, receive;
@@ -73,6 +66,27 @@ class TwoPhaseRun {
           {messageFrom(r, piece), pieces_.messageBytes(me(), piece)});
     }
     scattered_[size_t(piece)] = channel_.exchange(send, receive);
+  }
+
+  // In two passes, of which the second finds the piece in the caches.
+  void encode(int chunk, int piece) {
+    const auto [begin, count] = pieces_.range(chunk, piece);
+    if (count == 0) {
+      return;
+    }
+    Bucket part = job_.bucket;
+    part.gradient += begin;
+    part.numel = count;
+    float* const residual = job_.residual ? job_.residual + begin : nullptr;
+    const uint32_t max_bits = largestBits(part, residual);
+    std::byte* const out = encoded_ + pieces_.offset(chunk, piece);
+    PieceNote note;
+    note.finite = isFinite(max_bits);
+    if (note.finite) {
+      note.exponent = halfExponent(max_bits);
+      codec_.encode(part.gradient, residual, count, note.exponent, out);
+    }
+    putNote(note, out + pieces_.encodedBytes(chunk, piece));
   }
 
   void reduce(int piece) {
@@ -86,11 +100,10 @@ class TwoPhaseRun {
         const bool own = r == me();
         parts.push_back(
             own ? encoded_ + pieces_.offset(r, piece) : messageFrom(r, piece));
-        check(parts.back(), count, r);
+        notes_[size_t(r)] = check(parts.back(), me(), piece, r);
       }
-      codec_.reduce(parts, exponents_, count, result.data());
-      if (job_.residual != nullptr) {
-        feedBack(parts, begin, count, result.data());
+      if (count != 0) {
+        sum(parts, begin, count, result.data());
       }
     }
     std::vector<Bytes> receive;
@@ -100,19 +113,39 @@ class TwoPhaseRun {
     gathered_[size_t(piece)] = channel_.sendToAll(result, receive);
   }
 
+  void sum(
+      const std::vector<const std::byte*>& parts,
+      size_t begin,
+      size_t count,
+      std::byte* result) {
+    PieceNote note;
+    note.exponent = kMaxHalfExponent;
+    for (size_t r = 0; r < parts.size(); ++r) {
+      exponents_[r] = notes_[r].exponent;
+      note.exponent = std::min(note.exponent, exponents_[r]);
+      note.finite = note.finite && notes_[r].finite;
+    }
+    if (note.finite) {
+      codec_.reduce(parts, exponents_, count, result);
+      if (job_.residual != nullptr) {
+        feedBack(parts, {begin, count}, note.exponent, result);
+      }
+    }
+    putNote(note, result + codec_.bytes(count));
+  }
+
   void finish(int piece) {
     gathered_[size_t(piece)].wait();
     StageTimer timer(channel_.report(), Stage::kDecode);
     for (int chunk = 0; chunk < channel_.size(); ++chunk) {
       const auto [begin, count] = pieces_.range(chunk, piece);
       const std::byte* const in = results_ + pieces_.offset(chunk, piece);
-      check(in, count, chunk);
-      codec_.decode(
-          in,
-          count,
-          {0, count},
-          result_exponent_,
-          job_.bucket.gradient + begin);
+      const PieceNote note = check(in, chunk, piece, chunk);
+      job_.finite = job_.finite && note.finite;
+      if (note.finite) {
+        codec_.decode(
+            in, count, {0, count}, note.exponent, job_.bucket.gradient + begin);
+      }
     }
   }
 
@@ -122,9 +155,10 @@ class TwoPhaseRun {
   // largest would vanish for good.
   void feedBack(
       const std::vector<const std::byte*>& parts,
-      size_t begin,
-      size_t count,
+      Pieces::Range range,
+      int result_exponent,
       const std::byte* result) {
+    const auto [begin, count] = range;
     constexpr size_t kPart = 4096; // stays in the first cache; whole blocks
     std::array<float, kPart> lost, values;
     const auto world = float(channel_.size());
@@ -137,7 +171,7 @@ class TwoPhaseRun {
           lost[i] += values[i];
         }
       }
-      codec_.decode(result, count, part, result_exponent_, values.data());
+      codec_.decode(result, count, part, result_exponent, values.data());
       float* const residual = job_.residual + begin + at;
       for (size_t i = 0; i < part.count; ++i) {
         lost[i] -= world * values[i];
@@ -175,13 +209,21 @@ class TwoPhaseRun {
     return received_ +
         stride_ * (size_t(piece) * size_t(channel_.size()) + size_t(rank));
   }
-  void check(const std::byte* in, size_t count, int rank) const {
-    if (!codec_.valid(in, count)) {
-      throw PayloadError(
-          "rank " + std::to_string(rank) + ", bucket " +
-          std::to_string(channel_.bucketIndex()) +
-          ": a block's scale is negative or not finite");
+  // What `rank` says of a piece; throws where its bytes cannot be.
+  PieceNote check(const std::byte* in, int chunk, int piece, int rank) const {
+    const size_t count = pieces_.range(chunk, piece).count;
+    if (count == 0) {
+      return {};
     }
+    const auto note = readNote(in + codec_.bytes(count));
+    if (!note) {
+      refusePayload(rank, channel_, "a piece's note is none");
+    }
+    if (note->finite && !codec_.valid(in, count)) {
+      refusePayload(
+          rank, channel_, "a block's scale is negative or not finite");
+    }
+    return *note;
   }
 
   const BlockCodec& codec_;
@@ -193,12 +235,16 @@ class TwoPhaseRun {
   std::byte* received_;
   std::byte* results_;
   std::vector<Channel::Pending> scattered_, gathered_;
+  std::vector<PieceNote> notes_; // by rank, of one piece
   std::vector<int> exponents_;
-  int result_exponent_;
 };
 
 TwoPhase::TwoPhase(std::unique_ptr<BlockCodec> codec, size_t piece_bytes)
     : codec_(std::move(codec)), piece_bytes_(piece_bytes) {}
+
+Look TwoPhase::look(const Draft& draft) {
+  return draft.residual == nullptr ? Look{} : Scheme::look(draft);
+}
 
 void TwoPhase::run(Job& job) {
   TwoPhaseRun(*this, job).run();
@@ -214,13 +260,14 @@ void TwoPhase::addSent(
   for (int piece = 0; piece < pieces.count(); ++piece) {
     for (int chunk = 0; chunk < sent.world; ++chunk) {
       const auto [begin, count] = pieces.range(chunk, piece);
+      if (count == 0) {
+        continue;
+      }
+      const std::byte* const in =
+          sent.payload.data() + pieces.offset(chunk, piece);
+      const auto note = readNote(in + codec_->bytes(count));
       values.resize(count);
-      codec_->decode(
-          sent.payload.data() + pieces.offset(chunk, piece),
-          count,
-          {0, count},
-          sent.exponent,
-          values.data());
+      codec_->decode(in, count, {0, count}, note->exponent, values.data());
       for (size_t i = 0; i < count; ++i) {
         dense[begin + i] += values[i];
       }

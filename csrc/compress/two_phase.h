@@ -2,6 +2,10 @@
 // in fp32 in the order of ranks, rounds once, and sends the result to all. Two
 // roundings in all, where a ring of 16-bit values has one per rank; and what
 // everyone decodes, the owner of the chunk too, is the same bytes.
+//
+// Without a residual, which would have to stay as it was, nobody looks first
+// for values that are not finite: a piece that has some says so in its note
+// (piece_note.h), and so does what its owner makes of it.
 #pragma once
 
 #include <memory>
@@ -17,6 +21,7 @@ class TwoPhase : public Scheme {
  public:
   TwoPhase(std::unique_ptr<BlockCodec> codec, size_t piece_bytes);
 
+  Look look(const Draft& draft) override;
   void run(Job& job) override;
   void addSent(const Sent& sent, std::span<const Slot> slots, float* dense)
       override;

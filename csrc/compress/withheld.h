@@ -26,11 +26,15 @@ class Withheld {
   Withheld(const Withheld&) = delete;
   Withheld& operator=(const Withheld&) = delete;
 
+  // Another array has become the residual meanwhile.
+  void moveTo(float* residual) {
+    residual_ = residual;
+  }
   // Adds them to what has become of their places meanwhile.
   void putBack();
 
  private:
-  float* const residual_;
+  float* residual_;
   std::vector<std::pair<size_t, std::vector<float>>> aside_; // by offset
 };
 

@@ -48,4 +48,17 @@ TopKStats topKFeedback(
     float* values,
     TopKScratch& scratch);
 
+// The same out of place, in one pass over all three: sum becomes what residual
+// becomes there, residual is only read, and gradient becomes zero. sum is
+// aligned to 64 bytes and overlaps with neither.
+TopKStats topKMoved(
+    float* gradient,
+    const float* residual,
+    float* sum,
+    size_t n,
+    size_t k,
+    int32_t* indices,
+    float* values,
+    TopKScratch& scratch);
+
 } // namespace commprof::kernels

@@ -102,6 +102,76 @@ inline size_t collectFrom(
   return held;
 }
 
+template <bool kStreams>
+inline void put(float* to, F32 v) {
+  if constexpr (kStreams) {
+    stream(to, v);
+  } else {
+    store(to, v);
+  }
+}
+
+template <bool kStreams>
+inline size_t collectMovedFrom(
+    float* x,
+    const float* residual,
+    float* sum,
+    size_t begin,
+    size_t end,
+    int32_t above,
+    Pairs out,
+    size_t held) {
+  const I32 limit = set1(above);
+  const F32 zero = set1(0.0f);
+  size_t i = begin;
+  for (; i + kGroup * kLanes <= end; i += kGroup * kLanes) {
+    F32 v[kGroup];
+    I32 largest = set1(0);
+    for (size_t j = 0; j < kGroup; ++j) {
+      v[j] = loadSource<Source::kSum>(x, residual, i + j * kLanes);
+      largest = max(largest, keysOf(v[j]));
+      store(x + i + j * kLanes, zero);
+    }
+    if (toBits(greater(largest, limit)) != 0) {
+      for (size_t j = 0; j < kGroup; ++j) {
+        const Mask taken = greater(keysOf(v[j]), limit);
+        const uint32_t bits = toBits(taken);
+        append(out, held, v[j], i + j * kLanes, bits);
+        held += size_t(__builtin_popcount(bits));
+        v[j] = zeroWhere(taken, v[j]);
+      }
+    }
+    for (size_t j = 0; j < kGroup; ++j) {
+      put<kStreams>(sum + i + j * kLanes, v[j]);
+    }
+  }
+  if constexpr (kStreams) {
+    streamed();
+  }
+  for (; i < end; i += kLanes) {
+    const size_t last = i + kLanes < end ? i + kLanes : end;
+    __builtin_memcpy(sum + i, residual + i, (last - i) * sizeof(float));
+    held = collectTail<Source::kSum>(x, sum, i, last, above, out, held);
+    __builtin_memset(x + i, 0, (last - i) * sizeof(float));
+  }
+  return held;
+}
+
+size_t collectMoved(
+    float* x,
+    const float* residual,
+    float* sum,
+    bool streams,
+    size_t begin,
+    size_t end,
+    int32_t above,
+    Pairs out,
+    size_t held) {
+  const auto collect =
+      streams ? collectMovedFrom<true> : collectMovedFrom<false>;
+  return collect(x, residual, sum, begin, end, above, out, held);
+}
+
 size_t collect(
     const float* x,
     size_t begin,
@@ -231,7 +301,13 @@ size_t keep(
 
 } // namespace
 
-const TopKTable topKTable =
-    {collect, collectSum, collectResidual, keysUpTo, keysWithin, keep};
+const TopKTable topKTable = {
+    collect,
+    collectSum,
+    collectMoved,
+    collectResidual,
+    keysUpTo,
+    keysWithin,
+    keep};
 
 } // namespace commprof::kernels::COMMPROF_SIMD_LEVEL

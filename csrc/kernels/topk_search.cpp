@@ -110,15 +110,12 @@ class Search {
 } // namespace
 
 TopKStats searchBand(
-    const float* x,
-    float* residual,
-    size_t n,
+    const SearchInput& input,
     size_t k,
     KeyBand band,
     int32_t* indices,
     float* values,
     TopKScratch& scratch) {
-  const SearchInput input{x, residual, n, false};
   return Search(input, k, band, scratch).run(indices, values);
 }
 

@@ -2,16 +2,14 @@
 // tests call with a misleading band.
 #pragma once
 
-#include "kernels/topk_sample.h"
+#include "kernels/topk_segment.h"
 
 namespace commprof::kernels {
 
-// Where residual is not null it becomes x + residual, zero where chosen.
+// Where input.residual is not null it becomes the sum, zero where chosen.
 // 0 < k <= n.
 TopKStats searchBand(
-    const float* x,
-    float* residual,
-    size_t n,
+    const SearchInput& input,
     size_t k,
     KeyBand band,
     int32_t* indices,

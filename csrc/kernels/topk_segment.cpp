@@ -44,6 +44,17 @@ void Segment::collect(
     count_ = table.collect(input.x, begin, end, above, held_, count_);
   } else if (input.summed) {
     count_ = table.collectResidual(residual, begin, end, above, held_, count_);
+  } else if (input.before != nullptr) {
+    count_ = table.collectMoved(
+        input.spent,
+        input.before,
+        residual,
+        input.streams,
+        begin,
+        end,
+        above,
+        held_,
+        count_);
   } else {
     count_ =
         table.collectSum(input.x, residual, begin, end, above, held_, count_);

@@ -7,13 +7,17 @@
 
 namespace commprof::kernels {
 
-// What a search reads; residual is null without error feedback, and `summed`
-// says whether it is x + residual by now.
+// What a search reads. residual is null without error feedback; otherwise it
+// becomes x + residual, or x + before where that is not null: then `spent`, the
+// same array as x, becomes zero.
 struct SearchInput {
   const float* x;
   float* residual;
   size_t n;
-  bool summed;
+  const float* before = nullptr;
+  float* spent = nullptr;
+  bool streams = false; // that sum goes past the caches
+  bool summed = false; // whether residual is that sum by now
 };
 
 class Segment {

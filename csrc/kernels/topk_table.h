@@ -25,7 +25,7 @@ struct Cut {
   size_t ties;
 };
 
-// The three collectors append to `out`, behind the `held` pairs in it, what has
+// The collectors append to `out`, behind the `held` pairs in it, what has
 // a key above `above` in [begin, end), and return how many are held then.
 struct TopKTable {
   size_t (*collect)(
@@ -39,6 +39,18 @@ struct TopKTable {
   size_t (*collectSum)(
       const float* x,
       float* residual,
+      size_t begin,
+      size_t end,
+      int32_t above,
+      Pairs out,
+      size_t held);
+  // The same, with that sum in another array, and x becomes zero. `streams`:
+  // past the caches; then sum + begin is aligned to 64 bytes.
+  size_t (*collectMoved)(
+      float* x,
+      const float* residual,
+      float* sum,
+      bool streams,
       size_t begin,
       size_t end,
       int32_t above,

@@ -139,6 +139,79 @@ void testFeedback(const Data& data, const Parts& parts, TopKScratch& scratch) {
   }
 }
 
+bool allZero(const std::vector<float>& x) {
+  bool good = true;
+  for (const float value : x) {
+    good = good && bitsOf(value) == 0;
+  }
+  return good;
+}
+
+// Aligned as a new residual must be, with a guard behind it.
+struct Sum {
+  explicit Sum(size_t n) : n_(n), memory_(n + 32, kBehind) {
+    const auto address = reinterpret_cast<uintptr_t>(memory_.data());
+    at = memory_.data() + (64 - address % 64) % 64 / sizeof(float);
+  }
+  std::vector<float> values() const {
+    return {at, at + n_};
+  }
+  bool guarded() const {
+    return at[n_] == kBehind;
+  }
+  float* at;
+
+ private:
+  static constexpr float kBehind = 12345.0f;
+  size_t n_;
+  std::vector<float> memory_;
+};
+
+void testMoved(const Data& data, const Parts& parts, TopKScratch& scratch) {
+  const size_t n = data.x.size();
+  for (const size_t k : chosenCounts(n)) {
+    Result result(std::min(k, n));
+    std::vector<float> gradient = parts.gradient;
+    const std::vector<float> residual = parts.residual;
+    Sum sum(n);
+    result.stats = topKMoved(
+        gradient.data(),
+        residual.data(),
+        sum.at,
+        n,
+        k,
+        result.indices.data(),
+        result.values.data(),
+        scratch);
+    note(chosenRight(result, parts.sum, parts.order, k), data, k, "moved");
+    note(residualRight(sum.values(), result, parts.sum), data, k, "moved sum");
+    note(allZero(gradient) && sum.guarded(), data, k, "what it moved from");
+  }
+}
+
+// Past the caches, from bands that take one pass and several.
+void testStreamed(const Data& data, const Parts& parts, TopKScratch& scratch) {
+  const size_t n = data.x.size(), k = n / 50 + 1;
+  for (const KeyBand& band :
+       {KeyBand{0, kLargestKey}, KeyBand{kLargestKey, kLargestKey}}) {
+    Result result(k);
+    std::vector<float> gradient = parts.gradient;
+    Sum sum(n);
+    const SearchInput input{
+        gradient.data(),
+        sum.at,
+        n,
+        parts.residual.data(),
+        gradient.data(),
+        true};
+    result.stats = searchBand(
+        input, k, band, result.indices.data(), result.values.data(), scratch);
+    note(chosenRight(result, parts.sum, parts.order, k), data, k, "streamed");
+    note(residualRight(sum.values(), result, parts.sum), data, k, "streamed");
+    note(allZero(gradient) && sum.guarded(), data, k, "streamed from");
+  }
+}
+
 // Bands that no sample would give: too high, so that passes are repeated; too
 // low, so that candidates overflow; and one whose upper end is wrong.
 void testMisleadingBands(
@@ -164,9 +237,7 @@ void testMisleadingBands(
       Result result(k);
       std::vector<float> residual = parts.residual;
       result.stats = searchBand(
-          parts.gradient.data(),
-          residual.data(),
-          n,
+          {parts.gradient.data(), residual.data(), n},
           k,
           band,
           result.indices.data(),
@@ -190,9 +261,7 @@ void testRepeatedPasses() {
   TopKScratch scratch;
   const auto passes = [&](KeyBand band) {
     return searchBand(
-               x.data(),
-               nullptr,
-               n,
+               {x.data(), nullptr, n},
                k,
                band,
                indices.data(),
@@ -214,9 +283,7 @@ void testOverflow() {
   }
   TopKScratch scratch;
   const TopKStats stats = searchBand(
-      x.data(),
-      nullptr,
-      n,
+      {x.data(), nullptr, n},
       k,
       {0, kLargestKey},
       indices.data(),
@@ -258,9 +325,7 @@ void testThreads() {
         Result result(k);
         std::vector<float> residual = parts.residual;
         result.stats = searchBand(
-            parts.gradient.data(),
-            residual.data(),
-            n,
+            {parts.gradient.data(), residual.data(), n},
             k,
             band,
             result.indices.data(),
@@ -271,6 +336,7 @@ void testThreads() {
         note(residualRight(residual, result, parts.sum), data, k, "threads");
       }
     }
+    testStreamed(data, parts, scratch);
   }
 }
 
@@ -310,8 +376,10 @@ void testAll() {
       testPlain(data, scratch);
       const Parts parts(data.x);
       testFeedback(data, parts, scratch);
+      testMoved(data, parts, scratch);
       if (n > 0) {
         testMisleadingBands(data, parts, scratch);
+        testStreamed(data, parts, scratch);
       }
     }
   }

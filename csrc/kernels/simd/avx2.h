@@ -31,6 +31,13 @@ inline void store(float* p, F32 a) {
   _mm256_storeu_ps(p, a.lo);
   _mm256_storeu_ps(p + 8, a.hi);
 }
+inline void stream(float* p, F32 a) {
+  _mm256_stream_ps(p, a.lo);
+  _mm256_stream_ps(p + 8, a.hi);
+}
+inline void streamed() {
+  _mm_sfence();
+}
 inline I32 load(const int32_t* p) {
   return {_mm256_loadu_si256(asVector(p)), _mm256_loadu_si256(asVector(p + 8))};
 }

@@ -34,6 +34,12 @@ inline F32 load(const float* p) {
 inline void store(float* p, F32 a) {
   _mm512_storeu_ps(p, a.v);
 }
+inline void stream(float* p, F32 a) {
+  _mm512_stream_ps(p, a.v);
+}
+inline void streamed() {
+  _mm_sfence();
+}
 inline I32 load(const int32_t* p) {
   return {_mm512_loadu_si512(p)};
 }

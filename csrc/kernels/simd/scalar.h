@@ -32,6 +32,10 @@ inline F32 load(const float* p) {
 inline void store(float* p, F32 v) {
   std::memcpy(p, v.lane, sizeof v.lane);
 }
+inline void stream(float* p, F32 v) {
+  store(p, v);
+}
+inline void streamed() {}
 inline I32 load(const int32_t* p) {
   I32 out;
   std::memcpy(out.lane, p, sizeof out.lane);

@@ -6,6 +6,8 @@
 // inline functions of other headers outside an anonymous namespace.
 //
 //   load, store, set1, iota, asInt, asFloat
+//   stream: store past the caches, aligned to 64 bytes; streamed(): after the
+//     last, before another thread may read
 //   add, sub, mul; fma = a*b+c and fnma = c-a*b, rounded once
 //   sumLanes: halves folded onto each other, 16 -> 8 -> 4 -> 2 -> 1
 //   bitAnd, bitOr, shiftRight<n> (logical), shiftRightSigned<n>, shiftLeft<n>;
