@@ -164,7 +164,7 @@ void checkVersion() {
   HeaderBytes other = bytes;
   other[0] ^= std::byte{1};
   CHECK_THROWS(PayloadError, unpack(other, 0, 0));
-  bytes[1] = std::byte{3}; // a later version, its check right
+  bytes[1] = std::byte{200}; // a later version, its check right
   bytes[2] = bytes[3] = std::byte{0};
   const auto check = uint16_t(commprof::crc32(bytes.data(), bytes.size()));
   std::memcpy(&bytes[2], &check, sizeof(check));
