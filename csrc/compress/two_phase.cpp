@@ -7,8 +7,10 @@
 
 namespace commprof::compress {
 
-// One bucket on its way. While piece i travels to its owners, piece i + 1 is
-// encoded; while the sums of piece i travel back, piece i + 1 is summed.
+// One bucket on its way. All pieces are sent to their owners as they are
+// encoded; while sums travel back, later pieces are summed. So the link always
+// has the next piece before it is done with one: waking up for each would take
+// as long as a piece does.
 class TwoPhaseRun {
  public:
   TwoPhaseRun(TwoPhase& scheme, Job& job)
@@ -33,15 +35,15 @@ class TwoPhaseRun {
 
   void run() {
     const int count = pieces_.count();
-    for (int i = 0; i < count + 2; ++i) {
+    for (int i = 0; i < count; ++i) {
+      scatter(i);
+    }
+    for (int i = 0; i < count + kBehind; ++i) {
       if (i < count) {
-        scatter(i);
+        reduce(i);
       }
-      if (i >= 1 && i - 1 < count) {
-        reduce(i - 1);
-      }
-      if (i >= 2) {
-        finish(i - 2);
+      if (i >= kBehind) {
+        finish(i - kBehind);
       }
     }
     channel_.report().payload_bytes += pieces_.payloadBytes();
@@ -225,6 +227,8 @@ class TwoPhaseRun {
     }
     return *note;
   }
+
+  static constexpr int kBehind = 2; // pieces summed before one is decoded
 
   const BlockCodec& codec_;
   Job& job_;

@@ -248,6 +248,14 @@ int main() {
     }
     checkTransportFailures(options);
   }
+  for (const char* scheme : {"fp16", "bf16", "int8", "int4", "topk"}) {
+    for (const double feedback : {0.0, 1.0}) {
+      Options pieces = optionsOf(scheme, {{"feedback", feedback}});
+      pieces.piece_bytes = 512; // one of many has the value
+      checkNonfinite(pieces, INFINITY, kValues);
+    }
+  }
+  checkNonfinite(optionsOf("topk", {{"ratio", 0.9}}), NAN, kValues); // all sent
   for (const char* scheme : {"topk", "randomk", "powersgd"}) {
     checkNonfinite(optionsOf(scheme), NAN, 100); // sent without loss
   }
