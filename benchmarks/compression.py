@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from tabulate import tabulate
 
-from benchmarks.compression_demands import DEMANDS
+from benchmarks.compression_demands import DEMANDS, gain
 from benchmarks.demands import judged
 from benchmarks.rank_launch import on_hosts, on_this_host
 from benchmarks.results_file import read_parts, write_part
@@ -88,17 +88,17 @@ def _exchange(args: argparse.Namespace) -> dict[str, Any]:
 def _exchange_table(times: dict[str, Any], size_mb: float) -> str:
     """Ratios are of the exchange alone: a round's time less that of the step without one."""
     without = np.array(times["nothing"]["ms"])
-    alone = {name: np.array(one["ms"]) - without for name, one in times.items()}
     rows = []
     for name, one in times.items():
         if name == "nothing":
             continue
-        gains = [np.median(alone[other] / alone[name]) for other in ("plain", "torch fp16")]
-        low, high = np.percentile(alone["plain"] / alone[name], [25, 75])
+        alone_ms = np.median(np.array(one["ms"]) - without)
+        over_plain, (low, high) = gain(times, "plain", name)
+        over_torch, _ = gain(times, "torch fp16", name)
         wire = statistics.median(one["bytes"]) / 1e6
         reported = one["wire_bytes"] / 1e6 if one["wire_bytes"] else None
-        rows.append((name, np.median(alone[name]), gains[0], low, high, gains[1], reported, wire))
-    headers = ("hook", "ms", "plain : it", "25 %", "75 %", "torch fp16 : it")
+        rows.append((name, alone_ms, over_plain, low, high, over_torch, reported, wire))
+    headers = ("hook", "ms", "plain : it", "95 % low", "95 % high", "torch fp16 : it")
     headers += ("reported MB", "counted MB")
     text = tabulate(rows, headers=headers, floatfmt=".2f")
     return f"{text}\na step without exchange: {np.median(without):.2f} ms"

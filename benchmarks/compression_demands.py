@@ -69,10 +69,14 @@ def exchange(figures: Figures) -> list[Demand]:
 
 
 def gain(times: Figures, other: str, name: str) -> tuple[float, tuple[float, float]]:
-    """Median over the rounds of other / name, each less the step without an exchange."""
+    """Median of other / median of name, each less the step without an exchange in its round.
+
+    Not the median of the rounds' ratios: a round in which that step was slow may leave nothing,
+    or less, of a short exchange, and would count as if it had been long.
+    """
     without = np.array(times["nothing"]["ms"])
-    ratios = (times[other]["ms"] - without) / (times[name]["ms"] - without)
-    return float(np.median(ratios)), median_interval(ratios)
+    above, below = (np.array(times[hook]["ms"]) - without for hook in (other, name))
+    return ratio_of(np.median(above), np.median(below)), ratio_interval(above, below)
 
 
 def wire_bytes(where: str, times: Figures) -> list[Demand]:

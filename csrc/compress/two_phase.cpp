@@ -7,10 +7,10 @@
 
 namespace commprof::compress {
 
-// One bucket on its way. All pieces are sent to their owners as they are
-// encoded; while sums travel back, later pieces are summed. So the link always
-// has the next piece before it is done with one: waking up for each would take
-// as long as a piece does.
+// One bucket on its way. Some pieces travel to their owners before the first is
+// summed, and some sums travel back before the first is decoded: so the link
+// has the next piece before it is done with one, where waking up for each would
+// take as long as a piece does.
 class TwoPhaseRun {
  public:
   TwoPhaseRun(TwoPhase& scheme, Job& job)
@@ -35,15 +35,15 @@ class TwoPhaseRun {
 
   void run() {
     const int count = pieces_.count();
-    for (int i = 0; i < count; ++i) {
-      scatter(i);
-    }
-    for (int i = 0; i < count + kBehind; ++i) {
+    for (int i = 0; i < count + kAhead + kBehind; ++i) {
       if (i < count) {
-        reduce(i);
+        scatter(i);
       }
-      if (i >= kBehind) {
-        finish(i - kBehind);
+      if (i >= kAhead && i - kAhead < count) {
+        reduce(i - kAhead);
+      }
+      if (i >= kAhead + kBehind) {
+        finish(i - kAhead - kBehind);
       }
     }
     channel_.report().payload_bytes += pieces_.payloadBytes();
@@ -228,7 +228,8 @@ class TwoPhaseRun {
     return *note;
   }
 
-  static constexpr int kBehind = 2; // pieces summed before one is decoded
+  static constexpr int kAhead = 3; // pieces sent before one is summed
+  static constexpr int kBehind = 2; // and summed before one is decoded
 
   const BlockCodec& codec_;
   Job& job_;

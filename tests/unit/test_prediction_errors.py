@@ -35,14 +35,12 @@ def point(error: float, bounds: float = 0.2, **setting: Any) -> dict[str, Any]:
 def test_the_page_says_what_the_file_holds(
     transformer: bool, count: str, names: tuple[str, ...]
 ) -> None:
-    rows = [json.loads(line) for line in RESULTS.read_text().splitlines()]
-    rows = [row for row in rows if is_transformer(row) == transformer]
+    rows = [row for row in read_rows(RESULTS) if is_transformer(row) == transformer]
     page = (ROOT / "docs" / "prediction.md").read_text()
     assert count.format(len(rows)) in page
     for name, digits, figures in zip(names, (2, 1, 1), errors(rows).values(), strict=True):
         cells = " | ".join(f"{100 * value:.{digits}f} %" for value in figures)
         assert f"| {name} | {cells} |" in page
-    assert all(one.met for one in demands(rows))
 
 
 WHAT = "timed workload, absolute error of the predicted step: "
