@@ -42,6 +42,8 @@ from tests.support import netns
 MIB = 1 << 20
 STEPS, TRANSFORMER_STEPS = 14, 12
 BURST_KIB = 64
+#: What a link keeps waiting: so much that nothing is lost, which costs TCP a good part of a step.
+QUEUE = "2s"
 #: In the order of backward: ms of each layer, and MB of its gradient.
 BACKWARD_MS = (20, 12, 25, 8, 16, 30, 10, 14, 22, 18)
 GRADIENT_MB = (0.4, 0.2, 0.6, 0.1, 0.3, 0.5, 0.15, 0.25, 0.35, 0.2)
@@ -109,16 +111,18 @@ def points(seed: int = 0) -> list[Point]:
     return found
 
 
-def record(point: Point, directory: Path, scale: float = 1.0) -> list[Recorded]:
-    """Runs the point's setting and reads it back; once more if a rank fails."""
+def record(point: Point, directory: Path, scale: float = 1.0) -> tuple[list[Recorded], int]:
+    """Runs the point's setting and reads it back; once more if a rank fails. Also packets lost."""
     name = f"{point.ranks}_{point.rate_mbit}_{point.cap_mib:g}_{point.hook or 'none'}_{scale:g}"
     workload = point.workload(scale)
     job = Job(workload, point.ranks, directory, STEPS, hook=False, compressor=point.hook)
     for attempt in range(2):
         run = directory / f"{name}_{attempt}"
         try:
-            with netns.Hosts(point.ranks, f"{point.rate_mbit}mbit", f"{BURST_KIB}kb") as hosts:
-                return _read(forked_ranks.run(job, run, hosts.names, hosts.address(0)))
+            rate, burst = f"{point.rate_mbit}mbit", f"{BURST_KIB}kb"
+            with netns.Hosts(point.ranks, rate, burst, QUEUE) as hosts:
+                world = forked_ranks.run(job, run, hosts.names, hosts.address(0))
+                return _read(world), hosts.dropped()
         except RuntimeError as error:
             print(f"{name}: {error}", flush=True)
     raise SystemExit(f"{name} failed twice")
@@ -138,8 +142,8 @@ def fitted(directory: Path) -> Replay:
     """
     base: list[Recorded] = []
     for hook, cap in itertools.product(HOOKS, (FINEST, ONE)):
-        base += record(Point(FITTED_RANKS, FITTED_MBIT, cap, hook), directory)
-    small = record(Point(FITTED_RANKS, FITTED_MBIT, 0.001, ""), directory, SMALL)
+        base += record(Point(FITTED_RANKS, FITTED_MBIT, cap, hook), directory)[0]
+    small, _ = record(Point(FITTED_RANKS, FITTED_MBIT, 0.001, ""), directory, SMALL)
     profile, _ = build_profile([], [*base, *small], ["2 ranks"], FITTED_MBIT * 1e6 / 8, 0.0)
     return Replay(base[0].schedule, profile)
 
@@ -290,8 +294,9 @@ def _study(
     for point in left:
         if time.monotonic() > end:
             return
-        measured = record(point, directory)
-        yield _row(asdict(point), replay, point.scenario, measured, _mean_step_s(measured))
+        measured, lost = record(point, directory)
+        row = _row(asdict(point), replay, point.scenario, measured, _mean_step_s(measured))
+        yield {**row, "lost_packets": lost}
 
 
 def _judged(rows: list[dict[str, Any]]) -> int:

@@ -6,6 +6,7 @@ machine's own network is not touched. Needs root, ``ip`` and ``tc``.
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -36,11 +37,11 @@ def unavailable() -> str:
 class Hosts:
     """``count`` hosts, 10.96.0.1 and up, each with an ``eth0`` limited to ``rate`` outward."""
 
-    def __init__(self, count: int, rate: str, burst: str = "128kb") -> None:
-        """Takes tc's notation, e.g. ``1gbit``."""
+    def __init__(self, count: int, rate: str, burst: str = "128kb", queue: str = "100ms") -> None:
+        """Takes tc's notation, e.g. ``1gbit``; more than ``queue`` to be sent is dropped."""
         self._switch = f"cp{os.getpid()}sw"
         self.names = [f"cp{os.getpid()}h{i}" for i in range(count)]
-        self._rate, self._burst = rate, burst
+        self._rate, self._burst, self._queue = rate, burst, queue
 
     def address(self, host: int) -> str:
         """IPv4 address of a host."""
@@ -64,6 +65,14 @@ class Hosts:
         path = "/sys/class/net/eth0/statistics/tx_bytes"
         return int(_ip("netns", "exec", self.names[host], "cat", path))
 
+    def dropped(self) -> int:
+        """Packets that the hosts' links had no room for."""
+        described = [
+            json.loads(_run(["tc", "-json", "-s", "-n", name, "qdisc", "show", "dev", "eth0"]))
+            for name in self.names
+        ]
+        return sum(int(qdisc["drops"]) for found in described for qdisc in found)
+
     def __enter__(self) -> Hosts:
         """Makes the namespaces and links."""
         try:
@@ -86,7 +95,7 @@ class Hosts:
         _ip("-n", name, "addr", "add", f"{self.address(index)}/24", "dev", "eth0")
         _ip("-n", name, "link", "set", "eth0", "mtu", str(MTU), "up")
         _ip("-n", name, "link", "set", "lo", "up")
-        limit = ["rate", self._rate, "burst", self._burst, "latency", "100ms"]
+        limit = ["rate", self._rate, "burst", self._burst, "latency", self._queue]
         _run(["tc", "-n", name, "qdisc", "add", "dev", "eth0", "root", "tbf", *limit])
 
     def __exit__(
