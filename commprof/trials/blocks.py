@@ -33,7 +33,8 @@ _WHOLE_BLOCK = ("relative_error", "cosine", "loss")
 class Figures:
     """Per block, ``[candidate, round]``; only rounds in which every block is complete."""
 
-    #: Median measured step on the slowest rank.
+    #: Median measured step on the rank that is the candidate's slowest over all rounds. The slowest
+    #: of each round would be by chance another one, and longer than either rank's steps are.
     step_ns: Floats
     #: By column name, with the units of ``_COLUMNS``; see ``_over_block``.
     columns: dict[str, Floats]
@@ -54,7 +55,7 @@ def figures(traces: list[Trace], schedule: Schedule, first_step: int) -> Figures
     """
     tables = [_steps_of(trace, schedule.steps, first_step) for trace in traces]
     shape = (schedule.candidates, schedule.rounds)
-    step_ns = np.full(shape, np.nan)
+    medians_ns = np.full((*shape, len(traces)), np.nan)
     found = {name: np.full(shape, np.nan) for name in _COLUMNS}
     for block in schedule.blocks:
         at = block.candidate, block.round
@@ -62,15 +63,24 @@ def figures(traces: list[Trace], schedule: Schedule, first_step: int) -> Figures
         walls = [table["wall"][measured] for table in tables]
         if any(np.isnan(wall).any() for wall in walls):
             continue  # cut short, or records were dropped
-        step_ns[at] = max(float(np.median(wall)) for wall in walls)
+        medians_ns[at] = [float(np.median(wall)) for wall in walls]
         for name in _COLUMNS:
             begin = block.begin if name in _WHOLE_BLOCK else block.measured
             rows = np.stack([table[name][begin : block.end] for table in tables])
             found[name][at] = _over_block(name, rows)
-    complete = ~np.isnan(step_ns).any(axis=0)
+    complete = ~np.isnan(medians_ns).any(axis=(0, 2))
     return Figures(
-        step_ns[:, complete], {name: value[:, complete] for name, value in found.items()}
+        _of_slowest(medians_ns[:, complete]),
+        {name: value[:, complete] for name, value in found.items()},
     )
+
+
+def _of_slowest(medians_ns: Floats) -> Floats:
+    """``[candidate, round]`` of ``[candidate, round, rank]``: see ``Figures.step_ns``."""
+    if not medians_ns.shape[1]:
+        return medians_ns[:, :, 0]
+    slowest = np.median(medians_ns, axis=1).argmax(axis=1)
+    return np.take_along_axis(medians_ns, slowest[:, None, None], axis=2)[:, :, 0]
 
 
 def no_figures(schedule: Schedule) -> Figures:
