@@ -4,7 +4,8 @@
 Takes about four minutes on two cores. What was measured goes into a JSON file as it is done, so a
 second call goes on where the first was stopped; then the tables of docs/strategies.md are written
 anew. With --from they are written from such a file and nothing is run. The exit code is 1 where a
-setting is missing, or where an operation's bytes are not those of the theory.
+setting is missing, or where an operation's bytes are not those of the theory, or were not held
+against it. What lora needs is looked for before anything is run or overwritten.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from benchmarks import results_file
 from benchmarks.demands import Demand, judged, of_all
 from commprof.analysis.strategies import OperationRow, StrategyRow
 from commprof.report.strategies_table import tables
@@ -40,19 +42,13 @@ COMMANDS = {
     "resnet50": ("--workload", "resnet50:image=32", "--batch-size", "4", "--steps", "8"),
     "lora": ("--workload", "lora", "--batch-size", "4", "--steps", "16"),
 }
-#: Of a run's context what a reader of the figures must know.
-CONTEXT = (
-    "timestamp",
-    "commprof",
-    "torch",
-    "backend",
-    "threads_per_rank",
-    "description",
-    "machine",
-)
+#: What a workload needs beyond commprof's own requirements, to be imported by its ranks.
+NEEDS = {"lora": ("transformers", "peft")}
+#: Of a run's own context what a reader of the figures must know, besides what every file of
+#: figures says: machine, versions, commit.
+CONTEXT = ("timestamp", "backend", "threads_per_rank", "description")
 #: Distance of the quartiles over the median above which times are not to be compared.
 BUSY = 0.15
-MACHINE = ("cpu_model", "usable_cpu_count", "memory_bytes", "kernel")
 
 
 def measure(name: str) -> dict[str, Any]:
@@ -66,13 +62,9 @@ def measure(name: str) -> dict[str, Any]:
             env={**os.environ, "COLUMNS": "100"},
         )
         document = json.loads(Path(directory, "result.json").read_text())
-    about = document["results"][0]["context"]
     return {
         "command": " ".join(["python -m commprof.run", *arguments]),
-        "context": {
-            **{key: about[key] for key in CONTEXT},
-            "machine": {key: about["machine"][key] for key in MACHINE},
-        },
+        "context": context_of(document["results"][0]["context"]),
         "rows": document["strategies"],
         "theory": [
             {"strategy": strategy, "world_size": run["num_processes"], **check}
@@ -84,21 +76,59 @@ def measure(name: str) -> dict[str, Any]:
     }
 
 
+def context_of(run: dict[str, Any]) -> dict[str, Any]:
+    """Of the run that made the figures; the commit is that of the code that ran it."""
+    return {**results_file.about(), **{key: run[key] for key in CONTEXT}}
+
+
+def check_libraries(names: list[str]) -> None:
+    """Ends this process where a library that one of these workloads needs cannot be imported."""
+    for name in names:
+        for library in NEEDS.get(name, ()):
+            tried = subprocess.run(
+                [sys.executable, "-c", f"import {library}"],
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                text=True,
+                check=False,
+            )
+            if tried.returncode:
+                reason = (tried.stderr.strip().splitlines() or ["it ended without a word"])[-1]
+                sys.exit(
+                    f"the workload {name} needs {library}, which {sys.executable} cannot import "
+                    f"({reason}); nothing was run or overwritten: pip install 'commprof[{name}]', "
+                    "or start this with a Python that has it"
+                )
+
+
 def demands(results: dict[str, Any]) -> list[Demand]:
-    """That every setting was run, and exchanged the bytes of the theory."""
-    wanted = len(COMMANDS) * len(STRATEGIES) * len(WORLD_SIZES)
+    """That every setting was run, and exchanged the bytes of the theory.
+
+    A single rank need not exchange anything; every other setting must have been held against it.
+    """
     measured = {
         (name, row["strategy"], row["world_size"])
         for name, result in results.items()
         for row in result["rows"]
     }
-    found = [of_all("settings measured", len(measured), wanted, wanted)]
-    checks = [check for result in results.values() for check in result.get("theory", [])]
-    if checks:
-        agree = sum(bool(check["agrees"]) for check in checks)
-        what = "operations whose bytes per step are those of the theory"
-        found.append(of_all(what, agree, len(checks), len(checks)))
-    return found
+    agreements: dict[tuple[str, str, int], list[bool]] = {
+        setting: [] for setting in all_settings() if setting[2] > 1
+    }
+    for name, result in results.items():
+        for check in result.get("theory", []):
+            setting = (name, check["strategy"], check["world_size"])
+            agreements.setdefault(setting, []).append(bool(check["agrees"]))
+    agree = sum(bool(found) and all(found) for found in agreements.values())
+    what = "settings each of whose operations has the bytes per step of the theory"
+    return [
+        of_all("settings measured", len(measured), len(all_settings()), len(all_settings())),
+        of_all(what, agree, len(agreements), len(agreements)),
+    ]
+
+
+def all_settings() -> list[tuple[str, str, int]]:
+    """Workload, strategy and world size of all that is to be measured."""
+    return [(name, how, size) for name in COMMANDS for how in STRATEGIES for size in WORLD_SIZES]
 
 
 def row_of(values: dict[str, Any]) -> StrategyRow:
@@ -154,6 +184,7 @@ def main() -> int:
     if source.exists() and not args.fresh:
         results = json.loads(source.read_text())
     if args.source is None:
+        check_libraries([name for name in COMMANDS if name not in results])
         RESULT.parent.mkdir(exist_ok=True)
         for name in COMMANDS:
             if name not in results:
