@@ -14,7 +14,8 @@ Row = dict[str, Any]
 Rows = Sequence[Row]
 
 TRIALS = 20
-#: Answers that say no.
+#: Answers that say no. On loopback "not-the-bottleneck" is expected: the workload there is another
+#: than on the link, and hides its exchange.
 NO = ("none", "not-the-bottleneck")
 
 

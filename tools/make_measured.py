@@ -73,6 +73,8 @@ def _section(study: Study, demands: Sequence[Demand], results: Path) -> str:
     ]
     if not demands:
         lines += [_row("-", study.title, NOT_YET, asked) for asked in study.asked]
+    if demands and study.beside and (more := study.beside(_path(study, results))):
+        lines += ["", more]
     return "\n".join(lines) + "\n"
 
 

@@ -14,6 +14,7 @@ from benchmarks import (
     known_schedules,
     late_rank,
     live_overhead,
+    long_run,
     microbench_aa,
     microbench_floor,
     multi_node,
@@ -25,6 +26,7 @@ from benchmarks import (
 )
 from benchmarks.demands import Demand, of_all
 from benchmarks.results_file import CONTEXT, read_json, read_parts, read_rows
+from tools.measured_tables import predicted_points, step_ratios
 
 Judge = Callable[[Path], Sequence[Demand]]
 
@@ -44,6 +46,8 @@ class Study:
     judge: Judge
     #: Of a file of several parts.
     part: str = ""
+    #: What else a file shows, in Markdown below the demands.
+    beside: Callable[[Path], str] | None = None
 
 
 def torch_ddp_tests(path: Path) -> list[Demand]:
@@ -112,7 +116,7 @@ RESULTS = "benchmarks/results"
 GROUPS: dict[str, tuple[Study, ...]] = {
     "Attribution": (
         Study(
-            "Exposed time against an event simulation of 20 known schedules",
+            "Exposed time, less a rank's lead, against a simulation of 20 known schedules",
             "known_schedules.jsonl",
             f"known_schedules.py --results {RESULTS}/known_schedules.jsonl",
             ("error at most 1 % of the step in the median", "at most 3 % at worst"),
@@ -134,6 +138,7 @@ GROUPS: dict[str, tuple[Study, ...]] = {
                 "always-on mode at most 1.002 in the median, or inside the control's interval",
             ),
             object_of(overhead.step_demands),
+            beside=step_ratios,
         ),
         Study(
             "What watching costs a collective",
@@ -141,6 +146,13 @@ GROUPS: dict[str, tuple[Study, ...]] = {
             f"overhead.py --json {RESULTS}/overhead.json",
             ("at most 1 us on the fake backend",),
             object_of(overhead.call_demands),
+        ),
+        Study(
+            "A long run in always-on mode",
+            "long_run.json",
+            f"long_run.py --json {RESULTS}/long_run.json",
+            ("a million collectives: memory flat, summary below 1 MB",),
+            object_of(long_run.demands),
         ),
     ),
     "Compressors": (
@@ -223,6 +235,7 @@ GROUPS: dict[str, tuple[Study, ...]] = {
             f"predict_error.py --results {RESULTS}/predict_error.jsonl",
             ("mean error at most 5 %", "worst at most 15 %", "below both bounds"),
             predictions(of_transformer=False),
+            beside=predicted_points(of_transformer=False),
         ),
         Study(
             "Predicted steps of the transformer",
@@ -230,6 +243,7 @@ GROUPS: dict[str, tuple[Study, ...]] = {
             f"predict_error.py --transformer --results {RESULTS}/predict_error.jsonl",
             ("mean error at most 5 %", "below both bounds"),
             predictions(of_transformer=True),
+            beside=predicted_points(of_transformer=True),
         ),
     ),
     "Trials": (

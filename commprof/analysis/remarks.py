@@ -282,7 +282,8 @@ def _about_devices(world: WorldResult, name: str) -> str:
         text += (
             "Steps, phases and exposed time are those of its stream that computes, by device "
             f"events: placed on the host's clock to ±{_micros(world.device_clock_error_us)} µs, "
-            "lengths better than that. "
+            "lengths better than that. What a stream waits for by an event alone, as FSDP2's does "
+            "for its all-gathers and reduce-scatters, is in the phase and not in exposed. "
         )
     if untimed:
         whose = f"Of {untimed} of them" if world.device_timed else "Of all of them"

@@ -39,9 +39,9 @@ class PredictCommand:
     help = "predict a recorded run's step in other settings"
     description = """\
 Replays a recorded run's steps in another setting: when gradients get ready, how buckets queue for
-the link, what stays exposed. Step time, throughput and efficiency have intervals; the other figures
-are of the median step. Beside them stands what the same model is wrong by on steps that it was not
-given. What was not measured is refused, not guessed.
+the link, what stays exposed. Step time, throughput, efficiency and what communication exposes and
+hides have intervals; the other figures are of the median step. Beside them stands what the same
+model is wrong by on steps that it was not given. What was not measured is refused, not guessed.
 
   commprof predict RUN --world-size 16,64,256 --ranks-per-host 1 --bandwidth 25Gbps --latency 20us
   commprof predict RUN --bucket-cap-mb 5,25,100 --hook none,fp16

@@ -12,7 +12,7 @@ from commprof.errors import CommprofError
 from commprof.predict.amdahl import AmdahlFit, fit_amdahl
 from commprof.predict.held_out import Check, ModelError, checks, model_error
 from commprof.predict.money import Cost, cost, samples_per_epoch
-from commprof.predict.optimize import Candidate, optimize
+from commprof.predict.optimize import Candidate, Search, optimize
 from commprof.predict.recorded import Recorded
 from commprof.predict.replay import Replay
 from commprof.predict.scenario import Estimate, Prediction, Scenario
@@ -29,8 +29,13 @@ class Answer:
     cost: Cost | None
     #: Sent by one rank per epoch; NaN where the run does not say how many samples an epoch has.
     epoch_sent_bytes: float
-    #: Best settings first; empty unless asked for.
-    candidates: tuple[Candidate, ...]
+    #: For the best setting; None unless asked for.
+    search: Search | None
+
+    @property
+    def candidates(self) -> tuple[Candidate, ...]:
+        """Best settings first; empty unless asked for."""
+        return () if self.search is None else self.search.candidates
 
     @property
     def samples_per_s(self) -> Estimate:
@@ -136,13 +141,17 @@ def _answer(
         interval_s=_widened(prediction.step_s, error),
         cost=cost(prediction, schedule, per_host, price_per_host_hour) if priced else None,
         epoch_sent_bytes=prediction.sent_bytes * steps,
-        candidates=tuple(optimize(replay, scenario, over)) if over else (),
+        search=None if over is None else optimize(replay, scenario, over, _worst(error, math.nan)),
     )
 
 
 def _widened(step: Estimate, error: ModelError | None) -> Estimate:
-    worst = 0.0 if error is None else error.worst
+    worst = _worst(error, 0.0)
     return Estimate(step.value, step.low / (1 + worst), step.high * (1 + worst))
+
+
+def _worst(error: ModelError | None, unknown: float) -> float:
+    return unknown if error is None else error.worst
 
 
 def _throughput(recorded: Sequence[Recorded]) -> dict[int, float]:

@@ -11,7 +11,8 @@ from commprof.errors import CommprofError
 from commprof.predict.calibrate import calibrate
 from commprof.predict.cost_model import CostCurve
 from commprof.predict.fit import fit_curves
-from commprof.predict.hook_costs import HookCost, fit_hook
+from commprof.predict.hook_costs import HookCost
+from commprof.predict.hook_fit import fit_hook
 from commprof.predict.machine_profile import LinkProfile, MachineProfile
 from commprof.predict.points import Measurement
 from commprof.predict.recorded import Recorded
@@ -44,7 +45,7 @@ def build_profile(
     for link in sorted({each.link for each in measurements}):
         mine = [each for each in measurements if each.link == link]
         points = [point for each in mine for point in each.points]
-        fitted, refused = fit_curves(points, mine[0].usable_cores)
+        fitted, refused = fit_curves(points)
         left_out += refused
         curves[link] = _of_one_backend(link, fitted, recorded, left_out)
     schedules = [each.schedule for each in recorded]

@@ -66,6 +66,8 @@ class CostCurve:
     held_out_world_size: HeldOut | None = None
     #: Seconds per byte added up; None where no operation without sums was measured beside this.
     gamma_s_per_byte: float | None = None
+    #: 95 % bootstrap interval.
+    gamma_interval_s_per_byte: tuple[float, float] = (math.nan, math.nan)
     #: Bootstrap replicates: per replicate the (alpha, beta) of each piece.
     replicates: tuple[tuple[tuple[float, float], ...], ...] = ()
     #: What the points were: measured alone ("microbench"), or inside training steps ("run").

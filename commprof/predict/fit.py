@@ -31,11 +31,11 @@ class _Data:
     x: Floats
     y: Floats
     samples: tuple[tuple[float, ...], ...]
+    #: Of the most crowded point; NaN where not known of any.
+    ranks_per_core: float
 
 
-def fit_curves(
-    points: Sequence[Point], usable_cores: float = math.nan
-) -> tuple[list[CostCurve], list[str]]:
+def fit_curves(points: Sequence[Point]) -> tuple[list[CostCurve], list[str]]:
     """A curve per operation and backend, over all world sizes and sizes; and what is left out.
 
     gamma is told apart from the wire where an all-gather was measured beside an all-reduce:
@@ -47,14 +47,14 @@ def fit_curves(
     for op, backend in sorted({(point.op, point.backend) for point in points}):
         mine = [point for point in points if (point.op, point.backend) == (op, backend)]
         try:
-            curves.append(_fit(op, backend, mine, usable_cores))
+            curves.append(_fit(op, backend, mine))
         except CommprofError as error:
             left_out.append(str(error))
     plain = {curve.backend: curve for curve in curves if curve.op == "all_gather"}
     return [_with_gamma(curve, plain.get(curve.backend)) for curve in curves], left_out
 
 
-def _fit(op: str, backend: str, points: Sequence[Point], usable_cores: float) -> CostCurve:
+def _fit(op: str, backend: str, points: Sequence[Point]) -> CostCurve:
     data = _columns(op, backend, points)
     if len(np.unique(data.x)) < _LEAST_SIZES and op != "barrier":
         sizes = ", ".join(f"{size:g}" for size in np.unique(data.size_bytes))
@@ -63,7 +63,7 @@ def _fit(op: str, backend: str, points: Sequence[Point], usable_cores: float) ->
             f"{_LEAST_SIZES} sizes or more: python -m commprof.microbench {op} -b 1K -e 64M -f 4"
         )
     if op == "barrier":
-        return _barrier(backend, data, usable_cores)
+        return _barrier(backend, data)
     breaks = find_breaks(data.x, data.y)
     lines = lines_on(breaks, data.x, data.y)
     assert lines is not None
@@ -75,7 +75,7 @@ def _fit(op: str, backend: str, points: Sequence[Point], usable_cores: float) ->
         pieces=_pieces(breaks, lines, replicates),
         step_bytes=(float(data.x.min()), float(data.x.max())),
         world_sizes=tuple(int(n) for n in np.unique(data.ranks)),
-        ranks_per_core=float(data.ranks.max()) / usable_cores,
+        ranks_per_core=data.ranks_per_core,
         residual=float(np.sqrt(np.mean(residual**2))),
         worst_residual=float(np.abs(residual).max()),
         held_out_size=_held_out(breaks, data, data.size_bytes),
@@ -87,6 +87,7 @@ def _fit(op: str, backend: str, points: Sequence[Point], usable_cores: float) ->
 def _columns(op: str, backend: str, points: Sequence[Point]) -> _Data:
     done = [work(op, point.ranks, backend) for point in points]
     steps = np.array([each.steps for each in done], dtype=np.float64)
+    crowded = [each.ranks_per_core for each in points if not math.isnan(each.ranks_per_core)]
     return _Data(
         ranks=np.array([point.ranks for point in points], dtype=np.float64),
         size_bytes=np.array([point.size_bytes for point in points]),
@@ -94,10 +95,11 @@ def _columns(op: str, backend: str, points: Sequence[Point]) -> _Data:
         x=np.array([w.step_bytes(p.size_bytes) for w, p in zip(done, points, strict=True)]),
         y=np.array([point.time_s for point in points]) / steps,
         samples=tuple(point.samples_s for point in points),
+        ranks_per_core=max(crowded, default=math.nan),
     )
 
 
-def _barrier(backend: str, data: _Data, usable_cores: float) -> CostCurve:
+def _barrier(backend: str, data: _Data) -> CostCurve:
     """Latency alone."""
     alpha = float(np.median(data.y))
     residual = alpha / data.y - 1
@@ -107,7 +109,7 @@ def _barrier(backend: str, data: _Data, usable_cores: float) -> CostCurve:
         pieces=(Piece(0.0, alpha, 0.0),),
         step_bytes=(0.0, 0.0),
         world_sizes=tuple(int(n) for n in np.unique(data.ranks)),
-        ranks_per_core=float(data.ranks.max()) / usable_cores,
+        ranks_per_core=data.ranks_per_core,
         residual=float(np.sqrt(np.mean(residual**2))),
         worst_residual=float(np.abs(residual).max()),
     )
@@ -187,10 +189,22 @@ def _held_out(breaks: Sequence[float], data: _Data, groups: Floats) -> HeldOut |
 
 
 def _with_gamma(curve: CostCurve, plain: CostCurve | None) -> CostCurve:
-    """gamma from the slopes of the last pieces: beta_sum - beta_plain = gamma * reduced / sent."""
+    """gamma from the slopes of the last pieces: beta_sum - beta_plain = gamma * reduced / sent.
+
+    Its interval is that of the differences between the two operations' replicates.
+    """
     done = work(curve.op, 2, curve.backend)
     if plain is None or not done.reduced:
         return curve
-    difference = curve.pieces[-1].beta_s_per_byte - plain.pieces[-1].beta_s_per_byte
-    gamma = max(0.0, difference) * done.sent / done.reduced
-    return dataclasses.replace(curve, gamma_s_per_byte=gamma)
+
+    def gamma(beta_s_per_byte: float, plain_s_per_byte: float) -> float:
+        return max(0.0, beta_s_per_byte - plain_s_per_byte) * done.sent / done.reduced
+
+    fitted = gamma(curve.pieces[-1].beta_s_per_byte, plain.pieces[-1].beta_s_per_byte)
+    both = zip(curve.replicates, plain.replicates, strict=False)
+    drawn = [gamma(summed[-1][1], gathered[-1][1]) for summed, gathered in both]
+    interval = (math.nan, math.nan)
+    if drawn:
+        low, high = np.percentile(drawn, [2.5, 97.5])
+        interval = min(fitted, float(low)), max(fitted, float(high))
+    return dataclasses.replace(curve, gamma_s_per_byte=fitted, gamma_interval_s_per_byte=interval)

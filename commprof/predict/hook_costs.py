@@ -15,17 +15,10 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
-from commprof.analysis.compression import CompressionRow
-from commprof.errors import CommprofError
-from commprof.predict.cost_model import OTHER_HOST, CostCurve
-from commprof.predict.exchange import exchange
-from commprof.predict.regression import Line, robust_line
-from commprof.predict.schedule import Schedule
+from commprof.predict.cost_model import CostCurve
+from commprof.predict.regression import Line
 
 TWO_PHASE, GATHER, RING, HIERARCHICAL = "two_phase", "gather", "ring", "hierarchical"
 #: How each scheme's payload travels, see docs/compressors.md.
@@ -42,12 +35,18 @@ _PIECE_BYTES = 1 << 20
 _MESSAGES = {TWO_PHASE: 3, GATHER: 2}
 #: Ranks from which top-k may go by owners (``SplitGather::canPay``).
 _FEWEST_OWNERS = 4
-#: Values tried, from 10 µs to 100 ms: 12 % apart.
-_OVERHEADS = 81
 #: The backend cuts a bucket into so many chunks at least, and has some between hosts at a time.
 _CHUNKS, _CHUNKS_IN_FLIGHT = 8, 2
-#: Values tried within a host, from 10 ps to 100 ns a byte, and of the overhead beside them.
-_BETAS, _ALPHAS = 41, 31
+
+
+@dataclass(frozen=True)
+class HookFigures:
+    """The fitted figures of a ``HookCost``, by its names and in its units."""
+
+    encode: Line
+    reduce: Line
+    decode: Line
+    overhead_s: float
 
 
 @dataclass(frozen=True)
@@ -80,6 +79,29 @@ class HookCost:
     alpha_s: float = math.nan
     #: Link class of the recorded run; empty where the profile does not say.
     link: str = ""
+    #: What the replay of the recorded run misses its ends by, in the mean, over the step.
+    residual: float = math.nan
+    #: Root mean square of the relative residuals of a bucket's processor time; NaN where it is not
+    #: of the stages' own times, and as the one above where the profile does not say.
+    work_residual: float = math.nan
+    #: 95 % bootstrap interval, figure by figure; NaN where nothing says how far it may be off.
+    low: HookFigures | None = None
+    high: HookFigures | None = None
+    #: Bootstrap replicates. The one of a number was fitted beside the link's of that number.
+    replicates: tuple[HookFigures, ...] = ()
+
+    def replicate(self, number: int) -> HookCost:
+        """With the figures of one bootstrap replicate, counted round."""
+        if not self.replicates:
+            return self
+        drawn = self.replicates[number % len(self.replicates)]
+        return dataclasses.replace(
+            self,
+            encode=drawn.encode,
+            reduce=drawn.reduce,
+            decode=drawn.decode,
+            overhead_s=drawn.overhead_s,
+        )
 
     def peers(self, ranks: int, ranks_per_host: int) -> int:
         """Those that exchange: what the methods below take as ranks."""
@@ -170,145 +192,3 @@ class HookCost:
         if self.exchange != TWO_PHASE or self.between_hosts:
             return 1
         return max(1, int(self.payload_ratio * size_bytes / ranks / _PIECE_BYTES))
-
-
-def fit_hook(
-    label: str,
-    rows: Sequence[CompressionRow],
-    schedules: Sequence[Schedule],
-    curve: CostCurve,
-    plain: Sequence[Schedule] = (),
-) -> HookCost:
-    """The cost of one compressor, from runs of one world size of 2 ranks or more.
-
-    Args:
-        label: as given to ``--hook``.
-        rows: what the runs' compressed buckets took.
-        schedules: of the same runs. The overhead is what makes their replay end as they did.
-        curve: of all-reduce on the runs' link.
-        plain: runs without a hook; those with the same buckets say what it takes from compute.
-
-    Raises:
-        CommprofError: no bucket was compressed, or by one rank alone; or the scheme is not known.
-    """
-    name = label.partition(":")[0]
-    mine = [row for row in rows if row.payload_bytes > 0]
-    ranks = schedules[0].world_size
-    if name not in EXCHANGES:
-        raise CommprofError(
-            f"hook {label}: the model does not know how it exchanges (known: "
-            f"{', '.join(EXCHANGES)}); predict without it"
-        )
-    if not mine or ranks < 2:
-        raise CommprofError(
-            f"hook {label}: no compressed bucket of 2 ranks or more was recorded; record one with "
-            f"python -m commprof.run --world-sizes 2 --hook {label}"
-        )
-    size = np.array([float(row.gradient_bytes) for row in mine])
-    payload = np.array([row.payload_bytes for row in mine])
-    bare = HookCost(
-        label=label,
-        exchange=EXCHANGES[name],
-        encode=_line(size, [row.encode_ms for row in mine]),
-        reduce=_line(size, [row.reduce_ms for row in mine]),
-        decode=_line(size, [row.decode_ms for row in mine]),
-        payload_ratio=float(payload.sum() / size.sum()),
-        overhead_s=0.0,
-        ranks=ranks,
-        ranks_per_core=schedules[0].placement.ranks_per_core,
-        bucket_bytes=(float(size.min()), float(size.max())),
-        compute_s_per_byte=_compute_s_per_byte(schedules, plain),
-        alpha_s=curve.pieces[0].alpha_s,
-        link=schedules[0].link,
-    )
-    if name == HIERARCHICAL or "hierarchical=1" in label.partition(":")[2].split(","):
-        return _two_levels(bare, schedules, curve)
-    return dataclasses.replace(bare, overhead_s=_overhead_s(bare, schedules, curve))
-
-
-def _two_levels(bare: HookCost, schedules: Sequence[Schedule], curve: CostCurve) -> HookCost:
-    """With the level within a host: latency and time per byte that miss the recorded ends least."""
-    per_host = max(1, round(schedules[0].placement.ranks_per_host))
-    hosts = max(1, math.ceil(bare.ranks / per_host))
-    if hosts == 1 and bare.exchange != HIERARCHICAL:
-        raise CommprofError(
-            f"hook {bare.label}: recorded on one host, on which it compresses nothing; record it "
-            "on several hosts"
-        )
-    nothing: Line = (0.0, 0.0)
-    levels = dataclasses.replace(
-        bare,
-        encode=nothing,
-        reduce=nothing,
-        decode=nothing,
-        # The backend reports a rank's whole bucket, the others the rank's part of its host's.
-        payload_ratio=1.0 if bare.exchange == HIERARCHICAL else bare.payload_ratio * per_host,
-        ranks=hosts,
-        between_hosts=True,
-        ranks_per_host=per_host,
-    )
-
-    def made(alpha_s: float, beta_s_per_byte: float) -> HookCost:
-        return dataclasses.replace(levels, overhead_s=alpha_s, reduce=(0.0, beta_s_per_byte))
-
-    def best(alphas: Sequence[float], betas: Sequence[float]) -> HookCost:
-        tried = (made(alpha, beta) for beta in betas for alpha in alphas)
-        return min(tried, key=lambda cost: _miss(cost, schedules, curve))
-
-    coarse = best(
-        (0.0, *np.geomspace(1e-5, 0.1, _ALPHAS).tolist()),
-        (0.0, *np.geomspace(1e-11, 1e-7, _BETAS).tolist()),
-    )
-    # Between the neighbours of the best on the grid.
-    closer = np.linspace(0.75, 1.35, 13)
-    return best(
-        (0.0, *(closer * coarse.overhead_s).tolist()), (0.0, *(closer * coarse.reduce[1]).tolist())
-    )
-
-
-def _compute_s_per_byte(hooked: Sequence[Schedule], plain: Sequence[Schedule]) -> float:
-    """Median over pairs of runs that differ in the hook alone."""
-    found = [
-        (_own_s(one) - _own_s(other)) / one.gradient_bytes
-        for one in hooked
-        for other in plain
-        if (one.world_size, one.link) == (other.world_size, other.link)
-        and one.bucket_bytes.tolist() == other.bucket_bytes.tolist()
-    ]
-    return float(np.median(found)) if found else math.nan
-
-
-def _own_s(schedule: Schedule) -> float:
-    return float(np.median(schedule.backward_end_s - schedule.other_wait_s))
-
-
-def _overhead_s(bare: HookCost, schedules: Sequence[Schedule], curve: CostCurve) -> float:
-    """Per bucket; of a grid the one that misses the recorded ends least."""
-
-    def miss(overhead_s: float) -> float:
-        return _miss(dataclasses.replace(bare, overhead_s=overhead_s), schedules, curve)
-
-    return min((0.0, *np.geomspace(1e-5, 0.1, _OVERHEADS).tolist()), key=miss)
-
-
-def _miss(cost: HookCost, schedules: Sequence[Schedule], curve: CostCurve) -> float:
-    """Mean absolute difference of the replayed ends over the step, summed over the schedules."""
-    total = 0.0
-    for schedule in schedules:
-        sizes = schedule.bucket_bytes.tolist()
-        per_host = max(1, round(schedule.placement.ranks_per_host))
-        sharing = cost.link_sharing(cost.ranks, per_host) if schedule.link == OTHER_HOST else 1.0
-        alone = [cost.time_s(each, cost.ranks, curve, sharing=sharing) for each in sizes]
-        ready = schedule.ready_s.max(axis=1)
-        end = exchange(ready, np.array(alone), np.zeros(len(sizes)), workers=1)
-        period = float(np.median(schedule.period_s))
-        total += float(np.abs(end - schedule.end_s).mean()) / period
-    return total
-
-
-def _line(size: np.ndarray, times_ms: Sequence[float]) -> Line:
-    """Through sizes that differ; else all of it is taken to grow with the size."""
-    seconds = np.maximum(np.array(times_ms) / 1e3, 1e-9)
-    if len(np.unique(size)) > 1:
-        return robust_line(size, seconds)
-    return 0.0, float(np.median(seconds / size))

@@ -13,7 +13,7 @@ from typing import Any
 
 from commprof.errors import CommprofError
 from commprof.predict.cost_model import LINKS, CostCurve, HeldOut, Piece
-from commprof.predict.hook_costs import HookCost
+from commprof.predict.hook_costs import HookCost, HookFigures
 
 SCHEMA_VERSION = 1
 KIND = "commprof machine profile"
@@ -121,6 +121,7 @@ def _curve(value: Mapping[str, Any]) -> CostCurve:
         step_bytes=_pair(value["step_bytes"]),
         world_sizes=tuple(value["world_sizes"]),
         gamma_s_per_byte=value["gamma_s_per_byte"],
+        gamma_interval_s_per_byte=_pair(value.get("gamma_interval_s_per_byte", (None, None))),
         replicates=replicates,
         source=value["source"],
         ranks_per_core=_number(value["ranks_per_core"]),
@@ -138,8 +139,18 @@ def _held_out(value: Mapping[str, Any] | None) -> HeldOut | None:
 def _hook(value: Mapping[str, Any]) -> HookCost:
     lines = {name: _pair(value[name]) for name in ("encode", "reduce", "decode", "bucket_bytes")}
     numbers = {name: _number(value[name]) for name in ("ranks_per_core", "compute_s_per_byte")}
-    numbers["alpha_s"] = _number(value.get("alpha_s"))  # not in older profiles
-    return HookCost(**{**value, **lines, **numbers})
+    # Not in older profiles.
+    newer = {name: _number(value.get(name)) for name in ("alpha_s", "residual", "work_residual")}
+    bounds = {name: _figures(value.get(name)) for name in ("low", "high")}
+    replicates = tuple(filter(None, map(_figures, value.get("replicates", ()))))
+    return HookCost(**{**value, **lines, **numbers, **newer, **bounds, "replicates": replicates})
+
+
+def _figures(value: Mapping[str, Any] | None) -> HookFigures | None:
+    if value is None:
+        return None
+    encode, reduce, decode = (_pair(value[name]) for name in ("encode", "reduce", "decode"))
+    return HookFigures(encode, reduce, decode, _number(value["overhead_s"]))
 
 
 def _pair(value: Sequence[float | None]) -> tuple[float, float]:

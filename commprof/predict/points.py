@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,6 +31,8 @@ class Point:
     time_s: float
     #: Single calls; empty where the file has none.
     samples_s: tuple[float, ...] = ()
+    #: Ranks on one host over its usable cores; NaN where not known.
+    ranks_per_core: float = math.nan
 
 
 @dataclass(frozen=True)
@@ -38,10 +41,24 @@ class Measurement:
 
     points: tuple[Point, ...]
     link: str
-    usable_cores: float
     machine: Mapping[str, Any]
     #: Rows that say nothing here, in words.
     left_out: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Spread:
+    """How the ranks of a file were spread over hosts: evenly, one host's after the other's."""
+
+    hosts: int
+    #: All of the job; its first ones made up the smaller groups.
+    ranks: int
+    #: Of rank 0's host, which stands for all.
+    usable_cores: float
+
+    def ranks_per_core(self, ranks: int) -> float:
+        """On the host with the most of the first so many ranks."""
+        return min(ranks, math.ceil(self.ranks / self.hosts)) / self.usable_cores
 
 
 def read_points(path: Path) -> Measurement:
@@ -75,17 +92,28 @@ def read_points(path: Path) -> Measurement:
     context = context if isinstance(context, dict) else {}
     machine = context.get("machine")
     machine = machine if isinstance(machine, dict) else {}
-    points = tuple(point for row in rows if (point := _point(path, row)) is not None)
-    hosts = context.get("hosts", 1)
-    several = isinstance(hosts, int) and hosts > 1
-    cores = machine.get("usable_cpu_count")
+    points = [point for row in rows if (point := _point(path, row)) is not None]
+    spread = _spread(context, machine, max((point.ranks for point in points), default=1))
     return Measurement(
-        points,
-        OTHER_HOST if several else SAME_HOST,
-        float(cores) if isinstance(cores, int) and cores > 0 else math.nan,
+        tuple(
+            dataclasses.replace(point, ranks_per_core=spread.ranks_per_core(point.ranks))
+            for point in points
+        ),
+        OTHER_HOST if spread.hosts > 1 else SAME_HOST,
         machine,
         tuple(_left_out(path, rows)),
     )
+
+
+def _spread(context: Mapping[str, Any], machine: Mapping[str, Any], most_ranks: int) -> _Spread:
+    """As the file says; one host, and no ranks but those of its rows, where it does not."""
+    hosts, ranks = (_positive(context.get(name)) for name in ("hosts", "world_size"))
+    cores = _positive(machine.get("usable_cpu_count"))
+    return _Spread(hosts or 1, max(ranks or 1, most_ranks), float(cores or math.nan))
+
+
+def _positive(value: object) -> int | None:
+    return value if isinstance(value, int) and value > 0 else None
 
 
 def _left_out(path: Path, rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from commprof.predict.exchange import exchange, finalized
-from commprof.predict.links import ScenarioLink
 from commprof.predict.machine_profile import MachineProfile
 from commprof.predict.regression import Line
 from commprof.predict.sampling import DrawnSteps, draw_steps
-from commprof.predict.scenario import STRONG, Estimate, Prediction, Scenario
+from commprof.predict.scenario import STRONG, Estimate, Prediction, Scenario, Waiting
 from commprof.predict.schedule import Schedule
 from commprof.predict.setting import Setting, make_setting
 
@@ -53,18 +54,15 @@ class Replay:
             self.schedule, self.profile, self.compute_by_batch, scenario, self.batches
         )
         random = np.random.default_rng(_SEED)
-        main = self._run(setting, setting.link, self._draw(setting, STEPS, random))
+        main = self._run(setting, self._draw(setting, STEPS, random))
         replicates = []
         count = max(_STEPS_PER_REPLICATE, min(STEPS, 20_000 // scenario.world_size))
         for number in range(REPLICATES):
             rows = random.integers(0, len(setting.ready_s), len(setting.ready_s))
             drawn = self._draw(setting, count, random, rows)
-            run = self._run(setting, setting.link.replicate(number), drawn)
-            replicates.append(float(np.median(run.step_s)))
-        low, high = np.percentile(replicates, [2.5, 97.5])
-        value = float(np.median(main.step_s))
-        estimate = Estimate(value, min(value, float(low)), max(value, float(high)))
-        return _prediction(self, setting, main, estimate), np.array(replicates)
+            replicates.append(_medians(self._run(setting.replicate(number), drawn)))
+        steps = np.array([each.step_s for each in replicates])
+        return _prediction(self, setting, main, replicates), steps
 
     def _draw(
         self,
@@ -82,11 +80,11 @@ class Replay:
             random,
         )
 
-    def _run(self, setting: Setting, link: ScenarioLink, drawn: DrawnSteps) -> _Run:
+    def _run(self, setting: Setting, drawn: DrawnSteps) -> _Run:
         ranks = setting.scenario.world_size
-        total, wire = setting.bucket_times(link)
+        total, wire = setting.bucket_times()
         workers = 1 if setting.hook else self.schedule.workers
-        shift = setting.other_s(link)
+        shift = setting.other_s()
         ready, last = drawn.ready_s + shift, drawn.backward_end_s + shift
         if ranks > 1:
             end = exchange(ready, wire, total - wire, workers)
@@ -115,10 +113,41 @@ class _Run:
     backward_end_s: Floats
 
 
-def _prediction(replay: Replay, setting: Setting, run: _Run, step: Estimate) -> Prediction:
+class _Medians(NamedTuple):
+    """Of a run's steps; as in ``Prediction``."""
+
+    step_s: float
+    wait_s: float
+    wire_s: float
+    exposed_s: float
+    hidden_s: float
+
+
+def _medians(run: _Run) -> _Medians:
+    wait, buckets = float(np.median(run.wait_s)), float(np.median(run.wire_s))
+    wire = buckets + run.other_s
+    return _Medians(
+        step_s=float(np.median(run.step_s)),
+        wait_s=wait,
+        wire_s=wire,
+        exposed_s=wait + wire,
+        hidden_s=max(0.0, float(np.median(run.busy_s)) - buckets),
+    )
+
+
+def _estimates(run: _Run, replicates: Sequence[_Medians]) -> Iterator[Estimate]:
+    """Of each median, with its 95 % among the replicates."""
+    low, high = np.percentile(np.array(replicates), [2.5, 97.5], axis=0).tolist()
+    for value, least, most in zip(_medians(run), low, high, strict=True):
+        yield Estimate(value, min(value, least), max(value, most))
+
+
+def _prediction(
+    replay: Replay, setting: Setting, run: _Run, replicates: Sequence[_Medians]
+) -> Prediction:
     schedule, scenario = replay.schedule, setting.scenario
     ranks = scenario.world_size
-    wait, wire = float(np.median(run.wait_s)), float(np.median(run.wire_s)) + run.other_s
+    step, wait, wire, exposed, hidden = _estimates(run, replicates)
     busy = float(np.median(run.busy_s))
     copies = float(setting.copy_s.sum())
     alone = float(np.median(setting.backward_end_s)) + copies
@@ -130,10 +159,11 @@ def _prediction(replay: Replay, setting: Setting, run: _Run, step: Estimate) -> 
     return Prediction(
         scenario=scenario,
         step_s=step,
-        wait_s=wait,
-        wire_s=wire,
-        hidden_s=max(0.0, busy - float(np.median(run.wire_s))),
-        compute_s=max(0.0, step.value - wait - wire),
+        wait_s=wait.value,
+        wire_s=wire.value,
+        hidden_s=hidden.value,
+        waiting=Waiting(wait, wire, exposed, hidden),
+        compute_s=max(0.0, step.value - exposed.value),
         no_overlap_s=bare + busy,
         perfect_overlap_s=max(bare, busy),
         buckets=len(setting.bucket_bytes),

@@ -43,6 +43,16 @@ class Estimate:
 
 
 @dataclass(frozen=True)
+class Waiting:
+    """What becomes of communication in the median step, with intervals; see ``Prediction``."""
+
+    wait_s: Estimate
+    wire_s: Estimate
+    exposed_s: Estimate
+    hidden_s: Estimate
+
+
+@dataclass(frozen=True)
 class Prediction:
     """One scenario's answer; times in seconds, of the median step."""
 
@@ -53,6 +63,9 @@ class Prediction:
     wire_s: float
     #: Communication under backward.
     hidden_s: float
+    #: The same three and exposed, which is the first two's sum, with intervals of the steps drawn
+    #: and the fit: without the model's held-out error, which is of steps.
+    waiting: Waiting
     #: Step less all waiting: this rank's own work.
     compute_s: float
     #: Bounds that any model must beat: nothing is hidden, and all but nothing is exposed.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -42,32 +43,42 @@ class Setting:
     outside: tuple[str, ...]
     remarks: tuple[str, ...]
 
-    def bucket_times(self, link: ScenarioLink) -> tuple[Floats, Floats]:
+    def replicate(self, number: int) -> Setting:
+        """With one bootstrap replicate of all fitted costs: those of a number belong together."""
+        return dataclasses.replace(
+            self,
+            link=self.link.replicate(number),
+            hook=None if self.hook is None else self.hook.replicate(number),
+        )
+
+    def bucket_times(self) -> tuple[Floats, Floats]:
         """Per bucket the time alone, and the part of it on the wire."""
         ranks, sizes = self.scenario.world_size, self.bucket_bytes.tolist()
         if ranks == 1:
             return np.zeros(len(sizes)), np.zeros(len(sizes))
         if self.hook is not None and ranks > 1:
-            alone = np.array([self._hook_s(self.hook, size, link) for size in sizes])
+            alone = np.array([self._hook_s(self.hook, size) for size in sizes])
             return alone, alone
-        alone = np.array([link.time_s(size, ranks) for size in sizes])
-        return alone, np.array([link.wire_s(size, ranks) for size in sizes])
+        alone = np.array([self.link.time_s(size, ranks) for size in sizes])
+        return alone, np.array([self.link.wire_s(size, ranks) for size in sizes])
 
-    def _hook_s(self, hook: HookCost, size_bytes: float, link: ScenarioLink) -> float:
-        ranks, per_host = self.scenario.world_size, link.ranks_per_host
+    def _hook_s(self, hook: HookCost, size_bytes: float) -> float:
+        ranks, per_host = self.scenario.world_size, self.link.ranks_per_host
         return hook.time_s(
             size_bytes,
             hook.peers(ranks, per_host),
-            link.slowest,
+            self.link.slowest,
             self.hook_crowding,
-            1.0 if link.outer is None else hook.link_sharing(ranks, per_host),
+            1.0 if self.link.outer is None else hook.link_sharing(ranks, per_host),
             self.hook_later_s,
         )
 
-    def other_s(self, link: ScenarioLink) -> float:
+    def other_s(self) -> float:
         """Collectives that are no gradients, one after the other."""
-        ranks = self.scenario.world_size
-        return sum(count * link.slowest.time_s(size, ranks, op) for op, size, count in self.others)
+        if not self.others:
+            return 0.0
+        ranks, link = self.scenario.world_size, self.link.slowest
+        return sum(count * link.time_s(size, ranks, op) for op, size, count in self.others)
 
 
 def make_setting(

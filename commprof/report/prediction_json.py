@@ -35,9 +35,10 @@ def _answer(found: Answer) -> dict[str, Any]:
     document["prediction"]["exposed_s"] = found.prediction.exposed_s
     for name, figure in (("samples_per_s", found.samples_per_s), ("efficiency", found.efficiency)):
         document[name] = dataclasses.asdict(figure)
-    for chosen, each in zip(document["candidates"], found.candidates, strict=True):
+    candidates = [] if found.search is None else document["search"].pop("candidates")
+    for chosen, each in zip(candidates, found.candidates, strict=True):
         chosen["prediction"]["exposed_s"] = each.prediction.exposed_s
-    return document
+    return {**document, "candidates": candidates}
 
 
 def _amdahl(fit: AmdahlFit) -> dict[str, Any]:

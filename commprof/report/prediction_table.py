@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from commprof.predict.answers import Answer, Answers
 from commprof.predict.held_out import Check
-from commprof.predict.optimize import Candidate
-from commprof.predict.scenario import STRONG, Estimate, Prediction, Scenario
+from commprof.predict.scenario import STRONG, Prediction
+from commprof.report import prediction_search
 from commprof.report.plain_text import printable
+from commprof.report.prediction_cells import ms, optional, scenario_cells, within, within_if_wide
 from commprof.report.tabulated import tabulated, three_digits
 
 _LEGEND = """\
 step: median of the slowest rank [interval: 95 % of sampling and fit, widened by the model's worst
 held-out error]; samples/s and efficiency have the interval that follows from it. exposed = wait
-(for the last rank) + wire; hidden: communication under backward. bounds: all communication hidden,
-none hidden. efficiency: a rank's own work over the step. to hide: what a link must carry so that
+(for the last rank) + wire; hidden: communication under backward; in ms, with intervals of sampling
+and fit alone, where these do not print as the figure itself. bounds: all communication hidden, none
+hidden. efficiency: a rank's own work over the step. to hide: what a link must carry so that
 all buckets but the last are hidden.
 *: outside the measured range, see below."""
 
@@ -27,7 +29,6 @@ _HEADERS = (
     *("exposed:\nwait", "\n+ wire", "hidden", "bounds\nms", "samples\n/s", "effi-\nciency"),
     *("sent MB\n/step", "to hide\nGbit/s"),
 )
-_MOST_CANDIDATES = 5
 
 
 def render(
@@ -48,44 +49,32 @@ def render(
         _held_out(answers, width, tables),
     ]
     parts += list(_costs(answers, tables))
-    parts += [_candidates(each, width, tables) for each in answers.answers if each.candidates]
+    parts += [
+        prediction_search.render(
+            each.search, each.prediction.scenario.world_size, answers.error, width, tables
+        )
+        for each in answers.answers
+        if each.search is not None
+    ]
     parts += list(_lines(answers, refused, width))
     return "\n\n".join(parts) + "\n"
 
 
 def _cells(answer: Answer) -> tuple[str, ...]:
     found = answer.prediction
-    scenario, interval = found.scenario, answer.interval_s
+    scenario, waiting, interval = found.scenario, found.waiting, answer.interval_s
     star = "*" if found.outside else ""
     return (
-        *_scenario(scenario),
+        *scenario_cells(scenario),
         str(found.buckets),
-        f"{_ms(interval.value)}{star} [{_ms(interval.low)}, {_ms(interval.high)}]",
-        _ms(found.wait_s),
-        _ms(found.wire_s),
-        _ms(found.hidden_s),
-        f"{_ms(found.perfect_overlap_s)}-{_ms(found.no_overlap_s)}",
-        _within(answer.samples_per_s, three_digits),
-        _within(answer.efficiency, "{:.1%}".format),
+        f"{ms(interval.value)}{star} [{ms(interval.low)}, {ms(interval.high)}]",
+        *(within_if_wide(each, ms) for each in (waiting.wait_s, waiting.wire_s, waiting.hidden_s)),
+        f"{ms(found.perfect_overlap_s)}-{ms(found.no_overlap_s)}",
+        within(answer.samples_per_s, three_digits),
+        within(answer.efficiency, "{:.1%}".format),
         three_digits(found.sent_bytes / 1e6),
         three_digits(found.hiding_bytes_per_s * 8e-9),
     )
-
-
-def _scenario(scenario: Scenario) -> tuple[str, ...]:
-    return (
-        str(scenario.world_size),
-        _optional(scenario.bandwidth_bytes_per_s, 8e-9),
-        _optional(scenario.latency_s, 1e6),
-        _cap(scenario),
-        _hook(scenario),
-    )
-
-
-def _within(found: Estimate, text: Callable[[float], str]) -> str:
-    if math.isnan(found.value):
-        return text(found.value)
-    return f"{text(found.value)} [{text(found.low)}, {text(found.high)}]"
 
 
 def _setting(answers: Answers, width: int) -> Iterator[str]:
@@ -97,7 +86,7 @@ def _setting(answers: Answers, width: int) -> Iterator[str]:
     batch = "global batch" if scenario.scaling == STRONG else "batch per rank"
     hosts = "as run" if math.isnan(per_host) else f"{per_host:g}"
     text = f"{scenario.scaling.capitalize()} scaling (the {batch} stays), {scenario.algorithm} "
-    text += f"all-reduce, ranks per host: {hosts}, cores per host: {_optional(cores, 1)}."
+    text += f"all-reduce, ranks per host: {hosts}, cores per host: {optional(cores, 1)}."
     yield textwrap.fill(text, width)
 
 
@@ -140,8 +129,8 @@ def _check(found: Check) -> tuple[str, ...]:
     return (
         printable(found.name) if found.held_out else f"{printable(found.name)} (not held out)",
         str(found.world_size),
-        _ms(found.measured_s),
-        _ms(found.predicted_s),
+        ms(found.measured_s),
+        ms(found.predicted_s),
         f"{found.error:+.1%}",
         *(f"{bound / found.measured_s - 1:+.1%}" for bound in bounds),
     )
@@ -164,44 +153,11 @@ def _cost(answer: Answer, is_priced: bool) -> tuple[str, ...]:
     if found is not None:
         money = (str(found.hosts), _known(found.per_1000_samples), _known(found.per_epoch))
     sent = three_digits(answer.epoch_sent_bytes / 1e9)
-    return (*_scenario(answer.prediction.scenario), *money, sent)
+    return (*scenario_cells(answer.prediction.scenario), *money, sent)
 
 
 def _known(value: float) -> str:
     return "-" if math.isnan(value) else f"{value:.4g}"
-
-
-def _candidates(answer: Answer, width: int, tables: int | None) -> str:
-    rows = [
-        (
-            _cap(each.prediction.scenario),
-            _hook(each.prediction.scenario),
-            f"{_ms(each.prediction.step_s.value)}{'*' if each.prediction.outside else ''}",
-            f"{each.gain:+.1%} [{each.gain_low:+.1%}, {each.gain_high:+.1%}]",
-            f"{each.certainty:.0%}",
-        )
-        for each in answer.candidates[:_MOST_CANDIDATES]
-    ]
-    table = tabulated(rows, ("cap MiB", "hook", "step ms", "gain", "certainty"), [1], tables)
-    ranks = answer.prediction.scenario.world_size
-    return f"Settings at {ranks} ranks, the best first:\n{table}\n" + textwrap.fill(
-        _verdict(answer.candidates), width
-    )
-
-
-def _verdict(candidates: Sequence[Candidate]) -> str:
-    best = candidates[0]
-    if best.gain_low <= 0:
-        return (
-            "No setting is certain to gain anything: each one's interval includes no gain, before "
-            "the model's own error."
-        )
-    scenario = best.prediction.scenario
-    what = f"bucket cap {_cap(scenario)}, hook {_hook(scenario)}"
-    return (
-        f"Best: {what}. It saves {best.gain:.1%} of the step [{best.gain_low:.1%}, "
-        f"{best.gain_high:.1%}], before the model's own error."
-    )
 
 
 def _lines(answers: Answers, refused: Sequence[str], width: int) -> Iterator[str]:
@@ -236,23 +192,3 @@ def _outside(predictions: Sequence[Prediction]) -> Iterator[str]:
 
 def _unique(texts: Iterator[str]) -> list[str]:
     return list(dict.fromkeys(texts))
-
-
-def _cap(scenario: Scenario) -> str:
-    cap = scenario.bucket_cap_bytes
-    if math.isnan(cap):
-        return "as run"
-    return "all" if math.isinf(cap) else f"{cap / (1 << 20):.3g}"
-
-
-def _hook(scenario: Scenario) -> str:
-    return "as run" if scenario.hook is None else printable(scenario.hook) or "none"
-
-
-def _optional(value: float, factor: float) -> str:
-    return "as run" if math.isnan(value) else f"{value * factor:.3g}"
-
-
-def _ms(value_s: float) -> str:
-    value = value_s * 1e3
-    return f"{value:.0f}" if value >= 1000 else three_digits(value)

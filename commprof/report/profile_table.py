@@ -7,6 +7,7 @@ import textwrap
 from collections.abc import Iterator
 
 from commprof.predict.cost_model import CostCurve, HeldOut, Piece
+from commprof.predict.hook_costs import HookCost, HookFigures
 from commprof.predict.machine_profile import LinkProfile, MachineProfile
 from commprof.report.plain_text import printable
 from commprof.report.tabulated import tabulated, three_digits
@@ -17,6 +18,8 @@ tree and the number of ranks, so one line holds for all world sizes. rate: 1 / b
 bootstrap interval. residual: root mean square and worst, relative. held out: mean and worst
 relative error on sizes, and on world sizes, that were left out. gamma: time per byte added up."""
 
+_NOT_KNOWN = (math.nan, math.nan)
+_UNKNOWN = HookFigures(_NOT_KNOWN, _NOT_KNOWN, _NOT_KNOWN, math.nan)
 #: Share of the step by which a replay of the run that it was fitted to may miss.
 _NOISY = 0.05
 _HEADERS = (
@@ -25,8 +28,12 @@ _HEADERS = (
 )
 _HOOK_HEADERS = (
     *("hook", "ranks", "buckets\nMB", "encode\nms/MB", "reduce\nms/MB", "decode\nms/MB"),
-    *("sent of\nfp32", "overhead\nms/bucket"),
+    *("sent of\nfp32", "overhead\nms/bucket", "residual:\nwork", "\nstep"),
 )
+_HOOK_LEGEND = """\
+encode, reduce, decode: processor time, and the overhead beside it, with 95 % bootstrap intervals
+where enough buckets were recorded to tell. residual: of a bucket's processor time, root mean square
+and relative; what the replay of the recorded steps misses their ends by, over the step."""
 
 
 def render(profile: MachineProfile, width: int, tables: int | None = None) -> str:
@@ -37,18 +44,9 @@ def render(profile: MachineProfile, width: int, tables: int | None = None) -> st
         parts.append(f"{_link(name, link)}\n{tabulated(rows, _HEADERS, [0], tables)}")
     parts.append(textwrap.fill(_LEGEND, width))
     if profile.hooks:
-        rows = [
-            (
-                printable(hook.label),
-                str(hook.ranks),
-                f"{hook.bucket_bytes[0] / 1e6:.3g}-{hook.bucket_bytes[1] / 1e6:.3g}",
-                *(three_digits(line[1] * 1e9) for line in (hook.encode, hook.reduce, hook.decode)),
-                f"{hook.payload_ratio:.1%}",
-                three_digits(hook.overhead_s * 1e3),
-            )
-            for hook in profile.hooks.values()
-        ]
+        rows = [_hook(hook) for hook in profile.hooks.values()]
         parts.append(tabulated(rows, _HOOK_HEADERS, [0], tables))
+        parts.append(textwrap.fill(_HOOK_LEGEND, width))
     noisy = [
         f"{curve.op}, class {name.replace('_', ' ')}: the replay misses the recorded "
         f"ends by {curve.residual:.0%} of the step; the run was disturbed, or its steps differ: "
@@ -59,6 +57,32 @@ def render(profile: MachineProfile, width: int, tables: int | None = None) -> st
     ]
     parts += [textwrap.fill(text, width) for text in noisy]
     return "\n\n".join(parts) + "\n\n"
+
+
+def _hook(hook: HookCost) -> tuple[str, ...]:
+    low, high = hook.low or _UNKNOWN, hook.high or _UNKNOWN
+    stages = (
+        (hook.encode, low.encode, high.encode),
+        (hook.reduce, low.reduce, high.reduce),
+        (hook.decode, low.decode, high.decode),
+    )
+    return (
+        printable(hook.label),
+        str(hook.ranks),
+        f"{hook.bucket_bytes[0] / 1e6:.3g}-{hook.bucket_bytes[1] / 1e6:.3g}",
+        *(_within(line[1], least[1], most[1], 1e9) for line, least, most in stages),
+        f"{hook.payload_ratio:.1%}",
+        _within(hook.overhead_s, low.overhead_s, high.overhead_s, 1e3),
+        *("-" if math.isnan(x) else f"{x:.1%}" for x in (hook.work_residual, hook.residual)),
+    )
+
+
+def _within(value: float, low: float, high: float, factor: float) -> str:
+    """Without an interval where it has no width or is not known."""
+    text = three_digits(value * factor)
+    if not low < high:
+        return text
+    return f"{text} [{three_digits(low * factor)}, {three_digits(high * factor)}]"
 
 
 def _link(name: str, link: LinkProfile) -> str:
@@ -81,13 +105,13 @@ def _rows(curve: CostCurve) -> Iterator[tuple[str, ...]]:
         if piece.low_bytes <= high and end >= low
     ]
     ranks = ",".join(map(str, curve.world_sizes))
-    gamma = curve.gamma_s_per_byte
+    gamma, (least, most) = curve.gamma_s_per_byte, curve.gamma_interval_s_per_byte
     whole = (
         f"{curve.residual:.1%}"
         + ("" if math.isnan(curve.worst_residual) else f", {curve.worst_residual:.1%}"),
         _held_out(curve.held_out_size),
         _held_out(curve.held_out_world_size),
-        "-" if gamma is None else f"{gamma * 1e9:.3g}",
+        "-" if gamma is None else _within(gamma, least, most, 1e9),
     )
     for number, (begin, end, piece) in enumerate(shown):
         first = number == 0

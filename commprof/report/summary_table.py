@@ -69,6 +69,12 @@ def notes(summaries: Sequence[SummaryResult], told: Collection[int]) -> list[str
         if summary.world_size not in told:
             found += [where + problem for problem in summary.problems]
         found += [where + sentence for sentence in _about_waiting(summary)]
+        if summary.operations and not summary.steps:
+            found.append(
+                f"{where}no step after the first was seen, so there is no exposed time: always-on "
+                "mode knows steps by the optimizer's step() and by commprof.step(); full mode also "
+                "finds them by backward passes."
+            )
         if summary.dropped_records:
             found.append(
                 f"{where}{summary.dropped_records} records were dropped because a ring was full: "

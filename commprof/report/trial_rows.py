@@ -34,8 +34,10 @@ def _figures(one: CandidateResult) -> dict[str, Any]:
     row |= _bounds("step_ms", step)
     for name in _INTERVALS:
         row |= _bounds(name, getattr(one, name))
-    pays = one.break_even
+    pays, why = one.break_even, one.no_break_even
     row["pays"] = "" if pays is None else pays.pays
+    row["no_break_even"] = "" if pays or why is None else f"{why.answer}, since {why.reason}"
+    row["barred"] = one.barred
     return row | _bounds("pays_below_gbit_per_s", None if pays is None else pays.gbit_per_s)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from commprof.analysis.intervals import Interval
 from commprof.report.plain_text import fitted, printable, wrapped
 from commprof.report.tabulated import Grid, tabulated, three_digits
-from commprof.trials.result import BreakEven, CandidateResult, TrialResult
+from commprof.trials.result import CandidateResult, TrialResult
 
 _HEADERS = (
     *("candidate", "step\nms [95 %]", "over none\n[95 %]", "exposed\nms", "encode\nms"),
@@ -64,12 +64,25 @@ def setup(trial: TrialResult) -> str:
 def notes(trial: TrialResult) -> list[str]:
     """What else to know, in sentences."""
     found = [f"{label} took no part: {why}." for label, why in trial.left_out]
+    found += [
+        f"{one.label} is never recommended: {one.barred}." for one in trial.candidates if one.barred
+    ]
+    found += _without_break_even(trial) if trial.rounds else []
     if not math.isnan(trial.link_gbit_per_s):
         found.append(
             f"While none's communication was under way, a rank sent "
             f"{three_digits(trial.link_gbit_per_s)} Gbit/s."
         )
     return found
+
+
+def _without_break_even(trial: TrialResult) -> list[str]:
+    """A sentence for each reason why there is none."""
+    labels: dict[str, list[str]] = {}
+    for one in trial.candidates:
+        if one.break_even is None and (why := one.no_break_even) is not None:
+            labels.setdefault(f"{why.answer}, since {why.reason}", []).append(one.label)
+    return [f"pays below of {' and '.join(names)}: {why}." for why, names in labels.items()]
 
 
 def candidates_grid(trial: TrialResult) -> Grid:
@@ -91,7 +104,7 @@ def _row(one: CandidateResult) -> tuple[str, ...]:
         "0" if one.exact and one.role == "candidate" else three_digits(one.relative_error),
         "-" if math.isnan(one.cosine) else f"{one.cosine:.4f}",
         _interval(one.loss_effect, 100, 1, "%"),
-        _pays(one.break_even),
+        _pays(one),
     )
 
 
@@ -105,9 +118,10 @@ def _step(one: CandidateResult) -> str:
     return f"{value} [{low}, {high}]"
 
 
-def _pays(found: BreakEven | None) -> str:
+def _pays(one: CandidateResult) -> str:
+    found = one.break_even
     if found is None:
-        return "-"
+        return "-" if one.no_break_even is None else one.no_break_even.answer
     if found.gbit_per_s is None:
         return found.pays
     bounds = found.gbit_per_s

@@ -13,7 +13,7 @@ from commprof.analysis.intervals import Interval
 from commprof.analysis.turns import in_turns, trial_of
 from commprof.trace.run_directory import WorldRun, read_context, read_world
 from commprof.trials.blocks import PARTS, Figures, figures, no_figures
-from commprof.trials.break_even import Costs, break_even
+from commprof.trials.break_even import Costs, break_even, no_break_even
 from commprof.trials.candidates import BASELINE, CONTROL, HEADROOM, Candidate
 from commprof.trials.plan import Plan, parse_trial
 from commprof.trials.result import BreakEven, CandidateResult, StepShare, TrialResult
@@ -112,6 +112,7 @@ def _candidate(
     wire = _wire_bytes(one, own)
     if one.compressor and not told:
         wire = np.full_like(wire, np.nan)
+    pays = _break_even(own, baseline, wire) if told else None
     return CandidateResult(
         label=one.label,
         role=role,
@@ -132,7 +133,9 @@ def _candidate(
         cosine=_known_mean(own["cosine"]),
         loss_effect=None if role != "candidate" else _loss_effect(own, baseline),
         overhead_reduction=_overhead_reduction(step, plain, floor) if role == "candidate" else None,
-        break_even=_break_even(own, baseline, wire) if told else None,
+        break_even=pays,
+        no_break_even=None if pays else no_break_even(one, found.rounds, told),
+        barred=one.barred,
     )
 
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from commprof.trials.result import BreakEven
+from commprof.trials.candidates import ROLES, Candidate
+from commprof.trials.result import BreakEven, NoBreakEven
 from commprof.trials.statistics import CONFIDENCE, MIN_ROUNDS, interval_of, resamples
 
 Floats = npt.NDArray[np.float64]
@@ -53,6 +54,38 @@ def break_even(costs: Costs) -> BreakEven | None:
     drawn = bandwidth(*np.median(rows[:, resamples(count)], axis=2))
     found = interval_of(value, drawn, count, CONFIDENCE)
     return BreakEven("below", replace(found, low=max(0.0, found.low)))
+
+
+def no_break_even(one: Candidate, rounds: int, told: bool) -> NoBreakEven | None:
+    """Why this candidate has none; None for the three that always take part.
+
+    Args:
+        one: a candidate of which ``break_even`` is not known.
+        rounds: complete ones.
+        told: whether its compressor recorded bytes and times.
+    """
+    if one in ROLES:
+        return None
+    if one.hook and not one.link_only:
+        return NoBreakEven("not known", f"what {one.hook} sends is not recorded")
+    if not one.link_only:
+        return _does_not_apply(
+            "bytes within a host go through memory, not over the network, and how many leave the "
+            "host is not recorded"
+        )
+    if not one.compressor:
+        how = "in other buckets" if one.bucket_cap_mb is not None else "at another time"
+        return _does_not_apply(f"the same bytes are sent {how}, and none are saved")
+    if rounds < MIN_ROUNDS:
+        return NoBreakEven("not known", f"{MIN_ROUNDS} complete rounds are the least")
+    if not told:
+        why = "compressors that run as torch operations tell neither bytes nor times"
+        return NoBreakEven("not known", why)
+    return NoBreakEven("not known", "a figure that it takes was not measured")
+
+
+def _does_not_apply(reason: str) -> NoBreakEven:
+    return NoBreakEven("does not apply", reason)
 
 
 def bandwidth(

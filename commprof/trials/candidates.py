@@ -89,6 +89,16 @@ class Candidate:
         return "hierarchical" not in self.compressor
 
     @property
+    def barred(self) -> str:
+        """Why it is never recommended, in words; empty where an option applies it.
+
+        ``commprof run --hook`` and COMMPROF_HOOK take compressors only.
+        """
+        if not self.hook:
+            return ""
+        return f"{self.hook} exists in trials only, for comparison, and no option applies it"
+
+    @property
     def techniques(self) -> int:
         """How many it combines."""
         return bool(self.compressor) + bool(self.hook) + (self.bucket_cap_mb is not None)

@@ -18,6 +18,16 @@ class BreakEven:
 
 
 @dataclass(frozen=True)
+class NoBreakEven:
+    """Why a candidate has no break-even bandwidth."""
+
+    #: "does not apply": there is none by the candidate's nature; "not known": none was measured.
+    answer: str
+    #: In words, as they follow "since".
+    reason: str
+
+
+@dataclass(frozen=True)
 class CandidateResult:
     """One candidate over all complete rounds.
 
@@ -61,6 +71,10 @@ class CandidateResult:
     #: Of the communication overhead (step less the headroom's step), the share that it takes away.
     overhead_reduction: Interval | None
     break_even: BreakEven | None
+    #: Of a candidate without a break-even; None for the first three roles.
+    no_break_even: NoBreakEven | None = None
+    #: Why it is never recommended, in words; empty where an option applies it.
+    barred: str = ""
 
     @property
     def gain(self) -> Interval | None:

@@ -19,6 +19,11 @@ from commprof.trials.statistics import MIN_ROUNDS, ratio
 
 Floats = npt.NDArray[np.float64]
 
+#: As ``commprof.boot`` reads them; this package does not import it, a test compares.
+HOOK_VARIABLE = "COMMPROF_HOOK"
+BUCKET_CAP_VARIABLE = "COMMPROF_BUCKET_CAP_MB"
+TRIAL_VARIABLE = "COMMPROF_TRIAL"
+
 _TOO_NOISY = (
     "Too noisy to say whether that is worth anything: run it again on a quieter machine, or with "
     "more rounds."
@@ -69,14 +74,14 @@ def judge(
             sentences.append(_not_the_bottleneck(parts))
             return Verdict("not-the-bottleneck", "", won, tuple(sentences), "")
     chance = _chance(results)
-    winners = [one for one in results if _wins(one, chance)]
+    winners = [one for one in results if _wins(one, chance) and not one.barred]
     if not winners:
-        sentences.append(_nothing_wins(results, chance))
+        sentences += [_nothing_wins(results, chance), *_barred(results, chance)]
         return Verdict("none", "", None, tuple(sentences), "")
     best = min(winners, key=lambda one: one.step_ms)
     equals = [one for one in winners if one is best or _tied(one, best, results, step_ns)]
     choice = min(equals, key=_damage)
-    sentences += _recommend(choice, equals, rounds)
+    sentences += [*_recommend(choice, equals, rounds), *_barred(results, chance)]
     candidate = next(one for one in candidates if one.label == choice.label)
     return Verdict(
         "use",
@@ -100,18 +105,35 @@ def incomplete(missing: Sequence[int]) -> Verdict:
 
 
 def apply(candidate: Candidate, setting: Setting) -> str:
-    """What to type or write so that every step runs with the candidate."""
-    found, coded, cap_mb = [], candidate.compressor, candidate.bucket_cap_mb
-    if setting.is_run and (coded or cap_mb is not None):
-        options = ["--hook", coded] if coded else []
-        options += [] if cap_mb is None else ["--bucket-cap-mb", f"{cap_mb:g}"]
-        found.append(_run_with(setting, options))
-    elif coded:
+    """What to type or write so that every step runs with it; empty for what nothing applies.
+
+    A trace does not tell whether ``commprof env`` or the script itself began the trial.
+    """
+    if candidate.barred:
+        return ""
+    coded = candidate.compressor
+    cap_mb = "" if candidate.bucket_cap_mb is None else f"{candidate.bucket_cap_mb:g}"
+    if setting.is_run:
+        given = (("--hook", coded), ("--bucket-cap-mb", cap_mb))
+        return _run_with(setting, [word for pair in given if pair[1] for word in pair])
+    under_env = _under_env(coded, cap_mb)
+    return f"{under_env}; or, where the script itself began the trial: {_in_code(coded, cap_mb)}"
+
+
+def _under_env(coded: str, cap_mb: str) -> str:
+    """The job with variables in the place of the trial's; COMMAND starts it, as before."""
+    given = ((HOOK_VARIABLE, coded), (BUCKET_CAP_VARIABLE, cap_mb))
+    words = [f"{name}={shlex.quote(value)}" for name, value in given if value]
+    words += [f"{TRIAL_VARIABLE}=", "python -m commprof env --output DIR -- COMMAND"]
+    return " ".join(words)
+
+
+def _in_code(coded: str, cap_mb: str) -> str:
+    found = []
+    if coded:
         found.append(f'commprof.attach(ddp, hook=commprof.compressors.parse("{coded}"))')
-    if cap_mb is not None and not setting.is_run:
-        found.append(f"DistributedDataParallel(model, bucket_cap_mb={cap_mb:g})")
-    if candidate.hook:
-        found.append(f"the exchange {candidate.hook}, see docs/trials.md")
+    if cap_mb:
+        found.append(f"DistributedDataParallel(model, bucket_cap_mb={cap_mb})")
     return "; and ".join(found)
 
 
@@ -203,9 +225,10 @@ def _damage(one: CandidateResult) -> tuple[float, float]:
 
 
 def _nothing_wins(results: Sequence[CandidateResult], chance: float) -> str:
-    tried = [one for one in results if one.role == "candidate" and one.joint_ratio is not None]
+    candidates = [one for one in results if one.role == "candidate" and not one.barred]
+    tried = [one for one in candidates if one.joint_ratio is not None]
     if not tried:
-        return "No candidate was tried."
+        return "No candidate was tried that can be recommended."
     best = min(tried, key=lambda one: one.step_ms)
     gain = best.gain
     assert gain is not None
@@ -218,6 +241,15 @@ def _nothing_wins(results: Sequence[CandidateResult], chance: float) -> str:
         "Leave it as it is: none of what was tried makes the step shorter for sure. The best, "
         f"{best.label}, saves {_percent(gain)}."
     )
+
+
+def _barred(results: Sequence[CandidateResult], chance: float) -> list[str]:
+    """Those that win and are not recommended, with the reason."""
+    return [
+        f"{one.label} saves {_percent(one.gain)} of a step, and is not recommended: {one.barred}."
+        for one in results
+        if one.barred and one.gain is not None and _wins(one, chance)
+    ]
 
 
 def _recommend(

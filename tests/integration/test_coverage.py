@@ -49,7 +49,9 @@ P: parameters, n: ranks, B: bytes of a tensor.
 
 _SAMPLE = """
 Not seen: a collective that is issued on a `Backend` object itself, since only a
-`ProcessGroup` passes the dispatcher. torch's own strategies do not do that.
+`ProcessGroup` passes the dispatcher. torch's own strategies do not do that. Where a backend runs
+coalesced calls as one, as NCCL does `dist.batch_isend_irecv` and `dist._coalescing_manager`, the
+calls are seen, but neither that one's completion nor what is waited for it.
 
 What gloo refuses is seen as far as it was issued, and ends with the flag `failed`. In gloo's
 words:

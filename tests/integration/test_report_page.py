@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from commprof.commands import main
+from commprof.report.html import data
 from commprof.report.html.page import render
 from tests.support.browser import Page, browser, chromium
 from tests.support.predictions import answer, write_predictions
@@ -291,3 +293,19 @@ def test_the_page_of_a_trial(page: Page, tmp_path: Path) -> None:
         in_sight(page, "#trial-picture")
         assert len(page.screenshot()) > _BLANK_PAGES * page.blank_bytes[size]
         assert page.value("document.documentElement.scrollWidth") <= size[0]
+
+
+def test_the_page_says_which_steps_it_leaves_out(
+    page: Page, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(data, "MOST_SPANS", 150)
+    run = write_run(tmp_path / "run", ranks_of(2, 25))
+    assert main(["report", str(run), "--format", "html"]) == 0
+    page.open(run / "report.html")
+    told = re.match(
+        r"Steps (\d+) to (\d+); the other (\d+) of 24 measured steps are left out, for the page",
+        text_of(page, "#timeline-about"),
+    )
+    assert told is not None
+    first, last, others = map(int, told.groups())
+    assert last - first + 1 + others == 24

@@ -145,6 +145,40 @@ def test_a_sweep_runs_the_script_at_every_world_size(train: Path) -> None:
             assert columns.steps(trace).index.tolist() == list(range(STEPS))
 
 
+def test_a_module_of_a_package_is_launched_as_one(train: Path) -> None:
+    package = train.parent / "package"
+    package.mkdir()
+    train.rename(package / "train.py")
+    done = run(
+        *("-m", "commprof.run", "--nproc", "2", "--output", "run", "-m", "package.train", "0"),
+        cwd=train.parent,
+    )
+    assert done.returncode == 0, done.stderr
+    assert ranks_lines(done.stdout) == plain("-m", "package.train", "0", cwd=train.parent)
+    recorded(train.parent / "run/world_2")
+
+
+@pytest.mark.parametrize(
+    ("ending", "code", "last"),
+    [
+        ("sys.exit(int(sys.argv[1]))", 7, ""),
+        ('raise RuntimeError("out of cheese")', 1, "RuntimeError: out of cheese"),
+    ],
+)
+def test_wrap_keeps_how_a_script_ends(train: Path, ending: str, code: int, last: str) -> None:
+    train.write_text(train.read_text().replace("sys.exit(int(sys.argv[1]))", ending))
+    alone = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "0"}
+    done = run(
+        *("-m", "commprof.wrap", "train.py", "7"), cwd=train.parent, **alone, COMMPROF_OUT="out"
+    )
+    assert done.returncode == code
+    # torch puts the rank before a traceback's lines.
+    assert (done.stderr.strip().splitlines() or [""])[-1].removeprefix("[rank0]: ") == last
+    trace = read_trace(train.parent / "out/rank_0.trace")
+    assert trace.complete
+    assert columns.steps(trace).index.tolist() == list(range(STEPS))
+
+
 @pytest.mark.parametrize("hook", ["", HOOKED])
 def test_wrap_gives_the_same_bits(tmp_path: Path, hook: str) -> None:
     package = tmp_path / "package"

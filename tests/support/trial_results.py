@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from commprof.trials.break_even import no_break_even
 from commprof.trials.candidates import ROLES, parse_candidate
 from commprof.trials.result import CandidateResult, StepShare, TrialResult
 from commprof.trials.statistics import ratio, typical
@@ -91,4 +92,6 @@ def _candidate(
         loss_effect=None,
         overhead_reduction=None,
         break_even=None,
+        no_break_even=no_break_even(parsed, ROUNDS, told),
+        barred=parsed.barred,
     )

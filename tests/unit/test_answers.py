@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import re
 from pathlib import Path
 
 import numpy as np
@@ -130,7 +131,7 @@ def test_the_table_says_what_it_must() -> None:
     ]
     assert "Held-out error of this model on this machine: 10.0% in the mean, 10.0% at worst" in text
     assert "* Outside the measured range: 128 ranks (measured: 2, 64)." in text
-    assert "saves 15.0% of the step" in text
+    assert "It saves 15.0% of the step" in text
     assert "1 rank: too few" in text
 
 
@@ -182,6 +183,14 @@ def test_throughput_and_efficiency_have_the_step_s_interval() -> None:
     assert "50.0% [45.5%, 55.0%]" in text
 
 
+def test_the_table_has_intervals_of_what_is_exposed_where_they_show() -> None:
+    uncertain = profile(replicates=tuple(((0.0, b),) for b in (0.9e-8, 1e-8, 1.1e-8)))
+    found = answer(Replay(schedule(), uncertain), [Scenario(2)], [], [], None, math.nan)
+    text = prediction_table.render(found, "RUN", "by hand", [], 200)
+    row = next(line for line in text.splitlines() if line.split()[:2] == ["2", "as"])
+    assert re.split(r"\s{2,}", row.strip())[7:10] == ["0", "20 [18, 23]", "10 [9, 10]"]
+
+
 def test_without_a_held_out_step_the_table_says_so() -> None:
     made = Replay(schedule(), profile(held_out_size=HeldOut(0.02, 0.05, 9)))
     found = answer(made, [Scenario(2)], [], [], None, math.nan)
@@ -199,6 +208,9 @@ def test_json_has_no_nan() -> None:
     assert first["prediction"]["step_s"]["value"] == pytest.approx(0.040)
     assert first["prediction"]["scenario"]["bandwidth_bytes_per_s"] is None
     assert first["prediction"]["exposed_s"] == pytest.approx(0.020)
+    waiting = first["prediction"]["waiting"]
+    assert list(waiting) == ["wait_s", "wire_s", "exposed_s", "hidden_s"]
+    assert waiting["exposed_s"] == pytest.approx({"value": 0.02, "low": 0.02, "high": 0.02})
     assert first["samples_per_s"]["low"] == pytest.approx(400 / 1.1)
     assert document["amdahl"] is None
     assert document["error"]["worst"] == pytest.approx(0.10)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 from pathlib import Path
 
@@ -53,14 +54,12 @@ def points(op: str, ranks: tuple[int, ...], noise: float = 0.0, seed: int = 0) -
     for n in ranks:
         for size in SIZES:
             samples = tuple(time_of(op, n, size) * draw.gauss(1, noise) for _ in range(9))
-            made.append(Point(op, "gloo", n, size, sorted(samples)[4], samples))
+            made.append(Point(op, "gloo", n, size, sorted(samples)[4], samples, n / 2))
     return made
 
 
 def test_alpha_beta_and_gamma_come_back() -> None:
-    (gathered, reduced), _ = fit_curves(
-        points("all_gather", (2, 4)) + points("all_reduce", (2, 4)), usable_cores=2
-    )
+    (gathered, reduced), _ = fit_curves(points("all_gather", (2, 4)) + points("all_reduce", (2, 4)))
     assert gathered.op == "all_gather"
     assert len(gathered.pieces) == 1
     assert gathered.pieces[0].alpha_s == pytest.approx(ALPHA)
@@ -69,6 +68,11 @@ def test_alpha_beta_and_gamma_come_back() -> None:
     # A ring adds up half of what it sends.
     assert reduced.pieces[0].beta_s_per_byte == pytest.approx(BETA + GAMMA / 2)
     assert reduced.gamma_s_per_byte == pytest.approx(GAMMA)
+    low, high = reduced.gamma_interval_s_per_byte
+    assert low <= GAMMA * (1 + 1e-9)
+    assert high >= GAMMA * (1 - 1e-9)
+    assert high - low < 1e-6 * GAMMA
+    assert math.isnan(gathered.gamma_interval_s_per_byte[0])
     assert reduced.residual < 1e-6
     assert (reduced.world_sizes, reduced.ranks_per_core) == ((2, 4), 2.0)
 
@@ -90,6 +94,18 @@ def test_intervals_hold_the_truth_and_errors_the_noise() -> None:
     assert inside >= 5
     assert fitted.held_out_size is not None
     assert 0.001 < fitted.held_out_size.mean < 0.1
+
+
+def test_gamma_s_interval_holds_it() -> None:
+    inside = 0
+    for seed in range(6):
+        made = points("all_gather", (2, 4), 0.05, seed) + points("all_reduce", (2, 4), 0.05, ~seed)
+        (_, fitted), _ = fit_curves(made)
+        low, high = fitted.gamma_interval_s_per_byte
+        assert fitted.gamma_s_per_byte is not None
+        assert 0 <= low <= fitted.gamma_s_per_byte <= high < 2 * GAMMA
+        inside += low <= GAMMA <= high
+    assert inside >= 5
 
 
 def test_one_wild_point_moves_nothing() -> None:
@@ -166,7 +182,40 @@ def test_a_microbenchmark_is_read(tmp_path: Path) -> None:
     assert [point.op for point in found.points] == ["all_reduce", "all_gather"]
     assert found.points[0].time_s == pytest.approx(50e-6)
     assert found.points[0].samples_s == pytest.approx((49e-6, 50e-6, 51e-6))
-    assert (found.link, found.usable_cores) == ("same_host", 2.0)
+    assert (found.link, found.points[0].ranks_per_core) == ("same_host", 1.0)
+
+
+@pytest.mark.parametrize(
+    ("hosts", "ranks", "groups", "crowded"),
+    [
+        (4, 8, (8,), 0.5),  # 2 ranks on each host's 4 cores
+        (1, 8, (8,), 2.0),
+        (4, 8, (2, 8), 0.5),  # the first two share a host
+        (4, 8, (4,), 0.5),  # the first four share two
+        (3, 8, (8,), 0.75),  # 3, 3 and 2
+        (4, None, (8,), 0.5),  # an older file: no more ranks than its rows have
+    ],
+)
+def test_ranks_per_core_are_of_a_host(
+    hosts: int, ranks: int | None, groups: tuple[int, ...], crowded: float, tmp_path: Path
+) -> None:
+    context = {"hosts": hosts, "world_size": ranks, "machine": {"usable_cpu_count": 4}}
+    rows = [
+        {**ROW, "op": op, "world_size": n, "size_bytes": size}
+        for op in ("all_reduce", "barrier")
+        for n in groups
+        for size in (1024, 4096, 16384)
+    ]
+    path = tmp_path / "bench.json"
+    path.write_text(json.dumps({**HEAD, "context": context, "rows": rows}))
+    curves, _ = fit_curves(read_points(path).points)
+    assert [curve.ranks_per_core for curve in curves] == [crowded, crowded]
+
+
+def test_ranks_per_core_that_nobody_knows(tmp_path: Path) -> None:
+    path = tmp_path / "bench.json"
+    path.write_text(json.dumps({**HEAD, "context": {"hosts": 2}, "rows": [ROW]}))
+    assert math.isnan(read_points(path).points[0].ranks_per_core)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,8 @@ import pytest
 from commprof.errors import CommprofError
 from commprof.predict.cost_model import SAME_HOST
 from commprof.predict.exchange import exchange
-from commprof.predict.hook_costs import HookCost, fit_hook
+from commprof.predict.hook_costs import HookCost
+from commprof.predict.hook_fit import fit_hook
 from commprof.predict.machine_profile import MachineProfile, load_profile, save_profile
 from commprof.predict.replay import Replay
 from commprof.predict.scenario import Scenario
@@ -109,6 +110,12 @@ def test_both_levels_of_a_hierarchical_exchange() -> None:
     assert found.reduce == (0.0, pytest.approx(2e-9, rel=0.1))
     assert (found.ranks, found.ranks_per_host, found.between_hosts) == (2, 2, True)
     assert (found.payload_ratio, found.sent_bytes(MB, 4)) == (1.0, 1.5 * MB)
+    assert found.low is not None
+    assert found.high is not None
+    assert found.low.reduce[1] <= found.reduce[1] <= found.high.reduce[1]
+    assert found.low.overhead_s <= found.overhead_s <= found.high.overhead_s
+    assert math.isnan(found.work_residual)  # the stages' own times are not in it
+    assert found.residual < 0.01
 
 
 def test_a_compressor_between_hosts_counts_their_bytes() -> None:
@@ -193,11 +200,14 @@ def test_the_fit_knows_the_link_of_the_run(tmp_path: Path) -> None:
     save_profile(profile(hooks=(found,)), tmp_path / "profile.json")
     document = json.loads((tmp_path / "profile.json").read_text())
     assert load_profile(tmp_path / "profile.json").hooks["fp16"] == found
-    for name in ("alpha_s", "link"):
+    newer = ("alpha_s", "link", "residual", "work_residual", "low", "high", "replicates")
+    for name in newer:
         del document["hooks"]["fp16"][name]
     (tmp_path / "profile.json").write_text(json.dumps(document))
     older = load_profile(tmp_path / "profile.json").hooks["fp16"]
     assert math.isnan(older.alpha_s)
+    assert math.isnan(older.residual)
+    assert (older.low, older.replicates, older.replicate(3)) == (None, (), older)
 
 
 def test_top_k_sends_no_more_than_all_values() -> None:

@@ -97,7 +97,7 @@ def measured_on(*backends: str) -> Measurement:
         for number, backend in enumerate(backends)
         for size in (MB / 4, MB / 2, MB, 2 * MB)
     ]
-    return Measurement(tuple(points), OTHER_HOST, math.nan, {})
+    return Measurement(tuple(points), OTHER_HOST, {})
 
 
 def test_one_backend_s_costs_and_the_others_are_named() -> None:

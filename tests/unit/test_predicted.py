@@ -11,7 +11,7 @@ from commprof.analysis.predicted import read_predictions
 from commprof.errors import CommprofError
 from commprof.predict.answers import Answer, Answers
 from commprof.predict.held_out import ModelError
-from commprof.predict.scenario import Estimate, Prediction, Scenario
+from commprof.predict.scenario import Estimate, Prediction, Scenario, Waiting
 from commprof.report import predicted_table, prediction_json
 from tests.support.predictions import answer, write_predictions
 
@@ -43,6 +43,7 @@ def test_what_the_predict_command_writes_is_read(tmp_path: Path) -> None:
         setting,
         Estimate(0.1, 0.09, 0.11),
         **figures,
+        waiting=Waiting(*[Estimate(0.01, 0.01, 0.01)] * 4),
         buckets=2,
         sent_bytes=1e6,
         samples_per_s=800.0,
@@ -51,7 +52,7 @@ def test_what_the_predict_command_writes_is_read(tmp_path: Path) -> None:
         outside=("8 ranks (measured: 2, 4)",),
         remarks=(),
     )
-    answer = Answer(prediction, Estimate(0.1, 0.08, 0.125), None, math.nan, ())
+    answer = Answer(prediction, Estimate(0.1, 0.08, 0.125), None, math.nan, None)
     answers = Answers((answer,), (), ModelError(0.02, 0.07, 3), None, ())
     path = tmp_path / "p.json"
     path.write_text(prediction_json.render(answers, "a run", "measured", ()))

@@ -43,19 +43,7 @@ def test_the_page_says_what_the_file_holds(
         assert f"| {name} | {cells} |" in page
 
 
-@pytest.mark.parametrize(
-    "transformer",
-    [
-        pytest.param(
-            False,
-            marks=pytest.mark.xfail(
-                reason="fp16 on 8 ranks: processor time of messages is not in the model",
-                raises=AssertionError,
-            ),
-        ),
-        True,
-    ],
-)
+@pytest.mark.parametrize("transformer", [False, True])
 def test_the_measured_points_meet_what_is_asked(transformer: bool) -> None:
     rows = [row for row in read_rows(RESULTS) if is_transformer(row) == transformer]
     assert all(one.met for one in demands(rows))

@@ -9,11 +9,11 @@ import time
 import numpy as np
 import pytest
 
-from commprof.errors import CommprofError, UsageError
+from commprof.errors import CommprofError
 from commprof.predict.cost_model import SAME_HOST
 from commprof.predict.held_out import check, checks, model_error
+from commprof.predict.hook_costs import HookFigures
 from commprof.predict.machine_profile import MachineProfile
-from commprof.predict.optimize import optimize
 from commprof.predict.recorded import Recorded
 from commprof.predict.replay import Replay
 from commprof.predict.scenario import Scenario
@@ -214,15 +214,46 @@ def test_the_interval_is_that_of_the_fit() -> None:
     assert found.step_s.high == pytest.approx(0.043, abs=2e-4)
 
 
-def test_the_best_setting_and_its_certainty() -> None:
-    made = Replay(schedule(), profile(hooks=(hook(),)))
-    best, *others = optimize(made, Scenario(2), ["hook"])
-    assert best.prediction.scenario.hook == "fp16"
-    assert best.gain == pytest.approx(1 - 0.034 / 0.040)
-    assert best.certainty == 1.0
-    assert [other.gain for other in others] == pytest.approx([0.0])
-    with pytest.raises(UsageError, match="allowed: bucket-cap, hook"):
-        optimize(made, Scenario(2), ["batch"])
+def test_what_is_exposed_and_hidden_has_an_interval() -> None:
+    uncertain = profile(replicates=tuple(((0.0, b),) for b in (0.9e-8, 1e-8, 1.1e-8)))
+    found = Replay(schedule(), uncertain).predict(Scenario(2))
+    # 3 MB take 30 ms, of which 20 are behind backward; 27 and 18 on the fast link, 33 and 23 on
+    # the slow one.
+    waiting = found.waiting
+    for each, (value, low, high) in (
+        (waiting.wait_s, (0.0, 0.0, 0.0)),
+        (waiting.wire_s, (0.020, 0.018, 0.023)),
+        (waiting.exposed_s, (0.020, 0.018, 0.023)),
+        (waiting.hidden_s, (0.010, 0.009, 0.010)),
+    ):
+        assert (each.value, each.low, each.high) == pytest.approx((value, low, high), abs=1e-9)
+    assert (waiting.exposed_s.value, waiting.hidden_s.value) == (found.exposed_s, found.hidden_s)
+
+
+def test_steps_that_differ_widen_the_waiting() -> None:
+    base = schedule(steps=40)
+    late = np.random.default_rng(1).exponential(0.004, base.backward_end_s.shape)
+    noisy = dataclasses.replace(base, backward_end_s=base.backward_end_s + late)
+    found = Replay(noisy, profile()).predict(Scenario(2)).waiting.wait_s
+    assert 0 < found.low < found.value < found.high < 0.008
+
+
+def test_a_compressor_s_replicates_are_drawn_with_the_link_s() -> None:
+    def drawn(encode_s_per_byte: float) -> HookFigures:
+        return HookFigures((0.0, encode_s_per_byte), (0.0, 0.5e-9), (0.0, 0.5e-9), 0.0)
+
+    uncertain = hook(replicates=tuple(map(drawn, (0.5e-9, 1e-9, 1.5e-9))))
+    found = Replay(schedule(), profile(hooks=(uncertain,))).predict(Scenario(2, hook="fp16"))
+    # 2 MB: 10 ms of wire and 4 of work, or 3 or 5.
+    step = found.step_s
+    assert (step.value, step.low, step.high) == pytest.approx((0.034, 0.033, 0.035))
+    exposed = found.waiting.exposed_s
+    assert (exposed.low, exposed.high) == pytest.approx((0.013, 0.015))
+    # Both of one number: the fast link with the small work, and the slow one with the large.
+    links = tuple(((0.0, b),) for b in (0.8e-8, 1e-8, 1.2e-8))
+    both = Replay(schedule(), profile(hooks=(uncertain,), replicates=links))
+    step = both.predict(Scenario(2, hook="fp16")).step_s
+    assert (step.low, step.high) == pytest.approx((0.020 + 0.008 + 0.003, 0.020 + 0.012 + 0.005))
 
 
 def test_the_model_s_own_error() -> None:

@@ -181,6 +181,15 @@ def test_the_report_says_what_cannot_be_known_and_what_is_missing(tmp_path: Path
     assert "no summary from 1;" in text
 
 
+def test_a_loop_without_updates_has_no_steps_and_the_report_says_why(tmp_path: Path) -> None:
+    nothing = {"steps": document([]), "exposed": document([]), "phases": [document([])] * 5}
+    write(tmp_path / "rank_0.trace", block(summary(**nothing)), made.end())
+    text = " ".join(table.render(analyse_run(tmp_path), 100).split())
+    assert "no step after the first was seen, so there is no exposed time" in text
+    write(tmp_path / "rank_0.trace", block(summary()), made.end())
+    assert "no step after the first" not in table.render(analyse_run(tmp_path), 100)
+
+
 def test_a_rank_that_was_killed_keeps_its_summary_and_not_the_last_moment(tmp_path: Path) -> None:
     """In always-on mode the ring's records are of 200 ms; in full mode they are the newest."""
     for mode, expected in (("always-on", 0), ("full", 1)):

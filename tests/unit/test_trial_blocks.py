@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +27,9 @@ STEP_MS = {"none": 60, "none again": 60, "noop": 40, "int8": 50}
 MB = 1_000_000
 
 
-def rank(number: int, slower_ms: float = 0.0, rounds: int = 3, **trial: object) -> Rank:
+def rank(
+    number: int, slower_ms: float | Sequence[float] = 0.0, rounds: int = 3, **trial: object
+) -> Rank:
     """A rank that followed the plan, each measured step as above, each warm-up step 30 ms longer.
 
     Its loss falls by 1 a step from 1000, and by 2 with int8.
@@ -39,8 +42,9 @@ def rank(number: int, slower_ms: float = 0.0, rounds: int = 3, **trial: object) 
     begin_ns = at + 1
     for block in PLAN.schedule().blocks[: 4 * rounds]:
         label = PLAN.everyone[block.candidate].label
+        slower = slower_ms if isinstance(slower_ms, float) else slower_ms[block.round]
         for step in range(block.begin, block.end):
-            length = STEP_MS[label] + slower_ms + (30 if step < block.measured else 0)
+            length = STEP_MS[label] + slower + (30 if step < block.measured else 0)
             _step(made, label, at, length, first=step == block.begin)
             losses.append(100.0 if label != "int8" else 98.0)
             at += int(length * MS)
@@ -68,12 +72,19 @@ def _step(made: Rank, label: str, at: int, length: float, first: bool) -> None:
 
 
 def test_a_block_is_the_median_of_its_measured_steps_on_the_slowest_rank() -> None:
-    traces = [rank(0).trace(), rank(1, slower_ms=5).trace()]
+    traces = [rank(0).trace(), rank(1, slower_ms=5.0).trace()]
     found = figures(traces, PLAN.schedule(), FIRST)
     assert found.rounds == 3
     for place, one in enumerate(PLAN.everyone):
         assert found.step_ns[place] == pytest.approx((STEP_MS[one.label] + 5) * MS)
     assert found.columns["exposed"][0] == pytest.approx((20 + 25) / 2 * MS)
+
+
+def test_the_slowest_rank_is_that_of_all_rounds_and_not_of_each() -> None:
+    """Or noise that visits the ranks in turn would lengthen every round."""
+    traces = [rank(0, slower_ms=(0, 8, 3)).trace(), rank(1, slower_ms=(6, 1, 2)).trace()]
+    found = figures(traces, PLAN.schedule(), FIRST)
+    assert found.step_ns[0] == pytest.approx([60 * MS, 68 * MS, 63 * MS])
 
 
 def test_rounds_that_are_cut_short_do_not_count() -> None:
@@ -106,6 +117,22 @@ def test_the_result_follows_from_the_traces() -> None:
     assert headroom.exposed_ms == 0
     assert result.verdict.answer == "use"
     assert result.verdict.apply == "python -m commprof.run --hook int8"
+    assert int8.break_even is not None
+    assert int8.no_break_even is None
+
+
+@pytest.mark.parametrize("label", ["hierarchical", "bucket-cap=5", "no-overlap"])
+def test_without_bytes_saved_on_a_link_a_break_even_does_not_apply(label: str) -> None:
+    plan = f"{label},rounds=3,block=3,warmup=2"
+    context = {"command": "python -m commprof.run --trial x", "workload": "timed"}
+    result = analyse_world_trial(world_run([rank(r, plan=plan) for r in (0, 1)]), context)
+    one = result.candidates[3]
+    assert one.break_even is None
+    assert one.no_break_even is not None
+    assert one.no_break_even.answer == "does not apply"
+    assert all(role.no_break_even is None for role in result.candidates[:3])
+    assert bool(one.barred) is (label == "no-overlap")
+    assert (result.verdict.choice == label) is (label != "no-overlap")
 
 
 @pytest.mark.parametrize("left", [0, 1])
@@ -128,7 +155,7 @@ def test_a_trial_s_report_says_what_to_know_and_nothing_of_mixed_steps(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     one_core = {**context()["machine"], "usable_cpu_count": 1, "boot_id": "b"}
-    ranks = [rank(0), rank(1, slower_ms=5)]
+    ranks = [rank(0), rank(1, slower_ms=5.0)]
     run = write_run(tmp_path / "run", ranks, workload="timed", machine=one_core)
     assert main(["report", str(run)]) == 0
     text = capsys.readouterr().out
@@ -150,6 +177,7 @@ def test_the_rows_of_a_trial_are_its_candidates(
     assert float(int8["step_ms_high"]) == pytest.approx(50)
     assert float(int8["ratio_low"]) == pytest.approx(5 / 6)
     assert (int8["compresses"], int8["role"], int8["pays"]) == ("True", "candidate", "below")
+    assert (int8["no_break_even"], int8["barred"]) == ("", "")
     assert found[0]["ratio"] == ""
     assert main([*words, "--rows", "steps"]) == 0
     capsys.readouterr()

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from commprof.trials.break_even import Costs, break_even
+from commprof.trials.break_even import Costs, break_even, no_break_even
+from commprof.trials.candidates import ROLES, parse_candidate
 
 MB, MS = 1e6, 1e6
 
@@ -77,3 +78,30 @@ def test_nothing_is_said_of_what_was_not_measured() -> None:
     ones = np.ones(8)
     assert break_even(Costs(ones, np.full(8, np.nan), ones, ones, ones)) is None
     assert break_even(Costs(*[np.ones(2)] * 5)) is None
+
+
+@pytest.mark.parametrize(
+    ("label", "answer", "reason"),
+    [
+        ("bucket-cap=5", "does not apply", "the same bytes are sent in other buckets"),
+        ("no-overlap", "does not apply", "the same bytes are sent at another time"),
+        ("hierarchical", "does not apply", "bytes within a host go through memory"),
+        ("int8:hierarchical=1+bucket-cap=5", "does not apply", "bytes within a host go through"),
+        ("int8", "not known", "compressors that run as torch operations tell neither"),
+    ],
+)
+def test_where_there_is_none_the_reason_is_told(label: str, answer: str, reason: str) -> None:
+    found = no_break_even(parse_candidate(label), rounds=8, told=False)
+    assert found is not None
+    assert found.answer == answer
+    assert found.reason.startswith(reason)
+
+
+def test_other_reasons() -> None:
+    int8 = parse_candidate("int8")
+    short, missing = no_break_even(int8, 2, True), no_break_even(int8, 8, True)
+    assert short is not None
+    assert missing is not None
+    assert short.reason == "3 complete rounds are the least"
+    assert missing.reason == "a figure that it takes was not measured"
+    assert [no_break_even(role, 8, False) for role in ROLES] == [None] * 3

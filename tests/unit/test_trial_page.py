@@ -29,5 +29,7 @@ def test_its_tables_and_what_applies_it_are_on_both_pages() -> None:
         assert "pays below" in text
         assert "Each technique alone and combined" in text
         assert "took no part: its graph is static" in text
+        assert text.count("does not apply") == 2  # in the table, and in a note
+        assert "does not apply, since the same bytes are sent in other buckets" in text
         assert "left out.:" not in text
         assert "step ms \\[95 %\\]" in text or "<th" in text

@@ -26,12 +26,14 @@ def sample() -> TrialResult:
     more = {
         "int8": {
             "break_even": BreakEven("below", Interval(3.2, 2.5, float("inf"))),
+            "no_break_even": None,
             "overhead_reduction": Interval(0.8333, 0.82, 0.85),
             "loss_effect": Interval(0.01, -0.02, 0.04),
         },
         "bucket-cap=5": {"overhead_reduction": Interval(0.1667, 0.15, 0.18)},
         "topk:ratio=0.01+bucket-cap=5": {
             "break_even": BreakEven("never", None),
+            "no_break_even": None,
             "overhead_reduction": Interval(0.6667, 0.65, 0.68),
         },
     }
@@ -63,9 +65,43 @@ def test_columns_that_nobody_fills_are_left_out() -> None:
         "bucket-cap=5": (90.0, QUIET),
     }
     text = trial_table.render(trial(steps), "x", 100)
-    assert "pays below" not in text
     assert "cosine" not in text
+    assert "encode" not in text.partition("step: a typical")[0]
     assert "exposed" in text
+
+
+def test_a_break_even_that_is_none_has_its_reason() -> None:
+    steps = {
+        **{"none": (100.0, QUIET), "none again": (100.2, QUIET), "noop": (40.0, QUIET)},
+        **{"hierarchical": (70.0, QUIET), "bucket-cap=5": (90.0, QUIET)},
+        **{"bucket-cap=1": (95.0, QUIET), "no-overlap": (110.0, QUIET)},
+    }
+    made = trial(steps)
+    table = trial_table.candidates_grid(made)
+    column = list(table.headers).index("pays below\nGbit/s [95 %]")
+    assert [row[column] for row in table.rows] == [*["-"] * 3, *["does not apply"] * 4]
+    notes = trial_table.notes(made)
+    assert (
+        "pays below of hierarchical: does not apply, since bytes within a host go through memory, "
+        "not over the network, and how many leave the host is not recorded."
+    ) in notes
+    assert (
+        "pays below of bucket-cap=5 and bucket-cap=1: does not apply, since the same bytes are "
+        "sent in other buckets, and none are saved."
+    ) in notes
+    assert (
+        "no-overlap is never recommended: no-overlap exists in trials only, for comparison, and "
+        "no option applies it."
+    ) in notes
+    value = json.loads(as_json.render(run_result(world(1)), trial=made))["trial"]
+    told = {one["label"]: one["no_break_even"] for one in value["candidates"]}
+    assert told["none"] is told["none again"] is told["noop"] is None
+    assert told["bucket-cap=1"] == {
+        "answer": "does not apply",
+        "reason": "the same bytes are sent in other buckets, and none are saved",
+    }
+    barred = {one["label"]: one["barred"] for one in value["candidates"]}
+    assert [label for label, why in barred.items() if why] == ["no-overlap"]
 
 
 def test_json_holds_the_same_without_nan() -> None:
@@ -76,6 +112,7 @@ def test_json_holds_the_same_without_nan() -> None:
     assert int8["label"] == "int8"
     assert int8["break_even"]["gbit_per_s"] == {"value": 3.2, "low": 2.5, "high": None}
     assert int8["gain"]["value"] == 1 - int8["joint_ratio"]["value"]
+    assert int8["no_break_even"] is None
     assert value["candidates"][0]["gain"] is None
     interval = value["candidates"][0]["step_ms_interval"]
     assert 99 < interval["low"] < value["candidates"][0]["step_ms"] < interval["high"] < 101

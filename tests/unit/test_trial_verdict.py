@@ -7,8 +7,16 @@ import dataclasses
 import numpy as np
 import pytest
 
+from commprof import boot
 from commprof.trials.candidates import parse_candidate
-from commprof.trials.verdict import Setting, apply, judge
+from commprof.trials.verdict import (
+    BUCKET_CAP_VARIABLE,
+    HOOK_VARIABLE,
+    TRIAL_VARIABLE,
+    Setting,
+    apply,
+    judge,
+)
 from tests.support.trial_results import RUN, trial
 
 QUIET = 0.005
@@ -105,6 +113,31 @@ def test_an_exchange_that_does_not_compress_sums_in_another_order() -> None:
     assert verdict.sentences[-1].startswith("It sums gradients in another order:")
 
 
+@pytest.mark.parametrize("label", ["no-overlap", "no-overlap+bucket-cap=5"])
+def test_what_no_option_applies_is_not_recommended(label: str) -> None:
+    reason = (
+        "and is not recommended: no-overlap exists in trials only, for comparison, and no option "
+        "applies it."
+    )
+    alone = trial({**ROLES, label: (60.0, QUIET)}).verdict
+    assert (alone.answer, alone.choice, alone.fastest, alone.apply) == ("none", "", "", "")
+    nothing, barred = alone.sentences[-2:]
+    assert nothing == "No candidate was tried that can be recommended."
+    assert barred.startswith(f"{label} saves ")
+    assert barred.endswith(reason)
+    beside = trial({**ROLES, label: (60.0, QUIET), "int8": (70.0, QUIET)}).verdict
+    assert (beside.answer, beside.choice, beside.fastest) == ("use", "int8", "int8")
+    assert beside.equals == ("int8",)
+    assert beside.sentences[-1].endswith(reason)
+    slower = trial({**ROLES, label: (120.0, QUIET), "int8": (70.0, QUIET)}).verdict
+    assert not any("not recommended" in said for said in slower.sentences)
+
+
+def test_variables_are_those_that_every_recorded_job_reads() -> None:
+    own = (HOOK_VARIABLE, BUCKET_CAP_VARIABLE, TRIAL_VARIABLE)
+    assert own == (boot.HOOK_VARIABLE, boot.BUCKET_CAP_VARIABLE, boot.TRIAL_VARIABLE)
+
+
 def test_too_few_rounds_say_nothing() -> None:
     short = judge([], (), np.ones((3, 2)), (), RUN)
     assert short.answer == "unknown"
@@ -145,7 +178,9 @@ def test_too_few_rounds_say_nothing() -> None:
         ),
         (
             "int8",
-            Setting("torchrun train.py", False),
+            Setting("train.py", False),
+            "COMMPROF_HOOK=int8 COMMPROF_TRIAL= python -m commprof env --output DIR -- COMMAND; "
+            "or, where the script itself began the trial: "
             'commprof.attach(ddp, hook=commprof.compressors.parse("int8"))',
         ),
         ("bucket-cap=5", RUN, "python -m commprof.run --nproc 2 --bucket-cap-mb 5 train.py"),
@@ -156,9 +191,21 @@ def test_too_few_rounds_say_nothing() -> None:
         ),
         (
             "bucket-cap=5",
-            Setting("torchrun train.py", False),
+            Setting("train.py", False),
+            "COMMPROF_BUCKET_CAP_MB=5 COMMPROF_TRIAL= python -m commprof env --output DIR -- "
+            "COMMAND; or, where the script itself began the trial: "
             "DistributedDataParallel(model, bucket_cap_mb=5)",
         ),
+        (
+            "topk:ratio=0.01+bucket-cap=2.5",
+            Setting("train.py", False),
+            "COMMPROF_HOOK=topk:ratio=0.01 COMMPROF_BUCKET_CAP_MB=2.5 COMMPROF_TRIAL= python -m "
+            "commprof env --output DIR -- COMMAND; or, where the script itself began the trial: "
+            'commprof.attach(ddp, hook=commprof.compressors.parse("topk:ratio=0.01")); and '
+            "DistributedDataParallel(model, bucket_cap_mb=2.5)",
+        ),
+        ("no-overlap", RUN, ""),
+        ("no-overlap+bucket-cap=5", Setting("train.py", False), ""),
     ],
 )
 def test_what_to_do_is_said_in_one_line(candidate: str, setting: Setting, what: str) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -27,7 +27,9 @@ from commprof.report.plain_text import printable
 from commprof.report.predicted_table import setting_text
 from commprof.trials.result import TrialResult
 
-#: Spans of all timelines together: they cost some 20 bytes each.
+#: Of a page, with all that stands in it; 1 MB.
+MOST_BYTES = 1_000_000
+#: Spans of all timelines together, whatever their bytes: browsers draw them one by one.
 MOST_SPANS = 30_000
 #: Points of the picture of the steps; the slowest of as many neighbours stands for them.
 MOST_POINTS = 1_000
@@ -36,34 +38,50 @@ _LONGEST_NAME = 60
 Ints = npt.NDArray[np.int64]
 
 
-def page_data(reports: Sequence[FullReport], trial: TrialResult | None = None) -> str:
-    """To stand within a script element: nothing in it can end the element or begin another."""
-    text = json.dumps(plain(as_dict(reports, trial)), allow_nan=False, separators=(",", ":"))
-    return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
+def page_data(
+    reports: Sequence[FullReport], trial: TrialResult | None = None, most_bytes: int = MOST_BYTES
+) -> str:
+    """``as_dict`` as text.
+
+    To stand within a script element: nothing in it can end the element or begin another.
+    """
+    return _text(as_dict(reports, trial, most_bytes))
 
 
-def as_dict(reports: Sequence[FullReport], trial: TrialResult | None = None) -> dict[str, Any]:
+def as_dict(
+    reports: Sequence[FullReport], trial: TrialResult | None = None, most_bytes: int = MOST_BYTES
+) -> dict[str, Any]:
     """The page's data; ``tests/unit/test_pages.py`` holds its schema.
 
     Args:
         reports: one run, or one for each strategy.
         trial: the run's, if there was one.
+        most_bytes: as text. Timelines give way, down to a span of each kind and rank.
     """
     details = [detail for report in reports for detail in report.details]
-    timelines = iter(_fitted([detail.timeline for detail in details]))
     worlds = [
-        _world(report.strategy if len(reports) > 1 else "", *parts, next(timelines))
+        _world(report.strategy if len(reports) > 1 else "", *parts)
         for report in reports
         for parts in zip(report.details, report.result.worlds, report.result.scaling, strict=True)
     ]
     predicted = [curve for report in reports for curve in _predicted(report.predictions)]
     shown = {"worlds": worlds, "predicted": predicted}
-    return {**shown, "trial": _trial(trial), "baseline": _baseline(trial)}
+    shown |= {"trial": _trial(trial), "baseline": _baseline(trial)}
+    room = most_bytes - len(_text(shown)) - len(',"timeline":') * len(worlds)
+    fitted = _fitted([detail.timeline for detail in details], room)
+    for world, timeline in zip(worlds, fitted, strict=True):
+        world["timeline"] = timeline
+    return shown
 
 
-def _world(
-    name: str, detail: WorldDetail, world: WorldResult, scale: Scaling, drawn: Timeline
-) -> dict[str, Any]:
+def _text(value: Any) -> str:
+    """JSON, all of it ASCII."""
+    text = json.dumps(plain(value), allow_nan=False, separators=(",", ":"))
+    return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
+
+
+def _world(name: str, detail: WorldDetail, world: WorldResult, scale: Scaling) -> dict[str, Any]:
+    """All but its timeline."""
     low, high = world.step_quartiles_ms
     return {
         "name": printable(name)[:_LONGEST_NAME],
@@ -75,7 +93,6 @@ def _world(
         "parts": [_parts(r.rank, asdict(r.parts)) for r in world.ranks],
         "mean": _parts(-1, asdict(world.parts)),
         "steps": _steps(detail),
-        "timeline": _timeline(drawn),
     }
 
 
@@ -154,7 +171,42 @@ def _steps(detail: WorldDetail) -> dict[str, Any]:
     }
 
 
-def _fitted(timelines: Sequence[Timeline]) -> list[Timeline]:
+def _fitted(timelines: Sequence[Timeline], most_bytes: int) -> list[dict[str, Any]]:
+    """Each cut to its share of the bytes; what small ones leave goes to the larger ones."""
+    cut = _fewer(timelines)
+    fitted = [_timeline(each) for each in cut]
+    sizes = [len(_text(each)) for each in fitted]
+    left = most_bytes
+    order = sorted(range(len(fitted)), key=lambda i: sizes[i])
+    for done, i in enumerate(order):
+        share = left // (len(order) - done)
+        if sizes[i] > share:
+            fitted[i], sizes[i] = _shorter(timelines[i], cut[i].spans, sizes[i], share)
+        left = max(0, left - sizes[i])
+    return fitted
+
+
+def _shorter(
+    drawn: Timeline, spans: int, size_bytes: int, most_bytes: int
+) -> tuple[dict[str, Any], int]:
+    """Its middle, or the least there can be of it, with the bytes that it takes.
+
+    Args:
+        drawn: all of it.
+        spans: of a middle of it that is too large.
+        size_bytes: of that.
+        most_bytes: for what is asked for.
+    """
+    while True:
+        cut = drawn.middle(int(spans * min(0.99, most_bytes / size_bytes)))
+        fitted = _timeline(cut)
+        size_bytes = len(_text(fitted))
+        if size_bytes <= most_bytes or cut.spans >= spans:
+            return fitted, size_bytes
+        spans = cut.spans
+
+
+def _fewer(timelines: Sequence[Timeline]) -> list[Timeline]:
     """Each cut to its share of the spans; what small ones leave goes to the larger ones."""
     fitted = [*timelines]
     left = MOST_SPANS
@@ -168,8 +220,8 @@ def _fitted(timelines: Sequence[Timeline]) -> list[Timeline]:
 def _timeline(drawn: Timeline) -> dict[str, Any]:
     begins = [int(rank.steps.begin_ns[0]) for rank in drawn.ranks if len(rank.steps.begin_ns)]
     origin_ns = min(begins, default=0)
-    collectives = [rank.flights.collective for rank in drawn.ranks]
-    numbers = np.unique(np.concatenate(collectives)) if collectives else np.zeros(0, np.int64)
+    numbers = _distinct(rank.flights.collective for rank in drawn.ranks)
+    kinds = _distinct(rank.flights.kind for rank in drawn.ranks)
     return {
         "steps": drawn.steps.tolist(),
         "measured_steps": drawn.measured_steps,
@@ -178,19 +230,23 @@ def _timeline(drawn: Timeline) -> dict[str, Any]:
         "phases": list(drawn.phases),
         "kinds": [
             [kind.op, printable(kind.group)[:_LONGEST_NAME], kind.dtype, kind.size_bytes]
-            for kind in drawn.kinds
+            for kind in (drawn.kinds[i] for i in kinds.tolist())
         ],
-        "ranks": [_rank(rank, origin_ns, numbers) for rank in drawn.ranks],
+        "ranks": [_rank(rank, origin_ns, numbers, kinds) for rank in drawn.ranks],
     }
 
 
-def _rank(rank: RankTimeline, origin_ns: int, numbers: Ints) -> dict[str, Any]:
+def _distinct(columns: Iterable[Ints]) -> Ints:
+    return np.unique(np.concatenate([np.zeros(0, np.int64), *columns]))
+
+
+def _rank(rank: RankTimeline, origin_ns: int, numbers: Ints, kinds: Ints) -> dict[str, Any]:
     return {
         "rank": rank.rank,
         "steps": _stretches(rank.steps, origin_ns),
         "phases": {**_stretches(rank.phases, origin_ns), "code": rank.phases.code.tolist()},
         "waiting": _stretches(rank.waiting, origin_ns),
-        "flights": _flights(rank.flights, origin_ns, numbers),
+        "flights": _flights(rank.flights, origin_ns, numbers, kinds),
     }
 
 
@@ -201,11 +257,11 @@ def _stretches(part: Stretches, origin_ns: int) -> dict[str, Any]:
     }
 
 
-def _flights(part: Flights, origin_ns: int, numbers: Ints) -> dict[str, Any]:
+def _flights(part: Flights, origin_ns: int, numbers: Ints, kinds: Ints) -> dict[str, Any]:
     split = part.negotiate_ns != UNSPLIT
     return {
         "issue": _differences(_micros(part.issue_ns - origin_ns)),
-        "kind": part.kind.tolist(),
+        "kind": np.searchsorted(kinds, part.kind).tolist(),
         "step": _differences(part.step),
         "collective": _differences(np.searchsorted(numbers, part.collective)),
         "bucket": part.bucket.tolist(),

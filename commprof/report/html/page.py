@@ -10,13 +10,14 @@ from __future__ import annotations
 import base64
 import hashlib
 import html
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from importlib.resources import files
 from typing import Any
 
 from commprof.analysis.full_report import ComparedStrategies, FullReport
 from commprof.report.document import Section, sections
-from commprof.report.html.data import page_data
+from commprof.report.html.data import MOST_BYTES, page_data
 from commprof.report.plain_text import printable
 from commprof.report.setup_text import setup_text
 from commprof.report.strategies_document import strategy_sections
@@ -40,22 +41,33 @@ STYLES = ("page.css", "charts.css")
 
 #: Sections whose picture comes before their table.
 _PICTURES = {"trial", "step", "scaling", "steps", "timeline"}
+#: Least room for figures, where tables fill the page: 100s of ranks that wait for each other.
+_LEAST_DATA_BYTES = MOST_BYTES // 4
 _NO_SCRIPT = "Without JavaScript the pictures are missing; the text and the tables are all here."
 
 
 def render(report: FullReport, trial: TrialResult | None = None) -> str:
     """The page as text, to be written as UTF-8."""
     parts = list(sections(report, trial))
-    return _page(report.result.context, parts, page_data([report], trial))
+    return _page(report.result.context, parts, partial(page_data, [report], trial))
 
 
 def render_strategies(compared: ComparedStrategies) -> str:
     """The same for several strategies side by side."""
     context = {**compared.reports[0].result.context, "strategy": ""}
-    return _page(context, list(strategy_sections(compared)), page_data(compared.reports))
+    parts = list(strategy_sections(compared))
+    return _page(context, parts, partial(page_data, compared.reports, None))
 
 
-def _page(context: Mapping[str, Any], parts: Sequence[Section], data: str) -> str:
+def _page(context: Mapping[str, Any], parts: Sequence[Section], data: Callable[[int], str]) -> str:
+    """The page; ``data`` is asked for the figures in as many bytes as the rest leaves."""
+    before, after = _frame(context, parts)
+    room = MOST_BYTES - len((before + after).encode())
+    return before + data(max(room, _LEAST_DATA_BYTES)) + after
+
+
+def _frame(context: Mapping[str, Any], parts: Sequence[Section]) -> tuple[str, str]:
+    """What stands before and after the figures."""
     style = _joined(STYLES)
     script = '(() => {\n"use strict";\n' + _joined(SCRIPTS) + "})();\n"
     policy = (
@@ -63,27 +75,23 @@ def _page(context: Mapping[str, Any], parts: Sequence[Section], data: str) -> st
         "base-uri 'none'; form-action 'none'"
     )
     title = f"commprof: {context['description']}"
-    return "\n".join(
-        [
-            "<!doctype html>",
-            '<html lang="en">',
-            "<head>",
-            '<meta charset="utf-8">',
-            f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
-            '<meta name="viewport" content="width=device-width, initial-scale=1">',
-            '<meta name="color-scheme" content="light dark">',
-            f"<title>{_text(title[:120])}</title>",
-            f"<style>{style}</style>",
-            "</head>",
-            "<body>",
-            *_body(context, parts),
-            f'<script type="application/json" id="data">{data}</script>',
-            f"<script>{script}</script>",
-            "</body>",
-            "</html>",
-            "",
-        ]
-    )
+    before = [
+        "<!doctype html>",
+        '<html lang="en">',
+        "<head>",
+        '<meta charset="utf-8">',
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
+        '<meta name="viewport" content="width=device-width, initial-scale=1">',
+        '<meta name="color-scheme" content="light dark">',
+        f"<title>{_text(title[:120])}</title>",
+        f"<style>{style}</style>",
+        "</head>",
+        "<body>",
+        *_body(context, parts),
+        '<script type="application/json" id="data">',
+    ]
+    after = ["</script>", f"<script>{script}</script>", "</body>", "</html>", ""]
+    return "\n".join(before), "\n".join(after)
 
 
 def _body(context: Mapping[str, Any], parts: Sequence[Section]) -> Iterator[str]:

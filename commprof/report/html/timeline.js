@@ -48,7 +48,8 @@ function aboutTimeline(timeline) {
   const { steps, measured_steps: all } = timeline;
   if (!steps.length) return "No step was recorded by all ranks.";
   const shown = steps.length < all
-    ? `Steps ${steps[0]} to ${steps[steps.length - 1]} of ${all} measured steps; the page has room for these.`
+    ? `Steps ${steps[0]} to ${steps[steps.length - 1]}; the other ${all - steps.length} of ${all} measured steps are ` +
+      "left out, for the page has no room for them."
     : `All ${all} measured steps.`;
   const cut = timeline.left_out ? ` ${timeline.left_out} spans had no room.` : "";
   const clocks = timeline.clocks_shared
