@@ -98,7 +98,7 @@ $(DEV): pyproject.toml | $(BUILT)
 
 $(OTHERS): pyproject.toml tools/over_environment.py | $(DEV)
 	@echo "training frameworks: $(OTHERS_DIR), about 1.5 GB on disk"
-	@$(BIN)/python tools/over_environment.py $(OTHERS_DIR) lightning ray hf lora images
+	@$(BIN)/python tools/over_environment.py $(OTHERS_DIR) lightning ray hf lora qlora images
 	@touch $@
 
 .PHONY: help run test test-all integrations test-cpp lint format build stubs bench clean

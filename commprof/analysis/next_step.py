@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,6 +23,8 @@ _REPLACED = (
     *("--overhead-steps", "--strategy", "--price-per-hour", "--price-per", "--mode"),
     "--max-restarts",
 )
+#: Options that say where the ranks of several machines meet.
+_MACHINES = ("--nnodes", "--node-rank", "--rdzv-endpoint")
 
 
 @dataclass(frozen=True)
@@ -66,12 +68,27 @@ def next_step(context: Mapping[str, Any], world: WorldResult, own_work: str) -> 
             "exchange wins that back.",
             "",
         )
-    command = trial_command(context, world.world_size)
-    if not command:
+    return _trial(context, world.world_size)
+
+
+def _trial(context: Mapping[str, Any], world_size: int) -> NextStep:
+    """What would measure whether a change of the exchange pays."""
+    command, several = trial_command(context, world_size), context.get("nodes", 1) > 1
+    if not command and not (several and _takes_a_trial(context)):
         return NextStep("", "")
-    return NextStep(
+    measured = (
         "Whether compression, other buckets or another exchange would make the step shorter is "
-        "measured on the job's own steps by:",
+        "measured on the job's own steps by"
+    )
+    if not several:
+        return NextStep(f"{measured}:", command)
+    if not command:
+        return NextStep(
+            f"{measured} the same run with --trial {_CANDIDATES}, on every machine.", ""
+        )
+    return NextStep(
+        f"{measured} this, typed on every machine with its number N, and with a new directory that "
+        "all of them see:",
         command,
     )
 
@@ -103,19 +120,40 @@ def usable_cores(machine: Mapping[str, Any]) -> int:
 
 
 def trial_command(context: Mapping[str, Any], world_size: int) -> str:
-    """The run's command as a trial.
+    """The run's command as a trial; of several machines with N for the number of each.
 
     Empty where it was no run, its strategy takes no trial, or a file holds more of its options,
     which a trial may refuse.
     """
-    if context.get("strategy", "ddp") != "ddp" or {"hook", "bucket_cap_mb"} & context.keys():
-        return ""
-    if context.get("nodes", 1) > 1 or not {"script", "workload"} & context.keys():
+    if not _takes_a_trial(context):
         return ""
     script = [str(word) for word in context.get("script", ())]
     command = taken_apart(str(context["command"]), script)
     if command is None or command.has("--config"):
         return ""
-    asked = ("--nproc", str(world_size), "--trial", _CANDIDATES)
+    nodes = max(1, int(context.get("nodes", 1)))
+    asked = ["--nproc", str(world_size // nodes), "--trial", _CANDIDATES]
     kept = command.without(_REPLACED)
+    if nodes > 1:
+        endpoint = _value(kept.options, "--rdzv-endpoint") or "HOST:PORT"
+        asked += ["--nnodes", str(nodes), "--node-rank", "N", "--rdzv-endpoint", endpoint]
+        asked += ["--output", "NEW"]
+        kept = kept.without(_MACHINES)
     return replace(kept, options=(*asked, *kept.options)).text
+
+
+def _takes_a_trial(context: Mapping[str, Any]) -> bool:
+    """Whether it was a run under DDP's own exchange, which candidates can be held against."""
+    if context.get("strategy", "ddp") != "ddp" or {"hook", "bucket_cap_mb"} & context.keys():
+        return False
+    return bool({"script", "workload"} & context.keys())
+
+
+def _value(options: Sequence[str], name: str) -> str:
+    """Of an option, in whichever way it is written; empty where it is not there."""
+    for word, after in zip(options, [*options[1:], ""], strict=True):
+        if word == name:
+            return after
+        if word.startswith(f"{name}="):
+            return word.partition("=")[2]
+    return ""

@@ -8,34 +8,27 @@ import sys
 from pathlib import Path
 
 from commprof.commands.dry_run import dry_run_text
-from commprof.commands.output_file import keep_text, writable_file
-from commprof.commands.price import price_of, priced
+from commprof.commands.output_file import writable_file
 from commprof.commands.run_arguments import DESCRIPTION, add_arguments
 from commprof.commands.run_checks import checked_subjects, watch_options_of, world_sizes_of
-from commprof.commands.run_context import run_context, save_config
+from commprof.commands.run_context import run_context, save_changes, save_config
 from commprof.commands.run_machines import meeting_of
 from commprof.commands.run_output import chosen_directory, make_directory
+from commprof.commands.run_report import show_run
+from commprof.commands.run_under_launcher import run_rank_of_launcher
 from commprof.commands.run_worlds import (
     INTERRUPTED,
     places_of,
     run_world_sizes,
     save_context,
 )
-from commprof.commands.shown import read_shown
-from commprof.commands.terminal import prose_width, table_width
-from commprof.errors import CommprofError
+from commprof.commands.terminal import prose_width
 from commprof.launch.placing import place_ranks
+from commprof.launch.under_launcher import given_rank
 from commprof.live.settings import METRICS_VARIABLE, Settings, settings_of
 from commprof.live.start import check_settings, start_monitor
-from commprof.report.plain_text import printable
-from commprof.report.reproduce_text import repeating_command
 from commprof.trace.ring import remove_orphans
-from commprof.trace.run_directory import (
-    CONFIG_FILE,
-    STRATEGIES,
-    strategy_directories,
-    world_directory,
-)
+from commprof.trace.run_directory import STRATEGIES, world_directory
 
 
 class RunCommand:
@@ -51,7 +44,13 @@ class RunCommand:
         add_arguments(parser)
 
     def run(self, args: argparse.Namespace) -> int:
-        """Runs every world size in turn; reports what finished even if one failed."""
+        """Runs every world size in turn; reports what finished even if one failed.
+
+        As a rank of torchrun or srun it trains that rank's part of theirs.
+        """
+        given = given_rank(os.environ, args.nnodes, args.rdzv_endpoint)
+        if given is not None:
+            return run_rank_of_launcher(args, given)
         meeting = meeting_of(args)
         world_sizes = world_sizes_of(args)
         args.placing = place_ranks(args.pin, args.threads_per_rank, world_sizes, args.nnodes)
@@ -78,6 +77,7 @@ class RunCommand:
         ]
         if meeting.is_first:
             save_config(directory, args, world_sizes)
+            save_changes(directory, args, base)
             if len(subjects) > 1:
                 names = [place.name for place in places]
                 save_context(directory, {**contexts[0], STRATEGIES: names})
@@ -97,7 +97,7 @@ class RunCommand:
         if not meeting.is_first:
             print(f"Machine {meeting.node_rank} is done; machine 0 reports from {directory}")
             return code
-        _report(directory, json_file, args, width, bool(code))
+        show_run(directory, json_file, args, width, bool(code))
         return code
 
 
@@ -106,39 +106,6 @@ def _stop_fork_server() -> None:
     elastic = sys.modules.get("commprof.launch.elastic")
     if elastic is not None:
         elastic.stop_fork_server()
-
-
-def _report(
-    directory: Path, json_file: Path | None, args: argparse.Namespace, width: int, failed: bool
-) -> None:
-    """Shows the run, and leaves the result in its directory; of one that failed what there is."""
-    try:
-        shown = read_shown(directory)
-    except CommprofError as error:
-        if not args.script and not failed:
-            raise
-        # The script went well by itself, or the ranks failed: that exit code stands.
-        print(f"commprof: no report: {printable(str(error))}", file=sys.stderr)
-        return
-    text, price, paid = shown.text(width, table_width()), price_of(args), None
-    if price is not None:
-        strategies = strategy_directories(directory)
-        for place in strategies or [directory]:
-            cost, section = priced(place, price, width)
-            text += f"\n{f'{place.name}: ' if strategies else ''}{section}\n"
-            paid = None if strategies else cost
-    keep_text(directory / "result.json", shown.json(paid))
-    print(text)
-    if json_file is not None:
-        keep_text(json_file, shown.json(paid))
-        print(f"JSON: {json_file}")
-    print(f"Run directory: {directory}\nShow it again: commprof report {directory}")
-    print(f"Run it again: {repeating_command(directory / CONFIG_FILE, args.nnodes)}")
-    if args.trial and not shown.has_trial and not failed:
-        raise CommprofError(
-            "no trial took place: the ranks made no DDP model, trained fewer steps than it "
-            "waits for, or have a hook of their own; see what they printed"
-        )
 
 
 def _monitor(directory: Path, metrics: Settings) -> None:

@@ -28,6 +28,7 @@ records every collective in every rank, and reports throughput, scaling, and whe
                                                        docs/watchdog.md
   python -m commprof.run --nnodes 2 --node-rank 0 --nproc 4 --output /shared/run \\
       --rdzv-endpoint first-host:29500                 on each of two machines, with its number
+  torchrun --nproc-per-node 4 -m commprof.run --workload mlp     as torchrun's ranks, or srun's
   python -m commprof.run --config run.yaml --dry-run   options from a file; what would be launched
 
 Workloads, as NAME or NAME:key=value,key=value; "/" separates values per layer:

@@ -13,7 +13,13 @@ from typing import Any
 from commprof.commands.subject import WORKLOAD_DEFAULTS
 from commprof.interrupts import ends_at_once
 from commprof.launch.placing import Placing
-from commprof.launch.provenance import command_line, environment, git_state, versions
+from commprof.launch.provenance import (
+    command_line,
+    environment,
+    git_state,
+    save_patch,
+    versions,
+)
 from commprof.launch.yaml_text import yaml_text
 from commprof.trace.run_directory import CONFIG_FILE
 
@@ -57,6 +63,16 @@ def run_context(args: argparse.Namespace, world_sizes: Sequence[int]) -> dict[st
             "git": git_state(_user_directory(args)),
         },
     }
+
+
+def save_changes(directory: Path, args: argparse.Namespace, context: dict[str, Any]) -> None:
+    """Writes what the user's code differs in from its commit, and says in the context what of it.
+
+    Nothing where there is no repository.
+    """
+    git = context["reproduction"]["git"]
+    if "commit" in git:
+        git["patch"] = save_patch(_user_directory(args), directory)
 
 
 def save_config(directory: Path, args: argparse.Namespace, world_sizes: Sequence[int]) -> None:

@@ -1,4 +1,7 @@
-"""Which of how many machines this is, for ``commprof run``: as it was said, or as Slurm says."""
+"""Which of how many machines this is, for ``commprof run``: as it was said, or as Slurm says.
+
+A process that is one of several ranks of a launcher has been told apart before.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,6 @@ def meeting_of(args: argparse.Namespace) -> Meeting:
         UsageError: this process is one of several that would each start all ranks, or the numbers
             do not fit each other.
     """
-    _refuse_ranks(os.environ)
     nodes, number = 1, 0
     if args.nnodes is None or args.node_rank is None:
         nodes, number = _of_slurm(os.environ, args.nnodes, args.rdzv_endpoint)
@@ -26,18 +28,6 @@ def meeting_of(args: argparse.Namespace) -> Meeting:
     if args.node_rank is None:
         args.node_rank = number if args.nnodes == nodes else 0
     return Meeting(args.rdzv_endpoint, args.nnodes, args.node_rank)
-
-
-def _refuse_ranks(variables: Mapping[str, str]) -> None:
-    """A launcher's ranks have LOCAL_RANK; WORLD_SIZE alone some clusters give to whole machines."""
-    ranks = _number(variables, "WORLD_SIZE")
-    if ranks < 2 or "LOCAL_RANK" not in variables:
-        return
-    raise UsageError(
-        f"a launcher such as torchrun started this process as one of {ranks}, and commprof run "
-        "starts all ranks itself: start it once, without the launcher (on several machines once on "
-        "each, with --nnodes), or record a script by `torchrun -m commprof.wrap SCRIPT`"
-    )
 
 
 def _of_slurm(
@@ -60,7 +50,7 @@ def _of_slurm(
     raise UsageError(
         f"srun started this process as one of {tasks} on {nodes} machines, and commprof run starts "
         "all ranks of a machine itself: srun --ntasks-per-node=1, and give --rdzv-endpoint "
-        "HOST:PORT, an address of the first one"
+        "HOST:PORT, an address of the first one; with several tasks per node each is a rank"
     )
 
 

@@ -20,7 +20,9 @@ def chosen_directory(args: argparse.Namespace, subject_name: str, meeting: Meeti
     """The run directory, not made yet; one that all machines see, if there are more."""
     directory: Path | None = args.output
     if directory is None and meeting.nodes > 1:
-        raise UsageError("--nnodes needs --output DIR, the same directory on all machines")
+        raise UsageError(
+            f"{meeting.nodes} machines need --output DIR, the same directory on all of them"
+        )
     if directory is None:
         name = f"{datetime.now().strftime('%Y%m%d-%H%M%S')}-{subject_name}"
         directory = Path("commprof-runs") / name

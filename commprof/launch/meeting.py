@@ -50,7 +50,7 @@ class Meeting:
                 f"{self.nodes}"
             )
         if self.endpoint is not None:
-            host, port = _parts(self.endpoint)
+            host, port = endpoint_parts(self.endpoint)
             if self.is_first:
                 _check_free(host, port)
 
@@ -58,7 +58,7 @@ class Meeting:
         """For the next world size of a sweep: another port, so that none meets the one before."""
         if self.nodes == 1 or self.endpoint is None:
             return self
-        host, port = _parts(self.endpoint)
+        host, port = endpoint_parts(self.endpoint)
         return replace(self, endpoint=f"{host}:{port + number}")
 
     def launch_config(self, world_size: int) -> dict[str, Any]:
@@ -85,11 +85,20 @@ class Meeting:
         }
 
 
+@dataclass(frozen=True)
+class MetAlready(Meeting):
+    """Of ranks that another launcher started: it has opened the endpoint, and dealt out ranks."""
+
+    def check(self, world_size: int) -> None:
+        """Nothing is left to be refused."""
+
+
 ALONE = Meeting()
 """One machine, any free port."""
 
 
-def _parts(endpoint: str) -> tuple[str, int]:
+def endpoint_parts(endpoint: str) -> tuple[str, int]:
+    """Host and port. Raises UsageError where it is none."""
     host, _, port = endpoint.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 65536:
         raise UsageError(

@@ -14,6 +14,11 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+PATCH_FILE = "changes.patch"
+"""In the run directory: what tracked files differ in from the commit, for ``git apply``."""
+PATCH_LIMIT_BYTES = 1024 * 1024
+"""A longer difference is cut there."""
+
 #: Variables that change what torch, its backends and commprof do. All others may be secrets.
 _NAMES = (
     *("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "LD_PRELOAD", "MALLOC_ARENA_MAX"),
@@ -29,10 +34,16 @@ _SECRET_VALUE = re.compile(r"//[^/\s]*:[^/\s]*@")
 
 #: Packages whose version changes what is trained or measured.
 _PACKAGES = (
-    *("torch", "numpy", "commprof", "transformers", "peft", "bitsandbytes"),
+    *("torch", "torchvision", "numpy", "commprof", "transformers", "peft", "bitsandbytes"),
+    *("accelerate", "datasets", "lightning", "pytorch-lightning", "ray"),
     *("scikit-learn", "pillow"),
 )
 _GIT_TIMEOUT_S = 10
+#: As `git apply` takes it, whatever the user's own configuration says of diffs.
+_DIFF = (
+    *("diff", "--no-ext-diff", "--no-textconv", "--no-color", "--no-renames"),
+    *("--src-prefix=a/", "--dst-prefix=b/", "--submodule=short", "--ignore-submodules=dirty"),
+)
 _UNKNOWN = "unknown"
 
 
@@ -80,9 +91,7 @@ def git_state(directory: Path) -> dict[str, Any]:
     except subprocess.TimeoutExpired:
         return {_UNKNOWN: f"git took longer than {_GIT_TIMEOUT_S} s"}
     except (OSError, subprocess.CalledProcessError) as error:
-        output = getattr(error, "stderr", None) or str(error).encode()
-        lines = output.decode(errors="replace").strip().splitlines()
-        return {_UNKNOWN: lines[0] if lines else "git failed"}
+        return {_UNKNOWN: _reason(error)}
     return {
         "commit": commit,
         "branch": "" if branch == "HEAD" else branch,
@@ -91,12 +100,59 @@ def git_state(directory: Path) -> dict[str, Any]:
     }
 
 
+def save_patch(repository: Path, directory: Path) -> dict[str, Any]:
+    """Leaves what tracked text files differ in from the commit in the run directory.
+
+    Args:
+        repository: a directory of it; `git_state` has found it.
+        directory: gets PATCH_FILE, where there is a difference.
+
+    Returns:
+        ``file`` (empty where there is no difference, or it is left out), ``bytes`` of it, ``cut``:
+        whether it ends at PATCH_LIMIT_BYTES and cannot be applied, ``binary_files`` left out of it,
+        and ``left_out``: why there is no file, or an empty string.
+    """
+    found: dict[str, Any] = {
+        "file": "",
+        "bytes": 0,
+        "cut": False,
+        "binary_files": [],
+        "left_out": "",
+    }
+    try:
+        top = Path(_git(repository, "rev-parse", "--show-toplevel").rstrip("\n"))
+        rows = _git(top, *_DIFF, "--numstat", "-z", "HEAD").split("\0")
+        binary = [row.split("\t", 2)[2] for row in rows if row.startswith("-\t-\t")]
+        others = [f":(top,literal,exclude){name}" for name in binary]
+        patch = _git(top, *_DIFF, "--full-index", "HEAD", "--", ".", *others)
+        found["binary_files"] = [name.encode(errors="replace").decode() for name in binary]
+        data = patch.encode(errors="surrogateescape")
+        found["cut"] = len(data) > PATCH_LIMIT_BYTES
+        if data:
+            (directory / PATCH_FILE).write_bytes(data[:PATCH_LIMIT_BYTES])
+            found |= {"file": PATCH_FILE, "bytes": min(len(data), PATCH_LIMIT_BYTES)}
+    except subprocess.TimeoutExpired:
+        found["left_out"] = f"git took longer than {_GIT_TIMEOUT_S} s"
+    except (OSError, subprocess.CalledProcessError) as error:
+        found["left_out"] = _reason(error)
+    return found
+
+
 def command_line() -> list[str]:
     """This process's own, as it can be typed again."""
     _, *words = sys.orig_argv
+    if words[:1] == ["-u"]:  # torchrun's addition
+        del words[0]
     if words and Path(words[0]).name == "commprof":
         return ["commprof", *words[1:]]
     return ["python", *words]
+
+
+def _reason(error: OSError | subprocess.CalledProcessError) -> str:
+    """The first line of what git, or the system, says of it."""
+    output = getattr(error, "stderr", None) or str(error).encode()
+    lines: list[str] = output.decode(errors="replace").strip().splitlines()
+    return lines[0] if lines else "git failed"
 
 
 def _lines(numstat: str) -> int:

@@ -113,7 +113,11 @@ def test_the_run_directory_says_how_and_with_what(run: Run) -> None:
     found = run.context["reproduction"]
     assert found["environment"]["NCCL_DEBUG"] == "INFO"
     assert found["versions"]["torch"] == run.context["torch"]
-    assert found["git"].keys() & {"commit", "unknown"}
+    git = found["git"]
+    assert git.keys() & {"commit", "unknown"}
+    kept = run.directory / "changes.patch"
+    assert kept.exists() == bool("commit" in git and git["patch"]["file"])
+    assert not kept.exists() or kept.stat().st_size == git["patch"]["bytes"]
     for file in run.directory.rglob("*"):
         assert not file.is_file() or SECRET.encode() not in file.read_bytes()
 

@@ -113,12 +113,14 @@ def test_pytorchs_own_tests_must_all_end_alike(tmp_path: Path) -> None:
 def test_a_fault_is_asked_for_in_all_tries_and_respects(tmp_path: Path) -> None:
     rows = {
         "SIGKILL": {"tries": 10, "yes": [10, 10, 10]},
-        "full": {"tries": 10, "yes": [10, 9, 10]},
+        "full disk": {"tries": 10, "yes": [10, 9, 10]},
     }
     (tmp_path / "faults.json").write_text(json.dumps(rows))
     shown = section(page(tmp_path), "The fault matrix")
-    assert verdicts(shown) == ["met", "NOT met"]
+    # The other faults, and those with watchers on, were not tried.
+    assert verdicts(shown) == ["met", "NOT met", "NOT met", "NOT met"]
     assert "| 10, 9 and 10 of 10 | all |" in shown
+    assert "| rows tried | 2 of " in shown
 
 
 def test_the_trials_of_the_committed_file_are_all_counted(tmp_path: Path) -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shlex
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from commprof.analysis.next_step import next_step, trial_command
 from commprof.analysis.stragglers import LateRank
+from commprof.analysis.world import WorldResult
 from commprof.commands import make_parser
 from tests.support.results import context, parts, world
 
@@ -34,6 +37,39 @@ def test_much_of_it_asks_for_a_trial() -> None:
     assert found.command == (
         "python -m commprof.run --nproc 2 --trial fp16,int8,topk:ratio=0.01,bucket-cap=5"
     )
+
+
+def on_hosts(ranks: int, hosts: int) -> WorldResult:
+    """A world whose ranks are dealt out to so many hosts."""
+    one = world(ranks)
+    placed = [
+        dataclasses.replace(rank, host=f"host-{rank.rank * hosts // ranks}") for rank in one.ranks
+    ]
+    return dataclasses.replace(one, ranks=tuple(placed))
+
+
+def test_several_machines_are_asked_for_a_trial_on_each() -> None:
+    typed = "python -m commprof.run --nnodes 2 --node-rank 0 --nproc 2 --seed 3"
+    typed += " --rdzv-endpoint=first:29500 --output /shared/run"
+    found = next_step(run(nodes=2, command=typed), on_hosts(4, 2), "x")
+    assert found.advice.endswith(
+        "is measured on the job's own steps by this, typed on every machine with its number N, and "
+        "with a new directory that all of them see:"
+    )
+    assert found.command == (
+        "python -m commprof.run --nproc 2 --trial fp16,int8,topk:ratio=0.01,bucket-cap=5 "
+        "--nnodes 2 --node-rank N --rdzv-endpoint first:29500 --output NEW --seed 3"
+    )
+
+
+def test_several_machines_whose_command_cannot_be_given_still_get_the_advice() -> None:
+    typed = "python -m commprof.run --config run.yaml --node-rank 0"
+    found = next_step(run(nodes=2, command=typed), on_hosts(4, 2), "x")
+    assert found.advice.endswith(
+        "by the same run with --trial fp16,int8,topk:ratio=0.01,bucket-cap=5, on every machine."
+    )
+    assert found.command == ""
+    assert next_step(run(nodes=2, strategy="fsdp"), on_hosts(4, 2), "x").advice == ""
 
 
 def test_ranks_without_a_core_come_first() -> None:
@@ -103,7 +139,19 @@ def test_one_rank_has_nothing_to_exchange() -> None:
         ("python -m commprof.run --strategy fsdp", {"strategy": "fsdp"}, ""),
         ("python -m commprof.run --hook int8", {"hook": "int8"}, ""),
         ("python -m commprof.run --bucket-cap-mb 5", {"bucket_cap_mb": 5.0}, ""),
-        ("python -m commprof.run --nnodes 2", {"nodes": 2}, ""),
+        (
+            # As a step of Slurm has it: nodes and numbers are the step's.
+            "python -m commprof.run --rdzv-endpoint a:1 --world-sizes 2,4 --seed 3",
+            {"nodes": 2},
+            "python -m commprof.run --nproc 2 --trial T --nnodes 2 --node-rank N "
+            "--rdzv-endpoint a:1 --output NEW --seed 3",
+        ),
+        (
+            "python -m commprof.run --workload mlp",
+            {"nodes": 4},
+            "python -m commprof.run --nproc 1 --trial T --nnodes 4 --node-rank N "
+            "--rdzv-endpoint HOST:PORT --output NEW --workload mlp",
+        ),
         ("python train.py", {}, ""),
         ("python -m commprof.run 'torn", {}, ""),
     ],
@@ -114,8 +162,11 @@ def test_the_run_s_command_as_a_trial(command: str, more: dict[str, Any], expect
     if found:
         words = shlex.split(found)
         arguments = words[1 + next(i for i, word in enumerate(words) if word.endswith("run")) :]
+        nodes = more.get("nodes", 1)
+        arguments = ["0" if word == "N" else word for word in arguments]
         args = make_parser().parse_args(["run", *arguments])
-        assert (args.nproc, args.world_sizes, args.output) == (4, None, None)
+        assert (args.nproc * nodes, args.world_sizes) == (4, None)
+        assert (args.output, args.nnodes) == ((None, None) if nodes == 1 else (Path("NEW"), nodes))
 
 
 def test_what_was_no_run_of_commprof_has_no_command() -> None:

@@ -9,7 +9,13 @@ from pathlib import Path
 import pytest
 
 from commprof.launch import provenance
-from commprof.launch.provenance import command_line, environment, git_state, versions
+from commprof.launch.provenance import (
+    command_line,
+    environment,
+    git_state,
+    save_patch,
+    versions,
+)
 from commprof.launch.yaml_text import yaml_text
 from commprof.report.reproduce_text import reproduce_line
 
@@ -49,7 +55,8 @@ def test_versions_name_what_is_installed() -> None:
 
 def test_versions_of_all_that_a_workload_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(provenance, "version", lambda package: f"{package} 1")
-    wanted = {"transformers", "peft", "bitsandbytes", "scikit-learn", "pillow"}
+    wanted = {"transformers", "peft", "bitsandbytes", "scikit-learn", "pillow", "torchvision"}
+    wanted |= {"accelerate", "datasets", "lightning", "pytorch-lightning", "ray"}
     assert {versions()[package] for package in wanted} == {f"{package} 1" for package in wanted}
 
 
@@ -66,6 +73,65 @@ def test_a_changed_repository(repository: Path) -> None:
     found = git_state(repository)
     # One line less, two more; new.py is not known to git yet.
     assert (found["changed_files"], found["diff_lines"]) == (2, 3)
+
+
+def test_changes_are_kept_as_a_patch_that_brings_them_back(repository: Path) -> None:
+    inside, kept = repository / "folder with space", repository / "run"
+    inside.mkdir()
+    kept.mkdir()
+    (inside / "gr\xfc\xdfe.py").write_text("x\n")
+    (repository / "gone.py").write_text("y\n")
+    git(repository, "add", ".")
+    git(repository, "commit", "-q", "-m", "second")
+    git(repository, "config", "diff.noprefix", "true")
+    (repository / "train.py").write_bytes(b"a\nc\xff\n")
+    (inside / "gr\xfc\xdfe.py").write_text("x\nz")
+    (repository / "gone.py").unlink()
+    # Of all of the repository, from wherever in it the run was started.
+    found = save_patch(inside, kept)
+    size = (kept / "changes.patch").stat().st_size
+    assert found == {
+        **{"file": "changes.patch", "bytes": size, "cut": False},
+        **{"binary_files": [], "left_out": ""},
+    }
+    git(repository, "checkout", "-q", ".")
+    git(repository, "apply", "run/changes.patch")
+    assert (repository / "train.py").read_bytes() == b"a\nc\xff\n"
+    assert (inside / "gr\xfc\xdfe.py").read_text() == "x\nz"
+    assert not (repository / "gone.py").exists()
+
+
+def test_a_patch_has_a_limit_and_no_binary_files(
+    repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (repository / "[a]\tb.bin").write_bytes(bytes(range(256)))
+    (repository / "text.txt").write_text("x\n")
+    git(repository, "add", ".")
+    git(repository, "commit", "-q", "-m", "binary")
+    (repository / "[a]\tb.bin").write_bytes(bytes(reversed(range(256))))
+    (repository / "text.txt").write_text("y\n" * 100)
+    found = save_patch(repository, repository)
+    assert found["binary_files"] == ["[a]\tb.bin"]
+    patch = (repository / "changes.patch").read_text()
+    assert "+y\n" in patch
+    assert "bin" not in patch
+    git(repository, "apply", "--check", "--reverse", "changes.patch")
+
+    monkeypatch.setattr(provenance, "PATCH_LIMIT_BYTES", 50)
+    found = save_patch(repository, repository)
+    assert (found["bytes"], found["cut"]) == (50, True)
+    assert (repository / "changes.patch").read_text() == patch[:50]
+
+
+def test_without_a_change_or_a_place_there_is_no_patch(repository: Path, tmp_path: Path) -> None:
+    (repository / "new.py").write_text("x\n")  # not known to git
+    nothing = {"file": "", "bytes": 0, "cut": False, "binary_files": [], "left_out": ""}
+    assert save_patch(repository, repository) == nothing
+    assert not (repository / "changes.patch").exists()
+    (repository / "train.py").write_text("c\n")
+    found = save_patch(repository, tmp_path / "no such directory")
+    assert found["file"] == ""
+    assert "No such file or directory" in found["left_out"]
 
 
 def test_a_directory_without_a_repository_says_so(tmp_path: Path) -> None:
@@ -91,6 +157,10 @@ def test_a_git_that_hangs_does_not(repository: Path, monkeypatch: pytest.MonkeyP
     ("words", "typed"),
     [
         (["/opt/bin/python3", "-m", "commprof.run", "--nproc", "2"], "python -m commprof.run"),
+        (
+            ["/opt/bin/python3", "-u", "-m", "commprof.run", "--nproc", "2"],
+            "python -m commprof.run",
+        ),
         (["/opt/bin/python3", "/opt/bin/commprof", "run", "--nproc", "2"], "commprof run"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Which machine of how many: as said, as Slurm says, and what would start each rank's own sweep."""
+"""Which machine of how many: as said, as Slurm says, and what would start each task's own sweep."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import argparse
 
 import pytest
 
-from commprof.commands import main
 from commprof.commands.run_machines import meeting_of
 from commprof.errors import UsageError
 from commprof.launch.meeting import Meeting
@@ -69,19 +68,6 @@ def test_tasks_that_would_each_start_a_sweep_are_refused(
     inside(monkeypatch, {**STEP, "SLURM_NTASKS": tasks, "SLURM_NNODES": nodes})
     with pytest.raises(UsageError, match=f"one of {tasks} on {nodes} machines.*ntasks-per-node=1"):
         meeting(endpoint)
-
-
-def test_ranks_of_torchrun_are_refused_in_one_line(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    inside(monkeypatch, {"WORLD_SIZE": "4", "RANK": "1", "LOCAL_RANK": "1"})
-    assert main(["run", "--dry-run", "--nproc", "2", "--workload", "mlp"]) == 2
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert err.count("\n") == 1
-    assert "one of 4" in err
-    assert "torchrun -m commprof.wrap SCRIPT" in err
-    assert "--nnodes" in err
 
 
 @pytest.mark.parametrize("variables", [{"WORLD_SIZE": "4"}, {"WORLD_SIZE": "1", "LOCAL_RANK": "0"}])

@@ -1,12 +1,15 @@
-"""The tables of docs/strategies.md are those of the committed results."""
+"""The tables of docs/strategies.md are those of the committed results, which say what they are."""
 
 from __future__ import annotations
 
 import json
+import sys
+from pathlib import Path
 
 import pytest
 
-from benchmarks.strategies import COMMANDS, PAGE, RESULT, page
+from benchmarks import results_file, strategies
+from benchmarks.strategies import COMMANDS, PAGE, RESULT, context_of, page
 
 
 def test_the_page_shows_the_committed_results() -> None:
@@ -21,3 +24,24 @@ def test_the_page_shows_the_committed_results() -> None:
 def test_a_page_without_markers_is_refused() -> None:
     with pytest.raises(ValueError, match="0 blocks"):
         page("no markers", json.loads(RESULT.read_text()))
+
+
+def test_figures_say_from_which_commit_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = {"git_commit": "0123456789", "timestamp": "now", "machine": {"cpu_model": "x"}}
+    monkeypatch.setattr(results_file, "about", lambda: here)
+    run = {"timestamp": "then", "backend": "gloo", "threads_per_rank": 1, "description": "mlp"}
+    assert context_of({**run, "machine": {"hostname": "a"}}) == {**here, **run}
+
+
+def test_a_library_that_is_missing_ends_it_before_anything_is_overwritten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = tmp_path / "strategies.json"
+    kept.write_text("{}")
+    monkeypatch.setattr(strategies, "RESULT", kept)
+    monkeypatch.setattr(strategies, "NEEDS", {"lora": ("json", "no_such_library")})
+    monkeypatch.setattr(strategies, "measure", lambda name: pytest.fail(f"{name} was run"))
+    monkeypatch.setattr(sys, "argv", ["strategies.py", "--fresh"])
+    with pytest.raises(SystemExit, match=r"no_such_library.*pip install 'commprof\[lora\]'"):
+        strategies.main()
+    assert kept.read_text() == "{}"
