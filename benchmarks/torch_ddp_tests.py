@@ -5,9 +5,14 @@
     python benchmarks/torch_ddp_tests.py --resume FILE       go on with what FILE has not yet
     python benchmarks/torch_ddp_tests.py --counts            write results/torch_ddp_tests.json
 
-An installed torch ships them as ``torch.testing._internal.distributed.distributed_test``. Each
-test runs in processes of its own. "With" means: capture runs from ``init_process_group`` on, and
-``commprof.attach`` is called on every DDP model as it is made, before the test sees it. A test
+An installed torch ships some of its tests, in ``torch.testing._internal.distributed``: here run
+those of ``distributed_test``; those over RPC of ``ddp_under_dist_autograd_test``, whose names have
+their class in front and which choose a world size of 4 or 6 themselves; and of ``rpc.rpc_test`` the
+one with a DDP model. ``test_c10d_gloo.py`` and the other files of PyTorch's own ``test`` directory
+are not installed with torch, and so not run.
+
+Each test runs in processes of its own. "With" means: capture runs from ``init_process_group`` on,
+and ``commprof.attach`` is called on every DDP model as it is made, before the test sees it. A test
 counts as the same if it passes, fails or is skipped both ways. A test that fails without
 commprof fails on this machine: it says nothing about commprof, and is listed.
 """
@@ -31,7 +36,14 @@ from typing import Any
 ROOT = Path(__file__).parent.parent
 RESULT = ROOT / "benchmarks/results/torch_ddp_tests.json"
 _RUNNER = "tests.support.torch_ddp_runner"
-_MODULE = "torch.testing._internal.distributed.distributed_test"
+_MODULES = "torch.testing._internal.distributed"
+#: Module of the tests of a class; the others are of ``distributed_test``, without a class.
+_OF_CLASS = {
+    "DdpUnderDistAutogradTest": "ddp_under_dist_autograd_test",
+    "DdpComparisonTest": "ddp_under_dist_autograd_test",
+    "CudaDdpComparisonTest": "ddp_under_dist_autograd_test",
+    "RpcTest": "rpc.rpc_test",
+}
 _TIMEOUT_S = 150
 
 
@@ -40,7 +52,9 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--only", metavar="NAME,...", help="these tests (default: all)")
-    parser.add_argument("--world-size", type=int, default=2, help="default: 2")
+    parser.add_argument(
+        "--world-size", type=int, default=2, help="of the tests that do not choose it (default: 2)"
+    )
     parser.add_argument(
         "--resume", type=Path, metavar="FILE", help="results so far; new ones are added"
     )
@@ -62,14 +76,31 @@ def main() -> int:
             args.resume.write_text(json.dumps(done, indent=1) + "\n")
     if args.counts:
         RESULT.write_text(json.dumps(counts(done, every, args.world_size), indent=1) + "\n")
-    return summarise(done, len(names))
+    return summarise(done, len({*names, *done}))
 
 
 def counts(done: dict[str, list[str]], every: list[str], world_size: int) -> dict[str, Any]:
     """What is worth keeping of the outcomes without and with commprof, by PyTorch's module."""
+    modules = sorted({module_of(name) for name in every})
+    return {
+        "torch": version("torch"),
+        "python": platform.python_version(),
+        "backend": "gloo",
+        "world_size": world_size,
+        "modules": {
+            module: _counts(
+                {name: pair for name, pair in done.items() if module_of(name) == module},
+                sum(module_of(name) == module for name in every),
+            )
+            for module in modules
+        },
+    }
+
+
+def _counts(done: dict[str, list[str]], listed: int) -> dict[str, Any]:
     plain, attached = zip(*done.values(), strict=True) if done else ((), ())
-    module = {
-        "listed": len(every),
+    return {
+        "listed": listed,
         "run": len(done),
         "passed_without": plain.count("passed"),
         "passed_with": attached.count("passed"),
@@ -78,14 +109,14 @@ def counts(done: dict[str, list[str]], every: list[str], world_size: int) -> dic
             name for name, (a, b) in done.items() if a == b and a not in ("passed", "skipped")
         ),
         "different": {name: pair for name, pair in sorted(done.items()) if pair[0] != pair[1]},
+        "outcomes": dict(sorted(done.items())),
     }
-    return {
-        "torch": version("torch"),
-        "python": platform.python_version(),
-        "backend": "gloo",
-        "world_size": world_size,
-        "modules": {_MODULE: module},
-    }
+
+
+def module_of(name: str) -> str:
+    """PyTorch's module that a test is from."""
+    tests = name.rpartition(".")[0]
+    return f"{_MODULES}.{_OF_CLASS[tests] if tests else 'distributed_test'}"
 
 
 def listed(world_size: int) -> list[str]:

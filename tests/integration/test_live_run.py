@@ -9,7 +9,6 @@ import contextlib
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -24,6 +23,7 @@ from commprof.live.monitor import address_file
 from commprof.predict.cost_model import CostCurve, Piece
 from commprof.predict.machine_profile import LinkProfile, MachineProfile, save_profile
 from tests.support.commands import RUN, start
+from tests.support.programs import need_prometheus
 from tests.support.prometheus import DEPLOY, RULES, Prometheus, target, until
 from tests.support.ranks import free_port
 
@@ -87,8 +87,7 @@ def profile(path: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def watched(tmp_path_factory: pytest.TempPathFactory) -> Watched:
-    if shutil.which("prometheus") is None:
-        pytest.skip("needs prometheus: apt-get install prometheus")
+    need_prometheus()
     place = tmp_path_factory.mktemp("live")
     runs = place / "late", place / "compressed"
     script = place / "train.py"
@@ -196,8 +195,7 @@ def test_the_job_ends_as_it_would_without(watched: Watched) -> None:
 
 
 def test_promtool_accepts_the_rules() -> None:
-    if shutil.which("promtool") is None:
-        pytest.skip("needs promtool: apt-get install prometheus")
+    need_prometheus("promtool")
     subprocess.run(["promtool", "check", "rules", str(RULES)], check=True, capture_output=True)
 
 

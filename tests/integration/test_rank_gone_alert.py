@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import signal
 import subprocess
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.support.commands import start
+from tests.support.programs import need_prometheus
 from tests.support.prometheus import RULES, Prometheus, target, until
 from tests.support.ranks import free_port
 
@@ -63,8 +63,7 @@ class Job:
 
 
 def test_it_fires_for_a_killed_rank_whose_peers_hang_on(tmp_path: Path) -> None:
-    if shutil.which("prometheus") is None:
-        pytest.skip("needs prometheus: apt-get install prometheus")
+    need_prometheus()
     jobs = {how: Job(tmp_path / how, how) for how in ("killed", "ends")}
     codes = {}
     try:
@@ -119,8 +118,7 @@ def test_when_it_fires(
     running: tuple[str, str], failed: tuple[str, str], at: str, fires: bool, tmp_path: Path
 ) -> None:
     """A sample and a look every 5 s."""
-    if shutil.which("promtool") is None:
-        pytest.skip("needs promtool: apt-get install prometheus")
+    need_prometheus("promtool")
     given = [series("commprof_rank_running", rank, text) for rank, text in enumerate(running)]
     given += [series("commprof_rank_failed", rank, text) for rank, text in enumerate(failed)]
     expected: list[dict[str, Any]] = []

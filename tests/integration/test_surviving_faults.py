@@ -9,19 +9,23 @@ from pathlib import Path
 import pytest
 
 from commprof import _native
-from tests.support import fault_list, faults
-from tests.support.faults import Fault, Verdict, try_fault
+from tests.support import fault_list, limits
+from tests.support.faults import Fault, Setting, Verdict, try_fault
 from tests.support.forks import Forks
 from tests.support.netns import Hosts
 
 pytestmark = [
     pytest.mark.once_per_change(
         *("csrc/core", "csrc/torch", "commprof/boot", "commprof/capture", "commprof/trace"),
-        *("commprof/analysis", "tests/support/faults.py", "tests/support/fault_list.py"),
-        "tests/support/scripts/faulty.py",
+        *("commprof/analysis", "commprof/live", "commprof/watch"),
+        *("tests/support/faults.py", "tests/support/fault_list.py", "tests/support/limits.py"),
+        *("tests/support/watchers.py", "tests/support/scripts/faulty.py"),
     ),
     pytest.mark.skipif(_native.native is None, reason="needs the C++ module"),
 ]
+
+#: With the watchdog and live metrics on; the benchmark does so with all of them.
+WATCHED = ("no fault", "SIGKILL", "SIGSTOP, SIGCONT", "run directory deleted")
 
 
 @pytest.fixture(scope="module")
@@ -41,27 +45,37 @@ def named(fault: Fault) -> str:
 
 @pytest.mark.parametrize("fault", fault_list.FAULTS, ids=named)
 def test_a_fault_in_a_job(fault: Fault, forks: Forks, tmp_path: Path) -> None:
-    check(try_fault(fault, forks, tmp_path))
+    check(try_fault(fault, forks, tmp_path, Setting()))
+
+
+@pytest.mark.parametrize(
+    "fault", [fault for fault in fault_list.FAULTS if fault.name in WATCHED], ids=named
+)
+def test_a_fault_in_a_watched_job(fault: Fault, forks: Forks, tmp_path: Path) -> None:
+    verdict = try_fault(fault, forks, tmp_path, Setting(watched=True))
+    check(verdict)
+    assert verdict.at_work
+    assert (tmp_path / "recorded/live/metrics.jsonl").exists()
 
 
 @pytest.mark.parametrize("fault", fault_list.DISK_FAULTS, ids=named)
 def test_a_fault_of_the_disk(fault: Fault, forks: Forks, tmp_path: Path) -> None:
-    if not faults.can_mount():
+    if not limits.can_mount():
         pytest.skip("needs to mount a tmpfs")
     for parent in (tmp_path, *tmp_path.parents[:3]):
         parent.chmod(0o755)  # ranks of another user work here
-    check(try_fault(fault, forks, tmp_path))
+    check(try_fault(fault, forks, tmp_path, Setting()))
 
 
 def test_running_out_of_memory_in_a_cgroup(forks: Forks, tmp_path: Path) -> None:
-    with faults.memory_cgroup(1 << 30) as cgroup:
+    with limits.memory_cgroup(1 << 30) as cgroup:
         if not cgroup:
             pytest.skip("needs a cgroup of its own")
-        check(try_fault(fault_list.OUT_OF_MEMORY, forks, tmp_path, cgroup=cgroup))
+        check(try_fault(fault_list.OUT_OF_MEMORY, forks, tmp_path, Setting(cgroup=cgroup)))
 
 
 @pytest.mark.needs_netns
 @pytest.mark.parametrize("fault", fault_list.NETWORK_FAULTS, ids=named)
 def test_a_fault_between_hosts(fault: Fault, forks: Forks, tmp_path: Path) -> None:
     with Hosts(2, "1gbit") as hosts:
-        check(try_fault(fault, forks, tmp_path, hosts.names))
+        check(try_fault(fault, forks, tmp_path, Setting(hosts.names)))

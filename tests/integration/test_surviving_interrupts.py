@@ -15,6 +15,7 @@ pytestmark = [
         *("csrc/core", "commprof/boot", "commprof/capture", "commprof/launch", "commprof/trace"),
         *("commprof/commands", "commprof/door.py", "tests/support/scripts/faulty.py"),
         *("tests/support/interrupts.py", "tests/support/launched.py"),
+        "tests/support/processes.py",
     ),
     pytest.mark.skipif(_native.native is None, reason="needs the C++ module"),
 ]

@@ -18,14 +18,15 @@ from commprof.trace import columns
 from commprof.trace.reader import read_trace
 from tests.support.commands import RUN, call
 from tests.support.faults import SCRIPT, report_on
-from tests.support.launched import Launched, await_gone, gone, launch, run_of, steps_in
+from tests.support.launched import Launched, launch, run_of, steps_in
 from tests.support.launcher_faults import no_cgroup, out_of_memory
+from tests.support.processes import await_gone, gone
 
 pytestmark = [
     pytest.mark.once_per_change(
         *("csrc/core", "commprof/boot", "commprof/capture", "commprof/launch", "commprof/trace"),
         *("commprof/commands", "tests/support/scripts/faulty.py", "tests/support/launched.py"),
-        "tests/support/launcher_faults.py",
+        *("tests/support/launcher_faults.py", "tests/support/processes.py"),
     ),
     pytest.mark.skipif(_native.native is None, reason="needs the C++ module"),
 ]

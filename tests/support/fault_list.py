@@ -18,6 +18,14 @@ def kill_from_outside(job: Job) -> None:
     os.kill(job.ranks[-1].pid, signal.SIGKILL)
 
 
+def kill_in_always_on(job: Job) -> None:
+    """SIGKILL where only summaries are kept: the last second may be lost, and no more."""
+    job.await_step(100)
+    job.keep_until_now()
+    time.sleep(1.0)
+    os.kill(job.ranks[-1].pid, signal.SIGKILL)
+
+
 def remove_directory(job: Job) -> None:
     """``rm -r`` of the run directory."""
     job.await_step(20)
@@ -90,6 +98,14 @@ FAULTS: tuple[Fault, ...] = (
     Fault("no fault", cause="Steps were found"),
     Fault("SIGKILL", "kill", cause=_GONE),
     Fault("SIGKILL at any moment", outside=kill_from_outside, steps=100_000, cause=_GONE),
+    Fault(
+        "SIGKILL in always-on mode",
+        outside=kill_in_always_on,
+        steps=100_000,
+        environment={"COMMPROF_MODE": "always-on"},
+        watched_pause_s=0.02,
+        cause=_GONE,
+    ),
     Fault("SIGSEGV", "segfault", cause=_GONE),
     Fault(
         "SIGSTOP, SIGCONT",
@@ -115,6 +131,7 @@ FAULTS: tuple[Fault, ...] = (
         "run directory deleted",
         outside=remove_directory,
         steps=400,
+        watched_pause_s=0.02,
         cause="Steps were found",
     ),
 )
@@ -138,6 +155,7 @@ DISK_FAULTS: tuple[Fault, ...] = (
         "full disk",
         outside=fill_disk,
         steps=500,
+        watched_pause_s=0.02,
         disk_bytes=4 << 20,
         # The disk was full from step 300 on; the flush before was at most 0.2 s earlier. At
         # least 100 steps are in the traces.
@@ -148,6 +166,7 @@ DISK_FAULTS: tuple[Fault, ...] = (
         "read-only run directory",
         outside=make_read_only,
         steps=200,
+        watched_pause_s=0.02,
         disk_bytes=8 << 20,
         uid=65534,
         cause="Steps were found",

@@ -9,17 +9,20 @@ from __future__ import annotations
 import io
 import os
 import re
+import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, redirect_stdout, suppress
+from collections.abc import Callable
+from contextlib import ExitStack, redirect_stdout, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from commprof.commands import main
 from commprof.trace import columns
 from commprof.trace.reader import read_trace
+from tests.support import watchers
 from tests.support.forks import Forks, Rank
+from tests.support.limits import small_disk
 from tests.support.ranks import free_port
 
 SCRIPT = Path(__file__).parent / "scripts/faulty.py"
@@ -36,6 +39,8 @@ class Job:
     directory: Path
     traces: Path
     hosts: list[str]
+    #: Steps that each rank's records must have; empty: all that it says, less what may be lost.
+    must_keep: list[int] = field(default_factory=list)
 
     def await_step(self, step: int) -> None:
         """Returns once rank 0 has said that this step is done."""
@@ -43,6 +48,30 @@ class Job:
         while steps_said(self.ranks[0]) <= step:
             assert time.monotonic() < limit, f"no step {step}: {self.ranks[0].stderr}"
             time.sleep(0.01)
+
+    def keep_until_now(self) -> None:
+        """What ranks have said by now must be kept; what comes later may be lost."""
+        self.must_keep = [steps_said(rank) for rank in self.ranks]
+
+    def end(self, forks: Forks) -> None:
+        """Kills the ranks that have not ended."""
+        for rank in self.ranks:
+            if rank.returncode is None:
+                with suppress(ProcessLookupError):
+                    os.kill(rank.pid, signal.SIGKILL)
+                forks.wait(rank, _TIMEOUT_S)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Where and how a fault is tried."""
+
+    #: Network namespaces, one for each rank; empty: all ranks are on this host.
+    hosts: list[str] = field(default_factory=list)
+    #: Directory of a cgroup for the last rank; empty for none.
+    cgroup: str = ""
+    #: Whether the watchdog and live metrics are on where commprof is.
+    watched: bool = False
 
 
 @dataclass(frozen=True)
@@ -67,6 +96,8 @@ class Fault:
     cause: str = ""
     #: Steps said but not in the trace, at most: 0 where records outlive their process.
     may_lose: int = 0
+    #: After each step of a watched try: what watches must be there before the fault is.
+    watched_pause_s: float = 0.1
     #: Whether ranks fail as they happen to notice it: then only the failing ranks are compared.
     errors_vary: bool = True
 
@@ -94,11 +125,18 @@ class Verdict:
     kept: list[int]
     report: str
     fault: Fault
+    #: As :attr:`Job.must_keep` has it.
+    must_keep: list[int]
+    #: Whether endpoint and watchdog were seen at work before the fault.
+    at_work: bool = False
+    #: Processes of theirs that had to be killed when the ranks were gone.
+    left: list[int] = field(default_factory=list)
 
     @property
     def unharmed(self) -> bool:
-        """Same exit codes, same errors, same weights."""
-        return all(self._same(a, b) for a, b in zip(self.plain, self.recorded, strict=True))
+        """Same exit codes, same errors, same weights; and nothing stays behind."""
+        same = all(self._same(a, b) for a, b in zip(self.plain, self.recorded, strict=True))
+        return same and not self.left
 
     def _same(self, plain: Ended, recorded: Ended) -> bool:
         same = (plain.returncode, plain.checksum) == (recorded.returncode, recorded.checksum)
@@ -109,11 +147,10 @@ class Verdict:
 
     @property
     def records_kept(self) -> bool:
-        """Every step that a rank said is in its trace."""
-        return all(
-            kept >= ended.steps - self.fault.may_lose
-            for kept, ended in zip(self.kept, self.recorded, strict=True)
-        )
+        """Every step that a rank said is in its trace, or every one that must be."""
+        wanted = [ended.steps - self.fault.may_lose for ended in self.recorded]
+        pairs = zip(self.kept, self.must_keep or wanted, strict=True)
+        return all(kept >= steps for kept, steps in pairs)
 
     @property
     def cause_named(self) -> bool:
@@ -123,39 +160,64 @@ class Verdict:
     def complaint(self) -> str:
         """What to read where one of the three is false."""
         return (
-            f"plain {self.plain}\nrecorded {self.recorded}\nkept {self.kept}\n"
+            f"plain {self.plain}\nrecorded {self.recorded}\nkept {self.kept}, "
+            f"must keep {self.must_keep}; at work {self.at_work}, left {self.left}\n"
             f"cause wanted: {self.fault.cause!r}\n{self.report}"
         )
 
 
-def try_fault(
-    fault: Fault, forks: Forks, directory: Path, hosts: list[str] | None = None, cgroup: str = ""
-) -> Verdict:
+def try_fault(fault: Fault, forks: Forks, directory: Path, setting: Setting) -> Verdict:
     """Runs it twice, at first without commprof."""
-    plain = _run(fault, forks, directory / "plain", False, hosts or [], cgroup)
+    plain = _run(fault, forks, directory / "plain", False, setting)
     with ExitStack() as stack:
         place = directory / "recorded"
         if fault.disk_bytes:
             stack.enter_context(small_disk(place / "out", fault.disk_bytes))
-        recorded = _run(fault, forks, place, True, hosts or [], cgroup)
+        ran = _run(fault, forks, place, True, setting)
         traces = place / "out"
-        kept = [_steps_kept(traces / f"rank_{rank}.trace") for rank in range(_RANKS)]
+        kept = [steps_kept(traces / f"rank_{rank}.trace") for rank in range(_RANKS)]
         report = report_on(traces)
-    return Verdict(fault.name, plain, recorded, kept, report, fault)
+    return Verdict(
+        name=fault.name,
+        plain=plain.ended,
+        recorded=ran.ended,
+        kept=kept,
+        report=report,
+        fault=fault,
+        must_keep=ran.must_keep,
+        at_work=ran.at_work,
+        left=ran.left,
+    )
 
 
-def _run(
-    fault: Fault, forks: Forks, place: Path, recorded: bool, hosts: list[str], cgroup: str
-) -> list[Ended]:
+@dataclass(frozen=True)
+class _Ran:
+    """One job that is over; see :class:`Verdict`."""
+
+    ended: list[Ended]
+    must_keep: list[int]
+    at_work: bool
+    left: list[int]
+
+
+def _run(fault: Fault, forks: Forks, place: Path, recorded: bool, setting: Setting) -> _Ran:
     place.mkdir(parents=True, exist_ok=True)
-    for host in hosts:  # the run before may have cut it off
+    for host in setting.hosts:  # the run before may have cut it off
         subprocess.run(["ip", "-n", host, "link", "set", "eth0", "up"], check=True)
-    job = _start(fault, forks, place, recorded, hosts, cgroup)
-    if fault.outside is not None:
-        fault.outside(job)
-    for rank in job.ranks:
-        forks.wait(rank, _TIMEOUT_S)
-    return [_ended(rank) for rank in job.ranks]
+    job = _start(fault, forks, place, recorded, setting)
+    watched = recorded and setting.watched
+    left: list[int] = []
+    try:
+        at_work = watched and watchers.await_both(job.traces, [rank.pid for rank in job.ranks])
+        if fault.outside is not None:
+            fault.outside(job)
+        for rank in job.ranks:
+            forks.wait(rank, _TIMEOUT_S)
+    finally:
+        job.end(forks)
+        if watched:
+            left = watchers.end(job.traces)
+    return _Ran([_ended(rank) for rank in job.ranks], job.must_keep, at_work, left)
 
 
 def report_on(directory: Path) -> str:
@@ -171,12 +233,10 @@ def steps_said(rank: Rank) -> int:
     return len(re.findall(r"^step \d+$", rank.stdout, re.MULTILINE))
 
 
-def _start(
-    fault: Fault, forks: Forks, place: Path, recorded: bool, hosts: list[str], cgroup: str
-) -> Job:
-    traces = place / "out"
+def _start(fault: Fault, forks: Forks, place: Path, recorded: bool, setting: Setting) -> Job:
+    traces, hosts = place / "out", setting.hosts
     port = 29500 if hosts else free_port()
-    meeting = {
+    shared = {
         "MASTER_ADDR": "10.96.0.1" if hosts else "localhost",
         "MASTER_PORT": str(port),
         "WORLD_SIZE": str(_RANKS),
@@ -184,15 +244,17 @@ def _start(
         # Nobody answers there when the store asks for names.
         **({"GLOO_SOCKET_IFNAME": "eth0", "RES_OPTIONS": "timeout:1 attempts:1"} if hosts else {}),
     }
+    if setting.watched:  # the pause without commprof too: what is compared must be alike
+        shared |= {"PAUSE": str(fault.watched_pause_s), **watchers.environment(place / "live")}
     ranks = [
         forks.start(
             [str(SCRIPT), fault.inside, str(fault.steps)],
             place,
             f"rank_{rank}",
             recorded=recorded,
-            environment={**meeting, **fault.environment, "RANK": str(rank)},
+            environment={**shared, **fault.environment, "RANK": str(rank)},
             netns=hosts[rank] if hosts else "",
-            cgroup=cgroup if rank == _RANKS - 1 else "",
+            cgroup=setting.cgroup if rank == _RANKS - 1 else "",
             memory_bytes=fault.memory_bytes if rank == _RANKS - 1 else 0,
             uid=fault.uid,
         )
@@ -216,62 +278,17 @@ def first_error(stderr: str) -> str:
         if line.startswith("Traceback"):
             break
     for line in lines:
-        if line and not line.startswith((" ", "Traceback")):
+        if line and not line.startswith((" ", "Traceback", "commprof: ")):
             return re.sub(r"\d+", "N", line)
     return ""
 
 
-def _steps_kept(path: Path) -> int:
-    return len(columns.steps(read_trace(path))) if path.exists() else -1
-
-
-@contextmanager
-def small_disk(where: Path, size_bytes: int) -> Iterator[Path]:
-    """A file system of its own with so much room; needs root."""
-    where.mkdir(parents=True)
-    subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", f"size={size_bytes},mode=777", "tmpfs", str(where)],
-        check=True,
-    )
-    try:
-        yield where
-    finally:
-        subprocess.run(["umount", "-l", str(where)], check=True)
-
-
-def can_mount() -> bool:
-    """Whether :func:`small_disk` works here."""
-    if os.geteuid() != 0:
-        return False
-    probe = subprocess.run(
-        ["unshare", "-m", "mount", "-t", "tmpfs", "tmpfs", "/mnt"], capture_output=True
-    )
-    return probe.returncode == 0
-
-
-@contextmanager
-def memory_cgroup(limit_bytes: int) -> Iterator[str]:
-    """A cgroup with so much memory and no swap; an empty string where none can be made."""
-    for root, names in (
-        ("/sys/fs/cgroup", {"memory.max": limit_bytes, "memory.swap.max": 0}),
-        ("/sys/fs/cgroup/memory", {"memory.limit_in_bytes": limit_bytes}),
-    ):
-        if not Path(root, "cgroup.procs").exists():
-            continue  # not the place of this version of cgroups
-        group = Path(root) / f"commprof-test-{os.getpid()}"
-        try:
-            group.mkdir()
-        except OSError:
-            continue
-        try:
-            try:
-                for name, value in names.items():
-                    (group / name).write_text(str(value))
-            except OSError:
-                continue
-            yield str(group)
-            return
-        finally:
-            with suppress(OSError):
-                group.rmdir()
-    yield ""
+def steps_kept(path: Path) -> int:
+    """In a trace, as records or summarised; -1 where there is none."""
+    if not path.exists():
+        return -1
+    trace = read_trace(path)
+    if trace.summary is None or trace.summary.mode == "full":
+        return len(columns.steps(trace))
+    summarised = trace.summary.steps.count
+    return summarised + 1 if summarised else 0  # it has no place for the first one

@@ -14,7 +14,8 @@ from pathlib import Path
 
 from tests.support.commands import call
 from tests.support.faults import SCRIPT
-from tests.support.launched import Launched, await_gone, launch, processes_of, run_of
+from tests.support.launched import Launched, launch, run_of
+from tests.support.processes import await_gone, processes_of
 
 KINDS: Mapping[str, tuple[str, ...]] = {
     "script": ("--nproc", "2", str(SCRIPT), "none", "100"),

@@ -14,10 +14,10 @@ from pathlib import Path
 
 from commprof.errors import TraceError
 from commprof.trace import columns
-from commprof.trace.processes import stat_of
 from commprof.trace.reader import read_trace
 from tests.support.commands import RUN
 from tests.support.faults import SCRIPT
+from tests.support.processes import processes_of
 
 ENDLESS = ("none", "1000000")
 """Arguments of ``scripts/faulty.py`` for a job that must be ended from outside."""
@@ -25,7 +25,6 @@ ENDLESS = ("none", "1000000")
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
 
 _START_S = 150  # two cold starts of torch, on whatever machine
-_END_S = 30
 #: Joins a cgroup, then becomes the command.
 _IN_CGROUP = 'echo $$ > "$0/cgroup.procs" && exec "$@"'
 
@@ -147,28 +146,3 @@ def steps_in(path: Path) -> int:
         return len(columns.steps(read_trace(path)))
     except (OSError, TraceError):
         return 0
-
-
-def gone(pid: int) -> bool:
-    """Whether a process is over."""
-    found = stat_of(pid)
-    return found is None or found.ended
-
-
-def await_gone(pids: Sequence[int]) -> list[int]:
-    """Those that still live after a while."""
-    limit = time.monotonic() + _END_S
-    while (left := [pid for pid in pids if not gone(pid)]) and time.monotonic() < limit:
-        time.sleep(0.05)
-    return left
-
-
-def processes_of(run: Path) -> list[int]:
-    """Living processes that have this run directory in their arguments or environment."""
-    name, found = os.fsencode(run), []
-    for entry in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):
-            told = (entry / "cmdline").read_bytes() + (entry / "environ").read_bytes()
-            if name in told and int(entry.name) != os.getpid() and not gone(int(entry.name)):
-                found.append(int(entry.name))
-    return found

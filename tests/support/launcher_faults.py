@@ -13,18 +13,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.support import faults, interrupts
+from tests.support import interrupts, limits
 from tests.support.faults import SCRIPT, report_on
-from tests.support.launched import (
-    TORCHRUN,
-    Launched,
-    await_gone,
-    gone,
-    launch,
-    processes_of,
-    run_of,
-    steps_in,
-)
+from tests.support.launched import TORCHRUN, Launched, launch, run_of, steps_in
+from tests.support.processes import await_gone, gone, processes_of
 from tests.support.ranks import free_port
 
 MEMORY_BYTES = 2 << 30
@@ -122,11 +114,11 @@ def launcher_terminated(place: Path, chance: random.Random) -> Outcome:
 
 def out_of_memory(place: Path, chance: random.Random) -> Outcome:
     """The kernel kills the rank that grows, in the one cgroup of launcher and ranks."""
-    with faults.memory_cgroup(MEMORY_BYTES) as cgroup:
+    with limits.memory_cgroup(MEMORY_BYTES) as cgroup:
         plain = launch([*TORCHRUN, str(SCRIPT), "grow", "40"], place / "plain", cgroup)
         plain_code = plain.process.wait(_END_S)
         told = re.search(r"rank +: 1 .*?exitcode +: (-?\d+)", plain.err, re.DOTALL)
-    with faults.memory_cgroup(MEMORY_BYTES) as cgroup:
+    with limits.memory_cgroup(MEMORY_BYTES) as cgroup:
         command = run_of(place, "--nproc", "2", str(SCRIPT), "grow", "40")
         job = launch(command, place, cgroup)
         code = job.process.wait(_END_S)
@@ -220,7 +212,7 @@ def _checksums(job: Launched) -> list[str]:
 
 def no_cgroup() -> str:
     """Why no memory can be limited here; empty if it can."""
-    with faults.memory_cgroup(MEMORY_BYTES) as cgroup:
+    with limits.memory_cgroup(MEMORY_BYTES) as cgroup:
         return "" if cgroup else "no cgroup can be made"
 
 
