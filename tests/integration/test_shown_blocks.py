@@ -67,7 +67,6 @@ OUTPUT = {
     ("docs/trace_format.md", "file header"): "a picture",
     ("docs/clusters.md", "hosts  ranks  MB per step"): "tests/unit/test_host_links.py",
     ("docs/launching.md", "# run.yaml"): "a file, which test_readme.py reads",
-    ("docs/monitoring.md", "with commprof.profile("): "needs a tracker of runs",
     ("docs/monitoring.md", "scrape_configs:"): "Prometheus's: tests/integration/test_live_run.py",
     ("docs/watchdog.md", "commprof: watchdog: HANG"): "output",
     ("docs/watchdog.md", "Collective 45 of group"): "output",

@@ -132,7 +132,7 @@ def test_fp16_with_its_scaled_loss(ddp: WorldResult, base: Path, strategy: str) 
 
 
 SMALL_OF = {
-    "resnet50": "resnet50:samples=16,image=16",
+    "resnet50": "resnet50:samples=16,image=32",
     "mlp": "mlp:inputs=16,width=32,layers=2,samples=64",
     "transformer": SMALL,
     "lora": "lora:sequence=8,samples=32",

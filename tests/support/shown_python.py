@@ -6,7 +6,10 @@ A block may use what a user has at that point: a model, its data, an optimizer.
 from __future__ import annotations
 
 import os
+import time
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -24,11 +27,15 @@ def run_block(path: str) -> None:
     directory.mkdir(exist_ok=True)
     os.chdir(directory)
     text = source.read_text()
-    names: dict[str, Any] = {"torch": torch, "commprof": commprof}
+    logged: list[dict[str, float]] = []
+    tracker = SimpleNamespace(log=lambda figures, step: logged.append(figures))
+    names: dict[str, Any] = {"torch": torch, "commprof": commprof, "wandb": tracker}
     if "init_process_group" not in text:
         dist.init_process_group("gloo")
         names |= training()
     exec(compile(text, str(source), "exec"), names)
+    if "wandb.log" in text:
+        assert any(name.startswith("commprof/") for figures in logged for name in figures), logged
     if dist.is_initialized():
         total = torch.ones(1)
         dist.all_reduce(total)
@@ -37,6 +44,15 @@ def run_block(path: str) -> None:
         # interpreter, for which one of them may wait to let go of a tensor.
         names.clear()
         dist.destroy_process_group()
+
+
+class _Batches(list[tuple[torch.Tensor, torch.Tensor]]):
+    """Each takes as long to come as makes a run long enough to be summed up."""
+
+    def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        for batch in super().__iter__():
+            time.sleep(0.05)
+            yield batch
 
 
 def training() -> dict[str, Any]:
@@ -49,6 +65,6 @@ def training() -> dict[str, Any]:
         "ddp": ddp,
         "optimizer": torch.optim.SGD(ddp.parameters(), lr=0.1),
         "loss_function": nn.functional.cross_entropy,
-        "loader": [(torch.randn(4, 8), torch.randint(0, 4, (4,))) for _ in range(12)],
+        "loader": _Batches((torch.randn(4, 8), torch.randint(0, 4, (4,))) for _ in range(12)),
         "step": 500,
     }
