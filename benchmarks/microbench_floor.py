@@ -1,6 +1,6 @@
 """What commprof microbench adds to a minimal C++ loop over the same c10d process group.
 
-    PYTHONPATH=. python benchmarks/microbench_floor.py [--ranks 2] [--groups 6] [--turns 48]
+    PYTHONPATH=. python benchmarks/microbench_floor.py [--ranks 2] [--groups 12] [--turns 48]
 
 All-reduce on gloo, in place, 1 KB to 100 MB, each call behind a barrier. In one job three loops
 take turns of a few calls: microbench's, the minimal one, and the minimal one once more, which
@@ -57,7 +57,7 @@ def main() -> int:
     """Measures, prints the table and what became of the demands."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--groups", type=int, default=6, help="process groups per size")
+    parser.add_argument("--groups", type=int, default=12, help="process groups per size")
     parser.add_argument(
         "--turns", type=int, default=48, help="of all loops per group; fewer of large ones"
     )

@@ -40,7 +40,7 @@ def measure(plan: dict[str, Any]) -> None:
     order = random.Random(0)  # the same on all ranks
     for size_bytes in plan["sizes"]:
         figures: dict[str, list[float]] = {name: [] for name in LOOPS}
-        few = max(8, int(1e9 / size_bytes))
+        few = max(8, int(3e9 / size_bytes))
         for _ in range(plan["groups"]):
             group = dist.new_group(backend="gloo")  # as microbench does for each of its rounds
             loops = _loops(floor, group, size_bytes)

@@ -14,6 +14,8 @@ Row = dict[str, Any]
 Rows = Sequence[Row]
 
 TRIALS = 20
+#: Of a run's processor time, by the hypervisor: above that it is done again.
+MOST_STOLEN = 0.02
 #: Answers that say no. On loopback "not-the-bottleneck" is expected: the workload there is another
 #: than on the link, and hides its exchange.
 NO = ("none", "not-the-bottleneck")
@@ -35,8 +37,17 @@ def summary(rows: Rows) -> Iterator[str]:
     for part in ("truth", "link", "loopback"):
         done = [one for one in rows if one["part"] == part]
         failed = sum("failed" in one for one in done)
+        disturbed = sum(map(is_disturbed, done))
         seconds = sum(one["seconds"] for one in done)
-        yield f"{part}: {len(done) - failed} runs, {failed} failed, {seconds / 60:.1f} minutes"
+        yield (
+            f"{part}: {len(done) - failed - disturbed} runs, {failed} failed, {disturbed} that the "
+            f"hypervisor disturbed, {seconds / 60:.1f} minutes"
+        )
+
+
+def is_disturbed(row: Row) -> bool:
+    """Whether a run did not fail and the hypervisor took more of it than it may."""
+    return "failed" not in row and row.get("stolen", 0.0) > MOST_STOLEN
 
 
 def demands(rows: Rows) -> list[Demand]:
@@ -70,8 +81,9 @@ def _at_its_rate(what: str, held: int, count: int) -> Demand:
 
 
 def _good(rows: Rows, part: str) -> list[Row]:
-    """Those of a part that did not fail."""
-    return [one for one in rows if one["part"] == part and "failed" not in one]
+    """Those of a part that neither failed nor were disturbed."""
+    found = [one for one in rows if one["part"] == part and "failed" not in one]
+    return [one for one in found if not is_disturbed(one)]
 
 
 def _true_steps(rows: Rows) -> dict[str, list[float]]:

@@ -293,6 +293,18 @@ def test_trials() -> None:
     ]
 
 
+def test_runs_that_the_hypervisor_disturbed_are_left_out() -> None:
+    truth = [
+        {"part": "truth", "label": label, "step_ms": ms, "seconds": 1.0, "stolen": stolen}
+        for label, ms, stolen in (("none", 100.0, 0.0), ("fp16", 60.0, 0.02), ("fp16", 200.0, 0.03))
+    ]
+    assert list(map(trial_truth_demands.is_disturbed, truth)) == [False, False, True]
+    lines = [*trial_truth_demands.summary(truth)]
+    assert lines[0].startswith("fp16")
+    assert "60.00 ms alone, 1 passes" in lines[0]
+    assert "truth: 2 runs, 0 failed, 1 that the hypervisor disturbed, 0.1 minutes" in lines
+
+
 def of_strategies() -> dict[str, Any]:
     """Every setting, each with one operation that agrees; of a single rank nothing is known."""
     rows = [
