@@ -2,6 +2,7 @@
 // microbench is compared with. Built by microbench_floor.py.
 #include <torch/extension.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <torch/csrc/distributed/c10d/Types.hpp>
 
 #include <chrono>
 #include <utility>
@@ -24,11 +25,18 @@ Times allReduces(
     int64_t iterations) {
   const pybind11::gil_scoped_release release;
   std::vector<at::Tensor> tensors{tensor};
+  // As microbench calls it, whose caller waits.
+  c10d::AllreduceOptions options;
+  options.asyncOp = false;
+  c10d::BarrierOptions meeting;
+  meeting.asyncOp = false;
   Times times;
+  times.first.reserve(size_t(iterations));
+  times.second.reserve(size_t(iterations));
   for (int64_t i = 0; i < iterations; ++i) {
-    group->barrier()->wait();
+    group->barrier(meeting)->wait();
     times.first.push_back(nowNs());
-    group->allreduce(tensors)->wait();
+    group->allreduce(tensors, options)->wait();
     times.second.push_back(nowNs());
   }
   return times;

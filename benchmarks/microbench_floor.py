@@ -8,7 +8,7 @@ shows what equal loops differ by on this machine. A process of the lowest priori
 from falling asleep, which costs a virtual machine more than a small collective takes. Figures
 are of neighbouring turns: the median of their ratios (or, below 1 MB, of their differences) with
 its 95 % interval. Demanded: busbw within 3 % from 1 MB on, times within 10 us below; the exit code
-is 1 where that is not met. About four minutes.
+is 1 where that is not met. About nine minutes.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ It does not show what a trial says of the link's job on loopback.
 
 Each run appends one line to DIR/results.jsonl and is not repeated while it is there: stop and start
 again at will. A run that fails or does not end within two minutes leaves its reason there, and has
-a second try. So has, up to four times, one of whose processor time the hypervisor took more than
+a second try. So has, up to eight times, one of whose processor time the hypervisor took more than
 MOST_STOLEN: its line stays, and nothing is made of it. With `--minutes` nothing new is started
 after that time.
 
@@ -78,7 +78,7 @@ PASSES = 5
 _FIRST = 10
 _LIMIT_S = 120
 _TRIES = 2
-_TRIES_DISTURBED = 4
+_TRIES_DISTURBED = 8
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from commprof.analysis.queueing import DEFAULT_GLOO_THREADS
 from commprof.analysis.scaling import Scaling
 from commprof.analysis.script_remarks import script_remarks
 from commprof.analysis.stragglers import LateRank
+from commprof.analysis.summaries import SummaryResult
 from commprof.analysis.world import WorldResult
 from commprof.units import ns_to_ms
 
@@ -33,6 +34,7 @@ def remarks(
     scaling: Sequence[Scaling],
     overhead: Overhead | None,
     in_turns: bool = False,
+    summaries: Sequence[SummaryResult] = (),
 ) -> tuple[str, ...]:
     """All remarks on a run, the weightiest first.
 
@@ -45,7 +47,7 @@ def remarks(
     if not in_turns:
         found += _above_ideal(context, worlds, scaling)
         found += _too_short(worlds)
-    found += script_remarks(worlds)
+    found += script_remarks(worlds, summaries)
     for world in worlds:
         found += [] if in_turns else _about_steps(world)
         found += _about_world(world)
@@ -282,8 +284,7 @@ def _about_devices(world: WorldResult, name: str) -> str:
         text += (
             "Steps, phases and exposed time are those of its stream that computes, by device "
             f"events: placed on the host's clock to ±{_micros(world.device_clock_error_us)} µs, "
-            "lengths better than that. What a stream waits for by an event alone, as FSDP2's does "
-            "for its all-gathers and reduce-scatters, is in the phase and not in exposed. "
+            "lengths better than that. "
         )
     if untimed:
         whose = f"Of {untimed} of them" if world.device_timed else "Of all of them"

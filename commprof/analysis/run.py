@@ -69,7 +69,10 @@ def _analyse(directory: Path, in_detail: bool) -> tuple[RunResult, tuple[WorldDe
         scaling=scaling,
         overhead=pooled,
         failures=tuple(failures),
-        remarks=(*remarks(context, worlds, scaling, pooled, shared), *_restarts(attempts)),
+        remarks=(
+            *remarks(context, worlds, scaling, pooled, shared, summaries),
+            *_restarts(attempts),
+        ),
         summaries=tuple(summaries),
         loss_agreement=loss_agreement(context, worlds),
         attempts=tuple(attempts),

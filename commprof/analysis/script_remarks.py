@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from commprof.analysis.summaries import SummaryResult
 from commprof.analysis.world import WorldResult
 from commprof.trace.found_steps import BACKWARD, UPDATE
 
@@ -23,9 +24,12 @@ _SAMPLES = (
 )
 
 
-def script_remarks(worlds: Sequence[WorldResult]) -> list[str]:
+def script_remarks(
+    worlds: Sequence[WorldResult], summaries: Sequence[SummaryResult] = ()
+) -> list[str]:
     """Remarks on what commprof found out by itself; none where it was told."""
-    found = [text for source, text in _STEPS.items() if any(w.steps_end == source for w in worlds)]
+    ends = {world.steps_end for world in worlds} | {found.steps_end for found in summaries}
+    found = [text for source, text in _STEPS.items() if source in ends]
     found += [
         f"At world size {world.world_size} {world.merged_steps} of the steps found hold the "
         "backward passes of several, but not their updates: the script left updates out there. "

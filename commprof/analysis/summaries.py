@@ -7,13 +7,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from commprof.analysis import histogram
+from commprof.analysis.bandwidth import bus_factor
+from commprof.analysis.figure_checks import CrossCheck
+from commprof.analysis.summary_checks import summary_checks
 from commprof.analysis.summary_ranks import LastRow, SummaryLateRank, last_rows, late_rank
 from commprof.trace import schema
+from commprof.trace.found_steps import SOURCES
 from commprof.trace.reader import Trace
 from commprof.trace.run_directory import WorldRun
 from commprof.trace.schema import Phase
 from commprof.trace.summary import Histogram, OperationSummary, Summary
 from commprof.units import ns_to_ms, ns_to_s, ns_to_us
+
+#: The row of operations that found no place of their own: of several kinds.
+_OTHERS = "other"
 
 
 @dataclass(frozen=True)
@@ -53,6 +60,10 @@ class OperationRow:
     #: completion. With gloo the latter holds the time in its queue.
     until_last: Quantiles
     wire: Quantiles
+    #: Mean size over mean wire of the same collectives, and times the bus factor; NaN without any,
+    #: and of gather and scatter, of which a summary does not keep the size.
+    algbw_gb_per_s: float
+    busbw_gb_per_s: float
 
 
 @dataclass(frozen=True)
@@ -66,6 +77,8 @@ class SummaryResult:
     covered_s: float
     #: Fewest steps of a rank.
     steps: int
+    #: Where they end: of ``found_steps.SOURCES``, the least certain one of any rank.
+    steps_end: str
     #: Over all steps of all ranks; quantiles within 1 %.
     step_median_ms: float
     step_p95_ms: float
@@ -110,6 +123,7 @@ class SummaryResult:
     unmatched: int
     #: Traces that could not be read, or not to their end, in sentences.
     problems: tuple[str, ...]
+    cross_checks: tuple[CrossCheck, ...]
 
 
 def analyse_summaries(run: WorldRun) -> SummaryResult | None:
@@ -135,6 +149,7 @@ def analyse_summaries(run: WorldRun) -> SummaryResult | None:
         ranks=tuple(found),
         covered_s=max(ns_to_s(summary.end_ns - summary.begin_ns) for summary in summaries),
         steps=min(summary.steps.count for summary in summaries),
+        steps_end=max((summary.steps_end for summary in summaries), key=SOURCES.index),
         step_median_ms=ns_to_ms(histogram.quantile(steps, 0.5)),
         step_p95_ms=ns_to_ms(histogram.quantile(steps, 0.95)),
         data_ms=means[Phase.DATA],
@@ -163,6 +178,7 @@ def analyse_summaries(run: WorldRun) -> SummaryResult | None:
         dropped_records=sum(max(trace.dropped, s.dropped) for trace, s in found.values()),
         unmatched=sum(summary.unmatched for summary in summaries),
         problems=run.problems,
+        cross_checks=summary_checks(run, list(found.values())),
     )
 
 
@@ -183,7 +199,8 @@ def _operations(found: Sequence[tuple[Trace, Summary]]) -> tuple[OperationRow, .
             group = trace.groups.get(one.group)
             name = "" if one.group == 0 else f"#{one.group}" if group is None else group.name
             rows.setdefault((_name(trace, one.op), name, one.size_class), []).append(one)
-    made = [_row(*key, parts) for key, parts in rows.items()]
+    ranks = {group.name: group.size for trace, _ in found for group in trace.groups.values()}
+    made = [_row(*key, ranks.get(key[1], 0), parts) for key, parts in rows.items()]
     return tuple(sorted(made, key=lambda row: (-_weight(row), row.op, row.group, row.below_bytes)))
 
 
@@ -196,7 +213,10 @@ def _name(trace: Trace, op: int) -> str:
     return str(names[op]) if op < len(names) else f"#{op}"
 
 
-def _row(op: str, group: str, size_class: int, parts: Sequence[OperationSummary]) -> OperationRow:
+def _row(
+    op: str, group: str, size_class: int, group_size: int, parts: Sequence[OperationSummary]
+) -> OperationRow:
+    algbw_gb_per_s = _algbw_gb_per_s(op, parts)
     return OperationRow(
         op=op,
         group=group,
@@ -209,7 +229,17 @@ def _row(op: str, group: str, size_class: int, parts: Sequence[OperationSummary]
         wait=_quantiles([part.wait for part in parts]),
         until_last=_quantiles([part.until_last for part in parts]),
         wire=_quantiles([part.wire for part in parts]),
+        algbw_gb_per_s=algbw_gb_per_s,
+        busbw_gb_per_s=algbw_gb_per_s * bus_factor(op, group_size),
     )
+
+
+def _algbw_gb_per_s(op: str, parts: Sequence[OperationSummary]) -> float:
+    """The larger of input and output is what nccl-tests call size, but of gather and scatter."""
+    wire_ns = sum(part.wire.sum_ns for part in parts)
+    moved = sum(part.bytes / part.count * part.wire.count for part in parts if part.count)
+    known = op not in ("gather", "scatter", _OTHERS) and moved > 0 and wire_ns > 0
+    return moved / wire_ns if known else math.nan  # bytes per ns are GB/s
 
 
 def _quantiles(parts: Sequence[Histogram]) -> Quantiles:

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from commprof.analysis.bandwidth import sizes_bytes
-from commprof.analysis.cross_checks import CrossCheck, Observed
+from commprof.analysis.cross_checks import Observed
+from commprof.analysis.figure_checks import CrossCheck
 from commprof.trace import columns
 from commprof.trace.run_directory import WorldRun
 from commprof.trace.schema import OPS

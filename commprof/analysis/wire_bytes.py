@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -9,7 +10,8 @@ import numpy.typing as npt
 
 from commprof.trace.columns import Collectives
 from commprof.trace.reader import Trace
-from commprof.trace.schema import OPS
+from commprof.trace.schema import OPS, op_name
+from commprof.trace.summary import Summary
 
 Floats = npt.NDArray[np.float64]
 _Factor = Callable[[Floats], Floats]
@@ -59,3 +61,23 @@ def sent_bytes(trace: Trace, table: Collectives) -> Floats:
             rows = (table.op == OPS.index(name)) & (n > 0)
             result[rows] = factor(n[rows]) * size[rows]
     return result
+
+
+def summarised_sent_bytes(trace: Trace, summary: Summary) -> float:
+    """The same over all that a summary counts; NaN where it is not known of a part.
+
+    A summary keeps the larger of input and output, which does not tell what a root's part in a
+    gather or a scatter is.
+    """
+    sizes = {group.id: group.size for group in trace.groups.values()}
+    total = 0.0
+    for operation in summary.operations:
+        name, n = op_name(operation.op), sizes.get(operation.group, 0)
+        if operation.bytes == 0:
+            continue
+        if name not in _OF_INPUT or name == "gather" or n == 0:
+            return math.nan
+        factor = float(_OF_INPUT[name](np.array([n], dtype=np.float64))[0])
+        # The output of an all_gather is its larger side, n inputs.
+        total += operation.bytes * (factor / n if name.startswith("all_gather") else factor)
+    return total

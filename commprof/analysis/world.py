@@ -10,11 +10,12 @@ import numpy as np
 from commprof.analysis.breakdown import Breakdown
 from commprof.analysis.collectives import CollectiveRow, collective_rows
 from commprof.analysis.compression import CompressionRow, compression_rows
-from commprof.analysis.cross_checks import CrossCheck, Observed, cross_checks
+from commprof.analysis.cross_checks import Observed, cross_checks
 from commprof.analysis.device_timeline import (
     clock_error_ns,
     timed_collectives,
 )
+from commprof.analysis.figure_checks import CrossCheck
 from commprof.analysis.host_links import HostLinks, host_links
 from commprof.analysis.lateness import views, with_phase
 from commprof.analysis.losses import differing_weights, global_losses

@@ -16,6 +16,7 @@ from commprof.capture.arrivals import ArrivalLink
 from commprof.capture.auto_phases import AutoPhases
 from commprof.capture.backends import gloo_threads
 from commprof.capture.clock import ClockLink, mode
+from commprof.capture.coalescing import Coalescing
 from commprof.capture.ending import error_line, unhandled
 from commprof.capture.future_waits import FutureWaits
 from commprof.capture.gradient_norms import GradientNorms
@@ -27,6 +28,7 @@ from commprof.capture.own_trace import OwnTrace
 from commprof.capture.recorder import Marker, recorder
 from commprof.capture.ring_files import own_rings, ring_prefix
 from commprof.capture.step_finder import StepFinder
+from commprof.capture.stream_waits import StreamWaits
 from commprof.capture.witnesses import Witnesses
 from commprof.errors import CommprofError
 from commprof.trace.ring import owner_path
@@ -67,7 +69,7 @@ class Profiler:
         }
         self._finder = StepFinder(self._end_step) if find_steps else None
         self._auto_phases = AutoPhases(self._markers, self._finder)
-        self._future_waits = FutureWaits()
+        self._waits = (FutureWaits(), StreamWaits(), Coalescing())
         self._clock = ClockLink("off")
         self._arrivals = ArrivalLink()
         self._gloo_threads: dict[str, int] = {}
@@ -135,7 +137,8 @@ class Profiler:
         _started.append(self)
         self._recorder.set_stacks(self._stacks)
         self._recorder.install_observer()
-        self._future_waits.install()
+        for waits in self._waits:
+            waits.install()
         self._witnesses.start()
         self._auto_phases.install()
         self._gradient_norms.install(path.with_suffix(".gradients"))
@@ -170,7 +173,8 @@ class Profiler:
         _started.remove(self)
         self._at_exit.cancel()
         self._auto_phases.remove()
-        self._future_waits.remove()
+        for waits in self._waits:
+            waits.remove()
         self._gradient_norms.remove()
         self._note_gloo_threads()
         self._note_ending(error)

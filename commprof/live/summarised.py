@@ -39,6 +39,8 @@ class Summaries:
         """Takes one that is new; what was taken already changes nothing."""
         if self._kept and summary.sequence <= self._kept[-1].sequence:
             return
+        if self._kept and summary.steps.count < self._kept[-1].steps.count:
+            self._kept.clear()  # those steps were none: marks came after all
         if len(self._kept) > 1 and self._kept[-1].end_ns < self._kept[-2].end_ns + _APART_NS:
             self._kept.pop()
         self._kept.append(summary)

@@ -10,6 +10,7 @@ from typing import Any
 
 from commprof.analysis.collectives import CollectiveRow
 from commprof.analysis.cost import Cost
+from commprof.analysis.figure_checks import CrossCheck
 from commprof.analysis.host_links import HostLinks
 from commprof.analysis.incidents import Incidents
 from commprof.analysis.losses import LossAgreement
@@ -154,13 +155,14 @@ def _world(result: RunResult, world: WorldResult, scale: Scaling) -> dict[str, A
             "weights_differ": list(world.weights_differ),
             "flights": [dataclasses.asdict(time) for time in world.times_in_flight],
             "host_links": world.host_links and _host_links(world.host_links),
-            "cross_checks": [
-                {**dataclasses.asdict(check), "difference": check.difference}
-                for check in world.cross_checks
-            ],
+            "cross_checks": _checks(world.cross_checks),
         },
         "rank_results": [_rank(rank) for rank in world.ranks],
     }
+
+
+def _checks(checks: Sequence[CrossCheck]) -> list[dict[str, Any]]:
+    return [{**dataclasses.asdict(check), "difference": check.difference} for check in checks]
 
 
 def _host_links(links: HostLinks) -> dict[str, Any]:
@@ -185,7 +187,7 @@ def _rank(rank: RankSummary) -> dict[str, Any]:
 
 
 def _summary(summary: SummaryResult) -> dict[str, Any]:
-    value = dataclasses.asdict(summary)
+    value = dataclasses.asdict(summary) | {"cross_checks": _checks(summary.cross_checks)}
     return {"num_processes": value.pop("world_size"), **value}
 
 

@@ -6,7 +6,7 @@ import math
 import textwrap
 from collections.abc import Sequence
 
-from commprof.analysis.cross_checks import CrossCheck
+from commprof.analysis.figure_checks import CrossCheck
 from commprof.analysis.world import WorldResult
 from commprof.report.plain_text import fitted, printable
 from commprof.report.tabulated import Grid
@@ -18,14 +18,29 @@ includes copies. Bytes sent are what the collectives must send and what the inte
 
 
 def blocks(worlds: Sequence[WorldResult], width: int) -> list[str]:
-    """The checks of the last world size, and of the others those that disagree."""
+    """Those of a run that kept its records."""
+    return check_blocks(
+        HEADING, [(world.world_size, world.cross_checks) for world in worlds], width
+    )
+
+
+def check_blocks(
+    heading: str, checks: Sequence[tuple[int, Sequence[CrossCheck]]], width: int
+) -> list[str]:
+    """The checks of the last world size, and of the others those that disagree.
+
+    Args:
+        heading: above them.
+        checks: by world size, in order.
+        width: of a line.
+    """
     lines = [
-        textwrap.fill(printable(_line(world.world_size, check)), width, subsequent_indent="    ")
-        for world in worlds
-        for check in world.cross_checks
-        if world is worlds[-1] or check.agrees is False
+        textwrap.fill(printable(_line(world_size, check)), width, subsequent_indent="    ")
+        for i, (world_size, found) in enumerate(checks)
+        for check in found
+        if i == len(checks) - 1 or check.agrees is False
     ]
-    return ["\n".join([fitted(HEADING, width), *lines])] if lines else []
+    return ["\n".join([fitted(heading, width), *lines])] if lines else []
 
 
 def cross_checks_grid(world: WorldResult) -> Grid:

@@ -8,6 +8,7 @@ from typing import Any
 
 from commprof.analysis.pauses import HOST_PAUSE
 from commprof.analysis.summaries import OperationRow, Quantiles, SummaryResult
+from commprof.report.cross_checks_table import check_blocks
 from commprof.report.plain_text import fitted, printable
 
 #: Renders rows under headers; ``report/table.py`` brings its own.
@@ -22,7 +23,12 @@ _OPERATIONS_LEGEND = """\
 count: issued, on all ranks. duration: from issue to completion. blocked: waits of 1 us or more in
 Work.wait; DDP waits in its finalisation instead, which is in exposed. size: bytes of the message.
 open: no completion was seen. until last: from issue to the last rank's issue; wire: from there to
-completion; both where that issue is known."""
+completion; both where that issue is known. algbw and busbw: nccl-tests' size over the mean wire,
+which holds gloo's queue; 1 GB is 1e9 bytes."""
+
+_CHECKS_HEADING = """\
+Cross-checks of what always-on mode summarised, against another figure of the same run. DDP's log
+holds means over the iterations that it sampled, warm-up included."""
 
 _LAST_LEGEND = """\
 last: share of the collectives in which the rank was the last to issue. cost: time that the other
@@ -49,7 +55,9 @@ def blocks(
             ranks = table(rows[:_LAST_ROWS], ("rank", "last", "cost s"))
             legend = fitted(_LAST_LEGEND, width)
             parts.append(f"Last to issue at {_ranks(summary.world_size)}:\n{ranks}\n{legend}")
-    return [*parts, fitted(_OPERATIONS_LEGEND, width)]
+    checks = [(summary.world_size, summary.cross_checks) for summary in summaries]
+    about = fitted(_OPERATIONS_LEGEND, width)
+    return [*parts, about, *check_blocks(_CHECKS_HEADING, checks, width)]
 
 
 def notes(summaries: Sequence[SummaryResult], told: Collection[int]) -> list[str]:
@@ -71,9 +79,9 @@ def notes(summaries: Sequence[SummaryResult], told: Collection[int]) -> list[str
         found += [where + sentence for sentence in _about_waiting(summary)]
         if summary.operations and not summary.steps:
             found.append(
-                f"{where}no step after the first was seen, so there is no exposed time: always-on "
-                "mode knows steps by the optimizer's step() and by commprof.step(); full mode also "
-                "finds them by backward passes."
+                f"{where}no step after the first was seen, so there is no exposed time: a step "
+                "ends at the optimizer's step() or commprof.step(), or, in a loop that has had "
+                "neither in 20 of them, with a backward pass that communicated."
             )
         if summary.dropped_records:
             found.append(
@@ -164,7 +172,7 @@ _PARTS_HEADERS = (
 _OPERATION_HEADERS = (
     *("operation", "group", "size", "count", "MB", "duration\np50", "\np95", "\np99"),
     *("blocked\ncount", "\np50", "\np95", "\np99", "until\nlast p50", "\np99"),
-    *("wire\np50", "\np99", "failed", "open"),
+    *("wire\np50", "\np99", "algbw\nGB/s", "busbw\nGB/s", "failed", "open"),
 )
 
 
@@ -187,6 +195,7 @@ def _operation_row(row: OperationRow, number: Callable[[float], str]) -> tuple[A
         *_times(row.wait, number),
         *(number(row.until_last.p50_ms), number(row.until_last.p99_ms)),
         *(number(row.wire.p50_ms), number(row.wire.p99_ms)),
+        *(number(row.algbw_gb_per_s), number(row.busbw_gb_per_s)),
         row.failed,
         row.unfinished,
     )

@@ -13,7 +13,7 @@ from commprof.trace.schema import Kind, Phase, Records
 Ints = npt.NDArray[np.int64]
 
 #: Where a trace's steps end; see ``step_marks``.
-DECLARED, UPDATE, BACKWARD = "declared", "update", "backward"
+SOURCES = DECLARED, UPDATE, BACKWARD = "declared", "update", "backward"
 
 
 @dataclass(frozen=True)

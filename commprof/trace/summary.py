@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from commprof.trace import schema
+from commprof.trace.found_steps import DECLARED, SOURCES
 
 Ints = npt.NDArray[np.int64]
 
@@ -134,6 +135,8 @@ class Summary:
     #: By ``schema.Phase``: sum over the steps of what the process did not run in it, in ns. It is
     #: a part of ``phases``; 0 in summaries of older versions.
     paused_ns: tuple[int, ...] = (0,) * len(schema.PHASES)
+    #: Where steps end: of ``found_steps.SOURCES``; DECLARED also in summaries of older versions.
+    steps_end: str = DECLARED
 
 
 def read_summary(payload: memoryview) -> Summary:
@@ -171,14 +174,16 @@ def read_summary(payload: memoryview) -> Summary:
         phases=phases,
         operations=tuple(_operation(item) for item in _list(value, "operations")),
         paused_ns=_paused(value),
+        steps_end=_steps_end(value),
         **{name: _whole(value, name) for name in SUMMARY_COUNTERS},
     )
 
 
 SUMMARY_COUNTERS = ("sequence", "begin_ns", "end_ns", "records", "dropped", "unmatched", "moved")
 SUMMARY_PARTS = (
-    *("mode", "steps", "exposed", "phases", "paused", "arrivals", "arrival_clock_error", "hosts"),
-    *("exposed_wait", "exposed_wire", "last", "waited_for", "operations"),
+    *("mode", "steps_end", "steps", "exposed", "phases", "paused", "arrivals"),
+    *("arrival_clock_error", "hosts", "exposed_wait", "exposed_wire", "last", "waited_for"),
+    "operations",
 )
 OPERATION_COUNTERS = ("op", "group", "size_class", "count", "bytes", "failed", "unfinished")
 
@@ -191,6 +196,14 @@ def _paused(value: dict[str, Any]) -> tuple[int, ...]:
     if not all(_is_whole(number) for number in found):
         raise ValueError("paused holds what is not a whole number from 0 to 2**63 - 1")
     return tuple(found)
+
+
+def _steps_end(value: dict[str, Any]) -> str:
+    """Older summaries do not say."""
+    found = value.get("steps_end", DECLARED)
+    if found not in SOURCES:
+        raise ValueError(f"steps_end is none of {', '.join(SOURCES)}")
+    return str(found)
 
 
 def _operation(value: object) -> OperationSummary:

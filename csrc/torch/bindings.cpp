@@ -13,6 +13,7 @@
 #include "core/phase_marker.h"
 #include "core/recorder.h"
 #include "torch/capture/ddp_hook.h"
+#include "torch/capture/device_bindings.h"
 #include "torch/capture/future_bindings.h"
 #include "torch/capture/host_bindings.h"
 #include "torch/capture/observer.h"
@@ -228,6 +229,7 @@ PYBIND11_MODULE(COMMPROF_MODULE, m) {
 
   bindHosts(m);
   bindFutures(m);
+  bindDevices(m);
   bindShm(m);
   bindCompression(m);
   bindKernels(m);

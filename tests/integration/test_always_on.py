@@ -143,6 +143,47 @@ def test_a_run_in_always_on_mode_reports_without_records(tmp_path: Path) -> None
         assert path.stat().st_size < 1_000_000
 
 
+NO_OPTIMIZER = """
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+model = DistributedDataParallel(torch.nn.Linear(64, 64))
+for _ in range(40):
+    model(torch.randn(8, 64)).square().mean().backward()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter -= 0.01 * parameter.grad
+            parameter.grad = None
+dist.destroy_process_group()
+"""
+
+
+def test_steps_of_a_loop_without_an_optimizer_are_found(tmp_path: Path) -> None:
+    script, out = tmp_path / "train.py", tmp_path / "run"
+    script.write_text(NO_OPTIMIZER)
+    done = call(
+        *("-m", "commprof.run", "--mode", "always-on", "--nproc", "2", "--output", str(out)),
+        str(script),
+    )
+    assert done.returncode == 0, done.stderr
+    assert "no optimizer stepped, so each ends with a backward pass" in " ".join(
+        done.stdout.split()
+    )
+    (summary,) = json.loads((out / "result.json").read_text())["summaries"]
+    # 40 backward passes, of which 20 had to be seen, and the first step is warm-up.
+    assert (summary["steps_end"], summary["steps"]) == ("backward", 19)
+    assert summary["exposed_ms"] > 0
+    assert summary["arrivals_known"] > 0
+    (reduce,) = [one for one in summary["operations"] if one["op"] == "all_reduce"]
+    assert reduce["busbw_gb_per_s"] == reduce["algbw_gb_per_s"] > 0  # of two ranks
+    checks = {check["name"]: check for check in summary["cross_checks"]}
+    assert checks["phases"]["agrees"]
+    assert checks["ddp_exposed"]["other"] is not None
+
+
 VICTIM = """
 import json, sys
 from commprof import _native

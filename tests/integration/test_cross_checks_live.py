@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from commprof.analysis.cross_checks import CrossCheck
+from commprof.analysis.figure_checks import CrossCheck
 from commprof.analysis.world import analyse_world
 from commprof.trace.run_directory import WorldRun
 from tests.support import netns

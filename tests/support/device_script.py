@@ -73,6 +73,8 @@ def main(directory: Path) -> None:
     dist.Backend.register_backend("fakedevice", device.backend, devices=["privateuseone"])
     dist.init_process_group("fakedevice", store=dist.HashStore(), rank=0, world_size=1)
     tensor = device.tensor(1000)
+    # The first backward takes longer than the stalls that are to be seen.
+    torch.ones(1, requires_grad=True).sum().backward()
     with commprof.profile(directory) as profiler:
         dist.all_reduce(tensor)  # the device is known from here on
         profiler.step()

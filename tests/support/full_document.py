@@ -9,7 +9,7 @@ import numpy as np
 
 from commprof.analysis.attempts import Attempt
 from commprof.analysis.cost import Price, cost
-from commprof.analysis.cross_checks import CrossCheck
+from commprof.analysis.figure_checks import CrossCheck
 from commprof.analysis.host_links import HostLinks
 from commprof.analysis.losses import LossAgreement
 from commprof.analysis.stragglers import LateRank
@@ -51,7 +51,7 @@ def full_run() -> dict[str, Any]:
                 *worlds,
                 failures=((4, "rank 1 failed"),),
                 remarks=("a remark",),
-                summaries=(summary(2, problems=("c",), **errors),),
+                summaries=(summary(2, problems=("c",), cross_checks=(check_,), **errors),),
                 loss_agreement=LossAgreement((1, 2), 10, 16, 1e-6, 2, 7, 1e-4),
                 incidents=(incidents(),),
                 attempts=(Attempt(4, 0, 4, 12, 3.5, 1.5, "rank 1: its process was killed"),),

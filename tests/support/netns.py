@@ -19,6 +19,8 @@ MTU = 9000
 #: IPv4 (20) and TCP with timestamps (32) come on top.
 PAYLOAD_SHARE = (MTU - 52) / (MTU + 14)
 
+_CONGESTION = "net.ipv4.tcp_congestion_control"
+
 
 def unavailable() -> str:
     """Why namespaces cannot be used here; empty if they can."""
@@ -37,8 +39,19 @@ def unavailable() -> str:
 class Hosts:
     """``count`` hosts, 10.96.0.1 and up, each with an ``eth0`` limited to ``rate`` outward."""
 
-    def __init__(self, count: int, rate: str, burst: str = "128kb", queue: str = "100ms") -> None:
-        """Takes tc's notation, e.g. ``1gbit``; more than ``queue`` to be sent is dropped."""
+    def __init__(
+        self,
+        count: int,
+        rate: str,
+        burst: str = "128kb",
+        queue: str = "100ms",
+        congestion: str = "",
+    ) -> None:
+        """Takes tc's notation, e.g. ``1gbit``; more than ``queue`` to be sent is dropped.
+
+        congestion: TCP's congestion control, e.g. ``reno``; the machine's own if empty.
+        """
+        self._congestion = congestion
         self._switch = f"cp{os.getpid()}sw"
         self.names = [f"cp{os.getpid()}h{i}" for i in range(count)]
         self._rate, self._burst, self._queue = rate, burst, queue
@@ -95,6 +108,8 @@ class Hosts:
         _ip("-n", name, "addr", "add", f"{self.address(index)}/24", "dev", "eth0")
         _ip("-n", name, "link", "set", "eth0", "mtu", str(MTU), "up")
         _ip("-n", name, "link", "set", "lo", "up")
+        if self._congestion:
+            _ip("netns", "exec", name, "sysctl", "-qw", f"{_CONGESTION}={self._congestion}")
         limit = ["rate", self._rate, "burst", self._burst, "latency", self._queue]
         _run(["tc", "-n", name, "qdisc", "add", "dev", "eth0", "root", "tbf", *limit])
 

@@ -7,6 +7,10 @@ from typing import Any
 
 from tests.support.results import PARTS
 
+CHECK = {
+    **{"name": str, "what": str, "unit": str, "ours": float, "other": float, "agrees": bool},
+    **{"note": str, "difference": float},
+}
 QUANTILES = {
     "count": int,
     **dict.fromkeys(("p50_ms", "p95_ms", "p99_ms", "total_ms"), float),
@@ -137,18 +141,7 @@ SCHEMA: dict[str, Any] = {
                     "difference": float,
                     "agrees": bool,
                 },
-                "cross_checks": [
-                    {
-                        "name": str,
-                        "what": str,
-                        "unit": str,
-                        "ours": float,
-                        "other": float,
-                        "agrees": bool,
-                        "note": str,
-                        "difference": float,
-                    }
-                ],
+                "cross_checks": [CHECK],
             },
             "rank_results": [
                 {
@@ -209,8 +202,11 @@ SCHEMA: dict[str, Any] = {
                     "wait": QUANTILES,
                     "until_last": QUANTILES,
                     "wire": QUANTILES,
+                    **{"algbw_gb_per_s": float, "busbw_gb_per_s": float},
                 }
             ],
+            "steps_end": str,
+            "cross_checks": [CHECK],
             **dict.fromkeys(("unsplit_steps", "arrivals_known", "arrivals_unknown"), int),
             **{"machines": int, "clocks_compared": bool, "hosts_heard": int},
             "unsent_datagrams": int,

@@ -174,6 +174,8 @@ def summary(world_size: int = 1, **values: Any) -> SummaryResult:
         wait=Quantiles(7, 0.0125, 0.5, 0.75, 1.5),
         until_last=Quantiles(1190, 2.5, 4.0, 6.0, 3_000.0),
         wire=Quantiles(1190, 10.0, 16.0, 25.0, 12_000.0),
+        algbw_gb_per_s=0.125,
+        busbw_gb_per_s=0.125,
     )
     defaults: dict[str, Any] = {
         "world_size": world_size,
@@ -189,6 +191,7 @@ def summary(world_size: int = 1, **values: Any) -> SummaryResult:
         "optimizer_ms": 5.0,
         "other_ms": 4.0,
         "step_ms": 100.0,
+        "steps_end": "declared",
         "exposed_p95_ms": 45.0,
         "exposed_wait_ms": 10.0,
         "exposed_wire_ms": 20.0,
@@ -208,6 +211,7 @@ def summary(world_size: int = 1, **values: Any) -> SummaryResult:
         "dropped_records": 0,
         "unmatched": 0,
         "problems": (),
+        "cross_checks": (),
     }
     return SummaryResult(**{**defaults, **values})
 

@@ -10,7 +10,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from commprof.analysis.cross_checks import CrossCheck
+from commprof.analysis.figure_checks import CrossCheck
 from commprof.analysis.wire_bytes import sent_bytes
 from commprof.analysis.world import analyse_world
 from commprof.trace import columns

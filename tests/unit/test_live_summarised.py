@@ -84,6 +84,15 @@ def test_few_are_kept_of_those_that_come_every_second() -> None:
         assert steps == max(1, at_s - 1) if at_s <= 60 else 60 <= steps < 66
 
 
+def test_steps_that_were_none_are_forgotten() -> None:
+    """A loop marked its steps after all: those of its backward passes are gone."""
+    summaries = Summaries()
+    for sequence, steps in ((1, 30), (2, 60), (3, 5)):
+        summaries.add(read(counted(sequence, 10 * sequence, steps, 0)))
+    assert summaries.recent is not None
+    assert summaries.recent.steps == 5
+
+
 def test_one_that_was_taken_already_changes_nothing() -> None:
     summaries = Summaries()
     summaries.add(read(counted(2, 10, 5, 0)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 from commprof.analysis.run import analyse_run
 from commprof.report import table
 from commprof.trace.reader import read_trace
+from commprof.trace.schema import OPS
 from commprof.trace.summary import read_summary
 from tests.support import trace_bytes as made
 from tests.support.summaries import MS, document, operation, summary
@@ -72,6 +74,7 @@ def test_a_torn_summary_leaves_the_one_before(tmp_path: Path) -> None:
         ({"records": 2**63}, "records is not a whole number"),
         ({"mode": "some"}, "mode is none of"),
         ({"phases": []}, "phases has 0 items"),
+        ({"steps_end": "never"}, "steps_end is none of declared, update, backward"),
         ({"paused": [0] * 4}, "paused is not a list of 5 numbers"),
         ({"paused": {"0": 1}}, "paused is not a list of 5 numbers"),
         ({"paused": [0, 0, 0, 0, -1]}, "paused holds what is not a whole number"),
@@ -161,6 +164,9 @@ def test_the_ranks_together(tmp_path: Path) -> None:
     ]
     assert reduce.until_last.total_ms == 8
     assert reduce.wire.count == 4
+    # 1.5 MB each, and a wire of 3 ms; of two ranks one carries as much as the buffer.
+    assert reduce.algbw_gb_per_s == reduce.busbw_gb_per_s == pytest.approx(0.5)
+    assert math.isnan(others.algbw_gb_per_s)
     assert found.late_rank is None
 
 
@@ -179,6 +185,34 @@ def test_the_report_says_what_cannot_be_known_and_what_is_missing(tmp_path: Path
     (tmp_path / "rank_1.trace").unlink()
     text = table.render(analyse_run(tmp_path), 100)
     assert "no summary from 1;" in text
+
+
+def test_where_steps_end_is_said(tmp_path: Path) -> None:
+    for source, said in (("backward", "no optimizer stepped"), ("update", "first optimizer")):
+        write(tmp_path / "rank_0.trace", block(summary(steps_end=source)), made.end())
+        result = analyse_run(tmp_path)
+        assert [found.steps_end for found in result.summaries] == [source]
+        assert [said in remark for remark in result.remarks] == [True]
+    write(tmp_path / "rank_0.trace", block(summary()), made.end())
+    assert analyse_run(tmp_path).remarks == ()
+
+
+@pytest.mark.parametrize(
+    ("op", "bytes_mb", "algbw", "busbw"),
+    # Of four ranks, 3 ms each: nccl-tests' size is the larger of input and output.
+    [("all_reduce", 3, 1.0, 1.5), ("all_gather", 3, 1.0, 0.75), ("gather", 3, None, None)],
+)
+def test_bandwidth_without_records(
+    tmp_path: Path, op: str, bytes_mb: int, algbw: float | None, busbw: float | None
+) -> None:
+    one = operation(op=OPS.index(op), count=1, bytes=bytes_mb * 1_000_000, wire=document([3 * MS]))
+    groups = made.document(made.GROUP_BLOCK, made.group(1, name="dp", size=4))
+    blocks = (groups, block(summary(operations=[one])), made.end())
+    (tmp_path / "rank_0.trace").write_bytes(made.trace(*blocks, ops=list(OPS)))
+    (found,) = analyse_run(tmp_path).summaries
+    (row,) = found.operations
+    expected = [pytest.approx(x, nan_ok=True) for x in (algbw or math.nan, busbw or math.nan)]
+    assert [row.algbw_gb_per_s, row.busbw_gb_per_s] == expected
 
 
 def test_a_loop_without_updates_has_no_steps_and_the_report_says_why(tmp_path: Path) -> None:

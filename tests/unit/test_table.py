@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from commprof.analysis.collectives import Spread
-from commprof.analysis.cross_checks import CrossCheck
+from commprof.analysis.figure_checks import CrossCheck
 from commprof.analysis.intervals import Interval
 from commprof.analysis.overhead import Overhead
 from commprof.analysis.remarks import remarks

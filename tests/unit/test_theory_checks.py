@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from commprof.analysis.cross_checks import CrossCheck
+from commprof.analysis.figure_checks import CrossCheck
 from commprof.analysis.world import analyse_world
 from commprof.trace.schema import Phase
 from tests.support.traces import MS, Rank, world_run

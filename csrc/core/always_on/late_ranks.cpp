@@ -23,6 +23,11 @@ void LateRanks::exposed(uint64_t at_ns, uint32_t rank, uint64_t wait_ns) {
   }
 }
 
+void LateRanks::forgetExposed() {
+  block_ns_ = kFirstBlockNs;
+  waited_ns_.clear();
+}
+
 void LateRanks::doubleBlocks() {
   block_ns_ *= 2;
   std::map<std::pair<uint64_t, uint32_t>, uint64_t> wider;

@@ -21,6 +21,8 @@ class LateRanks {
   void wasLast(uint32_t rank, uint64_t wait_ns);
   // The training thread stood still for `rank`, from `at_ns` on.
   void exposed(uint64_t at_ns, uint32_t rank, uint64_t wait_ns);
+  // Nothing that exposed() was told counts any more.
+  void forgetExposed();
 
   // "last" and "waited_for" as members of a JSON object.
   void appendJson(std::string& out) const;

@@ -6,10 +6,7 @@
 namespace commprof {
 
 Summary::Summary(uint64_t begin_ns, ArrivalExchange& exchange)
-    : begin_ns_(begin_ns),
-      ledger_(exchange),
-      steps_(&ledger_),
-      open_(kMaxOpen) {
+    : begin_ns_(begin_ns), ledger_(exchange), steps_(ledger_), open_(kMaxOpen) {
   operations_.push_back({Op::kOther, 0, 0});
 }
 

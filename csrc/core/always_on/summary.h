@@ -8,8 +8,8 @@
 #include <unordered_map>
 #include <vector>
 
+#include "core/always_on/found_steps.h"
 #include "core/always_on/histogram.h"
-#include "core/always_on/step_summary.h"
 #include "core/always_on/wait_ledger.h"
 #include "core/mode.h"
 #include "core/record.h"
@@ -97,7 +97,7 @@ class Summary {
   uint64_t unmatched_ = 0; // ends and waits whose issue was not seen
   uint64_t moved_ = 0; // issues that count in the others
   WaitLedger ledger_;
-  StepSummary steps_;
+  FoundSteps steps_;
   std::vector<Operation> operations_; // [0] stands for all others
   std::unordered_map<uint64_t, uint32_t> index_;
   std::vector<Open> open_;

@@ -81,6 +81,15 @@ void WaitLedger::takeStep(StepWaits&& step) {
   steps_.push_back(std::move(step));
 }
 
+void WaitLedger::forgetSteps() {
+  steps_.clear();
+  drained_steps_ = 0;
+  unsplit_steps_ = 0;
+  exposed_wait_ = {};
+  exposed_wire_ = {};
+  late_.forgetExposed();
+}
+
 const std::vector<WaitLedger::Split>& WaitLedger::resolve(uint64_t now_ns) {
   splits_.clear();
   std::deque<uint64_t> missing;

@@ -42,6 +42,8 @@ class WaitLedger {
   void takeIssue(const Record& record, uint32_t operation);
   void takeEnd(const Record& record);
   void takeStep(StepWaits&& step);
+  // Those taken so far turn out to be none: nothing is known of steps.
+  void forgetSteps();
 
   // duration = wait + wire: until the last rank's issue, and from there to
   // completion.

@@ -1,6 +1,7 @@
 #include "torch/capture/completion.h"
 
-#include <torch/csrc/distributed/c10d/Work.hpp>
+#include <utility>
+#include <vector>
 
 #include "core/clock.h"
 #include "core/recorder.h"
@@ -26,6 +27,34 @@ void recordEnd(uint64_t op_id, Op op, bool failed) {
 
 namespace {
 
+struct Coalesced {
+  static constexpr size_t kMost = 4096;
+
+  bool open = false;
+  DeviceTimeline* timeline = nullptr;
+  std::vector<Record> issues;
+};
+
+Coalesced& coalesced() {
+  static thread_local Coalesced c;
+  return c;
+}
+
+// Whether it belongs to one that is launched later. A call that was never ended
+// does not go on for ever.
+bool isCoalesced(const Record& issue, DeviceTimeline* timeline) {
+  Coalesced& together = coalesced();
+  if (!together.open || (issue.flags & kDeviceAsync) == 0) {
+    return false;
+  }
+  together.timeline = timeline;
+  together.issues.push_back(issue);
+  if (together.issues.size() == Coalesced::kMost) {
+    abandonCoalescing();
+  }
+  return true;
+}
+
 // Records when the Work is complete; whether it can. Throws where the Work has
 // no future, as that of gloo's reduce-scatter.
 bool watchCompletion(
@@ -48,6 +77,9 @@ bool watchCompletion(
   // A future with devices is complete when the operation has been launched; one
   // without them (gloo's) when it is done, unless it is complete at once.
   const auto future = work.getFuture();
+  if (future == nullptr) {
+    return false;
+  }
   if (future->devices().empty() && future->completed()) {
     return true;
   }
@@ -64,9 +96,50 @@ bool watchCompletion(
   return true;
 }
 
+// `issues`: what it stands for, at least one.
+c10::intrusive_ptr<c10d::Work> timed(
+    c10::intrusive_ptr<c10d::Work> work,
+    const Record* issues,
+    size_t count,
+    DeviceTimeline* timeline) {
+  bool tells_end = false; // else its end is that of the wait for it
+  for (size_t i = 0; i < count; ++i) {
+    try {
+      tells_end = watchCompletion(*work, issues[i], timeline);
+    } catch (const std::exception&) {
+    }
+  }
+  const Record& last = issues[count - 1];
+  return c10::make_intrusive<TimedWork>(
+      std::move(work), last.op_id, last.op, tells_end, timeline);
+}
+
 } // namespace
 
+void beginCoalescing() {
+  coalesced() = {};
+  coalesced().open = true;
+}
+
+void abandonCoalescing() {
+  coalesced() = {};
+}
+
+c10::intrusive_ptr<c10d::Work> endCoalescing(
+    c10::intrusive_ptr<c10d::Work> work) {
+  const Coalesced together = std::exchange(coalesced(), {});
+  const auto& issues = together.issues;
+  if (!work || issues.empty()) {
+    return work;
+  }
+  return timed(
+      std::move(work), issues.data(), issues.size(), together.timeline);
+}
+
 void watch(c10::IValue& result, const Record& issue, DeviceTimeline* timeline) {
+  if (isCoalesced(issue, timeline)) {
+    return;
+  }
   auto& holder =
       result.toObjectRef(); // fresh from the kernel, shared by nobody
   auto work = c10::static_intrusive_pointer_cast<c10d::Work>(
@@ -74,16 +147,9 @@ void watch(c10::IValue& result, const Record& issue, DeviceTimeline* timeline) {
   if (!work) {
     return;
   }
-  bool tells_end = false; // else its end is that of the wait for it
-  try {
-    tells_end = watchCompletion(*work, issue, timeline);
-  } catch (const std::exception&) {
-  }
   holder.setSlot(
       0,
-      c10::IValue::make_capsule(
-          c10::make_intrusive<TimedWork>(
-              std::move(work), issue.op_id, issue.op, tells_end, timeline)));
+      c10::IValue::make_capsule(timed(std::move(work), &issue, 1, timeline)));
 }
 
 } // namespace commprof

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <ATen/core/ivalue.h>
+#include <torch/csrc/distributed/c10d/Work.hpp>
 
 #include "core/device/device_timeline.h"
 #include "core/record.h"
@@ -15,5 +16,16 @@ void recordEnd(uint64_t op_id, Op op, bool failed);
 // puts a TimedWork in its place, so that waits are timed too. `timeline` is
 // null on a CPU.
 void watch(c10::IValue& result, const Record& issue, DeviceTimeline* timeline);
+
+// What this thread issues on a device between the first two is launched as one
+// by the backend (c10d's start and end of coalescing), and the Work of the
+// second stands for all of it: its completion, if its future tells one (NCCL's
+// has none), is theirs, and who waits for it waits for the last of them. Null
+// stays null.
+void beginCoalescing();
+c10::intrusive_ptr<c10d::Work> endCoalescing(
+    c10::intrusive_ptr<c10d::Work> work);
+// The backend refused it.
+void abandonCoalescing();
 
 } // namespace commprof

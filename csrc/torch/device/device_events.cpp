@@ -42,10 +42,35 @@ class Watchers {
   std::map<uint64_t, int64_t> streams_;
 };
 
+// What each stream of the program comes behind.
+class Behind {
+ public:
+  void set(int64_t stream, CollectiveId behind) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    last_[stream] = behind;
+  }
+  CollectiveId of(int64_t stream) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const auto found = last_.find(stream);
+    return found == last_.end() ? CollectiveId{} : found->second;
+  }
+  // What is put behind it later is something else.
+  void waitedFor(uint64_t op_id) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    std::erase_if(
+        last_, [&](const auto& one) { return one.second.op_id == op_id; });
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<int64_t, CollectiveId> last_; // a device has a few dozen streams
+};
+
 struct Entry {
   C10Device* device; // the timeline's
   DeviceTimeline timeline;
   Watchers watchers;
+  Behind behind;
   Entry(std::unique_ptr<C10Device> d, c10::DeviceIndex index)
       : device(d.get()),
         timeline(
@@ -112,14 +137,22 @@ Entry* entryOf(c10::Device device) noexcept {
                                                            : makeEntry(device);
 }
 
-Entry& entryOf(DeviceTimeline& timeline) noexcept {
+Entry* findEntry(const DeviceTimeline* timeline) noexcept {
   for (auto& place : table().entries) {
     Entry* entry = place.load();
-    if (entry != nullptr && &entry->timeline == &timeline) {
-      return *entry;
+    if (entry != nullptr && &entry->timeline == timeline) {
+      return entry;
     }
   }
-  std::abort(); // there is no timeline of another kind
+  return nullptr;
+}
+
+Entry& entryOf(DeviceTimeline& timeline) noexcept {
+  Entry* entry = findEntry(&timeline);
+  if (entry == nullptr) {
+    std::abort(); // there is no timeline of another kind
+  }
+  return *entry;
 }
 
 // With one connection all streams wait in one line, and one that waits for a
@@ -137,6 +170,38 @@ Record recordOf(Kind kind, uint64_t op_id, Op op) noexcept {
   record.thread = Recorder::threadId();
   record.bytes_in = nowNs();
   return record;
+}
+
+// Of the timeline that steps are marked on; a forked child has none.
+Entry* mainEntry() noexcept {
+  return findEntry(DeviceTimeline::main());
+}
+
+// The thread's stream comes behind it from now on.
+void noteBehind(DeviceTimeline& timeline, CollectiveId behind) noexcept {
+  try {
+    Entry& entry = entryOf(timeline);
+    entry.behind.set(entry.device->currentStream(), behind);
+  } catch (const std::exception&) { // then waits for it are not seen
+  }
+}
+
+// Null where nothing is to be marked.
+DeviceTimeline* timelineOfWait(int64_t stream, CollectiveId behind) noexcept {
+  Entry* entry = mainEntry();
+  try {
+    if (entry == nullptr || behind.op_id == 0) {
+      return nullptr;
+    }
+    const int64_t current = entry->device->currentStream();
+    if (stream != StreamWait::kCurrentStream && stream != current) {
+      return nullptr;
+    }
+    entry->behind.waitedFor(behind.op_id);
+    return entry->device->capturing(current) ? nullptr : &entry->timeline;
+  } catch (const std::exception&) {
+    return nullptr;
+  }
 }
 
 } // namespace
@@ -173,6 +238,7 @@ void endIssue(
     Record wait = recordOf(Kind::kDeviceWait, issue.op_id, issue.op);
     wait.bytes_in = issue.timestamp_ns;
     timeline.stretch(wait, begin, timeline.mark());
+    noteBehind(timeline, {issue.op_id, issue.op});
   } else {
     timeline.moment(recordOf(Kind::kDeviceReady, issue.op_id, issue.op), begin);
   }
@@ -216,8 +282,21 @@ DeviceWait::DeviceWait(DeviceTimeline* timeline, uint64_t op_id, Op op) noexcept
 DeviceWait::~DeviceWait() {
   if (timeline_ != nullptr) {
     timeline_->stretch(record_, begin_, timeline_->mark());
+    noteBehind(*timeline_, {record_.op_id, record_.op});
   }
 }
+
+CollectiveId lastOnStream(int64_t stream) noexcept {
+  Entry* entry = mainEntry();
+  try {
+    return entry == nullptr ? CollectiveId{} : entry->behind.of(stream);
+  } catch (const std::exception&) {
+    return {};
+  }
+}
+
+StreamWait::StreamWait(int64_t stream, CollectiveId behind) noexcept
+    : wait_(timelineOfWait(stream, behind), behind.op_id, behind.op) {}
 
 void clearDevices() noexcept {
   for (auto& place : table().entries) {

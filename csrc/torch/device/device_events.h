@@ -12,6 +12,7 @@
 #include <c10/core/Device.h>
 
 #include "core/device/device_timeline.h"
+#include "core/record.h"
 
 namespace commprof {
 
@@ -58,6 +59,30 @@ class DeviceWait {
   DeviceTimeline* const timeline_; // null: nothing is marked
   DeviceTimeline::Mark begin_ = DeviceTimeline::kNoMark;
   Record record_;
+};
+
+// A collective.
+struct CollectiveId {
+  uint64_t op_id = 0; // 0: none
+  Op op = Op::kOther;
+};
+
+// What the stream waited for last, or ran itself, and nobody waited for by
+// StreamWait yet: an event that is put on it now comes behind that.
+CollectiveId lastOnStream(int64_t stream) noexcept;
+
+// Around a call that makes `stream` wait for an event behind a collective. It
+// counts if the thread works on that stream, or if `stream` is kCurrentStream.
+class StreamWait {
+ public:
+  static constexpr int64_t kCurrentStream = -1;
+
+  StreamWait(int64_t stream, CollectiveId behind) noexcept;
+  StreamWait(const StreamWait&) = delete;
+  StreamWait& operator=(const StreamWait&) = delete;
+
+ private:
+  const DeviceWait wait_;
 };
 
 // A trace begins; what was left of another one goes.

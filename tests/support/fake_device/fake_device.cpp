@@ -42,6 +42,8 @@ struct Simulation {
   int64_t next_stream = 10;
   double collective_ns = 0;
   bool capturing = false;
+  bool refusing = false; // to launch coalesced calls
+  bool coalesced_has_future = false;
   const double begin_ns = hostNs();
 
   static double hostNs() {
@@ -202,7 +204,49 @@ class DeviceBackend final : public c10d::Backend {
   c10::intrusive_ptr<c10d::Work> allreduce(
       std::vector<at::Tensor>& tensors,
       const c10d::AllreduceOptions& options) override {
-    const int64_t stream = options.asyncOp ? kStream : Guard::current;
+    return run(tensors, options.asyncOp ? kStream : Guard::current);
+  }
+
+  // As one, and only the one has a Work; that of NCCL has no future.
+  void startCoalescing() override {
+    coalesced_ = true;
+  }
+  c10::intrusive_ptr<c10d::Work> endCoalescing() override {
+    coalesced_ = false;
+    if (sim().refusing) {
+      throw std::runtime_error("nothing was launched");
+    }
+    auto tensors = std::exchange(together_, {});
+    return run(tensors, kStream, sim().coalesced_has_future);
+  }
+  c10::intrusive_ptr<c10d::Work> send(
+      std::vector<at::Tensor>& tensors,
+      int,
+      int) override {
+    return message(tensors);
+  }
+  c10::intrusive_ptr<c10d::Work> recv(
+      std::vector<at::Tensor>& tensors,
+      int,
+      int) override {
+    return message(tensors);
+  }
+
+ private:
+  static constexpr int64_t kStream = 1;
+
+  c10::intrusive_ptr<c10d::Work> message(std::vector<at::Tensor>& tensors) {
+    if (!coalesced_) {
+      return run(tensors, kStream);
+    }
+    together_.insert(together_.end(), tensors.begin(), tensors.end());
+    return nullptr;
+  }
+
+  c10::intrusive_ptr<c10d::Work> run(
+      std::vector<at::Tensor>& tensors,
+      int64_t stream,
+      bool has_future = true) {
     {
       const std::lock_guard<std::mutex> lock(sim().mutex);
       const double ready = sim().reached(Guard::current);
@@ -216,11 +260,14 @@ class DeviceBackend final : public c10d::Backend {
         c10::ListType::create(c10::TensorType::get()),
         std::vector<c10::Device>{kDevice});
     future->markCompleted(c10::IValue(tensors));
+    if (!has_future) {
+      future = nullptr;
+    }
     return c10::make_intrusive<DeviceWork>(std::move(future));
   }
 
- private:
-  static constexpr int64_t kStream = 1;
+  bool coalesced_ = false;
+  std::vector<at::Tensor> together_;
 };
 
 at::Tensor tensor(int64_t count) {
@@ -250,6 +297,18 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("collectives_take", [](double length_ns) {
     sim().collective_ns = length_ns;
   });
+  m.def("use_stream", [](int64_t stream) { Guard::current = stream; });
+  // Where an event on it would be passed; and the stream waits for such a one.
+  m.def("reached", [](int64_t stream) {
+    const std::lock_guard<std::mutex> lock(sim().mutex);
+    return sim().reached(stream);
+  });
+  m.def("wait_until", [](int64_t stream, double event_ns) {
+    Guard().block(&event_ns, Guard::stream(stream));
+  });
+  m.def(
+      "coalesced_has_future", [](bool on) { sim().coalesced_has_future = on; });
+  m.def("refuse", [](bool on) { sim().refusing = on; });
   m.def("capture", [](bool on) { sim().capturing = on; });
   m.def("to_host", [](double device_ns) { return sim().toHost(device_ns); });
   m.def("now", [] { return sim().nowNs(); });

@@ -1,0 +1,148 @@
+// Steps of a loop that marks none, and of one that marks them late.
+#include "core/always_on/found_steps.h"
+
+#include "check.h"
+
+using namespace commprof;
+
+namespace {
+
+constexpr uint64_t kStepNs = 1'000'000;
+constexpr uint64_t kTrainer = 1;
+constexpr uint64_t kEngine = 2; // backward passes of a device run there
+
+struct Loop {
+  ArrivalExchange nobody; // no group is known
+  WaitLedger ledger{nobody};
+  FoundSteps steps{ledger};
+  uint64_t passes = 0;
+
+  Loop() {
+    mark(0, false, 0);
+  }
+  void mark(
+      uint64_t step,
+      bool ends,
+      uint64_t at_ns,
+      uint32_t found = kStepUpdated) {
+    Record record;
+    record.kind = Kind::kStep;
+    record.timestamp_ns = at_ns;
+    record.op_id = step;
+    record.thread = kTrainer;
+    record.aux = ends ? 1 : 0;
+    record.seq = found;
+    steps.take(record);
+  }
+  // One backward pass in the middle of each millisecond, with a wait of 10 us.
+  void backward(bool communicates = true, uint64_t thread = kTrainer) {
+    const uint64_t at_ns = passes++ * kStepNs;
+    Record issue;
+    issue.kind = Kind::kIssue;
+    issue.op = Op::kAllReduce;
+    issue.timestamp_ns = at_ns + kStepNs / 2;
+    issue.thread = kEngine;
+    issue.value = passes; // a graph task
+    if (communicates) {
+      steps.take(issue);
+    }
+    Record wait;
+    wait.kind = Kind::kWait;
+    wait.timestamp_ns = at_ns + kStepNs / 2;
+    wait.value = wait.timestamp_ns + 10'000;
+    wait.thread = thread;
+    steps.take(wait);
+    Record phase;
+    phase.kind = Kind::kPhase;
+    phase.aux = uint32_t(Phase::kBackward);
+    phase.timestamp_ns = at_ns + kStepNs / 4;
+    phase.value = at_ns + kStepNs * 3 / 4;
+    phase.thread = thread;
+    steps.take(phase);
+  }
+  void backwards(uint64_t count) {
+    for (uint64_t i = 0; i < count; ++i) {
+      backward();
+    }
+  }
+  std::string json() const {
+    std::string out;
+    steps.appendJson(out);
+    return out;
+  }
+  bool holds(const std::string& part) const {
+    return json().find(part) != std::string::npos;
+  }
+};
+
+std::string histogram(uint64_t count, uint64_t value) {
+  Histogram made;
+  for (uint64_t i = 0; i < count; ++i) {
+    made.add(value);
+  }
+  std::string out;
+  made.appendJson(out);
+  return out;
+}
+
+constexpr uint64_t kBelieved = FoundSteps::kSurelyUnmarked;
+
+void backwardPassesEndTheStepsOfALoopWithoutMarks() {
+  Loop loop;
+  loop.backwards(kBelieved - 1);
+  CHECK(loop.holds("\"steps_end\":\"declared\",\"steps\":" + histogram(0, 0)));
+  loop.backwards(7);
+  // From the end of one backward pass to that of the next; the first is
+  // warm-up.
+  CHECK(loop.holds(
+      "\"steps_end\":\"backward\",\"steps\":" + histogram(5, kStepNs)));
+  CHECK(loop.holds("\"exposed\":" + histogram(5, 10'000)));
+  CHECK(loop.holds(histogram(5, kStepNs / 2 - 10'000))); // in backward
+}
+
+void othersBackwardPassesAndSilentOnesEndNone() {
+  Loop loop;
+  for (uint64_t i = 0; i < 3 * kBelieved; ++i) {
+    loop.backward(i % 3 == 0);
+  }
+  CHECK(loop.holds("\"steps_end\":\"backward\",\"steps\":" + histogram(0, 0)));
+  loop.backwards(1);
+  loop.backward(true, 9);
+  loop.backwards(2);
+  CHECK(loop.holds("\"steps\":{\"count\":2,\"sum\":3000000,"));
+}
+
+void theFirstMarkThatEndsAStepForgetsThem() {
+  Loop loop;
+  loop.backwards(kBelieved + 4);
+  CHECK(loop.ledger.pending()); // their waits
+  const uint64_t now_ns = loop.passes * kStepNs;
+  loop.mark(0, true, now_ns);
+  CHECK(!loop.ledger.pending());
+  CHECK(loop.holds("\"steps_end\":\"update\",\"steps\":" + histogram(0, 0)));
+  loop.backwards(2 * kBelieved);
+  loop.mark(1, true, loop.passes * kStepNs, kStepDeclared);
+  CHECK(loop.holds(
+      "\"steps_end\":\"declared\",\"steps\":" +
+      histogram(1, 2 * kBelieved * kStepNs)));
+}
+
+// Off and on again: the stretch in between is no step.
+void aPauseOfTheCaptureIsNoStep() {
+  Loop loop;
+  loop.backwards(kBelieved + 3);
+  loop.passes += 50;
+  loop.mark(0, false, loop.passes * kStepNs);
+  loop.backwards(3);
+  CHECK(loop.holds("\"steps\":{\"count\":5,\"sum\":4750000,"));
+}
+
+} // namespace
+
+int main() {
+  backwardPassesEndTheStepsOfALoopWithoutMarks();
+  othersBackwardPassesAndSilentOnesEndNone();
+  theFirstMarkThatEndsAStepForgetsThem();
+  aPauseOfTheCaptureIsNoStep();
+  return check::report();
+}
