@@ -7,6 +7,9 @@ from pathlib import Path
 #: Of the first line of ``/proc/stat``, behind its name: proc(5).
 _IDLE, _IOWAIT, _STEAL, _KNOWN = 3, 4, 7, 8
 
+#: Share above which a measurement is done again.
+MOST_STOLEN = 0.02
+
 
 class Stolen:
     """Counts from when it is made.

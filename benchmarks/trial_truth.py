@@ -17,8 +17,8 @@ It does not show what a trial says of the link's job on loopback.
 Each run appends one line to DIR/results.jsonl and is not repeated while it is there: stop and start
 again at will. A run that fails or does not end within two minutes leaves its reason there, and has
 a second try. So has, up to eight times, one of whose processor time the hypervisor took more than
-MOST_STOLEN: its line stays, and nothing is made of it. With `--minutes` nothing new is started
-after that time.
+`steal.MOST_STOLEN`: its line stays, and nothing is made of it. With `--minutes` nothing new is
+started after that time.
 
 By the lengths of its steps and ten seconds to start each run, `all` takes half an hour on an idle
 machine: 9 minutes for five passes of truth, 12 for 20 trials on the link, 10 for 20 on loopback.

@@ -8,14 +8,13 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from benchmarks.demands import Demand, of_all
+from benchmarks.steal import MOST_STOLEN
 from commprof.trials.candidates import BASELINE, CONTROL
 
 Row = dict[str, Any]
 Rows = Sequence[Row]
 
 TRIALS = 20
-#: Of a run's processor time, by the hypervisor: above that it is done again.
-MOST_STOLEN = 0.02
 #: Answers that say no. On loopback "not-the-bottleneck" is expected: the workload there is another
 #: than on the link, and hides its exchange.
 NO = ("none", "not-the-bottleneck")

@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "shm/chunks.h"
 #include "shm/meetings.h"
 #include "shm/slices.h"
 #include "torch/shm/counterparts.h"
@@ -24,52 +25,8 @@ namespace {
 using kernels::Element;
 using kernels::Reduction;
 
-// An owner's part of a chunk: long enough to fill a link between hosts while
-// the next one is added up, short enough that little of the work within the
-// host is before the first or behind the last transfer.
-constexpr size_t kLongestPart = size_t(1) << 20;
-constexpr size_t kShortestPart = size_t(1) << 16;
-constexpr size_t kChunksAtLeast = 8;
 // Chunks between hosts at a time: gloo has two threads for each group.
 constexpr size_t kInFlight = 2;
-
-// The first and the last chunks are shorter: the link stands still while the
-// first is added up, and while the last is shared.
-constexpr size_t kRamp = 4; // each so many times as long as the one before
-constexpr size_t kRampFrom = 8; // the first, of the longest
-
-std::vector<shm::Slice> chunksOf(size_t count, size_t width, int owners) {
-  const size_t part = count * width / size_t(owners) / kChunksAtLeast;
-  const size_t longest =
-      std::clamp(part, kShortestPart, kLongestPart) * size_t(owners) / width;
-  const size_t shortest = kShortestPart * size_t(owners) / width;
-  std::vector<size_t> ends; // from either end
-  size_t at = 0;
-  for (size_t size = std::max(longest / kRampFrom, shortest); size < longest;
-       size *= kRamp) {
-    if (2 * (at + size) > count) {
-      break;
-    }
-    at += size;
-    ends.push_back(at);
-  }
-  std::vector<shm::Slice> chunks;
-  size_t begin = 0;
-  for (const size_t end : ends) {
-    chunks.push_back({begin, end});
-    begin = end;
-  }
-  for (const size_t last = count - at; begin < last;) {
-    const size_t end = std::min(last, begin + longest);
-    chunks.push_back({begin, end});
-    begin = end;
-  }
-  for (; !ends.empty(); begin = chunks.back().end) {
-    ends.pop_back();
-    chunks.push_back({begin, count - (ends.empty() ? 0 : ends.back())});
-  }
-  return chunks;
-}
 
 // What the ranks of one host have in common, and what joins them to others.
 struct Ways {
@@ -144,7 +101,8 @@ class Exchange {
     if (ways_.counterparts) {
       told = ways_.counterparts->tell(intent, {});
     }
-    for (const shm::Slice& range : chunksOf(count(), width(), ways_.owners)) {
+    for (const shm::Slice& range :
+         shm::chunksOf(count(), width(), ways_.owners)) {
       under_way_.push_back(addedUp(range));
       if (told) {
         told->wait();
