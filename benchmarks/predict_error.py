@@ -7,8 +7,8 @@ and hooks; each point is then run, between hosts that are network namespaces wit
 (which takes root), and compared: median step, predicted over measured. Beside it stand the bounds
 "no overlap" and "perfect overlap". With --results, points that the file has are not run again, so a
 study can go on where it stopped. `--transformer` does the same for the transformer workload on this
-host: caps and hooks at 2 ranks; both may share a file. A run of whose processor time the hypervisor took
-more than `steal.MOST_STOLEN` is repeated, up to four times in all. The exit code is 1 where a
+host: caps and hooks at 2 ranks; both may share a file. A run of whose processor time the hypervisor
+took more than `steal.MOST_STOLEN` is repeated, up to four times in all. The exit code is 1 where a
 demand is missed.
 """
 
