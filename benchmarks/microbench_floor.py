@@ -1,6 +1,6 @@
 """What commprof microbench adds to a minimal C++ loop over the same c10d process group.
 
-    PYTHONPATH=. python benchmarks/microbench_floor.py [--ranks 2] [--groups 12] [--turns 48]
+    PYTHONPATH=. python benchmarks/microbench_floor.py [--ranks 2] [--groups 12] [--turns 192]
 
 All-reduce on gloo, in place, 1 KB to 100 MB, each call behind a barrier. In one job three loops
 take turns of a few calls: microbench's, the minimal one, and the minimal one once more, which
@@ -8,7 +8,7 @@ shows what equal loops differ by on this machine. A process of the lowest priori
 from falling asleep, which costs a virtual machine more than a small collective takes. Figures
 are of neighbouring turns: the median of their ratios (or, below 1 MB, of their differences) with
 its 95 % interval. Demanded: busbw within 3 % from 1 MB on, times within 10 us below; the exit code
-is 1 where that is not met. About nine minutes.
+is 1 where that is not met. About a quarter of an hour.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def main() -> int:
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--groups", type=int, default=12, help="process groups per size")
     parser.add_argument(
-        "--turns", type=int, default=48, help="of all loops per group; fewer of large ones"
+        "--turns", type=int, default=192, help="of all loops per group; fewer of large ones"
     )
     parser.add_argument("--sizes", help="bytes, with commas (default: 1 KB to 100 MB)")
     parser.add_argument("--json", type=Path, help="write the turns' medians in us there")
