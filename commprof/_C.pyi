@@ -14,7 +14,9 @@ import torch.distributed.distributed_c10d
 
 __all__: list[str] = [
     "BucketHook",
+    "CURRENT_STREAM",
     "CollectiveCall",
+    "CollectiveId",
     "CompressingHook",
     "DTYPES",
     "KINDS",
@@ -26,14 +28,17 @@ __all__: list[str] = [
     "Segment",
     "SegmentError",
     "Stats",
+    "StreamWait",
     "TORCH_VERSION",
     "Team",
+    "abandon_coalescing",
     "add_metadata",
     "arrivals_carry",
     "arrivals_create",
     "arrivals_flush",
     "arrivals_open",
     "arrivals_peer",
+    "begin_coalescing",
     "choose_blocks",
     "clock_follow",
     "clock_same",
@@ -52,12 +57,14 @@ __all__: list[str] = [
     "encode_int4",
     "encode_int8",
     "encode_sign",
+    "end_coalescing",
     "flush",
     "follow_futures",
     "gather_blocks",
     "hierarchical_backend",
     "install_observer",
     "kernel_threads",
+    "last_on_stream",
     "mark_step",
     "mode",
     "now_ns",
@@ -120,6 +127,21 @@ class PhaseMarker:
     def __init__(self, phase: typing.SupportsInt | typing.SupportsIndex) -> None: ...
     def begin(self) -> None: ...
     def end(self, samples: typing.SupportsInt | typing.SupportsIndex = 0) -> None: ...
+
+class CollectiveId:
+    """
+    A collective that something comes behind.
+    """
+
+class StreamWait:
+    """
+    Around a call that makes a stream wait for an event behind a collective: records for how long the device's stream stands still, if the calling thread works on that stream.
+    """
+    def __enter__(self) -> None: ...
+    def __exit__(self, *args: object) -> None: ...
+    def __init__(
+        self, stream: typing.SupportsInt | typing.SupportsIndex, behind: CollectiveId
+    ) -> None: ...
 
 class SegmentError(RuntimeError):
     pass
@@ -270,6 +292,11 @@ class BucketHook:
         Replaces the hook inside, from the next bucket on.
         """
 
+def abandon_coalescing() -> None:
+    """
+    The backend refused it.
+    """
+
 def add_metadata(json: str) -> None:
     """
     Adds keys to the metadata of this trace and of every later one.
@@ -313,6 +340,11 @@ def arrivals_peer(
 ) -> None:
     """
     After arrivals_carry: where another host listens.
+    """
+
+def begin_coalescing() -> None:
+    """
+    What this thread issues from now on is launched as one.
     """
 
 def choose_blocks(
@@ -405,6 +437,13 @@ def encode_int8(
 def encode_sign(
     x: torch.Tensor, residual: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]: ...
+def end_coalescing(
+    work: torch.distributed.distributed_c10d.Work,
+) -> torch.distributed.distributed_c10d.Work:
+    """
+    Gives the Work that stands for it, which is timed; None stays None.
+    """
+
 def flush() -> None:
     """
     Writes all records of all threads to the trace now.
@@ -436,6 +475,11 @@ def install_observer() -> list[str]:
 def kernel_threads() -> int:
     """
     Threads that one kernel may use.
+    """
+
+def last_on_stream(stream: typing.SupportsInt | typing.SupportsIndex) -> CollectiveId:
+    """
+    The collective that an event put on the stream now comes behind, if nobody has waited for it yet; else None.
     """
 
 def mark_step(
@@ -579,6 +623,7 @@ def wait_future(future: torch.Future) -> None:
     Blocks until a collective's future is complete, and records for how long; returns at once for any other future.
     """
 
+CURRENT_STREAM: int
 DTYPES: tuple[str, ...]
 KINDS: tuple[str, ...]
 MODES: tuple[str, ...]
