@@ -55,7 +55,6 @@ call is seen, and who waits for the whole waits for the last of them. NCCL tells
 it: without one, the calls' wire and hidden time stay unknown. Tested on a simulated device, for
 want of a GPU.
 
-
 What gloo refuses is seen as far as it was issued, and ends with the flag `failed`. In gloo's
 words:
 
