@@ -14,7 +14,6 @@ import torch.distributed.distributed_c10d
 
 __all__: list[str] = [
     "BucketHook",
-    "CURRENT_STREAM",
     "CollectiveCall",
     "CollectiveId",
     "CompressingHook",
@@ -140,7 +139,12 @@ class StreamWait:
     def __enter__(self) -> None: ...
     def __exit__(self, *args: object) -> None: ...
     def __init__(
-        self, stream: typing.SupportsInt | typing.SupportsIndex, behind: CollectiveId
+        self,
+        stream: tuple[
+            typing.SupportsInt | typing.SupportsIndex, typing.SupportsInt | typing.SupportsIndex
+        ]
+        | None,
+        behind: CollectiveId,
     ) -> None: ...
 
 class SegmentError(RuntimeError):
@@ -477,9 +481,14 @@ def kernel_threads() -> int:
     Threads that one kernel may use.
     """
 
-def last_on_stream(stream: typing.SupportsInt | typing.SupportsIndex) -> CollectiveId:
+def last_on_stream(
+    stream: tuple[
+        typing.SupportsInt | typing.SupportsIndex, typing.SupportsInt | typing.SupportsIndex
+    ]
+    | None,
+) -> CollectiveId:
     """
-    The collective that an event put on the stream now comes behind, if nobody has waited for it yet; else None.
+    The collective that an event put on the stream now comes behind, if nobody has waited for it yet; else None. A stream is its device's index and its id; None is the one that the calling thread works on.
     """
 
 def mark_step(
@@ -623,7 +632,6 @@ def wait_future(future: torch.Future) -> None:
     Blocks until a collective's future is complete, and records for how long; returns at once for any other future.
     """
 
-CURRENT_STREAM: int
 DTYPES: tuple[str, ...]
 KINDS: tuple[str, ...]
 MODES: tuple[str, ...]

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -83,13 +84,26 @@ def _of_kind(records: Records, kind: Kind) -> Records:
     return records[records["kind"] == kind]
 
 
-def _computing_stream(records: Records) -> int:
+class _Stream(NamedTuple):
+    """One of a device's streams: ids begin anew on each device."""
+
+    device: int
+    stream: int
+
+    def of(self, records: Records) -> Records:
+        """Those stretches that lie on it."""
+        on_it = (records["seq"] == self.device) & (records["bytes_out"] == self.stream)
+        return records[on_it]
+
+
+def _computing_stream(records: Records) -> _Stream:
     """The stream that phases lie on; without phases the one that waits most often."""
     for kind in (Kind.DEVICE_PHASE, Kind.DEVICE_WAIT):
-        streams, times = np.unique(_of_kind(records, kind)["bytes_out"], return_counts=True)
+        stretches = _of_kind(records, kind)
+        streams, times = np.unique(stretches[["seq", "bytes_out"]], return_counts=True)
         if len(streams):
-            return int(streams[np.argmax(times)])
-    return 0
+            return _Stream(*streams[np.argmax(times)].tolist())
+    return _Stream(0, 0)
 
 
 def _training_thread(records: Records) -> int:
@@ -138,19 +152,17 @@ def _phases(records: Records) -> Records:
     return phases[known | (begun < first)]
 
 
-def _waits(records: Records, stream: int) -> Records:
+def _waits(records: Records, stream: _Stream) -> Records:
     """Waits of the computing stream, whichever thread enqueued them."""
-    found = _of_kind(records, Kind.DEVICE_WAIT)
-    found = found[found["bytes_out"] == stream].copy()
+    found = stream.of(_of_kind(records, Kind.DEVICE_WAIT)).copy()
     found["kind"] = Kind.WAIT
     found["thread"] = _training_thread(records)
     return found
 
 
-def _finalizations(records: Records, stream: int) -> Records:
+def _finalizations(records: Records, stream: _Stream) -> Records:
     """DDP's finalisations, with the time that the stream copied in the place of CPU time."""
-    found = _of_kind(records, Kind.DEVICE_FINALIZE)
-    found = found[found["bytes_out"] == stream]
+    found = stream.of(_of_kind(records, Kind.DEVICE_FINALIZE))
     issues = _of_kind(records, Kind.ISSUE)
     end_of = {
         op_id: end_ns

@@ -47,15 +47,16 @@ class StreamWaits:
         self._patches.remove()
 
 
-def _stream_id(stream: Any, native: Any) -> int:
-    return int(native.CURRENT_STREAM if stream is None else stream.stream_id)
+def _named(stream: Any) -> tuple[int, int] | None:
+    """None stays None: the stream that the calling thread works on."""
+    return None if stream is None else (int(stream.device_index), int(stream.stream_id))
 
 
 def _noted(original: Callable[..., Any], native: Any) -> Any:
     @wraps(original)
     def record(event: Any, stream: Any = None) -> Any:
         result = original(event, stream)
-        setattr(event, _BEHIND, native.last_on_stream(_stream_id(stream, native)))
+        setattr(event, _BEHIND, native.last_on_stream(_named(stream)))
         return result
 
     return record
@@ -67,7 +68,7 @@ def _timed(original: Callable[..., Any], native: Any) -> Any:
         behind = getattr(event, _BEHIND, None)
         if behind is None:
             return original(event, stream)
-        with native.StreamWait(_stream_id(stream, native), behind):
+        with native.StreamWait(_named(stream), behind):
             return original(event, stream)
 
     return wait

@@ -87,6 +87,7 @@ void aStretchIsTheWaiting(double drift) {
         CHECK(made.kind == Kind::kDeviceWait);
         CHECK(near(setup, made.value, device.hostNs(end_ns)));
         CHECK_EQ(made.bytes_out, 1u);
+        CHECK_EQ(made.seq, 3u); // the device, as of the clock
         const double length_ns = double(made.value - made.timestamp_ns);
         // A single anchor knows no drift: 500 ppm of 3 ms are 1.5 us.
         CHECK(std::abs(length_ns - stall_ns / (1.0 + drift)) < 1600);

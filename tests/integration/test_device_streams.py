@@ -49,16 +49,16 @@ def test_waiting_for_an_event_behind_a_collective_is_seen(
 ) -> None:
     trace, truth = recorded
     table = columns.collectives(trace)
-    gathered = table.op_id[1:3]  # the first was in the stream that computes
+    gathered = table.op_id[[1, 2, 4]]  # the first was in the stream that computes
     waits = waits_on(trace, COMPUTING)
     length = (waits["value"] - waits["timestamp_ns"]).astype(np.int64)
     of_events = np.isin(waits["op_id"], gathered)
     long = of_events & (length > EXACT_NS)
-    # 4 ms, the batch of 3 ms, 5 ms, and then the messages' and the last collective's.
-    first, batch, second, *_ = stalls_ns(truth)
-    assert (first > 3 * MS, batch > 2 * MS, second > 4 * MS) == (True, True, True)
+    # 4 ms, the batch of 3 ms, 5 ms, 5 and 7 ms, and then the messages' and the last collective's.
+    first, batch, second, third, *_ = stalls_ns(truth)
+    assert (first > 3 * MS, batch > 2 * MS, second > 4 * MS, third > 10 * MS) == (True,) * 4
     assert waits["op_id"][long].tolist() == gathered.tolist()
-    assert length[long] == pytest.approx([first, second], abs=EXACT_NS)
+    assert length[long] == pytest.approx([first, second, third], abs=EXACT_NS)
 
 
 def test_what_no_collective_came_before_is_none_of_ours(
@@ -78,7 +78,15 @@ def test_another_stream_s_wait_is_not_the_one_that_computes(
     streams = set(trace.records[trace.records["kind"] == Kind.DEVICE_WAIT]["bytes_out"].tolist())
     assert streams == {COMPUTING, SIDE, 7}
     table = columns.collectives(trace)
-    assert set(waits_on(trace, SIDE)["op_id"].tolist()) == set(table.op_id[1:4].tolist())
+    assert set(waits_on(trace, SIDE)["op_id"].tolist()) == set(table.op_id[1:6].tolist())
+
+
+def test_an_event_of_another_device_comes_behind_nothing_of_this_one(
+    recorded: tuple[Trace, dict[str, Any]],
+) -> None:
+    trace, _ = recorded
+    gathered = columns.collectives(trace).op_id[3]
+    assert gathered not in waits_on(trace, COMPUTING)["op_id"]
 
 
 def test_who_waits_for_coalesced_calls_waits_for_the_last_of_them(
@@ -87,11 +95,11 @@ def test_who_waits_for_coalesced_calls_waits_for_the_last_of_them(
     trace, truth = recorded
     table = columns.collectives(on_device_timeline(trace))
     names = [OPS[code] for code in table.op.tolist()]
-    assert names[4:] == ["send", "recv", "send", "recv", "send", "all_reduce"]
+    assert names[6:] == ["send", "recv", "send", "recv", "send", "all_reduce"]
     waits = waits_on(trace, COMPUTING)
     length = (waits["value"] - waits["timestamp_ns"]).astype(np.int64)
-    last_ones = table.op_id[[5, 7, 9]]  # watched again after the batch that failed
-    waited = waits["op_id"] > table.op_id[3]
+    last_ones = table.op_id[[7, 9, 11]]  # watched again after the batch that failed
+    waited = waits["op_id"] > table.op_id[5]
     assert waits["op_id"][waited].tolist() == last_ones.tolist()
     assert length[waited] == pytest.approx(stalls_ns(truth)[-3:], abs=EXACT_NS)
 
@@ -102,9 +110,9 @@ def test_coalesced_calls_end_together_where_their_work_has_a_future(
     trace, truth = recorded
     table = columns.collectives(on_device_timeline(trace))
     ends = np.array(truth["collectives"])[:, 2]
-    assert table.end_ns[[4, 5, 8]].tolist() == [0, 0, 0]  # none, none, and refused
-    assert table.end_ns[6] == pytest.approx(table.end_ns[7], abs=EXACT_NS)
-    apart = int(table.end_ns[9]) - int(table.end_ns[7])
+    assert table.end_ns[[6, 7, 10]].tolist() == [0, 0, 0]  # none, none, and refused
+    assert table.end_ns[8] == pytest.approx(table.end_ns[9], abs=EXACT_NS)
+    apart = int(table.end_ns[11]) - int(table.end_ns[9])
     assert apart == pytest.approx(ends[-1] - ends[-2], abs=60_000)
 
 

@@ -31,6 +31,10 @@ class Stream:
     """As torch.cuda's."""
 
     stream_id: int
+    device_index: int = 0
+
+
+SIDE_STREAM = Stream(SIDE)
 
 
 class Event:
@@ -40,33 +44,35 @@ class Event:
         self.at_ns = 0.0
 
     def record(self, stream: Stream | None = None) -> None:
-        self.at_ns = device.reached(_on(stream))
+        if stream is None or stream.device_index == 0:
+            self.at_ns = device.reached(_on(stream))
 
     def wait(self, stream: Stream | None = None) -> None:
         device.wait_until(_on(stream), self.at_ns)
 
 
 def _on(stream: Stream | None) -> int:
-    return COMPUTING if stream is None else stream.stream_id
+    return device.current_stream() if stream is None else stream.stream_id
 
 
-def on_side(work: Any) -> Event:
+def on_side(work: Any, put_on: Stream | None = SIDE_STREAM) -> Event:
     """Does that on the other stream; gives an event behind it."""
     device.use_stream(SIDE)
     work()
     event = Event()
-    event.record(Stream(SIDE))
+    event.record(put_on)
     device.use_stream(COMPUTING)
     return event
 
 
-def gather(tensor: torch.Tensor) -> Event:
+def gather(tensor: torch.Tensor, put_on: Stream | None = SIDE_STREAM) -> Event:
     """As FSDP2's all-gather: in the stream that it has for that."""
-    return on_side(lambda: dist.all_reduce(tensor))
+    return on_side(lambda: dist.all_reduce(tensor), put_on)
 
 
 def wait_for_events(tensor: torch.Tensor) -> None:
-    """The stream that computes waits for 4 ms, then for what is not communication, then for 5."""
+    """The stream that computes waits for 4 ms, for what is not communication, for 5 ms, for an
+    event of another device, and for both of the gathers that were made by then."""
     device.collectives_take(6 * MS)
     event = gather(tensor)
     device.compute(2 * MS)
@@ -75,6 +81,9 @@ def wait_for_events(tensor: torch.Tensor) -> None:
     on_side(lambda: device.compute(3 * MS)).wait()  # a batch is copied: none of ours
     device.collectives_take(5 * MS)
     gather(tensor).wait()
+    gather(tensor, put_on=Stream(SIDE, device_index=1)).wait()  # no collective came before it
+    device.collectives_take(7 * MS)
+    gather(tensor, put_on=None).wait()  # on the stream that it was made in
     other = gather(tensor)
     device.use_stream(7)
     other.wait(Stream(7))  # not the stream that computes

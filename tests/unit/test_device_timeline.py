@@ -117,6 +117,13 @@ def test_only_the_stream_that_computes_is_exposed() -> None:
     assert exposures_of(trace, table).waited_ns.tolist() == [250.0, 250.0]
 
 
+def test_another_device_s_stream_of_the_same_id_is_another() -> None:
+    rank = two_steps()
+    rank.device_wait(1, 40, (2600, 2700), seq=1)
+    trace, table = moved(rank)
+    assert exposures_of(trace, table).waited_ns.tolist() == [250.0, 250.0]
+
+
 def test_a_collective_in_the_stream_is_ready_where_its_wait_begins() -> None:
     rank = two_steps()
     op = rank.device_collective(2, 95, (0, 3990))

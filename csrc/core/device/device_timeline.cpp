@@ -210,6 +210,7 @@ void DeviceTimeline::write(const Pending& done) {
         end_host_ns - uint64_t(std::max(0LL, std::llround(length_ns)));
     record.value = end_host_ns;
     record.bytes_out = uint64_t(streams_[done.end]);
+    record.seq = index_;
   }
   sink_(record);
 }

@@ -43,7 +43,7 @@ class DeviceTimeline {
   // Will write the record with the mark's time as `timestamp_ns`.
   void moment(const Record& record, Mark at) noexcept;
   // As moment(), with the later mark's time as `value`, and as bytes_out the
-  // stream that `end` lies on.
+  // stream that `end` lies on, as seq the device.
   void stretch(const Record& record, Mark begin, Mark end) noexcept;
   void forget(Mark mark) noexcept;
 

@@ -6,6 +6,8 @@
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
 #include <memory>
+#include <optional>
+#include <utility>
 
 #include "torch/capture/completion.h"
 #include "torch/device/device_events.h"
@@ -16,11 +18,19 @@ namespace commprof {
 
 namespace {
 
+// Of Python: (device's index, stream's id), or None.
+using PythonStream = std::optional<std::pair<int64_t, int64_t>>;
+
+StreamOrCurrent streamOf(const PythonStream& stream) {
+  return stream ? StreamOrCurrent({stream->first, stream->second})
+                : std::nullopt;
+}
+
 // `with` around it.
 class PythonStreamWait {
  public:
-  PythonStreamWait(int64_t stream, CollectiveId behind)
-      : stream_(stream), behind_(behind) {}
+  PythonStreamWait(const PythonStream& stream, CollectiveId behind)
+      : stream_(streamOf(stream)), behind_(behind) {}
   void enter() {
     wait_ = std::make_unique<StreamWait>(stream_, behind_);
   }
@@ -29,7 +39,7 @@ class PythonStreamWait {
   }
 
  private:
-  const int64_t stream_;
+  const StreamOrCurrent stream_;
   const CollectiveId behind_;
   std::unique_ptr<StreamWait> wait_;
 };
@@ -44,23 +54,23 @@ void bindStreams(py::module_& m) {
       "collective: records for how long the device's stream stands still, if "
       "the calling thread works on that stream.")
       .def(
-          py::init<int64_t, CollectiveId>(),
+          py::init<const PythonStream&, CollectiveId>(),
           py::arg("stream"),
           py::arg("behind"))
       .def("__enter__", &PythonStreamWait::enter)
       .def("__exit__", [](PythonStreamWait& wait, const py::args&) {
         wait.exit();
       });
-  m.attr("CURRENT_STREAM") = StreamWait::kCurrentStream;
   m.def(
       "last_on_stream",
-      [](int64_t stream) -> std::unique_ptr<CollectiveId> {
-        const CollectiveId found = lastOnStream(stream);
+      [](const PythonStream& stream) -> std::unique_ptr<CollectiveId> {
+        const CollectiveId found = lastOnStream(streamOf(stream));
         return found.op_id == 0 ? nullptr
                                 : std::make_unique<CollectiveId>(found);
       },
       "The collective that an event put on the stream now comes behind, if "
-      "nobody has waited for it yet; else None.",
+      "nobody has waited for it yet; else None. A stream is its device's index "
+      "and its id; None is the one that the calling thread works on.",
       py::arg("stream"));
 }
 

@@ -125,9 +125,13 @@ Record recordOf(Kind kind, uint64_t op_id, Op op) noexcept {
   return record;
 }
 
-// Of the timeline that steps are marked on; a forked child has none.
-Entry* mainEntry() noexcept {
-  return findEntry(DeviceTimeline::main());
+// Of the device that the stream belongs to. A forked child has none, nor has a
+// device without collectives.
+Entry* entryOf(StreamOrCurrent stream) noexcept {
+  const int64_t index =
+      stream ? stream->device : currentDevice(table().type).index();
+  return index < 0 || index >= kMaxDevices ? nullptr
+                                           : table().entries[index].load();
 }
 
 // The thread's stream comes behind it from now on.
@@ -139,18 +143,29 @@ void noteBehind(DeviceTimeline& timeline, CollectiveId behind) noexcept {
   }
 }
 
+// Events are waited for on other devices too.
+void waitedFor(CollectiveId behind) {
+  for (auto& place : table().entries) {
+    if (Entry* entry = place.load()) {
+      entry->behind.waitedFor(behind.op_id);
+    }
+  }
+}
+
 // Null where nothing is to be marked.
-DeviceTimeline* timelineOfWait(int64_t stream, CollectiveId behind) noexcept {
-  Entry* entry = mainEntry();
+DeviceTimeline* timelineOfWait(
+    StreamOrCurrent stream,
+    CollectiveId behind) noexcept {
+  Entry* entry = entryOf(stream);
   try {
     if (entry == nullptr || behind.op_id == 0) {
       return nullptr;
     }
     const int64_t current = entry->device->currentStream();
-    if (stream != StreamWait::kCurrentStream && stream != current) {
+    if (stream && stream->stream != current) {
       return nullptr;
     }
-    entry->behind.waitedFor(behind.op_id);
+    waitedFor(behind);
     return entry->device->capturing(current) ? nullptr : &entry->timeline;
   } catch (const std::exception&) {
     return nullptr;
@@ -239,16 +254,19 @@ DeviceWait::~DeviceWait() {
   }
 }
 
-CollectiveId lastOnStream(int64_t stream) noexcept {
-  Entry* entry = mainEntry();
+CollectiveId lastOnStream(StreamOrCurrent stream) noexcept {
+  Entry* entry = entryOf(stream);
   try {
-    return entry == nullptr ? CollectiveId{} : entry->behind.of(stream);
+    return entry == nullptr
+        ? CollectiveId{}
+        : entry->behind.of(
+              stream ? stream->stream : entry->device->currentStream());
   } catch (const std::exception&) {
     return {};
   }
 }
 
-StreamWait::StreamWait(int64_t stream, CollectiveId behind) noexcept
+StreamWait::StreamWait(StreamOrCurrent stream, CollectiveId behind) noexcept
     : wait_(timelineOfWait(stream, behind), behind.op_id, behind.op) {}
 
 void clearDevices() noexcept {

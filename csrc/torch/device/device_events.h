@@ -11,6 +11,8 @@
 #include <ATen/core/ivalue.h>
 #include <c10/core/Device.h>
 
+#include <optional>
+
 #include "core/device/device_timeline.h"
 #include "core/record.h"
 
@@ -67,17 +69,23 @@ struct CollectiveId {
   Op op = Op::kOther;
 };
 
+// One of a device's streams: ids begin anew on each device.
+struct DeviceStream {
+  int64_t device;
+  int64_t stream;
+};
+// None: the one that the calling thread works on.
+using StreamOrCurrent = std::optional<DeviceStream>;
+
 // What the stream waited for last, or ran itself, and nobody waited for by
 // StreamWait yet: an event that is put on it now comes behind that.
-CollectiveId lastOnStream(int64_t stream) noexcept;
+CollectiveId lastOnStream(StreamOrCurrent stream) noexcept;
 
 // Around a call that makes `stream` wait for an event behind a collective. It
-// counts if the thread works on that stream, or if `stream` is kCurrentStream.
+// counts if the thread works on that stream.
 class StreamWait {
  public:
-  static constexpr int64_t kCurrentStream = -1;
-
-  StreamWait(int64_t stream, CollectiveId behind) noexcept;
+  StreamWait(StreamOrCurrent stream, CollectiveId behind) noexcept;
   StreamWait(const StreamWait&) = delete;
   StreamWait& operator=(const StreamWait&) = delete;
 

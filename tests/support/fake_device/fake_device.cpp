@@ -298,6 +298,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
     sim().collective_ns = length_ns;
   });
   m.def("use_stream", [](int64_t stream) { Guard::current = stream; });
+  m.def("current_stream", [] { return Guard::current; });
   // Where an event on it would be passed; and the stream waits for such a one.
   m.def("reached", [](int64_t stream) {
     const std::lock_guard<std::mutex> lock(sim().mutex);
