@@ -25,6 +25,13 @@ __tsan_default_options() {
   return "report_thread_leaks=0";
 }
 
+// The address sanitizer's allocator, unlike the C library's, does not give a
+// child its locks unlocked. Its quarantine takes them at most frees.
+extern "C" __attribute__((visibility("default"))) const char*
+__asan_default_options() {
+  return "quarantine_size_mb=0:thread_local_quarantine_size_kb=0";
+}
+
 namespace {
 
 RecorderOptions options(
