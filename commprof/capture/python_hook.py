@@ -46,7 +46,7 @@ class PythonBucketHook:
             return self._exchange(bucket, None)
         ready_ns = recorder.now_ns()
         op_id = recorder.next_op_id()
-        size_bytes = bucket.buffer().nbytes
+        size_bytes = _size_bytes(bucket.buffer())
         graph_task = self._bracket_finalize()
         issue_ns = recorder.now_ns()
         future = self._exchange(bucket, self._completion(op_id, bucket.index()))
@@ -68,6 +68,7 @@ class PythonBucketHook:
             seq=seq,
             bytes_in=size_bytes,
             bytes_out=size_bytes,
+            flags=schema.FLAG_SPARSE if bucket.buffer().is_sparse else 0,
             value=graph_task + 1,
         )
         return future
@@ -121,6 +122,13 @@ class PythonBucketHook:
 
         engine.queue_callback(begin)
         return graph_task
+
+
+def _size_bytes(buffer: torch.Tensor) -> int:
+    """Of a sparse one, whose ``nbytes`` raises, of its indices and values."""
+    if buffer.is_sparse:
+        return int(buffer._indices().nbytes + buffer._values().nbytes)
+    return int(buffer.nbytes)
 
 
 def _signature(bucket: dist.GradBucket) -> int:

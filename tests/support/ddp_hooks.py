@@ -3,6 +3,7 @@
 Run as a module with the launcher's environment set; the argument is a directory.
 """
 
+import copy
 import re
 import sys
 import time
@@ -111,6 +112,29 @@ def hooks_run_inside(directory: Path) -> None:
     assert (table.ready_ns < removed_ns).all()
 
 
+def sparse_buckets_pass(directory: Path) -> None:
+    """An embedding's sparse gradients are exchanged as without capture, and have a size."""
+
+    def trained(ddp: DistributedDataParallel) -> torch.Tensor:
+        for step in range(3):
+            ddp.zero_grad()
+            ddp(torch.tensor([[step, dist.get_rank() + 1]])).square().sum().backward()
+        return ddp.module.weight.grad
+
+    torch.manual_seed(3)
+    embedding = nn.EmbeddingBag(50, 8, sparse=True)
+    plain, observed = (DistributedDataParallel(copy.deepcopy(embedding)) for _ in range(2))
+    with commprof.profile(directory) as profiler:
+        commprof.attach(observed)
+        found = trained(observed)
+        profiler.step()
+    assert found.is_sparse
+    assert torch.equal(found.to_dense(), trained(plain).to_dense())
+    table = columns.buckets(read_trace(directory / f"rank_{dist.get_rank()}.trace"))
+    # Two rows of the embedding: two indices and two rows of values.
+    assert table.bytes.tolist() == [2 * 8 + 2 * 8 * 4] * 3
+
+
 def misuse_is_refused(directory: Path) -> None:
     """One clear error each."""
     hooked = make()
@@ -125,7 +149,8 @@ def misuse_is_refused(directory: Path) -> None:
 def main() -> None:
     """All of them."""
     dist.init_process_group("gloo")
-    for check in (buckets_are_timed, hooks_run_inside, misuse_is_refused):
+    checks = (buckets_are_timed, hooks_run_inside, sparse_buckets_pass, misuse_is_refused)
+    for check in checks:
         check(Path(sys.argv[1]) / check.__name__)
     dist.barrier()
     dist.destroy_process_group()

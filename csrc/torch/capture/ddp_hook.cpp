@@ -8,6 +8,7 @@
 #include "torch/capture/finalize.h"
 #include "torch/capture/mean_all_reduce.h"
 #include "torch/capture/process_groups.h"
+#include "torch/capture/tensor_bytes.h"
 
 namespace commprof {
 
@@ -112,7 +113,7 @@ FuturePtr BucketHook::run(c10d::GradBucket& bucket) {
   record.thread = Recorder::threadId();
   record.aux = uint32_t(bucket.getIndex());
   record.flags = bucket.isLast() ? kLastBucket : 0;
-  record.bytes_in = bucket.getBuffer().nbytes();
+  record.bytes_in = tensorBytes(bucket.getBuffer());
   record.bytes_out = signatureOf(bucket);
   record.dtype = uint8_t(bucket.getBuffer().scalar_type());
   bracketFinalize();

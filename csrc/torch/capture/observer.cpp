@@ -14,6 +14,7 @@
 #include "torch/capture/op_plan.h"
 #include "torch/capture/process_groups.h"
 #include "torch/capture/stacks.h"
+#include "torch/capture/tensor_bytes.h"
 #include "torch/device/device_events.h"
 
 namespace commprof {
@@ -45,11 +46,9 @@ void addBytes(const at::Tensor& tensor, uint64_t& bytes, Call& call) {
   if (!tensor.defined()) {
     return;
   }
+  bytes += tensorBytes(tensor);
   if (tensor.is_sparse()) {
-    bytes += tensor._indices().nbytes() + tensor._values().nbytes();
     call.record.flags |= kSparse;
-  } else {
-    bytes += uint64_t(tensor.numel()) * uint64_t(tensor.element_size());
   }
   call.record.dtype = uint8_t(tensor.scalar_type());
   if (!tensor.is_cpu()) {
