@@ -6,7 +6,8 @@
     PYTHONPATH=. python benchmarks/shared_memory.py faults
 
 One thread per rank. More ranks than cores measure how ranks share cores, on both sides of a ratio.
-`hosts` makes hosts out of network namespaces, which takes root. `faults` builds the core's test.
+`hosts` makes hosts out of network namespaces, which takes root; their links use Reno (see
+rank_launch.py). `faults` builds the core's test.
 With --json FILE each part keeps its figures there, beside those of the other parts. The exit code
 is 1 where a demand on a part is not met, as by points that were not measured.
 """

@@ -41,7 +41,8 @@ def page(results: Path) -> str:
     met = sum(one.met for one in every)
     missing = sum(len(study.asked) for _, pairs in judged for study, found in pairs if not found)
     counts = f"Of {len(every)} demands on what was measured {met} are met"
-    counts += f"; {missing} lines are {NOT_YET}.\n" if missing else ".\n"
+    lines = "1 line is" if missing == 1 else f"{missing} lines are"
+    counts += f"; {lines} {NOT_YET}.\n" if missing else ".\n"
     body = [
         line
         for group, studies in judged

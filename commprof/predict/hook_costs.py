@@ -31,8 +31,10 @@ EXCHANGES = {
 #: Encoded bytes of a rank's share that go as one piece (``compress::Options::piece_bytes``).
 _PIECE_BYTES = 1 << 20
 #: Messages of a bucket that follow each other: its header, then one per phase. Each goes to all
-#: ranks at once (``Channel::exchange``), so there are as many for any number of ranks.
+#: ranks at once (``Channel::exchange``), so there are as many for any number of ranks but that two
+#: phases are one up to ``_ONE_PHASE_RANKS`` (``inOnePhase()`` in ``compress/block_scheme.cpp``).
 _MESSAGES = {TWO_PHASE: 3, GATHER: 2}
+_ONE_PHASE_RANKS = 2
 #: Ranks from which top-k may go by owners (``SplitGather::canPay``).
 _FEWEST_OWNERS = 4
 #: The backend cuts a bucket into so many chunks at least, and has some between hosts at a time.
@@ -140,7 +142,9 @@ class HookCost:
         work_s = self.work_s(size_bytes, ranks) * crowding
         wire_s = self.wire_s(size_bytes, ranks, curve) * sharing
         overlapped = min(work_s, wire_s) / self._pieces(size_bytes, ranks)
-        overhead_s = max(0.0, self.overhead_s + _MESSAGES.get(self.exchange, 0) * later_s)
+        messages = self._messages(ranks)
+        more_s = (messages - self._messages(self.ranks)) * curve.pieces[0].alpha_s
+        overhead_s = max(0.0, self.overhead_s + more_s + messages * later_s)
         return overhead_s + max(work_s, wire_s) + overlapped
 
     def work_s(self, size_bytes: float, ranks: int) -> float:
@@ -191,4 +195,10 @@ class HookCost:
             return _CHUNKS
         if self.exchange != TWO_PHASE or self.between_hosts:
             return 1
-        return max(1, int(self.payload_ratio * size_bytes / ranks / _PIECE_BYTES))
+        chunks = 1 if ranks <= _ONE_PHASE_RANKS else ranks
+        return max(1, int(self.payload_ratio * size_bytes / chunks / _PIECE_BYTES))
+
+    def _messages(self, ranks: int) -> int:
+        found = _MESSAGES.get(self.exchange, 0)
+        one_less = self.exchange == TWO_PHASE and ranks <= _ONE_PHASE_RANKS
+        return found - 1 if one_less else found

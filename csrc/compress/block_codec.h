@@ -1,5 +1,5 @@
-// Values as a two-phase exchange sends them: fixed length, in blocks, and such
-// that encodings can be summed into one.
+// Values as the block scheme sends them: fixed length, in blocks, and such that
+// encodings can be summed, into one or into plain values.
 #pragma once
 
 #include <cstddef>
@@ -37,6 +37,13 @@ class BlockCodec {
       std::span<const int> exponents,
       size_t n,
       std::byte* out) const = 0;
+
+  // The same mean, not rounded: the same bits wherever the encodings are.
+  virtual void mean(
+      std::span<const std::byte* const> in,
+      std::span<const int> exponents,
+      size_t n,
+      float* out) const = 0;
 
   // `part` begins at a multiple of block().
   struct Part {

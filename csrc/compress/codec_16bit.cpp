@@ -54,12 +54,18 @@ class HalfCodec : public SixteenBitCodec {
       size_t n,
       std::byte* out) const override {
     const int result = *std::min_element(exponents.begin(), exponents.end());
-    std::vector<float> factors;
-    for (const int exponent : exponents) {
-      factors.push_back(powerOfTwo(result - exponent) / float(in.size()));
-    }
+    const std::vector<float> factors = factorsTo(result, exponents);
     kernels::reduceHalf(
         halves(in).data(), factors.data(), int(in.size()), half(out), n);
+  }
+
+  void mean(
+      std::span<const std::byte* const> in,
+      std::span<const int> exponents,
+      size_t n,
+      float* out) const override {
+    const std::vector<float> factors = factorsTo(0, exponents);
+    kernels::sumHalf(halves(in).data(), factors.data(), int(in.size()), out, n);
   }
 
   void decode(
@@ -70,6 +76,19 @@ class HalfCodec : public SixteenBitCodec {
       float* out) const override {
     kernels::decodeHalf(
         half(in) + part.begin, out, part.count, powerOfTwo(-exponent));
+  }
+
+ private:
+  // By which encodings are multiplied to become their part of a mean that is
+  // scaled by 2^exponent.
+  static std::vector<float> factorsTo(
+      int exponent,
+      std::span<const int> exponents) {
+    std::vector<float> factors;
+    for (const int own : exponents) {
+      factors.push_back(powerOfTwo(exponent - own) / float(exponents.size()));
+    }
+    return factors;
   }
 };
 
@@ -92,6 +111,16 @@ class Bfloat16Codec : public SixteenBitCodec {
     const std::vector<float> factors(in.size(), 1.0f / float(in.size()));
     kernels::reduceBfloat16(
         halves(in).data(), factors.data(), int(in.size()), half(out), n);
+  }
+
+  void mean(
+      std::span<const std::byte* const> in,
+      std::span<const int> /*exponents*/,
+      size_t n,
+      float* out) const override {
+    const std::vector<float> factors(in.size(), 1.0f / float(in.size()));
+    kernels::sumBfloat16(
+        halves(in).data(), factors.data(), int(in.size()), out, n);
   }
 
   void decode(

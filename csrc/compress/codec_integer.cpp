@@ -22,6 +22,7 @@ struct Int8 {
   static constexpr auto encode = kernels::encodeInt8;
   static constexpr auto decode = kernels::decodeInt8;
   static constexpr auto reduce = kernels::reduceInt8;
+  static constexpr auto sum = kernels::sumInt8;
 };
 
 struct Int4 {
@@ -34,6 +35,7 @@ struct Int4 {
   static constexpr auto encode = kernels::encodeInt4;
   static constexpr auto decode = kernels::decodeInt4;
   static constexpr auto reduce = kernels::reduceInt4;
+  static constexpr auto sum = kernels::sumInt4;
 };
 
 template <class Kind>
@@ -80,6 +82,20 @@ class IntegerCodec : public BlockCodec {
     return scales;
   }
 
+  // Of n values each.
+  struct Encodings {
+    Encodings(std::span<const std::byte* const> in, size_t n) {
+      for (const std::byte* bytes : in) {
+        values.push_back(integers(bytes, n));
+        scale_values.push_back(scalesOf(bytes, 0, blocks(n)));
+        scales.push_back(scale_values.back().data());
+      }
+    }
+    std::vector<const Integer*> values;
+    std::vector<std::vector<float>> scale_values;
+    std::vector<const float*> scales;
+  };
+
  public:
   size_t block() const override {
     return Kind::kBlock;
@@ -111,24 +127,32 @@ class IntegerCodec : public BlockCodec {
       std::span<const int> /*exponents*/,
       size_t n,
       std::byte* out) const override {
-    std::vector<const Integer*> values;
-    std::vector<std::vector<float>> scales;
-    std::vector<const float*> in_scales;
-    for (const std::byte* bytes : in) {
-      values.push_back(integers(bytes, n));
-      scales.push_back(scalesOf(bytes, 0, blocks(n)));
-      in_scales.push_back(scales.back().data());
-    }
+    const Encodings all(in, n);
     std::vector<float> out_scales(blocks(n));
     Kind::reduce(
-        values.data(),
-        in_scales.data(),
+        all.values.data(),
+        all.scales.data(),
         int(in.size()),
         1.0f / float(in.size()),
         integers(out, n),
         out_scales.data(),
         n);
     putScales(out_scales, out);
+  }
+
+  void mean(
+      std::span<const std::byte* const> in,
+      std::span<const int> /*exponents*/,
+      size_t n,
+      float* out) const override {
+    const Encodings all(in, n);
+    Kind::sum(
+        all.values.data(),
+        all.scales.data(),
+        int(in.size()),
+        1.0f / float(in.size()),
+        out,
+        n);
   }
 
   void decode(

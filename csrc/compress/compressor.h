@@ -20,7 +20,7 @@ struct Options {
   uint64_t seed =
       0; // random-k blocks, PowerSGD's first Q: the same on all ranks
   uint32_t measure_every = 0; // measure quality in every n-th step; 0: never
-  // Two phases exchange pieces of about so many encoded bytes: long enough to
+  // Blocks travel in pieces of about so many encoded bytes: long enough to
   // fill a link, short enough that encoding the next one hides behind it.
   size_t piece_bytes = size_t(1) << 20;
 };

@@ -1,4 +1,4 @@
-// What a two-phase exchange says of each piece, behind its values: 4 bytes,
+// What an exchange of blocks says of each piece, behind its values: 4 bytes,
 // little-endian. So nobody has to read a bucket to the end before its first
 // piece is sent.
 #pragma once

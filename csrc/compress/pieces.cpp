@@ -6,25 +6,25 @@
 
 namespace commprof::compress {
 
-Pieces::Pieces(const BlockCodec& codec, size_t n, int world, Size size)
+Pieces::Pieces(const BlockCodec& codec, size_t n, int chunks, Size size)
     : codec_(codec),
       n_(n),
-      world_(world),
+      chunks_(chunks),
       trailer_(size.trailer),
       blocks_((n + codec.block() - 1) / codec.block()) {
-  const size_t chunk_bytes = codec.bytes(n) / size_t(world);
+  const size_t chunk_bytes = codec.bytes(n) / size_t(chunks);
   count_ = int(std::max<size_t>(1, chunk_bytes / size.piece_bytes));
-  offsets_.reserve(size_t(count_) * size_t(world) + 1);
+  offsets_.reserve(size_t(count_) * size_t(chunks) + 1);
   offsets_.push_back(0);
   for (int piece = 0; piece < count_; ++piece) {
-    for (int chunk = 0; chunk < world; ++chunk) {
+    for (int chunk = 0; chunk < chunks; ++chunk) {
       offsets_.push_back(offsets_.back() + aligned(messageBytes(chunk, piece)));
     }
   }
 }
 
 size_t Pieces::blocksBefore(int chunk) const {
-  return blocks_ * size_t(chunk) / size_t(world_);
+  return blocks_ * size_t(chunk) / size_t(chunks_);
 }
 
 Pieces::Range Pieces::range(int chunk, int piece) const {
@@ -43,13 +43,13 @@ size_t Pieces::messageBytes(int chunk, int piece) const {
 }
 
 size_t Pieces::offset(int chunk, int piece) const {
-  return offsets_[size_t(piece) * size_t(world_) + size_t(chunk)];
+  return offsets_[size_t(piece) * size_t(chunks_) + size_t(chunk)];
 }
 
 size_t Pieces::payloadBytes() const {
   size_t bytes = 0;
   for (int piece = 0; piece < count_; ++piece) {
-    for (int chunk = 0; chunk < world_; ++chunk) {
+    for (int chunk = 0; chunk < chunks_; ++chunk) {
       const size_t length = messageBytes(chunk, piece);
       bytes += length == 0 ? 0 : length - trailer_;
     }

@@ -1,5 +1,6 @@
-// How a two-phase exchange divides a bucket: one chunk per rank, which that
-// rank sums, and each chunk into equally many pieces that are pipelined.
+// How an exchange of blocks divides a bucket: into chunks, of which each rank
+// sums one or everyone all (then it is one chunk), and each chunk into equally
+// many pieces that are pipelined.
 #pragma once
 
 #include <cstddef>
@@ -16,15 +17,15 @@ class Pieces {
     size_t piece_bytes = 0; // wanted, encoded
     size_t trailer = 0; // by which messages are longer than what they carry
   };
-  Pieces(const BlockCodec& codec, size_t n, int world, Size size);
+  Pieces(const BlockCodec& codec, size_t n, int chunks, Size size);
 
   struct Range {
     size_t begin = 0; // values
     size_t count = 0;
   };
 
-  int world() const {
-    return world_;
+  int chunks() const {
+    return chunks_;
   }
   int count() const {
     return count_;
@@ -49,7 +50,7 @@ class Pieces {
 
   const BlockCodec& codec_;
   size_t n_;
-  int world_;
+  int chunks_;
   size_t trailer_;
   size_t blocks_;
   int count_;

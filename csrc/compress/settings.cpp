@@ -5,11 +5,11 @@
 #include <sstream>
 #include <stdexcept>
 
+#include "compress/block_scheme.h"
 #include "compress/power_sgd.h"
 #include "compress/random_blocks.h"
 #include "compress/sign_scheme.h"
 #include "compress/top_k.h"
-#include "compress/two_phase.h"
 #include "core/fnv1a.h"
 
 namespace commprof::compress {
@@ -188,14 +188,17 @@ std::unique_ptr<Scheme> makeScheme(const Settings& settings) {
     case SchemeCode::kNone:
       return nullptr;
     case SchemeCode::kHalf:
-      return std::make_unique<TwoPhase>(makeHalfCodec(), settings.piece_bytes);
+      return std::make_unique<BlockScheme>(
+          makeHalfCodec(), settings.piece_bytes);
     case SchemeCode::kBfloat16:
-      return std::make_unique<TwoPhase>(
+      return std::make_unique<BlockScheme>(
           makeBfloat16Codec(), settings.piece_bytes);
     case SchemeCode::kInt8:
-      return std::make_unique<TwoPhase>(makeInt8Codec(), settings.piece_bytes);
+      return std::make_unique<BlockScheme>(
+          makeInt8Codec(), settings.piece_bytes);
     case SchemeCode::kInt4:
-      return std::make_unique<TwoPhase>(makeInt4Codec(), settings.piece_bytes);
+      return std::make_unique<BlockScheme>(
+          makeInt4Codec(), settings.piece_bytes);
     case SchemeCode::kTopK:
       return std::make_unique<TopK>(settings.ratio_ppb, settings.piece_bytes);
     case SchemeCode::kRandomK:

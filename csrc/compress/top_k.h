@@ -4,10 +4,10 @@
 // are fewer bytes, all go, by two phases: whichever sends least.
 #pragma once
 
+#include "compress/block_scheme.h"
 #include "compress/gather.h"
 #include "compress/scheme.h"
 #include "compress/split_gather.h"
-#include "compress/two_phase.h"
 #include "kernels/topk.h"
 
 namespace commprof::compress {
@@ -38,7 +38,7 @@ class TopK : public Scheme {
   void sendToAll(Job& job);
 
   uint64_t ratio_ppb_;
-  TwoPhase all_as_half_;
+  BlockScheme all_as_half_;
   SplitGather split_;
   Gather gather_;
   kernels::TopKScratch scratch_;

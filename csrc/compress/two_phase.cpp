@@ -2,10 +2,11 @@
 
 #include <algorithm>
 #include <array>
-
-#include "compress/gather.h"
+#include <vector>
 
 namespace commprof::compress {
+
+namespace {
 
 // One bucket on its way. Some pieces travel to their owners before the first is
 // summed, and some sums travel back before the first is decoded: so the link
@@ -13,20 +14,20 @@ namespace commprof::compress {
 // take as long as a piece does.
 class TwoPhaseRun {
  public:
-  TwoPhaseRun(TwoPhase& scheme, Job& job)
-      : codec_(*scheme.codec_),
+  TwoPhaseRun(
+      const BlockCodec& codec,
+      const Pieces& pieces,
+      BlockScratch& scratch,
+      Job& job)
+      : codec_(codec),
         job_(job),
         channel_(job.channel),
-        pieces_(
-            codec_,
-            job.bucket.numel,
-            channel_.size(),
-            {scheme.piece_bytes_, channel_.trailerBytes()}),
+        pieces_(pieces),
         stride_(ownStride()),
-        encoded_(scheme.encoded_.reserve(pieces_.end())),
-        received_(scheme.received_.reserve(
+        encoded_(scratch.encoded.reserve(pieces_.end())),
+        received_(scratch.received.reserve(
             stride_ * size_t(pieces_.count()) * size_t(channel_.size()))),
-        results_(scheme.results_.reserve(pieces_.end())),
+        results_(scratch.results.reserve(pieces_.end())),
         scattered_(size_t(pieces_.count())),
         gathered_(size_t(pieces_.count())) {
     notes_.resize(size_t(channel_.size()));
@@ -46,7 +47,6 @@ class TwoPhaseRun {
         finish(i - kAhead - kBehind);
       }
     }
-    channel_.report().payload_bytes += pieces_.payloadBytes();
     if (job_.sent != nullptr) {
       keep(*job_.sent);
     }
@@ -58,7 +58,11 @@ class TwoPhaseRun {
     {
       StageTimer timer(channel_.report(), Stage::kEncode);
       for (int chunk = 0; chunk < world; ++chunk) {
-        encode(chunk, piece);
+        encodePiece(
+            codec_,
+            job_,
+            pieces_.range(chunk, piece),
+            encoded_ + pieces_.offset(chunk, piece));
       }
     }
     std::vector<Bytes> send, receive;
@@ -68,27 +72,6 @@ class TwoPhaseRun {
           {messageFrom(r, piece), pieces_.messageBytes(me(), piece)});
     }
     scattered_[size_t(piece)] = channel_.exchange(send, receive);
-  }
-
-  // In two passes, of which the second finds the piece in the caches.
-  void encode(int chunk, int piece) {
-    const auto [begin, count] = pieces_.range(chunk, piece);
-    if (count == 0) {
-      return;
-    }
-    Bucket part = job_.bucket;
-    part.gradient += begin;
-    part.numel = count;
-    float* const residual = job_.residual ? job_.residual + begin : nullptr;
-    const uint32_t max_bits = largestBits(part, residual);
-    std::byte* const out = encoded_ + pieces_.offset(chunk, piece);
-    PieceNote note;
-    note.finite = isFinite(max_bits);
-    if (note.finite) {
-      note.exponent = halfExponent(max_bits);
-      codec_.encode(part.gradient, residual, count, note.exponent, out);
-    }
-    putNote(note, out + pieces_.encodedBytes(chunk, piece));
   }
 
   void reduce(int piece) {
@@ -102,7 +85,8 @@ class TwoPhaseRun {
         const bool own = r == me();
         parts.push_back(
             own ? encoded_ + pieces_.offset(r, piece) : messageFrom(r, piece));
-        notes_[size_t(r)] = check(parts.back(), me(), piece, r);
+        notes_[size_t(r)] =
+            checkPiece(codec_, channel_, r, parts.back(), count);
       }
       if (count != 0) {
         sum(parts, begin, count, result.data());
@@ -142,7 +126,7 @@ class TwoPhaseRun {
     for (int chunk = 0; chunk < channel_.size(); ++chunk) {
       const auto [begin, count] = pieces_.range(chunk, piece);
       const std::byte* const in = results_ + pieces_.offset(chunk, piece);
-      const PieceNote note = check(in, chunk, piece, chunk);
+      const PieceNote note = checkPiece(codec_, channel_, chunk, in, count);
       job_.finite = job_.finite && note.finite;
       if (note.finite) {
         codec_.decode(
@@ -211,30 +195,13 @@ class TwoPhaseRun {
     return received_ +
         stride_ * (size_t(piece) * size_t(channel_.size()) + size_t(rank));
   }
-  // What `rank` says of a piece; throws where its bytes cannot be.
-  PieceNote check(const std::byte* in, int chunk, int piece, int rank) const {
-    const size_t count = pieces_.range(chunk, piece).count;
-    if (count == 0) {
-      return {};
-    }
-    const auto note = readNote(in + codec_.bytes(count));
-    if (!note) {
-      refusePayload(rank, channel_, "a piece's note is none");
-    }
-    if (note->finite && !codec_.valid(in, count)) {
-      refusePayload(
-          rank, channel_, "a block's scale is negative or not finite");
-    }
-    return *note;
-  }
-
   static constexpr int kAhead = 3; // pieces sent before one is summed
   static constexpr int kBehind = 2; // and summed before one is decoded
 
   const BlockCodec& codec_;
   Job& job_;
   Channel& channel_;
-  Pieces pieces_;
+  const Pieces& pieces_;
   size_t stride_;
   std::byte* encoded_;
   std::byte* received_;
@@ -244,49 +211,14 @@ class TwoPhaseRun {
   std::vector<int> exponents_;
 };
 
-TwoPhase::TwoPhase(std::unique_ptr<BlockCodec> codec, size_t piece_bytes)
-    : codec_(std::move(codec)), piece_bytes_(piece_bytes) {}
+} // namespace
 
-Look TwoPhase::look(const Draft& draft) {
-  return draft.residual == nullptr ? Look{} : Scheme::look(draft);
-}
-
-void TwoPhase::run(Job& job) {
-  TwoPhaseRun(*this, job).run();
-}
-
-void TwoPhase::addSent(
-    const Sent& sent,
-    std::span<const Slot> /*slots*/,
-    float* dense) {
-  const Pieces pieces(
-      *codec_, sent.numel, sent.world, {piece_bytes_, sent.trailer});
-  std::vector<float> values;
-  for (int piece = 0; piece < pieces.count(); ++piece) {
-    for (int chunk = 0; chunk < sent.world; ++chunk) {
-      const auto [begin, count] = pieces.range(chunk, piece);
-      if (count == 0) {
-        continue;
-      }
-      const std::byte* const in =
-          sent.payload.data() + pieces.offset(chunk, piece);
-      const auto note = readNote(in + codec_->bytes(count));
-      values.resize(count);
-      codec_->decode(in, count, {0, count}, note->exponent, values.data());
-      for (size_t i = 0; i < count; ++i) {
-        dense[begin + i] += values[i];
-      }
-    }
-  }
-}
-
-uint64_t TwoPhase::wireBytes(
-    std::span<const Slot> /*slots*/,
-    size_t n,
-    int world) const {
-  const Pieces pieces(*codec_, n, world, {piece_bytes_, 0});
-  return 2 * uint64_t(pieces.payloadBytes()) * uint64_t(world - 1) /
-      uint64_t(world);
+void runTwoPhases(
+    const BlockCodec& codec,
+    const Pieces& pieces,
+    BlockScratch& scratch,
+    Job& job) {
+  TwoPhaseRun(codec, pieces, scratch, job).run();
 }
 
 } // namespace commprof::compress

@@ -15,7 +15,7 @@ namespace {
 static_assert(std::endian::native == std::endian::little);
 
 constexpr uint8_t kMagic = 0xc7;
-constexpr uint8_t kVersion = 3;
+constexpr uint8_t kVersion = 4;
 constexpr uint8_t kNonfinite = 1;
 
 struct Layout {

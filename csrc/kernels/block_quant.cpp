@@ -2,6 +2,7 @@
 
 #include "kernels/block_quant_table.h"
 #include "kernels/parallel.h"
+#include "kernels/streaming.h"
 
 namespace commprof::kernels {
 
@@ -28,8 +29,9 @@ void decodeInt8(
     size_t n,
     float factor) {
   const auto& kernels = COMMPROF_PICK(int8Table);
+  const bool streams = goPastCaches(out, n);
   parallelFor(n, kGrain, threads(), [&](size_t begin, size_t end) {
-    kernels.decode(in, scales, out, factor, begin, end);
+    kernels.decode(in, scales, out, factor, streams, begin, end);
   });
 }
 
@@ -44,6 +46,20 @@ void reduceInt8(
   const auto& kernels = COMMPROF_PICK(int8Table);
   parallelFor(n, kGrain, threads(), [&](size_t begin, size_t end) {
     kernels.reduce(in, scales, count, factor, out, out_scales, begin, end);
+  });
+}
+
+void sumInt8(
+    const int8_t* const* in,
+    const float* const* scales,
+    int count,
+    float factor,
+    float* out,
+    size_t n) {
+  const auto& kernels = COMMPROF_PICK(int8Table);
+  const bool streams = goPastCaches(out, n);
+  parallelFor(n, kGrain, threads(), [&](size_t begin, size_t end) {
+    kernels.sum(in, scales, count, factor, out, streams, begin, end);
   });
 }
 
@@ -66,8 +82,9 @@ void decodeInt4(
     size_t n,
     float factor) {
   const auto& kernels = COMMPROF_PICK(int4Table);
+  const bool streams = goPastCaches(out, n);
   parallelFor(n, kGrain, threads(), [&](size_t begin, size_t end) {
-    kernels.decode(in, scales, out, factor, begin, end);
+    kernels.decode(in, scales, out, factor, streams, begin, end);
   });
 }
 
@@ -82,6 +99,20 @@ void reduceInt4(
   const auto& kernels = COMMPROF_PICK(int4Table);
   parallelFor(n, kGrain, threads(), [&](size_t begin, size_t end) {
     kernels.reduce(in, scales, count, factor, out, out_scales, begin, end);
+  });
+}
+
+void sumInt4(
+    const uint8_t* const* in,
+    const float* const* scales,
+    int count,
+    float factor,
+    float* out,
+    size_t n) {
+  const auto& kernels = COMMPROF_PICK(int4Table);
+  const bool streams = goPastCaches(out, n);
+  parallelFor(n, kGrain, threads(), [&](size_t begin, size_t end) {
+    kernels.sum(in, scales, count, factor, out, streams, begin, end);
   });
 }
 

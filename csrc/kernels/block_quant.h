@@ -54,6 +54,14 @@ void reduceInt8(
     int8_t* out,
     float* out_scales,
     size_t n);
+// The same sums, not encoded.
+void sumInt8(
+    const int8_t* const* in,
+    const float* const* scales,
+    int count,
+    float factor,
+    float* out,
+    size_t n);
 
 void encodeInt4(
     const float* x,
@@ -74,6 +82,13 @@ void reduceInt4(
     float factor,
     uint8_t* out,
     float* out_scales,
+    size_t n);
+void sumInt4(
+    const uint8_t* const* in,
+    const float* const* scales,
+    int count,
+    float factor,
+    float* out,
     size_t n);
 
 } // namespace commprof::kernels

@@ -153,19 +153,19 @@ void encode(
   }
 }
 
-template <class Format>
+template <class Format, bool kStreams>
 inline void decodeBlock(
     const typename Format::Byte* in,
     float scale,
     float* out) {
   const F32 scales = set1(scale);
   for (size_t i = 0; i < Format::kValues; i += 16) {
-    store(out + i, mul(toFloat(Format::read(in, i)), scales));
+    put<kStreams>(out + i, mul(toFloat(Format::read(in, i)), scales));
   }
 }
 
-template <class Format>
-void decode(
+template <class Format, bool kStreams>
+void decodeTo(
     const typename Format::Byte* in,
     const float* scales,
     float* out,
@@ -175,10 +175,13 @@ void decode(
   constexpr size_t kValues = Format::kValues;
   size_t block = begin / kValues;
   for (; (block + 1) * kValues <= end; ++block) {
-    decodeBlock<Format>(
+    decodeBlock<Format, kStreams>(
         in + block * Format::kBytes,
         scales[block] * factor,
         out + block * kValues);
+  }
+  if constexpr (kStreams) {
+    streamed();
   }
   const size_t first = block * kValues;
   if (first >= end) {
@@ -187,8 +190,23 @@ void decode(
   Padded<typename Format::Byte, Format::kBytes> last_in;
   Padded<float, kValues> last_out;
   last_in.copyFrom(in + block * Format::kBytes, Format::bytes(end - first));
-  decodeBlock<Format>(last_in.values, scales[block] * factor, last_out.values);
+  decodeBlock<Format, false>(
+      last_in.values, scales[block] * factor, last_out.values);
   last_out.copyTo(out + first, end - first);
+}
+
+template <class Format>
+void decode(
+    const typename Format::Byte* in,
+    const float* scales,
+    float* out,
+    float factor,
+    bool streams,
+    size_t begin,
+    size_t end) {
+  const auto chosen =
+      streams ? decodeTo<Format, true> : decodeTo<Format, false>;
+  chosen(in, scales, out, factor, begin, end);
 }
 
 inline float trusted(float scale) {
@@ -197,7 +215,7 @@ inline float trusted(float scale) {
 
 // out = the sum of `count` encodings of one block, times factor. bytesOf(w)
 // points to encoding w, scaleOf(w) is its scale.
-template <class Format, class BytesOf, class ScaleOf>
+template <class Format, bool kStreams, class BytesOf, class ScaleOf>
 inline void sumBlock(
     const BytesOf& bytesOf,
     const ScaleOf& scaleOf,
@@ -216,9 +234,57 @@ inline void sumBlock(
       }
     }
     for (size_t part = 0; part < 4; ++part) {
-      store(out + i + part * 16, mul(sums[part], set1(factor)));
+      put<kStreams>(out + i + part * 16, mul(sums[part], set1(factor)));
     }
   }
+}
+
+template <class Format, bool kStreams>
+void sumTo(
+    const typename Format::Byte* const* in,
+    const float* const* scales,
+    int count,
+    float factor,
+    float* out,
+    size_t begin,
+    size_t end) {
+  constexpr size_t kValues = Format::kValues, kBytes = Format::kBytes;
+  size_t block = begin / kValues;
+  const auto scaleOf = [&](int w) { return scales[w][block]; };
+  for (; block < end / kValues; ++block) {
+    const auto bytesOf = [&](int w) { return in[w] + block * kBytes; };
+    float* const to = out + block * kValues;
+    sumBlock<Format, kStreams>(bytesOf, scaleOf, count, factor, to);
+  }
+  if constexpr (kStreams) {
+    streamed();
+  }
+  const size_t left = end - block * kValues;
+  if (left == 0) {
+    return;
+  }
+  Padded<typename Format::Byte, kBytes> last_in;
+  Padded<float, kValues> last_out;
+  const auto padded = [&](int w) {
+    last_in.copyFrom(in[w] + block * kBytes, Format::bytes(left));
+    return last_in.values;
+  };
+  sumBlock<Format, false>(padded, scaleOf, count, factor, last_out.values);
+  last_out.copyTo(out + block * kValues, left);
+}
+
+template <class Format>
+void sum(
+    const typename Format::Byte* const* in,
+    const float* const* scales,
+    int count,
+    float factor,
+    float* out,
+    bool streams,
+    size_t begin,
+    size_t end) {
+  const auto chosen = streams ? sumTo<Format, true> : sumTo<Format, false>;
+  chosen(in, scales, count, factor, out, begin, end);
 }
 
 template <class Format>
@@ -240,7 +306,7 @@ void reduce(
     for (; block < end / kValues && block < first + kTogether; ++block) {
       const auto bytesOf = [&](int w) { return in[w] + block * kBytes; };
       float* to = sums + (block - first) * kValues;
-      sumBlock<Format>(bytesOf, scaleOf, count, factor, to);
+      sumBlock<Format, false>(bytesOf, scaleOf, count, factor, to);
     }
     encodeBlocks<Format, false>(
         sums, nullptr, out + first * kBytes, out_scales + first, block - first);
@@ -254,7 +320,7 @@ void reduce(
     last_in.copyFrom(in[w] + block * kBytes, bytes);
     return last_in.values;
   };
-  sumBlock<Format>(padded, scaleOf, count, factor, sums);
+  sumBlock<Format, false>(padded, scaleOf, count, factor, sums);
   encodeBlocks<Format, false>(
       sums, nullptr, last_out.values, out_scales + block, 1);
   last_out.copyTo(out + block * kBytes, bytes);
@@ -262,7 +328,17 @@ void reduce(
 
 } // namespace
 
-const Int8Table int8Table = {encode<Int8>, decode<Int8>, reduce<Int8>};
-const Int4Table int4Table = {encode<Int4>, decode<Int4>, reduce<Int4>};
+const Int8Table int8Table = {
+    encode<Int8>,
+    decode<Int8>,
+    reduce<Int8>,
+    sum<Int8>,
+};
+const Int4Table int4Table = {
+    encode<Int4>,
+    decode<Int4>,
+    reduce<Int4>,
+    sum<Int4>,
+};
 
 } // namespace commprof::kernels::COMMPROF_SIMD_LEVEL

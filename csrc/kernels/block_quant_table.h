@@ -23,6 +23,7 @@ struct BlockQuantTable {
       const float* scales,
       float* out,
       float factor,
+      bool streams,
       size_t begin,
       size_t end);
   void (*reduce)(
@@ -32,6 +33,15 @@ struct BlockQuantTable {
       float factor,
       Byte* out,
       float* out_scales,
+      size_t begin,
+      size_t end);
+  void (*sum)(
+      const Byte* const* in,
+      const float* const* scales,
+      int count,
+      float factor,
+      float* out,
+      bool streams,
       size_t begin,
       size_t end);
 };

@@ -2,6 +2,7 @@
 
 #include "kernels/cast_table.h"
 #include "kernels/parallel.h"
+#include "kernels/streaming.h"
 
 namespace commprof::kernels {
 
@@ -19,8 +20,9 @@ void encodeHalf(
 
 void decodeHalf(const uint16_t* in, float* out, size_t n, float factor) {
   const auto& kernels = COMMPROF_PICK(castTable);
+  const bool streams = goPastCaches(out, n);
   parallelFor(n, kGrain, threads(), [&](size_t begin, size_t end) {
-    kernels.decodeHalf(in, out, factor, begin, end);
+    kernels.decodeHalf(in, out, factor, streams, begin, end);
   });
 }
 
@@ -33,8 +35,9 @@ void encodeBfloat16(const float* x, float* residual, uint16_t* out, size_t n) {
 
 void decodeBfloat16(const uint16_t* in, float* out, size_t n, float factor) {
   const auto& kernels = COMMPROF_PICK(castTable);
+  const bool streams = goPastCaches(out, n);
   parallelFor(n, kGrain, threads(), [&](size_t begin, size_t end) {
-    kernels.decodeBfloat16(in, out, factor, begin, end);
+    kernels.decodeBfloat16(in, out, factor, streams, begin, end);
   });
 }
 
@@ -59,6 +62,32 @@ void reduceBfloat16(
   const auto& kernels = COMMPROF_PICK(castTable);
   parallelFor(n, kGrain, threads(), [&](size_t begin, size_t end) {
     kernels.reduceBfloat16(in, factors, count, out, begin, end);
+  });
+}
+
+void sumHalf(
+    const uint16_t* const* in,
+    const float* factors,
+    int count,
+    float* out,
+    size_t n) {
+  const auto& kernels = COMMPROF_PICK(castTable);
+  const bool streams = goPastCaches(out, n);
+  parallelFor(n, kGrain, threads(), [&](size_t begin, size_t end) {
+    kernels.sumHalf(in, factors, count, out, streams, begin, end);
+  });
+}
+
+void sumBfloat16(
+    const uint16_t* const* in,
+    const float* factors,
+    int count,
+    float* out,
+    size_t n) {
+  const auto& kernels = COMMPROF_PICK(castTable);
+  const bool streams = goPastCaches(out, n);
+  parallelFor(n, kGrain, threads(), [&](size_t begin, size_t end) {
+    kernels.sumBfloat16(in, factors, count, out, streams, begin, end);
   });
 }
 

@@ -42,4 +42,18 @@ void reduceBfloat16(
     uint16_t* out,
     size_t n);
 
+// The same sums, not rounded.
+void sumHalf(
+    const uint16_t* const* in,
+    const float* factors,
+    int count,
+    float* out,
+    size_t n);
+void sumBfloat16(
+    const uint16_t* const* in,
+    const float* factors,
+    int count,
+    float* out,
+    size_t n);
+
 } // namespace commprof::kernels

@@ -90,8 +90,8 @@ void encode(
   }
 }
 
-template <class Format>
-void decode(
+template <class Format, bool kStreams>
+void decodeTo(
     const uint16_t* in,
     float* out,
     float factor,
@@ -100,7 +100,10 @@ void decode(
   const F32 factors = set1(factor);
   size_t i = begin;
   for (; i + 16 <= end; i += 16) {
-    store(out + i, mul(Format::read(in + i), factors));
+    put<kStreams>(out + i, mul(Format::read(in + i), factors));
+  }
+  if constexpr (kStreams) {
+    streamed();
   }
   if (i == end) {
     return;
@@ -112,26 +115,56 @@ void decode(
   last_out.copyTo(out + i, end - i);
 }
 
+template <class Format>
+void decode(
+    const uint16_t* in,
+    float* out,
+    float factor,
+    bool streams,
+    size_t begin,
+    size_t end) {
+  const auto chosen =
+      streams ? decodeTo<Format, true> : decodeTo<Format, false>;
+  chosen(in, out, factor, begin, end);
+}
+
+// What becomes of a sum: it is rounded to the format, or stays as it is.
+template <class Format>
+struct Rounded : Format {
+  using Value = uint16_t;
+  using Last = Rounded; // what the last few are written with
+  static void finish() {}
+};
+template <bool kStreams>
+struct Exact {
+  using Value = float;
+  using Last = Exact<false>;
+  static void write(float* out, F32 v) {
+    put<kStreams>(out, v);
+  }
+  static void finish() {
+    if constexpr (kStreams) {
+      streamed();
+    }
+  }
+};
+
 // count > 0; in(w) points to the sixteen values of array w.
 template <class Format, class In>
-inline void reduce16(
-    const In& in,
-    const float* factors,
-    int count,
-    uint16_t* out) {
+inline F32 sum16(const In& in, const float* factors, int count) {
   F32 sum = mul(Format::read(in(0)), set1(factors[0]));
   for (int w = 1; w < count; ++w) {
     sum = add(sum, mul(Format::read(in(w)), set1(factors[w])));
   }
-  Format::write(out, sum);
+  return sum;
 }
 
-template <class Format>
-void reduce(
+template <class Format, class Result>
+void sumTo(
     const uint16_t* const* in,
     const float* factors,
     int count,
-    uint16_t* out,
+    typename Result::Value* out,
     size_t begin,
     size_t end) {
   if (count <= 0) {
@@ -141,18 +174,34 @@ void reduce(
   size_t i = begin;
   for (; i + 16 <= end; i += 16) {
     const auto here = [&](int w) { return in[w] + i; };
-    reduce16<Format>(here, factors, count, out + i);
+    Result::write(out + i, sum16<Format>(here, factors, count));
   }
+  Result::finish();
   if (i == end) {
     return;
   }
-  Padded<uint16_t, 16> last_in, last_out;
+  Padded<uint16_t, 16> last_in;
+  Padded<typename Result::Value, 16> last_out;
   const auto padded = [&](int w) {
     last_in.copyFrom(in[w] + i, end - i);
     return last_in.values;
   };
-  reduce16<Format>(padded, factors, count, last_out.values);
+  Result::Last::write(last_out.values, sum16<Format>(padded, factors, count));
   last_out.copyTo(out + i, end - i);
+}
+
+template <class Format>
+void sum(
+    const uint16_t* const* in,
+    const float* factors,
+    int count,
+    float* out,
+    bool streams,
+    size_t begin,
+    size_t end) {
+  const auto chosen =
+      streams ? sumTo<Format, Exact<true>> : sumTo<Format, Exact<false>>;
+  chosen(in, factors, count, out, begin, end);
 }
 
 void encodeHalf(
@@ -179,10 +228,12 @@ void encodeBfloat16(
 const CastTable castTable = {
     encodeHalf,
     decode<Half>,
-    reduce<Half>,
+    sumTo<Half, Rounded<Half>>,
+    sum<Half>,
     encodeBfloat16,
     decode<Bfloat16>,
-    reduce<Bfloat16>,
+    sumTo<Bfloat16, Rounded<Bfloat16>>,
+    sum<Bfloat16>,
 };
 
 } // namespace commprof::kernels::COMMPROF_SIMD_LEVEL

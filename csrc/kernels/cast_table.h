@@ -20,6 +20,7 @@ struct CastTable {
       const uint16_t* in,
       float* out,
       float factor,
+      bool streams,
       size_t begin,
       size_t end);
   void (*reduceHalf)(
@@ -27,6 +28,14 @@ struct CastTable {
       const float* factors,
       int count,
       uint16_t* out,
+      size_t begin,
+      size_t end);
+  void (*sumHalf)(
+      const uint16_t* const* in,
+      const float* factors,
+      int count,
+      float* out,
+      bool streams,
       size_t begin,
       size_t end);
   void (*encodeBfloat16)(
@@ -39,6 +48,7 @@ struct CastTable {
       const uint16_t* in,
       float* out,
       float factor,
+      bool streams,
       size_t begin,
       size_t end);
   void (*reduceBfloat16)(
@@ -46,6 +56,14 @@ struct CastTable {
       const float* factors,
       int count,
       uint16_t* out,
+      size_t begin,
+      size_t end);
+  void (*sumBfloat16)(
+      const uint16_t* const* in,
+      const float* factors,
+      int count,
+      float* out,
+      bool streams,
       size_t begin,
       size_t end);
 };

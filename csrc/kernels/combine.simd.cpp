@@ -1,5 +1,6 @@
-// Plain loops over blocks that stay in the first cache: the compiler makes
-// vectors of them.
+// Values that are added up as they are stored stay in registers, all arrays
+// side by side; others in blocks that stay in the first cache, with plain
+// loops.
 #include <cstring>
 #include <type_traits>
 
@@ -14,8 +15,8 @@ constexpr size_t kBlock = 1024;
 
 struct Sum {
   template <class T>
-  static T apply(T a, T b) {
-    return a + b;
+  static void apply(T& a, const T& b) {
+    a = a + b;
   }
   static constexpr bool kMean = false;
 };
@@ -24,15 +25,15 @@ struct Mean : Sum {
 };
 struct Max {
   template <class T>
-  static T apply(T a, T b) {
-    return a > b ? a : b;
+  static void apply(T& a, const T& b) {
+    a = a > b ? a : b;
   }
   static constexpr bool kMean = false;
 };
 struct Min {
   template <class T>
-  static T apply(T a, T b) {
-    return a < b ? a : b;
+  static void apply(T& a, const T& b) {
+    a = a < b ? a : b;
   }
   static constexpr bool kMean = false;
 };
@@ -42,6 +43,10 @@ template <class T, class Arithmetic>
 struct Plain {
   using Stored = T;
   using Held = Arithmetic;
+  template <class Op>
+  static constexpr bool inLines() { // there are no vector divisions
+    return std::is_floating_point<T>::value || !Op::kMean;
+  }
   static const Held* load(const T* in, Held*, size_t) {
     return reinterpret_cast<const Held*>(in); // signed and unsigned may alias
   }
@@ -62,6 +67,10 @@ template <class Bits>
 struct Narrow {
   using Stored = uint16_t;
   using Held = float;
+  template <class Op>
+  static constexpr bool inLines() {
+    return false;
+  }
   static const float* load(const uint16_t* in, float* out, size_t n) {
     size_t i = 0;
     for (; i + 16 <= n; i += 16) {
@@ -93,15 +102,68 @@ struct Narrow {
   }
 };
 
-// A block of all arrays after the other, so that the sum stays in the first
-// cache.
+// A cache line of values, whatever the CPU's registers hold.
+template <class Held>
+struct Line {
+  typedef Held Vector __attribute__((vector_size(64)));
+  static constexpr size_t kValues = 64 / sizeof(Held);
+
+  void read(const std::byte* from) {
+    std::memcpy(&values, from, sizeof values);
+  }
+  void write(std::byte* to) const {
+    std::memcpy(to, &values, sizeof values);
+  }
+  Vector values;
+};
+
+// As much as there are whole groups of lines; the values done.
 template <class Type, class Op>
-void run(const std::byte* const* in, int count, std::byte* out, size_t n) {
+size_t runLines(
+    const std::byte* const* in,
+    int count,
+    std::byte* out,
+    size_t n) {
+  using Held = typename Type::Held;
+  using OneLine = Line<Held>;
+  constexpr size_t kTogether = 4;
+  constexpr size_t kBytes = kTogether * sizeof(OneLine);
+  const size_t bytes = n * sizeof(Held) / kBytes * kBytes;
+  for (size_t at = 0; at < bytes; at += kBytes) {
+    OneLine sums[kTogether], next;
+    for (size_t j = 0; j < kTogether; ++j) {
+      sums[j].read(in[0] + at + j * sizeof(OneLine));
+    }
+    for (int w = 1; w < count; ++w) {
+      for (size_t j = 0; j < kTogether; ++j) {
+        next.read(in[w] + at + j * sizeof(OneLine));
+        Op::apply(sums[j].values, next.values);
+      }
+    }
+    for (size_t j = 0; j < kTogether; ++j) {
+      if constexpr (Op::kMean) {
+        sums[j].values = sums[j].values * (Held(1) / Held(count));
+      }
+      sums[j].write(out + at + j * sizeof(OneLine));
+    }
+  }
+  return bytes / sizeof(Held);
+}
+
+// Of the values from `from` on, a block of all arrays after the other, so that
+// the sum stays in the first cache.
+template <class Type, class Op>
+void runBlocks(
+    const std::byte* const* in,
+    int count,
+    std::byte* out,
+    size_t from,
+    size_t n) {
   using Stored = typename Type::Stored;
   using Held = typename Type::Held;
   Held sum[kBlock];
   Held space[kBlock];
-  for (size_t begin = 0; begin < n; begin += kBlock) {
+  for (size_t begin = from; begin < n; begin += kBlock) {
     const size_t m = n - begin < kBlock ? n - begin : kBlock;
     const auto load = [&](int w) {
       const auto* values = reinterpret_cast<const Stored*>(in[w]) + begin;
@@ -111,7 +173,7 @@ void run(const std::byte* const* in, int count, std::byte* out, size_t n) {
     for (int w = 1; w < count; ++w) {
       const Held* values = load(w);
       for (size_t i = 0; i < m; ++i) {
-        sum[i] = Op::apply(sum[i], values[i]);
+        Op::apply(sum[i], values[i]);
       }
     }
     if constexpr (Op::kMean) {
@@ -121,6 +183,15 @@ void run(const std::byte* const* in, int count, std::byte* out, size_t n) {
     }
     Type::store(sum, reinterpret_cast<Stored*>(out) + begin, m);
   }
+}
+
+template <class Type, class Op>
+void run(const std::byte* const* in, int count, std::byte* out, size_t n) {
+  size_t done = 0;
+  if constexpr (Type::template inLines<Op>()) {
+    done = runLines<Type, Op>(in, count, out, n);
+  }
+  runBlocks<Type, Op>(in, count, out, done, n);
 }
 
 #define COMMPROF_ALL(Type) \

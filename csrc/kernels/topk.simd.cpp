@@ -103,15 +103,6 @@ inline size_t collectFrom(
 }
 
 template <bool kStreams>
-inline void put(float* to, F32 v) {
-  if constexpr (kStreams) {
-    stream(to, v);
-  } else {
-    store(to, v);
-  }
-}
-
-template <bool kStreams>
 inline size_t collectMovedFrom(
     float* x,
     const float* residual,

@@ -157,7 +157,9 @@ void Team::meet() {
     throwReason();
   }
   const uint32_t generation = meetings_++;
-  line(options_.rank).meetings.store(meetings_, std::memory_order_relaxed);
+  // Said when this rank has nothing left to do for the others: one that ends or
+  // stops between coming last and letting them go has not met.
+  auto& met = line(options_.rank).meetings;
   const uint32_t size = uint32_t(options_.size);
   if (all.arrived.fetch_add(1, std::memory_order_acq_rel) + 1 == size) {
     all.arrived.store(0, std::memory_order_relaxed);
@@ -167,8 +169,10 @@ void Team::meet() {
     if (all.sleepers.load() != 0) {
       futexWakeAll(all.generation);
     }
+    met.store(meetings_, std::memory_order_relaxed);
     return;
   }
+  met.store(meetings_, std::memory_order_relaxed);
   waitUntilPast(generation);
 }
 

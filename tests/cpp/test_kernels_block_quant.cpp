@@ -25,6 +25,13 @@ struct Width {
       int8_t*,
       float*,
       size_t);
+  void (*sum)(
+      const int8_t* const*,
+      const float* const*,
+      int,
+      float,
+      float*,
+      size_t);
 };
 
 uint8_t* unsignedBytes(int8_t* p) {
@@ -32,6 +39,25 @@ uint8_t* unsignedBytes(int8_t* p) {
 }
 const uint8_t* unsignedBytes(const int8_t* p) {
   return reinterpret_cast<const uint8_t*>(p);
+}
+
+std::vector<const uint8_t*> unsignedArrays(const int8_t* const* in, int count) {
+  std::vector<const uint8_t*> pointers;
+  for (int w = 0; w < count; ++w) {
+    pointers.push_back(unsignedBytes(in[w]));
+  }
+  return pointers;
+}
+
+void sumInt4Bytes(
+    const int8_t* const* in,
+    const float* const* scales,
+    int count,
+    float factor,
+    float* out,
+    size_t n) {
+  const auto pointers = unsignedArrays(in, count);
+  sumInt4(pointers.data(), scales, count, factor, out, n);
 }
 
 void reduceInt4Bytes(
@@ -42,10 +68,7 @@ void reduceInt4Bytes(
     int8_t* out,
     float* out_scales,
     size_t n) {
-  std::vector<const uint8_t*> pointers;
-  for (int w = 0; w < count; ++w) {
-    pointers.push_back(unsignedBytes(in[w]));
-  }
+  const auto pointers = unsignedArrays(in, count);
   reduceInt4(
       pointers.data(),
       scales,
@@ -63,7 +86,8 @@ const Width kWidths[] = {
      [](size_t n) { return n; },
      encodeInt8,
      decodeInt8,
-     reduceInt8},
+     reduceInt8,
+     sumInt8},
     {"int4",
      kInt4Block,
      7,
@@ -74,7 +98,8 @@ const Width kWidths[] = {
      [](const int8_t* in, const float* scales, float* out, size_t n, float f) {
        decodeInt4(unsignedBytes(in), scales, out, n, f);
      },
-     reduceInt4Bytes},
+     reduceInt4Bytes,
+     sumInt4Bytes},
 };
 
 struct Encoded {
@@ -225,6 +250,34 @@ void reduces(const Width& width, size_t n, int count) {
     CHECK_SAME_BITS(out.values(), expected.bytes, what);
     CHECK_SAME_BITS(out_scales.values(), expected.scales, what);
     CHECK_AT(out.guardsIntact() && out_scales.guardsIntact(), what);
+    Output<float> exact(n, 1);
+    width.sum(in.data(), in_scales.data(), count, 0.3f, exact.data(), n);
+    CHECK_SAME_BITS(exact.values(), sums, what);
+    CHECK_AT(exact.guardsIntact(), what);
+  });
+}
+
+// Where results go past the caches: long ones that begin on a cache line, with
+// all that follows the last whole block.
+void longOnesAreTheSame(const Width& width) {
+  constexpr size_t kLong = (size_t(1) << 18) + 5;
+  const Encoded a = reference(width, make(kPatterns[8], kLong, 1));
+  const Encoded b = reference(width, make(kPatterns[9], kLong, 2));
+  const int8_t* const in[] = {a.bytes.data(), b.bytes.data()};
+  const float* const scales[] = {a.scales.data(), b.scales.data()};
+  std::vector<float> expected = sumOf(a.decoded, b.decoded);
+  for (float& value : expected) {
+    value *= 0.5f;
+  }
+  forEachLevel([&](const std::string& level) {
+    for (size_t offset = 0; offset < 16; ++offset) { // one on a cache line
+      Output<float> out(kLong, offset);
+      width.sum(in, scales, 2, 0.5f, out.data(), kLong);
+      CHECK_SAME_BITS(out.values(), expected, level + " " + width.name);
+      width.decode(a.bytes.data(), a.scales.data(), out.data(), kLong, 1);
+      CHECK_SAME_BITS(out.values(), a.decoded, level + " " + width.name);
+      CHECK_AT(out.guardsIntact(), level + " " + width.name);
+    }
   });
 }
 
@@ -281,6 +334,7 @@ int main() {
         reduces(width, n, count);
       }
     }
+    longOnesAreTheSame(width);
     reduceReadsBadScalesAsZero(width);
     overflowShows(width);
   }

@@ -76,16 +76,25 @@ struct Type {
   void (*encode)(const float*, float*, uint16_t*, size_t, float);
   void (*decode)(const uint16_t*, float*, size_t, float);
   void (*reduce)(const uint16_t* const*, const float*, int, uint16_t*, size_t);
+  void (*sum)(const uint16_t* const*, const float*, int, float*, size_t);
 };
 const Type kTypes[] = {
-    {"half", 1, nearestHalf, valueOfHalf, encodeHalf, decodeHalf, reduceHalf},
+    {"half",
+     1,
+     nearestHalf,
+     valueOfHalf,
+     encodeHalf,
+     decodeHalf,
+     reduceHalf,
+     sumHalf},
     {"half x 2^12",
      4096,
      nearestHalf,
      valueOfHalf,
      encodeHalf,
      decodeHalf,
-     reduceHalf},
+     reduceHalf,
+     sumHalf},
     {"bfloat16",
      1,
      nearestBfloat16,
@@ -94,7 +103,8 @@ const Type kTypes[] = {
        encodeBfloat16(x, residual, out, n);
      },
      decodeBfloat16,
-     reduceBfloat16},
+     reduceBfloat16,
+     sumBfloat16},
 };
 
 std::vector<uint16_t> allSixteenBits() {
@@ -219,6 +229,35 @@ void reduceSumsInOrder(const Type& type, size_t n, int count) {
     type.reduce(pointers.data(), factors, count, out.data(), n);
     CHECK_SAME_BITS(out.values(), expected, what);
     CHECK_AT(out.guardsIntact(), what);
+    Output<float> exact(n, 1);
+    type.sum(pointers.data(), factors, count, exact.data(), n);
+    CHECK_SAME_BITS(exact.values(), sums, what);
+    CHECK_AT(exact.guardsIntact(), what);
+  });
+}
+
+// Where results go past the caches: long ones that begin on a cache line, with
+// all that follows the last whole one.
+void longOnesAreTheSame(const Type& type) {
+  constexpr size_t kLong = (size_t(1) << 18) + 5;
+  const float factors[] = {0.5f, 0.25f};
+  const auto a = encoded(type, kPatterns[8], kLong, 1);
+  const auto b = encoded(type, kPatterns[9], kLong, 2);
+  const uint16_t* const in[] = {a.data(), b.data()};
+  std::vector<float> sums(kLong), decoded(kLong);
+  for (size_t i = 0; i < kLong; ++i) {
+    decoded[i] = type.value(a[i]) * factors[0];
+    sums[i] = decoded[i] + type.value(b[i]) * factors[1];
+  }
+  forEachLevel([&](const std::string& level) {
+    for (size_t offset = 0; offset < 16; ++offset) { // one on a cache line
+      Output<float> out(kLong, offset);
+      type.sum(in, factors, 2, out.data(), kLong);
+      CHECK_SAME_BITS(out.values(), sums, level + " " + type.name);
+      type.decode(a.data(), out.data(), kLong, factors[0]);
+      CHECK_SAME_BITS(out.values(), decoded, level + " " + type.name);
+      CHECK_AT(out.guardsIntact(), level + " " + type.name);
+    }
   });
 }
 
@@ -275,6 +314,7 @@ int main() {
         reduceSumsInOrder(type, n, count);
       }
     }
+    longOnesAreTheSame(type);
   }
   errorIsBounded();
   return check::report();

@@ -2,12 +2,14 @@
 // name it, sums are never wrong, and no name is left in /dev/shm.
 #include <dirent.h>
 #include <signal.h>
+#include <sys/ptrace.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
+#include <functional>
 #include <random>
 #include <vector>
 
@@ -23,11 +25,37 @@ constexpr auto kTimeout = std::chrono::milliseconds(400);
 
 enum Exit { kNamed = 10, kUnnamed = 11, kWrongSum = 12, kEndless = 13 };
 
+void addUp(Team& team) {
+  std::vector<float> data(100000);
+  for (int i = 0; i < 1000000; ++i) {
+    std::fill(data.begin(), data.end(), float(team.rank() + i % 5));
+    allReduce(
+        team,
+        reinterpret_cast<std::byte*>(data.data()),
+        data.size(),
+        Element::kF32,
+        Reduction::kSum);
+    for (const float x : data) {
+      if (x != float(3 + 3 * (i % 5))) {
+        _exit(kWrongSum);
+      }
+    }
+  }
+}
+
+// A rank that is slowed down is the last to come to every meeting.
+void onlyMeet(Team& team) {
+  for (;;) {
+    team.meet();
+  }
+}
+
 // What a rank does until it fails; its exit status says how.
 [[noreturn]] void train(
     const std::string& name,
     int rank,
     int victim,
+    void (*work)(Team&),
     Segment* made) {
   TeamOptions options;
   options.name = name;
@@ -35,24 +63,11 @@ enum Exit { kNamed = 10, kUnnamed = 11, kWrongSum = 12, kEndless = 13 };
   options.size = kSize;
   options.slot_bytes = 65536;
   options.timeout = kTimeout;
+  alarm(20); // whoever waits for ever ends by a signal
   const std::string culprit = "rank " + std::to_string(victim) + " ";
   try {
     Team team(options, made ? std::move(*made) : Team::reserve(options));
-    std::vector<float> data(100000);
-    for (int i = 0; i < 1000000; ++i) {
-      std::fill(data.begin(), data.end(), float(rank + i % 5));
-      allReduce(
-          team,
-          reinterpret_cast<std::byte*>(data.data()),
-          data.size(),
-          Element::kF32,
-          Reduction::kSum);
-      for (const float x : data) {
-        if (x != float(3 + 3 * (i % 5))) {
-          _exit(kWrongSum);
-        }
-      }
-    }
+    work(team);
   } catch (const TeamError& error) {
     _exit(std::strstr(error.what(), culprit.c_str()) ? kNamed : kUnnamed);
   }
@@ -69,7 +84,37 @@ bool nameIsGone(const std::string& name) {
   return gone;
 }
 
-void testOnce(int victim, int signal_number, int delay_us) {
+// How the victim ends.
+using Fate = std::function<void(pid_t)>;
+
+Fate signalled(int number, int delay_us) {
+  return [=](pid_t victim) {
+    usleep(useconds_t(delay_us));
+    kill(victim, number);
+  };
+}
+
+// Instruction by instruction, so that it also ends between coming last to a
+// meeting and letting the others go. `number` 0: it stays where it is.
+Fate steppedThenSignalled(int number, int steps) {
+  return [=](pid_t victim) {
+    usleep(20000);
+    int status = 0;
+    CHECK(ptrace(PTRACE_SEIZE, victim, nullptr, nullptr) == 0);
+    CHECK(ptrace(PTRACE_INTERRUPT, victim, nullptr, nullptr) == 0);
+    waitpid(victim, &status, 0);
+    for (int i = 0; i < steps && WIFSTOPPED(status); ++i) {
+      ptrace(PTRACE_SINGLESTEP, victim, nullptr, nullptr);
+      waitpid(victim, &status, 0);
+    }
+    CHECK(WIFSTOPPED(status));
+    if (number != 0) {
+      kill(victim, number);
+    }
+  };
+}
+
+void testOnce(int victim, void (*work)(Team&), const Fate& fate) {
   TeamOptions options;
   options.name = Team::makeName();
   options.size = kSize;
@@ -83,12 +128,11 @@ void testOnce(int victim, int signal_number, int delay_us) {
       TeamOptions own = options;
       own.rank = 1;
       Segment opened = Team::reserve(own);
-      train(options.name, rank, victim, &opened);
+      train(options.name, rank, victim, work, &opened);
     }
   }
-  usleep(useconds_t(delay_us));
+  fate(pids[victim]);
   const auto begin = std::chrono::steady_clock::now();
-  kill(pids[victim], signal_number);
   for (int rank = 0; rank < kSize; ++rank) {
     if (rank != victim) {
       int status = 0;
@@ -112,7 +156,14 @@ int main(int argc, char** argv) {
   std::mt19937 random(1);
   for (int i = 0; i < tries; ++i) {
     const int victim = int(random() % kSize);
-    testOnce(victim, i % 2 == 0 ? SIGKILL : SIGSTOP, 30000 + random() % 30000);
+    const int delay_us = 30000 + int(random() % 30000);
+    testOnce(
+        victim, addUp, signalled(i % 2 == 0 ? SIGKILL : SIGSTOP, delay_us));
+    for (const int number : {SIGKILL, SIGKILL, SIGKILL, 0}) {
+      const int steps = 100 + int(random() % 400);
+      testOnce(
+          int(random() % kSize), onlyMeet, steppedThenSignalled(number, steps));
+    }
   }
   return check::report();
 }

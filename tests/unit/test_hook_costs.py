@@ -154,14 +154,23 @@ def test_nothing_compressed_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("exchange", "messages"), [("two_phase", 3), ("gather", 2), ("ring", 0), ("hierarchical", 0)]
+    ("exchange", "ranks", "messages"),
+    [("two_phase", 2, 2), ("two_phase", 3, 3), ("gather", 2, 2), ("ring", 2, 0)],
 )
-def test_a_longer_latency_delays_every_message(exchange: str, messages: int) -> None:
+def test_a_longer_latency_delays_every_message(exchange: str, ranks: int, messages: int) -> None:
     # What a ring takes follows from the curve itself.
-    known = hook(exchange=exchange, overhead_s=OVERHEAD_S, payload_ratio=0.01)
-    before = known.time_s(MB, 2, curve())
-    assert known.time_s(MB, 2, curve(), later_s=0.002) == pytest.approx(before + messages * 0.002)
-    assert known.time_s(MB, 2, curve(), later_s=-1.0) >= before - OVERHEAD_S
+    known = hook(exchange=exchange, overhead_s=OVERHEAD_S, payload_ratio=0.01, ranks=ranks)
+    before = known.time_s(MB, ranks, curve())
+    later = known.time_s(MB, ranks, curve(), later_s=0.002)
+    assert later == pytest.approx(before + messages * 0.002)
+    assert known.time_s(MB, ranks, curve(), later_s=-1.0) >= before - OVERHEAD_S
+
+
+def test_a_second_phase_is_a_message_more() -> None:
+    known = hook(overhead_s=OVERHEAD_S, ranks=2)
+    quick, slow = curve(alpha_s=0.0), curve(alpha_s=0.003)
+    later_s = [known.time_s(MB, ranks, slow) - known.time_s(MB, ranks, quick) for ranks in (2, 4)]
+    assert later_s == pytest.approx([0.0, 0.003])
 
 
 def test_a_stated_latency_reaches_a_hook() -> None:
@@ -171,8 +180,8 @@ def test_a_stated_latency_reaches_a_hook() -> None:
         return made.predict(Scenario(2, latency_s=latency_s, hook="fp16")).step_s.value
 
     assert step_s(1e-5, 1e-4) == step_s(math.nan, 1e-4)  # the fitted link
-    # The second bucket's three messages are behind the end of backward.
-    assert step_s(1e-5 + 1e-4, 1e-4) == pytest.approx(step_s(1e-5, 1e-4) + 3e-4)
+    # The second bucket's two messages are behind the end of backward.
+    assert step_s(1e-5 + 1e-4, 1e-4) == pytest.approx(step_s(1e-5, 1e-4) + 2e-4)
     assert step_s(0.5, math.nan) == step_s(1e-5, math.nan)  # an older profile
 
 

@@ -42,4 +42,5 @@
 #endif
 
 #include "kernels/simd/partial.h"
+#include "kernels/simd/put.h"
 #include "kernels/simd/sixteen_bits.h"

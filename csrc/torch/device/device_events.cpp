@@ -2,6 +2,7 @@
 
 #include <pthread.h>
 
+#include <atomic>
 #include <cstdlib>
 #include <mutex>
 #include <string_view>
@@ -41,7 +42,8 @@ struct Table {
   std::mutex mutex;
   std::atomic<Entry*> entries[kMaxDevices] = {};
   bool failed[kMaxDevices] = {};
-  c10::DeviceType type = c10::DeviceType::CPU; // none yet
+  // CPU: none yet. Set under the mutex.
+  std::atomic<c10::DeviceType> type{c10::DeviceType::CPU};
 };
 
 Table& table() {
