@@ -162,10 +162,12 @@ def test_a_gather_grows_with_the_ranks() -> None:
     # Decoding what 8 sent in the place of 2 takes four times as long.
     assert gathered.work_s(MB, 8) == pytest.approx(0.001 + 4 * 0.001)
     large = hook("int8", payload_ratio=1.0)
-    # 8 pieces of 1 MiB: the shorter of work (64 ms) and wire overlaps but for an eighth.
-    size = 16.0 * MIB
-    work, wire = large.work_s(size, 2), large.wire_s(size, 2, curve())
-    assert large.time_s(size, 2, curve()) == pytest.approx(wire + work / 8)
+    # Pieces of 1 MiB, of all values between two ranks, of a rank's share between more: the shorter
+    # of work and wire overlaps but for one.
+    size, quick = 16.0 * MIB, curve(alpha_s=0.0)
+    for ranks, pieces in ((2, 16), (4, 4)):
+        work, wire = large.work_s(size, ranks), large.wire_s(size, ranks, quick)
+        assert large.time_s(size, ranks, quick) == pytest.approx(wire + work / pieces)
 
 
 def test_another_link_needs_to_know_the_measured_one() -> None:
