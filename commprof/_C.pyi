@@ -19,7 +19,9 @@ __all__: list[str] = [
     "CompressingHook",
     "DTYPES",
     "KINDS",
+    "Listener",
     "MODES",
+    "Mesh",
     "OPS",
     "OptionSpec",
     "PHASES",
@@ -182,6 +184,40 @@ class Team:
         Takes the segment over and meets the others.
         """
 
+class Mesh:
+    """
+    A TCP connection between each two ranks of a group.
+    """
+    @property
+    def usable(self) -> bool:
+        """
+        False once an exchange failed or was given up.
+        """
+
+class Listener:
+    """
+    Where other ranks connect to.
+    """
+    def __init__(self, address: str) -> None:
+        """
+        Listens on any free port of a numeric address of this host.
+        """
+    def connect(
+        self,
+        rank: typing.SupportsInt | typing.SupportsIndex,
+        endpoints: collections.abc.Sequence[str],
+        patience_s: typing.SupportsFloat | typing.SupportsIndex,
+        timeout_s: typing.SupportsFloat | typing.SupportsIndex,
+    ) -> Mesh:
+        """
+        Called by all ranks with all endpoints; RuntimeError names who is missing.
+        """
+    @property
+    def endpoint(self) -> str:
+        """
+        What the other ranks need; holds a secret.
+        """
+
 class OptionSpec:
     """
     What an option of a scheme accepts.
@@ -213,6 +249,7 @@ class CompressingHook:
         seed: typing.SupportsInt | typing.SupportsIndex,
         measure_every: typing.SupportsInt | typing.SupportsIndex,
         label: str,
+        mesh: Mesh | None = None,
         team: Team | None = None,
         owners: typing.SupportsInt | typing.SupportsIndex = 0,
         hosts: typing.SupportsInt | typing.SupportsIndex = 0,

@@ -27,7 +27,15 @@ ROOT = Path(__file__).parent.parent
 pytestmark = [
     pytest.mark.timeout(1800),  # the first one builds all
     pytest.mark.once_per_change(
-        *("csrc/core", "csrc/kernels", "csrc/compress", "csrc/shm", "tests/cpp", "CMakeLists.txt"),
+        *(
+            "csrc/core",
+            "csrc/kernels",
+            "csrc/compress",
+            "csrc/net",
+            "csrc/shm",
+            "tests/cpp",
+            "CMakeLists.txt",
+        ),
         *("commprof/trace", "commprof/analysis/histogram.py", "tests/support/trace_bytes.py"),
     ),
 ]

@@ -15,7 +15,7 @@ from typing import Any
 import torch.distributed as dist
 
 from commprof import _native
-from commprof.capture.address import own_address
+from commprof.address import own_address
 from commprof.capture.metadata import clock_identity
 from commprof.capture.store_link import StoreLink, default_store
 from commprof.errors import CommprofError

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
@@ -21,8 +22,13 @@ class Parser(argparse.ArgumentParser):
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: Any = None
     ) -> tuple[Any, list[str]]:
-        """Twice where ``--config`` names a file: its values are the defaults the second time."""
+        """Twice where ``--config`` names a file: its values are the defaults the second time.
+
+        What is left over is an error here, where the options that were possible are known.
+        """
         parsed, rest = super().parse_known_args(args, namespace)
+        if rest:
+            self.error(f"unrecognized arguments: {' '.join(rest)}{self._nearest(rest[0])}")
         own = any(action.dest == "config" for action in self._actions)
         if not own or parsed.config is None:
             return parsed, rest
@@ -34,3 +40,8 @@ class Parser(argparse.ArgumentParser):
         parsed, rest = super().parse_known_args(args, namespace)
         parsed.script_args = script_args
         return parsed, rest
+
+    def _nearest(self, given: str) -> str:
+        flags = [flag for action in self._actions for flag in action.option_strings]
+        close = difflib.get_close_matches(given.partition("=")[0], flags, n=1)
+        return f"; did you mean {close[0]}?" if close else ""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -11,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from commprof import _native
 from commprof.compressors.compressor import Compressor
+from commprof.compressors.connections import Connections
 
 
 @dataclass(frozen=True)
@@ -19,6 +22,8 @@ class Way:
 
     group: dist.ProcessGroup | None
     """Ranks that exchange with this one; None where this rank leaves that to others."""
+    mesh: Any = None
+    """Connections between them, for all but all-reduces; None where the group does it all."""
     team: Any = None
     """This host's ranks, which add up first; None where all ranks exchange."""
     owners: int = 0
@@ -37,6 +42,7 @@ class Groups:
         self._model_group = ddp.process_group
         self._ranks = dist.get_process_group_ranks(self._model_group)
         self._groups: dict[str, dist.ProcessGroup] = {}
+        self._connections: dict[dist.ProcessGroup, Connections] = {}
         self._between: Way | None = None
         on_cpu = all(p.device.type == "cpu" for p in ddp.module.parameters())
         #: False where torch operations must do: parameters on a GPU, or no native module.
@@ -54,8 +60,21 @@ class Groups:
         if compressor.options.get("hierarchical"):
             if self._between is None:
                 self._between = self._way_between_hosts()
-            return self._between
-        return Way(self.all)
+            way = self._between
+        else:
+            way = Way(self.all)
+        return dataclasses.replace(way, mesh=self._mesh(way.group))
+
+    def _mesh(self, group: dist.ProcessGroup | None) -> Any:
+        if group is None or group.size() == 1:
+            return None
+        if group not in self._connections:
+            self._connections[group] = Connections(group, self._timeout)
+        return self._connections[group].mesh()
+
+    @property
+    def _timeout(self) -> timedelta:
+        return self.all._get_backend(torch.device("cpu")).options._timeout
 
     def _group(self, backend: str) -> dist.ProcessGroup:
         if backend not in self._groups:
@@ -89,8 +108,7 @@ class Groups:
             return Way(self.all)
         if len(hosts.groups) == 1:
             return Way(self._group("commprof"), compresses=False)
-        own = self.all._get_backend(torch.device("cpu"))
-        team = backend.make_team(store, hosts, self._ranks, own.options._timeout)
+        team = backend.make_team(store, hosts, self._ranks, self._timeout)
         if team is None:
             return Way(self.all)
         group = None

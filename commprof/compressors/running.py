@@ -87,6 +87,7 @@ class Running:
                 compressor.seed,
                 compressor.measure_every,
                 compressor.label,
+                mesh=way.mesh,
                 team=way.team,
                 owners=way.owners,
                 hosts=way.hosts,

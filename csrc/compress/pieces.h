@@ -31,10 +31,6 @@ class Pieces {
     return count_;
   }
   Range range(int chunk, int piece) const;
-  // Of what the codec makes of a piece: its note follows.
-  size_t encodedBytes(int chunk, int piece) const {
-    return codec_.bytes(range(chunk, piece).count);
-  }
   // Of the piece's message, 0 if it carries nothing.
   size_t messageBytes(int chunk, int piece) const;
   // Where it lies in a buffer that holds all messages, aligned; and the end.

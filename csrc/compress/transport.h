@@ -41,6 +41,12 @@ class Transport {
 
   // In place, the same bits on all ranks.
   virtual std::unique_ptr<Transfer> allReduceSum(std::span<float> data) = 0;
+
+  // Nothing more will come of this rank: the others should learn of it before
+  // their timeouts do.
+  virtual void abandon() noexcept {}
+  // From any thread: what another one waits for here should fail.
+  virtual void interrupt() noexcept {}
 };
 
 } // namespace commprof::compress

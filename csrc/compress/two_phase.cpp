@@ -195,6 +195,7 @@ class TwoPhaseRun {
     return received_ +
         stride_ * (size_t(piece) * size_t(channel_.size()) + size_t(rank));
   }
+
   static constexpr int kAhead = 3; // pieces sent before one is summed
   static constexpr int kBehind = 2; // and summed before one is decoded
 

@@ -16,10 +16,7 @@ void encodeInt8(
     int8_t* out,
     float* scales,
     size_t n) {
-  const auto& kernels = COMMPROF_PICK(int8Table);
-  parallelFor(n, kGrain, threads(), [&](size_t begin, size_t end) {
-    kernels.encode(x, residual, out, scales, begin, end);
-  });
+  runDense(n, COMMPROF_PICK(int8Table).encode, x, residual, out, scales);
 }
 
 void decodeInt8(
@@ -28,11 +25,14 @@ void decodeInt8(
     float* out,
     size_t n,
     float factor) {
-  const auto& kernels = COMMPROF_PICK(int8Table);
-  const bool streams = goPastCaches(out, n);
-  parallelFor(n, kGrain, threads(), [&](size_t begin, size_t end) {
-    kernels.decode(in, scales, out, factor, streams, begin, end);
-  });
+  runDense(
+      n,
+      COMMPROF_PICK(int8Table).decode,
+      in,
+      scales,
+      out,
+      factor,
+      goPastCaches(out, n));
 }
 
 void reduceInt8(
@@ -43,10 +43,15 @@ void reduceInt8(
     int8_t* out,
     float* out_scales,
     size_t n) {
-  const auto& kernels = COMMPROF_PICK(int8Table);
-  parallelFor(n, kGrain, threads(), [&](size_t begin, size_t end) {
-    kernels.reduce(in, scales, count, factor, out, out_scales, begin, end);
-  });
+  runDense(
+      n,
+      COMMPROF_PICK(int8Table).reduce,
+      in,
+      scales,
+      count,
+      factor,
+      out,
+      out_scales);
 }
 
 void sumInt8(
@@ -56,11 +61,15 @@ void sumInt8(
     float factor,
     float* out,
     size_t n) {
-  const auto& kernels = COMMPROF_PICK(int8Table);
-  const bool streams = goPastCaches(out, n);
-  parallelFor(n, kGrain, threads(), [&](size_t begin, size_t end) {
-    kernels.sum(in, scales, count, factor, out, streams, begin, end);
-  });
+  runDense(
+      n,
+      COMMPROF_PICK(int8Table).sum,
+      in,
+      scales,
+      count,
+      factor,
+      out,
+      goPastCaches(out, n));
 }
 
 void encodeInt4(
@@ -69,10 +78,7 @@ void encodeInt4(
     uint8_t* out,
     float* scales,
     size_t n) {
-  const auto& kernels = COMMPROF_PICK(int4Table);
-  parallelFor(n, kGrain, threads(), [&](size_t begin, size_t end) {
-    kernels.encode(x, residual, out, scales, begin, end);
-  });
+  runDense(n, COMMPROF_PICK(int4Table).encode, x, residual, out, scales);
 }
 
 void decodeInt4(
@@ -81,11 +87,14 @@ void decodeInt4(
     float* out,
     size_t n,
     float factor) {
-  const auto& kernels = COMMPROF_PICK(int4Table);
-  const bool streams = goPastCaches(out, n);
-  parallelFor(n, kGrain, threads(), [&](size_t begin, size_t end) {
-    kernels.decode(in, scales, out, factor, streams, begin, end);
-  });
+  runDense(
+      n,
+      COMMPROF_PICK(int4Table).decode,
+      in,
+      scales,
+      out,
+      factor,
+      goPastCaches(out, n));
 }
 
 void reduceInt4(
@@ -96,10 +105,15 @@ void reduceInt4(
     uint8_t* out,
     float* out_scales,
     size_t n) {
-  const auto& kernels = COMMPROF_PICK(int4Table);
-  parallelFor(n, kGrain, threads(), [&](size_t begin, size_t end) {
-    kernels.reduce(in, scales, count, factor, out, out_scales, begin, end);
-  });
+  runDense(
+      n,
+      COMMPROF_PICK(int4Table).reduce,
+      in,
+      scales,
+      count,
+      factor,
+      out,
+      out_scales);
 }
 
 void sumInt4(
@@ -109,11 +123,15 @@ void sumInt4(
     float factor,
     float* out,
     size_t n) {
-  const auto& kernels = COMMPROF_PICK(int4Table);
-  const bool streams = goPastCaches(out, n);
-  parallelFor(n, kGrain, threads(), [&](size_t begin, size_t end) {
-    kernels.sum(in, scales, count, factor, out, streams, begin, end);
-  });
+  runDense(
+      n,
+      COMMPROF_PICK(int4Table).sum,
+      in,
+      scales,
+      count,
+      factor,
+      out,
+      goPastCaches(out, n));
 }
 
 } // namespace commprof::kernels

@@ -12,33 +12,31 @@ void encodeHalf(
     uint16_t* out,
     size_t n,
     float scale) {
-  const auto& kernels = COMMPROF_PICK(castTable);
-  parallelFor(n, kGrain, threads(), [&](size_t begin, size_t end) {
-    kernels.encodeHalf(x, residual, out, scale, begin, end);
-  });
+  runDense(n, COMMPROF_PICK(castTable).encodeHalf, x, residual, out, scale);
 }
 
 void decodeHalf(const uint16_t* in, float* out, size_t n, float factor) {
-  const auto& kernels = COMMPROF_PICK(castTable);
-  const bool streams = goPastCaches(out, n);
-  parallelFor(n, kGrain, threads(), [&](size_t begin, size_t end) {
-    kernels.decodeHalf(in, out, factor, streams, begin, end);
-  });
+  runDense(
+      n,
+      COMMPROF_PICK(castTable).decodeHalf,
+      in,
+      out,
+      factor,
+      goPastCaches(out, n));
 }
 
 void encodeBfloat16(const float* x, float* residual, uint16_t* out, size_t n) {
-  const auto& kernels = COMMPROF_PICK(castTable);
-  parallelFor(n, kGrain, threads(), [&](size_t begin, size_t end) {
-    kernels.encodeBfloat16(x, residual, out, begin, end);
-  });
+  runDense(n, COMMPROF_PICK(castTable).encodeBfloat16, x, residual, out);
 }
 
 void decodeBfloat16(const uint16_t* in, float* out, size_t n, float factor) {
-  const auto& kernels = COMMPROF_PICK(castTable);
-  const bool streams = goPastCaches(out, n);
-  parallelFor(n, kGrain, threads(), [&](size_t begin, size_t end) {
-    kernels.decodeBfloat16(in, out, factor, streams, begin, end);
-  });
+  runDense(
+      n,
+      COMMPROF_PICK(castTable).decodeBfloat16,
+      in,
+      out,
+      factor,
+      goPastCaches(out, n));
 }
 
 void reduceHalf(
@@ -47,10 +45,7 @@ void reduceHalf(
     int count,
     uint16_t* out,
     size_t n) {
-  const auto& kernels = COMMPROF_PICK(castTable);
-  parallelFor(n, kGrain, threads(), [&](size_t begin, size_t end) {
-    kernels.reduceHalf(in, factors, count, out, begin, end);
-  });
+  runDense(n, COMMPROF_PICK(castTable).reduceHalf, in, factors, count, out);
 }
 
 void reduceBfloat16(
@@ -59,10 +54,7 @@ void reduceBfloat16(
     int count,
     uint16_t* out,
     size_t n) {
-  const auto& kernels = COMMPROF_PICK(castTable);
-  parallelFor(n, kGrain, threads(), [&](size_t begin, size_t end) {
-    kernels.reduceBfloat16(in, factors, count, out, begin, end);
-  });
+  runDense(n, COMMPROF_PICK(castTable).reduceBfloat16, in, factors, count, out);
 }
 
 void sumHalf(
@@ -71,11 +63,14 @@ void sumHalf(
     int count,
     float* out,
     size_t n) {
-  const auto& kernels = COMMPROF_PICK(castTable);
-  const bool streams = goPastCaches(out, n);
-  parallelFor(n, kGrain, threads(), [&](size_t begin, size_t end) {
-    kernels.sumHalf(in, factors, count, out, streams, begin, end);
-  });
+  runDense(
+      n,
+      COMMPROF_PICK(castTable).sumHalf,
+      in,
+      factors,
+      count,
+      out,
+      goPastCaches(out, n));
 }
 
 void sumBfloat16(
@@ -84,11 +79,14 @@ void sumBfloat16(
     int count,
     float* out,
     size_t n) {
-  const auto& kernels = COMMPROF_PICK(castTable);
-  const bool streams = goPastCaches(out, n);
-  parallelFor(n, kGrain, threads(), [&](size_t begin, size_t end) {
-    kernels.sumBfloat16(in, factors, count, out, streams, begin, end);
-  });
+  runDense(
+      n,
+      COMMPROF_PICK(castTable).sumBfloat16,
+      in,
+      factors,
+      count,
+      out,
+      goPastCaches(out, n));
 }
 
 } // namespace commprof::kernels

@@ -106,7 +106,6 @@ struct Narrow {
 template <class Held>
 struct Line {
   typedef Held Vector __attribute__((vector_size(64)));
-  static constexpr size_t kValues = 64 / sizeof(Held);
 
   void read(const std::byte* from) {
     std::memcpy(&values, from, sizeof values);

@@ -45,4 +45,13 @@ void parallelFor(size_t n, size_t grain, int threads, const Body& body) {
   detail::runPieces({n, grain, &body, call}, threads);
 }
 
+// Calls kernel(arguments..., begin, end) for each piece of a dense kernel's
+// work, over as many threads as kernels may use.
+template <class Kernel, class... Arguments>
+void runDense(size_t n, const Kernel& kernel, const Arguments&... arguments) {
+  parallelFor(n, kGrain, threads(), [&](size_t begin, size_t end) {
+    kernel(arguments..., begin, end);
+  });
+}
+
 } // namespace commprof::kernels

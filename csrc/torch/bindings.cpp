@@ -231,6 +231,7 @@ PYBIND11_MODULE(COMMPROF_MODULE, m) {
   bindFutures(m);
   bindDevices(m);
   bindShm(m);
+  bindConnections(m);
   bindCompression(m);
   bindKernels(m);
   bindMicrobench(m);

@@ -14,7 +14,7 @@ from tests.support.commands import call
 
 pytestmark = pytest.mark.once_per_change(
     *("benchmarks", "commprof/workloads", "commprof/compressors", "commprof/backend.py"),
-    *("csrc/compress", "csrc/kernels", "csrc/shm", "csrc/torch"),
+    *("csrc/compress", "csrc/net", "csrc/kernels", "csrc/shm", "csrc/torch"),
 )
 
 ROOT = Path(__file__).resolve().parents[2]

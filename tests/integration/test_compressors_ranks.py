@@ -9,7 +9,7 @@ import pytest
 from tests.support.ranks import run_module
 
 pytestmark = pytest.mark.once_per_change(
-    *("csrc/core", "csrc/torch", "csrc/compress", "csrc/kernels"),
+    *("csrc/core", "csrc/torch", "csrc/compress", "csrc/net", "csrc/kernels"),
     *("commprof/capture", "commprof/compressors", "tests/support/compressors_checks.py"),
     "tests/support/compressors_gradients.py",
 )

@@ -11,7 +11,7 @@ from tests.support.ddp_variants import SETTINGS
 from tests.support.ranks import run_module
 
 pytestmark = pytest.mark.once_per_change(
-    *("csrc/core", "csrc/torch", "csrc/compress", "csrc/kernels"),
+    *("csrc/core", "csrc/torch", "csrc/compress", "csrc/net", "csrc/kernels"),
     *("commprof/capture", "commprof/compressors", "tests/support/compressors_train.py"),
 )
 

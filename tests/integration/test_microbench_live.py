@@ -27,6 +27,7 @@ pytestmark = pytest.mark.once_per_change(
     "commprof/backend.py",
     "commprof/compressors",
     "csrc/compress",
+    "csrc/net",
     "csrc/shm",
     "csrc/torch",
 )

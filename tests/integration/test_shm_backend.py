@@ -17,6 +17,7 @@ pytestmark = pytest.mark.once_per_change(
         "csrc/torch",
         "csrc/core",
         "csrc/compress",
+        "csrc/net",
         "csrc/kernels",
         "commprof/backend.py",
     ),

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch.distributed as dist
 
-from commprof.capture import address
-from commprof.capture.address import own_address
+from commprof import address
+from commprof.address import own_address
 
 LEADS_OUT = "198.51.100.7"
 

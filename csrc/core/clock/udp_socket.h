@@ -1,24 +1,12 @@
 // A datagram socket of this process alone: not inherited by exec.
 #pragma once
 
-#include <sys/socket.h>
-
 #include <cstdint>
 #include <string>
 
+#include "core/ip_address.h"
+
 namespace commprof {
-
-// Where to send a datagram.
-struct UdpAddress {
-  sockaddr_storage address{};
-  socklen_t length = 0;
-
-  const sockaddr* get() const noexcept {
-    return reinterpret_cast<const sockaddr*>(&address);
-  }
-  // `text` is numeric, IPv4 or IPv6. Throws std::invalid_argument.
-  static UdpAddress parse(const std::string& text, uint16_t port);
-};
 
 class UdpSocket {
  public:
@@ -38,7 +26,9 @@ class UdpSocket {
   int fd() const noexcept {
     return fd_;
   }
-  uint16_t port() const noexcept; // its own
+  uint16_t port() const noexcept { // its own
+    return portOf(fd_);
+  }
   void close() noexcept;
 
  private:

@@ -5,6 +5,7 @@
 
 #include <utility>
 
+#include "net/socket_transport.h"
 #include "torch/capture/ddp_hook.h"
 #include "torch/capture/finalize.h"
 #include "torch/compress/c10d_transport.h"
@@ -32,6 +33,19 @@ compress::Slot slotOf(
   return slot;
 }
 
+std::unique_ptr<compress::Transport> transportOf(
+    const CompressingHook::Groups& groups) {
+  if (!groups.own) {
+    return nullptr;
+  }
+  auto messages = std::make_unique<C10dTransport>(groups.own);
+  if (!groups.mesh) {
+    return messages;
+  }
+  return std::make_unique<net::SocketTransport>(
+      groups.mesh, std::move(messages));
+}
+
 } // namespace
 
 CompressingHook::CompressingHook(
@@ -43,8 +57,7 @@ CompressingHook::CompressingHook(
       mean_all_reduce_(groups.model),
       executor_(
           compress::Compressor::make(options),
-          {groups.own ? std::make_unique<C10dTransport>(groups.own) : nullptr,
-           std::move(groups.host)},
+          {transportOf(groups), std::move(groups.host)},
           groups.model->getRank(),
           label_) {
   for (const at::Tensor& parameter : parameters) {

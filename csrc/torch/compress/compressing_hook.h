@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "compress/compressor.h"
+#include "net/mesh.h"
 #include "torch/capture/mean_all_reduce.h"
 #include "torch/compress/executor.h"
 
@@ -29,6 +30,7 @@ class CompressingHook final : public c10d::CommHookInterface {
     c10::intrusive_ptr<c10d::ProcessGroup> model; // DDP's
     // The ranks that exchange with this one, nobody else's; null: none do.
     c10::intrusive_ptr<c10d::ProcessGroup> own;
+    std::shared_ptr<net::Mesh> mesh; // of `own`; null: its messages do
     std::unique_ptr<compress::HostStage> host; // null: `own` has all ranks
   };
 

@@ -121,6 +121,7 @@ void bindCompression(py::module_& m) {
                       uint64_t seed,
                       uint32_t measure_every,
                       std::string label,
+                      const std::optional<std::shared_ptr<net::Mesh>>& mesh,
                       const std::optional<std::shared_ptr<shm::Team>>& team,
                       int owners,
                       int hosts) {
@@ -129,7 +130,10 @@ void bindCompression(py::module_& m) {
                 : std::make_unique<compress::HostStage>(
                       *team, owners, hosts, model_group->getSize());
             return makeHook(
-                {std::move(model_group), std::move(own_group), std::move(host)},
+                {std::move(model_group),
+                 std::move(own_group),
+                 mesh.value_or(nullptr),
+                 std::move(host)},
                 parameters,
                 optionsOf(
                     std::move(scheme), std::move(options), seed, measure_every),
@@ -143,6 +147,7 @@ void bindCompression(py::module_& m) {
           py::arg("seed"),
           py::arg("measure_every"),
           py::arg("label"),
+          py::arg("mesh") = py::none(),
           py::arg("team") = py::none(),
           py::arg("owners") = 0,
           py::arg("hosts") = 0)

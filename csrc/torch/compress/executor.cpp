@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "torch/capture/finalize.h"
-#include "torch/compress/c10d_transport.h"
 #include "torch/compress/compression_records.h"
 
 namespace commprof {
@@ -72,6 +71,8 @@ void Executor::stop(std::chrono::milliseconds patience) {
     // The group's threads end before the interpreter does.
     const std::lock_guard<std::mutex> lock(state_->using_compressor);
     state_->way = {};
+  } else if (state_->way.transport) {
+    state_->way.transport->interrupt();
   }
 }
 
@@ -103,6 +104,9 @@ void Executor::run(State& state, BucketTask& task) {
         error = std::make_exception_ptr(
             withPlace(state.scheme, state.rank, task.bucket, e));
         state.first_error = error;
+        if (state.way.transport) {
+          state.way.transport->abandon();
+        }
       }
     }
   }

@@ -12,11 +12,10 @@
 
 #include "compress/compressor.h"
 #include "compress/host_stage.h"
+#include "compress/transport.h"
 #include "core/task_thread.h"
 
 namespace commprof {
-
-class C10dTransport;
 
 // One bucket on its way.
 struct BucketTask {
@@ -38,7 +37,8 @@ struct BucketTask {
 class Executor {
  public:
   struct Way {
-    std::unique_ptr<C10dTransport> transport; // null: this rank exchanges none
+    // Null: this rank exchanges none.
+    std::unique_ptr<compress::Transport> transport;
     std::unique_ptr<compress::HostStage> host; // null: all ranks exchange all
   };
   // `rank`, in the model's group, and `scheme`, with its options, are for
@@ -59,7 +59,7 @@ class Executor {
 
   // Takes no more buckets and waits for those that it has, but no longer than
   // `patience`. A thread that is still busy then, with a rank that does not
-  // answer, is left alone with all that it uses. Idempotent.
+  // answer, is interrupted, and left alone with all that it uses. Idempotent.
   void stop(std::chrono::milliseconds patience);
 
   // Runs `use` while no bucket is being compressed; call it between steps.

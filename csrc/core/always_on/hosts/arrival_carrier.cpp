@@ -71,7 +71,7 @@ void ArrivalCarrier::wake() noexcept {
 }
 
 void ArrivalCarrier::addPeer(const ArrivalPeer& peer) {
-  const Target target{UdpAddress::parse(peer.address, peer.port), peer.token};
+  const Target target{IpAddress::parse(peer.address, peer.port), peer.token};
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     peers_.push_back(target);

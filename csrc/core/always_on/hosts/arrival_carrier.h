@@ -64,7 +64,7 @@ class ArrivalCarrier {
 
  private:
   struct Target {
-    UdpAddress address;
+    IpAddress address;
     uint64_t token;
   };
   void loop() noexcept;

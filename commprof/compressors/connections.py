@@ -1,0 +1,84 @@
+"""Connections of their own for a compressor's messages, besides its process group."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+
+from commprof import _native
+from commprof.address import own_address
+
+#: Set to "off" on any rank, all of them exchange through their process group.
+SWITCH = "COMMPROF_SOCKETS"
+
+#: How long ranks that have just told each other where they are wait for each other.
+_PATIENCE_S = 10.0
+
+
+class Connections:
+    """Of the ranks of one process group."""
+
+    def __init__(self, group: dist.ProcessGroup, timeout: timedelta) -> None:
+        """Connects nothing yet.
+
+        Args:
+            group: on CPU tensors; all its ranks call the methods here together.
+            timeout: after which a rank that moves nothing is taken to be gone.
+        """
+        self._group = group
+        self._timeout = timeout
+        self._mesh: Any = None
+        self._tried = False
+
+    def mesh(self) -> Any:
+        """A ``Mesh`` between the ranks; None on all of them, with a warning, if there can be none.
+
+        The same as before as long as it works on all ranks.
+        """
+        if not self._tried or not all(self._everybodys(self._mesh is None or self._mesh.usable)):
+            self._tried = True
+            self._mesh = self._connected()
+        return self._mesh
+
+    def _connected(self) -> Any:
+        listener, endpoint, problem = None, "", ""
+        if os.environ.get(SWITCH) != "off":
+            try:
+                listener = _native.native.Listener(own_address(self._store()))
+                endpoint = listener.endpoint
+            except (OSError, RuntimeError, ValueError) as error:
+                problem = str(error)
+        endpoints = self._everybodys(endpoint)
+        mesh = None
+        if all(endpoints):
+            assert listener is not None
+            try:
+                mesh = listener.connect(
+                    self._group.rank(), endpoints, _PATIENCE_S, self._timeout.total_seconds()
+                )
+            except RuntimeError as error:
+                problem = str(error)
+        problems = self._everybodys(problem)
+        if not any(problems):
+            return mesh
+        first = next(rank for rank, text in enumerate(problems) if text)
+        if self._group.rank() == 0:
+            warnings.warn(
+                "commprof: compressors exchange through gloo, which is slower, because of rank "
+                f"{first}: {problems[first]} ({SWITCH}=off asks for it, without this warning)",
+                stacklevel=2,
+            )
+        return None
+
+    def _store(self) -> Any:
+        return dist.distributed_c10d._get_process_group_store(self._group)
+
+    def _everybodys(self, own: Any) -> list[Any]:
+        """What each rank says, by rank."""
+        everyone: list[Any] = [None] * self._group.size()
+        dist.all_gather_object(everyone, own, group=self._group)
+        return everyone

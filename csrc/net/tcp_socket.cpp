@@ -1,0 +1,175 @@
+#include "net/tcp_socket.h"
+
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <system_error>
+
+#include "core/ip_address.h"
+
+namespace commprof::net {
+
+namespace {
+
+[[noreturn]] void fail(const std::string& what, int error = errno) {
+  throw std::system_error(error, std::generic_category(), what);
+}
+
+int open(const IpAddress& address) {
+  const int fd =
+      socket(address.family(), SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+  if (fd < 0) {
+    fail("socket");
+  }
+  return fd;
+}
+
+void waitFor(int fd, short events, Deadline deadline, const std::string& what) {
+  using std::chrono::milliseconds;
+  for (;;) {
+    const auto left = std::chrono::ceil<milliseconds>(
+        deadline - std::chrono::steady_clock::now());
+    pollfd one{fd, events, 0};
+    const int ready =
+        poll(&one, 1, int(std::clamp<int64_t>(left.count(), 0, 1 << 30)));
+    if (ready > 0) {
+      return;
+    }
+    if (ready == 0) {
+      fail(what, ETIMEDOUT);
+    }
+    if (errno != EINTR) {
+      fail("poll");
+    }
+  }
+}
+
+// Small messages must not wait for more to go with them.
+void sendAtOnce(int fd) {
+  const int on = 1;
+  if (setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on)) != 0) {
+    fail("TCP_NODELAY");
+  }
+}
+
+// Of a call that moves up to `bytes` at a time: repeated until all are moved.
+template <class Call>
+void moveAll(
+    Call call,
+    size_t bytes,
+    int fd,
+    short events,
+    Deadline deadline,
+    const char* what) {
+  size_t done = 0;
+  while (done < bytes) {
+    const ssize_t moved = call(done);
+    if (moved > 0) {
+      done += size_t(moved);
+    } else if (moved == 0) {
+      fail(what, ECONNABORTED);
+    } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
+      waitFor(fd, events, deadline, what);
+    } else if (errno != EINTR) {
+      fail(what);
+    }
+  }
+}
+
+} // namespace
+
+TcpSocket TcpSocket::listening(const std::string& address) {
+  const IpAddress parsed = IpAddress::parse(address, 0);
+  TcpSocket made(open(parsed));
+  if (bind(made.fd_, parsed.get(), parsed.length) != 0) {
+    fail("bind " + address);
+  }
+  if (listen(made.fd_, SOMAXCONN) != 0) {
+    fail("listen on " + address);
+  }
+  return made;
+}
+
+TcpSocket TcpSocket::connected(
+    const std::string& address,
+    uint16_t port,
+    Deadline deadline) {
+  const IpAddress parsed = IpAddress::parse(address, port);
+  const std::string what =
+      "connect to " + address + " port " + std::to_string(port);
+  TcpSocket made(open(parsed));
+  if (connect(made.fd_, parsed.get(), parsed.length) != 0) {
+    if (errno != EINPROGRESS && errno != EINTR) {
+      fail(what);
+    }
+    waitFor(made.fd_, POLLOUT, deadline, what);
+    int error = 0;
+    socklen_t length = sizeof(error);
+    if (getsockopt(made.fd_, SOL_SOCKET, SO_ERROR, &error, &length) != 0) {
+      fail(what);
+    }
+    if (error != 0) {
+      fail(what, error);
+    }
+  }
+  sendAtOnce(made.fd_);
+  return made;
+}
+
+TcpSocket TcpSocket::accepted(Deadline deadline) const {
+  for (;;) {
+    TcpSocket made(
+        accept4(fd_, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+    if (made.fd_ >= 0) {
+      sendAtOnce(made.fd_);
+      return made;
+    }
+    if (errno == EAGAIN || errno == EWOULDBLOCK) {
+      waitFor(fd_, POLLIN, deadline, "accept");
+    } else if (errno != EINTR && errno != ECONNABORTED) {
+      fail("accept");
+    }
+  }
+}
+
+TcpSocket::~TcpSocket() {
+  if (fd_ >= 0) {
+    close(fd_);
+  }
+}
+
+uint16_t TcpSocket::port() const noexcept {
+  return portOf(fd_);
+}
+
+void TcpSocket::sendAll(const void* data, size_t bytes, Deadline deadline)
+    const {
+  const auto* from = static_cast<const char*>(data);
+  moveAll(
+      [&](size_t done) {
+        return send(fd_, from + done, bytes - done, MSG_NOSIGNAL);
+      },
+      bytes,
+      fd_,
+      POLLOUT,
+      deadline,
+      "send");
+}
+
+void TcpSocket::receiveAll(void* data, size_t bytes, Deadline deadline) const {
+  auto* const to = static_cast<char*>(data);
+  moveAll(
+      [&](size_t done) { return recv(fd_, to + done, bytes - done, 0); },
+      bytes,
+      fd_,
+      POLLIN,
+      deadline,
+      "receive");
+}
+
+} // namespace commprof::net

@@ -1,0 +1,98 @@
+// Ranks as threads that are connected by real sockets, on the loopback.
+#pragma once
+
+#include <chrono>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "check.h"
+#include "net/listener.h"
+#include "net/socket_transport.h"
+#include "thread_transport.h"
+
+namespace commprof::net {
+
+constexpr std::chrono::milliseconds kPatience{20'000};
+
+// One thread per rank; what each of them threw, or null. A rank's connections
+// end with its body.
+inline std::vector<std::exception_ptr> runConnected(
+    int world,
+    std::chrono::milliseconds timeout,
+    const std::function<void(std::shared_ptr<Mesh>)>& body) {
+  std::vector<std::unique_ptr<Listener>> listeners;
+  std::vector<std::string> endpoints;
+  for (int rank = 0; rank < world; ++rank) {
+    listeners.push_back(std::make_unique<Listener>("127.0.0.1"));
+    endpoints.push_back(listeners.back()->endpoint());
+  }
+  std::vector<std::exception_ptr> errors(static_cast<size_t>(world));
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < world; ++rank) {
+    threads.emplace_back([&, rank] {
+      try {
+        body(
+            listeners[size_t(rank)]->connect(
+                rank, endpoints, kPatience, timeout));
+      } catch (...) {
+        errors[size_t(rank)] = std::current_exception();
+      }
+    });
+  }
+  for (std::thread& thread : threads) {
+    thread.join();
+  }
+  return errors;
+}
+
+using Bytes = std::vector<std::byte>;
+
+// Of the message that `from` sends to `to` in its exchange of this number.
+inline Bytes contentOf(int from, int to, uint32_t number, size_t bytes) {
+  Bytes content(bytes);
+  uint32_t state = uint32_t(from * 64 + to) * 7919u + number;
+  for (std::byte& byte : content) {
+    state = state * 1664525u + 1013904223u;
+    byte = std::byte(state >> 24);
+  }
+  return content;
+}
+
+// The buffers of one exchange, and the exchange itself.
+struct Round {
+  // `bytesOf(from, to)`: length of each message, 0 for none.
+  Round(
+      compress::Transport& transport,
+      uint32_t number,
+      const std::function<size_t(int, int)>& bytesOf)
+      : rank(transport.rank()), number(number) {
+    for (int r = 0; r < transport.size(); ++r) {
+      sent.push_back(contentOf(rank, r, number, bytesOf(rank, r)));
+      received.emplace_back(bytesOf(r, rank));
+    }
+    std::vector<std::span<const std::byte>> out(sent.begin(), sent.end());
+    std::vector<std::span<std::byte>> in(received.begin(), received.end());
+    transfer = transport.exchange(out, in);
+  }
+  void finish() {
+    transfer->wait();
+    transfer.reset();
+    for (int r = 0; r < int(received.size()); ++r) {
+      if (r != rank) {
+        CHECK(
+            received[size_t(r)] ==
+            contentOf(r, rank, number, received[size_t(r)].size()));
+      }
+    }
+  }
+  int rank;
+  uint32_t number;
+  std::vector<Bytes> sent, received;
+  std::unique_ptr<compress::Transfer> transfer;
+};
+
+} // namespace commprof::net

@@ -1,0 +1,263 @@
+// Ranks that end, give up, stand still or do something else than the others,
+// and strangers at the door: errors that name the rank, soon, and no waiting.
+#include <sys/socket.h>
+
+#include <cstring>
+#include <latch>
+
+#include "check.h"
+#include "socket_world.h"
+
+using namespace commprof;
+using namespace commprof::net;
+using compress::messageOf;
+using std::chrono::milliseconds;
+
+namespace {
+
+size_t some(int, int) {
+  return 4 << 20;
+}
+
+bool contains(const std::string& text, const std::string& part) {
+  if (text.find(part) == std::string::npos) {
+    std::fprintf(stderr, "'%s' lacks '%s'\n", text.c_str(), part.c_str());
+    return false;
+  }
+  return true;
+}
+
+using Body = std::function<void(SocketTransport&, Mesh&)>;
+
+// Rank 1 does this, the others exchange once and then wait for it in a second
+// exchange. What all of them threw.
+std::vector<std::exception_ptr> with(
+    const Body& victim,
+    int world = 3,
+    milliseconds timeout = kPatience) {
+  return runConnected(world, timeout, [&](const std::shared_ptr<Mesh>& mesh) {
+    SocketTransport transport(mesh, nullptr);
+    Round(transport, 0, some).finish();
+    if (mesh->rank() == 1) {
+      victim(transport, *mesh);
+    } else {
+      Round(transport, 1, some).finish();
+    }
+  });
+}
+
+void checkEnds() {
+  const auto errors = with([](auto&, auto&) {});
+  CHECK(contains(messageOf(errors[0]), "exchange with rank "));
+  CHECK(contains(messageOf(errors[2]), "exchange with rank "));
+  const auto pair = with([](auto&, auto&) {}, 2);
+  CHECK(contains(messageOf(pair[0]), "exchange with rank 1 failed: "));
+}
+
+// Others may read what was sent before, and then learn that it was the last.
+void checkGivesUp() {
+  std::latch told(1);
+  const auto errors =
+      runConnected(2, kPatience, [&](const std::shared_ptr<Mesh>& mesh) {
+        SocketTransport transport(mesh, nullptr);
+        if (mesh->rank() == 1) {
+          Round sent(transport, 0, [](int from, int) {
+            return size_t(from == 1 ? 1000 : 0);
+          });
+          sent.finish();
+          transport.abandon();
+          CHECK(!mesh->usable());
+          CHECK_THROWS(
+              compress::TransportError, Round(transport, 1, some).finish());
+          told.wait(); // its sockets stay open
+          return;
+        }
+        Round(transport, 0, [](int from, int) {
+          return size_t(from == 1 ? 1000 : 0);
+        }).finish();
+        std::string reason;
+        try {
+          Round(transport, 1, some).finish();
+        } catch (const compress::TransportError& error) {
+          reason = error.what();
+        }
+        CHECK(contains(reason, "rank 1 failed: it closed the connection"));
+        CHECK(!mesh->usable());
+        told.count_down();
+      });
+  CHECK_EQ(messageOf(errors[0]), "");
+  CHECK_EQ(messageOf(errors[1]), "");
+}
+
+// One that only sends has nothing to read the end from.
+void checkSendsToNobody() {
+  std::latch told(1);
+  const auto only_to_1 = [](int from, int to) {
+    return from == 0 && to == 1 ? size_t(64) << 20 : size_t(0);
+  };
+  const auto errors =
+      runConnected(2, kPatience, [&](const std::shared_ptr<Mesh>& mesh) {
+        SocketTransport transport(mesh, nullptr);
+        if (mesh->rank() == 1) {
+          transport.abandon();
+          told.wait();
+          return;
+        }
+        std::string reason;
+        try {
+          Round(transport, 0, only_to_1).finish();
+        } catch (const compress::TransportError& error) {
+          reason = error.what();
+        }
+        CHECK(contains(reason, "rank 1 failed: it closed the connection"));
+        told.count_down();
+      });
+  CHECK_EQ(messageOf(errors[0]), "");
+}
+
+void checkStandsStill() {
+  std::latch told(1);
+  const auto errors = runConnected(
+      2, milliseconds(300), [&](const std::shared_ptr<Mesh>& mesh) {
+        SocketTransport transport(mesh, nullptr);
+        if (mesh->rank() == 1) {
+          told.wait();
+          return;
+        }
+        std::string reason;
+        try {
+          Round(transport, 0, some).finish();
+        } catch (const compress::TransportError& error) {
+          reason = error.what();
+        }
+        told.count_down();
+        CHECK(contains(reason, "exchange with rank 1 failed: nothing moved"));
+        CHECK(contains(reason, "300 ms"));
+        CHECK(contains(reason, "received 0 of 4194304 bytes"));
+      });
+  CHECK_EQ(messageOf(errors[0]), "");
+}
+
+void checkDisagree() {
+  const auto errors = with(
+      [](SocketTransport& transport, Mesh&) {
+        Round(transport, 1, [](int, int) { return size_t(5000); }).finish();
+      },
+      2);
+  CHECK(contains(messageOf(errors[0]), "its message 1 has 5000 bytes"));
+  CHECK(contains(messageOf(errors[0]), "4194304 bytes was due"));
+  CHECK(errors[1] != nullptr);
+}
+
+void checkInterrupt() {
+  std::latch waiting(1), done(1);
+  const auto errors =
+      runConnected(2, kPatience, [&](const std::shared_ptr<Mesh>& mesh) {
+        SocketTransport transport(mesh, nullptr);
+        if (mesh->rank() == 1) {
+          done.wait();
+          return;
+        }
+        std::thread other([&] {
+          waiting.wait();
+          std::this_thread::sleep_for(milliseconds(50)); // it waits by then
+          transport.interrupt();
+        });
+        waiting.count_down();
+        CHECK_THROWS(
+            compress::TransportError, Round(transport, 0, some).finish());
+        other.join();
+        CHECK(!mesh->usable());
+        done.count_down();
+      });
+  CHECK_EQ(messageOf(errors[0]), "");
+}
+
+// They come first and say nothing, nonsense, or the right thing without the
+// secret.
+void checkStrangers() {
+  Listener first("127.0.0.1"), second("127.0.0.1");
+  const std::vector<std::string> endpoints = {
+      first.endpoint(), second.endpoint()};
+  const uint16_t port =
+      uint16_t(std::stoi(endpoints[0].substr(std::strlen("127.0.0.1 "))));
+  const Deadline deadline = std::chrono::steady_clock::now() + kPatience;
+  std::vector<TcpSocket> strangers;
+  for (const std::string& said :
+       {std::string(), std::string(500, 'x'), std::string("commprof")}) {
+    strangers.push_back(TcpSocket::connected("127.0.0.1", port, deadline));
+    strangers.back().sendAll(said.data(), said.size(), deadline);
+  }
+  std::string guess = endpoints[0];
+  guess.back() = guess.back() == '0' ? '1' : '0';
+  Listener guesser("127.0.0.1");
+  guesser.connect(1, std::vector{guess, endpoints[1]}, kPatience, kPatience);
+  std::shared_ptr<Mesh> mesh;
+  std::thread rank0([&] {
+    mesh = first.connect(0, endpoints, kPatience, kPatience);
+    SocketTransport transport(mesh, nullptr);
+    Round(transport, 0, some).finish();
+  });
+  SocketTransport transport(
+      second.connect(1, endpoints, kPatience, kPatience), nullptr);
+  Round(transport, 0, some).finish();
+  rank0.join();
+  CHECK_EQ(mesh->size(), 2);
+}
+
+std::string reasonOf(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const std::runtime_error& error) {
+    return error.what();
+  }
+  return "nothing thrown";
+}
+
+void checkMissing() {
+  Listener only("127.0.0.1");
+  std::string nobody;
+  {
+    nobody = Listener("127.0.0.1").endpoint();
+  }
+  const std::vector<std::string> endpoints = {
+      only.endpoint(), nobody, only.endpoint()};
+  CHECK(contains(
+      reasonOf(
+          [&] { only.connect(0, endpoints, milliseconds(100), kPatience); }),
+      "no connection with rank 1: accept"));
+  CHECK(contains(
+      reasonOf([&] {
+        only.connect(
+            2,
+            std::vector{nobody, nobody, only.endpoint()},
+            milliseconds(100),
+            kPatience);
+      }),
+      "no connection with rank 0: connect to 127.0.0.1 port "));
+  CHECK(contains(
+      reasonOf([&] {
+        only.connect(
+            1,
+            std::vector<std::string>{"127.0.0.1 99", only.endpoint()},
+            milliseconds(100),
+            kPatience);
+      }),
+      "'127.0.0.1 99' is no endpoint"));
+  CHECK_THROWS(std::invalid_argument, Listener("no.address"));
+  CHECK_THROWS(std::system_error, Listener("192.0.2.1")); // not of this host
+}
+
+} // namespace
+
+int main() {
+  checkEnds();
+  checkGivesUp();
+  checkSendsToNobody();
+  checkStandsStill();
+  checkDisagree();
+  checkInterrupt();
+  checkStrangers();
+  checkMissing();
+  return check::report();
+}

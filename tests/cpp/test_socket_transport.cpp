@@ -1,0 +1,112 @@
+// What is exchanged over sockets arrives, whatever its length, however much is
+// under way; and compressors leave the same bits as over any other transport.
+#include <deque>
+#include <random>
+
+#include "check.h"
+#include "compress_world.h"
+#include "socket_world.h"
+
+using namespace commprof;
+using namespace commprof::net;
+
+namespace {
+
+// Several in flight, of lengths that all ranks derive alike.
+void checkExchanges(int world, size_t most_bytes, uint32_t rounds) {
+  const auto bytesOf = [most_bytes](uint32_t number, int from, int to) {
+    std::mt19937 generator(number * 4096 + uint32_t(from * 64 + to));
+    if (generator() % 5 == 0) {
+      return size_t(0);
+    }
+    return size_t(generator()) % (most_bytes >> (generator() % 12)) + 1;
+  };
+  const auto errors =
+      runConnected(world, kPatience, [&](const std::shared_ptr<Mesh>& mesh) {
+        SocketTransport transport(mesh, nullptr);
+        std::mt19937 own(uint32_t(mesh->rank()));
+        std::deque<Round> flying;
+        for (uint32_t number = 0; number < rounds; ++number) {
+          flying.emplace_back(transport, number, [&](int from, int to) {
+            return bytesOf(number, from, to);
+          });
+          while (flying.size() > own() % 6) {
+            flying.front().finish();
+            flying.pop_front();
+          }
+        }
+        for (Round& round : flying) {
+          round.finish();
+        }
+        CHECK(mesh->usable());
+      });
+  for (const auto& error : errors) {
+    CHECK_EQ(compress::messageOf(error), "");
+  }
+}
+
+// Messages that no socket's buffer holds, all sent before any is waited for.
+void checkLargerThanBuffers() {
+  const auto errors =
+      runConnected(3, kPatience, [](const std::shared_ptr<Mesh>& mesh) {
+        SocketTransport transport(mesh, nullptr);
+        const auto bytesOf = [](int, int) { return size_t(24) << 20; };
+        Round first(transport, 0, bytesOf);
+        Round second(transport, 1, bytesOf);
+        second.finish(); // waits for the first as well
+        first.finish();
+      });
+  for (const auto& error : errors) {
+    CHECK_EQ(compress::messageOf(error), "");
+  }
+}
+
+void checkCompressors(int world, const std::string& scheme) {
+  using namespace commprof::compress;
+  constexpr size_t kValues = 300'000;
+  const std::vector<Slot> slots = someSlots(kValues);
+  World threads(world, optionsOf(scheme));
+  std::vector<std::unique_ptr<Compressor>> own;
+  for (int rank = 0; rank < world; ++rank) {
+    own.push_back(Compressor::make(optionsOf(scheme)));
+  }
+  Gradients expected = someGradients(world, kValues, 7);
+  Gradients found = expected;
+  ThreadGroup group(world);
+  const auto errors =
+      runConnected(world, kPatience, [&](const std::shared_ptr<Mesh>& mesh) {
+        const auto rank = size_t(mesh->rank());
+        SocketTransport transport(
+            mesh, std::make_unique<ThreadTransport>(group, mesh->rank()));
+        for (uint64_t step = 0; step < 3; ++step) {
+          Bucket bucket{found[rank].data(), kValues, slots, signatureOf(slots)};
+          bucket.step = step;
+          BucketReport report;
+          own[rank]->run(bucket, transport, report);
+        }
+      });
+  for (const auto& error : errors) {
+    CHECK_EQ(messageOf(error), "");
+  }
+  for (uint64_t step = 0; step < 3; ++step) {
+    threads.run(expected, slots, step);
+  }
+  for (int rank = 0; rank < world; ++rank) {
+    CHECK(sameBits(found[size_t(rank)], expected[size_t(rank)]));
+  }
+}
+
+} // namespace
+
+int main() {
+  checkExchanges(2, 3 << 20, 60);
+  checkExchanges(3, 1 << 20, 60);
+  checkExchanges(6, 1 << 14, 200);
+  checkExchanges(1, 100, 3);
+  checkLargerThanBuffers();
+  for (const char* scheme : {"fp16", "int8", "topk", "powersgd", "sign"}) {
+    checkCompressors(2, scheme);
+    checkCompressors(3, scheme);
+  }
+  return check::report();
+}

@@ -1,0 +1,29 @@
+"""How compressors' messages travel between real ranks, in which the assertions are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.ranks import run_module
+
+pytestmark = pytest.mark.once_per_change(
+    *("csrc/core", "csrc/torch", "csrc/compress", "csrc/net"),
+    *("commprof/capture", "commprof/compressors", "tests/support/compressors_connections.py"),
+    "tests/support/compressors_checks.py",
+)
+
+
+@pytest.mark.parametrize(
+    ("world_size", "name"),
+    [
+        (3, "own_connections"),
+        (2, "off_on_one_rank"),
+        (3, "no_way_to_one_rank"),
+        (2, "again_after_an_error"),
+        (2, "one_stands_still"),
+    ],
+)
+def test_messages(tmp_path: Path, world_size: int, name: str) -> None:
+    run_module("tests.support.compressors_connections", [str(tmp_path), name], world_size)
