@@ -206,11 +206,12 @@ class Listener:
         self,
         rank: typing.SupportsInt | typing.SupportsIndex,
         endpoints: collections.abc.Sequence[str],
+        names: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
         patience_s: typing.SupportsFloat | typing.SupportsIndex,
         timeout_s: typing.SupportsFloat | typing.SupportsIndex,
     ) -> Mesh:
         """
-        Called by all ranks with all endpoints; RuntimeError names who is missing.
+        Called by all ranks with all endpoints, and what errors call the ranks; RuntimeError names who is missing.
         """
     @property
     def endpoint(self) -> str:

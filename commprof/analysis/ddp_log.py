@@ -58,7 +58,7 @@ def _of(rank: int, log: Mapping[str, Any], ours: OfRank) -> list[CrossCheck]:
     exposed_ns = _int(log, "avg_backward_comm_time") - _int(
         log, "avg_backward_compute_comm_overlap_time"
     )
-    checks = [_bytes(sum(numbers), ours, where) if numbers else _no_bytes()]
+    checks = [_bytes(sum(numbers), log, ours, where)]
     for name, value_ns, other_ns in (
         ("ddp_backward", ours.backward_ns, backward_ns),
         ("ddp_exposed", ours.exposed_ns, exposed_ns),
@@ -72,14 +72,15 @@ def _of(rank: int, log: Mapping[str, Any], ours: OfRank) -> list[CrossCheck]:
     return checks
 
 
-def _bytes(logged: int, ours: OfRank, where: str) -> CrossCheck:
+def _bytes(logged: int, log: Mapping[str, Any], ours: OfRank, where: str) -> CrossCheck:
+    if not logged:
+        return missing("ddp_bytes", *_WHAT["ddp_bytes"], "DDP's log names no bucket sizes")
+    if _int(log, "sparse_modules"):
+        reason = "DDP's log holds sparse gradients as if they were dense"
+        return missing("ddp_bytes", *_WHAT["ddp_bytes"], reason)
     note = f"{where}; {ours.note}" if ours.note else where
     figures = ours.gradient_bytes / 1e6, logged / 1e6
     return compared("ddp_bytes", *_WHAT["ddp_bytes"], *figures, ours.same_bytes, note)
-
-
-def _no_bytes() -> CrossCheck:
-    return missing("ddp_bytes", *_WHAT["ddp_bytes"], "DDP's log names no bucket sizes")
 
 
 def _int(log: Mapping[str, Any], key: str) -> int:

@@ -98,7 +98,8 @@ class Attachment:
         """Makes its engine, which is a collective call, and puts it inside."""
         if compressor is self._compressor:
             return
-        running = Running(self._ddp, compressor, self._groups)
+        compressor.require_free()
+        running = Running(self._ddp, compressor, self._groups, self._running)
         compressor.bind(running)
         if running.is_native:
             self._bucket_hook.set_compressor(running.engine)

@@ -122,6 +122,7 @@ def ddp_log(model: DistributedDataParallel) -> dict[str, Any] | None:
     return {
         **{key: log[key] for key in _DDP_KEYS if key in log},
         "parameter_bytes": [each.numel() * each.element_size() for each in trained],
+        "sparse_modules": sum(getattr(each, "sparse", None) is True for each in model.modules()),
     }
 
 

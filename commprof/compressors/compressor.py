@@ -67,12 +67,16 @@ class Compressor:
     def __repr__(self) -> str:
         return f"<commprof compressor {self.label}>"
 
-    def bind(self, running: Running) -> None:
-        """Called when it starts to work in a model."""
+    def require_free(self) -> None:
+        """Raises CommprofError if it works in a model."""
         if self._running is not None:
             raise CommprofError(
                 f"this compressor ({self.label}) works in another model; make one for each model"
             )
+
+    def bind(self, running: Running) -> None:
+        """Called when it starts to work in a model."""
+        self.require_free()
         self._running = running
         if self._loaded is not None:
             states.restore(running, self, self._loaded)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -22,31 +23,39 @@ _PATIENCE_S = 10.0
 class Connections:
     """Of the ranks of one process group."""
 
-    def __init__(self, group: dist.ProcessGroup, timeout: timedelta) -> None:
+    def __init__(self, group: dist.ProcessGroup, names: Sequence[int], timeout: timedelta) -> None:
         """Connects nothing yet.
 
         Args:
             group: on CPU tensors; all its ranks call the methods here together.
+            names: what messages call its ranks, by rank.
             timeout: after which a rank that moves nothing is taken to be gone.
         """
         self._group = group
+        self._names = list(names)
         self._timeout = timeout
         self._mesh: Any = None
-        self._tried = False
+        self._state = "new"
 
     def mesh(self) -> Any:
         """A ``Mesh`` between the ranks; None on all of them, with a warning, if there can be none.
 
         The same as before as long as it works on all ranks.
         """
-        if not self._tried or not all(self._everybodys(self._mesh is None or self._mesh.usable)):
-            self._tried = True
+        if self._mesh is not None and not self._mesh.usable:
+            self._mesh, self._state = None, "broken"
+        if set(self._everybodys(self._state)) not in ({"connected"}, {"impossible"}):
+            self._mesh, self._state = None, "broken"
             self._mesh = self._connected()
+            self._state = "impossible" if self._mesh is None else "connected"
         return self._mesh
 
     def _connected(self) -> Any:
         listener, endpoint, problem = None, "", ""
-        if os.environ.get(SWITCH) != "off":
+        said = os.environ.get(SWITCH, "on")
+        if said not in ("on", "off"):
+            problem = f"{SWITCH}={said!r} is neither on nor off"
+        elif said == "on":
             try:
                 listener = _native.native.Listener(own_address(self._store()))
                 endpoint = listener.endpoint
@@ -58,18 +67,23 @@ class Connections:
             assert listener is not None
             try:
                 mesh = listener.connect(
-                    self._group.rank(), endpoints, _PATIENCE_S, self._timeout.total_seconds()
+                    self._group.rank(),
+                    endpoints,
+                    self._names,
+                    _PATIENCE_S,
+                    self._timeout.total_seconds(),
                 )
-            except RuntimeError as error:
+            except (RuntimeError, ValueError, MemoryError) as error:
                 problem = str(error)
         problems = self._everybodys(problem)
         if not any(problems):
             return mesh
-        first = next(rank for rank, text in enumerate(problems) if text)
         if self._group.rank() == 0:
+            first = next(rank for rank, text in enumerate(problems) if text)
             warnings.warn(
                 "commprof: compressors exchange through gloo, which is slower, because of rank "
-                f"{first}: {problems[first]} ({SWITCH}=off asks for it, without this warning)",
+                f"{self._names[first]}: {problems[first]} ({SWITCH}=off asks for it, without "
+                "this warning)",
                 stacklevel=2,
             )
         return None

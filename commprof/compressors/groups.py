@@ -63,13 +63,15 @@ class Groups:
             way = self._between
         else:
             way = Way(self.all)
+        if way.group is None or way.group.size() == 1 or not way.compresses:
+            return way
         return dataclasses.replace(way, mesh=self._mesh(way.group))
 
-    def _mesh(self, group: dist.ProcessGroup | None) -> Any:
-        if group is None or group.size() == 1:
-            return None
+    def _mesh(self, group: dist.ProcessGroup) -> Any:
+        ranks = dist.get_process_group_ranks(group)
+        names = [self._ranks.index(rank) for rank in ranks]  # of the model's group
         if group not in self._connections:
-            self._connections[group] = Connections(group, self._timeout)
+            self._connections[group] = Connections(group, names, self._timeout)
         return self._connections[group].mesh()
 
     @property

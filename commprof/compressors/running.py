@@ -49,7 +49,11 @@ class Running:
     """Owns the engine, and knows the model's parameters by name."""
 
     def __init__(
-        self, ddp: DistributedDataParallel, compressor: Compressor, groups: Groups
+        self,
+        ddp: DistributedDataParallel,
+        compressor: Compressor,
+        groups: Groups,
+        replaced: Running | None = None,
     ) -> None:
         """Makes the engine; a collective call where it is native.
 
@@ -57,6 +61,8 @@ class Running:
             ddp: the model.
             compressor: what to do.
             groups: of the model.
+            replaced: what did it before; stopped once the ranks agree, because a group's
+                connections are for one at a time.
 
         Raises:
             CommprofError: the ranks differ in scheme, options or parameters, or the scheme needs
@@ -74,6 +80,8 @@ class Running:
         else:
             _agree(groups.all, compressor, named)
             assert _native.native is not None
+            if replaced is not None:
+                replaced.stop()
             way = groups.way(compressor)
             scheme, options = compressor.scheme, compressor.options
             if not way.compresses:

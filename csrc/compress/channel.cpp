@@ -104,7 +104,7 @@ void Channel::verify(std::span<const Bytes> received) const {
     std::memcpy(&sum, message.data() + length, sizeof(sum));
     if (sum != crc32(message.data(), length)) {
       throw PayloadError(
-          "rank " + std::to_string(r) + ", bucket " +
+          "rank " + std::to_string(transport_.nameOf(int(r))) + ", bucket " +
           std::to_string(bucket_index_) + ": checksum is wrong");
     }
   }

@@ -29,6 +29,10 @@ class Channel {
   int size() const {
     return transport_.size();
   }
+  // What errors call a rank.
+  int nameOf(int rank) const {
+    return transport_.nameOf(rank);
+  }
   BucketReport& report() {
     return report_;
   }

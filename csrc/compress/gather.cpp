@@ -29,7 +29,7 @@ std::vector<std::span<const std::byte>> Gather::run(Channel& channel) {
 
 void refusePayload(int rank, const Channel& channel, const char* reason) {
   throw PayloadError(
-      "rank " + std::to_string(rank) + ", bucket " +
+      "rank " + std::to_string(channel.nameOf(rank)) + ", bucket " +
       std::to_string(channel.bucketIndex()) + ": " + reason);
 }
 

@@ -11,8 +11,9 @@ std::span<const Header> Handshake::run(const Header& mine, Channel& channel) {
   headers_.assign(world, mine);
   for (size_t r = 0; r < world; ++r) {
     if (int(r) != channel.rank()) {
-      headers_[r] = unpack(theirs_[r], int(r), channel.bucketIndex());
-      checkAgreement(mine, channel.rank(), headers_[r], int(r));
+      const int name = channel.nameOf(int(r));
+      headers_[r] = unpack(theirs_[r], name, channel.bucketIndex());
+      checkAgreement(mine, channel.nameOf(channel.rank()), headers_[r], name);
     }
   }
   return headers_;

@@ -1,5 +1,6 @@
 // How bytes get from rank to rank: the one thing that an exchange needs from
-// outside. c10d stands behind it in training, threads in the core's own tests.
+// outside. Sockets and c10d stand behind it in training, threads in the core's
+// own tests.
 #pragma once
 
 #include <cstddef>
@@ -42,10 +43,15 @@ class Transport {
   // In place, the same bits on all ranks.
   virtual std::unique_ptr<Transfer> allReduceSum(std::span<float> data) = 0;
 
-  // Nothing more will come of this rank: the others should learn of it before
-  // their timeouts do.
+  // What errors call a rank.
+  virtual int nameOf(int rank) const {
+    return rank;
+  }
+
+  // Nothing more will come of this rank: those that wait for its messages
+  // should learn of it before their timeouts tell, where the way knows how.
   virtual void abandon() noexcept {}
-  // From any thread: what another one waits for here should fail.
+  // From any thread: what another one waits for here should fail, likewise.
   virtual void interrupt() noexcept {}
 };
 

@@ -68,7 +68,9 @@ bool TaskThread::runHere(const Task& task) {
   return true;
 }
 
-bool TaskThread::stop(std::chrono::milliseconds patience) {
+bool TaskThread::stop(
+    std::chrono::milliseconds patience,
+    const std::function<void()>& hurry) {
   if (forked()) {
     thread_.release(); // never joinable here: it did not come along
     return false;
@@ -82,8 +84,14 @@ bool TaskThread::stop(std::chrono::milliseconds patience) {
     std::unique_lock<std::mutex> lock(state_->mutex);
     state_->stopping = true;
     state_->changed.notify_all();
-    finished = state_->changed.wait_for(
-        lock, patience, [this] { return state_->finished; });
+    const auto done = [this] { return state_->finished; };
+    finished = state_->changed.wait_for(lock, patience, done);
+    if (!finished && hurry) {
+      lock.unlock();
+      hurry();
+      lock.lock();
+      finished = state_->changed.wait_for(lock, patience, done);
+    }
   }
   finished ? thread_->join() : thread_->detach();
   thread_.reset();

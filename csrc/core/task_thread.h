@@ -31,9 +31,13 @@ class TaskThread {
   bool runHere(const Task& task);
 
   // Takes no more tasks and waits for those that it has, but no longer than
-  // `patience`; whether it has ended. A thread that is still busy then is left
-  // alone with all that its tasks hold. Idempotent.
-  bool stop(std::chrono::milliseconds patience);
+  // `patience`; whether it has ended. `hurry`, if there is one, is called where
+  // it is late, and it gets as long again. A thread that is still busy then is
+  // left alone with all that its tasks hold. Idempotent; does nothing in a
+  // forked child.
+  bool stop(
+      std::chrono::milliseconds patience,
+      const std::function<void()>& hurry = {});
 
  private:
   struct State; // shared with the thread, which may outlive this object

@@ -77,8 +77,14 @@ std::string Listener::endpoint() const {
 std::shared_ptr<Mesh> Listener::connect(
     int rank,
     std::span<const std::string> endpoints,
+    std::vector<int> names,
     std::chrono::milliseconds patience,
     std::chrono::milliseconds timeout) {
+  if (names.size() != endpoints.size()) {
+    throw std::runtime_error(
+        std::to_string(names.size()) + " names for " +
+        std::to_string(endpoints.size()) + " ranks");
+  }
   const Deadline deadline = std::chrono::steady_clock::now() + patience;
   std::vector<TcpSocket> sockets(endpoints.size());
   // Lower ranks need not have come to accepting: the kernel does it for them.
@@ -107,26 +113,32 @@ std::shared_ptr<Mesh> Listener::connect(
         --missing;
       }
     }
-  } catch (const std::system_error& error) {
+  } catch (const std::exception& error) {
     throw std::runtime_error(
-        "no connection with rank " + std::to_string(peer) + ": " +
-        error.what());
+        "no connection with rank " + std::to_string(names[size_t(peer)]) +
+        ": " + error.what());
   }
-  return std::make_shared<Mesh>(rank, std::move(sockets), timeout);
+  return std::make_shared<Mesh>(
+      rank, std::move(sockets), std::move(names), timeout);
 }
 
 // The next rank that comes; strangers, who know no secret, are sent away.
 TcpSocket Listener::acceptFrom(int rank, int& peer, Deadline deadline) const {
+  // A rank says who it is as soon as it is connected.
+  constexpr auto kPatience = std::chrono::seconds(1);
   for (;;) {
+    if (std::chrono::steady_clock::now() >= deadline) {
+      throw std::system_error(
+          ETIMEDOUT, std::generic_category(), "accept, with strangers");
+    }
     TcpSocket accepted = socket_.accepted(deadline);
-    // A rank says who it is as soon as it is connected.
-    constexpr auto kPatience = std::chrono::seconds(2);
     Hello hello;
     try {
       accepted.receiveAll(
           &hello,
           sizeof(hello),
-          std::min(deadline, std::chrono::steady_clock::now() + kPatience));
+          std::min<Deadline>(
+              deadline, std::chrono::steady_clock::now() + kPatience));
     } catch (const std::system_error&) {
       continue;
     }

@@ -25,10 +25,11 @@ class Listener {
 
   // All ranks call it, with the endpoints of all by rank; once. Throws
   // std::runtime_error, which names the rank that is missing.
-  // `patience`: for all of them; `timeout`: of the mesh.
+  // `patience`: for all of them; `names` and `timeout`: of the mesh.
   std::shared_ptr<Mesh> connect(
       int rank,
       std::span<const std::string> endpoints,
+      std::vector<int> names,
       std::chrono::milliseconds patience,
       std::chrono::milliseconds timeout);
 

@@ -15,8 +15,9 @@ namespace commprof::net {
 Mesh::Mesh(
     int rank,
     std::vector<TcpSocket> sockets,
+    std::vector<int> names,
     std::chrono::milliseconds timeout)
-    : rank_(rank), timeout_(timeout) {
+    : rank_(rank), names_(std::move(names)), timeout_(timeout) {
   for (TcpSocket& socket : sockets) {
     streams_.emplace_back(std::move(socket));
   }
@@ -65,14 +66,12 @@ void Mesh::awaitAny() {
   const int ready = poll(
       awaited.data(), awaited.size(), int(std::min(timeout_, most).count()));
   if (ready < 0 && errno != EINTR) {
-    fail(peers.front(), "poll: " + std::generic_category().message(errno));
+    fail("poll: " + std::generic_category().message(errno));
   }
   if (ready == 0) {
     fail(
-        peers.front(),
         "nothing moved for " + std::to_string(timeout_.count()) +
-            " ms, the process group's timeout; " +
-            streams_[size_t(peers.front())].progress());
+        " ms, the process group's timeout: " + stillWaiting(peers));
   }
   for (size_t i = 0; ready > 0 && i < peers.size(); ++i) {
     if (awaited[i].revents != 0) {
@@ -81,26 +80,42 @@ void Mesh::awaitAny() {
   }
 }
 
+// For people: a job of many ranks has no use for all of them.
+std::string Mesh::stillWaiting(const std::vector<int>& peers) const {
+  constexpr size_t kMost = 4;
+  std::string text;
+  for (size_t i = 0; i < std::min(peers.size(), kMost); ++i) {
+    text += (i == 0 ? "" : "; ") + streams_[size_t(peers[i])].progress() +
+        " rank " + std::to_string(nameOf(peers[i]));
+  }
+  if (peers.size() > kMost) {
+    text += "; and " + std::to_string(peers.size() - kMost) + " ranks more";
+  }
+  return text;
+}
+
 void Mesh::advance(int peer, short events) {
   Stream& stream = streams_[size_t(peer)];
   try {
     stream.advance();
     stream.check(events);
   } catch (const StreamError& error) {
-    fail(peer, error.what());
+    fail("with rank " + std::to_string(nameOf(peer)) + ": " + error.what());
   }
 }
 
-void Mesh::fail(int peer, const std::string& reason) {
+void Mesh::fail(const std::string& reason) {
+  const bool stopped = !usable(); // its own end is what the streams saw
   abandon();
   throw compress::TransportError(
-      "exchange with rank " + std::to_string(peer) + " failed: " + reason);
+      stopped ? "exchange was stopped on this rank"
+              : "exchange failed: " + reason);
 }
 
 void Mesh::checkUsable() const {
   if (!usable()) {
     throw compress::TransportError(
-        "exchange failed: an earlier one was given up on this rank");
+        "exchange failed: this rank gave up, or was stopped, before");
   }
 }
 

@@ -17,11 +17,13 @@ namespace commprof::net {
 // Used by one thread at a time.
 class Mesh {
  public:
-  // `sockets`: one per rank, this one's own being none. A rank that moves
-  // nothing for as long as `timeout` is taken to be gone.
+  // `sockets`: one per rank, this one's own being none. `names`: what ranks are
+  // called in errors, by rank. Where nothing moves for as long as `timeout`,
+  // those that are waited for are taken to be gone.
   Mesh(
       int rank,
       std::vector<TcpSocket> sockets,
+      std::vector<int> names,
       std::chrono::milliseconds timeout);
 
   int rank() const noexcept {
@@ -29,6 +31,9 @@ class Mesh {
   }
   int size() const noexcept {
     return int(streams_.size());
+  }
+  int nameOf(int rank) const {
+    return names_[size_t(rank)];
   }
 
   // Begins what compress::Transport::exchange() describes. `left` counts its
@@ -56,9 +61,11 @@ class Mesh {
   void advance(int peer, short events = 0); // what poll() said of it
   void awaitAny();
   void checkUsable() const;
-  [[noreturn]] void fail(int peer, const std::string& reason);
+  [[noreturn]] void fail(const std::string& reason);
+  std::string stillWaiting(const std::vector<int>& peers) const;
 
   const int rank_;
+  const std::vector<int> names_;
   const std::chrono::milliseconds timeout_;
   std::vector<Stream> streams_; // by rank
   std::atomic<bool> usable_{true};

@@ -29,6 +29,10 @@ class SocketTransport final : public compress::Transport {
       std::span<const std::span<std::byte>> recv) override;
   std::unique_ptr<compress::Transfer> allReduceSum(
       std::span<float> data) override;
+  int nameOf(int rank) const override {
+    return mesh_->nameOf(rank);
+  }
+  // Both of messages only: a sum runs into the timeout of `sums`.
   void abandon() noexcept override {
     mesh_->abandon();
   }

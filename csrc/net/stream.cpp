@@ -174,14 +174,14 @@ void Stream::check(short events) const {
 }
 
 std::string Stream::progress() const {
-  const auto text = [](const char* verb, const auto& message) {
+  const auto text = [](const auto& message, const char* direction) {
     const size_t done = message.done - std::min(message.done, kFrameBytes);
-    return verb + std::to_string(done) + " of " +
-        std::to_string(message.bytes.size()) + " bytes";
+    return std::to_string(done) + " of " +
+        std::to_string(message.bytes.size()) + " bytes " + direction;
   };
-  return !receiving_.empty() ? text("received ", receiving_.front())
-      : !sending_.empty()    ? text("sent ", sending_.front())
-                             : std::string("nothing under way");
+  return !receiving_.empty() ? text(receiving_.front(), "from")
+      : !sending_.empty()    ? text(sending_.front(), "to")
+                             : std::string("nothing with");
 }
 
 void Stream::abandon() noexcept {

@@ -39,7 +39,7 @@ class Stream {
   short awaited() const noexcept;
   // What poll() said; throws StreamError where the other end takes no more.
   void check(short events) const;
-  // Of the message that is due next, for errors.
+  // Of the message that is due next, for errors: "2 of 9 bytes from".
   std::string progress() const;
 
   // Forgets all that is under way. The other end may read what it was sent,

@@ -19,7 +19,7 @@ namespace commprof::net {
 constexpr std::chrono::milliseconds kPatience{20'000};
 
 // One thread per rank; what each of them threw, or null. A rank's connections
-// end with its body.
+// end with its body. Errors call rank 0 10, and so on.
 inline std::vector<std::exception_ptr> runConnected(
     int world,
     std::chrono::milliseconds timeout,
@@ -30,6 +30,10 @@ inline std::vector<std::exception_ptr> runConnected(
     listeners.push_back(std::make_unique<Listener>("127.0.0.1"));
     endpoints.push_back(listeners.back()->endpoint());
   }
+  std::vector<int> names; // not the ranks, to tell them apart
+  for (int rank = 0; rank < world; ++rank) {
+    names.push_back(10 + rank);
+  }
   std::vector<std::exception_ptr> errors(static_cast<size_t>(world));
   std::vector<std::thread> threads;
   for (int rank = 0; rank < world; ++rank) {
@@ -37,7 +41,7 @@ inline std::vector<std::exception_ptr> runConnected(
       try {
         body(
             listeners[size_t(rank)]->connect(
-                rank, endpoints, kPatience, timeout));
+                rank, endpoints, names, kPatience, timeout));
       } catch (...) {
         errors[size_t(rank)] = std::current_exception();
       }

@@ -18,11 +18,15 @@ pytestmark = pytest.mark.once_per_change(
 @pytest.mark.parametrize(
     ("world_size", "name"),
     [
+        (2, "own_connections"),
         (3, "own_connections"),
         (2, "off_on_one_rank"),
+        (2, "switched_to_nonsense"),
         (3, "no_way_to_one_rank"),
         (2, "again_after_an_error"),
         (2, "one_stands_still"),
+        (2, "stopped_while_it_waits"),
+        (2, "forked_child_ends"),
     ],
 )
 def test_messages(tmp_path: Path, world_size: int, name: str) -> None:

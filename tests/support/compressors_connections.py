@@ -6,9 +6,11 @@ of the checks.
 
 from __future__ import annotations
 
+import atexit
 import os
 import signal
 import sys
+import threading
 import time
 import warnings
 from datetime import timedelta
@@ -34,23 +36,44 @@ from tests.support.compressors_checks import (
 TIMEOUT_S = 4
 
 
-def messages(directory: Path) -> int:
-    """Of the process group, in one recorded step with int8; they belong to their backward pass."""
+def connected(attachment: commprof.Attachment) -> bool:
+    """Whether the ranks have connections of their own."""
+    return any(c._mesh is not None for c in attachment._groups._connections.values())
+
+
+def trained(directory: Path) -> bool:
+    """Two steps with int8, recorded; whether over connections of the ranks' own.
+
+    Whatever carries the messages, the trace has them, as those of their backward pass.
+    """
     ddp = make()
-    with commprof.profile(directory), attached(ddp, compressors.int8()):
+    with commprof.profile(directory):
+        attachment = commprof.attach(ddp, hook=compressors.int8())
+        own = connected(attachment)
         train(ddp, range(2))
+        attachment.set_hook(None)
     same_on_all_ranks(ddp)
     trace = read_trace(directory / f"rank_{dist.get_rank()}.trace")
     table = columns.collectives(trace)
-    groups = [g.id for g in trace.groups.values() if g.description == "commprof_compressor"]
-    sent = (table.group == max(groups)) & (table.op == trace.metadata["ops"].index("send"))
-    assert (table.graph_task[sent] >= 0).all()
-    return int(sent.sum())
+    group = max(g.id for g in trace.groups.values() if g.description == "commprof_compressor")
+    world = dist.get_world_size()
+    # Of every rank: a header, and all in one phase or in two.
+    expected = len(columns.buckets(trace)) * (world - 1) * (2 if world == 2 else 3)
+    for name, sizes in (("send", table.bytes_in), ("recv", table.bytes_out)):
+        mine = (table.group == group) & (table.op == trace.metadata["ops"].index(name))
+        assert mine.sum() == expected
+        assert (table.graph_task[mine] >= 0).all()
+        assert (table.end_ns[mine] >= table.issue_ns[mine]).all()
+        assert (sizes[mine] >= 32).all()
+        for peer in range(world):
+            numbers = table.seq[mine & (table.peer == peer)].tolist()
+            assert numbers == sorted(set(numbers))
+    return own
 
 
 def own_connections(directory: Path) -> None:
-    """The process group carries none of the messages."""
-    assert messages(directory) == 0
+    """As a rule."""
+    assert trained(directory)
 
 
 def off_on_one_rank(directory: Path) -> None:
@@ -59,8 +82,20 @@ def off_on_one_rank(directory: Path) -> None:
         os.environ[connections.SWITCH] = "off"
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert messages(directory) > 0
+        assert not trained(directory)
     os.environ.pop(connections.SWITCH, None)
+
+
+def switched_to_nonsense(directory: Path) -> None:
+    """Not an error on one rank for which the others would wait; rank 0 says it."""
+    if dist.get_rank() == 1:
+        os.environ[connections.SWITCH] = "maybe"
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assert not trained(directory)
+    said = [str(w.message) for w in caught if "through gloo" in str(w.message)]
+    assert len(said) == (dist.get_rank() == 0), said
+    assert all("rank 1: COMMPROF_SOCKETS='maybe' is neither on nor off" in s for s in said)
 
 
 def no_way_to_one_rank(directory: Path) -> None:
@@ -77,7 +112,7 @@ def no_way_to_one_rank(directory: Path) -> None:
                 )
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            assert messages(directory / address) > 0
+            assert not trained(directory / address)
         said = [str(w.message) for w in caught if "through gloo" in str(w.message)]
         assert len(said) == (dist.get_rank() == 0), said
         assert all("because of rank" in text for text in said)
@@ -97,7 +132,7 @@ def again_after_an_error(directory: Path) -> None:
         RuntimeError,
     )
     attachment.set_hook(compressors.fp16())
-    ddp.load_state_dict(ddp.state_dict())
+    assert connected(attachment)
     for parameter in ddp.parameters():
         dist.broadcast(parameter.data, 0)
     train(ddp, range(3, 6))
@@ -121,8 +156,46 @@ def one_stands_still(directory: Path) -> None:
             return
         begin = time.monotonic()
         text = raises("failed on rank 0", lambda: train(ddp, range(2, 3)), RuntimeError)
-        assert "exchange with rank 1 failed: nothing moved for 4000 ms" in text, text
+        assert "exchange failed: nothing moved for 4000 ms" in text, text
+        assert "bytes from rank 1" in text, text
         assert time.monotonic() - begin < TIMEOUT_S + 3
+
+
+def stopped_while_it_waits(directory: Path) -> None:
+    """Its thread, for a rank that does not come: it ends, and the backward pass with it."""
+    ddp, compressor = make(), compressors.int8()
+    with attached(ddp, compressor):
+        train(ddp, range(2))
+        dist.barrier()
+        if dist.get_rank() == 1:
+            time.sleep(2)
+            raises("failed on rank 1", lambda: train(ddp, range(2, 3)), RuntimeError)
+            return
+        assert compressor._running is not None
+        stop = threading.Timer(0.5, compressor._running.engine.stop, [0.2])
+        begin = time.monotonic()
+        stop.start()
+        raises("exchange was stopped on this rank", lambda: train(ddp, range(2, 3)), RuntimeError)
+        assert time.monotonic() - begin < 1.5
+        stop.join()
+
+
+def forked_child_ends(directory: Path) -> None:
+    """With all its exit handlers; the parent's connections stay."""
+    ddp = make()
+    attachment = commprof.attach(ddp, hook=compressors.int8())
+    train(ddp, range(2))
+    for says_so in (False, True):
+        child = os.fork()
+        if child == 0:
+            if says_so:
+                attachment.set_hook(None)
+            atexit._run_exitfuncs()
+            os._exit(0)  # torch cannot take down its groups there
+        os.waitpid(child, 0)
+        train(ddp, range(2, 4))
+    same_on_all_ranks(ddp)
+    attachment.remove()
 
 
 def main() -> None:

@@ -118,6 +118,13 @@ def test_the_log_of_ddp_that_disagrees() -> None:
     assert found["ddp_backward"].difference == pytest.approx(1.0)
 
 
+def test_sparse_gradients_are_not_compared() -> None:
+    log = {**LOG, "rebuilt_bucket_sizes": str(16 * MB), "sparse_modules": 1}
+    found = checks(ranks_of(1, witnesses=witnesses(ddp_logs=[log])))
+    assert found["ddp_bytes"].agrees is None
+    assert "sparse gradients as if they were dense" in found["ddp_bytes"].note
+
+
 @pytest.mark.parametrize(
     ("metadata", "reason"),
     [

@@ -9,6 +9,7 @@
 #include "torch/capture/ddp_hook.h"
 #include "torch/capture/finalize.h"
 #include "torch/compress/c10d_transport.h"
+#include "torch/compress/recorded_transport.h"
 
 namespace commprof {
 
@@ -42,8 +43,9 @@ std::unique_ptr<compress::Transport> transportOf(
   if (!groups.mesh) {
     return messages;
   }
-  return std::make_unique<net::SocketTransport>(
-      groups.mesh, std::move(messages));
+  return std::make_unique<RecordedTransport>(
+      groups.own,
+      std::make_unique<net::SocketTransport>(groups.mesh, std::move(messages)));
 }
 
 } // namespace

@@ -35,18 +35,21 @@ void bindConnections(py::module_& m) {
               net::Listener& listener,
               int rank,
               const std::vector<std::string>& endpoints,
+              std::vector<int> names,
               double patience_s,
               double timeout_s) {
             return listener.connect(
                 rank,
                 endpoints,
+                std::move(names),
                 milliseconds(patience_s),
                 milliseconds(timeout_s));
           },
-          "Called by all ranks with all endpoints; RuntimeError names who is "
-          "missing.",
+          "Called by all ranks with all endpoints, and what errors call the "
+          "ranks; RuntimeError names who is missing.",
           py::arg("rank"),
           py::arg("endpoints"),
+          py::arg("names"),
           py::arg("patience_s"),
           py::arg("timeout_s"),
           py::call_guard<py::gil_scoped_release>());

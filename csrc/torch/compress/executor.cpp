@@ -67,12 +67,15 @@ void Executor::submit(BucketTask task) {
 }
 
 void Executor::stop(std::chrono::milliseconds patience) {
-  if (thread_.stop(patience)) {
+  const auto interrupt = [this] {
+    if (state_->way.transport) {
+      state_->way.transport->interrupt();
+    }
+  };
+  if (thread_.stop(patience, interrupt)) {
     // The group's threads end before the interpreter does.
     const std::lock_guard<std::mutex> lock(state_->using_compressor);
     state_->way = {};
-  } else if (state_->way.transport) {
-    state_->way.transport->interrupt();
   }
 }
 

@@ -59,7 +59,8 @@ class Executor {
 
   // Takes no more buckets and waits for those that it has, but no longer than
   // `patience`. A thread that is still busy then, with a rank that does not
-  // answer, is interrupted, and left alone with all that it uses. Idempotent.
+  // answer, is interrupted where it waits for messages; if it is busy for as
+  // long again, it is left alone with all that it uses. Idempotent.
   void stop(std::chrono::milliseconds patience);
 
   // Runs `use` while no bucket is being compressed; call it between steps.
