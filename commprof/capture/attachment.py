@@ -85,7 +85,8 @@ class Attachment:
         loses its residuals; ``state_dict()`` before and ``load_state_dict()`` after keep them.
 
         Raises:
-            CommprofError: the ranks do not agree on the compressor, or it works in another model.
+            CommprofError: the ranks do not agree on the compressor, or it works in another model;
+                or the state that it was given does not fit, and then none is at work afterwards.
         """
         if isinstance(hook, Compressor):
             self._compress(hook)
@@ -100,7 +101,12 @@ class Attachment:
             return
         compressor.require_free()
         running = Running(self._ddp, compressor, self._groups, self._running)
-        compressor.bind(running)
+        try:
+            compressor.bind(running)
+        except Exception:
+            running.stop()
+            self._release()
+            raise
         if running.is_native:
             self._bucket_hook.set_compressor(running.engine)
         else:

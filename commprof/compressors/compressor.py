@@ -77,10 +77,10 @@ class Compressor:
     def bind(self, running: Running) -> None:
         """Called when it starts to work in a model."""
         self.require_free()
-        self._running = running
         if self._loaded is not None:
             states.restore(running, self, self._loaded)
             self._loaded = None
+        self._running = running
 
     def unbind(self) -> None:
         """Called when another hook takes its place; what it had in hand is gone."""

@@ -25,6 +25,12 @@ bool wouldBlock(int error) {
   return error == EAGAIN || error == EWOULDBLOCK || error == EINTR;
 }
 
+// Reset: it ended with messages unread.
+[[noreturn]] void fail(int error) {
+  const bool ended = error == EPIPE || error == ECONNRESET;
+  throw StreamError(ended ? kEnded : std::generic_category().message(error));
+}
+
 // The part of [frame][bytes] that begins after `done` bytes of it.
 int restOf(
     void* frame,
@@ -101,8 +107,7 @@ bool Stream::sendSome() {
     if (wouldBlock(errno)) {
       return false;
     }
-    throw StreamError(
-        errno == EPIPE ? kEnded : std::generic_category().message(errno));
+    fail(errno);
   }
   const bool all = size_t(bytes) == sum(parts, count);
   return moved(sending_, size_t(bytes)) || all;
@@ -127,7 +132,7 @@ bool Stream::receiveSome() {
     if (wouldBlock(errno)) {
       return false;
     }
-    throw StreamError(std::generic_category().message(errno));
+    fail(errno);
   }
   if (bytes == 0) {
     throw StreamError(kEnded);

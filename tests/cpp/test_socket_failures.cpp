@@ -168,11 +168,12 @@ void checkInterrupt() {
           std::this_thread::sleep_for(milliseconds(50)); // it waits by then
           transport.interrupt();
         });
+        Round round(transport, 0, some);
         waiting.count_down();
         const auto begin = std::chrono::steady_clock::now();
         std::string reason;
         try {
-          Round(transport, 0, some).finish();
+          round.finish();
         } catch (const compress::TransportError& error) {
           reason = error.what();
         }

@@ -1,5 +1,6 @@
 // What is exchanged over sockets arrives, whatever its length, however much is
 // under way; and compressors leave the same bits as over any other transport.
+#include <algorithm>
 #include <deque>
 #include <random>
 
@@ -19,7 +20,8 @@ void checkExchanges(int world, size_t most_bytes, uint32_t rounds) {
     if (generator() % 5 == 0) {
       return size_t(0);
     }
-    return size_t(generator()) % (most_bytes >> (generator() % 12)) + 1;
+    const size_t most = most_bytes >> (generator() % 12);
+    return size_t(generator()) % std::max<size_t>(1, most) + 1;
   };
   const auto errors =
       runConnected(world, kPatience, [&](const std::shared_ptr<Mesh>& mesh) {

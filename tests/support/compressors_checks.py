@@ -238,9 +238,13 @@ def restarts(directory: Path) -> None:
     train(ddp, range(2))
     first = attachment.compressor
     assert first is not None
+    first_state = first.state_dict()
     attachment.set_hook(compressors.topk(0.1))
     train(ddp, range(2, 4))
     raises("works in no model", first.state_dict)
+    unfit = compressors.fp16()
+    unfit.load_state_dict({**first_state, "world_size": 7})
+    raises("has world_size", lambda: attachment.set_hook(unfit))
     attachment.set_hook(None)
     train(ddp, range(4, 6))
     attachment.set_hook(first)

@@ -188,11 +188,14 @@ def forked_child_ends(directory: Path) -> None:
     for says_so in (False, True):
         child = os.fork()
         if child == 0:
-            if says_so:
-                attachment.set_hook(None)
-            atexit._run_exitfuncs()
-            os._exit(0)  # torch cannot take down its groups there
-        os.waitpid(child, 0)
+            try:
+                if says_so:
+                    attachment.set_hook(None)
+                atexit._run_exitfuncs()
+                os._exit(0)  # torch cannot take down its groups there
+            finally:
+                os._exit(1)
+        assert os.waitpid(child, 0)[1] == 0
         train(ddp, range(2, 4))
     same_on_all_ranks(ddp)
     attachment.remove()

@@ -9,6 +9,7 @@
 
 #include "core/clock.h"
 #include "core/recorder.h"
+#include "torch/capture/completion.h"
 #include "torch/capture/finalize.h"
 #include "torch/capture/process_groups.h"
 
@@ -77,7 +78,17 @@ class RecordedMessages final : public compress::Transfer {
 
   void wait() override {
     const uint64_t begin_ns = nowNs();
-    inner_->wait();
+    try {
+      inner_->wait();
+    } catch (...) {
+      recordWaits(begin_ns);
+      throw;
+    }
+    recordWaits(begin_ns);
+  }
+
+ private:
+  void recordWaits(uint64_t begin_ns) const {
     const uint64_t end_ns = nowNs();
     const auto received =
         std::count_if(issued_.begin(), issued_.end(), [](const Issued& one) {
@@ -89,7 +100,6 @@ class RecordedMessages final : public compress::Transfer {
     }
   }
 
- private:
   const std::vector<Issued> issued_;
   const std::unique_ptr<compress::Transfer> inner_;
 };
@@ -116,8 +126,16 @@ std::unique_ptr<compress::Transfer> RecordedTransport::exchange(
       recordIssue(info_, Op::kSend, peer, bytes, issued);
     }
   }
-  return std::make_unique<RecordedMessages>(
-      std::move(issued), inner_->exchange(send, recv));
+  try {
+    auto transfer = inner_->exchange(send, recv);
+    return std::make_unique<RecordedMessages>(
+        std::move(issued), std::move(transfer));
+  } catch (...) {
+    for (const auto& [op_id, op] : issued) {
+      recordEnd(op_id, op, true);
+    }
+    throw;
+  }
 }
 
 } // namespace commprof
