@@ -16,7 +16,9 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 
-FOUNDATION = {"errors", "units", "collectives", "printable", "interrupts", "_native", "_C"}
+FOUNDATION = {
+    *("errors", "units", "collectives", "printable", "interrupts", "address", "_native", "_C"),
+}
 DOORS = {"__init__", "__main__", "door", "run", "wrap"}
 
 MAY_IMPORT = {

@@ -22,8 +22,6 @@ class Way:
 
     group: dist.ProcessGroup | None
     """Ranks that exchange with this one; None where this rank leaves that to others."""
-    mesh: Any = None
-    """Connections between them, for all but all-reduces; None where the group does it all."""
     team: Any = None
     """This host's ranks, which add up first; None where all ranks exchange."""
     owners: int = 0
@@ -32,6 +30,8 @@ class Way:
     """Hosts of the model, with a team."""
     compresses: bool = True
     """False where shared memory reaches all ranks, so that plain sums are better."""
+    mesh: Any = None
+    """Connections of the group's ranks, for all but all-reduces; None where the group does it."""
 
 
 class Groups:
