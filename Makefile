@@ -33,17 +33,16 @@ run: $(BUILT) ## set up what is missing, then profile 8 ranks (RUN_ARGS=...)
 	$(BIN)/python -m commprof.run --nproc 8 $(RUN_ARGS)
 
 # Two at a time, but for what measures time: that runs alone.
-test: $(BUILT) $(DEV) ## set up what is missing, then run the tests
+test: $(BUILT) $(DEV) ## set up what is missing, then run the tests that are not slow
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile -m 'not measures and not slow'
+	$(BIN)/python -m pytest -q -m 'measures and not slow'
+
+test-all: $(BUILT) $(DEV) ## set up what is missing, then run all tests
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile -m 'not measures'
 	$(BIN)/python -m pytest -q -m measures
 
-test-all: $(BUILT) $(DEV) ## run also the tests that passed for this code, and record what passes
-	$(BIN)/python -m pytest -q -n 2 --dist loadfile -m 'not measures' --all --record-passed
-	$(BIN)/python -m pytest -q -m measures --all --record-passed
-
-# What passes is added to the record of make test-all, which has these tests as skipped.
 integrations: $(OTHERS) ## run what needs training frameworks, or other libraries of workloads
-	$(OTHERS_DIR)/bin/python -m pytest -q --all --record-passed $(NEED_LIBRARIES) \
+	$(OTHERS_DIR)/bin/python -m pytest -q $(NEED_LIBRARIES) \
 	  -k "example or page or trainer or library or parse_spec or adapters or lora or images"
 
 test-cpp: $(DEPS) ## run the core's own tests (SANITIZE=address,undefined or thread)

@@ -11,8 +11,6 @@ import shutil
 
 import pytest
 
-pytest_plugins = ["tests.support.once_per_change"]
-
 _TRIES_AGAIN = 2
 
 
@@ -32,3 +30,13 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
             (pytest.fail if promised else pytest.skip)("needs a CUDA device")
     if item.get_closest_marker("needs_netns") and not (os.geteuid() == 0 and shutil.which("ip")):
         pytest.skip("needs root and the ip command")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    slow = [
+        item
+        for item in terminalreporter.stats.get("deselected", [])
+        if item.get_closest_marker("slow")
+    ]
+    if slow:
+        terminalreporter.write_line(f"{len(slow)} slow tests were deselected: make test-all")

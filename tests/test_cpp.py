@@ -26,18 +26,7 @@ from tests.support import trace_bytes as made
 ROOT = Path(__file__).parent.parent
 pytestmark = [
     pytest.mark.timeout(1800),  # the first one builds all
-    pytest.mark.once_per_change(
-        *(
-            "csrc/core",
-            "csrc/kernels",
-            "csrc/compress",
-            "csrc/net",
-            "csrc/shm",
-            "tests/cpp",
-            "CMakeLists.txt",
-        ),
-        *("commprof/trace", "commprof/analysis/histogram.py", "tests/support/trace_bytes.py"),
-    ),
+    pytest.mark.slow,
 ]
 TESTS = sorted(path.stem for path in (ROOT / "tests/cpp").glob("test_*.cpp"))
 

@@ -21,10 +21,7 @@ from tests.support.ranks import run_module_on_hosts, run_on_hosts
 pytestmark = [
     pytest.mark.needs_netns,
     pytest.mark.skipif(_native.native is None, reason=_native.native_error or ""),
-    pytest.mark.once_per_change(
-        *("commprof/capture", "commprof/analysis", "commprof/trace", "csrc/core"),
-        *("csrc/torch/capture", "tests/support/ranks.py", "tests/support/last_arrivals_rank.py"),
-    ),
+    pytest.mark.slow,
 ]
 
 #: The second host's clock is ahead of the first's by this.

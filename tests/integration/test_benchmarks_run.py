@@ -12,10 +12,7 @@ import pytest
 
 from tests.support.commands import call
 
-pytestmark = pytest.mark.once_per_change(
-    *("benchmarks", "commprof/workloads", "commprof/compressors", "commprof/backend.py"),
-    *("csrc/compress", "csrc/net", "csrc/kernels", "csrc/shm", "csrc/torch"),
-)
+pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[2]
 COMPRESSION = {

@@ -11,11 +11,7 @@ from tests.support.host_runs import run_on_each
 
 pytestmark = [
     pytest.mark.needs_netns,
-    pytest.mark.once_per_change(
-        *("commprof/analysis/between_hosts.py", "commprof/analysis/host_links.py"),
-        *("commprof/analysis/interfaces.py", "commprof/capture/witnesses.py", "commprof/launch"),
-        *("commprof/commands/run.py", "tests/support/host_runs.py", "tests/support/netns.py"),
-    ),
+    pytest.mark.slow,
 ]
 
 STEPS = 20

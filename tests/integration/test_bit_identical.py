@@ -10,10 +10,7 @@ import pytest
 from tests.support.ddp_variants import SETTINGS, VARIANTS
 from tests.support.ranks import run_module
 
-pytestmark = pytest.mark.once_per_change(
-    *("csrc/core", "csrc/torch", "commprof/capture"),
-    *("tests/support/ddp_variants.py", "tests/support/ranks.py"),
-)
+pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize("world_size", [2, 3])

@@ -12,9 +12,7 @@ import pytest
 
 from tests.support.ranks import run_module
 
-pytestmark = pytest.mark.once_per_change(
-    "commprof/health", "commprof/analysis/health.py", "commprof/commands/check.py"
-)
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")

@@ -14,10 +14,7 @@ import pytest
 from commprof.commands import main
 from tests.support.ranks import free_port
 
-pytestmark = pytest.mark.once_per_change(
-    *("commprof/launch", "commprof/commands", "commprof/boot", "commprof/wrap.py"),
-    *("commprof/capture/job_directory.py", "commprof/trace/run_directory.py"),
-)
+pytestmark = pytest.mark.slow
 
 TRAIN = """\
 import torch

@@ -8,11 +8,7 @@ import pytest
 
 from tests.support.ranks import run_module
 
-pytestmark = pytest.mark.once_per_change(
-    *("csrc/core", "csrc/torch", "csrc/compress", "csrc/net"),
-    *("commprof/capture", "commprof/compressors", "tests/support/compressors_connections.py"),
-    "tests/support/compressors_checks.py",
-)
+pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,7 @@ import pytest
 from tests.support.compressors_victim import EXIT_CODE
 from tests.support.victims import finish, start
 
-pytestmark = pytest.mark.once_per_change(
-    *("csrc/core", "csrc/torch", "csrc/compress", "csrc/net", "csrc/kernels"),
-    *("commprof/capture", "commprof/compressors", "tests/support/compressors_victim.py"),
-)
+pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize("world_size", [2, 3])

@@ -8,11 +8,7 @@ import pytest
 
 from tests.support.ranks import run_module
 
-pytestmark = pytest.mark.once_per_change(
-    *("csrc/core", "csrc/torch", "csrc/compress", "csrc/net", "csrc/kernels"),
-    *("commprof/capture", "commprof/compressors", "tests/support/compressors_checks.py"),
-    "tests/support/compressors_gradients.py",
-)
+pytestmark = pytest.mark.slow
 
 _CHECKS = "tests.support.compressors_checks"
 

@@ -10,10 +10,7 @@ from tests.support.compressors_train import cases
 from tests.support.ddp_variants import SETTINGS
 from tests.support.ranks import run_module
 
-pytestmark = pytest.mark.once_per_change(
-    *("csrc/core", "csrc/torch", "csrc/compress", "csrc/net", "csrc/kernels"),
-    *("commprof/capture", "commprof/compressors", "tests/support/compressors_train.py"),
-)
+pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize("world_size", [2, 3])

@@ -19,16 +19,7 @@ from commprof.trace import schema
 from tests.support.coverage import CASES
 from tests.support.ranks import run_module
 
-pytestmark = pytest.mark.once_per_change(
-    *("csrc/core", "csrc/torch", "commprof/capture"),
-    *(
-        "commprof/analysis",
-        "commprof/trace",
-        "tests/support/coverage.py",
-        "tests/support/coverage_objects.py",
-        "tests/support/coverage_rank.py",
-    ),
-)
+pytestmark = pytest.mark.slow
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "coverage.md"
 

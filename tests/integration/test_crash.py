@@ -17,10 +17,7 @@ from commprof.trace.salvage import salvage
 from commprof.trace.schema import Kind
 from tests.support.victims import Ended, finish, rings_of, run_scenario, start_scenario
 
-pytestmark = pytest.mark.once_per_change(
-    *("csrc/core", "csrc/torch", "commprof/capture", "commprof/trace"),
-    *("tests/support/victims.py", "tests/support/scenarios.py"),
-)
+pytestmark = pytest.mark.slow
 
 native_only = pytest.mark.skipif(_native.native is None, reason="needs the C++ module")
 captures = pytest.mark.parametrize(

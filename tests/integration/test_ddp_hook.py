@@ -8,10 +8,7 @@ import pytest
 
 from tests.support.ranks import run_module
 
-pytestmark = pytest.mark.once_per_change(
-    *("csrc/core", "csrc/torch", "commprof/capture"),
-    *("tests/support/ddp_hooks.py", "tests/support/ranks.py"),
-)
+pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize("native", ["1", "0"])

@@ -19,11 +19,7 @@ from tests.support.device_runs import run_on_device
 from tests.support.device_script import MS, STEPS
 
 pytestmark = [
-    pytest.mark.once_per_change(
-        *("csrc/core", "csrc/torch", "commprof/capture", "commprof/analysis", "commprof/trace"),
-        *("tests/support/device_runs.py", "tests/support/device_script.py"),
-        "tests/support/fake_device",
-    ),
+    pytest.mark.slow,
     pytest.mark.skipif(_native.native is None, reason="needs the native module"),
 ]
 

@@ -12,10 +12,7 @@ import pytest
 from commprof.analysis.run import analyse_run
 from tests.support.shown import ROOT, blocks, run_shown
 
-pytestmark = pytest.mark.once_per_change(
-    *("commprof/capture", "commprof/integrations", "examples", "tests/support/shown.py"),
-    *("commprof/analysis", "commprof/trace", "csrc/core", "csrc/torch"),
-)
+pytestmark = pytest.mark.slow
 STEPS = 20
 
 

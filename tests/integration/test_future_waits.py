@@ -19,10 +19,7 @@ from tests.support.future_waits_rank import LATE_S, TIMEOUT_S, WAYS
 from tests.support.ranks import run_module
 
 pytestmark = [
-    pytest.mark.once_per_change(
-        *("csrc/core", "csrc/torch", "commprof/capture", "commprof/analysis", "commprof/trace"),
-        "tests/support/future_waits_rank.py",
-    ),
+    pytest.mark.slow,
     pytest.mark.skipif(_native.native is None, reason=_native.native_error or ""),
 ]
 

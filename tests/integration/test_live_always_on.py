@@ -15,10 +15,7 @@ from tests.support.commands import RUN, start
 from tests.support.prometheus import target, until
 
 pytestmark = [
-    pytest.mark.once_per_change(
-        *("commprof/live", "commprof/trace", "commprof/capture", "commprof/boot", "csrc/core"),
-        *("commprof/commands/run.py", "tests/support/commands.py", "tests/support/prometheus.py"),
-    ),
+    pytest.mark.slow,
     pytest.mark.skipif(_native.native is None, reason="needs the C++ module"),
 ]
 

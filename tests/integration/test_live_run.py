@@ -28,11 +28,7 @@ from tests.support.prometheus import DEPLOY, RULES, Prometheus, target, until
 from tests.support.ranks import free_port
 
 pytestmark = [
-    pytest.mark.once_per_change(
-        *("commprof/live", "commprof/trace", "commprof/analysis", "commprof/capture"),
-        *("commprof/boot", "commprof/commands/run.py", "commprof/launch", "csrc", "deploy"),
-        *("tests/support/commands.py", "tests/support/prometheus.py"),
-    ),
+    pytest.mark.slow,
     pytest.mark.measures,  # a rank is late by a known time
 ]
 

@@ -13,10 +13,7 @@ import pytest
 
 from tests.support.commands import RUN, call
 
-pytestmark = pytest.mark.once_per_change(
-    *("commprof/workloads", "commprof/launch", "commprof/analysis", "commprof/report"),
-    *("commprof/capture", "csrc/core", "csrc/torch"),
-)
+pytestmark = pytest.mark.slow
 #: Two epochs of four steps with equally many samples on all of 8 ranks.
 SMALL = "transformer:vocab=64,d_model=16,feedforward=16,layers=2,sequence=8,samples=64"
 STEPS = 8

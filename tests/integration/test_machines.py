@@ -10,10 +10,7 @@ import pytest
 from tests.support.commands import finish, start
 from tests.support.ranks import free_port
 
-pytestmark = pytest.mark.once_per_change(
-    *("commprof/launch", "commprof/commands/run.py", "commprof/commands/run_worlds.py"),
-    *("commprof/commands/run_arguments.py", "commprof/commands/subject.py"),
-)
+pytestmark = pytest.mark.slow
 
 
 def test_machine_0_reports_what_both_trained(tmp_path: Path) -> None:

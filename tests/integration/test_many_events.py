@@ -8,9 +8,7 @@ from commprof import _native
 from tests.support.many_events import many_events
 
 pytestmark = [
-    pytest.mark.once_per_change(
-        *("csrc/core", "commprof/capture", "commprof/trace", "tests/support/many_events.py")
-    ),
+    pytest.mark.slow,
     pytest.mark.skipif(_native.native is None, reason="needs the C++ module"),
 ]
 

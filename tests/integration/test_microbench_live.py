@@ -18,19 +18,7 @@ from commprof.commands import main
 from commprof.microbench.operations import OPERATIONS
 from tests.support.commands import call, finish, start
 
-pytestmark = pytest.mark.once_per_change(
-    "commprof/microbench",
-    "commprof/commands",
-    "commprof/analysis",
-    "commprof/report/sweep_table.py",
-    "commprof/launch",
-    "commprof/backend.py",
-    "commprof/compressors",
-    "csrc/compress",
-    "csrc/net",
-    "csrc/shm",
-    "csrc/torch",
-)
+pytestmark = pytest.mark.slow
 
 MICROBENCH = ("-m", "commprof.microbench")
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")

@@ -19,9 +19,7 @@ from tests.support.traces import MS, Rank
 
 pytestmark = [
     pytest.mark.skipif(missing() != "", reason=f"needs {missing()}"),
-    pytest.mark.once_per_change(
-        "commprof/analysis/timeline", "commprof/report/chrome_trace.py", "tests/support/perfetto.py"
-    ),
+    pytest.mark.slow,
 ]
 
 RANKS, STEPS, BUCKETS = 8, 10, 5

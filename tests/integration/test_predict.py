@@ -15,14 +15,7 @@ from commprof.predict.recorded import Recorded, read_recorded
 from commprof.trace.run_directory import world_directory
 from tests.support.ranks import run_here
 
-pytestmark = pytest.mark.once_per_change(
-    "commprof/predict",
-    "commprof/commands/fit.py",
-    "commprof/commands/predict.py",
-    "commprof/commands/chakra.py",
-    "commprof/report",
-    "commprof/capture/witnesses.py",
-)
+pytestmark = pytest.mark.slow
 
 #: In the order of backward.
 BACKWARD_MS, GRADIENT_MB = (20, 30, 40), (0.4, 0.8, 0.2)

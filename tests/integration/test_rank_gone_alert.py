@@ -15,10 +15,7 @@ from tests.support.programs import need_prometheus
 from tests.support.prometheus import RULES, Prometheus, target, until
 from tests.support.ranks import free_port
 
-pytestmark = pytest.mark.once_per_change(
-    *("commprof/live", "commprof/trace", "commprof/capture", "commprof/boot", "deploy/prometheus"),
-    *("tests/support/commands.py", "tests/support/prometheus.py"),
-)
+pytestmark = pytest.mark.slow
 
 #: HOW STOP: rank 1 stays, or ends in good order; the others stay until the file STOP is there.
 SCRIPT = """

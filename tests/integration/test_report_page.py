@@ -17,9 +17,7 @@ from tests.support.run_directories import HOSTILE, ranks_of, write_run, write_st
 from tests.unit.test_trial_page import REPORT
 from tests.unit.test_trial_table import sample
 
-pytestmark = pytest.mark.once_per_change(
-    "commprof/report", "commprof/analysis", "tests/support/browser.py"
-)
+pytestmark = pytest.mark.slow
 
 DESKTOP, PHONE = (1100, 800), (360, 740)
 #: Fewer bytes than this many blank pages' are no picture.

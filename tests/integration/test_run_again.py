@@ -14,11 +14,7 @@ from commprof.commands import main
 from commprof.trace.reader import read_trace
 from tests.support.commands import RUN, call
 
-pytestmark = pytest.mark.once_per_change(
-    *("commprof/launch", "commprof/commands/run.py", "commprof/commands/run_context.py"),
-    *("commprof/commands/config_file.py", "commprof/commands/price.py"),
-    *("commprof/commands/subject.py", "commprof/commands/run_arguments.py"),
-)
+pytestmark = pytest.mark.slow
 
 CONFIG = """\
 overhead-steps: 0

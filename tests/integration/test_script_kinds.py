@@ -20,10 +20,7 @@ from tests.support.commands import finish, start
 
 SCRIPTS = Path(__file__).parents[1] / "support" / "scripts"
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
-pytestmark = pytest.mark.once_per_change(
-    *("csrc/core", "csrc/torch", "commprof/capture", "commprof/boot", "commprof/launch"),
-    *("commprof/analysis", "commprof/trace", "commprof/wrap.py", "tests/support/scripts"),
-)
+pytestmark = pytest.mark.slow
 
 
 @dataclass(frozen=True)

@@ -11,18 +11,7 @@ import pytest
 
 from tests.support.ranks import free_port, run_module
 
-pytestmark = pytest.mark.once_per_change(
-    *(
-        "csrc/shm",
-        "csrc/torch",
-        "csrc/core",
-        "csrc/compress",
-        "csrc/net",
-        "csrc/kernels",
-        "commprof/backend.py",
-    ),
-    *("commprof/compressors", "tests/support/shm_rank.py", "tests/support/ranks.py"),
-)
+pytestmark = pytest.mark.slow
 MODULE = "tests.support.shm_rank"
 
 

@@ -24,10 +24,7 @@ from commprof.launch.elastic import launch_function, stop_fork_server
 from tests.support.shown import ROOT, Block, blocks
 from tests.support.shown_python import run_block
 
-pytestmark = pytest.mark.once_per_change(
-    *("README.md", "CONTRIBUTING.md", "docs", "commprof/commands", "tests/support/shown.py"),
-    *("tests/support/shown_python.py", "commprof/__init__.py", "commprof/boot"),
-)
+pytestmark = pytest.mark.slow
 
 TWO_HOSTS = "needs two hosts: tests/integration/test_machines.py"
 SETS_UP = "sets up an environment, as .ci/run does before these tests"

@@ -19,10 +19,7 @@ from commprof.trace.run_directory import read_world, world_directory
 from tests.support.commands import RUN, call
 
 pytestmark = [
-    pytest.mark.once_per_change(
-        *("commprof/workloads", "commprof/launch", "commprof/analysis", "commprof/trace"),
-        *("commprof/capture", "csrc/core", "csrc/torch", "commprof/report", "commprof/commands"),
-    ),
+    pytest.mark.slow,
     pytest.mark.skipif(_native.native is None, reason="Python capture sees DDP's buckets only"),
 ]
 

@@ -18,7 +18,7 @@ from tests.support.faults import SCRIPT, report_on
 from tests.support.ranks import free_port
 
 pytestmark = [
-    pytest.mark.once_per_change("csrc/core", "commprof/capture", "tests/support/clock_step.c"),
+    pytest.mark.slow,
     pytest.mark.skipif(_native.native is None, reason="needs the C++ module"),
     pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler"),
 ]

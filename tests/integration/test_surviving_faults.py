@@ -15,12 +15,7 @@ from tests.support.forks import Forks
 from tests.support.netns import Hosts
 
 pytestmark = [
-    pytest.mark.once_per_change(
-        *("csrc/core", "csrc/torch", "commprof/boot", "commprof/capture", "commprof/trace"),
-        *("commprof/analysis", "commprof/live", "commprof/watch"),
-        *("tests/support/faults.py", "tests/support/fault_list.py", "tests/support/limits.py"),
-        *("tests/support/watchers.py", "tests/support/scripts/faulty.py"),
-    ),
+    pytest.mark.slow,
     pytest.mark.skipif(_native.native is None, reason="needs the C++ module"),
 ]
 

@@ -11,12 +11,7 @@ from commprof import _native
 from tests.support import interrupts
 
 pytestmark = [
-    pytest.mark.once_per_change(
-        *("csrc/core", "commprof/boot", "commprof/capture", "commprof/launch", "commprof/trace"),
-        *("commprof/commands", "commprof/door.py", "tests/support/scripts/faulty.py"),
-        *("tests/support/interrupts.py", "tests/support/launched.py"),
-        "tests/support/processes.py",
-    ),
+    pytest.mark.slow,
     pytest.mark.skipif(_native.native is None, reason="needs the C++ module"),
 ]
 

@@ -23,11 +23,7 @@ from tests.support.launcher_faults import no_cgroup, out_of_memory
 from tests.support.processes import await_gone, gone
 
 pytestmark = [
-    pytest.mark.once_per_change(
-        *("csrc/core", "commprof/boot", "commprof/capture", "commprof/launch", "commprof/trace"),
-        *("commprof/commands", "tests/support/scripts/faulty.py", "tests/support/launched.py"),
-        *("tests/support/launcher_faults.py", "tests/support/processes.py"),
-    ),
+    pytest.mark.slow,
     pytest.mark.skipif(_native.native is None, reason="needs the C++ module"),
 ]
 

@@ -15,10 +15,7 @@ from commprof import _native
 from tests.support.commands import call
 
 pytestmark = [
-    pytest.mark.once_per_change(
-        *("csrc/core", "commprof/boot", "commprof/capture", "commprof/launch", "commprof/trace"),
-        *("commprof/analysis", "examples/checkpoint_resume.py"),
-    ),
+    pytest.mark.slow,
     pytest.mark.skipif(_native.native is None, reason="needs the C++ module"),
 ]
 

@@ -10,10 +10,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.once_per_change(
-    *("csrc/core", "csrc/torch", "commprof/boot", "commprof/capture"),
-    "tests/support/torch_ddp_runner.py",
-)
+pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
 TESTS = (

@@ -9,10 +9,7 @@ import pytest
 
 from tests.support.ranks import run_module
 
-pytestmark = pytest.mark.once_per_change(
-    *("commprof/switching", "commprof/trials", "commprof/capture", "commprof/compressors"),
-    *("csrc", "tests/support/trial_rank.py"),
-)
+pytestmark = pytest.mark.slow
 
 SHORT = "rounds=3,block=1,warmup=2"
 #: No step is taken back: every one of them is in the untouched run too.

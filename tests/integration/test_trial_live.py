@@ -16,11 +16,7 @@ from tests.support.netns import Hosts
 from tests.support.plain_script import plain_script
 from tests.support.ranks import run_on_hosts
 
-pytestmark = pytest.mark.once_per_change(
-    *("commprof/switching", "commprof/trials", "commprof/capture", "commprof/compressors"),
-    *("commprof/commands/run.py", "commprof/workloads", "commprof/report/trial_table.py", "csrc"),
-    *("tests/support/ranks.py", "tests/support/netns.py"),
-)
+pytestmark = pytest.mark.slow
 
 #: 8 MB of gradients take 64 ms on a link of 1 Gbit/s; the first half is there after 4 ms of 8.
 HEAVY = "timed:layers=2,data_ms=1,forward_ms=1,backward_ms=4,gradient_mb=4,bucket_cap_mb=1"

@@ -21,11 +21,7 @@ from tests.support.hangs import STEPS, THRESHOLD_S, outcome, stop_a_rank, undist
 
 pytestmark = [
     pytest.mark.skipif(_native.native is None, reason="needs the C++ module"),
-    pytest.mark.once_per_change(
-        *("commprof/watch", "commprof/live", "commprof/trace", "commprof/boot", "csrc/core"),
-        *("commprof/analysis/hangs.py", "commprof/analysis/mismatches.py"),
-        *("tests/support/hangs.py", "commprof/launch/worker.py"),
-    ),
+    pytest.mark.slow,
 ]
 needs_py_spy = pytest.mark.skipif(
     find_py_spy() is None, reason="needs py-spy: pip install 'commprof[pyspy]'"

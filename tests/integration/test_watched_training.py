@@ -16,10 +16,7 @@ from tests.support.commands import RUN, call
 
 pytestmark = [
     pytest.mark.skipif(_native.native is None, reason="needs the C++ module"),
-    pytest.mark.once_per_change(
-        *("commprof/watch", "commprof/live", "commprof/trace", "commprof/boot", "csrc/core"),
-        *("commprof/capture", "commprof/analysis", "commprof/launch"),
-    ),
+    pytest.mark.slow,
 ]
 
 CHANGED, SLOWER, MORE_MS = 20, 80, 30
