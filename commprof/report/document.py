@@ -36,10 +36,10 @@ from commprof.trials.result import TrialResult
 _MOST_ROWS = 24
 
 _TIMELINE = """\
-The collectives of each rank in Horovod's words. negotiate: from this rank's issue until the last
-rank's issue; queue: then, until gloo runs it here; wait: then, until it runs on the last rank;
-wire: from there to completion. The table of the collectives cuts the same time differently: there,
-queue is all until the start here."""
+The time of each collective on each rank. early: from this rank's issue until the last rank's
+issue; queue: then, until gloo runs it here; wait: then, until it runs on the last rank; wire: from
+there to completion. The table of the collectives cuts the same time differently: there, queue is
+all of the time until the start here."""
 
 
 @dataclass(frozen=True)

@@ -121,13 +121,13 @@ def test_the_timeline_answers_the_pointer(page: Page) -> None:
     left, top, width, _ = in_sight(page, "canvas")
     before = shown_axis(page)
     for step in range(40):  # over the first rank's collectives
-        page.move(left + 64 + (width - 64) * step / 40, top + 22 + 12 + 6 + 6)
+        page.move(left + 64 + (width - 64) * step / 40, top + 22 + 13 + 14 + 6 + 6)
         if "all_reduce" in text_of(page, "#tooltip"):
             break
     tip = text_of(page, "#tooltip")
     assert "bucket 0: all_reduce 4 MB on rank 0" in tip
-    assert "negotiate" in tip
-    page.click(left + 64 + (width - 64) * step / 40, top + 22 + 12 + 6 + 6)
+    assert "early " in tip
+    page.click(left + 64 + (width - 64) * step / 40, top + 22 + 13 + 14 + 6 + 6)
     assert page.value("document.querySelectorAll('#timeline-chosen tbody tr').length") == 4
     page.drag(left + 600, top + 40, left + 400)
     moved = shown_axis(page)
@@ -187,6 +187,54 @@ def test_a_step_leads_to_the_timeline(page: Page) -> None:
     page.click(left + width * 0.9, top + height / 2)
     assert shown_axis(page) != before
     assert page.value("document.activeElement.tagName") == "CANVAS"
+
+
+def distinct(page: Page, selector: str) -> list[str]:
+    texts = page.value(f"[...document.querySelectorAll({selector!r})].map((e) => e.textContent)")
+    assert len(set(texts)) == len(texts) > 1, texts
+    return list(texts)
+
+
+def test_no_two_ticks_read_the_same(page: Page) -> None:
+    distinct(page, "#scaling-picture .tick[text-anchor=end]")
+    distinct(page, "#steps-picture .tick[y][x='48']")
+
+
+def test_ideal_scaling_is_a_straight_line(page: Page) -> None:
+    path = page.value("document.querySelector('.line.ideal').getAttribute('d')")
+    points = [tuple(map(float, pair.split())) for pair in re.split("[ML]", path)[1:]]
+    assert len(points) >= 4
+    (x0, y0), (x1, y1) = points[0], points[-1]
+    for x, y in points:
+        assert y == pytest.approx(y0 + (x - x0) * (y1 - y0) / (x1 - x0), abs=0.01)
+
+
+def test_segments_and_bars_are_named_in_words(page: Page) -> None:
+    shown = "[...document.querySelectorAll('#step-picture .name')].filter((e) => e.offsetWidth)"
+    assert {"forward", "backward", "wire"} <= set(page.value(f"{shown}.map((e) => e.textContent)"))
+
+
+def test_print_keeps_colours_and_cuts_nothing(page: Page) -> None:
+    page.theme("dark")
+    page.size(680, 900)  # the width of A4 less its margins
+    page.medium("print")
+    try:
+        for box in (".scroll", ".bars", ".canvas-box"):
+            cut = (
+                f"[...document.querySelectorAll({box!r})].filter((e) => "
+                "e.scrollWidth > e.clientWidth + 1 || getComputedStyle(e).overflowY !== 'visible')"
+                ".length"
+            )
+            assert page.value(cut) == 0, box
+        style = "getComputedStyle(document.querySelector('.segment.wire'))"
+        assert page.value(f"{style}.printColorAdjust") == "exact"
+        assert page.value("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+        assert page.value("document.documentElement.scrollWidth") <= 680
+        assert canvas_colours(page) > 6
+    finally:
+        page.medium("")
+        page.size(*DESKTOP)
+        page.theme("light")
 
 
 def focus(page: Page, selector: str) -> None:

@@ -77,6 +77,10 @@ class Page:
             "Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": name}]
         )
 
+    def medium(self, name: str) -> None:
+        """print, or "" for the screen."""
+        self._call("Emulation.setEmulatedMedia", media=name)
+
     def press(self, key: str, code: int = 0) -> None:
         """A key, with its virtual key code where it is no letter."""
         typed = "\r" if key == "Enter" else key

@@ -273,3 +273,24 @@ def test_a_run_without_figures_has_a_page(tmp_path: Path) -> None:
     text = page.render(report)
     assert "rank 1 failed" in text
     assert "rank 1 failed" in markdown.render(report)
+
+
+def luminance(colour: str) -> float:
+    """WCAG 2.2, relative luminance."""
+    parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [x / 12.92 if x <= 0.04045 else ((x + 0.055) / 1.055) ** 2.4 for x in parts]
+    return float(np.dot((0.2126, 0.7152, 0.0722), linear))
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_every_colour_can_be_told_from_the_page_and_carries_text(theme: str) -> None:
+    def colours(style: str) -> dict[str, str]:
+        roots = re.findall(
+            r":root \{(.*?)\}", (Path(page.__file__).parent / style).read_text(), re.DOTALL
+        )
+        return dict(re.findall(r"--(\w+): (#\w{6})", roots[theme == "dark"]))
+
+    background = luminance(colours("page.css")["background"])
+    for name, colour in colours("charts.css").items():
+        darker, lighter = sorted((luminance(colour), background))
+        assert (lighter + 0.05) / (darker + 0.05) >= 4.5, name

@@ -48,7 +48,14 @@ function colour(name) {
   return getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 }
 
-/** Calls back at once, and whenever the element has another width or the theme changes. */
+/** Text of milliseconds on an axis whose ticks are `step` apart: one unit, and as many digits as tell ticks apart. */
+function tickTexts(step, highest) {
+  const [unit, name] = highest >= 1000 ? [1000, "s"] : highest >= 1 ? [1, "ms"] : [0.001, "µs"];
+  const places = Math.max(0, Math.ceil(-Math.log10(step / unit) - 1e-9));
+  return (ms) => `${(ms / unit).toFixed(Math.min(places, 9))} ${name}`;
+}
+
+/** Calls back at once, and whenever the element's width, the theme or the medium changes. */
 function redrawn(container, draw) {
   let width = -1;
   const whenWider = () => {
@@ -58,7 +65,8 @@ function redrawn(container, draw) {
     }
   };
   new ResizeObserver(whenWider).observe(container);
-  const scheme = matchMedia("(prefers-color-scheme: dark)");
-  scheme.addEventListener("change", () => draw(container.clientWidth));
+  for (const query of ["(prefers-color-scheme: dark)", "print"]) {
+    matchMedia(query).addEventListener("change", () => draw(container.clientWidth));
+  }
   whenWider();
 }

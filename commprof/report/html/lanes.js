@@ -3,6 +3,7 @@
 const MOST_LANES = 8;
 /** Parts of a collective's time in flight, in their order. */
 const FLIGHT_PARTS = ["negotiate", "queue", "wait", "wire"];
+const FLIGHT_WORDS = { negotiate: "early", queue: "queue", wait: "wait", wire: "wire" };
 
 /** Undoes differences. */
 function summed(differences) {
@@ -75,11 +76,16 @@ function kindText(timeline, flight) {
   return flight.bucket < 0 ? call : `bucket ${flight.bucket}: ${call}`;
 }
 
+/** What fits into a box: its bucket, else its operation. */
+function shortText(timeline, flight) {
+  return flight.bucket < 0 ? timeline.kinds[flight.kind][0] : `bucket ${flight.bucket}`;
+}
+
 /** What a reader wants of one collective on one rank. */
 function flightLines(timeline, rank, flight) {
   const group = timeline.kinds[flight.kind][1];
   const parts = flight.parts
-    ? FLIGHT_PARTS.map((name, i) => `${name} ${time(flight.parts[i] / 1000)}`)
+    ? FLIGHT_PARTS.map((name, i) => `${FLIGHT_WORDS[name]} ${time(flight.parts[i] / 1000)}`)
     : ["parts not known"];
   return [
     `${kindText(timeline, flight)} on rank ${rank}`,

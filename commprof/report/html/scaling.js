@@ -1,4 +1,5 @@
 // Throughput over world sizes: measured, ideal, and predicted where there is a prediction.
+// Both axes are logarithmic, so that ideal scaling is a straight line.
 
 const MARGIN = { left: 56, right: 16, top: 24, bottom: 36 };
 
@@ -30,7 +31,7 @@ function scalingChart(known, width) {
     role: "img",
     "aria-label": `samples per second. ${text.join("; ")}`,
   });
-  for (const value of ticks(axes.top, 5)) {
+  for (const value of logTicks(axes.low, axes.top)) {
     chart.append(
       shape("line", { class: "grid", x1: x(base.ranks), x2: x(last), y1: y(value), y2: y(value) }),
       shape("text", { class: "tick", x: MARGIN.left - 8, y: y(value) + 4, "text-anchor": "end" },
@@ -62,12 +63,17 @@ function scalingAxes(known, width) {
   const sizes = [...new Set([...known, ...predicted].map((each) => each.ranks))].sort((a, b) => a - b);
   const [first, last] = [sizes[0], sizes[sizes.length - 1]];
   const ideal = (ranks) => (base.samples_per_s * ranks) / base.ranks;
-  const highest = [ideal(last), ...known.map((each) => each.samples_per_s), ...predicted.map((each) => each.high)];
-  const top = 1.05 * Math.max(...highest);
+  const shown = [
+    ideal(last), ...known.map((each) => each.samples_per_s), ...predicted.flatMap((each) => [each.low, each.high]),
+    ...known.flatMap((each) => each.samples_per_s_range),
+  ].filter((value) => value > 0);
+  const [low, top] = [Math.min(...shown) / 1.15, 1.15 * Math.max(...shown)];
   const x = (ranks) =>
     MARGIN.left + (Math.log2(ranks / first) / Math.log2(last / first)) * (width - MARGIN.left - MARGIN.right);
-  const y = (value) => height - MARGIN.bottom - (value / top) * (height - MARGIN.top - MARGIN.bottom);
-  return { x, y, height, base, last, ideal, top, sizes };
+  const y = (value) =>
+    height - MARGIN.bottom -
+    (Math.log(Math.max(value, low) / low) / Math.log(top / low)) * (height - MARGIN.top - MARGIN.bottom);
+  return { x, y, height, base, last, ideal, low, top, sizes };
 }
 
 function pathOf(points) {
@@ -88,7 +94,7 @@ function measuredPoint(each, kind, { x, y, ideal }) {
     class: `point ${kind}`, cx: at, cy: y(each.samples_per_s), r: 5, tabindex: 0,
   });
   const [low, high] = each.samples_per_s_range;
-  const whisker = low === null ? [] : [shape("line", { class: `line ${kind}`, x1: at, x2: at, y1: y(low), y2: y(high) })];
+  const whisker = low === null ? [] : [shape("line", { class: `line whisker ${kind}`, x1: at, x2: at, y1: y(low), y2: y(high) })];
   const range = low === null ? "" : `, ${digits(low)} to ${digits(high)} by its steps`;
   explain(point, () => [
     worldText(each),
@@ -123,6 +129,16 @@ function tickStep(top, count) {
   const rough = top / count;
   const power = 10 ** Math.floor(Math.log10(rough));
   return [1, 2, 5].map((factor) => factor * power).find((each) => each >= rough) ?? 10 * power;
+}
+
+/** Round values for a logarithmic axis: 1, 2 and 5 of each decade, or a linear step's where these are fewer than 3. */
+function logTicks(low, top) {
+  const values = [];
+  for (let power = 10 ** Math.floor(Math.log10(low)); power <= top; power *= 10) {
+    values.push(...[1, 2, 5].map((factor) => factor * power));
+  }
+  const inside = (all) => all.filter((value) => value >= low && value <= top);
+  return inside(values).length < 3 ? inside(ticks(top, 8)) : inside(values);
 }
 
 /** Round values from 0 up to `top`. */

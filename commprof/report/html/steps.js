@@ -22,10 +22,11 @@ function stepChart(figure, width) {
     viewBox: `0 0 ${width} ${height}`, height, tabindex: 0, role: "application",
     "aria-label": `Step times. ${about}. Arrow keys choose a step, Enter shows it below.`,
   });
+  const tickText = tickTexts(tickStep(top, 3), top);
   for (const value of ticks(top, 3)) {
     chart.append(
       shape("line", { class: "grid", x1: MARGIN.left, x2: width - MARGIN.right, y1: y(value), y2: y(value) }),
-      shape("text", { class: "tick", x: MARGIN.left - 8, y: y(value) + 4, "text-anchor": "end" }, time(value)),
+      shape("text", { class: "tick", x: MARGIN.left - 8, y: y(value) + 4, "text-anchor": "end" }, tickText(value)),
     );
   }
   const breadth = Math.max(1, Math.min(24, (inner / step.length) * 0.8));

@@ -36,8 +36,9 @@ function drawTimeline() {
 
 const PHASE_LEGEND = ["data", "forward", "backward", "optimizer", "other"].map((name) => [name, name]);
 const FLIGHT_LEGEND = [
-  ["waiting", "training thread waits"], ["negotiate", "negotiate"], ["queue", "queue"],
-  ["wait", "wait"], ["wire", "wire"], ["unsplit", "not split"],
+  ["waiting", "training thread waits"], ["negotiate", "early: waiting for the last rank"],
+  ["queue", "queue: until it runs here"], ["wait", "wait: until it runs on the last rank"], ["wire", "wire"],
+  ["unsplit", "not split"],
 ];
 const KEYS =
   "Drag to move; Ctrl and wheel to zoom; click a collective to see it on all ranks. With the " +
@@ -113,7 +114,7 @@ function chosenTable(timeline, flight) {
     const cells = times.map((us) => element("td", {}, time(us === null ? null : us / 1000)));
     return element("tr", {}, element("th", { scope: "row" }, `rank ${rank}`), ...cells);
   });
-  const heads = ["", "issued after the first", ...FLIGHT_PARTS, "in flight"];
+  const heads = ["", "issued after the first", ...FLIGHT_PARTS.map((name) => FLIGHT_WORDS[name]), "in flight"];
   return element(
     "div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "The chosen collective" },
     element(

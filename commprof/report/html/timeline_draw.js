@@ -21,13 +21,14 @@ function drawTimelineOn(canvas, view) {
 
 function drawAxis(pen, view, theme) {
   const every = tickStep((view.to - view.from) / 1000, Math.max(2, view.width / 120)) * 1000;
+  const tickText = tickTexts(every / 1000, view.to / 1000);
   pen.textBaseline = "middle";
   for (let at = Math.ceil(view.from / every) * every; at <= view.to; at += every) {
     const x = xOf(view, at);
     pen.fillStyle = theme.grid;
     pen.fillRect(x, AXIS - 4, 1, view.height - AXIS);
     pen.fillStyle = theme.faint;
-    pen.fillText(time(at / 1000), Math.min(x + 3, view.width - 48), 9);
+    pen.fillText(tickText(at / 1000), Math.min(x + 3, view.width - 64), 9);
   }
 }
 
@@ -40,6 +41,7 @@ function drawRow(pen, view, row, theme) {
   for (const phase of rank.phases) {
     const name = view.timeline.phases[phase.code] ?? "other";
     box(pen, view, phase, top, PHASE_HEIGHT - 1, theme[name] ?? theme.other);
+    label(pen, view, phase, top, PHASE_HEIGHT, name, theme);
   }
   for (const span of rank.waiting) {
     box(pen, view, span, top + PHASE_HEIGHT, WAITING_HEIGHT - 1, theme.waiting);
@@ -47,9 +49,15 @@ function drawRow(pen, view, row, theme) {
   for (const flight of rank.flights) {
     drawFlight(pen, view, row, flight, theme);
   }
-  for (const step of rank.steps) {
-    box(pen, view, { begin: step.begin, end: step.begin }, top, row.bottom - top - 4, theme.faint);
-  }
+  pen.restore();
+  pen.save();
+  pen.beginPath();
+  pen.rect(GUTTER, top - STEP_HEIGHT, view.width - GUTTER, row.bottom - top + STEP_HEIGHT);
+  pen.clip();
+  rank.steps.forEach((step, i) => {
+    box(pen, view, { begin: step.begin, end: step.begin }, top - STEP_HEIGHT, row.bottom - top - 4, theme.faint);
+    label(pen, view, step, top - STEP_HEIGHT, STEP_HEIGHT, `step ${view.timeline.steps[i]}`, theme, theme.faint);
+  });
   pen.restore();
   pen.fillStyle = theme.text;
   pen.fillText(`rank ${rank.rank}`, 2, top + PHASE_HEIGHT);
@@ -69,12 +77,27 @@ function drawFlight(pen, view, row, flight, theme) {
       begin += length;
     });
   }
+  label(pen, view, flight, y, LANE_HEIGHT - 1, shortText(view.timeline, flight), theme);
   if (view.chosen && view.chosen.collective === flight.collective) {
     const x = xOf(view, flight.begin);
     pen.strokeStyle = theme.focus;
     pen.lineWidth = 2;
     pen.strokeRect(x - 1, y - 1, Math.max(3, xOf(view, flight.end) - x + 2), LANE_HEIGHT);
   }
+}
+
+/** Text at the begin of what shows of a span, where it has room for it. */
+function label(pen, view, span, y, height, text, theme, fill = theme.background) {
+  const x = xOf(view, Math.max(span.begin, view.from));
+  const room = xOf(view, Math.min(span.end, view.to)) - x - 4;
+  if (room < 12) return;
+  pen.save();
+  pen.font = `${height - 3}px system-ui, sans-serif`;
+  if (pen.measureText(text).width <= room) {
+    pen.fillStyle = fill;
+    pen.fillText(text, x + 3, y + height / 2);
+  }
+  pen.restore();
 }
 
 /** A span as a box, never narrower than can be seen. */

@@ -43,11 +43,14 @@ function hover(state, found, event) {
   if (!found) return hideTooltip();
   const lines = found.flight
     ? flightLines(state.view.timeline, found.rank.rank, found.flight)
-    : phaseLines(state.view.timeline, found);
+    : spanLines(state.view.timeline, found);
   showTooltip(lines, event.clientX, event.clientY);
 }
 
-function phaseLines(timeline, { rank, phase }) {
+function spanLines(timeline, { rank, phase, waiting }) {
+  if (waiting) {
+    return [`the training thread waits on rank ${rank.rank}`, time((waiting.end - waiting.begin) / 1000)];
+  }
   const name = timeline.phases[phase.code] ?? "other";
   return [`${name} on rank ${rank.rank}`, `${time((phase.end - phase.begin) / 1000)}, waiting included`];
 }

@@ -2,7 +2,8 @@
 
 const GUTTER = 64;
 const AXIS = 22;
-const PHASE_HEIGHT = 12;
+const STEP_HEIGHT = 13;
+const PHASE_HEIGHT = 14;
 const WAITING_HEIGHT = 6;
 const LANE_HEIGHT = 14;
 const ROW_GAP = 10;
@@ -11,8 +12,8 @@ const SHORTEST = 20; // µs: no use in zooming in further
 function makeView(timeline) {
   let y = AXIS;
   const rows = timeline.ranks.map((rank) => {
-    const top = y;
-    y += PHASE_HEIGHT + WAITING_HEIGHT + rank.lanes * LANE_HEIGHT + ROW_GAP;
+    const top = y + STEP_HEIGHT;
+    y += STEP_HEIGHT + PHASE_HEIGHT + WAITING_HEIGHT + rank.lanes * LANE_HEIGHT + ROW_GAP;
     return { rank, top, bottom: y };
   });
   return { timeline, rows, height: y, width: 0, from: 0, to: timeline.length, chosen: null };
@@ -67,7 +68,7 @@ function bringInto(view, flight) {
   }
 }
 
-/** {rank, flight}, {rank, phase} or null. */
+/** {rank, flight}, {rank, phase}, {rank, waiting} or null. */
 function hit(view, x, y) {
   const row = view.rows.find((each) => y >= each.top && y < each.bottom);
   if (!row || x < GUTTER) return null;
@@ -78,6 +79,10 @@ function hit(view, x, y) {
   if (below < PHASE_HEIGHT) {
     const phase = row.rank.phases.find(covers);
     return phase ? { rank: row.rank, phase } : null;
+  }
+  if (below < PHASE_HEIGHT + WAITING_HEIGHT) {
+    const waiting = row.rank.waiting.find(covers);
+    return waiting ? { rank: row.rank, waiting } : null;
   }
   const lane = Math.floor((below - PHASE_HEIGHT - WAITING_HEIGHT) / LANE_HEIGHT);
   const flight = row.rank.flights.find((each) => each.lane === lane && covers(each));
