@@ -12,8 +12,13 @@ LOOPBACK = "lo"
 
 
 def witnesses(trace: Trace) -> Mapping[str, Any]:
-    """Of this trace; not of an earlier one of the same process, whose metadata lives on."""
-    found = trace.metadata.get("witnesses")
+    """Returns what the kernel and DDP counted while this trace was written."""
+    return own_metadata(trace, "witnesses")
+
+
+def own_metadata(trace: Trace, key: str) -> Mapping[str, Any]:
+    """Returns what this capture noted; an earlier one's notes live on in the same process."""
+    found = trace.metadata.get(key)
     if not isinstance(found, dict):
         return {}
     begin_ns = found.get("begin_monotonic_ns")

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from commprof.analysis.breakdown import Breakdown, mean_of_known
+from commprof.analysis.device_telemetry import DeviceTelemetry, device_telemetry
 from commprof.analysis.samples import samples_read
 from commprof.trace.run_directory import WorldRun
 from commprof.units import ns_to_ms, ns_to_s
@@ -58,6 +59,8 @@ class RankSummary:
     peak_rss_bytes: float = math.nan
     #: Most that torch's allocator handed out on a GPU; NaN on a CPU, or if not measured.
     device_peak_bytes: float = math.nan
+    #: What the driver said of the rank's GPU; None where it was not asked.
+    device: DeviceTelemetry | None = None
 
     @property
     def training_bytes(self) -> float:
@@ -89,6 +92,7 @@ def rank_summary(run: WorldRun, rank: int, part: Breakdown) -> RankSummary:
         before_rss_bytes=_bytes(result, "before_bytes"),
         peak_rss_bytes=_bytes(result, "peak_bytes"),
         device_peak_bytes=_bytes(result, "device_peak_bytes"),
+        device=device_telemetry(run.traces[rank]),
     )
 
 

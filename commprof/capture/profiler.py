@@ -17,6 +17,7 @@ from commprof.capture.auto_phases import AutoPhases
 from commprof.capture.backends import gloo_threads
 from commprof.capture.clock import ClockLink, mode
 from commprof.capture.coalescing import Coalescing
+from commprof.capture.device_telemetry import DeviceTelemetry
 from commprof.capture.ending import error_line, unhandled
 from commprof.capture.future_waits import FutureWaits
 from commprof.capture.gradient_norms import GradientNorms
@@ -75,6 +76,7 @@ class Profiler:
         self._gloo_threads: dict[str, int] = {}
         self._witnesses = Witnesses()
         self._gradient_norms = GradientNorms()
+        self._telemetry = DeviceTelemetry()
         self._seen = OwnTrace()
         self._step = 0
         self._path: Path | None = None
@@ -140,6 +142,7 @@ class Profiler:
         for waits in self._waits:
             waits.install()
         self._witnesses.start()
+        self._telemetry.start(self._recorder)
         self._auto_phases.install()
         self._gradient_norms.install(path.with_suffix(".gradients"))
         self._step = 0
@@ -179,6 +182,7 @@ class Profiler:
         self._note_gloo_threads()
         self._note_ending(error)
         self._witnesses.stop(self._recorder)
+        self._telemetry.stop()
         self._clock.stop()
         time.sleep(_LATE_COMPLETIONS_S)
         self._recorder.stop()
@@ -213,6 +217,8 @@ class Profiler:
             self._clock.look()
         if self._arrivals.pending:
             self._arrivals.look()
+        if self._telemetry.pending:
+            self._telemetry.look()
         self._auto_phases.look()
         for listener in self._listeners:
             listener.step_ended(self._step - 1)

@@ -183,6 +183,7 @@ def _rank(rank: RankSummary) -> dict[str, Any]:
         "before_rss_bytes": rank.before_rss_bytes,
         "peak_rss_bytes": rank.peak_rss_bytes,
         "device_peak_bytes": rank.device_peak_bytes,
+        "device": rank.device and dataclasses.asdict(rank.device),
     }
 
 

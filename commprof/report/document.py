@@ -14,6 +14,7 @@ from commprof.report import (
     collectives_table,
     compression_table,
     cost_table,
+    devices_table,
     host_links_table,
     incidents_table,
     memory_table,
@@ -190,6 +191,9 @@ def _of_all_worlds(report: FullReport) -> Iterator[Section]:
     if memory is not None:
         grids = (("Memory in MB, by ranks", memory),)
         yield Section("memory", "Memory", grids=grids, legend=memory_table.LEGEND)
+    if (devices := devices_table.grid(result.worlds)) is not None:
+        grids = (("GPU of each rank, largest world size", devices),)
+        yield Section("devices", "GPUs", grids=grids, legend=devices_table.LEGEND)
     yield from pictures()
     waiting = [
         (f"{detail.world_size} ranks", grid)

@@ -11,6 +11,7 @@ from commprof.analysis.scaling import RunResult
 from commprof.analysis.verdict import Verdict
 from commprof.report import (
     compression_table,
+    devices_table,
     host_links_table,
     incidents_table,
     memory_table,
@@ -76,6 +77,8 @@ def _tables(result: RunResult, width: int | None) -> Iterator[tuple[str, str]]:
         yield links, host_links_table.LEGEND
     if memory := memory_table.memory_section(result.worlds, width):
         yield memory, memory_table.LEGEND
+    if (devices := devices_table.grid(result.worlds)) is not None:
+        yield _table(*devices, width=width), devices_table.LEGEND
     if last.collectives:
         yield collectives_section(last, tables=width), LEGEND
     if last.compression:

@@ -55,6 +55,7 @@ MORE_METADATA: Final[dict[str, Shape]] = {
     "hooks": list,
     "witnesses": dict,
     "gloo_threads": dict,
+    "device_telemetry": dict,
     "trial": {"plan": str, "first_step": int, "begin_monotonic_ns": int, "left_out": dict},
     "trial_losses": dict,
     "ending": {"error": str},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from typing import Any
 
@@ -9,15 +10,25 @@ import numpy as np
 
 from commprof.analysis.attempts import Attempt
 from commprof.analysis.cost import Price, cost
+from commprof.analysis.device_telemetry import DeviceTelemetry
 from commprof.analysis.figure_checks import CrossCheck
 from commprof.analysis.host_links import HostLinks
 from commprof.analysis.losses import LossAgreement
 from commprof.analysis.stragglers import LateRank
 from commprof.analysis.time_in_flight import TimeInFlight
 from commprof.analysis.verdict import verdict
+from commprof.analysis.world import WorldResult
 from commprof.report.as_json import render
 from tests.support.details import detail
 from tests.support.results import collective, compression, incidents, run_result, summary, world
+
+
+def with_devices(result: WorldResult) -> WorldResult:
+    """The same, with what a driver said of each rank's GPU."""
+    limited = {"power": 0.25, "temperature": 0.0, "hardware": 0.0}
+    device = DeviceTelemetry(20, 97.0, 1800.0, 1200.0, 350.0, 40e9, limited)
+    ranks = tuple(dataclasses.replace(rank, device=device) for rank in result.ranks)
+    return dataclasses.replace(result, ranks=ranks)
 
 
 def full_run() -> dict[str, Any]:
@@ -40,8 +51,8 @@ def full_run() -> dict[str, Any]:
         ),
     }
     worlds = (
-        world(1, missing_ranks=(0,), problems=("a",), **same),
-        world(2, missing_ranks=(1,), problems=("b",), **same),
+        with_devices(world(1, missing_ranks=(0,), problems=("a",), **same)),
+        with_devices(world(2, missing_ranks=(1,), problems=("b",), **same)),
     )
     # As dear as each other.
     details = [detail(n, step=100 + np.arange(20), epoch_samples=5000) for n in (1, 2)]

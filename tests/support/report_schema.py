@@ -156,6 +156,15 @@ SCHEMA: dict[str, Any] = {
                     "before_rss_bytes": float,
                     "peak_rss_bytes": float,
                     "device_peak_bytes": (float, type(None)),
+                    "device": {
+                        "samples": int,
+                        "utilisation_percent": float,
+                        "sm_clock_mhz": float,
+                        "least_sm_clock_mhz": float,
+                        "power_w": float,
+                        "memory_used_bytes": float,
+                        "limited": {"power": float, "temperature": float, "hardware": float},
+                    },
                 }
             ],
         }

@@ -1,0 +1,168 @@
+"""Utilisation, clock, power and throttling of this rank's GPU, read from NVML once a second.
+
+A thread of its own asks the driver through nvidia-ml-py (the module ``pynvml``), where that is
+installed; the training thread only says which GPU is its own, at the end of a step. What was read
+stands in the trace every half minute and when capture stops. A question that the driver does not
+answer leaves its figure out; a failure of NVML ends the reading, and training goes on.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from commprof.capture.recorder import Recorder
+
+_PERIOD_S = 1.0
+#: Samples between two notes in the trace.
+_NOTE_EVERY = 30
+#: NVML's nvmlClocksEventReason bits that mean a slower clock than the load asks for.
+LIMITS = {
+    "power": 0x4 | 0x80,  # SwPowerCap, HwPowerBrakeSlowdown
+    "temperature": 0x20 | 0x40,  # SwThermalSlowdown, HwThermalSlowdown
+    "hardware": 0x8,  # HwSlowdown
+}
+
+
+class DeviceTelemetry:
+    """Samples one GPU from the first step that has used CUDA until ``stop``."""
+
+    def __init__(self) -> None:
+        self.pending = False
+        self._done = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._recorder: Recorder | None = None
+
+    def start(self, recorder: Recorder) -> None:
+        """Waits for the job to use a GPU; does nothing where nvidia-ml-py is not installed."""
+        self._recorder = recorder
+        self._done.clear()
+        self.pending = torch.version.cuda is not None and _nvml() is not None
+
+    def look(self) -> None:
+        """At the end of a step, in the training thread: begins once CUDA is in use."""
+        if not torch.cuda.is_initialized():
+            return
+        self.pending = False
+        uuid = getattr(torch.cuda.get_device_properties(torch.cuda.current_device()), "uuid", None)
+        if uuid is None:
+            return
+        name = str(uuid)
+        self._thread = threading.Thread(
+            target=self._sample,
+            args=(name if "-" in name[:5] else f"GPU-{name}",),
+            name="commprof-nvml",
+            daemon=True,
+        )
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ends the reading; what was read is in the trace afterwards."""
+        self.pending = False
+        self._done.set()
+        if self._thread is not None:
+            self._thread.join(timeout=2 * _PERIOD_S)  # a driver that hangs must not hold training
+            self._thread = None
+
+    def _sample(self, uuid: str) -> None:
+        nvml = _nvml()
+        assert nvml is not None
+        assert self._recorder is not None
+        try:
+            nvml.nvmlInit()
+            device = nvml.nvmlDeviceGetHandleByUUID(uuid)
+        except nvml.NVMLError:
+            return
+        samples = Samples(uuid, _questions(nvml, device))
+        begin = {"begin_monotonic_ns": time.monotonic_ns()}
+        ended = False
+        while not ended:
+            samples.ask(nvml.NVMLError)
+            ended = self._done.wait(_PERIOD_S)
+            if ended or samples.count % _NOTE_EVERY == 0:
+                self._recorder.add_metadata(
+                    json.dumps({"device_telemetry": {**begin, **samples.summary()}})
+                )
+
+
+class Samples:
+    """Sums of what was read so far, of bounded size."""
+
+    def __init__(self, uuid: str, questions: dict[str, Callable[[], float]]) -> None:
+        """``questions``: by figure, what reads it."""
+        self.count = 0
+        self._uuid = uuid
+        self._questions = questions
+        self._figures: dict[str, dict[str, float]] = {}
+        self._limited = dict.fromkeys(LIMITS, 0)
+        self._limits_read = 0
+
+    def ask(self, unsupported: type[Exception]) -> None:
+        """Reads everything once; a question that raises ``unsupported`` is not asked again."""
+        self.count += 1
+        for name, question in tuple(self._questions.items()):
+            try:
+                value = question()
+            except unsupported:
+                del self._questions[name]
+                continue
+            if name == "limits":
+                self._limits_read += 1
+                for limit, bits in LIMITS.items():
+                    self._limited[limit] += bool(int(value) & bits)
+            else:
+                figure = self._figures.setdefault(
+                    name, {"count": 0, "sum": 0.0, "least": value, "most": value}
+                )
+                figure["count"] += 1
+                figure["sum"] += value
+                figure["least"] = min(figure["least"], value)
+                figure["most"] = max(figure["most"], value)
+
+    def summary(self) -> dict[str, Any]:
+        """As it stands in the trace."""
+        figures = {
+            name: {
+                "mean": figure["sum"] / figure["count"],
+                "least": figure["least"],
+                "most": figure["most"],
+            }
+            for name, figure in self._figures.items()
+        }
+        return {
+            "uuid": self._uuid,
+            "samples": self.count,
+            **figures,
+            "limits_read": self._limits_read,
+            "limited": self._limited,
+        }
+
+
+def _questions(nvml: ModuleType, device: Any) -> dict[str, Callable[[], float]]:
+    """By figure, with the unit in its name; NVML gives power in mW."""
+    reasons = getattr(nvml, "nvmlDeviceGetCurrentClocksEventReasons", None) or getattr(
+        nvml, "nvmlDeviceGetCurrentClocksThrottleReasons", None
+    )
+    questions: dict[str, Callable[[], float]] = {
+        "utilisation_percent": lambda: nvml.nvmlDeviceGetUtilizationRates(device).gpu,
+        "sm_clock_mhz": lambda: nvml.nvmlDeviceGetClockInfo(device, nvml.NVML_CLOCK_SM),
+        "power_w": lambda: nvml.nvmlDeviceGetPowerUsage(device) / 1e3,
+        "memory_used_bytes": lambda: nvml.nvmlDeviceGetMemoryInfo(device).used,
+    }
+    if reasons is not None:
+        questions["limits"] = lambda: reasons(device)
+    return questions
+
+
+def _nvml() -> ModuleType | None:
+    try:
+        import pynvml
+    except ImportError:
+        return None
+    return pynvml
