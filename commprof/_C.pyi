@@ -63,6 +63,7 @@ __all__: list[str] = [
     "follow_futures",
     "gather_blocks",
     "hierarchical_backend",
+    "inner_work",
     "install_observer",
     "kernel_threads",
     "last_on_stream",
@@ -507,6 +508,13 @@ def hierarchical_backend(
 ) -> torch._C._distributed_c10d.Backend:
     """
     A backend over `wrapped` whose ranks are on several hosts, of which the team is one; `across` joins the ranks of equal place on their hosts.
+    """
+
+def inner_work(
+    work: torch.distributed.distributed_c10d.Work,
+) -> torch.distributed.distributed_c10d.Work:
+    """
+    The backend's own Work behind one that capture handed out; None of any other.
     """
 
 def install_observer() -> list[str]:

@@ -31,6 +31,7 @@ from commprof.capture.ring_files import own_rings, ring_prefix
 from commprof.capture.step_finder import StepFinder
 from commprof.capture.stream_waits import StreamWaits
 from commprof.capture.witnesses import Witnesses
+from commprof.capture.work_attributes import show_inner_attributes
 from commprof.errors import CommprofError
 from commprof.trace.ring import owner_path
 from commprof.trace.schema import MODES, PHASES, STEP_DECLARED
@@ -139,6 +140,7 @@ class Profiler:
         _started.append(self)
         self._recorder.set_stacks(self._stacks)
         self._recorder.install_observer()
+        show_inner_attributes()
         for waits in self._waits:
             waits.install()
         self._witnesses.start()

@@ -1,5 +1,9 @@
 #include "kernels/level.h"
 
+#ifdef COMMPROF_X86
+#include <cpuid.h>
+#endif
+
 #include <atomic>
 #include <cstdlib>
 #include <stdexcept>
@@ -11,6 +15,14 @@ namespace {
 
 constexpr Level kAll[] = {Level::kScalar, Level::kAvx2, Level::kAvx512};
 
+#ifdef COMMPROF_X86
+// Clang 14's __builtin_cpu_supports() does not know "f16c".
+bool cpuHasF16c() {
+  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+  return __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx & bit_F16C) != 0;
+}
+#endif
+
 bool cpuHas([[maybe_unused]] Level level) {
 #ifdef COMMPROF_X86
   // The first call may come before the compiler's own initialisation.
@@ -20,7 +32,7 @@ bool cpuHas([[maybe_unused]] Level level) {
       return true;
     case Level::kAvx2:
       return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-          __builtin_cpu_supports("f16c");
+          cpuHasF16c();
     case Level::kAvx512:
       return cpuHas(Level::kAvx2) && __builtin_cpu_supports("avx512f") &&
           __builtin_cpu_supports("avx512bw") &&

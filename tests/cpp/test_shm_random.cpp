@@ -50,11 +50,16 @@ int valueOf(const Case& one, int rank, size_t i) {
   return int(mixed >> 60);
 }
 
+// Of a number that it holds exactly, so the exponent moves and the fraction is
+// cut. GCC 11 has no _Float16.
 uint16_t toHalf(int whole) {
-  const _Float16 value = _Float16(whole);
-  uint16_t bits;
+  const float value = float(whole);
+  uint32_t bits;
   std::memcpy(&bits, &value, sizeof bits);
-  return bits;
+  constexpr uint32_t kBiasDifference = (127 - 15) << 10;
+  return whole == 0 ? 0
+                    : uint16_t(bits >> 16 & 0x8000) |
+          uint16_t((bits >> 13 & 0x3ffff) - kBiasDifference);
 }
 
 uint16_t toBfloat16(int whole) {

@@ -5,6 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
+from commprof import _native
+from commprof.trace import columns
+from commprof.trace.reader import read_trace
+from tests.support.foreign_works_rank import FUTURES
 from tests.support.ranks import run_module
 
 SIX, TWELVE = 6 * 4, 12 * 4
@@ -50,3 +56,22 @@ def test_every_collective_is_seen_with_its_sizes(tmp_path: Path) -> None:
                 assert waited, row
         # Each blocks its caller, but for one whose rank had no core until the work was done.
         assert sum(bool(row[-1]) for row in found) >= len(found) // 2
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(_native.native is None, reason=_native.native_error or "")
+def test_works_of_other_backends_are_as_they_were(tmp_path: Path) -> None:
+    """Without a future, whether it is null or refused, the wait's end is the operation's."""
+    said = json.loads(
+        run_module("tests.support.foreign_works_rank", [str(tmp_path)], 1)[0].splitlines()[-1]
+    )
+    plain = said["plain"]
+    assert {key: said[key] for key in (*FUTURES, "after")} == dict.fromkeys(
+        (*FUTURES, "after"), plain
+    )
+    assert "no_such_attribute" in plain["missing"]
+    assert said["ddp"]
+    assert said["ddp_recorded"] == said["ddp"]
+    table = columns.collectives(read_trace(tmp_path / "rank_0.trace"))
+    took_ms = (table.end_ns - table.issue_ns)[: len(FUTURES)] / 1e6
+    assert took_ms[0] < 20 <= took_ms[1:].min()

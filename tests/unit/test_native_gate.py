@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib.machinery
+import importlib.util
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -13,6 +15,7 @@ import pytest
 
 from commprof import _native
 
+ROOT = Path(__file__).parents[2]
 SUFFIX = importlib.machinery.EXTENSION_SUFFIXES[0]
 COMMAND = "pip install something"
 
@@ -139,3 +142,18 @@ def test_gate_can_be_kept_shut_without_importing_torch(fake_install: Path) -> No
     native, error = run_gate(fake_install, COMMPROF_NATIVE="0")
     assert native == "None"
     assert error.startswith("COMMPROF_NATIVE=0 is set.")
+
+
+def test_every_virtual_function_of_a_work_is_forwarded() -> None:
+    """One that is not would answer for the wrapper in the place of the backend's Work."""
+    spec = importlib.util.find_spec("torch")
+    assert spec is not None
+    assert spec.origin is not None
+    header = Path(spec.origin).parent / "include/torch/csrc/distributed/c10d/Work.hpp"
+    work = re.search(r"class TORCH_API Work .*?^};", header.read_text(), re.DOTALL | re.MULTILINE)
+    assert work is not None
+    virtual = re.findall(r"^  virtual [^(]*?(\w+)\(", work[0], re.MULTILINE)
+    wrapper = (ROOT / "csrc/torch/capture/timed_work.h").read_text()
+    forwarded = re.findall(r"(\w+)\([^()]*\)(?: const)? override", wrapper)
+    assert len(virtual) >= 13
+    assert set(virtual) <= set(forwarded)

@@ -55,31 +55,33 @@ bool isCoalesced(const Record& issue, DeviceTimeline* timeline) {
   return true;
 }
 
-// Records when the Work is complete; whether it can. Throws where the Work has
-// no future, as that of gloo's reduce-scatter.
+// Records when the Work is complete; whether it can. A Work without a future
+// gives none, as NCCL's of coalesced calls, or throws, as gloo's
+// reduce-scatter.
 bool watchCompletion(
     c10d::Work& work,
     const Record& issue,
     DeviceTimeline* timeline) {
   const uint64_t op_id = issue.op_id;
   const Op op = issue.op;
-  if ((issue.flags & kDeviceAsync) == 0) {
-    if (isPointToPoint(op)) { // of gloo: no future either, without asking
-      return false;
-    }
-    work.getFuture()->addCallback(
-        [op_id, op](c10::ivalue::Future& future) {
-          recordEnd(op_id, op, future.hasError());
+  const bool on_device = (issue.flags & kDeviceAsync) != 0;
+  if (!on_device && isPointToPoint(op)) { // of gloo: none, without asking
+    return false;
+  }
+  const auto future = work.getFuture();
+  if (future == nullptr) {
+    return false;
+  }
+  if (!on_device) {
+    future->addCallback(
+        [op_id, op](c10::ivalue::Future& done) {
+          recordEnd(op_id, op, done.hasError());
         },
         /*uses_future=*/false);
     return true;
   }
   // A future with devices is complete when the operation has been launched; one
   // without them (gloo's) when it is done, unless it is complete at once.
-  const auto future = work.getFuture();
-  if (future == nullptr) {
-    return false;
-  }
   if (future->devices().empty() && future->completed()) {
     return true;
   }
@@ -107,6 +109,7 @@ c10::intrusive_ptr<c10d::Work> timed(
     try {
       tells_end = watchCompletion(*work, issues[i], timeline);
     } catch (const std::exception&) {
+      tells_end = false;
     }
   }
   const Record& last = issues[count - 1];

@@ -70,7 +70,7 @@ class BucketHook::Registered final : public c10d::CommHookInterface {
     return hook_->run(bucket);
   }
   at::Tensor parseHookResult(const c10::IValue& result) override {
-    return hook_->inner_.load()->parseHookResult(result);
+    return hook_->inner()->parseHookResult(result);
   }
 
  private:
@@ -95,12 +95,20 @@ std::shared_ptr<BucketHook> BucketHook::attach(
 }
 
 void BucketHook::setInner(std::shared_ptr<c10d::CommHookInterface> inner) {
-  inner_.store(
-      inner ? std::move(inner) : std::make_shared<MeanAllReduce>(group_));
+  if (!inner) {
+    inner = std::make_shared<MeanAllReduce>(group_);
+  }
+  const std::lock_guard<std::mutex> lock(inner_mutex_);
+  inner_.swap(inner); // the one before is destroyed without the lock
+}
+
+std::shared_ptr<c10d::CommHookInterface> BucketHook::inner() {
+  const std::lock_guard<std::mutex> lock(inner_mutex_);
+  return inner_;
 }
 
 FuturePtr BucketHook::run(c10d::GradBucket& bucket) {
-  const auto inner = inner_.load();
+  const auto inner = this->inner();
   Recorder& recorder = Recorder::instance();
   if (!recording() || !recorder.enabled()) {
     return inner->runHook(bucket);
@@ -121,6 +129,9 @@ FuturePtr BucketHook::run(c10d::GradBucket& bucket) {
   FuturePtr future = runInner(*inner, bucket);
   record.value = nowNs(); // launched: the exchange is on its way
   recorder.push(record);
+  if (future == nullptr) { // DDP says so itself
+    return future;
+  }
   future->addCallback(
       [op_id = record.op_id, index = record.aux](c10::ivalue::Future& done) {
         // A device's is complete at launch, which would be a false end.

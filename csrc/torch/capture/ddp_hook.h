@@ -6,6 +6,7 @@
 
 #include <atomic>
 #include <memory>
+#include <mutex>
 
 namespace c10d {
 class Reducer;
@@ -43,9 +44,13 @@ class BucketHook {
       c10::intrusive_ptr<c10d::ProcessGroup> group,
       std::shared_ptr<c10d::CommHookInterface> inner);
   c10::intrusive_ptr<c10::ivalue::Future> run(c10d::GradBucket& bucket);
+  std::shared_ptr<c10d::CommHookInterface> inner();
 
   const c10::intrusive_ptr<c10d::ProcessGroup> group_;
-  std::atomic<std::shared_ptr<c10d::CommHookInterface>> inner_;
+  // Around a copy of the pointer alone. GCC 11 and libc++ have no
+  // std::atomic<std::shared_ptr>, which takes a lock as well.
+  std::mutex inner_mutex_;
+  std::shared_ptr<c10d::CommHookInterface> inner_;
   std::atomic<bool> recording_{true};
 };
 

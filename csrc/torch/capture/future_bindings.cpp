@@ -1,10 +1,11 @@
-// Waits for futures, for Python: no logic here.
+// Waits for futures and the Work behind, for Python: no logic here.
 #include "torch/capture/future_bindings.h"
 
 #include <pybind11/stl.h>
 #include <torch/csrc/jit/python/pybind_utils.h>
 
 #include "torch/capture/future_waits.h"
+#include "torch/capture/timed_work.h"
 
 namespace py = pybind11;
 
@@ -36,6 +37,16 @@ void bindFutures(py::module_& m) {
       "collective's.",
       py::arg("child"),
       py::arg("parents"));
+  m.def(
+      "inner_work",
+      [](c10d::Work& work) {
+        const auto* timed = dynamic_cast<const TimedWork*>(&work);
+        return timed == nullptr ? c10::intrusive_ptr<c10d::Work>()
+                                : timed->inner();
+      },
+      "The backend's own Work behind one that capture handed out; None of any "
+      "other.",
+      py::arg("work"));
 }
 
 } // namespace commprof

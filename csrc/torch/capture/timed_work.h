@@ -74,9 +74,19 @@ class TimedWork final : public c10d::Work {
   uint64_t getSequencenumber() const override {
     return inner_->getSequencenumber();
   }
+#if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 14
+  std::chrono::milliseconds getTimeout() const override {
+    return inner_->getTimeout();
+  }
+#endif
 #if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 15
 #error "c10d::Work gained virtual functions in torch 2.15: forward them here"
 #endif
+
+  // What it stands for: a subclass may have more than a Work's own methods.
+  const c10::intrusive_ptr<c10d::Work>& inner() const noexcept {
+    return inner_;
+  }
 
  private:
   template <class Call>
@@ -91,7 +101,7 @@ class TimedWork final : public c10d::Work {
 
   c10::intrusive_ptr<c10::ivalue::Future> noted(
       c10::intrusive_ptr<c10::ivalue::Future> future) const {
-    if (Recorder::instance().enabled()) {
+    if (future != nullptr && Recorder::instance().enabled()) {
       noteFuture(future, {op_id_, op_});
     }
     return future;
