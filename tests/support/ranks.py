@@ -11,6 +11,7 @@ from pathlib import Path
 
 from commprof.launch.job import Job
 from commprof.trace.run_directory import WorldRun, read_world, world_directory
+from tests.support.fork_server import Forked
 from tests.support.netns import Hosts
 
 _TIMEOUT_S = 120
@@ -75,14 +76,9 @@ def run_here(run: Path, workload: str, world_size: int, steps: int) -> WorldRun:
 def run_module(module: str, arguments: list[str], world_size: int) -> list[str]:
     """Runs ``python -m module`` as every rank of this host; returns their outputs."""
     port = free_port()
+    here = {**os.environ, "MASTER_ADDR": "localhost"}
     processes = [
-        subprocess.Popen(
-            [sys.executable, "-m", module, *arguments],
-            env={**os.environ, "MASTER_ADDR": "localhost", **_rank_env(rank, world_size, port)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
+        Forked(module, arguments, {**here, **_rank_env(rank, world_size, port)})
         for rank in range(world_size)
     ]
     return _wait(processes)
@@ -118,7 +114,7 @@ def _rank_env(rank: int, world_size: int, port: int) -> dict[str, str]:
     }
 
 
-def _wait(processes: list[subprocess.Popen[str]]) -> list[str]:
+def _wait(processes: Sequence[subprocess.Popen[str] | Forked]) -> list[str]:
     outputs = []
     for process in processes:
         try:
@@ -131,7 +127,7 @@ def _wait(processes: list[subprocess.Popen[str]]) -> list[str]:
     return outputs
 
 
-def _rest(killed: subprocess.Popen[str]) -> str:
+def _rest(killed: subprocess.Popen[str] | Forked) -> str:
     """What it had said. Its children may hold the pipe: they are not waited for."""
     try:
         return killed.communicate(timeout=5)[0]
