@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -39,14 +39,15 @@ class CostRow:
     """One world size; NaN where its samples are not known."""
 
     world_size: int
-    #: Nodes or ranks that are paid for.
-    billed: int
+    #: Nodes or ranks that are paid for; None where ranks are missing, whose nodes are not known.
+    billed: int | None
     s_per_1000_samples: float
     cost_per_1000_samples: Interval
     #: NaN where the samples of an epoch are not known, or not the same at all world sizes.
     s_per_epoch: float
     cost_per_epoch: float
-    #: Cost per sample of the smallest world size over this one's; above 1 is cheaper than it.
+    #: Cost per sample of the smallest world size over this one's; above 1 is cheaper than it. NaN
+    #: where that is the only one.
     cost_efficiency: float
 
 
@@ -80,13 +81,14 @@ def cost(
             world sizes agree.
     """
     rows: list[CostRow] = []
+    alone = len(worlds) < 2
     samples = _epoch_samples(details) if math.isnan(epoch_samples) else epoch_samples
     for world, detail in zip(worlds, details, strict=True):
         row = _row(world, detail, price, samples)
         base = rows[0] if rows else row
         efficiency = base.cost_per_1000_samples.value / row.cost_per_1000_samples.value
-        rows.append(CostRow(**{**row.__dict__, "cost_efficiency": efficiency}))
-    known = [i for i, row in enumerate(rows) if not math.isnan(row.s_per_1000_samples)]
+        rows.append(replace(row, cost_efficiency=math.nan if alone else efficiency))
+    known = [i for i, row in enumerate(rows) if not math.isnan(row.cost_per_1000_samples.value)]
     if not known:
         return Cost(price, tuple(rows), None, None, ())
     cheapest = min(known, key=lambda i: rows[i].cost_per_1000_samples.value)
@@ -109,9 +111,8 @@ def _epoch_samples(details: Sequence[WorldDetail]) -> float:
 
 
 def _row(world: WorldResult, detail: WorldDetail, price: Price, samples: float) -> CostRow:
-    hosts = len({rank.host for rank in world.ranks})
-    billed = world.world_size if price.unit == "rank" else hosts
-    per_s = price.per_hour / 3600 * billed
+    billed = _billed(world, price.unit)
+    per_s = math.nan if billed is None else price.per_hour / 3600 * billed
     s_per_1000 = 1000 / world.samples_per_s
     step = mean_interval(detail.slowest_ms)
     value = s_per_1000 * per_s
@@ -127,6 +128,12 @@ def _row(world: WorldResult, detail: WorldDetail, price: Price, samples: float) 
         cost_per_epoch=epochs * value,
         cost_efficiency=1.0,
     )
+
+
+def _billed(world: WorldResult, unit: str) -> int | None:
+    if unit == "rank":
+        return world.world_size
+    return None if world.missing_ranks else len({rank.host for rank in world.ranks})
 
 
 def _told_apart(

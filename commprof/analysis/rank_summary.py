@@ -13,6 +13,7 @@ import numpy.typing as npt
 from commprof.analysis.breakdown import Breakdown, mean_of_known
 from commprof.analysis.device_telemetry import DeviceTelemetry, device_telemetry
 from commprof.analysis.samples import samples_read
+from commprof.trace.columns import Ints
 from commprof.trace.run_directory import WorldRun
 from commprof.units import ns_to_ms, ns_to_s
 
@@ -78,7 +79,7 @@ def rank_summary(run: WorldRun, rank: int, part: Breakdown) -> RankSummary:
     if result is None:
         samples = samples_read(run.traces[rank], part.step)
     else:
-        samples = float(sum(result["step_samples"][step] for step in part.step.tolist()))
+        samples = samples_trained(result, part.step)
         average_loss, final_loss = float(result["average_loss"]), float(result["losses"][-1])
     return RankSummary(
         rank=rank,
@@ -94,6 +95,11 @@ def rank_summary(run: WorldRun, rank: int, part: Breakdown) -> RankSummary:
         device_peak_bytes=_bytes(result, "device_peak_bytes"),
         device=device_telemetry(run.traces[rank]),
     )
+
+
+def samples_trained(result: Mapping[str, Any], steps: Ints) -> float:
+    """Samples of these steps by the training loop's account of a rank."""
+    return float(sum(result["step_samples"][step] for step in steps.tolist()))
 
 
 def _bytes(result: Mapping[str, Any] | None, key: str) -> float:

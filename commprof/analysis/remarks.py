@@ -170,8 +170,7 @@ def _about_world(world: WorldResult) -> list[str]:
     if world.device_collectives:
         found.append(_about_devices(world, name))
     if world.missing_ranks:
-        ranks = "rank" if len(world.missing_ranks) == 1 else "ranks"
-        found.append(f"At {name} nothing usable came from {ranks} {_listed(world.missing_ranks)}.")
+        found.append(_about_missing(world, name))
     if world.clocks_shared and math.isnan(world.parts.wait_ms):
         found.append(
             f"At {name} some collectives were not seen on all ranks of their group: waiting and "
@@ -196,6 +195,17 @@ def _about_world(world: WorldResult) -> list[str]:
         if check.agrees is False
     )
     return found
+
+
+def _about_missing(world: WorldResult, name: str) -> str:
+    ranks = "rank" if len(world.missing_ranks) == 1 else "ranks"
+    text = (
+        f"At {name} no usable trace came from {ranks} {_listed(world.missing_ranks)}: times are "
+        "those of the other ranks"
+    )
+    if math.isnan(world.samples_per_s):
+        return f"{text}, and samples/s, speed-up and efficiency are not known."
+    return f"{text}, samples those of all ranks, by the training loop's account."
 
 
 def _about_lateness(late: LateRank) -> str:

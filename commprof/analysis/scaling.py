@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +17,7 @@ from commprof.analysis.world import WorldResult
 
 @dataclass(frozen=True)
 class Scaling:
-    """One world size against the smallest one that was run."""
+    """One world size against the smallest one with figures; NaN where that is the only one."""
 
     world_size: int
     #: Throughput over the smallest world size's throughput.
@@ -52,9 +53,9 @@ class RunResult:
 
 
 def scale(worlds: Sequence[WorldResult]) -> tuple[Scaling, ...]:
-    """Speed-up and efficiency over the smallest world size."""
-    if not worlds:
-        return ()
+    """Speed-up and efficiency over the smallest world size; one alone has no baseline."""
+    if len(worlds) < 2:
+        return tuple(Scaling(world.world_size, math.nan, math.nan) for world in worlds)
     base = min(worlds, key=lambda world: world.world_size)
     return tuple(
         Scaling(

@@ -22,12 +22,19 @@ from commprof.analysis.losses import differing_weights, global_losses
 from commprof.analysis.measured import MeasuredWorld, measured_world, slowest_ns
 from commprof.analysis.overhead import Overhead, overhead
 from commprof.analysis.queueing import assumes_threads
-from commprof.analysis.rank_summary import RankSummary, StepParts, mean_parts, rank_summary
+from commprof.analysis.rank_summary import (
+    RankSummary,
+    StepParts,
+    mean_parts,
+    rank_summary,
+    samples_trained,
+)
 from commprof.analysis.slowness import find_slow_rank
 from commprof.analysis.stragglers import LateRank, find_late_rank, late_by_own_work
 from commprof.analysis.theory_checks import theory_checks
 from commprof.analysis.time_in_flight import TimeInFlight, times_in_flight
 from commprof.trace import columns, schema
+from commprof.trace.columns import Ints
 from commprof.trace.found_steps import DECLARED
 from commprof.trace.reader import Trace
 from commprof.trace.run_directory import WorldRun
@@ -42,7 +49,8 @@ class WorldResult:
     #: Steps trained, of which the first ``warmup_steps`` are in no figure.
     steps: int
     warmup_steps: int
-    #: Samples of all ranks over the slowest rank's time, measured steps only.
+    #: Samples of all ranks over the time of the slowest of ``ranks``, measured steps only. NaN
+    #: where nobody counted those of some rank, as without its trace and its account.
     samples_per_s: float
     #: Fewest and most samples of a step, over all ranks; NaN without the loop's account.
     samples_per_step: tuple[float, float]
@@ -165,6 +173,7 @@ def _summarise(
     )
     own_work = np.array([rank.parts.step_ms - rank.parts.exposed_ms for rank in ranks])
     duration_s = max(rank.duration_s for rank in ranks)
+    counted = _samples(run, ranks, measured[0].step)
     labelled = _overhead_samples(run)
     losses, samples = global_losses(run)
     waited_for = np.sum([part.waited_for_ns for part in measured], axis=0)
@@ -172,7 +181,7 @@ def _summarise(
         world_size=run.world_size,
         steps=len(parts[0].step),
         warmup_steps=warmup,
-        samples_per_s=sum(r.samples for r in ranks) / duration_s if duration_s > 0 else math.nan,
+        samples_per_s=counted / duration_s if duration_s > 0 else math.nan,
         samples_per_step=_samples_per_step(run, measured[0].step.tolist()),
         step_median_ms=ns_to_ms(median_ns),
         step_p95_ms=ns_to_ms(p95_ns),
@@ -193,17 +202,25 @@ def _summarise(
         clock_error_us=clock_error_us,
         problems=run.problems,
         cross_checks=(),
-        samples_source=_samples_source(run, ranks),
+        samples_source="" if math.isnan(counted) else _samples_source(run, ranks),
         step_losses=losses,
         step_samples=samples,
         weights_differ=differing_weights(run),
     )
 
 
+def _samples(run: WorldRun, ranks: tuple[RankSummary, ...], steps: Ints) -> float:
+    """Those of all ranks in these steps: of a rank without a trace by its account, or NaN."""
+    recorded = {rank.rank: rank.samples for rank in ranks}
+    others = [rank for rank in range(run.world_size) if rank not in recorded]
+    if any(rank not in run.results for rank in others):
+        return math.nan
+    by_account = (samples_trained(run.results[rank], steps) for rank in others)
+    return sum(recorded.values()) + sum(by_account)
+
+
 def _samples_source(run: WorldRun, ranks: tuple[RankSummary, ...]) -> str:
-    if all(rank.rank in run.results for rank in ranks):
-        return "loop"
-    return "" if any(math.isnan(rank.samples) for rank in ranks) else "dataloader"
+    return "loop" if all(rank.rank in run.results for rank in ranks) else "dataloader"
 
 
 def _overhead_samples(run: WorldRun) -> tuple[tuple[str, float], ...]:

@@ -11,7 +11,8 @@ from commprof.report.tabulated import Grid, tabulated
 
 LEGEND = """\
 Time and money from the measured samples/s [95 % interval of the mean step]; money in the currency
-of the price. efficiency: cost per sample of the first row over this one's."""
+of the price. cost efficiency: cost per sample of the first row over this one's; above 100 % is
+cheaper than it."""
 
 
 def section(cost: Cost, width: int = 100, tables: int | None = None) -> str:
@@ -36,7 +37,7 @@ def cost_grid(cost: Cost) -> Grid:
         "s per 1000\nsamples",
         "cost per\n1000 samples",
     )
-    headers = (*headers, "effi-\nciency", *(("epoch s", "cost per\nepoch") if epochs else ()))
+    headers = (*headers, "cost\nefficiency", *(("epoch s", "cost per\nepoch") if epochs else ()))
     return Grid([_cells(row)[: len(headers)] for row in cost.rows], headers)
 
 
@@ -44,8 +45,8 @@ def best(cost: Cost) -> list[str]:
     """The cheapest and the fastest world size, in sentences."""
     if cost.cheapest is None:
         return [
-            "Nobody counted the samples of this run, so there is no cost; see samples per second "
-            "in docs/metrics.md."
+            "There is no cost: the samples of this run were not counted on all ranks (see samples "
+            "per second in docs/metrics.md), or ranks are missing whose nodes are not known."
         ]
     cheapest = _ranks(cost.cheapest)
     if len(cost.rows) == 1:
@@ -70,7 +71,7 @@ def _cells(row: CostRow) -> tuple[str, ...]:
     interval = f" [{money(per_1000.low)}, {money(per_1000.high)}]"
     return (
         str(row.world_size),
-        str(row.billed),
+        "-" if row.billed is None else str(row.billed),
         money(row.s_per_1000_samples),
         money(per_1000.value) + ("" if math.isnan(per_1000.value) else interval),
         "-" if math.isnan(row.cost_efficiency) else f"{row.cost_efficiency:.1%}",

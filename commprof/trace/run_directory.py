@@ -116,9 +116,12 @@ def read_world(run: Path, world_size: int) -> WorldRun:
             if trace_path is not None:
                 traces[rank] = read_trace(trace_path)
                 problems += _problems_of(rank, traces[rank], launched)
+        except (OSError, ValueError, TraceError) as error:
+            problems.append(f"rank {rank}: {error}")
+        try:
             if result_path.exists():
                 results[rank] = read_result(result_path)
-        except (OSError, ValueError, TraceError) as error:
+        except (OSError, ValueError) as error:
             problems.append(f"rank {rank}: {error}")
     return WorldRun(
         world_size=world_size,

@@ -73,7 +73,20 @@ def test_costs_within_the_spread_are_not_told_apart() -> None:
 def test_without_samples_there_is_no_cost() -> None:
     found = of(Price(1, "rank"), math.nan, math.nan)
     assert (found.cheapest, found.fastest) == (None, None)
-    assert "Nobody counted" in cost_table.section(found)
+    assert "There is no cost" in cost_table.section(found)
+
+
+def test_a_world_size_alone_is_compared_with_nothing() -> None:
+    (row,) = of(Price(3.6, "rank"), 100.0).rows
+    assert math.isnan(row.cost_efficiency)
+
+
+def test_nodes_of_missing_ranks_are_not_guessed() -> None:
+    damaged = world(4, missing_ranks=(3,))
+    (row,) = cost([damaged], [detail(4)], Price(3.6, "node")).rows
+    assert row.billed is None
+    assert math.isnan(row.cost_per_1000_samples.value)
+    assert cost([damaged], [detail(4)], Price(3.6, "rank")).rows[0].billed == 4
 
 
 def test_the_table() -> None:
@@ -82,14 +95,15 @@ def test_the_table() -> None:
         text
         == """\
 Cost at 3.6 per hour and rank:
-ranks  ranks  s per 1000                 cost per   effi-  epoch s  cost per
-        paid     samples             1000 samples  ciency              epoch
------  -----  ----------  -----------------------  ------  -------  --------
-    1      1          10        0.01 [0.01, 0.01]  100.0%       50      0.05
-    2      2        6.25  0.0125 [0.0125, 0.0125]   80.0%    31.25    0.0625
+ranks  ranks  s per 1000                 cost per        cost  epoch s  cost per
+        paid     samples             1000 samples  efficiency              epoch
+-----  -----  ----------  -----------------------  ----------  -------  --------
+    1      1          10        0.01 [0.01, 0.01]      100.0%       50      0.05
+    2      2        6.25  0.0125 [0.0125, 0.0125]       80.0%    31.25    0.0625
 
 Time and money from the measured samples/s [95 % interval of the mean step]; money in the currency
-of the price. efficiency: cost per sample of the first row over this one's.
+of the price. cost efficiency: cost per sample of the first row over this one's; above 100 % is
+cheaper than it.
 
 Cheapest per sample: 1 rank. Fastest: 2 ranks."""
     )

@@ -174,9 +174,14 @@ def test_clocks_that_were_compared() -> None:
 
 def test_missing_ranks_and_what_they_leave_unknown() -> None:
     unknown = parts(wait_ms=math.nan, wire_ms=math.nan)
-    assert said(world(4, missing_ranks=(1,))) == ["At 4 ranks nothing usable came from rank 1."]
-    assert said(world(4, missing_ranks=(1, 2, 3), parts=unknown)) == [
-        "At 4 ranks nothing usable came from ranks 1, 2 and 3.",
+    assert said(world(4, missing_ranks=(1,))) == [
+        "At 4 ranks no usable trace came from rank 1: times are those of the other ranks, samples "
+        "those of all ranks, by the training loop's account."
+    ]
+    uncounted = world(4, missing_ranks=(1, 2, 3), parts=unknown, samples_per_s=math.nan)
+    assert said(uncounted) == [
+        "At 4 ranks no usable trace came from ranks 1, 2 and 3: times are those of the other "
+        "ranks, and samples/s, speed-up and efficiency are not known.",
         "At 4 ranks some collectives were not seen on all ranks of their group: waiting and wire "
         "time are not told apart.",
     ]

@@ -38,6 +38,13 @@ def test_without_samples_there_is_no_speedup() -> None:
         assert math.isnan(found.efficiency)
 
 
+def test_a_world_size_alone_has_no_baseline() -> None:
+    (found,) = scale([world(4)])
+    assert found.world_size == 4
+    assert math.isnan(found.speedup)
+    assert math.isnan(found.efficiency)
+
+
 def test_no_worlds() -> None:
     assert scale([]) == ()
     assert pool_overhead([]) is None

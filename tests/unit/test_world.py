@@ -135,8 +135,34 @@ def test_a_missing_rank_leaves_the_split_unknown_and_the_rest_as_it_is() -> None
     assert result.missing_ranks == (1,)
     assert math.isnan(result.parts.wait_ms)
     assert math.isnan(result.parts.wire_ms)
+    assert math.isnan(result.samples_per_s)
     assert result.parts.exposed_ms == pytest.approx(20.0)
     assert result.late_rank is None
+
+
+def test_samples_of_a_rank_without_a_trace_come_from_its_account() -> None:
+    run = world_run([rank_of(rank, 4, 6) for rank in range(4)])
+    whole = analyse_world(run)
+    del run.traces[1], run.traces[3]
+    damaged = analyse_world(run)
+    assert whole is not None
+    assert damaged is not None
+    assert damaged.missing_ranks == (1, 3)
+    assert damaged.samples_per_s == pytest.approx(whole.samples_per_s) == pytest.approx(400)
+    del run.results[3]
+    lost = analyse_world(run)
+    assert lost is not None
+    assert math.isnan(lost.samples_per_s)
+    assert lost.samples_source == ""
+
+
+def test_a_damaged_trace_leaves_its_rank_s_account(tmp_path: Path) -> None:
+    ranks = [rank_of(rank, 2, 6) for rank in range(2)]
+    write_run(tmp_path, ranks, world_sizes=[2])
+    (tmp_path / "world_2" / "rank_1.trace").write_bytes(b"nonsense")
+    (damaged,) = analyse_run(tmp_path).worlds
+    assert damaged.missing_ranks == (1,)
+    assert damaged.samples_per_s == pytest.approx(200)
 
 
 def test_a_rank_without_its_own_account_has_no_samples_and_no_loss() -> None:
@@ -261,7 +287,7 @@ def test_a_run_directory_is_read_and_scaled(tmp_path: Path) -> None:
     write_run(tmp_path, [rank_of(0, 1, 12)], world_sizes=[1])
     run = analyse_run(tmp_path)
     assert [world.world_size for world in run.worlds] == [1]
-    assert run.scaling[0].efficiency == 1.0
+    assert math.isnan(run.scaling[0].efficiency)
     assert run.failures == ()
     assert run.worlds[0].parts.exposed_ms == pytest.approx(20.0)
 

@@ -36,6 +36,7 @@ function digits(value) {
 }
 
 function percent(share) {
+  if (share === null) return '-';
   return `${(share * 100).toFixed(1)} %`;
 }
 
