@@ -115,7 +115,7 @@ class Profiler:
         rank, _ = rank_and_world_size()
         # The working directory may change, and a trace names its rings.
         path = self._directory.absolute() / trace_name(rank)
-        prefix = ring_prefix(path.parent, rank)
+        prefix = ring_prefix()
         metadata = trace_metadata(prefix, self._metadata)
         document = _document(metadata)
         session = secrets.randbits(63) | 1
@@ -189,8 +189,9 @@ class Profiler:
         time.sleep(_LATE_COMPLETIONS_S)
         self._recorder.stop()
         self._arrivals.stop()
-        with suppress(OSError):
-            owner_path(self._ring_prefix).unlink(missing_ok=True)
+        if self._ring_prefix:
+            with suppress(OSError):
+                owner_path(self._ring_prefix).unlink(missing_ok=True)
 
     def _note_ending(self, error: str) -> None:
         """Said again by a later trace of this process, which has other things to say."""

@@ -4,32 +4,28 @@ from __future__ import annotations
 
 import os
 import secrets
-import shutil
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from commprof.trace.ring import remove_orphans, write_owner
 
-#: Less room than this in /dev/shm is left to others. A thread that records takes 1 MiB.
-_SHM_RESERVE_BYTES = 64 << 20
+_MEMORY = Path("/dev/shm")
 
 
-def ring_prefix(directory: Path, rank: int) -> str:
-    """How their paths begin: in memory if there is room, so no disk can stall them."""
+def ring_prefix() -> str:
+    """How their paths begin: in memory, never on a disk or a network, which could stall them.
+
+    Empty where there is no such memory: then they die with their process.
+    """
     name = f"commprof-{os.getuid()}-{os.getpid()}-{secrets.token_hex(4)}-"
-    shm = Path("/dev/shm")
-    try:
-        if os.access(shm, os.W_OK) and shutil.disk_usage(shm).free > _SHM_RESERVE_BYTES:
-            return str(shm / name)
-    except OSError:
-        pass
-    return str(directory / f".rank_{rank}-{name}")
+    in_memory = os.path.ismount(_MEMORY.resolve()) and os.access(_MEMORY, os.W_OK)
+    return str(_MEMORY / name) if in_memory else ""
 
 
 def own_rings(prefix: str, path: Path, session: int, metadata: dict[str, Any]) -> None:
     """Says in memory whose rings these are, and removes what jobs before left for nobody."""
-    if metadata["capture"] != "native":
+    if metadata["capture"] != "native" or not prefix:
         return
     with suppress(OSError):
         write_owner(prefix, path, session, metadata)

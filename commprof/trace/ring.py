@@ -71,6 +71,8 @@ def has_rings(ring_prefix: str) -> bool:
 
 def remove_rings(ring_prefix: str, session: int) -> None:
     """Removes the ring files of a process that is gone, and no others."""
+    if not ring_prefix:
+        return
     for path in ring_files(ring_prefix):
         try:
             with path.open("rb") as file:

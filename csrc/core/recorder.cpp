@@ -4,6 +4,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstring>
 #include <new>
@@ -25,9 +26,17 @@ Recorder::Recorder() {
   pthread_atfork(&beforeFork, &afterForkParent, &afterForkChild);
 }
 
+namespace {
+
+thread_local uint32_t t_thread_id = 0; // 0: not asked for yet
+
+} // namespace
+
 uint32_t Recorder::threadId() noexcept {
-  static thread_local const uint32_t id = uint32_t(syscall(SYS_gettid));
-  return id;
+  if (t_thread_id == 0) {
+    t_thread_id = uint32_t(syscall(SYS_gettid));
+  }
+  return t_thread_id;
 }
 
 void Recorder::start(const RecorderOptions& options) {
@@ -39,7 +48,7 @@ void Recorder::start(const RecorderOptions& options) {
     throw std::invalid_argument("session and flush_interval_ms must not be 0");
   }
   const std::lock_guard<std::mutex> session(session_mutex_);
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const std::lock_guard<std::mutex> drain(drain_mutex_);
   if (started()) {
     throw std::logic_error("capture is already running in this process");
   }
@@ -50,19 +59,27 @@ void Recorder::start(const RecorderOptions& options) {
     throw std::system_error(
         writer->error(), std::generic_category(), options.trace_path);
   }
-  options_ = options;
   pool_.open(options.ring_prefix, capacity, options.session);
-  stats_ = RecorderStats{};
   unrecorded_.store(0);
-  documents_written_ = 0;
+  drained_ = RecorderStats{};
+  taken_.clear();
+  documents_taken_ = 0;
+  pauses_taken_.reset();
+  pauses_drained_.clear();
   complained_ = abandoned_ = false;
   next_look_ns_ = 0;
-  stopping_ = false;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    options_ = options;
+    stats_ = RecorderStats{};
+    open_ = true;
+    stopping_ = pauses_told_ = false;
+    pauses_ = PauseWatch();
+    pause_records_.clear();
+  }
   writer_ = std::move(writer);
   beginModeLocked();
   drainLocked(); // the documents known so far
-  pauses_ = PauseWatch();
-  pause_records_.clear();
   watchStops([](uint64_t begin_ns, uint64_t end_ns) {
     instance().takePause({begin_ns, end_ns});
   });
@@ -87,33 +104,41 @@ void Recorder::stop() {
   flusher_->join();
   flusher_.reset();
   awaitArrivals();
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const std::lock_guard<std::mutex> drain(drain_mutex_);
   next_look_ns_ = 0;
   lookAfterFileLocked();
-  keepSupposedPauseLocked();
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    keepSupposedPause();
+  }
   drainLocked();
   finishSummaryLocked();
   closeLocked();
 }
 
 void Recorder::closeLocked() {
-  collectStatsLocked();
-  stats_.records_dropped += stats_.records_unwritten;
-  stats_.records_unwritten = 0;
+  RecorderStats last = stats();
+  last.records_dropped += last.records_unwritten;
+  last.records_unwritten = 0;
   char json[256];
   std::snprintf(
       json,
       sizeof(json),
       "{\"records\": %llu, \"dropped\": %llu, \"end_monotonic_ns\": %llu}",
-      (unsigned long long)stats_.records_written,
-      (unsigned long long)stats_.records_dropped,
+      (unsigned long long)last.records_written,
+      (unsigned long long)last.records_dropped,
       (unsigned long long)nowNs());
   if (!writer_->writeBlock(BlockType::kEnd, json, std::strlen(json))) {
     complainLocked();
   }
-  stats_.trace_bytes = writer_->bytesWritten();
-  stats_.write_errno = writer_->error();
+  last.trace_bytes = writer_->bytesWritten();
+  last.write_errno = writer_->error();
   writer_.reset();
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    stats_ = last;
+    open_ = false;
+  }
   pool_.close();
   started_.store(false);
   refreshEnabled(); // a setEnabled(true) may have come in between
@@ -129,31 +154,43 @@ void Recorder::push(const Record& record) noexcept {
   }
 }
 
-void Recorder::addDocument(BlockType type, const std::string& json) {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  documents_.push_back({type, json});
-  if (writer_ && !writeDocumentsLocked()) {
-    complainLocked();
+void Recorder::tell(Document document) {
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    document.number = documents_told_ + 1;
+    documents_.push_back(std::move(document));
+    ++documents_told_;
+    told_ = true;
   }
+  wake_.notify_one();
+}
+
+void Recorder::addDocument(BlockType type, const std::string& json) {
+  tell({0, type, json, std::nullopt});
 }
 
 void Recorder::addGroup(const GroupMembership& group, const std::string& json) {
-  {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    exchange_.addGroup(group);
-  }
-  addDocument(BlockType::kGroup, json);
+  tell({0, BlockType::kGroup, json, group});
 }
 
 void Recorder::setBoard(
     std::shared_ptr<ArrivalBoard> board,
     uint32_t global_rank) {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  exchange_.setBoard(std::move(board), global_rank);
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    board_ = std::move(board);
+    global_rank_ = global_rank;
+    board_told_ = true;
+  }
+  // Or the next drain takes it.
+  const std::unique_lock<std::mutex> drain(drain_mutex_, std::try_to_lock);
+  if (drain) {
+    takeToldLocked();
+  }
 }
 
 void Recorder::flush() {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const std::lock_guard<std::mutex> drain(drain_mutex_);
   next_summary_ns_ = 0;
   drainLocked();
 }
@@ -165,7 +202,9 @@ void Recorder::drainLocked() noexcept {
     return;
   }
   try {
-    bool written = writeDocumentsLocked();
+    markRingsLocked();
+    takeToldLocked();
+    bool written = writePausesLocked() && writeDocumentsLocked();
     if (keep_records_) {
       written = written && writeClocksLocked() && writeRecordsLocked();
     } else {
@@ -179,15 +218,53 @@ void Recorder::drainLocked() noexcept {
     }
   } catch (const std::bad_alloc&) {
   }
+  publishLocked();
+}
+
+// Before takeToldLocked(): a group is told before its first record is pushed,
+// so that every record up to these marks is of a group that is taken.
+void Recorder::markRingsLocked() {
+  marks_.clear();
+  for (Ring* ring : pool_.rings()) {
+    marks_.emplace_back(ring, ring->pushed());
+  }
+}
+
+void Recorder::takeToldLocked() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  told_ = false;
+  if (board_told_) {
+    exchange_.setBoard(board_, global_rank_);
+    board_told_ = false;
+  }
+  const uint64_t known = std::min(documents_taken_, groups_taken_);
+  const auto first = std::partition_point(
+      documents_.begin(), documents_.end(), [known](const Document& one) {
+        return one.number <= known;
+      });
+  for (auto one = first; one != documents_.end(); ++one) {
+    if (one->number > groups_taken_ && one->group) {
+      exchange_.addGroup(*one->group);
+    }
+    groups_taken_ = std::max(groups_taken_, one->number);
+    if (one->number > documents_taken_ && writer_) {
+      taken_.push_back(*one);
+      documents_taken_ = one->number;
+    }
+  }
+  if (std::exchange(pauses_told_, false)) {
+    pauses_taken_ = pauses_.found();
+  }
+  if (pauses_drained_.empty()) {
+    pauses_drained_.swap(pause_records_);
+  }
 }
 
 bool Recorder::writeDocumentsLocked() noexcept {
-  while (documents_written_ < documents_.size()) {
-    const Document& document = documents_[documents_written_];
-    if (!writer_->writeJson(document.type, document.json)) {
+  for (; !taken_.empty(); taken_.pop_front()) {
+    if (!writer_->writeJson(taken_.front().type, taken_.front().json)) {
       return false;
     }
-    ++documents_written_;
   }
   return true;
 }
@@ -195,14 +272,13 @@ bool Recorder::writeDocumentsLocked() noexcept {
 // One block per drain: all rings' new records, ring by ring. Before them the
 // pauses, which lie in steps and phases that end later.
 bool Recorder::writeRecordsLocked() {
-  const std::vector<Ring*> rings = pool_.rings();
-  drain_buffer_ = pause_records_;
-  drain_marks_.clear();
-  for (const Ring* ring : rings) {
-    drain_marks_.push_back(
-        ring->peek([this](const Record* records, uint64_t count) {
+  drain_buffer_ = pauses_drained_;
+  for (const auto& [ring, until] : marks_) {
+    ring->peek(
+        [this](const Record* records, uint64_t count) {
           drain_buffer_.insert(drain_buffer_.end(), records, records + count);
-        }));
+        },
+        until);
   }
   if (drain_buffer_.empty()) {
     return true;
@@ -213,71 +289,129 @@ bool Recorder::writeRecordsLocked() {
           drain_buffer_.size() * sizeof(Record))) {
     return false;
   }
-  for (size_t i = 0; i < rings.size(); ++i) {
-    rings[i]->commit(drain_marks_[i]);
+  for (const auto& [ring, until] : marks_) {
+    ring->commit(until);
   }
-  pause_records_.clear();
-  stats_.records_written += drain_buffer_.size();
+  pauses_drained_.clear();
+  drained_.records_written += drain_buffer_.size();
   if (summary_) {
     summary_->fold(drain_buffer_.data(), drain_buffer_.size());
-    stats_.records_summarised += drain_buffer_.size();
+    drained_.records_summarised += drain_buffer_.size();
   }
   return true;
 }
 
-void Recorder::collectStatsLocked() {
-  const std::vector<Ring*> rings = pool_.rings();
-  stats_.records_dropped = unrecorded_.load();
-  stats_.records_unwritten = 0;
-  stats_.rings = rings.size();
-  stats_.rings_in_private_memory = 0;
-  for (Ring* ring : rings) {
-    const RingHeader& header = ring->header();
-    stats_.records_dropped += header.dropped.load();
-    stats_.records_unwritten += header.head.load() - header.tail.load();
-    stats_.rings_in_private_memory += ring->fileBacked() ? 0 : 1;
-  }
+void Recorder::publishLocked() noexcept {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  stats_.records_written = drained_.records_written;
+  stats_.records_summarised = drained_.records_summarised;
+  stats_.signal_taken = drained_.signal_taken;
   stats_.trace_bytes = writer_->bytesWritten();
   stats_.write_errno = writer_->error();
 }
 
-RecorderStats Recorder::stats() {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  if (writer_) {
-    collectStatsLocked();
+RecorderStats Recorder::statsNow() {
+  RecorderStats now = stats_;
+  const std::vector<Ring*> rings = pool_.rings();
+  now.records_dropped = unrecorded_.load();
+  now.records_unwritten = 0;
+  now.rings = rings.size();
+  now.rings_in_private_memory = 0;
+  for (Ring* ring : rings) {
+    const RingHeader& header = ring->header();
+    now.records_dropped += header.dropped.load();
+    now.records_unwritten += header.head.load() - header.tail.load();
+    now.rings_in_private_memory += ring->fileBacked() ? 0 : 1;
   }
-  return stats_;
+  return now;
 }
 
+RecorderStats Recorder::stats() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return open_ ? statsNow() : stats_;
+}
+
+// A drain that goes on meanwhile, or a start() or stop(), is not waited for:
+// the child then forgets what it was about.
 void Recorder::beforeFork() {
-  instance().session_mutex_.lock();
-  instance().mutex_.lock();
-  instance().pool_.beforeFork();
+  Recorder& self = instance();
+  const bool has_session = self.session_mutex_.try_lock();
+  const bool has_drain = self.drain_mutex_.try_lock();
+  self.mutex_.lock();
+  self.pool_.beforeFork();
+  self.forker_has_session_ = has_session;
+  self.forker_has_drain_ = has_drain;
 }
 
 void Recorder::afterForkParent() {
-  instance().pool_.afterForkParent();
-  instance().mutex_.unlock();
-  instance().session_mutex_.unlock();
+  Recorder& self = instance();
+  const bool has_session = self.forker_has_session_;
+  const bool has_drain = self.forker_has_drain_;
+  self.pool_.afterForkParent();
+  self.mutex_.unlock();
+  if (has_drain) {
+    self.drain_mutex_.unlock();
+  }
+  if (has_session) {
+    self.session_mutex_.unlock();
+  }
+}
+
+namespace {
+
+// In its place a new one. What it was is lost: another thread, which does not
+// exist here, may have been about to change it.
+template <class T>
+void renew(T& object) noexcept {
+  new (&object) T();
+}
+
+} // namespace
+
+void Recorder::forgetDrain() noexcept {
+  if (forker_has_drain_) {
+    summary_.reset();
+    writer_.reset();
+    exchange_.setBoard(nullptr, 0);
+    drain_mutex_.unlock();
+    return;
+  }
+  renew(summary_);
+  renew(writer_); // its descriptor stays open: nobody else gets its number
+  renew(exchange_);
+  groups_taken_ = 0;
+  renew(taken_);
+  renew(pauses_taken_);
+  renew(pauses_drained_);
+  renew(marks_);
+  renew(drain_buffer_);
+  renew(clocks_);
+  renew(drain_mutex_);
 }
 
 // The child has one thread and shares the parent's files: let go of all of it.
 void Recorder::afterForkChild() {
   Recorder& self = instance();
+  t_thread_id = 0; // the parent's
   self.wanted_.store(false);
   self.started_.store(false);
   self.enabled_.store(false);
-  self.summary_.reset();
-  self.exchange_.setBoard(nullptr, 0);
+  self.open_ = false;
+  self.board_.reset();
+  self.board_told_ = false;
   self.pool_.afterForkChild();
   DeviceTimeline::setMain(nullptr); // no device survives a fork
   self.options_ = RecorderOptions{};
   self.stats_ = RecorderStats{};
   (void)self.flusher_.release(); // its thread does not exist here
-  self.writer_.reset();
-  new (&self.wake_) std::condition_variable();
+  self.forgetDrain();
+  renew(self.wake_);
   self.mutex_.unlock();
-  self.session_mutex_.unlock();
+  if (self.forker_has_session_) {
+    self.session_mutex_.unlock();
+  } else {
+    renew(self.session_mutex_);
+  }
 }
 
 } // namespace commprof

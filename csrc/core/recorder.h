@@ -1,8 +1,9 @@
 // Takes records from any thread and appends them to this process's trace file.
 //
 // push() is wait-free; only a thread's first one takes a lock, to get a ring. A
-// helper thread drains the rings; training threads never do file I/O except
-// once per new process group. start() and stop() may be called again and again.
+// helper thread drains the rings; training threads never do file I/O, and no
+// lock that they or fork() take is held over it. start() and stop() may be
+// called again and again.
 //
 // In always-on mode the helper thread folds the records into a summary of
 // bounded size in the place of appending them. Once a trace has a summary it
@@ -15,8 +16,10 @@
 #include <deque>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "core/always_on/arrival_exchange.h"
@@ -97,8 +100,9 @@ class Recorder {
   // Kernel thread id of the caller, cached.
   static uint32_t threadId() noexcept;
 
-  // Stores a JSON document (a group, more metadata) now and in every later
-  // trace of this process, in the order of the calls.
+  // Stores a JSON document (a group, more metadata) soon, and before the
+  // records that follow, and in every later trace of this process, in the order
+  // of the calls.
   void addDocument(BlockType type, const std::string& json);
   // A process group of this process, and its document.
   void addGroup(const GroupMembership& group, const std::string& json);
@@ -116,8 +120,11 @@ class Recorder {
   void startFlusherLocked();
   void flusherLoop();
   void refreshEnabled() noexcept;
+  // Of what follows, *Locked() need drain_mutex_ and no other.
   void setModeLocked(Mode mode) noexcept;
   void drainLocked() noexcept;
+  void markRingsLocked();
+  void takeToldLocked();
   bool writeDocumentsLocked() noexcept;
   bool writeRecordsLocked();
   void foldRecordsLocked();
@@ -129,14 +136,16 @@ class Recorder {
   void complainLocked() noexcept;
   void lookAfterFileLocked() noexcept;
   void takePause(const Pause& seen) noexcept;
-  void keepPauseLocked(const Pause& pause) noexcept;
-  void keepSupposedPauseLocked() noexcept;
-  void writePausesLocked() noexcept;
+  void keepPause(const Pause& pause) noexcept; // with mutex_
+  void keepSupposedPause() noexcept; // with mutex_
+  bool writePausesLocked() noexcept;
   void closeLocked();
-  void collectStatsLocked();
+  RecorderStats statsNow(); // with mutex_
+  void publishLocked() noexcept;
   static void beforeFork();
   static void afterForkParent();
   static void afterForkChild();
+  void forgetDrain() noexcept;
 
   std::atomic<bool> enabled_{false}; // wanted_, with a trace and a mode for it
   std::atomic<bool> wanted_{false};
@@ -151,14 +160,35 @@ class Recorder {
   std::mutex session_mutex_; // one start() or stop() at a time
   std::unique_ptr<std::thread> flusher_;
 
-  std::mutex mutex_; // everything below; taken after session_mutex_
+  // What any thread tells or asks. Held for moments: fork() takes it.
+  std::mutex mutex_; // taken last
   std::condition_variable wake_;
+  bool open_ = false; // a trace
   bool stopping_ = false;
+  bool told_ = false; // something is worth a drain at once
+  PauseWatch pauses_;
+  bool pauses_told_ = false; // they are to be written
+  std::vector<Record> pause_records_; // not yet taken
+  struct Document {
+    uint64_t number; // from 1 on
+    BlockType type;
+    std::string json;
+    std::optional<GroupMembership> group;
+  };
+  void tell(Document document);
+  std::vector<Document> documents_; // by number
+  uint64_t documents_told_ = 0; // the last one's number
+  std::shared_ptr<ArrivalBoard> board_;
+  uint32_t global_rank_ = 0;
+  bool board_told_ = false;
+  RecorderOptions options_;
+  RecorderStats stats_;
+
+  // The trace file and what goes into it; taken before mutex_. Held over I/O.
+  std::mutex drain_mutex_;
   bool complained_ = false; // of this trace, on stderr
   bool abandoned_ = false; // its file was removed and cannot be made anew
   uint64_t next_look_ns_ = 0; // at the file
-  PauseWatch pauses_;
-  std::vector<Record> pause_records_; // not yet drained
   std::unique_ptr<TraceWriter> writer_;
   bool keep_records_ = true; // the mode is full
   // The latest clock records that were not kept: full mode begins with them.
@@ -168,16 +198,19 @@ class Recorder {
   uint64_t summaries_ = 0; // written
   uint64_t next_summary_ns_ = 0;
   ModeSwitch switch_; // the helper thread's own while it runs
-  RecorderOptions options_;
-  RecorderStats stats_;
-  struct Document {
-    BlockType type;
-    std::string json;
-  };
-  std::vector<Document> documents_;
-  size_t documents_written_ = 0;
+  RecorderStats drained_; // what the drain itself counts
+  std::deque<Document> taken_; // to be written
+  uint64_t documents_taken_ = 0; // number of the last one, in this trace
+  uint64_t groups_taken_ = 0; // the same for exchange_, in this process
+  std::optional<Pauses> pauses_taken_; // to be written
+  std::vector<Record> pauses_drained_; // records to be written
+  // What this drain takes: of each ring up to a number.
+  std::vector<std::pair<Ring*, uint64_t>> marks_;
   std::vector<Record> drain_buffer_;
-  std::vector<uint64_t> drain_marks_;
+
+  // Of the thread that forks: what it holds besides mutex_.
+  bool forker_has_session_ = false;
+  bool forker_has_drain_ = false;
 };
 
 } // namespace commprof

@@ -68,21 +68,24 @@ void Recorder::lookAfterFileLocked() noexcept {
 }
 
 void Recorder::takePause(const Pause& seen) noexcept {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  if (writer_ && pauses_.take(seen)) {
-    keepPauseLocked(seen);
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (open_ && pauses_.take(seen)) {
+      keepPause(seen);
+    }
   }
+  wake_.notify_one();
 }
 
-void Recorder::keepSupposedPauseLocked() noexcept {
+void Recorder::keepSupposedPause() noexcept {
   if (const std::optional<Pause> pause = pauses_.supposed()) {
-    keepPauseLocked(*pause);
+    keepPause(*pause);
   }
 }
 
-void Recorder::keepPauseLocked(const Pause& pause) noexcept {
+void Recorder::keepPause(const Pause& pause) noexcept {
   if (PauseWatch::isLong(pause)) {
-    writePausesLocked();
+    pauses_told_ = told_ = true;
   }
   if (!enabled()) {
     return;
@@ -103,8 +106,11 @@ void Recorder::keepPauseLocked(const Pause& pause) noexcept {
   }
 }
 
-void Recorder::writePausesLocked() noexcept {
-  const Pauses& found = pauses_.found();
+bool Recorder::writePausesLocked() noexcept {
+  if (!pauses_taken_) {
+    return true;
+  }
+  const Pauses& found = *pauses_taken_;
   char json[256];
   const int length = std::snprintf(
       json,
@@ -116,8 +122,10 @@ void Recorder::writePausesLocked() noexcept {
       found.longest_ns,
       found.longest_begin_ns);
   if (!writer_->writeBlock(BlockType::kMetadata, json, size_t(length))) {
-    complainLocked();
+    return false;
   }
+  pauses_taken_.reset();
+  return true;
 }
 
 } // namespace commprof

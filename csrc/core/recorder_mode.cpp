@@ -32,6 +32,8 @@ void Recorder::startFlusherLocked() {
     pthread_sigmask(SIG_SETMASK, &before, nullptr);
     writer_.reset();
     pool_.close();
+    const std::lock_guard<std::mutex> lock(mutex_);
+    open_ = false;
     throw;
   }
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
@@ -43,17 +45,22 @@ void Recorder::flusherLoop() {
   std::unique_lock<std::mutex> lock(mutex_);
   while (!stopping_) {
     pauses_.beginSleep(std::chrono::nanoseconds(interval).count());
-    wake_.wait_for(lock, interval);
-    keepSupposedPauseLocked(); // of the sleep before this one
-    pauses_.endSleep();
-    lookAfterFileLocked();
-    drainLocked();
-    lock.unlock(); // the file may lie on a slow disk
-    const std::optional<Mode> asked = switch_.poll(mode());
-    lock.lock();
-    if (asked && *asked != mode() && !stopping_) {
-      setModeLocked(*asked);
+    if (!told_) {
+      wake_.wait_for(lock, interval);
     }
+    keepSupposedPause(); // of the sleep before this one
+    pauses_.endSleep();
+    lock.unlock(); // the files may lie on a slow disk
+    {
+      const std::lock_guard<std::mutex> drain(drain_mutex_);
+      lookAfterFileLocked();
+      drainLocked();
+    }
+    const std::optional<Mode> asked = switch_.poll(mode());
+    if (asked && *asked != mode()) {
+      setMode(*asked);
+    }
+    lock.lock();
   }
 }
 
@@ -68,7 +75,7 @@ void Recorder::beginModeLocked() {
     summary_ = std::make_unique<Summary>(nowNs(), exchange_);
     next_summary_ns_ = 0;
   }
-  stats_.signal_taken = options_.switch_signal != 0 &&
+  drained_.signal_taken = options_.switch_signal != 0 &&
       !ModeSwitch::countSignals(options_.switch_signal);
 }
 
@@ -88,7 +95,7 @@ void Recorder::refreshEnabled() noexcept {
 }
 
 void Recorder::setMode(Mode mode) {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const std::lock_guard<std::mutex> drain(drain_mutex_);
   if (writer_) {
     setModeLocked(mode);
   }
@@ -114,18 +121,21 @@ void Recorder::setModeLocked(Mode mode) noexcept {
 // The records stay in the rings until they are in the summary.
 void Recorder::foldRecordsLocked() {
   if (summary_) {
-    summary_->fold(pause_records_.data(), pause_records_.size());
-    stats_.records_summarised += pause_records_.size();
+    summary_->fold(pauses_drained_.data(), pauses_drained_.size());
+    drained_.records_summarised += pauses_drained_.size();
   }
-  pause_records_.clear();
-  for (Ring* ring : pool_.rings()) {
-    ring->commit(ring->peek([this](const Record* records, uint64_t count) {
-      if (summary_) {
-        summary_->fold(records, count);
-        stats_.records_summarised += count;
-      }
-      keepClocksLocked(records, count);
-    }));
+  pauses_drained_.clear();
+  for (const auto& [ring, until] : marks_) {
+    ring->peek(
+        [this](const Record* records, uint64_t count) {
+          if (summary_) {
+            summary_->fold(records, count);
+            drained_.records_summarised += count;
+          }
+          keepClocksLocked(records, count);
+        },
+        until);
+    ring->commit(until);
   }
 }
 
@@ -151,7 +161,7 @@ bool Recorder::writeClocksLocked() {
           records.size() * sizeof(Record))) {
     return false;
   }
-  stats_.records_written += records.size();
+  drained_.records_written += records.size();
   clocks_.clear();
   return true;
 }
@@ -160,7 +170,7 @@ void Recorder::awaitArrivals() {
   const uint64_t until_ns = nowNs() + kLastArrivalsNs;
   for (;;) {
     {
-      const std::lock_guard<std::mutex> lock(mutex_);
+      const std::lock_guard<std::mutex> drain(drain_mutex_);
       drainLocked();
       if (!summary_ || !summary_->pending() || nowNs() > until_ns) {
         return;
@@ -186,9 +196,8 @@ bool Recorder::writeSummaryLocked() {
   }
   next_summary_ns_ = now_ns + kSummaryEveryNs; // json() may throw
   const uint64_t began_cpu_ns = threadCpuNs();
-  collectStatsLocked();
   const Summary::State state{
-      ++summaries_, now_ns, mode(), stats_.records_dropped};
+      ++summaries_, now_ns, mode(), stats().records_dropped};
   const bool written = writer_->writeSummary(
       summary_->json(state, TraceWriter::kMaxSummaryBytes));
   const uint64_t took_cpu_ns = threadCpuNs() - began_cpu_ns;

@@ -44,17 +44,16 @@ void* mapMemory(size_t bytes) noexcept {
 } // namespace
 
 Ring::Ring(const std::string& path, uint64_t capacity, uint64_t session)
-    : capacity_(capacity), mask_(capacity - 1), path_(path) {
+    : capacity_(capacity),
+      mask_(capacity - 1),
+      look_mask_(std::clamp<uint64_t>(capacity / 4, 256, 1024) - 1),
+      path_(path) {
   void* memory = map(session, 0);
   if (memory == MAP_FAILED) {
     throw std::bad_alloc();
   }
   header_ = static_cast<RingHeader*>(memory);
   records_ = reinterpret_cast<Record*>(header_ + 1);
-}
-
-size_t Ring::bytes() const noexcept {
-  return sizeof(RingHeader) + capacity_ * sizeof(Record);
 }
 
 // An empty ring at path_, or in memory if that cannot be; path_ is empty then.

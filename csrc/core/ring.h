@@ -49,6 +49,13 @@ class Ring {
   // Removes the file; the ring goes on in memory that dies with the process.
   void unlinkFile() noexcept;
 
+  // Of a ring with room for so many records, in memory or as a file.
+  static uint64_t bytes(uint64_t capacity) noexcept {
+    return sizeof(RingHeader) + capacity * sizeof(Record);
+  }
+  uint64_t bytes() const noexcept {
+    return bytes(capacity_);
+  }
   bool fileBacked() const noexcept {
     return !path_.empty();
   }
@@ -72,7 +79,7 @@ class Ring {
     // The drain left the slots in another core's cache: fetch the next but one
     // while this thread does something else.
     prefetchForWrite(&records_[(head + 2) & mask_]);
-    if ((head & (kLookEvery - 1)) != 0) {
+    if ((head & look_mask_) != 0) {
       return false;
     }
     known_tail_ = header_->tail.load(std::memory_order_acquire);
@@ -84,8 +91,14 @@ class Ring {
   // safe elsewhere; until then they stay readable in the ring.
   template <class Sink>
   uint64_t peek(Sink&& sink) const {
+    const uint64_t head = pushed();
+    peek(sink, head);
+    return head;
+  }
+  // Of them those up to `head`, which pushed() returned.
+  template <class Sink>
+  void peek(Sink&& sink, uint64_t head) const {
     const uint64_t tail = header_->tail.load(std::memory_order_relaxed);
-    const uint64_t head = header_->head.load(std::memory_order_acquire);
     const uint64_t first = std::min(head - tail, capacity_ - (tail & mask_));
     if (first > 0) {
       sink(&records_[tail & mask_], first);
@@ -93,15 +106,15 @@ class Ring {
     if (head - tail > first) {
       sink(&records_[0], head - tail - first);
     }
-    return head;
+  }
+  uint64_t pushed() const noexcept {
+    return header_->head.load(std::memory_order_acquire);
   }
   void commit(uint64_t mark) noexcept {
     header_->tail.store(mark, std::memory_order_release);
   }
 
  private:
-  static constexpr uint64_t kLookEvery = 1024; // pushes
-
   static void prefetchForWrite(const void* address) noexcept {
 #if defined(__x86_64__)
     asm volatile("prefetchw %0" : : "m"(*static_cast<const char*>(address)));
@@ -109,13 +122,14 @@ class Ring {
     __builtin_prefetch(address, 1);
 #endif
   }
-  size_t bytes() const noexcept;
   void* map(uint64_t session, uint64_t position) noexcept;
 
   RingHeader* header_;
   Record* records_;
   const uint64_t capacity_;
   const uint64_t mask_;
+  // Every 1024 pushes, in a small ring every 256.
+  const uint64_t look_mask_;
   uint64_t known_tail_ = 0; // the owner's copy; the tail only moves on
   std::string path_; // empty: not file-backed
 };

@@ -1,8 +1,22 @@
 #include "core/ring_pool.h"
 
+#include <sys/statvfs.h>
+
+#include <algorithm>
 #include <exception>
 
 namespace commprof {
+
+namespace {
+
+// Of what is free where the files are: at most so much for one of them, and for
+// all of a process. 64 MiB, as containers have, are for 8 ranks too.
+constexpr uint64_t kRingShare = 64;
+constexpr uint64_t kProcessShare = 32;
+// A file for fewer records than this would be full before it is drained.
+constexpr uint64_t kLeastCapacity = 1024;
+
+} // namespace
 
 constinit thread_local RingPool::Lent RingPool::t_lent{};
 thread_local RingPool::Return RingPool::t_return;
@@ -28,7 +42,8 @@ void RingPool::open(
   capacity_ = capacity;
   session_ = session;
   for (size_t i = 0; i < rings_.size(); ++i) {
-    rings_[i]->rebind(path(i), session);
+    const bool fits = rings_[i]->bytes() <= roomLocked();
+    rings_[i]->rebind(fits ? path(i) : "", session);
   }
   supply_.fetch_add(1);
 }
@@ -69,11 +84,49 @@ Ring* RingPool::freeOrNewLocked() noexcept {
     return nullptr;
   }
   try {
-    rings_.push_back(new Ring(path(rings_.size()), capacity_, session_));
+    const uint64_t capacity = capacityForLocked(roomLocked());
+    const std::string file = capacity == 0 ? "" : path(rings_.size());
+    rings_.push_back(
+        new Ring(file, capacity == 0 ? capacity_ : capacity, session_));
     return rings_.back();
   } catch (const std::exception&) {
     return nullptr;
   }
+}
+
+// Bytes that the next file may have.
+uint64_t RingPool::roomLocked() const noexcept {
+  struct statvfs found;
+  const size_t slash = prefix_.rfind('/');
+  try {
+    const std::string directory =
+        slash == std::string::npos ? "." : prefix_.substr(0, slash + 1);
+    if (prefix_.empty() || statvfs(directory.c_str(), &found) != 0) {
+      return 0;
+    }
+  } catch (const std::bad_alloc&) {
+    return 0;
+  }
+  if (found.f_blocks == 0) { // a tmpfs without a limit
+    return UINT64_MAX;
+  }
+  uint64_t taken = 0;
+  for (const Ring* ring : rings_) {
+    taken += ring->fileBacked() ? ring->bytes() : 0;
+  }
+  const uint64_t free = uint64_t(found.f_bavail) * found.f_frsize;
+  const uint64_t own = (free + taken) / kProcessShare;
+  return std::min(free / kRingShare, own - std::min(own, taken));
+}
+
+// 0: no file.
+uint64_t RingPool::capacityForLocked(uint64_t room) const noexcept {
+  const uint64_t least = std::min(capacity_, kLeastCapacity);
+  uint64_t capacity = capacity_;
+  while (Ring::bytes(capacity) > room && capacity > least) {
+    capacity /= 2;
+  }
+  return Ring::bytes(capacity) <= room ? capacity : 0;
 }
 
 void RingPool::takeBack(Ring* ring) noexcept {

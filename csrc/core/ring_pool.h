@@ -21,6 +21,10 @@ class RingPool {
   // A trace begins: every ring is emptied and gets a file of its own,
   // `prefix` + "<n>.ring"; no file if `prefix` is empty. A ring keeps the
   // capacity that it was made with.
+  //
+  // Files take a small share of what is free there, which is looked up for each
+  // of them: DataLoader workers live on the same memory. Where there is less
+  // room new rings are smaller, and without room they are no files.
   void open(const std::string& prefix, uint64_t capacity, uint64_t session);
   // The trace is closed: nobody needs the files. The memory stays, because
   // threads hold the rings.
@@ -58,6 +62,8 @@ class RingPool {
 
   Ring* lend() noexcept;
   Ring* freeOrNewLocked() noexcept;
+  uint64_t roomLocked() const noexcept;
+  uint64_t capacityForLocked(uint64_t room) const noexcept;
   void takeBack(Ring* ring) noexcept;
   std::string path(size_t index) const;
 

@@ -161,6 +161,14 @@ void roomHasABound() {
   CHECK(!small->join({1, 0, 3, 0}, group));
 }
 
+void aGroupTooLargeLeavesRoomForOthers() {
+  const auto board = ArrivalBoard::create(kToken);
+  ArrivalBoard::Group group;
+  CHECK(!board->join({1, 0, 512, 0}, group));
+  CHECK(!board->join({1, 1, 512, 1}, group));
+  CHECK(board->join({2, 0, 8, 0}, group) && group);
+}
+
 } // namespace
 
 int main() {
@@ -170,5 +178,6 @@ int main() {
   whatIsWrittenOverIsLost();
   timesGoOnWhereCellsBeginAnew();
   roomHasABound();
+  aGroupTooLargeLeavesRoomForOthers();
   return check::report();
 }

@@ -1,7 +1,10 @@
 // A fork in the middle of a trace: the child is a process of its own.
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
+#include <chrono>
 #include <thread>
 
 #include "check.h"
@@ -30,6 +33,23 @@ __tsan_default_options() {
 extern "C" __attribute__((visibility("default"))) const char*
 __asan_default_options() {
   return "quarantine_size_mb=0:thread_local_quarantine_size_kb=0";
+}
+
+namespace {
+
+using namespace std::chrono_literals;
+
+// The disk of this process: how long a write takes, and how many have begun.
+std::atomic<int64_t> write_takes_ms{0};
+std::atomic<int> writes{0};
+
+} // namespace
+
+// In the place of the C library's.
+extern "C" ssize_t pwrite(int fd, const void* data, size_t bytes, off_t at) {
+  ++writes;
+  std::this_thread::sleep_for(std::chrono::milliseconds(write_takes_ms));
+  return syscall(SYS_pwrite64, fd, data, bytes, at);
 }
 
 namespace {
@@ -68,7 +88,7 @@ void childHasNoTrace(const trace_file::Directory& directory) {
   CHECK(bytesOf(directory / "parent.trace").starts_with(trace));
 }
 
-void childStartsItsOwn(const trace_file::Directory& directory) {
+void childStartsItsOwn(const trace_file::Directory& directory, size_t groups) {
   Recorder& recorder = Recorder::instance();
   recorder.start(options(directory, "child", 2));
   for (uint64_t i = 0; i < 10; ++i) {
@@ -79,8 +99,9 @@ void childStartsItsOwn(const trace_file::Directory& directory) {
   recorder.stop();
   const auto content = trace_file::read(directory / "child.trace");
   CHECK(content.sound);
+  CHECK_EQ(Recorder::threadId(), uint32_t(getpid()));
   CHECK_EQ(content.session, 2u);
-  CHECK_EQ(content.groups.size(), 1u); // the parent's groups are its own too
+  CHECK_EQ(content.groups.size(), groups); // the parent's are its own too
   CHECK_EQ(content.records.size(), 11u);
   for (int i = 0; i < 5; ++i) { // nobody waits for the parent's helper thread
     recorder.start(options(directory, "child", 3));
@@ -145,7 +166,7 @@ void forkInTheMiddle(const trace_file::Directory& directory) {
   forked([&] {
     childHasNoTrace(directory);
     if (kChildMayRecord) {
-      childStartsItsOwn(directory);
+      childStartsItsOwn(directory, 1);
     }
   });
   CHECK(std::filesystem::exists(directory / "parent-0.ring"));
@@ -186,11 +207,50 @@ void childLeavesWhileTheParentStops(const trace_file::Directory& directory) {
   }
 }
 
+template <class Call>
+void isQuick(Call&& call) {
+  const auto begin = std::chrono::steady_clock::now();
+  call();
+  CHECK(std::chrono::steady_clock::now() - begin < 1s);
+}
+
+// A thread that forks, makes a group or asks how it goes does not wait for it.
+void theDiskIsSlow(const trace_file::Directory& directory) {
+  Recorder& recorder = Recorder::instance();
+  recorder.start(options(directory, "slow", 4));
+  const int before = writes;
+  write_takes_ms = 5000;
+  recorder.push(numbered(0));
+  while (writes == before) { // until the helper thread is in it
+    std::this_thread::sleep_for(1ms);
+  }
+  isQuick([&] { recorder.addGroup({9, "late", 0, 2}, "{\"id\": 9}"); });
+  recorder.push(numbered(1));
+  isQuick([&] { CHECK_EQ(recorder.stats().records_unwritten, 2u); });
+  isQuick([&] { recorder.setBoard(nullptr, 0); });
+  isQuick([&] {
+    forked([&] {
+      write_takes_ms = 0;
+      CHECK(!recorder.started());
+      if (kChildMayRecord) {
+        childStartsItsOwn(directory, 2);
+      }
+    });
+  });
+  write_takes_ms = 0;
+  recorder.stop();
+  const auto content = trace_file::read(directory / "slow.trace");
+  CHECK(content.sound);
+  CHECK_EQ(content.groups.back(), "{\"id\": 9}");
+  CHECK_EQ(content.records.size(), 2u);
+}
+
 } // namespace
 
 int main() {
   const trace_file::Directory directory;
   forkInTheMiddle(directory);
+  theDiskIsSlow(directory);
   childLeavesWhileTheParentStops(directory);
   CHECK_EQ(directory.count(".ring"), 0u);
   return check::report();

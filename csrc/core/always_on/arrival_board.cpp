@@ -54,6 +54,17 @@ struct ArrivalBoard::Header {
     Word offset; // 0 until it has one, kNoRoom if it gets none
   };
   Place places[kMaxGroups];
+
+  // Where that much begins; kNoRoom leaves what there is to smaller groups.
+  uint64_t take(uint64_t bytes) noexcept {
+    uint64_t begin = used_bytes.load();
+    do {
+      if (bytes > kBytes - begin) {
+        return kNoRoom;
+      }
+    } while (!used_bytes.compare_exchange_weak(begin, begin + bytes));
+    return begin;
+  }
 };
 
 namespace {
@@ -127,9 +138,8 @@ bool ArrivalBoard::join(const Member& member, Group& group) noexcept {
     Header::Place& place = header_->places[(member.key + step) % kMaxGroups];
     uint64_t key = 0;
     if (place.key.compare_exchange_strong(key, member.key)) {
-      const uint64_t begin = header_->used_bytes.fetch_add(bytes);
       place.size.store(member.size);
-      place.offset.store(begin + bytes <= kBytes ? begin : kNoRoom);
+      place.offset.store(header_->take(bytes));
     } else if (key != member.key) {
       continue;
     }

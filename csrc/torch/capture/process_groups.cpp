@@ -1,5 +1,6 @@
 #include "torch/capture/process_groups.h"
 
+#include <pthread.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <memory>
@@ -36,8 +37,17 @@ struct Table {
   std::unordered_map<const void*, std::unique_ptr<Entry>> entries;
 };
 
+// Late callbacks may outlive static objects. The recorder comes first, since
+// its lock is taken after this one, before a fork too.
 Table& table() {
-  static Table* t = new Table(); // late callbacks may outlive static objects
+  static Table* t = [] {
+    Recorder::instance();
+    pthread_atfork(
+        [] { table().mutex.lock(); },
+        [] { table().mutex.unlock(); },
+        [] { table().mutex.unlock(); });
+    return new Table();
+  }();
   return *t;
 }
 
