@@ -38,5 +38,5 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         for item in terminalreporter.stats.get("deselected", [])
         if item.get_closest_marker("slow")
     ]
-    if slow:
+    if slow and "not slow" in terminalreporter.config.getoption("markexpr"):
         terminalreporter.write_line(f"{len(slow)} slow tests were deselected: make test-all")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import sys
 import time
 from contextlib import suppress
 from multiprocessing.util import Finalize
@@ -174,7 +175,12 @@ class Profiler:
             return
         self._running = False
         while self._listeners:
-            self._listeners.pop().capture_ends()
+            listener = self._listeners.pop()
+            try:
+                listener.capture_ends()
+            except Exception as failure:  # the trace must be closed all the same
+                what = f"{type(listener).__name__.lower()} did not end well"
+                print(f"commprof: {what}: {error_line(failure)}", file=sys.stderr)
         _started.remove(self)
         self._at_exit.cancel()
         self._auto_phases.remove()

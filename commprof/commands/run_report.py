@@ -14,6 +14,7 @@ from commprof.errors import CommprofError
 from commprof.report.plain_text import printable
 from commprof.report.reproduce_text import repeating_command
 from commprof.trace.run_directory import CONFIG_FILE, strategy_directories
+from commprof.trials.analyse import no_trial
 
 
 def show_run(
@@ -43,7 +44,4 @@ def show_run(
     print(f"Run directory: {directory}\nShow it again: commprof report {directory}")
     print(f"Run it again: {repeating_command(directory / CONFIG_FILE, args.nnodes)}")
     if args.trial and not shown.has_trial and not failed:
-        raise CommprofError(
-            "no trial took place: the ranks made no DDP model, trained fewer steps than it "
-            "waits for, or have a hook of their own; see what they printed"
-        )
+        print(f"commprof: no trial took place: {no_trial(directory)}", file=sys.stderr)

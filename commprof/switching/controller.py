@@ -8,9 +8,8 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-import torch.distributed as dist
-
 from commprof.capture.attachment import Attachment
+from commprof.capture.metadata import rank_and_world_size
 from commprof.capture.profiler import Profiler
 from commprof.capture.recorder import recorder
 from commprof.compressors import Compressor, parse
@@ -44,6 +43,9 @@ class Trial:
             )
         self._plan = plan
         self._state = state
+        # Scripts destroy the process group before they end.
+        self._rank, _ = rank_and_world_size()
+        self._own_hooks = 0
         self._attachments: list[Attachment] = []
         self._bucketings: dict[Attachment, Bucketings] = {}
         self._schedule: Schedule | None = None
@@ -52,6 +54,7 @@ class Trial:
         self._losses = Losses()
         self._seen = 0
         self._first_step = 0
+        self._ended = 0
         self._done = False
         profiler.listen(self)
 
@@ -86,13 +89,28 @@ class Trial:
 
     def capture_ends(self) -> None:
         """No more steps will be told of."""
-        if self._schedule is not None and not self._done:
-            self._say("the script ended before its trial did; complete rounds are used")
+        if self._schedule is None:
+            recorder().add_metadata(json.dumps({"no_trial": self._no_trial()}))
+        elif not self._done:
+            said = f"{self._ended} of the trial's {self._schedule.steps} steps"
+            self._say(f"the script ended after {said}; complete rounds are used")
             self._finish()
+
+    def _no_trial(self) -> dict[str, Any]:
+        """Why it did not begin, as the end of a sentence."""
+        if self._own_hooks:
+            reason = "every DDP model has a communication hook of its own"
+        elif not self._attachments:
+            reason = "the script made no DDP model that a hook could be attached to"
+        else:
+            steps = "1 step" if self._seen == 1 else f"{self._seen} steps"
+            reason = f"the script ended after {steps}, and a trial begins after {SETTLE_STEPS}"
+        return {"reason": reason, "begin_monotonic_ns": time.monotonic_ns()}
 
     def _begin(self, first_step: int) -> None:
         for attachment in [one for one in self._attachments if one.has_own_hook]:
             self._attachments.remove(attachment)
+            self._own_hooks += 1
             self._say("a model has a communication hook of its own and takes no part in the trial")
         if not self._attachments:
             self._done = True
@@ -134,6 +152,7 @@ class Trial:
     def _turn(self, step: int) -> None:
         """Before the trial's step of this number."""
         assert self._schedule is not None
+        self._ended = step
         if step >= self._schedule.steps:
             self._finish()
             return
@@ -189,7 +208,7 @@ class Trial:
         return made
 
     def _say(self, what: str) -> None:
-        if dist.get_rank() == 0:
+        if self._rank == 0:
             print(f"commprof: {what}", file=sys.stderr)
 
 

@@ -58,6 +58,7 @@ MORE_METADATA: Final[dict[str, Shape]] = {
     "device_telemetry": dict,
     "trial": {"plan": str, "first_step": int, "begin_monotonic_ns": int, "left_out": dict},
     "trial_losses": dict,
+    "no_trial": {"reason": str, "begin_monotonic_ns": int},
     "ending": {"error": str},
     "write_failed": {"errno": int, "reason": str, "monotonic_ns": int},
     "pauses": {"count": int, "total_ns": int, "longest_ns": int, "longest_begin_ns": int},

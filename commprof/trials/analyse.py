@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from commprof.analysis.interfaces import own_metadata
 from commprof.analysis.intervals import Interval
 from commprof.analysis.turns import in_turns, trial_of
 from commprof.trace.run_directory import WorldRun, read_context, read_world
@@ -51,6 +52,15 @@ def analyse_trial(directory: Path) -> TrialResult | None:
         if in_turns(run):
             return analyse_world_trial(run, context)
     return None
+
+
+def no_trial(directory: Path) -> str:
+    """Returns why no trial began in a run that was asked for one, as the end of a sentence."""
+    for world_size in read_context(directory)["world_sizes"]:
+        for trace in read_world(directory, world_size).traces.values():
+            if found := own_metadata(trace, "no_trial"):
+                return str(found["reason"])
+    return "no rank said why; see what they printed"
 
 
 def analyse_world_trial(run: WorldRun, context: Mapping[str, Any]) -> TrialResult:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from commprof.trace.reader import read_trace
 from commprof.trials.analyse import analyse_trial
 from commprof.trials.plan import parse_trial
 from tests.support.commands import RUN, call
@@ -93,6 +94,51 @@ def test_a_script_s_models_take_part_unchanged(tmp_path: Path) -> None:
     assert 0 < int8["relative_error"] < 0.03
     assert abs(int8["loss_effect"]["value"]) < 0.5
     assert f"a trial of 5 candidates begins; it takes {5 * 3 * 4} steps" in text
+
+
+def test_a_script_that_ends_before_its_trial_leaves_whole_records(tmp_path: Path) -> None:
+    """It destroys the process group, as most do: nothing at the end may need that."""
+    plan = "int8,bucket-cap=0.1,rounds=20,block=2"
+    of_round = 5 * 4  # candidates, each with its warm-up
+    script = tmp_path / "train.py"
+    script.write_text(plain_script(steps=10 + 4 * of_round))
+    result, text = run(tmp_path, "--trial", plan, str(script))
+    assert "Traceback" not in text
+    assert "os._exit" not in text
+    ended = re.search(r"the script ended after (\d+) of the trial's 400 steps", text)
+    assert ended is not None
+    assert 4 * of_round <= int(ended[1]) < 5 * of_round
+    assert result["trial"]["rounds"] == 4
+    for rank in (0, 1):
+        trace = read_trace(tmp_path / "run" / "world_2" / f"rank_{rank}.trace")
+        assert (trace.complete, trace.problems) == (True, ())
+
+
+OWN_HOOK = """
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+ddp.register_comm_hook(None, default_hooks.fp16_compress_hook)
+"""
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"steps": 1}, "the script ended after 1 step, and a trial begins after 3"),
+        ({"wrapped": OWN_HOOK}, "every DDP model has a communication hook of its own"),
+        (
+            {"wrapped": "ddp = model", "first": "DistributedDataParallel = lambda model: model"},
+            "the script made no DDP model",
+        ),
+    ],
+)
+def test_a_trial_that_cannot_begin_says_why_and_harms_nothing(
+    tmp_path: Path, changes: dict[str, Any], reason: str
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(plain_script(**{"steps": 20, **changes}))
+    result, text = run(tmp_path, "--trial", "int8", str(script))
+    assert f"no trial took place: {reason}" in text
+    assert "trial" not in result or result["trial"] is None
 
 
 @pytest.mark.parametrize("hosts", ["ab", "aab"])
