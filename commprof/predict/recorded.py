@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +14,9 @@ from commprof.errors import CommprofError
 from commprof.predict.regression import Line, robust_line
 from commprof.predict.schedule import Schedule, measured_steps, read_schedule
 from commprof.trace.run_directory import read_context, read_world
+
+#: Of the cores' time: ranks that use more of it may want more than there is.
+_FILLED = 0.85
 
 
 @dataclass(frozen=True)
@@ -45,7 +48,31 @@ def read_recorded(directory: Path) -> tuple[list[Recorded], list[str]]:
         traces = [run.traces[rank] for rank in sorted(run.traces)]
         rows = compression_rows(traces, measured_steps(traces), world_size)
         found.append(Recorded(f"{directory}, {world_size} ranks", schedule, rows, str(directory)))
-    return found, refused
+    return with_free_share(found), refused
+
+
+def with_free_share(recorded: Sequence[Recorded]) -> list[Recorded]:
+    """The same, with a rank's share of processor time as it is where ranks have cores.
+
+    Ranks that share cores get less of them than they want, so their own share says how many there
+    were, not how many they need. It is taken from the world size with the fewest threads per core;
+    where that one fills its cores too, the share is not known.
+    """
+    known = [each for each in recorded if not math.isnan(each.schedule.placement.busy)]
+    if not known:
+        return list(recorded)
+    free = min(known, key=lambda each: each.schedule.placement.threads_per_core).schedule.placement
+    filled = free.threads_per_core > 1 and free.busy * free.threads_per_core > _FILLED
+    share = math.nan if filled else free.busy
+    return [
+        each if each.schedule.placement.threads_per_core <= 1 else _with_share(each, share)
+        for each in recorded
+    ]
+
+
+def _with_share(recorded: Recorded, busy: float) -> Recorded:
+    placement = replace(recorded.schedule.placement, busy=busy)
+    return replace(recorded, schedule=replace(recorded.schedule, placement=placement))
 
 
 def base_of(

@@ -49,14 +49,18 @@ class Placement:
         """As far as ranks outnumber cores; 1 where they do not."""
         return max(1.0, self.ranks_per_host / self.cores_per_host)
 
+    @property
+    def threads_per_core(self) -> float:
+        """How many threads that may compute share a core."""
+        return self.ranks_per_host * self.threads / self.cores_per_host
+
     def crowding(self) -> float:
         """Processor time that is wanted over what there is; 1 where there is enough.
 
         Of a rank whose share is not known, all of its threads are taken to compute all the time.
         """
         share = 1.0 if math.isnan(self.busy) else min(1.0, max(0.0, self.busy))
-        wanted = self.ranks_per_host * self.threads * share
-        return max(1.0, wanted / self.cores_per_host)
+        return max(1.0, self.threads_per_core * share)
 
 
 @dataclass(frozen=True)
@@ -103,6 +107,8 @@ class Schedule:
     ddp_log: dict[str, Any]
     #: The ranks' times can be compared.
     common_clock: bool
+    #: DDP models that the job called, as far as the trace says; their buckets stand in one row.
+    models: int = 1
 
     @property
     def gradient_bytes(self) -> int:
@@ -161,6 +167,7 @@ def read_schedule(run: WorldRun) -> Schedule:
         batch=_batch(traces, measured),
         ddp_log=_ddp_log(traces[0]),
         common_clock=clocks is not None,
+        models=max(1, len(_ddp_logs(traces[0]))),
     )
 
 
@@ -283,6 +290,11 @@ def _batch(traces: Sequence[Trace], measured: Ints) -> Batch:
     return Batch(per_rank, int(job.get("steps_per_epoch", 0)), str(job.get("scaling", "")))
 
 
+def _ddp_logs(trace: Trace) -> list[Any]:
+    found = trace.metadata.get("witnesses", {}).get("ddp_logs", [])
+    return found if isinstance(found, list) else []
+
+
 def _ddp_log(trace: Trace) -> dict[str, Any]:
-    logs = trace.metadata.get("witnesses", {}).get("ddp_logs", [])
+    logs = _ddp_logs(trace)
     return logs[0] if len(logs) == 1 and isinstance(logs[0], dict) else {}

@@ -155,6 +155,11 @@ def _buckets(schedule: Schedule, scenario: Scenario, remarks: list[str]) -> tupl
     cap = scenario.bucket_cap_bytes
     if math.isnan(cap):
         return schedule.bucket_bytes.astype(np.float64), schedule.ready_s
+    if schedule.models > 1:
+        raise CommprofError(
+            f"--bucket-cap-mb needs a run with one DDP model; this one called {schedule.models}, "
+            "whose buckets are not told apart, and DDP puts no parameters of two models into one"
+        )
     parameters = parameters_of(schedule)
     if not parameters.sizes_known:
         remarks.append(
@@ -189,8 +194,9 @@ def _stretch(schedule: Schedule, placement: Placement) -> float:
     if math.isnan(recorded.busy) and placement.ranks_per_core != recorded.ranks_per_core:
         raise CommprofError(
             "the ranks would share cores in another way than in the run, and the run does not say "
-            "how much processor time they use; record it with commprof's native module, or give "
-            "--ranks-per-host and --cores-per-host so that ranks per core stay"
+            "how much processor time a rank with a core of its own uses; record a world size whose "
+            "ranks have a core each too, with commprof's native module, or give --ranks-per-host "
+            "and --cores-per-host so that ranks per core stay"
         )
     return placement.crowding() / recorded.crowding()
 

@@ -6,6 +6,7 @@ import re
 
 from commprof.analysis.predicted import PredictedPoint, Predictions
 from commprof.report.plain_text import printable
+from commprof.report.prediction_cells import bracketed
 from commprof.report.tabulated import Grid, three_digits
 
 CAPTION = "Predicted, not measured"
@@ -17,8 +18,7 @@ def predicted_grid(predictions: Predictions) -> Grid:
         (
             str(point.world_size),
             setting_text(point),
-            f"{three_digits(point.samples_per_s.value)} "
-            f"[{three_digits(point.samples_per_s.low)}, {three_digits(point.samples_per_s.high)}]",
+            f"{three_digits(point.samples_per_s.value)} {_bounds(point, predictions)}",
             printable("; ".join(point.outside)) or "inside",
         )
         for point in predictions.points
@@ -26,12 +26,18 @@ def predicted_grid(predictions: Predictions) -> Grid:
     return Grid(rows, ("ranks", "setting", "samples/s", "measured range"), (1, 3))
 
 
+def _bounds(point: PredictedPoint, predictions: Predictions) -> str:
+    low, high = (three_digits(x) for x in (point.samples_per_s.low, point.samples_per_s.high))
+    return bracketed(low, high, predictions.worst_error is not None)
+
+
 def legend(predictions: Predictions) -> str:
     """What the interval holds."""
     if predictions.worst_error is None:
         return (
-            "predicted: with the interval of the recorded steps alone; the model's error is not "
-            "known, for nothing was recorded that it was not made of."
+            "predicted: with the range (in parentheses) that sampling and fit alone leave open. It "
+            "is no interval for real steps: the model's own error is not known, because nothing "
+            "was recorded that it was not made of."
         )
     return (
         "predicted: with the interval of the step, which holds the model's largest error on steps "

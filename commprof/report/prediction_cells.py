@@ -40,17 +40,22 @@ def optional(value: float, factor: float) -> str:
     return AS_RUN if math.isnan(value) else f"{value * factor:.3g}"
 
 
-def within(found: Estimate, text: Callable[[float], str]) -> str:
-    """With its interval."""
+def within(found: Estimate, text: Callable[[float], str], checked: bool = True) -> str:
+    """With its interval; in parentheses a range that the model's own error is not part of."""
     if math.isnan(found.value):
         return text(found.value)
-    return f"{text(found.value)} [{text(found.low)}, {text(found.high)}]"
+    return f"{text(found.value)} {bracketed(text(found.low), text(found.high), checked)}"
+
+
+def bracketed(low: str, high: str, checked: bool) -> str:
+    """An interval for real steps, or what sampling and fit alone leave open."""
+    return f"[{low}, {high}]" if checked else f"({low} to {high})"
 
 
 def within_if_wide(found: Estimate, text: Callable[[float], str]) -> str:
     """With its interval, where that is not the figure itself as printed."""
     value = text(found.value)
-    return value if value == text(found.low) == text(found.high) else within(found, text)
+    return value if value == text(found.low) == text(found.high) else within(found, text, False)
 
 
 def ms(value_s: float) -> str:

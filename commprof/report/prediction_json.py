@@ -22,6 +22,7 @@ def render(answers: Answers, base: str, source: str, refused: Sequence[str]) -> 
         "costs": source,
         "left_out": list(refused),
         **dataclasses.asdict(answers),
+        "interval_holds_held_out_error": answers.error is not None,
         "answers": [_answer(each) for each in answers.answers],
         "checks": [{**dataclasses.asdict(check), "error": check.error} for check in answers.checks],
         "amdahl": None if answers.amdahl is None else _amdahl(answers.amdahl),

@@ -11,16 +11,28 @@ from commprof.predict.held_out import Check
 from commprof.predict.scenario import STRONG, Prediction
 from commprof.report import prediction_search
 from commprof.report.plain_text import printable
-from commprof.report.prediction_cells import ms, optional, scenario_cells, within, within_if_wide
+from commprof.report.prediction_cells import (
+    bracketed,
+    ms,
+    optional,
+    scenario_cells,
+    within,
+    within_if_wide,
+)
 from commprof.report.tabulated import tabulated, three_digits
 
-_LEGEND = """\
+_CHECKED = """\
 step: median of the slowest rank [interval: 95 % of sampling and fit, widened by the model's worst
-held-out error]; samples/s and efficiency have the interval that follows from it. exposed = wait
-(for the last rank) + wire; hidden: communication under backward; in ms, with intervals of sampling
-and fit alone, where these do not print as the figure itself. bounds: all communication hidden, none
-hidden. efficiency: a rank's own work over the step. to hide: what a link must carry so that
-all buckets but the last are hidden.
+held-out error]; samples/s and efficiency have the interval that follows from it."""
+_NOT_CHECKED = """\
+step: median of the slowest rank (range that sampling and fit alone leave open: it is no interval
+for real steps, because the model's own error is not known); samples/s and efficiency have the range
+that follows from it."""
+_LEGEND = """\
+exposed = wait (for the last rank) + wire; hidden: communication under backward; in ms, with the
+range of sampling and fit alone, where it does not print as the figure itself. bounds: all
+communication hidden, none hidden. efficiency: a rank's own work over the step. to hide: what a link
+must carry so that all buckets but the last are hidden.
 *: outside the measured range, see below."""
 
 _SCENARIO = ("ranks", "link\nGbit/s", "\nµs", "cap\nMiB", "hook")
@@ -40,12 +52,13 @@ def render(
     tables: int | None = None,
 ) -> str:
     """The table, the model's error, and what the reader must know; see ``tabulated`` for widths."""
-    rows = [_cells(each) for each in answers.answers]
+    checked = answers.error is not None
+    rows = [_cells(each, checked) for each in answers.answers]
     parts = [
         f"Predicted from {printable(base)}; costs: {printable(source)}.",
         *_setting(answers, width),
         tabulated(rows, _HEADERS, [4], tables),
-        textwrap.fill(_LEGEND, width),
+        textwrap.fill(f"{_CHECKED if checked else _NOT_CHECKED} {_LEGEND}", width),
         _held_out(answers, width, tables),
     ]
     parts += list(_costs(answers, tables))
@@ -60,18 +73,18 @@ def render(
     return "\n\n".join(parts) + "\n"
 
 
-def _cells(answer: Answer) -> tuple[str, ...]:
+def _cells(answer: Answer, checked: bool) -> tuple[str, ...]:
     found = answer.prediction
     scenario, waiting, interval = found.scenario, found.waiting, answer.interval_s
     star = "*" if found.outside else ""
     return (
         *scenario_cells(scenario),
         str(found.buckets),
-        f"{ms(interval.value)}{star} [{ms(interval.low)}, {ms(interval.high)}]",
+        f"{ms(interval.value)}{star} {bracketed(ms(interval.low), ms(interval.high), checked)}",
         *(within_if_wide(each, ms) for each in (waiting.wait_s, waiting.wire_s, waiting.hidden_s)),
         f"{ms(found.perfect_overlap_s)}-{ms(found.no_overlap_s)}",
-        within(answer.samples_per_s, three_digits),
-        within(answer.efficiency, "{:.1%}".format),
+        within(answer.samples_per_s, three_digits, checked),
+        within(answer.efficiency, "{:.1%}".format, checked),
         three_digits(found.sent_bytes / 1e6),
         three_digits(found.hiding_bytes_per_s * 8e-9),
     )
@@ -111,8 +124,8 @@ def _held_out(answers: Answers, width: int, tables: int | None) -> str:
     if answers.error is None:
         text = (
             "Held-out error: not known, because nothing was recorded that the model was not made "
-            "of, and intervals hold sampling and fit alone. Record another world size, or give "
-            "further runs with --check."
+            "of. A real step can lie outside of the ranges in parentheses. Record another world "
+            "size, or give further runs with --check."
         )
     else:
         error = answers.error

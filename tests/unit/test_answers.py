@@ -18,7 +18,7 @@ from commprof.predict.amdahl import fit_amdahl
 from commprof.predict.answers import Answers, answer
 from commprof.predict.cost_model import HeldOut
 from commprof.predict.machine_profile import load_profile, save_profile
-from commprof.predict.recorded import Recorded, base_of, compute_by_batch
+from commprof.predict.recorded import Recorded, base_of, compute_by_batch, with_free_share
 from commprof.predict.replay import Replay
 from commprof.predict.scenario import Scenario
 from commprof.predict.schedule import Batch, Placement
@@ -73,6 +73,19 @@ def test_the_interval_holds_the_held_out_error() -> None:
     )
 
 
+def test_without_a_held_out_point_a_range_is_not_called_an_interval() -> None:
+    """Of nine real runs three lay in such ranges; those with the error on top hold."""
+    checked = answers()
+    alone = dataclasses.replace(checked, checks=(), error=None)
+    for found, holds in ((checked, True), (alone, False)):
+        document = json.loads(prediction_json.render(found, "RUN", "costs", []))
+        assert document["interval_holds_held_out_error"] is holds
+        text = prediction_table.render(found, "RUN", "costs", [], 200)
+        step = next(line for line in text.splitlines() if line.split()[:1] == ["2"])
+        assert ("[" in step, " to " in step) == (holds, not holds)
+        assert ("is no interval for real steps" in " ".join(text.split())) is not holds
+
+
 def test_a_profile_comes_back_as_it_was(tmp_path: Path) -> None:
     made = profile(bytes_per_s=1e9, hooks=(hook(),), alpha_s=1e-5, residual=0.01)
     path = tmp_path / "new" / "profile.json"
@@ -112,6 +125,27 @@ def test_the_base_has_cores_for_all_its_ranks() -> None:
         base_of(runs, 3)
     with pytest.raises(CommprofError, match=r"recorded: none.*\n  left out: no trace of rank 1"):
         base_of([], refused=["no trace of rank 1"])
+
+
+def test_ranks_that_share_cores_do_not_hide_what_they_want() -> None:
+    """8 ranks on 2 cores used a quarter each: that says how many cores there were."""
+
+    def recorded(*ranks_and_busy: tuple[int, float]) -> list[Recorded]:
+        found = [
+            Recorded(str(n), schedule(ranks=n, placement=Placement(n, 2.0, 1, busy)), ())
+            for n, busy in ranks_and_busy
+        ]
+        return with_free_share(found)
+
+    runs = recorded((1, 0.99), (2, 0.97), (4, 0.5), (8, 0.248))
+    assert base_of(runs).name == "2"
+    assert runs[3].schedule.placement.crowding() == pytest.approx(8 * 0.99 / 2)
+    assert [each.schedule.placement.busy for each in runs[:2]] == [0.99, 0.97]
+    # Ranks that sleep share cores without crowding, whatever else was recorded.
+    assert base_of(recorded((2, 0.1), (8, 0.09))).name == "8"
+    assert base_of(recorded((4, 0.1), (8, 0.1))).name == "8"
+    # Where all world sizes fill the cores, a rank may want all of one.
+    assert recorded((8, 0.248))[0].schedule.placement.crowding() == 4
 
 
 def test_compute_by_batch() -> None:
@@ -188,7 +222,7 @@ def test_the_table_has_intervals_of_what_is_exposed_where_they_show() -> None:
     found = answer(Replay(schedule(), uncertain), [Scenario(2)], [], [], None, math.nan)
     text = prediction_table.render(found, "RUN", "by hand", [], 200)
     row = next(line for line in text.splitlines() if line.split()[:2] == ["2", "as"])
-    assert re.split(r"\s{2,}", row.strip())[7:10] == ["0", "20 [18, 23]", "10 [9, 10]"]
+    assert re.split(r"\s{2,}", row.strip())[7:10] == ["0", "20 (18 to 23)", "10 (9 to 10)"]
 
 
 def test_without_a_held_out_step_the_table_says_so() -> None:

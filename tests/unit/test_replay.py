@@ -86,6 +86,13 @@ def test_smaller_buckets_are_cut_at_parameters() -> None:
     assert "sizes of single parameters were not recorded" in unknown.remarks[0]
 
 
+def test_two_models_never_share_a_bucket() -> None:
+    two = replay(models=2)
+    with pytest.raises(CommprofError, match="one DDP model; this one called 2"):
+        two.predict(Scenario(2, bucket_cap_bytes=math.inf))
+    assert two.predict(Scenario(2)).buckets == 2
+
+
 def test_the_last_rank_decides() -> None:
     late = schedule()
     late.ready_s[:, 1] += 0.005
