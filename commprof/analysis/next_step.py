@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from commprof.analysis.cores import crowded, lacked_cores, no_core_share
+from commprof.analysis.mean_step import MeanStep
 from commprof.analysis.pauses import HOST_PAUSE
 from commprof.analysis.run_command import taken_apart
 from commprof.analysis.stragglers import LateRank
@@ -37,27 +40,32 @@ class NextStep:
     command: str
 
 
-def next_step(context: Mapping[str, Any], world: WorldResult, own_work: str) -> NextStep:
+def next_step(
+    context: Mapping[str, Any], world: WorldResult, step: MeanStep, own_work: str
+) -> NextStep:
     """What to do first about one world size.
 
     Args:
         context: of the run.
-        world: the largest world size with figures.
+        world: the world size that is judged.
+        step: its mean step.
         own_work: the largest part of the step that is not communication, in words.
     """
     if world.world_size < 2:
         return NextStep("", "")
-    step_ms = world.parts.step_ms
-    if world.parts.exposed_ms < WORTH_A_LOOK * step_ms:
+    if lacked_cores(world):
+        return NextStep(_give_cores(context, world), "")
+    if crowded(context, world) and math.isnan(no_core_share(world)):
+        return NextStep(
+            "First repeat the run with a core for each thread: whether ranks waited for a core was "
+            "not measured here, and every part of the step would hold that.",
+            "",
+        )
+    step_ms = step.step_ms
+    if step.exposed_ms < WORTH_A_LOOK * step_ms:
         return NextStep(
             f"Communication is not the bottleneck: less than {WORTH_A_LOOK:.0%} of the step can be "
             f"won there. Look at {own_work} first.",
-            "",
-        )
-    if shared := shared_cores(context, world):
-        return NextStep(
-            f"First give every rank a core: {shared} What communication costs then, this run "
-            "cannot say.",
             "",
         )
     late = world.late_rank
@@ -106,17 +114,13 @@ def _find_out(world: WorldResult, late: LateRank) -> str:
     return f"First find out what holds up rank {late.rank}{phase}"
 
 
-def shared_cores(context: Mapping[str, Any], world: WorldResult) -> str:
-    """A sentence where ranks of one host had to share cores; else empty."""
-    cores, threads = usable_cores(context["machine"]), context["threads_per_rank"]
-    if len({rank.host for rank in world.ranks}) > 1 or world.world_size * threads <= cores:
-        return ""
-    return f"{world.world_size} ranks shared {cores} {'core' if cores == 1 else 'cores'}."
-
-
-def usable_cores(machine: Mapping[str, Any]) -> int:
-    """Physical cores; where a run did not say, its hardware threads stand for them."""
-    return int(machine.get("usable_core_count", machine["usable_cpu_count"]))
+def _give_cores(context: Mapping[str, Any], world: WorldResult) -> str:
+    """Where ranks were measured to wait for cores: what takes these."""
+    measured = f"{no_core_share(world):.0%} of the exposed time was spent ready to run without one"
+    after = "What communication costs then, this run cannot say."
+    if crowded(context, world):
+        return f"First give every rank a core: {measured}. {after}"
+    return f"First find out what else runs on the ranks' cores: {measured}. {after}"
 
 
 def trial_command(context: Mapping[str, Any], world_size: int) -> str:

@@ -7,15 +7,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from commprof.analysis.compression import compression_remarks
+from commprof.analysis.cores import crowded, no_core_share, usable_cores
 from commprof.analysis.loss_remarks import loss_remarks
-from commprof.analysis.next_step import usable_cores
 from commprof.analysis.overhead import Overhead
-from commprof.analysis.pauses import HOST_PAUSE
 from commprof.analysis.placement_remarks import placement_remarks
 from commprof.analysis.queueing import DEFAULT_GLOO_THREADS
 from commprof.analysis.scaling import Scaling
 from commprof.analysis.script_remarks import script_remarks
-from commprof.analysis.stragglers import LateRank
+from commprof.analysis.stragglers import LateRank, fell_behind
 from commprof.analysis.summaries import SummaryResult
 from commprof.analysis.world import WorldResult
 from commprof.units import ns_to_ms
@@ -65,24 +64,24 @@ def remarks(
 
 
 def _oversubscription(context: Mapping[str, Any], worlds: Sequence[WorldResult]) -> list[str]:
-    cores = usable_cores(context["machine"])
-    threads = int(context["threads_per_rank"])
-    nodes = int(context.get("nodes", 1))
-    over = [w.world_size for w in worlds if w.world_size * threads > cores * nodes]
+    """What was started, from counts, and what came of it, from run delay alone."""
+    over = [world for world in worlds if crowded(context, world)]
     if not over:
         return []
-    worst = max((w for w in worlds if w.world_size in over), key=lambda w: w.world_size)
+    worst = max(over, key=lambda world: world.world_size)
+    cores, threads = usable_cores(context["machine"]), int(context["threads_per_rank"])
+    nodes = int(context.get("nodes", 1))
+    host = "each host" if nodes > 1 else "this host"
     text = (
-        f"More ranks than cores at {_count(over, 'rank')}: this process may use "
-        f"{_count([cores], 'core')} and each rank runs {_count([threads], 'thread')}. Those rows "
-        "measure how ranks share cores, not how the job scales."
+        f"More threads than cores at {_count([w.world_size for w in over], 'rank')}: ranks may use "
+        f"{_count([cores], 'core')} of {host} and each runs {_count([threads], 'thread')}."
     )
-    if math.isnan(worst.parts.no_core_ms) or not worst.parts.exposed_ms > 0:
-        return [text]
-    no_core = worst.parts.no_core_ms / worst.parts.exposed_ms
+    share, where = no_core_share(worst), f"At {_count([worst.world_size], 'rank')}"
+    if math.isnan(share):
+        return [f"{text} Whether they waited for cores was not measured."]
     return [
-        f"{text} At {_count([worst.world_size], 'rank')} the training thread spent "
-        f"{no_core:.0%} of its exposed time ready to run, without a core."
+        f"{text} {where} the training thread was ready to run without a core for {share:.0%} of "
+        "its exposed time."
     ]
 
 
@@ -137,6 +136,12 @@ def _about_steps(world: WorldResult) -> list[str]:
         found.append(
             f"Noisy at {name}: the middle half of the steps spreads by "
             f"{_relative_spread(world):.0%} of the median.{_uneven_batches(world)}"
+        )
+    if world.stalled_steps:
+        steps = ", ".join(f"{step} ({ms / 1000:.3g} s)" for step, ms in world.stalled_steps)
+        found.append(
+            f"Stalled at {name}: {_noun(len(world.stalled_steps), 'step')} {steps}, more than ten "
+            "times the median. Means and samples/s include that; the verdict does not."
         )
     late = world.late_rank
     if late is not None:
@@ -213,17 +218,20 @@ def _about_lateness(late: LateRank) -> str:
         f"It was late in {late.late_steps} of {late.measured_steps} measured steps and cost the "
         f"others {late.cost_s:.3g} s of waiting in all; "
     )
-    if math.isnan(late.phase_share):
+    if late.phase is None and math.isnan(late.phase_share):
         return text + "in which phase it fell behind cannot be told."
     if late.phase is None:
         return text + (
             "its lateness is spread over phases, of which none explains more than "
             f"{late.phase_share:.0%}."
         )
-    where = "outside of all phases" if late.phase == "other" else f"in the {late.phase} phase"
-    if late.phase == HOST_PAUSE:
-        where = "because its process did not run (host pause)"
-    return text + f"it fell behind {where}, which explains {late.phase_share:.0%} of that."
+    text += f"it fell behind {fell_behind(late)}"
+    if math.isnan(late.phase_share):
+        return (
+            f"{text}: that takes it {late.slower_ms:.3g} ms longer than the median of the others, "
+            "or more, in three of four steps."
+        )
+    return f"{text}, which explains {late.phase_share:.0%} of that."
 
 
 def _uneven_batches(world: WorldResult) -> str:
@@ -281,6 +289,10 @@ def _percent(ratio: float) -> str:
 def _listed(numbers: Sequence[int]) -> str:
     words = [str(number) for number in numbers]
     return words[0] if len(words) == 1 else ", ".join(words[:-1]) + " and " + words[-1]
+
+
+def _noun(count: int, noun: str) -> str:
+    return noun if count == 1 else f"{noun}s"
 
 
 def _count(numbers: Sequence[int], noun: str) -> str:

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from commprof.analysis.pauses import ORIGINS
+from commprof.analysis.step_test import lag_one
 
 Floats = npt.NDArray[np.float64]
 
@@ -37,7 +38,8 @@ class SlowRank:
     phase: str
     #: By this much in three of four steps, or more.
     excess_ns: float
-    #: Sign test: chance of as many steps beyond the others' median by lot, for any rank and phase.
+    #: Sign test: chance of as many steps beyond the others' median by lot, for any rank and phase;
+    #: steps that are alike count as fewer.
     p_value: float
 
 
@@ -60,8 +62,7 @@ def find_slow_rank(work_ns: Floats, step_ns: float) -> SlowRank | None:
     rank = int(np.argmax(slow))
     if slow[rank] == 0 or slow[rank] < _CLEARLY * np.delete(slow, rank).max():
         return None
-    more = int((beyond[rank, phase[rank]] > 0).sum())
-    p_value = min(1.0, ranks * phases * _chance(more, steps))
+    p_value = min(1.0, ranks * phases * _sign_test(beyond[rank, phase[rank]], _OF_STEP * step_ns))
     if p_value > _SIGNIFICANCE:
         return None
     return SlowRank(rank, ORIGINS[int(phase[rank])], float(in_phase[rank]), p_value)
@@ -75,6 +76,17 @@ def _beyond_the_others(work_ns: Floats) -> Floats:
             for rank in range(len(work_ns))
         ]
     )
+
+
+def _sign_test(beyond_ns: Floats, most_ns: float) -> float:
+    """Chance of as many values above 0 by lot.
+
+    n values with the lag-1 correlation r count as n (1 - r) / (1 + r), as in :mod:`step_test`; each
+    value counts up to ``most_ns``, so that one that is always above 0 has none.
+    """
+    r = max(0.0, lag_one(np.clip(beyond_ns, -most_ns, most_ns)))
+    worth = (1 - r) / (1 + r)
+    return _chance(int((beyond_ns > 0).sum() * worth), int(len(beyond_ns) * worth))
 
 
 def _chance(more: int, steps: int) -> float:

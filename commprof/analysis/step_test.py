@@ -30,7 +30,7 @@ def step_test(a: Floats, b: Floats) -> float:
     variance = n * m / 12 * (total + 1 - ties)
     if variance <= 0:  # all values are equal
         return 1.0
-    r = max(0.0, _lag_one(ranks[:n], ranks[n:]))
+    r = max(0.0, lag_one(ranks[:n], ranks[n:]))
     z = _z(float(ranks[:n].sum()) - n * (total + 1) / 2, variance * (1 + r) / (1 - r))
     return math.erfc(z / math.sqrt(2))
 
@@ -55,7 +55,7 @@ def _z(away: float, variance: float) -> float:
     return max(0.0, abs(away) - 0.5) / math.sqrt(variance)
 
 
-def _lag_one(*samples: Floats) -> float:
+def lag_one(*samples: Floats) -> float:
     """Correlation of each value with the next one of its sample, each about its own mean."""
     centred = [sample - sample.mean() for sample in samples]
     square = sum(float((sample**2).sum()) for sample in centred)

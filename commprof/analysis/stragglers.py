@@ -8,14 +8,18 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from commprof.analysis.pauses import HOST_PAUSE
 from commprof.analysis.slowness import SlowRank
-from commprof.units import ns_to_s
+from commprof.analysis.step_test import lag_one
+from commprof.units import ns_to_ms, ns_to_s
 
 #: The named rank caused at least this share of all waiting ...
 _SHARE = 0.6
 #: ... and cost the others at least this share of the step.
 _OF_STEP = 0.02
 _SIGNIFICANCE = 0.01
+#: The same for a rank that is late in less than half of the steps.
+_SIGNIFICANCE_NOW_AND_THEN = 0.001
 _PERMUTATIONS = 2000
 #: In a longer run neighbouring steps are relabelled together, so that the test stays cheap.
 _BLOCKS = 500
@@ -43,8 +47,12 @@ class LateRank:
     #: "host pause" if its process did not run; None if none of them explains half of it, or if
     #: that is not known.
     phase: str | None = None
-    #: Part of the waiting caused that this one explains; NaN if not known.
+    #: Part of the waiting caused that this one explains, or where none is named the one that
+    #: explains most; NaN if not known, or if the rank is named for its own work.
     phase_share: float = math.nan
+    #: Of a rank that is named for its own work: ``phase`` takes it this much longer than the median
+    #: of the others, or more, in three of four steps; else NaN.
+    slower_ms: float = math.nan
 
 
 def find_late_rank(
@@ -61,7 +69,10 @@ def find_late_rank(
 
     The rank with the most waiting caused is named if its share and its cost are material
     and a permutation test (ranks relabelled within each step) finds less than one chance in
-    a hundred that lots would have concentrated the waiting so much.
+    a hundred that lots would have concentrated the waiting so much; in a thousand, if the rank is
+    late in less than half of the steps. Where the rank is late for many
+    steps on end and then no more, as one is whose core another process takes for a while, as many
+    neighbouring steps are relabelled together as are alike (Bayley and Hammersley 1946).
     """
     steps, ranks = waited_for_ns.shape
     total = float(waited_for_ns.sum())
@@ -75,10 +86,11 @@ def find_late_rank(
         return None
     if math.isnan(clock_error_ns) or (clock_error_ns > 0 and wait_ns <= 2 * clock_error_ns):
         return None
-    p_value = _chance(_blocks(waited_for_ns), float(caused[rank]))
-    if p_value > _SIGNIFICANCE:
-        return None
-    return _late_rank(rank, waited_for_ns, step_ns, p_value)
+    alike = _steps_alike(waited_for_ns, rank, _OF_STEP * step_ns * (ranks - 1))
+    p_value = _chance(_blocks(waited_for_ns, alike), float(caused[rank]))
+    late = _late_rank(rank, waited_for_ns, step_ns, p_value)
+    mostly = late.late_steps >= steps / 2
+    return late if p_value <= (_SIGNIFICANCE if mostly else _SIGNIFICANCE_NOW_AND_THEN) else None
 
 
 def late_by_own_work(
@@ -105,7 +117,16 @@ def late_by_own_work(
         return None
     if late is None or late.rank != slow.rank:
         late = _late_rank(slow.rank, waited_for_ns, step_ns, slow.p_value)
-    return replace(late, phase=slow.phase)
+    return replace(late, phase=slow.phase, phase_share=math.nan, slower_ms=ns_to_ms(slow.excess_ns))
+
+
+def fell_behind(late: LateRank) -> str:
+    """Where, as the end of a sentence about the rank; empty where that is not known."""
+    if late.phase is None:
+        return ""
+    if late.phase == HOST_PAUSE:
+        return "because its process did not run (host pause)"
+    return "outside of all phases" if late.phase == "other" else f"in the {late.phase} phase"
 
 
 def _late_rank(
@@ -125,15 +146,25 @@ def _late_rank(
     )
 
 
-def _blocks(waited_for_ns: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Sums over neighbouring steps, of which there are at most ``_BLOCKS``.
+def _steps_alike(waited_for_ns: npt.NDArray[np.float64], rank: int, late_ns: float) -> int:
+    """So many steps in a row say as much of who is late as one: (1 + r) / (1 - r).
+
+    r is the lag-1 correlation of the rank's lateness beyond the others', which counts up to
+    ``late_ns`` a step: a rank that is late throughout is late by the same, and has none.
+    """
+    others = np.delete(waited_for_ns, rank, axis=1).max(axis=1)
+    r = max(0.0, lag_one(np.clip(waited_for_ns[:, rank] - others, -late_ns, late_ns)))
+    return math.ceil((1 + r) / (1 - r))
+
+
+def _blocks(waited_for_ns: npt.NDArray[np.float64], alike: int) -> npt.NDArray[np.float64]:
+    """Sums over ``alike`` neighbouring steps or more, so that there are at most ``_BLOCKS``.
 
     If each step's labels were drawn by lot, so were those of whole blocks.
     """
     steps = len(waited_for_ns)
-    if steps <= _BLOCKS:
-        return waited_for_ns
-    first = np.linspace(0, steps, _BLOCKS, endpoint=False).astype(np.int64)
+    count = min(_BLOCKS, math.ceil(steps / alike))
+    first = np.linspace(0, steps, count, endpoint=False).astype(np.int64)
     return np.add.reduceat(waited_for_ns, first, axis=0)
 
 

@@ -1,8 +1,10 @@
 """What a step is bound by, in plain words, from measured figures alone.
 
-The part of the mean step that is largest names what binds it, if it is the largest in at least
-95 % of bootstrap samples of the steps; otherwise nothing is named. It promises nothing of a change:
-what that would bring has to be tried, and the verdict ends with the command that does.
+Communication that the training thread waits for is one part of the mean step, beside compute,
+data, optimizer and other. The largest part names what binds the step, if it is the largest in at
+least 95 % of bootstrap samples of the steps; otherwise the two largest are named. It promises
+nothing of a change: what that would bring has to be tried, and the verdict ends with the command
+that does.
 """
 
 from __future__ import annotations
@@ -14,35 +16,38 @@ from typing import Any
 
 import numpy as np
 
-from commprof.analysis.breakdown import Floats
+from commprof.analysis.cores import judged_place, lacked_cores, no_core_share, usable_cores
 from commprof.analysis.detail import WorldDetail
 from commprof.analysis.intervals import resampled_means
-from commprof.analysis.next_step import NextStep, next_step, shared_cores
-from commprof.analysis.pauses import HOST_PAUSE
-from commprof.analysis.scaling import RunResult, Scaling
+from commprof.analysis.mean_step import PARTS, MeanStep, mean_step
+from commprof.analysis.next_step import NextStep, next_step
+from commprof.analysis.scaling import RunResult
+from commprof.analysis.stragglers import fell_behind
 from commprof.analysis.world import WorldResult
 from commprof.units import ns_to_ms
 
 #: How often the largest part must be the largest to be named.
 _TOLD_APART = 0.95
+#: The second largest over the largest part from which the two are called about equal.
+_ABOUT_EQUAL = 0.8
 #: A part of the growth of a step below this share is not worth a word.
 _WORTH_A_WORD = 0.03
+#: Of exposed time that is not split: with more of it nobody can say that no rank stands out.
+_MOST_UNSPLIT = 0.1
 
 #: What a part is called in a sentence.
 _WORDS = {
     "compute": "compute (forward and backward)",
-    "waiting": "waiting for the last rank",
-    "wire": "the wire, after the last rank had arrived",
-    "communication": "communication, of which waiting and wire are not told apart",
-    "unsplit": "communication of which the last rank is not known",
+    "communication": "communication",
     "data": "loading data",
     "optimizer": "the optimizer",
-    "other": "what no phase was declared for",
+    "other": "code outside forward, backward and optimizer",
+    "waiting": "waiting for the last rank",
+    "wire": "data transfer",
+    "unsplit": "not attributed",
 }
-
-
-#: Parts that no other rank is needed for.
-_OWN_WORK = ("compute", "data", "optimizer", "other")
+#: The same in a list of differences.
+_SHORT = {"wire": "data transfer", "unsplit": "communication not attributed"}
 
 
 @dataclass(frozen=True)
@@ -50,20 +55,22 @@ class Binding:
     """What one world size's step is bound by."""
 
     world_size: int
-    #: "compute", "waiting", "wire", "communication" (waiting and wire not told apart),
-    #: "unsplit" (what is in neither), "data", "optimizer" or "other"; None where two of them cannot
+    #: "compute", "communication", "data", "optimizer" or "other"; None where the two largest cannot
     #: be told apart.
     part: str | None
     #: The two largest parts and their shares of the mean step, the larger one first.
     largest: tuple[tuple[str, float], ...]
-    #: All parts, the largest first.
-    order: tuple[str, ...]
+    #: Of communication: "waiting", "wire" and "unsplit" with their shares of the mean step; empty
+    #: where waiting and wire are not told apart.
+    communication: tuple[tuple[str, float], ...]
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """On a run; its sentences are about the largest world size with figures."""
+    """On a run; its sentences are about one world size."""
 
+    #: Which: the largest of two ranks or more that had a core each, or else the largest.
+    world_size: int
     bindings: tuple[Binding, ...]
     #: One line.
     headline: str
@@ -75,148 +82,167 @@ def verdict(result: RunResult, details: Sequence[WorldDetail]) -> Verdict | None
     """None without figures."""
     if not result.worlds:
         return None
-    bindings = tuple(_binding(detail) for detail in details)
-    world, detail = result.worlds[-1], details[-1]
+    steps = [mean_step(detail) for detail in details]
+    bindings = tuple(_binding(w, step) for w, step in zip(result.worlds, steps, strict=True))
+    place = judged_place(result.context, result.worlds)
+    world, step = result.worlds[place], steps[place]
     sentences = [
-        *_shared_cores(result.context, world),
-        *_communication(world, detail),
+        *_stalled(world),
+        *_cores(result.context, result.worlds, world),
+        *_communication(world, step),
         *_late(world),
-        *_growth(result.context, result.worlds, result.scaling),
+        *_growth(result, steps, place),
     ]
-    own_work = _WORDS[next(name for name in bindings[-1].order if name in _OWN_WORK)]
+    own_work = max((part for part in PARTS if part != "communication"), key=step.share)
     return Verdict(
+        world.world_size,
         bindings,
-        _headline(bindings[-1], world),
+        _headline(bindings[place], step),
         tuple(sentences),
-        next_step(result.context, world, own_work),
+        next_step(result.context, world, step, _WORDS[own_work]),
     )
 
 
-def _parts_of(detail: WorldDetail) -> dict[str, Floats]:
-    """Per step the mean over ranks; the parts add up to the step."""
-    mean = {name: values.mean(axis=0) for name, values in detail.parts_ms.items()}
-    parts = {"compute": mean["forward"] + mean["backward"]}
-    known = {
-        name: np.nan_to_num(detail.parts_ms[name], nan=0.0).mean(axis=0)
-        for name in ("wait", "wire")
-    }
-    unsplit = np.maximum(0.0, mean["exposed"] - known["wait"] - known["wire"])
-    if np.isnan(detail.parts_ms["wait"][detail.parts_ms["exposed"] > 0]).all():
-        parts["communication"] = mean["exposed"]
-    else:
-        parts |= {"waiting": known["wait"], "wire": known["wire"], "unsplit": unsplit}
-    return parts | {name: mean[name] for name in ("data", "optimizer", "other")}
-
-
-def _binding(detail: WorldDetail) -> Binding:
-    parts = _parts_of(detail)
-    names, values = list(parts), np.stack(list(parts.values()), axis=1)
-    means = values.mean(axis=0)
+def _binding(world: WorldResult, step: MeanStep) -> Binding:
+    means = step.by_step_ms.mean(axis=0)
     order = np.argsort(-means, kind="stable")
-    step = float(means.sum())
-    largest = tuple((names[i], float(means[i]) / step) for i in order[:2].tolist())
-    wins = float((np.argmax(resampled_means(values), axis=1) == order[0]).mean())
+    largest = tuple((PARTS[i], step.share(PARTS[i])) for i in order[:2].tolist())
+    wins = float((np.argmax(resampled_means(step.by_step_ms), axis=1) == order[0]).mean())
     part = largest[0][0] if wins >= _TOLD_APART else None
-    return Binding(detail.world_size, part, largest, tuple(names[i] for i in order.tolist()))
+    split = tuple((name, step.share(name)) for name in step.split_ms)
+    return Binding(world.world_size, part, largest, split)
 
 
-def _headline(binding: Binding, world: WorldResult) -> str:
-    ranks = _ranks(world.world_size)
+def _headline(binding: Binding, step: MeanStep) -> str:
+    ranks = _ranks(binding.world_size)
     (first, share), (second, other) = binding.largest
-    if binding.part is None:
+    if binding.part is not None:
+        split = _split(binding) if first == "communication" else ""
         return (
-            f"At {ranks} the step is bound by {_WORDS[first]} or by {_WORDS[second]}: {share:.0%} "
-            f"and {other:.0%} of the mean step, which these steps do not tell apart."
+            f"At {ranks} the step is bound by {_WORDS[first]}: {share:.1%} of the mean step of "
+            f"{_ms(step.step_ms)}{split}."
         )
+    named = f"{_WORDS[first]} ({share:.1%}) and {_WORDS[second]} ({other:.1%})"
+    if other >= _ABOUT_EQUAL * share:
+        return f"At {ranks} the step is limited about equally by {named}."
     return (
-        f"At {ranks} the step is bound by {_WORDS[first]}: {share:.0%} of the mean step of "
-        f"{_ms(world.parts.step_ms)}."
+        f"At {ranks} the largest parts of the step are {named}; its steps differ too much to tell "
+        "which of the two is larger."
     )
 
 
-def _shared_cores(context: Mapping[str, Any], world: WorldResult) -> list[str]:
-    shared = shared_cores(context, world)
-    if not shared:
+def _split(binding: Binding) -> str:
+    """The parts of communication in brackets, the largest first."""
+    known = sorted(binding.communication, key=lambda part: -part[1])
+    listed = ", ".join(f"{share:.1%} {_WORDS[name]}" for name, share in known if share >= 0.0005)
+    return f" ({listed})" if listed else ""
+
+
+def _stalled(world: WorldResult) -> list[str]:
+    if not world.stalled_steps:
         return []
+    one = len(world.stalled_steps) == 1
+    which = ", ".join(f"step {step} ({_seconds(ms)})" for step, ms in world.stalled_steps)
     return [
-        f"{shared[:-1]}, so each part, compute included, holds time in which a rank waited for a "
-        "core."
+        f"This is without {which}, which {'is' if one else 'are'} more than ten times as long as "
+        "the median step: see what happened there on its own."
     ]
 
 
-def _communication(world: WorldResult, detail: WorldDetail) -> list[str]:
-    parts = world.parts
-    if world.world_size == 1 and not parts.exposed_ms > 0:
-        return ["One rank alone: there is nothing to communicate."]
-    share = parts.exposed_ms / parts.step_ms
-    text = f"The training thread stood still for communication in {share:.1%} of the mean step"
-    if not math.isnan(parts.wait_ms):
+def _cores(
+    context: Mapping[str, Any], worlds: Sequence[WorldResult], world: WorldResult
+) -> list[str]:
+    """Which world size is judged and why, and what run delay says of it."""
+    found = []
+    larger = [w.world_size for w in worlds if w.world_size > world.world_size]
+    if larger:
+        sizes = " and ".join(filter(None, (", ".join(map(str, larger[:-1])), str(larger[-1]))))
+        found.append(
+            f"This is about {_ranks(world.world_size)}, the largest world size with a core for "
+            f"each thread: {sizes} ranks run more threads than the {_usable(context)}."
+        )
+    if lacked_cores(world):
+        text = f"Ranks waited for CPU cores: {no_core_share(world):.1%} of the exposed time was "
+        text += "spent ready to run without one. The other parts may hold such time too"
+        found.append(text + ", which is not measured in them.")
+    return found
+
+
+def _usable(context: Mapping[str, Any]) -> str:
+    cores = usable_cores(context["machine"])
+    return f"{cores} usable {'core' if cores == 1 else 'cores'}"
+
+
+def _communication(world: WorldResult, step: MeanStep) -> list[str]:
+    if not step.exposed_ms > 0:
+        return ["One rank alone: there is nothing to communicate."] * (world.world_size == 1)
+    share = f"{step.share('communication'):.1%}"
+    text = f"The training thread waits for communication in {share} of the mean step"
+    if step.split_ms:
         text += (
-            f": {parts.wait_ms / parts.step_ms:.1%} waiting for the last rank and "
-            f"{parts.wire_ms / parts.step_ms:.1%} on the wire"
+            f": {step.share('waiting'):.1%} for the last rank, {step.share('wire'):.1%} for the "
+            "transfer"
         )
     text += (
-        ". If that vanished and nothing else changed, a step would be shorter by just that; "
-        "nothing done to exposed communication alone can bring more."
+        f". Upper bound: with free communication, all else equal, a step would be at most {share} "
+        f"({_ms(step.exposed_ms)}) shorter."
     )
-    if parts.hidden_ms > 0:
-        text += f" Another {_ms(parts.hidden_ms)} of communication ran beside other work."
+    if step.hidden_ms > 0:
+        text += f" Another {_ms(step.hidden_ms)} of communication ran beside other work."
     return [text]
 
 
 def _late(world: WorldResult) -> list[str]:
-    late = world.late_rank
+    late, parts = world.late_rank, world.parts
     if late is None:
-        if world.world_size < 2 or math.isnan(world.parts.wait_ms):
+        known = world.clocks_shared and not world.missing_ranks and not math.isnan(parts.wait_ms)
+        if world.world_size < 2 or not known or not parts.exposed_ms > 0:
+            return []
+        if parts.unsplit_ms > _MOST_UNSPLIT * parts.exposed_ms:
             return []
         return ["No single rank stands out as the one that the others wait for."]
-    where = f", where its {late.phase} phase falls behind" if late.phase else ""
-    if late.phase == HOST_PAUSE:
-        where = " because its process did not run (host pause)"
+    where = fell_behind(late)
     return [
-        f"The others wait for rank {late.rank}{where}: {_ms(ns_to_ms(late.wait_ns))} per step and "
-        f"waiting rank, {late.share:.0%} of all waiting."
+        f"The others wait for rank {late.rank}{', which falls behind ' + where if where else ''}: "
+        f"{_ms(ns_to_ms(late.wait_ns))} per step and waiting rank, {late.share:.0%} of all waiting."
     ]
 
 
-def _growth(
-    context: Mapping[str, Any], worlds: Sequence[WorldResult], scaling: Sequence[Scaling]
-) -> list[str]:
-    """Throughput from the smallest to the largest world size, and what the loss is made of."""
-    base, world, scale = worlds[0], worlds[-1], scaling[-1]
-    if world is base or math.isnan(scale.speedup):
+def _growth(result: RunResult, steps: Sequence[MeanStep], place: int) -> list[str]:
+    """Throughput from the smallest to the judged world size, and what the loss is made of."""
+    worlds, scale = result.worlds, result.scaling[place]
+    first = min(range(len(worlds)), key=lambda i: worlds[i].world_size)
+    base, world = worlds[first], worlds[place]
+    if place == first or math.isnan(scale.speedup):
         return []
     text = (
         f"From {base.world_size} to {_ranks(world.world_size)} the throughput grew "
         f"{scale.speedup:.2f} times, {scale.efficiency:.0%} of the ideal."
     )
     ideal = {"weak": 1.0, "strong": base.world_size / world.world_size}.get(
-        context.get("scaling", "")
+        result.context.get("scaling", "")
     )
     if ideal is None:
         return [text]
-    now, before = _named_parts(world), _named_parts(base)
-    total = world.parts.step_ms - ideal * base.parts.step_ms
-    if not total > 0 or now.keys() != before.keys():
+    total = steps[place].step_ms - ideal * steps[first].step_ms
+    if not total > 0:
         return [text]
+    now, before = _apart(steps[place], steps[first])
     more = {name: now[name] - ideal * before[name] for name in now}
-    shares = sorted(((ms / total, name) for name, ms in more.items()), reverse=True)
-    listed = [f"{name} {share:.0%}" for share, name in shares if share >= _WORTH_A_WORD]
-    return [f"{text} Of the {_ms(total)} that a step takes longer than ideal: {', '.join(listed)}."]
+    listed = [
+        f"{ms:+.3g} ms {_SHORT.get(name, name)}"
+        for name, ms in sorted(more.items(), key=lambda item: -item[1])
+        if abs(ms) >= _WORTH_A_WORD * total
+    ]
+    return [f"{text} A step is {_ms(total)} longer than with ideal scaling: {', '.join(listed)}."]
 
 
-def _named_parts(world: WorldResult) -> dict[str, float]:
-    parts = world.parts
-    named = {
-        "compute": parts.forward_ms + parts.backward_ms,
-        "data": parts.data_ms,
-        "optimizer": parts.optimizer_ms,
-        "other": parts.other_ms,
-    }
-    if math.isnan(parts.wait_ms):
-        return {**named, "communication": parts.exposed_ms}
-    split = {"waiting": parts.wait_ms, "wire": parts.wire_ms, "unsplit": parts.unsplit_ms}
-    return {**named, **split}
+def _apart(*steps: MeanStep) -> list[dict[str, float]]:
+    """All parts of each; communication split where all of them know how."""
+    if not all(step.split_ms for step in steps):
+        return [dict(step.parts_ms) for step in steps]
+    whole = [name for name in PARTS if name != "communication"]
+    return [{**{name: step.parts_ms[name] for name in whole}, **step.split_ms} for step in steps]
 
 
 def _ranks(world_size: int) -> str:
@@ -225,3 +251,7 @@ def _ranks(world_size: int) -> str:
 
 def _ms(value: float) -> str:
     return f"{value:.0f} ms" if abs(value) >= 100 else f"{value:.3g} ms"
+
+
+def _seconds(ms: float) -> str:
+    return f"{ms / 1000:.3g} s"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -19,6 +20,7 @@ from commprof.analysis.figure_checks import CrossCheck
 from commprof.analysis.host_links import HostLinks, host_links
 from commprof.analysis.lateness import views, with_phase
 from commprof.analysis.losses import differing_weights, global_losses
+from commprof.analysis.mean_step import stalled
 from commprof.analysis.measured import MeasuredWorld, measured_world, slowest_ns
 from commprof.analysis.overhead import Overhead, overhead
 from commprof.analysis.queueing import assumes_threads
@@ -109,6 +111,9 @@ class WorldResult:
     weights_differ: tuple[int, ...] = ()
     #: By operation.
     times_in_flight: tuple[TimeInFlight, ...] = ()
+    #: Number and wall time in ms, slowest rank, of steps that stalled: see ``mean_step.stalled``.
+    #: They are in the means here, but make no verdict and no late rank.
+    stalled_steps: tuple[tuple[int, float], ...] = ()
     #: None where all ranks ran on one host.
     host_links: HostLinks | None = None
 
@@ -131,7 +136,7 @@ def world_result(run: WorldRun, seen: MeasuredWorld) -> WorldResult:
     it (a loop of the user's, a rank that was killed) they are NaN, and samples are those that
     DataLoaders returned.
     """
-    traces, tables, arrivals, measured = seen.traces, seen.tables, seen.arrivals, seen.measured
+    traces, tables, measured = seen.traces, seen.tables, seen.measured
     observed = [Observed(*x) for x in zip(traces, tables, measured, strict=True)]
     step = measured[0].step
     result = replace(
@@ -147,13 +152,25 @@ def world_result(run: WorldRun, seen: MeasuredWorld) -> WorldResult:
         device_timed=sum(timed_collectives(trace) for trace in seen.recorded),
         device_clock_error_us=_device_clock_error_us(seen.recorded),
     )
-    late = result.late_rank
-    if late is not None:
-        late = with_phase(late, views(traces, tables, arrivals), step)
+    return replace(result, **_late_rank(seen, result))
+
+
+def _late_rank(seen: MeasuredWorld, result: WorldResult) -> dict[str, Any]:
+    """The late rank, over the steps that did not stall, and those that did."""
+    slowest = slowest_ns(seen.measured)
+    hung = stalled(slowest)
+    parts = [part.rows(~hung) for part in seen.measured]
     step_ns = ms_to_ns(result.step_median_ms)
-    slow = find_slow_rank(np.stack([part.by_origin_ns for part in measured]), step_ns)
-    waited_for = np.sum([part.waited_for_ns for part in measured], axis=0)
-    return replace(result, late_rank=late_by_own_work(late, slow, waited_for, step_ns))
+    waited_for = np.sum([part.waited_for_ns for part in parts], axis=0)
+    late = find_late_rank(waited_for, step_ns, us_to_ns(seen.clock_error_us))
+    if late is not None:
+        late = with_phase(late, views(seen.traces, seen.tables, seen.arrivals), parts[0].step)
+    slow = find_slow_rank(np.stack([part.by_origin_ns for part in parts]), step_ns)
+    stalls = zip(seen.measured[0].step[hung].tolist(), slowest[hung].tolist(), strict=True)
+    return {
+        "late_rank": late_by_own_work(late, slow, waited_for, step_ns),
+        "stalled_steps": tuple((step, ns_to_ms(ns)) for step, ns in stalls),
+    }
 
 
 def _summarise(
@@ -176,7 +193,6 @@ def _summarise(
     counted = _samples(run, ranks, measured[0].step)
     labelled = _overhead_samples(run)
     losses, samples = global_losses(run)
-    waited_for = np.sum([part.waited_for_ns for part in measured], axis=0)
     return WorldResult(
         world_size=run.world_size,
         steps=len(parts[0].step),
@@ -190,7 +206,7 @@ def _summarise(
         imbalance=float(own_work.max() / own_work.mean() - 1) if own_work.mean() > 0 else 0.0,
         average_loss=float(np.mean([rank.average_loss for rank in ranks])),
         ranks=ranks,
-        late_rank=find_late_rank(waited_for, float(median_ns), us_to_ns(clock_error_us)),
+        late_rank=None,
         overhead=overhead(labelled),
         records_per_step=_records_per_step(run, usable[0], measured[0]),
         record_cost_ns=float(run.results.get(usable[0], {}).get("record_cost_ns", math.nan)),

@@ -97,16 +97,22 @@ def _verdict(verdict: Verdict | None) -> dict[str, Any] | None:
         {
             "num_processes": binding.world_size,
             "part": binding.part,
-            "largest": [{"part": name, "share": share} for name, share in binding.largest],
+            "largest": _shares(binding.largest),
+            "communication": _shares(binding.communication),
         }
         for binding in verdict.bindings
     ]
     return {
+        "num_processes": verdict.world_size,
         "headline": verdict.headline,
         "sentences": list(verdict.sentences),
         "bindings": bindings,
         **dataclasses.asdict(verdict.next_step),
     }
+
+
+def _shares(parts: Sequence[tuple[str, float]]) -> list[dict[str, Any]]:
+    return [{"part": name, "share": share} for name, share in parts]
 
 
 def _strategy(row: StrategyRow) -> dict[str, Any]:
@@ -141,6 +147,7 @@ def _world(result: RunResult, world: WorldResult, scale: Scaling) -> dict[str, A
             "collectives": [_collective(row) for row in world.collectives],
             "compression": [dataclasses.asdict(row) for row in world.compression],
             "late_rank": world.late_rank and dataclasses.asdict(world.late_rank),
+            "stalled_steps": [{"step": step, "ms": ms} for step, ms in world.stalled_steps],
             "overhead": _overhead(world.overhead),
             "records_per_step": world.records_per_step,
             "record_cost_ns": world.record_cost_ns,

@@ -285,10 +285,10 @@ def _binding(binding: Binding) -> str:
     (first, share), (second, other) = binding.largest
     if binding.part is None:
         return (
-            f"{_ranks(binding.world_size)}: {first} {share:.0%} and {second} {other:.0%}, which "
-            "the steps do not tell apart."
+            f"{_ranks(binding.world_size)}: {first} {share:.1%} and {second} {other:.1%}; the "
+            "difference is not significant."
         )
-    return f"{_ranks(binding.world_size)}: bound by {first}, {share:.0%} of the mean step."
+    return f"{_ranks(binding.world_size)}: bound by {first}, {share:.1%} of the mean step."
 
 
 def _ranks(world_size: int) -> str:

@@ -34,10 +34,11 @@ def with_devices(result: WorldResult) -> WorldResult:
 def full_run() -> dict[str, Any]:
     """A document in which every field has a value."""
     errors = {"arrival_clock_error_p95_us": 40.0, "arrival_clock_error_us": 90.0}
-    late = LateRank(1, 2e6, 0.8, 0.001, 8, 10, 0.02, "data", 0.9)
+    late = LateRank(1, 2e6, 0.8, 0.001, 8, 10, 0.02, "data", 0.9, 1.5)
     check_ = CrossCheck("phases", "a sum", "ms", 100.0, 101.0, False, "a note")
     same: dict[str, Any] = {
         "late_rank": late,
+        "stalled_steps": ((7, 25_095.0),),
         "step_losses": (2.5,),
         "weights_differ": (1,),
         "times_in_flight": (TimeInFlight("all_reduce", 12.0),),

@@ -21,6 +21,7 @@ SCHEMA: dict[str, Any] = {
     "timestamp": str,
     "context": dict,
     "verdict": {
+        "num_processes": int,
         "headline": str,
         "sentences": [str],
         "bindings": [
@@ -28,6 +29,7 @@ SCHEMA: dict[str, Any] = {
                 "num_processes": int,
                 "part": str,
                 "largest": [{"part": str, "share": float}],
+                "communication": [{"part": str, "share": float}],
             }
         ],
         "advice": str,
@@ -109,7 +111,9 @@ SCHEMA: dict[str, Any] = {
                     "cost_s": float,
                     "phase": str,
                     "phase_share": float,
+                    "slower_ms": float,
                 },
+                "stalled_steps": [{"step": int, "ms": float}],
                 "overhead": {
                     "on_over_off": {"value": float, "low": float, "high": float},
                     "control": {"value": float, "low": float, "high": float},

@@ -31,7 +31,7 @@ PARTS = StepParts(
     wait_ms=10.0,
     wire_ms=20.0,
     unsplit_ms=0.0,
-    no_core_ms=3.0,
+    no_core_ms=0.3,
     hidden_ms=12.5,
 )
 OVERHEAD = Overhead(Interval(1.012, 0.99, 1.034), Interval(0.999, 0.97, 1.03), 8, 8)

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import shlex
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from commprof.analysis.next_step import next_step, trial_command
+from commprof.analysis.mean_step import mean_step
+from commprof.analysis.next_step import NextStep, next_step, trial_command
 from commprof.analysis.stragglers import LateRank
 from commprof.analysis.world import WorldResult
 from commprof.commands import make_parser
+from tests.support.details import detail
 from tests.support.results import context, parts, world
 
 RUN = {"workload": "timed", "strategy": "ddp", "nodes": 1}
@@ -22,8 +25,15 @@ def run(**values: Any) -> dict[str, Any]:
     return context(**{**RUN, **values})
 
 
+def advised(
+    about: dict[str, Any], of: WorldResult, own: str = "x", exposed: float = 30
+) -> NextStep:
+    """On steps of 100 ms of which so much is exposed."""
+    return next_step(about, of, mean_step(detail(of.world_size, backward=50, wire=exposed)), own)
+
+
 def test_little_exposed_time_is_not_the_bottleneck() -> None:
-    found = next_step(run(), world(2, parts=parts(exposed_ms=9.9)), "loading data")
+    found = advised(run(), world(2), "loading data", exposed=9.9)
     assert found.advice == (
         "Communication is not the bottleneck: less than 10% of the step can be won there. "
         "Look at loading data first."
@@ -32,7 +42,7 @@ def test_little_exposed_time_is_not_the_bottleneck() -> None:
 
 
 def test_much_of_it_asks_for_a_trial() -> None:
-    found = next_step(run(), world(2), "x")
+    found = advised(run(), world(2))
     assert found.advice.endswith("is measured on the job's own steps by:")
     assert found.command == (
         "python -m commprof.run --nproc 2 --trial fp16,int8,topk:ratio=0.01,bucket-cap=5"
@@ -51,7 +61,7 @@ def on_hosts(ranks: int, hosts: int) -> WorldResult:
 def test_several_machines_are_asked_for_a_trial_on_each() -> None:
     typed = "python -m commprof.run --nnodes 2 --node-rank 0 --nproc 2 --seed 3"
     typed += " --rdzv-endpoint=first:29500 --output /shared/run"
-    found = next_step(run(nodes=2, command=typed), on_hosts(4, 2), "x")
+    found = advised(run(nodes=2, command=typed), on_hosts(4, 2))
     assert found.advice.endswith(
         "is measured on the job's own steps by this, typed on every machine with its number N, and "
         "with a new directory that all of them see:"
@@ -64,31 +74,52 @@ def test_several_machines_are_asked_for_a_trial_on_each() -> None:
 
 def test_several_machines_whose_command_cannot_be_given_still_get_the_advice() -> None:
     typed = "python -m commprof.run --config run.yaml --node-rank 0"
-    found = next_step(run(nodes=2, command=typed), on_hosts(4, 2), "x")
+    found = advised(run(nodes=2, command=typed), on_hosts(4, 2))
     assert found.advice.endswith(
         "by the same run with --trial fp16,int8,topk:ratio=0.01,bucket-cap=5, on every machine."
     )
     assert found.command == ""
-    assert next_step(run(nodes=2, strategy="fsdp"), on_hosts(4, 2), "x").advice == ""
+    assert advised(run(nodes=2, strategy="fsdp"), on_hosts(4, 2)).advice == ""
 
 
-def test_ranks_without_a_core_come_first() -> None:
-    machine = {"usable_cpu_count": 2, "cpu_model": "x"}
-    found = next_step(run(machine=machine), world(4), "x")
-    assert found.advice.startswith("First give every rank a core: 4 ranks shared 2 cores.")
-    assert found.command == ""
+TWO_CORES = {"usable_cpu_count": 2, "cpu_model": "x"}
+LACKING = {"parts": parts(no_core_ms=3.0)}
 
 
-def test_ranks_that_share_a_core_by_its_hardware_threads_have_none_of_their_own() -> None:
-    machine = {"usable_cpu_count": 4, "usable_core_count": 2, "cpu_model": "x"}
-    found = next_step(run(machine=machine), world(4), "x")
-    assert found.advice.startswith("First give every rank a core: 4 ranks shared 2 cores.")
+def test_ranks_that_waited_for_a_core_come_first() -> None:
+    # 3 of 30 ms exposed; also where there is little to win by communication.
+    for exposed in (30, 5):
+        found = advised(run(machine=TWO_CORES), world(4, **LACKING), exposed=exposed)
+        assert found.advice == (
+            "First give every rank a core: 10% of the exposed time was spent ready to run without "
+            "one. What communication costs then, this run cannot say."
+        )
+        assert found.command == ""
+
+
+def test_ranks_that_were_not_seen_to_wait_for_a_core_have_their_cores() -> None:
+    asleep = world(4, parts=parts(no_core_ms=0.0))
+    assert "a core" not in advised(run(machine=TWO_CORES), asleep).advice
+    assert advised(run(machine=TWO_CORES), asleep).command
+
+
+def test_a_wait_for_cores_that_nobody_measured_is_not_claimed() -> None:
+    unread = world(4, parts=parts(no_core_ms=math.nan))
+    assert advised(run(machine=TWO_CORES), unread).advice.startswith(
+        "First repeat the run with a core for each thread: whether ranks waited for a core was not"
+    )
+    assert advised(run(), unread).command  # a core for each: there is nothing to ask
+
+
+def test_others_on_the_ranks_cores_are_looked_for() -> None:
+    found = advised(run(), world(4, **LACKING))
+    assert found.advice.startswith("First find out what else runs on the ranks' cores: 10% of")
 
 
 @pytest.mark.parametrize(("wait_ms", "named"), [(12.0, True), (8.0, False)])
 def test_a_rank_that_costs_the_others_a_tenth_comes_first(wait_ms: float, named: bool) -> None:
     late = LateRank(1, wait_ms * 1e6, 0.9, 0.001, 9, 10, 0.1, "data", 0.8)
-    found = next_step(run(), world(2, late_rank=late), "x")
+    found = advised(run(), world(2, late_rank=late))
     assert ("holds up rank 1 in its data phase: waiting for it takes 12%" in found.advice) is named
     assert (found.command == "") is named
 
@@ -96,7 +127,7 @@ def test_a_rank_that_costs_the_others_a_tenth_comes_first(wait_ms: float, named:
 def test_a_rank_that_did_not_run_sends_to_its_host() -> None:
     late = LateRank(1, 12e6, 0.9, 0.001, 9, 10, 0.1, "host pause", 0.8)
     shown = world(2, late_rank=late)
-    found = next_step(run(), shown, "x")
+    found = advised(run(), shown)
     host = shown.ranks[1].host
     assert found.advice.startswith(
         f"First find out on {host} what keeps the process of rank 1 from running: who stops it"
@@ -107,7 +138,7 @@ def test_a_rank_that_did_not_run_sends_to_its_host() -> None:
 
 
 def test_one_rank_has_nothing_to_exchange() -> None:
-    assert next_step(run(), world(1), "x").advice == ""
+    assert advised(run(), world(1)).advice == ""
 
 
 @pytest.mark.parametrize(

@@ -34,32 +34,30 @@ def test_a_sound_run_needs_no_remarks() -> None:
     assert said(world(1), world(2)) == []
 
 
-def test_more_ranks_than_cores() -> None:
-    (remark,) = said(world(2), world(4), world(8), machine=on_cores(2))
+def test_more_threads_than_cores() -> None:
+    worlds = [world(n, parts=parts(no_core_ms=3.0)) for n in (2, 4, 8)]
+    (remark,) = said(*worlds, machine=on_cores(2))
     # 3 ms of 30 ms exposed without a core.
     assert remark == (
-        "More ranks than cores at 4 and 8 ranks: this process may use 2 cores and each rank runs "
-        "1 thread. Those rows measure how ranks share cores, not how the job scales. At 8 ranks "
-        "the training thread spent 10% of its exposed time ready to run, without a core."
+        "More threads than cores at 4 and 8 ranks: ranks may use 2 cores of this host and each "
+        "runs 1 thread. At 8 ranks the training thread was ready to run without a core for 10% of "
+        "its exposed time."
     )
 
 
 def test_threads_count_as_cores() -> None:
     (remark,) = said(world(1), machine=on_cores(1), threads_per_rank=2)
     assert remark.startswith(
-        "More ranks than cores at 1 rank: this process may use 1 core and each rank runs 2 threads."
+        "More threads than cores at 1 rank: ranks may use 1 core of this host and each runs 2 "
+        "threads."
     )
     assert said(world(1), machine=on_cores(2), threads_per_rank=2) == []
 
 
-def test_more_ranks_than_cores_without_any_waiting() -> None:
-    (remark,) = said(world(2, parts=parts(exposed_ms=0.0)), machine=on_cores(1))
-    assert "exposed time" not in remark
-
-
-def test_more_ranks_than_cores_where_the_run_delay_was_not_read() -> None:
-    (remark,) = said(world(2, parts=parts(no_core_ms=math.nan)), machine=on_cores(1))
-    assert remark.endswith("not how the job scales.")
+@pytest.mark.parametrize("unknown", [{"exposed_ms": 0.0}, {"no_core_ms": math.nan}])
+def test_what_became_of_too_few_cores_is_not_guessed(unknown: dict[str, float]) -> None:
+    (remark,) = said(world(2, parts=parts(**unknown)), machine=on_cores(1))
+    assert remark.endswith("Whether they waited for cores was not measured.")
 
 
 def test_efficiency_above_the_ideal_within_the_noise() -> None:
@@ -151,6 +149,11 @@ LATE = (
             "its lateness is spread over phases, of which none explains more than 40%.",
         ),
         (
+            {"phase": "data", "phase_share": math.nan, "slower_ms": 4.5},
+            "it fell behind in the data phase: that takes it 4.5 ms longer than the median of the "
+            "others, or more, in three of four steps.",
+        ),
+        (
             {"phase": None, "phase_share": math.nan},
             "in which phase it fell behind cannot be told.",
         ),
@@ -158,6 +161,13 @@ LATE = (
 )
 def test_a_late_rank(values: dict[str, Any], where: str) -> None:
     assert said(world(4, late_rank=late_rank(**values))) == [LATE + where]
+
+
+def test_steps_that_stalled_are_named() -> None:
+    assert said(world(4, stalled_steps=((7, 25_095.0),))) == [
+        "Stalled at 4 ranks: step 7 (25.1 s), more than ten times the median. Means and samples/s "
+        "include that; the verdict does not."
+    ]
 
 
 def test_clocks_that_are_not_common() -> None:
@@ -253,6 +263,6 @@ def test_the_weightiest_come_first() -> None:
 def test_hardware_threads_are_no_cores() -> None:
     machine = {**on_cores(4), "usable_core_count": 2}
     (remark,) = said(world(4), machine=machine)
-    assert "this process may use 2 cores" in remark
+    assert "ranks may use 2 cores" in remark
     assert said(world(2), machine=machine) == []
     assert said(world(4), machine=on_cores(4)) == []  # a run that did not count its cores

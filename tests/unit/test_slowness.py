@@ -111,7 +111,7 @@ def test_whom_the_host_held_up_is_not_named_but_for_its_own_work() -> None:
     assert late_by_own_work(late(None, 0.3), None, np.ones((20, 4)), STEP) is None
     named = late_by_own_work(late(None, 0.3), slow, np.ones((20, 4)), STEP)
     assert named is not None
-    assert (named.rank, named.phase, named.phase_share) == (2, "forward", 0.3)
+    assert (named.rank, named.phase, named.slower_ms) == (2, "forward", 6.0)
 
 
 def test_a_slow_rank_is_named_with_the_waiting_that_it_caused() -> None:
@@ -127,3 +127,13 @@ def test_a_slow_rank_is_named_with_the_waiting_that_it_caused() -> None:
     assert (named.wait_ns, named.share) == (2.0 * MS, 0.25)
     waited[:, 2] = 0  # nobody ever waited for it
     assert late_by_own_work(None, slow, waited, STEP) is None
+
+
+def test_work_that_is_slow_for_a_while_is_not_a_slow_rank() -> None:
+    # Three of four steps, but in one stretch: alike steps count once.
+    slower = work(2, 48)
+    slower[1, Phase.FORWARD, :36] += 6 * MS
+    assert find_slow_rank(slower, STEP) is None
+    shuffled = work(2, 48)
+    shuffled[1, Phase.FORWARD, np.arange(48) % 4 != 0] += 6 * MS
+    assert find_slow_rank(shuffled, STEP) is not None
