@@ -154,7 +154,7 @@ def _gbit_per_s(seen: MeasuredWorld) -> dict[int, float]:
     )
     time_ns = table.end_ns - arrivals.last_arrival_ns
     bulk = (size >= BULK_BYTES) & (arrivals.last_arrival_ns > 0) & (time_ns > 0)
-    bulk &= table.end_is_exact
+    bulk &= table.end_is_exact & ~table.failed
     place = np.searchsorted(seen.steps.begin_ns, table.issue_ns[bulk], side="right") - 1
     inside = (place >= 0) & (place < len(seen.steps))
     count = len(seen.steps)

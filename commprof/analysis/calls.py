@@ -28,7 +28,10 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Calls:
-    """One row per call of a rank; times in nanoseconds, NaN where not known."""
+    """One row per call of a rank; times in nanoseconds, NaN where not known.
+
+    A call that failed has no times but the exposed one: they would be those of its error.
+    """
 
     rank: Ints
     op: Ints
@@ -53,6 +56,8 @@ class Calls:
     exposed_ns: Floats
     #: From the last rank's start to the last rank's completion; the same on all ranks.
     transfer_ns: Floats
+    #: It ended with an error.
+    failed: npt.NDArray[np.bool_]
 
     def __len__(self) -> int:
         """Number of calls."""
@@ -85,7 +90,8 @@ def calls_of(
     starts = [start_times(trace, table) for trace, table in zip(traces, tables, strict=True)]
     times = _Times.of(tables, starts)
     duration = np.where(times.exact, times.end - times.issue, np.nan)
-    queue = np.where(times.start > 0, times.start - times.issue, np.nan)
+    failed = np.concatenate([table.failed for table in tables])
+    queue = np.where((times.start > 0) & ~failed, times.start - times.issue, np.nan)
     wait, wire, transfer = np.full((3, len(times.start)), np.nan)
     if clocks_shared:
         wait, wire, transfer = _apart(matching, times)
@@ -121,12 +127,13 @@ def calls_of(
         wire_ns=wire,
         exposed_ns=exposed,
         transfer_ns=transfer,
+        failed=failed,
     ).rows(chosen)
 
 
 @dataclass(frozen=True)
 class _Times:
-    """Of all ranks' rows; 0 where not known."""
+    """Of all ranks' rows; 0 where not known. No end of a call that failed is exact."""
 
     issue: Ints
     start: Ints
@@ -140,7 +147,7 @@ class _Times:
             _joined(tables, "issue_ns"),
             np.concatenate(starts),
             _joined(tables, "end_ns"),
-            np.concatenate([table.end_is_exact for table in tables]),
+            np.concatenate([table.end_is_exact & ~table.failed for table in tables]),
             _joined(tables, "op"),
         )
 

@@ -52,6 +52,8 @@ class CollectiveRow:
     size_bytes: tuple[int, int]
     #: By all ranks in the measured steps, and per step of a rank that made any.
     calls: int
+    #: Of these the calls that ended with an error; they are in ``exposed_ms`` and in no other time.
+    failed: int
     calls_per_step: float
     #: Sum of the sizes over all calls of all ranks.
     total_bytes: int
@@ -148,6 +150,7 @@ def _row(
         reduce_op=_named(_REDUCE_OPS, int(calls.reduce_op[0])) if _reduces(calls.op)[0] else "",
         size_bytes=(int(calls.size_bytes.min()), int(calls.size_bytes.max())),
         calls=len(calls),
+        failed=int(calls.failed.sum()),
         calls_per_step=len(calls) / (rank_steps / len(traces) * callers),
         total_bytes=int(calls.size_bytes.sum()),
         phases=_counted(_named(PHASES, code) for code in calls.phase.tolist()),

@@ -187,6 +187,13 @@ def _about_world(world: WorldResult) -> list[str]:
             f"At {name} {unsplit:.1%} of the exposed time is in neither wait nor wire: it was for "
             "operations that were not seen on all their ranks, or for a recv from any source."
         )
+    if failed := [row for row in world.collectives if row.failed]:
+        calls = sum(row.failed for row in failed)
+        found.append(
+            f"At {name} {calls} {_noun(calls, 'call')} of collectives ended with an error "
+            f"({', '.join(dict.fromkeys(row.op for row in failed))}): they count as exposed time, "
+            "and in no median."
+        )
     if world.dropped_records:
         found.append(
             f"At {name} {world.dropped_records} records found no room and are missing: "

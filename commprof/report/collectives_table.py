@@ -24,6 +24,7 @@ _HEADERS = (
     "type",
     "size\nMB",
     "calls\n/step",
+    "failed",
     "phase",
     "issued\nto done",
     "\np95",
@@ -34,7 +35,7 @@ _HEADERS = (
     "algbw\nGB/s",
     "busbw\nGB/s",
 )
-_GROUP = _HEADERS.index("group\n(ranks)")
+_GROUP, _FAILED = _HEADERS.index("group\n(ranks)"), _HEADERS.index("failed")
 _LEFT = ("operation", "group\n(ranks)", "type", "phase")
 
 
@@ -55,9 +56,11 @@ def collectives_section(world: WorldResult, most_rows: int = 12, tables: int | N
 def collectives_grid(world: WorldResult, most_rows: int) -> Grid:
     """A row per kind of call."""
     rows, headers = [_cells(row) for row in world.collectives[:most_rows]], [*_HEADERS]
-    if len({row[_GROUP] for row in rows}) == 1:  # as in most jobs
-        rows = [(*row[:_GROUP], *row[_GROUP + 1 :]) for row in rows]
-        del headers[_GROUP]
+    for column in (_FAILED, _GROUP):  # from the right
+        values = {row[column] for row in rows}
+        if values == {"0"} if column == _FAILED else len(values) == 1:  # as in most jobs
+            rows = [(*row[:column], *row[column + 1 :]) for row in rows]
+            del headers[column]
     left = [column for column, header in enumerate(headers) if header in _LEFT]
     return Grid(rows, headers, left)
 
@@ -71,6 +74,7 @@ def _cells(row: CollectiveRow) -> tuple[str, ...]:
         printable(" ".join(filter(None, (row.dtype, row.reduce_op)))),
         _size(row),
         three_digits(row.calls_per_step),
+        str(row.failed),
         _phases(row),
         medians[0],
         three_digits(row.duration.p95_ms),

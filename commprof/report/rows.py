@@ -127,6 +127,7 @@ def _collective(kind: CollectiveRow) -> Row:
         "smallest_bytes": kind.size_bytes[0],
         "largest_bytes": kind.size_bytes[1],
         "calls": kind.calls,
+        "failed": kind.failed,
         "calls_per_step": kind.calls_per_step,
         "total_bytes": kind.total_bytes,
         "phase": kind.phases[0][0] if kind.phases else "",

@@ -47,6 +47,8 @@ class Collectives:
     #: Whether it completed just then. Otherwise ``end_ns`` is 0, or the return of a wait that
     #: did not block: it completed at some time before.
     end_is_exact: npt.NDArray[np.bool_]
+    #: It ended with an error: its time is that of the error.
+    failed: npt.NDArray[np.bool_]
 
     def __len__(self) -> int:
         """Number of collectives."""
@@ -144,6 +146,7 @@ def collectives(trace: Trace) -> Collectives:
         sparse=issues["flags"] & schema.FLAG_SPARSE != 0,
         end_ns=np.where((end_ns == 0) & on_host, waited_until_ns, end_ns),
         end_is_exact=(end_ns > 0) | ((blocked_until_ns > 0) & on_host),
+        failed=np.isin(op_id, ints(ends["op_id"][ends["flags"] & schema.FLAG_FAILED != 0])),
     )
 
 

@@ -88,6 +88,7 @@ SCHEMA: dict[str, Any] = {
                         "reduce_op": str,
                         "size_bytes": [int],
                         "calls": int,
+                        "failed": int,
                         "calls_per_step": float,
                         "total_bytes": int,
                         "phases": [{"phase": str, "calls": int}],

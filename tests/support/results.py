@@ -71,6 +71,7 @@ def collective(**values: Any) -> CollectiveRow:
         "reduce_op": "sum",
         "size_bytes": (4_000_000, 4_000_000),
         "calls": 20,
+        "failed": 0,
         "calls_per_step": 1.0,
         "total_bytes": 80_000_000,
         "phases": (("backward", 20),),

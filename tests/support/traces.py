@@ -73,6 +73,7 @@ class Rank:
         graph_task: int = -1,
         group: int = 1,
         op: str = "all_reduce",
+        failed: bool = False,
         **fields: int,
     ) -> int:
         """A collective; `end` 0 if none was seen; `fields` of the issue. Returns its id."""
@@ -88,7 +89,8 @@ class Rank:
             **{"bytes_in": bytes, "bytes_out": bytes, "value": graph_task + 1, **fields},
         )
         if end:
-            self._add(Kind.END, end, op_id=self._op_id, op=code, thread=THREAD + 1)
+            flags = schema.FLAG_FAILED if failed else 0
+            self._add(Kind.END, end, op_id=self._op_id, op=code, thread=THREAD + 1, flags=flags)
         return self._op_id
 
     def wait(self, op_id: int, begin: int, end: int, thread: int = THREAD) -> None:

@@ -68,6 +68,23 @@ def test_a_queued_collective_starts_when_a_thread_is_free() -> None:
     assert row.algbw_gb_per_s == pytest.approx(2 / 16)
 
 
+def test_calls_that_failed_are_counted_and_in_no_median() -> None:
+    ranks = pair()
+    for rank in ranks:
+        rank.step(100 * MS, 200 * MS)
+        # Rank 1 times out; rank 0 saw nothing wrong, but who knows when the last rank was done?
+        failed = rank.rank == 1
+        late = rank.collective(1, 110 * MS, 190 * MS, bytes=8 * MB, failed=failed)
+        rank.wait(late, 120 * MS, 190 * MS)
+    (row,) = rows(*ranks, steps=2)
+    assert (row.calls, row.failed) == (4, 1)
+    # 20 ms on both ranks as above, and 80 on rank 0 alone.
+    assert row.duration == Spread(20.0, pytest.approx(74.0))
+    assert row.queue == Spread(0.0, 0.0)
+    assert row.algbw_gb_per_s == pytest.approx(0.4)
+    assert row.exposed_ms == pytest.approx(70 / 2)
+
+
 def test_exposed_time_is_the_mean_over_steps_and_ranks() -> None:
     ranks = pair()
     ranks[0].wait(1, 20 * MS, 30 * MS)

@@ -15,7 +15,7 @@ from commprof.analysis.remarks import remarks
 from commprof.analysis.scaling import scale
 from commprof.analysis.stragglers import LateRank
 from commprof.analysis.world import WorldResult
-from tests.support.results import OVERHEAD, context, parts, world
+from tests.support.results import OVERHEAD, collective, context, parts, world
 
 RECORDING = "Recording itself"
 
@@ -194,6 +194,14 @@ def test_missing_ranks_and_what_they_leave_unknown() -> None:
         "ranks, and samples/s, speed-up and efficiency are not known.",
         "At 4 ranks some collectives were not seen on all ranks of their group: waiting and wire "
         "time are not told apart.",
+    ]
+
+
+def test_collectives_that_failed() -> None:
+    row = collective(failed=2)
+    assert said(world(2, collectives=(row, collective(), row))) == [
+        "At 2 ranks 4 calls of collectives ended with an error (all_reduce): they count as exposed "
+        "time, and in no median."
     ]
 
 

@@ -175,6 +175,9 @@ def test_more_kinds_than_rows_are_counted() -> None:
 def test_of_one_group_there_is_no_column() -> None:
     one = collectives_section(world(2, collectives=(collective(), collective(op="reduce"))))
     assert "group" not in one
+    assert "failed" not in one
+    failing = collectives_section(world(2, collectives=(collective(), collective(failed=3))))
+    assert "failed" in failing
     two = collectives_section(world(2, collectives=(collective(), collective(group="7"))))
     assert "7 (2)" in two
 
