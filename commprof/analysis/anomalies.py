@@ -1,4 +1,4 @@
-"""Lasting changes of a run: of its steps, of bandwidth, of a rank's own work (it fails slow).
+"""Changes of level in a run: of its steps, of bandwidth, of a rank's own work (it fails slow).
 
 The same code follows a running job and reads a finished one, a step at a time; see
 :mod:`change_points` for what counts as a change.
@@ -9,12 +9,13 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
+import numpy.typing as npt
 
 from commprof.analysis.bandwidth import sizes_bytes
-from commprof.analysis.change_points import REFERENCE, Change, ChangeDetector
+from commprof.analysis.change_points import REFERENCE, SMALLEST_CHANGE, Change, ChangeDetector
 from commprof.analysis.measured import MeasuredWorld
 from commprof.trace.columns import Collectives
 from commprof.trace.reader import Trace
@@ -26,6 +27,8 @@ BULK_BYTES = 64 * 1024
 _BITS_PER_BYTE = 8
 #: Steps whose phases are kept, to say which of them changed.
 _KEPT_STEPS = 6 * REFERENCE
+#: So many values in a row, by their median, say that a level is the former one again.
+_BACK = 8
 #: Of each kind and rank; a job that flaps would fill the report.
 _MOST_EACH = 20
 
@@ -50,7 +53,7 @@ class StepFigures:
 
 @dataclass(frozen=True)
 class Anomaly:
-    """One lasting change."""
+    """One change of level."""
 
     #: ``STEP``, ``COMPUTE`` or ``BANDWIDTH``.
     what: str
@@ -67,6 +70,8 @@ class Anomaly:
     #: Medians, in ms or Gbit/s.
     before: float
     after: float
+    #: Last step before the former level was back; None if it never was, or cannot be known yet.
+    last_step: int | None = None
 
     @property
     def unit(self) -> str:
@@ -79,9 +84,12 @@ class Anomaly:
         verb = "rose" if self.after > self.before else "fell"
         whose = f"rank {self.rank}'s {self.what}" if self.rank >= 0 else self.what
         where = f", most of it in {self.phase}" if self.phase else ""
+        when = f"at step {self.step}"
+        if self.last_step is not None:
+            when = f"from step {self.step} to {self.last_step}"
         return (
             f"{whose[0].upper()}{whose[1:]} {verb} from {self.before:.3g} to {self.after:.3g} "
-            f"{self.unit} ({self.after / self.before - 1:+.0%}) at step {self.step}{where}"
+            f"{self.unit} ({self.after / self.before - 1:+.0%}) {when}{where}"
         )
 
 
@@ -96,13 +104,9 @@ class AnomalyFinder:
 
     def add(self, figures: StepFigures) -> list[Anomaly]:
         """Takes the next step; the changes that it made sure."""
-        series = {(STEP, -1): figures.wall_ms, (BANDWIDTH, -1): figures.gbit_per_s}
-        series |= {(COMPUTE, rank): float(sum(work)) for rank, work in figures.work_ms.items()}
         found: list[Anomaly] = []
-        for key, value in series.items():
-            # A level of 0 has no ratio, and a rank that does nothing cannot be slow.
-            if math.isfinite(value) and value > 0:
-                found += self._follow(key, value, figures)
+        for key, value in _values(figures).items():
+            found += self._follow(key, value, figures)
         return found
 
     def _follow(
@@ -120,9 +124,47 @@ class AnomalyFinder:
 
 
 def find_anomalies(seen: MeasuredWorld) -> tuple[Anomaly, ...]:
-    """Those of the measured steps of a finished run."""
-    finder = AnomalyFinder()
-    return tuple(found for figures in _figures(seen) for found in finder.add(figures))
+    """Those of the measured steps of a finished run; a change and its end are one."""
+    finder, figures = AnomalyFinder(), list(_figures(seen))
+    told: dict[tuple[str, int], list[Anomaly]] = {}
+    for found in (one for each in figures for one in finder.add(each)):
+        changes = told.setdefault((found.what, found.rank), [])
+        former = changes[-1] if changes else None
+        if former is None or former.last_step is None or not _is_return(found, former):
+            changes.append(_with_end(found, figures))
+    return tuple(
+        sorted((one for each in told.values() for one in each), key=lambda x: x.found_step)
+    )
+
+
+def _with_end(found: Anomaly, figures: Sequence[StepFigures]) -> Anomaly:
+    """The same with the last step at the new level, if the former one came back."""
+    key = found.what, found.rank
+    after = [each for each in figures if each.step > found.found_step and key in _values(each)]
+    values = np.array([_values(each)[key] for each in after])
+    for place in np.flatnonzero(_nearer_before(values, found)).tolist():
+        level = values[place : place + _BACK]
+        if len(level) == _BACK and _nearer_before(np.median(level, keepdims=True), found).all():
+            last = after[place - 1].step if place else found.found_step
+            return replace(found, last_step=last)
+    return found
+
+
+def _nearer_before(values: npt.NDArray[np.float64], found: Anomaly) -> npt.NDArray[np.bool_]:
+    return np.asarray(np.abs(values - found.before) < np.abs(values - found.after))
+
+
+def _is_return(found: Anomaly, former: Anomaly) -> bool:
+    """Whether a change is the end of the one before it: back to where that began."""
+    return abs(found.after - former.before) <= SMALLEST_CHANGE * former.before
+
+
+def _values(figures: StepFigures) -> dict[tuple[str, int], float]:
+    """What is followed of a step, by kind and rank."""
+    series = {(STEP, -1): figures.wall_ms, (BANDWIDTH, -1): figures.gbit_per_s}
+    series |= {(COMPUTE, rank): float(sum(work)) for rank, work in figures.work_ms.items()}
+    # A level of 0 has no ratio, and a rank that does nothing cannot be slow.
+    return {key: value for key, value in series.items() if math.isfinite(value) and value > 0}
 
 
 def _figures(seen: MeasuredWorld) -> Iterator[StepFigures]:

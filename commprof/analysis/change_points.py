@@ -1,4 +1,4 @@
-"""Lasting changes in a series that comes one value at a time, such as the time of each step.
+"""Changes of level in a series that comes one value at a time, such as the time of each step.
 
 Page's cumulative sum (E. S. Page, "Continuous inspection schemes", Biometrika 41, 1954), on values
 made robust before they are added, as in J. M. Lucas and R. B. Crosier, "Robust CUSUM"
@@ -56,7 +56,7 @@ class Change:
 
 
 class ChangeDetector:
-    """Tells of each lasting change of one series of positive values. Memory is bounded."""
+    """Tells of each change of level in one series of positive values. Memory is bounded."""
 
     def __init__(self) -> None:
         self._count = 0

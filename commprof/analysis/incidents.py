@@ -1,4 +1,4 @@
-"""What went wrong in a run besides being slow: hangs, ranks out of step, lasting changes."""
+"""What went wrong in a run besides being slow: hangs, ranks out of step, changes of level."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ class RunResult:
     loss_agreement: LossAgreement | None = None
     #: Of jobs that were restarted: every start of all ranks, in order.
     attempts: tuple[Attempt, ...] = ()
-    #: World sizes with hangs, ranks out of step, or lasting changes.
+    #: World sizes with hangs, ranks out of step, or changes of level.
     incidents: tuple[Incidents, ...] = ()
     #: Candidates of a trial took turns in the steps.
     in_turns: bool = False

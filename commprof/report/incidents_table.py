@@ -1,4 +1,4 @@
-"""Hangs, ranks out of step and lasting changes, in sentences."""
+"""Hangs, ranks out of step and changes of level, in sentences."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from collections.abc import Iterator, Sequence
 from commprof.analysis.hangs import HangReport
 from commprof.analysis.incidents import Incidents
 
-TITLE = "Hangs, ranks out of step, and lasting changes"
+TITLE = "Incidents"
 LEGEND = """\
 Hangs are what the watchdog saw while the job ran. A change counts when the level of step time, of
-a rank's own work, or of bandwidth stays 10 % or more away from what it was before."""
+a rank's own work, or of bandwidth stays 10 % or more away from what it was before; one that ended
+is among the caveats."""
 
 
 def sentences(found: Sequence[Incidents]) -> list[str]:
@@ -18,8 +19,23 @@ def sentences(found: Sequence[Incidents]) -> list[str]:
     return [line for incidents in found for line in _of_world(incidents)]
 
 
+def ended_changes(found: Sequence[Incidents]) -> list[str]:
+    """One per change of level that did not last, which is no incident and in the means."""
+    return [
+        f"{_ranks(incidents.world_size)}: {anomaly.sentence}; then the former level was back. The "
+        "means hold these steps."
+        for incidents in found
+        for _, anomaly in incidents.anomalies
+        if anomaly.last_step is not None
+    ]
+
+
+def _ranks(world_size: int) -> str:
+    return f"{world_size} rank{'' if world_size == 1 else 's'}"
+
+
 def _of_world(found: Incidents) -> Iterator[str]:
-    size = f"{found.world_size} rank{'' if found.world_size == 1 else 's'}"
+    size = _ranks(found.world_size)
     for hang in found.hangs:
         yield f"{size}: hang {hang.number}, {hang.found}: {_hang(hang)}"
     more = found.mismatch_count - len(found.mismatches)
@@ -28,7 +44,8 @@ def _of_world(found: Incidents) -> Iterator[str]:
     if more > 0:
         yield f"{size}: {more} more collectives after these are not the same on all ranks."
     for time, anomaly in found.anomalies:
-        yield f"{size}: {time + ': ' if time else ''}{anomaly.sentence}."
+        if anomaly.last_step is None:
+            yield f"{size}: {time + ': ' if time else ''}{anomaly.sentence}."
     for event in found.events:
         yield f"{size}: {event.time}: {event.sentence}."
 

@@ -110,7 +110,8 @@ def notes(result: RunResult) -> list[str]:
         f"{size} {'rank' if size == 1 else 'ranks'}: {reason}" for size, reason in result.failures
     ]
     shown = {world.world_size for world in result.worlds}
-    return [*found, *summary_table.notes(result.summaries, shown), *result.remarks]
+    ended = incidents_table.ended_changes(result.incidents)
+    return [*found, *summary_table.notes(result.summaries, shown), *result.remarks, *ended]
 
 
 def setup(result: RunResult) -> str:

@@ -13,6 +13,7 @@ from commprof.analysis.cost import Price, cost
 from commprof.analysis.device_telemetry import DeviceTelemetry
 from commprof.analysis.figure_checks import CrossCheck
 from commprof.analysis.host_links import HostLinks
+from commprof.analysis.incidents import Incidents
 from commprof.analysis.losses import LossAgreement
 from commprof.analysis.stragglers import LateRank
 from commprof.analysis.time_in_flight import TimeInFlight
@@ -29,6 +30,15 @@ def with_devices(result: WorldResult) -> WorldResult:
     device = DeviceTelemetry(20, 97.0, 1800.0, 1200.0, 350.0, 40e9, limited)
     ranks = tuple(dataclasses.replace(rank, device=device) for rank in result.ranks)
     return dataclasses.replace(result, ranks=ranks)
+
+
+def changed() -> Incidents:
+    """A change of level that ended."""
+    found = incidents()
+    ((time, change),) = found.anomalies
+    return dataclasses.replace(
+        found, anomalies=((time, dataclasses.replace(change, last_step=150)),)
+    )
 
 
 def full_run() -> dict[str, Any]:
@@ -65,7 +75,7 @@ def full_run() -> dict[str, Any]:
                 remarks=("a remark",),
                 summaries=(summary(2, problems=("c",), cross_checks=(check_,), **errors),),
                 loss_agreement=LossAgreement((1, 2), 10, 16, 1e-6, 2, 7, 1e-4),
-                incidents=(incidents(),),
+                incidents=(changed(),),
                 attempts=(Attempt(4, 0, 4, 12, 3.5, 1.5, "rank 1: its process was killed"),),
             ),
             cost=cost(worlds, details, Price(3.6, "rank")),

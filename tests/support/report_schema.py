@@ -263,6 +263,7 @@ SCHEMA: dict[str, Any] = {
                 {
                     **{"time": str, "what": str, "rank": int, "step": int, "time_ns": int},
                     **{"found_step": int, "phase": str, "before": float, "after": float},
+                    "last_step": int,
                     **{"unit": str, "sentence": str},
                 }
             ],

@@ -1,4 +1,4 @@
-"""Lasting changes of a run, from finished traces and from records as they come."""
+"""Changes of level in a run, from finished traces and from records as they come."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from tests.support.traces import MS, Rank, world_run
 STEPS, CHANGE = 200, 120
 
 
-def ranks(slow_ms: int = 0, wire_ms: int = 2) -> list[Rank]:
+def ranks(slow_ms: int = 0, wire_ms: int = 2, until: int = STEPS) -> list[Rank]:
     """Steps of 20 ms: forward 5, backward 10, and 5 in which both wait for one exchange of 1 MB.
 
     From step ``CHANGE`` on rank 1's backward takes so much longer, and rank 0 waits for it; and the
-    exchange, 2 ms at first, takes ``wire_ms``.
+    exchange, 2 ms at first, takes ``wire_ms``. From step ``until`` on all is as at first.
     """
     made = [Rank(rank, 2) for rank in range(2)]
     begin = 1000 * MS
     for step in range(STEPS):
-        late = slow_ms if step >= CHANGE else 0
-        wire = wire_ms if step >= CHANGE else 2
+        late = slow_ms if CHANGE <= step < until else 0
+        wire = wire_ms if CHANGE <= step < until else 2
         jitter = step % 3 * MS // 100
         arrival = begin + (15 + late) * MS + jitter
         end = begin + (18 + late + wire) * MS + jitter
@@ -86,3 +86,21 @@ def test_a_link_that_fails_slow_is_the_bandwidth() -> None:
     assert (slow.before, slow.after) == (pytest.approx(4.0), pytest.approx(1.0))
     assert slow.sentence == (f"Bandwidth fell from 4 to 1 Gbit/s (-75%) at step {CHANGE}")
     assert slow.found_step - slow.step <= 8
+
+
+@pytest.mark.parametrize("until", [CHANGE + 12, CHANGE + 30, CHANGE + 60])
+def test_a_change_that_ended_is_one_with_its_end(until: int) -> None:
+    seen = measured_world(world_run(ranks(slow_ms=6, until=until)))
+    assert seen is not None
+    found = find_anomalies(seen)
+    assert {(one.what, one.rank, one.step, one.last_step) for one in found} == {
+        (STEP, -1, CHANGE, until - 1),
+        (COMPUTE, 1, CHANGE, until - 1),
+    }
+    assert found[0].sentence.endswith(f"from step {CHANGE} to {until - 1}")
+
+
+def test_a_change_to_yet_another_level_is_no_end() -> None:
+    made = measured_world(world_run(ranks(slow_ms=6)))
+    assert made is not None
+    assert {one.last_step for one in find_anomalies(made)} == {None}

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -140,6 +141,20 @@ def test_the_terminal_shows_them_first() -> None:
     blocks = text.split("\n\n")
     assert blocks[1].startswith(f"{incidents_table.TITLE}:\n* 3 ranks: hang 1")
     assert incidents_table.TITLE not in table.render(results.run_result(results.world(2)), 100)
+
+
+def test_a_change_that_ended_is_a_caveat_and_no_incident() -> None:
+    found = incidents(hangs=(), mismatches=(), mismatch_count=0, events=())
+    ((time, change),) = found.anomalies
+    ended = replace(found, anomalies=((time, replace(change, last_step=150)),))
+    assert len(incidents_table.sentences([found])) == 1
+    assert incidents_table.sentences([ended]) == incidents_table.ended_changes([found]) == []
+    run = results.run_result(results.world(3), incidents=(ended,))
+    assert table.notes(run) == [
+        "3 ranks: Rank 1's own work rose from 20 to 30 ms (+50%) from step 120 to 150, most of it "
+        "in backward; then the former level was back. The means hold these steps."
+    ]
+    assert incidents_table.TITLE not in table.render(run, 100)
 
 
 def test_a_process_is_told_from_a_later_one_of_its_number() -> None:
