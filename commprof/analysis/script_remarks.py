@@ -10,12 +10,12 @@ from commprof.trace.found_steps import BACKWARD, UPDATE
 
 _STEPS = {
     UPDATE: (
-        "Steps were found, not declared: each ends with an update of the first optimizer that the "
-        "script used. commprof.step() at the end of the loop's body says it better."
+        "Step boundaries were inferred from optimizer.step(). For exact ones call commprof.step() "
+        "at the end of the loop's body."
     ),
     BACKWARD: (
-        "Steps were found, not declared: no optimizer stepped, so each ends with a backward pass "
-        "that communicated. commprof.step() at the end of the loop's body says it better."
+        "Step boundaries were inferred from backward passes that communicated, because no "
+        "optimizer stepped. For exact ones call commprof.step() at the end of the loop's body."
     ),
 }
 _SAMPLES = (

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import weakref
 from typing import Any
 
 import torch.distributed as dist
@@ -34,7 +35,7 @@ class ArrivalLink(StoreLink):
         native, group = _native.native, dist.group.WORLD
         if native is None or dist.get_world_size() == 1:
             return True
-        if not _meetings or _meetings[0].group is not group:
+        if not _meetings or _meetings[0].group() is not group:
             _meetings[:] = [_Meeting(native, group)]
         return _meetings[0].agreed()
 
@@ -46,15 +47,18 @@ class ArrivalLink(StoreLink):
 
 
 class _Meeting:
-    """What this rank has agreed on with the others of a process group; it outlives a capture."""
+    """What this rank has agreed on with the others of a process group; it outlives a capture.
+
+    It keeps neither the group nor its store alive: a store's server that outlives
+    ``destroy_process_group`` would tell the next group of this one's ranks.
+    """
 
     def __init__(self, native: Any, group: object) -> None:
-        self.group = group
+        self.group = weakref.ref(group)
         self._native = native
         identity = [*clock_identity(), os.readlink("/proc/self/ns/pid")]
         self._has_identity = all(identity)
-        self._host = default_store("commprof_arrivals/" + "/".join(identity))
-        self._job = default_store("commprof_arrivals")
+        self._host_prefix = "commprof_arrivals/" + "/".join(identity)
         self._is_first: bool | None = None
         self._has_board = False
         #: Of the hosts that have a number: up to which this one knows them, and its own.
@@ -65,51 +69,53 @@ class _Meeting:
         """One try; whether everything is said."""
         if not self._has_identity:
             return True
-        if not self._has_board and not self._meet_on_this_host():
+        job = default_store("commprof_arrivals")
+        if not self._has_board and not self._meet_on_this_host(job):
             return False
-        return self._number == 0 or self._meet_hosts()
+        return self._number == 0 or self._meet_hosts(job)
 
-    def _meet_on_this_host(self) -> bool:
+    def _meet_on_this_host(self, job: Any) -> bool:
+        host = default_store(self._host_prefix)
         if self._is_first is None:
-            self._is_first = self._host.add("ranks", 1) == 1
+            self._is_first = host.add("ranks", 1) == 1
         if self._is_first:
             board = _make_board(self._native)
             if board["token"] and not on_one_host(dist.get_world_size()):
-                self._number = self._begin_to_carry()
-            self._host.set("board", json.dumps(board))
-        elif not self._host.check(["board"]):
+                self._number = self._begin_to_carry(job)
+            host.set("board", json.dumps(board))
+        elif not host.check(["board"]):
             return False
         else:
-            board = json.loads(self._host.get("board"))
+            board = json.loads(host.get("board"))
             if board["token"]:
                 self._native.arrivals_open(board["path"], board["token"], dist.get_rank())
         self._has_board = True
-        self._job.add("ranks", 1)
+        job.add("ranks", 1)
         return True
 
-    def _begin_to_carry(self) -> int:
+    def _begin_to_carry(self, job: Any) -> int:
         """This host's number; what stands under it has port 0 where it cannot be reached."""
-        number = int(self._job.add("hosts", 1))
+        number = int(job.add("hosts", 1))
         here = {"address": "", "port": 0, "token": secrets.randbits(63) | 1}
         try:
-            address = own_address(self._job)
+            address = own_address(job)
             port = self._native.arrivals_carry(address, here["token"], number)
             here |= {"address": address, "port": port}
         except (RuntimeError, OSError, ValueError):
             pass
-        self._job.set(f"host/{number}", json.dumps(here))
+        job.set(f"host/{number}", json.dumps(here))
         return number if here["port"] else 0
 
-    def _meet_hosts(self) -> bool:
+    def _meet_hosts(self, job: Any) -> bool:
         """Looks for hosts that have come since; whether all ranks of the job have."""
-        all_came = int(self._job.add("ranks", 0)) >= dist.get_world_size()
-        hosts = int(self._job.add("hosts", 0))
+        all_came = int(job.add("ranks", 0)) >= dist.get_world_size()
+        hosts = int(job.add("hosts", 0))
         while self._known_hosts < hosts:
             key = f"host/{self._known_hosts + 1}"
-            if not self._job.check([key]):
+            if not job.check([key]):
                 return False
             self._known_hosts += 1
-            there = json.loads(self._job.get(key))
+            there = json.loads(job.get(key))
             if self._known_hosts != self._number and there["port"]:
                 self._native.arrivals_peer(there["address"], there["port"], there["token"])
         return all_came

@@ -298,8 +298,8 @@ def active() -> Profiler | None:
 def step() -> None:
     """Ends a step of the capture that runs; does nothing where none does.
 
-    For scripts under ``commprof run``, whose steps end with the first optimizer's update
-    unless they say so themselves.
+    For scripts under ``commprof run``, whose steps end with an optimizer's updates unless
+    they say so themselves.
     """
     profiler = active()
     if profiler is not None:
@@ -319,8 +319,9 @@ def profile(
     Args:
         directory: where the trace goes; made if missing. All ranks of a job may share it.
         metadata: anything JSON can hold that should stand in the trace's header.
-        find_steps: end a step with each update of the first optimizer seen, and each that
-            GradScaler leaves out, as long as :meth:`Profiler.step` is not called.
+        find_steps: end a step with each update of the leading optimizer, and each that
+            GradScaler leaves out (see ``step_finder.py``), as long as :meth:`Profiler.step` is
+            not called.
         mode: "full" keeps every record, "always-on" histograms of bounded size, "off" nothing
             until it is switched on (see ``docs/always_on.md``). None takes COMMPROF_MODE from
             the environment, or "full".

@@ -1,8 +1,16 @@
 """Where the steps of a loop end that does not say so itself.
 
-Every update of the first optimizer seen ends a step, and so does an update of it that
-GradScaler left out. An update inside a backward pass (an optimizer per parameter) or inside
-GradScaler counts when that is over.
+An iteration is over when the same parameters are updated again, so at any time the updates of one
+optimizer, the leading one, end the steps, and so do updates of it that GradScaler left out. What
+is updated in between belongs to the same iteration: the other network of a GAN, further
+optimizers, further parameter groups that are stepped one by one (DeepSpeed does that).
+
+Where optimizers take turns over many iterations, as in cross-validation, another one begins to
+lead: at once if it has not been seen between updates of the leading one, else at its second update
+without the leading one.
+
+An update inside a backward pass (an optimizer per parameter) or inside GradScaler counts when that
+is over.
 """
 
 from __future__ import annotations
@@ -10,10 +18,12 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from commprof.trace.schema import STEP_SKIPPED, STEP_UPDATED
 
-_Ref = weakref.ref[object] | None
+#: An optimizer and the first parameter that it updates, by identity.
+_Key = tuple[int, int]
 
 
 class StepFinder:
@@ -22,10 +32,12 @@ class StepFinder:
     def __init__(self, end_step: Callable[[int], None]) -> None:
         """``end_step`` takes STEP_UPDATED or STEP_SKIPPED."""
         self._end_step: Callable[[int], None] | None = end_step
-        self._first: _Ref = None
+        self._turns = _Turns()
+        #: Optimizers whose update has begun, the outermost first.
+        self._updating: list[object] = []
+        #: How many updates there were, those inside other updates left out.
         self._updates = 0
-        #: The optimizer, or wrapper of it, that a GradScaler steps in place of the first.
-        self._scaled: _Ref = None
+        #: What a GradScaler steps now; updates inside stand for an update of it.
         self._scaling: object = None
         self._depth = 0
         self._due: int | None = None
@@ -35,16 +47,21 @@ class StepFinder:
         self._end_step = None
 
     def before_update(self, optimizer: object) -> None:
-        """The first to begin is the first: of nested ones the outermost."""
-        scaled = _of(self._scaled)
-        if _of(self._first) is None and (scaled is None or scaled is self._scaling):
-            self._first = weakref.ref(optimizer)
+        """An optimizer begins to step; of nested ones the outermost counts."""
+        for place, known in enumerate(self._updating):
+            if known is optimizer:  # its last update raised
+                del self._updating[place:]
+                break
+        self._updating.append(optimizer)
 
     def after_update(self, optimizer: object) -> None:
         """An optimizer has stepped."""
-        if _of(self._first) is optimizer:
+        outermost = bool(self._updating) and self._updating[0] is optimizer
+        while self._updating and self._updating.pop() is not optimizer:
+            pass
+        if outermost:
             self._updates += 1
-            self._end(STEP_UPDATED)
+            self._updated(optimizer if self._scaling is None else self._scaling, STEP_UPDATED)
 
     @contextmanager
     def whole(self) -> Iterator[None]:
@@ -63,17 +80,18 @@ class StepFinder:
         """A GradScaler steps this optimizer, or leaves the update out."""
         updates = self._updates
         outer, self._scaling = self._scaling, optimizer
-        if _of(self._first) is None and _of(self._scaled) is None:
-            self._scaled = weakref.ref(optimizer)
         with self.whole():
             try:
                 yield
             finally:
                 self._scaling = outer
-            if self._updates > updates:
-                self._scaled = weakref.ref(optimizer)
-            elif any(optimizer is _of(known) for known in (self._first, self._scaled)):
-                self._end(STEP_SKIPPED)
+            # Inside the update of a wrapper, that is what ends the step.
+            if self._updates == updates and not self._updating:
+                self._updated(optimizer, STEP_SKIPPED)
+
+    def _updated(self, optimizer: object, found: int) -> None:
+        if self._turns.ends_iteration(optimizer):
+            self._end(found)
 
     def _end(self, found: int) -> None:
         if self._depth:
@@ -82,5 +100,49 @@ class StepFinder:
             self._end_step(found)
 
 
-def _of(reference: _Ref) -> object:
-    return reference() if reference is not None else None
+class _Turns:
+    """Which optimizer leads, and who else updates between two updates of it."""
+
+    def __init__(self) -> None:
+        self._leading: _Key | None = None
+        #: The leading optimizer and parameter; either gone, the next to update leads.
+        self._alive: tuple[weakref.ref[Any], ...] = ()
+        #: Updates of the leading one since anything else was updated.
+        self._alone = 0
+        #: Since the leading one's last update, and between any two of its updates.
+        self._others: set[_Key] = set()
+        self._companions: set[_Key] = set()
+
+    def ends_iteration(self, optimizer: object) -> bool:
+        """Takes the next update; whether it ends an iteration."""
+        parameter = _first_parameter(optimizer)
+        key = id(optimizer), id(parameter)
+        if any(reference() is None for reference in self._alive):
+            self._leading = None
+        if key == self._leading:
+            self._companions |= self._others
+            self._alone = 1 if self._others else self._alone + 1
+            self._others.clear()
+            return True
+        if self._leading is None or key in self._others:
+            self._lead(key, optimizer, parameter)
+            return True
+        # Not seen in several iterations: a turn of its own begins, as far as one can know.
+        ends = self._alone > 1 and not self._others and key not in self._companions
+        self._others.add(key)
+        return ends
+
+    def _lead(self, key: _Key, optimizer: object, parameter: object) -> None:
+        self._leading = key
+        self._alive = weakref.ref(optimizer), weakref.ref(parameter)
+        self._alone = 1
+        self._others.clear()
+        self._companions.clear()
+
+
+def _first_parameter(optimizer: Any) -> Any:
+    """The first parameter that it updates as it is now; itself, if that is not known."""
+    for group in getattr(optimizer, "param_groups", ()):
+        for parameter in group["params"]:
+            return parameter
+    return optimizer

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
+import weakref
 from collections.abc import Iterator
 
 import pytest
@@ -225,3 +227,17 @@ def test_the_other_ranks_of_a_host_carry_nothing(
     assert not link.pending
     assert job.add("ranks", 0) == 1
     assert (native.carried, len(native.opened)) == ([], 1)
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_neither_the_group_nor_its_store_outlives_the_job(native: Native, is_first: bool) -> None:
+    store = join(0)
+    if not is_first:
+        store.add("ranks", 1)
+    link = ArrivalLink()
+    link.start()
+    group = weakref.ref(dist.group.WORLD)
+    dist.destroy_process_group()
+    gc.collect()
+    assert group() is None
+    link.stop()

@@ -64,6 +64,79 @@ def test_the_next_optimizer_takes_over_from_one_that_is_gone(loop: Loop) -> None
     assert loop.steps() == [STEP_UPDATED] * 2
 
 
+def model(size: int = 1) -> list[torch.Tensor]:
+    return [torch.ones(1, requires_grad=True) for _ in range(size)]
+
+
+@pytest.mark.parametrize(
+    ("turns", "steps"),
+    [
+        pytest.param("ab" * 4, 4, id="gan"),
+        pytest.param("abc" * 4, 4, id="three-in-one-iteration"),
+        pytest.param("aaaabbbbbbaaaabbbbbb", 20, id="folds"),
+        pytest.param("aaaabbbbcccc" * 2, 24, id="three-folds"),
+        pytest.param("aaaaaaaabbbbbbbb", 16, id="swap"),
+        # Not known to belong to an iteration before it was seen to: one step too many, once.
+        pytest.param("dddddg" * 4, 5 * 4 + 1, id="critic-five-times"),
+        # The first update after a swap so early could have been a GAN's: one too few, once.
+        pytest.param("abbbbbbb", 7, id="swap-after-one"),
+        pytest.param("ab" * 4 + "cd" * 4, 7, id="pairs-in-turn"),
+    ],
+)
+def test_one_step_per_iteration_whichever_optimizers_take_turns(
+    loop: Loop, turns: str, steps: int
+) -> None:
+    optimizers = {name: torch.optim.SGD(model(), lr=0.1) for name in sorted(set(turns))}
+    for name in turns:
+        optimizers[name].step()
+    assert loop.steps() == [STEP_UPDATED] * steps
+
+
+def test_groups_stepped_one_by_one_are_one_step(loop: Loop) -> None:
+    groups = [{"params": model(2)}, {"params": model(2)}]
+    optimizer = torch.optim.SGD(groups, lr=0.1)
+    own = optimizer.param_groups
+    for _ in range(12):  # as DeepSpeed's ZeRO-1 does
+        for group in own:
+            optimizer.param_groups = [group]
+            optimizer.step()
+        optimizer.param_groups = own
+    assert loop.steps() == [STEP_UPDATED] * 12
+
+
+def test_parameters_made_anew_for_each_update_are_the_same_optimizers(loop: Loop) -> None:
+    optimizer = torch.optim.SGD(model(), lr=0.1)
+    for _ in range(5):
+        optimizer.param_groups[0]["params"] = model()
+        optimizer.step()
+    assert loop.steps() == [STEP_UPDATED] * 5
+
+
+class Wrapper(torch.optim.Optimizer):
+    """As ZeroRedundancyOptimizer: an optimizer with another one inside."""
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        super().__init__(model(), {})
+        self.inner, self.broken = inner, False
+
+    def step(self, closure: object = None) -> None:
+        self.inner.step()
+        if self.broken:
+            raise MemoryError
+
+
+def test_of_nested_optimizers_the_outermost_counts_also_after_it_raised(loop: Loop) -> None:
+    wrapper = Wrapper(loop.optimizers[0])
+    for broken in (False, False, True, False, False):
+        wrapper.broken = broken
+        if broken:
+            with pytest.raises(MemoryError):
+                wrapper.step()
+        else:
+            wrapper.step()
+    assert loop.steps() == [STEP_UPDATED] * 4
+
+
 def test_an_update_inside_backward_counts_after_it(loop: Loop) -> None:
     loop.first.register_post_accumulate_grad_hook(lambda _: loop.optimizers[0].step())
     for _ in range(2):
