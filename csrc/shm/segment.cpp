@@ -31,14 +31,37 @@ namespace {
       ": " + std::strerror(error) + hint);
 }
 
-// Maps what `fd` holds, and closes it.
+// Closes it.
+struct File {
+  ~File() {
+    close(fd);
+  }
+  const int fd;
+};
+
+void reserve(
+    int fd,
+    const std::string& name,
+    std::span<const Segment::Range> own) {
+  for (const Segment::Range& range : own) {
+    const size_t bytes = range.end - range.begin;
+    int error = 0;
+    do {
+      error = bytes == 0
+          ? 0
+          : posix_fallocate(fd, off_t(range.begin), off_t(bytes));
+    } while (error == EINTR);
+    if (error != 0) {
+      fail("cannot reserve", name, bytes, error);
+    }
+  }
+}
+
 std::byte* map(int fd, const std::string& name, size_t bytes) {
-  void* memory = mmap(
-      nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, fd, 0);
-  const int error = errno;
-  close(fd);
+  void* memory =
+      mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
   if (memory == MAP_FAILED) {
-    fail("cannot map", name, bytes, error);
+    fail("cannot map", name, bytes, errno);
   }
   // A forked child is no rank.
   madvise(memory, bytes, MADV_DONTFORK);
@@ -61,42 +84,43 @@ std::string Segment::randomName() {
   return name;
 }
 
-Segment Segment::create(const std::string& name, size_t bytes) {
-  const int fd = shm_open(name.c_str(), O_RDWR | O_CREAT | O_EXCL, 0600);
-  if (fd < 0) {
+Segment Segment::create(
+    const std::string& name,
+    size_t bytes,
+    std::span<const Range> own) {
+  const File file{shm_open(name.c_str(), O_RDWR | O_CREAT | O_EXCL, 0600)};
+  if (file.fd < 0) {
     fail("cannot create", name, bytes, errno);
   }
-  int error = 0;
-  do {
-    error = posix_fallocate(fd, 0, off_t(bytes));
-  } while (error == EINTR);
-  if (error != 0) {
-    close(fd);
-    shm_unlink(name.c_str());
-    fail("cannot reserve", name, bytes, error);
-  }
   try {
-    return Segment(name, map(fd, name, bytes), bytes, true);
+    if (ftruncate(file.fd, off_t(bytes)) != 0) {
+      fail("cannot reserve", name, bytes, errno);
+    }
+    reserve(file.fd, name, own);
+    return Segment(name, map(file.fd, name, bytes), bytes, true);
   } catch (const SegmentError&) {
     shm_unlink(name.c_str());
     throw;
   }
 }
 
-Segment Segment::open(const std::string& name, size_t bytes) {
-  const int fd = shm_open(name.c_str(), O_RDWR, 0);
-  if (fd < 0) {
+Segment Segment::open(
+    const std::string& name,
+    size_t bytes,
+    std::span<const Range> own) {
+  const File file{shm_open(name.c_str(), O_RDWR, 0)};
+  if (file.fd < 0) {
     fail("cannot open", name, bytes, errno);
   }
   struct stat status{};
-  if (fstat(fd, &status) != 0 || size_t(status.st_size) != bytes) {
-    close(fd);
+  if (fstat(file.fd, &status) != 0 || size_t(status.st_size) != bytes) {
     throw SegmentError(
         "shared memory " + name + " has " + std::to_string(status.st_size) +
         " bytes where this rank expects " + std::to_string(bytes) +
         "; do all ranks have the same settings?");
   }
-  return Segment(name, map(fd, name, bytes), bytes, false);
+  reserve(file.fd, name, own);
+  return Segment(name, map(file.fd, name, bytes), bytes, false);
 }
 
 Segment Segment::alias(const Segment& other) {
@@ -117,6 +141,11 @@ Segment::~Segment() {
   if (mapped_) {
     munmap(data_, bytes_);
   }
+}
+
+void Segment::populate() noexcept {
+  constexpr int kPopulateWrite = 23; // MADV_POPULATE_WRITE
+  madvise(data_, bytes_, kPopulateWrite);
 }
 
 void Segment::unlinkName() noexcept {

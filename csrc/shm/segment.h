@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstddef>
+#include <span>
 #include <stdexcept>
 #include <string>
 
@@ -17,10 +18,23 @@ class SegmentError : public std::runtime_error {
 
 class Segment {
  public:
-  // `name` as shm_open wants it: "/commprof-...". Zero-filled and backed by
-  // memory from the start: a full /dev/shm is met here and not later.
-  static Segment create(const std::string& name, size_t bytes);
-  static Segment open(const std::string& name, size_t bytes);
+  // Bytes of it.
+  struct Range {
+    size_t begin = 0;
+    size_t end = 0;
+  };
+
+  // `name` as shm_open wants it: "/commprof-...". Zero-filled. `own`: what this
+  // rank writes. It is backed by memory at once, on this rank's NUMA node: a
+  // full /dev/shm is met here and not later.
+  static Segment create(
+      const std::string& name,
+      size_t bytes,
+      std::span<const Range> own);
+  static Segment open(
+      const std::string& name,
+      size_t bytes,
+      std::span<const Range> own);
   // The same mapping once more, for ranks that are threads of one process; it
   // must not outlive `other`.
   static Segment alias(const Segment& other);
@@ -37,6 +51,10 @@ class Segment {
   size_t bytes() const noexcept {
     return bytes_;
   }
+  // Maps the pages that all ranks have reserved, so that no collective has to
+  // (from Linux 5.14 on). Before, it would take the others' memory from this
+  // rank's node.
+  void populate() noexcept;
   // Nobody else can open it from now on. The creator calls it, once.
   void unlinkName() noexcept;
 

@@ -8,6 +8,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <bit>
 #include <cerrno>
 #include <climits>
 #include <cstring>
@@ -27,6 +28,7 @@ constexpr uint32_t kSpins = 1500;
 // wakes it, and the two may take turns there for long while another core idles:
 // runnable threads are spread over the cores, sleeping ones are not.
 constexpr uint32_t kYields = 64;
+constexpr size_t kCoreWords = 128; // of 64: no Linux has more cores
 constexpr auto kLook = std::chrono::milliseconds(50);
 
 using Clock = std::chrono::steady_clock;
@@ -66,11 +68,6 @@ size_t headerBytes(int size) {
   return (bytes + kPage - 1) / kPage * kPage;
 }
 
-int usableCores() noexcept {
-  cpu_set_t set;
-  return sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
-}
-
 } // namespace
 
 // All zero at first, which is a team that has never met.
@@ -80,6 +77,25 @@ struct Team::Shared {
   alignas(64) std::atomic<uint32_t> sleepers;
   alignas(64) std::atomic<uint32_t> broken; // 1: being written, 2: see reason
   char reason[512];
+  std::atomic<uint64_t> cores[kCoreWords]; // that any rank may use, a bit each
+
+  // Of the calling rank.
+  void addCores() noexcept {
+    uint64_t own[kCoreWords] = {};
+    if (sched_getaffinity(0, sizeof own, reinterpret_cast<cpu_set_t*>(own)) ==
+        0) {
+      for (size_t i = 0; i < kCoreWords; ++i) {
+        cores[i].fetch_or(own[i], std::memory_order_relaxed);
+      }
+    }
+  }
+  int countCores() const noexcept {
+    int count = 0;
+    for (const auto& word : cores) {
+      count += std::popcount(word.load(std::memory_order_relaxed));
+    }
+    return count;
+  }
 };
 
 struct Team::RankLine {
@@ -93,21 +109,41 @@ size_t segmentBytes(int size, size_t slot_bytes) {
   return headerBytes(size) + 2 * size_t(size + 1) * slot_bytes;
 }
 
+// A rank's two slots, and of both results the part that it sums of a whole
+// block. Rank 0 has the header as well.
 Segment Team::reserve(const TeamOptions& options) {
   const size_t bytes = segmentBytes(options.size, options.slot_bytes);
-  return options.rank == 0 ? Segment::create(options.name, bytes)
-                           : Segment::open(options.name, bytes);
+  const size_t header = headerBytes(options.size);
+  const size_t slot = options.slot_bytes;
+  const size_t rank = size_t(options.rank);
+  const size_t size = size_t(options.size);
+  std::vector<Segment::Range> own;
+  own.push_back({header + 2 * rank * slot, header + 2 * (rank + 1) * slot});
+  for (const size_t half : {0, 1}) {
+    const size_t result = header + (2 * size + half) * slot;
+    own.push_back(
+        {result + slot / size * rank,
+         rank + 1 == size ? result + slot : result + slot / size * (rank + 1)});
+  }
+  if (rank == 0) {
+    own.push_back({0, header});
+  }
+  return rank == 0 ? Segment::create(options.name, bytes, own)
+                   : Segment::open(options.name, bytes, own);
 }
 
 Team::Team(TeamOptions options, Segment segment)
-    : options_(std::move(options)), segment_(std::move(segment)) {
+    : options_(std::move(options)),
+      segment_(std::move(segment)),
+      pid_(getpid()),
+      timeout_ms_(options_.timeout.count()) {
   static_assert(sizeof(Shared) <= kPage && sizeof(RankLine) <= kLineBytes);
   static_assert(std::atomic<uint32_t>::is_always_lock_free);
-  spins_ = usableCores() >= options_.size ? kSpins : 0;
   pidfds_.assign(size_t(options_.size), -1);
   RankLine& own = line(options_.rank);
-  own.pid = getpid();
+  own.pid = pid_;
   own.pid_namespace = pidNamespace();
+  shared().addCores();
   try {
     meet();
   } catch (const TeamError&) {
@@ -116,6 +152,8 @@ Team::Team(TeamOptions options, Segment segment)
     throw;
   }
   segment_.unlinkName();
+  segment_.populate();
+  spins_ = shared().countCores() >= options_.size ? kSpins : 0;
   for (int rank = 0; rank < options_.size; ++rank) {
     if (rank != options_.rank &&
         line(rank).pid_namespace == own.pid_namespace) {
@@ -125,6 +163,7 @@ Team::Team(TeamOptions options, Segment segment)
 }
 
 Team::~Team() {
+  leave();
   for (const int pidfd : pidfds_) {
     if (pidfd >= 0) {
       close(pidfd);
@@ -153,7 +192,7 @@ std::byte* Team::result(uint32_t half) const noexcept {
 
 void Team::meet() {
   Shared& all = shared();
-  if (all.broken.load(std::memory_order_acquire) != 0) {
+  if (broken()) {
     throwReason();
   }
   const uint32_t generation = meetings_++;
@@ -190,20 +229,24 @@ void Team::waitUntilPast(uint32_t generation) {
     }
     sched_yield();
   }
-  const auto deadline = Clock::now() + options_.timeout;
+  const auto deadline =
+      Clock::now() + std::chrono::milliseconds(timeout_ms_.load());
   while (all.generation.load(std::memory_order_acquire) == generation) {
     all.sleepers.fetch_add(1);
     futexWait(all.generation, generation, kLook);
     all.sleepers.fetch_sub(1);
     if (all.generation.load(std::memory_order_acquire) == generation) {
-      watch(deadline);
+      watch(generation, deadline);
     }
   }
 }
 
 // Looks whether anybody will never come.
-void Team::watch(Clock::time_point deadline) {
-  if (shared().broken.load(std::memory_order_acquire) != 0) {
+void Team::watch(uint32_t generation, Clock::time_point deadline) {
+  if (broken()) {
+    if (shared().generation.load(std::memory_order_acquire) != generation) {
+      return; // who broke it had been to this meeting
+    }
     throwReason();
   }
   const bool late = Clock::now() > deadline;
@@ -218,7 +261,7 @@ void Team::watch(Clock::time_point deadline) {
     if (late) {
       breakUp(
           rank,
-          "it did not come within " + std::to_string(options_.timeout.count()) +
+          "it did not come within " + std::to_string(timeout_ms_.load()) +
               " ms");
     }
   }
@@ -243,7 +286,19 @@ void Team::breakUp(int missing, const std::string& why) {
 }
 
 void Team::abandon(const std::string& why) noexcept {
-  tellWhy(personOf(options_.rank) + " gave up: " + why);
+  if (getpid() == pid_) { // a forked child has not even the memory
+    tellWhy(personOf(options_.rank) + " gave up: " + why);
+  }
+}
+
+void Team::leave() noexcept {
+  if (getpid() == pid_ && !broken()) {
+    tellWhy(personOf(options_.rank) + " left: it shut its process group down");
+  }
+}
+
+bool Team::broken() const noexcept {
+  return shared().broken.load(std::memory_order_acquire) != 0;
 }
 
 // Only the first reason counts.
@@ -284,6 +339,7 @@ void Team::meetCheck(const Intent& intent) {
   for (int rank = 0; rank < options_.size; ++rank) {
     const Intent& other = line(rank).intents[parity];
     if (other != first) {
+      half_ = 0; // not all had come as far with it; nobody reads a slot now
       throw TeamError(
           "ranks do not do the same: " + nameOf(0) + " does " + first.text() +
           ", " + nameOf(rank) + " does " + other.text());

@@ -41,11 +41,12 @@ class Team {
   static std::string makeName() {
     return Segment::randomName();
   }
-  static Segment reserve(const TeamOptions& options); // rank 0's first half
+  // This rank's first half of it: its slots, on its own NUMA node.
+  static Segment reserve(const TeamOptions& options);
   Team(TeamOptions options, Segment segment); // meets the others
   Team(const Team&) = delete;
   Team& operator=(const Team&) = delete;
-  ~Team();
+  ~Team(); // leaves
 
   int rank() const noexcept {
     return options_.rank;
@@ -73,12 +74,24 @@ class Team {
     std::string text() const; // "all_reduce fp32 sum of 12 bytes"
   };
   // Meets, and throws TeamError naming two ranks and what differs, on all
-  // ranks, if they do not intend the same.
+  // ranks, if they do not intend the same. The team is whole afterwards.
   void meetCheck(const Intent& intent);
 
   // Breaks the team up for good: the others' next meeting, or the one that
   // they wait in, throws and names this rank and `why`.
   void abandon(const std::string& why) noexcept;
+  // The same where nothing went wrong: this rank needs the others no more.
+  void leave() noexcept;
+  bool broken() const noexcept;
+
+  // Of all later meetings. Any thread.
+  void setTimeout(std::chrono::milliseconds timeout) noexcept {
+    timeout_ms_.store(timeout.count());
+  }
+  // Whether waiting begins by spinning: the ranks have a core each.
+  bool spins() const noexcept {
+    return spins_ != 0;
+  }
 
   // What to call a rank of this host outside of it.
   int globalRank(int rank) const;
@@ -94,7 +107,9 @@ class Team {
   Shared& shared() const noexcept;
   RankLine& line(int rank) const noexcept;
   void waitUntilPast(uint32_t generation);
-  void watch(std::chrono::steady_clock::time_point deadline);
+  void watch(
+      uint32_t generation,
+      std::chrono::steady_clock::time_point deadline);
   [[noreturn]] void breakUp(int missing, const std::string& why);
   void tellWhy(const std::string& reason) noexcept;
   [[noreturn]] void throwReason();
@@ -103,6 +118,8 @@ class Team {
 
   TeamOptions options_;
   Segment segment_;
+  const int pid_; // a forked child has no part in this
+  std::atomic<int64_t> timeout_ms_;
   std::vector<int> pidfds_; // by rank; -1 where there is none
   uint32_t meetings_ = 0;
   uint32_t half_ = 0;

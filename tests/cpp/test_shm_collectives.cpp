@@ -1,9 +1,18 @@
 // Collectives in shared memory: values, agreement of all ranks, and odd sizes.
 #include "shm/collectives.h"
 
+#include <fcntl.h>
+#include <sched.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <cstring>
+#include <string>
+#include <thread>
 #include <vector>
 
 #include "check.h"
@@ -151,6 +160,121 @@ void testDisagreement() {
   });
 }
 
+// Ranks that differ have come differently far with the halves of their slots.
+void testSumsAfterADisagreement() {
+  runTeam(2, 4096, [](Team& team) {
+    for (uint64_t round = 0; round < 5; ++round) {
+      std::vector<float> data = inputOf(team.rank(), 100, round);
+      CHECK_THROWS(
+          TeamError,
+          team.rank() == 0 ? barrier(team)
+                           : broadcast(team, bytesOf(data), 400, 0));
+      allReduce(team, bytesOf(data), 100, Element::kF32, Reduction::kSum);
+      CHECK(data == sumOf(2, 100, round));
+    }
+  });
+}
+
+std::string reasonOf(Team& team) {
+  try {
+    barrier(team);
+  } catch (const TeamError& error) {
+    return error.what();
+  }
+  return "";
+}
+
+// The last rank goes, and the others learn it long before the timeout; what
+// was done before holds.
+void testOneGoes(void (*go)(Team&), const char* reason) {
+  runTeam(3, 4096, [=](Team& team) {
+    std::vector<float> data = inputOf(team.rank(), 100, 0);
+    allReduce(team, bytesOf(data), 100, Element::kF32, Reduction::kSum);
+    CHECK(data == sumOf(3, 100, 0));
+    if (team.rank() == 2) {
+      go(team);
+      return;
+    }
+    const auto begin = std::chrono::steady_clock::now();
+    const std::string said = reasonOf(team);
+    CHECK(std::chrono::steady_clock::now() - begin < std::chrono::seconds(5));
+    CHECK(said.find("rank 2 (pid ") != std::string::npos);
+    CHECK(said.find(reason) != std::string::npos);
+    CHECK(team.broken());
+  });
+}
+
+void pinTo(int core) {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  CPU_SET(core, &set);
+  CHECK_EQ(sched_setaffinity(0, sizeof set, &set), 0);
+}
+
+// A rank that is pinned to one core does not know of the others' by its own.
+void testSpinning(const std::vector<int>& cores, bool expected) {
+  TeamOptions first = teamOptions(0, int(cores.size()), 4096);
+  first.name = Team::makeName();
+  Segment segment = Team::reserve(first);
+  std::vector<std::thread> threads;
+  for (size_t rank = 0; rank < cores.size(); ++rank) {
+    threads.emplace_back([&, rank] {
+      pinTo(cores[rank]);
+      TeamOptions options = first;
+      options.rank = int(rank);
+      Team team(options, Segment::alias(segment));
+      CHECK_EQ(team.spins(), expected);
+      barrier(team); // nobody leaves before
+    });
+  }
+  for (std::thread& thread : threads) {
+    thread.join();
+  }
+}
+
+void testSpinningRanks() {
+  cpu_set_t set;
+  CHECK_EQ(sched_getaffinity(0, sizeof set, &set), 0);
+  std::vector<int> usable;
+  for (int core = 0; core < CPU_SETSIZE; ++core) {
+    if (CPU_ISSET(core, &set)) {
+      usable.push_back(core);
+    }
+  }
+  if (usable.size() > 1) {
+    testSpinning({usable[0], usable[1]}, true);
+    testSpinning({usable[0], usable[1], usable[0]}, false);
+  }
+  testSpinning({usable[0], usable[0]}, false);
+}
+
+size_t bytesInMemory(const std::string& name) {
+  const int fd = shm_open(name.c_str(), O_RDONLY, 0);
+  struct stat status{};
+  CHECK_EQ(fstat(fd, &status), 0);
+  close(fd);
+  return size_t(status.st_blocks) * 512;
+}
+
+// Pages lie on the node of the rank that asks for them first.
+void testEachRankReservesItsOwn() {
+  constexpr int kSize = 4;
+  constexpr size_t kSlot = 1 << 20;
+  const size_t all = segmentBytes(kSize, kSlot);
+  const size_t header = all - 2 * (kSize + 1) * kSlot;
+  TeamOptions options = teamOptions(0, kSize, kSlot);
+  options.name = Team::makeName();
+  Segment first = Team::reserve(options);
+  const size_t own = 2 * kSlot + 2 * kSlot / kSize; // slots, part of results
+  CHECK_EQ(bytesInMemory(options.name), header + own);
+  for (options.rank = 1; options.rank < kSize; ++options.rank) {
+    const Segment other = Team::reserve(options);
+    CHECK_EQ(
+        bytesInMemory(options.name), header + size_t(options.rank + 1) * own);
+  }
+  CHECK_EQ(bytesInMemory(options.name), all);
+}
+
 } // namespace
 
 int main() {
@@ -162,5 +286,12 @@ int main() {
   testOthers(1);
   testOthers(3);
   testDisagreement();
+  testSumsAfterADisagreement();
+  testOneGoes(
+      [](Team& team) { team.abandon("out of memory"); },
+      "gave up: out of memory");
+  testOneGoes([](Team&) {}, "left: it shut its process group down");
+  testSpinningRanks();
+  testEachRankReservesItsOwn();
   return check::report();
 }

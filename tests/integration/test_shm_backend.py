@@ -56,6 +56,36 @@ def test_ranks_that_disagree_are_told_who_does_what(hosts: str) -> None:
             assert f"rank {len(outputs) - 1} does all_reduce {odd}" in output
 
 
+@pytest.mark.parametrize("hosts", ["a,a", "a,a,b"])
+def test_what_autograd_keeps_apart_is_exchanged_as_gloo_does(hosts: str) -> None:
+    for output in run_module(MODULE, ["caller_state", hosts], hosts.count(",") + 1):
+        assert "as from a kernel" in output
+
+
+@pytest.mark.parametrize("hosts", ["a,a,a", "a,a,b,b"])
+def test_a_call_that_fails_on_one_rank_is_told_to_the_others(hosts: str) -> None:
+    outputs = run_module(MODULE, ["failing", hosts], hosts.count(",") + 1)
+    for output in outputs[:-1]:
+        assert output.count(f"rank {len(outputs) - 1} (pid ") >= (3 if hosts == "a,a,a" else 0)
+        assert "gave up: " in output
+        assert "can't allocate memory" in output
+
+
+@pytest.mark.parametrize("hosts", ["a,a", "a,a,b"])
+def test_a_barrier_waits_for_what_is_under_way(hosts: str) -> None:
+    for output in run_module(MODULE, ["barrier", hosts], hosts.count(",") + 1):
+        assert "complete" in output
+
+
+@pytest.mark.parametrize("hosts", ["a,a", "a,a,b,b"])
+def test_a_rank_that_ends_its_group_is_named(hosts: str) -> None:
+    outputs = run_module(MODULE, ["ending", hosts], hosts.count(",") + 1)
+    neighbour = outputs[-2]
+    assert "left: it shut its process group down" in neighbour
+    assert "gave up: abort() was called" in neighbour
+    assert "it did not come within 1000 ms" in neighbour
+
+
 @pytest.mark.parametrize("hosts", ["a,a", "a,a,b,b", "a,b,a"])
 def test_compressors_between_hosts_give_the_mean(hosts: str) -> None:
     for output in run_module(MODULE, ["hooks", hosts], hosts.count(",") + 1):

@@ -122,6 +122,83 @@ def lost() -> None:
         os._exit(0)  # the group is broken: its ends cannot meet
 
 
+def caller_state() -> None:
+    """Tensors that autograd keeps apart, as gloo takes them: what moves bytes is a kernel."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    leaf = torch.full((2, 3, 4, 5), float(rank)).to(memory_format=torch.channels_last)
+    leaf.requires_grad_()
+    dist.broadcast(leaf, size - 1)
+    assert leaf.is_leaf
+    assert leaf.tolist() == torch.full((2, 3, 4, 5), size - 1.0).tolist()
+    mean = (size - 1) / 2
+    with torch.inference_mode():
+        for values in (torch.full((5_000,), float(rank)), torch.full((50, 2), float(rank)).t()):
+            works = [dist.all_reduce(values, op=dist.ReduceOp.AVG, async_op=True) for _ in "ab"]
+            assert all(work.wait() for work in works)
+            assert values.allclose(torch.full_like(values, mean))
+    with torch.no_grad():
+        if rank == 0:
+            time.sleep(0.2)  # the others' callbacks run in the backend's thread
+        future = dist.all_reduce(torch.ones(9), async_op=True).get_future()
+        modes = future.then(lambda _: torch.is_grad_enabled())
+    assert modes.wait() is False
+    print("as from a kernel")
+
+
+def failing() -> None:
+    """The last rank's collective fails there alone: the others are told by whom and why."""
+    cannot_copy, cannot_return = torch.zeros(1).expand(1 << 60), torch.zeros(1).expand(3)
+    last = dist.get_rank() == dist.get_world_size() - 1
+    for tensor in (cannot_copy, cannot_return):
+        group = dist.new_group(backend="commprof", timeout=timedelta(seconds=30))
+        begin = time.monotonic()
+        for _ in range(2):  # the second must not be taken for the first
+            ours = tensor if last else torch.ones(3)
+            try:
+                dist.all_reduce(ours, group=group)
+                assert not last
+                assert tensor is cannot_return
+                assert ours.tolist() == [dist.get_world_size() - 1] * 3
+            except RuntimeError as error:
+                print(error)
+            tensor = tensor if tensor is cannot_return else torch.ones(3)
+        assert time.monotonic() - begin < 15
+    sys.stdout.flush()
+    os._exit(0)  # the ends of broken groups cannot meet
+
+
+def barrier() -> None:
+    """What was issued before a barrier is complete after it, whatever carries it."""
+    for dtype in (torch.uint8, torch.float32):  # by gloo, and by shared memory
+        for _ in range(3):
+            work = dist.all_reduce(torch.ones(10_000_000, dtype=dtype), async_op=True)
+            dist.barrier()
+            assert work.is_completed(), dtype
+    dist.barrier(async_op=True).wait()
+    print("complete")
+
+
+def ending() -> None:
+    """A rank that shuts its group down, aborts it, or does not come within a changed timeout."""
+    last = dist.get_rank() == dist.get_world_size() - 1
+    for end in ("shutdown", "abort", "timeout"):
+        group = dist.new_group(backend="commprof", timeout=timedelta(seconds=60))
+        dist.all_reduce(torch.ones(3), group=group)
+        group.set_timeout(timedelta(seconds=1 if end == "timeout" else 60))
+        begin = time.monotonic()
+        if last:
+            {"shutdown": group.shutdown, "abort": group.abort, "timeout": int}[end]()
+        else:
+            try:
+                dist.all_reduce(torch.ones(3), group=group)
+            except RuntimeError as error:
+                assert time.monotonic() - begin < 10
+                print(end, error, flush=True)
+        dist.barrier()
+    sys.stdout.flush()
+    os._exit(0)  # the ends of broken groups cannot meet
+
+
 #: Compressors, and how far their means may be from the plain ones, relative to these.
 HOOKS = {
     "hierarchical": 1e-6,
@@ -218,6 +295,10 @@ def main() -> None:
         "kind": kind,
         "large": large,
         "hooks": hooks,
+        "caller_state": caller_state,
+        "failing": failing,
+        "barrier": barrier,
+        "ending": ending,
     }[scenario]()
     mapped = [line for line in Path("/proc/self/maps").read_text().splitlines() if SHM in line]
     assert all(line.endswith("(deleted)") for line in mapped), mapped

@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "torch/error_reason.h"
+
 namespace commprof {
 
 namespace {
@@ -20,11 +22,6 @@ std::vector<at::Tensor> overMemory(
     at::ScalarType type) {
   return {at::from_blob(
       const_cast<void*>(data), {int64_t(count)}, at::dtype(type))};
-}
-
-std::string reasonOf(const std::exception& error) {
-  const auto* torch_error = dynamic_cast<const c10::Error*>(&error);
-  return torch_error ? torch_error->what_without_backtrace() : error.what();
 }
 
 // One send, receive or all-reduce.

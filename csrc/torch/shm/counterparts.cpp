@@ -78,6 +78,7 @@ int Counterparts::nextTag() {
 // more.
 Counterparts::Told Counterparts::receive(int tag) {
   Told told;
+  told.timeout_ = std::chrono::milliseconds(timeout_ms_.load());
   for (int host = 0; host < across_->getSize(); ++host) {
     told.frames_.push_back(newFrame());
     if (host != across_->getRank()) {
@@ -131,12 +132,12 @@ void Counterparts::giveUp(const std::string& why) noexcept {
 
 void Counterparts::Told::wait() {
   for (const auto& work : receives_) {
-    work->wait();
+    work->wait(timeout_);
   }
   check();
   // Not before: who gave up takes no message.
   for (const auto& work : sends_) {
-    work->wait();
+    work->wait(timeout_);
   }
 }
 

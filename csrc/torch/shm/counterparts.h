@@ -11,6 +11,8 @@
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
+#include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -37,6 +39,12 @@ class Counterparts {
     return *across_;
   }
 
+  // Any thread. gloo's messages keep the one that their group was made with.
+  void setTimeout(std::chrono::milliseconds timeout) {
+    timeout_ms_.store(timeout.count());
+    across_->setTimeout(timeout);
+  }
+
   // Messages of one all-reduce.
   class Told {
    public:
@@ -50,6 +58,7 @@ class Counterparts {
    private:
     friend class Counterparts;
     void check() const;
+    std::chrono::milliseconds timeout_ = ::kNoTimeout;
     std::vector<at::Tensor> frames_; // by host, this rank's own too
     std::vector<c10::intrusive_ptr<c10d::Work>> receives_;
     std::vector<c10::intrusive_ptr<c10d::Work>> sends_;
@@ -75,6 +84,7 @@ class Counterparts {
 
   const c10::intrusive_ptr<c10d::Backend> across_;
   const int global_rank_;
+  std::atomic<int64_t> timeout_ms_{::kNoTimeout.count()};
   uint32_t told_ = 0; // the same on all ranks
 };
 

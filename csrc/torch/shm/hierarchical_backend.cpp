@@ -14,6 +14,7 @@
 #include "shm/chunks.h"
 #include "shm/meetings.h"
 #include "shm/slices.h"
+#include "torch/error_reason.h"
 #include "torch/shm/counterparts.h"
 #include "torch/shm/dense.h"
 #include "torch/shm/threaded_backend.h"
@@ -35,6 +36,20 @@ struct Ways {
   int owners = 1;
 };
 
+// Runs what is done before this rank's counterparts hear of an exchange: they
+// must not wait for a rank that cannot do its part.
+template <class Local>
+void orGiveUp(Ways& ways, Local local) {
+  try {
+    local();
+  } catch (const std::exception& error) {
+    if (ways.counterparts) {
+      ways.counterparts->giveUp(reasonOf(error));
+    }
+    throw;
+  }
+}
+
 // One all-reduce: a small one at once, and a long one in chunks, which are
 // added up within the host in order; some are between hosts, and those that
 // came back are shared in the same order.
@@ -55,14 +70,20 @@ class Exchange {
                                              : *reductionOf(reduction)),
         world_(world) {}
 
-  void run() {
+  // `what`: of all ranks, or errors name two that differ.
+  void run(const std::string& what) {
     const size_t bytes = count() * width();
-    const shm::Team::Intent intent = shm::intend(
-        shm::named("all_reduce", element_, *reductionOf(reduction_)), bytes);
-    if (bytes <= Counterparts::kMostPayload) {
-      runAtOnce(intent);
-    } else {
-      runInChunks(intent);
+    const shm::Team::Intent intent = shm::intend(what, bytes);
+    try {
+      if (bytes <= Counterparts::kMostPayload) {
+        runAtOnce(intent);
+      } else {
+        runInChunks(intent);
+      }
+    } catch (const shm::TeamError&) {
+      throw;
+    } catch (const std::exception& error) {
+      throw std::runtime_error("between hosts: " + reasonOf(error));
     }
   }
 
@@ -76,7 +97,7 @@ class Exchange {
 
   void runAtOnce(const shm::Team::Intent& intent) {
     Chunk chunk;
-    orGiveUp([&] { chunk = addedUp({0, count()}, intent); });
+    orGiveUp(ways_, [&] { chunk = addedUp({0, count()}, intent); });
     if (ways_.counterparts) {
       const size_t part = chunk.part.defined() ? size_t(chunk.part.numel()) : 0;
       std::byte* own = part == 0 ? nullptr : bytesOf(chunk.part);
@@ -94,7 +115,7 @@ class Exchange {
 
   void runInChunks(const shm::Team::Intent& intent) {
     if (team().size() > 1) {
-      orGiveUp([&] { team().meetCheck(intent); });
+      orGiveUp(ways_, [&] { team().meetCheck(intent); });
     }
     // The others' answers are on their way while the first chunk is added up.
     std::optional<Counterparts::Told> told;
@@ -115,19 +136,6 @@ class Exchange {
     }
     while (!under_way_.empty()) {
       finishOldest();
-    }
-  }
-
-  // Counterparts must not wait for a host whose ranks do not agree.
-  template <class Local>
-  void orGiveUp(Local local) {
-    try {
-      local();
-    } catch (const shm::TeamError& error) {
-      if (ways_.counterparts) {
-        ways_.counterparts->giveUp(error.what());
-      }
-      throw;
     }
   }
 
@@ -223,19 +231,15 @@ class HierarchicalBackend final : public ThreadedBackend {
   HierarchicalBackend(
       c10::intrusive_ptr<c10d::Backend> wrapped,
       Hierarchy hierarchy)
-      : ThreadedBackend(std::move(wrapped)),
+      : ThreadedBackend(std::move(wrapped), hierarchy.team),
         ways_(waysOf(std::move(hierarchy))) {}
-
-  const std::string getBackendName() const override {
-    return "commprof";
-  }
 
   WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& options)
       override {
     const auto element =
         tensors.size() == 1 ? elementOf(tensors[0]) : std::optional<Element>();
     if (!element || !reductionOf(options.reduceOp)) {
-      return wrapped_->allreduce(tensors, options);
+      return WrappingBackend::allreduce(tensors, options);
     }
     return start(
         c10d::OpType::ALLREDUCE,
@@ -246,21 +250,34 @@ class HierarchicalBackend final : public ThreadedBackend {
          element,
          op = options.reduceOp.op_,
          world = size_] {
-          const at::NoGradGuard no_grad;
-          InOrder data(tensor);
-          try {
-            Exchange(*ways, data.dense(), *element, op, world).run();
-          } catch (const shm::TeamError&) {
-            throw;
-          } catch (const std::exception& error) {
-            // The others of this host must not wait for what will not come.
-            const std::string what =
-                std::string("between hosts: ") + error.what();
-            ways->team->abandon(what);
-            throw std::runtime_error("commprof backend, " + what);
-          }
-          data.copyBack();
+          std::optional<InOrder> data;
+          orGiveUp(*ways, [&] { data.emplace(tensor); });
+          Exchange(*ways, data->dense(), *element, op, world)
+              .run(shm::named("all_reduce", *element, *reductionOf(op)));
+          data->copyBack();
         });
+  }
+
+  void setTimeout(std::chrono::milliseconds timeout) override {
+    ThreadedBackend::setTimeout(timeout);
+    if (ways_->counterparts) {
+      ways_->counterparts->setTimeout(timeout);
+    }
+  }
+
+  // gloo's own would know nothing of all-reduces that are under way here.
+  WorkPtr barrier(const c10d::BarrierOptions& options) override {
+    return startBarrier(options.asyncOp, [ways = ways_, world = size_] {
+      const at::Tensor nothing = at::empty({0}, at::kFloat);
+      Exchange(*ways, nothing, Element::kF32, c10d::ReduceOp::SUM, world)
+          .run("barrier");
+    });
+  }
+
+ protected:
+  // gloo's connections close with it, which its other ends see at once.
+  void disconnect() override {
+    ways_->counterparts.reset();
   }
 
  private:

@@ -17,11 +17,7 @@ class ShmBackend final : public ThreadedBackend {
   ShmBackend(
       c10::intrusive_ptr<c10d::Backend> wrapped,
       std::shared_ptr<shm::Team> team)
-      : ThreadedBackend(std::move(wrapped)), team_(std::move(team)) {}
-
-  const std::string getBackendName() const override {
-    return "commprof";
-  }
+      : ThreadedBackend(std::move(wrapped), std::move(team)) {}
 
   WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& options)
       override {
@@ -29,7 +25,7 @@ class ShmBackend final : public ThreadedBackend {
     const auto element = tensors.size() == 1 ? elementOf(tensors[0])
                                              : std::optional<shm::Element>();
     if (!reduction || !element) {
-      return wrapped_->allreduce(tensors, options);
+      return WrappingBackend::allreduce(tensors, options);
     }
     return start(
         OpType::ALLREDUCE,
@@ -46,7 +42,7 @@ class ShmBackend final : public ThreadedBackend {
   WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions& options)
       override {
     if (tensors.size() != 1 || !isPlain(tensors[0])) {
-      return wrapped_->broadcast(tensors, options);
+      return WrappingBackend::broadcast(tensors, options);
     }
     return start(
         OpType::BROADCAST,
@@ -66,7 +62,7 @@ class ShmBackend final : public ThreadedBackend {
     if (!isPlain(input) || !isPlain(output) || !output.is_contiguous() ||
         output.nbytes() != input.nbytes() * size_t(size_) ||
         output.scalar_type() != input.scalar_type()) {
-      return wrapped_->_allgather_base(output, input, options);
+      return WrappingBackend::_allgather_base(output, input, options);
     }
     return start(
         OpType::_ALLGATHER_BASE,
@@ -84,7 +80,7 @@ class ShmBackend final : public ThreadedBackend {
       const c10d::AllgatherOptions& options) override {
     if (outputs.size() != 1 || inputs.size() != 1 ||
         !fitTogether(outputs[0], inputs[0])) {
-      return wrapped_->allgather(outputs, inputs, options);
+      return WrappingBackend::allgather(outputs, inputs, options);
     }
     return start(
         OpType::ALLGATHER,
@@ -109,7 +105,7 @@ class ShmBackend final : public ThreadedBackend {
     if (!reduction || !element || !isPlain(output) || !output.is_contiguous() ||
         output.scalar_type() != input.scalar_type() ||
         input.numel() != output.numel() * size_) {
-      return wrapped_->_reduce_scatter_base(output, input, options);
+      return WrappingBackend::_reduce_scatter_base(output, input, options);
     }
     return start(
         OpType::_REDUCE_SCATTER_BASE,
@@ -128,9 +124,8 @@ class ShmBackend final : public ThreadedBackend {
   }
 
   WorkPtr barrier(const c10d::BarrierOptions& options) override {
-    return start(OpType::BARRIER, {}, options.asyncOp, [](shm::Team& team) {
-      shm::barrier(team);
-    });
+    return startBarrier(
+        options.asyncOp, [team = team_] { shm::barrier(*team); });
   }
 
  private:
@@ -156,8 +151,6 @@ class ShmBackend final : public ThreadedBackend {
         async,
         [team = team_, run = std::move(collective)] { run(*team); });
   }
-
-  const std::shared_ptr<shm::Team> team_;
 };
 
 } // namespace

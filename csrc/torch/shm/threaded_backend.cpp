@@ -1,9 +1,13 @@
 #include "torch/shm/threaded_backend.h"
 
+#include <ATen/ThreadLocalState.h>
+#include <ATen/core/LegacyTypeDispatch.h>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
 #include <stdexcept>
 #include <utility>
+
+#include "torch/error_reason.h"
 
 namespace commprof {
 
@@ -44,7 +48,43 @@ class ShmWork final : public Work {
   const c10::intrusive_ptr<c10::ivalue::Future> future_;
 };
 
+// The caller's tensors may require gradients, be inference tensors, or be used
+// under autocast: none of this is to be seen by what moves their bytes.
+struct AsKernel {
+  const at::AutoDispatchBelowADInplaceOrView below_autograd;
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast{
+      c10::autocast_dispatch_keyset};
+};
+
 } // namespace
+
+void ThreadedBackend::setTimeout(std::chrono::milliseconds timeout) {
+  team_->setTimeout(timeout);
+  WrappingBackend::setTimeout(timeout);
+}
+
+c10d::ErrorType ThreadedBackend::getError() {
+  return team_->broken() ? c10d::ErrorType::COMM_ERROR
+                         : c10d::ErrorType::SUCCESS;
+}
+
+void ThreadedBackend::abort() {
+  team_->abandon("abort() was called on its process group");
+  end();
+  WrappingBackend::abort();
+}
+
+void ThreadedBackend::shutdown() {
+  end();
+  team_->leave();
+  WrappingBackend::shutdown();
+}
+
+void ThreadedBackend::end() {
+  if (thread_.stop(std::chrono::seconds(1))) {
+    disconnect();
+  }
+}
 
 // In the caller's thread where nothing is before it: a hand-over costs more
 // than a small collective.
@@ -53,14 +93,49 @@ WorkPtr ThreadedBackend::start(
     Tensors outputs,
     bool async,
     std::function<void()> collective) {
+  const auto guarded = [team = team_, run = std::move(collective)] {
+    try {
+      const AsKernel kernel;
+      run();
+    } catch (const shm::TeamError&) {
+      throw; // all ranks of the host have it
+    } catch (const std::exception& error) {
+      team->abandon(reasonOf(error));
+      throw;
+    }
+  };
   auto work = c10::make_intrusive<ShmWork>(rank_, type, std::move(outputs));
-  const auto task = [work, run = std::move(collective)] { work->run(run); };
-  if ((async || !thread_.runHere(task)) && !thread_.post(task)) {
+  if (!async && thread_.runHere([&] { work->run(guarded); })) {
+    return work;
+  }
+  const bool taken =
+      thread_.post([work, guarded, caller = at::ThreadLocalState()] {
+        const at::ThreadLocalStateGuard as_caller(caller);
+        work->run(guarded);
+      });
+  if (!taken) {
     throw std::runtime_error(
-        "commprof: a forked child cannot use its parent's process group; "
-        "call init_process_group in the child");
+        thread_.forked()
+            ? "commprof: a forked child cannot use its parent's process group; "
+              "call init_process_group in the child"
+            : "commprof: this process group was shut down");
   }
   return work;
+}
+
+WorkPtr ThreadedBackend::startBarrier(
+    bool async,
+    std::function<void()> collective) {
+  return start(
+      OpType::BARRIER,
+      {},
+      async,
+      [pending = underWay(), run = std::move(collective)] {
+        for (const WorkPtr& work : pending) {
+          work->wait();
+        }
+        run();
+      });
 }
 
 } // namespace commprof
