@@ -2,7 +2,8 @@
 
 Compared are the measured steps of each world size that both runs have. A figure counts as changed
 if the rank test over the steps (:mod:`step_test`) gives less than 5 % and the 95 % interval of the
-ratio of medians excludes 1. The step is the question that is asked, so its p-value is corrected for
+ratio of medians excludes 1. Both count steps that are alike as fewer; where they are worth too few,
+there is no p-value. The step is the question that is asked, so its p-value is corrected for
 the number of world sizes only; parts and collectives, which say where a change is, are corrected
 for their number within a world size. All that tells two runs apart, not two programs: what else
 changed on the machine between the runs is in it.
@@ -23,11 +24,15 @@ from commprof.analysis.drawn_timeline import Timeline
 from commprof.analysis.flights import CallKind
 from commprof.analysis.intervals import Floats, Interval, ratio_of_medians
 from commprof.analysis.scaling import RunResult
-from commprof.analysis.step_test import adjusted, smallest_p_value, step_test
+from commprof.analysis.step_test import (
+    SIGNIFICANCE,
+    adjusted,
+    independent_share,
+    smallest_p_value,
+    step_test,
+)
 from commprof.units import NS_PER_MS
 
-#: Chance of a false alarm.
-SIGNIFICANCE = 0.05
 #: A longer run is thinned out evenly, so that the bootstrap stays cheap.
 _MOST_STEPS = 1000
 #: Kinds of calls that are compared.
@@ -48,9 +53,9 @@ class Change:
     name: str
     a_ms: float
     b_ms: float
-    #: B over A; NaN where one has no such figure, or A none but 0.
+    #: B over A; NaN where one has no such figure, or A none but 0. No bounds without a p-value.
     ratio: Interval
-    #: Corrected, see above; NaN without both.
+    #: Corrected, see above; NaN without both, or where their steps are worth too few.
     p_value: float
 
     @property
@@ -66,6 +71,8 @@ class WorldComparison:
 
     world_size: int
     steps: tuple[int, int]
+    #: How many independent ones the steps of each run are worth, by their length.
+    effective_steps: tuple[float, float]
     #: "step" first, then its parts in the order of ``detail.PARTS``.
     parts: tuple[Change, ...]
     #: Mean time in flight of the calls of a kind, by kind, the longest first.
@@ -78,8 +85,8 @@ class WorldComparison:
 
     @property
     def too_short(self) -> bool:
-        """Whether so few steps cannot differ by more than chance, whatever they took."""
-        return smallest_p_value(*self.steps) >= SIGNIFICANCE
+        """Whether what the steps are worth cannot differ by more than chance."""
+        return smallest_p_value(*self.effective_steps) >= SIGNIFICANCE
 
 
 @dataclass(frozen=True)
@@ -150,9 +157,12 @@ def _world(a: WorldDetail, b: WorldDetail) -> WorldComparison:
     p_values = adjusted([change.p_value for change in where])
     where = [replace(each, p_value=p) for each, p in zip(where, p_values, strict=True)]
     collectives = sorted(where[len(parts) - 1 :], key=_longest_first)
+    share = independent_share(_thinned(a.slowest_ms), _thinned(b.slowest_ms))
+    counts = len(a.steps), len(b.steps)
     return WorldComparison(
         world_size=a.world_size,
-        steps=(len(a.steps), len(b.steps)),
+        steps=counts,
+        effective_steps=(counts[0] * share, counts[1] * share),
         parts=(parts[0], *where[: len(parts) - 1]),
         collectives=tuple(collectives),
     )
@@ -169,7 +179,10 @@ def _longest_first(change: Change) -> tuple[float, str]:
 def _change(name: str, a: Floats, b: Floats) -> Change:
     a, b = _thinned(a), _thinned(b)
     medians = [float(np.median(values)) if len(values) else math.nan for values in (a, b)]
-    return Change(name, medians[0], medians[1], _ratio(b, a), step_test(a, b))
+    ratio, p_value = _ratio(b, a), step_test(a, b)
+    if math.isnan(p_value):  # nor has the ratio an interval that could be relied on
+        ratio = Interval(ratio.value, math.nan, math.nan)
+    return Change(name, medians[0], medians[1], ratio, p_value)
 
 
 def _ratio(b: Floats, a: Floats) -> Interval:
@@ -178,7 +191,7 @@ def _ratio(b: Floats, a: Floats) -> Interval:
     if len(a) == 0 or len(b) == 0:
         return unknown
     with np.errstate(divide="ignore", invalid="ignore"):
-        ratio = ratio_of_medians(b, a)
+        ratio = ratio_of_medians(b, a, independent_share(a, b))
     return ratio if math.isfinite(ratio.value + ratio.low + ratio.high) else unknown
 
 

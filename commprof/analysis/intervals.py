@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,8 +29,14 @@ class Interval:
         return self.low <= x <= self.high
 
 
-def ratio_of_medians(above: Floats, below: Floats) -> Interval:
+def ratio_of_medians(above: Floats, below: Floats, independent_share: float = 1.0) -> Interval:
     """``median(above) / median(below)``; percentile bootstrap, both resampled.
+
+    Args:
+        above: the values.
+        below: what they are compared with.
+        independent_share: how many independent values one is worth, where neighbours are alike;
+            the interval is widened by the root of its inverse, on a logarithmic scale.
 
     Raises:
         ValueError: one of the samples is empty.
@@ -38,8 +45,12 @@ def ratio_of_medians(above: Floats, below: Floats) -> Interval:
         raise ValueError("a ratio needs samples on both sides")
     random = np.random.default_rng(_SEED)
     ratios = _resampled_medians(above, random) / _resampled_medians(below, random)
-    low, high = np.percentile(ratios, [2.5, 97.5])
-    return Interval(float(np.median(above) / np.median(below)), float(low), float(high))
+    value = float(np.median(above) / np.median(below))
+    low, high = np.percentile(ratios, [2.5, 97.5]).tolist()
+    if independent_share < 1 and low > 0 and math.isfinite(high):
+        wider = 1 / math.sqrt(independent_share)
+        low, high = (value * (bound / value) ** wider for bound in (low, high))
+    return Interval(value, low, high)
 
 
 def mean_interval(values: Floats) -> Interval:

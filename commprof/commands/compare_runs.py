@@ -71,5 +71,6 @@ def _must_be_able_to_fail(result: RunComparison) -> None:
     if not any(not world.too_short for world in result.worlds):
         raise UsageError(
             "--fail-above cannot judge these runs: no world size has enough measured steps in both "
-            "(4 in each are enough); record more steps, at the same world sizes"
+            "(needed: steps worth 4 independent ones in each, as 15 are where they are not alike); "
+            "record more steps, at the same world sizes"
         )

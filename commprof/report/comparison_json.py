@@ -34,6 +34,7 @@ def _world(world: WorldComparison) -> dict[str, Any]:
     return {
         "num_processes": world.world_size,
         "steps": list(world.steps),
+        "effective_steps": list(world.effective_steps),
         "parts": [_change(change) for change in world.parts],
         "collectives": [_change(change) for change in world.collectives],
     }

@@ -14,7 +14,8 @@ from commprof.report.tabulated import Grid, tabulated, three_digits
 LEGEND = """\
 Medians over the measured steps in ms: step of the slowest rank, its parts as means over ranks,
 collectives from issue to completion. B/A: ratio of the medians [95 % interval]. p: rank test over
-the steps; the rows below the step are corrected for their number. changed: p < 0.05 and the
+the steps; the rows below the step are corrected for their number. Both count steps that are like
+their neighbours as fewer; where that leaves too few, neither is shown. changed: p < 0.05 and the
 interval excludes 1; it says that the two runs differ, not why: what else ran is in it."""
 
 _SETTINGS = ("setting", "A", "B")
@@ -82,7 +83,11 @@ def _about_step(world: WorldComparison) -> str:
         return "the step cannot be compared."
     change = f"{(step.ratio.value - 1) * 100:+.1f} %"
     if world.too_short:
-        return f"too few steps to tell anything ({change}); record more."
+        worth = " and ".join(f"{count:.2g}" for count in world.effective_steps)
+        return (
+            f"too few steps to tell anything ({change}): neighbouring steps are alike, so these "
+            f"are worth {worth} independent ones, and 4 in each are needed; record more."
+        )
     if not step.significant:
         return f"the step cannot be told apart ({change}, {_p_text(step.p_value)})."
     word = "longer" if step.ratio.value > 1 else "shorter"
@@ -93,6 +98,8 @@ def _ratio(change: Change) -> str:
     ratio = change.ratio
     if math.isnan(ratio.value):
         return "-"
+    if math.isnan(ratio.low):
+        return f"{ratio.value:.3f}"
     return f"{ratio.value:.3f} [{ratio.low:.3f}, {ratio.high:.3f}]"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import numpy as np
@@ -58,6 +59,19 @@ def test_three_steps_say_nothing() -> None:
     result = of(np.array([1.0, 2, 3]), np.array([10.0, 11, 12]))
     assert result.worlds[0].too_short
     assert "too few steps" in comparison_table.render(result, None, 100)
+
+
+def test_steps_that_are_alike_are_worth_too_few_to_be_told_apart() -> None:
+    slow = 100 + np.sin(np.arange(30) / 10)
+    result = of(slow, 10 + slow[::-1])
+    (only,) = result.worlds
+    assert only.too_short
+    assert only.steps == (30, 30)
+    assert max(only.effective_steps) < 1
+    assert not only.step.significant
+    assert math.isnan(only.step.ratio.low)
+    text = comparison_table.render(result, None, 100)
+    assert "are worth 0.15 and 0.15 independent ones" in " ".join(text.split())
 
 
 def test_settings_and_world_sizes_that_differ() -> None:
@@ -152,7 +166,7 @@ def test_a_gate_that_cannot_close_is_an_error(
 ) -> None:
     short = str(write_run(tmp_path / "short", ranks_of(2, 4)))
     assert main(["compare", short, short, "--fail-above", "5%"]) == 2
-    assert "4 in each are enough" in capsys.readouterr().err
+    assert "steps worth 4 independent ones in each" in capsys.readouterr().err
 
 
 def test_steps_that_candidates_or_strategies_share_are_refused(
@@ -200,7 +214,7 @@ def test_the_json_schema() -> None:
         *("fail_above", "slower"),
     }
     (only,) = document["worlds"]
-    assert only.keys() == {"num_processes", "steps", "parts", "collectives"}
+    assert only.keys() == {"num_processes", "steps", "effective_steps", "parts", "collectives"}
     assert only["parts"][0].keys() == CHANGE
     assert only["parts"][0]["ratio"].keys() == {"value", "low", "high"}
     assert document["schema_version"] == comparison_json.SCHEMA_VERSION == 1
