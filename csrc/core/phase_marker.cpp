@@ -57,7 +57,7 @@ void markStep(uint64_t step, bool ended, uint32_t found) noexcept {
   recorder.push(record);
   if (DeviceTimeline* timeline = DeviceTimeline::main()) {
     timeline->moment(onDevice(record, Kind::kDeviceStep), timeline->mark());
-    timeline->poll();
+    timeline->pollUnlessElsewhere();
   }
 }
 

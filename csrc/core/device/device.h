@@ -15,6 +15,16 @@ class Device {
   };
   virtual ~Device() = default;
 
+  // Makes this the thread's current device; what it gives goes to leave().
+  // Calls made with another one current would make a context on that.
+  virtual int enter() {
+    return 0;
+  }
+  virtual void leave(int) noexcept {}
+  virtual bool isCurrent() const {
+    return true;
+  }
+
   // Of the calling thread.
   virtual int64_t currentStream() const = 0;
   // A stream that nothing else runs on.
@@ -27,6 +37,22 @@ class Device {
   virtual bool done(const Event& event) const = 0;
   // Between two events that are done; negative if `to` came first.
   virtual double elapsedNs(const Event& from, const Event& to) const = 0;
+};
+
+// Calls for a device while this lives.
+class OnDevice {
+ public:
+  explicit OnDevice(Device& device)
+      : device_(device), before_(device.enter()) {}
+  ~OnDevice() {
+    device_.leave(before_);
+  }
+  OnDevice(const OnDevice&) = delete;
+  OnDevice& operator=(const OnDevice&) = delete;
+
+ private:
+  Device& device_;
+  const int before_;
 };
 
 } // namespace commprof

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <exception>
+#include <optional>
 #include <utility>
 
 #include "core/clock.h"
@@ -48,10 +49,16 @@ DeviceTimeline::Mark DeviceTimeline::mark() noexcept {
   }
 }
 
-DeviceTimeline::Mark DeviceTimeline::mark(int64_t stream) noexcept {
+DeviceTimeline::Mark DeviceTimeline::mark(
+    int64_t stream,
+    Known known) noexcept {
   Mark mark = kNoMark;
   try {
-    if (device_->capturing(stream)) {
+    std::optional<OnDevice> on_device;
+    if (!known.is_current) {
+      on_device.emplace(*device_);
+    }
+    if (!known.captures_nothing && device_->capturing(stream)) {
       return kNoMark;
     }
     {
@@ -85,23 +92,28 @@ void DeviceTimeline::forget(Mark mark) noexcept {
 
 void DeviceTimeline::moment(const Record& record, Mark at) noexcept {
   if (at != kNoMark) {
-    put(record, kNoMark, at);
+    put(record, kNoMark, at, false);
   }
 }
 
 void DeviceTimeline::stretch(
     const Record& record,
     Mark begin,
-    Mark end) noexcept {
+    Mark end,
+    bool ends) noexcept {
   if (begin != kNoMark && end != kNoMark) {
-    put(record, begin, end);
+    put(record, begin, end, ends);
   } else {
     forget(begin);
     forget(end);
   }
 }
 
-void DeviceTimeline::put(const Record& record, Mark begin, Mark end) noexcept {
+void DeviceTimeline::put(
+    const Record& record,
+    Mark begin,
+    Mark end,
+    bool ends) noexcept {
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     Queue* queue = queueLocked(streams_[end]);
@@ -109,7 +121,7 @@ void DeviceTimeline::put(const Record& record, Mark begin, Mark end) noexcept {
       const uint32_t place = free_pending_;
       Pending& pending = pending_[place];
       free_pending_ = pending.next;
-      pending = {record, begin, end, kNone};
+      pending = {record, begin, end, ends, kNone};
       (queue->head == kNone ? queue->head : pending_[queue->tail].next) = place;
       queue->tail = place;
       ++pending_count_;
@@ -150,13 +162,24 @@ void DeviceTimeline::dropLocked(uint32_t place) noexcept {
   --pending_count_;
 }
 
-void DeviceTimeline::poll() noexcept {
+bool DeviceTimeline::idle(int64_t stream) noexcept {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return std::none_of(
+      queues_.begin(),
+      queues_.begin() + ptrdiff_t(queue_count_),
+      [stream](const Queue& queue) {
+        return queue.stream == stream && queue.head != kNone;
+      });
+}
+
+void DeviceTimeline::poll(bool shielded) noexcept {
   const std::unique_lock<std::mutex> polling(poll_mutex_, std::try_to_lock);
   if (!polling) {
     return;
   }
   try {
-    if (device_->capturing(device_->currentStream())) {
+    const OnDevice on_device(*device_);
+    if (!shielded && device_->capturing(device_->currentStream())) {
       return;
     }
     if (const auto anchor = clock_.keep()) {
@@ -186,8 +209,11 @@ bool DeviceTimeline::resolveFirst(Queue& queue) {
     }
     first = pending_[place];
   }
+  // On one stream the begin came before the end.
+  const bool apart =
+      first.begin != kNoMark && streams_[first.begin] != streams_[first.end];
   if (!device_->done(*events_[first.end]) ||
-      (first.begin != kNoMark && !device_->done(*events_[first.begin]))) {
+      (apart && !device_->done(*events_[first.begin]))) {
     return false;
   }
   write(first);
@@ -213,6 +239,16 @@ void DeviceTimeline::write(const Pending& done) {
     record.seq = index_;
   }
   sink_(record);
+  if (done.ends) {
+    Record completed;
+    completed.kind = Kind::kEnd;
+    completed.op = record.op;
+    completed.op_id = record.op_id;
+    completed.thread = record.thread;
+    completed.flags = kDeviceTime;
+    completed.timestamp_ns = end_host_ns;
+    sink_(completed);
+  }
 }
 
 void DeviceTimeline::write(const ClockAnchor& anchor) {
@@ -227,10 +263,10 @@ void DeviceTimeline::write(const ClockAnchor& anchor) {
   sink_(record);
 }
 
-size_t DeviceTimeline::drain(uint64_t limit_ns) noexcept {
+size_t DeviceTimeline::drain(uint64_t limit_ns, bool shielded) noexcept {
   const uint64_t until_ns = nowNs() + limit_ns;
   for (;;) {
-    poll();
+    poll(shielded);
     {
       const std::lock_guard<std::mutex> lock(mutex_);
       if (pending_count_ == 0 || nowNs() >= until_ns) {

@@ -35,25 +35,50 @@ class DeviceTimeline {
     return *device_;
   }
 
+  // What the caller knows already: asking costs a call of the device's runtime.
+  struct Known {
+    bool captures_nothing = false; // the stream is not captured into a graph
+    bool is_current = false; // the device is the calling thread's
+  };
   // A mark at the present end of the stream, to be handed to one of the next
   // three. kNoMark, which they take too and which records nothing: no room, a
   // device that failed, or a stream that is being captured into a graph.
-  Mark mark(int64_t stream) noexcept;
+  Mark mark(int64_t stream, Known known) noexcept;
+  Mark mark(int64_t stream) noexcept {
+    return mark(stream, Known());
+  }
   Mark mark() noexcept; // on the thread's current stream
   // Will write the record with the mark's time as `timestamp_ns`.
   void moment(const Record& record, Mark at) noexcept;
   // As moment(), with the later mark's time as `value`, and as bytes_out the
-  // stream that `end` lies on, as seq the device.
-  void stretch(const Record& record, Mark begin, Mark end) noexcept;
+  // stream that `end` lies on, as seq the device. An operation that ran within
+  // the stretch in its stream has its end there: `ends`.
+  void stretch(
+      const Record& record,
+      Mark begin,
+      Mark end,
+      bool ends = false) noexcept;
   void forget(Mark mark) noexcept;
 
-  // Writes the records whose marks the device has passed. Called where
-  // collectives are issued and at steps and not from a thread of our own:
-  // asking for an event while another thread captures a graph breaks that
-  // capture. Does nothing while this thread captures one, or another one polls.
-  void poll() noexcept;
+  // Writes the records whose marks the device has passed. Asking for an event
+  // while another thread captures a graph breaks that capture, unless the
+  // calling thread is `shielded` (see capture_shield.h). Does nothing while
+  // this thread captures one, or another one polls.
+  void poll(bool shielded = false) noexcept;
+  // Where collectives are issued and at steps: for devices that no shielded
+  // thread of our own polls.
+  void pollUnlessElsewhere() noexcept {
+    if (!polled_elsewhere_.load(std::memory_order_relaxed)) {
+      poll();
+    }
+  }
+  void setPolledElsewhere() noexcept {
+    polled_elsewhere_ = true;
+  }
+  // Whether everything that was marked on the stream has been seen to be past.
+  bool idle(int64_t stream) noexcept;
   // Polls until nothing is left, or for so long; returns what is left.
-  size_t drain(uint64_t limit_ns) noexcept;
+  size_t drain(uint64_t limit_ns, bool shielded = false) noexcept;
   // Drops what waits: it belongs to a trace that is closed. Returns how many.
   size_t clear() noexcept;
 
@@ -72,6 +97,7 @@ class DeviceTimeline {
     Record record;
     Mark begin = kNoMark; // kNoMark: a moment
     Mark end = kNoMark;
+    bool ends = false; // a stretch at whose end its operation ended
     uint32_t next = kNone; // behind it in its queue, or in the free list
   };
   // Marks of one stream are passed in order, so the first one tells.
@@ -81,7 +107,7 @@ class DeviceTimeline {
     uint32_t tail = kNone;
   };
 
-  void put(const Record& record, Mark begin, Mark end) noexcept;
+  void put(const Record& record, Mark begin, Mark end, bool ends) noexcept;
   Queue* queueLocked(int64_t stream) noexcept;
   void dropLocked(uint32_t pending) noexcept;
   bool resolveFirst(Queue& queue);
@@ -91,6 +117,7 @@ class DeviceTimeline {
   const std::unique_ptr<Device> device_;
   const uint32_t index_;
   const Sink sink_;
+  std::atomic<bool> polled_elsewhere_{false};
 
   std::mutex poll_mutex_; // the clock; taken before mutex_
   ClockKeeper clock_;

@@ -33,6 +33,15 @@ struct Coalesced {
   bool open = false;
   DeviceTimeline* timeline = nullptr;
   std::vector<Record> issues;
+  // Where the backend runs it; not to be destroyed with the thread, whose
+  // profilers may be gone by then.
+  StreamFinder* finder = nullptr;
+
+  void reset(bool opened) {
+    delete finder;
+    *this = {};
+    open = opened;
+  }
 };
 
 Coalesced& coalesced() {
@@ -47,6 +56,9 @@ bool isCoalesced(const Record& issue, DeviceTimeline* timeline) {
   if (!together.open || (issue.flags & kDeviceAsync) == 0) {
     return false;
   }
+  if (together.finder == nullptr && timeline != nullptr) {
+    together.finder = findStream(*timeline).release();
+  }
   together.timeline = timeline;
   together.issues.push_back(issue);
   if (together.issues.size() == Coalesced::kMost) {
@@ -55,13 +67,26 @@ bool isCoalesced(const Record& issue, DeviceTimeline* timeline) {
   return true;
 }
 
+// `on` is what it ran on if this is still the call that launched it.
+void completed(
+    const DeviceOp& on,
+    uint64_t op_id,
+    Op op,
+    const c10::ivalue::Future& future) {
+  if (future.devices().empty() || future.hasError()) {
+    recordEnd(op_id, op, future.hasError());
+  } else {
+    markCompletion(on, op_id, op);
+  }
+}
+
 // Records when the Work is complete; whether it can. A Work without a future
 // gives none, as NCCL's of coalesced calls, or throws, as gloo's
 // reduce-scatter.
 bool watchCompletion(
     c10d::Work& work,
     const Record& issue,
-    DeviceTimeline* timeline) {
+    const DeviceOp& on) {
   const uint64_t op_id = issue.op_id;
   const Op op = issue.op;
   const bool on_device = (issue.flags & kDeviceAsync) != 0;
@@ -85,14 +110,13 @@ bool watchCompletion(
   if (future->devices().empty() && future->completed()) {
     return true;
   }
+  if (future->completed()) {
+    completed(on, op_id, op, *future);
+    return true;
+  }
   future->addCallback(
-      [issued = IssuedOp{op_id, issue.group, issue.aux, op},
-       timeline](c10::ivalue::Future& future) {
-        if (future.devices().empty() || future.hasError()) {
-          recordEnd(issued.op_id, issued.op, future.hasError());
-        } else if (timeline != nullptr) {
-          markCompletion(*timeline, issued, future);
-        }
+      [op_id, op](c10::ivalue::Future& future) {
+        completed({}, op_id, op, future);
       },
       /*uses_future=*/false);
   return true;
@@ -103,44 +127,54 @@ c10::intrusive_ptr<c10d::Work> timed(
     c10::intrusive_ptr<c10d::Work> work,
     const Record* issues,
     size_t count,
-    DeviceTimeline* timeline) {
+    const DeviceOp& on) {
   bool tells_end = false; // else its end is that of the wait for it
   for (size_t i = 0; i < count; ++i) {
     try {
-      tells_end = watchCompletion(*work, issues[i], timeline);
+      tells_end = watchCompletion(*work, issues[i], on);
     } catch (const std::exception&) {
       tells_end = false;
     }
   }
   const Record& last = issues[count - 1];
   return c10::make_intrusive<TimedWork>(
-      std::move(work), last.op_id, last.op, tells_end, timeline);
+      std::move(work),
+      last.op_id,
+      last.op,
+      tells_end,
+      on.in_stream ? nullptr : on.timeline);
 }
 
 } // namespace
 
+bool coalescing() noexcept {
+  return coalesced().open;
+}
+
 void beginCoalescing() {
-  coalesced() = {};
-  coalesced().open = true;
+  coalesced().reset(true);
 }
 
 void abandonCoalescing() {
-  coalesced() = {};
+  coalesced().reset(false);
 }
 
 c10::intrusive_ptr<c10d::Work> endCoalescing(
     c10::intrusive_ptr<c10d::Work> work) {
-  const Coalesced together = std::exchange(coalesced(), {});
-  const auto& issues = together.issues;
+  DeviceOp on{coalesced().timeline};
+  if (coalesced().finder != nullptr) {
+    on.stream = coalesced().finder->found();
+  }
+  const std::vector<Record> issues = std::move(coalesced().issues);
+  coalesced().reset(false);
   if (!work || issues.empty()) {
     return work;
   }
-  return timed(
-      std::move(work), issues.data(), issues.size(), together.timeline);
+  return timed(std::move(work), issues.data(), issues.size(), on);
 }
 
-void watch(c10::IValue& result, const Record& issue, DeviceTimeline* timeline) {
-  if (isCoalesced(issue, timeline)) {
+void watch(c10::IValue& result, const Record& issue, const DeviceOp& on) {
+  if (isCoalesced(issue, on.timeline)) {
     return;
   }
   auto& holder =
@@ -151,8 +185,7 @@ void watch(c10::IValue& result, const Record& issue, DeviceTimeline* timeline) {
     return;
   }
   holder.setSlot(
-      0,
-      c10::IValue::make_capsule(timed(std::move(work), &issue, 1, timeline)));
+      0, c10::IValue::make_capsule(timed(std::move(work), &issue, 1, on)));
 }
 
 } // namespace commprof

@@ -4,8 +4,8 @@
 #include <ATen/core/ivalue.h>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
-#include "core/device/device_timeline.h"
 #include "core/record.h"
+#include "torch/device/device_events.h"
 
 namespace commprof {
 
@@ -13,9 +13,8 @@ namespace commprof {
 void recordEnd(uint64_t op_id, Op op, bool failed);
 
 // Times the completion of the Work in `result`, which nobody else has seen, and
-// puts a TimedWork in its place, so that waits are timed too. `timeline` is
-// null on a CPU.
-void watch(c10::IValue& result, const Record& issue, DeviceTimeline* timeline);
+// puts a TimedWork in its place, so that waits are timed too.
+void watch(c10::IValue& result, const Record& issue, const DeviceOp& on);
 
 // What this thread issues on a device between the first two is launched as one
 // by the backend (c10d's start and end of coalescing), and the Work of the
@@ -27,5 +26,7 @@ c10::intrusive_ptr<c10d::Work> endCoalescing(
     c10::intrusive_ptr<c10d::Work> work);
 // The backend refused it.
 void abandonCoalescing();
+// Whether this thread is between the first two.
+bool coalescing() noexcept;
 
 } // namespace commprof

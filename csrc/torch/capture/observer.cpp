@@ -115,7 +115,7 @@ class Interposer final : public c10::OperatorKernel {
       throw;
     }
     if (plan_.returns_work) {
-      watch(stack->back(), issue, nullptr);
+      watch(stack->back(), issue, {});
     } else {
       recordBlockingCall(issue); // e.g. monitored_barrier
     }
@@ -130,28 +130,22 @@ class Interposer final : public c10::OperatorKernel {
       c10::DispatchKeySet keys,
       torch::jit::Stack* stack) {
     const size_t base = stack->size() - plan_.arguments;
-    const bool in_stream =
+    const bool in_callers =
         plan_.async_op >= 0 && !(*stack)[base + plan_.async_op].toBool();
-    DeviceTimeline* timeline =
-        deviceTimeline(device.is_cpu() ? currentDevice(device_type_) : device);
-    auto begin = DeviceTimeline::kNoMark;
-    if (timeline != nullptr) {
-      begin = beginIssue(*timeline);
-    }
+    DeviceIssue on_device(
+        device.is_cpu() ? currentDevice(device_type_) : device,
+        issue,
+        in_callers,
+        !coalescing());
     try {
       original_.callBoxed(op, keys, stack);
     } catch (...) {
-      if (timeline != nullptr) {
-        timeline->forget(begin);
-      }
       recordEnd(issue.op_id, issue.op, true);
       throw;
     }
-    if (timeline != nullptr) {
-      endIssue(*timeline, issue, begin, in_stream);
-    }
+    const DeviceOp launched = on_device.launched();
     if (plan_.returns_work) {
-      watch(stack->back(), issue, timeline);
+      watch(stack->back(), issue, launched);
     } else {
       recordBlockingCall(issue);
     }

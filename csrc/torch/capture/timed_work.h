@@ -14,8 +14,8 @@ namespace commprof {
 
 class TimedWork final : public c10d::Work {
  public:
-  // `timeline` is null on a CPU. `tells_end`: its completion is seen without a
-  // wait.
+  // `timeline` is null where no stream waits. `tells_end`: its completion is
+  // seen without a wait.
   TimedWork(
       c10::intrusive_ptr<c10d::Work> inner,
       uint64_t op_id,

@@ -33,6 +33,20 @@ class C10Device final : public Device {
   explicit C10Device(c10::Device device)
       : guard_(device.type()), device_(device) {}
 
+  // As c10::OptionalDeviceGuard.
+  int enter() override {
+    const c10::Device before = guard_.exchangeDevice(device_);
+    return before == device_ ? kSame : before.index();
+  }
+  void leave(int before) noexcept override {
+    if (before != kSame) {
+      guard_.uncheckedSetDevice(
+          c10::Device(device_.type(), c10::DeviceIndex(before)));
+    }
+  }
+  bool isCurrent() const override {
+    return guard_.getDevice() == device_;
+  }
   int64_t currentStream() const override {
     return guard_.getStream(device_).id();
   }
@@ -75,6 +89,8 @@ class C10Device final : public Device {
   static const c10::Event& of(const Event& event) {
     return static_cast<const Timed&>(event).event;
   }
+
+  static constexpr int kSame = -2;
 
   const c10::impl::VirtualGuardImpl guard_;
   const c10::Device device_;

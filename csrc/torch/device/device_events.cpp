@@ -4,13 +4,16 @@
 
 #include <atomic>
 #include <cstdlib>
+#include <memory>
 #include <mutex>
+#include <optional>
 #include <string_view>
 
 #include "core/clock.h"
 #include "core/recorder.h"
 #include "torch/device/c10_device.h"
-#include "torch/device/future_events.h"
+#include "torch/device/capture_shield.h"
+#include "torch/device/device_poller.h"
 #include "torch/device/stream_order.h"
 
 namespace commprof {
@@ -18,24 +21,36 @@ namespace commprof {
 namespace {
 
 constexpr uint64_t kDrainNs = 2'000'000'000;
+constexpr uint64_t kPollEveryNs = 5'000'000;
+// In the place of a stream's id: whichever one the caller works on.
+constexpr int64_t kCallersStream = INT64_MIN;
 constexpr c10::DeviceIndex kMaxDevices = 64;
 
 struct Entry {
   C10Device* device; // the timeline's
   DeviceTimeline timeline;
-  Watchers watchers;
+  QueueStreams streams;
   Behind behind;
   Entry(std::unique_ptr<C10Device> d, c10::DeviceIndex index)
       : device(d.get()),
-        timeline(
-            std::move(d),
-            uint32_t(index),
-            [](const Record& record) {
-              if (Recorder::instance().started()) {
-                Recorder::instance().push(record);
-              }
-            }),
-        watchers(*device) {}
+        timeline(std::move(d), uint32_t(index), [](const Record& record) {
+          if (Recorder::instance().started()) {
+            Recorder::instance().push(record);
+          }
+        }) {}
+
+  // From a thread that trains: each look costs calls of the runtime.
+  void pollNowAndThen() noexcept {
+    const uint64_t now_ns = nowNs();
+    uint64_t next_ns = next_poll_ns_.load(std::memory_order_relaxed);
+    if (now_ns >= next_ns &&
+        next_poll_ns_.compare_exchange_strong(next_ns, now_ns + kPollEveryNs)) {
+      timeline.pollUnlessElsewhere();
+    }
+  }
+
+ private:
+  std::atomic<uint64_t> next_poll_ns_{0};
 };
 
 struct Table {
@@ -44,6 +59,8 @@ struct Table {
   bool failed[kMaxDevices] = {};
   // CPU: none yet. Set under the mutex.
   std::atomic<c10::DeviceType> type{c10::DeviceType::CPU};
+  ExchangeCaptureMode shield = nullptr;
+  std::unique_ptr<DevicePoller> poller; // where there is a shield
 };
 
 Table& table() {
@@ -52,6 +69,26 @@ Table& table() {
     return new Table(); // late callbacks may outlive static objects
   }();
   return *t;
+}
+
+void pollAll() noexcept {
+  if (Recorder::instance().started()) {
+    for (auto& place : table().entries) {
+      if (Entry* entry = place.load()) {
+        entry->timeline.poll(/*shielded=*/true);
+      }
+    }
+  }
+}
+
+// Once per process. It ends before the device's driver does, which was loaded
+// before.
+void startPollerLocked(Table& t) {
+  t.shield = captureShield(t.type);
+  if (t.shield != nullptr) {
+    t.poller = std::make_unique<DevicePoller>(t.shield, &pollAll);
+    std::atexit([] { table().poller.reset(); });
+  }
 }
 
 Entry* makeEntry(c10::Device device) noexcept {
@@ -69,9 +106,17 @@ Entry* makeEntry(c10::Device device) noexcept {
     return nullptr;
   }
   try {
+    auto made = std::make_unique<C10Device>(device);
+    const OnDevice on_device(*made);
     // Kept for ever: events are to be gone before the device's driver, or not.
-    auto* entry = new Entry(std::make_unique<C10Device>(device), index);
-    t.type = device.type();
+    auto* entry = new Entry(std::move(made), index);
+    if (t.type == c10::DeviceType::CPU) {
+      t.type = device.type();
+      startPollerLocked(t);
+    }
+    if (t.poller) {
+      entry->timeline.setPolledElsewhere();
+    }
     t.failed[index] = false;
     t.entries[index].store(entry, std::memory_order_release);
     if (DeviceTimeline::main() == nullptr) {
@@ -108,13 +153,6 @@ Entry& entryOf(DeviceTimeline& timeline) noexcept {
     std::abort(); // there is no timeline of another kind
   }
   return *entry;
-}
-
-// With one connection all streams wait in one line, and one that waits for a
-// collective would hold up those behind it.
-bool streamsAreIndependent() noexcept {
-  const char* connections = std::getenv("CUDA_DEVICE_MAX_CONNECTIONS");
-  return connections == nullptr || std::string_view(connections) != "1";
 }
 
 Record recordOf(Kind kind, uint64_t op_id, Op op) noexcept {
@@ -168,6 +206,7 @@ DeviceTimeline* timelineOfWait(
       return nullptr;
     }
     waitedFor(behind);
+    const OnDevice on_device(*entry->device);
     return entry->device->capturing(current) ? nullptr : &entry->timeline;
   } catch (const std::exception&) {
     return nullptr;
@@ -175,17 +214,6 @@ DeviceTimeline* timelineOfWait(
 }
 
 } // namespace
-
-DeviceTimeline* deviceTimeline(c10::Device device) noexcept {
-  Entry* entry = entryOf(device);
-  try {
-    const bool usable = entry != nullptr &&
-        !entry->device->capturing(entry->device->currentStream());
-    return usable ? &entry->timeline : nullptr;
-  } catch (const std::exception&) {
-    return nullptr;
-  }
-}
 
 c10::Device currentDevice(c10::DeviceType type) noexcept {
   try {
@@ -195,63 +223,128 @@ c10::Device currentDevice(c10::DeviceType type) noexcept {
   }
 }
 
-DeviceTimeline::Mark beginIssue(DeviceTimeline& timeline) noexcept {
-  return timeline.mark();
-}
-
-void endIssue(
-    DeviceTimeline& timeline,
+DeviceIssue::DeviceIssue(
+    c10::Device device,
     const Record& issue,
-    DeviceTimeline::Mark begin,
-    bool in_stream) noexcept {
-  if (in_stream) {
-    Record wait = recordOf(Kind::kDeviceWait, issue.op_id, issue.op);
-    wait.bytes_in = issue.timestamp_ns;
-    timeline.stretch(wait, begin, timeline.mark());
-    noteBehind(timeline, {issue.op_id, issue.op});
-  } else {
-    timeline.moment(recordOf(Kind::kDeviceReady, issue.op_id, issue.op), begin);
+    bool in_callers,
+    bool alone) noexcept
+    : issue_(issue), in_callers_(in_callers) {
+  Entry* entry = entryOf(device);
+  try {
+    if (entry == nullptr) {
+      return;
+    }
+    op_.is_current = entry->device->isCurrent();
+    caller_ = entry->device->currentStream();
+    std::optional<OnDevice> on_device;
+    if (!op_.is_current) {
+      on_device.emplace(*entry->device);
+    }
+    if (entry->device->capturing(caller_)) {
+      return;
+    }
+    op_.timeline = &entry->timeline;
+    begin_ = entry->timeline.mark(caller_, {true, true});
+    const uint64_t queue = queueOf(issue.group, issue.aux, issue.op);
+    const auto known = entry->streams.find(queue, in_callers);
+    op_.stream = known.stream;
+    if (known.worth_looking && alone) {
+      finder_ = std::make_unique<StreamFinder>(device);
+    }
+  } catch (const std::exception&) { // the program's own calls will tell
   }
-  timeline.poll();
 }
 
-void markCompletion(
-    DeviceTimeline& timeline,
-    const IssuedOp& issued,
-    const c10::ivalue::Future& future) noexcept {
-  static const bool independent = streamsAreIndependent();
-  const auto& events = eventsOf(future);
-  if (!independent || events.empty() || !Recorder::instance().started()) {
+DeviceIssue::~DeviceIssue() {
+  if (op_.timeline != nullptr) {
+    op_.timeline->forget(begin_);
+  }
+}
+
+DeviceOp DeviceIssue::launched() noexcept {
+  if (op_.timeline == nullptr) {
+    return op_;
+  }
+  if (finder_) {
+    const auto found = finder_->found();
+    finder_.reset();
+    learn(queueOf(issue_.group, issue_.aux, issue_.op), found);
+  }
+  op_.in_stream = in_callers_ && op_.stream == kCallersStream;
+  if (op_.stream == kCallersStream) {
+    op_.stream = caller_;
+  }
+  markLaunched();
+  begin_ = DeviceTimeline::kNoMark;
+  return op_;
+}
+
+void DeviceIssue::learn(uint64_t queue, std::optional<int64_t> found) noexcept {
+  try {
+    // An asynchronous one that runs where it is called may run elsewhere when
+    // it is called from elsewhere.
+    if (found == caller_) {
+      found = in_callers_ ? std::optional(kCallersStream) : std::nullopt;
+    }
+    entryOf(*op_.timeline).streams.looked(queue, in_callers_, found);
+    op_.stream = found;
+  } catch (const std::exception&) { // no memory: it is looked for again
+  }
+}
+
+void DeviceIssue::markLaunched() noexcept {
+  DeviceTimeline& timeline = *op_.timeline;
+  const bool tells = op_.stream.has_value();
+  if (op_.in_stream || (in_callers_ && !tells)) {
+    Record wait = recordOf(Kind::kDeviceWait, issue_.op_id, issue_.op);
+    wait.bytes_in = issue_.timestamp_ns;
+    const auto end = timeline.mark(caller_, {true, op_.is_current});
+    timeline.stretch(wait, begin_, end, op_.in_stream);
+    noteBehind(timeline, {issue_.op_id, issue_.op});
+  } else {
+    timeline.moment(
+        recordOf(Kind::kDeviceReady, issue_.op_id, issue_.op), begin_);
+  }
+  entryOf(timeline).pollNowAndThen();
+}
+
+void markCompletion(const DeviceOp& on, uint64_t op_id, Op op) noexcept {
+  if (!on.stream || on.in_stream || !Recorder::instance().started()) {
     return;
   }
+  Record end = recordOf(Kind::kEnd, op_id, op);
+  end.bytes_in = 0;
+  end.flags = kDeviceTime;
+  on.timeline->moment(
+      end, on.timeline->mark(*on.stream, {true, on.is_current}));
+}
+
+std::unique_ptr<StreamFinder> findStream(DeviceTimeline& timeline) noexcept {
   try {
-    Entry& entry = entryOf(timeline);
-    const int64_t stream = entry.watchers.streamFor(issued);
-    for (const c10::Event& event : events) {
-      if (event.device() == entry.device->c10Stream(stream).device()) {
-        event.block(entry.device->c10Stream(stream));
-      }
-    }
-    Record end = recordOf(Kind::kEnd, issued.op_id, issued.op);
-    end.bytes_in = 0;
-    end.flags = kDeviceTime;
-    timeline.moment(end, timeline.mark(stream));
+    return std::make_unique<StreamFinder>(
+        entryOf(timeline).device->c10Stream(0).device());
   } catch (const std::exception&) {
-    Recorder::instance().countDropped();
+    return nullptr;
   }
 }
 
 DeviceWait::DeviceWait(DeviceTimeline* timeline, uint64_t op_id, Op op) noexcept
     : timeline_(Recorder::instance().enabled() ? timeline : nullptr) {
-  if (timeline_ != nullptr) {
-    record_ = recordOf(Kind::kDeviceWait, op_id, op);
-    begin_ = timeline_->mark();
+  if (timeline_ == nullptr) {
+    return;
+  }
+  record_ = recordOf(Kind::kDeviceWait, op_id, op);
+  try {
+    known_ = {true, timeline_->device().isCurrent()};
+    stream_ = timeline_->device().currentStream();
+    begin_ = timeline_->mark(stream_, known_);
+  } catch (const std::exception&) { // nothing is marked
   }
 }
 
 DeviceWait::~DeviceWait() {
-  if (timeline_ != nullptr) {
-    timeline_->stretch(record_, begin_, timeline_->mark());
+  if (timeline_ != nullptr && begin_ != DeviceTimeline::kNoMark) {
+    timeline_->stretch(record_, begin_, timeline_->mark(stream_, known_));
     noteBehind(*timeline_, {record_.op_id, record_.op});
   }
 }
@@ -285,7 +378,8 @@ void drainDevices() noexcept {
   }
   for (auto& place : table().entries) {
     if (Entry* entry = place.load()) {
-      entry->timeline.drain(kDrainNs);
+      const Shielded shielded(table().shield);
+      entry->timeline.drain(kDrainNs, table().shield != nullptr);
       Recorder::instance().countDropped(entry->timeline.clear());
     }
   }

@@ -4,52 +4,78 @@
 //
 // Of each operation are marked: when the stream that issued it came to it; when
 // its result was there; and each time a stream was made to wait for it, the
-// stream before and after that. COMMPROF_DEVICE_EVENTS=off leaves all of it
-// out.
+// stream before and after that. The result is marked on the stream that runs
+// the operation, if its backend tells which one that is (stream_finder.h).
+//
+// Marks are looked at from a thread of our own where that can break no graph
+// capture (capture_shield.h), else where collectives are issued.
+// COMMPROF_DEVICE_EVENTS=off leaves all of it out.
 #pragma once
 
-#include <ATen/core/ivalue.h>
 #include <c10/core/Device.h>
 
+#include <memory>
 #include <optional>
 
 #include "core/device/device_timeline.h"
 #include "core/record.h"
+#include "torch/device/stream_finder.h"
 
 namespace commprof {
 
-// Of a device with a collective. Null where its backend has no timed events or
-// cannot make streams, for a second type of device, and while the current
-// stream is captured into a graph, in which nothing must be marked.
-DeviceTimeline* deviceTimeline(c10::Device device) noexcept;
 // The device that the calling thread works on, of a type with streams.
 c10::Device currentDevice(c10::DeviceType type) noexcept;
 
-// Around the call that issues. Operations that run in the caller's own stream
-// (async_op=False) hold it up there and then: that is a wait too.
-DeviceTimeline::Mark beginIssue(DeviceTimeline& timeline) noexcept;
-void endIssue(
-    DeviceTimeline& timeline,
-    const Record& issue,
-    DeviceTimeline::Mark begin,
-    bool in_stream) noexcept;
-
-// Of an issue what its completion needs.
-struct IssuedOp {
-  uint64_t op_id;
-  uint32_t group;
-  uint32_t peer;
-  Op op;
+// An operation as its device has it.
+struct DeviceOp {
+  // Null on a CPU, where the device's backend has no timed events or cannot
+  // make streams, for a second type of device, and while the current stream is
+  // captured into a graph, in which nothing must be marked.
+  DeviceTimeline* timeline = nullptr;
+  // It ran in the caller's own stream, which it held up there and then: that is
+  // a wait too, and nothing waits for it later.
+  bool in_stream = false;
+  std::optional<int64_t> stream = {}; // where it runs, if its backend told
+  bool is_current = false; // the device is that of the thread that issues
 };
 
-// Call when the future is completed, which on a device means that the operation
-// has been launched.
-void markCompletion(
-    DeviceTimeline& timeline,
-    const IssuedOp& issued,
-    const c10::ivalue::Future& future) noexcept;
+// Around the call that issues on a device.
+class DeviceIssue {
+ public:
+  // `device` is the tensors'; `in_callers`: async_op=False, for which backends
+  // may use the caller's stream; `alone`: what it launches is its own.
+  DeviceIssue(
+      c10::Device device,
+      const Record& issue,
+      bool in_callers,
+      bool alone) noexcept;
+  // A call that threw leaves nothing.
+  ~DeviceIssue();
+  DeviceIssue(const DeviceIssue&) = delete;
+  DeviceIssue& operator=(const DeviceIssue&) = delete;
 
-// Around a call that makes the current stream wait for the operation.
+  DeviceOp launched() noexcept;
+
+ private:
+  void markLaunched() noexcept;
+  void learn(uint64_t queue, std::optional<int64_t> found) noexcept;
+
+  const Record issue_;
+  const bool in_callers_;
+  DeviceOp op_;
+  int64_t caller_ = 0; // the stream that issues
+  DeviceTimeline::Mark begin_ = DeviceTimeline::kNoMark;
+  std::unique_ptr<StreamFinder> finder_;
+};
+
+// Call when the operation has been launched, and nothing else behind it.
+void markCompletion(const DeviceOp& on, uint64_t op_id, Op op) noexcept;
+
+// While it lives, finds where this thread's launches run. Null without memory.
+std::unique_ptr<StreamFinder> findStream(DeviceTimeline& timeline) noexcept;
+
+// Around a call that makes the current stream wait for the operation, which was
+// not captured into a graph.
 class DeviceWait {
  public:
   DeviceWait(DeviceTimeline* timeline, uint64_t op_id, Op op) noexcept;
@@ -59,6 +85,8 @@ class DeviceWait {
 
  private:
   DeviceTimeline* const timeline_; // null: nothing is marked
+  int64_t stream_ = 0;
+  DeviceTimeline::Known known_;
   DeviceTimeline::Mark begin_ = DeviceTimeline::kNoMark;
   Record record_;
 };

@@ -1,38 +1,55 @@
-// What the streams of one device come behind: which of ours watches which
-// collectives, and which collective each of the program's waited for last.
+// What the streams of one device come behind: on which the program's
+// collectives run, and which collective each of them waited for last.
 #pragma once
 
 #include <cstdint>
 #include <map>
 #include <mutex>
+#include <optional>
+#include <utility>
 
-#include "core/device/device.h"
+#include "core/record.h"
 #include "torch/device/device_events.h"
 
 namespace commprof {
 
-// Streams that wait for collectives, to be marked when they are done: one for
-// each queue of the communication library, in which one comes after the other.
-// Any thread.
-class Watchers {
- public:
-  explicit Watchers(Device& device) : device_(device) {}
+// In one queue of the communication library one comes after the other.
+inline uint64_t queueOf(uint32_t group, uint32_t peer, Op op) noexcept {
+  return uint64_t(group) << 32 | (isPointToPoint(op) ? peer + 1ull : 0);
+}
 
-  int64_t streamFor(const IssuedOp& issued) {
-    const uint64_t peer = isPointToPoint(issued.op) ? issued.peer + 1ull : 0;
+// The stream on which each queue's operations run, as found at the first of
+// them. A mark put behind one blocks nothing. A stream of ours that waited for
+// the operation would: CUDA has eight hardware queues, and what is behind a
+// wait in one of them waits too, the program's compute among it. Any thread.
+class QueueStreams {
+ public:
+  static constexpr int kTries = 3; // of a backend that does not tell
+
+  struct Known {
+    std::optional<int64_t> stream;
+    bool worth_looking = false;
+  };
+  Known find(uint64_t queue, bool in_callers) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    const auto [place, is_new] =
-        streams_.try_emplace(uint64_t(issued.group) << 32 | peer, 0);
-    if (is_new) {
-      place->second = device_.newStream();
-    }
-    return place->second;
+    const Entry& entry = entries_[{queue, in_callers}];
+    return {entry.stream, !entry.stream && entry.tries < kTries};
+  }
+  void looked(uint64_t queue, bool in_callers, std::optional<int64_t> found) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    Entry& entry = entries_[{queue, in_callers}];
+    entry.stream = found;
+    ++entry.tries;
   }
 
  private:
-  Device& device_;
+  struct Entry {
+    std::optional<int64_t> stream;
+    int tries = 0;
+  };
   std::mutex mutex_;
-  std::map<uint64_t, int64_t> streams_;
+  // By queue, and whether the call asks to run in the caller's own stream.
+  std::map<std::pair<uint64_t, bool>, Entry> entries_;
 };
 
 // What each stream of the program comes behind. Any thread.

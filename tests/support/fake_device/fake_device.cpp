@@ -1,8 +1,10 @@
 // A device without hardware: streams and timed events on a clock that runs with
 // the host's, and a c10d backend whose collectives take as long as they are
-// told to. It knows the truth about every stall, and counts what a profiler
-// must not do.
+// told to. It knows the truth about every stall, counts what a profiler must
+// not do, and has the limits that CUDA has: pools of 32 streams, 8 hardware
+// queues, a current device, and captures that other threads can break.
 #include <ATen/ops/from_blob.h>
+#include <c10/core/DeviceGuard.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <pybind11/stl.h>
@@ -13,6 +15,7 @@
 #include <time.h>
 
 #include <algorithm>
+#include <array>
 #include <map>
 #include <mutex>
 
@@ -21,9 +24,13 @@ namespace py = pybind11;
 namespace {
 
 constexpr auto kType = c10::DeviceType::PrivateUse1;
-const c10::Device kDevice(kType, 0);
+constexpr c10::DeviceIndex kDevices = 2;
 constexpr double kDrift = 50e-6; // its clock is faster
 constexpr double kOffsetNs = 5e15;
+// As c10's for CUDA: streams of one priority are handed out in turn.
+constexpr int64_t kPoolStreams = 32;
+constexpr int64_t kHardwareQueues = 8;
+constexpr int64_t kFirstPoolStream = 34; // others are named by the tests
 
 struct Stall {
   int64_t stream;
@@ -32,18 +39,36 @@ struct Stall {
 struct Collective {
   double ready_ns, start_ns, end_ns;
 };
+// As cudaStreamCaptureMode.
+enum CaptureMode : int { kGlobal, kThreadLocal, kRelaxed };
+
+// One of a device's streams; on device 0 its id.
+int64_t keyOf(const c10::Stream& stream) {
+  return int64_t(stream.device_index()) << 32 | stream.id();
+}
 
 struct Simulation {
   std::mutex mutex;
   std::map<int64_t, double> busy_ns;
+  // Until when a wait at the head of each hardware queue blocks what was put
+  // into it later, whichever stream that is of.
+  std::map<int64_t, double> blocked_ns;
   std::vector<Stall> stalls;
   std::vector<Collective> collectives;
   std::map<std::string, int> counts;
-  int64_t next_stream = 10;
+  std::map<int, int64_t> taken; // by priority: streams of the pool
+  std::map<int, int> contexts; // by device: calls that made or used one
   double collective_ns = 0;
   bool capturing = false;
   bool refusing = false; // to launch coalesced calls
   bool coalesced_has_future = false;
+  bool tells_stream = true; // as NCCL, to who profiles
+  int64_t backends = 0;
+  // A graph is captured in global mode, by which thread, and whether somebody
+  // else's call has broken that.
+  bool capturing_globally = false;
+  pthread_t capturing_thread{};
+  int invalidated = 0;
   const double begin_ns = hostNs();
 
   static double hostNs() {
@@ -52,16 +77,32 @@ struct Simulation {
     return double(t.tv_sec) * 1e9 + double(t.tv_nsec);
   }
   double nowNs() const {
-    return (hostNs() - begin_ns) * (1 + kDrift) + kOffsetNs;
+    return toDevice(hostNs());
+  }
+  double toDevice(double host_ns) const {
+    return (host_ns - begin_ns) * (1 + kDrift) + kOffsetNs;
   }
   double toHost(double device_ns) const {
     return begin_ns + (device_ns - kOffsetNs) / (1 + kDrift);
   }
-  double reached(int64_t stream) {
-    return std::max(busy_ns[stream], nowNs());
+  static int64_t queueOf(int64_t key) {
+    return (key >> 32) * kHardwareQueues + key % kHardwareQueues;
   }
-  double run(int64_t stream, double length_ns) {
-    return busy_ns[stream] = reached(stream) + length_ns;
+  double reached(int64_t key) {
+    return std::max({busy_ns[key], blocked_ns[queueOf(key)], nowNs()});
+  }
+  double run(int64_t key, double length_ns) {
+    return busy_ns[key] = reached(key) + length_ns;
+  }
+  void wait(int64_t key, double until_ns) {
+    const double begin = reached(key);
+    const double end = std::max(begin, until_ns);
+    busy_ns[key] = end;
+    if (end > begin) {
+      double& blocked = blocked_ns[queueOf(key)];
+      blocked = std::max(blocked, end);
+    }
+    stalls.push_back({key, begin, end});
   }
 };
 
@@ -71,49 +112,93 @@ Simulation& sim() {
 }
 
 struct Guard final : c10::impl::DeviceGuardImplInterface {
-  static thread_local int64_t current;
+  static thread_local std::array<int64_t, kDevices> current; // streams
+  static thread_local c10::DeviceIndex device;
+  // Of this thread, by name. What CUDA's guard does inside one call (it looks
+  // whether the device is the current one) is not counted.
+  static thread_local std::map<std::string, int> calls;
+  static thread_local int capture_mode;
 
   static void count(const char* what) {
     const std::lock_guard<std::mutex> lock(sim().mutex);
     ++sim().counts[what];
   }
-  static c10::Stream stream(int64_t id) {
-    return c10::Stream(c10::Stream::UNSAFE, kDevice, id);
+  // Counts a call of the runtime. Like CUDA's it makes a context on the device
+  // that is current then, were it only for the way back from another one.
+  static void called(const char* what) {
+    ++calls[what];
+    const std::lock_guard<std::mutex> lock(sim().mutex);
+    ++sim().contexts[device];
+  }
+  // One that must not be made while another thread captures globally.
+  static void calledUnsafe(const char* what) {
+    called(what);
+    const std::lock_guard<std::mutex> lock(sim().mutex);
+    if (sim().capturing_globally && capture_mode != kRelaxed &&
+        pthread_equal(sim().capturing_thread, pthread_self()) == 0) {
+      ++sim().invalidated;
+      TORCH_CHECK(false, "operation not permitted when stream is capturing");
+    }
+  }
+  static c10::Stream stream(int64_t id, c10::DeviceIndex on = 0) {
+    return c10::Stream(c10::Stream::UNSAFE, c10::Device(kType, on), id);
   }
 
   c10::DeviceType type() const override {
     return kType;
   }
-  c10::Device exchangeDevice(c10::Device) const override {
-    return kDevice;
+  c10::Device exchangeDevice(c10::Device next) const override {
+    ++calls["get_device"];
+    const c10::Device before(kType, device);
+    if (next.index() != device) {
+      setDevice(next);
+    }
+    return before;
   }
   c10::Device getDevice() const override {
-    return kDevice;
+    ++calls["get_device"];
+    return c10::Device(kType, device);
   }
-  void setDevice(c10::Device) const override {}
-  void uncheckedSetDevice(c10::Device) const noexcept override {}
+  void setDevice(c10::Device next) const override {
+    device = next.index();
+    called("set_device"); // since CUDA 12 it makes the context
+  }
+  // As CUDA's: without a context where there was none.
+  void uncheckedSetDevice(c10::Device next) const noexcept override {
+    if (next.index() != device) {
+      ++calls["set_device"];
+      device = next.index();
+    }
+  }
   c10::DeviceIndex deviceCount() const noexcept override {
-    return 1;
+    return kDevices;
   }
-  c10::Stream getStream(c10::Device) const override {
-    return stream(current);
+  c10::Stream getStream(c10::Device on) const override {
+    const c10::DeviceIndex index = on.has_index() ? on.index() : device;
+    return stream(current[size_t(index)], index);
   }
-  c10::Stream getDefaultStream(c10::Device) const override {
-    return stream(0);
+  c10::Stream getDefaultStream(c10::Device on) const override {
+    return stream(0, on.index());
   }
-  c10::Stream getStreamFromGlobalPool(c10::Device, bool) const override {
+  c10::Stream getStreamFromGlobalPool(c10::Device on, bool) const override {
     count("pool_streams");
-    return getNewStream(kDevice, 0);
+    return getNewStream(on, 0);
   }
-  c10::Stream getNewStream(c10::Device, int) const override {
+  c10::Stream getNewStream(c10::Device on, int priority) const override {
     const std::lock_guard<std::mutex> lock(sim().mutex);
-    return stream(sim().next_stream++);
+    ++sim().counts["new_streams"];
+    const int64_t pool = std::min(std::abs(priority), 3);
+    const int64_t place = sim().taken[int(pool)]++ % kPoolStreams;
+    return stream(kFirstPoolStream + pool * kPoolStreams + place, on.index());
   }
   c10::Stream exchangeStream(c10::Stream next) const override {
-    return stream(std::exchange(current, next.id()));
+    int64_t& place = current[size_t(next.device_index())];
+    return stream(std::exchange(place, next.id()), next.device_index());
   }
-  bool isStreamCapturing(const c10::Stream&) const override {
-    return sim().capturing;
+  bool isStreamCapturing(const c10::Stream& on) const override {
+    called("capture_status");
+    return sim().capturing ||
+        (sim().capturing_globally && keyOf(on) == kCapturedStream);
   }
 
   void record(
@@ -121,22 +206,25 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
       const c10::Stream& on,
       const c10::DeviceIndex,
       const c10::EventFlag flag) const override {
+    called("event_record");
+    if (*event == nullptr) {
+      called("event_create");
+    }
     const std::lock_guard<std::mutex> lock(sim().mutex);
     if (*event == nullptr) {
       *event = new double;
       sim().counts["timed_events"] += flag == c10::EventFlag::BACKEND_DEFAULT;
     }
     sim().counts["captured"] += sim().capturing;
-    *static_cast<double*>(*event) = sim().reached(on.id());
+    *static_cast<double*>(*event) = sim().reached(keyOf(on));
   }
   void block(void* event, const c10::Stream& on) const override {
+    called("stream_wait");
     const std::lock_guard<std::mutex> lock(sim().mutex);
-    const double begin = sim().reached(on.id());
-    const double end = std::max(begin, *static_cast<double*>(event));
-    sim().busy_ns[on.id()] = end;
-    sim().stalls.push_back({on.id(), begin, end});
+    sim().wait(keyOf(on), *static_cast<double*>(event));
   }
   bool queryEvent(void* event) const override {
+    calledUnsafe("event_query");
     const std::lock_guard<std::mutex> lock(sim().mutex);
     sim().counts["captured"] += sim().capturing;
     return sim().nowNs() >= *static_cast<double*>(event);
@@ -147,6 +235,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   }
   double elapsedTime(void* from, void* to, const c10::DeviceIndex)
       const override {
+    calledUnsafe("event_elapsed");
     return (*static_cast<double*>(to) - *static_cast<double*>(from)) * 1e-6;
   }
   void synchronizeEvent(void*) const override {
@@ -162,22 +251,48 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
       const override {
     count("recorded_tensors");
   }
+
+  static constexpr int64_t kCapturedStream = 9;
 };
-thread_local int64_t Guard::current = 0;
+thread_local std::array<int64_t, kDevices> Guard::current = {};
+thread_local c10::DeviceIndex Guard::device = 0;
+thread_local std::map<std::string, int> Guard::calls;
+thread_local int Guard::capture_mode = kGlobal;
 C10_REGISTER_GUARD_IMPL(PrivateUse1, Guard)
 
 class DeviceWork final : public c10d::Work {
  public:
-  explicit DeviceWork(c10::intrusive_ptr<c10::ivalue::Future> future)
-      : future_(std::move(future)), end_(kType) {
-    end_.record(c10::impl::VirtualGuardImpl(kType).getStream(kDevice));
+  // What is current now counts as the stream that it runs on.
+  DeviceWork(
+      int rank,
+      c10d::OpType type,
+      c10::Device device,
+      c10::intrusive_ptr<c10::ivalue::Future> future)
+      : Work(rank, type, sim().tells_stream ? "fakedevice" : nullptr),
+        device_(device),
+        future_(std::move(future)),
+        end_(kType) {}
+
+  // As ProcessGroupNCCL does, under its stream.
+  void launched(const std::vector<at::Tensor>& tensors) {
+    end_.record(c10::impl::VirtualGuardImpl(kType).getStream(device_));
+    if (future_ == nullptr) {
+      return;
+    }
+    if (recordFunctionEndCallback_) {
+      future_->addCallback(
+          [this](c10::ivalue::Future&) { recordFunctionEndCallback_(); },
+          /*uses_future=*/false);
+    }
+    future_->markCompleted(c10::IValue(tensors));
   }
   bool wait(std::chrono::milliseconds) override {
     synchronize();
     return true;
   }
   void synchronize() override {
-    end_.block(c10::impl::VirtualGuardImpl(kType).getStream(kDevice));
+    const c10::OptionalDeviceGuard guard(device_);
+    end_.block(c10::impl::VirtualGuardImpl(kType).getStream(device_));
   }
   void blockCurrentStream() override {
     synchronize();
@@ -187,16 +302,24 @@ class DeviceWork final : public c10d::Work {
   }
 
  private:
+  const c10::Device device_;
   const c10::intrusive_ptr<c10::ivalue::Future> future_;
   c10::Event end_;
 };
 
 // As ProcessGroupNCCL: its own stream waits for the caller's, runs the
 // collective, and the future holds an event behind it. With async_op=False it
-// runs in the caller's stream.
+// runs in the caller's stream. With more ranks than one it begins when the last
+// of their devices has come to it, which they tell each other through the
+// store.
 class DeviceBackend final : public c10d::Backend {
  public:
-  using Backend::Backend;
+  DeviceBackend(c10::intrusive_ptr<c10d::Store> store, int rank, int size)
+      : Backend(rank, size), store_(std::move(store)) {
+    const bool is_first = sim().backends++ == 0;
+    stream_ =
+        is_first ? 1 : Guard().getNewStream(c10::Device(kType, 0), 0).id();
+  }
 
   const std::string getBackendName() const override {
     return "fakedevice";
@@ -204,7 +327,7 @@ class DeviceBackend final : public c10d::Backend {
   c10::intrusive_ptr<c10d::Work> allreduce(
       std::vector<at::Tensor>& tensors,
       const c10d::AllreduceOptions& options) override {
-    return run(tensors, options.asyncOp ? kStream : Guard::current);
+    return run(tensors, !options.asyncOp);
   }
 
   // As one, and only the one has a Work; that of NCCL has no future.
@@ -217,7 +340,7 @@ class DeviceBackend final : public c10d::Backend {
       throw std::runtime_error("nothing was launched");
     }
     auto tensors = std::exchange(together_, {});
-    return run(tensors, kStream, sim().coalesced_has_future);
+    return run(tensors, false, sim().coalesced_has_future);
   }
   c10::intrusive_ptr<c10d::Work> send(
       std::vector<at::Tensor>& tensors,
@@ -233,11 +356,9 @@ class DeviceBackend final : public c10d::Backend {
   }
 
  private:
-  static constexpr int64_t kStream = 1;
-
   c10::intrusive_ptr<c10d::Work> message(std::vector<at::Tensor>& tensors) {
     if (!coalesced_) {
-      return run(tensors, kStream);
+      return run(tensors, false);
     }
     together_.insert(together_.end(), tensors.begin(), tensors.end());
     return nullptr;
@@ -245,60 +366,101 @@ class DeviceBackend final : public c10d::Backend {
 
   c10::intrusive_ptr<c10d::Work> run(
       std::vector<at::Tensor>& tensors,
-      int64_t stream,
+      bool in_stream,
       bool has_future = true) {
-    {
-      const std::lock_guard<std::mutex> lock(sim().mutex);
-      const double ready = sim().reached(Guard::current);
-      const double start = std::max(ready, sim().reached(stream));
-      sim().busy_ns[stream] = start;
-      sim().run(stream, sim().collective_ns);
-      sim().collectives.push_back({ready, start, sim().busy_ns[stream]});
-    }
-    const c10::StreamGuard guard(Guard::stream(stream));
+    const c10::Device device = tensors.at(0).device();
+    const c10::OptionalDeviceGuard device_guard(device);
+    const c10::Stream caller = Guard().getStream(device);
+    const c10::Stream stream =
+        in_stream ? caller : Guard::stream(stream_, device.index());
+    launch(keyOf(caller), keyOf(stream));
     auto future = c10::make_intrusive<c10::ivalue::Future>(
         c10::ListType::create(c10::TensorType::get()),
-        std::vector<c10::Device>{kDevice});
-    future->markCompleted(c10::IValue(tensors));
+        std::vector<c10::Device>{device});
     if (!has_future) {
       future = nullptr;
     }
-    return c10::make_intrusive<DeviceWork>(std::move(future));
+    auto work = c10::make_intrusive<DeviceWork>(
+        getRank(), c10d::OpType::ALLREDUCE, device, std::move(future));
+    const c10::StreamGuard guard(stream);
+    work->launched(tensors);
+    return work;
   }
 
+  void launch(int64_t caller, int64_t stream) {
+    double ready = 0;
+    double start = 0;
+    {
+      const std::lock_guard<std::mutex> lock(sim().mutex);
+      ready = sim().reached(caller);
+      start = std::max(ready, sim().reached(stream));
+    }
+    start = sim().toDevice(lastHostNs(sim().toHost(start)));
+    const std::lock_guard<std::mutex> lock(sim().mutex);
+    sim().busy_ns[stream] = std::max(sim().busy_ns[stream], start);
+    const double end = sim().run(stream, sim().collective_ns);
+    sim().collectives.push_back({ready, end - sim().collective_ns, end});
+  }
+
+  // Of all ranks, by the host's clock, which they share.
+  double lastHostNs(double own_ns) {
+    const std::string key = "collective" + std::to_string(launched_++) + ":";
+    if (getSize() > 1) {
+      store_->set(key + std::to_string(getRank()), std::to_string(own_ns));
+    }
+    for (int rank = 0; rank < getSize(); ++rank) {
+      if (rank != getRank()) {
+        own_ns = std::max(
+            own_ns, std::stod(store_->get_to_str(key + std::to_string(rank))));
+      }
+    }
+    return own_ns;
+  }
+
+  const c10::intrusive_ptr<c10d::Store> store_;
+  int64_t stream_;
+  int64_t launched_ = 0;
   bool coalesced_ = false;
   std::vector<at::Tensor> together_;
 };
 
-at::Tensor tensor(int64_t count) {
+at::Tensor tensor(int64_t count, c10::DeviceIndex index) {
   static std::vector<float> memory(1 << 20);
+  const c10::Device device(kType, index);
   return at::for_blob(memory.data(), {count})
-      .target_device(kDevice)
-      .options(at::TensorOptions(at::kFloat).device(kDevice))
+      .target_device(device)
+      .options(at::TensorOptions(at::kFloat).device(device))
       .make_tensor();
 }
 
 } // namespace
 
+// As cudaThreadExchangeStreamCaptureMode; found by who looks for it if the
+// module is loaded globally.
+extern "C" int privateuseoneThreadExchangeStreamCaptureMode(int* mode) {
+  std::swap(*mode, Guard::capture_mode);
+  return 0;
+}
+
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def(
       "backend",
-      [](const c10::intrusive_ptr<c10d::Store>&,
+      [](const c10::intrusive_ptr<c10d::Store>& store,
          int rank,
          int size,
          const py::object&) -> c10::intrusive_ptr<c10d::Backend> {
-        return c10::make_intrusive<DeviceBackend>(rank, size);
+        return c10::make_intrusive<DeviceBackend>(store, rank, size);
       });
-  m.def("tensor", &tensor);
+  m.def("tensor", &tensor, py::arg("count"), py::arg("device") = 0);
   m.def("compute", [](double length_ns) {
     const std::lock_guard<std::mutex> lock(sim().mutex);
-    sim().run(Guard::current, length_ns);
+    sim().run(Guard::current[0], length_ns);
   });
   m.def("collectives_take", [](double length_ns) {
     sim().collective_ns = length_ns;
   });
-  m.def("use_stream", [](int64_t stream) { Guard::current = stream; });
-  m.def("current_stream", [] { return Guard::current; });
+  m.def("use_stream", [](int64_t stream) { Guard::current[0] = stream; });
+  m.def("current_stream", [] { return Guard::current[0]; });
   // Where an event on it would be passed; and the stream waits for such a one.
   m.def("reached", [](int64_t stream) {
     const std::lock_guard<std::mutex> lock(sim().mutex);
@@ -307,6 +469,17 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("wait_until", [](int64_t stream, double event_ns) {
     Guard().block(&event_ns, Guard::stream(stream));
   });
+  // Of the calling thread, until now.
+  m.def("calls", [] { return Guard::calls; });
+  m.def("contexts", [] { return sim().contexts; });
+  m.def("tells_stream", [](bool on) { sim().tells_stream = on; });
+  // This thread captures a graph, in global mode.
+  m.def("capture_globally", [](bool on) {
+    const std::lock_guard<std::mutex> lock(sim().mutex);
+    sim().capturing_globally = on;
+    sim().capturing_thread = pthread_self();
+  });
+  m.def("invalidated", [] { return sim().invalidated; });
   m.def(
       "coalesced_has_future", [](bool on) { sim().coalesced_has_future = on; });
   m.def("refuse", [](bool on) { sim().refusing = on; });

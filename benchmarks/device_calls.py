@@ -1,0 +1,82 @@
+"""Calls of the device's runtime that recording adds to a training thread, per collective.
+
+    python -m benchmarks.device_calls
+
+Counts on the device without hardware (tests/support/fake_device) what one asynchronous collective
+and its wait call in the thread that issues them, with capture less without it. It counts as c10's
+interface does: what CUDA's guard looks up inside one call is not counted again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from typing import Any
+
+import torch.distributed as dist
+from tabulate import tabulate
+
+import commprof
+from tests.support import fake_device
+
+COLLECTIVES = 500
+MS = 1e6
+
+
+def loop(device: Any, tensor: Any) -> Counter[str]:
+    """The calls of one collective and its wait, on average; the first ones are left out."""
+    device.collectives_take(0.2 * MS)
+    for i in range(COLLECTIVES + 50):
+        if i == 50:
+            before = Counter(device.calls())
+        work = dist.all_reduce(tensor, async_op=True)
+        device.compute(0.1 * MS)
+        work.wait()
+        time.sleep(0.0005)  # the device keeps up: what was recorded is looked at meanwhile
+    return Counter(device.calls()) - before
+
+
+def count(shields: bool) -> dict[str, float]:
+    """By name, what capture adds per collective with its wait."""
+    device = fake_device.load(shields=shields)
+    dist.Backend.register_backend("fakedevice", device.backend, devices=["privateuseone"])
+    dist.init_process_group("fakedevice", store=dist.HashStore(), rank=0, world_size=1)
+    tensor = device.tensor(1000)
+    plain = loop(device, tensor)
+    with tempfile.TemporaryDirectory() as directory, commprof.profile(directory):
+        recorded = loop(device, tensor)
+    dist.destroy_process_group()
+    return {name: calls / COLLECTIVES for name, calls in (recorded - plain).items()}
+
+
+def counted_apart(shields: bool) -> dict[str, float]:
+    """As ``count``, in a process of its own."""
+    command = [sys.executable, "-m", "benchmarks.device_calls", "--count"]
+    done = subprocess.run(
+        [*command, *(["--shields"] if shields else [])], capture_output=True, text=True, check=True
+    )
+    return dict(json.loads(done.stdout.splitlines()[-1]))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--count", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--shields", action="store_true", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.count:
+        print(json.dumps(count(arguments.shields)))
+        return
+    columns = {"as CUDA": counted_apart(True), "without shields": counted_apart(False)}
+    names = sorted(set().union(*columns.values()))
+    rows = [[name, *(f"{calls.get(name, 0):.1f}" for calls in columns.values())] for name in names]
+    rows.append(["sum", *(f"{sum(calls.values()):.1f}" for calls in columns.values())])
+    print(tabulate(rows, headers=["calls per collective", *columns], disable_numparse=True))
+
+
+if __name__ == "__main__":
+    main()

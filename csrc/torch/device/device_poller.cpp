@@ -1,0 +1,51 @@
+#include "torch/device/device_poller.h"
+
+#include <pthread.h>
+#include <signal.h>
+
+#include <chrono>
+#include <utility>
+
+namespace commprof {
+
+DevicePoller::DevicePoller(
+    ExchangeCaptureMode shield,
+    std::function<void()> look)
+    : shield_(shield), look_(std::move(look)) {
+  sigset_t all; // signals belong to the user's threads
+  sigset_t before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  try {
+    thread_ = std::thread([this] { run(); });
+  } catch (...) {
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    throw;
+  }
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+}
+
+DevicePoller::~DevicePoller() {
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    stopping_ = true;
+  }
+  wake_.notify_all();
+  thread_.join();
+}
+
+void DevicePoller::run() {
+  pthread_setname_np(pthread_self(), "commprof-device");
+  const Shielded shielded(shield_);
+  std::unique_lock<std::mutex> lock(mutex_);
+  while (!stopping_) {
+    wake_.wait_for(lock, std::chrono::milliseconds(kEveryMs));
+    if (!stopping_) {
+      lock.unlock();
+      look_();
+      lock.lock();
+    }
+  }
+}
+
+} // namespace commprof

@@ -1,0 +1,66 @@
+// On which stream a backend runs what a call launches.
+#pragma once
+
+#include <ATen/record_function.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+
+namespace commprof {
+
+// While this lives, the calling thread looks as if it were profiled. The
+// backends that torch has for NCCL and XCCL, and those made after them, then
+// tell the profiler that the operation is launched from under the stream that
+// runs it.
+class StreamFinder {
+ public:
+  explicit StreamFinder(c10::Device device) noexcept {
+    sought() = {true, device, std::nullopt};
+    try {
+      handle_ = at::addThreadLocalCallback(
+          at::RecordFunctionCallback(&began, &ended)
+              .scopes({at::RecordScope::USER_SCOPE}));
+    } catch (const std::exception&) { // then nothing is found
+    }
+  }
+  ~StreamFinder() {
+    if (handle_ != at::INVALID_CALLBACK_HANDLE) {
+      at::removeCallback(handle_);
+    }
+    sought().active = false;
+  }
+  StreamFinder(const StreamFinder&) = delete;
+  StreamFinder& operator=(const StreamFinder&) = delete;
+
+  std::optional<int64_t> found() const noexcept {
+    return sought().stream;
+  }
+
+ private:
+  struct Sought {
+    bool active = false;
+    c10::Device device = c10::Device(c10::DeviceType::CPU);
+    std::optional<int64_t> stream;
+  };
+  static Sought& sought() noexcept {
+    static thread_local Sought s;
+    return s;
+  }
+  static std::unique_ptr<at::ObserverContext> began(const at::RecordFunction&) {
+    return nullptr;
+  }
+  // Works are asynchronous; other scopes end under whatever stream is current.
+  static void ended(const at::RecordFunction& what, at::ObserverContext*) {
+    Sought& s = sought();
+    if (s.active && what.isAsync()) {
+      s.stream =
+          c10::impl::VirtualGuardImpl(s.device.type()).getStream(s.device).id();
+    }
+  }
+
+  at::CallbackHandle handle_ = at::INVALID_CALLBACK_HANDLE;
+};
+
+} // namespace commprof
