@@ -1,11 +1,14 @@
 #include "net/listener.h"
 
+#include <poll.h>
 #include <sys/random.h>
+#include <sys/socket.h>
 
 #include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstring>
+#include <optional>
 #include <sstream>
 #include <stdexcept>
 #include <system_error>
@@ -63,6 +66,111 @@ bool sameSecret(const Hello& hello, const std::string& secret) {
   return different == 0;
 }
 
+// Those who came to a listener and have not said who they are. All are listened
+// to at the same time: a stranger who says nothing keeps nobody waiting.
+class Callers {
+ public:
+  // `ranks`: that may come at once.
+  Callers(const TcpSocket& listening, const std::string& secret, size_t ranks)
+      : listening_(listening), secret_(secret), most_(ranks + kStrangers) {}
+
+  // The next one who knows the secret, and its rank. Throws std::system_error.
+  TcpSocket next(uint32_t& rank, Deadline deadline) {
+    for (;;) {
+      const auto all_said = std::ranges::find_if(
+          callers_,
+          [](const Caller& one) { return one.said == sizeof(Hello); });
+      if (all_said == callers_.end()) {
+        await(deadline);
+        continue;
+      }
+      Caller caller = std::move(*all_said);
+      callers_.erase(all_said);
+      if (caller.hello.magic == Hello{}.magic &&
+          caller.hello.version == Hello{}.version &&
+          sameSecret(caller.hello, secret_)) {
+        rank = caller.hello.rank;
+        return std::move(caller.socket);
+      }
+    }
+  }
+
+ private:
+  static constexpr size_t kStrangers = 64; // then the first has to go
+
+  struct Caller {
+    TcpSocket socket;
+    Hello hello;
+    size_t said = 0; // bytes
+  };
+
+  void await(Deadline deadline) {
+    std::vector<pollfd> awaited{{listening_.fd(), POLLIN, 0}};
+    for (const Caller& caller : callers_) {
+      awaited.push_back({caller.socket.fd(), POLLIN, 0});
+    }
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(
+        deadline - std::chrono::steady_clock::now());
+    if (left.count() <= 0) {
+      throw std::system_error(ETIMEDOUT, std::generic_category(), "accept");
+    }
+    if (poll(awaited.data(), awaited.size(), pollMs(left)) < 0) {
+      if (errno != EINTR) {
+        throw std::system_error(errno, std::generic_category(), "poll");
+      }
+      return;
+    }
+    for (size_t i = callers_.size(); i-- > 0;) {
+      if (awaited[i + 1].revents != 0 && !hear(callers_[i])) {
+        callers_.erase(callers_.begin() + long(i));
+      }
+    }
+    if (awaited[0].revents != 0) {
+      admit();
+    }
+  }
+
+  void admit() {
+    while (std::optional<TcpSocket> socket = listening_.accepted()) {
+      if (callers_.size() == most_) {
+        callers_.erase(callers_.begin());
+      }
+      callers_.push_back({std::move(*socket), {}, 0});
+      if (!hear(callers_.back())) { // a rank speaks as soon as it is connected
+        callers_.pop_back();
+      }
+    }
+  }
+
+  // As far as it goes without waiting; whether it may have more to say.
+  static bool hear(Caller& caller) {
+    while (caller.said < sizeof(Hello)) {
+      const ssize_t bytes = recv(
+          caller.socket.fd(),
+          reinterpret_cast<char*>(&caller.hello) + caller.said,
+          sizeof(Hello) - caller.said,
+          0);
+      if (bytes > 0) {
+        caller.said += size_t(bytes);
+      } else if (bytes == 0 || (errno != EINTR && errno != EAGAIN)) {
+        return false;
+      } else if (errno == EAGAIN) {
+        break;
+      }
+    }
+    return true;
+  }
+
+  static int pollMs(std::chrono::milliseconds time) {
+    return int(std::min<int64_t>(time.count(), 1 << 30));
+  }
+
+  const TcpSocket& listening_;
+  const std::string& secret_;
+  const size_t most_;
+  std::vector<Caller> callers_; // in the order in which they came
+};
+
 } // namespace
 
 Listener::Listener(const std::string& address)
@@ -99,6 +207,7 @@ std::shared_ptr<Mesh> Listener::connect(
       std::copy(to.secret.begin(), to.secret.end(), hello.secret.begin());
       sockets[size_t(peer)].sendAll(&hello, sizeof(hello), deadline);
     }
+    Callers callers(socket_, secret_, endpoints.size());
     for (auto missing = endpoints.size() - size_t(rank) - 1; missing > 0;) {
       peer =
           int(std::find_if(
@@ -106,10 +215,11 @@ std::shared_ptr<Mesh> Listener::connect(
                   sockets.end(),
                   [](const TcpSocket& one) { return one.fd() < 0; }) -
               sockets.begin());
-      int from = 0;
-      TcpSocket accepted = acceptFrom(rank, from, deadline);
-      if (from < int(sockets.size()) && sockets[size_t(from)].fd() < 0) {
-        sockets[size_t(from)] = std::move(accepted);
+      uint32_t from = 0;
+      TcpSocket accepted = callers.next(from, deadline);
+      if (from > uint32_t(rank) && from < sockets.size() &&
+          sockets[from].fd() < 0) {
+        sockets[from] = std::move(accepted);
         --missing;
       }
     }
@@ -120,34 +230,6 @@ std::shared_ptr<Mesh> Listener::connect(
   }
   return std::make_shared<Mesh>(
       rank, std::move(sockets), std::move(names), timeout);
-}
-
-// The next rank that comes; strangers, who know no secret, are sent away.
-TcpSocket Listener::acceptFrom(int rank, int& peer, Deadline deadline) const {
-  // A rank says who it is as soon as it is connected.
-  constexpr auto kPatience = std::chrono::seconds(1);
-  for (;;) {
-    if (std::chrono::steady_clock::now() >= deadline) {
-      throw std::system_error(
-          ETIMEDOUT, std::generic_category(), "accept, with strangers");
-    }
-    TcpSocket accepted = socket_.accepted(deadline);
-    Hello hello;
-    try {
-      accepted.receiveAll(
-          &hello,
-          sizeof(hello),
-          std::min<Deadline>(
-              deadline, std::chrono::steady_clock::now() + kPatience));
-    } catch (const std::system_error&) {
-      continue;
-    }
-    if (hello.magic == Hello{}.magic && hello.version == Hello{}.version &&
-        sameSecret(hello, secret_) && hello.rank > uint32_t(rank)) {
-      peer = int(std::min<uint32_t>(hello.rank, 1u << 30));
-      return accepted;
-    }
-  }
 }
 
 } // namespace commprof::net

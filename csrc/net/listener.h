@@ -34,8 +34,6 @@ class Listener {
       std::chrono::milliseconds timeout);
 
  private:
-  TcpSocket acceptFrom(int rank, int& peer, Deadline deadline) const;
-
   const std::string address_;
   const std::string secret_;
   TcpSocket socket_;

@@ -3,11 +3,14 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
+#include <pthread.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <mutex>
+#include <set>
 #include <system_error>
 
 #include "core/ip_address.h"
@@ -57,30 +60,6 @@ void sendAtOnce(int fd) {
   }
 }
 
-// Of a call that moves up to `bytes` at a time: repeated until all are moved.
-template <class Call>
-void moveAll(
-    Call call,
-    size_t bytes,
-    int fd,
-    short events,
-    Deadline deadline,
-    const char* what) {
-  size_t done = 0;
-  while (done < bytes) {
-    const ssize_t moved = call(done);
-    if (moved > 0) {
-      done += size_t(moved);
-    } else if (moved == 0) {
-      fail(what, ECONNABORTED);
-    } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
-      waitFor(fd, events, deadline, what);
-    } else if (errno != EINTR) {
-      fail(what);
-    }
-  }
-}
-
 } // namespace
 
 TcpSocket TcpSocket::listening(const std::string& address) {
@@ -121,7 +100,7 @@ TcpSocket TcpSocket::connected(
   return made;
 }
 
-TcpSocket TcpSocket::accepted(Deadline deadline) const {
+std::optional<TcpSocket> TcpSocket::accepted() const {
   for (;;) {
     TcpSocket made(
         accept4(fd_, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
@@ -130,15 +109,70 @@ TcpSocket TcpSocket::accepted(Deadline deadline) const {
       return made;
     }
     if (errno == EAGAIN || errno == EWOULDBLOCK) {
-      waitFor(fd_, POLLIN, deadline, "accept");
-    } else if (errno != EINTR && errno != ECONNABORTED) {
+      return std::nullopt;
+    }
+    if (errno != EINTR && errno != ECONNABORTED) {
       fail("accept");
     }
   }
 }
 
+// Held over a fork, so that the child finds it whole.
+struct TcpSocket::Open {
+  std::mutex mutex;
+  std::set<TcpSocket*> sockets;
+
+  static Open& instance() {
+    static Open& open = made();
+    return open;
+  }
+
+ private:
+  static Open& made() {
+    static Open& open = *new Open(); // outlives all static objects
+    pthread_atfork(
+        [] { open.mutex.lock(); },
+        [] { open.mutex.unlock(); },
+        [] {
+          for (TcpSocket* socket : open.sockets) {
+            close(std::exchange(socket->fd_, -1));
+          }
+          open.sockets.clear();
+          open.mutex.unlock();
+        });
+    return open;
+  }
+};
+
+TcpSocket::TcpSocket(int fd) : fd_(fd) {
+  if (fd_ >= 0) {
+    Open& open = Open::instance();
+    const std::lock_guard<std::mutex> lock(open.mutex);
+    open.sockets.insert(this);
+  }
+}
+
+TcpSocket::TcpSocket(TcpSocket&& other) noexcept {
+  *this = std::move(other);
+}
+
+// The two change places.
+TcpSocket& TcpSocket::operator=(TcpSocket&& other) noexcept {
+  Open& open = Open::instance();
+  const std::lock_guard<std::mutex> lock(open.mutex);
+  std::swap(fd_, other.fd_);
+  for (TcpSocket* socket : {this, &other}) {
+    socket->fd_ >= 0 ? void(open.sockets.insert(socket))
+                     : void(open.sockets.erase(socket));
+  }
+  return *this;
+}
+
 TcpSocket::~TcpSocket() {
   if (fd_ >= 0) {
+    Open& open = Open::instance();
+    const std::lock_guard<std::mutex> lock(open.mutex);
+    open.sockets.erase(this);
     close(fd_);
   }
 }
@@ -150,26 +184,17 @@ uint16_t TcpSocket::port() const noexcept {
 void TcpSocket::sendAll(const void* data, size_t bytes, Deadline deadline)
     const {
   const auto* from = static_cast<const char*>(data);
-  moveAll(
-      [&](size_t done) {
-        return send(fd_, from + done, bytes - done, MSG_NOSIGNAL);
-      },
-      bytes,
-      fd_,
-      POLLOUT,
-      deadline,
-      "send");
-}
-
-void TcpSocket::receiveAll(void* data, size_t bytes, Deadline deadline) const {
-  auto* const to = static_cast<char*>(data);
-  moveAll(
-      [&](size_t done) { return recv(fd_, to + done, bytes - done, 0); },
-      bytes,
-      fd_,
-      POLLIN,
-      deadline,
-      "receive");
+  while (bytes > 0) {
+    const ssize_t sent = ::send(fd_, from, bytes, MSG_NOSIGNAL);
+    if (sent >= 0) {
+      from += sent;
+      bytes -= size_t(sent);
+    } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
+      waitFor(fd_, POLLOUT, deadline, "send");
+    } else if (errno != EINTR) {
+      fail("send");
+    }
+  }
 }
 
 } // namespace commprof::net

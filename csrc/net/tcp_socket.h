@@ -1,8 +1,11 @@
-// A stream socket of this process alone: not inherited by exec, never blocking.
+// A stream socket of this process alone: closed in forked children, which would
+// keep the connection open after this process, and not inherited by exec. Never
+// blocking.
 #pragma once
 
 #include <chrono>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -20,14 +23,12 @@ class TcpSocket {
       const std::string& address,
       uint16_t port,
       Deadline deadline);
-  TcpSocket accepted(Deadline deadline) const;
+  // None where nobody waits to be let in.
+  std::optional<TcpSocket> accepted() const;
 
   TcpSocket() = default; // none
-  TcpSocket(TcpSocket&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
-  TcpSocket& operator=(TcpSocket&& other) noexcept {
-    std::swap(fd_, other.fd_);
-    return *this;
-  }
+  TcpSocket(TcpSocket&& other) noexcept;
+  TcpSocket& operator=(TcpSocket&& other) noexcept;
   ~TcpSocket();
 
   int fd() const noexcept {
@@ -35,14 +36,13 @@ class TcpSocket {
   }
   uint16_t port() const noexcept; // its own
 
-  // Blocking, of short messages. Throw std::system_error, of
-  // std::errc::timed_out after the deadline, of std::errc::connection_aborted
-  // where the other end is closed.
+  // Blocking, of a short message. Throws std::system_error, of
+  // std::errc::timed_out after the deadline.
   void sendAll(const void* data, size_t bytes, Deadline deadline) const;
-  void receiveAll(void* data, size_t bytes, Deadline deadline) const;
 
  private:
-  explicit TcpSocket(int fd) noexcept : fd_(fd) {}
+  struct Open; // all of this process
+  explicit TcpSocket(int fd);
   int fd_ = -1;
 };
 

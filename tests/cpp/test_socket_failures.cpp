@@ -1,6 +1,10 @@
 // Ranks that end, give up, stand still or do something else than the others,
 // and strangers at the door: errors that name the rank, soon, and no waiting.
+#include <fcntl.h>
+#include <signal.h>
 #include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <cstring>
 #include <latch>
@@ -219,6 +223,66 @@ void checkStrangers() {
   CHECK_EQ(mesh->size(), 2);
 }
 
+// They keep their connections open and say nothing, so many that one after the
+// other would use up all patience.
+void checkSilentStrangers() {
+  constexpr milliseconds kLittle{3000};
+  Listener first("127.0.0.1"), second("127.0.0.1");
+  const std::vector<std::string> endpoints = {
+      first.endpoint(), second.endpoint()};
+  const uint16_t port =
+      uint16_t(std::stoi(endpoints[0].substr(std::strlen("127.0.0.1 "))));
+  std::vector<TcpSocket> strangers;
+  for (int i = 0; i < 200; ++i) {
+    strangers.push_back(
+        TcpSocket::connected(
+            "127.0.0.1", port, std::chrono::steady_clock::now() + kPatience));
+  }
+  std::shared_ptr<Mesh> mesh;
+  std::thread rank0(
+      [&] { mesh = first.connect(0, endpoints, {0, 1}, kLittle, kPatience); });
+  SocketTransport transport(
+      second.connect(1, endpoints, {0, 1}, kLittle, kPatience), nullptr);
+  rank0.join();
+  CHECK(mesh != nullptr);
+}
+
+// A child, of a DataLoader for one, lives on when its rank is gone.
+void checkForkedChild() {
+  std::unique_ptr<Listener> first = std::make_unique<Listener>("127.0.0.1");
+  Listener second("127.0.0.1");
+  const std::vector<std::string> endpoints = {
+      first->endpoint(), second.endpoint()};
+  std::shared_ptr<Mesh> mesh, victim;
+  std::thread rank0([&] {
+    mesh = first->connect(0, endpoints, {0, 1}, kPatience, kPatience);
+  });
+  victim = second.connect(1, endpoints, {0, 1}, kPatience, kPatience);
+  rank0.join();
+  const pid_t child = fork();
+  if (child == 0) {
+    const int reused = open("/dev/null", O_RDONLY); // the number of a socket
+    victim.reset();
+    first.reset();
+    if (fcntl(reused, F_GETFD) < 0) {
+      _exit(1);
+    }
+    pause();
+  }
+  usleep(100000);
+  victim.reset(); // as when its process is killed
+  SocketTransport transport(mesh, nullptr);
+  const auto begin = std::chrono::steady_clock::now();
+  CHECK_THROWS(compress::TransportError, Round(transport, 0, [](int from, int) {
+                                           return size_t(from == 1 ? 1000 : 0);
+                                         }).finish());
+  CHECK(std::chrono::steady_clock::now() - begin < kPatience / 4);
+  kill(child, SIGKILL);
+  int status = 0;
+  waitpid(child, &status, 0);
+  CHECK(WIFSIGNALED(status));
+}
+
 std::string reasonOf(const std::function<void()>& call) {
   try {
     call();
@@ -275,6 +339,8 @@ int main() {
   checkDisagree();
   checkInterrupt();
   checkStrangers();
+  checkSilentStrangers();
+  checkForkedChild();
   checkMissing();
   return check::report();
 }
