@@ -12,6 +12,14 @@
 
 namespace commprof::compress {
 
+// Messages as the kernels take them.
+inline uint8_t* octets(std::byte* bytes) {
+  return reinterpret_cast<uint8_t*>(bytes);
+}
+inline const uint8_t* octets(const std::byte* bytes) {
+  return reinterpret_cast<const uint8_t*>(bytes);
+}
+
 struct Choices {
   std::vector<uint32_t> counts; // by part of kernels::kSparsePart places
   std::vector<uint32_t> drawn; // those of the drawn places that were chosen

@@ -29,10 +29,6 @@ double splitBytes(size_t n, size_t k, int world, double distinct) {
       others * double(choicesBytes(n));
 }
 
-uint8_t* octets(std::byte* bytes) {
-  return reinterpret_cast<uint8_t*>(bytes);
-}
-
 size_t messageBytes(size_t n, size_t count, const Channel& channel) {
   return count == 0 ? 0 : sparseBytes(n, count) + channel.trailerBytes();
 }

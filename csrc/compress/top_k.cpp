@@ -9,17 +9,6 @@
 
 namespace commprof::compress {
 
-namespace {
-
-uint8_t* octets(std::byte* bytes) {
-  return reinterpret_cast<uint8_t*>(bytes);
-}
-const uint8_t* octets(const std::byte* bytes) {
-  return reinterpret_cast<const uint8_t*>(bytes);
-}
-
-} // namespace
-
 TopK::TopK(uint64_t ratio_ppb, size_t piece_bytes)
     : ratio_ppb_(ratio_ppb), all_as_half_(makeHalfCodec(), piece_bytes) {}
 

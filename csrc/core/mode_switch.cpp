@@ -14,7 +14,7 @@ namespace commprof {
 
 namespace {
 
-constexpr uint64_t kLookEveryNs = 900'000'000;
+constexpr uint64_t kReadEveryNs = 900'000'000;
 
 std::atomic<uint64_t> signals{0};
 static_assert(std::atomic<uint64_t>::is_always_lock_free);
@@ -60,7 +60,7 @@ std::optional<Mode> ModeSwitch::poll(Mode current) {
   }
   const uint64_t now_ns = nowNs();
   if (path_.empty() ||
-      (looked_ns_ != 0 && now_ns - looked_ns_ < kLookEveryNs)) {
+      (looked_ns_ != 0 && now_ns - looked_ns_ < kReadEveryNs)) {
     return std::nullopt;
   }
   looked_ns_ = now_ns;

@@ -157,3 +157,18 @@ def test_every_virtual_function_of_a_work_is_forwarded() -> None:
     forwarded = re.findall(r"(\w+)\([^()]*\)(?: const)? override", wrapper)
     assert len(virtual) >= 13
     assert set(virtual) <= set(forwarded)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("compiler", ["g++-11", "clang++"])
+def test_other_compilers_take_the_sources(compiler: str) -> None:
+    if shutil.which(compiler) is None:
+        pytest.skip(f"needs {compiler}")
+    done = subprocess.run(
+        ["make", "compilers", f"COMPILERS={compiler}", f"VENV={Path(sys.prefix)}"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr

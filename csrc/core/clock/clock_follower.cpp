@@ -20,7 +20,7 @@ constexpr uint64_t kSecondNs = 1'000'000'000;
 constexpr uint64_t kAnswerNs = 100'000'000;
 // A few questions in a row, while caches are warm, then a pause: so a burst
 // finds gaps between the gradients on the wire.
-constexpr uint32_t kInARow = 4;
+constexpr uint32_t kWithoutPause = 4;
 constexpr uint64_t kPauseNs = 4'000'000;
 
 void record(const ClockSample& sample) noexcept {
@@ -88,7 +88,7 @@ bool ClockFollower::burst(bool last) noexcept {
   const uint64_t give_up_ns = nowNs() + kBurstNs;
   ClockSample best;
   for (uint32_t i = 0; i < options_.pings && nowNs() < give_up_ns; ++i) {
-    if (!last && i > 0 && i % kInARow == 0 && !sleepFor(kPauseNs)) {
+    if (!last && i > 0 && i % kWithoutPause == 0 && !sleepFor(kPauseNs)) {
       break;
     }
     const ClockSample sample = ask(give_up_ns);

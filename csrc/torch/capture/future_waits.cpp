@@ -51,9 +51,10 @@ class FutureTable {
   Entries entries_;
 };
 
-FutureTable& table() {
+FutureTable& futureTable() {
   static FutureTable* t = [] {
-    pthread_atfork(nullptr, nullptr, [] { new (&table()) FutureTable(); });
+    pthread_atfork(
+        nullptr, nullptr, [] { new (&futureTable()) FutureTable(); });
     return new FutureTable(); // late callbacks may outlive static objects
   }();
   return *t;
@@ -62,19 +63,19 @@ FutureTable& table() {
 } // namespace
 
 void noteFuture(const c10::intrusive_ptr<Future>& future, AwaitedOp op) {
-  if (future->completed() || !table().add(future, op)) {
+  if (future->completed() || !futureTable().add(future, op)) {
     return;
   }
   // At once, if it was completed meanwhile.
   future->addCallback(
-      [](Future& done) { table().remove(done); }, /*uses_future=*/false);
+      [](Future& done) { futureTable().remove(done); }, /*uses_future=*/false);
 }
 
 void followFutures(
     const c10::intrusive_ptr<Future>& child,
     const std::vector<c10::intrusive_ptr<Future>>& parents) {
   for (auto parent = parents.rbegin(); parent != parents.rend(); ++parent) {
-    if (const auto op = table().find(**parent)) {
+    if (const auto op = futureTable().find(**parent)) {
       noteFuture(child, *op);
       return;
     }
@@ -82,7 +83,7 @@ void followFutures(
 }
 
 void waitForFuture(Future& future) {
-  if (const auto awaited = table().find(future)) {
+  if (const auto awaited = futureTable().find(future)) {
     const WaitTimer timer(awaited->op_id, awaited->op);
     future.wait();
   }

@@ -25,28 +25,28 @@ std::string describe(uint32_t id, c10d::ProcessGroup& group) {
 }
 
 // The weak reference keeps the address from being given to another group.
-struct Entry {
+struct GroupEntry {
   GroupInfo info;
   c10::weak_intrusive_ptr<c10d::ProcessGroup> group;
-  explicit Entry(c10d::ProcessGroup& g)
+  explicit GroupEntry(c10d::ProcessGroup& g)
       : group(c10::intrusive_ptr<c10d::ProcessGroup>::reclaim_copy(&g)) {}
 };
 
-struct Table {
+struct GroupTable {
   std::mutex mutex;
-  std::unordered_map<const void*, std::unique_ptr<Entry>> entries;
+  std::unordered_map<const void*, std::unique_ptr<GroupEntry>> entries;
 };
 
 // Late callbacks may outlive static objects. The recorder comes first, since
 // its lock is taken after this one, before a fork too.
-Table& table() {
-  static Table* t = [] {
+GroupTable& groupTable() {
+  static GroupTable* t = [] {
     Recorder::instance();
     pthread_atfork(
-        [] { table().mutex.lock(); },
-        [] { table().mutex.unlock(); },
-        [] { table().mutex.unlock(); });
-    return new Table();
+        [] { groupTable().mutex.lock(); },
+        [] { groupTable().mutex.unlock(); },
+        [] { groupTable().mutex.unlock(); });
+    return new GroupTable();
   }();
   return *t;
 }
@@ -66,11 +66,11 @@ GroupInfo& groupInfo(c10d::ProcessGroup& group) {
   if (&group == last_group) {
     return *last_info;
   }
-  std::lock_guard<std::mutex> lock(table().mutex);
-  auto& entries = table().entries;
-  std::unique_ptr<Entry>& entry = entries[&group];
+  std::lock_guard<std::mutex> lock(groupTable().mutex);
+  auto& entries = groupTable().entries;
+  std::unique_ptr<GroupEntry>& entry = entries[&group];
   if (!entry) {
-    entry = std::make_unique<Entry>(group);
+    entry = std::make_unique<GroupEntry>(group);
     entry->info.id = uint32_t(entries.size());
     Recorder::instance().addGroup(
         {entry->info.id,
