@@ -89,7 +89,14 @@ def _explained(late: int, ranks: Sequence[RankView], steps: Ints) -> Floats | No
     Each deciding collective counts as much as the waiting that it decided. In it an origin
     explains its excess over the rank's lateness, not less than 0 and not more than 1.
     """
-    count = 1 + max((int(r.arrivals.collective.max(initial=-1)) for r in ranks), default=-1)
+    count = 1 + max(
+        (
+            int(numbers.max(initial=-1))
+            for r in ranks
+            for numbers in (r.arrivals.collective, r.arrivals.buckets.number)
+        ),
+        default=-1,
+    )
     issue_ns, end_ns = _times(ranks, count)
     waited_ns = _waited_for(late, ranks, steps, count)
     synced_ns = _last_synchronised(_synchronised(ranks, end_ns), issue_ns.min(axis=0))
@@ -107,13 +114,17 @@ def _explained(late: int, ranks: Sequence[RankView], steps: Ints) -> Floats | No
 
 
 def _times(ranks: Sequence[RankView], count: int) -> tuple[Ints, Ints]:
-    """``[rank, collective]``: issue and end; 0 where the rank was not seen in it."""
+    """``[rank, collective or bucket]``: arrival and end; 0 where the rank was not seen in it."""
     issue_ns = np.zeros((len(ranks), count), dtype=np.int64)
     end_ns = np.zeros((len(ranks), count), dtype=np.int64)
     for i, rank in enumerate(ranks):
         seen = rank.arrivals.collective >= 0
         issue_ns[i, rank.arrivals.collective[seen]] = rank.table.issue_ns[seen]
         end_ns[i, rank.arrivals.collective[seen]] = rank.table.end_ns[seen]
+        buckets = rank.arrivals.buckets
+        seen = buckets.number >= 0
+        issue_ns[i, buckets.number[seen]] = buckets.ready_ns[seen]
+        end_ns[i, buckets.number[seen]] = buckets.end_ns[seen]
     return issue_ns, end_ns
 
 
@@ -126,7 +137,7 @@ def _waited_for(late: int, ranks: Sequence[RankView], steps: Ints, count: int) -
         waiting = split(rank.exposed, rank.table, rank.arrivals)
         chosen = (waiting.culprit == late) & (waiting.wait_ns > 0)
         chosen &= _in_steps(rank.trace, rank.exposed.begin_ns, steps)
-        member = rank.arrivals.collective[waiting.collective[chosen]]
+        member = waiting.number[chosen]
         np.add.at(total, member[member >= 0], waiting.wait_ns[chosen][member >= 0])
     return total
 
@@ -152,7 +163,21 @@ def _synchronised(ranks: Sequence[RankView], end_ns: Ints) -> Ints:
         ]
         member = rank.arrivals.collective[rows]
         awaited[member[member >= 0]] = True
+        last = _last_buckets(rank)
+        awaited[last[last >= 0]] = True
     return np.sort(end_ns.max(axis=0)[awaited & (end_ns > 0).all(axis=0)])
+
+
+def _last_buckets(rank: RankView) -> Ints:
+    """Numbers of the buckets that were done last in the backward passes that waited for theirs."""
+    buckets = rank.arrivals.buckets
+    waited = rank.exposed.graph_task[rank.exposed.waited_ns > 0]
+    order = np.argsort(buckets.end_ns, kind="stable")
+    order = order[np.isin(buckets.graph_task[order], waited) & (buckets.graph_task[order] >= 0)]
+    last = dict(
+        zip(buckets.graph_task[order].tolist(), buckets.number[order].tolist(), strict=True)
+    )
+    return np.array(list(last.values()), dtype=np.int64)
 
 
 def _last_synchronised(synchronised_ns: Ints, before_ns: Ints) -> Ints:

@@ -73,13 +73,20 @@ def match(traces: Sequence[Trace], tables: Sequence[Collectives]) -> Matching:
     expected = np.concatenate([size for _, size in columns])
     lengths = tuple(len(table) for table in tables)
     rank = np.repeat([trace.rank for trace in traces], lengths).astype(np.int64)
+    described = tuple(group for _, group in groups.values())
+    return matched(keys, expected, rank, lengths, described)
+
+
+def matched(
+    keys: Ints, expected: Ints, rank: Ints, lengths: tuple[int, ...], groups: tuple[Group, ...]
+) -> Matching:
+    """Joins rows with the same key, of which the first column is the group's number."""
     _, first, member = np.unique(keys, axis=0, return_index=True, return_inverse=True)
     member = member.reshape(-1).astype(np.int64)
     issued = np.bincount(member)
     distinct = np.bincount(np.unique(np.stack([member, rank]), axis=1)[0], minlength=len(issued))
-    described = tuple(group for _, group in groups.values())
     complete = (issued == expected[first]) & (distinct == issued)
-    return Matching(member, complete, keys[:, 0], rank, lengths, described)
+    return Matching(member, complete, keys[:, 0], rank, lengths, groups)
 
 
 def _keys(

@@ -56,6 +56,8 @@ class PythonBucketHook:
             ready_ns,
             value=recorder.now_ns(),
             bytes_out=_signature(bucket),
+            group=self._group_id,
+            seq=seq,
             flags=schema.FLAG_LAST_BUCKET if bucket.is_last() else 0,
             **common,
         )

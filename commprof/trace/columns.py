@@ -103,6 +103,9 @@ class Buckets:
     """One row per gradient bucket that passed commprof's DDP hook."""
 
     op_id: Ints
+    group: Ints
+    #: How many buckets its model's hook had had before, equal on all ranks for the same bucket.
+    seq: Ints
     index: Ints
     #: Hash over the shapes of its parameters.
     signature: npt.NDArray[np.uint64]
@@ -221,6 +224,8 @@ def buckets(trace: Trace) -> Buckets:
     ends = of_kind(trace.records, Kind.BUCKET_END)
     return Buckets(
         op_id=ints(records["op_id"]),
+        group=ints(records["group"]),
+        seq=ints(records["seq"]),
         index=ints(records["aux"]),
         signature=records["bytes_out"].astype(np.uint64),
         bytes=ints(records["bytes_in"]),

@@ -122,6 +122,7 @@ class Rank:
         wire: int = 0,
         quality: tuple[float, float, float, int, int] | None = None,
         flags: int = 0,
+        seq: int = 0,
     ) -> None:
         """A bucket that a compressor sent.
 
@@ -131,7 +132,7 @@ class Rank:
         self._op_id += 1
         ready, *ends = times
         same = {"op_id": self._op_id, "aux": index}
-        self._add(Kind.BUCKET, ready, bytes_in=size, value=ready, **same)
+        self._add(Kind.BUCKET, ready, bytes_in=size, value=ready, group=1, seq=seq, **same)
         for stage, (begin, end) in enumerate(pairwise(ends)):
             self._add(Kind.SPAN, begin, op_id=self._op_id, aux=stage, value=end)
         name = int.from_bytes(scheme.encode(), "little")

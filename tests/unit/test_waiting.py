@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from commprof.analysis.arrivals import match_arrivals
+from commprof.analysis.arrivals import Arrivals, match_arrivals
 from commprof.analysis.exposure import exposures
 from commprof.analysis.waiting import split
 from commprof.trace import columns
@@ -146,3 +146,62 @@ def test_an_unmatched_wait_of_no_length_does_not_spoil_the_sum() -> None:
 def test_alone_nobody_is_waited_for() -> None:
     rank = backward(Rank(), [10, 14], [12, 20], 20)
     assert waiting([rank]) == (pytest.approx(0.0), pytest.approx(6.0), {0})
+
+
+def compressed(rank: Rank, ready_ms: list[float], done_ms: list[float], size: int = 2) -> Rank:
+    """One backward pass of compressed buckets: headers and data to each other rank in messages.
+
+    A rank's thread sends a bucket's messages when it has the bucket and has done the one before,
+    and has waited for all of them when the bucket is done.
+    """
+    before = 0.0
+    for index, (ready, done) in enumerate(zip(ready_ms, done_ms, strict=True)):
+        begin, end = max(ready, before), int(done * MS)
+        for peer in set(range(size)) - {rank.rank}:
+            for op, sent in (("send", 8), ("recv", 0)):
+                sizes = {"bytes_in": sent, "bytes_out": 8 - sent}
+                at = int((begin + 0.1) * MS)
+                message = rank.collective(index, at, 0, graph_task=0, op=op, aux=peer, **sizes)
+                rank.wait(message, end, end, thread=THREAD + 2)
+        times = [ready, begin, begin + 0.1, done, done, done]
+        rank.compressed(index, 8, tuple(int(x * MS) for x in times), seq=index)
+        before = done
+    rank.finalize(int(ready_ms[-1] * MS), int(done_ms[-1] * MS), cpu=0)
+    return rank
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_a_compressed_bucket_waits_for_the_gradients_of_the_last_rank(size: int) -> None:
+    # The last rank has its first bucket 20 later. Both buckets then take 1 each, one by one: that
+    # the last rank comes to the second bucket while the first is on the wire costs nothing.
+    late = size - 1
+    ranks = [compressed(Rank(rank, size), [10, 14], [31, 32], size) for rank in range(late)]
+    ranks.append(compressed(Rank(late, size), [30, 30.5], [31, 32], size))
+    assert waiting(ranks, 0) == (pytest.approx(16.0), pytest.approx(2.0), {late})
+    assert waiting(ranks, late) == (pytest.approx(0.0), pytest.approx(1.5), {late})
+
+
+def test_compressed_buckets_that_not_all_ranks_had_are_not_split() -> None:
+    ranks = [compressed(Rank(0, 2), [10], [31]), compressed(Rank(1, 2), [30], [31])]
+    ranks[1] = Rank(1, 2)
+    wait, _, culprits = waiting(ranks, 0)
+    assert np.isnan(wait)
+    assert culprits == {-1}
+
+
+def test_buckets_of_like_models_are_told_apart_by_their_turn() -> None:
+    # Two models with one bucket each, of one shape: rank 1 is late at the second.
+    ranks = []
+    for number, (first, second) in enumerate([(10.5, 12.0), (10.0, 20.0)]):
+        rank = Rank(number, 2)
+        for ready, done in ((first, 11.0), (second, 22.0)):
+            times = [ready, ready, ready, done, done, done]
+            rank.compressed(0, 8, tuple(int(x * MS) for x in times), seq=0)
+        rank.finalize(12 * MS, 22 * MS, cpu=0)
+        ranks.append(rank)
+    assert arrivals_of(ranks)[0].buckets.late_rank.tolist() == [0, 1]
+
+
+def arrivals_of(ranks: list[Rank]) -> list[Arrivals]:
+    traces = [rank.trace() for rank in ranks]
+    return match_arrivals(traces, [columns.collectives(trace) for trace in traces])

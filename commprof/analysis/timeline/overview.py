@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from commprof.analysis.arrivals import Arrivals
+from commprof.analysis.arrivals import Arrivals, BucketArrivals, bucket_arrivals
 from commprof.analysis.clock_map import SAME_CLOCK, ClockMap
-from commprof.analysis.clocks import clock_error_us, rank_clocks
+from commprof.analysis.clocks import clock_error_us, on_common_clock, rank_clocks
 from commprof.analysis.device_timeline import on_device_timeline
 from commprof.analysis.matching import match
 from commprof.errors import CommprofError, TraceError
@@ -26,7 +26,8 @@ from commprof.trace.reader import Trace, read_trace
 from commprof.trace.schema import Kind
 
 #: Kinds that clocks are told from: comparisons, and issues for the bound on their error.
-_KEPT = (Kind.CLOCK, Kind.ISSUE)
+_BUCKETS = (Kind.BUCKET, Kind.BUCKET_END, Kind.FINALIZE_BEGIN, Kind.FINALIZE_END)
+_KEPT = (Kind.CLOCK, Kind.ISSUE, *_BUCKETS)
 #: A damaged record may name a later one.
 _LAST_NS = 2**63 - 1
 
@@ -112,7 +113,7 @@ def overview(paths: Mapping[int, Path], steps: tuple[int, int] | None) -> Overvi
     maps = clocks if clocks is not None else [_by_wall_clock(m, metadata[0]) for m in metadata]
     tables = [_moved(table, clock) for table, clock in zip(tables, maps, strict=True)]
     window = _union(windows, maps, steps)
-    arrivals, flows = _matched(traces, tables, window, clocks is not None)
+    arrivals, flows = _matched(traces, tables, window, clocks)
     return Overview(
         paths=tuple(readable.values()),
         ranks=tuple(readable),
@@ -189,14 +190,20 @@ def _moved(table: Collectives, clock: ClockMap) -> Collectives:
 
 
 def _matched(
-    traces: list[Trace], tables: list[Collectives], window: Window, comparable: bool
+    traces: list[Trace],
+    tables: list[Collectives],
+    window: Window,
+    clocks: list[ClockMap] | None,
 ) -> tuple[list[Arrivals], list[Flows]]:
     """Who came last to each collective, and the arrows from there; none if times do not compare."""
     matching = match(traces, tables)
     issue_ns = np.concatenate([table.issue_ns for table in tables])
     end_ns = np.concatenate([table.end_ns for table in tables])
     last_ns, late = matching.latest(issue_ns)
-    if not comparable:
+    buckets = [BucketArrivals()] * len(traces)
+    if clocks is not None:
+        buckets = bucket_arrivals(on_common_clock(traces, clocks), len(matching.complete))
+    else:
         last_ns, late = np.zeros_like(last_ns), np.full_like(late, -1)
     number = np.where(late >= 0, matching.member, -1)
     is_late = (late >= 0) & (late == matching.rank)
@@ -207,7 +214,7 @@ def _matched(
     received, first, sent = _arrows(matching.member, receives, sends)
     wire_ns = np.maximum(last_ns, issue_ns)
     parts = [matching.split(x) for x in (last_ns, late, number, received, wire_ns)]
-    arrivals = [Arrivals(*columns) for columns in zip(*parts[:3], strict=True)]
+    arrivals = [Arrivals(*columns) for columns in zip(*parts[:3], buckets, strict=True)]
     flows, at = [], 0
     for length, ends, times in zip(matching.lengths, parts[3], parts[4], strict=True):
         part = first[at : at + length + 1]

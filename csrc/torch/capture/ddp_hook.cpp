@@ -109,6 +109,8 @@ std::shared_ptr<c10d::CommHookInterface> BucketHook::inner() {
 
 FuturePtr BucketHook::run(c10d::GradBucket& bucket) {
   const auto inner = this->inner();
+  // Counted with capture off as well: ranks must agree on the numbers.
+  const uint32_t seq = next_seq_.fetch_add(1, std::memory_order_relaxed);
   Recorder& recorder = Recorder::instance();
   if (!recording() || !recorder.enabled()) {
     return inner->runHook(bucket);
@@ -118,6 +120,7 @@ FuturePtr BucketHook::run(c10d::GradBucket& bucket) {
   record.kind = Kind::kBucket;
   record.op_id = recorder.nextOpId();
   record.group = groupInfo(*group_).id;
+  record.seq = seq;
   record.thread = Recorder::threadId();
   record.aux = uint32_t(bucket.getIndex());
   record.flags = bucket.isLast() ? kLastBucket : 0;

@@ -49,6 +49,7 @@ class BucketHook {
   const c10::intrusive_ptr<c10d::ProcessGroup> group_;
   // Around a copy of the pointer alone. GCC 11 and libc++ have no
   // std::atomic<std::shared_ptr>, which takes a lock as well.
+  std::atomic<uint32_t> next_seq_{0}; // buckets, captured or not
   std::mutex inner_mutex_;
   std::shared_ptr<c10d::CommHookInterface> inner_;
   std::atomic<bool> recording_{true};
