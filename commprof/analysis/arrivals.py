@@ -102,7 +102,7 @@ def bucket_arrivals(traces: Sequence[Trace], first_number: int) -> list[BucketAr
     )
     return [
         BucketArrivals(
-            _backward_of(table, columns.finalizations(trace)), table.ready_ns, table.end_ns, *parts
+            backward_of(table, columns.finalizations(trace)), table.ready_ns, table.end_ns, *parts
         )
         for trace, table, *parts in zip(traces, tables, last_ns, late, number, strict=True)
     ]
@@ -132,7 +132,7 @@ def _bucket_keys(trace: Trace, table: Buckets, names: dict[str, int]) -> tuple[I
     return np.column_stack([keys, turn, count[like]]), expected
 
 
-def _backward_of(table: Buckets, finalizations: Finalizations) -> Ints:
+def backward_of(table: Buckets, finalizations: Finalizations) -> Ints:
     """The backward pass of each bucket: its thread's next finalisation waits for it."""
     result = np.full(len(table), -1, dtype=np.int64)
     span = finalizations.span

@@ -10,18 +10,21 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from commprof.analysis.arrivals import backward_of
 from commprof.analysis.breakdown import Breakdown
 from commprof.analysis.ddp_log import OfRank, ddp_checks
 from commprof.analysis.figure_checks import SAME_BYTES, SAME_TIME, CrossCheck, compared, missing
-from commprof.analysis.network_check import TRAFFIC, network_check
-from commprof.analysis.wire_bytes import sent_bytes
+from commprof.analysis.network_check import network_check
+from commprof.analysis.wire_bytes import all_sent_bytes
 from commprof.trace import columns
-from commprof.trace.columns import Collectives
+from commprof.trace.columns import Buckets, Collectives
 from commprof.trace.reader import Trace
 from commprof.trace.run_directory import WorldRun
+from commprof.trace.schema import OPS
 from commprof.units import ns_to_ms, ns_to_s
 
-_UNRECORDED = f"{TRAFFIC}, and so does what always-on mode summarised without keeping its records"
+#: What DDP exchanges its buckets by.
+_ALL_REDUCES = [code for code, name in enumerate(OPS) if name.startswith("all_reduce")]
 
 
 @dataclass(frozen=True)
@@ -39,8 +42,8 @@ def cross_checks(run: WorldRun, ranks: Sequence[Observed]) -> tuple[CrossCheck, 
     return (
         _phases(ranks),
         _loop_clock(run, ranks),
-        *ddp_checks(traces, lambda i: _of_rank(ranks[i])),
-        _network(run.world_size, ranks),
+        *ddp_checks(traces, lambda i, group: _of_rank(ranks[i], group)),
+        _network(run, ranks),
     )
 
 
@@ -78,9 +81,11 @@ def _loop_clock(run: WorldRun, ranks: Sequence[Observed]) -> CrossCheck:
     )
 
 
-def _of_rank(rank: Observed) -> OfRank:
+def _of_rank(rank: Observed, group: str | None) -> OfRank:
+    buckets = columns.buckets(rank.trace)
     return OfRank(
-        gradient_bytes=_gradient_bytes(rank),
+        gradient_bytes=_gradient_bytes(rank, buckets, group),
+        buckets_seen=len(buckets) > 0,
         backward_ns=_mean(rank.measured.backward_ns),
         exposed_ns=_mean(rank.measured.exposed_ns),
         same_bytes=SAME_BYTES,
@@ -91,26 +96,38 @@ def _mean(values: npt.NDArray[Any]) -> float:
     return float(values.mean()) if len(values) else math.nan
 
 
-def _gradient_bytes(rank: Observed) -> float:
-    """Median over the measured steps of what backward passes handed to collectives.
+def _gradient_bytes(rank: Observed, buckets: Buckets, group: str | None) -> float:
+    """Median over the backward passes of the measured steps of what they all-reduced.
 
-    Or to commprof's DDP hook, where there is one: what is inside may send less, or more often.
+    Or handed to commprof's DDP hook, where there is one: what is inside may send less, or more
+    often. A pass that synchronises nothing, as in ``no_sync``, counts for nothing.
     """
-    steps, buckets = columns.steps(rank.trace), columns.buckets(rank.trace)
-    in_backward = rank.table.graph_task >= 0
-    times, sizes = rank.table.issue_ns[in_backward], rank.table.bytes_in[in_backward]
     if len(buckets):
+        task = backward_of(buckets, columns.finalizations(rank.trace))
         times, sizes = buckets.ready_ns, buckets.bytes
+    else:
+        table, groups = rank.table, rank.trace.groups.values()
+        chosen = (table.graph_task >= 0) & np.isin(table.op, _ALL_REDUCES)
+        if group is not None:
+            chosen &= np.isin(table.group, [one.id for one in groups if one.name == group])
+        task, times = table.graph_task[chosen], table.issue_ns[chosen]
+        sizes = table.bytes_in[chosen]
+    steps = columns.steps(rank.trace)
     row = np.searchsorted(steps.begin_ns, times, side="right") - 1
-    inside = row >= 0
+    inside = (row >= 0) & (task >= 0)
     inside[inside] = times[inside] < steps.end_ns[row[inside]]
-    total = np.bincount(row[inside], weights=sizes[inside], minlength=len(steps))
-    chosen = total[np.isin(steps.index, rank.measured.step)]
-    return float(np.median(chosen)) if len(chosen) else math.nan
+    inside[inside] = np.isin(steps.index[row[inside]], rank.measured.step)
+    _, member = np.unique(task[inside], return_inverse=True)
+    total = np.bincount(member.reshape(-1), weights=sizes[inside])
+    return float(np.median(total)) if len(total) else math.nan
 
 
-def _network(world_size: int, ranks: Sequence[Observed]) -> CrossCheck:
+def _network(run: WorldRun, ranks: Sequence[Observed]) -> CrossCheck:
     traces = [rank.trace for rank in ranks]
-    summarised = any(trace.summary is not None for trace in traces)
-    payload = [float(sent_bytes(rank.trace, rank.table).sum()) for rank in ranks]
-    return network_check(world_size, traces, payload, _UNRECORDED if summarised else TRAFFIC)
+    payload = [
+        all_sent_bytes(rank.trace, rank.table)
+        if rank.trace.summary is None
+        else all_sent_bytes(run.traces[rank.trace.rank])
+        for rank in ranks
+    ]
+    return network_check(run.world_size, traces, payload)

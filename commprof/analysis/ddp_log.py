@@ -13,7 +13,7 @@ from commprof.trace.reader import Trace
 from commprof.units import ns_to_ms
 
 _WHAT = {
-    "ddp_bytes": ("gradients per step by DDP's log", "MB"),
+    "ddp_bytes": ("gradients per backward pass by DDP's log", "MB"),
     "ddp_backward": ("backward by DDP's log", "ms"),
     "ddp_exposed": ("exposed by DDP's log", "ms"),
 }
@@ -21,9 +21,12 @@ _WHAT = {
 
 @dataclass(frozen=True)
 class OfRank:
-    """commprof's figures of one rank, per step; NaN where there is none."""
+    """commprof's figures of one rank, times per step; NaN where there is none."""
 
+    #: Per backward pass.
     gradient_bytes: float
+    #: They are those of the buckets that commprof's DDP hook saw, whatever was sent for them.
+    buckets_seen: bool
     backward_ns: float
     exposed_ns: float
     #: What agreement of the bytes is; None where nothing can be said of it, for ``note``.
@@ -31,10 +34,13 @@ class OfRank:
     note: str = ""
 
 
-def ddp_checks(traces: Sequence[Trace], ours: Callable[[int], OfRank]) -> list[CrossCheck]:
+def ddp_checks(
+    traces: Sequence[Trace], ours: Callable[[int, str | None], OfRank]
+) -> list[CrossCheck]:
     """Three checks against the log of the first rank that has one.
 
-    ours: gives the figures of the trace at that place.
+    ours: gives the figures of the trace at that place, and of the process group with that name,
+        which is the model's; None where it is not known.
     """
     for i, trace in enumerate(traces):
         found = witnesses(trace).get("ddp_logs")
@@ -44,8 +50,13 @@ def ddp_checks(traces: Sequence[Trace], ours: Callable[[int], OfRank]) -> list[C
         if len(logs) > 1:
             reason = f"{len(logs)} DDP models: their logs do not add up to a step"
             return [missing(name, *words, reason) for name, words in _WHAT.items()]
-        return _of(trace.rank, logs[0], ours(i))
-    reason = "no trace holds a DDP log: no DDP model was called, or the traces were not closed"
+        group = logs[0].get("group_name")
+        return _of(trace.rank, logs[0], ours(i, group if isinstance(group, str) else None))
+    reason = "no DDP model was trained while capture ran"
+    if not all(trace.complete for trace in traces):
+        reason = (
+            "no trace holds a DDP log, which is written when capture stops: not all were closed"
+        )
     return [missing(name, *words, reason) for name, words in _WHAT.items()]
 
 
@@ -73,6 +84,10 @@ def _of(rank: int, log: Mapping[str, Any], ours: OfRank) -> list[CrossCheck]:
 
 
 def _bytes(logged: int, log: Mapping[str, Any], ours: OfRank, where: str) -> CrossCheck:
+    own = log.get("own_exchange")
+    if isinstance(own, str) and own and not ours.buckets_seen:
+        # What it sends, how often and in which type is its own affair.
+        return missing("ddp_bytes", *_WHAT["ddp_bytes"], f"{own} decides what is sent")
     if not logged:
         return missing("ddp_bytes", *_WHAT["ddp_bytes"], "DDP's log names no bucket sizes")
     if _int(log, "sparse_modules"):

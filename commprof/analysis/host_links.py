@@ -19,14 +19,15 @@ import numpy.typing as npt
 
 from commprof.analysis.between_hosts import sent_to_other_hosts
 from commprof.analysis.cross_checks import Observed
-from commprof.analysis.interfaces import host_of, outward_interface, sent_by_interface
+from commprof.analysis.interfaces import header_share, host_of, outward_interface, sent_by_interface
 from commprof.analysis.time_in_flight import in_flight_ns
 from commprof.trace import columns
 from commprof.units import ns_to_s
 
-#: Difference up to which counters and records agree: headers, acknowledgements and other traffic
-#: are in the counters only.
+#: Difference up to which counters and records agree beside headers and acknowledgements.
 SAME_LINK_BYTES = 0.02
+#: Of the headers: an acknowledgement without data, for each second segment that comes in.
+_ACKNOWLEDGED = 0.5
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,9 @@ class HostLinks:
     counted_bytes: float
     #: Why a figure is missing; empty if none is.
     note: str
+    #: Headers over payload in segments of the interfaces' MTU, the largest; NaN if not known. Where
+    #: the interface takes more than a segment at once (offload), it may count fewer.
+    header_share: float = math.nan
 
     @property
     def difference(self) -> float:
@@ -58,10 +62,18 @@ class HostLinks:
 
     @property
     def agrees(self) -> bool | None:
-        """Whether both are the same within 2 %; None without both."""
+        """Whether headers, acknowledgements and 2 % of other traffic explain it.
+
+        None without both figures, and where more was counted and the headers are not known.
+        """
         if math.isnan(self.difference):
             return None
-        return abs(self.difference) <= SAME_LINK_BYTES
+        if abs(self.difference) <= SAME_LINK_BYTES:
+            return True
+        if self.difference > 0 and math.isnan(self.header_share):
+            return None
+        most = self.header_share * (1 + _ACKNOWLEDGED) + SAME_LINK_BYTES
+        return 0 < self.difference <= most
 
 
 def host_links(world_size: int, ranks: Sequence[Observed]) -> HostLinks | None:
@@ -98,6 +110,14 @@ def host_links(world_size: int, ranks: Sequence[Observed]) -> HostLinks | None:
     return HostLinks(
         *(len(by_host), known, step_bytes, in_flight, step),
         *(recorded, float(np.sum(counted)), problem),
+        header_share=float(
+            np.max(
+                [
+                    math.nan if name is None else header_share(members[0].trace, name)
+                    for name, members in zip(names, by_host.values(), strict=True)
+                ]
+            )
+        ),
     )
 
 

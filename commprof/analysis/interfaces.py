@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,6 +10,8 @@ from commprof.trace.reader import Trace
 
 #: Of a host to itself; all other interfaces lead outward.
 LOOPBACK = "lo"
+#: Bytes of headers per segment.
+_ETHERNET, _IP_AND_TCP = 14, 52
 
 
 def witnesses(trace: Trace) -> Mapping[str, Any]:
@@ -40,6 +43,19 @@ def host_of(trace: Trace) -> tuple[str, str]:
     """Ranks with the same boot and network namespace see the same interfaces."""
     boot = str(trace.metadata["machine"]["boot_id"])
     return boot, str(witnesses(trace).get("network_namespace"))
+
+
+def header_share(trace: Trace, interface: str) -> float:
+    """Headers over payload in full segments of the interface's MTU; NaN if that is not known.
+
+    Of 66 bytes: Ethernet 14, IPv4 20, TCP 20 and its timestamps 12; all but the first lie within
+    the MTU. At 1500 bytes 4.6 %, at 9000 0.7 %.
+    """
+    found = witnesses(trace).get("mtu_bytes")
+    mtu = found.get(interface) if isinstance(found, dict) else None
+    if not isinstance(mtu, int) or mtu <= _IP_AND_TCP:
+        return math.nan
+    return (_ETHERNET + _IP_AND_TCP) / (mtu - _IP_AND_TCP)
 
 
 def outward_interface(sent: Mapping[str, int]) -> str | None:

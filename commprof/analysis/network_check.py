@@ -35,9 +35,10 @@ def network_check(
     for trace, counters in zip(traces, sent, strict=True):
         hosts.setdefault(host_of(trace), []).append(counters)
     names, total = set(), 0
-    for counters, *others in hosts.values():
-        # The ranks of a host share its counters: one of them speaks for all.
-        for name in _interfaces_used(counters, len(hosts), 1 + len(others)):
+    for members in hosts.values():
+        # The ranks of a host share its counters: the one that captured longest speaks for all.
+        counters = {name: max(of.get(name, 0) for of in members) for name in set().union(*members)}
+        for name in _interfaces_used(counters, len(hosts), len(members)):
             names.add(name)
             total += counters[name]
     if not names:

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from commprof.analysis import histogram
 from commprof.analysis.ddp_log import OfRank, ddp_checks
 from commprof.analysis.figure_checks import SAME_TIME, CrossCheck, compared, missing
-from commprof.analysis.network_check import TRAFFIC, network_check
-from commprof.analysis.wire_bytes import summarised_sent_bytes
+from commprof.analysis.network_check import network_check
+from commprof.analysis.wire_bytes import all_sent_bytes
 from commprof.trace.found_steps import BACKWARD
 from commprof.trace.reader import Trace
 from commprof.trace.run_directory import WorldRun
@@ -19,7 +19,9 @@ from commprof.units import ns_to_ms, ns_to_s
 
 Found = Sequence[tuple[Trace, Summary]]
 
-_ALL_REDUCED = "all that was all-reduced since always-on mode began, by whomever"
+_ALL_REDUCED = (
+    "commprof's is per step, and all that was all-reduced since always-on mode began, by whomever"
+)
 
 
 def summary_checks(run: WorldRun, found: Found) -> tuple[CrossCheck, ...]:
@@ -30,12 +32,12 @@ def summary_checks(run: WorldRun, found: Found) -> tuple[CrossCheck, ...]:
         found: its traces that hold a summary.
     """
     traces = [trace for trace, _ in found]
-    payload = [summarised_sent_bytes(trace, summary) for trace, summary in found]
+    payload = [all_sent_bytes(trace) for trace in traces]
     return (
         _phases(found),
         _loop_clock(run, found),
-        *ddp_checks(traces, lambda i: _of_rank(found[i][1])),
-        network_check(run.world_size, traces, payload, _about_traffic(traces)),
+        *ddp_checks(traces, lambda i, _: _of_rank(found[i][1])),
+        network_check(run.world_size, traces, payload),
     )
 
 
@@ -88,12 +90,7 @@ def _of_rank(summary: Summary) -> OfRank:
         gradient_bytes=sum(counted) / (summary.steps.count + 1) if told else math.nan,
         backward_ns=histogram.mean(summary.phases[Phase.BACKWARD]),
         exposed_ns=histogram.mean(summary.exposed),
+        buckets_seen=False,
         same_bytes=None,
         note=_ALL_REDUCED,
     )
-
-
-def _about_traffic(traces: Sequence[Trace]) -> str:
-    """In full mode, before or after, the same counters go on."""
-    switched = any(len(trace.records) for trace in traces)
-    return f"{TRAFFIC}, and so does what full mode recorded" if switched else TRAFFIC

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
+from commprof.trace import columns
 from commprof.trace.columns import Collectives
 from commprof.trace.reader import Trace
 from commprof.trace.schema import OPS, op_name
@@ -61,6 +62,24 @@ def sent_bytes(trace: Trace, table: Collectives) -> Floats:
             rows = (table.op == OPS.index(name)) & (n > 0)
             result[rows] = factor(n[rows]) * size[rows]
     return result
+
+
+def all_sent_bytes(trace: Trace, table: Collectives | None = None) -> float:
+    """The same over all that a rank issued while capture ran; NaN where not known of a part.
+
+    A summary covers everything since always-on mode began, what full mode recorded later too, so
+    of the records only the earlier ones count beside it.
+
+    Args:
+        trace: as it was written, by its own clock.
+        table: its collectives, where the caller has them.
+    """
+    table = columns.collectives(trace) if table is None else table
+    sent = sent_bytes(trace, table)
+    if trace.summary is None:
+        return float(sent.sum())
+    before = table.issue_ns < trace.summary.begin_ns
+    return float(sent[before].sum()) + summarised_sent_bytes(trace, trace.summary)
 
 
 def summarised_sent_bytes(trace: Trace, summary: Summary) -> float:

@@ -10,15 +10,18 @@ import os
 import time
 import weakref
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from commprof.capture.recorder import Recorder
 
 _COUNTERS = Path("/proc/self/net/dev")
+_CLASS_NET = Path("/sys/class/net")
 #: Where the received and the sent bytes stand behind an interface's name.
 _RECEIVED, _SENT = 0, 8
 #: What is kept of DDP's log: its setup, and means over the iterations that it sampled, in ns.
@@ -27,13 +30,44 @@ _DDP_KEYS = (
     *("avg_forward_compute_time", "avg_backward_compute_time", "avg_backward_comm_time"),
     *("avg_backward_compute_comm_overlap_time", "rebuilt_per_bucket_param_indices"),
 )
+#: DDP's samples: its first iterations, and then every so manyth.
+_FIRST_ITERATIONS, _SAMPLE_EVERY = 10, 100
+#: Models whose logs are kept. A report compares the log of a single one.
+_MOST_MODELS = 32
+
+
+@dataclass
+class _Called:
+    """A DDP model that was trained; its log as it last was."""
+
+    iterations: int = 0
+    log: dict[str, Any] | None = None
+
+    def iterate(self, model: DistributedDataParallel) -> None:
+        """A forward is done, in which DDP logs its last iteration if it samples it.
+
+        A model may be gone when capture stops: what a function made, or one of a k-fold.
+        """
+        if self.iterations <= _FIRST_ITERATIONS or self.iterations % _SAMPLE_EVERY == 0:
+            self.read(model)
+        self.iterations += 1
+
+    def read(self, model: DistributedDataParallel) -> None:
+        """Takes the log as it is now. What DDP was made of does not change: it is read once."""
+        if self.log is None:
+            self.log = ddp_log(model)
+        elif (now := _log_now(model)) is not None:
+            self.log = {**self.log, **now}
 
 
 class Witnesses:
     """Reads both at the begin and the end of a capture. Nothing of it stays after `stop`."""
 
     def __init__(self) -> None:
-        self._models: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
+        self._models: weakref.WeakKeyDictionary[DistributedDataParallel, _Called] = (
+            weakref.WeakKeyDictionary()
+        )
+        self._called: list[_Called] = []
         self._undo: Callable[[], None] | None = None
         self._counting_from: dict[str, tuple[int, int]] | None = None
         self._counted: dict[str, tuple[int, int]] = {}
@@ -70,22 +104,40 @@ class Witnesses:
             name: {"received_bytes": received, "sent_bytes": sent}
             for name, (received, sent) in self._counted.items()
         }
+        for model, called in self._models.items():
+            called.read(model)
         closing = {
             "begin_monotonic_ns": self._begin_ns,
             "network_namespace": _namespace(),
             "interfaces": interfaces,
-            "ddp_logs": [log for model in self._models if (log := ddp_log(model)) is not None],
+            "mtu_bytes": {name: mtu for name in interfaces if (mtu := _mtu_bytes(name))},
+            "ddp_logs": [called.log for called in self._called if called.log is not None],
         }
         self._models.clear()
+        self._called.clear()
         recorder.add_metadata(json.dumps({"witnesses": closing}))
+
+    def _note(self, model: DistributedDataParallel) -> None:
+        """A model was called; what only evaluates has no iterations in its log."""
+        if not (model.training and torch.is_grad_enabled()):
+            return
+        called = self._models.get(model)
+        if called is None:
+            if len(self._called) == _MOST_MODELS:
+                return
+            called = self._models[model] = _Called()
+            self._called.append(called)
+        called.iterate(model)
 
     def _note_models(self) -> None:
         original = DistributedDataParallel.forward
 
         @wraps(original)
         def noting(model: DistributedDataParallel, *args: Any, **kwargs: Any) -> Any:
-            self._models.add(model)
-            return original(model, *args, **kwargs)
+            result = original(model, *args, **kwargs)
+            if not torch.compiler.is_compiling():
+                self._note(model)
+            return result
 
         def undo() -> None:
             if DistributedDataParallel.forward is noting:
@@ -114,16 +166,45 @@ def interface_bytes() -> dict[str, tuple[int, int]]:
 
 def ddp_log(model: DistributedDataParallel) -> dict[str, Any] | None:
     """What is kept of a model's own log, and its gradients' sizes; None where DDP gives no log."""
-    try:
-        log = model._get_ddp_logging_data()
-    except (AttributeError, RuntimeError):
-        return None  # private to torch: it may go
+    log = _log_now(model)
+    if log is None:
+        return None
     trained = (parameter for parameter in model.module.parameters() if parameter.requires_grad)
     return {
-        **{key: log[key] for key in _DDP_KEYS if key in log},
+        **log,
         "parameter_bytes": [each.numel() * each.element_size() for each in trained],
         "sparse_modules": sum(getattr(each, "sparse", None) is True for each in model.modules()),
     }
+
+
+def _log_now(model: DistributedDataParallel) -> dict[str, Any] | None:
+    try:
+        log = model._get_ddp_logging_data()
+        return {
+            **{key: log[key] for key in _DDP_KEYS if key in log},
+            "group_name": str(model.process_group.group_name),
+            "own_exchange": _own_exchange(model, log),
+        }
+    except (AssertionError, AttributeError, RuntimeError, TypeError, ValueError):
+        return None  # private to torch: it may go
+
+
+def _own_exchange(model: DistributedDataParallel, log: dict[str, Any]) -> str:
+    """What sends gradients in DDP's place, in words; empty where DDP all-reduces its buckets."""
+    if hook := log.get("comm_hook"):
+        return f"the communication hook {hook}"
+    if getattr(model, "mixed_precision", None) is not None:
+        return "DDP's mixed precision"
+    if getattr(model, "_delay_all_reduce_params", None):
+        return "delay_all_reduce_named_params"
+    return ""
+
+
+def _mtu_bytes(interface: str) -> int | None:
+    try:
+        return int((_CLASS_NET / interface / "mtu").read_text())
+    except (OSError, ValueError):
+        return None
 
 
 def _namespace() -> str:

@@ -52,7 +52,7 @@ def full_run() -> dict[str, Any]:
         "step_losses": (2.5,),
         "weights_differ": (1,),
         "times_in_flight": (TimeInFlight("all_reduce", 12.0),),
-        "host_links": HostLinks(2, ("eth0",), 6e6, 0.8, 0.25, 240e6, 242e6, "a note"),
+        "host_links": HostLinks(2, ("eth0",), 6e6, 0.8, 0.25, 240e6, 242e6, "a note", 0.046),
         "cross_checks": (check_,),
         "collectives": (collective(callers=(("train.py:7 train", 20),)),),
         "compression": (

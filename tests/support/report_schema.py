@@ -141,6 +141,7 @@ SCHEMA: dict[str, Any] = {
                     "in_flight_gbit_per_s": float,
                     "step_gbit_per_s": float,
                     "recorded_bytes": float,
+                    "header_share": float,
                     "counted_bytes": float,
                     "note": str,
                     "difference": float,

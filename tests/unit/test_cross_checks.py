@@ -11,6 +11,7 @@ from unittest.mock import Mock
 import pytest
 
 from commprof.analysis.figure_checks import CrossCheck
+from commprof.analysis.network_check import TRAFFIC
 from commprof.analysis.wire_bytes import sent_bytes
 from commprof.analysis.world import analyse_world
 from commprof.trace import columns
@@ -118,6 +119,39 @@ def test_the_log_of_ddp_that_disagrees() -> None:
     assert found["ddp_backward"].difference == pytest.approx(1.0)
 
 
+@pytest.mark.parametrize("own", ["the communication hook bf16_compress_hook", ""])
+def test_a_hook_of_the_script_decides_itself_what_it_sends(own: str) -> None:
+    log = {**LOG, "rebuilt_bucket_sizes": str(16 * MB), "own_exchange": own}
+    found = checks(ranks_of(1, witnesses=witnesses(ddp_logs=[log])))["ddp_bytes"]
+    assert found.agrees is (None if own else False)
+    assert found.note == (f"{own} decides what is sent" if own else "rank 0")
+
+
+def test_every_backward_pass_is_one_of_ddp_s_iterations() -> None:
+    # Three passes in a step, each synchronised, as in accumulation without no_sync and in LBFGS;
+    # beside DDP's own, other collectives of the pass.
+    (rank,) = ranks_of(1, groups={1: ("0", 1), 2: ("tensor", 1)})
+    for step in range(STEPS):
+        for more in (1, 2):
+            at, task = (100 * step + 5 * more) * MS, STEPS * more + step
+            rank.collective(task, at, at + MS, bytes=8 * MB, graph_task=task)
+            rank.collective(task, at, at + MS, bytes=9 * MB, graph_task=task, group=2)
+            rank.collective(task, at, at + MS, bytes=9 * MB, graph_task=task, op="all_to_all")
+    log = {**LOG, "group_name": "0"}
+    rank.metadata["witnesses"] = witnesses(ddp_logs=[log])
+    found = checks([rank])["ddp_bytes"]
+    assert (found.ours, found.other, found.agrees) == (8.0, 8.0, True)
+
+
+def test_traces_that_were_not_closed_hold_no_log() -> None:
+    run = world_run(ranks_of(1))
+    cut = {rank: replace(trace, complete=False) for rank, trace in run.traces.items()}
+    result = analyse_world(replace(run, traces=cut))
+    assert result is not None
+    (found,) = (check for check in result.cross_checks if check.name == "ddp_bytes")
+    assert "not all were closed" in found.note
+
+
 def test_sparse_gradients_are_not_compared() -> None:
     log = {**LOG, "rebuilt_bucket_sizes": str(16 * MB), "sparse_modules": 1}
     found = checks(ranks_of(1, witnesses=witnesses(ddp_logs=[log])))
@@ -128,11 +162,11 @@ def test_sparse_gradients_are_not_compared() -> None:
 @pytest.mark.parametrize(
     ("metadata", "reason"),
     [
-        ({}, "no trace holds a DDP log"),
-        ({"witnesses": witnesses()}, "no trace holds a DDP log"),
+        ({}, "no DDP model was trained while capture ran"),
+        ({"witnesses": witnesses()}, "no DDP model was trained"),
         ({"witnesses": witnesses(ddp_logs=[LOG, LOG])}, "2 DDP models"),
         # Left over from a trace that this process wrote before.
-        ({"witnesses": witnesses(ddp_logs=[LOG], begin_monotonic_ns=0)}, "no trace holds"),
+        ({"witnesses": witnesses(ddp_logs=[LOG], begin_monotonic_ns=0)}, "no DDP model"),
         ({"witnesses": witnesses(ddp_logs=[{"iteration": 0}])}, "DDP's log"),
     ],
 )
@@ -189,13 +223,31 @@ def test_more_traffic_is_no_disagreement_and_less_is() -> None:
     assert checks(ranks_of(2, witnesses=less))["network"].agrees is False
 
 
-def test_bytes_of_always_on_mode_have_no_records() -> None:
-    run = world_run(ranks_of(2, witnesses=witnesses(interfaces=counted(lo=9 * MB))))
-    summarised = replace(run.traces[1], summary=Mock(spec=Summary))
-    result = analyse_world(replace(run, traces={**run.traces, 1: summarised}))
+def test_a_mode_switched_run_counts_what_records_and_the_summary_hold() -> None:
+    # Always-on from the 6th step on: its summary counts the later 6, of which full mode recorded 2.
+    payload = 2 * 8 * STEPS * MB
+    run = world_run(ranks_of(2, witnesses=witnesses(interfaces=counted(lo=payload))))
+    later = [(int(code), 1, 6, 6 * 8 * MB) for code in [OPS.index("all_reduce")]]
+    operations = [Mock(op=op, group=group, bytes=size) for op, group, _, size in later]
+    summary = Mock(spec=Summary, operations=operations, begin_ns=600 * MS)
+    traces = {}
+    for rank, trace in run.traces.items():
+        time_ns = trace.records["timestamp_ns"]
+        kept = trace.records[(time_ns < 800 * MS)]
+        traces[rank] = replace(trace, records=kept, summary=summary)
+    result = analyse_world(replace(run, traces=traces))
     assert result is not None
     (found,) = [check for check in result.cross_checks if check.name == "network"]
-    assert "so does what always-on mode summarised" in found.note
+    assert (found.ours, found.other, found.agrees) == (payload / MB, payload / MB, True)
+    assert found.note == TRAFFIC
+
+
+def test_the_rank_that_captured_longest_speaks_for_its_host() -> None:
+    payload = 2 * 8 * STEPS * MB
+    ranks = ranks_of(2)
+    for rank, sent in zip(ranks, (payload // 2, payload), strict=True):
+        rank.metadata["witnesses"] = witnesses(interfaces=counted(lo=sent))
+    assert checks(ranks)["network"].agrees
 
 
 def test_no_counters_no_ratio() -> None:

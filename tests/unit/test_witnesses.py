@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import gc
 import json
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
 from commprof.capture import witnesses
@@ -54,6 +59,53 @@ def test_only_bytes_of_the_time_with_capture_on_count(monkeypatch: pytest.Monkey
     counting.stop(kept)  # type: ignore[arg-type]
     assert kept.documents[0]["interfaces"] == {"lo": {"received_bytes": 9, "sent_bytes": 60}}
     assert kept.documents[0]["ddp_logs"] == []
+
+
+@pytest.fixture
+def one_rank(tmp_path: Path) -> Iterator[None]:
+    store = dist.FileStore(str(tmp_path / "store"), 1)
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def train(steps: int, hook: Any = None, bias: bool = True) -> None:
+    """A model that is gone when this returns."""
+    model = DistributedDataParallel(torch.nn.Linear(4, 1, bias=bias))
+    if hook is not None:
+        model.register_comm_hook(None, hook)
+    for _ in range(steps):
+        model(torch.ones(1, 4)).sum().backward()
+
+
+def logs_of(*models: Callable[[], None]) -> list[dict[str, Any]]:
+    kept, counting = Kept(), Witnesses()
+    counting.start()
+    for train_one in models:
+        train_one()
+        gc.collect()
+    counting.stop(kept)  # type: ignore[arg-type]
+    logs: list[dict[str, Any]] = kept.documents[0]["ddp_logs"]
+    return logs
+
+
+@pytest.mark.parametrize("steps", [1, 3, 15])
+def test_the_log_of_a_model_that_is_gone_is_kept(one_rank: None, steps: int) -> None:
+    (log,) = logs_of(lambda: train(steps))
+    assert log["bucket_sizes"] == "20"  # 4 weights and a bias
+    assert log["parameter_bytes"] == [16, 4]
+    assert log.get("iteration", 0) == min(steps - 1, 10)
+    assert (log["group_name"], log["own_exchange"]) == ("0", "")
+
+
+def test_a_model_that_is_wrapped_again_has_a_log_of_its_own(one_rank: None) -> None:
+    logs = logs_of(lambda: train(3), lambda: train(3, bias=False))
+    assert [log["bucket_sizes"] for log in logs] == ["20", "16"]
+
+
+def test_a_hook_of_the_script_is_named(one_rank: None) -> None:
+    (log,) = logs_of(lambda: train(2, default_hooks.fp16_compress_hook))
+    assert log["own_exchange"] == "the communication hook fp16_compress_hook"
 
 
 def test_ddp_is_left_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
