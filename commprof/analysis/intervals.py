@@ -12,6 +12,10 @@ Floats = npt.NDArray[np.float64]
 
 _RESAMPLES = 2000
 _SEED = 20240501
+#: Fewest values of which the means of all pairs can leave 2.5 % out at either end.
+_LEAST_RANKED = 6
+#: Most values of which the ways to give them signs are counted.
+_COUNTED = 50
 #: Most rows that a bootstrap of means draws from.
 _BLOCKS = 500
 
@@ -65,6 +69,81 @@ def mean_interval(values: Floats) -> Interval:
     return Interval(float(values.mean()), float(low), float(high))
 
 
+def paired_ratio(above: Floats, below: Floats, confidence: float = 0.95) -> Interval:
+    """Typical ``above / below`` of a pair whose two values were taken side by side.
+
+    What changes slowly meets both values of a pair alike, and so cancels, which it does not in a
+    ratio of two medians. Typical is the Hodges-Lehmann estimate of the logarithms, see ``center``;
+    its interval is Student's, see ``student_interval``.
+
+    Raises:
+        ValueError: there are fewer than 2 pairs.
+    """
+    if len(above) < 2:
+        raise ValueError("an interval needs two pairs")
+    logs = np.log(above) - np.log(below)
+    found = student_interval(float(center(logs)), logs, confidence)
+    return Interval(*(math.exp(x) for x in (found.value, found.low, found.high)))
+
+
+def signed_rank_ratio(above: Floats, below: Floats) -> Interval:
+    """As ``paired_ratio``, with the 95 % interval of Wilcoxon's signed-rank test.
+
+    It holds its level for any pairs whose two values could as well have changed places, and a
+    burst of long steps does not widen it, as it does Student's. Fewer than 6 pairs cannot reach
+    95 % by ranks, and have Student's.
+    """
+    if len(above) < _LEAST_RANKED:
+        return paired_ratio(above, below)
+    logs = np.log(above) - np.log(below)
+    first, second = np.triu_indices(len(logs))
+    means = np.sort((logs[first] + logs[second]) / 2)
+    out = _signed_ranks_outside(len(logs))
+    found = float(np.median(means)), float(means[out]), float(means[-1 - out])
+    return Interval(*(math.exp(x) for x in found))
+
+
+def _signed_ranks_outside(n: int) -> int:
+    """How many of the means of all pairs lie outside of the interval, at either end.
+
+    Hollander and Wolfe, Nonparametric Statistical Methods (1973), section 3.3; from 50 values on
+    by the normal approximation.
+    """
+    mean = n * (n + 1) / 4
+    if n > _COUNTED:
+        deviation = math.sqrt(n * (n + 1) * (2 * n + 1) / 24)
+        return math.floor(mean - 1.96 * deviation) - 1
+    ways = np.zeros(int(2 * mean) + 1)
+    ways[0] = 1
+    for rank in range(1, n + 1):
+        ways[rank:] += ways[:-rank].copy()
+    return int((np.cumsum(ways) / 2.0**n <= 0.025).sum()) - 1
+
+
+def center(values: Floats) -> Floats:
+    """Median of the means of all pairs, each value with itself too, along the last axis.
+
+    Nearly as efficient as the mean, and not moved far by a quarter of the values (Hodges and
+    Lehmann, Estimates of Location Based on Rank Tests, Annals of Mathematical Statistics 34:2,
+    1963).
+    """
+    first, second = np.triu_indices(values.shape[-1])
+    pairs = (values[..., first] + values[..., second]) / 2
+    return np.asarray(np.median(pairs, axis=-1), dtype=np.float64)
+
+
+def student_interval(value: float, values: Floats, confidence: float) -> Interval:
+    """Around an estimate of the values' center: t times the mean's standard error.
+
+    Percentiles of resamples cannot leave the range of the values, and so miss the truth far more
+    often than stated where there are 3 or 4. For the Hodges-Lehmann estimate the mean's error is
+    right for normal values, and too wide where some are disturbed.
+    """
+    t = student_t_quantile((1 + confidence) / 2, len(values) - 1)
+    half = t * float(values.std(ddof=1)) / math.sqrt(len(values))
+    return Interval(value, value - half, value + half)
+
+
 def resampled_means(values: Floats, seed: int = _SEED) -> Floats:
     """Means of as many bootstrap samples as every interval takes.
 
@@ -85,3 +164,32 @@ def resampled_means(values: Floats, seed: int = _SEED) -> Floats:
 def _resampled_medians(values: Floats, random: np.random.Generator) -> Floats:
     rows = random.integers(0, len(values), size=(_RESAMPLES, len(values)))
     return np.asarray(np.median(values[rows], axis=1), dtype=np.float64)
+
+
+def student_t_quantile(probability: float, degrees: int) -> float:
+    """Quantile of Student's distribution, by bisection on its integrated density.
+
+    Args:
+        probability: above 0.5 and below 1.
+        degrees: of freedom, 1 or more.
+    """
+    low, high = 0.0, 1.0
+    while _student_t_cdf(high, degrees) < probability:
+        high *= 2
+    for _ in range(60):
+        middle = (low + high) / 2
+        if _student_t_cdf(middle, degrees) < probability:
+            low = middle
+        else:
+            high = middle
+    return (low + high) / 2
+
+
+def _student_t_cdf(t: float, degrees: int) -> float:
+    """With t = sqrt(n) tan(a) the density integrates as cos(a)^(n-1): smooth, by Simpson's rule."""
+    scale = math.lgamma((degrees + 1) / 2) - math.lgamma(degrees / 2) - math.log(math.pi) / 2
+    angle = np.linspace(0.0, math.atan(t / math.sqrt(degrees)), 2001)
+    values = np.cos(angle) ** (degrees - 1)
+    step = angle[1] - angle[0]
+    area = step / 3 * (values[0] + values[-1] + 4 * values[1::2].sum() + 2 * values[2:-1:2].sum())
+    return 0.5 + math.exp(scale) * float(area)

@@ -1,4 +1,10 @@
-"""What commprof itself cost, from steps with capture off and on in turn."""
+"""What commprof itself cost, from steps with capture off and on in turn.
+
+Steps drift and resemble their neighbours, so medians over all steps of a kind differ by more than
+the steps' own spread says. Compared are therefore neighbours: each step with capture on and the one
+with capture off beside it, and each "off" step with the next one. The training loop turns the order
+round half of the time (``OVERHEAD_PATTERN``), so that a trend cancels.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +13,20 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from commprof.analysis.intervals import Floats, Interval, ratio_of_medians
+from commprof.analysis.intervals import Interval, signed_rank_ratio
+
+Samples = Sequence[tuple[str, float]]
+
+_LEAST_PAIRS = 2
 
 
 @dataclass(frozen=True)
 class Overhead:
     """Step time with capture on against off, and off against off."""
 
-    #: Median step with capture on / median step with capture off.
+    #: A step with capture on / the step with capture off beside it, over all such pairs.
     on_over_off: Interval
-    #: The same between two halves of the steps with capture off; the truth is 1.
+    #: The same of two steps with capture off, by turns; the truth is 1.
     control: Interval
     steps_on: int
     steps_off: int
@@ -29,34 +39,40 @@ class Overhead:
         return not self.on_over_off.contains(1.0) and effect > noise
 
 
-def overhead(samples: Sequence[tuple[str, float]]) -> Overhead | None:
-    """From labelled step times; None where a label has fewer than two of them.
+def overhead(samples: Samples) -> Overhead | None:
+    """From labelled step times; None with fewer than two pairs of a kind.
 
     Args:
-        samples: ``(label, time)`` with labels "on", "off_a" and "off_b"; the times of one
-            world size, each on its slowest rank.
+        samples: ``(label, time)`` with labels "on", "off_a" and "off_b", in the order in which
+            the steps ran; the times of one world size, each on its slowest rank.
     """
-    by_label: dict[str, Floats] = {
-        label: np.array([time for name, time in samples if name == label])
-        for label in ("on", "off_a", "off_b")
-    }
-    if any(len(times) < 2 for times in by_label.values()):
+    return pooled_overhead([samples])
+
+
+def pooled_overhead(runs: Sequence[Samples]) -> Overhead | None:
+    """The pairs of all world sizes together."""
+    control = [pair for samples in runs for pair in _pairs(_off(samples), "off_a")]
+    effect = [pair for samples in runs for pair in _pairs(samples, "on")]
+    if min(len(control), len(effect)) < _LEAST_PAIRS:
         return None
-    off = np.concatenate([by_label["off_a"], by_label["off_b"]])
+    labels = [label for samples in runs for label, _ in samples]
+    steps_on = labels.count("on")
     return Overhead(
-        on_over_off=ratio_of_medians(by_label["on"], off),
-        control=ratio_of_medians(by_label["off_a"], by_label["off_b"]),
-        steps_on=len(by_label["on"]),
-        steps_off=len(off),
+        on_over_off=signed_rank_ratio(*np.array(effect).T),
+        control=signed_rank_ratio(*np.array(control).T),
+        steps_on=steps_on,
+        steps_off=len(labels) - steps_on,
     )
 
 
-def pooled_overhead(runs: Sequence[Sequence[tuple[str, float]]]) -> Overhead | None:
-    """All world sizes together: each time divided by its world size's median "off" step."""
-    pooled: list[tuple[str, float]] = []
-    for samples in runs:
-        off = [time for label, time in samples if label != "on"]
-        if off:
-            scale = float(np.median(off))
-            pooled.extend((label, time / scale) for label, time in samples)
-    return overhead(pooled)
+def _off(samples: Samples) -> Samples:
+    return [sample for sample in samples if sample[0] in ("off_a", "off_b")]
+
+
+def _pairs(samples: Samples, above: str) -> list[tuple[float, float]]:
+    """Times of neighbours of which one has this label, that one's first; each step once."""
+    return [
+        (first[1], second[1]) if first[0] == above else (second[1], first[1])
+        for first, second in zip(samples[::2], samples[1::2], strict=False)
+        if (first[0] == above) != (second[0] == above)
+    ]

@@ -185,8 +185,8 @@ def _add_what(parser: argparse.ArgumentParser) -> None:
         "--overhead-steps",
         type=int,
         metavar="N",
-        help="more steps, with capture off and on in turn, to measure commprof itself "
-        "(default: 8; 0 = none)",
+        help="more steps, with capture off and on in turn, to measure commprof itself; a "
+        "multiple of 8 cancels a trend (default: 16; 0 = none)",
     )
 
 

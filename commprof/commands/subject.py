@@ -280,7 +280,7 @@ WORKLOAD_DEFAULTS: dict[str, Any] = {
     "scaling": "weak",
     "backend": "gloo",
     "seed": 0,
-    "overhead_steps": 8,
+    "overhead_steps": 16,
 }
 """What built-in workloads get where the options of ``commprof run`` do not say otherwise."""
 

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from commprof.analysis.interfaces import own_metadata
-from commprof.analysis.intervals import Interval
+from commprof.analysis.intervals import Interval, center
 from commprof.analysis.turns import in_turns, trial_of
 from commprof.trace.run_directory import WorldRun, read_context, read_world
 from commprof.trials.blocks import PARTS, Figures, figures, no_figures
@@ -21,7 +21,6 @@ from commprof.trials.result import BreakEven, CandidateResult, StepShare, TrialR
 from commprof.trials.statistics import (
     CONFIDENCE,
     MIN_ROUNDS,
-    center,
     interval_of,
     mean,
     ratio,

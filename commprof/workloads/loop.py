@@ -18,9 +18,10 @@ DEFAULT_EPOCHS = 2
 MIN_DEFAULT_STEPS = 12
 """The least number of steps trained in that case: fewer leave nothing after warm-up."""
 
-OVERHEAD_PATTERN = ("off_a", "on", "off_b", "on")
-"""Capture states in the overhead block, in turn. on against off is what capture costs; off_a
-against off_b, the same thing under two names, is what such a comparison shows by chance."""
+OVERHEAD_PATTERN = ("off_a", "on", "off_b", "on", "on", "off_b", "on", "off_a")
+"""Capture states of the overhead block, step by step, over and over. on against off is what capture
+costs; off_a against off_b, the same thing under two names, is what such a comparison shows by
+chance. The second half is the first turned round, so that a trend cancels."""
 
 
 class Trained(Protocol):
@@ -114,14 +115,13 @@ def train(
     steps: int,
     *,
     overhead_steps: int = 0,
-    block_steps: int = 1,
     on_step: Callable[[int], None] | None = None,
 ) -> LoopResult:
     """Train `steps` steps, over as many epochs as that takes, then the overhead block.
 
     overhead_steps: further steps of the same work in which capture goes through
-    OVERHEAD_PATTERN, `block_steps` at a time and on every rank at the same step, with batches of
-    equal size; it is on afterwards. on_step: told the number of steps done, between steps and
+    OVERHEAD_PATTERN, on every rank at the same step, with batches of equal size; it is on
+    afterwards. on_step: told the number of steps done, between steps and
     untimed.
     """
     runner = _Steps(training, recorder)
@@ -138,9 +138,8 @@ def train(
     if overhead_steps:
         runner.only_whole_batches()
     for index in range(overhead_steps):
-        label = OVERHEAD_PATTERN[index // block_steps % len(OVERHEAD_PATTERN)]
-        if index % block_steps == 0:
-            recorder.set_enabled(label == "on")
+        label = OVERHEAD_PATTERN[index % len(OVERHEAD_PATTERN)]
+        recorder.set_enabled(label == "on")
         overhead.append(LabelledStep(label, runner.run()))
         if on_step:
             on_step(steps + index + 1)

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
+import math
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 
-from commprof.analysis.intervals import Interval, ratio_of_medians
+from commprof.analysis.intervals import Interval, ratio_of_medians, signed_rank_ratio
 from commprof.analysis.overhead import Overhead, overhead, pooled_overhead
+from commprof.workloads.loop import OVERHEAD_PATTERN
 
 
-def block(on: list[float], off_a: list[float], off_b: list[float]) -> list[tuple[str, float]]:
-    labelled = {"on": on, "off_a": off_a, "off_b": off_b}
-    return [(label, time) for label, times in labelled.items() for time in times]
+def turns(times: list[float], on: float) -> list[tuple[str, float]]:
+    """The overhead block of the training loop, in which capture costs ``on``."""
+    labels = itertools.islice(itertools.cycle(OVERHEAD_PATTERN), len(times))
+    return [(x, t * on if x == "on" else t) for x, t in zip(labels, times, strict=True)]
 
 
 def test_equal_samples_have_an_interval_of_no_width() -> None:
@@ -51,9 +57,76 @@ def test_an_interval_contains_its_bounds(x: float, inside: bool) -> None:
 
 
 def test_a_cost_beyond_the_noise_is_told_apart() -> None:
-    result = overhead(block([110.0] * 8, [100.0] * 4, [100.0] * 4))
-    assert result == Overhead(Interval(1.1, 1.1, 1.1), Interval(1.0, 1.0, 1.0), 8, 8)
+    result = overhead(turns([100.0] * 16, on=1.1))
+    assert result is not None
+    for found, value in ((result.on_over_off, 1.1), (result.control, 1.0)):
+        assert (found.value, found.low, found.high) == pytest.approx((value, value, value))
+    assert (result.steps_on, result.steps_off) == (8, 8)
     assert result.told_apart
+
+
+def test_a_trend_cancels() -> None:
+    result = overhead(turns(list(100 * 1.01 ** np.arange(16)), on=1.1))
+    assert result is not None
+    assert result.on_over_off.value == pytest.approx(1.1)
+    assert result.control.value == pytest.approx(1.0)
+
+
+def alike(random: np.random.Generator, r: float) -> list[float]:
+    """16 steps of 100 ms with a standard deviation of 5 %, each like the one before."""
+    values = random.normal(size=16)
+    for i in range(1, len(values)):
+        values[i] = r * values[i - 1] + math.sqrt(1 - r * r) * values[i]
+    return list(100 * np.exp(0.05 * values))
+
+
+def drifting(random: np.random.Generator) -> list[float]:
+    slope = random.choice([-0.02, 0.02])
+    return list(100 * np.exp(slope * np.arange(16) + 0.02 * random.normal(size=16)))
+
+
+def disturbed(random: np.random.Generator) -> list[float]:
+    """Every tenth step or so another program begins to take the cores, for three steps or so."""
+    values = 100 * np.exp(0.02 * random.normal(size=16))
+    begin = int(random.geometric(0.1))
+    while begin < len(values):
+        end = begin + int(random.geometric(0.35))
+        values[begin:end] *= random.uniform(1.3, 4)
+        begin = end + int(random.geometric(0.1))
+    return list(values)
+
+
+@pytest.mark.parametrize("sizes", [2, 4])
+@pytest.mark.parametrize(
+    "steps",
+    [*(lambda random, r=r: alike(random, r) for r in (0.0, 0.5, 0.9)), drifting, disturbed],
+    ids=["independent", "r 0.5", "r 0.9", "drifting", "disturbed"],
+)
+def test_the_intervals_hold_the_truth_as_often_as_they_say(
+    steps: Callable[[np.random.Generator], list[float]], sizes: int
+) -> None:
+    random = np.random.default_rng(3)
+    held = np.zeros(2)
+    for _ in range(400):
+        found = pooled_overhead([turns(steps(random), on=1.05) for _ in range(sizes)])
+        assert found is not None
+        held += found.on_over_off.contains(1.05), found.control.contains(1.0)
+    # 95 % less 2 standard errors of 400 draws.
+    assert min(held) >= 400 * 0.928
+
+
+@pytest.mark.parametrize(
+    ("n", "critical"), [(6, 0), (7, 2), (8, 3), (10, 8), (12, 13), (16, 29), (20, 52), (50, 434)]
+)
+def test_signed_ranks_have_the_critical_values_of_the_tables(n: int, critical: int) -> None:
+    # Powers of 2 have n (n + 1) / 2 different means; so many of the smallest are left out.
+    values = 2.0 ** np.arange(n)
+    first, second = np.triu_indices(n)
+    means = np.sort((values[first] + values[second]) / 2)
+    with np.errstate(over="ignore"):
+        found = signed_rank_ratio(np.exp(values / values[-1]), np.ones(n))
+    assert math.log(found.low) == pytest.approx(means[critical] / values[-1])
+    assert math.log(found.high) == pytest.approx(means[-1 - critical] / values[-1])
 
 
 @pytest.mark.parametrize(
@@ -74,22 +147,20 @@ def test_told_apart(on_over_off: Interval, control: Interval, told_apart: bool) 
     "samples",
     [
         [],
-        block([], [1.0, 1.0], [1.0, 1.0]),
-        block([1.0, 1.0], [1.0, 1.0], []),
-        block([1.0, 1.0], [1.0], [1.0, 1.0]),
+        [("off_a", 1.0), ("on", 1.0), ("off_b", 1.0), ("on", 1.0)],
+        [("on", 1.0)] * 8,
+        [("off_a", 1.0), ("off_b", 1.0)] * 4,
         [("off", 1.0), ("on", 2.0)] * 5,
     ],
-    ids=["nothing", "no on", "no second off", "one of a label", "other labels"],
+    ids=["nothing", "one pair of off", "no off", "no on", "other labels"],
 )
-def test_too_few_steps_of_a_label_give_no_figure(samples: list[tuple[str, float]]) -> None:
+def test_too_few_pairs_of_a_kind_give_no_figure(samples: list[tuple[str, float]]) -> None:
     assert overhead(samples) is None
 
 
-def test_world_sizes_are_pooled_as_multiples_of_their_own_off_step() -> None:
+def test_world_sizes_are_pooled_whatever_their_steps_take() -> None:
     # 10 % more at 100 ms a step and 10 % more at 1 ms a step are 10 % more.
-    slow = block([110.0] * 4, [100.0] * 2, [100.0] * 2)
-    fast = block([1.1] * 4, [1.0] * 2, [1.0] * 2)
-    result = pooled_overhead([slow, fast, []])
+    result = pooled_overhead([turns([100.0] * 8, on=1.1), turns([1.0] * 8, on=1.1), []])
     assert result is not None
     assert result.on_over_off.value == pytest.approx(1.1)
     assert (result.steps_on, result.steps_off) == (8, 8)

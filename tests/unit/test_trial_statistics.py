@@ -7,14 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from commprof.trials.statistics import (
-    center,
-    interval_of,
-    mean,
-    ratio,
-    resamples,
-    student_t_quantile,
-)
+from commprof.analysis.intervals import center, student_t_quantile
+from commprof.trials.statistics import interval_of, mean, ratio, resamples
 
 
 @pytest.mark.parametrize(

@@ -112,7 +112,7 @@ def test_the_steps_of_the_overhead_block_are_in_no_figure() -> None:
     rank = rank_of(0, 1, 6)
     rank.metadata["job"] = {"steps": 6}
     rank.step(600 * MS, 2000 * MS)
-    samples = [["on", 110.0], ["off_a", 100.0]] * 4 + [["off_b", 100.0]] * 2
+    samples = [["off_a", 100.0], ["on", 110.0], ["off_b", 100.0], ["on", 110.0]] * 2
     result = analyse_world(world_run([rank], overhead=samples))
     assert result is not None
     assert (result.steps, result.step_p95_ms) == (6, 100.0)
