@@ -4,12 +4,24 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from commprof._version import __version__
+
 if TYPE_CHECKING:
     from commprof import compressors
     from commprof.capture import Attachment, Profiler, attach, profile, step
     from commprof.switching import Trial, trial
 
-__all__ = ["Attachment", "Profiler", "Trial", "attach", "compressors", "profile", "step", "trial"]
+__all__ = [
+    "Attachment",
+    "Profiler",
+    "Trial",
+    "__version__",
+    "attach",
+    "compressors",
+    "profile",
+    "step",
+    "trial",
+]
 
 
 def __getattr__(name: str) -> Any:

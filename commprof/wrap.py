@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import runpy
 import sys
@@ -13,11 +14,18 @@ from pathlib import Path
 
 from commprof.boot import OUT_VARIABLE, arm, environment
 
+_USAGE = "usage: torchrun -m commprof.wrap [-m] SCRIPT_OR_MODULE [ARGS...]"
+
 
 def main() -> None:
     """Becomes the script: its arguments, its path, its exit."""
+    if sys.argv[1:2] in (["-h"], ["--help"]):
+        print(f"{_USAGE}\n\n{(__doc__ or '').strip()}")
+        return
     if len(sys.argv) < 2 or (sys.argv[1] == "-m" and len(sys.argv) < 3):
-        sys.exit("usage: torchrun -m commprof.wrap [-m] SCRIPT_OR_MODULE [ARGS...]")
+        sys.exit(_USAGE)
+    if problem := _problem(sys.argv[1:3]):
+        sys.exit(f"commprof.wrap: {problem}")
     os.environ.update(environment(Path(os.environ.get(OUT_VARIABLE, "commprof-trace"))))
     arm(os.environ[OUT_VARIABLE])
     if sys.argv[1] == "-m":
@@ -28,6 +36,20 @@ def main() -> None:
         sys.argv = sys.argv[1:]
         sys.path[0] = str(Path(sys.argv[0]).resolve().parent)
         runpy.run_path(sys.argv[0], run_name="__main__")
+
+
+def _problem(words: list[str]) -> str:
+    """Why there is nothing to run; else empty."""
+    if words[0] != "-m":
+        found = Path(words[0]).exists()
+        return "" if found else f"no script {words[0]!r}; for a module, put -m before it"
+    try:
+        top = words[1].partition(".")[0]  # the package of a module would be imported for the rest
+        sys.path[0] = os.getcwd()
+        found = importlib.util.find_spec(top) is not None
+    except ValueError:
+        found = False
+    return "" if found else f"no module {words[1]!r} is found from {os.getcwd()}"
 
 
 if __name__ == "__main__":

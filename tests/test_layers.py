@@ -17,7 +17,8 @@ import pytest
 ROOT = Path(__file__).parent.parent
 
 FOUNDATION = {
-    *("errors", "units", "collectives", "printable", "interrupts", "address", "_native", "_C"),
+    *("errors", "units", "collectives", "printable", "interrupts", "address", "invocation"),
+    *("_native", "_version", "_C"),
 }
 DOORS = {"__init__", "__main__", "door", "run", "wrap"}
 

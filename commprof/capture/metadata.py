@@ -7,13 +7,13 @@ import platform
 import socket
 import sys
 import time
-from importlib.metadata import version
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from commprof import _native
+from commprof._version import __version__
 from commprof.errors import CommprofError
 from commprof.trace import schema
 from commprof.trace.processes import link_of, text_of
@@ -83,7 +83,7 @@ def trace_metadata(ring_prefix: str, extra: dict[str, Any]) -> dict[str, Any]:
         "command": sys.argv,
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "commprof": version("commprof"),
+        "commprof": __version__,
         "backend": dist.get_backend() if dist.is_initialized() else "",
         "threads": torch.get_num_threads(),
         "capture": "python" if native is None else "native",

@@ -1,30 +1,20 @@
-"""The command line: one file per command, all of them listed here."""
+"""The command line: one file per command, listed here, and loaded when it is given."""
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import io
 import os
 import sys
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
-from commprof.commands.audit import AuditCommand
-from commprof.commands.chakra import ChakraCommand
-from commprof.commands.check import CheckCommand
-from commprof.commands.compare import CompareCommand
-from commprof.commands.env import EnvCommand
-from commprof.commands.fit import FitCommand
-from commprof.commands.launch_files import LaunchFilesCommand
-from commprof.commands.microbench import MicrobenchCommand
+from commprof import invocation
+from commprof._version import __version__
 from commprof.commands.parser import Parser
-from commprof.commands.predict import PredictCommand
-from commprof.commands.report import ReportCommand
-from commprof.commands.run import RunCommand
-from commprof.commands.top import TopCommand
-from commprof.commands.trace import TraceCommand
 from commprof.errors import CommprofError
-from commprof.report.plain_text import printable
+from commprof.printable import printable
 
 _DESCRIPTION = """\
 Measures what a PyTorch job's communication really costs.
@@ -50,10 +40,6 @@ Measures what a PyTorch job's communication really costs.
 class Command(Protocol):
     """One command."""
 
-    #: As typed.
-    name: str
-    #: One line for the list of commands.
-    help: str
     #: Text of the command's own --help.
     description: str
 
@@ -64,21 +50,53 @@ class Command(Protocol):
         """Does it; returns the exit code."""
 
 
-COMMANDS: tuple[Command, ...] = (
-    RunCommand(),
-    EnvCommand(),
-    TopCommand(),
-    CheckCommand(),
-    LaunchFilesCommand(),
-    ReportCommand(),
-    TraceCommand(),
-    CompareCommand(),
-    AuditCommand(),
-    MicrobenchCommand(),
-    FitCommand(),
-    PredictCommand(),
-    ChakraCommand(),
-)
+#: Name as typed: one line for the list of commands. ``launch-files`` is the class
+#: ``LaunchFilesCommand`` in the file ``launch_files.py``.
+COMMANDS = {
+    "run": "train at several world sizes and report each",
+    "env": "record a job that something else launches",
+    "top": "watch a running job in the terminal",
+    "check": "check ranks, hosts and network before training",
+    "launch-files": "write a Slurm script or Kubernetes manifest for a recorded job",
+    "report": "show a recorded run again",
+    "trace": "write a recorded run as a timeline for Perfetto",
+    "compare": "compare two recorded runs, or two microbenchmark results",
+    "audit": "check a scaling report against its own arithmetic",
+    "microbench": "measure collectives alone, by message size",
+    "fit": "fit what collectives cost here, for predictions",
+    "predict": "predict a recorded run's step in other settings",
+    "chakra": "write a recorded run as Chakra execution traces",
+}
+
+
+def load(name: str) -> Command:
+    """Imports one command, and with it what it needs: a report needs no torch."""
+    module = importlib.import_module(f"commprof.commands.{name.replace('-', '_')}")
+    command: Command = getattr(module, f"{name.title().replace('-', '')}Command")()
+    return command
+
+
+class _CommandParser(Parser):
+    """The parser of one command, which loads the command when its arguments are parsed."""
+
+    command_name = ""
+    _loaded = False
+
+    def prepare(self) -> None:
+        """Adds what the command takes."""
+        if self.command_name and not self._loaded:
+            self._loaded = True
+            command = load(self.command_name)
+            self.description = command.description
+            command.prepare_parser(self)
+            self.set_defaults(command=command)
+
+    def parse_known_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: Any = None
+    ) -> tuple[Any, list[str]]:
+        """Loads the command first."""
+        self.prepare()
+        return super().parse_known_args(args, namespace)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -87,55 +105,61 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """All commands; the parsed arguments carry theirs as ``command``."""
+    """All commands; the parsed arguments carry theirs as ``command``, None where none is given."""
     parser = Parser(
         prog="commprof",
         description=_DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    subparsers = parser.add_subparsers(metavar="COMMAND", required=True, parser_class=Parser)
-    for command in COMMANDS:
+    parser.add_argument("--version", action="version", version=f"commprof {__version__}")
+    parser.set_defaults(command=None)
+    subparsers = parser.add_subparsers(metavar="COMMAND", parser_class=_CommandParser)
+    for name, help_line in COMMANDS.items():
         sub = subparsers.add_parser(
-            command.name,
-            help=command.help,
-            description=command.description,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
+            name, help=help_line, formatter_class=argparse.RawDescriptionHelpFormatter
         )
-        _prepare(sub, command)
+        sub.command_name = name
     return parser
 
 
 def main_of(command_name: str, prog: str) -> int:
     """Entry of a door that is one command, such as ``python -m commprof.run``."""
-    command = next(command for command in COMMANDS if command.name == command_name)
-    parser = Parser(
-        prog=prog,
-        description=command.description,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    _prepare(parser, command)
+    parser = _CommandParser(prog=prog, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.command_name = command_name
     return _run(parser, None)
-
-
-def _prepare(parser: argparse.ArgumentParser, command: Command) -> None:
-    command.prepare_parser(parser)
-    parser.set_defaults(command=command)
 
 
 def _run(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
     """The one place where an error of the user's becomes a line and an exit code."""
-    args = parser.parse_args(argv)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a report is for every encoding
     try:
+        args = parser.parse_args(argv)
+        if args.command is None:
+            parser.print_help()
+            return 0
         code: int = args.command.run(args)
         return code
     except CommprofError as error:
         print(f"{parser.prog}: {printable(str(error))}", file=sys.stderr)
         return error.exit_code
+    except ModuleNotFoundError as error:
+        package = str(error.name).partition(".")[0]
+        if package == "commprof":
+            raise
+        print(f"{parser.prog}: {_missing(package)}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         print(f"{parser.prog}: interrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115  (nothing is left to flush to)
         return 1
+
+
+def _missing(package: str) -> str:
+    """One of the packages that commprof needs is not there: another Python, or half installed."""
+    return (
+        f"the package {package} is not installed for {sys.executable}: {invocation.pip(package)}, "
+        "or take the Python that commprof was installed for"
+    )

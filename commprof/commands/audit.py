@@ -18,8 +18,6 @@ _MOST_BYTES = 4_000_000
 class AuditCommand:
     """See the module."""
 
-    name = "audit"
-    help = "check a scaling report against its own arithmetic"
     description = """\
 Reads a report of how a job scales and recomputes what its figures say about each other: samples
 over time, batch and latency against throughput, speed-up, efficiency, cost, Amdahl, warm-up. Each

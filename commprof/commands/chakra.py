@@ -13,8 +13,6 @@ from commprof.trace.run_directory import read_context, read_world
 class ChakraCommand:
     """See the module."""
 
-    name = "chakra"
-    help = "write a recorded run as Chakra execution traces"
     description = """\
 Writes the measured steps of a recorded run as MLCommons Chakra execution traces, one file per rank,
 so that ASTRA-sim or another network simulator can take over.

@@ -17,8 +17,6 @@ from commprof.report.check_table import render
 class CheckCommand:
     """See the module."""
 
-    name = "check"
-    help = "check ranks, hosts and network before training"
     description = """\
 Tests in some seconds what a distributed training needs: a ring of messages, latency and bandwidth
 between each two ranks, sums over all ranks, gradients in sync after steps of DDP, the trend of a

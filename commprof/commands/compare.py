@@ -25,8 +25,6 @@ without it the exit code is 0 whatever the figures say.
 class CompareCommand:
     """See the module."""
 
-    name = "compare"
-    help = "compare two recorded runs, or two microbenchmark results"
     description = _DESCRIPTION
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
@@ -50,9 +48,11 @@ class CompareCommand:
         if are_runs and not all(path.is_dir() for path in paths):
             other = next(path for path in paths if not path.is_dir())
             raise UsageError(
-                f"{other} is no run directory; give two that commprof run wrote, or two JSON files "
-                "of commprof microbench"
+                f"{other} {'is no run directory' if other.exists() else 'does not exist'}; "
+                "give two that commprof run wrote, or two JSON files of commprof microbench"
             )
+        if missing := [str(path) for path in paths if not path.exists()]:
+            raise UsageError(f"{missing[0]} does not exist; give two runs or two JSON files")
         both = compare_runs if are_runs else compare_sweeps
         return both.compare(args.first, args.second, limit, args.format)
 

@@ -28,8 +28,6 @@ With --metrics the first rank of each host starts a monitor beside the job; see 
 class EnvCommand:
     """See the module."""
 
-    name = "env"
-    help = "record a job that something else launches"
     description = _DESCRIPTION
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:

@@ -19,8 +19,6 @@ from commprof.report import profile_table
 class FitCommand:
     """See the module."""
 
-    name = "fit"
-    help = "fit what collectives cost here, for predictions"
     description = """\
 Fits latency, rate and reduction cost of this machine's collectives, with intervals, residuals and
 held-out error, and writes them to a machine profile, which `commprof predict` picks up.

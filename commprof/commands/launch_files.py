@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from pathlib import Path
 
 from commprof.commands.parser import Parser
 from commprof.commands.run_arguments import add_arguments
+from commprof.commands.run_checks import checked_subjects, world_sizes_of
+from commprof.commands.subject import WorkloadSubject
 from commprof.errors import UsageError
 from commprof.launch.cluster_files import TARGETS, ClusterJob
+from commprof.launch.placing import place_ranks
 
 _DESCRIPTION = """\
 Writes the file that starts a script, or a built-in workload, under commprof on a cluster, to read,
@@ -35,8 +39,6 @@ must see; on Kubernetes it is where the volume claim is mounted.
 class LaunchFilesCommand:
     """See the module."""
 
-    name = "launch-files"
-    help = "write a Slurm script or Kubernetes manifest for a recorded job"
     description = _DESCRIPTION
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
@@ -82,7 +84,8 @@ class LaunchFilesCommand:
             options = ", ".join("--" + name.replace("_", "-") for name in missing)
             raise UsageError(f"{options} missing; commprof launch-files --help has an example")
         script = args.script[1:] if args.script[:1] == ["--"] else args.script
-        _check_options(script)
+        if script and script[0].startswith("--"):
+            _check_options(script, args.nodes, args.nproc_per_node)
         job = ClusterJob(
             script=tuple(script),
             nodes=args.nodes,
@@ -114,14 +117,27 @@ class LaunchFilesCommand:
         return 0
 
 
-def _check_options(words: list[str]) -> None:
-    """Refuses here what ``commprof run`` would refuse on the nodes, if these are its options."""
-    if not words or not words[0].startswith("--"):
-        return
+def _check_options(words: list[str], nodes: int, ranks_per_node: int) -> None:
+    """Refuses here what ``commprof run`` would refuse on every node, if these are its options."""
     parser = Parser(prog="commprof launch-files ... --")
     add_arguments(parser)
-    if parser.parse_args(words).script is not None:
+    given = parser.parse_args(words)
+    if given.script is not None:
         raise UsageError(
-            f"{parser.parse_args(words).script!r} behind the options of a built-in workload is a "
+            f"{given.script!r} behind the options of a built-in workload is a "
             "script; begin with it, or leave it out"
         )
+    if min(nodes, ranks_per_node) < 1 or (given.nproc, given.nnodes) != (None, None):
+        return  # refused by ClusterJob
+    given.nnodes, given.nproc = nodes, ranks_per_node
+    before = dict(os.environ)
+    try:
+        sizes = world_sizes_of(given)
+        given.placing = place_ranks("none", given.threads_per_rank, sizes, nodes)
+        subjects = checked_subjects(given, sizes)
+    finally:  # what is left there for the ranks is not for this process
+        os.environ.clear()
+        os.environ.update(before)
+    for subject in subjects:
+        if isinstance(subject, WorkloadSubject):
+            subject.refuse(sizes)

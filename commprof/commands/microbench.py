@@ -35,8 +35,6 @@ _EXIT_PAUSE_S = 0.02
 class MicrobenchCommand:
     """See the module."""
 
-    name = "microbench"
-    help = "measure collectives alone, by message size"
     description = DESCRIPTION
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:

@@ -9,7 +9,8 @@ from typing import Any, NoReturn
 
 from commprof.commands.config_file import merged, read_config
 from commprof.errors import UsageError
-from commprof.report.plain_text import printable
+from commprof.printable import printable
+from commprof.workloads.parsing import allowed
 
 
 class Parser(argparse.ArgumentParser):
@@ -40,6 +41,12 @@ class Parser(argparse.ArgumentParser):
         parsed, rest = super().parse_known_args(args, namespace)
         parsed.script_args = script_args
         return parsed, rest
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        """Refuses what is no choice, and names the nearest one."""
+        if action.choices is not None and value not in action.choices:
+            names = [str(choice) for choice in action.choices]
+            raise argparse.ArgumentError(action, f"no {value!r} here{allowed(str(value), names)}")
 
     def _nearest(self, given: str) -> str:
         flags = [flag for action in self._actions for flag in action.option_strings]

@@ -35,8 +35,6 @@ _MIB = float(1 << 20)
 class PredictCommand:
     """See the module."""
 
-    name = "predict"
-    help = "predict a recorded run's step in other settings"
     description = """\
 Replays a recorded run's steps in another setting: when gradients get ready, how buckets queue for
 the link, what stays exposed. Step time, throughput, efficiency and what communication exposes and

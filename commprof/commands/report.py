@@ -29,8 +29,6 @@ _FILES = {"html": "report.html", "parquet": "report.parquet"}
 class ReportCommand:
     """See the module."""
 
-    name = "report"
-    help = "show a recorded run again"
     description = """\
 Reads the traces in a run directory and shows them again, without running anything.
 Works on runs that were cut short: whatever was recorded is shown.
@@ -54,7 +52,7 @@ Works on runs that were cut short: whatever was recorded is shown.
             help="write there, - for the terminal (default: the terminal; html and parquet: "
             "RUN/report.html, .parquet)",
         )
-        parser.add_argument("--force", action="store_true", help="overwrite FILE")
+        parser.add_argument("--force", action="store_true", help="overwrite FILE of -o")
         report_formats.add_arguments(parser)
 
     def run(self, args: argparse.Namespace) -> int:
@@ -63,7 +61,7 @@ Works on runs that were cut short: whatever was recorded is shown.
         _check_one_strategy(args)
         output = _output(args)
         if output is not None:
-            writable_output(output, args.force)
+            writable_output(output, args.force or args.output is None)  # its own may be old
         salvage_dead(args.run)
         text: str | bytes
         if args.format == "json":

@@ -34,9 +34,6 @@ from commprof.trace.run_directory import STRATEGIES, world_directory
 class RunCommand:
     """See the module."""
 
-    name = "run"
-    help = "train at several world sizes and report each"
-
     description = DESCRIPTION
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:

@@ -63,7 +63,7 @@ def world_sizes_of(args: argparse.Namespace) -> list[int]:
             _out_of_range(nproc)
         sizes = [size * args.nnodes for size in sizes]
     if min(sizes) < 1:
-        raise UsageError(f"world size {min(sizes)} is out of range (allowed: 1 or more)")
+        raise UsageError(f"--world-sizes {args.world_sizes} is out of range (allowed: 1 or more)")
     return sizes
 
 

@@ -6,10 +6,10 @@ import argparse
 import shlex
 from collections.abc import Sequence
 from datetime import datetime, timezone
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from commprof._version import __version__
 from commprof.commands.subject import WORKLOAD_DEFAULTS
 from commprof.interrupts import ends_at_once
 from commprof.launch.placing import Placing
@@ -47,7 +47,7 @@ def run_context(args: argparse.Namespace, world_sizes: Sequence[int]) -> dict[st
     return {
         "timestamp": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "command": shlex.join(command_line()),
-        "commprof": version("commprof"),
+        "commprof": __version__,
         "torch": torch.__version__,
         "capture": "native" if _native.native is not None else "python",
         "backend": args.backend or WORKLOAD_DEFAULTS["backend"],

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import importlib.machinery
+import os
 import shlex
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -81,6 +84,11 @@ class WorkloadSubject:
             "split_dependence": workload.split_dependence,
         }
         return workload.describe()
+
+    def refuse(self, world_sizes: list[int]) -> None:
+        """Raises UsageError for what no machine could run, whatever this one has."""
+        for size in world_sizes:
+            self._job(size, Path("unused")).plan()
 
     def settings(self) -> dict[str, Any]:
         """See ``Subject``."""
@@ -193,6 +201,8 @@ class ScriptSubject:
             )
         if not self._args.module and not Path(self._args.script).is_file():
             raise UsageError(f"no script {self._args.script!r}; for a module, put -m before it")
+        if self._args.module and not _module_exists(self._args.script):
+            raise UsageError(f"no module {self._args.script!r} is found from {os.getcwd()}")
         return f"python {shlex.join(self._command)}"
 
     def settings(self) -> dict[str, Any]:
@@ -240,6 +250,12 @@ class ScriptSubject:
         """The script's own; 128 + number if a signal ended it, as a shell has it."""
         code = error.process_exit_code
         return code if code >= 0 else 128 - code
+
+
+def _module_exists(name: str) -> bool:
+    """Whether the ranks will find it; of ``package.module`` the package, as nothing is imported."""
+    path = [os.getcwd(), *sys.path]
+    return importlib.machinery.PathFinder.find_spec(name.partition(".")[0], path) is not None
 
 
 def _elastic() -> ModuleType:

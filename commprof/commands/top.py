@@ -24,13 +24,14 @@ _ENTER, _LEAVE = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
 _HOME, _CLEAR_LINE, _CLEAR_REST = "\x1b[H", "\x1b[K", "\x1b[J"
 #: Looks at most until a run that was recorded already is read; each reads some megabytes a rank.
 _MOST_LOOKS = 200
+#: Without a terminal it ends so long after the job, if no further one begins in the directory, as
+#: one does for the next world size of ``commprof run``.
+_NEXT_JOB_S = 30.0
 
 
 class TopCommand:
     """See the module."""
 
-    name = "top"
-    help = "watch a running job in the terminal"
     description = """\
 Shows a running job, rank by rank: step rate, where steps go, waiting, the late rank, bandwidth.
 
@@ -38,7 +39,8 @@ Shows a running job, rank by rank: step rate, where steps go, waiting, the late 
   commprof top RUN --once        one frame as plain text, also of a run that has ended
 
 RUN is the directory that commprof run, commprof.wrap or commprof.profile() writes to. Nothing is
-asked of the job: its traces are read while they grow. See docs/monitoring.md.
+asked of the job: its traces are read while they grow. In a pipe or file, frames follow each other
+whenever something has changed, until the job has ended. See docs/monitoring.md.
 """
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
@@ -59,8 +61,8 @@ asked of the job: its traces are read while they grow. See docs/monitoring.md.
         """Shows it; the exit code says nothing of the job."""
         if not args.run.is_dir():
             raise UsageError(
-                f"{args.run} is no directory; give the one that commprof run or "
-                "commprof.profile() writes to"
+                f"{args.run} {'is no directory' if args.run.exists() else 'does not exist'}; give "
+                "the directory that commprof run or commprof.profile() writes to"
             )
         if not 0.1 <= args.refresh <= 3600:
             raise UsageError(f"--refresh {args.refresh:g} is out of range (allowed: 0.1 to 3600 s)")
@@ -80,18 +82,22 @@ asked of the job: its traces are read while they grow. See docs/monitoring.md.
 
 
 def _print_once(observer: Observer, run: str) -> int:
-    lines = _lines(observer, run)
+    lines, _ = _lines(observer, run)
     for _ in range(_MOST_LOOKS):
         if observer.caught_up:
             break
-        lines = _lines(observer, run)
+        lines, _ = _lines(observer, run)
     print("\n".join(lines))
     return 0
 
 
 def _watch(observer: Observer, run: str, refresh_s: float, interactive: bool) -> None:
+    before: list[str] = []
+    changed_at = time.monotonic()
     while True:
-        lines = _lines(observer, run)
+        lines, finished = _lines(observer, run)
+        if lines != before:
+            changed_at = time.monotonic()
         if interactive:
             height = shutil.get_terminal_size((100, 24)).lines
             shown = [*lines[: height - 1], "q leaves; the job goes on."]
@@ -102,17 +108,23 @@ def _watch(observer: Observer, run: str, refresh_s: float, interactive: bool) ->
                 + _CLEAR_LINE
                 + _CLEAR_REST
             )
-        else:
+        elif lines != before:
             sys.stdout.write("\n".join(lines) + "\n\n")
+        elif finished and time.monotonic() - changed_at > _NEXT_JOB_S:
+            return
+        before = lines
         sys.stdout.flush()
         if _left(refresh_s, interactive):
             return
 
 
-def _lines(observer: Observer, run: str) -> list[str]:
+def _lines(observer: Observer, run: str) -> tuple[list[str], bool]:
+    """A frame, and whether the job that it shows has ended."""
     width = shutil.get_terminal_size((100, 24)).columns
     state = observer.look()
-    return waiting_frame(run, width) if state is None else frame(state, run, width)
+    if state is None:
+        return waiting_frame(run, width), False
+    return frame(state, run, width), state.finished
 
 
 def _left(seconds: float, interactive: bool) -> bool:

@@ -26,8 +26,6 @@ from commprof.trace.torch_trace import TorchTrace, read_torch_trace
 class TraceCommand:
     """See the module."""
 
-    name = "trace"
-    help = "write a recorded run as a timeline for Perfetto"
     description = """\
 Writes what every rank did when, for https://ui.perfetto.dev or chrome://tracing: steps, phases,
 exposed waiting, every collective in flight, buckets and compressors, and arrows from the rank that
@@ -65,7 +63,7 @@ A file name that ends in .gz is compressed. See docs/timeline.md.
             metavar="FILE",
             help="traces that torch.profiler wrote in ranks of this run",
         )
-        parser.add_argument("--force", action="store_true", help="replace the file if it exists")
+        parser.add_argument("--force", action="store_true", help="overwrite FILE of -o")
 
     def run(self, args: argparse.Namespace) -> int:
         """Reads, aligns and writes."""
@@ -73,7 +71,7 @@ A file name that ends in .gz is compressed. See docs/timeline.md.
         salvage_dead(args.run)
         world_size, paths = _world(args.run, args.world_size)
         output = args.output or args.run / f"trace_{world_size}.json.gz"
-        if output.exists() and not args.force:
+        if args.output and output.exists() and not args.force:
             raise UsageError(f"{output} exists; name another file with -o, or add --force")
         view = overview(paths, steps)
         merged = [read_torch_trace(path) for path in args.merge]

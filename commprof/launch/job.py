@@ -12,6 +12,7 @@ from typing import Any
 from commprof.errors import UsageError
 from commprof.workloads.loop import planned_steps
 from commprof.workloads.options import TrainingOptions, check_supported
+from commprof.workloads.parsing import flag
 from commprof.workloads.spec import Workload, parse_spec
 from commprof.workloads.strategies import Strategy, parse_strategy
 
@@ -71,12 +72,15 @@ class Job:
         for name, minimum in _MINIMA.items():
             value = getattr(self, name)
             if value is not None and value < minimum:
-                raise UsageError(f"{name}={value} is out of range (allowed: {minimum} or more)")
+                raise UsageError(
+                    f"{flag(name)} {value} is out of range (allowed: {minimum} or more)"
+                )
         if self.scaling not in SCALINGS:
             raise UsageError(f"unknown scaling {self.scaling!r} (allowed: {', '.join(SCALINGS)})")
         if self.steps is not None and self.epochs is not None:
             raise UsageError(
-                f"steps={self.steps} and epochs={self.epochs} exclude each other; give one of them"
+                f"--steps {self.steps} and --epochs {self.epochs} exclude each other; give "
+                "one of them"
             )
 
     def plan(self) -> Plan:

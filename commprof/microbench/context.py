@@ -6,13 +6,13 @@ import shlex
 import subprocess
 import sys
 from datetime import datetime, timezone
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from commprof._version import __version__
 from commprof.capture.metadata import machine
 from commprof.microbench.native_loop import loop_language
 from commprof.microbench.plan import Plan
@@ -29,7 +29,7 @@ def context(plan: Plan, clocks: int) -> dict[str, Any]:
     return {
         "timestamp": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "command": shlex.join(["python", "-m", "commprof.microbench", *sys.argv[1:]]),
-        "commprof": version("commprof"),
+        "commprof": __version__,
         "git_commit": git_commit(),
         "python": sys.version.split()[0],
         "torch": torch.__version__,
@@ -92,7 +92,7 @@ def git_commit() -> str:
 def _backend_version(backend: str) -> str:
     if backend == "nccl":
         return ".".join(map(str, torch.cuda.nccl.version()))
-    return version("commprof") if backend == "commprof" else f"of torch {torch.__version__}"
+    return __version__ if backend == "commprof" else f"of torch {torch.__version__}"
 
 
 def _text(path: Path) -> str:

@@ -71,6 +71,11 @@ def read_context(run: Path) -> dict[str, Any]:
     Raises:
         CommprofError: ``run`` is neither.
     """
+    if not run.is_dir():
+        raise CommprofError(
+            f"{run} {'is no directory' if run.exists() else 'does not exist'}; give the directory "
+            "that commprof run or commprof.profile() wrote to"
+        )
     path = run / RUN_FILE
     if not path.exists():
         return _context_of_traces(run)

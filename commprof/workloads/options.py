@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from commprof.errors import UsageError
-from commprof.workloads.parsing import allowed
+from commprof.workloads.parsing import allowed, flag
 
 if TYPE_CHECKING:
     from commprof.workloads.spec import Workload
@@ -43,7 +43,9 @@ class TrainingOptions:
         for name, minimum in (("accumulate", 1), ("clip_norm", 0), ("lr_warmup", 0)):
             value = getattr(self, name)
             if not minimum <= value < math.inf:
-                raise UsageError(f"{name}={value} is out of range (allowed: {minimum} or more)")
+                raise UsageError(
+                    f"{flag(name)} {value} is out of range (allowed: {minimum} or more)"
+                )
 
     def chosen(self) -> dict[str, object]:
         """The options that are not at their defaults, by name."""
@@ -58,5 +60,5 @@ def check_supported(workload: Workload, options: TrainingOptions, strategy: str)
     refused = workload.refused()
     for name in [strategy, *options.chosen()]:
         if name in refused:
-            flag = f"--strategy {name}" if name == strategy else f"--{name.replace('_', '-')}"
-            raise UsageError(f"{flag} is not for the workload {workload.name}: {refused[name]}")
+            given = f"--strategy {name}" if name == strategy else flag(name)
+            raise UsageError(f"{given} is not for the workload {workload.name}: {refused[name]}")

@@ -19,6 +19,11 @@ def allowed(given: str, names: Sequence[str]) -> str:
     return f" (allowed: {', '.join(names)}){hint}"
 
 
+def flag(name: str) -> str:
+    """The option that a field of this name is given by, for messages."""
+    return f"--{name.replace('_', '-')}"
+
+
 def parse_options(name: str, text: str, options_type: type[Any]) -> Any:
     """The options that `text` gives, `key=value` by commas; the rest have their defaults.
 

@@ -69,7 +69,7 @@ BAD_VALUES = [
     ("--workload timed:layer=2", ["'layer'", "did you mean 'layers'?"]),
     ("--workload timed:layers=x", ["layers='x'", "1 or more"]),
     ("--workload timed:late_phase=x", ["late_phase='x'", "data, forward, backward"]),
-    ("--steps 0", ["steps=0", "1 or more"]),
+    ("--steps 0", ["--steps 0", "1 or more"]),
     ("--epochs 0", ["epochs=0", "1 or more"]),
     ("--batch-size 0", ["batch_size=0", "1 or more"]),
     ("--steps 3 --epochs 2", ["steps=3", "epochs=2", "one of them"]),

@@ -222,3 +222,38 @@ def test_the_command_takes_options_of_a_workload(capsys: pytest.CaptureFixture[s
     assert "--stepz" in capsys.readouterr().err
     assert main([*command, "train.py"]) == 2
     assert "'train.py' behind the options" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("--workload transfomer", "unknown workload 'transfomer'"),
+        ("--workload mlp:wdth=3", "unknown option 'wdth'"),
+        ("--workload mlp --hook foo", "unknown compressor 'foo'"),
+        ("--workload mlp --strategy dp", "unknown strategy 'dp'"),
+        ("--workload mlp --steps 0", "--steps 0 is out of range"),
+        ("--workload mlp --bucket-cap-mb 0", "--bucket-cap-mb 0 is out of range"),
+        ("--workload mlp --gradient-norms -1", "COMMPROF_GRADIENT_NORMS='-1'"),
+        ("--workload mlp --check-sync 0", "--check-sync 0 is out of range"),
+    ],
+)
+def test_what_run_would_refuse_is_refused_here(
+    options: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = dict(os.environ)
+    command = ["launch-files", "--target", "slurm", "--nodes", "2", "--nproc-per-node", "4"]
+    assert main([*command, "--output", "/shared/run", "--", *options.split()]) == 2
+    written = capsys.readouterr()
+    assert message in written.err
+    assert written.out == ""
+    assert os.environ == before
+
+
+def test_options_for_other_machines_than_this_one_are_taken(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    command = ["launch-files", "--target", "slurm", "--nodes", "2", "--nproc-per-node", "64"]
+    command += ["--output", "/shared/run", "--", "--workload", "mlp", "--backend", "nccl"]
+    assert main([*command, "--pin", "cores", "--mode", "always-on"]) == 0
+    assert "--backend nccl --pin cores" in capsys.readouterr().out
+    assert "COMMPROF_MODE" not in os.environ

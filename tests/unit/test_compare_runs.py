@@ -189,7 +189,7 @@ def test_steps_that_candidates_or_strategies_share_are_refused(
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["here", "nowhere"], "is no run directory"),
+        (["here", "nowhere"], "does not exist"),
         (["here", "here", "--fail-above", "much"], "is not a share such as 5% or 0.05"),
         (["here", "here", "--fail-above=-1"], "is not a share"),
     ],

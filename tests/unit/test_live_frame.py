@@ -8,17 +8,18 @@ import pty
 import subprocess
 import sys
 import termios
+import time
 from datetime import datetime
 from pathlib import Path
 
 import pytest
 
-from commprof.commands import main
+from commprof.commands import main, top
 from commprof.live.state import Late, MonitorState
 from commprof.report.live_frame import frame, waiting_frame
 from tests.support.growing import GrowingRun
 from tests.support.live_states import job_state, rank_state
-from tests.support.run_directories import HOSTILE, ranks_of
+from tests.support.run_directories import HOSTILE, ranks_of, write_run
 from tests.support.traces import MS
 
 AT = datetime.fromtimestamp(1_700_000_000).strftime("%H:%M:%S")
@@ -114,8 +115,32 @@ def test_top_of_a_directory_without_a_run(
     assert main(["top", str(tmp_path), "--once"]) == 0
     assert "no rank has begun" in capsys.readouterr().out
     assert main(["top", str(tmp_path / "nothing")]) == 2
-    assert "is no directory" in capsys.readouterr().err
+    assert "does not exist" in capsys.readouterr().err
     assert main(["top", str(tmp_path), "--refresh", "0"]) == 2
+
+
+def test_top_in_a_pipe_says_once_what_it_waits_for(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "commprof", "top", str(tmp_path), "--refresh", "0.1"]
+    env = {**os.environ, "COLUMNS": "300"}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == f"no rank has begun to record in {tmp_path}; waiting\n"
+        time.sleep(1)
+        run = GrowingRun(tmp_path / "world_2", ranks_of(2, 20))
+        run.begin()
+        run.until(1_500 * MS)
+        lines = [process.stdout.readline() for _ in range(2)]
+        process.terminate()
+    assert lines[0] == "\n"
+    assert lines[1].startswith("2 ranks, gloo")
+
+
+def test_top_in_a_pipe_ends_after_the_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(top, "_NEXT_JOB_S", 0.5)
+    assert main(["top", str(write_run(tmp_path, ranks_of(2, 5))), "--refresh", "0.1"]) == 0
+    assert capsys.readouterr().out.count("has ended") == 1
 
 
 def test_top_on_a_terminal_leaves_it_as_it_was(tmp_path: Path) -> None:

@@ -46,12 +46,14 @@ def test_a_file_holds_what_the_terminal_shows(
     assert target.read_text() == shown
 
 
-def test_a_page_goes_into_the_run_and_is_not_overwritten(
+def test_a_page_goes_into_the_run_and_takes_the_place_of_its_own_only(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["report", str(run), "--format", "html"]
     assert main(words) == 0
     assert capsys.readouterr().out == f"Written: {run}/report.html\n"
+    assert main(words) == 0
+    words += ["-o", f"{run}/report.html"]
     assert main(words) == 2
     assert "is there already; give --force" in capsys.readouterr().err
     assert main([*words, "--force"]) == 0
@@ -177,4 +179,4 @@ def test_a_directory_that_is_no_run(
     tmp_path: Path, format: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["report", str(tmp_path / "none"), "--format", format]) == 1
-    assert "holds neither run.json nor" in capsys.readouterr().err
+    assert "none does not exist; give the directory that" in capsys.readouterr().err

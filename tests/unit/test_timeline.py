@@ -251,9 +251,11 @@ def test_the_suffix_decides_about_compression_and_nothing_is_overwritten(
     assert main(["trace", str(tmp_path)]) == 0
     with gzip.open(tmp_path / "trace_2.json.gz", "rt") as file:
         assert json.load(file)["otherData"]["world_size"] == 2
-    assert main(["trace", str(tmp_path)]) == 2
+    assert main(["trace", str(tmp_path)]) == 0  # in the place of its own
+    named = ["trace", str(tmp_path), "-o", str(tmp_path / "trace_2.json.gz")]
+    assert main(named) == 2
     assert "--force" in capsys.readouterr().err
-    assert main(["trace", str(tmp_path), "--force"]) == 0
+    assert main([*named, "--force"]) == 0
     assert list(tmp_path.glob("*.part")) == []
 
 

@@ -134,10 +134,10 @@ def test_training_learns() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"accumulate": 0}, r"accumulate=0 is out of range \(allowed: 1 or more\)"),
-        ({"clip_norm": -1.0}, "clip_norm=-1.0 is out of range"),
-        ({"clip_norm": float("nan")}, "clip_norm=nan is out of range"),
-        ({"lr_warmup": -1}, "lr_warmup=-1"),
+        ({"accumulate": 0}, r"--accumulate 0 is out of range \(allowed: 1 or more\)"),
+        ({"clip_norm": -1.0}, "--clip-norm -1.0 is out of range"),
+        ({"clip_norm": float("nan")}, "--clip-norm nan is out of range"),
+        ({"lr_warmup": -1}, "--lr-warmup -1"),
         ({"precision": "bf61"}, r"'bf61' \(allowed: fp32, bf16, fp16\); did you mean 'bf16'"),
     ],
 )

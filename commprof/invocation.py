@@ -1,0 +1,51 @@
+"""How to type a command of commprof, or pip, where this process runs: so that it can be copied."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import sys
+from pathlib import Path
+
+#: The distributions of modules that are called otherwise.
+_DISTRIBUTIONS = {"yaml": "PyYAML", "sklearn": "scikit-learn", "PIL": "pillow"}
+
+
+def command(*words: str, anywhere: bool = False) -> str:
+    """``commprof WORDS``, as this environment has it.
+
+    The plain name where the shell finds it; else the path of the environment's own, and where it
+    was not installed, ``python -m commprof``.
+
+    Args:
+        words: behind the name, already quoted for a shell.
+        anywhere: to be typed in another directory than this one: no path is relative.
+    """
+    return " ".join([*_program("commprof", ("-m", "commprof"), anywhere), *words])
+
+
+def pip(*packages: str) -> str:
+    """What installs packages, by the names of their modules or of pip, into this environment."""
+    names = [shlex.quote(_DISTRIBUTIONS.get(package, package)) for package in packages]
+    return " ".join([*_program("pip", ("-m", "pip"), False), "install", *names])
+
+
+def _program(name: str, module: tuple[str, ...], anywhere: bool) -> list[str]:
+    own = Path(sys.executable).parent  # not resolved: a virtual environment's is a link
+    found = shutil.which(name)
+    if found is not None and Path(found).parent == own:
+        return [name]
+    program = own / name
+    if name == "commprof" and program.is_file():
+        return [_typed(program, anywhere)]
+    return [_typed(Path(sys.executable), anywhere), *module]
+
+
+def _typed(program: Path, anywhere: bool) -> str:
+    """Relative to this directory, where it lies in it."""
+    try:
+        near = program.relative_to(os.getcwd())
+    except (ValueError, OSError):
+        return shlex.quote(str(program))
+    return shlex.quote(str(program if anywhere else near))
