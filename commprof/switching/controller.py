@@ -8,6 +8,8 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+import torch.distributed as dist
+
 from commprof.capture.attachment import Attachment
 from commprof.capture.metadata import rank_and_world_size
 from commprof.capture.profiler import Profiler
@@ -81,7 +83,10 @@ class Trial:
             self._begin(step + 1)
         else:
             self._losses.end_step(True)
-            if any(one.has_own_hook for one in self._attachments):
+            if any(_has_lost_its_group(one) for one in self._attachments):
+                self._ended += 1
+                self._stop_early("the process group of a model was destroyed")
+            elif any(one.has_own_hook for one in self._attachments):
                 self._say("a communication hook was registered, and so the trial ends here")
                 self._finish()
         if not self._done:
@@ -92,9 +97,17 @@ class Trial:
         if self._schedule is None:
             recorder().add_metadata(json.dumps({"no_trial": self._no_trial()}))
         elif not self._done:
-            said = f"{self._ended} of the trial's {self._schedule.steps} steps"
-            self._say(f"the script ended after {said}; complete rounds are used")
-            self._finish()
+            self._stop_early("the script ended")
+
+    def _stop_early(self, why: str) -> None:
+        """It needs no process group, which may be gone."""
+        assert self._schedule is not None
+        length = self._schedule.candidates * (self._plan.warmup + self._plan.block)
+        self._say(
+            f"{why} after {self._ended} of the trial's {self._schedule.steps} steps; complete "
+            f"rounds are used: {self._ended // length} of {self._plan.rounds}"
+        )
+        self._finish()
 
     def _no_trial(self) -> dict[str, Any]:
         """Why it did not begin, as the end of a sentence."""
@@ -210,6 +223,15 @@ class Trial:
     def _say(self, what: str) -> None:
         if self._rank == 0:
             print(f"commprof: {what}", file=sys.stderr)
+
+
+def _has_lost_its_group(attachment: Attachment) -> bool:
+    """True if the script destroyed the group over which this model exchanges gradients."""
+    try:
+        dist.get_process_group_ranks(attachment.ddp.process_group)
+    except (KeyError, ValueError):
+        return True
+    return False
 
 
 def _sync_buffers(attachment: Attachment, on: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from commprof.capture.attachment import Attachment, attach
+from commprof.capture.recorder import recorder
 from commprof.errors import CommprofError
 from commprof.switching.bucketing import Bucketings, obstacle
 from commprof.switching.controller import Trial
@@ -21,7 +23,8 @@ from commprof.trials.plan import SETTLE_STEPS, parse_trial
 def one_rank() -> Iterator[None]:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield
-    dist.destroy_process_group()
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 class Steps:
@@ -202,3 +205,51 @@ def test_a_capture_that_keeps_no_records_is_refused() -> None:
     steps.mode = "always-on"
     with pytest.raises(CommprofError, match="capture is in mode 'always-on'"):
         Trial(parse_trial("fp16"), steps)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def noted(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What the trial puts into the trace."""
+    found: dict[str, Any] = {}
+    monkeypatch.setattr(recorder(), "add_metadata", lambda text: found.update(json.loads(text)))
+    return found
+
+
+def test_the_end_of_a_script_without_its_process_group_says_how_far_the_trial_came(
+    capsys: pytest.CaptureFixture[str], noted: dict[str, Any]
+) -> None:
+    ddp, steps = model(), Steps()
+    trial = Trial(parse_trial("fp16,rounds=3,block=1"), steps)  # type: ignore[arg-type]
+    attachment = attach(ddp)
+    trial.add(attachment)
+    for _ in range(SETTLE_STEPS + 14):
+        train(ddp)
+        steps.step()
+    dist.destroy_process_group()
+    trial.capture_ends()
+    assert trial.done
+    assert attachment.compressor is None
+    assert len(noted["trial_losses"]["values"]) == 14
+    assert (
+        "commprof: the script ended after 14 of the trial's 36 steps; complete rounds are used: "
+        "1 of 3"
+    ) in capsys.readouterr().err
+
+
+def test_a_trial_ends_where_the_script_destroys_the_group_and_goes_on(
+    capsys: pytest.CaptureFixture[str], noted: dict[str, Any]
+) -> None:
+    """Its blocks begin with collectives over that group."""
+    ddp, steps = model(), Steps()
+    trial = Trial(parse_trial("fp16,rounds=3,block=1"), steps)  # type: ignore[arg-type]
+    trial.add(attach(ddp))
+    for _ in range(SETTLE_STEPS + 1):
+        train(ddp)
+        steps.step()
+    dist.destroy_process_group()
+    for _ in range(36):
+        steps.step()
+    assert trial.done
+    assert "trial_losses" in noted
+    said = capsys.readouterr().err
+    assert "the process group of a model was destroyed after 2 of the trial's 36 steps" in said
