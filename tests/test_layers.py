@@ -17,8 +17,8 @@ import pytest
 ROOT = Path(__file__).parent.parent
 
 FOUNDATION = {
-    *("errors", "units", "collectives", "printable", "interrupts", "address", "invocation"),
-    *("_native", "_version", "_C"),
+    *("errors", "units", "collectives", "printable", "interrupts", "address"),
+    *("files", "invocation", "_native", "_version", "_C"),
 }
 DOORS = {"__init__", "__main__", "door", "run", "wrap"}
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from commprof.files import read_bytes
+
 HANG_SCHEMA_VERSION = 1
 HANG_FILES = "hang_*.json"
 EVENT_FILES = "watchdog_*.jsonl"
@@ -106,9 +108,7 @@ def _event(value: Any) -> WatchEvent | None:
 
 def _text(path: Path) -> str:
     try:
-        if not path.is_file() or path.stat().st_size > _LARGEST_BYTES:
-            return ""
-        return path.read_text(errors="replace")
+        return read_bytes(path, _LARGEST_BYTES).decode(errors="replace")
     except OSError:
         return ""
 

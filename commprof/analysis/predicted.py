@@ -5,7 +5,6 @@ It is read, not made: the model's own interval and error come with it.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 
 from commprof.analysis.intervals import Interval
 from commprof.errors import CommprofError
+from commprof.files import read_json
 
 _SCHEMA_VERSION = 1
 
@@ -46,7 +46,7 @@ def read_predictions(path: Path) -> Predictions:
         CommprofError: it is none, or of a version not known here.
     """
     try:
-        document = json.loads(path.read_text())
+        document = read_json(path)
         version = document["schema_version"]
         if version != _SCHEMA_VERSION:
             raise CommprofError(

@@ -12,6 +12,7 @@ from typing import Any
 
 from commprof.analysis.sweep import OverlapRow, RowKey, SweepResult, SweepRow
 from commprof.errors import UsageError
+from commprof.files import read_json
 
 #: Raised when a field changes its meaning or goes away, not when one is added.
 SCHEMA_VERSION = 1
@@ -48,7 +49,7 @@ def read_sweep(path: Path) -> SweepResult:
     Raises UsageError for a file that is none, or of another version.
     """
     try:
-        value = json.loads(path.read_text())
+        value = read_json(path)
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from None
     except ValueError as error:

@@ -13,6 +13,7 @@ from commprof.predict.build import build_profile
 from commprof.predict.machine_profile import default_path, save_profile
 from commprof.predict.points import Measurement, read_points
 from commprof.predict.recorded import Recorded, read_recorded
+from commprof.printable import printable
 from commprof.report import profile_table
 
 
@@ -70,8 +71,8 @@ held-out error, and writes them to a machine profile, which `commprof predict` p
         save_profile(profile, path)
         print(profile_table.render(profile, prose_width(), table_width()), end="")
         for reason in (*refused, *left_out):
-            print(f"Left out: {reason}")
-        print(f"Machine profile: {path}")
+            print(f"Left out: {printable(reason)}")
+        print(f"Machine profile: {printable(str(path))}")
         return 0
 
 

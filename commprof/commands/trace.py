@@ -17,6 +17,7 @@ from commprof.analysis.timeline.merged import rank_index, sort_index, torch_even
 from commprof.analysis.timeline.overview import Overview, overview
 from commprof.analysis.timeline.rank import rank_timeline
 from commprof.errors import CommprofError, UsageError
+from commprof.printable import printable
 from commprof.report import chrome_trace
 from commprof.trace.run_directory import read_context, strategy_directories, trace_paths
 from commprof.trace.salvage import salvage_dead
@@ -83,7 +84,7 @@ A file name that ends in .gz is compressed. See docs/timeline.md.
             count = chrome_trace.write(file, _about(view, world_size), _events(view, merged))
         missing = sorted(set(range(world_size)) - set(paths))
         for line in _warnings(view, missing):
-            print(f"commprof: {line}", file=sys.stderr)
+            print(f"commprof: {printable(line)}", file=sys.stderr)
         print(f"{output}: {count} events of {len(view.ranks)} of {world_size} ranks")
         print("Open it at https://ui.perfetto.dev (nothing is uploaded) or chrome://tracing")
         return 0

@@ -7,6 +7,7 @@ import math
 from pathlib import Path
 from typing import Final
 
+from commprof.files import open_regular
 from commprof.live.state import GradientState
 
 _LARGEST_BYTES: Final = 4096
@@ -18,7 +19,7 @@ def newest(trace: Path) -> GradientState | None:
     None where nothing was measured, or the file is being written.
     """
     try:
-        with trace.with_suffix(".gradients").open("rb") as file:
+        with open_regular(trace.with_suffix(".gradients")) as file:
             value = json.loads(file.read(_LARGEST_BYTES))
     except (OSError, ValueError, RecursionError):
         return None

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from commprof.errors import CommprofError
+from commprof.files import read_json
 from commprof.predict.cost_model import LINKS, CostCurve, HeldOut, Piece
 from commprof.predict.hook_costs import HookCost, HookFigures
 
@@ -71,7 +72,7 @@ def load_profile(path: Path) -> MachineProfile:
         CommprofError: the file is none, or of a version not known here.
     """
     try:
-        document = json.loads(path.read_text())
+        document = read_json(path)
     except (OSError, ValueError) as error:
         raise CommprofError(f"{path} is no machine profile: {error}") from None
     if not isinstance(document, dict) or document.get("kind") != KIND:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from typing import Any
 
 from commprof.analysis.sweep_file import KIND, SCHEMA_VERSION
 from commprof.errors import CommprofError
+from commprof.files import read_json
 from commprof.predict.algorithms import OPERATIONS, canonical
 from commprof.predict.cost_model import OTHER_HOST, SAME_HOST
 
@@ -69,7 +69,7 @@ def read_points(path: Path) -> Measurement:
             here, or has no such rows.
     """
     try:
-        document = json.loads(path.read_text())
+        document = read_json(path)
     except (OSError, ValueError) as error:
         raise CommprofError(f"{path} cannot be read: {error}") from None
     if not isinstance(document, dict) or document.get("kind") != KIND:

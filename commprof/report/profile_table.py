@@ -22,6 +22,8 @@ _NOT_KNOWN = (math.nan, math.nan)
 _UNKNOWN = HookFigures(_NOT_KNOWN, _NOT_KNOWN, _NOT_KNOWN, math.nan)
 #: Share of the step by which a replay of the run that it was fitted to may miss.
 _NOISY = 0.05
+#: Characters of a name that are shown.
+_MOST_NAME = 60
 _HEADERS = (
     *("operation", "ranks", "bytes\nper step", "alpha\nµs", "rate\nGB/s", "residual"),
     *("held out:\nsizes", "\nworld sizes", "gamma\nns/byte"),
@@ -48,7 +50,7 @@ def render(profile: MachineProfile, width: int, tables: int | None = None) -> st
         parts.append(tabulated(rows, _HOOK_HEADERS, [0], tables))
         parts.append(textwrap.fill(_HOOK_LEGEND, width))
     noisy = [
-        f"{curve.op}, class {name.replace('_', ' ')}: the replay misses the recorded "
+        f"{_name(curve)}, class {name.replace('_', ' ')}: the replay misses the recorded "
         f"ends by {curve.residual:.0%} of the step; the run was disturbed, or its steps differ: "
         "record it again, with more steps."
         for name, link in profile.links.items()
@@ -67,7 +69,7 @@ def _hook(hook: HookCost) -> tuple[str, ...]:
         (hook.decode, low.decode, high.decode),
     )
     return (
-        printable(hook.label),
+        printable(hook.label)[:_MOST_NAME],
         str(hook.ranks),
         f"{hook.bucket_bytes[0] / 1e6:.3g}-{hook.bucket_bytes[1] / 1e6:.3g}",
         *(_within(line[1], least[1], most[1], 1e9) for line, least, most in stages),
@@ -116,13 +118,18 @@ def _rows(curve: CostCurve) -> Iterator[tuple[str, ...]]:
     for number, (begin, end, piece) in enumerate(shown):
         first = number == 0
         yield (
-            f"{curve.op} {curve.backend}" if first else "",
+            _name(curve) if first else "",
             ranks if first else "",
             f"{begin:.3g}-{end:.3g}",
             _alpha(piece),
             _rate(piece),
             *(whole if first else ("",) * len(whole)),
         )
+
+
+def _name(curve: CostCurve) -> str:
+    """From a trace's metadata or a file: of any content and length."""
+    return printable(f"{curve.op} {curve.backend}")[:_MOST_NAME]
 
 
 def _alpha(piece: Piece) -> str:

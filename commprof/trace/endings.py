@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from commprof.errors import ending_of_process
+from commprof.files import read_json
 from commprof.trace.processes import State, state_of
 from commprof.trace.reader import Trace
 from commprof.units import ns_to_s
@@ -71,7 +72,7 @@ class Endings:
 def read_endings(directory: Path) -> Endings | None:
     """What a launcher left there; None where none did, or nothing that can be read."""
     try:
-        value = json.loads((directory / ENDINGS_FILE).read_text())
+        value = read_json(directory / ENDINGS_FILE)
         if value["schema_version"] != _SCHEMA_VERSION:
             return None
         attempts = tuple(_attempt(row) for row in value["attempts"])

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from commprof.errors import TraceError
+from commprof.files import open_regular, read_bytes
 from commprof.trace import documents, schema
 from commprof.trace.blocks import Block, read_blocks
 from commprof.trace.documents import Group
@@ -83,7 +84,7 @@ def read_trace(path: Path) -> Trace:
         TraceError: the file is no trace, or its metadata cannot be used.
         OSError: the file cannot be opened.
     """
-    found = read_blocks(path, path.read_bytes())
+    found = read_blocks(path, read_bytes(path))
     content = TraceContent(problems=list(found.problems))
     for block in found.blocks:
         take_block(path, block, content)
@@ -115,9 +116,13 @@ def read_first_metadata(path: Path) -> dict[str, Any]:
         TraceError: the file is no trace, or its metadata cannot be used.
         OSError: the file cannot be opened.
     """
-    for most_bytes in (_METADATA_MOSTLY_WITHIN_BYTES, -1):
-        with path.open("rb") as file:
-            found = read_blocks(path, file.read(most_bytes))
+    for whole in (False, True):
+        if whole:
+            data = read_bytes(path)
+        else:
+            with open_regular(path) as file:
+                data = file.read(_METADATA_MOSTLY_WITHIN_BYTES)
+        found = read_blocks(path, data)
         for block in found.blocks:
             if block.type == BlockType.METADATA:
                 try:

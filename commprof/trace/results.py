@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
+
+from commprof.files import read_json
 
 
 def read_result(path: Path) -> dict[str, Any]:
@@ -16,9 +17,9 @@ def read_result(path: Path) -> dict[str, Any]:
         ValueError: it is none, and what is wrong with it.
     """
     try:
-        value = json.loads(path.read_text())
-    except RecursionError:
-        raise ValueError(f"{path}: JSON nested too deep") from None
+        value = read_json(path)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
     if not isinstance(value, dict):
         raise ValueError(f"{path} holds no JSON object")
     for name, good in _REQUIRED.items():

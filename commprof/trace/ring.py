@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from commprof.files import open_regular, read_json
 from commprof.trace import schema
 from commprof.trace.processes import State, state_of
 from commprof.trace.schema import Records
@@ -38,7 +39,7 @@ def read_rings(ring_prefix: str, session: int) -> RingContent:
     content = RingContent()
     for path in ring_files(ring_prefix):
         try:
-            with path.open("rb") as file:
+            with open_regular(path) as file:
                 header = file.read(schema.RING_HEADER_BYTES)
                 capacity = ring_capacity(header, session, os.fstat(file.fileno()).st_size)
                 data = file.read(capacity * schema.RECORD_DTYPE.itemsize)
@@ -54,7 +55,7 @@ def dropped_so_far(ring_prefix: str, session: int) -> int:
     dropped = 0
     for path in ring_files(ring_prefix):
         try:
-            with path.open("rb") as file:
+            with open_regular(path) as file:
                 header = file.read(schema.RING_HEADER_BYTES)
         except OSError:
             continue
@@ -75,7 +76,7 @@ def remove_rings(ring_prefix: str, session: int) -> None:
         return
     for path in ring_files(ring_prefix):
         try:
-            with path.open("rb") as file:
+            with open_regular(path) as file:
                 header = file.read(schema.RING_HEADER_BYTES)
             # One without a header was just being made.
             if not any(header) or _session(header) == session:
@@ -116,7 +117,7 @@ def remove_orphans(memory: Path = _MEMORY) -> int:
     removed = 0
     for path in sorted(memory.glob(f"commprof-{os.getuid()}-*-owner")):
         try:
-            owner = json.loads(path.read_text())
+            owner = read_json(path)
             orphaned = not os.path.exists(owner["trace"]) and state_of(owner) is State.GONE
             session = int(owner["session"])
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
@@ -129,7 +130,7 @@ def remove_orphans(memory: Path = _MEMORY) -> int:
 
 def _owner_session(path: Path) -> int | None:
     try:
-        return int(json.loads(path.read_text())["session"])
+        return int(read_json(path)["session"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
 

@@ -13,7 +13,6 @@ Of several strategies each has such a directory in RUN, and ``RUN/run.json`` nam
 
 from __future__ import annotations
 
-import json
 import shlex
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from commprof.errors import CommprofError, TraceError
+from commprof.files import read_json
 from commprof.trace.attempts import attempt_paths, last_attempt
 from commprof.trace.endings import (
     Endings,
@@ -80,7 +80,7 @@ def read_context(run: Path) -> dict[str, Any]:
     if not path.exists():
         return _context_of_traces(run)
     try:
-        value = json.loads(path.read_text())
+        value = read_json(path)
     except (OSError, ValueError, RecursionError) as error:
         raise CommprofError(f"{path} cannot be read: {error}") from None
     problem = run_file_problem(value)

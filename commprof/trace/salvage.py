@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from commprof.errors import TraceError
+from commprof.files import read_bytes
 from commprof.trace.blocks import pack_block, read_blocks
 from commprof.trace.processes import State, state_of
 from commprof.trace.reader import read_trace
@@ -28,7 +29,7 @@ def salvage(path: Path) -> int:
         TraceError, OSError: the trace cannot be read or written; the ring files are then kept.
     """
     trace = read_trace(path)
-    found = read_blocks(path, path.read_bytes())
+    found = read_blocks(path, read_bytes(path))
     ring_prefix = trace.metadata["ring_prefix"]
     moved = 0
     done = {BlockType.END, BlockType.SALVAGED} & {block.type for block in found.blocks}

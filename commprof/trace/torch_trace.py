@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from commprof.errors import CommprofError
+from commprof.files import read_bytes
 
 _DECODER = json.JSONDecoder()
 _SPACE = re.compile(r"[\s,:]*")
@@ -79,7 +80,7 @@ def read_torch_trace(path: Path) -> TorchTrace:
 
 def _text(path: Path) -> str:
     try:
-        data = path.read_bytes()
+        data = read_bytes(path)
         if data[:2] == b"\x1f\x8b":
             data = gzip.decompress(data)
         return data.decode()

@@ -121,11 +121,13 @@ class RankFeed:
 def _session(path: Path) -> int:
     """Which trace the rings belong to; 0, as no ring has it, where the file is gone."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError:
         return 0
     try:
         header = os.pread(fd, schema.FILE_HEADER.size, 0)
         return int(schema.FILE_HEADER.unpack(header)[3]) if len(header) == 32 else 0
+    except OSError:  # a pipe of that name
+        return 0
     finally:
         os.close(fd)
