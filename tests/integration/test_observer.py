@@ -75,3 +75,17 @@ def test_works_of_other_backends_are_as_they_were(tmp_path: Path) -> None:
     table = columns.collectives(read_trace(tmp_path / "rank_0.trace"))
     took_ms = (table.end_ns - table.issue_ns)[: len(FUTURES)] / 1e6
     assert took_ms[0] < 20 <= took_ms[1:].min()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(_native.native is None, reason=_native.native_error or "")
+def test_groups_made_in_a_loop_are_told_apart(tmp_path: Path) -> None:
+    """Addresses of groups that are gone are used again."""
+    count = 500
+    run_module("tests.support.many_groups", [str(tmp_path), str(count)], 1)
+    trace = read_trace(tmp_path / "rank_0.trace")
+    names = {group.id: group.name for group in trace.groups.values()}
+    assert len(set(names.values())) == len(names) == count
+    table = columns.collectives(trace)
+    assert table.group.tolist() == list(range(1, count + 1))
+    assert set(table.seq.tolist()) == {0}

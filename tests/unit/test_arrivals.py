@@ -26,6 +26,16 @@ def test_the_last_issue_decides_on_every_rank() -> None:
         assert arrivals.late_rank.tolist() == [1, 0]
 
 
+def test_numbers_go_on_from_0_after_the_last_of_32_bits() -> None:
+    ranks = [Rank(rank, 2) for rank in range(2)]
+    for rank, issue in zip(ranks, (10, 35), strict=True):
+        for turn, seq in enumerate((2**32 - 2, 2**32 - 1, 0, 1)):
+            rank.collective(seq, issue + 100 * turn, 50 + 100 * turn)
+    for arrivals in match(*ranks):
+        assert arrivals.last_arrival_ns.tolist() == [35, 135, 235, 335]
+        assert arrivals.late_rank.tolist() == [1] * 4
+
+
 def test_a_missing_rank_leaves_the_arrival_unknown() -> None:
     first, second = Rank(0, 3), Rank(1, 3)
     for rank in (first, second):

@@ -3,6 +3,7 @@
 #include <pthread.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
+#include <atomic>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -35,6 +36,34 @@ struct GroupEntry {
 struct GroupTable {
   std::mutex mutex;
   std::unordered_map<const void*, std::unique_ptr<GroupEntry>> entries;
+  uint32_t count = 0; // of all groups so far
+  size_t sweep_at = 64; // entries
+  // Changes when entries went, for the threads that remember one.
+  std::atomic<uint64_t> sweeps{0};
+
+  GroupEntry& entry(c10d::ProcessGroup& group) {
+    const auto found = entries.find(&group);
+    if (found != entries.end()) {
+      return *found->second;
+    }
+    sweep();
+    return *(entries[&group] = std::make_unique<GroupEntry>(group));
+  }
+
+  // A job may make groups in a loop: forgets those that nobody can use again,
+  // now and then.
+  void sweep() {
+    if (entries.size() < sweep_at) {
+      return;
+    }
+    // First, so that who gets a group at an address that is let go of here sees
+    // it.
+    sweeps.fetch_add(1, std::memory_order_relaxed);
+    std::erase_if(entries, [](const auto& entry) {
+      return entry.second->group.expired();
+    });
+    sweep_at = 2 * entries.size() + 64;
+  }
 };
 
 // Late callbacks may outlive static objects. The recorder comes first, since
@@ -63,25 +92,29 @@ uint32_t GroupInfo::nextMessage(Op op, int64_t peer) {
 GroupInfo& groupInfo(c10d::ProcessGroup& group) {
   static thread_local const void* last_group = nullptr;
   static thread_local GroupInfo* last_info = nullptr;
-  if (&group == last_group) {
+  static thread_local uint64_t last_sweeps = 0;
+  static GroupTable& known = groupTable();
+  // A thread that sees an old count here has got its group, which is alive,
+  // from before that sweep: it is still there.
+  const uint64_t sweeps = known.sweeps.load(std::memory_order_relaxed);
+  if (&group == last_group && sweeps == last_sweeps) {
     return *last_info;
   }
-  std::lock_guard<std::mutex> lock(groupTable().mutex);
-  auto& entries = groupTable().entries;
-  std::unique_ptr<GroupEntry>& entry = entries[&group];
-  if (!entry) {
-    entry = std::make_unique<GroupEntry>(group);
-    entry->info.id = uint32_t(entries.size());
+  const std::lock_guard<std::mutex> lock(known.mutex);
+  GroupInfo& info = known.entry(group).info;
+  if (info.id == 0) {
+    info.id = ++known.count;
     Recorder::instance().addGroup(
-        {entry->info.id,
+        {info.id,
          group.getGroupName(),
          uint32_t(group.getRank()),
          uint32_t(group.getSize())},
-        describe(entry->info.id, group));
+        describe(info.id, group));
   }
   last_group = &group;
-  last_info = &entry->info;
-  return entry->info;
+  last_info = &info;
+  last_sweeps = known.sweeps.load(std::memory_order_relaxed);
+  return info;
 }
 
 } // namespace commprof

@@ -31,7 +31,8 @@ struct GroupInfo {
 };
 
 // Any thread. The first call for a group writes its description to the trace;
-// later ones from the same thread cost one comparison.
+// later ones from the same thread cost two comparisons. To be used as long as
+// the group is alive.
 GroupInfo& groupInfo(c10d::ProcessGroup& group);
 
 } // namespace commprof
