@@ -1,21 +1,24 @@
 """The figures of each step of a running job, from the records of its ranks as they come.
 
-A rank's own work is its time per phase less what its training thread waited in it: in
-``Work.wait``, or in DDP's finalisation. The report splits the same time more finely, see
-:mod:`breakdown`.
+A rank's own work is what the report says it is: its time per phase less what its training thread
+waited in it, see :mod:`breakdown`, which works it out here too.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 
 from commprof.analysis.anomalies import BULK_BYTES, StepFigures
+from commprof.analysis.breakdown import breakdown
 from commprof.analysis.matching import POINT_TO_POINT
-from commprof.trace.schema import PHASES, Kind, Records
+from commprof.trace import columns
+from commprof.trace.reader import Trace
+from commprof.trace.schema import RECORD_DTYPE, Kind, Records
 from commprof.units import ns_to_ms
 
 #: Steps that some rank has yet to end; a rank further behind is hung.
@@ -23,6 +26,9 @@ _MOST_OPEN = 256
 #: Large collectives that some rank has yet to issue or complete.
 _MOST_BULK = 16384
 _BITS_PER_BYTE = 8
+#: Records of a step that has not ended; of a longer one the oldest go.
+_MOST_PENDING = 1 << 16
+_OF_STEPS = (Kind.STEP, Kind.PHASE, Kind.WAIT, Kind.FINALIZE_BEGIN, Kind.FINALIZE_END)
 
 
 @dataclass(frozen=True)
@@ -40,50 +46,28 @@ class RankMeter:
     """Cuts one rank's records into steps."""
 
     def __init__(self) -> None:
-        self._begin: tuple[int, int] | None = None  # step and time
-        self._thread = 0
-        self._phases: list[tuple[int, int, int]] = []
-        self._waits: list[tuple[int, int]] = []
-        self._finalizing_ns = 0
+        self._pending: Records = np.empty(0, dtype=RECORD_DTYPE)
 
     def take(self, records: Records) -> list[RankStep]:
         """The steps that ended in these records, which are ordered by time."""
-        ended: list[RankStep] = []
-        fields = ("kind", "timestamp_ns", "value", "op_id", "aux", "thread")
-        kinds = [Kind.STEP, Kind.PHASE, Kind.WAIT, Kind.FINALIZE_BEGIN, Kind.FINALIZE_END]
-        chosen = records[np.isin(records["kind"], kinds)]
-        for row in zip(*(chosen[name].tolist() for name in fields), strict=True):
-            kind, time_ns, value, op_id, aux, thread = row
-            if kind == Kind.STEP:
-                ended += self._boundary(op_id, aux, time_ns)
-                self._thread = thread
-            elif kind == Kind.PHASE:
-                self._phases.append((aux, time_ns, value))
-            elif kind == Kind.WAIT and thread == self._thread:
-                self._waits.append((time_ns, value))
-            elif kind == Kind.FINALIZE_BEGIN:
-                self._finalizing_ns = time_ns
-            elif kind == Kind.FINALIZE_END and self._finalizing_ns:
-                self._waits.append((self._finalizing_ns, time_ns))
-                self._finalizing_ns = 0
-        return ended
-
-    def _boundary(self, step: int, ended: int, time_ns: int) -> Iterator[RankStep]:
-        begun = self._begin
-        self._begin = step + ended, time_ns
-        phases, waits = self._phases, _union(self._waits)
-        self._phases, self._waits = [], []
-        if not ended or begun is None or begun[0] != step:
-            return
-        begin_ns = begun[1]
-        work = [0] * len(PHASES)
-        for code, begin, end in phases:
-            if code < len(PHASES):
-                waited = sum(max(min(end, e) - max(begin, b), 0) for b, e in waits)
-                work[code] += max(end - begin - waited, 0)
-        waited = sum(max(min(time_ns, e) - max(begin_ns, b), 0) for b, e in waits)
-        work[0] += max(time_ns - begin_ns - waited - sum(work), 0)  # no phase was declared for it
-        yield RankStep(step, begin_ns, time_ns, tuple(work))
+        chosen = records[np.isin(records["kind"], _OF_STEPS)]
+        pending = np.concatenate([self._pending, chosen])[-_MOST_PENDING:]
+        pending = pending[np.argsort(pending["timestamp_ns"], kind="stable")]
+        marks = pending[pending["kind"] == Kind.STEP]
+        # Without a mark `breakdown` would look for steps at backward passes.
+        if len(chosen) == 0 or not (marks["aux"] == 1).any():
+            self._pending = pending
+            return []
+        trace = Trace(Path(), {}, {}, pending, complete=False, dropped=0, problems=())
+        steps = columns.steps(trace)
+        part = breakdown(trace, columns.collectives(trace), None, world_size=0)
+        self._pending = pending[pending["timestamp_ns"] >= marks["timestamp_ns"][-1]]
+        work = np.maximum(part.work_ns, 0).astype(np.int64).T
+        marks_of = (column.tolist() for column in (steps.index, steps.begin_ns, steps.end_ns))
+        return [
+            RankStep(step, begin, end, tuple(of_step))
+            for step, begin, end, of_step in zip(*marks_of, work.tolist(), strict=True)
+        ]
 
 
 @dataclass
@@ -163,14 +147,3 @@ class StepMeter:
             },
             gbit_per_s=rate,
         )
-
-
-def _union(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The same time, each moment once."""
-    result: list[tuple[int, int]] = []
-    for begin, end in sorted(spans):
-        if result and begin <= result[-1][1]:
-            result[-1] = result[-1][0], max(end, result[-1][1])
-        else:
-            result.append((begin, end))
-    return result

@@ -7,7 +7,7 @@ import pytest
 
 from commprof.analysis.anomalies import BANDWIDTH, COMPUTE, STEP, AnomalyFinder, find_anomalies
 from commprof.analysis.measured import measured_world
-from commprof.live.step_meter import StepMeter
+from commprof.live.step_meter import RankMeter, StepMeter
 from commprof.trace.schema import Phase
 from tests.support.traces import MS, Rank, world_run
 
@@ -104,3 +104,26 @@ def test_a_change_to_yet_another_level_is_no_end() -> None:
     made = measured_world(world_run(ranks(slow_ms=6)))
     assert made is not None
     assert {one.last_step for one in find_anomalies(made)} == {None}
+
+
+def test_own_work_is_the_report_s() -> None:
+    # A finalisation of 8 ms in which the thread ran for 5 (it copied) and waited 3, 1 of them in
+    # a Work.wait; 2 ms in no phase.
+    rank, begin = Rank(), 1000 * MS
+    for step in range(4):
+        at = begin + 20 * step * MS
+        rank.phase(Phase.FORWARD, at, at + 5 * MS)
+        rank.phase(Phase.BACKWARD, at + 5 * MS, at + 18 * MS)
+        op = rank.collective(step, at + 9 * MS, at + 17 * MS, graph_task=step)
+        rank.wait(op, at + 11 * MS, at + 12 * MS)
+        rank.finalize(at + 10 * MS, at + 18 * MS, cpu=5 * MS, graph_task=step)
+        rank.step(at, at + 20 * MS)
+    records = rank.records()
+    meter = RankMeter()
+    found = [step for part in np.array_split(records, 7) for step in meter.take(part)]
+    seen = measured_world(world_run([rank]))
+    assert seen is not None
+    assert [one.step for one in found] == [0, 1, 2, 3]
+    for one, of_report in zip(found, seen.parts[0].work_ns.T.tolist(), strict=True):
+        assert one.work_ns == (2 * MS, 0, 5 * MS, 10 * MS, 0)
+        assert of_report == list(one.work_ns)
