@@ -101,11 +101,12 @@ def _in_finalizations(
     table: Collectives, waits: Spans, finalizations: Finalizations, thread: int
 ) -> Iterator[_Row]:
     """The finalisations' waiting, bucket by bucket; what ``waits`` counted is left out."""
-    seen = np.flatnonzero((table.graph_task >= 0) & (table.end_ns > 0))
-    buckets = seen[np.argsort(table.graph_task[seen], kind="stable")]
     span = finalizations.span
-    first = np.searchsorted(table.graph_task[buckets], span.key, side="left")
-    last = np.searchsorted(table.graph_task[buckets], span.key, side="right")
+    task = _awaited_by(table, span, thread)
+    seen = np.flatnonzero((task >= 0) & (table.end_ns > 0))
+    buckets = seen[np.argsort(task[seen], kind="stable")]
+    first = np.searchsorted(task[buckets], span.key, side="left")
+    last = np.searchsorted(task[buckets], span.key, side="right")
     # One thread's waits neither nest nor overlap, so begins and ends are both in order.
     waited = np.concatenate(([0], np.cumsum(waits.end_ns - waits.begin_ns)))
     wait_first = np.searchsorted(waits.begin_ns, span.begin_ns, side="left")
@@ -118,6 +119,30 @@ def _in_finalizations(
         yield from _share(table, part, int(span.key[i]), window, int(blocked[i]))
 
 
+def _awaited_by(table: Collectives, span: Spans, thread: int) -> Ints:
+    """The backward pass that waits for each collective; -1 for none.
+
+    Beside those that it issued, what a hook issues when an earlier collective of it is done, as
+    torch's PowerSGD hook does: in a callback, so by another thread, in the same group, until
+    the finalisation has all buckets.
+    """
+    task = table.graph_task.copy()
+    issued = np.flatnonzero(task >= 0)
+    passes, at = np.unique(task[issued], return_index=True)
+    begun_ns = dict(zip(passes.tolist(), table.issue_ns[issued[at]].tolist(), strict=True))
+    groups = set(zip(task[issued].tolist(), table.group[issued].tolist(), strict=True))
+    mine = np.flatnonzero(span.thread == thread)
+    mine = mine[np.argsort(span.end_ns[mine], kind="stable")]
+    later = np.flatnonzero((task < 0) & (table.thread != thread))
+    row = np.searchsorted(span.end_ns[mine], table.issue_ns[later], side="left")
+    later, row = later[row < len(mine)], row[row < len(mine)]
+    for i, key in zip(later.tolist(), span.key[mine[row]].tolist(), strict=True):
+        begun = key in begun_ns and begun_ns[key] <= table.issue_ns[i]
+        if begun and (key, int(table.group[i])) in groups:
+            task[i] = key
+    return task
+
+
 def _share(
     table: Collectives, buckets: Ints, graph_task: int, window: tuple[int, int], blocked_ns: int
 ) -> Iterator[_Row]:
@@ -128,7 +153,9 @@ def _share(
     stands still while it copies, and not at all if that clock is past it already.
     """
     begin_ns, end_ns = window
-    size = table.bytes_in[buckets].astype(np.float64)
+    # What a hook sends for a bucket in a callback is no more to copy: the bucket is.
+    own = table.graph_task[buckets] >= 0
+    size = np.where(own, table.bytes_in[buckets], 0).astype(np.float64)
     copied = np.cumsum(size) - size
     end = np.minimum(table.end_ns[buckets], end_ns) - begin_ns
     speed = _copy_ns_per_byte(end, copied, blocked_ns, (end_ns - begin_ns) / max(1.0, size.sum()))

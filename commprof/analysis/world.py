@@ -122,6 +122,15 @@ class WorldResult:
         """Steps behind every figure."""
         return self.steps - self.warmup_steps
 
+    @property
+    def unlisted_exposed_ms(self) -> float:
+        """Exposed time per step that is in no row of ``collectives``.
+
+        The training thread stood still with every collective that was seen complete, or waited
+        for one that was not recorded, or was issued in another step.
+        """
+        return self.parts.exposed_ms - sum(row.exposed_ms for row in self.collectives)
+
 
 def analyse_world(run: WorldRun) -> WorldResult | None:
     """Figures of one world size; None if no rank left a trace."""

@@ -17,6 +17,8 @@ over the time from the last rank's start to the last completion; 1 GB is 1e9 byt
 
 #: The shares of a row's calls below this are not worth a word.
 _NEARLY_ALL = 0.995
+#: Of exposed time, in no row.
+_WORTH_A_LINE = 0.02
 
 _HEADERS = (
     "operation",
@@ -49,8 +51,21 @@ def collectives_section(world: WorldResult, most_rows: int = 12, tables: int | N
     if left_out:
         more = "1 more kind" if left_out == 1 else f"{left_out} more kinds"
         lines.append(f"{more} of call: see the JSON result.")
+    lines += [textwrap.fill(line, tables or 100) for line in unlisted(world)]
     callers = [line for row in shown if row.callers for line in _callers(row, tables or 100)]
     return "\n".join([*lines, *callers])
+
+
+def unlisted(world: WorldResult) -> list[str]:
+    """What of exposed time the rows do not add up to; empty where that is next to nothing."""
+    exposed, rest = world.parts.exposed_ms, world.unlisted_exposed_ms
+    if not rest > _WORTH_A_LINE * exposed:
+        return []
+    return [
+        f"Exposed beside these rows: {three_digits(rest)} of {three_digits(exposed)} ms per step, "
+        "when the thread stood still though all that was seen of its collectives was complete "
+        "(for a core, or for what was not recorded)."
+    ]
 
 
 def collectives_grid(world: WorldResult, most_rows: int) -> Grid:

@@ -10,8 +10,10 @@ import pytest
 
 from commprof.analysis.bandwidth import bus_factor, sizes_bytes
 from commprof.analysis.collectives import CollectiveRow, Spread, caller, collective_rows
+from commprof.report.collectives_table import collectives_section
 from commprof.trace import columns, schema
 from commprof.trace.schema import Kind, Phase
+from tests.support.results import collective, parts, world
 from tests.support.traces import MS, Rank
 
 MB = 1_000_000
@@ -281,3 +283,11 @@ def test_bus_factor_on_four_ranks(op: str, factor: float) -> None:
 @pytest.mark.parametrize("op", ["barrier", "monitored_barrier", "other"])
 def test_what_has_no_bus_factor(op: str) -> None:
     assert math.isnan(bus_factor(op, 4))
+
+
+def test_exposed_time_beside_the_rows_is_named() -> None:
+    found = world(2, parts=parts(exposed_ms=10.0), collectives=(collective(exposed_ms=4.0),))
+    assert found.unlisted_exposed_ms == pytest.approx(6.0)
+    assert "Exposed beside these rows: 6 of 10 ms per step" in collectives_section(found)
+    found = world(2, parts=parts(exposed_ms=10.0), collectives=(collective(exposed_ms=9.9),))
+    assert "beside" not in collectives_section(found)

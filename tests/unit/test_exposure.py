@@ -183,3 +183,23 @@ def long_run(steps: int) -> Trace:
     in_backward = (kind == Kind.ISSUE) & (records["value"] > 0)
     records["value"] += np.where(in_backward, turn, np.uint64(0))
     return dataclasses.replace(block.trace(), records=records)
+
+
+def test_what_a_hook_issues_in_callbacks_is_waited_for_too() -> None:
+    # As torch's PowerSGD hook: when the first all-reduce is done at 130 its callback issues the
+    # second, and that one's the third. The finalisation waits from 100 for all of them, to 200.
+    rank = Rank(groups={1: ("0", 1), 2: ("other", 1)})
+    rank.collective(0, 50, 130, bytes=8, graph_task=7)
+    rank.collective(1, 131, 160, bytes=4, thread=THREAD + 1)
+    rank.collective(2, 161, 200, bytes=4, thread=THREAD + 1)
+    # Not of this pass: before it, of another group, by the training thread, and behind it.
+    rank.collective(3, 40, 180, thread=THREAD + 1)
+    rank.collective(4, 140, 180, thread=THREAD + 1, group=2)
+    rank.collective(5, 140, 180)
+    rank.collective(6, 201, 210, thread=THREAD + 1)
+    rank.finalize(100, 200, cpu=0, graph_task=7)
+    found = exposed(rank)
+    of = dict(zip(found.collective.tolist(), found.waited_ns.tolist(), strict=True))
+    table = columns.collectives(rank.trace())
+    by_seq = {int(table.seq[row]): waited for row, waited in of.items()}
+    assert by_seq == {0: 30.0, 1: 30.0, 2: 40.0}
