@@ -67,6 +67,7 @@ def notes(trial: TrialResult) -> list[str]:
     found += [
         f"{one.label} is never recommended: {one.barred}." for one in trial.candidates if one.barred
     ]
+    found += [_settling(one, trial) for one in trial.candidates if one.settles]
     found += _without_break_even(trial) if trial.rounds else []
     if not math.isnan(trial.link_gbit_per_s):
         found.append(
@@ -74,6 +75,14 @@ def notes(trial: TrialResult) -> list[str]:
             f"{three_digits(trial.link_gbit_per_s)} Gbit/s."
         )
     return found
+
+
+def _settling(one: CandidateResult, trial: TrialResult) -> str:
+    return (
+        f"{one.label} was still settling after a switch: the later half of its measured steps took "
+        f"{_interval(one.later_over_earlier, 1, 3)} of the earlier half, so in a long run its step "
+        f"is shorter than shown; warmup={3 * trial.warmup_steps} leaves more steps out."
+    )
 
 
 def _without_break_even(trial: TrialResult) -> list[str]:

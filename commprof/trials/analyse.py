@@ -145,7 +145,14 @@ def _candidate(
         break_even=pays,
         no_break_even=None if pays else no_break_even(one, found.rounds, told),
         barred=one.barred,
+        later_over_earlier=_settling(found.later_over_earlier[place], joint),
     )
+
+
+def _settling(halves: Floats, joint: float) -> Interval | None:
+    if not np.isfinite(halves).all():
+        return None
+    return ratio(halves, np.ones_like(halves), joint)
 
 
 def _wire_bytes(one: Candidate, own: Mapping[str, Floats]) -> Floats:

@@ -25,6 +25,8 @@ _COLUMNS = (
     *("wall", *PARTS, "hidden", *STAGES, "compressed_wire", "plain_ring"),
     *("relative_error", "cosine", "loss"),
 )
+#: Steps in each half of a block that are compared.
+_LEAST_HALF = 2
 #: Columns for which a step counts although it is left out of times: see ``_over_block``.
 _WHOLE_BLOCK = ("relative_error", "cosine", "loss")
 
@@ -36,6 +38,9 @@ class Figures:
     #: Median measured step on the rank that is the candidate's slowest over all rounds. The slowest
     #: of each round would be by chance another one, and longer than either rank's steps are.
     step_ns: Floats
+    #: Median step in the later half of a block's measured steps over that in the earlier half, each
+    #: step on its slowest rank; NaN in blocks of fewer than 4.
+    later_over_earlier: Floats
     #: By column name, with the units of ``_COLUMNS``; see ``_over_block``.
     columns: dict[str, Floats]
 
@@ -56,6 +61,7 @@ def figures(traces: list[Trace], schedule: Schedule, first_step: int) -> Figures
     tables = [_steps_of(trace, schedule.steps, first_step) for trace in traces]
     shape = (schedule.candidates, schedule.rounds)
     medians_ns = np.full((*shape, len(traces)), np.nan)
+    settling = np.full(shape, np.nan)
     found = {name: np.full(shape, np.nan) for name in _COLUMNS}
     for block in schedule.blocks:
         at = block.candidate, block.round
@@ -64,6 +70,7 @@ def figures(traces: list[Trace], schedule: Schedule, first_step: int) -> Figures
         if any(np.isnan(wall).any() for wall in walls):
             continue  # cut short, or records were dropped
         medians_ns[at] = [float(np.median(wall)) for wall in walls]
+        settling[at] = _later_over_earlier(np.max(walls, axis=0))
         for name in _COLUMNS:
             begin = block.begin if name in _WHOLE_BLOCK else block.measured
             rows = np.stack([table[name][begin : block.end] for table in tables])
@@ -71,8 +78,16 @@ def figures(traces: list[Trace], schedule: Schedule, first_step: int) -> Figures
     complete = ~np.isnan(medians_ns).any(axis=(0, 2))
     return Figures(
         _of_slowest(medians_ns[:, complete]),
+        settling[:, complete],
         {name: value[:, complete] for name, value in found.items()},
     )
+
+
+def _later_over_earlier(step_ns: Floats) -> float:
+    half = len(step_ns) // 2
+    if half < _LEAST_HALF:
+        return np.nan
+    return float(np.median(step_ns[-half:]) / np.median(step_ns[:half]))
 
 
 def _of_slowest(medians_ns: Floats) -> Floats:
@@ -86,7 +101,7 @@ def _of_slowest(medians_ns: Floats) -> Floats:
 def no_figures(schedule: Schedule) -> Figures:
     """Of no complete round."""
     none = np.zeros((schedule.candidates, 0))
-    return Figures(none, dict.fromkeys(_COLUMNS, none))
+    return Figures(none, none, dict.fromkeys(_COLUMNS, none))
 
 
 def _over_block(name: str, rows: Floats) -> float:

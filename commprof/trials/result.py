@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 from commprof.analysis.intervals import Interval
 
+#: Share of a step by which halves of a block may differ.
+_SETTLED = 0.02
+
 
 @dataclass(frozen=True)
 class BreakEven:
@@ -75,6 +78,15 @@ class CandidateResult:
     no_break_even: NoBreakEven | None = None
     #: Why it is never recommended, in words; empty where an option applies it.
     barred: str = ""
+    #: Step in the later half of a block's measured steps over that in the earlier half, at the
+    #: joint level; below 1 while it settles after a switch. None where steps or rounds are too few.
+    later_over_earlier: Interval | None = None
+
+    @property
+    def settles(self) -> bool:
+        """Whether its steps were still getting shorter, and its figures are too long for that."""
+        found = self.later_over_earlier
+        return found is not None and found.high < 1 and found.value < 1 - _SETTLED
 
     @property
     def gain(self) -> Interval | None:

@@ -14,7 +14,7 @@ from commprof.analysis.turns import trial_of
 from commprof.commands import main
 from commprof.trace.schema import Kind, Phase
 from commprof.trials.analyse import analyse_trial, analyse_world_trial
-from commprof.trials.blocks import figures
+from commprof.trials.blocks import _later_over_earlier, figures
 from commprof.trials.plan import parse_trial
 from tests.support.results import context
 from tests.support.run_directories import write_run
@@ -198,3 +198,14 @@ def test_losses_that_are_not_known_make_no_effect() -> None:
     result = analyse_world_trial(world_run(ranks), {"command": "x"})
     assert all(one.loss_effect is None for one in result.candidates)
     assert np.isfinite(result.candidates[3].step_ms)
+
+
+def test_the_halves_of_a_block_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert _later_over_earlier(np.array([30.0, 28, 20, 24, 22])) == 23 / 29
+    assert np.isnan(_later_over_earlier(np.array([30.0, 28, 20])))
+    monkeypatch.setattr(f"{__name__}.PLAN", parse_trial("int8,rounds=3,block=4,warmup=2"))
+    result = analyse_world_trial(world_run([rank(0), rank(1)]), context())
+    assert [
+        one.later_over_earlier.value for one in result.candidates if one.later_over_earlier
+    ] == [pytest.approx(1.0)] * 4
+    assert not any(one.settles for one in result.candidates)
