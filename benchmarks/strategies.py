@@ -164,8 +164,8 @@ def page(text: str, results: dict[str, Any]) -> str:
     spread = max(row["step_spread"] for result in results.values() for row in result["rows"])
     if spread > BUSY:
         head += (
-            f"The machine was busy: the middle half of the steps spreads by up to {spread:.0%} of "
-            "the median. Calls, bytes and memory hold; times and what follows from them do not.\n"
+            f"The machine was busy: the interquartile range is up to {spread:.0%} of the median "
+            "step. Calls, bytes and memory hold; times and what follows from them do not.\n"
         )
     body = "\n".join(["", head, *parts])
     new, count = BLOCK.subn(lambda match: f"{match[1]}{body}\n{match[3]}", text)

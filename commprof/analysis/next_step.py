@@ -63,11 +63,16 @@ def next_step(
         )
     step_ms = step.step_ms
     if step.exposed_ms < WORTH_A_LOOK * step_ms:
-        return NextStep(
+        advice = (
             f"Communication is not the bottleneck: less than {WORTH_A_LOOK:.0%} of the step can be "
-            f"won there. Look at {own_work} first.",
-            "",
+            f"won there. Look at {own_work} first."
         )
+        if crowded(context, world):
+            advice += (
+                " Repeat the run with a core for each thread before that: waiting for a core is "
+                "measured within the exposed time alone."
+            )
+        return NextStep(advice, "")
     late = world.late_rank
     if late is not None and ns_to_ms(late.wait_ns) >= WORTH_A_LOOK * step_ms:
         return NextStep(

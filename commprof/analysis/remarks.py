@@ -45,7 +45,7 @@ def remarks(
     found += placement_remarks(context)
     if not in_turns:
         found += _above_ideal(context, worlds, scaling)
-        found += _too_short(worlds)
+        found += _too_short(context, worlds)
     found += script_remarks(worlds, summaries)
     for world in worlds:
         found += [] if in_turns else _about_steps(world)
@@ -114,13 +114,17 @@ def _above_ideal(
     return found
 
 
-def _too_short(worlds: Sequence[WorldResult]) -> list[str]:
+def _too_short(context: Mapping[str, Any], worlds: Sequence[WorldResult]) -> list[str]:
     short = [world for world in worlds if world.measured_steps < _FEW_STEPS]
     if not short:
         return []
+    counts = [world.measured_steps for world in short]
+    if len(set(counts)) == 1:
+        counts = counts[:1]
+    more = ": --steps 30" if "workload" in context else ""
     return [
-        f"Too short to say much at {_count([w.world_size for w in short], 'rank')}: "
-        f"{_count([w.measured_steps for w in short], 'measured step')}. Run more steps."
+        f"Only {_count(counts, 'measured step')} at {_count([w.world_size for w in short], 'rank')}"
+        f"; at least {_FEW_STEPS} are needed{more}."
     ]
 
 
@@ -134,8 +138,8 @@ def _about_steps(world: WorldResult) -> list[str]:
     name = _count([world.world_size], "rank")
     if _relative_spread(world) > _NOISY:
         found.append(
-            f"Noisy at {name}: the middle half of the steps spreads by "
-            f"{_relative_spread(world):.0%} of the median.{_uneven_batches(world)}"
+            f"Noisy at {name}: the interquartile range is {_relative_spread(world):.0%} of the "
+            f"median step.{_uneven_batches(world)}"
         )
     if world.stalled_steps:
         steps = ", ".join(f"{step} ({ms / 1000:.3g} s)" for step, ms in world.stalled_steps)
@@ -159,13 +163,13 @@ def _about_world(world: WorldResult) -> list[str]:
     if not world.clocks_shared:
         found.append(
             f"At {name} the ranks ran on several machines, whose clocks were not compared: "
-            "waiting and wire time are not told apart."
+            "waiting and transfer cannot be separated."
         )
     elif world.clock_error_us > 0:
         found.append(
             f"Ranks' clocks were compared over the network at {name}: offsets known to "
-            f"±{_micros(world.clock_error_us)} µs. Waiting and wire time of one exposure may be "
-            "off by twice that, one against the other."
+            f"±{_micros(world.clock_error_us)} µs. Waiting and transfer of one exposure may be off "
+            "by twice that, one against the other."
         )
     if world.gloo_threads_assumed:
         found.append(
@@ -179,13 +183,13 @@ def _about_world(world: WorldResult) -> list[str]:
     if world.clocks_shared and math.isnan(world.parts.wait_ms):
         found.append(
             f"At {name} some collectives were not seen on all ranks of their group: waiting and "
-            "wire time are not told apart."
+            "transfer cannot be separated."
         )
     unsplit = world.parts.unsplit_ms / world.parts.exposed_ms if world.parts.exposed_ms else 0.0
     if not math.isnan(world.parts.wait_ms) and unsplit > _WORTH_A_WORD:
         found.append(
-            f"At {name} {unsplit:.1%} of the exposed time is in neither wait nor wire: it was for "
-            "operations that were not seen on all their ranks, or for a recv from any source."
+            f"At {name} {unsplit:.1%} of the exposed time is in neither wait nor transfer: it was "
+            "for operations that were not seen on all their ranks, or for a recv from any source."
         )
     if failed := [row for row in world.collectives if row.failed]:
         calls = sum(row.failed for row in failed)
@@ -196,7 +200,7 @@ def _about_world(world: WorldResult) -> list[str]:
         )
     if world.dropped_records:
         found.append(
-            f"At {name} {world.dropped_records} records found no room and are missing: "
+            f"At {name} {world.dropped_records} records were dropped because a buffer was full: "
             "communication times may be too small."
         )
     found.extend(f"At {name}: {problem}." for problem in world.problems)
@@ -258,9 +262,9 @@ def _about_overhead(overhead: Overhead) -> str:
         f"sizes, {overhead.steps_on} and {overhead.steps_off} steps in turn; control, off against "
         f"off: {_percent(control.value)} [{_percent(control.low)}, {_percent(control.high)}]."
     )
-    if not overhead.told_apart:
-        text += " It cannot be told from zero here."
-    return text
+    if effect.contains(1.0):
+        return f"{text} No measurable overhead (95 % interval includes 0)."
+    return text if overhead.told_apart else f"{text} Not significant: the control is as far from 0."
 
 
 def _about_records(world: WorldResult) -> str:
@@ -319,6 +323,6 @@ def _about_devices(world: WorldResult, name: str) -> str:
         whose = f"Of {untimed} of them" if world.device_timed else "Of all of them"
         text += (
             f"{whose} the completion and the waiting on its streams were not measured: exposed, "
-            "wait, wire and hidden hold only what the host saw. "
+            "wait, transfer and hidden hold only what the host saw. "
         )
     return text.rstrip()

@@ -19,8 +19,8 @@ _STEPS = {
     ),
 }
 _SAMPLES = (
-    "samples/s counts the batches that DataLoaders returned, by dimension 0 of their tensors: "
-    "ranks that read the same batch count it each."
+    "samples/s counts the batches that DataLoaders returned, by dimension 0 of their tensors; a "
+    "batch read by several ranks is counted once per rank."
 )
 
 

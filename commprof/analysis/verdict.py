@@ -30,7 +30,7 @@ from commprof.units import ns_to_ms
 _TOLD_APART = 0.95
 #: The second largest over the largest part from which the two are called about equal.
 _ABOUT_EQUAL = 0.8
-#: A part of the growth of a step below this share is not worth a word.
+#: Growth of a step below this share of it is not worth a word, nor is a part below it of growth.
 _WORTH_A_WORD = 0.03
 #: Of exposed time that is not split: with more of it nobody can say that no rank stands out.
 _MOST_UNSPLIT = 0.1
@@ -224,8 +224,9 @@ def _growth(result: RunResult, steps: Sequence[MeanStep], place: int) -> list[st
     )
     if ideal is None:
         return [text]
-    total = steps[place].step_ms - ideal * steps[first].step_ms
-    if not total > 0:
+    ideal_ms = ideal * steps[first].step_ms
+    total = steps[place].step_ms - ideal_ms
+    if total < _WORTH_A_WORD * ideal_ms:
         return [text]
     now, before = _apart(steps[place], steps[first])
     more = {name: now[name] - ideal * before[name] for name in now}

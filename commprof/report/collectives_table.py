@@ -10,10 +10,10 @@ from commprof.report.plain_text import printable
 from commprof.report.tabulated import Grid, tabulated, three_digits
 
 LEGEND = """\
-Times in ms: median over calls and ranks; issued to done = queue + wait + wire, of which each has
-its own median. queue: in gloo's queue; wait: for the last rank to start; wire: from there to its
-completion. exposed: mean per step, over ranks. size, algbw and busbw: as nccl-tests counts them,
-over the time from the last rank's start to the last completion; 1 GB is 1e9 bytes."""
+Times in ms: median over calls and ranks. total: issue to completion = queue + wait + transfer, each
+with its own median. queue: in gloo's queue; wait: for the last rank to start; transfer: from there
+to its completion. exposed: mean per step, over ranks. size, algbw and busbw: as nccl-tests counts
+them, over the time from the last rank's start to the last completion; 1 GB is 1e9 bytes."""
 
 #: The shares of a row's calls below this are not worth a word.
 _NEARLY_ALL = 0.995
@@ -28,11 +28,11 @@ _HEADERS = (
     "calls\n/step",
     "failed",
     "phase",
-    "issued\nto done",
+    "total\nmedian",
     "\np95",
     "=\nqueue",
     "+\nwait",
-    "+\nwire",
+    "+ trans-\nfer",
     "exposed",
     "algbw\nGB/s",
     "busbw\nGB/s",

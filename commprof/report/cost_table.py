@@ -54,7 +54,8 @@ def best(cost: Cost) -> list[str]:
     text = f"Cheapest per sample: {cheapest}"
     if cost.as_cheap:
         listed = " and ".join(map(str, cost.as_cheap))
-        text += f"; {listed} cannot be told from it within the spread of the steps"
+        verb = "is" if len(cost.as_cheap) == 1 else "are"
+        text += f"; {listed} {verb} not significantly dearer"
     if cost.fastest == cost.cheapest:
         return [f"{text}. It is the fastest too."]
     assert cost.fastest is not None  # where samples are known, one is the fastest

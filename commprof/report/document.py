@@ -37,8 +37,8 @@ from commprof.trials.result import TrialResult
 _MOST_ROWS = 24
 
 _TIMELINE = """\
-The time of each collective on each rank. early: from this rank's issue until the last rank's
-issue; queue: then, until gloo runs it here; wait: then, until it runs on the last rank; wire: from
+The time of each collective on each rank. early: from this rank's issue until the last rank's issue;
+queue: then, until gloo runs it here; wait: then, until it runs on the last rank; transfer: from
 there to completion. The table of the collectives cuts the same time differently: there, queue is
 all of the time until the start here."""
 
@@ -150,7 +150,7 @@ def incidents(result: RunResult) -> Iterator[Section]:
 
 def _notes(result: RunResult) -> Iterator[Section]:
     if found := notes(result):
-        yield Section("notes", "What to know before believing the figures", bullets=tuple(found))
+        yield Section("notes", "Caveats", bullets=tuple(found))
 
 
 def pictures() -> Iterator[Section]:
@@ -257,17 +257,22 @@ def own_cost(report: FullReport) -> Iterator[Section]:
         return
     headers = (
         "ranks",
-        "on over off",
-        "off over off (control)",
+        "recording overhead",
+        "control",
         "steps on",
         "steps off",
-        "told apart",
+        "significant",
     )
     yield Section(
         "own-cost",
         "What commprof itself cost",
-        grids=(("Median step with capture on over off, less 1 [95 %]", Grid(rows, headers)),),
-        legend="Capture was off and on in turn after the measured steps; the control should be 0.",
+        grids=(
+            (
+                "A step with capture on over the one beside it with capture off, less 1 [95 %]",
+                Grid(rows, headers),
+            ),
+        ),
+        legend="Capture was off and on in turn after the measured steps. The control should be 0.",
     )
 
 

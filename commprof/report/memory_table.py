@@ -9,10 +9,11 @@ from commprof.analysis.world import WorldResult
 from commprof.report.tabulated import Grid, tabulated, three_digits
 
 LEGEND = """\
-Memory in MB (1e6 bytes) of the rank that takes most and the one that takes least. resident: peak
-from the first step on; before: without model and data; GPU: peak of what torch's allocator gave."""
+Memory in MB (1e6 bytes) of the rank that takes most and the one that takes least. peak RSS:
+resident memory from the first step on; at start: without model and data; GPU: peak of what torch's
+allocator gave."""
 
-_HEADERS = ("ranks", "resident\nmost", "\nleast", "before", "GPU\nmost", "\nleast")
+_HEADERS = ("ranks", "peak RSS\nmax", "\nmin", "at start", "GPU\nmax", "\nmin")
 _ON_CPU = 4  # columns
 
 

@@ -40,8 +40,8 @@ def legend(predictions: Predictions) -> str:
             "was recorded that it was not made of."
         )
     return (
-        "predicted: with the interval of the step, which holds the model's largest error on steps "
-        f"that it was not given, {predictions.worst_error:.1%}."
+        "predicted: with the interval of the step, which includes the model's largest error "
+        f"on held-out steps, {predictions.worst_error:.1%}."
     )
 
 

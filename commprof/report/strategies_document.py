@@ -22,7 +22,7 @@ def strategy_sections(compared: ComparedStrategies) -> Iterator[Section]:
         f"{report.strategy}: {note}" for report in compared.reports for note in notes(report.result)
     )
     if noted:
-        yield Section("notes", "What to know before believing the figures", bullets=noted)
+        yield Section("notes", "Caveats", bullets=noted)
     shown = [report for report in compared.reports if report.result.worlds]
     if not shown:
         return

@@ -18,7 +18,7 @@ from commprof.report.tabulated import Grid, tabulated, three_digits
 LEGEND = """\
 against: samples/s over those of the first strategy. efficiency: of each strategy's own scaling.
 step: median of the slowest rank; +-: distance of its quartiles over the median, and a difference
-within it says nothing. exposed: the training thread stood still for communication. memory: what
+within it says nothing. exposed: the training thread waited for communication. memory: what
 training took in the rank that took most, on the GPU, or resident beyond what was before."""
 
 OPERATIONS_LEGEND = """\

@@ -17,14 +17,15 @@ Table = Callable[[Sequence[Sequence[Any]], Sequence[str]], str]
 _LEGEND = """\
 From the histograms of always-on mode, over all ranks, each without its first step. Times in ms;
 step and parts: means, exact; median, p50, p95, p99: within 1 %. wait: exposed time until the last
-rank had issued the collective waited for; wire: from there; over the steps where that is known."""
+rank had issued the collective waited for; transfer: from there; over the steps where that is
+known."""
 
 _OPERATIONS_LEGEND = """\
 count: issued, on all ranks. duration: from issue to completion. blocked: waits of 1 us or more in
 Work.wait; DDP waits in its finalisation instead, which is in exposed. size: bytes of the message.
-open: no completion was seen. until last: from issue to the last rank's issue; wire: from there to
-completion; both where that issue is known. algbw and busbw: nccl-tests' size over the mean wire,
-which holds gloo's queue; 1 GB is 1e9 bytes."""
+not completed: no completion was seen. early: waiting for the last rank, from issue to that one's;
+transfer: from there to completion; both where that issue is known. algbw and busbw: nccl-tests'
+size over the mean transfer, which holds gloo's queue; 1 GB is 1e9 bytes."""
 
 _CHECKS_HEADING = """\
 Cross-checks of what always-on mode summarised, against another figure of the same run. DDP's log
@@ -124,7 +125,7 @@ def _about_waiting(summary: SummaryResult) -> list[str]:
     known = summary.arrivals_known + summary.arrivals_unknown
     found.append(
         f"the last rank of {summary.arrivals_unknown} of {known} collectives is not known, nor "
-        f"wait and wire of {summary.unsplit_steps} steps: {_why_unknown(summary)}."
+        f"wait and transfer of {summary.unsplit_steps} steps: {_why_unknown(summary)}."
     )
     return found
 
@@ -150,7 +151,7 @@ def _why_unknown(summary: SummaryResult) -> str:
     if not summary.arrivals_known:
         return (
             "the ranks did not meet, which takes torch.distributed's default group and the native "
-            "module; full mode tells wait from wire without that"
+            "module; full mode separates wait from transfer without that"
         )
     if summary.machines > 1:
         return f"{behind}, or what hosts tell each other was lost on the network{_unsent(summary)}"
@@ -167,12 +168,12 @@ _LAST_ROWS = 8
 
 _PARTS_HEADERS = (
     *("ranks", "steps", "step ms\nmedian", "\np95", "data", "forward", "back-\nward"),
-    *("exposed", "\np95", "opti-\nmizer", "other", "= step", "wait", "wire"),
+    *("exposed", "\np95", "opti-\nmizer", "other", "= step", "wait", "trans-\nfer"),
 )
 _OPERATION_HEADERS = (
     *("operation", "group", "size", "count", "MB", "duration\np50", "\np95", "\np99"),
-    *("blocked\ncount", "\np50", "\np95", "\np99", "until\nlast p50", "\np99"),
-    *("wire\np50", "\np99", "algbw\nGB/s", "busbw\nGB/s", "failed", "open"),
+    *("blocked\ncount", "\np50", "\np95", "\np99", "early\np50", "\np99"),
+    *("transfer\np50", "\np99", "algbw\nGB/s", "busbw\nGB/s", "failed", "not com-\npleted"),
 )
 
 

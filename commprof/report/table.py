@@ -29,14 +29,14 @@ from commprof.report.tabulated import tabulated as _table
 SCALING_LEGEND = """\
 step: wall time of the slowest rank. samples/s: samples of all ranks over the slowest rank's time.
 efficiency: speed-up over growth in ranks. imbalance: largest over mean of the ranks' own work, less
-1. overhead: median step with capture on over off, less 1 [95 % interval]. loss: of the last epoch.
-Warm-up steps are in no figure."""
+1. overhead: a step with capture on over the one beside it with capture off, less 1 [95 % interval].
+loss: of the last epoch. Warm-up steps are in no figure."""
 
 PARTS_LEGEND = """\
 Mean step in ms, over ranks and steps, by CLOCK_MONOTONIC in the ranks:
-data + forward + backward + exposed + optimizer + other = step;  exposed = wait + wire.
-exposed: the training thread stood still for communication; wait: until the last rank had arrived,
-wire: after that. hidden: communication in flight while the training thread worked."""
+data + forward + backward + exposed + optimizer + other = step;  exposed = wait + transfer.
+exposed: the training thread waited for communication; wait: until the last rank had arrived;
+transfer: after that. hidden: communication in flight while the training thread worked."""
 
 
 def render(
@@ -60,7 +60,7 @@ def render(
     drawn = partial(_table, width=tables)
     blocks += summary_table.blocks(result.summaries, drawn, _number, width)
     if found := notes(result):
-        blocks.append("\n".join(_bullet(note, width) for note in found))
+        blocks.append("\n".join(["Caveats:", *(_bullet(note, width) for note in found)]))
     return "\n\n".join(blocks) + "\n"
 
 
@@ -189,7 +189,7 @@ def parts_grid(result: RunResult) -> Grid:
             "other",
             "= step",
             "exposed:\nwait",
-            "\n+ wire",
+            "\n+ transfer",
             "hidden",
         ),
     )

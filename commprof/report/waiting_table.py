@@ -11,7 +11,7 @@ from commprof.report.tabulated import Grid, three_digits
 MOST_RANKS = 32
 
 LEGEND = f"""\
-Mean waiting per step in ms: the rank of the row stood still until the rank of the column had
+Mean waiting per step in ms: the rank of the row waited until the rank of the column had
 arrived. Of more than {MOST_RANKS} ranks those that wait or are waited for most."""
 
 

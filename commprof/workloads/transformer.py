@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
@@ -94,21 +94,13 @@ class Transformer:
         return _count_parameters(self.options)
 
     def describe(self) -> str:
-        """Sizes and exact parameter count; for the default sizes, why study 000 has another."""
+        """Sizes and exact parameter count."""
         chosen = self.options
-        text = (
+        return (
             f"transformer: {self.parameter_count:,} parameters (vocab {chosen.vocab}, "
             f"d_model {chosen.d_model}, {chosen.heads} heads, {chosen.layers} layers, "
             f"feedforward {chosen.feedforward}, sequence {chosen.sequence}), "
             f"{chosen.samples} samples of random tokens."
-        )
-        if chosen != TransformerOptions():
-            return text
-        wider = _count_parameters(replace(chosen, feedforward=1024))
-        deeper = _count_parameters(replace(chosen, layers=3))
-        return (
-            f"{text} (The report that this workload follows says about 2.66M, which fits "
-            f"feedforward 1024, {wider:,}, or 3 layers, {deeper:,}, but not the sizes it lists.)"
         )
 
     def refused(self) -> Mapping[str, str]:

@@ -135,7 +135,7 @@ def test_a_missing_rank_is_named_and_the_rest_reported(recorded: Any, tmp_path: 
     (run / "world_2" / "rank_1.json").unlink()
     text = report_of(run)
     assert "At 2 ranks no usable trace came from rank 1: " in text
-    assert "waiting and wire time are not told apart" in text
+    assert "waiting and transfer cannot be separated" in text
     assert " 2 2+2 " in text
 
 

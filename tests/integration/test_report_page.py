@@ -211,7 +211,9 @@ def test_ideal_scaling_is_a_straight_line(page: Page) -> None:
 
 def test_segments_and_bars_are_named_in_words(page: Page) -> None:
     shown = "[...document.querySelectorAll('#step-picture .name')].filter((e) => e.offsetWidth)"
-    assert {"forward", "backward", "wire"} <= set(page.value(f"{shown}.map((e) => e.textContent)"))
+    assert {"forward", "backward", "transfer"} <= set(
+        page.value(f"{shown}.map((e) => e.textContent)")
+    )
 
 
 def test_print_keeps_colours_and_cuts_nothing(page: Page) -> None:

@@ -95,7 +95,7 @@ def make_read_only(job: Job) -> None:
 _GONE = r"rank 1 never closed its trace: its process \d+ is gone"
 
 FAULTS: tuple[Fault, ...] = (
-    Fault("no fault", cause="Steps were found"),
+    Fault("no fault", cause="Step boundaries were inferred"),
     Fault("SIGKILL", "kill", cause=_GONE),
     Fault("SIGKILL at any moment", outside=kill_from_outside, steps=100_000, cause=_GONE),
     Fault(
@@ -125,14 +125,14 @@ FAULTS: tuple[Fault, ...] = (
         memory_bytes=6 << 30,
         cause=r"rank 1 failed: it raised RuntimeError: .*alloc",
     ),
-    Fault("fork in the job", "fork", cause="Steps were found"),
-    Fault("mp.spawn in the job", "spawn", cause="Steps were found"),
+    Fault("fork in the job", "fork", cause="Step boundaries were inferred"),
+    Fault("mp.spawn in the job", "spawn", cause="Step boundaries were inferred"),
     Fault(
         "run directory deleted",
         outside=remove_directory,
         steps=400,
         watched_pause_s=0.02,
-        cause="Steps were found",
+        cause="Step boundaries were inferred",
     ),
 )
 """Those that need nothing of the machine."""
@@ -145,8 +145,8 @@ NETWORK_FAULTS: tuple[Fault, ...] = (
         environment={"PATIENCE": "8"},
         cause=r"rank 1 failed: it raised \w+Error: .*(Timed out|timed out|gloo)",
     ),
-    Fault("lossy host", outside=link_loses, steps=60, cause="Steps were found"),
-    Fault("flapping link", outside=link_flaps, steps=60, cause="Steps were found"),
+    Fault("lossy host", outside=link_loses, steps=60, cause="Step boundaries were inferred"),
+    Fault("flapping link", outside=link_flaps, steps=60, cause="Step boundaries were inferred"),
 )
 """Those between hosts: they need namespaces."""
 
@@ -169,7 +169,7 @@ DISK_FAULTS: tuple[Fault, ...] = (
         watched_pause_s=0.02,
         disk_bytes=8 << 20,
         uid=65534,
-        cause="Steps were found",
+        cause="Step boundaries were inferred",
     ),
 )
 """Those of the file system: they need to mount one."""

@@ -111,6 +111,14 @@ def test_a_wait_for_cores_that_nobody_measured_is_not_claimed() -> None:
     assert advised(run(), unread).command  # a core for each: there is nothing to ask
 
 
+def test_work_beside_too_few_cores_is_not_the_first_suspect() -> None:
+    asleep = world(4, parts=parts(no_core_ms=0.0))
+    found = advised(run(machine=TWO_CORES), asleep, "loading data", exposed=5)
+    assert found.advice.startswith("Communication is not the bottleneck: ")
+    assert "Repeat the run with a core for each thread before that" in found.advice
+    assert "Repeat" not in advised(run(), asleep, exposed=5).advice
+
+
 def test_others_on_the_ranks_cores_are_looked_for() -> None:
     found = advised(run(), world(4, **LACKING))
     assert found.advice.startswith("First find out what else runs on the ranks' cores: 10% of")

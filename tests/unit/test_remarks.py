@@ -99,17 +99,17 @@ def test_a_baseline_without_work_of_its_own_is_no_division_by_zero() -> None:
 
 def test_too_short() -> None:
     assert said(world(1, steps=11), world(2, steps=3), world(4)) == [
-        "Too short to say much at 1 and 2 ranks: 9 and 1 measured steps. Run more steps."
+        "Only 9 and 1 measured steps at 1 and 2 ranks; at least 10 are needed."
     ]
-    assert said(world(1, steps=3)) == [
-        "Too short to say much at 1 rank: 1 measured step. Run more steps."
+    assert said(world(1, steps=10), world(2, steps=10), workload="timed") == [
+        "Only 8 measured steps at 1 and 2 ranks; at least 10 are needed: --steps 30."
     ]
     assert said(world(1, steps=12)) == []
 
 
 def test_noisy() -> None:
     assert said(world(1, step_quartiles_ms=(100.0, 116.0))) == [
-        "Noisy at 1 rank: the middle half of the steps spreads by 16% of the median."
+        "Noisy at 1 rank: the interquartile range is 16% of the median step."
     ]
     assert said(world(1, step_quartiles_ms=(100.0, 114.0))) == []
 
@@ -118,7 +118,7 @@ def test_steps_of_unequal_size_explain_noise() -> None:
     (remark,) = said(world(1, step_quartiles_ms=(80.0, 116.0), samples_per_step=(4.0, 16.0)))
     assert remark.endswith("The steps are not equal: an epoch's last one has 4 samples, others 16.")
     unknown = world(1, step_quartiles_ms=(80.0, 116.0), samples_per_step=(math.nan, math.nan))
-    assert said(unknown)[0].endswith("of the median.")
+    assert said(unknown)[0].endswith("of the median step.")
 
 
 def late_rank(**values: Any) -> LateRank:
@@ -178,7 +178,7 @@ def test_clocks_that_are_not_common() -> None:
 def test_clocks_that_were_compared() -> None:
     assert said(world(2, clock_error_us=12.01)) == [
         "Ranks' clocks were compared over the network at 2 ranks: offsets known to ±13 µs. Waiting "
-        "and wire time of one exposure may be off by twice that, one against the other."
+        "and transfer of one exposure may be off by twice that, one against the other."
     ]
 
 
@@ -192,8 +192,8 @@ def test_missing_ranks_and_what_they_leave_unknown() -> None:
     assert said(uncounted) == [
         "At 4 ranks no usable trace came from ranks 1, 2 and 3: times are those of the other "
         "ranks, and samples/s, speed-up and efficiency are not known.",
-        "At 4 ranks some collectives were not seen on all ranks of their group: waiting and wire "
-        "time are not told apart.",
+        "At 4 ranks some collectives were not seen on all ranks of their group: waiting and "
+        "transfer cannot be separated.",
     ]
 
 
@@ -207,7 +207,8 @@ def test_collectives_that_failed() -> None:
 
 def test_dropped_records() -> None:
     assert said(world(2, dropped_records=7)) == [
-        "At 2 ranks 7 records found no room and are missing: communication times may be too small."
+        "At 2 ranks 7 records were dropped because a buffer was full: communication times may be "
+        "too small."
     ]
 
 
@@ -236,10 +237,12 @@ def test_overhead_is_always_stated() -> None:
     assert said(world(1), overhead=OVERHEAD) == [
         "commprof's own cost: a step with capture on took +1.2 % [-1.0 %, +3.4 %] against capture "
         "off, over all world sizes, 8 and 8 steps in turn; control, off against off: -0.1 % "
-        "[-3.0 %, +3.0 %]. It cannot be told from zero here."
+        "[-3.0 %, +3.0 %]. No measurable overhead (95 % interval includes 0)."
     ]
     clear = dataclasses.replace(OVERHEAD, on_over_off=Interval(1.1, 1.05, 1.2))
-    assert "cannot be told" not in said(world(1), overhead=clear)[0]
+    assert said(world(1), overhead=clear)[0].endswith("off against off: -0.1 % [-3.0 %, +3.0 %].")
+    masked = dataclasses.replace(clear, control=Interval(0.9, 0.85, 0.95))
+    assert said(world(1), overhead=masked)[0].endswith("the control is as far from 0.")
 
 
 def test_the_cost_of_records() -> None:
@@ -264,7 +267,7 @@ def test_the_weightiest_come_first() -> None:
         machine=on_cores(1),
     )
     assert [remark.split()[0] for remark in found] == [
-        "More", "Efficiency", "Too", "At", "commprof's",
+        "More", "Efficiency", "Only", "At", "commprof's",
     ]  # fmt: skip
 
 

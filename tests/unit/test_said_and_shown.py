@@ -312,7 +312,7 @@ def growth_is_what_it_is(one: Case) -> None:
         ideal = 1 if one.result.context["scaling"] == "weak" else base.ranks / size.ranks
         total = size.step_ms - ideal * base.step_ms
         listed = re.findall(r"([+-][\d.e+-]+) ms ([a-z ]+)", line)
-        assert bool(listed) == (total > 0), line
+        assert bool(listed) == (total >= 0.03 * ideal * base.step_ms), line
         for ms, word in listed:
             part = LONGER[word]
             true = size.parts[part] - ideal * base.parts[part]

@@ -114,7 +114,7 @@ def test_the_table_is_as_it_was() -> None:
 
 def test_what_to_know_of_each_strategy_is_said() -> None:
     ddp, fsdp = results()
-    remark = "More ranks than cores at 2 ranks: this process may use 1 core."
+    remark = "More threads than cores at 2 ranks."
     found = [ddp, replace(fsdp, remarks=(remark,))]
     places = [Path("run/ddp"), Path("run/fsdp")]
     text = render(dict(zip(places, found, strict=True)), strategy_rows(found), 100)

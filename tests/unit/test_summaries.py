@@ -173,8 +173,9 @@ def test_the_ranks_together(tmp_path: Path) -> None:
 def test_the_report_says_what_cannot_be_known_and_what_is_missing(tmp_path: Path) -> None:
     two_ranks(tmp_path)
     text = table.render(analyse_run(tmp_path), 100)
-    assert "the last rank of 4 of 7 collectives is not known, nor wait and wire of 1 steps: a" in (
-        " ".join(text.split())
+    assert (
+        "the last rank of 4 of 7 collectives is not known, nor wait and transfer of 1 steps: a"
+        in (" ".join(text.split()))
     )
     row = next(line.split() for line in text.splitlines() if line.startswith("    2  "))
     assert row[:2] == ["2", "2"]
@@ -188,7 +189,7 @@ def test_the_report_says_what_cannot_be_known_and_what_is_missing(tmp_path: Path
 
 
 def test_where_steps_end_is_said(tmp_path: Path) -> None:
-    for source, said in (("backward", "no optimizer stepped"), ("update", "first optimizer")):
+    for source, said in (("backward", "no optimizer stepped"), ("update", "optimizer.step()")):
         write(tmp_path / "rank_0.trace", block(summary(steps_end=source)), made.end())
         result = analyse_run(tmp_path)
         assert [found.steps_end for found in result.summaries] == [source]

@@ -159,9 +159,9 @@ def test_a_trial_s_report_says_what_to_know_and_nothing_of_mixed_steps(
     run = write_run(tmp_path / "run", ranks, workload="timed", machine=one_core)
     assert main(["report", str(run)]) == 0
     text = capsys.readouterr().out
-    assert "* More ranks than cores at 2 ranks" in text
+    assert "* More threads than cores at 2 ranks" in text
     assert "Noisy" not in text
-    assert "compress" not in text.partition("* More ranks")[2]
+    assert "compress" not in text.partition("* More threads")[2]
 
 
 def test_the_rows_of_a_trial_are_its_candidates(

@@ -5,7 +5,7 @@ const PARTS = [
   ["forward", "compute: forward"],
   ["backward", "compute: backward"],
   ["wait", "exposed: waiting for the last rank"],
-  ["wire", "exposed: wire"],
+  ["wire", "exposed: transfer"],
   ["unsplit", "exposed: not split"],
   ["optimizer", "optimizer"],
   ["other", "other"],

@@ -3,7 +3,7 @@
 const MOST_LANES = 8;
 /** Parts of a collective's time in flight, in their order. */
 const FLIGHT_PARTS = ["negotiate", "queue", "wait", "wire"];
-const FLIGHT_WORDS = { negotiate: "early", queue: "queue", wait: "wait", wire: "wire" };
+const FLIGHT_WORDS = { negotiate: "early", queue: "queue", wait: "wait", wire: "transfer" };
 
 /** Undoes differences. */
 function summed(differences) {

@@ -37,7 +37,7 @@ function drawTimeline() {
 const PHASE_LEGEND = ["data", "forward", "backward", "optimizer", "other"].map((name) => [name, name]);
 const FLIGHT_LEGEND = [
   ["waiting", "training thread waits"], ["negotiate", "early: waiting for the last rank"],
-  ["queue", "queue: until it runs here"], ["wait", "wait: until it runs on the last rank"], ["wire", "wire"],
+  ["queue", "queue: until it runs here"], ["wait", "wait: until it runs on the last rank"], ["wire", "transfer"],
   ["unsplit", "not split"],
 ];
 const KEYS =
