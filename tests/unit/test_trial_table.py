@@ -120,3 +120,21 @@ def test_json_holds_the_same_without_nan() -> None:
 
 if __name__ == "__main__":
     print(trial_table.render(sample(), "timed: sleeps.", 100), end="")
+
+
+def test_a_candidate_that_was_still_settling_is_named() -> None:
+    made = sample()
+    *others, last = made.candidates
+    for halves, said in (
+        (None, False),
+        (Interval(0.93, 0.9, 0.96), True),
+        (Interval(0.93, 0.86, 1.01), False),  # it may be chance
+        (Interval(0.99, 0.985, 0.995), False),  # it does not matter
+    ):
+        one = dataclasses.replace(last, later_over_earlier=halves)
+        notes = trial_table.notes(dataclasses.replace(made, candidates=(*others, one)))
+        named = [note for note in notes if "still settling" in note]
+        assert bool(named) is said
+        if said:
+            assert named[0].startswith(f"{one.label} was still settling after a switch: the later")
+            assert "took 0.930 [0.900, 0.960] of the earlier half" in named[0]
