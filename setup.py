@@ -122,7 +122,12 @@ def _summary(lines: list[str]) -> str:
 target = installed_torch.in_target()
 built_for = target or installed_torch.for_build()
 setup(
-    install_requires=[installed_torch.requirement(target), "numpy>=1.24", "tabulate>=0.9"],
+    install_requires=[
+        installed_torch.requirement(target),
+        "numpy>=1.24",
+        "tabulate>=0.9",
+        "PyYAML>=6",
+    ],
     # No sources: CMake has them. Its presence makes the wheel a platform wheel.
     ext_modules=[Extension(f"commprof.{built_for.module_name if built_for else '_torch'}", [])],
     cmdclass={"build_ext": BuildNative},

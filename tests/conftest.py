@@ -8,10 +8,15 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
+from pathlib import Path
 
 import pytest
 
 _TRIES_AGAIN = 2
+
+# As in an environment that is activated: commands are printed as `commprof ...`.
+os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

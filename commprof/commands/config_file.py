@@ -81,12 +81,8 @@ def _keys(actions: list[argparse.Action]) -> dict[str, argparse.Action]:
 
 def _composed(path: Path) -> Node | None:
     """The file's nodes; nothing is constructed from them."""
-    try:
-        import yaml
-    except ImportError:
-        raise UsageError(
-            "--config needs PyYAML, which is not installed: pip install 'commprof[yaml]'"
-        ) from None
+    import yaml
+
     try:
         with path.open(encoding="utf-8") as file:
             return yaml.compose(file, Loader=yaml.SafeLoader)

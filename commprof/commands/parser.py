@@ -7,10 +7,17 @@ import difflib
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
+from commprof import invocation
 from commprof.commands.config_file import merged, read_config
 from commprof.errors import UsageError
 from commprof.printable import printable
 from commprof.workloads.parsing import allowed
+
+
+def _typed(prog: str) -> str:
+    """A parser's name as it is to be typed here."""
+    name, _, rest = prog.partition(" ")
+    return invocation.command(*rest.split()) if name == "commprof" else prog
 
 
 class Parser(argparse.ArgumentParser):
@@ -18,7 +25,7 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Ends the process with 2."""
-        self.exit(2, f"{self.prog}: {printable(message)} (see {self.prog} --help)\n")
+        self.exit(2, f"{self.prog}: {printable(message)} (see {_typed(self.prog)} --help)\n")
 
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: Any = None

@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 import itertools
 import math
+import shlex
 import sys
 from pathlib import Path
 
+from commprof import invocation
 from commprof.commands.output_file import keep_text
 from commprof.commands.quantities import duration, listed, number, rate, whole
 from commprof.commands.terminal import prose_width, table_width
@@ -210,5 +212,6 @@ def _print(
         print(prediction_table.render(answers, base, source, refused, *widths), end="")
     kept = args.run / PREDICTIONS_FILE
     if keep_text(kept, document):
-        said = f"commprof: {kept} is for commprof report {args.run} --format html"
+        page = invocation.command("report", shlex.quote(str(args.run)), "--format", "html")
+        said = f"commprof: {kept} is for {page}"
         print(printable(said), file=sys.stderr)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 from pathlib import Path
 
+from commprof import invocation
 from commprof.commands import report_formats
 from commprof.commands.report_file import writable_output, write_output
 from commprof.commands.shown import read_shown
@@ -109,7 +111,10 @@ def _tables(args: argparse.Namespace) -> str:
     cost = report_formats.cost_of(args)
     if cost is not None:
         text += f"\n{cost_table.section(cost, width, tables)}\n"
-    jobs = [f"Another job recorded here: commprof report {job}\n" for job in other_jobs(args.run)]
+    jobs = [
+        f"Another job recorded here: {invocation.command('report', shlex.quote(str(job)))}\n"
+        for job in other_jobs(args.run)
+    ]
     again = _again(args.run)
     return text + "".join(jobs) + (f"\n{again}\n" if again else "")
 

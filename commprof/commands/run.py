@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import sys
 from pathlib import Path
 
+from commprof import invocation
 from commprof.commands.dry_run import dry_run_text
 from commprof.commands.output_file import writable_file
 from commprof.commands.run_arguments import DESCRIPTION, add_arguments
@@ -111,6 +113,8 @@ def _monitor(directory: Path, metrics: Settings) -> None:
         os.environ.pop(METRICS_VARIABLE, None)  # or rank 0 would start another
         problem = start_monitor(directory, metrics)
         print(
-            f"commprof: {problem}" if problem else f"Live: commprof top {directory}",
+            f"commprof: {problem}"
+            if problem
+            else f"Live: {invocation.command('top', shlex.quote(str(directory)))}",
             file=sys.stderr,
         )

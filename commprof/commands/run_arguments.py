@@ -36,7 +36,7 @@ Workloads, as NAME or NAME:key=value,key=value; "/" separates values per layer:
                 samples=320,learning_rate=0.0005
   resnet50      classes=10,image=32,samples=320,data=synthetic,learning_rate=0.0125
   lora          size=tiny,rank=16,targets=attention,base=fp32,sequence=128,samples=160,
-                learning_rate=0.0002      (needs pip install 'commprof[lora]'; base=4bit: [qlora])
+                learning_rate=0.0002      (needs transformers and peft; base=4bit: bitsandbytes)
   mlp           inputs=256,width=512,layers=4,classes=10,samples=2048,learning_rate=0.05
   timed         layers=4,data_ms=2,forward_ms=2,backward_ms=4,gradient_mb=1,gradients=constant,
                 optimizer_ms=0,bucket_cap_mb=0,late_rank=-1,late_ms=0,late_phase=backward,

@@ -21,6 +21,7 @@ from commprof.launch.provenance import (
     versions,
 )
 from commprof.launch.yaml_text import yaml_text
+from commprof.report.reproduce_text import repeating_command
 from commprof.trace.run_directory import CONFIG_FILE
 
 #: Of this one run or machine, or resolved into others.
@@ -79,7 +80,7 @@ def save_config(directory: Path, args: argparse.Namespace, world_sizes: Sequence
     """Writes ``config.yaml``: every option as it came to be, for ``--config``."""
     text = (
         "# What this run did. The same again, from the directory where it was started:\n"
-        f"#   python -m commprof.run --config {shlex.quote(str(directory / CONFIG_FILE))}\n"
+        f"#   {repeating_command(directory / CONFIG_FILE, 1)}\n"
     )
     (directory / CONFIG_FILE).write_text(text + yaml_text(effective_options(args, world_sizes)))
 

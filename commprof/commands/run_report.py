@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 from pathlib import Path
 
+from commprof import invocation
 from commprof.commands.output_file import keep_text
 from commprof.commands.price import price_of, priced
 from commprof.commands.shown import read_shown
@@ -41,7 +43,8 @@ def show_run(
     if json_file is not None:
         keep_text(json_file, shown.json(paid))
         print(f"JSON: {json_file}")
-    print(f"Run directory: {directory}\nShow it again: commprof report {directory}")
+    again = invocation.command("report", shlex.quote(str(directory)))
+    print(f"Run directory: {directory}\nShow it again: {again}")
     print(f"Run it again: {repeating_command(directory / CONFIG_FILE, args.nnodes)}")
     if args.trial and not shown.has_trial and not failed:
         print(f"commprof: no trial took place: {no_trial(directory)}", file=sys.stderr)

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from commprof import invocation
 from commprof.errors import CommprofError
 from commprof.integrations.recording import DIRECTORY, Recording
 
@@ -23,7 +24,7 @@ def _library() -> Any:
                 raise
     raise CommprofError(
         "commprof.integrations.lightning needs Lightning, which is not installed: "
-        "pip install 'commprof[lightning]'"
+        f"{invocation.pip('pytorch-lightning')}"
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from commprof import invocation
 from commprof.errors import CommprofError
 from commprof.integrations.recording import DIRECTORY, Recording
 
@@ -15,7 +16,7 @@ except ModuleNotFoundError as error:
         raise
     raise CommprofError(
         "commprof.integrations.transformers needs transformers, which is not installed: "
-        "pip install 'commprof[hf]'"
+        f"{invocation.pip('transformers', 'accelerate')}"
     ) from None
 
 

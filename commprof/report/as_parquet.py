@@ -6,6 +6,7 @@ import io
 import math
 from typing import Any
 
+from commprof import invocation
 from commprof.analysis.full_report import FullReport
 from commprof.errors import UsageError
 from commprof.report.plain_text import printable
@@ -24,8 +25,8 @@ def render(report: FullReport, table: str, trial: TrialResult | None = None) -> 
         import pyarrow.parquet
     except ImportError:
         raise UsageError(
-            "--format parquet needs pyarrow, which is not installed: pip install "
-            "'commprof[parquet]', or take --format csv"
+            "--format parquet needs pyarrow, which is not installed: "
+            f"{invocation.pip('pyarrow')}, or take --format csv"
         ) from None
     found = [
         {name: _cell(value) for name, value in row.items()} for row in rows(report, table, trial)

@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from commprof import invocation
 from commprof.report.plain_text import printable
 
 #: Of a commit, as git shortens it.
 _SHORT = 10
 
 
-def repeating_command(config: Path, nodes: int) -> str:
+def repeating_command(config: Path, nodes: int, directory: str = "") -> str:
     """What to type; on each of several machines also the new directory, and its number.
 
     Args:
         config: the file that the run wrote.
         nodes: machines of the run.
+        directory: where it is to be typed, if that may not be here.
     """
-    command = f"python -m commprof.run --config {config}"
+    elsewhere = directory not in ("", os.getcwd())
+    given = config.absolute() if elsewhere else config
+    command = invocation.command("run", "--config", shlex.quote(str(given)), anywhere=elsewhere)
     return command if nodes == 1 else f"{command} --output NEW --node-rank N"
 
 
@@ -33,7 +39,7 @@ def reproduce_line(config: Path, context: Mapping[str, Any]) -> str:
     found = context.get("reproduction")
     if not isinstance(found, dict):
         return ""
-    command = repeating_command(config, int(context.get("nodes", 1)))
+    command = repeating_command(config, int(context.get("nodes", 1)), str(found["directory"]))
     return printable(f"Run it again: {command} (in {found['directory']}; {_code(found['git'])})")
 
 

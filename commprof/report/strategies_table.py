@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import shlex
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from commprof import invocation
 from commprof.analysis.scaling import RunResult
 from commprof.analysis.strategies import OperationRow, StrategyRow
 from commprof.analysis.verdict import Verdict
@@ -70,7 +72,8 @@ def render(
         for note in notes(result)
     ]
     found += [
-        f"{result.context.get('strategy')}'s own report: commprof report {place}"
+        f"{result.context.get('strategy')}'s own report: "
+        + invocation.command("report", shlex.quote(str(place)))
         for place, result in results.items()
     ]
     blocks.append("\n".join(_bullet(note, width) for note in found))

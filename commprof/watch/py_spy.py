@@ -11,13 +11,15 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from commprof import invocation
+
 #: Then it is ended: a process that does not answer must not keep the watchdog.
 _TIMEOUT_S = 4.0
 _NATIVE_TIMEOUT_S = 15.0
 _YAMA = Path("/proc/sys/kernel/yama/ptrace_scope")
 
 MISSING = (
-    "py-spy is not installed where commprof is: pip install 'commprof[pyspy]' for stacks of ranks "
+    f"py-spy is not installed where commprof is: {invocation.pip('py-spy')} for stacks of ranks "
     "that hang"
 )
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from commprof import invocation
 from commprof.errors import UsageError
 
 if TYPE_CHECKING:
@@ -98,8 +99,8 @@ class _Digits:
     def require(self) -> None:
         if importlib.util.find_spec("sklearn") is None:
             raise UsageError(
-                "data=digits needs scikit-learn, which is not installed: pip install "
-                "'commprof[images]'"
+                "data=digits needs scikit-learn, which is not installed: "
+                f"{invocation.pip('scikit-learn')}"
             )
 
     def load(self, size: int, seed: int) -> tuple[Tensor, Tensor]:
@@ -162,8 +163,8 @@ class _Folder:
         pictures = any(file.suffix != ".npy" for file, _ in self._files)
         if pictures and importlib.util.find_spec("PIL") is None:
             raise UsageError(
-                f"data={self._path} needs Pillow, which is not installed: pip install "
-                "'commprof[images]'"
+                f"data={self._path} needs Pillow, which is not installed: "
+                f"{invocation.pip('pillow')}"
             )
 
     def load(self, size: int, seed: int) -> tuple[Tensor, Tensor]:

@@ -18,6 +18,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from commprof import invocation
 from commprof.errors import UsageError
 from commprof.workloads.host_memory import available_bytes
 from commprof.workloads.optimizing import OptimizerPlan, cosine
@@ -98,7 +99,7 @@ class Lora:
         """
         chosen = self.options
         if chosen.base == "4bit":
-            _require("bitsandbytes", "qlora")
+            _require("bitsandbytes")
         return (
             f"lora: {self.parameter_count:,} parameters in adapters of rank {chosen.rank} "
             f"({chosen.targets} layers; {4 * self.parameter_count / 1e6:,.4g} MB of gradients a "
@@ -155,11 +156,10 @@ class Lora:
             )
 
 
-def _require(package: str, extra: str = "lora") -> None:
+def _require(package: str) -> None:
     if importlib.util.find_spec(package) is None:
         raise UsageError(
-            f"the workload lora needs {package}, which is not installed: "
-            f"pip install 'commprof[{extra}]'"
+            f"the workload lora needs {package}, which is not installed: {invocation.pip(package)}"
         )
 
 
@@ -217,7 +217,7 @@ def _adapted(model: nn.Module, options: LoraOptions) -> nn.Module:
 
 def _quantised(model: Any) -> nn.Module:
     """Linear layers in 4 bits, as QLoRA keeps them (Dettmers et al. 2023, arXiv 2305.14314)."""
-    _require("bitsandbytes", "qlora")
+    _require("bitsandbytes")
     import bitsandbytes as bnb
 
     for layer in model.model.layers:

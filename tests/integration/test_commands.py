@@ -64,7 +64,7 @@ def test_a_run_reports_every_world_size_and_how_to_go_on(recorded: Any) -> None:
         f"JSON: {base}/deep/result.json",
         f"Run directory: {base}/run",
         f"Show it again: commprof report {base}/run",
-        f"Run it again: python -m commprof.run --config {base}/run/config.yaml",
+        f"Run it again: commprof run --config {base}/run/config.yaml",
     ]
 
 

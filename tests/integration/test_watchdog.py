@@ -23,9 +23,7 @@ pytestmark = [
     pytest.mark.skipif(_native.native is None, reason="needs the C++ module"),
     pytest.mark.slow,
 ]
-needs_py_spy = pytest.mark.skipif(
-    find_py_spy() is None, reason="needs py-spy: pip install 'commprof[pyspy]'"
-)
+needs_py_spy = pytest.mark.skipif(find_py_spy() is None, reason="needs py-spy: pip install py-spy")
 
 #: Rank 1 comes 4 s late to a step; then the ranks disagree about a collective and go on.
 SCRIPT = """

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import builtins
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -121,21 +120,6 @@ def test_bytes_that_are_no_text_are_refused(tmp_path: Path) -> None:
     (tmp_path / "run.yaml").write_bytes(b"nproc: \xff\xfe\n")
     with pytest.raises(UsageError, match="not YAML"):
         read_config(tmp_path / "run.yaml", parser()._actions)
-
-
-def test_without_the_library_the_extra_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real = builtins.__import__
-
-    def without_yaml(name: str, *rest: Any, **more: Any) -> Any:
-        if name == "yaml":
-            raise ImportError(name)
-        return real(name, *rest, **more)
-
-    monkeypatch.setattr(builtins, "__import__", without_yaml)
-    with pytest.raises(UsageError, match=r"needs PyYAML.*pip install 'commprof\[yaml\]'"):
-        read(tmp_path, "nproc: 2")
 
 
 @pytest.mark.parametrize(

@@ -84,14 +84,14 @@ def test_hidden_and_empty_folders_are_no_classes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("library", "package"), [("sklearn", "scikit-learn"), ("PIL", "Pillow")])
-def test_what_is_missing_is_named_with_the_extra_that_has_it(
+def test_what_is_missing_is_named_with_what_installs_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, library: str, package: str
 ) -> None:
     (tmp_path / "red").mkdir()
     (tmp_path / "red/a.png").write_bytes(b"")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     images = opened("digits" if library == "sklearn" else str(tmp_path))
-    with pytest.raises(UsageError, match=rf"needs {package}, .*pip install 'commprof\[images\]'"):
+    with pytest.raises(UsageError, match=rf"needs {package}, .*pip install [a-z-]+"):
         images.require()
 
 

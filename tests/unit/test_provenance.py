@@ -195,7 +195,8 @@ def test_the_line_of_the_report() -> None:
     }
     context = {"reproduction": {"directory": "/home/a", "git": git_found}}
     assert reproduce_line(Path("run/config.yaml"), context) == (
-        "Run it again: python -m commprof.run --config run/config.yaml (in /home/a; code at git "
+        f"Run it again: commprof run --config {Path.cwd()}/run/config.yaml (in /home/a; "
+        "code at git "
         "0123456789 of main with 1 changed file, 7 lines)"
     )
     context["reproduction"]["git"] = {"unknown": "git is not installed"}
@@ -204,4 +205,4 @@ def test_the_line_of_the_report() -> None:
     )
     assert reproduce_line(Path("run"), {}) == ""
     several = reproduce_line(Path("r.yaml"), {**context, "nodes": 2})
-    assert "commprof.run --config r.yaml --output NEW --node-rank N (in " in several
+    assert "/r.yaml --output NEW --node-rank N (in " in several
