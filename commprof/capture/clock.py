@@ -31,7 +31,7 @@ def mode() -> str:
     Raises:
         CommprofError: it asks for something else.
     """
-    value = os.environ.get(VARIABLE, "auto")
+    value = os.environ.get(VARIABLE) or "auto"
     if value not in _MODES:
         raise CommprofError(f"{VARIABLE}={value} is none of {', '.join(_MODES)}")
     return value

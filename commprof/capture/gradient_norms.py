@@ -157,7 +157,7 @@ class GradientNorms:
 
 
 def _wanted() -> int:
-    text = os.environ.get(GRADIENT_NORMS_VARIABLE, "0")
+    text = os.environ.get(GRADIENT_NORMS_VARIABLE) or "0"
     if not (text.isascii() and text.isdecimal()):
         raise UsageError(
             f"{GRADIENT_NORMS_VARIABLE}={text!r} is no number of steps (allowed: 0 for never, or "

@@ -7,7 +7,6 @@ which the ranks met.
 
 from __future__ import annotations
 
-import os
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
@@ -17,7 +16,7 @@ import torch.distributed as dist
 
 from commprof.capture.metadata import elastic_run_id
 from commprof.errors import CommprofError
-from commprof.trace.attempts import stem_of
+from commprof.trace.attempts import restart_count, stem_of
 from commprof.trace.reader import read_first_metadata
 
 _KEY = "commprof/job_directory"
@@ -31,7 +30,7 @@ _taken: set[Path] = set()
 
 def trace_name(rank: int) -> str:
     """The trace of this process; after an elastic restart another."""
-    return stem_of(rank, int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))) + ".trace"
+    return stem_of(rank, restart_count()) + ".trace"
 
 
 def agree(directory: Path) -> Path:

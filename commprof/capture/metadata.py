@@ -16,6 +16,7 @@ from commprof import _native
 from commprof._version import __version__
 from commprof.errors import CommprofError
 from commprof.trace import schema
+from commprof.trace.attempts import restart_count
 from commprof.trace.processes import link_of, text_of
 
 
@@ -77,7 +78,7 @@ def trace_metadata(ring_prefix: str, extra: dict[str, Any]) -> dict[str, Any]:
         "rank": rank,
         "world_size": world_size,
         "local_rank": int(os.environ.get("LOCAL_RANK", "0")),
-        "restart_count": int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")),
+        "restart_count": restart_count(),
         "pid": os.getpid(),
         "main_thread": _native_thread_id(),
         "command": sys.argv,

@@ -26,7 +26,7 @@ def mode_code(mode: str | None) -> int:
         UsageError: no such mode.
     """
     where = "mode" if mode is not None else MODE_VARIABLE
-    name = mode if mode is not None else os.environ.get(MODE_VARIABLE, "full")
+    name = mode if mode is not None else os.environ.get(MODE_VARIABLE) or "full"
     if name not in MODES:
         raise UsageError(
             f"{where}={name!r} is no mode (allowed: {', '.join(MODES)}); take one of these, or "
@@ -41,7 +41,7 @@ def switch_signal() -> int:
     Raises:
         UsageError: no such signal, or one that is not free for programs to use.
     """
-    name = os.environ.get(SIGNAL_VARIABLE, _DEFAULT_SIGNAL)
+    name = os.environ.get(SIGNAL_VARIABLE) or _DEFAULT_SIGNAL
     if name not in _ALLOWED_SIGNALS:
         raise UsageError(
             f"{SIGNAL_VARIABLE}={name!r} cannot switch modes (allowed: "

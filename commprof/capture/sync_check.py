@@ -149,10 +149,12 @@ def check_models(profiler: Profiler, models: Sequence[nn.Module] = ()) -> None:
         UsageError: it is no number of steps.
     """
     every = os.environ.get(CHECK_SYNC_VARIABLE, "")
-    if not every or not dist.is_initialized() or dist.get_world_size() == 1:
+    if not every:
         return
-    if not every.isdecimal() or int(every) < 1:
+    if not (every.isascii() and every.isdecimal()) or int(every) < 1:
         raise UsageError(f"{CHECK_SYNC_VARIABLE}={every!r} is no number of steps (allowed: 1, ...)")
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return
     world_size = dist.get_world_size()
     check = SyncCheck(int(every), default_store(_PREFIX), dist.get_rank(), world_size)
     profiler.listen(check)

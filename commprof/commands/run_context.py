@@ -82,7 +82,9 @@ def save_config(directory: Path, args: argparse.Namespace, world_sizes: Sequence
         "# What this run did. The same again, from the directory where it was started:\n"
         f"#   {repeating_command(directory / CONFIG_FILE, 1)}\n"
     )
-    (directory / CONFIG_FILE).write_text(text + yaml_text(effective_options(args, world_sizes)))
+    text += yaml_text(effective_options(args, world_sizes))
+    # A path need not be UTF-8; in the options its bytes are escapes anyway.
+    (directory / CONFIG_FILE).write_text(text, encoding="utf-8", errors="backslashreplace")
 
 
 def effective_options(args: argparse.Namespace, world_sizes: Sequence[int]) -> dict[str, Any]:

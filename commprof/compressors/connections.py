@@ -52,7 +52,7 @@ class Connections:
 
     def _connected(self) -> Any:
         listener, endpoint, problem = None, "", ""
-        said = os.environ.get(SWITCH, "on")
+        said = os.environ.get(SWITCH) or "on"
         if said not in ("on", "off"):
             problem = f"{SWITCH}={said!r} is neither on nor off"
         elif said == "on":

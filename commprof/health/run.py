@@ -101,7 +101,7 @@ def read_outcomes(result_path: Path) -> tuple[Outcome, ...]:
 
 
 def _timeout_s() -> float:
-    text = os.environ.get(_TIMEOUT_VARIABLE, "60")
+    text = os.environ.get(_TIMEOUT_VARIABLE) or "60"
     try:
         seconds = float(text)
     except ValueError:

@@ -5,8 +5,13 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
+
+from commprof.errors import UsageError
+
+_RESTARTS = "TORCHELASTIC_RESTART_COUNT"
 
 _NAME = re.compile(r"rank_(\d{1,9})(?:\.attempt_(\d{1,9}))?\.trace")
 
@@ -30,3 +35,15 @@ def last_attempt(directory: Path) -> dict[int, Path]:
 def stem_of(rank: int, attempt: int) -> str:
     """What the names of a rank's files begin with."""
     return f"rank_{rank}" if attempt == 0 else f"rank_{rank}.attempt_{attempt}"
+
+
+def restart_count() -> int:
+    """How often the launcher of this process has started its ranks again.
+
+    Raises:
+        UsageError: the variable that says so holds something else.
+    """
+    text = os.environ.get(_RESTARTS) or "0"
+    if not re.fullmatch(r"[0-9]{1,9}", text):
+        raise UsageError(f"{_RESTARTS}={text!r} is no number of restarts (allowed: 0 or more)")
+    return int(text)
