@@ -10,11 +10,18 @@ from commprof.predict.held_out import ModelError
 from commprof.predict.optimize import Candidate, Search
 from commprof.predict.scenario import Prediction
 from commprof.report.plain_text import printable
-from commprof.report.prediction_cells import cap_mib, hook_words, ms
+from commprof.report.prediction_cells import bracketed, cap_mib, hook_words, ms
 from commprof.report.tabulated import tabulated
 
 _MOST_CANDIDATES = 5
-_HEADERS = ("cap MiB", "hook", "step ms", "gain", "certainty:\nfaster", "\nbeyond error")
+_HEADERS = (
+    "cap MiB",
+    "hook",
+    "step ms",
+    "gain (sampling\nand fit alone)",
+    "certainty:\nfaster",
+    "\nbeyond error",
+)
 
 
 def render(
@@ -48,7 +55,7 @@ def _row(found: Candidate) -> tuple[str, ...]:
         cap_mib(scenario.bucket_cap_bytes),
         hook_words(scenario.hook),
         f"{ms(found.prediction.step_s.value)}{'*' if found.prediction.outside else ''}",
-        f"{found.gain:+.1%} [{found.gain_low:+.1%}, {found.gain_high:+.1%}]",
+        f"{found.gain:+.1%} {_range(found, '{:+.1%}')}",
         f"{found.certainty:.0%}",
         "-" if math.isnan(beyond) else f"{beyond:.0%}",
     )
@@ -85,7 +92,12 @@ def _setting(prediction: Prediction) -> str:
 
 
 def _gain(found: Candidate) -> str:
-    return f"{found.gain:.1%} of the step [{found.gain_low:.1%}, {found.gain_high:.1%}]"
+    return f"{found.gain:.1%} of the step {_range(found, '{:.1%}')}"
+
+
+def _range(found: Candidate, text: str) -> str:
+    """What sampling and fit alone leave open of the gain; the model's own error stands beside."""
+    return bracketed(text.format(found.gain_low), text.format(found.gain_high), False)
 
 
 def _compared(search: Search) -> str:

@@ -193,6 +193,7 @@ SCHEMA = {
     "predicted": [
         {
             "setting": str,
+            "checked": bool,
             "points": [
                 {"ranks": int, "value": float, "low": float, "high": float, "outside": bool}
             ],
@@ -234,6 +235,11 @@ def test_the_schema_of_the_page_s_data(plain: FullReport, tmp_path: Path) -> Non
     assert baseline["exposed"] == {share.part: share.ms for share in tried.parts}["exposed"]
     (curve,) = document["predicted"]
     assert curve["setting"] == "as recorded"
+    assert predicted.predictions is not None
+    for worst_error in (0.13, None):
+        known = dataclasses.replace(predicted.predictions, worst_error=worst_error)
+        shown = as_dict([dataclasses.replace(plain, predictions=known)], None)
+        assert shown["predicted"][0]["checked"] is (worst_error is not None)
     assert [point["ranks"] for point in curve["points"]] == [4, 8]
     flights = document["worlds"][1]["timeline"]["ranks"][0]["flights"]
     # Steps from 100 ms on: bucket 0 at 40, bucket 1 at 60, rank 1 is 10 ms late for it.

@@ -78,8 +78,8 @@ def test_a_gain_whose_interval_reaches_into_the_error_is_none() -> None:
 def test_words_for_a_gain_beyond_the_error() -> None:
     text = told(answers(["hook"], measured_ms=50))
     assert (
-        "Best: bucket cap as run, hook fp16. It saves 15.0% of the step [15.0%, 15.0%], all beyond "
-        "the 10.0% that the model is wrong by at worst on held-out steps." in text
+        "Best: bucket cap as run, hook fp16. It saves 15.0% of the step (15.0% to 15.0%), all "
+        "beyond the 10.0% that the model is wrong by at worst on held-out steps." in text
     )
     assert "Compared: bucket cap as run; hook as run, fp16." in text
 
@@ -88,7 +88,7 @@ def test_words_for_a_gain_within_the_error() -> None:
     text = told(answers(["hook"], measured_ms=55 / 1.2))
     assert (
         "No setting is certain to gain anything: the fastest, bucket cap as run, hook fp16, would "
-        "save 15.0% of the step [15.0%, 15.0%], and not all of that is beyond the 20.0% that the "
+        "save 15.0% of the step (15.0% to 15.0%), and not all of that is beyond the 20.0% that the "
         "model is wrong by" in text
     )
     assert "It saves" not in text
@@ -96,7 +96,7 @@ def test_words_for_a_gain_within_the_error() -> None:
 
 def test_words_where_the_error_is_not_known() -> None:
     text = told(answers(["hook"]))
-    assert "would save 15.0% of the step [15.0%, 15.0%]. Whether that is a gain is not" in text
+    assert "would save 15.0% of the step (15.0% to 15.0%). Whether that is a gain is not" in text
     assert "--check" in text
     assert "It saves" not in text
 

@@ -132,7 +132,8 @@ def _baseline(trial: TrialResult | None) -> list[dict[str, Any]]:
 
 
 def _predicted(predictions: Predictions | None) -> list[dict[str, Any]]:
-    """A curve per setting, its points by ranks."""
+    """A curve per setting, its points by ranks; whether their bounds hold the model's own error."""
+    checked = predictions is not None and predictions.worst_error is not None
     points = () if predictions is None else predictions.points
     curves: dict[str, list[PredictedPoint]] = {}
     for point in sorted(points, key=lambda point: point.world_size):
@@ -140,6 +141,7 @@ def _predicted(predictions: Predictions | None) -> list[dict[str, Any]]:
     return [
         {
             "setting": setting[:_LONGEST_NAME],
+            "checked": checked,
             "points": [
                 {
                     "ranks": point.world_size,

@@ -3,6 +3,9 @@
 
 const MARGIN = { left: 56, right: 16, top: 24, bottom: 36 };
 
+/** What bounds are where nothing held out says what the model is wrong by. */
+const SAMPLING_AND_FIT = "the range of sampling and fit alone, no interval for real steps";
+
 function drawScaling() {
   const picture = document.getElementById("scaling-picture");
   if (!picture) return;
@@ -15,7 +18,10 @@ function drawScaling() {
   }
   const words = curvesOf(known).map(([curve, kind]) => [kind, curve[0].name || "measured"]);
   words.push(["ideal", "ideal, from the smallest world size"]);
-  if (data.predicted.length) words.push(["predicted", "predicted, with its interval"]);
+  if (data.predicted.length) {
+    const bounds = data.predicted.every((curve) => curve.checked) ? "its interval" : SAMPLING_AND_FIT;
+    words.push(["predicted", `predicted, with ${bounds}`]);
+  }
   const figure = element("figure");
   picture.append(legend(words), figure);
   redrawn(figure, (width) => figure.replaceChildren(scalingChart(known, width)));
@@ -116,6 +122,7 @@ function predictedCurve(curve, { x, y }) {
     explain(point, () => [
       `${ranksText(each.ranks)}, predicted`,
       `${digits(each.value)} samples/s, ${digits(each.low)} to ${digits(each.high)}`,
+      ...(curve.checked ? [] : [`bounds: ${SAMPLING_AND_FIT}`]),
       curve.setting,
       each.outside ? "outside the measured range" : "inside the measured range",
     ]);
