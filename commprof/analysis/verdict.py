@@ -231,7 +231,7 @@ def _growth(result: RunResult, steps: Sequence[MeanStep], place: int) -> list[st
     now, before = _apart(steps[place], steps[first])
     more = {name: now[name] - ideal * before[name] for name in now}
     listed = [
-        f"{ms:+.3g} ms {_SHORT.get(name, name)}"
+        f"{'+' if ms > 0 else ''}{_ms(ms)} {_SHORT.get(name, name)}"
         for name, ms in sorted(more.items(), key=lambda item: -item[1])
         if abs(ms) >= _WORTH_A_WORD * total
     ]

@@ -277,8 +277,8 @@ def _add_where(parser: argparse.ArgumentParser) -> None:
         "--check-sync",
         type=int,
         metavar="STEPS",
-        help="every so many steps compare the bits of the DDP models of all ranks, and name those "
-        "that differ (default: never)",
+        help="every STEPS steps verify that all ranks hold identical parameters in DDP models, "
+        "and name those that differ (default: never)",
     )
     parser.add_argument(
         "--stacks",
