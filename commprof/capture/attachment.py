@@ -5,9 +5,11 @@ from __future__ import annotations
 import functools
 import json
 import sys
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel
 
 from commprof import _native
@@ -38,11 +40,14 @@ class Attachment:
         self._names: list[str] = []
         self._compressor: Compressor | None = None
         self._running: Running | None = None
+        self._mean = True  # what is inside is DDP's own mean all-reduce
+        self._divisor = 0  # ranks that it divides by; 0: all
         self._groups = Groups(ddp)  # of native compressors of this model, one after the other
         _hooks.append(self._names)
         # A hook that the user registers later goes inside ours.
         ddp.__dict__[_HELD] = _Held(self)
         _redirect_register_comm_hook()
+        _follow_joins()
 
     @property
     def compressor(self) -> Compressor | None:
@@ -93,6 +98,7 @@ class Attachment:
         else:
             self._bucket_hook.set_hook(hook, state)
             self._release()
+        self._mean, self._divisor = hook is None, 0
         self._note(hook)
 
     def _compress(self, compressor: Compressor) -> None:
@@ -157,6 +163,17 @@ class Attachment:
         """Stops timing this model's buckets. The hook inside stays at work."""
         self._bucket_hook.recording = False
 
+    def _divide_by(self, ranks: int) -> None:
+        """Lets the mean be over so many ranks, 0 for all, as DDP's is while others have joined."""
+        if not self._mean:
+            if ranks:
+                _warn_of_join()
+            return
+        if ranks != self._divisor:
+            mean = _mean_over(ranks, self._ddp.process_group) if ranks else None
+            self._bucket_hook.set_hook(mean, None)
+            self._divisor = ranks
+
     def _register_comm_hook(self, state: object, hook: Hook) -> None:
         """Stands in for ``ddp.register_comm_hook``; like it, can be used once."""
         self._ddp._check_comm_hook(hook)
@@ -200,6 +217,48 @@ def _redirect_register_comm_hook() -> None:
             held.attachment._register_comm_hook(state, hook)
 
     DistributedDataParallel.register_comm_hook = register_comm_hook
+
+
+@functools.cache
+def _follow_joins() -> None:
+    """From now on models that have an attachment divide as ``ddp.join()`` was told to.
+
+    With ``divide_by_initial_world_size=False`` DDP divides by the ranks that have not joined, which
+    it counts with an all-reduce in each forward pass; it tells no hook.
+    """
+    original = Join.notify_join_context
+
+    @functools.wraps(original)
+    def notify_join_context(joinable: Any) -> Any:
+        work = original(joinable)
+        held = getattr(joinable, _HELD, None)
+        if held is not None:
+            ranks = 0
+            if work is not None and not joinable._divide_by_initial_world_size:
+                work.wait()
+                ranks = int(work.result()[0].item())
+            held.attachment._divide_by(ranks)
+        return work
+
+    Join.notify_join_context = staticmethod(notify_join_context)
+
+
+def _mean_over(ranks: int, group: Any) -> Hook:
+    def hook(_: Any, bucket: Any) -> Any:
+        # By the reciprocal, as DDP does: to the bit.
+        work = group.allreduce([bucket.buffer().mul_(1.0 / ranks)])
+        return work.get_future().then(lambda done: done.value()[0])
+
+    return hook
+
+
+@functools.cache
+def _warn_of_join() -> None:
+    warnings.warn(
+        "commprof: join(divide_by_initial_world_size=False) has no effect on a model with a "
+        "communication hook or compressor inside, as without commprof: means are over all ranks",
+        stacklevel=2,
+    )
 
 
 def attach(

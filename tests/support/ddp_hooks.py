@@ -135,6 +135,35 @@ def sparse_buckets_pass(directory: Path) -> None:
     assert table.bytes.tolist() == [2 * 8 + 2 * 8 * 4] * 3
 
 
+def joined_ranks_are_not_counted(directory: Path) -> None:
+    """Uneven inputs: what DDP divides by, and parameters to the bit, are those without commprof."""
+    rank = dist.get_rank()
+
+    def trained(attached: bool, initial: bool) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        ddp = make()
+        if attached:
+            commprof.attach(ddp)
+        optimizer = torch.optim.SGD(ddp.parameters(), lr=1e-6)
+        for _ in range(2):  # the second time all ranks are there again
+            with ddp.join(divide_by_initial_world_size=initial):
+                for turn in range(2 + 3 * (rank == 0)):
+                    ddp(torch.ones(2, WIDTH) * (turn + rank)).sum().backward()
+                    optimizer.step()
+                    optimizer.zero_grad()
+        ddp(torch.ones(2, WIDTH) * rank).sum().backward()
+        return [tensor.clone() for p in ddp.parameters() for tensor in (p.data, p.grad)]
+
+    for initial in (True, False):
+        plain, attached = (trained(attached, initial) for attached in (False, True))
+        assert all(torch.equal(a, b) for a, b in zip(plain, attached, strict=True)), initial
+    hooked = make()
+    commprof.attach(hooked, commprof.compressors.fp16())
+    warned = pytest.warns(UserWarning, match="means are over all ranks")
+    with hooked.join(divide_by_initial_world_size=False), warned:
+        hooked(torch.ones(2, WIDTH)).sum().backward()
+
+
 def misuse_is_refused(directory: Path) -> None:
     """One clear error each."""
     hooked = make()
@@ -149,7 +178,10 @@ def misuse_is_refused(directory: Path) -> None:
 def main() -> None:
     """All of them."""
     dist.init_process_group("gloo")
-    checks = (buckets_are_timed, hooks_run_inside, sparse_buckets_pass, misuse_is_refused)
+    checks = (
+        *(buckets_are_timed, hooks_run_inside, sparse_buckets_pass),
+        *(joined_ranks_are_not_counted, misuse_is_refused),
+    )
     for check in checks:
         check(Path(sys.argv[1]) / check.__name__)
     dist.barrier()
