@@ -40,7 +40,6 @@ __all__: list[str] = [
     "arrivals_open",
     "arrivals_peer",
     "begin_coalescing",
-    "choose_blocks",
     "clock_follow",
     "clock_same",
     "clock_serve",
@@ -51,17 +50,14 @@ __all__: list[str] = [
     "decode_fp16",
     "decode_int4",
     "decode_int8",
-    "decode_sign",
     "enabled",
     "encode_bf16",
     "encode_fp16",
     "encode_int4",
     "encode_int8",
-    "encode_sign",
     "end_coalescing",
     "flush",
     "follow_futures",
-    "gather_blocks",
     "hierarchical_backend",
     "inner_work",
     "install_observer",
@@ -79,7 +75,6 @@ __all__: list[str] = [
     "reduce_fp16",
     "reduce_int4",
     "reduce_int8",
-    "scatter_blocks",
     "set_enabled",
     "set_kernel_threads",
     "set_mode",
@@ -390,12 +385,6 @@ def begin_coalescing() -> None:
     What this thread issues from now on is launched as one.
     """
 
-def choose_blocks(
-    n: typing.SupportsInt | typing.SupportsIndex,
-    count: typing.SupportsInt | typing.SupportsIndex,
-    seed: typing.SupportsInt | typing.SupportsIndex,
-    counter: typing.SupportsInt | typing.SupportsIndex,
-) -> torch.Tensor: ...
 def clock_follow(
     address: str,
     port: typing.SupportsInt | typing.SupportsIndex,
@@ -454,12 +443,6 @@ def decode_int8(
     n: typing.SupportsInt | typing.SupportsIndex,
     factor: typing.SupportsFloat | typing.SupportsIndex = 1.0,
 ) -> torch.Tensor: ...
-def decode_sign(
-    values: torch.Tensor,
-    scales: torch.Tensor,
-    n: typing.SupportsInt | typing.SupportsIndex,
-    factor: typing.SupportsFloat | typing.SupportsIndex = 1.0,
-) -> torch.Tensor: ...
 def enabled() -> bool:
     """
     Whether records are being taken.
@@ -475,9 +458,6 @@ def encode_int4(
     x: torch.Tensor, residual: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]: ...
 def encode_int8(
-    x: torch.Tensor, residual: torch.Tensor | None = None
-) -> tuple[torch.Tensor, torch.Tensor]: ...
-def encode_sign(
     x: torch.Tensor, residual: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]: ...
 def end_coalescing(
@@ -497,9 +477,6 @@ def follow_futures(child: torch.Future, parents: collections.abc.Sequence[torch.
     Who waits for `child` waits for the last of `parents` that is a collective's.
     """
 
-def gather_blocks(
-    x: torch.Tensor, blocks: torch.Tensor, residual: torch.Tensor | None = None
-) -> torch.Tensor: ...
 def hierarchical_backend(
     wrapped: torch._C._distributed_c10d.Backend,
     team: Team,
@@ -589,12 +566,6 @@ def reduce_int8(
     n: typing.SupportsInt | typing.SupportsIndex,
     factor: typing.SupportsFloat | typing.SupportsIndex = 1.0,
 ) -> tuple[torch.Tensor, torch.Tensor]: ...
-def scatter_blocks(
-    packed: torch.Tensor,
-    blocks: torch.Tensor,
-    n: typing.SupportsInt | typing.SupportsIndex,
-    factor: typing.SupportsFloat | typing.SupportsIndex = 1.0,
-) -> torch.Tensor: ...
 def set_enabled(on: bool) -> None:
     """
     Switches recording on or off; the trace stays open.

@@ -4,7 +4,7 @@ Each function makes one; ``docs/compressors.md`` says what they cost and when th
 arguments:
 
 - ``feedback``: keep what was not sent and add it to the next step's gradients; None: as is best
-  for the scheme (on for int4, topk, randomk and powersgd).
+  for the scheme (on for int4, topk and powersgd).
 - ``start_step``: plain means in the steps before.
 - ``measure_every``: in every so manyth step the trace gets each bucket's error; 0: never.
 
@@ -29,8 +29,6 @@ __all__ = [
     "none",
     "parse",
     "powersgd",
-    "randomk",
-    "sign",
     "topk",
 ]
 
@@ -79,18 +77,6 @@ def topk(
     return _make("topk", {"ratio": ratio}, feedback, start_step, measure_every)
 
 
-def randomk(
-    ratio: float = 0.01,
-    *,
-    feedback: bool | None = None,
-    start_step: int = 0,
-    measure_every: int = 0,
-    seed: int = 0,
-) -> Compressor:
-    """Blocks of 64 values, together the share ``ratio``, drawn anew each step from ``seed``."""
-    return _make("randomk", {"ratio": ratio}, feedback, start_step, measure_every, seed)
-
-
 def powersgd(
     rank: int = 4,
     *,
@@ -101,13 +87,6 @@ def powersgd(
 ) -> Compressor:
     """Each matrix as two factors of ``rank`` columns (Vogels et al., NeurIPS 2019)."""
     return _make("powersgd", {"rank": rank}, feedback, start_step, measure_every, seed)
-
-
-def sign(
-    *, feedback: bool | None = None, start_step: int = 0, measure_every: int = 0
-) -> Compressor:
-    """Signs and the mean magnitude of each 2048 values; with Adam better without feedback."""
-    return _make("sign", {}, feedback, start_step, measure_every)
 
 
 def hierarchical(*, measure_every: int = 0) -> Compressor:

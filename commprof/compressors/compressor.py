@@ -34,7 +34,7 @@ class Compressor:
         Args:
             scheme: one of ``schemes.SCHEMES``.
             options: of the scheme; None stands for the standard value.
-            seed: of random choices (``randomk``, ``powersgd``).
+            seed: of random choices (``powersgd``).
             measure_every: in every so manyth step the trace gets the error of each bucket,
                 which costs one or two more passes over it; 0: never.
 

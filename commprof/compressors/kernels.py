@@ -138,37 +138,6 @@ def reduce_int4(
     return values, scales
 
 
-def encode_sign(x: Tensor, residual: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Sign bits, int64 [ceil(n / 64)], and per 2048 values the mean of |x|. ``x`` is finite."""
-    values, scales = _module().encode_sign(x, residual)
-    return values, scales
-
-
-def decode_sign(values: Tensor, scales: Tensor, n: int, factor: float = 1.0) -> Tensor:
-    """Plus or minus the scale of the block, times ``factor``, as fp32 [n]."""
-    return _module().decode_sign(values, scales, n, factor)
-
-
-def choose_blocks(n: int, count: int, seed: int, counter: int) -> Tensor:
-    """``count`` different ones of the ``ceil(n / 64)`` blocks of 64 values, all equally likely.
-
-    Returns:
-        Their numbers, int32 and ascending, no more than there are: the same for the same
-        arguments on every machine.
-    """
-    return _module().choose_blocks(n, count, seed, counter)
-
-
-def gather_blocks(x: Tensor, blocks: Tensor, residual: Tensor | None = None) -> Tensor:
-    """The values of these blocks one after the other, fp32 [64 len(blocks)], 0 behind the last."""
-    return _module().gather_blocks(x, blocks, residual)
-
-
-def scatter_blocks(packed: Tensor, blocks: Tensor, n: int, factor: float = 1.0) -> Tensor:
-    """``packed * factor`` in these blocks and 0 elsewhere, fp32 [n]."""
-    return _module().scatter_blocks(packed, blocks, n, factor)
-
-
 def project_rows(gradient: Tensor, residual: Tensor, q: Tensor) -> Tensor:
     """``residual += gradient``, and ``residual @ q.T`` [rows, rank]; of PowerSGD the first pass.
 

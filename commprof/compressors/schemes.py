@@ -55,9 +55,7 @@ _ALL = (
     Scheme("int8", "8 bits a value, a scale per 128: 3.9x fewer bytes", _common(0)),
     Scheme("int4", "4 bits a value, a scale per 64: 7.1x fewer bytes", _common(1)),
     Scheme("topk", "the largest values of each bucket, exactly", (_RATIO, *_common(1))),
-    Scheme("randomk", "random blocks of 64 values, the same on all ranks", (_RATIO, *_common(1))),
     Scheme("powersgd", "two thin factors of each matrix (PowerSGD)", (_RANK, *_common(1))),
-    Scheme("sign", "1 bit a value and the mean size of 2048", _common(0)),
     Scheme("hierarchical", "fp32 means through shared memory and, between hosts, gloo", ()),
 )
 SCHEMES: Mapping[str, Scheme] = {scheme.name: scheme for scheme in _ALL}

@@ -23,7 +23,7 @@ Tensor = Any  # torch is not followed by the type checker
 _GRADIENTS = 3  # taken in turn, so that feedback does not meet the same one again
 _MOST_COLUMNS = 1024
 _BUCKET_CAP_MB = 1 << 20  # one bucket, whatever the size
-#: Relative; of values that every scheme but randomk can represent, int8 up to its scales' rounding.
+#: Relative; of values that every scheme can represent, int8 up to its scales' rounding.
 _TOLERANCE = 5e-3
 
 
@@ -76,15 +76,11 @@ class HookBench:
 
         return Subject(call, prepare)
 
-    def wrong(self, rank: int, world_size: int) -> int | None:
+    def wrong(self, rank: int, world_size: int) -> int:
         """Elements that are off, of a gradient that the scheme must send without loss.
 
-        Call it before anything else, while nothing is left over from other gradients. None for
-        randomk, which sends what chance chooses.
+        Call it before anything else, while nothing is left over from other gradients.
         """
-        name, _, _ = self.hook.partition(":")
-        if name == "randomk":
-            return None
         pattern = _lossless(self.gradients[0], _ratio(self.hook))
         self.model.zero_grad(set_to_none=True)
         self.model(pattern * (rank + 1)).backward()

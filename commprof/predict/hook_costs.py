@@ -24,8 +24,8 @@ TWO_PHASE, GATHER, RING, HIERARCHICAL = "two_phase", "gather", "ring", "hierarch
 #: How each scheme's payload travels, see docs/compressors.md.
 EXCHANGES = {
     **dict.fromkeys(("fp16", "bf16", "int8", "int4"), TWO_PHASE),
-    **dict.fromkeys(("topk", "sign"), GATHER),
-    **dict.fromkeys(("none", "randomk", "powersgd"), RING),
+    "topk": GATHER,
+    **dict.fromkeys(("none", "powersgd"), RING),
     "hierarchical": HIERARCHICAL,
 }
 #: Encoded bytes of a rank's share that go as one piece (``compress::Options::piece_bytes``).

@@ -17,8 +17,7 @@ namespace commprof::compress {
 struct Options {
   std::string scheme; // see schemeNames()
   std::map<std::string, double> values;
-  uint64_t seed =
-      0; // random-k blocks, PowerSGD's first Q: the same on all ranks
+  uint64_t seed = 0; // PowerSGD's first Q: the same on all ranks
   uint32_t measure_every = 0; // measure quality in every n-th step; 0: never
   // Blocks travel in pieces of about so many encoded bytes: long enough to
   // fill a link, short enough that encoding the next one hides behind it.

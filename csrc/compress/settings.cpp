@@ -7,8 +7,6 @@
 
 #include "compress/block_scheme.h"
 #include "compress/power_sgd.h"
-#include "compress/random_blocks.h"
-#include "compress/sign_scheme.h"
 #include "compress/top_k.h"
 #include "core/fnv1a.h"
 
@@ -16,7 +14,14 @@ namespace commprof::compress {
 
 namespace {
 
-constexpr int kSchemes = int(SchemeCode::kSign) + 1;
+constexpr SchemeCode kSchemes[] = {
+    SchemeCode::kNone,
+    SchemeCode::kHalf,
+    SchemeCode::kBfloat16,
+    SchemeCode::kInt8,
+    SchemeCode::kInt4,
+    SchemeCode::kTopK,
+    SchemeCode::kPowerSgd};
 
 // "none" on the wire: the caller's transport makes the difference.
 constexpr const char* kHierarchical = "hierarchical";
@@ -25,9 +30,9 @@ SchemeCode schemeCode(const std::string& name) {
   if (name == kHierarchical) {
     return SchemeCode::kNone;
   }
-  for (int code = 0; code < kSchemes; ++code) {
-    if (name == schemeName(SchemeCode(code))) {
-      return SchemeCode(code);
+  for (const SchemeCode code : kSchemes) {
+    if (name == schemeName(code)) {
+      return code;
     }
   }
   std::ostringstream text;
@@ -41,7 +46,6 @@ SchemeCode schemeCode(const std::string& name) {
 bool feedbackByDefault(SchemeCode scheme) {
   switch (scheme) {
     case SchemeCode::kTopK:
-    case SchemeCode::kRandomK:
     case SchemeCode::kPowerSgd:
     case SchemeCode::kInt4:
       return true;
@@ -107,8 +111,8 @@ uint16_t hashOf(const std::vector<double>& values, uint64_t seed) {
 
 std::vector<std::string> schemeNames() {
   std::vector<std::string> names;
-  for (int code = 0; code < kSchemes; ++code) {
-    names.emplace_back(schemeName(SchemeCode(code)));
+  for (const SchemeCode code : kSchemes) {
+    names.emplace_back(schemeName(code));
   }
   names.emplace_back(kHierarchical);
   return names;
@@ -120,7 +124,7 @@ std::vector<OptionSpec> optionSpecs(const std::string& scheme) {
   if (scheme == kHierarchical || code == SchemeCode::kNone) {
     return specs;
   }
-  if (code == SchemeCode::kTopK || code == SchemeCode::kRandomK) {
+  if (code == SchemeCode::kTopK) {
     specs.push_back(
         {"ratio", 1e-9, 1, 0.01, false, "share of the values that is sent"});
   }
@@ -201,13 +205,8 @@ std::unique_ptr<Scheme> makeScheme(const Settings& settings) {
           makeInt4Codec(), settings.piece_bytes);
     case SchemeCode::kTopK:
       return std::make_unique<TopK>(settings.ratio_ppb, settings.piece_bytes);
-    case SchemeCode::kRandomK:
-      return std::make_unique<RandomBlocks>(
-          settings.ratio_ppb, settings.seed, settings.feedback);
     case SchemeCode::kPowerSgd:
       return std::make_unique<PowerSgd>(settings.rank, settings.seed);
-    case SchemeCode::kSign:
-      return std::make_unique<Sign>();
   }
   return nullptr;
 }

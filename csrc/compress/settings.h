@@ -12,7 +12,7 @@ namespace commprof::compress {
 
 struct Settings {
   SchemeCode scheme = SchemeCode::kNone;
-  uint64_t ratio_ppb = 0; // topk, randomk: parts per billion, so that k is the
+  uint64_t ratio_ppb = 0; // topk: parts per billion, so that k is the
                           // same integer on all ranks
   int rank = 0; // powersgd
   bool feedback = false;

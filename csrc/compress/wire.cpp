@@ -49,18 +49,23 @@ std::string inBucket(int rank, uint32_t index) {
 } // namespace
 
 const char* schemeName(SchemeCode code) {
-  static constexpr std::array kNames{
-      "none",
-      "fp16",
-      "bf16",
-      "int8",
-      "int4",
-      "topk",
-      "randomk",
-      "powersgd",
-      "sign"};
-  const auto at = size_t(code);
-  return at < kNames.size() ? kNames[at] : "unknown";
+  switch (code) {
+    case SchemeCode::kNone:
+      return "none";
+    case SchemeCode::kHalf:
+      return "fp16";
+    case SchemeCode::kBfloat16:
+      return "bf16";
+    case SchemeCode::kInt8:
+      return "int8";
+    case SchemeCode::kInt4:
+      return "int4";
+    case SchemeCode::kTopK:
+      return "topk";
+    case SchemeCode::kPowerSgd:
+      return "powersgd";
+  }
+  return "unknown";
 }
 
 HeaderBytes pack(const Header& header) {

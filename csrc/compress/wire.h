@@ -16,9 +16,7 @@ enum class SchemeCode : uint8_t { // on the wire: append, never renumber
   kInt8,
   kInt4,
   kTopK,
-  kRandomK,
-  kPowerSgd,
-  kSign,
+  kPowerSgd = 7, // 6 and 8 were schemes that are gone
 };
 
 // As in Options::scheme; "unknown" for a number that is none.

@@ -45,17 +45,6 @@ class PhiloxStream {
     return words_[4 - left_--];
   }
 
-  // 0 to bound - 1, each with exactly equal probability; bound > 0. Source:
-  // Lemire, "Fast random integer generation in an interval", ACM TOMACS 2019.
-  uint32_t below(uint32_t bound) {
-    uint64_t product = uint64_t(next()) * bound;
-    const uint32_t rejected = (0u - bound) % bound;
-    while (uint32_t(product) < rejected) {
-      product = uint64_t(next()) * bound;
-    }
-    return uint32_t(product >> 32);
-  }
-
  private:
   PhiloxKey key_;
   uint64_t counter_;

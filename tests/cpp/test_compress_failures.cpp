@@ -26,9 +26,7 @@ std::vector<Options> compressed() {
       optionsOf("int8"),
       optionsOf("int4"),
       optionsOf("topk"),
-      optionsOf("randomk"),
       optionsOf("powersgd"),
-      optionsOf("sign"),
   };
 }
 
@@ -115,7 +113,7 @@ void checkDisagreement(
 }
 
 void checkDisagreements() {
-  for (const char* scheme : {"none", "int8", "topk", "randomk", "powersgd"}) {
+  for (const char* scheme : {"none", "int8", "topk", "powersgd"}) {
     const Options options = optionsOf(scheme);
     const auto check = [&](const std::string& field, auto change) {
       checkDisagreement(field, change, options);
@@ -138,7 +136,7 @@ void checkDisagreements() {
   checkDisagreement(
       "options",
       [](Bucket&, Options& o) { o.seed = 99; },
-      optionsOf("randomk"));
+      optionsOf("powersgd"));
 }
 
 // Every bit of the header: refused, with the rank's name.
@@ -256,7 +254,7 @@ int main() {
     }
   }
   checkNonfinite(optionsOf("topk", {{"ratio", 0.9}}), NAN, kValues); // all sent
-  for (const char* scheme : {"topk", "randomk", "powersgd"}) {
+  for (const char* scheme : {"topk", "powersgd"}) {
     checkNonfinite(optionsOf(scheme), NAN, 100); // sent without loss
   }
   checkNonfinitePlain();
@@ -264,7 +262,7 @@ int main() {
   checkDisagreements();
   checkDamagedHeaders();
   checkVersion();
-  for (const char* scheme : {"fp16", "bf16", "int8", "int4", "topk", "sign"}) {
+  for (const char* scheme : {"fp16", "bf16", "int8", "int4", "topk"}) {
     checkFuzz(optionsOf(scheme), false);
     checkFuzz(optionsOf(scheme, {{"checksum", 1}}), true);
   }

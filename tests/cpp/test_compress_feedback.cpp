@@ -14,13 +14,11 @@ std::vector<Options> withFeedback() {
       optionsOf("topk"),
       optionsOf("topk", {{"ratio", 0.6}}), // all values as fp16
       optionsOf("topk", {{"ratio", 1}}),
-      optionsOf("randomk", {{"ratio", 0.1}}),
       optionsOf("powersgd", {{"rank", 2}}),
       optionsOf("int4"),
       optionsOf("int8", {{"feedback", 1}}),
       optionsOf("fp16", {{"feedback", 1}}),
       optionsOf("bf16", {{"feedback", 1}}),
-      optionsOf("sign", {{"feedback", 1}}),
   };
 }
 
@@ -284,9 +282,7 @@ int main() {
     checkRebuild(options);
     checkContinuation(options);
     checkSkippedStep(options);
-    if (options.scheme != "sign") { // knows no zero
-      checkUnused(options);
-    }
+    checkUnused(options);
   }
   checkConservation(optionsOf("int4"), 1);
   checkConservation(optionsOf("topk"), 8);

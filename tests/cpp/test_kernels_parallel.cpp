@@ -10,7 +10,6 @@
 #include "kernels/cast.h"
 #include "kernels/compare.h"
 #include "kernels/parallel.h"
-#include "kernels/sign.h"
 
 using namespace commprof::kernels;
 using namespace kernel_cases;
@@ -125,9 +124,6 @@ class Everything {
         nibbles, scales, 2, 0.3f, nibbles2_.data(), scales2_.data(), kMany);
     decodeInt4(nibbles2_.data(), scales2_.data(), out_.data(), kMany, 1);
     keep(out_);
-    encodeSign(x.data(), residual_.data(), bits_.data(), scales_.data(), kMany);
-    addSign(bits_.data(), scales_.data(), out_.data(), kMany, 0.5f);
-    keep(out_);
     keep(residual_);
     reduceAndDecode();
     lookAt(x);
@@ -173,7 +169,6 @@ class Everything {
   std::vector<int8_t> bytes2_ = bytes_;
   std::vector<uint8_t> nibbles_ = std::vector<uint8_t>(int4Bytes(kMany));
   std::vector<uint8_t> nibbles2_ = nibbles_;
-  std::vector<uint64_t> bits_ = std::vector<uint64_t>(signWords(kMany));
   std::vector<double> sums_;
 };
 

@@ -9,6 +9,7 @@
 #include "check.h"
 #include "kernel_levels.h"
 #include "kernels/parallel.h"
+#include "kernels/philox.h"
 
 using namespace commprof::kernels;
 
@@ -313,9 +314,26 @@ void testStep() {
   }
 }
 
+// Known answers of the authors' Random123 distribution (kat_vectors).
+void testPhilox() {
+  constexpr uint32_t kOnes = 0xffffffffu;
+  CHECK(
+      (philox({0, 0, 0, 0}, {0, 0}) ==
+       PhiloxBlock{0x6627e8d5u, 0xe169c58du, 0xbc57ac4cu, 0x9b00dbd8u}));
+  CHECK(
+      (philox({kOnes, kOnes, kOnes, kOnes}, {kOnes, kOnes}) ==
+       PhiloxBlock{0x408f276du, 0x41c83b0eu, 0xa20bc7c6u, 0x6d5451fdu}));
+  CHECK(
+      (philox(
+           {0x243f6a88u, 0x85a308d3u, 0x13198a2eu, 0x03707344u},
+           {0xa4093822u, 0x299f31d0u}) ==
+       PhiloxBlock{0xd16cfe09u, 0x94fdccebu, 0x5001e420u, 0x24126ea1u}));
+}
+
 } // namespace
 
 int main() {
+  testPhilox();
   check::atEachLevel([] {
     testPasses();
     testSameQ();

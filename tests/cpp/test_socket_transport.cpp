@@ -106,7 +106,7 @@ int main() {
   checkExchanges(6, 1 << 14, 200);
   checkExchanges(1, 100, 3);
   checkLargerThanBuffers();
-  for (const char* scheme : {"fp16", "int8", "topk", "powersgd", "sign"}) {
+  for (const char* scheme : {"fp16", "int8", "topk", "powersgd"}) {
     checkCompressors(2, scheme);
     checkCompressors(3, scheme);
   }

@@ -166,7 +166,7 @@ def state_continues(directory: Path) -> None:
     With buckets that DDP does not regroup after a model's first pass: others, other choices.
     """
     fixed = {"find_unused_parameters": True}
-    for text in ("topk:ratio=0.05", "powersgd:rank=2", "randomk:ratio=0.1", "int4"):
+    for text in ("topk:ratio=0.05", "powersgd:rank=2", "int4"):
         whole = make(**fixed)
         with attached(whole, compressors.parse(text)):
             train(whole, range(6))
@@ -286,7 +286,7 @@ def without_the_module(directory: Path) -> None:
         assert state["step"] == 3
         assert state["parameters"]["0.weight"]["residual"].any()
         compressor.load_state_dict(state)
-    text = raises("needs the native module", lambda: commprof.attach(make(), compressors.sign()))
+    text = raises("needs the native module", lambda: commprof.attach(make(), compressors.int4()))
     assert "COMMPROF_NATIVE=0 is set" in text
     assert "none, fp16, bf16, int8, topk" in text
 

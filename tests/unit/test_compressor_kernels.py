@@ -94,27 +94,6 @@ def test_a_sum_of_integers_is_rounded_once() -> None:
     assert (total - exact).abs().max() <= exact.abs().max() / 127 * 0.51
 
 
-@pytest.mark.parametrize("n", SIZES)
-def test_random_blocks_are_the_same_everywhere_and_keep_the_rest(n: int) -> None:
-    blocks = kernels.choose_blocks(n, 3, seed=7, counter=2)
-    assert torch.equal(blocks, kernels.choose_blocks(n, 3, seed=7, counter=2))
-    assert blocks.tolist() == sorted(set(blocks.tolist()))
-    assert len(blocks) == min(3, -(-n // 64))
-    x, residual = values(n), values(n, seed=1)
-    both = x + residual
-    packed = kernels.gather_blocks(x, blocks, residual)
-    back = kernels.scatter_blocks(packed, blocks, n)
-    chosen = torch.isin(torch.arange(n) // 64, blocks.long())
-    assert torch.equal(back, torch.where(chosen, both, 0))
-    assert torch.equal(residual, torch.where(chosen, 0, both))
-    assert torch.equal(kernels.scatter_blocks(packed, blocks, n, 2.0), 2 * back)
-
-
-def test_other_counters_choose_other_blocks() -> None:
-    found = {tuple(kernels.choose_blocks(64_000, 10, 0, counter).tolist()) for counter in range(9)}
-    assert len(found) == 9
-
-
 def test_the_passes_of_powersgd_are_torch_s() -> None:
     gradient, residual = values(60 * 40).view(60, 40), values(60 * 40, 1).view(60, 40)
     wanted, q = gradient + residual, torch.randn(3, 40)
@@ -128,16 +107,6 @@ def test_the_passes_of_powersgd_are_torch_s() -> None:
     mean = kernels.reconstruct(p, 2 * own, residual, own)
     assert torch.allclose(mean, 2 * p @ own, rtol=1e-4, atol=1e-7)
     assert torch.allclose(residual, wanted - p @ own, rtol=1e-3, atol=1e-7)
-
-
-@pytest.mark.parametrize("n", SIZES)
-def test_signs_and_means(n: int) -> None:
-    x = values(n)
-    bits, scales = kernels.encode_sign(x)
-    back = kernels.decode_sign(bits, scales, n, 2.0)
-    padded = torch.nn.functional.pad(x, (0, -n % 2048), value=torch.nan).view(-1, 2048)
-    mean = padded.abs().nanmean(dim=1).repeat_interleave(2048)[:n]
-    assert torch.allclose(back, torch.where(x.signbit(), -mean, mean) * 2, rtol=1e-5, atol=0)
 
 
 @pytest.mark.parametrize(
@@ -163,17 +132,6 @@ def test_signs_and_means(n: int) -> None:
             lambda: kernels.reduce_fp16([torch.ones(4).half()], [1.0], torch.ones(3).half()),
             "out has 3 values where 4 are needed",
         ),
-        (
-            lambda: kernels.gather_blocks(torch.ones(100), torch.tensor([0, 2], dtype=torch.int32)),
-            "blocks[1]=2 is out of range (allowed: ascending, below 2)",
-        ),
-        (
-            lambda: kernels.scatter_blocks(
-                torch.ones(128), torch.tensor([1, 1], dtype=torch.int32), 128
-            ),
-            "blocks[1]=1 is out of range",
-        ),
-        (lambda: kernels.choose_blocks(-1, 1, 0, 0), "n=-1 is out of range"),
         (lambda: kernels.orthogonalise(torch.ones(40, 17)), "rank of p=17 is out of range"),
         (
             lambda: kernels.project_cols(torch.ones(4, 5), torch.ones(3, 2)),

@@ -33,7 +33,7 @@ def test_each_function_makes_its_scheme() -> None:
     for name in SCHEMES:
         assert getattr(compressors, name)().scheme == compressors.parse(name).scheme == name
     assert compressors.topk().label == "topk:ratio=0.01"
-    assert compressors.randomk(0.5, seed=7).label == "randomk:ratio=0.5,seed=7"
+    assert compressors.powersgd(2, seed=7).label == "powersgd:rank=2,seed=7"
     assert compressors.powersgd(2, feedback=False).label == "powersgd:rank=2,feedback=0"
     assert (
         compressors.int8(start_step=3, measure_every=5).label == "int8:start_step=3,measure_every=5"

@@ -129,11 +129,6 @@ inline Mask greater(I32 a, I32 b) {
 inline Mask equal(I32 a, I32 b) {
   return {_mm256_cmpeq_epi32(a.lo, b.lo), _mm256_cmpeq_epi32(a.hi, b.hi)};
 }
-inline Mask signs(F32 a) {
-  return {
-      _mm256_srai_epi32(_mm256_castps_si256(a.lo), 31),
-      _mm256_srai_epi32(_mm256_castps_si256(a.hi), 31)};
-}
 inline Mask nans(F32 a) {
   return {
       _mm256_castps_si256(_mm256_cmp_ps(a.lo, a.lo, _CMP_UNORD_Q)),

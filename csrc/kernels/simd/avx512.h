@@ -124,9 +124,6 @@ inline Mask greater(I32 a, I32 b) {
 inline Mask equal(I32 a, I32 b) {
   return {_mm512_cmpeq_epi32_mask(a.v, b.v)};
 }
-inline Mask signs(F32 a) {
-  return {_mm512_movepi32_mask(_mm512_castps_si512(a.v))};
-}
 inline Mask nans(F32 a) {
   return {_mm512_cmp_ps_mask(a.v, a.v, _CMP_UNORD_Q)};
 }

@@ -154,11 +154,6 @@ inline Mask equal(I32 a, I32 b) {
   COMMPROF_LANES bits |= uint32_t(a.lane[i] == b.lane[i]) << i;
   return {bits};
 }
-inline Mask signs(F32 v) {
-  uint32_t bits = 0;
-  COMMPROF_LANES bits |= uint32_t(asInt(v).lane[i] < 0) << i;
-  return {bits};
-}
 inline Mask nans(F32 v) {
   uint32_t bits = 0;
   COMMPROF_LANES bits |= uint32_t(std::isnan(v.lane[i])) << i;

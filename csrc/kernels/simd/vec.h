@@ -12,7 +12,7 @@
 //   sumLanes: halves folded onto each other, 16 -> 8 -> 4 -> 2 -> 1
 //   bitAnd, bitOr, shiftRight<n> (logical), shiftRightSigned<n>, shiftLeft<n>;
 //     max, min, maxLanes: signed
-//   greater (a > b, signed), equal, signs (sign bit set), nans -> Mask; toBits,
+//   greater (a > b, signed), equal, nans -> Mask; toBits,
 //     fromBits: lane i is bit i
 //   zeroWhere(m, a), select(m, a, b): a where set, else b
 //   storePacked(p, a, bits): the lanes in `bits`, side by side; writes up to 16

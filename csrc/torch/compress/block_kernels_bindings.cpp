@@ -1,4 +1,4 @@
-// Python bindings of the kernels that keep a scale per block: int8, int4, sign.
+// Python bindings of the kernels that keep a scale per block: int8 and int4.
 // commprof.compressors.kernels documents them.
 //
 // GIL: released throughout.
@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "kernels/block_quant.h"
-#include "kernels/sign.h"
 #include "torch/compress/compression_bindings.h"
 #include "torch/compress/kernel_tensors.h"
 
@@ -121,41 +120,6 @@ Encoded reduceBlocks(
   return out;
 }
 
-Encoded encodeSign(const Tensor& x, OptionalTensor residual) {
-  const float* data = floats(x);
-  float* lost = residualFor(residual, x);
-  const auto n = size_t(x.numel());
-  Encoded out{
-      empty(kernels::signWords(n), at::kLong),
-      empty(kernels::signBlocks(n), at::kFloat)};
-  kernels::encodeSign(
-      data,
-      lost,
-      bits<uint64_t>(std::get<0>(out)),
-      std::get<1>(out).mutable_data_ptr<float>(),
-      n);
-  return out;
-}
-
-Tensor decodeSign(
-    const Tensor& values,
-    const Tensor& scales,
-    int64_t n,
-    float factor) {
-  const size_t count = countOf(n);
-  check(values, "values", at::kLong);
-  checkCount(values, "values", kernels::signWords(count));
-  const float* factors = scalesFor(scales, kernels::signBlocks(count));
-  Tensor out = at::zeros({n}, at::dtype(at::kFloat));
-  kernels::addSign(
-      bits<const uint64_t>(values),
-      factors,
-      out.mutable_data_ptr<float>(),
-      count,
-      factor);
-  return out;
-}
-
 template <class Kind>
 void bindBlocks(py::module_& m, const std::string& name) {
   using NoGil = py::call_guard<py::gil_scoped_release>;
@@ -185,23 +149,8 @@ void bindBlocks(py::module_& m, const std::string& name) {
 } // namespace
 
 void bindBlockKernels(py::module_& m) {
-  using NoGil = py::call_guard<py::gil_scoped_release>;
   bindBlocks<Int8>(m, "int8");
   bindBlocks<Int4>(m, "int4");
-  m.def(
-      "encode_sign",
-      &encodeSign,
-      py::arg("x"),
-      py::arg("residual") = py::none(),
-      NoGil());
-  m.def(
-      "decode_sign",
-      &decodeSign,
-      py::arg("values"),
-      py::arg("scales"),
-      py::arg("n"),
-      py::arg("factor") = 1.0f,
-      NoGil());
 }
 
 } // namespace commprof

@@ -1,14 +1,12 @@
-// Python bindings of the kernels whose encodings can be summed: random blocks
-// and PowerSGD's passes. commprof.compressors.kernels documents them.
+// Python bindings of PowerSGD's passes, whose factors can be summed.
+// commprof.compressors.kernels documents them.
 //
 // GIL: released throughout.
 #include <pybind11/stl.h>
 
-#include <algorithm>
-#include <vector>
+#include <string>
 
 #include "kernels/low_rank.h"
-#include "kernels/random_k.h"
 #include "torch/compress/compression_bindings.h"
 #include "torch/compress/kernel_tensors.h"
 
@@ -27,68 +25,6 @@ std::invalid_argument outOfRange(
   return std::invalid_argument(
       std::string(name) + "=" + std::to_string(value) +
       " is out of range (allowed: " + allowed + ")");
-}
-
-Tensor chooseBlocks(int64_t n, int64_t count, uint64_t seed, uint64_t counter) {
-  for (const auto& [name, value] :
-       {std::pair{"n", n}, std::pair{"count", count}}) {
-    if (value < 0 || value > INT32_MAX) {
-      throw outOfRange(name, value, "0 to 2147483647");
-    }
-  }
-  std::vector<uint32_t> blocks;
-  kernels::chooseBlocks(seed, counter, size_t(n), size_t(count), blocks);
-  Tensor out = empty(blocks.size(), at::kInt);
-  std::copy(blocks.begin(), blocks.end(), out.mutable_data_ptr<int32_t>());
-  return out;
-}
-
-// Ascending and below the number of blocks that n values have.
-std::vector<uint32_t> checkedBlocks(const Tensor& blocks, int64_t n) {
-  check(blocks, "blocks", at::kInt);
-  const int32_t* const data = blocks.const_data_ptr<int32_t>();
-  const int64_t all =
-      (n + int64_t(kernels::kRandomBlock) - 1) / int64_t(kernels::kRandomBlock);
-  for (int64_t i = 0; i < blocks.numel(); ++i) {
-    const int64_t least = i == 0 ? 0 : int64_t(data[i - 1]) + 1;
-    if (data[i] < least || data[i] >= all) {
-      throw outOfRange(
-          ("blocks[" + std::to_string(i) + "]").c_str(),
-          data[i],
-          "ascending, below " + std::to_string(all));
-    }
-  }
-  return {data, data + blocks.numel()};
-}
-
-Tensor gatherBlocks(
-    const Tensor& x,
-    const Tensor& blocks,
-    OptionalTensor residual) {
-  const float* const data = floats(x);
-  float* const lost = residualFor(residual, x);
-  const auto chosen = checkedBlocks(blocks, x.numel());
-  Tensor packed = empty(chosen.size() * kernels::kRandomBlock, at::kFloat);
-  kernels::gatherBlocks(
-      data, lost, size_t(x.numel()), chosen, packed.mutable_data_ptr<float>());
-  return packed;
-}
-
-Tensor scatterBlocks(
-    const Tensor& packed,
-    const Tensor& blocks,
-    int64_t n,
-    float factor) {
-  if (n < 0 || n > INT32_MAX) {
-    throw outOfRange("n", n, "0 to 2147483647");
-  }
-  const float* const data = floats(packed, "packed");
-  const auto chosen = checkedBlocks(blocks, n);
-  checkCount(packed, "packed", chosen.size() * kernels::kRandomBlock);
-  Tensor out = empty(size_t(n), at::kFloat);
-  kernels::scatterBlocks(
-      data, size_t(n), chosen, factor, out.mutable_data_ptr<float>());
-  return out;
 }
 
 float* matrix(const Tensor& x, const char* name, int64_t rows, int64_t cols) {
@@ -193,7 +129,9 @@ Tensor reconstruct(
   return out;
 }
 
-void bindLowRank(py::module_& m) {
+} // namespace
+
+void bindLinearKernels(py::module_& m) {
   using NoGil = py::call_guard<py::gil_scoped_release>;
   m.def(
       "project_rows",
@@ -213,36 +151,6 @@ void bindLowRank(py::module_& m) {
       py::arg("residual"),
       py::arg("q_local"),
       NoGil());
-}
-
-} // namespace
-
-void bindLinearKernels(py::module_& m) {
-  using NoGil = py::call_guard<py::gil_scoped_release>;
-  m.def(
-      "choose_blocks",
-      &chooseBlocks,
-      py::arg("n"),
-      py::arg("count"),
-      py::arg("seed"),
-      py::arg("counter"),
-      NoGil());
-  m.def(
-      "gather_blocks",
-      &gatherBlocks,
-      py::arg("x"),
-      py::arg("blocks"),
-      py::arg("residual") = py::none(),
-      NoGil());
-  m.def(
-      "scatter_blocks",
-      &scatterBlocks,
-      py::arg("packed"),
-      py::arg("blocks"),
-      py::arg("n"),
-      py::arg("factor") = 1.0f,
-      NoGil());
-  bindLowRank(m);
 }
 
 } // namespace commprof
