@@ -28,6 +28,17 @@ def main() -> None:
         sys.exit(f"commprof.wrap: {problem}")
     os.environ.update(environment(Path(os.environ.get(OUT_VARIABLE, "commprof-trace"))))
     arm(os.environ[OUT_VARIABLE])
+    try:
+        _become_script()
+    except SystemExit as error:
+        # Exit handlers are not told of it: a rank that gave up would look like one that was done.
+        ending = sys.modules.get("commprof.capture.ending")
+        if ending is not None:
+            ending.exits(error)
+        raise
+
+
+def _become_script() -> None:
     if sys.argv[1] == "-m":
         sys.argv = sys.argv[2:]
         sys.path[0] = os.getcwd()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
+
 from commprof.analysis.attempts import Attempt, attempts_of, attempts_remarks
 from commprof.analysis.detail import WorldDetail, world_detail
 from commprof.analysis.incidents import find_incidents
@@ -14,7 +16,9 @@ from commprof.analysis.scaling import RunResult, pool_overhead, scale
 from commprof.analysis.summaries import analyse_summaries
 from commprof.analysis.turns import in_turns
 from commprof.analysis.world import WorldResult, world_result
+from commprof.trace import columns, schema
 from commprof.trace.run_directory import WorldRun, read_context, read_world
+from commprof.units import ns_to_ms
 
 
 def analyse_run(directory: Path) -> RunResult:
@@ -96,7 +100,28 @@ def _with_problems(reason: str, run: WorldRun, world: WorldResult | None) -> str
     """A world size without figures has no remarks: what happened to its ranks is said here."""
     if not _without_figures(world):
         return reason
-    return ". ".join([reason.rstrip("."), *run.problems])
+    stepless = _without_steps(run) if world is not None and world.steps == 0 else []
+    return ". ".join([reason.rstrip("."), *stepless, *run.problems])
+
+
+def _without_steps(run: WorldRun) -> list[str]:
+    """What a job communicated that has neither optimizer nor DDP, and how to get its steps."""
+    found = []
+    for rank, trace in sorted(run.traces.items())[:1]:
+        rows = columns.collectives(trace)
+        for op in np.unique(rows.op).tolist():
+            of_op = rows.op == op
+            exact = of_op & rows.end_is_exact
+            took = rows.end_ns[exact] - rows.issue_ns[exact]
+            median = f"{ns_to_ms(float(np.median(took))):.3f} ms" if len(took) else "-"
+            found.append(
+                f"{schema.OPS[op]} {of_op.sum()} times, {rows.bytes_in[of_op].sum()} bytes "
+                f"in all, {median} from issue to completion in the median"
+            )
+        if found:
+            hint = "Call commprof.step() at the end of the loop's body to see the time of its steps"
+            return [hint, f"Rank {rank} communicated: {'; '.join(found)}"]
+    return []
 
 
 def _restarts(attempts: list[Attempt]) -> list[str]:

@@ -74,7 +74,7 @@ def arm(directory: str) -> None:
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Finds one module as Python would, once, and adds a step after it ran."""
+    """Finds one module as all other import hooks would, once, and adds a step after it ran."""
 
     def __init__(self, then: Callable[[ModuleType], None]) -> None:
         self._then = then
@@ -85,10 +85,14 @@ class _Finder(importlib.abc.MetaPathFinder):
         if name != _TARGET:
             return None
         sys.meta_path.remove(self)
-        spec = importlib.machinery.PathFinder.find_spec(name, path)
-        if spec is not None and spec.loader is not None:
-            self._extend(spec.loader)
-        return spec
+        for finder in tuple(sys.meta_path):
+            find = getattr(finder, "find_spec", None)
+            spec: importlib.machinery.ModuleSpec | None = find and find(name, path, target)
+            if spec is not None:
+                if spec.loader is not None:
+                    self._extend(spec.loader)
+                return spec
+        return None
 
     def _extend(self, loader: Any) -> None:
         run = loader.exec_module
@@ -124,6 +128,7 @@ def _start(directory: str) -> None:
         sys.path.append(os.path.dirname(os.path.dirname(_HERE)))
     try:
         from commprof.capture.job_directory import agree
+        from commprof.capture.mode import control_path
         from commprof.capture.profiler import active, profile
         from commprof.errors import CommprofError
         from commprof.watch.ptracer import allow_tracer
@@ -137,6 +142,7 @@ def _start(directory: str) -> None:
         # The mode is in the environment.
         job = agree(Path(directory))
         profiler = profile(job, find_steps=True).start()
+        profiler.says_end = control_path(job).parent == job  # `commprof run` shows its report
         allow_tracer()
         watch_as_asked(job)
         if os.environ.get(METRICS_VARIABLE):

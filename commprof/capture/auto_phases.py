@@ -23,7 +23,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from commprof.capture.batch_size import samples_read
 from commprof.capture.closures import Arguments, outside
-from commprof.capture.patches import Patches
+from commprof.capture.patches import Patches, original_of, uncompiled
 from commprof.capture.recorder import Marker
 from commprof.capture.sharded_forward import ShardedForward
 from commprof.capture.step_finder import StepFinder
@@ -42,10 +42,12 @@ class AutoPhases:
         self._markers = markers
         self._finder = finder
         self._patches = Patches()
+        self._installed = False
         self._sharded = ShardedForward(markers["forward"], self._patches)
 
     def install(self) -> None:
         """Begins to mark phases in this process."""
+        self._installed = True
         self._patch_data(self._markers["data"])
         self._patch(DistributedDataParallel, "forward", self._markers["forward"], _nothing)
         finder = self._finder
@@ -63,6 +65,7 @@ class AutoPhases:
 
     def remove(self) -> None:
         """Puts everything back."""
+        self._installed = False
         self._patches.remove()
 
     def _hook_optimizers(self, marker: Marker) -> None:
@@ -71,19 +74,23 @@ class AutoPhases:
         def before(
             optimizer: object, args: tuple[Any, ...], kwargs: dict[str, Any]
         ) -> Arguments | None:
+            if torch.compiler.is_compiling():  # this is traced: a phase is no part of a graph
+                return None
             marker.begin()
             if finder is not None:
                 finder.before_update(optimizer)
             return outside(marker, args, kwargs)
 
         def after(optimizer: object, *_: Any) -> None:
+            if torch.compiler.is_compiling():
+                return
             marker.end()
             if finder is not None:
                 finder.after_update(optimizer)
 
         for handle in (
-            register_optimizer_step_pre_hook(before),
-            register_optimizer_step_post_hook(after),
+            register_optimizer_step_pre_hook(uncompiled(before)),
+            register_optimizer_step_post_hook(uncompiled(after)),
         ):
             self._patches.on_remove(handle.remove)
 
@@ -92,6 +99,8 @@ class AutoPhases:
 
         @wraps(original)
         def marked(iterator: Any) -> Any:
+            if torch.compiler.is_compiling():
+                return original(iterator)
             samples = 0
             marker.begin()
             try:
@@ -111,10 +120,12 @@ class AutoPhases:
         around: Callable[..., AbstractContextManager[None]],
     ) -> None:
         """Runs ``owner.name`` inside ``marker``, and that inside ``around`` of its arguments."""
-        original = getattr(owner, name)
+        original = original_of(getattr(owner, name))
 
         @wraps(original)
         def marked(*args: Any, **kwargs: Any) -> Any:
+            if torch.compiler.is_compiling() or not self._installed:
+                return original(*args, **kwargs)
             with around(*args, **kwargs):
                 marker.begin()
                 try:
@@ -122,7 +133,7 @@ class AutoPhases:
                 finally:
                     marker.end()
 
-        self._patches.replace(owner, name, marked)
+        self._patches.replace_for_compilers(owner, name, marked)
 
 
 def _nothing(*_: Any, **__: Any) -> AbstractContextManager[None]:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from commprof import _native
@@ -45,6 +46,8 @@ def _begun(original: Callable[..., Any], native: Any) -> Any:
     @wraps(original)
     def start(*args: Any) -> Any:
         result = original(*args)
+        if torch.compiler.is_compiling():
+            return result
         native.begin_coalescing()
         return result
 
@@ -54,6 +57,8 @@ def _begun(original: Callable[..., Any], native: Any) -> Any:
 def _ended(original: Callable[..., Any], native: Any) -> Any:
     @wraps(original)
     def end(*args: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return original(*args)
         try:
             work = original(*args)
         except BaseException:

@@ -5,6 +5,14 @@ from __future__ import annotations
 import sys
 
 _MOST_CHARACTERS = 300
+#: :func:`error_line` of the exit that was seen on its way.
+_exit_line = ""
+
+
+def exits(error: SystemExit) -> None:
+    """Takes what ends the script; the interpreter keeps it from exit handlers."""
+    global _exit_line
+    _exit_line = error_line(error)
 
 
 def error_line(error: BaseException | None) -> str:
@@ -27,4 +35,4 @@ def unhandled() -> str:
     # In a child of multiprocessing they run while the exception is on its way; elsewhere the
     # interpreter has printed it and left it here.
     printed = None if hasattr(sys, "ps1") else getattr(sys, "last_value", None)
-    return error_line(sys.exc_info()[1] or printed)
+    return error_line(sys.exc_info()[1] or printed) or _exit_line

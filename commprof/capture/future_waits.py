@@ -46,7 +46,8 @@ class FutureWaits:
 def _timed(original: Callable[..., Any], wait_future: Callable[[Any], None]) -> Any:
     @wraps(original)
     def wait(future: Any) -> Any:
-        wait_future(future)
+        if not torch.compiler.is_compiling():
+            wait_future(future)
         return original(future)
 
     return wait
@@ -56,7 +57,8 @@ def _followed(original: Callable[..., Any], follow: Callable[[Any, list[Any]], N
     @wraps(original)
     def then(future: Any, callback: Any) -> Any:
         child = original(future, callback)
-        follow(child, [future])
+        if not torch.compiler.is_compiling():
+            follow(child, [future])
         return child
 
     return then
@@ -66,7 +68,8 @@ def _gathered(original: Callable[..., Any], follow: Callable[[Any, list[Any]], N
     @wraps(original)
     def collect_all(futures: list[Any]) -> Any:
         together = original(futures)
-        follow(together, futures)
+        if not torch.compiler.is_compiling():
+            follow(together, futures)
         return together
 
     return collect_all

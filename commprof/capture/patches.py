@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 _NOTHING = object()
+#: By identity what stayed in place after its capture, and what it replaced.
+_left: dict[int, tuple[Any, Any]] = {}
 
 
 class Patches:
@@ -20,8 +25,7 @@ class Patches:
 
         If somebody else replaces it again meanwhile, :meth:`remove` leaves theirs alone.
         """
-        # As it stands there: what `getattr` gives need not be a method any more.
-        before = vars(owner).get(name, _NOTHING)
+        before = original_of(vars(owner).get(name, _NOTHING))
 
         def undo() -> None:
             if vars(owner).get(name) is not replacement:
@@ -31,7 +35,26 @@ class Patches:
             else:
                 setattr(owner, name, before)
 
-        setattr(owner, name, replacement)
+        setattr(owner, name, uncompiled(replacement))
+        self._undo.append(undo)
+
+    def replace_for_compilers(self, owner: Any, name: str, replacement: Any) -> None:
+        """As :meth:`replace`; stays in place where putting it back would make code compile again.
+
+        So it must do nothing of its own after :meth:`remove`, nor where a compiler traces it. A
+        later capture puts its own in the place of it.
+        """
+        before = original_of(vars(owner).get(name))
+        if before is None:
+            raise AttributeError(name)
+
+        def undo() -> None:
+            if vars(owner).get(name) is replacement and not _has_compiled():
+                setattr(owner, name, before)
+            else:
+                _left[id(replacement)] = replacement, before
+
+        setattr(owner, name, uncompiled(replacement))
         self._undo.append(undo)
 
     def on_remove(self, undo: Callable[[], None]) -> None:
@@ -42,3 +65,28 @@ class Patches:
         """Puts everything back, the last first."""
         while self._undo:
             self._undo.pop()()
+
+
+def original_of(function: Any) -> Any:
+    """What a function replaced, if it is one that stayed in place; else itself."""
+    while id(function) in _left:
+        function = _left[id(function)][1]
+    return function
+
+
+def _has_compiled() -> bool:
+    frames = sys.modules.get("torch._dynamo.convert_frame")
+    return getattr(frames, "FRAME_COUNTER", 0) > 0
+
+
+def uncompiled(function: Any) -> Any:
+    """The same function, whose own frame ``torch.compile`` leaves alone; what it calls is compiled.
+
+    Where a compiler traces a caller of it, it still goes through it: it must do nothing of its
+    own there, which ``torch.compiler.is_compiling()`` tells.
+    """
+    skip = getattr(getattr(torch._C._dynamo, "eval_frame", None), "skip_code", None)
+    code = getattr(function, "__code__", None)
+    if skip is not None and code is not None:  # private to torch: it may go
+        skip(code)
+    return function

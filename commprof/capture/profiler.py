@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import shlex
 import sys
 import time
 from contextlib import suppress
@@ -85,6 +86,8 @@ class Profiler:
         self._ring_prefix = ""
         self._running = False
         self._listeners: list[Listener] = []
+        #: Whether the end of the capture is said in a line, by rank 0.
+        self.says_end = False
 
     @property
     def trace_path(self) -> Path | None:
@@ -198,6 +201,14 @@ class Profiler:
         if self._ring_prefix:
             with suppress(OSError):
                 owner_path(self._ring_prefix).unlink(missing_ok=True)
+        if self.says_end and self._path is not None and self._path.name == trace_name(0):
+            directory = shlex.quote(str(self._path.parent))
+            with suppress(OSError, ValueError):  # nobody listens any more
+                print(
+                    f"commprof: recorded to {directory}; next: python -m commprof report "
+                    f"{directory}",
+                    file=sys.stderr,
+                )
 
     def _note_ending(self, error: str) -> None:
         """Said again by a later trace of this process, which has other things to say."""

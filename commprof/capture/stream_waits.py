@@ -56,6 +56,8 @@ def _noted(original: Callable[..., Any], native: Any) -> Any:
     @wraps(original)
     def record(event: Any, stream: Any = None) -> Any:
         result = original(event, stream)
+        if torch.compiler.is_compiling():
+            return result
         setattr(event, _BEHIND, native.last_on_stream(_named(stream)))
         return result
 
@@ -65,7 +67,7 @@ def _noted(original: Callable[..., Any], native: Any) -> Any:
 def _timed(original: Callable[..., Any], native: Any) -> Any:
     @wraps(original)
     def wait(event: Any, stream: Any = None) -> Any:
-        behind = getattr(event, _BEHIND, None)
+        behind = None if torch.compiler.is_compiling() else getattr(event, _BEHIND, None)
         if behind is None:
             return original(event, stream)
         with native.StreamWait(_named(stream), behind):

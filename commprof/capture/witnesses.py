@@ -9,7 +9,6 @@ import json
 import os
 import time
 import weakref
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
+from commprof.capture.patches import Patches, original_of
 from commprof.capture.recorder import Recorder
 
 _COUNTERS = Path("/proc/self/net/dev")
@@ -68,7 +68,8 @@ class Witnesses:
             weakref.WeakKeyDictionary()
         )
         self._called: list[_Called] = []
-        self._undo: Callable[[], None] | None = None
+        self._patches = Patches()
+        self._running = False
         self._counting_from: dict[str, tuple[int, int]] | None = None
         self._counted: dict[str, tuple[int, int]] = {}
         self._begin_ns = 0
@@ -76,6 +77,7 @@ class Witnesses:
     def start(self) -> None:
         """Begins to count bytes and to note the DDP models that are called."""
         self._begin_ns = time.monotonic_ns()
+        self._running = True
         self._counted = {}
         self._counting_from = interface_bytes()
         self._note_models()
@@ -98,8 +100,8 @@ class Witnesses:
     def stop(self, recorder: Recorder) -> None:
         """Puts what was counted into the trace."""
         self.set_enabled(False)
-        if self._undo is not None:
-            self._undo()
+        self._running = False
+        self._patches.remove()
         interfaces = {
             name: {"received_bytes": received, "sent_bytes": sent}
             for name, (received, sent) in self._counted.items()
@@ -130,21 +132,16 @@ class Witnesses:
         called.iterate(model)
 
     def _note_models(self) -> None:
-        original = DistributedDataParallel.forward
+        original = original_of(DistributedDataParallel.forward)
 
         @wraps(original)
         def noting(model: DistributedDataParallel, *args: Any, **kwargs: Any) -> Any:
             result = original(model, *args, **kwargs)
-            if not torch.compiler.is_compiling():
+            if not torch.compiler.is_compiling() and self._running:
                 self._note(model)
             return result
 
-        def undo() -> None:
-            if DistributedDataParallel.forward is noting:
-                DistributedDataParallel.forward = original
-
-        DistributedDataParallel.forward = noting
-        self._undo = undo
+        self._patches.replace_for_compilers(DistributedDataParallel, "forward", noting)
 
 
 def interface_bytes() -> dict[str, tuple[int, int]]:

@@ -149,10 +149,17 @@ def command_line() -> list[str]:
 
 
 def _reason(error: OSError | subprocess.CalledProcessError) -> str:
-    """The first line of what git, or the system, says of it."""
-    output = getattr(error, "stderr", None) or str(error).encode()
-    lines: list[str] = output.decode(errors="replace").strip().splitlines()
-    return lines[0] if lines else "git failed"
+    """Why git, or the system, gives nothing, for the end of a sentence."""
+    if isinstance(error, OSError):
+        return error.strerror or "git cannot be started"
+    said = (error.stderr or b"").decode(errors="replace")
+    if "not a git repository" in said:
+        return "it is in no git repository"
+    if "unknown revision" in said or "ambiguous argument" in said:
+        return "its git repository has no commit"
+    if "dubious ownership" in said:
+        return "its git repository belongs to another user"
+    return f"git ended with exit code {error.returncode}"
 
 
 def _lines(numstat: str) -> int:

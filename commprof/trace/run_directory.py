@@ -197,7 +197,7 @@ def _context_of_traces(run: Path) -> dict[str, Any]:
         "commprof": metadata["commprof"],
         "torch": metadata["torch"],
         "capture": metadata["capture"],
-        "description": f"Recorded by commprof.profile() in {command}",
+        "description": f"Recorded by commprof: {command}",
         "backend": metadata["backend"],
         "threads_per_rank": metadata["threads"],
         "world_sizes": [metadata["world_size"]],

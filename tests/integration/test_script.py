@@ -217,3 +217,25 @@ def test_options_of_workloads_are_refused_and_nothing_starts(train: Path) -> Non
     assert missing.returncode == 2
     assert "no script 'nope.py'" in missing.stderr
     assert not (train.parent / "commprof-runs").exists()
+
+
+def test_a_wrapped_script_that_exits_with_a_code_says_so_and_where_its_traces_are(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "gives_up.py").write_text(
+        "import sys, torch.distributed as dist\n"
+        "dist.init_process_group('gloo')\n"
+        "dist.destroy_process_group()\n"
+        "sys.exit(5)\n"
+    )
+    done = run(
+        *("-m", "torch.distributed.run", "--nproc-per-node=2", "-m", "commprof.wrap"),
+        "gives_up.py",
+        cwd=tmp_path,
+        COMMPROF_OUT=str(tmp_path / "run"),
+    )
+    assert done.returncode == 1
+    assert done.stderr.count(f"python -m commprof report {tmp_path / 'run'}") == 1
+    for rank in (0, 1):
+        trace = read_trace(tmp_path / f"run/rank_{rank}.trace")
+        assert trace.metadata["ending"]["error"] == "SystemExit: 5"

@@ -35,5 +35,5 @@ def test_phases_are_found_and_reported(tmp_path: Path) -> None:
         [sys.executable, "-m", "commprof", "report", str(tmp_path)], capture_output=True, text=True
     )
     assert shown.returncode == 0, shown.stderr
-    assert "Recorded by commprof.profile()" in shown.stdout
+    assert "Recorded by commprof: " in shown.stdout
     assert "nan" not in shown.stdout

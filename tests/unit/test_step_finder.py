@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import pytest
 import torch
+from torch.nn.parallel import DistributedDataParallel
 
 from commprof.capture.auto_phases import AutoPhases
+from commprof.capture.patches import original_of
+from commprof.capture.recorder import recorder
 from commprof.capture.step_finder import StepFinder
 from commprof.trace.schema import PHASES, STEP_SKIPPED, STEP_UPDATED
 
@@ -170,3 +175,38 @@ def test_nothing_is_found_after_stop_and_nothing_stays_after_remove() -> None:
     loop.optimizers[0].step()
     assert loop.events == ["optimizer"]
     assert (torch.autograd.backward, torch.amp.GradScaler.step) == before
+
+
+class Called:
+    """Stands for a class of torch's whose method is replaced."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + 1
+
+
+def test_a_compiler_traces_no_phase_and_nothing_compiles_again_at_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Called, "forward", Called.forward)
+    original, owner = Called.forward, Called()
+    ddp_forward = DistributedDataParallel.forward
+    phases = AutoPhases({name: recorder().PhaseMarker(0) for name in PHASES})
+    phases.install()
+    phases._patch(Called, "forward", recorder().PhaseMarker(1), lambda *_: nullcontext())
+    compiles: list[object] = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: object) -> object:
+        compiles.append(graph)
+        return graph.forward
+
+    run = torch.compile(lambda x: owner.forward(x), backend=backend, fullgraph=True)
+    assert run(torch.ones(2)).tolist() == [2, 2]
+    phases.remove()
+    assert run(torch.ones(2)).tolist() == [2, 2]
+    assert len(compiles) == 1
+    assert original_of(Called.forward) is original
+    # A later capture puts its own in the place of what stayed, and nothing piles up.
+    torch._dynamo.convert_frame.FRAME_COUNTER = 0  # for the tests that follow too
+    phases.install()
+    phases.remove()
+    assert DistributedDataParallel.forward is ddp_forward
