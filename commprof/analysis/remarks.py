@@ -321,8 +321,10 @@ def _about_devices(world: WorldResult, name: str) -> str:
         )
     if untimed:
         whose = f"Of {untimed} of them" if world.device_timed else "Of all of them"
+        why = f" ({world.no_device_times})" if world.no_device_times else ""
         text += (
-            f"{whose} the completion and the waiting on its streams were not measured: exposed, "
-            "wait, transfer and hidden hold only what the host saw. "
+            f"{whose} the completion and the waiting on its streams were not measured{why}: "
+            "exposed, wait, transfer and hidden hold only what the host saw. Collectives of a "
+            "replayed CUDA graph are issued by nobody and are not among them. "
         )
     return text.rstrip()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -101,6 +102,8 @@ class WorldResult:
     gloo_threads_assumed: bool = False
     #: Those of ``device_collectives`` of whose completion or waiting a device event told.
     device_timed: int = 0
+    #: Why capture took no times of a device; "" where it took them or there was none.
+    no_device_times: str = ""
     #: Bound on the error of device times against the host's clock at an anchor; NaN without any.
     device_clock_error_us: float = math.nan
     #: Per trained step the mean loss over all ranks' samples, and how many these were; empty
@@ -159,9 +162,16 @@ def world_result(run: WorldRun, seen: MeasuredWorld) -> WorldResult:
         host_links=host_links(run.world_size, observed),
         cross_checks=(*cross_checks(run, observed), *theory_checks(run, observed)),
         device_timed=sum(timed_collectives(trace) for trace in seen.recorded),
+        no_device_times=_no_device_times(seen.recorded),
         device_clock_error_us=_device_clock_error_us(seen.recorded),
     )
     return replace(result, **_late_rank(seen, result))
+
+
+def _no_device_times(traces: Sequence[Trace]) -> str:
+    """Why capture took no device times, as the first rank that took none has it."""
+    reasons = (trace.metadata.get("no_device_times", "") for trace in traces)
+    return next((reason for reason in reasons if isinstance(reason, str) and reason), "")
 
 
 def _late_rank(seen: MeasuredWorld, result: WorldResult) -> dict[str, Any]:

@@ -56,6 +56,7 @@ MORE_METADATA: Final[dict[str, Shape]] = {
     "witnesses": dict,
     "gloo_threads": dict,
     "device_telemetry": dict,
+    "no_device_times": str,
     "trial": {"plan": str, "first_step": int, "begin_monotonic_ns": int, "left_out": dict},
     "trial_losses": dict,
     "no_trial": {"reason": str, "begin_monotonic_ns": int},

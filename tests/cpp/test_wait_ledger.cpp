@@ -90,6 +90,50 @@ void aCollectiveIsSplitAtTheLastArrival() {
   CHECK(ranks.early.holds("\"arrivals\":{\"known\":1,\"unknown\":0,"));
 }
 
+// To a collective on a device a rank arrives when its stream comes to it, of
+// which both ranks hear later, one of them before the issue.
+void onADeviceARankArrivesWithItsStream() {
+  Pair ranks;
+  const auto issue = [](Rank& rank, uint64_t at_ns) {
+    Record record;
+    record.kind = Kind::kIssue;
+    record.op = Op::kAllReduce;
+    record.op_id = record.seq = 3;
+    record.group = 1;
+    record.flags = kDeviceAsync;
+    record.timestamp_ns = kBegin + at_ns;
+    rank.ledger.takeIssue(record, 3);
+  };
+  const auto ready = [](Rank& rank, uint64_t at_ns) {
+    Record record;
+    record.kind = Kind::kDeviceReady;
+    record.op = Op::kAllReduce;
+    record.op_id = 3;
+    record.timestamp_ns = kBegin + at_ns;
+    rank.ledger.takeReady(record);
+  };
+  issue(ranks.early, 0);
+  CHECK(!ranks.early.ledger.pending());
+  ready(ranks.early, 1 * kMs);
+  ready(ranks.late, 21 * kMs);
+  issue(ranks.late, 0);
+  ranks.early.end(3, 24 * kMs);
+  const auto early = ranks.early.ledger.resolve(kBegin + 25 * kMs);
+  CHECK_EQ(early.size(), 1u);
+  CHECK_EQ(early[0].wait_ns, 20 * kMs);
+  CHECK_EQ(early[0].wire_ns, 3 * kMs);
+  CHECK(ranks.early.holds("\"last\":[{\"rank\":1,\"count\":1,"));
+}
+
+// A window of 10 ms, of which two buckets of equal size are copied at its end:
+// the second one was complete after 6 ms, so 4 ms are left for its copy.
+void theRestOfAFinalisationIsCopying() {
+  CHECK_EQ(copyingNs(10, {{6, 100}}), 4.0);
+  CHECK_EQ(copyingNs(10, {{2, 100}, {6, 100}}), 8.0);
+  CHECK_EQ(copyingNs(10, {{-5, 100}, {-3, 100}}), 10.0);
+  CHECK_EQ(copyingNs(10, {}), 0.0);
+}
+
 // A broadcast's root is done before the last rank comes.
 void whoIsDoneEarlyWaitedForAllOfIt() {
   Pair ranks;
@@ -258,6 +302,8 @@ void acrossHostsTheClocksErrorIsKept() {
 
 int main() {
   aCollectiveIsSplitAtTheLastArrival();
+  onADeviceARankArrivesWithItsStream();
+  theRestOfAFinalisationIsCopying();
   whoIsDoneEarlyWaitedForAllOfIt();
   aWaitIsSplitWhenItsStepIsOver();
   aFinalisationIsSplitAtTheDecidingBucket();

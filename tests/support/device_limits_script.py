@@ -48,6 +48,7 @@ def another_device(device: Any) -> None:
     for _ in range(20):
         dist.all_reduce(tensor, async_op=True).wait()
         time.sleep(0.005)
+        commprof.step()
 
 
 def another_capture(device: Any) -> None:
@@ -77,6 +78,8 @@ def main(directory: Path, scenario: str) -> None:
     name, _, backend = scenario.partition("@")
     device = fake_device.load(shields=backend != "unshielded")
     device.tells_stream(backend != "silent")
+    if backend == "inherits":
+        device.tells_no_capture()
     dist.Backend.register_backend("fakedevice", device.backend, devices=["privateuseone"])
     dist.init_process_group("fakedevice", store=dist.HashStore(), rank=0, world_size=1)
     with commprof.profile(directory):

@@ -6,7 +6,11 @@
 namespace commprof {
 
 Summary::Summary(uint64_t begin_ns, ArrivalExchange& exchange)
-    : begin_ns_(begin_ns), ledger_(exchange), steps_(ledger_), open_(kMaxOpen) {
+    : begin_ns_(begin_ns),
+      ledger_(exchange),
+      device_steps_(ledger_),
+      steps_(std::in_place, ledger_),
+      open_(kMaxOpen) {
   operations_.push_back({Op::kOther, 0, 0});
 }
 
@@ -19,15 +23,36 @@ void Summary::fold(const Record* records, uint64_t count) {
       case Kind::kEnd:
         takeEnd(*record);
         break;
+      case Kind::kDeviceReady:
+        takeReady(*record);
+        break;
       case Kind::kWait:
+        if (!device_steps_.tells()) {
+          takeWait(*record);
+        }
+        break;
+      case Kind::kDeviceWait:
         takeWait(*record);
         break;
       default:
         break;
     }
-    steps_.take(*record);
+    const bool told = device_steps_.tells();
+    device_steps_.take(*record, retold_);
+    if (device_steps_.tells() && !told) { // it tells these steps anew
+      ledger_.forgetSteps();
+      steps_.emplace(ledger_);
+    }
+    takeSteps();
   }
   records_ += count;
+}
+
+void Summary::takeSteps() {
+  for (const Record& record : retold_) {
+    steps_->take(record);
+  }
+  retold_.clear();
 }
 
 // Ids count up, so an id's place is free once kMaxOpen others were issued. Null
@@ -68,6 +93,8 @@ void Summary::resolve(uint64_t now_ns) {
 }
 
 void Summary::settle() {
+  device_steps_.finish(retold_);
+  takeSteps();
   resolve(UINT64_MAX);
   for (Open& open : open_) {
     close(open);
@@ -88,13 +115,34 @@ void Summary::takeIssue(const Record& record) {
   open->issued = true;
   open->operation = index;
   open->issue_ns = record.timestamp_ns;
-  open->has_end = (record.flags & kDeviceAsync) == 0 || open->end_ns != 0;
+  open->on_device = (record.flags & kDeviceAsync) != 0;
+  open->has_end = !open->on_device;
   kind.failed += open->failed;
   if (open->wait_end_ns != 0) {
     kind.wait.add(open->wait_end_ns - open->wait_begin_ns);
   }
-  if (open->end_ns != 0) {
+  if (open->on_device) {
+    countOnDevice(*open);
+  } else if (open->end_ns != 0) {
     countDuration(*open, open->end_ns);
+  }
+}
+
+void Summary::takeReady(const Record& record) {
+  ledger_.takeReady(record);
+  Open* open = this->open(record.op_id);
+  if (open != nullptr) {
+    open->ready_ns = record.timestamp_ns;
+    countOnDevice(*open);
+  }
+}
+
+// From when the device's stream came to it until its event behind it.
+void Summary::countOnDevice(Open& open) {
+  if (open.issued && open.ready_ns != 0 && open.end_ns != 0) {
+    open.has_end = true;
+    open.issue_ns = open.ready_ns;
+    countDuration(open, open.end_ns);
   }
 }
 
@@ -105,13 +153,17 @@ void Summary::takeEnd(const Record& record) {
     return;
   }
   const bool failed = (record.flags & kFailed) != 0;
-  if (open->issued) {
-    open->has_end = true; // on a device, if its events tell
-    operation(open->operation).failed += failed;
-    countDuration(*open, record.timestamp_ns);
-  } else {
+  if (!open->issued) {
     open->end_ns = record.timestamp_ns;
     open->failed = failed;
+    return;
+  }
+  operation(open->operation).failed += failed;
+  if (open->on_device) {
+    open->end_ns = record.timestamp_ns;
+    countOnDevice(*open);
+  } else {
+    countDuration(*open, record.timestamp_ns);
   }
 }
 
@@ -225,7 +277,7 @@ void Summary::write(const State& state) {
   field(",\"unmatched\":", unmatched_);
   field(",\"moved\":", moved_);
   json_ += ",";
-  steps_.appendJson(json_);
+  steps_->appendJson(json_);
   json_ += ",";
   ledger_.appendJson(json_);
   json_ += ",\"operations\":[";

@@ -4,10 +4,12 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <vector>
 
+#include "core/always_on/device_steps.h"
 #include "core/always_on/found_steps.h"
 #include "core/always_on/histogram.h"
 #include "core/always_on/wait_ledger.h"
@@ -71,11 +73,13 @@ class Summary {
   struct Open {
     uint64_t op_id = 0; // 0: nobody
     uint64_t issue_ns = 0;
+    uint64_t ready_ns = 0; // when its device's stream came to it
     uint64_t end_ns = 0;
     uint64_t wait_begin_ns = 0;
     uint64_t wait_end_ns = 0; // of the last wait
     uint32_t operation = 0;
     bool issued = false;
+    bool on_device = false;
     bool failed = false;
     bool has_end = true; // the host sees its completion
     bool counted = false; // its duration
@@ -85,6 +89,9 @@ class Summary {
   void close(Open& open);
   void takeIssue(const Record& record);
   void takeEnd(const Record& record);
+  void takeReady(const Record& record);
+  void countOnDevice(Open& open);
+  void takeSteps();
   void takeWait(const Record& record);
   void countDuration(Open& open, uint64_t end_ns);
   uint32_t operationOf(const Record& record);
@@ -97,7 +104,9 @@ class Summary {
   uint64_t unmatched_ = 0; // ends and waits whose issue was not seen
   uint64_t moved_ = 0; // issues that count in the others
   WaitLedger ledger_;
-  FoundSteps steps_;
+  DeviceSteps device_steps_;
+  std::optional<FoundSteps> steps_;
+  std::vector<Record> retold_; // of one record
   std::vector<Operation> operations_; // [0] stands for all others
   std::unordered_map<uint64_t, uint32_t> index_;
   std::vector<Open> open_;

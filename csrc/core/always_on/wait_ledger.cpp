@@ -35,32 +35,83 @@ const WaitLedger::Entry* WaitLedger::find(uint64_t op_id) const noexcept {
 }
 
 void WaitLedger::takeIssue(const Record& record, uint32_t operation) {
-  if (isPointToPoint(record.op) || (record.flags & kDeviceAsync) != 0) {
+  if (isPointToPoint(record.op)) {
     return;
   }
-  exchange_.post(record.group, record.seq, record.timestamp_ns);
+  const bool on_device = (record.flags & kDeviceAsync) != 0;
   Entry* entry = place(record.op_id);
   if (entry == nullptr) {
+    if (!on_device) {
+      exchange_.post(record.group, record.seq, record.timestamp_ns);
+    }
     ++unknown_;
     return;
   }
-  entry->issue_ns = record.timestamp_ns;
+  entry->issued = true;
   entry->size_bytes = record.bytes_in;
   entry->group = record.group;
   entry->seq = record.seq;
   entry->operation = operation;
-  queue_.push_back(record.op_id);
-  if (record.value != 0) {
-    const uint64_t number = record.value - 1;
+  entry->task = record.value;
+  if (!on_device) {
+    arrive(*entry, record.timestamp_ns);
+  } else if (entry->ready_ns != 0) {
+    arrive(*entry, entry->ready_ns);
+  }
+}
+
+void WaitLedger::takeReady(const Record& record) {
+  Entry* entry = isPointToPoint(record.op) ? nullptr : place(record.op_id);
+  if (entry != nullptr && entry->ready_ns == 0) {
+    entry->ready_ns = record.timestamp_ns;
+    if (entry->issued) {
+      arrive(*entry, record.timestamp_ns);
+    }
+  }
+}
+
+void WaitLedger::arrive(Entry& entry, uint64_t at_ns) {
+  exchange_.post(entry.group, entry.seq, at_ns);
+  entry.issue_ns = at_ns;
+  queue_.push_back(entry.op_id);
+  if (entry.task != 0) {
+    const uint64_t number = entry.task - 1;
     Task& task = tasks_[number % kMaxTasks];
     if (task.number != number) {
       task.number = number;
       task.op_ids.clear();
     }
     if (task.op_ids.size() <= kMaxBuckets) { // one more: too many
-      task.op_ids.push_back(record.op_id);
+      task.op_ids.push_back(entry.op_id);
     }
   }
+}
+
+uint64_t WaitLedger::taskOf(uint64_t op_id) const noexcept {
+  const Entry& entry = entries_[op_id % kMaxOpen];
+  return entry.op_id == op_id ? entry.task : 0;
+}
+
+bool WaitLedger::bucketEnds(
+    uint64_t graph_task,
+    uint64_t begin_ns,
+    std::vector<BucketEnd>& found) const {
+  found.clear();
+  const Task& task = tasks_[graph_task % kMaxTasks];
+  if (task.number != graph_task) {
+    return true;
+  }
+  bool complete = true;
+  for (const uint64_t op_id : task.op_ids) {
+    const Entry* entry = find(op_id);
+    if (entry == nullptr || entry->end_ns == 0) {
+      complete = complete && entry == nullptr; // it lost its place: no more
+      continue;
+    }
+    found.push_back(
+        {double(int64_t(entry->end_ns - begin_ns)), double(entry->size_bytes)});
+  }
+  return complete;
 }
 
 void WaitLedger::takeEnd(const Record& record) {

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "core/always_on/arrival_exchange.h"
+#include "core/always_on/device_steps.h"
 #include "core/always_on/exposed_wait.h"
 #include "core/always_on/histogram.h"
 #include "core/always_on/late_ranks.h"
@@ -24,8 +25,8 @@ struct StepWaits {
   std::vector<Exposure> exposures;
 };
 
-// Not thread-safe; everything may throw std::bad_alloc. Messages and
-// collectives on a device are passed over.
+// Not thread-safe; everything may throw std::bad_alloc. Messages are passed
+// over.
 class WaitLedger {
  public:
   // Collectives kept; one that lost its place to a later one stays unknown.
@@ -38,8 +39,10 @@ class WaitLedger {
 
   explicit WaitLedger(ArrivalExchange& exchange);
 
-  // Writes this rank's arrival down; `operation` comes back in a Split.
+  // Writes this rank's arrival down; `operation` comes back in a Split. To a
+  // collective on a device the rank arrives when its stream comes to it.
   void takeIssue(const Record& record, uint32_t operation);
+  void takeReady(const Record& record);
   void takeEnd(const Record& record);
   void takeStep(StepWaits&& step);
   // Those taken so far turn out to be none: nothing is known of steps.
@@ -55,6 +58,14 @@ class WaitLedger {
   // What has become known since the last call. Call it after each drain, with
   // UINT64_MAX for the last time.
   const std::vector<Split>& resolve(uint64_t now_ns);
+  // Of an issue: the graph task + 1, or 0.
+  uint64_t taskOf(uint64_t op_id) const noexcept;
+  // The completions of a backward pass's collectives, since `begin_ns`. False
+  // while one is missing.
+  bool bucketEnds(
+      uint64_t graph_task,
+      uint64_t begin_ns,
+      std::vector<BucketEnd>& found) const;
   // Whether another resolve() may tell more.
   bool pending() const noexcept {
     return !queue_.empty() || !steps_.empty();
@@ -69,6 +80,8 @@ class WaitLedger {
   struct Entry {
     uint64_t op_id = 0; // 0: nobody
     uint64_t issue_ns = 0; // 0 until its issue was drained
+    uint64_t ready_ns = 0; // when its device's stream came to it
+    uint64_t task = 0; // graph task + 1
     uint64_t end_ns = 0; // 0 until its end was drained
     uint64_t last_ns = 0; // issue by the last rank
     uint64_t size_bytes = 0;
@@ -76,6 +89,8 @@ class WaitLedger {
     uint32_t seq = 0;
     uint32_t operation = 0;
     uint32_t last_rank = 0;
+    bool issued = false; // its issue was drained; on a device it may not have
+                         // arrived yet
     State state = State::kOpen;
   };
   struct Task {
@@ -84,6 +99,7 @@ class WaitLedger {
   };
 
   Entry* place(uint64_t op_id) noexcept;
+  void arrive(Entry& entry, uint64_t at_ns);
   const Entry* find(uint64_t op_id) const noexcept;
   bool settle(Entry& entry, uint64_t now_ns);
   bool settle(const StepWaits& step, uint64_t now_ns);

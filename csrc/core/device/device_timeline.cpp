@@ -238,6 +238,12 @@ void DeviceTimeline::write(const Pending& done) {
     record.bytes_out = uint64_t(streams_[done.end]);
     record.seq = index_;
   }
+  if (done.ends) { // it arrived where the stretch begins
+    Record ready = done.record;
+    ready.kind = Kind::kDeviceReady;
+    ready.timestamp_ns = record.timestamp_ns;
+    sink_(ready);
+  }
   sink_(record);
   if (done.ends) {
     Record completed;

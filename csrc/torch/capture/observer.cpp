@@ -21,9 +21,13 @@ namespace commprof {
 
 namespace {
 
+// A key counts if this process has kernels for it by then: XPU's and HPU's come
+// with their libraries.
 constexpr c10::DispatchKey kKeys[] = {
     c10::DispatchKey::CPU,
     c10::DispatchKey::CUDA,
+    c10::DispatchKey::XPU,
+    c10::DispatchKey::HPU,
     c10::DispatchKey::PrivateUse1,
     c10::DispatchKey::SparseCPU,
     c10::DispatchKey::SparseCUDA};

@@ -20,6 +20,9 @@ inline constexpr int kUnusualPriority = -2;
 template <class Guard>
 inline constexpr bool kTellsCapture =
     requires(const Guard& guard, c10::Stream s) { guard.isStreamCapturing(s); };
+// Whether a device's own guard answers that, and not torch's base class, which
+// always says no; its name tells. It may be told so where the name is hidden.
+bool answersCapture(c10::DeviceType type) noexcept;
 template <class Guard>
 bool isCapturing(const Guard& guard, c10::Stream stream) {
   if constexpr (kTellsCapture<Guard>) {

@@ -10,6 +10,7 @@
 #include <string_view>
 
 #include "core/clock.h"
+#include "core/json_string.h"
 #include "core/recorder.h"
 #include "torch/device/c10_device.h"
 #include "torch/device/capture_shield.h"
@@ -91,6 +92,33 @@ void startPollerLocked(Table& t) {
   }
 }
 
+// Why a device has no times; null if it has. A word of the report's sentence.
+const char* leftOut(c10::DeviceType type) noexcept {
+  const char* setting = std::getenv("COMMPROF_DEVICE_EVENTS");
+  const std::string_view wanted = setting == nullptr ? "" : setting;
+  if (wanted == "off") {
+    return "COMMPROF_DEVICE_EVENTS=off";
+  }
+  if (!kTellsCapture<c10::impl::VirtualGuardImpl>) {
+    return "this torch cannot say whether a stream is captured into a graph; "
+           "2.12 and later can";
+  }
+  if (wanted != "on" && !answersCapture(type)) {
+    return "its backend does not say whether a stream is captured into a "
+           "graph; if it captures none, COMMPROF_DEVICE_EVENTS=on takes them";
+  }
+  return nullptr;
+}
+
+void tellLeftOut(const char* reason) noexcept {
+  try {
+    Recorder::instance().addDocument(
+        BlockType::kMetadata,
+        "{\"no_device_times\": " + jsonString(reason) + "}");
+  } catch (const std::exception&) { // no memory: it stays unsaid
+  }
+}
+
 Entry* makeEntry(c10::Device device) noexcept {
   Table& t = table();
   const std::lock_guard<std::mutex> lock(t.mutex);
@@ -100,9 +128,8 @@ Entry* makeEntry(c10::Device device) noexcept {
     return other ? nullptr : t.entries[index].load();
   }
   t.failed[index] = true;
-  const char* setting = std::getenv("COMMPROF_DEVICE_EVENTS");
-  const bool off = setting != nullptr && std::string_view(setting) == "off";
-  if (off || !kTellsCapture<c10::impl::VirtualGuardImpl>) {
+  if (const char* reason = leftOut(device.type())) {
+    tellLeftOut(reason);
     return nullptr;
   }
   try {
@@ -124,7 +151,8 @@ Entry* makeEntry(c10::Device device) noexcept {
     }
     return entry;
   } catch (const std::exception&) {
-    return nullptr; // a backend without streams and events
+    tellLeftOut("its backend has no streams or no timed events");
+    return nullptr;
   }
 }
 

@@ -111,7 +111,7 @@ Simulation& sim() {
   return *s;
 }
 
-struct Guard final : c10::impl::DeviceGuardImplInterface {
+struct Guard : c10::impl::DeviceGuardImplInterface {
   static thread_local std::array<int64_t, kDevices> current; // streams
   static thread_local c10::DeviceIndex device;
   // Of this thread, by name. What CUDA's guard does inside one call (it looks
@@ -195,12 +195,6 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     int64_t& place = current[size_t(next.device_index())];
     return stream(std::exchange(place, next.id()), next.device_index());
   }
-  bool isStreamCapturing(const c10::Stream& on) const override {
-    called("capture_status");
-    return sim().capturing ||
-        (sim().capturing_globally && keyOf(on) == kCapturedStream);
-  }
-
   void record(
       void** event,
       const c10::Stream& on,
@@ -258,7 +252,15 @@ thread_local std::array<int64_t, kDevices> Guard::current = {};
 thread_local c10::DeviceIndex Guard::device = 0;
 thread_local std::map<std::string, int> Guard::calls;
 thread_local int Guard::capture_mode = kGlobal;
-C10_REGISTER_GUARD_IMPL(PrivateUse1, Guard)
+// As CUDA's; vendors' often have no answer of their own.
+struct TellingGuard final : Guard {
+  bool isStreamCapturing(const c10::Stream& on) const override {
+    called("capture_status");
+    return sim().capturing ||
+        (sim().capturing_globally && keyOf(on) == kCapturedStream);
+  }
+};
+C10_REGISTER_GUARD_IMPL(PrivateUse1, TellingGuard)
 
 class DeviceWork final : public c10d::Work {
  public:
@@ -478,6 +480,9 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
     const std::lock_guard<std::mutex> lock(sim().mutex);
     sim().capturing_globally = on;
     sim().capturing_thread = pthread_self();
+  });
+  m.def("tells_no_capture", [] {
+    c10::impl::registerDeviceGuard(kType, new Guard());
   });
   m.def("invalidated", [] { return sim().invalidated; });
   m.def(
