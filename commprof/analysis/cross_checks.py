@@ -127,7 +127,7 @@ def _network(run: WorldRun, ranks: Sequence[Observed]) -> CrossCheck:
     payload = [
         all_sent_bytes(rank.trace, rank.table)
         if rank.trace.summary is None
-        else all_sent_bytes(run.traces[rank.trace.rank])
-        for rank in ranks
+        else all_sent_bytes(run.traces[number])
+        for number, rank in zip(sorted(run.traces), ranks, strict=True)
     ]
     return network_check(run.world_size, traces, payload)
