@@ -133,10 +133,13 @@ void aDeviceMayTellItsEnd() {
   Summary summary(1, nobody);
   Record device = issue(1, 100, 64, Op::kAllReduce);
   device.flags = kDeviceAsync;
-  fold(summary, {device, end(1, 130, kDeviceTime)});
-  device.op_id = 2;
-  fold(summary, {end(2, 150, kDeviceTime), device});
-  CHECK(holds(summary, "\"duration\":" + histogram({30, 50})));
+  Record ready = device;
+  ready.kind = Kind::kDeviceReady;
+  ready.timestamp_ns = 110; // the stream came to it
+  fold(summary, {device, ready, end(1, 130, kDeviceTime)});
+  device.op_id = ready.op_id = 2;
+  fold(summary, {end(2, 150, kDeviceTime), ready, device});
+  CHECK(holds(summary, "\"duration\":" + histogram({20, 40})));
 }
 
 void pointToPointEndsWithItsWait() {

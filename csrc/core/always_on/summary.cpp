@@ -159,10 +159,11 @@ void Summary::takeEnd(const Record& record) {
     return;
   }
   operation(open->operation).failed += failed;
-  if (open->on_device) {
+  if (open->on_device && (record.flags & kDeviceTime) != 0) {
     open->end_ns = record.timestamp_ns;
     countOnDevice(*open);
   } else {
+    open->has_end = true; // on a device, if the host sees it
     countDuration(*open, record.timestamp_ns);
   }
 }
