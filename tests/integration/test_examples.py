@@ -53,7 +53,7 @@ def first_lines(name: str) -> list[str]:
 def test_an_example_is_recorded(name: str, tmp_path: Path) -> None:
     example = EXAMPLES[name]
     if missing := [need for need in example.needs if importlib.util.find_spec(need) is None]:
-        pytest.skip(f"needs {', '.join(missing)}: make integrations, or commprof[{example.extra}]")
+        pytest.skip(f"needs {', '.join(missing)}: make integrations")
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     train, show = first_lines(name)
 

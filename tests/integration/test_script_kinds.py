@@ -109,7 +109,7 @@ KINDS = {
 def test_a_script_of_this_kind(name: str, tmp_path: Path) -> None:
     kind = KINDS[name]
     if kind.script == "hf_trainer" and importlib.util.find_spec("transformers") is None:
-        pytest.skip("needs transformers and accelerate: pip install commprof[hf]")
+        pytest.skip("needs transformers and accelerate: pip install transformers accelerate")
     twice = run_twice(tmp_path, kind.script, *kind.arguments, launcher=kind.launcher)
     assert_unchanged(twice)
 

@@ -32,8 +32,8 @@ def without_libraries(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.parametrize(
     ("module", "message"),
     [
-        (LIGHTNING, r"needs Lightning, .* pip install 'commprof\[lightning\]'"),
-        (TRANSFORMERS, r"needs transformers, .* pip install 'commprof\[hf\]'"),
+        (LIGHTNING, r"needs Lightning, .* pip install pytorch-lightning"),
+        (TRANSFORMERS, r"needs transformers, .* pip install transformers accelerate"),
     ],
 )
 def test_a_missing_library_is_named(module: str, message: str) -> None:

@@ -61,12 +61,12 @@ def test_what_is_no_job_is_refused(tmp_path: Path, text: str) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"world_size": 0}, r"world_size=0 is out of range \(allowed: 1 or more\)"),
-        ({"steps": 0}, "steps=0"),
-        ({"epochs": -1}, "epochs=-1"),
-        ({"batch_size": 0}, "batch_size=0"),
-        ({"overhead_steps": -1}, r"overhead_steps=-1 .*0 or more"),
-        ({"threads_per_rank": 0}, "threads_per_rank=0"),
+        ({"world_size": 0}, r"--world-size 0 is out of range \(allowed: 1 or more\)"),
+        ({"steps": 0}, "--steps 0"),
+        ({"epochs": -1}, "--epochs -1"),
+        ({"batch_size": 0}, "--batch-size 0"),
+        ({"overhead_steps": -1}, r"--overhead-steps -1 .*0 or more"),
+        ({"threads_per_rank": 0}, "--threads-per-rank 0"),
         ({"scaling": "super"}, r"'super' \(allowed: weak, strong\)"),
         ({"steps": 3, "epochs": 2}, "exclude each other"),
     ],

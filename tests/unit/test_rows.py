@@ -75,7 +75,7 @@ def test_parquet_without_pyarrow_names_the_extra(
     report: FullReport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(UsageError, match=r"pip install 'commprof\[parquet\]'"):
+    with pytest.raises(UsageError, match=r"pip install pyarrow"):
         as_parquet.render(report, "worlds")
 
 

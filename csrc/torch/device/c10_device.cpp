@@ -23,7 +23,7 @@ const void* reached(const Class& object, Member member) {
   static_assert(sizeof(member) == sizeof(parts));
   std::memcpy(&parts, &member, sizeof(parts));
   const char* functions = nullptr;
-  std::memcpy(&functions, &object, sizeof(functions));
+  std::memcpy(&functions, static_cast<const void*>(&object), sizeof(functions));
   const void* found = nullptr;
   std::memcpy(&found, functions + (parts.place & ~uintptr_t(1)), sizeof(found));
   return found;
