@@ -172,8 +172,10 @@ def test_wrap_keeps_how_a_script_ends(train: Path, ending: str, code: int, last:
         *("-m", "commprof.wrap", "train.py", "7"), cwd=train.parent, **alone, COMMPROF_OUT="out"
     )
     assert done.returncode == code
+    *said, recorded_to = done.stderr.strip().splitlines()
     # torch puts the rank before a traceback's lines.
-    assert (done.stderr.strip().splitlines() or [""])[-1].removeprefix("[rank0]: ") == last
+    assert (said or [""])[-1].removeprefix("[rank0]: ") == last
+    assert recorded_to.startswith("commprof: recorded to ")
     trace = read_trace(train.parent / "out/rank_0.trace")
     assert trace.complete
     assert columns.steps(trace).index.tolist() == list(range(STEPS))
