@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from commprof.live.observer import Observer
 
+#: The caller has flushed; other threads may still record the completions of the newest collectives.
+_SETTLED_NS = 10_000_000
+
 
 class OwnTrace:
     """Nothing is opened, nor loaded, before somebody asks."""
@@ -34,7 +37,13 @@ class OwnTrace:
             found = re.match(r"rank_(\d+)", path.name)
             only = int(found[1]) if found else None
             self._path = path
-            self._observer = Observer(path.parent, nested=False, patience_s=0.0, only_rank=only)
+            self._observer = Observer(
+                path.parent,
+                nested=False,
+                patience_s=0.0,
+                only_rank=only,
+                settled_ns=_SETTLED_NS,
+            )
         state = self._observer.look()
         if state is None or not any(rank.recent for rank in state.ranks):
             return {}

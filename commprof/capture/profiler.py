@@ -272,8 +272,11 @@ class Profiler:
         """Recent figures of this rank under flat keys such as ``commprof/step_seconds``.
 
         For trackers of runs: ``wandb.log(prof.summary())``. Seconds, bytes and ratios; see
-        ``docs/monitoring.md``. It reads what this rank wrote since the last call, up to 0.2 s ago.
+        ``docs/monitoring.md``. It writes out what is recorded, and reads what is new since the last
+        call: figures are there from the first complete step on.
         """
+        if self._running:
+            self._recorder.flush()
         return self._seen.figures(self._path)
 
     def record_cost_ns(self, count: int = 100_000) -> float:

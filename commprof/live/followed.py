@@ -14,7 +14,7 @@ from commprof.live.follow import TraceTail
 from commprof.live.operations import RecentOperations
 from commprof.live.recent import RecentSteps
 from commprof.live.state import Late
-from commprof.live.steps import NewSteps, StepFollower
+from commprof.live.steps import SETTLED_NS, NewSteps, StepFollower
 from commprof.live.summarised import Summaries, late_by_summaries
 from commprof.predict.cost_model import CostCurve
 from commprof.trace.reader import Trace
@@ -29,9 +29,10 @@ class Followed:
         tails: dict[int, TraceTail],
         curves_of: Callable[[dict[int, TraceTail]], dict[str, CostCurve]],
         patience_s: float,
+        settled_ns: int = SETTLED_NS,
     ) -> None:
         self.world_size = int(metadata_of(tails[min(tails)])["world_size"])
-        self.steps = StepFollower(self.world_size)
+        self.steps = StepFollower(self.world_size, settled_ns)
         self.recent = RecentSteps(self.world_size)
         self._curves_of = curves_of
         self.operations = RecentOperations()

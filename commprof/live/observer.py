@@ -14,6 +14,7 @@ from commprof.live.followed import Followed, metadata_of
 from commprof.live.host_counters import own_process, rank_process, this_host
 from commprof.live.job import JobTail, newest_job
 from commprof.live.state import JobState, MonitorState, RankState
+from commprof.live.steps import SETTLED_NS
 from commprof.predict.cost_model import OTHER_HOST, SAME_HOST, CostCurve
 from commprof.predict.machine_profile import MachineProfile
 from commprof.trace.processes import Here
@@ -38,6 +39,7 @@ class Observer:
         nested: bool = True,
         patience_s: float = PATIENCE_S,
         only_rank: int | None = None,
+        settled_ns: int = SETTLED_NS,
     ) -> None:
         """Nothing is read yet.
 
@@ -47,12 +49,14 @@ class Observer:
             nested: whether jobs are looked for in the directories of ``run`` too.
             patience_s: how long ranks whose traces are not there yet are waited for.
             only_rank: follow this one alone.
+            settled_ns: what is older than the newest record by this is all there.
         """
         self._run = run
         self._profile = profile
         self._nested = nested
         self._patience_s = patience_s
         self._only_rank = only_rank
+        self._settled_ns = settled_ns
         self._here = Here()
         self._job: JobTail | None = None
         self._world: Followed | None = None
@@ -73,7 +77,7 @@ class Observer:
         if not tails:
             return None
         if self._world is None or self._job.restarts != restarts or self._world.grew(tails):
-            self._world = Followed(tails, self._curves, self._patience_s)
+            self._world = Followed(tails, self._curves, self._patience_s, self._settled_ns)
         world = self._world
         for rank in tails.keys() & new.keys():
             world.steps.add(rank, new[rank])
@@ -81,7 +85,7 @@ class Observer:
             world.advance(tails)
         except Exception as error:  # records that contradict each other; what follows may not
             self._problems.append(f"some steps are left out: {type(error).__name__}: {error}")
-            world = self._world = Followed(tails, self._curves, self._patience_s)
+            world = self._world = Followed(tails, self._curves, self._patience_s, self._settled_ns)
         return self._state(world, tails, time.perf_counter() - begin)
 
     @property

@@ -26,7 +26,7 @@ from commprof.trace.run_directory import WorldRun
 from commprof.trace.schema import Kind, Records
 
 #: Two flush intervals: what a rank recorded before the newest record seen less this is all there.
-_SETTLED_NS = 400_000_000
+SETTLED_NS = 400_000_000
 #: A rank from which nothing came for so long has flushed what it had.
 _IDLE_S = 1.0
 _ALL_NS = 2**62
@@ -55,9 +55,15 @@ class NewSteps:
 class StepFollower:
     """Collects what the tails bring, and gives out complete steps."""
 
-    def __init__(self, world_size: int) -> None:
-        """``world_size`` is the job's, also where not all ranks can be followed here."""
+    def __init__(self, world_size: int, settled_ns: int = SETTLED_NS) -> None:
+        """Follows a job.
+
+        Args:
+            world_size: of the job, also where not all ranks can be followed here.
+            settled_ns: what is older than the newest record by this is all there.
+        """
         self._world_size = world_size
+        self._settled_ns = settled_ns
         self._pending: dict[int, _Pending] = {}
         #: Last step given out, and what to add to the numbers found in the pending records.
         self._done = -1
@@ -83,7 +89,9 @@ class StepFollower:
         steps = {rank: columns.steps(trace) for rank, trace in traces.items()}
         last = min(
             (
-                self._last(steps[rank], pending[rank].settled_ns(tails[rank].ended))
+                self._last(
+                    steps[rank], pending[rank].settled_ns(tails[rank].ended, self._settled_ns)
+                )
                 for rank in pending
             ),
             default=-1,
@@ -149,13 +157,13 @@ class _Pending:
         joined = np.concatenate([self._clocks, joined])
         return joined[np.argsort(joined["timestamp_ns"], kind="stable")]
 
-    def settled_ns(self, ended: bool) -> int:
+    def settled_ns(self, ended: bool, age_ns: int) -> int:
         """Up to when all records are there: all of them, where nothing came for a while."""
         settled = ended or time.monotonic() - self._grew_s > _IDLE_S
         records = self._batches[0]
         if len(records) == 0:
             return 0
-        return _ALL_NS if settled else int(records["timestamp_ns"][-1]) - _SETTLED_NS
+        return _ALL_NS if settled else int(records["timestamp_ns"][-1]) - age_ns
 
     def shrink(self) -> int:
         """Lets the oldest go where there are too many; returns how many."""

@@ -119,7 +119,7 @@ def test_a_running_job_is_switched_by_file_and_by_signal(tmp_path: Path) -> None
     assert report["failures"] == []
     text = call("-m", "commprof", "report", str(out)).stdout
     assert "From the histograms of always-on mode" in text
-    assert "exposed = wait + wire" in text
+    assert "exposed = wait + transfer" in text
 
 
 def test_a_run_in_always_on_mode_reports_without_records(tmp_path: Path) -> None:
@@ -130,7 +130,7 @@ def test_a_run_in_always_on_mode_reports_without_records(tmp_path: Path) -> None
     )
     assert done.returncode == 0, done.stderr
     assert "Operations at 2 ranks" in done.stdout
-    assert "exposed = wait + wire" not in done.stdout
+    assert "exposed = wait + transfer" not in done.stdout
     result = json.loads((out / "result.json").read_text())
     assert result["runs"] == result["failures"] == []
     (summary,) = result["summaries"]
@@ -169,9 +169,8 @@ def test_steps_of_a_loop_without_an_optimizer_are_found(tmp_path: Path) -> None:
         str(script),
     )
     assert done.returncode == 0, done.stderr
-    assert "no optimizer stepped, so each ends with a backward pass" in " ".join(
-        done.stdout.split()
-    )
+    said = " ".join(done.stdout.split())
+    assert "Step boundaries were inferred from backward passes that communicated" in said
     (summary,) = json.loads((out / "result.json").read_text())["summaries"]
     # 40 backward passes, of which 20 had to be seen, and the first step is warm-up.
     assert (summary["steps_end"], summary["steps"]) == ("backward", 19)
@@ -256,7 +255,7 @@ def test_a_killed_process_loses_its_last_second(tmp_path: Path) -> None:
     assert killed_ns - summary.end_ns < 1_200_000_000
 
 
-@pytest.mark.parametrize("mode", ["sometimes", "", "Full"])
+@pytest.mark.parametrize("mode", ["sometimes", "Full"])
 def test_unknown_modes_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str
 ) -> None:

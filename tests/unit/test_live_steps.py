@@ -14,7 +14,7 @@ from commprof.live.job import JobTail
 from commprof.live.observer import Observer
 from commprof.live.recent import RecentSteps
 from commprof.live.state import RECENT_STEPS
-from commprof.live.steps import StepFollower
+from commprof.live.steps import SETTLED_NS, StepFollower
 from commprof.trace.schema import BlockType, Phase
 from tests.support import trace_bytes as made
 from tests.support.growing import GrowingRun
@@ -26,10 +26,10 @@ from tests.support.traces import MS, Rank, world_run
 class Followed:
     """A growing run, and what is made of it."""
 
-    def __init__(self, directory: Path, ranks: list[Rank]) -> None:
+    def __init__(self, directory: Path, ranks: list[Rank], settled_ns: int = SETTLED_NS) -> None:
         self.run = GrowingRun(directory, ranks)
         self.tail = JobTail(directory)
-        self.steps = StepFollower(len(ranks))
+        self.steps = StepFollower(len(ranks), settled_ns)
         self.recent = RecentSteps(len(ranks))
         self.numbers: list[int] = []
 
@@ -98,12 +98,9 @@ def test_nobody_is_late_where_nobody_is(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_the_same_as_the_whole_run_at_once(
-    tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(live_steps, "_SETTLED_NS", 20_000)  # these runs last microseconds
+def test_the_same_as_the_whole_run_at_once(tmp_path: Path, seed: int) -> None:
     run = RandomRun(seed)
-    followed = Followed(tmp_path, run.ranks)
+    followed = Followed(tmp_path, run.ranks, settled_ns=20_000)  # these runs last microseconds
     followed.run.begin()
     last = max(int(rank.records()["timestamp_ns"][-1]) for rank in run.ranks)
     for now in sorted(random.Random(seed).sample(range(last), 6)):

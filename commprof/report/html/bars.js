@@ -37,7 +37,8 @@ function bar(label, row, longest) {
   const segments = PARTS.filter(([name]) => parts[name] > 0).map(([name]) => {
     const segment = element("div", { class: `segment ${name}` });
     segment.style.flexGrow = String(parts[name]);
-    segment.append(element("span", { class: name.length > 5 ? "name long" : "name" }, name));
+    const word = FLIGHT_WORDS[name] ?? name;
+    segment.append(element("span", { class: word.length > 5 ? "name long" : "name" }, word));
     return segment;
   });
   const stack = element("div", { class: "stack" }, ...segments);
