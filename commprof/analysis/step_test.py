@@ -91,7 +91,8 @@ def _z(away: float, variance: float) -> float:
 
 def lag_one(*samples: Floats) -> float:
     """Correlation of each value with the next one of its sample, each about its own mean."""
-    centred = [sample - sample.mean() for sample in samples]
+    # The mean of equal values is off by a rounding, which all of them would share.
+    centred = [sample - sample.mean() for sample in samples if np.ptp(sample) > 0]
     square = sum(float((sample**2).sum()) for sample in centred)
     product = sum(float((sample[1:] * sample[:-1]).sum()) for sample in centred)
     return min(_LARGEST, product / square) if square > 0 else 0.0

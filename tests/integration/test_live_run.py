@@ -205,7 +205,9 @@ def test_a_rank_of_a_job_that_something_else_launches_starts_it(tmp_path: Path) 
         COMMPROF_METRICS=f"--metrics-jsonl '{lines}' --metrics-interval 0.2",
     )
     output, errors = job.communicate(timeout=150)
-    assert (job.returncode, output, errors) == (0, "", "")
+    assert (job.returncode, output) == (0, ""), errors
+    assert errors.startswith(f"commprof: recorded to {out}; next: ")
+    assert errors.count("\n") == 1
 
     def last() -> bool:
         return lines.exists() and json.loads(lines.read_text().splitlines()[-1])["step"] == 19

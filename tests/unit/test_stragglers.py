@@ -157,3 +157,13 @@ def test_a_rank_that_another_process_held_up_for_a_while_is_not_named() -> None:
     late = find_late_rank(spread, STEP)
     assert late is not None
     assert late.rank == 0
+
+
+def test_a_rank_that_is_late_by_the_same_throughout_is_named() -> None:
+    """Equal values differ from their mean by a rounding, and are not alike for that."""
+    for late_ns in np.linspace(19e6, 21e6, 40):
+        waited_for = np.zeros((23, 2))
+        waited_for[:, 1] = late_ns + np.arange(23)
+        late = find_late_rank(waited_for, 50.3e6 + late_ns / 7, 0.0)
+        assert late is not None
+        assert late.rank == 1
