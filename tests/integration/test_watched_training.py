@@ -17,6 +17,7 @@ from tests.support.commands import RUN, call
 pytestmark = [
     pytest.mark.skipif(_native.native is None, reason="needs the C++ module"),
     pytest.mark.slow,
+    pytest.mark.measures,
 ]
 
 CHANGED, SLOWER, MORE_MS = 20, 80, 30
@@ -101,10 +102,10 @@ def test_a_rank_that_became_slower_is_told_while_it_runs(finished: Finished) -> 
     assert (own["rank"], own["phase"]) == (1, "forward")
     # A busy machine's noise may be taken for its first steps, and lies in the medians.
     assert SLOWER - 30 <= own["step"] <= SLOWER + 1
-    assert SLOWER < own["found_step"] < SLOWER + 20
+    assert SLOWER < own["found_step"] < SLOWER + 40
     assert own["after"] - own["before"] == pytest.approx(MORE_MS, rel=0.3)
     steps = [one for one in anomalies(finished.directory) if one["what"] == "step time"]
-    assert any(SLOWER < one["found_step"] < SLOWER + 20 and one["rank"] == -1 for one in steps)
+    assert any(SLOWER < one["found_step"] < SLOWER + 40 and one["rank"] == -1 for one in steps)
 
 
 def test_the_report_tells_the_same(finished: Finished) -> None:
