@@ -26,7 +26,7 @@ DEV   := $(VENV)/.dev
 OTHERS_DIR := $(VENV)-integrations
 OTHERS     := $(OTHERS_DIR)/.done
 NEED_LIBRARIES := $(patsubst %,tests/integration/test_%.py,examples script_kinds shown_blocks \
-                  strategies_run) tests/unit/test_workload_lora.py tests/unit/test_images.py
+                  strategies_run) tests/unit/workloads/test_workload_lora.py tests/unit/workloads/test_images.py
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)

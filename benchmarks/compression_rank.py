@@ -27,11 +27,11 @@ from commprof import compressors
 from commprof.compressors import kernels
 from commprof.trace.compressions import compressions
 from commprof.trace.reader import read_trace
+from commprof.workloads.models.transformer import Transformer, TransformerOptions
 from commprof.workloads.options import TrainingOptions
 from commprof.workloads.spec import Shard
 from commprof.workloads.strategies.ddp import Ddp
 from commprof.workloads.training import Training
-from commprof.workloads.transformer import Transformer, TransformerOptions
 
 WARMUP = 3
 

@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from tests.support import fault_list, limits
-from tests.support.damaged_runs import damaged_runs
-from tests.support.faults import Fault, Setting, Verdict, try_fault
-from tests.support.forks import Forks
-from tests.support.launcher_faults import LAUNCHER_FAULTS, LauncherFault, Outcome
-from tests.support.many_events import many_events
-from tests.support.netns import Hosts, unavailable
+from tests.support.builders.damaged_runs import damaged_runs
+from tests.support.machines import fault_list, limits
+from tests.support.machines.faults import Fault, Setting, Verdict, try_fault
+from tests.support.machines.forks import Forks
+from tests.support.machines.launcher_faults import LAUNCHER_FAULTS, LauncherFault, Outcome
+from tests.support.machines.netns import Hosts, unavailable
+from tests.support.ranks.many_events import many_events
 
 #: What is asked of a try, and the attribute that answers it.
 ASKED: Mapping[str, str] = {

@@ -35,10 +35,10 @@ sys.path.insert(0, str(ROOT))
 from benchmarks.demands import Demand, judged, of_all  # noqa: E402
 from benchmarks.fault_rows import ASKED, EVENTS, Row, Try, rows  # noqa: E402
 from benchmarks.results_file import CONTEXT, about, read_json, write_json  # noqa: E402
-from tests.support.damaged_runs import damaged_runs  # noqa: E402
-from tests.support.faults import Verdict  # noqa: E402
-from tests.support.forks import Forks  # noqa: E402
-from tests.support.many_events import many_events  # noqa: E402
+from tests.support.builders.damaged_runs import damaged_runs  # noqa: E402
+from tests.support.machines.faults import Verdict  # noqa: E402
+from tests.support.machines.forks import Forks  # noqa: E402
+from tests.support.ranks.many_events import many_events  # noqa: E402
 
 
 def main() -> int:

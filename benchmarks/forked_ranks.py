@@ -14,8 +14,8 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
 from commprof.launch.job import Job
-from commprof.trace.run_directory import world_directory
-from tests.support.ranks import free_port
+from commprof.trace.run.run_directory import world_directory
+from tests.support.machines.ranks import free_port
 
 _TIMEOUT_S = 150
 _CLONE_NEWNET = 0x40000000
@@ -62,7 +62,7 @@ def _rank(namespace: str, environment: dict[str, str], job: str, bucket_cap_mb: 
                 raise OSError(ctypes.get_errno(), f"setns {namespace}")
     os.environ.update(environment)
     from commprof.launch.worker import run_rank
-    from commprof.workloads import transformer
+    from commprof.workloads.models import transformer
 
     if bucket_cap_mb:
         options = {"bucket_cap_mb": bucket_cap_mb}

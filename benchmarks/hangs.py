@@ -52,7 +52,7 @@ def main() -> int:
 
 
 def _try(seed: int) -> dict[str, Any]:
-    from tests.support.hangs import THRESHOLD_S, outcome, stop_a_rank, undisturbed
+    from tests.support.machines.hangs import THRESHOLD_S, outcome, stop_a_rank, undisturbed
 
     mode = "full" if seed % 3 else "always-on"
     with tempfile.TemporaryDirectory(prefix="commprof-hang-") as directory:

@@ -27,13 +27,13 @@ from tabulate import tabulate
 from benchmarks.demands import Demand, at_most, judged, of_all
 from benchmarks.medians import median_interval
 from benchmarks.results_file import Lines, read_rows
-from commprof.analysis.arrivals import match_arrivals
-from commprof.analysis.breakdown import breakdown
-from commprof.predict.simulate import Bucket, Link, simulate
+from commprof.analysis.late.arrivals import match_arrivals
+from commprof.analysis.step.breakdown import breakdown
+from commprof.predict.replay.simulate import Bucket, Link, simulate
 from commprof.trace import columns
-from commprof.trace.run_directory import WorldRun
-from tests.support import netns
-from tests.support.ranks import run_on_hosts
+from commprof.trace.run.run_directory import WorldRun
+from tests.support.machines import netns
+from tests.support.machines.ranks import run_on_hosts
 
 SCHEDULES = 20
 #: Errors that are asked for, in percent of the step: in the median, and at worst.

@@ -71,7 +71,7 @@ def demands(rows: list[dict[str, Any]]) -> list[Demand]:
 
 def _run(seed: int, late: bool) -> dict[str, Any]:
     from commprof.analysis.world import analyse_world
-    from tests.support.ranks import run_here
+    from tests.support.machines.ranks import run_here
 
     draw = random.Random(seed)
     ranks = draw.randint(2, 8)

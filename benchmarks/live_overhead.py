@@ -37,7 +37,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks.demands import Demand, judged, of_all
 from benchmarks.results_file import CONTEXT, read_json, write_json
 from commprof.analysis.intervals import Interval, mean_interval
-from commprof.live.monitor import address_file
+from commprof.monitor.monitor import address_file
 from commprof.trace import columns
 from commprof.trace.reader import read_trace
 
@@ -106,7 +106,7 @@ def _block(run: Path, name: str) -> tuple[int, int, float]:
     begin_s = time.monotonic()
     monitor = None
     if name == ON:
-        command = [sys.executable, "-m", "commprof.live", str(run), *OUTPUTS]
+        command = [sys.executable, "-m", "commprof.monitor", str(run), *OUTPUTS]
         monitor = subprocess.Popen(command, cwd=run)
     try:
         _sleep(begin_s + LEFT_OUT_S, run, monitor)

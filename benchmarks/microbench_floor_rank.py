@@ -13,7 +13,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from commprof.analysis.sweep_samples import Times, durations_us
+from commprof.analysis.collectives.sweep_samples import Times, durations_us
 from commprof.launch.worker import guarded
 from commprof.microbench.buffers import Buffers, make_buffers
 from commprof.microbench.calls import Side

@@ -47,8 +47,8 @@ def main() -> int:
 
 
 def _run(count: int, args: argparse.Namespace) -> list[dict[str, Any]]:
-    from tests.support import netns
-    from tests.support.host_runs import run_on_each
+    from tests.support.machines import netns
+    from tests.support.machines.host_runs import run_on_each
 
     if reason := netns.unavailable():
         raise SystemExit(f"no network namespaces here: {reason}")

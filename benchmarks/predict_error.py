@@ -36,11 +36,11 @@ from benchmarks.results_file import Lines, read_rows
 from benchmarks.steal import MOST_STOLEN, Stolen
 from commprof.errors import CommprofError
 from commprof.launch.job import Job
-from commprof.predict.build import build_profile
-from commprof.predict.recorded import Recorded, read_recorded
-from commprof.predict.replay import Replay
-from commprof.predict.scenario import Scenario
-from tests.support import netns
+from commprof.predict.fit.build import build_profile
+from commprof.predict.replay.recorded import Recorded, read_recorded
+from commprof.predict.replay.replay import Replay
+from commprof.predict.replay.scenario import Scenario
+from tests.support.machines import netns
 
 MIB = 1 << 20
 STEPS, TRANSFORMER_STEPS = 14, 12

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tests.support import netns
+from tests.support.machines import netns
 
 #: What an idle link passes at once, by rate: tc's token bucket needs more where it fills faster.
 BURSTS = {"1gbit": "128kb", "10gbit": "1mb"}

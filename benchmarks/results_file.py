@@ -21,7 +21,7 @@ def about() -> dict[str, Any]:
 
     import torch
 
-    from commprof.capture.metadata import machine
+    from commprof.capture.job.metadata import machine
     from commprof.microbench.context import git_commit
 
     here = machine()

@@ -18,8 +18,8 @@ from torch.distributed.algorithms.ddp_comm_hooks import debugging_hooks
 from torch.nn.parallel import DistributedDataParallel
 
 import commprof.backend  # noqa: F401  registers "commprof"
+from commprof.workloads.models.transformer import Transformer
 from commprof.workloads.spec import Shard
-from commprof.workloads.transformer import Transformer
 
 WARMUP = 2
 #: A turn of calls takes about so long: long against the clock and the barrier before it.

@@ -57,11 +57,11 @@ from benchmarks.steal import Stolen
 from benchmarks.trial_truth_demands import TRIALS, demands, is_disturbed, summary
 from commprof.launch.job import Job
 from commprof.trace import columns
-from commprof.trace.run_directory import read_world, world_directory
+from commprof.trace.run.run_directory import read_world, world_directory
 from commprof.trials.analyse import analyse_trial
 from commprof.trials.candidates import BASELINE
 from commprof.trials.plan import parse_trial
-from tests.support import netns
+from tests.support.machines import netns
 
 #: "hierarchical" among them: each host has one rank, so its means go over gloo.
 CANDIDATES = "fp16,int8,topk:ratio=0.01,powersgd:rank=2,hierarchical"

@@ -9,7 +9,7 @@ from commprof._version import __version__
 if TYPE_CHECKING:
     from commprof import compressors
     from commprof.capture import Attachment, Profiler, attach, profile, step
-    from commprof.switching import Trial, trial
+    from commprof.trials.live import Trial, trial
 
 __all__ = [
     "Attachment",
@@ -31,7 +31,7 @@ def __getattr__(name: str) -> Any:
 
         return commprof.compressors
     if name in ("Trial", "trial"):
-        from commprof import switching
+        from commprof.trials import live as switching
 
         return getattr(switching, name)
     if name in __all__:

@@ -12,7 +12,7 @@ import runpy
 import sys
 from pathlib import Path
 
-from commprof.boot import OUT_VARIABLE, arm, environment
+from commprof.capture.boot import OUT_VARIABLE, arm, environment
 
 _USAGE = "usage: torchrun -m commprof.wrap [-m] SCRIPT_OR_MODULE [ARGS...]"
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from commprof.integrations.lightning import CommprofCallback
+from commprof.capture.integrations.lightning import CommprofCallback
 
 
 class Classifier(pl.LightningModule):

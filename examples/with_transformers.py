@@ -8,7 +8,7 @@ import torch
 from torch.utils.data import Dataset
 from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments
 
-from commprof.integrations.transformers import CommprofCallback
+from commprof.capture.integrations.transformers import CommprofCallback
 
 
 class Sentences(Dataset[dict[str, torch.Tensor]]):

@@ -18,10 +18,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from commprof.analysis import histogram
+from commprof.analysis.align import histogram
 from commprof.trace import schema
 from commprof.trace.reader import read_trace
-from tests.support import trace_bytes as made
+from tests.support.builders import trace_bytes as made
 
 ROOT = Path(__file__).parent.parent
 pytestmark = [

@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from commprof.analysis.detail import WorldDetail
 from commprof.analysis.intervals import Interval, mean_interval, resampled_means
+from commprof.analysis.step.detail import WorldDetail
 from commprof.analysis.world import WorldResult
 
 UNITS = ("node", "rank")

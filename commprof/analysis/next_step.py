@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from commprof.analysis.cores import crowded, lacked_cores, no_core_share
-from commprof.analysis.mean_step import MeanStep
-from commprof.analysis.pauses import HOST_PAUSE
+from commprof.analysis.late.stragglers import LateRank
 from commprof.analysis.run_command import taken_apart
-from commprof.analysis.stragglers import LateRank
+from commprof.analysis.step.cores import crowded, lacked_cores, no_core_share
+from commprof.analysis.step.mean_step import MeanStep
+from commprof.analysis.step.pauses import HOST_PAUSE
 from commprof.analysis.world import WorldResult
 from commprof.units import ns_to_ms
 

@@ -14,7 +14,7 @@ from statistics import NormalDist
 
 import numpy as np
 
-from commprof.analysis.sweep_samples import Floats
+from commprof.analysis.collectives.sweep_samples import Floats
 
 _EXACT_UP_TO = 30  # values in each sample; counting takes milliseconds
 

@@ -6,16 +6,16 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from commprof.analysis.compression import compression_remarks
-from commprof.analysis.cores import crowded, no_core_share, usable_cores
-from commprof.analysis.loss_remarks import loss_remarks
-from commprof.analysis.overhead import Overhead
+from commprof.analysis.align.summaries import SummaryResult
+from commprof.analysis.checks.loss_remarks import loss_remarks
+from commprof.analysis.collectives.compression import compression_remarks
+from commprof.analysis.collectives.queueing import DEFAULT_GLOO_THREADS
+from commprof.analysis.late.stragglers import LateRank, fell_behind
 from commprof.analysis.placement_remarks import placement_remarks
-from commprof.analysis.queueing import DEFAULT_GLOO_THREADS
 from commprof.analysis.scaling import Scaling
 from commprof.analysis.script_remarks import script_remarks
-from commprof.analysis.stragglers import LateRank, fell_behind
-from commprof.analysis.summaries import SummaryResult
+from commprof.analysis.step.cores import crowded, no_core_share, usable_cores
+from commprof.analysis.step.overhead import Overhead
 from commprof.analysis.world import WorldResult
 from commprof.units import ns_to_ms
 

@@ -6,18 +6,18 @@ from pathlib import Path
 
 import numpy as np
 
-from commprof.analysis.attempts import Attempt, attempts_of, attempts_remarks
-from commprof.analysis.detail import WorldDetail, world_detail
-from commprof.analysis.incidents import find_incidents
-from commprof.analysis.losses import loss_agreement
-from commprof.analysis.measured import measured_world
+from commprof.analysis.align.measured import measured_world
+from commprof.analysis.align.summaries import analyse_summaries
+from commprof.analysis.align.turns import in_turns
+from commprof.analysis.checks.losses import loss_agreement
+from commprof.analysis.late.attempts import Attempt, attempts_of, attempts_remarks
+from commprof.analysis.late.incidents import find_incidents
 from commprof.analysis.remarks import remarks
 from commprof.analysis.scaling import RunResult, pool_overhead, scale
-from commprof.analysis.summaries import analyse_summaries
-from commprof.analysis.turns import in_turns
+from commprof.analysis.step.detail import WorldDetail, world_detail
 from commprof.analysis.world import WorldResult, world_result
 from commprof.trace import columns, schema
-from commprof.trace.run_directory import WorldRun, read_context, read_world
+from commprof.trace.run.run_directory import WorldRun, read_context, read_world
 from commprof.units import ns_to_ms
 
 

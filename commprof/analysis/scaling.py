@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from commprof.analysis.attempts import Attempt
-from commprof.analysis.incidents import Incidents
-from commprof.analysis.losses import LossAgreement
-from commprof.analysis.overhead import Overhead, pooled_overhead
-from commprof.analysis.summaries import SummaryResult
+from commprof.analysis.align.summaries import SummaryResult
+from commprof.analysis.checks.losses import LossAgreement
+from commprof.analysis.late.attempts import Attempt
+from commprof.analysis.late.incidents import Incidents
+from commprof.analysis.step.overhead import Overhead, pooled_overhead
 from commprof.analysis.world import WorldResult
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from commprof.analysis.summaries import SummaryResult
+from commprof.analysis.align.summaries import SummaryResult
 from commprof.analysis.world import WorldResult
 from commprof.trace.found_steps import BACKWARD, UPDATE
 

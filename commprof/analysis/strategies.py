@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from commprof.analysis.collectives import CollectiveRow
+from commprof.analysis.collectives.kinds import CollectiveRow
 from commprof.analysis.scaling import RunResult
 from commprof.analysis.world import WorldResult
 

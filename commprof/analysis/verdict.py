@@ -16,13 +16,13 @@ from typing import Any
 
 import numpy as np
 
-from commprof.analysis.cores import judged_place, lacked_cores, no_core_share, usable_cores
-from commprof.analysis.detail import WorldDetail
 from commprof.analysis.intervals import resampled_means
-from commprof.analysis.mean_step import PARTS, MeanStep, mean_step
+from commprof.analysis.late.stragglers import fell_behind
 from commprof.analysis.next_step import NextStep, next_step
 from commprof.analysis.scaling import RunResult
-from commprof.analysis.stragglers import fell_behind
+from commprof.analysis.step.cores import judged_place, lacked_cores, no_core_share, usable_cores
+from commprof.analysis.step.detail import WorldDetail
+from commprof.analysis.step.mean_step import PARTS, MeanStep, mean_step
 from commprof.analysis.world import WorldResult
 from commprof.units import ns_to_ms
 

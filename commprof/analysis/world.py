@@ -9,22 +9,23 @@ from typing import Any
 
 import numpy as np
 
-from commprof.analysis.breakdown import Breakdown
-from commprof.analysis.collectives import CollectiveRow, collective_rows
-from commprof.analysis.compression import CompressionRow, compression_rows
-from commprof.analysis.cross_checks import Observed, cross_checks
-from commprof.analysis.device_timeline import (
+from commprof.analysis.align.device_timeline import (
     clock_error_ns,
     timed_collectives,
 )
-from commprof.analysis.figure_checks import CrossCheck
-from commprof.analysis.host_links import HostLinks, host_links
-from commprof.analysis.lateness import views, with_phase
-from commprof.analysis.losses import differing_weights, global_losses
-from commprof.analysis.mean_step import stalled
-from commprof.analysis.measured import MeasuredWorld, measured_world, slowest_ns
-from commprof.analysis.overhead import Overhead, overhead
-from commprof.analysis.queueing import assumes_threads
+from commprof.analysis.align.measured import MeasuredWorld, measured_world, slowest_ns
+from commprof.analysis.checks.cross_checks import Observed, cross_checks
+from commprof.analysis.checks.figure_checks import CrossCheck
+from commprof.analysis.checks.losses import differing_weights, global_losses
+from commprof.analysis.checks.theory_checks import theory_checks
+from commprof.analysis.collectives.compression import CompressionRow, compression_rows
+from commprof.analysis.collectives.host_links import HostLinks, host_links
+from commprof.analysis.collectives.kinds import CollectiveRow, collective_rows
+from commprof.analysis.collectives.queueing import assumes_threads
+from commprof.analysis.collectives.time_in_flight import TimeInFlight, times_in_flight
+from commprof.analysis.late.lateness import views, with_phase
+from commprof.analysis.late.slowness import find_slow_rank
+from commprof.analysis.late.stragglers import LateRank, find_late_rank, late_by_own_work
 from commprof.analysis.rank_summary import (
     RankSummary,
     StepParts,
@@ -32,15 +33,14 @@ from commprof.analysis.rank_summary import (
     rank_summary,
     samples_trained,
 )
-from commprof.analysis.slowness import find_slow_rank
-from commprof.analysis.stragglers import LateRank, find_late_rank, late_by_own_work
-from commprof.analysis.theory_checks import theory_checks
-from commprof.analysis.time_in_flight import TimeInFlight, times_in_flight
+from commprof.analysis.step.breakdown import Breakdown
+from commprof.analysis.step.mean_step import stalled
+from commprof.analysis.step.overhead import Overhead, overhead
 from commprof.trace import columns, schema
 from commprof.trace.columns import Ints
 from commprof.trace.found_steps import DECLARED
 from commprof.trace.reader import Trace
-from commprof.trace.run_directory import WorldRun
+from commprof.trace.run.run_directory import WorldRun
 from commprof.units import ms_to_ns, ns_to_ms, ns_to_us, us_to_ns
 
 

@@ -14,28 +14,28 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from commprof.capture.arrivals import ArrivalLink
-from commprof.capture.auto_phases import AutoPhases
-from commprof.capture.backends import gloo_threads
-from commprof.capture.clock import ClockLink, mode
-from commprof.capture.coalescing import Coalescing
 from commprof.capture.device_telemetry import DeviceTelemetry
 from commprof.capture.ending import error_line, unhandled
-from commprof.capture.future_waits import FutureWaits
 from commprof.capture.gradient_norms import GradientNorms
-from commprof.capture.job_directory import claim, trace_name
+from commprof.capture.job.arrivals import ArrivalLink
+from commprof.capture.job.backends import gloo_threads
+from commprof.capture.job.clock import ClockLink, mode
+from commprof.capture.job.job_directory import claim, trace_name
+from commprof.capture.job.metadata import rank_and_world_size, trace_metadata
+from commprof.capture.job.own_trace import OwnTrace
+from commprof.capture.job.ring_files import own_rings, ring_prefix
 from commprof.capture.listener import Listener
-from commprof.capture.metadata import rank_and_world_size, trace_metadata
 from commprof.capture.mode import control_path, mode_code, switch_signal
-from commprof.capture.own_trace import OwnTrace
+from commprof.capture.patches.coalescing import Coalescing
+from commprof.capture.patches.future_waits import FutureWaits
+from commprof.capture.patches.stream_waits import StreamWaits
+from commprof.capture.patches.work_attributes import show_inner_attributes
+from commprof.capture.phases.auto_phases import AutoPhases
+from commprof.capture.phases.step_finder import StepFinder
 from commprof.capture.recorder import Marker, recorder
-from commprof.capture.ring_files import own_rings, ring_prefix
-from commprof.capture.step_finder import StepFinder
-from commprof.capture.stream_waits import StreamWaits
 from commprof.capture.witnesses import Witnesses
-from commprof.capture.work_attributes import show_inner_attributes
 from commprof.errors import CommprofError
-from commprof.trace.ring import owner_path
+from commprof.trace.rings.ring import owner_path
 from commprof.trace.schema import MODES, PHASES, STEP_DECLARED
 
 #: Set to 1 it asks for stacks.

@@ -23,9 +23,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from commprof.capture.job.store_link import default_store
 from commprof.capture.profiler import Profiler
 from commprof.capture.recorder import recorder
-from commprof.capture.store_link import default_store
 from commprof.errors import UsageError
 
 #: Steps between two looks; not set: none.

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from commprof.capture.patches import Patches, original_of
+from commprof.capture.patches.replaced import Patches, original_of
 from commprof.capture.recorder import Recorder
 
 _COUNTERS = Path("/proc/self/net/dev")

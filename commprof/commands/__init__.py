@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from commprof import invocation
 from commprof._version import __version__
-from commprof.commands.parser import Parser
+from commprof.commands.options.parser import Parser
 from commprof.errors import CommprofError
 from commprof.printable import printable
 

@@ -7,7 +7,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from commprof.analysis.audit.audit import audit
+from commprof.audit.audit import audit
 from commprof.errors import UsageError
 from commprof.report.audit_text import render
 

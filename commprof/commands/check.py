@@ -8,7 +8,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from commprof.analysis.health import FAIL, Outcome
+from commprof.analysis.checks.outcome import FAIL, Outcome
 from commprof.errors import UsageError
 from commprof.interrupts import ends_at_once
 from commprof.report.check_table import render
@@ -57,14 +57,14 @@ Exit code: 0 without a failure, 1 with one. The ranks talk over gloo. See docs/c
 
 
 def _as_rank() -> tuple[Outcome, ...]:
-    from commprof.health.run import run_checks  # seconds: it loads torch
+    from commprof.checks.run import run_checks  # seconds: it loads torch
 
     return run_checks()
 
 
 def _launched(ranks: int) -> tuple[Outcome, ...]:
     with ends_at_once():
-        from commprof.health.run import read_outcomes, run_rank
+        from commprof.checks.run import read_outcomes, run_rank
         from commprof.launch.elastic import launch_function, stop_fork_server
 
     with tempfile.TemporaryDirectory(prefix="commprof-check-") as directory:
@@ -76,7 +76,7 @@ def _launched(ranks: int) -> tuple[Outcome, ...]:
                 ranks,
                 Path(directory) / "logs",
                 threads_per_rank=int(os.environ.get("OMP_NUM_THREADS", "1")),
-                imports=("commprof.health.run",),
+                imports=("commprof.checks.run",),
             )
         finally:
             stop_fork_server()

@@ -6,7 +6,7 @@ import argparse
 import re
 from pathlib import Path
 
-from commprof.commands import compare_runs, compare_sweeps
+from commprof.commands.showing import compare_runs, compare_sweeps
 from commprof.errors import UsageError
 
 _DESCRIPTION = """\

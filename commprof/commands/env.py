@@ -7,9 +7,9 @@ import os
 import shlex
 from pathlib import Path
 
-from commprof import boot
+from commprof.capture import boot
 from commprof.errors import UsageError
-from commprof.live.settings import METRICS_VARIABLE, add_arguments, settings_of
+from commprof.monitor.settings import METRICS_VARIABLE, add_arguments, settings_of
 
 _DESCRIPTION = """\
 Records a job that torchrun, srun, mpirun, or a container's entry point launches, unchanged.

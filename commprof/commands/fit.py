@@ -6,15 +6,15 @@ import argparse
 import math
 from pathlib import Path
 
-from commprof.commands.quantities import duration, rate
-from commprof.commands.terminal import prose_width, table_width
+from commprof.commands.options.quantities import duration, rate
+from commprof.commands.options.terminal import prose_width, table_width
 from commprof.errors import UsageError
-from commprof.predict.build import build_profile
-from commprof.predict.machine_profile import default_path, save_profile
-from commprof.predict.points import Measurement, read_points
-from commprof.predict.recorded import Recorded, read_recorded
+from commprof.predict.fit.build import build_profile
+from commprof.predict.fit.machine_profile import default_path, save_profile
+from commprof.predict.fit.points import Measurement, read_points
+from commprof.predict.replay.recorded import Recorded, read_recorded
 from commprof.printable import printable
-from commprof.report import profile_table
+from commprof.report.prediction import profile_table
 
 
 class FitCommand:

@@ -7,13 +7,13 @@ import os
 import sys
 from pathlib import Path
 
-from commprof.commands.parser import Parser
-from commprof.commands.run_arguments import add_arguments
-from commprof.commands.run_checks import checked_subjects, world_sizes_of
-from commprof.commands.subject import WorkloadSubject
+from commprof.commands.options.parser import Parser
+from commprof.commands.options.run_arguments import add_arguments
+from commprof.commands.running.run_checks import checked_subjects, world_sizes_of
+from commprof.commands.running.target import WorkloadSubject
 from commprof.errors import UsageError
 from commprof.launch.cluster_files import TARGETS, ClusterJob
-from commprof.launch.placing import place_ranks
+from commprof.launch.rank_placement import place_ranks
 
 _DESCRIPTION = """\
 Writes the file that starts a script, or a built-in workload, under commprof on a cluster, to read,

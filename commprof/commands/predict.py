@@ -10,26 +10,27 @@ import sys
 from pathlib import Path
 
 from commprof import invocation
-from commprof.commands.output_file import keep_text
-from commprof.commands.quantities import duration, listed, number, rate, whole
-from commprof.commands.terminal import prose_width, table_width
+from commprof.commands.options.output_file import keep_text
+from commprof.commands.options.quantities import duration, listed, number, rate, whole
+from commprof.commands.options.terminal import prose_width, table_width
 from commprof.errors import CommprofError
-from commprof.predict.answers import Answers, answer
-from commprof.predict.build import build_profile
-from commprof.predict.machine_profile import MachineProfile, default_path, load_profile
-from commprof.predict.optimize import CHOICES
-from commprof.predict.recorded import (
+from commprof.predict.fit.build import build_profile
+from commprof.predict.fit.machine_profile import MachineProfile, default_path, load_profile
+from commprof.predict.replay.recorded import (
     Recorded,
     base_of,
     batches,
     compute_by_batch,
     read_recorded,
 )
-from commprof.predict.replay import Replay
-from commprof.predict.scenario import ALGORITHMS, FLAT, STRONG, WEAK, Scenario
-from commprof.report import prediction_json, prediction_table
+from commprof.predict.replay.replay import Replay
+from commprof.predict.replay.scenario import ALGORITHMS, FLAT, STRONG, WEAK, Scenario
+from commprof.predict.what_if.answers import Answers, answer
+from commprof.predict.what_if.optimize import CHOICES
 from commprof.report.plain_text import printable
-from commprof.trace.run_directory import PREDICTIONS_FILE
+from commprof.report.prediction import as_json as prediction_json
+from commprof.report.prediction import table as prediction_table
+from commprof.trace.run.run_directory import PREDICTIONS_FILE
 
 _MIB = float(1 << 20)
 

@@ -8,20 +8,20 @@ import sys
 from pathlib import Path
 
 from commprof import invocation
-from commprof.commands import report_formats
-from commprof.commands.report_file import writable_output, write_output
-from commprof.commands.shown import read_shown
-from commprof.commands.terminal import prose_width, table_width
+from commprof.commands.options.report_file import writable_output, write_output
+from commprof.commands.options.terminal import prose_width, table_width
+from commprof.commands.showing import report_formats
+from commprof.commands.showing.shown import read_shown
 from commprof.errors import UsageError
-from commprof.report import cost_table
-from commprof.report.reproduce_text import reproduce_line
-from commprof.trace.run_directory import (
+from commprof.report.sections import cost as cost_table
+from commprof.report.sections.reproduce import reproduce_line
+from commprof.trace.rings.salvage import salvage_dead
+from commprof.trace.run.run_directory import (
     CONFIG_FILE,
     other_jobs,
     read_context,
     strategy_directories,
 )
-from commprof.trace.salvage import salvage_dead
 
 FORMATS = ("table", "json", "markdown", "html", "csv", "parquet")
 #: Formats that go into a file, and the file's name in the run directory by default.

@@ -9,28 +9,28 @@ import sys
 from pathlib import Path
 
 from commprof import invocation
-from commprof.commands.dry_run import dry_run_text
-from commprof.commands.output_file import writable_file
-from commprof.commands.run_arguments import DESCRIPTION, add_arguments
-from commprof.commands.run_checks import checked_subjects, watch_options_of, world_sizes_of
-from commprof.commands.run_context import run_context, save_changes, save_config
-from commprof.commands.run_machines import meeting_of
-from commprof.commands.run_output import chosen_directory, make_directory
-from commprof.commands.run_report import show_run
-from commprof.commands.run_under_launcher import run_rank_of_launcher
-from commprof.commands.run_worlds import (
+from commprof.commands.options.output_file import writable_file
+from commprof.commands.options.run_arguments import DESCRIPTION, add_arguments
+from commprof.commands.options.terminal import prose_width
+from commprof.commands.running.dry_run import dry_run_text
+from commprof.commands.running.run_checks import checked_subjects, watch_options_of, world_sizes_of
+from commprof.commands.running.run_context import run_context, save_changes, save_config
+from commprof.commands.running.run_machines import meeting_of
+from commprof.commands.running.run_output import chosen_directory, make_directory
+from commprof.commands.running.run_report import show_run
+from commprof.commands.running.run_under_launcher import run_rank_of_launcher
+from commprof.commands.running.run_worlds import (
     INTERRUPTED,
     places_of,
     run_world_sizes,
     save_context,
 )
-from commprof.commands.terminal import prose_width
-from commprof.launch.placing import place_ranks
+from commprof.launch.rank_placement import place_ranks
 from commprof.launch.under_launcher import given_rank
-from commprof.live.settings import METRICS_VARIABLE, Settings, settings_of
-from commprof.live.start import check_settings, start_monitor
-from commprof.trace.ring import remove_orphans
-from commprof.trace.run_directory import STRATEGIES, world_directory
+from commprof.monitor.settings import METRICS_VARIABLE, Settings, settings_of
+from commprof.monitor.start import check_settings, start_monitor
+from commprof.trace.rings.ring import remove_orphans
+from commprof.trace.run.run_directory import STRATEGIES, world_directory
 
 
 class RunCommand:

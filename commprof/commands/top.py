@@ -15,8 +15,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from commprof.errors import UsageError
-from commprof.live.observer import PATIENCE_S, Observer
-from commprof.predict.machine_profile import load_profile
+from commprof.monitor.observer import PATIENCE_S, Observer
+from commprof.predict.fit.machine_profile import load_profile
 from commprof.report.live_frame import frame, waiting_frame
 
 #: Another screen without a cursor, and back.

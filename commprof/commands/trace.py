@@ -18,9 +18,9 @@ from commprof.analysis.timeline.overview import Overview, overview
 from commprof.analysis.timeline.rank import rank_timeline
 from commprof.errors import CommprofError, UsageError
 from commprof.printable import printable
-from commprof.report import chrome_trace
-from commprof.trace.run_directory import read_context, strategy_directories, trace_paths
-from commprof.trace.salvage import salvage_dead
+from commprof.report.export import chrome_trace
+from commprof.trace.rings.salvage import salvage_dead
+from commprof.trace.run.run_directory import read_context, strategy_directories, trace_paths
 from commprof.trace.torch_trace import TorchTrace, read_torch_trace
 
 

@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from commprof.errors import RankFailedError
-from commprof.trace.endings import Endings, LaunchedAttempt
+from commprof.trace.run.endings import Endings, LaunchedAttempt
 
 
 def run_attempts(start: Callable[[int], None], directory: Path, max_restarts: int = 0) -> None:
@@ -46,7 +46,7 @@ class _Log:
     """Keeps `endings.json` up to date; where it cannot be written, there is none."""
 
     def __init__(self, directory: Path) -> None:
-        from commprof.capture.metadata import machine  # not in what a fork server preloads
+        from commprof.capture.job.metadata import machine  # not in what a fork server preloads
 
         self._directory = directory
         clock = {"monotonic_ns": time.monotonic_ns()}

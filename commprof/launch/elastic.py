@@ -25,10 +25,10 @@ from commprof import _native
 from commprof.errors import CommprofError, RankFailedError, UsageError
 from commprof.launch.job import Job, Plan
 from commprof.launch.lost_ranks import kill_lost_ranks
-from commprof.launch.meeting import ALONE, Meeting
 from commprof.launch.progress import ProgressLine
+from commprof.launch.rendezvous import ALONE, Meeting
 from commprof.launch.worker import run_rank
-from commprof.trace.attempts import stem_of
+from commprof.trace.run.attempts import stem_of
 
 LAUNCHER_LOG = "launcher.log"
 """In the log directory: warnings of torch's launcher."""

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from commprof.errors import CommprofError, UsageError
-from commprof.launch.meeting import endpoint_parts
+from commprof.launch.rendezvous import endpoint_parts
 
 _PATIENCE_S = 300.0
 """For rank 0's word; the launcher may start ranks one after the other."""

@@ -32,7 +32,7 @@ from commprof.launch.job import Job, Plan, write_json
 from commprof.launch.memory import PeakMemory
 from commprof.launch.pinning import pin_this_process
 from commprof.launch.progress import ProgressFile
-from commprof.watch.ptracer import allow_tracer
+from commprof.monitor.watchdog.ptracer import allow_tracer
 from commprof.workloads.loop import LoopResult, StepRecorder, train
 from commprof.workloads.spec import Shard, Trainee
 from commprof.workloads.training import Training
@@ -82,7 +82,7 @@ def guarded(work: Callable[[], None]) -> None:
 def _run(job: Job, cpu_sets: str) -> None:
     # The launcher imports this module too: capture, with its native part, only loads in a rank.
     from commprof.capture import attach, profile
-    from commprof.capture.every_model import cap_as_asked
+    from commprof.capture.patches.every_model import cap_as_asked
     from commprof.capture.sync_check import check_models
 
     rank = _environment_rank(job)
@@ -106,7 +106,7 @@ def _run(job: Job, cpu_sets: str) -> None:
         if job.compressor:
             attach(training.model, parse(job.compressor))
         elif job.trial:
-            from commprof.switching import trial
+            from commprof.trials.live import trial
 
             trial(training.model, job.trial)
         elif job.hook and plan.strategy.replicated:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from commprof.analysis.sweep import (
+from commprof.analysis.collectives.sweep import (
     OverlapRow,
     RowKey,
     SweepResult,
@@ -18,8 +18,8 @@ from commprof.analysis.sweep import (
     make_row,
     overlap_share,
 )
-from commprof.analysis.sweep_file import write_sweep
-from commprof.analysis.sweep_samples import Floats, durations_us, skews_us
+from commprof.analysis.collectives.sweep_file import write_sweep
+from commprof.analysis.collectives.sweep_samples import Floats, durations_us, skews_us
 from commprof.microbench.calls import ROOT
 from commprof.microbench.operations import DTYPES, operation
 from commprof.microbench.overlap import OverlapCell

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from commprof._version import __version__
-from commprof.capture.metadata import machine
+from commprof.capture.job.metadata import machine
 from commprof.microbench.native_loop import loop_language
 from commprof.microbench.plan import Plan
 from commprof.microbench.schedule import WARMUP_RULE

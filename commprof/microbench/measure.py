@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from commprof.analysis.sweep_samples import Times
+from commprof.analysis.collectives.sweep_samples import Times
 from commprof.microbench.native_loop import sample_in_cpp
 
 Call = Callable[[], None]

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from commprof import _native
-from commprof.analysis.sweep_samples import Times
+from commprof.analysis.collectives.sweep_samples import Times
 from commprof.microbench.buffers import Buffers
 from commprof.microbench.calls import ROOT, Call, Side, make_call, no_meeting
 

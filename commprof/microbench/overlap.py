@@ -15,7 +15,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from commprof.analysis.sweep_samples import Floats
+from commprof.analysis.collectives.sweep_samples import Floats
 from commprof.microbench.buffers import make_buffers
 from commprof.microbench.call_check import count_wrong
 from commprof.microbench.calls import Call, Side, finish, make_call, make_start

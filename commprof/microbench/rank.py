@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from commprof.capture.metadata import clock_identity
+from commprof.capture.job.metadata import clock_identity
 from commprof.launch.progress import ProgressFile
 from commprof.launch.worker import guarded
 from commprof.microbench.buffers import Buffers

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from commprof.analysis.sweep_samples import Times
+from commprof.analysis.collectives.sweep_samples import Times
 from commprof.microbench.buffers import make_buffers
 from commprof.microbench.call_check import count_wrong
 from commprof.microbench.calls import Call, Side

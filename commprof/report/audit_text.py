@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from commprof.analysis.audit.checks import Audit, Finding, Quote
+from commprof.audit.checks import Audit, Finding, Quote
 from commprof.report.plain_text import wrapped
 
 

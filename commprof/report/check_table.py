@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from commprof.analysis.health import FAIL, STATUSES, WARN, Outcome
+from commprof.analysis.checks.outcome import FAIL, STATUSES, WARN, Outcome
 from commprof.report.plain_text import printable, wrapped
 
 

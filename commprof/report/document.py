@@ -5,32 +5,30 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from commprof.analysis.full_report import FullReport
-from commprof.analysis.overhead import Overhead
 from commprof.analysis.scaling import RunResult
+from commprof.analysis.step.overhead import Overhead
 from commprof.analysis.verdict import Binding, Verdict
 from commprof.analysis.world import WorldResult
-from commprof.report import (
-    collectives_table,
-    compression_table,
-    cost_table,
-    devices_table,
-    host_links_table,
-    incidents_table,
-    memory_table,
-    predicted_table,
-    summary_table,
-    trial_table,
-)
-from commprof.report.attempts_table import LEGEND as ATTEMPTS_LEGEND
-from commprof.report.attempts_table import attempts_grid
-from commprof.report.cross_checks_table import HEADING as CHECKS_LEGEND
-from commprof.report.cross_checks_table import cross_checks_grid
+from commprof.report.full_report import FullReport
 from commprof.report.plain_text import printable
+from commprof.report.sections import collectives as collectives_table
+from commprof.report.sections import compression as compression_table
+from commprof.report.sections import cost as cost_table
+from commprof.report.sections import devices as devices_table
+from commprof.report.sections import host_links as host_links_table
+from commprof.report.sections import incidents as incidents_table
+from commprof.report.sections import memory as memory_table
+from commprof.report.sections import predicted as predicted_table
+from commprof.report.sections import summary as summary_table
+from commprof.report.sections.attempts import LEGEND as ATTEMPTS_LEGEND
+from commprof.report.sections.attempts import attempts_grid
+from commprof.report.sections.cross_checks import HEADING as CHECKS_LEGEND
+from commprof.report.sections.cross_checks import cross_checks_grid
+from commprof.report.sections.waiting import LEGEND as WAITING_LEGEND
+from commprof.report.sections.waiting import waiting_grid
 from commprof.report.table import PARTS_LEGEND, SCALING_LEGEND, notes, parts_grid, scaling_grid
 from commprof.report.tabulated import Grid, tabulated, three_digits
-from commprof.report.waiting_table import LEGEND as WAITING_LEGEND
-from commprof.report.waiting_table import waiting_grid
+from commprof.report.trial import table as trial_table
 from commprof.trials.result import TrialResult
 
 #: Rows of a table that a page shows; the JSON result has all.

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
-from commprof.analysis.pauses import HOST_PAUSE
-from commprof.live.state import JobState, RankState, StepTimes
+from commprof.analysis.step.pauses import HOST_PAUSE
+from commprof.monitor.state import JobState, RankState, StepTimes
 from commprof.report.plain_text import printable
 
 _GAP: Final = "  "

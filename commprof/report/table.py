@@ -6,23 +6,21 @@ import math
 from collections.abc import Iterator
 from functools import partial
 
-from commprof.analysis.overhead import Overhead
 from commprof.analysis.scaling import RunResult
+from commprof.analysis.step.overhead import Overhead
 from commprof.analysis.verdict import Verdict
-from commprof.report import (
-    compression_table,
-    devices_table,
-    host_links_table,
-    incidents_table,
-    memory_table,
-    summary_table,
-)
-from commprof.report.attempts_table import LEGEND as ATTEMPTS_LEGEND
-from commprof.report.attempts_table import attempts_grid
-from commprof.report.collectives_table import LEGEND, collectives_section
-from commprof.report.cross_checks_table import blocks as cross_checks_blocks
 from commprof.report.plain_text import fitted, printable, wrapped
-from commprof.report.setup_text import setup_text
+from commprof.report.sections import compression as compression_table
+from commprof.report.sections import devices as devices_table
+from commprof.report.sections import host_links as host_links_table
+from commprof.report.sections import incidents as incidents_table
+from commprof.report.sections import memory as memory_table
+from commprof.report.sections import summary as summary_table
+from commprof.report.sections.attempts import LEGEND as ATTEMPTS_LEGEND
+from commprof.report.sections.attempts import attempts_grid
+from commprof.report.sections.collectives import LEGEND, collectives_section
+from commprof.report.sections.cross_checks import blocks as cross_checks_blocks
+from commprof.report.sections.setup import setup_text
 from commprof.report.tabulated import Grid
 from commprof.report.tabulated import tabulated as _table
 

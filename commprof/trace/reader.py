@@ -18,7 +18,7 @@ from commprof.files import open_regular, read_bytes
 from commprof.trace import documents, schema
 from commprof.trace.blocks import Block, read_blocks
 from commprof.trace.documents import Group
-from commprof.trace.ring import read_rings
+from commprof.trace.rings.ring import read_rings
 from commprof.trace.schema import BlockType, Kind, Records
 from commprof.trace.summary import Summary, read_summary
 

@@ -14,13 +14,13 @@ from commprof.trace.found_steps import DECLARED, SOURCES
 
 Ints = npt.NDArray[np.int64]
 
-#: Buckets of a histogram; ``csrc/core/always_on/histogram.h`` says which values are in each.
+#: Buckets of a histogram; ``csrc/always_on/histogram.h`` says which values are in each.
 BUCKETS = 64 * 37
 
 
 @dataclass(frozen=True)
 class Histogram:
-    """Times of one thing. ``analysis/histogram.py`` reads and merges them."""
+    """Times of one thing. ``analysis/align/histogram.py`` reads and merges them."""
 
     count: int
     #: Exact, as are the two below: nanoseconds.

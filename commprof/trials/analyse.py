@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from commprof.analysis.interfaces import own_metadata
+from commprof.analysis.align.interfaces import own_metadata
+from commprof.analysis.align.turns import in_turns, trial_of
 from commprof.analysis.intervals import Interval, center
-from commprof.analysis.turns import in_turns, trial_of
-from commprof.trace.run_directory import WorldRun, read_context, read_world
+from commprof.trace.run.run_directory import WorldRun, read_context, read_world
 from commprof.trials.blocks import PARTS, Figures, figures, no_figures
 from commprof.trials.break_even import Costs, break_even, no_break_even
 from commprof.trials.candidates import BASELINE, CONTROL, HEADROOM, Candidate

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from commprof.analysis.breakdown import breakdown
-from commprof.analysis.device_timeline import on_device_timeline
+from commprof.analysis.align.device_timeline import on_device_timeline
+from commprof.analysis.step.breakdown import breakdown
 from commprof.trace import columns
 from commprof.trace.columns import Ints
 from commprof.trace.compressions import compressions

@@ -19,7 +19,7 @@ from commprof.trials.statistics import MIN_ROUNDS, ratio
 
 Floats = npt.NDArray[np.float64]
 
-#: As ``commprof.boot`` reads them; this package does not import it, a test compares.
+#: As ``commprof.capture.boot`` reads them; this package does not import it, a test compares.
 HOOK_VARIABLE = "COMMPROF_HOOK"
 BUCKET_CAP_VARIABLE = "COMMPROF_BUCKET_CAP_MB"
 TRIAL_VARIABLE = "COMMPROF_TRIAL"

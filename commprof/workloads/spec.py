@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 _CLASSES = {
-    "lora": "commprof.workloads.lora:Lora",
-    "mlp": "commprof.workloads.mlp:Mlp",
-    "resnet50": "commprof.workloads.resnet50:Resnet50",
-    "timed": "commprof.workloads.timed:Timed",
-    "transformer": "commprof.workloads.transformer:Transformer",
+    "lora": "commprof.workloads.models.lora:Lora",
+    "mlp": "commprof.workloads.models.mlp:Mlp",
+    "resnet50": "commprof.workloads.models.resnet50:Resnet50",
+    "timed": "commprof.workloads.models.timed:Timed",
+    "transformer": "commprof.workloads.models.transformer:Transformer",
 }
 
 WORKLOAD_NAMES = tuple(sorted(_CLASSES))

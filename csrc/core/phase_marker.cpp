@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "core/clock.h"
-#include "core/device/device_timeline.h"
+#include "device/device_timeline.h"
 #include "core/recorder.h"
 
 namespace commprof {

@@ -12,7 +12,7 @@
 #include <system_error>
 
 #include "core/clock.h"
-#include "core/device/device_timeline.h"
+#include "device/device_timeline.h"
 #include "core/process_stops.h"
 
 namespace commprof {

@@ -22,8 +22,8 @@
 #include <utility>
 #include <vector>
 
-#include "core/always_on/arrival_exchange.h"
-#include "core/always_on/summary.h"
+#include "always_on/arrival_exchange.h"
+#include "always_on/summary.h"
 #include "core/mode.h"
 #include "core/mode_switch.h"
 #include "core/pause_watch.h"

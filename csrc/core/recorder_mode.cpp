@@ -4,7 +4,7 @@
 
 #include <chrono>
 
-#include "core/always_on/summary_pace.h"
+#include "always_on/summary_pace.h"
 #include "core/clock.h"
 #include "core/recorder.h"
 

@@ -5,9 +5,9 @@
 #include <memory>
 #include <vector>
 
-#include "core/always_on/arrival_board.h"
+#include "always_on/arrival_board.h"
 #include "core/clock.h"
-#include "core/clock/clock_track.h"
+#include "clock/clock_track.h"
 
 namespace arrival_hosts {
 

@@ -9,7 +9,7 @@
 #include <stdexcept>
 
 #include "core/clock.h"
-#include "core/device/device_timeline.h"
+#include "device/device_timeline.h"
 
 namespace simulated {
 

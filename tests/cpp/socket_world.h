@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "check.h"
-#include "net/listener.h"
-#include "net/socket_transport.h"
+#include "compress/sockets/listener.h"
+#include "compress/sockets/socket_transport.h"
 #include "thread_transport.h"
 
 namespace commprof::net {

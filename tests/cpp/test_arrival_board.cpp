@@ -1,6 +1,6 @@
 // The board on which ranks write their arrivals down: threads and processes as
 // ranks, and what is lost is seen to be lost.
-#include "core/always_on/arrival_board.h"
+#include "always_on/arrival_board.h"
 
 #include <sys/wait.h>
 #include <unistd.h>

@@ -1,6 +1,6 @@
 // Carriers of two hosts, in one process over loopback: who came last, across
 // clocks; strangers; forks; and ends.
-#include "core/always_on/hosts/arrival_carrier.h"
+#include "always_on/hosts/arrival_carrier.h"
 
 #include <sys/socket.h>
 #include <sys/wait.h>
@@ -14,8 +14,8 @@
 
 #include "arrival_hosts.h"
 #include "check.h"
-#include "core/always_on/hosts/host_carrier.h"
-#include "core/clock/clock_sync.h"
+#include "always_on/hosts/host_carrier.h"
+#include "clock/clock_sync.h"
 
 using namespace commprof;
 using namespace arrival_hosts;

@@ -1,5 +1,5 @@
 // Datagrams between hosts: what goes in comes out, and nothing else does.
-#include "core/always_on/hosts/arrival_message.h"
+#include "always_on/hosts/arrival_message.h"
 
 #include <cstring>
 

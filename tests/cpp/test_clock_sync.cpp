@@ -11,7 +11,7 @@
 
 #include "check.h"
 #include "core/clock.h"
-#include "core/clock/clock_sync.h"
+#include "clock/clock_sync.h"
 #include "core/recorder.h"
 #include "trace_file.h"
 

@@ -1,5 +1,5 @@
 // The line through comparisons of two clocks, with values worked out on paper.
-#include "core/clock/clock_track.h"
+#include "clock/clock_track.h"
 
 #include <cmath>
 

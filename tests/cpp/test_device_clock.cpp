@@ -1,5 +1,5 @@
 // A device's clock against the host's: known anchors, times worked out by hand.
-#include "core/device/device_clock.h"
+#include "device/device_clock.h"
 
 #include <cstdlib>
 

@@ -1,6 +1,6 @@
 // Marks on a simulated device's streams: the records that come of them carry
 // the times at which the streams came there, and nobody waits.
-#include "core/device/device_timeline.h"
+#include "device/device_timeline.h"
 
 #include <thread>
 #include <vector>

@@ -1,5 +1,5 @@
 // Steps of a loop that marks none, and of one that marks them late.
-#include "core/always_on/found_steps.h"
+#include "always_on/found_steps.h"
 
 #include "check.h"
 

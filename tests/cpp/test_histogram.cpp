@@ -1,6 +1,6 @@
 // The histogram: buckets, quantiles against exact ones, merging in any order.
 // With a file of numbers as argument: prints the JSON of their histogram.
-#include "core/always_on/histogram.h"
+#include "always_on/histogram.h"
 
 #include <algorithm>
 #include <cmath>

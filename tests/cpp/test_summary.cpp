@@ -1,11 +1,11 @@
 // The summary: what it makes of records, and that its size has a bound.
-#include "core/always_on/summary.h"
+#include "always_on/summary.h"
 
 #include <algorithm>
 #include <random>
 
 #include "check.h"
-#include "core/always_on/summary_pace.h"
+#include "always_on/summary_pace.h"
 
 using namespace commprof;
 

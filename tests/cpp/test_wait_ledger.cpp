@@ -1,5 +1,5 @@
 // What of a rank's waiting was for the last rank, from records of two ranks.
-#include "core/always_on/wait_ledger.h"
+#include "always_on/wait_ledger.h"
 
 #include "check.h"
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.commands import RUN, call
+from tests.support.machines.commands import RUN, call
 
 pytestmark = pytest.mark.needs_gpu
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from commprof.microbench.operations import OPERATIONS
-from tests.support.commands import call
+from tests.support.machines.commands import call
 
 pytestmark = pytest.mark.needs_gpu
 

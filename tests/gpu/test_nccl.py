@@ -2,7 +2,7 @@
 
 With one rank NCCL's all-reduce is a copy at most. What these tests can show is that the times are
 there, in order, add up, and change nothing; how long a collective is exposed among several ranks
-is shown on the simulated device (tests/integration/test_device_events.py).
+is shown on the simulated device (tests/integration/devices/test_device_events.py).
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from commprof.analysis.breakdown import breakdown
-from commprof.analysis.device_timeline import on_device_timeline, timed_collectives
+from commprof.analysis.align.device_timeline import on_device_timeline, timed_collectives
+from commprof.analysis.step.breakdown import breakdown
 from commprof.trace import columns
 from commprof.trace.reader import Trace
 from commprof.trace.schema import Kind
-from tests.support.device_runs import run_on_device
+from tests.support.machines.device_runs import run_on_device
 
 pytestmark = pytest.mark.needs_gpu
 
@@ -31,7 +31,7 @@ ROOT = Path(__file__).parents[2]
 
 def run(directory: Path, *arguments: str) -> tuple[Trace, dict[str, Any]]:
     store = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
-    return run_on_device("tests.support.gpu_script", directory, *arguments, **store)
+    return run_on_device("tests.support.ranks.gpu_script", directory, *arguments, **store)
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +89,7 @@ def test_ddp_is_bit_identical_with_and_without_capture(tmp_path: Path) -> None:
     _, captured = run(with_capture)
     without.mkdir()
     done = subprocess.run(
-        [sys.executable, "-m", "tests.support.gpu_script", str(without), "--plain"],
+        [sys.executable, "-m", "tests.support.ranks.gpu_script", str(without), "--plain"],
         cwd=ROOT,
         env={**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"},
         timeout=400,

@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from commprof.analysis.arrivals import Arrivals, BucketArrivals, bucket_arrivals
-from commprof.analysis.clock_map import SAME_CLOCK, ClockMap
-from commprof.analysis.clocks import clock_error_us, on_common_clock, rank_clocks
-from commprof.analysis.device_timeline import on_device_timeline
-from commprof.analysis.matching import match
+from commprof.analysis.align.clock_map import SAME_CLOCK, ClockMap
+from commprof.analysis.align.clocks import clock_error_us, on_common_clock, rank_clocks
+from commprof.analysis.align.device_timeline import on_device_timeline
+from commprof.analysis.align.matching import match
+from commprof.analysis.late.arrivals import Arrivals, BucketArrivals, bucket_arrivals
 from commprof.errors import CommprofError, TraceError
 from commprof.trace import columns
 from commprof.trace.columns import Collectives, Ints

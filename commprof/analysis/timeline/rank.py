@@ -9,14 +9,14 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from commprof.analysis.arrivals import Arrivals
-from commprof.analysis.clocks import on_common_clock
-from commprof.analysis.device_timeline import on_device_timeline
-from commprof.analysis.exposure import exposures_of
-from commprof.analysis.pauses import HOST_PAUSE
+from commprof.analysis.align.clocks import on_common_clock
+from commprof.analysis.align.device_timeline import on_device_timeline
+from commprof.analysis.late.arrivals import Arrivals
+from commprof.analysis.step.exposure import exposures_of
+from commprof.analysis.step.pauses import HOST_PAUSE
+from commprof.analysis.step.waiting import split
 from commprof.analysis.timeline.lanes import assign_lanes
 from commprof.analysis.timeline.overview import Flows, Overview, Window
-from commprof.analysis.waiting import split
 from commprof.errors import CommprofError
 from commprof.trace import columns, schema
 from commprof.trace.columns import Collectives, Ints, Spans, ints, of_kind

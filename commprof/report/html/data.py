@@ -14,17 +14,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from commprof.analysis.detail import PARTS, WorldDetail
-from commprof.analysis.drawn_timeline import RankTimeline, Stretches, Timeline
-from commprof.analysis.flights import UNSPLIT, Flights
-from commprof.analysis.full_report import FullReport
+from commprof.analysis.collectives.flights import UNSPLIT, Flights
 from commprof.analysis.intervals import mean_interval
 from commprof.analysis.predicted import PredictedPoint, Predictions
 from commprof.analysis.scaling import Scaling
+from commprof.analysis.step.detail import PARTS, WorldDetail
+from commprof.analysis.timeline.drawn_timeline import RankTimeline, Stretches, Timeline
 from commprof.analysis.world import WorldResult
-from commprof.report.as_json import plain
+from commprof.report.export.as_json import plain
+from commprof.report.full_report import FullReport
 from commprof.report.plain_text import printable
-from commprof.report.predicted_table import setting_text
+from commprof.report.sections.predicted import setting_text
 from commprof.trials.result import TrialResult
 
 #: Of a page, with all that stands in it; 1 MB.
@@ -51,7 +51,7 @@ def page_data(
 def as_dict(
     reports: Sequence[FullReport], trial: TrialResult | None = None, most_bytes: int = MOST_BYTES
 ) -> dict[str, Any]:
-    """The page's data; ``tests/unit/test_pages.py`` holds its schema.
+    """The page's data; ``tests/unit/report/test_pages.py`` holds its schema.
 
     Args:
         reports: one run, or one for each strategy.

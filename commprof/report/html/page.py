@@ -15,12 +15,12 @@ from functools import partial
 from importlib.resources import files
 from typing import Any
 
-from commprof.analysis.full_report import ComparedStrategies, FullReport
 from commprof.report.document import Section, sections
+from commprof.report.full_report import ComparedStrategies, FullReport
 from commprof.report.html.data import MOST_BYTES, page_data
 from commprof.report.plain_text import printable
-from commprof.report.setup_text import setup_text
-from commprof.report.strategies_document import strategy_sections
+from commprof.report.sections.setup import setup_text
+from commprof.report.strategies.document import strategy_sections
 from commprof.report.tabulated import Grid, one_line
 from commprof.trials.result import TrialResult
 

@@ -4,7 +4,7 @@
 #include <torch/csrc/autograd/graph_task.h>
 
 #include "core/clock.h"
-#include "core/device/device_timeline.h"
+#include "device/device_timeline.h"
 #include "core/recorder.h"
 
 namespace commprof {

@@ -1,9 +1,9 @@
 // Clocks and arrivals of several ranks and hosts, for Python: no logic here.
 #include "torch/capture/host_bindings.h"
 
-#include "core/always_on/arrival_board.h"
-#include "core/always_on/hosts/host_carrier.h"
-#include "core/clock/clock_sync.h"
+#include "always_on/arrival_board.h"
+#include "always_on/hosts/host_carrier.h"
+#include "clock/clock_sync.h"
 #include "core/recorder.h"
 
 namespace py = pybind11;

@@ -5,7 +5,7 @@
 
 #include <utility>
 
-#include "net/socket_transport.h"
+#include "compress/sockets/socket_transport.h"
 #include "torch/capture/ddp_hook.h"
 #include "torch/capture/finalize.h"
 #include "torch/compress/c10d_transport.h"

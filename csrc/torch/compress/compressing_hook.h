@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "compress/compressor.h"
-#include "net/mesh.h"
+#include "compress/sockets/mesh.h"
 #include "torch/capture/mean_all_reduce.h"
 #include "torch/compress/executor.h"
 

@@ -3,7 +3,7 @@
 // GIL: released while ranks are waited for.
 #include <pybind11/stl.h>
 
-#include "net/listener.h"
+#include "compress/sockets/listener.h"
 #include "torch/compress/compression_bindings.h"
 
 namespace py = pybind11;

@@ -7,7 +7,7 @@
 
 #include <memory>
 
-#include "core/device/device_timeline.h"
+#include "device/device_timeline.h"
 
 namespace commprof {
 

@@ -17,7 +17,7 @@
 #include <memory>
 #include <optional>
 
-#include "core/device/device_timeline.h"
+#include "device/device_timeline.h"
 #include "core/record.h"
 #include "torch/device/stream_finder.h"
 

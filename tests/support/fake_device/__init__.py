@@ -6,7 +6,7 @@ import ctypes
 from pathlib import Path
 from typing import Any
 
-from tests.support import extensions
+from tests.support.machines import extensions
 
 
 def load(*, shields: bool = False) -> Any:

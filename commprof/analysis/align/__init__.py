@@ -1,0 +1,1 @@
+"""The ranks' records brought onto one clock and one set of steps."""

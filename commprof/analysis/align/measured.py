@@ -1,0 +1,126 @@
+"""The traces of one world size, brought together: common clock, steps of all ranks, warm-up.
+
+What :mod:`world` makes figures of, and :mod:`detail` pictures.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from commprof.analysis.align.clocks import clock_error_us, on_common_clock, rank_clocks
+from commprof.analysis.align.device_timeline import on_device_timeline
+from commprof.analysis.align.merged_steps import merged_steps
+from commprof.analysis.align.warmup import count_warmup, step_signatures
+from commprof.analysis.late.arrivals import Arrivals, match_arrivals
+from commprof.analysis.step.breakdown import Breakdown, Floats, breakdown
+from commprof.analysis.step.exposure import Exposures, exposures_of
+from commprof.trace import columns
+from commprof.trace.columns import Collectives, Steps
+from commprof.trace.reader import Trace
+from commprof.trace.run.run_directory import WorldRun
+
+
+@dataclass(frozen=True)
+class MeasuredWorld:
+    """All lists have one entry per rank of ``ranks``, in its order."""
+
+    #: Global ranks that left a trace.
+    ranks: list[int]
+    #: As they were written.
+    recorded: list[Trace]
+    #: On rank 0's clock if clocks can be compared, and on a device's timeline where there is one.
+    traces: list[Trace]
+    tables: list[Collectives]
+    #: None where clocks cannot be compared.
+    arrivals: list[Arrivals | None]
+    exposed: list[Exposures]
+    #: The trained steps that all ranks completed, warm-up included.
+    parts: list[Breakdown]
+    #: Of these the leading ones that count as warm-up.
+    warmup: int
+    #: Steps left out because they hold several iterations in one.
+    merged: int
+    #: Whether the ranks' times can be compared.
+    clocks_shared: bool
+    #: See ``WorldResult``.
+    clock_error_us: float
+
+    @cached_property
+    def measured(self) -> list[Breakdown]:
+        """The steps behind every figure."""
+        count = len(self.parts[0].step)
+        return [part.rows(np.arange(count) >= self.warmup) for part in self.parts]
+
+    @cached_property
+    def steps(self) -> Steps:
+        """Of the first rank; what ends them is the same on all."""
+        return columns.steps(self.traces[0])
+
+
+def measured_world(run: WorldRun) -> MeasuredWorld | None:
+    """Brings the ranks' traces together; None if no rank left one."""
+    usable = sorted(run.traces)
+    if not usable:
+        return None
+    recorded = [run.traces[rank] for rank in usable]
+    traces = [on_device_timeline(trace) for trace in recorded]
+    clocks = rank_clocks(traces)
+    clock_error = clock_error_us(clocks, traces)
+    traces = on_common_clock(traces, clocks) if clocks else traces
+    tables = [columns.collectives(trace) for trace in traces]
+    arrivals: list[Arrivals | None] = [None] * len(traces)
+    if clocks:
+        arrivals = [*match_arrivals(traces, tables)]
+    exposed = [exposures_of(trace, table) for trace, table in zip(traces, tables, strict=True)]
+    trained = min(_trained_steps(trace) for trace in traces)
+    merged = {i for t in traces for i in merged_steps(t, columns.steps(t)).tolist()}
+    parts = _common_steps(
+        [
+            breakdown(trace, table, arrival, run.world_size, found)
+            for trace, table, arrival, found in zip(traces, tables, arrivals, exposed, strict=True)
+        ],
+        trained,
+        merged,
+    )
+    steps = columns.steps(traces[0])
+    signatures = step_signatures(steps, tables[0])[np.isin(steps.index, parts[0].step)]
+    return MeasuredWorld(
+        ranks=usable,
+        recorded=recorded,
+        traces=traces,
+        tables=tables,
+        arrivals=arrivals,
+        exposed=exposed,
+        parts=parts,
+        warmup=count_warmup(slowest_ns(parts), signatures),
+        merged=len(merged),
+        clocks_shared=clocks is not None,
+        clock_error_us=clock_error,
+    )
+
+
+def slowest_ns(parts: list[Breakdown]) -> Floats:
+    """Per step the slowest rank's wall time."""
+    slowest: Floats = np.max([part.wall_ns for part in parts], axis=0)
+    return slowest
+
+
+def _trained_steps(trace: Trace) -> int:
+    """Steps before the overhead block of the built-in loop; all steps of any other loop."""
+    job = trace.metadata.get("job")
+    steps = job.get("steps") if isinstance(job, dict) else None
+    return steps if isinstance(steps, int) else sys.maxsize
+
+
+def _common_steps(parts: list[Breakdown], trained: int, merged: set[int]) -> list[Breakdown]:
+    """The trained steps that every rank completed, each of them one iteration."""
+    common = set(parts[0].step.tolist())
+    for part in parts[1:]:
+        common &= set(part.step.tolist())
+    common -= merged
+    chosen = np.array(sorted(step for step in common if step < trained), dtype=np.int64)
+    return [part.rows(np.isin(part.step, chosen)) for part in parts]

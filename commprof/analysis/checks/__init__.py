@@ -1,0 +1,1 @@
+"""commprof's figures held against what others measured of the same run."""

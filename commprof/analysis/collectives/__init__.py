@@ -1,0 +1,1 @@
+"""How often, how long and at what bandwidth collectives run."""

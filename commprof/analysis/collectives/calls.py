@@ -1,0 +1,221 @@
+"""Every collective of every rank in the measured steps, with where its time went.
+
+    duration = queue + wait + wire
+
+queue: from issue to start (:mod:`queueing`); wait: until the last rank had started; wire: from
+there to completion. The columns of all ranks stand one after the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+import numpy as np
+import numpy.typing as npt
+
+from commprof.analysis.align.matching import POINT_TO_POINT, RECV, Matching
+from commprof.analysis.collectives.bandwidth import sizes_bytes
+from commprof.analysis.collectives.queueing import start_times
+from commprof.analysis.step.exposure import Exposures, exposures_of
+from commprof.trace import columns
+from commprof.trace.columns import Collectives, Ints, Steps
+from commprof.trace.reader import Trace
+from commprof.trace.schema import Phase
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Calls:
+    """One row per call of a rank; times in nanoseconds, NaN where not known.
+
+    A call that failed has no times but the exposed one: they would be those of its error.
+    """
+
+    rank: Ints
+    op: Ints
+    #: Number of the process group, common to all ranks; -1 where not described.
+    group: Ints
+    #: Ranks in the group.
+    group_size: Ints
+    dtype: Ints
+    reduce_op: Ints
+    #: As nccl-tests counts it, see :mod:`bandwidth`.
+    size_bytes: Ints
+    #: Code of the phase in which it was issued.
+    phase: Ints
+    #: Number of the stack that issued it, in its own rank's trace; 0 for none.
+    stack: Ints
+    #: Issue to completion.
+    duration_ns: Floats
+    queue_ns: Floats
+    wait_ns: Floats
+    wire_ns: Floats
+    #: The training thread stood still for it.
+    exposed_ns: Floats
+    #: From the last rank's start to the last rank's completion; the same on all ranks.
+    transfer_ns: Floats
+    #: It ended with an error.
+    failed: npt.NDArray[np.bool_]
+
+    def __len__(self) -> int:
+        """Number of calls."""
+        return len(self.op)
+
+    def rows(self, chosen: npt.NDArray[np.bool_] | Ints) -> Calls:
+        """Only the chosen rows."""
+        return Calls(**{f.name: getattr(self, f.name)[chosen] for f in fields(self)})
+
+
+def calls_of(
+    matching: Matching,
+    traces: Sequence[Trace],
+    tables: Sequence[Collectives],
+    measured_steps: Ints,
+    clocks_shared: bool,
+    exposed_by_rank: Sequence[Exposures] | None = None,
+) -> Calls:
+    """All calls issued in the measured steps.
+
+    Args:
+        matching: of these tables.
+        traces: of the ranks.
+        tables: their collectives.
+        measured_steps: numbers of the steps that count.
+        clocks_shared: whether the traces' times are by one clock; otherwise wait, wire and
+            transfer are not known.
+        exposed_by_rank: what ``exposures_of`` gives for each rank, where the caller has it.
+    """
+    starts = [start_times(trace, table) for trace, table in zip(traces, tables, strict=True)]
+    times = _Times.of(tables, starts)
+    duration = np.where(times.exact, times.end - times.issue, np.nan)
+    failed = np.concatenate([table.failed for table in tables])
+    queue = np.where((times.start > 0) & ~failed, times.start - times.issue, np.nan)
+    wait, wire, transfer = np.full((3, len(times.start)), np.nan)
+    if clocks_shared:
+        wait, wire, transfer = _apart(matching, times)
+    group_size = np.concatenate(
+        [group_sizes(trace, table) for trace, table in zip(traces, tables, strict=True)]
+    )
+    op, bytes_in, bytes_out = (_joined(tables, name) for name in ("op", "bytes_in", "bytes_out"))
+    if exposed_by_rank is None:
+        exposed_by_rank = [exposures_of(t, c) for t, c in zip(traces, tables, strict=True)]
+    chosen, exposed, phase, stack = (
+        np.concatenate(parts)
+        for parts in zip(
+            *(
+                _in_its_rank(*of_rank, measured_steps)
+                for of_rank in zip(traces, tables, exposed_by_rank, strict=True)
+            ),
+            strict=True,
+        )
+    )
+    return Calls(
+        rank=matching.rank,
+        op=op,
+        group=matching.group,
+        group_size=group_size,
+        dtype=_joined(tables, "dtype"),
+        reduce_op=_joined(tables, "reduce_op"),
+        size_bytes=sizes_bytes(op, bytes_in, bytes_out, group_size),
+        phase=phase,
+        stack=stack,
+        duration_ns=duration,
+        queue_ns=queue,
+        wait_ns=wait,
+        wire_ns=wire,
+        exposed_ns=exposed,
+        transfer_ns=transfer,
+        failed=failed,
+    ).rows(chosen)
+
+
+@dataclass(frozen=True)
+class _Times:
+    """Of all ranks' rows; 0 where not known. No end of a call that failed is exact."""
+
+    issue: Ints
+    start: Ints
+    end: Ints
+    exact: npt.NDArray[np.bool_]
+    op: Ints
+
+    @classmethod
+    def of(cls, tables: Sequence[Collectives], starts: Sequence[Ints]) -> _Times:
+        return cls(
+            _joined(tables, "issue_ns"),
+            np.concatenate(starts),
+            _joined(tables, "end_ns"),
+            np.concatenate([table.end_is_exact & ~table.failed for table in tables]),
+            _joined(tables, "op"),
+        )
+
+
+def _apart(matching: Matching, times: _Times) -> tuple[Floats, Floats, Floats]:
+    """Wait, wire and transfer of each row.
+
+    A rank may be done before the last one starts (a broadcast's root): all of its time after
+    its own start is then wait. A message has arrived when its receiver has it.
+    """
+    started, _ = matching.latest(times.start)
+    all_started = matching.every(times.start > 0)
+    running = np.where(times.exact, times.end - times.start, np.nan).astype(np.float64)
+    wait = np.where(all_started, np.clip(started - times.start, 0.0, running), np.nan)
+    counts = ~np.isin(times.op, POINT_TO_POINT) | (times.op == RECV)
+    ended, _ = matching.latest(np.where(counts, times.end, 0))
+    known = all_started & matching.every(times.exact | ~counts)
+    transfer = np.where(known & (ended > started), ended - started, np.nan)
+    return wait, running - wait, transfer
+
+
+def _in_its_rank(
+    trace: Trace, table: Collectives, found: Exposures, measured_steps: Ints
+) -> tuple[npt.NDArray[np.bool_], Floats, Ints, Ints]:
+    """Whether each row was issued in a measured step; its exposed time, phase and stack."""
+    steps = columns.steps(trace)
+    thread = int(steps.thread[0]) if len(steps) else 0
+    counted = (found.collective >= 0) & _measured(steps, measured_steps, found.begin_ns)
+    exposed = np.bincount(
+        found.collective[counted], weights=found.waited_ns[counted], minlength=len(table)
+    )
+    return (
+        _measured(steps, measured_steps, table.issue_ns),
+        exposed.astype(np.float64),
+        _phase_at(trace, thread, table.issue_ns),
+        columns.stacks(trace, table.op_id),
+    )
+
+
+def _measured(steps: Steps, measured: Ints, time_ns: Ints) -> npt.NDArray[np.bool_]:
+    chosen = np.isin(steps.index, measured)
+    begin, end = steps.begin_ns[chosen], steps.end_ns[chosen]
+    if len(begin) == 0:
+        return np.zeros(len(time_ns), dtype=np.bool_)
+    row = np.searchsorted(begin, time_ns, side="right") - 1
+    inside: npt.NDArray[np.bool_] = (row >= 0) & (time_ns < end[row])
+    return inside
+
+
+def _phase_at(trace: Trace, thread: int, time_ns: Ints) -> Ints:
+    """Phase that the training thread was in; OTHER outside of all."""
+    phases = columns.phases(trace)
+    mine = phases.thread == thread
+    begin, end, key = phases.begin_ns[mine], phases.end_ns[mine], phases.key[mine]
+    if len(begin) == 0:
+        return np.full(len(time_ns), int(Phase.OTHER), dtype=np.int64)
+    row = np.searchsorted(begin, time_ns, side="right") - 1
+    inside = (row >= 0) & (time_ns < end[row]) & (key[row] < len(Phase))
+    return np.where(inside, key[row], int(Phase.OTHER)).astype(np.int64)
+
+
+def group_sizes(trace: Trace, table: Collectives) -> Ints:
+    """Ranks in the group of each collective; 0 where it is not described."""
+    size = np.zeros(len(table), dtype=np.int64)
+    for group in trace.groups.values():
+        size[table.group == group.id] = group.size
+    return size
+
+
+def _joined(tables: Sequence[Collectives], name: str) -> Ints:
+    return np.concatenate([getattr(table, name) for table in tables])

@@ -1,0 +1,163 @@
+"""How the links between hosts were used, by the records and by the interfaces' own counters.
+
+    Gbit/s in flight = bytes of the measured steps * 8 / time in which a collective was in flight
+    Gbit/s of the step = the same bytes * 8 / length of these steps
+
+Bytes are payload that gloo's algorithms send to other hosts (`between_hosts`), from the sizes of
+the recorded collectives. The counters hold headers and other traffic as well, and span the whole
+capture, so they are compared with all that was recorded.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from commprof.analysis.align.interfaces import (
+    header_share,
+    host_of,
+    outward_interface,
+    sent_by_interface,
+)
+from commprof.analysis.checks.cross_checks import Observed
+from commprof.analysis.collectives.between_hosts import sent_to_other_hosts
+from commprof.analysis.collectives.time_in_flight import in_flight_ns
+from commprof.trace import columns
+from commprof.units import ns_to_s
+
+#: Difference up to which counters and records agree beside headers and acknowledgements.
+SAME_LINK_BYTES = 0.02
+#: Of the headers: an acknowledgement without data, for each second segment that comes in.
+_ACKNOWLEDGED = 0.5
+
+
+@dataclass(frozen=True)
+class HostLinks:
+    """The links of one world size; figures per host are means over the hosts."""
+
+    #: Hosts that had ranks.
+    hosts: int
+    #: Their interfaces that lead to the others.
+    interfaces: tuple[str, ...]
+    #: Per host and measured step.
+    step_bytes: float
+    #: Of one host's outgoing link while any of its collectives was in flight, waiting included.
+    in_flight_gbit_per_s: float
+    #: The same over the whole step.
+    step_gbit_per_s: float
+    #: All hosts over the whole capture: by the records, and by the interfaces.
+    recorded_bytes: float
+    counted_bytes: float
+    #: Why a figure is missing; empty if none is.
+    note: str
+    #: Headers over payload in segments of the interfaces' MTU, the largest; NaN if not known. Where
+    #: the interface takes more than a segment at once (offload), it may count fewer.
+    header_share: float = math.nan
+
+    @property
+    def difference(self) -> float:
+        """Counted over recorded, less 1; NaN without both."""
+        if self.recorded_bytes > 0:
+            return self.counted_bytes / self.recorded_bytes - 1
+        return math.nan
+
+    @property
+    def agrees(self) -> bool | None:
+        """Whether headers, acknowledgements and 2 % of other traffic explain it.
+
+        None without both figures, and where more was counted and the headers are not known.
+        """
+        if math.isnan(self.difference):
+            return None
+        if abs(self.difference) <= SAME_LINK_BYTES:
+            return True
+        if self.difference > 0 and math.isnan(self.header_share):
+            return None
+        most = self.header_share * (1 + _ACKNOWLEDGED) + SAME_LINK_BYTES
+        return 0 < self.difference <= most
+
+
+def host_links(world_size: int, ranks: Sequence[Observed]) -> HostLinks | None:
+    """Of one world size; None where all of its ranks ran on one host.
+
+    Args:
+        world_size: ranks of the job.
+        ranks: those that left a trace, in order.
+    """
+    places = [host_of(rank.trace) for rank in ranks]
+    if len(set(places)) < 2:
+        return None
+    by_host = {
+        place: [r for r, p in zip(ranks, places, strict=True) if p == place] for place in places
+    }
+    counters = [sent_by_interface(members[0].trace) for members in by_host.values()]
+    names = [outward_interface(sent) for sent in counters]
+    counted = [math.nan if n is None else float(c[n]) for n, c in zip(names, counters, strict=True)]
+    known = tuple(sorted({name for name in names if name is not None}))
+    problem = _problem(world_size, ranks)
+    sent = {
+        rank.trace.rank: np.full(len(rank.table), np.nan)
+        if problem
+        else sent_to_other_hosts(rank.trace, rank.table, places)
+        for rank in ranks
+    }
+    recorded = sum(float(values.sum()) for values in sent.values())
+    if not problem and math.isnan(recorded):
+        problem = "some collectives are not known, or are of groups of some ranks only"
+    if not problem and len(known) == 0:
+        problem = "the interfaces' counters are not in the traces"
+    rates = [_rates(members, sent) for members in by_host.values()]
+    step_bytes, in_flight, step = (float(np.mean(values)) for values in zip(*rates, strict=True))
+    return HostLinks(
+        *(len(by_host), known, step_bytes, in_flight, step),
+        *(recorded, float(np.sum(counted)), problem),
+        header_share=float(
+            np.max(
+                [
+                    math.nan if name is None else header_share(members[0].trace, name)
+                    for name, members in zip(names, by_host.values(), strict=True)
+                ]
+            )
+        ),
+    )
+
+
+def _problem(world_size: int, ranks: Sequence[Observed]) -> str:
+    if len(ranks) < world_size:
+        return "not all ranks left a trace"
+    if any(group.backend != "gloo" for rank in ranks for group in rank.trace.groups.values()):
+        return "who sends to whom is known for the backend gloo only"
+    if any(rank.trace.summary is not None for rank in ranks):
+        return "always-on mode kept no record of some collectives"
+    return ""
+
+
+def _rates(
+    members: Sequence[Observed], sent: dict[int, npt.NDArray[np.float64]]
+) -> tuple[float, float, float]:
+    """Bytes per step, Gbit/s in flight and Gbit/s of the step, of one host."""
+    total_bytes = flight_s = wall_s = 0.0
+    steps = 0
+    for rank in members:
+        marks = columns.steps(rank.trace)
+        chosen = np.isin(marks.index, rank.measured.step)
+        row = np.searchsorted(marks.begin_ns, rank.table.issue_ns, side="right") - 1
+        inside = row >= 0
+        inside[inside] = chosen[row[inside]] & (
+            rank.table.issue_ns[inside] < marks.end_ns[row[inside]]
+        )
+        total_bytes += float(sent[rank.trace.rank][inside].sum())
+        # The host's link is in use while one of its ranks has something under way.
+        flight_s = max(flight_s, ns_to_s(float(in_flight_ns(marks, rank.table)[chosen].sum())))
+        wall_s = max(wall_s, ns_to_s(float(rank.measured.wall_ns.sum())))
+        steps = len(rank.measured.step)
+    gbit = total_bytes * 8 / 1e9
+    return (
+        total_bytes / steps if steps else math.nan,
+        gbit / flight_s if flight_s > 0 else math.nan,
+        gbit / wall_s if wall_s > 0 else math.nan,
+    )

@@ -1,0 +1,196 @@
+"""Collectives of a kind: how often, how long, and at what bandwidth."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from commprof.analysis.align.matching import match
+from commprof.analysis.collectives.bandwidth import bus_factor
+from commprof.analysis.collectives.calls import Calls, Floats, calls_of
+from commprof.analysis.step.exposure import Exposures
+from commprof.trace.columns import Collectives, Ints
+from commprof.trace.documents import Group
+from commprof.trace.reader import Trace
+from commprof.trace.schema import OPS, PHASES, op_name
+from commprof.units import ns_to_ms
+
+#: Operations of one kind with more sizes than this are put together by powers of two.
+_FEW_SIZES = 8
+#: ``c10d::ReduceOp::RedOpType``.
+_REDUCE_OPS = ("sum", "avg", "product", "min", "max", "band", "bor", "bxor", "premul_sum")
+_REDUCING = ("all_reduce", "reduce")
+#: Frames of these are not the caller: the framework, and what commprof puts around it.
+_NOT_THE_CALLER = ("/site-packages/torch/", "/dist-packages/torch/", "/commprof/capture/")
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Over the calls for which it is known; NaN if there are none."""
+
+    median_ms: float
+    p95_ms: float
+
+
+@dataclass(frozen=True)
+class CollectiveRow:
+    """Calls with the same operation, group, type, reduction and size, over all ranks."""
+
+    op: str
+    #: The process group as c10d names it, and what the user called it.
+    group: str
+    group_description: str
+    group_size: int
+    dtype: str
+    #: Empty where nothing is reduced.
+    reduce_op: str
+    #: Smallest and largest, in bytes, as nccl-tests counts size.
+    size_bytes: tuple[int, int]
+    #: By all ranks in the measured steps, and per step of a rank that made any.
+    calls: int
+    #: Of these the calls that ended with an error; they are in ``exposed_ms`` and in no other time.
+    failed: int
+    calls_per_step: float
+    #: Sum of the sizes over all calls of all ranks.
+    total_bytes: int
+    #: Calls by the phase in which they were issued, the most first.
+    phases: tuple[tuple[str, int], ...]
+    #: Calls by the line that issued them, the most first; empty without stacks.
+    callers: tuple[tuple[str, int], ...]
+    #: Issue to completion; the sum of the following three.
+    duration: Spread
+    #: Issue to start, in gloo's queue.
+    queue: Spread
+    #: Start to the last rank's start.
+    wait: Spread
+    #: From there to completion.
+    wire: Spread
+    #: Mean per step over all ranks: the training thread stood still for these.
+    exposed_ms: float
+    #: Median over the calls of size / (last completion - last start), and times the bus factor.
+    algbw_gb_per_s: float
+    busbw_gb_per_s: float
+
+
+def collective_rows(
+    traces: Sequence[Trace],
+    tables: Sequence[Collectives],
+    measured_steps: Ints,
+    clocks_shared: bool,
+    exposed_by_rank: Sequence[Exposures] | None = None,
+) -> tuple[CollectiveRow, ...]:
+    """One row per kind of call in the measured steps, the most exposed time first.
+
+    Args as for :func:`calls.calls_of`.
+    """
+    if len(measured_steps) == 0:
+        return ()
+    matching = match(traces, tables)
+    calls = calls_of(matching, traces, tables, measured_steps, clocks_shared, exposed_by_rank)
+    kinds = np.stack(
+        [calls.op, calls.group, calls.dtype, calls.reduce_op * _reduces(calls.op)], axis=1
+    )
+    keys = np.column_stack([kinds, _size_classes(kinds, calls.size_bytes)])
+    _, member = np.unique(keys, axis=0, return_inverse=True)
+    order = np.argsort(member.reshape(-1), kind="stable")
+    bounds = np.flatnonzero(np.diff(member.reshape(-1)[order])) + 1
+    parts = np.split(order, bounds) if len(order) else []
+    by_rank = {trace.rank: trace for trace in traces}
+    rows = []
+    for part in parts:
+        number = int(calls.group[part[0]])
+        group = matching.groups[number] if number >= 0 else None
+        rows.append(_row(calls.rows(part), group, by_rank, len(traces) * len(measured_steps)))
+    return tuple(sorted(rows, key=_weight, reverse=True))
+
+
+def _weight(row: CollectiveRow) -> tuple[float, float]:
+    """Exposed time first, then time in flight, so far as it is known."""
+    typical = 0.0 if math.isnan(row.duration.median_ms) else row.duration.median_ms
+    return row.exposed_ms, typical * row.calls
+
+
+def _reduces(op: Ints) -> Ints:
+    codes = [
+        code for code, name in enumerate(OPS) if name.startswith((*_REDUCING, "reduce_scatter"))
+    ]
+    return np.isin(op, codes).astype(np.int64)
+
+
+def _size_classes(kinds: Ints, size: Ints) -> Ints:
+    """The size itself, or its power of two (negative) where a kind has too many sizes."""
+    classes = size.copy()
+    _, kind = np.unique(kinds, axis=0, return_inverse=True)
+    kind = kind.reshape(-1)
+    distinct = np.unique(np.stack([kind, size]), axis=1)[0]
+    many = np.bincount(distinct, minlength=int(kind.max(initial=-1)) + 1)[kind] > _FEW_SIZES
+    classes[many] = -np.frexp(size[many].astype(np.float64))[1]
+    return classes
+
+
+def _row(
+    calls: Calls, group: Group | None, traces: dict[int, Trace], rank_steps: int
+) -> CollectiveRow:
+    """The row of calls of one kind; ``rank_steps`` is ranks times measured steps."""
+    op, dtypes = op_name(int(calls.op[0])), traces[int(calls.rank[0])].metadata["dtypes"]
+    with np.errstate(invalid="ignore", divide="ignore"):
+        algbw = calls.size_bytes / calls.transfer_ns  # bytes per ns are GB/s
+    algbw_gb_per_s = _median(algbw[calls.size_bytes > 0])
+    callers = len(np.unique(calls.rank))
+    return CollectiveRow(
+        op=op,
+        group=group.name if group else "",
+        group_description=group.description if group else "",
+        group_size=int(calls.group_size[0]),
+        dtype=_named(dtypes, int(calls.dtype[0])) if calls.size_bytes.any() else "",
+        reduce_op=_named(_REDUCE_OPS, int(calls.reduce_op[0])) if _reduces(calls.op)[0] else "",
+        size_bytes=(int(calls.size_bytes.min()), int(calls.size_bytes.max())),
+        calls=len(calls),
+        failed=int(calls.failed.sum()),
+        calls_per_step=len(calls) / (rank_steps / len(traces) * callers),
+        total_bytes=int(calls.size_bytes.sum()),
+        phases=_counted(_named(PHASES, code) for code in calls.phase.tolist()),
+        callers=_counted(
+            caller(traces[rank].stacks[stack])
+            for rank, stack in zip(calls.rank.tolist(), calls.stack.tolist(), strict=True)
+            if stack in traces[rank].stacks
+        ),
+        duration=_spread(calls.duration_ns),
+        queue=_spread(calls.queue_ns),
+        wait=_spread(calls.wait_ns),
+        wire=_spread(calls.wire_ns),
+        exposed_ms=ns_to_ms(float(calls.exposed_ns.sum())) / rank_steps,
+        algbw_gb_per_s=algbw_gb_per_s,
+        busbw_gb_per_s=algbw_gb_per_s * bus_factor(op, int(calls.group_size[0])),
+    )
+
+
+def caller(frames: Sequence[str]) -> str:
+    """The innermost frame outside of torch and commprof's capture; else the innermost."""
+    own = (frame for frame in frames if not any(part in frame for part in _NOT_THE_CALLER))
+    return next(own, frames[0] if frames else "")
+
+
+def _named(names: Sequence[str], code: int) -> str:
+    return names[code] if code < len(names) else ""
+
+
+def _counted(values: Iterable[str]) -> tuple[tuple[str, int], ...]:
+    return tuple(Counter(values).most_common())
+
+
+def _spread(values_ns: Floats) -> Spread:
+    known = values_ns[~np.isnan(values_ns)]
+    if len(known) == 0:
+        return Spread(math.nan, math.nan)
+    median, p95 = np.percentile(known, [50, 95])
+    return Spread(ns_to_ms(float(median)), ns_to_ms(float(p95)))
+
+
+def _median(values: Floats) -> float:
+    known = values[~np.isnan(values)]
+    return float(np.median(known)) if len(known) else math.nan

@@ -1,0 +1,253 @@
+"""Ranks that are out of step: different collectives under one sequence number of a group.
+
+All ranks of a group must issue the same collectives in the same order. Where one of them leaves
+one out, or issues another, gloo and NCCL hang, fail, or mix up data, long after the cause; the
+first number at which the ranks differ is where to look.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from commprof.analysis.align.matching import POINT_TO_POINT
+from commprof.trace.columns import Collectives, Ints
+from commprof.trace.reader import Trace
+from commprof.trace.schema import FLAG_SPARSE, OPS, Kind, Records
+
+#: ``c10d::ReduceOp::RedOpType``.
+_REDUCE_OPS = ("sum", "avg", "product", "min", "max", "band", "bor", "bxor", "premul_sum")
+_REDUCING = {
+    OPS.index(name)
+    for name in (
+        *("all_reduce", "all_reduce_coalesced", "reduce", "reduce_scatter"),
+        *("reduce_scatter_tensor", "reduce_scatter_tensor_coalesced"),
+    )
+}
+_ROOTED = {OPS.index(name) for name in ("broadcast", "reduce", "gather", "scatter")}
+#: Each rank's output holds what all of them put in, so it has one size also where inputs differ.
+_GATHERING = {index for index, name in enumerate(OPS) if name.startswith("all_gather")}
+#: Shares of different size are allowed.
+_UNEVEN = {OPS.index(name) for name in ("all_to_all", "all_to_all_single", "gather", "scatter")}
+_BARRIERS = {OPS.index(name) for name in ("barrier", "monitored_barrier")}
+#: Collectives that some rank has yet to issue are kept for so many; a rank further behind is hung.
+_MOST_OPEN = 4096
+#: More are counted and not kept.
+_MOST_KEPT = 8
+
+
+@dataclass(frozen=True)
+class Issued:
+    """What must agree on all ranks of a group, of one collective."""
+
+    op: str
+    #: Empty where the trace has no names for it, or nothing is sent.
+    dtype: str
+    #: Empty where nothing is reduced.
+    reduce_op: str
+    #: -1 where ranks may differ.
+    size_bytes: int
+    #: Root's rank in the group; -1 without one.
+    root: int
+
+    def __str__(self) -> str:
+        """In words."""
+        words = [self.op]
+        if self.reduce_op:
+            words.append(f"({self.reduce_op})")
+        if self.size_bytes >= 0:
+            words.append(f"of {self.size_bytes} bytes")
+        if self.dtype:
+            words.append(f"as {self.dtype}")
+        if self.root >= 0:
+            words.append(f"from or to rank {self.root} of the group")
+        return " ".join(words).replace(" (", "(", 1)
+
+
+@dataclass(frozen=True)
+class Mismatch:
+    """One sequence number of a group, under which ranks issued different collectives."""
+
+    #: c10d's name of the group.
+    group: str
+    seq: int
+    #: Global ranks by what they issued, those that most of them issued first.
+    issued: tuple[tuple[Issued, tuple[int, ...]], ...]
+    #: Times by each rank's own clock, in the order of its ranks.
+    issue_ns: tuple[tuple[int, int], ...]
+
+    @property
+    def odd_ranks(self) -> tuple[int, ...]:
+        """Those that differ from most; all of them where there is no majority."""
+        first, *others = (ranks for _, ranks in self.issued)
+        odd = tuple(sorted(rank for ranks in others for rank in ranks))
+        return odd if len(first) > len(odd) else tuple(sorted((*first, *odd)))
+
+    @property
+    def sentence(self) -> str:
+        """Both values, and whose they are."""
+        said = "; ".join(f"{_ranks(ranks)}: {issued}" for issued, ranks in self.issued)
+        return f"Collective {self.seq} of group {self.group!r} is not the same on all ranks: {said}"
+
+
+def issued_of(row: Mapping[str, int], dtypes: Sequence[str]) -> Issued:
+    """What must agree, of the fields of an issue record; dtypes: names by code."""
+    op = row["op"]
+    sized = op not in _UNEVEN and op not in _BARRIERS and not row["flags"] & FLAG_SPARSE
+    size = row["bytes_out"] if op in _GATHERING else row["bytes_in"] or row["bytes_out"]
+    named = op not in _BARRIERS and row["dtype"] < len(dtypes)
+    reduce_op = row["reduce_op"]
+    reduce_name = _REDUCE_OPS[reduce_op] if reduce_op < len(_REDUCE_OPS) else str(reduce_op)
+    return Issued(
+        op=OPS[op] if op < len(OPS) else f"operation {op}",
+        dtype=dtypes[row["dtype"]] if named else "",
+        reduce_op=reduce_name if op in _REDUCING else "",
+        size_bytes=size if sized else -1,
+        root=row["aux"] if op in _ROOTED else -1,
+    )
+
+
+class MismatchFinder:
+    """Takes the collectives of all ranks as they come, in each rank's own order."""
+
+    def __init__(self) -> None:
+        #: The first of each group, at most ``_MOST_KEPT`` groups.
+        self.found: list[Mismatch] = []
+        #: All of them.
+        self.count = 0
+        self._open: dict[tuple[str, int], dict[int, tuple[Issued, int]]] = {}
+
+    def add(
+        self, rank: int, group: str, size: int, seq: int, issued: Issued, issue_ns: int
+    ) -> Mismatch | None:
+        """One collective of one rank; the mismatch if it is the first one of its group.
+
+        rank: global. group: a name that is common to its ranks. size: of the group.
+        """
+        key = group, seq
+        members = self._open.setdefault(key, {})
+        members[rank] = issued, issue_ns
+        differs = any(other != issued for other, _ in members.values())
+        if len(members) >= size or differs:
+            # A rank that comes later to one that differs would only say so again.
+            del self._open[key]
+        elif len(self._open) > _MOST_OPEN:
+            del self._open[next(iter(self._open))]
+        if not differs:
+            return None
+        self.count += 1
+        if group in {one.group for one in self.found} or len(self.found) >= _MOST_KEPT:
+            return None
+        self.found.append(_mismatch(group, seq, members))
+        return self.found[-1]
+
+
+def find_mismatches(
+    traces: Sequence[Trace], tables: Sequence[Collectives]
+) -> tuple[tuple[Mismatch, ...], int]:
+    """The first mismatch of each group in whole traces, and how many there are in all.
+
+    traces, tables: as ``measured_world`` has them, with one entry per rank.
+    """
+    if not traces:
+        return (), 0
+    names: dict[tuple[str, int], int] = {}
+    parts = [_keys(trace, table, names) for trace, table in zip(traces, tables, strict=True)]
+    lengths = [len(key) for key, _, _ in parts]
+    key, value, row = (np.concatenate(column) for column in zip(*parts, strict=True))
+    member = np.repeat(np.arange(len(traces)), lengths)
+    order = np.argsort(key, kind="stable")
+    key, value, row, member = key[order], value[order], row[order], member[order]
+    starts = np.flatnonzero(np.diff(key, prepend=-1))
+    if len(starts) == 0:
+        return (), 0
+    differs = np.maximum.reduceat(value, starts) != np.minimum.reduceat(value, starts)
+    ends = np.append(starts[1:], len(key))
+    found: dict[int, Mismatch] = {}
+    for begin, end in zip(starts[differs].tolist(), ends[differs].tolist(), strict=True):
+        number, seq = divmod(int(key[begin]), 1 << 32)
+        if number not in found and len(found) < _MOST_KEPT:
+            members = {
+                traces[who].rank: _issued_at(traces[who], tables[who], at)
+                for who, at in zip(member[begin:end].tolist(), row[begin:end].tolist(), strict=True)
+            }
+            found[number] = _mismatch(list(names)[number][0], seq, members)
+    return tuple(found.values()), int(differs.sum())
+
+
+def _keys(
+    trace: Trace, table: Collectives, names: dict[tuple[str, int], int]
+) -> tuple[Ints, npt.NDArray[np.uint64], Ints]:
+    """Per collective: group and number in one, a hash of what must agree, and its row.
+
+    A name that is used again, after ``destroy_process_group``, is told apart by its turn.
+    """
+    group = np.full(len(table), -1, dtype=np.int64)
+    turns: Counter[str] = Counter()
+    for described in sorted(trace.groups.values(), key=lambda each: each.id):
+        key = described.name, turns[described.name]
+        turns[described.name] += 1
+        group[table.group == described.id] = names.setdefault(key, len(names))
+    rows = np.flatnonzero((group >= 0) & ~np.isin(table.op, POINT_TO_POINT))
+    op = table.op[rows]
+    size = np.where(table.bytes_in[rows] > 0, table.bytes_in[rows], table.bytes_out[rows])
+    size = np.where(np.isin(op, [*_GATHERING]), table.bytes_out[rows], size)
+    free = np.isin(op, [*(_UNEVEN | _BARRIERS)]) | table.sparse[rows]
+    size = np.where(free, -1, size)
+    hashed = np.zeros(len(rows), dtype=np.uint64)
+    for values in (
+        op,
+        np.where(np.isin(op, [*_BARRIERS]), -1, table.dtype[rows]),
+        np.where(np.isin(op, [*_REDUCING]), table.reduce_op[rows], -1),
+        size,
+        np.where(np.isin(op, [*_ROOTED]), table.peer[rows], -1),
+    ):
+        # FNV-1a's prime; numpy's integers wrap around.
+        hashed = (hashed ^ values.astype(np.uint64)) * np.uint64(0x100000001B3)
+    return (group[rows] << 32) + table.seq[rows], hashed, rows
+
+
+def _issued_at(trace: Trace, table: Collectives, row: int) -> tuple[Issued, int]:
+    fields = {
+        "op": table.op,
+        "dtype": table.dtype,
+        "reduce_op": table.reduce_op,
+        "bytes_in": table.bytes_in,
+        "bytes_out": table.bytes_out,
+        "aux": table.peer,
+    }
+    values = {name: int(column[row]) for name, column in fields.items()}
+    values["flags"] = FLAG_SPARSE if table.sparse[row] else 0
+    return issued_of(values, trace.metadata["dtypes"]), int(table.issue_ns[row])
+
+
+def issue_rows(records: Records) -> Iterator[dict[str, int]]:
+    """The fields of each collective's issue, as Python's own numbers."""
+    issues = records[records["kind"] == Kind.ISSUE]
+    names = issues.dtype.names or ()
+    for values in issues.tolist():
+        row = dict(zip(names, values, strict=True))
+        if row["op"] not in POINT_TO_POINT:
+            yield row
+
+
+def _mismatch(group: str, seq: int, members: dict[int, tuple[Issued, int]]) -> Mismatch:
+    by_value: dict[Issued, list[int]] = {}
+    for rank, (issued, _) in sorted(members.items()):
+        by_value.setdefault(issued, []).append(rank)
+    ordered = sorted(by_value.items(), key=lambda item: (-len(item[1]), item[1][0]))
+    return Mismatch(
+        group,
+        seq,
+        tuple((issued, tuple(ranks)) for issued, ranks in ordered),
+        tuple((rank, issue_ns) for rank, (_, issue_ns) in sorted(members.items())),
+    )
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    word = "rank" if len(ranks) == 1 else "ranks"
+    return f"{word} {', '.join(map(str, ranks))}"

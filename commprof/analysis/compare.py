@@ -1,0 +1,270 @@
+"""Two recorded runs side by side: what changed, and what of it is more than chance.
+
+Compared are the measured steps of each world size that both runs have. A figure counts as changed
+if the rank test over the steps (:mod:`step_test`) gives less than 5 % and the 95 % interval of the
+ratio of medians excludes 1. Both count steps that are alike as fewer; where they are worth too few,
+there is no p-value. The step is the question that is asked, so its p-value is corrected for
+the number of world sizes only; parts and collectives, which say where a change is, are corrected
+for their number within a world size. All that tells two runs apart, not two programs: what else
+changed on the machine between the runs is in it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from commprof.analysis.align.bucket_numbers import NO_BUCKET
+from commprof.analysis.collectives.flights import CallKind
+from commprof.analysis.intervals import Floats, Interval, ratio_of_medians
+from commprof.analysis.scaling import RunResult
+from commprof.analysis.step.detail import PARTS, WorldDetail
+from commprof.analysis.step_test import (
+    SIGNIFICANCE,
+    adjusted,
+    independent_share,
+    smallest_p_value,
+    step_test,
+)
+from commprof.analysis.timeline.drawn_timeline import Timeline
+from commprof.units import NS_PER_MS
+
+#: A longer run is thinned out evenly, so that the bootstrap stays cheap.
+_MOST_STEPS = 1000
+#: Kinds of calls that are compared.
+_MOST_KINDS = 24
+#: Of the context: what is a result, and what differs between any two runs.
+_NO_SETTINGS = {
+    *("timestamp", "errors", "description", "world_sizes"),
+    *("machine.boot_id", "machine.time_namespace", "machine.pid_namespace"),
+}
+
+
+@dataclass(frozen=True)
+class Change:
+    """One figure of two runs; medians over the steps, in ms."""
+
+    #: "step" (of the slowest rank), a part of it (mean over ranks), or a kind of collective, of
+    #: one of DDP's buckets where both runs tell which.
+    name: str
+    a_ms: float
+    b_ms: float
+    #: B over A; NaN where one has no such figure, or A none but 0. No bounds without a p-value.
+    ratio: Interval
+    #: Corrected, see above; NaN without both, or where their steps are worth too few.
+    p_value: float
+
+    @property
+    def significant(self) -> bool:
+        """Whether the two differ by more than chance."""
+        known = not math.isnan(self.ratio.value)
+        return known and self.p_value < SIGNIFICANCE and not self.ratio.contains(1.0)
+
+
+@dataclass(frozen=True)
+class WorldComparison:
+    """One world size that both runs have."""
+
+    world_size: int
+    steps: tuple[int, int]
+    #: How many independent ones the steps of each run are worth, by their length.
+    effective_steps: tuple[float, float]
+    #: "step" first, then its parts in the order of ``detail.PARTS``.
+    parts: tuple[Change, ...]
+    #: Mean time in flight of the calls of a kind, by kind, the longest first.
+    collectives: tuple[Change, ...]
+
+    @property
+    def step(self) -> Change:
+        """The step of the slowest rank."""
+        return self.parts[0]
+
+    @property
+    def too_short(self) -> bool:
+        """Whether what the steps are worth cannot differ by more than chance."""
+        return smallest_p_value(*self.effective_steps) >= SIGNIFICANCE
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A setting that differs; "-" where a run does not have it."""
+
+    name: str
+    a: str
+    b: str
+
+
+@dataclass(frozen=True)
+class RunComparison:
+    """Run B against run A."""
+
+    a: str
+    b: str
+    worlds: tuple[WorldComparison, ...]
+    #: World sizes with figures in one run only.
+    only_a: tuple[int, ...]
+    only_b: tuple[int, ...]
+    settings: tuple[Setting, ...]
+
+    def slower_by_more_than(self, share: float) -> tuple[WorldComparison, ...]:
+        """World sizes whose step is significantly, and by more than this share, longer in B."""
+        return tuple(
+            world
+            for world in self.worlds
+            if world.step.significant and world.step.ratio.value > 1 + share
+        )
+
+
+def compare_runs(
+    names: tuple[str, str],
+    a: tuple[RunResult, Sequence[WorldDetail]],
+    b: tuple[RunResult, Sequence[WorldDetail]],
+) -> RunComparison:
+    """Both as ``analyse_in_detail`` gives them."""
+    ours, theirs = ({detail.world_size: detail for detail in run[1]} for run in (a, b))
+    both = sorted(ours.keys() & theirs.keys())
+    worlds = [_world(ours[size], theirs[size]) for size in both]
+    p_values = adjusted([world.step.p_value for world in worlds])
+    return RunComparison(
+        a=names[0],
+        b=names[1],
+        worlds=tuple(_with_step(*each) for each in zip(worlds, p_values, strict=True)),
+        only_a=tuple(sorted(ours.keys() - theirs.keys())),
+        only_b=tuple(sorted(theirs.keys() - ours.keys())),
+        settings=_settings(a[0].context, b[0].context),
+    )
+
+
+def _world(a: WorldDetail, b: WorldDetail) -> WorldComparison:
+    parts = [_change("step", a.slowest_ms, b.slowest_ms)]
+    parts += [
+        _change(name, *(_over_ranks(run.parts_ms[name]) for run in (a, b)))
+        for name in PARTS
+        if name != "step"
+    ]
+    numbered = all(_knows_buckets(run.timeline) for run in (a, b))
+    before, after = _by_kind(a.timeline, numbered), _by_kind(b.timeline, numbered)
+    nothing = np.zeros(0)
+    kinds = [
+        _change(name, before.get(name, nothing), after.get(name, nothing))
+        for name in before.keys() | after.keys()
+    ]
+    where = [*parts[1:], *kinds]
+    p_values = adjusted([change.p_value for change in where])
+    where = [replace(each, p_value=p) for each, p in zip(where, p_values, strict=True)]
+    collectives = sorted(where[len(parts) - 1 :], key=_longest_first)
+    share = independent_share(_thinned(a.slowest_ms), _thinned(b.slowest_ms))
+    counts = len(a.steps), len(b.steps)
+    return WorldComparison(
+        world_size=a.world_size,
+        steps=counts,
+        effective_steps=(counts[0] * share, counts[1] * share),
+        parts=(parts[0], *where[: len(parts) - 1]),
+        collectives=tuple(collectives),
+    )
+
+
+def _with_step(world: WorldComparison, p_value: float) -> WorldComparison:
+    return replace(world, parts=(replace(world.step, p_value=p_value), *world.parts[1:]))
+
+
+def _longest_first(change: Change) -> tuple[float, str]:
+    return -float(np.nanmax([change.a_ms, change.b_ms])), change.name
+
+
+def _change(name: str, a: Floats, b: Floats) -> Change:
+    a, b = _thinned(a), _thinned(b)
+    medians = [float(np.median(values)) if len(values) else math.nan for values in (a, b)]
+    ratio, p_value = _ratio(b, a), step_test(a, b)
+    if math.isnan(p_value):  # nor has the ratio an interval that could be relied on
+        ratio = Interval(ratio.value, math.nan, math.nan)
+    return Change(name, medians[0], medians[1], ratio, p_value)
+
+
+def _ratio(b: Floats, a: Floats) -> Interval:
+    """Unknown where some sample of A has no time at all as its median."""
+    unknown = Interval(math.nan, math.nan, math.nan)
+    if len(a) == 0 or len(b) == 0:
+        return unknown
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratio = ratio_of_medians(b, a, independent_share(a, b))
+    return ratio if math.isfinite(ratio.value + ratio.low + ratio.high) else unknown
+
+
+def _over_ranks(values: Floats) -> Floats:
+    """Mean over ranks per step; steps of which it is not known for all are left out."""
+    mean: Floats = values.mean(axis=0)
+    return mean[~np.isnan(mean)]
+
+
+def _thinned(values: Floats) -> Floats:
+    return values[:: max(1, math.ceil(len(values) / _MOST_STEPS))]
+
+
+def _knows_buckets(timeline: Timeline) -> bool:
+    return any(bool((rank.flights.bucket != NO_BUCKET).any()) for rank in timeline.ranks)
+
+
+def _by_kind(timeline: Timeline, numbered: bool) -> dict[str, Floats]:
+    """Per kind of call its mean time in flight in each step that has such calls, in ms.
+
+    Of the kinds with the most time in flight.
+
+    Args:
+        timeline: of one run.
+        numbered: whether a bucket is a kind of its own; both runs must know their numbers.
+    """
+    if not timeline.kinds:
+        return {}
+    flights = [rank.flights for rank in timeline.ranks]
+    kind, bucket, step, time_ns = (
+        np.concatenate([getattr(each, name) for each in flights])
+        for name in ("kind", "bucket", "step", "duration_ns")
+    )
+    keys = np.stack([kind, bucket if numbered else np.full_like(bucket, NO_BUCKET)], axis=1)
+    distinct, row = np.unique(keys, axis=0, return_inverse=True)
+    row = row.reshape(-1)
+    total = np.bincount(row, weights=time_ns, minlength=len(distinct))
+    found: dict[str, Floats] = {}
+    for chosen in np.argsort(-total, kind="stable")[:_MOST_KINDS].tolist():
+        mine = row == chosen
+        count = np.bincount(step[mine])
+        if len(count):
+            number, index = distinct[chosen].tolist()
+            summed = np.bincount(step[mine], weights=time_ns[mine])
+            found[_kind_name(timeline.kinds[number], index)] = (
+                summed[count > 0] / count[count > 0] / NS_PER_MS
+            )
+    return found
+
+
+def _kind_name(kind: CallKind, bucket: int) -> str:
+    numbered = "" if bucket == NO_BUCKET else f"bucket {bucket}"
+    size = f"{kind.size_bytes / 1e6:.4g} MB"
+    return " ".join(filter(None, (kind.op, kind.dtype, size, numbered, f"group {kind.group}")))
+
+
+def _settings(a: Mapping[str, Any], b: Mapping[str, Any]) -> tuple[Setting, ...]:
+    ours, theirs = _flat(a), _flat(b)
+    return tuple(
+        Setting(name, ours.get(name, "-"), theirs.get(name, "-"))
+        for name in sorted(ours.keys() | theirs.keys())
+        if ours.get(name, "-") != theirs.get(name, "-")
+    )
+
+
+def _flat(context: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    """``{"machine": {"a": 1}}`` as ``{"machine.a": "1"}``, without what is no setting."""
+    found: dict[str, str] = {}
+    for key, value in context.items():
+        if f"{prefix}{key}" in _NO_SETTINGS:
+            continue
+        if isinstance(value, Mapping):
+            found |= _flat(value, f"{prefix}{key}.")
+        else:
+            found[f"{prefix}{key}"] = str(value)
+    return found

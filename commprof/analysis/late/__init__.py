@@ -1,0 +1,1 @@
+"""Which rank comes late, and why; what went wrong in a run."""

@@ -1,0 +1,144 @@
+"""Matches the ranks' collectives and gradient buckets, and finds who came last to each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from commprof.analysis.align.matching import match, matched
+from commprof.trace import columns
+from commprof.trace.columns import Buckets, Collectives, Finalizations, Ints
+from commprof.trace.reader import Trace
+
+
+def _none() -> Ints:
+    return np.empty(0, dtype=np.int64)
+
+
+@dataclass(frozen=True)
+class BucketArrivals:
+    """The buckets that one rank handed to commprof's DDP hook, in that order.
+
+    Where a hook exchanges a bucket by several messages or collectives one after the other, those
+    are issued when the exchange has come so far. A rank arrived when its gradients were there.
+    """
+
+    #: Backward pass that waited for it; -1 where not known.
+    graph_task: Ints = field(default_factory=_none)
+    ready_ns: Ints = field(default_factory=_none)
+    #: Its mean was there; 0 where that was not seen.
+    end_ns: Ints = field(default_factory=_none)
+    #: As in ``Arrivals``, of when the last rank's gradients were there.
+    last_arrival_ns: Ints = field(default_factory=_none)
+    late_rank: Ints = field(default_factory=_none)
+    #: Continues the numbers of ``Arrivals.collective``.
+    number: Ints = field(default_factory=_none)
+
+    def __len__(self) -> int:
+        """Number of buckets."""
+        return len(self.graph_task)
+
+
+@dataclass(frozen=True)
+class Arrivals:
+    """For one rank, aligned with its ``Collectives``: when the last rank arrived."""
+
+    #: Issue time of the last rank; 0 where not all ranks of the group were seen.
+    last_arrival_ns: Ints
+    #: Global rank that arrived last; -1 where not known.
+    late_rank: Ints
+    #: Number of the collective, the same on all ranks; -1 where not all ranks were seen.
+    collective: Ints
+    #: Of the same rank.
+    buckets: BucketArrivals = field(default_factory=BucketArrivals)
+
+
+def clocks_are_shared(traces: Sequence[Trace]) -> bool:
+    """True if all ranks ran on one boot of one machine, so that CLOCK_MONOTONIC is common."""
+    if len(traces) == 1:
+        return True
+    keys = {
+        (trace.metadata["machine"]["boot_id"], trace.metadata["machine"]["time_namespace"])
+        for trace in traces
+    }
+    return len(keys) == 1 and keys != {("", "")}
+
+
+def match_arrivals(traces: Sequence[Trace], tables: Sequence[Collectives]) -> list[Arrivals]:
+    """The last arrival at each collective and message, see :func:`matching.match`.
+
+    Times must be on a common clock, see :func:`clocks_are_shared`.
+    """
+    matching = match(traces, tables)
+    issue_ns = np.concatenate([table.issue_ns for table in tables])
+    last_ns, late = (matching.split(part) for part in matching.latest(issue_ns))
+    number = matching.split(np.where(matching.complete[matching.member], matching.member, -1))
+    buckets = bucket_arrivals(traces, len(matching.complete))
+    return [Arrivals(*parts) for parts in zip(last_ns, late, number, buckets, strict=True)]
+
+
+def bucket_arrivals(traces: Sequence[Trace], first_number: int) -> list[BucketArrivals]:
+    """The last arrival at each bucket of the DDP hook that all ranks of its group were seen at.
+
+    Args:
+        traces: of the ranks, on a common clock.
+        first_number: of the buckets.
+    """
+    tables = [columns.buckets(trace) for trace in traces]
+    if not any(map(len, tables)):
+        return [BucketArrivals() for _ in traces]
+    names: dict[str, int] = {}
+    found = [_bucket_keys(*of_rank, names) for of_rank in zip(traces, tables, strict=True)]
+    lengths = tuple(map(len, tables))
+    keys, expected = (np.concatenate(parts) for parts in zip(*found, strict=True))
+    rank = np.repeat([trace.rank for trace in traces], lengths).astype(np.int64)
+    matching = matched(keys, expected, rank, lengths, ())
+    ready_ns = np.concatenate([table.ready_ns for table in tables])
+    last_ns, late = (matching.split(part) for part in matching.latest(ready_ns))
+    number = matching.split(
+        np.where(matching.complete[matching.member], matching.member + first_number, -1)
+    )
+    return [
+        BucketArrivals(
+            backward_of(table, columns.finalizations(trace)), table.ready_ns, table.end_ns, *parts
+        )
+        for trace, table, *parts in zip(traces, tables, last_ns, late, number, strict=True)
+    ]
+
+
+def _bucket_keys(trace: Trace, table: Buckets, names: dict[str, int]) -> tuple[Ints, Ints]:
+    """Per row what its bucket is known by on all ranks, and how many ranks have it; 0 for no match.
+
+    Like buckets of like models are told apart by their order, which counts only where all ranks
+    have as many of them.
+    """
+    groups = {
+        group.id: (names.setdefault(group.name, len(names)), group.size)
+        for group in trace.groups.values()
+    }
+    group, expected = (
+        np.array([groups.get(id, (-1, 0)) for id in table.group.tolist()], dtype=np.int64)
+        .reshape(-1, 2)
+        .T
+    )
+    keys = np.stack([group, table.seq, table.index, table.signature.view(np.int64)], axis=1)
+    _, like, count = np.unique(keys, axis=0, return_inverse=True, return_counts=True)
+    like = like.reshape(-1)
+    order = np.argsort(like, kind="stable")
+    turn = np.empty(len(table), dtype=np.int64)
+    turn[order] = np.arange(len(table)) - np.repeat(np.cumsum(count) - count, count)
+    return np.column_stack([keys, turn, count[like]]), expected
+
+
+def backward_of(table: Buckets, finalizations: Finalizations) -> Ints:
+    """The backward pass of each bucket: its thread's next finalisation waits for it."""
+    result = np.full(len(table), -1, dtype=np.int64)
+    span = finalizations.span
+    for thread in np.unique(table.thread).tolist():
+        rows, passes = np.flatnonzero(table.thread == thread), span.thread == thread
+        at = np.searchsorted(span.end_ns[passes], table.ready_ns[rows], side="left")
+        ended = at < np.count_nonzero(passes)
+        result[rows[ended]] = span.key[passes][at[ended]]
+    return result

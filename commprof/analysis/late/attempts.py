@@ -1,0 +1,143 @@
+"""A job that was restarted: its attempts, and the time in which none of them trained."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from commprof.errors import TraceError
+from commprof.trace import columns
+from commprof.trace.reader import Trace, read_trace
+from commprof.trace.run.attempts import attempt_paths
+from commprof.trace.run.endings import Endings, exit_text, rank_problems
+from commprof.trace.run.run_directory import WorldRun
+from commprof.units import ns_to_s
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One start of all ranks."""
+
+    world_size: int
+    #: 0, and one more for each restart.
+    number: int
+    #: Ranks that left a trace.
+    ranks: int
+    #: That all of these completed.
+    steps: int
+    #: From the begin of the first step to the last record of any rank; NaN without a record.
+    duration_s: float
+    #: From the end of its last complete step, or its begin if it has none, to the begin of the
+    #: first step of the next attempt: restart, start-up and the step that was cut off. NaN for
+    #: the last attempt, and where a next one has no step.
+    lost_s: float
+    #: Why it ended, in words; empty for one that came to its end.
+    ending: str
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """The times of one attempt in ns, by one clock for all attempts; see :func:`_offset`."""
+
+    ranks: int
+    steps: int
+    begin_ns: float
+    step_end_ns: float
+    end_ns: float
+    ending: str
+
+
+def attempts_of(run: WorldRun) -> tuple[Attempt, ...]:
+    """All attempts of one world size, in order; empty if there was no restart."""
+    paths = attempt_paths(run.directory)
+    numbers = sorted({*paths, *(a.attempt for a in run.endings.attempts)} if run.endings else paths)
+    if len(numbers) < 2:
+        return ()
+    seen = {number: _seen(number, paths.get(number, {}), run.endings) for number in numbers}
+    return tuple(
+        Attempt(
+            world_size=run.world_size,
+            number=number,
+            ranks=seen[number].ranks,
+            steps=seen[number].steps,
+            duration_s=ns_to_s(seen[number].end_ns - seen[number].begin_ns),
+            lost_s=_lost_s(seen[number], seen.get(following)),
+            ending=seen[number].ending,
+        )
+        for number, following in zip(numbers, [*numbers[1:], -1], strict=True)
+    )
+
+
+def attempts_remarks(attempts: tuple[Attempt, ...]) -> list[str]:
+    """What a restart cost, in sentences."""
+    if not attempts:
+        return []
+    lost_s = sum(each.lost_s for each in attempts if not math.isnan(each.lost_s))
+    restarts = len(attempts) - 1
+    return [
+        f"At {attempts[0].world_size} ranks the job was restarted "
+        f"{'once' if restarts == 1 else f'{restarts} times'}: for {lost_s:.1f} s no step was "
+        "trained. Steps since the last checkpoint of the script had to be trained again; they "
+        "count in each attempt. The figures are of the last attempt."
+    ]
+
+
+def _lost_s(attempt: _Seen, following: _Seen | None) -> float:
+    if following is None or not following.steps:
+        return math.nan
+    return ns_to_s(following.begin_ns - attempt.step_end_ns)
+
+
+def _seen(number: int, paths: Mapping[int, Path], endings: Endings | None) -> _Seen:
+    traces = _readable(paths)
+    tables = [columns.steps(trace) for trace in traces]
+    recorded = [
+        (trace, table) for trace, table in zip(traces, tables, strict=True) if len(trace.records)
+    ]
+    begins = [int(t.records["timestamp_ns"][0]) + _offset(t) for t, _ in recorded]
+    ends = [int(t.records["timestamp_ns"][-1]) + _offset(t) for t, _ in recorded]
+    step_ends = [int(s.end_ns[-1]) + _offset(t) for t, s in recorded if len(s)]
+    return _Seen(
+        ranks=len(traces),
+        steps=min((len(table) for table in tables), default=0),
+        begin_ns=min(begins, default=math.nan),
+        step_end_ns=max(step_ends, default=min(begins, default=math.nan)),
+        end_ns=max(ends, default=math.nan),
+        ending=_ending(number, traces, endings),
+    )
+
+
+def _readable(paths: Mapping[int, Path]) -> list[Trace]:
+    traces = []
+    for path in paths.values():
+        try:
+            traces.append(read_trace(path))
+        except (TraceError, OSError):
+            continue  # it counts as a rank that left no trace
+    return traces
+
+
+def _offset(trace: Trace) -> int:
+    """From its CLOCK_MONOTONIC to the wall clock: another attempt may run on another machine."""
+    clock = trace.metadata["clock"]
+    return int(clock["realtime_ns"]) - int(clock["monotonic_ns"])
+
+
+def _last_ns(trace: Trace) -> float:
+    """Of its last record, by the wall clock; without one there is no time of a fault to go by."""
+    if not len(trace.records):
+        return math.inf
+    return int(trace.records["timestamp_ns"][-1]) + _offset(trace)
+
+
+def _ending(number: int, traces: list[Trace], endings: Endings | None) -> str:
+    launched = [a for a in endings.attempts if a.attempt == number] if endings else []
+    for rank, code in (launched[-1].exit_codes if launched else {}).items():
+        return f"rank {rank}: {exit_text(code, launched[-1].oom_kills)}"
+    # Of several that were killed, the launcher's SIGTERM to the others came after the fault.
+    cut_off = sorted((trace for trace in traces if not trace.complete), key=_last_ns)
+    for trace in [*cut_off, *(t for t in traces if t.metadata.get("ending", {}).get("error"))]:
+        return rank_problems(trace)[0]
+    return ""

@@ -1,0 +1,178 @@
+"""Which rank the others wait for, if it is one and not chance."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from commprof.analysis.late.slowness import SlowRank
+from commprof.analysis.step.pauses import HOST_PAUSE
+from commprof.analysis.step_test import lag_one
+from commprof.units import ns_to_ms, ns_to_s
+
+#: The named rank caused at least this share of all waiting ...
+_SHARE = 0.6
+#: ... and cost the others at least this share of the step.
+_OF_STEP = 0.02
+_SIGNIFICANCE = 0.01
+#: The same for a rank that is late in less than half of the steps.
+_SIGNIFICANCE_NOW_AND_THEN = 0.001
+_PERMUTATIONS = 2000
+#: In a longer run neighbouring steps are relabelled together, so that the test stays cheap.
+_BLOCKS = 500
+_SEED = 20240501
+
+
+@dataclass(frozen=True)
+class LateRank:
+    """The rank that the others wait for."""
+
+    rank: int
+    #: Mean waiting per step and waiting rank that it caused.
+    wait_ns: float
+    #: Of all waiting for late ranks.
+    share: float
+    #: Chance of such a concentration if each step's late rank were drawn by lot; for a rank that
+    #: is named for its own work, ``SlowRank.p_value``.
+    p_value: float
+    #: Measured steps in which it cost each of the others 2 % of the step, on average over them.
+    late_steps: int
+    measured_steps: int
+    #: Waiting that it caused in the measured steps, summed over the ranks that waited.
+    cost_s: float
+    #: Where most of its lateness arose: "data", "forward", "backward", "optimizer", "other", or
+    #: "host pause" if its process did not run; None if none of them explains half of it, or if
+    #: that is not known.
+    phase: str | None = None
+    #: Part of the waiting caused that this one explains, or where none is named the one that
+    #: explains most; NaN if not known, or if the rank is named for its own work.
+    phase_share: float = math.nan
+    #: Of a rank that is named for its own work: ``phase`` takes it this much longer than the median
+    #: of the others, or more, in three of four steps; else NaN.
+    slower_ms: float = math.nan
+
+
+def find_late_rank(
+    waited_for_ns: npt.NDArray[np.float64], step_ns: float, clock_error_ns: float = 0.0
+) -> LateRank | None:
+    """Names the late rank, or nobody.
+
+    Args:
+        waited_for_ns: ``[step, culprit]``, summed over the ranks that waited.
+        step_ns: median step.
+        clock_error_ns: bound on the error of a rank's clock. Two clocks that are off by it the
+            other way round make one rank look late by twice as much, so what is not more than
+            that names nobody. With NaN nobody is named.
+
+    The rank with the most waiting caused is named if its share and its cost are material
+    and a permutation test (ranks relabelled within each step) finds less than one chance in
+    a hundred that lots would have concentrated the waiting so much; in a thousand, if the rank is
+    late in less than half of the steps. Where the rank is late for many
+    steps on end and then no more, as one is whose core another process takes for a while, as many
+    neighbouring steps are relabelled together as are alike (Bayley and Hammersley 1946).
+    """
+    steps, ranks = waited_for_ns.shape
+    total = float(waited_for_ns.sum())
+    if ranks < 2 or steps == 0 or total <= 0:
+        return None
+    caused = waited_for_ns.sum(axis=0)
+    rank = int(np.argmax(caused))
+    wait_ns = float(caused[rank]) / steps / (ranks - 1)
+    share = float(caused[rank]) / total
+    if share < _SHARE or wait_ns < _OF_STEP * step_ns:
+        return None
+    if math.isnan(clock_error_ns) or (clock_error_ns > 0 and wait_ns <= 2 * clock_error_ns):
+        return None
+    alike = _steps_alike(waited_for_ns, rank, _OF_STEP * step_ns * (ranks - 1))
+    p_value = _chance(_blocks(waited_for_ns, alike), float(caused[rank]))
+    late = _late_rank(rank, waited_for_ns, step_ns, p_value)
+    mostly = late.late_steps >= steps / 2
+    return late if p_value <= (_SIGNIFICANCE if mostly else _SIGNIFICANCE_NOW_AND_THEN) else None
+
+
+def late_by_own_work(
+    late: LateRank | None,
+    slow: SlowRank | None,
+    waited_for_ns: npt.NDArray[np.float64],
+    step_ns: float,
+) -> LateRank | None:
+    """The late rank in the light of the ranks' own work.
+
+    Args:
+        late: what :func:`find_late_rank` found, with what its lateness came from.
+        slow: what ``find_slow_rank`` found.
+        waited_for_ns: as there.
+        step_ns: median step.
+
+    Where nothing explains half of the waiting, the host held the rank up and not its own work;
+    it is then named only if that work takes longer too. A slow rank that the others' waiting does
+    not show, because the host holds them up by turns, is named for its work.
+    """
+    if late is not None and (late.phase is not None or math.isnan(late.phase_share)):
+        return late
+    if slow is None or float(waited_for_ns[:, slow.rank].sum()) <= 0:
+        return None
+    if late is None or late.rank != slow.rank:
+        late = _late_rank(slow.rank, waited_for_ns, step_ns, slow.p_value)
+    return replace(late, phase=slow.phase, phase_share=math.nan, slower_ms=ns_to_ms(slow.excess_ns))
+
+
+def fell_behind(late: LateRank) -> str:
+    """Where, as the end of a sentence about the rank; empty where that is not known."""
+    if late.phase is None:
+        return ""
+    if late.phase == HOST_PAUSE:
+        return "because its process did not run (host pause)"
+    return "outside of all phases" if late.phase == "other" else f"in the {late.phase} phase"
+
+
+def _late_rank(
+    rank: int, waited_for_ns: npt.NDArray[np.float64], step_ns: float, p_value: float
+) -> LateRank:
+    steps, ranks = waited_for_ns.shape
+    caused = float(waited_for_ns[:, rank].sum())
+    late_steps = int((waited_for_ns[:, rank] >= _OF_STEP * step_ns * (ranks - 1)).sum())
+    return LateRank(
+        rank=rank,
+        wait_ns=caused / steps / (ranks - 1),
+        share=caused / float(waited_for_ns.sum()),
+        p_value=p_value,
+        late_steps=late_steps,
+        measured_steps=steps,
+        cost_s=ns_to_s(caused),
+    )
+
+
+def _steps_alike(waited_for_ns: npt.NDArray[np.float64], rank: int, late_ns: float) -> int:
+    """So many steps in a row say as much of who is late as one: (1 + r) / (1 - r).
+
+    r is the lag-1 correlation of the rank's lateness beyond the others', which counts up to
+    ``late_ns`` a step: a rank that is late throughout is late by the same, and has none.
+    """
+    others = np.delete(waited_for_ns, rank, axis=1).max(axis=1)
+    r = max(0.0, lag_one(np.clip(waited_for_ns[:, rank] - others, -late_ns, late_ns)))
+    return math.ceil((1 + r) / (1 - r))
+
+
+def _blocks(waited_for_ns: npt.NDArray[np.float64], alike: int) -> npt.NDArray[np.float64]:
+    """Sums over ``alike`` neighbouring steps or more, so that there are at most ``_BLOCKS``.
+
+    If each step's labels were drawn by lot, so were those of whole blocks.
+    """
+    steps = len(waited_for_ns)
+    count = min(_BLOCKS, math.ceil(steps / alike))
+    first = np.linspace(0, steps, count, endpoint=False).astype(np.int64)
+    return np.add.reduceat(waited_for_ns, first, axis=0)
+
+
+def _chance(waited_for_ns: npt.NDArray[np.float64], most_ns: float) -> float:
+    """How often relabelling the ranks within each row concentrates as much on one rank."""
+    random = np.random.default_rng(_SEED)
+    exceeded = 0
+    for _ in range(_PERMUTATIONS):
+        shuffled = random.permuted(waited_for_ns, axis=1)
+        exceeded += bool(shuffled.sum(axis=0).max() >= most_ns * (1 - 1e-9))
+    return (exceeded + 1) / (_PERMUTATIONS + 1)

@@ -1,0 +1,230 @@
+"""Where each step of one rank went; the parts add up to the step exactly.
+
+    step = data + forward + backward + exposed + optimizer + other
+    exposed = wait + wire + unsplit
+
+Phases are what the training thread declared less what it waited for communication inside
+them; ``other`` is the remainder. Hidden communication runs beside all this and is no part of
+the sum.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import numpy as np
+import numpy.typing as npt
+
+from commprof.analysis.collectives.time_in_flight import in_flight_ns
+from commprof.analysis.late.arrivals import Arrivals
+from commprof.analysis.step.exposure import Exposures, exposures_of
+from commprof.analysis.step.pauses import Stretches, outside, pauses, stretches, within
+from commprof.analysis.step.waiting import Waiting, split
+from commprof.trace import columns
+from commprof.trace.columns import Collectives, Finalizations, Ints, Spans, Steps
+from commprof.trace.reader import Trace
+from commprof.trace.schema import PHASES, Phase
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Breakdown:
+    """One row per step of one rank; times in nanoseconds."""
+
+    step: Ints
+    wall_ns: Floats
+    data_ns: Floats
+    forward_ns: Floats
+    #: Backward compute, without the waiting in it.
+    backward_ns: Floats
+    optimizer_ns: Floats
+    #: What no phase was declared for.
+    other_ns: Floats
+    #: The training thread stood still for communication.
+    exposed_ns: Floats
+    #: The part of it before the last rank had arrived; NaN where it is known for none of it.
+    wait_ns: Floats
+    #: The part of it after that; NaN where it is known for none of it.
+    wire_ns: Floats
+    #: The part of it for operations whose last arrival is not known.
+    unsplit_ns: Floats
+    #: The part of it in which DDP's finalisation could run but had no core; NaN where not read.
+    no_core_ns: Floats
+    #: Communication was in flight and the training thread did not wait for it.
+    hidden_ns: Floats
+    #: ``[step, phase]``, in the order of ``schema.PHASES``: of the time in each phase, without the
+    #: waiting, the part in which the process did not run.
+    paused_ns: Floats
+    #: Waiting per culprit: ``[step, rank]``; all 0 where arrivals are not known.
+    waited_for_ns: Floats
+
+    @property
+    def compute_ns(self) -> Floats:
+        """Forward and backward compute."""
+        return self.forward_ns + self.backward_ns
+
+    @property
+    def work_ns(self) -> Floats:
+        """``[phase, step]``, in the order of ``schema.PHASES``: all but the waiting."""
+        return np.stack([getattr(self, f"{phase}_ns") for phase in PHASES])
+
+    @property
+    def by_origin_ns(self) -> Floats:
+        """``[origin, step]``, in the order of ``pauses.ORIGINS``: the same, pauses apart."""
+        paused = self.paused_ns.T
+        return np.concatenate((self.work_ns - paused, paused.sum(axis=0, keepdims=True)))
+
+    def rows(self, chosen: npt.NDArray[np.bool_]) -> Breakdown:
+        """Only the chosen steps."""
+        return Breakdown(**{f.name: getattr(self, f.name)[chosen] for f in fields(self)})
+
+
+def breakdown(
+    trace: Trace,
+    table: Collectives,
+    arrivals: Arrivals | None,
+    world_size: int,
+    exposed: Exposures | None = None,
+) -> Breakdown:
+    """Splits every complete step of one rank.
+
+    Args:
+        trace: the rank's trace.
+        table: its collectives.
+        arrivals: of these collectives; None where the ranks' clocks cannot be compared.
+        world_size: number of ranks, the width of ``waited_for_ns``.
+        exposed: what ``exposures_of`` gives for the same, where the caller has it.
+    """
+    steps = columns.steps(trace)
+    thread = int(steps.thread[0]) if len(steps) else 0
+    finalizations = columns.finalizations(trace)
+    exposed = exposures_of(trace, table) if exposed is None else exposed
+    exposed_step = _step_of(steps, exposed.begin_ns)
+    wall = (steps.end_ns - steps.begin_ns).astype(np.float64)
+    phases = columns.phases(trace)
+    phase_ns = _phase_times(steps, phases, thread) - _exposed_by_phase(
+        steps, phases, exposed, exposed_step, thread
+    )
+    exposed_ns = _sum_by_step(steps, exposed_step, exposed.waited_ns)
+    waiting = _split(exposed, table, arrivals)
+    unsplit = _sum_by_step(
+        steps, exposed_step, np.where(np.isnan(waiting.wait_ns), exposed.waited_ns, 0.0)
+    )
+    wait, waited_for = _waiting(steps, exposed_step, waiting, world_size)
+    nothing_known = (exposed_ns > 0) & (unsplit >= exposed_ns)
+    named = {
+        phase: phase_ns[:, phase]
+        for phase in (Phase.DATA, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
+    }
+    return Breakdown(
+        step=steps.index,
+        wall_ns=wall,
+        data_ns=named[Phase.DATA],
+        forward_ns=named[Phase.FORWARD],
+        backward_ns=named[Phase.BACKWARD],
+        optimizer_ns=named[Phase.OPTIMIZER],
+        other_ns=wall - exposed_ns - sum(named.values()),
+        exposed_ns=exposed_ns,
+        wait_ns=np.where(nothing_known, np.nan, wait),
+        wire_ns=np.where(nothing_known, np.nan, exposed_ns - wait - unsplit),
+        unsplit_ns=unsplit,
+        no_core_ns=_no_core(steps, finalizations, thread),
+        paused_ns=_paused_by_phase(steps, phases, pauses(trace, exposed), thread),
+        hidden_ns=np.maximum(0.0, in_flight_ns(steps, table) - exposed_ns),
+        waited_for_ns=waited_for,
+    )
+
+
+def mean_of_known(part: Floats, exposed: Floats) -> float:
+    """Mean of a part of exposed time, what is not known counted as none of it.
+
+    That keeps ``exposed = wait + wire + unsplit``. NaN where there is exposed time and it is
+    known for none of it, or no row at all.
+    """
+    if len(part) == 0 or (np.isnan(part[exposed > 0]).all() and (exposed > 0).any()):
+        return float("nan")
+    return float(np.nan_to_num(part, nan=0.0).mean())
+
+
+def _step_of(steps: Steps, time_ns: Ints) -> Ints:
+    """Row of the step that contains each time; -1 outside of all."""
+    if len(steps) == 0:
+        return np.full(len(time_ns), -1, dtype=np.int64)
+    row = np.searchsorted(steps.begin_ns, time_ns, side="right") - 1
+    return np.where((row >= 0) & (time_ns < steps.end_ns[row]), row, -1).astype(np.int64)
+
+
+def _sum_by_step(steps: Steps, step: Ints, values: Floats) -> Floats:
+    inside = step >= 0
+    return np.bincount(step[inside], weights=values[inside], minlength=len(steps)).astype(
+        np.float64
+    )
+
+
+def _phase_times(steps: Steps, phases: Spans, thread: int) -> Floats:
+    """``[step, phase]``: declared time, without regard to waiting."""
+    row = _step_of(steps, phases.begin_ns)
+    used = (row >= 0) & (phases.thread == thread) & (phases.key < len(Phase))
+    length = np.minimum(phases.end_ns, steps.end_ns[row] if len(steps) else 0) - phases.begin_ns
+    times = np.zeros((len(steps), len(Phase)))
+    np.add.at(times, (row[used], phases.key[used]), length[used])
+    return times
+
+
+def _exposed_by_phase(
+    steps: Steps, phases: Spans, exposed: Exposures, exposed_step: Ints, thread: int
+) -> Floats:
+    """``[step, phase]``: waiting inside each phase; outside of all it counts as OTHER."""
+    mine = phases.thread == thread
+    begin, end, key = phases.begin_ns[mine], phases.end_ns[mine], phases.key[mine]
+    row = np.searchsorted(begin, exposed.begin_ns, side="right") - 1
+    inside = row >= 0
+    inside[inside] = exposed.begin_ns[inside] < end[row[inside]]
+    phase = np.full(len(exposed), int(Phase.OTHER), dtype=np.int64)
+    phase[inside] = np.minimum(key[row[inside]], len(Phase) - 1)
+    times = np.zeros((len(steps), len(Phase)))
+    used = exposed_step >= 0
+    np.add.at(times, (exposed_step[used], phase[used]), exposed.waited_ns[used])
+    return times
+
+
+def _paused_by_phase(steps: Steps, phases: Spans, paused: Stretches, thread: int) -> Floats:
+    """``[step, phase]``: pauses inside each phase; outside of all they count as OTHER."""
+    times = np.zeros((len(steps), len(Phase)))
+    if len(paused) == 0:
+        return times
+    paused = within(paused, stretches(steps.begin_ns, steps.end_ns))
+    mine = (phases.thread == thread) & (phases.key < len(Phase))
+    begin, end, key = phases.begin_ns[mine], phases.end_ns[mine], phases.key[mine]
+    pieces = [(int(Phase.OTHER), outside(paused, stretches(begin, end)))]
+    for code in range(len(Phase)):
+        pieces.append((code, within(paused, stretches(begin[key == code], end[key == code]))))
+    for code, piece in pieces:
+        length = (piece.end_ns - piece.begin_ns).astype(np.float64)
+        times[:, code] += _sum_by_step(steps, _step_of(steps, piece.begin_ns), length)
+    return times
+
+
+def _split(exposed: Exposures, table: Collectives, arrivals: Arrivals | None) -> Waiting:
+    if arrivals is not None:
+        return split(exposed, table, arrivals)
+    unknown = np.full(len(exposed), -1, dtype=np.int64)
+    return Waiting(np.full(len(exposed), np.nan), unknown, unknown)
+
+
+def _waiting(
+    steps: Steps, exposed_step: Ints, waiting: Waiting, world_size: int
+) -> tuple[Floats, Floats]:
+    """Waiting for the last rank per step, and per step and culprit."""
+    waited_for = np.zeros((len(steps), world_size))
+    named = (exposed_step >= 0) & (waiting.culprit >= 0) & (waiting.culprit < world_size)
+    np.add.at(waited_for, (exposed_step[named], waiting.culprit[named]), waiting.wait_ns[named])
+    known_ns = np.nan_to_num(waiting.wait_ns, nan=0.0)
+    return _sum_by_step(steps, exposed_step, known_ns), waited_for
+
+
+def _no_core(steps: Steps, finalizations: Finalizations, thread: int) -> Floats:
+    step = _step_of(steps, finalizations.span.begin_ns)
+    mine = np.where(finalizations.span.thread == thread, finalizations.no_core_ns, 0)
+    return _sum_by_step(steps, step, mine.astype(np.float64))

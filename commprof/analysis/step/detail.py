@@ -1,0 +1,80 @@
+"""One world size step by step: what pictures, comparisons and tables of raw rows are made of."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from commprof.analysis.align.measured import MeasuredWorld, slowest_ns
+from commprof.analysis.step.breakdown import Floats
+from commprof.analysis.timeline.drawn_timeline import Timeline, timeline
+from commprof.trace.columns import Ints
+from commprof.trace.run.run_directory import WorldRun
+from commprof.units import NS_PER_MS
+
+#: Names of ``WorldDetail.parts_ms``. Those before "wait" add up to "step"; wait and wire are
+#: parts of exposed.
+PARTS = (
+    *("step", "data", "forward", "backward", "exposed", "optimizer", "other"),
+    *("wait", "wire", "hidden"),
+)
+
+
+@dataclass(frozen=True)
+class WorldDetail:
+    """The measured steps of one world size."""
+
+    world_size: int
+    #: Global ranks that left a trace.
+    ranks: tuple[int, ...]
+    #: Numbers of the measured steps.
+    steps: Ints
+    #: By name, ``[rank, step]``; NaN where not known.
+    parts_ms: Mapping[str, Floats]
+    #: Per step the slowest rank's wall time.
+    slowest_ms: Floats
+    #: ``[rank, culprit]``: mean waiting per step of each of ``ranks`` for each global rank.
+    waited_for_ms: Floats
+    timeline: Timeline
+    #: Samples of all ranks in one epoch; NaN where no whole epoch was trained or nobody counted.
+    epoch_samples: float
+
+
+def world_detail(run: WorldRun, seen: MeasuredWorld) -> WorldDetail:
+    """Of what :mod:`measured` brought together."""
+    parts = {
+        name: np.stack([_part(part, name) for part in seen.measured]) / NS_PER_MS for name in PARTS
+    }
+    steps = seen.measured[0].step
+    waited = np.stack([part.waited_for_ns.sum(axis=0) for part in seen.measured])
+    return WorldDetail(
+        world_size=run.world_size,
+        ranks=tuple(seen.ranks),
+        steps=steps,
+        parts_ms=parts,
+        slowest_ms=slowest_ns(seen.measured) / NS_PER_MS,
+        waited_for_ms=waited / max(1, len(steps)) / NS_PER_MS,
+        timeline=timeline(seen),
+        epoch_samples=_epoch_samples(run),
+    )
+
+
+def _part(part: object, name: str) -> Floats:
+    values: Floats = getattr(part, "wall_ns" if name == "step" else f"{name}_ns")
+    return values
+
+
+def _epoch_samples(run: WorldRun) -> float:
+    """By the training loop's account of its first epoch."""
+    if len(run.results) < run.world_size:
+        return math.nan
+    total = 0
+    for result in run.results.values():
+        length, samples = result.get("steps_per_epoch"), result["step_samples"]
+        if not isinstance(length, int) or not 0 < length <= len(samples):
+            return math.nan
+        total += sum(samples[:length])
+    return float(total)

@@ -1,0 +1,89 @@
+"""The mean step of one world size and its parts, without steps that stalled.
+
+One step that hung for seconds can be most of a mean. It says what happened once and not what a step
+is bound by, so it is left out here, and named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from commprof.analysis.step.breakdown import Floats
+from commprof.analysis.step.detail import WorldDetail
+
+#: A step stalled if it took longer than this many median steps ...
+_STALLED = 10.0
+#: ... and if such steps are at most this share of all, or only one: more of them are the job's way.
+_RARE = 0.05
+
+#: Parts that add up to the step, in which communication is one.
+PARTS = ("compute", "communication", "data", "optimizer", "other")
+#: Parts that add up to communication.
+SPLIT = ("waiting", "wire", "unsplit")
+
+
+def stalled(slowest: Floats) -> npt.NDArray[np.bool_]:
+    """Which steps stalled; ``slowest`` is each step's time on the slowest rank, in any unit."""
+    if len(slowest) < 3:
+        return np.zeros(len(slowest), dtype=np.bool_)
+    long: npt.NDArray[np.bool_] = slowest > _STALLED * np.median(slowest)
+    rare = long.sum() <= max(1.0, _RARE * len(slowest))
+    return long if rare else np.zeros(len(slowest), dtype=np.bool_)
+
+
+@dataclass(frozen=True)
+class MeanStep:
+    """Means over ranks and the steps that did not stall."""
+
+    #: ``[step, part]``, in the order of ``PARTS``: mean over ranks, in ms.
+    by_step_ms: Floats
+    #: By name of ``PARTS``; they add up to ``step_ms``.
+    parts_ms: Mapping[str, float]
+    #: By name of ``SPLIT``; empty where waiting and wire are known for none of it.
+    split_ms: Mapping[str, float]
+    step_ms: float
+    #: Beside the sum: communication in flight while the training thread worked.
+    hidden_ms: float
+
+    @property
+    def exposed_ms(self) -> float:
+        """All of it: waiting, wire, and what is not split."""
+        return self.parts_ms["communication"]
+
+    def share(self, part: str) -> float:
+        """Share of the step; of a part of communication too."""
+        return {**self.parts_ms, **self.split_ms}[part] / self.step_ms
+
+
+def mean_step(detail: WorldDetail) -> MeanStep:
+    """Of one world size."""
+    kept = ~stalled(detail.slowest_ms)
+    ms = {name: values[:, kept] for name, values in detail.parts_ms.items()}
+    mean = {name: values.mean(axis=0) for name, values in ms.items()}
+    by_step = np.stack(
+        [
+            mean["forward"] + mean["backward"],
+            *(mean[name] for name in ("exposed", "data", "optimizer", "other")),
+        ],
+        axis=1,
+    )
+    parts = dict(zip(PARTS, map(float, by_step.mean(axis=0)), strict=True))
+    return MeanStep(
+        by_step_ms=by_step,
+        parts_ms=parts,
+        split_ms=_split(ms, parts["communication"]),
+        step_ms=sum(parts.values()),
+        hidden_ms=float(mean["hidden"].mean()),
+    )
+
+
+def _split(ms: Mapping[str, Floats], exposed_ms: float) -> dict[str, float]:
+    unknown = np.isnan(ms["wait"][ms["exposed"] > 0])
+    if unknown.size and unknown.all():
+        return {}
+    waiting, wire = (float(np.nan_to_num(ms[name], nan=0.0).mean()) for name in ("wait", "wire"))
+    return dict(zip(SPLIT, (waiting, wire, max(0.0, exposed_ms - waiting - wire)), strict=True))

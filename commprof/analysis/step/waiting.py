@@ -1,0 +1,138 @@
+"""Splits exposed time: waiting for the last rank, and time on the wire.
+
+A single collective is simple: until its last rank has arrived the others wait, after that it is
+on the wire. The buckets of one backward pass follow each other over the same wire, so the
+critical path is walked back from the last one: a bucket whose last rank arrived while an earlier
+bucket was still on the wire was held up by the wire; the first bucket on that way that was not
+is the one that everybody waited for. Exposed time before its last arrival is waiting; from there
+on the wire was busy without a pause, and who came late meanwhile cost nothing.
+
+Where commprof's DDP hook saw the buckets, their gradients' arrival counts: what a hook inside it
+issues for a bucket, a compressor's messages for one, is part of the wire.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from commprof.analysis.align.matching import POINT_TO_POINT
+from commprof.analysis.late.arrivals import Arrivals, BucketArrivals
+from commprof.analysis.step.exposure import Exposures
+from commprof.trace.columns import Collectives, Ints
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """Aligned with ``Exposures``."""
+
+    #: Part of ``waited_ns`` before the deciding arrival; NaN where it is not known.
+    wait_ns: npt.NDArray[np.float64]
+    #: Global rank that arrived last at the deciding collective; -1 where not known.
+    culprit: Ints
+    #: Number of the deciding collective or bucket, see ``Arrivals``; -1 where not known.
+    number: Ints
+
+
+def split(exposed: Exposures, table: Collectives, arrivals: Arrivals) -> Waiting:
+    """Splits every exposure of one rank."""
+    decided = {
+        **_decided(_of_collectives(table, arrivals)),
+        **_decided(_of_buckets(arrivals.buckets)),
+    }
+    arrived_ns, culprit, number = (
+        np.array(
+            [
+                decided.get(task, _UNKNOWN)
+                if task >= 0
+                else _arrival(arrivals, collective)
+                if collective >= 0
+                else _UNKNOWN
+                for collective, task in zip(
+                    exposed.collective.tolist(), exposed.graph_task.tolist(), strict=True
+                )
+            ],
+            dtype=np.int64,
+        )
+        .reshape(-1, 3)
+        .T
+    )
+    length = np.maximum(1, exposed.end_ns - exposed.begin_ns)
+    before = np.clip(arrived_ns - exposed.begin_ns, 0, length) / length * exposed.waited_ns
+    unknown = (culprit < 0) & (exposed.waited_ns > 0)
+    return Waiting(wait_ns=np.where(unknown, np.nan, before), culprit=culprit, number=number)
+
+
+#: Last arrival, late rank, number.
+_Arrival = tuple[int, int, int]
+_UNKNOWN: _Arrival = (0, -1, -1)
+
+
+def _arrival(arrivals: Arrivals, row: int) -> _Arrival:
+    return (
+        int(arrivals.last_arrival_ns[row]),
+        int(arrivals.late_rank[row]),
+        int(arrivals.collective[row]),
+    )
+
+
+class _Exchanged(NamedTuple):
+    """What backward passes waited for, in order of issue."""
+
+    graph_task: Ints
+    end_ns: Ints
+    last_arrival_ns: Ints
+    late_rank: Ints
+    number: Ints
+
+
+def _of_collectives(table: Collectives, arrivals: Arrivals) -> _Exchanged:
+    is_message = np.isin(table.op, POINT_TO_POINT)  # DDP waits for none of them
+    rows = np.flatnonzero((table.graph_task >= 0) & (table.end_ns > 0) & ~is_message)
+    return _Exchanged(
+        table.graph_task[rows],
+        table.end_ns[rows],
+        arrivals.last_arrival_ns[rows],
+        arrivals.late_rank[rows],
+        arrivals.collective[rows],
+    )
+
+
+def _of_buckets(buckets: BucketArrivals) -> _Exchanged:
+    """A device's buckets have no end of their own: the collectives on its stream tell more."""
+    rows = np.flatnonzero((buckets.graph_task >= 0) & (buckets.end_ns > 0))
+    return _Exchanged(
+        buckets.graph_task[rows],
+        buckets.end_ns[rows],
+        buckets.last_arrival_ns[rows],
+        buckets.late_rank[rows],
+        buckets.number[rows],
+    )
+
+
+def _decided(exchanged: _Exchanged) -> dict[int, _Arrival]:
+    """Per backward pass the arrival that ended the waiting.
+
+    It is not known in a pass with something that not all ranks were seen to issue.
+    """
+    order = np.argsort(exchanged.graph_task, kind="stable")
+    tasks = exchanged.graph_task[order]
+    found: dict[int, _Arrival] = {}
+    for part in np.split(order, np.flatnonzero(np.diff(tasks)) + 1) if len(order) else []:
+        task = int(exchanged.graph_task[part[0]])
+        arrived_ns = exchanged.last_arrival_ns[part]
+        if (arrived_ns == 0).any():
+            found[task] = _UNKNOWN
+            continue
+        busy_until = np.maximum.accumulate(exchanged.end_ns[part])
+        wire_busy_until = np.concatenate(([0], busy_until[:-1]))
+        row = part[np.flatnonzero(arrived_ns >= wire_busy_until)[-1]]
+        found[task] = (
+            int(exchanged.last_arrival_ns[row]),
+            int(exchanged.late_rank[row]),
+            int(exchanged.number[row]),
+        )
+    return found

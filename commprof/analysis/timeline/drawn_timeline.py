@@ -1,0 +1,185 @@
+"""Steps, phases, waiting and collectives of all ranks on one time axis, to be drawn."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Protocol, TypeVar
+
+import numpy as np
+
+from commprof.analysis.align.measured import MeasuredWorld
+from commprof.analysis.collectives.flights import CallKind, Flights, flights, rows
+from commprof.analysis.step.exposure import Exposures
+from commprof.trace import columns
+from commprof.trace.columns import Ints, Steps
+from commprof.trace.reader import Trace
+from commprof.trace.schema import PHASES
+
+Columns = TypeVar("Columns", "Stretches", "Flights")
+
+
+@dataclass(frozen=True)
+class Stretches:
+    """Stretches of the training thread's time."""
+
+    #: Row of the step among the measured ones.
+    step: Ints
+    #: Phase code, or 0.
+    code: Ints
+    begin_ns: Ints
+    end_ns: Ints
+
+
+@dataclass(frozen=True)
+class RankTimeline:
+    """One rank; times by the clock that the ranks have in common."""
+
+    rank: int
+    steps: Stretches
+    phases: Stretches
+    #: The training thread stood still for communication.
+    waiting: Stretches
+    flights: Flights
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """All ranks of one world size over measured steps."""
+
+    #: Numbers of the steps that are here, of ``measured_steps`` in all.
+    steps: Ints
+    measured_steps: int
+    kinds: tuple[CallKind, ...]
+    ranks: tuple[RankTimeline, ...]
+    #: Whether times of different ranks can be compared.
+    clocks_shared: bool
+    #: Spans that belong to these steps and are not here, since one step alone had too many.
+    left_out: int = 0
+    #: Names of ``Stretches.code`` of phases.
+    phases: tuple[str, ...] = PHASES
+
+    @property
+    def spans(self) -> int:
+        """Number of stretches and collectives here."""
+        return int(self._by_step().sum())
+
+    def middle(self, most_spans: int) -> Timeline:
+        """As many steps from the middle of the run, without a gap, as have room; at least one."""
+        count, by_step = len(self.steps), self._by_step()
+        if int(by_step.sum()) <= most_spans or count == 0:
+            return self
+        middle = first = count // 2
+        end, total = first + 1, int(by_step[first])
+        while True:
+            # Steps on that side so far, the window with one more, and the spans of that one.
+            ways = [(middle - first, first - 1, end, int(by_step[first - 1]))] if first else []
+            ways += [(end - middle, first, end + 1, int(by_step[end]))] if end < count else []
+            fitting = [way for way in ways if total + way[3] <= most_spans]
+            if not fitting:
+                break
+            _, first, end, more = min(fitting)
+            total += more
+        chosen = self._within(first, end)
+        return chosen if total <= most_spans else chosen._first(most_spans)
+
+    def _by_step(self) -> Ints:
+        parts = [part.step for rank in self.ranks for part in _parts(rank)]
+        joined = np.concatenate(parts) if parts else np.zeros(0, dtype=np.int64)
+        return np.bincount(joined, minlength=len(self.steps)).astype(np.int64)
+
+    def _within(self, first: int, end: int) -> Timeline:
+        def cut(part: Columns) -> Columns:
+            kept = rows(part, (part.step >= first) & (part.step < end))
+            return replace(kept, step=kept.step - first)
+
+        return replace(
+            self, steps=self.steps[first:end], ranks=tuple(_each(rank, cut) for rank in self.ranks)
+        )
+
+    def _first(self, most_spans: int) -> Timeline:
+        """Of one step with too many spans the first of every rank's."""
+        share = max(1, most_spans // max(1, 4 * len(self.ranks)))
+
+        def cut(part: Columns) -> Columns:
+            return rows(part, np.arange(len(part.step)) < share)
+
+        kept = replace(self, ranks=tuple(_each(rank, cut) for rank in self.ranks))
+        return replace(kept, left_out=self.spans - kept.spans)
+
+
+def timeline(seen: MeasuredWorld) -> Timeline:
+    """All measured steps of one world size."""
+    flown, kinds = flights(seen)
+    ranks = []
+    for rank, trace, found, own in zip(seen.ranks, seen.traces, seen.exposed, flown, strict=True):
+        steps = _measured_steps(trace, seen.measured[0].step)
+        ranks.append(
+            RankTimeline(
+                rank=rank,
+                steps=_whole_steps(steps),
+                phases=_phases(trace, steps),
+                waiting=_waiting(found, steps),
+                flights=_in_steps(own, own.issue_ns, steps),
+            )
+        )
+    return Timeline(
+        steps=seen.measured[0].step,
+        measured_steps=len(seen.measured[0].step),
+        kinds=kinds,
+        ranks=tuple(ranks),
+        clocks_shared=seen.clocks_shared,
+    )
+
+
+def _measured_steps(trace: Trace, measured: Ints) -> Steps:
+    steps = columns.steps(trace)
+    chosen = np.isin(steps.index, measured)
+    return Steps(
+        steps.index[chosen], steps.begin_ns[chosen], steps.end_ns[chosen], steps.thread[chosen]
+    )
+
+
+def _whole_steps(steps: Steps) -> Stretches:
+    count = len(steps)
+    return Stretches(
+        np.arange(count), np.zeros(count, dtype=np.int64), steps.begin_ns, steps.end_ns
+    )
+
+
+def _phases(trace: Trace, steps: Steps) -> Stretches:
+    spans = columns.phases(trace)
+    mine = spans.thread == (steps.thread[0] if len(steps) else -1)
+    found = Stretches(spans.key, spans.key, spans.begin_ns, spans.end_ns)
+    found = rows(found, mine)
+    return _in_steps(found, found.begin_ns, steps)
+
+
+def _waiting(found: Exposures, steps: Steps) -> Stretches:
+    none = np.zeros(len(found), dtype=np.int64)
+    stretches = Stretches(none, none, found.begin_ns, found.end_ns)
+    return _in_steps(stretches, found.begin_ns, steps)
+
+
+def _in_steps(part: Columns, at_ns: Ints, steps: Steps) -> Columns:
+    """The rows that begin within one of the steps, with the step's row."""
+    if len(steps) == 0:
+        return rows(part, np.zeros(len(at_ns), dtype=np.bool_))
+    row = np.searchsorted(steps.begin_ns, at_ns, side="right") - 1
+    inside = (row >= 0) & (at_ns < steps.end_ns[np.maximum(row, 0)])
+    return replace(rows(part, inside), step=row[inside].astype(np.int64))
+
+
+def _parts(rank: RankTimeline) -> tuple[Stretches | Flights, ...]:
+    return rank.steps, rank.phases, rank.waiting, rank.flights
+
+
+class _Cut(Protocol):
+    """The same cut for all parts of a rank."""
+
+    def __call__(self, part: Columns, /) -> Columns: ...
+
+
+def _each(rank: RankTimeline, cut: _Cut) -> RankTimeline:
+    return RankTimeline(
+        rank.rank, cut(rank.steps), cut(rank.phases), cut(rank.waiting), cut(rank.flights)
+    )

@@ -1,0 +1,142 @@
+"""A scaling report as read: rows by world size, and what is said of all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from commprof.audit.figure import Figure
+from commprof.audit.quantities import Quantity
+
+
+@dataclass(frozen=True)
+class Row:
+    """One world size of one series; ``ranks`` is 0 for figures that name none."""
+
+    ranks: int
+    #: By the name of the quantity, see ``quantities.py``.
+    figures: Mapping[str, Figure]
+    #: By the same names: what the column's header says of it.
+    quantities: Mapping[str, Quantity] = field(default_factory=dict)
+    #: Times of one epoch after the other.
+    epoch_times: tuple[Figure, ...] = ()
+    #: Per rank: time, and samples.
+    rank_times: tuple[Figure, ...] = ()
+    rank_samples: tuple[Figure, ...] = ()
+    #: Parts of the step by name, and the step itself, as commprof writes them.
+    parts: Mapping[str, Figure] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """For messages."""
+        if not self.ranks:
+            return "the report"
+        return f"{self.ranks} {'rank' if self.ranks == 1 else 'ranks'}"
+
+
+@dataclass(frozen=True)
+class Series:
+    """Rows that can be compared with each other: one row per world size, in ascending order."""
+
+    rows: tuple[Row, ...]
+
+    def base(self, quantity: str, value: float) -> Row | None:
+        """The row that the others are compared with, or None.
+
+        It is the smallest world size, if it states this value, or nothing and is a single rank.
+        """
+        first = next((row for row in self.rows if row.ranks), None)
+        if first is None:
+            return None
+        figure = first.figures.get(quantity)
+        if figure is None:
+            return first if first.ranks == 1 else None
+        return first if figure.span.low <= value <= figure.span.high else None
+
+
+@dataclass(frozen=True)
+class Statement:
+    """A speed-up or an efficiency that a sentence gives for a number of ranks."""
+
+    base_ranks: int
+    ranks: int
+    #: "speedup" or "efficiency", or both.
+    figures: Mapping[str, Figure]
+
+
+@dataclass(frozen=True)
+class Technique:
+    """One optimisation and the speed-up that is claimed for it."""
+
+    name: str
+    speedup: Figure
+
+
+@dataclass(frozen=True)
+class Document:
+    """All that a file says and a rule looks at."""
+
+    series: tuple[Series, ...] = ()
+    #: Figures of no particular world size: batch, epochs, price, overhead, parallel share.
+    facts: Mapping[str, tuple[Figure, ...]] = field(default_factory=dict)
+    #: Whether the price says that it is per rank.
+    price_is_per_rank: bool = False
+    statements: tuple[Statement, ...] = ()
+    #: By number of ranks: the speed-up that Amdahl's law is said to give.
+    amdahl: tuple[tuple[int, Figure], ...] = ()
+    #: One table of optimisations each.
+    techniques: tuple[tuple[Technique, ...], ...] = ()
+
+    def fact(self, *names: str) -> Figure | None:
+        """The first figure under one of these names."""
+        return next((self.facts[name][0] for name in names if self.facts.get(name)), None)
+
+
+def join(tables: Sequence[Sequence[Row]]) -> tuple[Series, ...]:
+    """Makes series of tables: those that contradict each other nowhere become one.
+
+    A second table that gives other values for the same world sizes is another experiment. Of
+    several rows with one world size in a table the first goes into the first series, and so on.
+    """
+    series: list[dict[int, Row]] = []
+    for table in tables:
+        for part in _one_row_each(table):
+            home = next((rows for rows in series if _fits(rows, part)), None)
+            if home is None:
+                series.append(dict(part))
+                continue
+            for ranks, row in part.items():
+                home[ranks] = _merged(home[ranks], row) if ranks in home else row
+    return tuple(Series(tuple(rows[n] for n in sorted(rows))) for rows in series)
+
+
+def _one_row_each(table: Sequence[Row]) -> list[dict[int, Row]]:
+    parts: list[dict[int, Row]] = []
+    for row in table:
+        home = next((part for part in parts if row.ranks not in part), None)
+        if home is None:
+            parts.append({row.ranks: row})
+        else:
+            home[row.ranks] = row
+    return parts
+
+
+def _fits(rows: Mapping[int, Row], part: Mapping[int, Row]) -> bool:
+    common = [(rows[n], part[n]) for n in part if n in rows and n]
+    return bool(common) and all(
+        one.figures[name].span.meets(other.figures[name].span)
+        for one, other in common
+        for name in one.figures.keys() & other.figures.keys()
+    )
+
+
+def _merged(one: Row, other: Row) -> Row:
+    return Row(
+        ranks=one.ranks,
+        figures={**other.figures, **one.figures},
+        quantities={**other.quantities, **one.quantities},
+        epoch_times=one.epoch_times or other.epoch_times,
+        rank_times=one.rank_times or other.rank_times,
+        rank_samples=one.rank_samples or other.rank_samples,
+        parts=one.parts or other.parts,
+    )

@@ -1,0 +1,155 @@
+"""Rows from JSON: commprof's own result, and any that names a world size beside its figures."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from commprof.audit.document import Row
+from commprof.audit.figure import Figure, parse_figure
+from commprof.audit.quantities import COUNTS, Quantity, bare, classify, ranks_column
+from commprof.audit.tables import with_shares
+
+#: Objects within a row whose figures are the row's own.
+_OWN = re.compile(r"aggregated|metrics|config|training|settings|summary|results?$")
+_NUMBERED = re.compile(r"(epoch|rank)[ _]?\d+$")
+
+
+def load(text: str) -> Any:
+    """JSON whose numbers stay as they were printed.
+
+    Raises:
+        ValueError: it is none, or nested too deep.
+    """
+    try:
+        return json.loads(text, parse_float=str, parse_int=str, parse_constant=lambda _: None)
+    except RecursionError:
+        raise ValueError("nested too deep") from None
+
+
+def json_rows(value: Any, where: str = "") -> list[Row]:
+    """Every object that names a world size and holds figures.
+
+    where: of the JSON in its file, for messages.
+    """
+    rows = [row for path, found in _worlds(value, where) for row in [_row(found, path)] if row]
+    return with_shares(rows)
+
+
+def json_facts(value: Any) -> Row | None:
+    """Figures that stand above all world sizes."""
+    if not isinstance(value, dict) or _ranks(value):
+        return None
+    figures, quantities = _figures(value, "")
+    return Row(0, figures, quantities) if figures else None
+
+
+def _worlds(value: Any, path: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    if isinstance(value, dict):
+        if _ranks(value):
+            yield path, value
+            return
+        for key, item in value.items():
+            yield from _worlds(item, _under(path, key))
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            yield from _worlds(item, f"{path}[{index}]")
+
+
+def _under(path: str, key: str) -> str:
+    return f"{path}{key}" if not path or path.endswith(" ") else f"{path}.{key}"
+
+
+def _ranks(value: Mapping[str, Any]) -> int:
+    """The world size that an object names; 0 if it names none."""
+    keys = [key for key, item in value.items() if isinstance(item, str) and item.isdecimal()]
+    column = ranks_column([key.replace("_", " ") for key in keys])
+    text = value[keys[column]] if column is not None else ""
+    return int(text) if 0 < len(text) <= 7 else 0
+
+
+def _row(value: Mapping[str, Any], path: str) -> Row | None:
+    figures, quantities = _figures(value, path)
+    epochs = _listed(value, path, "epoch")
+    ranks = _listed(value, path, "rank")
+    times = [f for each, where in epochs for f in [_one(each, where, "duration", "epoch_s")] if f]
+    if "epochs" not in figures:
+        given = [f for each, where in ranks for f in [_one(each, where, "epochs")] if f]
+        count = (
+            parse_figure(str(len(times)), _under(path, "epoch_*"), count=True)
+            if len(times) > 1
+            else None
+        )
+        if given or count:
+            figures["epochs"] = given[0] if given else count  # type: ignore[assignment]
+    if not figures:
+        return None
+    return Row(
+        ranks=_ranks(value),
+        figures=figures,
+        quantities=quantities,
+        epoch_times=tuple(times),
+        rank_times=_of_all(ranks, "duration"),
+        rank_samples=_of_all(ranks, "samples"),
+        parts=_parts(value, path),
+    )
+
+
+def _figures(value: Mapping[str, Any], path: str) -> tuple[dict[str, Figure], dict[str, Quantity]]:
+    """Figures of an object, and of the objects in it that are about the same."""
+    figures: dict[str, Figure] = {}
+    quantities: dict[str, Quantity] = {}
+    inner = []
+    for key, item in value.items():
+        where = _under(path, key)
+        quantity = classify(key)
+        if isinstance(item, dict) and _OWN.search(bare(key)):
+            inner.append((item, where))
+        elif isinstance(item, str) and quantity is not None and quantity.name not in figures:
+            figure = parse_figure(item, where, quantity.unit, quantity.name in COUNTS)
+            if figure is not None:
+                figures[quantity.name], quantities[quantity.name] = figure, quantity
+    for item, where in inner:
+        more, described = _figures(item, where)
+        figures, quantities = {**more, **figures}, {**described, **quantities}
+    return figures, quantities
+
+
+def _listed(value: Mapping[str, Any], path: str, kind: str) -> list[tuple[Mapping[str, Any], str]]:
+    """Objects under ``epoch_0``, ``epoch_1``, ... or in a list such as ``rank_results``."""
+    found: list[tuple[Mapping[str, Any], str]] = []
+    for key, item in value.items():
+        where = _under(path, key)
+        if isinstance(item, dict) and _NUMBERED.match(key) and key.startswith(kind):
+            found.append((item, where))
+        elif isinstance(item, list) and re.match(rf"{kind}(s|_results)?$", key):
+            found += [(x, f"{where}[{i}]") for i, x in enumerate(item) if isinstance(x, dict)]
+    return found
+
+
+def _one(value: Mapping[str, Any], path: str, *names: str) -> Figure | None:
+    figures, _ = _figures(value, path)
+    return next((figures[name] for name in names if name in figures), None)
+
+
+def _of_all(ranks: list[tuple[Mapping[str, Any], str]], name: str) -> tuple[Figure, ...]:
+    """The figure of every rank; empty unless each has it."""
+    found = [_one(each, where, name) for each, where in ranks]
+    known = [figure for figure in found if figure is not None]
+    return tuple(known) if len(known) == len(found) else ()
+
+
+def _parts(value: Mapping[str, Any], path: str) -> dict[str, Figure]:
+    """The mean step of commprof's own result."""
+    metrics = value.get("aggregated_metrics")
+    parts = metrics.get("parts") if isinstance(metrics, dict) else None
+    if not isinstance(parts, dict):
+        return {}
+    found = {
+        key: parse_figure(item, f"{path}.aggregated_metrics.parts.{key}", "ms")
+        for key, item in parts.items()
+        if isinstance(item, str)
+    }
+    return {key: figure for key, figure in found.items() if figure is not None}

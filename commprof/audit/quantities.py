@@ -1,0 +1,169 @@
+"""What the columns of a report mean, by the names that people give them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from commprof.audit.figure import UNIT_S, Figure, parse_figure
+
+#: Figures that count things, and so are not rounded.
+COUNTS = frozenset(
+    {
+        *("ranks", "batch", "rank_batch", "global_batch", "samples", "rank_samples"),
+        *("epochs", "epoch_batches", "accumulation"),
+    }
+)
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """What a column holds."""
+
+    #: "throughput", "latency", ...; the table below has all of them.
+    name: str
+    #: Of cells without one: a unit of time, "%", or empty.
+    unit: str = ""
+    #: Samples, or epochs, that the time or the cost of the column stands for; 0 where not said.
+    per_samples: float = 0.0
+    per_epochs: float = 0.0
+
+
+_RANK = r"(gpu|rank|device|process|proc|node|worker)"
+_NAMES = (
+    # The first that fits decides; without a name, no rule looks at the column.
+    ("", r"target|reduction|improvement|learning rate|accuracy|\bloss\b"),
+    ("", r"(compute|memory|energy|power|gpu|bandwidth|network|data) efficiency"),
+    ("", r"[kmgt]i?b(it)?(ytes)? ?(/|per) ?s|flop|(samples?|images?|tokens?) ?(/|per) ?(min|h)"),
+    ("", rf"(throughput|(/|per) ?s(ec|econd)?)\b.*(/|per) ?{_RANK}"),
+    ("parallel_share", r"^p$|parallel(iz|is)?(able|ed)? (portion|fraction|share)"),
+    # Limits, and speed-ups for a share of its own, are no speed-up of the report's share.
+    ("amdahl_speedup", r"^(?!.*(limit|max|effici|serial|fraction|share|\bp ?=)).*amdahl"),
+    ("", r"amdahl"),
+    ("accumulation", r"accum"),
+    ("cost_efficiency", r"cost[ -](efficiency|effectiveness)"),
+    ("efficiency", r"efficiency"),
+    ("speedup", r"speed[ -]?up"),
+    ("overhead", r"overhead"),
+    ("price", rf"(price|cost|\$).*(per|/) ?({_RANK}[- ])?h(ou)?rs?$"),
+    ("unit_cost", r"(cost|\$|price) ?(per|/) ?[\d,.]*k? ?(samples?|epochs?|images?)?$"),
+    ("cost", r"^((total|overall) )?(cost|price)\b"),
+    ("tokens_per_s", r"tok(en)?s? ?(/|per) ?s|throughput.*\btok"),
+    ("throughput", r"throughput|(samples?|images?|imgs?|sp|seqs?|sequences) ?(/|per) ?s(ec|$|\b)"),
+    ("epoch_s", r"(time|duration|seconds|\bs) ?(/|per) ?epoch|epoch (time|duration)"),
+    ("latency", r"(time|latency|\bms|\bs) ?(/|per) ?(iter(ation)?|step|batch)\b"),
+    ("latency", r"^((mean|avg|average|median) )?(step|iter(ation)?|batch)[ -](time|latency|ms)\b"),
+    ("latency", r"^((mean|avg|average|median) )?latency( m?s)?$"),
+    ("epoch_batches", r"(batches|steps|iterations) ?(/|per) ?epoch"),
+    ("epochs", r"^((training|num|number of|total) )?epochs$"),
+    ("global_batch", r"(effective|global|total) batch"),
+    ("rank_batch", rf"batch( size)? ?(/|per) ?{_RANK}|local batch|per[- ]{_RANK}[- ]batch"),
+    ("batch", r"\bbatch([ -]size)?$"),
+    ("rank_samples", rf"samples ?(/|per) ?{_RANK}"),
+    ("samples", r"^((total|num|number of) )?samples$"),
+    ("elapsed", r"^elapsed\b"),
+    ("duration", r"^((total|training|overall|run|wall|wall[- ]clock) )*(time|duration|runtime)\b"),
+)
+_NAMES_OF = tuple((name, re.compile(pattern)) for name, pattern in _NAMES)
+#: Whose unit in brackets tells more than the name.
+_BY_UNIT = ("", "amdahl_speedup", "tokens_per_s", "throughput")
+_PLURAL = r"process(?:es)?|procs?|p|gpus?|ranks?|nodes?|workers?|devices?"
+#: Names of the column of world sizes, the best first.
+_RANKS = (
+    re.compile(
+        r"(world ?size|(num |number of |#)?(ranks|process(es)?|procs)|process count|nproc)$"
+    ),
+    re.compile(r"((num|number of|#) ?)?gpus?$"),
+    re.compile(r"((num|number of|#) ?)?(workers|devices|nodes?)$"),
+    re.compile(r"(configuration|config|setup|n)$"),
+)
+_COUNT_OF_RANKS = re.compile(rf"(?<![\d.,→>])(\d{{1,7}})[ -]?(?:{_PLURAL})\b", re.IGNORECASE)
+_FOR_WORK = re.compile(
+    r"(?:\b(?:for|to|per)|/|\() ?(\d[\d,]*(?:\.\d+)?)?(k?) ?(samples?|images?|epochs?)?\b"
+)
+_WORD = re.compile(r"[a-zµμ]+|%")
+_PRICE = re.compile(rf"\$ ?(\d+(?:\.\d+)?) ?(?:/|per) ?({_RANK}[- ]?)?h(?:ou)?rs?\b", re.IGNORECASE)
+
+
+def plain(header: str) -> str:
+    """A header in lower case, without what only decorates it."""
+    return " ".join(re.sub(r"[*`_]", " ", header).lower().split())
+
+
+def bare(header: str) -> str:
+    """The same without what is in brackets."""
+    return re.sub(r" ?\([^()]*\)", "", plain(header)).strip()
+
+
+def classify(header: str) -> Quantity | None:
+    """What a column, or a key, holds; None for what no rule looks at."""
+    whole, name_alone = plain(header), bare(header)
+    for name, pattern in _NAMES_OF:
+        if pattern.search(whole if name in _BY_UNIT else name_alone):
+            return _quantity(name, whole) if name else None
+    return None
+
+
+def unambiguous(quantities: Sequence[Quantity | None]) -> list[Quantity | None]:
+    """Without quantities of which a table has several columns: they compare something else.
+
+    Where two of them are of what speed-up is a ratio, it is a ratio between these columns.
+    """
+    names = [quantity.name for quantity in quantities if quantity is not None]
+    several = {name for name in names if names.count(name) > 1}
+    if several & {"throughput", "tokens_per_s", "duration", "epoch_s", "latency"}:
+        several |= {"speedup", "efficiency"}
+    return [q if q is not None and q.name not in several else None for q in quantities]
+
+
+def ranks_column(headers: Sequence[str]) -> int | None:
+    """Which column holds the world sizes; None without any."""
+    for pattern in _RANKS:
+        for column, header in enumerate(headers):
+            if pattern.match(bare(header)):
+                return column
+    return None
+
+
+def parse_ranks(cell: str) -> int | None:
+    """The world size that a cell names: ``4``, ``**4**``, ``4-process``, ``Baseline (1 GPU)``."""
+    text = re.sub(r"[*_`]", "", cell).strip()
+    if re.fullmatch(r"\d{1,7}", text):
+        return int(text) or None
+    match = _COUNT_OF_RANKS.search(text)
+    return (int(match[1]) or None) if match else None
+
+
+def hourly_price(text: str, where: str) -> tuple[Figure, bool] | None:
+    """A price as in ``$3/GPU-hr`` or ``$0.60/hour``, and whether it says that it is per rank."""
+    match = _PRICE.search(text)
+    figure = parse_figure("$" + match[1], where) if match else None
+    return (figure, bool(match[2])) if match and figure else None
+
+
+def _quantity(name: str, text: str) -> Quantity:
+    words = _WORD.findall(text)
+    unit = ""
+    if name in ("latency", "epoch_s", "duration", "elapsed"):
+        unit = next((word for word in words if word in UNIT_S), "")
+    elif name in ("efficiency", "overhead", "parallel_share") and {"%", "percent", "pct"} & set(
+        words
+    ):
+        unit = "%"
+    samples, epochs = _work(text) if name in ("duration", "unit_cost") else (0.0, 0.0)
+    if name == "unit_cost" and not samples and not epochs:
+        samples = 1.0
+    return Quantity(name, unit, samples, epochs)
+
+
+def _work(text: str) -> tuple[float, float]:
+    """Samples and epochs that a header names."""
+    for number, thousand, noun in _FOR_WORK.findall(text):
+        if not noun and not thousand and not number:
+            continue
+        if not noun and "cost" not in text:
+            continue  # "time (2 nodes)"
+        count = float((number or "1").replace(",", "")) * (1000 if thousand else 1)
+        return (0.0, count) if noun.startswith("epoch") else (count, 0.0)
+    return 0.0, 0.0

@@ -1,0 +1,164 @@
+"""Speed-up and efficiency, from what they are ratios of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from commprof.audit.checks import Check, Quote, check, cited, quote
+from commprof.audit.document import Document, Row, Series
+from commprof.audit.figure import Span, exact
+from commprof.audit.throughput_rules import has, works_of
+
+#: Steps are rarely measured better than that, and few reports say how well theirs were: an
+#: efficiency above 100 % by less is taken for noise. The one tolerance that is not in the digits.
+NOISE = 0.05
+
+
+def speedup_from_rates(document: Document) -> Iterator[Check]:
+    """Speed-up is throughput over the base's throughput."""
+    for series in document.series:
+        base = series.base("speedup", 1.0)
+        for row in _others(series, base, "speedup", "throughput"):
+            if base is not None and has(base, "throughput"):
+                above, below = row.figures["throughput"], base.figures["throughput"]
+                text = f"throughput {cited(above)} / {cited(below)}"
+                yield check(row, "speedup", text, above.span / below.span, "x")
+
+
+def speedup_from_times(document: Document) -> Iterator[Check]:
+    """Speed-up is the base's time over the time, for the same epoch or amount of work."""
+    for series in document.series:
+        base = series.base("speedup", 1.0)
+        for name in ("epoch_s", "duration"):
+            for row in _others(series, base, "speedup", name):
+                if base is None or not has(base, name) or not _same_work(row, base, name):
+                    continue
+                above, below = base.figures[name], row.figures[name]
+                text = f"time {cited(above)} / {cited(below)}"
+                yield check(row, "speedup", text, above.span / below.span, "x")
+
+
+def speedup_from_work(document: Document) -> Iterator[Check]:
+    """Speed-up is samples per time over the base's, where the samples are counted."""
+    for series in document.series:
+        base, works = series.base("speedup", 1.0), works_of(series, document)
+        for row in _others(series, base, "speedup", "duration"):
+            if base is None or not {base.ranks, row.ranks} <= works.keys():
+                continue
+            times = row.figures["duration"], base.figures["duration"]
+            rates = [works[r.ranks][1] / t.span for r, t in zip((row, base), times, strict=True)]
+            text = (
+                f"{works[row.ranks][0]} in {cited(times[0])}, against "
+                f"{works[base.ranks][0]} in {cited(times[1])}"
+            )
+            yield check(row, "speedup", text, rates[0] / rates[1], "x")
+
+
+def efficiency(document: Document) -> Iterator[Check]:
+    """Efficiency is speed-up over growth in ranks."""
+    for series in document.series:
+        for row in series.rows:
+            if not row.ranks or not has(row, "efficiency"):
+                continue
+            if has(row, "speedup"):
+                base = series.base("speedup", 1.0)
+                ranks = base.ranks if base is not None else 1
+                growth = row.ranks / ranks
+                text = f"speed-up {cited(row.figures['speedup'])} / {growth:g}"
+                span = row.figures["speedup"].span / exact(growth)
+                yield check(row, "efficiency", text, span, "%")
+            else:
+                yield from _efficiency_of_rates(series, row)
+    for stated in document.statements:
+        if len(stated.figures) == 2:
+            row = Row(stated.ranks, stated.figures)
+            growth = stated.ranks / stated.base_ranks
+            text = f"speed-up {cited(stated.figures['speedup'])} / {growth:g}"
+            span = stated.figures["speedup"].span / exact(growth)
+            yield check(row, "efficiency", text, span, "%")
+
+
+def super_linear(document: Document) -> Iterator[Check]:
+    """No more speed-up than growth in ranks, no efficiency above 100 %."""
+    for series in document.series:
+        for row in series.rows:
+            if row.ranks and has(row, "efficiency"):
+                most = Quote("at most", Span(0.0, 1.0, 1.0 + NOISE), "%")
+                yield Check(row.name, quote("efficiency", row.figures["efficiency"]), most)
+            elif row.ranks and (found := _speedup(series, row)):
+                base, stated = found
+                growth = row.ranks / base.ranks
+                bound = Span(0.0, growth, growth * (1.0 + NOISE))
+                yield Check(
+                    row.name, stated, Quote(f"{growth:g} times the ranks give at most", bound, "x")
+                )
+
+
+def amdahl(document: Document) -> Iterator[Check]:
+    """Speed-up is 1 / ((1 - P) + P / N) for the parallel share P of the work.
+
+    Amdahl, "Validity of the single processor approach to achieving large scale computing
+    capabilities", AFIPS 1967.
+    """
+    listed = [Row(ranks, {"amdahl_speedup": stated}) for ranks, stated in document.amdahl]
+    rows = [row for series in document.series for row in series.rows]
+    for row in [*listed, *rows]:
+        share = row.figures.get("parallel_share") or document.fact("parallel_share")
+        if share is None or not 0 < share.span.value <= 1:
+            continue
+        if not row.ranks or not has(row, "amdahl_speedup"):
+            continue
+        span = Span(*(_amdahl(p, row.ranks) for p in _rounded(share.span)))
+        text = f"1 / ((1 - P) + P / {row.ranks}) with P = {cited(share)}"
+        yield check(row, "amdahl_speedup", text, span, "x")
+
+
+def _others(series: Series, base: Row | None, *names: str) -> Iterator[Row]:
+    return (row for row in series.rows if row.ranks and row is not base and has(row, *names))
+
+
+def _same_work(row: Row, base: Row, name: str) -> bool:
+    """Whether both times are for the same: an epoch, or what the header names."""
+    if name == "epoch_s":
+        return True
+    work = [
+        (quantity.per_samples, quantity.per_epochs)
+        for each in (row, base)
+        if (quantity := each.quantities.get(name)) is not None
+    ]
+    return len(work) == 2 and work[0] == work[1] != (0.0, 0.0)
+
+
+def _efficiency_of_rates(series: Series, row: Row) -> Iterator[Check]:
+    base = series.base("efficiency", 1.0)
+    if base is None or base is row or not (has(base, "throughput") and has(row, "throughput")):
+        return
+    above, below = row.figures["throughput"], base.figures["throughput"]
+    growth = row.ranks / base.ranks
+    text = f"throughput {cited(above)} / {cited(below)} / {growth:g}"
+    yield check(row, "efficiency", text, above.span / below.span / exact(growth), "%")
+
+
+def _speedup(series: Series, row: Row) -> tuple[Row, Quote] | None:
+    """The row that a row is compared with, and its stated or implied speed-up."""
+    base = series.base("speedup", 1.0)
+    if base is None or base is row or base.ranks >= row.ranks:
+        return None
+    if has(row, "speedup"):
+        return base, quote("speedup", row.figures["speedup"])
+    if not (has(row, "throughput") and has(base, "throughput")):
+        return None
+    above, below = row.figures["throughput"], base.figures["throughput"]
+    return base, Quote(
+        f"throughput {cited(above)} / {cited(below)} =", above.span / below.span, "x"
+    )
+
+
+def _rounded(share: Span) -> tuple[float, float, float]:
+    """A share that somebody chose: rounded, if at all, never cut off."""
+    half = share.value - share.low
+    return share.low, share.value, min(1.0, share.value + half)
+
+
+def _amdahl(share: float, ranks: int) -> float:
+    return 1.0 / ((1.0 - share) + share / ranks)

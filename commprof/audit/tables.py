@@ -1,0 +1,235 @@
+"""Tables in the text of a report, Markdown's or CSV's, and the rows that they make."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from commprof.audit.document import Row, Technique
+from commprof.audit.figure import UNIT_S, Figure, as_share, parse_figure
+from commprof.audit.quantities import (
+    COUNTS,
+    Quantity,
+    bare,
+    classify,
+    parse_ranks,
+    plain,
+    ranks_column,
+    unambiguous,
+)
+
+_EPOCH = re.compile(r"epoch ?(\d{1,6})(?: time)?(?: ?\(?([a-zµμ]+)\)?)?")
+_HEADING = re.compile(r"\s*#+\s*(.*)")
+#: Shares that are printed as fractions stay far below this; percentages of 1 rank are 100.
+_PERCENT_FROM = 20.0
+
+
+@dataclass(frozen=True)
+class Table:
+    """Cells as text."""
+
+    headers: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    #: Number in the file of each row's line.
+    lines: tuple[int, ...]
+    #: The heading above it, for what it may say of prices; may be empty.
+    heading: str = ""
+
+
+def markdown_tables(lines: Sequence[str]) -> Iterator[Table]:
+    """Every table of a Markdown text: a line of headers, a rule, rows; bars at the sides or not."""
+    heading, at = "", 0
+    while at < len(lines):
+        match = _HEADING.fullmatch(lines[at])
+        heading = match[1] if match else heading
+        below = lines[at + 1] if at + 1 < len(lines) else ""
+        headers = _cells(lines[at])
+        if len(headers) < 2 or "|" not in below + lines[at] or not _is_rule(below, len(headers)):
+            at += 1
+            continue
+        end = at + 2
+        while end < len(lines) and len(_cells(lines[end])) >= 2:
+            end += 1
+        rows = [_padded(_cells(line), len(headers)) for line in lines[at + 2 : end]]
+        yield Table(tuple(headers), tuple(rows), tuple(range(at + 3, end + 1)), heading)
+        at = end
+
+
+def csv_table(text: str) -> Table | None:
+    """The text as one table with commas, semicolons or tabs; None if it is none."""
+    lines = [line for line in text.splitlines() if line.strip() and not line.startswith("#")]
+    if len(lines) < 2:
+        return None
+    separator = max(",;\t", key=lines[0].count)
+    try:
+        rows = list(csv.reader(io.StringIO("\n".join(lines)), delimiter=separator))
+    except csv.Error:
+        return None
+    width = len(rows[0])
+    if width < 2:
+        return None
+    first = text.splitlines().index(lines[0]) + 2
+    cells = [_padded(row, width) for row in rows[1:]]
+    return Table(tuple(rows[0]), tuple(cells), tuple(range(first, first + len(cells))))
+
+
+def rows_of(table: Table) -> list[Row]:
+    """The world sizes of a table, in its rows or in its columns; none if it has none."""
+    column = ranks_column(table.headers)
+    if column is not None:
+        quantities = unambiguous(
+            [None if i == column else classify(h) for i, h in enumerate(table.headers)]
+        )
+        named = [parse_ranks(cells[column]) for cells in table.rows]
+        epochs = _epochs(table.headers)
+        found = [
+            replace(
+                _row(ranks, quantities, cells, f"line {line}"),
+                epoch_times=_epoch_times([(cells[i], f"line {line}", u) for i, u in epochs]),
+            )
+            for ranks, cells, line in zip(named, table.rows, table.lines, strict=True)
+            if ranks
+        ]
+        return with_shares([row for row in found if row.figures])
+    return with_shares(_rows_of_columns(table))
+
+
+def facts_of(table: Table) -> Row | None:
+    """Figures of a table of names and values, as a row without a world size."""
+    if len(table.headers) != 2 or ranks_column(table.headers) is not None:
+        return None
+    quantities = [classify(cells[0]) for cells in table.rows]
+    values = [cells[1] for cells in table.rows]
+    figures: dict[str, Figure] = {}
+    for quantity, value, line in zip(quantities, values, table.lines, strict=True):
+        if quantity is not None:
+            figures = {**_figures(quantity, value, f"line {line}"), **figures}
+    described = {q.name: q for q in quantities if q is not None and q.name in figures}
+    return Row(0, figures, described) if figures else None
+
+
+def techniques_of(table: Table) -> tuple[Technique, ...]:
+    """Optimisations and their speed-ups; empty for any other table."""
+    names = r"technique|optimi[sz]ation|method|compress(or|ion)"
+    speedup = [i for i, h in enumerate(table.headers) if re.search(r"speed[ -]?up", plain(h))]
+    if not speedup or not re.match(names, bare(table.headers[0])):
+        return ()
+    found = [
+        (plain(cells[0]), parse_figure(cells[speedup[0]], f"line {line}"))
+        for cells, line in zip(table.rows, table.lines, strict=True)
+    ]
+    return tuple(Technique(name, figure) for name, figure in found if figure is not None)
+
+
+def _row(
+    ranks: int, quantities: Sequence[Quantity | None], cells: Sequence[str], where: str
+) -> Row:
+    figures: dict[str, Figure] = {}
+    described: dict[str, Quantity] = {}
+    for quantity, cell in zip(quantities, cells, strict=True):
+        if quantity is None:
+            continue
+        for name, figure in _figures(quantity, cell, where).items():
+            if name not in figures:
+                figures[name] = figure
+                described[name] = quantity
+    return Row(ranks, figures, described)
+
+
+def _epochs(names: Sequence[str]) -> list[tuple[int, str]]:
+    """Places and units of the names "Epoch 1 (s)", "Epoch 2 (s)", ...; empty if some are missing.
+
+    Only all epochs from the first one on have a mean that says something.
+    """
+    found = {}
+    for place, name in enumerate(names):
+        match = _EPOCH.fullmatch(plain(name))
+        if match and (match[2] is None or match[2] in UNIT_S):
+            found[int(match[1])] = place, match[2] or ""
+    first = min(found, default=0)
+    whole = first in (0, 1) and sorted(found) == [*range(first, first + len(found))]
+    return [found[number] for number in sorted(found)] if whole else []
+
+
+def _epoch_times(cells: Sequence[tuple[str, str, str]]) -> tuple[Figure, ...]:
+    """Of cells with their place and unit; empty unless each holds a figure."""
+    found = [parse_figure(*cell) for cell in cells]
+    known = tuple(figure for figure in found if figure is not None)
+    return known if len(known) == len(found) else ()
+
+
+def _figures(quantity: Quantity, cell: str, where: str) -> dict[str, Figure]:
+    """The figure of a cell, and the share or the speed-up that it adds in brackets."""
+    figure = parse_figure(cell, where, quantity.unit, count=quantity.name in COUNTS)
+    if figure is None:
+        return {}
+    found = {quantity.name: figure}
+    if quantity.name == "amdahl_speedup":
+        return found  # what stands in brackets follows from the law as well
+    for inner in re.findall(r"\(([^()]*)\)", cell):
+        more = parse_figure(inner, where)
+        if more is None:
+            continue
+        if "efficiency" in inner.lower() and more.unit == "%":
+            found.setdefault("efficiency", more)
+        elif more.unit == "x":
+            found.setdefault("speedup", more)
+    return found
+
+
+def _rows_of_columns(table: Table) -> list[Row]:
+    """Of a table with a world size over each column and a quantity before each row."""
+    named = [parse_ranks(header) for header in table.headers[1:]]
+    if len(named) < 2 or not all(named) or all(header.isdigit() for header in table.headers[1:]):
+        return []
+    quantities = unambiguous([classify(cells[0]) for cells in table.rows])
+    epochs = _epochs([cells[0] for cells in table.rows])
+    found = []
+    for column, ranks in enumerate(named, start=1):
+        figures: dict[str, Figure] = {}
+        for quantity, cells, line in zip(quantities, table.rows, table.lines, strict=True):
+            if quantity is not None:
+                figures = {**_figures(quantity, cells[column], f"line {line}"), **figures}
+        described = {q.name: q for q in quantities if q is not None and q.name in figures}
+        if figures and ranks:
+            times = [(table.rows[i][column], f"line {table.lines[i]}", u) for i, u in epochs]
+            found.append(Row(ranks, figures, described, _epoch_times(times)))
+    return found
+
+
+def with_shares(rows: list[Row]) -> list[Row]:
+    """The rows with efficiencies as shares, also where only their size says percent."""
+    stated = [
+        row.figures["efficiency"].span.value
+        for row in rows
+        if "efficiency" in row.figures and row.figures["efficiency"].unit != "%"
+    ]
+    described = next(
+        (r.quantities["efficiency"] for r in rows if "efficiency" in r.quantities), None
+    )
+    if not stated or max(stated) < _PERCENT_FROM or (described and described.unit == "%"):
+        return rows
+    return [
+        replace(
+            row,
+            figures={k: as_share(f) if k == "efficiency" else f for k, f in row.figures.items()},
+        )
+        for row in rows
+    ]
+
+
+def _cells(line: str) -> list[str]:
+    if "|" not in line:
+        return []
+    return [cell.strip() for cell in line.strip().removeprefix("|").removesuffix("|").split("|")]
+
+
+def _is_rule(line: str, width: int) -> bool:
+    return "-" in line and set(line) <= set(" \t:|+-") and len(_cells(line)) == width
+
+
+def _padded(cells: Sequence[str], width: int) -> tuple[str, ...]:
+    return tuple([*cells, *[""] * width][:width])

@@ -1,0 +1,177 @@
+"""Starts capture in a script that knows nothing of commprof.
+
+Two doors lead here: ``sitecustomize.py`` beside this file, which a launcher puts first on
+PYTHONPATH, and ``commprof.wrap``. Neither imports torch: the script does, when and if it wants.
+Nor does this file import anything of commprof before it is needed: every Python that a job
+starts runs it, also those that never train.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import os
+import sys
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+#: Names the directory for traces; without it nothing happens.
+OUT_VARIABLE = "COMMPROF_OUT"
+#: A compressor for every DDP model of the script, as ``commprof.compressors.parse`` takes it.
+HOOK_VARIABLE = "COMMPROF_HOOK"
+#: Bucket cap of every DDP model that names none, in MiB; see ``commprof.capture.patches.every_model``.
+BUCKET_CAP_VARIABLE = "COMMPROF_BUCKET_CAP_MB"
+#: Candidates that take turns on every DDP model, as ``commprof.trials.plan`` takes them.
+TRIAL_VARIABLE = "COMMPROF_TRIAL"
+#: CPUs by local rank, as ``commprof.launch.pinning.Pinning.text`` lists them.
+CPUS_VARIABLE = "COMMPROF_CPUS"
+#: Steps between two comparisons of all ranks' models; see ``commprof.capture.sync_check``.
+SYNC_VARIABLE = "COMMPROF_CHECK_SYNC"
+#: Options of live metrics, as ``commprof.monitor.settings`` takes them.
+METRICS_VARIABLE = "COMMPROF_METRICS"
+_TARGET = "torch.distributed.distributed_c10d"
+_HERE = os.path.dirname(os.path.abspath(__file__))
+
+
+def environment(directory: Path) -> dict[str, str]:
+    """What to set so that every Python started with it, and its children, is captured."""
+    rest = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    path = [_HERE, *(entry for entry in rest if entry and entry != _HERE)]
+    return {OUT_VARIABLE: str(directory.absolute()), "PYTHONPATH": os.pathsep.join(path)}
+
+
+def pin() -> None:
+    """Moves this rank to its CPUs, before libraries start threads.
+
+    Only once: what this process starts may choose for itself.
+    """
+    parts = os.environ.pop(CPUS_VARIABLE, "").split("/")
+    local_rank = os.environ.get("LOCAL_RANK", "")
+    if not parts[0] or not local_rank.isdecimal():
+        return
+    cpus: set[int] = set()
+    for run in parts[int(local_rank)].split(","):
+        first, _, last = run.partition("-")
+        cpus.update(range(int(first), int(last or first) + 1))
+    try:
+        os.sched_setaffinity(0, cpus)
+    except OSError as error:
+        print(f"commprof: rank not pinned to CPUs {sorted(cpus)}: {error}", file=sys.stderr)
+
+
+def arm(directory: str) -> None:
+    """From now on the first ``init_process_group`` of this process starts capture."""
+    if _TARGET in sys.modules:
+        _patch(sys.modules[_TARGET], directory)
+        return
+    sys.meta_path.insert(0, _Finder(lambda module: _patch(module, directory)))
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    """Finds one module as all other import hooks would, once, and adds a step after it ran."""
+
+    def __init__(self, then: Callable[[ModuleType], None]) -> None:
+        self._then = then
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if name != _TARGET:
+            return None
+        sys.meta_path.remove(self)
+        for finder in tuple(sys.meta_path):
+            find = getattr(finder, "find_spec", None)
+            spec: importlib.machinery.ModuleSpec | None = find and find(name, path, target)
+            if spec is not None:
+                if spec.loader is not None:
+                    self._extend(spec.loader)
+                return spec
+        return None
+
+    def _extend(self, loader: Any) -> None:
+        run = loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            run(module)
+            self._then(module)
+
+        loader.exec_module = exec_module
+
+
+def _patch(c10d: ModuleType, directory: str) -> None:
+    """Makes ``init_process_group`` start capture once it has succeeded."""
+    original = c10d.init_process_group
+
+    @functools.wraps(original)
+    def init_process_group(*args: Any, **kwargs: Any) -> Any:
+        result = original(*args, **kwargs)
+        _start(directory)
+        return result
+
+    for module in (c10d, sys.modules.get("torch.distributed")):
+        if module is not None and getattr(module, "init_process_group", None) is original:
+            module.init_process_group = init_process_group  # type: ignore[attr-defined]
+
+
+def _start(directory: str) -> None:
+    """Starts capture; a failure is said in a line and the script goes on without."""
+    from pathlib import Path
+
+    if "commprof" not in sys.modules and importlib.util.find_spec("commprof") is None:
+        # It ran from its checkout; last, so that it hides nothing of the script's.
+        sys.path.append(os.path.dirname(os.path.dirname(_HERE)))
+    try:
+        from commprof.capture.job.job_directory import agree
+        from commprof.capture.mode import control_path
+        from commprof.capture.profiler import active, profile
+        from commprof.errors import CommprofError
+        from commprof.monitor.watchdog.ptracer import allow_tracer
+        from commprof.monitor.watchdog.start import watch_as_asked
+    except ImportError as error:
+        print(f"commprof: not recording: {error}", file=sys.stderr)
+        return
+    if active() is not None:
+        return  # the script profiles itself, or made a second default group
+    try:
+        # The mode is in the environment.
+        job = agree(Path(directory))
+        profiler = profile(job, find_steps=True).start()
+        profiler.says_end = control_path(job).parent == job  # `commprof run` shows its report
+        allow_tracer()
+        watch_as_asked(job)
+        if os.environ.get(METRICS_VARIABLE):
+            from commprof.monitor.start import start_in_rank
+
+            problem = start_in_rank(job)
+            if problem:
+                print(f"commprof: {problem}", file=sys.stderr)
+        if os.environ.get(BUCKET_CAP_VARIABLE):
+            from commprof.capture.patches.every_model import cap_as_asked
+
+            cap_as_asked()
+        compressor = os.environ.get(HOOK_VARIABLE)
+        if compressor:
+            from commprof.capture.patches.every_model import attach_every_model
+
+            attach_every_model(compressor)
+        candidates = os.environ.get(TRIAL_VARIABLE)
+        if candidates:
+            from commprof.trials.live.every_model import try_every_model
+
+            try_every_model(candidates, profiler)
+        if os.environ.get(SYNC_VARIABLE):
+            from commprof.capture.sync_check import check_models
+
+            check_models(profiler)
+    except CommprofError as error:
+        print(f"commprof: not recording: {error}", file=sys.stderr)
+    except Exception as error:
+        # A defect of ours is no reason for the script to end.
+        what = f"{type(error).__name__}: {error}"
+        print(f"commprof: not recording all: {what}; please report this", file=sys.stderr)

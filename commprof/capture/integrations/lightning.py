@@ -1,0 +1,74 @@
+"""A callback for Lightning, of the package ``lightning`` or ``pytorch_lightning``."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+from typing import Any
+
+from commprof import invocation
+from commprof.capture.integrations.recording import DIRECTORY, Recording
+from commprof.errors import CommprofError
+
+_NAMES = ("lightning.pytorch", "pytorch_lightning")
+
+
+def _library() -> Any:
+    """The one of both names that the script has imported, or the one that there is."""
+    for name in sorted(_NAMES, key=lambda name: name not in sys.modules):
+        try:
+            return importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            if error.name not in (name, name.partition(".")[0]):
+                raise
+    raise CommprofError(
+        "commprof.capture.integrations.lightning needs Lightning, which is not installed: "
+        f"{invocation.pip('pytorch-lightning')}"
+    )
+
+
+_Callback: Any = _library().Callback
+
+
+class CommprofCallback(_Callback):
+    """Records what ``Trainer.fit`` communicates, a step for each update.
+
+    ``Trainer(callbacks=[CommprofCallback()])``, under any strategy of Lightning's. Validation and
+    checkpoints between two updates belong to the step that follows. Figures go to the trainer's
+    loggers every ``log_every_n_steps`` updates, under ``commprof/...``.
+    """
+
+    def __init__(self, directory: str | Path = DIRECTORY) -> None:
+        """``directory``: for the traces of all ranks; a further job gets ``job_2`` in it."""
+        self._recording = Recording(directory)
+        self._updates = 0
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """The model is wrapped, and the first step is next."""
+        self._updates = trainer.global_step
+        self._recording.start(trainer.strategy.model)
+
+    def on_train_batch_end(
+        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """One pass forward and backward; the last one before an update ends a step."""
+        if trainer.global_step != self._updates:
+            self._updates = trainer.global_step
+            self._recording.step()
+            if trainer.global_step % trainer.log_every_n_steps == 0:
+                self._log(trainer)
+
+    def _log(self, trainer: Any) -> None:
+        figures = self._recording.figures()
+        if figures:
+            for logger in trainer.loggers:
+                logger.log_metrics(figures, step=trainer.global_step)
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        """After the last step."""
+        self._recording.stop()
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        """In place of ``on_train_end``."""
+        self._recording.stop()

@@ -1,0 +1,57 @@
+"""A callback for ``transformers.Trainer``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from commprof import invocation
+from commprof.capture.integrations.recording import DIRECTORY, Recording
+from commprof.errors import CommprofError
+
+try:
+    from transformers import TrainerCallback
+except ModuleNotFoundError as error:
+    if error.name != "transformers":
+        raise
+    raise CommprofError(
+        "commprof.capture.integrations.transformers needs transformers, which is not installed: "
+        f"{invocation.pip('transformers', 'accelerate')}"
+    ) from None
+
+
+class CommprofCallback(TrainerCallback):
+    """Records what ``Trainer.train`` communicates, a step for each update.
+
+    ``trainer.add_callback(CommprofCallback(trainer))``: a callback is not told of the model that
+    the trainer wraps, so it asks the trainer. Evaluation and checkpoints between two updates
+    belong to the step that follows. Where the trainer logs, figures follow under ``commprof/...``.
+    """
+
+    def __init__(self, trainer: Any, directory: str | Path = DIRECTORY) -> None:
+        """``directory``: for the traces of all ranks; a further job gets ``job_2`` in it."""
+        self._trainer = trainer
+        self._recording = Recording(directory)
+        self._logging = False
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """The model is wrapped, and the first step is next."""
+        self._recording.start(self._trainer.model_wrapped)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """After an update."""
+        self._recording.step()
+
+    def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """After what the trainer logged itself; its ``log`` comes back here."""
+        figures = {} if self._logging else self._recording.figures()
+        if figures:
+            self._logging = True
+            try:
+                self._trainer.log(figures)
+            finally:
+                self._logging = False
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """After the last step."""
+        self._recording.stop()

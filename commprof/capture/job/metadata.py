@@ -1,0 +1,129 @@
+"""What a trace says about where and how it was taken."""
+
+from __future__ import annotations
+
+import os
+import platform
+import socket
+import sys
+import time
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from commprof import _native
+from commprof._version import __version__
+from commprof.errors import CommprofError
+from commprof.trace import schema
+from commprof.trace.run.attempts import restart_count
+from commprof.trace.run.processes import link_of, text_of
+
+
+def rank_and_world_size() -> tuple[int, int]:
+    """Global rank and world size: of the process group, else of the launcher's environment.
+
+    Raises:
+        CommprofError: the environment holds no rank and world size.
+    """
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_rank(), dist.get_world_size()
+    rank, world_size = os.environ.get("RANK", "0"), os.environ.get("WORLD_SIZE", "1")
+    if not (rank.isdecimal() and world_size.isdecimal() and int(rank) < int(world_size)):
+        raise CommprofError(
+            f"RANK={rank} and WORLD_SIZE={world_size} in the environment are no rank and world "
+            "size; unset both, or call init_process_group first"
+        )
+    return int(rank), int(world_size)
+
+
+def elastic_run_id() -> str:
+    """The same in all attempts of one job of torchrun; empty elsewhere."""
+    return os.environ.get("TORCHELASTIC_RUN_ID", "")
+
+
+def clock_identity() -> list[str]:
+    """Boot and time namespace: where both are equal, CLOCK_MONOTONIC is. Empty if not known."""
+    boot_id = text_of("/proc/sys/kernel/random/boot_id").strip()
+    return [boot_id, link_of("/proc/self/ns/time")]
+
+
+def machine() -> dict[str, Any]:
+    """Host, processor, cores this process may use, memory, kernel."""
+    boot_id, time_namespace = clock_identity()
+    return {
+        "hostname": socket.gethostname(),
+        "boot_id": boot_id,
+        "time_namespace": time_namespace,
+        "pid_namespace": link_of("/proc/self/ns/pid"),
+        "cpu_model": _cpu_model(),
+        "cpu_count": os.cpu_count() or 0,
+        "usable_cpu_count": len(os.sched_getaffinity(0)),
+        "usable_cpus": [str(cpu) for cpu in sorted(os.sched_getaffinity(0))],
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "kernel": platform.release(),
+        "cuda_devices": torch.cuda.device_count(),
+    }
+
+
+def trace_metadata(ring_prefix: str, extra: dict[str, Any]) -> dict[str, Any]:
+    """The first block of a trace.
+
+    Raises:
+        CommprofError: ``extra`` holds another value for a key that is commprof's own.
+    """
+    rank, world_size = rank_and_world_size()
+    native = _native.native
+    own = {
+        "rank": rank,
+        "world_size": world_size,
+        "local_rank": int(os.environ.get("LOCAL_RANK", "0")),
+        "restart_count": restart_count(),
+        "pid": os.getpid(),
+        "main_thread": _native_thread_id(),
+        "command": sys.argv,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "commprof": __version__,
+        "backend": dist.get_backend() if dist.is_initialized() else "",
+        "threads": torch.get_num_threads(),
+        "capture": "python" if native is None else "native",
+        "machine": machine(),
+        "clock": {
+            "source": "CLOCK_MONOTONIC",
+            "monotonic_ns": time.monotonic_ns(),
+            "realtime_ns": time.time_ns(),
+        },
+        "ring_prefix": "" if native is None else ring_prefix,
+        "record_bytes": schema.RECORD_DTYPE.itemsize,
+        "kinds": list(schema.KINDS if native is None else native.KINDS),
+        "ops": list(schema.OPS if native is None else native.OPS),
+        "phases": list(schema.PHASES if native is None else native.PHASES),
+        "hooks": [],
+        "dtypes": [] if native is None else list(native.DTYPES),
+        "elastic_run_id": elastic_run_id(),
+    }
+    _refuse_own_keys(own, extra)
+    return {**extra, **own}
+
+
+def _refuse_own_keys(own: dict[str, Any], extra: dict[str, Any]) -> None:
+    taken = sorted(key for key in extra if key in own and extra[key] != own[key])
+    if taken:
+        raise CommprofError(
+            f"profile(metadata=...) cannot set {', '.join(taken)}: commprof writes that itself; "
+            "use another key"
+        )
+
+
+def _native_thread_id() -> int:
+    import threading
+
+    return threading.get_native_id()
+
+
+def _cpu_model() -> str:
+    for line in text_of("/proc/cpuinfo").splitlines():
+        if line.startswith("model name"):
+            return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()

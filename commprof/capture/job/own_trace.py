@@ -1,0 +1,56 @@
+"""What this process has recorded so far, read back from its own trace."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from commprof.monitor.observer import Observer
+
+#: The caller has flushed; other threads may still record the completions of the newest collectives.
+_SETTLED_NS = 10_000_000
+
+
+class OwnTrace:
+    """Nothing is opened, nor loaded, before somebody asks."""
+
+    def __init__(self) -> None:
+        self._path: Path | None = None
+        self._observer: Observer | None = None
+
+    def figures(self, path: Path | None) -> dict[str, float]:
+        """Recent figures by flat keys; empty before the first complete step.
+
+        Args:
+            path: of the trace; None before capture started.
+        """
+        if path is None:
+            return {}
+        # Analysis is for those who ask: capture alone must not load it.
+        from commprof.monitor.metrics.metrics import flat
+        from commprof.monitor.observer import Observer
+
+        if self._observer is None or path != self._path:
+            self.close()
+            found = re.match(r"rank_(\d+)", path.name)
+            only = int(found[1]) if found else None
+            self._path = path
+            self._observer = Observer(
+                path.parent,
+                nested=False,
+                patience_s=0.0,
+                only_rank=only,
+                settled_ns=_SETTLED_NS,
+            )
+        state = self._observer.look()
+        if state is None or not any(rank.recent for rank in state.ranks):
+            return {}
+        return flat(state, ranks=False)
+
+    def close(self) -> None:
+        """Closes the trace."""
+        if self._observer is not None:
+            self._observer.close()
+            self._observer = None

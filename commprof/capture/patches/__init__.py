@@ -1,0 +1,1 @@
+"""Functions and classes of torch's that capture replaces while it runs."""

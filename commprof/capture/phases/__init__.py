@@ -1,0 +1,1 @@
+"""The phases and steps of a training loop, found without the user's help."""

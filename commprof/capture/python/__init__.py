@@ -1,0 +1,1 @@
+"""Capture in Python, where the native module is missing."""

@@ -1,0 +1,293 @@
+"""Recorder in pure Python: the same trace, without what only native code can see.
+
+It records phases, steps and the buckets of attached DDP models. Collectives that others
+issue, and single waits, stay unseen; a process that is killed loses what it recorded since
+the last flush, 200 ms at most.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import sys
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass
+
+import numpy as np
+import torch.distributed as dist
+
+from commprof.capture.python.marker import OpenMarker, PythonMarker
+from commprof.capture.python.trace_file import PythonTraceFile
+from commprof.trace import schema
+from commprof.trace.schema import BlockType, Kind
+
+#: Records kept between two flushes.
+_CAPACITY = 1 << 18
+
+
+@dataclass(frozen=True)
+class PythonStats:
+    """The counters of ``csrc/core/recorder.h``."""
+
+    records_written: int = 0
+    records_dropped: int = 0
+    records_unwritten: int = 0
+    trace_bytes: int = 0
+    rings: int = 1
+    rings_in_private_memory: int = 1
+    write_errno: int = 0
+
+
+class PythonRecorder:
+    """See ``Recorder`` in ``capture/recorder.py``."""
+
+    def __init__(self) -> None:
+        """A recorder that is not started."""
+        self._ids = itertools.count(1)
+        self._groups: dict[str, int] = {}
+        self._documents: list[tuple[BlockType, str]] = []
+        self._seq: dict[int, int] = {}
+        self._open = OpenMarker()
+        self._file: PythonTraceFile | None = None
+        self._reset()
+
+    def _reset(self) -> None:
+        self._pending: deque[tuple[int, ...]] = deque()
+        self._path = ""
+        self._lock = threading.Lock()
+        self._wake = threading.Event()
+        self._flusher: threading.Thread | None = None
+        self._enabled = False
+        self._complained = False
+        self._documents_written = self._written = self._dropped = 0
+        self._last = PythonStats()
+
+    def forget_after_fork(self) -> None:
+        """From now on a forked child begins without a trace: the file is the parent's."""
+
+        def forget() -> None:
+            if self._file is not None:
+                self._file.close()
+                self._file = None
+            self._reset()
+
+        os.register_at_fork(after_in_child=forget)
+
+    @staticmethod
+    def now_ns() -> int:
+        """CLOCK_MONOTONIC in nanoseconds."""
+        return time.monotonic_ns()
+
+    def start(
+        self,
+        trace_path: str,
+        ring_prefix: str,
+        metadata_json: str,
+        session: int,
+        ring_capacity: int = 0,
+        flush_interval_ms: int = 200,
+        mode: int = schema.MODES.index("full"),
+        control_path: str = "",
+        switch_signal: int = 0,
+    ) -> None:
+        """Opens the trace and enables capture; neither rings nor modes but full exist here."""
+        if schema.MODES[mode] != "full":
+            raise RuntimeError(
+                f"{schema.MODES[mode]} mode needs the native module; take full, or install "
+                "commprof with it"
+            )
+        if self._file is not None:
+            raise RuntimeError("capture is already running in this process")
+        file = PythonTraceFile(trace_path, session)
+        if not file.write_block(BlockType.METADATA, metadata_json.encode()):
+            file.close()
+            raise OSError(file.write_errno, os.strerror(file.write_errno), trace_path)
+        self._pending.clear()
+        self._documents_written = self._written = self._dropped = 0
+        self._complained = False
+        self._path = trace_path
+        self._file = file
+        self.flush()
+        self._wake.clear()
+        self._flusher = threading.Thread(
+            target=self._flush_loop,
+            args=(flush_interval_ms / 1e3,),
+            name="commprof-flush",
+            daemon=True,
+        )
+        self._flusher.start()
+        self._enabled = True
+
+    def stop(self) -> None:
+        """Closes the trace; what could not be written by then counts as dropped."""
+        self._enabled = False
+        if self._file is None or self._flusher is None:
+            return
+        self._wake.set()
+        self._flusher.join()
+        self.flush()
+        self._dropped += len(self._pending)
+        self._pending.clear()
+        end = {
+            "records": self._written,
+            "dropped": self._dropped,
+            "end_monotonic_ns": self.now_ns(),
+        }
+        if not self._file.write_block(BlockType.END, json.dumps(end).encode()):
+            self._complain(self._file)
+        self._last = self.stats()
+        self._file.close()
+        self._file = None
+
+    def flush(self) -> None:
+        """Writes what is pending; what cannot be written waits for the next try."""
+        file = self._file
+        if file is None:
+            return
+        with self._lock:
+            if not (self._write_documents(file) and self._write_records(file)):
+                self._complain(file)
+
+    def _write_documents(self, file: PythonTraceFile) -> bool:
+        for block_type, text in self._documents[self._documents_written :]:
+            if not file.write_block(block_type, text.encode()):
+                return False
+            self._documents_written += 1
+        return True
+
+    def _write_records(self, file: PythonTraceFile) -> bool:
+        rows = [self._pending.popleft() for _ in range(len(self._pending))]
+        if not rows:
+            return True
+        payload = np.array(rows, dtype=schema.RECORD_DTYPE).tobytes()
+        if not file.write_block(BlockType.RECORDS, payload):
+            self._pending.extendleft(reversed(rows))
+            return False
+        self._written += len(rows)
+        return True
+
+    def _complain(self, file: PythonTraceFile) -> None:
+        if not self._complained:
+            self._complained = True
+            print(
+                f"commprof: cannot write {self._path}: {os.strerror(file.write_errno)}. Training "
+                "goes on; the newest records wait in memory, and what does not fit is counted "
+                "as dropped.",
+                file=sys.stderr,
+            )
+
+    def record(self, kind: Kind, timestamp_ns: int, **fields: int) -> None:
+        """Appends one record; fields are those of ``schema.RECORD_DTYPE``."""
+        if len(self._pending) >= _CAPACITY:
+            with self._lock:
+                self._dropped += 1
+            return
+        fields.update(timestamp_ns=timestamp_ns, kind=kind, thread=threading.get_native_id())
+        self._pending.append(tuple(fields.get(name, 0) for name in _FIELDS))
+
+    def record_finalize(self, kind: Kind, graph_task: int) -> None:
+        """One edge of the finalisation window; run delay is not read here."""
+        if self._enabled:
+            cpu_ns = time.thread_time_ns()
+            self.record(kind, self.now_ns(), op_id=graph_task, value=cpu_ns)
+
+    def next_op_id(self) -> int:
+        """A number unique in this process."""
+        return next(self._ids)
+
+    def next_seq(self, group_id: int) -> int:
+        """This group's next collective number; count also while nothing is recorded."""
+        seq = self._seq.get(group_id, 0)
+        self._seq[group_id] = seq + 1
+        return seq
+
+    def group_id(self, group: dist.ProcessGroup) -> int:
+        """Small number of a process group; its description goes to the trace."""
+        name = group.group_name
+        if name not in self._groups:
+            number = len(self._groups) + 1
+            description = {
+                "id": number,
+                "name": name,
+                "description": group.group_desc,
+                "backend": dist.get_backend(group),
+                "rank": group.rank(),
+                "size": group.size(),
+            }
+            self._groups[name] = number
+            self._add_document(BlockType.GROUP, json.dumps(description))
+        return self._groups[name]
+
+    def add_metadata(self, json: str) -> None:
+        """Adds keys to the metadata of this trace and of every later one."""
+        self._add_document(BlockType.METADATA, json)
+
+    def _add_document(self, block_type: BlockType, text: str) -> None:
+        self._documents.append((block_type, text))
+        self.flush()
+
+    def stats(self) -> PythonStats:
+        """Counters of the trace that is open, else of the one closed last."""
+        if self._file is None:
+            return self._last
+        return PythonStats(
+            records_written=self._written,
+            records_dropped=self._dropped,
+            records_unwritten=len(self._pending),
+            trace_bytes=self._file.size_bytes,
+            write_errno=self._file.write_errno,
+        )
+
+    def started(self) -> bool:
+        """Whether a trace is open."""
+        return self._file is not None
+
+    def set_enabled(self, on: bool) -> None:
+        """Switches recording on or off."""
+        self._enabled = on and self._file is not None
+
+    def enabled(self) -> bool:
+        """Whether records are being taken."""
+        return self._enabled
+
+    def install_observer(self) -> list[str]:
+        """Python sees no operators but those of attached models."""
+        return []
+
+    def set_stacks(self, on: bool) -> None:
+        """Says that there will be none: buckets do not tell who issued them."""
+        if on:
+            print("commprof: stacks need the native module; recording without", file=sys.stderr)
+
+    def mark_step(self, step: int, ended: bool, found: int = schema.STEP_DECLARED) -> None:
+        """A step boundary; forgets a marker that this thread left open."""
+        self._open.marker = None
+        if self._enabled:
+            self.record(Kind.STEP, self.now_ns(), op_id=step, aux=int(ended), seq=found)
+
+    def PhaseMarker(self, phase: int) -> PythonMarker:
+        """A marker for one phase."""
+        return PythonMarker(phase, self._open, self._record_phase)
+
+    def _record_phase(self, phase: int, begin_ns: int, end_ns: int, samples: int) -> None:
+        if self._enabled:
+            self.record(Kind.PHASE, begin_ns, aux=phase, value=end_ns, seq=samples)
+
+    def record_cost_ns(self, count: int) -> float:
+        """Mean cost of one record."""
+        scratch = PythonRecorder()
+        begin_ns = self.now_ns()
+        for _ in range(count):
+            scratch.record(Kind.END, self.now_ns())
+            scratch._pending.clear()
+        return (self.now_ns() - begin_ns) / max(count, 1)
+
+    def _flush_loop(self, interval_s: float) -> None:
+        while not self._wake.wait(interval_s):
+            self.flush()
+
+
+_FIELDS: tuple[str, ...] = tuple(schema.RECORD_DTYPE.names or ())

@@ -1,0 +1,56 @@
+"""Sums over the ranks are right, and the same bits on all of them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+
+from commprof.analysis.checks.outcome import FAIL, PASS, Outcome
+from commprof.checks.ranks import Ranks
+
+NAME = "all-reduce"
+_COUNTS = (1, 1000, 1_000_003)
+_PERIOD = 97
+
+
+def measure(ranks: Ranks) -> tuple[list[str], str]:
+    """What was wrong here, and a hash over sums of numbers that round."""
+    wrong = []
+    for dtype in (torch.int64, torch.float32):
+        for count in _COUNTS:
+            pattern = (torch.arange(count) % _PERIOD).to(dtype)
+            values = pattern * (ranks.rank + 1)
+            dist.all_reduce(values)
+            # Small whole numbers, so that fp32 has no rounding: pattern times 1 + 2 + ... + ranks.
+            expected = pattern * (ranks.world_size * (ranks.world_size + 1) // 2)
+            different = int((values != expected).sum())
+            if different:
+                wrong.append(f"{different} of {count} {str(dtype).removeprefix('torch.')}")
+    random = torch.Generator().manual_seed(ranks.rank)
+    values = torch.randn(100_003, generator=random)
+    dist.all_reduce(values)
+    return wrong, hashlib.sha256(values.numpy().tobytes()).hexdigest()
+
+
+def judge(values: Sequence[tuple[list[str], str]]) -> Outcome:
+    """Fails where a sum is wrong, or where ranks have different bits."""
+    wrong = [f"rank {rank}: {', '.join(what)}" for rank, (what, _) in enumerate(values) if what]
+    if wrong:
+        return Outcome(
+            NAME,
+            FAIL,
+            f"wrong sums, {'; '.join(wrong)}",
+            "no training on these ranks can be trusted: check memory and network of those ranks",
+        )
+    if len({digest for _, digest in values}) > 1:
+        return Outcome(
+            NAME,
+            FAIL,
+            "the ranks have different bits of one sum",
+            "the copies of a model would drift apart: use one build of torch and the same kind of "
+            "processor for all ranks",
+        )
+    return Outcome(NAME, PASS, f"exact for {2 * len(_COUNTS)} sums, the same bits on all ranks")

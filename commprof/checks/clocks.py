@@ -1,0 +1,66 @@
+"""How far the hosts' wall clocks are apart."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+
+from commprof.analysis.checks.outcome import PASS, SKIP, WARN, Outcome
+from commprof.checks.ranks import Ranks
+
+NAME = "clocks"
+_PINGS = 20
+#: Logs of two hosts can be read side by side below it.
+_APART_MS = 10.0
+
+
+def measure(ranks: Ranks) -> tuple[str, float, float]:
+    """Host; rank 0's wall clock less this one, and the bound on its error, in ms.
+
+    Cristian's method: the best of some questions; the error is at most half its round trip.
+    """
+    best_ns, offset_ns = float("inf"), 0.0
+    answer = torch.zeros(1, dtype=torch.int64)
+    for rank in range(1, ranks.world_size):
+        for _ in range(_PINGS):
+            if ranks.rank == 0:
+                dist.recv(answer, rank)
+                answer[0] = time.time_ns()
+                dist.send(answer, rank)
+            elif ranks.rank == rank:
+                begin_ns, sent_ns = time.monotonic_ns(), time.time_ns()
+                dist.send(answer, 0)
+                dist.recv(answer, 0)
+                trip_ns = time.monotonic_ns() - begin_ns
+                if trip_ns < best_ns:
+                    best_ns, offset_ns = trip_ns, int(answer[0]) - (sent_ns + trip_ns / 2)
+    bound_ns = 0.0 if ranks.rank == 0 else best_ns / 2
+    return ranks.host, offset_ns / 1e6, bound_ns / 1e6
+
+
+def judge(values: Sequence[tuple[str, float, float]]) -> Outcome:
+    """Warns of a host whose clock is surely far from rank 0's."""
+    if len({host for host, _, _ in values}) == 1:
+        return Outcome(NAME, SKIP, "all ranks are on one host")
+    apart = {
+        rank: (host, offset, bound)
+        for rank, (host, offset, bound) in enumerate(values)
+        if abs(offset) - bound > _APART_MS
+    }
+    if not apart:
+        worst = max(abs(offset) + bound for _, offset, bound in values)
+        return Outcome(NAME, PASS, f"wall clocks within {worst:.3g} ms of rank 0's")
+    shown = ", ".join(
+        f"rank {rank} ({host}) {offset:+.3g} +- {bound:.3g} ms"
+        for rank, (host, offset, bound) in apart.items()
+    )
+    return Outcome(
+        NAME,
+        WARN,
+        f"rank 0's wall clock is ahead of {shown}",
+        "run chrony or another NTP client there: logs of these hosts cannot be read side by side "
+        "(commprof itself compares clocks while it records)",
+    )

@@ -1,0 +1,52 @@
+"""The speed of the network interfaces that are up."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from commprof.analysis.checks.outcome import PASS, SKIP, WARN, Outcome, per_host
+from commprof.checks.ranks import Ranks
+
+NAME = "network"
+_DIRECTORY = Path("/sys/class/net")
+
+
+def measure(ranks: Ranks) -> tuple[str, dict[str, int]]:
+    """Host, and the Mbit/s of its interfaces that are up; 0 where the kernel does not know it."""
+    return ranks.host, speeds(_DIRECTORY)
+
+
+def speeds(directory: Path) -> dict[str, int]:
+    """By interface, without loopback."""
+    found = {}
+    for path in sorted(directory.glob("*")):
+        try:
+            if path.name == "lo" or (path / "operstate").read_text().strip() != "up":
+                continue
+        except OSError:
+            continue
+        try:
+            found[path.name] = max(0, int((path / "speed").read_text()))
+        except (OSError, ValueError):
+            found[path.name] = 0
+    return found
+
+
+def judge(values: Sequence[tuple[str, dict[str, int]]]) -> Outcome:
+    """Warns where the hosts' fastest interfaces differ."""
+    hosts = per_host(values)
+    fastest = {host: max(speeds.values(), default=0) for host, speeds in hosts.items()}
+    known = {host: speed for host, speed in fastest.items() if speed}
+    shown = ", ".join(
+        f"{name} {f'{speed / 1000:g} Gbit/s' if speed else 'of unknown speed'} on {host}"
+        for host, speeds in sorted(hosts.items())
+        for name, speed in speeds.items()
+    )
+    if not known:
+        return Outcome(NAME, SKIP, shown or "no interface is up but loopback")
+    if len(set(known.values())) > 1:
+        slow = min(known, key=lambda host: known[host])
+        advice = f"all wait for the slowest: look why {slow} has {known[slow] / 1000:g} Gbit/s"
+        return Outcome(NAME, WARN, shown, advice)
+    return Outcome(NAME, PASS, shown)

@@ -1,0 +1,53 @@
+"""The loss of a small training falls, on all ranks together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from commprof.analysis.checks.loss_trend import loss_trend
+from commprof.analysis.checks.outcome import FAIL, PASS, Outcome
+from commprof.checks.ranks import Ranks
+
+NAME = "loss trend"
+_STEPS = 30
+
+
+def measure(ranks: Ranks) -> list[float]:
+    """The mean loss over all ranks at each step of a regression that can be learnt."""
+    torch.manual_seed(0)
+    layers = nn.Linear(16, 1)
+    model = DistributedDataParallel(layers) if ranks.world_size > 1 else layers
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    random = torch.Generator().manual_seed(ranks.rank)
+    losses = []
+    for _ in range(_STEPS):
+        inputs = torch.randn(32, 16, generator=random)
+        loss = (model(inputs) - inputs.sum(1, keepdim=True)).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        mean = loss.detach().clone()
+        dist.all_reduce(mean)
+        losses.append(mean.item() / ranks.world_size)
+    return losses
+
+
+def judge(values: Sequence[list[float]]) -> Outcome:
+    """Fails where the loss does not fall, or is no number."""
+    trend = loss_trend(values[0])
+    assert trend is not None
+    advice = (
+        "a training that must converge does not: compare torch's builds on these ranks, and see "
+        "what the all-reduce check says"
+    )
+    if trend.not_finite is not None:
+        return Outcome(NAME, FAIL, f"not a finite number from step {trend.not_finite} on", advice)
+    figure = f"{trend.first:.3g} to {trend.last:.3g} in {trend.steps} steps"
+    if trend.falls:
+        return Outcome(NAME, PASS, figure)
+    return Outcome(NAME, FAIL, f"{figure}: it does not fall", advice)

@@ -1,0 +1,52 @@
+"""Every rank can send to the next one and receives what was sent."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+
+from commprof.analysis.checks.outcome import FAIL, PASS, SKIP, Outcome
+from commprof.checks.ranks import Ranks
+
+NAME = "ring"
+_ROUNDS = 20
+_FACTOR = 1000
+
+
+def measure(ranks: Ranks) -> tuple[bool, float]:
+    """Whether all tokens were right here, and the mean µs from rank to rank."""
+    if ranks.world_size == 1:
+        return True, 0.0
+    token = torch.zeros(1, dtype=torch.int64)
+    right, before = True, (ranks.rank - 1) % ranks.world_size
+    dist.barrier()
+    begin_ns = time.monotonic_ns()
+    for number in range(_ROUNDS):
+        if ranks.rank == 0:
+            token[0] = number * _FACTOR
+            dist.send(token, 1)
+        dist.recv(token, before)
+        right = right and int(token[0]) == number * _FACTOR + before
+        if ranks.rank != 0:
+            token += 1
+            dist.send(token, (ranks.rank + 1) % ranks.world_size)
+    hop_us = (time.monotonic_ns() - begin_ns) / 1e3 / _ROUNDS / ranks.world_size
+    return right, hop_us
+
+
+def judge(values: Sequence[tuple[bool, float]]) -> Outcome:
+    """Fails where a rank received something else than its neighbour sent."""
+    if len(values) == 1:
+        return Outcome(NAME, SKIP, "one rank has no neighbour")
+    wrong = [rank for rank, (right, _) in enumerate(values) if not right]
+    if wrong:
+        return Outcome(
+            NAME,
+            FAIL,
+            f"wrong tokens at rank {', '.join(map(str, wrong))}",
+            "the messages of the rank before do not arrive whole: check that link and its driver",
+        )
+    return Outcome(NAME, PASS, f"{_ROUNDS} rounds, {values[0][1]:.0f} us from rank to rank")

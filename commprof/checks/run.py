@@ -1,0 +1,124 @@
+"""All checks, one after the other, by every rank of a job."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import asdict
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch.distributed as dist
+
+from commprof.analysis.checks.outcome import FAIL, Outcome
+from commprof.checks import (
+    all_reduce,
+    clocks,
+    file_limits,
+    gradients,
+    interfaces,
+    loss,
+    pairs,
+    pinning,
+    pressure,
+    ring,
+    shared_memory,
+)
+from commprof.checks.ranks import Ranks, own_ranks
+from commprof.errors import UsageError
+
+
+class Check(Protocol):
+    """What a check's module has."""
+
+    NAME: str
+
+    def measure(self, ranks: Ranks) -> Any:
+        """What this rank finds; all ranks call it, in step."""
+
+    def judge(self, values: Sequence[Any]) -> Outcome:
+        """What that means, from the findings of all ranks in order."""
+
+
+CHECKS: tuple[Check, ...] = (
+    pressure,
+    pinning,
+    file_limits,
+    shared_memory,
+    interfaces,
+    ring,
+    pairs,
+    clocks,
+    all_reduce,
+    gradients,
+    loss,
+)
+"""Pressure first: the others would be seen in it."""
+
+_TIMEOUT_VARIABLE = "COMMPROF_CHECK_TIMEOUT_S"
+_LONGEST_TIMEOUT_S = 86_400
+
+
+def run_checks(checks: Sequence[Check] = CHECKS) -> tuple[Outcome, ...]:
+    """Runs them in the job whose environment torchrun has set; the same result on every rank.
+
+    A check that breaks the process group, because a rank dies or does not answer, fails; those
+    after it are not run.
+
+    Raises:
+        UsageError: COMMPROF_CHECK_TIMEOUT_S is no number of seconds.
+    """
+    timeout = timedelta(seconds=_timeout_s())
+    dist.init_process_group("gloo", timeout=timeout)
+    try:
+        ranks = own_ranks()
+        outcomes: list[Outcome] = []
+        for check in checks:
+            try:
+                outcomes.append(check.judge(ranks.gather(check.measure(ranks))))
+            except (RuntimeError, OSError) as error:
+                outcomes.append(_broken(check.NAME, ranks.rank, error))
+                break
+        return tuple(outcomes)
+    finally:
+        dist.destroy_process_group()
+
+
+def run_rank(result_path: str) -> None:
+    """Of a job that ``commprof check`` launched: rank 0 leaves the outcomes as JSON."""
+    outcomes = run_checks()
+    if os.environ["RANK"] == "0":
+        Path(result_path).write_text(json.dumps([asdict(outcome) for outcome in outcomes]))
+
+
+def read_outcomes(result_path: Path) -> tuple[Outcome, ...]:
+    """What :func:`run_rank` left."""
+    values = json.loads(result_path.read_text())
+    return tuple(Outcome(**{**value, "details": tuple(value["details"])}) for value in values)
+
+
+def _timeout_s() -> float:
+    text = os.environ.get(_TIMEOUT_VARIABLE) or "60"
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 1 <= seconds <= _LONGEST_TIMEOUT_S:
+        raise UsageError(
+            f"{_TIMEOUT_VARIABLE}={text!r} is no number of seconds (allowed: 1 to "
+            f"{_LONGEST_TIMEOUT_S}); unset it for 60"
+        )
+    return seconds
+
+
+def _broken(name: str, rank: int, error: Exception) -> Outcome:
+    reason = str(error).partition("\n")[0]
+    return Outcome(
+        name,
+        FAIL,
+        f"broke off, as rank {rank} saw it: {reason}",
+        "a rank died or did not answer; see what it printed, and whether a firewall is between",
+    )

@@ -1,0 +1,45 @@
+"""Whether there is shared memory for DataLoader workers and for commprof's rings."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from commprof.analysis.checks.outcome import FAIL, PASS, SKIP, WARN, Outcome, per_host
+from commprof.checks.ranks import Ranks
+
+NAME = "/dev/shm"
+#: Per rank: the rings of its threads.
+_NEEDED_BYTES = 16_000_000
+#: Containers get 64 MB if nobody asks for more; batches of DataLoader workers need gigabytes.
+_COMFORTABLE_BYTES = 1_000_000_000
+
+
+def measure(ranks: Ranks) -> tuple[str, tuple[int, int]]:
+    """Host; bytes free and in all, -1 where there is no /dev/shm."""
+    try:
+        found = os.statvfs(NAME)
+    except OSError:
+        return ranks.host, (-1, -1)
+    return ranks.host, (found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize)
+
+
+def judge(values: Sequence[tuple[str, tuple[int, int]]]) -> Outcome:
+    """Fails where the rings of the host's ranks have no room, warns where batches may not."""
+    ranks_of = {host: sum(name == host for name, _ in values) for host, _ in values}
+    status, figures = PASS, []
+    for host, (free, size) in sorted(per_host(values).items()):
+        if free < 0:
+            figures.append(f"none on {host}")
+            status = SKIP if status == PASS else status
+            continue
+        figures.append(f"{free / 1e9:.3g} of {size / 1e9:.3g} GB free on {host}")
+        if free < _NEEDED_BYTES * ranks_of[host]:
+            status = FAIL
+        elif free < _COMFORTABLE_BYTES and status != FAIL:
+            status = WARN
+    advice = (
+        "DataLoader workers hand over batches there: remove what is left in /dev/shm, or give the "
+        "container more (docker run --shm-size=8g, or an emptyDir with medium: Memory)"
+    )
+    return Outcome(NAME, status, "; ".join(figures), advice if status in (WARN, FAIL) else "")

@@ -1,0 +1,61 @@
+"""The parser of all commands: errors in one line, and options from a file."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from commprof import invocation
+from commprof.commands.options.config_file import merged, read_config
+from commprof.errors import UsageError
+from commprof.printable import printable
+from commprof.workloads.parsing import allowed
+
+
+def _typed(prog: str) -> str:
+    """A parser's name as it is to be typed here."""
+    name, _, rest = prog.partition(" ")
+    return invocation.command(*rest.split()) if name == "commprof" else prog
+
+
+class Parser(argparse.ArgumentParser):
+    """One line for a wrong argument, where argparse prints the whole usage."""
+
+    def error(self, message: str) -> NoReturn:
+        """Ends the process with 2."""
+        self.exit(2, f"{self.prog}: {printable(message)} (see {_typed(self.prog)} --help)\n")
+
+    def parse_known_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: Any = None
+    ) -> tuple[Any, list[str]]:
+        """Twice where ``--config`` names a file: its values are the defaults the second time.
+
+        What is left over is an error here, where the options that were possible are known.
+        """
+        parsed, rest = super().parse_known_args(args, namespace)
+        if rest:
+            self.error(f"unrecognized arguments: {' '.join(rest)}{self._nearest(rest[0])}")
+        own = any(action.dest == "config" for action in self._actions)
+        if not own or parsed.config is None:
+            return parsed, rest
+        try:
+            values, script_args = merged(parsed, read_config(parsed.config, self._actions))
+        except UsageError as error:
+            self.exit(2, f"{self.prog}: {printable(str(error))}\n")
+        self.set_defaults(**values)
+        parsed, rest = super().parse_known_args(args, namespace)
+        parsed.script_args = script_args
+        return parsed, rest
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        """Refuses what is no choice, and names the nearest one."""
+        if action.choices is not None and value not in action.choices:
+            names = [str(choice) for choice in action.choices]
+            raise argparse.ArgumentError(action, f"no {value!r} here{allowed(str(value), names)}")
+
+    def _nearest(self, given: str) -> str:
+        flags = [flag for action in self._actions for flag in action.option_strings]
+        close = difflib.get_close_matches(given.partition("=")[0], flags, n=1)
+        return f"; did you mean {close[0]}?" if close else ""

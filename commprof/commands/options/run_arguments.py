@@ -1,0 +1,304 @@
+"""What ``commprof run`` takes, and the help that teaches it."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from commprof.commands.running.price import add_price_arguments
+from commprof.compressors.schemes import help_text
+from commprof.launch.pinning import PIN_MODES
+from commprof.monitor import settings
+from commprof.trace.schema import MODES
+from commprof.trials import candidates
+from commprof.workloads.options import PRECISIONS
+
+DESCRIPTION = (
+    """\
+Trains a workload at several world sizes, under DistributedDataParallel or another strategy,
+records every collective in every rank, and reports throughput, scaling, and where each step went.
+
+  python -m commprof.run --nproc 8                     1, 2, 4 and 8 ranks, transformer
+  python -m commprof.run --nproc 4 --scaling strong    the global batch stays the same
+  python -m commprof.run --nproc 2 --workload timed:backward_ms=10,gradient_mb=25
+                                                       sleeps of known length: try the tool
+  python -m commprof.run --world-sizes 2 --steps 50 --json result.json
+  python -m commprof.run --nproc 4 train.py --lr 0.1   your own script, unchanged, on 4 ranks
+  python -m commprof.run --nproc 4 --watchdog auto train.py     names what it hangs on, see
+                                                       docs/watchdog.md
+  python -m commprof.run --nnodes 2 --node-rank 0 --nproc 4 --output /shared/run \\
+      --rdzv-endpoint first-host:29500                 on each of two machines, with its number
+  torchrun --nproc-per-node 4 -m commprof.run --workload mlp     as torchrun's ranks, or srun's
+  python -m commprof.run --config run.yaml --dry-run   options from a file; what would be launched
+
+Workloads, as NAME or NAME:key=value,key=value; "/" separates values per layer:
+  transformer   vocab=2048,d_model=256,heads=4,layers=2,feedforward=512,sequence=128,
+                samples=320,learning_rate=0.0005
+  resnet50      classes=10,image=32,samples=320,data=synthetic,learning_rate=0.0125
+  lora          size=tiny,rank=16,targets=attention,base=fp32,sequence=128,samples=160,
+                learning_rate=0.0002      (needs transformers and peft; base=4bit: bitsandbytes)
+  mlp           inputs=256,width=512,layers=4,classes=10,samples=2048,learning_rate=0.05
+  timed         layers=4,data_ms=2,forward_ms=2,backward_ms=4,gradient_mb=1,gradients=constant,
+                optimizer_ms=0,bucket_cap_mb=0,late_rank=-1,late_ms=0,late_phase=backward,
+                late_every=1
+                (late_phase=pause: the late rank's process is really stopped, by SIGSTOP)
+
+Strategies, as --strategy NAME; of several, as ddp,fsdp, each is run and all are compared:
+  ddp           the whole model on every rank, gradients all-reduced in buckets
+  zero1         the same, but optimizer state in parts, and updated parameters broadcast
+  fsdp          everything in parts: parameters gathered block by block, gradients scattered
+  hsdp          fsdp within groups of ranks, hsdp:shard=0 in each (0: commprof chooses)
+
+  python -m commprof.run --nproc 4 --strategy ddp,fsdp --workload resnet50
+  python -m commprof.run --nproc 2 --accumulate 4 --precision bf16 --clip-norm 1
+See docs/workloads.md and docs/strategies.md.
+
+Gradient compressors, as --hook NAME or --hook NAME:option=value,option=value:
+"""
+    + help_text()
+    + """
+  python -m commprof.run --nproc 2 --hook int8                the transformer, int8 gradients
+  python -m commprof.run --nproc 2 --hook topk:ratio=0.001 train.py      the same for a script
+Options of those that compress: feedback=0|1, start_step=N, checksum=0|1, hierarchical=0|1; of all:
+measure_every=N. See docs/compressors.md.
+
+Would it pay? A trial lets candidates take turns on the steps of the workload or script, and says
+what to change, if anything. Candidates are compressors, as above, and
+"""
+    + candidates.help_text()
+    + """
+alone or joined by "+". More rounds make it surer: rounds=8,block=6,warmup=2 steps, shuffle=SEED.
+  python -m commprof.run --nproc 2 --trial fp16,int8,topk:ratio=0.01,bucket-cap=5 train.py
+  python -m commprof.run --nproc 2 --trial int8,bucket-cap=5,int8+bucket-cap=5,rounds=12
+See docs/trials.md.
+
+A file for --config holds one `option: value` a line, such as `nproc: 4`, `strategy: [ddp, fsdp]`,
+`script: train.py` or `script-args: [--lr, "0.1"]`. Each run directory holds its own as config.yaml.
+See docs/launching.md.
+
+To watch the job while it runs: commprof top RUN, or metrics for Prometheus, TensorBoard or a file:
+  python -m commprof.run --nproc 2 --metrics --metrics-jsonl metrics.jsonl train.py
+See docs/monitoring.md.
+"""
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """All of them, in the order of the help text."""
+    parser.add_argument(
+        "--config",
+        type=Path,
+        metavar="FILE",
+        help="take options from a YAML file, as `option: value`; the command line beats it",
+    )
+    parser.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="print what would be launched, and launch nothing",
+    )
+    _add_what(parser)
+    _add_training(parser)
+    _add_where(parser)
+    settings.add_arguments(parser)
+    parser.add_argument(
+        "-m", dest="module", action="store_true", help="SCRIPT is a module, as for python -m"
+    )
+    parser.add_argument(
+        "script", nargs="?", metavar="SCRIPT", help="a training script instead of a workload"
+    )
+    parser.add_argument(
+        "script_args",
+        nargs=argparse.REMAINDER,
+        metavar="ARGS",
+        help="the script's own arguments",
+    )
+
+
+def _add_what(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--nproc",
+        type=int,
+        metavar="N",
+        help="largest number of ranks; runs 1, 2, 4, ... up to N, a script just N "
+        "(default: usable cores)",
+    )
+    parser.add_argument(
+        "--world-sizes", metavar="A,B,...", help="exactly these world sizes instead"
+    )
+    parser.add_argument("--workload", help="see above (default: transformer)")
+    parser.add_argument("--steps", type=int, metavar="N", help="steps to train per world size")
+    parser.add_argument(
+        "--epochs",
+        type=int,
+        metavar="N",
+        help="epochs instead of steps (default: 2 epochs, but at least 12 steps)",
+    )
+    parser.add_argument(
+        "--batch-size",
+        type=int,
+        metavar="N",
+        help="samples of a backward pass per rank (weak scaling) or over all ranks (strong); "
+        "default: the workload's",
+    )
+    parser.add_argument(
+        "--scaling",
+        choices=("weak", "strong"),
+        help="weak: the batch per rank stays; strong: the global batch stays (default: weak)",
+    )
+    parser.add_argument(
+        "--hook",
+        metavar="NAME[:OPTION=VALUE,...]",
+        help="compress DDP's gradients, see above (default: DDP's own mean all-reduce)",
+    )
+    parser.add_argument(
+        "--bucket-cap-mb",
+        type=float,
+        metavar="MIB",
+        help="DDP's bucket_cap_mb, for every model that is made without naming one (default: "
+        "DDP's); how to apply a trial's bucket-cap=MB",
+    )
+    parser.add_argument(
+        "--trial",
+        metavar="CANDIDATE,...",
+        help="let these take turns on the steps, on --nproc ranks, and say which pays; see above",
+    )
+    parser.add_argument(
+        "--backend",
+        help="gloo, nccl or mpi, where this torch has it, or commprof: gloo, with shared memory "
+        "between ranks of one host (default: gloo)",
+    )
+    parser.add_argument(
+        "--threads-per-rank",
+        metavar="N|auto",
+        help="intra-op threads of each rank, the same at every world size; auto: its part of the "
+        "cores at the largest (default: OMP_NUM_THREADS, or 1)",
+    )
+    parser.add_argument(
+        "--pin",
+        choices=PIN_MODES,
+        default="auto",
+        help="CPUs of their own for the ranks: equal parts of the cores, or of the NUMA nodes'; "
+        "auto: numa where there are several nodes and enough cores (default: auto)",
+    )
+    parser.add_argument("--seed", type=int, help="of data and weights (default: 0)")
+    parser.add_argument(
+        "--overhead-steps",
+        type=int,
+        metavar="N",
+        help="more steps, with capture off and on in turn, to measure commprof itself; a "
+        "multiple of 8 cancels a trend (default: 16; 0 = none)",
+    )
+
+
+def _add_training(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--strategy", metavar="NAME,...", help="how ranks share the model, see above (default: ddp)"
+    )
+    parser.add_argument(
+        "--accumulate",
+        type=int,
+        metavar="N",
+        help="backward passes per update, of which the last one synchronises (default: 1)",
+    )
+    parser.add_argument(
+        "--precision",
+        choices=PRECISIONS,
+        help="what forward and backward compute in; fp16 scales the loss (default: fp32)",
+    )
+    parser.add_argument(
+        "--clip-norm", type=float, metavar="X", help="clip gradients to this norm (default: not)"
+    )
+    parser.add_argument(
+        "--checkpoint-activations",
+        action=argparse.BooleanOptionalAction,
+        help="keep only the inputs of each block and compute the rest again in backward",
+    )
+    parser.add_argument(
+        "--cpu-offload",
+        action=argparse.BooleanOptionalAction,
+        help="keep what fsdp and hsdp shard in the host's memory, on a GPU",
+    )
+    parser.add_argument(
+        "--scale-lr",
+        action=argparse.BooleanOptionalAction,
+        help="learning rate times samples per update over --batch-size",
+    )
+    parser.add_argument(
+        "--lr-warmup",
+        type=int,
+        metavar="N",
+        help="steps in which the learning rate grows to its full value (default: 0)",
+    )
+
+
+def _add_where(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--output",
+        type=Path,
+        metavar="DIR",
+        help="run directory, new or empty (default: commprof-runs/DATE-WORKLOAD)",
+    )
+    parser.add_argument(
+        "--mode",
+        choices=MODES,
+        help="what to keep: every record (full), histograms of bounded size (always-on), or "
+        "nothing until it is switched on (off); default: COMMPROF_MODE, or full",
+    )
+    add_price_arguments(parser)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the result there as well")
+    parser.add_argument(
+        "--nnodes",
+        type=int,
+        metavar="N",
+        help="machines; type the same on each, with --node-rank (--nproc counts per machine; "
+        "default: 1, or with --rdzv-endpoint under srun the nodes of the step)",
+    )
+    parser.add_argument(
+        "--node-rank",
+        type=int,
+        metavar="N",
+        help="which machine this is: 0, which reports, to N - 1 (default: 0, or Slurm's number)",
+    )
+    parser.add_argument(
+        "--rdzv-endpoint",
+        metavar="HOST:PORT",
+        help="where the ranks meet: an address of machine 0; a sweep over several machines takes "
+        "the ports that follow too (default: a free port of localhost)",
+    )
+    parser.add_argument(
+        "--max-restarts",
+        type=int,
+        default=0,
+        metavar="N",
+        help="start all ranks again when one fails, at most N times; the report shows each attempt "
+        "(default: 0)",
+    )
+    parser.add_argument(
+        "--check-sync",
+        type=int,
+        metavar="STEPS",
+        help="every STEPS steps verify that all ranks hold identical parameters in DDP models, "
+        "and name those that differ (default: never)",
+    )
+    parser.add_argument(
+        "--stacks",
+        action=argparse.BooleanOptionalAction,
+        help="record which line issued each collective as well",
+    )
+    parser.add_argument(
+        "--gradient-norms",
+        type=int,
+        metavar="N",
+        help="every N steps measure the norm of each rank's own gradients, for live metrics",
+    )
+    parser.add_argument(
+        "--watchdog",
+        metavar="SECONDS|auto",
+        help="a process beside the ranks that names the rank, collective and bucket for which a "
+        "step or collective takes so long, and shows stacks; auto: learnt from the run",
+    )
+    parser.add_argument(
+        "--flamegraph",
+        metavar="RANK,...",
+        help="flame graphs of these ranks by phase, by py-spy (with --watchdog auto if not given)",
+    )

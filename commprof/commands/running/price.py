@@ -1,0 +1,59 @@
+"""``--price-per-hour``: what a run cost, and which of its world sizes is worth it."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import textwrap
+from pathlib import Path
+
+from commprof.analysis.cost import UNITS, Cost, Price, cost
+from commprof.analysis.run import analyse_in_detail
+from commprof.analysis.verdict import Verdict, verdict
+from commprof.commands.options.terminal import table_width
+from commprof.errors import UsageError
+from commprof.report.sections import cost as cost_table
+
+
+def add_price_arguments(parser: argparse.ArgumentParser) -> None:
+    """The price, and what it is paid for."""
+    parser.add_argument(
+        "--price-per-hour",
+        type=float,
+        metavar="PRICE",
+        help="adds time and money per 1,000 samples and per epoch",
+    )
+    parser.add_argument("--price-per", choices=UNITS, help="what PRICE is paid for (default: node)")
+
+
+def price_of(args: argparse.Namespace) -> Price | None:
+    """None where no price was given.
+
+    Raises:
+        UsageError: it is out of range, or there is a unit without a price.
+    """
+    if args.price_per_hour is None:
+        if args.price_per is not None:
+            raise UsageError("--price-per says nothing without --price-per-hour PRICE")
+        return None
+    if not (args.price_per_hour > 0 and math.isfinite(args.price_per_hour)):
+        raise UsageError(
+            f"--price-per-hour {args.price_per_hour} is out of range (allowed: more than 0)"
+        )
+    return Price(args.price_per_hour, args.price_per or "node")
+
+
+def priced(run: Path, price: Price, width: int) -> tuple[Cost, str]:
+    """What each world size of one run cost; and as text, with what its step is bound by."""
+    result, details = analyse_in_detail(run)
+    paid = cost(result.worlds, details, price)
+    found = verdict(result, details)
+    return paid, "\n\n".join(
+        [cost_table.section(paid, width, table_width()), *_sentences(found, width)]
+    )
+
+
+def _sentences(found: Verdict | None, width: int) -> list[str]:
+    if found is None:
+        return []
+    return [textwrap.fill(line, width) for line in (found.headline, *found.sentences)]

@@ -1,0 +1,155 @@
+"""What the options of ``commprof run`` ask for, refused or left where the ranks find it."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+from typing import NoReturn
+
+from commprof.capture.boot import BUCKET_CAP_VARIABLE, SYNC_VARIABLE
+from commprof.commands.running.price import price_of
+from commprof.commands.running.run_worlds import subjects_of
+from commprof.commands.running.target import Subject
+from commprof.compressors import parse
+from commprof.errors import UsageError
+from commprof.monitor.watchdog.flames import parse_ranks
+from commprof.monitor.watchdog.start import WatchOptions
+from commprof.monitor.watchdog.thresholds import AUTO, parse_threshold
+from commprof.trace.schema import MODES
+from commprof.trials.plan import parse_trial
+from commprof.workloads.strategies import parse_strategy
+
+
+def checked_subjects(args: argparse.Namespace, world_sizes: list[int]) -> list[Subject]:
+    """What runs, after what the options say of all ranks was refused or left in the environment."""
+    _set_mode(args)
+    _check_restarts(args)
+    if args.hook is not None:
+        args.hook = parse(args.hook).label
+    if price_of(args) is not None and args.trial is not None:
+        raise UsageError("--price-per-hour and --trial exclude each other: candidates share steps")
+    _check_trial(args, world_sizes)
+    _cap_buckets(args)
+    if args.stacks:
+        os.environ["COMMPROF_STACKS"] = "1"  # the ranks inherit it
+    _measure_gradients(args)
+    if args.check_sync is not None:
+        os.environ[SYNC_VARIABLE] = str(args.check_sync)
+    return subjects_of(args)
+
+
+def world_sizes_of(args: argparse.Namespace) -> list[int]:
+    """How many ranks train, one world size after the other."""
+    if args.world_sizes is not None:
+        try:
+            sizes = sorted({int(word) for word in args.world_sizes.split(",")})
+        except ValueError:
+            raise UsageError(
+                f"--world-sizes {args.world_sizes!r} is not a list of whole numbers such as 1,2,4"
+            ) from None
+        if args.nproc is not None and args.nproc * args.nnodes < max(sizes):
+            raise UsageError(
+                f"--world-sizes asks for {max(sizes)} ranks but --nproc for {args.nproc}; "
+                "leave --nproc out"
+            )
+    else:
+        nproc = len(os.sched_getaffinity(0)) if args.nproc is None else args.nproc
+        if args.script or args.trial:
+            return [nproc * args.nnodes] if nproc >= 1 else _out_of_range(nproc)
+        sizes = [2**power for power in range(max(nproc, 1).bit_length()) if 2**power <= nproc]
+        sizes = sizes if nproc in sizes or nproc < 1 else [*sizes, nproc]
+        if nproc < 1:
+            _out_of_range(nproc)
+        sizes = [size * args.nnodes for size in sizes]
+    if min(sizes) < 1:
+        raise UsageError(f"--world-sizes {args.world_sizes} is out of range (allowed: 1 or more)")
+    return sizes
+
+
+def _check_trial(args: argparse.Namespace, world_sizes: list[int]) -> None:
+    """Puts the trial into its standard form, or refuses it."""
+    if args.trial is None:
+        return
+    args.trial = parse_trial(args.trial).text
+    if args.hook is not None:
+        raise UsageError("--hook and --trial exclude each other; name the hook in --trial")
+    if args.strategy not in (None, "ddp"):
+        raise UsageError(f"--trial compares DDP's hooks, not --strategy {args.strategy}; leave one")
+    if len(world_sizes) > 1 or world_sizes[0] < 2:
+        raise UsageError(
+            f"--trial compares at one world size of 2 ranks or more, not at {world_sizes}; give "
+            "--nproc N"
+        )
+    from commprof.capture.mode import mode_code
+
+    mode = MODES[mode_code(None)]
+    if mode != "full":
+        raise UsageError(
+            f"--trial needs every record, which mode {mode} does not keep (needed: full)"
+        )
+
+
+def _cap_buckets(args: argparse.Namespace) -> None:
+    """Leaves the cap where the ranks find it, or refuses it."""
+    cap_mb = args.bucket_cap_mb
+    if cap_mb is None:
+        return
+    if not 0 < cap_mb < math.inf:
+        raise UsageError(f"--bucket-cap-mb {cap_mb:g} is out of range (allowed: MiB above 0)")
+    if args.trial is not None:
+        raise UsageError(
+            "--bucket-cap-mb and --trial exclude each other; name bucket-cap=MB in --trial"
+        )
+    for name in [] if args.script else (args.strategy or "ddp").split(","):
+        if not parse_strategy(name.strip()).replicated:
+            raise UsageError(
+                f"--bucket-cap-mb is for DDP's buckets, and --strategy {name.strip()} has none; "
+                "take ddp or zero1, or leave --bucket-cap-mb out"
+            )
+    os.environ[BUCKET_CAP_VARIABLE] = f"{cap_mb:g}"
+
+
+def _check_restarts(args: argparse.Namespace) -> None:
+    if args.max_restarts < 0:
+        raise UsageError(f"--max-restarts {args.max_restarts} is out of range (allowed: 0 or more)")
+    if args.max_restarts and args.nnodes > 1:
+        raise UsageError(
+            "--max-restarts starts the ranks of one machine again; on several, take torchrun "
+            "--max-restarts with `commprof env`"
+        )
+    if args.check_sync is not None and args.check_sync < 1:
+        raise UsageError(f"--check-sync {args.check_sync} is out of range (allowed: 1 or more)")
+
+
+def _measure_gradients(args: argparse.Namespace) -> None:
+    """Leaves it where the ranks find it, and refuses what they would refuse."""
+    from commprof.capture.gradient_norms import GRADIENT_NORMS_VARIABLE, GradientNorms
+
+    if args.gradient_norms is not None:
+        os.environ[GRADIENT_NORMS_VARIABLE] = str(args.gradient_norms)
+    GradientNorms()
+
+
+def _set_mode(args: argparse.Namespace) -> None:
+    """Leaves the mode where the ranks find it, and refuses one that they would refuse."""
+    from commprof.capture.mode import MODE_VARIABLE, mode_code, switch_signal
+
+    if args.mode is not None:
+        os.environ[MODE_VARIABLE] = args.mode
+    mode_code(None)
+    switch_signal()
+
+
+def _out_of_range(nproc: int) -> NoReturn:
+    raise UsageError(f"--nproc {nproc} is out of range (allowed: 1 or more)")
+
+
+def watch_options_of(args: argparse.Namespace) -> WatchOptions | None:
+    """What was asked of the watchdog, checked; None without one."""
+    if args.watchdog is None and args.flamegraph is None:
+        return None
+    threshold = args.watchdog or AUTO
+    parse_threshold(threshold)
+    parse_ranks(args.flamegraph or "0")
+    return WatchOptions(threshold, args.flamegraph or "")

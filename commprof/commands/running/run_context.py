@@ -1,0 +1,111 @@
+"""What ``commprof run`` writes down of itself: ``run.json``, and options to run it again."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from collections.abc import Sequence
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from commprof._version import __version__
+from commprof.commands.running.target import WORKLOAD_DEFAULTS
+from commprof.interrupts import ends_at_once
+from commprof.launch.provenance import (
+    command_line,
+    environment,
+    git_state,
+    save_patch,
+    versions,
+)
+from commprof.launch.rank_placement import Placing
+from commprof.launch.yaml_text import yaml_text
+from commprof.report.sections.reproduce import repeating_command
+from commprof.trace.run.run_directory import CONFIG_FILE
+
+#: Of this one run or machine, or resolved into others.
+_NOT_REPEATED = {
+    *("command", "config", "dry_run", "json", "node_rank", "nproc", "output", "placing"),
+    *("script", "script_args"),
+}
+
+
+def run_context(args: argparse.Namespace, world_sizes: Sequence[int]) -> dict[str, Any]:
+    """What was asked for and where it ran, for ``run.json``."""
+    with ends_at_once():
+        import torch
+
+        from commprof import _native
+        from commprof.capture.job.metadata import machine
+
+    placing: Placing = args.placing
+    topology = args.placing.topology
+    usable = {
+        "usable_cpu_count": topology.usable_cpus,
+        "usable_core_count": topology.usable_cores,
+    }
+    return {
+        "timestamp": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "command": shlex.join(command_line()),
+        "commprof": __version__,
+        "torch": torch.__version__,
+        "capture": "native" if _native.native is not None else "python",
+        "backend": args.backend or WORKLOAD_DEFAULTS["backend"],
+        "world_sizes": list(world_sizes),
+        "machine": {**machine(), **usable},
+        "nodes": args.nnodes,
+        "errors": {},
+        **placing.settings(world_sizes),
+        "reproduction": {
+            "directory": str(Path.cwd()),
+            "environment": environment(),
+            "versions": versions(),
+            "git": git_state(_user_directory(args)),
+        },
+    }
+
+
+def save_changes(directory: Path, args: argparse.Namespace, context: dict[str, Any]) -> None:
+    """Writes what the user's code differs in from its commit, and says in the context what of it.
+
+    Nothing where there is no repository.
+    """
+    git = context["reproduction"]["git"]
+    if "commit" in git:
+        git["patch"] = save_patch(_user_directory(args), directory)
+
+
+def save_config(directory: Path, args: argparse.Namespace, world_sizes: Sequence[int]) -> None:
+    """Writes ``config.yaml``: every option as it came to be, for ``--config``."""
+    text = (
+        "# What this run did. The same again, from the directory where it was started:\n"
+        f"#   {repeating_command(directory / CONFIG_FILE, 1)}\n"
+    )
+    text += yaml_text(effective_options(args, world_sizes))
+    # A path need not be UTF-8; in the options its bytes are escapes anyway.
+    (directory / CONFIG_FILE).write_text(text, encoding="utf-8", errors="backslashreplace")
+
+
+def effective_options(args: argparse.Namespace, world_sizes: Sequence[int]) -> dict[str, Any]:
+    """By key of a configuration file; defaults of workloads are filled in."""
+    defaults = {} if args.script else WORKLOAD_DEFAULTS
+    given = {
+        name: value
+        for name, value in vars(args).items()
+        if name not in _NOT_REPEATED and value is not None and value is not False
+    }
+    chosen = {**defaults, **given, "world_sizes": list(world_sizes)}
+    chosen["threads_per_rank"] = args.placing.threads.count
+    if args.script:
+        chosen |= {"script": args.script, "script_args": list(args.script_args)}
+    return {name.replace("_", "-"): _plain(value) for name, value in chosen.items()}
+
+
+def _plain(value: Any) -> Any:
+    return value if isinstance(value, str | int | float | list) else str(value)
+
+
+def _user_directory(args: argparse.Namespace) -> Path:
+    """Where the user's code is: the script's directory, or the present one."""
+    return Path(args.script).resolve().parent if args.script and not args.module else Path.cwd()

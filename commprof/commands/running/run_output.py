@@ -1,0 +1,75 @@
+"""Where ``commprof run`` leaves what it records."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from datetime import datetime
+from pathlib import Path
+
+from commprof.errors import CommprofError, UsageError
+from commprof.launch.rendezvous import Meeting
+from commprof.trace.run.run_directory import RUN_FILE
+
+#: How long a machine waits for machine 0.
+_PATIENCE_S = 900
+
+
+def chosen_directory(args: argparse.Namespace, subject_name: str, meeting: Meeting) -> Path:
+    """The run directory, not made yet; one that all machines see, if there are more."""
+    directory: Path | None = args.output
+    if directory is None and meeting.nodes > 1:
+        raise UsageError(
+            f"{meeting.nodes} machines need --output DIR, the same directory on all of them"
+        )
+    if directory is None:
+        name = f"{datetime.now().strftime('%Y%m%d-%H%M%S')}-{subject_name}"
+        directory = Path("commprof-runs") / name
+    try:
+        occupied = meeting.is_first and directory.is_dir() and any(directory.iterdir())
+    except OSError as error:
+        raise _unwritable(directory, error) from None
+    if occupied:
+        raise UsageError(
+            f"--output {directory} is not empty; name a new directory, nothing is overwritten"
+        )
+    return directory
+
+
+def make_directory(directory: Path, meeting: Meeting) -> None:
+    """On the first machine, and found writable; the others wait for it."""
+    if not meeting.is_first:
+        _await_first(directory)
+        return
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        (directory / RUN_FILE).touch(exist_ok=False)
+    except OSError as error:
+        if isinstance(error, FileExistsError) and directory.is_dir():
+            raise UsageError(
+                f"--output {directory} was taken by another run just now; name a new directory"
+            ) from None
+        raise _unwritable(directory, error) from None
+
+
+def _unwritable(directory: Path, error: OSError) -> UsageError:
+    return UsageError(
+        f"cannot write to --output {directory}: {error.strerror}; name another directory"
+    )
+
+
+def _await_first(directory: Path) -> None:
+    """Returns once machine 0 has made the run directory, which shows that both see the same."""
+    begin, told = time.monotonic(), False
+    while not (directory / RUN_FILE).exists():
+        waited_s = time.monotonic() - begin
+        if waited_s > _PATIENCE_S:
+            raise CommprofError(
+                f"machine 0 did not make {directory} within {_PATIENCE_S} s: start it with the "
+                "same --output, on a file system that all machines share"
+            )
+        if waited_s > 5 and not told:
+            print(f"commprof: waiting for machine 0 to make {directory}", file=sys.stderr)
+            told = True
+        time.sleep(0.1)

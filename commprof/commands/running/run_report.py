@@ -1,0 +1,50 @@
+"""The report at the end of ``commprof run``."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from pathlib import Path
+
+from commprof import invocation
+from commprof.commands.options.output_file import keep_text
+from commprof.commands.options.terminal import table_width
+from commprof.commands.running.price import price_of, priced
+from commprof.commands.showing.shown import read_shown
+from commprof.errors import CommprofError
+from commprof.report.plain_text import printable
+from commprof.report.sections.reproduce import repeating_command
+from commprof.trace.run.run_directory import CONFIG_FILE, strategy_directories
+from commprof.trials.analyse import no_trial
+
+
+def show_run(
+    directory: Path, json_file: Path | None, args: argparse.Namespace, width: int, failed: bool
+) -> None:
+    """Shows the run, and leaves the result in its directory; of one that failed what there is."""
+    try:
+        shown = read_shown(directory)
+    except CommprofError as error:
+        if not args.script and not failed:
+            raise
+        # The script went well by itself, or the ranks failed: that exit code stands.
+        print(f"commprof: no report: {printable(str(error))}", file=sys.stderr)
+        return
+    text, price, paid = shown.text(width, table_width()), price_of(args), None
+    if price is not None:
+        strategies = strategy_directories(directory)
+        for place in strategies or [directory]:
+            cost, section = priced(place, price, width)
+            text += f"\n{f'{place.name}: ' if strategies else ''}{section}\n"
+            paid = None if strategies else cost
+    keep_text(directory / "result.json", shown.json(paid))
+    print(text)
+    if json_file is not None:
+        keep_text(json_file, shown.json(paid))
+        print(f"JSON: {json_file}")
+    again = invocation.command("report", shlex.quote(str(directory)))
+    print(f"Run directory: {directory}\nShow it again: {again}")
+    print(f"Run it again: {repeating_command(directory / CONFIG_FILE, args.nnodes)}")
+    if args.trial and not shown.has_trial and not failed:
+        print(f"commprof: no trial took place: {no_trial(directory)}", file=sys.stderr)

@@ -1,0 +1,185 @@
+"""``torchrun ... -m commprof.run``, or under ``srun``: this process is one rank of a workload.
+
+Rank 0 refuses, writes down what is run and reports; the others train what it tells them to.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from commprof.commands.options.output_file import writable_file
+from commprof.commands.options.terminal import prose_width
+from commprof.commands.running.run_checks import checked_subjects
+from commprof.commands.running.run_context import run_context, save_changes, save_config
+from commprof.commands.running.run_output import chosen_directory, make_directory
+from commprof.commands.running.run_report import show_run
+from commprof.commands.running.run_worlds import save_context
+from commprof.commands.running.target import WorkloadSubject
+from commprof.errors import CommprofError, UsageError
+from commprof.interrupts import ends_at_once
+from commprof.launch.progress import PROGRESS_FILE
+from commprof.launch.rank_placement import place_ranks
+from commprof.launch.rendezvous import MetAlready
+from commprof.launch.under_launcher import GivenRank, Word, await_file
+from commprof.monitor.settings import settings_of
+from commprof.report.plain_text import printable
+from commprof.trace.run.run_directory import world_directory
+
+#: Torch's gloo threads may abort a process that ends right after its last collective.
+_EXIT_PAUSE_S = 0.02
+#: What the launcher of the ranks has said already, or would have to do; None where not given.
+_LAUNCHERS = ("nproc", "world_sizes", "nnodes", "node_rank", "watchdog", "flamegraph")
+
+
+def run_rank_of_launcher(args: argparse.Namespace, given: GivenRank) -> int:
+    """Trains this rank's part; returns its exit code.
+
+    Raises:
+        CommprofError: the ranks do not find each other, or do not see the same directory.
+    """
+    given.export()
+    with ends_at_once():
+        import torch.distributed  # noqa: F401  seconds in which there is nothing to clean up
+    word = Word(given)
+    if given.rank == 0:
+        return _lead(args, given, word)
+    heard = word.hear()
+    if "job" not in heard:
+        return int(heard["exit_code"])
+    _fill_in(args, given)
+    checked_subjects(args, [given.world_size])  # leaves variables for capture, as in rank 0
+    await_file(Path(heard["job"]), given)
+    code, _ = _train(Path(heard["job"]))
+    return code
+
+
+def _lead(args: argparse.Namespace, given: GivenRank, word: Word) -> int:
+    """As rank 0."""
+    try:
+        run = _prepared(args, given)
+    except CommprofError as error:
+        # Before the others hear of it: when they end, the launcher ends this one.
+        print(f"commprof run: {printable(str(error))}", file=sys.stderr, flush=True)
+        word.say(exit_code=error.exit_code)
+        return error.exit_code
+    told = f"{given.world_size} ranks of {given.launcher} record into {run.directory}"
+    print(f"commprof: {told}", file=sys.stderr, flush=True)
+    word.say(job=str(run.job))
+    code, problem = _train(run.job)
+    with suppress(OSError):
+        (run.job.parent / PROGRESS_FILE).unlink()
+    if problem:
+        run.context["errors"][str(given.world_size)] = problem
+        save_context(run.directory, run.context)
+    show_run(run.directory, run.json_file, args, prose_width(), bool(code))
+    return code
+
+
+@dataclass(frozen=True)
+class _Prepared:
+    """What rank 0 has written down before the ranks train."""
+
+    directory: Path
+    job: Path
+    context: dict[str, Any]
+    json_file: Path | None
+
+
+def _prepared(args: argparse.Namespace, given: GivenRank) -> _Prepared:
+    """Raises UsageError for what cannot be run so, before anything is written."""
+    _refuse(args, given)
+    _fill_in(args, given)
+    sizes = [given.world_size]
+    checked_subjects(args, sizes)
+    subject = _RankSubject(args, args.strategy or "ddp")
+    meeting = MetAlready(given.endpoint, given.hosts)
+    description = subject.check(sizes, meeting)
+    json_file = writable_file(args.json)
+    directory = chosen_directory(args, subject.name, meeting)
+    make_directory(directory, meeting)
+    context = {
+        **run_context(args, sizes),
+        **subject.settings(),
+        "description": description,
+        "launcher": given.launcher,
+    }
+    save_config(directory, args, sizes)
+    save_changes(directory, args, context)
+    save_context(directory, context)
+    world = world_directory(directory.absolute(), given.world_size)
+    return _Prepared(directory, subject.save_job(given.world_size, world), context, json_file)
+
+
+class _RankSubject(WorkloadSubject):
+    """A workload whose ranks are there already."""
+
+    def save_job(self, world_size: int, directory: Path) -> Path:
+        """What each rank reads; raises CommprofError where it cannot be written."""
+        path = directory / "job.json"
+        try:
+            self._job(world_size, directory).save(path)
+        except OSError as error:
+            raise CommprofError(f"cannot write {path}: {error.strerror}") from None
+        return path
+
+
+def _refuse(args: argparse.Namespace, given: GivenRank) -> None:
+    """Raises UsageError for what a single rank cannot do."""
+    who = f"{given.launcher} has started {given.world_size} ranks"
+    if args.script:
+        raise UsageError(
+            f"{args.script}: {who}, and commprof run starts a script's ranks itself; record it by "
+            f"`{given.launcher} ... -m commprof.wrap {args.script}`, or start commprof run once "
+            "on each machine, without the launcher"
+        )
+    found = {name: value for name in _LAUNCHERS if (value := getattr(args, name)) is not None}
+    found |= {"max_restarts": args.max_restarts} if args.max_restarts else {}
+    if args.rdzv_endpoint is not None and given.launcher == "torchrun":
+        found["rdzv_endpoint"] = args.rdzv_endpoint
+    found |= {"pin": args.pin} if args.pin in ("cores", "numa") else {}
+    found |= {"threads_per_rank": "auto"} if args.threads_per_rank == "auto" else {}
+    found |= {"dry_run": None} if args.dry_run else {}
+    found |= {"metrics": None} if settings_of(args).wanted else {}
+    if found:
+        given_text = ", ".join(
+            f"--{name.replace('_', '-')}{'' if value is None else f' {value}'}"
+            for name, value in found.items()
+        )
+        raise UsageError(
+            f"{given_text}: {who}, which train one world size and no more; leave it out, or start "
+            "commprof run once on each machine, without the launcher"
+        )
+    if "," in (args.strategy or ""):
+        raise UsageError(
+            f"--strategy {args.strategy}: {who}, which train once; start them once for each "
+            "strategy, or start commprof run once on each machine, without the launcher"
+        )
+
+
+def _fill_in(args: argparse.Namespace, given: GivenRank) -> None:
+    """What the launcher has decided, for all that looks for it among the options."""
+    args.nnodes, args.node_rank = given.hosts, 0
+    args.rdzv_endpoint = given.endpoint if given.hosts > 1 else None
+    args.placing = place_ranks("none", args.threads_per_rank, [given.world_size], given.hosts)
+
+
+def _train(job: Path) -> tuple[int, str]:
+    """This process's rank; its exit code, and what went wrong in a line, which it has printed."""
+    from torch.distributed.elastic.multiprocessing.errors import record
+
+    from commprof.launch.worker import run_rank
+
+    try:
+        record(run_rank)(str(job))
+    except CommprofError as error:
+        return error.exit_code, str(error)
+    except Exception as error:
+        return 1, f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+    time.sleep(_EXIT_PAUSE_S)
+    return 0, ""

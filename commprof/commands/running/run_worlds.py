@@ -1,0 +1,152 @@
+"""The sweep of ``commprof run``: each strategy at each world size, in directories of their own."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import signal
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from commprof.commands.options.output_file import keep_text
+from commprof.commands.running.target import ScriptSubject, Subject, WorkloadSubject
+from commprof.errors import CommprofError, RankFailedError, UsageError
+from commprof.launch.rendezvous import Meeting
+from commprof.monitor.watchdog.start import WatchOptions, watched
+from commprof.report.plain_text import printable
+from commprof.trace.run.run_directory import RUN_FILE, world_directory
+
+#: Exit code of a run that was interrupted, as a shell gives it for SIGINT.
+INTERRUPTED = 130
+
+
+def subjects_of(args: argparse.Namespace) -> list[Subject]:
+    """A script, or the workload once for each strategy.
+
+    Raises:
+        UsageError: a strategy is named twice.
+    """
+    if args.script:
+        return [ScriptSubject(args)]
+    names = [name.strip() for name in (args.strategy or "ddp").split(",")]
+    twice = {name for name in names if names.count(name) > 1}
+    if twice:
+        raise UsageError(
+            f"--strategy {args.strategy} names {', '.join(sorted(twice))} twice; keep one"
+        )
+    return [WorkloadSubject(args, name) for name in names]
+
+
+def places_of(directory: Path, subjects: Sequence[Subject]) -> list[Path]:
+    """Where each subject's world sizes go: the run directory, or one in it per strategy."""
+    if len(subjects) == 1:
+        return [directory]
+    return [directory / re.sub(r"[^A-Za-z0-9]+", "-", subject.strategy) for subject in subjects]
+
+
+def run_world_sizes(
+    subject: Subject,
+    meeting: Meeting,
+    directory: Path,
+    world_sizes: Sequence[int],
+    context: dict[str, Any],
+    watch: WatchOptions | None = None,
+) -> int:
+    """Runs one world size after another, up to the first that fails; returns its exit code.
+
+    watch: what a watchdog shall do beside each; None for none.
+    """
+    directory.mkdir(exist_ok=True)
+    if meeting.is_first:
+        save_context(directory, context)
+    for turn, size in enumerate(world_sizes):
+        with watched(world_directory(directory, size), watch):
+            code = _run_world(subject, meeting.turn(turn), directory, size, context)
+        if code:
+            return code
+    return 0
+
+
+def save_context(directory: Path, context: dict[str, Any]) -> None:
+    """Writes ``run.json``, as a whole or not at all; a disk that is full costs a line, no run."""
+    keep_text(directory / RUN_FILE, json.dumps(context, indent=1) + "\n")
+
+
+def _run_world(
+    subject: Subject,
+    meeting: Meeting,
+    directory: Path,
+    world_size: int,
+    context: dict[str, Any],
+) -> int:
+    """Runs one world size; returns its exit code and notes a failure in ``run.json``."""
+    world = world_directory(directory, world_size)
+    name = f"{world_size} {'rank' if world_size == 1 else 'ranks'}"
+    code, ended_by = 0, None
+    with _signals_as_exceptions():
+        try:
+            subject.launch(world_size, world, meeting)
+        except CommprofError as error:
+            context["errors"][str(world_size)] = str(error)
+            print(f"commprof: {name}: {printable(str(error))}", file=sys.stderr)
+            code = error.exit_code
+            if isinstance(error, RankFailedError):
+                code = subject.exit_code(error)
+        except KeyboardInterrupt:
+            context["errors"][str(world_size)] = "interrupted"
+            print(f"commprof: {name}: interrupted", file=sys.stderr)
+            code = INTERRUPTED
+        except _Ended as ended:
+            context["errors"][str(world_size)] = f"the launcher was ended by {ended.signal.name}"
+            ended_by = ended.signal
+        _salvage(world)
+        if meeting.is_first:
+            save_context(directory, context)
+    if ended_by is not None:
+        signal.signal(ended_by, signal.SIG_DFL)
+        signal.raise_signal(ended_by)
+    return code
+
+
+def _salvage(world: Path) -> None:
+    """Completes the traces of ranks that were killed; all of them are gone by now."""
+    from commprof.trace.rings.salvage import salvage
+
+    for trace in sorted([*world.glob("*.trace"), *world.glob("job_*/*.trace")]):
+        try:
+            salvage(trace)
+        except (OSError, CommprofError) as error:
+            print(f"commprof: {error}", file=sys.stderr)
+
+
+class _Ended(BaseException):
+    """A signal that ends this process, once what its ranks recorded is safe."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.signal = signal.Signals(number)
+
+
+@contextmanager
+def _signals_as_exceptions() -> Iterator[None]:
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def end(number: int, frame: object) -> None:
+        raise _Ended(number)
+
+    # Who is started with nohup has SIGHUP ignored, and shall have so.
+    caught = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) == signal.SIG_DFL]
+    for number in caught:
+        signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number in caught:
+            signal.signal(number, signal.SIG_DFL)

@@ -1,0 +1,314 @@
+"""What ``commprof run`` runs at each world size: a built-in workload, or the user's script."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import importlib.machinery
+import os
+import shlex
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Protocol
+
+from commprof.errors import RankFailedError, UsageError
+from commprof.interrupts import ends_at_once
+from commprof.launch.rendezvous import Meeting
+from commprof.workloads.options import TrainingOptions
+
+
+@dataclass(frozen=True)
+class Preview:
+    """What one world size would be, before anything is started."""
+
+    command: str
+    """Of each rank."""
+    environment: dict[str, str]
+    """Variables of each rank on top of this process's, but for those that torchrun sets as well."""
+    details: tuple[str, ...]
+    """Sentences on what the ranks would do and need."""
+
+
+class Subject(Protocol):
+    """Checked before anything starts, then launched once per world size."""
+
+    #: For the run directory's name.
+    name: str
+    #: How ranks share the model, as on the command line; empty where a script decides.
+    strategy: str
+
+    def check(self, world_sizes: list[int], meeting: Meeting) -> str:
+        """Describes what will run, for the report's heading.
+
+        Raises:
+            UsageError: it cannot run like this.
+        """
+
+    def settings(self) -> dict[str, Any]:
+        """What was asked for, for ``run.json``."""
+
+    def launch(self, world_size: int, directory: Path, meeting: Meeting) -> None:
+        """Runs it; ranks leave their traces in ``directory``.
+
+        Raises:
+            CommprofError: a rank failed, or none could be started.
+        """
+
+    def preview(self, world_size: int, directory: Path, local_ranks: int) -> Preview:
+        """What ``launch`` would start, ``local_ranks`` of it here; only after ``check``."""
+
+    def exit_code(self, error: RankFailedError) -> int:
+        """Exit code of the command when a rank failed."""
+
+
+class WorkloadSubject:
+    """A built-in workload under the built-in training loop, by one strategy."""
+
+    def __init__(self, args: argparse.Namespace, strategy: str = "ddp") -> None:
+        """Takes the arguments of ``commprof run``."""
+        self._args = args
+        self._workload = _given(args, "workload")
+        self._settings: dict[str, Any] = {}
+        self.strategy = strategy
+        self.name = self._workload.partition(":")[0]
+
+    def check(self, world_sizes: list[int], meeting: Meeting) -> str:
+        """See ``Subject``."""
+        check = _elastic().check
+        plans = [check(self._job(size, Path("unused")), meeting) for size in world_sizes]
+        workload = plans[0].workload
+        self._settings = {
+            "training": plans[0].options.chosen(),
+            "split_dependence": workload.split_dependence,
+        }
+        return workload.describe()
+
+    def refuse(self, world_sizes: list[int]) -> None:
+        """Raises UsageError for what no machine could run, whatever this one has."""
+        for size in world_sizes:
+            self._job(size, Path("unused")).plan()
+
+    def settings(self) -> dict[str, Any]:
+        """See ``Subject``."""
+        return {
+            "workload": self._workload,
+            "strategy": self.strategy,
+            "scaling": _given(self._args, "scaling"),
+            "seed": _given(self._args, "seed"),
+            **self._settings,
+            **_asked(self._args),
+        }
+
+    def launch(self, world_size: int, directory: Path, meeting: Meeting) -> None:
+        """See ``Subject``."""
+        from commprof.launch.attempts import run_attempts
+
+        launch = _elastic().launch
+        cpu_sets = self._args.placing.pinning(world_size).text
+        job, logs = self._job(world_size, directory), directory / "logs"
+        run_attempts(
+            lambda attempt: launch(job, logs, meeting, cpu_sets, attempt),
+            directory,
+            self._args.max_restarts,
+        )
+
+    def preview(self, world_size: int, directory: Path, local_ranks: int) -> Preview:
+        """See ``Subject``."""
+        from commprof.launch.model_memory import model_memory
+        from commprof.workloads.host_memory import available_bytes
+
+        job = self._job(world_size, directory)
+        plan, memory = job.plan(), model_memory(job, local_ranks)
+        shortage = memory.shortage(local_ranks, available_bytes()) if job.backend != "nccl" else ""
+        return Preview(
+            "python -m commprof.launch.worker, forked from one server that has imported torch",
+            {"OMP_NUM_THREADS": str(job.threads_per_rank)},
+            (
+                f"{plan.steps} steps of {job.accumulate} x {plan.per_rank_batch} samples per rank, "
+                f"{job.strategy}; then {job.overhead_steps} steps for commprof's own cost.",
+                _training(job, plan.options),
+                memory.text,
+                *([shortage] if shortage else []),
+            ),
+        )
+
+    def exit_code(self, error: RankFailedError) -> int:
+        """See ``Subject``."""
+        return error.exit_code
+
+    def _job(self, world_size: int, directory: Path) -> Any:
+        from commprof import _native
+        from commprof.launch.job import Job
+
+        args = self._args
+        overhead_steps = _given(args, "overhead_steps")
+        given = {name: getattr(args, name) for name in TRAINING_OPTIONS}
+        return Job(
+            workload=self._workload,
+            world_size=world_size,
+            directory=directory,
+            steps=self._steps(),
+            epochs=args.epochs,
+            batch_size=args.batch_size,
+            scaling=_given(args, "scaling"),
+            backend=_given(args, "backend"),
+            overhead_steps=0 if args.trial else overhead_steps,
+            seed=_given(args, "seed"),
+            threads_per_rank=args.placing.threads.count,
+            # The observer sees DDP's buckets without a hook, which would cost a pass over the
+            # gradients; Python capture has nothing else.
+            hook=_native.native is None,
+            compressor=args.hook or "",
+            trial=args.trial or "",
+            strategy=self.strategy,
+            **{name: value for name, value in given.items() if value is not None},
+        )
+
+    def _steps(self) -> int | None:
+        """A trial trains as long as it takes, unless it is told otherwise."""
+        steps: int | None = self._args.steps
+        if not self._args.trial or steps is not None or self._args.epochs is not None:
+            return steps
+        from commprof.trials.plan import parse_trial
+
+        return parse_trial(self._args.trial).steps
+
+
+class ScriptSubject:
+    """The user's script or module, unchanged."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        """Takes the arguments of ``commprof run``."""
+        self._args = args
+        self._command = ["-m", args.script] if args.module else [args.script]
+        self._command += args.script_args
+        self.name = Path(args.script).stem
+        self.strategy = ""
+
+    def check(self, world_sizes: list[int], meeting: Meeting) -> str:
+        """See ``Subject``."""
+        given = [
+            "--" + name.replace("_", "-")
+            for name in _WORKLOAD_OPTIONS
+            if getattr(self._args, name) is not None
+        ]
+        if given:
+            raise UsageError(
+                f"{', '.join(given)}: for built-in workloads only; {self._args.script} decides "
+                "that itself, so give it what it takes behind its name"
+            )
+        if not self._args.module and not Path(self._args.script).is_file():
+            raise UsageError(f"no script {self._args.script!r}; for a module, put -m before it")
+        if self._args.module and not _module_exists(self._args.script):
+            raise UsageError(f"no module {self._args.script!r} is found from {os.getcwd()}")
+        return f"python {shlex.join(self._command)}"
+
+    def settings(self) -> dict[str, Any]:
+        """See ``Subject``."""
+        return {"script": self._command, **_asked(self._args)}
+
+    def launch(self, world_size: int, directory: Path, meeting: Meeting) -> None:
+        """See ``Subject``."""
+        from commprof.launch.attempts import run_attempts
+
+        launch_script = _elastic().launch_script
+        environment, logs = self._environment(world_size, directory), directory / "logs"
+        run_attempts(
+            lambda attempt: launch_script(
+                self._command, world_size, logs, environment, meeting, attempt
+            ),
+            directory,
+            self._args.max_restarts,
+        )
+
+    def preview(self, world_size: int, directory: Path, local_ranks: int) -> Preview:
+        """See ``Subject``."""
+        return Preview(
+            f"python -u {shlex.join(self._command)}",
+            self._environment(world_size, directory),
+            ("What the script trains, and what memory that takes, is not known beforehand.",),
+        )
+
+    def _environment(self, world_size: int, directory: Path) -> dict[str, str]:
+        from commprof.capture import boot
+
+        environment = boot.environment(directory)
+        if self._args.hook is not None:
+            environment[boot.HOOK_VARIABLE] = self._args.hook
+        if self._args.trial is not None:
+            environment[boot.TRIAL_VARIABLE] = self._args.trial
+        placing = self._args.placing
+        if cpu_sets := placing.pinning(world_size).text:
+            environment[boot.CPUS_VARIABLE] = cpu_sets
+        if placing.threads.source != "OMP_NUM_THREADS":
+            environment["OMP_NUM_THREADS"] = str(placing.threads.count)
+        return environment
+
+    def exit_code(self, error: RankFailedError) -> int:
+        """The script's own; 128 + number if a signal ended it, as a shell has it."""
+        code = error.process_exit_code
+        return code if code >= 0 else 128 - code
+
+
+def _module_exists(name: str) -> bool:
+    """Whether the ranks will find it; of ``package.module`` the package, as nothing is imported."""
+    path = [os.getcwd(), *sys.path]
+    return importlib.machinery.PathFinder.find_spec(name.partition(".")[0], path) is not None
+
+
+def _elastic() -> ModuleType:
+    """Torch's launcher behind ours; the first call takes the seconds that torch does."""
+    with ends_at_once():
+        from commprof.launch import elastic
+
+    return elastic
+
+
+def _training(job: Any, options: TrainingOptions) -> str:
+    """How a job is trained, in a sentence; of the options those that are not the usual ones."""
+    words = [f"{job.scaling} scaling", f"seed {job.seed}", f"backend {job.backend}"]
+    words.append(f"hook {job.compressor}" if job.compressor else "no hook")
+    for name, value in options.chosen().items():
+        spoken = name.replace("_", " ")
+        words.append(spoken if value is True else f"{spoken} {value}")
+    return f"Training: {', '.join(words)}."
+
+
+def _given(args: argparse.Namespace, name: str) -> Any:
+    value = getattr(args, name)
+    return WORKLOAD_DEFAULTS[name] if value is None else value
+
+
+def _asked(args: argparse.Namespace) -> dict[str, Any]:
+    """What is in ``run.json`` only where it was asked for."""
+    names = ("hook", "bucket_cap_mb", "trial")
+    return {name: value for name in names if (value := getattr(args, name)) is not None}
+
+
+TRAINING_OPTIONS = tuple(field.name for field in dataclasses.fields(TrainingOptions))
+"""What ``commprof run`` takes under the names of ``TrainingOptions``; None where not given."""
+
+WORKLOAD_DEFAULTS: dict[str, Any] = {
+    "workload": "transformer",
+    "strategy": "ddp",
+    "scaling": "weak",
+    "backend": "gloo",
+    "seed": 0,
+    "overhead_steps": 16,
+}
+"""What built-in workloads get where the options of ``commprof run`` do not say otherwise."""
+
+_WORKLOAD_OPTIONS = (
+    "workload",
+    "steps",
+    "epochs",
+    "batch_size",
+    "scaling",
+    "backend",
+    "seed",
+    "overhead_steps",
+    "strategy",
+    *TRAINING_OPTIONS,
+)

@@ -1,0 +1,133 @@
+"""The formats of ``commprof report`` that show a run step by step, and what it costs."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from commprof.analysis.cost import Cost, cost
+from commprof.analysis.predicted import Predictions, read_predictions
+from commprof.analysis.run import analyse_in_detail
+from commprof.analysis.strategies import strategy_rows
+from commprof.analysis.verdict import verdict
+from commprof.commands.running.price import add_price_arguments, price_of
+from commprof.errors import CommprofError, UsageError
+from commprof.report import markdown
+from commprof.report.export import as_csv, as_parquet
+from commprof.report.export.rows import CANDIDATES, TABLES
+from commprof.report.full_report import ComparedStrategies, FullReport
+from commprof.report.html import page
+from commprof.report.plain_text import printable
+from commprof.trace.run.run_directory import PREDICTIONS_FILE, strategy_directories
+from commprof.trials.analyse import analyse_trial
+
+#: Formats that hold rows.
+_ROWS = ("csv", "parquet")
+#: Formats that hold sections.
+_PAGES = ("html", "markdown")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What to show of the run, the price, and what to show beside it."""
+    _add_predictions(parser)
+    parser.add_argument(
+        "--rows",
+        choices=(*TABLES, CANDIDATES),
+        help="csv and parquet: a row per world size, rank, rank and step, kind of collective, or "
+        "candidate of a trial (default: worlds; of a trial candidates)",
+    )
+    add_price_arguments(parser)
+    parser.add_argument(
+        "--epoch-samples",
+        type=int,
+        metavar="N",
+        help="samples in an epoch (default: what the run's own loop counted)",
+    )
+
+
+def _add_predictions(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--predictions",
+        type=Path,
+        metavar="FILE",
+        help="html and markdown: what commprof predict --format json wrote, for the scaling curve "
+        f"(default: RUN/{PREDICTIONS_FILE}, which commprof predict writes)",
+    )
+
+
+def check(args: argparse.Namespace) -> None:
+    """Refuses what says nothing, before the work.
+
+    Raises:
+        UsageError: an option that this format does not take, or a value out of range.
+    """
+    if args.rows is not None and args.format not in _ROWS:
+        raise UsageError(f"--rows is for --format csv and parquet, not for {args.format}")
+    if args.predictions is not None and args.format not in _PAGES:
+        raise UsageError(f"--predictions is for --format html and markdown, not for {args.format}")
+    if price_of(args) is None and args.epoch_samples is not None:
+        raise UsageError("--epoch-samples says nothing without --price-per-hour PRICE")
+    if args.epoch_samples is not None and args.epoch_samples < 1:
+        raise UsageError(
+            f"--epoch-samples {args.epoch_samples} is out of range (allowed: 1 or more)"
+        )
+
+
+def cost_of(args: argparse.Namespace) -> Cost | None:
+    """What was asked for with a price; None without one."""
+    return None if args.price_per_hour is None else _full(args.run, args).cost
+
+
+def rendered(args: argparse.Namespace) -> str | bytes:
+    """The report in one of the formats that are not for the terminal."""
+    if places := strategy_directories(args.run):
+        return _strategies(places, args)
+    report = replace(_full(args.run, args), predictions=_predictions(args))
+    trial = analyse_trial(args.run)
+    if args.format == "markdown":
+        return markdown.render(report, trial)
+    if args.format == "html":
+        return page.render(report, trial)
+    render = as_csv.render if args.format == "csv" else as_parquet.render
+    return render(report, args.rows or "", trial)
+
+
+def _strategies(places: Sequence[Path], args: argparse.Namespace) -> str:
+    reports = tuple(_full(place, args) for place in places)
+    rows = strategy_rows([report.result for report in reports])
+    render = page.render_strategies if args.format == "html" else markdown.render_strategies
+    return render(ComparedStrategies(reports, rows))
+
+
+def _full(run: Path, args: argparse.Namespace) -> FullReport:
+    result, details = analyse_in_detail(run)
+    paid = None
+    price = price_of(args)
+    if price is not None:
+        if analyse_trial(run) is not None:
+            raise UsageError(
+                f"{run} holds a trial, whose candidates share its steps: they have no cost of "
+                "their own; leave --price-per-hour out"
+            )
+        samples = math.nan if args.epoch_samples is None else float(args.epoch_samples)
+        paid = cost(result.worlds, details, price, samples)
+    return FullReport(result, details, verdict(result, details), paid)
+
+
+def _predictions(args: argparse.Namespace) -> Predictions | None:
+    """The file that was named, or what ``commprof predict`` left in the run, if it can be read."""
+    if args.predictions is not None:
+        return read_predictions(args.predictions)
+    found = args.run / PREDICTIONS_FILE
+    if args.format not in _PAGES or not found.exists():
+        return None
+    try:
+        predictions = read_predictions(found)
+        return predictions if predictions.points else None
+    except CommprofError as error:
+        print(f"commprof: left out: {printable(str(error))}", file=sys.stderr)
+        return None

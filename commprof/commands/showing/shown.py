@@ -1,0 +1,94 @@
+"""What a run directory shows: one run, or the runs of several strategies side by side."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from commprof.analysis.cost import Cost
+from commprof.analysis.run import analyse_in_detail
+from commprof.analysis.scaling import RunResult
+from commprof.analysis.strategies import StrategyRow, strategy_rows
+from commprof.analysis.verdict import Verdict, verdict
+from commprof.errors import UsageError
+from commprof.report import table
+from commprof.report.export import as_json
+from commprof.report.strategies import table as strategies_table
+from commprof.report.trial import table as trial_table
+from commprof.trace.run.run_directory import strategy_directories
+from commprof.trials.analyse import analyse_trial
+from commprof.trials.result import TrialResult
+
+
+class Shown(Protocol):
+    """Analysed, and ready to be rendered."""
+
+    def text(self, width: int, tables: int | None = None) -> str:
+        """For the terminal: prose wrapped to ``width`` columns, tables split to ``tables``."""
+
+    def json(self, cost: Cost | None = None) -> str:
+        """One JSON document."""
+
+    @property
+    def has_trial(self) -> bool:
+        """Whether candidates of a trial took turns."""
+
+
+def read_shown(directory: Path) -> Shown:
+    """Analyses a run directory.
+
+    Raises:
+        CommprofError: it is none.
+    """
+    places = strategy_directories(directory)
+    if not places:
+        result, details = analyse_in_detail(directory)
+        return _Run(result, verdict(result, details), analyse_trial(directory))
+    found = {place: analyse_in_detail(place) for place in places}
+    results = {place: result for place, (result, _) in found.items()}
+    verdicts = tuple(verdict(*each) for each in found.values())
+    return _Comparison(results, strategy_rows(list(results.values())), verdicts)
+
+
+@dataclass(frozen=True)
+class _Run:
+    result: RunResult
+    verdict: Verdict | None
+    trial: TrialResult | None
+
+    def text(self, width: int, tables: int | None = None) -> str:
+        if self.trial is None:
+            return table.render(self.result, width, self.verdict, tables)
+        # Means over steps that candidates shared would be nobody's.
+        about, found = self.result.context["description"], table.notes(self.result)
+        text = trial_table.render(self.trial, about, width, found, tables)
+        return "\n\n".join([text.rstrip("\n"), *table.incidents_block(self.result, width)]) + "\n"
+
+    def json(self, cost: Cost | None = None) -> str:
+        return as_json.render(self.result, cost, self.trial, self.verdict)
+
+    @property
+    def has_trial(self) -> bool:
+        return self.trial is not None
+
+
+@dataclass(frozen=True)
+class _Comparison:
+    results: dict[Path, RunResult]
+    rows: tuple[StrategyRow, ...]
+    verdicts: tuple[Verdict | None, ...]
+
+    def text(self, width: int, tables: int | None = None) -> str:
+        return strategies_table.render(self.results, self.rows, width, self.verdicts, tables)
+
+    def json(self, cost: Cost | None = None) -> str:
+        if cost is not None:
+            raise UsageError(
+                "--price-per-hour is for one strategy: name its directory in the run's"
+            )
+        return as_json.render_strategies(list(self.results.values()), self.rows, self.verdicts)
+
+    @property
+    def has_trial(self) -> bool:
+        return False

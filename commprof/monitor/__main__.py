@@ -1,0 +1,35 @@
+"""``python -m commprof.monitor RUN --metrics ...``: metrics of a job that runs already."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from commprof.errors import CommprofError, UsageError
+from commprof.monitor.monitor import run_monitor
+from commprof.monitor.settings import add_arguments, settings_of
+
+
+def main() -> int:
+    """Watches until the job's process ends, or a signal ends it."""
+    parser = argparse.ArgumentParser(prog="python -m commprof.monitor", description=__doc__)
+    parser.add_argument("run", type=Path, metavar="RUN", help="the run directory of the job")
+    parser.add_argument("--of-process", default="", help=argparse.SUPPRESS)
+    parser.add_argument("--this-job", action="store_true", help=argparse.SUPPRESS)
+    add_arguments(parser)
+    args = parser.parse_args()
+    try:
+        settings = settings_of(args)
+        if not settings.wanted:
+            raise UsageError(
+                "no output is named; give --metrics, or another of the --metrics options"
+            )
+        return run_monitor(args.run, settings, args.of_process, not args.this_job)
+    except CommprofError as error:
+        print(f"{parser.prog}: {error}", file=sys.stderr)
+        return error.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,122 @@
+"""Totals and recent steps of a job in full mode, from the steps as they come."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from commprof.analysis.late.lateness import views, with_phase
+from commprof.analysis.late.slowness import find_slow_rank
+from commprof.analysis.late.stragglers import LateRank, find_late_rank, late_by_own_work
+from commprof.monitor.figures.steps import NewSteps, wall_ns
+from commprof.monitor.state import RECENT_STEPS, Late, StepTimes
+from commprof.units import ns_to_s, us_to_ns
+
+Floats = npt.NDArray[np.float64]
+
+#: In the order of ``StepTimes``, without its first field.
+_PARTS: Final = (
+    *("wall_ns", "data_ns", "forward_ns", "backward_ns", "optimizer_ns", "other_ns"),
+    *("exposed_ns", "wait_ns", "wire_ns", "unsplit_ns", "hidden_ns"),
+)
+_WAIT, _WIRE = _PARTS.index("wait_ns"), _PARTS.index("wire_ns")
+#: A rank is named late from so many recent steps on.
+_FEWEST_FOR_LATE: Final = 10
+
+
+class RecentSteps:
+    """Of the ranks that are followed, which do not change."""
+
+    def __init__(self, world_size: int) -> None:
+        """``world_size`` is the job's."""
+        self._world_size = world_size
+        self._ranks: tuple[int, ...] = ()
+        self._steps = 0
+        #: ``[rank, part]`` in ns, and ns by culprit.
+        self._total: Floats = np.zeros((0, len(_PARTS)))
+        self._waited_for: Floats = np.zeros(world_size)
+        #: Per step ``[rank, part]``, ``[rank, origin]``, waiting by culprit, and the step's length.
+        self._recent: deque[tuple[Floats, Floats, Floats, float]] = deque(maxlen=RECENT_STEPS)
+        self._clock_error_ns = 0.0
+        self._late: LateRank | None = None
+
+    def add(self, new: NewSteps) -> None:
+        """Counts them."""
+        if not self._ranks:
+            self._ranks = new.ranks
+            self._total = np.zeros((len(new.ranks), len(_PARTS)))
+        parts = np.stack([[getattr(part, name) for name in _PARTS] for part in new.parts])
+        work = np.stack([part.by_origin_ns for part in new.parts])
+        waited_for: Floats = np.sum([part.waited_for_ns for part in new.parts], axis=0)
+        self._steps += len(new.numbers)
+        self._total += np.nan_to_num(parts).sum(axis=2)
+        self._waited_for += waited_for.sum(axis=0)
+        rows = range(len(new.numbers))[-RECENT_STEPS:]
+        lengths = wall_ns(new)
+        for row in rows:
+            step = parts[:, :, row], work[:, :, row], waited_for[row], float(lengths[row])
+            self._recent.append(step)
+        self._clock_error_ns = us_to_ns(new.world.clock_error_us)
+        self._find_late(new)
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Global ranks; empty before the first step."""
+        return self._ranks
+
+    def waited_for_s(self, rank: int) -> float:
+        """Total that the others' training threads waited for it; NaN where that is not known."""
+        known = not math.isnan(self._clock_error_ns) and len(self._ranks) == self._world_size
+        return ns_to_s(float(self._waited_for[rank])) if known else math.nan
+
+    def total(self, rank: int) -> StepTimes | None:
+        """Of all steps counted."""
+        if rank not in self._ranks:
+            return None
+        return _times(self._steps, self._total[self._ranks.index(rank)])
+
+    def recent(self, rank: int) -> StepTimes | None:
+        """Mean of the recent steps."""
+        if rank not in self._ranks:
+            return None
+        row = self._ranks.index(rank)
+        steps = np.stack([parts[row] for parts, _, _, _ in self._recent])
+        means = np.nan_to_num(steps).mean(axis=0)
+        for part in (_WAIT, _WIRE):  # as ``mean_of_known``
+            if np.isnan(steps[:, part]).any() and not np.nan_to_num(steps[:, part]).any():
+                means[part] = math.nan
+        return _times(len(self._recent), means)
+
+    @property
+    def late(self) -> Late | None:
+        """The rank that the others wait for, by the report's rules."""
+        found = self._late
+        if found is None:
+            return None
+        return Late(found.rank, ns_to_s(found.wait_ns), found.phase or "")
+
+    def _find_late(self, new: NewSteps) -> None:
+        """The same as ``analysis.world`` does; its phase from the newest steps alone."""
+        before, self._late = self._late, None
+        if len(self._recent) < _FEWEST_FOR_LATE or len(self._ranks) != self._world_size:
+            return
+        _, works, waits, lengths = zip(*self._recent, strict=True)
+        waited_for, step_ns = np.stack(waits), float(np.median(lengths))
+        late = find_late_rank(waited_for, step_ns, self._clock_error_ns)
+        if late is not None:
+            seen = views(new.world.traces, new.world.tables, new.world.arrivals)
+            late = with_phase(late, seen, new.numbers)
+            if math.isnan(late.phase_share) and before is not None and before.rank == late.rank:
+                late = replace(late, phase=before.phase, phase_share=before.phase_share)
+        slow = find_slow_rank(np.stack(works, axis=2), step_ns)
+        self._late = late_by_own_work(late, slow, waited_for, step_ns)
+
+
+def _times(steps: int, values_ns: Sequence[float] | Floats) -> StepTimes:
+    return StepTimes(steps, *(ns_to_s(float(value)) for value in values_ns))

@@ -1,0 +1,149 @@
+"""The figures of each step of a running job, from the records of its ranks as they come.
+
+A rank's own work is what the report says it is: its time per phase less what its training thread
+waited in it, see :mod:`breakdown`, which works it out here too.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from commprof.analysis.align.matching import POINT_TO_POINT
+from commprof.analysis.step.anomalies import BULK_BYTES, StepFigures
+from commprof.analysis.step.breakdown import breakdown
+from commprof.trace import columns
+from commprof.trace.reader import Trace
+from commprof.trace.schema import RECORD_DTYPE, Kind, Records
+from commprof.units import ns_to_ms
+
+#: Steps that some rank has yet to end; a rank further behind is hung.
+_MOST_OPEN = 256
+#: Large collectives that some rank has yet to issue or complete.
+_MOST_BULK = 16384
+_BITS_PER_BYTE = 8
+#: Records of a step that has not ended; of a longer one the oldest go.
+_MOST_PENDING = 1 << 16
+_OF_STEPS = (Kind.STEP, Kind.PHASE, Kind.WAIT, Kind.FINALIZE_BEGIN, Kind.FINALIZE_END)
+
+
+@dataclass(frozen=True)
+class RankStep:
+    """One step of one rank."""
+
+    step: int
+    begin_ns: int
+    end_ns: int
+    #: By phase, without waiting.
+    work_ns: tuple[int, ...]
+
+
+class RankMeter:
+    """Cuts one rank's records into steps."""
+
+    def __init__(self) -> None:
+        self._pending: Records = np.empty(0, dtype=RECORD_DTYPE)
+
+    def take(self, records: Records) -> list[RankStep]:
+        """The steps that ended in these records, which are ordered by time."""
+        chosen = records[np.isin(records["kind"], _OF_STEPS)]
+        pending = np.concatenate([self._pending, chosen])[-_MOST_PENDING:]
+        pending = pending[np.argsort(pending["timestamp_ns"], kind="stable")]
+        marks = pending[pending["kind"] == Kind.STEP]
+        # Without a mark `breakdown` would look for steps at backward passes.
+        if len(chosen) == 0 or not (marks["aux"] == 1).any():
+            self._pending = pending
+            return []
+        trace = Trace(Path(), {}, {}, pending, complete=False, dropped=0, problems=())
+        steps = columns.steps(trace)
+        part = breakdown(trace, columns.collectives(trace), None, world_size=0)
+        self._pending = pending[pending["timestamp_ns"] >= marks["timestamp_ns"][-1]]
+        work = np.maximum(part.work_ns, 0).astype(np.int64).T
+        marks_of = (column.tolist() for column in (steps.index, steps.begin_ns, steps.end_ns))
+        return [
+            RankStep(step, begin, end, tuple(of_step))
+            for step, begin, end, of_step in zip(*marks_of, work.tolist(), strict=True)
+        ]
+
+
+@dataclass
+class _Bulk:
+    """One large collective of all ranks of its group."""
+
+    size_bytes: int
+    issues: dict[int, int] = field(default_factory=dict)
+    ends: list[int] = field(default_factory=list)
+
+
+class StepMeter:
+    """Brings the steps and the large collectives of all ranks together."""
+
+    def __init__(self) -> None:
+        self._meters: dict[int, RankMeter] = {}
+        self._open: dict[int, dict[int, RankStep]] = {}
+        self._bulk: dict[tuple[str, int], _Bulk] = {}
+        self._bulk_of: dict[tuple[int, int], tuple[str, int]] = {}
+        #: Bits and nanoseconds since the step before.
+        self._bits, self._taken_ns = 0, 0
+
+    def take(self, rank: int, records: Records, groups: dict[int, tuple[str, int]]) -> None:
+        """The next records of a rank; groups: name and size by its own number."""
+        meter = self._meters.setdefault(rank, RankMeter())
+        for step in meter.take(records):
+            self._open.setdefault(step.step, {})[rank] = step
+        kinds = records["kind"]
+        for row in records[(kinds == Kind.ISSUE) | (kinds == Kind.END)]:
+            self._take_bulk(rank, row, groups)
+        while len(self._bulk) > _MOST_BULK:
+            del self._bulk[next(iter(self._bulk))]
+        while len(self._bulk_of) > _MOST_BULK:
+            del self._bulk_of[next(iter(self._bulk_of))]
+
+    def complete(self, ranks: Collection[int]) -> list[StepFigures]:
+        """The steps that all these ranks have ended since the last call, in order."""
+        ready = sorted(step for step, ended in self._open.items() if ended.keys() >= set(ranks))
+        result = [self._figures(step) for step in ready]
+        while len(self._open) > _MOST_OPEN:
+            del self._open[min(self._open)]
+        return result
+
+    def _take_bulk(self, rank: int, row: Records, groups: dict[int, tuple[str, int]]) -> None:
+        op_id = int(row["op_id"])
+        if row["kind"] == Kind.ISSUE:
+            size = max(int(row["bytes_in"]), int(row["bytes_out"]))
+            group = groups.get(int(row["group"]))
+            if size < BULK_BYTES or group is None or int(row["op"]) in POINT_TO_POINT:
+                return
+            key = group[0], int(row["seq"])
+            bulk = self._bulk.setdefault(key, _Bulk(size))
+            bulk.issues[rank] = int(row["timestamp_ns"])
+            self._bulk_of[rank, op_id] = key
+            return
+        key_of = self._bulk_of.pop((rank, op_id), None)
+        found = self._bulk.get(key_of) if key_of is not None else None
+        if key_of is None or found is None:
+            return
+        found.ends.append(int(row["timestamp_ns"]))
+        sizes = {name: count for name, count in groups.values()}
+        if len(found.ends) == sizes.get(key_of[0]) == len(found.issues):
+            del self._bulk[key_of]
+            self._bits += found.size_bytes * _BITS_PER_BYTE
+            self._taken_ns += max(max(found.ends) - max(found.issues.values()), 0)
+
+    def _figures(self, step: int) -> StepFigures:
+        ranks = self._open.pop(step)
+        rate = self._bits / self._taken_ns if self._taken_ns else math.nan
+        self._bits, self._taken_ns = 0, 0
+        return StepFigures(
+            step=step,
+            end_ns=min(one.end_ns for one in ranks.values()),
+            wall_ms=ns_to_ms(max(one.end_ns - one.begin_ns for one in ranks.values())),
+            work_ms={
+                rank: [ns_to_ms(value) for value in one.work_ns] for rank, one in ranks.items()
+            },
+            gbit_per_s=rate,
+        )

@@ -1,0 +1,170 @@
+"""Totals and recent figures of a job in always-on mode, from the summaries that its ranks write.
+
+A summary counts from its begin, so totals stand in it; recent figures are the difference to one
+of a minute before.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+
+from commprof.analysis.align import histogram
+from commprof.analysis.late.summary_ranks import late_rank
+from commprof.monitor.state import Late, OperationState, StepTimes
+from commprof.trace.reader import Trace
+from commprof.trace.schema import Phase
+from commprof.trace.summary import Histogram, OperationSummary, Summary
+from commprof.units import ns_to_s
+
+#: How long before now a recent figure begins.
+_RECENT_NS: Final = 60_000_000_000
+#: Ranks write one every second; of these no more than one in so long is kept.
+_APART_NS: Final = 5_000_000_000
+_NOTHING: Final = histogram.of([])
+
+
+class Summaries:
+    """Those of one rank."""
+
+    def __init__(self) -> None:
+        #: The newest last; the first is the newest of the others that is a minute old, if one is.
+        self._kept: deque[Summary] = deque()
+
+    def add(self, summary: Summary) -> None:
+        """Takes one that is new; what was taken already changes nothing."""
+        if self._kept and summary.sequence <= self._kept[-1].sequence:
+            return
+        if self._kept and summary.steps.count < self._kept[-1].steps.count:
+            self._kept.clear()  # those steps were none: marks came after all
+        if len(self._kept) > 1 and self._kept[-1].end_ns < self._kept[-2].end_ns + _APART_NS:
+            self._kept.pop()
+        self._kept.append(summary)
+        while len(self._kept) > 2 and self._kept[1].end_ns <= summary.end_ns - _RECENT_NS:
+            self._kept.popleft()
+
+    @property
+    def total(self) -> StepTimes | None:
+        """Since always-on mode began; None before the first step that counts."""
+        if not self._kept or not self._kept[-1].steps.count:
+            return None
+        newest = self._kept[-1]
+        return _times(newest, newest.steps.count)
+
+    @property
+    def recent(self) -> StepTimes | None:
+        """Mean step of the last minute; None without any."""
+        newest, before = self._ends()
+        if newest is None:
+            return None
+        steps = newest.steps.count - (before.steps.count if before else 0)
+        if steps == 0:
+            return None
+        total = _times(newest, 1)
+        first = _times(before, 1) if before else None
+        parts = [
+            (getattr(total, name) - (getattr(first, name) if first else 0.0)) / steps
+            for name in StepTimes.__dataclass_fields__
+            if name != "steps"
+        ]
+        return StepTimes(steps, *parts)
+
+    def operations(self, names: Sequence[str]) -> dict[str, OperationState]:
+        """By operation; ``names`` are the trace's own table of them."""
+        newest, before = self._ends()
+        if newest is None:
+            return {}
+        now, then = _by_op(newest.operations), _by_op(before.operations if before else ())
+        return {
+            names[op] if op < len(names) else f"#{op}": _operation(parts, then.get(op, []))
+            for op, parts in now.items()
+        }
+
+    def waited_for_ns(self) -> dict[int, int]:
+        """How long this rank's training thread waited for each other one, in all."""
+        found: dict[int, int] = {}
+        for _, rank, waited in self._kept[-1].waited_for.cells.tolist() if self._kept else ():
+            found[rank] = found.get(rank, 0) + waited
+        return found
+
+    @property
+    def newest(self) -> Summary | None:
+        """The one that counts."""
+        return self._kept[-1] if self._kept else None
+
+    def _ends(self) -> tuple[Summary | None, Summary | None]:
+        """The newest, and one before it, from which recent figures count."""
+        if not self._kept:
+            return None, None
+        return self._kept[-1], self._kept[0] if len(self._kept) > 1 else None
+
+
+def late_by_summaries(traces: Sequence[Trace], summaries: Sequence[Summary]) -> Late | None:
+    """The rank that the others wait for since always-on mode began, by the report's rules."""
+    found = late_rank(traces, summaries) if summaries else None
+    return None if found is None else Late(found.rank, found.wait_ms / 1e3, found.phase)
+
+
+def difference(newer: Histogram, older: Histogram) -> Histogram:
+    """What came to a histogram since; its least and most are those of its whole time."""
+    counts = np.zeros(int(newer.buckets[-1]) + 1 if newer.count else 0, dtype=np.int64)
+    counts[newer.buckets] = newer.counts
+    inside = older.buckets < len(counts)
+    counts[older.buckets[inside]] -= older.counts[inside]
+    counts = np.maximum(0, counts)
+    buckets = np.flatnonzero(counts).astype(np.int64)
+    return Histogram(
+        count=int(counts.sum()),
+        sum_ns=max(0, newer.sum_ns - older.sum_ns),
+        min_ns=newer.min_ns,
+        max_ns=newer.max_ns,
+        buckets=buckets,
+        counts=counts[buckets],
+    )
+
+
+def _times(summary: Summary, steps: int) -> StepTimes:
+    """Sums over all steps of a summary; ``hidden`` needs records."""
+    phases = summary.phases
+    exposed, wait, wire = (
+        each.sum_ns for each in (summary.exposed, summary.exposed_wait, summary.exposed_wire)
+    )
+    return StepTimes(
+        steps=steps,
+        step_s=ns_to_s(summary.steps.sum_ns),
+        data_s=ns_to_s(phases[Phase.DATA].sum_ns),
+        forward_s=ns_to_s(phases[Phase.FORWARD].sum_ns),
+        backward_s=ns_to_s(phases[Phase.BACKWARD].sum_ns),
+        optimizer_s=ns_to_s(phases[Phase.OPTIMIZER].sum_ns),
+        other_s=ns_to_s(phases[Phase.OTHER].sum_ns),
+        exposed_s=ns_to_s(exposed),
+        wait_s=ns_to_s(wait),
+        wire_s=ns_to_s(wire),
+        unsplit_s=ns_to_s(max(0, exposed - wait - wire)),
+        hidden_s=math.nan,
+    )
+
+
+def _by_op(operations: Sequence[OperationSummary]) -> dict[int, list[OperationSummary]]:
+    found: dict[int, list[OperationSummary]] = {}
+    for operation in operations:
+        found.setdefault(operation.op, []).append(operation)
+    return found
+
+
+def _operation(now: Sequence[OperationSummary], then: Sequence[OperationSummary]) -> OperationState:
+    total = histogram.merge(part.duration for part in now)
+    since = difference(total, histogram.merge(part.duration for part in then) if then else _NOTHING)
+    return OperationState(
+        calls=sum(part.count for part in now),
+        bytes=sum(part.bytes for part in now),
+        timed_calls=total.count,
+        timed_s=ns_to_s(total.sum_ns),
+        recent_mean_s=ns_to_s(histogram.mean(since)),
+        recent_p50_s=ns_to_s(histogram.quantile(since, 0.5)),
+        recent_p99_s=ns_to_s(histogram.quantile(since, 0.99)),
+    )

@@ -1,0 +1,290 @@
+"""Follows one trace while its rank still writes it; each block is read once.
+
+The writer puts a block's header in place behind its payload, so a block is there as a whole or
+not at all. Only summaries change once written: they lie in a few slots, of which the headers are
+looked at again (``docs/trace_format.md``). What the rank has not flushed yet, the last 0.2 s, is
+not seen.
+
+Nothing in a file is trusted, as in :mod:`commprof.trace.reader`: a length is checked against the
+file before anything is allocated, and what cannot be read is said in ``problems``.
+"""
+
+from __future__ import annotations
+
+import os
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from commprof.errors import TraceError
+from commprof.trace import schema
+from commprof.trace.blocks import Block
+from commprof.trace.documents import Group
+from commprof.trace.reader import TraceContent, take_block
+from commprof.trace.rings.ring import dropped_so_far
+from commprof.trace.schema import BlockType, Kind, Records
+from commprof.trace.summary import Summary
+
+#: A block that claims more is passed over: a flush holds what rings can, some 1 MiB a thread.
+_LARGEST_BLOCK_BYTES = 256 << 20
+#: What one look reads; a trace that is behind is caught up with in several.
+_BYTES_PER_POLL = 32 << 20
+#: A wrong checksum may be one that was being written: it is looked at so often again.
+_RETRIES = 3
+_MOST_PROBLEMS = 20
+
+_NO_RECORDS: Records = np.empty(0, dtype=schema.RECORD_DTYPE)
+
+
+class TraceTail:
+    """The growing end of one trace file. Not thread-safe; close it, or use it in ``with``.
+
+    The file stays open, so a trace whose directory was deleted is followed on.
+    """
+
+    def __init__(self, path: Path, recent_bytes: int | None = None) -> None:
+        """Nothing is opened before the first :meth:`poll`; the file may not exist yet.
+
+        Args:
+            path: of the trace.
+            recent_bytes: of what stands in the file at the first look, leave out records further
+                than this from its end; None reads them all. Metadata, groups and summaries are
+                always read.
+        """
+        self.path = path
+        #: What could not be read, in sentences; of many the first ones.
+        self.problems: list[str] = []
+        self._recent_bytes = recent_bytes
+        self._fd = -1
+        self._session = 0
+        self._at = 0
+        self._content = TraceContent()
+        self._skip_before = 0
+        self._broken = False
+        self._retries = 0
+        self._caught_up = False
+        #: Bytes that this look may still read.
+        self._budget = 0
+        #: Checksum seen in each summary slot, by the slot's offset.
+        self._slots: dict[int, int] = {}
+
+    @property
+    def metadata(self) -> dict[str, Any] | None:
+        """As :class:`commprof.trace.reader.Trace` has it; None until it was written."""
+        return self._content.metadata
+
+    @property
+    def groups(self) -> dict[int, Group]:
+        """The process groups described so far, by the rank's own number."""
+        return self._content.groups
+
+    @property
+    def stacks(self) -> dict[int, tuple[str, ...]]:
+        """The stacks described so far, by number."""
+        return self._content.stacks
+
+    @property
+    def summary(self) -> Summary | None:
+        """The newest that always-on mode wrote; None where it never ran."""
+        return self._content.summary
+
+    @property
+    def closed(self) -> bool:
+        """Whether the rank's own capture closed the trace."""
+        return self._content.complete
+
+    @property
+    def ended(self) -> bool:
+        """Whether capture closed the trace, or somebody salvaged it after the rank had died."""
+        return self._content.complete or self._content.salvaged
+
+    @property
+    def dropped(self) -> int:
+        """Records lost so far: as the trace says, or while it is open as its rings say."""
+        summary = self._content.summary
+        told = max(self._content.dropped, summary.dropped if summary is not None else 0)
+        if self.ended or self.metadata is None:
+            return told
+        return max(told, dropped_so_far(self.metadata["ring_prefix"], self._session))
+
+    @property
+    def length_bytes(self) -> int:
+        """Length of the file; 0 before there is one."""
+        return self._size() if self._fd >= 0 else 0
+
+    @property
+    def caught_up(self) -> bool:
+        """Whether the last look came to the end of what was written."""
+        return self._caught_up
+
+    def poll(self) -> Records:
+        """The records of the blocks that were completed since the last look, ordered by time.
+
+        Records of one thread come in order over the calls; those of several threads may come up to
+        a flush interval (0.2 s) out of order. Empty where nothing is new, where there is no
+        file yet, and where reading fails; see ``problems``.
+        """
+        try:
+            if self._fd < 0 and not self._open():
+                return _NO_RECORDS
+            self._budget = _BYTES_PER_POLL
+            self._look_at_summaries()
+            self._caught_up = self._read_blocks()
+        except OSError as error:
+            self._complain(f"cannot be read: {error.strerror}")
+        return self._taken()
+
+    def close(self) -> None:
+        """Closes the file; what was read stays."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+            self._broken = True
+
+    def __enter__(self) -> TraceTail:
+        """Itself."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Closes it."""
+        self.close()
+
+    def _open(self) -> bool:
+        """False until there is a file with a header."""
+        if self._broken:
+            return False
+        try:
+            # A pipe of that name must not hold us up.
+            fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        except FileNotFoundError:
+            return False
+        header = self._file_header(fd)
+        if len(header) < schema.FILE_HEADER.size:
+            os.close(fd)  # it was only claimed so far
+            return False
+        magic, version, header_bytes, session, _ = schema.FILE_HEADER.unpack(header)
+        self._fd, self._at, self._session = fd, header_bytes, session
+        if magic != schema.TRACE_MAGIC or version != schema.TRACE_VERSION:
+            self._stop(f"not a commprof trace of version {schema.TRACE_VERSION}")
+        elif header_bytes < schema.FILE_HEADER.size:
+            self._stop(f"damaged: a file header of {header_bytes} bytes")
+        if self._recent_bytes is not None:
+            self._skip_before = self._size() - self._recent_bytes
+        return True
+
+    def _file_header(self, fd: int) -> bytes:
+        """Its bytes so far; those of what is no file, a pipe for one, cannot be read."""
+        try:
+            return os.pread(fd, schema.FILE_HEADER.size, 0)
+        except OSError:
+            os.close(fd)
+            self._broken = True
+            raise
+
+    def _size(self) -> int:
+        return os.fstat(self._fd).st_size
+
+    def _look_at_summaries(self) -> None:
+        """Takes those that were written over since the last look."""
+        for offset, seen in self._slots.items():
+            header = os.pread(self._fd, schema.BLOCK_HEADER.size, offset)
+            if len(header) < schema.BLOCK_HEADER.size:
+                continue
+            magic, block_type, length, crc, _ = schema.BLOCK_HEADER.unpack(header)
+            if magic != schema.BLOCK_MAGIC or block_type != BlockType.SUMMARY or crc == seen:
+                continue  # as it was, or being written
+            payload = self._payload(offset, length)
+            if payload is not None and zlib.crc32(payload) == crc:
+                self._slots[offset] = crc
+                self._take(Block(BlockType.SUMMARY, memoryview(payload)))
+
+    def _read_blocks(self) -> bool:
+        """Goes on to the last complete block; False if that is more than one look reads."""
+        while not self._broken and self._budget > 0:
+            header = os.pread(self._fd, schema.BLOCK_HEADER.size, self._at)
+            if len(header) < schema.BLOCK_HEADER.size or not any(header):
+                return True  # until a block is complete there is a hole in place of its header
+            magic, block_type, length, crc, _ = schema.BLOCK_HEADER.unpack(header)
+            if magic != schema.BLOCK_MAGIC:
+                self._doubt(f"no block at byte {self._at}; the rest is ignored", None)
+                return True
+            end = self._at + len(header) + length
+            if end > self._size():
+                return True  # cut off, or the file is being cut back for want of room
+            if not self._read_block(block_type, length, crc, end):
+                return True
+            self._at, self._retries = end, 0
+        return self._broken
+
+    def _read_block(self, block_type: int, length: int, crc: int, end: int) -> bool:
+        """Takes the block at ``_at``; False where it should be looked at once more."""
+        if block_type in (BlockType.SUMMARY, BlockType.SPARE):
+            self._slots[self._at] = 0 if block_type == BlockType.SPARE else crc
+        if block_type == BlockType.SPARE:
+            return True
+        if block_type == BlockType.RECORDS and end <= self._skip_before:
+            return True
+        if length > _LARGEST_BLOCK_BYTES:
+            self._complain(f"the block at byte {self._at} has {length} bytes and is left out")
+            return True
+        payload = self._payload(self._at, length)
+        if payload is None:
+            return False
+        if zlib.crc32(payload) == crc:
+            self._take(Block(block_type, memoryview(payload)))
+            return True
+        if block_type == BlockType.SUMMARY:
+            self._slots[self._at] = 0  # being written over; the next look takes it
+            return True
+        problem = f"the block at byte {self._at} has a wrong checksum and is left out"
+        return self._doubt(problem, end)
+
+    def _payload(self, offset: int, length: int) -> bytes | None:
+        """Of the block there; None where the file has not so much, or the block is too large."""
+        begin = offset + schema.BLOCK_HEADER.size
+        if length > _LARGEST_BLOCK_BYTES or begin + length > self._size():
+            return None
+        payload = os.pread(self._fd, length, begin)
+        self._budget -= length
+        return payload if len(payload) == length else None
+
+    def _take(self, block: Block) -> None:
+        try:
+            take_block(self.path, block, self._content)
+        except TraceError as error:
+            self._stop(str(error))
+
+    def _taken(self) -> Records:
+        """Empties what the blocks held."""
+        content = self._content
+        for problem in content.problems:
+            self._complain(problem)
+        content.problems.clear()
+        batches = [batch for batch in content.batches if len(batch)]
+        content.batches.clear()
+        if not batches:
+            return _NO_RECORDS
+        records = np.concatenate(batches)
+        records = records[records["kind"] != Kind.NONE]
+        return records[np.argsort(records["timestamp_ns"], kind="stable")]
+
+    def _doubt(self, problem: str, end: int | None) -> bool:
+        """Looks again later, a few times; then goes on at ``end``, or nowhere. True to go on."""
+        self._retries += 1
+        if self._retries <= _RETRIES:
+            return False
+        if end is None:
+            self._stop(problem)
+            return False
+        self._complain(problem)
+        return True
+
+    def _stop(self, problem: str) -> None:
+        self._broken = True
+        self._complain(problem)
+
+    def _complain(self, problem: str) -> None:
+        if len(self.problems) < _MOST_PROBLEMS and problem not in self.problems:
+            self.problems.append(problem)

@@ -1,0 +1,1 @@
+"""The live metrics and the outputs that show them."""

@@ -1,0 +1,195 @@
+"""The endpoint that Prometheus scrapes: HTTP/1.1 as far as ``GET /metrics`` needs it.
+
+It answers from text that was made before, so a scrape costs nothing but the bytes. One thread
+serves all connections; each has a deadline, a bound on what it may send and no second request, so
+a slow or malformed client costs one place of a few for a few seconds. Nothing but the metrics is
+ever read or told.
+"""
+
+from __future__ import annotations
+
+import selectors
+import socket
+import threading
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Final
+
+from commprof.errors import UsageError
+from commprof.monitor.metrics.exposition import CONTENT_TYPE
+
+PATH: Final = "/metrics"
+
+_MOST_CONNECTIONS: Final = 16
+_DEADLINE_S: Final = 5.0
+_LARGEST_REQUEST: Final = 8192
+_TURN_S: Final = 0.5
+_READ, _WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
+
+
+def parse_address(text: str) -> tuple[str, int]:
+    """Host and port of ``HOST:PORT``; an IPv6 host may stand in brackets.
+
+    Raises:
+        UsageError: it is none.
+    """
+    host, colon, port = text.rpartition(":")
+    if not colon or not host or not port.isascii() or not port.isdecimal() or int(port) > 65535:
+        raise UsageError(
+            f"--metrics-address {text!r} is no HOST:PORT such as 127.0.0.1:9470 (port: 0 for any "
+            "free one, to 65535)"
+        )
+    return host.strip("[]"), int(port)
+
+
+def listen(address: tuple[str, int]) -> socket.socket:
+    """A socket that listens there.
+
+    Raises:
+        UsageError: nothing can listen there.
+    """
+    host, port = address
+    try:
+        family, kind, protocol, _, where = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        server = socket.socket(family, kind, protocol)
+        try:
+            server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            server.bind(where)
+            server.listen(_MOST_CONNECTIONS)
+        except OSError:
+            server.close()
+            raise
+    except OSError as error:
+        raise UsageError(
+            f"cannot listen on --metrics-address {host}:{port}: {error.strerror}; take another "
+            "port, or 0 for any free one"
+        ) from None
+    server.setblocking(False)
+    return server
+
+
+@dataclass(eq=False)
+class _Client:
+    """One connection: reads a request up to its empty line, then writes the answer."""
+
+    connection: socket.socket
+    deadline_s: float
+    request: bytearray = field(default_factory=bytearray)
+    answer: bytes = b""
+
+
+class Endpoint:
+    """Serves from a thread of its own, until it is closed."""
+
+    def __init__(self, server: socket.socket) -> None:
+        """``server`` is of :func:`listen`; the endpoint closes it."""
+        self._server = server
+        self._text = b""
+        self._clients: set[_Client] = set()
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(server, _READ, None)
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._serve, name="commprof-metrics", daemon=True)
+        self._thread.start()
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Host and port that it listens on."""
+        host, port = self._server.getsockname()[:2]
+        return str(host), int(port)
+
+    def show(self, text: bytes) -> None:
+        """What the next requests are answered with."""
+        self._text = text
+
+    def close(self) -> None:
+        """Ends all connections, and the thread."""
+        self._closing.set()
+        self._thread.join()
+
+    def _serve(self) -> None:
+        while not self._closing.is_set():
+            for key, _ in self._selector.select(_TURN_S):
+                if key.data is None:
+                    self._accept()
+                else:
+                    self._go_on(key.data)
+            now = time.monotonic()
+            for client in [each for each in self._clients if each.deadline_s < now]:
+                self._drop(client)
+        for client in list(self._clients):
+            self._drop(client)
+        self._selector.close()
+        self._server.close()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            connection, _ = self._server.accept()
+            if len(self._clients) >= _MOST_CONNECTIONS:
+                connection.close()
+                return
+            connection.setblocking(False)
+            client = _Client(connection, time.monotonic() + _DEADLINE_S)
+            self._clients.add(client)
+            self._selector.register(connection, _READ, client)
+
+    def _go_on(self, client: _Client) -> None:
+        try:
+            if client.answer:
+                sent = client.connection.send(client.answer)
+                client.answer = client.answer[sent:]
+                if not client.answer:
+                    self._drop(client)
+            elif self._read(client):
+                client.answer = _answer(bytes(client.request), self._text)
+                self._selector.modify(client.connection, _WRITE, client)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            self._drop(client)
+
+    def _read(self, client: _Client) -> bool:
+        """Whether there is enough to answer."""
+        received = client.connection.recv(_LARGEST_REQUEST)
+        if not received:
+            self._drop(client)
+            return False
+        client.request += received
+        whole = b"\r\n\r\n" in client.request or b"\n\n" in client.request
+        return whole or len(client.request) >= _LARGEST_REQUEST
+
+    def _drop(self, client: _Client) -> None:
+        if client not in self._clients:
+            return
+        self._clients.discard(client)
+        with suppress(KeyError, ValueError):
+            self._selector.unregister(client.connection)
+        with suppress(OSError):
+            client.connection.close()
+
+
+def _answer(request: bytes, text: bytes) -> bytes:
+    """To what was read so far, which may be anything."""
+    if len(request) >= _LARGEST_REQUEST:
+        return _response("431 Request Header Fields Too Large", b"", "")
+    words = request.split(b"\n", 1)[0].split()
+    if len(words) != 3 or not words[2].startswith(b"HTTP/1."):
+        return _response("400 Bad Request", b"", "")
+    if words[0] not in (b"GET", b"HEAD"):
+        return _response("405 Method Not Allowed", b"", "Allow: GET, HEAD\r\n")
+    if words[1].split(b"?", 1)[0] != PATH.encode():
+        return _response("404 Not Found", b"", "")
+    kind = f"Content-Type: {CONTENT_TYPE}\r\n"
+    whole = _response("200 OK", text, kind)
+    return whole if words[0] == b"GET" else whole[: len(whole) - len(text)]
+
+
+def _response(status: str, body: bytes, headers: str) -> bytes:
+    head = (
+        f"HTTP/1.1 {status}\r\n{headers}Content-Length: {len(body)}\r\n"
+        "X-Content-Type-Options: nosniff\r\nConnection: close\r\n\r\n"
+    )
+    return head.encode("ascii") + body

@@ -1,0 +1,238 @@
+"""The one list of live metrics: what each output calls a figure, its unit and its meaning.
+
+Names follow Prometheus's conventions: base units, counters end in ``_total``. Labels are rank,
+operation, part of a step, network interface and the like, never a step: their number is bounded
+by the job's shape.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from commprof.monitor.metrics import values
+from commprof.monitor.metrics.values import Labels, Of
+from commprof.monitor.state import JobState
+
+_MONITORS: Final = "commprof_monitor_"
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One metric."""
+
+    name: str
+    #: "counter" or "gauge", as Prometheus has them.
+    kind: str
+    help: str
+    #: Of a state: label values, and the value. NaN is not known, and is not shown.
+    values: Of
+    #: Whether it tells how ranks do, and so stands in JSON lines, TensorBoard and ``summary()``.
+    is_recent: bool = False
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One value of a metric."""
+
+    metric: Metric
+    labels: Labels
+    value: float
+
+
+def samples(state: JobState) -> Iterator[Sample]:
+    """All that is known, metric by metric."""
+    for metric in METRICS:
+        for labels, value in metric.values(state):
+            if not math.isnan(value):
+                yield Sample(metric, labels, value)
+
+
+def flat(state: JobState, ranks: bool = True) -> dict[str, float]:
+    """Recent figures by names such as ``commprof/step_seconds/rank_0``, for trackers of runs.
+
+    Args:
+        state: the job.
+        ranks: whether names say the rank; without it, ``state`` is to hold one alone, which looks
+            at itself: figures of a monitor are left out.
+    """
+    return {
+        _key(sample, ranks): sample.value
+        for sample in samples(state)
+        if sample.metric.is_recent and (ranks or not sample.metric.name.startswith(_MONITORS))
+    }
+
+
+def _key(sample: Sample, ranks: bool) -> str:
+    name = sample.metric.name.removeprefix("commprof_").removeprefix("recent_")
+    labels = [
+        f"rank_{value}" if key == "rank" else value
+        for key, value in sample.labels.items()
+        if ranks or key != "rank"
+    ]
+    return "/".join(("commprof", name, *labels))
+
+
+def _counter(name: str, text: str, of: Of, is_recent: bool = False) -> Metric:
+    return Metric(f"commprof_{name}_total", "counter", text, of, is_recent)
+
+
+def _gauge(name: str, text: str, of: Of, is_recent: bool = False) -> Metric:
+    return Metric(f"commprof_{name}", "gauge", text, of, is_recent)
+
+
+def _figure(name: str, text: str, of: Of) -> Metric:
+    return _gauge(name, text, of, is_recent=True)
+
+
+def _total(name: str, text: str, of: Of) -> Metric:
+    return _counter(name, text, of, is_recent=True)
+
+
+#: In the order in which they are shown.
+METRICS: Final = (
+    _gauge("job_info", "1; the labels say what the job is.", values.info),
+    _gauge("rank_running", "1 while the rank's process lives and records.", values.running),
+    _gauge(
+        "rank_failed",
+        "1 when the rank's process was killed or ended by an exception, 0 before and otherwise.",
+        values.failed,
+    ),
+    _gauge(
+        "since_step_seconds",
+        "Time since the rank's last step ended that all ranks completed.",
+        values.ranks(lambda rank: rank.since_step_s),
+    ),
+    _counter("steps", "Steps that all ranks completed.", values.total("steps")),
+    _counter("step_seconds", "Time in these steps.", values.total("step_s")),
+    _counter(
+        "step_part_seconds",
+        "Time in these steps by part; the parts add up to it.",
+        values.phases("total"),
+    ),
+    _counter(
+        "exposed_seconds",
+        "Time for which the training thread stood still for communication: waiting for the last "
+        "rank, wire time after that, or not known which (unsplit).",
+        values.exposed("total"),
+    ),
+    _counter(
+        "hidden_seconds",
+        "Time with communication in flight while the training thread worked.",
+        values.total("hidden_s"),
+    ),
+    _counter(
+        "waited_for_seconds",
+        "Time for which the other ranks' training threads waited for this rank, summed over them.",
+        values.ranks(lambda rank: rank.waited_for_s),
+    ),
+    _figure("recent_step_seconds", "Mean step of the recent ones.", values.recent("step_s")),
+    _figure("recent_step_part_seconds", "Mean part of a recent step.", values.phases("recent")),
+    _figure(
+        "recent_exposed_seconds", "Mean exposed time of a recent step.", values.exposed("recent")
+    ),
+    _figure(
+        "recent_hidden_seconds", "Mean hidden time of a recent step.", values.recent("hidden_s")
+    ),
+    _gauge("late_rank", "1 for the rank that the others wait for, if it is one.", values.late),
+    _figure(
+        "late_rank_wait_seconds",
+        "Mean waiting that it causes per recent step and waiting rank.",
+        values.late_wait,
+    ),
+    _counter("collectives", "Operations issued.", values.operations("calls")),
+    _counter(
+        "collective_bytes", "Sizes of these, as nccl-tests counts size.", values.operations("bytes")
+    ),
+    _counter(
+        "timed_collectives", "Those whose completion was seen.", values.operations("timed_calls")
+    ),
+    _counter(
+        "collective_seconds", "From issue to completion, of those.", values.operations("timed_s")
+    ),
+    _figure(
+        "collective_mean_seconds",
+        "Mean time from issue to completion, recent operations.",
+        values.operations("recent_mean_s"),
+    ),
+    _figure("collective_p50_seconds", "Median of the same.", values.operations("recent_p50_s")),
+    _figure(
+        "collective_p99_seconds", "99th percentile of the same.", values.operations("recent_p99_s")
+    ),
+    _figure(
+        "bus_bandwidth_bytes_per_second",
+        "Recent size times nccl-tests' bus factor over time from last start to last completion.",
+        values.bandwidth("busbw_bytes_per_s"),
+    ),
+    _figure(
+        "bandwidth_use_ratio",
+        "Time that the machine profile takes for the recent operations over the time they took.",
+        values.bandwidth("of_profile"),
+    ),
+    _counter(
+        "gradient_sent_bytes",
+        "Bytes that the compressor sent.",
+        values.ranks(lambda rank: rank.sent_bytes or None),
+    ),
+    _counter(
+        "gradient_plain_bytes",
+        "Bytes that a ring all-reduce in fp32 sends for the same gradients.",
+        values.ranks(lambda rank: rank.plain_bytes or None),
+    ),
+    _figure(
+        "compression_ratio",
+        "Plain over sent bytes, since the beginning.",
+        values.ranks(lambda rank: rank.compression_ratio),
+    ),
+    _figure(
+        "gradient_norm",
+        "L2 norm of the rank's own gradients before the exchange, as measured last.",
+        values.gradients("norm"),
+    ),
+    _figure(
+        "gradient_layer_variance",
+        "Variance over the parameters of the L2 norm of each one's gradient.",
+        values.gradients("layer_variance"),
+    ),
+    _total(
+        "gradient_norm_cost_seconds", "Time spent on measuring them.", values.gradients("cost_s")
+    ),
+    _total("process_cpu_seconds", "CPU time of the rank's process.", values.process("cpu_s")),
+    _figure("process_resident_bytes", "Its resident memory.", values.process("resident_bytes")),
+    _total(
+        "helper_cpu_seconds",
+        "CPU time of commprof's own threads in the rank's process.",
+        values.process("helpers_cpu_s"),
+    ),
+    _counter("host_cpu_seconds", "CPU time of all cores since boot.", values.host_cpu),
+    _gauge("host_memory_bytes", "Memory of the host.", values.host("memory_bytes")),
+    _figure(
+        "host_memory_available_bytes",
+        "Memory that can still be had.",
+        values.host("memory_available_bytes"),
+    ),
+    _total("network_bytes", "Bytes over a network interface since boot.", values.network),
+    _total(
+        "dropped_events",
+        "Events that could not be recorded.",
+        values.ranks(lambda rank: float(rank.dropped)),
+    ),
+    _gauge(
+        "trace_bytes",
+        "Size of the rank's trace.",
+        values.ranks(lambda rank: float(rank.trace_bytes)),
+    ),
+    _total("monitor_cpu_seconds", "CPU time of this monitor.", values.monitor("cpu_s")),
+    _gauge("monitor_resident_bytes", "Its resident memory.", values.monitor("resident_bytes")),
+    _gauge(
+        "monitor_look_seconds", "What its last look at the traces took.", values.monitor("look_s")
+    ),
+    _counter(
+        "monitor_left_out_events",
+        "Events that the monitor passed over because ranks were too far apart.",
+        values.monitor("left_out_records"),
+    ),
+    _gauge("monitor_problems", "Kinds of problems that it met in the traces.", values.problems),
+)

@@ -1,0 +1,153 @@
+"""Where metrics go: each output takes every state that the monitor sees.
+
+An output that fails says so once and is tried again at the next state: a full disk may empty.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import math
+import os
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+from commprof.monitor.metrics.endpoint import Endpoint
+from commprof.monitor.metrics.exposition import exposition
+from commprof.monitor.metrics.metrics import flat, samples
+from commprof.monitor.metrics.tensorboard import EventFile
+from commprof.monitor.state import JobState
+
+
+class Output(Protocol):
+    """One of them."""
+
+    def write(self, state: JobState) -> None:
+        """Shows, or writes down, what is known now; OSError if it cannot."""
+
+    def close(self) -> None:
+        """Ends it."""
+
+
+class Scraped:
+    """For Prometheus to fetch."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        """Takes the endpoint over."""
+        self._endpoint = endpoint
+
+    def write(self, state: JobState) -> None:
+        """See ``Output``."""
+        self._endpoint.show(exposition(samples(state)))
+
+    def close(self) -> None:
+        """See ``Output``."""
+        self._endpoint.close()
+
+
+class TextFile:
+    """The same text in a file, for node_exporter's textfile collector."""
+
+    def __init__(self, path: Path) -> None:
+        """A reader finds the whole file or none: each state replaces it."""
+        self._path = path
+
+    def write(self, state: JobState) -> None:
+        """See ``Output``."""
+        replace_file(self._path, exposition(samples(state)))
+
+    def close(self) -> None:
+        """See ``Output``."""
+
+
+class JsonLines:
+    """A line per state that has new steps: time, step and the recent figures by flat names."""
+
+    def __init__(self, path: Path) -> None:
+        """Lines are added to what the file holds."""
+        self._path = path
+        self._step = -1
+        #: Only a part of the last line found room.
+        self._torn = False
+
+    def write(self, state: JobState) -> None:
+        """See ``Output``."""
+        step = step_of(state)
+        if step == self._step:
+            return
+        figures = {key: value for key, value in flat(state).items() if math.isfinite(value)}
+        line = (
+            json.dumps({"time_s": round(state.time_s, 3), "step": step, **figures}).encode() + b"\n"
+        )
+        if self._torn:
+            line = b"\n" + line
+        # One write, so that hosts that share the file do not mix their lines.
+        descriptor = os.open(
+            self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644
+        )
+        try:
+            written = os.write(descriptor, line)
+            self._torn = 0 < written < len(line)
+            if written < len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._path))
+        finally:
+            os.close(descriptor)
+        self._step = step
+
+    def close(self) -> None:
+        """See ``Output``."""
+
+
+class TensorBoard:
+    """Scalars by step."""
+
+    def __init__(self, directory: Path) -> None:
+        """The event file is made with the first state that has steps."""
+        self._directory = directory
+        self._file: EventFile | None = None
+        self._step = -1
+
+    def write(self, state: JobState) -> None:
+        """See ``Output``."""
+        step = step_of(state)
+        if step == self._step:
+            return
+        if self._file is None:
+            self._file = EventFile(self._directory, state.time_s)
+        self._file.add(state.time_s, step, flat(state))
+        self._step = step
+
+    def close(self) -> None:
+        """See ``Output``."""
+        if self._file is not None:
+            self._file.close()
+
+
+def step_of(state: JobState) -> int:
+    """The last step that all ranks completed; -1 before the first."""
+    return min((rank.step for rank in state.ranks), default=-1)
+
+
+def write_to(output: Output, state: JobState, complain: Callable[[str], None]) -> None:
+    """Never raises."""
+    try:
+        output.write(state)
+    except OSError as error:
+        complain(f"{type(output).__name__}: {error}")
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Writes it so that a reader finds the old content or the new one.
+
+    Raises:
+        OSError: it cannot be written; the old content stays.
+    """
+    partial = path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}")
+    try:
+        partial.write_bytes(data)
+        os.replace(partial, path)
+    except OSError:
+        partial.unlink(missing_ok=True)
+        raise

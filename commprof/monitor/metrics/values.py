@@ -1,0 +1,177 @@
+"""Where the values of the live metrics stand in a :class:`JobState`.
+
+Each function gives what :class:`commprof.monitor.metrics.metrics.Metric` calls ``values``: of a state the
+label values and the value of each sample.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import TypeAlias
+
+from commprof.monitor.state import STEP_PARTS, JobState, RankState, StepTimes
+
+Labels: TypeAlias = Mapping[str, str]
+Values: TypeAlias = Iterator[tuple[Labels, float]]
+Of: TypeAlias = Callable[[JobState], Values]
+
+
+def ranks(value: Callable[[RankState], float | None]) -> Of:
+    """Of the ranks of this host: those of another one are told by its own monitor."""
+
+    def values(state: JobState) -> Values:
+        for rank in local(state):
+            found = value(rank)
+            if found is not None:
+                yield {"rank": str(rank.rank)}, float(found)
+
+    return values
+
+
+def local(state: JobState) -> Iterator[RankState]:
+    """Where none is of this host, as for a finished run from elsewhere, all are told."""
+    found = [rank for rank in state.ranks if rank.is_local]
+    yield from found or state.ranks
+
+
+def total(name: str) -> Of:
+    """A field of the times of all steps counted."""
+    return ranks(lambda rank: getattr(rank.total, name) if rank.total else None)
+
+
+def recent(name: str) -> Of:
+    """A field of the mean of the recent steps."""
+    return ranks(lambda rank: getattr(rank.recent, name) if rank.recent else None)
+
+
+def phases(chosen: str) -> Of:
+    """By part of the step."""
+
+    def values(state: JobState) -> Values:
+        for rank in local(state):
+            times: StepTimes | None = getattr(rank, chosen)
+            for part in STEP_PARTS if times is not None else ():
+                yield {"rank": str(rank.rank), "part": part}, getattr(times, f"{part}_s")
+
+    return values
+
+
+def exposed(chosen: str) -> Of:
+    """By what the training thread stood still for."""
+
+    def values(state: JobState) -> Values:
+        for rank in local(state):
+            times: StepTimes | None = getattr(rank, chosen)
+            for part in ("wait", "wire", "unsplit") if times is not None else ():
+                yield {"rank": str(rank.rank), "part": part}, getattr(times, f"{part}_s")
+
+    return values
+
+
+def operations(name: str) -> Of:
+    """By operation, a field of each."""
+
+    def values(state: JobState) -> Values:
+        for rank in local(state):
+            for op, found in rank.operations.items():
+                yield {"rank": str(rank.rank), "op": op}, float(getattr(found, name))
+
+    return values
+
+
+def bandwidth(name: str) -> Of:
+    """By operation, over all ranks."""
+
+    def values(state: JobState) -> Values:
+        for op, found in state.bandwidth.items() if tells_of_job(state) else ():
+            yield {"op": op}, getattr(found, name)
+
+    return values
+
+
+def tells_of_job(state: JobState) -> bool:
+    """Of several hosts' monitors the one on rank 0's host tells what is common to all ranks."""
+    return any(rank.rank == 0 for rank in local(state))
+
+
+def late(state: JobState) -> Values:
+    """1 for the late rank and 0 for all others; nothing before there are steps to judge by."""
+    if not tells_of_job(state) or not any(rank.recent for rank in state.ranks):
+        return
+    for rank in state.ranks:
+        yield (
+            {"rank": str(rank.rank)},
+            float(state.late is not None and state.late.rank == rank.rank),
+        )
+
+
+def late_wait(state: JobState) -> Values:
+    """What the late rank costs, where there is one."""
+    if state.late is not None and tells_of_job(state):
+        yield {"rank": str(state.late.rank)}, state.late.wait_s
+
+
+def info(state: JobState) -> Values:
+    """What the job is."""
+    yield (
+        {"world_size": str(state.world_size), "backend": state.backend, "mode": state.mode},
+        1.0,
+    )
+
+
+def running(state: JobState) -> Values:
+    """Whether each rank does, where that can be told."""
+    for rank in local(state):
+        if rank.status:
+            yield {"rank": str(rank.rank)}, float(rank.status == "running")
+
+
+def failed(state: JobState) -> Values:
+    """Whether each rank did, where it can be told what became of it."""
+    for rank in local(state):
+        if rank.status:
+            yield {"rank": str(rank.rank)}, float(rank.failed)
+
+
+def host(name: str) -> Of:
+    """A field of this host."""
+
+    def values(state: JobState) -> Values:
+        if state.host is not None:
+            yield {}, float(getattr(state.host, name))
+
+    return values
+
+
+def host_cpu(state: JobState) -> Values:
+    """What its cores did."""
+    if state.host is not None:
+        yield {"state": "busy"}, state.host.cpu_busy_s
+        yield {"state": "idle"}, state.host.cpu_idle_s
+
+
+def network(state: JobState) -> Values:
+    """By interface and direction."""
+    for name, (received, sent) in state.host.interfaces.items() if state.host else ():
+        yield {"interface": name, "direction": "received"}, float(received)
+        yield {"interface": name, "direction": "sent"}, float(sent)
+
+
+def monitor(name: str) -> Of:
+    """A field of the monitor itself."""
+    return lambda state: iter([({}, float(getattr(state.monitor, name)))])
+
+
+def problems(state: JobState) -> Values:
+    """How many the monitor met."""
+    yield {}, float(len(state.monitor.problems))
+
+
+def process(name: str) -> Of:
+    """A field of the process of each rank that runs here."""
+    return ranks(lambda rank: getattr(rank.process, name) if rank.process else None)
+
+
+def gradients(name: str) -> Of:
+    """A field of what each rank measured of its gradients, if asked to."""
+    return ranks(lambda rank: getattr(rank.gradients, name) if rank.gradients else None)

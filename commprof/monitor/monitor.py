@@ -1,0 +1,204 @@
+"""The monitor of one host: looks at a run directory now and then, and feeds the outputs.
+
+It reads what the ranks write and has no way to reach them. Whatever happens to it or to its
+outputs, the job goes on; when the job ends, it takes a last look and ends too. A rank that hangs on
+when the others are gone is still the job.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import sys
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+from types import FrameType
+from typing import Final
+
+from commprof.errors import CommprofError, UsageError
+from commprof.monitor.metrics.endpoint import PATH, Endpoint, listen, parse_address
+from commprof.monitor.metrics.outputs import (
+    JsonLines,
+    Output,
+    Scraped,
+    TensorBoard,
+    TextFile,
+    replace_file,
+    write_to,
+)
+from commprof.monitor.observer import Observer
+from commprof.monitor.settings import Settings
+from commprof.monitor.state import JobState
+from commprof.predict.fit.machine_profile import load_profile
+from commprof.printable import printable
+from commprof.trace.run.processes import identity
+
+#: How soon it sees that the job has ended.
+_ALERT_S: Final = 0.5
+_MOST_COMPLAINTS: Final = 100
+_LAST_LOOKS: Final = 20
+#: Looks become rarer, down to one in so many seconds, where they would take more than this.
+_OF_A_CORE: Final = 0.02
+_LONGEST_S: Final = 30.0
+#: Training comes first; but at the lowest of all a host whose cores are all busy would stop it.
+_NICE: Final = 10
+_PATIENCE_S: Final = 5.0
+
+
+class Monitor:
+    """Of one run directory."""
+
+    def __init__(
+        self, run: Path, settings: Settings, of_process: str = "", nested: bool = True
+    ) -> None:
+        """Opens what the settings ask for.
+
+        Args:
+            run: the run directory; it need not hold a trace yet.
+            settings: what to show and where.
+            of_process: ``PID:START`` of the process that it ends with; empty for none.
+            nested: as for ``Observer``.
+
+        Raises:
+            CommprofError: the endpoint's address or the profile cannot be used.
+        """
+        self._run = run
+        self._interval_s = settings.interval_s
+        self._pid, _, self._began = of_process.partition(":")
+        self._ending = threading.Event()
+        self._complaints: set[str] = set()
+        #: As the last look had it.
+        self._a_rank_runs = False
+        profile = load_profile(settings.profile) if settings.profile else None
+        self._observer = Observer(run, profile, nested=nested)
+        self._outputs = list(self._open(settings))
+
+    def run(self) -> None:
+        """Until the process that it is for and all ranks of this host end, or :meth:`end`."""
+        while not self._ending.is_set():
+            began_s = time.process_time()
+            lived = self._job_lives()
+            self._look()
+            if not lived and not self._a_rank_runs:
+                break
+            rest_s = min((time.process_time() - began_s) / _OF_A_CORE, _LONGEST_S)
+            rest_s, waited_s = max(self._interval_s, rest_s), 0.0
+            while waited_s < rest_s and not self._ending.wait(_ALERT_S):
+                waited_s += _ALERT_S
+                if lived and not self._job_lives():
+                    break  # look at once at what is left of it
+        for _ in range(_LAST_LOOKS):  # what the ranks wrote last
+            self._look()
+            if self._observer.caught_up:
+                break
+        self._look()
+
+    def end(self) -> None:
+        """Ends :meth:`run` after a last look; from any thread or signal handler."""
+        self._ending.set()
+
+    def close(self) -> None:
+        """Closes all outputs and files."""
+        for output in self._outputs:
+            with suppress(OSError):
+                output.close()
+        self._observer.close()
+        with suppress(OSError):
+            address_file(self._run).unlink()
+
+    def _look(self) -> None:
+        state: JobState | None = None
+        try:
+            state = self._observer.look()
+        except OSError as error:
+            self._complain(str(error))
+        except Exception as error:  # a damaged trace must not end what watches the job
+            self._complain(f"{type(error).__name__}: {error}")
+        self._a_rank_runs = state is not None and any(
+            rank.is_local and rank.status == "running" for rank in state.ranks
+        )
+        if state is None:
+            return
+        for problem in state.monitor.problems:
+            self._complain(problem)
+        for output in self._outputs:
+            write_to(output, state, self._complain)
+
+    def _job_lives(self) -> bool:
+        return not self._pid or identity(int(self._pid)) == self._began
+
+    def _open(self, settings: Settings) -> list[Output]:
+        outputs: list[Output] = []
+        if settings.address:
+            endpoint = Endpoint(self._listen(settings.address))
+            outputs.append(Scraped(endpoint))
+            self._write_address(endpoint)
+        if settings.textfile:
+            outputs.append(TextFile(settings.textfile))
+        if settings.jsonl:
+            outputs.append(JsonLines(settings.jsonl))
+        if settings.tensorboard:
+            outputs.append(TensorBoard(settings.tensorboard))
+        return outputs
+
+    def _listen(self, address: str) -> socket.socket:
+        """The monitor of a job's last attempt may still be about to end."""
+        until = time.monotonic() + (_PATIENCE_S if self._pid else 0.0)
+        while True:
+            try:
+                return listen(parse_address(address))
+            except UsageError:
+                if time.monotonic() >= until:
+                    raise
+                time.sleep(_ALERT_S)
+
+    def _write_address(self, endpoint: Endpoint) -> None:
+        host, port = endpoint.address
+        shown = f"[{host}]" if ":" in host else host
+        found = {"url": f"http://{shown}:{port}{PATH}", "host": host, "port": port}
+        try:
+            replace_file(address_file(self._run), json.dumps(found).encode() + b"\n")
+        except OSError as error:
+            self._complain(f"cannot write down the address: {error}")
+
+    def _complain(self, text: str) -> None:
+        """Once, and not without end."""
+        text = printable(text)
+        if text not in self._complaints and len(self._complaints) < _MOST_COMPLAINTS:
+            self._complaints.add(text)
+            with suppress(OSError, ValueError):
+                print(f"commprof monitor: {text}", file=sys.stderr, flush=True)
+
+
+def address_file(run: Path) -> Path:
+    """Where the monitor of this host writes its endpoint's address while it runs, as JSON."""
+    host = re.sub(r"[^A-Za-z0-9_.-]", "_", socket.gethostname())
+    return run / f"metrics_{host}.json"
+
+
+def run_monitor(run: Path, settings: Settings, of_process: str = "", nested: bool = True) -> int:
+    """Runs one in this process, at a low priority; returns its exit code."""
+    with suppress(OSError):
+        os.nice(_NICE)
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+    try:
+        monitor = Monitor(run, settings, of_process, nested)
+    except CommprofError as error:
+        print(f"commprof monitor: {error}", file=sys.stderr, flush=True)
+        return error.exit_code
+
+    def end(_: int, __: FrameType | None) -> None:
+        monitor.end()
+
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, end)
+    try:
+        monitor.run()
+    finally:
+        monitor.close()
+    return 0

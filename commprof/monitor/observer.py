@@ -1,0 +1,209 @@
+"""Looks at a running job from outside and says what is known: a :class:`JobState` per look."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from pathlib import Path
+from typing import Any, Final
+
+from commprof.monitor.figures.steps import SETTLED_NS
+from commprof.monitor.follow import TraceTail
+from commprof.monitor.followed import Followed, metadata_of
+from commprof.monitor.job import JobTail, newest_job
+from commprof.monitor.metrics import gradients
+from commprof.monitor.metrics.host_counters import own_process, rank_process, this_host
+from commprof.monitor.state import JobState, MonitorState, RankState
+from commprof.predict.fit.cost_model import OTHER_HOST, SAME_HOST, CostCurve
+from commprof.predict.fit.machine_profile import MachineProfile
+from commprof.trace.run.processes import Here
+from commprof.trace.schema import OPS
+from commprof.units import ns_to_s
+
+#: Of traces that are long already, what is read of each.
+_RECENT_BYTES: Final = 16 << 20
+_MOST_PROBLEMS: Final = 20
+#: How long the first ranks are not counted alone: traces of others may be on other hosts.
+PATIENCE_S: Final = 5.0
+
+
+class Observer:
+    """Of one run directory. Reads; writes nothing and signals nobody."""
+
+    def __init__(
+        self,
+        run: Path,
+        profile: MachineProfile | None = None,
+        *,
+        nested: bool = True,
+        patience_s: float = PATIENCE_S,
+        only_rank: int | None = None,
+        settled_ns: int = SETTLED_NS,
+    ) -> None:
+        """Nothing is read yet.
+
+        Args:
+            run: the run directory.
+            profile: what bandwidth is held against; None for nothing.
+            nested: whether jobs are looked for in the directories of ``run`` too.
+            patience_s: how long ranks whose traces are not there yet are waited for.
+            only_rank: follow this one alone.
+            settled_ns: what is older than the newest record by this is all there.
+        """
+        self._run = run
+        self._profile = profile
+        self._nested = nested
+        self._patience_s = patience_s
+        self._only_rank = only_rank
+        self._settled_ns = settled_ns
+        self._here = Here()
+        self._job: JobTail | None = None
+        self._world: Followed | None = None
+        self._problems: deque[str] = deque(maxlen=_MOST_PROBLEMS)
+
+    def look(self) -> JobState | None:
+        """Reads what is new; None as long as no rank has begun to record."""
+        begin = time.perf_counter()
+        directory = newest_job(self._run, self._nested)
+        if directory is not None and (self._job is None or self._job.directory != directory):
+            self.close()
+            self._job, self._world = JobTail(directory, _RECENT_BYTES, self._only_rank), None
+        if self._job is None:
+            return None
+        restarts = self._job.restarts
+        new = self._job.poll()
+        tails = _of_one_job(self._job.tails)
+        if not tails:
+            return None
+        if self._world is None or self._job.restarts != restarts or self._world.grew(tails):
+            self._world = Followed(tails, self._curves, self._patience_s, self._settled_ns)
+        world = self._world
+        for rank in tails.keys() & new.keys():
+            world.steps.add(rank, new[rank])
+        try:
+            world.advance(tails)
+        except Exception as error:  # records that contradict each other; what follows may not
+            self._problems.append(f"some steps are left out: {type(error).__name__}: {error}")
+            world = self._world = Followed(tails, self._curves, self._patience_s, self._settled_ns)
+        return self._state(world, tails, time.perf_counter() - begin)
+
+    @property
+    def caught_up(self) -> bool:
+        """Whether there is nothing more to read at the moment."""
+        return self._job is not None and self._job.caught_up
+
+    def close(self) -> None:
+        """Closes all files."""
+        if self._job is not None:
+            self._job.close()
+
+    def _curves(self, tails: dict[int, TraceTail]) -> dict[str, CostCurve]:
+        """Those of the link between the ranks, if the profile has it for their backend."""
+        if self._profile is None:
+            return {}
+        boots = {metadata_of(tail)["machine"]["boot_id"] for tail in tails.values()}
+        whole = len(tails) == metadata_of(next(iter(tails.values())))["world_size"]
+        link = self._profile.links.get(SAME_HOST if whole and len(boots) == 1 else OTHER_HOST)
+        return dict(link.curves) if link is not None else {}
+
+    def _state(self, world: Followed, tails: dict[int, TraceTail], look_s: float) -> JobState:
+        first = metadata_of(tails[min(tails)])
+        ranks = tuple(_rank_state(rank, tails[rank], world, self._here) for rank in sorted(tails))
+        cpu_s, resident = own_process()
+        problems = [
+            f"rank {rank}: {problem}" for rank in sorted(tails) for problem in tails[rank].problems
+        ]
+        problems += dict.fromkeys(self._problems)
+        return JobState(
+            time_s=time.time(),
+            world_size=first["world_size"],
+            backend=first["backend"],
+            mode=world.mode(tails),
+            ranks=ranks,
+            late=world.late(tails),
+            bandwidth=world.operations.bandwidth(),
+            monitor=MonitorState(
+                cpu_s, resident, look_s, world.steps.left_out, tuple(problems[:_MOST_PROBLEMS])
+            ),
+            host=this_host(),
+            finished=all(state.status in ("ended", "gone") for state in ranks),
+        )
+
+
+def _rank_state(rank: int, tail: TraceTail, world: Followed, here: Here) -> RankState:
+    metadata = metadata_of(tail)
+    process, lives = rank_process(here, metadata)
+    summaries = world.summaries[rank]
+    plain, sent = world.compressed.get(rank, (0.0, 0.0))
+    status = _status(tail, lives)
+    common: dict[str, Any] = {
+        "rank": rank,
+        "host": str(metadata["machine"]["hostname"]),
+        "is_local": here.is_local(metadata),
+        "status": status,
+        "failed": status == "gone" or (tail.ended and _failed(tail)),
+        "since_step_s": _since_step_s(rank, tail, world, here),
+        "plain_bytes": plain,
+        "sent_bytes": sent,
+        "dropped": tail.dropped,
+        "trace_bytes": tail.length_bytes,
+        "process": process,
+        "gradients": gradients.newest(tail.path),
+    }
+    if summaries.newest is not None:
+        names = metadata.get("ops", OPS)
+        return RankState(
+            step=summaries.newest.steps.count,
+            total=summaries.total,
+            recent=summaries.recent,
+            operations=summaries.operations(names),
+            waited_for_s=_waited_for_s(rank, world),
+            **common,
+        )
+    return RankState(
+        step=world.steps.last_step,
+        total=world.recent.total(rank),
+        recent=world.recent.recent(rank),
+        operations=world.operations.of_rank(rank),
+        waited_for_s=world.recent.waited_for_s(rank) if world.recent.ranks else math.nan,
+        **common,
+    )
+
+
+def _waited_for_s(rank: int, world: Followed) -> float:
+    """By the other ranks' summaries; NaN where one has none, or split nothing."""
+    others = [found for of, found in world.summaries.items() if of != rank]
+    newest = [found.newest for found in others if found.newest is not None]
+    if len(newest) != world.world_size - 1 or not all(each.arrivals_known for each in newest):
+        return math.nan
+    return ns_to_s(sum(found.waited_for_ns().get(rank, 0) for found in others))
+
+
+def _status(tail: TraceTail, lives: bool | None) -> str:
+    if tail.ended:
+        return "ended"
+    return {True: "running", False: "gone", None: ""}[lives]
+
+
+def _failed(tail: TraceTail) -> bool:
+    """Of a trace that is complete by now: whether the rank did not come to an orderly end."""
+    raised = metadata_of(tail).get("ending", {}).get("error")
+    return bool(raised) or not tail.closed
+
+
+def _since_step_s(rank: int, tail: TraceTail, world: Followed, here: Here) -> float:
+    """NaN where the rank's times are by another clock, or it keeps no records."""
+    metadata = metadata_of(tail)
+    if not here.shares_clock(metadata) or tail.summary is not None or tail.ended:
+        return math.nan
+    since = world.last_step_ns.get(rank) or int(metadata["clock"]["monotonic_ns"])
+    return ns_to_s(max(0, time.monotonic_ns() - since))
+
+
+def _of_one_job(tails: dict[int, TraceTail]) -> dict[int, TraceTail]:
+    """Without those that say another world size than the first rank: they are of another job."""
+    if not tails:
+        return {}
+    world_size = metadata_of(tails[min(tails)])["world_size"]
+    return {rank: t for rank, t in tails.items() if metadata_of(t)["world_size"] == world_size}

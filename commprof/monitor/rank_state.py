@@ -1,0 +1,209 @@
+"""Where one rank is, from its records so far: step, phase, what it issued and what is pending."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from commprof.analysis.align.matching import POINT_TO_POINT, RECV, SEND
+from commprof.trace.documents import Group
+from commprof.trace.schema import FLAG_DEVICE_ASYNC, NO_SEQ, OPS, PHASES, Kind, Records
+
+_TAKEN = [
+    *(Kind.ISSUE, Kind.END, Kind.WAIT, Kind.STEP, Kind.PHASE),
+    *(Kind.FINALIZE_BEGIN, Kind.FINALIZE_END),
+]
+_ALL_REDUCE = OPS.index("all_reduce")
+#: Gloo reports no completion of them, and a wait that does not block is not recorded.
+_SILENT = {
+    *POINT_TO_POINT,
+    *(code for code, name in enumerate(OPS) if name.startswith("reduce_scatter")),
+}
+#: Pending operations kept; the oldest go first. A backend that tells of no completion fills it.
+_MOST_PENDING = 1024
+
+
+@dataclass(frozen=True)
+class Operation:
+    """An operation that a rank handed to its process group."""
+
+    op: str
+    #: c10d's name of the group; the rank's own number, as text, where the trace does not name it.
+    group: str
+    #: The group's collective number; of a message its number between its two ranks; -1 if unknown.
+    seq: int
+    #: Other end of a message, as rank in the group; -1 of a collective.
+    peer: int
+    bytes_in: int
+    bytes_out: int
+    issue_ns: int
+    #: Of DDP's gradients: which all-reduce of its backward pass it is, from 0; -1 of others.
+    bucket: int
+    #: Whether a backward pass issued it.
+    in_backward: bool
+    #: Whether its completion may never be recorded: by gloo of some operations, and on devices.
+    silent: bool = False
+
+    def __str__(self) -> str:
+        """In words."""
+        bucket = f", bucket {self.bucket}" if self.bucket >= 0 else ""
+        number = f"number {self.seq}" if self.seq >= 0 else "of unknown number"
+        return f"{self.op} {number} of group {self.group!r}{bucket}"
+
+
+@dataclass
+class RankState:
+    """Fed with records in order; see :meth:`take`. Times are the rank's ``CLOCK_MONOTONIC``."""
+
+    rank: int
+    world_size: int
+    #: Index of the step that is under way; -1 before the first boundary.
+    step: int = -1
+    #: Its begin; 0 before the first boundary.
+    step_begin_ns: int = 0
+    #: Steps that were seen to end.
+    steps_ended: int = 0
+    #: Lengths of the steps that ended in the last :meth:`take`; not of the first, which compiles.
+    new_step_ns: list[int] = field(default_factory=list)
+    #: The newest time in any record.
+    last_ns: int = 0
+    #: Issued and not known to be complete, by the rank's own number of the operation.
+    pending: dict[int, Operation] = field(default_factory=dict)
+    #: By group's name the number that the rank's next collective will have.
+    next_seq: dict[str, int] = field(default_factory=dict)
+    #: The same of messages, by group's name, "send" or "recv", and the other rank in the group.
+    next_message: dict[tuple[str, str, int], int] = field(default_factory=dict)
+    #: Groups by name.
+    groups: dict[str, Group] = field(default_factory=dict)
+    #: Its capture has ended; it waits for nothing that can be seen.
+    closed: bool = False
+    _finalizing: bool = False
+    _last_phase: str = ""
+    _last_phase_end_ns: int = 0
+    _backward_issue_ns: int = 0
+    _previous_begin_ns: int = 0
+    _graph_task: int = 0
+    _buckets: int = 0
+    #: Operations whose completion, on another thread, was read before their issue; of two looks.
+    _ended_early: tuple[set[int], set[int]] = field(default_factory=lambda: (set(), set()))
+
+    @property
+    def phase(self) -> str:
+        """Where in its step it is, as far as the records tell.
+
+        Phases are recorded when they end, so of the one under way only what it issued is known.
+        """
+        if self._finalizing:
+            return "backward, waiting for its buckets"
+        since_ns = max(self._last_phase_end_ns, self.step_begin_ns)
+        if self._backward_issue_ns > since_ns:
+            return "backward"
+        if self._last_phase_end_ns > self.step_begin_ns:
+            return f"after {self._last_phase}"
+        return "begin of the step" if self.step >= 0 else "before the first step"
+
+    @property
+    def waiting_for(self) -> Operation | None:
+        """The operation that has been pending for longest."""
+        return min(self.pending.values(), key=lambda one: one.issue_ns, default=None)
+
+    def take(self, records: Records, groups: Iterable[Group]) -> None:
+        """Brings the state up to date.
+
+        Args:
+            records: what the rank recorded since, ordered by time.
+            groups: those that its trace describes by now.
+        """
+        names = common_names(groups)
+        self.groups = {group.name: group for group in names.values()}
+        self.new_step_ns = []
+        self._ended_early = (set(), self._ended_early[0])
+        fields = records.dtype.names or ()
+        if len(records):
+            self.last_ns = max(self.last_ns, int(records["timestamp_ns"].max()))
+        for values in records[np.isin(records["kind"], _TAKEN)].tolist():
+            self._take(dict(zip(fields, values, strict=True)), names)
+        while len(self.pending) > _MOST_PENDING:
+            del self.pending[next(iter(self.pending))]
+
+    def _take(self, row: dict[str, int], groups: dict[int, Group]) -> None:
+        kind = row["kind"]
+        if kind == Kind.ISSUE:
+            self._issue(row, groups)
+        elif kind in (Kind.END, Kind.WAIT):
+            if self.pending.pop(row["op_id"], None) is None:
+                self._ended_early[0].add(row["op_id"])
+        elif kind == Kind.STEP:
+            self._boundary(row)
+        elif kind == Kind.PHASE:
+            if row["value"] >= self._last_phase_end_ns:
+                self._last_phase_end_ns = row["value"]
+                code = row["aux"]
+                self._last_phase = PHASES[code] if code < len(PHASES) else f"phase {code}"
+        elif kind in (Kind.FINALIZE_BEGIN, Kind.FINALIZE_END):
+            self._finalizing = kind == Kind.FINALIZE_BEGIN
+
+    def _boundary(self, row: dict[str, int]) -> None:
+        time_ns = row["timestamp_ns"]
+        if row["aux"] == 1 and self.step >= 0:
+            self.steps_ended += 1
+            if self.steps_ended > 1:
+                self.new_step_ns.append(time_ns - self.step_begin_ns)
+        self.step = row["op_id"] + row["aux"]
+        # Not every backend tells of every completion: what two steps left behind is over.
+        over_ns, self._previous_begin_ns = self._previous_begin_ns, self.step_begin_ns
+        self.step_begin_ns = time_ns
+        self._finalizing = False
+        for op_id in [i for i, one in self.pending.items() if one.issue_ns < over_ns]:
+            del self.pending[op_id]
+
+    def _issue(self, row: dict[str, int], groups: dict[int, Group]) -> None:
+        described = groups.get(row["group"])
+        name = described.name if described is not None else f"number {row['group']}"
+        op, seq = row["op"], row["seq"]
+        message = op in POINT_TO_POINT
+        if message and seq != NO_SEQ:
+            key = name, "send" if op == SEND else "recv", row["aux"]
+            self.next_message[key] = max(self.next_message.get(key, 0), seq + 1)
+        elif not message:
+            self.next_seq[name] = max(self.next_seq.get(name, 0), seq + 1)
+        if row["value"]:
+            self._backward_issue_ns = row["timestamp_ns"]
+        if any(row["op_id"] in ended for ended in self._ended_early):
+            return
+        self.pending[row["op_id"]] = Operation(
+            op=OPS[op] if op < len(OPS) else f"operation {op}",
+            group=name,
+            seq=-1 if message and seq == NO_SEQ else seq,
+            peer=row["aux"] if op in (SEND, RECV) else -1,
+            bytes_in=row["bytes_in"],
+            bytes_out=row["bytes_out"],
+            issue_ns=row["timestamp_ns"],
+            bucket=self._bucket(row) if op == _ALL_REDUCE and row["value"] else -1,
+            in_backward=bool(row["value"]),
+            silent=op in _SILENT or bool(row["flags"] & FLAG_DEVICE_ASYNC),
+        )
+
+    def _bucket(self, row: dict[str, int]) -> int:
+        """Counts the all-reduces of one backward pass: DDP launches its buckets in order."""
+        if row["value"] != self._graph_task:
+            self._graph_task, self._buckets = row["value"], 0
+        self._buckets += 1
+        return self._buckets - 1
+
+
+def common_names(groups: Iterable[Group]) -> dict[int, Group]:
+    """The groups by this rank's own number, under names that no two of them share.
+
+    A name that is used again, after ``destroy_process_group``, gets the number of its turn.
+    """
+    turns: Counter[str] = Counter()
+    named = {}
+    for group in sorted(groups, key=lambda each: each.id):
+        turns[group.name] += 1
+        turn = turns[group.name]
+        named[group.id] = group if turn == 1 else replace(group, name=f"{group.name} ({turn})")
+    return named

@@ -1,0 +1,130 @@
+"""What to show of a running job and where: options that several commands share."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, NoReturn
+
+from commprof.errors import UsageError
+from commprof.monitor.metrics.endpoint import parse_address
+
+#: Options as for ``commprof run``, for jobs that something else launches.
+METRICS_VARIABLE: Final = "COMMPROF_METRICS"
+DEFAULT_ADDRESS: Final = "127.0.0.1:9470"
+_INTERVAL_S: Final = 2.0
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Of one monitor. Raises UsageError for a value that cannot be used."""
+
+    #: HOST:PORT of the endpoint; empty for none.
+    address: str = ""
+    textfile: Path | None = None
+    jsonl: Path | None = None
+    tensorboard: Path | None = None
+    #: Machine profile that bandwidth is held against.
+    profile: Path | None = None
+    #: Between two looks.
+    interval_s: float = _INTERVAL_S
+
+    def __post_init__(self) -> None:
+        if self.address:
+            parse_address(self.address)
+        if not 0.2 <= self.interval_s <= 3600:
+            raise UsageError(
+                f"--metrics-interval {self.interval_s:g} is out of range (allowed: 0.2 to 3600 s)"
+            )
+
+    @property
+    def wanted(self) -> bool:
+        """Whether there is any output."""
+        return bool(self.address or self.textfile or self.jsonl or self.tensorboard)
+
+    def arguments(self) -> list[str]:
+        """The options that give these settings."""
+        given: list[tuple[str, object]] = [
+            ("--metrics-address", self.address),
+            ("--metrics-textfile", self.textfile and self.textfile.absolute()),
+            ("--metrics-jsonl", self.jsonl and self.jsonl.absolute()),
+            ("--metrics-tensorboard", self.tensorboard and self.tensorboard.absolute()),
+            ("--metrics-profile", self.profile and self.profile.absolute()),
+            ("--metrics-interval", f"{self.interval_s:g}"),
+        ]
+        return [word for name, value in given if value for word in (name, str(value))]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Those of :class:`Settings`."""
+    group = parser.add_argument_group("live metrics (docs/monitoring.md)")
+    group.add_argument(
+        "--metrics",
+        action="store_true",
+        help=f"serve metrics of the running job to Prometheus, on {DEFAULT_ADDRESS}",
+    )
+    group.add_argument(
+        "--metrics-address",
+        metavar="HOST:PORT",
+        help="the same there; port 0 takes a free one, which the run directory then names",
+    )
+    group.add_argument(
+        "--metrics-textfile",
+        type=Path,
+        metavar="FILE",
+        help="write them there, for node_exporter's textfile collector",
+    )
+    group.add_argument(
+        "--metrics-jsonl", type=Path, metavar="FILE", help="add them there as lines of JSON"
+    )
+    group.add_argument(
+        "--metrics-tensorboard", type=Path, metavar="DIR", help="write scalars for TensorBoard"
+    )
+    group.add_argument(
+        "--metrics-profile",
+        type=Path,
+        metavar="FILE",
+        help="hold bandwidth against this machine profile of commprof fit",
+    )
+    group.add_argument(
+        "--metrics-interval",
+        type=float,
+        default=_INTERVAL_S,
+        metavar="S",
+        help=f"seconds between two looks at the job (default: {_INTERVAL_S:g})",
+    )
+
+
+def settings_of(args: argparse.Namespace) -> Settings:
+    """From what was parsed; UsageError for a value that cannot be used."""
+    return Settings(
+        address=args.metrics_address or (DEFAULT_ADDRESS if args.metrics else ""),
+        textfile=args.metrics_textfile,
+        jsonl=args.metrics_jsonl,
+        tensorboard=args.metrics_tensorboard,
+        profile=args.metrics_profile,
+        interval_s=args.metrics_interval,
+    )
+
+
+def settings_of_environment() -> Settings:
+    """What COMMPROF_METRICS asks for; UsageError where it holds no such options."""
+    return parse(shlex.split(os.environ.get(METRICS_VARIABLE, "")))
+
+
+def parse(words: Sequence[str]) -> Settings:
+    """Of options alone; UsageError for others."""
+    parser = _Parser(prog=METRICS_VARIABLE, add_help=False, allow_abbrev=False)
+    add_arguments(parser)
+    return settings_of(parser.parse_args(words))
+
+
+class _Parser(argparse.ArgumentParser):
+    """Raises in the place of ending the process."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{self.prog}: {message}; it takes the --metrics options of commprof run")

@@ -1,0 +1,96 @@
+"""Starts the monitor beside a job: a process that the job neither waits for nor owns.
+
+It goes through a shell that ends at once, so that it is no child of the job: a script that waits
+for all of its children does not wait for it. It is in a session of its own, so that Ctrl-C and
+signals to the job's group do not reach it, and ends by itself when the process that it is for does.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Final
+
+from commprof.errors import UsageError
+from commprof.monitor.metrics.endpoint import listen, parse_address
+from commprof.monitor.one_per_host import is_chosen
+from commprof.monitor.settings import METRICS_VARIABLE, Settings, settings_of_environment
+from commprof.predict.fit.machine_profile import load_profile
+from commprof.trace.run.processes import identity
+
+#: What the monitor says, in the run directory.
+LOG_FILE: Final = "monitor.log"
+_SHELL: Final = '"$@" &'
+_PATIENCE_S: Final = 5.0
+
+
+def check_settings(settings: Settings) -> None:
+    """Refuses now what the monitor would fail with later.
+
+    Raises:
+        CommprofError: nothing can listen on the address, or the profile cannot be used.
+    """
+    if settings.address:
+        listen(parse_address(settings.address)).close()
+    if settings.profile:
+        load_profile(settings.profile)
+
+
+def start_in_rank(job: Path) -> str:
+    """Starts one beside one rank of each host, if COMMPROF_METRICS asks for it.
+
+    Args:
+        job: the directory of this job and no other.
+
+    Returns:
+        Why there is none though it was asked for; or nothing.
+    """
+    if not os.environ.get(METRICS_VARIABLE) or not is_chosen(job, "monitor"):
+        return ""
+    try:
+        settings = settings_of_environment()
+        return start_monitor(job, settings, "--this-job") if settings.wanted else ""
+    except UsageError as error:
+        return f"no live metrics: {error}"
+
+
+def start_monitor(run: Path, settings: Settings, *more: str) -> str:
+    """Starts it for ``run``, until this process ends; returns why it could not, or nothing."""
+    root = Path(__file__).resolve().parent.parent.parent
+    pid = os.getpid()
+    began = identity(pid)
+    if not began:
+        return "no live metrics: /proc does not show this process, so its end would not be seen"
+    command = [
+        *("/bin/sh", "-c", _SHELL, "sh", sys.executable, "-m", "commprof.monitor"),
+        *(str(run.absolute()), "--of-process", f"{pid}:{began}", *more),
+        *settings.arguments(),
+    ]
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        # It is no rank, and no part of what is recorded; nor may it use the ranks' cores.
+        if not name.startswith(("COMMPROF_", "RANK", "LOCAL_RANK", "OMP_"))
+    }
+    path = [str(root), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    boot = str(root / "commprof" / "boot")
+    environment["PYTHONPATH"] = os.pathsep.join(p for p in path if os.path.abspath(p) != boot)
+    environment["OMP_NUM_THREADS"] = environment["OPENBLAS_NUM_THREADS"] = "1"
+    try:
+        with (run / LOG_FILE).open("ab") as log:
+            shell = subprocess.run(
+                command,
+                env=environment,
+                cwd="/",
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                timeout=_PATIENCE_S,
+                check=False,
+            )
+    except (OSError, subprocess.SubprocessError) as error:
+        return f"no live metrics: {error}"
+    return f"no live metrics: the shell ended with {shell.returncode}" if shell.returncode else ""

@@ -1,0 +1,182 @@
+"""What the watchdog looks for, each in a class of its own: hangs, ranks out of step, anomalies."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Protocol
+
+from commprof.analysis.collectives.mismatches import MismatchFinder, issue_rows, issued_of
+from commprof.analysis.step.anomalies import AnomalyFinder
+from commprof.monitor.figures.step_meter import StepMeter
+from commprof.monitor.watchdog import py_spy
+from commprof.monitor.watchdog.feed import RankFeed
+from commprof.monitor.watchdog.hang import DEAD, Hang, find_hang
+from commprof.monitor.watchdog.hang_files import HangFile
+from commprof.monitor.watchdog.log import Log
+from commprof.monitor.watchdog.thresholds import Threshold
+
+#: Ranks whose stacks are read at a hang, of those that are accused.
+_MOST_ACCUSED = 2
+
+
+class Duty(Protocol):
+    """One thing to look for."""
+
+    def look(self, feeds: Sequence[RankFeed], now_ns: int) -> None:
+        """Called each time that the feeds have been looked at; now_ns: ``CLOCK_MONOTONIC``."""
+
+    def finish(self) -> None:
+        """Called once, when the job or the watchdog ends."""
+
+
+class HangDuty:
+    """Tells of hangs, one at a time: the next one once all ranks have gone on."""
+
+    def __init__(self, directory: Path, threshold: Threshold, log: Log) -> None:
+        """directory: for the files of the hangs."""
+        self._directory = directory
+        self._threshold = threshold
+        self._log = log
+        self._open: HangFile | None = None
+        #: Native stacks that are being read, of a rank, and those that are still to be.
+        self._native: tuple[int, py_spy.NativeDump] | None = None
+        self._native_wanted: list[tuple[int, int]] = []
+
+    def look(self, feeds: Sequence[RankFeed], now_ns: int) -> None:
+        """See ``Duty``."""
+        states = [feed.state for feed in feeds if feed.state is not None and feed.is_seen]
+        for state in states:
+            for step_ns in state.new_step_ns:
+                self._threshold.learn(step_ns)
+        processes = {
+            feed.state.rank: feed.process
+            for feed in feeds
+            if feed.state is not None and feed.process is not None
+        }
+        seen = {state.rank for state in states}
+        world_size = max((state.world_size for state in states), default=0)
+        unseen = [rank for rank in range(world_size) if rank not in seen]
+        hang = find_hang(states, processes, self._threshold.limit_ns, now_ns, unseen)
+        if hang is None:
+            alive = any(p.state != DEAD for p in processes.values())
+            self._close(now_ns, over=alive or any(state.closed for state in states))
+        elif self._open is None:
+            self._open = HangFile(self._directory, hang, feeds, now_ns)
+            self._open.set_threshold(self._threshold.text)
+            self._log.say(f"HANG {self._open.number}: {hang.sentence}")
+            self._read_stacks(self._open, hang, feeds)
+        self._go_on()
+
+    def finish(self) -> None:
+        """See ``Duty``."""
+        if self._native is not None:
+            self._native[1].close()
+            self._native = None
+
+    def _close(self, now_ns: int, over: bool) -> None:
+        """The hang that is open is no more: the ranks went on, or failed, or are all dead."""
+        if self._open is None:
+            return
+        if self._native is not None:
+            reason = "it was over before the native stacks were read"
+            self._open.add_stack(self._native[0], ".native", "", reason)
+        self.finish()
+        self._native_wanted.clear()
+        if over:
+            self._log.say(f"hang {self._open.number} is over after {self._open.end(now_ns):g} s")
+        else:
+            self._log.say(f"hang {self._open.number}: all ranks are dead")
+        self._open = None
+
+    def _read_stacks(self, file: HangFile, hang: Hang, feeds: Sequence[RankFeed]) -> None:
+        """Of the accused and of one rank that waits: Python's at once, then native ones as well."""
+        here = {
+            feed.state.rank: feed.process
+            for feed in feeds
+            if feed.state is not None and feed.process is not None and feed.process.state != DEAD
+        }
+        accused = [one.rank for one in hang.accused if one.rank in here][:_MOST_ACCUSED]
+        waiting = [rank for rank in hang.waiting if rank in here and rank not in accused][:1]
+        for rank in (*accused, *waiting):
+            read = py_spy.dump(here[rank].pid)
+            name = file.add_stack(rank, "", read.text, read.problem)
+            self._log.say(f"stacks of rank {rank}: {name or read.problem}")
+        # py-spy stops a process for native frames, which it cannot where it is stopped.
+        movable = [rank for rank in (*accused, *waiting) if not here[rank].held_up]
+        if py_spy.find_py_spy():
+            self._native_wanted = [(rank, here[rank].pid) for rank in movable]
+
+    def _go_on(self) -> None:
+        """Takes the native stacks that are there, and asks for the next."""
+        if self._native is not None and self._open is not None:
+            rank, reader = self._native
+            read = reader.poll()
+            if read is None:
+                return
+            self._open.add_stack(rank, ".native", read.text, read.problem)
+            self._native = None
+        if self._native_wanted and self._open is not None:
+            rank, pid = self._native_wanted.pop(0)
+            with suppress(OSError):
+                self._native = rank, py_spy.NativeDump(pid)
+
+
+class MismatchDuty:
+    """Tells of ranks that are out of step."""
+
+    def __init__(self, log: Log) -> None:
+        """log: where to tell it."""
+        self._log = log
+        self._finder = MismatchFinder()
+
+    def look(self, feeds: Sequence[RankFeed], now_ns: int) -> None:
+        """See ``Duty``."""
+        for feed in feeds:
+            if feed.state is None:
+                continue
+            dtypes = feed.metadata["dtypes"]
+            sizes = feed.group_sizes
+            for row in issue_rows(feed.records):
+                if row["group"] not in sizes:
+                    continue
+                name, size = sizes[row["group"]]
+                found = self._finder.add(
+                    feed.state.rank,
+                    name,
+                    size,
+                    row["seq"],
+                    issued_of(row, dtypes),
+                    row["timestamp_ns"],
+                )
+                if found is not None:
+                    self._log.event("mismatch", found.sentence, found)
+
+    def finish(self) -> None:
+        """See ``Duty``."""
+
+
+class AnomalyDuty:
+    """Tells of lasting changes of step time, of a rank's own work, and of bandwidth."""
+
+    def __init__(self, log: Log) -> None:
+        """log: where to tell it."""
+        self._log = log
+        self._meter = StepMeter()
+        self._finder = AnomalyFinder()
+
+    def look(self, feeds: Sequence[RankFeed], now_ns: int) -> None:
+        """See ``Duty``."""
+        # Clocks of other hosts are other clocks; their watchdogs see to their ranks.
+        here = [feed for feed in feeds if feed.state is not None and feed.process is not None]
+        for feed in here:
+            assert feed.state is not None
+            self._meter.take(feed.state.rank, feed.records, feed.group_sizes)
+        ranks = [feed.state.rank for feed in here if feed.state is not None]
+        for figures in self._meter.complete(ranks) if ranks else []:
+            for anomaly in self._finder.add(figures):
+                self._log.event("anomaly", anomaly.sentence, anomaly)
+
+    def finish(self) -> None:
+        """See ``Duty``."""

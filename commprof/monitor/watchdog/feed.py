@@ -1,0 +1,133 @@
+"""One rank from outside: its trace, its rings and its process."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from commprof.monitor.follow import TraceTail
+from commprof.monitor.rank_state import RankState, common_names
+from commprof.monitor.watchdog.hang import Process
+from commprof.monitor.watchdog.processes import ProcessWatch
+from commprof.trace import schema
+from commprof.trace.rings.ring_tail import RingTail
+from commprof.trace.run.processes import Here
+from commprof.trace.schema import Records
+
+#: Of a trace that is there already, so much is read of what was recorded before.
+_RECENT_BYTES = 4 << 20
+#: Looks for which rings may be missing that the trace speaks of.
+_RING_LOOKS = 6
+_NONE: Records = np.empty(0, schema.RECORD_DTYPE)
+
+
+class RankFeed:
+    """What one process records, as it comes. Close it after use."""
+
+    def __init__(self, path: Path) -> None:
+        """path: of its trace, which may still be empty."""
+        self.path = path
+        #: None until the trace has its first block.
+        self.state: RankState | None = None
+        #: What the last look found, ordered by time.
+        self.records: Records = _NONE
+        #: None where the process is not one of this host, or container.
+        self.process: Process | None = None
+        self._tail = TraceTail(path, _RECENT_BYTES)
+        self._rings: RingTail | None = None
+        self._watch: ProcessWatch | None = None
+        #: What the trace held before there was a ring, or clearly none.
+        self._early: list[Records] = []
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """Of the trace; empty until it has its first block."""
+        return self._tail.metadata or {}
+
+    @property
+    def attempt(self) -> int:
+        """Elastic restarts before this process."""
+        return int(self.metadata.get("restart_count", 0))
+
+    @property
+    def group_sizes(self) -> dict[int, tuple[str, int]]:
+        """Name, common to all ranks, and size of the process groups, by the rank's own number."""
+        named = common_names(self._tail.groups.values())
+        return {number: (one.name, one.size) for number, one in named.items()}
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing more can come of it."""
+        return self._tail.ended or (self.process is not None and self.process.state == "dead")
+
+    @property
+    def is_seen(self) -> bool:
+        """Whether its records can be followed: those of always-on mode only by its rings."""
+        rings = self._rings is not None and self._rings.rings > 0
+        summary = self._tail.summary
+        return rings or summary is None or summary.mode == "full"
+
+    def look(self) -> None:
+        """Takes all that is new."""
+        # Rings first: a group is in the trace before the first record of it is in a ring.
+        from_rings = _NONE if self._rings is None else self._rings.poll()
+        from_trace = self._tail.poll()
+        if self.state is None and self.metadata:
+            self._begin()
+        if self.state is None:
+            return
+        self.records = self._chosen(from_rings, from_trace)
+        self.state.take(self.records, self._tail.groups.values())
+        self.state.closed = self._tail.ended
+        if self._watch is not None:
+            self.process = self._watch.look()
+
+    def _chosen(self, from_rings: Records, from_trace: Records) -> Records:
+        """From the rings where there are some; from the trace otherwise; never from both."""
+        if self._rings is None:
+            return from_trace
+        if self._rings.rings:
+            self._early.clear()
+            return from_rings
+        self._early.append(from_trace)
+        if len(self._early) <= _RING_LOOKS or not any(map(len, self._early)):
+            del self._early[: -2 * _RING_LOOKS]
+            return _NONE
+        # It records without files: there was no room for them.
+        self._rings.close()
+        self._rings = None
+        return np.concatenate(self._early)
+
+    def close(self) -> None:
+        """Closes the files."""
+        self._tail.close()
+        if self._rings is not None:
+            self._rings.close()
+
+    def _begin(self) -> None:
+        metadata = self.metadata
+        self.state = RankState(metadata["rank"], metadata["world_size"])
+        here = Here()
+        if not (here.shares_pids(metadata) and here.shares_clock(metadata)):
+            return
+        self._watch = ProcessWatch(metadata["pid"])
+        if metadata["ring_prefix"]:
+            self._rings = RingTail(metadata["ring_prefix"], _session(self.path))
+
+
+def _session(path: Path) -> int:
+    """Which trace the rings belong to; 0, as no ring has it, where the file is gone."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError:
+        return 0
+    try:
+        header = os.pread(fd, schema.FILE_HEADER.size, 0)
+        return int(schema.FILE_HEADER.unpack(header)[3]) if len(header) == 32 else 0
+    except OSError:  # a pipe of that name
+        return 0
+    finally:
+        os.close(fd)

@@ -1,0 +1,178 @@
+"""The files of a hang: ``hang_N.json`` for programs, ``hang_N.txt`` for people, and the stacks.
+
+They are written where the ranks' traces are. A directory that is gone, or full, costs the files and
+nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from commprof.analysis.late.hangs import HANG_SCHEMA_VERSION
+from commprof.monitor.rank_state import Operation, RankState
+from commprof.monitor.watchdog.feed import RankFeed
+from commprof.monitor.watchdog.hang import Hang
+from commprof.printable import printable
+
+_MOST_HANGS = 1000
+_MOST_PENDING = 16
+_NS_PER_S = 1e9
+
+
+class HangFile:
+    """One hang's files; what is learnt later is added."""
+
+    def __init__(self, directory: Path, hang: Hang, feeds: Sequence[RankFeed], now_ns: int) -> None:
+        """Takes a number that no file has, and writes what is known."""
+        self._directory = directory
+        self._begin_ns = now_ns
+        self.number = _claim(directory)
+        self.value: dict[str, Any] = {
+            "schema_version": HANG_SCHEMA_VERSION,
+            "number": self.number,
+            "host": socket.gethostname(),
+            "found": now_text(),
+            "found_monotonic_ns": now_ns,
+            "kind": hang.kind,
+            "sentence": hang.sentence,
+            "accused": [asdict(one) for one in hang.accused],
+            "operation": hang.operation and asdict(hang.operation),
+            "waiting": list(hang.waiting),
+            "pending_s": round(hang.pending_s, 3),
+            "waited_s": round(hang.waited_s, 3),
+            "step": hang.step,
+            "phase": hang.phase,
+            "unseen": list(hang.unseen),
+            "ranks": [_rank(feed, now_ns) for feed in feeds if feed.state is not None],
+            "stacks": [],
+            "ended_after_s": None,
+        }
+        self.write()
+
+    def set_threshold(self, text: str) -> None:
+        """Whose limit it was."""
+        self.value["threshold"] = text
+        self.write()
+
+    def add_stack(self, rank: int, suffix: str, text: str, problem: str) -> str:
+        """Stores a rank's stacks, or why there are none; returns the file's name."""
+        name = ""
+        if text:
+            name = f"hang_{self.number}_rank_{rank}{suffix}.stack.txt"
+            _write(self._directory / name, text)
+        self.value["stacks"].append({"rank": rank, "file": name, "problem": problem})
+        self.write()
+        return name
+
+    def end(self, now_ns: int) -> float:
+        """No step and no collective is beyond the threshold any more; after how many seconds."""
+        seconds = round((now_ns - self._begin_ns) / _NS_PER_S, 3)
+        self.value["ended_after_s"] = seconds
+        self.write()
+        return seconds
+
+    def write(self) -> None:
+        """Both files, whole or not at all."""
+        _write(
+            self._directory / f"hang_{self.number}.json", json.dumps(self.value, indent=1) + "\n"
+        )
+        _write(self._directory / f"hang_{self.number}.txt", _text(self.value))
+
+
+def now_text() -> str:
+    """The wall clock, ISO 8601, UTC."""
+    return datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+
+
+def _claim(directory: Path) -> int:
+    """The first number of which there is no file; other hosts may write there too."""
+    for number in range(1, _MOST_HANGS):
+        with suppress(OSError):
+            path = directory / f"hang_{number}.json"
+            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o644))
+            return number
+        if not directory.is_dir():
+            break
+    return 0
+
+
+def _write(path: Path, text: str) -> None:
+    with suppress(OSError):
+        partial = path.with_name(f".{path.name}.{os.getpid()}")
+        partial.write_text(text)
+        os.replace(partial, path)
+
+
+def _rank(feed: RankFeed, now_ns: int) -> dict[str, Any]:
+    state = feed.state
+    assert state is not None  # the caller has looked
+    here = feed.process is not None
+    return {
+        "rank": state.rank,
+        "host": feed.metadata["machine"]["hostname"],
+        "pid": feed.metadata["pid"],
+        "process": feed.process.state if feed.process is not None else "",
+        "step": state.step,
+        # Times of another host's clock cannot be compared with this one's.
+        "step_s": _ago(now_ns, state.step_begin_ns) if here else None,
+        "last_record_s_ago": _ago(now_ns, state.last_ns) if here else None,
+        "phase": state.phase,
+        "next_collective": dict(state.next_seq),
+        "pending": _pending(state, now_ns if here else 0),
+        "pending_count": len(state.pending),
+    }
+
+
+def _pending(state: RankState, now_ns: int) -> list[dict[str, Any]]:
+    oldest = sorted(state.pending.values(), key=lambda one: one.issue_ns)[:_MOST_PENDING]
+    return [_operation(one, now_ns) for one in oldest]
+
+
+def _operation(one: Operation, now_ns: int) -> dict[str, Any]:
+    return {**asdict(one), "pending_s": _ago(now_ns, one.issue_ns) if now_ns else None}
+
+
+def _ago(now_ns: int, then_ns: int) -> float | None:
+    return round((now_ns - then_ns) / _NS_PER_S, 3) if then_ns else None
+
+
+def _text(value: dict[str, Any]) -> str:
+    """The same for people."""
+    lines = [f"Hang {value['number']} on {value['host']}, found {value['found']}", ""]
+    lines += [value["sentence"], ""]
+    if "threshold" in value:
+        lines.append(f"Threshold: {value['threshold']}")
+    lines += [one["why"] for one in value["accused"]]
+    lines.append("")
+    for rank in value["ranks"]:
+        process = f", process {rank['pid']} {rank['process'] or 'on another host'}"
+        last = rank["last_record_s_ago"]
+        seen = f", last record {last:.1f} s ago" if last is not None else ""
+        lines.append(
+            f"rank {rank['rank']} ({rank['host']}{process}): step {rank['step']}, "
+            f"{rank['phase']}{seen}"
+        )
+        lines += [
+            f"    next collective of group {g!r}: {n}" for g, n in rank["next_collective"].items()
+        ]
+        for one in rank["pending"]:
+            since = f" for {one['pending_s']:.1f} s" if one["pending_s"] is not None else ""
+            bucket = f", bucket {one['bucket']}" if one["bucket"] >= 0 else ""
+            lines.append(
+                f"    pending{since}: {one['op']} {one['seq']} of group {one['group']!r}{bucket}, "
+                f"{one['bytes_in']} bytes"
+            )
+    lines.append("")
+    for stack in value["stacks"]:
+        lines.append(f"Stacks of rank {stack['rank']}: {stack['file'] or stack['problem']}")
+    if value["ended_after_s"] is not None:
+        lines.append(f"It was over {value['ended_after_s']:.1f} s after this was found.")
+    return "\n".join(printable(line) for line in lines) + "\n"

@@ -1,0 +1,114 @@
+"""Starting the watchdog beside a job, and ending it with the job. The job never waits for it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from commprof.monitor.one_per_host import is_chosen
+
+#: ``auto`` or seconds: under ``commprof.wrap`` or ``commprof env`` a rank of each host starts one.
+WATCHDOG_VARIABLE = "COMMPROF_WATCHDOG"
+#: Ranks for flame graphs, there; without the variable above it stands for ``auto``.
+FLAMEGRAPH_VARIABLE = "COMMPROF_FLAMEGRAPH"
+#: Process whose descendants may read the ranks' stacks, where Yama restricts that.
+PTRACER_VARIABLE = "COMMPROF_PTRACER"
+
+#: For what it is doing when the job has ended: flame graphs are drawn then.
+_END_S = 10.0
+
+
+@dataclass(frozen=True)
+class WatchOptions:
+    """What the watchdog is to do."""
+
+    #: ``auto`` or seconds.
+    threshold: str
+    #: Ranks for flame graphs, as ``--flamegraph`` takes them; empty for none.
+    flamegraph: str = ""
+
+
+@contextmanager
+def watched(directory: Path, options: WatchOptions | None) -> Iterator[None]:
+    """Within it, a watchdog sees to the ranks that record into ``directory``; None: none does.
+
+    A watchdog that cannot be started is said in a line on stderr.
+    """
+    if options is None:
+        yield
+        return
+    before = {name: os.environ.get(name) for name in (WATCHDOG_VARIABLE, PTRACER_VARIABLE)}
+    os.environ.pop(WATCHDOG_VARIABLE, None)  # no rank shall start another
+    os.environ[PTRACER_VARIABLE] = str(os.getpid())
+    process = _start([*_command(directory, options), "--parent", str(os.getpid())])
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+        if process is not None:
+            _end(process)
+
+
+def start_detached(directory: Path, options: WatchOptions) -> None:
+    """Starts one that is no child of this process and ends by itself after the last rank.
+
+    For a rank: a script that waits for all of its children must not find one more.
+    """
+    command = ["/bin/sh", "-c", '"$@" &', "sh", *_command(directory, options)]
+    process = _start(command)
+    if process is not None:
+        process.wait()  # the shell, which is done at once
+
+
+def watch_as_asked(directory: Path) -> None:
+    """Starts one for the ranks of this host, in one of them, where the environment asks for it."""
+    flamegraph = os.environ.get(FLAMEGRAPH_VARIABLE, "")
+    threshold = os.environ.get(WATCHDOG_VARIABLE) or (flamegraph and "auto")
+    if threshold and is_chosen(directory, "watchdog"):
+        start_detached(directory, WatchOptions(threshold, flamegraph))
+
+
+def _command(directory: Path, options: WatchOptions) -> list[str]:
+    command = [sys.executable, "-m", "commprof.monitor.watchdog", str(directory.absolute())]
+    command += ["--threshold", options.threshold]
+    return [*command, "--flamegraph", options.flamegraph] if options.flamegraph else command
+
+
+def _start(command: list[str]) -> subprocess.Popen[bytes] | None:
+    # Where commprof itself was found, a Python started anew may not look.
+    package = str(Path(__file__).resolve().parents[2])
+    path = os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH"))))
+    # It is no rank, and what records these shall not record it.
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("COMMPROF_", "RANK"))}
+    environment |= {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    try:
+        return subprocess.Popen(
+            command,
+            env=environment,
+            cwd="/",  # modules of the script's directory are no modules of the watchdog's
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+    except OSError as error:
+        print(f"commprof: no watchdog: {error.strerror}", file=sys.stderr)
+        return None
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    with suppress(ProcessLookupError):
+        process.terminate()
+    try:
+        process.wait(_END_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()

@@ -1,0 +1,145 @@
+"""The watchdog's loop: finds the ranks that record into a directory, and looks at them by turns."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from commprof.monitor.watchdog.duties import AnomalyDuty, Duty, HangDuty, MismatchDuty
+from commprof.monitor.watchdog.feed import RankFeed
+from commprof.monitor.watchdog.log import Log
+from commprof.monitor.watchdog.thresholds import Threshold
+
+#: Between two looks.
+LOOK_S = 0.5
+#: Looks between two searches for new traces.
+_SEARCH_EVERY = 4
+#: Without a rank of this host for so long, nobody needs a watchdog that nobody ends.
+_PATIENCE_S = 600.0
+#: After the last rank has ended. Rank 0 of an elastic restart starts a watchdog of its own, and
+#: whoever reads what the ranks print waits until nobody can print any more.
+_GRACE_S = 0.6
+_TRACE = re.compile(r"rank_(\d+)(\.attempt_\d+)?\.trace")
+
+
+class Job:
+    """The ranks whose traces are in one directory."""
+
+    def __init__(self, directory: Path, duties: Callable[[Path], list[Duty]]) -> None:
+        """duties: makes them for the directory; anew for each attempt of an elastic job."""
+        self.directory = directory
+        self._make = duties
+        self._duties = duties(directory)
+        self._attempt = 0
+        self._feeds: dict[Path, RankFeed] = {}
+        self._passed: set[Path] = set()
+
+    @property
+    def alive(self) -> bool:
+        """Whether a rank of this host may still record something."""
+        return any(feed.process is not None and not feed.over for feed in self._feeds.values())
+
+    @property
+    def was_here(self) -> bool:
+        """Whether a rank of this host was seen."""
+        return any(feed.process is not None for feed in self._feeds.values())
+
+    def search(self) -> None:
+        """Takes up traces that are new."""
+        for path in sorted(self.directory.glob("rank_*.trace")):
+            if path not in self._feeds and path not in self._passed and _TRACE.fullmatch(path.name):
+                self._feeds[path] = RankFeed(path)
+
+    def look(self, now_ns: int) -> None:
+        """Looks at all ranks and does the duties."""
+        for feed in self._feeds.values():
+            feed.look()
+        newest = max((feed.attempt for feed in self._feeds.values()), default=0)
+        if newest > self._attempt:
+            self._restart(newest)
+        current = [feed for feed in self._feeds.values() if feed.state is not None]
+        for duty in self._duties:
+            duty.look(current, now_ns)
+
+    def end(self) -> None:
+        """Finishes the duties and closes everything."""
+        self._finish()
+        for feed in self._feeds.values():
+            feed.close()
+
+    def _restart(self, attempt: int) -> None:
+        """All ranks of an elastic job begin anew; what the attempt before did is over."""
+        self._attempt = attempt
+        for path, feed in list(self._feeds.items()):
+            if feed.metadata and feed.attempt < attempt:
+                feed.close()
+                self._passed.add(path)
+                del self._feeds[path]
+        self._finish()
+        self._duties = self._make(self.directory)
+
+    def _finish(self) -> None:
+        for duty in self._duties:
+            duty.finish()
+
+
+def watch(
+    directory: Path,
+    threshold_s: float | None,
+    *,
+    parent: int | None,
+    quiet: bool = False,
+    more_duties: Callable[[Path, Log], list[Duty]] | None = None,
+) -> None:
+    """Watches the jobs that record into a directory until they are over.
+
+    Args:
+        directory: of the traces, or where they will be; jobs in ``job_N`` of it as well.
+        threshold_s: None learns it from the run.
+        parent: process id of the launcher, whose end is the watchdog's; None without one.
+        quiet: nothing on stderr.
+        more_duties: made for each directory beside the watchdog's own.
+    """
+
+    def duties(place: Path) -> list[Duty]:
+        log = Log(place, quiet)
+        own: list[Duty] = [
+            HangDuty(place, Threshold(threshold_s), log),
+            MismatchDuty(log),
+            AnomalyDuty(log),
+        ]
+        return own + (more_duties(place, log) if more_duties is not None else [])
+
+    jobs: dict[Path, Job] = {}
+    last_alive = time.monotonic()
+    turn = 0
+    try:
+        while parent is None or os.getppid() == parent or any(j.alive for j in jobs.values()):
+            if turn % _SEARCH_EVERY == 0:
+                _search(directory, jobs, duties)
+            turn += 1
+            for job in jobs.values():
+                job.look(time.monotonic_ns())
+            now = time.monotonic()
+            if any(job.alive for job in jobs.values()):
+                last_alive = now
+            seen = any(job.was_here for job in jobs.values())
+            if parent is None and now - last_alive > (_GRACE_S if seen else _PATIENCE_S):
+                return
+            time.sleep(LOOK_S)
+    finally:
+        for job in jobs.values():
+            job.look(time.monotonic_ns())  # what the ranks did last
+            job.end()
+
+
+def _search(directory: Path, jobs: dict[Path, Job], duties: Callable[[Path], list[Duty]]) -> None:
+    """Directories that hold traces: that one, and those of further jobs in it."""
+    for place in (directory, *sorted(directory.glob("job_*"))):
+        if place not in jobs and any(place.glob("rank_*.trace")):
+            jobs[place] = Job(place, duties)
+    for job in jobs.values():
+        job.search()

@@ -1,0 +1,1 @@
+"""Cost models of collectives and hooks, fitted to measurements."""

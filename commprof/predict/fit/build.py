@@ -1,0 +1,130 @@
+"""A machine profile from whatever was measured: microbenchmarks, recorded runs, or both."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timezone
+from typing import Any
+
+from commprof.errors import CommprofError
+from commprof.predict.fit.calibrate import calibrate
+from commprof.predict.fit.cost_model import CostCurve
+from commprof.predict.fit.fit import fit_curves
+from commprof.predict.fit.hook_costs import HookCost
+from commprof.predict.fit.hook_fit import fit_hook
+from commprof.predict.fit.machine_profile import LinkProfile, MachineProfile
+from commprof.predict.fit.points import Measurement
+from commprof.predict.replay.recorded import Recorded
+
+
+def build_profile(
+    measurements: Sequence[Measurement],
+    recorded: Sequence[Recorded],
+    sources: Sequence[str],
+    bandwidth_bytes_per_s: float = math.nan,
+    latency_s: float = math.nan,
+) -> tuple[MachineProfile, list[str]]:
+    """Fits everything that there is to fit; also says what it left out, and why.
+
+    Per link class, a microbenchmark's points count where there are any; else all-reduce is
+    calibrated on the recorded steps.
+
+    Args:
+        measurements: files of microbenchmarks.
+        recorded: world sizes of runs; those with a compressor say what it costs.
+        sources: names of all these, for the profile.
+        bandwidth_bytes_per_s: the link's own rate, where the user states it.
+        latency_s: its one-way latency, where the user states it.
+
+    Raises:
+        CommprofError: there is nothing that says what a collective costs.
+    """
+    curves: dict[str, dict[str, CostCurve]] = {}
+    left_out = [reason for each in measurements for reason in each.left_out]
+    for link in sorted({each.link for each in measurements}):
+        mine = [each for each in measurements if each.link == link]
+        points = [point for each in mine for point in each.points]
+        fitted, refused = fit_curves(points)
+        left_out += refused
+        curves[link] = _of_one_backend(link, fitted, recorded, left_out)
+    schedules = [each.schedule for each in recorded]
+    plain = [each for each in schedules if each.world_size > 1 and not each.hook]
+    for link in sorted({each.link for each in plain} - set(curves)):
+        curve = calibrate([each for each in plain if each.link == link])
+        curves[link] = {"all_reduce": curve}
+    if not any("all_reduce" in each for each in curves.values()):
+        raise CommprofError(
+            "; ".join(left_out)
+            or "nothing here says what an all-reduce costs; give a run of 2 "
+            "ranks or more without a hook, or a file of python -m commprof.microbench all_reduce "
+            "--json FILE"
+        )
+    profile = MachineProfile(
+        links={
+            link: LinkProfile(found, bandwidth_bytes_per_s, latency_s)
+            for link, found in curves.items()
+        },
+        hooks=_hooks(recorded, curves, left_out),
+        sources=tuple(sources),
+        machine=_machine(measurements),
+        created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+    )
+    return profile, left_out
+
+
+def _of_one_backend(
+    link: str,
+    fitted: Sequence[CostCurve],
+    recorded: Sequence[Recorded],
+    left_out: list[str],
+) -> dict[str, CostCurve]:
+    """By operation, of the recorded runs' backend, else gloo's; others go to ``left_out``."""
+    wanted = [each.schedule.backend for each in recorded if each.schedule.link == link]
+    preferred = (*wanted, "gloo")
+    known = {backend: place for place, backend in reversed([*enumerate(preferred)])}
+    ranked = sorted(fitted, key=lambda curve: known.get(curve.backend, math.inf))
+    chosen: dict[str, CostCurve] = {}
+    for curve in ranked:
+        taken = chosen.setdefault(curve.op, curve)
+        if taken is not curve:
+            left_out.append(
+                f"{curve.op} on {curve.backend} ({link.replace('_', ' ')}): the profile holds one "
+                f"backend's costs, here those of {taken.backend}; give one backend's files to fit "
+                "the other"
+            )
+    return chosen
+
+
+def _hooks(
+    recorded: Sequence[Recorded],
+    curves: Mapping[str, Mapping[str, CostCurve]],
+    left_out: list[str],
+) -> dict[str, HookCost]:
+    """Of each compressor the runs with the most ranks; those without a fit go to ``left_out``."""
+    hooks: dict[str, list[Recorded]] = {}
+    for each in recorded:
+        if each.schedule.hook and each.schedule.world_size > 1:
+            hooks.setdefault(each.schedule.hook, []).append(each)
+    plain = [each.schedule for each in recorded if not each.schedule.hook]
+    found = {}
+    for label, runs in hooks.items():
+        ranks = max(each.schedule.world_size for each in runs)
+        largest = [each for each in runs if each.schedule.world_size == ranks]
+        schedules = [each.schedule for each in largest]
+        curve = curves.get(schedules[0].link, {}).get("all_reduce")
+        if curve is None:
+            raise CommprofError(
+                f"{largest[0].name} has hook {label}, but nothing says what its link costs; give "
+                "the same run without a hook too"
+            )
+        rows = [row for each in largest for row in each.compression]
+        try:
+            found[label] = fit_hook(label, rows, schedules, curve, plain)
+        except CommprofError as error:
+            left_out.append(str(error))
+    return found
+
+
+def _machine(measurements: Sequence[Measurement]) -> Mapping[str, Any]:
+    return measurements[0].machine if measurements else {}

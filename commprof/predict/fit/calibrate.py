@@ -1,0 +1,152 @@
+"""Latency and rate of a link from training steps themselves: what makes the replay end as they did.
+
+In a step buckets overlap, so no single duration says what the link does. The two numbers are
+those with which the replayed exchange of the recorded steps misses the recorded ends least, in
+the mean of absolute differences. A step of the ring takes
+
+    t(x) = max(beta x, alpha + beta x / 2)
+
+because gloo has two segments of a rank's share under way: one travels while the other is waited
+for.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from commprof.errors import CommprofError
+from commprof.predict.fit.cost_model import CostCurve, Piece
+from commprof.predict.replay.algorithms import work
+from commprof.predict.replay.exchange import exchange
+from commprof.predict.replay.schedule import Schedule
+
+Floats = npt.NDArray[np.float64]
+_Loss = Callable[[float, float], float]
+#: Latency of a step and seconds per byte.
+Parameters = tuple[float, float]
+
+_REPLICATES = 20
+_SEED = 20240501
+#: Values a side of the search's grids.
+_GRID = 5
+_MOST_GRIDS = 60
+
+
+def calibrate(schedules: Sequence[Schedule]) -> CostCurve:
+    """One curve for the all-reduces of runs over links of one class, at one or several world sizes.
+
+    Raises:
+        CommprofError: none of them is of 2 ranks or more without a compressor.
+    """
+    usable = [each for each in schedules if each.world_size > 1 and not each.hook]
+    if not usable:
+        raise CommprofError(
+            "no plain all-reduce between ranks was recorded; give a run of 2 ranks or more without "
+            "a hook, or a microbenchmark, to commprof fit"
+        )
+    loss = _loss(usable)
+    alpha, beta = _refined(loss, _best_of_grid(loss), factor=2.0, until=1.002)
+    random = np.random.default_rng(_SEED)
+    drawn = [
+        _refined(_loss(usable, random), (alpha, beta), factor=1.2, until=1.01)
+        for _ in range(_REPLICATES)
+    ]
+    return _curve(usable, alpha, beta, drawn, loss(alpha, beta))
+
+
+def ring_pieces(alpha_s: float, beta_s_per_byte: float) -> tuple[tuple[float, float, float], ...]:
+    """``max(beta x, alpha + beta x / 2)`` as (begin, alpha, beta) of its pieces."""
+    if alpha_s <= 0:
+        return ((0.0, 0.0, beta_s_per_byte),)
+    return (
+        (0.0, alpha_s, beta_s_per_byte / 2),
+        (2 * alpha_s / beta_s_per_byte, 0.0, beta_s_per_byte),
+    )
+
+
+def _loss(schedules: Sequence[Schedule], random: np.random.Generator | None = None) -> _Loss:
+    """Mean absolute difference of the replayed ends over the step; of steps drawn anew if asked."""
+    parts = []
+    for schedule in schedules:
+        done = work("all_reduce", schedule.world_size)
+        x = done.sent * schedule.bucket_bytes / done.steps
+        ready, end = schedule.ready_s.max(axis=1), schedule.end_s
+        if random is not None:
+            rows = random.integers(0, len(ready), len(ready))
+            ready, end = ready[rows], end[rows]
+        period = float(np.median(schedule.period_s))
+        parts.append((done.steps, x, ready, end, schedule.workers, period))
+
+    def loss(alpha: float, beta: float) -> float:
+        total = 0.0
+        for steps, x, ready, end, workers, period in parts:
+            latency = steps * np.maximum(0.0, alpha - beta * x / 2)
+            replayed = exchange(ready, steps * beta * x, latency, workers)
+            total += float(np.abs(replayed - end).mean()) / period
+        return total / len(parts)
+
+    return loss
+
+
+def _best_of_grid(loss: _Loss) -> Parameters:
+    grid = itertools.product(np.geomspace(1e-6, 0.1, 16), np.geomspace(1e-11, 1e-6, 41))
+    return min(((float(a), float(b)) for a, b in grid), key=lambda pair: loss(*pair))
+
+
+def _refined(loss: _Loss, start: Parameters, factor: float, until: float) -> Parameters:
+    """Grids around the best so far, finer once that is in the middle, until so fine."""
+    best = start
+    for _ in range(_MOST_GRIDS):
+        if factor <= until:
+            break
+        around = np.geomspace(1 / factor, factor, _GRID)
+        grid = itertools.product(best[0] * around, best[1] * around)
+        before, best = best, min(((float(a), float(b)) for a, b in grid), key=lambda p: loss(*p))
+        if np.allclose(before, best, rtol=1e-9):
+            factor **= 0.4
+    return best
+
+
+def _curve(
+    schedules: Sequence[Schedule],
+    alpha: float,
+    beta: float,
+    drawn: Sequence[tuple[float, float]],
+    error: float,
+) -> CostCurve:
+    done = [work("all_reduce", each.world_size) for each in schedules]
+    x = np.concatenate(
+        [w.sent * s.bucket_bytes / w.steps for w, s in zip(done, schedules, strict=True)]
+    )
+    crowded = [each.placement.ranks_per_core for each in schedules]
+    low, high = np.percentile(np.array(drawn), [2.5, 97.5], axis=0)
+    least = beta * float(x.min()) / 2
+    latency = (float(low[0]), float(high[0]))
+    if alpha <= least:  # hidden in all buckets: it could be any up to that of the smallest one
+        latency = (0.0, least)
+        drawn = [(least * (i + 0.5) / len(drawn), b) for i, (_, b) in enumerate(drawn)]
+    pieces = tuple(
+        Piece(
+            begin,
+            a,
+            b,
+            latency if a else (0.0, 0.0),
+            (float(low[1] * b / beta), float(high[1] * b / beta)),
+        )
+        for begin, a, b in ring_pieces(alpha, beta)
+    )
+    return CostCurve(
+        op="all_reduce",
+        backend=schedules[0].backend,
+        pieces=pieces,
+        step_bytes=(float(x.min()), float(x.max())),
+        world_sizes=tuple(sorted({each.world_size for each in schedules})),
+        ranks_per_core=max(crowded),
+        residual=error,
+        replicates=tuple(tuple((a, b) for _, a, b in ring_pieces(*pair)) for pair in drawn),
+        source="run",
+    )

@@ -1,0 +1,153 @@
+"""The model's own error: steps that were recorded, predicted from those of another setting."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from commprof.errors import CommprofError
+from commprof.predict.fit.calibrate import calibrate
+from commprof.predict.fit.machine_profile import MachineProfile
+from commprof.predict.replay.recorded import Recorded, compute_by_batch
+from commprof.predict.replay.replay import Replay
+from commprof.predict.replay.scenario import Scenario
+from commprof.predict.replay.schedule import Schedule
+
+
+@dataclass(frozen=True)
+class Check:
+    """One recorded setting and what the model says of it."""
+
+    #: What was recorded, in words.
+    name: str
+    world_size: int
+    measured_s: float
+    predicted_s: float
+    #: False for the run that the replay was made of, and where the costs were fitted to this run
+    #: too: it shows how well the model follows what it was given.
+    held_out: bool
+    #: What ideal models say: no overlap, perfect overlap.
+    no_overlap_s: float
+    perfect_overlap_s: float
+
+    @property
+    def error(self) -> float:
+        """Predicted over measured, less 1."""
+        return self.predicted_s / self.measured_s - 1
+
+
+@dataclass(frozen=True)
+class ModelError:
+    """Over the held-out checks."""
+
+    mean: float
+    worst: float
+    points: int
+
+
+def check(replay: Replay, recorded: Schedule, name: str, is_fitted: bool = False) -> Check:
+    """Predicts a recorded schedule's setting, on the same link and with the same caps; compares.
+
+    Args:
+        replay: made of another run, or of this one.
+        recorded: what was measured.
+        name: for the reader.
+        is_fitted: whether the replay's costs were fitted to it too.
+
+    Raises:
+        CommprofError: the setting cannot be predicted.
+    """
+    scenario = Scenario(
+        recorded.world_size,
+        hook=recorded.hook,
+        ranks_per_host=recorded.placement.ranks_per_host,
+        cores_per_host=recorded.placement.cores_per_host,
+        scaling=recorded.batch.scaling or "weak",
+    )
+    found = replay.predict(scenario)
+    return Check(
+        name=name,
+        world_size=recorded.world_size,
+        measured_s=float(np.median(recorded.period_s)),
+        predicted_s=found.step_s.value,
+        held_out=recorded is not replay.schedule and not is_fitted,
+        no_overlap_s=found.no_overlap_s,
+        perfect_overlap_s=found.perfect_overlap_s,
+    )
+
+
+def checks(
+    replay: Replay, others: Sequence[Recorded], recorded: Sequence[Recorded] = ()
+) -> tuple[list[Check], list[str]]:
+    """All that can be checked, the replay's own run first; and why the rest cannot.
+
+    What a checked run has told the replay is taken out before: an all-reduce's cost that was fitted
+    to it is fitted anew to the replay's own run alone, and it has no part in how compute depends on
+    the batch. Where that cannot be done, the check is marked as not held out.
+
+    Args:
+        replay: what is to be checked.
+        others: what was recorded besides its own run.
+        recorded: what ``replay.compute_by_batch`` was made of.
+    """
+    sources = {Path(source).resolve() for source in replay.profile.sources}
+    given = [each for each in others if each.source and Path(each.source).resolve() in sources]
+    alone = _fitted_alone(replay) if given else replay.profile
+    found, refused = [], []
+    own = Recorded("the run itself", replay.schedule, ())
+    for each in (own, *others):
+        schedule, tried, is_fitted = each.schedule, replay, False
+        if each is not own:
+            if any(each is one for one in given):
+                tried = dataclasses.replace(replay, profile=alone)
+                is_fitted = _is_fitted(replay.profile, alone, schedule)
+            tried = _without(tried, schedule, recorded)
+        try:
+            found.append(check(tried, schedule, each.name, is_fitted))
+        except CommprofError as error:
+            refused.append(f"{each.name}: {error}")
+    return found, refused
+
+
+def _fitted_alone(replay: Replay) -> MachineProfile:
+    """The profile with what runs said of an all-reduce from the replay's own run alone."""
+    schedule, profile = replay.schedule, replay.profile
+    link = profile.links.get(schedule.link)
+    curve = None if link is None else link.curves.get("all_reduce")
+    if link is None or curve is None or curve.source != "run":
+        return profile
+    if schedule.hook or schedule.world_size < 2:
+        return profile
+    curves = {**link.curves, "all_reduce": calibrate([schedule])}
+    fitted = dataclasses.replace(link, curves=curves)
+    return dataclasses.replace(profile, links={**profile.links, schedule.link: fitted})
+
+
+def _is_fitted(profile: MachineProfile, alone: MachineProfile, schedule: Schedule) -> bool:
+    """Whether a run that the profile was fitted to still has a part in ``alone``."""
+    if schedule.hook:
+        return True
+    link = profile.links.get(schedule.link)
+    curve = None if link is None else link.curves.get("all_reduce")
+    is_from_runs = curve is not None and curve.source == "run"
+    return is_from_runs and alone.links[schedule.link] is link
+
+
+def _without(replay: Replay, checked: Schedule, recorded: Sequence[Recorded]) -> Replay:
+    """With how compute depends on the batch from all recorded runs but the checked one."""
+    rest = [each for each in recorded if each.schedule is not checked]
+    if replay.compute_by_batch is None or len(rest) == len(recorded):
+        return replay
+    return dataclasses.replace(replay, compute_by_batch=compute_by_batch(rest, replay.schedule))
+
+
+def model_error(found: Sequence[Check]) -> ModelError | None:
+    """Over the held-out checks; None without any."""
+    errors = [abs(each.error) for each in found if each.held_out]
+    if not errors:
+        return None
+    return ModelError(float(np.mean(errors)), max(errors), len(errors))

@@ -1,0 +1,245 @@
+"""The cost of all-reduce in a scenario: which link the ring crosses, and what was changed of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from commprof.errors import CommprofError
+from commprof.predict.fit.cost_model import OTHER_HOST, SAME_HOST, CostCurve
+from commprof.predict.fit.machine_profile import LinkProfile, MachineProfile
+from commprof.predict.replay.algorithms import work
+from commprof.predict.replay.scenario import HIERARCHICAL, Scenario
+from commprof.predict.replay.schedule import Placement
+
+#: Of the stated rate of a link, what a fit must reach for the link, not the host, to be its limit.
+_LINK_BOUND = 0.6
+
+
+@dataclass(frozen=True)
+class ScenarioLink:
+    """What all-reduces cost there."""
+
+    #: Within a host, and between hosts; None where the ring does not cross such a link.
+    inner: CostCurve | None
+    outer: CostCurve | None
+    ranks_per_host: int
+    hierarchical: bool
+    outside: tuple[str, ...]
+    remarks: tuple[str, ...]
+    #: Of one message over the slowest link with cores for all; NaN where no link is crossed.
+    message_s: float = math.nan
+
+    @property
+    def slowest(self) -> CostCurve:
+        """Of the link that a ring over all ranks waits for."""
+        found = self.outer or self.inner
+        assert found is not None
+        return found
+
+    def time_s(self, size_bytes: float, ranks: int) -> float:
+        """One all-reduce on idle links.
+
+        A flat ring is as fast as its slowest link in each step. The hierarchical one adds up within
+        each host, all-reduces its parts between hosts, and gathers within each host again.
+        """
+        if self.hierarchical and self.inner is not None and self.outer is not None:
+            inside = self.inner.time_s(size_bytes, self.ranks_per_host)
+            return inside + self.outer.time_s(size_bytes, self._hosts(ranks))
+        times = [c.time_s(size_bytes, ranks) for c in (self.inner, self.outer) if c is not None]
+        return max(times)
+
+    def wire_s(self, size_bytes: float, ranks: int) -> float:
+        """The part in which the slowest link is taken."""
+        if self.hierarchical and self.inner is not None and self.outer is not None:
+            return max(
+                self.inner.wire_s(size_bytes, self.ranks_per_host),
+                self.outer.wire_s(size_bytes, self._hosts(ranks)),
+            )
+        return max(c.wire_s(size_bytes, ranks) for c in (self.inner, self.outer) if c is not None)
+
+    def sent_bytes(self, size_bytes: float, ranks: int) -> float:
+        """By one rank, over whatever link."""
+        return work("all_reduce", ranks).sent * size_bytes
+
+    def replicate(self, number: int) -> ScenarioLink:
+        """With the parameters of one bootstrap replicate."""
+        return dataclasses.replace(
+            self,
+            inner=None if self.inner is None else self.inner.replicate(number),
+            outer=None if self.outer is None else self.outer.replicate(number),
+        )
+
+    def _hosts(self, ranks: int) -> int:
+        return max(1, math.ceil(ranks / self.ranks_per_host))
+
+
+def scenario_link(
+    profile: MachineProfile, scenario: Scenario, placement: Placement
+) -> ScenarioLink:
+    """The links of a scenario.
+
+    Args:
+        profile: fitted costs.
+        scenario: world size, and what is changed of the link between hosts.
+        placement: of the scenario's ranks.
+
+    Raises:
+        CommprofError: a link that the ring crosses was not measured, or it is not known what part
+            of its cost the changed rate is of; names the next step.
+    """
+    per_host = max(1, round(min(placement.ranks_per_host, scenario.world_size)))
+    several = scenario.world_size > per_host
+    if scenario.changes_link and not several and scenario.world_size > 1:
+        raise CommprofError(
+            f"--bandwidth and --latency are of the link between hosts, and {scenario.world_size} "
+            f"ranks fit on one host of {per_host}; say how ranks are spread: --ranks-per-host 1"
+        )
+    outside: list[str] = []
+    remarks: list[str] = []
+    inner = _inner(profile, placement) if per_host > 1 or not several else None
+    outer = _outer(profile, scenario, placement, outside, remarks) if several else None
+    if per_host > 1 and inner is None:
+        remarks.append("links within a host were not measured and are taken to be fast enough")
+    if not several and inner is None:
+        raise CommprofError(
+            "all ranks run on one host, whose link was not measured; fit a run or a "
+            "microbenchmark of this host: commprof fit"
+        )
+    if scenario.algorithm == HIERARCHICAL and (inner is None or outer is None):
+        raise CommprofError(
+            "--algorithm hierarchical needs several ranks on each of several hosts, and both links "
+            "measured; give --ranks-per-host, and fit a run on one host"
+        )
+    hierarchical = scenario.algorithm == HIERARCHICAL
+    return ScenarioLink(
+        inner,
+        outer,
+        per_host,
+        hierarchical,
+        tuple(outside),
+        tuple(remarks),
+        _message_s(profile, scenario, several),
+    )
+
+
+def _message_s(profile: MachineProfile, scenario: Scenario, several: bool) -> float:
+    measured = profile.links.get(OTHER_HOST if several else SAME_HOST)
+    curve = _all_reduce(measured)
+    more_s = 0.0
+    if several and curve is None:  # as in ``_stated``
+        curve, more_s = _all_reduce(profile.links.get(SAME_HOST)), scenario.latency_s
+    elif several and measured is not None and not math.isnan(scenario.latency_s):
+        more_s = scenario.latency_s - measured.latency_s
+    return math.nan if curve is None else max(0.0, curve.pieces[0].alpha_s + more_s)
+
+
+def _inner(profile: MachineProfile, placement: Placement) -> CostCurve | None:
+    """Within a host all cost is the processor's: crowded cores stretch it."""
+    curve = _all_reduce(profile.links.get(SAME_HOST))
+    if curve is None:
+        return None
+    factor = _crowding_factor(curve, placement)
+    return curve.changed(lambda a: a * factor, lambda b: b * factor)
+
+
+def _outer(
+    profile: MachineProfile,
+    scenario: Scenario,
+    placement: Placement,
+    outside: list[str],
+    remarks: list[str],
+) -> CostCurve:
+    measured = profile.links.get(OTHER_HOST)
+    curve = _all_reduce(measured)
+    if curve is None or measured is None:
+        return _stated(profile, scenario, placement, outside, remarks)
+    rate, latency_s = scenario.bandwidth_bytes_per_s, scenario.latency_s
+    more_s = 0.0
+    if not math.isnan(latency_s):
+        if math.isnan(measured.latency_s):
+            raise CommprofError(
+                "--latency: the profile does not say what the measured link's own latency is, so "
+                "it cannot be replaced; fit again with --link-latency"
+            )
+        more_s = latency_s - measured.latency_s
+        if not math.isclose(latency_s, measured.latency_s, rel_tol=1e-3, abs_tol=1e-9):
+            outside.append(
+                f"latency {latency_s * 1e6:.3g} µs (measured: {measured.latency_s * 1e6:.3g})"
+            )
+    scale = _rate_scale(curve, measured, rate, outside, remarks)
+    crowded = 1.0 if math.isnan(curve.ranks_per_core) else max(1.0, curve.ranks_per_core)
+    factor = max(1.0, placement.crowding() / crowded)
+    return curve.changed(lambda a: max(0.0, a * factor + more_s), scale)
+
+
+def _rate_scale(
+    curve: CostCurve,
+    measured: LinkProfile,
+    rate: float,
+    outside: list[str],
+    remarks: list[str],
+) -> Callable[[float], float]:
+    """What becomes of seconds per byte on a link of another rate."""
+    if math.isnan(rate):
+        return lambda beta: beta
+    stated = measured.bytes_per_s
+    if math.isnan(stated):
+        raise CommprofError(
+            "--bandwidth: the profile does not say what rate the measured link has, so its share "
+            "of the measured time is not known; fit again with --link-bandwidth"
+        )
+    share = 1 / curve.pieces[-1].beta_s_per_byte / stated
+    remarks.append(
+        f"payload passes at {share:.1%} of a link's stated rate, as measured at "
+        f"{stated * 8 / 1e9:.3g} Gbit/s"
+    )
+    if rate < stated / 1.001:
+        outside.append(f"{rate * 8 / 1e9:.3g} Gbit/s (measured: {stated * 8 / 1e9:.3g})")
+    if rate > stated * 1.001:
+        outside.append(
+            f"{rate * 8 / 1e9:.3g} Gbit/s (measured: {stated * 8 / 1e9:.3g}): what the hosts "
+            "themselves can pass is known up to the measured rate only"
+        )
+    if share < _LINK_BOUND:
+        remarks.append("the measured link was not the limit: the hosts were, and stay it")
+        return lambda beta: max(beta, 1 / rate)
+    gamma = (curve.gamma_s_per_byte or 0.0) / 2
+    return lambda beta: max(0.0, beta - gamma) * stated / rate + min(beta, gamma)
+
+
+def _stated(
+    profile: MachineProfile,
+    scenario: Scenario,
+    placement: Placement,
+    outside: list[str],
+    remarks: list[str],
+) -> CostCurve:
+    """From the user's figures for the link, and what the hosts' own part costs without one."""
+    curve = _all_reduce(profile.links.get(SAME_HOST))
+    rate, latency_s = scenario.bandwidth_bytes_per_s, scenario.latency_s
+    if curve is None or math.isnan(rate) or math.isnan(latency_s):
+        raise CommprofError(
+            "no link between hosts was measured; give both --bandwidth and --latency, or fit a run "
+            "or a microbenchmark of two hosts: commprof fit"
+        )
+    outside.append("links between hosts (measured: within one host)")
+    remarks.append(
+        "the link between hosts is the stated one; the hosts' own part is what a collective within "
+        "one host costs"
+    )
+    factor = _crowding_factor(curve, placement)
+    return curve.changed(lambda a: a * factor + latency_s, lambda b: max(b * factor, 1 / rate))
+
+
+def _crowding_factor(curve: CostCurve, placement: Placement) -> float:
+    """Ranks per core there over ranks per core in the measurement, as far as they exceed 1."""
+    if math.isnan(curve.ranks_per_core):
+        return 1.0
+    return placement.ranks_per_core / max(1.0, curve.ranks_per_core)
+
+
+def _all_reduce(link: LinkProfile | None) -> CostCurve | None:
+    return None if link is None else link.curves.get("all_reduce")

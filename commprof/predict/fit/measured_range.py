@@ -1,0 +1,111 @@
+"""What of a scenario lies outside of what was measured, in words."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+
+from commprof.predict.fit.cost_model import OTHER_HOST, SAME_HOST
+from commprof.predict.fit.hook_costs import HookCost
+from commprof.predict.fit.links import ScenarioLink
+from commprof.predict.replay.scenario import STRONG, Scenario
+from commprof.predict.replay.schedule import Placement, Schedule
+
+Floats = npt.NDArray[np.float64]
+
+_ALMOST = 1.001
+
+
+def outside_of(
+    schedule: Schedule,
+    scenario: Scenario,
+    placement: Placement,
+    link: ScenarioLink,
+    hook: HookCost | None,
+    sizes: Floats,
+    batches: tuple[float, float],
+) -> list[str]:
+    """Why, in a sentence each; empty inside the measured range. The link has reasons of its own.
+
+    Args:
+        schedule: as recorded.
+        scenario: what is asked for.
+        placement: of its ranks.
+        link: what its ring crosses.
+        hook: its compressor.
+        sizes: bytes of its buckets.
+        batches: the least and most samples per rank from which its compute follows.
+    """
+    found = [*_batch(schedule, scenario, batches), *_crowding(schedule, placement, link)]
+    if scenario.world_size < 2:
+        return found
+    if hook is None:
+        found += _links(scenario, link, sizes)
+    else:
+        found += _hook(scenario, link, hook, sizes)
+    steps, recorded = schedule.ready_s.shape[:2]
+    if scenario.world_size > steps * recorded:
+        found.append(
+            f"the last of {scenario.world_size} ranks, drawn from {steps * recorded} recorded "
+            "steps of ranks: waiting is a lower bound"
+        )
+    return found
+
+
+def _batch(schedule: Schedule, scenario: Scenario, batches: tuple[float, float]) -> Iterator[str]:
+    if scenario.scaling != STRONG or not schedule.batch.per_rank:
+        return
+    low, high = batches
+    there = schedule.batch.per_rank * schedule.world_size / scenario.world_size
+    if not low / _ALMOST <= there <= high * _ALMOST:
+        yield f"{there:.4g} samples per rank (measured: {low:g} to {high:g})"
+
+
+def _crowding(schedule: Schedule, placement: Placement, link: ScenarioLink) -> Iterator[str]:
+    curves = [curve for curve in (link.inner, link.outer) if curve is not None]
+    known = [max(1.0, c.ranks_per_core) for c in curves if not math.isnan(c.ranks_per_core)]
+    measured = min([schedule.placement.ranks_per_core, *known])
+    if placement.ranks_per_core > measured * _ALMOST:
+        yield f"{placement.ranks_per_core:.3g} ranks per core (measured: {measured:.3g})"
+
+
+def _links(scenario: Scenario, link: ScenarioLink, sizes: Floats) -> Iterator[str]:
+    """Of each link that the all-reduce crosses, with as many ranks as its ring has there."""
+    inside = outside = scenario.world_size
+    if link.hierarchical:
+        inside = link.ranks_per_host
+        outside = math.ceil(scenario.world_size / link.ranks_per_host)
+    if link.outer is not None:
+        for reason in link.outer.outside(sizes.tolist(), outside):
+            yield reason.replace(" ranks", " hosts", 1) if link.hierarchical else reason
+    if link.inner is not None:
+        where = "within a host: " if link.outer is not None else ""
+        yield from (where + each for each in link.inner.outside(sizes.tolist(), inside))
+
+
+def _hook(scenario: Scenario, link: ScenarioLink, hook: HookCost, sizes: Floats) -> Iterator[str]:
+    low, high = hook.bucket_bytes
+    peers = hook.peers(scenario.world_size, link.ranks_per_host)
+    crossed = OTHER_HOST if link.outer is not None else SAME_HOST
+    if hook.link and hook.link != crossed:
+        yield f"{hook.label} over links of class {_words(crossed)} (measured: {_words(hook.link)})"
+    if hook.between_hosts and link.ranks_per_host != hook.ranks_per_host:
+        yield (
+            f"{hook.label} with {link.ranks_per_host} ranks a host (measured: "
+            f"{hook.ranks_per_host})"
+        )
+    if peers != hook.ranks:
+        kind = "hosts" if hook.between_hosts else "ranks"
+        yield f"{hook.label} at {peers} {kind} (measured: {hook.ranks})"
+    if sizes.min() * _ALMOST < low or sizes.max() > _ALMOST * high:
+        yield (
+            f"{hook.label} on buckets of {sizes.min() / 1e6:.3g} to {sizes.max() / 1e6:.3g} MB "
+            f"(measured: {low / 1e6:.3g} to {high / 1e6:.3g})"
+        )
+
+
+def _words(link: str) -> str:
+    return link.replace("_", " ")

@@ -1,0 +1,1 @@
+"""A recorded step replayed with other costs."""

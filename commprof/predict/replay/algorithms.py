@@ -1,0 +1,73 @@
+"""What a collective sends: steps in a row, bytes per rank, bytes added up.
+
+A rank takes ``steps`` messages one after the other and sends ``sent`` times the size in all; of
+that it adds up ``reduced`` times the size. Size is what nccl-tests calls it
+(``commprof/analysis/collectives/bandwidth.py``). All-reduce, reduce-scatter, all-gather and all-to-all are the
+ring and pairwise algorithms of Thakur, Rabenseifner and Gropp, "Optimization of Collective
+Communication Operations in MPICH" (2005), section 4, which gloo (``docs/algorithms.md``) and NCCL
+take for large sizes; broadcast is gloo's binomial tree. gloo's reduce is a ring reduce-scatter
+whose parts the root gathers, and torch runs reduce-scatter on gloo as an all-reduce.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+#: Operations whose cost at one number of ranks says what it is at another.
+OPERATIONS = (
+    *("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce"),
+    *("all_to_all", "gather", "scatter", "send_recv", "barrier"),
+)
+
+_SYNONYMS = {
+    "all_gather_into_tensor": "all_gather",
+    "reduce_scatter_tensor": "reduce_scatter",
+    "all_to_all_single": "all_to_all",
+}
+
+
+@dataclass(frozen=True)
+class Work:
+    """What one rank does in one collective."""
+
+    #: Messages that follow each other.
+    steps: int
+    #: Bytes sent, over the size of the collective.
+    sent: float
+    #: Bytes added up, over the size of the collective.
+    reduced: float
+
+    def step_bytes(self, size_bytes: float) -> float:
+        """Bytes sent in one of the steps."""
+        return self.sent * size_bytes / self.steps if self.steps else 0.0
+
+
+def canonical(op: str) -> str:
+    """One name for the variants that torch has of an operation."""
+    return _SYNONYMS.get(op, op)
+
+
+def work(op: str, ranks: int, backend: str = "gloo") -> Work:
+    """What one rank does.
+
+    Raises:
+        ValueError: the operation is not one of ``OPERATIONS``, or ``ranks`` is below 1.
+    """
+    if ranks < 1:
+        raise ValueError(f"{ranks} ranks (allowed: 1 or more)")
+    if op not in OPERATIONS:
+        raise ValueError(f"unknown operation {op!r} (allowed: {', '.join(OPERATIONS)})")
+    others, share = ranks - 1, (ranks - 1) / ranks
+    rounds = math.ceil(math.log2(ranks))
+    if op == "all_reduce" or (op == "reduce_scatter" and backend == "gloo") or op == "reduce":
+        return Work(2 * others, 2 * share, share)
+    if op == "reduce_scatter":
+        return Work(others, share, share)
+    if op in ("all_gather", "all_to_all", "gather", "scatter"):
+        return Work(others, share, 0.0)
+    if op == "broadcast":
+        return Work(rounds, float(rounds), 0.0)
+    if op == "send_recv":
+        return Work(1, 1.0, 0.0) if others else Work(0, 0.0, 0.0)
+    return Work(rounds, 0.0, 0.0)  # barrier

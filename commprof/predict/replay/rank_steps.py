@@ -1,0 +1,150 @@
+"""One rank's measured steps as its schedule: when each bucket was ready, and when backward ended.
+
+A cycle of a rank goes from the end of one of DDP's finalisations to the end of the next one; that
+is where the ranks meet, and so where a replay begins.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from commprof.analysis.align.matching import POINT_TO_POINT
+from commprof.analysis.step.exposure import exposures_of
+from commprof.trace import columns
+from commprof.trace.columns import Collectives, Finalizations, Ints
+from commprof.trace.reader import Trace
+from commprof.trace.schema import OPS, Kind, Phase, op_name
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Cycle:
+    """One step of one rank; times in ns on the trace's clock."""
+
+    step: int
+    #: End of the finalisation before.
+    begin_ns: int
+    #: Begin of the backward phase; NaN where none was declared.
+    backward_ns: float
+    #: Per bucket, in order of issue.
+    ready_ns: tuple[int, ...]
+    end_ns: tuple[int, ...]
+    bytes: tuple[int, ...]
+    #: DDP begins to wait for its buckets, and has them all.
+    finalize_ns: tuple[int, int]
+    #: Within the finalisation: the thread stood still.
+    blocked_ns: int
+    #: Since ``begin_ns``, before the first bucket: the thread stood still for other operations.
+    other_wait_ns: float
+    #: CPU time of the thread over wall time, from ``begin_ns`` to the finalisation.
+    cpu_share: float
+
+
+@dataclass(frozen=True)
+class OtherCall:
+    """Collectives besides the gradients' for which the training thread waits."""
+
+    op: str
+    size_bytes: int
+    per_step: float
+
+
+def cycles(trace: Trace, measured_steps: Ints) -> list[Cycle]:
+    """The measured steps that have one finalisation, behind a step with one."""
+    steps = columns.steps(trace)
+    if len(steps) == 0:
+        return []
+    table, found = columns.collectives(trace), columns.finalizations(trace)
+    mine = np.flatnonzero(found.span.thread == steps.thread[0])
+    mine = mine[np.argsort(found.span.begin_ns[mine], kind="stable")]
+    row = np.searchsorted(steps.begin_ns, found.span.begin_ns[mine], side="right") - 1
+    inside = (row >= 0) & (found.span.begin_ns[mine] < steps.end_ns[np.maximum(row, 0)])
+    step = np.where(inside, steps.index[np.maximum(row, 0)], -1)
+    cpu = _cpu_times(trace)
+    phases = columns.phases(trace)
+    backward = phases.begin_ns[phases.key == Phase.BACKWARD]
+    waits = exposures_of(trace, table)
+    outside = waits.graph_task < 0
+    wait_at, wait_ns = waits.begin_ns[outside], waits.waited_ns[outside]
+    result = []
+    for i in range(1, len(mine)):
+        alone = (step == step[i]).sum() == 1 and step[i - 1] == step[i] - 1
+        if not alone or step[i] not in measured_steps:
+            continue
+        begin, current = int(found.span.end_ns[mine[i - 1]]), int(mine[i])
+        ready, end, size = _buckets(trace, table, found, current, begin)
+        if len(ready) == 0:
+            continue
+        before = (wait_at >= begin) & (wait_at < ready[0])
+        window = (int(found.span.begin_ns[current]), int(found.span.end_ns[current]))
+        used = cpu.get(window[0], 0) - cpu.get(begin, 0)
+        known = window[0] in cpu and begin in cpu
+        result.append(
+            Cycle(
+                step=int(step[i]),
+                begin_ns=begin,
+                backward_ns=_last_before(backward, int(ready[0]), begin),
+                ready_ns=tuple(ready.tolist()),
+                end_ns=tuple(end.tolist()),
+                bytes=tuple(size.tolist()),
+                finalize_ns=window,
+                blocked_ns=int(found.blocked_ns[current]),
+                other_wait_ns=float(wait_ns[before].sum()),
+                cpu_share=used / max(1, window[0] - begin) if known else float("nan"),
+            )
+        )
+    return result
+
+
+def other_calls(trace: Trace, measured_steps: Ints) -> tuple[OtherCall, ...]:
+    """By operation and size; only those that the training thread was seen to wait for."""
+    table, steps = columns.collectives(trace), columns.steps(trace)
+    waits = exposures_of(trace, table)
+    rows = np.unique(waits.collective[(waits.graph_task < 0) & (waits.collective >= 0)])
+    rows = rows[(table.graph_task[rows] < 0) & ~np.isin(table.op[rows], POINT_TO_POINT)]
+    at = np.searchsorted(steps.begin_ns, table.issue_ns[rows], side="right") - 1
+    inside = (at >= 0) & (table.issue_ns[rows] < steps.end_ns[np.maximum(at, 0)])
+    inside &= np.isin(steps.index[np.maximum(at, 0)], measured_steps)
+    rows = rows[inside]
+    size = np.maximum(table.bytes_in[rows], table.bytes_out[rows])
+    kinds = sorted(set(zip(table.op[rows].tolist(), size.tolist(), strict=True)))
+    return tuple(
+        OtherCall(
+            op_name(op),
+            each,
+            float(((table.op[rows] == op) & (size == each)).sum()) / len(measured_steps),
+        )
+        for op, each in kinds
+    )
+
+
+def _buckets(
+    trace: Trace, table: Collectives, found: Finalizations, row: int, begin_ns: int
+) -> tuple[Ints, Ints, Ints]:
+    """Ready, end and bytes of the buckets that one finalisation waited for, by order of issue."""
+    window_end = int(found.span.end_ns[row])
+    hooked = columns.buckets(trace)
+    if len(hooked):
+        chosen = (hooked.ready_ns >= begin_ns) & (hooked.ready_ns < window_end)
+        return hooked.ready_ns[chosen], hooked.end_ns[chosen], hooked.bytes[chosen]
+    chosen = (table.graph_task == found.span.key[row]) & (table.op == OPS.index("all_reduce"))
+    chosen &= (table.issue_ns >= begin_ns) & (table.issue_ns < window_end)
+    return table.issue_ns[chosen], table.end_ns[chosen], table.bytes_in[chosen]
+
+
+def _last_before(times_ns: Ints, limit_ns: int, least_ns: int) -> float:
+    """The last time up to a limit; NaN where there is none from ``least_ns`` on."""
+    found = times_ns[(times_ns <= limit_ns) & (times_ns >= least_ns)]
+    return float(found.max()) if len(found) else float("nan")
+
+
+def _cpu_times(trace: Trace) -> dict[int, int]:
+    """CPU time of the thread at the begin and the end of each finalisation."""
+    ends = np.isin(trace.records["kind"], (Kind.FINALIZE_BEGIN, Kind.FINALIZE_END))
+    records = trace.records[ends]
+    times, values = records["timestamp_ns"].tolist(), records["value"].tolist()
+    return dict(zip(times, values, strict=True))

@@ -1,0 +1,131 @@
+"""What a run directory holds for a prediction, world size by world size."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from commprof.analysis.collectives.compression import CompressionRow, compression_rows
+from commprof.errors import CommprofError
+from commprof.predict.fit.regression import Line, robust_line
+from commprof.predict.replay.schedule import Schedule, measured_steps, read_schedule
+from commprof.trace.run.run_directory import read_context, read_world
+
+#: Of the cores' time: ranks that use more of it may want more than there is.
+_FILLED = 0.85
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """One world size of one run."""
+
+    name: str
+    schedule: Schedule
+    #: Of its compressor; empty without one.
+    compression: tuple[CompressionRow, ...]
+    #: The run directory; empty where there is none.
+    source: str = ""
+
+
+def read_recorded(directory: Path) -> tuple[list[Recorded], list[str]]:
+    """All world sizes that can be replayed, and why the others cannot.
+
+    Raises:
+        CommprofError: ``directory`` is no run directory.
+    """
+    found, refused = [], []
+    for world_size in read_context(directory)["world_sizes"]:
+        run = read_world(directory, world_size)
+        try:
+            schedule = read_schedule(run)
+        except CommprofError as error:
+            refused.append(str(error))
+            continue
+        traces = [run.traces[rank] for rank in sorted(run.traces)]
+        rows = compression_rows(traces, measured_steps(traces), world_size)
+        found.append(Recorded(f"{directory}, {world_size} ranks", schedule, rows, str(directory)))
+    return with_free_share(found), refused
+
+
+def with_free_share(recorded: Sequence[Recorded]) -> list[Recorded]:
+    """The same, with a rank's share of processor time as it is where ranks have cores.
+
+    Ranks that share cores get less of them than they want, so their own share says how many there
+    were, not how many they need. It is taken from the world size with the fewest threads per core;
+    where that one fills its cores too, the share is not known.
+    """
+    known = [each for each in recorded if not math.isnan(each.schedule.placement.busy)]
+    if not known:
+        return list(recorded)
+    free = min(known, key=lambda each: each.schedule.placement.threads_per_core).schedule.placement
+    filled = free.threads_per_core > 1 and free.busy * free.threads_per_core > _FILLED
+    share = math.nan if filled else free.busy
+    return [
+        each if each.schedule.placement.threads_per_core <= 1 else _with_share(each, share)
+        for each in recorded
+    ]
+
+
+def _with_share(recorded: Recorded, busy: float) -> Recorded:
+    placement = replace(recorded.schedule.placement, busy=busy)
+    return replace(recorded, schedule=replace(recorded.schedule, placement=placement))
+
+
+def base_of(
+    recorded: Sequence[Recorded], world_size: int | None = None, refused: Sequence[str] = ()
+) -> Recorded:
+    """The one to replay: of this world size, else the largest whose ranks have cores of their own.
+
+    Raises:
+        CommprofError: there is none of 2 ranks or more, or not of this world size; ``refused`` says
+            why others were left out.
+    """
+    usable = [each for each in recorded if each.schedule.world_size > 1]
+    if world_size is not None:
+        usable = [each for each in recorded if each.schedule.world_size == world_size]
+    if not usable:
+        sizes = ", ".join(str(each.schedule.world_size) for each in recorded) or "none"
+        wanted = "2 ranks or more" if world_size is None else f"{world_size} ranks"
+        raise CommprofError(
+            f"no step of {wanted} can be replayed (recorded: {sizes}); record one with "
+            "python -m commprof.run --world-sizes 2"
+            + "".join(f"\n  left out: {reason}" for reason in refused)
+        )
+    free = [each for each in usable if each.schedule.placement.crowding() == 1.0]
+    return max(
+        free or usable,
+        key=lambda each: each.schedule.world_size if free else -each.schedule.world_size,
+    )
+
+
+def compute_by_batch(recorded: Sequence[Recorded], base: Schedule) -> Line | None:
+    """Seconds of a rank's own step by its samples, as a line; None with one batch size.
+
+    Of world sizes whose ranks share cores as in the base.
+    """
+    alike = _alike(recorded, base)
+    batch = np.array([each.batch.per_rank for each in alike])
+    if len(np.unique(batch)) < 2:
+        return None
+    own = np.array([float(np.median(s.backward_end_s - s.other_wait_s)) for s in alike])
+    return robust_line(batch, own)
+
+
+def batches(recorded: Sequence[Recorded], base: Schedule) -> tuple[float, float]:
+    """The least and most samples per rank behind ``compute_by_batch``; any without one."""
+    found = [each.batch.per_rank for each in _alike(recorded, base)]
+    return (min(found), max(found)) if found else (0.0, math.inf)
+
+
+def _alike(recorded: Sequence[Recorded], base: Schedule) -> list[Schedule]:
+    """Whose ranks share cores as in the base, and whose batch is known."""
+    return [
+        each.schedule
+        for each in recorded
+        if each.schedule.placement.crowding() == base.placement.crowding()
+        and each.schedule.batch.per_rank
+    ]

@@ -1,0 +1,195 @@
+"""The recorded step, replayed in another setting."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from commprof.predict.fit.machine_profile import MachineProfile
+from commprof.predict.fit.regression import Line
+from commprof.predict.fit.sampling import DrawnSteps, draw_steps
+from commprof.predict.replay.exchange import exchange, finalized
+from commprof.predict.replay.scenario import STRONG, Estimate, Prediction, Scenario, Waiting
+from commprof.predict.replay.schedule import Schedule
+from commprof.predict.replay.setting import Setting, make_setting
+
+Floats = npt.NDArray[np.float64]
+
+#: Steps drawn for the median, and for each of the replicates that make the interval.
+STEPS = 100
+REPLICATES = 20
+_STEPS_PER_REPLICATE = 10
+_SEED = 20240501
+
+
+@dataclass(frozen=True)
+class Replay:
+    """A recorded schedule and fitted costs: answers scenarios."""
+
+    schedule: Schedule
+    profile: MachineProfile
+    #: Seconds of a rank's own step by samples per rank, as a line; None where one batch size
+    #: was recorded.
+    compute_by_batch: Line | None = None
+    #: The least and most samples per rank that it was fitted to.
+    batches: tuple[float, float] = (0.0, math.inf)
+
+    def predict(self, scenario: Scenario) -> Prediction:
+        """The answer, with the interval that sampling and the fit leave open.
+
+        Raises:
+            CommprofError: something that the answer depends on was not measured; names the next
+                step.
+        """
+        return self.sampled(scenario)[0]
+
+    def sampled(self, scenario: Scenario) -> tuple[Prediction, Floats]:
+        """The answer, and its step time by replicate: the same draws for every scenario."""
+        setting = make_setting(
+            self.schedule, self.profile, self.compute_by_batch, scenario, self.batches
+        )
+        random = np.random.default_rng(_SEED)
+        main = self._run(setting, self._draw(setting, STEPS, random))
+        replicates = []
+        count = max(_STEPS_PER_REPLICATE, min(STEPS, 20_000 // scenario.world_size))
+        for number in range(REPLICATES):
+            rows = random.integers(0, len(setting.ready_s), len(setting.ready_s))
+            drawn = self._draw(setting, count, random, rows)
+            replicates.append(_medians(self._run(setting.replicate(number), drawn)))
+        steps = np.array([each.step_s for each in replicates])
+        return _prediction(self, setting, main, replicates), steps
+
+    def _draw(
+        self,
+        setting: Setting,
+        steps: int,
+        random: np.random.Generator,
+        rows: npt.NDArray[np.int64] | None = None,
+    ) -> DrawnSteps:
+        chosen = slice(None) if rows is None else rows
+        return draw_steps(
+            setting.ready_s[chosen],
+            setting.backward_end_s[chosen],
+            setting.scenario.world_size,
+            steps,
+            random,
+        )
+
+    def _run(self, setting: Setting, drawn: DrawnSteps) -> _Run:
+        ranks = setting.scenario.world_size
+        total, wire = setting.bucket_times()
+        workers = 1 if setting.hook else self.schedule.workers
+        shift = setting.other_s()
+        ready, last = drawn.ready_s + shift, drawn.backward_end_s + shift
+        if ranks > 1:
+            end = exchange(ready, wire, total - wire, workers)
+        else:
+            end = np.broadcast_to(-np.inf, ready.shape)
+        step, waited = finalized(last, end, setting.copy_s)
+        return _Run(
+            step_s=step,
+            wire_s=waited,
+            wait_s=drawn.backward_end_s - drawn.mean_backward_end_s,
+            busy_s=np.full(len(step), float(total.sum() if ranks > 1 else 0.0)),
+            other_s=shift,
+            backward_end_s=last,
+        )
+
+
+@dataclass(frozen=True)
+class _Run:
+    """Replayed steps, one value each."""
+
+    step_s: Floats
+    wire_s: Floats
+    wait_s: Floats
+    busy_s: Floats
+    other_s: float
+    backward_end_s: Floats
+
+
+class _Medians(NamedTuple):
+    """Of a run's steps; as in ``Prediction``."""
+
+    step_s: float
+    wait_s: float
+    wire_s: float
+    exposed_s: float
+    hidden_s: float
+
+
+def _medians(run: _Run) -> _Medians:
+    wait, buckets = float(np.median(run.wait_s)), float(np.median(run.wire_s))
+    wire = buckets + run.other_s
+    return _Medians(
+        step_s=float(np.median(run.step_s)),
+        wait_s=wait,
+        wire_s=wire,
+        exposed_s=wait + wire,
+        hidden_s=max(0.0, float(np.median(run.busy_s)) - buckets),
+    )
+
+
+def _estimates(run: _Run, replicates: Sequence[_Medians]) -> Iterator[Estimate]:
+    """Of each median, with its 95 % among the replicates."""
+    low, high = np.percentile(np.array(replicates), [2.5, 97.5], axis=0).tolist()
+    for value, least, most in zip(_medians(run), low, high, strict=True):
+        yield Estimate(value, min(value, least), max(value, most))
+
+
+def _prediction(
+    replay: Replay, setting: Setting, run: _Run, replicates: Sequence[_Medians]
+) -> Prediction:
+    schedule, scenario = replay.schedule, setting.scenario
+    ranks = scenario.world_size
+    step, wait, wire, exposed, hidden = _estimates(run, replicates)
+    busy = float(np.median(run.busy_s))
+    copies = float(setting.copy_s.sum())
+    alone = float(np.median(setting.backward_end_s)) + copies
+    bare = float(np.median(run.backward_end_s)) + copies
+    batch = schedule.batch.per_rank
+    if scenario.scaling == STRONG:
+        batch = batch * schedule.world_size / ranks
+    sent = _sent_bytes(setting)
+    return Prediction(
+        scenario=scenario,
+        step_s=step,
+        wait_s=wait.value,
+        wire_s=wire.value,
+        hidden_s=hidden.value,
+        waiting=Waiting(wait, wire, exposed, hidden),
+        compute_s=max(0.0, step.value - exposed.value),
+        no_overlap_s=bare + busy,
+        perfect_overlap_s=max(bare, busy),
+        buckets=len(setting.bucket_bytes),
+        sent_bytes=sent,
+        samples_per_s=ranks * batch / step.value if batch else math.nan,
+        efficiency=alone / step.value,
+        hiding_bytes_per_s=_hiding(setting, sent),
+        outside=setting.outside,
+        remarks=setting.remarks,
+    )
+
+
+def _sent_bytes(setting: Setting) -> float:
+    ranks = setting.scenario.world_size
+    if setting.hook is not None:
+        hook, per_host = setting.hook, setting.link.ranks_per_host
+        peers = hook.peers(ranks, per_host)
+        sent = sum(hook.sent_bytes(float(s), peers) for s in setting.bucket_bytes)
+        return sent / per_host if hook.between_hosts else sent
+    return sum(setting.link.sent_bytes(float(s), ranks) for s in setting.bucket_bytes)
+
+
+def _hiding(setting: Setting, sent: float) -> float:
+    """Bytes of all buckets but the last over the time from the first one's to the last one's."""
+    ready = np.median(setting.ready_s.max(axis=1), axis=0)
+    if len(ready) < 2 or ready[-1] <= ready[0]:
+        return math.nan
+    share = 1 - setting.bucket_bytes[-1] / setting.bucket_bytes.sum()
+    return float(sent * share / (ready[-1] - ready[0]))

@@ -1,0 +1,300 @@
+"""What a recorded run says about its steps, in the form that a replay needs."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from commprof.analysis.align.clocks import on_common_clock, rank_clocks
+from commprof.analysis.align.device_timeline import on_device_timeline
+from commprof.analysis.align.samples import samples_read
+from commprof.analysis.align.warmup import count_warmup, step_signatures
+from commprof.analysis.collectives.queueing import DEFAULT_GLOO_THREADS, DEVICE_STREAMS
+from commprof.errors import CommprofError
+from commprof.predict.fit.cost_model import OTHER_HOST, SAME_HOST
+from commprof.predict.replay.rank_steps import Cycle, OtherCall, cycles, other_calls
+from commprof.trace import columns
+from commprof.trace.columns import Ints
+from commprof.trace.reader import Trace
+from commprof.trace.run.run_directory import WorldRun
+from commprof.trace.schema import FLAG_DEVICE_TIME
+
+Floats = npt.NDArray[np.float64]
+
+_LEAST_STEPS = 3
+#: How capture names DDP's mean without a compressor.
+_PLAIN_HOOK = "mean all-reduce"
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where ranks run."""
+
+    ranks_per_host: float
+    #: Cores that a host's ranks may use; a fraction where containers share them.
+    cores_per_host: float
+    #: Intra-op threads of a rank.
+    threads: int
+    #: Processor time of the training thread over its wall time; NaN where not known.
+    busy: float
+
+    @property
+    def ranks_per_core(self) -> float:
+        """As far as ranks outnumber cores; 1 where they do not."""
+        return max(1.0, self.ranks_per_host / self.cores_per_host)
+
+    @property
+    def threads_per_core(self) -> float:
+        """How many threads that may compute share a core."""
+        return self.ranks_per_host * self.threads / self.cores_per_host
+
+    def crowding(self) -> float:
+        """Processor time that is wanted over what there is; 1 where there is enough.
+
+        Of a rank whose share is not known, all of its threads are taken to compute all the time.
+        """
+        share = 1.0 if math.isnan(self.busy) else min(1.0, max(0.0, self.busy))
+        return max(1.0, self.threads_per_core * share)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Samples; 0 where the run does not say."""
+
+    per_rank: float
+    steps_per_epoch: int
+    scaling: str
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The measured steps of one world size; times in seconds since the ranks' last meeting."""
+
+    world_size: int
+    #: In order of issue.
+    bucket_bytes: Ints
+    #: [steps, ranks, buckets]
+    ready_s: Floats
+    #: [steps, ranks]: backward begins; NaN where no phase says so.
+    backward_begin_s: Floats
+    #: [steps, ranks]: DDP begins to wait.
+    backward_end_s: Floats
+    #: [steps, buckets]: done on the last rank.
+    end_s: Floats
+    #: [steps]: the ranks meet again.
+    period_s: Floats
+    #: DDP's copy back out of a bucket.
+    copy_s_per_byte: float
+    #: [steps, ranks], and for what.
+    other_wait_s: Floats
+    other_calls: tuple[OtherCall, ...]
+    placement: Placement
+    #: Link class that the ring crosses.
+    link: str
+    backend: str
+    #: All-reduces that run at a time.
+    workers: int
+    #: Compressor, as given to ``--hook``; empty for DDP's own mean.
+    hook: str
+    batch: Batch
+    #: DDP's own account of the model; empty where the trace has none.
+    ddp_log: dict[str, Any]
+    #: The ranks' times can be compared.
+    common_clock: bool
+    #: DDP models that the job called, as far as the trace says; their buckets stand in one row.
+    models: int = 1
+
+    @property
+    def gradient_bytes(self) -> int:
+        """Per step and rank."""
+        return int(self.bucket_bytes.sum())
+
+
+def read_schedule(run: WorldRun) -> Schedule:
+    """The schedule of one world size.
+
+    Raises:
+        CommprofError: a rank is missing, candidates of a trial shared the steps, or there are too
+            few of the kind that can be replayed: one synchronised backward pass of
+            DistributedDataParallel each.
+    """
+    name = f"{run.directory} ({run.world_size} ranks)"
+    missing = [rank for rank in range(run.world_size) if rank not in run.traces]
+    if missing:
+        raise CommprofError(
+            f"{name}: no trace of rank {', '.join(map(str, missing))}; a prediction needs all ranks"
+        )
+    if any("trial" in trace.metadata for trace in run.traces.values()):
+        raise CommprofError(
+            f"{name}: candidates of a trial took turns in its steps; a prediction needs steps of "
+            "one setting: record them without --trial"
+        )
+    recorded = [on_device_timeline(run.traces[rank]) for rank in range(run.world_size)]
+    clocks = rank_clocks(recorded)
+    traces = on_common_clock(recorded, clocks) if clocks else recorded
+    measured = measured_steps(traces)
+    by_rank = [{cycle.step: cycle for cycle in cycles(trace, measured)} for trace in traces]
+    common = _common_cycles(by_rank)
+    if len(common) < _LEAST_STEPS:
+        raise CommprofError(
+            f"{name}: {len(common)} of {len(measured)} measured steps hold one synchronised "
+            f"backward pass of DistributedDataParallel; a prediction needs {_LEAST_STEPS}: record "
+            "more steps, or a job with one such pass per step"
+        )
+    times = _relative(common, clocks is not None)
+    metadata = traces[0].metadata
+    device = any(bool((trace.records["flags"] & FLAG_DEVICE_TIME).any()) for trace in traces)
+    return Schedule(
+        world_size=run.world_size,
+        bucket_bytes=np.array(common[0][0].bytes, dtype=np.int64),
+        **times,
+        copy_s_per_byte=_copy_s_per_byte(common),
+        other_wait_s=np.array([[c.other_wait_ns for c in row] for row in common]) / 1e9,
+        other_calls=other_calls(traces[0], measured),
+        placement=_placement(
+            traces, _median_of_known([c.cpu_share for row in common for c in row])
+        ),
+        link=SAME_HOST if len(_hosts(traces)) == 1 else OTHER_HOST,
+        backend=str(metadata["backend"]) or "gloo",
+        workers=DEVICE_STREAMS if device else _gloo_threads(traces[0]),
+        hook=hook_label(traces[0]),
+        batch=_batch(traces, measured),
+        ddp_log=_ddp_log(traces[0]),
+        common_clock=clocks is not None,
+        models=max(1, len(_ddp_logs(traces[0]))),
+    )
+
+
+def measured_steps(traces: Sequence[Trace]) -> Ints:
+    """Steps that all ranks completed, without warm-up."""
+    tables = [columns.steps(trace) for trace in traces]
+    common = set(tables[0].index.tolist()).intersection(
+        *(set(t.index.tolist()) for t in tables[1:])
+    )
+    trained = [trace.metadata.get("job", {}).get("steps") for trace in traces]
+    last = min((steps for steps in trained if isinstance(steps, int)), default=None)
+    chosen = np.array(sorted(i for i in common if last is None or i < last), dtype=np.int64)
+    if len(chosen) == 0:
+        return chosen
+    wall = [(t.end_ns - t.begin_ns)[np.isin(t.index, chosen)] for t in tables]
+    signatures = step_signatures(tables[0], columns.collectives(traces[0]))
+    signatures = signatures[np.isin(tables[0].index, chosen)]
+    slowest = np.max(wall, axis=0).astype(np.float64)
+    return chosen[count_warmup(slowest, signatures) :]
+
+
+def _common_cycles(by_rank: Sequence[dict[int, Cycle]]) -> list[list[Cycle]]:
+    """Per step the cycles of all ranks, of the steps with the most usual buckets."""
+    steps = sorted(set(by_rank[0]).intersection(*by_rank[1:]))
+    rows = [[cycles_[step] for cycles_ in by_rank] for step in steps]
+    same = [row for row in rows if len({cycle.bytes for cycle in row}) == 1 and _ended(row)]
+    if not same:
+        return []
+    usual = Counter(row[0].bytes for row in same).most_common(1)[0][0]
+    return [row for row in same if row[0].bytes == usual]
+
+
+def _ended(row: Sequence[Cycle]) -> bool:
+    return all(end > 0 for cycle in row for end in cycle.end_ns)
+
+
+def _relative(common: Sequence[Sequence[Cycle]], common_clock: bool) -> dict[str, Floats]:
+    """Times since the ranks' last meeting: all had their buckets; a rank's own without a clock."""
+    begin = np.array([[cycle.begin_ns for cycle in row] for row in common])
+    if common_clock:
+        begin = np.broadcast_to(begin.max(axis=1, keepdims=True), begin.shape)
+    finalize = np.array([[cycle.finalize_ns for cycle in row] for row in common])
+    backward = np.array([[cycle.backward_ns for cycle in row] for row in common])
+    ready = np.array([[cycle.ready_ns for cycle in row] for row in common])
+    end = np.array([[cycle.end_ns for cycle in row] for row in common])
+    return {
+        "ready_s": (ready - begin[:, :, None]) / 1e9,
+        "end_s": (end - begin[:, :, None]).max(axis=1) / 1e9,
+        "backward_begin_s": (backward - begin) / 1e9,
+        "backward_end_s": (finalize[:, :, 0] - begin) / 1e9,
+        "period_s": (finalize[:, :, 1] - begin).max(axis=1) / 1e9,
+    }
+
+
+def _copy_s_per_byte(common: Sequence[Sequence[Cycle]]) -> float:
+    """Time in the finalisation that was no waiting, over the bytes of its buckets."""
+    working = [
+        max(0, c.finalize_ns[1] - c.finalize_ns[0] - c.blocked_ns) / max(1, sum(c.bytes))
+        for row in common
+        for c in row
+    ]
+    return float(np.median(working)) / 1e9
+
+
+def _median_of_known(values: Sequence[float]) -> float:
+    known = [value for value in values if not math.isnan(value)]
+    return float(np.median(known)) if known else math.nan
+
+
+def _hosts(traces: Sequence[Trace]) -> list[tuple[str, str]]:
+    """Distinct hosts as the network sees them: machine and network namespace."""
+    return sorted(
+        {
+            (
+                trace.metadata["machine"]["boot_id"] or trace.metadata["machine"]["hostname"],
+                str(trace.metadata.get("witnesses", {}).get("network_namespace", "")),
+            )
+            for trace in traces
+        }
+    )
+
+
+def _placement(traces: Sequence[Trace], busy: float) -> Placement:
+    """Hosts share the cores of their machine, and ranks those of their host, evenly."""
+    hosts = _hosts(traces)
+    machines = {host[0] for host in hosts}
+    cores = _machine_cpus(traces) * len(machines) / len(hosts)
+    threads = max(1, int(traces[0].metadata["threads"]))
+    return Placement(len(traces) / len(hosts), cores, threads, busy)
+
+
+def _machine_cpus(traces: Sequence[Trace]) -> int:
+    """CPUs of one machine; where each rank is pinned to some, those of all of them together."""
+    described = [trace.metadata["machine"] for trace in traces]
+    together = {cpu for machine in described for cpu in machine.get("usable_cpus", ())}
+    return max(int(described[0]["usable_cpu_count"]), len(together))
+
+
+def _gloo_threads(trace: Trace) -> int:
+    known = [n for n in trace.metadata.get("gloo_threads", {}).values() if isinstance(n, int)]
+    return max(1, min(known, default=DEFAULT_GLOO_THREADS))
+
+
+def hook_label(trace: Trace) -> str:
+    """The compressor in the DDP hook; empty for a plain mean."""
+    job = trace.metadata.get("job", {}).get("compressor", "")
+    if job:
+        return str(job)
+    last = trace.metadata["hooks"][0].split(", then ")[-1] if trace.metadata["hooks"] else ""
+    return "" if last in ("", _PLAIN_HOOK) else last
+
+
+def _batch(traces: Sequence[Trace], measured: Ints) -> Batch:
+    """The job's own account; of a script what its DataLoaders gave, in the mean of the ranks."""
+    job = traces[0].metadata.get("job", {})
+    per_rank = float(job.get("per_rank_batch", 0))
+    if not per_rank:
+        read = [samples_read(trace, measured) / len(measured) for trace in traces]
+        per_rank = 0.0 if math.isnan(sum(read)) else sum(read) / len(read)
+    return Batch(per_rank, int(job.get("steps_per_epoch", 0)), str(job.get("scaling", "")))
+
+
+def _ddp_logs(trace: Trace) -> list[Any]:
+    found = trace.metadata.get("witnesses", {}).get("ddp_logs", [])
+    return found if isinstance(found, list) else []
+
+
+def _ddp_log(trace: Trace) -> dict[str, Any]:
+    logs = _ddp_logs(trace)
+    return logs[0] if len(logs) == 1 and isinstance(logs[0], dict) else {}

@@ -1,0 +1,252 @@
+"""A scenario with everything that it changes of the recorded run worked out."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from commprof.errors import CommprofError
+from commprof.predict.fit.hook_costs import HookCost
+from commprof.predict.fit.links import ScenarioLink, scenario_link
+from commprof.predict.fit.machine_profile import MachineProfile
+from commprof.predict.fit.measured_range import outside_of
+from commprof.predict.fit.regression import Line
+from commprof.predict.replay.algorithms import OPERATIONS, canonical
+from commprof.predict.replay.buckets import parameters_of, rebucketed
+from commprof.predict.replay.scenario import STRONG, Scenario
+from commprof.predict.replay.schedule import Placement, Schedule
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A scenario with everything that it changes worked out."""
+
+    scenario: Scenario
+    link: ScenarioLink
+    hook: HookCost | None
+    hook_crowding: float
+    #: By how much each of a compressor's messages takes longer than where it was fitted.
+    hook_later_s: float
+    bucket_bytes: Floats
+    ready_s: Floats
+    backward_end_s: Floats
+    copy_s: Floats
+    #: Other collectives: (operation, size, how often per step); empty where they stay as recorded.
+    others: tuple[tuple[str, float, float], ...]
+    outside: tuple[str, ...]
+    remarks: tuple[str, ...]
+
+    def replicate(self, number: int) -> Setting:
+        """With one bootstrap replicate of all fitted costs: those of a number belong together."""
+        return dataclasses.replace(
+            self,
+            link=self.link.replicate(number),
+            hook=None if self.hook is None else self.hook.replicate(number),
+        )
+
+    def bucket_times(self) -> tuple[Floats, Floats]:
+        """Per bucket the time alone, and the part of it on the wire."""
+        ranks, sizes = self.scenario.world_size, self.bucket_bytes.tolist()
+        if ranks == 1:
+            return np.zeros(len(sizes)), np.zeros(len(sizes))
+        if self.hook is not None and ranks > 1:
+            alone = np.array([self._hook_s(self.hook, size) for size in sizes])
+            return alone, alone
+        alone = np.array([self.link.time_s(size, ranks) for size in sizes])
+        return alone, np.array([self.link.wire_s(size, ranks) for size in sizes])
+
+    def _hook_s(self, hook: HookCost, size_bytes: float) -> float:
+        ranks, per_host = self.scenario.world_size, self.link.ranks_per_host
+        return hook.time_s(
+            size_bytes,
+            hook.peers(ranks, per_host),
+            self.link.slowest,
+            self.hook_crowding,
+            1.0 if self.link.outer is None else hook.link_sharing(ranks, per_host),
+            self.hook_later_s,
+        )
+
+    def other_s(self) -> float:
+        """Collectives that are no gradients, one after the other."""
+        if not self.others:
+            return 0.0
+        ranks, link = self.scenario.world_size, self.link.slowest
+        return sum(count * link.time_s(size, ranks, op) for op, size, count in self.others)
+
+
+def make_setting(
+    schedule: Schedule,
+    profile: MachineProfile,
+    compute_by_batch: Line | None,
+    scenario: Scenario,
+    batches: tuple[float, float] = (0.0, math.inf),
+) -> Setting:
+    """See the module.
+
+    Args:
+        schedule: as recorded.
+        profile: fitted costs.
+        compute_by_batch: seconds of a rank's own step by its samples; None where not known.
+        scenario: what is asked for.
+        batches: the least and most samples per rank that ``compute_by_batch`` was fitted to.
+
+    Raises:
+        CommprofError: something that the answer depends on was not measured; names the next step.
+    """
+    if scenario.world_size < 1:
+        raise CommprofError(f"world size {scenario.world_size} (allowed: 1 or more)")
+    placement = _placement(schedule, scenario)
+    link = (
+        scenario_link(profile, scenario, placement)
+        if scenario.world_size > 1
+        else ScenarioLink(None, None, 1, False, (), ())
+    )
+    outside, remarks = list(link.outside), list(link.remarks)
+    sizes, ready = _buckets(schedule, scenario, remarks)
+    label = schedule.hook if scenario.hook is None else scenario.hook
+    hook = _hook(profile.hooks, label) if label and scenario.world_size > 1 else None
+    stretch = _stretch(schedule, placement) * _batch_factor(schedule, compute_by_batch, scenario)
+    stretch *= _hook_factor(schedule, hook, remarks)
+    remarks += [] if hook is None else hook.remarks(scenario.world_size)
+    moved = scenario.world_size != schedule.world_size or scenario.changes_link
+    waits = schedule.other_wait_s if moved else np.zeros_like(schedule.other_wait_s)
+    outside += outside_of(schedule, scenario, placement, link, hook, sizes, batches)
+    if scenario.world_size > 1 and link.slowest.backend != schedule.backend:
+        remarks.append(
+            f"collectives cost what was measured on {link.slowest.backend}; the run used "
+            f"{schedule.backend}"
+        )
+    return Setting(
+        scenario=scenario,
+        link=link,
+        hook=hook,
+        hook_crowding=1.0 if hook is None else _hook_crowding(hook, placement),
+        hook_later_s=0.0 if hook is None else _hook_later_s(hook, link),
+        bucket_bytes=sizes,
+        ready_s=(ready - waits[:, :, None]) * stretch,
+        backward_end_s=(schedule.backward_end_s - waits) * stretch,
+        copy_s=schedule.copy_s_per_byte * sizes * stretch,
+        others=_others(schedule, remarks) if moved and scenario.world_size > 1 else (),
+        outside=tuple(outside),
+        remarks=tuple(remarks),
+    )
+
+
+def _placement(schedule: Schedule, scenario: Scenario) -> Placement:
+    recorded = schedule.placement
+    per_host = scenario.ranks_per_host
+    cores = scenario.cores_per_host
+    return Placement(
+        min(scenario.world_size, recorded.ranks_per_host if math.isnan(per_host) else per_host),
+        recorded.cores_per_host if math.isnan(cores) else cores,
+        recorded.threads,
+        recorded.busy,
+    )
+
+
+def _buckets(schedule: Schedule, scenario: Scenario, remarks: list[str]) -> tuple[Floats, Floats]:
+    cap = scenario.bucket_cap_bytes
+    if math.isnan(cap):
+        return schedule.bucket_bytes.astype(np.float64), schedule.ready_s
+    if schedule.models > 1:
+        raise CommprofError(
+            f"--bucket-cap-mb needs a run with one DDP model; this one called {schedule.models}, "
+            "whose buckets are not told apart, and DDP puts no parameters of two models into one"
+        )
+    parameters = parameters_of(schedule)
+    if not parameters.sizes_known:
+        remarks.append(
+            "sizes of single parameters were not recorded: buckets are cut at bytes, where DDP "
+            "cuts between parameters"
+        )
+    elif not parameters.times_known:
+        remarks.append(
+            "ready times of parameters that shared a bucket are interpolated; a run with a small "
+            "bucket cap records them"
+        )
+    return rebucketed(schedule, parameters, cap)
+
+
+def _hook(hooks: Mapping[str, HookCost], label: str) -> HookCost:
+    """By its label, or by its scheme's name if that says which."""
+    found = [cost for key, cost in hooks.items() if label in (key, key.partition(":")[0])]
+    if label in hooks:
+        return hooks[label]
+    if len(found) == 1:
+        return found[0]
+    known = ", ".join(hooks) or "none"
+    raise CommprofError(
+        f"hook {label!r} was not measured (known to this profile: {known}); record it and fit the "
+        f"run too: python -m commprof.run --world-sizes 2 --hook {label}"
+    )
+
+
+def _stretch(schedule: Schedule, placement: Placement) -> float:
+    """By how much compute takes longer where ranks want more processor time than there is."""
+    recorded = schedule.placement
+    if math.isnan(recorded.busy) and placement.ranks_per_core != recorded.ranks_per_core:
+        raise CommprofError(
+            "the ranks would share cores in another way than in the run, and the run does not say "
+            "how much processor time a rank with a core of its own uses; record a world size whose "
+            "ranks have a core each too, with commprof's native module, or give --ranks-per-host "
+            "and --cores-per-host so that ranks per core stay"
+        )
+    return placement.crowding() / recorded.crowding()
+
+
+def _hook_factor(schedule: Schedule, hook: HookCost | None, remarks: list[str]) -> float:
+    """By how much a compressor beside it lengthens a rank's own work."""
+    if hook is None or hook.label == schedule.hook:
+        return 1.0
+    if math.isnan(hook.compute_s_per_byte) or schedule.hook:
+        remarks.append(
+            f"what {hook.label} takes from compute on its cores is not known and left out; give "
+            "the same run with it and without any hook to commprof fit"
+        )
+        return 1.0
+    own_s = float(np.median(schedule.backward_end_s))
+    return max(0.0, 1 + hook.compute_s_per_byte * schedule.gradient_bytes / own_s)
+
+
+def _hook_crowding(hook: HookCost, placement: Placement) -> float:
+    measured = 1.0 if math.isnan(hook.ranks_per_core) else max(1.0, hook.ranks_per_core)
+    return placement.ranks_per_core / measured
+
+
+def _hook_later_s(hook: HookCost, link: ScenarioLink) -> float:
+    """0 where the profile does not say what a message took."""
+    later_s = link.message_s - hook.alpha_s
+    return 0.0 if math.isnan(later_s) else later_s
+
+
+def _batch_factor(schedule: Schedule, compute_by_batch: Line | None, scenario: Scenario) -> float:
+    """By how much a rank's own work changes with its share of a fixed global batch."""
+    if scenario.scaling != STRONG or scenario.world_size == schedule.world_size:
+        return 1.0
+    if not schedule.batch.per_rank or compute_by_batch is None:
+        raise CommprofError(
+            "strong scaling needs to know how compute depends on the batch, and the run has one "
+            "batch size; record two: python -m commprof.run --world-sizes 1,2 --scaling strong"
+        )
+    fixed, per_sample = compute_by_batch
+    recorded = schedule.batch.per_rank
+    there = recorded * schedule.world_size / scenario.world_size
+    return (fixed + per_sample * there) / (fixed + per_sample * recorded)
+
+
+def _others(schedule: Schedule, remarks: list[str]) -> tuple[tuple[str, float, float], ...]:
+    known = [call for call in schedule.other_calls if canonical(call.op) in OPERATIONS]
+    left_out = {call.op for call in schedule.other_calls} - {call.op for call in known}
+    if left_out:
+        remarks.append(f"no cost is known for {', '.join(sorted(left_out))}: left out")
+    if known:
+        names = ", ".join(sorted({call.op for call in known}))
+        remarks.append(f"{names} outside of gradients: priced at all-reduce's cost per step")
+    return tuple((call.op, float(call.size_bytes), call.per_step) for call in known)

@@ -1,0 +1,1 @@
+"""Questions that a replay answers: more ranks, other links, other buckets."""

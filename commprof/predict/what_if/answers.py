@@ -1,0 +1,164 @@
+"""Everything that is said about a set of scenarios, ready to be rendered."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from commprof.errors import CommprofError
+from commprof.predict.fit.held_out import Check, ModelError, checks, model_error
+from commprof.predict.replay.recorded import Recorded
+from commprof.predict.replay.replay import Replay
+from commprof.predict.replay.scenario import Estimate, Prediction, Scenario
+from commprof.predict.what_if.amdahl import AmdahlFit, fit_amdahl
+from commprof.predict.what_if.money import Cost, cost, samples_per_epoch
+from commprof.predict.what_if.optimize import Candidate, Search, optimize
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One scenario."""
+
+    prediction: Prediction
+    #: The step's interval with the model's worst held-out error on top; without one, as it was.
+    interval_s: Estimate
+    #: None without a price, or where the run does not say how many samples a step has.
+    cost: Cost | None
+    #: Sent by one rank per epoch; NaN where the run does not say how many samples an epoch has.
+    epoch_sent_bytes: float
+    #: For the best setting; None unless asked for.
+    search: Search | None
+
+    @property
+    def candidates(self) -> tuple[Candidate, ...]:
+        """Best settings first; empty unless asked for."""
+        return () if self.search is None else self.search.candidates
+
+    @property
+    def samples_per_s(self) -> Estimate:
+        """With the interval that follows from the step's; NaN as in the prediction."""
+        return self._over_step(self.prediction.samples_per_s)
+
+    @property
+    def efficiency(self) -> Estimate:
+        """With the interval that follows from the step's, as far as a step can be all work."""
+        found = self._over_step(self.prediction.efficiency)
+        return Estimate(found.value, found.low, max(found.value, min(1.0, found.high)))
+
+    def _over_step(self, value: float) -> Estimate:
+        """The longer the step, the less of it."""
+        step = self.interval_s
+        return Estimate(value, value * step.value / step.high, value * step.value / step.low)
+
+
+@dataclass(frozen=True)
+class Answers:
+    """All scenarios of one run."""
+
+    answers: tuple[Answer, ...]
+    checks: tuple[Check, ...]
+    #: None where nothing was recorded that the replay was not made of.
+    error: ModelError | None
+    amdahl: AmdahlFit | None
+    #: Why something is missing.
+    notes: tuple[str, ...]
+
+
+def answer(
+    replay: Replay,
+    scenarios: Sequence[Scenario],
+    recorded: Sequence[Recorded],
+    others: Sequence[Recorded],
+    over: Sequence[str] | None,
+    price_per_host_hour: float,
+) -> Answers:
+    """Predicts every scenario, and measures the model on whatever else was recorded.
+
+    Args:
+        replay: of the recorded step.
+        scenarios: to answer.
+        recorded: all world sizes of the run, for Amdahl's law and how compute depends on the batch.
+        others: what the replay was not made of.
+        over: choices of ``optimize``; None for no search.
+        price_per_host_hour: NaN for no cost.
+
+    Raises:
+        CommprofError: a scenario cannot be predicted from what was measured.
+    """
+    done, refused = checks(replay, others, recorded)
+    error = model_error(done)
+    found = [_answer(replay, scenario, error, over, price_per_host_hour) for scenario in scenarios]
+    notes = [f"not checked: {reason}" for reason in refused]
+    if error is None:
+        notes += _fit_errors(replay)
+    fit = None
+    try:
+        fit = fit_amdahl(_throughput(recorded))
+    except CommprofError as reason:
+        notes.append(f"no Amdahl fit: {reason}")
+    if not math.isnan(price_per_host_hour) and any(each.cost is None for each in found):
+        notes.append("no cost: the run does not say how many samples a step has")
+    return Answers(tuple(found), tuple(done), error, fit, tuple(notes))
+
+
+def _fit_errors(replay: Replay) -> list[str]:
+    """What the fitted costs alone are wrong by on what was left out of them."""
+    found = []
+    for name, link in replay.profile.links.items():
+        curve = link.curves.get("all_reduce")
+        for what, left_out in (
+            ("sizes", curve and curve.held_out_size),
+            ("world sizes", curve and curve.held_out_world_size),
+        ):
+            if left_out:
+                found.append(
+                    f"the fit of all-reduce ({name.replace('_', ' ')}) misses {what} left out of it"
+                    f" by {left_out.mean:.1%} in the mean, {left_out.worst:.1%} at worst"
+                )
+    return found
+
+
+def _answer(
+    replay: Replay,
+    scenario: Scenario,
+    error: ModelError | None,
+    over: Sequence[str] | None,
+    price_per_host_hour: float,
+) -> Answer:
+    prediction = replay.predict(scenario)
+    schedule = replay.schedule
+    per_host = scenario.ranks_per_host
+    if math.isnan(per_host):
+        per_host = schedule.placement.ranks_per_host
+    priced = not math.isnan(price_per_host_hour)
+    per_rank = prediction.samples_per_s * prediction.step_s.value
+    steps = samples_per_epoch(schedule) / per_rank if per_rank > 0 else math.nan
+    return Answer(
+        prediction=prediction,
+        interval_s=_widened(prediction.step_s, error),
+        cost=cost(prediction, schedule, per_host, price_per_host_hour) if priced else None,
+        epoch_sent_bytes=prediction.sent_bytes * steps,
+        search=None if over is None else optimize(replay, scenario, over, _worst(error, math.nan)),
+    )
+
+
+def _widened(step: Estimate, error: ModelError | None) -> Estimate:
+    worst = _worst(error, 0.0)
+    return Estimate(step.value, step.low / (1 + worst), step.high * (1 + worst))
+
+
+def _worst(error: ModelError | None, unknown: float) -> float:
+    return unknown if error is None else error.worst
+
+
+def _throughput(recorded: Sequence[Recorded]) -> dict[int, float]:
+    """Samples per second by world size, of runs without a compressor."""
+    plain = [each.schedule for each in recorded if not each.schedule.hook]
+    return {
+        each.world_size: each.world_size * each.batch.per_rank / float(np.median(each.period_s))
+        for each in plain
+        if each.batch.per_rank
+    }

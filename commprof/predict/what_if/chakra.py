@@ -1,0 +1,208 @@
+"""A recorded run as MLCommons Chakra execution traces, one per rank, for network simulators.
+
+Each rank's file is a sequence of protobuf messages with their lengths before them: one
+``GlobalMetadata``, then ``Node`` after ``Node``, as ``chakra/schema/protobuf/et_def.proto`` defines
+them and ASTRA-sim reads them. A step becomes a chain of computing nodes, cut where a bucket got
+ready, and a collective node per bucket that follows its cut; the next step's first node follows all
+of them. So a simulator finds out by itself what is hidden.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from commprof.errors import CommprofError
+from commprof.predict.replay.rank_steps import Cycle, cycles
+from commprof.predict.replay.schedule import hook_label, measured_steps
+from commprof.trace.reader import Trace
+from commprof.trace.run.run_directory import WorldRun
+
+#: The schema's own version string in traces that its tools write.
+SCHEMA_VERSION = "0.0.4"
+COMP_NODE, COMM_COLL_NODE = 4, 7  # enum NodeType
+ALL_REDUCE = 0  # enum CollectiveCommType
+_VARINT, _FIXED64, _BYTES = 0, 1, 2  # protobuf's wire types
+_NS_PER_US = 1000
+
+Attribute = tuple[str, bool | int | float | str]
+
+
+@dataclass(frozen=True)
+class Node:
+    """One operation of one rank."""
+
+    id: int
+    name: str
+    type: int
+    start_us: int
+    duration_us: int
+    #: Ids of the nodes that must be done before it begins.
+    data_deps: tuple[int, ...] = ()
+    attributes: tuple[Attribute, ...] = field(default=())
+
+
+def export(run: WorldRun, directory: Path) -> list[Path]:
+    """Writes ``commprof.RANK.et`` for each rank of a recorded world size; returns the files.
+
+    Raises:
+        CommprofError: a rank is missing, a compressor took part, there is no step that can be
+            written, or a file is there.
+    """
+    missing = [rank for rank in range(run.world_size) if rank not in run.traces]
+    if missing:
+        raise CommprofError(
+            f"no trace of rank {', '.join(map(str, missing))}; a simulator needs all ranks"
+        )
+    traces = [run.traces[rank] for rank in range(run.world_size)]
+    hook = next((label for trace in traces if (label := hook_label(trace))), "")
+    if hook:
+        raise CommprofError(
+            f"the run has hook {hook}: its exchange is no all-reduce of the gradients' bytes, and "
+            "nothing else can be written; record the run without a hook"
+        )
+    paths = []
+    found_by_rank = _common(traces)
+    directory.mkdir(parents=True, exist_ok=True)
+    for trace, found in zip(traces, found_by_rank, strict=True):
+        path = directory / f"commprof.{trace.rank}.et"
+        if path.exists():
+            raise CommprofError(f"{path} exists; name another directory, nothing is overwritten")
+        path.write_bytes(encode(list(nodes(found)), trace.rank, run.world_size))
+        paths.append(path)
+    return paths
+
+
+def _common(traces: Sequence[Trace]) -> list[list[Cycle]]:
+    """By rank, the measured steps that all ranks have: a simulator would wait for the others."""
+    measured = measured_steps(traces)
+    by_rank = [{cycle.step: cycle for cycle in cycles(trace, measured)} for trace in traces]
+    steps = sorted(set(by_rank[0]).intersection(*by_rank[1:]))
+    steps = [step for step in steps if len({mine[step].bytes for mine in by_rank}) == 1]
+    if not steps:
+        lacking = [str(t.rank) for t, mine in zip(traces, by_rank, strict=True) if not mine]
+        who = f"rank {', '.join(lacking)} has" if lacking else "the ranks together have"
+        raise CommprofError(
+            f"{who} no measured step with one synchronised backward pass of "
+            "DistributedDataParallel and equal buckets on all ranks; only such steps can be written"
+        )
+    return [[mine[step] for step in steps] for mine in by_rank]
+
+
+def nodes(found: Sequence[Cycle]) -> Iterator[Node]:
+    """The nodes of one rank's steps, ids from 1."""
+    number = 0
+    before: tuple[int, ...] = ()
+    origin = found[0].begin_ns
+    for cycle in found:
+        collectives: list[int] = []
+        begin_ns = cycle.begin_ns
+        cuts = [*cycle.ready_ns, max(cycle.finalize_ns[0], cycle.ready_ns[-1])]
+        for bucket, cut_ns in enumerate(cuts):
+            number += 1
+            last = bucket == len(cycle.ready_ns)
+            part = "rest of backward" if last else f"until bucket {bucket} is ready"
+            yield _timed(
+                number, f"step {cycle.step}: {part}", COMP_NODE, begin_ns, cut_ns, origin, before
+            )
+            before, begin_ns = (number,), cut_ns
+            if last:
+                break
+            number += 1
+            collectives.append(number)
+            yield _timed(
+                number,
+                f"step {cycle.step}: all-reduce of bucket {bucket}",
+                COMM_COLL_NODE,
+                cut_ns,
+                max(cut_ns, cycle.end_ns[bucket]),
+                origin,
+                before,
+                (("comm_type", ALL_REDUCE), ("comm_size", cycle.bytes[bucket])),
+            )
+        before = (*before, *collectives)
+
+
+def _timed(
+    number: int,
+    name: str,
+    kind: int,
+    begin_ns: int,
+    end_ns: int,
+    origin_ns: int,
+    before: tuple[int, ...],
+    attributes: tuple[Attribute, ...] = (),
+) -> Node:
+    """Both ends are rounded, so lengths of neighbours still add up."""
+    start_us = (begin_ns - origin_ns) // _NS_PER_US
+    end_us = (end_ns - origin_ns) // _NS_PER_US
+    return Node(
+        number, name, kind, start_us, end_us - start_us, before, (("is_cpu_op", False), *attributes)
+    )
+
+
+def encode(found: Sequence[Node], rank: int, world_size: int) -> bytes:
+    """One rank's file."""
+    about: tuple[Attribute, ...] = (
+        ("schema", "chakra"),
+        ("written_by", "commprof"),
+        ("rank", rank),
+        ("world_size", world_size),
+    )
+    metadata = _text(1, SCHEMA_VERSION) + b"".join(_message(2, _attribute(a)) for a in about)
+    return b"".join(_varint(len(m)) + m for m in [metadata, *map(_node, found)])
+
+
+def _node(node: Node) -> bytes:
+    deps = b"".join(map(_varint, node.data_deps))
+    times = ((6, node.start_us), (7, node.duration_us))
+    parts = [
+        _number(1, node.id),
+        _text(2, node.name),
+        _number(3, node.type),
+        _message(5, deps) if deps else b"",
+        *(_number(number, value) for number, value in times if value),  # 0 is what is not there
+        *(_message(10, _attribute(attribute)) for attribute in node.attributes),
+    ]
+    return b"".join(parts)
+
+
+def _attribute(attribute: Attribute) -> bytes:
+    """A member of the oneof is written even if it is 0: its presence says which it is."""
+    name, value = attribute
+    if isinstance(value, bool):
+        return _text(1, name) + _number(27, int(value))
+    if isinstance(value, int):
+        return _text(1, name) + _number(9, value)
+    if isinstance(value, float):
+        return _text(1, name) + _key(3, _FIXED64) + struct.pack("<d", value)
+    return _text(1, name) + _text(29, value)
+
+
+def _number(field_number: int, value: int) -> bytes:
+    return _key(field_number, _VARINT) + _varint(value)
+
+
+def _text(field_number: int, value: str) -> bytes:
+    return _message(field_number, value.encode())
+
+
+def _message(field_number: int, content: bytes) -> bytes:
+    return _key(field_number, _BYTES) + _varint(len(content)) + content
+
+
+def _key(field_number: int, wire_type: int) -> bytes:
+    return _varint(field_number << 3 | wire_type)
+
+
+def _varint(value: int) -> bytes:
+    """Base 128, the lowest group first; negative numbers as 64 bits."""
+    value &= (1 << 64) - 1
+    groups = bytearray()
+    while value > 0x7F:
+        groups.append(value & 0x7F | 0x80)
+        value >>= 7
+    groups.append(value)
+    return bytes(groups)

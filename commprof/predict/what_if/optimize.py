@@ -1,0 +1,139 @@
+"""The best of the settings that a model can judge, and how sure that is."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from commprof.errors import CommprofError, UsageError
+from commprof.predict.replay.replay import Replay
+from commprof.predict.replay.scenario import Prediction, Scenario
+
+BUCKET_CAP, HOOK = "bucket-cap", "hook"
+CHOICES = (BUCKET_CAP, HOOK)
+#: Tried besides the recorded buckets, in bytes (DDP counts in MiB); the last is one bucket.
+CAPS_BYTES = (*(float(n << 20) for n in (1, 2, 5, 10, 25, 50, 100)), math.inf)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One setting against the scenario as it is."""
+
+    prediction: Prediction
+    #: Time saved over the step as it is, with its interval; negative where it costs.
+    gain: float
+    gain_low: float
+    gain_high: float
+    #: Share of the replicates in which it is faster.
+    certainty: float
+    #: Share of the replicates in which it saves more than the model's worst held-out error; NaN
+    #: where that is not known.
+    certainty_beyond_error: float
+    #: Whether all of the gain's interval is more than that error; None where it is not known.
+    is_gain: bool | None
+
+
+@dataclass(frozen=True)
+class Refused:
+    """A setting that cannot be predicted."""
+
+    #: As in a scenario.
+    bucket_cap_bytes: float
+    hook: str | None
+    #: In words, with the next step.
+    reason: str
+
+
+@dataclass(frozen=True)
+class Search:
+    """All settings that were looked at."""
+
+    #: The fastest first; the scenario as it is stands among them with gain 0.
+    candidates: tuple[Candidate, ...]
+    refused: tuple[Refused, ...]
+    #: What was combined, each with each, the scenario's own first; as in a scenario.
+    bucket_caps_bytes: tuple[float, ...]
+    hooks: tuple[str | None, ...]
+    #: Settings that make the same buckets as another and stand in its place.
+    same_count: int
+    #: Whether hooks were to be compared and the profile has no other one's cost.
+    has_no_hook: bool
+
+
+def optimize(
+    replay: Replay, scenario: Scenario, over: Sequence[str], worst_error: float = math.nan
+) -> Search:
+    """All settings, and how sure each one's gain is.
+
+    Gains are compared replicate by replicate, with the same draws on both sides.
+
+    Args:
+        replay: of the recorded step.
+        scenario: to start from.
+        over: some of ``CHOICES``.
+        worst_error: of the model on held-out steps, as a share; NaN where it is not known.
+
+    Raises:
+        UsageError: something else than ``CHOICES`` is to be chosen.
+        CommprofError: the scenario itself cannot be predicted.
+    """
+    unknown = [name for name in over if name not in CHOICES]
+    if unknown or not over:
+        raise UsageError(f"--optimize {','.join(over)!r} (allowed: {', '.join(CHOICES)})")
+    caps = (scenario.bucket_cap_bytes, *(CAPS_BYTES if BUCKET_CAP in over else ()))
+    hooks = _hooks(replay, scenario) if HOOK in over else (scenario.hook,)
+    _, before = replay.sampled(scenario)
+    found, refused = [], []
+    seen = set()
+    same_count = 0
+    for cap, hook in itertools.product(dict.fromkeys(caps), hooks):
+        chosen = dataclasses.replace(scenario, bucket_cap_bytes=cap, hook=hook)
+        try:
+            prediction, steps = replay.sampled(chosen)
+        except CommprofError as error:
+            refused.append(Refused(cap, hook, str(error)))
+            continue
+        # Several caps may make the same buckets; the first of them stands for all.
+        same = prediction.buckets, prediction.step_s.value, hook
+        if same in seen:
+            same_count += 1
+            continue
+        seen.add(same)
+        found.append(_candidate(prediction, 1 - steps / before, worst_error))
+    return Search(
+        candidates=tuple(sorted(found, key=lambda candidate: -candidate.gain)),
+        refused=tuple(refused),
+        bucket_caps_bytes=tuple(dict.fromkeys(caps)),
+        hooks=hooks,
+        same_count=same_count,
+        has_no_hook=HOOK in over and not any(hooks[1:]),
+    )
+
+
+def _hooks(replay: Replay, scenario: Scenario) -> tuple[str | None, ...]:
+    """The scenario's own, none, and whatever the profile knows."""
+    own = replay.schedule.hook if scenario.hook is None else scenario.hook
+    return (scenario.hook, *(label for label in ("", *replay.profile.hooks) if label != own))
+
+
+def _candidate(
+    prediction: Prediction, gain: npt.NDArray[np.float64], worst_error: float
+) -> Candidate:
+    """gain: by replicate."""
+    low, high = (float(bound) for bound in np.percentile(gain, [2.5, 97.5]))
+    is_known = not math.isnan(worst_error)
+    return Candidate(
+        prediction,
+        float(np.median(gain)),
+        low,
+        high,
+        float((gain > 0).mean()),
+        float((gain > worst_error).mean()) if is_known else math.nan,
+        low > worst_error if is_known else None,
+    )

@@ -1,0 +1,1 @@
+"""Two runs, or two sweeps, side by side."""

@@ -1,0 +1,44 @@
+"""A comparison of two runs as JSON; ``docs/reports.md`` describes it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+from commprof.analysis.compare import Change, RunComparison, WorldComparison
+from commprof.report.export.as_json import plain
+
+#: Raised when a field changes its meaning or goes away, not when one is added.
+SCHEMA_VERSION = 1
+
+
+def render(result: RunComparison, fail_above: float | None) -> str:
+    """Indented JSON text; figures that do not exist are null."""
+    slower = () if fail_above is None else result.slower_by_more_than(fail_above)
+    value = {
+        "schema_version": SCHEMA_VERSION,
+        "a": result.a,
+        "b": result.b,
+        "worlds": [_world(world) for world in result.worlds],
+        "only_a": list(result.only_a),
+        "only_b": list(result.only_b),
+        "settings": [dataclasses.asdict(setting) for setting in result.settings],
+        "fail_above": fail_above,
+        "slower": [world.world_size for world in slower],
+    }
+    return json.dumps(plain(value), indent=2, allow_nan=False) + "\n"
+
+
+def _world(world: WorldComparison) -> dict[str, Any]:
+    return {
+        "num_processes": world.world_size,
+        "steps": list(world.steps),
+        "effective_steps": list(world.effective_steps),
+        "parts": [_change(change) for change in world.parts],
+        "collectives": [_change(change) for change in world.collectives],
+    }
+
+
+def _change(change: Change) -> dict[str, Any]:
+    return {**dataclasses.asdict(change), "significant": change.significant}

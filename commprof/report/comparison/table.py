@@ -1,0 +1,132 @@
+"""A comparison of two runs as text for the terminal."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Iterator
+from itertools import takewhile
+
+from commprof.analysis.compare import Change, RunComparison, WorldComparison
+from commprof.report.plain_text import fitted, printable
+from commprof.report.tabulated import Grid, tabulated, three_digits
+
+LEGEND = """\
+Medians over the measured steps in ms: step of the slowest rank, its parts as means over ranks,
+collectives from issue to completion. B/A: ratio of the medians [95 % interval]. p: rank test over
+the steps; the rows below the step are corrected for their number. Both count steps that are like
+their neighbours as fewer; where that leaves too few, neither is shown. changed: p < 0.05 and the
+interval excludes 1; it says that the two runs differ, not why: what else ran is in it."""
+
+_SETTINGS = ("setting", "A", "B")
+_MOST_COLLECTIVES = 8
+#: Characters of a setting that are shown, and of what two settings have in common before.
+_LONGEST, _BEFORE = 60, 12
+
+
+def render(
+    result: RunComparison, fail_above: float | None, width: int, tables: int | None = None
+) -> str:
+    """The whole comparison: prose wrapped to ``width`` columns, tables split to ``tables``."""
+    blocks = ["\n".join(printable(line) for line in (f"A: {result.a}", f"B: {result.b}"))]
+    for world in result.worlds:
+        table = tabulated(*comparison_grid(world), width=tables)
+        blocks.append(f"{_ranks(world.world_size)}, {_steps(world)}:\n{table}")
+    if result.worlds:
+        blocks.append(fitted(LEGEND, width))
+    if result.settings:
+        rows = [(printable(s.name), *_differing(s.a, s.b)) for s in result.settings]
+        blocks.append(f"Settings that differ:\n{tabulated(rows, _SETTINGS, (0, 1, 2), tables)}")
+    blocks.append("\n".join(textwrap.fill(line, width) for line in _verdict(result, fail_above)))
+    return "\n\n".join(blocks) + "\n"
+
+
+def comparison_grid(world: WorldComparison) -> Grid:
+    """A row per figure of one world size."""
+    changes = [*world.parts, *world.collectives[:_MOST_COLLECTIVES]]
+    rows = [
+        (
+            printable(change.name),
+            three_digits(change.a_ms),
+            three_digits(change.b_ms),
+            _ratio(change),
+            _p_value(change.p_value),
+            "changed" if change.significant else "",
+        )
+        for change in changes
+    ]
+    return Grid(rows, ("", "A ms", "B ms", "B/A", "p", ""), (0, 5))
+
+
+def _verdict(result: RunComparison, fail_above: float | None) -> Iterator[str]:
+    for sizes, which in ((result.only_a, "A"), (result.only_b, "B")):
+        if sizes:
+            yield f"Only {which} has figures of {', '.join(map(_ranks, sizes))}."
+    if not result.worlds:
+        yield "No world size has figures in both runs: nothing can be compared."
+    for world in result.worlds:
+        yield f"{_ranks(world.world_size)}: {_about_step(world)}"
+    if fail_above is None:
+        return
+    slower = result.slower_by_more_than(fail_above)
+    too_slow = ", ".join(_ranks(world.world_size) for world in slower)
+    limit = f"{fail_above:.1%}"
+    if slower:
+        yield f"Slower by more than {limit}: {too_slow}."
+    elif result.worlds:
+        yield f"No world size is slower by more than {limit} beyond chance."
+
+
+def _about_step(world: WorldComparison) -> str:
+    step = world.step
+    if math.isnan(step.ratio.value):
+        return "the step cannot be compared."
+    change = f"{(step.ratio.value - 1) * 100:+.1f} %"
+    if world.too_short:
+        worth = " and ".join(f"{count:.2g}" for count in world.effective_steps)
+        return (
+            f"too few steps to tell anything ({change}): neighbouring steps are alike, so these "
+            f"are worth {worth} independent ones, and 4 in each are needed; record more."
+        )
+    if not step.significant:
+        return f"the step cannot be told apart ({change}, {_p_text(step.p_value)})."
+    word = "longer" if step.ratio.value > 1 else "shorter"
+    return f"B's step is {word}: {change}, {_p_text(step.p_value)}."
+
+
+def _ratio(change: Change) -> str:
+    ratio = change.ratio
+    if math.isnan(ratio.value):
+        return "-"
+    if math.isnan(ratio.low):
+        return f"{ratio.value:.3f}"
+    return f"{ratio.value:.3f} [{ratio.low:.3f}, {ratio.high:.3f}]"
+
+
+def _p_value(value: float) -> str:
+    if math.isnan(value):
+        return "-"
+    return "<0.0001" if value < 0.0001 else f"{value:.4f}"
+
+
+def _p_text(value: float) -> str:
+    return "p < 0.0001" if value < 0.0001 else f"p = {value:.4f}"
+
+
+def _steps(world: WorldComparison) -> str:
+    a, b = world.steps
+    return f"{a} and {b} measured steps"
+
+
+def _differing(a: str, b: str) -> tuple[str, str]:
+    """Both from a little before where they begin to differ, and not too long."""
+    a, b = printable(a), printable(b)
+    same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))
+    begin = max(0, same - _BEFORE) if max(len(a), len(b)) > _LONGEST else 0
+    shown = [("..." if begin else "") + text[begin:] for text in (a, b)]
+    first, second = (s if len(s) <= _LONGEST else f"{s[: _LONGEST - 3]}..." for s in shown)
+    return first, second
+
+
+def _ranks(world_size: int) -> str:
+    return f"{world_size} rank{'' if world_size == 1 else 's'}"

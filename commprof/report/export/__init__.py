@@ -1,0 +1,1 @@
+"""A run as JSON, CSV, Parquet and timeline files."""

@@ -1,0 +1,265 @@
+"""A run as JSON; ``docs/json_format.md`` describes the schema."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from commprof.analysis.align.summaries import SummaryResult
+from commprof.analysis.checks.figure_checks import CrossCheck
+from commprof.analysis.checks.losses import LossAgreement
+from commprof.analysis.collectives.host_links import HostLinks
+from commprof.analysis.collectives.kinds import CollectiveRow
+from commprof.analysis.collectives.mismatches import Mismatch
+from commprof.analysis.cost import Cost
+from commprof.analysis.late.incidents import Incidents
+from commprof.analysis.rank_summary import RankSummary
+from commprof.analysis.scaling import RunResult, Scaling
+from commprof.analysis.step.overhead import Overhead
+from commprof.analysis.strategies import StrategyRow
+from commprof.analysis.verdict import Verdict
+from commprof.analysis.world import WorldResult
+from commprof.report.trial.as_json import trial_dict
+from commprof.trials.result import TrialResult
+
+#: Raised when a field changes its meaning or goes away, not when one is added.
+SCHEMA_VERSION = 1
+
+
+def render(
+    result: RunResult,
+    cost: Cost | None = None,
+    trial: TrialResult | None = None,
+    verdict: Verdict | None = None,
+) -> str:
+    """The run as indented JSON text; figures that do not exist are null."""
+    return json.dumps(as_dict(result, cost, trial, verdict), indent=2, allow_nan=False) + "\n"
+
+
+def as_dict(
+    result: RunResult,
+    cost: Cost | None = None,
+    trial: TrialResult | None = None,
+    verdict: Verdict | None = None,
+) -> dict[str, Any]:
+    """The run as plain values.
+
+    "trial" is there if there was one, and "verdict" without one, whose candidates share the steps.
+    """
+    runs = [
+        _world(result, world, scale)
+        for world, scale in zip(result.worlds, result.scaling, strict=True)
+    ]
+    value: dict[str, Any] = plain(
+        {
+            "schema_version": SCHEMA_VERSION,
+            "timestamp": result.context["timestamp"],
+            "context": dict(result.context),
+            "runs": runs,
+            "overhead": _overhead(result.overhead),
+            "failures": [
+                {"num_processes": size, "reason": reason} for size, reason in result.failures
+            ],
+            "remarks": list(result.remarks),
+            "summaries": [_summary(summary) for summary in result.summaries],
+            "cost": cost and _cost(cost),
+            **({"verdict": _verdict(verdict)} if trial is None else {"trial": trial_dict(trial)}),
+            "loss_agreement": _loss_agreement(result.loss_agreement),
+            "attempts": [dataclasses.asdict(attempt) for attempt in result.attempts],
+            "incidents": [_incidents(found) for found in result.incidents],
+        }
+    )
+    return value
+
+
+def render_strategies(
+    results: Sequence[RunResult],
+    rows: Sequence[StrategyRow],
+    verdicts: Sequence[Verdict | None],
+) -> str:
+    """Strategies side by side, and each one's own run with its verdict, in the same order."""
+    runs = zip(results, verdicts, strict=True)
+    value = {
+        "schema_version": SCHEMA_VERSION,
+        "strategies": [_strategy(row) for row in rows],
+        "results": [as_dict(result, verdict=verdict) for result, verdict in runs],
+    }
+    return json.dumps(plain(value), indent=2, allow_nan=False) + "\n"
+
+
+def _verdict(verdict: Verdict | None) -> dict[str, Any] | None:
+    if verdict is None:
+        return None
+    bindings = [
+        {
+            "num_processes": binding.world_size,
+            "part": binding.part,
+            "largest": _shares(binding.largest),
+            "communication": _shares(binding.communication),
+        }
+        for binding in verdict.bindings
+    ]
+    return {
+        "num_processes": verdict.world_size,
+        "headline": verdict.headline,
+        "sentences": list(verdict.sentences),
+        "bindings": bindings,
+        **dataclasses.asdict(verdict.next_step),
+    }
+
+
+def _shares(parts: Sequence[tuple[str, float]]) -> list[dict[str, Any]]:
+    return [{"part": name, "share": share} for name, share in parts]
+
+
+def _strategy(row: StrategyRow) -> dict[str, Any]:
+    operations = [
+        {**dataclasses.asdict(operation), "overlapped": operation.overlapped}
+        for operation in row.operations
+    ]
+    return {**dataclasses.asdict(row), "operations": operations}
+
+
+def _world(result: RunResult, world: WorldResult, scale: Scaling) -> dict[str, Any]:
+    """One world size, in the words of the scaling reports that users have."""
+    return {
+        "timestamp": result.context["timestamp"],
+        "num_processes": world.world_size,
+        "aggregated_metrics": {
+            "avg_loss": world.average_loss,
+            "total_duration_sec": max(rank.duration_s for rank in world.ranks),
+            "samples_per_sec": world.samples_per_s,
+            "samples_source": world.samples_source,
+            "measured_steps": world.measured_steps,
+            "warmup_steps": world.warmup_steps,
+            "merged_steps": world.merged_steps,
+            "steps_end": world.steps_end,
+            "step_median_ms": world.step_median_ms,
+            "step_p95_ms": world.step_p95_ms,
+            "step_quartiles_ms": list(world.step_quartiles_ms),
+            "speedup": scale.speedup,
+            "efficiency": scale.efficiency,
+            "imbalance": world.imbalance,
+            "parts": dataclasses.asdict(world.parts),
+            "collectives": [_collective(row) for row in world.collectives],
+            "compression": [dataclasses.asdict(row) for row in world.compression],
+            "late_rank": world.late_rank and dataclasses.asdict(world.late_rank),
+            "stalled_steps": [{"step": step, "ms": ms} for step, ms in world.stalled_steps],
+            "overhead": _overhead(world.overhead),
+            "records_per_step": world.records_per_step,
+            "record_cost_ns": world.record_cost_ns,
+            "dropped_records": world.dropped_records,
+            "device_collectives": world.device_collectives,
+            "device_timed": world.device_timed,
+            "device_clock_error_us": world.device_clock_error_us,
+            "clock_error_us": world.clock_error_us,
+            "missing_ranks": list(world.missing_ranks),
+            "problems": list(world.problems),
+            "step_losses": list(world.step_losses),
+            "weights_differ": list(world.weights_differ),
+            "flights": [dataclasses.asdict(time) for time in world.times_in_flight],
+            "host_links": world.host_links and _host_links(world.host_links),
+            "cross_checks": _checks(world.cross_checks),
+        },
+        "rank_results": [_rank(rank) for rank in world.ranks],
+    }
+
+
+def _checks(checks: Sequence[CrossCheck]) -> list[dict[str, Any]]:
+    return [{**dataclasses.asdict(check), "difference": check.difference} for check in checks]
+
+
+def _host_links(links: HostLinks) -> dict[str, Any]:
+    found = {"difference": links.difference, "agrees": links.agrees}
+    return {**dataclasses.asdict(links), **found}
+
+
+def _rank(rank: RankSummary) -> dict[str, Any]:
+    return {
+        "rank": rank.rank,
+        "host": rank.host,
+        "avg_loss": rank.average_loss,
+        "final_loss": rank.final_loss,
+        "samples": rank.samples,
+        "duration_sec": rank.duration_s,
+        "samples_per_sec": rank.samples_per_s,
+        "parts": dataclasses.asdict(rank.parts),
+        "before_rss_bytes": rank.before_rss_bytes,
+        "peak_rss_bytes": rank.peak_rss_bytes,
+        "device_peak_bytes": rank.device_peak_bytes,
+        "device": rank.device and dataclasses.asdict(rank.device),
+    }
+
+
+def _summary(summary: SummaryResult) -> dict[str, Any]:
+    value = dataclasses.asdict(summary) | {"cross_checks": _checks(summary.cross_checks)}
+    return {"num_processes": value.pop("world_size"), **value}
+
+
+def _cost(cost: Cost) -> dict[str, Any]:
+    rows = [dataclasses.asdict(row) for row in cost.rows]
+    return {
+        **dataclasses.asdict(cost),
+        "rows": [{"num_processes": row.pop("world_size"), **row} for row in rows],
+    }
+
+
+def _collective(row: CollectiveRow) -> dict[str, Any]:
+    return {
+        **dataclasses.asdict(row),
+        "phases": [{"phase": name, "calls": calls} for name, calls in row.phases],
+        "callers": [{"caller": line, "calls": calls} for line, calls in row.callers],
+    }
+
+
+def _overhead(overhead: Overhead | None) -> dict[str, Any] | None:
+    if overhead is None:
+        return None
+    return {**dataclasses.asdict(overhead), "told_apart": overhead.told_apart}
+
+
+def _incidents(found: Incidents) -> dict[str, Any]:
+    return {
+        "num_processes": found.world_size,
+        "hangs": [dataclasses.asdict(hang) for hang in found.hangs],
+        "mismatches": [_mismatch(one) for one in found.mismatches],
+        "mismatch_count": found.mismatch_count,
+        "anomalies": [
+            {"time": time, **dataclasses.asdict(one), "unit": one.unit, "sentence": one.sentence}
+            for time, one in found.anomalies
+        ],
+        "events": [dataclasses.asdict(event) for event in found.events],
+    }
+
+
+def _mismatch(mismatch: Mismatch) -> dict[str, Any]:
+    return {
+        "group": mismatch.group,
+        "seq": mismatch.seq,
+        "issued": [
+            {**dataclasses.asdict(issued), "ranks": list(ranks)}
+            for issued, ranks in mismatch.issued
+        ],
+        "odd_ranks": list(mismatch.odd_ranks),
+        "sentence": mismatch.sentence,
+    }
+
+
+def _loss_agreement(agreement: LossAgreement | None) -> dict[str, Any] | None:
+    if agreement is None:
+        return None
+    return {**dataclasses.asdict(agreement), "agrees": agreement.agrees}
+
+
+def plain(value: Any) -> Any:
+    """The same without NaN and infinity, which JSON does not know."""
+    if isinstance(value, dict):
+        return {key: plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value

@@ -1,0 +1,159 @@
+"""A run as flat rows, for a spreadsheet or a data frame: every column a name with its unit.
+
+Four tables: ``worlds`` (a row per world size), ``ranks`` (per rank), ``steps`` (per rank and
+measured step) and ``collectives`` (per kind of call). A trial has a fifth, ``candidates``, and not
+the first two: means over steps that candidates shared would be nobody's.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from commprof.analysis.collectives.kinds import CollectiveRow, Spread
+from commprof.analysis.rank_summary import StepParts
+from commprof.analysis.step.detail import PARTS
+from commprof.errors import UsageError
+from commprof.report.full_report import FullReport
+from commprof.report.trial.rows import candidate_rows
+from commprof.trials.result import TrialResult
+
+Row = dict[str, Any]
+
+
+def rows(report: FullReport, table: str, trial: TrialResult | None = None) -> list[Row]:
+    """The rows of one of ``TABLES``, or ``CANDIDATES``; all have the same columns.
+
+    Args:
+        report: the run.
+        table: its name; empty: ``worlds``, or ``candidates`` of a trial.
+        trial: the run's, if there was one.
+
+    Raises:
+        UsageError: a trial has no such table, or there was none.
+    """
+    table = table or ("worlds" if trial is None else CANDIDATES)
+    if trial is None and table == CANDIDATES:
+        raise UsageError(
+            f"--rows {CANDIDATES} is for a run with a trial, and this one has none; take "
+            f"{', '.join(TABLES)}"
+        )
+    if trial is not None and table in _MEANS:
+        left = [CANDIDATES, *(name for name in TABLES if name not in _MEANS)]
+        raise UsageError(
+            f"--rows {table} holds means over steps, which candidates of a trial shared; take "
+            f"{', '.join(left)}"
+        )
+    if trial is not None and table == CANDIDATES:
+        return list(candidate_rows(trial))
+    return list(TABLES[table](report))
+
+
+def _worlds(report: FullReport) -> Iterator[Row]:
+    result = report.result
+    costs = report.cost.rows if report.cost is not None else ()
+    for i, (world, scale) in enumerate(zip(result.worlds, result.scaling, strict=True)):
+        row: Row = {
+            "world_size": world.world_size,
+            "measured_steps": world.measured_steps,
+            "warmup_steps": world.warmup_steps,
+            "samples_per_s": world.samples_per_s,
+            "step_median_ms": world.step_median_ms,
+            "step_p95_ms": world.step_p95_ms,
+            "speedup": scale.speedup,
+            "efficiency": scale.efficiency,
+            "imbalance": world.imbalance,
+            "average_loss": world.average_loss,
+            **_parts(world.parts),
+        }
+        if costs:
+            cost = costs[i]
+            row |= {
+                "billed": cost.billed,
+                "s_per_1000_samples": cost.s_per_1000_samples,
+                "cost_per_1000_samples": cost.cost_per_1000_samples.value,
+                "per_1000_samples_low": cost.cost_per_1000_samples.low,
+                "per_1000_samples_high": cost.cost_per_1000_samples.high,
+                "s_per_epoch": cost.s_per_epoch,
+                "cost_per_epoch": cost.cost_per_epoch,
+                "cost_efficiency": cost.cost_efficiency,
+            }
+        yield row
+
+
+def _ranks(report: FullReport) -> Iterator[Row]:
+    for world in report.result.worlds:
+        for rank in world.ranks:
+            yield {
+                "world_size": world.world_size,
+                "rank": rank.rank,
+                "host": rank.host,
+                "samples": rank.samples,
+                "duration_s": rank.duration_s,
+                "samples_per_s": rank.samples_per_s,
+                "average_loss": rank.average_loss,
+                "final_loss": rank.final_loss,
+                **_parts(rank.parts),
+            }
+
+
+def _steps(report: FullReport) -> Iterator[Row]:
+    for detail in report.details:
+        for row, rank in enumerate(detail.ranks):
+            columns = {name: detail.parts_ms[name][row].tolist() for name in PARTS}
+            for i, step in enumerate(detail.steps.tolist()):
+                yield {
+                    "world_size": detail.world_size,
+                    "rank": rank,
+                    "step": step,
+                    **{f"{name}_ms": columns[name][i] for name in PARTS},
+                }
+
+
+def _collectives(report: FullReport) -> Iterator[Row]:
+    for world in report.result.worlds:
+        for kind in world.collectives:
+            yield {"world_size": world.world_size, **_collective(kind)}
+
+
+def _collective(kind: CollectiveRow) -> Row:
+    row: Row = {
+        "op": kind.op,
+        "group": kind.group,
+        "group_size": kind.group_size,
+        "dtype": kind.dtype,
+        "reduce_op": kind.reduce_op,
+        "smallest_bytes": kind.size_bytes[0],
+        "largest_bytes": kind.size_bytes[1],
+        "calls": kind.calls,
+        "failed": kind.failed,
+        "calls_per_step": kind.calls_per_step,
+        "total_bytes": kind.total_bytes,
+        "phase": kind.phases[0][0] if kind.phases else "",
+        "exposed_ms": kind.exposed_ms,
+        "algbw_gb_per_s": kind.algbw_gb_per_s,
+        "busbw_gb_per_s": kind.busbw_gb_per_s,
+    }
+    for name in ("duration", "queue", "wait", "wire"):
+        spread: Spread = getattr(kind, name)
+        row |= {f"{name}_median_ms": spread.median_ms, f"{name}_p95_ms": spread.p95_ms}
+    return row
+
+
+def _parts(parts: StepParts) -> Row:
+    """The step itself is in another column of a world size: there it is the slowest rank's."""
+    named = dataclasses.asdict(parts)
+    return {"mean_step_ms": named.pop("step_ms"), **named}
+
+
+#: The table of a trial.
+CANDIDATES = "candidates"
+#: Tables of means over steps.
+_MEANS = ("worlds", "ranks")
+TABLES: dict[str, Callable[[FullReport], Iterator[Row]]] = {
+    "worlds": _worlds,
+    "ranks": _ranks,
+    "steps": _steps,
+    "collectives": _collectives,
+}

@@ -1,0 +1,1 @@
+"""Predictions and machine profiles as text and JSON."""

@@ -1,0 +1,58 @@
+"""Predictions as JSON; times in seconds, sizes in bytes, NaN as null."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from commprof.predict.what_if.amdahl import AmdahlFit
+from commprof.predict.what_if.answers import Answer, Answers
+
+SCHEMA_VERSION = 1
+
+
+def render(answers: Answers, base: str, source: str, refused: Sequence[str]) -> str:
+    """All fields of the results, by their names; see docs/prediction.md."""
+    document = {
+        "schema_version": SCHEMA_VERSION,
+        "predicted_from": base,
+        "costs": source,
+        "left_out": list(refused),
+        **dataclasses.asdict(answers),
+        "interval_holds_held_out_error": answers.error is not None,
+        "answers": [_answer(each) for each in answers.answers],
+        "checks": [{**dataclasses.asdict(check), "error": check.error} for check in answers.checks],
+        "amdahl": None if answers.amdahl is None else _amdahl(answers.amdahl),
+    }
+    return json.dumps(_plain(document), indent=1) + "\n"
+
+
+def _answer(found: Answer) -> dict[str, Any]:
+    """With the properties, which ``asdict`` passes over."""
+    document = dataclasses.asdict(found)
+    document["prediction"]["exposed_s"] = found.prediction.exposed_s
+    for name, figure in (("samples_per_s", found.samples_per_s), ("efficiency", found.efficiency)):
+        document[name] = dataclasses.asdict(figure)
+    candidates = [] if found.search is None else document["search"].pop("candidates")
+    for chosen, each in zip(candidates, found.candidates, strict=True):
+        chosen["prediction"]["exposed_s"] = each.prediction.exposed_s
+    return {**document, "candidates": candidates}
+
+
+def _amdahl(fit: AmdahlFit) -> dict[str, Any]:
+    limit = None if math.isinf(fit.limit) else fit.limit
+    return {**dataclasses.asdict(fit), "residuals": fit.residuals, "limit": limit}
+
+
+def _plain(value: Any) -> Any:
+    """JSON has neither NaN nor infinity: null, and "inf" for the cap that makes one bucket."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return "inf" if value > 0 else None
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value

@@ -1,0 +1,64 @@
+"""Cells of a prediction's tables: a scenario, and figures with their intervals."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from commprof.predict.replay.scenario import Estimate, Scenario
+from commprof.report.plain_text import printable
+from commprof.report.tabulated import three_digits
+
+AS_RUN = "as run"
+
+
+def scenario_cells(scenario: Scenario) -> tuple[str, ...]:
+    """Ranks, rate in Gbit/s, latency in µs, bucket cap in MiB, hook."""
+    return (
+        str(scenario.world_size),
+        optional(scenario.bandwidth_bytes_per_s, 8e-9),
+        optional(scenario.latency_s, 1e6),
+        cap_mib(scenario.bucket_cap_bytes),
+        hook_words(scenario.hook),
+    )
+
+
+def cap_mib(cap_bytes: float) -> str:
+    """As in a scenario: NaN for what was recorded, infinite for one bucket."""
+    if math.isnan(cap_bytes):
+        return AS_RUN
+    return "all" if math.isinf(cap_bytes) else f"{cap_bytes / (1 << 20):.3g}"
+
+
+def hook_words(hook: str | None) -> str:
+    """As in a scenario: None for what was recorded, empty for DDP's own mean."""
+    return AS_RUN if hook is None else printable(hook) or "none"
+
+
+def optional(value: float, factor: float) -> str:
+    """NaN for what was recorded."""
+    return AS_RUN if math.isnan(value) else f"{value * factor:.3g}"
+
+
+def within(found: Estimate, text: Callable[[float], str], checked: bool = True) -> str:
+    """With its interval; in parentheses a range that the model's own error is not part of."""
+    if math.isnan(found.value):
+        return text(found.value)
+    return f"{text(found.value)} {bracketed(text(found.low), text(found.high), checked)}"
+
+
+def bracketed(low: str, high: str, checked: bool) -> str:
+    """An interval for real steps, or what sampling and fit alone leave open."""
+    return f"[{low}, {high}]" if checked else f"({low} to {high})"
+
+
+def within_if_wide(found: Estimate, text: Callable[[float], str]) -> str:
+    """With its interval, where that is not the figure itself as printed."""
+    value = text(found.value)
+    return value if value == text(found.low) == text(found.high) else within(found, text, False)
+
+
+def ms(value_s: float) -> str:
+    """Three digits, or all before the point."""
+    value = value_s * 1e3
+    return f"{value:.0f}" if value >= 1000 else three_digits(value)

@@ -1,0 +1,130 @@
+"""What ``--optimize`` found, as text: the best settings, what was compared, and what is a gain."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Iterator, Sequence
+
+from commprof.predict.fit.held_out import ModelError
+from commprof.predict.replay.scenario import Prediction
+from commprof.predict.what_if.optimize import Candidate, Search
+from commprof.report.plain_text import printable
+from commprof.report.prediction.cells import bracketed, cap_mib, hook_words, ms
+from commprof.report.tabulated import tabulated
+
+_MOST_CANDIDATES = 5
+_HEADERS = (
+    "cap MiB",
+    "hook",
+    "step ms",
+    "gain (sampling\nand fit alone)",
+    "certainty:\nfaster",
+    "\nbeyond error",
+)
+
+
+def render(
+    search: Search, ranks: int, error: ModelError | None, width: int, tables: int | None = None
+) -> str:
+    """The best settings, then what is to be thought of them.
+
+    Args:
+        search: of one scenario.
+        ranks: its world size.
+        error: the model's own; None where it is not known.
+        width: of text.
+        tables: see ``tabulated``.
+    """
+    rows = [_row(each) for each in search.candidates[:_MOST_CANDIDATES]]
+    shown = f"Settings at {ranks} ranks, the best first:\n{tabulated(rows, _HEADERS, [1], tables)}"
+    texts = [_verdict(search.candidates, error), _compared(search), *_missing(search)]
+    return "\n".join([shown, *(_filled(printable(text), width) for text in texts)])
+
+
+def _filled(text: str, width: int) -> str:
+    indent = "  " if text.startswith("- ") else ""
+    return textwrap.fill(
+        text, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
+
+
+def _row(found: Candidate) -> tuple[str, ...]:
+    scenario, beyond = found.prediction.scenario, found.certainty_beyond_error
+    return (
+        cap_mib(scenario.bucket_cap_bytes),
+        hook_words(scenario.hook),
+        f"{ms(found.prediction.step_s.value)}{'*' if found.prediction.outside else ''}",
+        f"{found.gain:+.1%} {_range(found, '{:+.1%}')}",
+        f"{found.certainty:.0%}",
+        "-" if math.isnan(beyond) else f"{beyond:.0%}",
+    )
+
+
+def _verdict(candidates: Sequence[Candidate], error: ModelError | None) -> str:
+    """Only what is beyond the model's own error is called a gain."""
+    if len(candidates) == 1:
+        return "No other setting was compared with the one as it is."
+    faster = [each for each in candidates if each.gain_low > 0]
+    gains = [each for each in faster if each.is_gain]
+    if not faster:
+        return "No setting is certain to gain anything: every interval reaches down to no gain."
+    fastest = f"{_setting(faster[0].prediction)}, would save {_gain(faster[0])}"
+    if error is None:
+        return (
+            f"The fastest by the model, {fastest}. Whether that is a gain is not known, because "
+            "the model's held-out error is not: record another world size, or give further runs "
+            "with --check."
+        )
+    beyond = f"beyond the {error.worst:.1%} that the model is wrong by at worst on held-out steps."
+    if not gains:
+        return (
+            f"No setting is certain to gain anything: the fastest, {fastest}, and not all of that "
+            f"is {beyond}"
+        )
+    best = gains[0]
+    return f"Best: {_setting(best.prediction)}. It saves {_gain(best)}, all {beyond}"
+
+
+def _setting(prediction: Prediction) -> str:
+    scenario = prediction.scenario
+    return f"bucket cap {cap_mib(scenario.bucket_cap_bytes)}, hook {hook_words(scenario.hook)}"
+
+
+def _gain(found: Candidate) -> str:
+    return f"{found.gain:.1%} of the step {_range(found, '{:.1%}')}"
+
+
+def _range(found: Candidate, text: str) -> str:
+    """What sampling and fit alone leave open of the gain; the model's own error stands beside."""
+    return bracketed(text.format(found.gain_low), text.format(found.gain_high), False)
+
+
+def _compared(search: Search) -> str:
+    text = (
+        f"Compared: bucket cap {_caps(search.bucket_caps_bytes)}; hook "
+        f"{', '.join(map(hook_words, search.hooks))}."
+    )
+    if search.same_count:
+        text += f" Left out for the same buckets as one before: {search.same_count}."
+    return text
+
+
+def _missing(search: Search) -> Iterator[str]:
+    """What was not compared, and why."""
+    if search.has_no_hook:
+        other = "other " if len(search.hooks) > 1 else ""
+        yield (
+            f"- No {other}hook's cost was measured, so none was compared. Record the run with one "
+            "and fit both: python -m commprof.run --world-sizes 2 --hook fp16 --output "
+            "RUN_WITH_HOOK, then commprof fit RUN RUN_WITH_HOOK."
+        )
+    reasons: dict[tuple[str | None, str], list[float]] = {}
+    for each in search.refused:
+        reasons.setdefault((each.hook, each.reason), []).append(each.bucket_cap_bytes)
+    for (hook, reason), caps in reasons.items():
+        yield f"- Not compared: bucket cap {_caps(caps)} with hook {hook_words(hook)}: {reason}."
+
+
+def _caps(caps_bytes: Sequence[float]) -> str:
+    return f"{', '.join(map(cap_mib, caps_bytes))}" + (" MiB" if len(caps_bytes) > 1 else "")

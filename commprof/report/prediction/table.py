@@ -1,0 +1,207 @@
+"""Predictions as text."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Iterator, Sequence
+
+from commprof.predict.fit.held_out import Check
+from commprof.predict.replay.scenario import STRONG, Prediction
+from commprof.predict.what_if.answers import Answer, Answers
+from commprof.report.plain_text import printable
+from commprof.report.prediction import search as prediction_search
+from commprof.report.prediction.cells import (
+    bracketed,
+    ms,
+    optional,
+    scenario_cells,
+    within,
+    within_if_wide,
+)
+from commprof.report.tabulated import tabulated, three_digits
+
+_CHECKED = """\
+step: median of the slowest rank [interval: 95 % of sampling and fit, widened by the model's worst
+held-out error]; samples/s and efficiency have the interval that follows from it."""
+_NOT_CHECKED = """\
+step: median of the slowest rank (range that sampling and fit alone leave open: it is no interval
+for real steps, because the model's own error is not known); samples/s and efficiency have the range
+that follows from it."""
+_LEGEND = """\
+exposed = wait (for the last rank) + wire; hidden: communication under backward; in ms, with the
+range of sampling and fit alone, where it does not print as the figure itself. bounds: all
+communication hidden, none hidden. efficiency: a rank's own work over the step. to hide: what a link
+must carry so that all buckets but the last are hidden.
+*: outside the measured range, see below."""
+
+_SCENARIO = ("ranks", "link\nGbit/s", "\nµs", "cap\nMiB", "hook")
+_HEADERS = (
+    *(*_SCENARIO, "buckets", "step ms"),
+    *("exposed:\nwait", "\n+ wire", "hidden", "bounds\nms", "samples\n/s", "effi-\nciency"),
+    *("sent MB\n/step", "to hide\nGbit/s"),
+)
+
+
+def render(
+    answers: Answers,
+    base: str,
+    source: str,
+    refused: Sequence[str],
+    width: int,
+    tables: int | None = None,
+) -> str:
+    """The table, the model's error, and what the reader must know; see ``tabulated`` for widths."""
+    checked = answers.error is not None
+    rows = [_cells(each, checked) for each in answers.answers]
+    parts = [
+        f"Predicted from {printable(base)}; costs: {printable(source)}.",
+        *_setting(answers, width),
+        tabulated(rows, _HEADERS, [4], tables),
+        textwrap.fill(f"{_CHECKED if checked else _NOT_CHECKED} {_LEGEND}", width),
+        _held_out(answers, width, tables),
+    ]
+    parts += list(_costs(answers, tables))
+    parts += [
+        prediction_search.render(
+            each.search, each.prediction.scenario.world_size, answers.error, width, tables
+        )
+        for each in answers.answers
+        if each.search is not None
+    ]
+    parts += list(_lines(answers, refused, width))
+    return "\n\n".join(parts) + "\n"
+
+
+def _cells(answer: Answer, checked: bool) -> tuple[str, ...]:
+    found = answer.prediction
+    scenario, waiting, interval = found.scenario, found.waiting, answer.interval_s
+    star = "*" if found.outside else ""
+    return (
+        *scenario_cells(scenario),
+        str(found.buckets),
+        f"{ms(interval.value)}{star} {bracketed(ms(interval.low), ms(interval.high), checked)}",
+        *(within_if_wide(each, ms) for each in (waiting.wait_s, waiting.wire_s, waiting.hidden_s)),
+        f"{ms(found.perfect_overlap_s)}-{ms(found.no_overlap_s)}",
+        within(answer.samples_per_s, three_digits, checked),
+        within(answer.efficiency, "{:.1%}".format, checked),
+        three_digits(found.sent_bytes / 1e6),
+        three_digits(found.hiding_bytes_per_s * 8e-9),
+    )
+
+
+def _setting(answers: Answers, width: int) -> Iterator[str]:
+    """What all scenarios share, because one command states it for all."""
+    if not answers.answers:
+        return
+    scenario = answers.answers[0].prediction.scenario
+    per_host, cores = scenario.ranks_per_host, scenario.cores_per_host
+    batch = "global batch" if scenario.scaling == STRONG else "batch per rank"
+    hosts = "as run" if math.isnan(per_host) else f"{per_host:g}"
+    text = f"{scenario.scaling.capitalize()} scaling (the {batch} stays), {scenario.algorithm} "
+    text += f"all-reduce, ranks per host: {hosts}, cores per host: {optional(cores, 1)}."
+    yield textwrap.fill(text, width)
+
+
+def _held_out(answers: Answers, width: int, tables: int | None) -> str:
+    """What the model is wrong by; or how to find out."""
+    if not answers.checks:
+        return "No recorded step could be checked against the model."
+    table = tabulated(
+        [_check(each) for each in answers.checks],
+        (
+            "recorded",
+            "ranks",
+            "measured\nms",
+            "predicted\nms",
+            "error",
+            "no\noverlap",
+            "perfect\noverlap",
+        ),
+        left=[0],
+        width=tables,
+    )
+    if answers.error is None:
+        text = (
+            "Held-out error: not known, because nothing was recorded that the model was not made "
+            "of. A real step can lie outside of the ranges in parentheses. Record another world "
+            "size, or give further runs with --check."
+        )
+    else:
+        error = answers.error
+        points = "1 held-out setting" if error.points == 1 else f"{error.points} held-out settings"
+        text = (
+            f"Held-out error of this model on this machine: {error.mean:.1%} in the mean, "
+            f"{error.worst:.1%} at worst, of {points}. The bounds' errors stand beside it."
+        )
+    return f"{table}\n{textwrap.fill(text, width)}"
+
+
+def _check(found: Check) -> tuple[str, ...]:
+    bounds = (found.no_overlap_s, found.perfect_overlap_s)
+    return (
+        printable(found.name) if found.held_out else f"{printable(found.name)} (not held out)",
+        str(found.world_size),
+        ms(found.measured_s),
+        ms(found.predicted_s),
+        f"{found.error:+.1%}",
+        *(f"{bound / found.measured_s - 1:+.1%}" for bound in bounds),
+    )
+
+
+def _costs(answers: Answers, tables: int | None) -> Iterator[str]:
+    """Money and bytes, a row per scenario; nothing where neither is known."""
+    shown = answers.answers
+    is_priced = any(each.cost is not None for each in shown)
+    if not is_priced and all(math.isnan(each.epoch_sent_bytes) for each in shown):
+        return
+    money = ("hosts", "cost per\n1,000 samples", "\nper epoch") if is_priced else ()
+    rows = [_cost(each, is_priced) for each in shown]
+    yield tabulated(rows, (*_SCENARIO, *money, "sent by a rank\nGB/epoch"), [4], tables)
+
+
+def _cost(answer: Answer, is_priced: bool) -> tuple[str, ...]:
+    found = answer.cost
+    money: tuple[str, ...] = ("-", "-", "-") if is_priced else ()
+    if found is not None:
+        money = (str(found.hosts), _known(found.per_1000_samples), _known(found.per_epoch))
+    sent = three_digits(answer.epoch_sent_bytes / 1e9)
+    return (*scenario_cells(answer.prediction.scenario), *money, sent)
+
+
+def _known(value: float) -> str:
+    return "-" if math.isnan(value) else f"{value:.4g}"
+
+
+def _lines(answers: Answers, refused: Sequence[str], width: int) -> Iterator[str]:
+    if answers.amdahl is not None:
+        fit = answers.amdahl
+        points = ", ".join(
+            f"{ranks}: {measured:.2f} ({residual:+.1%})"
+            for (ranks, measured, _), residual in zip(fit.points, fit.residuals, strict=True)
+        )
+        limit = "no limit" if math.isinf(fit.limit) else f"at most {fit.limit:.3g}"
+        text = (
+            f"Amdahl's law through the measured throughput: {fit.parallel:.1%} of the work is "
+            f"divided among ranks, speed-up {limit}. Speed-up by ranks, with the fit's residual: "
+            f"{points}."
+        )
+        yield textwrap.fill(text, width)
+    predictions = [each.prediction for each in answers.answers]
+    bullets = [f"* Outside the measured range{reason}" for reason in _outside(predictions)]
+    bullets += [f"- {text}." for text in _unique(t for p in predictions for t in p.remarks)]
+    bullets += [f"- {text}." for text in (*answers.notes, *refused)]
+    if bullets:
+        yield "\n".join(
+            textwrap.fill(printable(text), width, subsequent_indent="  ", break_long_words=False)
+            for text in bullets
+        )
+
+
+def _outside(predictions: Sequence[Prediction]) -> Iterator[str]:
+    for reason in _unique(text for found in predictions for text in found.outside):
+        yield f": {reason}."
+
+
+def _unique(texts: Iterator[str]) -> list[str]:
+    return list(dict.fromkeys(texts))

@@ -1,0 +1,32 @@
+"""The attempts of a job that was restarted, as text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from commprof.analysis.late.attempts import Attempt
+from commprof.report.plain_text import printable
+from commprof.report.tabulated import Grid, three_digits
+
+LEGEND = """\
+steps: that all ranks of the attempt completed. lost: from the end of the last of them to the first
+step of the next attempt."""
+
+_HEADERS = ("ranks", "attempt", "traces", "steps", "lasted s", "lost s", "ended")
+
+
+def attempts_grid(attempts: Sequence[Attempt]) -> Grid:
+    """A row per attempt."""
+    rows = [
+        (
+            each.world_size,
+            each.number,
+            each.ranks,
+            each.steps,
+            three_digits(each.duration_s),
+            three_digits(each.lost_s),
+            printable(each.ending) or "-",
+        )
+        for each in attempts
+    ]
+    return Grid(rows, _HEADERS, left=(len(_HEADERS) - 1,))

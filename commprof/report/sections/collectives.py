@@ -1,0 +1,129 @@
+"""The collectives of one world size as text."""
+
+from __future__ import annotations
+
+import textwrap
+
+from commprof.analysis.collectives.kinds import CollectiveRow
+from commprof.analysis.world import WorldResult
+from commprof.report.plain_text import printable
+from commprof.report.tabulated import Grid, tabulated, three_digits
+
+LEGEND = """\
+Times in ms: median over calls and ranks. total: issue to completion = queue + wait + transfer, each
+with its own median. queue: in gloo's queue; wait: for the last rank to start; transfer: from there
+to its completion. exposed: mean per step, over ranks. size, algbw and busbw: as nccl-tests counts
+them, over the time from the last rank's start to the last completion; 1 GB is 1e9 bytes."""
+
+#: The shares of a row's calls below this are not worth a word.
+_NEARLY_ALL = 0.995
+#: Of exposed time, in no row.
+_WORTH_A_LINE = 0.02
+
+_HEADERS = (
+    "operation",
+    "group\n(ranks)",
+    "type",
+    "size\nMB",
+    "calls\n/step",
+    "failed",
+    "phase",
+    "total\nmedian",
+    "\np95",
+    "=\nqueue",
+    "+\nwait",
+    "+ trans-\nfer",
+    "exposed",
+    "algbw\nGB/s",
+    "busbw\nGB/s",
+)
+_GROUP, _FAILED = _HEADERS.index("group\n(ranks)"), _HEADERS.index("failed")
+_LEFT = ("operation", "group\n(ranks)", "type", "phase")
+
+
+def collectives_section(world: WorldResult, most_rows: int = 12, tables: int | None = None) -> str:
+    """Heading, table, what was left out, and the callers where they are known."""
+    shown = world.collectives[:most_rows]
+    ranks = "1 rank" if world.world_size == 1 else f"{world.world_size} ranks"
+    table = tabulated(*collectives_grid(world, most_rows), width=tables)
+    lines = [f"Collectives of {ranks}, by exposed time:", table]
+    left_out = len(world.collectives) - len(shown)
+    if left_out:
+        more = "1 more kind" if left_out == 1 else f"{left_out} more kinds"
+        lines.append(f"{more} of call: see the JSON result.")
+    lines += [textwrap.fill(line, tables or 100) for line in unlisted(world)]
+    callers = [line for row in shown if row.callers for line in _callers(row, tables or 100)]
+    return "\n".join([*lines, *callers])
+
+
+def unlisted(world: WorldResult) -> list[str]:
+    """What of exposed time the rows do not add up to; empty where that is next to nothing."""
+    exposed, rest = world.parts.exposed_ms, world.unlisted_exposed_ms
+    if not rest > _WORTH_A_LINE * exposed:
+        return []
+    return [
+        f"Exposed beside these rows: {three_digits(rest)} of {three_digits(exposed)} ms per step, "
+        "when the thread stood still though all that was seen of its collectives was complete "
+        "(for a core, or for what was not recorded)."
+    ]
+
+
+def collectives_grid(world: WorldResult, most_rows: int) -> Grid:
+    """A row per kind of call."""
+    rows, headers = [_cells(row) for row in world.collectives[:most_rows]], [*_HEADERS]
+    for column in (_FAILED, _GROUP):  # from the right
+        values = {row[column] for row in rows}
+        if values == {"0"} if column == _FAILED else len(values) == 1:  # as in most jobs
+            rows = [(*row[:column], *row[column + 1 :]) for row in rows]
+            del headers[column]
+    left = [column for column, header in enumerate(headers) if header in _LEFT]
+    return Grid(rows, headers, left)
+
+
+def _cells(row: CollectiveRow) -> tuple[str, ...]:
+    times = (row.duration, row.queue, row.wait, row.wire)
+    medians = [three_digits(spread.median_ms) for spread in times]
+    return (
+        row.op,
+        printable(_group(row)),
+        printable(" ".join(filter(None, (row.dtype, row.reduce_op)))),
+        _size(row),
+        three_digits(row.calls_per_step),
+        str(row.failed),
+        _phases(row),
+        medians[0],
+        three_digits(row.duration.p95_ms),
+        *medians[1:],
+        three_digits(row.exposed_ms),
+        three_digits(row.algbw_gb_per_s),
+        three_digits(row.busbw_gb_per_s),
+    )
+
+
+def _group(row: CollectiveRow) -> str:
+    described = row.group_description
+    name = row.group if described in ("", "undefined", "default_pg") else described
+    return f"{name[:20]} ({row.group_size})"
+
+
+def _size(row: CollectiveRow) -> str:
+    low, high = (f"{size / 1e6:.3g}" for size in row.size_bytes)
+    return low if low == high else f"{low}-{high}"
+
+
+def _phases(row: CollectiveRow) -> str:
+    """The phase of nearly all calls, or the share of the commonest."""
+    name, calls = row.phases[0]
+    share = calls / row.calls
+    return name if share >= _NEARLY_ALL else f"{name} {share:.0%}"
+
+
+def _callers(row: CollectiveRow, width: int) -> list[str]:
+    """The commonest caller, and how many there are besides."""
+    text, calls = row.callers[0]
+    rest = len(row.callers) - 1
+    also = f", and {rest} other {'line' if rest == 1 else 'lines'}" if rest else ""
+    line = f"{row.op} of {_size(row)} MB: {calls} of {row.calls} calls by {printable(text)}{also}"
+    return textwrap.wrap(
+        line, width, initial_indent="  ", subsequent_indent="    ", break_long_words=False
+    )

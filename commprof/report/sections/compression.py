@@ -1,0 +1,60 @@
+"""What a compressor did to the buckets of one world size, as text."""
+
+from __future__ import annotations
+
+import math
+
+from commprof.analysis.collectives.compression import CompressionRow
+from commprof.analysis.world import WorldResult
+from commprof.report.plain_text import printable
+from commprof.report.tabulated import Grid, tabulated, three_digits
+
+LEGEND = """\
+Times in ms, medians over calls and ranks. queue: the compressor's thread had an earlier bucket;
+exchange runs beside encode, reduce and decode where a bucket goes in pieces; ready to done: from
+the last gradient to the mean. sent: by one rank to the others; less: times fewer bytes than an fp32
+ring all-reduce. error, cosine: of what was sent against what was to be sent; residual: over the
+gradient; zeroed: share of values. They are measured where the option measure_every asks for it."""
+
+_HEADERS = (
+    *("scheme", "bucket", "size\nMB", "queue", "encode", "exchange", "reduce", "decode"),
+    *("ready\nto done", "sent\nMB", "less", "error", "cosine", "residual", "zeroed"),
+)
+_QUALITY = 4  # the last columns
+
+
+def compression_section(world: WorldResult, most_rows: int = 16, tables: int | None = None) -> str:
+    """Heading, table, and how many rows are left out."""
+    ranks = "1 rank" if world.world_size == 1 else f"{world.world_size} ranks"
+    table = tabulated(*compression_grid(world, most_rows), width=tables)
+    lines = [f"Compressed buckets of {ranks}:", table]
+    left_out = len(world.compression) - most_rows
+    if left_out > 0:
+        more = "1 more bucket" if left_out == 1 else f"{left_out} more buckets"
+        lines.append(f"{more}: see the JSON result.")
+    return "\n".join(lines)
+
+
+def compression_grid(world: WorldResult, most_rows: int) -> Grid:
+    """A row per scheme and bucket; what it lost only where that was measured."""
+    shown = world.compression[:most_rows]
+    measured = any(not math.isnan(row.relative_error) for row in shown)
+    width = len(_HEADERS) if measured else len(_HEADERS) - _QUALITY
+    return Grid([_cells(row)[:width] for row in shown], _HEADERS[:width], [0])
+
+
+def _cells(row: CompressionRow) -> tuple[str, ...]:
+    times = (row.queue_ms, row.encode_ms, row.exchange_ms, row.reduce_ms, row.decode_ms)
+    return (
+        printable(row.scheme),
+        str(row.bucket),
+        f"{row.gradient_bytes / 1e6:.3g}",
+        *map(three_digits, times),
+        three_digits(row.done_ms),
+        three_digits(row.wire_bytes / 1e6),
+        "-" if math.isnan(row.ratio) else f"{row.ratio:.1f}x",
+        three_digits(row.relative_error),
+        "-" if math.isnan(row.cosine) else f"{row.cosine:.4f}",
+        three_digits(row.residual_ratio),
+        "-" if math.isnan(row.zeroed) else f"{row.zeroed:.1%}",
+    )

@@ -1,0 +1,78 @@
+"""Cross-checks as lines of the report."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Sequence
+
+from commprof.analysis.checks.figure_checks import CrossCheck
+from commprof.analysis.world import WorldResult
+from commprof.report.plain_text import fitted, printable
+from commprof.report.tabulated import Grid
+
+HEADING = """\
+Cross-checks: commprof's figure and another one of the same run. DDP's log holds means over the
+iterations that DDP sampled (the first 10, then every 100th), warm-up included; its exposed time
+includes copies. Bytes sent are what the collectives must send and what the interface counted."""
+
+
+def blocks(worlds: Sequence[WorldResult], width: int) -> list[str]:
+    """Those of a run that kept its records."""
+    return check_blocks(
+        HEADING, [(world.world_size, world.cross_checks) for world in worlds], width
+    )
+
+
+def check_blocks(
+    heading: str, checks: Sequence[tuple[int, Sequence[CrossCheck]]], width: int
+) -> list[str]:
+    """The checks of the last world size, and of the others those that disagree.
+
+    Args:
+        heading: above them.
+        checks: by world size, in order.
+        width: of a line.
+    """
+    lines = [
+        textwrap.fill(printable(_line(world_size, check)), width, subsequent_indent="    ")
+        for i, (world_size, found) in enumerate(checks)
+        for check in found
+        if i == len(checks) - 1 or check.agrees is False
+    ]
+    return ["\n".join([fitted(heading, width), *lines])] if lines else []
+
+
+def cross_checks_grid(world: WorldResult) -> Grid:
+    """A row per check of one world size."""
+    rows = [
+        (
+            printable(check.what),
+            "-" if math.isnan(check.ours) else _number(check.ours),
+            "-" if math.isnan(check.other) else _number(check.other),
+            check.unit,
+            "-" if math.isnan(check.difference) else f"{check.difference:+.1%}",
+            {True: "agrees", False: "DISAGREES", None: "-"}[check.agrees],
+            printable(check.note),
+        )
+        for check in world.cross_checks
+    ]
+    headers = ("figure", "commprof", "the other", "unit", "difference", "verdict", "note")
+    return Grid(rows, headers, (0, 3, 5, 6))
+
+
+def _line(world_size: int, check: CrossCheck) -> str:
+    ranks = f"{world_size} rank{'' if world_size == 1 else 's'}"
+    note = f"; {check.note}" if check.note else ""
+    if math.isnan(check.other) or math.isnan(check.ours):
+        return f"  {ranks}, {check.what}: not available{note}"
+    verdict = {True: ", agrees", False: ", DISAGREES", None: ""}[check.agrees]
+    difference = "" if math.isnan(check.difference) else f" ({check.difference:+.1%}{verdict})"
+    return (
+        f"  {ranks}, {check.what}: {_number(check.ours)} and {_number(check.other)} "
+        f"{check.unit}{difference}{note}"
+    )
+
+
+def _number(value: float) -> str:
+    return f"{value:.4g}"

@@ -1,0 +1,36 @@
+"""What the driver said of each rank's GPU, as a table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from commprof.analysis.step.device_telemetry import DeviceTelemetry
+from commprof.analysis.world import WorldResult
+from commprof.report.tabulated import Grid, three_digits
+
+LEGEND = """\
+By NVML, once a second. busy: share of the time in which any kernel ran; a kernel of NCCL that waits
+for another rank counts as running. SM clock and power: means. memory: most that was in use, by all
+processes. limited: shares of the samples in which the driver held the clock down, and by what."""
+
+_HEADERS = ("rank", "busy %", "SM clock\nMHz", "\nleast", "power W", "memory\nMB", "limited")
+
+
+def grid(worlds: Sequence[WorldResult]) -> Grid | None:
+    """Returns a row per rank of the largest world size; None where no GPU was asked."""
+    ranks = worlds[-1].ranks if worlds else ()
+    rows = [_cells(rank.rank, rank.device) for rank in ranks if rank.device is not None]
+    return Grid(rows, _HEADERS, left=(len(_HEADERS) - 1,)) if rows else None
+
+
+def _cells(rank: int, device: DeviceTelemetry) -> tuple[str, ...]:
+    values = (
+        device.utilisation_percent,
+        device.sm_clock_mhz,
+        device.least_sm_clock_mhz,
+        device.power_w,
+        device.memory_used_bytes / 1e6,
+    )
+    limits = [f"{name} {share:.0%}" for name, share in device.limited.items() if share > 0]
+    limited = ", ".join(limits) or ("no" if device.limited else "-")
+    return (str(rank), *map(three_digits, values), limited)

@@ -1,0 +1,74 @@
+"""What was on the wire between hosts, as text."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from commprof.analysis.collectives.host_links import HostLinks
+from commprof.analysis.world import WorldResult
+from commprof.report.plain_text import printable
+from commprof.report.tabulated import Grid, tabulated
+
+TITLE = "Between hosts, per host and outgoing link"
+
+LEGEND = """\
+sent: payload that the recorded collectives send to other hosts, by gloo's rings and trees, over
+all hosts and the whole capture; counted: what the hosts' interfaces sent meanwhile, headers and
+other traffic included. headers: of full segments at the interfaces' MTU, over payload. agrees:
+these, an acknowledgement for two segments and 2 % explain the difference. in flight: while a
+collective of the host was, waiting included; step: over the whole step. MB is 1e6 bytes, Gbit 1e9
+bits."""
+
+
+def section(worlds: Sequence[WorldResult], tables: int | None = None) -> str:
+    """Title, table and what is missing; empty where no world size had several hosts."""
+    grid = host_links_grid(worlds)
+    if grid is None:
+        return ""
+    return "\n".join([f"{TITLE}:", tabulated(*grid, width=tables), *notes(worlds)])
+
+
+def host_links_grid(worlds: Sequence[WorldResult]) -> Grid | None:
+    """A row per world size that had several hosts; None without any."""
+    rows = [
+        _cells(world.world_size, world.host_links)
+        for world in worlds
+        if world.host_links is not None
+    ]
+    if not rows:
+        return None
+    headers = (
+        *("ranks", "hosts", "by", "MB per\nstep", "Gbit/s in\nflight", "\nstep"),
+        *("sent\nMB", "counted\nMB", "diffe-\nrence", "head-\ners", "agrees"),
+    )
+    return Grid(rows, headers, (2, 10))
+
+
+def notes(worlds: Sequence[WorldResult]) -> list[str]:
+    """Why a figure is missing, by world size."""
+    return [
+        printable(f"{world.world_size} ranks: not all is known, for {world.host_links.note}")
+        for world in worlds
+        if world.host_links is not None and world.host_links.note
+    ]
+
+
+def _cells(world_size: int, links: HostLinks) -> tuple[str, ...]:
+    return (
+        str(world_size),
+        str(links.hosts),
+        printable(", ".join(links.interfaces)) or "-",
+        _number(links.step_bytes / 1e6),
+        _number(links.in_flight_gbit_per_s),
+        _number(links.step_gbit_per_s),
+        _number(links.recorded_bytes / 1e6),
+        _number(links.counted_bytes / 1e6),
+        "-" if math.isnan(links.difference) else f"{links.difference:+.1%}",
+        "-" if math.isnan(links.header_share) else f"{links.header_share:.1%}",
+        {True: "yes", False: "NO", None: "-"}[links.agrees],
+    )
+
+
+def _number(value: float) -> str:
+    return "-" if math.isnan(value) else f"{value:.4g}"

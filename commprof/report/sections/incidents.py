@@ -1,0 +1,60 @@
+"""Hangs, ranks out of step and changes of level, in sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from commprof.analysis.late.hangs import HangReport
+from commprof.analysis.late.incidents import Incidents
+
+TITLE = "Incidents"
+LEGEND = """\
+Hangs are what the watchdog saw while the job ran. A change counts when the level of step time, of
+a rank's own work, or of bandwidth stays 10 % or more away from what it was before; one that ended
+is among the caveats."""
+
+
+def sentences(found: Sequence[Incidents]) -> list[str]:
+    """One per incident, the gravest kind first."""
+    return [line for incidents in found for line in _of_world(incidents)]
+
+
+def ended_changes(found: Sequence[Incidents]) -> list[str]:
+    """One per change of level that did not last, which is no incident and in the means."""
+    return [
+        f"{_ranks(incidents.world_size)}: {anomaly.sentence}; then the former level was back. The "
+        "means hold these steps."
+        for incidents in found
+        for _, anomaly in incidents.anomalies
+        if anomaly.last_step is not None
+    ]
+
+
+def _ranks(world_size: int) -> str:
+    return f"{world_size} rank{'' if world_size == 1 else 's'}"
+
+
+def _of_world(found: Incidents) -> Iterator[str]:
+    size = _ranks(found.world_size)
+    for hang in found.hangs:
+        yield f"{size}: hang {hang.number}, {hang.found}: {_hang(hang)}"
+    more = found.mismatch_count - len(found.mismatches)
+    for mismatch in found.mismatches:
+        yield f"{size}: {mismatch.sentence}."
+    if more > 0:
+        yield f"{size}: {more} more collectives after these are not the same on all ranks."
+    for time, anomaly in found.anomalies:
+        if anomaly.last_step is None:
+            yield f"{size}: {time + ': ' if time else ''}{anomaly.sentence}."
+    for event in found.events:
+        yield f"{size}: {event.time}: {event.sentence}."
+
+
+def _hang(hang: HangReport) -> str:
+    ended = hang.ended_after_s
+    over = f"over {ended:.1f} s later" if ended is not None else "it did not end"
+    files = [stack.file for stack in hang.stacks if stack.file]
+    problems = sorted({stack.problem for stack in hang.stacks if stack.problem})
+    shown = f" Stacks: {', '.join(files)}." if files else ""
+    lacking = f" No stacks: {'; '.join(problems)}." if problems and not files else ""
+    return f"{hang.sentence}; {over}.{shown}{lacking} All ranks: {hang.file}."

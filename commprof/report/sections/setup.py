@@ -1,0 +1,45 @@
+"""How a run was set up, in one line."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from commprof.analysis.step.cores import usable_cores
+
+
+def setup_text(context: Mapping[str, Any]) -> str:
+    """Strategy and training options where they are not the usual ones, versions, machine."""
+    machine = context["machine"]
+    return (
+        f"{_training(context)}backend {context['backend']}, torch {context['torch']}, "
+        f"{context['capture']} capture, {context['threads_per_rank']} thread(s) per rank"
+        f"{_source(context)}{_pinned(context)}, "
+        f"{usable_cores(machine)} usable cores ({machine['cpu_model']})"
+    )
+
+
+def _source(context: Mapping[str, Any]) -> str:
+    """Who chose the threads, where it was nobody on the command line."""
+    source = context.get("threads_source")
+    return f" ({source})" if source in ("auto", "OMP_NUM_THREADS") else ""
+
+
+def _pinned(context: Mapping[str, Any]) -> str:
+    """Of the largest world size, where its ranks have CPUs of their own."""
+    worlds = (context.get("pinning") or {}).get("worlds") or {}
+    if not worlds:
+        return ""
+    largest = worlds[max(worlds, key=int)]
+    return "" if largest["mode"] == "none" else f" pinned ({largest['mode']})"
+
+
+def _training(context: Mapping[str, Any]) -> str:
+    words = [f"{context['scaling']} scaling"] if "scaling" in context else []
+    strategy = context.get("strategy") or "ddp"
+    if strategy != "ddp":
+        words.append(f"strategy {strategy}")
+    for name, value in (context.get("training") or {}).items():
+        spoken = name.replace("_", " ")
+        words.append(spoken if value is True else f"{spoken} {value}")
+    return "".join(f"{word}, " for word in words)

@@ -1,0 +1,225 @@
+"""What always-on mode summarised, as text for the terminal."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+from commprof.analysis.align.summaries import OperationRow, Quantiles, SummaryResult
+from commprof.analysis.step.pauses import HOST_PAUSE
+from commprof.report.plain_text import fitted, printable
+from commprof.report.sections.cross_checks import check_blocks
+
+#: Renders rows under headers; ``report/table.py`` brings its own.
+Table = Callable[[Sequence[Sequence[Any]], Sequence[str]], str]
+
+_LEGEND = """\
+From the histograms of always-on mode, over all ranks, each without its first step. Times in ms;
+step and parts: means, exact; median, p50, p95, p99: within 1 %. wait: exposed time until the last
+rank had issued the collective waited for; transfer: from there; over the steps where that is
+known."""
+
+_OPERATIONS_LEGEND = """\
+count: issued, on all ranks. duration: from issue to completion. blocked: waits of 1 us or more in
+Work.wait; DDP waits in its finalisation instead, which is in exposed. size: bytes of the message.
+not completed: no completion was seen. early: waiting for the last rank, from issue to that one's;
+transfer: from there to completion; both where that issue is known. algbw and busbw: nccl-tests'
+size over the mean transfer, which holds gloo's queue; 1 GB is 1e9 bytes."""
+
+_CHECKS_HEADING = """\
+Cross-checks of what always-on mode summarised, against another figure of the same run. DDP's log
+holds means over the iterations that it sampled, warm-up included."""
+
+_LAST_LEGEND = """\
+last: share of the collectives in which the rank was the last to issue. cost: time that the other
+ranks' collectives spent between their own issue and that one's; those of one rank may overlap."""
+
+
+def blocks(
+    summaries: Sequence[SummaryResult],
+    table: Table,
+    number: Callable[[float], str],
+    width: int = 100,
+) -> list[str]:
+    """Blocks of text, empty without summaries; what explains them is wrapped to ``width``."""
+    if not summaries:
+        return []
+    parts = [table([_parts_row(s, number) for s in summaries], _PARTS_HEADERS)]
+    parts.append(fitted(_LEGEND, width))
+    for summary in summaries:
+        if summary.operations:
+            rows = [_operation_row(row, number) for row in summary.operations]
+            parts.append(_heading(summary) + "\n" + table(rows, _OPERATION_HEADERS))
+        if summary.world_size > 1 and summary.last:
+            rows = [(row.rank, f"{row.share:.0%}", number(row.cost_s)) for row in summary.last]
+            ranks = table(rows[:_LAST_ROWS], ("rank", "last", "cost s"))
+            legend = fitted(_LAST_LEGEND, width)
+            parts.append(f"Last to issue at {_ranks(summary.world_size)}:\n{ranks}\n{legend}")
+    checks = [(summary.world_size, summary.cross_checks) for summary in summaries]
+    about = fitted(_OPERATIONS_LEGEND, width)
+    return [*parts, about, *check_blocks(_CHECKS_HEADING, checks, width)]
+
+
+def notes(summaries: Sequence[SummaryResult], told: Collection[int]) -> list[str]:
+    """What the reader must know of them, in sentences.
+
+    Args:
+        summaries: of the run.
+        told: world sizes whose unreadable traces the report names anyway.
+    """
+    found = []
+    for summary in summaries:
+        where = f"Always-on, {_ranks(summary.world_size)}: "
+        missing = [rank for rank in range(summary.world_size) if rank not in summary.ranks]
+        if missing:
+            listed = ", ".join(map(str, missing))
+            found.append(f"{where}no summary from {listed}; the figures are of the other ranks.")
+        if summary.world_size not in told:
+            found += [where + problem for problem in summary.problems]
+        found += [where + sentence for sentence in _about_waiting(summary)]
+        if summary.operations and not summary.steps:
+            found.append(
+                f"{where}no step after the first was seen, so there is no exposed time: a step "
+                "ends at the optimizer's step() or commprof.step(), or, in a loop that has had "
+                "neither in 20 of them, with a backward pass that communicated."
+            )
+        if summary.dropped_records:
+            found.append(
+                f"{where}{summary.dropped_records} records were dropped because a ring was full: "
+                "counts and exposed time may be too small."
+            )
+        if summary.moved:
+            found.append(
+                f"{where}{summary.moved} operations of rare kinds count as other, so that the "
+                "summary stays small."
+            )
+        if summary.unmatched:
+            found.append(
+                f"{where}{summary.unmatched} completions or waits belong to operations that were "
+                "not seen, and are in no figure."
+            )
+    return found
+
+
+def _about_waiting(summary: SummaryResult) -> list[str]:
+    """Who is late, and of what that is not known."""
+    found = []
+    late = summary.late_rank
+    if late is not None:
+        found.append(
+            f"rank {late.rank} comes late: each of the others waits {late.wait_ms:.1f} ms per step "
+            f"for it, {late.share:.0%} of all waiting, {late.cost_s:.1f} s in all (by chance: "
+            f"p = {late.p_value:.4f}). {late.phase_share:.0%} of what its own work takes longer "
+            f"{_lies_in(late.phase)}."
+        )
+    if not math.isnan(summary.arrival_clock_error_us):
+        found.append(
+            "arrivals on other hosts are known within "
+            f"{summary.arrival_clock_error_p95_us:.0f} us for 95 % of the collectives, "
+            f"{summary.arrival_clock_error_us:.0f} us for all, by the hosts' clocks; waits shorter "
+            "than that mean nothing."
+        )
+    if summary.world_size == 1 or not summary.arrivals_unknown:
+        return found
+    known = summary.arrivals_known + summary.arrivals_unknown
+    found.append(
+        f"the last rank of {summary.arrivals_unknown} of {known} collectives is not known, nor "
+        f"wait and transfer of {summary.unsplit_steps} steps: {_why_unknown(summary)}."
+    )
+    return found
+
+
+def _lies_in(origin: str) -> str:
+    if origin == HOST_PAUSE:
+        return "is time in which its process did not run (host pause)"
+    return f"lies in its {origin} phase"
+
+
+def _why_unknown(summary: SummaryResult) -> str:
+    behind = "a rank did not record, or was more than 5 s or 16,384 collectives behind"
+    if summary.machines > 1 and not summary.clocks_compared:
+        return (
+            f"the ranks ran on {summary.machines} hosts whose clocks were not all compared with "
+            "rank 0's, which takes UDP to rank 0's host, and COMMPROF_CLOCK=off prevents"
+        )
+    if summary.machines > 1 and summary.hosts_heard == 0:
+        return (
+            f"the ranks ran on {summary.machines} hosts, one of which got no arrivals from the "
+            "others: UDP between them may be blocked, or their ranks do not record"
+        )
+    if not summary.arrivals_known:
+        return (
+            "the ranks did not meet, which takes torch.distributed's default group and the native "
+            "module; full mode separates wait from transfer without that"
+        )
+    if summary.machines > 1:
+        return f"{behind}, or what hosts tell each other was lost on the network{_unsent(summary)}"
+    return behind
+
+
+def _unsent(summary: SummaryResult) -> str:
+    count = summary.unsent_datagrams
+    return f" ({count} datagrams could not even be sent)" if count else ""
+
+
+#: Rows of the table of ranks that came last.
+_LAST_ROWS = 8
+
+_PARTS_HEADERS = (
+    *("ranks", "steps", "step ms\nmedian", "\np95", "data", "forward", "back-\nward"),
+    *("exposed", "\np95", "opti-\nmizer", "other", "= step", "wait", "trans-\nfer"),
+)
+_OPERATION_HEADERS = (
+    *("operation", "group", "size", "count", "MB", "duration\np50", "\np95", "\np99"),
+    *("blocked\ncount", "\np50", "\np95", "\np99", "early\np50", "\np99"),
+    *("transfer\np50", "\np99", "algbw\nGB/s", "busbw\nGB/s", "failed", "not com-\npleted"),
+)
+
+
+def _parts_row(summary: SummaryResult, number: Callable[[float], str]) -> tuple[Any, ...]:
+    times = (
+        *(summary.step_median_ms, summary.step_p95_ms, summary.data_ms, summary.forward_ms),
+        *(summary.backward_ms, summary.exposed_ms, summary.exposed_p95_ms),
+        *(summary.optimizer_ms, summary.other_ms, summary.step_ms),
+        *(summary.exposed_wait_ms, summary.exposed_wire_ms),
+    )
+    return (summary.world_size, summary.steps, *map(number, times))
+
+
+def _operation_row(row: OperationRow, number: Callable[[float], str]) -> tuple[Any, ...]:
+    return (
+        *(printable(row.op), printable(row.group) or "-", _size(row.below_bytes), row.count),
+        number(row.bytes / 1e6),
+        *_times(row.duration, number),
+        row.wait.count,
+        *_times(row.wait, number),
+        *(number(row.until_last.p50_ms), number(row.until_last.p99_ms)),
+        *(number(row.wire.p50_ms), number(row.wire.p99_ms)),
+        *(number(row.algbw_gb_per_s), number(row.busbw_gb_per_s)),
+        row.failed,
+        row.unfinished,
+    )
+
+
+def _times(quantiles: Quantiles, number: Callable[[float], str]) -> list[str]:
+    return [number(x) for x in (quantiles.p50_ms, quantiles.p95_ms, quantiles.p99_ms)]
+
+
+def _size(below_bytes: int) -> str:
+    """The half-open range of a size class, in powers of two."""
+    if below_bytes == 0:
+        return "0"
+    power = below_bytes.bit_length() - 1
+    unit, name = next(
+        (u, n) for u, n in ((30, "Gi"), (20, "Mi"), (10, "Ki"), (0, "")) if power > u or u == 0
+    )
+    return f"<{2 ** (power - unit)}{name}"
+
+
+def _heading(summary: SummaryResult) -> str:
+    return f"Operations at {_ranks(summary.world_size)}, {summary.covered_s:.1f} s:"
+
+
+def _ranks(world_size: int) -> str:
+    return f"{world_size} {'rank' if world_size == 1 else 'ranks'}"

@@ -1,0 +1,1 @@
+"""Several strategies side by side."""

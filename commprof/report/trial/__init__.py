@@ -1,0 +1,1 @@
+"""A trial as text, rows and JSON."""

@@ -1,0 +1,1 @@
+"""Ring files: what a process recorded and had not flushed."""

@@ -1,0 +1,232 @@
+"""What a run leaves on disk: ``run.json``, and per world size the ranks' results and traces.
+
+::
+
+    RUN/run.json                   what was asked for, and where
+    RUN/config.yaml                the same as options, to run it again
+    RUN/predictions.json           what ``commprof predict`` answered last, if it was asked
+    RUN/world_4/rank_0.json        the training loop's own account of rank 0
+    RUN/world_4/rank_0.trace       what capture recorded in rank 0
+
+Of several strategies each has such a directory in RUN, and ``RUN/run.json`` names them.
+"""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from commprof.errors import CommprofError, TraceError
+from commprof.files import read_json
+from commprof.trace.reader import Trace, read_first_metadata, read_trace
+from commprof.trace.run.attempts import attempt_paths, last_attempt
+from commprof.trace.run.endings import (
+    Endings,
+    LaunchedAttempt,
+    launcher_problem,
+    rank_problems,
+    read_endings,
+)
+from commprof.trace.run.results import read_result
+from commprof.trace.run.run_file import run_file_problem
+
+RUN_FILE = "run.json"
+#: What ``commprof run --config`` takes to repeat a run.
+CONFIG_FILE = "config.yaml"
+#: What ``commprof predict`` answered last, for the run's page.
+PREDICTIONS_FILE = "predictions.json"
+#: Key of ``run.json``: the directories of the strategies that were run side by side.
+STRATEGIES = "strategies"
+
+
+@dataclass(frozen=True)
+class WorldRun:
+    """One world size of a run; ranks that left nothing are missing from both maps."""
+
+    world_size: int
+    directory: Path
+    #: By rank: the training loop's account.
+    results: dict[int, dict[str, Any]]
+    #: By rank.
+    traces: dict[int, Trace]
+    #: Files that could not be read, and what happened to the ranks, in sentences.
+    problems: tuple[str, ...]
+    #: Which start of the ranks this is: 0, and one more for each restart.
+    attempt: int = 0
+    #: What the launcher saw of all attempts; None where none wrote it down.
+    endings: Endings | None = None
+
+
+def world_directory(run: Path, world_size: int) -> Path:
+    """Where the ranks of one world size write."""
+    return run / f"world_{world_size}"
+
+
+def read_context(run: Path) -> dict[str, Any]:
+    """What was run and where: of a run directory, or of a directory of traces alone.
+
+    Raises:
+        CommprofError: ``run`` is neither.
+    """
+    if not run.is_dir():
+        raise CommprofError(
+            f"{run} {'is no directory' if run.exists() else 'does not exist'}; give the directory "
+            "that commprof run or commprof.profile() wrote to"
+        )
+    path = run / RUN_FILE
+    if not path.exists():
+        return _context_of_traces(run)
+    try:
+        value = read_json(path)
+    except (OSError, ValueError, RecursionError) as error:
+        raise CommprofError(f"{path} cannot be read: {error}") from None
+    problem = run_file_problem(value)
+    if problem:
+        raise CommprofError(f"{path} was not written by commprof run: {problem}")
+    context: dict[str, Any] = value
+    return context
+
+
+def strategy_directories(run: Path) -> list[Path]:
+    """Those of the strategies that were run side by side and left a run; of any other run none.
+
+    Raises:
+        CommprofError: ``run`` is no run directory.
+    """
+    names = read_context(run).get(STRATEGIES)
+    named = [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
+    return [run / name for name in named if (run / name / RUN_FILE).exists()]
+
+
+def read_world(run: Path, world_size: int) -> WorldRun:
+    """Reads whatever the ranks of one world size left; never fails for a rank that is missing.
+
+    After a restart that is what the last attempt left.
+    """
+    directory = _directory_of(run, world_size)
+    endings = read_endings(directory)
+    attempts = attempt_paths(directory)
+    number = max(attempts, default=0)
+    launched = _launched(endings, number)
+    results: dict[int, dict[str, Any]] = {}
+    traces: dict[int, Trace] = {}
+    problems: list[str] = []
+    for rank in range(world_size):
+        result_path = directory / f"rank_{rank}.json"
+        trace_path = attempts.get(number, {}).get(rank)
+        try:
+            if trace_path is not None:
+                traces[rank] = read_trace(trace_path)
+                problems += _problems_of(rank, traces[rank], launched)
+        except (OSError, ValueError, TraceError) as error:
+            problems.append(f"rank {rank}: {error}")
+        try:
+            if result_path.exists():
+                results[rank] = read_result(result_path)
+        except (OSError, ValueError) as error:
+            problems.append(f"rank {rank}: {error}")
+    return WorldRun(
+        world_size=world_size,
+        directory=directory,
+        results=results,
+        traces=traces,
+        problems=tuple([*filter(None, [launcher_problem(endings)]), *problems]),
+        attempt=number,
+        endings=endings,
+    )
+
+
+def trace_paths(run: Path, world_size: int) -> dict[int, Path]:
+    """The traces of one world size by rank, as far as there are any; of the last attempt."""
+    paths = last_attempt(_directory_of(run, world_size))
+    return {rank: path for rank, path in paths.items() if rank < world_size}
+
+
+def _directory_of(run: Path, world_size: int) -> Path:
+    directory = world_directory(run, world_size)
+    return directory if directory.is_dir() else run  # of traces alone
+
+
+def _launched(endings: Endings | None, number: int) -> LaunchedAttempt | None:
+    found = [a for a in endings.attempts if a.attempt == number] if endings else []
+    return found[-1] if found else None
+
+
+def _problems_of(rank: int, trace: Trace, launched: LaunchedAttempt | None) -> list[str]:
+    found = [f"rank {rank}: {problem} ({trace.path})" for problem in trace.problems]
+    return found + rank_problems(trace, launched)
+
+
+def other_jobs(run: Path) -> list[Path]:
+    """Directories of further jobs that recorded into this one, in order."""
+    patterns = ("job_*/rank_*.trace", "world_*/job_*/rank_*.trace")
+    jobs = {trace.parent for pattern in patterns for trace in run.glob(pattern)}
+    return sorted(jobs, key=lambda job: (len(str(job)), job))
+
+
+def _context_of_traces(run: Path) -> dict[str, Any]:
+    """The same keys as in ``run.json``, as far as traces know them."""
+    paths = list(last_attempt(run).values())
+    if not paths and (jobs := other_jobs(run)):
+        raise CommprofError(
+            f"{run} holds no traces itself but those of several jobs; report one of them: "
+            + ", ".join(map(str, jobs))
+        )
+    if not paths:
+        raise CommprofError(
+            f"{run} holds neither {RUN_FILE} nor rank_N.trace; give the directory that "
+            "commprof run or commprof.profile() wrote to"
+        )
+    found = _readable(paths)
+    metadata = next(iter(found.values()))
+    sizes = {path: metadata["world_size"] for path, metadata in found.items()}
+    if len(set(sizes.values())) > 1:
+        raise CommprofError(
+            f"{run} holds traces of several jobs: "
+            + ", ".join(f"{path.name} of {size} ranks" for path, size in sizes.items())
+            + "; move those of each job into a directory of its own"
+        )
+    started = _date(metadata["clock"]["realtime_ns"])
+    command = shlex.join(metadata["command"])
+    return {
+        "timestamp": started,
+        "command": command,
+        "commprof": metadata["commprof"],
+        "torch": metadata["torch"],
+        "capture": metadata["capture"],
+        "description": f"Recorded by commprof: {command}",
+        "backend": metadata["backend"],
+        "threads_per_rank": metadata["threads"],
+        "world_sizes": [metadata["world_size"]],
+        "machine": metadata["machine"],
+        "errors": {},
+    }
+
+
+def _readable(paths: list[Path]) -> dict[Path, dict[str, Any]]:
+    """Metadata of the traces that can be read; what is wrong with the others, the report says.
+
+    Raises:
+        TraceError, OSError: none can be read.
+    """
+    found: dict[Path, dict[str, Any]] = {}
+    first: TraceError | OSError | None = None
+    for path in paths:
+        try:
+            found[path] = read_first_metadata(path)
+        except (TraceError, OSError) as error:
+            first = first or error
+    if first is not None and not found:
+        raise first
+    return found
+
+
+def _date(realtime_ns: int) -> str:
+    try:
+        date = datetime.fromtimestamp(realtime_ns / 1e9, timezone.utc)
+    except (OverflowError, ValueError, OSError):
+        return "unknown"
+    return date.isoformat(timespec="seconds")

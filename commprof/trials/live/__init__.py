@@ -1,0 +1,48 @@
+"""Trials in the training process: candidates take turns on the user's own steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch.nn.parallel import DistributedDataParallel
+
+from commprof.capture.attachment import Attachment, attach
+from commprof.capture.profiler import active
+from commprof.errors import CommprofError
+from commprof.trials.live.controller import Trial
+from commprof.trials.plan import parse_trial
+
+__all__ = ["Trial", "trial"]
+
+
+def trial(
+    models: DistributedDataParallel | Attachment | Sequence[DistributedDataParallel | Attachment],
+    candidates: str,
+    *,
+    state: Sequence[Any] = (),
+) -> Trial:
+    """Lets candidates take turns on the steps that follow; ``commprof report`` shows the result.
+
+    Call it on all ranks at the same step, inside ``with commprof.profile(...)``, before the
+    models' first backward pass. Steps with candidates that change gradients are taken back at
+    the end of their block; see ``docs/trials.md`` for what that covers.
+
+    Args:
+        models: DDP models, or what ``attach`` returned for them.
+        candidates: as in ``commprof run --trial``: ``"fp16,topk:ratio=0.01,bucket-cap=5"``.
+        state: further objects with ``state_dict`` and ``load_state_dict`` that steps change.
+
+    Raises:
+        CommprofError: no full capture runs, or a model has a hook already.
+        UsageError: ``candidates`` cannot be read; see ``commprof.trials.plan.parse_trial``.
+    """
+    profiler = active()
+    if profiler is None:
+        raise CommprofError("trial() needs a capture: call it inside `with commprof.profile(DIR):`")
+    given = models if isinstance(models, Sequence) else [models]
+    attachments = [one if isinstance(one, Attachment) else attach(one) for one in given]
+    started = Trial(parse_trial(candidates), profiler, state)
+    for attachment in attachments:
+        started.add(attachment)
+    return started

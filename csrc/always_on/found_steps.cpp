@@ -1,0 +1,94 @@
+#include "always_on/found_steps.h"
+
+#include <algorithm>
+
+namespace commprof {
+
+namespace {
+
+constexpr size_t kMaxIssued = 1 << 14; // of one backward pass
+
+Record endOfStep(uint64_t step, const Record& backward) {
+  Record mark;
+  mark.kind = Kind::kStep;
+  mark.timestamp_ns = backward.value;
+  mark.op_id = step;
+  mark.thread = backward.thread;
+  mark.aux = 1;
+  return mark;
+}
+
+} // namespace
+
+void FoundSteps::take(const Record& record) {
+  if (record.kind == Kind::kStep) {
+    takeMark(record);
+    return;
+  }
+  marked_.take(record);
+  if (marks_end_steps_) {
+    return;
+  }
+  if (unmarked_) {
+    unmarked_->take(record);
+  }
+  if (record.kind == Kind::kIssue && record.value != 0) {
+    if (issued_ns_.size() < kMaxIssued) {
+      issued_ns_.push_back(record.timestamp_ns);
+    }
+  } else if (
+      record.kind == Kind::kPhase && record.thread == thread_ &&
+      record.aux == uint32_t(Phase::kBackward)) {
+    takeBackward(record);
+  }
+}
+
+void FoundSteps::takeMark(const Record& mark) {
+  const bool ends = mark.aux == 1;
+  if (ends && !marks_end_steps_) {
+    marks_end_steps_ = true;
+    issued_ns_ = {};
+    if (unmarked_) {
+      unmarked_.reset();
+      ledger_.forgetSteps();
+    }
+  }
+  found_ = ends ? mark.seq : found_;
+  thread_ = mark.thread;
+  marked_.take(mark);
+  if (unmarked_) { // a pause of the capture is over
+    Record begin = mark;
+    begin.op_id = backwards_;
+    unmarked_->take(begin);
+  }
+}
+
+void FoundSteps::takeBackward(const Record& phase) {
+  if (!communicated(phase) || ++backwards_ < kSurelyUnmarked) {
+    return;
+  }
+  if (!unmarked_) {
+    unmarked_.emplace(&ledger_);
+  }
+  unmarked_->take(endOfStep(backwards_ - 1, phase));
+}
+
+bool FoundSteps::communicated(const Record& phase) {
+  bool inside = false;
+  std::erase_if(issued_ns_, [&](uint64_t at_ns) {
+    inside |= at_ns >= phase.timestamp_ns && at_ns <= phase.value;
+    return at_ns <= phase.value;
+  });
+  return inside;
+}
+
+void FoundSteps::appendJson(std::string& out) const {
+  out += "\"steps_end\":\"";
+  out += unmarked_              ? "backward"
+      : found_ == kStepDeclared ? "declared"
+                                : "update";
+  out += "\",";
+  (unmarked_ ? *unmarked_ : marked_).appendJson(out);
+}
+
+} // namespace commprof

@@ -1,0 +1,48 @@
+// The steps of one rank, also of a loop that marks none: as long as no mark has
+// ended a step, each backward pass that communicated ends one. The rule is that
+// of commprof/trace/found_steps.py, which knows the whole trace; here the loop
+// is believed after kSurelyUnmarked such passes, and not before.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "always_on/step_summary.h"
+#include "always_on/wait_ledger.h"
+#include "core/record.h"
+
+namespace commprof {
+
+// Not thread-safe. take() may throw std::bad_alloc.
+class FoundSteps {
+ public:
+  // As many as commprof/monitor/figures/steps.py asks for.
+  static constexpr uint64_t kSurelyUnmarked = 20;
+
+  // `ledger` gets the waits of each step that counts.
+  explicit FoundSteps(WaitLedger& ledger) : ledger_(ledger), marked_(&ledger) {}
+
+  // As StepSummary::take(). An issue that is drained after the phase it lies in
+  // is not seen in it: then two steps become one.
+  void take(const Record& record);
+  // "steps_end", and the members of StepSummary::appendJson().
+  void appendJson(std::string& out) const;
+
+ private:
+  void takeMark(const Record& mark);
+  void takeBackward(const Record& phase);
+  bool communicated(const Record& phase);
+
+  WaitLedger& ledger_;
+  StepSummary marked_;
+  std::optional<StepSummary> unmarked_; // once it is believed
+  bool marks_end_steps_ = false;
+  uint32_t found_ = kStepDeclared; // by whom the last mark was placed
+  uint32_t thread_ = 0; // whose steps these are; 0 before the first mark
+  uint64_t backwards_ = 0; // that communicated
+  std::vector<uint64_t> issued_ns_; // in backward passes that are not over
+};
+
+} // namespace commprof

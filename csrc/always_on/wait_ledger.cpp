@@ -1,0 +1,298 @@
+#include "always_on/wait_ledger.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace commprof {
+
+namespace {
+
+bool isOver(uint64_t since_ns, uint64_t now_ns) noexcept {
+  return now_ns > since_ns && now_ns - since_ns > WaitLedger::kPatienceNs;
+}
+
+} // namespace
+
+WaitLedger::WaitLedger(ArrivalExchange& exchange)
+    : exchange_(exchange), entries_(kMaxOpen), tasks_(kMaxTasks) {}
+
+// Ids count up. Null for one that lost its place.
+WaitLedger::Entry* WaitLedger::place(uint64_t op_id) noexcept {
+  Entry& entry = entries_[op_id % kMaxOpen];
+  if (entry.op_id > op_id) {
+    return nullptr;
+  }
+  if (entry.op_id < op_id) {
+    entry = {};
+    entry.op_id = op_id;
+  }
+  return &entry;
+}
+
+const WaitLedger::Entry* WaitLedger::find(uint64_t op_id) const noexcept {
+  const Entry& entry = entries_[op_id % kMaxOpen];
+  return entry.op_id == op_id && entry.issue_ns != 0 ? &entry : nullptr;
+}
+
+void WaitLedger::takeIssue(const Record& record, uint32_t operation) {
+  if (isPointToPoint(record.op)) {
+    return;
+  }
+  const bool on_device = (record.flags & kDeviceAsync) != 0;
+  Entry* entry = place(record.op_id);
+  if (entry == nullptr) {
+    if (!on_device) {
+      exchange_.post(record.group, record.seq, record.timestamp_ns);
+    }
+    ++unknown_;
+    return;
+  }
+  entry->issued = true;
+  entry->size_bytes = record.bytes_in;
+  entry->group = record.group;
+  entry->seq = record.seq;
+  entry->operation = operation;
+  entry->task = record.value;
+  if (!on_device) {
+    arrive(*entry, record.timestamp_ns);
+  } else if (entry->ready_ns != 0) {
+    arrive(*entry, entry->ready_ns);
+  }
+}
+
+void WaitLedger::takeReady(const Record& record) {
+  Entry* entry = isPointToPoint(record.op) ? nullptr : place(record.op_id);
+  if (entry != nullptr && entry->ready_ns == 0) {
+    entry->ready_ns = record.timestamp_ns;
+    if (entry->issued) {
+      arrive(*entry, record.timestamp_ns);
+    }
+  }
+}
+
+void WaitLedger::arrive(Entry& entry, uint64_t at_ns) {
+  exchange_.post(entry.group, entry.seq, at_ns);
+  entry.issue_ns = at_ns;
+  queue_.push_back(entry.op_id);
+  if (entry.task != 0) {
+    const uint64_t number = entry.task - 1;
+    Task& task = tasks_[number % kMaxTasks];
+    if (task.number != number) {
+      task.number = number;
+      task.op_ids.clear();
+    }
+    if (task.op_ids.size() <= kMaxBuckets) { // one more: too many
+      task.op_ids.push_back(entry.op_id);
+    }
+  }
+}
+
+uint64_t WaitLedger::taskOf(uint64_t op_id) const noexcept {
+  const Entry& entry = entries_[op_id % kMaxOpen];
+  return entry.op_id == op_id ? entry.task : 0;
+}
+
+bool WaitLedger::bucketEnds(
+    uint64_t graph_task,
+    uint64_t begin_ns,
+    std::vector<BucketEnd>& found) const {
+  found.clear();
+  const Task& task = tasks_[graph_task % kMaxTasks];
+  if (task.number != graph_task) {
+    return true;
+  }
+  bool complete = true;
+  for (const uint64_t op_id : task.op_ids) {
+    const Entry* entry = find(op_id);
+    if (entry == nullptr || entry->end_ns == 0) {
+      complete = complete && entry == nullptr; // it lost its place: no more
+      continue;
+    }
+    found.push_back(
+        {double(int64_t(entry->end_ns - begin_ns)), double(entry->size_bytes)});
+  }
+  return complete;
+}
+
+void WaitLedger::takeEnd(const Record& record) {
+  if (isPointToPoint(record.op)) {
+    return;
+  }
+  if (Entry* entry = place(record.op_id)) {
+    entry->end_ns = record.timestamp_ns;
+  }
+}
+
+void WaitLedger::takeStep(StepWaits&& step) {
+  if (steps_.size() == kMaxSteps) {
+    steps_.pop_front();
+    drained_steps_ -= drained_steps_ > 0;
+    ++unsplit_steps_;
+  }
+  steps_.push_back(std::move(step));
+}
+
+void WaitLedger::forgetSteps() {
+  steps_.clear();
+  drained_steps_ = 0;
+  unsplit_steps_ = 0;
+  exposed_wait_ = {};
+  exposed_wire_ = {};
+  late_.forgetExposed();
+}
+
+const std::vector<WaitLedger::Split>& WaitLedger::resolve(uint64_t now_ns) {
+  splits_.clear();
+  std::deque<uint64_t> missing;
+  for (const uint64_t op_id : queue_) {
+    Entry& entry = entries_[op_id % kMaxOpen];
+    if (entry.op_id != op_id) {
+      ++unknown_;
+    } else if (!settle(entry, now_ns)) {
+      missing.push_back(op_id);
+    }
+  }
+  queue_.swap(missing);
+  // A step can be drained before the ends of its collectives, which are in
+  // other threads' rings: those of this drain wait for the next one.
+  drained_steps_ = now_ns == UINT64_MAX ? steps_.size() : drained_steps_;
+  while (drained_steps_ > 0 && settle(steps_.front(), now_ns)) {
+    steps_.pop_front();
+    --drained_steps_;
+  }
+  drained_steps_ = steps_.size();
+  return splits_;
+}
+
+// False while something about it may still come.
+bool WaitLedger::settle(Entry& entry, uint64_t now_ns) {
+  const bool over = isOver(entry.issue_ns, now_ns);
+  if (entry.state == State::kOpen) {
+    ArrivalBoard::Last last;
+    const ArrivalBoard::State found =
+        exchange_.last(entry.group, entry.seq, entry.issue_ns, last);
+    if (found == ArrivalBoard::State::kKnown) {
+      entry.state = State::kKnown;
+      entry.last_ns = last.at_ns;
+      entry.last_rank = last.rank;
+      ++known_;
+      if (last.clock_error_ns > 0) {
+        clock_error_.add(last.clock_error_ns);
+      }
+    } else if (over || found == ArrivalBoard::State::kLost) {
+      entry.state = State::kUnknown;
+      ++unknown_;
+    }
+  }
+  if (entry.state != State::kKnown || entry.end_ns == 0) {
+    return entry.state == State::kUnknown || over;
+  }
+  // A rank may be done before the last one arrives, e.g. a broadcast's root.
+  const uint64_t duration_ns =
+      std::max(entry.end_ns, entry.issue_ns) - entry.issue_ns;
+  const uint64_t wait_ns =
+      std::min(duration_ns, entry.last_ns - entry.issue_ns);
+  splits_.push_back({entry.operation, wait_ns, duration_ns - wait_ns});
+  late_.wasLast(entry.last_rank, wait_ns);
+  return true;
+}
+
+bool WaitLedger::settle(const StepWaits& step, uint64_t now_ns) {
+  struct For {
+    uint64_t at_ns;
+    uint32_t rank;
+    uint64_t wait_ns;
+  };
+  std::vector<For> found;
+  uint64_t all_ns = 0;
+  for (const Exposure& exposure : step.exposures) {
+    uint64_t wait_ns = 0;
+    uint32_t rank = 0;
+    const State state = splitExposure(exposure, &wait_ns, &rank);
+    if (state == State::kOpen && !isOver(step.end_ns, now_ns)) {
+      return false;
+    }
+    if (state != State::kKnown) {
+      ++unsplit_steps_;
+      return true;
+    }
+    found.push_back({exposure.begin_ns, rank, wait_ns});
+    all_ns += wait_ns;
+  }
+  for (const For& one : found) {
+    late_.exposed(exchange_.commonNs(one.at_ns), one.rank, one.wait_ns);
+  }
+  exposed_wait_.add(std::min(all_ns, step.exposed_ns));
+  exposed_wire_.add(step.exposed_ns - std::min(all_ns, step.exposed_ns));
+  return true;
+}
+
+WaitLedger::State WaitLedger::splitExposure(
+    const Exposure& exposure,
+    uint64_t* wait_ns,
+    uint32_t* rank) {
+  if (exposure.waited_ns == 0) {
+    return State::kKnown;
+  }
+  if (exposure.op_id == 0) {
+    return splitFinalisation(exposure, wait_ns, rank);
+  }
+  const Entry* entry = find(exposure.op_id);
+  if (entry == nullptr || entry->state != State::kKnown) {
+    return entry == nullptr ? State::kUnknown : entry->state;
+  }
+  *wait_ns = waitedBefore(exposure, entry->last_ns);
+  *rank = entry->last_rank;
+  return State::kKnown;
+}
+
+WaitLedger::State WaitLedger::splitFinalisation(
+    const Exposure& exposure,
+    uint64_t* wait_ns,
+    uint32_t* rank) {
+  const Task& task = tasks_[exposure.graph_task % kMaxTasks];
+  if (task.number != exposure.graph_task || task.op_ids.empty() ||
+      task.op_ids.size() > kMaxBuckets) {
+    return State::kUnknown;
+  }
+  std::vector<BucketTimes> buckets;
+  for (const uint64_t op_id : task.op_ids) {
+    const Entry* entry = find(op_id);
+    if (entry == nullptr || entry->state == State::kUnknown) {
+      return State::kUnknown;
+    }
+    if (entry->state == State::kOpen || entry->end_ns == 0) {
+      return State::kOpen;
+    }
+    buckets.push_back(
+        {double(entry->size_bytes),
+         entry->end_ns,
+         entry->last_ns,
+         entry->last_rank});
+  }
+  const BucketTimes& deciding = decidingBucket(buckets);
+  *wait_ns = waitedBefore(exposure, buckets, deciding.last_arrival_ns);
+  *rank = deciding.last_rank;
+  return State::kKnown;
+}
+
+void WaitLedger::appendJson(std::string& out) const {
+  out += "\"arrivals\":{\"known\":" + std::to_string(known_);
+  out += ",\"unknown\":" + std::to_string(unknown_);
+  out += ",\"unsplit_steps\":" + std::to_string(unsplit_steps_);
+  out += "},\"arrival_clock_error\":";
+  clock_error_.appendJson(out);
+  const HostLinks links = exchange_.links();
+  out += ",\"hosts\":{\"clock\":" + std::to_string(links.clock_known);
+  out += ",\"peers\":" + std::to_string(links.peers);
+  out += ",\"heard\":" + std::to_string(links.heard);
+  out += ",\"unsent\":" + std::to_string(links.unsent);
+  out += "},\"exposed_wait\":";
+  exposed_wait_.appendJson(out);
+  out += ",\"exposed_wire\":";
+  exposed_wire_.appendJson(out);
+  out += ",";
+  late_.appendJson(out);
+}
+
+} // namespace commprof

@@ -1,0 +1,132 @@
+// What of a rank's waiting was for the last rank: keeps its collectives and
+// steps for some seconds, until every other rank has written its arrival down.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <deque>
+#include <string>
+#include <vector>
+
+#include "always_on/arrival_exchange.h"
+#include "always_on/device_steps.h"
+#include "always_on/exposed_wait.h"
+#include "always_on/histogram.h"
+#include "always_on/late_ranks.h"
+#include "core/record.h"
+
+namespace commprof {
+
+// One complete step and the stretches in which its thread waited.
+struct StepWaits {
+  uint64_t begin_ns = 0;
+  uint64_t end_ns = 0;
+  uint64_t exposed_ns = 0;
+  std::vector<Exposure> exposures;
+};
+
+// Not thread-safe; everything may throw std::bad_alloc. Messages are passed
+// over.
+class WaitLedger {
+ public:
+  // Collectives kept; one that lost its place to a later one stays unknown.
+  static constexpr size_t kMaxOpen = 1 << 14;
+  static constexpr size_t kMaxTasks = 1 << 10; // backward passes
+  static constexpr size_t kMaxBuckets = 1 << 12; // of one of them
+  static constexpr size_t kMaxSteps = 1 << 12;
+  // After this nobody is expected to write down an arrival any more.
+  static constexpr uint64_t kPatienceNs = 5'000'000'000;
+
+  explicit WaitLedger(ArrivalExchange& exchange);
+
+  // Writes this rank's arrival down; `operation` comes back in a Split. To a
+  // collective on a device the rank arrives when its stream comes to it.
+  void takeIssue(const Record& record, uint32_t operation);
+  void takeReady(const Record& record);
+  void takeEnd(const Record& record);
+  void takeStep(StepWaits&& step);
+  // Those taken so far turn out to be none: nothing is known of steps.
+  void forgetSteps();
+
+  // duration = wait + wire: until the last rank's issue, and from there to
+  // completion.
+  struct Split {
+    uint32_t operation;
+    uint64_t wait_ns;
+    uint64_t wire_ns;
+  };
+  // What has become known since the last call. Call it after each drain, with
+  // UINT64_MAX for the last time.
+  const std::vector<Split>& resolve(uint64_t now_ns);
+  // Of an issue: the graph task + 1, or 0.
+  uint64_t taskOf(uint64_t op_id) const noexcept;
+  // The completions of a backward pass's collectives, since `begin_ns`. False
+  // while one is missing.
+  bool bucketEnds(
+      uint64_t graph_task,
+      uint64_t begin_ns,
+      std::vector<BucketEnd>& found) const;
+  // Whether another resolve() may tell more.
+  bool pending() const noexcept {
+    return !queue_.empty() || !steps_.empty();
+  }
+
+  // "arrivals", "arrival_clock_error", "hosts", "exposed_wait", "exposed_wire",
+  // and what LateRanks keeps, as members of a JSON object.
+  void appendJson(std::string& out) const;
+
+ private:
+  enum class State : uint8_t { kOpen, kKnown, kUnknown };
+  struct Entry {
+    uint64_t op_id = 0; // 0: nobody
+    uint64_t issue_ns = 0; // 0 until its issue was drained
+    uint64_t ready_ns = 0; // when its device's stream came to it
+    uint64_t task = 0; // graph task + 1
+    uint64_t end_ns = 0; // 0 until its end was drained
+    uint64_t last_ns = 0; // issue by the last rank
+    uint64_t size_bytes = 0;
+    uint32_t group = 0;
+    uint32_t seq = 0;
+    uint32_t operation = 0;
+    uint32_t last_rank = 0;
+    bool issued = false; // its issue was drained; on a device it may not have
+                         // arrived yet
+    State state = State::kOpen;
+  };
+  struct Task {
+    uint64_t number = 0;
+    std::vector<uint64_t> op_ids; // in order of issue
+  };
+
+  Entry* place(uint64_t op_id) noexcept;
+  void arrive(Entry& entry, uint64_t at_ns);
+  const Entry* find(uint64_t op_id) const noexcept;
+  bool settle(Entry& entry, uint64_t now_ns);
+  bool settle(const StepWaits& step, uint64_t now_ns);
+  State splitExposure(
+      const Exposure& exposure,
+      uint64_t* wait_ns,
+      uint32_t* rank);
+  State splitFinalisation(
+      const Exposure& exposure,
+      uint64_t* wait_ns,
+      uint32_t* rank);
+
+  ArrivalExchange& exchange_;
+  std::vector<Entry> entries_; // by op_id
+  std::vector<Task> tasks_; // by number
+  std::deque<uint64_t> queue_; // operations of which something is missing
+  std::deque<StepWaits> steps_;
+  size_t drained_steps_ = 0; // whose collectives were drained by now
+  std::vector<Split> splits_;
+
+  uint64_t known_ = 0;
+  uint64_t unknown_ = 0;
+  uint64_t unsplit_steps_ = 0;
+  Histogram clock_error_; // bounds, of collectives across hosts
+  Histogram exposed_wait_;
+  Histogram exposed_wire_;
+  LateRanks late_;
+};
+
+} // namespace commprof

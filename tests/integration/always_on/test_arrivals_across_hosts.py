@@ -1,0 +1,88 @@
+"""Wait and wire without a trace between two hosts, whose clocks are 300 ms apart."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from commprof import _native
+from commprof.analysis.align import histogram
+from commprof.analysis.align.clocks import clock_error_us, on_common_clock, rank_clocks
+from commprof.analysis.align.summaries import analyse_summaries
+from commprof.analysis.late.arrivals import match_arrivals
+from commprof.report.sections import summary as summary_table
+from commprof.trace import columns
+from commprof.trace.reader import read_trace
+from tests.support.machines import netns
+from tests.support.machines.ranks import run_module_on_hosts, run_on_hosts
+
+pytestmark = [
+    pytest.mark.needs_netns,
+    pytest.mark.skipif(_native.native is None, reason=_native.native_error or ""),
+    pytest.mark.slow,
+]
+
+#: The second host's clock is ahead of the first's by this.
+AHEAD_MS = (0, 300)
+
+
+@pytest.mark.measures
+def test_the_summary_splits_as_the_records_do(tmp_path: Path) -> None:
+    """The same records, exchanged between the hosts and matched afterwards, give one figure."""
+    with netns.Hosts(2, "1gbit") as hosts:
+        arguments = [str(tmp_path), "-1", "0.6"]
+        run_module_on_hosts(hosts, "tests.support.ranks.last_arrivals_rank", arguments, AHEAD_MS, 2)
+    traces = [read_trace(tmp_path / f"rank_{rank}.trace") for rank in range(4)]
+    clocks = rank_clocks(traces)
+    assert clocks is not None
+    common = on_common_clock(traces, clocks)
+    tables = [columns.collectives(trace) for trace in common]
+    for trace, table_, arrivals in zip(traces, tables, match_arrivals(common, tables), strict=True):
+        summary = trace.summary
+        assert summary is not None
+        assert (summary.arrivals_known, summary.arrivals_unknown) == (len(table_), 0)
+        assert summary.unsplit_steps == 0
+        assert (summary.hosts.clock, summary.hosts.peers, summary.hosts.heard) == (1, 1, 1)
+        # Every collective has ranks of both hosts; known within 2 ms even in the first second.
+        assert summary.arrival_clock_error.count == len(table_)
+        assert 0 < summary.arrival_clock_error.max_ns < 2_000_000
+        apart_ns = summary.arrival_clock_error.max_ns + 2_000 * clock_error_us(clocks, traces)
+        ended = table_.end_ns > 0
+        wait = (
+            np.minimum(np.maximum(table_.end_ns, table_.issue_ns), arrivals.last_arrival_ns)
+            - table_.issue_ns
+        )
+        found = histogram.merge(one.until_last for one in summary.operations)
+        assert found.count == ended.sum()
+        assert found.sum_ns == pytest.approx(wait[ended].sum(), abs=apart_ns * found.count)
+        # Arrivals closer than the clocks are known may change places.
+        total = sum(last.count for last in summary.last)
+        assert total == found.count
+        for last in summary.last:
+            share = float((arrivals.late_rank[ended] == last.rank).mean())
+            assert last.count / total == pytest.approx(share, abs=0.15)
+
+
+@pytest.mark.measures
+def test_a_late_rank_is_named_from_summaries_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COMMPROF_MODE", "always-on")
+    late = "late_rank=3,late_ms=30,late_phase=forward"
+    timed = f"timed:layers=2,data_ms=4,forward_ms=4,backward_ms=8,gradient_mb=0.1,{late}"
+    with netns.Hosts(2, "1gbit") as hosts:
+        run = run_on_hosts(hosts, tmp_path, timed, 40, AHEAD_MS, ranks_per_host=2)
+    assert all(len(trace.records) == 0 for trace in run.traces.values())
+    found = analyse_summaries(run)
+    assert found is not None
+    assert (found.machines, found.clocks_compared, found.hosts_heard) == (2, True, 1)
+    assert found.arrivals_known > 0.8 * (found.arrivals_known + found.arrivals_unknown)
+    assert found.late_rank is not None
+    assert (found.late_rank.rank, found.late_rank.phase) == (3, "forward")
+    assert found.late_rank.wait_ms == pytest.approx(30, abs=5)
+    assert found.last[0].rank == 3
+    text = " ".join(summary_table.notes([found], ()))
+    assert "rank 3 comes late" in text
+    assert "arrivals on other hosts are known within" in text

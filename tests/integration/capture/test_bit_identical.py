@@ -1,0 +1,25 @@
+"""Capture never changes a result: same bits with and without it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.support.machines.ranks import run_module
+from tests.support.ranks.ddp_variants import SETTINGS, VARIANTS
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_gradients_after_20_steps_are_bit_identical(tmp_path: Path, world_size: int) -> None:
+    # With 3 ranks dividing by the world size and multiplying by its inverse differ.
+    outputs = run_module("tests.support.ranks.ddp_variants", [str(tmp_path)], world_size)
+    by_rank = [json.loads(output.strip().splitlines()[-1]) for output in outputs]
+    for setting in SETTINGS:
+        for results in by_rank:
+            assert set(results[setting]) == set(VARIANTS)
+            assert len(set(results[setting].values())) == 1, (setting, results[setting])
+        assert (tmp_path / f"{setting}-hooked" / "rank_0.trace").stat().st_size > 10_000

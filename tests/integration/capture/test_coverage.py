@@ -1,0 +1,127 @@
+"""Whoever issues a collective, it is captured, with its sizes; docs/coverage.md is the proof."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from collections import Counter
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from commprof.analysis.collectives.queueing import DEFAULT_GLOO_THREADS
+from commprof.trace import schema
+from tests.support.builders.coverage import CASES
+from tests.support.machines.ranks import run_module
+
+pytestmark = pytest.mark.slow
+
+DOCUMENT = Path(__file__).parents[3] / "docs" / "coverage.md"
+
+_HEAD = """\
+# Coverage
+
+Every way to issue a collective that is listed here was run on two ranks over gloo with torch
+{version}, and what stands in the trace was compared with theory: operation, type, reduction,
+group, bytes in and out. The sequence numbers of each rise without a gap, and each operation has its
+end. `tests/integration/capture/test_coverage.py` does this, and fails if this page says
+anything else; `python -m tests.integration.capture.test_coverage > docs/coverage.md` writes it.
+
+P: parameters, n: ranks, B: bytes of a tensor.
+
+| issued by | seen as | bytes in -> out |
+|---|---|---|
+"""
+
+_SAMPLE = """
+Not seen: a collective that is issued on a `Backend` object itself, since only a
+`ProcessGroup` passes the dispatcher. torch's own strategies do not do that. Where a backend runs
+coalesced calls as one, as NCCL does `dist.batch_isend_irecv` and `dist._coalescing_manager`, each
+call is seen, and who waits for the whole waits for the last of them. NCCL tells no completion of
+it: without one, the calls' wire and hidden time stay unknown. A collective that is captured into a
+CUDA graph is seen once, at the capture, and without times; its replays issue nothing that a
+profiler in the process could see. Tested on a simulated device, for want of a GPU.
+
+What gloo refuses is seen as far as it was issued, and ends with the flag `failed`. In gloo's
+words:
+
+| issued by | seen as | error |
+|---|---|---|
+"""
+
+
+@cache
+def outputs() -> list[list[dict[str, Any]]]:
+    """Per rank, per case."""
+    with tempfile.TemporaryDirectory() as directory:
+        texts = run_module("tests.support.ranks.coverage_rank", [directory], 2)
+    return [json.loads(text.strip().splitlines()[-1]) for text in texts]
+
+
+def seen_as(rank: int, case: int) -> str:
+    """The operations of a case with their number, in order of first issue."""
+    counts = Counter(call["row"][0] for call in outputs()[rank][case]["calls"])
+    return ", ".join(op if n == 1 else f"{n} {op}" for op, n in counts.items()) or "nothing"
+
+
+def document() -> str:
+    """docs/coverage.md as it should be."""
+    served, refused = [], []
+    for case, (name, (_, formula)) in enumerate(CASES.items()):
+        error = outputs()[0][case]["error"]
+        seen = seen_as(0, case)
+        other = seen_as(1, case)
+        seen = seen if seen == other else f"{seen} / {other}"
+        (refused if error else served).append(f"| {name} | {seen} | {error or formula} |\n")
+    version = torch.__version__.split("+")[0]
+    return _HEAD.format(version=version) + "".join(served) + _SAMPLE + "".join(refused)
+
+
+NAMES = [case.__name__ for case, _ in CASES.values()]
+
+
+@pytest.mark.parametrize("case", range(len(CASES)), ids=NAMES)
+def test_it_is_seen_with_the_bytes_that_theory_gives(case: int) -> None:
+    for rank in range(2):
+        found = outputs()[rank][case]
+        assert [call["row"] for call in found["calls"]] == found["expected"], found["error"]
+        assert all(call["group"] == ["gloo", 2] for call in found["calls"])
+
+
+@pytest.mark.parametrize("case", range(len(CASES)), ids=NAMES)
+def test_numbers_rise_without_a_gap_and_everything_ends(case: int) -> None:
+    for rank in range(2):
+        numbers: dict[str, list[int]] = {}
+        for call in outputs()[rank][case]["calls"]:
+            assert call["ended"], call
+            if call["seq"] != schema.NO_SEQ:  # of messages from any source
+                numbers.setdefault(str(call["sequence"]), []).append(call["seq"])
+        for sequence, found in numbers.items():
+            assert found == list(range(found[0], found[0] + len(found))), sequence
+
+
+def test_what_gloo_refuses_is_known() -> None:
+    refused = [case["error"] for case in outputs()[0] if case["error"]]
+    assert len(refused) == 2
+    assert all("gloo" in error.lower() for error in refused)
+    refused_after_issue = [case["failed"] for case in outputs()[0]]
+    assert refused_after_issue == [0] * (len(CASES) - 1) + [1]
+
+
+def test_the_document_says_what_was_found() -> None:
+    if torch.__version__.split("+")[0] not in DOCUMENT.read_text():
+        pytest.skip("written with another torch")
+    assert document() == DOCUMENT.read_text()
+
+
+def test_gloo_has_as_many_threads_as_the_queue_assumes() -> None:
+    assert dist.ProcessGroupGloo._Options()._threads == DEFAULT_GLOO_THREADS
+
+
+if __name__ == "__main__":
+    sys.stdout.write(document())

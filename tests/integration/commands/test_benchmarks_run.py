@@ -1,0 +1,52 @@
+"""Every part of a benchmark that measures ranks runs to its end, by its shortest setting.
+
+What it finds is not asked here: on so few rounds a demand may be met or not.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.support.machines.commands import call
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).resolve().parents[3]
+COMPRESSION = {
+    "kernels": ("--sizes", "1", "--seconds", "0.05"),
+    "sum": ("--sizes", "4", "--rounds", "2"),
+    "powersgd": ("--sizes", "4", "--rounds", "2"),
+    "exchange": ("--sizes", "4", "--rounds", "2", "--rates", "loopback"),
+    "accuracy": (),
+    "training": ("--steps", "25"),
+}
+SHARED_MEMORY = {
+    "all_reduce": ("--ranks", "2", "--sizes", "4096", "--rounds", "2"),
+    "ddp": ("--ranks", "2", "--rounds", "2"),
+    "faults": ("--ranks", "2", "--tries", "2"),
+}
+PARTS = [("compression", *item) for item in COMPRESSION.items()]
+PARTS += [("shared_memory", *item) for item in SHARED_MEMORY.items()]
+
+
+@pytest.mark.parametrize(
+    ("script", "part", "settings"), PARTS, ids=[f"{script}-{part}" for script, part, _ in PARTS]
+)
+def test_a_part_runs_and_judges_what_it_measured(
+    tmp_path: Path, script: str, part: str, settings: tuple[str, ...]
+) -> None:
+    out = tmp_path / "figures.json"
+    done = call(
+        f"benchmarks/{script}.py",
+        *(part, *settings, "--json", str(out)),
+        timeout_s=180,
+        PYTHONPATH=str(ROOT),
+    )
+    assert done.returncode in (0, 1), done.stderr
+    assert "Traceback" not in done.stderr, done.stderr
+    judged = [line for line in done.stdout.splitlines() if line.startswith(("met: ", "NOT met: "))]
+    assert judged, done.stdout
+    assert json.loads(out.read_text())[part]["figures"]

@@ -1,0 +1,220 @@
+"""The commands as real processes: what they print, and what they leave when something fails."""
+
+from __future__ import annotations
+
+import glob
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from commprof.trace.reader import read_trace
+from tests.support.machines.commands import RUN, call, finish, start
+
+TIMED = "timed:layers=1,data_ms=0,forward_ms=1,backward_ms=1,gradient_mb=0.001"
+
+
+def rings_of(run: Path) -> list[str]:
+    """Ring files that ranks of this run left behind."""
+    traces = sorted(run.rglob("rank_*.trace"))
+    assert traces
+    prefixes = [read_trace(trace).metadata["ring_prefix"] for trace in traces]
+    assert all(prefix.startswith("/dev/shm/commprof-") for prefix in prefixes)
+    return [name for prefix in prefixes for name in glob.glob(prefix + "*")]
+
+
+def processes_of(run: Path) -> list[str]:
+    """Command lines of the processes whose output goes into this run's logs, or that name it."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            stderr, command = os.readlink(entry / "fd/2"), (entry / "cmdline").read_text()
+        except OSError:
+            continue
+        if entry.name != str(os.getpid()) and (str(run) in stderr or str(run) in command):
+            found.append(command)
+    return found
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A run of one and two ranks, and what it printed."""
+    base = tmp_path_factory.mktemp("recorded")
+    done = call(
+        *RUN, "--nproc", "2", "--steps", "4", "--workload", TIMED, "--overhead-steps", "4",
+        "--output", str(base / "run"), "--json", str(base / "deep" / "result.json"),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert rings_of(base / "run") == []
+    return base, done
+
+
+def test_a_run_reports_every_world_size_and_how_to_go_on(recorded: Any) -> None:
+    base, done = recorded
+    rows = re.findall(r"^ +([12]) +2\+2 ", done.stdout, re.MULTILINE)
+    assert rows == ["1", "2"]
+    assert done.stdout.splitlines()[-4:] == [
+        f"JSON: {base}/deep/result.json",
+        f"Run directory: {base}/run",
+        f"Show it again: commprof report {base}/run",
+        f"Run it again: commprof run --config {base}/run/config.yaml",
+    ]
+
+
+def test_nothing_moves_where_there_is_no_terminal(recorded: Any) -> None:
+    _, done = recorded
+    assert done.stderr == ""
+    assert all(line.isprintable() for line in done.stdout.split("\n"))
+
+
+def test_json_and_table_are_had_again_from_the_recording(recorded: Any) -> None:
+    base, done = recorded
+    shown = call("-m", "commprof", "report", str(base / "run"), "--format", "json")
+    assert shown.returncode == 0
+    assert shown.stdout == (base / "deep" / "result.json").read_text()
+    assert shown.stdout == (base / "run" / "result.json").read_text()
+    again = call("-m", "commprof", "report", str(base / "run"))
+    tables, _, how = again.stdout.partition("\n\nRun it again:")
+    assert tables == done.stdout.partition("\n\nJSON:")[0]
+    assert f"--config {base}/run/config.yaml (in {Path.cwd()};" in how
+    assert [run["num_processes"] for run in json.loads(shown.stdout)["runs"]] == [1, 2]
+
+
+def test_the_report_is_for_terminals_of_any_encoding(recorded: Any) -> None:
+    base, _ = recorded
+    shown = call("-m", "commprof", "report", str(base / "run"), PYTHONIOENCODING="ascii")
+    assert shown.returncode == 0, shown.stderr
+    assert r"\xb5s" in shown.stdout
+
+
+def test_a_reader_that_goes_away_is_no_error_of_ours(recorded: Any) -> None:
+    base, _ = recorded
+    with start("-m", "commprof", "report", str(base / "run")) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == ""
+    assert process.returncode == 1
+
+
+def copy_of(run: Path, to: Path) -> Path:
+    for path in run.rglob("*"):
+        if path.is_file():
+            target = to / path.relative_to(run)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(path.read_bytes())
+    return to
+
+
+def report_of(run: Path) -> str:
+    done = call("-m", "commprof", "report", str(run))
+    assert (done.returncode, done.stderr) == (0, "")
+    return re.sub(r"\s+", " ", done.stdout)
+
+
+def test_a_truncated_trace_is_used_as_far_as_it_goes(recorded: Any, tmp_path: Path) -> None:
+    run = copy_of(recorded[0] / "run", tmp_path / "run")
+    trace = run / "world_2" / "rank_1.trace"
+    trace.write_bytes(trace.read_bytes()[:-40])
+    text = report_of(run)
+    assert "At 2 ranks: rank 1: cut off" in text
+    assert "rank 1 never closed its trace" in text
+    assert " 2 2+2 " in text
+
+
+def test_a_missing_rank_is_named_and_the_rest_reported(recorded: Any, tmp_path: Path) -> None:
+    run = copy_of(recorded[0] / "run", tmp_path / "run")
+    (run / "world_2" / "rank_1.trace").unlink()
+    (run / "world_2" / "rank_1.json").unlink()
+    text = report_of(run)
+    assert "At 2 ranks no usable trace came from rank 1: " in text
+    assert "waiting and transfer cannot be separated" in text
+    assert " 2 2+2 " in text
+
+
+PLANT = """
+import importlib.abc, importlib.util, os, sys
+
+class Plant(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name != "commprof.workloads.models.timed":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        load = spec.loader.exec_module
+        spec.loader.exec_module = lambda module: (load(module), plant(module._TimedTrainee))
+        return spec
+
+def plant(trainee):
+    update = trainee._update
+    def fail_in_step_3(self):
+        update(self)
+        if self._step == 3 and os.environ.get("RANK") == "1":
+            raise ValueError("planted \\x1b[2J here")
+    trainee._update = fail_in_step_3
+
+sys.meta_path.insert(0, Plant())
+"""
+"""As sitecustomize.py: rank 1 raises in step 3, wherever there is a rank 1."""
+
+
+def test_a_rank_that_raises_in_the_middle_of_a_sweep(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(PLANT)
+    run = tmp_path / "run"
+    done = call(
+        *RUN, "--world-sizes", "1,2,4", "--steps", "5", "--workload", TIMED,
+        "--overhead-steps", "0", "--output", str(run), PYTHONPATH=str(tmp_path),
+    )  # fmt: skip
+    assert done.returncode == 1
+    log = run / "world_2/logs/rank_1.err"
+    reason = rf"rank 1 failed: ValueError: planted \x1b[2J here; see {log}"
+    assert done.stderr == f"commprof: 2 ranks: {reason}\n"
+    assert "planted" in log.read_text().splitlines()[-1]
+    assert "Traceback (most recent call last)" in log.read_text()
+
+    assert re.search(r"^ +1 +\d\+\d ", done.stdout, re.MULTILINE)
+    assert f"* 2 ranks: {reason}" in re.sub(r"\n +", " ", done.stdout)
+    assert "* 4 ranks: did not run to its end" in done.stdout
+    assert not (run / "world_4").exists()
+    assert rings_of(run) == []
+    assert processes_of(run) == []
+    again = call("-m", "commprof", "report", str(run))
+    assert again.returncode == 0
+    tables = again.stdout.partition("\n\nRun it again:")[0]
+    assert tables == done.stdout.partition("\n\nRun directory:")[0]
+
+
+def test_an_interrupt_ends_everything_and_shows_what_there_is(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    process = subprocess.Popen(
+        [
+            sys.executable, *RUN, "--world-sizes", "1,2", "--steps", "500", "--workload", TIMED,
+            "--output", str(run), "--overhead-steps", "0",
+        ],
+        env={**os.environ, "COLUMNS": "100"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )  # fmt: skip
+    limit = time.monotonic() + 60
+    while not (run / "world_2/progress").exists():
+        assert process.poll() is None
+        assert time.monotonic() < limit
+        time.sleep(0.02)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+    done = finish(process)
+
+    assert done.returncode == 130
+    assert done.stderr == "commprof: 2 ranks: interrupted\n"
+    assert re.search(r"^ +1 +\d+\+\d+ ", done.stdout, re.MULTILINE)
+    assert "* 2 ranks: interrupted" in done.stdout
+    assert rings_of(run) == []
+    assert processes_of(run) == []

@@ -1,0 +1,94 @@
+"""Every example runs as its first lines say, and leaves a report of both ranks."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from commprof.analysis.run import analyse_run
+from tests.support.machines.shown import ROOT, blocks, run_shown
+
+pytestmark = pytest.mark.slow
+STEPS = 20
+
+
+@dataclass(frozen=True)
+class Example:
+    """A script, and what its report must hold."""
+
+    #: Libraries that it needs besides torch, and where to get them.
+    needs: tuple[str, ...] = ()
+    extra: str = ""
+    #: Collectives of a step.
+    operations: frozenset[str] = frozenset({"all_reduce"})
+    reads_batches: bool = True
+
+
+EXAMPLES = {
+    "ddp": Example(),
+    "fsdp2": Example(
+        operations=frozenset({"all_gather_into_tensor", "reduce_scatter_tensor"}),
+        reads_batches=False,
+    ),
+    "with_accelerate": Example(("accelerate",), "hf"),
+    "with_lightning": Example(("pytorch_lightning",), "lightning"),
+    "with_ray": Example(("ray",), "ray"),
+    "with_transformers": Example(("transformers", "accelerate"), "hf"),
+}
+
+
+def first_lines(name: str) -> list[str]:
+    """The commands in the docstring of an example."""
+    docstring = ast.get_docstring(ast.parse((ROOT / f"examples/{name}.py").read_text()))
+    assert docstring is not None
+    commands = ("torchrun ", "python ", "commprof ")
+    return [line for line in docstring.splitlines() if line.startswith(commands)]
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_an_example_is_recorded(name: str, tmp_path: Path) -> None:
+    example = EXAMPLES[name]
+    if missing := [need for need in example.needs if importlib.util.find_spec(need) is None]:
+        pytest.skip(f"needs {', '.join(missing)}: make integrations")
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    train, show = first_lines(name)
+
+    done = run_shown(train, tmp_path, timeout_s=400)
+    assert done.returncode == 0, done.stderr
+    shown = run_shown(show, tmp_path, timeout_s=60)
+    assert shown.returncode == 0, shown.stderr
+
+    (world,) = analyse_run(tmp_path / "commprof-trace").worlds
+    assert (world.world_size, world.steps, world.steps_end) == (2, STEPS, "declared")
+    assert not world.missing_ranks
+    assert not world.problems
+    assert {row.op for row in world.collectives} >= example.operations
+    assert world.samples_source == ("dataloader" if example.reads_batches else "")
+    parts = world.parts
+    assert min(parts.forward_ms, parts.backward_ms, parts.optimizer_ms) > 0
+    # The update of these small models is quicker than the pass backward that Lightning makes in it.
+    assert parts.optimizer_ms < parts.backward_ms + parts.exposed_ms
+
+
+def test_every_example_is_run() -> None:
+    others = [file.read_text() for file in Path(__file__).parents[1].glob("test_*.py")]
+    for file in (ROOT / "examples").glob("*.py"):
+        assert file.stem in EXAMPLES or any(file.name in text for text in others), file.name
+
+
+def test_the_page_shows_what_the_examples_hold() -> None:
+    page = [block for block in blocks() if block.page == "docs/integrations.md"]
+    shown = [block for block in page if block.language == "python"]
+    assert len(shown) >= len(EXAMPLES)
+    sources = [stripped(file.read_text()) for file in sorted((ROOT / "examples").glob("*.py"))]
+    for block in shown:
+        assert any(stripped(block.text) in source for source in sources), block.first_line
+
+
+def stripped(text: str) -> str:
+    """Without indentation, which an excerpt may lose."""
+    return "\n".join(line.strip() for line in text.strip().splitlines())

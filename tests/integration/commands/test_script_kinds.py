@@ -1,0 +1,133 @@
+"""Scripts of all kinds: the same bits, output and exit code with and without commprof, and steps.
+
+Each runs twice at the same time, plain and with ``commprof env`` in front.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from commprof.analysis.run import analyse_run
+from commprof.analysis.world import WorldResult
+from commprof.trace.reader import read_trace
+from tests.support.machines.commands import finish, start
+
+SCRIPTS = Path(__file__).parents[2] / "support" / "scripts"
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+pytestmark = pytest.mark.slow
+
+
+@dataclass(frozen=True)
+class Twice:
+    """A script's two runs."""
+
+    plain: subprocess.CompletedProcess[str]
+    recorded: subprocess.CompletedProcess[str]
+    directory: Path
+
+    def report(self) -> WorldResult:
+        """What was recorded."""
+        (world,) = analyse_run(self.directory).worlds
+        return world
+
+
+def ranks_lines(output: str) -> list[str]:
+    return sorted(line for line in output.splitlines() if line.startswith("rank "))
+
+
+def run_twice(
+    directory: Path, script: str, *arguments: str, launcher: tuple[str, ...] = TORCHRUN
+) -> Twice:
+    """``{run}`` in an argument is another word in each of the two runs."""
+    traces = directory / "traces"
+    env = ("-m", "commprof", "env", "--output", str(traces), "--", sys.executable)
+    processes = []
+    for run, before in (("plain", ()), ("recorded", env)):
+        given = [argument.format(run=directory / run) for argument in arguments]
+        command = (*before, *launcher, str(SCRIPTS / f"{script}.py"), *given)
+        processes.append(start(*command, OMP_NUM_THREADS="1"))
+    plain, recorded = (finish(process, timeout_s=240) for process in processes)
+    return Twice(plain, recorded, traces)
+
+
+def assert_unchanged(twice: Twice, exit_code: int = 0) -> None:
+    assert twice.plain.returncode == exit_code, twice.plain.stderr
+    assert twice.recorded.returncode == exit_code, twice.recorded.stderr
+    assert twice.recorded.stdout.count("\n") == twice.plain.stdout.count("\n")
+    assert ranks_lines(twice.recorded.stdout) == ranks_lines(twice.plain.stdout)
+    assert len(ranks_lines(twice.plain.stdout)) == 2
+    ours = [line for line in twice.recorded.stderr.splitlines() if "commprof" in line]
+    assert [line for line in ours if not line.startswith("commprof: recorded to ")] == []
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A script, and what its trace must hold."""
+
+    script: str
+    arguments: tuple[str, ...] = ()
+    launcher: tuple[str, ...] = TORCHRUN
+    steps: int = 8
+    #: Collectives of one step after the first, in c10d's words.
+    operations: tuple[str, ...] = ("all_reduce",)
+    samples_source: str = ""
+    steps_end: str = "update"
+    #: Found in each of its steps.
+    phases: tuple[str, ...] = ("forward", "backward")
+
+
+KINDS = {
+    "plain": Kind("plain", steps=12, samples_source="dataloader"),
+    "gan": Kind("gan"),
+    "python hook": Kind("comm_hook", ("python",)),
+    "fp16 hook": Kind("comm_hook", ("fp16",)),
+    "builtin hook": Kind("comm_hook", ("builtin",)),
+    "powersgd hook": Kind("comm_hook", ("powersgd",)),
+    "spawn": Kind("spawn", ("{run}",), launcher=()),
+    "fsdp2": Kind(
+        "fsdp2",
+        operations=("all_gather_into_tensor", "reduce_scatter_tensor"),
+        phases=("forward", "backward", "optimizer"),
+    ),
+    "hf trainer": Kind("hf_trainer", ("{run}",), steps=12, samples_source="dataloader"),
+    "groups": Kind("groups", steps=12),
+    "accumulate": Kind("loops", ("accumulate",)),
+    "scaler": Kind("loops", ("scaler",)),
+    "manual": Kind("loops", ("manual",), steps_end="backward"),
+    "marked": Kind("loops", ("marked",), steps_end="declared"),
+    # Seven updates, of which the step with two iterations counts in no figure.
+    "skip": Kind("loops", ("skip",), steps=6),
+}
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_script_of_this_kind(name: str, tmp_path: Path) -> None:
+    kind = KINDS[name]
+    if kind.script == "hf_trainer" and importlib.util.find_spec("transformers") is None:
+        pytest.skip("needs transformers and accelerate: pip install transformers accelerate")
+    twice = run_twice(tmp_path, kind.script, *kind.arguments, launcher=kind.launcher)
+    assert_unchanged(twice)
+
+    world = twice.report()
+    assert (world.world_size, world.steps) == (2, kind.steps)
+    assert not world.missing_ranks
+    assert not world.problems
+    assert not world.dropped_records
+    assert (world.steps_end, world.samples_source) == (kind.steps_end, kind.samples_source)
+    for rank in range(2):
+        trace = read_trace(twice.directory / f"rank_{rank}.trace")
+        names = {trace.metadata["ops"][op] for op in trace.records["op"]}
+        assert names >= set(kind.operations)
+    assert world.merged_steps == (name == "skip")
+    for phase in kind.phases:
+        assert getattr(world.parts, f"{phase}_ms") > 0, phase
+    parts = ("data", "forward", "backward", "exposed", "optimizer", "other")
+    total_ms = sum(getattr(world.parts, f"{part}_ms") for part in parts)
+    assert total_ms == pytest.approx(world.parts.step_ms)
+    assert len(list(twice.directory.iterdir())) == 2  # torchrun's own process left nothing

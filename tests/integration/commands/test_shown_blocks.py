@@ -1,0 +1,274 @@
+"""All that README and docs show to be typed is run here, or has its reason not to be.
+
+Commands run as they stand, but smaller, by options that they have: see `smaller`. Each block has
+a directory of its own, in which what it does not make itself is there already: see `scene`.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from commprof import _native
+from commprof.commands import main
+from commprof.launch.elastic import launch_function, stop_fork_server
+from tests.support.machines.shown import ROOT, Block, blocks
+from tests.support.ranks.shown_python import run_block
+
+pytestmark = pytest.mark.slow
+
+TWO_HOSTS = "needs two hosts: tests/integration/hosts/test_machines.py"
+SETS_UP = "sets up an environment, as .ci/run does before these tests"
+NOT_RUN = {
+    "make run": "a minute of training; python -m commprof.run is run",
+    "make test": "this is one of the tests",
+    "make lint": SETS_UP,
+    "make format": "changes this checkout",
+    "make help": SETS_UP,
+    "pip install --no-build-isolation .": SETS_UP,
+    "kill -USR2 PID": "needs a rank that trains: tests/integration/always_on/test_always_on.py",
+    "sbatch job.sbatch": "needs a Slurm cluster",
+    "python -m commprof.monitor RUN --metrics": "goes on: tests/integration/faults/test_live_run.py",
+    "commprof trace RUN -o both.json.gz --merge rank0.pt.trace.json.gz rank1.pt.trace.json.gz": (
+        "needs traces of torch.profiler: tests/integration/report/test_timeline_live.py"
+    ),
+}
+#: The start of a line, and why no such line is run.
+NOT_RUN_KINDS = {
+    "torchrun --nnodes": TWO_HOSTS,
+    "python -m commprof.run --nnodes 2": TWO_HOSTS,
+    "python -m commprof.run --nproc 8 --workload transformer:sequence=128 --batch-size 16 "
+    "--steps 50": "minutes, or two hosts: tests/integration/commands/test_run_again.py",
+}
+#: Libraries that a line with the word needs; it is run by itself, or skipped visibly.
+NEEDS = {"--workload lora": "peft", "lora:size=7b": "peft", "data=digits": "sklearn"}
+#: Blocks that show what something prints, or a picture, by page and first line.
+OUTPUT = {
+    ("README.md", "transformer: 2,137,600 parameters"): "tests/unit/doors/test_readme.py",
+    ("docs/architecture.md", "training process"): "a picture",
+    ("docs/audit.md", "SCALING.md: 1 finding"): "output",
+    ("docs/check.md", "pass  cores"): "output",
+    ("docs/strategies.md", "2 ranks, all_gather_into_tensor"): "output",
+    ("docs/strategies.md", "transformer: 2,137,600"): "tests/unit/report/test_strategies_page.py",
+    ("docs/strategies.md", "resnet50: 23,528,522"): "tests/unit/report/test_strategies_page.py",
+    ("docs/strategies.md", "lora: 114,688"): "tests/unit/report/test_strategies_page.py",
+    ("docs/trace_format.md", "file header"): "a picture",
+    (
+        "docs/clusters.md",
+        "hosts  ranks  MB per step",
+    ): "tests/unit/analysis/collectives/test_host_links.py",
+    ("docs/launching.md", "# run.yaml"): "a file, which test_readme.py reads",
+    (
+        "docs/monitoring.md",
+        "scrape_configs:",
+    ): "Prometheus's: tests/integration/faults/test_live_run.py",
+    ("docs/watchdog.md", "commprof: watchdog: HANG"): "output",
+    ("docs/watchdog.md", "Collective 45 of group"): "output",
+}
+_TYPED = re.compile(r"(\$ )?(\w+=\S+ )*(python|torchrun|commprof|make|pip|echo|eval|kill|srun) ")
+_OURS = re.compile(r"(?:python -m )?commprof(?:\.(?P<door>run|microbench))? (?P<rest>[^>|;$]*)$")
+TINY = "transformer:vocab=64,d_model=16,feedforward=16,layers=2,sequence=8,samples=64"
+#: `commprof audit` returns 1 for a report with findings, as the one here.
+EXIT_CODES = {"commprof audit SCALING.md": 1}
+
+
+def is_typed(block: Block) -> bool:
+    return block.language in ("", "bash", "console", "sh") and bool(_TYPED.match(block.text))
+
+
+def of_examples(block: Block) -> bool:
+    """Excerpts of `examples/`, which test_examples.py compares and runs."""
+    return block.page == "docs/integrations.md"
+
+
+TYPED = [block for block in blocks() if is_typed(block)]
+PYTHON = [block for block in blocks() if block.language == "python" and not of_examples(block)]
+
+
+def name_of(block: Block) -> str:
+    return f"{block.page}: {block.first_line[:50]}"
+
+
+def reason(line: str) -> str | None:
+    """Why a line is not run."""
+    for start, why in NOT_RUN_KINDS.items():
+        if line.startswith(start):
+            return why
+    library = library_of(line)
+    apart = f"needs {library}: test_a_line_that_needs_a_library"
+    return NOT_RUN.get(line) or (apart if library else None)
+
+
+def smaller(line: str, here: Path) -> str:
+    """The same command on two ranks, with a small model and small messages."""
+    line = re.sub(r"--(nproc|nproc-per-node) [48]\b", r"--\1 2", line)
+    line = re.sub(r"--nproc [\d,]+(?= -b)", "--nproc 2", line)
+    line = line.replace("--world-sizes 1,2,4", "--world-sizes 1,2").replace("/shared/", f"{here}/")
+    line = re.sub(r"-e 64M\b", "-e 1M", line)
+    line = re.sub(r"(commprof\.microbench) ", r"\1 -e 4K -n 5 ", line)
+    line = re.sub(r"(--format html)", r"\1 --force", line)
+    line = re.sub(r"(--metrics) ", r"\1 --metrics-address 127.0.0.1:0 ", line)
+    line = re.sub(r"(commprof top RUN)$", r"\1 --once", line)  # or it goes on until Ctrl-C
+    line = re.sub(r"(--trial [^ ]+?)(,rounds=\d+)?(?= |$)", r"\1,rounds=4", line)
+    given = "" if re.search(r"\.py\b|-m package", line) else f"--workload {TINY} "
+    if given and "--trial" not in line:
+        given += "--steps 6 --overhead-steps 0 --batch-size 2 "
+    return re.sub(r"(commprof\.run) ", rf"\1 {given}", line)
+
+
+@pytest.fixture(scope="module")
+def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """What the pages take for granted: scripts, recorded runs, results."""
+    here = tmp_path_factory.mktemp("scene")
+    script = (ROOT / "tests/support/scripts/plain.py").read_text()
+    (here / "package").mkdir()
+    for file in (here / "train.py", here / "package/train.py"):
+        file.write_text(script)
+    shutil.copy(ROOT / "tests/data/audit/simulated_transformer.md", here / "SCALING.md")
+    run = ("run", "--world-sizes", "1,2", "--workload", TINY, "--steps", "24")
+    assert main([*run, "--overhead-steps", "0", "--output", str(here / "RUN")]) == 0
+    sizes = ("-b", "1K", "-e", "4K", "--nproc", "2", "-n", "5")
+    assert main(["microbench", "all_reduce", *sizes, "--json", str(here / "A.json")]) == 0
+    shutil.copy(here / "A.json", here / "B.json")
+    for copy in ("BEFORE", "AFTER", "DIR", "run1"):
+        shutil.copytree(here / "RUN", here / copy)
+    (here / "commprof-trace").mkdir()
+    (here / "run.yaml").write_text("world-sizes: [1, 2]\nstrategy: [ddp, fsdp]\n")
+    (here / "bin").mkdir()
+    for name, module in {"python": "", "commprof": "-m commprof", "torchrun": TORCHRUN}.items():
+        shim = here / "bin" / name
+        shim.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} {module} "$@"\n')
+        shim.chmod(0o755)
+    yield here
+    stop_fork_server()
+
+
+TORCHRUN = "-m torch.distributed.run --standalone"
+
+
+@pytest.fixture
+def here(
+    request: pytest.FixtureRequest, scene: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Path:
+    """A copy of the scene for one block, without what the block makes."""
+    directory = tmp_path / "here"
+    shutil.copytree(scene, directory)
+    for made in re.findall(r"--(?:output|json) (\S+)", request.param.text):
+        path = directory / made
+        if made.startswith("/"):
+            continue  # a job on a cluster makes it
+        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+    monkeypatch.chdir(directory)
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    for name, value in {
+        "PYTHONPATH": path,
+        "PATH": f"{directory}/bin{os.pathsep}{os.environ['PATH']}",
+        "OMP_NUM_THREADS": "1",
+        "XDG_CONFIG_HOME": str(directory),
+        "COMMPROF_MODE": "full",  # which `commprof run --mode` changes in this process
+    }.items():
+        monkeypatch.setenv(name, value)
+    return directory
+
+
+def run_line(line: str, here: Path) -> int:
+    """In this process where it is a command of ours and nothing else; else in a shell."""
+    ours = None if " env " in line else _OURS.match(line)  # it becomes the command that follows
+    if ours is None:
+        done = subprocess.run(["bash", "-c", line], cwd=here, timeout=120)
+        return done.returncode
+    words = shlex.split(ours["rest"])
+    try:
+        return main([ours["door"], *words] if ours["door"] else words)
+    except SystemExit as end:
+        return int(end.code or 0)
+
+
+def cases() -> list[object]:
+    return [pytest.param(block, block, id=name_of(block)) for block in TYPED]
+
+
+@pytest.mark.skipif(_native.native is None, reason="some need what the Python capture lacks")
+@pytest.mark.parametrize(("block", "here"), cases(), indirect=["here"])
+def test_what_is_to_be_typed(block: Block, here: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    skipped = []
+    for line in block.lines():
+        if why := reason(line):
+            skipped.append(f"{line}: {why}")
+            continue
+        if "--predictions FILE" in line:
+            assert run_line("commprof predict RUN --format json > FILE", here) == 0
+        if "compare A.json B.json" in line:
+            # The lines before measured A again: only its like can be compared.
+            shutil.copy(here / "A.json", here / "B.json")
+        check_line(line, here, capfd)
+    if len(skipped) == len(block.lines()):
+        pytest.skip("; ".join(skipped))
+
+
+def check_line(line: str, here: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    code = run_line(smaller(line, here), here)
+    assert code == EXIT_CODES.get(line, 0), f"{line}\n{capfd.readouterr().err}"
+
+
+def library_of(text: str) -> str:
+    """The library that it needs, of those that not everybody has."""
+    return next((library for words, library in NEEDS.items() if words in text), "")
+
+
+def skip_without(library: str) -> None:
+    if library and importlib.util.find_spec(library) is None:
+        pytest.skip(f"needs {library}")
+
+
+APART = [(block, line) for block in TYPED for line in block.lines() if library_of(line)]
+
+
+@pytest.mark.skipif(_native.native is None, reason="some need what the Python capture lacks")
+@pytest.mark.parametrize(
+    ("line", "here"),
+    [pytest.param(line, block, id=f"{block.page}: {line[:60]}") for block, line in APART],
+    indirect=["here"],
+)
+def test_a_line_that_needs_a_library(
+    line: str, here: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """By itself: what was left out is skipped, and never recorded as passed with its block."""
+    skip_without(library_of(line))
+    check_line(line, here, capfd)
+
+
+@pytest.mark.parametrize("block", PYTHON, ids=name_of)
+def test_what_is_python(block: Block, tmp_path: Path) -> None:
+    skip_without(library_of(block.text))
+    (tmp_path / "block.py").write_text(block.text)
+    launch_function(run_block, str(tmp_path / "block.py"), 2, tmp_path / "logs")
+
+
+def test_every_block_is_run_or_known() -> None:
+    for block in blocks():
+        if block in TYPED or block in PYTHON or of_examples(block):
+            continue
+        known = [start for page, start in OUTPUT if page == block.page]
+        assert block.first_line.startswith(tuple(known)), (
+            f"{name_of(block)}: run it, or say why not"
+        )
+
+
+def test_no_reason_is_left_over() -> None:
+    lines = {line for block in TYPED for line in block.lines()}
+    assert set(NOT_RUN) <= lines
+    for start in NOT_RUN_KINDS:
+        assert any(line.startswith(start) for line in lines), start
+    shown = [(block.page, block.first_line) for block in blocks()]
+    for page, start in OUTPUT:
+        assert any(p == page and first.startswith(start) for p, first in shown), (page, start)

@@ -1,0 +1,70 @@
+"""A built-in workload as the ranks of torchrun, and as srun's: one of them reports."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from commprof.commands import main
+from tests.support.machines.commands import RUN, call, finish, start
+from tests.support.machines.ranks import free_port
+
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+SMALL = ("--workload", "timed:layers=2", "--steps", "4", "--overhead-steps", "0")
+
+
+def check_run(directory: Path, out: str, launcher: str) -> dict[str, Any]:
+    """Two ranks trained in one run, and one of them has told of it; returns its run.json."""
+    result = json.loads((directory / "result.json").read_text())
+    (run,) = result["runs"]
+    assert run["num_processes"] == 2
+    assert {one["rank"] for one in run["rank_results"]} == {0, 1}
+    assert run["aggregated_metrics"]["missing_ranks"] == []
+    assert out.count("Run directory: ") == 1
+    assert f"Show it again: commprof report {directory}" in out
+    assert f"Run it again: commprof run --config {directory}/config.yaml" in out
+    names = {path.name for path in (directory / "world_2").iterdir()}
+    assert {"rank_0.trace", "rank_1.trace", "rank_0.json", "rank_1.json", "job.json"} <= names
+    assert "progress" not in names
+    context: dict[str, Any] = json.loads((directory / "run.json").read_text())
+    assert (context["launcher"], context["nodes"], context["errors"]) == (launcher, 1, {})
+    return context
+
+
+def test_ranks_of_torchrun_are_one_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "run"
+    done = call(*TORCHRUN, *RUN, *SMALL, "--output", str(out), "--json", f"{out}.json")
+    assert done.returncode == 0, done.stderr
+    assert f"commprof: 2 ranks of torchrun record into {out}" in done.stderr
+    context = check_run(out, done.stdout, "torchrun")
+    assert context["world_sizes"] == [2]
+    assert (tmp_path / "run.json").read_text() == (out / "result.json").read_text()
+    # What the run directory repeats it by is for this one machine, without the launcher.
+    again = ["run", "--config", str(out / "config.yaml"), "--dry-run", "--output", f"{out}2"]
+    assert main(again) == 0
+    assert "World size 2, strategy ddp: ranks 0 to 1 on this machine" in capsys.readouterr().out
+
+
+def test_what_rank_0_refuses_ends_all_ranks_in_one_line(tmp_path: Path) -> None:
+    done = call(*TORCHRUN, *RUN, *SMALL, "--world-sizes", "2", "--output", str(tmp_path / "run"))
+    assert done.returncode != 0
+    assert done.stderr.count("commprof run: --world-sizes 2: torchrun has started 2 ranks") == 1
+    assert done.stdout == ""
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_tasks_of_srun_are_one_run(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    step = {"SLURM_JOB_ID": "1", "SLURM_STEP_ID": "0", "SLURM_NTASKS": "2", "SLURM_NNODES": "1"}
+    step |= {"SLURM_NODEID": "0", "MASTER_PORT": str(free_port())}
+    tasks = [
+        start(*RUN, *SMALL, "--output", str(out), **step, SLURM_PROCID=number, SLURM_LOCALID=number)
+        for number in ("1", "0")
+    ]
+    second, first = [finish(task) for task in tasks]
+    assert (first.returncode, second.returncode) == (0, 0), first.stderr + second.stderr
+    assert second.stdout == ""
+    check_run(out, first.stdout, "srun")

@@ -1,0 +1,81 @@
+"""``commprof run --hook``: for the built-in workload and for scripts that know nothing of it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from tests.support.machines.commands import RUN, call
+from tests.support.ranks.plain_script import LAYER_BYTES, plain_script
+
+OWN_HOOK = """
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+ddp.register_comm_hook(None, allreduce_hook)
+"""
+
+
+def run(tmp_path: Path, *arguments: str) -> tuple[Any, str]:
+    """The result of a run on two ranks, and all that was printed."""
+    ended = call(
+        *RUN, "--world-sizes", "2", "--output", str(tmp_path / "run"), *arguments, timeout_s=120
+    )
+    assert ended.returncode == 0, ended.stderr
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    logs = (tmp_path / "run").rglob("*.err")
+    return result, ended.stdout + ended.stderr + "".join(log.read_text() for log in logs)
+
+
+def test_the_workload_s_gradients_are_compressed(tmp_path: Path) -> None:
+    small = "transformer:vocab=512,d_model=64,heads=2,feedforward=128,sequence=16,samples=64"
+    result, text = run(
+        tmp_path,
+        *("--workload", small, "--steps", "14", "--overhead-steps", "0"),
+        *("--hook", "int8:measure_every=1"),
+    )
+    metrics = result["runs"][0]["aggregated_metrics"]
+    rows = metrics["compression"]
+    assert {row["scheme"] for row in rows} == {"int8"}
+    assert all(3.5 < row["ratio"] < 4 for row in rows)
+    assert all(row["relative_error"] < 0.03 for row in rows)
+    assert result["context"]["hook"] == "int8:measure_every=1"
+    assert "Compressed buckets of 2 ranks:" in text
+    assert "times fewer bytes" in text
+    parts = metrics["parts"]
+    names = ("data", "forward", "backward", "exposed", "optimizer", "other")
+    total = sum(parts[f"{name}_ms"] for name in names)
+    assert abs(total - parts["step_ms"]) < 1e-6 * total
+    checks = {check["name"]: check for check in metrics["cross_checks"]}
+    assert checks["ddp_bytes"]["agrees"]
+
+
+def test_a_script_s_model_gets_one(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(plain_script())
+    result, text = run(tmp_path, "--hook", "topk:ratio=0.1", str(script))
+    (row,) = result["runs"][0]["aggregated_metrics"]["compression"]
+    assert row["scheme"] == "topk"
+    assert row["gradient_bytes"] == LAYER_BYTES
+    assert "registers a communication hook" not in text
+
+
+def test_a_script_s_own_hook_comes_first(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(plain_script(wrapped=OWN_HOOK))
+    result, text = run(tmp_path, "--hook", "int8", str(script))
+    assert result["runs"][0]["aggregated_metrics"]["compression"] == []
+    assert "registers a communication hook of its own; the compressor int8 leaves" in text
+    assert any("--hook int8 compressed nothing" in remark for remark in result["remarks"])
+
+
+def test_an_unknown_compressor_is_refused_at_once(tmp_path: Path) -> None:
+    ended = call(*RUN, "--hook", "zip", "--output", str(tmp_path / "run"))
+    assert ended.returncode == 2
+    assert "unknown compressor 'zip' (allowed: none, fp16" in ended.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_help_names_every_scheme() -> None:
+    ended = call(*RUN, "--help")
+    for line in ("  int8 ", "  topk:ratio=0.01 ", "  powersgd:rank=4 ", "--hook NAME"):
+        assert line in ended.stdout

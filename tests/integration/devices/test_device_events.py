@@ -1,0 +1,150 @@
+"""Device events, on a device without hardware: what comes out against what the device did."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from commprof import _native
+from commprof.analysis.align.device_timeline import on_device_timeline
+from commprof.analysis.collectives.queueing import start_times
+from commprof.analysis.step.breakdown import breakdown
+from commprof.trace import columns, schema
+from commprof.trace.reader import Trace
+from commprof.trace.schema import Kind
+from tests.support.machines.device_runs import run_on_device
+from tests.support.ranks.device_script import MS, STEPS
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(_native.native is None, reason="needs the native module"),
+]
+
+#: Collectives that are not captured into a graph.
+COUNT = 1 + 4 * STEPS + 2
+#: Two floats of elapsed time and the clock's drift over some ms.
+EXACT_NS = 2_000
+
+
+def run(directory: Path, **environment: str) -> tuple[Trace, dict[str, Any]]:
+    return run_on_device("tests.support.ranks.device_script", directory, **environment)
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Trace, dict[str, Any]]:
+    return run(tmp_path_factory.mktemp("device"))
+
+
+def stalls_ns(truth: dict[str, Any]) -> Any:
+    """``[step, which]``: in Work.wait, then in the finalisation, as the device knows."""
+    length = np.array([end - begin for begin, end in truth["stalls"]])
+    return length[length > 3 * MS][: 2 * STEPS].reshape(STEPS, 2)
+
+
+def of_kind(trace: Trace, kind: Kind) -> Any:
+    return trace.records[trace.records["kind"] == kind]
+
+
+def clock_error_ns(trace: Trace) -> float:
+    """The anchors' bound, and 500 ppm of the second until the next one."""
+    return float(of_kind(trace, Kind.DEVICE_CLOCK)["bytes_in"].max()) + 500_000
+
+
+def test_every_collective_has_its_times(recorded: tuple[Trace, dict[str, Any]]) -> None:
+    trace, truth = recorded
+    table = columns.collectives(on_device_timeline(trace))
+    # All but the last, which was captured into a graph and marked with nothing.
+    timed = table.op_id <= COUNT
+    assert (len(table), timed.sum()) == (COUNT + 1, COUNT)
+    ready, _, end = np.array(truth["collectives"][:COUNT]).T
+    error = clock_error_ns(trace)
+    assert table.end_ns[timed] == pytest.approx(end, abs=error)
+    assert table.issue_ns[timed] == pytest.approx(ready, abs=error)
+    assert table.end_is_exact[timed].all()
+    assert table.end_ns[~timed].tolist() == [0]
+    # Against each other they are known far better than against the host.
+    assert np.diff(table.end_ns[timed]) == pytest.approx(np.diff(end), abs=60_000)
+
+
+def test_starts_follow_from_the_queue(recorded: tuple[Trace, dict[str, Any]]) -> None:
+    trace, truth = recorded
+    moved = on_device_timeline(trace)
+    start = start_times(moved, columns.collectives(moved))[:COUNT]
+    _, expected, _ = np.array(truth["collectives"][:COUNT]).T
+    assert start == pytest.approx(expected, abs=clock_error_ns(trace))
+
+
+def test_waits_are_the_stalls_of_the_stream(recorded: tuple[Trace, dict[str, Any]]) -> None:
+    trace, truth = recorded
+    waits = of_kind(trace, Kind.DEVICE_WAIT)
+    assert set(waits["bytes_out"].tolist()) == {0}
+    length = (waits["value"] - waits["timestamp_ns"]).astype(np.int64)
+    # Hidden and exposed Work.wait, then in the stream; the wait for that one waits for nothing.
+    per_step = length[1:-2].reshape(STEPS, 3)
+    assert per_step[:, 0].max() < EXACT_NS
+    assert per_step[:, 2] == pytest.approx(2 * MS, abs=EXACT_NS)
+    assert per_step[:, 1] == pytest.approx(stalls_ns(truth)[:, 0], abs=EXACT_NS)
+    assert (per_step[:, 1] > 3.5 * MS).all()
+
+
+def test_other_calls_make_the_stream_wait_too(recorded: tuple[Trace, dict[str, Any]]) -> None:
+    trace, truth = recorded
+    waits = of_kind(trace, Kind.DEVICE_WAIT)[-2:]
+    # The last of all stalls is that of the graph, which is marked with nothing.
+    begin, end = np.array(truth["stalls"][-3:-1]).T
+    length = (waits["value"] - waits["timestamp_ns"]).astype(np.int64)
+    assert length == pytest.approx(end - begin, abs=EXACT_NS)
+    assert (length > 3 * MS).all()
+
+
+def test_the_finalisation_is_split_into_waiting_and_copying(
+    recorded: tuple[Trace, dict[str, Any]],
+) -> None:
+    trace, truth = recorded
+    found = columns.finalizations(on_device_timeline(trace))
+    assert len(found.span) == STEPS
+    assert found.blocked_ns == pytest.approx(stalls_ns(truth)[:, 1], abs=60_000)
+    copied = found.span.end_ns - found.span.begin_ns - found.blocked_ns
+    assert copied == pytest.approx(1.5 * MS, abs=60_000)
+
+
+def test_a_step_on_the_devices_timeline(recorded: tuple[Trace, dict[str, Any]]) -> None:
+    trace, truth = recorded
+    moved = on_device_timeline(trace)
+    parts = breakdown(moved, columns.collectives(moved), None, 1)
+    # Of the steps but the first, which began before the device was known.
+    expected = stalls_ns(truth).sum(axis=1) + 2 * MS  # and the one in the stream
+    assert parts.exposed_ns[1:] == pytest.approx(expected, abs=100_000)
+    # 4 + 5 ms forward; 2 + 1.5 backward. The host may be late with what it issues in some step.
+    assert np.median(parts.forward_ns[1:]) == pytest.approx(9 * MS, abs=1 * MS)
+    assert np.median(parts.backward_ns[1:]) == pytest.approx(3.5 * MS, abs=1 * MS)
+    total = sum(
+        getattr(parts, f"{name}_ns")
+        for name in ("data", "forward", "backward", "exposed", "optimizer", "other")
+    )
+    assert total == pytest.approx(parts.wall_ns)
+    # In flight, not waited for: 3 ms of the first, 2 of the second.
+    assert np.median(parts.hidden_ns[1:]) == pytest.approx(5 * MS, abs=1 * MS)
+
+
+def test_nothing_is_disturbed(recorded: tuple[Trace, dict[str, Any]]) -> None:
+    _, truth = recorded
+    assert truth["counts"].get("synchronized", 0) == 0
+    assert truth["counts"].get("pool_streams", 0) == 0
+    # While a graph was captured the backend recorded its own two events, and nobody else any.
+    assert truth["counts"]["captured"] == 2
+    # torch itself does so in the finalisation's future.wait(), for which it has a reason.
+    assert truth["after"].get("recorded_tensors", 0) == STEPS
+    assert truth["dropped"] == 0
+    assert truth["counts"]["timed_events"] < 200
+
+
+def test_events_are_left_out_where_they_are_switched_off(tmp_path: Path) -> None:
+    trace, truth = run(tmp_path, COMMPROF_DEVICE_EVENTS="off")
+    assert truth["counts"].get("timed_events", 0) == 0
+    assert on_device_timeline(trace) is trace
+    assert not np.isin(trace.records["kind"], range(Kind.DEVICE_READY, len(schema.KINDS))).any()
+    assert (columns.collectives(trace).end_ns == 0).all()

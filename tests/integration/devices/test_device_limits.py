@@ -1,0 +1,134 @@
+"""Recording neither harms a device that has limits, nor is misled by them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from benchmarks.device_calls import counted_apart
+from commprof import _native
+from commprof.analysis.align import histogram
+from commprof.analysis.late import summary_ranks
+from commprof.trace import columns
+from commprof.trace.reader import Trace, read_trace
+from commprof.trace.schema import Kind
+from tests.support.machines.commands import call
+from tests.support.machines.device_runs import run_on_device
+from tests.support.machines.ranks import run_module
+from tests.support.ranks.device_late_rank import LATE_MS, PER_STEP, STEPS
+from tests.support.ranks.device_limits_script import GROUPS, HELD_UP_MS
+
+#: A vendor's library registers its kernels, and capture begins.
+SEEN_KEYS = """
+import sys, torch, torch.distributed, commprof
+libraries = []
+for key in ("XPU", "HPU"):
+    libraries.append(torch.library.Library("c10d", "IMPL", key))
+    libraries[-1].impl("allreduce_", lambda *arguments: None)
+with commprof.profile(sys.argv[1]):
+    print(torch._C._dispatch_dump("c10d::allreduce_"))
+"""
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(_native.native is None, reason="needs the native module"),
+]
+
+#: The clock's anchors, the drift of a second until the next one, and a busy machine.
+ERROR_NS = 2_000_000
+#: Of c10's pool.
+POOL_STREAMS = 32
+
+
+def run(directory: Path, scenario: str) -> tuple[Trace, dict[str, Any]]:
+    return run_on_device("tests.support.ranks.device_limits_script", directory, scenario)
+
+
+@pytest.mark.parametrize("backend", ["as_nccl", "silent", "unshielded"])
+def test_a_group_that_is_held_up_delays_no_other_one(tmp_path: Path, backend: str) -> None:
+    trace, truth = run(tmp_path, f"many_groups@{backend}")
+    table = columns.collectives(trace)
+    ready, _, end = np.array(truth["collectives"]).T
+    assert len(table) == len(end) == 2 * GROUPS
+    # The stream that issues goes on: no wait of ours blocks its hardware queue.
+    assert ready[-1] - ready[GROUPS] < 0.2 * HELD_UP_MS * 1e6
+    # Of 32 streams the communication library itself gives one to two groups.
+    held_up = np.isin(np.arange(2 * GROUPS), (GROUPS, GROUPS + POOL_STREAMS))
+    took_ms = (end - ready) / 1e6
+    assert took_ms[held_up].min() > 0.9 * HELD_UP_MS
+    assert took_ms[~held_up].max() < 0.2 * HELD_UP_MS
+    assert truth["counts"]["new_streams"] - GROUPS == 1  # ours is for the clock
+    if backend == "silent":
+        assert (table.end_ns == 0).all()
+    else:
+        assert table.end_ns == pytest.approx(end, abs=ERROR_NS)
+
+
+def test_no_context_is_made_on_a_device_that_nobody_uses(tmp_path: Path) -> None:
+    trace, truth = run(tmp_path, "another_device")
+    assert list(truth["contexts"]) == ["1"]
+    assert (columns.collectives(trace).end_ns > 0).all()
+
+
+def test_another_thread_s_capture_is_not_broken(tmp_path: Path) -> None:
+    trace, truth = run(tmp_path, "another_capture")
+    assert truth["invalidated"] == 0
+    assert (columns.collectives(trace).end_ns > 0).all()
+    assert (trace.records["kind"] == Kind.DEVICE_WAIT).sum() == 21
+
+
+def test_a_collective_and_its_wait_cost_few_calls_of_the_runtime() -> None:
+    calls = counted_apart(shields=True)
+    assert sum(calls.values()) <= 8
+    assert calls["capture_status"] == 1
+
+
+def test_a_device_that_cannot_tell_captures_is_not_marked_and_the_report_says_so(
+    tmp_path: Path,
+) -> None:
+    trace, _ = run(tmp_path, "another_device@inherits")
+    assert "does not say whether a stream is captured" in trace.metadata["no_device_times"]
+    assert not (columns.collectives(trace).end_ns > 0).any()
+    report = call("-m", "commprof", "report", str(tmp_path))
+    assert "COMMPROF_DEVICE_EVENTS=on" in report.stdout, report.stderr
+
+
+def test_collectives_of_xpu_and_hpu_are_seen(tmp_path: Path) -> None:
+    """Where their libraries have registered kernels, as torch_xpu and habana do."""
+    done = call("-c", SEEN_KEYS, str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    for key in ("XPU", "HPU"):
+        line = next(line for line in done.stdout.splitlines() if line.startswith(f"{key}: "))
+        assert "observer.cpp" in line
+
+
+@pytest.mark.measures
+def test_always_on_mode_names_the_rank_whose_device_is_late(tmp_path: Path) -> None:
+    run_module("tests.support.ranks.device_late_rank", [str(tmp_path)], 2)
+    traces = [read_trace(tmp_path / f"rank_{rank}.trace") for rank in (0, 1)]
+    truth = [np.array(json.loads((tmp_path / f"truth_{rank}.json").read_text())) for rank in (0, 1)]
+    summaries = [trace.summary for trace in traces if trace.summary is not None]
+    assert len(summaries) == 2
+    for summary, (ready, start, end) in zip(summaries, (one.T for one in truth), strict=True):
+        assert summary.dropped == 0
+        until_last = histogram.merge(one.until_last for one in summary.operations)
+        wire = histogram.merge(one.wire for one in summary.operations)
+        # The first one came before the clocks were compared.
+        assert until_last.count == wire.count == len(ready)
+        assert until_last.sum_ns == pytest.approx((start - ready).sum(), rel=0.05, abs=20e6)
+        assert wire.sum_ns == pytest.approx((end - start).sum(), rel=0.05)
+    waited = [one.exposed_wait for one in summaries]
+    per_step_ns = 2 * LATE_MS * 1e6  # before the wait and before the backward pass's
+    assert waited[0].count == waited[1].count == STEPS - 1
+    assert waited[0].sum_ns / waited[0].count == pytest.approx(per_step_ns, rel=0.1)
+    assert waited[1].sum_ns / waited[1].count < 0.1 * per_step_ns
+    wire_ns = summaries[0].exposed_wire.sum_ns / waited[0].count
+    assert wire_ns == pytest.approx(PER_STEP * 3e6, rel=0.15)
+    late = summary_ranks.late_rank(traces, summaries)
+    assert late is not None
+    assert late.rank == 1
+    assert late.wait_ms == pytest.approx(2 * LATE_MS, rel=0.1)

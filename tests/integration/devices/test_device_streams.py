@@ -1,0 +1,118 @@
+"""Waits for events, and coalesced calls, on a device without hardware."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from commprof import _native
+from commprof.analysis.align.device_timeline import on_device_timeline
+from commprof.trace import columns
+from commprof.trace.reader import Trace
+from commprof.trace.schema import OPS, Kind
+from tests.support.machines.device_runs import run_on_device
+from tests.support.ranks.device_streams_script import COMPUTING, MS, SIDE
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(_native.native is None, reason="needs the native module"),
+]
+
+EXACT_NS = 2_000
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Trace, dict[str, Any]]:
+    directory = tmp_path_factory.mktemp("streams")
+    return run_on_device("tests.support.ranks.device_streams_script", directory)
+
+
+def waits_on(trace: Trace, stream: int) -> Any:
+    records = trace.records[trace.records["kind"] == Kind.DEVICE_WAIT]
+    return records[records["bytes_out"] == stream]
+
+
+def stalls_ns(truth: dict[str, Any]) -> Any:
+    """Those of the stream that computes that took time at all, in order."""
+    length = np.array([end - begin for begin, end in truth["stalls"]])
+    return length[length > 1 * MS]
+
+
+def test_waiting_for_an_event_behind_a_collective_is_seen(
+    recorded: tuple[Trace, dict[str, Any]],
+) -> None:
+    trace, truth = recorded
+    table = columns.collectives(trace)
+    gathered = table.op_id[[1, 2, 4]]  # the first was in the stream that computes
+    waits = waits_on(trace, COMPUTING)
+    length = (waits["value"] - waits["timestamp_ns"]).astype(np.int64)
+    of_events = np.isin(waits["op_id"], gathered)
+    long = of_events & (length > EXACT_NS)
+    # 4 ms, the batch of 3 ms, 5 ms, 5 and 7 ms, and then the messages' and the last collective's.
+    first, batch, second, third, *_ = stalls_ns(truth)
+    assert (first > 3 * MS, batch > 2 * MS, second > 4 * MS, third > 10 * MS) == (True,) * 4
+    assert waits["op_id"][long].tolist() == gathered.tolist()
+    assert length[long] == pytest.approx([first, second, third], abs=EXACT_NS)
+
+
+def test_what_no_collective_came_before_is_none_of_ours(
+    recorded: tuple[Trace, dict[str, Any]],
+) -> None:
+    trace, truth = recorded
+    waits = waits_on(trace, COMPUTING)
+    length = (waits["value"] - waits["timestamp_ns"]).astype(np.int64)
+    batch = stalls_ns(truth)[1]
+    assert not (np.abs(length - batch) < EXACT_NS).any()
+
+
+def test_another_stream_s_wait_is_not_the_one_that_computes(
+    recorded: tuple[Trace, dict[str, Any]],
+) -> None:
+    trace, _ = recorded
+    streams = set(trace.records[trace.records["kind"] == Kind.DEVICE_WAIT]["bytes_out"].tolist())
+    assert streams == {COMPUTING, SIDE, 7}
+    table = columns.collectives(trace)
+    assert set(waits_on(trace, SIDE)["op_id"].tolist()) == set(table.op_id[1:6].tolist())
+
+
+def test_an_event_of_another_device_comes_behind_nothing_of_this_one(
+    recorded: tuple[Trace, dict[str, Any]],
+) -> None:
+    trace, _ = recorded
+    gathered = columns.collectives(trace).op_id[3]
+    assert gathered not in waits_on(trace, COMPUTING)["op_id"]
+
+
+def test_who_waits_for_coalesced_calls_waits_for_the_last_of_them(
+    recorded: tuple[Trace, dict[str, Any]],
+) -> None:
+    trace, truth = recorded
+    table = columns.collectives(on_device_timeline(trace))
+    names = [OPS[code] for code in table.op.tolist()]
+    assert names[6:] == ["send", "recv", "send", "recv", "send", "all_reduce"]
+    waits = waits_on(trace, COMPUTING)
+    length = (waits["value"] - waits["timestamp_ns"]).astype(np.int64)
+    last_ones = table.op_id[[7, 9, 11]]  # watched again after the batch that failed
+    waited = waits["op_id"] > table.op_id[5]
+    assert waits["op_id"][waited].tolist() == last_ones.tolist()
+    assert length[waited] == pytest.approx(stalls_ns(truth)[-3:], abs=EXACT_NS)
+
+
+def test_coalesced_calls_end_together_where_their_work_has_a_future(
+    recorded: tuple[Trace, dict[str, Any]],
+) -> None:
+    trace, truth = recorded
+    table = columns.collectives(on_device_timeline(trace))
+    ends = np.array(truth["collectives"])[:, 2]
+    assert table.end_ns[[6, 7, 10]].tolist() == [0, 0, 0]  # none, none, and refused
+    assert table.end_ns[8] == pytest.approx(table.end_ns[9], abs=EXACT_NS)
+    apart = int(table.end_ns[11]) - int(table.end_ns[9])
+    assert apart == pytest.approx(ends[-1] - ends[-2], abs=60_000)
+
+
+def test_nothing_is_left_replaced(recorded: tuple[Trace, dict[str, Any]]) -> None:
+    _, truth = recorded
+    assert truth["restored"]
+    assert truth["group_restored"]

@@ -1,0 +1,209 @@
+"""Processes that end badly: what they recorded stays readable, and nothing is left behind."""
+
+from __future__ import annotations
+
+import json
+import signal
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from commprof import _native
+from commprof.trace import columns
+from commprof.trace.reader import Trace, read_trace
+from commprof.trace.rings.salvage import salvage
+from commprof.trace.schema import Kind
+from tests.support.machines.victims import Ended, finish, rings_of, run_scenario, start_scenario
+
+pytestmark = pytest.mark.slow
+
+native_only = pytest.mark.skipif(_native.native is None, reason="needs the C++ module")
+captures = pytest.mark.parametrize(
+    "native",
+    [pytest.param(True, id="native", marks=native_only), pytest.param(False, id="python")],
+)
+
+
+def trace_of(directory: Path, rank: int = 0) -> Trace:
+    trace = read_trace(directory / f"rank_{rank}.trace")
+    assert trace.problems == ()
+    return trace
+
+
+def boundaries(trace: Trace) -> list[int]:
+    """The steps that ended, as their records say."""
+    marks = trace.records[trace.records["kind"] == Kind.STEP]
+    return [int(mark["op_id"]) for mark in marks if mark["aux"] == 1]
+
+
+def same(one: Trace, other: Trace) -> bool:
+    return bool(np.array_equal(one.records, other.records)) and one.groups == other.groups
+
+
+def salvaged(trace: Trace, ended: Ended) -> int:
+    """Salvages and checks that nothing changed but the rings, which are gone."""
+    assert ended.rings() != []
+    moved = salvage(trace.path)
+    assert ended.rings() == []
+    assert same(read_trace(trace.path), trace)
+    assert salvage(trace.path) == 0
+    return moved
+
+
+@native_only
+def test_a_rank_that_is_killed_loses_nothing(tmp_path: Path) -> None:
+    survivor, victim = run_scenario("killed_by_itself", tmp_path, 2)
+
+    assert victim.returncode == -signal.SIGKILL
+    (counted,) = victim.said
+    killed = trace_of(tmp_path, 1)
+    assert not killed.complete
+    assert killed.dropped == 0
+    assert len(killed.records) == counted["records"]
+    assert boundaries(killed) == list(range(counted["steps"]))
+    assert len(columns.buckets(killed)) == 0
+    assert len(columns.collectives(killed)) >= 5 * 2
+    # Its last 2000 records took no time to speak of: they came out of the rings.
+    assert salvaged(killed, victim) > 0
+
+    assert survivor.returncode == 1
+    assert "Traceback" in survivor.stderr
+    other = trace_of(tmp_path, 0)
+    assert other.complete
+    assert survivor.rings() == []
+    assert len(boundaries(other)) >= 5
+    assert [group.size for group in other.groups.values()] == [2]
+
+
+@native_only
+def test_a_kill_in_the_middle_of_a_step(tmp_path: Path) -> None:
+    processes = start_scenario("killed_from_outside", tmp_path, 2)
+    victim = processes[1]
+    assert victim.stdout is not None
+    steps = [json.loads(victim.stdout.readline())["step"] for _ in range(30)]
+    victim.kill()
+    survivor, killed = (finish(process) for process in processes)
+
+    steps += [line["step"] for line in killed.said]
+    trace = trace_of(tmp_path, 1)
+    ended = boundaries(trace)
+    # It may have been killed between the end of a step and the word about it.
+    assert ended in (steps, [*steps, len(steps)])
+    assert steps == list(range(len(steps)))
+    salvaged(trace, killed)
+    assert survivor.returncode == 1
+    assert trace_of(tmp_path, 0).complete
+    assert survivor.rings() == []
+
+
+@captures
+@pytest.mark.parametrize(
+    ("name", "returncode"),
+    [("ends_with_exit", 3), ("ends_with_error", 1), ("ends_without_stop", 0)],
+)
+def test_a_process_that_ends_in_python_closes_its_trace(
+    tmp_path: Path, name: str, returncode: int, native: bool
+) -> None:
+    (ended,) = run_scenario(name, tmp_path, native=native)
+
+    assert ended.returncode == returncode
+    trace = trace_of(tmp_path)
+    assert trace.complete
+    assert boundaries(trace) == [0]
+    assert ended.rings() == []
+    assert ("LookupError: the user's own" in ended.stderr) == (name == "ends_with_error")
+
+
+@captures
+def test_a_process_that_ends_at_once(tmp_path: Path, native: bool) -> None:
+    (ended,) = run_scenario("ends_at_once", tmp_path, native=native)
+
+    assert ended.returncode == 4
+    trace = trace_of(tmp_path)
+    assert not trace.complete
+    assert boundaries(trace) == list(range(100))
+    if native:
+        assert salvaged(trace, ended) == 101
+    assert ended.rings() == []
+
+
+@native_only
+def test_the_second_session_of_a_process_is_as_safe_as_the_first(tmp_path: Path) -> None:
+    (ended,) = run_scenario("two_sessions", tmp_path)
+
+    assert ended.returncode == -signal.SIGKILL
+    first, second = trace_of(tmp_path / "first"), trace_of(tmp_path / "second")
+    assert (first.complete, boundaries(first)) == (True, list(range(10)))
+    assert (second.complete, boundaries(second)) == (False, list(range(20)))
+    assert len(second.records) == ended.said[0]["records"] == 21
+    assert salvaged(second, ended) == 21
+
+
+@captures
+def test_forks(tmp_path: Path, native: bool) -> None:
+    (ended,) = run_scenario("forks", tmp_path, native=native)
+
+    assert ended.returncode == 0, ended.stderr
+    (said,) = ended.said
+    assert (said["seen"], said["status"]) == (12, 0)
+    parent = trace_of(tmp_path / "parent")
+    assert parent.complete
+    # 12 samples, 2 a batch, and one step behind them; none of a child.
+    assert boundaries(parent) == list(range(7))
+    assert set(parent.records["thread"].tolist()) == {parent.metadata["main_thread"]}
+    child = trace_of(tmp_path / "child")
+    assert (child.complete, boundaries(child)) == (True, list(range(4)))
+    assert child.metadata["pid"] != parent.metadata["pid"] == said["pid"]
+    for method in ("fork", "spawn"):
+        trace = trace_of(tmp_path / method)
+        assert (trace.complete, boundaries(trace)) == (True, [0])
+        assert rings_of(trace.metadata["pid"]) == []
+    assert ended.rings() == rings_of(child.metadata["pid"]) == []
+
+
+@captures
+def test_a_full_disk_does_not_disturb_training(tmp_path: Path, native: bool) -> None:
+    (ended,) = run_scenario("disk_fills_up", tmp_path, native=native)
+
+    assert ended.returncode == 0
+    assert ended.said == [{"total": [10.0] * 4, "written": 11, "errno": 27}]
+    trace = trace_of(tmp_path)
+    assert boundaries(trace) == list(range(10))
+    about = [line for line in ended.stderr.splitlines() if "cannot write" in line]
+    assert len(about) == 1
+    assert f"cannot write {trace.path}: File too large. Training goes on;" in about[0]
+    # The closing block fits into the 100 bytes that are left, and owns up to what did not.
+    assert (trace.complete, trace.dropped) == (True, 10)
+    assert ended.rings() == []
+
+
+@captures
+def test_what_cannot_work_is_refused_at_the_start(tmp_path: Path, native: bool) -> None:
+    (ended,) = run_scenario("refusals", tmp_path, native=native)
+
+    assert ended.returncode == 0, ended.stderr
+    messages = {line["name"]: line["message"] for line in ended.said}
+    expected = {
+        "taken": f"{tmp_path}/taken/rank_0.trace exists already; give this run a directory",
+        "file": f"cannot make the directory {tmp_path}/file: File exists",
+        "unknown": "profile(metadata=...) takes what JSON can hold, but: Object of type object",
+        "own key": "profile(metadata=...) cannot set rank: commprof writes that itself",
+        "full": f"cannot record to {tmp_path}/full/rank_0.trace: ",
+        "rank": "RANK=5 and WORLD_SIZE=1 in the environment are no rank and world size",
+        "second": "capture already runs in this process",
+        "read only": f"cannot write {tempfile.gettempdir()}/commprof-read-only-",
+    }
+    assert messages.keys() == expected.keys()
+    for name, beginning in expected.items():
+        assert messages[name].startswith(beginning), name
+    assert "File too large" in messages["full"]
+    assert messages["read only"].endswith("/rank_0.trace: Permission denied")
+    # The file that was there is untouched; what a refusal began is gone again.
+    assert (tmp_path / "taken/rank_0.trace").read_text() == "keep me"
+    assert not (tmp_path / "a").exists()
+    assert not (tmp_path / "second").exists()
+    accepted = trace_of(tmp_path / "full")
+    assert (accepted.complete, accepted.metadata["mine"]) == (True, 2)
+    assert ended.rings() == []

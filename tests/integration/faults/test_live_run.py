@@ -1,0 +1,216 @@
+"""Live metrics of real ranks, scraped by a real Prometheus that loads the rules we ship.
+
+Every expression of the dashboard and of the rules is put to it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from commprof.monitor.monitor import address_file
+from commprof.predict.fit.cost_model import CostCurve, Piece
+from commprof.predict.fit.machine_profile import LinkProfile, MachineProfile, save_profile
+from tests.support.machines.commands import RUN, start
+from tests.support.machines.programs import need_prometheus
+from tests.support.machines.prometheus import DEPLOY, RULES, Prometheus, target, until
+from tests.support.machines.ranks import free_port
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.measures,  # a rank is late by a known time
+]
+
+#: STEPS and PAUSE_S of it: it sleeps, so that the host is free for the others.
+SCRIPT = """
+import sys, time, torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+dist.init_process_group("gloo")
+model = DistributedDataParallel(torch.nn.Linear(64, 64))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
+for _ in range(int(sys.argv[1])):
+    optimizer.zero_grad()
+    model(torch.randn(2, 64)).square().sum().backward()
+    optimizer.step()
+    time.sleep(float(sys.argv[2]))
+"""
+
+
+@dataclass(frozen=True)
+class Watched:
+    """A run of 4 ranks, one of them late, and one of 2 that compress; as Prometheus saw them."""
+
+    run: Path
+    compressed: Path
+    #: Every answer by the expression asked for.
+    answers: dict[str, Any]
+    #: Of ``commprof top --once`` while they ran.
+    frame: str
+    exit_codes: tuple[int, int]
+
+
+def expressions() -> list[str]:
+    """Of every panel of the dashboard, and of every rule, as Prometheus takes them."""
+    dashboard = json.loads((DEPLOY / "grafana" / "commprof.json").read_text())
+    panels = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
+    return [expr.replace("$instance", ".+") for expr in panels] + list(rules())
+
+
+def rules() -> list[str]:
+    """The rules' own, read without a YAML library: an expression is one line, or folded."""
+    found = re.findall(r"^ +expr: (>-\n(?: {10}.*\n)+|.*\n)", RULES.read_text(), re.MULTILINE)
+    return [" ".join(text.removeprefix(">-").split()) for text in found]
+
+
+def profile(path: Path) -> Path:
+    """A machine that all-reduces without latency at 10 GB/s."""
+    exact = (0.0, 0.0)
+    curve = CostCurve("all_reduce", "gloo", (Piece(0.0, 0.0, 1e-10, exact, exact),), (1, 1e9), (4,))
+    save_profile(MachineProfile({"same_host": LinkProfile({"all_reduce": curve})}), path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def watched(tmp_path_factory: pytest.TempPathFactory) -> Watched:
+    need_prometheus()
+    place = tmp_path_factory.mktemp("live")
+    runs = place / "late", place / "compressed"
+    script = place / "train.py"
+    script.write_text(SCRIPT)
+    common = (
+        *("--overhead-steps", "0"),
+        *("--metrics-address", "127.0.0.1:0", "--metrics-interval", "0.5"),
+    )
+    jobs = (
+        start(
+            *RUN,
+            *("--world-sizes", "4", "--steps", "20000", "--output", str(runs[0])),
+            *("--workload", "timed:late_rank=2,late_ms=30,forward_ms=5,backward_ms=5,data_ms=1"),
+            *("--metrics-profile", str(profile(place / "profile.json")), *common),
+        ),
+        start(
+            *RUN,
+            *("--nproc", "2", "--output", str(runs[1]), "--hook", "fp16"),
+            *("--gradient-norms", "2", *common[2:], str(script), "1000000", "0.05"),
+        ),
+    )
+    server = Prometheus(place / "prometheus", [target(run) for run in runs])
+    try:
+        # Rates need two scrapes of every series, and the late rank some steps.
+        until(lambda: server.result("commprof_late_rank == 1"), "the late rank")
+        until(lambda: server.result("rate(commprof_gradient_sent_bytes_total[1m]) > 0"), "bytes")
+        until(lambda: server.result("rate(commprof_hidden_seconds_total[1m]) >= 0"), "rates")
+        time.sleep(3)
+        answers = {expr: server.get("query", query=expr)["result"] for expr in expressions()}
+        answers["rules"] = server.get("rules")["groups"]
+        frame = subprocess.run(
+            [sys.executable, "-m", "commprof", "top", str(runs[0]), "--once"],
+            env={**os.environ, "COLUMNS": "160"},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        _kill_monitor(runs[0])
+        time.sleep(1)
+        alive = [job.poll() is None for job in jobs]
+    finally:
+        server.stop()
+        for job in jobs:
+            job.send_signal(signal.SIGINT)
+        for job in jobs:
+            job.communicate(timeout=150)
+    assert alive == [True, True]  # the job does not notice the end of what watches it
+    codes = jobs[0].returncode, jobs[1].returncode
+    return Watched(*runs, answers, frame, codes)
+
+
+def _kill_monitor(run: Path) -> None:
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            words = (process / "cmdline").read_bytes().split(b"\0")
+            if b"commprof.monitor" in words and os.fsencode(run) in words:
+                os.kill(int(process.name), signal.SIGKILL)
+
+
+def test_every_panel_shows_something(watched: Watched) -> None:
+    panels = expressions()[: len(expressions()) - len(rules())]
+    assert len(panels) > 25
+    empty = [expr for expr in panels if not watched.answers[expr]]
+    assert empty == []
+
+
+def test_every_rule_is_evaluated(watched: Watched) -> None:
+    (group,) = watched.answers["rules"]
+    assert len(group["rules"]) == len(rules()) >= 9
+    assert {rule["name"]: rule["health"] for rule in group["rules"]} == {
+        rule["name"]: "ok" for rule in group["rules"]
+    }
+    assert [rule.get("lastError") for rule in group["rules"]] == [None] * len(group["rules"])
+    firing = {rule["name"] for rule in group["rules"] if rule["alerts"]}
+    # The rank is late, and 30 ms of waiting are most of the step; a busy host does the rest.
+    assert "CommprofLateRank" in firing
+    expected = {"CommprofLateRank", "CommprofExposedCommunication", "CommprofLowBandwidth"}
+    assert firing <= expected | {"CommprofStepSlower", "CommprofHostMemory"}
+
+
+def test_the_figures_are_those_of_the_job(watched: Watched) -> None:
+    (late,) = watched.answers['commprof_late_rank{instance=~".+"} == 1']
+    assert late["metric"]["rank"] == "2"
+    (cost,) = watched.answers['commprof_late_rank_wait_seconds{instance=~".+"}']
+    assert 0.002 < float(cost["value"][1]) < 0.1  # 30 ms, less what a busy host adds to others
+    ratio = watched.answers[
+        'sum by (rank) (rate(commprof_gradient_plain_bytes_total{instance=~".+"}[1m])) / '
+        'sum by (rank) (rate(commprof_gradient_sent_bytes_total{instance=~".+"}[1m]))'
+    ]
+    assert [float(each["value"][1]) for each in ratio] == pytest.approx([2, 2], rel=0.05)
+    norms = watched.answers['commprof_gradient_norm{instance=~".+"}']
+    assert len({each["value"][1] for each in norms}) == 2  # before the exchange they differ
+
+
+def test_top_names_the_same_rank(watched: Watched) -> None:
+    assert "4 ranks, gloo, full mode, at " in watched.frame
+    assert "Late rank: 2, in backward" in watched.frame
+
+
+def test_the_job_ends_as_it_would_without(watched: Watched) -> None:
+    assert watched.exit_codes == (130, 130)
+    for run in (watched.run, watched.compressed):
+        assert (run / "monitor.log").read_text() == ""
+    until(lambda: not address_file(watched.compressed).exists(), "the end of the monitor")
+
+
+def test_promtool_accepts_the_rules() -> None:
+    need_prometheus("promtool")
+    subprocess.run(["promtool", "check", "rules", str(RULES)], check=True, capture_output=True)
+
+
+def test_a_rank_of_a_job_that_something_else_launches_starts_it(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    lines, out = tmp_path / "metrics.jsonl", tmp_path / "out"
+    job = start(
+        *("-m", "commprof.wrap", str(tmp_path / "train.py"), "20", "0"),
+        **{"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "localhost"},
+        **{"MASTER_PORT": str(free_port()), "COMMPROF_OUT": str(out)},
+        COMMPROF_METRICS=f"--metrics-jsonl '{lines}' --metrics-interval 0.2",
+    )
+    output, errors = job.communicate(timeout=150)
+    assert (job.returncode, output) == (0, ""), errors
+    assert errors.startswith(f"commprof: recorded to {out}; next: ")
+    assert errors.count("\n") == 1
+
+    def last() -> bool:
+        return lines.exists() and json.loads(lines.read_text().splitlines()[-1])["step"] == 19
+
+    until(last, "the last step")
+    assert (out / "monitor.log").read_text() == ""

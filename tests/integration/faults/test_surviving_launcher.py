@@ -1,0 +1,108 @@
+"""The launcher is killed, interrupted, or shares its directory: ranks end, records stay."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from commprof import _native
+from commprof.trace import columns
+from commprof.trace.reader import read_trace
+from tests.support.machines.commands import RUN, call
+from tests.support.machines.faults import SCRIPT, report_on
+from tests.support.machines.launched import Launched, launch, run_of, steps_in
+from tests.support.machines.launcher_faults import no_cgroup, out_of_memory
+from tests.support.machines.processes import await_gone, gone
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(_native.native is None, reason="needs the C++ module"),
+]
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> Iterator[Launched]:
+    """A run of an endless script that records steps."""
+    job = launch(run_of(tmp_path), tmp_path)
+    try:
+        job.await_steps()
+        yield job
+    finally:
+        job.end()
+
+
+def test_a_launcher_that_is_killed(running: Launched) -> None:
+    ranks = running.pids()
+    running.process.kill()
+    running.process.wait()
+    # As under torchrun, the ranks of a script outlive a launcher that is killed.
+    running.await_growth()
+    assert not any(gone(pid) for pid in ranks)
+    for pid in ranks:
+        os.kill(pid, signal.SIGKILL)
+    assert await_gone(ranks) == []
+    assert running.rings() != []
+    report = " ".join(report_on(running.run).split())
+    killed = f"the launcher (process {running.process.pid}) was killed before its ranks had ended"
+    assert killed in report
+    assert "rank 0 never closed its trace: its process" in report
+    assert running.rings() == []
+    assert steps_in(running.world / "rank_0.trace") > 10
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_launcher_that_is_told_to_end(running: Launched, number: signal.Signals) -> None:
+    ranks = running.pids()
+    running.process.send_signal(number)
+    code = 130 if number is signal.SIGINT else -signal.SIGTERM
+    assert running.process.wait(60) == code
+    assert ("2 ranks: interrupted" if number is signal.SIGINT else "") in running.err
+    assert await_gone(ranks) == []
+    assert running.rings() == []
+    errors = json.loads((running.run / "run.json").read_text())["errors"]
+    assert errors == {
+        "2": "interrupted" if number is signal.SIGINT else "the launcher was ended by SIGTERM"
+    }
+
+
+def test_a_rank_that_the_kernel_kills_for_memory(tmp_path: Path) -> None:
+    if reason := no_cgroup():
+        pytest.skip(reason)
+    found = out_of_memory(tmp_path, random.Random(1))
+    told = found.unharmed, found.records_kept, found.cause_named
+    assert told == (True, True, True), found.said
+
+
+def test_two_jobs_in_one_directory(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    command = [
+        *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone"),
+        *("-m", "commprof.wrap", str(SCRIPT), "none", "30"),
+    ]
+    environment = {**os.environ, "COMMPROF_OUT": str(out), "OMP_NUM_THREADS": "1"}
+    jobs = [
+        subprocess.Popen(
+            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        for _ in range(2)
+    ]
+    for job in jobs:
+        said, complaints = job.communicate(timeout=90)
+        assert job.returncode == 0, complaints
+        assert said.count("done ") == 2
+    for place in (out, out / "job_2"):
+        for rank in (0, 1):
+            trace = read_trace(place / f"rank_{rank}.trace")
+            assert trace.complete
+            assert len(columns.steps(trace)) == 30
+    refused = call(*RUN, "--nproc", "1", "--output", str(out), str(SCRIPT), "none", "3")
+    assert refused.returncode == 2
+    assert "is not empty" in refused.stderr

@@ -1,0 +1,209 @@
+"""The watchdog beside real ranks: stopped ones, late ones, ones that are out of step."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from commprof import _native
+from commprof.launch.elastic import stop_fork_server
+from commprof.monitor.watchdog.py_spy import find_py_spy
+from tests.support.machines.commands import call
+from tests.support.machines.hangs import STEPS, THRESHOLD_S, outcome, stop_a_rank, undisturbed
+
+pytestmark = [
+    pytest.mark.skipif(_native.native is None, reason="needs the C++ module"),
+    pytest.mark.slow,
+]
+needs_py_spy = pytest.mark.skipif(find_py_spy() is None, reason="needs py-spy: pip install py-spy")
+
+#: Rank 1 comes 4 s late to a step; then the ranks disagree about a collective and go on.
+SCRIPT = """
+import time
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+
+def guilty_nap():
+    time.sleep(4)
+
+
+def main():
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    torch.manual_seed(1)
+    model = DistributedDataParallel(torch.nn.Linear(64, 64))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(40):
+        loss = model(torch.full((8, 64), 1.0 + rank)).square().mean()
+        optimizer.zero_grad()
+        if step == 20 and rank == 1:
+            guilty_nap()
+        loss.backward()
+        optimizer.step()
+        time.sleep(0.02)
+    print(f"rank {rank} loss {loss.item().hex()}", flush=True)
+    work = dist.all_reduce(torch.zeros(2 + rank), async_op=True)
+    time.sleep(1.5)
+
+
+main()
+import os
+os._exit(7)
+"""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def fork_server() -> Iterator[None]:
+    yield
+    stop_fork_server()
+
+
+@pytest.mark.parametrize(
+    ("seed", "mode"), [(1, "full"), (2, "full"), (4, "full"), (3, "always-on"), (6, "always-on")]
+)
+def test_a_stopped_rank_is_named(tmp_path: Path, seed: int, mode: str) -> None:
+    tried = stop_a_rank(tmp_path, seed, most_ranks=4, mode=mode)
+    assert tried.hang is not None
+    assert tried.named_after_s is not None
+    assert tried.named_after_s < THRESHOLD_S + 5
+    assert [one["rank"] for one in tried.hang["accused"]] == [tried.rank]
+    assert (tried.hang["kind"], tried.hang["threshold"]) == ("held up", "2 s, as asked for")
+    assert "is stopped (SIGSTOP" in tried.hang["sentence"]
+    others = [rank for rank in range(tried.ranks) if rank != tried.rank]
+    assert set(tried.hang["waiting"]) <= set(others)
+    stopped = next(one for one in tried.hang["ranks"] if one["rank"] == tried.rank)
+    assert stopped["process"] == "stopped"
+    if find_py_spy():
+        assert "MainThread" in tried.stacks
+        assert "loop.py" in tried.stacks
+    # The job went on as if nothing had been.
+    assert outcome(tmp_path, tried.ranks) == undisturbed(tried.ranks)
+    assert {steps for steps, _, _ in outcome(tmp_path, tried.ranks)} == {STEPS}
+    over = json.loads((tmp_path / f"hang_{tried.hang['number']}.json").read_text())
+    assert over["ended_after_s"] is not None
+
+
+@dataclass
+class Finished:
+    """The script under one of the launchers."""
+
+    directory: Path
+    process: subprocess.CompletedProcess[str]
+
+    def hang(self) -> dict[str, Any]:
+        value: dict[str, Any] = json.loads((self.directory / "hang_1.json").read_text())
+        return value
+
+
+@pytest.fixture(scope="module", params=["commprof run", "torchrun"])
+def finished(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    place = tmp_path_factory.mktemp("job")
+    script = place / "script.py"
+    script.write_text(SCRIPT)
+    if request.param == "commprof run":
+        options = ["--nproc", "2", "--watchdog", "1.5", "--output", str(place / "run")]
+        flames = ["--flamegraph", "0"] if find_py_spy() else []
+        done = call("-m", "commprof.run", *options, *flames, str(script), timeout_s=90)
+        return Finished(place / "run/world_2", done)
+    torchrun = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0")
+    command = (*torchrun, "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0")
+    env = {"COMMPROF_OUT": str(place / "out"), "COMMPROF_WATCHDOG": "1.5"}
+    done = call(*command, "-m", "commprof.wrap", str(script), timeout_s=90, **env)
+    return Finished(place / "out", done)
+
+
+def test_the_late_rank_and_its_line_are_named(finished: Finished) -> None:
+    hang = finished.hang()
+    assert (hang["kind"], [one["rank"] for one in hang["accused"]]) == ("absent", [1])
+    assert hang["waiting"] == [0]
+    assert (hang["step"], hang["operation"]["op"]) == (20, "all_reduce")
+    assert (hang["operation"]["bucket"], hang["phase"]) == (0, "after forward")
+    assert 0 < hang["ended_after_s"] < 20
+    if find_py_spy():
+        stacks = (finished.directory / "hang_1_rank_1.stack.txt").read_text()
+        assert "guilty_nap (script.py:9)" in stacks
+        assert (finished.directory / "hang_1_rank_0.stack.txt").exists()
+    else:
+        assert all("pip install" in one["problem"] for one in hang["stacks"])
+
+
+def test_ranks_out_of_step_are_told_while_they_run(finished: Finished) -> None:
+    (path,) = finished.directory.glob("watchdog_*.jsonl")
+    events = [json.loads(line) for line in path.read_text().splitlines()]
+    (event,) = [one for one in events if one["kind"] == "mismatch"]
+    assert "rank 0: all_reduce(sum) of 8 bytes as Float" in event["sentence"]
+    assert "rank 1: all_reduce(sum) of 12 bytes as Float" in event["sentence"]
+
+
+def test_the_script_ran_as_without(finished: Finished) -> None:
+    losses = {
+        line.split()[-1]
+        for line in finished.process.stdout.splitlines()
+        if line.startswith("rank ") and " loss " in line
+    }
+    assert len(losses) == 2
+    # Seven is the script's; torchrun has one for all.
+    assert finished.process.returncode == (7 if "run" in finished.directory.parts else 1)
+
+
+def test_the_report_shows_both(finished: Finished) -> None:
+    text = call("-m", "commprof", "report", str(finished.directory), COLUMNS="200").stdout
+    assert "rank 1 did not arrive at all_reduce number" in text
+    assert "is not the same on all ranks: rank 0: all_reduce(sum) of 8 bytes" in text
+    done = call("-m", "commprof", "report", str(finished.directory), "--format", "json")
+    (found,) = json.loads(done.stdout)["incidents"]
+    assert found["hangs"][0]["accused"] == [1]
+    assert found["mismatches"][0]["odd_ranks"] == [0, 1]
+    page = call("-m", "commprof", "report", str(finished.directory), "--format", "html")
+    assert page.returncode == 0
+    assert 'id="incidents"' in (finished.directory / "report.html").read_text()
+
+
+@needs_py_spy
+def test_the_flame_graph(finished: Finished) -> None:
+    path = finished.directory / "flame_rank_0.svg"
+    if not path.exists():
+        assert finished.directory.name == "out"  # it was asked for under commprof run only
+        return
+    picture = path.read_text()
+    assert "main (" in picture
+    # It waited in a backward pass for 4 s, and slept between its steps.
+    for phase in ("backward", "other"):
+        assert f"<title>{phase}: " in picture
+
+
+def test_no_watchdog_is_left(finished: Finished) -> None:
+    left = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            try:
+                command = (entry / "cmdline").read_bytes().split(b"\0")
+            except OSError:
+                continue
+            if (
+                b"commprof.monitor.watchdog" in command
+                and os.fsencode(finished.directory) in command
+            ):
+                left.append(command)
+    assert left == []
+
+
+def test_what_it_takes() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "commprof.run", "--watchdog", "soon"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert "--watchdog 'soon' is no threshold (allowed: auto, or a number of seconds" in done.stderr

@@ -1,0 +1,52 @@
+"""Two and four hosts on 1 Gbit/s links: what the run table says of them, against the interfaces."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.machines import netns
+from tests.support.machines.host_runs import run_on_each
+
+pytestmark = [
+    pytest.mark.needs_netns,
+    pytest.mark.slow,
+]
+
+STEPS = 20
+WORKLOAD = "timed:layers=3,backward_ms=20/10/5,gradient_mb=2,bucket_cap_mb=0.1"
+GRADIENT_BYTES = 6e6
+
+
+def table_row(text: str, ranks: int) -> list[str]:
+    """Of the table between hosts, the row of a world size."""
+    table = text.partition("Between hosts, per host and outgoing link:\n")[2].partition("\n\n")[0]
+    (row,) = (line.split() for line in table.splitlines() if line.split()[:1] == [str(ranks)])
+    return row
+
+
+@pytest.mark.parametrize(("count", "sizes"), [(2, (2, 4)), (4, (4,))])
+def test_the_interfaces_counted_what_the_table_says_within_2_percent(
+    tmp_path: Path, count: int, sizes: tuple[int, ...]
+) -> None:
+    common = ["--workload", WORKLOAD, "--steps", str(STEPS), "--overhead-steps", "0"]
+    common += ["--world-sizes", ",".join(map(str, sizes))]
+    with netns.Hosts(count, "1gbit") as hosts:
+        result = run_on_each(hosts, tmp_path / "run", common)
+    assert [run["num_processes"] for run in result["runs"]] == [*sizes]
+    for run, ranks in zip(result["runs"], sizes, strict=True):
+        links = run["aggregated_metrics"]["host_links"]
+        assert (links["hosts"], links["interfaces"], links["note"]) == (count, ["eth0"], "")
+        # A ring: each rank sends to the next, and of a host's ranks one to another host.
+        step_bytes = 2 * (ranks - 1) / ranks * GRADIENT_BYTES
+        assert links["step_bytes"] == pytest.approx(step_bytes)
+        assert links["recorded_bytes"] == pytest.approx(count * step_bytes * STEPS)
+        assert links["agrees"]
+        assert abs(links["counted_bytes"] / (count * step_bytes * STEPS) - 1) < 0.02
+        # All of it takes 48 ms and more at 1 Gbit/s, of which some is waiting.
+        assert 0.1 < links["in_flight_gbit_per_s"] < 1.0
+        assert links["step_gbit_per_s"] < links["in_flight_gbit_per_s"]
+        row = table_row(result["text"], ranks)
+        assert row[:4] == [str(ranks), str(count), "eth0", f"{step_bytes / 1e6:g}"]
+        assert row[-1] == "yes"

@@ -1,0 +1,48 @@
+"""Cross-checks on real ranks: the interfaces' counters and DDP's own log."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from commprof.analysis.checks.figure_checks import CrossCheck
+from commprof.analysis.world import analyse_world
+from commprof.trace.run.run_directory import WorldRun
+from tests.support.machines import netns
+from tests.support.machines.ranks import run_here, run_on_hosts
+
+WORKLOAD = "timed:layers=3,backward_ms=20/10/5,gradient_mb=2,bucket_cap_mb=0.1"
+STEPS = 20
+
+
+def checks_of(run: WorldRun) -> dict[str, CrossCheck]:
+    result = analyse_world(run)
+    assert result is not None
+    assert result.problems == ()
+    return {check.name: check for check in result.cross_checks}
+
+
+@pytest.mark.needs_netns
+def test_interfaces_counted_what_two_hosts_must_send(tmp_path: Path) -> None:
+    with netns.Hosts(2, "1gbit") as hosts:
+        found = checks_of(run_on_hosts(hosts, tmp_path, WORKLOAD, STEPS))["network"]
+    assert found.what == "bytes sent by eth0, 2 hosts"
+    # Each of two ranks sends its 6 MB once a step: 2 (n - 1) / n = 1.
+    assert found.ours == pytest.approx(2 * 6 * STEPS)
+    assert found.other == pytest.approx(found.ours, rel=0.05)
+    assert found.agrees
+
+
+@pytest.mark.measures
+def test_the_log_of_ddp_on_one_host(tmp_path: Path) -> None:
+    found = checks_of(run_here(tmp_path, WORKLOAD, 2, STEPS))
+    assert (found["ddp_bytes"].ours, found["ddp_bytes"].other) == (6.0, 6.0)
+    # Backward sleeps for 35 ms; the rest is copies, and late wake-ups on a busy machine.
+    assert 34 < found["ddp_backward"].ours < 45
+    assert found["ddp_backward"].other == pytest.approx(found["ddp_backward"].ours, rel=0.2)
+    assert found["phases"].agrees
+    assert found["loop_clock"].agrees
+    # Of all that is sent through `lo`, this run's payload is a part.
+    assert found["network"].what == "bytes sent by lo, 1 host"
+    assert found["network"].other > 0.98 * 2 * 6 * STEPS

@@ -1,0 +1,141 @@
+"""The backend `commprof` on real ranks: values, training, and ranks that are missing."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from tests.support.machines.ranks import free_port, run_module
+
+pytestmark = pytest.mark.slow
+MODULE = "tests.support.ranks.shm_rank"
+
+
+#: Ranks by host: one host, and several with as many ranks each or not.
+HOSTS = ["a,a", "a,a,a", "a,a,b,b", "a,b,a,a,b"]
+
+
+@pytest.mark.parametrize("hosts", HOSTS)
+def test_every_operation_gives_what_gloo_gives(hosts: str) -> None:
+    for output in run_module(MODULE, ["collectives", hosts], hosts.count(",") + 1):
+        assert "equal" in output
+
+
+@pytest.mark.parametrize("hosts", ["a,a,a", "a,b,a,a,b"])
+def test_long_all_reduces_are_as_on_paper(hosts: str) -> None:
+    for output in run_module(MODULE, ["large", hosts], hosts.count(",") + 1):
+        assert "as on paper" in output
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_training_ends_with_the_same_parameters(world_size: int) -> None:
+    for output in run_module(MODULE, ["training"], world_size):
+        assert "same parameters" in output
+
+
+#: What most ranks do in each disagreement, and what the last one does.
+DISAGREEMENTS = [
+    ("fp32 sum of 12 bytes", "fp32 sum of 16 bytes"),
+    ("fp32 sum of 4000000 bytes", "fp32 sum of 6000000 bytes"),
+    ("fp32 sum of 8000000 bytes", "fp64 sum of 8000000 bytes"),
+    ("fp32 sum of 0 bytes", "fp32 sum of 20000 bytes"),
+]
+
+
+@pytest.mark.parametrize("hosts", ["a,a", "a,a,b", "a,a,b,b"])
+def test_ranks_that_disagree_are_told_who_does_what(hosts: str) -> None:
+    """Of several hosts, the odd rank is alone on its own, or beside one that does what all do."""
+    outputs = run_module(MODULE, ["disagreement", hosts], hosts.count(",") + 1)
+    for output in outputs:
+        for usual, odd in DISAGREEMENTS:
+            assert f"does all_reduce {usual}, " in output
+            assert f"rank {len(outputs) - 1} does all_reduce {odd}" in output
+
+
+@pytest.mark.parametrize("hosts", ["a,a", "a,a,b"])
+def test_what_autograd_keeps_apart_is_exchanged_as_gloo_does(hosts: str) -> None:
+    for output in run_module(MODULE, ["caller_state", hosts], hosts.count(",") + 1):
+        assert "as from a kernel" in output
+
+
+@pytest.mark.parametrize("hosts", ["a,a,a", "a,a,b,b"])
+def test_a_call_that_fails_on_one_rank_is_told_to_the_others(hosts: str) -> None:
+    outputs = run_module(MODULE, ["failing", hosts], hosts.count(",") + 1)
+    for output in outputs[:-1]:
+        assert output.count(f"rank {len(outputs) - 1} (pid ") >= (3 if hosts == "a,a,a" else 0)
+        assert "gave up: " in output
+        assert "can't allocate memory" in output
+
+
+@pytest.mark.parametrize("hosts", ["a,a", "a,a,b"])
+def test_a_barrier_waits_for_what_is_under_way(hosts: str) -> None:
+    for output in run_module(MODULE, ["barrier", hosts], hosts.count(",") + 1):
+        assert "complete" in output
+
+
+@pytest.mark.parametrize("hosts", ["a,a", "a,a,b,b"])
+def test_a_rank_that_ends_its_group_is_named(hosts: str) -> None:
+    outputs = run_module(MODULE, ["ending", hosts], hosts.count(",") + 1)
+    neighbour = outputs[-2]
+    assert "left: it shut its process group down" in neighbour
+    assert "gave up: abort() was called" in neighbour
+    assert "it did not come within 1000 ms" in neighbour
+
+
+@pytest.mark.parametrize("hosts", ["a,a", "a,a,b,b", "a,b,a"])
+def test_compressors_between_hosts_give_the_mean(hosts: str) -> None:
+    for output in run_module(MODULE, ["hooks", hosts], hosts.count(",") + 1):
+        assert "near the mean" in output
+
+
+def test_a_host_without_room_gets_gloo_alone_and_is_told() -> None:
+    outputs = run_module(MODULE, ["kind"], 2)
+    assert "gloo alone, because of rank 0: cannot reserve" in outputs[0]
+    assert "/dev/shm is too small" in outputs[0]
+    assert all("ProcessGroupGloo" in output for output in outputs)
+
+
+def test_ranks_without_a_neighbour_get_gloo_alone() -> None:
+    for output in run_module(MODULE, ["kind", "a,b"], 2):
+        assert "ProcessGroupGloo" in output
+
+
+def test_a_rank_that_dies_is_named_by_the_others() -> None:
+    ranks, outputs = _lose_the_last("a,a,a")
+    for rank, output in list(zip(ranks, outputs, strict=True))[:2]:
+        assert rank.returncode == 0, output
+        assert f"rank 2 (pid {ranks[2].pid}) is missing: its process has ended" in output
+
+
+def test_a_rank_that_dies_on_another_host_ends_all_waiting() -> None:
+    ranks, outputs = _lose_the_last("a,a,b,b")
+    assert [rank.returncode for rank in ranks[:3]] == [0, 0, 0], outputs
+    assert f"rank 3 (pid {ranks[3].pid}) is missing: its process has ended" in outputs[2]
+    for output in outputs[:2]:
+        assert "between hosts: " in output
+
+
+def _lose_the_last(hosts: str) -> tuple[list[subprocess.Popen[str]], list[str]]:
+    """The ranks after the last one killed itself, and what they said."""
+    port, count = str(free_port()), hosts.count(",") + 1
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-m", MODULE, "lost", hosts],
+            env={
+                **os.environ,
+                **{"MASTER_ADDR": "localhost", "MASTER_PORT": port, "OMP_NUM_THREADS": "1"},
+                **{"RANK": str(rank), "LOCAL_RANK": "0", "WORLD_SIZE": str(count)},
+            },
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(count)
+    ]
+    outputs = [rank.communicate(timeout=60)[0] for rank in ranks]
+    assert ranks[-1].returncode == -signal.SIGKILL
+    return ranks, outputs

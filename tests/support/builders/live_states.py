@@ -1,0 +1,63 @@
+"""A state of a running job with every figure in it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from commprof.monitor.state import (
+    Bandwidth,
+    GradientState,
+    HostState,
+    JobState,
+    Late,
+    MonitorState,
+    OperationState,
+    ProcessState,
+    RankState,
+    StepTimes,
+)
+
+
+def times(steps: int = 100, scale: float = 1.0) -> StepTimes:
+    """Of a step of 100 ms: data 10, forward 20, backward 30, optimizer 4, other 6, exposed 30."""
+    parts = (0.1, 0.01, 0.02, 0.03, 0.004, 0.006, 0.03, 0.012, 0.015, 0.003, 0.025)
+    return StepTimes(steps, *(part * scale for part in parts))
+
+
+def rank_state(rank: int, **changes: Any) -> RankState:
+    values: dict[str, Any] = {
+        "rank": rank,
+        "host": "node-1",
+        "is_local": True,
+        "status": "running",
+        "step": 249,
+        "since_step_s": 0.5,
+        "total": times(250, 250.0),
+        "recent": times(),
+        "operations": {"all_reduce": OperationState(500, 4_000_000, 500, 5.0, 0.01, 0.009, 0.02)},
+        "waited_for_s": 2.5,
+        "plain_bytes": 8e6,
+        "sent_bytes": 2e6,
+        "dropped": 0,
+        "trace_bytes": 12_345,
+        "process": ProcessState(12.5, 400_000_000, 0.25),
+        "gradients": GradientState(240, 1.5, 0.25, 0.003),
+        **changes,
+    }
+    return RankState(**values)
+
+
+def job_state(world_size: int = 2, **changes: Any) -> JobState:
+    values: dict[str, Any] = {
+        "time_s": 1_700_000_000.0,
+        "world_size": world_size,
+        "backend": "gloo",
+        "mode": "full",
+        "ranks": tuple(rank_state(rank) for rank in range(world_size)),
+        "late": Late(1, 0.012, "backward"),
+        "bandwidth": {"all_reduce": Bandwidth(1.25e9, 0.5)},
+        "monitor": MonitorState(0.5, 50_000_000, 0.02, 0, ()),
+        "host": HostState("node-1", 100.0, 300.0, 16 << 30, 8 << 30, {"lo": (10, 20)}),
+        **changes,
+    }
+    return JobState(**values)

@@ -1,0 +1,261 @@
+"""Results built by hand, for renderers and remarks."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+from commprof.analysis.align.summaries import OperationRow, Quantiles, SummaryResult
+from commprof.analysis.collectives.compression import CompressionRow
+from commprof.analysis.collectives.kinds import CollectiveRow, Spread
+from commprof.analysis.collectives.mismatches import Issued, Mismatch
+from commprof.analysis.intervals import Interval
+from commprof.analysis.late.hangs import HangReport, StackFile, WatchEvent
+from commprof.analysis.late.incidents import Incidents
+from commprof.analysis.late.summary_ranks import LastRow, SummaryLateRank
+from commprof.analysis.rank_summary import RankSummary, StepParts
+from commprof.analysis.scaling import RunResult, scale
+from commprof.analysis.step.anomalies import COMPUTE, Anomaly
+from commprof.analysis.step.overhead import Overhead
+from commprof.analysis.world import WorldResult
+
+PARTS = StepParts(
+    data_ms=1.0,
+    forward_ms=20.0,
+    backward_ms=40.0,
+    exposed_ms=30.0,
+    optimizer_ms=5.0,
+    other_ms=4.0,
+    step_ms=100.0,
+    wait_ms=10.0,
+    wire_ms=20.0,
+    unsplit_ms=0.0,
+    no_core_ms=0.3,
+    hidden_ms=12.5,
+)
+OVERHEAD = Overhead(Interval(1.012, 0.99, 1.034), Interval(0.999, 0.97, 1.03), 8, 8)
+
+
+def context(**values: Any) -> dict[str, Any]:
+    """As in `run.json`."""
+    return {
+        "timestamp": "2026-11-01T12:00:00+00:00",
+        "command": "python -m commprof.run --nproc 2",
+        "description": "timed: a workload.",
+        "scaling": "weak",
+        "backend": "gloo",
+        "torch": "2.13.0+cpu",
+        "capture": "native",
+        "threads_per_rank": 1,
+        "world_sizes": [1, 2],
+        "machine": {"usable_cpu_count": 8, "cpu_model": "AMD EPYC"},
+        "errors": {},
+        **values,
+    }
+
+
+def parts(**values: float) -> StepParts:
+    """The parts above but for those given."""
+    return dataclasses.replace(PARTS, **values)
+
+
+def collective(**values: Any) -> CollectiveRow:
+    """A gradient bucket of 4 MB on two ranks, once per step."""
+    defaults: dict[str, Any] = {
+        "op": "all_reduce",
+        "group": "0",
+        "group_description": "default_pg",
+        "group_size": 2,
+        "dtype": "Float",
+        "reduce_op": "sum",
+        "size_bytes": (4_000_000, 4_000_000),
+        "calls": 20,
+        "failed": 0,
+        "calls_per_step": 1.0,
+        "total_bytes": 80_000_000,
+        "phases": (("backward", 20),),
+        "callers": (),
+        "duration": Spread(12.0, 20.0),
+        "queue": Spread(1.0, 2.0),
+        "wait": Spread(3.0, 9.0),
+        "wire": Spread(8.0, 10.0),
+        "exposed_ms": 5.5,
+        "algbw_gb_per_s": 0.5,
+        "busbw_gb_per_s": 0.5,
+    }
+    return CollectiveRow(**{**defaults, **values})
+
+
+def compression(**values: Any) -> CompressionRow:
+    """int8 on two ranks: a 4 MB bucket in each of 10 steps."""
+    defaults: dict[str, Any] = {
+        "scheme": "int8",
+        "bucket": 0,
+        "gradient_bytes": 4_000_000,
+        "calls": 20,
+        "queue_ms": 0.5,
+        "encode_ms": 0.25,
+        "exchange_ms": 8.0,
+        "reduce_ms": 0.125,
+        "decode_ms": 0.0004,
+        "done_ms": 8.9,
+        "payload_bytes": 1e6,
+        "wire_bytes": 1e6,
+        "ratio": 4.0,
+        "relative_error": math.nan,
+        "cosine": math.nan,
+        "residual_ratio": math.nan,
+        "zeroed": math.nan,
+        "saturated": math.nan,
+        "non_finite": 0,
+    }
+    return CompressionRow(**{**defaults, **values})
+
+
+def world(world_size: int = 1, **values: Any) -> WorldResult:
+    """Twelve steps, two of them warm-up, at 100 samples a second and rank."""
+    ranks = tuple(
+        RankSummary(
+            rank=rank,
+            parts=values.get("parts", PARTS),
+            samples=100,
+            duration_s=1.0,
+            samples_per_s=100.0,
+            average_loss=2.5,
+            final_loss=2.25,
+            host="host",
+            before_rss_bytes=300e6,
+            peak_rss_bytes=800e6,
+        )
+        for rank in range(world_size)
+    )
+    defaults: dict[str, Any] = {
+        "world_size": world_size,
+        "steps": 12,
+        "warmup_steps": 2,
+        "samples_per_s": 100.0 * world_size,
+        "samples_per_step": (16.0, 16.0),
+        "step_median_ms": 100.0,
+        "step_p95_ms": 120.0,
+        "step_quartiles_ms": (98.0, 102.0),
+        "parts": PARTS,
+        "imbalance": 0.0,
+        "average_loss": 2.5,
+        "ranks": ranks,
+        "collectives": (),
+        "compression": (),
+        "late_rank": None,
+        "overhead": OVERHEAD,
+        "records_per_step": 20.0,
+        "record_cost_ns": 50.0,
+        "overhead_samples": (),
+        "missing_ranks": (),
+        "dropped_records": 0,
+        "device_collectives": 0,
+        "clocks_shared": True,
+        "clock_error_us": 0.0,
+        "problems": (),
+        "cross_checks": (),
+    }
+    return WorldResult(**{**defaults, **values})
+
+
+def summary(world_size: int = 1, **values: Any) -> SummaryResult:
+    """Always-on for a minute: one kind of operation, 600 steps of 100 ms."""
+    operation = OperationRow(
+        op="all_reduce",
+        group="0",
+        below_bytes=2**21,
+        count=1200 * world_size,
+        bytes=1_500_000_000 * world_size,
+        failed=1,
+        unfinished=2,
+        duration=Quantiles(1198, 12.5, 20.25, 31.0, 15_000.0),
+        wait=Quantiles(7, 0.0125, 0.5, 0.75, 1.5),
+        until_last=Quantiles(1190, 2.5, 4.0, 6.0, 3_000.0),
+        wire=Quantiles(1190, 10.0, 16.0, 25.0, 12_000.0),
+        algbw_gb_per_s=0.125,
+        busbw_gb_per_s=0.125,
+    )
+    defaults: dict[str, Any] = {
+        "world_size": world_size,
+        "ranks": tuple(range(world_size)),
+        "covered_s": 60.0,
+        "steps": 600,
+        "step_median_ms": 99.0,
+        "step_p95_ms": 120.0,
+        "data_ms": 1.0,
+        "forward_ms": 20.0,
+        "backward_ms": 40.0,
+        "exposed_ms": 30.0,
+        "optimizer_ms": 5.0,
+        "other_ms": 4.0,
+        "step_ms": 100.0,
+        "steps_end": "declared",
+        "exposed_p95_ms": 45.0,
+        "exposed_wait_ms": 10.0,
+        "exposed_wire_ms": 20.0,
+        "unsplit_steps": 1,
+        "arrivals_unknown": 10,
+        "arrivals_known": 2390,
+        "machines": 1,
+        "clocks_compared": False,
+        "hosts_heard": 0,
+        "unsent_datagrams": 0,
+        "arrival_clock_error_p95_us": math.nan,
+        "arrival_clock_error_us": math.nan,
+        "last": (LastRow(1, 0.75, 2.5),),
+        "late_rank": SummaryLateRank(1, 7.5, 0.9, 0.0005, 4.5, "data", 0.8),
+        "operations": (operation,),
+        "moved": 0,
+        "dropped_records": 0,
+        "unmatched": 0,
+        "problems": (),
+        "cross_checks": (),
+    }
+    return SummaryResult(**{**defaults, **values})
+
+
+def hang_report(**values: Any) -> HangReport:
+    """A hang of rank 1 that was over after 2.5 s."""
+    fields: dict[str, Any] = {
+        "number": 1,
+        "host": "h",
+        "found": "2026-11-01T12:00:00.000+00:00",
+        "sentence": "rank 1 did not arrive",
+        "accused": (1,),
+        "ended_after_s": 2.5,
+        "stacks": (StackFile(1, "hang_1_rank_1.stack.txt", ""),),
+        "file": "hang_1.json",
+    }
+    return HangReport(**{**fields, **values})
+
+
+def incidents(**values: Any) -> Incidents:
+    """One of each kind, of three ranks."""
+    issued = [Issued("all_reduce", "Float", "sum", size, -1) for size in (8, 16)]
+    mismatch = Mismatch("0", 3, ((issued[0], (0, 2)), (issued[1], (1,))), ())
+    anomaly = Anomaly(COMPUTE, 1, 120, 5_000_000_000, 127, "backward", 20.0, 30.0)
+    fields: dict[str, Any] = {
+        "world_size": 3,
+        "hangs": (hang_report(),),
+        "mismatches": (mismatch,),
+        "mismatch_count": 5,
+        "anomalies": (("2026-11-01T12:00:05+00:00", anomaly),),
+        "events": (WatchEvent("anomaly", "2026-11-01T12:01:00+00:00", "step time rose"),),
+    }
+    return Incidents(**{**fields, **values})
+
+
+def run_result(*worlds: WorldResult, **values: Any) -> RunResult:
+    """A run of these world sizes."""
+    defaults: dict[str, Any] = {
+        "context": context(),
+        "worlds": worlds,
+        "scaling": scale(worlds),
+        "overhead": OVERHEAD,
+        "failures": (),
+        "remarks": (),
+    }
+    return RunResult(**{**defaults, **values})

@@ -1,0 +1,71 @@
+"""Run directories written by hand: traces of known steps, and names that mean no good."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from commprof.trace.run.run_directory import STRATEGIES
+from commprof.trace.schema import Phase
+from tests.support.builders.results import context
+from tests.support.builders.traces import MS, Rank
+
+#: Markup, a quote, an end of a script, and a line end.
+HOSTILE = "</script><img src=x onerror=alert(1)>\"'`|\n"
+
+
+def write_run(directory: Path, *worlds: list[Rank], **changes: Any) -> Path:
+    """A run of these ranks; `changes` of run.json. Returns the directory."""
+    directory.mkdir(parents=True, exist_ok=True)
+    sizes = [len(ranks) for ranks in worlds]
+    run = context(world_sizes=sizes, machine={**context()["machine"], "boot_id": "b"})
+    (directory / "run.json").write_text(json.dumps({**run, **changes}))
+    for ranks in worlds:
+        world = directory / f"world_{len(ranks)}"
+        world.mkdir(exist_ok=True)
+        for rank in ranks:
+            rank.write(world / f"rank_{rank.rank}.trace")
+            account = rank.result(steps_per_epoch=len(rank.steps) // 2 or 1)
+            (world / f"rank_{rank.rank}.json").write_text(json.dumps(account))
+    return directory
+
+
+def ranks_of(
+    world_size: int, steps: int, late_ms: int = 0, group: str = "0", slower_ms: int = 0
+) -> list[Rank]:
+    """Steps of 100 ms and a little, two buckets each; the last rank issues the second one late.
+
+    Of each step: data 10, forward 20, then backward. Bucket 0 is in flight from 40 to 50; bucket 1
+    is issued at 60, on the last rank `late_ms` later, and done at 80 + late + slower. The training
+    thread waits from its issue to there. Steps differ by 0, 1, 2, 3 ms in turn.
+    """
+    made = [Rank(r, world_size, groups={1: (group, world_size)}) for r in range(world_size)]
+    at = 0
+    for step in range(steps):
+        more = slower_ms * MS
+        end = at + (100 + step % 4) * MS + more
+        for rank in made:
+            late = (late_ms if rank.rank == world_size - 1 else 0) * MS
+            rank.step(at, end)
+            rank.phase(Phase.DATA, at, at + 10 * MS)
+            rank.phase(Phase.FORWARD, at + 10 * MS, at + 30 * MS)
+            rank.phase(Phase.BACKWARD, at + 30 * MS, at + 90 * MS + more)
+            same = {"bytes": 4_000_000, "graph_task": step}
+            rank.collective(2 * step, at + 40 * MS, at + 50 * MS, **same)
+            done = at + (80 + late_ms) * MS + more
+            rank.collective(2 * step + 1, at + 60 * MS + late, done, **same)
+            rank.finalize(at + 60 * MS + late, done, cpu=0, graph_task=step)
+        at = end
+    return made
+
+
+def write_strategies(directory: Path, steps: int = 9, world_size: int = 2) -> Path:
+    """Runs of ddp and fsdp on 1 rank and more, fsdp 10 ms slower."""
+    directory.mkdir()
+    named = {STRATEGIES: ["ddp", "fsdp"], "world_sizes": [1, world_size]}
+    (directory / "run.json").write_text(json.dumps(context(**named)))
+    for name, slower_ms in (("ddp", 0), ("fsdp", 10)):
+        ranks = [ranks_of(n, steps, slower_ms=slower_ms) for n in (1, world_size)]
+        write_run(directory / name, *ranks, strategy=name, workload="timed")
+    return directory

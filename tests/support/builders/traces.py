@@ -1,0 +1,224 @@
+"""Traces built by hand: what a test says happened, as records, and as bytes if wanted.
+
+Times are in nanoseconds on the clock that the ranks of one machine share.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from commprof.trace import schema
+from commprof.trace.reader import Group, Trace
+from commprof.trace.run.run_directory import WorldRun
+from commprof.trace.schema import FLAG_RUN_DELAY_READ, Kind, Phase
+from tests.support.builders import trace_bytes
+
+MS = 1_000_000
+THREAD = 100
+
+
+class Rank:
+    """One rank's recording. Records may be added in any order."""
+
+    def __init__(
+        self,
+        rank: int = 0,
+        world_size: int = 1,
+        *,
+        groups: dict[int, tuple[str, int]] | None = None,
+        boot_id: str = "boot",
+        dropped: int = 0,
+        **metadata: Any,
+    ) -> None:
+        """groups: name and size by this rank's own number; one of all ranks when None."""
+        self.rank = rank
+        self.world_size = world_size
+        self.dropped = dropped
+        self.groups = {1: ("0", world_size)} if groups is None else groups
+        self.metadata = trace_bytes.metadata(rank=rank, world_size=world_size, **metadata)
+        self.metadata["machine"]["boot_id"] = boot_id
+        self.backend = "gloo"
+        self.stacks: dict[int, tuple[str, ...]] = {}
+        self.steps: list[tuple[int, int]] = []
+        self._records: list[dict[str, int]] = []
+        self._op_id = 0
+
+    def step(self, begin: int, end: int) -> None:
+        """A complete step; the next index."""
+        if not self.steps or self.steps[-1][1] != begin:
+            self._add(Kind.STEP, begin, op_id=len(self.steps), aux=0)
+        self._add(Kind.STEP, end, op_id=len(self.steps), aux=1)
+        self.steps.append((begin, end))
+
+    def step_begin(self, begin: int) -> None:
+        """Where capture began, in a loop that marks no steps."""
+        self._add(Kind.STEP, begin, op_id=0, aux=0)
+
+    def phase(
+        self, phase: Phase, begin: int, end: int, thread: int = THREAD, samples: int = 0
+    ) -> None:
+        """A declared phase; `samples` that were read in it."""
+        self._add(Kind.PHASE, begin, aux=phase, value=end, thread=thread, seq=samples)
+
+    def collective(
+        self,
+        seq: int,
+        issue: int,
+        end: int,
+        bytes: int = 0,
+        graph_task: int = -1,
+        group: int = 1,
+        op: str = "all_reduce",
+        failed: bool = False,
+        **fields: int,
+    ) -> int:
+        """A collective; `end` 0 if none was seen; `fields` of the issue. Returns its id."""
+        self._op_id += 1
+        code = schema.OPS.index(op)
+        self._add(
+            Kind.ISSUE,
+            issue,
+            op_id=self._op_id,
+            op=code,
+            group=group,
+            seq=seq,
+            **{"bytes_in": bytes, "bytes_out": bytes, "value": graph_task + 1, **fields},
+        )
+        if end:
+            flags = schema.FLAG_FAILED if failed else 0
+            self._add(Kind.END, end, op_id=self._op_id, op=code, thread=THREAD + 1, flags=flags)
+        return self._op_id
+
+    def wait(self, op_id: int, begin: int, end: int, thread: int = THREAD) -> None:
+        """Blocked in `Work.wait`."""
+        self._add(Kind.WAIT, begin, op_id=op_id, value=end, thread=thread)
+
+    def pause(self, begin: int, end: int) -> None:
+        """Nothing of the process ran; a thread of commprof's own says so."""
+        self._add(Kind.PAUSE, begin, value=end, thread=THREAD + 9)
+
+    def finalize(
+        self, begin: int, end: int, cpu: int, run_delay: int | None = 0, graph_task: int = 0
+    ) -> None:
+        """DDP's wait for its buckets; `cpu` and `run_delay` are what passed of them.
+
+        A `run_delay` of None was not read.
+        """
+        flags = 0 if run_delay is None else FLAG_RUN_DELAY_READ
+        same = {"op_id": graph_task, "flags": flags}
+        self._add(Kind.FINALIZE_BEGIN, begin, value=7, bytes_in=5, **same)
+        self._add(Kind.FINALIZE_END, end, value=7 + cpu, bytes_in=5 + (run_delay or 0), **same)
+
+    def compressed(
+        self,
+        index: int,
+        size: int,
+        times: tuple[int, ...],
+        scheme: str = "int8",
+        wire: int = 0,
+        quality: tuple[float, float, float, int, int] | None = None,
+        flags: int = 0,
+        seq: int = 0,
+    ) -> None:
+        """A bucket that a compressor sent.
+
+        Times: ready, and the ends of queueing, encode, exchange, reduce and decode, with which
+        it is done. Quality: relative error, cosine, residual ratio, zeroed, saturated.
+        """
+        self._op_id += 1
+        ready, *ends = times
+        same = {"op_id": self._op_id, "aux": index}
+        self._add(Kind.BUCKET, ready, bytes_in=size, value=ready, group=1, seq=seq, **same)
+        for stage, (begin, end) in enumerate(pairwise(ends)):
+            self._add(Kind.SPAN, begin, op_id=self._op_id, aux=stage, value=end)
+        name = int.from_bytes(scheme.encode(), "little")
+        sizes = {"bytes_in": wire // 2, "bytes_out": wire}
+        self._add(Kind.COMPRESSION, ends[-1], value=name, flags=flags, **sizes, **same)
+        if quality is not None:
+            error, cosine, ratio, zeroed, saturated = quality
+            bits = [int(np.float64(x).view(np.uint64)) for x in (error, cosine, ratio)]
+            self._add(
+                Kind.QUALITY,
+                ends[-1],
+                op_id=self._op_id,
+                bytes_in=bits[0],
+                bytes_out=bits[1],
+                value=bits[2],
+                seq=zeroed,
+                aux=saturated,
+            )
+        self._add(Kind.BUCKET_END, ends[-1], **same)
+
+    def clock(self, at: int, offset: int, error: int) -> None:
+        """A comparison with rank 0's clock, which is ahead by `offset`, give or take `error`."""
+        value = offset % 2**64  # two's complement
+        self._add(Kind.CLOCK, at, value=value, bytes_in=error, bytes_out=2 * error)
+
+    def trace(self) -> Trace:
+        """As the reader would return it."""
+        return Trace(
+            path=Path(f"rank_{self.rank}.trace"),
+            metadata=self.metadata,
+            groups={
+                id: Group(id, name, "", self.backend, self.rank, size)
+                for id, (name, size) in self.groups.items()
+            },
+            records=self.records(),
+            complete=True,
+            dropped=self.dropped,
+            problems=(),
+            stacks=self.stacks,
+        )
+
+    def records(self) -> Any:
+        """Ordered by time; of equal times the one added first is first."""
+        records = np.zeros(len(self._records), dtype=schema.RECORD_DTYPE)
+        for row, values in zip(records, self._records, strict=True):
+            for name, value in values.items():
+                row[name] = value
+        return records[np.argsort(records["timestamp_ns"], kind="stable")]
+
+    def write(self, path: Path) -> None:
+        """The trace as a file."""
+        groups = [
+            trace_bytes.group(id, name=name, rank=self.rank, size=size)
+            for id, (name, size) in self.groups.items()
+        ]
+        blocks = [trace_bytes.document(trace_bytes.GROUP_BLOCK, group) for group in groups]
+        blocks += [trace_bytes.block(trace_bytes.RECORDS_BLOCK, self.records().tobytes())]
+        path.write_bytes(trace_bytes.trace(*blocks, trace_bytes.end(self.dropped), **self.metadata))
+
+    def result(self, **values: Any) -> dict[str, Any]:
+        """The training loop's own account of this rank: 10 samples a step, loss 2."""
+        step_ns = [end - begin for begin, end in self.steps]
+        return {
+            "rank": self.rank,
+            "steps": len(step_ns),
+            "step_ns": step_ns,
+            "step_samples": [10] * len(step_ns),
+            "losses": [2.0] * max(1, len(step_ns)),
+            "average_loss": 2.0,
+            "overhead": [],
+            "record_cost_ns": 50.0,
+            **values,
+        }
+
+    def _add(self, kind: Kind, timestamp: int, thread: int = THREAD, **values: int) -> None:
+        self._records.append(
+            {"kind": int(kind), "timestamp_ns": timestamp, "thread": thread, **values}
+        )
+
+
+def world_run(ranks: list[Rank], world_size: int | None = None, **values: Any) -> WorldRun:
+    """A finished world size of these ranks; `values` go into every rank's account."""
+    return WorldRun(
+        world_size=world_size or len(ranks),
+        directory=Path("world"),
+        results={rank.rank: rank.result(**values) for rank in ranks},
+        traces={rank.rank: rank.trace() for rank in ranks},
+        problems=(),
+    )

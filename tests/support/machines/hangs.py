@@ -1,0 +1,139 @@
+"""Ranks that are stopped in the middle of training, and what the watchdog made of it."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import random
+import signal
+import tempfile
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+THRESHOLD_S = 2.0
+STEPS = 60
+#: Steps of about 20 ms in four phases, with two buckets each.
+WORKLOAD = "timed:layers=2,data_ms=4,forward_ms=3,backward_ms=4,gradient_mb=0.02,bucket_cap_mb=0.01"
+#: For the job to begin its steps, and then for the watchdog: a busy machine takes long.
+_START_S = 300.0
+_PATIENCE_S = 40.0
+
+
+@dataclass
+class Stopped:
+    """One try."""
+
+    ranks: int
+    #: The rank that was stopped.
+    rank: int
+    #: From the stop to the file that names a rank, the threshold included; None without one.
+    named_after_s: float | None = None
+    #: From the stop until the stacks were there.
+    stacks_after_s: float | None = None
+    #: What the watchdog wrote.
+    hang: dict[str, Any] | None = None
+    #: Hangs that were told before the stop: the machine held the job up for so long.
+    before: int = 0
+    #: Stacks of the stopped rank.
+    stacks: str = ""
+
+
+def stop_a_rank(directory: Path, seed: int, most_ranks: int = 8, mode: str = "full") -> Stopped:
+    """Trains under the watchdog, stops a rank at a moment drawn from the seed, and lets it go on.
+
+    Raises what the launch raises: the job must end well.
+    """
+    from commprof.launch.elastic import launch
+    from commprof.monitor.watchdog.start import WatchOptions, watched
+
+    draw = random.Random(seed)
+    ranks = draw.randint(2, most_ranks)
+    tried = Stopped(ranks, draw.randrange(ranks))
+    delay_s = draw.uniform(0, 0.6)
+    before = os.environ.get("COMMPROF_MODE")
+    os.environ["COMMPROF_MODE"] = mode
+    job = _job(directory, ranks)
+    stopper = threading.Thread(target=_stop, args=(directory, tried, delay_s))
+    try:
+        with watched(directory, WatchOptions(f"{THRESHOLD_S:g}")):
+            stopper.start()
+            launch(job, directory / "logs")
+            stopper.join()
+    finally:
+        if before is None:
+            del os.environ["COMMPROF_MODE"]
+        else:
+            os.environ["COMMPROF_MODE"] = before
+    return tried
+
+
+@functools.cache
+def undisturbed(ranks: int) -> list[tuple[int, list[float], int]]:
+    """What as many ranks come to without a watchdog and a stop; see ``outcome``."""
+    from commprof.launch.elastic import launch
+
+    with tempfile.TemporaryDirectory(prefix="commprof-undisturbed-") as place:
+        directory = Path(place)
+        launch(_job(directory, ranks), directory / "logs")
+        return outcome(directory, ranks)
+
+
+def outcome(directory: Path, ranks: int) -> list[tuple[int, list[float], int]]:
+    """Of each rank: steps, losses, and a digest of its weights."""
+    results = [json.loads((directory / f"rank_{rank}.json").read_text()) for rank in range(ranks)]
+    return [(len(one["step_ns"]), one["losses"], one["weights_crc32"]) for one in results]
+
+
+def _job(directory: Path, ranks: int) -> Any:
+    from commprof.launch.job import Job
+
+    return Job(WORKLOAD, ranks, directory, steps=STEPS, hook=False, overhead_steps=0)
+
+
+def _stop(directory: Path, tried: Stopped, delay_s: float) -> None:
+    from commprof.monitor.watchdog.feed import RankFeed
+
+    end = time.monotonic() + _START_S
+    feed = RankFeed(directory / f"rank_{tried.rank}.trace")
+    while feed.state is None or feed.state.steps_ended < 3:
+        if time.monotonic() > end:
+            return
+        time.sleep(0.02)
+        feed.look()
+    pid = feed.metadata["pid"]
+    feed.close()
+    time.sleep(delay_s)
+    os.kill(pid, signal.SIGSTOP)
+    begin = time.monotonic()
+    end = begin + _PATIENCE_S
+    try:
+        while time.monotonic() < end and not tried.stacks_after_s:
+            time.sleep(0.02)
+            _look(directory, tried, begin)
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+def _look(directory: Path, tried: Stopped, begin: float) -> None:
+    hangs = [json.loads(text) for path in hang_files(directory) if (text := path.read_text())]
+    tried.before = sum(one["found_monotonic_ns"] / 1e9 < begin for one in hangs)
+    if len(hangs) <= tried.before:
+        return
+    tried.hang = hangs[tried.before]
+    if tried.named_after_s is None:
+        tried.named_after_s = tried.hang["found_monotonic_ns"] / 1e9 - begin
+    # The guilty rank's, and those of one that waits.
+    wanted = 1 + bool(tried.hang["waiting"])
+    if len(tried.hang["stacks"]) >= wanted:
+        tried.stacks_after_s = time.monotonic() - begin
+        file = next((s["file"] for s in tried.hang["stacks"] if s["rank"] == tried.rank), "")
+        tried.stacks = (directory / file).read_text() if file else ""
+
+
+def hang_files(directory: Path) -> list[Path]:
+    """Those of all hangs, in order."""
+    return sorted(directory.glob("hang_*.json"), key=lambda path: int(path.stem[5:]))

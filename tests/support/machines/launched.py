@@ -1,0 +1,148 @@
+"""Jobs under a launcher, as users start them, and what they leave behind."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from commprof.errors import TraceError
+from commprof.trace import columns
+from commprof.trace.reader import read_trace
+from tests.support.machines.commands import RUN
+from tests.support.machines.faults import SCRIPT
+from tests.support.machines.processes import processes_of
+
+ENDLESS = ("none", "1000000")
+"""Arguments of ``scripts/faulty.py`` for a job that must be ended from outside."""
+
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+
+_START_S = 150  # two cold starts of torch, on whatever machine
+#: Joins a cgroup, then becomes the command.
+_IN_CGROUP = 'echo $$ > "$0/cgroup.procs" && exec "$@"'
+
+
+@dataclass
+class Launched:
+    """A launcher and its ranks. What they say goes into files: nobody would read pipes."""
+
+    process: subprocess.Popen[str]
+    #: Holds ``out``, ``err`` and the run directory.
+    place: Path
+
+    @property
+    def run(self) -> Path:
+        """The run directory."""
+        return self.place / "run"
+
+    @property
+    def world(self) -> Path:
+        """Where its two ranks record."""
+        return self.run / "world_2"
+
+    @property
+    def err(self) -> str:
+        """What was said on stderr."""
+        return (self.place / "err").read_text()
+
+    @property
+    def out(self) -> str:
+        """What was said on stdout."""
+        return (self.place / "out").read_text()
+
+    @property
+    def steps_said(self) -> int:
+        """By both ranks together; they share a file, and one may begin in the other's line."""
+        return len(re.findall(r"(?:^|(?<=[0-9a-f]))step \d+", self.out, re.MULTILINE))
+
+    @property
+    def steps_kept(self) -> int:
+        """In both traces together."""
+        return sum(steps_in(path) for path in self.world.glob("rank_*.trace"))
+
+    def await_steps(self) -> None:
+        """Returns once both ranks record steps."""
+        limit = time.monotonic() + _START_S
+        paths = [self.world / f"rank_{rank}.trace" for rank in (0, 1)]
+        while not all(path.exists() and path.stat().st_size > 8_000 for path in paths):
+            assert self.process.poll() is None, self.err
+            assert time.monotonic() < limit, "no steps"
+            time.sleep(0.05)
+
+    def await_growth(self) -> None:
+        """Returns once both ranks have recorded more steps; they have 5 s."""
+        paths = [self.world / f"rank_{rank}.trace" for rank in (0, 1)]
+        before = [steps_in(path) for path in paths]
+        limit = time.monotonic() + 5
+        while not all(steps_in(path) > n for path, n in zip(paths, before, strict=True)):
+            assert time.monotonic() < limit, f"no step more than {before}"
+            time.sleep(0.1)
+
+    def pids(self) -> list[int]:
+        """Of the ranks that have begun to record."""
+        found = []
+        for path in sorted(self.world.glob("rank_*.trace")):
+            with suppress(TraceError, OSError):
+                found.append(int(read_trace(path).metadata["pid"]))
+        return found
+
+    def rings(self) -> list[str]:
+        """What these ranks still have in shared memory."""
+        return [
+            path.name
+            for pid in self.pids()
+            for path in Path("/dev/shm").glob(f"commprof-*-{pid}-*")
+        ]
+
+    def end(self) -> None:
+        """Kills whatever is left of it."""
+        self.process.kill()
+        self.process.wait()
+        for pid in processes_of(self.run):
+            with suppress(ProcessLookupError):
+                os.kill(pid, 9)
+
+
+def launch(command: Sequence[str], place: Path, cgroup: str = "", **environment: str) -> Launched:
+    """Starts a command in a process group of its own, as a shell does.
+
+    Args:
+        command: what to run; its run directory, if it has one, must be ``place/run``.
+        place: a directory; made if it is not there.
+        cgroup: directory of a cgroup to run in; empty for none.
+        environment: on top of this process's own.
+    """
+    place.mkdir(parents=True, exist_ok=True)
+    joined = ["sh", "-c", _IN_CGROUP, cgroup, *command] if cgroup else list(command)
+    with (place / "out").open("w") as out, (place / "err").open("w") as err:
+        process = subprocess.Popen(
+            joined,
+            env={**os.environ, "COLUMNS": "100", "OMP_NUM_THREADS": "1", **environment},
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=err,
+            text=True,
+            start_new_session=True,
+        )
+    return Launched(process, place)
+
+
+def run_of(place: Path, *what: str) -> list[str]:
+    """``commprof run`` into ``place/run``; without ``what``, of two ranks of an endless script."""
+    given = what or ("--nproc", "2", str(SCRIPT), *ENDLESS)
+    return [sys.executable, *RUN, "--output", str(place / "run"), *given]
+
+
+def steps_in(path: Path) -> int:
+    """Of one trace; 0 where there is none yet."""
+    try:
+        return len(columns.steps(read_trace(path)))
+    except (OSError, TraceError):
+        return 0

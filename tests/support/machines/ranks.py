@@ -1,0 +1,135 @@
+"""Runs a job's ranks as processes, on this host or one per namespace."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from commprof.launch.job import Job
+from commprof.trace.run.run_directory import WorldRun, read_world, world_directory
+from tests.support.machines.fork_server import Forked
+from tests.support.machines.netns import Hosts
+
+_TIMEOUT_S = 120
+#: Runs its arguments once for each of RANKS; fails if one of them does.
+_EACH_RANK = """
+for RANK in $RANKS; do export RANK; "$@" & started="$started $!"; done
+for pid in $started; do wait $pid || failed=1; done
+exit ${failed:-0}
+"""
+
+
+def run_on_hosts(
+    hosts: Hosts,
+    run: Path,
+    workload: str,
+    steps: int,
+    ahead_ms: Sequence[float] = (),
+    ranks_per_host: int = 1,
+    trial: str = "",
+) -> WorldRun:
+    """Trains on hosts whose clocks are ahead by so much; returns what the ranks left.
+
+    Trial: candidates that take turns, as the job has them.
+    """
+    world_size = ranks_per_host * len(hosts.names)
+    job_path = _save(run, workload, world_size, steps, trial)
+    run_module_on_hosts(hosts, "commprof.launch.worker", [str(job_path)], ahead_ms, ranks_per_host)
+    return read_world(run, world_size)
+
+
+def run_module_on_hosts(
+    hosts: Hosts,
+    module: str,
+    arguments: list[str],
+    ahead_ms: Sequence[float] = (),
+    ranks_per_host: int = 1,
+) -> None:
+    """Runs ``python -m module`` as every rank, so many of them on each host."""
+    env = {"MASTER_ADDR": hosts.address(0), "GLOO_SOCKET_IFNAME": "eth0"}
+    shifted = [sys.executable, "-m", "tests.support.machines.clock_shift"]
+    wrappers = [[*shifted, str(ms)] if ms else [] for ms in ahead_ms] or [[] for _ in hosts.names]
+    processes = []
+    for host, wrapper in enumerate(wrappers):
+        ranks = range(host * ranks_per_host, (host + 1) * ranks_per_host)
+        # One shell, so that all ranks of a host are in the one time namespace of its clock.
+        each = ["sh", "-c", _EACH_RANK, "sh", sys.executable, "-m", module, *arguments]
+        rank_env = _rank_env(ranks[0], ranks_per_host * len(hosts.names), 29500)
+        environment = {**env, **rank_env, "RANKS": " ".join(map(str, ranks))}
+        processes.append(hosts.popen(host, [*wrapper, *each], environment))
+    _wait(processes)
+
+
+def run_here(run: Path, workload: str, world_size: int, steps: int) -> WorldRun:
+    """All ranks on this host; returns what they left."""
+    from commprof.launch.elastic import launch
+
+    job = _job(run, workload, world_size, steps)
+    launch(job, job.directory / "logs")
+    return read_world(run, world_size)
+
+
+def run_module(module: str, arguments: list[str], world_size: int) -> list[str]:
+    """Runs ``python -m module`` as every rank of this host; returns their outputs."""
+    port = free_port()
+    here = {**os.environ, "MASTER_ADDR": "localhost"}
+    processes = [
+        Forked(module, arguments, {**here, **_rank_env(rank, world_size, port)})
+        for rank in range(world_size)
+    ]
+    return _wait(processes)
+
+
+def free_port() -> int:
+    """A TCP port of localhost that nobody uses now."""
+    with socket.socket() as probe:
+        probe.bind(("localhost", 0))
+        return int(probe.getsockname()[1])
+
+
+def _job(run: Path, workload: str, world_size: int, steps: int, trial: str = "") -> Job:
+    directory = world_directory(run, world_size)
+    directory.mkdir(parents=True, exist_ok=True)
+    return Job(workload, world_size, directory, steps=steps, hook=False, trial=trial)
+
+
+def _save(run: Path, workload: str, world_size: int, steps: int, trial: str = "") -> Path:
+    job = _job(run, workload, world_size, steps, trial)
+    path = job.directory / "job.json"
+    job.save(path)
+    return path
+
+
+def _rank_env(rank: int, world_size: int, port: int) -> dict[str, str]:
+    return {
+        "RANK": str(rank),
+        "LOCAL_RANK": "0",
+        "WORLD_SIZE": str(world_size),
+        "MASTER_PORT": str(port),
+        "OMP_NUM_THREADS": "1",
+    }
+
+
+def _wait(processes: Sequence[subprocess.Popen[str] | Forked]) -> list[str]:
+    outputs = []
+    for process in processes:
+        try:
+            outputs.append(process.communicate(timeout=_TIMEOUT_S)[0])
+        except subprocess.TimeoutExpired:
+            process.kill()
+            outputs.append(f"timed out; {_rest(process)}")
+    failed = [text for process, text in zip(processes, outputs, strict=True) if process.returncode]
+    assert not failed, "\n".join(failed)
+    return outputs
+
+
+def _rest(killed: subprocess.Popen[str] | Forked) -> str:
+    """What it had said. Its children may hold the pipe: they are not waited for."""
+    try:
+        return killed.communicate(timeout=5)[0]
+    except subprocess.TimeoutExpired:
+        return "and left children that go on"

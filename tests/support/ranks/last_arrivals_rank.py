@@ -1,0 +1,57 @@
+"""One rank of several, in both modes at once, with DDP, waits by hand and a group of two ranks.
+
+``python -m tests.support.ranks.last_arrivals_rank DIR [SKIP [LINGER_S]]``: rank SKIP does not record;
+capture goes on for so long after the last step.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from contextlib import nullcontext
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+import commprof
+from commprof import _native
+from commprof.trace.schema import MODES
+
+STEPS = 30
+
+
+def main() -> None:
+    directory, skipped = sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else -1
+    linger_s = float(sys.argv[3]) if len(sys.argv) > 3 else 0.0
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    pair = dist.new_group([0, 2])
+    torch.manual_seed(0)
+    ddp = DistributedDataParallel(
+        torch.nn.Sequential(*(torch.nn.Linear(128, 128) for _ in range(6))), bucket_cap_mb=0.1
+    )
+    assert _native.native is not None
+    capture = commprof.profile(directory, mode="always-on") if rank != skipped else None
+    with capture or nullcontext():
+        if capture is not None:
+            _native.native.set_mode(MODES.index("full"))
+        for step in range(STEPS):
+            time.sleep(0.002 * ((step + rank) % 3))
+            ddp(torch.randn(8, 128)).square().mean().backward()
+            if rank in (0, 2):
+                work = dist.all_reduce(torch.zeros(1000), group=pair, async_op=True)
+                time.sleep(0.001 * rank)
+                work.wait()
+            dist.all_reduce(torch.zeros(1))
+            if capture is not None:
+                capture.step()
+        time.sleep(linger_s)
+    dist.barrier()
+    dist.destroy_process_group()
+    time.sleep(0.05)  # torch 2.13's gloo threads may abort a process that ends at once
+
+
+if __name__ == "__main__":
+    main()

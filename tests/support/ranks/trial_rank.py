@@ -1,0 +1,149 @@
+"""One rank of tests of trials: trains untouched, or under a trial, and prints digests as JSON.
+
+``python -m tests.support.ranks.trial_rank DIR PLAN...``
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import commprof
+from commprof.trials.plan import SETTLE_STEPS, parse_trial
+
+#: Which restore is put to the test: where a step ends is another place in the loop for each.
+DECLARED, FOUND = "declared", "found"
+
+
+class Training:
+    """Dropout, batch normalisation, an average of weights, Adam, a schedule, a gradient scaler."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(7)
+        np.random.seed(8)
+        random.seed(9)
+        model = nn.Sequential(
+            *(nn.Linear(24, 48), nn.BatchNorm1d(48), nn.Dropout(0.2)),
+            *(nn.ReLU(), nn.Linear(48, 48), nn.Linear(48, 3)),
+        )
+        self.ddp = DistributedDataParallel(model)
+        self.average = torch.optim.swa_utils.AveragedModel(model)
+        self.optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        self.schedule = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, T_max=50)
+        self.scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=7)
+        self.losses: list[float] = []
+
+    def step(self, number: int, end: Callable[[], None]) -> None:
+        """The step of this number, whose batch depends on nothing else but the rank."""
+        generator = torch.Generator().manual_seed(1000 * dist.get_rank() + number)
+        noise = float(np.random.normal()) + random.random()
+        batch = torch.randn(12, 24, generator=generator) + 0.01 * noise
+        loss = self.ddp(batch).square().mean()
+        self.scaler.scale(loss).backward()
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.schedule.step()
+        self.average.update_parameters(self.ddp.module)
+        self.optimizer.zero_grad(set_to_none=number % 2 == 0)
+        self.losses.append(float(loss))
+        end()
+
+    def digest(self) -> dict[str, str]:
+        """One hash for each kind of state."""
+        optimizer = self.optimizer.state_dict()
+        return {
+            "model": _hash(self.ddp.module.state_dict()),
+            "average": _hash(self.average.state_dict()),
+            "optimizer": _hash(optimizer["state"]) + str(optimizer["param_groups"]),
+            "schedule": str(self.schedule.state_dict()),
+            "scaler": str(self.scaler.state_dict()),
+            "torch": _hash({"state": torch.get_rng_state()}),
+            "numpy": str(np.random.get_state()[2]) + _hash({"state": np.random.get_state()[1]}),
+            "python": hashlib.sha256(str(random.getstate()).encode()).hexdigest(),
+        }
+
+
+def _hash(value: Any) -> str:
+    digest = hashlib.sha256()
+    for item in _leaves(value):
+        tensor = torch.as_tensor(item)
+        digest.update(tensor.contiguous().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _leaves(value: Any) -> list[Any]:
+    if isinstance(value, dict):
+        return [leaf for key in sorted(value, key=str) for leaf in _leaves(value[key])]
+    return [value]
+
+
+def untouched(steps: list[int]) -> dict[str, str]:
+    """Trains exactly these steps, without commprof."""
+    training = Training()
+    for number in steps:
+        training.step(number, _nothing)
+    return training.digest()
+
+
+def tried(directory: Path, plan: str, steps: int, how: str) -> dict[str, str]:
+    """Trains as many steps under a trial; ends the steps itself, or lets them be found."""
+    training = Training()
+    with commprof.profile(directory, find_steps=how == FOUND) as prof:
+        trial = commprof.trial(training.ddp, plan)
+        for number in range(steps):
+            training.step(number, prof.step if how == DECLARED else _nothing)
+    assert trial.done
+    return training.digest()
+
+
+def _nothing() -> None:
+    """Ends no step."""
+
+
+def kept_steps(plan: str, steps: int, world_size: int) -> list[int]:
+    """Those whose block changes no gradient, which are all that a trial leaves in the training."""
+    parsed = parse_trial(plan)
+    taken_back = {
+        SETTLE_STEPS + step
+        for block in parsed.schedule().blocks
+        if not parsed.everyone[block.candidate].exact(world_size)
+        for step in range(block.begin, block.end)
+    }
+    return [step for step in range(steps) if step not in taken_back]
+
+
+def compared(directory: Path, plan: str) -> dict[str, dict[str, str]]:
+    """What every way of training ended with."""
+    steps = parse_trial(plan).steps + 4
+    return {
+        "untouched": untouched(kept_steps(plan, steps, dist.get_world_size())),
+        "declared": tried(directory / "declared", plan, steps, DECLARED),
+        "found": tried(directory / "found", plan, steps, FOUND),
+    }
+
+
+def main() -> None:
+    """Prints a result for each plan."""
+    directory, *plans = sys.argv[1:]
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    print(json.dumps([compared(Path(directory, str(i)), p) for i, p in enumerate(plans)]))
+    dist.barrier()
+    dist.destroy_process_group()
+    time.sleep(0.05)  # torch 2.13's gloo threads may abort a process that ends at once
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,222 @@
+"""Offset and drift of one clock against another, from comparisons with known truth."""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from commprof.analysis.align.clock_map import SAME_CLOCK, ClockMap, fit
+from commprof.analysis.align.clocks import clock_error_us, on_common_clock, rank_clocks
+from commprof.analysis.late.arrivals import match_arrivals
+from commprof.trace import columns
+from commprof.trace.columns import Ints
+from commprof.trace.schema import TIME_IN_VALUE, Phase
+from tests.support.builders.traces import MS, Rank
+
+S = 1_000_000_000
+
+
+def ints(*values: int) -> Ints:
+    return np.array(values, dtype=np.int64)
+
+
+def fitted(*comparisons: tuple[int, int, int]) -> ClockMap:
+    """Of (time, offset, error)."""
+    return fit(*(ints(*column) for column in zip(*comparisons, strict=True)))
+
+
+def test_a_straight_line_between_two_comparisons_and_the_same_drift_outside() -> None:
+    clock = fitted((100 * S, 1000, 10), (110 * S, 2000, 30))
+    own = ints(100 * S, 105 * S, 110 * S, 120 * S, 90 * S)
+    assert (clock.to_common(own) - own).tolist() == [1000, 1500, 2000, 3000, 0]
+    # Outside: the drift of 100 ns/s is known to +-40 ns / 10 s.
+    assert clock.error(own) == pytest.approx([10, 20, 30, 30 + 40, 10 + 40])
+    assert clock.wander == 0
+
+
+def test_one_comparison_says_nothing_about_drift() -> None:
+    clock = fitted((100 * S, -3 * MS, 10))
+    own = ints(100 * S, 101 * S, 98 * S)
+    assert (clock.to_common(own) - own).tolist() == [-3 * MS] * 3
+    assert clock.error(own) == pytest.approx([10, 10 + 500_000, 10 + 1_000_000])
+
+
+def test_two_comparisons_too_close_to_tell_the_drift() -> None:
+    # 2 x 200 us over 0.2 s: the drift is known to 2,000 ppm only, and no clock drifts so much.
+    clock = fitted((0, 0, 200_000), (S // 5, 100_000, 200_000))
+    assert (clock.rate, clock.rate_error) == (0.0, 500e-6)
+
+
+def test_a_known_drift_is_followed_within_the_stated_error() -> None:
+    random = np.random.default_rng(1)
+    begin = 10**16  # 115 days of uptime: more than a float can hold to the ns
+    at = begin + np.arange(0, 600, 10) * S
+    drift = 20e-6
+
+    def truth(own: Ints) -> Ints:
+        return -(10**15) + np.rint(drift * (own - begin)).astype(np.int64)
+
+    bound = random.integers(5_000, 40_000, len(at))
+    seen = truth(at) + np.rint(bound * random.uniform(-1, 1, len(at))).astype(np.int64)
+    clock = fit(at, seen, bound)
+    own = begin + np.sort(random.integers(-30 * S, 630 * S, 2000))
+    error = np.abs(clock.to_common(own) - own - truth(own))
+    assert (error <= clock.error(own) + 1).all()
+    assert clock.wander == 0
+    assert clock.rate == pytest.approx(drift, abs=80_000 / 590e9)
+    assert error.max() < 60_000
+
+
+def test_order_is_kept_across_comparisons() -> None:
+    clock = fitted((0, 5 * MS, 10), (10 * S, 6 * MS, 10), (20 * S, 6 * MS + 100, 10))
+    own = np.arange(-15 * S, 35 * S, S // 7, dtype=np.int64)
+    assert (np.diff(clock.to_common(own)) > 0).all()
+
+
+def test_a_disturbed_comparison_is_left_out() -> None:
+    good = [(i * 10 * S, 1000 + i * 100, 50) for i in range(5)]
+    bad = (25 * S, 90_000, 100_000)
+    clock, without = fitted(*good, bad), fitted(*good)
+    assert clock.at_ns.tolist() == without.at_ns.tolist() == [i * 10 * S for i in range(5)]
+    assert clock.to_common(ints(25 * S)).tolist() == [25 * S + 1250]
+
+
+def test_comparisons_on_a_full_link_do_not_bend_the_line() -> None:
+    # Most are disturbed, the last one too; its time is told by two better ones.
+    clock = fitted(
+        (0, 0, 12_000),
+        (S, 9 * MS, 20 * MS),
+        (3 * S, -7 * MS, 15 * MS),
+        (7 * S, 8 * MS, 18 * MS),
+        (10 * S, 1000, 12_000),
+        (12 * S, 5 * MS, 10 * MS),
+    )
+    assert clock.at_ns.tolist() == [0, 10 * S]
+    assert clock.to_common(ints(5 * S)).tolist() == [5 * S + 500]
+    # (12 + 12) us / 10 s, two seconds after the end.
+    assert clock.error(ints(5 * S, 12 * S)) == pytest.approx([12_000, 12_000 + 4_800])
+
+
+def test_far_from_good_comparisons_a_poor_one_counts() -> None:
+    clock = fitted((0, 0, 10_000), (1800 * S, 300_000, 200_000), (3600 * S, 0, 10_000))
+    assert clock.at_ns.tolist() == [0, 1800 * S, 3600 * S]
+
+
+def test_a_changing_drift_widens_the_error() -> None:
+    # 10 us/s, then 30 us/s; each known to +-(100 + 100) ns / 10 s = 0.02 us/s.
+    offsets = [0, 100_000, 200_000, 500_000, 800_000]
+    clock = fitted(*((i * 10 * S, offset, 100) for i, offset in enumerate(offsets)))
+    assert clock.wander == pytest.approx(20e-6 - 0.04e-6)
+    assert clock.error(ints(20 * S, 25 * S)) == pytest.approx([100, 100 + 19.96e-6 * 5 * S])
+
+
+def test_of_comparisons_at_the_same_time_the_best_is_taken() -> None:
+    clock = fitted((S, 50, 40), (S + 10 * MS, 20, 30), (S + 20 * MS, 90, 60), (9 * S, 60, 35))
+    assert clock.at_ns.tolist() == [S + 10 * MS, 9 * S]
+    assert clock.offset_ns.tolist() == [20, 60]
+
+
+def test_of_one_clock_nothing_is_changed() -> None:
+    own = ints(0, 2**62)
+    assert SAME_CLOCK.to_common(own) is own
+    assert SAME_CLOCK.error(own).tolist() == [0, 0]
+
+
+def test_the_last_arrival_is_found_across_clocks() -> None:
+    # By rank 0's clock the ranks issue 10, 35, 20 and 200, 130, 190 ms after 1 s; rank 1's clock is
+    # 3 ms ahead, rank 2's 50 ms behind.
+    ranks = [Rank(rank, 3, boot_id=f"host {rank}") for rank in range(3)]
+    issues = ((10, 200), (35, 130), (20, 190))
+    for rank, shift, times in zip(ranks, (0, 3 * MS, -50 * MS), issues, strict=True):
+        if rank.rank:
+            rank.clock(S + shift, -shift, 100)
+        for seq, issue in enumerate(times):
+            rank.collective(seq, S + shift + issue * MS, 2 * S + shift)
+    traces = [rank.trace() for rank in ranks]
+    clocks = rank_clocks(traces)
+    assert clocks is not None
+    moved = on_common_clock(traces, clocks)
+    tables = [columns.collectives(trace) for trace in moved]
+    for table, arrivals in zip(tables, match_arrivals(moved, tables), strict=True):
+        assert arrivals.late_rank.tolist() == [1, 0]
+        assert arrivals.last_arrival_ns.tolist() == [S + 35 * MS, S + 200 * MS]
+        assert table.end_ns.tolist() == [2 * S, 2 * S]
+    # One comparison each, 1 s by rank 0's clock: 500 ppm of 190 ms, the last that a compared
+    # rank issued.
+    assert clock_error_us(clocks, traces) == pytest.approx(0.1 + 500e-6 * 190e3)
+
+
+def test_every_time_of_a_trace_is_moved_and_nothing_else() -> None:
+    rank = Rank(1, 2)
+    rank.step(S, 3 * S)
+    rank.phase(Phase.BACKWARD, S + 10, S + 500)
+    op = rank.collective(0, S + 20, S + 90, graph_task=4)
+    rank.wait(op, S + 30, S + 95)
+    rank.finalize(S + 100, S + 400, cpu=50)
+    trace = rank.trace()
+    clock = fitted((S, -1000, 10))
+    (moved,) = on_common_clock([trace], [clock])
+    assert on_common_clock([trace], [SAME_CLOCK])[0] is trace
+    assert columns.steps(moved).begin_ns.tolist() == [S - 1000]
+    assert columns.steps(moved).end_ns.tolist() == [3 * S - 1000]
+    for before, after in (
+        (columns.phases(trace), columns.phases(moved)),
+        (columns.waits(trace), columns.waits(moved)),
+        (columns.finalizations(trace).span, columns.finalizations(moved).span),
+    ):
+        assert (after.begin_ns == before.begin_ns - 1000).all()
+        assert (after.end_ns == before.end_ns - 1000).all()
+        assert after.key.tolist() == before.key.tolist()
+    blocked = [columns.finalizations(t).blocked_ns.tolist() for t in (trace, moved)]
+    assert blocked == [[250], [250]]
+    tables = [columns.collectives(t) for t in (trace, moved)]
+    assert tables[1].graph_task.tolist() == tables[0].graph_task.tolist() == [4]
+
+
+def test_the_description_says_which_kinds_have_a_time_in_value() -> None:
+    text = (Path(__file__).parents[4] / "docs" / "trace_format.md").read_text()
+    described = re.findall(r"^\| \d+ \| (\w+) \|.*`value` (?:end|when)\b.*\|$", text, re.M)
+    assert described == [kind.name.lower() for kind in TIME_IN_VALUE]
+
+
+def test_ranks_of_a_host_share_their_comparisons() -> None:
+    ranks = [Rank(rank, 4, boot_id=f"host {rank // 2}") for rank in range(4)]
+    ranks[2].clock(S, 7, 5)
+    clocks = rank_clocks([rank.trace() for rank in ranks])
+    assert clocks is not None
+    assert [clock.is_same_clock for clock in clocks] == [True, True, False, False]
+    assert clocks[2] is clocks[3]
+    assert clocks[3].to_common(ints(S)).tolist() == [S + 7]
+
+
+def test_a_host_that_was_never_compared_leaves_all_unknown() -> None:
+    ranks = [Rank(rank, 3, boot_id=f"host {rank}") for rank in range(3)]
+    ranks[1].clock(S, 7, 5)
+    clocks = rank_clocks([rank.trace() for rank in ranks])
+    assert clocks is None
+    assert math.isnan(clock_error_us(clocks, []))
+
+
+def test_without_rank_0_those_that_asked_it_can_still_be_compared() -> None:
+    ranks = [Rank(rank, 3, boot_id=f"host {rank}") for rank in (1, 2)]
+    ranks[0].clock(S, 7, 5)
+    ranks[1].clock(S, 9, 5)
+    clocks = rank_clocks([rank.trace() for rank in ranks])
+    assert clocks is not None
+    assert [clock.to_common(ints(S)).tolist() for clock in clocks] == [[S + 7], [S + 9]]
+
+
+def test_ranks_that_know_neither_boot_nor_namespace_are_not_taken_for_one() -> None:
+    ranks = [Rank(rank, 3) for rank in range(3)]
+    for rank in ranks:
+        rank.metadata["machine"].update(boot_id="", time_namespace="")
+    ranks[1].clock(S, 7, 5)
+    assert rank_clocks([rank.trace() for rank in ranks]) is None
+    ranks[2].clock(S, 9, 5)
+    clocks = rank_clocks([rank.trace() for rank in ranks])
+    assert clocks is not None
+    assert [len(clock.at_ns) for clock in clocks] == [0, 1, 1]

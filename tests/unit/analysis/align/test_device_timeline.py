@@ -1,0 +1,213 @@
+"""A trace by its device's events: the figures of a small run, worked out by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from commprof.analysis.align.device_timeline import (
+    clock_error_ns,
+    copying_ns,
+    on_device_timeline,
+    timed_collectives,
+)
+from commprof.analysis.collectives.queueing import start_times
+from commprof.analysis.step.breakdown import breakdown
+from commprof.analysis.step.exposure import exposures_of
+from commprof.analysis.world import analyse_world
+from commprof.trace import columns, schema
+from commprof.trace.schema import Kind, Phase
+from tests.support.builders.traces import THREAD, Rank, world_run
+
+ASYNC = schema.FLAG_DEVICE_ASYNC
+
+
+class DeviceRank(Rank):
+    """A rank whose host runs ahead of its device, with both times of everything."""
+
+    def device_step(self, begin: int, end: int, at: tuple[int, int]) -> None:
+        """A step; `at` on the device."""
+        first = not self.steps
+        index = len(self.steps)
+        self.step(begin, end)
+        if first:
+            self._add(Kind.DEVICE_STEP, at[0], op_id=index, bytes_in=begin)
+        self._add(Kind.DEVICE_STEP, at[1], op_id=index, aux=1, bytes_in=end)
+
+    def device_phase(self, phase: Phase, begin: int, end: int, at: tuple[int, int]) -> None:
+        self.phase(phase, begin, end)
+        self._add(Kind.DEVICE_PHASE, at[0], aux=phase, value=at[1], bytes_in=begin)
+
+    def device_collective(self, seq: int, issue: int, at: tuple[int, int], **fields: int) -> int:
+        """Issued at `issue`; ready and complete at `at`, of which 0 was not seen."""
+        op_id = self.collective(seq, issue, 0, flags=ASYNC, **fields)
+        if at[0]:
+            self._add(Kind.DEVICE_READY, at[0], op_id=op_id, bytes_in=issue + 1)
+        if at[1]:
+            self._add(Kind.END, at[1], op_id=op_id, op=1, flags=schema.FLAG_DEVICE_TIME)
+        return op_id
+
+    def device_wait(self, op_id: int, host: int, at: tuple[int, int], **fields: int) -> None:
+        self.wait(op_id, host, host + 2)
+        self._add(Kind.DEVICE_WAIT, at[0], op_id=op_id, value=at[1], bytes_in=host, **fields)
+
+    def device_finalize(self, host: int, at: tuple[int, int], graph_task: int = 0) -> None:
+        self.finalize(host, host + 5, cpu=4, graph_task=graph_task)
+        values = {"op_id": graph_task, "value": at[1], "bytes_in": host + 5}
+        self._add(Kind.DEVICE_FINALIZE, at[0], **values)
+
+
+def moved(rank: Rank) -> tuple[Any, columns.Collectives]:
+    trace = on_device_timeline(rank.trace())
+    return trace, columns.collectives(trace)
+
+
+def two_steps() -> DeviceRank:
+    """The host hands over a step in 50; the device takes 1000 for it, of which 250 it waits."""
+    rank = DeviceRank()
+    for step in range(2):
+        host, device = 1 + 50 * step, 2000 + 1000 * step
+        rank.device_step(host, host + 50, (device, device + 1000))
+        rank.device_phase(Phase.FORWARD, host + 1, host + 10, (device, device + 300))
+        rank.device_phase(Phase.BACKWARD, host + 11, host + 40, (device + 300, device + 900))
+        op = rank.device_collective(step, host + 12, (device + 400, device + 850), bytes=64)
+        rank.device_wait(op, host + 20, (device + 600, device + 850))
+    return rank
+
+
+def test_a_trace_without_device_events_is_left_alone() -> None:
+    rank = Rank()
+    rank.step(0, 100)
+    rank.collective(0, 10, 0, flags=ASYNC)
+    trace = rank.trace()
+    assert on_device_timeline(trace) is trace
+    assert timed_collectives(trace) == 0
+    assert np.isnan(clock_error_ns(trace))
+
+
+def test_steps_and_phases_are_the_streams() -> None:
+    trace, table = moved(two_steps())
+    parts = breakdown(trace, table, None, 1)
+    assert parts.step.tolist() == [0, 1]
+    assert parts.wall_ns.tolist() == [1000, 1000]
+    assert parts.forward_ns.tolist() == [300, 300]
+    assert parts.backward_ns.tolist() == [350, 350]
+    assert parts.exposed_ns.tolist() == [250, 250]
+    assert parts.other_ns.tolist() == [100, 100]
+    assert parts.hidden_ns.tolist() == [200, 200]
+    assert table.issue_ns.tolist() == [2400, 3400]
+    assert table.end_ns.tolist() == [2850, 3850]
+    assert (np.diff(trace.records["timestamp_ns"].astype(np.int64)) >= 0).all()
+
+
+def test_the_hosts_waits_are_not_the_streams() -> None:
+    rank = two_steps()
+    rank.wait(rank.collective(5, 30, 45), 31, 45)  # of CPU tensors
+    trace, table = moved(rank)
+    assert exposures_of(trace, table).waited_ns.tolist() == [250.0, 250.0]
+    assert columns.waits(trace).thread.tolist() == [THREAD, THREAD]
+
+
+def test_only_the_stream_that_computes_is_exposed() -> None:
+    rank = two_steps()
+    rank.device_wait(1, 40, (2600, 2700), bytes_out=9)
+    trace, table = moved(rank)
+    assert exposures_of(trace, table).waited_ns.tolist() == [250.0, 250.0]
+
+
+def test_another_device_s_stream_of_the_same_id_is_another() -> None:
+    rank = two_steps()
+    rank.device_wait(1, 40, (2600, 2700), seq=1)
+    trace, table = moved(rank)
+    assert exposures_of(trace, table).waited_ns.tolist() == [250.0, 250.0]
+
+
+def test_a_collective_in_the_stream_is_ready_where_its_wait_begins() -> None:
+    rank = two_steps()
+    op = rank.device_collective(2, 95, (0, 3990))
+    rank.device_wait(op, 95, (3900, 3990))  # itself
+    rank.device_wait(op, 97, (3990, 3990))  # and the wait for it, which is none
+    trace, table = moved(rank)
+    assert table.issue_ns.tolist()[-1] == 3900
+    assert exposures_of(trace, table).waited_ns.tolist() == [250.0, 250.0, 90.0, 0.0]
+
+
+def test_a_boundary_whose_event_was_lost_ends_no_step() -> None:
+    rank = two_steps()
+    rank.step(101, 151)
+    trace, _ = moved(rank)
+    assert columns.steps(trace).index.tolist() == [0, 1]
+
+
+def test_a_collective_without_events_keeps_the_hosts_times() -> None:
+    rank = two_steps()
+    rank.device_collective(2, 98, (0, 0))
+    _, table = moved(rank)
+    assert sorted(table.issue_ns.tolist()) == [98, 2400, 3400]
+    assert timed_collectives(rank.trace()) == 2
+    assert table.end_ns[table.issue_ns == 98].tolist() == [0]
+
+
+@pytest.mark.parametrize(
+    ("window", "buckets", "copying"),
+    [
+        # One bucket at 60, copied in 40.
+        (100, [(60, 10)], 40.0),
+        # A view: nothing is copied, and the last bucket ends it.
+        (90, [(30, 10), (90, 20)], 0.0),
+        # All were there: the loop does nothing but copy.
+        (80, [(-50, 10), (-5, 30)], 80.0),
+        # At 2 a byte: waits until 30, copies until 50, waits until 70, copies until 90.
+        (90, [(30, 10), (70, 10)], 40.0),
+        # At 1 a byte the first is copied from 10 to 50, past the second, which takes until 60.
+        (60, [(10, 40), (45, 10)], 50.0),
+        # Nothing is known of the buckets.
+        (60, [], 0.0),
+        (60, [(10, 0)], 0.0),
+    ],
+)
+def test_copying_is_told_from_waiting(
+    window: int, buckets: list[tuple[int, int]], copying: float
+) -> None:
+    assert copying_ns(window, buckets) == pytest.approx(copying)
+
+
+def test_a_finalisation_waits_for_its_buckets() -> None:
+    rank = two_steps()
+    # Two buckets, done at 3930 and 3970; copied at 2 ns a byte.
+    rank.device_collective(2, 80, (3880, 3930), bytes=10, graph_task=4)
+    rank.device_collective(3, 81, (3881, 3970), bytes=10, graph_task=4)
+    rank.device_finalize(85, (3900, 3990), graph_task=4)
+    trace, table = moved(rank)
+    found = columns.finalizations(trace)
+    assert found.span.begin_ns.tolist() == [3900]
+    assert found.span.end_ns.tolist() == [3990]
+    assert found.blocked_ns.tolist() == [50]
+    assert np.isnan(found.no_core_ns).all()
+    exposed = exposures_of(trace, table)
+    in_finalize = exposed.graph_task == 4
+    assert exposed.waited_ns[in_finalize].tolist() == [30.0, 20.0]
+    assert exposed.collective[in_finalize].tolist() == [2, 3]
+
+
+def test_a_groups_collectives_follow_each_other() -> None:
+    rank = DeviceRank()
+    rank.backend = "nccl"
+    rank.device_collective(0, 1, (100, 300))
+    rank.device_collective(1, 2, (120, 400))
+    rank.device_collective(2, 3, (500, 600))
+    trace, table = moved(rank)
+    assert start_times(trace, table).tolist() == [100, 300, 500]
+
+
+def test_the_world_is_on_the_devices_timeline() -> None:
+    rank = two_steps()
+    rank._add(Kind.DEVICE_CLOCK, 1990, bytes_in=7000, value=5)
+    result = analyse_world(world_run([rank]))
+    assert result is not None
+    assert (result.device_collectives, result.device_timed) == (2, 2)
+    assert result.device_clock_error_us == 7.0
+    assert result.step_median_ms == 0.001
+    assert result.parts.exposed_ms == 0.00025

@@ -1,0 +1,378 @@
+"""Summaries of always-on mode: reading them, and what the ranks together make of them."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from commprof.analysis.run import analyse_run
+from commprof.report import table
+from commprof.trace.reader import read_trace
+from commprof.trace.schema import OPS
+from commprof.trace.summary import read_summary
+from tests.support.builders import trace_bytes as made
+from tests.support.builders.summaries import MS, document, operation, summary
+
+SUMMARY_BLOCK, SPARE_BLOCK = 7, 8
+
+
+def block(value: object, padding: int = 10) -> bytes:
+    return made.block(SUMMARY_BLOCK, json.dumps(value).encode() + b" " * padding)
+
+
+def write(
+    path: Path,
+    *blocks: bytes,
+    rank: int = 0,
+    world_size: int = 1,
+    group: int = 1,
+    host: str = "b",
+) -> Path:
+    machine = {**made.metadata()["machine"], "boot_id": host}
+    metadata: dict[str, Any] = {"ops": ["other", "all_reduce"], "machine": machine}
+    metadata |= {"rank": rank, "world_size": world_size}
+    groups = made.document(made.GROUP_BLOCK, made.group(group, name="dp"))
+    path.write_bytes(made.trace(groups, *blocks, **metadata))
+    return path
+
+
+def test_the_highest_sequence_counts_and_spare_room_is_none(tmp_path: Path) -> None:
+    spare = b"CPKB\x08\0\0\0\x05\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0trash"
+    path = write(
+        tmp_path / "a.trace",
+        block(summary(sequence=3)),
+        spare,
+        block(summary(sequence=4, records=77)),
+        block(summary(sequence=2)),
+        made.end(),
+    )
+    trace = read_trace(path)
+    assert trace.problems == ()
+    assert trace.summary is not None
+    assert (trace.summary.sequence, trace.summary.records) == (4, 77)
+    assert trace.summary.operations[0].duration.sum_ns == 10 * MS
+
+
+def test_a_torn_summary_leaves_the_one_before(tmp_path: Path) -> None:
+    torn = bytearray(block(summary(sequence=2)))
+    torn[40] ^= 1
+    trace = read_trace(write(tmp_path / "a.trace", bytes(torn), block(summary()), made.end()))
+    assert trace.summary is not None
+    assert trace.summary.sequence == 1
+    assert "wrong checksum" in trace.problems[0]
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"sequence": -1}, "sequence is not a whole number"),
+        ({"records": 2**63}, "records is not a whole number"),
+        ({"mode": "some"}, "mode is none of"),
+        ({"phases": []}, "phases has 0 items"),
+        ({"steps_end": "never"}, "steps_end is none of declared, update, backward"),
+        ({"paused": [0] * 4}, "paused is not a list of 5 numbers"),
+        ({"paused": {"0": 1}}, "paused is not a list of 5 numbers"),
+        ({"paused": [0, 0, 0, 0, -1]}, "paused holds what is not a whole number"),
+        ({"steps": []}, "buckets is missing"),
+        ({"steps": {**document([5]), "buckets": [5]}}, "no pairs"),
+        ({"steps": {**document([5]), "buckets": [2368, 1]}}, "contradict"),
+        ({"steps": {**document([5]), "buckets": [5, 2]}}, "contradict"),
+        ({"steps": {**document([5, 5]), "buckets": [5, 1, 0, 1]}}, "contradict"),
+        ({"steps": {**document([5]), "buckets": [2**62, 1]}}, "contradict"),
+        ({"steps": {**document([5]), "min": 6}}, "the least"),
+        ({"arrivals": {}}, "known is missing"),
+        ({"hosts": {"clock": 1}}, "peers is missing"),
+        ({"arrival_clock_error": 5}, "buckets is missing"),
+        ({"last": [{"rank": 1}]}, "count is missing"),
+        ({"waited_for": {"block_ns": 9, "cells": [1, 2]}}, "no triples"),
+        ({"waited_for": {"block_ns": 9, "cells": [1, 2, -1]}}, "no triples"),
+        ({"waited_for": {"block_ns": 0, "cells": []}}, "no triples"),
+        ({"operations": 1}, "operations is not a list"),
+        ({"operations": [1]}, "size_class is missing"),
+        ({"operations": [operation(size_class=65)]}, "size_class is above 64"),
+        ({"operations": [operation(count=True)]}, "count is not a whole number"),
+    ],
+)
+def test_unusable_summaries_are_named(change: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        read_summary(memoryview(json.dumps(summary(**change)).encode()))
+
+
+def test_every_missing_key_is_named() -> None:
+    for key in summary():
+        value = summary()
+        del value[key]
+        with pytest.raises(ValueError, match=f"{key} is missing"):
+            read_summary(memoryview(json.dumps(value).encode()))
+
+
+def two_ranks(directory: Path) -> None:
+    """The same group has number 1 on rank 0 and 2 on rank 1, whose steps take 20 ms."""
+    write(directory / "rank_0.trace", block(summary()), made.end(), world_size=2)
+    other = summary(
+        steps=document([20 * MS] * 2),
+        exposed=document([13 * MS] * 2),
+        end_ns=3_000_000_000,
+        arrivals={"known": 1, "unknown": 4, "unsplit_steps": 1},
+        exposed_wait=document([4 * MS]),
+        exposed_wire=document([5 * MS]),
+        last=[{"rank": 0, "count": 5, "wait_ns": 9 * MS}, {"rank": 1, "count": 1, "wait_ns": 0}],
+        operations=[
+            operation(group=2, duration=document([8 * MS] * 2), failed=1),
+            operation(op=0, group=0, size_class=0, count=5, duration=document([])),
+        ],
+        moved=5,
+    )
+    write(
+        directory / "rank_1.trace", block(other), made.end(dropped=3), rank=1, world_size=2, group=2
+    )
+
+
+def test_the_ranks_together(tmp_path: Path) -> None:
+    two_ranks(tmp_path)
+    result = analyse_run(tmp_path)
+    (found,) = result.summaries
+    assert (result.worlds, result.failures) == ((), ())
+    assert (found.ranks, found.steps, found.covered_s) == ((0, 1), 2, 3.0)
+    parts = (found.data_ms, found.forward_ms, found.backward_ms, found.optimizer_ms)
+    assert parts == (1, 2, 3, 0)
+    assert (found.step_ms, found.exposed_ms, found.other_ms) == (15, 8, 1)
+    assert sum(parts) + found.exposed_ms + found.other_ms == found.step_ms
+    # Rank 2 of 4 is one of rank 0's steps.
+    assert found.step_median_ms == pytest.approx(10, rel=0.01)
+    assert found.step_p95_ms == pytest.approx(20, rel=0.01)
+    reduce, others = found.operations
+    assert (reduce.op, reduce.group, reduce.below_bytes) == ("all_reduce", "dp", 2**21)
+    assert (reduce.count, reduce.bytes, reduce.failed) == (4, 6_000_000, 1)
+    assert reduce.duration.count == 4
+    assert reduce.duration.total_ms == 26
+    assert reduce.duration.p50_ms == pytest.approx(6, rel=0.01)
+    assert reduce.duration.p99_ms == pytest.approx(8, rel=0.01)
+    assert (others.op, others.group, others.below_bytes, others.count) == ("other", "", 0, 5)
+    assert (found.moved, found.dropped_records) == (5, 3)
+    # 1, 1 and 4; 2, 2 and 5, over the three steps for which it is known.
+    assert (found.exposed_wait_ms, found.exposed_wire_ms) == (2, 3)
+    assert (found.arrivals_known, found.arrivals_unknown, found.unsplit_steps) == (3, 4, 1)
+    assert [(row.rank, row.share, row.cost_s) for row in found.last] == [
+        (0, 7 / 8, 0.009),
+        (1, 1 / 8, 0),
+    ]
+    assert reduce.until_last.total_ms == 8
+    assert reduce.wire.count == 4
+    # 1.5 MB each, and a wire of 3 ms; of two ranks one carries as much as the buffer.
+    assert reduce.algbw_gb_per_s == reduce.busbw_gb_per_s == pytest.approx(0.5)
+    assert math.isnan(others.algbw_gb_per_s)
+    assert found.late_rank is None
+
+
+def test_the_report_says_what_cannot_be_known_and_what_is_missing(tmp_path: Path) -> None:
+    two_ranks(tmp_path)
+    text = table.render(analyse_run(tmp_path), 100)
+    assert (
+        "the last rank of 4 of 7 collectives is not known, nor wait and transfer of 1 steps: a"
+        in (" ".join(text.split()))
+    )
+    row = next(line.split() for line in text.splitlines() if line.startswith("    2  "))
+    assert row[:2] == ["2", "2"]
+    assert row[-2:] == ["2.00", "3.00"]
+    assert re.search(r"all_reduce +dp +<2Mi", text)
+    assert "3 records were dropped" in text
+    assert "5 operations of rare kinds count as other" in text
+    (tmp_path / "rank_1.trace").unlink()
+    text = table.render(analyse_run(tmp_path), 100)
+    assert "no summary from 1;" in text
+
+
+def test_where_steps_end_is_said(tmp_path: Path) -> None:
+    for source, said in (("backward", "no optimizer stepped"), ("update", "optimizer.step()")):
+        write(tmp_path / "rank_0.trace", block(summary(steps_end=source)), made.end())
+        result = analyse_run(tmp_path)
+        assert [found.steps_end for found in result.summaries] == [source]
+        assert [said in remark for remark in result.remarks] == [True]
+    write(tmp_path / "rank_0.trace", block(summary()), made.end())
+    assert analyse_run(tmp_path).remarks == ()
+
+
+@pytest.mark.parametrize(
+    ("op", "bytes_mb", "algbw", "busbw"),
+    # Of four ranks, 3 ms each: nccl-tests' size is the larger of input and output.
+    [("all_reduce", 3, 1.0, 1.5), ("all_gather", 3, 1.0, 0.75), ("gather", 3, None, None)],
+)
+def test_bandwidth_without_records(
+    tmp_path: Path, op: str, bytes_mb: int, algbw: float | None, busbw: float | None
+) -> None:
+    one = operation(op=OPS.index(op), count=1, bytes=bytes_mb * 1_000_000, wire=document([3 * MS]))
+    groups = made.document(made.GROUP_BLOCK, made.group(1, name="dp", size=4))
+    blocks = (groups, block(summary(operations=[one])), made.end())
+    (tmp_path / "rank_0.trace").write_bytes(made.trace(*blocks, ops=list(OPS)))
+    (found,) = analyse_run(tmp_path).summaries
+    (row,) = found.operations
+    expected = [pytest.approx(x, nan_ok=True) for x in (algbw or math.nan, busbw or math.nan)]
+    assert [row.algbw_gb_per_s, row.busbw_gb_per_s] == expected
+
+
+def test_a_loop_without_updates_has_no_steps_and_the_report_says_why(tmp_path: Path) -> None:
+    nothing = {"steps": document([]), "exposed": document([]), "phases": [document([])] * 5}
+    write(tmp_path / "rank_0.trace", block(summary(**nothing)), made.end())
+    text = " ".join(table.render(analyse_run(tmp_path), 100).split())
+    assert "no step after the first was seen, so there is no exposed time" in text
+    write(tmp_path / "rank_0.trace", block(summary()), made.end())
+    assert "no step after the first" not in table.render(analyse_run(tmp_path), 100)
+
+
+def test_a_rank_that_was_killed_keeps_its_summary_and_not_the_last_moment(tmp_path: Path) -> None:
+    """In always-on mode the ring's records are of 200 ms; in full mode they are the newest."""
+    for mode, expected in (("always-on", 0), ("full", 1)):
+        prefix = tmp_path / f"{mode}-"
+        Path(f"{prefix}0.ring").write_bytes(made.ring({0: made.record(5)}, head=1, dropped=2))
+        path = tmp_path / "rank_0.trace"
+        path.write_bytes(made.trace(block(summary(mode=mode)), ring_prefix=str(prefix)))
+        trace = read_trace(path)
+        assert (len(trace.records), trace.dropped) == (expected, 2)
+    text = table.render(analyse_run(tmp_path), 100)
+    assert "never closed its trace" in text
+
+
+def four_ranks(
+    directory: Path,
+    hosts: int = 1,
+    links: dict[str, int] | None = None,
+    paused_ms: int = 0,
+    **changes: Any,
+) -> Path:
+    """40 steps of 100 ms; rank 2's backward takes 23 ms, the others' 3, who wait 20 for it.
+
+    So much of rank 2's backward, in all steps together, its process did not run.
+    """
+    for rank in range(4):
+        late = rank == 2
+        # Each rank has blocks of its own length: here those of rank 0 are twice as long.
+        length = (2 if rank == 0 else 1) << 24
+        cells = [x for at in range(1000, 1040) for x in ((at << 24) // length, 2, 20 * MS)]
+        content: dict[str, Any] = {
+            "steps": document([100 * MS] * 40),
+            "phases": [document([n * MS] * 40) for n in (74, 1, 2, 23 if late else 3, 0)],
+            "exposed": document([0 if late else 20 * MS] * 40),
+            "last": [{"rank": 2, "count": 40, "wait_ns": 0 if late else 800 * MS}],
+            "waited_for": {"block_ns": length, "cells": [] if late else cells},
+            **({} if links is None else {"hosts": links}),
+            **({"paused": [0, 0, 0, paused_ms * MS if late else 0, 0]} if paused_ms else {}),
+            **changes,
+        }
+        blocks = (block(summary(**content)), made.end())
+        path = directory / f"rank_{rank}.trace"
+        write(path, *blocks, rank=rank, world_size=4, host=f"b{rank % hosts}")
+    return directory
+
+
+def test_the_late_rank_is_named_from_summaries_alone(tmp_path: Path) -> None:
+    (found,) = analyse_run(four_ranks(tmp_path)).summaries
+    late = found.late_rank
+    assert late is not None
+    assert (late.rank, late.phase, late.phase_share) == (2, "backward", 1.0)
+    # Three ranks, 40 steps, 20 ms each.
+    assert late.wait_ms == pytest.approx(20)
+    assert late.cost_s == pytest.approx(2.4)
+    assert (late.share, late.p_value) == (1.0, 1 / 2001)
+    assert [(row.rank, row.share, row.cost_s) for row in found.last] == [(2, 1.0, 2.4)]
+    text = " ".join(table.render(analyse_run(tmp_path), 100).split())
+    assert "rank 2 comes late: each of the others waits 20.0 ms per step for it, 100% of" in text
+
+
+@pytest.mark.parametrize(
+    ("paused_ms", "named", "share"),
+    # Of the 20 ms that its backward takes longer, 800 ms in 40 steps.
+    [(800, "host pause", 1.0), (600, "host pause", 0.75), (200, "backward", 0.75)],
+)
+def test_pauses_are_apart_from_the_phase(
+    tmp_path: Path, paused_ms: int, named: str, share: float
+) -> None:
+    (found,) = analyse_run(four_ranks(tmp_path, paused_ms=paused_ms)).summaries
+    assert found.late_rank is not None
+    assert (found.late_rank.phase, found.late_rank.phase_share) == (named, pytest.approx(share))
+    # The parts of the step stay what they were.
+    assert found.backward_ms == pytest.approx(8)
+    text = " ".join(table.render(analyse_run(tmp_path), 100).split())
+    where = "is time in which its process did not run (host pause)."
+    if named != "host pause":
+        where = "lies in its backward phase."
+    assert f"{share:.0%} of what its own work takes longer {where}" in text
+
+
+def test_a_rank_that_the_host_holds_up_everywhere_is_not_named(tmp_path: Path) -> None:
+    everywhere = [document([n * MS] * 40) for n in (74, 1, 2, 3, 0)]
+    (found,) = analyse_run(four_ranks(tmp_path, phases=everywhere)).summaries
+    assert found.late_rank is None
+
+
+def test_without_all_ranks_nobody_is_named(tmp_path: Path) -> None:
+    (four_ranks(tmp_path) / "rank_3.trace").unlink()
+    (found,) = analyse_run(tmp_path).summaries
+    assert found.late_rank is None
+
+
+def state_of(clock: int = 1, heard: int = 1, unsent: int = 0) -> dict[str, int]:
+    return {"clock": clock, "peers": 1, "heard": heard, "unsent": unsent}
+
+
+def test_across_hosts_the_late_rank_is_named_with_the_clocks_error(tmp_path: Path) -> None:
+    errors = document([40_000] * 38 + [90_000] * 2)
+    four_ranks(tmp_path, hosts=2, links=state_of(), arrival_clock_error=errors)
+    (found,) = analyse_run(tmp_path).summaries
+    assert found.late_rank is not None
+    assert found.late_rank.rank == 2
+    assert (found.machines, found.clocks_compared, found.hosts_heard) == (2, True, 1)
+    assert found.arrival_clock_error_p95_us == pytest.approx(40, rel=0.01)
+    assert found.arrival_clock_error_us == 90
+    text = " ".join(table.render(analyse_run(tmp_path), 100).split())
+    assert "known within 40 us for 95 % of the collectives, 90 us for all, by the hosts'" in text
+
+
+def test_across_hosts_nobody_is_named_for_less_than_the_clocks_may_be_off_by(
+    tmp_path: Path,
+) -> None:
+    errors = document([60 * MS] * 40)
+    (found,) = analyse_run(
+        four_ranks(tmp_path, hosts=2, links=state_of(), arrival_clock_error=errors)
+    ).summaries
+    assert found.late_rank is None
+
+
+@pytest.mark.parametrize("state", [state_of(clock=0), state_of(heard=0)])
+def test_across_hosts_that_do_not_hear_of_each_other_nobody_is_named(
+    tmp_path: Path, state: dict[str, int]
+) -> None:
+    (found,) = analyse_run(four_ranks(tmp_path, hosts=2, links=state)).summaries
+    assert found.late_rank is None
+
+
+@pytest.mark.parametrize(
+    ("hosts", "state", "known", "reason"),
+    [
+        (
+            2,
+            state_of(clock=0, heard=0),
+            0,
+            "on 2 hosts whose clocks were not all compared",
+        ),
+        (2, state_of(heard=0), 0, "one of which got no arrivals from the others: UDP between them"),
+        (1, state_of(clock=0, heard=0), 0, "the ranks did not meet"),
+        (1, state_of(clock=0, heard=0), 9, "or 16,384 collectives behind."),
+        (2, state_of(), 9, "hosts tell each other was lost on the network."),
+        # Once per host, whose ranks share a carrier.
+        (2, state_of(unsent=3), 9, "was lost on the network (6 datagrams could not even be sent)."),
+    ],
+)
+def test_the_report_says_why_the_last_rank_is_not_known(
+    tmp_path: Path, hosts: int, state: dict[str, int], known: int, reason: str
+) -> None:
+    counts = {"known": known, "unknown": 2, "unsplit_steps": 1}
+    result = analyse_run(four_ranks(tmp_path, hosts=hosts, links=state, arrivals=counts))
+    text = " ".join(table.render(result, 100).split())
+    assert f"the last rank of 8 of {4 * known + 8} collectives is not known" in text
+    assert reason in text

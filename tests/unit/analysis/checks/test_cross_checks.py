@@ -1,0 +1,305 @@
+"""commprof's figures held against others': values that follow on paper."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import replace
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+
+from commprof.analysis.checks.figure_checks import CrossCheck
+from commprof.analysis.checks.network_check import TRAFFIC
+from commprof.analysis.collectives.wire_bytes import sent_bytes
+from commprof.analysis.world import analyse_world
+from commprof.trace import columns
+from commprof.trace.schema import OPS, Phase
+from commprof.trace.summary import Summary
+from tests.support.builders.traces import MS, Rank, world_run
+
+STEPS = 12
+MB = 1_000_000
+
+
+def ranks_of(count: int, **metadata: Any) -> list[Rank]:
+    """Steps of 100 ms: backward 40 without 20 in its finalisation, one bucket of 8 MB."""
+    ranks = [Rank(rank, count, **metadata) for rank in range(count)]
+    for step in range(STEPS):
+        at = 100 * MS * step
+        for rank in ranks:
+            rank.step(at, at + 100 * MS)
+            rank.phase(Phase.BACKWARD, at + 30 * MS, at + 90 * MS)
+            rank.collective(step, at + 70 * MS, at + 90 * MS, bytes=8 * MB, graph_task=step)
+            rank.finalize(at + 70 * MS, at + 90 * MS, cpu=0, graph_task=step)
+    return ranks
+
+
+def witnesses(**values: Any) -> dict[str, Any]:
+    """As capture writes them, after the trace's clock anchor at 1 ns."""
+    return {
+        "begin_monotonic_ns": 2,
+        "network_namespace": "net:[1]",
+        "interfaces": {},
+        "ddp_logs": [],
+        **values,
+    }
+
+
+def counted(**sent: int) -> dict[str, dict[str, int]]:
+    return {name: {"received_bytes": 0, "sent_bytes": value} for name, value in sent.items()}
+
+
+def checks(ranks: list[Rank], world_size: int | None = None) -> dict[str, CrossCheck]:
+    result = analyse_world(world_run(ranks, world_size))
+    assert result is not None
+    return {check.name: check for check in result.cross_checks}
+
+
+def test_parts_that_add_up_and_parts_that_do_not() -> None:
+    found = checks(ranks_of(1))["phases"]
+    assert (found.ours, found.other, found.agrees) == (100.0, pytest.approx(100.0), True)
+    # A second declaration of 60 ms: parts of 80 + 60 ms in 100, with 40 less than nothing left.
+    (rank,) = ranks_of(1)
+    for step in range(STEPS):
+        rank.phase(Phase.DATA, (100 * step + 20) * MS, (100 * step + 100) * MS)
+    found = checks([rank])["phases"]
+    assert (found.ours, found.other, found.agrees) == (100.0, pytest.approx(140.0), False)
+    assert found.difference == pytest.approx(0.4)
+
+
+def test_the_loop_s_clock_of_the_rank_that_differs_most() -> None:
+    ranks = ranks_of(3)
+    run = world_run(ranks)
+    run.results[1]["step_ns"] = [110 * MS] * STEPS
+    result = analyse_world(run)
+    assert result is not None
+    (found,) = (check for check in result.cross_checks if check.name == "loop_clock")
+    assert (found.ours, found.other, found.agrees) == (1.1, pytest.approx(1.21), False)
+    assert found.note.startswith("rank 1")
+
+
+def test_a_loop_without_an_account_of_its_own() -> None:
+    run = world_run(ranks_of(1))
+    run.results.clear()
+    result = analyse_world(run)
+    assert result is not None
+    (found,) = (check for check in result.cross_checks if check.name == "loop_clock")
+    assert (found.agrees, found.note) == (None, "the loop left no account of its own")
+    assert math.isnan(found.other)
+
+
+LOG = {
+    "iteration": 10,
+    "bucket_sizes": "100",
+    "rebuilt_bucket_sizes": f"{5 * MB}, {3 * MB}",
+    "avg_backward_compute_time": 42 * MS,
+    "avg_backward_comm_time": 50 * MS,
+    "avg_backward_compute_comm_overlap_time": 25 * MS,
+}
+
+
+def test_the_log_of_ddp() -> None:
+    found = checks(ranks_of(1, witnesses=witnesses(ddp_logs=[LOG])))
+    # 5 + 3 MB in buckets; backward 42 against 40 ms; exposed 50 - 25 against 20 ms.
+    assert (found["ddp_bytes"].ours, found["ddp_bytes"].other) == (8.0, 8.0)
+    assert found["ddp_bytes"].agrees
+    assert found["ddp_backward"].ours == pytest.approx(40.0)
+    assert found["ddp_backward"].difference == pytest.approx(0.05)
+    assert found["ddp_backward"].agrees is None
+    assert (found["ddp_exposed"].ours, found["ddp_exposed"].other) == (pytest.approx(20), 25)
+    assert found["ddp_exposed"].agrees is None
+
+
+def test_the_log_of_ddp_that_disagrees() -> None:
+    log = {**LOG, "rebuilt_bucket_sizes": str(16 * MB), "avg_backward_compute_time": 80 * MS}
+    found = checks(ranks_of(1, witnesses=witnesses(ddp_logs=[log])))
+    assert found["ddp_bytes"].agrees is False
+    assert found["ddp_backward"].difference == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("own", ["the communication hook bf16_compress_hook", ""])
+def test_a_hook_of_the_script_decides_itself_what_it_sends(own: str) -> None:
+    log = {**LOG, "rebuilt_bucket_sizes": str(16 * MB), "own_exchange": own}
+    found = checks(ranks_of(1, witnesses=witnesses(ddp_logs=[log])))["ddp_bytes"]
+    assert found.agrees is (None if own else False)
+    assert found.note == (f"{own} decides what is sent" if own else "rank 0")
+
+
+def test_every_backward_pass_is_one_of_ddp_s_iterations() -> None:
+    # Three passes in a step, each synchronised, as in accumulation without no_sync and in LBFGS;
+    # beside DDP's own, other collectives of the pass.
+    (rank,) = ranks_of(1, groups={1: ("0", 1), 2: ("tensor", 1)})
+    for step in range(STEPS):
+        for more in (1, 2):
+            at, task = (100 * step + 5 * more) * MS, STEPS * more + step
+            rank.collective(task, at, at + MS, bytes=8 * MB, graph_task=task)
+            rank.collective(task, at, at + MS, bytes=9 * MB, graph_task=task, group=2)
+            rank.collective(task, at, at + MS, bytes=9 * MB, graph_task=task, op="all_to_all")
+    log = {**LOG, "group_name": "0"}
+    rank.metadata["witnesses"] = witnesses(ddp_logs=[log])
+    found = checks([rank])["ddp_bytes"]
+    assert (found.ours, found.other, found.agrees) == (8.0, 8.0, True)
+
+
+def test_traces_that_were_not_closed_hold_no_log() -> None:
+    run = world_run(ranks_of(1))
+    cut = {rank: replace(trace, complete=False) for rank, trace in run.traces.items()}
+    result = analyse_world(replace(run, traces=cut))
+    assert result is not None
+    (found,) = (check for check in result.cross_checks if check.name == "ddp_bytes")
+    assert "not all were closed" in found.note
+
+
+def test_sparse_gradients_are_not_compared() -> None:
+    log = {**LOG, "rebuilt_bucket_sizes": str(16 * MB), "sparse_modules": 1}
+    found = checks(ranks_of(1, witnesses=witnesses(ddp_logs=[log])))
+    assert found["ddp_bytes"].agrees is None
+    assert "sparse gradients as if they were dense" in found["ddp_bytes"].note
+
+
+@pytest.mark.parametrize(
+    ("metadata", "reason"),
+    [
+        ({}, "no DDP model was trained while capture ran"),
+        ({"witnesses": witnesses()}, "no DDP model was trained"),
+        ({"witnesses": witnesses(ddp_logs=[LOG, LOG])}, "2 DDP models"),
+        # Left over from a trace that this process wrote before.
+        ({"witnesses": witnesses(ddp_logs=[LOG], begin_monotonic_ns=0)}, "no DDP model"),
+        ({"witnesses": witnesses(ddp_logs=[{"iteration": 0}])}, "DDP's log"),
+    ],
+)
+def test_no_log_of_ddp(metadata: dict[str, Any], reason: str) -> None:
+    found = checks(ranks_of(1, **metadata))
+    for name in ("ddp_bytes", "ddp_backward", "ddp_exposed"):
+        assert math.isnan(found[name].other)
+        assert found[name].agrees is None
+        assert reason in found[name].note
+
+
+def test_the_interface_of_one_host_is_shared() -> None:
+    # Four ranks send 2 * 3/4 * 8 MB = 12 MB each and step; lo counts those of all.
+    payload = 4 * 12 * STEPS
+    shared = witnesses(interfaces=counted(lo=payload * MB, eth0=7))
+    found = checks(ranks_of(4, witnesses=shared))["network"]
+    assert (found.what, found.ours, found.other) == ("bytes sent by lo, 1 host", payload, payload)
+    assert found.agrees
+    assert "other traffic" in found.note
+
+
+def test_one_rank_on_each_host_sends_through_its_busiest_interface() -> None:
+    # Two ranks send 8 MB each and step.
+    ranks = ranks_of(2)
+    for rank, sent in zip(ranks, (96 * MB, 97 * MB), strict=True):
+        rank.metadata["witnesses"] = witnesses(
+            network_namespace=f"net:[{rank.rank}]",
+            interfaces=counted(lo=500 * MB, eth0=sent, wlan0=3),
+        )
+    found = checks(ranks)["network"]
+    assert found.what == "bytes sent by eth0, 2 hosts"
+    assert (found.ours, found.other, found.agrees) == (192, 193, True)
+
+
+def test_two_ranks_on_each_of_two_hosts_use_both() -> None:
+    ranks = ranks_of(4)
+    for rank in ranks:
+        rank.metadata["witnesses"] = witnesses(
+            network_namespace=f"net:[{rank.rank // 2}]",
+            interfaces=counted(lo=144 * MB, eth0=144 * MB),
+        )
+    found = checks(ranks)["network"]
+    assert (found.what, found.ours) == ("bytes sent by eth0 and lo, 2 hosts", 576)
+    assert (found.other, found.agrees) == (576, True)
+
+
+def test_more_traffic_is_no_disagreement_and_less_is() -> None:
+    payload = 2 * 8 * STEPS * MB
+    more = witnesses(interfaces=counted(lo=3 * payload))
+    found = checks(ranks_of(2, witnesses=more))["network"]
+    assert found.agrees is None
+    assert found.difference == pytest.approx(2.0)
+    less = witnesses(interfaces=counted(lo=payload // 2))
+    assert checks(ranks_of(2, witnesses=less))["network"].agrees is False
+
+
+def test_a_mode_switched_run_counts_what_records_and_the_summary_hold() -> None:
+    # Always-on from the 6th step on: its summary counts the later 6, of which full mode recorded 2.
+    payload = 2 * 8 * STEPS * MB
+    run = world_run(ranks_of(2, witnesses=witnesses(interfaces=counted(lo=payload))))
+    later = [(int(code), 1, 6, 6 * 8 * MB) for code in [OPS.index("all_reduce")]]
+    operations = [Mock(op=op, group=group, bytes=size) for op, group, _, size in later]
+    summary = Mock(spec=Summary, operations=operations, begin_ns=600 * MS)
+    traces = {}
+    for rank, trace in run.traces.items():
+        time_ns = trace.records["timestamp_ns"]
+        kept = trace.records[(time_ns < 800 * MS)]
+        traces[rank] = replace(trace, records=kept, summary=summary)
+    result = analyse_world(replace(run, traces=traces))
+    assert result is not None
+    (found,) = [check for check in result.cross_checks if check.name == "network"]
+    assert (found.ours, found.other, found.agrees) == (payload / MB, payload / MB, True)
+    assert found.note == TRAFFIC
+
+
+def test_the_rank_that_captured_longest_speaks_for_its_host() -> None:
+    payload = 2 * 8 * STEPS * MB
+    ranks = ranks_of(2)
+    for rank, sent in zip(ranks, (payload // 2, payload), strict=True):
+        rank.metadata["witnesses"] = witnesses(interfaces=counted(lo=sent))
+    assert checks(ranks)["network"].agrees
+
+
+def test_no_counters_no_ratio() -> None:
+    assert "not every trace" in checks(ranks_of(2))["network"].note
+    sound = witnesses(interfaces=counted(lo=1))
+    missing = checks(ranks_of(2, witnesses=sound)[:1], world_size=2)["network"]
+    assert missing.note == "not all ranks left a trace"
+    assert math.isnan(missing.difference)
+
+
+@pytest.mark.parametrize(
+    ("op", "size_mb", "sent_mb"),
+    [
+        ("all_reduce", 8, 12),
+        ("broadcast", 8, 6),
+        ("reduce", 8, 6),
+        ("all_gather", 8, 24),
+        ("reduce_scatter_tensor", 8, 6),
+        ("all_to_all_single", 8, 6),
+        ("gather", 8, 6),
+        ("scatter", 8, 6),
+        ("send", 8, 8),
+        ("recv", 8, 0),
+        ("barrier", 0, 0),
+    ],
+)
+def test_what_a_rank_of_four_sends(op: str, size_mb: int, sent_mb: int) -> None:
+    rank = Rank(0, 4)
+    rank.collective(0, 1, 2, bytes=size_mb * MB, op=op)
+    trace = rank.trace()
+    assert sent_bytes(trace, columns.collectives(trace)).tolist() == [sent_mb * MB]
+
+
+def test_what_is_not_known_is_not_sent() -> None:
+    rank = Rank(0, 4)
+    rank.collective(0, 1, 2, bytes=8, op="other")
+    rank.collective(0, 1, 2, bytes=8, group=9)
+    trace = rank.trace()
+    assert all(math.isnan(x) for x in sent_bytes(trace, columns.collectives(trace)).tolist())
+
+
+def test_every_operation_has_its_factor_but_the_unknown_one() -> None:
+    rank = Rank(0, 2)
+    for op in OPS:
+        rank.collective(0, 1, 2, bytes=8, op=op)
+    trace = rank.trace()
+    sent = sent_bytes(trace, columns.collectives(trace)).tolist()
+    assert [op for op, size in zip(OPS, sent, strict=True) if math.isnan(size)] == ["other"]
+
+
+def test_a_difference_needs_two_figures() -> None:
+    check = CrossCheck("a", "b", "ms", 100.0, 90.0, None, "")
+    assert check.difference == pytest.approx(-0.1)
+    assert math.isnan(dataclasses.replace(check, ours=0.0).difference)
+    assert math.isnan(dataclasses.replace(check, other=math.nan).difference)

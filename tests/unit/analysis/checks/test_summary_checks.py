@@ -1,0 +1,114 @@
+"""What always-on mode summarised held against others' figures: values that follow on paper."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from commprof.analysis.align.summaries import analyse_summaries
+from commprof.analysis.checks.figure_checks import CrossCheck
+from commprof.analysis.collectives.wire_bytes import summarised_sent_bytes
+from commprof.trace.reader import read_trace
+from commprof.trace.run.run_directory import WorldRun
+from commprof.trace.schema import OPS
+from tests.support.builders import trace_bytes as made
+from tests.support.builders.summaries import MS, document, operation, summary
+from tests.unit.analysis.checks.test_cross_checks import LOG, counted, witnesses
+
+MB = 1_000_000
+
+
+def all_reduces(megabytes: int, count: int = 3) -> dict[str, Any]:
+    return operation(op=OPS.index("all_reduce"), count=count, bytes=megabytes * MB)
+
+
+def run_of(directory: Path, ranks: int = 1, **changes: Any) -> WorldRun:
+    """Two steps of 10 ms after the first; 24 MB all-reduced in the three."""
+    parts = changes.pop("summary", {"operations": [all_reduces(24)]})
+    traces = {}
+    for rank in range(ranks):
+        path = directory / f"rank_{rank}.trace"
+        block = made.block(7, json.dumps(summary(**parts)).encode())
+        groups = made.document(made.GROUP_BLOCK, made.group(1, name="dp", size=ranks))
+        metadata = {"rank": rank, "world_size": ranks, "ops": list(OPS), **changes}
+        path.write_bytes(made.trace(groups, block, made.end(), **metadata))
+        traces[rank] = read_trace(path)
+    return WorldRun(ranks, directory, results={}, traces=traces, problems=())
+
+
+def checks(run: WorldRun) -> dict[str, CrossCheck]:
+    found = analyse_summaries(run)
+    assert found is not None
+    return {check.name: check for check in found.cross_checks}
+
+
+def test_parts_that_add_up_and_parts_that_do_not(tmp_path: Path) -> None:
+    found = checks(run_of(tmp_path))["phases"]
+    assert (found.ours, found.other, found.agrees) == (10.0, 10.0, True)
+    twice = {"exposed": document([6 * MS] * 2)}  # 3 ms more than there are
+    found = checks(run_of(tmp_path, summary=twice))["phases"]
+    assert (found.ours, found.other, found.agrees) == (10.0, 13.0, False)
+
+
+def test_the_loop_s_own_clock(tmp_path: Path) -> None:
+    run = run_of(tmp_path)
+    assert checks(run)["loop_clock"].note == "the loop left no account of its own"
+    run.results[0] = {"step_ns": [50 * MS, 10 * MS, 11 * MS]}
+    found = checks(run)["loop_clock"]
+    assert (found.ours, found.other, found.agrees) == (0.02, pytest.approx(0.021), False)
+    run.results[0] = {"step_ns": [50 * MS, 10 * MS]}
+    assert checks(run)["loop_clock"].note == "rank 0 summarised 2 steps, of the loop's 1"
+
+
+def test_the_log_of_ddp(tmp_path: Path) -> None:
+    found = checks(run_of(tmp_path, witnesses=witnesses(ddp_logs=[LOG])))
+    # 24 MB in three steps; DDP's buckets hold 5 + 3. Backward and exposed 3 ms, and 42 and 25.
+    bytes_ = found["ddp_bytes"]
+    assert (bytes_.ours, bytes_.other, bytes_.agrees) == (8.0, 8.0, None)
+    assert "all that was all-reduced" in bytes_.note
+    assert (found["ddp_backward"].ours, found["ddp_backward"].other) == (3.0, 42.0)
+    assert (found["ddp_exposed"].ours, found["ddp_exposed"].other) == (3.0, 25.0)
+
+
+def test_steps_without_marks_do_not_tell_the_bytes_of_one(tmp_path: Path) -> None:
+    parts = {"steps_end": "backward", "operations": [all_reduces(24)]}
+    run = run_of(tmp_path, summary=parts, witnesses=witnesses(ddp_logs=[LOG]))
+    assert math.isnan(checks(run)["ddp_bytes"].ours)
+
+
+def test_the_interface_s_bytes(tmp_path: Path) -> None:
+    # Two ranks send as much as the buffer each: 48 MB.
+    shared = witnesses(interfaces=counted(lo=49 * MB))
+    found = checks(run_of(tmp_path, 2, witnesses=shared))["network"]
+    assert (found.ours, found.other, found.agrees) == (48.0, 49.0, True)
+    less = witnesses(interfaces=counted(lo=24 * MB))
+    assert checks(run_of(tmp_path, 2, witnesses=less))["network"].agrees is False
+
+
+@pytest.mark.parametrize(
+    ("op", "larger_mb", "sent_mb"),
+    [
+        ("all_reduce", 8, 12),
+        ("broadcast", 8, 6),
+        ("all_gather", 32, 24),
+        ("reduce_scatter_tensor", 8, 6),
+        ("send", 8, 8),
+        ("recv", 8, 0),
+        ("gather", 8, math.nan),
+        ("scatter", 8, math.nan),
+        ("other", 8, math.nan),
+        ("barrier", 0, 0),
+    ],
+)
+def test_what_a_rank_of_four_sends(
+    tmp_path: Path, op: str, larger_mb: float, sent_mb: float
+) -> None:
+    one = operation(op=OPS.index(op), count=2, bytes=larger_mb * MB)
+    trace = run_of(tmp_path, 4, summary={"operations": [one]}).traces[0]
+    assert trace.summary is not None
+    sent = summarised_sent_bytes(trace, trace.summary)
+    assert sent == pytest.approx(sent_mb * MB, nan_ok=True)

@@ -1,0 +1,293 @@
+"""The table of collectives, against figures worked out on paper."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from commprof.analysis.collectives.bandwidth import bus_factor, sizes_bytes
+from commprof.analysis.collectives.kinds import CollectiveRow, Spread, caller, collective_rows
+from commprof.report.sections.collectives import collectives_section
+from commprof.trace import columns, schema
+from commprof.trace.schema import Kind, Phase
+from tests.support.builders.results import collective, parts, world
+from tests.support.builders.traces import MS, Rank
+
+MB = 1_000_000
+DTYPES = ["Byte", "Char"]
+
+
+def rows(*ranks: Rank, steps: int = 1, shared: bool = True) -> tuple[CollectiveRow, ...]:
+    traces = [rank.trace() for rank in ranks]
+    tables = [columns.collectives(trace) for trace in traces]
+    return collective_rows(traces, tables, np.arange(steps), shared)
+
+
+def spreads(row: CollectiveRow) -> list[float]:
+    """Medians in ms; the 95th percentile of equal calls is no other."""
+    parts = (row.duration, row.queue, row.wait, row.wire)
+    assert all(math.isnan(part.p95_ms) or part.p95_ms >= part.median_ms for part in parts)
+    return [part.median_ms for part in parts]
+
+
+def pair(op: str = "all_reduce") -> list[Rank]:
+    """One collective of 8 MB: issued at 10 and 14 ms, complete at 30 on rank 0, 34 on rank 1."""
+    ranks = [Rank(rank, 2, dtypes=DTYPES) for rank in range(2)]
+    for rank, issue, end in zip(ranks, (10, 14), (30, 34), strict=True):
+        rank.step(0, 100 * MS)
+        rank.phase(Phase.BACKWARD, 5 * MS, 50 * MS)
+        rank.collective(0, issue * MS, end * MS, bytes=8 * MB, op=op)
+    return ranks
+
+
+def test_wait_and_wire_part_where_the_last_rank_starts() -> None:
+    (row,) = rows(*pair())
+    # Rank 0: 20 = 0 + 4 + 16; rank 1: 20 = 0 + 0 + 20. Medians of the two.
+    assert spreads(row) == [20.0, 0.0, 2.0, 18.0]
+    assert row.wait == Spread(2.0, pytest.approx(3.8))
+    assert (row.op, row.dtype, row.reduce_op) == ("all_reduce", "Byte", "sum")
+    assert (row.group, row.group_size, row.size_bytes) == ("0", 2, (8 * MB, 8 * MB))
+    assert (row.calls, row.calls_per_step, row.total_bytes) == (2, 1.0, 16 * MB)
+    assert row.phases == (("backward", 2),)
+    # From 14 ms, the last start, to 34 ms, the last completion: 8 MB in 20 ms.
+    assert row.algbw_gb_per_s == pytest.approx(0.4)
+    assert row.busbw_gb_per_s == pytest.approx(0.4)  # 2 (n - 1) / n is 1 for two ranks
+
+
+def test_a_queued_collective_starts_when_a_thread_is_free() -> None:
+    # Three at once: the third of each rank waits for a thread until 30 (rank 0), 34 (rank 1).
+    ranks = pair()
+    for rank, issue, end in zip(ranks, (10, 14), (60, 62), strict=True):
+        rank.collective(1, issue * MS + 1, end * MS, bytes=8 * MB)
+        rank.collective(2, issue * MS + 2, 50 * MS, bytes=2 * MB)
+    row = rows(*ranks)[1]
+    assert row.size_bytes == (2 * MB, 2 * MB)
+    # Rank 0: 40 = 20 + 4 + 16; rank 1: 36 = 20 + 0 + 16.
+    assert spreads(row) == pytest.approx([38.0, 20.0, 2.0, 16.0], abs=1e-4)
+    assert row.algbw_gb_per_s == pytest.approx(2 / 16)
+
+
+def test_calls_that_failed_are_counted_and_in_no_median() -> None:
+    ranks = pair()
+    for rank in ranks:
+        rank.step(100 * MS, 200 * MS)
+        # Rank 1 times out; rank 0 saw nothing wrong, but who knows when the last rank was done?
+        failed = rank.rank == 1
+        late = rank.collective(1, 110 * MS, 190 * MS, bytes=8 * MB, failed=failed)
+        rank.wait(late, 120 * MS, 190 * MS)
+    (row,) = rows(*ranks, steps=2)
+    assert (row.calls, row.failed) == (4, 1)
+    # 20 ms on both ranks as above, and 80 on rank 0 alone.
+    assert row.duration == Spread(20.0, pytest.approx(74.0))
+    assert row.queue == Spread(0.0, 0.0)
+    assert row.algbw_gb_per_s == pytest.approx(0.4)
+    assert row.exposed_ms == pytest.approx(70 / 2)
+
+
+def test_exposed_time_is_the_mean_over_steps_and_ranks() -> None:
+    ranks = pair()
+    ranks[0].wait(1, 20 * MS, 30 * MS)
+    ranks[1].wait(1, 30 * MS, 34 * MS)
+    for rank in ranks:
+        rank.step(100 * MS, 200 * MS)
+    (row,) = rows(*ranks, steps=2)
+    assert row.exposed_ms == (10 + 4) / 2 / 2
+    assert row.calls_per_step == 0.5
+
+
+def test_only_measured_steps_count() -> None:
+    ranks = pair()
+    for rank in ranks:
+        rank.step(100 * MS, 200 * MS)
+        rank.collective(1, 110 * MS, 120 * MS, bytes=5)
+        rank.collective(2, 210 * MS, 220 * MS, bytes=5)
+    traces = [rank.trace() for rank in ranks]
+    tables = [columns.collectives(trace) for trace in traces]
+    (row,) = collective_rows(traces, tables, np.array([1]), True)
+    assert (row.size_bytes, row.calls) == ((5, 5), 2)
+    assert collective_rows(traces, tables, np.array([], dtype=np.int64), True) == ()
+
+
+def test_without_common_clocks_only_what_one_rank_knows() -> None:
+    (row,) = rows(*pair(), shared=False)
+    assert spreads(row)[:2] == [20.0, 0.0]
+    assert all(map(math.isnan, [*spreads(row)[2:], row.algbw_gb_per_s, row.busbw_gb_per_s]))
+
+
+def test_a_call_that_one_rank_lacks_has_no_wait_and_no_wire() -> None:
+    (row,) = rows(pair()[0], Rank(1, 2, **{}))
+    assert spreads(row)[:2] == [20.0, 0.0]
+    assert all(map(math.isnan, spreads(row)[2:]))
+
+
+def test_a_rank_that_is_done_before_the_last_one_starts_waited_all_the_time() -> None:
+    # A broadcast's root hands its data over from 10 to 12 and goes; rank 1 comes at 40.
+    ranks = [Rank(rank, 2) for rank in range(2)]
+    for rank, issue, end in zip(ranks, (10, 40), (12, 44), strict=True):
+        rank.step(0, 100 * MS)
+        rank.collective(0, issue * MS, end * MS, bytes=8 * MB, op="broadcast")
+    (row,) = rows(*ranks)
+    assert spreads(row) == [3.0, 0.0, 1.0, 2.0]  # medians of 2 and 4, 0, 2 and 0, 0 and 4
+    assert row.algbw_gb_per_s == row.busbw_gb_per_s == pytest.approx(2.0)  # 8 MB in 4 ms
+    assert row.reduce_op == ""
+
+
+def message(sent_ms: int, received_ms: int, waits: dict[int, tuple[int, int]]) -> list[Rank]:
+    """6 MB from rank 0 to rank 1; waits by rank, in ms."""
+    ranks = [Rank(rank, 2) for rank in range(2)]
+    for rank in ranks:
+        rank.step(0, 100 * MS)
+    sizes: dict[str, Any] = {"bytes_in": 6 * MB, "bytes_out": 0}
+    send = ranks[0].collective(0, sent_ms * MS, 0, op="send", aux=1, **sizes)
+    sizes = {"bytes_in": 0, "bytes_out": 6 * MB}
+    receive = ranks[1].collective(0, received_ms * MS, 0, op="recv", aux=0, **sizes)
+    for rank, op_id in ((0, send), (1, receive)):
+        begin, end = waits[rank]
+        ranks[rank].wait(op_id, begin * MS, end * MS)
+    return ranks
+
+
+def test_a_message_has_no_queue_and_ends_with_its_receiver() -> None:
+    # Sent at 20; the receiver has been there since 10 and has it at 32.
+    ranks = message(20, 10, {0: (20, 26), 1: (10, 32)})
+    by_op = {row.op: row for row in rows(*ranks)}
+    assert spreads(by_op["recv"]) == [22.0, 0.0, 10.0, 12.0]
+    assert spreads(by_op["send"]) == [6.0, 0.0, 0.0, 6.0]
+    for row in by_op.values():
+        assert row.size_bytes == (6 * MB, 6 * MB)
+        assert row.busbw_gb_per_s == row.algbw_gb_per_s == pytest.approx(0.5)
+        assert row.calls_per_step == 1.0  # of the one rank that does it
+
+
+def test_a_message_waited_for_after_it_came_has_no_known_end() -> None:
+    ranks = message(20, 10, {0: (20, 26), 1: (50, 50)})
+    by_op = {row.op: row for row in rows(*ranks)}
+    assert math.isnan(by_op["recv"].duration.median_ms)
+    assert math.isnan(by_op["recv"].algbw_gb_per_s)
+    assert spreads(by_op["send"])[0] == 6.0
+
+
+def test_sizes_are_put_together_where_they_are_many() -> None:
+    few, many = Rank(), Rank()
+    for rank, sizes in ((few, [1, 2, 3, 4, 5, 6, 7, 8] * 2), (many, [1, 2, 3, 4, 5, 6, 7, 8, 9])):
+        rank.step(0, 1000)
+        for seq, size in enumerate(sizes):
+            rank.collective(seq, 10 * seq, 10 * seq + 5, bytes=size)
+    assert [row.size_bytes for row in rows(few)] == [(size, size) for size in range(1, 9)]
+    assert sorted(row.size_bytes for row in rows(many)) == [(1, 1), (2, 3), (4, 7), (8, 9)]
+
+
+def test_the_most_exposed_comes_first_then_the_longest() -> None:
+    rank = Rank()
+    rank.step(0, 1000)
+    rank.collective(0, 10, 50, op="broadcast")
+    rank.collective(1, 60, 160, op="all_gather")
+    rank.wait(rank.collective(2, 170, 190, op="gather"), 175, 190)
+    assert [row.op for row in rows(rank)] == ["gather", "all_gather", "broadcast"]
+
+
+def test_groups_types_and_reductions_are_kinds_of_their_own() -> None:
+    rank = Rank(groups={1: ("0", 1), 2: ("other", 1)}, dtypes=DTYPES)
+    rank.step(0, 1000)
+    rank.collective(0, 10, 20, bytes=4, reduce_op=1)
+    rank.collective(1, 30, 40, bytes=4, reduce_op=4)
+    rank.collective(2, 50, 60, bytes=4, reduce_op=4, dtype=1)
+    rank.collective(0, 70, 80, bytes=4, reduce_op=4, group=2)
+    found = {(row.group, row.dtype, row.reduce_op) for row in rows(rank)}
+    assert found == {
+        *[("0", "Byte", "avg"), ("0", "Byte", "max")],
+        *[("0", "Char", "max"), ("other", "Byte", "max")],
+    }
+
+
+def test_alone_there_is_no_bus() -> None:
+    rank = Rank()
+    rank.step(0, 100 * MS)
+    rank.collective(0, 10 * MS, 20 * MS, bytes=8 * MB)
+    (row,) = rows(rank)
+    assert row.algbw_gb_per_s == pytest.approx(0.8)
+    assert math.isnan(row.busbw_gb_per_s)
+
+
+def test_callers_by_calls() -> None:
+    rank = Rank()
+    torch = "/x/site-packages/torch/distributed/distributed_c10d.py:1 all_reduce"
+    rank.stacks = {1: (torch, "train.py:9 sync"), 2: (torch, "train.py:7 step")}
+    rank.step(0, 1000)
+    for seq, stack in enumerate((1, 2, 2)):
+        op_id = rank.collective(seq, 10 * seq, 10 * seq + 5, bytes=4)
+        rank._add(Kind.STACK, 10 * seq, op_id=op_id, value=stack)
+    (row,) = rows(rank)
+    assert row.callers == (("train.py:7 step", 2), ("train.py:9 sync", 1))
+
+
+def test_the_caller_is_the_innermost_frame_that_is_not_the_framework_s() -> None:
+    inside = "/v/lib/site-packages/torch/_tensor.py:3 backward"
+    wrapped = "/v/commprof/capture/auto_phases.py:3 inside"
+    assert caller((inside, wrapped, "train.py:2 step", "train.py:9 main")) == "train.py:2 step"
+    assert caller((inside,)) == inside
+    assert caller(()) == ""
+
+
+@pytest.mark.parametrize(
+    ("op", "bytes_in", "bytes_out", "size"),
+    [
+        ("all_reduce", 8, 8, 8),
+        ("all_reduce_coalesced", 8, 8, 8),
+        ("broadcast", 8, 8, 8),
+        ("reduce", 8, 8, 8),
+        ("all_gather", 8, 32, 32),
+        ("all_gather_into_tensor", 8, 32, 32),
+        ("all_gather_into_tensor_coalesced", 8, 32, 32),
+        ("reduce_scatter", 32, 8, 32),
+        ("reduce_scatter_tensor", 32, 8, 32),
+        ("all_to_all_single", 32, 40, 32),
+        ("gather", 8, 0, 32),
+        ("gather", 8, 32, 32),
+        ("scatter", 0, 8, 32),
+        ("scatter", 32, 8, 32),
+        ("send", 8, 0, 8),
+        ("recv", 0, 8, 8),
+        ("barrier", 0, 0, 0),
+    ],
+)
+def test_size_on_four_ranks(op: str, bytes_in: int, bytes_out: int, size: int) -> None:
+    columns = (np.array([value]) for value in (schema.OPS.index(op), bytes_in, bytes_out, 4))
+    assert sizes_bytes(*columns).tolist() == [size]
+
+
+@pytest.mark.parametrize(
+    ("op", "factor"),
+    [
+        ("all_reduce", 1.5),
+        ("all_reduce_coalesced", 1.5),
+        ("all_gather", 0.75),
+        ("all_gather_into_tensor_coalesced", 0.75),
+        ("reduce_scatter_tensor", 0.75),
+        ("all_to_all", 0.75),
+        ("gather", 0.75),
+        ("scatter", 0.75),
+        ("broadcast", 1.0),
+        ("reduce", 1.0),
+        ("send", 1.0),
+        ("recv", 1.0),
+    ],
+)
+def test_bus_factor_on_four_ranks(op: str, factor: float) -> None:
+    assert bus_factor(op, 4) == factor
+
+
+@pytest.mark.parametrize("op", ["barrier", "monitored_barrier", "other"])
+def test_what_has_no_bus_factor(op: str) -> None:
+    assert math.isnan(bus_factor(op, 4))
+
+
+def test_exposed_time_beside_the_rows_is_named() -> None:
+    found = world(2, parts=parts(exposed_ms=10.0), collectives=(collective(exposed_ms=4.0),))
+    assert found.unlisted_exposed_ms == pytest.approx(6.0)
+    assert "Exposed beside these rows: 6 of 10 ms per step" in collectives_section(found)
+    found = world(2, parts=parts(exposed_ms=10.0), collectives=(collective(exposed_ms=9.9),))
+    assert "beside" not in collectives_section(found)

@@ -1,0 +1,133 @@
+"""The table of compressed buckets, against figures worked out on paper."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from commprof.analysis.collectives.compression import (
+    compression_remarks,
+    compression_rows,
+)
+from commprof.report.sections.compression import compression_section
+from commprof.trace import schema
+from commprof.trace.compressions import compressions
+from tests.support.builders.results import compression as row
+from tests.support.builders.results import world
+from tests.support.builders.traces import MS, Rank
+
+MB = 1_000_000
+
+
+def compressed_ranks() -> list[Rank]:
+    """Two ranks and two steps; the second step's bucket is measured."""
+    ranks = [Rank(rank, 2) for rank in range(2)]
+    for rank in ranks:
+        rank.step(0, 100 * MS)
+        rank.step(100 * MS, 200 * MS)
+        rank.compressed(3, 8 * MB, tuple(t * MS for t in (10, 11, 13, 20, 24, 29)), wire=2 * MB)
+        rank.compressed(
+            *(3, 8 * MB, tuple(t * MS for t in (110, 113, 115, 122, 126, 131))),
+            wire=2 * MB,
+            quality=(0.25, 0.5, 2.0, 200_000, 20_000),
+            flags=schema.FLAG_NON_FINITE,
+        )
+        rank.compressed(0, MB, tuple(t * MS for t in (300, 301, 302, 303, 304, 305)))  # no step
+    return ranks
+
+
+def test_times_bytes_and_quality() -> None:
+    (found,) = compression_rows([r.trace() for r in compressed_ranks()], np.arange(2), 2)
+    assert (found.scheme, found.bucket, found.gradient_bytes, found.calls) == ("int8", 3, 8 * MB, 4)
+    assert found.queue_ms == pytest.approx(2.0)  # of 1 and 3
+    stages = (found.encode_ms, found.exchange_ms, found.reduce_ms, found.decode_ms)
+    assert stages == pytest.approx((2.0, 7.0, 4.0, 5.0))
+    assert found.done_ms == pytest.approx(20.0)  # of 19 and 21
+    assert (found.payload_bytes, found.wire_bytes) == (MB, 2 * MB)
+    assert found.ratio == pytest.approx(4.0)  # a ring of two sends 8 MB
+    assert (found.relative_error, found.cosine, found.residual_ratio) == (0.25, 0.5, 2.0)
+    assert (found.zeroed, found.saturated) == pytest.approx((0.1, 0.01))  # of 2 million values
+    assert found.non_finite == 2
+
+
+def test_only_measured_steps_count() -> None:
+    traces = [r.trace() for r in compressed_ranks()]
+    (found,) = compression_rows(traces, np.array([0]), 2)
+    assert found.calls == 2
+    assert math.isnan(found.relative_error)
+    assert compression_rows(traces, np.array([], dtype=np.int64), 2) == ()
+
+
+def test_without_a_compressor_there_is_nothing() -> None:
+    rank = Rank()
+    rank.step(0, MS)
+    assert compression_rows([rank.trace()], np.arange(1), 1) == ()
+    assert len(compressions(rank.trace())) == 0
+
+
+def test_one_rank_has_no_ratio() -> None:
+    rank = Rank()
+    rank.step(0, 100 * MS)
+    rank.compressed(0, MB, tuple(t * MS for t in (1, 2, 3, 4, 5, 6)))
+    (found,) = compression_rows([rank.trace()], np.arange(1), 1)
+    assert math.isnan(found.ratio)
+
+
+def test_the_name_of_a_scheme_cannot_harm() -> None:
+    rank = Rank()
+    rank.step(0, 100 * MS)
+    rank.compressed(0, MB, tuple(t * MS for t in (1, 2, 3, 4, 5, 6)), scheme="a\x1b[\x80b")
+    assert compressions(rank.trace()).scheme == ("a?[??b",)
+
+
+def test_remarks_say_what_was_saved() -> None:
+    told = compression_remarks({}, [row(), row(bucket=1, non_finite=1)], 2, 10)
+    assert told == [
+        "At 2 ranks int8 sent 2 MB per step and rank, an fp32 ring all-reduce sends 8 MB: 4.0 "
+        "times fewer bytes, for 0.751 ms per step of encoding, reducing and decoding on the "
+        "compressor's thread.",
+        "At 2 ranks 1 of 40 buckets that int8 sent had gradients that are not finite on some rank, "
+        "and became NaN on all of them.",
+    ]
+
+
+def test_a_compressor_that_did_nothing_is_told_of() -> None:
+    context = {"hook": "int8", "capture": "native"}
+    (told,) = compression_remarks(context, [], 2, 10)
+    assert told.startswith("At 2 ranks --hook int8 compressed nothing")
+    assert compression_remarks({}, [], 2, 10) == []
+
+
+PLAIN = """\
+Compressed buckets of 2 ranks:
+scheme  bucket  size  queue  encode  exchange  reduce  decode    ready  sent  less
+                  MB                                           to done    MB
+------  ------  ----  -----  ------  --------  ------  ------  -------  ----  ----
+int8         0     4    0.5    0.25         8   0.125  <0.001      8.9     1  4.0x
+int8         1     4    0.5    0.25         8   0.125  <0.001      8.9     1     -"""
+#: The last columns: error, cosine, residual, zeroed.
+MEASURED = [
+    ["error", "cosine", "residual", "zeroed"],
+    [],
+    ["------"] * 2 + ["--------", "------"],
+    ["0.0078", "1.0000", "0", "1.2%"],
+    ["-"] * 4,
+]
+
+
+def test_the_table_is_as_it_was() -> None:
+    section = compression_section(world(2, compression=(row(), row(bucket=1, ratio=math.nan))))
+    assert section == PLAIN
+    measured = row(relative_error=0.0078, cosine=0.99997, residual_ratio=0.0, zeroed=0.0123)
+    lines = compression_section(world(1, compression=(measured, row()))).splitlines()
+    assert lines[0] == "Compressed buckets of 1 rank:"
+    width = len(PLAIN.splitlines()[1])
+    assert [line[width:].split() for line in lines[1:]] == MEASURED
+
+
+def test_more_buckets_than_rows_are_counted() -> None:
+    rows = tuple(row(bucket=i) for i in range(18))
+    last = compression_section(world(2, compression=rows)).splitlines()[-1]
+    assert last == "2 more buckets: see the JSON result."

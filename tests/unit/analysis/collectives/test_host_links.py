@@ -1,0 +1,192 @@
+"""What crosses from host to host, by hand: rings, trees, and who is not known."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from benchmarks.multi_node import table
+from commprof.analysis.align.interfaces import header_share
+from commprof.analysis.collectives.between_hosts import sent_to_other_hosts
+from commprof.analysis.collectives.host_links import HostLinks
+from commprof.analysis.world import analyse_world
+from commprof.report.sections import host_links as host_links_table
+from commprof.trace.columns import collectives
+from tests.support.builders.results import world
+from tests.support.builders.traces import MS, Rank, world_run
+
+ROOT = Path(__file__).parents[4]
+TWO_BY_TWO = ("a", "a", "b", "b")
+EACH_ALONE = ("a", "b", "c", "d")
+
+
+def sent(op: str, hosts: Sequence[str], size: int = 1200, peer: int = 0) -> list[float]:
+    """Bytes that each rank sends to other hosts in one call with that many bytes in and out."""
+    found = []
+    for rank in range(len(hosts)):
+        recorded = Rank(rank, len(hosts))
+        recorded.collective(0, 1, 2, bytes=size, op=op, aux=peer)
+        trace = recorded.trace()
+        found.append(float(sent_to_other_hosts(trace, collectives(trace), hosts)[0]))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("op", "hosts", "peer", "expected"),
+    [
+        # A ring towards lower ranks: 2 to 1 and 0 to 3 cross; each sends 2 * 3/4 of it.
+        ("all_reduce", TWO_BY_TWO, 0, [1800, 0, 1800, 0]),
+        ("all_reduce", EACH_ALONE, 0, [1800] * 4),
+        ("all_reduce", ("a", "a", "a", "a"), 0, [0] * 4),
+        ("reduce_scatter_tensor", TWO_BY_TWO, 0, [1800, 0, 1800, 0]),
+        # A ring towards higher ranks: 1 to 2 and 3 to 0 cross with three parts each.
+        ("all_gather_into_tensor", TWO_BY_TWO, 0, [0, 3600, 0, 3600]),
+        # From 0: to 1, then 0 to 2 and 1 to 3.
+        ("broadcast", TWO_BY_TWO, 0, [1200, 1200, 0, 0]),
+        ("broadcast", EACH_ALONE, 0, [2400, 1200, 0, 0]),
+        # From 3: to 0, then 3 to 1 and 0 to 2.
+        ("broadcast", TWO_BY_TWO, 3, [1200, 0, 0, 2400]),
+        ("broadcast", ("a", "b", "c"), 0, [2400, 0, 0]),
+        # Three quarters along the ring, then a quarter to the root.
+        ("reduce", TWO_BY_TWO, 0, [900, 0, 900 + 300, 300]),
+        ("gather", TWO_BY_TWO, 0, [0, 0, 1200, 1200]),
+        ("scatter", TWO_BY_TWO, 0, [2400, 0, 0, 0]),
+        ("all_to_all_single", TWO_BY_TWO, 0, [600] * 4),
+        ("send", TWO_BY_TWO, 3, [1200, 1200, 0, 0]),
+        ("barrier", TWO_BY_TWO, 0, [0] * 4),
+    ],
+)
+def test_bytes_to_other_hosts(
+    op: str, hosts: Sequence[str], peer: int, expected: list[float]
+) -> None:
+    assert sent(op, hosts, peer=peer) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("op", ["all_reduce", "all_gather", "broadcast", "reduce", "gather"])
+@pytest.mark.parametrize("ranks", range(2, 9))
+def test_with_a_host_for_each_rank_all_that_is_sent_crosses(op: str, ranks: int) -> None:
+    total = {
+        "all_reduce": 2 * (ranks - 1),
+        "all_gather": ranks * (ranks - 1),
+        "broadcast": ranks - 1,
+        "reduce": (ranks - 1) + (ranks - 1) / ranks,
+        "gather": ranks - 1,
+    }[op]
+    assert sum(sent(op, [str(rank) for rank in range(ranks)])) == pytest.approx(1200 * total)
+
+
+def test_what_is_not_known_is_not_guessed() -> None:
+    assert math.isnan(sent("other", TWO_BY_TWO)[0])
+    part = Rank(0, 4, groups={1: ("some", 2)})
+    part.collective(0, 1, 2, bytes=8)
+    trace = part.trace()
+    assert np.isnan(sent_to_other_hosts(trace, collectives(trace), TWO_BY_TWO)).all()
+
+
+STEPS = 12
+
+
+def two_hosts(counted: int, **metadata: Any) -> list[Rank]:
+    """A rank on each; steps of 100 ms with one all-reduce of 8 MB that takes 20 ms."""
+    ranks = []
+    for number in range(2):
+        seen = {
+            "begin_monotonic_ns": 2,
+            "network_namespace": f"net:[{number}]",
+            "interfaces": {"lo": {"sent_bytes": 10**12}, "eth0": {"sent_bytes": counted}},
+            "ddp_logs": [],
+        }
+        rank = Rank(number, 2, **{"witnesses": seen, **metadata})
+        for step in range(STEPS):
+            at = 100 * MS * step
+            rank.step(at, at + 100 * MS)
+            rank.collective(step, at + 70 * MS, at + 90 * MS, bytes=8_000_000)
+        ranks.append(rank)
+    return ranks
+
+
+def links_of(ranks: list[Rank], world_size: int = 2) -> HostLinks:
+    result = analyse_world(world_run(ranks, world_size))
+    assert result is not None
+    assert result.host_links is not None
+    return result.host_links
+
+
+def test_rates_of_a_link() -> None:
+    links = links_of(two_hosts(counted=97_000_000))
+    assert (links.hosts, links.interfaces, links.note) == (2, ("eth0",), "")
+    assert links.step_bytes == 8_000_000  # 2 (n - 1) / n = 1
+    assert links.in_flight_gbit_per_s == pytest.approx(8e6 * 8 / 1e9 / 0.020)
+    assert links.step_gbit_per_s == pytest.approx(8e6 * 8 / 1e9 / 0.100)
+    assert links.recorded_bytes == 2 * 8_000_000 * STEPS
+    assert links.difference == pytest.approx(97 / 96 - 1)
+
+
+def test_a_rank_without_a_trace_leaves_the_sum_unknown() -> None:
+    links = links_of(two_hosts(counted=1), world_size=3)
+    assert links.note == "not all ranks left a trace"
+    assert math.isnan(links.difference)
+
+
+def test_ranks_of_one_host_have_no_link() -> None:
+    result = analyse_world(world_run(two_hosts(counted=1, witnesses={})))
+    assert result is not None
+    assert result.host_links is None
+
+
+LINKS = HostLinks(2, ("eth0",), 6e6, 0.8, 0.25, 240e6, 242.4e6, "")
+
+
+def test_counters_agree_within_2_percent() -> None:
+    assert LINKS.difference == pytest.approx(0.01)
+    assert LINKS.agrees is True
+    # 2.1 % more: headers may be the reason, if they are not known. 2.1 % less has none.
+    assert replace(LINKS, counted_bytes=245e6).agrees is None
+    assert replace(LINKS, counted_bytes=235e6).agrees is False
+    unknown = HostLinks(2, (), math.nan, math.nan, math.nan, math.nan, math.nan, "why")
+    assert unknown.agrees is None
+
+
+@pytest.mark.parametrize(
+    ("mtu", "share", "most"),
+    # 66 bytes of headers to 1448 and to 8948 of payload; half as much again is acknowledged.
+    [(1500, 66 / 1448, 1.0884), (9000, 66 / 8948, 1.0311), (65536, 66 / 65484, 1.0216)],
+)
+def test_headers_at_the_interfaces_mtu_are_no_disagreement(
+    mtu: int, share: float, most: float
+) -> None:
+    rank = Rank(0, 2)
+    rank.metadata["witnesses"] = {"begin_monotonic_ns": 2, "mtu_bytes": {"eth0": mtu, "lo": 52}}
+    assert header_share(rank.trace(), "eth0") == pytest.approx(share)
+    assert math.isnan(header_share(rank.trace(), "lo"))
+    links = replace(LINKS, header_share=share)
+    for counted, agrees in ((0.985, True), (0.97, False), (most - 0.0002, True)):
+        assert replace(links, counted_bytes=240e6 * counted).agrees is agrees
+    assert replace(links, counted_bytes=240e6 * (most + 0.0002)).agrees is False
+
+
+def test_the_table() -> None:
+    links = replace(LINKS, header_share=0.0456)
+    text = host_links_table.section([world(1), world(2, host_links=links)])
+    assert text.splitlines()[0] == "Between hosts, per host and outgoing link:"
+    (row,) = [line.split() for line in text.splitlines() if line.lstrip().startswith("2 ")]
+    assert row == ["2", "2", "eth0", "6", "0.8", "0.25", "240", "242.4", "+1.0%", "4.6%", "yes"]
+    assert host_links_table.section([world(1)]) == ""
+
+
+def test_what_is_missing_is_said() -> None:
+    gone = HostLinks(2, (), math.nan, math.nan, math.nan, math.nan, math.nan, "a rank is missing")
+    text = host_links_table.section([world(2, host_links=gone)])
+    assert "2 ranks: not all is known, for a rank is missing" in text
+
+
+def test_the_documented_figures_are_those_that_were_measured() -> None:
+    measured = json.loads((ROOT / "benchmarks/results/multi_node.json").read_text())
+    assert table(measured) in (ROOT / "docs/clusters.md").read_text()

@@ -1,0 +1,105 @@
+"""Ranks that are out of step, live and afterwards."""
+
+from __future__ import annotations
+
+from commprof.analysis.collectives.mismatches import (
+    Issued,
+    MismatchFinder,
+    find_mismatches,
+    issue_rows,
+    issued_of,
+)
+from commprof.trace import columns
+from commprof.trace.schema import FLAG_SPARSE
+from tests.support.builders.traces import Rank
+
+DTYPES = ["Byte", "Char", "Short", "Int", "Long", "Half", "Float"]
+
+
+def ranks(count: int = 3) -> list[Rank]:
+    """Two all-reduces on all of them, of 8 bytes of Float."""
+    made = [Rank(rank, count, dtypes=DTYPES) for rank in range(count)]
+    for rank in made:
+        for seq in range(2):
+            rank.collective(seq, 10 + seq, 20 + seq, bytes=8, dtype=6)
+    return made
+
+
+def mismatches(*made: Rank) -> tuple[list[str], int]:
+    """Sentences of the whole traces; the live finder must say the same of the first."""
+    traces = [rank.trace() for rank in made]
+    found, count = find_mismatches(traces, [columns.collectives(trace) for trace in traces])
+    finder = MismatchFinder()
+    for trace in traces:
+        for row in issue_rows(trace.records):
+            one = trace.groups[row["group"]]
+            issued = issued_of(row, trace.metadata["dtypes"])
+            finder.add(trace.rank, one.name, one.size, row["seq"], issued, row["timestamp_ns"])
+    assert {(one.group, one.seq) for one in finder.found} == {(m.group, m.seq) for m in found}
+    return [one.sentence for one in found], count
+
+
+def test_ranks_in_step() -> None:
+    assert mismatches(*ranks()) == ([], 0)
+    assert find_mismatches([], []) == ((), 0)
+
+
+def test_both_values_are_shown_and_the_odd_rank_is_named() -> None:
+    made = ranks()
+    for rank in made:
+        size, dtype = (16, 5) if rank.rank == 1 else (8, 6)
+        rank.collective(2, 30, 40, bytes=size, dtype=dtype)
+        rank.collective(3, 50, 60, bytes=size, dtype=dtype)
+    sentences, count = mismatches(*made)
+    assert sentences == [
+        "Collective 2 of group '0' is not the same on all ranks: ranks 0, 2: all_reduce(sum) of 8 "
+        "bytes as Float; rank 1: all_reduce(sum) of 16 bytes as Half"
+    ]
+    assert count == 2
+    traces = [rank.trace() for rank in made]
+    (first,), _ = find_mismatches(traces, [columns.collectives(trace) for trace in traces])
+    assert first.odd_ranks == (1,)
+
+
+def test_another_operation_reduction_or_root() -> None:
+    for fields in (
+        ({"op": "broadcast"}, {"op": "all_reduce"}),
+        ({"reduce_op": 0}, {"reduce_op": 3}),
+        ({"op": "broadcast", "aux": 0}, {"op": "broadcast", "aux": 1}),
+    ):
+        made = ranks(2)
+        for rank, own in zip(made, fields, strict=True):
+            rank.collective(2, 30, 40, bytes=8, dtype=6, **own)  # type: ignore[arg-type]
+        sentences, count = mismatches(*made)
+        assert (len(sentences), count) == (1, 1), fields
+
+
+def test_what_may_differ() -> None:
+    made = ranks(2)
+    for rank in made:
+        uneven = 8 * (1 + rank.rank)
+        rank.collective(2, 30, 40, op="all_to_all_single", bytes=uneven, dtype=6)
+        rank.collective(3, 31, 41, op="all_gather", bytes_in=uneven, bytes_out=24, dtype=6)
+        rank.collective(4, 32, 42, op="gather", bytes_in=8, bytes_out=16 * rank.rank, dtype=6)
+        rank.collective(5, 33, 43, op="barrier", dtype=rank.rank)
+        rank.collective(0, 34, 44, op="send", aux=1 - rank.rank, bytes=uneven)
+        rank.collective(6, 35, 45, bytes=uneven, dtype=6, flags=FLAG_SPARSE)
+    assert mismatches(*made) == ([], 0)
+
+
+def test_the_live_finder_tells_each_group_once_and_keeps_little() -> None:
+    finder = MismatchFinder()
+    small, large = (Issued("all_reduce", "Float", "sum", size, -1) for size in (8, 16))
+    assert finder.add(0, "0", 2, 0, small, 1) is None
+    assert finder.add(1, "0", 2, 0, small, 2) is None
+    assert finder.add(0, "0", 2, 1, small, 3) is None
+    told = finder.add(1, "0", 2, 1, large, 4)
+    assert told is not None
+    assert told.issue_ns == ((0, 3), (1, 4))
+    assert told.odd_ranks == (0, 1)  # two values, and no majority
+    finder.add(0, "0", 2, 2, small, 5)
+    assert finder.add(1, "0", 2, 2, large, 6) is None
+    assert finder.count == 2
+    for seq in range(10_000):  # a rank that is alone
+        finder.add(0, "1", 2, seq, small, seq)
+    assert len(finder._open) <= 4097

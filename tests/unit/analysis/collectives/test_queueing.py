@@ -1,0 +1,151 @@
+"""Starts derived from issue and end: on a schedule by hand, and on any schedule."""
+
+from __future__ import annotations
+
+import heapq
+import random
+
+import numpy as np
+import pytest
+
+from commprof.analysis.collectives.queueing import (
+    DEFAULT_GLOO_THREADS,
+    assumes_threads,
+    fifo_starts,
+    start_times,
+)
+from commprof.trace import columns
+from tests.support.builders.traces import Rank
+
+
+def starts(rank: Rank) -> list[int]:
+    trace = rank.trace()
+    return start_times(trace, columns.collectives(trace)).tolist()
+
+
+def test_a_schedule_by_hand() -> None:
+    # Threads A and B. 0 on A [10, 50], 1 on B [20, 30], 2 on B [30, 90], 3 on A [50, 60],
+    # 4 on A [60, 70] and 5, issued when A is idle, on A [80, 85].
+    rank = Rank()
+    for seq, (issue, end) in enumerate(
+        [(10, 50), (20, 30), (25, 90), (28, 60), (29, 70), (80, 85)]
+    ):
+        rank.collective(seq, issue, end)
+    assert starts(rank) == [10, 20, 30, 50, 60, 80]
+
+
+def test_each_group_has_threads_of_its_own() -> None:
+    rank = Rank(groups={1: ("0", 1), 2: ("other", 1)})
+    for group in (1, 2):
+        for seq in range(3):
+            rank.collective(seq, 10 * group + seq, 100 + seq, group=group)
+    # Of each group two run at once; the third starts when the first is done.
+    assert starts(rank) == [10, 11, 100, 20, 21, 100]
+
+
+@pytest.mark.parametrize("op", ["send", "recv", "recv_any_source", "monitored_barrier"])
+def test_messages_pass_no_queue_and_take_no_thread(op: str) -> None:
+    rank = Rank()
+    rank.collective(0, 10, 100)
+    rank.collective(0, 20, 100, op=op)
+    rank.collective(1, 30, 100)
+    rank.collective(1, 40, 100, op=op)
+    rank.collective(2, 50, 110)
+    assert starts(rank) == [10, 20, 30, 40, 100]
+
+
+def test_the_trace_says_how_many_threads_there_are() -> None:
+    rank = Rank(world_size=2)
+    for seq in range(4):
+        rank.collective(seq, 10 + seq, 100 + seq)
+    assert assumes_threads(rank.trace())
+    # Two threads: the third waits for the first, the fourth for the second.
+    assert starts(rank) == [10, 11, 100, 101]
+    for threads, expected in ((1, [10, 100, 101, 102]), (3, [10, 11, 12, 100])):
+        rank.metadata["gloo_threads"] = {"0": threads}
+        assert not assumes_threads(rank.trace())
+        assert starts(rank) == expected
+    for unusable in ("3", -1, 0, 2**40, True):
+        rank.metadata["gloo_threads"] = {"0": unusable}
+        assert starts(rank) == [10, 11, 100, 101]
+
+
+def test_other_backends_queue_in_ways_that_are_not_known() -> None:
+    rank = Rank()
+    rank.backend = "nccl"
+    rank.collective(0, 10, 100)
+    assert starts(rank) == [0]
+
+
+def test_what_depends_on_an_end_that_was_not_seen_is_not_known() -> None:
+    # 1 has no end. 2 found a thread free whatever 1 did; 3 did so only if 1 was done; 4 came
+    # when 2 and 3 may have been under way, 5 when they are done: the other thread is free.
+    rank = Rank()
+    for seq, (issue, end) in enumerate([(10, 20), (30, 0), (40, 90), (50, 95), (96, 99)]):
+        rank.collective(seq, issue, end)
+    assert starts(rank) == [10, 30, 40, 0, 96]
+
+
+def test_the_return_of_a_wait_that_did_not_block_bounds_the_end() -> None:
+    # 0 was over by 50, when it was waited for: 2 may have started from 30 to 40 on, 3 at 60.
+    rank = Rank()
+    rank.wait(rank.collective(0, 10, 0), 40, 50)
+    rank.collective(1, 20, 70)
+    rank.collective(2, 30, 60)
+    rank.collective(3, 58, 80)
+    assert starts(rank) == [10, 20, 0, 60]
+
+
+def test_a_start_is_not_after_its_end() -> None:
+    # The ends of 0 and 1 were recorded late, after 2 had been run by the thread they left.
+    rank = Rank()
+    for seq, (issue, end) in enumerate([(10, 50), (11, 52), (12, 49)]):
+        rank.collective(seq, issue, end)
+    assert starts(rank) == [10, 11, 49]
+
+
+def simulate(
+    lots: random.Random, threads: int, count: int
+) -> tuple[list[int], list[int], list[int]]:
+    """Issue, start and end in a FIFO queue, by going from event to event."""
+    issue = sorted(lots.randrange(1, 20 * count) for _ in range(count))
+    duration = [lots.choice([lots.randrange(1, 10), lots.randrange(1, 200)]) for _ in issue]
+    start, end = [0] * count, [0] * count
+    waiting: list[int] = []
+    running: list[int] = []  # heap of ends
+    events = [(time, 1, k) for k, time in enumerate(issue)]
+    heapq.heapify(events)
+    while events:
+        now, arrives, k = heapq.heappop(events)
+        if arrives:
+            waiting.append(k)
+        else:
+            running.remove(k)
+        while waiting and len(running) < threads:
+            first = waiting.pop(0)
+            start[first], end[first] = now, now + duration[first]
+            running.append(first)
+            heapq.heappush(events, (end[first], 0, first))
+    return issue, start, end
+
+
+@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_any_schedule(seed: int, threads: int) -> None:
+    issue, start, end = simulate(random.Random(seed), threads, count=60)
+    found = fifo_starts(np.array(issue), np.array(end), threads)
+    assert found.tolist() == start
+    assert any(a < b for a, b in zip(issue, start, strict=True))  # some did queue
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_any_schedule_with_ends_lost_is_never_wrong(seed: int) -> None:
+    lots = random.Random(seed)
+    issue, start, end = simulate(lots, DEFAULT_GLOO_THREADS, count=60)
+    lost = lots.sample(range(10, 60), 2)
+    rank = Rank()
+    for seq, (issued, ended) in enumerate(zip(issue, end, strict=True)):
+        rank.collective(seq, issued, 0 if seq in lost else ended)
+    found = starts(rank)
+    assert all(here in (0, true) for here, true in zip(found, start, strict=True))
+    assert found[: min(lost) + 1] == start[: min(lost) + 1]

@@ -1,0 +1,159 @@
+"""The phase in which a late rank fell behind, of schedules written by hand."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from commprof.analysis.late.arrivals import match_arrivals
+from commprof.analysis.late.lateness import view, with_phase
+from commprof.analysis.late.stragglers import LateRank
+from commprof.trace import columns
+from commprof.trace.schema import Phase
+from tests.support.builders.traces import MS, Rank
+
+Extra = dict[Phase, int]
+PHASES = (Phase.DATA, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER, Phase.OTHER)
+WIRE_MS = 3
+
+
+def schedule(extras: list[Extra], buckets: int = 1, steps: int = 4) -> list[Rank]:
+    """Ranks that spend 5 ms in each phase, and more where `extras` says so.
+
+    Backward issues its buckets 1 ms apart, the last at its end; each is on the wire for 3 ms
+    after its last rank, and the ranks wait for all of them.
+    """
+    ranks = [Rank(rank, len(extras)) for rank in range(len(extras))]
+    now = [0] * len(ranks)
+    for step in range(steps):
+        begin, issues = list(now), []
+        for i, (rank, extra) in enumerate(zip(ranks, extras, strict=True)):
+            # The update of the step before, what no phase holds, then this step's own work.
+            for phase in (Phase.OPTIMIZER, Phase.OTHER, Phase.DATA, Phase.FORWARD, Phase.BACKWARD):
+                length = (5 + extra.get(phase, 0)) * MS
+                if phase not in (Phase.OTHER, Phase.BACKWARD):
+                    rank.phase(phase, now[i], now[i] + length)
+                now[i] += length
+            issues.append([now[i] - MS * (buckets - 1 - bucket) for bucket in range(buckets)])
+        ends, free = [], 0
+        for arrived in zip(*issues, strict=True):
+            free = max(free, *arrived) + WIRE_MS * MS
+            ends.append(free)
+        for i, (rank, extra) in enumerate(zip(ranks, extras, strict=True)):
+            for bucket, (issue, end) in enumerate(zip(issues[i], ends, strict=True)):
+                rank.collective(buckets * step + bucket, issue, end, bytes=8, graph_task=step)
+            rank.finalize(now[i], ends[-1], cpu=0, graph_task=step)
+            work = (5 + extra.get(Phase.BACKWARD, 0)) * MS
+            rank.phase(Phase.BACKWARD, now[i] - work, ends[-1])
+            now[i] = ends[-1]
+            rank.step(begin[i], now[i])
+    return ranks
+
+
+def explain(ranks: list[Rank], late: int, steps: list[int]) -> LateRank:
+    traces = [rank.trace() for rank in ranks]
+    tables = [columns.collectives(trace) for trace in traces]
+    arrivals = match_arrivals(traces, tables)
+    views = [view(*x) for x in zip(traces, tables, arrivals, strict=True)]
+    found = LateRank(late, 1.0, 1.0, 0.001, len(steps), len(steps), 1.0)
+    return with_phase(found, views, np.array(steps))
+
+
+@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize("buckets", [1, 3])
+def test_the_phase_that_is_longer_is_named(phase: Phase, buckets: int) -> None:
+    ranks = schedule([{}, {phase: 20}, {}], buckets)
+    found = explain(ranks, 1, [1, 2, 3])
+    assert found.phase == phase.name.lower()
+    # All of its 20 ms are in that phase and none elsewhere.
+    assert found.phase_share == pytest.approx(1.0)
+
+
+def test_a_share_is_that_of_the_phase() -> None:
+    # 20 ms late, of which 15 in forward.
+    found = explain(schedule([{}, {}, {Phase.FORWARD: 15, Phase.DATA: 5}]), 2, [1, 2, 3])
+    assert found.phase == "forward"
+    assert found.phase_share == pytest.approx(0.75)
+
+
+def test_lateness_spread_over_phases_has_no_phase() -> None:
+    extra = dict.fromkeys((Phase.DATA, Phase.FORWARD, Phase.OPTIMIZER), 4)
+    found = explain(schedule([{}, extra]), 1, [1, 2, 3])
+    assert found.phase is None
+    assert found.phase_share == pytest.approx(1 / 3)
+
+
+def pause_in_forward(rank: Rank, length_ms: int) -> None:
+    """In each of its forward phases, 1 ms after their begin."""
+    phases = columns.phases(rank.trace())
+    for begin in phases.begin_ns[phases.key == Phase.FORWARD].tolist():
+        rank.pause(begin + MS, begin + (1 + length_ms) * MS)
+
+
+@pytest.mark.parametrize(
+    ("pause_ms", "named", "share"),
+    # Of the 20 ms that its forward is longer, so many are a pause.
+    [(20, "host pause", 1.0), (15, "host pause", 0.75), (5, "forward", 0.75)],
+)
+def test_a_pause_is_apart_from_the_phase_it_lies_in(
+    pause_ms: int, named: str, share: float
+) -> None:
+    ranks = schedule([{}, {Phase.FORWARD: 20}, {}])
+    pause_in_forward(ranks[1], pause_ms)
+    found = explain(ranks, 1, [1, 2, 3])
+    assert (found.phase, found.phase_share) == (named, pytest.approx(share))
+
+
+def test_a_pause_between_phases_is_no_other_time() -> None:
+    ranks = schedule([{}, {Phase.OTHER: 20}])
+    phases = columns.phases(ranks[1].trace())
+    for end in phases.end_ns[phases.key == Phase.OPTIMIZER].tolist():
+        ranks[1].pause(end + MS, end + 21 * MS)
+    found = explain(ranks, 1, [1, 2, 3])
+    assert (found.phase, found.phase_share) == ("host pause", pytest.approx(1.0))
+
+
+def test_pauses_that_the_others_have_as_well_explain_nothing() -> None:
+    ranks = schedule([{Phase.FORWARD: 20}, {Phase.FORWARD: 20, Phase.DATA: 9}, {Phase.FORWARD: 20}])
+    for rank in ranks:
+        pause_in_forward(rank, 20)
+    found = explain(ranks, 1, [1, 2, 3])
+    assert (found.phase, found.phase_share) == ("data", pytest.approx(1.0))
+
+
+def test_the_others_median_counts_and_not_their_slowest() -> None:
+    # Ranks 1 and 2 need 8 ms more for their data, as does the late one; it is its forward.
+    ranks = schedule([{Phase.DATA: 8}, {Phase.DATA: 8}, {}, {Phase.DATA: 8, Phase.FORWARD: 20}])
+    found = explain(ranks, 3, [1, 2, 3])
+    assert found.phase == "forward"
+    # Arrivals: 20 after the median of the others.
+    assert found.phase_share == pytest.approx(1.0)
+
+
+def test_only_the_steps_given_count() -> None:
+    # The first step has nothing before it at which the ranks were side by side.
+    assert math.isnan(explain(schedule([{}, {Phase.DATA: 9}]), 1, [0]).phase_share)
+    assert explain(schedule([{}, {Phase.DATA: 9}]), 1, [0, 1]).phase == "data"
+
+
+def test_blocking_collectives_synchronise_too() -> None:
+    # Each step: 5 ms and a blocking all-reduce; the late rank takes 5 ms more before each
+    # second one, in its data phase.
+    ranks = [Rank(rank, 2) for rank in range(2)]
+    now = 0
+    for step in range(4):
+        begin = now
+        for half in range(2):
+            ready = [now + 5 * MS, now + (10 if half else 5) * MS]
+            end = max(ready) + MS
+            for rank, issue in zip(ranks, ready, strict=True):
+                if half:
+                    rank.phase(Phase.DATA, now, issue)
+                rank.wait(rank.collective(2 * step + half, issue, end), issue, end)
+            now = end
+        for rank in ranks:
+            rank.step(begin, now)
+    found = explain(ranks, 1, [1, 2, 3])
+    assert (found.phase, found.phase_share) == ("data", 1.0)

@@ -1,0 +1,129 @@
+"""Changes of level in a run, from finished traces and from records as they come."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from commprof.analysis.align.measured import measured_world
+from commprof.analysis.step.anomalies import BANDWIDTH, COMPUTE, STEP, AnomalyFinder, find_anomalies
+from commprof.monitor.figures.step_meter import RankMeter, StepMeter
+from commprof.trace.schema import Phase
+from tests.support.builders.traces import MS, Rank, world_run
+
+STEPS, CHANGE = 200, 120
+
+
+def ranks(slow_ms: int = 0, wire_ms: int = 2, until: int = STEPS) -> list[Rank]:
+    """Steps of 20 ms: forward 5, backward 10, and 5 in which both wait for one exchange of 1 MB.
+
+    From step ``CHANGE`` on rank 1's backward takes so much longer, and rank 0 waits for it; and the
+    exchange, 2 ms at first, takes ``wire_ms``. From step ``until`` on all is as at first.
+    """
+    made = [Rank(rank, 2) for rank in range(2)]
+    begin = 1000 * MS
+    for step in range(STEPS):
+        late = slow_ms if CHANGE <= step < until else 0
+        wire = wire_ms if CHANGE <= step < until else 2
+        jitter = step % 3 * MS // 100
+        arrival = begin + (15 + late) * MS + jitter
+        end = begin + (18 + late + wire) * MS + jitter
+        for rank in made:
+            own = 15 + (late if rank.rank == 1 else 0)
+            ready = begin + own * MS + jitter
+            rank.phase(Phase.FORWARD, begin, begin + 5 * MS)
+            rank.phase(Phase.BACKWARD, begin + 5 * MS, end)
+            op = rank.collective(step, ready, arrival + wire * MS, bytes=1_000_000)
+            rank.wait(op, ready, end)
+            rank.step(begin, end)
+        begin = end
+    return made
+
+
+def offline(made: list[Rank]) -> list[tuple[str, int, int, str]]:
+    seen = measured_world(world_run(made))
+    assert seen is not None
+    return [(one.what, one.rank, one.step, one.phase) for one in find_anomalies(seen)]
+
+
+def live(made: list[Rank], batches: int = 40) -> list[tuple[str, int, int, str]]:
+    """The same records in pieces, as a watchdog gets them."""
+    meter, finder, told = StepMeter(), AnomalyFinder(), []
+    records = [rank.records() for rank in made]
+    last = max(int(part["timestamp_ns"][-1]) for part in records)
+    before = 0
+    for end in np.linspace(0, last, batches + 1)[1:].tolist():
+        for rank, part in zip(made, records, strict=True):
+            now = part[(part["timestamp_ns"] > before) & (part["timestamp_ns"] <= end)]
+            meter.take(rank.rank, now, {1: ("0", 2)})
+        before = end
+        for figures in meter.complete([0, 1]):
+            told += finder.add(figures)
+    return [(one.what, one.rank, one.step, one.phase) for one in told]
+
+
+def test_a_steady_run_has_none() -> None:
+    assert offline(ranks()) == live(ranks()) == []
+
+
+def test_a_rank_that_fails_slow_is_named_with_its_phase() -> None:
+    made = ranks(slow_ms=6)
+    expected = {(STEP, -1, CHANGE, ""), (COMPUTE, 1, CHANGE, "backward")}
+    assert set(offline(made)) == expected
+    # Cut between records of a step, phases and waits of it may come a look later.
+    found = live(made)
+    assert {(what, rank) for what, rank, _, _ in found} == {(STEP, -1), (COMPUTE, 1)}
+    assert all(abs(step - CHANGE) <= 2 for _, _, step, _ in found)
+
+
+def test_a_link_that_fails_slow_is_the_bandwidth() -> None:
+    made = ranks(wire_ms=8)
+    assert set(offline(made)) == {(STEP, -1, CHANGE, ""), (BANDWIDTH, -1, CHANGE, "")}
+    seen = measured_world(world_run(made))
+    assert seen is not None
+    slow = next(one for one in find_anomalies(seen) if one.what == BANDWIDTH)
+    # 8 Mbit in 2 ms, then in 8 ms.
+    assert (slow.before, slow.after) == (pytest.approx(4.0), pytest.approx(1.0))
+    assert slow.sentence == (f"Bandwidth fell from 4 to 1 Gbit/s (-75%) at step {CHANGE}")
+    assert slow.found_step - slow.step <= 8
+
+
+@pytest.mark.parametrize("until", [CHANGE + 12, CHANGE + 30, CHANGE + 60])
+def test_a_change_that_ended_is_one_with_its_end(until: int) -> None:
+    seen = measured_world(world_run(ranks(slow_ms=6, until=until)))
+    assert seen is not None
+    found = find_anomalies(seen)
+    assert {(one.what, one.rank, one.step, one.last_step) for one in found} == {
+        (STEP, -1, CHANGE, until - 1),
+        (COMPUTE, 1, CHANGE, until - 1),
+    }
+    assert found[0].sentence.endswith(f"from step {CHANGE} to {until - 1}")
+
+
+def test_a_change_to_yet_another_level_is_no_end() -> None:
+    made = measured_world(world_run(ranks(slow_ms=6)))
+    assert made is not None
+    assert {one.last_step for one in find_anomalies(made)} == {None}
+
+
+def test_own_work_is_the_report_s() -> None:
+    # A finalisation of 8 ms in which the thread ran for 5 (it copied) and waited 3, 1 of them in
+    # a Work.wait; 2 ms in no phase.
+    rank, begin = Rank(), 1000 * MS
+    for step in range(4):
+        at = begin + 20 * step * MS
+        rank.phase(Phase.FORWARD, at, at + 5 * MS)
+        rank.phase(Phase.BACKWARD, at + 5 * MS, at + 18 * MS)
+        op = rank.collective(step, at + 9 * MS, at + 17 * MS, graph_task=step)
+        rank.wait(op, at + 11 * MS, at + 12 * MS)
+        rank.finalize(at + 10 * MS, at + 18 * MS, cpu=5 * MS, graph_task=step)
+        rank.step(at, at + 20 * MS)
+    records = rank.records()
+    meter = RankMeter()
+    found = [step for part in np.array_split(records, 7) for step in meter.take(part)]
+    seen = measured_world(world_run([rank]))
+    assert seen is not None
+    assert [one.step for one in found] == [0, 1, 2, 3]
+    for one, of_report in zip(found, seen.parts[0].work_ns.T.tolist(), strict=True):
+        assert one.work_ns == (2 * MS, 0, 5 * MS, 10 * MS, 0)
+        assert of_report == list(one.work_ns)

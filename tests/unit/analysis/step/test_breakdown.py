@@ -1,0 +1,259 @@
+"""Where each step went: the parts add up, on any trace."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+
+import numpy as np
+import pytest
+
+from commprof.analysis.late.arrivals import Arrivals, match_arrivals
+from commprof.analysis.step.breakdown import Breakdown, breakdown, mean_of_known
+from commprof.trace import columns
+from commprof.trace.reader import Trace
+from commprof.trace.schema import Phase
+from tests.support.builders.random_run import RandomRun
+from tests.support.builders.traces import THREAD, Rank
+
+PARTS = ("data_ns", "forward_ns", "backward_ns", "exposed_ns", "optimizer_ns", "other_ns")
+
+
+def break_down(*ranks: Rank) -> list[Breakdown]:
+    return break_traces_down([rank.trace() for rank in ranks])
+
+
+def break_traces_down(traces: list[Trace]) -> list[Breakdown]:
+    tables = [columns.collectives(trace) for trace in traces]
+    arrivals: list[Arrivals | None] = [*match_arrivals(traces, tables)]
+    return [
+        breakdown(trace, table, arrival, len(traces))
+        for trace, table, arrival in zip(traces, tables, arrivals, strict=True)
+    ]
+
+
+def values(part: Breakdown, *names: str) -> list[list[float]]:
+    return [getattr(part, f"{name}_ns").tolist() for name in names]
+
+
+def one_step() -> Rank:
+    """Of 1000: data 100, forward 200, backward 400, optimizer 150, the rest nothing declared."""
+    rank = Rank()
+    rank.step(0, 1000)
+    rank.phase(Phase.DATA, 0, 100)
+    rank.phase(Phase.FORWARD, 110, 310)
+    rank.phase(Phase.BACKWARD, 320, 720)
+    rank.phase(Phase.OPTIMIZER, 800, 950)
+    return rank
+
+
+def test_declared_phases_and_the_rest() -> None:
+    (part,) = break_down(one_step())
+    assert [getattr(part, name).tolist() for name in PARTS] == [
+        [100.0], [200.0], [400.0], [0.0], [150.0], [150.0],
+    ]  # fmt: skip
+    assert values(part, "wall", "compute", "wait", "wire", "hidden") == [
+        [1000.0], [600.0], [0.0], [0.0], [0.0],
+    ]  # fmt: skip
+
+
+def test_waiting_is_taken_out_of_the_phase_it_happened_in() -> None:
+    rank = one_step()
+    rank.wait(rank.collective(0, 200, 250), 210, 250)  # forward: 40
+    rank.collective(1, 500, 700, graph_task=0)
+    rank.finalize(600, 720, cpu=20)  # backward: 100
+    rank.wait(rank.collective(2, 740, 780), 740, 780)  # between backward and optimizer: 40
+    (part,) = break_down(rank)
+    assert [getattr(part, name).tolist() for name in PARTS] == [
+        [100.0], [160.0], [300.0], [180.0], [150.0], [110.0],
+    ]  # fmt: skip
+
+
+def test_pauses_are_told_by_the_phase_they_lie_in() -> None:
+    rank = one_step()
+    rank.wait(rank.collective(0, 200, 250), 210, 250)
+    rank.pause(90, 120)  # data: 10, between: 10, forward: 10
+    rank.pause(205, 260)  # forward: 5 before the wait, 10 after it
+    rank.pause(990, 1010)  # after all phases: 10; the rest is in no step
+    (part,) = break_down(rank)
+    assert part.paused_ns.tolist() == [[20.0, 10.0, 25.0, 0.0, 0.0]]
+    # Phases hold what was paused in them; by origin it stands apart.
+    assert part.work_ns[:, 0].tolist() == [150.0, 100.0, 160.0, 400.0, 150.0]
+    assert part.by_origin_ns[:, 0].tolist() == [130.0, 90.0, 135.0, 400.0, 150.0, 55.0]
+    assert part.by_origin_ns.sum() == part.wall_ns - part.exposed_ns
+
+
+def test_hidden_is_the_union_in_flight_less_what_was_exposed() -> None:
+    # In flight [100, 400], [200, 300] within it and [350, 500] over its end: 400. The apart
+    # [600, 700] makes 500. The thread waits from 450 to 500 and from 600 to 700.
+    rank = Rank()
+    rank.step(0, 1000)
+    rank.collective(0, 100, 400)
+    rank.collective(1, 200, 300)
+    third = rank.collective(2, 350, 500)
+    fourth = rank.collective(3, 600, 700)
+    rank.wait(third, 450, 500)
+    rank.wait(fourth, 600, 700)
+    (part,) = break_down(rank)
+    assert values(part, "exposed", "hidden") == [[150.0], [350.0]]
+
+
+def test_communication_over_a_step_boundary_is_hidden_in_both_steps() -> None:
+    rank = Rank()
+    rank.step(0, 1000)
+    rank.step(1000, 2000)
+    rank.step(2000, 3000)
+    rank.wait(rank.collective(0, 900, 2100), 2050, 2100)
+    (part,) = break_down(rank)
+    assert values(part, "hidden", "exposed") == [[100.0, 1000.0, 50.0], [0.0, 0.0, 50.0]]
+
+
+def test_hidden_is_never_negative() -> None:
+    # Waiting for a collective whose completion was not seen.
+    rank = Rank()
+    rank.step(0, 1000)
+    rank.wait(rank.collective(0, 100, 0), 100, 300)
+    (part,) = break_down(rank)
+    assert values(part, "hidden", "exposed") == [[0.0], [200.0]]
+
+
+def test_what_lies_outside_of_all_steps_counts_nowhere() -> None:
+    rank = Rank()
+    rank.wait(rank.collective(0, 10, 90), 20, 90)
+    rank.phase(Phase.DATA, 10, 90)
+    rank.step(100, 200)
+    rank.step(400, 500)  # capture was off in between
+    rank.wait(rank.collective(1, 250, 300), 250, 300)
+    (part,) = break_down(rank)
+    assert values(part, "exposed", "data", "hidden", "other") == [
+        [0, 0],
+        [0, 0],
+        [0, 0],
+        [100, 100],
+    ]
+
+
+def test_a_phase_that_runs_on_behind_its_step_is_cut_there() -> None:
+    rank = Rank()
+    rank.step(0, 100)
+    rank.step(100, 200)
+    rank.phase(Phase.DATA, 80, 130)
+    (part,) = break_down(rank)
+    assert values(part, "data", "other") == [[20, 0], [80, 100]]
+
+
+def test_only_the_training_thread_has_phases_and_waits() -> None:
+    rank = one_step()
+    rank.phase(Phase.DATA, 0, 900, thread=THREAD + 5)
+    rank.wait(rank.collective(0, 10, 700), 20, 700, thread=THREAD + 5)
+    (part,) = break_down(rank)
+    assert values(part, "data", "exposed", "hidden") == [[100.0], [0.0], [690.0]]
+
+
+def test_run_delay_is_a_part_of_exposed() -> None:
+    rank = one_step()
+    rank.collective(0, 500, 640, graph_task=0)
+    rank.finalize(600, 720, cpu=20, run_delay=70)
+    (part,) = break_down(rank)
+    assert values(part, "no_core", "exposed") == [[70.0], [100.0]]
+
+
+def test_whom_each_step_waited_for() -> None:
+    ranks = [Rank(rank, 3) for rank in range(3)]
+    issues = [(10, 30, 20), (110, 115, 150)]  # per step and rank; each is done 60 into its step
+    for rank in ranks:
+        for step, issue in enumerate(issues):
+            rank.step(100 * step, 100 * step + 100)
+            at, end = issue[rank.rank], 100 * step + 60
+            rank.wait(rank.collective(step, at, end), at, end)
+    parts = break_down(*ranks)
+    assert [part.wait_ns.tolist() for part in parts] == [[20, 40], [0, 35], [10, 0]]
+    assert [part.wire_ns.tolist() for part in parts] == [[30, 10], [30, 10], [30, 10]]
+    assert sum(part.waited_for_ns for part in parts).tolist() == [[0, 30, 0], [0, 0, 75]]
+
+
+def test_without_a_common_clock_wait_and_wire_are_unknown() -> None:
+    trace = one_step()
+    trace.wait(trace.collective(0, 200, 250), 210, 250)
+    part = breakdown(trace.trace(), columns.collectives(trace.trace()), None, 1)
+    assert np.isnan(part.wait_ns).all()
+    assert np.isnan(part.wire_ns).all()
+    assert part.exposed_ns.tolist() == [40.0]
+    assert part.waited_for_ns.tolist() == [[0.0]]
+
+
+def test_what_cannot_be_split_is_set_apart_from_what_can() -> None:
+    # Both wait 100..150 for the first, whose last rank comes at 120. Rank 0 then waits
+    # 200..230 for a collective that rank 1 was not seen to issue.
+    ranks = [Rank(rank, 2) for rank in range(2)]
+    for rank, issue in zip(ranks, (90, 120), strict=True):
+        rank.step(0, 1000)
+        rank.wait(rank.collective(0, issue, 150), 100 if issue < 100 else 120, 150)
+    ranks[0].wait(ranks[0].collective(1, 190, 230), 200, 230)
+    part = break_down(*ranks)[0]
+    assert values(part, "exposed", "wait", "wire", "unsplit") == [[80], [20], [30], [30]]
+    assert part.waited_for_ns.tolist() == [[0, 20]]
+
+
+def test_means_leave_out_what_is_not_known_and_still_add_up() -> None:
+    nan = float("nan")
+    assert mean_of_known(np.array([4.0, nan]), np.array([10.0, 10.0])) == 2.0
+    assert mean_of_known(np.array([4.0, 0.0]), np.array([10.0, 0.0])) == 2.0
+    assert np.isnan(mean_of_known(np.array([nan, 0.0]), np.array([10.0, 0.0])))
+    assert mean_of_known(np.zeros(2), np.zeros(2)) == 0.0
+    assert np.isnan(mean_of_known(np.array([]), np.array([])))
+
+
+def test_without_steps_there_are_no_rows() -> None:
+    rank = Rank()
+    rank.wait(rank.collective(0, 10, 50, graph_task=0), 20, 50)
+    rank.finalize(60, 70, cpu=0)
+    rank.phase(Phase.DATA, 0, 90)
+    (part,) = break_down(rank)
+    assert len(part.step) == len(part.wall_ns) == len(part.exposed_ns) == 0
+    assert part.waited_for_ns.shape == (0, 1)
+
+
+def test_an_empty_trace() -> None:
+    assert len(break_down(Rank())[0].step) == 0
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_random_steps_add_up_and_are_split_as_they_went(seed: int) -> None:
+    run = RandomRun(seed)
+    for part, truth in zip(break_down(*run.ranks), run.truth, strict=True):
+        check_sums(part)
+        assert part.exposed_ns == pytest.approx(truth.exposed, abs=1)
+        for phase in (Phase.DATA, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER, Phase.OTHER):
+            found = getattr(part, f"{phase.name.lower()}_ns")
+            assert found == pytest.approx([step[phase] for step in truth.phases], abs=1)
+        assert np.isfinite(part.wait_ns).all()
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_with_records_lost_at_random_the_parts_still_add_up(seed: int) -> None:
+    lots = random.Random(seed)
+    traces = []
+    for rank in RandomRun(seed).ranks:
+        trace = rank.trace()
+        kept = np.array([lots.random() > 0.1 for _ in trace.records], dtype=bool)
+        traces.append(dataclasses.replace(trace, records=trace.records[kept]))
+    for part in break_traces_down(traces):
+        check_sums(part)
+
+
+def check_sums(part: Breakdown) -> None:
+    """Finite, not negative, and whole: to the nanosecond that clocks resolve."""
+    for name in (*PARTS, "hidden_ns", "no_core_ns", "wall_ns"):
+        assert np.isfinite(getattr(part, name)).all(), name
+        assert (getattr(part, name) >= -1).all(), (name, getattr(part, name))
+    assert sum(getattr(part, name) for name in PARTS) == pytest.approx(part.wall_ns, abs=1)
+    known = np.isfinite(part.wait_ns)
+    assert (part.wait_ns[known] >= 0).all()
+    assert (part.wire_ns[known] >= -1).all()
+    total = part.wait_ns + part.wire_ns + part.unsplit_ns
+    assert total[known] == pytest.approx(part.exposed_ns[known], abs=1)
+    assert part.unsplit_ns[~known] == pytest.approx(part.exposed_ns[~known], abs=1)
+    assert (part.no_core_ns <= part.exposed_ns + 1).all()
+    waited_for = part.waited_for_ns.sum(axis=1)
+    assert waited_for[known] == pytest.approx(part.wait_ns[known], abs=1)

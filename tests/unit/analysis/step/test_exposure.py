@@ -1,0 +1,205 @@
+"""How long the training thread stood still, and for which bucket."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+
+import numpy as np
+import pytest
+
+from commprof.analysis.step.exposure import Exposures, exposures
+from commprof.trace import columns
+from commprof.trace.reader import Trace
+from commprof.trace.schema import Kind
+from tests.support.builders.traces import MS, THREAD, Rank
+
+
+def exposed(rank: Rank) -> Exposures:
+    trace = rank.trace()
+    return exposures(
+        columns.collectives(trace), columns.waits(trace), columns.finalizations(trace), THREAD
+    )
+
+
+def rows(found: Exposures) -> list[tuple[int, int, int, float]]:
+    """Collective, begin, end, waited of each stretch."""
+    values = (found.collective, found.begin_ns, found.end_ns, found.waited_ns)
+    return list(zip(*(column.tolist() for column in values), strict=True))
+
+
+def test_a_wait_is_exposed_from_call_to_return() -> None:
+    rank = Rank()
+    rank.collective(0, 10, 50)
+    second = rank.collective(1, 20, 90)
+    rank.wait(second, 30, 92)
+    assert rows(exposed(rank)) == [(1, 30, 92, 62.0)]
+    assert exposed(rank).graph_task.tolist() == [-1]
+
+
+def test_the_wait_of_another_thread_does_not_count() -> None:
+    rank = Rank()
+    rank.wait(rank.collective(0, 10, 50), 30, 50, thread=THREAD + 1)
+    assert len(exposed(rank)) == 0
+
+
+def test_a_wait_for_an_unseen_collective_counts_and_is_unknown() -> None:
+    rank = Rank()
+    rank.collective(0, 10, 50)
+    rank.wait(77, 30, 50)
+    assert rows(exposed(rank)) == [(-1, 30, 50, 20.0)]
+
+
+def test_a_wait_without_any_collective() -> None:
+    rank = Rank()
+    rank.wait(77, 30, 50)
+    assert rows(exposed(rank)) == [(-1, 30, 50, 20.0)]
+
+
+def test_a_finalisation_waits_for_its_buckets_in_turn() -> None:
+    # [100, 200]: nothing is copied, so it waits until 130 for the first and on to 200.
+    rank = Rank()
+    rank.collective(0, 50, 130, graph_task=4)
+    rank.collective(1, 60, 200, graph_task=4)
+    rank.finalize(100, 200, cpu=0, graph_task=4)
+    assert rows(exposed(rank)) == [(0, 100, 130, 30.0), (1, 130, 200, 70.0)]
+    assert exposed(rank).graph_task.tolist() == [4, 4]
+
+
+def test_the_copy_speed_is_solved_from_the_measured_total() -> None:
+    # Window [0, 100]. Bucket A (10 bytes) ends at 40, B (10 bytes) at 80. It blocked for
+    # 60: 40 for A, hence 20 for B, so that copying A took the other 20, from 40 to 60:
+    # 2 ns a byte. The last 20 are the copy of B.
+    rank = Rank()
+    rank.collective(0, 1, 40, bytes=10, graph_task=0)
+    rank.collective(1, 2, 80, bytes=10, graph_task=0)
+    rank.finalize(0, 100, cpu=40)
+    assert rows(exposed(rank)) == [(0, 0, 40, 40.0), (1, 60, 80, 20.0)]
+
+
+def test_a_bucket_that_ended_during_a_copy_is_not_waited_for() -> None:
+    # A: 20 bytes, ends at 30. B: ends at 45. C: ends at 90. Copying A at 1 ns a byte takes
+    # until 50, past B; copying B (10) until 60; so it waits 30 for A, 0 for B, 30 for C.
+    rank = Rank()
+    rank.collective(0, 1, 30, bytes=20, graph_task=0)
+    rank.collective(1, 2, 45, bytes=10, graph_task=0)
+    rank.collective(2, 3, 90, bytes=10, graph_task=0)
+    rank.finalize(0, 100, cpu=40)
+    assert rows(exposed(rank)) == [(0, 0, 30, 30.0), (2, 60, 90, 30.0)]
+
+
+def test_a_thread_that_was_busy_with_something_else_waited_less_than_its_bucket() -> None:
+    # One bucket at the very end, 30 of 100 blocked: no copying before it explains the 70.
+    rank = Rank()
+    rank.collective(0, 1, 100, bytes=10, graph_task=0)
+    rank.finalize(0, 100, cpu=70)
+    assert rows(exposed(rank)) == [(0, 0, 100, pytest.approx(30.0))]
+
+
+def test_blocked_with_every_bucket_there_belongs_to_none() -> None:
+    # All of 100 blocked, for the bucket until 30; the rest had no core, or a page fault.
+    rank = Rank()
+    rank.collective(0, 1, 30, bytes=10, graph_task=0)
+    rank.finalize(0, 100, cpu=0, run_delay=60)
+    assert rows(exposed(rank)) == [(0, 0, 30, 30.0), (-1, 30, 100, 70.0)]
+
+
+@pytest.mark.parametrize("end", [0, 40])
+def test_a_finalisation_without_open_buckets(end: int) -> None:
+    # The bucket's end was not seen, or lies before the finalisation.
+    rank = Rank()
+    rank.collective(0, 1, end, bytes=10, graph_task=0)
+    rank.finalize(50, 100, cpu=20)
+    assert rows(exposed(rank)) == [(-1, 50, 100, 30.0)]
+
+
+def test_a_bucket_that_ends_after_the_finalisation_is_cut_at_its_end() -> None:
+    rank = Rank()
+    rank.collective(0, 1, 140, graph_task=0)
+    rank.finalize(0, 100, cpu=0)
+    assert rows(exposed(rank)) == [(0, 0, 100, 100.0)]
+
+
+def test_a_wait_within_a_finalisation_counts_once() -> None:
+    # 80 blocked, 30 of them in a Work.wait of the user's hook.
+    rank = Rank()
+    op_id = rank.collective(0, 1, 40)
+    rank.collective(1, 2, 90, graph_task=0)
+    rank.wait(op_id, 10, 40)
+    rank.finalize(0, 100, cpu=20)
+    assert exposed(rank).waited_ns.sum() == pytest.approx(80.0)
+
+
+def test_waits_around_a_finalisation_are_its_own() -> None:
+    rank = Rank()
+    op_id = rank.collective(0, 1, 40)
+    rank.wait(op_id, 10, 40)
+    rank.finalize(50, 100, cpu=20)
+    rank.wait(op_id, 110, 130)
+    assert exposed(rank).waited_ns.tolist() == [30.0, 30.0, 20.0]
+
+
+def test_each_backward_pass_has_its_own_buckets() -> None:
+    rank = Rank()
+    for task, at in ((7, 0), (9, 1000)):
+        rank.collective(task, at + 1, at + 60, graph_task=task)
+        rank.finalize(at + 10, at + 60, cpu=0, graph_task=task)
+    assert rows(exposed(rank)) == [(0, 10, 60, 50.0), (1, 1010, 1060, 50.0)]
+    assert exposed(rank).graph_task.tolist() == [7, 9]
+
+
+def test_nothing_recorded() -> None:
+    assert len(exposed(Rank())) == 0
+
+
+def test_a_long_run_takes_time_in_proportion() -> None:
+    def seconds(steps: int) -> float:
+        trace = long_run(steps)
+        table = columns.collectives(trace)
+        begin = time.perf_counter()
+        found = exposures(table, columns.waits(trace), columns.finalizations(trace), THREAD)
+        # Per step 30 in the wait, 30 in the finalisation: 20, 5 and 5 for its buckets.
+        assert found.waited_ns.tolist() == [30.0, 20.0, 5.0, 5.0] * steps
+        return time.perf_counter() - begin
+
+    # Ten times the steps cost ten times as much, and not a hundred times.
+    assert seconds(20_000) < 25 * max(seconds(2_000), 0.02)
+
+
+def long_run(steps: int) -> Trace:
+    """Per step of 1 ms a wait for one collective and a finalisation of three buckets."""
+    block = Rank()
+    block.wait(block.collective(0, 1, 40), 10, 40)
+    for seq in range(3):
+        block.collective(seq, 50 + seq, 80 + 5 * seq, graph_task=0)
+    block.finalize(60, 100, cpu=10)
+    records = np.tile(block.records(), steps)
+    turn = np.repeat(np.arange(steps, dtype=np.uint64), len(block.records()))
+    kind = records["kind"]
+    records["timestamp_ns"] += turn * np.uint64(MS)
+    finalizes = np.isin(kind, (Kind.FINALIZE_BEGIN, Kind.FINALIZE_END))
+    records["op_id"] += np.where(finalizes, turn, turn * np.uint64(10))
+    records["value"] += np.where(kind == Kind.WAIT, turn * np.uint64(MS), np.uint64(0))
+    in_backward = (kind == Kind.ISSUE) & (records["value"] > 0)
+    records["value"] += np.where(in_backward, turn, np.uint64(0))
+    return dataclasses.replace(block.trace(), records=records)
+
+
+def test_what_a_hook_issues_in_callbacks_is_waited_for_too() -> None:
+    # As torch's PowerSGD hook: when the first all-reduce is done at 130 its callback issues the
+    # second, and that one's the third. The finalisation waits from 100 for all of them, to 200.
+    rank = Rank(groups={1: ("0", 1), 2: ("other", 1)})
+    rank.collective(0, 50, 130, bytes=8, graph_task=7)
+    rank.collective(1, 131, 160, bytes=4, thread=THREAD + 1)
+    rank.collective(2, 161, 200, bytes=4, thread=THREAD + 1)
+    # Not of this pass: before it, of another group, by the training thread, and behind it.
+    rank.collective(3, 40, 180, thread=THREAD + 1)
+    rank.collective(4, 140, 180, thread=THREAD + 1, group=2)
+    rank.collective(5, 140, 180)
+    rank.collective(6, 201, 210, thread=THREAD + 1)
+    rank.finalize(100, 200, cpu=0, graph_task=7)
+    found = exposed(rank)
+    of = dict(zip(found.collective.tolist(), found.waited_ns.tolist(), strict=True))
+    table = columns.collectives(rank.trace())
+    by_seq = {int(table.seq[row]): waited for row, waited in of.items()}
+    assert by_seq == {0: 30.0, 1: 30.0, 2: 40.0}

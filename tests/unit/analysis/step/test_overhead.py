@@ -1,0 +1,172 @@
+"""Ratios of medians with their intervals, and commprof's own cost from them."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from commprof.analysis.intervals import Interval, ratio_of_medians, signed_rank_ratio
+from commprof.analysis.step.overhead import Overhead, overhead, pooled_overhead
+from commprof.workloads.loop import OVERHEAD_PATTERN
+
+
+def turns(times: list[float], on: float) -> list[tuple[str, float]]:
+    """The overhead block of the training loop, in which capture costs ``on``."""
+    labels = itertools.islice(itertools.cycle(OVERHEAD_PATTERN), len(times))
+    return [(x, t * on if x == "on" else t) for x, t in zip(labels, times, strict=True)]
+
+
+def test_equal_samples_have_an_interval_of_no_width() -> None:
+    ratio = ratio_of_medians(np.full(5, 30.0), np.full(7, 20.0))
+    assert ratio == Interval(1.5, 1.5, 1.5)
+
+
+def test_the_value_is_the_ratio_of_the_medians() -> None:
+    ratio = ratio_of_medians(np.array([1.0, 9.0, 3.0]), np.array([4.0, 2.0]))
+    assert ratio.value == 1.0
+    # Resampled medians lie among the samples: 1/4 and 9/2 are the furthest.
+    assert 0.25 <= ratio.low <= 1.0 <= ratio.high <= 4.5
+
+
+def test_the_interval_covers_the_truth_about_as_often_as_it_says() -> None:
+    covered = 0
+    for seed in range(100):
+        random = np.random.default_rng(seed)
+        above, below = random.normal(105, 5, 30), random.normal(100, 5, 30)
+        covered += ratio_of_medians(above, below).contains(1.05)
+    assert 88 <= covered <= 100
+
+
+def test_the_same_samples_give_the_same_interval() -> None:
+    samples = np.random.default_rng(0).normal(100, 10, (2, 20))
+    assert ratio_of_medians(*samples) == ratio_of_medians(*samples)
+
+
+def test_an_empty_side_is_refused() -> None:
+    with pytest.raises(ValueError, match="both sides"):
+        ratio_of_medians(np.array([]), np.array([1.0]))
+
+
+@pytest.mark.parametrize(("x", "inside"), [(0.9, True), (1.0, True), (1.1, True), (1.11, False)])
+def test_an_interval_contains_its_bounds(x: float, inside: bool) -> None:
+    assert Interval(1.0, 0.9, 1.1).contains(x) is inside
+
+
+def test_a_cost_beyond_the_noise_is_told_apart() -> None:
+    result = overhead(turns([100.0] * 16, on=1.1))
+    assert result is not None
+    for found, value in ((result.on_over_off, 1.1), (result.control, 1.0)):
+        assert (found.value, found.low, found.high) == pytest.approx((value, value, value))
+    assert (result.steps_on, result.steps_off) == (8, 8)
+    assert result.told_apart
+
+
+def test_a_trend_cancels() -> None:
+    result = overhead(turns(list(100 * 1.01 ** np.arange(16)), on=1.1))
+    assert result is not None
+    assert result.on_over_off.value == pytest.approx(1.1)
+    assert result.control.value == pytest.approx(1.0)
+
+
+def alike(random: np.random.Generator, r: float) -> list[float]:
+    """16 steps of 100 ms with a standard deviation of 5 %, each like the one before."""
+    values = random.normal(size=16)
+    for i in range(1, len(values)):
+        values[i] = r * values[i - 1] + math.sqrt(1 - r * r) * values[i]
+    return list(100 * np.exp(0.05 * values))
+
+
+def drifting(random: np.random.Generator) -> list[float]:
+    slope = random.choice([-0.02, 0.02])
+    return list(100 * np.exp(slope * np.arange(16) + 0.02 * random.normal(size=16)))
+
+
+def disturbed(random: np.random.Generator) -> list[float]:
+    """Every tenth step or so another program begins to take the cores, for three steps or so."""
+    values = 100 * np.exp(0.02 * random.normal(size=16))
+    begin = int(random.geometric(0.1))
+    while begin < len(values):
+        end = begin + int(random.geometric(0.35))
+        values[begin:end] *= random.uniform(1.3, 4)
+        begin = end + int(random.geometric(0.1))
+    return list(values)
+
+
+@pytest.mark.parametrize("sizes", [2, 4])
+@pytest.mark.parametrize(
+    "steps",
+    [*(lambda random, r=r: alike(random, r) for r in (0.0, 0.5, 0.9)), drifting, disturbed],
+    ids=["independent", "r 0.5", "r 0.9", "drifting", "disturbed"],
+)
+def test_the_intervals_hold_the_truth_as_often_as_they_say(
+    steps: Callable[[np.random.Generator], list[float]], sizes: int
+) -> None:
+    random = np.random.default_rng(3)
+    held = np.zeros(2)
+    for _ in range(400):
+        found = pooled_overhead([turns(steps(random), on=1.05) for _ in range(sizes)])
+        assert found is not None
+        held += found.on_over_off.contains(1.05), found.control.contains(1.0)
+    # 95 % less 2 standard errors of 400 draws.
+    assert min(held) >= 400 * 0.928
+
+
+@pytest.mark.parametrize(
+    ("n", "critical"), [(6, 0), (7, 2), (8, 3), (10, 8), (12, 13), (16, 29), (20, 52), (50, 434)]
+)
+def test_signed_ranks_have_the_critical_values_of_the_tables(n: int, critical: int) -> None:
+    # Powers of 2 have n (n + 1) / 2 different means; so many of the smallest are left out.
+    values = 2.0 ** np.arange(n)
+    first, second = np.triu_indices(n)
+    means = np.sort((values[first] + values[second]) / 2)
+    with np.errstate(over="ignore"):
+        found = signed_rank_ratio(np.exp(values / values[-1]), np.ones(n))
+    assert math.log(found.low) == pytest.approx(means[critical] / values[-1])
+    assert math.log(found.high) == pytest.approx(means[-1 - critical] / values[-1])
+
+
+@pytest.mark.parametrize(
+    ("on_over_off", "control", "told_apart"),
+    [
+        (Interval(1.10, 1.05, 1.15), Interval(1.0, 0.98, 1.02), True),
+        (Interval(1.10, 0.99, 1.15), Interval(1.0, 0.98, 1.02), False),  # contains zero
+        (Interval(1.10, 1.05, 1.15), Interval(1.0, 0.85, 1.02), False),  # the control's reach
+        (Interval(1.10, 1.05, 1.15), Interval(1.0, 0.98, 1.11), False),
+        (Interval(0.90, 0.85, 0.95), Interval(1.0, 0.98, 1.02), True),  # faster, for once
+    ],
+)
+def test_told_apart(on_over_off: Interval, control: Interval, told_apart: bool) -> None:
+    assert Overhead(on_over_off, control, 8, 8).told_apart is told_apart
+
+
+@pytest.mark.parametrize(
+    "samples",
+    [
+        [],
+        [("off_a", 1.0), ("on", 1.0), ("off_b", 1.0), ("on", 1.0)],
+        [("on", 1.0)] * 8,
+        [("off_a", 1.0), ("off_b", 1.0)] * 4,
+        [("off", 1.0), ("on", 2.0)] * 5,
+    ],
+    ids=["nothing", "one pair of off", "no off", "no on", "other labels"],
+)
+def test_too_few_pairs_of_a_kind_give_no_figure(samples: list[tuple[str, float]]) -> None:
+    assert overhead(samples) is None
+
+
+def test_world_sizes_are_pooled_whatever_their_steps_take() -> None:
+    # 10 % more at 100 ms a step and 10 % more at 1 ms a step are 10 % more.
+    result = pooled_overhead([turns([100.0] * 8, on=1.1), turns([1.0] * 8, on=1.1), []])
+    assert result is not None
+    assert result.on_over_off.value == pytest.approx(1.1)
+    assert (result.steps_on, result.steps_off) == (8, 8)
+
+
+def test_nothing_to_pool() -> None:
+    assert pooled_overhead([]) is None
+    assert pooled_overhead([[], []]) is None
+    assert pooled_overhead([[("on", 1.0)]]) is None

@@ -1,0 +1,221 @@
+"""Two runs side by side: what differs is found, what does not is left alone, and the gate."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from commprof.analysis.compare import RunComparison, compare_runs
+from commprof.analysis.run import analyse_in_detail
+from commprof.commands import main
+from commprof.report.comparison import as_json as comparison_json
+from commprof.report.comparison import table as comparison_table
+from tests.support.builders.details import detail
+from tests.support.builders.results import context, run_result, world
+from tests.support.builders.run_directories import HOSTILE, ranks_of, write_run, write_strategies
+from tests.support.builders.traces import MS
+
+
+def of(a: np.ndarray, b: np.ndarray, sizes: tuple[int, ...] = (2,)) -> RunComparison:
+    """Steps of these lengths at each world size."""
+    runs = [
+        (run_result(*map(world, sizes)), [detail(n, steps=len(x), step=x) for n in sizes])
+        for x in (a, b)
+    ]
+    return compare_runs(("a", "b"), *runs)
+
+
+def test_a_longer_step_is_found() -> None:
+    steps = 100 + np.arange(30) % 7
+    step = of(steps, steps * 1.1).worlds[0].step
+    assert step.significant
+    assert step.ratio.value == pytest.approx(1.1)
+    assert (step.a_ms, step.b_ms) == (103.0, pytest.approx(113.3))
+
+
+def test_runs_of_one_kind_are_told_apart_no_more_than_chance() -> None:
+    random = np.random.default_rng(3)
+    found = [
+        of(random.normal(100, 5, 40), random.normal(100, 5, 40)).worlds[0].step.significant
+        for _ in range(15)
+    ]
+    assert sum(found) <= 4  # 1 expected; 5 or more have a chance of 0.1 %
+
+
+def test_the_gate_wants_a_change_that_is_large_and_no_chance() -> None:
+    steps = 100 + np.arange(30) % 7
+    result = of(steps, steps * 1.1, (2, 4))
+    assert [w.world_size for w in result.slower_by_more_than(0.05)] == [2, 4]
+    assert result.slower_by_more_than(0.15) == ()
+    assert of(steps * 1.1, steps).slower_by_more_than(0.0) == ()
+    noisy = np.random.default_rng(1).normal(100, 40, (2, 6))
+    assert of(*noisy).slower_by_more_than(0.0) == ()
+
+
+def test_three_steps_say_nothing() -> None:
+    result = of(np.array([1.0, 2, 3]), np.array([10.0, 11, 12]))
+    assert result.worlds[0].too_short
+    assert "too few steps" in comparison_table.render(result, None, 100)
+
+
+def test_steps_that_are_alike_are_worth_too_few_to_be_told_apart() -> None:
+    slow = 100 + np.sin(np.arange(30) / 10)
+    result = of(slow, 10 + slow[::-1])
+    (only,) = result.worlds
+    assert only.too_short
+    assert only.steps == (30, 30)
+    assert max(only.effective_steps) < 1
+    assert not only.step.significant
+    assert math.isnan(only.step.ratio.low)
+    text = comparison_table.render(result, None, 100)
+    assert "are worth 0.15 and 0.15 independent ones" in " ".join(text.split())
+
+
+def test_settings_and_world_sizes_that_differ() -> None:
+    runs = [
+        (run_result(*map(world, sizes), context=about), [detail(n) for n in sizes])
+        for sizes, about in (
+            ((1, 2), context(hook="fp16")),
+            ((2, 4), context(threads_per_rank=2, timestamp="later")),
+        )
+    ]
+    result = compare_runs(("a", "b"), *runs)
+    assert (result.only_a, result.only_b) == ((1,), (4,))
+    assert [(s.name, s.a, s.b) for s in result.settings] == [
+        ("hook", "fp16", "-"),
+        ("threads_per_rank", "1", "2"),
+    ]
+
+
+def test_long_settings_are_shown_where_they_differ() -> None:
+    runs = [
+        (run_result(world(2), context=context(command=f"{'x' * 80} --output {name}")), [detail(2)])
+        for name in ("one", "two" * 30)
+    ]
+    text = comparison_table.render(compare_runs(("a", "b"), *runs), None, 100)
+    assert "command  ...xx --output one  ...xx --output twotwotwo" in text
+    assert max(map(len, text.splitlines())) < 110
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two runs that differ by 10 ms of wire in the second bucket, and a name."""
+    base = tmp_path_factory.mktemp("runs")
+    write_run(base / "a", ranks_of(1, 21), ranks_of(2, 21, group=HOSTILE))
+    write_run(base / "b", ranks_of(2, 21, group=HOSTILE, slower_ms=10), hook=HOSTILE)
+    return base
+
+
+def test_what_changed_is_named_by_part_and_by_collective(recorded: Path) -> None:
+    result = compare_runs(
+        ("a", "b"), analyse_in_detail(recorded / "a"), analyse_in_detail(recorded / "b")
+    )
+    (only,) = result.worlds
+    changed = {
+        change.name: change.b_ms - change.a_ms for change in only.parts if change.significant
+    }
+    assert changed == pytest.approx({"step": 10, "exposed": 10, "wire": 10})
+    # Two calls of one size a step: the second one takes 10 ms longer.
+    second, first = only.collectives
+    assert [kind.name.split(" group ")[0] for kind in (first, second)] == [
+        "all_reduce 4 MB bucket 0",
+        "all_reduce 4 MB bucket 1",
+    ]
+    assert (first.a_ms, first.b_ms, first.significant) == (10.0, 10.0, False)
+    assert (second.a_ms, second.b_ms, second.significant) == (20.0, 30.0, True)
+
+
+def test_buckets_are_rows_only_where_both_runs_know_them(tmp_path: Path) -> None:
+    ours = ranks_of(2, 9)
+    for rank in ours:  # a second finalisation: another model's buckets may be among these
+        for task in range(9):
+            rank.finalize(rank.steps[task][0] + 95 * MS, rank.steps[task][0] + 96 * MS, 0, 0, task)
+    runs = [
+        analyse_in_detail(write_run(tmp_path / name, ranks))
+        for name, ranks in (("a", ours), ("b", ranks_of(2, 9)))
+    ]
+    (kind,) = compare_runs(("a", "b"), *runs).worlds[0].collectives
+    assert (kind.name, kind.a_ms, kind.b_ms) == ("all_reduce 4 MB group 0", 15.0, 15.0)
+
+
+def test_the_command_judges_by_its_exit_code(
+    recorded: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = [str(recorded / name) for name in ("a", "b")]
+    assert main(["compare", *runs]) == 0
+    text = capsys.readouterr().out
+    assert "2 ranks: B's step is longer: +9.9 %, p < 0.0001." in text
+    assert "Only A has figures of 1 rank." in text
+    assert all(line.isprintable() for line in text.split("\n"))
+    assert main(["compare", *runs, "--fail-above", "5%"]) == 1
+    assert "Slower by more than 5.0%: 2 ranks." in capsys.readouterr().out
+    assert main(["compare", *runs, "--fail-above", "0.2"]) == 0
+    assert main(["compare", *reversed(runs), "--fail-above", "0%"]) == 0
+    capsys.readouterr()
+    assert main(["compare", *runs, "--format", "json", "--fail-above", "5%"]) == 1
+    document = json.loads(capsys.readouterr().out)
+    assert document["slower"] == [2]
+    assert document["worlds"][0]["parts"][0]["significant"] is True
+
+
+def test_a_gate_that_cannot_close_is_an_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    short = str(write_run(tmp_path / "short", ranks_of(2, 4)))
+    assert main(["compare", short, short, "--fail-above", "5%"]) == 2
+    assert "steps worth 4 independent ones in each" in capsys.readouterr().err
+
+
+def test_steps_that_candidates_or_strategies_share_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trial = str(write_run(tmp_path / "trial", ranks_of(2, 9), trial="none,int8"))
+    assert main(["compare", trial, trial]) == 2
+    assert "holds a trial, whose candidates share its steps" in capsys.readouterr().err
+    plain, inside = ranks_of(2, 9), ranks_of(2, 9)
+    for rank in inside:  # begun by the script itself: run.json says nothing of it
+        rank.metadata["trial"] = {"first_step": 1, "begin_monotonic_ns": rank.steps[1][0] + 1}
+    paths = [str(write_run(tmp_path / name, r)) for name, r in (("p", plain), ("i", inside))]
+    assert main(["compare", *paths]) == 2
+    assert f"{paths[1]} holds a trial, whose candidates share" in capsys.readouterr().err
+    several = str(write_strategies(tmp_path / "run"))
+    assert main(["compare", several, several]) == 2
+    assert f"compare one of them: {several}/ddp or {several}/fsdp" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["here", "nowhere"], "does not exist"),
+        (["here", "here", "--fail-above", "much"], "is not a share such as 5% or 0.05"),
+        (["here", "here", "--fail-above=-1"], "is not a share"),
+    ],
+)
+def test_refusals(
+    arguments: list[str], complaint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "here").mkdir()
+    words = [str(tmp_path / word) if word in ("here", "nowhere") else word for word in arguments]
+    assert main(["compare", *words]) == 2
+    assert complaint in capsys.readouterr().err
+
+
+CHANGE = {"name", "a_ms", "b_ms", "ratio", "p_value", "significant"}
+
+
+def test_the_json_schema() -> None:
+    steps = 100.0 + np.arange(10)
+    document = json.loads(comparison_json.render(of(steps, steps), None))
+    assert document.keys() == {
+        *("schema_version", "a", "b", "worlds", "only_a", "only_b", "settings"),
+        *("fail_above", "slower"),
+    }
+    (only,) = document["worlds"]
+    assert only.keys() == {"num_processes", "steps", "effective_steps", "parts", "collectives"}
+    assert only["parts"][0].keys() == CHANGE
+    assert only["parts"][0]["ratio"].keys() == {"value", "low", "high"}
+    assert document["schema_version"] == comparison_json.SCHEMA_VERSION == 1

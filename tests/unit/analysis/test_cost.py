@@ -1,0 +1,109 @@
+"""Time and money by arithmetic that can be done on paper."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+
+from commprof.analysis.cost import Cost, Price, cost
+from commprof.report.sections import cost as cost_table
+from tests.support.builders.details import detail
+from tests.support.builders.results import world
+
+
+def of(price: Price, *throughputs: float, **values: object) -> Cost:
+    """World sizes 1, 2, 4, ... with these samples/s."""
+    sizes = [2**i for i in range(len(throughputs))]
+    worlds = [world(n, samples_per_s=x) for n, x in zip(sizes, throughputs, strict=True)]
+    return cost(worlds, [detail(n, **values) for n in sizes], price)
+
+
+def test_a_rank_s_price_is_paid_for_each() -> None:
+    found = of(Price(3.6, "rank"), 100.0, 160.0)
+    first, second = found.rows
+    # 3.6 an hour is 0.001 a second: 10 s for 1000 samples on 1 rank, 6.25 s on 2.
+    assert (first.billed, second.billed) == (1, 2)
+    assert first.s_per_1000_samples == pytest.approx(10)
+    assert first.cost_per_1000_samples.value == pytest.approx(0.01)
+    assert second.cost_per_1000_samples.value == pytest.approx(0.0125)
+    assert second.cost_efficiency == pytest.approx(0.8)
+    assert (found.cheapest, found.fastest, found.as_cheap) == (1, 2, ())
+
+
+def test_a_node_s_price_is_paid_once_per_host() -> None:
+    found = of(Price(3.6, "node"), 100.0, 160.0)
+    assert [row.billed for row in found.rows] == [1, 1]
+    assert found.rows[1].cost_per_1000_samples.value == pytest.approx(0.00625)
+    assert (found.cheapest, found.fastest) == (2, 2)
+    two = world(2, samples_per_s=160.0)
+    hosts = tuple(dataclasses.replace(r, host=f"h{r.rank}") for r in two.ranks)
+    apart = cost([dataclasses.replace(two, ranks=hosts)], [detail(2)], Price(3.6, "node"))
+    assert apart.rows[0].billed == 2
+
+
+def test_an_epoch_by_the_run_or_by_the_user() -> None:
+    known = of(Price(3.6, "rank"), 100.0, epoch_samples=5000)
+    assert known.rows[0].s_per_epoch == pytest.approx(50)
+    assert known.rows[0].cost_per_epoch == pytest.approx(0.05)
+    assert math.isnan(of(Price(3.6, "rank"), 100.0).rows[0].s_per_epoch)
+    given = cost([world(1)], [detail(1)], Price(3.6, "rank"), epoch_samples=1000)
+    assert given.rows[0].s_per_epoch == pytest.approx(10)
+
+
+def test_epochs_that_are_other_work_are_not_compared() -> None:
+    worlds = [world(n, samples_per_s=100.0 * n) for n in (1, 2)]
+    for second, known in ((1020, True), (2000, False)):
+        details = [detail(1, epoch_samples=1000), detail(2, epoch_samples=second)]
+        rows = cost(worlds, details, Price(3.6, "rank")).rows
+        # The same 1000 samples at both, though a sampler padded them to 1020.
+        assert [row.s_per_epoch for row in rows] == (
+            [10.0, 5.0] if known else pytest.approx([math.nan] * 2, nan_ok=True)
+        )
+
+
+def test_costs_within_the_spread_are_not_told_apart() -> None:
+    spread = np.linspace(50, 150, 20)
+    assert of(Price(1, "rank"), 100.0, 199.0, step=spread).as_cheap == (2,)
+    assert of(Price(1, "rank"), 100.0, 120.0, step=100.0).as_cheap == ()
+
+
+def test_without_samples_there_is_no_cost() -> None:
+    found = of(Price(1, "rank"), math.nan, math.nan)
+    assert (found.cheapest, found.fastest) == (None, None)
+    assert "There is no cost" in cost_table.section(found)
+
+
+def test_a_world_size_alone_is_compared_with_nothing() -> None:
+    (row,) = of(Price(3.6, "rank"), 100.0).rows
+    assert math.isnan(row.cost_efficiency)
+
+
+def test_nodes_of_missing_ranks_are_not_guessed() -> None:
+    damaged = world(4, missing_ranks=(3,))
+    (row,) = cost([damaged], [detail(4)], Price(3.6, "node")).rows
+    assert row.billed is None
+    assert math.isnan(row.cost_per_1000_samples.value)
+    assert cost([damaged], [detail(4)], Price(3.6, "rank")).rows[0].billed == 4
+
+
+def test_the_table() -> None:
+    text = cost_table.section(of(Price(3.6, "rank"), 100.0, 160.0, epoch_samples=5000))
+    assert (
+        text
+        == """\
+Cost at 3.6 per hour and rank:
+ranks  ranks  s per 1000                 cost per        cost  epoch s  cost per
+        paid     samples             1000 samples  efficiency              epoch
+-----  -----  ----------  -----------------------  ----------  -------  --------
+    1      1          10        0.01 [0.01, 0.01]      100.0%       50      0.05
+    2      2        6.25  0.0125 [0.0125, 0.0125]       80.0%    31.25    0.0625
+
+Time and money from the measured samples/s [95 % interval of the mean step]; money in the currency
+of the price. cost efficiency: cost per sample of the first row over this one's; above 100 % is
+cheaper than it.
+
+Cheapest per sample: 1 rank. Fastest: 2 ranks."""
+    )

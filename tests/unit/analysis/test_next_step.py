@@ -1,0 +1,212 @@
+"""What to do first: never more than the figures say, and a command that can be given."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from commprof.analysis.late.stragglers import LateRank
+from commprof.analysis.next_step import NextStep, next_step, trial_command
+from commprof.analysis.step.mean_step import mean_step
+from commprof.analysis.world import WorldResult
+from commprof.commands import make_parser
+from tests.support.builders.details import detail
+from tests.support.builders.results import context, parts, world
+
+RUN = {"workload": "timed", "strategy": "ddp", "nodes": 1}
+
+
+def run(**values: Any) -> dict[str, Any]:
+    return context(**{**RUN, **values})
+
+
+def advised(
+    about: dict[str, Any], of: WorldResult, own: str = "x", exposed: float = 30
+) -> NextStep:
+    """On steps of 100 ms of which so much is exposed."""
+    return next_step(about, of, mean_step(detail(of.world_size, backward=50, wire=exposed)), own)
+
+
+def test_little_exposed_time_is_not_the_bottleneck() -> None:
+    found = advised(run(), world(2), "loading data", exposed=9.9)
+    assert found.advice == (
+        "Communication is not the bottleneck: less than 10% of the step can be won there. "
+        "Look at loading data first."
+    )
+    assert found.command == ""
+
+
+def test_much_of_it_asks_for_a_trial() -> None:
+    found = advised(run(), world(2))
+    assert found.advice.endswith("is measured on the job's own steps by:")
+    assert found.command == (
+        "python -m commprof.run --nproc 2 --trial fp16,int8,topk:ratio=0.01,bucket-cap=5"
+    )
+
+
+def on_hosts(ranks: int, hosts: int) -> WorldResult:
+    """A world whose ranks are dealt out to so many hosts."""
+    one = world(ranks)
+    placed = [
+        dataclasses.replace(rank, host=f"host-{rank.rank * hosts // ranks}") for rank in one.ranks
+    ]
+    return dataclasses.replace(one, ranks=tuple(placed))
+
+
+def test_several_machines_are_asked_for_a_trial_on_each() -> None:
+    typed = "python -m commprof.run --nnodes 2 --node-rank 0 --nproc 2 --seed 3"
+    typed += " --rdzv-endpoint=first:29500 --output /shared/run"
+    found = advised(run(nodes=2, command=typed), on_hosts(4, 2))
+    assert found.advice.endswith(
+        "is measured on the job's own steps by this, typed on every machine with its number N, and "
+        "with a new directory that all of them see:"
+    )
+    assert found.command == (
+        "python -m commprof.run --nproc 2 --trial fp16,int8,topk:ratio=0.01,bucket-cap=5 "
+        "--nnodes 2 --node-rank N --rdzv-endpoint first:29500 --output NEW --seed 3"
+    )
+
+
+def test_several_machines_whose_command_cannot_be_given_still_get_the_advice() -> None:
+    typed = "python -m commprof.run --config run.yaml --node-rank 0"
+    found = advised(run(nodes=2, command=typed), on_hosts(4, 2))
+    assert found.advice.endswith(
+        "by the same run with --trial fp16,int8,topk:ratio=0.01,bucket-cap=5, on every machine."
+    )
+    assert found.command == ""
+    assert advised(run(nodes=2, strategy="fsdp"), on_hosts(4, 2)).advice == ""
+
+
+TWO_CORES = {"usable_cpu_count": 2, "cpu_model": "x"}
+LACKING = {"parts": parts(no_core_ms=3.0)}
+
+
+def test_ranks_that_waited_for_a_core_come_first() -> None:
+    # 3 of 30 ms exposed; also where there is little to win by communication.
+    for exposed in (30, 5):
+        found = advised(run(machine=TWO_CORES), world(4, **LACKING), exposed=exposed)
+        assert found.advice == (
+            "First give every rank a core: 10% of the exposed time was spent ready to run without "
+            "one. What communication costs then, this run cannot say."
+        )
+        assert found.command == ""
+
+
+def test_ranks_that_were_not_seen_to_wait_for_a_core_have_their_cores() -> None:
+    asleep = world(4, parts=parts(no_core_ms=0.0))
+    assert "a core" not in advised(run(machine=TWO_CORES), asleep).advice
+    assert advised(run(machine=TWO_CORES), asleep).command
+
+
+def test_a_wait_for_cores_that_nobody_measured_is_not_claimed() -> None:
+    unread = world(4, parts=parts(no_core_ms=math.nan))
+    assert advised(run(machine=TWO_CORES), unread).advice.startswith(
+        "First repeat the run with a core for each thread: whether ranks waited for a core was not"
+    )
+    assert advised(run(), unread).command  # a core for each: there is nothing to ask
+
+
+def test_work_beside_too_few_cores_is_not_the_first_suspect() -> None:
+    asleep = world(4, parts=parts(no_core_ms=0.0))
+    found = advised(run(machine=TWO_CORES), asleep, "loading data", exposed=5)
+    assert found.advice.startswith("Communication is not the bottleneck: ")
+    assert "Repeat the run with a core for each thread before that" in found.advice
+    assert "Repeat" not in advised(run(), asleep, exposed=5).advice
+
+
+def test_others_on_the_ranks_cores_are_looked_for() -> None:
+    found = advised(run(), world(4, **LACKING))
+    assert found.advice.startswith("First find out what else runs on the ranks' cores: 10% of")
+
+
+@pytest.mark.parametrize(("wait_ms", "named"), [(12.0, True), (8.0, False)])
+def test_a_rank_that_costs_the_others_a_tenth_comes_first(wait_ms: float, named: bool) -> None:
+    late = LateRank(1, wait_ms * 1e6, 0.9, 0.001, 9, 10, 0.1, "data", 0.8)
+    found = advised(run(), world(2, late_rank=late))
+    assert ("holds up rank 1 in its data phase: waiting for it takes 12%" in found.advice) is named
+    assert (found.command == "") is named
+
+
+def test_a_rank_that_did_not_run_sends_to_its_host() -> None:
+    late = LateRank(1, 12e6, 0.9, 0.001, 9, 10, 0.1, "host pause", 0.8)
+    shown = world(2, late_rank=late)
+    found = advised(run(), shown)
+    host = shown.ranks[1].host
+    assert found.advice.startswith(
+        f"First find out on {host} what keeps the process of rank 1 from running: who stops it"
+    )
+    assert "waiting for it takes 12%" in found.advice
+    assert "phase" not in found.advice
+    assert found.command == ""
+
+
+def test_one_rank_has_nothing_to_exchange() -> None:
+    assert advised(run(), world(1)).advice == ""
+
+
+@pytest.mark.parametrize(
+    ("command", "more", "expected"),
+    [
+        (
+            "python -m commprof.run --world-sizes 1,2,4 --steps=50 --seed 3 --output x",
+            {},
+            "python -m commprof.run --nproc 4 --trial T --seed 3",
+        ),
+        (
+            "python -m commprof run --nproc 4 -m job.train --steps 50 --output 'a b'",
+            {"script": ["-m", "job.train", "--steps", "50", "--output", "a b"]},
+            "python -m commprof run --nproc 4 --trial T -m job.train --steps 50 --output 'a b'",
+        ),
+        (
+            "commprof run --nproc 4 --seed 3 train.py --mode x",
+            {"script": ["train.py", "--mode", "x"]},
+            "commprof run --nproc 4 --trial T --seed 3 train.py --mode x",
+        ),
+        (
+            "commprof run --price-per-hour 3 --price-per=rank --mode always-on --max-restarts 2",
+            {},
+            "commprof run --nproc 4 --trial T",
+        ),
+        ("commprof run --config job.yaml --seed 3", {}, ""),
+        ("commprof run --config=job.yaml", {"script": ["train.py"]}, ""),
+        ("commprof report x", {}, ""),
+        ("python -m commprof.run --strategy fsdp", {"strategy": "fsdp"}, ""),
+        ("python -m commprof.run --hook int8", {"hook": "int8"}, ""),
+        ("python -m commprof.run --bucket-cap-mb 5", {"bucket_cap_mb": 5.0}, ""),
+        (
+            # As a step of Slurm has it: nodes and numbers are the step's.
+            "python -m commprof.run --rdzv-endpoint a:1 --world-sizes 2,4 --seed 3",
+            {"nodes": 2},
+            "python -m commprof.run --nproc 2 --trial T --nnodes 2 --node-rank N "
+            "--rdzv-endpoint a:1 --output NEW --seed 3",
+        ),
+        (
+            "python -m commprof.run --workload mlp",
+            {"nodes": 4},
+            "python -m commprof.run --nproc 1 --trial T --nnodes 4 --node-rank N "
+            "--rdzv-endpoint HOST:PORT --output NEW --workload mlp",
+        ),
+        ("python train.py", {}, ""),
+        ("python -m commprof.run 'torn", {}, ""),
+    ],
+)
+def test_the_run_s_command_as_a_trial(command: str, more: dict[str, Any], expected: str) -> None:
+    found = trial_command(run(command=command, **more), 4)
+    assert found == expected.replace("T", "fp16,int8,topk:ratio=0.01,bucket-cap=5", 1)
+    if found:
+        words = shlex.split(found)
+        arguments = words[1 + next(i for i, word in enumerate(words) if word.endswith("run")) :]
+        nodes = more.get("nodes", 1)
+        arguments = ["0" if word == "N" else word for word in arguments]
+        args = make_parser().parse_args(["run", *arguments])
+        assert (args.nproc * nodes, args.world_sizes) == (4, None)
+        assert (args.output, args.nnodes) == ((None, None) if nodes == 1 else (Path("NEW"), nodes))
+
+
+def test_what_was_no_run_of_commprof_has_no_command() -> None:
+    assert trial_command(context(), 2) == ""

@@ -1,0 +1,85 @@
+"""Predictions are read with their interval, and what is none is refused."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+
+from commprof.analysis.predicted import read_predictions
+from commprof.errors import CommprofError
+from commprof.predict.fit.held_out import ModelError
+from commprof.predict.replay.scenario import Estimate, Prediction, Scenario, Waiting
+from commprof.predict.what_if.answers import Answer, Answers
+from commprof.report.prediction import as_json as prediction_json
+from commprof.report.sections import predicted as predicted_table
+from tests.support.builders.predictions import answer, write_predictions
+
+
+def test_a_point_with_its_interval(tmp_path: Path) -> None:
+    answers = (answer(16, 1000.0, hook="fp16"), answer(4, 400.0), answer(8, None))
+    found = read_predictions(write_predictions(tmp_path / "p.json", *answers))
+    far, near = found.points
+    assert (far.world_size, near.world_size) == (16, 4)
+    # 1000 samples/s at 100 ms: 800 at 125 ms, 1250 at 80 ms.
+    interval = far.samples_per_s
+    assert (interval.value, interval.low, interval.high) == pytest.approx((1000, 800, 1250))
+    assert (far.setting, near.setting) == ((("hook", "fp16"),), ())
+    assert (bool(far.outside), bool(near.outside)) == (True, False)
+    assert found.worst_error == 0.13
+    assert predicted_table.predicted_grid(found).rows == [
+        ("16", "hook fp16", "1000 [800, 1250]", "more ranks than were measured"),
+        ("4", "as recorded", "400 [320, 500]", "inside"),
+    ]
+    assert "13.0%" in predicted_table.legend(found)
+
+
+def test_what_the_predict_command_writes_is_read(tmp_path: Path) -> None:
+    setting = Scenario(8, bandwidth_bytes_per_s=1.25e9, latency_s=2e-5, hook="", ranks_per_host=4.0)
+    figures = dict.fromkeys(
+        ("wait_s", "wire_s", "hidden_s", "compute_s", "no_overlap_s", "perfect_overlap_s"), 0.01
+    )
+    prediction = Prediction(
+        setting,
+        Estimate(0.1, 0.09, 0.11),
+        **figures,
+        waiting=Waiting(*[Estimate(0.01, 0.01, 0.01)] * 4),
+        buckets=2,
+        sent_bytes=1e6,
+        samples_per_s=800.0,
+        efficiency=0.9,
+        hiding_bytes_per_s=math.nan,
+        outside=("8 ranks (measured: 2, 4)",),
+        remarks=(),
+    )
+    answer = Answer(prediction, Estimate(0.1, 0.08, 0.125), None, math.nan, None)
+    answers = Answers((answer,), (), ModelError(0.02, 0.07, 3), None, ())
+    path = tmp_path / "p.json"
+    path.write_text(prediction_json.render(answers, "a run", "measured", ()))
+    found = read_predictions(path)
+    assert found.worst_error == 0.07
+    (point,) = found.points
+    assert point.samples_per_s.low == pytest.approx(640)
+    assert predicted_table.setting_text(point) == ("10 Gbit/s, 20 µs, hook none, 4 ranks per host")
+
+
+def test_without_held_out_steps_the_error_is_not_known(tmp_path: Path) -> None:
+    found = read_predictions(write_predictions(tmp_path / "p.json", answer(4, 1.0), error=None))
+    assert found.worst_error is None
+    assert "not known" in predicted_table.legend(found)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"schema_version": 1, "answers": [{}]}', "\xff"])
+def test_what_is_none_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "p.json").write_bytes(text.encode("latin-1"))
+    with pytest.raises(CommprofError, match="commprof predict RUN --format json"):
+        read_predictions(tmp_path / "p.json")
+
+
+def test_a_missing_or_newer_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(CommprofError, match="cannot be read"):
+        read_predictions(tmp_path / "none")
+    newer = write_predictions(tmp_path / "p.json", schema_version=2)
+    with pytest.raises(CommprofError, match="schema_version 2, not 1"):
+        read_predictions(newer)

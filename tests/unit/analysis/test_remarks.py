@@ -1,0 +1,279 @@
+"""What the reader is told before believing the figures."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import pytest
+
+from commprof.analysis.checks.figure_checks import CrossCheck
+from commprof.analysis.intervals import Interval
+from commprof.analysis.late.stragglers import LateRank
+from commprof.analysis.remarks import remarks
+from commprof.analysis.scaling import scale
+from commprof.analysis.step.overhead import Overhead
+from commprof.analysis.world import WorldResult
+from tests.support.builders.results import OVERHEAD, collective, context, parts, world
+
+RECORDING = "Recording itself"
+
+
+def said(*worlds: WorldResult, overhead: Overhead | None = None, **values: Any) -> list[str]:
+    """All remarks but the one on the cost of records."""
+    found = remarks(context(**values), worlds, scale(worlds), overhead)
+    return [remark for remark in found if not remark.startswith(RECORDING)]
+
+
+def on_cores(count: int) -> dict[str, Any]:
+    return {"usable_cpu_count": count, "cpu_model": "x"}
+
+
+def test_a_sound_run_needs_no_remarks() -> None:
+    assert said(world(1), world(2)) == []
+
+
+def test_more_threads_than_cores() -> None:
+    worlds = [world(n, parts=parts(no_core_ms=3.0)) for n in (2, 4, 8)]
+    (remark,) = said(*worlds, machine=on_cores(2))
+    # 3 ms of 30 ms exposed without a core.
+    assert remark == (
+        "More threads than cores at 4 and 8 ranks: ranks may use 2 cores of this host and each "
+        "runs 1 thread. At 8 ranks the training thread was ready to run without a core for 10% of "
+        "its exposed time."
+    )
+
+
+def test_threads_count_as_cores() -> None:
+    (remark,) = said(world(1), machine=on_cores(1), threads_per_rank=2)
+    assert remark.startswith(
+        "More threads than cores at 1 rank: ranks may use 1 core of this host and each runs 2 "
+        "threads."
+    )
+    assert said(world(1), machine=on_cores(2), threads_per_rank=2) == []
+
+
+@pytest.mark.parametrize("unknown", [{"exposed_ms": 0.0}, {"no_core_ms": math.nan}])
+def test_what_became_of_too_few_cores_is_not_guessed(unknown: dict[str, float]) -> None:
+    (remark,) = said(world(2, parts=parts(**unknown)), machine=on_cores(1))
+    assert remark.endswith("Whether they waited for cores was not measured.")
+
+
+def test_efficiency_above_the_ideal_within_the_noise() -> None:
+    # 3 % above; the middle half of the steps spreads by 4 %.
+    (remark,) = said(world(1), world(2, samples_per_s=206.0))
+    assert remark == (
+        "Efficiency at 2 ranks is 103.0%, above the ideal, which adding ranks cannot cause. A "
+        "rank's own work per sample took 1.00 times what it took at 1; the step times spread by "
+        "4%, so this may be noise."
+    )
+
+
+@pytest.mark.parametrize(
+    ("scaling", "cause"),
+    [
+        ("strong", "under strong scaling each rank's batch shrinks and may fit a nearer cache."),
+        ("weak", "the baseline was slowed down by something else, so repeat the run."),
+        (None, "the baseline was slowed down by something else, so repeat the run."),
+    ],
+)
+def test_efficiency_above_the_ideal_beyond_the_noise(scaling: str | None, cause: str) -> None:
+    # Own work 70 ms a step alone and 35 ms at two ranks, over as many samples.
+    faster = world(2, samples_per_s=300.0, parts=parts(step_ms=65.0))
+    (remark,) = said(world(1), faster, scaling=scaling)
+    assert "is 150.0%" in remark
+    assert "took 0.50 times what it took at 1; " in remark
+    assert remark.endswith(cause)
+
+
+def test_efficiency_that_is_unknown_is_not_above_the_ideal() -> None:
+    assert said(world(1), world(2, samples_per_s=math.nan)) == []
+
+
+def test_a_baseline_without_work_of_its_own_is_no_division_by_zero() -> None:
+    idle = world(1, parts=parts(step_ms=30.0))
+    (remark,) = said(idle, world(2, samples_per_s=208.0))
+    assert "which adding ranks cannot cause; the baseline was" in remark
+
+
+def test_too_short() -> None:
+    assert said(world(1, steps=11), world(2, steps=3), world(4)) == [
+        "Only 9 and 1 measured steps at 1 and 2 ranks; at least 10 are needed."
+    ]
+    assert said(world(1, steps=10), world(2, steps=10), workload="timed") == [
+        "Only 8 measured steps at 1 and 2 ranks; at least 10 are needed: --steps 30."
+    ]
+    assert said(world(1, steps=12)) == []
+
+
+def test_noisy() -> None:
+    assert said(world(1, step_quartiles_ms=(100.0, 116.0))) == [
+        "Noisy at 1 rank: the interquartile range is 16% of the median step."
+    ]
+    assert said(world(1, step_quartiles_ms=(100.0, 114.0))) == []
+
+
+def test_steps_of_unequal_size_explain_noise() -> None:
+    (remark,) = said(world(1, step_quartiles_ms=(80.0, 116.0), samples_per_step=(4.0, 16.0)))
+    assert remark.endswith("The steps are not equal: an epoch's last one has 4 samples, others 16.")
+    unknown = world(1, step_quartiles_ms=(80.0, 116.0), samples_per_step=(math.nan, math.nan))
+    assert said(unknown)[0].endswith("of the median step.")
+
+
+def late_rank(**values: Any) -> LateRank:
+    """12.3 ms for each of three ranks in ten steps: 0.37 s."""
+    late = LateRank(3, 12_340_000, 0.875, 1 / 2001, 9, 10, 0.3702, "forward", 0.93)
+    return dataclasses.replace(late, **values)
+
+
+LATE = (
+    "Rank 3 comes late at 4 ranks: each of the others waits 12.3 ms per step for it, 88% of all "
+    "waiting (by chance: p = 0.0005). It was late in 9 of 10 measured steps and cost the others "
+    "0.37 s of waiting in all; "
+)
+
+
+@pytest.mark.parametrize(
+    ("values", "where"),
+    [
+        ({}, "it fell behind in the forward phase, which explains 93% of that."),
+        ({"phase": "other"}, "it fell behind outside of all phases, which explains 93% of that."),
+        (
+            {"phase": "host pause"},
+            "it fell behind because its process did not run (host pause), which explains 93% of "
+            "that.",
+        ),
+        (
+            {"phase": None, "phase_share": 0.4},
+            "its lateness is spread over phases, of which none explains more than 40%.",
+        ),
+        (
+            {"phase": "data", "phase_share": math.nan, "slower_ms": 4.5},
+            "it fell behind in the data phase: that takes it 4.5 ms longer than the median of the "
+            "others, or more, in three of four steps.",
+        ),
+        (
+            {"phase": None, "phase_share": math.nan},
+            "in which phase it fell behind cannot be told.",
+        ),
+    ],
+)
+def test_a_late_rank(values: dict[str, Any], where: str) -> None:
+    assert said(world(4, late_rank=late_rank(**values))) == [LATE + where]
+
+
+def test_steps_that_stalled_are_named() -> None:
+    assert said(world(4, stalled_steps=((7, 25_095.0),))) == [
+        "Stalled at 4 ranks: step 7 (25.1 s), more than ten times the median. Means and samples/s "
+        "include that; the verdict does not."
+    ]
+
+
+def test_clocks_that_are_not_common() -> None:
+    (remark,) = said(world(2, clocks_shared=False, parts=parts(wait_ms=math.nan)))
+    assert remark.startswith("At 2 ranks the ranks ran on several machines")
+
+
+def test_clocks_that_were_compared() -> None:
+    assert said(world(2, clock_error_us=12.01)) == [
+        "Ranks' clocks were compared over the network at 2 ranks: offsets known to ±13 µs. Waiting "
+        "and transfer of one exposure may be off by twice that, one against the other."
+    ]
+
+
+def test_missing_ranks_and_what_they_leave_unknown() -> None:
+    unknown = parts(wait_ms=math.nan, wire_ms=math.nan)
+    assert said(world(4, missing_ranks=(1,))) == [
+        "At 4 ranks no usable trace came from rank 1: times are those of the other ranks, samples "
+        "those of all ranks, by the training loop's account."
+    ]
+    uncounted = world(4, missing_ranks=(1, 2, 3), parts=unknown, samples_per_s=math.nan)
+    assert said(uncounted) == [
+        "At 4 ranks no usable trace came from ranks 1, 2 and 3: times are those of the other "
+        "ranks, and samples/s, speed-up and efficiency are not known.",
+        "At 4 ranks some collectives were not seen on all ranks of their group: waiting and "
+        "transfer cannot be separated.",
+    ]
+
+
+def test_collectives_that_failed() -> None:
+    row = collective(failed=2)
+    assert said(world(2, collectives=(row, collective(), row))) == [
+        "At 2 ranks 4 calls of collectives ended with an error (all_reduce): they count as exposed "
+        "time, and in no median."
+    ]
+
+
+def test_dropped_records() -> None:
+    assert said(world(2, dropped_records=7)) == [
+        "At 2 ranks 7 records were dropped because a buffer was full: communication times may be "
+        "too small."
+    ]
+
+
+def test_problems_are_passed_on_as_sentences() -> None:
+    assert said(world(1, problems=("rank 0: cut off",))) == ["At 1 rank: rank 0: cut off."]
+
+
+def test_a_cross_check_that_disagrees_is_said() -> None:
+    checks = (
+        CrossCheck("phases", "step against the sum of its parts", "ms", 100, 101, False, ""),
+        CrossCheck("network", "bytes sent by lo, 1 host", "MB", 1, 3, None, "other traffic"),
+        CrossCheck("loop_clock", "the loop's clock", "s", 1, 1, True, ""),
+    )
+    assert said(world(2, cross_checks=checks)) == [
+        "Cross-check at 2 ranks: step against the sum of its parts is 101 ms and commprof's "
+        "figure 100 ms, +1.0%."
+    ]
+
+
+def test_python_capture() -> None:
+    (remark,) = said(world(1), capture="python")
+    assert remark.startswith("Capture ran in pure Python: only the buckets of DDP were seen")
+
+
+def test_overhead_is_always_stated() -> None:
+    assert said(world(1), overhead=OVERHEAD) == [
+        "commprof's own cost: a step with capture on took +1.2 % [-1.0 %, +3.4 %] against capture "
+        "off, over all world sizes, 8 and 8 steps in turn; control, off against off: -0.1 % "
+        "[-3.0 %, +3.0 %]. No measurable overhead (95 % interval includes 0)."
+    ]
+    clear = dataclasses.replace(OVERHEAD, on_over_off=Interval(1.1, 1.05, 1.2))
+    assert said(world(1), overhead=clear)[0].endswith("off against off: -0.1 % [-3.0 %, +3.0 %].")
+    masked = dataclasses.replace(clear, control=Interval(0.9, 0.85, 0.95))
+    assert said(world(1), overhead=masked)[0].endswith("the control is as far from 0.")
+
+
+def test_the_cost_of_records() -> None:
+    # 20 records at 50 ns: 1 us of 100 ms.
+    found = remarks(context(), [world(1)], scale([world(1)]), None)
+    assert found == (
+        "Recording itself: 20 records per step and rank at 50 ns each (measured in the run) are "
+        "1.0 µs, 0.0010% of the step at 1 rank.",
+    )
+    assert remarks(context(), [world(1, record_cost_ns=math.nan)], scale([world(1)]), None) == ()
+
+
+def test_no_worlds_no_remarks() -> None:
+    assert remarks(context(), [], (), None) == ()
+
+
+def test_the_weightiest_come_first() -> None:
+    found = said(
+        world(1, dropped_records=1),
+        world(2, samples_per_s=250.0, steps=4),
+        overhead=OVERHEAD,
+        machine=on_cores(1),
+    )
+    assert [remark.split()[0] for remark in found] == [
+        "More", "Efficiency", "Only", "At", "commprof's",
+    ]  # fmt: skip
+
+
+def test_hardware_threads_are_no_cores() -> None:
+    machine = {**on_cores(4), "usable_core_count": 2}
+    (remark,) = said(world(4), machine=machine)
+    assert "ranks may use 2 cores" in remark
+    assert said(world(2), machine=machine) == []
+    assert said(world(4), machine=on_cores(4)) == []  # a run that did not count its cores

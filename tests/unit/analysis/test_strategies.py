@@ -1,0 +1,153 @@
+"""Strategies side by side: the figures, and their table to the character."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from commprof.analysis.collectives.time_in_flight import TimeInFlight
+from commprof.analysis.scaling import RunResult
+from commprof.analysis.strategies import StrategyRow, strategy_rows
+from commprof.report.export.as_json import render_strategies
+from commprof.report.sections.setup import setup_text
+from commprof.report.strategies.table import render
+from tests.support.builders.results import collective, context, run_result, world
+
+ROOT = Path(__file__).parents[3]
+GOLDEN = ROOT / "tests/golden/strategies_table.txt"
+
+REDUCED = collective(exposed_ms=30.0)
+GATHERED = collective(
+    op="all_gather_into_tensor", reduce_op="", size_bytes=(2_000_000, 2_000_000), calls=80,
+    calls_per_step=4.0, total_bytes=160_000_000, phases=(("forward", 60), ("backward", 20)),
+    exposed_ms=5.0,
+)  # fmt: skip
+SCATTERED = collective(op="reduce_scatter_tensor", exposed_ms=7.5)
+
+
+def results() -> list[RunResult]:
+    ddp = run_result(
+        world(1),
+        world(2, collectives=(REDUCED,), times_in_flight=(TimeInFlight("all_reduce", 40.0),)),
+        context=context(strategy="ddp", training={"precision": "bf16"}),
+    )
+    fsdp = run_result(
+        world(
+            2,
+            samples_per_s=150.0,
+            step_median_ms=133.3,
+            collectives=(GATHERED, SCATTERED),
+            times_in_flight=(TimeInFlight("all_gather_into_tensor", 20.0),),
+        ),
+        context=context(strategy="fsdp", training={"precision": "bf16"}),
+        failures=((4, "rank 1 failed: no"),),
+    )
+    return [ddp, fsdp]
+
+
+def row_of(strategy: str, world_size: int) -> StrategyRow:
+    (row,) = (
+        row
+        for row in strategy_rows(results())
+        if (row.strategy, row.world_size) == (strategy, world_size)
+    )
+    return row
+
+
+def test_rows_stand_side_by_side() -> None:
+    rows = strategy_rows(results())
+    assert [(row.world_size, row.strategy) for row in rows] == [
+        (1, "ddp"), (2, "ddp"), (2, "fsdp"),
+    ]  # fmt: skip
+    assert strategy_rows([]) == ()
+
+
+def test_figures_of_a_strategy() -> None:
+    row = row_of("fsdp", 2)
+    assert row.versus_first == 0.75
+    assert math.isnan(row.efficiency)  # it has no other world size of its own
+    assert row.step_spread == pytest.approx(4 / 133.3)
+    assert (row.exposed_ms, row.exposed_share) == (30.0, 0.3)
+    assert row.training_bytes == 500_000_000
+    assert [op.op for op in row.operations] == ["all_gather_into_tensor", "reduce_scatter_tensor"]
+    gathered, scattered = row.operations
+    # 80 calls and 160 MB on 2 ranks in 10 steps each.
+    assert (gathered.calls, gathered.size_bytes) == (4.0, 8_000_000)
+    assert gathered.phase == "forward + backward"
+    assert gathered.overlapped == 0.75
+    assert math.isnan(scattered.overlapped)
+
+
+def test_a_world_size_without_the_first_strategy_has_no_comparison() -> None:
+    alone = [results()[1], results()[0]]
+    (row,) = (row for row in strategy_rows(alone) if row.world_size == 1)
+    assert math.isnan(row.versus_first)
+
+
+def test_kinds_of_one_operation_are_added_up() -> None:
+    kinds = (collective(), collective(group="7"))
+    times = (TimeInFlight("all_reduce", 1.0),)
+    result = run_result(
+        world(2, collectives=kinds, times_in_flight=times), context=context(strategy="ddp")
+    )
+    ((operation,),) = (row.operations for row in strategy_rows([result]))
+    assert (operation.calls, operation.size_bytes) == (2.0, 8_000_000)
+    assert (operation.in_flight_ms, operation.exposed_ms) == (1.0, 11.0)
+    assert operation.overlapped == 0.0  # never less
+
+
+def rendered() -> str:
+    found = results()
+    places = [Path("run/ddp"), Path("run/fsdp")]
+    return render(dict(zip(places, found, strict=True)), strategy_rows(found), 100)
+
+
+def test_the_table_is_as_it_was() -> None:
+    # After a wanted change: python -m tests.unit.analysis.test_strategies > GOLDEN
+    assert rendered() == GOLDEN.read_text()
+
+
+def test_what_to_know_of_each_strategy_is_said() -> None:
+    ddp, fsdp = results()
+    remark = "More threads than cores at 2 ranks."
+    found = [ddp, replace(fsdp, remarks=(remark,))]
+    places = [Path("run/ddp"), Path("run/fsdp")]
+    text = render(dict(zip(places, found, strict=True)), strategy_rows(found), 100)
+    assert f"* fsdp: {remark}\n" in text
+    assert f"ddp: {remark}" not in text
+
+
+def test_the_setup_counts_cores_and_not_their_threads() -> None:
+    machine = {"usable_cpu_count": 8, "usable_core_count": 4, "cpu_model": "x"}
+    assert setup_text(context(machine=machine)).endswith("4 usable cores (x)")
+
+
+def test_the_setup_names_what_is_not_usual() -> None:
+    assert setup_text(context()).startswith("weak scaling, backend gloo")
+    assert setup_text(context(strategy="ddp", training={})) == setup_text(context())
+    chosen = {"accumulate": 4, "checkpoint_activations": True}
+    text = setup_text(context(strategy="fsdp", training=chosen))
+    assert text.startswith("weak scaling, strategy fsdp, accumulate 4, checkpoint activations, ")
+
+
+def test_the_json_and_its_description() -> None:
+    found = results()
+    document = json.loads(render_strategies(found, strategy_rows(found), [None, None]))
+    assert document.keys() == {"schema_version", "strategies", "results"}
+    assert [run["context"]["strategy"] for run in document["results"]] == ["ddp", "fsdp"]
+    rows = document["strategies"]
+    assert rows[2]["operations"][0]["overlapped"] == 0.75
+    assert rows[2]["operations"][1]["overlapped"] is None
+    names = {name for row in rows for name in row}
+    names |= {name for row in rows for operation in row["operations"] for name in operation}
+    text = (ROOT / "docs/strategies.md").read_text().split("## The JSON result", 1)[1]
+    assert names <= set(re.findall(r"`([a-z0-9_]+)`", text))
+
+
+if __name__ == "__main__":
+    print(rendered(), end="")

@@ -1,0 +1,182 @@
+"""What a step is bound by, in words: each part in turn, and nothing where it cannot be said."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from commprof.analysis.late.stragglers import LateRank
+from commprof.analysis.step.mean_step import stalled
+from commprof.analysis.verdict import Verdict, verdict
+from commprof.analysis.world import WorldResult
+from tests.support.builders.details import detail
+from tests.support.builders.results import context, parts, run_result, world
+
+
+def of(ranks: int = 2, **measured: object) -> Verdict:
+    found = verdict(run_result(world(ranks)), [detail(ranks, **measured)])
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize(
+    ("measured", "part"),
+    [
+        ({"forward": 20, "backward": 40, "wire": 30}, "compute"),
+        ({"backward": 30, "wait": 50, "wire": 10}, "communication"),
+        # Neither waiting nor transfer is larger than compute; both together are.
+        ({"backward": 44, "wait": 11.2, "wire": 40.9}, "communication"),
+        ({"backward": 30, "wait": math.nan, "wire": math.nan, "exposed": 60}, "communication"),
+        ({"backward": 20, "wait": 10, "wire": 10, "exposed": 70}, "communication"),
+        ({"backward": 30, "data": 60}, "data"),
+        ({"backward": 30, "optimizer": 60}, "optimizer"),
+        ({"backward": 30}, "other"),
+    ],
+)
+def test_the_largest_part_binds(measured: dict[str, float], part: str) -> None:
+    found = of(**measured)
+    assert found.bindings[0].part == part
+    assert found.headline.startswith("At 2 ranks the step is bound by ")
+
+
+def test_communication_is_one_part_and_its_own_parts_stand_beside_it() -> None:
+    assert of(backward=44, wait=11.2, wire=40.9).headline == (
+        "At 2 ranks the step is bound by communication: 52.1% of the mean step of 100 ms (40.9% "
+        "data transfer, 11.2% waiting for the last rank)."
+    )
+    unknown = of(backward=30, wait=math.nan, wire=math.nan, exposed=60).headline
+    assert unknown.endswith("bound by communication: 60.0% of the mean step of 100 ms.")
+    assert "50.0% not attributed" in of(backward=20, wait=10, wire=10, exposed=70).headline
+
+
+def test_parts_that_take_turns_are_not_told_apart() -> None:
+    turns = np.where(np.arange(20) % 2 == 0, 60.0, 30.0)
+    found = of(backward=turns, wire=90 - turns)
+    assert found.bindings[0].part is None
+    assert found.headline == (
+        "At 2 ranks the step is limited about equally by compute (forward and backward) (45.0%) "
+        "and communication (45.0%)."
+    )
+
+
+def test_parts_that_one_step_decides_are_not_called_equal() -> None:
+    burst = np.where(np.arange(20) == 7, 700.0, 5.0)
+    found = of(backward=20, wire=burst, step=100 + burst)
+    assert found.bindings[0].part is None
+    assert found.headline.startswith("At 2 ranks the largest parts of the step are code outside")
+
+
+def test_one_step_that_hung_makes_no_verdict() -> None:
+    hang = np.where(np.arange(20) == 7, 25_000.0, 5.0)
+    step = detail(2, backward=60, wait=hang, step=95 + hang)
+    found = verdict(run_result(world(2, stalled_steps=((7, 25_095.0),))), [step])
+    assert found is not None
+    assert found.headline == (
+        "At 2 ranks the step is bound by compute (forward and backward): 60.0% of the mean step of "
+        "100 ms."
+    )
+    assert found.sentences[0].startswith("This is without step 7 (25.1 s), which is more than ten")
+    assert "communication in 5.0% of the mean step" in found.sentences[1]
+    assert found.next_step.command == ""
+
+
+@pytest.mark.parametrize(("steps", "hung", "left_out"), [(20, 1, 1), (60, 3, 3), (60, 4, 0)])
+def test_steps_that_hang_often_are_the_jobs_way(steps: int, hung: int, left_out: int) -> None:
+    assert stalled(np.where(np.arange(steps) < hung, 2000.0, 100.0)).sum() == left_out
+
+
+def test_exposed_time_is_named_as_the_ceiling() -> None:
+    text = " ".join(of(backward=60, wait=10, wire=20, hidden=12.5).sentences)
+    # 30 ms of 100: 10 waiting and 20 in transfer; 12.5 hidden.
+    assert "in 30.0% of the mean step: 10.0% for the last rank, 20.0% for the transfer. " in text
+    assert "all else equal, a step would be at most 30.0% (30 ms) shorter" in text
+    assert "12.5 ms of communication ran beside other work" in text
+    assert "No single rank stands out as the one that the others wait for." in text
+
+
+def test_the_late_rank_is_named() -> None:
+    late = LateRank(1, 8e6, 0.9, 0.001, 9, 10, 0.1, "data", 0.8)
+    found = verdict(run_result(world(2, late_rank=late)), [detail(2, wait=60)])
+    assert found is not None
+    text = " ".join(found.sentences)
+    assert "wait for rank 1, which falls behind in the data phase: 8 ms per step" in text
+
+
+def test_a_rank_that_did_not_run_is_named_so() -> None:
+    late = LateRank(1, 8e6, 0.9, 0.001, 9, 10, 0.1, "host pause", 0.8)
+    found = verdict(run_result(world(2, late_rank=late)), [detail(2, wait=60)])
+    assert found is not None
+    text = " ".join(found.sentences)
+    assert (
+        "wait for rank 1, which falls behind because its process did not run (host pause): 8 ms per"
+        in text
+    )
+
+
+def test_the_growth_of_the_step_is_shared_out() -> None:
+    result = run_result(world(1), world(2, samples_per_s=150.0))
+    found = verdict(result, [detail(1, backward=60), detail(2, backward=85, wire=25, step=150)])
+    assert found is not None
+    # 50 ms more: backward 25, transfer 25.
+    assert found.sentences[-1] == (
+        "From 1 to 2 ranks the throughput grew 1.50 times, 75% of the ideal. A step is 50 ms "
+        "longer than with ideal scaling: +25 ms compute, +25 ms data transfer."
+    )
+
+
+def test_under_strong_scaling_the_ideal_step_is_shorter() -> None:
+    result = run_result(world(1), world(2, samples_per_s=100.0), context=context(scaling="strong"))
+    found = verdict(result, [detail(1, backward=60), detail(2, backward=60)])
+    assert found is not None
+    assert found.sentences[-1].endswith("ideal scaling: +30 ms compute, +20 ms other.")
+
+
+def test_a_script_s_growth_is_not_shared_out() -> None:
+    about = context()
+    del about["scaling"]
+    result = run_result(world(1), world(2, samples_per_s=150.0), context=about)
+    found = verdict(result, [detail(1), detail(2, backward=60)])
+    assert found is not None
+    assert found.sentences[-1].endswith("75% of the ideal.")
+
+
+TWO_CORES = context(machine={"usable_cpu_count": 2, "cpu_model": "x"})
+
+
+def about(*worlds: WorldResult) -> Verdict:
+    details = [detail(world.world_size, backward=60, wire=30) for world in worlds]
+    found = verdict(run_result(*worlds, context=TWO_CORES), details)
+    assert found is not None
+    return found
+
+
+def test_the_largest_world_size_with_a_core_for_each_is_judged() -> None:
+    found = about(world(1), world(2), world(4), world(8))
+    assert found.world_size == 2
+    assert found.headline.startswith("At 2 ranks ")
+    assert found.sentences[0] == (
+        "This is about 2 ranks, the largest world size with a core for each thread: 4 and 8 ranks "
+        "run more threads than the 2 usable cores."
+    )
+    assert "From 1 to 2 ranks" in found.sentences[-1]
+
+
+def test_without_one_the_largest_is_judged() -> None:
+    assert about(world(1), world(4), world(8)).world_size == 8
+
+
+def test_cores_are_spoken_of_by_run_delay_alone() -> None:
+    # 3 of 30 ms exposed, and none: the ranks may as well have slept.
+    lacking = about(world(4, parts=parts(no_core_ms=3.0)))
+    assert lacking.sentences[0] == (
+        "Ranks waited for CPU cores: 10.0% of the exposed time was spent ready to run without one. "
+        "The other parts may hold such time too, which is not measured in them."
+    )
+    asleep = about(world(4, parts=parts(no_core_ms=0.0)))
+    assert "core" not in " ".join([*asleep.sentences, asleep.next_step.advice])
+
+
+def test_nothing_is_said_without_figures() -> None:
+    assert verdict(run_result(), []) is None

@@ -1,0 +1,332 @@
+"""One world size as figures, from traces and the training loop's own accounts."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from commprof.analysis.run import analyse_run
+from commprof.analysis.world import analyse_world
+from commprof.errors import CommprofError
+from commprof.trace.schema import Phase
+from tests.support.builders.results import context
+from tests.support.builders.traces import MS, Rank, world_run
+
+BUCKETS = 3
+
+
+def rank_of(rank: int, world_size: int, steps: int, late_ms: int = 0, **metadata: object) -> Rank:
+    """Steps of 100 ms: data 10, forward 20, backward to 90, of that 20 in its finalisation.
+
+    The three buckets are issued at 40, 50 and 60 and done at 45, 55 and 80; the finalisation
+    only waits, from 60 to 80. `late_ms`: this rank issues the last bucket so much later.
+    """
+    made = Rank(rank, world_size, steps=steps, **metadata)
+    for step in range(steps):
+        at = 100 * MS * step
+        made.step(at, at + 100 * MS)
+        made.phase(Phase.DATA, at, at + 10 * MS)
+        made.phase(Phase.FORWARD, at + 10 * MS, at + 30 * MS)
+        made.phase(Phase.BACKWARD, at + 30 * MS, at + 90 * MS)
+        for bucket, (issue, end) in enumerate(((40, 45), (50, 55), (60, 80))):
+            late = late_ms if bucket == 2 else 0
+            made.collective(
+                BUCKETS * step + bucket,
+                at + (issue + late) * MS,
+                at + end * MS,
+                bytes=1000,
+                graph_task=step,
+            )
+        begin = at + (60 + late_ms) * MS
+        made.finalize(begin, at + 80 * MS, cpu=0, run_delay=2 * MS, graph_task=step)
+    return made
+
+
+def test_the_figures_of_a_world() -> None:
+    run = world_run([rank_of(0, 2, 12), rank_of(1, 2, 12, late_ms=15)])
+    result = analyse_world(run)
+    assert result is not None
+    assert (result.steps, result.warmup_steps, result.measured_steps) == (12, 1, 11)
+    assert (result.step_median_ms, result.step_p95_ms) == (100.0, 100.0)
+    assert result.step_quartiles_ms == (100.0, 100.0)
+    # 2 ranks, 10 samples per step, 0.1 s per step.
+    assert result.samples_per_s == pytest.approx(200.0)
+    first, second = (rank.parts for rank in result.ranks)
+    # Rank 0 waits [60, 80] and rank 1 arrives at 75; rank 1 waits [75, 80] for the wire.
+    assert (first.exposed_ms, first.wait_ms, first.wire_ms) == pytest.approx((20, 15, 5))
+    assert (second.exposed_ms, second.wait_ms, second.wire_ms) == pytest.approx((5, 0, 5))
+    assert (first.backward_ms, second.backward_ms) == pytest.approx((40, 55))
+    # In flight: 5 + 5 + 20 for the first; 5 + 5 + 5 for the second.
+    assert (first.hidden_ms, second.hidden_ms) == pytest.approx((10, 10))
+    assert result.parts.exposed_ms == pytest.approx(12.5)
+    assert result.parts.no_core_ms == pytest.approx(2.0)
+    assert result.parts.other_ms == pytest.approx(10.0)
+    # Own work 80 and 95 ms: 95 / 87.5.
+    assert result.imbalance == pytest.approx(95 / 87.5 - 1)
+    assert result.late_rank is not None
+    assert (result.late_rank.rank, result.late_rank.wait_ns) == (1, pytest.approx(15 * MS))
+    # 1 step mark, 3 phases, 3 issues, 3 ends, 2 of the finalisation.
+    assert result.records_per_step == 12
+    assert result.record_cost_ns == 50.0
+    assert result.missing_ranks == result.problems == ()
+    assert result.clocks_shared
+
+
+def test_the_parts_of_every_rank_and_of_their_mean_add_up() -> None:
+    result = analyse_world(world_run([rank_of(rank, 3, 7, late_ms=3 * rank) for rank in range(3)]))
+    assert result is not None
+    for part in (result.parts, *(rank.parts for rank in result.ranks)):
+        values = dataclasses.asdict(part)
+        names = ("data", "forward", "backward", "exposed", "optimizer", "other")
+        assert sum(values[f"{name}_ms"] for name in names) == pytest.approx(part.step_ms, abs=1e-6)
+        assert part.wait_ms + part.wire_ms == pytest.approx(part.exposed_ms, abs=1e-6)
+
+
+def test_steps_are_as_long_as_on_the_slowest_rank() -> None:
+    first, second = Rank(0, 2, steps=5), Rank(1, 2, steps=5)
+    for step in range(5):
+        first.step(100 * MS * step, 100 * MS * (step + 1))
+    for begin, end in ((0, 95), (95, 204), (204, 295), (295, 404), (404, 500)):
+        second.step(begin * MS, end * MS)
+    result = analyse_world(world_run([first, second]))
+    assert result is not None
+    # After the first: 109, 100, 109, 100 on the slower rank; 400 and 405 in all.
+    assert result.step_median_ms == 104.5
+    assert result.samples_per_s == pytest.approx(2 * 4 * 10 / 0.405)
+
+
+def test_a_world_of_one() -> None:
+    result = analyse_world(world_run([rank_of(0, 1, 6)]))
+    assert result is not None
+    assert (result.late_rank, result.imbalance) == (None, 0.0)
+    assert (result.parts.wait_ms, result.parts.wire_ms) == pytest.approx((0.0, 20.0))
+
+
+def test_the_steps_of_the_overhead_block_are_in_no_figure() -> None:
+    rank = rank_of(0, 1, 6)
+    rank.metadata["job"] = {"steps": 6}
+    rank.step(600 * MS, 2000 * MS)
+    samples = [["off_a", 100.0], ["on", 110.0], ["off_b", 100.0], ["on", 110.0]] * 2
+    result = analyse_world(world_run([rank], overhead=samples))
+    assert result is not None
+    assert (result.steps, result.step_p95_ms) == (6, 100.0)
+    assert result.overhead is not None
+    assert result.overhead.on_over_off.value == pytest.approx(1.1)
+
+
+def test_the_overhead_block_is_as_long_as_on_the_slowest_rank() -> None:
+    run = world_run([rank_of(rank, 2, 3) for rank in range(2)])
+    run.results[0]["overhead"] = [["on", 1.0], ["off_a", 5.0]]
+    run.results[1]["overhead"] = [["on", 3.0], ["off_a", 4.0]]
+    result = analyse_world(run)
+    assert result is not None
+    assert result.overhead_samples == (("on", 3.0), ("off_a", 5.0))
+
+
+def test_a_missing_rank_leaves_the_split_unknown_and_the_rest_as_it_is() -> None:
+    result = analyse_world(world_run([rank_of(0, 3, 6), rank_of(2, 3, 6)], world_size=3))
+    assert result is not None
+    assert result.missing_ranks == (1,)
+    assert math.isnan(result.parts.wait_ms)
+    assert math.isnan(result.parts.wire_ms)
+    assert math.isnan(result.samples_per_s)
+    assert result.parts.exposed_ms == pytest.approx(20.0)
+    assert result.late_rank is None
+
+
+def test_samples_of_a_rank_without_a_trace_come_from_its_account() -> None:
+    run = world_run([rank_of(rank, 4, 6) for rank in range(4)])
+    whole = analyse_world(run)
+    del run.traces[1], run.traces[3]
+    damaged = analyse_world(run)
+    assert whole is not None
+    assert damaged is not None
+    assert damaged.missing_ranks == (1, 3)
+    assert damaged.samples_per_s == pytest.approx(whole.samples_per_s) == pytest.approx(400)
+    del run.results[3]
+    lost = analyse_world(run)
+    assert lost is not None
+    assert math.isnan(lost.samples_per_s)
+    assert lost.samples_source == ""
+
+
+def test_a_damaged_trace_leaves_its_rank_s_account(tmp_path: Path) -> None:
+    ranks = [rank_of(rank, 2, 6) for rank in range(2)]
+    write_run(tmp_path, ranks, world_sizes=[2])
+    (tmp_path / "world_2" / "rank_1.trace").write_bytes(b"nonsense")
+    (damaged,) = analyse_run(tmp_path).worlds
+    assert damaged.missing_ranks == (1,)
+    assert damaged.samples_per_s == pytest.approx(200)
+
+
+def test_a_rank_without_its_own_account_has_no_samples_and_no_loss() -> None:
+    run = world_run([rank_of(rank, 2, 6) for rank in range(2)])
+    del run.results[1]
+    result = analyse_world(run)
+    assert result is not None
+    assert math.isnan(result.samples_per_s)
+    assert math.isnan(result.average_loss)
+    assert result.parts.exposed_ms == pytest.approx(20.0)
+
+
+def test_a_rank_that_ended_early_limits_the_steps() -> None:
+    ranks = [rank_of(0, 2, 12), rank_of(1, 2, 8)]
+    ranks[1].metadata["job"] = {"steps": 12}
+    run = world_run(ranks)
+    del run.results[1]
+    result = analyse_world(run)
+    assert result is not None
+    assert result.steps == 8
+
+
+def test_clocks_that_are_not_common_are_not_compared() -> None:
+    ranks = [rank_of(rank, 2, 12, boot_id=f"boot {rank}") for rank in range(2)]
+    result = analyse_world(world_run(ranks))
+    assert result is not None
+    assert not result.clocks_shared
+    assert math.isnan(result.clock_error_us)
+    assert result.late_rank is None
+    assert math.isnan(result.parts.wait_ms)
+    assert result.parts.exposed_ms == pytest.approx(20.0)
+
+
+def test_clocks_that_were_compared_give_the_same_figures_and_their_error() -> None:
+    ranks = [rank_of(rank, 2, 12) for rank in range(2)]
+    one_clock = analyse_world(world_run(ranks))
+    ranks = [rank_of(rank, 2, 12, boot_id=f"boot {rank}") for rank in range(2)]
+    for at in (0, 3600_000 * MS):  # both clocks show the same, and do not drift
+        ranks[1].clock(at, 0, 7_000)
+    compared = analyse_world(world_run(ranks))
+    assert one_clock is not None
+    assert compared is not None
+    assert compared.clocks_shared
+    assert (one_clock.clock_error_us, compared.clock_error_us) == (0.0, pytest.approx(7.0))
+    assert dataclasses.replace(compared, clock_error_us=0.0, host_links=None) == one_clock
+
+
+def test_dropped_records_are_counted_over_the_ranks() -> None:
+    result = analyse_world(world_run([Rank(rank, 2, steps=1, dropped=3) for rank in range(2)]))
+    assert result is not None
+    assert result.dropped_records == 6
+
+
+def test_the_loop_s_own_clock_is_held_against_the_trace() -> None:
+    run = world_run([rank_of(0, 1, 6)])
+    run.results[0]["step_ns"] = [99 * MS] * 6
+    result = analyse_world(run)
+    assert result is not None
+    (check,) = (check for check in result.cross_checks if check.name == "loop_clock")
+    # The five measured steps.
+    assert (check.ours, check.other, check.agrees) == (0.5, pytest.approx(0.495), False)
+
+
+def test_no_rank_left_a_trace() -> None:
+    assert analyse_world(world_run([], world_size=2)) is None
+
+
+def test_no_step_was_completed() -> None:
+    result = analyse_world(world_run([Rank(rank, 2, steps=4) for rank in range(2)]))
+    assert result is not None
+    assert result.measured_steps == 0
+    assert math.isnan(result.step_median_ms)
+
+
+def test_eight_ranks_are_analysed_in_time() -> None:
+    run = world_run([_long(rank, 8, steps=200, buckets=12) for rank in range(8)])
+    begin = time.perf_counter()
+    result = analyse_world(run)
+    assert time.perf_counter() - begin < 2
+    assert result is not None
+    assert result.measured_steps >= 100
+
+
+def test_a_long_run_of_one_rank_is_analysed_in_time() -> None:
+    run = world_run([_long(0, 1, steps=20_000, buckets=4)])
+    begin = time.perf_counter()
+    result = analyse_world(run)
+    assert time.perf_counter() - begin < 10
+    assert result is not None
+    assert result.steps == 20_000
+
+
+def _long(rank: int, world_size: int, steps: int, buckets: int) -> Rank:
+    made = Rank(rank, world_size, steps=steps)
+    for step in range(steps):
+        at = MS * step
+        made.step(at, at + MS)
+        made.phase(Phase.BACKWARD, at, at + 900_000)
+        for bucket in range(buckets):
+            made.collective(
+                buckets * step + bucket,
+                at + 1000 * bucket + 10 * rank,
+                at + 400_000 + 1000 * bucket,
+                bytes=1000,
+                graph_task=step,
+            )
+        made.finalize(at + 300_000, at + 900_000, cpu=300_000, graph_task=step)
+    return made
+
+
+def write_run(path: Path, ranks: list[Rank], **values: object) -> None:
+    """A run directory with one finished world size, these ranks'."""
+    world = path / f"world_{len(ranks)}"
+    world.mkdir()
+    for rank in ranks:
+        rank.write(world / f"rank_{rank.rank}.trace")
+        (world / f"rank_{rank.rank}.json").write_text(json.dumps(rank.result()))
+    (path / "run.json").write_text(json.dumps(context(**values)))
+
+
+def test_a_run_directory_is_read_and_scaled(tmp_path: Path) -> None:
+    write_run(tmp_path, [rank_of(0, 1, 12)], world_sizes=[1])
+    run = analyse_run(tmp_path)
+    assert [world.world_size for world in run.worlds] == [1]
+    assert math.isnan(run.scaling[0].efficiency)
+    assert run.failures == ()
+    assert run.worlds[0].parts.exposed_ms == pytest.approx(20.0)
+
+
+def test_world_sizes_without_figures_are_named(tmp_path: Path) -> None:
+    write_run(
+        tmp_path,
+        [Rank(rank, 2, steps=3) for rank in range(2)],
+        world_sizes=[1, 2, 4],
+        errors={"4": "rank 3 failed"},
+    )
+    run = analyse_run(tmp_path)
+    assert run.worlds == run.scaling == run.remarks == ()
+    assert run.failures == (
+        (1, "did not run to its end"),
+        (2, "no step was recorded by all ranks"),
+        (4, "rank 3 failed"),
+    )
+
+
+def test_a_failed_world_size_is_named_and_what_it_recorded_is_shown(tmp_path: Path) -> None:
+    write_run(tmp_path, [rank_of(0, 1, 5)], world_sizes=[1], errors={"1": "interrupted"})
+    run = analyse_run(tmp_path)
+    assert [world.steps for world in run.worlds] == [5]
+    assert run.failures == ((1, "interrupted"),)
+
+
+def test_a_directory_of_something_else_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CommprofError, match="holds neither"):
+        analyse_run(tmp_path)
+    (tmp_path / "run.json").write_text("{}")
+    with pytest.raises(CommprofError, match=r"run\.json"):
+        analyse_run(tmp_path)
+
+
+def test_random_schedules_of_many_steps_have_finite_figures() -> None:
+    from tests.support.builders.random_run import RandomRun
+
+    for seed in range(20):
+        result = analyse_world(world_run(RandomRun(seed).ranks))
+        assert result is not None
+        assert np.isfinite(list(dataclasses.asdict(result.parts).values())).all()

@@ -1,0 +1,345 @@
+"""A run's timeline: lanes, arrows, clocks, and what is left out."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from commprof.analysis.align.device_timeline import on_device_timeline
+from commprof.analysis.timeline.lanes import assign_lanes
+from commprof.analysis.timeline.overview import overview
+from commprof.analysis.timeline.rank import rank_timeline
+from commprof.commands import main
+from commprof.errors import CommprofError
+from commprof.report.export import chrome_trace
+from commprof.trace import columns
+from commprof.trace.schema import Phase
+from tests.support.builders.random_run import RandomRun
+from tests.support.builders.results import context
+from tests.support.builders.run_directories import write_strategies
+from tests.support.builders.traces import MS, Rank
+from tests.unit.analysis.align.test_device_timeline import two_steps
+
+Event = dict[str, Any]
+
+
+def save(ranks: list[Rank], directory: Path) -> Path:
+    """The traces of a job, as commprof.profile() leaves them."""
+    for rank in ranks:
+        rank.write(directory / f"rank_{rank.rank}.trace")
+    return directory
+
+
+def trace_of(run: Path, *arguments: str) -> dict[str, Any]:
+    """What `commprof trace` writes."""
+    output = run / "trace.json"
+    assert main(["trace", str(run), "-o", str(output), "--force", *arguments]) == 0
+    value: dict[str, Any] = json.loads(output.read_text())
+    return value
+
+
+def events_of(run: Path, *arguments: str) -> list[Event]:
+    return list(trace_of(run, *arguments)["traceEvents"])
+
+
+def slices(events: list[Event], kind: str, rank: int | None = None) -> list[Event]:
+    return [e for e in events if e["ph"] == "X" and e["cat"] == kind and rank in (None, e["pid"])]
+
+
+def two_ranks(**values: Any) -> list[Rank]:
+    """Rank 1 comes 4 ms late to the second of two collectives that overlap."""
+    ranks = [Rank(0, 2, **values), Rank(1, 2, **values)]
+    for rank, late in zip(ranks, (0, 4 * MS), strict=True):
+        rank.phase(Phase.FORWARD, 1 * MS, 2 * MS)
+        rank.collective(0, 2 * MS, 9 * MS, bytes=1_000_000)
+        op_id = rank.collective(1, 3 * MS + late, 10 * MS, bytes=2_000_000)
+        rank.wait(op_id, 8 * MS, 10 * MS)
+        rank.step(0, 11 * MS)
+    return ranks
+
+
+def test_lanes_are_as_many_as_spans_at_one_moment() -> None:
+    begin = np.array([0, 0, 5, 10, 10, 12])
+    end = np.array([10, 6, 7, 20, 10, 13])
+    assert assign_lanes(begin, end).tolist() == [1, 0, 2, 1, 0, 0]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_no_two_spans_of_a_lane_overlap(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    begin = rng.integers(0, 1000, 300)
+    end = begin + rng.integers(0, 60, 300)
+    lanes = assign_lanes(begin, end)
+    for lane in range(lanes.max() + 1):
+        rows = np.flatnonzero(lanes == lane)
+        rows = rows[np.lexsort((end[rows], begin[rows]))]
+        assert (np.maximum(end[rows], begin[rows] + 1)[:-1] <= begin[rows][1:]).all()
+    moments = [int(((begin <= t) & (np.maximum(end, begin + 1) > t)).sum()) for t in begin]
+    assert lanes.max() + 1 == max(moments)
+
+
+def test_pauses_of_the_process_are_slices(tmp_path: Path) -> None:
+    ranks = two_ranks()
+    ranks[1].pause(4 * MS, 6 * MS)
+    events = events_of(save(ranks, tmp_path))
+    (pause,) = slices(events, "host pauses")
+    assert (pause["pid"], pause["name"]) == (1, "host pause")
+    assert (pause["ts"], pause["dur"]) == (4000, 2000)
+
+
+def test_every_kind_of_slice_is_there(tmp_path: Path) -> None:
+    events = events_of(save(two_ranks(), tmp_path))
+    (step,) = slices(events, "steps (declared)", 1)
+    assert (step["name"], step["ts"], step["dur"]) == ("step 0", 0, 11_000)
+    (phase,) = slices(events, "phases", 0)
+    assert (phase["name"], phase["ts"], phase["dur"]) == ("forward", 1000, 1000)
+    (waited,) = slices(events, "exposed", 0)
+    assert waited["name"] == "exposed: all_reduce"
+    assert waited["args"] == {
+        "waited_us": 2000,
+        "for_last_rank_us": 0,
+        "on_wire_us": 2000,
+        "last_rank": 1,
+    }
+    first, second = slices(events, "collectives in flight", 0)
+    assert (first["name"], second["name"]) == ("all_reduce 1 MB", "all_reduce 2 MB")
+    assert first["tid"] != second["tid"]
+    assert second["args"]["seq"] == 1
+    assert second["args"]["until_last_rank_us"] == 4000
+    assert second["args"]["after_last_rank_us"] == 3000
+    assert second["args"]["last_rank"] == 1
+
+
+def test_arrows_lead_from_the_last_rank_to_those_that_waited(tmp_path: Path) -> None:
+    events = events_of(save(two_ranks(), tmp_path))
+    sent = {e["id"]: e for e in events if e["ph"] == "s"}
+    received = {e["id"]: e for e in events if e["ph"] == "f"}
+    assert sent.keys() == received.keys()
+    (number,) = [n for n, e in sent.items() if e["ts"] == 7000]
+    assert (sent[number]["pid"], received[number]["pid"]) == (1, 0)
+    assert received[number]["ts"] == 7000.001  # within what follows in rank 0
+    assert received[number]["bp"] == "e"
+    wire = [(e["pid"], e["ts"], e["dur"]) for e in slices(events, "wire")]
+    assert (0, 7000, 3000) in wire
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_random_runs_keep_their_shape(seed: int, tmp_path: Path) -> None:
+    run = RandomRun(seed)
+    events = events_of(save(run.ranks, tmp_path))
+    by_lane: dict[tuple[int, int], list[Event]] = {}
+    for event in events:
+        if event["ph"] == "X" and event["cat"] != "wire":
+            by_lane.setdefault((event["pid"], event["tid"]), []).append(event)
+    for lane in by_lane.values():
+        lane.sort(key=lambda e: (e["ts"], e["dur"]))
+        for one, other in pairwise(lane):
+            assert one["ts"] + one["dur"] <= other["ts"] + 1e-6
+    named = {(e["pid"], e["tid"]) for e in events if e["name"] == "thread_name"}
+    assert set(by_lane) <= named
+    collectives = sum(
+        len(rank.trace().records[rank.trace().records["kind"] == 3]) for rank in run.ranks
+    )
+    assert len(slices(events, "collectives in flight")) == collectives
+    sent = {e["id"]: e for e in events if e["ph"] == "s"}
+    received = {e["id"]: e for e in events if e["ph"] == "f"}
+    assert sent.keys() == received.keys()
+    assert all(sent[n]["ts"] < received[n]["ts"] for n in sent)
+    for arrow in (*sent.values(), *received.values()):
+        assert any(
+            e["ts"] <= arrow["ts"] < e["ts"] + e["dur"] + 1e-9
+            for e in by_lane[arrow["pid"], arrow["tid"]]
+        )
+
+
+def test_a_window_of_steps_leaves_out_the_rest(tmp_path: Path) -> None:
+    ranks = [Rank(0, 2), Rank(1, 2)]
+    for rank in ranks:
+        for step in range(5):
+            begin = step * 10 * MS
+            rank.collective(step, begin + (1 + rank.rank) * MS, begin + 5 * MS, bytes=4)
+            rank.step(begin, begin + 10 * MS)
+    events = events_of(save(ranks, tmp_path), "--steps", "2-3")
+    assert [e["name"] for e in slices(events, "steps (declared)", 1)] == ["step 2", "step 3"]
+    assert slices(events, "steps (declared)", 0)[0]["ts"] == 0
+    assert len(slices(events, "collectives in flight")) == 4
+    assert len([e for e in events if e["ph"] == "s"]) == 2
+    assert len(slices(events_of(tmp_path, "--steps", "4"), "steps (declared)")) == 2
+
+
+def test_ranks_with_clocks_of_their_own_are_aligned(tmp_path: Path) -> None:
+    ranks = two_ranks()
+    shifted = Rank(1, 2, boot_id="elsewhere")
+    offset = 5_000_000_000
+    for at, error in ((0, 1000), (11 * MS, 1000)):
+        shifted.clock(at + offset, -offset, error)
+    shifted.collective(0, 2 * MS + offset, 9 * MS + offset, bytes=1_000_000)
+    shifted.collective(1, 7 * MS + offset, 10 * MS + offset, bytes=2_000_000)
+    shifted.step(offset, 11 * MS + offset)
+    value = trace_of(save([ranks[0], shifted], tmp_path))
+    assert value["otherData"]["clocks"] == "compared"
+    # 1 us, and 500 ppm over the 7 ms from the one comparison that counts to the last issue.
+    assert value["otherData"]["clock_error_us"] == pytest.approx(4.5)
+    (step,) = slices(value["traceEvents"], "steps (declared)", 1)
+    assert (step["ts"], step["dur"]) == (0, 11_000)
+    assert [e["ts"] for e in value["traceEvents"] if e["ph"] == "s"][-1] == 7000
+
+
+def test_clocks_that_cannot_be_compared_are_said_to_be_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ranks = [two_ranks()[0], two_ranks(boot_id="elsewhere")[1]]
+    ranks[1].metadata["clock"] = {"source": "x", "monotonic_ns": 1, "realtime_ns": 2 + 3 * MS}
+    value = trace_of(save(ranks, tmp_path))
+    assert "wall clocks stand in" in capsys.readouterr().err
+    assert value["otherData"]["clocks"] == "wall"
+    assert value["otherData"]["clock_error_us"] is None
+    assert [e for e in value["traceEvents"] if e["ph"] in "sf"] == []
+    # Rank 1's wall clock was 3 ms further when its monotonic clock showed the same.
+    assert slices(value["traceEvents"], "steps (declared)", 1)[0]["ts"] == 3000
+
+
+def test_what_did_not_complete_has_no_length(tmp_path: Path) -> None:
+    rank = Rank(0, 1)
+    rank.collective(0, 1 * MS, 0, bytes=4)
+    rank.step(0, 2 * MS)
+    (collective,) = slices(events_of(save([rank], tmp_path)), "collectives in flight")
+    assert collective["dur"] == 0
+    assert collective["args"]["completion"] == "not seen"
+
+
+def test_compressed_buckets_and_their_stages(tmp_path: Path) -> None:
+    rank = Rank(0, 1)
+    rank.compressed(3, 1000, (1 * MS, 2 * MS, 3 * MS, 4 * MS, 5 * MS, 6 * MS))
+    rank.step(0, 7 * MS)
+    events = events_of(save([rank], tmp_path))
+    (bucket,) = slices(events, "buckets")
+    assert (bucket["name"], bucket["ts"], bucket["dur"]) == ("bucket 3, 1 kB", 1000, 5000)
+    stages = slices(events, "compressor, thread 100")
+    assert [stage["name"] for stage in stages] == ["encode", "exchange", "reduce", "decode"]
+    assert stages[0]["args"] == {"scheme": "int8", "bucket": 3}
+
+
+def test_a_rank_that_is_missing_or_damaged_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ranks = [Rank(rank, 3) for rank in (0, 1)]
+    for rank in ranks:
+        rank.step(0, MS)
+    save(ranks, tmp_path)
+    (tmp_path / "rank_1.trace").write_bytes(b"COMMPROF")
+    (tmp_path / "run.json").write_text(json.dumps(context(world_sizes=[3])))
+    events = events_of(tmp_path)
+    out, err = capsys.readouterr()
+    assert "1 of 3 ranks" in out
+    assert "no trace of rank 2" in err
+    assert "rank 1 is left out" in err
+    assert {event["pid"] for event in events} == {0}
+
+
+def test_the_suffix_decides_about_compression_and_nothing_is_overwritten(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save(two_ranks(), tmp_path)
+    assert main(["trace", str(tmp_path)]) == 0
+    with gzip.open(tmp_path / "trace_2.json.gz", "rt") as file:
+        assert json.load(file)["otherData"]["world_size"] == 2
+    assert main(["trace", str(tmp_path)]) == 0  # in the place of its own
+    named = ["trace", str(tmp_path), "-o", str(tmp_path / "trace_2.json.gz")]
+    assert main(named) == 2
+    assert "--force" in capsys.readouterr().err
+    assert main([*named, "--force"]) == 0
+    assert list(tmp_path.glob("*.part")) == []
+
+
+def test_of_several_strategies_one_is_to_be_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = write_strategies(tmp_path / "run")
+    assert main(["trace", str(run)]) == 2
+    assert f"name {run}/ddp or {run}/fsdp" in capsys.readouterr().err
+    assert main(["trace", str(run / "ddp")]) == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--steps", "5-2"), "ends before it begins"),
+        (("--steps", "a"), "no range of steps"),
+        (("--steps", "7"), "no rank recorded a step from 7 to 7"),
+        (("--world-size", "4"), "those that did: 2"),
+        (("--merge", "none.json"), "none.json cannot be read"),
+        (("-o", "/proc/none/trace.json"), "cannot write"),
+    ],
+)
+def test_what_cannot_be_done_is_one_line(
+    arguments: tuple[str, ...], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save(two_ranks(), tmp_path)
+    assert main(["trace", str(tmp_path), *arguments]) != 0
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert message in err
+
+
+def test_names_from_the_run_stay_json(tmp_path: Path) -> None:
+    rank = Rank(0, 1)
+    rank.groups = {1: ('"},{"ph":"X\n\x1b[31m', 1)}
+    rank.metadata["machine"]["hostname"] = "\"</script>'\\"
+    rank.collective(0, 0, MS, bytes=4)
+    rank.step(0, MS)
+    events = events_of(save([rank], tmp_path))
+    (collective,) = slices(events, "collectives in flight")
+    assert collective["args"]["group"] in ('"},{"ph":"X\n\x1b[31m', "default_pg")
+
+
+def test_a_trace_that_grows_meanwhile_is_refused(tmp_path: Path) -> None:
+    ranks = two_ranks()
+    save(ranks, tmp_path)
+    paths = {rank: tmp_path / f"rank_{rank}.trace" for rank in (0, 1)}
+    view = overview(paths, None)
+    ranks[1].collective(2, 10 * MS, 11 * MS)
+    save(ranks, tmp_path)
+    rank_timeline(view, 0)
+    with pytest.raises(CommprofError, match="grown"):
+        rank_timeline(view, 1)
+
+
+def test_times_are_written_to_the_nanosecond() -> None:
+    texts = [chrome_trace.microseconds(t) for t in (0, 1, 999, 1000, 123456789012345678, -1, -1500)]
+    assert texts == ["0.000", "0.001", "0.999", "1.000", "123456789012345.678", "-0.001", "-1.500"]
+
+
+def test_events_are_written_as_they_come() -> None:
+    out = io.StringIO()
+
+    def endless() -> Any:
+        for number in range(3):
+            assert out.getvalue().count("\n") == max(1, number)  # the one before is out
+            yield json.dumps({"number": number})
+
+    assert chrome_trace.write(out, {"a": 1}, endless()) == 3
+    value = json.loads(out.getvalue())
+    assert [event["number"] for event in value["traceEvents"]] == [0, 1, 2]
+    assert value["otherData"] == {"a": 1}
+
+
+def test_on_a_gpu_the_slices_are_the_devices(tmp_path: Path) -> None:
+    rank = two_steps()
+    table = columns.steps(on_device_timeline(rank.trace()))
+    rank.write(tmp_path / "rank_0.trace")
+    events = events_of(tmp_path)
+    begin_ns = json.loads((tmp_path / "trace.json").read_text())["otherData"]["begin_monotonic_ns"]
+    found = [(e["ts"], e["dur"]) for e in slices(events, "steps (declared)")]
+    assert found == [
+        pytest.approx(((begin - begin_ns) / 1e3, (end - begin) / 1e3))
+        for begin, end in zip(table.begin_ns.tolist(), table.end_ns.tolist(), strict=True)
+    ]
+    assert slices(events, "exposed")

@@ -1,0 +1,237 @@
+"""How the audit reads numbers, headers and files that are no reports."""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from pathlib import Path
+
+import pytest
+
+from commprof.audit.figure import Span, exact, parse_figure
+from commprof.audit.quantities import classify, parse_ranks
+from commprof.commands import main
+
+
+@pytest.mark.parametrize(
+    ("text", "low", "value", "high"),
+    [
+        ("1.78", 1.775, 1.78, 1.79),
+        ("97.8%", 0.9775, 0.978, 0.979),
+        ("1,150", 1145, 1150, 1160),
+        ("104,960", 104955, 104960, 104970),
+        ("100", 99.5, 100, 101),
+        ("**20.22x**", 20.215, 20.22, 20.23),
+        ("~360 img/s", 350, 360, 370),
+        ("~0.94", 0.93, 0.94, 0.95),
+        ("40-45x", 39.5, 42.5, 46),
+        ("98–111%", 0.975, 1.045, 1.12),
+        ("<1%", 0, 0.01, 0.01),
+        (">= 3", 2.5, 3, 4),  # ">=" is no sign that is known: the number is not read
+        ("≥3", 3, 3, math.inf),
+        ("62.5 ± 0.5", 61.85, 62.5, 63.2),
+        ("1.23e+03", 1225, 1230, 1240),
+        ("36.2 ms", 0.03615, 0.0362, 0.0363),
+        ("2 min", 90, 120, 180),
+        ("10K", 9500, 10000, 11000),
+        ("$0.114", 0.1135, 0.114, 0.115),
+        ("2,469.67s (41.2 min)", 2469.665, 2469.67, 2469.68),
+    ],
+)
+def test_a_figure_is_what_prints_like_it(text: str, low: float, value: float, high: float) -> None:
+    figure = parse_figure(text)
+    if text.startswith(">= "):
+        assert figure is None
+        return
+    assert figure is not None
+    assert (figure.span.low, figure.span.value, figure.span.high) == pytest.approx(
+        (low, value, high)
+    )
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "-", "n/a", "Baseline", "2026-02-09", "12:50:57", "1,5", "10.0.0.1", "-3", "9-2", "nan",
+     "inf", "1e999", "9" * 400],
+)  # fmt: skip
+def test_what_is_no_figure_is_not_guessed(text: str) -> None:
+    assert parse_figure(text) is None
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_the_value_behind_a_printed_number_is_in_its_span(seed: int) -> None:
+    value = math.exp(random.Random(seed).uniform(-12, 12))
+    for text in (f"{value:.2f}", f"{value:,.0f}", f"{value:.3g}", f"{value:.1e}", repr(value)):
+        figure = parse_figure(text)
+        assert figure is not None
+        assert figure.span.low <= value <= figure.span.high
+    cut = parse_figure(f"{math.floor(value * 10) / 10:.1f}")
+    assert cut is not None
+    assert cut.span.low <= value <= cut.span.high + 1e-9 * value
+
+
+def test_arithmetic_keeps_every_value() -> None:
+    a, b = Span(1.0, 2.0, 3.0), Span(2.0, 4.0, 5.0)
+    assert a * b == Span(2.0, 8.0, 15.0)
+    assert a / b == Span(0.2, 0.5, 1.5)
+    assert a + b == Span(3.0, 6.0, 8.0)
+    assert (a / exact(0.0)).high == math.inf
+    assert not Span(0.0, 1.0, 1.0).meets(Span(1.1, 2.0, 3.0))
+
+
+@pytest.mark.parametrize(
+    ("header", "name", "unit"),
+    [
+        ("Throughput (img/s)", "throughput", ""),
+        ("samples_per_sec", "throughput", ""),
+        ("Tokens/sec", "tokens_per_s", ""),
+        ("Throughput (tokens/s)", "tokens_per_s", ""),
+        ("Time/Iteration (ms)", "latency", "ms"),
+        ("step_time_ms", "latency", "ms"),
+        ("Speedup vs 1 GPU", "speedup", ""),
+        ("Speedup (Amdahl)", "amdahl_speedup", ""),
+        ("Parallel fraction (Amdahl)", "parallel_share", ""),
+        ("Efficiency*", "efficiency", ""),
+        ("efficiency_pct", "efficiency", "%"),
+        ("Cost Efficiency", "cost_efficiency", ""),
+        ("Batch/GPU", "rank_batch", ""),
+        ("Effective Batch", "global_batch", ""),
+        ("Batch Size", "batch", ""),
+        ("Time/Epoch", "epoch_s", ""),
+        ("total_duration_sec", "duration", "sec"),
+        ("Wall time (s)", "duration", "s"),
+        ("Price per GPU-hour", "price", ""),
+        ("Cost (8 hrs @ $3/GPU-hr)", "cost", ""),
+        ("num_batches_per_epoch", "epoch_batches", ""),
+        ("total_samples_per_rank", "rank_samples", ""),
+    ],
+)
+def test_headers_are_known_by_many_names(header: str, name: str, unit: str) -> None:
+    quantity = classify(header)
+    assert quantity is not None
+    assert (quantity.name, quantity.unit) == (name, unit)
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        "Strategy",
+        "Overhead Reduction",
+        "GPU efficiency",
+        "Throughput (GB/s)",
+        "Loss",
+        "Memory",
+        "Amdahl limit",
+        "Amdahl efficiency",
+        "Amdahl speedup (P = 0.9)",
+    ],
+)
+def test_other_headers_are_left_alone(header: str) -> None:
+    assert classify(header) is None
+
+
+def test_headers_say_what_a_time_or_a_cost_is_for() -> None:
+    found = [
+        classify(h) for h in ("Time for 10K samples", "Time to 90 Epochs", "Cost per 1,000 samples")
+    ]
+    assert [(q.per_samples, q.per_epochs) for q in found if q] == [(10000, 0), (0, 90), (1000, 0)]
+
+
+@pytest.mark.parametrize(
+    ("cell", "ranks"),
+    [("4", 4), ("**4**", 4), ("4-process", 4), ("Baseline (1 GPU)", 1), ("2P", 2),
+     ("Baseline", None), ("0", None), ("1→4 processes", None), ("123456789012", None)],
+)  # fmt: skip
+def test_world_sizes_are_read(cell: str, ranks: int | None) -> None:
+    assert parse_ranks(cell) == ranks
+
+
+def test_a_wrong_encoding_is_seen_through(tmp_path: Path) -> None:
+    path = tmp_path / "report.md"
+    path.write_text(
+        "- **1→4 processes:** 20.22× speedup (95% efficiency)\n".encode().decode("cp1252")
+    )
+    assert main(["audit", str(path)]) == 1
+
+
+GARBAGE = {
+    "empty": b"",
+    "prose": b"It scales well: see the figures.\n",
+    "binary": bytes(range(256)),
+    "nul": b"a\0b",
+    "png": b"\x89PNG\r\n\x1a\n" + bytes(100),
+    "cut json": b'{"num_processes": 2, "throughput": ',
+    "deep json": b"[" * 100_000,
+    "json without rows": b'{"a": [1, 2, {"b": 3}]}',
+    "json of strings": b'["num_processes", "4"]',
+    "table without ranks": b"| a | b |\n|---|---|\n| 1 | 2 |\n",
+    "table without figures": b"| GPUs | name |\n|---|---|\n| 1 | x |\n",
+    "csv without ranks": b"a,b\n1,2\n",
+    "long line": b"|" * 3_000_000,
+    "brackets": b"(" * 1_000_000 + b"\n" + b"a|" * 1_000_000,
+    "huge": b"GPUs,throughput\n" + b"1,2\n" * 1_100_000,
+}
+
+
+@pytest.mark.parametrize("content", GARBAGE.values(), ids=GARBAGE.keys())
+def test_what_is_no_report_ends_with_one_line(
+    content: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "report"
+    path.write_bytes(content)
+    begin = time.monotonic()
+    assert main(["audit", str(path)]) == 2
+    assert time.monotonic() - begin < 20
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.count("\n") == 1
+    assert len(err) < 500
+    assert str(path) in err
+
+
+def test_a_missing_file_and_a_directory_end_with_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for path in (tmp_path, tmp_path / "none"):
+        assert main(["audit", str(path)]) == 2
+        assert capsys.readouterr().err.count("\n") == 1
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_a_damaged_report_is_audited_or_refused(
+    seed: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rng = random.Random(seed)
+    data = Path(__file__).parents[2] / "data" / "audit"
+    text = list(rng.choice(sorted(data.glob("*.md"))).read_text())
+    for _ in range(rng.randint(1, 200)):
+        at = rng.randrange(len(text))
+        text[at : at + rng.randint(0, 5)] = rng.choice(
+            ["|", "\n", "9" * 20, "%", "-", "×", "{", "\x1b[31m", ""]
+        )
+    path = tmp_path / "report.md"
+    path.write_text("".join(text))
+    assert main(["audit", str(path)]) in (0, 1, 2)
+    out, err = capsys.readouterr()
+    assert err.count("\n") <= 1
+    assert all(line.isprintable() for line in [*out.split("\n"), *err.split("\n")])
+
+
+def test_the_command_prints_findings_and_says_so_in_its_exit_code(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.chdir(tmp_path)
+    path = Path("table.csv")
+    path.write_text("ranks,throughput,speedup\n1,100.0,1.00\n2,150.0,1.95\n")
+    assert main(["audit", str(path)]) == 1
+    assert capsys.readouterr().out == (
+        f"{path}: 1 finding in 2 comparisons of 2 rows\n\n"
+        "2 ranks: speed-up is not the ratio of the throughputs [speedup-from-throughput]\n"
+        "  stated:  speed-up 1.95 (line 3)\n"
+        "  against: throughput 150.0 (line 3) / 100.0 (line 2) = 1.5x\n"
+    )
+    path.write_text("ranks,throughput,speedup\n1,100.0,1.00\n2,150.0,1.50\n")
+    assert main(["audit", str(path)]) == 0
+    assert capsys.readouterr().out == f"{path}: no findings in 2 comparisons of 2 rows\n"

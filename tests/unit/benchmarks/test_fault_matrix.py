@@ -1,0 +1,162 @@
+"""Which faults ``benchmarks/faults.py`` tries, what it keeps of them, and what it demands."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import fault_rows, results_file
+from benchmarks import faults as matrix
+from tests.support.machines.forks import Forks
+from tests.support.machines.launcher_faults import Outcome
+
+
+def names(only: str | None) -> list[str]:
+    return [row.name for row in matrix.chosen(argparse.ArgumentParser(), only)]
+
+
+def test_every_fault_has_a_name_of_its_own() -> None:
+    found = names(None)
+    assert len(set(found)) == len(found) >= 24
+
+
+def test_faults_are_chosen_by_name_also_with_a_comma_in_it() -> None:
+    chosen = ["SIGKILL", "SIGSTOP, SIGCONT", "SIGKILL at any moment", "Ctrl-C at any moment"]
+    assert names(",".join(chosen)) == chosen
+    assert names("full disk, SIGKILL") == ["full disk", "SIGKILL"]
+
+
+@pytest.mark.parametrize("only", ["SIGKIL", "SIGKILL,", "SIGKILL,full", "SIGKILL;full disk", ""])
+def test_an_unknown_one_is_refused(only: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        names(only)
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert "--only: no fault " in said
+    assert all(name in said for name in names(None))
+
+
+def counted() -> dict[str, dict[str, Any]]:
+    """A file in which everything is as it should be."""
+    found: dict[str, dict[str, Any]] = {}
+    for row in matrix.rows():
+        tries = row.tries or 10
+        found[row.name] = {"tries": tries, "yes": [tries] * len(row.asked)}
+        if row.watched:
+            found[row.name]["watched"] = 5
+        if row.asked != fault_rows.ASKED:
+            found[row.name]["asked"] = list(row.asked)
+    return found
+
+
+def missed(found: dict[str, dict[str, Any]]) -> dict[str, str]:
+    return {one.what: one.figure for one in matrix.demands(found) if not one.met}
+
+
+def test_a_full_matrix_is_met() -> None:
+    assert missed(counted()) == {}
+
+
+def test_a_row_that_is_missing_or_was_left_out_is_missed() -> None:
+    names, found = len(matrix.rows()), counted()
+    del found["SIGKILL"]
+    found["full disk"] = {"tries": 0, "yes": [0, 0, 0], "why": "no file system can be mounted"}
+    wrong = missed(found)
+    assert wrong.pop("rows tried") == f"{names - 2} of {names}"
+    (about_watchers,) = (what for what in wrong if "watchdog and live metrics" in what)
+    watched = sum(row.watched for row in matrix.rows())
+    assert wrong.pop(about_watchers) == f"{watched - 2} of {watched}"
+    what = "full disk: training unharmed, records kept, cause named"
+    assert wrong == {what: "not tried: no file system can be mounted"}
+
+
+@pytest.mark.parametrize("name", ["SIGKILL", "10 million events"])
+def test_one_try_that_shows_harm_is_missed(name: str) -> None:
+    found = counted()
+    found[name]["yes"][-1] -= 1
+    assert len(missed(found)) == 1
+
+
+def test_tries_without_watchers_are_missed() -> None:
+    found = counted()
+    found["SIGKILL"]["watched"] = 4
+    assert len(missed(found)) == 1
+
+
+def test_events_and_damaged_directories_have_tries_of_their_own() -> None:
+    own = {row.name: row.tries for row in matrix.rows() if row.tries}
+    assert own == {"10 million events": 1, "damaged and hostile run directories": 500}
+
+
+@pytest.fixture
+def run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., tuple[dict[str, Any], list[str]]]:
+    """Runs a matrix of rows that do nothing; gives its file, and what was tried."""
+    monkeypatch.setattr(matrix, "Forks", nullcontext)
+    for module in (matrix, results_file):
+        monkeypatch.setattr(module, "about", lambda: {"git_commit": "abc"})
+    file = tmp_path / "faults.json"
+
+    def ran(
+        *only: str, good: bool = True, fails: str = "", why: str = "", fresh: bool = False
+    ) -> tuple[dict[str, Any], list[str]]:
+        tried: list[str] = []
+
+        def row(name: str) -> fault_rows.Row:
+            def try_all(_: Forks, tries: int, __: int) -> Iterator[Outcome]:
+                if name == fails:
+                    raise KeyboardInterrupt
+                tried.append(name)
+                for _number in range(tries):
+                    yield Outcome(good, True, True, "said")
+
+            return fault_rows.Row(name, lambda: why, try_all)
+
+        try:
+            assert matrix.matrix([row(name) for name in only], 3, 0, file, fresh) == 1
+        except KeyboardInterrupt:
+            assert fails
+        assert [path.name for path in tmp_path.iterdir()] == ["faults.json"]
+        return json.loads(file.read_text()), tried
+
+    return ran
+
+
+def test_a_matrix_that_is_stopped_keeps_its_rows_and_goes_on(run: Any) -> None:
+    kept, tried = run("SIGKILL", "SIGSEGV", "exception", fails="exception")
+    row = {"tries": 3, "yes": [3, 3, 3], "git_commit": "abc"}
+    assert (kept["SIGKILL"], kept["SIGSEGV"]) == (row, row)
+    kept, tried = run("SIGKILL", "SIGSEGV", "exception")
+    assert tried == ["exception"]
+    assert kept["SIGKILL"] == kept["exception"] == row
+    kept, tried = run("SIGKILL", good=False, fresh=True)
+    assert tried == ["SIGKILL"]
+    assert kept["SIGKILL"]["yes"] == [0, 3, 3]
+    assert kept["exception"] == row
+
+
+def test_what_cannot_be_tried_is_kept_with_its_reason(run: Any) -> None:
+    kept, tried = run("full disk", why="needs root")
+    assert tried == []
+    assert kept["full disk"] == {"tries": 0, "yes": [0, 0, 0], "why": "needs root"}
+    kept, tried = run("full disk")
+    assert tried == ["full disk"]
+    kept, _ = run("full disk", why="needs root", fresh=True)
+    assert kept["full disk"]["tries"] == 3
+
+
+def test_a_try_that_raises_shows_nothing_good() -> None:
+    def try_once() -> Outcome:
+        raise TimeoutError("process 7 ran on")
+
+    found = fault_rows._guarded(try_once)
+    assert isinstance(found, Outcome)
+    assert (found.unharmed, found.records_kept, found.cause_named) == (False,) * 3
+    assert "process 7 ran on" in found.complaint()

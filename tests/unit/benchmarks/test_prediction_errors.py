@@ -1,0 +1,101 @@
+"""The study of the predictions' error: what it asks for, and what the page says of its results."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import predict_error
+from benchmarks.predict_error import demands, errors, is_transformer
+from benchmarks.results_file import contexts, read_rows
+
+ROOT = Path(__file__).parents[3]
+RESULTS = ROOT / "benchmarks" / "results" / "predict_error.jsonl"
+
+
+def point(error: float, bounds: float = 0.2, **setting: Any) -> dict[str, Any]:
+    both = {"no_overlap_error": bounds, "perfect_overlap_error": -bounds}
+    return {"ranks": 4, "error": error, **both, **setting}
+
+
+@pytest.mark.parametrize(
+    ("transformer", "count", "names"),
+    [
+        (False, "each of these {} points", ("model", "no overlap", "perfect overlap")),
+        (
+            True,
+            "transformer, {} settings",
+            ("the model", "no overlap at all", "perfect overlap throughout"),
+        ),
+    ],
+)
+def test_the_page_says_what_the_file_holds(
+    transformer: bool, count: str, names: tuple[str, ...]
+) -> None:
+    rows = [row for row in read_rows(RESULTS) if is_transformer(row) == transformer]
+    page = (ROOT / "docs" / "prediction.md").read_text()
+    assert count.format(len(rows)) in page
+    for name, digits, figures in zip(names, (2, 1, 1), errors(rows).values(), strict=True):
+        cells = " | ".join(f"{100 * value:.{digits}f} %" for value in figures)
+        assert f"| {name} | {cells} |" in page
+
+
+@pytest.mark.parametrize("transformer", [False, True])
+def test_the_measured_points_meet_what_is_asked(transformer: bool) -> None:
+    rows = [row for row in read_rows(RESULTS) if is_transformer(row) == transformer]
+    assert all(one.met for one in demands(rows))
+
+
+WHAT = "timed workload, absolute error of the predicted step: "
+
+
+@pytest.mark.parametrize(
+    ("rows", "missed"),
+    [
+        ([point(0.04), point(-0.06)], []),
+        ([point(0.06), point(-0.06)], ["mean"]),
+        ([point(0.0), point(0.0), point(0.0), point(-0.16)], ["worst"]),
+        (
+            [point(0.02, bounds=0.01)],
+            ["mean, against no overlap", "mean, against perfect overlap"],
+        ),
+    ],
+)
+def test_what_is_missed_is_named(rows: list[dict[str, Any]], missed: list[str]) -> None:
+    repeated = rows * (72 // len(rows))
+    found = [one.what for one in demands(repeated) if not one.met]
+    assert found == [WHAT + what for what in missed]
+    few = [one.what for one in demands(repeated[1:]) if not one.met]
+    assert few[0] == "timed workload, points measured"
+
+
+def test_nothing_is_asked_of_a_single_transformer_step() -> None:
+    rows: list[dict[str, Any]] = [point(error) for error in (0.0, 0.0, 0.0, 0.19)] * 3
+    for row in rows:
+        row.pop("ranks", None)
+    assert all(one.met for one in demands(rows))
+    assert not all(one.met for one in demands(rows[1:]))
+
+
+def test_both_studies_may_share_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    results = tmp_path / "points.jsonl"
+    results.write_text(json.dumps(point(0.01)) + "\n")
+
+    def found(*_: object) -> Any:
+        yield {"cap_mib": 1.0, **{k: v for k, v in point(0.09).items() if k != "ranks"}}
+
+    monkeypatch.setattr(predict_error, "transformer", found)
+    arguments = ["predict_error.py", "--results", str(results), "--transformer"]
+    monkeypatch.setattr("sys.argv", arguments)
+    assert predict_error.main() == 1
+    out = capsys.readouterr().out
+    assert "model: 9.00% in the mean" in out  # of this study's rows alone
+    step = "transformer, absolute error of the predicted step: mean"
+    assert f"NOT met: {step}: 9.00 % (demand: at most 5 %)\nmet: {step}, against no overlap" in out
+    assert len(read_rows(results)) == 2
+    assert len(contexts(results)) == 1

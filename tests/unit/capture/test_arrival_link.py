@@ -1,0 +1,243 @@
+"""How ranks find the memory, and the other hosts, with which they exchange arrivals."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import weakref
+from collections.abc import Iterator
+
+import pytest
+import torch.distributed as dist
+from torch.testing._internal.distributed import fake_pg  # noqa: F401  # registers the backend
+
+from commprof import _native
+from commprof.capture.job import arrivals, store_link
+from commprof.capture.job.arrivals import ArrivalLink
+from commprof.capture.job.metadata import clock_identity
+
+
+class Native:
+    """Stands for the module: notes who is asked."""
+
+    def __init__(self) -> None:
+        self.created: list[tuple[int, int]] = []
+        self.opened: list[tuple[str, int, int]] = []
+        self.carried: list[tuple[str, int, int]] = []
+        self.peers: list[tuple[str, int, int]] = []
+        self.flushed = 0
+        self.refuses = False
+
+    def arrivals_create(self, token: int, rank: int) -> int:
+        if self.refuses:
+            raise OSError("no memory")
+        self.created.append((token, rank))
+        return 9
+
+    def arrivals_open(self, path: str, token: int, rank: int) -> None:
+        if self.refuses:
+            raise ValueError("another job")
+        self.opened.append((path, token, rank))
+
+    def arrivals_carry(self, address: str, token: int, host: int) -> int:
+        self.carried.append((address, token, host))
+        return 77
+
+    def arrivals_peer(self, address: str, port: int, token: int) -> None:
+        self.peers.append((address, port, token))
+
+    def arrivals_flush(self) -> None:
+        self.flushed += 1
+
+
+@pytest.fixture
+def native(monkeypatch: pytest.MonkeyPatch) -> Iterator[Native]:
+    fake = Native()
+    monkeypatch.setattr(_native, "native", fake)
+    monkeypatch.setattr(arrivals, "_meetings", [])
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    monkeypatch.setattr(store_link, "_LATER_S", 0.0)
+    monkeypatch.setattr(store_link, "_WAIT_S", 0.05)
+    yield fake
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def join(rank: int, world_size: int = 2) -> dist.Store:
+    """A group of which this process is one rank; returns what the ranks of this host share."""
+    store = dist.HashStore()
+    dist.init_process_group("fake", store=store, rank=rank, world_size=world_size)
+    host = "/".join([*clock_identity(), os.readlink("/proc/self/ns/pid")])
+    return store_link.default_store(f"commprof_arrivals/{host}")
+
+
+def test_the_first_rank_of_a_host_makes_the_memory_whoever_it_is(native: Native) -> None:
+    store = join(1)
+    link = ArrivalLink()
+    link.start()
+    assert not link.pending
+    ((token, rank),) = native.created
+    board = json.loads(store.get("board"))
+    assert (rank, token) == (1, board["token"])
+    assert native.carried == []  # one launcher started all ranks: there is no other host
+    assert board["path"] == f"/proc/{os.getpid()}/fd/9"
+    assert native.opened == []
+
+
+def test_the_others_open_it_once_it_is_there(native: Native) -> None:
+    store = join(0)
+    store.add("ranks", 1)  # somebody was first
+    link = ArrivalLink()
+    link.start()
+    assert link.pending
+    store.set("board", json.dumps({"path": "/proc/1/fd/3", "token": 4711}))
+    link.look()
+    assert not link.pending
+    assert native.opened == [("/proc/1/fd/3", 4711, 0)]
+    # A later capture of the same group finds them together.
+    later = ArrivalLink()
+    later.start()
+    assert not later.pending
+    assert (len(native.opened), native.created) == (1, [])
+
+
+def test_where_there_is_no_memory_nobody_goes_on_looking(native: Native) -> None:
+    native.refuses = True
+    store = join(0)
+    link = ArrivalLink()
+    link.start()
+    assert not link.pending
+    assert json.loads(store.get("board"))["token"] == 0
+    other = ArrivalLink()
+    arrivals._meetings.clear()
+    other.start()
+    assert not other.pending
+    assert native.opened == []
+
+
+def test_a_place_that_cannot_be_opened_ends_the_search(native: Native) -> None:
+    native.refuses = True
+    store = join(0)
+    store.add("ranks", 1)
+    store.set("board", json.dumps({"path": "/proc/1/fd/3", "token": 4711}))
+    link = ArrivalLink()
+    link.start()
+    assert not link.pending
+    assert native.opened == []
+
+
+def test_a_rank_alone_and_a_process_without_a_group_meet_nobody(native: Native) -> None:
+    link = ArrivalLink()
+    link.start()
+    assert link.pending  # the group may come
+    join(0, 1)
+    link.look()
+    assert not link.pending
+    assert (native.created, native.opened) == ([], [])
+
+
+def test_without_the_module_there_is_nothing_to_agree_on(
+    native: Native, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_native, "native", None)
+    assert not ArrivalLink().pending
+
+
+def several_hosts(monkeypatch: pytest.MonkeyPatch, rank: int, world_size: int) -> dist.Store:
+    """As :func:`join`; returns what the ranks of the job share."""
+    monkeypatch.delenv("LOCAL_WORLD_SIZE")
+    join(rank, world_size)
+    return store_link.default_store("commprof_arrivals")
+
+
+def there(port: int) -> str:
+    return json.dumps({"address": "10.0.0.2", "port": port, "token": 4712})
+
+
+def test_the_first_rank_of_a_host_carries_for_it_and_looks_for_the_other_hosts(
+    native: Native, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = several_hosts(monkeypatch, 0, 4)
+    job.add("hosts", 1)  # one was before
+    job.set("host/1", there(88))
+    link = ArrivalLink()
+    link.start()
+    ((address, token, number),) = native.carried
+    assert (address, number) == ("127.0.0.1", 2)
+    own = {"address": "127.0.0.1", "port": 77, "token": token}
+    assert json.loads(job.get("host/2")) == own
+    assert native.peers == [("10.0.0.2", 88, 4712)]
+    assert link.pending  # of four ranks one has come
+    job.add("hosts", 1)
+    job.add("ranks", 3)
+    link.look()
+    assert link.pending  # it has not said where it is
+    job.set("host/3", there(99))
+    link.look()
+    assert not link.pending
+    assert native.peers[1:] == [("10.0.0.2", 99, 4712)]
+    link.stop()
+    assert native.flushed == 1
+    # A later capture of the same group finds all of it done.
+    later = ArrivalLink()
+    later.start()
+    assert not later.pending
+    assert (len(native.created), len(native.carried), len(native.peers)) == (1, 1, 2)
+
+
+def test_a_host_that_cannot_be_reached_says_so(
+    native: Native, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = several_hosts(monkeypatch, 0, 2)
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "no_such_if")
+    job.add("hosts", 1)
+    job.set("host/1", there(88))
+    link = ArrivalLink()
+    link.start()
+    assert not link.pending
+    assert json.loads(job.get("host/2"))["port"] == 0
+    assert (native.carried, native.peers) == ([], [])
+
+
+def test_nobody_is_told_of_a_host_that_cannot_be_reached(
+    native: Native, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = several_hosts(monkeypatch, 0, 2)
+    job.add("hosts", 1)
+    job.set("host/1", there(0))
+    job.add("ranks", 1)
+    link = ArrivalLink()
+    link.start()
+    assert not link.pending
+    assert (len(native.carried), native.peers) == (1, [])
+
+
+def test_the_other_ranks_of_a_host_carry_nothing(
+    native: Native, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = several_hosts(monkeypatch, 1, 4)
+    host = "/".join([*clock_identity(), os.readlink("/proc/self/ns/pid")])
+    here = store_link.default_store(f"commprof_arrivals/{host}")
+    here.add("ranks", 1)
+    here.set("board", json.dumps({"path": "/proc/1/fd/3", "token": 4711}))
+    link = ArrivalLink()
+    link.start()
+    assert not link.pending
+    assert job.add("ranks", 0) == 1
+    assert (native.carried, len(native.opened)) == ([], 1)
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_neither_the_group_nor_its_store_outlives_the_job(native: Native, is_first: bool) -> None:
+    store = join(0)
+    if not is_first:
+        store.add("ranks", 1)
+    link = ArrivalLink()
+    link.start()
+    group = weakref.ref(dist.group.WORLD)
+    dist.destroy_process_group()
+    gc.collect()
+    assert group() is None
+    link.stop()

@@ -1,0 +1,137 @@
+"""Callbacks of training frameworks, without the frameworks."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Iterator
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from commprof.errors import CommprofError
+
+LIGHTNING = "commprof.capture.integrations.lightning"
+TRANSFORMERS = "commprof.capture.integrations.transformers"
+LIBRARIES = ("lightning", "lightning.pytorch", "pytorch_lightning", "transformers")
+
+
+@pytest.fixture(autouse=True)
+def without_libraries(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """As if none was installed, and as if neither callback was loaded yet."""
+    for name in LIBRARIES:
+        monkeypatch.setitem(sys.modules, name, None)  # type: ignore[arg-type]
+    for name in (LIGHTNING, TRANSFORMERS):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    yield
+    for name in (LIGHTNING, TRANSFORMERS):
+        sys.modules.pop(name, None)
+
+
+@pytest.mark.parametrize(
+    ("module", "message"),
+    [
+        (LIGHTNING, r"needs Lightning, .* pip install pytorch-lightning"),
+        (TRANSFORMERS, r"needs transformers, .* pip install transformers accelerate"),
+    ],
+)
+def test_a_missing_library_is_named(module: str, message: str) -> None:
+    with pytest.raises(CommprofError, match=message):
+        importlib.import_module(module)
+
+
+class Recording:
+    """In place of the one that records."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def start(self, model: object) -> None:
+        self.calls.append(f"start {model}")
+
+    def step(self) -> None:
+        self.calls.append("step")
+
+    def figures(self) -> dict[str, float]:
+        return {"commprof/exposed_ms": 1.5}
+
+    def stop(self) -> None:
+        self.calls.append("stop")
+
+
+def callback(module: str, library: str, base: str, *arguments: Any) -> tuple[Any, list[str]]:
+    """The callback over a library that has nothing but its base class."""
+    fake = ModuleType(library)
+    setattr(fake, base, type(base, (), {}))
+    sys.modules[library] = fake
+    made = importlib.import_module(module).CommprofCallback(*arguments)
+    recording = Recording()
+    made._recording = recording
+    return made, recording.calls
+
+
+def test_lightning_s_steps_end_with_its_updates() -> None:
+    made, calls = callback(LIGHTNING, "pytorch_lightning", "Callback")
+    # Of a training that was resumed after 7 updates, with two batches an update.
+    logged = []
+    logger = SimpleNamespace(log_metrics=lambda values, step: logged.append((values, step)))
+    trainer = SimpleNamespace(
+        **{"global_step": 7, "strategy": SimpleNamespace(model="wrapped")},
+        **{"log_every_n_steps": 3, "loggers": [logger]},
+    )
+
+    made.on_train_start(trainer, None)
+    for batch, updates in enumerate((7, 8, 8, 9)):
+        trainer.global_step = updates
+        made.on_train_batch_end(trainer, None, None, None, batch)
+    made.on_train_end(trainer, None)
+
+    assert calls == ["start wrapped", "step", "step", "stop"]
+    assert logged == [({"commprof/exposed_ms": 1.5}, 9)]
+
+
+def test_an_exception_under_lightning_closes_the_trace() -> None:
+    made, calls = callback(LIGHTNING, "pytorch_lightning", "Callback")
+    made.on_exception(None, None, ValueError())
+    assert calls == ["stop"]
+
+
+def test_the_lightning_that_the_script_uses_is_taken() -> None:
+    pytorch = ModuleType("lightning.pytorch")
+    pytorch.Callback = type("Callback", (), {})  # type: ignore[attr-defined]
+    sys.modules["lightning"] = ModuleType("lightning")
+    sys.modules["lightning.pytorch"] = pytorch
+    del sys.modules["pytorch_lightning"]  # installed, perhaps, and not imported
+    module = importlib.import_module(LIGHTNING)
+    assert issubclass(module.CommprofCallback, pytorch.Callback)
+
+
+def test_transformers_callback_asks_its_trainer_for_the_model() -> None:
+    trainer = SimpleNamespace(model_wrapped="wrapped")
+    made, calls = callback(TRANSFORMERS, "transformers", "TrainerCallback", trainer)
+
+    made.on_train_begin(None, None, None, model="bare")
+    made.on_step_end(None, None, None)
+    made.on_train_end(None, None, None)
+
+    assert calls == ["start wrapped", "step", "stop"]
+
+
+def test_transformers_logs_once_what_follows_its_own() -> None:
+    logged = []
+    trainer = SimpleNamespace(model_wrapped="wrapped")
+    made, _ = callback(TRANSFORMERS, "transformers", "TrainerCallback", trainer)
+
+    def log(values: dict[str, float]) -> None:
+        logged.append(values)
+        made.on_log(None, None, None, logs=values)  # as the trainer does
+
+    trainer.log = log
+    log({"loss": 2.0})
+    log({"loss": 1.0})
+
+    assert logged == [
+        *({"loss": 2.0}, {"commprof/exposed_ms": 1.5}),
+        *({"loss": 1.0}, {"commprof/exposed_ms": 1.5}),
+    ]

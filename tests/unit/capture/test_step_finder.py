@@ -1,0 +1,212 @@
+"""Steps found at updates: which optimizer counts, what GradScaler leaves out, what waits."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+
+import pytest
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from commprof.capture.patches.replaced import original_of
+from commprof.capture.phases.auto_phases import AutoPhases
+from commprof.capture.phases.step_finder import StepFinder
+from commprof.capture.recorder import recorder
+from commprof.trace.schema import PHASES, STEP_SKIPPED, STEP_UPDATED
+
+
+class Loop:
+    """Two parameters with an optimizer each, and all that happens to phases and steps."""
+
+    def __init__(self) -> None:
+        self.events: list[str | int] = []
+        self.finder = StepFinder(self.events.append)
+        self.first, self.second = (torch.ones(1, requires_grad=True) for _ in range(2))
+        self.optimizers = [torch.optim.SGD([p], lr=0.1) for p in (self.first, self.second)]
+        markers = {name: _Marker(name, self.events) for name in PHASES}
+        self.phases = AutoPhases(markers, self.finder)
+
+    def steps(self) -> list[int]:
+        return [event for event in self.events if isinstance(event, int)]
+
+
+class _Marker:
+    def __init__(self, name: str, events: list[str | int]) -> None:
+        self._name, self._events = name, events
+
+    def begin(self) -> None:
+        pass
+
+    def end(self, samples: int = 0) -> None:
+        self._events.append(self._name)
+
+    def __enter__(self) -> None:
+        self.begin()
+
+    def __exit__(self, *exc: object) -> None:
+        self.end()
+
+
+@pytest.fixture
+def loop():  # type: ignore[no-untyped-def]
+    made = Loop()
+    made.phases.install()
+    yield made
+    made.phases.remove()
+
+
+def test_only_the_first_optimizer_ends_steps(loop: Loop) -> None:
+    for _ in range(3):
+        for optimizer in loop.optimizers:
+            optimizer.step()
+    assert loop.events == ["optimizer", STEP_UPDATED, "optimizer"] * 3
+
+
+def test_the_next_optimizer_takes_over_from_one_that_is_gone(loop: Loop) -> None:
+    loop.optimizers[0].step()
+    del loop.optimizers[0]
+    loop.optimizers[0].step()
+    assert loop.steps() == [STEP_UPDATED] * 2
+
+
+def model(size: int = 1) -> list[torch.Tensor]:
+    return [torch.ones(1, requires_grad=True) for _ in range(size)]
+
+
+@pytest.mark.parametrize(
+    ("turns", "steps"),
+    [
+        pytest.param("ab" * 4, 4, id="gan"),
+        pytest.param("abc" * 4, 4, id="three-in-one-iteration"),
+        pytest.param("aaaabbbbbbaaaabbbbbb", 20, id="folds"),
+        pytest.param("aaaabbbbcccc" * 2, 24, id="three-folds"),
+        pytest.param("aaaaaaaabbbbbbbb", 16, id="swap"),
+        # Not known to belong to an iteration before it was seen to: one step too many, once.
+        pytest.param("dddddg" * 4, 5 * 4 + 1, id="critic-five-times"),
+        # The first update after a swap so early could have been a GAN's: one too few, once.
+        pytest.param("abbbbbbb", 7, id="swap-after-one"),
+        pytest.param("ab" * 4 + "cd" * 4, 7, id="pairs-in-turn"),
+    ],
+)
+def test_one_step_per_iteration_whichever_optimizers_take_turns(
+    loop: Loop, turns: str, steps: int
+) -> None:
+    optimizers = {name: torch.optim.SGD(model(), lr=0.1) for name in sorted(set(turns))}
+    for name in turns:
+        optimizers[name].step()
+    assert loop.steps() == [STEP_UPDATED] * steps
+
+
+def test_groups_stepped_one_by_one_are_one_step(loop: Loop) -> None:
+    groups = [{"params": model(2)}, {"params": model(2)}]
+    optimizer = torch.optim.SGD(groups, lr=0.1)
+    own = optimizer.param_groups
+    for _ in range(12):  # as DeepSpeed's ZeRO-1 does
+        for group in own:
+            optimizer.param_groups = [group]
+            optimizer.step()
+        optimizer.param_groups = own
+    assert loop.steps() == [STEP_UPDATED] * 12
+
+
+def test_parameters_made_anew_for_each_update_are_the_same_optimizers(loop: Loop) -> None:
+    optimizer = torch.optim.SGD(model(), lr=0.1)
+    for _ in range(5):
+        optimizer.param_groups[0]["params"] = model()
+        optimizer.step()
+    assert loop.steps() == [STEP_UPDATED] * 5
+
+
+class Wrapper(torch.optim.Optimizer):
+    """As ZeroRedundancyOptimizer: an optimizer with another one inside."""
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        super().__init__(model(), {})
+        self.inner, self.broken = inner, False
+
+    def step(self, closure: object = None) -> None:
+        self.inner.step()
+        if self.broken:
+            raise MemoryError
+
+
+def test_of_nested_optimizers_the_outermost_counts_also_after_it_raised(loop: Loop) -> None:
+    wrapper = Wrapper(loop.optimizers[0])
+    for broken in (False, False, True, False, False):
+        wrapper.broken = broken
+        if broken:
+            with pytest.raises(MemoryError):
+                wrapper.step()
+        else:
+            wrapper.step()
+    assert loop.steps() == [STEP_UPDATED] * 4
+
+
+def test_an_update_inside_backward_counts_after_it(loop: Loop) -> None:
+    loop.first.register_post_accumulate_grad_hook(lambda _: loop.optimizers[0].step())
+    for _ in range(2):
+        (loop.first * 2).sum().backward()
+    assert loop.events == ["optimizer", "backward", STEP_UPDATED] * 2
+
+
+def test_what_a_scaler_leaves_out_ends_a_step(loop: Loop) -> None:
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
+    for factor in (float("inf"), 1.0, float("inf"), 1.0):
+        for parameter, optimizer in zip((loop.first, loop.second), loop.optimizers, strict=True):
+            optimizer.zero_grad()
+            scaler.scale((parameter * factor).sum()).backward()
+            scaler.step(optimizer)
+        scaler.update()
+    assert loop.steps() == [STEP_SKIPPED, STEP_UPDATED, STEP_SKIPPED, STEP_UPDATED]
+    # The boundary comes behind the phase, which it would have cut off.
+    at = loop.events.index(STEP_UPDATED)
+    assert loop.events[at - 1] == "optimizer"
+
+
+def test_nothing_is_found_after_stop_and_nothing_stays_after_remove() -> None:
+    before = (torch.autograd.backward, torch.amp.GradScaler.step)
+    loop = Loop()
+    loop.phases.install()
+    assert (torch.autograd.backward, torch.amp.GradScaler.step) != before
+    loop.finder.stop()
+    loop.optimizers[0].step()
+    assert loop.steps() == []
+    loop.phases.remove()
+    loop.optimizers[0].step()
+    assert loop.events == ["optimizer"]
+    assert (torch.autograd.backward, torch.amp.GradScaler.step) == before
+
+
+class Called:
+    """Stands for a class of torch's whose method is replaced."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + 1
+
+
+def test_a_compiler_traces_no_phase_and_nothing_compiles_again_at_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Called, "forward", Called.forward)
+    original, owner = Called.forward, Called()
+    ddp_forward = DistributedDataParallel.forward
+    phases = AutoPhases({name: recorder().PhaseMarker(0) for name in PHASES})
+    phases.install()
+    phases._patch(Called, "forward", recorder().PhaseMarker(1), lambda *_: nullcontext())
+    compiles: list[object] = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: object) -> object:
+        compiles.append(graph)
+        return graph.forward
+
+    run = torch.compile(lambda x: owner.forward(x), backend=backend, fullgraph=True)
+    assert run(torch.ones(2)).tolist() == [2, 2]
+    phases.remove()
+    assert run(torch.ones(2)).tolist() == [2, 2]
+    assert len(compiles) == 1
+    assert original_of(Called.forward) is original
+    # A later capture puts its own in the place of what stayed, and nothing piles up.
+    torch._dynamo.convert_frame.FRAME_COUNTER = 0  # for the tests that follow too
+    phases.install()
+    phases.remove()
+    assert DistributedDataParallel.forward is ddp_forward

@@ -1,0 +1,251 @@
+"""Health checks on values: what passes, and planted faults that must be named."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from commprof.analysis.checks.outcome import FAIL, PASS, SKIP, WARN, Outcome, far_off
+from commprof.checks import (
+    all_reduce,
+    clocks,
+    file_limits,
+    gradients,
+    interfaces,
+    loss,
+    pairs,
+    pinning,
+    pressure,
+    ring,
+    shared_memory,
+)
+from commprof.checks.pairs import Link, pairs_of
+from commprof.checks.pressure import Load
+from commprof.checks.run import read_outcomes, run_checks
+from commprof.commands import main
+from commprof.errors import UsageError
+from commprof.report.check_table import render
+
+CALM = Load(cpu_percent=0.5, memory_percent=0.0, available=0.6)
+
+
+def says(outcome: Outcome, status: str, *words: str) -> None:
+    assert outcome.status == status
+    assert bool(outcome.advice) == (status in (WARN, FAIL))
+    for word in words:
+        assert word in f"{outcome.figure} {outcome.advice}"
+
+
+def links(world_size: int, bad: dict[tuple[int, int], tuple[float, float]]) -> list[list[Link]]:
+    """All pairs alike, but for those given as latency and bandwidth."""
+    found: list[list[Link]] = [[] for _ in range(world_size)]
+    for first, second in pairs_of(world_size):
+        noise = 1 + 0.05 * ((first + 3 * second) % 5)
+        latency, speed = bad.get((first, second), (100 * noise, 1.0 / noise))
+        found[first].append(Link(first, second, latency, speed))
+    return found
+
+
+def test_ring() -> None:
+    says(ring.judge([(True, 120.0), (True, 1.0)]), PASS, "120 us")
+    says(ring.judge([(True, 1.0), (False, 1.0), (False, 1.0)]), FAIL, "rank 1, 2")
+    says(ring.judge([(True, 0.0)]), SKIP)
+
+
+def test_pairs_alike_pass() -> None:
+    says(pairs.judge(links(6, {})), PASS, "15 pairs")
+    says(pairs.judge([[]]), SKIP)
+
+
+def test_each_pair_is_shown() -> None:
+    bad = {(0, 2): (1234.4, 0.0125)}
+    found = pairs.judge(links(3, bad))
+    assert found.details == (
+        "right of the diagonal us, left of it GB/s:",
+        "rank       0      1      2",
+        "   0       -    115   1234",
+        "   1    0.87      -    110",
+        "   2  0.0125  0.909      -",
+    )
+    assert "              1    0.87      -    110\n" in render([found], 3, 80)
+    assert pairs.judge(links(6, {(1, 4): (900.0, 1.0)})).details
+    assert pairs.judge(links(17, {})).details == ()
+
+
+def test_a_slow_and_a_thin_pair_are_named() -> None:
+    says(pairs.judge(links(6, {(1, 4): (900.0, 1.0)})), WARN, "1-4 900 us")
+    outcome = pairs.judge(links(6, {(0, 5): (100.0, 0.1)}))
+    says(outcome, WARN, "0-5 100 us, 0.1 GB/s")
+    assert "1-4" not in outcome.figure
+
+
+def test_a_rank_behind_a_bad_port_is_seen_in_all_its_pairs() -> None:
+    bad = {pair: (800.0, 0.2) for pair in pairs_of(8) if 3 in pair}
+    figure = pairs.judge(links(8, bad)).figure
+    assert all(f"{min(3, r)}-{max(3, r)} 800 us" in figure for r in range(8) if r != 3)
+
+
+def test_few_pairs_have_no_outlier() -> None:
+    says(pairs.judge(links(3, {(0, 1): (9000.0, 0.01)})), PASS)
+
+
+def test_many_ranks_are_compared_in_part() -> None:
+    assert len(pairs_of(16)) == 120
+    chosen = pairs_of(64)
+    assert len(chosen) < 64 * 7
+    assert {rank for pair in chosen for rank in pair} == set(range(64))
+    assert all(first < second for first, second in chosen)
+
+
+def test_values_far_from_the_others() -> None:
+    assert far_off([1, 1, 1, 1, 10], 3) == [4]
+    assert far_off([1, 1, 1, 10], 3) == []
+    assert far_off([1, 2, 3, 4, 10], 3) == []  # 10 is above 9, but not above 3 + 5 x 1.4826
+    assert far_off([1.0] * 6, 3) == []
+
+
+def test_all_reduce() -> None:
+    says(all_reduce.judge([([], "a"), ([], "a")]), PASS)
+    says(all_reduce.judge([([], "a"), (["3 of 1000 int64"], "a")]), FAIL, "rank 1: 3 of 1000")
+    says(all_reduce.judge([([], "a"), ([], "b")]), FAIL, "different bits")
+
+
+def test_gradients() -> None:
+    says(gradients.judge(["a", "a"]), PASS)
+    says(
+        gradients.judge(["a", "b", "a", "a"]),
+        FAIL,
+        "rank 1 has another model than rank 0 and 2 more",
+    )
+    says(gradients.judge(["a"]), SKIP)
+
+
+def test_the_hash_of_a_model_sees_one_bit() -> None:
+    import torch
+
+    one, other = torch.nn.Linear(3, 3), torch.nn.Linear(3, 3)
+    other.load_state_dict(one.state_dict())
+    assert gradients.parameters_hash(one) == gradients.parameters_hash(other)
+    with torch.no_grad():
+        other.bias[2] = torch.nextafter(other.bias[2], torch.tensor(9.0))
+    assert gradients.parameters_hash(one) != gradients.parameters_hash(other)
+    assert gradients.parameters_hash(one.to(torch.bfloat16))
+
+
+def test_clocks() -> None:
+    says(clocks.judge([("a", 0.0, 0.0), ("a", 0.0, 0.1)]), SKIP)
+    says(clocks.judge([("a", 0.0, 0.0), ("b", 2.0, 0.5)]), PASS, "within 2.5 ms")
+    says(clocks.judge([("a", 0.0, 0.0), ("b", -80.0, 0.5)]), WARN, "rank 1 (b) -80 +- 0.5 ms")
+    says(clocks.judge([("a", 0.0, 0.0), ("b", 80.0, 75.0)]), PASS)  # may be 5 ms
+
+
+def test_cores() -> None:
+    says(pinning.judge([("a", frozenset({0, 1}), 1), ("a", frozenset({2, 3}), 1)]), PASS, "4 cores")
+    too_many = [("a", frozenset({0, 1}), 4), ("b", frozenset({0, 1}), 2)]
+    says(pinning.judge(too_many), WARN, "a has more threads than cores", "OMP_NUM_THREADS to 2")
+    part = [("a", frozenset({0, 1, 2}), 1), ("a", frozenset({2, 3}), 1)]
+    says(pinning.judge(part), WARN, "share some of their cores")
+
+
+def test_file_limits() -> None:
+    says(file_limits.judge([("a", -1), ("b", -1)]), PASS)
+    says(file_limits.judge([("a", 65536), ("b", 4096)]), PASS, "4096 on b")
+    says(file_limits.judge([("a", 1024)]), WARN, "ulimit -n 4096")
+    says(file_limits.judge([("a", 1024)] * 128), FAIL, "need some 1280")
+
+
+def test_shared_memory() -> None:
+    gb = 1_000_000_000
+    says(shared_memory.judge([("a", (8 * gb, 16 * gb))]), PASS, "8 of 16 GB free on a")
+    says(shared_memory.judge([("a", (60_000_000, 64_000_000))]), WARN, "--shm-size")
+    says(shared_memory.judge([("a", (60_000_000, 64_000_000))] * 4), FAIL)
+    says(shared_memory.judge([("a", (-1, -1))]), SKIP)
+
+
+def test_network_interfaces(tmp_path: Path) -> None:
+    found = (
+        ("eth0", "up", "100000"),
+        ("eth1", "down", "1"),
+        ("lo", "up", "0"),
+        ("veth0", "up", "-1"),
+    )
+    for name, state, speed in found:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "operstate").write_text(state + "\n")
+        (tmp_path / name / "speed").write_text(speed + "\n")
+    assert interfaces.speeds(tmp_path) == {"eth0": 100000, "veth0": 0}
+    says(interfaces.judge([("a", {"eth0": 100000}), ("b", {"eth0": 100000})]), PASS, "100 Gbit/s")
+    says(
+        interfaces.judge([("a", {"eth0": 100000}), ("b", {"eth0": 1000})]), WARN, "why b has 1 Gbit"
+    )
+    says(interfaces.judge([("a", {"eth0": 0})]), SKIP, "unknown speed")
+    says(interfaces.judge([("a", {})]), SKIP)
+
+
+def test_pressure(tmp_path: Path) -> None:
+    (tmp_path / "pressure").mkdir()
+    (tmp_path / "meminfo").write_text("MemTotal:  1000 kB\nMemFree: 1 kB\nMemAvailable:   250 kB\n")
+    (tmp_path / "pressure" / "cpu").write_text("some avg10=12.50 avg60=1.00 avg300=0.00 total=9\n")
+    (tmp_path / "pressure" / "memory").write_text(
+        "some avg10=9.00 avg60=0.00 avg300=0.00 total=9\nfull avg10=0.75 avg60=0.00 total=1\n"
+    )
+    assert pressure.read_load(tmp_path) == Load(12.5, 0.75, 0.25)
+    assert pressure.read_load(tmp_path / "none") == Load(None, None, None)
+    says(pressure.judge([("a", CALM)]), PASS, "60 %")
+    says(pressure.judge([("a", Load(None, None, None))]), PASS, "unknown")
+    says(
+        pressure.judge([("a", CALM), ("b", Load(50.0, 0.0, 0.5))]),
+        WARN,
+        "others use the cores of b",
+    )
+    says(pressure.judge([("a", Load(0.0, 5.0, 0.5))]), WARN, "memory is short on a")
+    says(pressure.judge([("a", Load(50.0, 0.0, 0.01))]), FAIL, "memory is short on a")
+
+
+def test_the_table_to_the_character() -> None:
+    outcomes = [
+        Outcome("ring", PASS, "20 rounds, 100 us from rank to rank"),
+        Outcome("open files", FAIL, "limit 200 on a", "2 ranks need some 272: ulimit -n 4096"),
+        Outcome("clocks", SKIP, "all ranks are on\x1b[31m one host"),
+    ]
+    assert render(outcomes, 2, 80) == (
+        "pass  ring        20 rounds, 100 us from rank to rank\n"
+        "fail  open files  limit 200 on a\n"
+        "                  -> 2 ranks need some 272: ulimit -n 4096\n"
+        "skip  clocks      all ranks are on\\x1b[31m one host\n"
+        "2 ranks: 1 pass, 1 fail, 1 skip\n"
+    )
+
+
+@pytest.mark.parametrize("rank", [None, "0"])
+def test_refused_at_once(
+    rank: str | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if rank is not None:
+        monkeypatch.setenv("RANK", rank)
+        monkeypatch.setenv("WORLD_SIZE", "2")
+    assert main(["check", "--nproc", "0"]) == 2
+    assert "--nproc" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["abc", "0", "nan", "inf", "-3"])
+def test_a_timeout_that_is_none(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COMMPROF_CHECK_TIMEOUT_S", text)
+    with pytest.raises(UsageError, match=r"COMMPROF_CHECK_TIMEOUT_S='.*' .*allowed: 1 to 86400"):
+        run_checks(())
+
+
+def test_outcomes_go_through_a_file(tmp_path: Path) -> None:
+    outcomes = (pairs.judge(links(3, {})), Outcome("ring", PASS, "x"))
+    path = tmp_path / "outcomes.json"
+    path.write_text(json.dumps([asdict(outcome) for outcome in outcomes]))
+    assert read_outcomes(path) == outcomes
+
+
+def test_loss_trend() -> None:
+    says(loss.judge([[2.0 / (step + 1) for step in range(30)]] * 2), PASS)
+    says(loss.judge([[2.0] * 30]), FAIL, "does not fall")
+    says(loss.judge([[2.0] * 3 + [float("nan")] * 27]), FAIL, "from step 3 on")

@@ -1,0 +1,164 @@
+"""``--config``: options from YAML, with the command line above them, and refusals with a line."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from commprof.commands.options.config_file import key_of, read_config
+from commprof.commands.options.parser import Parser
+from commprof.commands.options.run_arguments import add_arguments
+from commprof.errors import UsageError
+
+pytest.importorskip("yaml")
+
+
+def parser() -> Parser:
+    made = Parser(prog="commprof run")
+    add_arguments(made)
+    return made
+
+
+def read(tmp_path: Path, text: str) -> dict[str, Any]:
+    path = tmp_path / "run.yaml"
+    path.write_text(text)
+    return read_config(path, parser()._actions)
+
+
+def parsed(tmp_path: Path, text: str, words: Sequence[str] = ()) -> argparse.Namespace:
+    path = tmp_path / "run.yaml"
+    path.write_text(text)
+    return parser().parse_args(["--config", str(path), *words])
+
+
+def test_every_option_but_the_file_itself_has_a_key(tmp_path: Path) -> None:
+    keys = {key_of(action) for action in parser()._actions} - {"help", "config"}
+    assert {"nproc", "world-sizes", "pin", "threads-per-rank", "script", "module"} <= keys
+    for key in keys:  # null gives nothing, and is no unknown key
+        assert read(tmp_path, f"{key}: null\n") == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ("", {}),
+        ("nproc: 4\nclip-norm: 1e-3\n", {"nproc": 4, "clip_norm": 0.001}),
+        ("world_sizes: [1, 2, 4]", {"world_sizes": "1,2,4"}),
+        ("world-sizes: 2", {"world_sizes": "2"}),
+        ("strategy: [ddp, {hsdp: {shard: 2}}]", {"strategy": "ddp,hsdp:shard=2"}),
+        (
+            "workload: {timed: {backward_ms: [10, 5], gradient_mb: 2}}",
+            {"workload": "timed:backward_ms=10/5,gradient_mb=2"},
+        ),
+        ("workload: {mlp: {}}", {"workload": "mlp"}),
+        (
+            "trial:\n  - fp16\n  - topk: {ratio: 0.01}\n  - rounds: 12\n",
+            {"trial": "fp16,topk:ratio=0.01,rounds=12"},
+        ),
+        ("hook: int8", {"hook": "int8"}),
+        # YAML 1.1 reads this word as false.
+        ("mode: off", {"mode": "off"}),
+        ("stacks: true\nscale-lr: false", {"stacks": True, "scale_lr": False}),
+        ("output: runs/a", {"output": Path("runs/a")}),
+        (
+            'script: train.py\nscript-args: [--lr, "0.1", --epochs, 3]',
+            {"script": "train.py", "script_args": ["--lr", "0.1", "--epochs", "3"]},
+        ),
+        # Aliases are plain values as well.
+        ("workload: &w mlp\nhook: *w\n", {"workload": "mlp", "hook": "mlp"}),
+    ],
+)
+def test_values_come_out_as_on_the_command_line(
+    tmp_path: Path, text: str, values: dict[str, Any]
+) -> None:
+    assert read(tmp_path, text) == values
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("nproc: 2\nstepz: 3", ["line 2: unknown key 'stepz'", "did you mean 'steps'?"]),
+        ("config: other.yaml", ["line 1: unknown key 'config'"]),
+        ("steps: ten", ["line 1: steps: 'ten' is not a whole number"]),
+        ("\nsteps: '10'", ["line 2: steps: '10' is text (allowed: a whole number)"]),
+        ("steps: [1, 2]", ["steps: a list given (allowed: a whole number)"]),
+        ("steps: {a: 1}", ["steps: a mapping given (allowed: a whole number)"]),
+        ("steps: 1:30", ["steps: '1:30' is not a whole number"]),
+        ("clip-norm: high", ["clip-norm: 'high' is not a number"]),
+        ("stacks: 1", ["stacks: '1' given (allowed: true, false)"]),
+        ("scaling: wek", ["'wek' is not known (allowed: weak, strong)", "did you mean 'weak'?"]),
+        ("backend: [gloo]", ["backend: a list given (allowed: one value)"]),
+        ("script-args: --lr", ["script-args: '--lr' given (allowed: a list)"]),
+        ("steps: 1\nsteps: 2", ["line 2: steps is given twice"]),
+        ("- nproc", ["line 1: a list given, not `option: value` lines"]),
+        ("nproc 4", ["line 1: 'nproc 4' given, not `option: value` lines"]),
+        ("nproc: [1\nb: 2", ["line 2: not YAML"]),
+        ("workload: !!python/name:os.system", ["the tag 'tag:yaml.org,2002:python/name"]),
+        ("workload: !mine mlp", ["the tag '!mine'"]),
+        ("trial: &t [*t]", ["trial: a list given (allowed: one value)"]),
+        ("workload: &w {a: *w}", ["workload: a mapping given (allowed: one value)"]),
+        ("[" * 3000, ["nested too deeply"]),
+    ],
+)
+def test_what_is_wrong_is_named_with_its_line(tmp_path: Path, text: str, words: list[str]) -> None:
+    with pytest.raises(UsageError) as caught:
+        read(tmp_path, text)
+    for word in [str(tmp_path / "run.yaml"), *words]:
+        assert word in str(caught.value)
+
+
+def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"cannot read --config .*missing.yaml: No such file"):
+        read_config(tmp_path / "missing.yaml", parser()._actions)
+
+
+def test_bytes_that_are_no_text_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_bytes(b"nproc: \xff\xfe\n")
+    with pytest.raises(UsageError, match="not YAML"):
+        read_config(tmp_path / "run.yaml", parser()._actions)
+
+
+@pytest.mark.parametrize(
+    ("text", "words", "values"),
+    [
+        ("nproc: 2\nsteps: 5", ["--steps", "7"], {"nproc": 2, "steps": 7}),
+        # Given as its default, it beats the file all the same.
+        ("nnodes: 2\npin: cores", ["--nnodes", "1", "--pin", "auto"], {"nnodes": 1, "pin": "auto"}),
+        ("stacks: true", ["--no-stacks"], {"stacks": False}),
+        # What excludes an option of the file puts it aside.
+        ("steps: 5", ["--epochs", "1"], {"steps": None, "epochs": 1}),
+        ("world-sizes: [1, 2]", ["--nproc", "4"], {"world_sizes": None, "nproc": 4}),
+        ("hook: int8", ["--trial", "fp16"], {"hook": None, "trial": "fp16"}),
+        ("trial: fp16", ["--bucket-cap-mb", "5"], {"trial": None, "bucket_cap_mb": 5.0}),
+        ("script: a.py\nscript-args: [x]", [], {"script": "a.py", "script_args": ["x"]}),
+        ("script: a.py\nscript-args: [x]", ["b.py"], {"script": "b.py", "script_args": []}),
+        ("script: a\nmodule: true", ["b.py", "--y"], {"module": False, "script_args": ["--y"]}),
+        ("nproc: 2", [], {"nproc": 2, "script": None, "script_args": []}),
+    ],
+)
+def test_the_command_line_beats_the_file(
+    tmp_path: Path, text: str, words: list[str], values: dict[str, Any]
+) -> None:
+    found = parsed(tmp_path, text, words)
+    assert {name: getattr(found, name) for name in values} == values
+
+
+def test_a_refusal_is_one_line_and_ends_with_2(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        parsed(tmp_path, "stepz: 1")
+    assert caught.value.code == 2
+    err = capsys.readouterr().err
+    assert err.startswith("commprof run: ")
+    assert err.count("\n") == 1
+
+
+def test_a_script_may_have_an_option_of_that_name(tmp_path: Path) -> None:
+    found = parser().parse_args(["train.py", "--config", str(tmp_path / "its_own.yaml")])
+    assert found.config is None
+    assert found.script_args == ["--config", str(tmp_path / "its_own.yaml")]

@@ -1,0 +1,120 @@
+"""A wrong flag on the command line: one line, with the nearest one there is."""
+
+from __future__ import annotations
+
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+import commprof
+from commprof.commands import COMMANDS, main, make_parser
+from tests.support.builders.run_directories import ranks_of, write_run
+from tests.support.machines.commands import call
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("run --nprc 2", "commprof run: unrecognized arguments: --nprc; did you mean --nproc? "),
+        (
+            "predict run --world-sise=3",
+            "unrecognized arguments: --world-sise=3; did you mean --world-size? ",
+        ),
+        ("report --zzzz x", "commprof report: unrecognized arguments: --zzzz (see "),
+        ("raport RUN", "commprof: argument COMMAND: no 'raport' here (allowed: run, env, top, "),
+        ("raport RUN", "; did you mean 'report'? (see "),
+        ("report RUN --format jsonn", "did you mean 'json'? (see "),
+        ("check --nproc 2 extra", "commprof check: unrecognized arguments: extra (see "),
+    ],
+)
+def test_names_the_nearest(line: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        make_parser().parse_args(line.split())
+    assert ended.value.code == 2
+    written = capsys.readouterr().err
+    assert said in written
+    assert written.count("\n") == 1
+
+
+def test_without_a_command_the_commands_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 0
+    out = capsys.readouterr().out
+    assert all(name in out for name in COMMANDS)
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out == f"commprof {commprof.__version__}\n"
+    assert version("commprof") == commprof.__version__
+
+
+@pytest.mark.parametrize("command", ["report", "compare", "trace", "top --once", "chakra"])
+def test_what_does_not_exist_is_said_to_be_missing(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    missing = str(tmp_path / "nothing")
+    words = [*command.split(), missing]
+    words += [missing] if command == "compare" else []
+    words += ["--output", str(tmp_path / "out")] if command == "chakra" else []
+    assert main(words) in (1, 2)
+    assert f"{missing} does not exist" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("commprof.wrap nosuch.py", "no script 'nosuch.py'; for a module, put -m before it"),
+        ("commprof.wrap -m nosuch.train", "no module 'nosuch.train' is found from "),
+        ("commprof.wrap -m .x", "no module '.x' is found from "),
+        ("commprof run -m nosuch.train --lr 1", "no module 'nosuch.train' is found from "),
+    ],
+)
+def test_a_script_that_is_not_there_is_refused_in_one_line(words: str, said: str) -> None:
+    done = call("-m", *words.split())
+    assert done.returncode in (1, 2)
+    assert said in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_wrap_has_a_help() -> None:
+    done = call("-m", "commprof.wrap", "--help")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("usage: torchrun -m commprof.wrap ")
+
+
+#: Reading a run must neither need torch nor wait for it.
+_READS = """
+import sys
+from commprof.commands import main
+def loaded(*names):
+    return [name for name in names if name in sys.modules]
+try:
+    main(["--help"])
+except SystemExit:
+    pass
+assert not loaded("torch", "numpy", "tabulate", "yaml"), loaded("torch", "numpy")
+run, out = sys.argv[1:]
+for words in (
+    ["report", run], ["report", run, "--format", "json", "-o", out + ".json"],
+    ["audit", out + ".json"], ["compare", run, run], ["top", run, "--once"],
+    ["trace", run, "-o", out + ".trace"],
+):
+    assert main(words) in (0, 1, 2), words
+    assert not loaded("torch"), words
+"""
+
+
+def test_reading_a_run_loads_no_torch(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", ranks_of(2, 20))
+    done = call("-c", _READS, str(run), str(tmp_path / "out"))
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_package_that_is_missing_is_named_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "tabulate.py").write_text("raise ModuleNotFoundError('x', name='tabulate')\n")
+    done = call("-m", "commprof", "report", str(tmp_path), PYTHONPATH=str(tmp_path))
+    assert done.returncode == 1
+    assert f"the package tabulate is not installed for {sys.executable}: " in done.stderr
+    assert "pip install tabulate" in done.stderr
+    assert done.stderr.count("\n") == 1

@@ -1,0 +1,182 @@
+"""``commprof report``: each format to the terminal and into a file, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from commprof.analysis.predicted import read_predictions
+from commprof.commands import main
+from commprof.report.sections import predicted as predicted_table
+from tests.support.builders.predictions import answer, write_predictions
+from tests.support.builders.run_directories import ranks_of, write_run
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    base = tmp_path_factory.mktemp("run")
+    write_predictions(base / "p.json", answer(16, 1000.0))
+    return write_run(base / "r", ranks_of(1, 9), ranks_of(2, 9))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "begins"),
+    [
+        ([], "timed: a workload.\n"),
+        (["--format", "json"], '{\n  "schema_version": 1,'),
+        (["--format", "markdown"], "# commprof report\n"),
+        (["--format", "csv"], "world_size,measured_steps,"),
+        (["--format", "csv", "--rows", "steps"], "world_size,rank,step,step_ms,"),
+        (["--format", "html", "-o", "-"], "<!doctype html>\n"),
+    ],
+)
+def test_a_file_holds_what_the_terminal_shows(
+    run: Path, tmp_path: Path, arguments: list[str], begins: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["report", str(run), *arguments]) == 0
+    shown = capfd.readouterr().out
+    assert shown.startswith(begins)
+    if "-o" in arguments:
+        return
+    target = tmp_path / "report"
+    assert main(["report", str(run), *arguments, "-o", str(target)]) == 0
+    assert capfd.readouterr().out == f"Written: {target}\n"
+    assert target.read_text() == shown
+
+
+def test_a_page_goes_into_the_run_and_takes_the_place_of_its_own_only(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["report", str(run), "--format", "html"]
+    assert main(words) == 0
+    assert capsys.readouterr().out == f"Written: {run}/report.html\n"
+    assert main(words) == 0
+    words += ["-o", f"{run}/report.html"]
+    assert main(words) == 2
+    assert "is there already; give --force" in capsys.readouterr().err
+    assert main([*words, "--force"]) == 0
+
+
+def test_a_page_shows_the_predictions_that_lie_in_the_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = write_run(tmp_path / "r", ranks_of(1, 9), ranks_of(2, 9))
+    words = ["report", str(run), "--format", "markdown"]
+    assert main(words) == 0
+    assert predicted_table.CAPTION not in capsys.readouterr().out
+    write_predictions(run / "predictions.json", answer(16, 1000.0))
+    assert main(words) == 0
+    assert "| 16 | as recorded |" in capsys.readouterr().out
+    named = write_predictions(tmp_path / "p.json", answer(32, 1000.0))
+    assert main([*words, "--predictions", str(named)]) == 0
+    shown = capsys.readouterr().out
+    assert "| 32 | as recorded |" in shown
+    assert "| 16 | as recorded |" not in shown
+
+
+def test_predict_leaves_its_answers_for_the_page(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))  # no machine profile
+    run = write_run(tmp_path / "r", ranks_of(2, 12))
+    assert main(["predict", str(run), "--format", "json"]) == 0
+    out, err = capsys.readouterr()
+    file = run / "predictions.json"
+    assert file.read_text() == out
+    assert err == f"commprof: {file} is for commprof report {run} --format html\n"
+    # Without the batch there are no samples/s to show: no empty table.
+    assert read_predictions(file).points == ()
+    assert main(["report", str(run), "--format", "markdown"]) == 0
+    assert predicted_table.CAPTION not in capsys.readouterr().out
+    file.unlink()
+    file.mkdir()
+    assert main(["predict", str(run)]) == 0
+    out, err = capsys.readouterr()
+    assert out.startswith("Predicted from")
+    assert err == f"commprof: cannot write {file}: Is a directory\n"
+    assert {path.name for path in run.iterdir()} == {file.name, "run.json", "world_2"}
+
+
+def test_predictions_in_the_run_that_are_none_are_left_out_and_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = write_run(tmp_path / "r", ranks_of(1, 9))
+    (run / "predictions.json").write_text("[]")
+    assert main(["report", str(run), "--format", "markdown"]) == 0
+    out, err = capsys.readouterr()
+    assert out.startswith("# commprof report")
+    assert f"left out: {run}/predictions.json holds no predictions" in err
+    assert main(["report", str(run)]) == 0  # shows none
+    assert capsys.readouterr().err == ""
+
+
+def test_a_price_is_in_every_format(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    priced = ["report", str(run), "--price-per-hour", "3.6", "--price-per", "rank"]
+    assert main(priced) == 0
+    assert "Cost at 3.6 per hour and rank:" in capsys.readouterr().out
+    assert main([*priced, "--format", "json", "--epoch-samples", "1000"]) == 0
+    cost = json.loads(capsys.readouterr().out)["cost"]
+    assert [row["billed"] for row in cost["rows"]] == [1, 2]
+    # 10 samples a rank and step of 101.5 ms on average, at 0.001 a second and rank.
+    assert cost["rows"][1]["s_per_epoch"] == pytest.approx(1000 / (20 / 0.1015))
+    assert cost["rows"][1]["cost_per_epoch"] == pytest.approx(0.002 * 1000 / (20 / 0.1015))
+    assert main([*priced, "--format", "markdown"]) == 0
+    assert "## Cost" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("format", ["csv", "json", "markdown"])
+def test_what_is_written_stands_up_to_the_audit(
+    tmp_path: Path, format: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = write_run(tmp_path / "r", ranks_of(1, 9), ranks_of(2, 9, slower_ms=30))
+    file = str(tmp_path / "report")
+    words = ["--format", format, "-o", file, "--price-per-hour", "3.6", "--price-per", "rank"]
+    assert main(["report", str(run), *words, "--epoch-samples", "1000"]) == 0
+    capsys.readouterr()
+    assert main(["audit", file]) == 0
+    assert "no findings in" in capsys.readouterr().out
+
+
+def test_predictions_stand_beside_what_was_measured(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [
+        "report",
+        str(run),
+        "--format",
+        "markdown",
+        "--predictions",
+        str(run.parent / "p.json"),
+    ]
+    assert main(words) == 0
+    assert "| 16 | as recorded | 1000 \\[800, 1250\\] |" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["--rows", "steps"], "--rows is for --format csv and parquet, not for table"),
+        (["--price-per", "rank"], "--price-per says nothing without --price-per-hour"),
+        (["--epoch-samples", "7"], "--epoch-samples says nothing without --price-per-hour"),
+        (["--price-per-hour", "0"], "--price-per-hour 0.0 is out of range"),
+        (["--price-per-hour", "nan"], "--price-per-hour nan is out of range"),
+        (["--price-per-hour", "1", "--epoch-samples", "0"], "--epoch-samples 0 is out of range"),
+        (["--predictions", "p.json"], "--predictions is for --format html and markdown"),
+        (["-o", "missing/a"], "missing is no directory"),
+    ],
+)
+def test_refusals(
+    run: Path, arguments: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["report", str(run), *arguments]) == 2
+    assert complaint in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("format", ["table", "html", "parquet"])
+def test_a_directory_that_is_no_run(
+    tmp_path: Path, format: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["report", str(tmp_path / "none"), "--format", format]) == 1
+    assert "none does not exist; give the directory that" in capsys.readouterr().err

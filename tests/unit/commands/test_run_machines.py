@@ -1,0 +1,78 @@
+"""Which machine of how many: as said, as Slurm says, and what would start each task's own sweep."""
+
+from __future__ import annotations
+
+import argparse
+
+import pytest
+
+from commprof.commands.running.run_machines import meeting_of
+from commprof.errors import UsageError
+from commprof.launch.rendezvous import Meeting
+
+VARIABLES = (
+    *("WORLD_SIZE", "LOCAL_RANK", "RANK"),
+    *("SLURM_STEP_ID", "SLURM_NNODES", "SLURM_NODEID", "SLURM_NTASKS"),
+)
+STEP = {"SLURM_STEP_ID": "0", "SLURM_NNODES": "3", "SLURM_NODEID": "2", "SLURM_NTASKS": "3"}
+ENDPOINT = "first:29500"
+
+
+@pytest.fixture(autouse=True)
+def nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+
+
+def meeting(
+    endpoint: str | None = None, nnodes: int | None = None, node_rank: int | None = None
+) -> Meeting:
+    args = argparse.Namespace(rdzv_endpoint=endpoint, nnodes=nnodes, node_rank=node_rank)
+    found = meeting_of(args)
+    assert (args.nnodes, args.node_rank) == (found.nodes, found.node_rank)
+    return found
+
+
+def inside(monkeypatch: pytest.MonkeyPatch, variables: dict[str, str]) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+
+
+def test_one_machine_unless_it_is_said() -> None:
+    assert meeting() == Meeting()
+    assert meeting(ENDPOINT) == Meeting(ENDPOINT)
+    assert meeting(ENDPOINT, 2, 1) == Meeting(ENDPOINT, 2, 1)
+    assert meeting(ENDPOINT, 2) == Meeting(ENDPOINT, 2, 0)
+
+
+def test_a_step_of_one_task_per_node_says_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    inside(monkeypatch, STEP)
+    assert meeting(ENDPOINT) == Meeting(ENDPOINT, 3, 2)
+    assert meeting(ENDPOINT, 3) == Meeting(ENDPOINT, 3, 2)
+    assert meeting(ENDPOINT, 3, 1) == Meeting(ENDPOINT, 3, 1)
+    assert meeting(ENDPOINT, 2) == Meeting(ENDPOINT, 2, 0)
+
+
+def test_a_batch_script_is_no_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    inside(monkeypatch, {**STEP, "SLURM_NODEID": "0"})
+    monkeypatch.delenv("SLURM_STEP_ID")
+    assert meeting(ENDPOINT) == Meeting(ENDPOINT)
+
+
+@pytest.mark.parametrize(
+    ("tasks", "nodes", "endpoint"), [("8", "2", ENDPOINT), ("4", "1", None), ("2", "2", None)]
+)
+def test_tasks_that_would_each_start_a_sweep_are_refused(
+    monkeypatch: pytest.MonkeyPatch, tasks: str, nodes: str, endpoint: str | None
+) -> None:
+    inside(monkeypatch, {**STEP, "SLURM_NTASKS": tasks, "SLURM_NNODES": nodes})
+    with pytest.raises(UsageError, match=f"one of {tasks} on {nodes} machines.*ntasks-per-node=1"):
+        meeting(endpoint)
+
+
+@pytest.mark.parametrize("variables", [{"WORLD_SIZE": "4"}, {"WORLD_SIZE": "1", "LOCAL_RANK": "0"}])
+def test_a_machine_of_an_operator_and_a_single_rank_are_taken(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str]
+) -> None:
+    inside(monkeypatch, variables)
+    assert meeting() == Meeting()

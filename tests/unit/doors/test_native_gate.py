@@ -1,0 +1,174 @@
+"""The gate opens the module of the running torch's minor, and no other file."""
+
+from __future__ import annotations
+
+import importlib.machinery
+import importlib.util
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from commprof import _native
+
+ROOT = Path(__file__).parents[3]
+SUFFIX = importlib.machinery.EXTENSION_SUFFIXES[0]
+COMMAND = "pip install something"
+
+SHOW = "import commprof._native as n; print(n.native); print(n.native_error)"
+
+
+@pytest.mark.parametrize(
+    ("version", "name"),
+    [
+        ("2.13.0+cpu", "_torch213"),
+        ("2.9.1", "_torch29"),
+        ("2.16.0a0+gitabc", "_torch216"),
+        ("3.0.0", "_torch30"),
+    ],
+)
+def test_module_name_holds_major_and_minor(version: str, name: str) -> None:
+    assert _native.module_name(version) == name
+
+
+def test_built_for_counts_only_what_this_python_can_load() -> None:
+    files = [f"_torch215{SUFFIX}", f"_torch29{SUFFIX}", f"_torch213{SUFFIX}"]
+    others = ["_torch214.cpython-39-riscv-linux-gnu.so", f"._torch212{SUFFIX}", "_native.py"]
+    assert _native.built_for(files + others) == ["2.9", "2.13", "2.15"]
+
+
+def test_message_names_what_is_built_what_runs_and_the_command() -> None:
+    assert _native.missing_message("2.15.0+cu132", ["2.13"], None, COMMAND) == (
+        "no C++ module for torch 2.15.0+cu132: it was built for torch 2.13. Using the Python "
+        "capture (fewer facts, more overhead). For the C++ one: pip install something"
+    )
+
+
+def test_message_gives_a_failed_build_as_the_one_cause() -> None:
+    message = _native.missing_message("2.13.0", ["2.10"], "no compiler", COMMAND)
+    assert "its build failed: no compiler." in message
+    assert "2.10" not in message
+
+
+def test_message_without_any_module_names_the_python() -> None:
+    version = f"Python {sys.version_info[0]}.{sys.version_info[1]}"
+    assert f"none was built for {version}." in _native.missing_message("2.13.0", [], None, COMMAND)
+
+
+def test_command_installs_from_the_checkout(tmp_path: Path) -> None:
+    (tmp_path / "CMakeLists.txt").touch()
+    command = _native.install_command(tmp_path / "commprof", None)
+    assert command.startswith(f"{sys.executable} -m pip install ")
+    assert command.endswith(f" -e {tmp_path}")
+
+
+@pytest.mark.parametrize(
+    ("record", "source"),
+    [
+        (None, "commprof"),
+        ({"url": "file:///src/commprof", "dir_info": {}}, "file:///src/commprof"),
+        (
+            {"url": "https://host/x.git", "vcs_info": {"vcs": "git", "commit_id": "ab12"}},
+            "git+https://host/x.git@ab12",
+        ),
+    ],
+)
+def test_command_installs_from_where_commprof_came(
+    tmp_path: Path, record: dict[str, object] | None, source: str
+) -> None:
+    direct_url = None if record is None else json.dumps(record)
+    assert _native.install_command(tmp_path / "commprof", direct_url).endswith(f" {source}")
+
+
+@pytest.fixture
+def fake_install(tmp_path: Path) -> Path:
+    """A package with the gate alone, a torch 2.15 of one line, and a module nobody may open."""
+    package = tmp_path / "commprof"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    shutil.copy(_native.__file__, package)
+    (tmp_path / "torch.py").write_text("__version__ = '2.15.0'\n")
+    (package / f"_torch213{SUFFIX}").write_text("not a shared object")
+    return package
+
+
+def run_gate(package: Path, **env: str) -> list[str]:
+    """The printed `native` and `native_error` of a process that imports the gate."""
+    result = subprocess.run(
+        [sys.executable, "-c", SHOW],
+        cwd=package.parent,
+        env={"PYTHONPATH": str(package.parent), **env},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert result.stderr == ""
+    return result.stdout.splitlines()
+
+
+def test_gate_leaves_a_module_for_another_torch_shut(fake_install: Path) -> None:
+    native, error = run_gate(fake_install)
+    assert native == "None"
+    assert "torch 2.15.0: it was built for torch 2.13." in error
+
+
+def test_gate_gives_the_first_line_of_a_failed_build(fake_install: Path) -> None:
+    (fake_install / "_build_error.txt").write_text("fatal error: no header\n\n200 lines more\n")
+    native, error = run_gate(fake_install)
+    assert native == "None"
+    assert "its build failed: fatal error: no header (all of it: " in error
+
+
+def test_gate_reports_a_matching_module_that_does_not_load(fake_install: Path) -> None:
+    (fake_install.parent / "torch.py").write_text("__version__ = '2.13.1'\n")
+    native, error = run_gate(fake_install)
+    assert native == "None"
+    assert "the C++ module does not load under torch 2.13.1: " in error
+
+
+def test_gate_opens_the_matching_module(fake_install: Path) -> None:
+    (fake_install / "_torch215.py").touch()
+    native, error = run_gate(fake_install)
+    assert native.startswith("<module 'commprof._torch215'")
+    assert error == "None"
+
+
+def test_gate_can_be_kept_shut_without_importing_torch(fake_install: Path) -> None:
+    (fake_install.parent / "torch.py").write_text("raise AssertionError\n")
+    native, error = run_gate(fake_install, COMMPROF_NATIVE="0")
+    assert native == "None"
+    assert error.startswith("COMMPROF_NATIVE=0 is set.")
+
+
+def test_every_virtual_function_of_a_work_is_forwarded() -> None:
+    """One that is not would answer for the wrapper in the place of the backend's Work."""
+    spec = importlib.util.find_spec("torch")
+    assert spec is not None
+    assert spec.origin is not None
+    header = Path(spec.origin).parent / "include/torch/csrc/distributed/c10d/Work.hpp"
+    work = re.search(r"class TORCH_API Work .*?^};", header.read_text(), re.DOTALL | re.MULTILINE)
+    assert work is not None
+    virtual = re.findall(r"^  virtual [^(]*?(\w+)\(", work[0], re.MULTILINE)
+    wrapper = (ROOT / "csrc/torch/capture/timed_work.h").read_text()
+    forwarded = re.findall(r"(\w+)\([^()]*\)(?: const)? override", wrapper)
+    assert len(virtual) >= 13
+    assert set(virtual) <= set(forwarded)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("compiler", ["g++-11", "clang++"])
+def test_other_compilers_take_the_sources(compiler: str) -> None:
+    if shutil.which(compiler) is None:
+        pytest.skip(f"needs {compiler}")
+    done = subprocess.run(
+        ["make", "compilers", f"COMPILERS={compiler}", f"VENV={Path(sys.prefix)}"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -1,0 +1,187 @@
+"""Which rank gets which CPUs, and how many threads: on machines that are only described."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from commprof.capture import boot
+from commprof.errors import UsageError
+from commprof.launch.pinning import PIN_MODES, pin_this_process, plan_pinning
+from commprof.launch.threads import choose_threads
+from commprof.launch.topology import Core, Topology
+
+
+def grid(nodes: int, cores: int, threads: int = 1, quota: float | None = None) -> Topology:
+    """CPUs numbered as in tests.support.builders.sys_trees."""
+    total = nodes * cores
+    found = [
+        Core(i // cores, tuple(i + thread * total for thread in range(threads)))
+        for i in range(total)
+    ]
+    return Topology(tuple(found), quota)
+
+
+@pytest.mark.parametrize(
+    ("mode", "topology", "ranks", "sets"),
+    [
+        ("cores", grid(1, 4), 2, "0-1/2-3"),
+        ("cores", grid(1, 4), 3, "0/1/2"),  # as many for each; CPU 3 stays free
+        ("cores", grid(1, 4, threads=2), 2, "0-1,4-5/2-3,6-7"),
+        ("cores", grid(1, 2, threads=2), 4, "0/1/2/3"),
+        ("cores", grid(2, 3), 2, "0-2/3-5"),
+        ("cores", grid(2, 3), 3, "0-1/2-3/4-5"),  # the middle rank's cores are on both nodes
+        ("numa", grid(2, 3), 3, "0/1/3"),  # ... and here they are not
+        ("numa", grid(2, 4), 1, "0-3"),
+        ("numa", grid(2, 4), 4, "0-1/2-3/4-5/6-7"),
+        ("numa", grid(2, 2, threads=2), 2, "0-1,4-5/2-3,6-7"),
+        ("numa", grid(2, 1, threads=2), 4, "0/2/1/3"),
+        ("auto", grid(2, 2), 4, "0/1/2/3"),
+        ("auto", grid(1, 4), 2, ""),
+        ("auto", grid(2, 2), 5, ""),
+        ("auto", grid(2, 2, quota=1.5), 2, ""),
+        ("none", grid(2, 2), 2, ""),
+        ("cores", grid(1, 2), 3, "0/1/0"),
+        ("numa", grid(2, 1), 4, "0/0/1/1"),
+    ],
+)
+def test_the_sets_of_each_rank(mode: str, topology: Topology, ranks: int, sets: str) -> None:
+    assert plan_pinning(mode, topology, ranks).text == sets
+
+
+@pytest.mark.parametrize("mode", [mode for mode in PIN_MODES if mode != "none"])
+@pytest.mark.parametrize("nodes", [1, 2, 3])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_sets_are_equal_in_size_and_disjoint_while_there_is_a_cpu_for_each_rank(
+    mode: str, nodes: int, threads: int
+) -> None:
+    topology = grid(nodes, 4, threads)
+    for ranks in range(1, 3 * nodes * 4):
+        check_sets(mode, topology, ranks)
+
+
+def check_sets(mode: str, topology: Topology, ranks: int) -> None:
+    found = plan_pinning(mode, topology, ranks)
+    if not found.sets:
+        assert mode == "auto"
+        return
+    assert len(found.sets) == ranks
+    assert len({len(cpus) for cpus in found.sets}) == 1
+    used = [cpu for cpus in found.sets for cpu in cpus]
+    assert set(used) <= set(topology.cpus)
+    assert found.disjoint == (len(used) == len(set(used))) == (ranks <= len(topology.cpus))
+    if found.mode == "numa":
+        node_of = {cpu: core.node for core in topology.cores for cpu in core.cpus}
+        assert all(len({node_of[cpu] for cpu in cpus}) == 1 for cpus in found.sets)
+        assert sorted(node_of[cpus[0]] for cpus in found.sets) == [
+            node_of[cpus[0]] for cpus in found.sets
+        ]
+
+
+@pytest.mark.parametrize(
+    ("mode", "topology", "ranks", "reason"),
+    [
+        ("auto", grid(1, 4), 2, "one NUMA node: memory is equally near"),
+        ("auto", grid(2, 2), 5, "5 ranks on 4 cores"),
+        ("auto", grid(2, 2, quota=1), 2, "2 ranks on 1 core:"),
+        ("cores", grid(1, 2), 3, "3 ranks share 2 CPUs"),
+        ("cores", grid(1, 2, threads=2), 3, "hyper-threads of the same core go to different"),
+        ("cores", grid(1, 4, quota=1.5), 2, "the cgroup grants only 1.5 CPUs"),
+        ("numa", grid(2, 2), 2, "disjoint and none crosses nodes, 2 NUMA nodes"),
+    ],
+)
+def test_the_reason_is_said(mode: str, topology: Topology, ranks: int, reason: str) -> None:
+    assert reason in plan_pinning(mode, topology, ranks).reason
+
+
+def test_an_unknown_mode_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"unknown --pin 'core' \(allowed: none, cores, numa"):
+        plan_pinning("core", grid(1, 1), 1)
+
+
+def test_a_thread_is_pinned_as_its_local_rank_says() -> None:
+    allowed = sorted(os.sched_getaffinity(0))
+    seen: list[set[int]] = []
+
+    def rank() -> None:
+        pin_this_process(f"{allowed[-1]}/{allowed[0]}", 1)
+        seen.append(os.sched_getaffinity(0))
+
+    thread = threading.Thread(target=rank)  # affinity is a thread's own
+    thread.start()
+    thread.join()
+    assert seen == [{allowed[0]}]
+    assert sorted(os.sched_getaffinity(0)) == allowed
+
+
+@pytest.mark.parametrize(
+    ("text", "rank", "message"),
+    [("0/1", 2, "local rank 2 has no part"), ("99999", 0, "cannot be pinned to CPUs 99999")],
+)
+def test_a_set_that_cannot_be_had_is_refused(text: str, rank: int, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        pin_this_process(text, rank)
+
+
+@pytest.mark.parametrize(
+    ("asked", "omp", "topology", "mode", "ranks", "count", "source"),
+    [
+        (None, None, grid(1, 8), "none", 2, 1, "default"),
+        (None, "3", grid(1, 8), "none", 2, 3, "OMP_NUM_THREADS"),
+        (None, "4,2", grid(1, 8), "none", 2, 4, "OMP_NUM_THREADS"),
+        ("2", "3", grid(1, 8), "none", 2, 2, "--threads-per-rank"),
+        ("auto", "3", grid(1, 8), "none", 2, 3, "OMP_NUM_THREADS"),
+        ("auto", None, grid(1, 8), "none", 2, 4, "auto"),
+        ("auto", None, grid(1, 8, threads=2), "cores", 2, 4, "auto"),  # cores, not hyper-threads
+        ("auto", None, grid(1, 8, quota=3), "none", 2, 1, "auto"),
+        ("auto", None, grid(1, 2), "none", 4, 1, "auto"),
+        ("auto", None, grid(2, 4), "numa", 1, 4, "auto"),  # no more than its node has
+    ],
+)
+def test_threads(
+    asked: str | None,
+    omp: str | None,
+    topology: Topology,
+    mode: str,
+    ranks: int,
+    count: int,
+    source: str,
+) -> None:
+    found = choose_threads(asked, omp, topology, plan_pinning(mode, topology, ranks), ranks)
+    assert (found.count, found.source) == (count, source)
+
+
+@pytest.mark.parametrize(
+    ("asked", "omp", "message"),
+    [
+        ("0", None, "--threads-per-rank 0 is out of range (allowed: a whole number, 1 or more, or"),
+        ("many", None, "--threads-per-rank many is out of range"),
+        (None, "x", "OMP_NUM_THREADS=x is out of range"),
+    ],
+)
+def test_threads_that_cannot_be_are_refused(
+    asked: str | None, omp: str | None, message: str
+) -> None:
+    nothing = plan_pinning("none", grid(1, 1), 1)
+    with pytest.raises(UsageError) as caught:
+        choose_threads(asked, omp, grid(1, 1), nothing, 1)
+    assert message in str(caught.value)
+
+
+def test_a_script_is_pinned_before_it_starts_and_its_children_may_choose() -> None:
+    allowed = sorted(os.sched_getaffinity(0))
+    shown = "import os; print(sorted(os.sched_getaffinity(0)), 'COMMPROF_CPUS' in os.environ)"
+    environment = {
+        **os.environ,
+        **boot.environment(Path("unused")),
+        "COMMPROF_CPUS": f"{allowed[0]}/{allowed[-1]}",
+        "LOCAL_RANK": "1",
+    }
+    command = [sys.executable, "-c", shown]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == (f"[{allowed[-1]}] False\n", "")

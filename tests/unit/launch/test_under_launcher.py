@@ -1,0 +1,170 @@
+"""Which rank torchrun or srun has started, where its ranks meet, and what they cannot be asked."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch.distributed import TCPStore
+
+from commprof.commands import main
+from commprof.errors import CommprofError, UsageError
+from commprof.launch.under_launcher import GivenRank, Word, await_file, given_rank
+from tests.support.machines.ranks import free_port
+
+TORCHRUN = {
+    **{"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"},
+    **{"GROUP_WORLD_SIZE": "2", "MASTER_ADDR": "first", "MASTER_PORT": "29501"},
+}
+STEP = {
+    **{"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "2", "SLURM_NTASKS": "4", "SLURM_NNODES": "2"},
+    **{"SLURM_PROCID": "3", "SLURM_LOCALID": "1", "SLURM_NODEID": "1"},
+    **{"SLURM_JOB_NODELIST": "node-[a-b]"},
+}
+
+
+def rank(**values: Any) -> GivenRank:
+    given: dict[str, Any] = {
+        **{"launcher": "torchrun", "rank": 0, "world_size": 2, "local_rank": 0, "local_ranks": 2},
+        **{"hosts": 1, "address": "localhost", "port": 1},
+    }
+    return GivenRank(**{**given, **values})
+
+
+@pytest.fixture(autouse=True)
+def own_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is set in a test is gone after it."""
+    names = {*TORCHRUN, *(name for name in os.environ if name.startswith(("SLURM_", "TORCHEL")))}
+    for name in names:
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def port(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    """Of a store such as torchrun's own, which its ranks take."""
+    store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    yield store.port
+    del store  # not before
+
+
+def test_a_rank_of_torchrun() -> None:
+    expected = GivenRank("torchrun", 5, 8, 1, 4, 2, "first", 29501)
+    assert given_rank(TORCHRUN) == expected
+    # Of torchrun in srun too, and --nnodes is then refused like all that the launcher has said.
+    assert given_rank({**STEP, **TORCHRUN}, nodes=2) == expected
+    counted = {name: value for name, value in TORCHRUN.items() if name != "GROUP_WORLD_SIZE"}
+    assert given_rank(counted) == expected
+
+
+@pytest.mark.parametrize("name", ["RANK", "MASTER_ADDR", "MASTER_PORT"])
+def test_a_rank_that_cannot_meet_the_others_is_refused(name: str) -> None:
+    with pytest.raises(UsageError, match=f"one of 8 ranks, but left {name} unset"):
+        given_rank({key: value for key, value in TORCHRUN.items() if key != name})
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {},
+        {"WORLD_SIZE": "4"},
+        {**TORCHRUN, "WORLD_SIZE": "1"},
+        {**STEP, "SLURM_NTASKS": "2"},  # one task per node
+        {key: value for key, value in STEP.items() if key != "SLURM_STEP_ID"},  # a batch script
+    ],
+)
+def test_what_is_no_rank(variables: dict[str, str]) -> None:
+    assert given_rank(variables) is None
+
+
+def test_a_task_that_is_told_the_number_of_machines_starts_its_own_ranks() -> None:
+    assert given_rank({**STEP, "SLURM_NNODES": "1"}, nodes=1) is None
+
+
+def test_a_task_of_srun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "scontrol").write_text(
+        '#!/bin/sh\n[ "$*" = "show hostnames node-[a-b]" ] || exit 1\necho node-a\necho node-b\n'
+    )
+    (tmp_path / "scontrol").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    port = 20_000 + 7 * 16 + 2
+    assert given_rank(STEP) == GivenRank("srun", 3, 4, 1, 2, 2, "node-a", port)
+    assert given_rank(STEP, endpoint="ib0:1234") == GivenRank("srun", 3, 4, 1, 2, 2, "ib0", 1234)
+    own = given_rank({**STEP, "MASTER_ADDR": "x", "MASTER_PORT": "5"})
+    assert own == GivenRank("srun", 3, 4, 1, 2, 2, "x", 5)
+    alone = given_rank({**STEP, "SLURM_NNODES": "1"})
+    assert alone == GivenRank("srun", 3, 4, 1, 4, 1, "localhost", port)
+    with pytest.raises(UsageError, match="first host of 'c': give --rdzv-endpoint"):
+        given_rank({**STEP, "SLURM_JOB_NODELIST": "c"})
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("--nproc 2", "--nproc 2: torchrun has started 2 ranks"),
+        ("--world-sizes 1,2 --max-restarts 3", "--world-sizes 1,2, --max-restarts 3: torchrun"),
+        ("--nnodes 2 --node-rank 0", "--nnodes 2, --node-rank 0: torchrun"),
+        ("--rdzv-endpoint a:1", "--rdzv-endpoint a:1: torchrun"),
+        ("--watchdog auto --metrics", "--watchdog auto, --metrics: torchrun"),
+        ("--pin cores --threads-per-rank auto", "--pin cores, --threads-per-rank auto: torchrun"),
+        ("--dry-run", "--dry-run: torchrun"),
+        ("--strategy ddp,fsdp", "--strategy ddp,fsdp: torchrun has started 2 ranks"),
+        ("train.py --lr 1", "torchrun ... -m commprof.wrap train.py"),
+        ("--steps 0", "--steps 0 is out of range"),
+    ],
+)
+def test_what_ranks_cannot_do_is_refused_by_rank_0_in_one_line(
+    words: str,
+    expected: str,
+    port: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    rank(port=port).export()
+    monkeypatch.chdir(tmp_path)
+    workload = [] if ".py" in words else ["--workload", "mlp", "--output", "run"]
+    assert main(["run", *workload, *words.split()]) == 2
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert err.startswith("commprof run: ")
+    assert err.count("\n") == 1
+    assert expected in err
+    assert "without the launcher" in err or "--steps 0" in err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_several_hosts_need_a_directory_that_all_see(
+    port: int, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    rank(port=port).export()
+    monkeypatch.setenv("GROUP_WORLD_SIZE", "2")
+    assert main(["run", "--workload", "mlp"]) == 2
+    assert "2 machines need --output DIR, the same directory on all" in capfd.readouterr().err
+
+
+def test_the_others_hear_what_rank_0_says_and_wait_no_longer_than_told(port: int) -> None:
+    rank(port=port).export()
+    word = Word(rank(port=port), patience_s=0.3)
+    with pytest.raises(CommprofError, match=r"rank 0 ended, or did not say within 0\.3 s"):
+        word.hear()
+    word.say(job="/a/job.json")
+    assert word.hear() == {"job": "/a/job.json"}
+
+
+def test_a_rank_that_reaches_nobody_says_where_it_looked() -> None:
+    other = rank(rank=1, local_rank=1, port=free_port())
+    other.export()
+    words = f"rank 1 on .* does not reach localhost:{other.port}, where the 2 ranks that torchrun"
+    with pytest.raises(CommprofError, match=words):
+        Word(other, patience_s=0.5)
+
+
+def test_a_directory_that_is_not_shared_is_noticed(tmp_path: Path) -> None:
+    await_file(tmp_path, rank())
+    with pytest.raises(CommprofError, match=r"rank 1 on .* does not see .*/x, .*--output DIR"):
+        await_file(tmp_path / "x", rank(rank=1), patience_s=0.1)

@@ -1,0 +1,121 @@
+"""Finished rows are handed over size by size: one rank alone, in this process."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from commprof.analysis.collectives.sweep import OverlapRow
+from commprof.analysis.collectives.sweep_file import read_sweep, write_sweep
+from commprof.microbench import overlap
+from commprof.microbench.collector import Collector
+from commprof.microbench.patterns import Pattern
+from commprof.microbench.plan import Plan
+from commprof.microbench.rank import run_plan
+from tests.support.builders.sweeps import key, sweep_result
+
+SIZES = (1024, 2048, 4096)
+
+
+@pytest.fixture(autouse=True)
+def one_rank(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What torchrun would set for a single rank."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    environment = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
+    for name, value in {**environment, "MASTER_PORT": str(port)}.items():
+        monkeypatch.setenv(name, value)
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+
+
+def plan(directory: Path, **changes: Any) -> Plan:
+    values = {"iterations": 2, "check": 1, **changes}
+    return Plan(("all_reduce",), (1,), SIZES, str(directory / "result.json"), **values)
+
+
+def test_the_first_round_hands_over_row_by_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handed: list[int] = []
+    add = Collector.add
+
+    def counted(self: Collector, sweep: Any, ranks: Any, one_clock: bool) -> None:
+        handed.append(len(ranks[0]))
+        add(self, sweep, ranks, one_clock)
+
+    monkeypatch.setattr(Collector, "add", counted)
+    run_plan(plan(tmp_path))
+    # Three sizes in two placements; the second round in one.
+    assert handed == [1, 1, 1, 1, 1, 1, 6]
+    rows = read_sweep(tmp_path / "result.json").rows
+    assert [row.iterations for row in rows] == [2] * 6
+    assert [row.wrong for row in rows] == [0] * 6
+
+
+def test_overlap_keeps_the_sizes_that_were_finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compute = overlap.Compute
+    made: list[overlap.Compute] = []
+
+    def third_fails() -> overlap.Compute:
+        if len(made) == 2:
+            raise RuntimeError("no third size")
+        made.append(compute())
+        return made[-1]
+
+    monkeypatch.setattr(overlap, "Compute", third_fails)
+    with pytest.raises(RuntimeError, match="no third size"):
+        run_plan(plan(tmp_path, overlap=True))
+    torch.distributed.destroy_process_group()
+    rows = read_sweep(tmp_path / "result.json").overlap_rows
+    assert [row.key.size_bytes for row in rows] == [1024, 2048]
+
+
+def test_overlap_warms_up_and_checks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+
+    def counting(make: Any) -> Any:
+        def made(*arguments: Any, **options: Any) -> Any:
+            call = make(*arguments, **options)
+
+            def counted() -> Any:
+                calls.append(make)
+                return call()
+
+            return counted
+
+        return made
+
+    make_call = overlap.make_call
+    monkeypatch.setattr(overlap, "make_call", counting(make_call))
+    counts = []
+    for warmup, check in ((0, 0), (3, 0), (0, 2)):
+        calls.clear()
+        run_plan(plan(tmp_path, overlap=True, warmup=warmup, check=check))
+        counts.append(len(calls))
+    result = read_sweep(tmp_path / "result.json")
+    assert [row.wrong for row in result.overlap_rows] == [0, 0, 0]
+    assert (counts[1] - counts[0], counts[2] - counts[0]) == (3 * len(SIZES), 2 * len(SIZES))
+    assert result.context["rounds"] == 1
+    assert "t_ovrl" in result.context["time"]
+    monkeypatch.setattr(Pattern, "wrong", lambda *_: 5)
+    run_plan(plan(tmp_path, overlap=True))
+    assert [row.wrong for row in read_sweep(tmp_path / "result.json").overlap_rows] == [5, 5, 5]
+
+
+def test_a_file_from_before_overlap_was_checked_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "older.json"
+    overlapped = OverlapRow(key(), 1.0, 1.0, 1.0, 1.0, 1.0, 5, 3)
+    write_sweep(path, sweep_result(overlap_rows=(overlapped,)))
+    assert read_sweep(path).overlap_rows == (overlapped,)
+    path.write_text(path.read_text().replace(', "wrong": 3', ""))
+    assert read_sweep(path).overlap_rows[0].wrong is None

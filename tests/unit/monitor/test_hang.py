@@ -1,0 +1,219 @@
+"""Who is to blame when a job stands still. States are fed with records as a rank writes them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from commprof.monitor.rank_state import RankState, common_names
+from commprof.monitor.watchdog.hang import DEAD, Hang, Process, find_hang
+from commprof.trace.documents import Group
+from commprof.trace.schema import Phase
+from tests.support.builders.traces import MS, Rank
+
+SECOND = 1_000_000_000
+WORLD = 3
+
+
+def group(number: int, name: str, rank: int, size: int) -> Group:
+    return Group(number, name, "", "gloo", rank, size)
+
+
+def state(rank: Rank, *groups: Group) -> RankState:
+    """Of one rank, with the group of all ranks if no other is given."""
+    result = RankState(rank.rank, rank.world_size)
+    result.take(rank.records(), groups or (group(1, "0", rank.rank, rank.world_size),))
+    return result
+
+
+def rank_in_backward(rank: int, buckets: int, ended: int = 0) -> Rank:
+    """One step of 100 ms, then the begin of the next and so many buckets of its backward pass."""
+    made = Rank(rank, WORLD)
+    made.step(0, 100 * MS)
+    made.phase(Phase.FORWARD, 100 * MS, 110 * MS)
+    for bucket in range(buckets):
+        end = 130 * MS if bucket < ended else 0
+        made.collective(bucket, 120 * MS + bucket, end, bytes=4_000_000, graph_task=5)
+    return made
+
+
+def found(
+    *states: RankState, now_s: float = 10, limit_s: float = 5, **processes: str
+) -> Hang | None:
+    """processes: state of "rank_1"; the others run."""
+    watched = {
+        one.rank: Process(1000 + one.rank, processes.get(f"rank_{one.rank}", "running"))
+        for one in states
+    }
+    return find_hang(states, watched, int(limit_s * SECOND), int(now_s * SECOND))
+
+
+def test_nothing_is_said_below_the_limit() -> None:
+    states = [state(rank_in_backward(rank, 2)) for rank in range(WORLD)]
+    assert found(*states, now_s=5) is None
+    assert found(*states, now_s=5.2) is not None
+
+
+def test_the_rank_that_did_not_issue_is_accused() -> None:
+    states = [state(rank_in_backward(0, 2)), state(rank_in_backward(1, 2))]
+    late = state(rank_in_backward(2, 1))
+    hang = found(*states, late)
+    assert hang is not None
+    assert (hang.kind, [one.rank for one in hang.accused]) == ("absent", [2])
+    assert hang.waiting == (0, 1)
+    assert hang.operation is not None
+    assert (hang.operation.op, hang.operation.seq, hang.operation.bucket) == ("all_reduce", 1, 1)
+    assert (hang.step, hang.phase) == (1, "backward")
+    assert hang.waited_s == pytest.approx(9.9, abs=0.01)
+    assert hang.sentence == (
+        "rank 2 did not arrive at all_reduce number 1 of group '0', bucket 1 (step 1, pending for "
+        "9.9 s); last seen: backward; ranks 0, 1 wait"
+    )
+
+
+def test_one_that_never_recorded_anything_is_accused() -> None:
+    states = [state(rank_in_backward(rank, 1)) for rank in (0, 1)]
+    hang = found(*states, RankState(2, WORLD))
+    assert hang is not None
+    assert [one.why for one in hang.accused] == ["rank 2 has recorded nothing"]
+
+
+def test_a_process_that_cannot_move_comes_first() -> None:
+    # Rank 1 has arrived and is stopped before the transfer; rank 2 is about to arrive.
+    states = [state(rank_in_backward(0, 1)), state(rank_in_backward(1, 1))]
+    late = state(rank_in_backward(2, 0))
+    hang = found(*states, late, rank_1="stopped")
+    assert hang is not None
+    assert (hang.kind, [one.rank for one in hang.accused]) == ("held up", [1])
+    assert hang.accused[0].why == "rank 1 is stopped"
+    assert hang.sentence.startswith(
+        "rank 1 is stopped; last seen in step 1, backward; rank 0 waits"
+    )
+
+
+def test_a_dead_rank_waits_for_nobody_and_is_accused() -> None:
+    dead = state(rank_in_backward(1, 0))
+    assert found(dead, rank_1=DEAD) is None
+    hang = found(state(rank_in_backward(0, 1)), dead, state(rank_in_backward(2, 1)), rank_1=DEAD)
+    assert hang is not None
+    assert ([one.rank for one in hang.accused], hang.waiting) == ([1], (0, 2))
+
+
+def test_a_rank_that_closed_its_trace_is_not_dead_but_gone() -> None:
+    gone = state(rank_in_backward(1, 0))
+    gone.closed = True
+    hang = found(state(rank_in_backward(0, 1)), gone, state(rank_in_backward(2, 1)), rank_1=DEAD)
+    assert hang is not None
+    assert hang.kind == "absent"
+    assert "has closed its trace" in hang.accused[0].why
+
+
+def test_waiting_ranks_are_followed_to_the_one_that_waits_for_nobody() -> None:
+    pair = {1: ("0", WORLD), 2: ("pair", 2)}
+    first = Rank(0, WORLD, groups=pair)
+    first.collective(0, 10 * MS, 0)
+    second = Rank(1, WORLD, groups=pair)  # waits for rank 2, which rank 0 knows nothing of
+    second.collective(0, 20 * MS, 0, group=2)
+    third = Rank(2, WORLD, groups=pair)
+    third.collective(0, 5 * MS, 6 * MS, group=1, op="barrier")
+    hang = found(
+        state(first),
+        state(second, group(1, "0", 1, WORLD), group(2, "pair", 0, 2)),
+        state(third, group(1, "0", 2, WORLD), group(2, "pair", 1, 2)),
+    )
+    assert hang is not None
+    assert [one.rank for one in hang.accused] == [2]
+    assert hang.operation is not None
+    assert hang.operation.group == "pair"
+    assert hang.waiting == (1,)
+
+
+def test_a_circle_is_said_to_be_one() -> None:
+    def one(rank: int, first: int) -> RankState:
+        made = Rank(rank, 2)
+        made.collective(0, 10 * MS, 0, group=first)
+        return state(made, group(1, "a", rank, 2), group(2, "b", rank, 2))
+
+    hang = found(one(0, 1), one(1, 2))
+    assert hang is not None
+    assert (hang.kind, [one.rank for one in hang.accused]) == ("circle", [0, 1])
+    assert "wait for each other" in hang.sentence
+
+
+def test_a_transfer_that_does_not_move() -> None:
+    states = [state(rank_in_backward(rank, 1)) for rank in range(WORLD)]
+    hang = found(*states)
+    assert hang is not None
+    assert (hang.kind, hang.accused, hang.waiting) == ("transfer", (), (0, 1, 2))
+    watched = {0: Process(1, "running")}
+    partly = find_hang(states[:1], watched, 5 * SECOND, 10 * SECOND, unseen=(1, 2))
+    assert partly is not None
+    assert partly.kind == "unseen"
+    assert "of ranks 1, 2 nothing can be seen from here" in partly.sentence
+
+
+def test_a_step_without_communication() -> None:
+    alone = Rank(0, 1)
+    alone.step(0, 100 * MS)
+    alone.phase(Phase.DATA, 100 * MS, 120 * MS)
+    hang = found(state(alone))
+    assert hang is not None
+    assert (hang.kind, hang.phase) == ("step", "after data")
+    assert hang.sentence == "rank 0 in step 1 for 9.9 s (after data), in no collective"
+    never = Rank(0, 1)  # it has not ended a step: it sets up, or marks none
+    assert found(state(never)) is None
+
+
+def test_messages_wait_for_their_other_end() -> None:
+    receiver, sender = Rank(0, 2), Rank(1, 2)
+    receiver.collective(0, 10 * MS, 0, op="recv", aux=1)
+    both = state(receiver), state(sender)
+    hang = found(*both)
+    assert hang is not None
+    assert [one.rank for one in hang.accused] == [1]
+    sender.collective(0, 20 * MS, 0, op="send", aux=0)
+    # Both ends are there; gloo says nothing of the completion, so there is no hang to be sure of.
+    assert found(both[0], state(sender)) is None
+
+
+def test_an_operation_of_whose_completion_nobody_tells_is_no_hang_by_itself() -> None:
+    def scattering(rank: int) -> RankState:
+        made = Rank(rank, 2)
+        made.collective(0, 10 * MS, 0, op="reduce_scatter")
+        return state(made)
+
+    assert found(scattering(0), scattering(1)) is None
+    hang = found(scattering(0), state(Rank(1, 2)))
+    assert hang is not None
+    assert [one.rank for one in hang.accused] == [1]
+
+
+def test_a_state_forgets_what_is_complete() -> None:
+    rank = rank_in_backward(0, 3, ended=2)
+    now = state(rank)
+    assert [one.bucket for one in now.pending.values()] == [2]
+    assert now.next_seq == {"0": 3}
+    assert (now.step, now.steps_ended, now.new_step_ns) == (1, 1, [])
+    # Its completion is read before its issue: the threads' rings are read one after the other.
+    late = Rank(0, WORLD)
+    late.collective(3, 150 * MS, 160 * MS)
+    records: Any = late.records()
+    now.take(records[1:], (group(1, "0", 0, WORLD),))
+    now.take(records[:1], (group(1, "0", 0, WORLD),))
+    assert len(now.pending) == 1
+
+
+def test_what_two_steps_left_behind_is_over() -> None:
+    rank = Rank(0, WORLD)
+    rank.step(0, 10 * MS)
+    rank.collective(0, 11 * MS, 0)
+    for begin in (10, 20, 30):
+        rank.step(begin * MS, (begin + 10) * MS)
+    assert state(rank).pending == {}
+    assert state(rank).new_step_ns == [10 * MS] * 3  # but for the first
+
+
+def test_a_name_that_is_used_again_is_another_group() -> None:
+    named = common_names([group(3, "0", 0, 2), group(1, "0", 0, 2), group(2, "b", 0, 2)])
+    assert {number: one.name for number, one in named.items()} == {1: "0", 2: "b", 3: "0 (2)"}

@@ -1,0 +1,209 @@
+"""Traces that grow while they are read: every block once, nothing trusted."""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+from pathlib import Path
+
+import pytest
+
+from commprof.monitor import follow
+from commprof.monitor.follow import TraceTail
+from commprof.trace.schema import BlockType, Records
+from tests.support.builders import trace_bytes as made
+from tests.support.builders.summaries import summary
+
+
+def times(records: Records) -> list[int]:
+    return records["timestamp_ns"].tolist()
+
+
+def append(path: Path, data: bytes) -> None:
+    with path.open("ab") as file:
+        file.write(data)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "rank_1.trace"
+
+
+def test_a_trace_that_is_not_there_yet(path: Path) -> None:
+    tail = TraceTail(path)
+    assert times(tail.poll()) == []
+    path.touch()  # claimed
+    assert times(tail.poll()) == []
+    assert (tail.metadata, tail.problems, tail.caught_up) == (None, [], False)
+    path.write_bytes(made.trace(made.records(5, 1)))
+    assert times(tail.poll()) == [1, 5]
+    assert tail.metadata == made.metadata()
+    assert tail.caught_up
+
+
+def test_each_block_comes_once_and_all_come(path: Path) -> None:
+    path.write_bytes(made.trace())
+    tail = TraceTail(path)
+    tail.poll()
+    group = made.document(made.GROUP_BLOCK, made.group(3, name="tp", size=2))
+    blocks = [made.records(7, 3), group, made.records(9), made.end(dropped=4)]
+    found = []
+    for byte in b"".join(blocks):  # however the file grows
+        append(path, bytes([byte]))
+        found += times(tail.poll())
+    assert found == [3, 7, 9]
+    assert tail.groups[3].name == "tp"
+    assert (tail.ended, tail.dropped, tail.problems) == (True, 4, [])
+    assert times(tail.poll()) == []
+
+
+def test_a_hole_in_place_of_a_header_is_waited_for(path: Path) -> None:
+    path.write_bytes(made.trace())
+    tail = TraceTail(path)
+    tail.poll()
+    begin, block = path.stat().st_size, made.records(4)
+    with path.open("r+b") as file:  # as the writer does it: the payload first
+        os.pwrite(file.fileno(), block[24:], begin + 24)
+        assert times(tail.poll()) == []
+        os.pwrite(file.fileno(), block[:24], begin)
+    assert times(tail.poll()) == [4]
+    assert tail.problems == []
+
+
+def test_a_file_that_is_cut_back_and_written_again(path: Path) -> None:
+    path.write_bytes(made.trace(made.records(1)))
+    tail = TraceTail(path)
+    assert times(tail.poll()) == [1]
+    whole = path.read_bytes()
+    append(path, made.records(2)[:40])  # the disk is full
+    assert times(tail.poll()) == []
+    path.write_bytes(whole)
+    assert times(tail.poll()) == []
+    append(path, made.records(3))
+    assert times(tail.poll()) == [3]
+    assert tail.problems == []
+
+
+def test_summaries_are_read_where_they_are_written_over(path: Path) -> None:
+    def slot(sequence: int) -> bytes:
+        payload = json.dumps(summary(sequence=sequence)).encode().ljust(4096)
+        return made.block(BlockType.SUMMARY, payload)
+
+    path.write_bytes(made.trace(slot(1), slot(2)))
+    tail = TraceTail(path)
+    tail.poll()
+    assert tail.summary is not None
+    assert tail.summary.sequence == 2
+    data = bytearray(path.read_bytes())
+    first = len(made.trace())
+    new = slot(3)
+    spare = made.block(BlockType.SPARE, new[24:])[:24]
+    data[first : first + len(new)] = spare + new[24:]  # half of the way
+    path.write_bytes(data)
+    tail.poll()
+    assert tail.summary.sequence == 2
+    data[first : first + len(new)] = new
+    path.write_bytes(data)
+    tail.poll()
+    assert tail.summary.sequence == 3
+    assert tail.problems == []
+
+
+def test_of_a_long_trace_the_recent_records_alone(path: Path) -> None:
+    block = made.records(0)
+    blocks = [made.records(i) for i in range(100)]
+    path.write_bytes(made.trace(*blocks, made.document(made.GROUP_BLOCK, made.group(9))))
+    tail = TraceTail(path, recent_bytes=10 * len(block))
+    found = times(tail.poll())
+    assert found[-1] == 99
+    assert 5 < len(found) <= 10
+    assert 9 in tail.groups
+    append(path, made.records(100))
+    assert times(tail.poll()) == [100]
+
+
+def test_what_one_look_reads_is_bounded(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(follow, "_BYTES_PER_POLL", 1000)
+    path.write_bytes(made.trace(*(made.records(i) for i in range(100))))
+    tail, found, looks = TraceTail(path), list[int](), 0
+    while len(found) < 100:
+        new = times(tail.poll())
+        assert len(new) <= 1000 // 64 + 1
+        found += new
+        looks += 1
+    assert found == list(range(100))
+    assert looks >= 100 * 64 // 1064
+
+
+def test_a_damaged_block_is_left_out_and_said(path: Path) -> None:
+    bad = bytearray(made.records(2))
+    bad[-1] ^= 1
+    path.write_bytes(made.trace(made.records(1), bytes(bad), made.records(3)))
+    tail = TraceTail(path)
+    assert times(tail.poll()) == [1]  # it may be being written
+    found = [time for _ in range(5) for time in times(tail.poll())]
+    assert found == [3]
+    assert ["checksum" in problem for problem in tail.problems] == [True]
+
+
+@pytest.mark.parametrize("length", [1 << 30, 1 << 62, 2**64 - 1])
+def test_a_length_is_not_believed(path: Path, length: int) -> None:
+    header = struct.pack("<4sIQII", b"CPKB", 2, length, 0, 0)
+    path.write_bytes(made.trace(made.records(1), header))
+    tail = TraceTail(path)
+    assert times(tail.poll()) == [1]
+    assert times(tail.poll()) == []
+    if length == 1 << 30:  # a sparse file that has it all the same
+        os.truncate(path, (1 << 30) + 10_000)
+        tail.poll()
+        assert "left out" in tail.problems[0]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"\x7fELF" * 20, made.file_header(version=9), made.file_header(header_bytes=1), b"x" * 500],
+)
+def test_what_is_no_trace_is_said_once(path: Path, data: bytes) -> None:
+    path.write_bytes(data)
+    tail = TraceTail(path)
+    for _ in range(6):
+        assert times(tail.poll()) == []
+    assert len(tail.problems) == 1
+
+
+def test_unusable_metadata_is_said(path: Path) -> None:
+    path.write_bytes(made.file_header() + made.document(made.METADATA_BLOCK, {"rank": 0}))
+    tail = TraceTail(path)
+    tail.poll()
+    assert "unusable metadata" in tail.problems[0]
+    assert tail.metadata is None
+
+
+def test_a_deleted_trace_is_followed_on(path: Path) -> None:
+    path.write_bytes(made.trace())
+    with path.open("ab") as writer, TraceTail(path) as tail:
+        tail.poll()
+        path.unlink()
+        writer.write(made.records(6))
+        writer.flush()
+        assert times(tail.poll()) == [6]
+
+
+def test_random_bytes_never_raise(path: Path) -> None:
+    whole = made.trace(made.records(1, 2), made.end())
+    for seed in range(300):
+        data = bytearray(whole)
+        data[seed * 7919 % len(data)] ^= 1 + seed % 255
+        path.write_bytes(data[: len(data) - seed % 50])
+        with TraceTail(path) as tail:
+            for _ in range(5):
+                tail.poll()
+
+
+def test_a_pipe_holds_nobody_up(path: Path) -> None:
+    os.mkfifo(path)
+    tail = TraceTail(path)
+    assert times(tail.poll()) == []
+    assert times(tail.poll()) == []
+    assert len(tail.problems) == 1

@@ -1,0 +1,236 @@
+"""The list of metrics, and every place where they are shown."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import resource
+import signal
+import struct
+from dataclasses import replace
+from pathlib import Path
+
+from commprof.monitor.metrics.exposition import exposition
+from commprof.monitor.metrics.metrics import METRICS, flat, samples
+from commprof.monitor.metrics.outputs import JsonLines, TensorBoard, TextFile, write_to
+from commprof.monitor.metrics.tensorboard import crc32c
+from commprof.monitor.state import JobState
+from tests.support.builders.live_states import job_state, rank_state
+from tests.support.builders.run_directories import HOSTILE
+
+LINE = re.compile(r'([a-z_:][a-z0-9_:]*)(?:\{((?:[a-z_]+="(?:[^"\\\n]|\\.)*",?)*)\})? (\S+)')
+
+
+def shown(state: JobState) -> dict[str, float]:
+    """The lines of the exposition by what stands before the value."""
+    found = {}
+    for line in exposition(samples(state)).decode().splitlines():
+        if not line.startswith("#"):
+            match = LINE.fullmatch(line)
+            assert match is not None, line
+            found[line.rpartition(" ")[0]] = float(match[3])
+    return found
+
+
+def test_every_metric_is_shown_and_named_once() -> None:
+    names = [metric.name for metric in METRICS]
+    assert len(set(names)) == len(names)
+    text = exposition(samples(job_state())).decode()
+    for metric in METRICS:
+        assert f"\n{metric.name}" in text, metric.name
+        assert text.count(f"# TYPE {metric.name} {metric.kind}\n") == 1
+        assert metric.name.endswith("_total") == (metric.kind == "counter")
+    assert "step=" not in text  # a label per step would fill every database
+
+
+def test_values_and_labels() -> None:
+    found = shown(job_state())
+    assert found['commprof_steps_total{rank="0"}'] == 250
+    assert found['commprof_step_part_seconds_total{rank="1",part="data"}'] == 2.5
+    assert found['commprof_exposed_seconds_total{rank="0",part="wait"}'] == 3
+    assert found['commprof_late_rank{rank="0"}'] == 0
+    assert found['commprof_late_rank{rank="1"}'] == 1
+    assert found['commprof_late_rank_wait_seconds{rank="1"}'] == 0.012
+    assert found['commprof_collective_p99_seconds{rank="0",op="all_reduce"}'] == 0.02
+    assert found['commprof_bandwidth_use_ratio{op="all_reduce"}'] == 0.5
+    assert found['commprof_compression_ratio{rank="0"}'] == 4
+    assert found['commprof_network_bytes_total{interface="lo",direction="sent"}'] == 20
+    assert found['commprof_job_info{world_size="2",backend="gloo",mode="full"}'] == 1
+
+
+def test_what_is_not_known_is_not_shown() -> None:
+    bare = rank_state(
+        0,
+        total=None,
+        recent=None,
+        operations={},
+        waited_for_s=math.nan,
+        plain_bytes=0.0,
+        sent_bytes=0.0,
+        process=None,
+        gradients=None,
+        since_step_s=math.nan,
+        status="",
+    )
+    found = shown(job_state(1, ranks=(bare,), late=None, bandwidth={}, host=None))
+    assert {name.partition("{")[0] for name in found} == {
+        "commprof_job_info",
+        "commprof_dropped_events_total",
+        "commprof_trace_bytes",
+        "commprof_monitor_cpu_seconds_total",
+        "commprof_monitor_resident_bytes",
+        "commprof_monitor_look_seconds",
+        "commprof_monitor_left_out_events_total",
+        "commprof_monitor_problems",
+    }
+
+
+def test_a_rank_that_failed_is_told_from_one_that_ended() -> None:
+    ends = rank_state(0, status="ended"), rank_state(1, status="gone", failed=True)
+    found = shown(job_state(ranks=ends))
+    assert [found[f'commprof_rank_running{{rank="{rank}"}}'] for rank in (0, 1)] == [0, 0]
+    assert [found[f'commprof_rank_failed{{rank="{rank}"}}'] for rank in (0, 1)] == [0, 1]
+
+
+def test_each_hosts_monitor_tells_of_its_own_ranks() -> None:
+    ranks = (rank_state(0, is_local=False), rank_state(1))
+    found = shown(job_state(ranks=ranks))
+    assert 'commprof_steps_total{rank="1"}' in found
+    assert not any('rank="0"' in name for name in found)
+    assert not any("late_rank" in name or "bandwidth" in name for name in found)
+
+
+def test_hostile_names_stay_inside_their_quotes() -> None:
+    state = job_state(backend=HOSTILE + "\\")
+    text = exposition(samples(state)).decode()
+    (line,) = (line for line in text.splitlines() if line.startswith("commprof_job_info"))
+    match = LINE.fullmatch(line)
+    assert match is not None
+    assert match[3] == "1"
+
+
+def test_flat_names() -> None:
+    figures = flat(job_state())
+    assert figures["commprof/step_seconds/rank_1"] == 0.1
+    assert figures["commprof/step_part_seconds/rank_0/forward"] == 0.02
+    assert figures["commprof/collective_p50_seconds/rank_0/all_reduce"] == 0.009
+    assert flat(job_state(1), ranks=False)["commprof/gradient_norm"] == 1.5
+    usage = {
+        *("process_cpu_seconds_total", "process_resident_bytes", "helper_cpu_seconds_total"),
+        *("gradient_norm_cost_seconds_total", "dropped_events_total"),
+    }
+    assert {f"commprof/{name}/rank_0" for name in usage} <= figures.keys()
+    of_host = {"host_memory_available_bytes", "network_bytes_total/lo/sent"}
+    assert {f"commprof/{name}" for name in of_host} <= figures.keys()
+    assert "commprof/monitor_cpu_seconds_total" in figures
+    # A rank that looks at itself has no monitor; what it cannot know is not there, and never 0.
+    alone = flat(job_state(1), ranks=False)
+    assert {f"commprof/{name}" for name in usage | of_host} <= alone.keys()
+    assert not [name for name in alone if "monitor" in name]
+    state = job_state(1)
+    unknown = replace(state, host=None, ranks=(replace(state.ranks[0], process=None),))
+    left = flat(unknown, ranks=False)
+    assert not [name for name in left if "process" in name or "host" in name or "network" in name]
+
+
+def test_a_text_file_is_whole_or_as_it_was(tmp_path: Path) -> None:
+    path = tmp_path / "commprof.prom"
+    output = TextFile(path)
+    output.write(job_state())
+    assert path.read_bytes() == exposition(samples(job_state()))
+    assert list(tmp_path.iterdir()) == [path]
+    said: list[str] = []
+    gone = TextFile(tmp_path / "gone" / "commprof.prom")
+    write_to(gone, job_state(), said.append)
+    assert "TextFile" in said[0]
+
+
+def test_json_lines_hold_new_steps_alone(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    output = JsonLines(path)
+    state = job_state()
+    later = replace(state, ranks=tuple(replace(rank, step=300) for rank in state.ranks))
+    for each in (state, state, later):
+        output.write(each)
+    first, second = map(json.loads, path.read_text().splitlines())
+    assert (first["step"], second["step"]) == (249, 300)
+    assert first["time_s"] == 1_700_000_000
+    assert first["commprof/step_seconds/rank_0"] == 0.1
+
+
+def frames(data: bytes) -> list[bytes]:
+    """The content of TensorBoard's frames; their checksums must be right."""
+
+    def masked(part: bytes) -> int:
+        crc = crc32c(part)
+        return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
+
+    found = []
+    while data:
+        (length,) = struct.unpack("<Q", data[:8])
+        assert struct.unpack("<I", data[8:12]) == (masked(data[:8]),)
+        content, data = data[12 : 12 + length], data[12 + length :]
+        assert struct.unpack("<I", data[:4]) == (masked(content),)
+        found.append(content)
+        data = data[4:]
+    return found
+
+
+def test_the_checksum_is_castagnolis() -> None:
+    assert crc32c(b"123456789") == 0xE3069283  # the check value of CRC-32C
+    assert crc32c(bytes(32)) == 0x8A9136AA  # RFC 3720, B.4
+
+
+def test_tensorboard_gets_an_event_per_new_step(tmp_path: Path) -> None:
+    output = TensorBoard(tmp_path / "events")
+    output.write(job_state())
+    output.write(job_state())
+    output.close()
+    (path,) = (tmp_path / "events").iterdir()
+    assert path.name.startswith("events.out.tfevents.1700000000.")
+    version, event = frames(path.read_bytes())
+    assert version == b"\x09" + struct.pack("<d", 1.7e9) + b"\x1a\x0dbrain.Event:2"
+    assert event.startswith(b"\x09" + struct.pack("<d", 1.7e9) + b"\x10\xf9\x01\x2a")  # step 249
+    tag = b"commprof/step_seconds/rank_0"
+    value = b"\x0a" + bytes([len(tag)]) + tag + b"\x15" + struct.pack("<f", 0.1)
+    assert b"\x0a" + bytes([len(value)]) + value in event
+
+
+def test_the_documentation_lists_them_all() -> None:
+    page = Path(__file__).parents[3] / "docs" / "monitoring.md"
+    rows = dict(re.findall(r"^\| `(commprof_\w+)` \| [^|]* \| (.*) \|$", page.read_text(), re.M))
+    assert rows == {metric.name: metric.help for metric in METRICS}
+
+
+def room_for(bytes_left: int) -> None:
+    """From now on no file of this process may grow beyond so many bytes."""
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (bytes_left, resource.RLIM_INFINITY))
+
+
+def test_a_full_disk_costs_what_did_not_fit(tmp_path: Path) -> None:
+    lines, board = JsonLines(tmp_path / "m.jsonl"), TensorBoard(tmp_path / "events")
+    states = [
+        replace(job_state(), ranks=tuple(rank_state(rank, step=step) for rank in range(2)))
+        for step in range(3)
+    ]
+    said: list[str] = []
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        for output in (lines, board):
+            output.write(states[0])
+        (events,) = (tmp_path / "events").iterdir()
+        room_for(min(events.stat().st_size, (tmp_path / "m.jsonl").stat().st_size) + 100)
+        for output in (lines, board):
+            write_to(output, states[1], said.append)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert len(said) == 2
+    for output in (lines, board):
+        output.write(states[2])
+        output.close()
+    assert len(frames(events.read_bytes())) == 3
+    texts = (tmp_path / "m.jsonl").read_text().splitlines()
+    whole = [json.loads(text)["step"] for text in texts if text.endswith("}")]
+    assert whole == [0, 2]

@@ -1,0 +1,227 @@
+"""The monitor: its options, and how it lives beside a job and ends with it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from commprof.commands import main
+from commprof.errors import UsageError
+from commprof.monitor import monitor as monitors
+from commprof.monitor.metrics.gradients import newest
+from commprof.monitor.metrics.host_counters import rank_process, this_host
+from commprof.monitor.monitor import Monitor, address_file
+from commprof.monitor.observer import Observer
+from commprof.monitor.settings import METRICS_VARIABLE, Settings, parse, settings_of_environment
+from commprof.monitor.start import start_in_rank, start_monitor
+from commprof.monitor.state import GradientState
+from commprof.trace.run.processes import Here, State, identity
+from tests.support.builders.growing import GrowingRun
+from tests.support.builders.run_directories import ranks_of
+from tests.support.builders.trace_bytes import metadata
+from tests.support.builders.traces import MS
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(monitors, "_ALERT_S", 0.02)
+
+
+def running(monitor: Monitor) -> threading.Thread:
+    thread = threading.Thread(target=monitor.run)
+    thread.start()
+    return thread
+
+
+def fetch(run: Path) -> str:
+    url = json.loads(address_file(run).read_text())["url"]
+    with urllib.request.urlopen(url, timeout=5) as answer:
+        return bytes(answer.read()).decode()
+
+
+def until(seen: Any, timeout_s: float = 10) -> None:
+    """Waits for it to be true."""
+    end = time.monotonic() + timeout_s
+    while not seen():
+        assert time.monotonic() < end, "never came"
+        time.sleep(0.02)
+
+
+def test_settings_go_through_a_command_line() -> None:
+    given = Settings("127.0.0.1:0", Path("/a b"), Path("/c"), Path("/d"), Path("/e"), 0.5)
+    assert parse(given.arguments()) == given
+    assert parse(["--metrics"]).address == "127.0.0.1:9470"
+    assert not parse([]).wanted
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["--metrics-address", "nowhere"], "HOST:PORT"),
+        (["--metrics-interval", "0"], "out of range"),
+        (["--metrics-intervall", "2"], "unrecognized"),
+        (["--metrics-interval", "x"], "invalid float"),
+    ],
+)
+def test_settings_that_cannot_be_used(words: list[str], complaint: str) -> None:
+    with pytest.raises(UsageError, match=complaint):
+        parse(words)
+
+
+def test_settings_of_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv(METRICS_VARIABLE, raising=False)
+    assert not settings_of_environment().wanted
+    monkeypatch.setenv(METRICS_VARIABLE, "--metrics-jsonl '/a b/c' --metrics-interval 5")
+    assert settings_of_environment() == Settings(jsonl=Path("/a b/c"), interval_s=5.0)
+    monkeypatch.setenv(METRICS_VARIABLE, "--what")
+    assert "no live metrics" in start_in_rank(tmp_path)
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    assert start_in_rank(tmp_path) == ""
+
+
+def test_env_hands_them_to_the_ranks(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["env", "--output", "out", "--metrics-jsonl", "m.jsonl"]) == 0
+    assert f"--metrics-jsonl {tmp_path}/m.jsonl --metrics-interval 2" in capsys.readouterr().out
+
+
+def test_a_monitor_shows_a_job_until_its_end(tmp_path: Path) -> None:
+    run = GrowingRun(tmp_path / "world_2", ranks_of(2, 40, late_ms=20))
+    job = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    of = f"{job.pid}:{identity(job.pid)}"
+    settings = Settings("127.0.0.1:0", tmp_path / "m.prom", tmp_path / "m.jsonl", interval_s=0.2)
+    monitor = Monitor(tmp_path, settings, of)
+    thread = running(monitor)
+    try:
+        assert fetch(tmp_path) == ""  # nobody records yet
+        run.begin()
+        run.until(2_000 * MS)
+        until(lambda: 'commprof_steps_total{rank="0"}' in fetch(tmp_path))
+        run.end()
+    finally:
+        job.kill()
+        job.wait()
+    thread.join(timeout=10)
+    assert not thread.is_alive()
+    monitor.close()
+    assert 'commprof_steps_total{rank="1"} 40\n' in (tmp_path / "m.prom").read_text()
+    assert 'commprof_late_rank{rank="1"} 1\n' in (tmp_path / "m.prom").read_text()
+    assert json.loads((tmp_path / "m.jsonl").read_text().splitlines()[-1])["step"] == 39
+    assert not address_file(tmp_path).exists()
+
+
+def test_a_deleted_run_directory_ends_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    directory = tmp_path / "run"
+    run = GrowingRun(directory / "world_2", ranks_of(2, 40))
+    run.begin()
+    run.until(1_000 * MS)
+    files = {rank: path.open("ab") for rank, path in run.paths.items()}
+    monitor = Monitor(directory, Settings(textfile=directory / "m.prom", interval_s=0.2))
+    thread = running(monitor)
+    until((directory / "m.prom").exists)
+    shutil.rmtree(directory)
+    until(lambda: "m.prom" in capsys.readouterr().err)
+    assert thread.is_alive()
+    monitor.end()
+    thread.join(timeout=10)
+    monitor.close()
+    for file in files.values():
+        file.close()
+
+
+def test_the_job_has_no_child_for_it(tmp_path: Path) -> None:
+    script = (
+        "import os, sys; from pathlib import Path\n"
+        "from commprof.monitor.settings import Settings\n"
+        "from commprof.monitor.start import start_monitor\n"
+        "run = Path(sys.argv[1])\n"
+        "assert start_monitor(run, Settings('127.0.0.1:0', interval_s=0.2)) == ''\n"
+        "try:\n    os.wait()\nexcept ChildProcessError:\n    print('none', flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    job = subprocess.Popen(
+        [sys.executable, "-c", script, str(tmp_path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": os.getcwd()},
+    )
+    assert job.stdout is not None
+    assert job.stdout.readline() == b"none\n"
+    until(address_file(tmp_path).exists)
+    job.kill()
+    job.communicate()
+    until(lambda: not address_file(tmp_path).exists())
+    assert (tmp_path / "monitor.log").read_text() == ""
+
+
+def test_a_monitor_that_cannot_start_says_so(tmp_path: Path) -> None:
+    problem = start_monitor(tmp_path / "gone", Settings("127.0.0.1:0"))
+    assert problem.startswith("no live metrics: ")
+
+
+def test_a_process_is_told_from_a_later_one_of_its_number() -> None:
+    machine = metadata()["machine"]
+    boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    spaces = {f"{name}_namespace": os.readlink(f"/proc/self/ns/{name}") for name in ("pid", "time")}
+    now = {**metadata()["clock"], "monotonic_ns": time.monotonic_ns()}
+    mine = metadata(pid=os.getpid(), machine={**machine, "boot_id": boot_id, **spaces}, clock=now)
+    here = Here()
+    process, lives = rank_process(here, mine)
+    assert lives is True
+    assert process is not None
+    assert process.cpu_s > 0
+    assert process.resident_bytes > 1_000_000
+    old = {**now, "monotonic_ns": 1}  # before this process began
+    assert rank_process(here, {**mine, "clock": old}) == (None, False)
+    assert rank_process(here, {**mine, "pid": 2**22 + 1}) == (None, False)
+    assert rank_process(here, metadata()) == (None, None)  # another host's
+
+
+def test_this_host() -> None:
+    host = this_host()
+    assert host is not None
+    assert 0 < host.memory_available_bytes <= host.memory_bytes
+    assert host.cpu_busy_s > 0
+    assert "lo" in host.interfaces
+
+
+def test_where_no_procfs_is_mounted(tmp_path: Path) -> None:
+    assert this_host(tmp_path) is None
+    assert Here(tmp_path).find(metadata(pid=os.getpid())) == (State.UNKNOWN, None)
+
+
+def test_what_ranks_say_of_their_gradients(tmp_path: Path) -> None:
+    path, trace = tmp_path / "rank_3.gradients", tmp_path / "rank_3.trace"
+    assert newest(trace) is None
+    for text in ("", "{", "[]", '{"step": "x"}', '{"step": 1, "norm": []}', "[" * 100_000):
+        path.write_text(text)
+        assert newest(trace) is None
+    path.write_text('{"step": 7, "norm": 1.5, "layer_variance": 0.5, "cost_s": 0.25}   \n')
+    assert newest(trace) == GradientState(7, 1.5, 0.5, 0.25)
+
+
+def test_gradients_are_those_of_the_attempt_that_is_followed(tmp_path: Path) -> None:
+    GrowingRun(tmp_path, ranks_of(1, 3)).begin()
+    (tmp_path / "rank_0.trace").rename(tmp_path / "rank_0.attempt_1.trace")
+    for attempt, step in (("", 90), (".attempt_1", 7)):
+        figures = {"step": step, "norm": 1.5, "layer_variance": 0.5, "cost_s": 0.25}
+        (tmp_path / f"rank_0{attempt}.gradients").write_text(json.dumps(figures))
+    observer = Observer(tmp_path, patience_s=0)
+    state = observer.look()
+    observer.close()
+    assert state is not None
+    assert state.ranks[0].gradients == GradientState(7, 1.5, 0.5, 0.25)

@@ -1,0 +1,287 @@
+"""Steps of traces that grow: each counted once, with the report's own figures."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from commprof.analysis.align.measured import measured_world
+from commprof.monitor.figures import steps as live_steps
+from commprof.monitor.figures.recent import RecentSteps
+from commprof.monitor.figures.steps import SETTLED_NS, StepFollower
+from commprof.monitor.job import JobTail
+from commprof.monitor.observer import Observer
+from commprof.monitor.state import RECENT_STEPS
+from commprof.trace.schema import BlockType, Phase
+from tests.support.builders import trace_bytes as made
+from tests.support.builders.growing import GrowingRun
+from tests.support.builders.random_run import RandomRun
+from tests.support.builders.run_directories import ranks_of
+from tests.support.builders.traces import MS, Rank, world_run
+
+
+class Followed:
+    """A growing run, and what is made of it."""
+
+    def __init__(self, directory: Path, ranks: list[Rank], settled_ns: int = SETTLED_NS) -> None:
+        self.run = GrowingRun(directory, ranks)
+        self.tail = JobTail(directory)
+        self.steps = StepFollower(len(ranks), settled_ns)
+        self.recent = RecentSteps(len(ranks))
+        self.numbers: list[int] = []
+
+    def look(self) -> None:
+        for rank, records in self.tail.poll().items():
+            self.steps.add(rank, records)
+        new = self.steps.advance(self.tail.tails)
+        if new is not None:
+            self.numbers += new.numbers.tolist()
+            self.recent.add(new)
+
+
+def test_every_step_counts_once_with_its_figures(tmp_path: Path) -> None:
+    ranks = ranks_of(2, 60, late_ms=20)
+    followed = Followed(tmp_path, ranks)
+    followed.run.begin()
+    generator, now = random.Random(1), 0
+    while now < 6_100 * MS:
+        now += generator.randint(1, 300) * MS
+        followed.run.until(now)
+        followed.look()
+    seen = len(followed.numbers)
+    assert 50 < seen < 60  # the newest may still come
+    followed.run.end()
+    followed.look()
+
+    assert followed.numbers == list(range(60))
+    first, late = followed.recent.total(0), followed.recent.total(1)
+    assert first is not None
+    assert late is not None
+    assert first.steps == late.steps == 60
+    assert first.step_s == pytest.approx(sum(100 + step % 4 for step in range(60)) / 1e3)
+    assert first.data_s == pytest.approx(60 * 0.010)
+    assert first.forward_s == pytest.approx(60 * 0.020)
+    assert (first.exposed_s, late.exposed_s) == pytest.approx((60 * 0.040, 60 * 0.020))
+    assert (first.wait_s, late.wait_s) == pytest.approx((60 * 0.020, 0))
+    assert (first.wire_s, late.wire_s) == pytest.approx((60 * 0.020, 60 * 0.020))
+    assert first.hidden_s == pytest.approx(60 * 0.010)
+    assert followed.recent.waited_for_s(1) == pytest.approx(60 * 0.020)
+    recent = followed.recent.recent(0)
+    assert recent is not None
+    assert (recent.steps, recent.exposed_s) == (60, pytest.approx(0.040))
+
+
+def test_the_late_rank_is_named_by_the_reports_rules(tmp_path: Path) -> None:
+    followed = Followed(tmp_path, ranks_of(3, 30, late_ms=20))
+    followed.run.begin()
+    followed.run.until(500 * MS)
+    followed.look()
+    assert followed.recent.late is None  # too few steps to judge by
+    followed.run.end()
+    followed.look()
+    late = followed.recent.late
+    assert late is not None
+    assert (late.rank, late.phase) == (2, "backward")
+    assert late.wait_s == pytest.approx(0.020)
+
+
+def test_nobody_is_late_where_nobody_is(tmp_path: Path) -> None:
+    followed = Followed(tmp_path, ranks_of(3, 30))
+    followed.run.begin()
+    followed.run.end()
+    followed.look()
+    assert followed.recent.ranks == (0, 1, 2)
+    assert followed.recent.late is None
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_the_same_as_the_whole_run_at_once(tmp_path: Path, seed: int) -> None:
+    run = RandomRun(seed)
+    followed = Followed(tmp_path, run.ranks, settled_ns=20_000)  # these runs last microseconds
+    followed.run.begin()
+    last = max(int(rank.records()["timestamp_ns"][-1]) for rank in run.ranks)
+    for now in sorted(random.Random(seed).sample(range(last), 6)):
+        followed.run.until(now)
+        followed.look()
+    followed.run.end()
+    followed.look()
+
+    whole = measured_world(world_run(run.ranks))
+    assert whole is not None
+    assert followed.numbers == whole.parts[0].step.tolist()
+    for rank, part in zip(whole.ranks, whole.parts, strict=True):
+        total = followed.recent.total(rank)
+        assert total is not None
+        for name in ("data", "forward", "backward", "optimizer", "other", "exposed", "hidden"):
+            expected = np.nan_to_num(getattr(part, f"{name}_ns")).sum() / 1e9
+            assert getattr(total, f"{name}_s") == pytest.approx(expected, abs=1e-12), name
+
+
+def test_a_rank_that_is_far_ahead_takes_no_more_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live_steps, "_MOST_RECORDS", 200)
+    followed = Followed(tmp_path, ranks_of(2, 60))
+    followed.run.begin()
+    for now in range(0, 6_200, 100):
+        followed.run.until(now * MS, 0)
+        followed.look()
+        assert len(followed.steps._pending[0].records()) <= 300
+    assert followed.steps.left_out > 0
+    followed.run.end()
+    followed.look()
+    assert followed.numbers[-1] == 59
+    assert 5 < len(followed.numbers) < 60
+
+
+def test_a_loop_without_marks_is_counted_by_its_backward_passes(tmp_path: Path) -> None:
+    rank = Rank(0, 1)
+    at = 0
+    rank.step_begin(0)
+    for step in range(50):
+        rank.phase(Phase.BACKWARD, at + 2 * MS, at + 8 * MS)
+        rank.collective(step, at + 3 * MS, at + 4 * MS, bytes=8, graph_task=step)
+        at += 10 * MS
+    followed = Followed(tmp_path, [rank])
+    followed.run.begin()
+    for now in range(0, 500, 70):
+        followed.run.until(now * MS)
+        followed.look()
+    followed.run.end()
+    followed.look()
+    total = followed.recent.total(0)
+    assert total is not None
+    assert (total.steps, total.step_s) == (50, pytest.approx(0.498))
+
+
+def test_recent_is_the_last_steps_alone(tmp_path: Path) -> None:
+    rank = Rank(0, 1)
+    for step in range(RECENT_STEPS + 50):
+        length = 100 if step < 50 else 10
+        begin = min(step, 50) * 100 * MS + max(0, step - 50) * 10 * MS
+        rank.step(begin, begin + length * MS)
+    followed = Followed(tmp_path, [rank])
+    followed.run.begin()
+    followed.run.end()
+    followed.look()
+    total, recent = followed.recent.total(0), followed.recent.recent(0)
+    assert total is not None
+    assert recent is not None
+    assert (total.steps, total.step_s) == (RECENT_STEPS + 50, pytest.approx(6.0))
+    assert (recent.steps, recent.step_s) == (RECENT_STEPS, pytest.approx(0.010))
+
+
+def test_a_rank_that_an_exception_ended_has_failed(tmp_path: Path) -> None:
+    run = GrowingRun(tmp_path / "world_2", ranks_of(2, 3, late_ms=5))
+    run.begin()
+    ending = {"ending": {"error": "LookupError: none"}}
+    with run.paths[1].open("ab") as file:
+        file.write(made.document(BlockType.METADATA, ending))
+    run.until(1_000 * MS)
+    state = Observer(tmp_path).look()
+    assert state is not None
+    assert [rank.failed for rank in state.ranks] == [rank.status == "gone" for rank in state.ranks]
+    run.end()
+    state = Observer(tmp_path).look()
+    assert state is not None
+    assert [(rank.status, rank.failed) for rank in state.ranks] == [
+        ("ended", False),
+        ("ended", True),
+    ]
+
+
+def test_a_state_of_a_job_whose_ranks_begin_one_after_the_other(tmp_path: Path) -> None:
+    run = GrowingRun(tmp_path / "world_2", ranks_of(2, 30, late_ms=5))
+    observer = Observer(tmp_path)
+    assert observer.look() is None
+    run.begin(0)
+    run.until(1_000 * MS, 0)
+    state = observer.look()
+    assert state is not None
+    assert (len(state.ranks), state.world_size, state.ranks[0].step) == (1, 2, -1)
+    run.begin(1)
+    run.end()
+    state = observer.look()
+    assert state is not None
+    assert [rank.step for rank in state.ranks] == [29, 29]
+    assert [rank.status for rank in state.ranks] == ["ended", "ended"]
+    assert state.finished
+    first = state.ranks[0]
+    assert first.total is not None
+    assert first.total.steps == 30
+    reduce = first.operations["all_reduce"]
+    assert (reduce.calls, reduce.bytes) == (60, 60 * 4_000_000)
+    assert reduce.timed_s == pytest.approx(30 * (0.010 + 0.025))
+    # Bucket 0 takes 10 ms, bucket 1 20 ms from the last issue on; the bus factor of 2 ranks is 1.
+    expected = 2 * 4_000_000 / 0.030
+    assert state.bandwidth["all_reduce"].busbw_bytes_per_s == pytest.approx(expected)
+    assert np.isnan(state.bandwidth["all_reduce"].of_profile)
+    observer.close()
+
+
+def test_the_job_is_the_one_written_to_last(tmp_path: Path) -> None:
+    for size in (1, 2):
+        run = GrowingRun(tmp_path / f"world_{size}", ranks_of(size, 12))
+        run.begin()
+        run.end()
+    observer = Observer(tmp_path)
+    state = observer.look()
+    assert state is not None
+    assert state.world_size == 2
+    alone = Observer(tmp_path, nested=False)
+    assert alone.look() is None
+
+
+def test_a_restarted_rank_counts_anew(tmp_path: Path) -> None:
+    first = GrowingRun(tmp_path, ranks_of(1, 12))
+    first.begin()
+    first.until(2**62)
+    observer = Observer(tmp_path)
+    state = observer.look()
+    again = GrowingRun(tmp_path, ranks_of(1, 15))
+    again.paths[0] = tmp_path / "rank_0.attempt_1.trace"
+    again.begin()
+    again.end()
+    state = observer.look()
+    assert state is not None
+    total = state.ranks[0].total
+    assert total is not None
+    assert total.steps == 15
+
+
+def test_steps_that_cannot_be_analysed_cost_these_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = GrowingRun(tmp_path, ranks_of(2, 40))
+    run.begin()
+    run.until(1_000 * MS)
+    observer = Observer(tmp_path)
+
+    def fail(*_: object) -> None:
+        raise ValueError("no sense in it")
+
+    with monkeypatch.context() as failing:
+        failing.setattr(live_steps, "measured_world", fail)
+        state = observer.look()
+    assert state is not None
+    assert state.monitor.problems == ("some steps are left out: ValueError: no sense in it",)
+    run.end()
+    state = observer.look()
+    assert state is not None
+    total = state.ranks[0].total
+    assert total is not None
+    assert 25 < total.steps < 40
+
+
+def test_a_trace_of_another_job_is_left_alone(tmp_path: Path) -> None:
+    run = GrowingRun(tmp_path, ranks_of(2, 12))
+    run.begin()
+    run.end()
+    Rank(7, 8).write(tmp_path / "rank_7.trace")
+    state = Observer(tmp_path).look()
+    assert state is not None
+    assert [rank.rank for rank in state.ranks] == [0, 1]
+    assert state.monitor.problems == ()

@@ -1,0 +1,132 @@
+"""Live figures of ranks in always-on mode, from the summaries that they write over and over."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from commprof.analysis.align import histogram
+from commprof.monitor.figures.summarised import Summaries, difference
+from commprof.monitor.observer import Observer
+from commprof.trace.schema import BlockType
+from commprof.trace.summary import read_summary
+from tests.support.builders import trace_bytes as made
+from tests.support.builders.summaries import MS, document, operation, summary
+
+SECOND = 1_000 * MS
+
+
+def counted(sequence: int, at_s: int, fast: int, slow: int, **changes: Any) -> dict[str, Any]:
+    """So many steps of 10 ms, and of 30 ms in which 21 ms more were waited, until `at_s`."""
+    exposed = [3 * MS] * fast + [24 * MS] * slow
+    return summary(
+        sequence=sequence,
+        end_ns=at_s * SECOND,
+        steps=document([10 * MS] * fast + [31 * MS] * slow),
+        exposed=document(exposed),
+        exposed_wait=document([1 * MS] * fast + [22 * MS] * slow),
+        exposed_wire=document([2 * MS] * (fast + slow)),
+        phases=[document([n * MS] * (fast + slow)) for n in (1, 1, 2, 3, 0)],
+        operations=[
+            operation(
+                count=fast + slow,
+                bytes=(fast + slow) * 1000,
+                duration=document([4 * MS] * fast + [25 * MS] * slow),
+            )
+        ],
+        **changes,
+    )
+
+
+def read(value: dict[str, Any]) -> Any:
+    return read_summary(memoryview(json.dumps(value).encode()))
+
+
+def test_totals_stand_in_the_newest_and_recent_is_the_last_minute() -> None:
+    summaries = Summaries()
+    assert summaries.total is None
+    summaries.add(read(counted(1, 5, 100, 0)))
+    for sequence in range(2, 30):  # every 5 s; slow steps alone from 100 s on
+        at_s = 5 * sequence
+        summaries.add(read(counted(sequence, at_s, 100, max(0, at_s - 80))))
+    total, recent = summaries.total, summaries.recent
+    assert total is not None
+    assert recent is not None
+    assert (total.steps, recent.steps) == (165, 60)
+    assert total.step_s == pytest.approx(100 * 0.010 + 65 * 0.031)
+    assert (recent.step_s, recent.exposed_s) == pytest.approx((0.031, 0.024))
+    assert (recent.wait_s, recent.wire_s, recent.unsplit_s) == pytest.approx((0.022, 0.002, 0))
+    assert (recent.data_s, recent.forward_s, recent.backward_s) == pytest.approx(
+        (0.001, 0.002, 0.003)
+    )
+    assert math.isnan(recent.hidden_s)
+    (found,) = summaries.operations(["other", "all_reduce"]).values()
+    assert (found.calls, found.bytes, found.timed_calls) == (165, 165_000, 165)
+    assert found.recent_mean_s == pytest.approx(0.025)
+    assert found.recent_p50_s == pytest.approx(0.025, rel=0.01)
+
+
+def test_few_are_kept_of_those_that_come_every_second() -> None:
+    summaries = Summaries()
+    for at_s in range(1, 301):
+        summaries.add(read(counted(at_s, at_s, at_s, 0)))
+        assert len(summaries._kept) <= 15
+        assert summaries.newest is not None
+        assert summaries.newest.sequence == at_s
+        assert summaries.recent is not None
+        # Those since the first summary, and later those of a minute and up to 5 s more.
+        steps = summaries.recent.steps
+        assert steps == max(1, at_s - 1) if at_s <= 60 else 60 <= steps < 66
+
+
+def test_steps_that_were_none_are_forgotten() -> None:
+    """A loop marked its steps after all: those of its backward passes are gone."""
+    summaries = Summaries()
+    for sequence, steps in ((1, 30), (2, 60), (3, 5)):
+        summaries.add(read(counted(sequence, 10 * sequence, steps, 0)))
+    assert summaries.recent is not None
+    assert summaries.recent.steps == 5
+
+
+def test_one_that_was_taken_already_changes_nothing() -> None:
+    summaries = Summaries()
+    summaries.add(read(counted(2, 10, 5, 0)))
+    summaries.add(read(counted(2, 10, 5, 0)))
+    summaries.add(read(counted(1, 5, 2, 0)))
+    recent = summaries.recent
+    assert recent is not None
+    assert recent.steps == 5
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_difference_of_histograms_is_what_came_since(seed: int) -> None:
+    values = np.random.default_rng(seed).integers(0, 10**9, 300).tolist()
+    found = difference(histogram.of(values), histogram.of(values[:100]))
+    expected = histogram.of(values[100:])
+    assert (found.count, found.sum_ns) == (200, expected.sum_ns)
+    assert found.buckets.tolist() == expected.buckets.tolist()
+    assert found.counts.tolist() == expected.counts.tolist()
+
+
+def test_a_job_in_always_on_mode(tmp_path: Path) -> None:
+    for rank in range(2):
+        cells = [0, 1 - rank, 7 * SECOND * rank]
+        value = counted(1, 5, 20, 0, waited_for={"block_ns": 1 << 24, "cells": cells})
+        block = made.block(BlockType.SUMMARY, json.dumps(value).encode())
+        path = tmp_path / f"rank_{rank}.trace"
+        ops = {"ops": ["other", "all_reduce"]}
+        path.write_bytes(made.trace(block, rank=rank, world_size=2, **ops))
+    observer = Observer(tmp_path)
+    state = observer.look()
+    assert state is not None
+    assert state.mode == "always-on"
+    assert [rank.step for rank in state.ranks] == [20, 20]
+    assert [rank.waited_for_s for rank in state.ranks] == [7, 0]
+    assert list(state.ranks[0].operations) == ["all_reduce"]
+    assert state.bandwidth == {}
+    observer.close()

@@ -1,0 +1,69 @@
+"""One monitor and one watchdog per host, however the ranks were launched."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from commprof.monitor.one_per_host import is_chosen
+from commprof.monitor.watchdog import start
+from commprof.monitor.watchdog.start import FLAMEGRAPH_VARIABLE, WATCHDOG_VARIABLE, WatchOptions
+
+NAMES = ("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "TORCHELASTIC_RESTART_COUNT")
+
+
+@pytest.fixture(autouse=True)
+def _no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (*NAMES, WATCHDOG_VARIABLE, FLAMEGRAPH_VARIABLE):
+        monkeypatch.delenv(name, raising=False)
+
+
+def chosen(job: Path, name: str, ranks: int, value: str | None = None) -> list[int]:
+    """Which ranks are, if the variable holds each one's number, or the same value for all."""
+    found = []
+    for rank in range(ranks):
+        os.environ[name] = str(rank) if value is None else value
+        found += [rank] * is_chosen(job, "monitor")
+    del os.environ[name]
+    return found
+
+
+@pytest.mark.parametrize("name", NAMES[:3])
+def test_the_launcher_numbers_the_ranks_of_a_host(name: str, tmp_path: Path) -> None:
+    assert chosen(tmp_path, name, 3) == [0]
+
+
+@pytest.mark.parametrize("name", NAMES[1:3])
+def test_ranks_spawned_by_one_task_all_have_its_number(name: str, tmp_path: Path) -> None:
+    assert chosen(tmp_path, name, 3, "0") == [0]
+
+
+def test_where_nothing_numbers_them_the_first_is_the_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert [is_chosen(tmp_path, "monitor") for _ in range(3)] == [True, False, False]
+    assert [is_chosen(tmp_path, "watchdog") for _ in range(3)] == [True, False, False]
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    assert [is_chosen(tmp_path, "monitor") for _ in range(2)] == [True, False]
+    monkeypatch.setattr("socket.gethostname", lambda: "../other")
+    assert [is_chosen(tmp_path, "monitor") for _ in range(2)] == [True, False]
+    assert len(list(tmp_path.iterdir())) == 4
+    assert not is_chosen(tmp_path / "gone", "monitor")
+
+
+def test_flame_graphs_ask_for_a_watchdog(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[WatchOptions] = []
+    monkeypatch.setattr(start, "start_detached", lambda _, options: asked.append(options))
+    start.watch_as_asked(tmp_path)
+    assert asked == []
+    assert list(tmp_path.iterdir()) == []
+    monkeypatch.setenv(FLAMEGRAPH_VARIABLE, "all")
+    for _ in range(2):
+        start.watch_as_asked(tmp_path)
+    assert asked == [WatchOptions("auto", "all")]
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    monkeypatch.setenv(WATCHDOG_VARIABLE, "60")
+    start.watch_as_asked(tmp_path)
+    assert asked[1:] == [WatchOptions("60", "all")]

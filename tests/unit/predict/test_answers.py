@@ -1,0 +1,301 @@
+"""What is said beside the predicted steps: laws, money, profiles, tables."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from commprof.commands.options.quantities import duration, listed, rate, whole
+from commprof.commands.predict import _hook_words
+from commprof.errors import CommprofError, UsageError
+from commprof.predict.fit.cost_model import HeldOut
+from commprof.predict.fit.machine_profile import load_profile, save_profile
+from commprof.predict.replay.recorded import Recorded, base_of, compute_by_batch, with_free_share
+from commprof.predict.replay.replay import Replay
+from commprof.predict.replay.scenario import Scenario
+from commprof.predict.replay.schedule import Batch, Placement
+from commprof.predict.what_if.amdahl import fit_amdahl
+from commprof.predict.what_if.answers import Answers, answer
+from commprof.report.prediction import as_json as prediction_json
+from commprof.report.prediction import profile_table
+from commprof.report.prediction import table as prediction_table
+from tests.support.builders.schedules import hook, profile, schedule
+
+
+def answers(price: float = math.nan, over: list[str] | None = None) -> Answers:
+    made = Replay(schedule(), profile(hooks=(hook(),)))
+    other = Recorded("RUN, 4 ranks", schedule(ranks=4, period_s=np.full(5, 0.050)), ())
+    base = Recorded("RUN, 2 ranks", made.schedule, ())
+    return answer(made, [Scenario(2), Scenario(128)], [base, other], [other], over, price)
+
+
+def test_amdahl_through_exact_points() -> None:
+    fit = fit_amdahl({n: 100 / (0.1 + 0.9 / n) for n in (1, 2, 4, 8)})
+    assert fit.parallel == pytest.approx(0.9)
+    assert fit.residuals == pytest.approx((0, 0, 0), abs=1e-12)
+    assert (fit.limit, fit.speedup(9)) == (pytest.approx(10), pytest.approx(5))
+
+
+def test_amdahl_says_what_it_leaves_over() -> None:
+    # Faster than linear at 2: no p says that.
+    fit = fit_amdahl({1: 100, 2: 250, 4: 400})
+    assert fit.parallel == 1.0
+    assert fit.residuals == pytest.approx((2 / 2.5 - 1, 0.0))
+    with pytest.raises(CommprofError, match="--world-sizes 1,2,4"):
+        fit_amdahl({1: 100, 2: 190})
+
+
+def test_cost_and_bytes_of_an_epoch() -> None:
+    found = answers(price=3.6).answers[0]
+    # 400 samples/s on two hosts for 3.6 an hour each; an epoch is 10 steps of 16 samples.
+    assert found.cost is not None
+    assert found.cost.per_1000_samples == pytest.approx(2 * 3.6 / 3600 / 400 * 1000)
+    assert found.cost.per_epoch == pytest.approx(2 * 3.6 / 3600 / 400 * 160)
+    assert found.epoch_sent_bytes == pytest.approx(10 * 3e6)
+    made = Replay(schedule(batch=Batch(0, 0, "")), profile())
+    unknown = answer(made, [Scenario(2)], [], [], None, 1.0)
+    assert unknown.answers[0].cost is None
+    assert any("how many samples" in note for note in unknown.notes)
+
+
+def test_the_interval_holds_the_held_out_error() -> None:
+    found = answers()
+    assert found.error is not None
+    assert found.error.worst == pytest.approx(0.10)
+    interval = found.answers[0].interval_s
+    assert (interval.low, interval.high) == (
+        pytest.approx(0.040 / 1.1),
+        pytest.approx(0.040 * 1.1),
+    )
+
+
+def test_without_a_held_out_point_a_range_is_not_called_an_interval() -> None:
+    """Of nine real runs three lay in such ranges; those with the error on top hold."""
+    checked = answers()
+    alone = dataclasses.replace(checked, checks=(), error=None)
+    for found, holds in ((checked, True), (alone, False)):
+        document = json.loads(prediction_json.render(found, "RUN", "costs", []))
+        assert document["interval_holds_held_out_error"] is holds
+        text = prediction_table.render(found, "RUN", "costs", [], 200)
+        step = next(line for line in text.splitlines() if line.split()[:1] == ["2"])
+        assert ("[" in step, " to " in step) == (holds, not holds)
+        assert ("is no interval for real steps" in " ".join(text.split())) is not holds
+
+
+def test_a_profile_comes_back_as_it_was(tmp_path: Path) -> None:
+    made = profile(bytes_per_s=1e9, hooks=(hook(),), alpha_s=1e-5, residual=0.01)
+    path = tmp_path / "new" / "profile.json"
+    save_profile(made, path)
+    text = path.read_text()
+    assert "NaN" not in text
+    again = load_profile(path)
+    save_profile(again, path)
+    assert path.read_text() == text
+    curve = again.links["other_host"].curves["all_reduce"]
+    assert [piece.low_bytes for piece in curve.pieces] == [0.0, 2 * 1e-5 / 1e-8]
+    assert math.isnan(again.links["other_host"].latency_s)
+    assert again.hooks["fp16"].encode == (0.0, 1e-9)
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("[]", "commprof fit"),
+        ('{"kind": "commprof machine profile", "schema_version": 99}', "version 99"),
+        ('{"kind": "commprof machine profile", "schema_version": 1}', "damaged"),
+    ],
+)
+def test_other_files_are_no_profile(tmp_path: Path, text: str, complaint: str) -> None:
+    path = tmp_path / "profile.json"
+    path.write_text(text)
+    with pytest.raises(CommprofError, match=complaint):
+        load_profile(path)
+
+
+def test_the_base_has_cores_for_all_its_ranks() -> None:
+    crowded = schedule(ranks=8, placement=Placement(8, 4.0, 1, 1.0))
+    runs = [Recorded(str(s.world_size), s, ()) for s in (schedule(ranks=1), schedule(), crowded)]
+    assert base_of(runs).name == "2"
+    assert base_of(runs, 8).name == "8"
+    with pytest.raises(CommprofError, match="recorded: 1, 2, 8"):
+        base_of(runs, 3)
+    with pytest.raises(CommprofError, match=r"recorded: none.*\n  left out: no trace of rank 1"):
+        base_of([], refused=["no trace of rank 1"])
+
+
+def test_ranks_that_share_cores_do_not_hide_what_they_want() -> None:
+    """8 ranks on 2 cores used a quarter each: that says how many cores there were."""
+
+    def recorded(*ranks_and_busy: tuple[int, float]) -> list[Recorded]:
+        found = [
+            Recorded(str(n), schedule(ranks=n, placement=Placement(n, 2.0, 1, busy)), ())
+            for n, busy in ranks_and_busy
+        ]
+        return with_free_share(found)
+
+    runs = recorded((1, 0.99), (2, 0.97), (4, 0.5), (8, 0.248))
+    assert base_of(runs).name == "2"
+    assert runs[3].schedule.placement.crowding() == pytest.approx(8 * 0.99 / 2)
+    assert [each.schedule.placement.busy for each in runs[:2]] == [0.99, 0.97]
+    # Ranks that sleep share cores without crowding, whatever else was recorded.
+    assert base_of(recorded((2, 0.1), (8, 0.09))).name == "8"
+    assert base_of(recorded((4, 0.1), (8, 0.1))).name == "8"
+    # Where all world sizes fill the cores, a rank may want all of one.
+    assert recorded((8, 0.248))[0].schedule.placement.crowding() == 4
+
+
+def test_compute_by_batch() -> None:
+    # 20 ms at 8 samples and 12 at 4: 4 ms and 2 per sample.
+    small = schedule(backward_end_ms=12, batch=Batch(4.0, 10, "strong"))
+    runs = [Recorded("", each, ()) for each in (schedule(), small)]
+    assert compute_by_batch(runs, schedule()) == pytest.approx((0.004, 0.002))
+    assert compute_by_batch(runs[:1], schedule()) is None
+
+
+def test_the_table_says_what_it_must() -> None:
+    found = answers(price=3.6, over=["hook"])
+    text = prediction_table.render(found, "RUN, 2 ranks", "by hand", ["1 rank: too few"], 100)
+    rows = [line.split() for line in text.splitlines()]
+    assert ["2", "as", "run", "as", "run", "as", "run", "as", "run", "2", "40"] in [
+        row[:11] for row in rows
+    ]
+    assert "Held-out error of this model on this machine: 10.0% in the mean, 10.0% at worst" in text
+    assert "* Outside the measured range: 128 ranks (measured: 2, 64)." in text
+    assert "It saves 15.0% of the step" in text
+    assert "1 rank: too few" in text
+
+
+def told(*scenarios: Scenario, price: float = math.nan) -> str:
+    made = Replay(schedule(), profile(bytes_per_s=1.25e8, latency_s=0.0, hooks=(hook(),)))
+    found = answer(made, list(scenarios), [], [], None, price)
+    return prediction_table.render(found, "RUN", "by hand", [], 200)
+
+
+def test_every_scenario_has_its_cost_and_bytes() -> None:
+    rates = [
+        Scenario(2, bandwidth_bytes_per_s=rate, hook=hook_)
+        for rate in (1.25e8, 2.5e8)
+        for hook_ in ("", "fp16")
+    ]
+    text = told(*rates, price=3.6)
+    table = text.split("cost per")[1]
+    rows = [line.split() for line in table.splitlines() if line.strip().startswith("2 ")]
+    # Ranks, Gbit/s, latency as run, cap as run, hook, hosts, cost twice, GB per epoch.
+    assert [(row[1], row[6], row[-1]) for row in rows] == [
+        *(("1", "none", "0.03"), ("1", "fp16", "0.015")),
+        *(("2", "none", "0.03"), ("2", "fp16", "0.015")),
+    ]
+    assert len({row[-3] for row in rows}) == 4
+    without = told(*rates).split("GB/epoch")[1]
+    assert sum(line.split()[-1:] == ["0.015"] for line in without.splitlines()) == 2
+
+
+def test_the_setting_that_all_share_is_named() -> None:
+    text = told(Scenario(4, ranks_per_host=1, cores_per_host=8))
+    assert (
+        "Weak scaling (the batch per rank stays), flat all-reduce, ranks per host: 1, cores per "
+        "host: 8." in text
+    )
+    assert "ranks per host: as run, cores per host: as run." in told(Scenario(2))
+
+
+def test_throughput_and_efficiency_have_the_step_s_interval() -> None:
+    (found, _) = answers().answers
+    assert found.samples_per_s.value == pytest.approx(400)
+    # 40 ms, of 10 % less to 10 % more.
+    assert found.samples_per_s.low == pytest.approx(400 / 1.1)
+    assert found.samples_per_s.high == pytest.approx(400 * 1.1)
+    assert (found.efficiency.low, found.efficiency.high) == pytest.approx((0.5 / 1.1, 0.55))
+    alone = dataclasses.replace(found.prediction, efficiency=0.99)
+    assert dataclasses.replace(found, prediction=alone).efficiency.high == 1.0
+    text = prediction_table.render(answers(), "RUN", "by hand", [], 200)
+    assert "400 [364, 440]" in text
+    assert "50.0% [45.5%, 55.0%]" in text
+
+
+def test_the_table_has_intervals_of_what_is_exposed_where_they_show() -> None:
+    uncertain = profile(replicates=tuple(((0.0, b),) for b in (0.9e-8, 1e-8, 1.1e-8)))
+    found = answer(Replay(schedule(), uncertain), [Scenario(2)], [], [], None, math.nan)
+    text = prediction_table.render(found, "RUN", "by hand", [], 200)
+    row = next(line for line in text.splitlines() if line.split()[:2] == ["2", "as"])
+    assert re.split(r"\s{2,}", row.strip())[7:10] == ["0", "20 (18 to 23)", "10 (9 to 10)"]
+
+
+def test_without_a_held_out_step_the_table_says_so() -> None:
+    made = Replay(schedule(), profile(held_out_size=HeldOut(0.02, 0.05, 9)))
+    found = answer(made, [Scenario(2)], [], [], None, math.nan)
+    text = prediction_table.render(found, "RUN", "by hand", [], 100)
+    assert "Held-out error: not known" in text
+    assert "--check" in text
+    assert "misses sizes left out of it by 2.0% in the mean, 5.0% at worst" in " ".join(
+        text.split()
+    )
+
+
+def test_json_has_no_nan() -> None:
+    document = json.loads(prediction_json.render(answers(), "RUN", "by hand", []))
+    first = document["answers"][0]
+    assert first["prediction"]["step_s"]["value"] == pytest.approx(0.040)
+    assert first["prediction"]["scenario"]["bandwidth_bytes_per_s"] is None
+    assert first["prediction"]["exposed_s"] == pytest.approx(0.020)
+    waiting = first["prediction"]["waiting"]
+    assert list(waiting) == ["wait_s", "wire_s", "exposed_s", "hidden_s"]
+    assert waiting["exposed_s"] == pytest.approx({"value": 0.02, "low": 0.02, "high": 0.02})
+    assert first["samples_per_s"]["low"] == pytest.approx(400 / 1.1)
+    assert document["amdahl"] is None
+    assert document["error"]["worst"] == pytest.approx(0.10)
+    assert document["checks"][1]["error"] == pytest.approx(0.10)
+
+
+def test_json_has_amdahl_s_residuals_and_limit() -> None:
+    def known(ranks: int, period_ms: float) -> Recorded:
+        made = schedule(ranks=ranks, period_s=np.full(5, period_ms / 1e3))
+        return Recorded(f"{ranks}", made, ())
+
+    # Samples in a step go as its ranks: speed-ups of 1, 1.6 and 2.
+    runs = [known(1, 40), known(2, 50), known(4, 80)]
+    found = answer(Replay(schedule(), profile()), [Scenario(2)], runs, [], None, math.nan)
+    document = json.loads(prediction_json.render(found, "RUN", "by hand", []))
+    assert found.amdahl is not None
+    assert document["amdahl"]["limit"] == pytest.approx(found.amdahl.limit)
+    assert document["amdahl"]["residuals"] == pytest.approx(list(found.amdahl.residuals))
+    assert document["amdahl"]["parallel"] < 1
+
+
+def test_the_profile_as_a_table() -> None:
+    text = profile_table.render(profile(bytes_per_s=1.25e8, alpha_s=1e-5, hooks=(hook(),)), 100)
+    assert "Links of class other host (stated: 1 Gbit/s):" in text
+    assert "0.1" in text  # GB/s
+    assert "fp16" in text
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("100Gbps", 12.5e9), ("1 GB/s", 1e9), ("2.5gbps", 312.5e6)]
+)
+def test_rates(text: str, value: float) -> None:
+    assert rate("--bandwidth", text) == pytest.approx(value)
+
+
+def test_quantities_that_cannot_be_read() -> None:
+    assert duration("--latency", "20us") == pytest.approx(20e-6)
+    for text in ("100", "fast", "-1Gbps", "1 Gfoo", "0Gbps"):
+        with pytest.raises(UsageError, match="--bandwidth"):
+            rate("--bandwidth", text)
+    with pytest.raises(UsageError, match="whole number"):
+        listed("--world-size", "2,x", whole, 1)
+    assert listed("--world-size", "2,4", whole, 1) == [2, 4]
+    assert listed("--world-size", None, whole, 1) == [1]
+
+
+def test_a_hook_keeps_its_options() -> None:
+    assert _hook_words("none,topk:ratio=0.01,feedback=1,fp16") == [
+        "none",
+        "topk:ratio=0.01,feedback=1",
+        "fp16",
+    ]

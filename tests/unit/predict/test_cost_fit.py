@@ -1,0 +1,239 @@
+"""Fitted costs, against points made from known ones."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from pathlib import Path
+
+import pytest
+
+from commprof.errors import CommprofError
+from commprof.predict.fit.fit import fit_curves
+from commprof.predict.fit.points import Point, read_points
+from commprof.predict.replay.algorithms import OPERATIONS, work
+
+ALPHA, BETA, GAMMA = 20e-6, 1e-9, 0.4e-9
+SIZES = [float(1 << n) for n in range(10, 27, 2)]
+
+
+@pytest.mark.parametrize(
+    ("op", "ranks", "steps", "sent", "reduced"),
+    [
+        ("all_reduce", 4, 6, 1.5, 0.75),
+        ("all_reduce", 1, 0, 0.0, 0.0),
+        ("all_gather", 4, 3, 0.75, 0.0),
+        ("broadcast", 5, 3, 3.0, 0.0),
+        ("send_recv", 2, 1, 1.0, 0.0),
+        ("barrier", 8, 3, 0.0, 0.0),
+        ("reduce_scatter", 4, 6, 1.5, 0.75),  # on gloo, an all-reduce
+    ],
+)
+def test_work(op: str, ranks: int, steps: int, sent: float, reduced: float) -> None:
+    done = work(op, ranks)
+    assert (done.steps, done.sent, done.reduced) == (steps, sent, reduced)
+
+
+def test_work_is_refused_for_what_nobody_knows() -> None:
+    with pytest.raises(ValueError, match="all_reduce"):
+        work("all_sum", 2)
+    with pytest.raises(ValueError, match="0 ranks"):
+        work("all_reduce", 0)
+    assert work("reduce_scatter", 4, "nccl").steps == 3
+
+
+def time_of(op: str, ranks: int, size: float) -> float:
+    done = work(op, ranks)
+    return done.steps * ALPHA + size * (done.sent * BETA + done.reduced * GAMMA)
+
+
+def points(op: str, ranks: tuple[int, ...], noise: float = 0.0, seed: int = 0) -> list[Point]:
+    draw = random.Random(seed)
+    made = []
+    for n in ranks:
+        for size in SIZES:
+            samples = tuple(time_of(op, n, size) * draw.gauss(1, noise) for _ in range(9))
+            made.append(Point(op, "gloo", n, size, sorted(samples)[4], samples, n / 2))
+    return made
+
+
+def test_alpha_beta_and_gamma_come_back() -> None:
+    (gathered, reduced), _ = fit_curves(points("all_gather", (2, 4)) + points("all_reduce", (2, 4)))
+    assert gathered.op == "all_gather"
+    assert len(gathered.pieces) == 1
+    assert gathered.pieces[0].alpha_s == pytest.approx(ALPHA)
+    assert gathered.pieces[0].beta_s_per_byte == pytest.approx(BETA)
+    assert gathered.gamma_s_per_byte is None
+    # A ring adds up half of what it sends.
+    assert reduced.pieces[0].beta_s_per_byte == pytest.approx(BETA + GAMMA / 2)
+    assert reduced.gamma_s_per_byte == pytest.approx(GAMMA)
+    low, high = reduced.gamma_interval_s_per_byte
+    assert low <= GAMMA * (1 + 1e-9)
+    assert high >= GAMMA * (1 - 1e-9)
+    assert high - low < 1e-6 * GAMMA
+    assert math.isnan(gathered.gamma_interval_s_per_byte[0])
+    assert reduced.residual < 1e-6
+    assert (reduced.world_sizes, reduced.ranks_per_core) == ((2, 4), 2.0)
+
+
+def test_a_world_size_that_was_not_measured_is_predicted() -> None:
+    (fitted,), _ = fit_curves(points("all_reduce", (2, 4)))
+    assert fitted.time_s(1e7, 16) == pytest.approx(time_of("all_reduce", 16, 1e7))
+    assert fitted.held_out_world_size is not None
+    assert fitted.held_out_world_size.worst < 1e-6
+    assert fitted.held_out_world_size.points == 2 * len(SIZES)
+
+
+def test_intervals_hold_the_truth_and_errors_the_noise() -> None:
+    inside = 0
+    for seed in range(6):
+        (fitted,), _ = fit_curves(points("all_reduce", (2, 4), noise=0.05, seed=seed))
+        low, high = fitted.pieces[-1].beta_interval_s_per_byte
+        inside += low <= BETA + GAMMA / 2 <= high
+    assert inside >= 5
+    assert fitted.held_out_size is not None
+    assert 0.001 < fitted.held_out_size.mean < 0.1
+
+
+def test_gamma_s_interval_holds_it() -> None:
+    inside = 0
+    for seed in range(6):
+        made = points("all_gather", (2, 4), 0.05, seed) + points("all_reduce", (2, 4), 0.05, ~seed)
+        (_, fitted), _ = fit_curves(made)
+        low, high = fitted.gamma_interval_s_per_byte
+        assert fitted.gamma_s_per_byte is not None
+        assert 0 <= low <= fitted.gamma_s_per_byte <= high < 2 * GAMMA
+        inside += low <= GAMMA <= high
+    assert inside >= 5
+
+
+def test_one_wild_point_moves_nothing() -> None:
+    wild = points("all_reduce", (2, 4), noise=0.01)
+    wild[3] = Point("all_reduce", "gloo", 2, wild[3].size_bytes, 20 * wild[3].time_s)
+    (fitted,), _ = fit_curves(wild)
+    assert fitted.pieces[-1].beta_s_per_byte == pytest.approx(BETA + GAMMA / 2, rel=0.05)
+    assert fitted.worst_residual > 0.9  # it is told of
+
+
+def test_another_protocol_is_another_piece() -> None:
+    # Two ranks send the size in one piece: below 1 MB per step fast starts, above a faster rate.
+    def seconds(x: float) -> float:
+        return 2 * (10e-6 + 2e-9 * x) if x < 5e5 else 2 * (900e-6 + 0.5e-9 * x)
+
+    sizes = [float(1 << n) for n in range(10, 27)]
+    made = [Point("all_reduce", "gloo", 2, size, seconds(size / 2)) for size in sizes]
+    (fitted,), _ = fit_curves(made)
+    assert [p.alpha_s for p in fitted.pieces] == pytest.approx([10e-6, 900e-6], rel=1e-3)
+    assert [p.beta_s_per_byte for p in fitted.pieces] == pytest.approx([2e-9, 0.5e-9], rel=1e-3)
+    assert 2**18 < fitted.pieces[1].low_bytes < 2**19.5
+    assert fitted.time_s(2**24, 2) == pytest.approx(seconds(2**23))
+
+
+def test_too_few_sizes_are_left_out() -> None:
+    few = [point for point in points("broadcast", (2,)) if point.size_bytes < 5000]
+    curves, left_out = fit_curves(points("all_reduce", (2,)) + few)
+    assert [curve.op for curve in curves] == ["all_reduce"]
+    assert len(left_out) == 1
+    assert "3 sizes or more: python -m commprof.microbench broadcast" in left_out[0]
+
+
+def test_outside_the_measured_range() -> None:
+    (fitted,), _ = fit_curves(points("all_reduce", (2, 4)))
+    assert fitted.outside([2.0**12, 2.0**20], 4) == []
+    assert fitted.outside([2.0**22], 16) == ["16 ranks (measured: 2, 4)"]
+    (reason,) = fitted.outside([2.0**20, 2.0**28], 2)
+    assert reason == "ring steps of 5.24e+05 to 1.34e+08 bytes (measured: 256 to 3.36e+07)"
+
+
+ROW = {
+    "op": "all_reduce",
+    "world_size": 2,
+    "backend": "gloo",
+    "placement": "out_of_place",
+    "size_bytes": 1024,
+    "time_us": 50.0,
+    "samples_us": [49.0, 50.0, 51.0],
+    "wrong": 0,
+}
+
+
+HEAD = {
+    "kind": "commprof microbench",
+    "schema_version": 1,
+    "context": {"machine": {"usable_cpu_count": 2}},
+}
+
+
+def test_a_microbenchmark_is_read(tmp_path: Path) -> None:
+    rows = [
+        ROW,
+        {**ROW, "placement": "in_place"},
+        {**ROW, "wrong": 3},
+        {**ROW, "world_size": 1},
+        {**ROW, "op": "all_gather_into_tensor"},
+    ]
+    path = tmp_path / "bench.json"
+    path.write_text(json.dumps({**HEAD, "rows": [*rows, {**ROW, "op": "hook:fp16"}]}))
+    found = read_points(path)
+    assert len(found.left_out) == 2
+    assert "hook:fp16; what a hook costs is fitted to a recorded run with it" in found.left_out[0]
+    assert found.left_out[1].endswith("1 row with wrong data")
+    assert [point.op for point in found.points] == ["all_reduce", "all_gather"]
+    assert found.points[0].time_s == pytest.approx(50e-6)
+    assert found.points[0].samples_s == pytest.approx((49e-6, 50e-6, 51e-6))
+    assert (found.link, found.points[0].ranks_per_core) == ("same_host", 1.0)
+
+
+@pytest.mark.parametrize(
+    ("hosts", "ranks", "groups", "crowded"),
+    [
+        (4, 8, (8,), 0.5),  # 2 ranks on each host's 4 cores
+        (1, 8, (8,), 2.0),
+        (4, 8, (2, 8), 0.5),  # the first two share a host
+        (4, 8, (4,), 0.5),  # the first four share two
+        (3, 8, (8,), 0.75),  # 3, 3 and 2
+        (4, None, (8,), 0.5),  # an older file: no more ranks than its rows have
+    ],
+)
+def test_ranks_per_core_are_of_a_host(
+    hosts: int, ranks: int | None, groups: tuple[int, ...], crowded: float, tmp_path: Path
+) -> None:
+    context = {"hosts": hosts, "world_size": ranks, "machine": {"usable_cpu_count": 4}}
+    rows = [
+        {**ROW, "op": op, "world_size": n, "size_bytes": size}
+        for op in ("all_reduce", "barrier")
+        for n in groups
+        for size in (1024, 4096, 16384)
+    ]
+    path = tmp_path / "bench.json"
+    path.write_text(json.dumps({**HEAD, "context": context, "rows": rows}))
+    curves, _ = fit_curves(read_points(path).points)
+    assert [curve.ranks_per_core for curve in curves] == [crowded, crowded]
+
+
+def test_ranks_per_core_that_nobody_knows(tmp_path: Path) -> None:
+    path = tmp_path / "bench.json"
+    path.write_text(json.dumps({**HEAD, "context": {"hosts": 2}, "rows": [ROW]}))
+    assert math.isnan(read_points(path).points[0].ranks_per_core)
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("{", "cannot be read"),
+        (json.dumps({"rows": [ROW]}), "no result of a microbenchmark"),
+        (json.dumps({**HEAD, "schema_version": 2, "rows": [ROW]}), "schema_version 2"),
+        (json.dumps(HEAD), "no rows"),
+        (json.dumps({**HEAD, "rows": [{"op": 1}]}), "lacks one of op"),
+    ],
+)
+def test_other_files_are_refused(tmp_path: Path, text: str, complaint: str) -> None:
+    path = tmp_path / "other.json"
+    path.write_text(text)
+    with pytest.raises(CommprofError, match=complaint):
+        read_points(path)
+
+
+def test_every_operation_has_work() -> None:
+    assert all(work(op, 3).steps > 0 for op in OPERATIONS)

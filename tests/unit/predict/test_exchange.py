@@ -1,0 +1,75 @@
+"""The exchange of a step's buckets: by hand, and against the simulation that follows segments."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from commprof.predict.fit.calibrate import calibrate
+from commprof.predict.replay.algorithms import work
+from commprof.predict.replay.exchange import exchange, finalized
+from commprof.predict.replay.simulate import Bucket, Link, simulate
+from tests.support.builders.schedules import BETA, MB, curve, schedule
+
+
+def test_buckets_follow_each_other_on_the_link() -> None:
+    ready = np.array([[0.010, 0.015, 0.100]])
+    end = exchange(ready, np.array([0.020, 0.010, 0.010]), np.zeros(3), workers=2)
+    assert end[0] == pytest.approx([0.030, 0.040, 0.110])
+
+
+def test_latency_leaves_the_link_to_others() -> None:
+    ready = np.zeros((1, 3))
+    wire, latency = np.full(3, 0.001), np.full(3, 0.010)
+    # Two at a time: the second travels in the first one's latency, the third waits for a worker.
+    assert exchange(ready, wire, latency, 2)[0] == pytest.approx([0.011, 0.012, 0.022])
+    assert exchange(ready, wire, latency, 1)[0] == pytest.approx([0.011, 0.022, 0.033])
+
+
+def test_ddp_copies_while_it_waits() -> None:
+    end = np.array([[0.030, 0.050], [0.005, 0.006]])
+    done, waited = finalized(np.array([0.020, 0.020]), end, np.array([0.004, 0.001]))
+    # Waits 10, copies 4, waits 16, copies 1; nothing to wait for in the second step.
+    assert done == pytest.approx([0.051, 0.025])
+    assert waited == pytest.approx([0.026, 0.0])
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_last_bucket_ends_as_in_the_simulation_of_segments(seed: int) -> None:
+    draw = random.Random(seed)
+    ranks = draw.choice((2, 3, 4, 8))
+    count = draw.randint(2, 8)
+    sizes = [draw.uniform(0.5, 6) * MB for _ in range(count)]
+    ready = np.cumsum([draw.uniform(0, 0.040) for _ in range(count)])
+    buckets = [Bucket(float(r), s) for r, s in zip(ready, sizes, strict=True)]
+    exact = simulate(buckets, float(ready[-1]), ranks, Link(1 / BETA))
+    fast = curve()
+    wire = np.array([fast.wire_s(size, ranks) for size in sizes])
+    end = exchange(ready[None, :], wire, np.zeros(count), workers=2)
+    assert end.max() == pytest.approx(max(exact.end_s), rel=0.01)
+
+
+def test_calibration_finds_the_link_again() -> None:
+    random_ = np.random.default_rng(0)
+    alpha, beta = 0.4e-3, 2e-8
+    ready = np.cumsum(random_.uniform(0.002, 0.030, (12, 5)), axis=1)
+    sizes = np.array([20_000, 3 * MB, 40_000, MB, 60_000])
+    done = work("all_reduce", 4)
+    x = done.sent * sizes / done.steps
+    latency = done.steps * np.maximum(0, alpha - beta * x / 2)
+    end = exchange(ready, done.steps * beta * x, latency, 2)
+    made = schedule(
+        bytes_=tuple(sizes.tolist()),
+        ready_ms=(0.0,) * 5,
+        ranks=4,
+        steps=12,
+    )
+    found = calibrate(
+        [type(made)(**{**made.__dict__, "ready_s": np.stack([ready] * 4, axis=1), "end_s": end})]
+    )
+    assert found.pieces[0].alpha_s == pytest.approx(alpha, rel=0.05)
+    assert found.pieces[1].beta_s_per_byte == pytest.approx(beta, rel=0.01)
+    assert found.residual < 0.01
+    assert found.source == "run"

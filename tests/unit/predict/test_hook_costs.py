@@ -1,0 +1,230 @@
+"""A compressor's cost, fitted on buckets whose times are made from known ones."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from commprof.errors import CommprofError
+from commprof.predict.fit.cost_model import SAME_HOST
+from commprof.predict.fit.hook_costs import HookCost
+from commprof.predict.fit.hook_fit import fit_hook
+from commprof.predict.fit.machine_profile import MachineProfile, load_profile, save_profile
+from commprof.predict.replay.exchange import exchange
+from commprof.predict.replay.replay import Replay
+from commprof.predict.replay.scenario import Scenario
+from commprof.predict.replay.schedule import Placement, Schedule
+from tests.support.builders.results import compression
+from tests.support.builders.schedules import MB, curve, hook, profile, schedule
+
+OVERHEAD_S = 1.5e-3
+SIZES = (1 * MB, 2 * MB, MB // 2)
+
+
+def recorded() -> Schedule:
+    """Buckets of fp16 with the costs of ``hook()`` and an overhead, one after the other."""
+    known = hook(overhead_s=OVERHEAD_S)
+    made = schedule(ready_ms=(10, 14, 40), bytes_=SIZES, hook="fp16")
+    alone = np.array([known.time_s(size, 2, curve()) for size in SIZES])
+    made.end_s[:] = exchange(made.ready_s.max(axis=1), alone, np.zeros(3), workers=1)
+    return made
+
+
+def test_the_costs_come_back() -> None:
+    rows = [
+        compression(
+            scheme="fp16",
+            gradient_bytes=size,
+            encode_ms=size / MB,
+            reduce_ms=size / MB / 2,
+            decode_ms=size / MB / 2,
+            payload_bytes=size / 2,
+        )
+        for size in SIZES
+    ]
+    found = fit_hook("fp16", rows, [recorded()], curve())
+    assert found.encode == pytest.approx((0.0, 1e-9), abs=1e-12)
+    assert found.decode == pytest.approx((0.0, 0.5e-9), abs=1e-12)
+    assert found.payload_ratio == pytest.approx(0.5)
+    assert found.overhead_s == pytest.approx(OVERHEAD_S, rel=0.07)
+    assert found.bucket_bytes == (MB / 2, 2 * MB)
+    assert (found.exchange, found.ranks) == ("two_phase", 2)
+
+
+def test_what_it_takes_from_compute() -> None:
+    rows = [compression(scheme="fp16", gradient_bytes=MB, payload_bytes=MB / 2)]
+    hooked = schedule(bytes_=SIZES, ready_ms=(1, 2, 3), backward_end_ms=27, hook="fp16")
+    plain = schedule(bytes_=SIZES, ready_ms=(1, 2, 3), backward_end_ms=20)
+    other = schedule(backward_end_ms=90)  # of other buckets: says nothing
+    found = fit_hook("fp16", rows, [hooked], curve(), [other, plain])
+    assert found.compute_s_per_byte == pytest.approx(0.007 / sum(SIZES))
+    assert math.isnan(fit_hook("fp16", rows, [hooked], curve(), [other]).compute_s_per_byte)
+
+
+def two_levels(**values: Any) -> HookCost:
+    """Adds up within hosts at 2 ms per MB, then exchanges between two."""
+    return hook(
+        "hierarchical",
+        exchange="hierarchical",
+        encode=(0.0, 0.0),
+        reduce=(0.0, 2e-9),
+        decode=(0.0, 0.0),
+        payload_ratio=1.0,
+        between_hosts=True,
+        ranks_per_host=2,
+        **values,
+    )
+
+
+def test_both_levels_of_a_hierarchical_exchange() -> None:
+    known = two_levels(overhead_s=OVERHEAD_S)
+    fast = curve(beta_s_per_byte=1e-9)
+    # 2 ms within hosts, 1 ms between two of them, of which all but an eighth is beside the first.
+    assert known.time_s(MB, 2, fast) == pytest.approx(OVERHEAD_S + 0.002 + 0.001 / 8)
+    assert known.time_s(MB, 1, fast) == pytest.approx(OVERHEAD_S + 0.002)
+    assert (known.peers(8, 2), known.peers(7, 2), hook().peers(8, 2)) == (4, 4, 8)
+    # Of 8 chunks two are under way: with 1 ms of latency in both steps of each, 4 wait in turn.
+    slow = curve(alpha_s=0.001, beta_s_per_byte=1e-12)
+    assert known.wire_s(MB, 2, slow) == pytest.approx(0.008, rel=1e-3)
+    made = schedule(
+        ready_ms=(10, 20, 40),
+        bytes_=SIZES,
+        ranks=4,
+        hook="hierarchical",
+        placement=Placement(2.0, 4.0, 1, 1.0),
+    )
+    alone = np.array([known.time_s(size, 2, fast) for size in SIZES])
+    made.end_s[:] = exchange(made.ready_s.max(axis=1), alone, np.zeros(3), workers=1)
+    rows = [
+        compression(scheme="hierarchical", gradient_bytes=size, payload_bytes=size)
+        for size in SIZES
+    ]
+    found = fit_hook("hierarchical", rows, [made], fast)
+    assert found.overhead_s == pytest.approx(OVERHEAD_S, rel=0.1)
+    assert found.reduce == (0.0, pytest.approx(2e-9, rel=0.1))
+    assert (found.ranks, found.ranks_per_host, found.between_hosts) == (2, 2, True)
+    assert (found.payload_ratio, found.sent_bytes(MB, 4)) == (1.0, 1.5 * MB)
+    assert found.low is not None
+    assert found.high is not None
+    assert found.low.reduce[1] <= found.reduce[1] <= found.high.reduce[1]
+    assert found.low.overhead_s <= found.overhead_s <= found.high.overhead_s
+    assert math.isnan(found.work_residual)  # the stages' own times are not in it
+    assert found.residual < 0.01
+
+
+def test_a_compressor_between_hosts_counts_their_bytes() -> None:
+    made = schedule(ranks=4, bytes_=SIZES, ready_ms=(10, 20, 40), hook="int8:hierarchical=1")
+    rows = [
+        compression(scheme="int8", gradient_bytes=size, payload_bytes=size / 8) for size in SIZES
+    ]
+    on_two = dataclasses.replace(made, placement=Placement(2.0, 4.0, 1, 1.0))
+    found = fit_hook("int8:hierarchical=1", rows, [on_two], curve())
+    assert (found.exchange, found.payload_ratio, found.ranks) == ("two_phase", 0.25, 2)
+    on_one = dataclasses.replace(made, placement=Placement(4.0, 4.0, 1, 1.0))
+    with pytest.raises(CommprofError, match="recorded on one host"):
+        fit_hook("int8:hierarchical=1", rows, [on_one], curve())
+
+
+def test_a_prediction_with_two_levels() -> None:
+    links = {**profile(SAME_HOST).links, **profile().links}
+    made = Replay(schedule(), MachineProfile(links, {"hierarchical": two_levels()}))
+    found = made.predict(Scenario(4, ranks_per_host=2, hook="hierarchical"))
+    # 10 ms per MB between the hosts, and an eighth of the 2 ms within them before.
+    assert found.step_s.value == pytest.approx(0.010 + 0.01025 + 0.0205)
+    assert found.sent_bytes == pytest.approx(1.5 * MB)
+    assert found.outside == ()
+    elsewhere = made.predict(Scenario(16, ranks_per_host=4, hook="hierarchical"))
+    assert elsewhere.outside[:2] == (
+        "hierarchical with 4 ranks a host (measured: 2)",
+        "hierarchical at 4 hosts (measured: 2)",
+    )
+
+
+def test_nothing_compressed_is_refused() -> None:
+    with pytest.raises(CommprofError, match="--world-sizes 2 --hook fp16"):
+        fit_hook("fp16", [], [recorded()], curve())
+    with pytest.raises(CommprofError, match="does not know how it exchanges"):
+        fit_hook("smoke", [compression()], [recorded()], curve())
+
+
+@pytest.mark.parametrize(
+    ("exchange", "ranks", "messages"),
+    [("two_phase", 2, 2), ("two_phase", 3, 3), ("gather", 2, 2), ("ring", 2, 0)],
+)
+def test_a_longer_latency_delays_every_message(exchange: str, ranks: int, messages: int) -> None:
+    # What a ring takes follows from the curve itself.
+    known = hook(exchange=exchange, overhead_s=OVERHEAD_S, payload_ratio=0.01, ranks=ranks)
+    before = known.time_s(MB, ranks, curve())
+    later = known.time_s(MB, ranks, curve(), later_s=0.002)
+    assert later == pytest.approx(before + messages * 0.002)
+    assert known.time_s(MB, ranks, curve(), later_s=-1.0) >= before - OVERHEAD_S
+
+
+def test_a_second_phase_is_a_message_more() -> None:
+    known = hook(overhead_s=OVERHEAD_S, ranks=2)
+    quick, slow = curve(alpha_s=0.0), curve(alpha_s=0.003)
+    later_s = [known.time_s(MB, ranks, slow) - known.time_s(MB, ranks, quick) for ranks in (2, 4)]
+    assert later_s == pytest.approx([0.0, 0.003])
+
+
+def test_a_stated_latency_reaches_a_hook() -> None:
+    def step_s(latency_s: float, alpha_s: float) -> float:
+        known = hook(alpha_s=alpha_s, overhead_s=OVERHEAD_S)
+        made = Replay(schedule(), profile(hooks=(known,), alpha_s=1e-4, latency_s=1e-5))
+        return made.predict(Scenario(2, latency_s=latency_s, hook="fp16")).step_s.value
+
+    assert step_s(1e-5, 1e-4) == step_s(math.nan, 1e-4)  # the fitted link
+    # The second bucket's two messages are behind the end of backward.
+    assert step_s(1e-5 + 1e-4, 1e-4) == pytest.approx(step_s(1e-5, 1e-4) + 2e-4)
+    assert step_s(0.5, math.nan) == step_s(1e-5, math.nan)  # an older profile
+
+
+def test_ranks_of_a_host_share_its_link() -> None:
+    assert [hook().link_sharing(8, per_host) for per_host in (1, 8)] == [1.0, 1.0]
+    # 4 ranks each send to 4 of their 7 others.
+    assert hook().link_sharing(8, 4) == pytest.approx(16 / 7)
+    assert hook(exchange="ring").link_sharing(8, 4) == 1.0
+    assert two_levels().link_sharing(8, 4) == 1.0
+    links = {**profile(SAME_HOST).links, **profile().links}
+    made = Replay(schedule(), MachineProfile(links, {"fp16": hook()}))
+    step_s = [
+        made.predict(Scenario(4, ranks_per_host=per_host, hook="fp16")).step_s.value
+        for per_host in (1, 2, 4)
+    ]
+    # 7.5 ms of wire and 2 of work per MB: the second bucket's from 20 ms on. Where two share the
+    # link, 10 and 2: the first one's end at 22 ms.
+    assert step_s == pytest.approx([0.020 + 0.019, 0.022 + 0.024, 0.020 + 0.019])
+
+
+def test_the_fit_knows_the_link_of_the_run(tmp_path: Path) -> None:
+    rows = [compression(scheme="fp16", gradient_bytes=MB, payload_bytes=MB / 2)]
+    found = fit_hook("fp16", rows, [recorded()], curve(alpha_s=1e-4))
+    assert (found.alpha_s, found.link) == (1e-4, "other_host")
+    save_profile(profile(hooks=(found,)), tmp_path / "profile.json")
+    document = json.loads((tmp_path / "profile.json").read_text())
+    assert load_profile(tmp_path / "profile.json").hooks["fp16"] == found
+    newer = ("alpha_s", "link", "residual", "work_residual", "low", "high", "replicates")
+    for name in newer:
+        del document["hooks"]["fp16"][name]
+    (tmp_path / "profile.json").write_text(json.dumps(document))
+    older = load_profile(tmp_path / "profile.json").hooks["fp16"]
+    assert math.isnan(older.alpha_s)
+    assert math.isnan(older.residual)
+    assert (older.low, older.replicates, older.replicate(3)) == (None, (), older)
+
+
+def test_top_k_sends_no_more_than_all_values() -> None:
+    known = hook("topk:ratio=0.25", exchange="gather", payload_ratio=0.25)
+    assert known.sent_bytes(MB, 2) == pytest.approx(0.25 * MB)
+    # 8 ranks' choices are twice the bucket: all goes as halves, 7 / 8 of 2 x 0.5 MB.
+    assert known.sent_bytes(MB, 8) == pytest.approx(0.875 * MB)
+    assert known.remarks(3) == hook().remarks(8) == []
+    assert "by owners" in known.remarks(4)[0]
+    made = Replay(schedule(), profile(hooks=(known,)))
+    assert known.remarks(4)[0] in made.predict(Scenario(4, hook="topk")).remarks

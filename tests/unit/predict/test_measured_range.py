@@ -1,0 +1,117 @@
+"""What lies outside of what was measured is said, and what lies inside is not."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import pytest
+
+from commprof.predict.fit.build import build_profile
+from commprof.predict.fit.cost_model import OTHER_HOST, SAME_HOST
+from commprof.predict.fit.machine_profile import LinkProfile, MachineProfile
+from commprof.predict.fit.points import Measurement, Point
+from commprof.predict.replay.recorded import Recorded, batches
+from commprof.predict.replay.replay import Replay
+from commprof.predict.replay.scenario import Scenario
+from commprof.predict.replay.schedule import Batch, Placement
+from tests.support.builders.schedules import MB, curve, hook, profile, schedule
+
+GBIT = 1e9 / 8
+
+
+def replay() -> Replay:
+    """2 ranks on a host, 8 samples each. Links of both classes are measured at 2 to 64 ranks."""
+    links = {
+        SAME_HOST: LinkProfile({"all_reduce": curve(world_sizes=(2,), ranks_per_core=1.0)}),
+        OTHER_HOST: LinkProfile({"all_reduce": curve(world_sizes=(2, 8))}, GBIT, 20e-6),
+    }
+    hooks = {"fp16": hook(ranks=4, link=OTHER_HOST)}
+    recorded = schedule(placement=Placement(2.0, 4.0, 1, 0.1), link=SAME_HOST)
+    made = Replay(recorded, MachineProfile(links, hooks), (0.0, 0.001), batches=(4.0, 8.0))
+    return dataclasses.replace(made)
+
+
+@pytest.mark.parametrize(
+    ("asked", "reason"),
+    [
+        ({"world_size": 2}, None),
+        ({"world_size": 2, "ranks_per_host": 1}, None),
+        ({"world_size": 4, "ranks_per_host": 4}, "4 ranks (measured: 2)"),
+        ({"world_size": 4, "ranks_per_host": 2}, "within a host: 4 ranks (measured: 2)"),
+        ({"world_size": 16, "ranks_per_host": 2, "algorithm": "hierarchical"}, None),
+        (
+            {"world_size": 32, "ranks_per_host": 2, "algorithm": "hierarchical"},
+            "16 hosts (measured: 2, 8)",
+        ),
+        (
+            {"world_size": 16, "ranks_per_host": 4, "algorithm": "hierarchical"},
+            "within a host: 4 ranks (measured: 2)",
+        ),
+        ({"world_size": 4, "ranks_per_host": 1, "scaling": "strong"}, None),
+        (
+            {"world_size": 8, "ranks_per_host": 1, "scaling": "strong"},
+            "2 samples per rank (measured: 4 to 8)",
+        ),
+        ({"world_size": 2, "cores_per_host": 1}, "2 ranks per core (measured: 1)"),
+        (
+            {"world_size": 2, "ranks_per_host": 1, "bandwidth_bytes_per_s": GBIT / 2},
+            "0.5 Gbit/s (measured: 1)",
+        ),
+        ({"world_size": 2, "ranks_per_host": 1, "bandwidth_bytes_per_s": GBIT}, None),
+        (
+            {"world_size": 2, "ranks_per_host": 1, "latency_s": 1e-3},
+            "latency 1e+03 µs (measured: 20)",
+        ),
+        (
+            {"world_size": 2, "ranks_per_host": 1, "latency_s": 1e-6},
+            "latency 1 µs (measured: 20)",
+        ),
+        ({"world_size": 2, "ranks_per_host": 1, "latency_s": 20e-6}, None),
+        ({"world_size": 4, "ranks_per_host": 1, "hook": "fp16"}, None),
+        (
+            {"world_size": 4, "ranks_per_host": 4, "hook": "fp16"},
+            "fp16 over links of class same host (measured: other host)",
+        ),
+    ],
+)
+def test_outside_of_what_was_measured(asked: dict[str, Any], reason: str | None) -> None:
+    found = replay().predict(Scenario(**asked)).outside
+    many = [text for text in found if "waiting is a lower bound" not in text]
+    assert many == [] if reason is None else reason in many
+
+
+def test_batches_behind_the_compute() -> None:
+    small = schedule(batch=Batch(4.0, 10, "strong"))
+    crowded = schedule(batch=Batch(1.0, 10, "strong"), placement=Placement(8.0, 4.0, 1, 1.0))
+    runs = [Recorded("", each, ()) for each in (schedule(), small, crowded)]
+    assert batches(runs, schedule()) == (4.0, 8.0)
+    assert batches([], schedule()) == (0.0, math.inf)
+
+
+def measured_on(*backends: str) -> Measurement:
+    """All-reduces at 2 ranks; those of the first backend take 1 ns a byte, the next ones 2."""
+    points = [
+        Point("all_reduce", backend, 2, size, 1e-5 + (number + 1) * 1e-9 * size)
+        for number, backend in enumerate(backends)
+        for size in (MB / 4, MB / 2, MB, 2 * MB)
+    ]
+    return Measurement(tuple(points), OTHER_HOST, {})
+
+
+def test_one_backend_s_costs_and_the_others_are_named() -> None:
+    made, left_out = build_profile([measured_on("gloo", "nccl")], [], ["bench"])
+    assert made.links[OTHER_HOST].curves["all_reduce"].backend == "gloo"
+    assert [reason[:20] for reason in left_out] == ["all_reduce on nccl ("]
+    ran = [Recorded("", schedule(backend="nccl"), ())]
+    made, left_out = build_profile([measured_on("gloo", "nccl")], ran, ["bench"])
+    assert made.links[OTHER_HOST].curves["all_reduce"].backend == "nccl"
+    assert [reason[:20] for reason in left_out] == ["all_reduce on gloo ("]
+
+
+def test_costs_of_another_backend_are_told() -> None:
+    text = "collectives cost what was measured on gloo; the run used nccl"
+    made = Replay(schedule(backend="nccl"), profile())
+    assert text in made.predict(Scenario(2)).remarks
+    assert Replay(schedule(), profile()).predict(Scenario(2)).remarks == ()

@@ -1,0 +1,182 @@
+"""The search for the best setting: what it compares, what it leaves out, what it calls a gain."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from commprof.errors import CommprofError, UsageError
+from commprof.predict.fit.hook_costs import HookCost
+from commprof.predict.replay.recorded import Recorded
+from commprof.predict.replay.replay import Replay
+from commprof.predict.replay.scenario import Prediction, Scenario
+from commprof.predict.what_if.answers import Answers, answer
+from commprof.predict.what_if.optimize import CAPS_BYTES, optimize
+from commprof.report.prediction import as_json as prediction_json
+from commprof.report.prediction import table as prediction_table
+from tests.support.builders.schedules import hook, profile, schedule
+
+
+def replay(*hooks: HookCost) -> Replay:
+    return Replay(schedule(), profile(hooks=hooks))
+
+
+def answers(over: list[str] | None, measured_ms: float | None = None) -> Answers:
+    """With fp16 known; of a run at 4 ranks, for which the model says 55 ms, where one is given."""
+    made = replay(hook())
+    others = []
+    if measured_ms is not None:
+        period_s = np.full(5, measured_ms / 1e3)
+        others = [Recorded("RUN, 4 ranks", schedule(ranks=4, period_s=period_s), ())]
+    return answer(made, [Scenario(2)], [], others, over, math.nan)
+
+
+def told(found: Answers) -> str:
+    """The table's text on one line."""
+    return " ".join(prediction_table.render(found, "RUN", "by hand", [], 100).split())
+
+
+def test_the_best_setting_and_its_certainty() -> None:
+    found = optimize(replay(hook()), Scenario(2), ["hook"])
+    best, *others = found.candidates
+    assert best.prediction.scenario.hook == "fp16"
+    assert best.gain == pytest.approx(1 - 0.034 / 0.040)
+    assert best.certainty == 1.0
+    assert [other.gain for other in others] == pytest.approx([0.0])
+    assert (found.hooks, found.has_no_hook, found.refused) == ((None, "fp16"), False, ())
+    with pytest.raises(UsageError, match="allowed: bucket-cap, hook"):
+        optimize(replay(), Scenario(2), ["batch"])
+
+
+@pytest.mark.parametrize(
+    ("worst_error", "beyond", "is_gain"),
+    [(0.10, 1.0, True), (0.20, 0.0, False), (math.nan, math.nan, None)],
+)
+def test_a_gain_is_more_than_the_model_s_error(
+    worst_error: float, beyond: float, is_gain: bool | None
+) -> None:
+    # fp16 saves 15 % in each replicate.
+    best, own = optimize(replay(hook()), Scenario(2), ["hook"], worst_error).candidates
+    assert best.certainty_beyond_error == pytest.approx(beyond, nan_ok=True)
+    assert (best.certainty, best.is_gain) == (1.0, is_gain)
+    assert own.is_gain is (None if is_gain is None else False)
+
+
+def test_a_gain_whose_interval_reaches_into_the_error_is_none() -> None:
+    # 15 % in the median, and 11.1 % on the fast link: 32 ms in the place of 36.
+    links = tuple(((0.0, b),) for b in (0.8e-8, 1e-8, 1.2e-8))
+    made = Replay(schedule(), profile(hooks=(hook(),), replicates=links))
+    (best, _) = optimize(made, Scenario(2), ["hook"], 0.13).candidates
+    assert best.gain_low < 0.13 < best.gain
+    assert best.is_gain is False
+    assert 0 < best.certainty_beyond_error < 1
+
+
+def test_words_for_a_gain_beyond_the_error() -> None:
+    text = told(answers(["hook"], measured_ms=50))
+    assert (
+        "Best: bucket cap as run, hook fp16. It saves 15.0% of the step (15.0% to 15.0%), all "
+        "beyond the 10.0% that the model is wrong by at worst on held-out steps." in text
+    )
+    assert "Compared: bucket cap as run; hook as run, fp16." in text
+
+
+def test_words_for_a_gain_within_the_error() -> None:
+    text = told(answers(["hook"], measured_ms=55 / 1.2))
+    assert (
+        "No setting is certain to gain anything: the fastest, bucket cap as run, hook fp16, would "
+        "save 15.0% of the step (15.0% to 15.0%), and not all of that is beyond the 20.0% that the "
+        "model is wrong by" in text
+    )
+    assert "It saves" not in text
+
+
+def test_words_where_the_error_is_not_known() -> None:
+    text = told(answers(["hook"]))
+    assert "would save 15.0% of the step (15.0% to 15.0%). Whether that is a gain is not" in text
+    assert "--check" in text
+    assert "It saves" not in text
+
+
+def test_without_a_hook_s_cost_it_says_so_and_how_to_measure_one() -> None:
+    found = answer(replay(), [Scenario(2)], [], [], ["hook"], math.nan)
+    search = found.answers[0].search
+    assert search is not None
+    assert (len(search.candidates), search.has_no_hook) == (1, True)
+    text = told(found)
+    assert "No hook's cost was measured, so none was compared." in text
+    assert "--hook fp16 --output RUN_WITH_HOOK, then commprof fit RUN RUN_WITH_HOOK" in text
+    assert "No other setting was compared with the one as it is." in text
+    assert "No setting is certain" not in text
+
+
+def test_a_run_with_a_hook_is_compared_with_none() -> None:
+    made = Replay(schedule(hook="fp16"), profile(hooks=(hook(),)))
+    search = optimize(made, Scenario(2), ["hook"])
+    assert (search.hooks, search.has_no_hook) == ((None, ""), True)
+    found = answer(made, [Scenario(2)], [], [], ["hook"], math.nan)
+    assert "No other hook's cost was measured" in told(found)
+
+
+def test_all_that_was_compared_is_named() -> None:
+    found = answers(["bucket-cap"], measured_ms=50)
+    search = found.answers[0].search
+    assert search is not None
+    assert (search.bucket_caps_bytes[1:], search.has_no_hook) == (CAPS_BYTES, False)
+    assert len(search.candidates) + search.same_count == len(CAPS_BYTES) + 1
+    text = told(found)
+    assert "Compared: bucket cap as run, 1, 2, 5, 10, 25, 50, 100, all MiB; hook as run." in text
+    assert f"Left out for the same buckets as one before: {search.same_count}." in text
+
+
+class WithoutFp16(Replay):
+    """Knows of fp16, but cannot say what comes of it."""
+
+    def sampled(self, scenario: Scenario) -> tuple[Prediction, npt.NDArray[np.float64]]:
+        if scenario.hook == "fp16":
+            raise CommprofError("fp16 was measured on another link; record it here")
+        return super().sampled(scenario)
+
+
+def test_what_cannot_be_predicted_is_listed_with_its_reason() -> None:
+    made = WithoutFp16(schedule(), profile(hooks=(hook(), hook("int8"))))
+    search = optimize(made, Scenario(2), ["hook"])
+    assert [each.hook for each in search.refused] == ["fp16"]
+    assert [each.prediction.scenario.hook for each in search.candidates] == ["int8", None]
+    found = answer(made, [Scenario(2)], [], [], ["bucket-cap", "hook"], math.nan)
+    assert (
+        "- Not compared: bucket cap as run, 1, 2, 5, 10, 25, 50, 100, all MiB with hook fp16: fp16 "
+        "was measured on another link; record it here." in told(found)
+    )
+    document = json.loads(prediction_json.render(found, "RUN", "by hand", []))
+    (first, *_) = document["answers"][0]["search"]["refused"]
+    assert first["bucket_cap_bytes"] is None
+    assert (first["hook"], first["reason"][:16]) == ("fp16", "fp16 was measure")
+
+
+def test_json_of_a_search() -> None:
+    (given,) = json.loads(
+        prediction_json.render(answers(["hook"], measured_ms=50), "RUN", "by hand", [])
+    )["answers"]
+    best, own = given["candidates"]
+    assert best["prediction"]["exposed_s"] == pytest.approx(0.014)
+    assert (best["certainty"], best["certainty_beyond_error"], best["is_gain"]) == (1.0, 1.0, True)
+    assert own["is_gain"] is False
+    assert given["search"] == {
+        "refused": [],
+        "bucket_caps_bytes": [None],
+        "hooks": [None, "fp16"],
+        "same_count": 0,
+        "has_no_hook": False,
+    }
+    (unknown,) = json.loads(prediction_json.render(answers(["hook"]), "RUN", "by hand", []))[
+        "answers"
+    ]
+    assert unknown["candidates"][0]["is_gain"] is None
+    assert unknown["candidates"][0]["certainty_beyond_error"] is None
+    (without,) = json.loads(prediction_json.render(answers(None), "RUN", "by hand", []))["answers"]
+    assert (without["candidates"], without["search"]) == ([], None)

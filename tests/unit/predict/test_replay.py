@@ -1,0 +1,309 @@
+"""Replayed steps, worked out on paper."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+
+import numpy as np
+import pytest
+
+from commprof.errors import CommprofError
+from commprof.predict.fit.cost_model import SAME_HOST
+from commprof.predict.fit.held_out import check, checks, model_error
+from commprof.predict.fit.hook_costs import HookFigures
+from commprof.predict.fit.machine_profile import MachineProfile
+from commprof.predict.replay.recorded import Recorded
+from commprof.predict.replay.replay import Replay
+from commprof.predict.replay.scenario import Scenario
+from commprof.predict.replay.schedule import Batch, Placement
+from tests.support.builders.schedules import MB, curve, hook, profile, schedule
+
+MIB = 1 << 20
+GBIT = 1e9 / 8
+
+
+def replay(**values: object) -> Replay:
+    return Replay(schedule(**values), profile())  # type: ignore[arg-type]
+
+
+def test_the_recorded_setting() -> None:
+    # Ready at 10 and 20 ms, 10 and 20 ms on the wire: there at 20 and 40, backward over at 20.
+    found = replay().predict(Scenario(2))
+    assert found.step_s.value == pytest.approx(0.040)
+    assert (found.wait_s, found.wire_s) == pytest.approx((0.0, 0.020))
+    assert found.hidden_s == pytest.approx(0.010)
+    assert found.compute_s == pytest.approx(0.020)
+    assert found.no_overlap_s == pytest.approx(0.050)
+    assert found.perfect_overlap_s == pytest.approx(0.030)
+    assert found.samples_per_s == pytest.approx(2 * 8 / 0.040)
+    assert found.efficiency == pytest.approx(0.5)
+    assert found.sent_bytes == pytest.approx(3 * MB)
+    # 1 MB between the first bucket's and the last one's being ready.
+    assert found.hiding_bytes_per_s == pytest.approx(1 * MB / 0.010)
+    assert found.outside == ()
+
+
+def test_more_ranks_send_more() -> None:
+    # 4 ranks send 1.5 times the bytes: 10 + 15, then 25 + 30.
+    found = replay().predict(Scenario(4))
+    assert found.step_s.value == pytest.approx(0.055)
+
+
+def test_copies_follow_the_waiting() -> None:
+    # 1 ns per byte: 1 ms behind the first bucket, hidden in the wait for the second; then 2 ms.
+    found = replay(copy_s_per_byte=1e-9).predict(Scenario(2))
+    assert found.step_s.value == pytest.approx(0.042)
+    assert found.wire_s == pytest.approx(0.019)
+
+
+def test_one_rank_waits_for_nobody() -> None:
+    found = replay().predict(Scenario(1))
+    assert found.step_s.value == pytest.approx(0.020)
+    assert found.exposed_s == 0.0
+
+
+def test_one_large_bucket_hides_nothing() -> None:
+    known = {"parameter_bytes": [2 * MB, MB], "rebuilt_per_bucket_param_indices": "1, 0"}
+    found = replay(ddp_log=known).predict(Scenario(2, bucket_cap_bytes=math.inf))
+    assert found.buckets == 1
+    assert found.step_s.value == pytest.approx(0.050)
+    assert math.isnan(found.hiding_bytes_per_s)
+    assert found.remarks == ()
+
+
+def test_smaller_buckets_are_cut_at_parameters() -> None:
+    # Two of 1 MB in the second bucket: the first of them is half way, at 15 ms.
+    known = {"parameter_bytes": [MB, MB, MB], "rebuilt_per_bucket_param_indices": "2, 1 0"}
+    found = replay(ddp_log=known).predict(Scenario(2, bucket_cap_bytes=0.5 * MB))
+    assert found.buckets == 3
+    assert found.step_s.value == pytest.approx(0.040)  # the link is busy from 10 ms on
+    assert "interpolated" in found.remarks[0]
+    each_its_own = replay(ddp_log=known).predict(Scenario(2, bucket_cap_bytes=0.0))
+    assert (each_its_own.buckets, each_its_own.step_s) == (3, found.step_s)
+    unknown = replay().predict(Scenario(2, bucket_cap_bytes=0.5 * MB))
+    assert "sizes of single parameters were not recorded" in unknown.remarks[0]
+
+
+def test_two_models_never_share_a_bucket() -> None:
+    two = replay(models=2)
+    with pytest.raises(CommprofError, match="one DDP model; this one called 2"):
+        two.predict(Scenario(2, bucket_cap_bytes=math.inf))
+    assert two.predict(Scenario(2)).buckets == 2
+
+
+def test_the_last_rank_decides() -> None:
+    late = schedule()
+    late.ready_s[:, 1] += 0.005
+    late.backward_end_s[:, 1] += 0.005
+    found = Replay(late, profile()).predict(Scenario(2))
+    assert found.step_s.value == pytest.approx(0.045)
+    assert found.wait_s == pytest.approx(0.0025)  # mean over ranks
+
+
+def test_the_maximum_grows_with_the_ranks() -> None:
+    base = schedule(steps=500)
+    random = np.random.default_rng(1)
+    noise = random.exponential(0.004, base.backward_end_s.shape)
+    noisy = dataclasses.replace(
+        base,
+        ready_s=base.ready_s + noise[:, :, None],
+        backward_end_s=base.backward_end_s + noise,
+    )
+    steps = [
+        Replay(noisy, profile(beta_s_per_byte=1e-12)).predict(Scenario(n)).step_s.value
+        for n in (2, 8, 32)
+    ]
+    # Of n exponential draws the largest is ln n + 0.577 means in the mean.
+    assert np.diff(steps) == pytest.approx(0.004 * math.log(4) * np.ones(2), rel=0.5)
+
+
+def test_crowded_cores_stretch_the_processor_s_part() -> None:
+    # 8 ranks on 4 cores: twice as long if they always compute, and as ever if half of the time.
+    def steps(busy: float) -> float:
+        made = schedule(bytes_=(1, 1), placement=Placement(2, 4.0, 1, busy))
+        return Replay(made, profile(SAME_HOST)).predict(Scenario(8, ranks_per_host=8)).step_s.value
+
+    assert steps(1.0) == pytest.approx(0.040, rel=1e-3)
+    assert steps(0.5) == pytest.approx(0.020, rel=1e-3)
+    with pytest.raises(CommprofError, match="processor time"):
+        steps(math.nan)
+
+
+def test_strong_scaling_needs_two_batches() -> None:
+    scenario = Scenario(4, scaling="strong")
+    with pytest.raises(CommprofError, match="--scaling strong"):
+        replay().predict(scenario)
+    # 4 ms and 2 ms per sample: 20 ms at 8 samples, 12 ms at 4.
+    made = Replay(schedule(bytes_=(1, 1)), profile(), compute_by_batch=(0.004, 0.002))
+    found = made.predict(scenario)
+    assert found.step_s.value == pytest.approx(0.012, rel=1e-3)
+    assert found.samples_per_s == pytest.approx(16 / 0.012, rel=1e-3)
+
+
+def test_a_hook_takes_its_time_and_saves_bytes() -> None:
+    # 1 MB: 2 ms of work and 5 ms of wire, one after the other; 2 MB: 4 + 10.
+    made = Replay(schedule(), profile(hooks=(hook(),)))
+    found = made.predict(Scenario(2, hook="fp16"))
+    assert found.step_s.value == pytest.approx(0.020 + 0.014)
+    assert found.sent_bytes == pytest.approx(1.5 * MB)
+    with pytest.raises(CommprofError, match=r"known to this profile: fp16.*--hook int8"):
+        made.predict(Scenario(2, hook="int8"))
+
+
+def test_a_hook_takes_processor_time_from_compute() -> None:
+    # 1 ns per byte of 3 MB makes 20 ms of own work 23, in which buckets get ready later too.
+    slower = hook(compute_s_per_byte=1e-9)
+    found = Replay(schedule(), profile(hooks=(slower,))).predict(Scenario(2, hook="fp16"))
+    assert found.step_s.value == pytest.approx(0.023 + 0.014)
+    unknown = hook(compute_s_per_byte=math.nan)
+    found = Replay(schedule(), profile(hooks=(unknown,))).predict(Scenario(2, hook="fp16"))
+    assert found.step_s.value == pytest.approx(0.020 + 0.014)
+    assert "takes from compute" in found.remarks[0]
+
+
+def test_a_gather_grows_with_the_ranks() -> None:
+    gathered = hook("topk:ratio=0.01", exchange="gather", payload_ratio=0.01)
+    assert gathered.sent_bytes(MB, 8) == pytest.approx(7 * 0.01 * MB)
+    # Decoding what 8 sent in the place of 2 takes four times as long.
+    assert gathered.work_s(MB, 8) == pytest.approx(0.001 + 4 * 0.001)
+    large = hook("int8", payload_ratio=1.0)
+    # Pieces of 1 MiB, of all values between two ranks, of a rank's share between more: the shorter
+    # of work and wire overlaps but for one.
+    size, quick = 16.0 * MIB, curve(alpha_s=0.0)
+    for ranks, pieces in ((2, 16), (4, 4)):
+        work, wire = large.work_s(size, ranks), large.wire_s(size, ranks, quick)
+        assert large.time_s(size, ranks, quick) == pytest.approx(wire + work / pieces)
+
+
+def test_another_link_needs_to_know_the_measured_one() -> None:
+    scenario = Scenario(4, bandwidth_bytes_per_s=2 * GBIT, ranks_per_host=1)
+    unstated = Replay(schedule(), profile())
+    with pytest.raises(CommprofError, match="--link-bandwidth"):
+        unstated.predict(scenario)
+    # 100 MB/s measured on 1 Gbit/s is 80 % of it; on 2 Gbit/s all of it takes half as long.
+    stated = Replay(schedule(), profile(bytes_per_s=GBIT))
+    found = stated.predict(scenario)
+    assert found.step_s.value == pytest.approx(max(0.020, 0.010 + 0.0075) + 0.015)
+    assert "80.0%" in found.remarks[0]
+    assert "known up to the measured rate only" in found.outside[0]
+    with pytest.raises(CommprofError, match="--link-latency"):
+        stated.predict(dataclasses.replace(scenario, latency_s=1e-3))
+
+
+def test_links_between_hosts_are_not_guessed() -> None:
+    made = Replay(schedule(placement=Placement(2, 4.0, 1, 1.0)), profile(SAME_HOST))
+    with pytest.raises(CommprofError, match="give both --bandwidth and --latency"):
+        made.predict(Scenario(4, ranks_per_host=2, bandwidth_bytes_per_s=GBIT))
+    found = made.predict(Scenario(4, ranks_per_host=2, bandwidth_bytes_per_s=GBIT, latency_s=20e-6))
+    assert any("measured: within one host" in text for text in found.outside)
+    with pytest.raises(CommprofError, match="--ranks-per-host 1"):
+        made.predict(Scenario(2, bandwidth_bytes_per_s=GBIT))
+
+
+def test_two_link_classes() -> None:
+    links = {**profile(SAME_HOST).links, **profile(beta_s_per_byte=4e-8).links}
+    made = Replay(schedule(), MachineProfile(links))
+    # A flat ring goes at the pace of the slow link: 1.5 * 3 MB at 25 MB/s from 10 ms on.
+    flat = made.predict(Scenario(4, ranks_per_host=2))
+    assert flat.step_s.value == pytest.approx(0.010 + 0.180)
+    # Within hosts 3 MB at 100 MB/s, and between two hosts 3 MB at 25 MB/s.
+    nested = made.predict(Scenario(4, ranks_per_host=2, algorithm="hierarchical"))
+    assert nested.step_s.value < flat.step_s.value
+    alone = nested.no_overlap_s - 0.020
+    assert alone == pytest.approx(0.030 + 0.120)
+
+
+def test_the_interval_is_that_of_the_fit() -> None:
+    uncertain = profile(replicates=tuple(((0.0, b),) for b in (0.9e-8, 1e-8, 1.1e-8)))
+    found = Replay(schedule(), uncertain).predict(Scenario(2))
+    # 2 MB from 20 ms on take 18 ms; at the slow rate the link is not free before 21, then 22.
+    assert found.step_s.low == pytest.approx(0.038, abs=2e-4)
+    assert found.step_s.high == pytest.approx(0.043, abs=2e-4)
+
+
+def test_what_is_exposed_and_hidden_has_an_interval() -> None:
+    uncertain = profile(replicates=tuple(((0.0, b),) for b in (0.9e-8, 1e-8, 1.1e-8)))
+    found = Replay(schedule(), uncertain).predict(Scenario(2))
+    # 3 MB take 30 ms, of which 20 are behind backward; 27 and 18 on the fast link, 33 and 23 on
+    # the slow one.
+    waiting = found.waiting
+    for each, (value, low, high) in (
+        (waiting.wait_s, (0.0, 0.0, 0.0)),
+        (waiting.wire_s, (0.020, 0.018, 0.023)),
+        (waiting.exposed_s, (0.020, 0.018, 0.023)),
+        (waiting.hidden_s, (0.010, 0.009, 0.010)),
+    ):
+        assert (each.value, each.low, each.high) == pytest.approx((value, low, high), abs=1e-9)
+    assert (waiting.exposed_s.value, waiting.hidden_s.value) == (found.exposed_s, found.hidden_s)
+
+
+def test_steps_that_differ_widen_the_waiting() -> None:
+    base = schedule(steps=40)
+    late = np.random.default_rng(1).exponential(0.004, base.backward_end_s.shape)
+    noisy = dataclasses.replace(base, backward_end_s=base.backward_end_s + late)
+    found = Replay(noisy, profile()).predict(Scenario(2)).waiting.wait_s
+    assert 0 < found.low < found.value < found.high < 0.008
+
+
+def test_a_compressor_s_replicates_are_drawn_with_the_link_s() -> None:
+    def drawn(encode_s_per_byte: float) -> HookFigures:
+        return HookFigures((0.0, encode_s_per_byte), (0.0, 0.5e-9), (0.0, 0.5e-9), 0.0)
+
+    uncertain = hook(replicates=tuple(map(drawn, (0.5e-9, 1e-9, 1.5e-9))))
+    found = Replay(schedule(), profile(hooks=(uncertain,))).predict(Scenario(2, hook="fp16"))
+    # 2 MB: 10 ms of wire and 4 of work, or 3 or 5.
+    step = found.step_s
+    assert (step.value, step.low, step.high) == pytest.approx((0.034, 0.033, 0.035))
+    exposed = found.waiting.exposed_s
+    assert (exposed.low, exposed.high) == pytest.approx((0.013, 0.015))
+    # Both of one number: the fast link with the small work, and the slow one with the large.
+    links = tuple(((0.0, b),) for b in (0.8e-8, 1e-8, 1.2e-8))
+    both = Replay(schedule(), profile(hooks=(uncertain,), replicates=links))
+    step = both.predict(Scenario(2, hook="fp16")).step_s
+    assert (step.low, step.high) == pytest.approx((0.020 + 0.008 + 0.003, 0.020 + 0.012 + 0.005))
+
+
+def test_the_model_s_own_error() -> None:
+    made = replay()
+    other = schedule(ranks=4, period_s=np.full(5, 0.050))
+    own = check(made, made.schedule, "own")
+    assert not own.held_out
+    assert own.error == pytest.approx(0.0)
+    hooked = Recorded("hooked", schedule(hook="int8"), ())
+    found, refused = checks(made, [Recorded("four", other, ()), hooked])
+    assert [each.held_out for each in found] == [False, True]
+    assert found[1].error == pytest.approx(0.10)  # 55 ms predicted
+    error = model_error(found)
+    assert error is not None
+    assert (error.mean, error.worst, error.points) == (
+        pytest.approx(0.10),
+        pytest.approx(0.10),
+        1,
+    )
+    assert "int8" in refused[0]
+    assert model_error(found[:1]) is None
+
+
+def test_batches_unknown_leave_no_throughput() -> None:
+    found = replay(batch=Batch(0.0, 0, "")).predict(Scenario(2))
+    assert math.isnan(found.samples_per_s)
+
+
+def test_ten_thousand_ranks() -> None:
+    buckets = 100
+    base = schedule(
+        ready_ms=tuple(float(t) for t in range(1, buckets + 1)),
+        bytes_=(MB,) * buckets,
+        backward_end_ms=100,
+        ranks=4,
+        steps=20,
+    )
+    made = Replay(base, profile())
+    begin = time.process_time()  # others use the machine too
+    found = made.predict(Scenario(10_000))
+    assert time.process_time() - begin < 10
+    # All of it on the wire from the first bucket on, twice the bytes but for one part in 10,000.
+    assert found.step_s.value == pytest.approx(0.001 + 2 * 0.9999 * 1.0, rel=1e-3)
+    assert any("10000 ranks" in text for text in found.outside)

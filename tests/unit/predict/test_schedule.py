@@ -1,0 +1,151 @@
+"""A recorded run as a schedule, from traces built by hand."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from commprof.errors import CommprofError
+from commprof.predict.replay.buckets import Parameters, assign, parameters_of, rebucketed
+from commprof.predict.replay.schedule import Batch, Schedule, read_schedule
+from commprof.trace.schema import Phase
+from tests.support.builders.traces import MS, Rank, world_run
+
+STEPS = 6
+#: The groups that DDP's log says it made of four parameters.
+LOG = {"parameter_bytes": [400, 600, 1000], "rebuilt_per_bucket_param_indices": "2, 1 0"}
+
+
+def rank_of(rank: int, late_ms: int = 0, cpu_ms: int = 90, **metadata: object) -> Rank:
+    """Steps of 100 ms. Buckets of 1000 bytes are ready at 50 and 60; backward is over at 65.
+
+    They are done at 58 and 75; the finalisation ends at 80, of that 5 ms at work. `cpu_ms` is the
+    thread's time per step. `late_ms`: this rank is so much later with the second bucket.
+    """
+    witnesses = {"network_namespace": "net:[1]", "ddp_logs": [LOG]}
+    made = Rank(rank, 2, steps=STEPS, **{"witnesses": witnesses, **metadata})
+    for step in range(STEPS):
+        at = 100 * MS * step
+        made.step(at, at + 100 * MS)
+        made.phase(Phase.FORWARD, at + 10 * MS, at + 30 * MS)
+        made.phase(Phase.BACKWARD, at + 30 * MS, at + 80 * MS)
+        ready = (50, 60 + late_ms)
+        for bucket, (issue, end) in enumerate(zip(ready, (58, 75), strict=True)):
+            made.collective(
+                2 * step + bucket, at + issue * MS, at + end * MS, bytes=1000, graph_task=step
+            )
+        made.finalize(at + (65 + late_ms) * MS, at + 80 * MS, cpu=5 * MS, graph_task=step)
+    return made
+
+
+def read(*ranks: Rank) -> Schedule:
+    return read_schedule(world_run(list(ranks)))
+
+
+def test_times_since_the_ranks_met() -> None:
+    found = read(rank_of(0), rank_of(1, late_ms=4))
+    # The first step is warm-up; a cycle begins at 80 of the step before.
+    assert found.ready_s.shape == (STEPS - 1, 2, 2)
+    assert found.ready_s[0] == pytest.approx(np.array([[0.070, 0.080], [0.070, 0.084]]))
+    assert found.backward_begin_s[0] == pytest.approx([0.050, 0.050])
+    assert found.backward_end_s[0] == pytest.approx([0.085, 0.089])
+    assert found.end_s[0] == pytest.approx([0.078, 0.095])
+    assert found.period_s == pytest.approx(np.full(STEPS - 1, 0.100))
+    assert found.bucket_bytes.tolist() == [1000, 1000]
+    assert found.copy_s_per_byte == pytest.approx(0.005 / 2000)
+    assert (found.link, found.workers, found.hook) == ("same_host", 2, "")
+    assert found.common_clock
+
+
+def test_a_script_s_batch_is_what_its_loaders_gave() -> None:
+    ranks = [rank_of(0), rank_of(1)]
+    assert read(*ranks).batch.per_rank == 0  # nobody says
+    for step in range(STEPS):
+        for rank, samples in zip(ranks, (8, 6), strict=True):
+            begin = 100 * MS * step + MS
+            rank.phase(Phase.DATA, begin, begin + MS, samples=samples)
+    assert read(*ranks).batch.per_rank == 7
+    own = rank_of(0, job={"per_rank_batch": 16, "steps_per_epoch": 3, "scaling": "strong"})
+    assert read(own, rank_of(1)).batch == Batch(16, 3, "strong")
+
+
+def test_hosts_are_machines_and_network_namespaces() -> None:
+    other = {"witnesses": {"network_namespace": "net:[2]", "ddp_logs": []}}
+    found = read(rank_of(0), rank_of(1, **other))
+    assert found.link == "other_host"
+    cores = rank_of(0).metadata["machine"]["usable_cpu_count"]
+    # Both namespaces share one machine's cores.
+    assert (found.placement.ranks_per_host, found.placement.cores_per_host) == (1.0, cores / 2)
+
+
+def test_a_missing_rank_is_refused() -> None:
+    with pytest.raises(CommprofError, match="no trace of rank 1"):
+        read_schedule(world_run([rank_of(0)], world_size=2))
+
+
+def test_the_steps_of_a_trial_are_refused() -> None:
+    trial = {"plan": "none,fp16", "first_step": 1, "begin_monotonic_ns": 0, "left_out": {}}
+    with pytest.raises(CommprofError, match=r"candidates of a trial .* without --trial"):
+        read(rank_of(0, trial=trial), rank_of(1, trial=trial))
+
+
+def test_steps_without_a_backward_pass_are_refused() -> None:
+    rank = Rank(0, 1)
+    for step in range(5):
+        rank.step(100 * step, 100 * (step + 1))
+    with pytest.raises(CommprofError, match="0 of 4 measured steps"):
+        read(rank)
+
+
+def test_waits_for_other_collectives_are_told_apart() -> None:
+    ranks = [rank_of(0), rank_of(1)]
+    for rank in ranks:
+        for step in range(STEPS):
+            at = (100 * step + 12) * MS
+            op = rank.collective(100 + step, at, at + 3 * MS, bytes=64, op="broadcast")
+            rank.wait(op, at, at + 3 * MS)
+    found = read(*ranks)
+    assert found.other_wait_s == pytest.approx(np.full((STEPS - 1, 2), 0.003))
+    (call,) = found.other_calls
+    assert (call.op, call.size_bytes, call.per_step) == ("broadcast", 64, 1.0)
+
+
+def test_parameters_from_ddp_s_log() -> None:
+    found = read(rank_of(0), rank_of(1))
+    known = parameters_of(found)
+    assert known == Parameters((1000.0, 600.0, 400.0), (0, 1, 1), sizes_known=True)
+    assert not known.times_known
+    # Another model's log does not fit the buckets.
+    alien = dataclasses.replace(found, ddp_log={**LOG, "parameter_bytes": [1, 2, 3]})
+    assert not parameters_of(alien).sizes_known
+
+
+@pytest.mark.parametrize(
+    ("cap", "groups"),
+    [
+        (1, [[0], [1], [2], [3]]),
+        (10, [[0], [1, 2], [3]]),
+        (11, [[0, 1], [2, 3]]),
+        (1e9, [[0, 1, 2, 3]]),
+    ],
+)
+def test_ddp_closes_a_bucket_that_holds_the_cap(cap: float, groups: list[list[int]]) -> None:
+    assert assign([10, 5, 6, 7], cap) == groups
+
+
+def test_ready_times_are_interpolated_by_bytes() -> None:
+    found = read(rank_of(0), rank_of(1))
+    sizes, ready = rebucketed(found, parameters_of(found), cap_bytes=500)
+    assert sizes.tolist() == [1000, 600, 400]
+    # The second recorded bucket filled from 70 to 80 ms.
+    assert ready[0, 0] == pytest.approx([0.070, 0.076, 0.080])
+    sizes, ready = rebucketed(found, parameters_of(found), cap_bytes=1e9)
+    assert (sizes.tolist(), ready[0, 0].tolist()) == ([2000], [pytest.approx(0.080)])
+
+
+def test_the_processor_s_share_of_compute() -> None:
+    # The helper gives each finalisation's begin the same CPU time: less is used than at its end.
+    found = read(rank_of(0), rank_of(1))
+    assert found.placement.busy == pytest.approx(-0.005 / 0.085)

@@ -1,0 +1,169 @@
+"""What ``commprof top`` draws."""
+
+from __future__ import annotations
+
+import math
+import os
+import pty
+import subprocess
+import sys
+import termios
+import time
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+
+from commprof.commands import main, top
+from commprof.monitor.state import Late, MonitorState
+from commprof.report.live_frame import frame, waiting_frame
+from tests.support.builders.growing import GrowingRun
+from tests.support.builders.live_states import job_state, rank_state
+from tests.support.builders.run_directories import HOSTILE, ranks_of, write_run
+from tests.support.builders.traces import MS
+
+AT = datetime.fromtimestamp(1_700_000_000).strftime("%H:%M:%S")
+
+
+def test_a_wide_frame() -> None:
+    ranks = (rank_state(0), rank_state(1, recent=None, total=None, operations={}, status=""))
+    lines = frame(job_state(ranks=ranks), "run", 200)
+    assert lines[0] == f"2 ranks, gloo, full mode, at {AT}: run"
+    titles, _, first, second = (line.split() for line in lines[2:6])
+    assert titles[:6] == ["rank", "host", "state", "step", "ago", "steps/s"]
+    assert first == [
+        "0",
+        "node-1",
+        "running",
+        "249",
+        "0",
+        "s",
+        "10",
+        "100",
+        "10",
+        "50",
+        "4",
+        "6",
+        "30",
+        "12",
+        "15",
+        "25",
+        "9",
+        "20",
+        "10",
+        "4x",
+    ]
+    assert second[:4] == ["1", "node-1", "-", "249"]
+    assert second[6:9] == ["-", "-", "-"]
+    text = "\n".join(lines)
+    assert "Late rank: 1, in backward; each of the others waits 12 ms per step for it." in text
+    assert "all_reduce: 1.25 GB/s on the bus, 50% of what the machine profile takes." in text
+
+
+def test_a_late_rank_that_did_not_run() -> None:
+    text = "\n".join(frame(job_state(late=Late(1, 0.012, "host pause")), "run", 200))
+    assert "Late rank: 1, its process did not run (host pause); each of the others" in text
+
+
+@pytest.mark.parametrize("width", [20, 60, 80, 100, 140])
+def test_no_line_is_wider_than_the_terminal(width: int) -> None:
+    lines = frame(job_state(8), "a/very/long/run/directory", width)
+    assert max(map(len, lines)) <= width
+    if width >= 60:
+        assert all(title in lines[2] for title in ("rank", "steps/s", "exposed"))
+
+
+def test_names_from_files_are_no_commands_to_the_terminal() -> None:
+    hostile = HOSTILE + "\x1b[2J\x07"
+    ranks = (rank_state(0, host=hostile),)
+    state = job_state(1, ranks=ranks, backend=hostile, monitor=MonitorState(0, 0, 0, 7, (hostile,)))
+    lines = frame(state, hostile, 200)
+    assert all(line.isprintable() for line in lines)
+    assert any(line.startswith("7 events were passed over") for line in lines)
+
+
+def test_a_finished_run_says_so() -> None:
+    assert "has ended; its last steps" in frame(job_state(finished=True, late=None), "run", 120)[0]
+    assert "no rank has begun" in waiting_frame("run", 120)[0]
+
+
+def test_not_known_is_a_dash() -> None:
+    state = job_state(1, ranks=(rank_state(0, waited_for_s=math.nan, since_step_s=math.nan),))
+    row = frame(state, "run", 200)[4].split()
+    assert row[4] == "-"
+    assert row[-2] == "-"
+
+
+def test_one_frame_of_a_run_that_has_ended(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+    run = GrowingRun(tmp_path / "world_3", ranks_of(3, 40, late_ms=20))
+    run.begin()
+    run.end()
+    assert main(["top", str(tmp_path), "--once"]) == 0
+    out = capsys.readouterr().out
+    assert "\x1b" not in out
+    assert "3 ranks, gloo, full mode, has ended" in out
+    assert "Late rank: 2, in backward; each of the others waits 20 ms per step for it." in out
+    assert "means of the last 40 steps" in out
+
+
+def test_top_of_a_directory_without_a_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["top", str(tmp_path), "--once"]) == 0
+    assert "no rank has begun" in capsys.readouterr().out
+    assert main(["top", str(tmp_path / "nothing")]) == 2
+    assert "does not exist" in capsys.readouterr().err
+    assert main(["top", str(tmp_path), "--refresh", "0"]) == 2
+
+
+def test_top_in_a_pipe_says_once_what_it_waits_for(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "commprof", "top", str(tmp_path), "--refresh", "0.1"]
+    env = {**os.environ, "COLUMNS": "300"}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == f"no rank has begun to record in {tmp_path}; waiting\n"
+        time.sleep(1)
+        run = GrowingRun(tmp_path / "world_2", ranks_of(2, 20))
+        run.begin()
+        run.until(1_500 * MS)
+        lines = [process.stdout.readline() for _ in range(2)]
+        process.terminate()
+    assert lines[0] == "\n"
+    assert lines[1].startswith("2 ranks, gloo")
+
+
+def test_top_in_a_pipe_ends_after_the_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(top, "_NEXT_JOB_S", 0.5)
+    assert main(["top", str(write_run(tmp_path, ranks_of(2, 5))), "--refresh", "0.1"]) == 0
+    assert capsys.readouterr().out.count("has ended") == 1
+
+
+def test_top_on_a_terminal_leaves_it_as_it_was(tmp_path: Path) -> None:
+    run = GrowingRun(tmp_path / "world_2", ranks_of(2, 20))
+    run.begin()
+    run.until(1_500 * MS)
+    ours, theirs = pty.openpty()
+    before = termios.tcgetattr(theirs)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "commprof", "top", str(tmp_path), "--refresh", "0.1"],
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+    )
+    shown = b""
+    while b"the job goes on." not in shown:
+        shown += os.read(ours, 65536)
+    os.write(ours, b"q")
+    while not shown.endswith(b"\x1b[?25h\x1b[?1049l"):
+        shown += os.read(ours, 65536)
+    assert process.wait(timeout=10) == 0
+    assert b"2 ranks, gloo, full mode" in shown
+    assert shown.startswith(b"\x1b[?1049h\x1b[?25l")
+    assert termios.tcgetattr(theirs) == before
+    os.close(ours)
+    os.close(theirs)

@@ -1,0 +1,302 @@
+"""Markdown and HTML: what stands in them, and that no name in a run can become markup."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from commprof.analysis.cost import Price, cost
+from commprof.analysis.predicted import read_predictions
+from commprof.analysis.run import analyse_in_detail
+from commprof.analysis.verdict import verdict
+from commprof.report import markdown
+from commprof.report.full_report import FullReport
+from commprof.report.html import data, page
+from commprof.report.html.data import as_dict
+from tests.support.builders.predictions import answer, write_predictions
+from tests.support.builders.run_directories import HOSTILE, ranks_of, write_run
+from tests.support.builders.traces import Rank
+from tests.unit.report.test_trial_table import sample as trial_sample
+
+GOLDEN = Path(__file__).parents[2] / "golden" / "run_markdown.md"
+
+
+def full(directory: Path, *worlds: list[Rank], **changes: Any) -> FullReport:
+    result, details = analyse_in_detail(write_run(directory, *worlds, **changes))
+    price = Price(3.6, "rank")
+    return FullReport(
+        result, details, verdict(result, details), cost(result.worlds, details, price)
+    )
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> FullReport:
+    return full(tmp_path_factory.mktemp("p"), ranks_of(1, 9), ranks_of(2, 9, late_ms=10))
+
+
+@pytest.fixture(scope="module")
+def hostile(tmp_path_factory: pytest.TempPathFactory) -> FullReport:
+    machine = {"usable_cpu_count": 8, "cpu_model": HOSTILE, "boot_id": "b"}
+    names = {"description": HOSTILE, "command": HOSTILE, "torch": HOSTILE, "machine": machine}
+    return full(
+        tmp_path_factory.mktemp("h"),
+        ranks_of(2, 9, group=HOSTILE),
+        **names,
+        errors={"2": HOSTILE},
+    )
+
+
+class Elements(HTMLParser):
+    """All elements of a page with their attributes, and the text of each script."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.text: dict[str, str] = {}
+        self._open: list[str] = []
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs)))
+        self._open.append(tag)
+
+    def handle_data(self, data: str) -> None:
+        if self._open:
+            self.text[self._open[-1]] = self.text.get(self._open[-1], "") + data
+
+
+def test_the_markdown_to_the_character(plain: FullReport) -> None:
+    assert markdown.render(plain) == GOLDEN.read_text()
+
+
+def test_no_name_is_markup_in_markdown(hostile: FullReport) -> None:
+    text = markdown.render(hostile)
+    assert "<" not in re.sub(r"\\<|&lt;", "", text)
+    assert "](" not in text
+    tables = [line for line in text.splitlines() if line.startswith("|")]
+    columns = {len(re.findall(r"(?<!\\)\|", line)) for line in tables if "all\\_reduce" in line}
+    assert len(columns) == 1  # no cell was split in two
+    assert "http" not in markdown.escaped("see http://x.y").replace("http:&#47;&#47;", "")
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("a_b*c", r"a\_b\*c"),
+        ("<b>", "&lt;b&gt;"),
+        ("a|b\nc", r"a\|b c"),
+        ("\x1b[2J", r"\\x1b\[2J"),
+    ],
+)
+def test_escapes(text: str, shown: str) -> None:
+    assert markdown.escaped(text) == shown
+
+
+def test_the_page_needs_nothing_else(plain: FullReport) -> None:
+    text = page.render(plain)
+    elements = Elements(text)
+    tags = [tag for tag, _ in elements.found]
+    assert not {"link", "img", "iframe", "object", "base", "form"} & set(tags)
+    assert all("src" not in attributes for _, attributes in elements.found)
+    hrefs = [a["href"] for _, a in elements.found if "href" in a]
+    assert hrefs
+    ids = {a["id"] for _, a in elements.found if "id" in a}
+    assert all(href and href[0] == "#" and href[1:] in ids for href in hrefs)
+    assert tags.count("script") == 2
+    assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)", text)
+
+
+def test_its_sections(plain: FullReport) -> None:
+    text = page.render(plain)
+    for title in ("Verdict", "Where each step goes", "Scaling", "Timeline of the collectives",
+                  "Who waits for whom", "Collectives", "Cost"):  # fmt: skip
+        assert f">{title}</h2>" in text
+    assert "At 2 ranks the step is bound by" in text
+
+
+def test_no_name_is_markup_in_the_page(hostile: FullReport, plain: FullReport) -> None:
+    text = page.render(hostile)
+    elements = Elements(text)
+    known = {tag for tag, _ in Elements(page.render(plain)).found}
+    assert {tag for tag, _ in elements.found} <= known
+    assert not any(name.startswith("on") for _, a in elements.found for name in a)
+    assert text.count("</script>") == 2
+    assert "onerror" in text  # as text
+
+
+def test_the_policy_names_the_style_and_the_script(plain: FullReport) -> None:
+    text = page.render(plain)
+    script = text.rsplit("<script>", 1)[1].split("</script>")[0]
+    style = text.split("<style>")[1].split("</style>")[0]
+    policy = re.search(r'Content-Security-Policy" content="([^"]+)"', text)
+    assert policy is not None
+    assert page._hash(script) in policy[1]
+    assert page._hash(style) in policy[1]
+    assert policy[1].startswith("default-src 'none'")
+    assert "unsafe" not in policy[1]
+
+
+PARTS = {
+    "rank": int,
+    **dict.fromkeys(
+        (
+            *("step", "data", "forward", "backward", "exposed", "optimizer", "other"),
+            *("wait", "wire", "hidden", "unsplit"),
+        ),
+        float,
+    ),
+}
+FLIGHTS = (
+    *("issue", "kind", "step", "collective", "bucket"),
+    *("negotiate", "queue", "wait", "wire"),
+)
+STRETCHES = {"begin": [int], "length": [int]}
+SCHEMA = {
+    "worlds": [
+        {
+            "name": str,
+            "ranks": int,
+            "samples_per_s": float,
+            "samples_per_s_range": [float],
+            "efficiency": float,
+            "quartiles_ms": [float],
+            "parts": [PARTS],
+            "mean": PARTS,
+            "steps": {"every": int, "step": [int], "slowest_ms": [float]},
+            "timeline": {
+                "steps": [int],
+                "measured_steps": int,
+                "left_out": int,
+                "clocks_shared": bool,
+                "phases": [str],
+                "kinds": [list],
+                "ranks": [
+                    {
+                        "rank": int,
+                        "steps": STRETCHES,
+                        "phases": {**STRETCHES, "code": [int]},
+                        "waiting": STRETCHES,
+                        "flights": {name: [int] for name in FLIGHTS},
+                    }
+                ],
+            },
+        }
+    ],
+    "predicted": [
+        {
+            "setting": str,
+            "checked": bool,
+            "points": [
+                {"ranks": int, "value": float, "low": float, "high": float, "outside": bool}
+            ],
+        }
+    ],
+    "trial": [
+        {"label": str, "role": str} | dict.fromkeys(("step_ms", "value", "low", "high"), float)
+    ],
+    "baseline": [{"label": str, **PARTS}],
+}
+
+
+def check(value: Any, schema: Any, where: str) -> None:
+    """The same keys and types, all the way down."""
+    if isinstance(schema, dict):
+        assert value.keys() == schema.keys(), where
+        for key in schema:
+            check(value[key], schema[key], f"{where}.{key}")
+    elif isinstance(schema, list):
+        assert value, where
+        for item in value:
+            check(item, schema[0], where)
+    else:
+        assert isinstance(value, schema), (where, value)
+
+
+def test_the_schema_of_the_page_s_data(plain: FullReport, tmp_path: Path) -> None:
+    file = write_predictions(tmp_path / "p.json", answer(8, 700.0), answer(4, 400.0))
+    predicted = dataclasses.replace(plain, predictions=read_predictions(file))
+    tried = trial_sample()
+    text = page.render(predicted, tried).split('id="data">')[1].split("</script>")[0]
+    document = json.loads(text)
+    check(document, SCHEMA, "data")
+    assert document == json.loads(json.dumps(as_dict([predicted], tried)))
+    assert {row["role"] for row in document["trial"]} == {"control", "headroom", "candidate"}
+    (baseline,) = document["baseline"]
+    assert baseline["label"] == "none"
+    assert baseline["step"] == pytest.approx(sum(share.ms for share in tried.parts))
+    assert baseline["exposed"] == {share.part: share.ms for share in tried.parts}["exposed"]
+    (curve,) = document["predicted"]
+    assert curve["setting"] == "as recorded"
+    assert predicted.predictions is not None
+    for worst_error in (0.13, None):
+        known = dataclasses.replace(predicted.predictions, worst_error=worst_error)
+        shown = as_dict([dataclasses.replace(plain, predictions=known)], None)
+        assert shown["predicted"][0]["checked"] is (worst_error is not None)
+    assert [point["ranks"] for point in curve["points"]] == [4, 8]
+    flights = document["worlds"][1]["timeline"]["ranks"][0]["flights"]
+    # Steps from 100 ms on: bucket 0 at 40, bucket 1 at 60, rank 1 is 10 ms late for it.
+    assert flights["issue"][:2] == [40_000, 20_000]
+    assert flights["bucket"][:4] == [0, 1, 0, 1]
+    assert flights["negotiate"][:2] == [0, 10_000]
+    assert flights["wire"][:2] == [10_000, 20_000]
+
+
+def test_a_long_run_of_many_ranks_has_its_limit(tmp_path: Path) -> None:
+    report = full(tmp_path, ranks_of(1, 200), ranks_of(8, 200, late_ms=5))
+    text = page.render(report)
+    assert len(text.encode()) < 1_000_000
+    timelines = [world["timeline"] for world in as_dict([report])["worlds"]]
+    assert [len(timeline["steps"]) for timeline in timelines] == [199, 199]
+
+
+def test_what_has_no_room_is_left_out_and_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(data, "MOST_SPANS", 300)
+    monkeypatch.setattr(data, "MOST_POINTS", 10)
+    report = full(tmp_path, ranks_of(1, 16), ranks_of(2, 31))
+    one, two = (world["timeline"] for world in as_dict([report])["worlds"])
+    spans = sum(detail.timeline.spans for detail in report.details)
+    assert spans > 300
+    assert len(one["steps"]) == one["measured_steps"] == 15
+    assert 0 < len(two["steps"]) < two["measured_steps"]
+    assert np.all(np.diff(two["steps"]) == 1)
+    steps = as_dict([report])["worlds"][1]["steps"]
+    assert (steps["every"], steps["step"]) == (3, list(range(1, 31, 3)))
+    assert steps["slowest_ms"][:2] == [103.0, 102.0]
+
+
+def test_a_run_without_figures_has_a_page(tmp_path: Path) -> None:
+    report = full(tmp_path, errors={"2": "rank 1 failed"}, world_sizes=[2])
+    text = page.render(report)
+    assert "rank 1 failed" in text
+    assert "rank 1 failed" in markdown.render(report)
+
+
+def luminance(colour: str) -> float:
+    """WCAG 2.2, relative luminance."""
+    parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [x / 12.92 if x <= 0.04045 else ((x + 0.055) / 1.055) ** 2.4 for x in parts]
+    return float(np.dot((0.2126, 0.7152, 0.0722), linear))
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_every_colour_can_be_told_from_the_page_and_carries_text(theme: str) -> None:
+    def colours(style: str) -> dict[str, str]:
+        roots = re.findall(
+            r":root \{(.*?)\}", (Path(page.__file__).parent / style).read_text(), re.DOTALL
+        )
+        return dict(re.findall(r"--(\w+): (#\w{6})", roots[theme == "dark"]))
+
+    background = luminance(colours("page.css")["background"])
+    for name, colour in colours("charts.css").items():
+        darker, lighter = sorted((luminance(colour), background))
+        assert (lighter + 0.05) / (darker + 0.05) >= 4.5, name

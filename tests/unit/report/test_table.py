@@ -1,0 +1,226 @@
+"""The report for the terminal, to the character."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+
+from commprof.analysis.checks.figure_checks import CrossCheck
+from commprof.analysis.collectives.kinds import Spread
+from commprof.analysis.intervals import Interval
+from commprof.analysis.remarks import remarks
+from commprof.analysis.scaling import RunResult, scale
+from commprof.analysis.step.overhead import Overhead
+from commprof.analysis.verdict import verdict
+from commprof.report.plain_text import printable
+from commprof.report.sections.collectives import collectives_section
+from commprof.report.table import render
+from tests.support.builders.details import detail
+from tests.support.builders.results import OVERHEAD, collective, context, parts, run_result, world
+
+GOLDEN = Path(__file__).parents[2] / "golden" / "run_table.txt"
+
+
+UNKNOWN = Spread(math.nan, math.nan)
+KINDS = (
+    collective(
+        group_size=4,
+        callers=(("/home/me/train.py:12 train", 19), ("/home/me/train.py:7 warm_up", 1)),
+        phases=(("backward", 19), ("other", 1)),
+    ),
+    collective(
+        op="all_gather_into_tensor",
+        reduce_op="",
+        dtype="BFloat16",
+        size_bytes=(1_000, 2_000_000),
+        calls_per_step=12.0,
+        phases=(("forward", 240),),
+        calls=240,
+        queue=UNKNOWN,
+        wait=UNKNOWN,
+        wire=UNKNOWN,
+        exposed_ms=0.0004,
+        algbw_gb_per_s=math.nan,
+        busbw_gb_per_s=math.nan,
+    ),
+    collective(
+        op="barrier",
+        group="3",
+        group_description="mesh_tp",
+        dtype="",
+        reduce_op="",
+        size_bytes=(0, 0),
+        phases=(("other", 20),),
+        exposed_ms=0.0,
+        duration=Spread(1234.5, 2345.6),
+        algbw_gb_per_s=math.nan,
+        busbw_gb_per_s=math.nan,
+    ),
+)
+
+
+def golden_run() -> RunResult:
+    """A run of 1, 2 and 4 ranks in which 8 failed."""
+    worlds = (
+        world(1, parts=parts(exposed_ms=0.12, wait_ms=0.0, wire_ms=0.12, hidden_ms=0.0)),
+        world(
+            2,
+            samples_per_s=1234.5,
+            overhead=None,
+            imbalance=0.0514,
+            cross_checks=(
+                CrossCheck("a", "step against the sum of its parts", "ms", 100, 100, True, ""),
+                CrossCheck("b", "bytes sent by lo, 1 host", "MB", 25, 26, None, "counts headers"),
+                CrossCheck("c", "backward by DDP's log", "ms", math.nan, math.nan, None, "no log"),
+            ),
+        ),
+        world(
+            4,
+            samples_per_s=99.96,
+            parts=parts(wait_ms=math.nan, wire_ms=math.nan, step_ms=1234.5),
+            overhead=Overhead(Interval(0.9, 0.8, 1.2), Interval(1.0, 0.9, 1.1), 8, 8),
+            average_loss=math.nan,
+            missing_ranks=(3,),
+            collectives=KINDS,
+        ),
+    )
+    about = context(
+        description="transformer: 2,137,600 parameters (vocab 2048, d_model 256, 4 heads, "
+        "2 layers, feedforward 512, sequence 128), 320 samples of random tokens."
+    )
+    return RunResult(
+        context=about,
+        worlds=worlds,
+        scaling=scale(worlds),
+        overhead=OVERHEAD,
+        failures=((8, "rank 5 failed: ValueError: no; see /runs/a-b/world_8/logs/rank_5.err"),),
+        remarks=remarks(about, worlds, scale(worlds), OVERHEAD),
+    )
+
+
+def test_the_report_is_as_it_was() -> None:
+    # After a wanted change: python -m tests.unit.report.test_table > tests/golden/run_table.txt
+    assert rendered() == GOLDEN.read_text()
+
+
+def rendered() -> str:
+    result = golden_run()
+    details = [detail(world.world_size, backward=60, wait=10, wire=20) for world in result.worlds]
+    return render(result, 100, verdict(result, details))
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 140])
+def test_prose_keeps_to_the_width(width: int) -> None:
+    lines = render(run_result(remarks=("word " * 60,)), width).splitlines()
+    assert max(map(len, lines)) <= width
+    assert max(map(len, lines)) > width - 5
+
+
+@pytest.mark.parametrize("width", [80, 100])
+def test_a_path_is_not_broken(width: int) -> None:
+    path = "/a-very-long-directory" * 6 + "/rank_1.err"
+    text = render(run_result(failures=((2, f"rank 1 failed: see {path}"),)), width)
+    assert path in text.splitlines()[-1]
+
+
+def test_figures_that_do_not_exist_are_dashes() -> None:
+    unknown = world(
+        1,
+        samples_per_s=math.nan,
+        average_loss=math.nan,
+        imbalance=math.nan,
+        overhead=None,
+        step_median_ms=math.nan,
+        step_p95_ms=math.nan,
+        parts=parts(**dict.fromkeys(vars(parts()), math.nan)),
+    )
+    text = render(run_result(unknown), 100)
+    assert "nan" not in text
+    rows = [line.split() for line in text.splitlines() if line.split()[:1] == ["1"]]
+    memory = ["1", "800", "800", "300"]
+    assert rows == [["1", "10+2", *["-"] * 8], ["1", *["-"] * 10], memory]
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (0.0, "0.00"),
+        (0.004, "0.00"),
+        (9.994, "9.99"),
+        (10.0, "10.0"),
+        (999.94, "999.9"),
+        (1000.0, "1000"),
+        (123456.7, "123457"),
+        (-0.5, "-0.50"),
+    ],
+)
+def test_numbers(value: float, shown: str) -> None:
+    text = render(run_result(world(1, parts=parts(data_ms=value))), 100)
+    rows = [line.split() for line in text.splitlines() if line.split()[:1] == ["1"]]
+    assert rows[1][1] == shown
+
+
+def test_more_kinds_than_rows_are_counted() -> None:
+    kinds = tuple(collective(size_bytes=(size, size)) for size in range(1, 15))
+    section = collectives_section(world(2, collectives=kinds))
+    assert section.splitlines()[-1] == "2 more kinds of call: see the JSON result."
+    assert len([line for line in section.splitlines() if line.startswith("all_reduce")]) == 12
+    section = collectives_section(world(1, collectives=kinds[:13]))
+    assert section.splitlines()[-1] == "1 more kind of call: see the JSON result."
+    assert section.splitlines()[0] == "Collectives of 1 rank, by exposed time:"
+
+
+def test_of_one_group_there_is_no_column() -> None:
+    one = collectives_section(world(2, collectives=(collective(), collective(op="reduce"))))
+    assert "group" not in one
+    assert "failed" not in one
+    failing = collectives_section(world(2, collectives=(collective(), collective(failed=3))))
+    assert "failed" in failing
+    two = collectives_section(world(2, collectives=(collective(), collective(group="7"))))
+    assert "7 (2)" in two
+
+
+def test_without_any_figures_the_failures_are_shown() -> None:
+    text = render(run_result(failures=((1, "rank 0 failed"), (2, "did not run"))), 100)
+    assert text.splitlines()[-2:] == ["* 1 rank: rank 0 failed", "* 2 ranks: did not run"]
+    assert "Mean step" not in text
+
+
+def test_a_run_of_a_user_s_own_loop_has_no_scaling() -> None:
+    about = context()
+    del about["scaling"]
+    text = render(run_result(world(2), context=about), 100)
+    assert text.splitlines()[1].startswith("backend gloo, torch 2.13.0+cpu")
+
+
+HOSTILE = "a\x1b[2Jb\x9b31mc\nd\re\x07f\u202eg\x00h\u2028i\udc80j"
+
+
+@pytest.mark.parametrize("field", ["description", "backend", "torch", "scaling", "capture"])
+def test_no_control_character_of_the_context_reaches_the_terminal(field: str) -> None:
+    check_lines(render(run_result(world(1), context=context(**{field: HOSTILE})), 100), 1000)
+
+
+def test_no_control_character_of_a_message_reaches_the_terminal() -> None:
+    about = context(machine={"usable_cpu_count": 8, "cpu_model": HOSTILE})
+    text = render(
+        run_result(world(1), context=about, failures=((2, HOSTILE),), remarks=(HOSTILE,)), 100
+    )
+    check_lines(text, 1000)
+    assert text.splitlines()[-1].startswith(r"* a\x1b[2Jb\x9b31mc d e\x07f\u202eg\x00h i\udc80j")
+
+
+def check_lines(text: str, most: int) -> None:
+    assert all(line.isprintable() for line in text.split("\n"))
+    assert text.isascii()
+    assert len(text.split("\n")) < most
+
+
+def test_printable_leaves_text_alone() -> None:
+    assert printable("Größe: 3 µs, 数") == "Größe: 3 µs, 数"
+
+
+if __name__ == "__main__":
+    print(rendered(), end="")

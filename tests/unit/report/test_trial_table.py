@@ -1,0 +1,141 @@
+"""A trial as text and as JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+from commprof.analysis.intervals import Interval
+from commprof.report.export import as_json
+from commprof.report.trial import table as trial_table
+from commprof.trials.result import BreakEven, TrialResult
+from tests.support.builders.results import run_result, world
+from tests.support.builders.trial_results import trial
+
+GOLDEN = Path(__file__).parents[2] / "golden" / "trial_table.txt"
+QUIET = 0.005
+
+
+def sample() -> TrialResult:
+    steps = {
+        **{"none": (100.0, QUIET), "none again": (100.2, QUIET), "noop": (40.0, QUIET)},
+        **{"int8": (50.0, QUIET), "bucket-cap=5": (90.0, QUIET)},
+        **{"topk:ratio=0.01+bucket-cap=5": (60.0, QUIET)},
+    }
+    made = trial(steps, left_out=(("bucket-cap=1", "its graph is static"),))
+    more = {
+        "int8": {
+            "break_even": BreakEven("below", Interval(3.2, 2.5, float("inf"))),
+            "no_break_even": None,
+            "overhead_reduction": Interval(0.8333, 0.82, 0.85),
+            "loss_effect": Interval(0.01, -0.02, 0.04),
+        },
+        "bucket-cap=5": {"overhead_reduction": Interval(0.1667, 0.15, 0.18)},
+        "topk:ratio=0.01+bucket-cap=5": {
+            "break_even": BreakEven("never", None),
+            "no_break_even": None,
+            "overhead_reduction": Interval(0.6667, 0.65, 0.68),
+        },
+    }
+    changed = tuple(dataclasses.replace(one, **more.get(one.label, {})) for one in made.candidates)
+    return dataclasses.replace(made, candidates=changed)
+
+
+def test_the_whole_report() -> None:
+    # After a wanted change: python -m tests.unit.report.test_trial_table > tests/golden/trial_table.txt
+    assert trial_table.render(sample(), "timed: sleeps.", 100) == GOLDEN.read_text()
+
+
+def test_remarks_on_the_run_come_last() -> None:
+    text = trial_table.render(sample(), "x", 100, ["More ranks than cores."])
+    assert text.endswith(" Gbit/s.\n* More ranks than cores.\n")
+
+
+def test_techniques_alone_come_before_those_combined() -> None:
+    lines = trial_table.render(sample(), "x", 100).splitlines()
+    (begin,) = [i for i, line in enumerate(lines) if line.startswith("techniques")]
+    rows = [line.split() for line in lines[begin + 3 : begin + 6]]
+    assert [row[1] for row in rows] == ["alone", "alone", "combined"]
+    assert rows[0][:3] == ["int8", "alone", "83%"]
+
+
+def test_columns_that_nobody_fills_are_left_out() -> None:
+    steps = {
+        **{"none": (100.0, QUIET), "none again": (100.2, QUIET), "noop": (40.0, QUIET)},
+        "bucket-cap=5": (90.0, QUIET),
+    }
+    text = trial_table.render(trial(steps), "x", 100)
+    assert "cosine" not in text
+    assert "encode" not in text.partition("step: a typical")[0]
+    assert "exposed" in text
+
+
+def test_a_break_even_that_is_none_has_its_reason() -> None:
+    steps = {
+        **{"none": (100.0, QUIET), "none again": (100.2, QUIET), "noop": (40.0, QUIET)},
+        **{"hierarchical": (70.0, QUIET), "bucket-cap=5": (90.0, QUIET)},
+        **{"bucket-cap=1": (95.0, QUIET), "no-overlap": (110.0, QUIET)},
+    }
+    made = trial(steps)
+    table = trial_table.candidates_grid(made)
+    column = list(table.headers).index("pays below\nGbit/s [95 %]")
+    assert [row[column] for row in table.rows] == [*["-"] * 3, *["does not apply"] * 4]
+    notes = trial_table.notes(made)
+    assert (
+        "pays below of hierarchical: does not apply, since bytes within a host go through memory, "
+        "not over the network, and how many leave the host is not recorded."
+    ) in notes
+    assert (
+        "pays below of bucket-cap=5 and bucket-cap=1: does not apply, since the same bytes are "
+        "sent in other buckets, and none are saved."
+    ) in notes
+    assert (
+        "no-overlap is never recommended: no-overlap exists in trials only, for comparison, and "
+        "no option applies it."
+    ) in notes
+    value = json.loads(as_json.render(run_result(world(1)), trial=made))["trial"]
+    told = {one["label"]: one["no_break_even"] for one in value["candidates"]}
+    assert told["none"] is told["none again"] is told["noop"] is None
+    assert told["bucket-cap=1"] == {
+        "answer": "does not apply",
+        "reason": "the same bytes are sent in other buckets, and none are saved",
+    }
+    barred = {one["label"]: one["barred"] for one in value["candidates"]}
+    assert [label for label, why in barred.items() if why] == ["no-overlap"]
+
+
+def test_json_holds_the_same_without_nan() -> None:
+    value = json.loads(as_json.render(run_result(world(1)), trial=sample()))["trial"]
+    assert value["verdict"]["choice"] == "int8"
+    assert value["left_out"] == [{"candidate": "bucket-cap=1", "reason": "its graph is static"}]
+    int8 = value["candidates"][3]
+    assert int8["label"] == "int8"
+    assert int8["break_even"]["gbit_per_s"] == {"value": 3.2, "low": 2.5, "high": None}
+    assert int8["gain"]["value"] == 1 - int8["joint_ratio"]["value"]
+    assert int8["no_break_even"] is None
+    assert value["candidates"][0]["gain"] is None
+    interval = value["candidates"][0]["step_ms_interval"]
+    assert 99 < interval["low"] < value["candidates"][0]["step_ms"] < interval["high"] < 101
+
+
+if __name__ == "__main__":
+    print(trial_table.render(sample(), "timed: sleeps.", 100), end="")
+
+
+def test_a_candidate_that_was_still_settling_is_named() -> None:
+    made = sample()
+    *others, last = made.candidates
+    for halves, said in (
+        (None, False),
+        (Interval(0.93, 0.9, 0.96), True),
+        (Interval(0.93, 0.86, 1.01), False),  # it may be chance
+        (Interval(0.99, 0.985, 0.995), False),  # it does not matter
+    ):
+        one = dataclasses.replace(last, later_over_earlier=halves)
+        notes = trial_table.notes(dataclasses.replace(made, candidates=(*others, one)))
+        named = [note for note in notes if "still settling" in note]
+        assert bool(named) is said
+        if said:
+            assert named[0].startswith(f"{one.label} was still settling after a switch: the later")
+            assert "took 0.930 [0.900, 0.960] of the earlier half" in named[0]

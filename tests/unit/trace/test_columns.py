@@ -1,0 +1,230 @@
+"""Tables from records, with numbers small enough to check by eye."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from commprof.trace import columns, schema
+from commprof.trace.reader import Trace, read_trace
+from tests.support.builders import trace_bytes as made
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    return tmp_path
+
+
+def trace_of(directory: Path, *rows: bytes) -> Trace:
+    path = directory / "rank_1.trace"
+    path.write_bytes(made.trace(made.block(made.RECORDS_BLOCK, b"".join(rows)), made.end()))
+    return read_trace(path)
+
+
+def issue(time_ns: int, op_id: int, **fields: int) -> bytes:
+    return made.record(time_ns, made.ISSUE, op_id=op_id, **fields)
+
+
+def ended(time_ns: int, op_id: int) -> bytes:
+    return made.record(time_ns, made.END, op_id=op_id)
+
+
+def waited(begin_ns: int, end_ns: int, op_id: int) -> bytes:
+    return made.record(begin_ns, made.WAIT, op_id=op_id, value=end_ns)
+
+
+def boundary(time_ns: int, step: int, *, ended: bool = True, thread: int = 1) -> bytes:
+    return made.record(time_ns, made.STEP, op_id=step, aux=int(ended), thread=thread)
+
+
+def test_an_empty_trace_gives_empty_tables(directory: Path) -> None:
+    trace = trace_of(directory)
+    for table in (columns.collectives(trace), columns.steps(trace), columns.phases(trace)):
+        assert len(table) == 0
+    assert len(columns.waits(trace)) == len(columns.buckets(trace)) == 0
+    assert len(columns.finalizations(trace).span) == 0
+
+
+def test_collectives_join_their_completion(directory: Path) -> None:
+    all_reduce = schema.OPS.index("all_reduce")
+    table = columns.collectives(
+        trace_of(
+            directory,
+            issue(30, 2, op=all_reduce, group=1, seq=8, value=0),
+            issue(10, 1, op=all_reduce, group=1, seq=7, bytes_in=64, bytes_out=32, value=5),
+            ended(50, 1),
+            ended(40, 2),
+            ended(99, 3),  # of an operation issued before capture began
+        )
+    )
+
+    assert table.op_id.tolist() == [1, 2]
+    assert table.issue_ns.tolist() == [10, 30]
+    assert table.end_ns.tolist() == [50, 40]
+    assert table.op.tolist() == [all_reduce, all_reduce]
+    assert table.seq.tolist() == [7, 8]
+    assert table.bytes_in.tolist() == [64, 0]
+    assert table.bytes_out.tolist() == [32, 0]
+    assert table.graph_task.tolist() == [4, -1]
+
+
+def test_a_completion_that_nobody_reported(directory: Path) -> None:
+    async_flag = schema.FLAG_DEVICE_ASYNC
+    table = columns.collectives(
+        trace_of(
+            directory,
+            issue(10, 1),  # its wait is its end
+            waited(15, 20, 1),
+            issue(11, 2),  # neither: still running
+            issue(12, 3, flags=async_flag),  # a wait for a device says nothing
+            waited(16, 21, 3),
+            issue(13, 4),  # the completion counts, not the wait
+            waited(17, 30, 4),
+            ended(18, 4),
+            issue(14, 5),  # the first wait counts
+            waited(40, 41, 5),
+            waited(50, 51, 5),
+        )
+    )
+
+    assert table.end_ns.tolist() == [20, 0, 0, 18, 41]
+
+
+def test_steps_lie_between_boundaries(directory: Path) -> None:
+    steps = columns.steps(
+        trace_of(
+            directory,
+            boundary(100, 0, ended=False),
+            boundary(110, 0, thread=7),
+            boundary(125, 1, thread=7),
+        )
+    )
+
+    assert steps.index.tolist() == [0, 1]
+    assert steps.begin_ns.tolist() == [100, 110]
+    assert steps.end_ns.tolist() == [110, 125]
+    assert steps.thread.tolist() == [7, 7]
+
+
+def test_a_pause_is_in_no_step(directory: Path) -> None:
+    # Off after step 1; steps 2 and 3 pass; on again before step 4.
+    rows = [boundary(0, 0, ended=False), boundary(10, 0), boundary(20, 1)]
+    rows += [boundary(70, 4, ended=False), boundary(80, 4), boundary(95, 5)]
+    steps = columns.steps(trace_of(directory, *rows))
+
+    assert steps.index.tolist() == [0, 1, 4, 5]
+    assert (steps.end_ns - steps.begin_ns).tolist() == [10, 10, 10, 15]
+
+
+def test_a_lost_boundary_costs_its_steps(directory: Path) -> None:
+    """A full ring dropped the boundary of step 1: steps 1 and 2 have no length."""
+    rows = [boundary(0, 0, ended=False), boundary(10, 0), boundary(30, 2), boundary(40, 3)]
+    steps = columns.steps(trace_of(directory, *rows))
+
+    assert steps.index.tolist() == [0, 3]
+    assert (steps.end_ns - steps.begin_ns).tolist() == [10, 10]
+
+
+def test_a_lost_first_boundary(directory: Path) -> None:
+    steps = columns.steps(trace_of(directory, boundary(10, 0), boundary(20, 1)))
+
+    assert steps.index.tolist() == [1]
+
+
+def test_phases_and_waits(directory: Path) -> None:
+    forward = schema.Phase.FORWARD
+    trace = trace_of(
+        directory,
+        made.record(10, made.PHASE, aux=forward, value=25, thread=3),
+        waited(30, 31, 9),
+    )
+    phases, waits = columns.phases(trace), columns.waits(trace)
+
+    assert (phases.key[0], phases.thread[0]) == (forward, 3)
+    assert (phases.begin_ns[0], phases.end_ns[0]) == (10, 25)
+    assert (waits.key[0], waits.begin_ns[0], waits.end_ns[0]) == (9, 30, 31)
+
+
+def window(
+    kind: int,
+    time_ns: int,
+    task: int,
+    cpu: int,
+    delay: int,
+    thread: int = 1,
+    flags: int = made.RUN_DELAY_READ,
+) -> bytes:
+    return made.record(
+        time_ns, kind, op_id=task, value=cpu, bytes_in=delay, thread=thread, flags=flags
+    )
+
+
+@pytest.mark.parametrize(
+    ("cpu_ns", "run_delay_ns", "blocked_ns", "no_core_ns"),
+    [
+        (30, 20, 70, 20),  # 100 of wall: 30 ran, 20 of the rest had no core
+        (30, 90, 70, 70),  # clocks of different grain: never more than it was off the core
+        (120, 0, 0, 0),  # nor less than none
+        (0, 0, 100, 0),
+    ],
+)
+def test_finalizations(
+    directory: Path, cpu_ns: int, run_delay_ns: int, blocked_ns: int, no_core_ns: int
+) -> None:
+    begin = window(made.FINALIZE_BEGIN, 1000, 5, cpu=400, delay=70)
+    end = window(made.FINALIZE_END, 1100, 5, cpu=400 + cpu_ns, delay=70 + run_delay_ns)
+    found = columns.finalizations(trace_of(directory, begin, end))
+
+    assert found.span.key.tolist() == [5]
+    assert (found.span.begin_ns.tolist(), found.span.end_ns.tolist()) == ([1000], [1100])
+    assert found.blocked_ns.tolist() == [blocked_ns]
+    assert found.no_core_ns.tolist() == [no_core_ns]
+
+
+def test_a_run_delay_that_was_not_read_is_not_known(directory: Path) -> None:
+    rows = [window(made.FINALIZE_BEGIN, 1000, 5, 400, 0, flags=0)]
+    rows += [window(made.FINALIZE_END, 1100, 5, 430, 0, flags=0)]
+    found = columns.finalizations(trace_of(directory, *rows))
+
+    assert found.blocked_ns.tolist() == [70]
+    assert np.isnan(found.no_core_ns).all()
+
+
+def test_finalizations_of_threads_and_halves(directory: Path) -> None:
+    rows = [
+        window(made.FINALIZE_END, 5, 1, 0, 0),  # began before capture
+        window(made.FINALIZE_BEGIN, 10, 2, 0, 0, thread=1),
+        window(made.FINALIZE_BEGIN, 11, 3, 0, 0, thread=2),
+        window(made.FINALIZE_END, 20, 2, 0, 0, thread=1),
+        window(made.FINALIZE_END, 31, 3, 0, 0, thread=2),
+        window(made.FINALIZE_BEGIN, 40, 4, 0, 0),  # killed inside
+    ]
+    span = columns.finalizations(trace_of(directory, *rows)).span
+
+    assert span.key.tolist() == [2, 3]
+    assert span.thread.tolist() == [1, 2]
+    assert (span.end_ns - span.begin_ns).tolist() == [10, 20]
+
+
+def test_buckets(directory: Path) -> None:
+    signature = 2**64 - 1
+    buckets = columns.buckets(
+        trace_of(
+            directory,
+            made.record(
+                10, made.BUCKET, op_id=1, aux=0, bytes_in=256, bytes_out=signature, value=12
+            ),
+            made.record(14, made.BUCKET, op_id=2, aux=1, value=15, dtype=6),
+            made.record(20, made.BUCKET_END, op_id=1),
+        )
+    )
+
+    assert buckets.index.tolist() == [0, 1]
+    assert buckets.bytes.tolist() == [256, 0]
+    assert int(buckets.signature[0]) == signature
+    assert buckets.dtype.tolist() == [0, 6]
+    assert buckets.ready_ns.tolist() == [10, 14]
+    assert buckets.launch_ns.tolist() == [12, 15]
+    assert buckets.end_ns.tolist() == [20, 0]

@@ -1,0 +1,221 @@
+"""What the report says of ranks and launchers that ended badly, and of restarts."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from commprof.analysis.late.attempts import attempts_of, attempts_remarks
+from commprof.capture.ending import error_line
+from commprof.trace.reader import Trace, read_trace
+from commprof.trace.rings import ring
+from commprof.trace.run.endings import (
+    Endings,
+    LaunchedAttempt,
+    launcher_problem,
+    rank_problems,
+    read_endings,
+)
+from commprof.trace.run.processes import State, state_of
+from commprof.trace.run.run_directory import read_context, read_world
+from tests.support.builders import trace_bytes as made
+from tests.support.builders.traces import MS, Rank
+
+HERE = {
+    "boot_id": Path("/proc/sys/kernel/random/boot_id").read_text().strip(),
+    "pid_namespace": os.readlink("/proc/self/ns/pid"),
+    "time_namespace": os.readlink("/proc/self/ns/time"),
+}
+START_NS = 5_000_000_000
+
+
+def trace(tmp_path: Path, *blocks: bytes, pid: int = 7, **changes: Any) -> Trace:
+    machine = {**made.metadata()["machine"], **changes.pop("machine", {})}
+    clock = {"source": "CLOCK_MONOTONIC", "monotonic_ns": START_NS, "realtime_ns": 2, **changes}
+    path = tmp_path / "rank_1.trace"
+    path.write_bytes(made.trace(*blocks, pid=pid, machine=machine, clock=clock))
+    return read_trace(path)
+
+
+def more(**metadata: Any) -> bytes:
+    return made.document(made.METADATA_BLOCK, metadata)
+
+
+def gone_pid() -> int:
+    process = subprocess.Popen(["true"])
+    process.wait()
+    return process.pid
+
+
+def test_a_rank_that_was_well_has_no_problem(tmp_path: Path) -> None:
+    assert rank_problems(trace(tmp_path, made.end())) == []
+
+
+def test_the_exception_and_the_exit_code(tmp_path: Path) -> None:
+    raised = more(ending={"error": "LookupError: a mistake"})
+    attempt = LaunchedAttempt(0, 1, 2, {1: 1}, 0)
+    (problem,) = rank_problems(trace(tmp_path, raised, made.end()), attempt)
+    assert problem == (
+        "rank 1 failed: it raised LookupError: a mistake; its process ended with exit code 1"
+    )
+
+
+@pytest.mark.parametrize(
+    ("code", "kills", "words"),
+    [
+        (-9, 0, "its process was ended by SIGKILL;"),
+        (-9, 2, "SIGKILL: the kernel, out of memory (2 killed in the launcher's cgroup);"),
+        (-11, 2, "its process was ended by SIGSEGV;"),
+        (9, 0, "its process ended with exit code 9;"),
+    ],
+)
+def test_what_the_launcher_saw(tmp_path: Path, code: int, kills: int, words: str) -> None:
+    attempt = LaunchedAttempt(0, 1, 2, {1: code}, kills)
+    (problem,) = rank_problems(trace(tmp_path), attempt)
+    assert problem.startswith("rank 1 never closed its trace: ")
+    assert words in problem
+
+
+def test_a_full_disk_and_a_pause(tmp_path: Path) -> None:
+    failed = {"errno": 28, "reason": "No space left on device", "monotonic_ns": START_NS + 10**9}
+    pauses = {"count": 2, "total_ns": 3 * 10**9, "longest_ns": 2 * 10**9}
+    pauses["longest_begin_ns"] = START_NS + 4 * 10**9
+    disk, paused = rank_problems(
+        trace(tmp_path, more(write_failed=failed), more(pauses=pauses), made.end())
+    )
+    assert disk == (
+        "rank 1 could not write its trace 1.0 s after its start: No space left on device (errno 28)"
+    )
+    assert paused.startswith("rank 1 did not run for 3.0 s (2 times, the longest 4.0 s after its")
+
+
+def test_comparisons_of_the_models(tmp_path: Path) -> None:
+    found = {"every": 10, "checks": 4, "first_step": 19, "ranks": ["1", "3"]}
+    (problem,) = rank_problems(trace(tmp_path, more(sync_checks=found), made.end()))
+    assert "the model of rank 1, 3 has had other bits than most since step 19" in problem
+    (well,) = rank_problems(trace(tmp_path, more(sync_checks={**found, "ranks": []}), made.end()))
+    assert well == "the models of all ranks were compared 4 times, every 10 steps: the same bits"
+
+
+def test_states_of_processes(tmp_path: Path) -> None:
+    now = time.monotonic_ns()
+    mine = trace(tmp_path, pid=os.getpid(), machine=HERE, monotonic_ns=now).metadata
+    assert state_of(mine) is State.RUNS
+    # A process with this number that began after the trace is another one.
+    assert state_of({**mine, "clock": {"monotonic_ns": 1}}) is State.GONE
+    assert state_of({**mine, "pid": gone_pid()}) is State.GONE
+    assert state_of({**mine, "machine": {**HERE, "boot_id": "another"}}) is State.UNKNOWN
+    sleeper = subprocess.Popen(["sleep", "60"])
+    try:
+        os.kill(sleeper.pid, 19)
+        os.waitpid(sleeper.pid, os.WUNTRACED)
+        assert state_of({**mine, "pid": sleeper.pid, "clock": {"monotonic_ns": 2**62}}) is (
+            State.STOPPED
+        )
+    finally:
+        sleeper.kill()
+        sleeper.wait()
+
+
+def endings(*attempts: LaunchedAttempt, pid: int) -> Endings:
+    launcher = {"pid": pid, "machine": HERE, "clock": {"monotonic_ns": time.monotonic_ns()}}
+    return Endings(launcher, attempts)
+
+
+def test_endings_are_read_as_written(tmp_path: Path) -> None:
+    written = endings(LaunchedAttempt(0, 1, 2, {1: -9}, 1), LaunchedAttempt(1, 3, 0, {}, 0), pid=1)
+    written.save(tmp_path)
+    assert read_endings(tmp_path) == written
+    for broken in ("", "[]", '{"schema_version": 1}', "{" * 100_000):
+        (tmp_path / "endings.json").write_text(broken)
+        assert read_endings(tmp_path) is None
+
+
+def test_a_launcher_that_was_killed() -> None:
+    running = LaunchedAttempt(0, 1, 0, {}, 0)
+    assert launcher_problem(None) == ""
+    assert launcher_problem(endings(LaunchedAttempt(0, 1, 2, {}, 0), pid=1)) == ""
+    assert "was killed" in launcher_problem(endings(running, pid=gone_pid()))
+    assert "still runs" in launcher_problem(endings(running, pid=os.getpid()))
+
+
+def test_exceptions_in_a_line() -> None:
+    assert error_line(None) == error_line(SystemExit(0)) == error_line(SystemExit()) == ""
+    assert error_line(SystemExit(3)) == "SystemExit: 3"
+    assert error_line(ValueError("one\ntwo")) == "ValueError: one"
+    assert error_line(ValueError()) == "ValueError: "
+    try:
+        try:
+            raise LookupError("the cause")
+        except LookupError:
+            raise SystemExit(1)  # noqa: B904  as torch's mp.spawn does
+    except SystemExit as exit_:
+        line = error_line(exit_)
+    assert line == "LookupError: the cause"
+
+
+def test_attempts_and_the_time_between_them(tmp_path: Path) -> None:
+    for attempt, (begin_ms, steps) in enumerate([(0, 3), (900, 2)]):
+        for number in (0, 1):
+            rank = Rank(number, 2)
+            for step in range(steps):
+                at = (begin_ms + 100 * step) * MS
+                rank.step(at, at + 100 * MS)
+            stem = f"rank_{number}" if attempt == 0 else f"rank_{number}.attempt_{attempt}"
+            rank.write(tmp_path / f"{stem}.trace")
+    endings(LaunchedAttempt(0, 1, 2, {1: -9}, 0), LaunchedAttempt(1, 3, 4, {}, 0), pid=1).save(
+        tmp_path
+    )
+    run = read_world(tmp_path, 2)
+    assert run.attempt == 1
+    assert [path.path.name for path in run.traces.values()] == [
+        "rank_0.attempt_1.trace",
+        "rank_1.attempt_1.trace",
+    ]
+    first, second = attempts_of(run)
+    assert (first.number, first.ranks, first.steps) == (0, 2, 3)
+    assert first.ending == "rank 1: its process was ended by SIGKILL"
+    assert first.duration_s == pytest.approx(0.3)
+    assert first.lost_s == pytest.approx(0.6)  # from 300 to 900 ms
+    assert (second.number, second.steps, second.ending) == (1, 2, "")
+    (remark,) = attempts_remarks((first, second))
+    assert "restarted once: for 0.6 s no step was trained" in remark
+
+
+def test_one_attempt_is_no_restart(tmp_path: Path) -> None:
+    Rank(0, 1).write(tmp_path / "rank_0.trace")
+    assert attempts_of(read_world(tmp_path, 1)) == ()
+    assert attempts_remarks(()) == []
+
+
+def test_an_empty_trace_does_not_hide_the_others(tmp_path: Path) -> None:
+    (tmp_path / "rank_0.trace").touch()  # killed before its first block
+    Rank(1, 2).write(tmp_path / "rank_1.trace")
+    assert read_context(tmp_path)["world_sizes"] == [2]
+    run = read_world(tmp_path, 2)
+    assert list(run.traces) == [1]
+    assert "only 0 bytes" in run.problems[0]
+
+
+def test_rings_that_nobody_will_read_are_removed(tmp_path: Path) -> None:
+    now = {"monotonic_ns": time.monotonic_ns()}
+    pids = {"orphan": gone_pid(), "kept": gone_pid(), "alive": os.getpid()}
+    (tmp_path / "kept.trace").touch()
+    left = {}
+    for name, pid in pids.items():
+        prefix = f"{tmp_path}/commprof-{os.getuid()}-{pid}-{name}-"
+        owner = {"trace": f"{tmp_path}/{name}.trace", "session": made.SESSION, "pid": pid}
+        ring.owner_path(prefix).write_text(json.dumps({**owner, "machine": HERE, "clock": now}))
+        left[name] = Path(f"{prefix}0.ring")
+        left[name].write_bytes(made.ring({}))
+    assert ring.remove_orphans(tmp_path) == 1
+    assert {name: path.exists() for name, path in left.items()} == {
+        **{"orphan": False, "kept": True, "alive": True}
+    }
+    assert len(list(tmp_path.glob("*-owner"))) == 2

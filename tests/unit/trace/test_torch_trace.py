@@ -1,0 +1,147 @@
+"""Traces of torch.profiler: read event by event, moved onto the run's clock."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from commprof.commands import main
+from commprof.errors import CommprofError
+from commprof.trace.torch_trace import read_torch_trace
+from tests.support.builders.traces import MS, Rank
+
+BASE_NS = 1_700_000_000_000_000_000
+
+
+def torch_trace(**values: Any) -> dict[str, Any]:
+    """As export_chrome_trace() writes, the events in the middle."""
+    events = [
+        {"ph": "M", "pid": 7, "tid": 0, "name": "process_name", "args": {"name": "python"}},
+        {"ph": "M", "pid": 7, "tid": 0, "name": "process_sort_index", "args": {"sort_index": 7}},
+        {"ph": "X", "cat": "cpu_op", "name": "c10d::allreduce_", "pid": 7, "tid": 7,
+         "ts": 2000.5, "dur": 10.25, "args": {"External id": 1}},
+        {"ph": "s", "id": 5, "pid": 7, "tid": 7, "ts": 2001.0, "cat": "ac2g", "name": "ac2g"},
+        {"ph": "X", "name": "PyTorch Profiler (0)", "pid": "Spans", "tid": "PyTorch Profiler",
+         "ts": 500, "dur": 9000},
+    ]  # fmt: skip
+    return {
+        "schemaVersion": 1,
+        "distributedInfo": {"backend": "gloo", "rank": 0, "world_size": 1},
+        "traceEvents": events,
+        "traceName": "x",
+        "baseTimeNanoseconds": BASE_NS,
+        **values,
+    }
+
+
+def write(path: Path, value: object) -> Path:
+    data = json.dumps(value, indent=1).encode()
+    path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
+    return path
+
+
+def run_with(directory: Path, world_size: int = 1) -> Path:
+    """Ranks whose monotonic clock shows 0 at BASE_NS + 1 ms."""
+    for number in range(world_size):
+        rank = Rank(number, world_size, pid=7 + number)
+        rank.metadata["clock"] = {
+            "source": "CLOCK_MONOTONIC", "monotonic_ns": 5 * MS, "realtime_ns": BASE_NS + 6 * MS
+        }  # fmt: skip
+        rank.collective(0, 1 * MS, 2 * MS, bytes=4)
+        rank.step(0, 3 * MS)
+        rank.write(directory / f"rank_{number}.trace")
+    return directory
+
+
+def merged(run: Path, *traces: Path) -> list[dict[str, Any]]:
+    output = run / "out.json"
+    assert main(["trace", str(run), "-o", str(output), "--merge", *map(str, traces)]) == 0
+    return [e for e in events_of(run) if e["pid"] >= 1_000_000]
+
+
+def events_of(run: Path) -> list[dict[str, Any]]:
+    return list(json.loads((run / "out.json").read_text())["traceEvents"])
+
+
+@pytest.mark.parametrize("name", ["t.json", "t.json.gz"])
+def test_events_come_as_they_were_written(name: str, tmp_path: Path) -> None:
+    trace = read_torch_trace(write(tmp_path / name, torch_trace()))
+    assert (trace.base_ns, trace.rank, trace.pids) == (BASE_NS, 0, {7})
+    assert trace.first_us == 500
+    assert list(trace.events()) == torch_trace()["traceEvents"]
+
+
+def test_a_trace_without_events_is_empty(tmp_path: Path) -> None:
+    trace = read_torch_trace(write(tmp_path / "t.json", torch_trace(traceEvents=[])))
+    assert list(trace.events()) == []
+    assert trace.base_ns == BASE_NS
+
+
+def test_merged_events_are_on_the_runs_clock(tmp_path: Path) -> None:
+    events = merged(run_with(tmp_path), write(tmp_path / "t.json", torch_trace()))
+    (op,) = [e for e in events if e["name"] == "c10d::allreduce_"]
+    # Its first event, at 0.5 ms, becomes 0. That is 0.5 ms before the ranks' clock shows 0.
+    assert op["ts"] == pytest.approx(1500.5)
+    (step,) = [e for e in events_of(tmp_path) if e.get("cat") == "steps (declared)"]
+    assert step["ts"] == pytest.approx(500)
+    assert (op["dur"], op["tid"], op["args"]) == (10.25, 7, {"External id": 1})
+    (arrow,) = [e for e in events if e["ph"] == "s"]
+    assert arrow["id"] >= 2**40
+    names = [e["args"]["name"] for e in events if e["name"] == "process_name"]
+    assert names == ["rank 0, torch.profiler: python"]
+    order = [e["args"]["sort_index"] for e in events if e["name"] == "process_sort_index"]
+    assert order == [1]
+    assert len({e["pid"] for e in events}) == 2
+
+
+@pytest.mark.parametrize(
+    ("values", "name"),
+    [
+        ({"distributedInfo": {"rank": 1}}, "t.json"),
+        ({"distributedInfo": None, "traceEvents": [{"ph": "X", "pid": 8, "ts": 0}]}, "t.json"),
+        ({"distributedInfo": None, "traceEvents": [{"ph": "X", "pid": 99, "ts": 0}]}, "rank1.json"),
+    ],
+)
+def test_the_rank_is_found(values: dict[str, Any], name: str, tmp_path: Path) -> None:
+    trace = torch_trace(**values)
+    trace["traceEvents"].append(
+        {"ph": "M", "pid": 99, "tid": 0, "name": "process_name", "args": {"name": "p"}}
+    )
+    events = merged(run_with(tmp_path, world_size=2), write(tmp_path / name, trace))
+    assert "rank 1, torch.profiler: p" in [
+        e["args"]["name"] for e in events if "args" in e and "name" in e["args"]
+    ]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "traceEvents"),
+        (b"[1, 2]", "traceEvents"),
+        (b'{"traceEvents": []}', "baseTimeNanoseconds"),
+        (b'{"traceEvents": [{"ph": "X"', "is no JSON"),
+        (b'{"traceEvents": [' + b"[" * 100_000, "is no JSON"),
+        (b"\x1f\x8bxx", "cannot be read"),
+        (b"\xff\xfe\xff", "cannot be read"),
+    ],
+)
+def test_what_is_no_such_trace_is_refused(content: bytes, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "t.json"
+    path.write_bytes(content)
+    with pytest.raises(CommprofError, match=message):
+        read_torch_trace(path)
+
+
+def test_a_trace_of_another_job_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace = write(tmp_path / "t.json", torch_trace(distributedInfo={"rank": 5}))
+    output = tmp_path / "out.json"
+    command = ["trace", str(run_with(tmp_path)), "-o", str(output), "--merge", str(trace)]
+    assert main(command) == 1
+    assert "belongs to no rank of this run: it names rank 5" in capsys.readouterr().err
+    assert not output.exists()
