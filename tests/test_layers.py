@@ -9,7 +9,7 @@ import ast
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -26,48 +26,55 @@ MAY_IMPORT = {
     "foundation": set(),
     "trace": {"foundation"},
     "backend": {"foundation"},
-    "watch": {"foundation", "trace", "analysis", "live", "report"},
     "compressors": {"foundation", "backend"},
-    "capture": {"foundation", "trace", "compressors", "live"},
-    "boot": {"foundation", "capture", "switching", "live", "watch"},
+    "capture": {"foundation", "trace", "compressors", "monitor"},
+    "capture.boot": {"foundation", "capture", "trials.live", "monitor", "monitor.watchdog"},
+    "capture.integrations": {"foundation", "capture"},
     "analysis": {"foundation", "trace"},
+    "audit": {"foundation"},
     "predict": {"foundation", "trace", "analysis"},
     "trials": {"foundation", "trace", "analysis", "compressors"},
-    "switching": {"foundation", "compressors", "capture", "trials"},
+    "trials.live": {"foundation", "compressors", "capture", "trials"},
     "workloads": {"foundation"},
-    "health": {"foundation", "analysis"},
-    "integrations": {"foundation", "capture"},
-    "live": {"foundation", "trace", "analysis", "predict"},
-    "report": {"foundation", "analysis", "predict", "trials", "live"},
+    "checks": {"foundation", "analysis"},
+    "monitor": {"foundation", "trace", "analysis", "predict"},
+    "monitor.watchdog": {"foundation", "trace", "analysis", "monitor", "report"},
+    "report": {"foundation", "analysis", "audit", "predict", "trials", "monitor"},
     "launch": {
-        *("foundation", "trace", "capture", "compressors", "switching", "workloads", "backend"),
-        "watch",
+        *("foundation", "trace", "capture", "compressors", "trials.live", "workloads", "backend"),
+        "monitor.watchdog",
     },
     "microbench": {"foundation", "analysis", "backend", "capture", "compressors", "launch"},
     "commands": {
-        *("foundation", "trace", "capture", "boot", "compressors", "analysis", "predict"),
-        *("workloads", "report", "launch", "trials", "microbench", "health", "live", "watch"),
+        *("foundation", "trace", "capture", "capture.boot", "compressors", "analysis", "audit"),
+        *("predict", "workloads", "report", "launch", "trials", "microbench", "checks"),
+        *("monitor", "monitor.watchdog"),
     },
     "doors": {
-        *("foundation", "capture", "compressors", "boot", "commands", "switching", "live"),
-        "watch",
+        *("foundation", "capture", "capture.boot", "compressors", "commands", "trials.live"),
+        *("monitor", "monitor.watchdog"),
     },
 }
-"""Layer -> the other layers it may import; its own modules always, but for the foundation."""
+"""Layer -> the other layers it may import; its own modules always, but for the foundation.
 
-TORCH_FREE = {"trace", "analysis", "live", "predict", "report", "watch", "boot"}
+A subpackage with a line of its own is a layer of its own."""
+
+TORCH_FREE = {
+    *("trace", "analysis", "audit", "predict", "report", "monitor", "monitor.watchdog"),
+    "capture.boot",
+}
 """Reading a trace must not cost a torch import, nor need one; nor may a script's start."""
 
 TORCH_HEADER = re.compile(r'\s*#\s*include\s*[<"]((?:torch/|ATen/|c10/|pybind11/|Python\.h)[^>"]*)')
 
 
-def layer_of(name: str) -> str | None:
-    """The layer of a module or package directly in commprof; None if it has no place yet."""
-    if name in FOUNDATION:
+def layer_of(parts: Sequence[str]) -> str | None:
+    """The layer of a module, by the parts of its name below commprof; None if it has no place."""
+    if parts[0] in FOUNDATION:
         return "foundation"
-    if name in DOORS:
+    if parts[0] in DOORS:
         return "doors"
-    return name if name in MAY_IMPORT else None
+    return next((n for n in (".".join(parts[:2]), parts[0]) if n in MAY_IMPORT), None)
 
 
 def imports_of(file: Path, package: Path) -> Iterator[str]:
@@ -88,9 +95,10 @@ def violations(package: Path) -> list[str]:
     found = []
     for file in sorted(package.rglob("*.py")):
         where = file.relative_to(package)
-        own_name = Path(where.parts[0]).stem
+        parts = where.with_suffix("").parts
+        own_name = parts[0]
         # A package that can be run is a door of its own.
-        own = "doors" if where.name == "__main__.py" else layer_of(own_name)
+        own = "doors" if where.name == "__main__.py" else layer_of(parts)
         if own is None:
             found.append(f"{where}: {own_name} has no place in tests/test_layers.py")
             continue
@@ -101,17 +109,17 @@ def violations(package: Path) -> list[str]:
             if top != "commprof":
                 continue
             # `from commprof import x` means the module x if there is one, else the door.
-            target = rest[0] if rest and rest[0] in known else "__init__"
+            target = rest if rest and rest[0] in known else ["__init__"]
             if not allowed(own_name, own, target):
                 found.append(f"{where}: {own} imports {name}")
     return found
 
 
-def allowed(own_name: str, own: str, target: str) -> bool:
-    if target == "_native" and own in TORCH_FREE:
+def allowed(own_name: str, own: str, target: Sequence[str]) -> bool:
+    if target[0] == "_native" and own in TORCH_FREE:
         return False  # it imports torch
     if own_name == "_native":
-        return target == "_C"  # a type stub, nothing at run time
+        return target[0] == "_C"  # a type stub, nothing at run time
     layer = layer_of(target)
     return layer in MAY_IMPORT[own] or (layer == own and own != "foundation")
 
@@ -139,7 +147,7 @@ def test_reading_imports_no_torch_at_run_time() -> None:
     modules = [
         "commprof." + ".".join(file.relative_to(ROOT / "commprof").with_suffix("").parts)
         for layer in sorted(TORCH_FREE)
-        for file in sorted((ROOT / "commprof" / layer).rglob("*.py"))
+        for file in sorted((ROOT / "commprof" / layer.replace(".", "/")).rglob("*.py"))
     ]
     imports = "\n".join(f"import {module}" for module in modules)
     check = "import sys\nassert 'torch' not in sys.modules"

@@ -81,8 +81,9 @@ def guarded(work: Callable[[], None]) -> None:
 
 def _run(job: Job, cpu_sets: str) -> None:
     # The launcher imports this module too: capture, with its native part, only loads in a rank.
-    from commprof.capture import attach, profile
+    from commprof.capture.attachment import attach
     from commprof.capture.patches.every_model import cap_as_asked
+    from commprof.capture.profiler import profile
     from commprof.capture.sync_check import check_models
 
     rank = _environment_rank(job)

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from commprof.capture import attach
+from commprof.capture.attachment import attach
 from commprof.compressors import parse
 from commprof.microbench.measure import Subject
 

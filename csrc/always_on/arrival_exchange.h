@@ -24,7 +24,8 @@ struct GroupMembership {
 class ArrivalExchange {
  public:
   // In the order in which this process first used them: a name that is used
-  // again is told apart by its turn, as commprof/analysis/align/matching.py does.
+  // again is told apart by its turn, as commprof/analysis/align/matching.py
+  // does.
   void addGroup(const GroupMembership& group);
   // Null: nobody to exchange with. Groups join as they are used.
   void setBoard(std::shared_ptr<ArrivalBoard> board, uint32_t global_rank);

@@ -1,5 +1,6 @@
 // Which part of exposed time was waiting for the last rank, for one stretch of
-// it. The figures are those of commprof/analysis/step/waiting.py and exposure.py.
+// it. The figures are those of commprof/analysis/step/waiting.py and
+// exposure.py.
 #pragma once
 
 #include <cstdint>

@@ -8,8 +8,8 @@
 #include <cerrno>
 #include <system_error>
 
-#include "core/clock.h"
 #include "clock/clock_message.h"
+#include "core/clock.h"
 #include "core/helper_thread.h"
 
 namespace commprof {

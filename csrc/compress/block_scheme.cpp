@@ -11,7 +11,8 @@ namespace {
 
 // One phase sends W - 1 times the encoded bucket, two phases 2 (W - 1) / W
 // times: the same for two ranks, and then each piece travels once, not twice,
-// and is rounded once. Predictions know the same rule (predict/fit/hook_costs.py).
+// and is rounded once. Predictions know the same rule
+// (predict/fit/hook_costs.py).
 bool inOnePhase(int world) {
   return world <= 2;
 }

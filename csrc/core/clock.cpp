@@ -12,10 +12,10 @@ namespace {
 
 // /proc/thread-self is resolved when opened, so each thread keeps its own file.
 struct SchedstatFile {
-  int fd = open("/proc/thread-self/schedstat", O_RDONLY | O_CLOEXEC);
+  int fd = ::open("/proc/thread-self/schedstat", O_RDONLY | O_CLOEXEC);
   ~SchedstatFile() {
     if (fd >= 0) {
-      close(fd);
+      ::close(fd);
     }
   }
 };

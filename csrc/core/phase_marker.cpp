@@ -3,8 +3,8 @@
 #include <algorithm>
 
 #include "core/clock.h"
-#include "device/device_timeline.h"
 #include "core/recorder.h"
+#include "device/device_timeline.h"
 
 namespace commprof {
 

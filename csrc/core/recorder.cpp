@@ -12,8 +12,8 @@
 #include <system_error>
 
 #include "core/clock.h"
-#include "device/device_timeline.h"
 #include "core/process_stops.h"
+#include "device/device_timeline.h"
 
 namespace commprof {
 

@@ -11,9 +11,9 @@
 #include <mutex>
 #include <vector>
 
+#include "core/record.h"
 #include "device/clock_keeper.h"
 #include "device/device.h"
-#include "core/record.h"
 
 namespace commprof {
 

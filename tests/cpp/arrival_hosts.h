@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "always_on/arrival_board.h"
-#include "core/clock.h"
 #include "clock/clock_track.h"
+#include "core/clock.h"
 
 namespace arrival_hosts {
 

@@ -12,9 +12,9 @@
 #include <random>
 #include <thread>
 
+#include "always_on/hosts/host_carrier.h"
 #include "arrival_hosts.h"
 #include "check.h"
-#include "always_on/hosts/host_carrier.h"
 #include "clock/clock_sync.h"
 
 using namespace commprof;

@@ -1,8 +1,8 @@
 // From one host's board through a datagram to another's, without a network.
-#include "arrival_hosts.h"
-#include "check.h"
 #include "always_on/hosts/arrival_receiver.h"
 #include "always_on/hosts/arrival_sender.h"
+#include "arrival_hosts.h"
+#include "check.h"
 
 using namespace commprof;
 using namespace arrival_hosts;

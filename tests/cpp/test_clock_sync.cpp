@@ -10,8 +10,8 @@
 #include <thread>
 
 #include "check.h"
-#include "core/clock.h"
 #include "clock/clock_sync.h"
+#include "core/clock.h"
 #include "core/recorder.h"
 #include "trace_file.h"
 

@@ -85,7 +85,8 @@ void recordsWaitForRoom(const trace_file::Directory& directory) {
     CHECK_EQ(stats.records_unwritten, 30u);
     CHECK_EQ(stats.records_dropped, 0u);
     CHECK_EQ(stats.trace_bytes, written_bytes);
-    CHECK(trace_file::read(directory / "wait.trace").sound);
+    // Not `sound`: the helper thread may be in the middle of another try.
+    CHECK_EQ(trace_file::read(directory / "wait.trace").records.size(), 20u);
     pushNumbers(50, 100); // 34 fit
     CHECK_EQ(recorder.stats().records_dropped, 16u);
   }

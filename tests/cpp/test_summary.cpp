@@ -4,8 +4,8 @@
 #include <algorithm>
 #include <random>
 
-#include "check.h"
 #include "always_on/summary_pace.h"
+#include "check.h"
 
 using namespace commprof;
 

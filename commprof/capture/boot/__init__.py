@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 OUT_VARIABLE = "COMMPROF_OUT"
 #: A compressor for every DDP model of the script, as ``commprof.compressors.parse`` takes it.
 HOOK_VARIABLE = "COMMPROF_HOOK"
-#: Bucket cap of every DDP model that names none, in MiB; see ``commprof.capture.patches.every_model``.
+#: Bucket cap in MiB of every DDP model that names none: ``commprof.capture.patches.every_model``.
 BUCKET_CAP_VARIABLE = "COMMPROF_BUCKET_CAP_MB"
 #: Candidates that take turns on every DDP model, as ``commprof.trials.plan`` takes them.
 TRIAL_VARIABLE = "COMMPROF_TRIAL"

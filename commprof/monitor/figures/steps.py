@@ -1,8 +1,8 @@
 """The steps of a running job: each analysed once, as soon as all ranks have completed it.
 
-The analysis is the report's own (:mod:`commprof.analysis.align.measured`), on the records of the new
-steps alone. A step counts when its records must all be there: records of different threads come up
-to a flush interval apart.
+The analysis is the report's own (:mod:`commprof.analysis.align.measured`), on the records of the
+new steps alone. A step counts when its records must all be there: records of different threads come
+up to a flush interval apart.
 """
 
 from __future__ import annotations

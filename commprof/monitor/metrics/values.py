@@ -1,7 +1,7 @@
 """Where the values of the live metrics stand in a :class:`JobState`.
 
-Each function gives what :class:`commprof.monitor.metrics.metrics.Metric` calls ``values``: of a state the
-label values and the value of each sample.
+Each function gives what :class:`commprof.monitor.metrics.metrics.Metric` calls ``values``: of a
+state the label values and the value of each sample.
 """
 
 from __future__ import annotations

@@ -85,7 +85,7 @@ def _command(directory: Path, options: WatchOptions) -> list[str]:
 
 def _start(command: list[str]) -> subprocess.Popen[bytes] | None:
     # Where commprof itself was found, a Python started anew may not look.
-    package = str(Path(__file__).resolve().parents[2])
+    package = str(Path(__file__).resolve().parents[3])
     path = os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH"))))
     # It is no rank, and what records these shall not record it.
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("COMMPROF_", "RANK"))}

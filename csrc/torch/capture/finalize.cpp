@@ -4,8 +4,8 @@
 #include <torch/csrc/autograd/graph_task.h>
 
 #include "core/clock.h"
-#include "device/device_timeline.h"
 #include "core/recorder.h"
+#include "device/device_timeline.h"
 
 namespace commprof {
 

@@ -17,8 +17,8 @@
 #include <memory>
 #include <optional>
 
-#include "device/device_timeline.h"
 #include "core/record.h"
+#include "device/device_timeline.h"
 #include "torch/device/stream_finder.h"
 
 namespace commprof {

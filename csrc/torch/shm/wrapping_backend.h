@@ -1,6 +1,6 @@
 // A c10d backend that hands everything to another one, for those that do a part
-// of it themselves. tests/unit/shm/test_backend_virtuals.py holds which functions
-// of c10d's are not handed on, and why.
+// of it themselves. tests/unit/shm/test_backend_virtuals.py holds which
+// functions of c10d's are not handed on, and why.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>

@@ -37,7 +37,9 @@ NOT_RUN = {
     "pip install --no-build-isolation .": SETS_UP,
     "kill -USR2 PID": "needs a rank that trains: tests/integration/always_on/test_always_on.py",
     "sbatch job.sbatch": "needs a Slurm cluster",
-    "python -m commprof.monitor RUN --metrics": "goes on: tests/integration/faults/test_live_run.py",
+    "python -m commprof.monitor RUN --metrics": (
+        "goes on: tests/integration/faults/test_live_run.py"
+    ),
     "commprof trace RUN -o both.json.gz --merge rank0.pt.trace.json.gz rank1.pt.trace.json.gz": (
         "needs traces of torch.profiler: tests/integration/report/test_timeline_live.py"
     ),

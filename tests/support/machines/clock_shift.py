@@ -1,4 +1,4 @@
-"""``python -m tests.support.machines.clock_shift MS COMMAND...``: runs it with CLOCK_MONOTONIC ahead by MS.
+"""``python -m tests.support.machines.clock_shift MS COMMAND...``: CLOCK_MONOTONIC ahead by MS.
 
 The shift is a Linux time namespace of the command's own, so it is exact and nobody else sees it.
 Needs root. Exits as the command does.

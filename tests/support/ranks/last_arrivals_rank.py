@@ -1,7 +1,7 @@
 """One rank of several, in both modes at once, with DDP, waits by hand and a group of two ranks.
 
-``python -m tests.support.ranks.last_arrivals_rank DIR [SKIP [LINGER_S]]``: rank SKIP does not record;
-capture goes on for so long after the last step.
+``python -m tests.support.ranks.last_arrivals_rank DIR [SKIP [LINGER_S]]``: rank SKIP does not
+record; capture goes on for so long after the last step.
 """
 
 from __future__ import annotations

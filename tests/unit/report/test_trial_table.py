@@ -43,7 +43,7 @@ def sample() -> TrialResult:
 
 
 def test_the_whole_report() -> None:
-    # After a wanted change: python -m tests.unit.report.test_trial_table > tests/golden/trial_table.txt
+    # After a wanted change: python -m tests.unit.report.test_trial_table > FILE, FILE the golden.
     assert trial_table.render(sample(), "timed: sleeps.", 100) == GOLDEN.read_text()
 
 
