@@ -194,8 +194,25 @@ def test_a_planted_include_is_found(tmp_path: Path) -> None:
     assert torch_includes(tmp_path) == ["core/a.h includes ATen/ATen.h"]
 
 
-def test_the_architecture_names_every_question_of_the_analysis() -> None:
+def folders(root: Path) -> list[str]:
+    """Folders with code in them, from the repository's root."""
+    files = [*root.rglob("*.py"), *root.rglob("*.cpp"), *root.rglob("*.h")]
+    return sorted({path.parent.relative_to(ROOT).as_posix() for path in files})
+
+
+def test_the_architecture_names_every_room() -> None:
     text = (ROOT / "docs/architecture.md").read_text()
-    modules = sorted((ROOT / "commprof/analysis").glob("*.py"))
-    unnamed = [path.name for path in modules if path.name not in text]
-    assert unnamed == ["__init__.py"]
+    unnamed = [
+        folder
+        for folder in [*folders(ROOT / "commprof"), *folders(ROOT / "csrc")]
+        if folder not in text and f"`{folder.rsplit('/', 1)[1]}" not in text
+    ]
+    assert unnamed == []
+
+
+def test_the_walk_of_a_collective_names_files_that_are_there() -> None:
+    text = (ROOT / "docs/architecture.md").read_text()
+    walk = text[text.index("## The walk") : text.index("## Layers")]
+    files = re.findall(r"^\| `([^`]+)` \|", walk, re.M)
+    assert [file for file in files if not (ROOT / file).is_file()] == []
+    assert 10 < len(files) <= 20
