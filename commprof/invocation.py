@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import shutil
 import sys
@@ -23,6 +24,16 @@ def command(*words: str, anywhere: bool = False) -> str:
         anywhere: to be typed in another directory than this one: no path is relative.
     """
     return " ".join([*_program("commprof", ("-m", "commprof"), anywhere), *words])
+
+
+def module(name: str) -> str:
+    """``python -m NAME`` with the Python that runs this process."""
+    return " ".join([*_program("python", (), False), "-m", name])
+
+
+def examples(text: str) -> str:
+    """A help text whose indented examples of ``commprof`` are as this environment has it."""
+    return re.sub(r"(?m)(?<=^  )commprof(?= )|(?<=\$\()commprof(?= )", lambda _: command(), text)
 
 
 def pip(*packages: str) -> str:

@@ -10,7 +10,7 @@ from commprof.door import enter
 def _load() -> Callable[[], int]:
     from commprof.commands import main_of
 
-    return lambda: main_of("run", "python -m commprof.run")
+    return lambda: main_of("run")
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from commprof import invocation
 from commprof.analysis.intervals import Interval
 from commprof.errors import CommprofError
 from commprof.files import read_json
@@ -64,7 +65,8 @@ def read_predictions(path: Path) -> Predictions:
         raise CommprofError(f"{path} cannot be read: {error.strerror}") from None
     except (ValueError, KeyError, TypeError, AttributeError, ZeroDivisionError):
         raise CommprofError(
-            f"{path} holds no predictions; write them with commprof predict RUN --format json"
+            f"{path} holds no predictions; write them with "
+            + invocation.command("predict", "RUN", "--format", "json")
         ) from None
 
 

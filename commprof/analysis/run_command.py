@@ -6,6 +6,8 @@ import shlex
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
+from commprof import invocation
+
 #: Ways to start it, as ``run.json`` holds them.
 _DOORS = (
     ("python", "-m", "commprof.run"),
@@ -18,7 +20,6 @@ _DOORS = (
 class RunCommand:
     """Its words, in this order."""
 
-    door: tuple[str, ...]
     options: tuple[str, ...]
     #: The script, or ``-m`` and the module, with its own arguments; empty where none is named.
     script: tuple[str, ...]
@@ -39,8 +40,8 @@ class RunCommand:
 
     @property
     def text(self) -> str:
-        """As it is typed."""
-        return shlex.join([*self.door, *self.options, *self.script])
+        """As it is typed here, which may be another environment than it was typed in."""
+        return invocation.command("run", *map(shlex.quote, [*self.options, *self.script]))
 
 
 def taken_apart(command: str, script: Sequence[str] = ()) -> RunCommand | None:
@@ -60,8 +61,8 @@ def taken_apart(command: str, script: Sequence[str] = ()) -> RunCommand | None:
         return None
     rest, own = words[len(door) :], tuple(script)
     if own and rest[-len(own) :] == own:
-        return RunCommand(door, rest[: -len(own)], own)
-    found = RunCommand(door, rest, ())
+        return RunCommand(rest[: -len(own)], own)
+    found = RunCommand(rest, ())
     return None if own and not found.has("--config") else found
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from commprof import invocation
 from commprof.capture.device_telemetry import DeviceTelemetry
 from commprof.capture.ending import error_line, unhandled
 from commprof.capture.gradient_norms import GradientNorms
@@ -205,8 +206,8 @@ class Profiler:
             directory = shlex.quote(str(self._path.parent))
             with suppress(OSError, ValueError):  # nobody listens any more
                 print(
-                    f"commprof: recorded to {directory}; next: python -m commprof report "
-                    f"{directory}",
+                    f"commprof: recorded to {directory}; next: "
+                    + invocation.command("report", directory),
                     file=sys.stderr,
                 )
 

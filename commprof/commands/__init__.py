@@ -87,7 +87,7 @@ class _CommandParser(Parser):
         if self.command_name and not self._loaded:
             self._loaded = True
             command = load(self.command_name)
-            self.description = command.description
+            self.description = invocation.examples(command.description)
             command.prepare_parser(self)
             self.set_defaults(command=command)
 
@@ -108,7 +108,7 @@ def make_parser() -> argparse.ArgumentParser:
     """All commands; the parsed arguments carry theirs as ``command``, None where none is given."""
     parser = Parser(
         prog="commprof",
-        description=_DESCRIPTION,
+        description=invocation.examples(_DESCRIPTION),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"commprof {__version__}")
@@ -122,9 +122,11 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def main_of(command_name: str, prog: str) -> int:
+def main_of(command_name: str) -> int:
     """Entry of a door that is one command, such as ``python -m commprof.run``."""
-    parser = _CommandParser(prog=prog, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = _CommandParser(
+        prog=f"commprof {command_name}", formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.command_name = command_name
     return _run(parser, None)
 

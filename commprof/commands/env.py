@@ -14,9 +14,9 @@ from commprof.monitor.settings import METRICS_VARIABLE, add_arguments, settings_
 _DESCRIPTION = """\
 Records a job that torchrun, srun, mpirun, or a container's entry point launches, unchanged.
 
-  python -m commprof env --output DIR -- torchrun --nproc-per-node 4 train.py --lr 0.1
-  eval "$(python -m commprof env --output DIR)"      the same for all that this shell starts
-  python -m commprof report DIR
+  commprof env --output DIR -- torchrun --nproc-per-node 4 train.py --lr 0.1
+  eval "$(commprof env --output DIR)"      the same for all that this shell starts
+  commprof report DIR
 
 The first form runs the command in place of commprof: its output and exit code are its own.
 Every rank writes DIR/rank_N.trace; a further job into the same DIR gets DIR/job_2, and so on.

@@ -24,7 +24,7 @@ class FitCommand:
 Fits latency, rate and reduction cost of this machine's collectives, with intervals, residuals and
 held-out error, and writes them to a machine profile, which `commprof predict` picks up.
 
-  python -m commprof.microbench all_reduce all_gather --nproc 2,4 -e 64M --json bench.json
+  commprof microbench all_reduce all_gather --nproc 2,4 -e 64M --json bench.json
   commprof fit bench.json                    per operation, over all world sizes and sizes
   commprof fit RUN RUN_WITH_HOOK             from recorded steps; what the hook costs as well
   commprof fit RUN --link-bandwidth 1Gbps --link-latency 20us

@@ -7,6 +7,7 @@ import os
 import sys
 from pathlib import Path
 
+from commprof import invocation
 from commprof.commands.options.parser import Parser
 from commprof.commands.options.run_arguments import add_arguments
 from commprof.commands.running.run_checks import checked_subjects, world_sizes_of
@@ -19,12 +20,12 @@ _DESCRIPTION = """\
 Writes the file that starts a script, or a built-in workload, under commprof on a cluster, to read,
 change and submit:
 
-  python -m commprof launch-files --target slurm --nodes 4 --nproc-per-node 8 \\
+  commprof launch-files --target slurm --nodes 4 --nproc-per-node 8 \\
       --output /shared/run1 train.py --lr 0.1 > job.sbatch
   sbatch job.sbatch
-  python -m commprof report /shared/run1
+  commprof report /shared/run1
 
-  python -m commprof launch-files --target slurm --nodes 4 --nproc-per-node 8 \\
+  commprof launch-files --target slurm --nodes 4 --nproc-per-node 8 \\
       --output /shared/run2 -- --workload transformer --steps 50 > sweep.sbatch
 
 The second trains the workload at 4, 8, 16 and 32 ranks; behind -- it takes the options of commprof
@@ -82,7 +83,9 @@ class LaunchFilesCommand:
         missing = [name for name in needed if getattr(args, name) is None]
         if missing:
             options = ", ".join("--" + name.replace("_", "-") for name in missing)
-            raise UsageError(f"{options} missing; commprof launch-files --help has an example")
+            raise UsageError(
+                f"{options} missing; {invocation.command('launch-files', '--help')} has an example"
+            )
         script = args.script[1:] if args.script[:1] == ["--"] else args.script
         if script and script[0].startswith("--"):
             _check_options(script, args.nodes, args.nproc_per_node)
@@ -119,7 +122,7 @@ class LaunchFilesCommand:
 
 def _check_options(words: list[str], nodes: int, ranks_per_node: int) -> None:
     """Refuses here what ``commprof run`` would refuse on every node, if these are its options."""
-    parser = Parser(prog="commprof launch-files ... --")
+    parser = Parser(prog="commprof run")
     add_arguments(parser)
     given = parser.parse_args(words)
     if given.script is not None:

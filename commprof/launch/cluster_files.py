@@ -13,6 +13,7 @@ import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from commprof import invocation
 from commprof.errors import UsageError
 from commprof.launch.yaml_text import yaml_text
 
@@ -134,6 +135,7 @@ def slurm(job: ClusterJob) -> str:
     command = _torchrun(job, node, first)
     if job.is_workload:
         command = _run(job, node, f"{first}:{job.port}", job.directory)
+    report = invocation.command("report", shlex.quote(job.directory), anywhere=True)
     lines += [
         f"mkdir -p {shlex.quote(job.directory)}",
         'hosts=$(scontrol show hostnames "$SLURM_JOB_NODELIST")',
@@ -141,7 +143,7 @@ def slurm(job: ClusterJob) -> str:
         "export first",
         # Each node's shell fills in its own number.
         f"srun --kill-on-bad-exit=1 bash -c {shlex.quote(command)}",
-        f"echo {shlex.quote(f'Report: python -m commprof report {job.directory}')}",
+        f"echo {shlex.quote(f'Report: {report}')}",
     ]
     return "\n".join(lines) + "\n"
 

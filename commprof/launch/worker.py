@@ -26,6 +26,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import record
 
+from commprof import invocation
 from commprof.compressors import parse
 from commprof.errors import CommprofError, UsageError
 from commprof.launch.job import Job, Plan, write_json
@@ -266,7 +267,7 @@ def _is_from_a_peer(error: Exception) -> bool:
 def main() -> None:
     """Run the rank that the environment names, of the job file in argv."""
     if len(sys.argv) != 2:
-        sys.exit("usage: python -m commprof.launch.worker JOB.json")
+        sys.exit(f"usage: {invocation.module('commprof.launch.worker')} JOB.json")
     try:
         record(run_rank)(sys.argv[1])
     except CommprofError as error:

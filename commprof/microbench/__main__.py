@@ -10,7 +10,7 @@ from commprof.door import enter
 def _load() -> Callable[[], int]:
     from commprof.commands import main_of
 
-    return lambda: main_of("microbench", "python -m commprof.microbench")
+    return lambda: main_of("microbench")
 
 
 if __name__ == "__main__":

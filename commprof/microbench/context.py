@@ -24,11 +24,17 @@ _START = {
 }
 
 
+def _arguments() -> list[str]:
+    """Of this process, whichever of its doors it was started by."""
+    words = sys.argv[1:]
+    return words[1:] if words[:1] == ["microbench"] else words
+
+
 def context(plan: Plan, clocks: int) -> dict[str, Any]:
     """Machine, versions, and the policies of measuring. clocks: how many the ranks have."""
     return {
         "timestamp": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "command": shlex.join(["python", "-m", "commprof.microbench", *sys.argv[1:]]),
+        "command": shlex.join(["commprof", "microbench", *_arguments()]),
         "commprof": __version__,
         "git_commit": git_commit(),
         "python": sys.version.split()[0],

@@ -6,6 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from commprof import invocation
 from commprof.errors import CommprofError, UsageError
 from commprof.monitor.monitor import run_monitor
 from commprof.monitor.settings import add_arguments, settings_of
@@ -13,7 +14,9 @@ from commprof.monitor.settings import add_arguments, settings_of
 
 def main() -> int:
     """Watches until the job's process ends, or a signal ends it."""
-    parser = argparse.ArgumentParser(prog="python -m commprof.monitor", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog=invocation.module("commprof.monitor"), description=__doc__
+    )
     parser.add_argument("run", type=Path, metavar="RUN", help="the run directory of the job")
     parser.add_argument("--of-process", default="", help=argparse.SUPPRESS)
     parser.add_argument("--this-job", action="store_true", help=argparse.SUPPRESS)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from commprof import invocation
 from commprof.analysis.intervals import Interval
 from commprof.analysis.next_step import WORTH_A_LOOK
 from commprof.analysis.run_command import taken_apart
@@ -124,7 +125,7 @@ def _under_env(coded: str, cap_mb: str) -> str:
     """The job with variables in the place of the trial's; COMMAND starts it, as before."""
     given = ((HOOK_VARIABLE, coded), (BUCKET_CAP_VARIABLE, cap_mb))
     words = [f"{name}={shlex.quote(value)}" for name, value in given if value]
-    words += [f"{TRIAL_VARIABLE}=", "python -m commprof env --output DIR -- COMMAND"]
+    words += [f"{TRIAL_VARIABLE}=", invocation.command("env", "--output", "DIR", "--", "COMMAND")]
     return " ".join(words)
 
 

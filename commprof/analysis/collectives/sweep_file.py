@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from commprof import invocation
 from commprof.analysis.collectives.sweep import OverlapRow, RowKey, SweepResult, SweepRow
 from commprof.errors import UsageError
 from commprof.files import read_json
@@ -56,7 +57,8 @@ def read_sweep(path: Path) -> SweepResult:
         raise UsageError(f"{path} is no JSON file: {error}") from None
     if not isinstance(value, dict) or value.get("kind") != KIND:
         raise UsageError(
-            f"{path} is no result of a sweep; write one with commprof microbench ... --json FILE"
+            f"{path} is no result of a sweep; write one with "
+            + invocation.command("microbench", "...", "--json", "FILE")
         )
     if value.get("schema_version") != SCHEMA_VERSION:
         raise UsageError(

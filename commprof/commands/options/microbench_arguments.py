@@ -12,11 +12,11 @@ DESCRIPTION = f"""\
 Measures collectives alone, without a training job: latency and bandwidth by message size, in
 nccl-tests' words, on gloo, NCCL, MPI, or commprof's own backend, with the data verified.
 
-  python -m commprof.microbench all_reduce --nproc 2              8 bytes to 128 MB, gloo
-  python -m commprof.microbench all_reduce all_gather --nproc 2,4,8 -b 1K -e 64M -f 4
-  python -m commprof.microbench all_reduce --nproc 2 --backend commprof --json shm.json
-  python -m commprof.microbench --hook fp16 --hook topk:ratio=0.01 --nproc 2 -b 1M -e 64M
-  python -m commprof.microbench all_reduce --nproc 2 --overlap    what compute hides of it
+  commprof microbench all_reduce --nproc 2              8 bytes to 128 MB, gloo
+  commprof microbench all_reduce all_gather --nproc 2,4,8 -b 1K -e 64M -f 4
+  commprof microbench all_reduce --nproc 2 --backend commprof --json shm.json
+  commprof microbench --hook fp16 --hook topk:ratio=0.01 --nproc 2 -b 1M -e 64M
+  commprof microbench all_reduce --nproc 2 --overlap    what compute hides of it
   torchrun --nproc-per-node 4 -m commprof.microbench all_reduce   ranks that torchrun starts
   commprof compare A.json B.json                                  is it faster than before?
 

@@ -18,18 +18,18 @@ DESCRIPTION = (
 Trains a workload at several world sizes, under DistributedDataParallel or another strategy,
 records every collective in every rank, and reports throughput, scaling, and where each step went.
 
-  python -m commprof.run --nproc 8                     1, 2, 4 and 8 ranks, transformer
-  python -m commprof.run --nproc 4 --scaling strong    the global batch stays the same
-  python -m commprof.run --nproc 2 --workload timed:backward_ms=10,gradient_mb=25
-                                                       sleeps of known length: try the tool
-  python -m commprof.run --world-sizes 2 --steps 50 --json result.json
-  python -m commprof.run --nproc 4 train.py --lr 0.1   your own script, unchanged, on 4 ranks
-  python -m commprof.run --nproc 4 --watchdog auto train.py     names what it hangs on, see
-                                                       docs/watchdog.md
-  python -m commprof.run --nnodes 2 --node-rank 0 --nproc 4 --output /shared/run \\
-      --rdzv-endpoint first-host:29500                 on each of two machines, with its number
+  commprof run --nproc 8                     1, 2, 4 and 8 ranks, transformer
+  commprof run --nproc 4 --scaling strong    the global batch stays the same
+  commprof run --nproc 2 --workload timed:backward_ms=10,gradient_mb=25
+                                             sleeps of known length: try the tool
+  commprof run --world-sizes 2 --steps 50 --json result.json
+  commprof run --nproc 4 train.py --lr 0.1   your own script, unchanged, on 4 ranks
+  commprof run --nproc 4 --watchdog auto train.py     names what it hangs on, see
+                                             docs/watchdog.md
+  commprof run --nnodes 2 --node-rank 0 --nproc 4 --output /shared/run \\
+      --rdzv-endpoint first-host:29500       on each of two machines, with its number
   torchrun --nproc-per-node 4 -m commprof.run --workload mlp     as torchrun's ranks, or srun's
-  python -m commprof.run --config run.yaml --dry-run   options from a file; what would be launched
+  commprof run --config run.yaml --dry-run   options from a file; what would be launched
 
 Workloads, as NAME or NAME:key=value,key=value; "/" separates values per layer:
   transformer   vocab=2048,d_model=256,heads=4,layers=2,feedforward=512,sequence=128,
@@ -49,16 +49,16 @@ Strategies, as --strategy NAME; of several, as ddp,fsdp, each is run and all are
   fsdp          everything in parts: parameters gathered block by block, gradients scattered
   hsdp          fsdp within groups of ranks, hsdp:shard=0 in each (0: commprof chooses)
 
-  python -m commprof.run --nproc 4 --strategy ddp,fsdp --workload resnet50
-  python -m commprof.run --nproc 2 --accumulate 4 --precision bf16 --clip-norm 1
+  commprof run --nproc 4 --strategy ddp,fsdp --workload resnet50
+  commprof run --nproc 2 --accumulate 4 --precision bf16 --clip-norm 1
 See docs/workloads.md and docs/strategies.md.
 
 Gradient compressors, as --hook NAME or --hook NAME:option=value,option=value:
 """
     + help_text()
     + """
-  python -m commprof.run --nproc 2 --hook int8                the transformer, int8 gradients
-  python -m commprof.run --nproc 2 --hook topk:ratio=0.001 train.py      the same for a script
+  commprof run --nproc 2 --hook int8                the transformer, int8 gradients
+  commprof run --nproc 2 --hook topk:ratio=0.001 train.py      the same for a script
 Options of those that compress: feedback=0|1, start_step=N, checksum=0|1, hierarchical=0|1; of all:
 measure_every=N. See docs/compressors.md.
 
@@ -68,8 +68,8 @@ what to change, if anything. Candidates are compressors, as above, and
     + candidates.help_text()
     + """
 alone or joined by "+". More rounds make it surer: rounds=8,block=6,warmup=2 steps, shuffle=SEED.
-  python -m commprof.run --nproc 2 --trial fp16,int8,topk:ratio=0.01,bucket-cap=5 train.py
-  python -m commprof.run --nproc 2 --trial int8,bucket-cap=5,int8+bucket-cap=5,rounds=12
+  commprof run --nproc 2 --trial fp16,int8,topk:ratio=0.01,bucket-cap=5 train.py
+  commprof run --nproc 2 --trial int8,bucket-cap=5,int8+bucket-cap=5,rounds=12
 See docs/trials.md.
 
 A file for --config holds one `option: value` a line, such as `nproc: 4`, `strategy: [ddp, fsdp]`,
@@ -77,7 +77,7 @@ A file for --config holds one `option: value` a line, such as `nproc: 4`, `strat
 See docs/launching.md.
 
 To watch the job while it runs: commprof top RUN, or metrics for Prometheus, TensorBoard or a file:
-  python -m commprof.run --nproc 2 --metrics --metrics-jsonl metrics.jsonl train.py
+  commprof run --nproc 2 --metrics --metrics-jsonl metrics.jsonl train.py
 See docs/monitoring.md.
 """
 )

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol
 
+from commprof import invocation
 from commprof.errors import RankFailedError, UsageError
 from commprof.interrupts import ends_at_once
 from commprof.launch.rendezvous import Meeting
@@ -123,7 +124,8 @@ class WorkloadSubject:
         plan, memory = job.plan(), model_memory(job, local_ranks)
         shortage = memory.shortage(local_ranks, available_bytes()) if job.backend != "nccl" else ""
         return Preview(
-            "python -m commprof.launch.worker, forked from one server that has imported torch",
+            f"{invocation.module('commprof.launch.worker')}, forked from one server that has "
+            "imported torch",
             {"OMP_NUM_THREADS": str(job.threads_per_rank)},
             (
                 f"{plan.steps} steps of {job.accumulate} x {plan.per_rank_batch} samples per rank, "

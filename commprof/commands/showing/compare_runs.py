@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
+from commprof import invocation
 from commprof.analysis.compare import RunComparison, compare_runs
 from commprof.analysis.run import analyse_in_detail
 from commprof.commands.options.terminal import prose_width, table_width
@@ -62,8 +64,9 @@ def _check_one_run(run: Path) -> None:
 
 def _trial_refused(run: Path) -> UsageError:
     return UsageError(
-        f"{run} holds a trial, whose candidates share its steps: commprof report {run} compares "
-        "them; compare runs that were made without a trial"
+        f"{run} holds a trial, whose candidates share its steps: "
+        f"{invocation.command('report', shlex.quote(str(run)))} compares them; compare runs that "
+        "were made without a trial"
     )
 
 

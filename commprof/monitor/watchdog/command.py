@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from types import FrameType
 
+from commprof import invocation
 from commprof.errors import CommprofError
 from commprof.monitor.watchdog.duties import Duty
 from commprof.monitor.watchdog.flames import FlameDuty, parse_ranks
@@ -26,7 +27,7 @@ by hand beside a job that records into DIR, and ended at any time: the job does 
 def main() -> int:
     """Watches until the job, or the launcher, is over."""
     parser = argparse.ArgumentParser(
-        prog="python -m commprof.monitor.watchdog",
+        prog=invocation.module("commprof.monitor.watchdog"),
         description=_DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

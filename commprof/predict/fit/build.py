@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from typing import Any
 
+from commprof import invocation
 from commprof.errors import CommprofError
 from commprof.predict.fit.calibrate import calibrate
 from commprof.predict.fit.cost_model import CostCurve
@@ -57,8 +58,8 @@ def build_profile(
         raise CommprofError(
             "; ".join(left_out)
             or "nothing here says what an all-reduce costs; give a run of 2 "
-            "ranks or more without a hook, or a file of python -m commprof.microbench all_reduce "
-            "--json FILE"
+            "ranks or more without a hook, or a file of "
+            + invocation.command("microbench", "all_reduce", "--json", "FILE")
         )
     profile = MachineProfile(
         links={

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from commprof import invocation
 from commprof.errors import CommprofError
 from commprof.predict.fit.cost_model import CostCurve, HeldOut, Piece
 from commprof.predict.fit.points import Point
@@ -60,7 +61,8 @@ def _fit(op: str, backend: str, points: Sequence[Point]) -> CostCurve:
         sizes = ", ".join(f"{size:g}" for size in np.unique(data.size_bytes))
         raise CommprofError(
             f"{op} on {backend} was measured at {sizes} bytes only; latency and rate need "
-            f"{_LEAST_SIZES} sizes or more: python -m commprof.microbench {op} -b 1K -e 64M -f 4"
+            f"{_LEAST_SIZES} sizes or more: "
+            + invocation.command("microbench", op, "-b", "1K", "-e", "64M", "-f", "4")
         )
     if op == "barrier":
         return _barrier(backend, data)

@@ -15,8 +15,10 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import shlex
 from dataclasses import dataclass
 
+from commprof import invocation
 from commprof.predict.fit.cost_model import CostCurve
 from commprof.predict.fit.regression import Line
 
@@ -39,6 +41,11 @@ _ONE_PHASE_RANKS = 2
 _FEWEST_OWNERS = 4
 #: The backend cuts a bucket into so many chunks at least, and has some between hosts at a time.
 _CHUNKS, _CHUNKS_IN_FLIGHT = 8, 2
+
+
+def recording(label: str) -> str:
+    """The command that records a run with this hook, from which its cost can be fitted."""
+    return invocation.command("run", "--world-sizes", "2", "--hook", shlex.quote(label))
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,13 @@ import numpy.typing as npt
 from commprof.analysis.collectives.compression import CompressionRow
 from commprof.errors import CommprofError
 from commprof.predict.fit.cost_model import OTHER_HOST, CostCurve
-from commprof.predict.fit.hook_costs import EXCHANGES, HIERARCHICAL, HookCost, HookFigures
+from commprof.predict.fit.hook_costs import (
+    EXCHANGES,
+    HIERARCHICAL,
+    HookCost,
+    HookFigures,
+    recording,
+)
 from commprof.predict.fit.regression import Line, robust_line
 from commprof.predict.replay.exchange import exchange
 from commprof.predict.replay.schedule import Schedule
@@ -68,7 +74,7 @@ def fit_hook(
     if not mine or ranks < 2:
         raise CommprofError(
             f"hook {label}: no compressed bucket of 2 ranks or more was recorded; record one with "
-            f"python -m commprof.run --world-sizes 2 --hook {label}"
+            + recording(label)
         )
     size = np.array([float(row.gradient_bytes) for row in mine])
     payload = np.array([row.payload_bytes for row in mine])

@@ -9,10 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from commprof import invocation
 from commprof.analysis.collectives.sweep_file import KIND, SCHEMA_VERSION
 from commprof.errors import CommprofError
 from commprof.files import read_json
 from commprof.predict.fit.cost_model import OTHER_HOST, SAME_HOST
+from commprof.predict.fit.hook_costs import recording
 from commprof.predict.replay.algorithms import OPERATIONS, canonical
 
 _FIELDS = ("op", "world_size", "backend", "size_bytes", "time_us")
@@ -75,7 +77,7 @@ def read_points(path: Path) -> Measurement:
     if not isinstance(document, dict) or document.get("kind") != KIND:
         raise CommprofError(
             f"{path} is no result of a microbenchmark; write one with "
-            "python -m commprof.microbench OP --json FILE"
+            + invocation.command("microbench", "OP", "--json", "FILE")
         )
     if document.get("schema_version") != SCHEMA_VERSION:
         raise CommprofError(
@@ -86,7 +88,7 @@ def read_points(path: Path) -> Measurement:
     if not isinstance(rows, list) or not rows:
         raise CommprofError(
             f"{path} has no rows of a microbenchmark; write one with "
-            "python -m commprof.microbench OP --json FILE"
+            + invocation.command("microbench", "OP", "--json", "FILE")
         )
     context = document.get("context")
     context = context if isinstance(context, dict) else {}
@@ -122,7 +124,7 @@ def _left_out(path: Path, rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     if hooks:
         yield (
             f"{path}: {', '.join(hooks)}; what a hook costs is fitted to a recorded run with it: "
-            f"python -m commprof.run --world-sizes 2 --hook {hooks[0].removeprefix('hook:')}"
+            + recording(hooks[0].removeprefix("hook:"))
         )
     wrong = sum(bool(row.get("wrong")) for row in rows)
     if wrong:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from commprof import invocation
 from commprof.analysis.collectives.compression import CompressionRow, compression_rows
 from commprof.errors import CommprofError
 from commprof.predict.fit.regression import Line, robust_line
@@ -92,7 +93,7 @@ def base_of(
         wanted = "2 ranks or more" if world_size is None else f"{world_size} ranks"
         raise CommprofError(
             f"no step of {wanted} can be replayed (recorded: {sizes}); record one with "
-            "python -m commprof.run --world-sizes 2"
+            + invocation.command("run", "--world-sizes", "2")
             + "".join(f"\n  left out: {reason}" for reason in refused)
         )
     free = [each for each in usable if each.schedule.placement.crowding() == 1.0]

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from commprof import invocation
 from commprof.errors import CommprofError
-from commprof.predict.fit.hook_costs import HookCost
+from commprof.predict.fit.hook_costs import HookCost, recording
 from commprof.predict.fit.links import ScenarioLink, scenario_link
 from commprof.predict.fit.machine_profile import MachineProfile
 from commprof.predict.fit.measured_range import outside_of
@@ -184,7 +185,7 @@ def _hook(hooks: Mapping[str, HookCost], label: str) -> HookCost:
     known = ", ".join(hooks) or "none"
     raise CommprofError(
         f"hook {label!r} was not measured (known to this profile: {known}); record it and fit the "
-        f"run too: python -m commprof.run --world-sizes 2 --hook {label}"
+        "run too: " + recording(label)
     )
 
 
@@ -233,7 +234,8 @@ def _batch_factor(schedule: Schedule, compute_by_batch: Line | None, scenario: S
     if not schedule.batch.per_rank or compute_by_batch is None:
         raise CommprofError(
             "strong scaling needs to know how compute depends on the batch, and the run has one "
-            "batch size; record two: python -m commprof.run --world-sizes 1,2 --scaling strong"
+            "batch size; record two: "
+            + invocation.command("run", "--world-sizes", "1,2", "--scaling", "strong")
         )
     fixed, per_sample = compute_by_batch
     recorded = schedule.batch.per_rank

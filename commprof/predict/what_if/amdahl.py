@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from commprof import invocation
 from commprof.errors import CommprofError
 
 
@@ -55,7 +56,7 @@ def fit_amdahl(samples_per_s: Mapping[int, float]) -> AmdahlFit:
         sizes = ", ".join(map(str, sorted(samples_per_s))) or "none"
         raise CommprofError(
             f"an Amdahl fit with residuals needs 1 rank and two more world sizes (recorded: "
-            f"{sizes}); python -m commprof.run --world-sizes 1,2,4"
+            f"{sizes}); {invocation.command('run', '--world-sizes', '1,2,4')}"
         )
     base = samples_per_s[1]
     ranks = np.array(sorted(n for n in samples_per_s if n > 1), dtype=np.float64)

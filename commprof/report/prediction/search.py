@@ -6,7 +6,9 @@ import math
 import textwrap
 from collections.abc import Iterator, Sequence
 
+from commprof import invocation
 from commprof.predict.fit.held_out import ModelError
+from commprof.predict.fit.hook_costs import recording
 from commprof.predict.replay.scenario import Prediction
 from commprof.predict.what_if.optimize import Candidate, Search
 from commprof.report.plain_text import printable
@@ -116,8 +118,8 @@ def _missing(search: Search) -> Iterator[str]:
         other = "other " if len(search.hooks) > 1 else ""
         yield (
             f"- No {other}hook's cost was measured, so none was compared. Record the run with one "
-            "and fit both: python -m commprof.run --world-sizes 2 --hook fp16 --output "
-            "RUN_WITH_HOOK, then commprof fit RUN RUN_WITH_HOOK."
+            f"and fit both: {recording('fp16')} --output RUN_WITH_HOOK, then "
+            f"{invocation.command('fit', 'RUN', 'RUN_WITH_HOOK')}."
         )
     reasons: dict[tuple[str | None, str], list[float]] = {}
     for each in search.refused:

@@ -70,7 +70,7 @@ def test_two_nodes_write_into_one_directory(
     words += ["--port", str(free_port()), "--cpus-per-rank", "1", "-o", str(batch), str(script)]
     assert main(["launch-files", "--target", "slurm", *words]) == 0
     done = submitted(batch, tmp_path / "bin")
-    assert done.stdout.splitlines()[-1] == f"Report: python -m commprof report {shared}"
+    assert done.stdout.splitlines()[-1] == f"Report: commprof report {shared}"
     assert sorted(path.name for path in shared.glob("*.trace")) == ["rank_0.trace", "rank_1.trace"]
 
     capsys.readouterr()

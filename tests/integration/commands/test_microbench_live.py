@@ -75,7 +75,7 @@ def test_figures_follow_from_the_samples(swept: Any) -> None:
 
 def test_the_context_says_where_and_how(swept: Any) -> None:
     context = swept[1]["context"]
-    assert context["command"].startswith("python -m commprof.microbench all_reduce")
+    assert context["command"].startswith("commprof microbench all_reduce")
     assert context["backend"] == "gloo"
     assert (context["sync"], context["hosts"]) == ("barrier", 1)
     assert context["machine"]["usable_cpu_count"] == len(os.sched_getaffinity(0))

@@ -21,7 +21,7 @@ from tests.support.machines.commands import RUN, call
 def test_help_teaches() -> None:
     done = call(*RUN, "--help")
     assert (done.returncode, done.stderr) == (0, "")
-    assert "python -m commprof.run --nproc 8" in done.stdout
+    assert "commprof run --nproc 8" in done.stdout
     text = re.sub(r"\s+", " ", done.stdout)
     for name in WORKLOAD_NAMES:
         options = type(parse_spec(name)).options_type()

@@ -237,7 +237,7 @@ def test_a_wrapped_script_that_exits_with_a_code_says_so_and_where_its_traces_ar
         COMMPROF_OUT=str(tmp_path / "run"),
     )
     assert done.returncode == 1
-    assert done.stderr.count(f"python -m commprof report {tmp_path / 'run'}") == 1
+    assert done.stderr.count(f"commprof report {tmp_path / 'run'}") == 1
     for rank in (0, 1):
         trace = read_trace(tmp_path / f"run/rank_{rank}.trace")
         assert trace.metadata["ending"]["error"] == "SystemExit: 5"

@@ -45,7 +45,7 @@ def test_much_of_it_asks_for_a_trial() -> None:
     found = advised(run(), world(2))
     assert found.advice.endswith("is measured on the job's own steps by:")
     assert found.command == (
-        "python -m commprof.run --nproc 2 --trial fp16,int8,topk:ratio=0.01,bucket-cap=5"
+        "commprof run --nproc 2 --trial fp16,int8,topk:ratio=0.01,bucket-cap=5"
     )
 
 
@@ -67,7 +67,7 @@ def test_several_machines_are_asked_for_a_trial_on_each() -> None:
         "with a new directory that all of them see:"
     )
     assert found.command == (
-        "python -m commprof.run --nproc 2 --trial fp16,int8,topk:ratio=0.01,bucket-cap=5 "
+        "commprof run --nproc 2 --trial fp16,int8,topk:ratio=0.01,bucket-cap=5 "
         "--nnodes 2 --node-rank N --rdzv-endpoint first:29500 --output NEW --seed 3"
     )
 
@@ -155,12 +155,12 @@ def test_one_rank_has_nothing_to_exchange() -> None:
         (
             "python -m commprof.run --world-sizes 1,2,4 --steps=50 --seed 3 --output x",
             {},
-            "python -m commprof.run --nproc 4 --trial T --seed 3",
+            "commprof run --nproc 4 --trial T --seed 3",
         ),
         (
             "python -m commprof run --nproc 4 -m job.train --steps 50 --output 'a b'",
             {"script": ["-m", "job.train", "--steps", "50", "--output", "a b"]},
-            "python -m commprof run --nproc 4 --trial T -m job.train --steps 50 --output 'a b'",
+            "commprof run --nproc 4 --trial T -m job.train --steps 50 --output 'a b'",
         ),
         (
             "commprof run --nproc 4 --seed 3 train.py --mode x",
@@ -182,13 +182,13 @@ def test_one_rank_has_nothing_to_exchange() -> None:
             # As a step of Slurm has it: nodes and numbers are the step's.
             "python -m commprof.run --rdzv-endpoint a:1 --world-sizes 2,4 --seed 3",
             {"nodes": 2},
-            "python -m commprof.run --nproc 2 --trial T --nnodes 2 --node-rank N "
+            "commprof run --nproc 2 --trial T --nnodes 2 --node-rank N "
             "--rdzv-endpoint a:1 --output NEW --seed 3",
         ),
         (
             "python -m commprof.run --workload mlp",
             {"nodes": 4},
-            "python -m commprof.run --nproc 1 --trial T --nnodes 4 --node-rank N "
+            "commprof run --nproc 1 --trial T --nnodes 4 --node-rank N "
             "--rdzv-endpoint HOST:PORT --output NEW --workload mlp",
         ),
         ("python train.py", {}, ""),

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -30,6 +32,26 @@ def test_else_its_own_programs_are_named(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.chdir(OWN.parent)
     assert invocation.command("top", "RUN") == "bin/commprof top RUN"
     assert invocation.pip("py-spy") == "bin/python -m pip install py-spy"
+
+
+def test_a_module_is_started_by_this_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert invocation.module("commprof.monitor.watchdog") == "python -m commprof.monitor.watchdog"
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    monkeypatch.chdir(OWN.parent)
+    assert (
+        invocation.module("commprof.monitor.watchdog") == "bin/python -m commprof.monitor.watchdog"
+    )
+
+
+def test_examples_of_a_help_text_are_typed_as_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = 'The commprof of old.\n  commprof top RUN\n  eval "$(commprof env)"\n  sh commprof x\n'
+    assert invocation.examples(text) == text
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    monkeypatch.chdir(OWN.parent)
+    assert invocation.examples(text) == (
+        "The commprof of old.\n  bin/commprof top RUN\n"
+        '  eval "$(bin/commprof env)"\n  sh commprof x\n'
+    )
 
 
 def test_without_an_installation_python_is_named(
@@ -68,3 +90,37 @@ def test_the_hints_of_a_report_can_be_run(
     assert hint is not None
     done = subprocess.run([*shlex.split(hint[1]), "--help"], env=environment, capture_output=True)
     assert done.returncode == 0
+
+
+PACKAGE = Path(invocation.__file__).parent
+#: How a command was written where it was not asked for here.
+LITERAL = re.compile(r"python3? -m \.?(commprof|pip)|pip install|\.venv/")
+
+
+def shown_strings(source: str) -> Iterator[str]:
+    """All strings of a module but the docstrings."""
+    tree = ast.parse(source)
+    own = [
+        node.body[0].value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+        and ast.get_docstring(node) is not None
+        and isinstance(node.body[0], ast.Expr)
+    ]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in own:
+            yield node.value
+
+
+def test_no_other_module_writes_a_command_out() -> None:
+    found = {
+        (file.relative_to(PACKAGE).as_posix(), text)
+        for file in PACKAGE.rglob("*.py")
+        if file.name not in ("invocation.py", "_native.py")  # which names pip's options, too
+        for text in shown_strings(file.read_text())
+        if LITERAL.search(text)
+    }
+    assert found == set()
+    sources = [*PACKAGE.parent.glob("csrc/**/*.cpp"), *PACKAGE.parent.glob("csrc/**/*.h")]
+    assert sources
+    assert [file for file in sources if "-m commprof" in file.read_text()] == []

@@ -135,7 +135,7 @@ def test_too_few_sizes_are_left_out() -> None:
     curves, left_out = fit_curves(points("all_reduce", (2,)) + few)
     assert [curve.op for curve in curves] == ["all_reduce"]
     assert len(left_out) == 1
-    assert "3 sizes or more: python -m commprof.microbench broadcast" in left_out[0]
+    assert "3 sizes or more: commprof microbench broadcast" in left_out[0]
 
 
 def test_outside_the_measured_range() -> None:

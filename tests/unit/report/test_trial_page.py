@@ -25,7 +25,7 @@ def test_the_trial_comes_first_and_no_means_follow() -> None:
 def test_its_tables_and_what_applies_it_are_on_both_pages() -> None:
     for text in (page.render(REPORT, sample()), markdown.render(REPORT, sample())):
         assert "int8" in text
-        assert "To apply it: python -m commprof.run" in text
+        assert "To apply it: commprof run" in text
         assert "pays below" in text
         assert "Each technique alone and combined" in text
         assert "took no part: its graph is static" in text

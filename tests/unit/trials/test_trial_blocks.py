@@ -116,7 +116,7 @@ def test_the_result_follows_from_the_traces() -> None:
     assert headroom.wire_bytes == 0
     assert headroom.exposed_ms == 0
     assert result.verdict.answer == "use"
-    assert result.verdict.apply == "python -m commprof.run --hook int8"
+    assert result.verdict.apply == "commprof run --hook int8"
     assert int8.break_even is not None
     assert int8.no_break_even is None
 

@@ -38,7 +38,7 @@ def test_a_clear_winner_is_recommended_with_its_interval() -> None:
     assert use.startswith("Use int8: a step is 50.0 % [")
     assert "2.00 times as fast" in use
     assert "changes gradients by 0.01 of their length (cosine 0.9999)" in price
-    assert verdict.apply == "python -m commprof.run --nproc 2 --hook int8 train.py"
+    assert verdict.apply == "commprof run --nproc 2 --hook int8 train.py"
 
 
 def test_under_ten_percent_of_headroom_it_stops() -> None:
@@ -150,7 +150,7 @@ def test_too_few_rounds_say_nothing() -> None:
         (
             "topk:ratio=0.01",
             dataclasses.replace(RUN, command="python -m commprof.run --trial=a,b --nproc 4"),
-            "python -m commprof.run --hook topk:ratio=0.01 --nproc 4",
+            "commprof run --hook topk:ratio=0.01 --nproc 4",
         ),
         (
             "int8",
@@ -160,7 +160,7 @@ def test_too_few_rounds_say_nothing() -> None:
         (
             "int8",
             Setting("python -m commprof run --output=x --trial int8 --json y --seed 3", True),
-            "python -m commprof run --hook int8 --seed 3",
+            "commprof run --hook int8 --seed 3",
         ),
         (
             "int8",
@@ -179,27 +179,27 @@ def test_too_few_rounds_say_nothing() -> None:
         (
             "int8",
             Setting("train.py", False),
-            "COMMPROF_HOOK=int8 COMMPROF_TRIAL= python -m commprof env --output DIR -- COMMAND; "
+            "COMMPROF_HOOK=int8 COMMPROF_TRIAL= commprof env --output DIR -- COMMAND; "
             "or, where the script itself began the trial: "
             'commprof.attach(ddp, hook=commprof.compressors.parse("int8"))',
         ),
-        ("bucket-cap=5", RUN, "python -m commprof.run --nproc 2 --bucket-cap-mb 5 train.py"),
+        ("bucket-cap=5", RUN, "commprof run --nproc 2 --bucket-cap-mb 5 train.py"),
         (
             "int8+bucket-cap=5",
             RUN,
-            "python -m commprof.run --nproc 2 --hook int8 --bucket-cap-mb 5 train.py",
+            "commprof run --nproc 2 --hook int8 --bucket-cap-mb 5 train.py",
         ),
         (
             "bucket-cap=5",
             Setting("train.py", False),
-            "COMMPROF_BUCKET_CAP_MB=5 COMMPROF_TRIAL= python -m commprof env --output DIR -- "
+            "COMMPROF_BUCKET_CAP_MB=5 COMMPROF_TRIAL= commprof env --output DIR -- "
             "COMMAND; or, where the script itself began the trial: "
             "DistributedDataParallel(model, bucket_cap_mb=5)",
         ),
         (
             "topk:ratio=0.01+bucket-cap=2.5",
             Setting("train.py", False),
-            "COMMPROF_HOOK=topk:ratio=0.01 COMMPROF_BUCKET_CAP_MB=2.5 COMMPROF_TRIAL= python -m "
+            "COMMPROF_HOOK=topk:ratio=0.01 COMMPROF_BUCKET_CAP_MB=2.5 COMMPROF_TRIAL= "
             "commprof env --output DIR -- COMMAND; or, where the script itself began the trial: "
             'commprof.attach(ddp, hook=commprof.compressors.parse("topk:ratio=0.01")); and '
             "DistributedDataParallel(model, bucket_cap_mb=2.5)",
