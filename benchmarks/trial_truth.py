@@ -58,8 +58,8 @@ from benchmarks.trial_truth_demands import TRIALS, demands, is_disturbed, summar
 from commprof.launch.job import Job
 from commprof.trace import columns
 from commprof.trace.run.run_directory import read_world, world_directory
-from commprof.trials.analyse import analyse_trial
 from commprof.trials.candidates import BASELINE
+from commprof.trials.found import analyse_trial
 from commprof.trials.plan import parse_trial
 from tests.support.machines import netns
 

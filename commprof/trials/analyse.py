@@ -1,18 +1,16 @@
-"""From a run directory to the result of its trial."""
+"""From the traces of a world size to the result of the trial that it holds."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from commprof.analysis.align.interfaces import own_metadata
-from commprof.analysis.align.turns import in_turns, trial_of
+from commprof.analysis.align.turns import trial_of
 from commprof.analysis.intervals import Interval, center
-from commprof.trace.run.run_directory import WorldRun, read_context, read_world
+from commprof.trace.run.run_directory import WorldRun
 from commprof.trials.blocks import PARTS, Figures, figures, no_figures
 from commprof.trials.break_even import Costs, break_even, no_break_even
 from commprof.trials.candidates import BASELINE, CONTROL, HEADROOM, Candidate
@@ -37,29 +35,6 @@ _HEADROOM_PLACE = 2
 _ROLES = {BASELINE: "baseline", CONTROL: "control", HEADROOM: "headroom"}
 #: Bits per ns are Gbit/s.
 _BITS = 8.0
-
-
-def analyse_trial(directory: Path) -> TrialResult | None:
-    """The trial of a run; None where there was none.
-
-    Raises:
-        CommprofError: ``directory`` is no run.
-    """
-    context = read_context(directory)
-    for world_size in context["world_sizes"]:
-        run = read_world(directory, world_size)
-        if in_turns(run):
-            return analyse_world_trial(run, context)
-    return None
-
-
-def no_trial(directory: Path) -> str:
-    """Returns why no trial began in a run that was asked for one, as the end of a sentence."""
-    for world_size in read_context(directory)["world_sizes"]:
-        for trace in read_world(directory, world_size).traces.values():
-            if found := own_metadata(trace, "no_trial"):
-                return str(found["reason"])
-    return "no rank said why; see what they printed"
 
 
 def analyse_world_trial(run: WorldRun, context: Mapping[str, Any]) -> TrialResult:

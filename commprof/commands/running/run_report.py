@@ -16,7 +16,7 @@ from commprof.errors import CommprofError
 from commprof.report.plain_text import printable
 from commprof.report.sections.reproduce import repeating_command
 from commprof.trace.run.run_directory import CONFIG_FILE, strategy_directories
-from commprof.trials.analyse import no_trial
+from commprof.trials.found import no_trial
 
 
 def show_run(

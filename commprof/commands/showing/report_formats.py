@@ -1,4 +1,7 @@
-"""The formats of ``commprof report`` that show a run step by step, and what it costs."""
+"""The formats of ``commprof report`` that show a run step by step, and what it costs.
+
+Renderers are imported where they render: the tables in a terminal need none of these.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +19,11 @@ from commprof.analysis.strategies import strategy_rows
 from commprof.analysis.verdict import verdict
 from commprof.commands.running.price import add_price_arguments, price_of
 from commprof.errors import CommprofError, UsageError
-from commprof.report import markdown
-from commprof.report.export import as_csv, as_parquet
 from commprof.report.export.rows import CANDIDATES, TABLES
 from commprof.report.full_report import ComparedStrategies, FullReport
-from commprof.report.html import page
 from commprof.report.plain_text import printable
 from commprof.trace.run.run_directory import PREDICTIONS_FILE, strategy_directories
-from commprof.trials.analyse import analyse_trial
+from commprof.trials.found import analyse_trial
 
 #: Formats that hold rows.
 _ROWS = ("csv", "parquet")
@@ -89,9 +89,15 @@ def rendered(args: argparse.Namespace) -> str | bytes:
     report = replace(_full(args.run, args), predictions=_predictions(args))
     trial = analyse_trial(args.run)
     if args.format == "markdown":
+        from commprof.report import markdown
+
         return markdown.render(report, trial)
     if args.format == "html":
+        from commprof.report.html import page
+
         return page.render(report, trial)
+    from commprof.report.export import as_csv, as_parquet
+
     render = as_csv.render if args.format == "csv" else as_parquet.render
     return render(report, args.rows or "", trial)
 
@@ -99,8 +105,11 @@ def rendered(args: argparse.Namespace) -> str | bytes:
 def _strategies(places: Sequence[Path], args: argparse.Namespace) -> str:
     reports = tuple(_full(place, args) for place in places)
     rows = strategy_rows([report.result for report in reports])
-    render = page.render_strategies if args.format == "html" else markdown.render_strategies
-    return render(ComparedStrategies(reports, rows))
+    if args.format == "html":
+        from commprof.report.html.page import render_strategies
+    else:
+        from commprof.report.markdown import render_strategies
+    return render_strategies(ComparedStrategies(reports, rows))
 
 
 def _full(run: Path, args: argparse.Namespace) -> FullReport:

@@ -1,10 +1,13 @@
-"""What a run directory shows: one run, or the runs of several strategies side by side."""
+"""What a run directory shows: one run, or the runs of several strategies side by side.
+
+Renderers are imported where they render, so that no other's is loaded.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from commprof.analysis.cost import Cost
 from commprof.analysis.run import analyse_in_detail
@@ -12,13 +15,11 @@ from commprof.analysis.scaling import RunResult
 from commprof.analysis.strategies import StrategyRow, strategy_rows
 from commprof.analysis.verdict import Verdict, verdict
 from commprof.errors import UsageError
-from commprof.report import table
-from commprof.report.export import as_json
-from commprof.report.strategies import table as strategies_table
-from commprof.report.trial import table as trial_table
 from commprof.trace.run.run_directory import strategy_directories
-from commprof.trials.analyse import analyse_trial
-from commprof.trials.result import TrialResult
+from commprof.trials.found import analyse_trial
+
+if TYPE_CHECKING:
+    from commprof.trials.result import TrialResult
 
 
 class Shown(Protocol):
@@ -58,14 +59,20 @@ class _Run:
     trial: TrialResult | None
 
     def text(self, width: int, tables: int | None = None) -> str:
+        from commprof.report import table
+
         if self.trial is None:
             return table.render(self.result, width, self.verdict, tables)
+        from commprof.report.trial import table as trial_table
+
         # Means over steps that candidates shared would be nobody's.
         about, found = self.result.context["description"], table.notes(self.result)
         text = trial_table.render(self.trial, about, width, found, tables)
         return "\n\n".join([text.rstrip("\n"), *table.incidents_block(self.result, width)]) + "\n"
 
     def json(self, cost: Cost | None = None) -> str:
+        from commprof.report.export import as_json
+
         return as_json.render(self.result, cost, self.trial, self.verdict)
 
     @property
@@ -80,6 +87,8 @@ class _Comparison:
     verdicts: tuple[Verdict | None, ...]
 
     def text(self, width: int, tables: int | None = None) -> str:
+        from commprof.report.strategies import table as strategies_table
+
         return strategies_table.render(self.results, self.rows, width, self.verdicts, tables)
 
     def json(self, cost: Cost | None = None) -> str:
@@ -87,6 +96,8 @@ class _Comparison:
             raise UsageError(
                 "--price-per-hour is for one strategy: name its directory in the run's"
             )
+        from commprof.report.export import as_json
+
         return as_json.render_strategies(list(self.results.values()), self.rows, self.verdicts)
 
     @property

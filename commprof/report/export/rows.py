@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from commprof.analysis.collectives.kinds import CollectiveRow, Spread
 from commprof.analysis.rank_summary import StepParts
 from commprof.analysis.step.detail import PARTS
 from commprof.errors import UsageError
 from commprof.report.full_report import FullReport
-from commprof.report.trial.rows import candidate_rows
-from commprof.trials.result import TrialResult
+
+if TYPE_CHECKING:
+    from commprof.trials.result import TrialResult
 
 Row = dict[str, Any]
 
@@ -46,6 +47,8 @@ def rows(report: FullReport, table: str, trial: TrialResult | None = None) -> li
             f"{', '.join(left)}"
         )
     if trial is not None and table == CANDIDATES:
+        from commprof.report.trial.rows import candidate_rows
+
         return list(candidate_rows(trial))
     return list(TABLES[table](report))
 

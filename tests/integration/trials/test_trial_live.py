@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from commprof.trace.reader import read_trace
-from commprof.trials.analyse import analyse_trial
+from commprof.trials.found import analyse_trial
 from commprof.trials.plan import parse_trial
 from tests.support.machines.commands import RUN, call
 from tests.support.machines.netns import Hosts

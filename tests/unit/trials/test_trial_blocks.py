@@ -13,8 +13,9 @@ import pytest
 from commprof.analysis.align.turns import trial_of
 from commprof.commands import main
 from commprof.trace.schema import Kind, Phase
-from commprof.trials.analyse import analyse_trial, analyse_world_trial
+from commprof.trials.analyse import analyse_world_trial
 from commprof.trials.blocks import _later_over_earlier, figures
+from commprof.trials.found import analyse_trial
 from commprof.trials.plan import parse_trial
 from tests.support.builders.results import context
 from tests.support.builders.run_directories import write_run

@@ -1,0 +1,67 @@
+"""``commprof report`` loads what its tables need and nothing else: that is most of its time."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.builders.run_directories import ranks_of, write_run
+
+PROGRAM = """
+import sys
+from commprof.commands import main
+try:
+    code = main(sys.argv[1:])
+except SystemExit as end:
+    code = end.code
+print(*sorted(sys.modules), file=sys.stderr)
+raise SystemExit(code)
+"""
+#: Belong to training, to live views, to pages, or to other commands.
+OTHERS = (
+    *("torch", "rich", "jinja2", "http", "asyncio", "multiprocessing", "prometheus_client"),
+    *("commprof._C", "commprof.capture", "commprof.compressors", "commprof.launch"),
+    *("commprof.monitor", "commprof.monitor", "commprof.predict", "commprof.report.html"),
+    *("commprof.report.markdown", "commprof.report.prediction", "commprof.report.trial"),
+    *("commprof.report.export.as_json", "commprof.trials.analyse", "commprof.trials.result"),
+)
+
+
+def loaded(*words: str) -> set[str]:
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, *words], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    return set(done.stderr.split())
+
+
+def others(modules: set[str]) -> set[str]:
+    """Of the modules, those that are in one of ``OTHERS``."""
+    return {name for name in modules if name.startswith(tuple(f"{one}." for one in OTHERS))} | (
+        modules & set(OTHERS)
+    )
+
+
+def test_the_tables_of_a_run(tmp_path: Path) -> None:
+    write_run(tmp_path / "run", ranks_of(2, 5))
+    modules = loaded("report", str(tmp_path / "run"))
+    assert {"numpy", "tabulate", "commprof.report.table"} <= modules
+    assert others(modules) == set()
+
+
+def test_a_page_loads_what_draws_it(tmp_path: Path) -> None:
+    """And the list above does name modules that exist."""
+    write_run(tmp_path / "run", ranks_of(2, 5))
+    modules = loaded("report", str(tmp_path / "run"), "--format", "html")
+    assert "commprof.report.html.page" in others(modules)
+    assert not modules & {"torch", "rich", "http.server", "multiprocessing"}
+
+
+@pytest.mark.parametrize("option", ["--help", "--version"])
+def test_help_needs_no_numpy(option: str) -> None:
+    modules = loaded(option)
+    assert "commprof.commands" in modules
+    assert not modules & {"numpy", "torch", "yaml", "commprof.analysis"}
