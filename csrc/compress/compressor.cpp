@@ -7,17 +7,17 @@
 #include <set>
 #include <stdexcept>
 
-#include "compress/channel.h"
-#include "compress/half_scale.h"
-#include "compress/handshake.h"
-#include "compress/plain_mean.h"
+#include "compress/codecs/half_scale.h"
+#include "compress/exchange/channel.h"
+#include "compress/exchange/handshake.h"
 #include "compress/quality.h"
 #include "compress/residuals.h"
-#include "compress/scheme.h"
+#include "compress/schemes/plain_mean.h"
+#include "compress/schemes/scheme.h"
 #include "compress/sent_log.h"
 #include "compress/settings.h"
 #include "compress/withheld.h"
-#include "kernels/compare.h"
+#include "kernels/linear/compare.h"
 
 namespace commprof::compress {
 

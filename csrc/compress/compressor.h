@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "compress/bucket.h"
-#include "compress/transport.h"
+#include "compress/exchange/transport.h"
 
 namespace commprof::compress {
 

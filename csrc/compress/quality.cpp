@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "kernels/compare.h"
+#include "kernels/linear/compare.h"
 
 namespace commprof::compress {
 

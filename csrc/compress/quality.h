@@ -3,7 +3,7 @@
 #pragma once
 
 #include "compress/bucket.h"
-#include "compress/scheme.h"
+#include "compress/schemes/scheme.h"
 #include "compress/scratch.h"
 
 namespace commprof::compress {

@@ -5,9 +5,9 @@
 #include <sstream>
 #include <stdexcept>
 
-#include "compress/block_scheme.h"
-#include "compress/power_sgd.h"
-#include "compress/top_k.h"
+#include "compress/schemes/block_scheme.h"
+#include "compress/schemes/power_sgd.h"
+#include "compress/schemes/top_k.h"
 #include "core/fnv1a.h"
 
 namespace commprof::compress {

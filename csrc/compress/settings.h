@@ -5,8 +5,8 @@
 #include <memory>
 
 #include "compress/compressor.h"
-#include "compress/scheme.h"
-#include "compress/wire.h"
+#include "compress/exchange/wire.h"
+#include "compress/schemes/scheme.h"
 
 namespace commprof::compress {
 

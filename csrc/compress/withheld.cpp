@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "kernels/compare.h"
+#include "kernels/linear/compare.h"
 
 namespace commprof::compress {
 

@@ -9,7 +9,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "kernels/combine.h"
+#include "kernels/linear/combine.h"
 #include "shm/team.h"
 
 namespace commprof::shm {

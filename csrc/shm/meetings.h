@@ -5,7 +5,7 @@
 #include <cstring>
 #include <string>
 
-#include "kernels/combine.h"
+#include "kernels/linear/combine.h"
 #include "shm/team.h"
 
 namespace commprof::shm {

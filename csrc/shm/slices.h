@@ -8,7 +8,7 @@
 #include <span>
 #include <vector>
 
-#include "kernels/combine.h"
+#include "kernels/linear/combine.h"
 #include "shm/team.h"
 
 namespace commprof::shm {

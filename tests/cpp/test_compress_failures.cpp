@@ -1,7 +1,7 @@
 // What compressors do with gradients that are not finite, with ranks that
 // disagree, with damaged messages and with a transport that fails.
 #include "check.h"
-#include "compress/wire.h"
+#include "compress/exchange/wire.h"
 #include "compress_world.h"
 #include "core/trace_format.h"
 

@@ -3,9 +3,9 @@
 #include <numeric>
 
 #include "check.h"
-#include "compress/choices.h"
+#include "compress/schemes/choices.h"
 #include "compress_world.h"
-#include "kernels/sparse.h"
+#include "kernels/linear/sparse.h"
 
 using namespace commprof::compress;
 

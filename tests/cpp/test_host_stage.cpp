@@ -1,6 +1,6 @@
 // Compression between hosts only: the mean over all ranks, the same bits
 // everywhere, on hosts of equal and unequal size.
-#include "compress/host_stage.h"
+#include "compress/exchange/host_stage.h"
 
 #include <memory>
 #include <thread>

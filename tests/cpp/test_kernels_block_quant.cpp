@@ -2,7 +2,7 @@
 #include <limits>
 
 #include "kernel_cases.h"
-#include "kernels/block_quant.h"
+#include "kernels/blocks/block_quant.h"
 
 using namespace commprof::kernels;
 using namespace kernel_cases;

@@ -2,7 +2,7 @@
 #include <limits>
 
 #include "kernel_cases.h"
-#include "kernels/cast.h"
+#include "kernels/blocks/cast.h"
 
 using namespace commprof::kernels;
 using namespace kernel_cases;

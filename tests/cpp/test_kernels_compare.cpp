@@ -2,7 +2,7 @@
 #include <limits>
 
 #include "kernel_cases.h"
-#include "kernels/compare.h"
+#include "kernels/linear/compare.h"
 #include "kernels/parallel.h"
 
 using namespace commprof::kernels;

@@ -6,9 +6,9 @@
 #include <thread>
 
 #include "kernel_cases.h"
-#include "kernels/block_quant.h"
-#include "kernels/cast.h"
-#include "kernels/compare.h"
+#include "kernels/blocks/block_quant.h"
+#include "kernels/blocks/cast.h"
+#include "kernels/linear/compare.h"
 #include "kernels/parallel.h"
 
 using namespace commprof::kernels;

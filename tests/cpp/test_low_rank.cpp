@@ -1,4 +1,4 @@
-#include "kernels/low_rank.h"
+#include "kernels/linear/low_rank.h"
 
 #include <algorithm>
 #include <cmath>

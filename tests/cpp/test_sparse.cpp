@@ -1,4 +1,4 @@
-#include "kernels/sparse.h"
+#include "kernels/linear/sparse.h"
 
 #include <bit>
 #include <cmath>

@@ -1,4 +1,4 @@
-#include "kernels/topk.h"
+#include "kernels/topk/topk.h"
 
 #include <bit>
 #include <cmath>
@@ -8,7 +8,7 @@
 #include "check.h"
 #include "kernel_levels.h"
 #include "kernels/parallel.h"
-#include "kernels/topk_search.h"
+#include "kernels/topk/topk_search.h"
 #include "topk_arrays.h"
 
 using namespace commprof::kernels;

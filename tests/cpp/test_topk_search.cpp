@@ -1,12 +1,12 @@
 // How the search goes about it: passes, memory, seeds and sizes. What it finds
 // is held against a reference in test_topk.cpp.
-#include "kernels/topk.h"
+#include "kernels/topk/topk.h"
 
 #include <random>
 
 #include "check.h"
 #include "kernel_levels.h"
-#include "kernels/topk_search.h"
+#include "kernels/topk/topk_search.h"
 #include "topk_arrays.h"
 
 using namespace commprof::kernels;

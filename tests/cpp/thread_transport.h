@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "check.h"
-#include "compress/transport.h"
+#include "compress/exchange/transport.h"
 
 namespace commprof::compress {
 

@@ -34,7 +34,7 @@ EXCHANGES = {
 _PIECE_BYTES = 1 << 20
 #: Messages of a bucket that follow each other: its header, then one per phase. Each goes to all
 #: ranks at once (``Channel::exchange``), so there are as many for any number of ranks but that two
-#: phases are one up to ``_ONE_PHASE_RANKS`` (``inOnePhase()`` in ``compress/block_scheme.cpp``).
+#: phases are one up to ``_ONE_PHASE_RANKS`` (``inOnePhase()`` in ``block_scheme.cpp``).
 _MESSAGES = {TWO_PHASE: 3, GATHER: 2}
 _ONE_PHASE_RANKS = 2
 #: Ranks from which top-k may go by owners (``SplitGather::canPay``).

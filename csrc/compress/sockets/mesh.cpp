@@ -8,7 +8,7 @@
 #include <limits>
 #include <system_error>
 
-#include "compress/transport.h"
+#include "compress/exchange/transport.h"
 
 namespace commprof::net {
 

@@ -5,8 +5,8 @@
 #include <memory>
 #include <span>
 
+#include "compress/exchange/transport.h"
 #include "compress/sockets/mesh.h"
-#include "compress/transport.h"
 
 namespace commprof::net {
 

@@ -6,7 +6,7 @@
 
 #include <vector>
 
-#include "kernels/block_quant.h"
+#include "kernels/blocks/block_quant.h"
 #include "torch/compress/compression_bindings.h"
 #include "torch/compress/kernel_tensors.h"
 

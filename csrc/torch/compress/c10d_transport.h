@@ -8,7 +8,7 @@
 #include <span>
 #include <string>
 
-#include "compress/transport.h"
+#include "compress/exchange/transport.h"
 
 namespace c10d {
 class ProcessGroup;

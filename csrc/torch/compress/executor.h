@@ -11,8 +11,8 @@
 #include <string>
 
 #include "compress/compressor.h"
-#include "compress/host_stage.h"
-#include "compress/transport.h"
+#include "compress/exchange/host_stage.h"
+#include "compress/exchange/transport.h"
 #include "core/task_thread.h"
 
 namespace commprof {

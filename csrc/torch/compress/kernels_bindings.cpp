@@ -10,10 +10,10 @@
 #include <string>
 #include <vector>
 
-#include "kernels/cast.h"
+#include "kernels/blocks/cast.h"
 #include "kernels/level.h"
 #include "kernels/parallel.h"
-#include "kernels/topk.h"
+#include "kernels/topk/topk.h"
 #include "torch/compress/compression_bindings.h"
 #include "torch/compress/kernel_tensors.h"
 

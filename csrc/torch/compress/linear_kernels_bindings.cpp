@@ -6,7 +6,7 @@
 
 #include <string>
 
-#include "kernels/low_rank.h"
+#include "kernels/linear/low_rank.h"
 #include "torch/compress/compression_bindings.h"
 #include "torch/compress/kernel_tensors.h"
 

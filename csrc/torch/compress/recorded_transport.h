@@ -7,7 +7,7 @@
 #include <memory>
 #include <span>
 
-#include "compress/transport.h"
+#include "compress/exchange/transport.h"
 
 namespace c10d {
 class ProcessGroup;

@@ -7,7 +7,7 @@
 #include <cstddef>
 #include <optional>
 
-#include "kernels/combine.h"
+#include "kernels/linear/combine.h"
 
 namespace commprof {
 

@@ -1,0 +1,37 @@
+// Every value goes, in fewer bits: in two phases (two_phase.h), or in one
+// (one_phase.h) where that sends no more.
+//
+// Without a residual, which would have to stay as it was, nobody looks first
+// for values that are not finite: a piece that has some says so in its note
+// (piece_note.h).
+#pragma once
+
+#include <memory>
+
+#include "compress/codecs/block_codec.h"
+#include "compress/codecs/block_job.h"
+#include "compress/exchange/pieces.h"
+#include "compress/schemes/scheme.h"
+
+namespace commprof::compress {
+
+class BlockScheme : public Scheme {
+ public:
+  BlockScheme(std::unique_ptr<BlockCodec> codec, size_t piece_bytes);
+
+  Look look(const Draft& draft) override;
+  void run(Job& job) override;
+  void addSent(const Sent& sent, std::span<const Slot> slots, float* dense)
+      override;
+  uint64_t wireBytes(std::span<const Slot> slots, size_t n, int world)
+      const override;
+
+ private:
+  Pieces piecesOf(size_t n, int world, size_t trailer) const;
+
+  std::unique_ptr<BlockCodec> codec_;
+  size_t piece_bytes_;
+  BlockScratch scratch_;
+};
+
+} // namespace commprof::compress
