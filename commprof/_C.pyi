@@ -6,6 +6,7 @@ Native capture of commprof, built for one torch version.
 from __future__ import annotations
 
 import collections.abc
+import os
 import typing
 
 import torch
@@ -604,14 +605,14 @@ def simd_level() -> str:
     """
 
 def start(
-    trace_path: str,
-    ring_prefix: str,
+    trace_path: os.PathLike[str] | str | bytes,
+    ring_prefix: os.PathLike[str] | str | bytes,
     metadata_json: str,
     session: typing.SupportsInt | typing.SupportsIndex,
     ring_capacity: typing.SupportsInt | typing.SupportsIndex = 16384,
     flush_interval_ms: typing.SupportsInt | typing.SupportsIndex = 200,
     mode: typing.SupportsInt | typing.SupportsIndex = 2,
-    control_path: str = "",
+    control_path: os.PathLike[str] | str | bytes = "",
     switch_signal: typing.SupportsInt | typing.SupportsIndex = 0,
 ) -> None:
     """

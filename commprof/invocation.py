@@ -53,10 +53,22 @@ def _program(name: str, module: tuple[str, ...], anywhere: bool) -> list[str]:
     return [_typed(Path(sys.executable), anywhere), *module]
 
 
+def quoted(word: str | os.PathLike[str]) -> str:
+    """A word as a shell takes it; with bytes that no terminal shows, in bash's ``$'...'``."""
+    text = os.fspath(word)
+    if text.isprintable():
+        return shlex.quote(text)
+    shown = (
+        chr(byte) if 32 <= byte < 127 and chr(byte) not in "'\\" else f"\\x{byte:02x}"
+        for byte in os.fsencode(text)
+    )
+    return f"$'{''.join(shown)}'"
+
+
 def _typed(program: Path, anywhere: bool) -> str:
     """Relative to this directory, where it lies in it."""
     try:
         near = program.relative_to(os.getcwd())
     except (ValueError, OSError):
-        return shlex.quote(str(program))
-    return shlex.quote(str(program if anywhere else near))
+        return quoted(program)
+    return quoted(program if anywhere else near)

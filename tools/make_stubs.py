@@ -31,6 +31,7 @@ def generate() -> str:
     # Values of constants are not part of the interface; torch's version is one of them.
     text = re.sub(r"^(\w+: (?:str|int)) = .*$", r"\1", text, flags=re.M)
     text = re.sub(r"^(\w+): tuple = .*$", r"\1: tuple[str, ...]", text, flags=re.M)
+    text = re.sub(r"os\.PathLike\b(?!\[)", "os.PathLike[str]", text)
     text = text.replace("*args)", "*args: object)")  # pybind11 knows no more, mypy wants more
     return _ruff("format", _ruff("check", HEADER + text, "--fix-only", "--select=I"))
 

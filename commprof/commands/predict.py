@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import math
-import shlex
 import sys
 from pathlib import Path
 
@@ -213,6 +212,6 @@ def _print(
         print(prediction_table.render(answers, base, source, refused, *widths), end="")
     kept = args.run / PREDICTIONS_FILE
     if keep_text(kept, document):
-        page = invocation.command("report", shlex.quote(str(args.run)), "--format", "html")
+        page = invocation.command("report", invocation.quoted(args.run), "--format", "html")
         said = f"commprof: {kept} is for {page}"
         print(printable(said), file=sys.stderr)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import shlex
 import sys
 from pathlib import Path
 
@@ -112,7 +111,7 @@ def _tables(args: argparse.Namespace) -> str:
     if cost is not None:
         text += f"\n{cost_table.section(cost, width, tables)}\n"
     jobs = [
-        f"Another job recorded here: {invocation.command('report', shlex.quote(str(job)))}\n"
+        f"Another job recorded here: {invocation.command('report', invocation.quoted(job))}\n"
         for job in other_jobs(args.run)
     ]
     again = _again(args.run)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import shlex
 import sys
 from pathlib import Path
 
@@ -115,6 +114,6 @@ def _monitor(directory: Path, metrics: Settings) -> None:
         print(
             f"commprof: {problem}"
             if problem
-            else f"Live: {invocation.command('top', shlex.quote(str(directory)))}",
+            else f"Live: {invocation.command('top', invocation.quoted(directory))}",
             file=sys.stderr,
         )

@@ -3,6 +3,7 @@
 // GIL: held throughout, except in calls that do file I/O or join a thread.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
+#include <pybind11/stl/filesystem.h>
 #include <torch/csrc/distributed/c10d/python_comm_hook.h>
 #include <torch/csrc/utils/pybind.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
@@ -105,26 +106,26 @@ PYBIND11_MODULE(COMMPROF_MODULE, m) {
   m.def("now_ns", &nowNs, "CLOCK_MONOTONIC in nanoseconds.");
   m.def(
       "start",
-      [](const std::string& trace_path,
-         const std::string& ring_prefix,
+      [](const std::filesystem::path& trace_path, // it need not be UTF-8
+         const std::filesystem::path& ring_prefix,
          const std::string& metadata_json,
          uint64_t session,
          uint64_t ring_capacity,
          uint32_t flush_interval_ms,
          uint8_t mode,
-         const std::string& control_path,
+         const std::filesystem::path& control_path,
          int switch_signal) {
         const py::gil_scoped_release release;
         clearDevices();
         Recorder::instance().start(
-            {trace_path,
-             ring_prefix,
+            {trace_path.string(),
+             ring_prefix.string(),
              metadata_json,
              session,
              ring_capacity,
              flush_interval_ms,
              Mode(mode),
-             control_path,
+             control_path.string(),
              switch_signal});
       },
       "Opens the trace and enables capture.",

@@ -21,6 +21,7 @@ import torch.distributed as dist
 
 from commprof.capture.python.marker import OpenMarker, PythonMarker
 from commprof.capture.python.trace_file import PythonTraceFile
+from commprof.printable import printable
 from commprof.trace import schema
 from commprof.trace.schema import BlockType, Kind
 
@@ -108,7 +109,7 @@ class PythonRecorder:
         self._pending.clear()
         self._documents_written = self._written = self._dropped = 0
         self._complained = False
-        self._path = trace_path
+        self._path = printable(trace_path)
         self._file = file
         self.flush()
         self._wake.clear()

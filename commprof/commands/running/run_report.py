@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import shlex
 import sys
 from pathlib import Path
 
@@ -43,7 +42,7 @@ def show_run(
     if json_file is not None:
         keep_text(json_file, shown.json(paid))
         print(f"JSON: {json_file}")
-    again = invocation.command("report", shlex.quote(str(directory)))
+    again = invocation.command("report", invocation.quoted(directory))
     print(f"Run directory: {directory}\nShow it again: {again}")
     print(f"Run it again: {repeating_command(directory / CONFIG_FILE, args.nnodes)}")
     if args.trial and not shown.has_trial and not failed:

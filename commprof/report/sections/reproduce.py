@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ def repeating_command(config: Path, nodes: int, directory: str = "") -> str:
     """
     elsewhere = directory not in ("", os.getcwd())
     given = config.absolute() if elsewhere else config
-    command = invocation.command("run", "--config", shlex.quote(str(given)), anywhere=elsewhere)
+    command = invocation.command("run", "--config", invocation.quoted(given), anywhere=elsewhere)
     return command if nodes == 1 else f"{command} --output NEW --node-rank N"
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import shlex
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -73,7 +72,7 @@ def render(
     ]
     found += [
         f"{result.context.get('strategy')}'s own report: "
-        + invocation.command("report", shlex.quote(str(place)))
+        + invocation.command("report", invocation.quoted(place))
         for place, result in results.items()
     ]
     blocks.append("\n".join(_bullet(note, width) for note in found))

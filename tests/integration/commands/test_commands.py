@@ -218,3 +218,15 @@ def test_an_interrupt_ends_everything_and_shows_what_there_is(tmp_path: Path) ->
     assert "* 2 ranks: interrupted" in done.stdout
     assert rings_of(run) == []
     assert processes_of(run) == []
+
+
+@pytest.mark.parametrize("native", ["1", "0"])
+def test_a_run_directory_need_not_be_utf8(tmp_path: Path, native: str) -> None:
+    run = os.fsdecode(os.fsencode(tmp_path) + b"/run\xff")
+    options = ["--world-sizes", "1", "--steps", "3", "--overhead-steps", "0", "--workload", TIMED]
+    done = call(*RUN, *options, "--output", run, timeout_s=120, COMMPROF_NATIVE=native)
+    assert done.returncode == 0, done.stderr
+    assert f"$'{tmp_path}/run\\xff'" in done.stdout
+    report = call("-m", "commprof", "report", run, "--format", "json")
+    (world,) = json.loads(report.stdout)["runs"]
+    assert world["num_processes"] == 1

@@ -124,3 +124,13 @@ def test_no_other_module_writes_a_command_out() -> None:
     sources = [*PACKAGE.parent.glob("csrc/**/*.cpp"), *PACKAGE.parent.glob("csrc/**/*.h")]
     assert sources
     assert [file for file in sources if "-m commprof" in file.read_text()] == []
+
+
+def test_words_with_bytes_that_no_terminal_shows_can_be_copied() -> None:
+    assert invocation.quoted(Path("/a b/run")) == "'/a b/run'"
+    for name in ("/tmp/\udcff", "/tmp/it's\n\\\udce4"):
+        shown = invocation.quoted(name)
+        assert shown.isascii()
+        assert shown.isprintable()
+        typed = subprocess.run(["bash", "-c", f"printf %s {shown}"], capture_output=True)
+        assert typed.stdout == os.fsencode(name)
