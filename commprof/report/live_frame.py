@@ -67,7 +67,7 @@ def _table(ranks: Sequence[RankState], width: int) -> list[str]:
     return [
         *lines,
         "",
-        f"Times in ms, means of {steps}. exposed = wait + wire + what is not known.",
+        f"Times in ms, means of {steps}. exposed = wait + transfer + what is not known.",
     ]
 
 
@@ -157,7 +157,7 @@ _COLUMNS: Final = (
     _Column("other", _of_step(lambda t: t.other_s), 8),
     _Column("exposed", _of_step(lambda t: t.exposed_s)),
     _Column("wait", _of_step(lambda t: t.wait_s), 1),
-    _Column("wire", _of_step(lambda t: t.wire_s), 2),
+    _Column("transfer", _of_step(lambda t: t.wire_s), 2),
     _Column("hidden", _of_step(lambda t: t.hidden_s), 5),
     _Column("all_reduce p50", _quantile("recent_p50_s"), 6),
     _Column("p99", _quantile("recent_p99_s"), 6),

@@ -115,7 +115,7 @@ METRICS: Final = (
     _counter(
         "exposed_seconds",
         "Time for which the training thread stood still for communication: waiting for the last "
-        "rank, wire time after that, or not known which (unsplit).",
+        "rank, transfer after that (wire), or not known which (unsplit).",
         values.exposed("total"),
     ),
     _counter(

@@ -108,7 +108,7 @@ def _members(name: str, column: Column) -> list[str]:
 
 
 def _arrows(track: Track, rows: slice, pid: int, tids: list[int], origin_ns: int) -> Iterator[str]:
-    """Arrows from the last rank to the others, which point to the part on the wire.
+    """Arrows from the last rank to the others, which point to the part that is the transfer.
 
     That part is a slice of its own within the collective's: Perfetto turns an arrow round if the
     slice that it leads to began before the one it comes from, as the whole collective did.
@@ -124,7 +124,7 @@ def _arrows(track: Track, rows: slice, pid: int, tids: list[int], origin_ns: int
             wire_ns, number = int(flows.wire_ns[row]), int(flows.received[row])
             at = microseconds(wire_ns - origin_ns)
             dur = microseconds(int(track.end_ns[row]) - wire_ns)
-            yield f'{{"ph":"X",{where},"ts":{at},"dur":{dur},"name":"on the wire","cat":"wire"}}'
+            yield f'{{"ph":"X",{where},"ts":{at},"dur":{dur},"name":"transfer","cat":"transfer"}}'
             at = microseconds(wire_ns + 1 - origin_ns)
             yield f'{{"ph":"f","bp":"e","id":{number},{where},"ts":{at},{_ARROW}}}'
 

@@ -29,7 +29,7 @@ step: median of the slowest rank (range that sampling and fit alone leave open: 
 for real steps, because the model's own error is not known); samples/s and efficiency have the range
 that follows from it."""
 _LEGEND = """\
-exposed = wait (for the last rank) + wire; hidden: communication under backward; in ms, with the
+exposed = wait (for the last rank) + transfer; hidden: communication under backward; in ms, with the
 range of sampling and fit alone, where it does not print as the figure itself. bounds: all
 communication hidden, none hidden. efficiency: a rank's own work over the step. to hide: what a link
 must carry so that all buckets but the last are hidden.
@@ -38,7 +38,7 @@ must carry so that all buckets but the last are hidden.
 _SCENARIO = ("ranks", "link\nGbit/s", "\nµs", "cap\nMiB", "hook")
 _HEADERS = (
     *(*_SCENARIO, "buckets", "step ms"),
-    *("exposed:\nwait", "\n+ wire", "hidden", "bounds\nms", "samples\n/s", "effi-\nciency"),
+    *("exposed:\nwait", "\n+ transfer", "hidden", "bounds\nms", "samples\n/s", "effi-\nciency"),
     *("sent MB\n/step", "to hide\nGbit/s"),
 )
 

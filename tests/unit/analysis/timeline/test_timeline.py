@@ -126,7 +126,7 @@ def test_arrows_lead_from_the_last_rank_to_those_that_waited(tmp_path: Path) -> 
     assert (sent[number]["pid"], received[number]["pid"]) == (1, 0)
     assert received[number]["ts"] == 7000.001  # within what follows in rank 0
     assert received[number]["bp"] == "e"
-    wire = [(e["pid"], e["ts"], e["dur"]) for e in slices(events, "wire")]
+    wire = [(e["pid"], e["ts"], e["dur"]) for e in slices(events, "transfer")]
     assert (0, 7000, 3000) in wire
 
 
@@ -136,7 +136,7 @@ def test_random_runs_keep_their_shape(seed: int, tmp_path: Path) -> None:
     events = events_of(save(run.ranks, tmp_path))
     by_lane: dict[tuple[int, int], list[Event]] = {}
     for event in events:
-        if event["ph"] == "X" and event["cat"] != "wire":
+        if event["ph"] == "X" and event["cat"] != "transfer":
             by_lane.setdefault((event["pid"], event["tid"]), []).append(event)
     for lane in by_lane.values():
         lane.sort(key=lambda e: (e["ts"], e["dur"]))
