@@ -47,6 +47,12 @@ class _Marker:
         self.end()
 
 
+@pytest.fixture(autouse=True)
+def nothing_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a new process: once a test before has compiled, what captures replace stays in place."""
+    monkeypatch.setattr(torch._dynamo.convert_frame, "FRAME_COUNTER", 0)
+
+
 @pytest.fixture
 def loop():  # type: ignore[no-untyped-def]
     made = Loop()
@@ -164,17 +170,20 @@ def test_what_a_scaler_leaves_out_ends_a_step(loop: Loop) -> None:
 
 
 def test_nothing_is_found_after_stop_and_nothing_stays_after_remove() -> None:
-    before = (torch.autograd.backward, torch.amp.GradScaler.step)
+    def functions() -> tuple[object, ...]:
+        return torch.autograd.backward, torch.amp.GradScaler.step
+
+    before = tuple(map(original_of, functions()))
     loop = Loop()
     loop.phases.install()
-    assert (torch.autograd.backward, torch.amp.GradScaler.step) != before
+    assert all(now is not then for now, then in zip(functions(), before, strict=True))
     loop.finder.stop()
     loop.optimizers[0].step()
     assert loop.steps() == []
     loop.phases.remove()
     loop.optimizers[0].step()
     assert loop.events == ["optimizer"]
-    assert (torch.autograd.backward, torch.amp.GradScaler.step) == before
+    assert functions() == before
 
 
 class Called:
@@ -189,7 +198,7 @@ def test_a_compiler_traces_no_phase_and_nothing_compiles_again_at_the_end(
 ) -> None:
     monkeypatch.setattr(Called, "forward", Called.forward)
     original, owner = Called.forward, Called()
-    ddp_forward = DistributedDataParallel.forward
+    ddp_forward = original_of(DistributedDataParallel.forward)
     phases = AutoPhases({name: recorder().PhaseMarker(0) for name in PHASES})
     phases.install()
     phases._patch(Called, "forward", recorder().PhaseMarker(1), lambda *_: nullcontext())
@@ -206,7 +215,7 @@ def test_a_compiler_traces_no_phase_and_nothing_compiles_again_at_the_end(
     assert len(compiles) == 1
     assert original_of(Called.forward) is original
     # A later capture puts its own in the place of what stayed, and nothing piles up.
-    torch._dynamo.convert_frame.FRAME_COUNTER = 0  # for the tests that follow too
+    torch._dynamo.convert_frame.FRAME_COUNTER = 0
     phases.install()
     phases.remove()
     assert DistributedDataParallel.forward is ddp_forward
