@@ -25,8 +25,6 @@ DEV   := $(VENV)/.dev
 # Training frameworks, in an environment over this one: what they bring changes nothing here.
 OTHERS_DIR := $(VENV)-integrations
 OTHERS     := $(OTHERS_DIR)/.done
-NEED_LIBRARIES := $(patsubst %,tests/integration/test_%.py,examples script_kinds shown_blocks \
-                  strategies_run) tests/unit/workloads/test_workload_lora.py tests/unit/workloads/test_images.py
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -44,8 +42,7 @@ test-all: $(BUILT) $(DEV) ## set up what is missing, then run all tests
 	$(BIN)/python -m pytest -q -m measures
 
 integrations: $(OTHERS) ## run what needs training frameworks, or other libraries of workloads
-	$(OTHERS_DIR)/bin/python -m pytest -q $(NEED_LIBRARIES) \
-	  -k "example or page or trainer or library or parse_spec or adapters or lora or images"
+	$(OTHERS_DIR)/bin/python -m pytest -q -m needs
 
 test-cpp: $(DEPS) ## run the core's own tests (SANITIZE=address,undefined or thread)
 	@$(BIN)/cmake -S . -B '$(CPP_DIR)' -G Ninja -DCMAKE_MAKE_PROGRAM='$(abspath $(BIN))/ninja' \
@@ -110,7 +107,7 @@ $(DEV): pyproject.toml | $(BUILT)
 
 $(OTHERS): pyproject.toml tools/over_environment.py | $(DEV)
 	@echo "training frameworks: $(OTHERS_DIR), about 1.5 GB on disk"
-	@$(BIN)/python tools/over_environment.py $(OTHERS_DIR) lightning ray hf lora qlora images
+	@$(BIN)/python tools/over_environment.py $(OTHERS_DIR) lightning ray hf lora qlora
 	@touch $@
 
 .PHONY: help run test test-all integrations test-cpp compilers lint format build stubs bench clean

@@ -1,4 +1,4 @@
-"""Skips that show: a test that needs a machine we are not on says so in the summary.
+"""What is left out shows: in the last lines of a run, with the command that runs it.
 
 And second tries that show: a test that measures may be disturbed by others on the machine. What
 is wrong fails every time; what the machine disturbed once succeeds, and the summary tells of it.
@@ -9,20 +9,32 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
+from tests.support.machines.programs import how_to_run, missing
+
 _TRIES_AGAIN = 2
+_DESELECTED = pytest.StashKey[list[pytest.Item]]()
 
 # As in an environment that is activated: commands are printed as `commprof ...`.
 os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    without = [item for item in items if missing(item)]
+    items[:] = [item for item in items if not missing(item)]
+    config.hook.pytest_deselected(items=without)
     for item in items:
         if item.get_closest_marker("measures"):
             item.add_marker(pytest.mark.flaky(reruns=_TRIES_AGAIN))
+
+
+def pytest_deselected(items: Iterable[pytest.Item]) -> None:
+    for item in items:
+        item.config.stash.setdefault(_DESELECTED, []).append(item)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -37,11 +49,18 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         pytest.skip("needs root and the ip command")
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    slow = [
-        item
-        for item in terminalreporter.stats.get("deselected", [])
-        if item.get_closest_marker("slow")
-    ]
-    if slow and "not slow" in terminalreporter.config.getoption("markexpr"):
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    # Under xdist the workers collect: `make test` ends with a run that has none.
+    deselected = config.stash.get(_DESELECTED, [])
+    without = [item for item in deselected if missing(item)]
+    slow = [item for item in deselected if item.get_closest_marker("slow") and item not in without]
+    if slow and "not slow" in config.getoption("markexpr"):
         terminalreporter.write_line(f"{len(slow)} slow tests were deselected: make test-all")
+    if without:
+        names = set().union(*map(missing, without))
+        terminalreporter.write_line(
+            f"{len(without)} tests of {', '.join(sorted(names))} were deselected: "
+            f"{how_to_run(names)}"
+        )

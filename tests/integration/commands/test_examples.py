@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import ast
-import importlib.util
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from tests.support.machines.problems import problems_of
 
 from commprof.analysis.run import analyse_run
+from tests.support.machines.programs import needs
 from tests.support.machines.shown import ROOT, blocks, run_shown
 
 pytestmark = pytest.mark.slow
@@ -49,11 +50,12 @@ def first_lines(name: str) -> list[str]:
     return [line for line in docstring.splitlines() if line.startswith(commands)]
 
 
-@pytest.mark.parametrize("name", EXAMPLES)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=needs(*it.needs)) for name, it in EXAMPLES.items()],
+)
 def test_an_example_is_recorded(name: str, tmp_path: Path) -> None:
     example = EXAMPLES[name]
-    if missing := [need for need in example.needs if importlib.util.find_spec(need) is None]:
-        pytest.skip(f"needs {', '.join(missing)}: make integrations")
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     train, show = first_lines(name)
 
@@ -65,7 +67,7 @@ def test_an_example_is_recorded(name: str, tmp_path: Path) -> None:
     (world,) = analyse_run(tmp_path / "commprof-trace").worlds
     assert (world.world_size, world.steps, world.steps_end) == (2, STEPS, "declared")
     assert not world.missing_ranks
-    assert not world.problems
+    assert problems_of(world) == []
     assert {row.op for row in world.collectives} >= example.operations
     assert world.samples_source == ("dataloader" if example.reads_batches else "")
     parts = world.parts

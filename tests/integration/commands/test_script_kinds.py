@@ -5,18 +5,19 @@ Each runs twice at the same time, plain and with ``commprof env`` in front.
 
 from __future__ import annotations
 
-import importlib.util
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from tests.support.machines.problems import problems_of
 
 from commprof.analysis.run import analyse_run
 from commprof.analysis.world import WorldResult
 from commprof.trace.reader import read_trace
 from tests.support.machines.commands import finish, start
+from tests.support.machines.programs import needs
 
 SCRIPTS = Path(__file__).parents[2] / "support" / "scripts"
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
@@ -71,6 +72,8 @@ class Kind:
     """A script, and what its trace must hold."""
 
     script: str
+    #: Libraries besides torch.
+    needs: tuple[str, ...] = field(default=(), kw_only=True)
     arguments: tuple[str, ...] = ()
     launcher: tuple[str, ...] = TORCHRUN
     steps: int = 8
@@ -95,7 +98,13 @@ KINDS = {
         operations=("all_gather_into_tensor", "reduce_scatter_tensor"),
         phases=("forward", "backward", "optimizer"),
     ),
-    "hf trainer": Kind("hf_trainer", ("{run}",), steps=12, samples_source="dataloader"),
+    "hf trainer": Kind(
+        "hf_trainer",
+        ("{run}",),
+        steps=12,
+        samples_source="dataloader",
+        needs=("transformers", "accelerate"),
+    ),
     "groups": Kind("groups", steps=12),
     "accumulate": Kind("loops", ("accumulate",)),
     "scaler": Kind("loops", ("scaler",)),
@@ -106,18 +115,18 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=needs(*kind.needs)) for name, kind in KINDS.items()]
+)
 def test_a_script_of_this_kind(name: str, tmp_path: Path) -> None:
     kind = KINDS[name]
-    if kind.script == "hf_trainer" and importlib.util.find_spec("transformers") is None:
-        pytest.skip("needs transformers and accelerate: pip install transformers accelerate")
     twice = run_twice(tmp_path, kind.script, *kind.arguments, launcher=kind.launcher)
     assert_unchanged(twice)
 
     world = twice.report()
     assert (world.world_size, world.steps) == (2, kind.steps)
     assert not world.missing_ranks
-    assert not world.problems
+    assert problems_of(world) == []
     assert not world.dropped_records
     assert (world.steps_end, world.samples_source) == (kind.steps_end, kind.samples_source)
     for rank in range(2):

@@ -6,7 +6,6 @@ a directory of its own, in which what it does not make itself is there already: 
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 import shlex
@@ -21,6 +20,7 @@ import pytest
 from commprof import _native
 from commprof.commands import main
 from commprof.launch.elastic import launch_function, stop_fork_server
+from tests.support.machines.programs import needs
 from tests.support.machines.shown import ROOT, Block, blocks
 from tests.support.ranks.shown_python import run_block
 
@@ -98,6 +98,11 @@ PYTHON = [block for block in blocks() if block.language == "python" and not of_e
 
 def name_of(block: Block) -> str:
     return f"{block.page}: {block.first_line[:50]}"
+
+
+def library_of(text: str) -> str:
+    """The library that it needs, of those that not everybody has."""
+    return next((library for words, library in NEEDS.items() if words in text), "")
 
 
 def reason(line: str) -> str | None:
@@ -196,16 +201,18 @@ def run_line(line: str, here: Path) -> int:
 
 
 def cases() -> list[object]:
-    return [pytest.param(block, block, id=name_of(block)) for block in TYPED]
+    return [
+        pytest.param(block, block, id=name_of(block))
+        for block in TYPED
+        if not all(map(reason, block.lines()))
+    ]
 
 
 @pytest.mark.skipif(_native.native is None, reason="some need what the Python capture lacks")
 @pytest.mark.parametrize(("block", "here"), cases(), indirect=["here"])
 def test_what_is_to_be_typed(block: Block, here: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    skipped = []
     for line in block.lines():
-        if why := reason(line):
-            skipped.append(f"{line}: {why}")
+        if reason(line):
             continue
         if "--predictions FILE" in line:
             assert run_line("commprof predict RUN --format json > FILE", here) == 0
@@ -213,23 +220,11 @@ def test_what_is_to_be_typed(block: Block, here: Path, capfd: pytest.CaptureFixt
             # The lines before measured A again: only its like can be compared.
             shutil.copy(here / "A.json", here / "B.json")
         check_line(line, here, capfd)
-    if len(skipped) == len(block.lines()):
-        pytest.skip("; ".join(skipped))
 
 
 def check_line(line: str, here: Path, capfd: pytest.CaptureFixture[str]) -> None:
     code = run_line(smaller(line, here), here)
     assert code == EXIT_CODES.get(line, 0), f"{line}\n{capfd.readouterr().err}"
-
-
-def library_of(text: str) -> str:
-    """The library that it needs, of those that not everybody has."""
-    return next((library for words, library in NEEDS.items() if words in text), "")
-
-
-def skip_without(library: str) -> None:
-    if library and importlib.util.find_spec(library) is None:
-        pytest.skip(f"needs {library}")
 
 
 APART = [(block, line) for block in TYPED for line in block.lines() if library_of(line)]
@@ -238,20 +233,23 @@ APART = [(block, line) for block in TYPED for line in block.lines() if library_o
 @pytest.mark.skipif(_native.native is None, reason="some need what the Python capture lacks")
 @pytest.mark.parametrize(
     ("line", "here"),
-    [pytest.param(line, block, id=f"{block.page}: {line[:60]}") for block, line in APART],
+    [
+        pytest.param(line, block, id=f"{block.page}: {line[:60]}", marks=needs(library_of(line)))
+        for block, line in APART
+    ],
     indirect=["here"],
 )
 def test_a_line_that_needs_a_library(
     line: str, here: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """By itself: what was left out is skipped, and never recorded as passed with its block."""
-    skip_without(library_of(line))
+    """By itself: what was left out is counted, and never recorded as passed with its block."""
     check_line(line, here, capfd)
 
 
-@pytest.mark.parametrize("block", PYTHON, ids=name_of)
+@pytest.mark.parametrize(
+    "block", [pytest.param(b, id=name_of(b), marks=needs(library_of(b.text))) for b in PYTHON]
+)
 def test_what_is_python(block: Block, tmp_path: Path) -> None:
-    skip_without(library_of(block.text))
     (tmp_path / "block.py").write_text(block.text)
     launch_function(run_block, str(tmp_path / "block.py"), 2, tmp_path / "logs")
 

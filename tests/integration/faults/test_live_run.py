@@ -23,7 +23,6 @@ from commprof.monitor.monitor import address_file
 from commprof.predict.fit.cost_model import CostCurve, Piece
 from commprof.predict.fit.machine_profile import LinkProfile, MachineProfile, save_profile
 from tests.support.machines.commands import RUN, start
-from tests.support.machines.programs import need_prometheus
 from tests.support.machines.prometheus import DEPLOY, RULES, Prometheus, target, until
 from tests.support.machines.ranks import free_port
 
@@ -31,6 +30,7 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.measures,  # a rank is late by a known time
 ]
+needs_prometheus = pytest.mark.needs("prometheus")
 
 #: STEPS and PAUSE_S of it: it sleeps, so that the host is free for the others.
 SCRIPT = """
@@ -83,7 +83,6 @@ def profile(path: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def watched(tmp_path_factory: pytest.TempPathFactory) -> Watched:
-    need_prometheus()
     place = tmp_path_factory.mktemp("live")
     runs = place / "late", place / "compressed"
     script = place / "train.py"
@@ -143,6 +142,7 @@ def _kill_monitor(run: Path) -> None:
                 os.kill(int(process.name), signal.SIGKILL)
 
 
+@needs_prometheus
 def test_every_panel_shows_something(watched: Watched) -> None:
     panels = expressions()[: len(expressions()) - len(rules())]
     assert len(panels) > 25
@@ -150,6 +150,7 @@ def test_every_panel_shows_something(watched: Watched) -> None:
     assert empty == []
 
 
+@needs_prometheus
 def test_every_rule_is_evaluated(watched: Watched) -> None:
     (group,) = watched.answers["rules"]
     assert len(group["rules"]) == len(rules()) >= 9
@@ -164,6 +165,7 @@ def test_every_rule_is_evaluated(watched: Watched) -> None:
     assert firing <= expected | {"CommprofStepSlower", "CommprofHostMemory"}
 
 
+@needs_prometheus
 def test_the_figures_are_those_of_the_job(watched: Watched) -> None:
     (late,) = watched.answers['commprof_late_rank{instance=~".+"} == 1']
     assert late["metric"]["rank"] == "2"
@@ -178,11 +180,13 @@ def test_the_figures_are_those_of_the_job(watched: Watched) -> None:
     assert len({each["value"][1] for each in norms}) == 2  # before the exchange they differ
 
 
+@needs_prometheus
 def test_top_names_the_same_rank(watched: Watched) -> None:
     assert "4 ranks, gloo, full mode, at " in watched.frame
     assert "Late rank: 2, in backward" in watched.frame
 
 
+@needs_prometheus
 def test_the_job_ends_as_it_would_without(watched: Watched) -> None:
     assert watched.exit_codes == (130, 130)
     for run in (watched.run, watched.compressed):
@@ -190,8 +194,8 @@ def test_the_job_ends_as_it_would_without(watched: Watched) -> None:
     until(lambda: not address_file(watched.compressed).exists(), "the end of the monitor")
 
 
+@pytest.mark.needs("promtool")
 def test_promtool_accepts_the_rules() -> None:
-    need_prometheus("promtool")
     subprocess.run(["promtool", "check", "rules", str(RULES)], check=True, capture_output=True)
 
 

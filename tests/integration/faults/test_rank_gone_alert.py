@@ -11,11 +11,13 @@ from typing import Any
 import pytest
 
 from tests.support.machines.commands import start
-from tests.support.machines.programs import need_prometheus
 from tests.support.machines.prometheus import RULES, Prometheus, target, until
 from tests.support.machines.ranks import free_port
 
-pytestmark = pytest.mark.slow
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.needs("prometheus", "promtool"),
+]
 
 #: HOW STOP: rank 1 stays, or ends in good order; the others stay until the file STOP is there.
 SCRIPT = """
@@ -60,7 +62,6 @@ class Job:
 
 
 def test_it_fires_for_a_killed_rank_whose_peers_hang_on(tmp_path: Path) -> None:
-    need_prometheus()
     jobs = {how: Job(tmp_path / how, how) for how in ("killed", "ends")}
     codes = {}
     try:
@@ -115,7 +116,6 @@ def test_when_it_fires(
     running: tuple[str, str], failed: tuple[str, str], at: str, fires: bool, tmp_path: Path
 ) -> None:
     """A sample and a look every 5 s."""
-    need_prometheus("promtool")
     given = [series("commprof_rank_running", rank, text) for rank, text in enumerate(running)]
     given += [series("commprof_rank_failed", rank, text) for rank, text in enumerate(failed)]
     expected: list[dict[str, Any]] = []

@@ -49,7 +49,7 @@ class _Marker:
 
 @pytest.fixture(autouse=True)
 def nothing_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in a new process: once a test before has compiled, what captures replace stays in place."""
+    """As in a new process: once one has compiled, what captures replace stays in place."""
     monkeypatch.setattr(torch._dynamo.convert_frame, "FRAME_COUNTER", 0)
 
 

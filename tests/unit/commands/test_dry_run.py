@@ -177,10 +177,10 @@ def test_a_model_that_this_machine_cannot_hold_is_shown_and_said_to_be_too_large
     assert "could not run it" not in dry_run(capsys, *words)
 
 
+@pytest.mark.needs("peft", "transformers")
 def test_the_7b_shape_is_shown_where_it_would_not_fit(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("peft")
     monkeypatch.setattr("commprof.workloads.host_memory.available_bytes", lambda: 10**9)
     words = ["--world-sizes", "2", "--workload", "lora:size=7b", "--output", "out"]
     assert "This machine could not run it: 2 ranks need" in dry_run(capsys, *words)

@@ -1,30 +1,41 @@
-"""A test that needs a program skips without it, unless the program is promised."""
+"""A test that needs what is not installed is left out, unless that is promised."""
 
 from __future__ import annotations
 
 import pytest
 
-from tests.support.machines.programs import PROMETHEUS_VARIABLE, need_prometheus
+from tests.support.machines.programs import PROMETHEUS_VARIABLE, how_to_run, missing, needs
+
+
+@pytest.fixture
+def item(request: pytest.FixtureRequest) -> pytest.Item:
+    found: pytest.Item = request.node
+    return found
 
 
 @pytest.mark.parametrize(
-    ("value", "ends"),
-    [
-        (None, pytest.skip.Exception),
-        ("0", pytest.skip.Exception),
-        ("1", pytest.fail.Exception),
-    ],
+    ("promised", "left"), [(None, {"promtool"}), ("0", {"promtool"}), ("1", set())]
 )
-def test_a_missing_program(
-    value: str | None, ends: type[BaseException], monkeypatch: pytest.MonkeyPatch
+def test_what_is_missing(
+    promised: str | None, left: set[str], item: pytest.Item, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv(PROMETHEUS_VARIABLE, raising=False)
-    if value is not None:
-        monkeypatch.setenv(PROMETHEUS_VARIABLE, value)
-    with pytest.raises(ends, match="needs no-such-program"):
-        need_prometheus("no-such-program")
+    if promised is not None:
+        monkeypatch.setenv(PROMETHEUS_VARIABLE, promised)
+    monkeypatch.setenv("PATH", "")
+    item.add_marker(needs("promtool", "torch", "no_such_library")[0])
+    assert missing(item) == left | {"no_such_library"}
 
 
-def test_one_that_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(PROMETHEUS_VARIABLE, "1")
-    need_prometheus("python3")
+def test_a_program_that_is_there_is_not_missing(item: pytest.Item) -> None:
+    item.add_marker(needs("env")[0])
+    assert missing(item) == set()
+
+
+def test_what_needs_nothing_is_not_marked() -> None:
+    assert needs("", "") == ()
+
+
+def test_how_to_run_what_was_left_out() -> None:
+    assert how_to_run({"peft"}) == "make integrations"
+    assert how_to_run({"promtool"}) == "apt-get install prometheus && make test-all"

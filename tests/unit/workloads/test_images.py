@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -96,7 +97,7 @@ def test_what_is_missing_is_named_with_what_installs_it(
 
 
 def test_pictures_of_a_folder(tmp_path: Path) -> None:
-    image_module = pytest.importorskip("PIL.Image")
+    image_module = import_module("PIL.Image")
     (tmp_path / "red").mkdir()
     image_module.new("RGB", (8, 8), (255, 0, 0)).save(tmp_path / "red/a.png")
     images, _ = opened(str(tmp_path)).load(8, seed=0)
@@ -106,7 +107,6 @@ def test_pictures_of_a_folder(tmp_path: Path) -> None:
 
 
 def test_digits() -> None:
-    pytest.importorskip("sklearn")
     found = opened("digits")
     images, labels = found.load(16, seed=0)
 

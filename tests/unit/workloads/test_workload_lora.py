@@ -23,7 +23,7 @@ def installed() -> bool:
     return all(find_spec(name) is not None for name in ("transformers", "peft"))
 
 
-needs_peft = pytest.mark.skipif(not installed(), reason="needs the extra lora")
+needs_peft = pytest.mark.needs("peft", "transformers")
 
 
 @needs_peft
@@ -142,9 +142,8 @@ def test_without_bitsandbytes_four_bits_are_refused_before_anything_is_made(
     assert not (tmp_path / "r").exists()
 
 
-@needs_peft
+@pytest.mark.needs("bitsandbytes", "peft", "transformers")
 def test_four_bits_train() -> None:
-    pytest.importorskip("bitsandbytes")
     shard = Shard(0, 1, 4, steps=1, seed=0)
     trainee = Lora(LoraOptions(base="4bit", sequence=8, samples=4)).build(shard)
     training = alone(trainee, shard)

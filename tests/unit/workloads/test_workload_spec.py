@@ -6,13 +6,16 @@ from commprof.errors import UsageError
 from commprof.workloads.models.timed import Timed, TimedOptions
 from commprof.workloads.models.transformer import Transformer, TransformerOptions
 from commprof.workloads.spec import WORKLOAD_NAMES, Workload, parse_spec
+from tests.support.machines.programs import needs
+
+LIBRARIES = {"lora": ("peft", "transformers")}
 
 
-@pytest.mark.parametrize("name", WORKLOAD_NAMES)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=needs(*LIBRARIES.get(n, ()))) for n in WORKLOAD_NAMES],
+)
 def test_a_bare_name_gives_the_workload_with_its_defaults(name: str) -> None:
-    if name == "lora":
-        pytest.importorskip("peft")
-        pytest.importorskip("transformers")
     workload = parse_spec(name)
 
     assert workload.name == name
