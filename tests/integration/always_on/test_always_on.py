@@ -85,6 +85,10 @@ def modes(directory: Path) -> list[str]:
     return ["off" if summary is None else summary.mode for summary in found]
 
 
+def recorded_steps(directory: Path, rank: int) -> int:
+    return len(columns.steps(read_trace(directory / f"rank_{rank}.trace")).begin_ns)
+
+
 def test_a_running_job_is_switched_by_file_and_by_signal(tmp_path: Path) -> None:
     stop, out = tmp_path / "stop", tmp_path / "out"
     port = str(free_port())
@@ -105,7 +109,7 @@ def test_a_running_job_is_switched_by_file_and_by_signal(tmp_path: Path) -> None
         os.kill(int((out / "pid_1").read_text()), signal.SIGUSR2)
         until(lambda: modes(out) == ["full"] * 2)
         assert (out / "control").read_text() == "full\n"
-        time.sleep(1.0)
+        until(lambda: all(recorded_steps(out, rank) > 12 for rank in (0, 1)))
         (out / "control").write_text("off\n")
         until(lambda: modes(out) == ["off"] * 2)
     finally:

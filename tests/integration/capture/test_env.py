@@ -15,6 +15,7 @@ from commprof.capture import boot
 from commprof.trace import columns
 from commprof.trace.reader import read_trace
 from tests.support.machines.commands import call
+from tests.support.machines.problems import problems_of
 from tests.support.machines.ranks import free_port
 
 SCRIPTS = Path(__file__).parents[2] / "support" / "scripts"
@@ -111,7 +112,7 @@ def test_a_second_job_gets_a_directory_of_its_own(tmp_path: Path) -> None:
     assert names == [f"{job}rank_{rank}.trace" for job in ("job_2/", "") for rank in (0, 1)]
     for job in (tmp_path, tmp_path / "job_2"):
         (world,) = analyse_run(job).worlds
-        assert (world.world_size, world.steps, world.problems) == (2, 12, ())
+        assert (world.world_size, world.steps, problems_of(world)) == (2, 12, [])
         # 4 samples a step on each of two ranks, but for the warm-up.
         assert sum(rank.samples for rank in world.ranks) == 8 * world.measured_steps
     shown = call("-m", "commprof", "report", str(tmp_path))

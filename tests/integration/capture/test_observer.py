@@ -74,7 +74,7 @@ def test_works_of_other_backends_are_as_they_were(tmp_path: Path) -> None:
     assert said["ddp_recorded"] == said["ddp"]
     table = columns.collectives(read_trace(tmp_path / "rank_0.trace"))
     took_ms = (table.end_ns - table.issue_ns)[: len(FUTURES)] / 1e6
-    assert took_ms[0] < 20 <= took_ms[1:].min()
+    assert took_ms[0] < 100 <= took_ms[1:].min()
 
 
 @pytest.mark.slow

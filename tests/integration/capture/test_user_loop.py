@@ -10,6 +10,7 @@ import pytest
 
 from commprof.analysis.run import analyse_run
 from commprof.trace.reader import read_trace
+from tests.support.machines.problems import problems_of
 from tests.support.machines.ranks import run_module
 from tests.support.ranks.user_loop import DATA_MS, LOSS_MS
 
@@ -19,7 +20,7 @@ def test_phases_are_found_and_reported(tmp_path: Path) -> None:
     run_module("tests.support.ranks.user_loop", [str(tmp_path)], 2)
     (world,) = analyse_run(tmp_path).worlds
     assert (world.world_size, world.steps) == (2, 12)
-    assert not world.problems
+    assert problems_of(world) == []
     assert read_trace(tmp_path / "rank_1.trace").metadata["hooks"] == ["mean all-reduce"]
     parts = world.parts
     assert DATA_MS <= parts.data_ms < DATA_MS + 2

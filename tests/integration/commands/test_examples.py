@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from tests.support.machines.problems import problems_of
 
 from commprof.analysis.run import analyse_run
+from tests.support.machines.problems import problems_of
 from tests.support.machines.programs import needs
 from tests.support.machines.shown import ROOT, blocks, run_shown
 

@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from tests.support.machines.problems import problems_of
 
 from commprof.analysis.run import analyse_run
 from commprof.analysis.world import WorldResult
 from commprof.trace.reader import read_trace
 from tests.support.machines.commands import finish, start
+from tests.support.machines.problems import problems_of
 from tests.support.machines.programs import needs
 
 SCRIPTS = Path(__file__).parents[2] / "support" / "scripts"

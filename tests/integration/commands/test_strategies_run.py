@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.machines.problems import problems_of
 
 from commprof import _native
 from commprof.analysis.world import WorldResult, analyse_world
@@ -18,6 +17,7 @@ from commprof.launch.elastic import launch, stop_fork_server
 from commprof.launch.job import Job
 from commprof.trace.run.run_directory import read_world, world_directory
 from tests.support.machines.commands import RUN, call
+from tests.support.machines.problems import problems_of
 
 pytestmark = [
     pytest.mark.slow,

@@ -45,7 +45,7 @@ def test_the_interfaces_counted_what_the_table_says_within_2_percent(
         assert links["agrees"]
         assert abs(links["counted_bytes"] / (count * step_bytes * STEPS) - 1) < 0.02
         # All of it takes 48 ms and more at 1 Gbit/s, of which some is waiting.
-        assert 0.1 < links["in_flight_gbit_per_s"] < 1.0
+        assert 0.01 < links["in_flight_gbit_per_s"] < 1.0
         assert links["step_gbit_per_s"] < links["in_flight_gbit_per_s"]
         row = table_row(result["text"], ranks)
         assert row[:4] == [str(ranks), str(count), "eth0", f"{step_bytes / 1e6:g}"]

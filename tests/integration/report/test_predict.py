@@ -15,7 +15,10 @@ from commprof.predict.replay.recorded import Recorded, read_recorded
 from commprof.trace.run.run_directory import world_directory
 from tests.support.machines.ranks import run_here
 
-pytestmark = pytest.mark.slow
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.measures,  # a prediction is held against the step times of the same run
+]
 
 #: In the order of backward.
 BACKWARD_MS, GRADIENT_MB = (20, 30, 40), (0.4, 0.8, 0.2)
@@ -42,7 +45,6 @@ def recorded(run: Path) -> Recorded:
     return found
 
 
-@pytest.mark.measures
 def test_the_schedule_is_the_workload_s(recorded: Recorded) -> None:
     schedule = recorded.schedule
     assert schedule.bucket_bytes.tolist() == [400_000, 800_000, 200_000]

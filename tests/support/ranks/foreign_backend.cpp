@@ -12,7 +12,7 @@ namespace py = pybind11;
 
 namespace {
 
-constexpr auto kTakes = std::chrono::milliseconds(20);
+constexpr auto kTakes = std::chrono::milliseconds(100);
 
 // What getFuture() does.
 std::string& futures() {

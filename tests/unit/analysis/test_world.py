@@ -239,18 +239,18 @@ def test_no_step_was_completed() -> None:
 
 def test_eight_ranks_are_analysed_in_time() -> None:
     run = world_run([_long(rank, 8, steps=200, buckets=12) for rank in range(8)])
-    begin = time.perf_counter()
+    begin = time.process_time()  # others use the machine too
     result = analyse_world(run)
-    assert time.perf_counter() - begin < 2
+    assert time.process_time() - begin < 2
     assert result is not None
     assert result.measured_steps >= 100
 
 
 def test_a_long_run_of_one_rank_is_analysed_in_time() -> None:
     run = world_run([_long(0, 1, steps=20_000, buckets=4)])
-    begin = time.perf_counter()
+    begin = time.process_time()  # others use the machine too
     result = analyse_world(run)
-    assert time.perf_counter() - begin < 10
+    assert time.process_time() - begin < 10
     assert result is not None
     assert result.steps == 20_000
 

@@ -180,9 +180,9 @@ def test_what_is_no_report_ends_with_one_line(
 ) -> None:
     path = tmp_path / "report"
     path.write_bytes(content)
-    begin = time.monotonic()
+    begin = time.process_time()
     assert main(["audit", str(path)]) == 2
-    assert time.monotonic() - begin < 20
+    assert time.process_time() - begin < 20
     out, err = capsys.readouterr()
     assert out == ""
     assert err.count("\n") == 1

@@ -126,9 +126,9 @@ def test_a_long_run_is_tested_in_time() -> None:
     random = np.random.default_rng(3)
     waited = random.uniform(0, MS, (20_000, 8))
     waited[:, 5] += 50 * MS
-    begin = time.perf_counter()
+    begin = time.process_time()  # others use the machine too
     late = find_late_rank(waited, STEP)
-    assert time.perf_counter() - begin < 1.5
+    assert time.process_time() - begin < 1.5
     assert late is not None
     assert isinstance(late, LateRank)
     assert late.rank == 5

@@ -156,11 +156,11 @@ def test_a_long_run_takes_time_in_proportion() -> None:
     def seconds(steps: int) -> float:
         trace = long_run(steps)
         table = columns.collectives(trace)
-        begin = time.perf_counter()
+        begin = time.process_time()  # others use the machine too
         found = exposures(table, columns.waits(trace), columns.finalizations(trace), THREAD)
         # Per step 30 in the wait, 30 in the finalisation: 20, 5 and 5 for its buckets.
         assert found.waited_ns.tolist() == [30.0, 20.0, 5.0, 5.0] * steps
-        return time.perf_counter() - begin
+        return time.process_time() - begin
 
     # Ten times the steps cost ten times as much, and not a hundred times.
     assert seconds(20_000) < 25 * max(seconds(2_000), 0.02)
