@@ -222,7 +222,7 @@ def _of_last_world(world: WorldResult) -> Iterator[Section]:
                     collectives_table.collectives_grid(world, _MOST_ROWS),
                 ),
             ),
-            bullets=tuple(collectives_table.unlisted(world)),
+            bullets=tuple(collectives_table.notes(world, _MOST_ROWS)),
             legend=collectives_table.LEGEND,
         )
     if world.compression:

@@ -45,6 +45,8 @@ class CollectiveRow:
     group: str
     group_description: str
     group_size: int
+    #: Global ranks of the group that were seen to issue anything in it, in order.
+    group_ranks: tuple[int, ...]
     dtype: str
     #: Empty where nothing is reduced.
     reduce_op: str
@@ -104,7 +106,9 @@ def collective_rows(
     for part in parts:
         number = int(calls.group[part[0]])
         group = matching.groups[number] if number >= 0 else None
-        rows.append(_row(calls.rows(part), group, by_rank, len(traces) * len(measured_steps)))
+        ranks = np.unique(calls.rank[calls.group == number]).tolist()
+        rank_steps = len(traces) * len(measured_steps)
+        rows.append(_row(calls.rows(part), group, tuple(ranks), by_rank, rank_steps))
     return tuple(sorted(rows, key=_weight, reverse=True))
 
 
@@ -133,7 +137,11 @@ def _size_classes(kinds: Ints, size: Ints) -> Ints:
 
 
 def _row(
-    calls: Calls, group: Group | None, traces: dict[int, Trace], rank_steps: int
+    calls: Calls,
+    group: Group | None,
+    group_ranks: tuple[int, ...],
+    traces: dict[int, Trace],
+    rank_steps: int,
 ) -> CollectiveRow:
     """The row of calls of one kind; ``rank_steps`` is ranks times measured steps."""
     op, dtypes = op_name(int(calls.op[0])), traces[int(calls.rank[0])].metadata["dtypes"]
@@ -146,6 +154,7 @@ def _row(
         group=group.name if group else "",
         group_description=group.description if group else "",
         group_size=int(calls.group_size[0]),
+        group_ranks=group_ranks,
         dtype=_named(dtypes, int(calls.dtype[0])) if calls.size_bytes.any() else "",
         reduce_op=_named(_REDUCE_OPS, int(calls.reduce_op[0])) if _reduces(calls.op)[0] else "",
         size_bytes=(int(calls.size_bytes.min()), int(calls.size_bytes.max())),

@@ -125,6 +125,7 @@ def _collective(kind: CollectiveRow) -> Row:
         "op": kind.op,
         "group": kind.group,
         "group_size": kind.group_size,
+        "group_ranks": " ".join(map(str, kind.group_ranks)),
         "dtype": kind.dtype,
         "reduce_op": kind.reduce_op,
         "smallest_bytes": kind.size_bytes[0],

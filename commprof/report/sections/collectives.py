@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Sequence
+from itertools import pairwise
 
 from commprof.analysis.collectives.kinds import CollectiveRow
 from commprof.analysis.world import WorldResult
@@ -14,6 +16,11 @@ Times in ms: median over calls and ranks. total: issue to completion = queue + w
 with its own median. queue: in gloo's queue; wait: for the last rank to start; transfer: from there
 to its completion. exposed: mean per step, over ranks. size, algbw and busbw: as nccl-tests counts
 them, over the time from the last rank's start to the last completion; 1 GB is 1e9 bytes."""
+
+GROUPS_LEGEND = "Groups are shown with their number of ranks, or with the ranks in braces."
+#: What a device mesh calls the group of one of its dimensions.
+_MESH = "mesh_"
+_LONGEST_RANKS = 20
 
 #: The shares of a row's calls below this are not worth a word.
 _NEARLY_ALL = 0.995
@@ -51,9 +58,16 @@ def collectives_section(world: WorldResult, most_rows: int = 12, tables: int | N
     if left_out:
         more = "1 more kind" if left_out == 1 else f"{left_out} more kinds"
         lines.append(f"{more} of call: see the JSON result.")
-    lines += [textwrap.fill(line, tables or 100) for line in unlisted(world)]
+    lines += [textwrap.fill(line, tables or 100) for line in notes(world, most_rows)]
     callers = [line for row in shown if row.callers for line in _callers(row, tables or 100)]
     return "\n".join([*lines, *callers])
+
+
+def notes(world: WorldResult, most_rows: int) -> list[str]:
+    """What is to be said of the rows of the table."""
+    shown = (_group(row, world.world_size) for row in world.collectives[:most_rows])
+    listed = [GROUPS_LEGEND] if any("{" in group for group in shown) else []
+    return [*listed, *unlisted(world)]
 
 
 def unlisted(world: WorldResult) -> list[str]:
@@ -70,7 +84,8 @@ def unlisted(world: WorldResult) -> list[str]:
 
 def collectives_grid(world: WorldResult, most_rows: int) -> Grid:
     """A row per kind of call."""
-    rows, headers = [_cells(row) for row in world.collectives[:most_rows]], [*_HEADERS]
+    rows = [_cells(row, world.world_size) for row in world.collectives[:most_rows]]
+    headers = [*_HEADERS]
     for column in (_FAILED, _GROUP):  # from the right
         values = {row[column] for row in rows}
         if values == {"0"} if column == _FAILED else len(values) == 1:  # as in most jobs
@@ -80,12 +95,12 @@ def collectives_grid(world: WorldResult, most_rows: int) -> Grid:
     return Grid(rows, headers, left)
 
 
-def _cells(row: CollectiveRow) -> tuple[str, ...]:
+def _cells(row: CollectiveRow, world_size: int) -> tuple[str, ...]:
     times = (row.duration, row.queue, row.wait, row.wire)
     medians = [three_digits(spread.median_ms) for spread in times]
     return (
         row.op,
-        printable(_group(row)),
+        printable(_group(row, world_size)),
         printable(" ".join(filter(None, (row.dtype, row.reduce_op)))),
         _size(row),
         three_digits(row.calls_per_step),
@@ -100,10 +115,23 @@ def _cells(row: CollectiveRow) -> tuple[str, ...]:
     )
 
 
-def _group(row: CollectiveRow) -> str:
+def _group(row: CollectiveRow, world_size: int) -> str:
     described = row.group_description
     name = row.group if described in ("", "undefined", "default_pg") else described
-    return f"{name[:20]} ({row.group_size})"
+    if name.startswith(_MESH):
+        name = f"mesh {name.removeprefix(_MESH)}"
+    listed = rank_list(row.group_ranks)
+    known = len(row.group_ranks) == row.group_size < world_size and len(listed) <= _LONGEST_RANKS
+    return f"{name[:20]} {{{listed}}}" if known else f"{name[:20]} ({row.group_size})"
+
+
+def rank_list(ranks: Sequence[int]) -> str:
+    """Ascending numbers, shortly: ``0-3`` for neighbours, ``0-12:4`` for every fourth."""
+    steps = {later - sooner for sooner, later in pairwise(ranks)}
+    if len(ranks) < 3 or len(steps) > 1:
+        return ",".join(map(str, ranks))
+    step = steps.pop()
+    return f"{ranks[0]}-{ranks[-1]}" + (f":{step}" if step > 1 else "")
 
 
 def _size(row: CollectiveRow) -> str:

@@ -84,6 +84,7 @@ SCHEMA: dict[str, Any] = {
                         "group": str,
                         "group_description": str,
                         "group_size": int,
+                        "group_ranks": [int],
                         "dtype": str,
                         "reduce_op": str,
                         "size_bytes": [int],

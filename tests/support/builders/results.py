@@ -67,6 +67,7 @@ def collective(**values: Any) -> CollectiveRow:
         "group": "0",
         "group_description": "default_pg",
         "group_size": 2,
+        "group_ranks": (0, 1),
         "dtype": "Float",
         "reduce_op": "sum",
         "size_bytes": (4_000_000, 4_000_000),

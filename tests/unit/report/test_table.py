@@ -15,7 +15,7 @@ from commprof.analysis.scaling import RunResult, scale
 from commprof.analysis.step.overhead import Overhead
 from commprof.analysis.verdict import verdict
 from commprof.report.plain_text import printable
-from commprof.report.sections.collectives import collectives_section
+from commprof.report.sections.collectives import collectives_section, rank_list
 from commprof.report.table import render
 from tests.support.builders.details import detail
 from tests.support.builders.results import OVERHEAD, collective, context, parts, run_result, world
@@ -27,6 +27,7 @@ UNKNOWN = Spread(math.nan, math.nan)
 KINDS = (
     collective(
         group_size=4,
+        group_ranks=(0, 1, 2, 3),
         callers=(("/home/me/train.py:12 train", 19), ("/home/me/train.py:7 warm_up", 1)),
         phases=(("backward", 19), ("other", 1)),
     ),
@@ -224,3 +225,21 @@ def test_printable_leaves_text_alone() -> None:
 
 if __name__ == "__main__":
     print(rendered(), end="")
+
+
+def test_ranks_of_a_group_are_listed_shortly() -> None:
+    listed = ((0, 2), (0, 1, 2, 3), (1, 5, 9, 13), (0, 1, 4))
+    assert [rank_list(ranks) for ranks in listed] == ["0,2", "0-3", "1-13:4", "0,1,4"]
+
+
+def test_groups_of_a_mesh_are_told_apart_by_dimension_and_ranks() -> None:
+    rows = [
+        collective(group=str(n), group_description=f"mesh_{name}", group_ranks=ranks)
+        for n, (name, ranks) in enumerate(
+            [("dp", (0, 2)), ("dp", (1, 3)), ("tp", (0, 1)), ("tp", (2, 3))]
+        )
+    ]
+    shown = collectives_section(world(4, collectives=tuple(rows)))
+    for group in ("mesh dp {0,2}", "mesh dp {1,3}", "mesh tp {0,1}", "mesh tp {2,3}"):
+        assert group in shown
+    assert "with the ranks in braces" in shown
