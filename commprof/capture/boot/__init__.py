@@ -127,6 +127,7 @@ def _start(directory: str) -> None:
         # It ran from its checkout; last, so that it hides nothing of the script's.
         sys.path.append(os.path.dirname(os.path.dirname(_HERE)))
     try:
+        from commprof.capture.ending import watch_exits
         from commprof.capture.job.job_directory import agree
         from commprof.capture.mode import control_path
         from commprof.capture.profiler import active, profile
@@ -142,6 +143,7 @@ def _start(directory: str) -> None:
         # The mode is in the environment.
         job = agree(Path(directory))
         profiler = profile(job, find_steps=True).start()
+        watch_exits()
         profiler.says_end = control_path(job).parent == job  # `commprof run` shows its report
         allow_tracer()
         watch_as_asked(job)

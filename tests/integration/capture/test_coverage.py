@@ -43,8 +43,8 @@ Not seen: a collective that is issued on a `Backend` object itself, since only a
 `ProcessGroup` passes the dispatcher. torch's own strategies do not do that. Where a backend runs
 coalesced calls as one, as NCCL does `dist.batch_isend_irecv` and `dist._coalescing_manager`, each
 call is seen, and who waits for the whole waits for the last of them. NCCL tells no completion of
-it: without one, the calls' transfer and hidden time stay unknown. A collective that is captured into a
-CUDA graph is seen once, at the capture, and without times; its replays issue nothing that a
+it: without one, the calls' transfer and hidden time stay unknown. A collective that is captured
+into a CUDA graph is seen once, at the capture, and without times; its replays issue nothing that a
 profiler in the process could see. Tested on a simulated device, for want of a GPU.
 
 What gloo refuses is seen as far as it was issued, and ends with the flag `failed`. In gloo's

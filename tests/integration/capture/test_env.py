@@ -186,3 +186,34 @@ def test_report_salvages_what_killed_ranks_left(tmp_path: Path) -> None:
 
 def rings_of(prefix: str) -> list[Path]:
     return sorted(Path(prefix).parent.glob(Path(prefix).name + "*"))
+
+
+LEAVES = """
+import sys
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+dist.barrier()
+if "all" in sys.argv:
+    sys.exit(5)
+if dist.get_rank() == 1:
+    sys.exit(3)
+dist.barrier()
+"""
+
+
+@pytest.mark.parametrize(
+    ("who", "said"),
+    [
+        ("one", ["rank 1 failed: it raised SystemExit: 3"]),
+        ("all", [f"rank {rank} failed: it raised SystemExit: 5" for rank in (0, 1)]),
+    ],
+)
+def test_ranks_that_left_with_a_code_are_named(who: str, said: list[str], tmp_path: Path) -> None:
+    (tmp_path / "leaves.py").write_text(LEAVES)
+    words = (*ENV, str(tmp_path / "run"), "--", sys.executable, *TORCHRUN)
+    done = call(*words, str(tmp_path / "leaves.py"), who)
+    assert done.returncode == 1
+    report = " ".join(call("-m", "commprof", "report", str(tmp_path / "run")).stdout.split())
+    for text in said:
+        assert text in report
