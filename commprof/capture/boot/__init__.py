@@ -37,6 +37,8 @@ SYNC_VARIABLE = "COMMPROF_CHECK_SYNC"
 METRICS_VARIABLE = "COMMPROF_METRICS"
 _TARGET = "torch.distributed.distributed_c10d"
 _HERE = os.path.dirname(os.path.abspath(__file__))
+#: The folder that the package lies in.
+_ROOT = os.path.abspath(os.path.join(_HERE, "..", "..", ".."))
 
 
 def environment(directory: Path) -> dict[str, str]:
@@ -125,7 +127,7 @@ def _start(directory: str) -> None:
 
     if "commprof" not in sys.modules and importlib.util.find_spec("commprof") is None:
         # It ran from its checkout; last, so that it hides nothing of the script's.
-        sys.path.append(os.path.dirname(os.path.dirname(_HERE)))
+        sys.path.append(_ROOT)
     try:
         from commprof.capture.ending import watch_exits
         from commprof.capture.job.job_directory import agree

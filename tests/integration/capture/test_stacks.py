@@ -13,7 +13,7 @@ from commprof.trace.reader import Trace, read_trace
 from commprof.trace.schema import Kind
 from tests.support.machines.ranks import run_module
 
-SUPPORT = Path(__file__).parents[2] / "support" / "stacks.py"
+SUPPORT = Path(__file__).parents[2] / "support/ranks/stacks.py"
 
 
 def recorded(directory: Path, mode: str) -> Trace:

@@ -35,7 +35,10 @@ def processes_of(run: Path) -> list[str]:
     found = []
     for entry in Path("/proc").glob("[0-9]*"):
         try:
-            stderr, command = os.readlink(entry / "fd/2"), (entry / "cmdline").read_text()
+            stderr, command = (
+                os.readlink(entry / "fd/2"),
+                (entry / "cmdline").read_text(errors="replace"),
+            )
         except OSError:
             continue
         if entry.name != str(os.getpid()) and (str(run) in stderr or str(run) in command):

@@ -77,7 +77,7 @@ def test_an_example_is_recorded(name: str, tmp_path: Path) -> None:
 
 
 def test_every_example_is_run() -> None:
-    others = [file.read_text() for file in Path(__file__).parents[1].glob("test_*.py")]
+    others = [file.read_text() for file in Path(__file__).parents[1].rglob("test_*.py")]
     for file in (ROOT / "examples").glob("*.py"):
         assert file.stem in EXAMPLES or any(file.name in text for text in others), file.name
 

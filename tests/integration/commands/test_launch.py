@@ -49,15 +49,16 @@ def pid_of_rank(logs: Path, rank: int) -> int | None:
 
 
 def children() -> list[str]:
-    """Command lines of this process's children but for multiprocessing's resource tracker."""
-    found = []
+    """Command lines of this process's children but for what the tests themselves keep."""
+    found: list[str] = []
+    kept = ("resource_tracker", "tests.support.machines.fork_server")
     for entry in Path("/proc").glob("[0-9]*"):
         try:
             parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
             command = (entry / "cmdline").read_text()
         except OSError:
             continue
-        if parent == os.getpid() and "resource_tracker" not in command:
+        if parent == os.getpid() and not any(name in command for name in kept):
             found.append(command)  # empty for a zombie
     return found
 

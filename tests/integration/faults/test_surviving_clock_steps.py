@@ -29,7 +29,7 @@ STEPS = 300
 @pytest.fixture(scope="module")
 def shim(tmp_path_factory: pytest.TempPathFactory) -> Path:
     library = tmp_path_factory.mktemp("shim") / "clock_step.so"
-    source = SCRIPT.parents[1] / "clock_step.c"
+    source = SCRIPT.parents[1] / "machines/clock_step.c"
     subprocess.run(["cc", "-O1", "-shared", "-fPIC", "-o", str(library), str(source)], check=True)
     return library
 

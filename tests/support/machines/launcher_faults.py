@@ -22,7 +22,7 @@ from tests.support.machines.ranks import free_port
 MEMORY_BYTES = 2 << 30
 """Of launcher and ranks: three times torch, and less than ``grow`` would take on top."""
 _END_S = 180
-_CLOCK_STEP = SCRIPT.parents[1] / "clock_step.c"
+_CLOCK_STEP = SCRIPT.parents[1] / "machines/clock_step.c"
 _STEPS = 100
 
 

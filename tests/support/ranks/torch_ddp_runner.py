@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from tests.support.machines.ranks import expecttest_stand_in
+from tests.support.ranks import expecttest_stand_in
 
 expecttest_stand_in.install()
 
