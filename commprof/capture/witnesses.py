@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from commprof.capture.patches.replaced import Patches, original_of
+from commprof.capture.patches.replaced import Patches, original_of, uncompiled
 from commprof.capture.recorder import Recorder
 
 _COUNTERS = Path("/proc/self/net/dev")
@@ -133,6 +133,7 @@ class Witnesses:
 
     def _note_models(self) -> None:
         original = original_of(DistributedDataParallel.forward)
+        uncompiled(self._note, callees=True)
 
         @wraps(original)
         def noting(model: DistributedDataParallel, *args: Any, **kwargs: Any) -> Any:

@@ -35,7 +35,7 @@ class Patches:
             else:
                 setattr(owner, name, before)
 
-        setattr(owner, name, uncompiled(replacement))
+        setattr(owner, name, replacement)
         self._undo.append(undo)
 
     def replace_for_compilers(self, owner: Any, name: str, replacement: Any) -> None:
@@ -54,6 +54,7 @@ class Patches:
             else:
                 _left[id(replacement)] = replacement, before
 
+        _stand_in_file_of(before, replacement)
         setattr(owner, name, uncompiled(replacement))
         self._undo.append(undo)
 
@@ -74,19 +75,42 @@ def original_of(function: Any) -> Any:
     return function
 
 
+def _stand_in_file_of(function: Any, replacement: Any) -> None:
+    """Lets the code of ``replacement`` name the file and first line of ``function``.
+
+    ``torch.compile`` decides by the file of a function whether to trace it, to trace what calls
+    it, or to leave it alone. With another file the same model has other frames and graph breaks.
+    """
+    code = getattr(function, "__code__", None)
+    if code is not None:
+        replacement.__code__ = replacement.__code__.replace(
+            co_filename=code.co_filename, co_firstlineno=code.co_firstlineno
+        )
+
+
 def _has_compiled() -> bool:
     frames = sys.modules.get("torch._dynamo.convert_frame")
     return getattr(frames, "FRAME_COUNTER", 0) > 0
 
 
-def uncompiled(function: Any) -> Any:
-    """The same function, whose own frame ``torch.compile`` leaves alone; what it calls is compiled.
+def uncompiled(function: Any, callees: bool = False) -> Any:
+    """The same function, whose own frame ``torch.compile`` leaves alone.
 
     Where a compiler traces a caller of it, it still goes through it: it must do nothing of its
     own there, which ``torch.compiler.is_compiling()`` tells.
+
+    Args:
+        function: any; what is not written in Python is never compiled.
+        callees: whether what it calls is left alone too; otherwise that is compiled.
     """
-    skip = getattr(getattr(torch._C._dynamo, "eval_frame", None), "skip_code", None)
+    frames = getattr(torch._C._dynamo, "eval_frame", None)
     code = getattr(function, "__code__", None)
-    if skip is not None and code is not None:  # private to torch: it may go
-        skip(code)
+    if code is None:
+        return function
+    if hasattr(frames, "set_code_exec_strategy"):  # private to torch: it may go
+        skip, usual = frames._FrameAction.SKIP, frames._FrameAction.DEFAULT
+        strategy = frames._FrameExecStrategy(skip, skip if callees else usual)
+        frames.set_code_exec_strategy(code, strategy)
+    elif hasattr(frames, "skip_code"):  # as older torch calls it
+        frames.skip_code(code)
     return function

@@ -9,7 +9,7 @@ A loss computed after the model's call counts as other.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from functools import wraps
 from typing import Any
 
@@ -40,6 +40,9 @@ class AutoPhases:
             finder: told of all that may end a step.
         """
         self._markers = markers
+        for marker in markers.values():  # those of the recorder in Python
+            uncompiled(marker.begin, callees=True)
+            uncompiled(marker.end, callees=True)
         self._finder = finder
         self._patches = Patches()
         self._installed = False
@@ -49,11 +52,11 @@ class AutoPhases:
         """Begins to mark phases in this process."""
         self._installed = True
         self._patch_data(self._markers["data"])
-        self._patch(DistributedDataParallel, "forward", self._markers["forward"], _nothing)
+        self._patch(DistributedDataParallel, "forward", self._markers["forward"], None)
         finder = self._finder
-        whole = _nothing if finder is None else lambda *_, **__: finder.whole()
+        whole = None if finder is None else lambda *_, **__: finder.whole()
         self._patch(torch.autograd, "backward", self._markers["backward"], whole)
-        scaling = _nothing if finder is None else _scaling(finder)
+        scaling = None if finder is None else _scaling(finder)
         self._patch(torch.amp.GradScaler, "step", self._markers["optimizer"], scaling)
         self._hook_optimizers(self._markers["optimizer"])
         self.look()
@@ -89,8 +92,8 @@ class AutoPhases:
                 finder.after_update(optimizer)
 
         for handle in (
-            register_optimizer_step_pre_hook(uncompiled(before)),
-            register_optimizer_step_post_hook(uncompiled(after)),
+            register_optimizer_step_pre_hook(uncompiled(before, callees=True)),
+            register_optimizer_step_post_hook(uncompiled(after, callees=True)),
         ):
             self._patches.on_remove(handle.remove)
 
@@ -117,27 +120,30 @@ class AutoPhases:
         owner: Any,
         name: str,
         marker: Marker,
-        around: Callable[..., AbstractContextManager[None]],
+        around: Callable[..., AbstractContextManager[None]] | None,
     ) -> None:
         """Runs ``owner.name`` inside ``marker``, and that inside ``around`` of its arguments."""
         original = original_of(getattr(owner, name))
+
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            marker.begin()
+            try:
+                return original(*args, **kwargs)
+            finally:
+                marker.end()
+
+        uncompiled(timed)
 
         @wraps(original)
         def marked(*args: Any, **kwargs: Any) -> Any:
             if torch.compiler.is_compiling() or not self._installed:
                 return original(*args, **kwargs)
-            with around(*args, **kwargs):
-                marker.begin()
-                try:
-                    return original(*args, **kwargs)
-                finally:
-                    marker.end()
+            if around is not None:
+                with around(*args, **kwargs):
+                    return timed(*args, **kwargs)
+            return timed(*args, **kwargs)
 
         self._patches.replace_for_compilers(owner, name, marked)
-
-
-def _nothing(*_: Any, **__: Any) -> AbstractContextManager[None]:
-    return nullcontext()
 
 
 def _scaling(finder: StepFinder) -> Callable[..., AbstractContextManager[None]]:

@@ -219,3 +219,16 @@ def test_a_compiler_traces_no_phase_and_nothing_compiles_again_at_the_end(
     phases.install()
     phases.remove()
     assert DistributedDataParallel.forward is ddp_forward
+
+
+def test_a_compiler_sees_the_recorded_forward_in_the_file_of_the_original() -> None:
+    plain = torch._dynamo.trace_rules.check(DistributedDataParallel.forward)
+    file = DistributedDataParallel.forward.__code__.co_filename
+    phases = AutoPhases({name: recorder().PhaseMarker(0) for name in PHASES})
+    phases.install()
+    try:
+        recorded = DistributedDataParallel.forward
+        assert recorded.__code__.co_filename == file
+        assert torch._dynamo.trace_rules.check(recorded) == plain
+    finally:
+        phases.remove()
