@@ -62,6 +62,10 @@ class Patches:
         """Calls ``undo`` at :meth:`remove`."""
         self._undo.append(undo)
 
+    def on_remove_for_compilers(self, undo: Callable[[], None]) -> None:
+        """As :meth:`on_remove`, but not where that would make code compile again."""
+        self._undo.append(lambda: None if _has_compiled() else undo())
+
     def remove(self) -> None:
         """Puts everything back, the last first."""
         while self._undo:
@@ -103,7 +107,7 @@ def uncompiled(function: Any, callees: bool = False) -> Any:
         function: any; what is not written in Python is never compiled.
         callees: whether what it calls is left alone too; otherwise that is compiled.
     """
-    frames = getattr(torch._C._dynamo, "eval_frame", None)
+    frames: Any = getattr(torch._C._dynamo, "eval_frame", None)
     code = getattr(function, "__code__", None)
     if code is None:
         return function

@@ -77,7 +77,8 @@ class AutoPhases:
         def before(
             optimizer: object, args: tuple[Any, ...], kwargs: dict[str, Any]
         ) -> Arguments | None:
-            if torch.compiler.is_compiling():  # this is traced: a phase is no part of a graph
+            # Where this is traced: a phase is no part of a graph.
+            if torch.compiler.is_compiling() or not self._installed:
                 return None
             marker.begin()
             if finder is not None:
@@ -85,7 +86,7 @@ class AutoPhases:
             return outside(marker, args, kwargs)
 
         def after(optimizer: object, *_: Any) -> None:
-            if torch.compiler.is_compiling():
+            if torch.compiler.is_compiling() or not self._installed:
                 return
             marker.end()
             if finder is not None:
@@ -95,7 +96,7 @@ class AutoPhases:
             register_optimizer_step_pre_hook(uncompiled(before, callees=True)),
             register_optimizer_step_post_hook(uncompiled(after, callees=True)),
         ):
-            self._patches.on_remove(handle.remove)
+            self._patches.on_remove_for_compilers(handle.remove)
 
     def _patch_data(self, marker: Marker) -> None:
         original = _BaseDataLoaderIter.__next__

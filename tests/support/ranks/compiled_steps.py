@@ -1,4 +1,4 @@
-"""One rank that trains a compiled model: ``python -m tests.support.ranks.compiled_steps DIR [yes]``.
+"""One rank trains a compiled model: ``python -m tests.support.ranks.compiled_steps DIR [yes]``.
 
 With ``yes`` it is recorded. Prints what the compiler counted: with recording on, and 2 steps later.
 """
@@ -27,7 +27,7 @@ def train(backend: str, directory: Path, recorded: bool) -> list[dict[str, dict[
     model = DistributedDataParallel(torch.nn.Sequential(*layers))
     compiled = torch.compile(model, backend=backend)
     optimizer = torch.optim.Adam(model.parameters())
-    step = torch.compile(optimizer.step, backend=backend, fullgraph=True)
+    step = torch.compile(optimizer.step, backend=backend)
 
     def steps(number: int) -> None:
         for _ in range(number):
