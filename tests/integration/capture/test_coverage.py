@@ -19,8 +19,6 @@ from commprof.trace import schema
 from tests.support.builders.coverage import CASES
 from tests.support.machines.ranks import run_module
 
-pytestmark = pytest.mark.slow
-
 DOCUMENT = Path(__file__).parents[3] / "docs" / "coverage.md"
 
 _HEAD = """\

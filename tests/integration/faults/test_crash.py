@@ -17,8 +17,6 @@ from commprof.trace.rings.salvage import salvage
 from commprof.trace.schema import Kind
 from tests.support.machines.victims import Ended, finish, rings_of, run_scenario, start_scenario
 
-pytestmark = pytest.mark.slow
-
 native_only = pytest.mark.skipif(_native.native is None, reason="needs the C++ module")
 captures = pytest.mark.parametrize(
     "native",
@@ -77,6 +75,7 @@ def test_a_rank_that_is_killed_loses_nothing(tmp_path: Path) -> None:
     assert [group.size for group in other.groups.values()] == [2]
 
 
+@pytest.mark.slow
 @native_only
 def test_a_kill_in_the_middle_of_a_step(tmp_path: Path) -> None:
     processes = start_scenario("killed_from_outside", tmp_path, 2)
@@ -98,6 +97,7 @@ def test_a_kill_in_the_middle_of_a_step(tmp_path: Path) -> None:
     assert survivor.rings() == []
 
 
+@pytest.mark.slow
 @captures
 @pytest.mark.parametrize(
     ("name", "returncode"),
@@ -116,6 +116,7 @@ def test_a_process_that_ends_in_python_closes_its_trace(
     assert ("LookupError: the user's own" in ended.stderr) == (name == "ends_with_error")
 
 
+@pytest.mark.slow
 @captures
 def test_a_process_that_ends_at_once(tmp_path: Path, native: bool) -> None:
     (ended,) = run_scenario("ends_at_once", tmp_path, native=native)
@@ -129,6 +130,7 @@ def test_a_process_that_ends_at_once(tmp_path: Path, native: bool) -> None:
     assert ended.rings() == []
 
 
+@pytest.mark.slow
 @native_only
 def test_the_second_session_of_a_process_is_as_safe_as_the_first(tmp_path: Path) -> None:
     (ended,) = run_scenario("two_sessions", tmp_path)
@@ -141,6 +143,7 @@ def test_the_second_session_of_a_process_is_as_safe_as_the_first(tmp_path: Path)
     assert salvaged(second, ended) == 21
 
 
+@pytest.mark.slow
 @captures
 def test_forks(tmp_path: Path, native: bool) -> None:
     (ended,) = run_scenario("forks", tmp_path, native=native)
@@ -163,6 +166,7 @@ def test_forks(tmp_path: Path, native: bool) -> None:
     assert ended.rings() == rings_of(child.metadata["pid"]) == []
 
 
+@pytest.mark.slow
 @captures
 def test_a_full_disk_does_not_disturb_training(tmp_path: Path, native: bool) -> None:
     (ended,) = run_scenario("disk_fills_up", tmp_path, native=native)
@@ -179,6 +183,7 @@ def test_a_full_disk_does_not_disturb_training(tmp_path: Path, native: bool) -> 
     assert ended.rings() == []
 
 
+@pytest.mark.slow
 @captures
 def test_what_cannot_work_is_refused_at_the_start(tmp_path: Path, native: bool) -> None:
     (ended,) = run_scenario("refusals", tmp_path, native=native)

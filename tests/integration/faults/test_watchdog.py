@@ -21,7 +21,6 @@ from tests.support.machines.hangs import STEPS, THRESHOLD_S, outcome, stop_a_ran
 
 pytestmark = [
     pytest.mark.skipif(_native.native is None, reason="needs the C++ module"),
-    pytest.mark.slow,
 ]
 needs_py_spy = pytest.mark.skipif(find_py_spy() is None, reason="needs py-spy: pip install py-spy")
 
@@ -86,7 +85,12 @@ def fork_server() -> Iterator[None]:
 
 
 @pytest.mark.parametrize(
-    ("seed", "mode"), [(1, "full"), (2, "full"), (4, "full"), (3, "always-on"), (6, "always-on")]
+    ("seed", "mode"),
+    [
+        (1, "full"),
+        *(pytest.param(seed, "full", marks=pytest.mark.slow) for seed in (2, 4)),
+        *(pytest.param(seed, "always-on", marks=pytest.mark.slow) for seed in (3, 6)),
+    ],
 )
 def test_a_stopped_rank_is_named(tmp_path: Path, seed: int, mode: str) -> None:
     tried = stop_a_rank(tmp_path, seed, most_ranks=4, mode=mode)
@@ -122,7 +126,10 @@ class Finished:
         return value
 
 
-@pytest.fixture(scope="module", params=["commprof run", "torchrun"])
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(it, marks=pytest.mark.slow) for it in ("commprof run", "torchrun")],
+)
 def finished(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Finished:
     place = tmp_path_factory.mktemp("job")
     script = place / "script.py"
