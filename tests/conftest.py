@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -21,6 +22,12 @@ _DESELECTED = pytest.StashKey[list[pytest.Item]]()
 
 # As in an environment that is activated: commands are printed as `commprof ...`.
 os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+
+
+def pytest_configure() -> None:
+    # What a shell starts in the background ignores Ctrl-C, and so would all that tests start.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -89,6 +89,7 @@ def recorded_steps(directory: Path, rank: int) -> int:
     return len(columns.steps(read_trace(directory / f"rank_{rank}.trace")).begin_ns)
 
 
+@pytest.mark.slow
 def test_a_running_job_is_switched_by_file_and_by_signal(tmp_path: Path) -> None:
     stop, out = tmp_path / "stop", tmp_path / "out"
     port = str(free_port())
@@ -165,6 +166,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.slow
 def test_steps_of_a_loop_without_an_optimizer_are_found(tmp_path: Path) -> None:
     script, out = tmp_path / "train.py", tmp_path / "run"
     script.write_text(NO_OPTIMIZER)
@@ -237,6 +239,7 @@ with commprof.profile(sys.argv[1], mode="always-on") as profiler:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.measures
 def test_a_killed_process_loses_its_last_second(tmp_path: Path) -> None:
     """It says when it ends each step; nothing but time makes it write its summary."""

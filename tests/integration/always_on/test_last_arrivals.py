@@ -75,6 +75,7 @@ def test_the_summary_splits_as_the_records_do(tmp_path: Path) -> None:
             assert waited == pytest.approx(parts.waited_for_ns[:, rank].sum(), abs=100_000)
 
 
+@pytest.mark.slow
 def test_a_rank_that_does_not_record_leaves_the_others_without_its_arrivals(
     tmp_path: Path,
 ) -> None:
@@ -110,6 +111,7 @@ def timed(out: Path, late_ms: int) -> tuple[dict[int, Summary], str]:
     return found, done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.measures
 def test_a_rank_20_ms_late_is_seen_from_the_summaries_alone(tmp_path: Path) -> None:
     late, report = timed(tmp_path / "late", 20)

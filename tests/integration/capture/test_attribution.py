@@ -74,7 +74,7 @@ def result_of(run: WorldRun) -> WorldResult:
 
 
 @pytest.mark.measures
-@pytest.mark.parametrize("world_size", [2, 8])
+@pytest.mark.parametrize("world_size", [2, pytest.param(8, marks=pytest.mark.slow)])
 def test_compute_and_data_time_are_recovered_on_every_step(tmp_path: Path, world_size: int) -> None:
     # Gradients so small that 8 ranks on few cores are kept waiting by sleeps, not by work.
     workload = "timed:layers=4,data_ms=5,forward_ms=5,backward_ms=10,gradient_mb=0.01"
@@ -113,6 +113,7 @@ def test_phases_add_up_to_the_loops_own_step(tmp_path: Path) -> None:
         assert np.allclose(part.wait_ns + part.wire_ns, part.exposed_ns, rtol=0, atol=1.0)
 
 
+@pytest.mark.slow
 @pytest.mark.measures
 @pytest.mark.needs_netns
 def test_exposed_time_on_a_known_link(tmp_path: Path) -> None:
@@ -135,7 +136,9 @@ def test_exposed_time_on_a_known_link(tmp_path: Path) -> None:
 
 @pytest.mark.measures
 @pytest.mark.needs_netns
-@pytest.mark.parametrize("phase", ["data", "forward", "backward"])
+@pytest.mark.parametrize(
+    "phase", [*(pytest.param(it, marks=pytest.mark.slow) for it in ("data", "forward")), "backward"]
+)
 def test_a_late_rank_is_named_and_wire_time_stays(tmp_path: Path, phase: str) -> None:
     # 2 x 1 MB at 1 Gbit/s: 16 ms, of which backward hides the first bucket's 8 ms in part.
     plain = "timed:layers=2,data_ms=2,forward_ms=2,backward_ms=4,gradient_mb=1"

@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from tests.support.machines.commands import RUN, call
 from tests.support.ranks.plain_script import LAYER_BYTES, plain_script
 
 
+@pytest.mark.slow
 def test_a_script_s_buckets_are_cut_as_asked(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     # 1.05 MB of gradients, which fit into one bucket of DDP's own.

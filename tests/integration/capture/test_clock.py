@@ -42,6 +42,7 @@ def fitted(trace: Trace) -> ClockMap:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.measures
 @pytest.mark.needs_netns
 def test_a_shift_of_3_ms_is_recovered_within_its_bound(tmp_path: Path) -> None:
@@ -79,6 +80,7 @@ def waits_ms(run: WorldRun) -> list[float]:
     return [float(np.median(part.wait_ns[part.step >= 2])) / 1e6 for part in parts]
 
 
+@pytest.mark.slow
 @pytest.mark.measures
 @pytest.mark.needs_netns
 def test_a_late_rank_is_named_across_hosts_with_clocks_of_their_own(tmp_path: Path) -> None:

@@ -84,6 +84,7 @@ def test_another_python_loads_nothing_and_runs_the_users_sitecustomize(tmp_path:
     assert done.stderr == ""
 
 
+@pytest.mark.slow
 def test_a_second_job_gets_a_directory_of_its_own(tmp_path: Path) -> None:
     """And the ranks need no torchrun."""
     found = variables(tmp_path)
@@ -150,6 +151,7 @@ def test_a_checkout_that_python_does_not_find_records_too(tmp_path: Path) -> Non
     assert len(columns.steps(read_trace(tmp_path / "rank_0.trace"))) == 24
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("way", "code"), [("exit", 3), ("raise", 1)])
 def test_a_script_that_ends_early_leaves_closed_traces(way: str, code: int, tmp_path: Path) -> None:
     out = tmp_path / "run"
@@ -165,6 +167,7 @@ def test_a_script_that_ends_early_leaves_closed_traces(way: str, code: int, tmp_
         assert len(columns.steps(read_trace(out / "world_2" / f"rank_{rank}.trace"))) == 8
 
 
+@pytest.mark.slow
 def test_report_salvages_what_killed_ranks_left(tmp_path: Path) -> None:
     """Rank 1 is killed; torchrun then ends rank 0, which sleeps, with SIGTERM."""
     command = (sys.executable, *TORCHRUN, str(SCRIPTS / "ends.py"), "kill")

@@ -168,6 +168,7 @@ sys.meta_path.insert(0, Plant())
 """As sitecustomize.py: rank 1 raises in step 3, wherever there is a rank 1."""
 
 
+@pytest.mark.slow
 def test_a_rank_that_raises_in_the_middle_of_a_sweep(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(PLANT)
     run = tmp_path / "run"
@@ -223,7 +224,7 @@ def test_an_interrupt_ends_everything_and_shows_what_there_is(tmp_path: Path) ->
     assert processes_of(run) == []
 
 
-@pytest.mark.parametrize("native", ["1", "0"])
+@pytest.mark.parametrize("native", ["1", pytest.param("0", marks=pytest.mark.slow)])
 def test_a_run_directory_need_not_be_utf8(tmp_path: Path, native: str) -> None:
     run = os.fsdecode(os.fsencode(tmp_path) + b"/run\xff")
     options = ["--world-sizes", "1", "--steps", "3", "--overhead-steps", "0", "--workload", TIMED]

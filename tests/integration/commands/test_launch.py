@@ -114,6 +114,7 @@ def test_the_fork_server_is_kept_for_the_next_world_size(tmp_path: Path) -> None
     assert len(children()) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.measures
 def test_truth_of_the_timed_workload_holds_under_ddp(tmp_path: Path) -> None:
     spec = "timed:layers=3,backward_ms=20/10/10,gradient_mb=0/4/4,late_rank=1,late_ms=30"

@@ -126,6 +126,7 @@ def test_a_script_keeps_its_output_and_its_exit_code(train: Path) -> None:
     assert "Traceback" not in failed.stderr
 
 
+@pytest.mark.slow
 def test_a_sweep_runs_the_script_at_every_world_size(train: Path) -> None:
     done = run(
         *("-m", "commprof.run", "--world-sizes", "1,2", "--output", "run", "train.py", "0"),
@@ -145,6 +146,7 @@ def test_a_sweep_runs_the_script_at_every_world_size(train: Path) -> None:
             assert columns.steps(trace).index.tolist() == list(range(STEPS))
 
 
+@pytest.mark.slow
 def test_a_module_of_a_package_is_launched_as_one(train: Path) -> None:
     package = train.parent / "package"
     package.mkdir()
@@ -158,6 +160,7 @@ def test_a_module_of_a_package_is_launched_as_one(train: Path) -> None:
     recorded(train.parent / "run/world_2")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("ending", "code", "last"),
     [
@@ -181,7 +184,7 @@ def test_wrap_keeps_how_a_script_ends(train: Path, ending: str, code: int, last:
     assert columns.steps(trace).index.tolist() == list(range(STEPS))
 
 
-@pytest.mark.parametrize("hook", ["", HOOKED])
+@pytest.mark.parametrize("hook", ["", pytest.param(HOOKED, marks=pytest.mark.slow)])
 def test_wrap_gives_the_same_bits(tmp_path: Path, hook: str) -> None:
     package = tmp_path / "package"
     package.mkdir()
@@ -199,6 +202,7 @@ def test_wrap_gives_the_same_bits(tmp_path: Path, hook: str) -> None:
     recorded(tmp_path / "out")
 
 
+@pytest.mark.slow
 def test_processes_that_the_script_spawns_are_recorded(train: Path) -> None:
     from tests.support.machines.ranks import free_port
 
@@ -221,6 +225,7 @@ def test_options_of_workloads_are_refused_and_nothing_starts(train: Path) -> Non
     assert not (train.parent / "commprof-runs").exists()
 
 
+@pytest.mark.slow
 def test_a_wrapped_script_that_exits_with_a_code_says_so_and_where_its_traces_are(
     tmp_path: Path,
 ) -> None:

@@ -56,6 +56,7 @@ def test_what_rank_0_refuses_ends_all_ranks_in_one_line(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_tasks_of_srun_are_one_run(tmp_path: Path) -> None:
     out = tmp_path / "run"
     step = {"SLURM_JOB_ID": "1", "SLURM_STEP_ID": "0", "SLURM_NTASKS": "2", "SLURM_NNODES": "1"}

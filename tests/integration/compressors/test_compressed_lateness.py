@@ -12,6 +12,7 @@ from tests.support.machines.commands import RUN, call
 LATE_MS = 20
 
 
+@pytest.mark.slow
 @pytest.mark.measures
 @pytest.mark.parametrize(("ranks", "hook"), [(2, "int8"), (3, "fp16"), (3, "topk:ratio=0.01")])
 def test_the_late_rank_of_a_compressed_backward_pass(tmp_path: Path, ranks: int, hook: str) -> None:

@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.support.machines.commands import RUN, call
 from tests.support.ranks.plain_script import LAYER_BYTES, plain_script
 
@@ -49,6 +51,7 @@ def test_the_workload_s_gradients_are_compressed(tmp_path: Path) -> None:
     assert checks["ddp_bytes"]["agrees"]
 
 
+@pytest.mark.slow
 def test_a_script_s_model_gets_one(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(plain_script())
@@ -59,6 +62,7 @@ def test_a_script_s_model_gets_one(tmp_path: Path) -> None:
     assert "registers a communication hook" not in text
 
 
+@pytest.mark.slow
 def test_a_script_s_own_hook_comes_first(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(plain_script(wrapped=OWN_HOOK))

@@ -35,6 +35,7 @@ def test_interfaces_counted_what_two_hosts_must_send(tmp_path: Path) -> None:
     assert found.agrees
 
 
+@pytest.mark.slow
 @pytest.mark.measures
 def test_the_log_of_ddp_on_one_host(tmp_path: Path) -> None:
     found = checks_of(run_here(tmp_path, WORKLOAD, 2, STEPS))

@@ -36,6 +36,7 @@ def pause_lengths_ms(run: WorldRun, rank: int) -> list[float]:
     return ((found.end_ns - found.begin_ns) / 1e6).tolist()
 
 
+@pytest.mark.slow
 @pytest.mark.measures
 def test_a_rank_that_is_stopped_in_each_step_is_named_for_its_pauses(tmp_path: Path) -> None:
     run = run_here(tmp_path, STOPPED, 3, STEPS)
@@ -55,6 +56,7 @@ def test_a_rank_that_is_stopped_in_each_step_is_named_for_its_pauses(tmp_path: P
     assert (forward & (pauses.end_ns <= phases.end_ns[row] + 1_000_000)).all()
 
 
+@pytest.mark.slow
 @pytest.mark.measures
 def test_always_on_mode_names_it_as_well(tmp_path: Path) -> None:
     out = tmp_path / "out"
@@ -83,6 +85,7 @@ def no_free_core() -> Iterator[None]:
             process.wait()
 
 
+@pytest.mark.slow
 def test_a_lack_of_cores_is_no_pause(tmp_path: Path) -> None:
     with no_free_core():
         run = run_here(tmp_path, TIMED, 3, STEPS)

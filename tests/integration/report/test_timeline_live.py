@@ -29,6 +29,7 @@ def processes(events: list[dict[str, Any]]) -> dict[int, str]:
     return {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
 
 
+@pytest.mark.slow
 @pytest.mark.measures
 def test_both_saw_a_collective_at_the_same_time(events: list[dict[str, Any]]) -> None:
     names = processes(events)

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from commprof.trace import columns
 from commprof.trace.compressions import compressions
 from commprof.trace.reader import read_trace
@@ -18,6 +20,7 @@ from tests.support.ranks.plain_script import plain_script
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
 
 
+@pytest.mark.slow
 def test_the_variables_set_compressor_and_bucket_cap_of_a_job_under_env(tmp_path: Path) -> None:
     script, out = tmp_path / "train.py", tmp_path / "out"
     script.write_text(plain_script(layers=4))
