@@ -60,6 +60,7 @@ def test_without_asking_there_are_none(
     assert not (trace.records["kind"] == Kind.STACK).any()
 
 
+@pytest.mark.slow
 def test_the_environment_asks_and_the_report_names_the_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -184,7 +184,8 @@ def test_wrap_keeps_how_a_script_ends(train: Path, ending: str, code: int, last:
     assert columns.steps(trace).index.tolist() == list(range(STEPS))
 
 
-@pytest.mark.parametrize("hook", ["", pytest.param(HOOKED, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("hook", ["", HOOKED])
 def test_wrap_gives_the_same_bits(tmp_path: Path, hook: str) -> None:
     package = tmp_path / "package"
     package.mkdir()

@@ -34,6 +34,7 @@ def check_run(directory: Path, out: str, launcher: str) -> dict[str, Any]:
     return context
 
 
+@pytest.mark.slow
 def test_ranks_of_torchrun_are_one_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "run"
     done = call(*TORCHRUN, *RUN, *SMALL, "--output", str(out), "--json", f"{out}.json")

@@ -24,6 +24,7 @@ def checks_of(run: WorldRun) -> dict[str, CrossCheck]:
     return {check.name: check for check in result.cross_checks}
 
 
+@pytest.mark.slow
 @pytest.mark.needs_netns
 def test_interfaces_counted_what_two_hosts_must_send(tmp_path: Path) -> None:
     with netns.Hosts(2, "1gbit") as hosts:
