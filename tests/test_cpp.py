@@ -1,7 +1,7 @@
 """Builds the core and its own tests, runs them, and reads with Python what C++ wrote.
 
-With the address and undefined-behaviour sanitizers: what passes with them passes without. Those
-with threads once more under the thread sanitizer. ``make test-cpp`` runs them by hand.
+As they are shipped, which ``make test`` does too; then with the address and undefined-behaviour
+sanitizers, and those with threads under the thread sanitizer. ``make test-cpp`` runs them by hand.
 """
 
 from __future__ import annotations
@@ -24,10 +24,7 @@ from commprof.trace.reader import read_trace
 from tests.support.builders import trace_bytes as made
 
 ROOT = Path(__file__).parent.parent
-pytestmark = [
-    pytest.mark.timeout(1800),  # the first one builds all
-    pytest.mark.slow,
-]
+pytestmark = pytest.mark.timeout(1800)  # the first one builds all
 TESTS = sorted(path.stem for path in (ROOT / "tests/cpp").glob("test_*.cpp"))
 
 
@@ -57,7 +54,7 @@ def alone(tree: Path) -> Iterator[None]:
 def build(sanitize: str) -> Path:
     """Builds all tests under these sanitizers; where."""
     cmake, ninja = tool("cmake"), tool("ninja")
-    tree = ROOT / f"build/cpp-{sanitize}"  # the Makefile's
+    tree = ROOT / ("build/cpp" + f"-{sanitize}" * bool(sanitize))  # the Makefile's
     options = {
         "COMMPROF_TORCH": "OFF",
         "COMMPROF_TESTS": "ON",
@@ -72,9 +69,13 @@ def build(sanitize: str) -> Path:
     return tree
 
 
-@pytest.fixture(scope="module")
-def built() -> Path:
-    return build("address,undefined")
+@pytest.fixture(
+    scope="module",
+    params=["", pytest.param("address,undefined", marks=pytest.mark.slow)],
+    ids=["plain", "sanitized"],
+)
+def built(request: pytest.FixtureRequest) -> Path:
+    return build(request.param)
 
 
 @pytest.mark.parametrize("name", TESTS)
@@ -83,6 +84,7 @@ def test_core(built: Path, name: str) -> None:
     run([*command, "--output-on-failure", "--no-tests=error"])
 
 
+@pytest.mark.slow
 def test_threads_under_the_thread_sanitizer() -> None:
     tree = build("thread")
     run([tool("ctest"), "--test-dir", str(tree), "--output-on-failure", "--no-tests=error"])
