@@ -4,21 +4,20 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
-
-from commprof.analysis.align.measured import measured_world
+from commprof.analysis.align.measured import MeasuredWorld, measured_world
 from commprof.analysis.align.summaries import analyse_summaries
 from commprof.analysis.align.turns import in_turns
 from commprof.analysis.checks.losses import loss_agreement
+from commprof.analysis.collectives.kinds import SteplessCollectives, stepless_collectives
 from commprof.analysis.late.attempts import Attempt, attempts_of, attempts_remarks
 from commprof.analysis.late.incidents import find_incidents
 from commprof.analysis.remarks import remarks
 from commprof.analysis.scaling import RunResult, pool_overhead, scale
 from commprof.analysis.step.detail import WorldDetail, world_detail
 from commprof.analysis.world import WorldResult, world_result
-from commprof.trace import columns, schema
 from commprof.trace.run.run_directory import WorldRun, read_context, read_world
-from commprof.units import ns_to_ms
+
+_MARK_STEPS = "Call commprof.step() at the end of the loop's body to see the time of its steps"
 
 
 def analyse_run(directory: Path) -> RunResult:
@@ -45,6 +44,7 @@ def analyse_in_detail(directory: Path) -> tuple[RunResult, tuple[WorldDetail, ..
 def _analyse(directory: Path, in_detail: bool) -> tuple[RunResult, tuple[WorldDetail, ...]]:
     context = read_context(directory)
     worlds, details, failures, summaries, incidents = [], [], [], [], []
+    stepless: list[SteplessCollectives] = []
     attempts: list[Attempt] = []
     shared = False
     for world_size in context["world_sizes"]:
@@ -57,12 +57,16 @@ def _analyse(directory: Path, in_detail: bool) -> tuple[RunResult, tuple[WorldDe
         seen = measured_world(run)
         incidents.append(find_incidents(run, seen))
         world = None if seen is None else world_result(run, seen)
+        without = _stepless(run, seen)
+        stepless += [without] if without is not None else []
         if seen is not None and world is not None and not _without_figures(world):
             worlds.append(world)
             details += [world_detail(run, seen)] if in_detail else []
         reason = context["errors"].get(str(world_size)) or (
             _without_figures(world) if summary is None else ""
         )
+        if reason and without is not None:
+            reason = f"{reason.rstrip('.')}. {_MARK_STEPS}"
         if reason:
             failures.append((world_size, _with_problems(reason, run, world)))
     scaling = scale(worlds)
@@ -82,8 +86,16 @@ def _analyse(directory: Path, in_detail: bool) -> tuple[RunResult, tuple[WorldDe
         attempts=tuple(attempts),
         incidents=tuple(filter(None, incidents)),
         in_turns=shared,
+        stepless=tuple(stepless),
     )
     return result, tuple(details)
+
+
+def _stepless(run: WorldRun, seen: MeasuredWorld | None) -> SteplessCollectives | None:
+    if seen is None:
+        return None
+    found = seen.traces, seen.tables, seen.clocks_shared, seen.exposed
+    return stepless_collectives(run.world_size, *found)
 
 
 def _without_figures(world: WorldResult | None) -> str:
@@ -100,28 +112,7 @@ def _with_problems(reason: str, run: WorldRun, world: WorldResult | None) -> str
     """A world size without figures has no remarks: what happened to its ranks is said here."""
     if not _without_figures(world):
         return reason
-    stepless = _without_steps(run) if world is not None and world.steps == 0 else []
-    return ". ".join([reason.rstrip("."), *stepless, *run.problems])
-
-
-def _without_steps(run: WorldRun) -> list[str]:
-    """What a job communicated that has neither optimizer nor DDP, and how to get its steps."""
-    found = []
-    for rank, trace in sorted(run.traces.items())[:1]:
-        rows = columns.collectives(trace)
-        for op in np.unique(rows.op).tolist():
-            of_op = rows.op == op
-            exact = of_op & rows.end_is_exact
-            took = rows.end_ns[exact] - rows.issue_ns[exact]
-            median = f"{ns_to_ms(float(np.median(took))):.3f} ms" if len(took) else "-"
-            found.append(
-                f"{schema.OPS[op]} {of_op.sum()} times, {rows.bytes_in[of_op].sum()} bytes "
-                f"in all, {median} from issue to completion in the median"
-            )
-        if found:
-            hint = "Call commprof.step() at the end of the loop's body to see the time of its steps"
-            return [hint, f"Rank {rank} communicated: {'; '.join(found)}"]
-    return []
+    return ". ".join([reason.rstrip("."), *run.problems])
 
 
 def _restarts(attempts: list[Attempt]) -> list[str]:

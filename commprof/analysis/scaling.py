@@ -9,6 +9,7 @@ from typing import Any
 
 from commprof.analysis.align.summaries import SummaryResult
 from commprof.analysis.checks.losses import LossAgreement
+from commprof.analysis.collectives.kinds import SteplessCollectives
 from commprof.analysis.late.attempts import Attempt
 from commprof.analysis.late.incidents import Incidents
 from commprof.analysis.step.overhead import Overhead, pooled_overhead
@@ -50,6 +51,8 @@ class RunResult:
     incidents: tuple[Incidents, ...] = ()
     #: Candidates of a trial took turns in the steps.
     in_turns: bool = False
+    #: World sizes in which no step was recorded, but collectives were.
+    stepless: tuple[SteplessCollectives, ...] = ()
 
 
 def scale(worlds: Sequence[WorldResult]) -> tuple[Scaling, ...]:

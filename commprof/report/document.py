@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from commprof.analysis.collectives.kinds import SteplessCollectives
 from commprof.analysis.scaling import RunResult
 from commprof.analysis.step.overhead import Overhead
 from commprof.analysis.verdict import Binding, Verdict
@@ -96,6 +97,8 @@ def sections(report: FullReport, trial: TrialResult | None = None) -> Iterator[S
             grids=((cost_table.heading(report.cost), cost_table.cost_grid(report.cost)),),
             legend=cost_table.LEGEND,
         )
+    for found in result.stepless:
+        yield _collectives(f"collectives-{found.world_size}", found)
     yield from own_cost(report)
     blocks = summary_table.blocks(result.summaries, tabulated, three_digits)
     if blocks:
@@ -210,21 +213,21 @@ def _scaling(report: FullReport) -> Section:
     return Section("scaling", "Scaling", grids=tuple(grids), legend=legend)
 
 
+def _collectives(anchor: str, world: WorldResult | SteplessCollectives) -> Section:
+    titled = collectives_table.title_of(world)
+    return Section(
+        anchor,
+        "Collectives",
+        grids=((titled, collectives_table.collectives_grid(world, _MOST_ROWS)),),
+        bullets=tuple(collectives_table.notes(world, _MOST_ROWS)),
+        legend=collectives_table.LEGEND,
+    )
+
+
 def _of_last_world(world: WorldResult) -> Iterator[Section]:
     ranks = _ranks(world.world_size)
     if world.collectives:
-        yield Section(
-            "collectives",
-            "Collectives",
-            grids=(
-                (
-                    f"Collectives of {ranks}, by exposed time",
-                    collectives_table.collectives_grid(world, _MOST_ROWS),
-                ),
-            ),
-            bullets=tuple(collectives_table.notes(world, _MOST_ROWS)),
-            legend=collectives_table.LEGEND,
-        )
+        yield _collectives("collectives", world)
     if world.compression:
         yield Section(
             "compression",

@@ -66,6 +66,8 @@ def _tables(result: RunResult, width: int | None) -> Iterator[tuple[str, str]]:
     """Tables with their legends, as far as there are figures for them."""
     if result.attempts:
         yield _table(*attempts_grid(result.attempts), width=width), ATTEMPTS_LEGEND
+    for found in result.stepless:
+        yield collectives_section(found, tables=width), LEGEND
     if not result.worlds:
         return
     last = result.worlds[-1]

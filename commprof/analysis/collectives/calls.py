@@ -72,7 +72,7 @@ def calls_of(
     matching: Matching,
     traces: Sequence[Trace],
     tables: Sequence[Collectives],
-    measured_steps: Ints,
+    measured_steps: Ints | None,
     clocks_shared: bool,
     exposed_by_rank: Sequence[Exposures] | None = None,
 ) -> Calls:
@@ -170,7 +170,7 @@ def _apart(matching: Matching, times: _Times) -> tuple[Floats, Floats, Floats]:
 
 
 def _in_its_rank(
-    trace: Trace, table: Collectives, found: Exposures, measured_steps: Ints
+    trace: Trace, table: Collectives, found: Exposures, measured_steps: Ints | None
 ) -> tuple[npt.NDArray[np.bool_], Floats, Ints, Ints]:
     """Whether each row was issued in a measured step; its exposed time, phase and stack."""
     steps = columns.steps(trace)
@@ -187,7 +187,9 @@ def _in_its_rank(
     )
 
 
-def _measured(steps: Steps, measured: Ints, time_ns: Ints) -> npt.NDArray[np.bool_]:
+def _measured(steps: Steps, measured: Ints | None, time_ns: Ints) -> npt.NDArray[np.bool_]:
+    if measured is None:
+        return np.ones(len(time_ns), dtype=np.bool_)
     chosen = np.isin(steps.index, measured)
     begin, end = steps.begin_ns[chosen], steps.end_ns[chosen]
     if len(begin) == 0:

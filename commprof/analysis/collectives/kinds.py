@@ -13,6 +13,7 @@ from commprof.analysis.align.matching import match
 from commprof.analysis.collectives.bandwidth import bus_factor
 from commprof.analysis.collectives.calls import Calls, Floats, calls_of
 from commprof.analysis.step.exposure import Exposures
+from commprof.trace import columns
 from commprof.trace.columns import Collectives, Ints
 from commprof.trace.documents import Group
 from commprof.trace.reader import Trace
@@ -81,15 +82,15 @@ class CollectiveRow:
 def collective_rows(
     traces: Sequence[Trace],
     tables: Sequence[Collectives],
-    measured_steps: Ints,
+    measured_steps: Ints | None,
     clocks_shared: bool,
     exposed_by_rank: Sequence[Exposures] | None = None,
 ) -> tuple[CollectiveRow, ...]:
     """One row per kind of call in the measured steps, the most exposed time first.
 
-    Args as for :func:`calls.calls_of`.
+    Args as for :func:`calls.calls_of`; without steps the whole recording counts as one.
     """
-    if len(measured_steps) == 0:
+    if measured_steps is not None and len(measured_steps) == 0:
         return ()
     matching = match(traces, tables)
     calls = calls_of(matching, traces, tables, measured_steps, clocks_shared, exposed_by_rank)
@@ -107,9 +108,34 @@ def collective_rows(
         number = int(calls.group[part[0]])
         group = matching.groups[number] if number >= 0 else None
         ranks = np.unique(calls.rank[calls.group == number]).tolist()
-        rank_steps = len(traces) * len(measured_steps)
+        rank_steps = len(traces) * (1 if measured_steps is None else len(measured_steps))
         rows.append(_row(calls.rows(part), group, tuple(ranks), by_rank, rank_steps))
     return tuple(sorted(rows, key=_weight, reverse=True))
+
+
+@dataclass(frozen=True)
+class SteplessCollectives:
+    """All calls of a world size in which no rank recorded a step.
+
+    In its rows "per step" is per rank: over its whole recording.
+    """
+
+    world_size: int
+    rows: tuple[CollectiveRow, ...]
+
+
+def stepless_collectives(
+    world_size: int,
+    traces: Sequence[Trace],
+    tables: Sequence[Collectives],
+    clocks_shared: bool,
+    exposed_by_rank: Sequence[Exposures],
+) -> SteplessCollectives | None:
+    """None where a rank recorded a step, or none issued a call."""
+    if any(len(columns.steps(trace)) for trace in traces) or not any(map(len, tables)):
+        return None
+    rows = collective_rows(traces, tables, None, clocks_shared, exposed_by_rank)
+    return SteplessCollectives(world_size, rows)
 
 
 def _weight(row: CollectiveRow) -> tuple[float, float]:

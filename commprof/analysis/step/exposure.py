@@ -66,9 +66,10 @@ def exposures(
 
 
 def exposures_of(trace: Trace, table: Collectives) -> Exposures:
-    """All waiting of the training thread: the one that marks the steps."""
+    """All waiting of the training thread: it marks the steps, or issues the most collectives."""
     steps = columns.steps(trace)
-    thread = int(steps.thread[0]) if len(steps) else 0
+    marks = steps.thread[:1] if len(steps) else table.thread
+    thread = int(np.bincount(marks).argmax()) if len(marks) else 0
     return exposures(table, columns.waits(trace), columns.finalizations(trace), thread)
 
 

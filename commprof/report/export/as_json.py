@@ -69,6 +69,13 @@ def as_dict(
             **({"verdict": _verdict(verdict)} if trial is None else {"trial": trial_dict(trial)}),
             "loss_agreement": _loss_agreement(result.loss_agreement),
             "attempts": [dataclasses.asdict(attempt) for attempt in result.attempts],
+            "stepless": [
+                {
+                    "num_processes": found.world_size,
+                    "collectives": list(map(_collective, found.rows)),
+                }
+                for found in result.stepless
+            ],
             "incidents": [_incidents(found) for found in result.incidents],
         }
     )

@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Sequence
 from itertools import pairwise
 
-from commprof.analysis.collectives.kinds import CollectiveRow
+from commprof.analysis.collectives.kinds import CollectiveRow, SteplessCollectives
 from commprof.analysis.world import WorldResult
 from commprof.report.plain_text import printable
 from commprof.report.tabulated import Grid, tabulated, three_digits
@@ -22,17 +22,20 @@ GROUPS_LEGEND = "Groups are shown with their number of ranks, or with the ranks 
 _MESH = "mesh_"
 _LONGEST_RANKS = 20
 
+#: What has a table of collectives.
+Shown = WorldResult | SteplessCollectives
 #: The shares of a row's calls below this are not worth a word.
 _NEARLY_ALL = 0.995
 #: Of exposed time, in no row.
 _WORTH_A_LINE = 0.02
 
+_CALLS = "calls\n/step"
 _HEADERS = (
     "operation",
     "group\n(ranks)",
     "type",
     "size\nMB",
-    "calls\n/step",
+    _CALLS,
     "failed",
     "phase",
     "total\nmedian",
@@ -48,13 +51,20 @@ _GROUP, _FAILED = _HEADERS.index("group\n(ranks)"), _HEADERS.index("failed")
 _LEFT = ("operation", "group\n(ranks)", "type", "phase")
 
 
-def collectives_section(world: WorldResult, most_rows: int = 12, tables: int | None = None) -> str:
-    """Heading, table, what was left out, and the callers where they are known."""
-    shown = world.collectives[:most_rows]
+def title_of(world: Shown) -> str:
+    """The heading of the table."""
     ranks = "1 rank" if world.world_size == 1 else f"{world.world_size} ranks"
+    if isinstance(world, SteplessCollectives):
+        return f"Collectives of {ranks} without steps, by exposed time of a rank"
+    return f"Collectives of {ranks}, by exposed time"
+
+
+def collectives_section(world: Shown, most_rows: int = 12, tables: int | None = None) -> str:
+    """Heading, table, what was left out, and the callers where they are known."""
+    shown = _rows_of(world)[:most_rows]
     table = tabulated(*collectives_grid(world, most_rows), width=tables)
-    lines = [f"Collectives of {ranks}, by exposed time:", table]
-    left_out = len(world.collectives) - len(shown)
+    lines = [f"{title_of(world)}:", table]
+    left_out = len(_rows_of(world)) - len(shown)
     if left_out:
         more = "1 more kind" if left_out == 1 else f"{left_out} more kinds"
         lines.append(f"{more} of call: see the JSON result.")
@@ -63,11 +73,15 @@ def collectives_section(world: WorldResult, most_rows: int = 12, tables: int | N
     return "\n".join([*lines, *callers])
 
 
-def notes(world: WorldResult, most_rows: int) -> list[str]:
+def notes(world: Shown, most_rows: int) -> list[str]:
     """What is to be said of the rows of the table."""
-    shown = (_group(row, world.world_size) for row in world.collectives[:most_rows])
+    shown = (_group(row, world.world_size) for row in _rows_of(world)[:most_rows])
     listed = [GROUPS_LEGEND] if any("{" in group for group in shown) else []
-    return [*listed, *unlisted(world)]
+    return [*listed, *(unlisted(world) if isinstance(world, WorldResult) else [])]
+
+
+def _rows_of(world: Shown) -> tuple[CollectiveRow, ...]:
+    return world.collectives if isinstance(world, WorldResult) else world.rows
 
 
 def unlisted(world: WorldResult) -> list[str]:
@@ -82,10 +96,12 @@ def unlisted(world: WorldResult) -> list[str]:
     ]
 
 
-def collectives_grid(world: WorldResult, most_rows: int) -> Grid:
+def collectives_grid(world: Shown, most_rows: int) -> Grid:
     """A row per kind of call."""
-    rows = [_cells(row, world.world_size) for row in world.collectives[:most_rows]]
+    rows = [_cells(row, world.world_size) for row in _rows_of(world)[:most_rows]]
     headers = [*_HEADERS]
+    if isinstance(world, SteplessCollectives):
+        headers[_HEADERS.index(_CALLS)] = "calls\n/rank"
     for column in (_FAILED, _GROUP):  # from the right
         values = {row[column] for row in rows}
         if values == {"0"} if column == _FAILED else len(values) == 1:  # as in most jobs

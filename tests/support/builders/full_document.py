@@ -11,6 +11,7 @@ import numpy as np
 from commprof.analysis.checks.figure_checks import CrossCheck
 from commprof.analysis.checks.losses import LossAgreement
 from commprof.analysis.collectives.host_links import HostLinks
+from commprof.analysis.collectives.kinds import SteplessCollectives
 from commprof.analysis.collectives.time_in_flight import TimeInFlight
 from commprof.analysis.cost import Price, cost
 from commprof.analysis.late.attempts import Attempt
@@ -83,6 +84,7 @@ def full_run() -> dict[str, Any]:
                 summaries=(summary(2, problems=("c",), cross_checks=(check_,), **errors),),
                 loss_agreement=LossAgreement((1, 2), 10, 16, 1e-6, 2, 7, 1e-4),
                 incidents=(changed(),),
+                stepless=(SteplessCollectives(8, worlds[0].collectives),),
                 attempts=(Attempt(4, 0, 4, 12, 3.5, 1.5, "rank 1: its process was killed"),),
             ),
             cost=cost(worlds, details, Price(3.6, "rank")),

@@ -16,6 +16,31 @@ QUANTILES = {
     **dict.fromkeys(("p50_ms", "p95_ms", "p99_ms", "total_ms"), float),
 }
 SPREAD = {"median_ms": float, "p95_ms": float}
+COLLECTIVES = [
+    {
+        "op": str,
+        "group": str,
+        "group_description": str,
+        "group_size": int,
+        "group_ranks": [int],
+        "dtype": str,
+        "reduce_op": str,
+        "size_bytes": [int],
+        "calls": int,
+        "failed": int,
+        "calls_per_step": float,
+        "total_bytes": int,
+        "phases": [{"phase": str, "calls": int}],
+        "callers": [{"caller": str, "calls": int}],
+        "duration": SPREAD,
+        "queue": SPREAD,
+        "wait": SPREAD,
+        "wire": SPREAD,
+        "exposed_ms": float,
+        "algbw_gb_per_s": float,
+        "busbw_gb_per_s": float,
+    }
+]
 SCHEMA: dict[str, Any] = {
     "schema_version": int,
     "timestamp": str,
@@ -78,31 +103,7 @@ SCHEMA: dict[str, Any] = {
                         "non_finite": int,
                     }
                 ],
-                "collectives": [
-                    {
-                        "op": str,
-                        "group": str,
-                        "group_description": str,
-                        "group_size": int,
-                        "group_ranks": [int],
-                        "dtype": str,
-                        "reduce_op": str,
-                        "size_bytes": [int],
-                        "calls": int,
-                        "failed": int,
-                        "calls_per_step": float,
-                        "total_bytes": int,
-                        "phases": [{"phase": str, "calls": int}],
-                        "callers": [{"caller": str, "calls": int}],
-                        "duration": SPREAD,
-                        "queue": SPREAD,
-                        "wait": SPREAD,
-                        "wire": SPREAD,
-                        "exposed_ms": float,
-                        "algbw_gb_per_s": float,
-                        "busbw_gb_per_s": float,
-                    }
-                ],
+                "collectives": COLLECTIVES,
                 "late_rank": {
                     "rank": int,
                     "wait_ns": float,
@@ -196,6 +197,7 @@ SCHEMA: dict[str, Any] = {
         "fastest": int,
         "as_cheap": [int],
     },
+    "stepless": [{"num_processes": int, "collectives": COLLECTIVES}],
     "summaries": [
         {
             "num_processes": int,

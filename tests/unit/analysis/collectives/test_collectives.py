@@ -9,7 +9,14 @@ import numpy as np
 import pytest
 
 from commprof.analysis.collectives.bandwidth import bus_factor, sizes_bytes
-from commprof.analysis.collectives.kinds import CollectiveRow, Spread, caller, collective_rows
+from commprof.analysis.collectives.kinds import (
+    CollectiveRow,
+    Spread,
+    caller,
+    collective_rows,
+    stepless_collectives,
+)
+from commprof.analysis.step.exposure import exposures_of
 from commprof.report.sections.collectives import collectives_section
 from commprof.trace import columns, schema
 from commprof.trace.schema import Kind, Phase
@@ -55,6 +62,29 @@ def test_wait_and_wire_part_where_the_last_rank_starts() -> None:
     # From 14 ms, the last start, to 34 ms, the last completion: 8 MB in 20 ms.
     assert row.algbw_gb_per_s == pytest.approx(0.4)
     assert row.busbw_gb_per_s == pytest.approx(0.4)  # 2 (n - 1) / n is 1 for two ranks
+
+
+def test_without_steps_the_whole_recording_counts() -> None:
+    ranks = [Rank(rank, 2, dtypes=DTYPES) for rank in range(2)]
+    for rank, issue in zip(ranks, (10, 14), strict=True):
+        for turn in range(5):
+            begin = (issue + 100 * turn) * MS
+            op_id = rank.collective(turn, begin, begin + 20 * MS, bytes=8 * MB)
+            rank.wait(op_id, begin, begin + 20 * MS)
+    traces = [rank.trace() for rank in ranks]
+    tables = [columns.collectives(trace) for trace in traces]
+    exposed = [exposures_of(trace, table) for trace, table in zip(traces, tables, strict=True)]
+    found = stepless_collectives(2, traces, tables, True, exposed)
+    assert found is not None
+    (row,) = found.rows
+    assert (row.calls, row.calls_per_step, row.exposed_ms) == (10, 5.0, 100.0)
+    assert row.busbw_gb_per_s == pytest.approx(0.4)
+    shown = collectives_section(found)
+    assert shown.startswith("Collectives of 2 ranks without steps, by exposed time of a rank:")
+    assert "/rank" in shown
+    ranks[1].step(0, 100 * MS)
+    traces[1] = ranks[1].trace()
+    assert stepless_collectives(2, traces, tables, True, exposed) is None
 
 
 def test_a_queued_collective_starts_when_a_thread_is_free() -> None:
