@@ -1,4 +1,4 @@
-"""Which rank of a host starts what a host needs once: the monitor, the watchdog."""
+"""Processes beside a job: which rank of a host starts them, and in which environment."""
 
 from __future__ import annotations
 
@@ -41,3 +41,21 @@ def _lock(job: Path, what: str) -> Path:
     host = re.sub(r"[^\w.-]", "_", socket.gethostname())
     attempt = re.sub(r"\D", "_", os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
     return job / f"{what}_{host}.attempt_{attempt}.lock"
+
+
+def outside_environment() -> dict[str, str]:
+    """This process's environment for one beside the job: it is no rank and is not recorded.
+
+    It finds the same commprof, and computes with one thread: the ranks need the cores.
+    """
+    package = Path(__file__).resolve().parents[2]
+    boot = package / "commprof" / "capture" / "boot"
+    given = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    path = [str(package), *(entry for entry in given if Path(entry).resolve() != boot)]
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("COMMPROF_", "RANK", "LOCAL_RANK", "OMP_"))
+    }
+    threads = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    return {**kept, "PYTHONPATH": os.pathsep.join(path), **threads}

@@ -15,7 +15,7 @@ from typing import Final
 
 from commprof.errors import UsageError
 from commprof.monitor.metrics.endpoint import listen, parse_address
-from commprof.monitor.one_per_host import is_chosen
+from commprof.monitor.one_per_host import is_chosen, outside_environment
 from commprof.monitor.settings import METRICS_VARIABLE, Settings, settings_of_environment
 from commprof.predict.fit.machine_profile import load_profile
 from commprof.trace.run.processes import identity
@@ -58,7 +58,6 @@ def start_in_rank(job: Path) -> str:
 
 def start_monitor(run: Path, settings: Settings, *more: str) -> str:
     """Starts it for ``run``, until this process ends; returns why it could not, or nothing."""
-    root = Path(__file__).resolve().parent.parent.parent
     pid = os.getpid()
     began = identity(pid)
     if not began:
@@ -68,21 +67,11 @@ def start_monitor(run: Path, settings: Settings, *more: str) -> str:
         *(str(run.absolute()), "--of-process", f"{pid}:{began}", *more),
         *settings.arguments(),
     ]
-    environment = {
-        name: value
-        for name, value in os.environ.items()
-        # It is no rank, and no part of what is recorded; nor may it use the ranks' cores.
-        if not name.startswith(("COMMPROF_", "RANK", "LOCAL_RANK", "OMP_"))
-    }
-    path = [str(root), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
-    boot = str(root / "commprof" / "boot")
-    environment["PYTHONPATH"] = os.pathsep.join(p for p in path if os.path.abspath(p) != boot)
-    environment["OMP_NUM_THREADS"] = environment["OPENBLAS_NUM_THREADS"] = "1"
     try:
         with (run / LOG_FILE).open("ab") as log:
             shell = subprocess.run(
                 command,
-                env=environment,
+                env=outside_environment(),
                 cwd="/",
                 stdin=subprocess.DEVNULL,
                 stdout=log,

@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from commprof.monitor.one_per_host import is_chosen
+from commprof.monitor.one_per_host import is_chosen, outside_environment
 
 #: ``auto`` or seconds: under ``commprof.wrap`` or ``commprof env`` a rank of each host starts one.
 WATCHDOG_VARIABLE = "COMMPROF_WATCHDOG"
@@ -84,16 +84,10 @@ def _command(directory: Path, options: WatchOptions) -> list[str]:
 
 
 def _start(command: list[str]) -> subprocess.Popen[bytes] | None:
-    # Where commprof itself was found, a Python started anew may not look.
-    package = str(Path(__file__).resolve().parents[3])
-    path = os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH"))))
-    # It is no rank, and what records these shall not record it.
-    environment = {k: v for k, v in os.environ.items() if not k.startswith(("COMMPROF_", "RANK"))}
-    environment |= {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     try:
         return subprocess.Popen(
             command,
-            env=environment,
+            env=outside_environment(),
             cwd="/",  # modules of the script's directory are no modules of the watchdog's
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,

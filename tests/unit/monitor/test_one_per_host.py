@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from commprof.monitor.one_per_host import is_chosen
+from commprof.capture import boot
+from commprof.monitor.one_per_host import is_chosen, outside_environment
 from commprof.monitor.watchdog import start
 from commprof.monitor.watchdog.start import FLAMEGRAPH_VARIABLE, WATCHDOG_VARIABLE, WatchOptions
 
@@ -67,3 +68,17 @@ def test_flame_graphs_ask_for_a_watchdog(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setenv(WATCHDOG_VARIABLE, "60")
     start.watch_as_asked(tmp_path)
     assert asked[1:] == [WatchOptions("60", "all")]
+
+
+def test_a_process_beside_the_job_is_no_rank_and_is_not_recorded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    entry = Path(boot.__file__).parent
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(entry), "/mine"]))
+    for name in ("COMMPROF_OUT", "RANK", "LOCAL_RANK", "OMP_WAIT_POLICY"):
+        monkeypatch.setenv(name, "1")
+    found = outside_environment()
+    package = str(Path(boot.__file__).parents[3])
+    assert found["PYTHONPATH"].split(os.pathsep) == [package, "/mine"]
+    assert not {"COMMPROF_OUT", "RANK", "LOCAL_RANK", "OMP_WAIT_POLICY"} & set(found)
+    assert found["OMP_NUM_THREADS"] == "1"
