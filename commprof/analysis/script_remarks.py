@@ -37,6 +37,7 @@ def script_remarks(
         for world in worlds
         if world.merged_steps
     ]
+    found += dict.fromkeys(text for world in worlds for text in world.repeats.sentences)
     if any(world.samples_source == "dataloader" for world in worlds):
         found.append(_SAMPLES)
     return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -36,6 +36,7 @@ from commprof.analysis.rank_summary import (
 from commprof.analysis.step.breakdown import Breakdown
 from commprof.analysis.step.mean_step import stalled
 from commprof.analysis.step.overhead import Overhead, overhead
+from commprof.analysis.step.repeats import Repeats, repeats
 from commprof.trace import columns, schema
 from commprof.trace.columns import Ints
 from commprof.trace.found_steps import DECLARED
@@ -96,6 +97,8 @@ class WorldResult:
     compression: tuple[CompressionRow, ...] = ()
     #: Steps left out because they hold several iterations in one.
     merged_steps: int = 0
+    #: Of the first rank that left a trace.
+    repeats: Repeats = field(default_factory=Repeats)
     #: Who counted the samples: the training "loop", the "dataloader", or nobody ("").
     samples_source: str = "loop"
     #: A trace does not say how many threads run a gloo group's collectives: torch's default counts.
@@ -158,6 +161,7 @@ def world_result(run: WorldRun, seen: MeasuredWorld) -> WorldResult:
         compression=compression_rows(traces, step, run.world_size),
         steps_end=seen.steps.source,
         merged_steps=seen.merged,
+        repeats=repeats(traces[0], step),
         gloo_threads_assumed=any(assumes_threads(trace) for trace in traces),
         host_links=host_links(run.world_size, observed),
         cross_checks=(*cross_checks(run, observed), *theory_checks(run, observed)),
