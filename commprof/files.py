@@ -15,7 +15,18 @@ _MEMINFO = Path("/proc/meminfo")
 
 
 def open_regular(path: Path) -> BinaryIO:
+    """Opens a file to read, as ``descriptor_of_regular`` does.
+
+    Raises:
+        OSError: it cannot be opened, or is no regular file.
+    """
+    return os.fdopen(descriptor_of_regular(path), "rb")
+
+
+def descriptor_of_regular(path: Path) -> int:
     """Opens a file to read; never waits for the writer of a pipe, nor reads a device.
+
+    The caller closes it.
 
     Raises:
         OSError: it cannot be opened, or is no regular file.
@@ -27,7 +38,7 @@ def open_regular(path: Path) -> BinaryIO:
         if stat.S_ISDIR(mode):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
         raise OSError(errno.EINVAL, "it is no regular file", str(path))
-    return os.fdopen(fd, "rb")
+    return fd
 
 
 def read_bytes(path: Path, most_bytes: int | None = None) -> bytes:

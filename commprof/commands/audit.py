@@ -9,6 +9,7 @@ from pathlib import Path
 
 from commprof.audit.audit import audit
 from commprof.errors import UsageError
+from commprof.files import open_regular
 from commprof.report.audit_text import render
 
 #: No report is larger; what is, is not read.
@@ -56,7 +57,7 @@ def _text_of(path: Path) -> str:
         if str(path) == "-":
             data = sys.stdin.buffer.read(_MOST_BYTES + 1)
         else:
-            with path.open("rb") as file:
+            with open_regular(path) as file:
                 data = file.read(_MOST_BYTES + 1)
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}; name a report") from None

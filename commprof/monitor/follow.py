@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from commprof.errors import TraceError
+from commprof.files import descriptor_of_regular
 from commprof.trace import schema
 from commprof.trace.blocks import Block
 from commprof.trace.documents import Group
@@ -156,8 +157,7 @@ class TraceTail:
         if self._broken:
             return False
         try:
-            # A pipe of that name must not hold us up.
-            fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            fd = descriptor_of_regular(self.path)
         except FileNotFoundError:
             return False
         header = self._file_header(fd)
@@ -175,7 +175,7 @@ class TraceTail:
         return True
 
     def _file_header(self, fd: int) -> bytes:
-        """Its bytes so far; those of what is no file, a pipe for one, cannot be read."""
+        """Its bytes so far; closes a file that cannot be read."""
         try:
             return os.pread(fd, schema.FILE_HEADER.size, 0)
         except OSError:

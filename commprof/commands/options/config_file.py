@@ -13,11 +13,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from commprof.errors import UsageError
+from commprof.files import read_bytes
 from commprof.workloads.parsing import allowed
 
 if TYPE_CHECKING:
     from yaml import MappingNode, Node
 
+#: Of a file of options, which has a line for each.
+_MOST_BYTES = 1 << 20
 #: Options whose text is a list by commas; a file may give a list.
 _LISTS = ("world_sizes", "strategy", "trial")
 #: Options that read NAME:key=value,...; a file may give {NAME: {key: value}}.
@@ -84,8 +87,8 @@ def _composed(path: Path) -> Node | None:
     import yaml
 
     try:
-        with path.open(encoding="utf-8") as file:
-            return yaml.compose(file, Loader=yaml.SafeLoader)
+        text = read_bytes(path, _MOST_BYTES).decode()
+        return yaml.compose(text, Loader=yaml.SafeLoader)
     except OSError as error:
         raise UsageError(f"cannot read --config {path}: {error.strerror}; name a file") from None
     except yaml.MarkedYAMLError as error:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from commprof.files import descriptor_of_regular
 from commprof.monitor.follow import TraceTail
 from commprof.monitor.rank_state import RankState, common_names
 from commprof.monitor.watchdog.hang import Process
@@ -121,13 +122,13 @@ class RankFeed:
 def _session(path: Path) -> int:
     """Which trace the rings belong to; 0, as no ring has it, where the file is gone."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        fd = descriptor_of_regular(path)
     except OSError:
         return 0
     try:
         header = os.pread(fd, schema.FILE_HEADER.size, 0)
         return int(schema.FILE_HEADER.unpack(header)[3]) if len(header) == 32 else 0
-    except OSError:  # a pipe of that name
+    except OSError:
         return 0
     finally:
         os.close(fd)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
+from commprof.files import descriptor_of_regular
 from commprof.trace import schema
 from commprof.trace.rings.ring import ring_capacity, ring_files
 from commprof.trace.schema import Kind, Records
@@ -72,7 +73,7 @@ class RingTail:
 
     def _open(self, path: Path) -> None:
         try:
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            fd = descriptor_of_regular(path)
         except OSError:
             return
         header = os.pread(fd, schema.RING_HEADER_BYTES, 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import random
 import time
 from pathlib import Path
@@ -235,3 +236,12 @@ def test_the_command_prints_findings_and_says_so_in_its_exit_code(
     path.write_text("ranks,throughput,speedup\n1,100.0,1.00\n2,150.0,1.50\n")
     assert main(["audit", str(path)]) == 0
     assert capsys.readouterr().out == f"{path}: no findings in 2 comparisons of 2 rows\n"
+
+
+def test_a_pipe_is_refused_and_holds_nobody_up(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "report.md"
+    os.mkfifo(path)
+    assert main(["audit", str(path)]) == 2
+    assert "it is no regular file; name a report" in capsys.readouterr().err

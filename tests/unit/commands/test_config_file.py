@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -162,3 +163,17 @@ def test_a_script_may_have_an_option_of_that_name(tmp_path: Path) -> None:
     found = parser().parse_args(["train.py", "--config", str(tmp_path / "its_own.yaml")])
     assert found.config is None
     assert found.script_args == ["--config", str(tmp_path / "its_own.yaml")]
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device", "long"])
+def test_what_has_no_end_is_refused_at_once(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "run.yaml"
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "device":
+        path.symlink_to("/dev/zero")
+    else:
+        path.touch()
+        os.truncate(path, 1 << 40)  # a hole, which takes no room
+    with pytest.raises(UsageError, match=r"cannot read --config .*run\.yaml: .*; name a file"):
+        read_config(path, parser()._actions)

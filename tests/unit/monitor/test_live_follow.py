@@ -207,3 +207,10 @@ def test_a_pipe_holds_nobody_up(path: Path) -> None:
     assert times(tail.poll()) == []
     assert times(tail.poll()) == []
     assert len(tail.problems) == 1
+
+
+def test_a_device_is_no_trace_that_may_still_come(path: Path) -> None:
+    path.symlink_to("/dev/null")
+    with TraceTail(path) as tail:
+        assert times(tail.poll()) == []
+        assert tail.problems == ["cannot be read: it is no regular file"]
