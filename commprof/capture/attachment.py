@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from commprof import _native
 from commprof.capture.python.hook import PythonBucketHook
 from commprof.capture.recorder import recorder
+from commprof.capture.variables import check_variables
 from commprof.compressors import Compressor
 from commprof.compressors.groups import Groups
 from commprof.compressors.running import Running
@@ -280,7 +281,8 @@ def attach(
 
     Raises:
         CommprofError: ``ddp`` is no DDP model, or has a communication hook already; or the ranks
-            do not agree on the compressor.
+            do not agree on the compressor; or a ``COMMPROF_`` variable has a value that means
+            nothing.
     """
     if not isinstance(ddp, DistributedDataParallel):
         raise CommprofError(
@@ -292,6 +294,7 @@ def attach(
             "this model already has a communication hook, and DDP takes one for life; call "
             "attach(ddp, hook=...) before registering it, or leave attach() out"
         )
+    check_variables()
     attachment = Attachment(ddp, bucket_hook_of(ddp))
     attachment.set_hook(hook, state)
     return attachment

@@ -34,6 +34,7 @@ from commprof.capture.patches.work_attributes import show_inner_attributes
 from commprof.capture.phases.auto_phases import AutoPhases
 from commprof.capture.phases.step_finder import StepFinder
 from commprof.capture.recorder import Marker, recorder
+from commprof.capture.variables import check_variables
 from commprof.capture.witnesses import Witnesses
 from commprof.errors import CommprofError
 from commprof.trace.rings.ring import owner_path
@@ -63,6 +64,7 @@ class Profiler:
         mode: int,
     ) -> None:
         """See :func:`profile`; ``mode`` is a place in ``schema.MODES``."""
+        check_variables()
         self._mode = mode
         self._signal = switch_signal()
         self._directory = directory
@@ -344,7 +346,8 @@ def profile(
             operation. None: if ``COMMPROF_STACKS`` is 1 in the environment.
 
     Raises:
-        UsageError: no such mode, here or in the environment.
+        UsageError: no such mode, here or in the environment; or a ``COMMPROF_`` variable has a
+            value that means nothing.
 
     Ranks that do not share a clock compare theirs with rank 0's over UDP, on threads of their
     own; ``COMMPROF_CLOCK=off`` in the environment leaves that out.

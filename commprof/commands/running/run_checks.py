@@ -8,6 +8,7 @@ import os
 from typing import NoReturn
 
 from commprof.capture.boot import BUCKET_CAP_VARIABLE, SYNC_VARIABLE
+from commprof.capture.variables import check_choices
 from commprof.commands.running.price import price_of
 from commprof.commands.running.run_worlds import subjects_of
 from commprof.commands.running.target import Subject
@@ -23,6 +24,7 @@ from commprof.workloads.strategies import parse_strategy
 
 def checked_subjects(args: argparse.Namespace, world_sizes: list[int]) -> list[Subject]:
     """What runs, after what the options say of all ranks was refused or left in the environment."""
+    check_choices()
     _set_mode(args)
     _check_restarts(args)
     if args.hook is not None:
