@@ -65,8 +65,11 @@ def test_every_collective_has_its_times(recorded: tuple[Trace, dict[str, Any]]) 
     assert table.issue_ns[timed] == pytest.approx(ready, abs=error)
     assert table.end_is_exact[timed].all()
     assert table.end_ns[~timed].tolist() == [0]
-    # Against each other they are known far better than against the host.
-    assert np.diff(table.end_ns[timed]) == pytest.approx(np.diff(end), abs=60_000)
+    # Against each other they are known far better than against the host. A busy host may be late
+    # with the mark of one, which then is in two differences.
+    apart = np.sort(np.abs(np.diff(table.end_ns[timed]) - np.diff(end)))
+    assert apart[:-2].max() < 60_000
+    assert apart[-1] < 1 * MS
 
 
 def test_starts_follow_from_the_queue(recorded: tuple[Trace, dict[str, Any]]) -> None:
