@@ -12,7 +12,11 @@ from commprof.commands.options.output_file import writable_file
 from commprof.commands.options.run_arguments import DESCRIPTION, add_arguments
 from commprof.commands.options.terminal import prose_width
 from commprof.commands.running.dry_run import dry_run_text
-from commprof.commands.running.run_checks import checked_subjects, watch_options_of, world_sizes_of
+from commprof.commands.running.run_checks import (
+    checked_subjects,
+    watch_threshold_of,
+    world_sizes_of,
+)
 from commprof.commands.running.run_context import run_context, save_changes, save_config
 from commprof.commands.running.run_machines import meeting_of
 from commprof.commands.running.run_output import chosen_directory, make_directory
@@ -54,7 +58,7 @@ class RunCommand:
         args.placing = place_ranks(args.pin, args.threads_per_rank, world_sizes, args.nnodes)
         metrics = settings_of(args)
         check_settings(metrics)
-        watch = watch_options_of(args)
+        watch = watch_threshold_of(args)
         subjects = checked_subjects(args, world_sizes)
         descriptions = [subject.check(world_sizes, meeting) for subject in subjects]
         json_file = writable_file(args.json)

@@ -297,8 +297,3 @@ def _add_where(parser: argparse.ArgumentParser) -> None:
         help="a process beside the ranks that names the rank, collective and bucket for which a "
         "step or collective takes so long, and shows stacks; auto: learnt from the run",
     )
-    parser.add_argument(
-        "--flamegraph",
-        metavar="RANK,...",
-        help="flame graphs of these ranks by phase, by py-spy (with --watchdog auto if not given)",
-    )

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from commprof.capture.mode import mode_code
-from commprof.commands.running.run_checks import watch_options_of
+from commprof.commands.running.run_checks import watch_threshold_of
 from commprof.commands.running.run_worlds import places_of
 from commprof.commands.running.target import Subject
 from commprof.launch.pinning import Pinning
@@ -75,11 +75,9 @@ def _machine(placing: Placing) -> str:
 
 def _recording(args: argparse.Namespace) -> str:
     """What goes on beside the training."""
-    metrics, watch = settings_of(args), watch_options_of(args)
+    metrics, threshold = settings_of(args), watch_threshold_of(args)
     restarts = f"at most {args.max_restarts} restarts" if args.max_restarts else "no restarts"
-    watchdog = "no watchdog" if watch is None else f"watchdog {watch.threshold}"
-    if watch is not None and watch.flamegraph:
-        watchdog += f" with flame graphs of {watch.flamegraph}"
+    watchdog = "no watchdog" if threshold is None else f"watchdog {threshold}"
     live = "no live metrics"
     if metrics.wanted:
         live = f"live metrics ({shlex.join(metrics.arguments())})"

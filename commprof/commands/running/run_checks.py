@@ -14,8 +14,6 @@ from commprof.commands.running.run_worlds import subjects_of
 from commprof.commands.running.target import Subject
 from commprof.compressors import parse
 from commprof.errors import UsageError
-from commprof.monitor.watchdog.flames import parse_ranks
-from commprof.monitor.watchdog.start import WatchOptions
 from commprof.monitor.watchdog.thresholds import AUTO, parse_threshold
 from commprof.trace.schema import MODES
 from commprof.trials.plan import parse_trial
@@ -147,11 +145,10 @@ def _out_of_range(nproc: int) -> NoReturn:
     raise UsageError(f"--nproc {nproc} is out of range (allowed: 1 or more)")
 
 
-def watch_options_of(args: argparse.Namespace) -> WatchOptions | None:
-    """What was asked of the watchdog, checked; None without one."""
-    if args.watchdog is None and args.flamegraph is None:
+def watch_threshold_of(args: argparse.Namespace) -> str | None:
+    """Returns the watchdog's threshold after checking it; None where no watchdog was asked for."""
+    if args.watchdog is None:
         return None
-    threshold = args.watchdog or AUTO
+    threshold: str = args.watchdog or AUTO
     parse_threshold(threshold)
-    parse_ranks(args.flamegraph or "0")
-    return WatchOptions(threshold, args.flamegraph or "")
+    return threshold

@@ -34,7 +34,7 @@ from commprof.trace.run.run_directory import world_directory
 #: Torch's gloo threads may abort a process that ends right after its last collective.
 _EXIT_PAUSE_S = 0.02
 #: What the launcher of the ranks has said already, or would have to do; None where not given.
-_LAUNCHERS = ("nproc", "world_sizes", "nnodes", "node_rank", "watchdog", "flamegraph")
+_LAUNCHERS = ("nproc", "world_sizes", "nnodes", "node_rank", "watchdog")
 
 
 def run_rank_of_launcher(args: argparse.Namespace, given: GivenRank) -> int:

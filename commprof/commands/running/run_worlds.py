@@ -17,7 +17,7 @@ from commprof.commands.options.output_file import keep_text
 from commprof.commands.running.target import ScriptSubject, Subject, WorkloadSubject
 from commprof.errors import CommprofError, RankFailedError, UsageError
 from commprof.launch.rendezvous import Meeting
-from commprof.monitor.watchdog.start import WatchOptions, watched
+from commprof.monitor.watchdog.start import watched
 from commprof.report.plain_text import printable
 from commprof.trace.run.run_directory import RUN_FILE, world_directory
 
@@ -55,7 +55,7 @@ def run_world_sizes(
     directory: Path,
     world_sizes: Sequence[int],
     context: dict[str, Any],
-    watch: WatchOptions | None = None,
+    watch: str | None = None,
 ) -> int:
     """Runs one world size after another, up to the first that fails; returns its exit code.
 

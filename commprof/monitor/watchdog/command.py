@@ -11,9 +11,6 @@ from types import FrameType
 
 from commprof import invocation
 from commprof.errors import CommprofError
-from commprof.monitor.watchdog.duties import Duty
-from commprof.monitor.watchdog.flames import FlameDuty, parse_ranks
-from commprof.monitor.watchdog.log import Log
 from commprof.monitor.watchdog.thresholds import AUTO, parse_threshold
 from commprof.monitor.watchdog.watchdog import watch
 
@@ -35,7 +32,6 @@ def main() -> int:
     parser.add_argument(
         "--threshold", default=AUTO, help="seconds, or auto: learnt from the run (default: auto)"
     )
-    parser.add_argument("--flamegraph", metavar="RANKS", help="see commprof run --help")
     parser.add_argument("--parent", type=int, metavar="PID", help="end when this process has")
     parser.add_argument("--quiet", action="store_true", help="write files only")
     args = parser.parse_args()
@@ -44,17 +40,11 @@ def main() -> int:
     signal.signal(signal.SIGTERM, _end)
     os.nice(5)  # ranks that compute come first
     try:
-        ranks = parse_ranks(args.flamegraph) if args.flamegraph else ()
-
-        def flames(place: Path, log: Log) -> list[Duty]:
-            return [FlameDuty(place, rank, log) for rank in ranks]
-
         watch(
             args.directory,
             parse_threshold(args.threshold),
             parent=args.parent,
             quiet=args.quiet,
-            more_duties=flames,
         )
     except CommprofError as error:
         print(f"commprof watchdog: {error}", file=sys.stderr)

@@ -7,45 +7,34 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from commprof.monitor.one_per_host import is_chosen, outside_environment
 
 #: ``auto`` or seconds: under ``commprof.wrap`` or ``commprof env`` a rank of each host starts one.
 WATCHDOG_VARIABLE = "COMMPROF_WATCHDOG"
-#: Ranks for flame graphs, there; without the variable above it stands for ``auto``.
-FLAMEGRAPH_VARIABLE = "COMMPROF_FLAMEGRAPH"
 #: Process whose descendants may read the ranks' stacks, where Yama restricts that.
 PTRACER_VARIABLE = "COMMPROF_PTRACER"
 
-#: For what it is doing when the job has ended: flame graphs are drawn then.
+#: Seconds that it gets for what it is doing when the job has ended.
 _END_S = 10.0
 
 
-@dataclass(frozen=True)
-class WatchOptions:
-    """What the watchdog is to do."""
-
-    #: ``auto`` or seconds.
-    threshold: str
-    #: Ranks for flame graphs, as ``--flamegraph`` takes them; empty for none.
-    flamegraph: str = ""
-
-
 @contextmanager
-def watched(directory: Path, options: WatchOptions | None) -> Iterator[None]:
-    """Within it, a watchdog sees to the ranks that record into ``directory``; None: none does.
+def watched(directory: Path, threshold: str | None) -> Iterator[None]:
+    """Within it, a watchdog watches the ranks that record into ``directory``.
+
+    threshold: ``auto`` or seconds, as ``--watchdog`` takes it; None starts no watchdog.
 
     A watchdog that cannot be started is said in a line on stderr.
     """
-    if options is None:
+    if threshold is None:
         yield
         return
     before = {name: os.environ.get(name) for name in (WATCHDOG_VARIABLE, PTRACER_VARIABLE)}
     os.environ.pop(WATCHDOG_VARIABLE, None)  # no rank shall start another
     os.environ[PTRACER_VARIABLE] = str(os.getpid())
-    process = _start([*_command(directory, options), "--parent", str(os.getpid())])
+    process = _start([*_command(directory, threshold), "--parent", str(os.getpid())])
     try:
         yield
     finally:
@@ -58,12 +47,12 @@ def watched(directory: Path, options: WatchOptions | None) -> Iterator[None]:
             _end(process)
 
 
-def start_detached(directory: Path, options: WatchOptions) -> None:
-    """Starts one that is no child of this process and ends by itself after the last rank.
+def start_detached(directory: Path, threshold: str) -> None:
+    """Starts a watchdog that is no child of this process and ends by itself after the last rank.
 
     For a rank: a script that waits for all of its children must not find one more.
     """
-    command = ["/bin/sh", "-c", '"$@" &', "sh", *_command(directory, options)]
+    command = ["/bin/sh", "-c", '"$@" &', "sh", *_command(directory, threshold)]
     process = _start(command)
     if process is not None:
         process.wait()  # the shell, which is done at once
@@ -71,16 +60,14 @@ def start_detached(directory: Path, options: WatchOptions) -> None:
 
 def watch_as_asked(directory: Path) -> None:
     """Starts one for the ranks of this host, in one of them, where the environment asks for it."""
-    flamegraph = os.environ.get(FLAMEGRAPH_VARIABLE, "")
-    threshold = os.environ.get(WATCHDOG_VARIABLE) or (flamegraph and "auto")
+    threshold = os.environ.get(WATCHDOG_VARIABLE)
     if threshold and is_chosen(directory, "watchdog"):
-        start_detached(directory, WatchOptions(threshold, flamegraph))
+        start_detached(directory, threshold)
 
 
-def _command(directory: Path, options: WatchOptions) -> list[str]:
+def _command(directory: Path, threshold: str) -> list[str]:
     command = [sys.executable, "-m", "commprof.monitor.watchdog", str(directory.absolute())]
-    command += ["--threshold", options.threshold]
-    return [*command, "--flamegraph", options.flamegraph] if options.flamegraph else command
+    return [*command, "--threshold", threshold]
 
 
 def _start(command: list[str]) -> subprocess.Popen[bytes] | None:

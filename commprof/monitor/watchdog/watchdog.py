@@ -92,7 +92,6 @@ def watch(
     *,
     parent: int | None,
     quiet: bool = False,
-    more_duties: Callable[[Path, Log], list[Duty]] | None = None,
 ) -> None:
     """Watches the jobs that record into a directory until they are over.
 
@@ -101,17 +100,11 @@ def watch(
         threshold_s: None learns it from the run.
         parent: process id of the launcher, whose end is the watchdog's; None without one.
         quiet: nothing on stderr.
-        more_duties: made for each directory beside the watchdog's own.
     """
 
     def duties(place: Path) -> list[Duty]:
         log = Log(place, quiet)
-        own: list[Duty] = [
-            HangDuty(place, Threshold(threshold_s), log),
-            MismatchDuty(log),
-            AnomalyDuty(log),
-        ]
-        return own + (more_duties(place, log) if more_duties is not None else [])
+        return [HangDuty(place, Threshold(threshold_s), log), MismatchDuty(log), AnomalyDuty(log)]
 
     jobs: dict[Path, Job] = {}
     last_alive = time.monotonic()

@@ -22,7 +22,6 @@ from tests.support.machines.hangs import STEPS, THRESHOLD_S, outcome, stop_a_ran
 pytestmark = [
     pytest.mark.skipif(_native.native is None, reason="needs the C++ module"),
 ]
-needs_py_spy = pytest.mark.skipif(find_py_spy() is None, reason="needs py-spy: pip install py-spy")
 
 #: Rank 1 comes 4 s late to a step; then the ranks disagree about a collective and go on. Both last
 #: until the watchdog has told of them, at most a minute: a busy machine gives it a core late.
@@ -136,8 +135,7 @@ def finished(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     script.write_text(SCRIPT)
     if request.param == "commprof run":
         options = ["--nproc", "2", "--watchdog", "1.5", "--output", str(place / "run")]
-        flames = ["--flamegraph", "0"] if find_py_spy() else []
-        done = call("-m", "commprof.run", *options, *flames, str(script), timeout_s=90)
+        done = call("-m", "commprof.run", *options, str(script), timeout_s=90)
         return Finished(place / "run/world_2", done)
     torchrun = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0")
     command = (*torchrun, "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0")
@@ -191,19 +189,6 @@ def test_the_report_shows_both(finished: Finished) -> None:
     page = call("-m", "commprof", "report", str(finished.directory), "--format", "html")
     assert page.returncode == 0
     assert 'id="incidents"' in (finished.directory / "report.html").read_text()
-
-
-@needs_py_spy
-def test_the_flame_graph(finished: Finished) -> None:
-    path = finished.directory / "flame_rank_0.svg"
-    if not path.exists():
-        assert finished.directory.name == "out"  # it was asked for under commprof run only
-        return
-    picture = path.read_text()
-    assert "main (" in picture
-    # It waited in a backward pass for 4 s, and slept between its steps.
-    for phase in ("backward", "other"):
-        assert f"<title>{phase}: " in picture
 
 
 def test_no_watchdog_is_left(finished: Finished) -> None:

@@ -48,7 +48,7 @@ def stop_a_rank(directory: Path, seed: int, most_ranks: int = 8, mode: str = "fu
     Raises what the launch raises: the job must end well.
     """
     from commprof.launch.elastic import launch
-    from commprof.monitor.watchdog.start import WatchOptions, watched
+    from commprof.monitor.watchdog.start import watched
 
     draw = random.Random(seed)
     ranks = draw.randint(2, most_ranks)
@@ -59,7 +59,7 @@ def stop_a_rank(directory: Path, seed: int, most_ranks: int = 8, mode: str = "fu
     job = _job(directory, ranks)
     stopper = threading.Thread(target=_stop, args=(directory, tried, delay_s))
     try:
-        with watched(directory, WatchOptions(f"{THRESHOLD_S:g}")):
+        with watched(directory, f"{THRESHOLD_S:g}"):
             stopper.start()
             launch(job, directory / "logs")
             stopper.join()

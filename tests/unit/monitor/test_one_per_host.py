@@ -10,14 +10,14 @@ import pytest
 from commprof.capture import boot
 from commprof.monitor.one_per_host import is_chosen, outside_environment
 from commprof.monitor.watchdog import start
-from commprof.monitor.watchdog.start import FLAMEGRAPH_VARIABLE, WATCHDOG_VARIABLE, WatchOptions
+from commprof.monitor.watchdog.start import WATCHDOG_VARIABLE
 
 NAMES = ("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "TORCHELASTIC_RESTART_COUNT")
 
 
 @pytest.fixture(autouse=True)
 def _no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in (*NAMES, WATCHDOG_VARIABLE, FLAMEGRAPH_VARIABLE):
+    for name in (*NAMES, WATCHDOG_VARIABLE):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -54,20 +54,18 @@ def test_where_nothing_numbers_them_the_first_is_the_one(
     assert not is_chosen(tmp_path / "gone", "monitor")
 
 
-def test_flame_graphs_ask_for_a_watchdog(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[WatchOptions] = []
-    monkeypatch.setattr(start, "start_detached", lambda _, options: asked.append(options))
+def test_one_rank_of_a_host_starts_the_watchdog_that_was_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(start, "start_detached", lambda _, threshold: asked.append(threshold))
     start.watch_as_asked(tmp_path)
     assert asked == []
     assert list(tmp_path.iterdir()) == []
-    monkeypatch.setenv(FLAMEGRAPH_VARIABLE, "all")
+    monkeypatch.setenv(WATCHDOG_VARIABLE, "60")
     for _ in range(2):
         start.watch_as_asked(tmp_path)
-    assert asked == [WatchOptions("auto", "all")]
-    monkeypatch.setenv("LOCAL_RANK", "0")
-    monkeypatch.setenv(WATCHDOG_VARIABLE, "60")
-    start.watch_as_asked(tmp_path)
-    assert asked[1:] == [WatchOptions("60", "all")]
+    assert asked == ["60"]
 
 
 def test_a_process_beside_the_job_is_no_rank_and_is_not_recorded(
