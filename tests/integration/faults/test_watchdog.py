@@ -60,7 +60,8 @@ def main():
         loss.backward()
         optimizer.step()
         time.sleep(0.02)
-    print(f"rank {rank} loss {loss.item().hex()}", flush=True)
+    # One write: print() without it writes the end of the line apart, where it is unbuffered.
+    print(f"rank {rank} loss {loss.item().hex()}\\n", end="", flush=True)
     work = dist.all_reduce(torch.zeros(2 + rank), async_op=True)
     for _ in range(60):
         time.sleep(1)
