@@ -11,12 +11,11 @@ from commprof.analysis.checks.loss_remarks import loss_remarks
 from commprof.analysis.collectives.compression import compression_remarks
 from commprof.analysis.collectives.queueing import DEFAULT_GLOO_THREADS
 from commprof.analysis.late.stragglers import LateRank, fell_behind
-from commprof.analysis.placement_remarks import placement_remarks
 from commprof.analysis.scaling import Scaling
-from commprof.analysis.script_remarks import script_remarks
 from commprof.analysis.step.cores import crowded, no_core_share, usable_cores
 from commprof.analysis.step.overhead import Overhead
 from commprof.analysis.world import WorldResult
+from commprof.trace.found_steps import BACKWARD, UPDATE
 from commprof.units import ns_to_ms
 
 #: Fewer measured steps than this say little about spread.
@@ -328,3 +327,57 @@ def _about_devices(world: WorldResult, name: str) -> str:
             "replayed CUDA graph are issued by nobody and are not among them. "
         )
     return text.rstrip()
+
+
+#: Ranks whose CPUs are listed one by one.
+_LISTED = 4
+
+
+def placement_remarks(context: Mapping[str, Any]) -> list[str]:
+    """Where ranks were pinned at the largest world size, and whether each had CPUs of its own."""
+    worlds = (context.get("pinning") or {}).get("worlds") or {}
+    pinned = [size for size, found in worlds.items() if found["mode"] != "none"]
+    if not pinned:
+        return []
+    largest = max(pinned, key=int)
+    found = worlds[largest]
+    sets = " | ".join(found["sets"][:_LISTED]) + (" | ..." if len(found["sets"]) > _LISTED else "")
+    shared = "" if found["disjoint"] else "NOT of their own: "
+    return [
+        f"Ranks pinned to CPUs ({found['mode']}), at {largest}: {sets}; {shared}{found['reason']}."
+    ]
+
+
+_STEPS = {
+    UPDATE: (
+        "Step boundaries were inferred from optimizer.step(). For exact ones call commprof.step() "
+        "at the end of the loop's body."
+    ),
+    BACKWARD: (
+        "Step boundaries were inferred from backward passes that communicated, because no "
+        "optimizer stepped. For exact ones call commprof.step() at the end of the loop's body."
+    ),
+}
+_SAMPLES = (
+    "samples/s counts the batches that DataLoaders returned, by dimension 0 of their tensors; a "
+    "batch read by several ranks is counted once per rank."
+)
+
+
+def script_remarks(
+    worlds: Sequence[WorldResult], summaries: Sequence[SummaryResult] = ()
+) -> list[str]:
+    """Remarks on what commprof found out by itself; none where it was told."""
+    ends = {world.steps_end for world in worlds} | {found.steps_end for found in summaries}
+    found = [text for source, text in _STEPS.items() if source in ends]
+    found += [
+        f"At world size {world.world_size} {world.merged_steps} of the steps found hold the "
+        "backward passes of several, but not their updates: the script left updates out there. "
+        "They are in no figure."
+        for world in worlds
+        if world.merged_steps
+    ]
+    found += dict.fromkeys(text for world in worlds for text in world.repeats.sentences)
+    if any(world.samples_source == "dataloader" for world in worlds):
+        found.append(_SAMPLES)
+    return found

@@ -10,7 +10,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 
 import torch
@@ -24,7 +24,6 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from commprof import _native
 from commprof.errors import CommprofError, RankFailedError, UsageError
 from commprof.launch.job import Job, Plan
-from commprof.launch.lost_ranks import kill_lost_ranks
 from commprof.launch.progress import ProgressLine
 from commprof.launch.rendezvous import ALONE, Meeting
 from commprof.launch.worker import run_rank
@@ -291,3 +290,31 @@ def _signal_handlers() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+#: Torch's launcher sets it for ranks; nothing else that this process starts has it.
+_OF_RANKS = b"TORCHELASTIC_RUN_ID="
+
+
+def kill_lost_ranks() -> None:
+    """End every rank that is a child of this process, with what it started itself.
+
+    For when torch's launcher has given up: those that it knows of are gone by then. Does nothing
+    where the kernel does not list children (``CONFIG_PROC_CHILDREN``).
+    """
+    for pid in _children():
+        try:
+            variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        except OSError:
+            continue  # it is gone
+        if any(variable.startswith(_OF_RANKS) for variable in variables):
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(pid, signal.SIGKILL)  # torch gives each a session of its own
+
+
+def _children() -> list[int]:
+    found: list[int] = []
+    for task in Path("/proc/self/task").glob("*"):
+        with suppress(OSError):
+            found += map(int, (task / "children").read_text().split())
+    return found

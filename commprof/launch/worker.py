@@ -5,6 +5,7 @@ The environment must hold RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as torc
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import multiprocessing
 import os
@@ -16,8 +17,8 @@ import time
 import traceback
 import zlib
 from collections.abc import Callable
-from contextlib import closing, nullcontext
-from dataclasses import asdict
+from contextlib import closing, nullcontext, suppress
+from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,6 @@ from commprof import invocation
 from commprof.compressors import parse
 from commprof.errors import CommprofError, UsageError
 from commprof.launch.job import Job, Plan, write_json
-from commprof.launch.memory import PeakMemory
 from commprof.launch.pinning import pin_this_process
 from commprof.launch.progress import ProgressFile
 from commprof.monitor.watchdog.ptracer import allow_tracer
@@ -278,3 +278,53 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+
+
+_STATUS = Path("/proc/self/status")
+_RESET_PEAK = "5"  # proc(5), /proc/pid/clear_refs: the peak becomes what is resident now
+
+
+@dataclass(frozen=True)
+class MemoryUse:
+    """Of one rank, in bytes."""
+
+    before_bytes: int
+    """Resident before model and data were made: Python, torch, process group."""
+    peak_bytes: int
+    """Most that was resident from the first training step on."""
+    device_peak_bytes: int | None
+    """Most that torch's allocator had handed out on the GPU meanwhile; None on a CPU."""
+
+
+class PeakMemory:
+    """Watches from `start()` on; made before the model is."""
+
+    def __init__(self, device: str) -> None:
+        """device: of the model, as torch names it."""
+        self._cuda = device if torch.device(device).type == "cuda" else None
+        self._before_bytes = _resident("VmRSS")
+
+    def start(self) -> None:
+        """From here on: what it took to make the model is given back and forgotten."""
+        libc = ctypes.CDLL(None)
+        if hasattr(libc, "malloc_trim"):  # glibc's own
+            libc.malloc_trim(0)
+        # Where a sandbox forbids it, the peak is that of the whole process: never too little.
+        with suppress(OSError):
+            Path("/proc/self/clear_refs").write_text(_RESET_PEAK)
+        if self._cuda:
+            torch.cuda.reset_peak_memory_stats(self._cuda)
+
+    def use(self) -> MemoryUse:
+        """What it came to until now."""
+        device = torch.cuda.max_memory_allocated(self._cuda) if self._cuda else None
+        return MemoryUse(self._before_bytes, _resident("VmHWM"), device)
+
+
+def _resident(key: str) -> int:
+    """A line of /proc/self/status, in bytes."""
+    for line in _STATUS.read_text().splitlines():
+        name, _, value = line.partition(":")
+        if name == key:
+            return int(value.split()[0]) * 1024
+    raise AssertionError(f"{_STATUS} has no {key}")

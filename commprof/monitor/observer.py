@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import math
 import time
 from collections import deque
 from pathlib import Path
 from typing import Any, Final
 
+from commprof.files import open_regular
 from commprof.monitor.figures.steps import SETTLED_NS
 from commprof.monitor.follow import TraceTail
 from commprof.monitor.followed import Followed, metadata_of
 from commprof.monitor.job import JobTail, newest_job
-from commprof.monitor.metrics import gradients
 from commprof.monitor.metrics.host_counters import own_process, rank_process, this_host
-from commprof.monitor.state import JobState, MonitorState, RankState
+from commprof.monitor.state import GradientState, JobState, MonitorState, RankState
 from commprof.predict.fit.cost_model import OTHER_HOST, SAME_HOST, CostCurve
 from commprof.predict.fit.machine_profile import MachineProfile
 from commprof.trace.run.processes import Here
@@ -149,7 +150,7 @@ def _rank_state(rank: int, tail: TraceTail, world: Followed, here: Here) -> Rank
         "dropped": tail.dropped,
         "trace_bytes": tail.length_bytes,
         "process": process,
-        "gradients": gradients.newest(tail.path),
+        "gradients": newest(tail.path),
     }
     if summaries.newest is not None:
         names = metadata.get("ops", OPS)
@@ -207,3 +208,26 @@ def _of_one_job(tails: dict[int, TraceTail]) -> dict[int, TraceTail]:
         return {}
     world_size = metadata_of(tails[min(tails)])["world_size"]
     return {rank: t for rank, t in tails.items() if metadata_of(t)["world_size"] == world_size}
+
+
+_LARGEST_BYTES: Final = 4096
+
+
+def newest(trace: Path) -> GradientState | None:
+    """Of the rank that writes this trace, which has its figures beside it.
+
+    None where nothing was measured, or the file is being written.
+    """
+    try:
+        with open_regular(trace.with_suffix(".gradients")) as file:
+            value = json.loads(file.read(_LARGEST_BYTES))
+    except (OSError, ValueError, RecursionError):
+        return None
+    names = ("norm", "layer_variance", "cost_s")
+    if not isinstance(value, dict) or not isinstance(value.get("step"), int):
+        return None
+    numbers = [value.get(name) for name in names]
+    if not all(number is None or isinstance(number, int | float) for number in numbers):
+        return None
+    norm, variance, cost_s = (math.nan if n is None else float(n) for n in numbers)
+    return GradientState(value["step"], norm, variance, cost_s)

@@ -13,15 +13,16 @@ import numpy as np
 
 from commprof.analysis.align.clocks import clock_error_us, on_common_clock, rank_clocks
 from commprof.analysis.align.device_timeline import on_device_timeline
-from commprof.analysis.align.merged_steps import merged_steps
 from commprof.analysis.align.warmup import count_warmup, step_signatures
 from commprof.analysis.late.arrivals import Arrivals, match_arrivals
 from commprof.analysis.step.breakdown import Breakdown, Floats, breakdown
 from commprof.analysis.step.exposure import Exposures, exposures_of
 from commprof.trace import columns
-from commprof.trace.columns import Collectives, Steps
+from commprof.trace.columns import Collectives, Ints, Steps
+from commprof.trace.found_steps import UPDATE, communicating_backwards
 from commprof.trace.reader import Trace
 from commprof.trace.run.run_directory import WorldRun
+from commprof.trace.schema import Kind, Phase
 
 
 @dataclass(frozen=True)
@@ -124,3 +125,44 @@ def _common_steps(parts: list[Breakdown], trained: int, merged: set[int]) -> lis
     common -= merged
     chosen = np.array(sorted(step for step in common if step < trained), dtype=np.int64)
     return [part.rows(np.isin(part.step, chosen)) for part in parts]
+
+
+def merged_steps(trace: Trace, steps: Steps) -> Ints:
+    """Indices of found steps that are several iterations in one.
+
+    A step is one if it holds m >= 2 times the usual number of backward passes that
+    communicated, and fewer than m times the usual number of updates. Usual is what more than
+    half of all steps hold; without such a number nothing can be told, and nothing is named.
+    """
+    none = np.empty(0, dtype=np.int64)
+    if steps.source != UPDATE or len(steps) == 0:
+        return none
+    thread = int(steps.thread[0])
+    records = trace.records
+    updates = records[
+        (records["kind"] == Kind.PHASE)
+        & (records["aux"] == Phase.OPTIMIZER)
+        & (records["thread"] == thread)
+    ]["value"].astype(np.int64)
+    passes = _within(steps, communicating_backwards(records, thread))
+    updated = _within(steps, updates)
+    usual_passes, usual_updates = _usual(passes), _usual(updated)
+    if not usual_passes or not usual_updates:
+        return none
+    times = passes // usual_passes
+    several = (times >= 2) & (passes % usual_passes == 0)
+    return steps.index[several & (updated < times * usual_updates)]
+
+
+def _within(steps: Steps, ends_ns: Ints) -> Ints:
+    """How many of these moments each step holds; a step holds its own end."""
+    ends_ns = np.sort(ends_ns)
+    first = np.searchsorted(ends_ns, steps.begin_ns, side="right")
+    return (np.searchsorted(ends_ns, steps.end_ns, side="right") - first).astype(np.int64)
+
+
+def _usual(counts: Ints) -> int:
+    """The number that more than half of them are; 0 without one."""
+    values, times = np.unique(counts, return_counts=True)
+    most = int(np.argmax(times))
+    return int(values[most]) if 2 * times[most] > len(counts) else 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from heapq import heappop, heappush
 from typing import TypeAlias
 
 import numpy as np
@@ -15,7 +16,6 @@ from commprof.analysis.late.arrivals import Arrivals
 from commprof.analysis.step.exposure import exposures_of
 from commprof.analysis.step.pauses import HOST_PAUSE
 from commprof.analysis.step.waiting import split
-from commprof.analysis.timeline.lanes import assign_lanes
 from commprof.analysis.timeline.overview import Flows, Overview, Window
 from commprof.errors import CommprofError
 from commprof.trace import columns, schema
@@ -301,3 +301,28 @@ def ns_to_us_of(values: npt.NDArray[np.generic]) -> npt.NDArray[np.float64]:
     """A column of nanoseconds in microseconds."""
     scale = ns_to_us(1.0)
     return values.astype(np.float64) * scale
+
+
+def assign_lanes(begin_ns: Ints, end_ns: Ints) -> Ints:
+    """The lowest lane that is free when a span begins: as few lanes as spans at one moment.
+
+    A span without length takes its lane for that moment. Greedy colouring of an interval graph
+    in order of begin uses the fewest colours (Kleinberg and Tardos, Algorithm Design, 4.1).
+    """
+    lanes = np.zeros(len(begin_ns), dtype=np.int64)
+    busy: list[tuple[int, int]] = []  # end, lane
+    free: list[int] = []
+    opened = 0
+    until_ns = np.maximum(end_ns, begin_ns + 1)
+    order = np.lexsort((until_ns, begin_ns))
+    times = zip(begin_ns[order].tolist(), until_ns[order].tolist(), order.tolist(), strict=True)
+    for begin, end, row in times:
+        while busy and busy[0][0] <= begin:
+            heappush(free, heappop(busy)[1])
+        if free:
+            lane = heappop(free)
+        else:
+            lane, opened = opened, opened + 1
+        heappush(busy, (end, lane))
+        lanes[row] = lane
+    return lanes

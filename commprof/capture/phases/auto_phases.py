@@ -8,6 +8,7 @@ A loss computed after the model's call counts as other.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from functools import wraps
@@ -19,14 +20,13 @@ from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
 )
+from torch.utils.data import default_collate
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from commprof.capture.patches.replaced import Patches, original_of, uncompiled
-from commprof.capture.phases.batch_size import samples_read
-from commprof.capture.phases.closures import Arguments, outside
-from commprof.capture.phases.sharded_forward import ShardedForward
 from commprof.capture.phases.step_finder import StepFinder
 from commprof.capture.recorder import Marker
+from commprof.trace.schema import SAMPLES_UNKNOWN
 
 
 class AutoPhases:
@@ -154,3 +154,125 @@ def _scaling(finder: StepFinder) -> Callable[..., AbstractContextManager[None]]:
         return finder.scaling(optimizer)
 
     return around
+
+
+#: Tensors and containers looked at; a batch with more is not counted.
+_MOST_ITEMS = 256
+
+
+def samples_read(iterator: Any, batch: Any) -> int:
+    """Samples in what a DataLoader's iterator just returned; SAMPLES_UNKNOWN if not known.
+
+    They are known where every tensor of the batch has the same length in dimension 0 and that
+    is the batch: torch's own collation put it there, or it is the loader's ``batch_size``, or
+    less in the epoch's last batch. A loader without automatic batching is never known.
+    """
+    try:
+        length = _common_length(batch)
+        if length is None or not iterator._auto_collation:
+            return SAMPLES_UNKNOWN
+        if iterator._collate_fn is default_collate:
+            return length
+        sampler = iterator._index_sampler
+        size = sampler.batch_size
+        if length == size or (length < size and iterator._num_yielded == len(sampler)):
+            return length
+    except Exception:  # whatever a user's batch or sampler does: it is not ours to fail
+        return SAMPLES_UNKNOWN
+    return SAMPLES_UNKNOWN
+
+
+def _common_length(batch: Any) -> int | None:
+    """Dimension 0 of every tensor in nested mappings, lists and tuples; None if they differ."""
+    length: int | None = None
+    items = [batch]
+    for _ in range(_MOST_ITEMS):
+        if not items:
+            return length
+        item = items.pop()
+        if isinstance(item, torch.Tensor):
+            if item.dim() == 0 or length not in (None, item.shape[0]):
+                return None
+            length = int(item.shape[0])
+        elif isinstance(item, Mapping):
+            items.extend(item.values())
+        elif isinstance(item, list | tuple):
+            items.extend(item)
+    return None
+
+
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+def outside(marker: Marker, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments | None:
+    """The arguments of ``Optimizer.step``, with a closure that leaves ``marker`` while it runs.
+
+    Args:
+        marker: of the phase that the optimizer's step is in.
+        args: the optimizer itself comes first.
+        kwargs: by name.
+
+    Returns:
+        None where there is no closure.
+    """
+    if len(args) > 1 and callable(args[1]):
+        return (args[0], _leaving(marker, args[1]), *args[2:]), kwargs
+    if callable(kwargs.get("closure")):
+        return args, {**kwargs, "closure": _leaving(marker, kwargs["closure"])}
+    return None
+
+
+def _leaving(marker: Marker, closure: Callable[[], Any]) -> Callable[[], Any]:
+    @wraps(closure)
+    def left() -> Any:
+        marker.end()
+        try:
+            return closure()
+        finally:
+            marker.begin()
+
+    return left
+
+
+#: Not imported here, which most scripts would pay for in vain.
+_PACKAGE = "torch.distributed.fsdp"
+_CLASS = "FSDPModule"
+
+
+class ShardedForward:
+    """Marks these calls as soon as the script has imported what they need."""
+
+    def __init__(self, marker: Marker, patches: Patches) -> None:
+        """Takes the marker of the phase, and what undoes all of this."""
+        self._marker = marker
+        self._patches = patches
+        #: Whether there is something to look for.
+        self.pending = True
+
+    def look(self) -> None:
+        """Begins to mark, if FSDP2 is there. Where torch has it no more, nothing is marked."""
+        owner = getattr(sys.modules.get(_PACKAGE), _CLASS, None)
+        if owner is None:
+            return
+        self.pending = False
+        self._patches.on_remove(self._forget)
+        self._patches.replace(owner, "__call__", _marked(owner, self._marker))
+
+    def _forget(self) -> None:
+        self.pending = True
+
+
+def _marked(owner: type, marker: Marker) -> Any:
+    """``__call__`` for ``owner``, which stands before the module's own class in its order."""
+
+    def call(module: Any, *args: Any, **kwargs: Any) -> Any:
+        inherited = super(owner, module).__call__  # type: ignore[arg-type]
+        if torch.compiler.is_compiling():  # this is traced: a phase is no part of a graph
+            return inherited(*args, **kwargs)
+        marker.begin()
+        try:
+            return inherited(*args, **kwargs)
+        finally:
+            marker.end()
+
+    return call

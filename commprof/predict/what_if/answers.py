@@ -13,8 +13,8 @@ from commprof.predict.fit.held_out import Check, ModelError, checks, model_error
 from commprof.predict.replay.recorded import Recorded
 from commprof.predict.replay.replay import Replay
 from commprof.predict.replay.scenario import Estimate, Prediction, Scenario
+from commprof.predict.replay.schedule import Schedule
 from commprof.predict.what_if.amdahl import AmdahlFit, fit_amdahl
-from commprof.predict.what_if.money import Cost, cost, samples_per_epoch
 from commprof.predict.what_if.optimize import Candidate, Search, optimize
 
 
@@ -162,3 +162,34 @@ def _throughput(recorded: Sequence[Recorded]) -> dict[int, float]:
         for each in plain
         if each.batch.per_rank
     }
+
+
+_S_PER_HOUR = 3600.0
+
+
+@dataclass(frozen=True)
+class Cost:
+    """In the currency of the price."""
+
+    per_1000_samples: float
+    #: NaN where the run does not say how many samples an epoch has.
+    per_epoch: float
+    hosts: int
+
+
+def cost(
+    prediction: Prediction, schedule: Schedule, ranks_per_host: float, price_per_host_hour: float
+) -> Cost | None:
+    """Of one scenario; None where the run does not say how many samples a step has."""
+    if math.isnan(prediction.samples_per_s):
+        return None
+    hosts = math.ceil(prediction.scenario.world_size / ranks_per_host)
+    per_sample = hosts * price_per_host_hour / _S_PER_HOUR / prediction.samples_per_s
+    return Cost(1000 * per_sample, per_sample * samples_per_epoch(schedule), hosts)
+
+
+def samples_per_epoch(schedule: Schedule) -> float:
+    """Padding counts, as in the run; NaN where the run does not say."""
+    batch = schedule.batch
+    found = batch.steps_per_epoch * batch.per_rank * schedule.world_size
+    return found if found else math.nan

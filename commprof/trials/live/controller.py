@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import wraps
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from commprof.capture.attachment import Attachment
@@ -20,7 +23,6 @@ from commprof.errors import CommprofError
 from commprof.trials.candidates import HEADROOM, Candidate
 from commprof.trials.live import hooks
 from commprof.trials.live.bucketing import Bucketings, obstacle
-from commprof.trials.live.losses import Losses
 from commprof.trials.live.state import Snapshot, Trainables
 from commprof.trials.plan import SETTLE_STEPS, Plan
 from commprof.trials.schedule import Schedule
@@ -245,3 +247,49 @@ def _sync_buffers(attachment: Attachment, on: bool) -> None:
     elif kept in vars(ddp):
         setattr(ddp, name, getattr(ddp, kept))
         delattr(ddp, kept)
+
+
+class Losses:
+    """Adds up what the backward passes of a step begin with, where that is one number."""
+
+    def __init__(self) -> None:
+        self._step: list[torch.Tensor] = []
+        #: Per step of the trial.
+        self._steps: list[list[torch.Tensor]] = []
+        self._undo: Callable[[], None] | None = None
+
+    def start(self) -> None:
+        """Begins to watch."""
+        original = torch.autograd.backward
+
+        @wraps(original)
+        def watched(tensors: Any, *args: Any, **kwargs: Any) -> Any:
+            if isinstance(tensors, torch.Tensor) and tensors.numel() == 1:
+                self._step.append(tensors.detach())
+            return original(tensors, *args, **kwargs)
+
+        def undo() -> None:
+            if torch.autograd.backward is watched:
+                torch.autograd.backward = original
+
+        torch.autograd.backward = watched
+        self._undo = undo
+
+    def stop(self) -> None:
+        """No longer watches."""
+        if self._undo is not None:
+            self._undo()
+            self._undo = None
+
+    def end_step(self, counts: bool) -> None:
+        """A step ended; ``counts`` says whether it was one of the trial's."""
+        if counts:
+            # Values are read at the end: on a GPU it would wait for them.
+            self._steps.append(self._step)
+        self._step = []
+
+    def values(self) -> list[float | None]:
+        """Per step of the trial; None where no single number was differentiated."""
+        sums = [sum(map(float, losses)) if losses else None for losses in self._steps]
+        # JSON has no NaN; a loss that is not finite is no basis for a comparison either.
+        return [x if x is not None and math.isfinite(x) else None for x in sums]

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from commprof.capture.phases.batch_size import samples_read
+from commprof.capture.phases.auto_phases import samples_read
 from commprof.trace.schema import SAMPLES_UNKNOWN
 
 UNKNOWN = SAMPLES_UNKNOWN

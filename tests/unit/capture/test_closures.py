@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from commprof.capture.phases.auto_phases import AutoPhases
-from commprof.capture.phases.closures import outside
+from commprof.capture.phases.auto_phases import AutoPhases, outside
 
 
 class Marker:

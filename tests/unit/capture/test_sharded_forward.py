@@ -14,7 +14,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.testing._internal.distributed import fake_pg  # noqa: F401  # registers the backend
 
 from commprof.capture.patches.replaced import Patches
-from commprof.capture.phases.sharded_forward import ShardedForward
+from commprof.capture.phases.auto_phases import ShardedForward
 
 
 class Marker:

@@ -26,8 +26,8 @@ from commprof.checks.pairs import Link, pairs_of
 from commprof.checks.pressure import Load
 from commprof.checks.run import read_outcomes, run_checks
 from commprof.commands import main
+from commprof.commands.check import render
 from commprof.errors import UsageError
-from commprof.report.check_table import render
 
 CALM = Load(cpu_percent=0.5, memory_percent=0.0, available=0.6)
 

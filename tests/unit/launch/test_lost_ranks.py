@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 
-from commprof.launch.lost_ranks import kill_lost_ranks
+from commprof.launch.elastic import kill_lost_ranks
 
 
 def sleeper(**environment: str) -> subprocess.Popen[bytes]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import mmap
 
 from commprof.analysis.rank_summary import RankSummary
-from commprof.launch.memory import PeakMemory
+from commprof.launch.worker import PeakMemory
 from commprof.report.sections.memory import memory_section
 from tests.support.builders.results import PARTS, world
 

@@ -18,10 +18,9 @@ import pytest
 from commprof.commands import main
 from commprof.errors import UsageError
 from commprof.monitor import monitor as monitors
-from commprof.monitor.metrics.gradients import newest
 from commprof.monitor.metrics.host_counters import rank_process, this_host
 from commprof.monitor.monitor import Monitor, address_file
-from commprof.monitor.observer import Observer
+from commprof.monitor.observer import Observer, newest
 from commprof.monitor.settings import METRICS_VARIABLE, Settings, parse, settings_of_environment
 from commprof.monitor.start import start_in_rank, start_monitor
 from commprof.monitor.state import GradientState

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from commprof.trials.live.losses import Losses
+from commprof.trials.live.controller import Losses
 from commprof.trials.live.state import Snapshot, Trainables
 
 

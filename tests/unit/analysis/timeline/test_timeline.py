@@ -13,9 +13,8 @@ import numpy as np
 import pytest
 
 from commprof.analysis.align.device_timeline import on_device_timeline
-from commprof.analysis.timeline.lanes import assign_lanes
 from commprof.analysis.timeline.overview import overview
-from commprof.analysis.timeline.rank import rank_timeline
+from commprof.analysis.timeline.rank import assign_lanes, rank_timeline
 from commprof.commands import main
 from commprof.errors import CommprofError
 from commprof.report.export import chrome_trace
