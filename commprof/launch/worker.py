@@ -276,10 +276,6 @@ def main() -> None:
     time.sleep(_EXIT_PAUSE_S)
 
 
-if __name__ == "__main__":
-    main()
-
-
 _STATUS = Path("/proc/self/status")
 _RESET_PEAK = "5"  # proc(5), /proc/pid/clear_refs: the peak becomes what is resident now
 
@@ -328,3 +324,7 @@ def _resident(key: str) -> int:
         if name == key:
             return int(value.split()[0]) * 1024
     raise AssertionError(f"{_STATUS} has no {key}")
+
+
+if __name__ == "__main__":
+    main()
