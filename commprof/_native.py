@@ -2,6 +2,7 @@
 
 torch keeps its C++ ABI within a minor version only, and a module built for
 another one loads without complaint and then calls the wrong virtual functions.
+from commprof import variables
 So each module carries its torch's minor in its name, `_torch213`, and no file
 with another name is ever opened. Modules for several torches can lie side by side.
 
@@ -21,6 +22,8 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from commprof import variables
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -103,7 +106,7 @@ def _direct_url() -> str | None:
 
 
 def _load() -> tuple[ModuleType | None, str | None]:
-    if os.environ.get("COMMPROF_NATIVE") == "0":
+    if variables.given(variables.NATIVE) == "0":
         return None, f"COMMPROF_NATIVE=0 is set. {_FALLBACK}"
     import torch  # first: the module needs torch's libraries in the process
 

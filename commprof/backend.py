@@ -22,7 +22,7 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed import ProcessGroupGloo
 
-from commprof import _native
+from commprof import _native, variables
 from commprof.errors import CommprofError
 
 #: Per rank, twice. A block that long is moved between two meetings of the ranks: long enough
@@ -165,7 +165,7 @@ def _place() -> str:
 
     ``COMMPROF_HOST`` overrides it, to treat ranks of one machine as several hosts.
     """
-    named = os.environ.get("COMMPROF_HOST")
+    named = variables.given(variables.HOST)
     if named:
         return f"named {named}"
     boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()

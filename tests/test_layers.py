@@ -18,7 +18,7 @@ ROOT = Path(__file__).parent.parent
 
 FOUNDATION = {
     *("errors", "units", "collectives", "printable", "interrupts", "address"),
-    *("files", "invocation", "_native", "_version", "_C"),
+    *("files", "invocation", "variables", "_native", "_version", "_C"),
 }
 DOORS = {"__init__", "__main__", "door", "run", "wrap"}
 
@@ -119,7 +119,7 @@ def allowed(own_name: str, own: str, target: Sequence[str]) -> bool:
     if target[0] == "_native" and own in TORCH_FREE:
         return False  # it imports torch
     if own_name == "_native":
-        return target[0] == "_C"  # a type stub, nothing at run time
+        return target[0] in ("_C", "variables")  # _C is a type stub, nothing at run time
     layer = layer_of(target)
     return layer in MAY_IMPORT[own] or (layer == own and own != "foundation")
 

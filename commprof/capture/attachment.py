@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from commprof import _native
 from commprof.capture.python.hook import PythonBucketHook
 from commprof.capture.recorder import recorder
-from commprof.capture.variables import check_variables
+from commprof.capture.settings import RankSettings, check_kernels
 from commprof.compressors import Compressor
 from commprof.compressors.groups import Groups
 from commprof.compressors.running import Running
@@ -294,7 +294,8 @@ def attach(
             "this model already has a communication hook, and DDP takes one for life; call "
             "attach(ddp, hook=...) before registering it, or leave attach() out"
         )
-    check_variables()
+    RankSettings.read()
+    check_kernels()
     attachment = Attachment(ddp, bucket_hook_of(ddp))
     attachment.set_hook(hook, state)
     return attachment

@@ -25,19 +25,15 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from commprof.errors import UsageError
-
-#: Measure every so many steps; unset or 0: never.
-GRADIENT_NORMS_VARIABLE = "COMMPROF_GRADIENT_NORMS"
 _FILE_BYTES = 256
 
 
 class GradientNorms:
     """Installs and removes the hooks. Nothing of it stays after :meth:`remove`."""
 
-    def __init__(self) -> None:
-        """Does what COMMPROF_GRADIENT_NORMS says; UsageError where that is no number."""
-        self._every = _wanted()
+    def __init__(self, every: int) -> None:
+        """every: steps between two measurements; 0 measures none."""
+        self._every = every
         self._fd = -1
         self._undo: list[Callable[[], None]] = []
         self._hooks: list[Any] = []
@@ -154,13 +150,3 @@ class GradientNorms:
         if self._fd >= 0 and len(text) < _FILE_BYTES:
             with suppress(OSError):
                 os.pwrite(self._fd, text.ljust(_FILE_BYTES - 1).encode() + b"\n", 0)
-
-
-def _wanted() -> int:
-    text = os.environ.get(GRADIENT_NORMS_VARIABLE) or "0"
-    if not (text.isascii() and text.isdecimal()):
-        raise UsageError(
-            f"{GRADIENT_NORMS_VARIABLE}={text!r} is no number of steps (allowed: 0 for never, or "
-            "more); unset it, or give every how many steps gradients are measured"
-        )
-    return int(text)

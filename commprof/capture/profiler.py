@@ -20,13 +20,13 @@ from commprof.capture.ending import error_line, unhandled
 from commprof.capture.gradient_norms import GradientNorms
 from commprof.capture.job.arrivals import ArrivalLink
 from commprof.capture.job.backends import gloo_threads
-from commprof.capture.job.clock import ClockLink, mode
+from commprof.capture.job.clock import ClockLink
 from commprof.capture.job.job_directory import claim, trace_name
 from commprof.capture.job.metadata import rank_and_world_size, trace_metadata
 from commprof.capture.job.own_trace import OwnTrace
 from commprof.capture.job.ring_files import own_rings, ring_prefix
 from commprof.capture.listener import Listener
-from commprof.capture.mode import control_path, mode_code, switch_signal
+from commprof.capture.mode import control_path
 from commprof.capture.patches.coalescing import Coalescing
 from commprof.capture.patches.future_waits import FutureWaits
 from commprof.capture.patches.stream_waits import StreamWaits
@@ -34,14 +34,12 @@ from commprof.capture.patches.work_attributes import show_inner_attributes
 from commprof.capture.phases.auto_phases import AutoPhases
 from commprof.capture.phases.step_finder import StepFinder
 from commprof.capture.recorder import Marker, recorder
-from commprof.capture.variables import check_variables
+from commprof.capture.settings import RankSettings, check_kernels, mode_code
 from commprof.capture.witnesses import Witnesses
 from commprof.errors import CommprofError
 from commprof.trace.rings.ring import owner_path
 from commprof.trace.schema import MODES, PHASES, STEP_DECLARED
 
-#: Set to 1 it asks for stacks.
-STACKS_VARIABLE = "COMMPROF_STACKS"
 #: Completions that other threads still have to record when capture stops.
 _LATE_COMPLETIONS_S = 0.005
 
@@ -64,9 +62,11 @@ class Profiler:
         mode: int,
     ) -> None:
         """See :func:`profile`; ``mode`` is a place in ``schema.MODES``."""
-        check_variables()
+        settings = RankSettings.read()
+        check_kernels()
         self._mode = mode
-        self._signal = switch_signal()
+        self._signal = settings.switch_signal_number
+        self._compared_clocks = settings.clock
         self._directory = directory
         self._metadata = metadata
         self._stacks = stacks
@@ -81,7 +81,7 @@ class Profiler:
         self._arrivals = ArrivalLink()
         self._gloo_threads: dict[str, int] = {}
         self._witnesses = Witnesses()
-        self._gradient_norms = GradientNorms()
+        self._gradient_norms = GradientNorms(settings.gradient_norms_every)
         self._telemetry = DeviceTelemetry()
         self._seen = OwnTrace()
         self._step = 0
@@ -110,15 +110,15 @@ class Profiler:
         """Opens the trace and starts recording.
 
         Raises:
-            CommprofError: the trace cannot be written, exists already, or capture runs; the
-                metadata is nothing that JSON can hold; or COMMPROF_CLOCK has no known value.
+            CommprofError: the trace cannot be written, exists already, or capture runs; or the
+                metadata is nothing that JSON can hold.
         """
         if self._recorder.started():
             raise CommprofError(
                 "capture already runs in this process; leave the other `with commprof.profile()` "
                 "block, or call its stop(), first"
             )
-        clock = ClockLink(mode())
+        clock = ClockLink(self._compared_clocks)
         rank, _ = rank_and_world_size()
         # The working directory may change, and a trace names its rings.
         path = self._directory.absolute() / trace_name(rank)
@@ -362,7 +362,7 @@ def profile(
                 prof.step()
     """
     if stacks is None:
-        stacks = os.environ.get(STACKS_VARIABLE) == "1"
+        stacks = RankSettings.read().stacks
     return Profiler(Path(directory), dict(metadata or {}), find_steps, stacks, mode_code(mode))
 
 

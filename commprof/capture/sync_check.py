@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-import os
 import sys
 import time
 import weakref
@@ -26,10 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 from commprof.capture.job.store_link import default_store
 from commprof.capture.profiler import Profiler
 from commprof.capture.recorder import recorder
-from commprof.errors import UsageError
 
-#: Steps between two looks; not set: none.
-CHECK_SYNC_VARIABLE = "COMMPROF_CHECK_SYNC"
 _PREFIX = "commprof/sync"
 #: When capture ends rank 0 waits so long for the last hashes of ranks that are not there yet.
 _LAST_S = 1.0
@@ -142,21 +138,17 @@ class SyncCheck:
         }
 
 
-def check_models(profiler: Profiler, models: Sequence[nn.Module] = ()) -> None:
-    """Compares these DDP models, and every one that is made later, as COMMPROF_CHECK_SYNC says.
+def check_models(profiler: Profiler, every: int, models: Sequence[nn.Module] = ()) -> None:
+    """Compares these DDP models, and every one that is made later, with those of all ranks.
 
-    Raises:
-        UsageError: it is no number of steps.
+    every: steps between two comparisons; 0 compares none.
     """
-    every = os.environ.get(CHECK_SYNC_VARIABLE, "")
     if not every:
         return
-    if not (every.isascii() and every.isdecimal()) or int(every) < 1:
-        raise UsageError(f"{CHECK_SYNC_VARIABLE}={every!r} is no number of steps (allowed: 1, ...)")
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return
     world_size = dist.get_world_size()
-    check = SyncCheck(int(every), default_store(_PREFIX), dist.get_rank(), world_size)
+    check = SyncCheck(every, default_store(_PREFIX), dist.get_rank(), world_size)
     profiler.listen(check)
     for model in models:
         _add(check, model, world_size)

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 import torch.distributed as dist
 
+from commprof import variables
 from commprof.analysis.checks.outcome import FAIL, Outcome
 from commprof.checks import (
     all_reduce,
@@ -58,7 +59,6 @@ CHECKS: tuple[Check, ...] = (
 )
 """Pressure first: the others would be seen in it."""
 
-_TIMEOUT_VARIABLE = "COMMPROF_CHECK_TIMEOUT_S"
 _LONGEST_TIMEOUT_S = 86_400
 
 
@@ -101,14 +101,14 @@ def read_outcomes(result_path: Path) -> tuple[Outcome, ...]:
 
 
 def _timeout_s() -> float:
-    text = os.environ.get(_TIMEOUT_VARIABLE) or "60"
+    text = variables.given(variables.CHECK_TIMEOUT_S) or "60"
     try:
         seconds = float(text)
     except ValueError:
         seconds = math.nan
     if not 1 <= seconds <= _LONGEST_TIMEOUT_S:
         raise UsageError(
-            f"{_TIMEOUT_VARIABLE}={text!r} is no number of seconds (allowed: 1 to "
+            f"{variables.CHECK_TIMEOUT_S}={text!r} is no number of seconds (allowed: 1 to "
             f"{_LONGEST_TIMEOUT_S}); unset it for 60"
         )
     return seconds

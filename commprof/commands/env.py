@@ -7,9 +7,10 @@ import os
 import shlex
 from pathlib import Path
 
+from commprof import variables
 from commprof.capture import boot
 from commprof.errors import UsageError
-from commprof.monitor.settings import METRICS_VARIABLE, add_arguments, settings_of
+from commprof.monitor.settings import add_arguments, settings_of
 
 _DESCRIPTION = """\
 Records a job that torchrun, srun, mpirun, or a container's entry point launches, unchanged.
@@ -56,16 +57,16 @@ class EnvCommand:
             raise UsageError(
                 f"cannot write to --output {args.output}: {error.strerror}; name another directory"
             ) from None
-        variables = boot.environment(args.output)
+        found = boot.environment(args.output)
         metrics = settings_of(args)
         if metrics.wanted:
-            variables[METRICS_VARIABLE] = shlex.join(metrics.arguments())
+            found[variables.METRICS] = shlex.join(metrics.arguments())
         program = args.program[1:] if args.program[:1] == ["--"] else args.program
         if not program:
-            words = (f"{name}={shlex.quote(value)}" for name, value in variables.items())
+            words = (f"{name}={shlex.quote(value)}" for name, value in found.items())
             print("export " + " ".join(words))
             return 0
         try:
-            os.execvpe(program[0], program, {**os.environ, **variables})
+            os.execvpe(program[0], program, {**os.environ, **found})
         except OSError as error:
             raise UsageError(f"cannot run {program[0]!r}: {error.strerror}") from None

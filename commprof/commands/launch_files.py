@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from pathlib import Path
 
@@ -133,14 +132,8 @@ def _check_options(words: list[str], nodes: int, ranks_per_node: int) -> None:
     if min(nodes, ranks_per_node) < 1 or (given.nproc, given.nnodes) != (None, None):
         return  # refused by ClusterJob
     given.nnodes, given.nproc = nodes, ranks_per_node
-    before = dict(os.environ)
-    try:
-        sizes = world_sizes_of(given)
-        given.placing = place_ranks("none", given.threads_per_rank, sizes, nodes)
-        subjects = checked_subjects(given, sizes)
-    finally:  # what is left there for the ranks is not for this process
-        os.environ.clear()
-        os.environ.update(before)
-    for subject in subjects:
+    sizes = world_sizes_of(given)
+    given.placing = place_ranks("none", given.threads_per_rank, sizes, nodes)
+    for subject in checked_subjects(given, sizes):
         if isinstance(subject, WorkloadSubject):
             subject.refuse(sizes)

@@ -7,7 +7,7 @@ import os
 import sys
 from pathlib import Path
 
-from commprof import invocation
+from commprof import invocation, variables
 from commprof.commands.options.output_file import writable_file
 from commprof.commands.options.run_arguments import DESCRIPTION, add_arguments
 from commprof.commands.options.terminal import prose_width
@@ -30,7 +30,7 @@ from commprof.commands.running.run_worlds import (
 )
 from commprof.launch.rank_placement import place_ranks
 from commprof.launch.under_launcher import given_rank
-from commprof.monitor.settings import METRICS_VARIABLE, Settings, settings_of
+from commprof.monitor.settings import Settings, settings_of
 from commprof.monitor.start import check_settings, start_monitor
 from commprof.trace.rings.ring import remove_orphans
 from commprof.trace.run.run_directory import STRATEGIES, world_directory
@@ -68,6 +68,7 @@ class RunCommand:
             planned = (subjects, descriptions, world_sizes, meeting, directory, width)
             print(dry_run_text(args, *planned), end="")
             return 0
+        args.settings.leave_for_ranks()
         remove_orphans()
         make_directory(directory, meeting)
         places = places_of(directory, subjects)
@@ -113,7 +114,7 @@ def _stop_fork_server() -> None:
 def _monitor(directory: Path, metrics: Settings) -> None:
     """Starts what shows the job while it runs; without it the job runs all the same."""
     if metrics.wanted:
-        os.environ.pop(METRICS_VARIABLE, None)  # or rank 0 would start another
+        os.environ.pop(variables.METRICS, None)  # or rank 0 would start another
         problem = start_monitor(directory, metrics)
         print(
             f"commprof: {problem}"

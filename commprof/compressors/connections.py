@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Sequence
 from datetime import timedelta
@@ -10,11 +9,8 @@ from typing import Any
 
 import torch.distributed as dist
 
-from commprof import _native
+from commprof import _native, variables
 from commprof.address import own_address
-
-#: Set to "off" on any rank, all of them exchange through their process group.
-SWITCH = "COMMPROF_SOCKETS"
 
 #: How long ranks that have just told each other where they are wait for each other.
 _PATIENCE_S = 10.0
@@ -52,9 +48,9 @@ class Connections:
 
     def _connected(self) -> Any:
         listener, endpoint, problem = None, "", ""
-        said = os.environ.get(SWITCH) or "on"
+        said = variables.given(variables.SOCKETS) or "on"
         if said not in ("on", "off"):
-            problem = f"{SWITCH}={said!r} is neither on nor off"
+            problem = f"{variables.SOCKETS}={said!r} is neither on nor off"
         elif said == "on":
             try:
                 listener = _native.native.Listener(own_address(self._store()))
@@ -82,8 +78,8 @@ class Connections:
             first = next(rank for rank, text in enumerate(problems) if text)
             warnings.warn(
                 "commprof: compressors exchange through gloo, which is slower, because of rank "
-                f"{self._names[first]}: {problems[first]} ({SWITCH}=off asks for it, without "
-                "this warning)",
+                f"{self._names[first]}: {problems[first]} ({variables.SOCKETS}=off asks for it, "
+                "without this warning)",
                 stacklevel=2,
             )
         return None

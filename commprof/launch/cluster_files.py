@@ -13,7 +13,7 @@ import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from commprof import invocation
+from commprof import invocation, variables
 from commprof.errors import UsageError
 from commprof.launch.yaml_text import yaml_text
 
@@ -257,7 +257,7 @@ def _command(job: ClusterJob) -> list[str]:
 
 def _recorded_into(job: ClusterJob, directory: str) -> dict[str, str]:
     """commprof run is told by --output."""
-    return {} if job.is_workload else {"COMMPROF_OUT": directory}
+    return {} if job.is_workload else {variables.OUT: directory}
 
 
 def _environment(job: ClusterJob) -> dict[str, str]:

@@ -83,11 +83,12 @@ def guarded(work: Callable[[], None]) -> None:
 def _run(job: Job, cpu_sets: str) -> None:
     # The launcher imports this module too: capture, with its native part, only loads in a rank.
     from commprof.capture.attachment import attach
-    from commprof.capture.patches.every_model import cap_as_asked
+    from commprof.capture.patches.every_model import cap_every_model
     from commprof.capture.profiler import profile
+    from commprof.capture.settings import RankSettings
     from commprof.capture.sync_check import check_models
 
-    rank = _environment_rank(job)
+    rank, settings = _environment_rank(job), RankSettings.read()
     pin_this_process(cpu_sets, int(os.environ.get("LOCAL_RANK", "0")))
     allow_tracer()
     torch.set_num_threads(job.threads_per_rank)
@@ -98,7 +99,8 @@ def _run(job: Job, cpu_sets: str) -> None:
     dist.init_process_group("cpu:gloo,cuda:nccl" if job.cpu_offload else job.backend)
     shard = Shard(rank, job.world_size, plan.per_rank_batch, plan.steps, job.seed, device)
     memory = PeakMemory(device)
-    cap_as_asked()
+    if settings.bucket_cap_mb is not None:
+        cap_every_model(settings.bucket_cap_mb)
     trainee = plan.workload.build(shard)
     training = Training(trainee, plan.strategy, plan.options, shard, plan.lr_scale)
     setup = _setup(job, plan)
@@ -113,7 +115,7 @@ def _run(job: Job, cpu_sets: str) -> None:
             trial(training.model, job.trial)
         elif job.hook and plan.strategy.replicated:
             attach(training.model)
-        check_models(recorder, [training.model])
+        check_models(recorder, settings.check_sync_every, [training.model])
         result = _train(job, plan, training, recorder)
         memory_use = memory.use()
         record_cost_ns = recorder.record_cost_ns()

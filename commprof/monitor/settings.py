@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import os
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NoReturn
 
+from commprof import variables
 from commprof.errors import UsageError
 from commprof.monitor.metrics.endpoint import parse_address
 
-#: Options as for ``commprof run``, for jobs that something else launches.
-METRICS_VARIABLE: Final = "COMMPROF_METRICS"
 DEFAULT_ADDRESS: Final = "127.0.0.1:9470"
 _INTERVAL_S: Final = 2.0
 
@@ -113,12 +111,12 @@ def settings_of(args: argparse.Namespace) -> Settings:
 
 def settings_of_environment() -> Settings:
     """What COMMPROF_METRICS asks for; UsageError where it holds no such options."""
-    return parse(shlex.split(os.environ.get(METRICS_VARIABLE, "")))
+    return parse(shlex.split(variables.given(variables.METRICS)))
 
 
 def parse(words: Sequence[str]) -> Settings:
     """Of options alone; UsageError for others."""
-    parser = _Parser(prog=METRICS_VARIABLE, add_help=False, allow_abbrev=False)
+    parser = _Parser(prog=variables.METRICS, add_help=False, allow_abbrev=False)
     add_arguments(parser)
     return settings_of(parser.parse_args(words))
 

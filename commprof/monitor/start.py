@@ -13,10 +13,11 @@ import sys
 from pathlib import Path
 from typing import Final
 
+from commprof import variables
 from commprof.errors import UsageError
 from commprof.monitor.metrics.endpoint import listen, parse_address
 from commprof.monitor.one_per_host import is_chosen, outside_environment
-from commprof.monitor.settings import METRICS_VARIABLE, Settings, settings_of_environment
+from commprof.monitor.settings import Settings, settings_of_environment
 from commprof.predict.fit.machine_profile import load_profile
 from commprof.trace.run.processes import identity
 
@@ -47,7 +48,7 @@ def start_in_rank(job: Path) -> str:
     Returns:
         Why there is none though it was asked for; or nothing.
     """
-    if not os.environ.get(METRICS_VARIABLE) or not is_chosen(job, "monitor"):
+    if not variables.given(variables.METRICS) or not is_chosen(job, "monitor"):
         return ""
     try:
         settings = settings_of_environment()

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from commprof import invocation
+from commprof import invocation, variables
 from commprof.analysis.intervals import Interval
 from commprof.analysis.next_step import WORTH_A_LOOK
 from commprof.analysis.run_command import taken_apart
@@ -20,10 +20,6 @@ from commprof.trials.statistics import MIN_ROUNDS, ratio
 
 Floats = npt.NDArray[np.float64]
 
-#: As ``commprof.capture.boot`` reads them; this package does not import it, a test compares.
-HOOK_VARIABLE = "COMMPROF_HOOK"
-BUCKET_CAP_VARIABLE = "COMMPROF_BUCKET_CAP_MB"
-TRIAL_VARIABLE = "COMMPROF_TRIAL"
 
 _TOO_NOISY = (
     "Too noisy to say whether that is worth anything: run it again on a quieter machine, or with "
@@ -123,9 +119,9 @@ def apply(candidate: Candidate, setting: Setting) -> str:
 
 def _under_env(coded: str, cap_mb: str) -> str:
     """The job with variables in the place of the trial's; COMMAND starts it, as before."""
-    given = ((HOOK_VARIABLE, coded), (BUCKET_CAP_VARIABLE, cap_mb))
+    given = ((variables.HOOK, coded), (variables.BUCKET_CAP_MB, cap_mb))
     words = [f"{name}={shlex.quote(value)}" for name, value in given if value]
-    words += [f"{TRIAL_VARIABLE}=", invocation.command("env", "--output", "DIR", "--", "COMMAND")]
+    words += [f"{variables.TRIAL}=", invocation.command("env", "--output", "DIR", "--", "COMMAND")]
     return " ".join(words)
 
 

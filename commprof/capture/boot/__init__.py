@@ -21,20 +21,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pathlib import Path
 
-#: Names the directory for traces; without it nothing happens.
+#: As in ``commprof.variables``: what every Python runs imports nothing of commprof.
 OUT_VARIABLE = "COMMPROF_OUT"
-#: A compressor for every DDP model of the script, as ``commprof.compressors.parse`` takes it.
-HOOK_VARIABLE = "COMMPROF_HOOK"
-#: Bucket cap in MiB of every DDP model that names none: ``commprof.capture.patches.every_model``.
-BUCKET_CAP_VARIABLE = "COMMPROF_BUCKET_CAP_MB"
-#: Candidates that take turns on every DDP model, as ``commprof.trials.plan`` takes them.
-TRIAL_VARIABLE = "COMMPROF_TRIAL"
-#: CPUs by local rank, as ``commprof.launch.pinning.Pinning.text`` lists them.
 CPUS_VARIABLE = "COMMPROF_CPUS"
-#: Steps between two comparisons of all ranks' models; see ``commprof.capture.sync_check``.
-SYNC_VARIABLE = "COMMPROF_CHECK_SYNC"
-#: Options of live metrics, as ``commprof.monitor.settings`` takes them.
-METRICS_VARIABLE = "COMMPROF_METRICS"
 _TARGET = "torch.distributed.distributed_c10d"
 _HERE = os.path.dirname(os.path.abspath(__file__))
 #: The folder that the package lies in.
@@ -129,10 +118,12 @@ def _start(directory: str) -> None:
         # It ran from its checkout; last, so that it hides nothing of the script's.
         sys.path.append(_ROOT)
     try:
+        from commprof import variables
         from commprof.capture.ending import watch_exits
         from commprof.capture.job.job_directory import agree
         from commprof.capture.mode import control_path
         from commprof.capture.profiler import active, profile
+        from commprof.capture.settings import RankSettings
         from commprof.errors import CommprofError
         from commprof.monitor.watchdog.ptracer import allow_tracer
         from commprof.monitor.watchdog.start import watch_as_asked
@@ -142,37 +133,37 @@ def _start(directory: str) -> None:
     if active() is not None:
         return  # the script profiles itself, or made a second default group
     try:
-        # The mode is in the environment.
+        settings = RankSettings.read()
         job = agree(Path(directory))
         profiler = profile(job, find_steps=True).start()
         watch_exits()
         profiler.says_end = control_path(job).parent == job  # `commprof run` shows its report
         allow_tracer()
         watch_as_asked(job)
-        if os.environ.get(METRICS_VARIABLE):
+        if variables.given(variables.METRICS):
             from commprof.monitor.start import start_in_rank
 
             problem = start_in_rank(job)
             if problem:
                 print(f"commprof: {problem}", file=sys.stderr)
-        if os.environ.get(BUCKET_CAP_VARIABLE):
-            from commprof.capture.patches.every_model import cap_as_asked
+        if settings.bucket_cap_mb is not None:
+            from commprof.capture.patches.every_model import cap_every_model
 
-            cap_as_asked()
-        compressor = os.environ.get(HOOK_VARIABLE)
+            cap_every_model(settings.bucket_cap_mb)
+        compressor = variables.given(variables.HOOK)
         if compressor:
             from commprof.capture.patches.every_model import attach_every_model
 
             attach_every_model(compressor)
-        candidates = os.environ.get(TRIAL_VARIABLE)
+        candidates = variables.given(variables.TRIAL)
         if candidates:
             from commprof.trials.live.every_model import try_every_model
 
             try_every_model(candidates, profiler)
-        if os.environ.get(SYNC_VARIABLE):
+        if settings.check_sync_every:
             from commprof.capture.sync_check import check_models
 
-            check_models(profiler)
+            check_models(profiler, settings.check_sync_every)
     except CommprofError as error:
         print(f"commprof: not recording: {error}", file=sys.stderr)
     except Exception as error:

@@ -18,30 +18,13 @@ from commprof import _native
 from commprof.address import own_address
 from commprof.capture.job.metadata import clock_identity
 from commprof.capture.job.store_link import StoreLink, default_store
-from commprof.errors import CommprofError
-
-#: ``auto`` compares clocks that are not the same one, ``always`` all, ``off`` none.
-VARIABLE = "COMMPROF_CLOCK"
-_MODES = ("auto", "always", "off")
-
-
-def mode() -> str:
-    """What the environment asks for.
-
-    Raises:
-        CommprofError: it asks for something else.
-    """
-    value = os.environ.get(VARIABLE) or "auto"
-    if value not in _MODES:
-        raise CommprofError(f"{VARIABLE}={value} is none of {', '.join(_MODES)}")
-    return value
 
 
 class ClockLink(StoreLink):
     """One capture's part. Every method is for the training thread, none ever raises."""
 
     def __init__(self, chosen: str) -> None:
-        """``chosen`` is a :func:`mode`."""
+        """chosen: ``RankSettings.clock``."""
         super().__init__(chosen != "off")
         self._always = chosen == "always"
         self._following = False

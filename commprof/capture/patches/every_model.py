@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import math
-import os
 import sys
 from typing import Any
 
@@ -14,10 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from commprof.capture.attachment import attach
 from commprof.compressors import parse
-from commprof.errors import UsageError
 
-#: DDP's ``bucket_cap_mb`` in MiB, for ``cap_as_asked``.
-BUCKET_CAP_VARIABLE = "COMMPROF_BUCKET_CAP_MB"
 _CAP = "bucket_cap_mb"
 #: One for each bucket, where torch has it.
 _CAPS = "bucket_cap_mb_list"
@@ -43,24 +38,6 @@ def attach_every_model(compressor: str) -> None:
         attach(self, parse(compressor))
 
     DistributedDataParallel.__init__ = made
-
-
-def cap_as_asked() -> None:
-    """``cap_every_model`` with what COMMPROF_BUCKET_CAP_MB says; nothing without it.
-
-    Raises:
-        UsageError: it is no number above 0.
-    """
-    text = os.environ.get(BUCKET_CAP_VARIABLE, "")
-    if not text:
-        return
-    try:
-        cap_mb = float(text)
-    except ValueError:
-        cap_mb = math.nan
-    if not 0 < cap_mb < math.inf:
-        raise UsageError(f"{BUCKET_CAP_VARIABLE}={text!r} is out of range (allowed: MiB above 0)")
-    cap_every_model(cap_mb)
 
 
 def cap_every_model(cap_mb: float) -> None:

@@ -8,7 +8,6 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from commprof.capture.mode import mode_code
 from commprof.commands.running.run_checks import watch_threshold_of
 from commprof.commands.running.run_worlds import places_of
 from commprof.commands.running.target import Subject
@@ -18,7 +17,6 @@ from commprof.launch.rendezvous import Meeting
 from commprof.launch.topology import format_cpu_list
 from commprof.monitor.settings import settings_of
 from commprof.trace.run.run_directory import world_directory
-from commprof.trace.schema import MODES
 
 
 def dry_run_text(
@@ -81,7 +79,7 @@ def _recording(args: argparse.Namespace) -> str:
     live = "no live metrics"
     if metrics.wanted:
         live = f"live metrics ({shlex.join(metrics.arguments())})"
-    return f"mode {MODES[mode_code(None)]}, {restarts}, {watchdog}, {live}"
+    return f"mode {args.settings.mode}, {restarts}, {watchdog}, {live}"
 
 
 def _world(

@@ -1,42 +1,53 @@
-"""What the options of ``commprof run`` ask for, refused or left where the ranks find it."""
+"""What the options of ``commprof run`` ask for, checked before anything starts."""
 
 from __future__ import annotations
 
 import argparse
 import math
 import os
+from dataclasses import replace
 from typing import NoReturn
 
-from commprof.capture.boot import BUCKET_CAP_VARIABLE, SYNC_VARIABLE
-from commprof.capture.variables import check_choices
+from commprof.capture.settings import RankSettings
 from commprof.commands.running.price import price_of
 from commprof.commands.running.run_worlds import subjects_of
 from commprof.commands.running.target import Subject
 from commprof.compressors import parse
 from commprof.errors import UsageError
 from commprof.monitor.watchdog.thresholds import AUTO, parse_threshold
-from commprof.trace.schema import MODES
 from commprof.trials.plan import parse_trial
 from commprof.workloads.strategies import parse_strategy
 
 
 def checked_subjects(args: argparse.Namespace, world_sizes: list[int]) -> list[Subject]:
-    """What runs, after what the options say of all ranks was refused or left in the environment."""
-    check_choices()
-    _set_mode(args)
+    """Returns what runs, after refusing options that do not fit; sets ``args.settings``."""
+    args.settings = _settings(args)
     _check_restarts(args)
     if args.hook is not None:
         args.hook = parse(args.hook).label
     if price_of(args) is not None and args.trial is not None:
         raise UsageError("--price-per-hour and --trial exclude each other: candidates share steps")
     _check_trial(args, world_sizes)
-    _cap_buckets(args)
-    if args.stacks:
-        os.environ["COMMPROF_STACKS"] = "1"  # the ranks inherit it
-    _measure_gradients(args)
-    if args.check_sync is not None:
-        os.environ[SYNC_VARIABLE] = str(args.check_sync)
+    _check_bucket_cap(args)
     return subjects_of(args)
+
+
+def _settings(args: argparse.Namespace) -> RankSettings:
+    """Returns what the environment tells the ranks, with what the options change."""
+    given = RankSettings.read()
+    if args.gradient_norms is not None and args.gradient_norms < 0:
+        raise UsageError(
+            f"--gradient-norms {args.gradient_norms} is out of range "
+            "(allowed: 0 for never, or more)"
+        )
+    changes = {
+        "mode": args.mode,
+        "stacks": args.stacks,
+        "gradient_norms_every": args.gradient_norms,
+        "check_sync_every": args.check_sync,
+        "bucket_cap_mb": args.bucket_cap_mb,
+    }
+    return replace(given, **{name: value for name, value in changes.items() if value is not None})
 
 
 def world_sizes_of(args: argparse.Namespace) -> list[int]:
@@ -81,17 +92,14 @@ def _check_trial(args: argparse.Namespace, world_sizes: list[int]) -> None:
             f"--trial compares at one world size of 2 ranks or more, not at {world_sizes}; give "
             "--nproc N"
         )
-    from commprof.capture.mode import mode_code
-
-    mode = MODES[mode_code(None)]
-    if mode != "full":
+    if args.settings.mode != "full":
         raise UsageError(
-            f"--trial needs every record, which mode {mode} does not keep (needed: full)"
+            f"--trial needs every record, which mode {args.settings.mode} does not keep "
+            "(needed: full)"
         )
 
 
-def _cap_buckets(args: argparse.Namespace) -> None:
-    """Leaves the cap where the ranks find it, or refuses it."""
+def _check_bucket_cap(args: argparse.Namespace) -> None:
     cap_mb = args.bucket_cap_mb
     if cap_mb is None:
         return
@@ -107,7 +115,6 @@ def _cap_buckets(args: argparse.Namespace) -> None:
                 f"--bucket-cap-mb is for DDP's buckets, and --strategy {name.strip()} has none; "
                 "take ddp or zero1, or leave --bucket-cap-mb out"
             )
-    os.environ[BUCKET_CAP_VARIABLE] = f"{cap_mb:g}"
 
 
 def _check_restarts(args: argparse.Namespace) -> None:
@@ -120,25 +127,6 @@ def _check_restarts(args: argparse.Namespace) -> None:
         )
     if args.check_sync is not None and args.check_sync < 1:
         raise UsageError(f"--check-sync {args.check_sync} is out of range (allowed: 1 or more)")
-
-
-def _measure_gradients(args: argparse.Namespace) -> None:
-    """Leaves it where the ranks find it, and refuses what they would refuse."""
-    from commprof.capture.gradient_norms import GRADIENT_NORMS_VARIABLE, GradientNorms
-
-    if args.gradient_norms is not None:
-        os.environ[GRADIENT_NORMS_VARIABLE] = str(args.gradient_norms)
-    GradientNorms()
-
-
-def _set_mode(args: argparse.Namespace) -> None:
-    """Leaves the mode where the ranks find it, and refuses one that they would refuse."""
-    from commprof.capture.mode import MODE_VARIABLE, mode_code, switch_signal
-
-    if args.mode is not None:
-        os.environ[MODE_VARIABLE] = args.mode
-    mode_code(None)
-    switch_signal()
 
 
 def _out_of_range(nproc: int) -> NoReturn:

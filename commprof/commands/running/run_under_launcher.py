@@ -53,7 +53,8 @@ def run_rank_of_launcher(args: argparse.Namespace, given: GivenRank) -> int:
     if "job" not in heard:
         return int(heard["exit_code"])
     _fill_in(args, given)
-    checked_subjects(args, [given.world_size])  # leaves variables for capture, as in rank 0
+    checked_subjects(args, [given.world_size])
+    args.settings.leave_for_ranks()
     await_file(Path(heard["job"]), given)
     code, _ = _train(Path(heard["job"]))
     return code
@@ -97,6 +98,7 @@ def _prepared(args: argparse.Namespace, given: GivenRank) -> _Prepared:
     _fill_in(args, given)
     sizes = [given.world_size]
     checked_subjects(args, sizes)
+    args.settings.leave_for_ranks()
     subject = _RankSubject(args, args.strategy or "ddp")
     meeting = MetAlready(given.endpoint, given.hosts)
     description = subject.check(sizes, meeting)

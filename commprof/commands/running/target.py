@@ -13,7 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol
 
-from commprof import invocation
+from commprof import invocation, variables
 from commprof.errors import RankFailedError, UsageError
 from commprof.interrupts import ends_at_once
 from commprof.launch.rendezvous import Meeting
@@ -238,9 +238,9 @@ class ScriptSubject:
 
         environment = boot.environment(directory)
         if self._args.hook is not None:
-            environment[boot.HOOK_VARIABLE] = self._args.hook
+            environment[variables.HOOK] = self._args.hook
         if self._args.trial is not None:
-            environment[boot.TRIAL_VARIABLE] = self._args.trial
+            environment[variables.TRIAL] = self._args.trial
         placing = self._args.placing
         if cpu_sets := placing.pinning(world_size).text:
             environment[boot.CPUS_VARIABLE] = cpu_sets

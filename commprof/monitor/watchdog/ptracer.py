@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import ctypes
-import os
 from contextlib import suppress
 
-from commprof.monitor.watchdog.start import PTRACER_VARIABLE
+from commprof import variables
 
 _PR_SET_PTRACER = 0x59616D61
 
@@ -17,7 +16,7 @@ def allow_tracer() -> None:
     With ``kernel.yama.ptrace_scope`` 1 only ancestors may read a process, and the watchdog is the
     ranks' sibling. Elsewhere the call changes nothing.
     """
-    pid = os.environ.get(PTRACER_VARIABLE, "")
+    pid = variables.given(variables.PTRACER)
     if pid.isdecimal():
         with suppress(OSError, AttributeError):
             ctypes.CDLL(None).prctl(_PR_SET_PTRACER, ctypes.c_ulong(int(pid)), 0, 0, 0)

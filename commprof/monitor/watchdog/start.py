@@ -9,12 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from commprof import variables
 from commprof.monitor.one_per_host import is_chosen, outside_environment
-
-#: ``auto`` or seconds: under ``commprof.wrap`` or ``commprof env`` a rank of each host starts one.
-WATCHDOG_VARIABLE = "COMMPROF_WATCHDOG"
-#: Process whose descendants may read the ranks' stacks, where Yama restricts that.
-PTRACER_VARIABLE = "COMMPROF_PTRACER"
 
 #: Seconds that it gets for what it is doing when the job has ended.
 _END_S = 10.0
@@ -31,9 +27,9 @@ def watched(directory: Path, threshold: str | None) -> Iterator[None]:
     if threshold is None:
         yield
         return
-    before = {name: os.environ.get(name) for name in (WATCHDOG_VARIABLE, PTRACER_VARIABLE)}
-    os.environ.pop(WATCHDOG_VARIABLE, None)  # no rank shall start another
-    os.environ[PTRACER_VARIABLE] = str(os.getpid())
+    before = {name: os.environ.get(name) for name in (variables.WATCHDOG, variables.PTRACER)}
+    os.environ.pop(variables.WATCHDOG, None)  # no rank shall start another
+    os.environ[variables.PTRACER] = str(os.getpid())
     process = _start([*_command(directory, threshold), "--parent", str(os.getpid())])
     try:
         yield
@@ -60,7 +56,7 @@ def start_detached(directory: Path, threshold: str) -> None:
 
 def watch_as_asked(directory: Path) -> None:
     """Starts one for the ranks of this host, in one of them, where the environment asks for it."""
-    threshold = os.environ.get(WATCHDOG_VARIABLE)
+    threshold = variables.given(variables.WATCHDOG)
     if threshold and is_chosen(directory, "watchdog"):
         start_detached(directory, threshold)
 

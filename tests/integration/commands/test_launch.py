@@ -55,7 +55,7 @@ def children() -> list[str]:
     for entry in Path("/proc").glob("[0-9]*"):
         try:
             parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-            command = (entry / "cmdline").read_text()
+            command = (entry / "cmdline").read_text(errors="replace")
         except OSError:
             continue
         if parent == os.getpid() and not any(name in command for name in kept):

@@ -10,9 +10,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from commprof import variables
 from commprof.monitor.monitor import address_file
-from commprof.monitor.settings import METRICS_VARIABLE
-from commprof.monitor.watchdog.start import WATCHDOG_VARIABLE
 from tests.support.machines.processes import await_gone, gone, processes_of
 
 #: Longer than a rank is stopped here, shorter than a partitioned one waits.
@@ -28,8 +27,8 @@ def environment(place: Path) -> dict[str, str]:
     place.chmod(0o777)  # the ranks may be another user's
     lines = shlex.quote(str(place / "metrics.jsonl"))
     return {
-        WATCHDOG_VARIABLE: str(_THRESHOLD_S),
-        METRICS_VARIABLE: f"--metrics-address 127.0.0.1:0 --metrics-jsonl {lines} "
+        variables.WATCHDOG: str(_THRESHOLD_S),
+        variables.METRICS: f"--metrics-address 127.0.0.1:0 --metrics-jsonl {lines} "
         f"--metrics-interval {_INTERVAL_S}",
     }
 

@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 
 import commprof
-from commprof import compressors
+from commprof import compressors, variables
 from commprof.compressors import connections
 from commprof.trace import columns
 from commprof.trace.reader import read_trace
@@ -79,17 +79,17 @@ def own_connections(directory: Path) -> None:
 def off_on_one_rank(directory: Path) -> None:
     """All use the group then, without a word."""
     if dist.get_rank() == 1:
-        os.environ[connections.SWITCH] = "off"
+        os.environ[variables.SOCKETS] = "off"
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert not trained(directory)
-    os.environ.pop(connections.SWITCH, None)
+    os.environ.pop(variables.SOCKETS, None)
 
 
 def switched_to_nonsense(directory: Path) -> None:
     """Not an error on one rank for which the others would wait; rank 0 says it."""
     if dist.get_rank() == 1:
-        os.environ[connections.SWITCH] = "maybe"
+        os.environ[variables.SOCKETS] = "maybe"
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         assert not trained(directory)

@@ -11,10 +11,8 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from commprof.capture import boot
-from commprof.capture.patches.every_model import BUCKET_CAP_VARIABLE, cap_as_asked, cap_every_model
+from commprof.capture.patches.every_model import cap_every_model
 from commprof.commands import main
-from commprof.errors import UsageError
 
 
 @pytest.fixture
@@ -69,24 +67,6 @@ def test_wrong_arguments_are_refused_by_ddp_itself() -> None:
         cap_of(no_such_option=1)
 
 
-@pytest.mark.usefixtures("one_rank")
-def test_the_ranks_find_it_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert boot.BUCKET_CAP_VARIABLE == BUCKET_CAP_VARIABLE
-    monkeypatch.delenv(BUCKET_CAP_VARIABLE, raising=False)
-    cap_as_asked()
-    assert cap_of() == 25 << 20
-    monkeypatch.setenv(BUCKET_CAP_VARIABLE, "4")
-    cap_as_asked()
-    assert cap_of() == 4 << 20
-
-
-@pytest.mark.parametrize("text", ["0", "-1", "nan", "inf", "much"])
-def test_what_is_no_cap_is_refused(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(BUCKET_CAP_VARIABLE, text)
-    with pytest.raises(UsageError, match=r"is out of range \(allowed: MiB above 0\)"):
-        cap_as_asked()
-
-
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
@@ -103,7 +83,7 @@ def test_the_command_refuses_before_anything_starts(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setenv(BUCKET_CAP_VARIABLE, "")
+    monkeypatch.setenv("COMMPROF_BUCKET_CAP_MB", "")
     output = tmp_path / "run"
     assert main(["run", "--nproc", "2", "--output", str(output), *words]) == 2
     assert complaint in capsys.readouterr().err

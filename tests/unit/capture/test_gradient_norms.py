@@ -11,8 +11,7 @@ import torch
 from torch import nn
 
 import commprof
-from commprof.capture.gradient_norms import GRADIENT_NORMS_VARIABLE, GradientNorms
-from commprof.errors import UsageError
+from commprof.capture.gradient_norms import GradientNorms
 
 
 def figures(path: Path) -> dict[str, float]:
@@ -37,8 +36,7 @@ def train(steps: int) -> tuple[nn.Module, list[list[torch.Tensor]]]:
 def test_the_figures_of_the_step_measured_last(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(GRADIENT_NORMS_VARIABLE, "3")
-    norms, path = GradientNorms(), tmp_path / "rank_0.gradients"
+    norms, path = GradientNorms(3), tmp_path / "rank_0.gradients"
     norms.install(path)
     _, seen = train(9)
     norms.remove()
@@ -54,8 +52,7 @@ def test_training_does_not_change_and_nothing_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plain, _ = train(6)
-    monkeypatch.setenv(GRADIENT_NORMS_VARIABLE, "1")
-    norms, path = GradientNorms(), tmp_path / "rank_0.gradients"
+    norms, path = GradientNorms(1), tmp_path / "rank_0.gradients"
     norms.install(path)
     measured, _ = train(6)
     norms.remove()
@@ -67,18 +64,10 @@ def test_training_does_not_change_and_nothing_stays(
     assert path.read_bytes() == before
 
 
-@pytest.mark.parametrize("text", ["x", "-1", "1.5", " 3"])
-def test_a_number_of_steps_that_is_none(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(GRADIENT_NORMS_VARIABLE, text)
-    with pytest.raises(UsageError, match="no number of steps"):
-        GradientNorms()
-
-
 def test_a_file_that_cannot_be_written_costs_the_figures_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(GRADIENT_NORMS_VARIABLE, "1")
-    norms = GradientNorms()
+    norms = GradientNorms(1)
     norms.install(tmp_path / "gone" / "rank_0.gradients")
     train(3)
     norms.remove()
@@ -87,8 +76,7 @@ def test_a_file_that_cannot_be_written_costs_the_figures_alone(
 def test_complex_parameters(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv(GRADIENT_NORMS_VARIABLE, "1")
-    norms, path = GradientNorms(), tmp_path / "rank_0.gradients"
+    norms, path = GradientNorms(1), tmp_path / "rank_0.gradients"
     norms.install(path)
     weight = nn.Parameter(torch.tensor([3.0 + 4.0j, 1.0 + 0.0j]))
     optimizer = torch.optim.SGD([weight], lr=0.1)
@@ -110,9 +98,8 @@ def test_a_failure_ends_the_measuring_and_nothing_else(
         raise RuntimeError("planted\nin two lines")
 
     plain, _ = train(5)
-    monkeypatch.setenv(GRADIENT_NORMS_VARIABLE, "1")
     monkeypatch.setattr(GradientNorms, broken, fail)
-    norms = GradientNorms()
+    norms = GradientNorms(1)
     norms.install(tmp_path / "rank_0.gradients")
     measured, _ = train(5)
     said = capfd.readouterr().err
@@ -124,7 +111,7 @@ def test_a_failure_ends_the_measuring_and_nothing_else(
 
 
 def test_a_summary_for_trackers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(GRADIENT_NORMS_VARIABLE, "1")
+    monkeypatch.setenv("COMMPROF_GRADIENT_NORMS", "1")
     prof = commprof.profile(tmp_path, find_steps=True)
     assert prof.summary() == {}
     with prof:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -10,24 +11,23 @@ from pathlib import Path
 
 import pytest
 
-from commprof import _native
-from commprof.capture import gradient_norms, mode, sync_check
-from commprof.capture.job import clock
-from commprof.capture.variables import check_choices
+from commprof import _native, variables
+from commprof.capture import boot
+from commprof.capture.settings import RankSettings
 from commprof.checks import run as health
-from commprof.errors import CommprofError
+from commprof.errors import CommprofError, UsageError
 from commprof.trace.run.attempts import restart_count
 
 READ: dict[str, Callable[[], object]] = {
-    "COMMPROF_MODE": lambda: mode.mode_code(None),
-    "COMMPROF_SIGNAL": mode.switch_signal,
-    "COMMPROF_GRADIENT_NORMS": gradient_norms._wanted,
-    "COMMPROF_CLOCK": clock.mode,
-    "COMMPROF_CHECK_TIMEOUT_S": health._timeout_s,
-    "COMMPROF_DEVICE_EVENTS": check_choices,
-    "COMMPROF_NATIVE": check_choices,
-    "COMMPROF_STACKS": check_choices,
-    "COMMPROF_CHECK_SYNC": lambda: sync_check.check_models(None),  # type: ignore[arg-type]
+    **{
+        name: RankSettings.read
+        for name in (
+            *(variables.MODE, variables.SIGNAL, variables.STACKS, variables.CLOCK),
+            *(variables.GRADIENT_NORMS, variables.CHECK_SYNC, variables.BUCKET_CAP_MB),
+            *(variables.DEVICE_EVENTS, variables.NATIVE),
+        )
+    },
+    variables.CHECK_TIMEOUT_S: health._timeout_s,
     "TORCHELASTIC_RESTART_COUNT": restart_count,
 }
 
@@ -46,7 +46,55 @@ def test_nonsense_is_refused(name: str, value: str, monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv(name, value)
     with pytest.raises(CommprofError, match=rf"^{name}=.*{value}") as caught:
         READ[name]()
-    assert "allowed: " in str(caught.value) or " none of " in str(caught.value)
+    assert "allowed: " in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        RankSettings(),
+        RankSettings("always-on", "none", True, "off", 3, 7, 2.5),
+        RankSettings(mode="off", clock="always", bucket_cap_mb=0.25),
+    ],
+)
+def test_ranks_read_the_settings_that_were_left_for_them(
+    settings: RankSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "environ", {variables.MODE: "off", variables.STACKS: "1"})
+    settings.leave_for_ranks()
+    assert RankSettings.read() == settings
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "nan", "inf", "much"])
+def test_what_is_no_bucket_cap_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match=r"is out of range \(allowed: MiB above 0\)"):
+        RankSettings.read({variables.BUCKET_CAP_MB: text})
+
+
+def test_names_of_variables_have_one_home() -> None:
+    root = Path(__file__).parents[3]
+    literal = re.compile(r'"(COMMPROF_[A-Z_]+)"')
+    found = {
+        (path.name, name)
+        for path in (root / "commprof").rglob("*.py")
+        for name in literal.findall(path.read_text())
+        if path.name != "variables.py"
+    }
+    # What every Python of a job runs imports nothing of commprof.
+    assert found == {
+        ("__init__.py", variables.OUT),
+        ("__init__.py", variables.CPUS),
+        ("sitecustomize.py", variables.OUT),
+    }
+    assert (boot.OUT_VARIABLE, boot.CPUS_VARIABLE) == (variables.OUT, variables.CPUS)
+
+
+def test_every_variable_is_documented() -> None:
+    root = Path(__file__).parents[3]
+    text = "".join(path.read_text() for path in (root / "docs").glob("*.md"))
+    names = {value for name, value in vars(variables).items() if name.isupper()}
+    # Set by commprof for its own ranks.
+    assert {name for name in names if name not in text} == {variables.CPUS, variables.PTRACER}
 
 
 _RECORD = """

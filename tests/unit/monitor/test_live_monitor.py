@@ -21,7 +21,7 @@ from commprof.monitor import monitor as monitors
 from commprof.monitor.metrics.host_counters import rank_process, this_host
 from commprof.monitor.monitor import Monitor, address_file
 from commprof.monitor.observer import Observer, newest
-from commprof.monitor.settings import METRICS_VARIABLE, Settings, parse, settings_of_environment
+from commprof.monitor.settings import Settings, parse, settings_of_environment
 from commprof.monitor.start import start_in_rank, start_monitor
 from commprof.monitor.state import GradientState
 from commprof.trace.run.processes import Here, State, identity
@@ -78,11 +78,11 @@ def test_settings_that_cannot_be_used(words: list[str], complaint: str) -> None:
 
 
 def test_settings_of_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.delenv(METRICS_VARIABLE, raising=False)
+    monkeypatch.delenv("COMMPROF_METRICS", raising=False)
     assert not settings_of_environment().wanted
-    monkeypatch.setenv(METRICS_VARIABLE, "--metrics-jsonl '/a b/c' --metrics-interval 5")
+    monkeypatch.setenv("COMMPROF_METRICS", "--metrics-jsonl '/a b/c' --metrics-interval 5")
     assert settings_of_environment() == Settings(jsonl=Path("/a b/c"), interval_s=5.0)
-    monkeypatch.setenv(METRICS_VARIABLE, "--what")
+    monkeypatch.setenv("COMMPROF_METRICS", "--what")
     assert "no live metrics" in start_in_rank(tmp_path)
     monkeypatch.setenv("LOCAL_RANK", "1")
     assert start_in_rank(tmp_path) == ""

@@ -7,17 +7,17 @@ from pathlib import Path
 
 import pytest
 
+from commprof import variables
 from commprof.capture import boot
 from commprof.monitor.one_per_host import is_chosen, outside_environment
 from commprof.monitor.watchdog import start
-from commprof.monitor.watchdog.start import WATCHDOG_VARIABLE
 
 NAMES = ("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "TORCHELASTIC_RESTART_COUNT")
 
 
 @pytest.fixture(autouse=True)
 def _no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in (*NAMES, WATCHDOG_VARIABLE):
+    for name in (*NAMES, variables.WATCHDOG):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -62,7 +62,7 @@ def test_one_rank_of_a_host_starts_the_watchdog_that_was_asked_for(
     start.watch_as_asked(tmp_path)
     assert asked == []
     assert list(tmp_path.iterdir()) == []
-    monkeypatch.setenv(WATCHDOG_VARIABLE, "60")
+    monkeypatch.setenv(variables.WATCHDOG, "60")
     for _ in range(2):
         start.watch_as_asked(tmp_path)
     assert asked == ["60"]

@@ -7,12 +7,8 @@ import dataclasses
 import numpy as np
 import pytest
 
-from commprof.capture import boot
 from commprof.trials.candidates import parse_candidate
 from commprof.trials.verdict import (
-    BUCKET_CAP_VARIABLE,
-    HOOK_VARIABLE,
-    TRIAL_VARIABLE,
     Setting,
     apply,
     judge,
@@ -131,11 +127,6 @@ def test_what_no_option_applies_is_not_recommended(label: str) -> None:
     assert beside.sentences[-1].endswith(reason)
     slower = trial({**ROLES, label: (120.0, QUIET), "int8": (70.0, QUIET)}).verdict
     assert not any("not recommended" in said for said in slower.sentences)
-
-
-def test_variables_are_those_that_every_recorded_job_reads() -> None:
-    own = (HOOK_VARIABLE, BUCKET_CAP_VARIABLE, TRIAL_VARIABLE)
-    assert own == (boot.HOOK_VARIABLE, boot.BUCKET_CAP_VARIABLE, boot.TRIAL_VARIABLE)
 
 
 def test_too_few_rounds_say_nothing() -> None:
