@@ -1,7 +1,7 @@
 """Two recorded runs side by side: what changed, and what of it is more than chance.
 
 Compared are the measured steps of each world size that both runs have. A figure counts as changed
-if the rank test over the steps (:mod:`step_test`) gives less than 5 % and the 95 % interval of the
+if the rank test over the steps (``step_test``) gives less than 5 % and the 95 % interval of the
 ratio of medians excludes 1. Both count steps that are alike as fewer; where they are worth too few,
 there is no p-value. The step is the question that is asked, so its p-value is corrected for
 the number of world sizes only; parts and collectives, which say where a change is, are corrected
@@ -20,17 +20,17 @@ import numpy as np
 
 from commprof.analysis.align.bucket_numbers import NO_BUCKET
 from commprof.analysis.collectives.flights import CallKind
-from commprof.analysis.intervals import Floats, Interval, ratio_of_medians
 from commprof.analysis.scaling import RunResult
 from commprof.analysis.step.detail import PARTS, WorldDetail
-from commprof.analysis.step_test import (
+from commprof.analysis.timeline.drawn_timeline import Timeline
+from commprof.stats.intervals import Floats, Interval, ratio_of_medians
+from commprof.stats.rank_tests import (
     SIGNIFICANCE,
     adjusted,
     independent_share,
     smallest_p_value,
     step_test,
 )
-from commprof.analysis.timeline.drawn_timeline import Timeline
 from commprof.units import NS_PER_MS
 
 #: A longer run is thinned out evenly, so that the bootstrap stays cheap.

@@ -15,9 +15,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from commprof.analysis.intervals import Interval, mean_interval, resampled_means
 from commprof.analysis.step.detail import WorldDetail
 from commprof.analysis.world import WorldResult
+from commprof.stats.intervals import Interval, mean_interval, resampled_means
 
 UNITS = ("node", "rank")
 #: Epochs that differ by this share are one epoch: samplers pad it to equal batches on all ranks.

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from commprof import invocation
-from commprof.analysis.intervals import Interval
 from commprof.errors import CommprofError
 from commprof.files import read_json
+from commprof.stats.intervals import Interval
 
 _SCHEMA_VERSION = 1
 

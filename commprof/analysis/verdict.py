@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 
-from commprof.analysis.intervals import resampled_means
 from commprof.analysis.late.stragglers import fell_behind
 from commprof.analysis.next_step import NextStep, next_step
 from commprof.analysis.scaling import RunResult
@@ -24,6 +23,7 @@ from commprof.analysis.step.cores import judged_place, lacked_cores, no_core_sha
 from commprof.analysis.step.detail import WorldDetail
 from commprof.analysis.step.mean_step import PARTS, MeanStep, mean_step
 from commprof.analysis.world import WorldResult
+from commprof.stats.intervals import resampled_means
 from commprof.units import ns_to_ms
 
 #: How often the largest part must be the largest to be named.

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from commprof.analysis.align.turns import trial_of
-from commprof.analysis.intervals import Interval, center
+from commprof.stats.intervals import Interval, center, interval_of, resamples
 from commprof.trace.run.run_directory import WorldRun
 from commprof.trials.blocks import PARTS, Figures, figures, no_figures
 from commprof.trials.break_even import Costs, break_even, no_break_even
@@ -19,10 +19,8 @@ from commprof.trials.result import BreakEven, CandidateResult, StepShare, TrialR
 from commprof.trials.statistics import (
     CONFIDENCE,
     MIN_ROUNDS,
-    interval_of,
     mean,
     ratio,
-    resamples,
     typical,
 )
 from commprof.trials.verdict import Setting, incomplete, judge

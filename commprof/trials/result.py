@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from commprof.analysis.intervals import Interval
+from commprof.stats.intervals import Interval
 
 #: Share of a step by which halves of a block may differ.
 _SETTLED = 0.02

@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from commprof import invocation, variables
-from commprof.analysis.intervals import Interval
 from commprof.analysis.next_step import WORTH_A_LOOK
 from commprof.analysis.run_command import taken_apart
+from commprof.stats.intervals import Interval
 from commprof.trials.candidates import Candidate
 from commprof.trials.result import CandidateResult, StepShare, Verdict, less
 from commprof.trials.statistics import MIN_ROUNDS, ratio

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from commprof.stats.robust import robust_deviation
 from commprof.trace.columns import Collectives, Steps
 
 #: Robust standard deviations above the later steps' median that make a step warm-up ...
@@ -29,7 +30,7 @@ def count_warmup(wall_ns: npt.NDArray[np.float64], signatures: npt.NDArray[np.ui
         return 0
     later = wall_ns[count // 2 :]
     median = float(np.median(later))
-    deviation = 1.4826 * float(np.median(np.abs(later - median)))
+    deviation = robust_deviation(later)
     limit = max(median + _DEVIATIONS * deviation, median * _LONGER)
     usual = np.unique(signatures[count // 2 :])
     warmup = 1

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+from commprof.stats.robust import robust_deviation
+
 #: The status of a check. A warning makes training slower or less sure, a failure makes it wrong.
 PASS, WARN, FAIL, SKIP = "pass", "warn", "fail", "skip"
 STATUSES = (PASS, WARN, FAIL, SKIP)
@@ -48,6 +50,5 @@ def far_off(values: Sequence[float], factor: float, deviations: float = 5.0) -> 
     if len(values) < 5:
         return []
     middle = statistics.median(values)
-    spread = 1.4826 * statistics.median(abs(value - middle) for value in values)
-    limit = max(factor * middle, middle + deviations * spread)
+    limit = max(factor * middle, middle + deviations * robust_deviation(values))
     return [position for position, value in enumerate(values) if value > limit]

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from commprof.analysis.collectives.sweep import RowKey, SweepResult, SweepRow
-from commprof.analysis.rank_test import holm, least_p, rank_test, with_correlation
 from commprof.errors import UsageError
+from commprof.stats.rank_tests import holm, least_p, rank_test, with_correlation
 
 #: Chance that a comparison of two equal results flags any row at all.
 SIGNIFICANCE = 0.01

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from commprof.analysis.step.pauses import ORIGINS
-from commprof.analysis.step_test import lag_one
+from commprof.stats.correlation import lag_one, worth
 
 Floats = npt.NDArray[np.float64]
 
@@ -81,12 +81,11 @@ def _beyond_the_others(work_ns: Floats) -> Floats:
 def _sign_test(beyond_ns: Floats, most_ns: float) -> float:
     """Chance of as many values above 0 by lot.
 
-    n values with the lag-1 correlation r count as n (1 - r) / (1 + r), as in :mod:`step_test`; each
-    value counts up to ``most_ns``, so that one that is always above 0 has none.
+    Neighbours that are alike count as fewer, see :mod:`commprof.stats.correlation`; each value
+    counts up to ``most_ns``, so that one that is always above 0 has none.
     """
-    r = max(0.0, lag_one(np.clip(beyond_ns, -most_ns, most_ns)))
-    worth = (1 - r) / (1 + r)
-    return _chance(int((beyond_ns > 0).sum() * worth), int(len(beyond_ns) * worth))
+    share = worth(lag_one(np.clip(beyond_ns, -most_ns, most_ns)))
+    return _chance(int((beyond_ns > 0).sum() * share), int(len(beyond_ns) * share))
 
 
 def _chance(more: int, steps: int) -> float:

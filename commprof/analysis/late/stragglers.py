@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from commprof.analysis.late.slowness import SlowRank
 from commprof.analysis.step.pauses import HOST_PAUSE
-from commprof.analysis.step_test import lag_one
+from commprof.stats.correlation import lag_one, worth
 from commprof.units import ns_to_ms, ns_to_s
 
 #: The named rank caused at least this share of all waiting ...
@@ -147,14 +147,14 @@ def _late_rank(
 
 
 def _steps_alike(waited_for_ns: npt.NDArray[np.float64], rank: int, late_ns: float) -> int:
-    """So many steps in a row say as much of who is late as one: (1 + r) / (1 - r).
+    """So many steps in a row say as much of who is late as one.
 
     r is the lag-1 correlation of the rank's lateness beyond the others', which counts up to
     ``late_ns`` a step: a rank that is late throughout is late by the same, and has none.
     """
     others = np.delete(waited_for_ns, rank, axis=1).max(axis=1)
-    r = max(0.0, lag_one(np.clip(waited_for_ns[:, rank] - others, -late_ns, late_ns)))
-    return math.ceil((1 + r) / (1 - r))
+    clipped = np.clip(waited_for_ns[:, rank] - others, -late_ns, late_ns)
+    return math.ceil(1 / worth(lag_one(clipped)))
 
 
 def _blocks(waited_for_ns: npt.NDArray[np.float64], alike: int) -> npt.NDArray[np.float64]:

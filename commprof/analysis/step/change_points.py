@@ -19,6 +19,8 @@ from __future__ import annotations
 import statistics
 from dataclasses import dataclass
 
+from commprof.stats.robust import robust_deviation
+
 #: Values that a level is learnt from, at the begin and after each change.
 REFERENCE = 40
 #: Robust standard deviations beyond which a value counts no more.
@@ -33,7 +35,6 @@ SMALLEST_CHANGE = 0.1
 _SMALLEST_SPREAD = 0.01
 #: Values for which a sum may stay above 0 without a change.
 _LONGEST = 4 * REFERENCE
-_DEVIATION_PER_MAD = 1.4826
 
 
 @dataclass(frozen=True)
@@ -86,9 +87,8 @@ class ChangeDetector:
 
     def _learn(self) -> None:
         self._median = statistics.median(self._reference)
-        mad = statistics.median(abs(value - self._median) for value in self._reference)
         grain = _SMALLEST_SPREAD * abs(self._median)
-        self._spread = max(_DEVIATION_PER_MAD * mad, grain) or 1.0
+        self._spread = max(robust_deviation(self._reference), grain) or 1.0
         self._sums = [0.0, 0.0]
         self._since = [[], []]
 

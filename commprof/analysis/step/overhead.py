@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from commprof.analysis.intervals import Interval, signed_rank_ratio
+from commprof.stats.intervals import Interval, signed_rank_ratio
 
 Samples = Sequence[tuple[str, float]]
 

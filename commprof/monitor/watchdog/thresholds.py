@@ -6,6 +6,7 @@ import statistics
 from collections import deque
 
 from commprof.errors import UsageError
+from commprof.stats.robust import robust_deviation
 
 #: What ``--watchdog`` takes instead of seconds.
 AUTO = "auto"
@@ -22,7 +23,6 @@ _TIMES_MEDIAN = 10.0
 _DEVIATIONS = 20.0
 #: ... and so many times the longest step that came to an end: a checkpoint, for one.
 _TIMES_LONGEST = 3.0
-_DEVIATION_PER_MAD = 1.4826
 _NS_PER_S = 1e9
 
 
@@ -68,12 +68,11 @@ class Threshold:
         if len(self._recent_ns) < _LEARN_STEPS:
             return int(START_S * _NS_PER_S)
         median = statistics.median(self._recent_ns)
-        mad = statistics.median(abs(value - median) for value in self._recent_ns)
         return int(
             max(
                 FLOOR_S * _NS_PER_S,
                 _TIMES_MEDIAN * median,
-                median + _DEVIATIONS * _DEVIATION_PER_MAD * mad,
+                median + _DEVIATIONS * robust_deviation(self._recent_ns),
                 _TIMES_LONGEST * self._longest_ns,
             )
         )

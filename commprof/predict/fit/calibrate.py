@@ -23,6 +23,7 @@ from commprof.predict.fit.cost_model import CostCurve, Piece
 from commprof.predict.replay.algorithms import work
 from commprof.predict.replay.exchange import exchange
 from commprof.predict.replay.schedule import Schedule
+from commprof.stats.intervals import percentile_interval
 
 Floats = npt.NDArray[np.float64]
 _Loss = Callable[[float, float], float]
@@ -123,7 +124,7 @@ def _curve(
         [w.sent * s.bucket_bytes / w.steps for w, s in zip(done, schedules, strict=True)]
     )
     crowded = [each.placement.ranks_per_core for each in schedules]
-    low, high = np.percentile(np.array(drawn), [2.5, 97.5], axis=0)
+    low, high = percentile_interval(drawn)
     least = beta * float(x.min()) / 2
     latency = (float(low[0]), float(high[0]))
     if alpha <= least:  # hidden in all buckets: it could be any up to that of the smallest one

@@ -15,6 +15,7 @@ from commprof.predict.fit.cost_model import CostCurve, HeldOut, Piece
 from commprof.predict.fit.points import Point
 from commprof.predict.fit.regression import Floats, Line, find_breaks, lines_on
 from commprof.predict.replay.algorithms import work
+from commprof.stats.intervals import percentile_interval
 
 REPLICATES = 100
 _SEED = 20240501
@@ -158,7 +159,7 @@ def _pieces(
     for number, (low, (alpha, beta)) in enumerate(zip(breaks, lines, strict=True)):
         if replicates:
             drawn = np.array([each[number] for each in replicates])
-            bounds = np.percentile(drawn, [2.5, 97.5], axis=0)
+            bounds = percentile_interval(drawn)
         else:
             bounds = np.full((2, 2), np.nan)
         pieces.append(
@@ -207,6 +208,6 @@ def _with_gamma(curve: CostCurve, plain: CostCurve | None) -> CostCurve:
     drawn = [gamma(summed[-1][1], gathered[-1][1]) for summed, gathered in both]
     interval = (math.nan, math.nan)
     if drawn:
-        low, high = np.percentile(drawn, [2.5, 97.5])
+        low, high = percentile_interval(drawn)
         interval = min(fitted, float(low)), max(fitted, float(high))
     return dataclasses.replace(curve, gamma_s_per_byte=fitted, gamma_interval_s_per_byte=interval)

@@ -28,6 +28,7 @@ from commprof.predict.fit.hook_costs import (
 from commprof.predict.fit.regression import Line, robust_line
 from commprof.predict.replay.exchange import exchange
 from commprof.predict.replay.schedule import Schedule
+from commprof.stats.intervals import percentile_interval
 
 #: Values tried, from 10 µs to 100 ms: 12 % apart.
 _OVERHEADS = 81
@@ -283,7 +284,7 @@ def _bounds(
 ) -> tuple[HookFigures, HookFigures]:
     """95 % of each figure; NaN for lines that every replicate has as they are."""
     table = np.array([[*one.encode, *one.reduce, *one.decode, one.overhead_s] for one in drawn])
-    low, high = np.percentile(table, [2.5, 97.5], axis=0)
+    low, high = percentile_interval(table)
     fitted = [*cost.encode, *cost.reduce, *cost.decode, cost.overhead_s]
     return (
         _figures(np.minimum(low, fitted).tolist(), are_lines_drawn),

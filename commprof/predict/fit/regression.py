@@ -13,6 +13,8 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from commprof.stats.robust import robust_deviation
+
 Floats = npt.NDArray[np.float64]
 Line = tuple[float, float]
 
@@ -34,7 +36,7 @@ def robust_line(x: Floats, y: Floats) -> Line:
         if np.allclose(before, line, rtol=1e-4, atol=0):
             break
         residual = np.abs(relative_residuals(line, x, y))
-        scale = max(1.4826 * float(np.median(residual)), 1e-12)
+        scale = max(robust_deviation(residual, about=0.0), 1e-12)
         weight = np.minimum(1.0, _HUBER * scale / np.maximum(residual, 1e-300))
     return line
 

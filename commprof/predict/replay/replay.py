@@ -17,6 +17,7 @@ from commprof.predict.replay.exchange import exchange, finalized
 from commprof.predict.replay.scenario import STRONG, Estimate, Prediction, Scenario, Waiting
 from commprof.predict.replay.schedule import Schedule
 from commprof.predict.replay.setting import Setting, make_setting
+from commprof.stats.intervals import percentile_interval
 
 Floats = npt.NDArray[np.float64]
 
@@ -137,7 +138,7 @@ def _medians(run: _Run) -> _Medians:
 
 def _estimates(run: _Run, replicates: Sequence[_Medians]) -> Iterator[Estimate]:
     """Of each median, with its 95 % among the replicates."""
-    low, high = np.percentile(np.array(replicates), [2.5, 97.5], axis=0).tolist()
+    low, high = percentile_interval(replicates).tolist()
     for value, least, most in zip(_medians(run), low, high, strict=True):
         yield Estimate(value, min(value, least), max(value, most))
 

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from commprof.errors import CommprofError, UsageError
 from commprof.predict.replay.replay import Replay
 from commprof.predict.replay.scenario import Prediction, Scenario
+from commprof.stats.intervals import percentile_interval
 
 BUCKET_CAP, HOOK = "bucket-cap", "hook"
 CHOICES = (BUCKET_CAP, HOOK)
@@ -126,7 +127,7 @@ def _candidate(
     prediction: Prediction, gain: npt.NDArray[np.float64], worst_error: float
 ) -> Candidate:
     """gain: by replicate."""
-    low, high = (float(bound) for bound in np.percentile(gain, [2.5, 97.5]))
+    low, high = (float(bound) for bound in percentile_interval(gain))
     is_known = not math.isnan(worst_error)
     return Candidate(
         prediction,

@@ -15,7 +15,6 @@ import numpy as np
 import numpy.typing as npt
 
 from commprof.analysis.collectives.flights import UNSPLIT, Flights
-from commprof.analysis.intervals import mean_interval
 from commprof.analysis.predicted import PredictedPoint, Predictions
 from commprof.analysis.scaling import Scaling
 from commprof.analysis.step.detail import PARTS, WorldDetail
@@ -25,6 +24,7 @@ from commprof.report.export.as_json import plain
 from commprof.report.full_report import FullReport
 from commprof.report.plain_text import printable
 from commprof.report.sections.predicted import setting_text
+from commprof.stats.intervals import mean_interval
 from commprof.trials.result import TrialResult
 
 #: Of a page, with all that stands in it; 1 MB.

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from commprof.analysis.intervals import Interval
+from commprof.stats.intervals import Interval
 from commprof.trials.result import CandidateResult, TrialResult
 
 _PLAIN = (

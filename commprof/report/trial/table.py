@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from commprof.analysis.intervals import Interval
 from commprof.report.plain_text import fitted, printable, wrapped
 from commprof.report.tabulated import Grid, tabulated, three_digits
+from commprof.stats.intervals import Interval
 from commprof.trials.result import CandidateResult, TrialResult
 
 _HEADERS = (

@@ -10,7 +10,6 @@ from commprof.analysis.align.summaries import OperationRow, Quantiles, SummaryRe
 from commprof.analysis.collectives.compression import CompressionRow
 from commprof.analysis.collectives.kinds import CollectiveRow, Spread
 from commprof.analysis.collectives.mismatches import Issued, Mismatch
-from commprof.analysis.intervals import Interval
 from commprof.analysis.late.hangs import HangReport, StackFile, WatchEvent
 from commprof.analysis.late.incidents import Incidents
 from commprof.analysis.late.summary_ranks import LastRow, SummaryLateRank
@@ -19,6 +18,7 @@ from commprof.analysis.scaling import RunResult, scale
 from commprof.analysis.step.anomalies import COMPUTE, Anomaly
 from commprof.analysis.step.overhead import Overhead
 from commprof.analysis.world import WorldResult
+from commprof.stats.intervals import Interval
 
 PARTS = StepParts(
     data_ms=1.0,

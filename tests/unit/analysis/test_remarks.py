@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from commprof.analysis.checks.figure_checks import CrossCheck
-from commprof.analysis.intervals import Interval
 from commprof.analysis.late.stragglers import LateRank
 from commprof.analysis.remarks import remarks
 from commprof.analysis.scaling import scale
 from commprof.analysis.step.overhead import Overhead
 from commprof.analysis.world import WorldResult
+from commprof.stats.intervals import Interval
 from tests.support.builders.results import OVERHEAD, collective, context, parts, world
 
 RECORDING = "Recording itself"

@@ -233,7 +233,7 @@ def test_the_command_takes_options_of_a_workload(capsys: pytest.CaptureFixture[s
         ("--workload mlp --strategy dp", "unknown strategy 'dp'"),
         ("--workload mlp --steps 0", "--steps 0 is out of range"),
         ("--workload mlp --bucket-cap-mb 0", "--bucket-cap-mb 0 is out of range"),
-        ("--workload mlp --gradient-norms -1", "COMMPROF_GRADIENT_NORMS='-1'"),
+        ("--workload mlp --gradient-norms -1", "--gradient-norms -1 is out of range"),
         ("--workload mlp --check-sync 0", "--check-sync 0 is out of range"),
     ],
 )

@@ -9,7 +9,6 @@ import pytest
 
 from commprof.analysis.checks.figure_checks import CrossCheck
 from commprof.analysis.collectives.kinds import Spread
-from commprof.analysis.intervals import Interval
 from commprof.analysis.remarks import remarks
 from commprof.analysis.scaling import RunResult, scale
 from commprof.analysis.step.overhead import Overhead
@@ -17,6 +16,7 @@ from commprof.analysis.verdict import verdict
 from commprof.report.plain_text import printable
 from commprof.report.sections.collectives import collectives_section, rank_list
 from commprof.report.table import render
+from commprof.stats.intervals import Interval
 from tests.support.builders.details import detail
 from tests.support.builders.results import OVERHEAD, collective, context, parts, run_result, world
 

@@ -6,9 +6,9 @@ import dataclasses
 import json
 from pathlib import Path
 
-from commprof.analysis.intervals import Interval
 from commprof.report.export import as_json
 from commprof.report.trial import table as trial_table
+from commprof.stats.intervals import Interval
 from commprof.trials.result import BreakEven, TrialResult
 from tests.support.builders.results import run_result, world
 from tests.support.builders.trial_results import trial

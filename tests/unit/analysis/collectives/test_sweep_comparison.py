@@ -12,11 +12,11 @@ import pytest
 from commprof.analysis.collectives.sweep import OverlapRow, SweepResult, SweepRow
 from commprof.analysis.collectives.sweep_comparison import compare_sweeps, drift, round_medians
 from commprof.analysis.collectives.sweep_file import write_sweep
-from commprof.analysis.rank_test import holm, rank_test
 from commprof.commands import main
 from commprof.commands.compare import parse_share
 from commprof.errors import UsageError
 from commprof.report.comparison.sweep_comparison_table import render
+from commprof.stats.rank_tests import holm, rank_test
 from tests.support.builders.sweeps import CONTEXT, key, row, sweep_result
 
 ROUNDS = 10

@@ -9,8 +9,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from commprof.analysis.intervals import Interval, ratio_of_medians, signed_rank_ratio
 from commprof.analysis.step.overhead import Overhead, overhead, pooled_overhead
+from commprof.stats.intervals import Interval, ratio_of_medians, signed_rank_ratio
 from commprof.workloads.loop import OVERHEAD_PATTERN
 
 

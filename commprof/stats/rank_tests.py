@@ -14,8 +14,10 @@ from statistics import NormalDist
 
 import numpy as np
 
-from commprof.analysis.collectives.sweep_samples import Floats
+from commprof.stats.correlation import Floats, cautious_worth, worth
 
+#: Chance of a false alarm.
+SIGNIFICANCE = 0.05
 _EXACT_UP_TO = 30  # values in each sample; counting takes milliseconds
 
 
@@ -40,14 +42,13 @@ def least_p(n: int, m: int) -> float:
 def with_correlation(p_value: float, correlation: float) -> float:
     """The p-value where neighbours in time resemble each other with this lag-one correlation.
 
-    n such values say of their mean what n (1 - r) / (1 + r) independent ones do (Bayley and
-    Hammersley, J. R. Statist. Soc. Suppl. 8 (1946) 184-197), so the test's normal deviate shrinks
-    by the root of that. A negative correlation changes nothing.
+    The test's normal deviate shrinks by the root of what a value is worth, see
+    :mod:`correlation`. A negative correlation changes nothing.
     """
     if correlation <= 0 or p_value >= 1:
         return p_value
     deviate = -NormalDist().inv_cdf(max(p_value, 1e-300) / 2)
-    shrunk = deviate * math.sqrt((1 - correlation) / (1 + correlation))
+    shrunk = deviate * math.sqrt(worth(correlation))
     return math.erfc(shrunk / math.sqrt(2))
 
 
@@ -78,15 +79,52 @@ def _exact(ranks: Floats, n: int) -> float:
     return min(1.0, float(ways[n][as_far].sum() / math.comb(len(ranks), n)))
 
 
-def _normal(ranks: Floats, n: int) -> float:
+def _normal(ranks: Floats, n: int, share: float = 1.0) -> float:
+    """P-value by the normal approximation; share: how many independent values one is worth."""
     size = len(ranks)
-    m = size - n
     _, ties = np.unique(ranks, return_counts=True)
     tied = float((ties.astype(np.float64) ** 3 - ties).sum()) / (size * (size - 1))
-    variance = n * m / 12 * (size + 1 - tied)
-    away = abs(float(ranks[:n].sum()) - n * (size + 1) / 2)
-    z = max(away - 0.5, 0.0) / math.sqrt(variance)
+    variance = n * (size - n) / 12 * (size + 1 - tied) / share
+    return _beyond(float(ranks[:n].sum()) - n * (size + 1) / 2, variance)
+
+
+def _beyond(away: float, variance: float) -> float:
+    """Two-sided chance of a rank sum so far from its mean, with the correction for continuity."""
+    z = max(0.0, abs(away) - 0.5) / math.sqrt(variance)
     return math.erfc(z / math.sqrt(2))
+
+
+def step_test(a: Floats, b: Floats) -> float:
+    """Two-sided p-value for values whose neighbours are alike, by the normal approximation.
+
+    Its variance is divided by what a value is worth, see :mod:`correlation`. NaN where a sample is
+    empty, or both are worth so few independent values that none could differ by more than chance.
+    """
+    n, m = len(a), len(b)
+    if n == 0 or m == 0:
+        return math.nan
+    ranks = midranks(np.concatenate([a, b]))
+    if ranks.min() == ranks.max():
+        return 1.0
+    share = cautious_worth(ranks[:n], ranks[n:])
+    if smallest_p_value(n * share, m * share) >= SIGNIFICANCE:
+        return math.nan
+    return _normal(ranks, n, share)
+
+
+def independent_share(a: Floats, b: Floats) -> float:
+    """How many independent steps a step of both samples is worth, from 0.005 to 1."""
+    if len(a) == 0 or len(b) == 0:
+        return 1.0
+    ranks = midranks(np.concatenate([a, b]))
+    return cautious_worth(ranks[: len(a)], ranks[len(a) :])
+
+
+def smallest_p_value(n: float, m: float) -> float:
+    """P-value of samples that do not overlap and are worth so many independent values."""
+    if n == 0 or m == 0:
+        return 1.0
+    return _beyond(n * m / 2, n * m * (n + m + 1) / 12)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -101,3 +139,12 @@ def holm(p_values: Sequence[float]) -> list[float]:
         largest = max(largest, min(1.0, (len(p_values) - place) * p_values[index]))
         corrected[index] = largest
     return corrected
+
+
+def adjusted(p_values: Sequence[float]) -> list[float]:
+    """Corrected for their number (Holm 1979); NaN stays NaN and does not count."""
+    known = [i for i, p in enumerate(p_values) if not math.isnan(p)]
+    result = [math.nan] * len(p_values)
+    for i, p in zip(known, holm([p_values[i] for i in known]), strict=True):
+        result[i] = p
+    return result

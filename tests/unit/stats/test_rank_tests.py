@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 
-from commprof.analysis.rank_test import holm, least_p, midranks, rank_test, with_correlation
+from commprof.stats.rank_tests import holm, least_p, midranks, rank_test, with_correlation
 
 
 def by_counting(first: list[float], second: list[float]) -> float:

@@ -7,8 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from commprof.analysis.intervals import center, student_t_quantile
-from commprof.trials.statistics import interval_of, mean, ratio, resamples
+from commprof.stats.intervals import center, interval_of, resamples, student_t_quantile
+from commprof.trials.statistics import mean, ratio
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ import math
 import numpy as np
 import pytest
 
-from commprof.analysis.intervals import ratio_of_medians
-from commprof.analysis.step_test import (
+from commprof.stats.intervals import ratio_of_medians
+from commprof.stats.rank_tests import (
     adjusted,
     independent_share,
     smallest_p_value,
@@ -44,7 +44,7 @@ def exact(a: list[float], b: list[float]) -> float:
 def test_it_is_near_the_exact_one(
     a: list[float], b: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("commprof.analysis.step_test._independent_share", lambda *_: 1.0)
+    monkeypatch.setattr("commprof.stats.rank_tests.cautious_worth", lambda *_: 1.0)
     assert step_test(np.array(a), np.array(b)) == pytest.approx(exact(a, b), abs=0.03)
 
 

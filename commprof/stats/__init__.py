@@ -1,0 +1,1 @@
+"""Statistics: intervals, rank tests, and what is robust against a disturbed machine."""
