@@ -10,7 +10,15 @@ import numpy as np
 
 from commprof.analysis.align.matching import POINT_TO_POINT, RECV, SEND
 from commprof.trace.documents import Group
-from commprof.trace.schema import FLAG_DEVICE_ASYNC, NO_SEQ, OPS, PHASES, Kind, Records
+from commprof.trace.schema import (
+    FLAG_DEVICE_ASYNC,
+    NO_SEQ,
+    OPS,
+    PHASES,
+    Kind,
+    Records,
+    comes_before,
+)
 
 _TAKEN = [
     *(Kind.ISSUE, Kind.END, Kind.WAIT, Kind.STEP, Kind.PHASE),
@@ -167,9 +175,9 @@ class RankState:
         message = op in POINT_TO_POINT
         if message and seq != NO_SEQ:
             key = name, "send" if op == SEND else "recv", row["aux"]
-            self.next_message[key] = max(self.next_message.get(key, 0), seq + 1)
+            self.next_message[key] = _later(self.next_message.get(key), seq + 1)
         elif not message:
-            self.next_seq[name] = max(self.next_seq.get(name, 0), seq + 1)
+            self.next_seq[name] = _later(self.next_seq.get(name), seq + 1)
         if row["value"]:
             self._backward_issue_ns = row["timestamp_ns"]
         if any(row["op_id"] in ended for ended in self._ended_early):
@@ -193,6 +201,11 @@ class RankState:
             self._graph_task, self._buckets = row["value"], 0
         self._buckets += 1
         return self._buckets - 1
+
+
+def _later(known: int | None, seq: int) -> int:
+    """The later of two sequence numbers."""
+    return known if known is not None and not comes_before(known, seq) else seq % 2**32
 
 
 def common_names(groups: Iterable[Group]) -> dict[int, Group]:

@@ -116,6 +116,12 @@ MODES: Final = ("off", "always-on", "full")
 #: ``seq`` of a message that cannot be told from others.
 NO_SEQ: Final = 0xFFFFFFFF
 
+
+def comes_before(seq: int, other: int) -> bool:
+    """Whether one sequence number of a group stands before another; both count modulo 2**32."""
+    return seq != other and (other - seq) % 2**32 < 2**31
+
+
 KINDS: Final = tuple(kind.name.lower() for kind in Kind)
 PHASES: Final = tuple(phase.name.lower() for phase in Phase)
 OPS: Final = (

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from commprof.monitor.rank_state import Operation, RankState
+from commprof.trace.schema import comes_before
 
 _NS_PER_S = 1e9
 #: State of a process that has ended: it waits for nobody.
@@ -178,11 +179,16 @@ def _misses(other: RankState, operation: Operation, issuer: RankState) -> bool:
         # It has never used the group: only the group of all ranks is known to include it.
         return mine is not None and mine.size == other.world_size and operation.peer < 0
     if operation.peer < 0:
-        return other.next_seq.get(operation.group, 0) <= operation.seq
+        return _before(other.next_seq.get(operation.group), operation)
     if mine is None or group.rank != operation.peer:
         return False
     counterpart = "recv" if operation.op == "send" else "send"
-    return other.next_message.get((operation.group, counterpart, mine.rank), 0) <= operation.seq
+    return _before(other.next_message.get((operation.group, counterpart, mine.rank)), operation)
+
+
+def _before(next_seq: int | None, operation: Operation) -> bool:
+    """Whether the operation is still to come for a rank; next_seq: None where it issued none."""
+    return next_seq is None or not comes_before(operation.seq, next_seq)
 
 
 def _accuse(

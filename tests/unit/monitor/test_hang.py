@@ -72,6 +72,27 @@ def test_the_rank_that_did_not_issue_is_accused() -> None:
     )
 
 
+def test_sequence_numbers_begin_again_after_the_largest() -> None:
+    largest = 2**32 - 1
+
+    def issued(rank: int, *numbers: int) -> RankState:
+        made = Rank(rank, 2)
+        made.step(0, 100 * MS)
+        for place, seq in enumerate(numbers):
+            made.collective(seq, (120 + place) * MS, 0)
+        return state(made)
+
+    ahead = issued(0, largest - 1, largest, 0, 1)
+    assert ahead.next_seq["0"] == 2
+    hang = found(ahead, issued(1, largest - 1, largest, 0))
+    assert hang is not None
+    assert [one.rank for one in hang.accused] == [1]
+    assert hang.operation is not None
+    assert hang.operation.seq == 1
+    # Read late, an older record does not put the number back.
+    assert issued(0, 1, largest).next_seq["0"] == 2
+
+
 def test_one_that_never_recorded_anything_is_accused() -> None:
     states = [state(rank_in_backward(rank, 1)) for rank in (0, 1)]
     hang = found(*states, RankState(2, WORLD))

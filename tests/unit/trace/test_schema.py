@@ -193,3 +193,11 @@ def keys_of(value: object) -> object:
 def test_capture_writes_just_the_documented_metadata() -> None:
     shape: Shape = {**documents.METADATA, **documents.OPTIONAL_METADATA}
     assert keys_of(trace_metadata("", {})) == keys_of(shape)
+
+
+@pytest.mark.parametrize(
+    ("seq", "other", "before"),
+    [(0, 1, True), (1, 0, False), (5, 5, False), (2**32 - 1, 0, True), (3, 2**32 - 2, False)],
+)
+def test_sequence_numbers_wrap(seq: int, other: int, before: bool) -> None:
+    assert schema.comes_before(seq, other) == before
