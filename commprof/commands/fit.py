@@ -12,6 +12,7 @@ from commprof.errors import UsageError
 from commprof.predict.fit.build import build_profile
 from commprof.predict.fit.machine_profile import default_path, save_profile
 from commprof.predict.fit.points import Measurement, read_points
+from commprof.predict.fit.recorded_calls import read_calls
 from commprof.predict.replay.recorded import Recorded, read_recorded
 from commprof.printable import printable
 from commprof.report.prediction import profile_table
@@ -27,6 +28,7 @@ held-out error, and writes them to a machine profile, which `commprof predict` p
   commprof microbench all_reduce all_gather --nproc 2,4 -e 64M --json bench.json
   commprof fit bench.json                    per operation, over all world sizes and sizes
   commprof fit RUN RUN_WITH_HOOK             from recorded steps; what the hook costs as well
+  commprof fit RUN_WITHOUT_STEPS             from the collectives that a job without steps made
   commprof fit RUN --link-bandwidth 1Gbps --link-latency 20us
                                              then `predict` can answer for other links too
 """
@@ -89,6 +91,7 @@ def _read(sources: list[Path]) -> tuple[list[Measurement], list[Recorded], list[
             found, reasons = read_recorded(source)
             recorded += found
             refused += reasons
+            measurements += read_calls(source)
         elif source.is_file():
             measurements.append(read_points(source))
         else:

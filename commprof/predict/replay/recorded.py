@@ -14,6 +14,7 @@ from commprof.analysis.collectives.compression import CompressionRow, compressio
 from commprof.errors import CommprofError
 from commprof.predict.fit.regression import Line, robust_line
 from commprof.predict.replay.schedule import Schedule, measured_steps, read_schedule
+from commprof.trace import columns
 from commprof.trace.run.run_directory import read_context, read_world
 
 #: Of the cores' time: ranks that use more of it may want more than there is.
@@ -41,6 +42,9 @@ def read_recorded(directory: Path) -> tuple[list[Recorded], list[str]]:
     found, refused = [], []
     for world_size in read_context(directory)["world_sizes"]:
         run = read_world(directory, world_size)
+        if run.traces and not any(len(columns.steps(trace)) for trace in run.traces.values()):
+            refused.append(f"{run.directory} ({world_size} ranks): no rank recorded a step")
+            continue
         try:
             schedule = read_schedule(run)
         except CommprofError as error:

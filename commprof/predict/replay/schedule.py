@@ -160,7 +160,7 @@ def read_schedule(run: WorldRun) -> Schedule:
         placement=_placement(
             traces, _median_of_known([c.cpu_share for row in common for c in row])
         ),
-        link=SAME_HOST if len(_hosts(traces)) == 1 else OTHER_HOST,
+        link=SAME_HOST if len(hosts_of(traces)) == 1 else OTHER_HOST,
         backend=str(metadata["backend"]) or "gloo",
         workers=DEVICE_STREAMS if device else _gloo_threads(traces[0]),
         hook=hook_label(traces[0]),
@@ -237,7 +237,7 @@ def _median_of_known(values: Sequence[float]) -> float:
     return float(np.median(known)) if known else math.nan
 
 
-def _hosts(traces: Sequence[Trace]) -> list[tuple[str, str]]:
+def hosts_of(traces: Sequence[Trace]) -> list[tuple[str, str]]:
     """Distinct hosts as the network sees them: machine and network namespace."""
     return sorted(
         {
@@ -252,14 +252,14 @@ def _hosts(traces: Sequence[Trace]) -> list[tuple[str, str]]:
 
 def _placement(traces: Sequence[Trace], busy: float) -> Placement:
     """Hosts share the cores of their machine, and ranks those of their host, evenly."""
-    hosts = _hosts(traces)
+    hosts = hosts_of(traces)
     machines = {host[0] for host in hosts}
-    cores = _machine_cpus(traces) * len(machines) / len(hosts)
+    cores = machine_cpus(traces) * len(machines) / len(hosts)
     threads = max(1, int(traces[0].metadata["threads"]))
     return Placement(len(traces) / len(hosts), cores, threads, busy)
 
 
-def _machine_cpus(traces: Sequence[Trace]) -> int:
+def machine_cpus(traces: Sequence[Trace]) -> int:
     """CPUs of one machine; where each rank is pinned to some, those of all of them together."""
     described = [trace.metadata["machine"] for trace in traces]
     together = {cpu for machine in described for cpu in machine.get("usable_cpus", ())}

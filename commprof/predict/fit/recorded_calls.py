@@ -1,0 +1,104 @@
+"""Points for cost curves from the collectives of recorded jobs that have no steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from commprof.analysis.align.clocks import on_common_clock, rank_clocks
+from commprof.analysis.align.device_timeline import on_device_timeline
+from commprof.analysis.align.matching import POINT_TO_POINT, match
+from commprof.analysis.collectives.bandwidth import sizes_bytes
+from commprof.analysis.collectives.calls import group_sizes
+from commprof.predict.fit.cost_model import OTHER_HOST, SAME_HOST
+from commprof.predict.fit.points import Measurement, Point
+from commprof.predict.replay.algorithms import OPERATIONS, canonical
+from commprof.predict.replay.schedule import hosts_of, machine_cpus
+from commprof.trace import columns
+from commprof.trace.columns import Collectives, Ints
+from commprof.trace.reader import Trace
+from commprof.trace.run.run_directory import WorldRun, read_context, read_world
+from commprof.trace.schema import op_name
+
+#: Fewest calls of one kind and size whose median is taken.
+_LEAST_CALLS = 3
+
+
+def read_calls(directory: Path) -> list[Measurement]:
+    """The collectives of each world size of a run in which no rank recorded a step.
+
+    Raises:
+        CommprofError: ``directory`` is no run directory.
+    """
+    runs = (read_world(directory, size) for size in read_context(directory)["world_sizes"])
+    found = [_measurement(run) for run in runs if _is_stepless(run)]
+    return [each for each in found if each.points]
+
+
+def _is_stepless(run: WorldRun) -> bool:
+    traces = run.traces.values()
+    return len(traces) > 1 and not any(len(columns.steps(trace)) for trace in traces)
+
+
+def _measurement(run: WorldRun) -> Measurement:
+    recorded = [on_device_timeline(run.traces[rank]) for rank in sorted(run.traces)]
+    clocks = rank_clocks(recorded)
+    hosts = hosts_of(recorded)
+    link = SAME_HOST if len(hosts) == 1 else OTHER_HOST
+    name = f"{run.directory} ({run.world_size} ranks)"
+    if clocks is None:
+        reason = f"{name}: the ranks' clocks cannot be compared, so no collective's time is known"
+        return Measurement((), link, recorded[0].metadata["machine"], (reason,))
+    points = tuple(_points(on_common_clock(recorded, clocks), len(hosts)))
+    return Measurement(points, link, recorded[0].metadata["machine"])
+
+
+def _points(traces: Sequence[Trace], hosts: int) -> Iterator[Point]:
+    """A point per operation, group size and size: from the last rank's issue to the last end.
+
+    Calls count that all ranks of their group made while no other call of theirs was under way.
+    """
+    tables = [columns.collectives(trace) for trace in traces]
+    matching = match(traces, tables)
+    op, bytes_in, bytes_out, issue, end = (
+        np.concatenate([getattr(table, field) for table in tables])
+        for field in ("op", "bytes_in", "bytes_out", "issue_ns", "end_ns")
+    )
+    ranks = np.concatenate([group_sizes(t, c) for t, c in zip(traces, tables, strict=True)])
+    usable = np.concatenate([t.end_is_exact & ~t.failed & _alone(t) for t in tables])
+    issued, _ = matching.latest(issue)
+    ended, _ = matching.latest(end)
+    known = matching.every(usable) & (ended > issued) & ~np.isin(op, POINT_TO_POINT)
+    _, first = np.unique(matching.member, return_index=True)
+    rows = first[known[first]]
+    sizes = sizes_bytes(op, bytes_in, bytes_out, ranks)
+    kinds = np.stack([op, ranks, sizes], axis=1)[rows]
+    cores = machine_cpus(traces)
+    for kind in np.unique(kinds, axis=0):
+        name = canonical(op_name(int(kind[0])))
+        mine = rows[(kinds == kind).all(axis=1)]
+        if name not in OPERATIONS or kind[1] < 2 or len(mine) < _LEAST_CALLS:
+            continue
+        samples = (ended[mine] - issued[mine]) / 1e9
+        yield Point(
+            op=name,
+            backend=str(traces[0].metadata["backend"]) or "gloo",
+            ranks=int(kind[1]),
+            size_bytes=float(kind[2]),
+            time_s=float(np.median(samples)),
+            samples_s=tuple(samples.tolist()),
+            ranks_per_core=len(traces) / hosts / cores,
+        )
+
+
+def _alone(table: Collectives) -> Ints:
+    """Of each row: no other call of the rank was under way while it was."""
+    order = np.argsort(table.issue_ns, kind="stable")
+    issue, end = table.issue_ns[order], table.end_ns[order]
+    before = np.maximum.accumulate(end)[:-1] <= issue[1:]
+    alone = np.ones(len(table), dtype=bool)
+    alone[order[1:]] &= before
+    alone[order[:-1]] &= before
+    return alone
