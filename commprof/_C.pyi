@@ -66,6 +66,7 @@ __all__: list[str] = [
     "last_on_stream",
     "mark_step",
     "mode",
+    "note_exit_status",
     "now_ns",
     "orthogonalise",
     "project_cols",
@@ -527,6 +528,11 @@ def mark_step(
 def mode() -> int:
     """
     The mode's place in MODES.
+    """
+
+def note_exit_status(path: os.PathLike[str] | str | bytes) -> None:
+    """
+    Has the end of this process add its exit code to a closed trace, unless it is 0.
     """
 
 def now_ns() -> int:

@@ -28,7 +28,7 @@ def watch_exits() -> None:
     """Notes what ``sys.exit`` is called with, since the interpreter keeps it from exit handlers.
 
     An exit that the script catches is told from one that ends it by the outermost frame, which
-    goes on after the former. ``raise SystemExit`` is not seen.
+    goes on after the former. Of ``raise SystemExit`` the C++ module notes the exit code later.
     """
     original = sys.exit
     if hasattr(original, "__wrapped__"):

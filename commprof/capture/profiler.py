@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from commprof import invocation
+from commprof import _native, invocation
 from commprof.capture.device_telemetry import DeviceTelemetry
 from commprof.capture.ending import error_line, unhandled
 from commprof.capture.gradient_norms import GradientNorms
@@ -168,7 +168,11 @@ class Profiler:
         return self
 
     def _stop_at_exit(self) -> None:
-        self._stop(unhandled())
+        error = unhandled()
+        self._stop(error)
+        if not error and self._path is not None and _native.native is not None:
+            # Of `raise SystemExit` the interpreter says nothing until it is gone itself.
+            _native.native.note_exit_status(self._path)
 
     def stop(self) -> None:
         """Stops recording and closes the trace. Does nothing if capture is not running."""

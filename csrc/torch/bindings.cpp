@@ -11,6 +11,7 @@
 #include <torch/csrc/distributed/c10d/reducer.hpp>
 
 #include "core/clock.h"
+#include "core/exit_note.h"
 #include "core/phase_marker.h"
 #include "core/recorder.h"
 #include "torch/capture/ddp_hook.h"
@@ -165,6 +166,12 @@ PYBIND11_MODULE(COMMPROF_MODULE, m) {
       },
       "Adds keys to the metadata of this trace and of every later one.",
       py::arg("json"));
+  m.def(
+      "note_exit_status",
+      [](const std::filesystem::path& path) { noteExitStatus(path.string()); },
+      "Has the end of this process add its exit code to a closed trace, unless "
+      "it is 0.",
+      py::arg("path"));
   m.def(
       "flush",
       [] {

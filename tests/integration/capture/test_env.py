@@ -193,6 +193,7 @@ def rings_of(prefix: str) -> list[Path]:
 
 LEAVES = """
 import sys
+from sys import exit as early
 import torch.distributed as dist
 
 dist.init_process_group("gloo")
@@ -200,6 +201,10 @@ dist.barrier()
 if "all" in sys.argv:
     sys.exit(5)
 if dist.get_rank() == 1:
+    if "raise" in sys.argv:
+        raise SystemExit(4)
+    if "imported" in sys.argv:
+        early(6)
     sys.exit(3)
 dist.barrier()
 """
@@ -209,6 +214,8 @@ dist.barrier()
     ("who", "said"),
     [
         ("one", ["rank 1 failed: it raised SystemExit: 3"]),
+        ("raise", ["rank 1 failed: it raised SystemExit with exit code 4"]),
+        ("imported", ["rank 1 failed: it raised SystemExit with exit code 6"]),
         ("all", [f"rank {rank} failed: it raised SystemExit: 5" for rank in (0, 1)]),
     ],
 )
