@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +16,8 @@ from commprof.trace.reader import Trace
 from commprof.trace.schema import Kind, Records
 
 Ints = npt.NDArray[np.int64]
+
+Table = TypeVar("Table")
 
 #: A wait that took less found its operation completed.
 _BLOCKED_NS = 1000
@@ -122,6 +127,32 @@ class Buckets:
         return len(self.index)
 
 
+def once_per_trace(make: Callable[[Trace], Table]) -> Callable[[Trace], Table]:
+    """The same function, which makes its table at the first call for a trace and keeps it there.
+
+    The table lives as long as its trace. Its arrays are read-only, because all callers share them.
+    """
+
+    @functools.wraps(make)
+    def kept(trace: Trace) -> Table:
+        if make not in trace.tables:
+            trace.tables[make] = _read_only(make(trace))
+        table: Table = trace.tables[make]
+        return table
+
+    return kept
+
+
+def _read_only(table: Table) -> Table:
+    for column in vars(table).values():
+        if isinstance(column, np.ndarray):
+            column.flags.writeable = False
+        elif isinstance(column, Spans):
+            _read_only(column)
+    return table
+
+
+@once_per_trace
 def collectives(trace: Trace) -> Collectives:
     """Joins each issue with its completion."""
     issues = of_kind(trace.records, Kind.ISSUE)
@@ -153,6 +184,7 @@ def collectives(trace: Trace) -> Collectives:
     )
 
 
+@once_per_trace
 def steps(trace: Trace) -> Steps:
     """Pairs each boundary that ends a step with the boundary before it; see ``step_marks``.
 
@@ -171,24 +203,28 @@ def steps(trace: Trace) -> Steps:
     )
 
 
+@once_per_trace
 def phases(trace: Trace) -> Spans:
     """Declared phases; ``key`` is the phase code."""
     records = of_kind(trace.records, Kind.PHASE)
     return _spans(records, ints(records["aux"]))
 
 
+@once_per_trace
 def waits(trace: Trace) -> Spans:
     """Times a thread was blocked in ``Work.wait`` or a future; ``key`` is the operation id."""
     records = of_kind(trace.records, Kind.WAIT)
     return _spans(records, ints(records["op_id"]))
 
 
+@once_per_trace
 def pauses(trace: Trace) -> Spans:
     """Times in which nothing of the process ran; ``key`` is 0."""
     records = of_kind(trace.records, Kind.PAUSE)
     return _spans(records, np.zeros(len(records), dtype=np.int64))
 
 
+@once_per_trace
 def finalizations(trace: Trace) -> Finalizations:
     """Joins begin and end of each finalisation by thread and order."""
     mask = np.isin(trace.records["kind"], (Kind.FINALIZE_BEGIN, Kind.FINALIZE_END))
@@ -218,6 +254,7 @@ def finalizations(trace: Trace) -> Finalizations:
     )
 
 
+@once_per_trace
 def buckets(trace: Trace) -> Buckets:
     """Buckets of the DDP hook; empty without ``commprof.attach``."""
     records = of_kind(trace.records, Kind.BUCKET)

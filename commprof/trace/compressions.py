@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from commprof.trace import schema
-from commprof.trace.columns import Ints, ints, look_up, of_kind
+from commprof.trace.columns import Ints, ints, look_up, of_kind, once_per_trace
 from commprof.trace.reader import Trace
 from commprof.trace.schema import Kind, Records
 
@@ -41,6 +41,7 @@ class Compressions:
         return len(self.op_id)
 
 
+@once_per_trace
 def compressions(trace: Trace) -> Compressions:
     """Buckets sent by a compressor; empty without one."""
     records = of_kind(trace.records, Kind.COMPRESSION)

@@ -47,6 +47,15 @@ class Trace:
     summary: Summary | None = None
     #: Frames by number of the stack, innermost first, as "file:line function".
     stacks: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    #: Made from the records by ``columns.once_per_trace``, by the function that made each.
+    #: ``dataclasses.replace`` leaves them behind.
+    tables: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Makes the records read-only, as tables made from them are kept."""
+        records = self.records.view()
+        records.flags.writeable = False
+        object.__setattr__(self, "records", records)
 
     @property
     def rank(self) -> int:
