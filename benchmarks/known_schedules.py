@@ -27,6 +27,7 @@ from tabulate import tabulate
 from benchmarks.demands import Demand, at_most, judged, of_all
 from benchmarks.medians import median_interval
 from benchmarks.results_file import Lines, read_rows
+from commprof.analysis.align.matching import match
 from commprof.analysis.late.arrivals import match_arrivals
 from commprof.analysis.step.breakdown import breakdown
 from commprof.predict.replay.simulate import Bucket, Link, simulate
@@ -113,7 +114,7 @@ def measure(schedule: Schedule) -> tuple[float, float, float]:
     parts = [
         breakdown(trace, table, arrivals, run.world_size)
         for trace, table, arrivals in zip(
-            traces, tables, match_arrivals(traces, tables), strict=True
+            traces, tables, match_arrivals(match(traces, tables), traces, tables), strict=True
         )
     ]
     ended = np.array([_backward_end_ns(run, rank) for rank in range(run.world_size)])

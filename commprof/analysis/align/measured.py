@@ -13,6 +13,7 @@ import numpy as np
 
 from commprof.analysis.align.clocks import clock_error_us, on_common_clock, rank_clocks
 from commprof.analysis.align.device_timeline import on_device_timeline
+from commprof.analysis.align.matching import Matching, match
 from commprof.analysis.align.warmup import count_warmup, step_signatures
 from commprof.analysis.late.arrivals import Arrivals, match_arrivals
 from commprof.analysis.step.breakdown import Breakdown, Floats, breakdown
@@ -36,6 +37,8 @@ class MeasuredWorld:
     #: On rank 0's clock if clocks can be compared, and on a device's timeline where there is one.
     traces: list[Trace]
     tables: list[Collectives]
+    #: Which rows of the tables are one collective.
+    matching: Matching
     #: None where clocks cannot be compared.
     arrivals: list[Arrivals | None]
     exposed: list[Exposures]
@@ -73,9 +76,10 @@ def measured_world(run: WorldRun) -> MeasuredWorld | None:
     clock_error = clock_error_us(clocks, traces)
     traces = on_common_clock(traces, clocks) if clocks else traces
     tables = [columns.collectives(trace) for trace in traces]
+    matching = match(traces, tables)
     arrivals: list[Arrivals | None] = [None] * len(traces)
     if clocks:
-        arrivals = [*match_arrivals(traces, tables)]
+        arrivals = [*match_arrivals(matching, traces, tables)]
     exposed = [exposures_of(trace, table) for trace, table in zip(traces, tables, strict=True)]
     trained = min(_trained_steps(trace) for trace in traces)
     merged = {i for t in traces for i in merged_steps(t, columns.steps(t)).tolist()}
@@ -94,6 +98,7 @@ def measured_world(run: WorldRun) -> MeasuredWorld | None:
         recorded=recorded,
         traces=traces,
         tables=tables,
+        matching=matching,
         arrivals=arrivals,
         exposed=exposed,
         parts=parts,

@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from commprof.analysis.align.bucket_numbers import bucket_numbers
-from commprof.analysis.align.matching import Matching, match
+from commprof.analysis.align.matching import Matching
 from commprof.analysis.align.measured import MeasuredWorld
 from commprof.analysis.collectives.bandwidth import sizes_bytes
 from commprof.analysis.collectives.calls import group_sizes
@@ -81,8 +81,7 @@ def flights(seen: MeasuredWorld) -> tuple[list[Flights], tuple[CallKind, ...]]:
 
     Collectives of which no end was seen are left out.
     """
-    matching = match(seen.traces, seen.tables)
-    tables, traces = seen.tables, seen.traces
+    matching, tables, traces = seen.matching, seen.tables, seen.traces
     size = np.concatenate([_sizes(*each) for each in zip(traces, tables, strict=True)])
     op, dtype = _joined(tables, "op"), _joined(tables, "dtype")
     keys = np.stack([op, matching.group, dtype, size], axis=1)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from commprof.analysis.align.matching import match
+from commprof.analysis.align.matching import Matching
 from commprof.analysis.collectives.bandwidth import bus_factor
 from commprof.analysis.collectives.calls import Calls, Floats, calls_of
 from commprof.analysis.step.exposure import Exposures
@@ -80,6 +80,7 @@ class CollectiveRow:
 
 
 def collective_rows(
+    matching: Matching,
     traces: Sequence[Trace],
     tables: Sequence[Collectives],
     measured_steps: Ints | None,
@@ -92,7 +93,6 @@ def collective_rows(
     """
     if measured_steps is not None and len(measured_steps) == 0:
         return ()
-    matching = match(traces, tables)
     calls = calls_of(matching, traces, tables, measured_steps, clocks_shared, exposed_by_rank)
     kinds = np.stack(
         [calls.op, calls.group, calls.dtype, calls.reduce_op * _reduces(calls.op)], axis=1
@@ -126,6 +126,7 @@ class SteplessCollectives:
 
 def stepless_collectives(
     world_size: int,
+    matching: Matching,
     traces: Sequence[Trace],
     tables: Sequence[Collectives],
     clocks_shared: bool,
@@ -134,7 +135,7 @@ def stepless_collectives(
     """None where a rank recorded a step, or none issued a call."""
     if any(len(columns.steps(trace)) for trace in traces) or not any(map(len, tables)):
         return None
-    rows = collective_rows(traces, tables, None, clocks_shared, exposed_by_rank)
+    rows = collective_rows(matching, traces, tables, None, clocks_shared, exposed_by_rank)
     return SteplessCollectives(world_size, rows)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from commprof.analysis.align.matching import match, matched
+from commprof.analysis.align.matching import Matching, matched
 from commprof.trace import columns
 from commprof.trace.columns import Buckets, Collectives, Finalizations, Ints
 from commprof.trace.reader import Trace
@@ -66,12 +66,13 @@ def clocks_are_shared(traces: Sequence[Trace]) -> bool:
     return len(keys) == 1 and keys != {("", "")}
 
 
-def match_arrivals(traces: Sequence[Trace], tables: Sequence[Collectives]) -> list[Arrivals]:
+def match_arrivals(
+    matching: Matching, traces: Sequence[Trace], tables: Sequence[Collectives]
+) -> list[Arrivals]:
     """The last arrival at each collective and message, see :func:`matching.match`.
 
     Times must be on a common clock, see :func:`clocks_are_shared`.
     """
-    matching = match(traces, tables)
     issue_ns = np.concatenate([table.issue_ns for table in tables])
     last_ns, late = (matching.split(part) for part in matching.latest(issue_ns))
     number = matching.split(np.where(matching.complete[matching.member], matching.member, -1))

@@ -10,7 +10,6 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from commprof.analysis.align.matching import match
 from commprof.analysis.collectives.bandwidth import bus_factor
 from commprof.analysis.collectives.calls import Calls, calls_of
 from commprof.monitor.figures.steps import NewSteps
@@ -50,9 +49,8 @@ class RecentOperations:
     def add(self, new: NewSteps) -> None:
         """Counts the calls issued in these steps."""
         world = new.world
-        matching = match(world.traces, world.tables)
         calls = calls_of(
-            matching,
+            world.matching,
             world.traces,
             world.tables,
             new.numbers,

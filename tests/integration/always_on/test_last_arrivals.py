@@ -10,6 +10,7 @@ import pytest
 
 from commprof import _native
 from commprof.analysis.align import histogram
+from commprof.analysis.align.matching import match
 from commprof.analysis.late.arrivals import Arrivals, match_arrivals
 from commprof.analysis.run import analyse_run
 from commprof.analysis.step.breakdown import breakdown
@@ -50,7 +51,9 @@ def test_the_summary_splits_as_the_records_do(tmp_path: Path) -> None:
     run_module("tests.support.ranks.last_arrivals_rank", [str(tmp_path)], 3)
     traces = [read_trace(tmp_path / f"rank_{rank}.trace") for rank in range(3)]
     tables = [columns.collectives(trace) for trace in traces]
-    for trace, table, arrivals in zip(traces, tables, match_arrivals(traces, tables), strict=True):
+    for trace, table, arrivals in zip(
+        traces, tables, match_arrivals(match(traces, tables), traces, tables), strict=True
+    ):
         summary = trace.summary
         assert summary is not None
         assert len(table) >= 60

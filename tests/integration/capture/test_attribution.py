@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from commprof.analysis.align.matching import match
 from commprof.analysis.late.arrivals import match_arrivals
 from commprof.analysis.remarks import remarks
 from commprof.analysis.scaling import scale
@@ -29,7 +30,7 @@ def breakdowns(run: WorldRun) -> dict[int, Breakdown]:
     assert ranks == list(range(run.world_size))
     traces = [run.traces[rank] for rank in ranks]
     tables = [columns.collectives(trace) for trace in traces]
-    arrivals = match_arrivals(traces, tables)
+    arrivals = match_arrivals(match(traces, tables), traces, tables)
     parts = {
         rank: breakdown(trace, table, arrival, run.world_size)
         for rank, trace, table, arrival in zip(ranks, traces, tables, arrivals, strict=True)

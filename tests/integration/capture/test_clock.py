@@ -13,6 +13,7 @@ import pytest
 import commprof
 from commprof.analysis.align.clock_map import ClockMap
 from commprof.analysis.align.clocks import comparisons, on_common_clock, rank_clocks
+from commprof.analysis.align.matching import match
 from commprof.analysis.late.arrivals import match_arrivals
 from commprof.analysis.remarks import remarks
 from commprof.analysis.scaling import scale
@@ -72,7 +73,7 @@ def waits_ms(run: WorldRun) -> list[float]:
     assert clocks is not None
     traces = on_common_clock(traces, clocks)
     tables = [columns.collectives(trace) for trace in traces]
-    arrivals = match_arrivals(traces, tables)
+    arrivals = match_arrivals(match(traces, tables), traces, tables)
     parts = [
         breakdown(trace, table, arrival, run.world_size)
         for trace, table, arrival in zip(traces, tables, arrivals, strict=True)

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from commprof.analysis.align import matching
 from commprof.commands import main
 from commprof.trace import columns, compressions
 from commprof.trace.schema import Kind
@@ -34,13 +35,14 @@ def calls_of(profile: cProfile.Profile, *files: str) -> Counter[str]:
     return found
 
 
-def test_a_report_makes_each_table_once_per_rank(tmp_path: Path) -> None:
+def test_a_report_makes_each_table_once_per_rank_and_matches_once(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", ranks_of(4, 12, late_ms=5))
     profile = cProfile.Profile()
     assert profile.runcall(main, ["report", str(run), "--format", "html"]) == 0
     made = calls_of(profile, columns.__file__, compressions.__file__)
     assert {name: made[name] for name in TABLES} == dict.fromkeys(TABLES, 4)
     assert made["kept"] > 2 * len(TABLES) * 4  # asked for far more often
+    assert calls_of(profile, matching.__file__)["match"] == 1
 
 
 def test_a_trace_with_more_records_has_tables_of_its_own() -> None:

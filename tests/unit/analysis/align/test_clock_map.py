@@ -11,6 +11,7 @@ import pytest
 
 from commprof.analysis.align.clock_map import SAME_CLOCK, ClockMap, fit
 from commprof.analysis.align.clocks import clock_error_us, on_common_clock, rank_clocks
+from commprof.analysis.align.matching import match
 from commprof.analysis.late.arrivals import match_arrivals
 from commprof.trace import columns
 from commprof.trace.columns import Ints
@@ -141,7 +142,9 @@ def test_the_last_arrival_is_found_across_clocks() -> None:
     assert clocks is not None
     moved = on_common_clock(traces, clocks)
     tables = [columns.collectives(trace) for trace in moved]
-    for table, arrivals in zip(tables, match_arrivals(moved, tables), strict=True):
+    for table, arrivals in zip(
+        tables, match_arrivals(match(moved, tables), moved, tables), strict=True
+    ):
         assert arrivals.late_rank.tolist() == [1, 0]
         assert arrivals.last_arrival_ns.tolist() == [S + 35 * MS, S + 200 * MS]
         assert table.end_ns.tolist() == [2 * S, 2 * S]

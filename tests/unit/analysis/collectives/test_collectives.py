@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from commprof.analysis.align.matching import match
 from commprof.analysis.collectives.bandwidth import bus_factor, sizes_bytes
 from commprof.analysis.collectives.kinds import (
     CollectiveRow,
@@ -30,7 +31,7 @@ DTYPES = ["Byte", "Char"]
 def rows(*ranks: Rank, steps: int = 1, shared: bool = True) -> tuple[CollectiveRow, ...]:
     traces = [rank.trace() for rank in ranks]
     tables = [columns.collectives(trace) for trace in traces]
-    return collective_rows(traces, tables, np.arange(steps), shared)
+    return collective_rows(match(traces, tables), traces, tables, np.arange(steps), shared)
 
 
 def spreads(row: CollectiveRow) -> list[float]:
@@ -74,7 +75,7 @@ def test_without_steps_the_whole_recording_counts() -> None:
     traces = [rank.trace() for rank in ranks]
     tables = [columns.collectives(trace) for trace in traces]
     exposed = [exposures_of(trace, table) for trace, table in zip(traces, tables, strict=True)]
-    found = stepless_collectives(2, traces, tables, True, exposed)
+    found = stepless_collectives(2, match(traces, tables), traces, tables, True, exposed)
     assert found is not None
     (row,) = found.rows
     assert (row.calls, row.calls_per_step, row.exposed_ms) == (10, 5.0, 100.0)
@@ -84,7 +85,7 @@ def test_without_steps_the_whole_recording_counts() -> None:
     assert "/rank" in shown
     ranks[1].step(0, 100 * MS)
     traces[1] = ranks[1].trace()
-    assert stepless_collectives(2, traces, tables, True, exposed) is None
+    assert stepless_collectives(2, match(traces, tables), traces, tables, True, exposed) is None
 
 
 def test_a_queued_collective_starts_when_a_thread_is_free() -> None:
@@ -136,9 +137,12 @@ def test_only_measured_steps_count() -> None:
         rank.collective(2, 210 * MS, 220 * MS, bytes=5)
     traces = [rank.trace() for rank in ranks]
     tables = [columns.collectives(trace) for trace in traces]
-    (row,) = collective_rows(traces, tables, np.array([1]), True)
+    (row,) = collective_rows(match(traces, tables), traces, tables, np.array([1]), True)
     assert (row.size_bytes, row.calls) == ((5, 5), 2)
-    assert collective_rows(traces, tables, np.array([], dtype=np.int64), True) == ()
+    assert (
+        collective_rows(match(traces, tables), traces, tables, np.array([], dtype=np.int64), True)
+        == ()
+    )
 
 
 def test_without_common_clocks_only_what_one_rank_knows() -> None:

@@ -6,6 +6,7 @@ import dataclasses
 
 import pytest
 
+from commprof.analysis.align import matching
 from commprof.analysis.late.arrivals import Arrivals, clocks_are_shared, match_arrivals
 from commprof.trace import columns, schema
 from tests.support.builders.traces import Rank
@@ -13,7 +14,8 @@ from tests.support.builders.traces import Rank
 
 def match(*ranks: Rank) -> list[Arrivals]:
     traces = [rank.trace() for rank in ranks]
-    return match_arrivals(traces, [columns.collectives(trace) for trace in traces])
+    tables = [columns.collectives(trace) for trace in traces]
+    return match_arrivals(matching.match(traces, tables), traces, tables)
 
 
 def test_the_last_issue_decides_on_every_rank() -> None:
@@ -127,7 +129,8 @@ def test_ranks_of_a_message_are_those_of_its_group() -> None:
     traces = [rank.trace() for rank in ranks]
     for own_rank, trace in enumerate(traces):
         trace.groups[1] = dataclasses.replace(trace.groups[1], rank=own_rank)
-    arrivals = match_arrivals(traces, [columns.collectives(trace) for trace in traces])
+    tables = [columns.collectives(trace) for trace in traces]
+    arrivals = match_arrivals(matching.match(traces, tables), traces, tables)
     assert [found.late_rank.tolist() for found in arrivals] == [[3], [3]]
 
 

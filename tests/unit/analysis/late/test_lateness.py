@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 
+from commprof.analysis.align.matching import match
 from commprof.analysis.late.arrivals import match_arrivals
 from commprof.analysis.late.lateness import view, with_phase
 from commprof.analysis.late.stragglers import LateRank
@@ -55,7 +56,7 @@ def schedule(extras: list[Extra], buckets: int = 1, steps: int = 4) -> list[Rank
 def explain(ranks: list[Rank], late: int, steps: list[int]) -> LateRank:
     traces = [rank.trace() for rank in ranks]
     tables = [columns.collectives(trace) for trace in traces]
-    arrivals = match_arrivals(traces, tables)
+    arrivals = match_arrivals(match(traces, tables), traces, tables)
     views = [view(*x) for x in zip(traces, tables, arrivals, strict=True)]
     found = LateRank(late, 1.0, 1.0, 0.001, len(steps), len(steps), 1.0)
     return with_phase(found, views, np.array(steps))

@@ -8,6 +8,7 @@ import random
 import numpy as np
 import pytest
 
+from commprof.analysis.align.matching import match
 from commprof.analysis.late.arrivals import Arrivals, match_arrivals
 from commprof.analysis.step.breakdown import Breakdown, breakdown, mean_of_known
 from commprof.trace import columns
@@ -25,7 +26,7 @@ def break_down(*ranks: Rank) -> list[Breakdown]:
 
 def break_traces_down(traces: list[Trace]) -> list[Breakdown]:
     tables = [columns.collectives(trace) for trace in traces]
-    arrivals: list[Arrivals | None] = [*match_arrivals(traces, tables)]
+    arrivals: list[Arrivals | None] = [*match_arrivals(match(traces, tables), traces, tables)]
     return [
         breakdown(trace, table, arrival, len(traces))
         for trace, table, arrival in zip(traces, tables, arrivals, strict=True)

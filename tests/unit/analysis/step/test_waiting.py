@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from commprof.analysis.align.matching import match
 from commprof.analysis.late.arrivals import Arrivals, match_arrivals
 from commprof.analysis.step.exposure import exposures
 from commprof.analysis.step.waiting import split
@@ -16,7 +17,7 @@ def waiting(ranks: list[Rank], of: int = 0) -> tuple[float, float, set[int]]:
     """Wait and wire of one rank in ms, and whom it waited for."""
     traces = [rank.trace() for rank in ranks]
     tables = [columns.collectives(trace) for trace in traces]
-    arrivals = match_arrivals(traces, tables)[of]
+    arrivals = match_arrivals(match(traces, tables), traces, tables)[of]
     trace = traces[of]
     found = exposures(tables[of], columns.waits(trace), columns.finalizations(trace), THREAD)
     result = split(found, tables[of], arrivals)
@@ -204,4 +205,5 @@ def test_buckets_of_like_models_are_told_apart_by_their_turn() -> None:
 
 def arrivals_of(ranks: list[Rank]) -> list[Arrivals]:
     traces = [rank.trace() for rank in ranks]
-    return match_arrivals(traces, [columns.collectives(trace) for trace in traces])
+    tables = [columns.collectives(trace) for trace in traces]
+    return match_arrivals(match(traces, tables), traces, tables)
