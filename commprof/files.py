@@ -1,11 +1,14 @@
-"""Reading files that anybody may have put there: regular ones only, and never without a bound."""
+"""Files: read with a bound, whoever put them there, and written whole or not at all."""
 
 from __future__ import annotations
 
 import errno
 import json
 import os
+import socket
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -71,6 +74,29 @@ def read_json(path: Path) -> Any:
         return json.loads(read_bytes(path, _MOST_JSON_BYTES))
     except RecursionError:
         raise ValueError("JSON nested too deep") from None
+
+
+def replace_file(path: Path, content: str | bytes) -> None:
+    """Writes a file so that a reader finds the old content or the new one; see ``replacing``."""
+    with replacing(path) as partial:
+        partial.write_bytes(content.encode() if isinstance(content, str) else content)
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Gives the path of a file to write, which takes the place of ``path`` at the end.
+
+    Raises:
+        OSError: it cannot be written; the old content stays, and nothing is left beside it.
+    """
+    # Hosts may share the directory, and processes of two hosts their number.
+    partial = path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}")
+    try:
+        yield partial
+        os.replace(partial, path)
+    finally:
+        with suppress(OSError):
+            partial.unlink(missing_ok=True)
 
 
 def available_memory_bytes() -> int:

@@ -6,7 +6,6 @@ import argparse
 import gzip
 import json
 import math
-import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ from commprof.analysis.timeline.merged import rank_index, sort_index, torch_even
 from commprof.analysis.timeline.overview import Overview, overview
 from commprof.analysis.timeline.rank import rank_timeline
 from commprof.errors import CommprofError, UsageError
+from commprof.files import replacing
 from commprof.printable import printable
 from commprof.report.export import chrome_trace
 from commprof.trace.rings.salvage import salvage_dead
@@ -162,13 +162,12 @@ def _warnings(view: Overview, missing: list[int]) -> list[str]:
 @contextmanager
 def _written(path: Path) -> Iterator[TextIO]:
     """A file to write, compressed by its suffix, that appears under its name when it is whole."""
-    part = path.with_name(path.name + ".part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with gzip.open(part, "wt", 5) if path.suffix == ".gz" else part.open("w") as file:
+        with (
+            replacing(path) as part,
+            gzip.open(part, "wt", 5) if path.suffix == ".gz" else part.open("w") as file,
+        ):
             yield file
-        os.replace(part, path)
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror}; name another file") from None
-    finally:
-        part.unlink(missing_ok=True)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from commprof.errors import UsageError
+from commprof.files import replace_file
 from commprof.workloads.loop import planned_steps
 from commprof.workloads.options import TrainingOptions, check_supported
 from commprof.workloads.parsing import flag
@@ -182,14 +182,8 @@ def per_rank_batch(batch_size: int, world_size: int, scaling: str) -> int:
 
 def write_json(path: Path, value: dict[str, Any]) -> None:
     """Write `value` so that a reader finds the whole file or none."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
     path.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        partial.write_text(json.dumps(value, indent=1) + "\n")
-        os.replace(partial, path)
-    except OSError:
-        partial.unlink(missing_ok=True)
-        raise
+    replace_file(path, json.dumps(value, indent=1) + "\n")
 
 
 _MINIMA = {

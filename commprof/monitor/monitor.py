@@ -21,6 +21,7 @@ from types import FrameType
 from typing import Final
 
 from commprof.errors import CommprofError, UsageError
+from commprof.files import replace_file
 from commprof.monitor.metrics.endpoint import PATH, Endpoint, listen, parse_address
 from commprof.monitor.metrics.outputs import (
     JsonLines,
@@ -28,7 +29,6 @@ from commprof.monitor.metrics.outputs import (
     Scraped,
     TensorBoard,
     TextFile,
-    replace_file,
     write_to,
 )
 from commprof.monitor.observer import Observer

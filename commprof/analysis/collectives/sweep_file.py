@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from typing import Any
 from commprof import invocation
 from commprof.analysis.collectives.sweep import OverlapRow, RowKey, SweepResult, SweepRow
 from commprof.errors import UsageError
-from commprof.files import read_json
+from commprof.files import read_json, replace_file
 
 #: Raised when a field changes its meaning or goes away, not when one is added.
 SCHEMA_VERSION = 1
@@ -24,9 +23,7 @@ _DIGITS = 3  # of microseconds: the clock's nanosecond
 
 def write_sweep(path: Path, result: SweepResult) -> None:
     """Writes it so that a reader finds the whole file or none."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    partial.write_text(render(result))
-    os.replace(partial, path)
+    replace_file(path, render(result))
 
 
 def render(result: SweepResult) -> str:

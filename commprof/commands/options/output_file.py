@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import sys
-from contextlib import suppress
 from pathlib import Path
 
 from commprof.errors import UsageError
+from commprof.files import replace_file
 
 
 def writable_file(path: Path | None, option: str = "--json") -> Path | None:
@@ -29,14 +28,10 @@ def keep_text(path: Path, text: str) -> bool:
 
     Returns whether it is written.
     """
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_text(text)
-        os.replace(partial, path)
+        replace_file(path, text)
     except OSError as error:
-        with suppress(OSError):
-            partial.unlink(missing_ok=True)
         print(f"commprof: cannot write {path}: {error.strerror}", file=sys.stderr)
         return False
     return True

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from commprof.errors import UsageError
+from commprof.files import replace_file
 
 
 def writable_output(path: Path, force: bool) -> None:
@@ -37,13 +38,9 @@ def write_output(path: Path, content: str | bytes) -> None:
     if _is_a_device(path):
         path.write_bytes(data)
         return
-    target = path.resolve()  # a link stays one
-    fresh = target.with_name(f".{target.name}.{os.getpid()}")
     try:
-        fresh.write_bytes(data)
-        fresh.replace(target)
+        replace_file(path.resolve(), data)  # a link stays one
     except OSError as error:
-        fresh.unlink(missing_ok=True)
         raise UsageError(f"cannot write {path}: {error.strerror}; name another -o FILE") from None
 
 

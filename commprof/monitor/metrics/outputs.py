@@ -9,11 +9,11 @@ import errno
 import json
 import math
 import os
-import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
+from commprof.files import replace_file
 from commprof.monitor.metrics.endpoint import Endpoint
 from commprof.monitor.metrics.exposition import exposition
 from commprof.monitor.metrics.metrics import flat, samples
@@ -136,18 +136,3 @@ def write_to(output: Output, state: JobState, complain: Callable[[str], None]) -
         output.write(state)
     except OSError as error:
         complain(f"{type(output).__name__}: {error}")
-
-
-def replace_file(path: Path, data: bytes) -> None:
-    """Writes it so that a reader finds the old content or the new one.
-
-    Raises:
-        OSError: it cannot be written; the old content stays.
-    """
-    partial = path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}")
-    try:
-        partial.write_bytes(data)
-        os.replace(partial, path)
-    except OSError:
-        partial.unlink(missing_ok=True)
-        raise

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from commprof.analysis.late.hangs import HANG_SCHEMA_VERSION
+from commprof.files import replace_file
 from commprof.monitor.rank_state import Operation, RankState
 from commprof.monitor.watchdog.feed import RankFeed
 from commprof.monitor.watchdog.hang import Hang
@@ -106,9 +107,7 @@ def _claim(directory: Path) -> int:
 
 def _write(path: Path, text: str) -> None:
     with suppress(OSError):
-        partial = path.with_name(f".{path.name}.{os.getpid()}")
-        partial.write_text(text)
-        os.replace(partial, path)
+        replace_file(path, text)
 
 
 def _rank(feed: RankFeed, now_ns: int) -> dict[str, Any]:

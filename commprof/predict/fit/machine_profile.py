@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from commprof.errors import CommprofError
-from commprof.files import read_json
+from commprof.files import read_json, replace_file
 from commprof.predict.fit.cost_model import LINKS, CostCurve, HeldOut, Piece
 from commprof.predict.fit.hook_costs import HookCost, HookFigures
 
@@ -56,11 +56,9 @@ def save_profile(profile: MachineProfile, path: Path) -> None:
         CommprofError: it cannot be written.
     """
     document = {"kind": KIND, "schema_version": SCHEMA_VERSION, **dataclasses.asdict(profile)}
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_text(json.dumps(_without_nan(document), indent=1) + "\n")
-        os.replace(partial, path)
+        replace_file(path, json.dumps(_without_nan(document), indent=1) + "\n")
     except OSError as error:
         raise CommprofError(f"cannot write {path}: {error.strerror}; name another file") from None
 

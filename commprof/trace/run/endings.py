@@ -7,7 +7,6 @@ each rank that failed.
 from __future__ import annotations
 
 import json
-import os
 import signal
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from commprof.errors import ending_of_process
-from commprof.files import read_json
+from commprof.files import read_json, replace_file
 from commprof.trace.reader import Trace
 from commprof.trace.run.processes import State, state_of
 from commprof.units import ns_to_s
@@ -60,13 +59,7 @@ class Endings:
             for a in self.attempts
         ]
         value = {"schema_version": _SCHEMA_VERSION, "launcher": self.launcher, "attempts": rows}
-        partial = directory / f".{ENDINGS_FILE}.{os.getpid()}"
-        try:
-            partial.write_text(json.dumps(value, indent=1) + "\n")
-            os.replace(partial, directory / ENDINGS_FILE)
-        except OSError:
-            partial.unlink(missing_ok=True)
-            raise
+        replace_file(directory / ENDINGS_FILE, json.dumps(value, indent=1) + "\n")
 
 
 def read_endings(directory: Path) -> Endings | None:
