@@ -17,7 +17,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 
 FOUNDATION = {
-    *("errors", "units", "collectives", "printable", "interrupts", "address"),
+    *("errors", "units", "collectives", "text", "interrupts", "address"),
     *("files", "invocation", "variables", "_native", "_version", "_C"),
 }
 DOORS = {"__init__", "__main__", "door", "run", "wrap"}

@@ -15,6 +15,7 @@ from commprof.analysis.scaling import Scaling
 from commprof.analysis.step.cores import crowded, no_core_share, usable_cores
 from commprof.analysis.step.overhead import Overhead
 from commprof.analysis.world import WorldResult
+from commprof.text import counted, listed, plural
 from commprof.trace.found_steps import BACKWARD, UPDATE
 from commprof.units import ns_to_ms
 
@@ -71,11 +72,12 @@ def _oversubscription(context: Mapping[str, Any], worlds: Sequence[WorldResult])
     cores, threads = usable_cores(context["machine"]), int(context["threads_per_rank"])
     nodes = int(context.get("nodes", 1))
     host = "each host" if nodes > 1 else "this host"
+    sizes = counted([w.world_size for w in over], "rank")
     text = (
-        f"More threads than cores at {_count([w.world_size for w in over], 'rank')}: ranks may use "
-        f"{_count([cores], 'core')} of {host} and each runs {_count([threads], 'thread')}."
+        f"More threads than cores at {sizes}: ranks may use "
+        f"{counted(cores, 'core')} of {host} and each runs {counted(threads, 'thread')}."
     )
-    share, where = no_core_share(worst), f"At {_count([worst.world_size], 'rank')}"
+    share, where = no_core_share(worst), f"At {counted(worst.world_size, 'rank')}"
     if math.isnan(share):
         return [f"{text} Whether they waited for cores was not measured."]
     return [
@@ -121,9 +123,10 @@ def _too_short(context: Mapping[str, Any], worlds: Sequence[WorldResult]) -> lis
     if len(set(counts)) == 1:
         counts = counts[:1]
     more = ": --steps 30" if "workload" in context else ""
+    sizes = counted([w.world_size for w in short], "rank")
     return [
-        f"Only {_count(counts, 'measured step')} at {_count([w.world_size for w in short], 'rank')}"
-        f"; at least {_FEW_STEPS} are needed{more}."
+        f"Only {counted(counts, 'measured step')} at {sizes}; at least {_FEW_STEPS} are needed"
+        f"{more}."
     ]
 
 
@@ -134,7 +137,7 @@ def _about_compression(context: Mapping[str, Any], world: WorldResult) -> list[s
 def _about_steps(world: WorldResult) -> list[str]:
     """What holds only if all steps are of one setting."""
     found = []
-    name = _count([world.world_size], "rank")
+    name = counted(world.world_size, "rank")
     if _relative_spread(world) > _NOISY:
         found.append(
             f"Noisy at {name}: the interquartile range is {_relative_spread(world):.0%} of the "
@@ -143,7 +146,7 @@ def _about_steps(world: WorldResult) -> list[str]:
     if world.stalled_steps:
         steps = ", ".join(f"{step} ({ms / 1000:.3g} s)" for step, ms in world.stalled_steps)
         found.append(
-            f"Stalled at {name}: {_noun(len(world.stalled_steps), 'step')} {steps}, more than ten "
+            f"Stalled at {name}: {plural(len(world.stalled_steps), 'step')} {steps}, more than ten "
             "times the median. Means and samples/s include that; the verdict does not."
         )
     late = world.late_rank
@@ -158,7 +161,7 @@ def _about_steps(world: WorldResult) -> list[str]:
 
 def _about_world(world: WorldResult) -> list[str]:
     found = []
-    name = _count([world.world_size], "rank")
+    name = counted(world.world_size, "rank")
     if not world.clocks_shared:
         found.append(
             f"At {name} the ranks ran on several machines, whose clocks were not compared: "
@@ -193,7 +196,7 @@ def _about_world(world: WorldResult) -> list[str]:
     if failed := [row for row in world.collectives if row.failed]:
         calls = sum(row.failed for row in failed)
         found.append(
-            f"At {name} {calls} {_noun(calls, 'call')} of collectives ended with an error "
+            f"At {name} {calls} {plural(calls, 'call')} of collectives ended with an error "
             f"({', '.join(dict.fromkeys(row.op for row in failed))}): they count as exposed time, "
             "and in no median."
         )
@@ -215,7 +218,7 @@ def _about_world(world: WorldResult) -> list[str]:
 def _about_missing(world: WorldResult, name: str) -> str:
     ranks = "rank" if len(world.missing_ranks) == 1 else "ranks"
     text = (
-        f"At {name} no usable trace came from {ranks} {_listed(world.missing_ranks)}: times are "
+        f"At {name} no usable trace came from {ranks} {listed(world.missing_ranks)}: times are "
         "those of the other ranks"
     )
     if math.isnan(world.samples_per_s):
@@ -272,7 +275,7 @@ def _about_records(world: WorldResult) -> str:
     return (
         f"Recording itself: {world.records_per_step:.0f} records per step and rank at "
         f"{world.record_cost_ns:.0f} ns each (measured in the run) are {cost_ns / 1e3:.1f} µs, "
-        f"{share:.4%} of the step at {_count([world.world_size], 'rank')}."
+        f"{share:.4%} of the step at {counted(world.world_size, 'rank')}."
     )
 
 
@@ -294,19 +297,6 @@ def _micros(value_us: float) -> str:
 
 def _percent(ratio: float) -> str:
     return f"{(ratio - 1) * 100:+.1f} %"
-
-
-def _listed(numbers: Sequence[int]) -> str:
-    words = [str(number) for number in numbers]
-    return words[0] if len(words) == 1 else ", ".join(words[:-1]) + " and " + words[-1]
-
-
-def _noun(count: int, noun: str) -> str:
-    return noun if count == 1 else f"{noun}s"
-
-
-def _count(numbers: Sequence[int], noun: str) -> str:
-    return f"{_listed(numbers)} {noun}{'' if list(numbers) == [1] else 's'}"
 
 
 def _about_devices(world: WorldResult, name: str) -> str:

@@ -24,6 +24,7 @@ from commprof.analysis.step.detail import WorldDetail
 from commprof.analysis.step.mean_step import PARTS, MeanStep, mean_step
 from commprof.analysis.world import WorldResult
 from commprof.stats.intervals import resampled_means
+from commprof.text import counted, listed
 from commprof.units import ns_to_ms
 
 #: How often the largest part must be the largest to be named.
@@ -114,7 +115,7 @@ def _binding(world: WorldResult, step: MeanStep) -> Binding:
 
 
 def _headline(binding: Binding, step: MeanStep) -> str:
-    ranks = _ranks(binding.world_size)
+    ranks = counted(binding.world_size, "rank")
     (first, share), (second, other) = binding.largest
     if binding.part is not None:
         split = _split(binding) if first == "communication" else ""
@@ -156,10 +157,10 @@ def _cores(
     found = []
     larger = [w.world_size for w in worlds if w.world_size > world.world_size]
     if larger:
-        sizes = " and ".join(filter(None, (", ".join(map(str, larger[:-1])), str(larger[-1]))))
+        sizes = listed(larger)
         found.append(
-            f"This is about {_ranks(world.world_size)}, the largest world size with a core for "
-            f"each thread: {sizes} ranks run more threads than the {_usable(context)}."
+            f"This is about {counted(world.world_size, 'rank')}, the largest world size with a "
+            f"core for each thread: {sizes} ranks run more threads than the {_usable(context)}."
         )
     if lacked_cores(world):
         text = f"Ranks waited for CPU cores: {no_core_share(world):.1%} of the exposed time was "
@@ -216,7 +217,7 @@ def _growth(result: RunResult, steps: Sequence[MeanStep], place: int) -> list[st
     if place == first or math.isnan(scale.speedup):
         return []
     text = (
-        f"From {base.world_size} to {_ranks(world.world_size)} the throughput grew "
+        f"From {base.world_size} to {counted(world.world_size, 'rank')} the throughput grew "
         f"{scale.speedup:.2f} times, {scale.efficiency:.0%} of the ideal."
     )
     ideal = {"weak": 1.0, "strong": base.world_size / world.world_size}.get(
@@ -244,10 +245,6 @@ def _apart(*steps: MeanStep) -> list[dict[str, float]]:
         return [dict(step.parts_ms) for step in steps]
     whole = [name for name in PARTS if name != "communication"]
     return [{**{name: step.parts_ms[name] for name in whole}, **step.split_ms} for step in steps]
-
-
-def _ranks(world_size: int) -> str:
-    return f"{world_size} rank{'' if world_size == 1 else 's'}"
 
 
 def _ms(value: float) -> str:

@@ -25,6 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 from commprof.capture.job.store_link import default_store
 from commprof.capture.profiler import Profiler
 from commprof.capture.recorder import recorder
+from commprof.text import named_ranks
 
 _PREFIX = "commprof/sync"
 #: When capture ends rank 0 waits so long for the last hashes of ranks that are not there yet.
@@ -121,7 +122,7 @@ class SyncCheck:
         if not different or self.different:
             return
         self.different, self.first_step = different, step
-        whose = f"rank{'s' if len(different) > 1 else ''} {', '.join(map(str, different))}"
+        whose = named_ranks(different)
         print(
             f"commprof: after step {step} the model of {whose} has other bits than that of the "
             f"{len(digests) - len(different)} other ranks",

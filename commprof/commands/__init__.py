@@ -14,7 +14,7 @@ from commprof import invocation
 from commprof._version import __version__
 from commprof.commands.options.parser import Parser
 from commprof.errors import CommprofError
-from commprof.printable import printable
+from commprof.text import printable
 
 _DESCRIPTION = """\
 Measures what a PyTorch job's communication really costs.

@@ -14,8 +14,8 @@ from commprof.predict.fit.machine_profile import default_path, save_profile
 from commprof.predict.fit.points import Measurement, read_points
 from commprof.predict.fit.recorded_calls import read_calls
 from commprof.predict.replay.recorded import Recorded, read_recorded
-from commprof.printable import printable
 from commprof.report.prediction import profile_table
+from commprof.text import printable
 
 
 class FitCommand:

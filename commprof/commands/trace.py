@@ -17,8 +17,8 @@ from commprof.analysis.timeline.overview import Overview, overview
 from commprof.analysis.timeline.rank import rank_timeline
 from commprof.errors import CommprofError, UsageError
 from commprof.files import replacing
-from commprof.printable import printable
 from commprof.report.export import chrome_trace
+from commprof.text import printable
 from commprof.trace.rings.salvage import salvage_dead
 from commprof.trace.run.run_directory import read_context, strategy_directories, trace_paths
 from commprof.trace.torch_trace import TorchTrace, read_torch_trace

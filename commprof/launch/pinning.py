@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from commprof.errors import UsageError
 from commprof.launch.topology import Core, Topology, format_cpu_list, parse_cpu_list
+from commprof.text import counted
 
 PIN_MODES = ("none", "cores", "numa", "auto")
 """none: the scheduler decides. cores: equal parts of all cores. numa: the same, and none of them
@@ -107,11 +108,11 @@ def _remark(topology: Topology, ranks: int, mode: str, disjoint: bool) -> str:
         return f"hyper-threads of the same core go to different ranks: {_cores(topology)}"
     nodes = len(topology.nodes)
     inside = " and none crosses nodes" if mode == "numa" and nodes > 1 else ""
-    return f"disjoint{inside}, {nodes} NUMA node{'' if nodes == 1 else 's'}"
+    return f"disjoint{inside}, {counted(nodes, 'NUMA node')}"
 
 
 def _cores(topology: Topology) -> str:
-    return f"{topology.usable_cores} core{'' if topology.usable_cores == 1 else 's'}"
+    return counted(topology.usable_cores, "core")
 
 
 def _by_node(topology: Topology) -> list[list[Core]]:

@@ -11,6 +11,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import TextIO
 
+from commprof.text import counted
+
 PROGRESS_FILE = "progress"
 """In the job's directory: the steps done, as a decimal number."""
 
@@ -50,7 +52,7 @@ class ProgressLine:
     ) -> None:
         """Show the job in `directory`, of `steps` steps. stream: sys.stderr when None."""
         self._path = directory / PROGRESS_FILE
-        self._ranks = f"{world_size} rank{'s' if world_size > 1 else ''}"
+        self._ranks = counted(world_size, "rank")
         self._steps = steps
         self._stream = stream or sys.stderr
         self._begin = time.monotonic()

@@ -35,7 +35,7 @@ from commprof.monitor.observer import Observer
 from commprof.monitor.settings import Settings
 from commprof.monitor.state import JobState
 from commprof.predict.fit.machine_profile import load_profile
-from commprof.printable import printable
+from commprof.text import printable
 from commprof.trace.run.processes import identity
 
 #: How soon it sees that the job has ended.

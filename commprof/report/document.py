@@ -30,6 +30,7 @@ from commprof.report.sections.waiting import waiting_grid
 from commprof.report.table import PARTS_LEGEND, SCALING_LEGEND, notes, parts_grid, scaling_grid
 from commprof.report.tabulated import Grid, tabulated, three_digits
 from commprof.report.trial import table as trial_table
+from commprof.text import counted
 from commprof.trials.result import TrialResult
 
 #: Rows of a table that a page shows; the JSON result has all.
@@ -225,7 +226,7 @@ def _collectives(anchor: str, world: WorldResult | SteplessCollectives) -> Secti
 
 
 def _of_last_world(world: WorldResult) -> Iterator[Section]:
-    ranks = _ranks(world.world_size)
+    ranks = counted(world.world_size, "rank")
     if world.collectives:
         yield _collectives("collectives", world)
     if world.compression:
@@ -252,7 +253,7 @@ def _of_last_world(world: WorldResult) -> Iterator[Section]:
 def own_cost(report: FullReport) -> Iterator[Section]:
     """What capture on and off in turn showed; nothing where that was not measured."""
     result = report.result
-    measured = [(_ranks(w.world_size), w.overhead) for w in result.worlds]
+    measured = [(counted(w.world_size, "rank"), w.overhead) for w in result.worlds]
     rows = [_overhead(*row) for row in [*measured, ("all", result.overhead)] if row[1] is not None]
     if not rows:
         return
@@ -292,11 +293,7 @@ def _binding(binding: Binding) -> str:
     (first, share), (second, other) = binding.largest
     if binding.part is None:
         return (
-            f"{_ranks(binding.world_size)}: {first} {share:.1%} and {second} {other:.1%}; the "
-            "difference is not significant."
+            f"{counted(binding.world_size, 'rank')}: {first} {share:.1%} and {second} {other:.1%}; "
+            "the difference is not significant."
         )
-    return f"{_ranks(binding.world_size)}: bound by {first}, {share:.1%} of the mean step."
-
-
-def _ranks(world_size: int) -> str:
-    return f"{world_size} rank{'' if world_size == 1 else 's'}"
+    return f"{counted(binding.world_size, 'rank')}: bound by {first}, {share:.1%} of the mean step."

@@ -11,6 +11,7 @@ from typing import Final
 from commprof.analysis.step.pauses import HOST_PAUSE
 from commprof.monitor.state import JobState, RankState, StepTimes
 from commprof.report.plain_text import printable
+from commprof.text import counted
 
 _GAP: Final = "  "
 _UNKNOWN: Final = "-"
@@ -39,7 +40,7 @@ def waiting_frame(run: str, width: int) -> list[str]:
 
 
 def _heading(state: JobState, run: str) -> str:
-    ranks = f"{state.world_size} rank{'s' if state.world_size > 1 else ''}"
+    ranks = counted(state.world_size, "rank")
     seen = "" if len(state.ranks) == state.world_size else f" ({len(state.ranks)} seen from here)"
     at = datetime.fromtimestamp(state.time_s).strftime("%H:%M:%S")
     what = "has ended; its last steps" if state.finished else f"at {at}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 
-from commprof.printable import printable
+from commprof.text import printable
 
 __all__ = ("printable", "wrapped")
 

@@ -14,6 +14,7 @@ from commprof import invocation, variables
 from commprof.analysis.next_step import WORTH_A_LOOK
 from commprof.analysis.run_command import taken_apart
 from commprof.stats.intervals import Interval
+from commprof.text import named_ranks
 from commprof.trials.candidates import Candidate
 from commprof.trials.result import CandidateResult, StepShare, Verdict, less
 from commprof.trials.statistics import MIN_ROUNDS, ratio
@@ -93,7 +94,7 @@ def judge(
 
 def incomplete(missing: Sequence[int]) -> Verdict:
     """The verdict where these ranks left no trace of the trial."""
-    ranks = f"rank{'' if len(missing) == 1 else 's'} {', '.join(map(str, missing))}"
+    ranks = named_ranks(missing)
     said = (
         f"Nothing can be compared: {ranks} left no trace of the trial, and a step is that of the "
         "slowest rank. Look into what became of it, and run the trial again."

@@ -18,6 +18,7 @@ from commprof.analysis.checks.figure_checks import (
     missing,
     undecided,
 )
+from commprof.text import counted
 from commprof.trace.reader import Trace
 
 TRAFFIC = "headers and other traffic count too"
@@ -57,8 +58,7 @@ def network_check(
     payload = sum(payload_bytes)
     if math.isnan(payload):
         return _missing("it is not known what some collectives must send")
-    plural = "s" if len(hosts) > 1 else ""
-    label = f"bytes sent by {' and '.join(sorted(names))}, {len(hosts)} host{plural}"
+    label = f"bytes sent by {' and '.join(sorted(names))}, {counted(len(hosts), 'host')}"
     check = compared("network", label, "MB", payload / 1e6, total / 1e6, SAME_BYTES, note)
     return check if not check.difference > SAME_BYTES else undecided(check)
 

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from commprof.analysis.align.matching import POINT_TO_POINT
+from commprof.text import named_ranks
 from commprof.trace.columns import Collectives, Ints
 from commprof.trace.reader import Trace
 from commprof.trace.schema import FLAG_SPARSE, OPS, Kind, Records
@@ -90,7 +91,7 @@ class Mismatch:
     @property
     def sentence(self) -> str:
         """Both values, and whose they are."""
-        said = "; ".join(f"{_ranks(ranks)}: {issued}" for issued, ranks in self.issued)
+        said = "; ".join(f"{named_ranks(ranks)}: {issued}" for issued, ranks in self.issued)
         return f"Collective {self.seq} of group {self.group!r} is not the same on all ranks: {said}"
 
 
@@ -246,8 +247,3 @@ def _mismatch(group: str, seq: int, members: dict[int, tuple[Issued, int]]) -> M
         tuple((issued, tuple(ranks)) for issued, ranks in ordered),
         tuple((rank, issue_ns) for rank, (_, issue_ns) in sorted(members.items())),
     )
-
-
-def _ranks(ranks: Sequence[int]) -> str:
-    word = "rank" if len(ranks) == 1 else "ranks"
-    return f"{word} {', '.join(map(str, ranks))}"

@@ -21,7 +21,7 @@ import numpy as np
 import torch.distributed as dist
 
 from commprof.capture.python.marker import OpenMarker, PythonMarker
-from commprof.printable import printable
+from commprof.text import printable
 from commprof.trace import schema
 from commprof.trace.blocks import pack_block
 from commprof.trace.schema import BlockType, Kind

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 from commprof import invocation
 from commprof.commands.options.config_file import merged, read_config
 from commprof.errors import UsageError
-from commprof.printable import printable
+from commprof.text import printable
 from commprof.workloads.parsing import allowed
 
 

@@ -16,6 +16,7 @@ from commprof.launch.rank_placement import Placing
 from commprof.launch.rendezvous import Meeting
 from commprof.launch.topology import format_cpu_list
 from commprof.monitor.settings import settings_of
+from commprof.text import counted
 from commprof.trace.run.run_directory import world_directory
 
 
@@ -63,7 +64,7 @@ def _machine(placing: Placing) -> str:
     topology = placing.topology
     cores, nodes = len(topology.cores), len(topology.nodes)
     text = (
-        f"{cores} core{'' if cores == 1 else 's'} on {nodes} NUMA node{'' if nodes == 1 else 's'}, "
+        f"{counted(cores, 'core')} on {counted(nodes, 'NUMA node')}, "
         f"CPUs {format_cpu_list(topology.cpus)}"
     )
     if topology.quota_cpus is not None:

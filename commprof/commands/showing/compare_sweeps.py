@@ -12,6 +12,7 @@ from commprof.commands.options.terminal import table_width
 from commprof.errors import UsageError
 from commprof.report.comparison import sweep_comparison_table
 from commprof.report.plain_text import printable
+from commprof.text import counted
 
 
 def compare(a: Path, b: Path, fail_above: float | None, shown_as: str) -> int:
@@ -37,7 +38,7 @@ def compare(a: Path, b: Path, fail_above: float | None, shown_as: str) -> int:
 def _unusable(second: SweepResult, lacking: int) -> Iterator[str]:
     """Why the second result says less than the first, or nothing, whatever its times are."""
     if lacking:
-        yield f"it lacks {lacking} row{'' if lacking == 1 else 's'} of A"
+        yield f"it lacks {counted(lacking, 'row')} of A"
     for problem in second.problems:
         yield f"its measurement was cut short: {printable(problem)}"
     wrong = sum(row.wrong or 0 for row in second.rows)

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from commprof.monitor.rank_state import Operation, RankState
+from commprof.text import named_ranks
 from commprof.trace.schema import comes_before
 
 _NS_PER_S = 1e9
@@ -75,21 +76,21 @@ class Hang:
         """All that matters, in one."""
         where = f"step {self.step}" if self.step >= 0 else "no step"
         if self.kind == "step":
-            who = _ranks([one.rank for one in self.accused])
+            who = named_ranks([one.rank for one in self.accused])
             return f"{who} in {where} for {self.waited_s:.1f} s ({self.phase}), in no collective"
         why = "; ".join(one.why for one in self.accused)
         if self.operation is None:
             return f"{why}; nothing was pending for {self.waited_s:.1f} s in {where}"
         asked = f"{self.operation} ({where}, pending for {self.pending_s:.1f} s)"
         if self.kind == "unseen":
-            hidden = f"of {_ranks(self.unseen)} nothing can be seen from here"
+            hidden = f"of {named_ranks(self.unseen)} nothing can be seen from here"
             return f"all ranks seen from here arrived at {asked}; {hidden}"
         if self.kind == "transfer":
             return f"all ranks arrived at {asked}, and it does not complete: network or backend"
-        who = _ranks([one.rank for one in self.accused])
+        who = named_ranks([one.rank for one in self.accused])
         if self.kind == "circle":
-            return f"{who} wait for each other, {_ranks(self.waiting)} in {asked}"
-        wait = f"{_ranks(self.waiting)} wait{'s' * (len(self.waiting) == 1)}"
+            return f"{who} wait for each other, {named_ranks(self.waiting)} in {asked}"
+        wait = f"{named_ranks(self.waiting)} wait{'s' * (len(self.waiting) == 1)}"
         if self.kind == "held up":
             return f"{why}; last seen in {where}, {self.phase}; {wait} in {asked}"
         return f"{who} did not arrive at {asked}; last seen: {self.phase}; {wait}"
@@ -256,9 +257,3 @@ def _same(one: Operation, other: Operation) -> bool:
     if other.peer >= 0:
         return one is other
     return one.peer < 0 and (one.group, one.seq) == (other.group, other.seq)
-
-
-def _ranks(ranks: Sequence[int]) -> str:
-    if not ranks:
-        return "no rank"
-    return f"{'rank' if len(ranks) == 1 else 'ranks'} {', '.join(map(str, ranks))}"

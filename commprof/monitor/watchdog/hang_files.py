@@ -21,7 +21,7 @@ from commprof.files import replace_file
 from commprof.monitor.rank_state import Operation, RankState
 from commprof.monitor.watchdog.feed import RankFeed
 from commprof.monitor.watchdog.hang import Hang
-from commprof.printable import printable
+from commprof.text import printable
 
 _MOST_HANGS = 1000
 _MOST_PENDING = 16

@@ -16,6 +16,7 @@ from commprof.files import read_json
 from commprof.predict.fit.cost_model import OTHER_HOST, SAME_HOST
 from commprof.predict.fit.hook_costs import recording
 from commprof.predict.replay.algorithms import OPERATIONS, canonical
+from commprof.text import counted
 
 _FIELDS = ("op", "world_size", "backend", "size_bytes", "time_us")
 _US = 1e-6
@@ -128,7 +129,7 @@ def _left_out(path: Path, rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         )
     wrong = sum(bool(row.get("wrong")) for row in rows)
     if wrong:
-        yield f"{path}: {wrong} row{'' if wrong == 1 else 's'} with wrong data"
+        yield f"{path}: {counted(wrong, 'row')} with wrong data"
 
 
 def _point(path: Path, row: object) -> Point | None:

@@ -10,6 +10,7 @@ from itertools import takewhile
 from commprof.analysis.compare import Change, RunComparison, WorldComparison
 from commprof.report.plain_text import fitted, printable
 from commprof.report.tabulated import Grid, tabulated, three_digits
+from commprof.text import counted
 
 LEGEND = """\
 Medians over the measured steps in ms: step of the slowest rank, its parts as means over ranks,
@@ -31,7 +32,7 @@ def render(
     blocks = ["\n".join(printable(line) for line in (f"A: {result.a}", f"B: {result.b}"))]
     for world in result.worlds:
         table = tabulated(*comparison_grid(world), width=tables)
-        blocks.append(f"{_ranks(world.world_size)}, {_steps(world)}:\n{table}")
+        blocks.append(f"{counted(world.world_size, 'rank')}, {_steps(world)}:\n{table}")
     if result.worlds:
         blocks.append(fitted(LEGEND, width))
     if result.settings:
@@ -61,15 +62,16 @@ def comparison_grid(world: WorldComparison) -> Grid:
 def _verdict(result: RunComparison, fail_above: float | None) -> Iterator[str]:
     for sizes, which in ((result.only_a, "A"), (result.only_b, "B")):
         if sizes:
-            yield f"Only {which} has figures of {', '.join(map(_ranks, sizes))}."
+            these = ", ".join(counted(size, "rank") for size in sizes)
+            yield f"Only {which} has figures of {these}."
     if not result.worlds:
         yield "No world size has figures in both runs: nothing can be compared."
     for world in result.worlds:
-        yield f"{_ranks(world.world_size)}: {_about_step(world)}"
+        yield f"{counted(world.world_size, 'rank')}: {_about_step(world)}"
     if fail_above is None:
         return
     slower = result.slower_by_more_than(fail_above)
-    too_slow = ", ".join(_ranks(world.world_size) for world in slower)
+    too_slow = ", ".join(counted(world.world_size, "rank") for world in slower)
     limit = f"{fail_above:.1%}"
     if slower:
         yield f"Slower by more than {limit}: {too_slow}."
@@ -126,7 +128,3 @@ def _differing(a: str, b: str) -> tuple[str, str]:
     shown = [("..." if begin else "") + text[begin:] for text in (a, b)]
     first, second = (s if len(s) <= _LONGEST else f"{s[: _LONGEST - 3]}..." for s in shown)
     return first, second
-
-
-def _ranks(world_size: int) -> str:
-    return f"{world_size} rank{'' if world_size == 1 else 's'}"

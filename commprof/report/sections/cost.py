@@ -8,6 +8,7 @@ import textwrap
 from commprof.analysis.cost import Cost, CostRow
 from commprof.report.plain_text import fitted
 from commprof.report.tabulated import Grid, tabulated
+from commprof.text import counted
 
 LEGEND = """\
 Time and money from the measured samples/s [95 % interval of the mean step]; money in the currency
@@ -48,7 +49,7 @@ def best(cost: Cost) -> list[str]:
             "There is no cost: the samples of this run were not counted on all ranks (see samples "
             "per second in docs/metrics.md), or ranks are missing whose nodes are not known."
         ]
-    cheapest = _ranks(cost.cheapest)
+    cheapest = counted(cost.cheapest, "rank")
     if len(cost.rows) == 1:
         return [f"Only {cheapest} was measured: there is nothing to choose from."]
     text = f"Cheapest per sample: {cheapest}"
@@ -59,7 +60,7 @@ def best(cost: Cost) -> list[str]:
     if cost.fastest == cost.cheapest:
         return [f"{text}. It is the fastest too."]
     assert cost.fastest is not None  # where samples are known, one is the fastest
-    return [f"{text}. Fastest: {_ranks(cost.fastest)}."]
+    return [f"{text}. Fastest: {counted(cost.fastest, 'rank')}."]
 
 
 def money(value: float) -> str:
@@ -79,7 +80,3 @@ def _cells(row: CostRow) -> tuple[str, ...]:
         money(row.s_per_epoch),
         money(row.cost_per_epoch),
     )
-
-
-def _ranks(world_size: int) -> str:
-    return f"{world_size} rank{'' if world_size == 1 else 's'}"

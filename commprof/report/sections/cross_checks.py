@@ -10,6 +10,7 @@ from commprof.analysis.checks.figure_checks import CrossCheck
 from commprof.analysis.world import WorldResult
 from commprof.report.plain_text import fitted, printable
 from commprof.report.tabulated import Grid
+from commprof.text import counted
 
 HEADING = """\
 Cross-checks: commprof's figure and another one of the same run. DDP's log holds means over the
@@ -62,7 +63,7 @@ def cross_checks_grid(world: WorldResult) -> Grid:
 
 
 def _line(world_size: int, check: CrossCheck) -> str:
-    ranks = f"{world_size} rank{'' if world_size == 1 else 's'}"
+    ranks = counted(world_size, "rank")
     note = f"; {check.note}" if check.note else ""
     if math.isnan(check.other) or math.isnan(check.ours):
         return f"  {ranks}, {check.what}: not available{note}"

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from commprof.analysis.late.hangs import HangReport
 from commprof.analysis.late.incidents import Incidents
+from commprof.text import counted
 
 TITLE = "Incidents"
 LEGEND = """\
@@ -22,20 +23,16 @@ def sentences(found: Sequence[Incidents]) -> list[str]:
 def ended_changes(found: Sequence[Incidents]) -> list[str]:
     """One per change of level that did not last, which is no incident and in the means."""
     return [
-        f"{_ranks(incidents.world_size)}: {anomaly.sentence}; then the former level was back. The "
-        "means hold these steps."
+        f"{counted(incidents.world_size, 'rank')}: {anomaly.sentence}; then the former level was "
+        "back. The means hold these steps."
         for incidents in found
         for _, anomaly in incidents.anomalies
         if anomaly.last_step is not None
     ]
 
 
-def _ranks(world_size: int) -> str:
-    return f"{world_size} rank{'' if world_size == 1 else 's'}"
-
-
 def _of_world(found: Incidents) -> Iterator[str]:
-    size = _ranks(found.world_size)
+    size = counted(found.world_size, "rank")
     for hang in found.hangs:
         yield f"{size}: hang {hang.number}, {hang.found}: {_hang(hang)}"
     more = found.mismatch_count - len(found.mismatches)

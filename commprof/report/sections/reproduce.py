@@ -9,6 +9,7 @@ from typing import Any
 
 from commprof import invocation
 from commprof.report.plain_text import printable
+from commprof.text import counted
 
 #: Of a commit, as git shortens it.
 _SHORT = 10
@@ -50,4 +51,4 @@ def _code(git: Mapping[str, Any]) -> str:
     if not git["changed_files"]:
         return f"{text}, unchanged"
     files, lines = git["changed_files"], git["diff_lines"]
-    return f"{text} with {files} changed file{'' if files == 1 else 's'}, {lines} lines"
+    return f"{text} with {counted(files, 'changed file')}, {lines} lines"

@@ -1,0 +1,44 @@
+"""Sentences: text of unknown origin made safe to print, counts, and lists."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+
+def printable(text: str) -> str:
+    """Without anything that a terminal would obey: control characters as escapes, in one line.
+
+    A rank's error message, a processor's name or a path may hold whatever it likes.
+    """
+    return "".join(_printable(character) for character in text)
+
+
+def plural(number: int, noun: str) -> str:
+    """Returns the noun as it stands after the number."""
+    return noun if number == 1 else f"{noun}s"
+
+
+def counted(numbers: int | Sequence[int], noun: str) -> str:
+    """Returns the number, or each of several, with the noun: "1 rank", "1, 2 and 4 ranks"."""
+    if isinstance(numbers, int):
+        return f"{numbers} {plural(numbers, noun)}"
+    return f"{listed(numbers)} {plural(numbers[0] if len(numbers) == 1 else 2, noun)}"
+
+
+def listed(words: Collection[object]) -> str:
+    """Returns the words as in a sentence: "1", "1 and 2", "1, 2 and 4"."""
+    *before, last = map(str, words)
+    return f"{', '.join(before)} and {last}" if before else last
+
+
+def named_ranks(ranks: Collection[int]) -> str:
+    """Returns the ranks by their numbers: "rank 3", "ranks 0, 2"; "no rank" for none."""
+    if not ranks:
+        return "no rank"
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {', '.join(map(str, ranks))}"
+
+
+def _printable(character: str) -> str:
+    if character.isprintable():
+        return character
+    return " " if character.isspace() else character.encode("unicode_escape").decode()
