@@ -94,7 +94,7 @@ def _analyse(directory: Path, in_detail: bool) -> tuple[RunResult, tuple[WorldDe
 def _stepless(run: WorldRun, seen: MeasuredWorld | None) -> SteplessCollectives | None:
     if seen is None:
         return None
-    found = seen.matching, seen.traces, seen.tables, seen.clocks_shared, seen.exposed
+    found = seen.matching, seen.traces, seen.tables, seen.clocks_shared
     return stepless_collectives(run.world_size, *found)
 
 

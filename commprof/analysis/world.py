@@ -156,9 +156,7 @@ def world_result(run: WorldRun, seen: MeasuredWorld) -> WorldResult:
     step = measured[0].step
     result = replace(
         _summarise(run, seen.ranks, seen.parts, measured, seen.warmup, seen.clock_error_us),
-        collectives=collective_rows(
-            seen.matching, traces, tables, step, seen.clocks_shared, seen.exposed
-        ),
+        collectives=collective_rows(seen.matching, traces, tables, step, seen.clocks_shared),
         times_in_flight=times_in_flight(traces, tables, step),
         compression=compression_rows(traces, step, run.world_size),
         steps_end=seen.steps.source,

@@ -17,7 +17,6 @@ from commprof.analysis.align.matching import Matching, match
 from commprof.analysis.align.warmup import count_warmup, step_signatures
 from commprof.analysis.late.arrivals import Arrivals, match_arrivals
 from commprof.analysis.step.breakdown import Breakdown, Floats, breakdown
-from commprof.analysis.step.exposure import Exposures, exposures_of
 from commprof.trace import columns
 from commprof.trace.columns import Collectives, Ints, Steps
 from commprof.trace.found_steps import UPDATE, communicating_backwards
@@ -41,7 +40,6 @@ class MeasuredWorld:
     matching: Matching
     #: None where clocks cannot be compared.
     arrivals: list[Arrivals | None]
-    exposed: list[Exposures]
     #: The trained steps that all ranks completed, warm-up included.
     parts: list[Breakdown]
     #: Of these the leading ones that count as warm-up.
@@ -80,13 +78,12 @@ def measured_world(run: WorldRun) -> MeasuredWorld | None:
     arrivals: list[Arrivals | None] = [None] * len(traces)
     if clocks:
         arrivals = [*match_arrivals(matching, traces, tables)]
-    exposed = [exposures_of(trace, table) for trace, table in zip(traces, tables, strict=True)]
     trained = min(_trained_steps(trace) for trace in traces)
     merged = {i for t in traces for i in merged_steps(t, columns.steps(t)).tolist()}
     parts = _common_steps(
         [
-            breakdown(trace, table, arrival, run.world_size, found)
-            for trace, table, arrival, found in zip(traces, tables, arrivals, exposed, strict=True)
+            breakdown(trace, table, arrival, run.world_size)
+            for trace, table, arrival in zip(traces, tables, arrivals, strict=True)
         ],
         trained,
         merged,
@@ -100,7 +97,6 @@ def measured_world(run: WorldRun) -> MeasuredWorld | None:
         tables=tables,
         matching=matching,
         arrivals=arrivals,
-        exposed=exposed,
         parts=parts,
         warmup=count_warmup(slowest_ns(parts), signatures),
         merged=len(merged),

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from commprof.analysis.align.matching import POINT_TO_POINT, RECV, Matching
 from commprof.analysis.collectives.bandwidth import sizes_bytes
 from commprof.analysis.collectives.queueing import start_times
-from commprof.analysis.step.exposure import Exposures, exposures_of
+from commprof.analysis.step.exposure import exposures_of
 from commprof.trace import columns
 from commprof.trace.columns import Collectives, Ints, Steps
 from commprof.trace.reader import Trace
@@ -74,7 +74,6 @@ def calls_of(
     tables: Sequence[Collectives],
     measured_steps: Ints | None,
     clocks_shared: bool,
-    exposed_by_rank: Sequence[Exposures] | None = None,
 ) -> Calls:
     """All calls issued in the measured steps.
 
@@ -85,7 +84,6 @@ def calls_of(
         measured_steps: numbers of the steps that count.
         clocks_shared: whether the traces' times are by one clock; otherwise wait, wire and
             transfer are not known.
-        exposed_by_rank: what ``exposures_of`` gives for each rank, where the caller has it.
     """
     starts = [start_times(trace, table) for trace, table in zip(traces, tables, strict=True)]
     times = _Times.of(tables, starts)
@@ -99,14 +97,12 @@ def calls_of(
         [group_sizes(trace, table) for trace, table in zip(traces, tables, strict=True)]
     )
     op, bytes_in, bytes_out = (_joined(tables, name) for name in ("op", "bytes_in", "bytes_out"))
-    if exposed_by_rank is None:
-        exposed_by_rank = [exposures_of(t, c) for t, c in zip(traces, tables, strict=True)]
     chosen, exposed, phase, stack = (
         np.concatenate(parts)
         for parts in zip(
             *(
                 _in_its_rank(*of_rank, measured_steps)
-                for of_rank in zip(traces, tables, exposed_by_rank, strict=True)
+                for of_rank in zip(traces, tables, strict=True)
             ),
             strict=True,
         )
@@ -170,10 +166,10 @@ def _apart(matching: Matching, times: _Times) -> tuple[Floats, Floats, Floats]:
 
 
 def _in_its_rank(
-    trace: Trace, table: Collectives, found: Exposures, measured_steps: Ints | None
+    trace: Trace, table: Collectives, measured_steps: Ints | None
 ) -> tuple[npt.NDArray[np.bool_], Floats, Ints, Ints]:
     """Whether each row was issued in a measured step; its exposed time, phase and stack."""
-    steps = columns.steps(trace)
+    steps, found = columns.steps(trace), exposures_of(trace)
     thread = int(steps.thread[0]) if len(steps) else 0
     counted = (found.collective >= 0) & _measured(steps, measured_steps, found.begin_ns)
     exposed = np.bincount(

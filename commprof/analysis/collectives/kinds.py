@@ -12,7 +12,6 @@ import numpy as np
 from commprof.analysis.align.matching import Matching
 from commprof.analysis.collectives.bandwidth import bus_factor
 from commprof.analysis.collectives.calls import Calls, Floats, calls_of
-from commprof.analysis.step.exposure import Exposures
 from commprof.trace import columns
 from commprof.trace.columns import Collectives, Ints
 from commprof.trace.documents import Group
@@ -85,7 +84,6 @@ def collective_rows(
     tables: Sequence[Collectives],
     measured_steps: Ints | None,
     clocks_shared: bool,
-    exposed_by_rank: Sequence[Exposures] | None = None,
 ) -> tuple[CollectiveRow, ...]:
     """One row per kind of call in the measured steps, the most exposed time first.
 
@@ -93,7 +91,7 @@ def collective_rows(
     """
     if measured_steps is not None and len(measured_steps) == 0:
         return ()
-    calls = calls_of(matching, traces, tables, measured_steps, clocks_shared, exposed_by_rank)
+    calls = calls_of(matching, traces, tables, measured_steps, clocks_shared)
     kinds = np.stack(
         [calls.op, calls.group, calls.dtype, calls.reduce_op * _reduces(calls.op)], axis=1
     )
@@ -130,12 +128,11 @@ def stepless_collectives(
     traces: Sequence[Trace],
     tables: Sequence[Collectives],
     clocks_shared: bool,
-    exposed_by_rank: Sequence[Exposures],
 ) -> SteplessCollectives | None:
     """None where a rank recorded a step, or none issued a call."""
     if any(len(columns.steps(trace)) for trace in traces) or not any(map(len, tables)):
         return None
-    rows = collective_rows(matching, traces, tables, None, clocks_shared, exposed_by_rank)
+    rows = collective_rows(matching, traces, tables, None, clocks_shared)
     return SteplessCollectives(world_size, rows)
 
 

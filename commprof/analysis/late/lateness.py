@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from commprof.analysis.late.arrivals import Arrivals
 from commprof.analysis.late.stragglers import LateRank
-from commprof.analysis.step.exposure import Exposures, exposures
+from commprof.analysis.step.exposure import Exposures, exposures_of
 from commprof.analysis.step.pauses import ORIGINS, Stretches, outside, pauses, stretches, within
 from commprof.analysis.step.waiting import split
 from commprof.trace import columns
@@ -49,7 +49,7 @@ def view(trace: Trace, table: Collectives, arrivals: Arrivals) -> RankView:
     """Gathers what the traces say about one rank's training thread."""
     steps = columns.steps(trace)
     thread = int(steps.thread[0]) if len(steps) else 0
-    exposed = exposures(table, columns.waits(trace), columns.finalizations(trace), thread)
+    exposed = exposures_of(trace)
     paused = pauses(trace, exposed)
     return RankView(trace.rank, trace, table, arrivals, exposed, paused, thread)
 

@@ -85,7 +85,6 @@ def breakdown(
     table: Collectives,
     arrivals: Arrivals | None,
     world_size: int,
-    exposed: Exposures | None = None,
 ) -> Breakdown:
     """Splits every complete step of one rank.
 
@@ -94,12 +93,11 @@ def breakdown(
         table: its collectives.
         arrivals: of these collectives; None where the ranks' clocks cannot be compared.
         world_size: number of ranks, the width of ``waited_for_ns``.
-        exposed: what ``exposures_of`` gives for the same, where the caller has it.
     """
     steps = columns.steps(trace)
     thread = int(steps.thread[0]) if len(steps) else 0
     finalizations = columns.finalizations(trace)
-    exposed = exposures_of(trace, table) if exposed is None else exposed
+    exposed = exposures_of(trace)
     exposed_step = _step_of(steps, exposed.begin_ns)
     wall = (steps.end_ns - steps.begin_ns).astype(np.float64)
     phases = columns.phases(trace)

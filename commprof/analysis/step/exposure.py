@@ -65,9 +65,10 @@ def exposures(
     )
 
 
-def exposures_of(trace: Trace, table: Collectives) -> Exposures:
+@columns.once_per_trace
+def exposures_of(trace: Trace) -> Exposures:
     """All waiting of the training thread: it marks the steps, or issues the most collectives."""
-    steps = columns.steps(trace)
+    table, steps = columns.collectives(trace), columns.steps(trace)
     marks = steps.thread[:1] if len(steps) else table.thread
     thread = int(np.bincount(marks).argmax()) if len(marks) else 0
     return exposures(table, columns.waits(trace), columns.finalizations(trace), thread)

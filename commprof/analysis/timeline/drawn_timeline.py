@@ -9,7 +9,7 @@ import numpy as np
 
 from commprof.analysis.align.measured import MeasuredWorld
 from commprof.analysis.collectives.flights import CallKind, Flights, flights, rows
-from commprof.analysis.step.exposure import Exposures
+from commprof.analysis.step.exposure import Exposures, exposures_of
 from commprof.trace import columns
 from commprof.trace.columns import Ints, Steps
 from commprof.trace.reader import Trace
@@ -111,14 +111,14 @@ def timeline(seen: MeasuredWorld) -> Timeline:
     """All measured steps of one world size."""
     flown, kinds = flights(seen)
     ranks = []
-    for rank, trace, found, own in zip(seen.ranks, seen.traces, seen.exposed, flown, strict=True):
+    for rank, trace, own in zip(seen.ranks, seen.traces, flown, strict=True):
         steps = _measured_steps(trace, seen.measured[0].step)
         ranks.append(
             RankTimeline(
                 rank=rank,
                 steps=_whole_steps(steps),
                 phases=_phases(trace, steps),
-                waiting=_waiting(found, steps),
+                waiting=_waiting(exposures_of(trace), steps),
                 flights=_in_steps(own, own.issue_ns, steps),
             )
         )

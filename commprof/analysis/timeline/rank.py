@@ -116,7 +116,7 @@ def _phases(trace: Trace) -> list[Track]:
 
 def _exposed(trace: Trace, table: Collectives, arrivals: Arrivals) -> Track:
     """The training thread stood still, and for whom."""
-    exposed = exposures_of(trace, table)
+    exposed = exposures_of(trace)
     waiting = split(exposed, table, arrivals)
     ops = _op_names(trace, table)
     label = [

@@ -55,7 +55,6 @@ class RecentOperations:
             world.tables,
             new.numbers,
             world.clocks_shared,
-            world.exposed,
         )
         for op in np.unique(calls.op).tolist():
             name = OPS[op] if op < len(OPS) else OPS[0]

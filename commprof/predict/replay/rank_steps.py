@@ -67,7 +67,7 @@ def cycles(trace: Trace, measured_steps: Ints) -> list[Cycle]:
     cpu = _cpu_times(trace)
     phases = columns.phases(trace)
     backward = phases.begin_ns[phases.key == Phase.BACKWARD]
-    waits = exposures_of(trace, table)
+    waits = exposures_of(trace)
     outside = waits.graph_task < 0
     wait_at, wait_ns = waits.begin_ns[outside], waits.waited_ns[outside]
     result = []
@@ -103,7 +103,7 @@ def cycles(trace: Trace, measured_steps: Ints) -> list[Cycle]:
 def other_calls(trace: Trace, measured_steps: Ints) -> tuple[OtherCall, ...]:
     """By operation and size; only those that the training thread was seen to wait for."""
     table, steps = columns.collectives(trace), columns.steps(trace)
-    waits = exposures_of(trace, table)
+    waits = exposures_of(trace)
     rows = np.unique(waits.collective[(waits.graph_task < 0) & (waits.collective >= 0)])
     rows = rows[(table.graph_task[rows] < 0) & ~np.isin(table.op[rows], POINT_TO_POINT)]
     at = np.searchsorted(steps.begin_ns, table.issue_ns[rows], side="right") - 1

@@ -40,7 +40,7 @@ def run(mode: str) -> tuple[list[dict[str, Any]], list[Trace]]:
 def exposed_ms(trace: Trace) -> dict[str, float]:
     """By way to wait, of the training thread: what it waited for all-reduces."""
     steps, table = columns.steps(trace), columns.collectives(trace)
-    found = exposures_of(trace, table)
+    found = exposures_of(trace)
     result = {}
     for i, way in enumerate(WAYS, start=1):
         inside = (found.begin_ns >= steps.begin_ns[2 * i - 1]) & (

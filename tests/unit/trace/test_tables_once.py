@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from commprof.analysis.align import matching
+from commprof.analysis.step import exposure
 from commprof.commands import main
 from commprof.trace import columns, compressions
 from commprof.trace.schema import Kind
@@ -42,6 +43,7 @@ def test_a_report_makes_each_table_once_per_rank_and_matches_once(tmp_path: Path
     made = calls_of(profile, columns.__file__, compressions.__file__)
     assert {name: made[name] for name in TABLES} == dict.fromkeys(TABLES, 4)
     assert made["kept"] > 2 * len(TABLES) * 4  # asked for far more often
+    assert calls_of(profile, exposure.__file__)["exposures"] == 4
     assert calls_of(profile, matching.__file__)["match"] == 1
 
 

@@ -105,23 +105,23 @@ def test_steps_and_phases_are_the_streams() -> None:
 def test_the_hosts_waits_are_not_the_streams() -> None:
     rank = two_steps()
     rank.wait(rank.collective(5, 30, 45), 31, 45)  # of CPU tensors
-    trace, table = moved(rank)
-    assert exposures_of(trace, table).waited_ns.tolist() == [250.0, 250.0]
+    trace, _ = moved(rank)
+    assert exposures_of(trace).waited_ns.tolist() == [250.0, 250.0]
     assert columns.waits(trace).thread.tolist() == [THREAD, THREAD]
 
 
 def test_only_the_stream_that_computes_is_exposed() -> None:
     rank = two_steps()
     rank.device_wait(1, 40, (2600, 2700), bytes_out=9)
-    trace, table = moved(rank)
-    assert exposures_of(trace, table).waited_ns.tolist() == [250.0, 250.0]
+    trace, _ = moved(rank)
+    assert exposures_of(trace).waited_ns.tolist() == [250.0, 250.0]
 
 
 def test_another_device_s_stream_of_the_same_id_is_another() -> None:
     rank = two_steps()
     rank.device_wait(1, 40, (2600, 2700), seq=1)
-    trace, table = moved(rank)
-    assert exposures_of(trace, table).waited_ns.tolist() == [250.0, 250.0]
+    trace, _ = moved(rank)
+    assert exposures_of(trace).waited_ns.tolist() == [250.0, 250.0]
 
 
 def test_a_collective_in_the_stream_is_ready_where_its_wait_begins() -> None:
@@ -131,7 +131,7 @@ def test_a_collective_in_the_stream_is_ready_where_its_wait_begins() -> None:
     rank.device_wait(op, 97, (3990, 3990))  # and the wait for it, which is none
     trace, table = moved(rank)
     assert table.issue_ns.tolist()[-1] == 3900
-    assert exposures_of(trace, table).waited_ns.tolist() == [250.0, 250.0, 90.0, 0.0]
+    assert exposures_of(trace).waited_ns.tolist() == [250.0, 250.0, 90.0, 0.0]
 
 
 def test_a_boundary_whose_event_was_lost_ends_no_step() -> None:
@@ -180,13 +180,13 @@ def test_a_finalisation_waits_for_its_buckets() -> None:
     rank.device_collective(2, 80, (3880, 3930), bytes=10, graph_task=4)
     rank.device_collective(3, 81, (3881, 3970), bytes=10, graph_task=4)
     rank.device_finalize(85, (3900, 3990), graph_task=4)
-    trace, table = moved(rank)
+    trace, _ = moved(rank)
     found = columns.finalizations(trace)
     assert found.span.begin_ns.tolist() == [3900]
     assert found.span.end_ns.tolist() == [3990]
     assert found.blocked_ns.tolist() == [50]
     assert np.isnan(found.no_core_ns).all()
-    exposed = exposures_of(trace, table)
+    exposed = exposures_of(trace)
     in_finalize = exposed.graph_task == 4
     assert exposed.waited_ns[in_finalize].tolist() == [30.0, 20.0]
     assert exposed.collective[in_finalize].tolist() == [2, 3]

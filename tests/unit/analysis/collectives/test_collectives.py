@@ -17,7 +17,6 @@ from commprof.analysis.collectives.kinds import (
     collective_rows,
     stepless_collectives,
 )
-from commprof.analysis.step.exposure import exposures_of
 from commprof.report.sections.collectives import collectives_section
 from commprof.trace import columns, schema
 from commprof.trace.schema import Kind, Phase
@@ -74,8 +73,7 @@ def test_without_steps_the_whole_recording_counts() -> None:
             rank.wait(op_id, begin, begin + 20 * MS)
     traces = [rank.trace() for rank in ranks]
     tables = [columns.collectives(trace) for trace in traces]
-    exposed = [exposures_of(trace, table) for trace, table in zip(traces, tables, strict=True)]
-    found = stepless_collectives(2, match(traces, tables), traces, tables, True, exposed)
+    found = stepless_collectives(2, match(traces, tables), traces, tables, True)
     assert found is not None
     (row,) = found.rows
     assert (row.calls, row.calls_per_step, row.exposed_ms) == (10, 5.0, 100.0)
@@ -85,7 +83,7 @@ def test_without_steps_the_whole_recording_counts() -> None:
     assert "/rank" in shown
     ranks[1].step(0, 100 * MS)
     traces[1] = ranks[1].trace()
-    assert stepless_collectives(2, match(traces, tables), traces, tables, True, exposed) is None
+    assert stepless_collectives(2, match(traces, tables), traces, tables, True) is None
 
 
 def test_a_queued_collective_starts_when_a_thread_is_free() -> None:

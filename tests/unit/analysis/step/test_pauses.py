@@ -15,7 +15,6 @@ from commprof.analysis.step.pauses import (
     stretches,
     within,
 )
-from commprof.trace import columns
 from commprof.trace.schema import PHASES
 from tests.support.builders.traces import Rank
 
@@ -58,7 +57,7 @@ def test_a_pause_in_waiting_is_waiting() -> None:
     rank.pause(280, 400)
     rank.pause(500, 500)
     trace = rank.trace()
-    exposed = exposures_of(trace, columns.collectives(trace))
+    exposed = exposures_of(trace)
     assert pairs(pauses(trace, exposed)) == [(150, 200), (300, 400)]
 
 
