@@ -27,10 +27,10 @@ from tabulate import tabulate
 from benchmarks.demands import Demand, at_most, judged, of_all
 from benchmarks.medians import median_interval
 from benchmarks.results_file import Lines, read_rows
+from benchmarks.simulate import Bucket, Link, simulate
 from commprof.analysis.align.matching import match
 from commprof.analysis.late.arrivals import match_arrivals
 from commprof.analysis.step.breakdown import breakdown
-from commprof.predict.replay.simulate import Bucket, Link, simulate
 from commprof.trace import columns
 from commprof.trace.run.run_directory import WorldRun
 from tests.support.machines import netns

@@ -180,11 +180,6 @@ def read_summary(payload: memoryview) -> Summary:
 
 
 SUMMARY_COUNTERS = ("sequence", "begin_ns", "end_ns", "records", "dropped", "unmatched", "moved")
-SUMMARY_PARTS = (
-    *("mode", "steps_end", "steps", "exposed", "phases", "paused", "arrivals"),
-    *("arrival_clock_error", "hosts", "exposed_wait", "exposed_wire", "last", "waited_for"),
-    "operations",
-)
 OPERATION_COUNTERS = ("op", "group", "size_class", "count", "bytes", "failed", "unfinished")
 
 

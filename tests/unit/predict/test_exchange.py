@@ -7,10 +7,10 @@ import random
 import numpy as np
 import pytest
 
+from benchmarks.simulate import Bucket, Link, simulate
 from commprof.predict.fit.calibrate import calibrate
 from commprof.predict.replay.algorithms import work
 from commprof.predict.replay.exchange import exchange, finalized
-from commprof.predict.replay.simulate import Bucket, Link, simulate
 from tests.support.builders.schedules import BETA, MB, curve, schedule
 
 

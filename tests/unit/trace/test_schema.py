@@ -13,7 +13,7 @@ from commprof import _native
 from commprof.capture.job.metadata import trace_metadata
 from commprof.trace import documents, schema
 from commprof.trace.documents import Shape
-from commprof.trace.summary import SUMMARY_COUNTERS, SUMMARY_PARTS
+from commprof.trace.summary import SUMMARY_COUNTERS
 
 ROOT = Path(__file__).parents[3]
 RECORD_H = (ROOT / "csrc/core/record.h").read_text()
@@ -29,6 +29,13 @@ FLAGS = {
     "non_finite": schema.FLAG_NON_FINITE,
     "sparse": schema.FLAG_SPARSE,
 }
+
+#: Of a summary, beside its counters.
+SUMMARY_PARTS = (
+    *("mode", "steps_end", "steps", "exposed", "phases", "paused", "arrivals"),
+    *("arrival_clock_error", "hosts", "exposed_wait", "exposed_wire", "last", "waited_for"),
+    "operations",
+)
 
 
 def documented(*header: str) -> list[list[str]]:
