@@ -40,6 +40,11 @@ class StepParts:
     #: Beside the sum: communication in flight while the training thread worked.
     hidden_ms: float
 
+    @property
+    def own_work_ms(self) -> float:
+        """The step less all waiting for communication."""
+        return self.step_ms - self.exposed_ms
+
 
 @dataclass(frozen=True)
 class RankSummary:

@@ -280,7 +280,7 @@ def _about_records(world: WorldResult) -> str:
 
 
 def _work_per_sample(world: WorldResult) -> float:
-    own = sum(rank.parts.step_ms - rank.parts.exposed_ms for rank in world.ranks)
+    own = sum(rank.parts.own_work_ms for rank in world.ranks)
     samples = sum(rank.samples for rank in world.ranks)
     return own * world.measured_steps / samples if own > 0 and samples else math.nan
 

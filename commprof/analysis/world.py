@@ -211,7 +211,7 @@ def _summarise(
     ranks = tuple(
         rank_summary(run, rank, part) for rank, part in zip(usable, measured, strict=True)
     )
-    own_work = np.array([rank.parts.step_ms - rank.parts.exposed_ms for rank in ranks])
+    own_work = np.array([rank.parts.own_work_ms for rank in ranks])
     duration_s = max(rank.duration_s for rank in ranks)
     counted = _samples(run, ranks, measured[0].step)
     labelled = _overhead_samples(run)

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from commprof.analysis.late.lateness import views, with_phase
 from commprof.analysis.late.slowness import find_slow_rank
 from commprof.analysis.late.stragglers import LateRank, find_late_rank, late_by_own_work
+from commprof.analysis.step.breakdown import mean_of_known
 from commprof.monitor.figures.steps import NewSteps, wall_ns
 from commprof.monitor.state import RECENT_STEPS, Late, StepTimes
 from commprof.units import ns_to_s, us_to_ns
@@ -25,7 +26,7 @@ _PARTS: Final = (
     *("wall_ns", "data_ns", "forward_ns", "backward_ns", "optimizer_ns", "other_ns"),
     *("exposed_ns", "wait_ns", "wire_ns", "unsplit_ns", "hidden_ns"),
 )
-_WAIT, _WIRE = _PARTS.index("wait_ns"), _PARTS.index("wire_ns")
+_EXPOSED, _WAIT, _WIRE = (_PARTS.index(f"{name}_ns") for name in ("exposed", "wait", "wire"))
 #: A rank is named late from so many recent steps on.
 _FEWEST_FOR_LATE: Final = 10
 
@@ -88,9 +89,8 @@ class RecentSteps:
         row = self._ranks.index(rank)
         steps = np.stack([parts[row] for parts, _, _, _ in self._recent])
         means = np.nan_to_num(steps).mean(axis=0)
-        for part in (_WAIT, _WIRE):  # as ``mean_of_known``
-            if np.isnan(steps[:, part]).any() and not np.nan_to_num(steps[:, part]).any():
-                means[part] = math.nan
+        for part in (_WAIT, _WIRE):
+            means[part] = mean_of_known(steps[:, part], steps[:, _EXPOSED])
         return _times(len(self._recent), means)
 
     @property

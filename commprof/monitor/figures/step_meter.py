@@ -62,7 +62,7 @@ class RankMeter:
         steps = columns.steps(trace)
         part = breakdown(trace, columns.collectives(trace), None, world_size=0)
         self._pending = pending[pending["timestamp_ns"] >= marks["timestamp_ns"][-1]]
-        work = np.maximum(part.work_ns, 0).astype(np.int64).T
+        work = part.work_ns.astype(np.int64).T
         marks_of = (column.tolist() for column in (steps.index, steps.begin_ns, steps.end_ns))
         return [
             RankStep(step, begin, end, tuple(of_step))

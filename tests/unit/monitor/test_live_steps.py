@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from commprof.analysis.align.measured import measured_world
+from commprof.analysis.step.breakdown import mean_of_known
 from commprof.monitor.figures import steps as live_steps
 from commprof.monitor.figures.recent import RecentSteps
 from commprof.monitor.figures.steps import SETTLED_NS, StepFollower
@@ -285,3 +286,27 @@ def test_a_trace_of_another_job_is_left_alone(tmp_path: Path) -> None:
     assert state is not None
     assert [rank.rank for rank in state.ranks] == [0, 1]
     assert state.monitor.problems == ()
+
+
+def test_wait_that_is_known_of_some_steps_is_the_reports(tmp_path: Path) -> None:
+    # Rank 1 waits for a collective that rank 0 was not seen in, then comes last to another.
+    ranks = [Rank(0, 2), Rank(1, 2)]
+    for rank in ranks:
+        rank.step(0, 100 * MS)
+        rank.step(100 * MS, 200 * MS)
+        issue = (110 + 20 * rank.rank) * MS
+        rank.wait(rank.collective(1, issue, 150 * MS), issue, 150 * MS)
+    ranks[1].wait(ranks[1].collective(0, 10 * MS, 40 * MS), 10 * MS, 40 * MS)
+    followed = Followed(tmp_path, ranks)
+    followed.run.begin()
+    followed.run.end()
+    followed.look()
+    recent = followed.recent.recent(1)
+    assert recent is not None
+    figures = (recent.wait_s, recent.wire_s, recent.unsplit_s)
+    assert figures == pytest.approx((0.0, 0.010, 0.015))
+    seen = measured_world(world_run(ranks))
+    assert seen is not None
+    part = seen.parts[1]
+    assert mean_of_known(part.wait_ns, part.exposed_ns) == 0
+    assert np.isnan(part.wait_ns).tolist() == [True, False]

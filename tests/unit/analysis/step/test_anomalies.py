@@ -127,3 +127,16 @@ def test_own_work_is_the_report_s() -> None:
     for one, of_report in zip(found, seen.parts[0].work_ns.T.tolist(), strict=True):
         assert one.work_ns == (2 * MS, 0, 5 * MS, 10 * MS, 0)
         assert of_report == list(one.work_ns)
+
+
+def test_own_work_is_the_reports_where_a_wait_outlasts_its_phase() -> None:
+    # The wait from 25 to 60 counts in the phase in which it begins, which ends at 30.
+    rank = Rank()
+    rank.phase(Phase.FORWARD, 10 * MS, 30 * MS)
+    rank.wait(rank.collective(0, 20 * MS, 60 * MS), 25 * MS, 60 * MS)
+    rank.step(0, 100 * MS)
+    (found,) = RankMeter().take(rank.records())
+    seen = measured_world(world_run([rank]))
+    assert seen is not None
+    assert list(found.work_ns) == seen.parts[0].work_ns[:, 0].tolist()
+    assert sum(found.work_ns) == 65 * MS
