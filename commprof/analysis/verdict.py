@@ -92,6 +92,7 @@ def verdict(result: RunResult, details: Sequence[WorldDetail]) -> Verdict | None
         *_cores(result.context, result.worlds, world),
         *_communication(world, step),
         *_late(world),
+        *_unseen_forward(world, bindings[place]),
         *_growth(result, steps, place),
     ]
     own_work = max((part for part in PARTS if part != "communication"), key=step.share)
@@ -191,6 +192,16 @@ def _communication(world: WorldResult, step: MeanStep) -> list[str]:
     if step.hidden_ms > 0:
         text += f" Another {_ms(step.hidden_ms)} of communication ran beside other work."
     return [text]
+
+
+def _unseen_forward(world: WorldResult, binding: Binding) -> list[str]:
+    """Where a forward pass is that no phase holds, if what holds it is among the largest parts."""
+    if world.parts.forward_ms != 0 or "other" not in dict(binding.largest):
+        return []
+    return [
+        "No forward pass was seen: that of a model under neither DDP nor FSDP2 counts as other, "
+        'unless `with prof.phase("forward")` marks it.'
+    ]
 
 
 def _late(world: WorldResult) -> list[str]:

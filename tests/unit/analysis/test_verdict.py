@@ -115,6 +115,19 @@ def test_a_rank_that_did_not_run_is_named_so() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("forward_ms", "backward", "said"), [(0.0, 30, True), (0.0, 90, True), (5.0, 30, False)]
+)
+def test_a_forward_pass_that_nobody_saw_is_where_it_counts(
+    forward_ms: float, backward: float, said: bool
+) -> None:
+    run = run_result(world(2, parts=parts(forward_ms=forward_ms)))
+    found = verdict(run, [detail(2, backward=backward)])
+    assert found is not None
+    sentence = "No forward pass was seen: that of a model under neither DDP nor FSDP2 counts as"
+    assert any(one.startswith(sentence) for one in found.sentences) == said
+
+
 def test_the_growth_of_the_step_is_shared_out() -> None:
     result = run_result(world(1), world(2, samples_per_s=150.0))
     found = verdict(result, [detail(1, backward=60), detail(2, backward=85, wire=25, step=150)])
