@@ -19,6 +19,7 @@ pytestmark = pytest.mark.slow
         (2, "off_on_one_rank"),
         (2, "switched_to_nonsense"),
         (3, "no_way_to_one_rank"),
+        (2, "garbage_while_connecting"),
         (2, "again_after_an_error"),
         (2, "one_stands_still"),
         (2, "stopped_while_it_waits"),

@@ -9,12 +9,14 @@ from __future__ import annotations
 import atexit
 import os
 import signal
+import socket
 import sys
 import threading
 import time
 import warnings
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -117,6 +119,55 @@ def no_way_to_one_rank(directory: Path) -> None:
         assert len(said) == (dist.get_rank() == 0), said
         assert all("because of rank" in text for text in said)
     connections.own_address, connections._PATIENCE_S = original, patience
+
+
+def garbage_while_connecting(directory: Path) -> None:
+    """Strangers at the door of every rank, before its peers come and while they do; ranks wait ten seconds at most."""
+    original, over = connections.Connections._everybodys, threading.Event()
+    strangers: list[threading.Thread] = []
+
+    def told(self: Any, own: Any) -> list[Any]:
+        words = own.split() if isinstance(own, str) else []
+        if len(words) == 3:  # an endpoint
+            where = words[0], int(words[1])
+            strangers.append(threading.Thread(target=_strangers, args=(where, over), daemon=True))
+            strangers[-1].start()
+            time.sleep(0.5)  # no peer knows the way yet
+        return original(self, own)
+
+    connections.Connections._everybodys = told
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert trained(directory)  # over connections of their own, with the right sums
+    over.set()
+    assert strangers
+    for stranger in strangers:
+        stranger.join()
+    connections.Connections._everybodys = original
+
+
+def _strangers(where: tuple[str, int], over: threading.Event) -> None:
+    """Says what no rank would, to whoever listens there, and stays on the line or goes."""
+    sayings = (b"", b"GET / HTTP/1.1\r\n\r\n", b"commprof" + b"\1\0\0\0" + b"f" * 36, b"\0" * 4096)
+    held: list[socket.socket] = []
+    for number in range(1 << 30):
+        if over.is_set():
+            break
+        try:
+            stranger = socket.create_connection(where, 0.2)
+            stranger.sendall(sayings[number % len(sayings)])
+        except OSError:
+            time.sleep(0.01)  # nobody listens any more
+            continue
+        held.append(stranger)
+        if number % 3:
+            held.pop().close()
+        if len(held) > 100:  # more than a listener listens to
+            held.pop(0).close()
+        time.sleep(0.001)
+    for stranger in held:
+        stranger.close()
+    assert number > 10
 
 
 def again_after_an_error(directory: Path) -> None:
