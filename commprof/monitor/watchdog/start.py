@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -84,6 +85,7 @@ def _start(command: list[str]) -> subprocess.Popen[bytes] | None:
 def _end(process: subprocess.Popen[bytes]) -> None:
     with suppress(ProcessLookupError):
         process.terminate()
+        process.send_signal(signal.SIGCONT)  # one that somebody stopped would not hear the other
     try:
         process.wait(_END_S)
     except subprocess.TimeoutExpired:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
+import signal
 import subprocess
 import sys
 import threading
 import time
 import urllib.request
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +27,7 @@ from commprof.monitor.observer import Observer, newest
 from commprof.monitor.settings import Settings, parse, settings_of_environment
 from commprof.monitor.start import start_in_rank, start_monitor
 from commprof.monitor.state import GradientState
+from commprof.monitor.watchdog.start import watched
 from commprof.trace.run.processes import Here, State, identity
 from tests.support.builders.growing import GrowingRun
 from tests.support.builders.run_directories import ranks_of
@@ -165,6 +169,63 @@ def test_the_job_has_no_child_for_it(tmp_path: Path) -> None:
     job.communicate()
     until(lambda: not address_file(tmp_path).exists())
     assert (tmp_path / "monitor.log").read_text() == ""
+
+
+def pid_of(run: Path, module: bytes = b"commprof.monitor") -> int:
+    """Of the monitor of a run, which is nobody's child; 0 for none."""
+    for place in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            words = place.read_bytes().split(b"\0")
+            if module in words and os.fsencode(run) in words:
+                return int(place.parent.name)
+    return 0
+
+
+def test_a_stopped_monitor_holds_no_job_up_and_catches_up(tmp_path: Path) -> None:
+    run, lines = tmp_path / "run", tmp_path / "m.jsonl"
+    growing = GrowingRun(run / "world_2", ranks_of(2, 40))
+    growing.begin()
+    growing.until(1_000 * MS)
+    script = (
+        "import sys; from pathlib import Path\n"
+        "from commprof.monitor.settings import Settings\n"
+        "from commprof.monitor.start import start_monitor\n"
+        "settings = Settings(jsonl=Path(sys.argv[2]), interval_s=0.2)\n"
+        "assert start_monitor(Path(sys.argv[1]), settings) == ''\n"
+        "sys.stdin.read()\n"
+    )
+    job = subprocess.Popen(
+        [sys.executable, "-c", script, str(run), str(lines)],
+        stdin=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": os.getcwd()},
+    )
+    until(lambda: lines.exists() and lines.read_text().count("\n") > 0)
+    pid = pid_of(run)
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        growing.end()
+        job.communicate(timeout=5)
+        assert job.returncode == 0
+        assert json.loads(lines.read_text().splitlines()[-1])["step"] < 39
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    until(lambda: pid_of(run) == 0)
+    assert json.loads(lines.read_text().splitlines()[-1])["step"] == 39
+    assert (run / "monitor.log").read_text() == ""
+
+
+def hears(pid: int) -> bool:
+    """Whether the process handles SIGTERM by now."""
+    caught = re.search(r"SigCgt:\s*(\w+)", Path(f"/proc/{pid}/status").read_text())
+    return caught is not None and bool(int(caught[1], 16) >> (signal.SIGTERM - 1) & 1)
+
+
+def test_the_end_of_a_job_does_not_wait_for_a_stopped_watchdog(tmp_path: Path) -> None:
+    with watched(tmp_path, "60"):
+        until(lambda: (pid := pid_of(tmp_path, b"commprof.monitor.watchdog")) and hears(pid))
+        os.kill(pid_of(tmp_path, b"commprof.monitor.watchdog"), signal.SIGSTOP)
+        begin = time.monotonic()
+    assert time.monotonic() - begin < 5
 
 
 def test_a_monitor_that_cannot_start_says_so(tmp_path: Path) -> None:
