@@ -115,7 +115,7 @@ class LaunchFilesCommand:
             raise UsageError(
                 f"cannot write -o {args.file}: {error.strerror}; name another file"
             ) from None
-        print(f"Written: {args.file}", file=sys.stderr)
+        print(f"Written: {invocation.quoted(args.file)}", file=sys.stderr)
         return 0
 
 

@@ -73,7 +73,7 @@ Works on runs that were cut short: whatever was recorded is shown.
             text = report_formats.rendered(args)
         if output is not None:
             write_output(output, text)
-            print(f"Written: {output}")
+            print(f"Written: {invocation.quoted(output)}")
         elif isinstance(text, str):
             print(text, end="")
         else:

@@ -17,6 +17,7 @@ from commprof.analysis.timeline.overview import Overview, overview
 from commprof.analysis.timeline.rank import rank_timeline
 from commprof.errors import CommprofError, UsageError
 from commprof.files import replacing
+from commprof.invocation import quoted
 from commprof.report.export import chrome_trace
 from commprof.text import printable
 from commprof.trace.rings.salvage import salvage_dead
@@ -73,7 +74,7 @@ A file name that ends in .gz is compressed. See docs/timeline.md.
         world_size, paths = _world(args.run, args.world_size)
         output = args.output or args.run / f"trace_{world_size}.json.gz"
         if args.output and output.exists() and not args.force:
-            raise UsageError(f"{output} exists; name another file with -o, or add --force")
+            raise UsageError(f"{quoted(output)} exists; name another file with -o, or add --force")
         view = overview(paths, steps)
         merged = [read_torch_trace(path) for path in args.merge]
         for trace in merged:
@@ -85,7 +86,8 @@ A file name that ends in .gz is compressed. See docs/timeline.md.
         missing = sorted(set(range(world_size)) - set(paths))
         for line in _warnings(view, missing):
             print(f"commprof: {printable(line)}", file=sys.stderr)
-        print(f"{output}: {count} events of {len(view.ranks)} of {world_size} ranks")
+        shown = quoted(output)
+        print(f"{shown}: {count} events of {len(view.ranks)} of {world_size} ranks")
         print("Open it at https://ui.perfetto.dev (nothing is uploaded) or chrome://tracing")
         return 0
 
@@ -170,4 +172,6 @@ def _written(path: Path) -> Iterator[TextIO]:
         ):
             yield file
     except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror}; name another file") from None
+        raise UsageError(
+            f"cannot write {quoted(path)}: {error.strerror}; name another file"
+        ) from None

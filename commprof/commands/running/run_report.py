@@ -41,9 +41,9 @@ def show_run(
     print(text)
     if json_file is not None:
         keep_text(json_file, shown.json(paid))
-        print(f"JSON: {json_file}")
+        print(f"JSON: {invocation.quoted(json_file)}")
     again = invocation.command("report", invocation.quoted(directory))
-    print(f"Run directory: {directory}\nShow it again: {again}")
+    print(f"Run directory: {invocation.quoted(directory)}\nShow it again: {again}")
     print(f"Run it again: {repeating_command(directory / CONFIG_FILE, args.nnodes)}")
     if args.trial and not shown.has_trial and not failed:
         print(f"commprof: no trial took place: {no_trial(directory)}", file=sys.stderr)

@@ -231,6 +231,14 @@ def test_a_run_directory_need_not_be_utf8(tmp_path: Path, native: str) -> None:
     done = call(*RUN, *options, "--output", run, timeout_s=120, COMMPROF_NATIVE=native)
     assert done.returncode == 0, done.stderr
     assert f"$'{tmp_path}/run\\xff'" in done.stdout
+    assert f"Run directory: $'{tmp_path}/run\\xff'\n" in done.stdout
+    page, timeline = f"{run}/page.html", f"{run}/time.json"
+    written = call("-m", "commprof", "report", run, "--format", "html", "-o", page)
+    assert written.stdout == f"Written: $'{tmp_path}/run\\xff/page.html'\n"
+    shown = call("-m", "commprof", "trace", run, "-o", timeline)
+    assert shown.stdout.startswith(f"$'{tmp_path}/run\\xff/time.json': ")
+    again = call("-m", "commprof", "trace", run, "-o", timeline)
+    assert f"$'{tmp_path}/run\\xff/time.json' exists" in again.stderr
     report = call("-m", "commprof", "report", run, "--format", "json")
     (world,) = json.loads(report.stdout)["runs"]
     assert world["num_processes"] == 1
