@@ -8,6 +8,14 @@
 
 namespace check {
 
+// Each step takes many times as long under a sanitizer: there the kinds of
+// cases count, not how many of each are tried.
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+constexpr bool kSanitized = true;
+#else
+constexpr bool kSanitized = false;
+#endif
+
 inline std::atomic<int> passed{0};
 inline std::atomic<int> failed{0};
 
