@@ -29,7 +29,10 @@ MAY_IMPORT = {
     "backend": {"foundation"},
     "compressors": {"foundation", "backend"},
     "capture": {"foundation", "trace", "compressors", "monitor"},
-    "capture.boot": {"foundation", "capture", "trials.live", "monitor", "monitor.watchdog"},
+    "capture.boot": {
+        *("foundation", "capture", "compressors", "trials", "trials.live"),
+        *("monitor", "monitor.watchdog"),
+    },
     "capture.integrations": {"foundation", "capture"},
     "analysis": {"foundation", "stats", "trace"},
     "audit": {"foundation"},

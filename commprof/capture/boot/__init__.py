@@ -47,9 +47,17 @@ def pin() -> None:
     if not parts[0] or not local_rank.isdecimal():
         return
     cpus: set[int] = set()
-    for run in parts[int(local_rank)].split(","):
-        first, _, last = run.partition("-")
-        cpus.update(range(int(first), int(last or first) + 1))
+    try:
+        for run in parts[int(local_rank)].split(","):
+            first, _, last = run.partition("-")
+            cpus.update(range(int(first), int(last or first) + 1))
+    except (ValueError, IndexError):
+        print(
+            f"commprof: {CPUS_VARIABLE}={'/'.join(parts)!r} names no CPUs for local rank "
+            f"{local_rank} (such as 0-1/2,3 for two ranks); rank not pinned",
+            file=sys.stderr,
+        )
+        return
     try:
         os.sched_setaffinity(0, cpus)
     except OSError as error:
@@ -110,6 +118,18 @@ def _patch(c10d: ModuleType, directory: str) -> None:
             module.init_process_group = init_process_group  # type: ignore[attr-defined]
 
 
+def _refuse_nonsense(compressor: str, candidates: str) -> None:
+    """Raises UsageError, before anything is recorded, for what could not be attached later."""
+    if compressor:
+        from commprof.compressors import parse
+
+        parse(compressor)
+    if candidates:
+        from commprof.trials.plan import parse_trial
+
+        parse_trial(candidates)
+
+
 def _start(directory: str) -> None:
     """Starts capture; a failure is said in a line and the script goes on without."""
     from pathlib import Path
@@ -134,6 +154,9 @@ def _start(directory: str) -> None:
         return  # the script profiles itself, or made a second default group
     try:
         settings = RankSettings.read()
+        compressor = variables.given(variables.HOOK)
+        candidates = variables.given(variables.TRIAL)
+        _refuse_nonsense(compressor, candidates)
         job = agree(Path(directory))
         profiler = profile(job, find_steps=True).start()
         watch_exits()
@@ -150,12 +173,10 @@ def _start(directory: str) -> None:
             from commprof.capture.patches.every_model import cap_every_model
 
             cap_every_model(settings.bucket_cap_mb)
-        compressor = variables.given(variables.HOOK)
         if compressor:
             from commprof.capture.patches.every_model import attach_every_model
 
             attach_every_model(compressor)
-        candidates = variables.given(variables.TRIAL)
         if candidates:
             from commprof.trials.live.every_model import try_every_model
 

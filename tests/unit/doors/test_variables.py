@@ -135,3 +135,54 @@ def test_kernels_settings_are_refused_before_anything_is_recorded(
             assert said.startswith(f'{name} is "nonsense"; ')
             assert allowed in said
             assert said.endswith("; take one of these, or unset the variable")
+
+
+_JOB = """
+import sys
+from commprof.capture.boot import arm, pin
+
+pin()
+arm(sys.argv[1])
+import torch.distributed as dist
+
+dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}.store", rank=0, world_size=1)
+dist.destroy_process_group()
+print("trained")
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        (variables.HOOK, "int7", "not recording: unknown compressor 'int7'"),
+        (variables.TRIAL, "int8,nonsense", "not recording: "),
+        (variables.MODE, "most", "not recording: COMMPROF_MODE='most' means nothing (allowed: "),
+    ],
+)
+def test_a_job_trains_and_records_nothing_where_it_cannot_do_as_asked(
+    name: str, value: str, said: str, tmp_path: Path
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _JOB, str(tmp_path / "out")],
+        env=os.environ | {name: value, "RANK": "0", "WORLD_SIZE": "1"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stdout) == (0, "trained\n"), done.stderr
+    (line,) = [one for one in done.stderr.splitlines() if one.startswith("commprof: ")]
+    assert line.startswith(f"commprof: {said}")
+    assert not list(tmp_path.rglob("*.trace"))
+
+
+@pytest.mark.parametrize("value", ["x/y", "0-1", "3-x/1"])
+def test_a_rank_without_known_cpus_is_not_pinned(
+    value: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(variables.CPUS, value)
+    monkeypatch.setenv("LOCAL_RANK", "0" if value != "0-1" else "1")
+    monkeypatch.setattr(os, "sched_setaffinity", lambda *_: pytest.fail("pinned"))
+    boot.pin()
+    said = capsys.readouterr().err
+    assert said.startswith(f"commprof: COMMPROF_CPUS={value!r} names no CPUs for local rank ")
+    assert said.endswith("; rank not pinned\n")
