@@ -137,3 +137,14 @@ def test_work_that_is_slow_for_a_while_is_not_a_slow_rank() -> None:
     shuffled = work(2, 48)
     shuffled[1, Phase.FORWARD, np.arange(48) % 4 != 0] += 6 * MS
     assert find_slow_rank(shuffled, STEP) is not None
+
+
+def test_few_steps_that_are_alike_name_nobody() -> None:
+    """Of these 20 steps, all above the others, r is 0.25 about their mean and 0.35 put right.
+
+    They count as 9 and not as 12, and 20 / 2**9 is more than 0.01.
+    """
+    alike = work(4, 20)
+    alike[2, Phase.FORWARD] += 6 * MS
+    alike[2, Phase.FORWARD, [0, 5, 6, 12, 13]] -= 5.5 * MS
+    assert find_slow_rank(alike, STEP) is None

@@ -167,3 +167,14 @@ def test_a_rank_that_is_late_by_the_same_throughout_is_named() -> None:
         late = find_late_rank(waited_for, 50.3e6 + late_ns / 7, 0.0)
         assert late is not None
         assert late.rank == 1
+
+
+def test_few_steps_that_are_alike_may_be_chance() -> None:
+    """r is 0.25 about the mean of 20 steps and 0.35 put right, so 3 steps count as one, not 2.
+
+    Seven blocks of two ranks then agree by lot with a chance of 2 / 2**7, which is more than 0.01.
+    """
+    waited = np.zeros((20, 2))
+    waited[:, 1] = 30 * MS
+    waited[[0, 5, 6, 12, 13], 1] = 0
+    assert find_late_rank(waited, STEP) is None
