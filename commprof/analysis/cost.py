@@ -13,11 +13,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from commprof.analysis.step.detail import WorldDetail
 from commprof.analysis.world import WorldResult
-from commprof.stats.intervals import Interval, mean_interval, resampled_means
+from commprof.stats.intervals import Interval, mean_interval, percentile_interval, resampled_means
 
 UNITS = ("node", "rank")
 #: Epochs that differ by this share are one epoch: samplers pad it to equal batches on all ranks.
@@ -146,4 +144,4 @@ def _told_apart(
         / details[i].slowest_ms.mean()
         for i in (cheapest, other)
     ]
-    return float(np.percentile(means[1] / means[0], 2.5)) > 1
+    return float(percentile_interval(means[1] / means[0])[0]) > 1

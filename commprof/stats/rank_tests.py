@@ -48,8 +48,7 @@ def with_correlation(p_value: float, correlation: float) -> float:
     if correlation <= 0 or p_value >= 1:
         return p_value
     deviate = -NormalDist().inv_cdf(max(p_value, 1e-300) / 2)
-    shrunk = deviate * math.sqrt(worth(correlation))
-    return math.erfc(shrunk / math.sqrt(2))
+    return two_sided(deviate * math.sqrt(worth(correlation)))
 
 
 def midranks(values: Floats) -> Floats:
@@ -90,8 +89,12 @@ def _normal(ranks: Floats, n: int, share: float = 1.0) -> float:
 
 def _beyond(away: float, variance: float) -> float:
     """Two-sided chance of a rank sum so far from its mean, with the correction for continuity."""
-    z = max(0.0, abs(away) - 0.5) / math.sqrt(variance)
-    return math.erfc(z / math.sqrt(2))
+    return two_sided(max(0.0, abs(away) - 0.5) / math.sqrt(variance))
+
+
+def two_sided(deviate: float) -> float:
+    """Returns the chance that a standard normal value is as far from 0, on either side."""
+    return math.erfc(abs(deviate) / math.sqrt(2))
 
 
 def step_test(a: Floats, b: Floats) -> float:
@@ -106,7 +109,7 @@ def step_test(a: Floats, b: Floats) -> float:
     ranks = midranks(np.concatenate([a, b]))
     if ranks.min() == ranks.max():
         return 1.0
-    share = cautious_worth(ranks[:n], ranks[n:])
+    share = independent_share(a, b)
     if smallest_p_value(n * share, m * share) >= SIGNIFICANCE:
         return math.nan
     return _normal(ranks, n, share)

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from commprof.stats.rank_tests import two_sided
+
 #: Fewer losses than this say nothing of a trend.
 LEAST_STEPS = 10
 #: A trend that chance would show more often than this is none.
@@ -84,4 +86,4 @@ def _mann_kendall(values: Sequence[float]) -> tuple[float, float]:
     if variance <= 0:
         return 0.0, 1.0  # all losses are equal
     deviate = max(abs(score) - 1, 0.0) / math.sqrt(variance)
-    return score / (n * (n - 1) / 2), math.erfc(deviate / math.sqrt(2))
+    return score / (n * (n - 1) / 2), two_sided(deviate)

@@ -8,7 +8,14 @@ import math
 import numpy as np
 import pytest
 
-from commprof.stats.rank_tests import holm, least_p, midranks, rank_test, with_correlation
+from commprof.stats.rank_tests import (
+    holm,
+    least_p,
+    midranks,
+    rank_test,
+    two_sided,
+    with_correlation,
+)
 
 
 def by_counting(first: list[float], second: list[float]) -> float:
@@ -18,6 +25,12 @@ def by_counting(first: list[float], second: list[float]) -> float:
     observed = abs(ranks[:n].sum() - mean)
     sums = [sum(chosen) for chosen in itertools.combinations(ranks, n)]
     return sum(abs(total - mean) >= observed - 1e-9 for total in sums) / len(sums)
+
+
+def test_a_normal_value_is_beyond_1_96_deviations_once_in_twenty() -> None:
+    assert two_sided(1.959964) == pytest.approx(0.05, abs=1e-6)
+    assert two_sided(-1.959964) == two_sided(1.959964)
+    assert two_sided(0.0) == 1
 
 
 def test_p_values_that_are_known() -> None:
