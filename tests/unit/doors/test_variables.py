@@ -65,6 +65,13 @@ def test_ranks_read_the_settings_that_were_left_for_them(
     assert RankSettings.read() == settings
 
 
+def test_the_least_number_of_steps_is_allowed() -> None:
+    found = RankSettings.read({variables.GRADIENT_NORMS: "0", variables.CHECK_SYNC: "1"})
+    assert (found.gradient_norms_every, found.check_sync_every) == (0, 1)
+    with pytest.raises(UsageError, match=r"COMMPROF_CHECK_SYNC='0' .*allowed: 1 or more"):
+        RankSettings.read({variables.CHECK_SYNC: "0"})
+
+
 @pytest.mark.parametrize("text", ["0", "-1", "nan", "inf", "much"])
 def test_what_is_no_bucket_cap_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match=r"is out of range \(allowed: MiB above 0\)"):

@@ -134,6 +134,13 @@ def test_what_lies_outside_of_all_steps_counts_nowhere() -> None:
     ]
 
 
+def test_the_end_of_the_last_step_is_in_no_step() -> None:
+    rank = one_step()
+    rank.wait(rank.collective(0, 900, 1100), 1000, 1100)
+    (part,) = break_down(rank)
+    assert values(part, "exposed", "other") == [[0.0], [150.0]]
+
+
 def test_a_phase_that_runs_on_behind_its_step_is_cut_there() -> None:
     rank = Rank()
     rank.step(0, 100)

@@ -66,6 +66,14 @@ def test_a_finalisation_waits_for_its_buckets_in_turn() -> None:
     assert exposed(rank).graph_task.tolist() == [4, 4]
 
 
+def test_a_wait_up_to_the_end_of_the_finalisation_counts_once() -> None:
+    rank = Rank()
+    bucket = rank.collective(0, 50, 190, graph_task=4)
+    rank.wait(bucket, 150, 200)  # a hook's own, as long as the finalisation's last bucket
+    rank.finalize(100, 200, cpu=0, graph_task=4)
+    assert exposed(rank).waited_ns.sum() == 100
+
+
 def test_the_copy_speed_is_solved_from_the_measured_total() -> None:
     # Window [0, 100]. Bucket A (10 bytes) ends at 40, B (10 bytes) at 80. It blocked for
     # 60: 40 for A, hence 20 for B, so that copying A took the other 20, from 40 to 60:
