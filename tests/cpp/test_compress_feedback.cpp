@@ -244,6 +244,13 @@ void checkScaledResiduals() {
   CHECK(distance(wanted, residualOf(world[0], slots, kValues)) <= 1e-6);
   CHECK_THROWS(std::invalid_argument, world[0].scaleResiduals(0));
   CHECK_THROWS(std::invalid_argument, world[0].scaleResiduals(INFINITY));
+  // What was loaded and belongs to no bucket yet is scaled, too.
+  World loaded(1, optionsOf("topk"));
+  loaded[0].load({{3, "residual", {2.0f, -4.0f}}});
+  loaded[0].scaleResiduals(0.5f);
+  const auto state = loaded[0].state();
+  CHECK_EQ(state.size(), 1u);
+  CHECK(state.at(0).values == std::vector<float>({1.0f, -2.0f}));
 }
 
 // Loaded residuals are sent also where the step or the bucket has no lossy

@@ -1,5 +1,6 @@
 // Names, ranges and messages of options.
 #include "check.h"
+#include "compress/schemes/share.h"
 #include "compress_world.h"
 
 using namespace commprof::compress;
@@ -45,5 +46,9 @@ int main() {
       refusal(optionsOf("powersgd", {{"rank", 17}})),
       "option 'rank' of compression scheme 'powersgd' is 17; allowed: whole "
       "numbers from 1 to 16");
+  CHECK_EQ(shareOf(5000, 10'000'000), 50u); // of a billion
+  CHECK_EQ(shareOf(5000, 1), 1u); // something is sent of every bucket
+  CHECK_EQ(shareOf(5000, 1'000'000'000), 5000u);
+  CHECK_EQ(shareOf(0, 10'000'000), 0u);
   return check::report();
 }

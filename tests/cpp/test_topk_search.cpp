@@ -2,11 +2,13 @@
 // is held against a reference in test_topk.cpp.
 #include "kernels/topk/topk.h"
 
+#include <cstring>
 #include <random>
 
 #include "check.h"
 #include "kernel_levels.h"
 #include "kernels/topk/topk_search.h"
+#include "kernels/topk/topk_select.h"
 #include "topk_arrays.h"
 
 using namespace commprof::kernels;
@@ -72,6 +74,26 @@ void testSeedChangesNothing() {
   }
 }
 
+// The histogram's bins are as many as fit, the band's last key included.
+void testCutAtTheEndOfABand() {
+  const int32_t lowest = int32_t(bitsOf(1.0f));
+  for (const int32_t wide : {1022, 1023, 1024, 1025, 2047, 2048}) {
+    const size_t count = size_t(wide) + 1;
+    std::vector<float> values(count + kPad);
+    std::vector<int32_t> keys(count + kPad);
+    for (int32_t i = 0; i <= wide; ++i) {
+      const int32_t bits = lowest + i;
+      std::memcpy(&values[size_t(i)], &bits, sizeof(bits));
+    }
+    for (const size_t k : {size_t(1), size_t(2), count - 1}) {
+      const KeyBand band{lowest, lowest + wide};
+      const Cut cut = findCut(values.data(), count, k, band, keys.data());
+      CHECK_EQ(cut.key, lowest + wide + 1 - int32_t(k));
+      CHECK_EQ(cut.ties, 1u);
+    }
+  }
+}
+
 void testTooMany() {
   TopKScratch scratch;
   const float x = 0;
@@ -86,6 +108,7 @@ void testAll() {
   testRepeatedPasses();
   testOverflow();
   testSeedChangesNothing();
+  testCutAtTheEndOfABand();
 }
 
 } // namespace
