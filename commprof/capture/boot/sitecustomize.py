@@ -1,15 +1,25 @@
 """First on PYTHONPATH of a recorded script; hands on to what it shadows."""
 
-import importlib.machinery
-import importlib.util
 import os
 import sys
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
 
 
+def _begin() -> None:
+    try:
+        _run_shadowed()
+    finally:
+        out = os.environ.get("COMMPROF_OUT")
+        if out:
+            _arm(out)
+
+
 def _run_shadowed() -> None:
     """Runs the sitecustomize that would have been found without ours."""
+    import importlib.machinery
+    import importlib.util
+
     path = [entry for entry in sys.path if os.path.abspath(entry or ".") != _HERE]
     spec = importlib.machinery.PathFinder.find_spec("sitecustomize", path)
     if spec is not None and spec.loader is not None:
@@ -20,6 +30,8 @@ def _run_shadowed() -> None:
 
 def _arm(directory: str) -> None:
     """Loads the package beside this file, under a name of its own: commprof may not be found."""
+    import importlib.util
+
     path = os.path.join(_HERE, "__init__.py")
     spec = importlib.util.spec_from_file_location("_commprof_boot", path)
     if spec is not None and spec.loader is not None:
@@ -31,8 +43,10 @@ def _arm(directory: str) -> None:
 
 
 try:
-    _run_shadowed()
-finally:
-    _out = os.environ.get("COMMPROF_OUT")
-    if _out:
-        _arm(_out)
+    _begin()
+except KeyboardInterrupt:
+    # Ctrl-C while Python starts: it would report a fatal error with a traceback through this file.
+    import signal
+
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    os.kill(os.getpid(), signal.SIGINT)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -82,6 +83,22 @@ def test_another_python_loads_nothing_and_runs_the_users_sitecustomize(tmp_path:
     assert str(tmp_path / "sitecustomize.py") in done.stdout
     assert done.stdout.rstrip().endswith("[]")
     assert done.stderr == ""
+
+
+@pytest.mark.parametrize("out", [True, False])
+def test_ctrl_c_while_python_starts_shows_no_traceback(tmp_path: Path, out: bool) -> None:
+    plant = "import os, signal; os.kill(os.getpid(), signal.SIGINT)\n"
+    (tmp_path / "sitecustomize.py").write_text(plant)
+    found = {"PYTHONPATH": os.pathsep.join((boot._HERE, str(tmp_path)))}
+    if out:
+        found["COMMPROF_OUT"] = str(tmp_path / "out")
+    done = subprocess.run(
+        [sys.executable, "-c", "print('ran')"],
+        env={**os.environ, **found},
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
 
 
 @pytest.mark.slow
