@@ -11,6 +11,8 @@
 #include <stdexcept>
 #include <system_error>
 
+#include "core/record.h"
+
 namespace commprof {
 
 namespace {
@@ -28,8 +30,24 @@ constexpr uint64_t kNoRoom = 1; // no place begins there
 constexpr uint64_t kWordsPerRank = 3;
 constexpr uint64_t kRemote = uint64_t(1) << 32; // beside a global rank + 1
 
+// Numbers of collectives, and with them rounds, begin anew after the last.
+constexpr uint64_t kRounds = (uint64_t(1) << 32) / ArrivalBoard::kSlots;
+static_assert(kRounds < uint64_t(1) << (64 - kTimeBits));
+
 uint64_t roundOf(uint32_t seq) noexcept {
   return uint64_t(seq / ArrivalBoard::kSlots) + 1;
+}
+
+enum class Age { kEmpty, kOlder, kSame, kNewer };
+
+// Of what a cell holds, against a round: the nearer way round the circle.
+Age ageOf(uint64_t cell, uint64_t round) noexcept {
+  const uint64_t held = cell >> kTimeBits;
+  if (held == 0 || held == round) {
+    return held == 0 ? Age::kEmpty : Age::kSame;
+  }
+  return (held + kRounds - round) % kRounds < kRounds / 2 ? Age::kNewer
+                                                          : Age::kOlder;
 }
 
 // Shifted to the top and back, the difference gets its sign.
@@ -238,7 +256,7 @@ bool ArrivalBoard::Group::find(
   const uint64_t cell = cells_[uint64_t(seq % kSlots) * size_ + rank].load(
       std::memory_order_acquire);
   issue_ns = near_ns + uint64_t(sinceNs(cell, near_ns));
-  return cell >> kTimeBits == roundOf(seq);
+  return ageOf(cell, roundOf(seq)) == Age::kSame;
 }
 
 bool ArrivalBoard::Group::standFor(
@@ -257,8 +275,11 @@ void ArrivalBoard::Group::post(uint32_t seq, uint64_t issue_ns) noexcept {
   const uint64_t cell = roundOf(seq) << kTimeBits | (issue_ns & kTimeMask);
   cells_[uint64_t(seq % kSlots) * size_ + rank_].store(
       cell, std::memory_order_release);
-  if (ends_[rank_].load(std::memory_order_relaxed) <= seq) {
-    ends_[rank_].store(uint64_t(seq) + 1, std::memory_order_release);
+  const uint64_t end = ends_[rank_].load(std::memory_order_relaxed);
+  const uint32_t further = seq + 1 - uint32_t(end); // numbers begin anew
+  if (end == 0 || comesBefore(uint32_t(end), seq + 1)) {
+    const uint64_t next = end == 0 ? uint64_t(seq) + 1 : end + further;
+    ends_[rank_].store(next, std::memory_order_release);
   }
 }
 
@@ -274,10 +295,11 @@ ArrivalBoard::State ArrivalBoard::Group::last(
   bool missing = false;
   for (uint32_t rank = 0; rank < size_; ++rank) {
     const uint64_t cell = cells[rank].load(std::memory_order_acquire);
-    if (cell >> kTimeBits > round) {
+    const Age age = ageOf(cell, round);
+    if (age == Age::kNewer) {
       return State::kLost;
     }
-    missing = missing || cell >> kTimeBits < round;
+    missing = missing || age != Age::kSame;
     const int64_t after_ns = sinceNs(cell, near_ns);
     error_ns =
         std::max(error_ns, errors_ns_[rank].load(std::memory_order_relaxed));

@@ -88,7 +88,8 @@ class ArrivalBoard {
     // Whether a rank of this host has joined as that one.
     bool isLocal(uint32_t rank) const noexcept;
     uint32_t globalRank(uint32_t rank) const noexcept;
-    // One past the newest collective that the rank wrote down; 0: none yet.
+    // One past the newest collective that the rank wrote down; 0: none yet. It
+    // counts on in 64 bits where the numbers begin anew.
     uint64_t end(uint32_t rank) const noexcept;
     // When the rank issued `seq`; false if it is not there, or no longer.
     bool find(uint32_t rank, uint32_t seq, uint64_t near_ns, uint64_t& issue_ns)

@@ -117,6 +117,12 @@ inline constexpr uint32_t kSamplesUnknown = UINT32_MAX;
 // Record::seq of a message that cannot be told from others.
 inline constexpr uint32_t kNoSeq = 0xffffffff;
 
+// Whether one number of a collective stands before another of the same group:
+// numbers count modulo 2**32, as comes_before() in commprof/trace/schema.py.
+constexpr bool comesBefore(uint32_t seq, uint32_t other) noexcept {
+  return seq != other && other - seq < uint32_t(1) << 31;
+}
+
 // One cache line. Field meanings that depend on the kind stand beside it above.
 struct alignas(64) Record {
   uint64_t timestamp_ns = 0; // CLOCK_MONOTONIC

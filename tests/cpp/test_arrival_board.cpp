@@ -141,6 +141,34 @@ void timesGoOnWhereCellsBeginAnew() {
   CHECK_EQ(last.at_ns, turn + 500);
 }
 
+// After 2**32 collectives of a group their numbers begin anew.
+void numbersGoOnAfterTheLast() {
+  const auto board = ArrivalBoard::create(kToken);
+  ArrivalBoard::Group one = joined(*board, 0, 2);
+  ArrivalBoard::Group other = joined(*board, 1, 2);
+  ArrivalBoard::Last last;
+  uint64_t at_ns = kBegin;
+  uint32_t seq = UINT32_MAX - ArrivalBoard::kSlots;
+  for (uint32_t i = 0; i < 3 * ArrivalBoard::kSlots; ++i, ++seq) {
+    at_ns += 1'000;
+    one.post(seq, at_ns);
+    CHECK(one.last(seq, at_ns, last) == State::kMissing);
+    other.post(seq, at_ns + 10);
+    CHECK(one.last(seq, at_ns, last) == State::kKnown);
+    CHECK_EQ(last.rank, 101u);
+    CHECK_EQ(last.at_ns, at_ns + 10);
+    CHECK_EQ(uint32_t(one.end(0)), seq + 1);
+  }
+  // Written over by one of after the turn.
+  CHECK(one.last(UINT32_MAX, at_ns, last) == State::kLost);
+  uint64_t issue_ns = 0;
+  CHECK(!one.find(0, UINT32_MAX, at_ns, issue_ns));
+  CHECK(one.find(0, seq - 1, at_ns, issue_ns));
+  const uint64_t end = one.end(0);
+  one.post(UINT32_MAX - 5, at_ns); // a late cell moves no end back
+  CHECK_EQ(one.end(0), end);
+}
+
 void roomHasABound() {
   const auto board = ArrivalBoard::create(kToken);
   uint32_t joined = 0;
@@ -177,6 +205,7 @@ int main() {
   strangersAreRefused();
   whatIsWrittenOverIsLost();
   timesGoOnWhereCellsBeginAnew();
+  numbersGoOnAfterTheLast();
   roomHasABound();
   aGroupTooLargeLeavesRoomForOthers();
   return check::report();

@@ -163,6 +163,36 @@ void tooMuchComesLater() {
   }
 }
 
+// A group's numbers begin anew after 2**32 collectives.
+void numbersGoOnAfterTheLast() {
+  Pair hosts;
+  uint32_t seq = UINT32_MAX - 3;
+  hosts.issue(seq++, 3);
+  hosts.deliver(hosts.collect());
+  hosts.now_ns += 2 * kSecond; // settled
+  hosts.collect();
+  for (int round = 0; round < 5; ++round) {
+    for (int i = 0; i < 3; ++i) {
+      hosts.issue(seq++, 3);
+    }
+    CHECK(hosts.deliver(hosts.collect()) >= 2u);
+    for (uint32_t back = 1; back <= 3; ++back) {
+      CHECK_EQ(hosts.known(seq - back).rank, 103u);
+    }
+  }
+  hosts.collect();
+  CHECK(hosts.collect().empty()); // nothing is told a third time
+  // A rank of the other host that is seen only now, and a number far from ours.
+  const ClockLine line = *hosts.one.clock.line();
+  const auto takes = [&](uint32_t first_seq) {
+    const ArrivalRun run{{kGroup, 2, kRanks, 102}, first_seq, {hosts.now_ns}};
+    return hosts.receiver.take({2, 0, {run}}, line, hosts.now_ns) != 0;
+  };
+  CHECK(takes(UINT32_MAX));
+  CHECK(!takes(seq + ArrivalBoard::kSlots));
+  CHECK(!takes(seq - ArrivalBoard::kSlots - 2));
+}
+
 void whatIsNotOursChangesNothing() {
   Pair hosts;
   hosts.issue(10, 1);
@@ -185,7 +215,7 @@ void whatIsNotOursChangesNothing() {
   bad = good;
   bad.first_seq = 11 + ArrivalBoard::kSlots;
   CHECK(!takes(bad));
-  bad.first_seq = UINT32_MAX;
+  bad.first_seq = UINT32_MAX / 2;
   CHECK(!takes(bad));
   bad = good;
   bad.common_ns = {now_ns, now_ns + 2 * ArrivalReceiver::kFutureNs};
@@ -223,6 +253,7 @@ int main() {
   aLateCellIsToldAsWell();
   whoJoinsLateIsToldAgain();
   tooMuchComesLater();
+  numbersGoOnAfterTheLast();
   whatIsNotOursChangesNothing();
   whatStaysOnOneHostIsNotSent();
   return check::report();

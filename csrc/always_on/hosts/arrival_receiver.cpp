@@ -1,20 +1,29 @@
 #include "always_on/hosts/arrival_receiver.h"
 
 #include <algorithm>
+#include <optional>
+
+#include "core/record.h"
 
 namespace commprof {
 
 namespace {
 
-// One past the newest collective of this host's ranks; 0: none yet.
-uint64_t localEnd(const ArrivalBoard::Group& group) noexcept {
-  uint64_t end = 0;
+// One past the newest collective of this host's ranks; nothing: none yet.
+std::optional<uint32_t> localEnd(const ArrivalBoard::Group& group) noexcept {
+  std::optional<uint32_t> newest;
   for (uint32_t rank = 0; rank < group.size(); ++rank) {
-    if (group.isLocal(rank)) {
-      end = std::max(end, group.end(rank));
+    const uint64_t end = group.isLocal(rank) ? group.end(rank) : 0;
+    if (end != 0 && (!newest || comesBefore(*newest, uint32_t(end)))) {
+      newest = uint32_t(end);
     }
   }
-  return end;
+  return newest;
+}
+
+// Whether two numbers of a group are at most so many collectives apart.
+bool isNear(uint32_t one, uint32_t other, uint32_t distance) noexcept {
+  return std::min(one - other, other - one) <= distance;
 }
 
 uint64_t ownTime(uint64_t common_ns, const ClockLine& clock) noexcept {
@@ -45,10 +54,9 @@ bool ArrivalReceiver::take(
     return false;
   }
   // A number far from ours would write over what is still wanted.
-  const uint64_t end = localEnd(group);
-  const uint64_t run_end = uint64_t(run.first_seq) + run.common_ns.size();
-  if (end == 0 || run_end > end + ArrivalBoard::kSlots ||
-      run_end + ArrivalBoard::kSlots < end) {
+  const std::optional<uint32_t> end = localEnd(group);
+  const uint32_t run_end = run.first_seq + uint32_t(run.common_ns.size());
+  if (!end || !isNear(run_end, *end, ArrivalBoard::kSlots)) {
     return false;
   }
   uint64_t clock_error_ns = 0;
