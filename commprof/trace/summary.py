@@ -135,6 +135,9 @@ class Summary:
     #: By ``schema.Phase``: sum over the steps of what the process did not run in it, in ns. It is
     #: a part of ``phases``; 0 in summaries of older versions.
     paused_ns: tuple[int, ...] = (0,) * len(schema.PHASES)
+    #: Of ``arrivals_unknown``, those of groups that had no place in the shared memory; 0 in
+    #: summaries of older versions.
+    arrivals_without_place: int = 0
     #: Where steps end: of ``found_steps.SOURCES``; DECLARED also in summaries of older versions.
     steps_end: str = DECLARED
 
@@ -160,6 +163,7 @@ def read_summary(payload: memoryview) -> Summary:
         mode=mode,
         arrivals_known=_whole(arrivals, "known"),
         arrivals_unknown=_whole(arrivals, "unknown"),
+        arrivals_without_place=_whole({"without_place": 0} | arrivals, "without_place"),
         unsplit_steps=_whole(arrivals, "unsplit_steps"),
         arrival_clock_error=_histogram(
             _member(value, "arrival_clock_error"), "arrival_clock_error"

@@ -54,6 +54,7 @@ class ArrivalBoard {
     kMissing, // not all ranks of the group were seen yet
     kKnown,
     kLost, // written over by now
+    kNoPlace, // the board had no place, or no room, for its group
   };
   struct Last {
     uint64_t at_ns = 0; // issue by the last rank

@@ -78,8 +78,9 @@ ArrivalBoard::State ArrivalExchange::last(
     return ArrivalBoard::State::kKnown;
   }
   if (!own->joined) {
-    return board_ && !own->refused ? ArrivalBoard::State::kMissing
-                                   : ArrivalBoard::State::kLost;
+    return own->refused ? ArrivalBoard::State::kNoPlace
+        : board_        ? ArrivalBoard::State::kMissing
+                        : ArrivalBoard::State::kLost;
   }
   return own->joined.last(seq, issue_ns, found);
 }

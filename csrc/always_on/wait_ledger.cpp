@@ -179,9 +179,10 @@ bool WaitLedger::settle(Entry& entry, uint64_t now_ns) {
       if (last.clock_error_ns > 0) {
         clock_error_.add(last.clock_error_ns);
       }
-    } else if (over || found == ArrivalBoard::State::kLost) {
+    } else if (over || found != ArrivalBoard::State::kMissing) {
       entry.state = State::kUnknown;
       ++unknown_;
+      without_place_ += found == ArrivalBoard::State::kNoPlace;
     }
   }
   if (entry.state != State::kKnown || entry.end_ns == 0) {
@@ -279,6 +280,7 @@ WaitLedger::State WaitLedger::splitFinalisation(
 void WaitLedger::appendJson(std::string& out) const {
   out += "\"arrivals\":{\"known\":" + std::to_string(known_);
   out += ",\"unknown\":" + std::to_string(unknown_);
+  out += ",\"without_place\":" + std::to_string(without_place_);
   out += ",\"unsplit_steps\":" + std::to_string(unsplit_steps_);
   out += "},\"arrival_clock_error\":";
   clock_error_.appendJson(out);

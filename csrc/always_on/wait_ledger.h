@@ -122,6 +122,7 @@ class WaitLedger {
 
   uint64_t known_ = 0;
   uint64_t unknown_ = 0;
+  uint64_t without_place_ = 0; // of them: their group has none on the board
   uint64_t unsplit_steps_ = 0;
   Histogram clock_error_; // bounds, of collectives across hosts
   Histogram exposed_wait_;

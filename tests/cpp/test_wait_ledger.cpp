@@ -206,7 +206,8 @@ void whoNeverComesIsNotWaitedForForEver() {
   CHECK(ranks.early.ledger.pending());
   ranks.early.ledger.resolve(kBegin + patience_ns + 10 * kMs);
   CHECK(!ranks.early.ledger.pending());
-  CHECK(ranks.early.holds("\"known\":0,\"unknown\":1,\"unsplit_steps\":1}"));
+  CHECK(ranks.early.holds(
+      "\"known\":0,\"unknown\":1,\"without_place\":0,\"unsplit_steps\":1}"));
 }
 
 // Without anybody to exchange with nothing is kept.
@@ -231,6 +232,30 @@ void aloneNothingIsKnown() {
   CHECK_EQ(found[0].wire_ns, 4 * kMs);
 }
 
+// The board has places for so many groups; of one more nobody learns anything.
+void aGroupWithoutAPlaceIsCounted() {
+  Pair ranks;
+  const uint32_t groups = ArrivalBoard::kMaxGroups + 1;
+  uint64_t op_id = 0;
+  for (uint32_t id = 2; id < 2 + groups; ++id) {
+    const std::string name = "group " + std::to_string(id);
+    ranks.early.exchange.addGroup({id, name, 0, 2});
+    ranks.late.exchange.addGroup({id, name, 1, 2});
+    Record record;
+    record.kind = Kind::kIssue;
+    record.op = Op::kAllReduce;
+    record.op_id = ++op_id;
+    record.group = id;
+    record.timestamp_ns = kBegin;
+    ranks.early.ledger.takeIssue(record, 0);
+    ranks.late.ledger.takeIssue(record, 0);
+    ranks.early.end(op_id, 2 * kMs);
+  }
+  CHECK_EQ(ranks.early.ledger.resolve(kBegin + 3 * kMs).size(), groups - 1u);
+  CHECK(!ranks.early.ledger.pending());
+  CHECK(ranks.early.holds("\"known\":64,\"unknown\":1,\"without_place\":1,"));
+}
+
 void memoryHasABound() {
   Pair ranks;
   const uint64_t count = 3 * WaitLedger::kMaxOpen;
@@ -242,7 +267,8 @@ void memoryHasABound() {
   // Those that lost their place are given up, the others still waited for.
   CHECK(ranks.early.holds(
       "\"unknown\":" + std::to_string(count - WaitLedger::kMaxOpen) +
-      ",\"unsplit_steps\":" + std::to_string(count - WaitLedger::kMaxSteps)));
+      ",\"without_place\":0,\"unsplit_steps\":" +
+      std::to_string(count - WaitLedger::kMaxSteps)));
 }
 
 void blocksOfTimeGrow() {
@@ -310,6 +336,7 @@ int main() {
   acrossHostsTheClocksErrorIsKept();
   whoNeverComesIsNotWaitedForForEver();
   aloneNothingIsKnown();
+  aGroupWithoutAPlaceIsCounted();
   memoryHasABound();
   blocksOfTimeGrow();
   return check::report();

@@ -98,6 +98,8 @@ class SummaryResult:
     #: Steps, and collectives, for which it is not known.
     unsplit_steps: int
     arrivals_unknown: int
+    #: Those of them whose group had no place, or no room, in the memory that the ranks share.
+    arrivals_without_place: int
     #: Collectives whose last rank is known, counted by each rank.
     arrivals_known: int
     #: Hosts on which the ranks ran: what has memory and a clock in common.
@@ -164,6 +166,7 @@ def analyse_summaries(run: WorldRun) -> SummaryResult | None:
         exposed_wire_ms=_mean_ms([s.exposed_wire for s in summaries]),
         unsplit_steps=sum(summary.unsplit_steps for summary in summaries),
         arrivals_unknown=sum(summary.arrivals_unknown for summary in summaries),
+        arrivals_without_place=sum(summary.arrivals_without_place for summary in summaries),
         arrivals_known=sum(summary.arrivals_known for summary in summaries),
         machines=len(unsent),
         clocks_compared=all(summary.hosts.clock for summary in summaries),

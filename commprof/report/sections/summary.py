@@ -137,6 +137,17 @@ def _lies_in(origin: str) -> str:
 
 
 def _why_unknown(summary: SummaryResult) -> str:
+    if summary.arrivals_without_place:
+        rest = summary.arrivals_unknown - summary.arrivals_without_place
+        reason = (
+            f"{summary.arrivals_without_place} of them belong to groups without a place in the "
+            "memory that the ranks of a host share, which is for 64 groups and 64 MiB"
+        )
+        return f"{reason}; of the others, {_why_others(summary)}" if rest else reason
+    return _why_others(summary)
+
+
+def _why_others(summary: SummaryResult) -> str:
     behind = "a rank did not record, or was more than 5 s or 16,384 collectives behind"
     if summary.machines > 1 and not summary.clocks_compared:
         return (

@@ -226,6 +226,7 @@ SCHEMA: dict[str, Any] = {
             "steps_end": str,
             "cross_checks": [CHECK],
             **dict.fromkeys(("unsplit_steps", "arrivals_known", "arrivals_unknown"), int),
+            "arrivals_without_place": int,
             **{"machines": int, "clocks_compared": bool, "hosts_heard": int},
             "unsent_datagrams": int,
             **dict.fromkeys(("arrival_clock_error_p95_us", "arrival_clock_error_us"), float),

@@ -199,6 +199,7 @@ def summary(world_size: int = 1, **values: Any) -> SummaryResult:
         "exposed_wire_ms": 20.0,
         "unsplit_steps": 1,
         "arrivals_unknown": 10,
+        "arrivals_without_place": 0,
         "arrivals_known": 2390,
         "machines": 1,
         "clocks_compared": False,

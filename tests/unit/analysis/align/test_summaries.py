@@ -352,26 +352,29 @@ def test_across_hosts_that_do_not_hear_of_each_other_nobody_is_named(
 
 
 @pytest.mark.parametrize(
-    ("hosts", "state", "known", "reason"),
+    ("hosts", "state", "known", "placeless", "reason"),
     [
         (
             2,
             state_of(clock=0, heard=0),
             0,
+            0,
             "on 2 hosts whose clocks were not all compared",
         ),
-        (2, state_of(heard=0), 0, "one of which got no arrivals from the others: UDP between them"),
-        (1, state_of(clock=0, heard=0), 0, "the ranks did not meet"),
-        (1, state_of(clock=0, heard=0), 9, "or 16,384 collectives behind."),
-        (2, state_of(), 9, "hosts tell each other was lost on the network."),
+        (2, state_of(heard=0), 0, 0, "one of which got no arrivals from the others: UDP between"),
+        (1, state_of(clock=0, heard=0), 0, 0, "the ranks did not meet"),
+        (1, state_of(clock=0, heard=0), 9, 0, "or 16,384 collectives behind."),
+        (1, state_of(), 9, 2, "8 of them belong to groups without a place in the memory that"),
+        (1, state_of(), 9, 1, "64 groups and 64 MiB; of the others, a rank did not record, or was"),
+        (2, state_of(), 9, 0, "hosts tell each other was lost on the network."),
         # Once per host, whose ranks share a carrier.
-        (2, state_of(unsent=3), 9, "was lost on the network (6 datagrams could not even be sent)."),
+        (2, state_of(unsent=3), 9, 0, "was lost on the network (6 datagrams could not even be"),
     ],
 )
 def test_the_report_says_why_the_last_rank_is_not_known(
-    tmp_path: Path, hosts: int, state: dict[str, int], known: int, reason: str
+    tmp_path: Path, hosts: int, state: dict[str, int], known: int, placeless: int, reason: str
 ) -> None:
-    counts = {"known": known, "unknown": 2, "unsplit_steps": 1}
+    counts = {"known": known, "unknown": 2, "without_place": placeless, "unsplit_steps": 1}
     result = analyse_run(four_ranks(tmp_path, hosts=hosts, links=state, arrivals=counts))
     text = " ".join(table.render(result, 100).split())
     assert f"the last rank of 8 of {4 * known + 8} collectives is not known" in text
