@@ -51,8 +51,10 @@ uint64_t recordsOf(const std::string& path) {
 int main() {
   const trace_file::Directory directory;
   Recorder& recorder = Recorder::instance();
-  recorder.start(
-      {directory / "many.trace", directory / "many-", "{}", /*session=*/1});
+  RecorderOptions options{
+      directory / "many.trace", directory / "many-", "{}", /*session=*/1};
+  options.flush_interval_ms = 1; // two half-full rings ask for no drain
+  recorder.start(options);
   std::thread other([] { pushAll(kRecords / 2); });
   pushAll(kRecords / 2);
   other.join();
