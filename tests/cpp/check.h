@@ -16,6 +16,14 @@ constexpr bool kSanitized = true;
 constexpr bool kSanitized = false;
 #endif
 
+// What threads do to each other does not depend on sizes and on steps: the
+// thread sanitizer, the slowest, gets few of them.
+#ifdef __SANITIZE_THREAD__
+constexpr bool kThreadSanitized = true;
+#else
+constexpr bool kThreadSanitized = false;
+#endif
+
 inline std::atomic<int> passed{0};
 inline std::atomic<int> failed{0};
 

@@ -174,7 +174,7 @@ void checkVersion() {
 // random bytes by topk without them too.
 void checkFuzz(const Options& options, bool noticed) {
   std::mt19937 random(3);
-  for (int round = 0; round < 40; ++round) {
+  for (int round = 0; round < (check::kThreadSanitized ? 6 : 40); ++round) {
     World world(3, options);
     world.group().tamper =
         [&](int from, int, uint64_t sequence, ThreadGroup::Message& message) {

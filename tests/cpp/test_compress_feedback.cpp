@@ -74,7 +74,7 @@ void checkConservation(const Options& options, int size) {
   const std::vector<Slot> slots = someSlots(kValues);
   World world(size, options);
   std::vector<double> wanted(kValues), found(kValues);
-  for (uint64_t step = 0; step < 200; ++step) {
+  for (uint64_t step = 0; step < (check::kThreadSanitized ? 20 : 200); ++step) {
     Gradients gradients = someGradients(size, kValues, uint32_t(step));
     add(wanted, meanOf(gradients));
     world.run(gradients, slots, step);

@@ -194,14 +194,6 @@ void printAccuracy() {
 
 } // namespace
 
-// How threads meet does not depend on the sizes: the thread sanitizer, which is
-// twenty times slower, gets some of them.
-#ifdef __SANITIZE_THREAD__
-constexpr bool kBrief = true;
-#else
-constexpr bool kBrief = false;
-#endif
-
 int main(int argc, char**) {
   if (argc > 1) {
     printAccuracy();
@@ -210,12 +202,12 @@ int main(int argc, char**) {
   for (const Case& one : cases()) {
     for (const int size : {1, 2, 3, 4, 5, 8}) {
       for (const size_t n : {0, 1, 15, 100, 4095, 4097, 70001}) {
-        if (!kBrief || (size == 3 && n > 100)) {
+        if (!check::kThreadSanitized || (size == 3 && n > 100)) {
           checkMean(one, size, n);
         }
       }
     }
-    if (!kBrief) {
+    if (!check::kThreadSanitized) {
       checkMean(one, 2, 1'000'003);
     }
     Case pieces = one;

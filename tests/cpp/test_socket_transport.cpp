@@ -52,7 +52,9 @@ void checkLargerThanBuffers() {
   const auto errors =
       runConnected(3, kPatience, [](const std::shared_ptr<Mesh>& mesh) {
         SocketTransport transport(mesh, nullptr);
-        const auto bytesOf = [](int, int) { return size_t(24) << 20; };
+        const auto bytesOf = [](int, int) {
+          return size_t(check::kThreadSanitized ? 12 : 24) << 20;
+        };
         Round first(transport, 0, bytesOf);
         Round second(transport, 1, bytesOf);
         second.finish(); // waits for the first as well
@@ -101,9 +103,10 @@ void checkCompressors(int world, const std::string& scheme) {
 } // namespace
 
 int main() {
-  checkExchanges(2, 3 << 20, 60);
-  checkExchanges(3, 1 << 20, 60);
-  checkExchanges(6, 1 << 14, 200);
+  const uint32_t rounds = check::kThreadSanitized ? 12 : 60;
+  checkExchanges(2, 3 << 20, rounds);
+  checkExchanges(3, 1 << 20, rounds);
+  checkExchanges(6, 1 << 14, 3 * rounds);
   checkExchanges(1, 100, 3);
   checkLargerThanBuffers();
   for (const char* scheme : {"fp16", "int8", "topk", "powersgd"}) {
