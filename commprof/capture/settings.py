@@ -41,6 +41,9 @@ class RankSettings:
     check_sync_every: int = 0
     #: DDP's ``bucket_cap_mb`` in MiB for models that name none; None leaves DDP's own.
     bucket_cap_mb: float | None = None
+    #: Process whose descendants may read the stacks of this one; None if nobody else may. The
+    #: launcher sets it beside the other settings, for its own watchdog.
+    tracer: int | None = None
 
     @classmethod
     def read(cls, environment: Mapping[str, str] | None = None) -> RankSettings:
@@ -61,6 +64,7 @@ class RankSettings:
             gradient_norms_every=_steps(found, variables.GRADIENT_NORMS, 0),
             check_sync_every=_steps(found, variables.CHECK_SYNC, 1),
             bucket_cap_mb=_mebibytes(cap) if cap else None,
+            tracer=_process(found, variables.PTRACER),
         )
 
     @property
@@ -69,7 +73,7 @@ class RankSettings:
         return 0 if self.switch_signal == "none" else int(signal.Signals[self.switch_signal])
 
     def variables(self) -> dict[str, str]:
-        """Returns the variables, but for defaults, that ``read`` makes these settings of."""
+        """Returns the variables, but for defaults and the tracer, that ``read`` makes these of."""
         texts = {
             variables.MODE: (self.mode, _MODE),
             variables.SIGNAL: (self.switch_signal, "SIGUSR2"),
@@ -133,13 +137,32 @@ def _steps(found: Mapping[str, str], name: str, least: int) -> int:
     text = found.get(name) or ""
     if not text:
         return 0
-    if not (text.isascii() and text.isdecimal()) or int(text) < least:
+    number = _whole(text)
+    if number is None or number < least:
         allowed = "0 for never, or more" if least == 0 else "1 or more"
         raise UsageError(
             f"{name}={text!r} is no number of steps (allowed: {allowed}); give every how many "
             "steps it is done, or leave it out"
         )
-    return int(text)
+    return number
+
+
+def _process(found: Mapping[str, str], name: str) -> int | None:
+    text = found.get(name) or ""
+    if not text:
+        return None
+    number = _whole(text)
+    if number is None or not 0 < number < 2**31:
+        raise UsageError(
+            f"{name}={text!r} is no process (allowed: a process ID above 0); give the ID of the "
+            "one whose descendants may read the ranks' stacks, or leave it out"
+        )
+    return number
+
+
+def _whole(text: str) -> int | None:
+    """None for what is no whole number, or more than Python reads."""
+    return int(text) if text.isascii() and text.isdecimal() and len(text) < 20 else None
 
 
 def _mebibytes(text: str) -> float:

@@ -90,7 +90,7 @@ def _run(job: Job, cpu_sets: str) -> None:
 
     rank, settings = _environment_rank(job), RankSettings.read()
     pin_this_process(cpu_sets, int(os.environ.get("LOCAL_RANK", "0")))
-    allow_tracer()
+    allow_tracer(settings.tracer)
     torch.set_num_threads(job.threads_per_rank)
     plan = job.plan()
     device = _device(job.backend, rank)

@@ -161,7 +161,7 @@ def _start(directory: str) -> None:
         profiler = profile(job, find_steps=True).start()
         watch_exits()
         profiler.says_end = control_path(job).parent == job  # `commprof run` shows its report
-        allow_tracer()
+        allow_tracer(settings.tracer)
         watch_as_asked(job)
         if variables.given(variables.METRICS):
             from commprof.monitor.start import start_in_rank

@@ -24,7 +24,7 @@ READ: dict[str, Callable[[], object]] = {
         for name in (
             *(variables.MODE, variables.SIGNAL, variables.STACKS, variables.CLOCK),
             *(variables.GRADIENT_NORMS, variables.CHECK_SYNC, variables.BUCKET_CAP_MB),
-            *(variables.DEVICE_EVENTS, variables.NATIVE),
+            *(variables.DEVICE_EVENTS, variables.NATIVE, variables.PTRACER),
         )
     },
     variables.CHECK_TIMEOUT_S: health._timeout_s,
@@ -70,6 +70,15 @@ def test_the_least_number_of_steps_is_allowed() -> None:
     assert (found.gradient_norms_every, found.check_sync_every) == (0, 1)
     with pytest.raises(UsageError, match=r"COMMPROF_CHECK_SYNC='0' .*allowed: 1 or more"):
         RankSettings.read({variables.CHECK_SYNC: "0"})
+    with pytest.raises(UsageError, match="is no number of steps"):
+        RankSettings.read({variables.CHECK_SYNC: "9" * 5000})
+
+
+def test_a_tracer_is_a_process() -> None:
+    assert RankSettings.read({variables.PTRACER: "4711"}).tracer == 4711
+    for text in ("0", "2147483648", "1e3", "٣", "9" * 5000):
+        with pytest.raises(UsageError, match=r"is no process \(allowed: a process ID above 0\)"):
+            RankSettings.read({variables.PTRACER: text})
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "nan", "inf", "much"])
@@ -163,6 +172,7 @@ print("trained")
     [
         (variables.HOOK, "int7", "not recording: unknown compressor 'int7'"),
         (variables.TRIAL, "int8,nonsense", "not recording: "),
+        (variables.PTRACER, "me", "not recording: COMMPROF_PTRACER='me' is no process (allowed: "),
         (variables.MODE, "most", "not recording: COMMPROF_MODE='most' means nothing (allowed: "),
     ],
 )
