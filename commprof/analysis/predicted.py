@@ -51,8 +51,8 @@ def read_predictions(path: Path) -> Predictions:
         version = document["schema_version"]
         if version != _SCHEMA_VERSION:
             raise CommprofError(
-                f"{path} has schema_version {version}, not {_SCHEMA_VERSION}; predict once more "
-                "with this version of commprof"
+                f"{invocation.quoted(path)} has schema_version {version}, not {_SCHEMA_VERSION}; "
+                "predict once more with this version of commprof"
             )
         points = tuple(
             _point(answer)
@@ -62,10 +62,10 @@ def read_predictions(path: Path) -> Predictions:
         worst = document["error"]
         return Predictions(points, None if worst is None else float(worst["worst"]))
     except OSError as error:
-        raise CommprofError(f"{path} cannot be read: {error.strerror}") from None
+        raise CommprofError(f"{invocation.quoted(path)} cannot be read: {error.strerror}") from None
     except (ValueError, KeyError, TypeError, AttributeError, ZeroDivisionError):
         raise CommprofError(
-            f"{path} holds no predictions; write them with "
+            f"{invocation.quoted(path)} holds no predictions; write them with "
             + invocation.command("predict", "RUN", "--format", "json")
         ) from None
 

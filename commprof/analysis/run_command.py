@@ -41,7 +41,7 @@ class RunCommand:
     @property
     def text(self) -> str:
         """As it is typed here, which may be another environment than it was typed in."""
-        return invocation.command("run", *map(shlex.quote, [*self.options, *self.script]))
+        return invocation.command("run", *map(invocation.quoted, [*self.options, *self.script]))
 
 
 def taken_apart(command: str, script: Sequence[str] = ()) -> RunCommand | None:

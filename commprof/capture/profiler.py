@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import secrets
-import shlex
 import sys
 import time
 from contextlib import suppress
@@ -209,7 +208,7 @@ class Profiler:
             with suppress(OSError):
                 owner_path(self._ring_prefix).unlink(missing_ok=True)
         if self.says_end and self._path is not None and self._path.name == trace_name(0):
-            directory = shlex.quote(str(self._path.parent))
+            directory = invocation.quoted(self._path.parent)
             with suppress(OSError, ValueError):  # nobody listens any more
                 print(
                     f"commprof: recorded to {directory}; next: "

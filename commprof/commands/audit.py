@@ -10,6 +10,7 @@ from pathlib import Path
 from commprof.audit.audit import audit
 from commprof.errors import UsageError
 from commprof.files import open_regular
+from commprof.invocation import quoted
 from commprof.report.audit_text import render
 
 #: No report is larger; what is, is not read.
@@ -42,7 +43,9 @@ may differ by what rounding or cutting off their printed digits explains. See do
         try:
             result = audit(text)
         except ValueError as error:
-            raise UsageError(f"{args.file} cannot be read as a scaling report: {error}") from None
+            raise UsageError(
+                f"{quoted(args.file)} cannot be read as a scaling report: {error}"
+            ) from None
         print(render(result, str(args.file), shutil.get_terminal_size((100, 24)).columns), end="")
         return 1 if result.findings else 0
 
@@ -60,18 +63,19 @@ def _text_of(path: Path) -> str:
             with open_regular(path) as file:
                 data = file.read(_MOST_BYTES + 1)
     except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror}; name a report") from None
+        raise UsageError(f"cannot read {quoted(path)}: {error.strerror}; name a report") from None
     if len(data) > _MOST_BYTES:
         raise UsageError(
-            f"{path} has more than {_MOST_BYTES:,} bytes, which no scaling report has; give a file "
-            "with the tables alone"
+            f"{quoted(path)} has more than {_MOST_BYTES:,} bytes, which no scaling report has; "
+            "give a file with the tables alone"
         )
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise UsageError(
-            f"{path} cannot be read as a scaling report: no UTF-8 text at byte {error.start}"
+            f"{quoted(path)} cannot be read as a scaling report: no UTF-8 text at byte "
+            f"{error.start}"
         ) from None
     if "\0" in text:
-        raise UsageError(f"{path} cannot be read as a scaling report: it holds binary data")
+        raise UsageError(f"{quoted(path)} cannot be read as a scaling report: it holds binary data")
     return text

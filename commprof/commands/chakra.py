@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from commprof.errors import UsageError
+from commprof.invocation import quoted
 from commprof.predict.what_if.chakra import export
 from commprof.trace.run.run_directory import read_context, read_world
 
@@ -40,5 +41,5 @@ so that ASTRA-sim or another network simulator can take over.
                 f"--world-size {size} was not recorded (allowed: {', '.join(map(str, sizes))})"
             )
         for path in export(read_world(args.run, size), args.output):
-            print(path)
+            print(quoted(path))
         return 0

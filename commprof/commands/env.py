@@ -10,6 +10,7 @@ from pathlib import Path
 from commprof import variables
 from commprof.capture import boot
 from commprof.errors import UsageError
+from commprof.invocation import quoted
 from commprof.monitor.settings import add_arguments, settings_of
 
 _DESCRIPTION = """\
@@ -55,7 +56,8 @@ class EnvCommand:
             args.output.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UsageError(
-                f"cannot write to --output {args.output}: {error.strerror}; name another directory"
+                f"cannot write to --output {quoted(args.output)}: {error.strerror}; name another "
+                "directory"
             ) from None
         found = boot.environment(args.output)
         metrics = settings_of(args)

@@ -9,6 +9,7 @@ from pathlib import Path
 from commprof.commands.options.quantities import duration, rate
 from commprof.commands.options.terminal import prose_width, table_width
 from commprof.errors import UsageError
+from commprof.invocation import quoted
 from commprof.predict.fit.build import build_profile
 from commprof.predict.fit.machine_profile import default_path, save_profile
 from commprof.predict.fit.points import Measurement, read_points
@@ -74,7 +75,7 @@ held-out error, and writes them to a machine profile, which `commprof predict` p
         print(profile_table.render(profile, prose_width(), table_width()), end="")
         for reason in (*refused, *left_out):
             print(f"Left out: {printable(reason)}")
-        print(f"Machine profile: {printable(str(path))}")
+        print(f"Machine profile: {quoted(path)}")
         return 0
 
 
@@ -96,6 +97,7 @@ def _read(sources: list[Path]) -> tuple[list[Measurement], list[Recorded], list[
             measurements.append(read_points(source))
         else:
             raise UsageError(
-                f"{source} does not exist; give the JSON of a microbenchmark or a run directory"
+                f"{quoted(source)} does not exist; give the JSON of a microbenchmark or a run "
+                "directory"
             )
     return measurements, recorded, refused

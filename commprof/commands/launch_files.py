@@ -110,10 +110,13 @@ class LaunchFilesCommand:
             with args.file.open("x") as file:
                 file.write(text)
         except FileExistsError:
-            raise UsageError(f"-o {args.file} is there already; name a new file") from None
+            raise UsageError(
+                f"-o {invocation.quoted(args.file)} is there already; name a new file"
+            ) from None
         except OSError as error:
             raise UsageError(
-                f"cannot write -o {args.file}: {error.strerror}; name another file"
+                f"cannot write -o {invocation.quoted(args.file)}: {error.strerror}; name another "
+                "file"
             ) from None
         print(f"Written: {invocation.quoted(args.file)}", file=sys.stderr)
         return 0

@@ -18,6 +18,7 @@ from commprof.commands.options.output_file import writable_file
 from commprof.compressors import parse
 from commprof.errors import CommprofError, UsageError
 from commprof.interrupts import ends_at_once
+from commprof.invocation import quoted
 from commprof.microbench.memory import check_memory
 from commprof.microbench.operations import HOOK_PREFIX, dtype_name
 from commprof.microbench.plan import Plan
@@ -191,7 +192,7 @@ def show_measured(
             write_sweep(json_file, result)
         print(sweep_table.render(result), end="")
         if json_file is not None:
-            print(f"# JSON: {json_file}")
+            print(f"# JSON: {quoted(json_file)}")
         checked = [row.wrong for row in result.rows] + [row.wrong for row in result.overlap_rows]
         wrong = sum(count or 0 for count in checked)
         if wrong and not problem:

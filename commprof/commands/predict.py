@@ -194,11 +194,13 @@ def _profile(args: argparse.Namespace, recorded: list[Recorded]) -> tuple[Machin
     path = args.profile or default_path()
     if args.profile is not None or path.exists():
         profile = load_profile(path)
-        return profile, f"machine profile {path}, of {profile.created}"
+        return profile, f"machine profile {invocation.quoted(path)}, of {profile.created}"
     try:
         return build_profile([], recorded, [str(args.run)])[0], "the run's own collectives"
     except CommprofError as error:
-        raise CommprofError(f"no machine profile at {path}, and {error}") from None
+        raise CommprofError(
+            f"no machine profile at {invocation.quoted(path)}, and {error}"
+        ) from None
 
 
 def _print(

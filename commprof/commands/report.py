@@ -90,8 +90,8 @@ def _check_one_strategy(args: argparse.Namespace) -> None:
         one = "a price or a prediction"
     if one:
         raise UsageError(
-            f"{args.run} holds the runs of several strategies, and {one} is for one of them: name "
-            f"{' or '.join(map(str, places))}"
+            f"{invocation.quoted(args.run)} holds the runs of several strategies, and {one} is for "
+            f"one of them: name {' or '.join(map(invocation.quoted, places))}"
         )
 
 

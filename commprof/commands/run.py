@@ -98,7 +98,10 @@ class RunCommand:
         if not any(world_directory(p, n).exists() for p in places for n in world_sizes):
             return code
         if not meeting.is_first:
-            print(f"Machine {meeting.node_rank} is done; machine 0 reports from {directory}")
+            print(
+                f"Machine {meeting.node_rank} is done; machine 0 reports from "
+                f"{invocation.quoted(directory)}"
+            )
             return code
         show_run(directory, json_file, args, width, bool(code))
         return code

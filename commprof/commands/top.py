@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from commprof.errors import UsageError
+from commprof.invocation import quoted
 from commprof.monitor.observer import PATIENCE_S, Observer
 from commprof.predict.fit.machine_profile import load_profile
 from commprof.report.live_frame import frame, waiting_frame
@@ -61,8 +62,9 @@ whenever something has changed, until the job has ended. See docs/monitoring.md.
         """Shows it; the exit code says nothing of the job."""
         if not args.run.is_dir():
             raise UsageError(
-                f"{args.run} {'is no directory' if args.run.exists() else 'does not exist'}; give "
-                "the directory that commprof run or commprof.profile() writes to"
+                f"{quoted(args.run)} "
+                f"{'is no directory' if args.run.exists() else 'does not exist'}; give the "
+                "directory that commprof run or commprof.profile() writes to"
             )
         if not 0.1 <= args.refresh <= 3600:
             raise UsageError(f"--refresh {args.refresh:g} is out of range (allowed: 0.1 to 3600 s)")

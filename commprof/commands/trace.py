@@ -108,17 +108,17 @@ def _world(run: Path, wanted: int | None) -> tuple[int, dict[int, Path]]:
     """The world size to show, and its ranks' traces."""
     if places := strategy_directories(run):
         raise UsageError(
-            f"{run} holds the runs of several strategies, and a timeline is of one: name "
-            f"{' or '.join(map(str, places))}"
+            f"{quoted(run)} holds the runs of several strategies, and a timeline is of one: name "
+            f"{' or '.join(map(quoted, places))}"
         )
     sizes = read_context(run)["world_sizes"]
     found = {size: paths for size in sizes if (paths := trace_paths(run, size))}
     if not found:
-        raise CommprofError(f"{run} holds no trace of a rank; nothing was recorded there")
+        raise CommprofError(f"{quoted(run)} holds no trace of a rank; nothing was recorded there")
     size = max(found) if wanted is None else wanted
     if size not in found:
         raise UsageError(
-            f"--world-size {size} left no traces in {run}; those that did: "
+            f"--world-size {size} left no traces in {quoted(run)}; those that did: "
             + ", ".join(map(str, sorted(found)))
         )
     return size, found[size]

@@ -18,6 +18,7 @@ from typing import Any
 
 from commprof.errors import CommprofError
 from commprof.files import read_bytes
+from commprof.invocation import quoted
 
 _DECODER = json.JSONDecoder()
 _SPACE = re.compile(r"[\s,:]*")
@@ -61,7 +62,7 @@ def read_torch_trace(path: Path) -> TorchTrace:
     base_ns = head.get("baseTimeNanoseconds")
     if events_at is None or not isinstance(base_ns, int):
         raise CommprofError(
-            f"{path} is no trace of torch.profiler: it lacks "
+            f"{quoted(path)} is no trace of torch.profiler: it lacks "
             f"{'traceEvents' if events_at is None else 'baseTimeNanoseconds'}; give what "
             "export_chrome_trace() or tensorboard_trace_handler() wrote"
         )
@@ -85,7 +86,7 @@ def _text(path: Path) -> str:
             data = gzip.decompress(data)
         return data.decode()
     except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
-        raise CommprofError(f"{path} cannot be read: {error}") from None
+        raise CommprofError(f"{quoted(path)} cannot be read: {error}") from None
 
 
 @dataclass
@@ -135,7 +136,7 @@ def _value(text: str, at: int, path: Path) -> tuple[Any, int]:
     try:
         return _DECODER.raw_decode(text, at)
     except (ValueError, RecursionError) as error:
-        raise CommprofError(f"{path} is no JSON: {error}") from None
+        raise CommprofError(f"{quoted(path)} is no JSON: {error}") from None
 
 
 def _skip(text: str, at: int) -> int:

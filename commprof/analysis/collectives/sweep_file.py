@@ -49,18 +49,19 @@ def read_sweep(path: Path) -> SweepResult:
     try:
         value = read_json(path)
     except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror}") from None
+        raise UsageError(f"cannot read {invocation.quoted(path)}: {error.strerror}") from None
     except ValueError as error:
-        raise UsageError(f"{path} is no JSON file: {error}") from None
+        raise UsageError(f"{invocation.quoted(path)} is no JSON file: {error}") from None
     if not isinstance(value, dict) or value.get("kind") != KIND:
         raise UsageError(
-            f"{path} is no result of a sweep; write one with "
+            f"{invocation.quoted(path)} is no result of a sweep; write one with "
             + invocation.command("microbench", "...", "--json", "FILE")
         )
     if value.get("schema_version") != SCHEMA_VERSION:
         raise UsageError(
-            f"{path} has schema_version {value.get('schema_version')!r} (allowed: "
-            f"{SCHEMA_VERSION}); read it with the commprof that wrote it, or measure again"
+            f"{invocation.quoted(path)} has schema_version {value.get('schema_version')!r} "
+            f"(allowed: {SCHEMA_VERSION}); read it with the commprof that wrote it, or measure "
+            "again"
         )
     try:
         return SweepResult(
@@ -70,7 +71,9 @@ def read_sweep(path: Path) -> SweepResult:
             problems=tuple(value["problems"]),
         )
     except (KeyError, TypeError, AttributeError) as error:
-        raise UsageError(f"{path} is damaged: {type(error).__name__} {error}") from None
+        raise UsageError(
+            f"{invocation.quoted(path)} is damaged: {type(error).__name__} {error}"
+        ) from None
 
 
 def _flat(row: SweepRow | OverlapRow) -> dict[str, Any]:

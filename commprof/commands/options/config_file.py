@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from commprof.errors import UsageError
 from commprof.files import read_bytes
+from commprof.invocation import quoted
 from commprof.workloads.parsing import allowed
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ def read_config(path: Path, actions: list[argparse.Action]) -> dict[str, Any]:
     by_key = _keys(actions)
     found: dict[str, Any] = {}
     for key_node, node in _entries(path, root):
-        where = f"{path}, line {key_node.start_mark.line + 1}"
+        where = f"{quoted(path)}, line {key_node.start_mark.line + 1}"
         key = str(key_node.value).replace("_", "-")
         if key not in by_key:
             names = sorted({key_of(action) for action in by_key.values()})
@@ -90,15 +91,19 @@ def _composed(path: Path) -> Node | None:
         text = read_bytes(path, _MOST_BYTES).decode()
         return yaml.compose(text, Loader=yaml.SafeLoader)
     except OSError as error:
-        raise UsageError(f"cannot read --config {path}: {error.strerror}; name a file") from None
+        raise UsageError(
+            f"cannot read --config {quoted(path)}: {error.strerror}; name a file"
+        ) from None
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = "" if mark is None else f", line {mark.line + 1}"
-        raise UsageError(f"{path}{line}: not YAML: {error.problem or error.context}") from None
+        raise UsageError(
+            f"{quoted(path)}{line}: not YAML: {error.problem or error.context}"
+        ) from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path}: not YAML: {str(error).splitlines()[0]}") from None
+        raise UsageError(f"{quoted(path)}: not YAML: {str(error).splitlines()[0]}") from None
     except RecursionError:
-        raise UsageError(f"{path}: nested too deeply; give `option: value` lines") from None
+        raise UsageError(f"{quoted(path)}: nested too deeply; give `option: value` lines") from None
 
 
 def _entries(path: Path, root: Node | None) -> Iterator[tuple[Node, Node]]:
@@ -106,7 +111,7 @@ def _entries(path: Path, root: Node | None) -> Iterator[tuple[Node, Node]]:
         return
     if root.id != "mapping":
         line = root.start_mark.line + 1
-        raise UsageError(f"{path}, line {line}: {_kind(root)}, not `option: value` lines")
+        raise UsageError(f"{quoted(path)}, line {line}: {_kind(root)}, not `option: value` lines")
     yield from _pairs(root)
 
 

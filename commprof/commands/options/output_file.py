@@ -7,6 +7,7 @@ from pathlib import Path
 
 from commprof.errors import UsageError
 from commprof.files import replace_file
+from commprof.invocation import quoted
 
 
 def writable_file(path: Path | None, option: str = "--json") -> Path | None:
@@ -18,7 +19,7 @@ def writable_file(path: Path | None, option: str = "--json") -> Path | None:
                 pass
         except OSError as error:
             raise UsageError(
-                f"cannot write {option} {path}: {error.strerror}; name another file"
+                f"cannot write {option} {quoted(path)}: {error.strerror}; name another file"
             ) from None
     return path
 
@@ -32,6 +33,6 @@ def keep_text(path: Path, text: str) -> bool:
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_file(path, text)
     except OSError as error:
-        print(f"commprof: cannot write {path}: {error.strerror}", file=sys.stderr)
+        print(f"commprof: cannot write {quoted(path)}: {error.strerror}", file=sys.stderr)
         return False
     return True

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from commprof.errors import UsageError
 from commprof.files import replace_file
+from commprof.invocation import quoted
 
 
 def writable_output(path: Path, force: bool) -> None:
@@ -19,13 +20,15 @@ def writable_output(path: Path, force: bool) -> None:
     if _is_a_device(path):
         return
     if path.is_dir():
-        raise UsageError(f"{path} is a directory; name a file with -o FILE")
+        raise UsageError(f"{quoted(path)} is a directory; name a file with -o FILE")
     if path.exists() and not force:
-        raise UsageError(f"{path} is there already; give --force to overwrite it, or -o FILE")
+        raise UsageError(
+            f"{quoted(path)} is there already; give --force to overwrite it, or -o FILE"
+        )
     if not path.parent.is_dir():
-        raise UsageError(f"{path.parent} is no directory; make it, or name another -o FILE")
+        raise UsageError(f"{quoted(path.parent)} is no directory; make it, or name another -o FILE")
     if not os.access(path.parent, os.W_OK):
-        raise UsageError(f"{path.parent} cannot be written to; name another -o FILE")
+        raise UsageError(f"{quoted(path.parent)} cannot be written to; name another -o FILE")
 
 
 def write_output(path: Path, content: str | bytes) -> None:
@@ -41,7 +44,9 @@ def write_output(path: Path, content: str | bytes) -> None:
     try:
         replace_file(path.resolve(), data)  # a link stays one
     except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror}; name another -o FILE") from None
+        raise UsageError(
+            f"cannot write {quoted(path)}: {error.strerror}; name another -o FILE"
+        ) from None
 
 
 def _is_a_device(path: Path) -> bool:

@@ -11,6 +11,7 @@ from pathlib import Path
 from commprof.commands.running.run_checks import watch_threshold_of
 from commprof.commands.running.run_worlds import places_of
 from commprof.commands.running.target import Subject
+from commprof.invocation import quoted
 from commprof.launch.pinning import Pinning
 from commprof.launch.rank_placement import Placing
 from commprof.launch.rendezvous import Meeting
@@ -33,7 +34,7 @@ def dry_run_text(
     placing: Placing = args.placing
     head = [
         "Dry run: this would be launched. Nothing was started or written.",
-        f"Run directory: {directory}",
+        f"Run directory: {quoted(directory)}",
         f"World sizes: {', '.join(map(str, world_sizes))}, one after the other",
         f"Machines: {_machines(meeting)}",
         f"Threads of a rank: {placing.threads.count} ({placing.threads.source})",
@@ -95,9 +96,9 @@ def _world(
     yield f"World size {size}{strategy}: {ranks} on this machine"
     yield f"  each runs: {preview.command}"
     yield f"  they meet at: {meeting.endpoint or 'a free port of localhost'}"
-    yield f"  they write to: {directory}"
+    yield f"  they write to: {quoted(directory)}"
     for name, value in sorted(preview.environment.items()):
-        yield f"  environment: {name}={shlex.quote(value)}"
+        yield f"  environment: {name}={quoted(value)}"
     yield "  environment: RANK, LOCAL_RANK, WORLD_SIZE, ... as torchrun sets them"
     yield from (f"  {line}" for line in _pinned(placing.pinning(size), first))
     if here > placing.topology.usable_cores:

@@ -9,6 +9,7 @@ from datetime import datetime
 from pathlib import Path
 
 from commprof.errors import CommprofError, UsageError
+from commprof.invocation import quoted
 from commprof.launch.rendezvous import Meeting
 from commprof.trace.run.run_directory import RUN_FILE
 
@@ -32,7 +33,8 @@ def chosen_directory(args: argparse.Namespace, subject_name: str, meeting: Meeti
         raise _unwritable(directory, error) from None
     if occupied:
         raise UsageError(
-            f"--output {directory} is not empty; name a new directory, nothing is overwritten"
+            f"--output {quoted(directory)} is not empty; name a new directory, nothing is "
+            "overwritten"
         )
     return directory
 
@@ -48,14 +50,15 @@ def make_directory(directory: Path, meeting: Meeting) -> None:
     except OSError as error:
         if isinstance(error, FileExistsError) and directory.is_dir():
             raise UsageError(
-                f"--output {directory} was taken by another run just now; name a new directory"
+                f"--output {quoted(directory)} was taken by another run just now; name a new "
+                "directory"
             ) from None
         raise _unwritable(directory, error) from None
 
 
 def _unwritable(directory: Path, error: OSError) -> UsageError:
     return UsageError(
-        f"cannot write to --output {directory}: {error.strerror}; name another directory"
+        f"cannot write to --output {quoted(directory)}: {error.strerror}; name another directory"
     )
 
 
@@ -66,10 +69,10 @@ def _await_first(directory: Path) -> None:
         waited_s = time.monotonic() - begin
         if waited_s > _PATIENCE_S:
             raise CommprofError(
-                f"machine 0 did not make {directory} within {_PATIENCE_S} s: start it with the "
-                "same --output, on a file system that all machines share"
+                f"machine 0 did not make {quoted(directory)} within {_PATIENCE_S} s: start it with "
+                "the same --output, on a file system that all machines share"
             )
         if waited_s > 5 and not told:
-            print(f"commprof: waiting for machine 0 to make {directory}", file=sys.stderr)
+            print(f"commprof: waiting for machine 0 to make {quoted(directory)}", file=sys.stderr)
             told = True
         time.sleep(0.1)

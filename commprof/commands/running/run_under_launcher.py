@@ -23,6 +23,7 @@ from commprof.commands.running.run_worlds import save_context
 from commprof.commands.running.target import WorkloadSubject
 from commprof.errors import CommprofError, UsageError
 from commprof.interrupts import ends_at_once
+from commprof.invocation import quoted
 from commprof.launch.progress import PROGRESS_FILE
 from commprof.launch.rank_placement import place_ranks
 from commprof.launch.rendezvous import MetAlready
@@ -127,7 +128,7 @@ class _RankSubject(WorkloadSubject):
         try:
             self._job(world_size, directory).save(path)
         except OSError as error:
-            raise CommprofError(f"cannot write {path}: {error.strerror}") from None
+            raise CommprofError(f"cannot write {quoted(path)}: {error.strerror}") from None
         return path
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 
 from commprof import invocation
@@ -55,8 +54,8 @@ def _check_one_run(run: Path) -> None:
     """Steps of different candidates or strategies are not one run's."""
     if places := strategy_directories(run):
         raise UsageError(
-            f"{run} holds the runs of several strategies; compare one of them: "
-            f"{' or '.join(map(str, places))}"
+            f"{invocation.quoted(run)} holds the runs of several strategies; compare one of them: "
+            f"{' or '.join(map(invocation.quoted, places))}"
         )
     if "trial" in read_context(run):
         raise _trial_refused(run)
@@ -64,8 +63,8 @@ def _check_one_run(run: Path) -> None:
 
 def _trial_refused(run: Path) -> UsageError:
     return UsageError(
-        f"{run} holds a trial, whose candidates share its steps: "
-        f"{invocation.command('report', shlex.quote(str(run)))} compares them; compare runs that "
+        f"{invocation.quoted(run)} holds a trial, whose candidates share its steps: "
+        f"{invocation.command('report', invocation.quoted(run))} compares them; compare runs that "
         "were made without a trial"
     )
 

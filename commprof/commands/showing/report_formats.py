@@ -19,6 +19,7 @@ from commprof.analysis.strategies import strategy_rows
 from commprof.analysis.verdict import verdict
 from commprof.commands.running.price import add_price_arguments, price_of
 from commprof.errors import CommprofError, UsageError
+from commprof.invocation import quoted
 from commprof.report.export.rows import CANDIDATES, TABLES
 from commprof.report.full_report import ComparedStrategies, FullReport
 from commprof.report.plain_text import printable
@@ -119,8 +120,8 @@ def _full(run: Path, args: argparse.Namespace) -> FullReport:
     if price is not None:
         if analyse_trial(run) is not None:
             raise UsageError(
-                f"{run} holds a trial, whose candidates share its steps: they have no cost of "
-                "their own; leave --price-per-hour out"
+                f"{quoted(run)} holds a trial, whose candidates share its steps: they have no cost "
+                "of their own; leave --price-per-hour out"
             )
         samples = math.nan if args.epoch_samples is None else float(args.epoch_samples)
         paid = cost(result.worlds, details, price, samples)

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import shlex
 from dataclasses import dataclass
 
 from commprof import invocation
@@ -45,7 +44,7 @@ _CHUNKS, _CHUNKS_IN_FLIGHT = 8, 2
 
 def recording(label: str) -> str:
     """The command that records a run with this hook, from which its cost can be fitted."""
-    return invocation.command("run", "--world-sizes", "2", "--hook", shlex.quote(label))
+    return invocation.command("run", "--world-sizes", "2", "--hook", invocation.quoted(label))
 
 
 @dataclass(frozen=True)

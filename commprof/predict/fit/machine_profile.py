@@ -13,6 +13,7 @@ from typing import Any
 
 from commprof.errors import CommprofError
 from commprof.files import read_json, replace_file
+from commprof.invocation import quoted
 from commprof.predict.fit.cost_model import LINKS, CostCurve, HeldOut, Piece
 from commprof.predict.fit.hook_costs import HookCost, HookFigures
 
@@ -60,7 +61,9 @@ def save_profile(profile: MachineProfile, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_file(path, json.dumps(_without_nan(document), indent=1) + "\n")
     except OSError as error:
-        raise CommprofError(f"cannot write {path}: {error.strerror}; name another file") from None
+        raise CommprofError(
+            f"cannot write {quoted(path)}: {error.strerror}; name another file"
+        ) from None
 
 
 def load_profile(path: Path) -> MachineProfile:
@@ -72,18 +75,18 @@ def load_profile(path: Path) -> MachineProfile:
     try:
         document = read_json(path)
     except (OSError, ValueError) as error:
-        raise CommprofError(f"{path} is no machine profile: {error}") from None
+        raise CommprofError(f"{quoted(path)} is no machine profile: {error}") from None
     if not isinstance(document, dict) or document.get("kind") != KIND:
-        raise CommprofError(f"{path} is no machine profile; write one with commprof fit")
+        raise CommprofError(f"{quoted(path)} is no machine profile; write one with commprof fit")
     if document.get("schema_version") != SCHEMA_VERSION:
         raise CommprofError(
-            f"{path} is a machine profile of version {document.get('schema_version')} (known: "
-            f"{SCHEMA_VERSION}); write it anew with commprof fit"
+            f"{quoted(path)} is a machine profile of version {document.get('schema_version')} "
+            f"(known: {SCHEMA_VERSION}); write it anew with commprof fit"
         )
     try:
         return _profile(document)
     except (KeyError, TypeError, ValueError) as error:
-        raise CommprofError(f"{path} is a damaged machine profile: {error!r}") from None
+        raise CommprofError(f"{quoted(path)} is a damaged machine profile: {error!r}") from None
 
 
 def _profile(document: Mapping[str, Any]) -> MachineProfile:

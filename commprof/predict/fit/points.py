@@ -74,21 +74,21 @@ def read_points(path: Path) -> Measurement:
     try:
         document = read_json(path)
     except (OSError, ValueError) as error:
-        raise CommprofError(f"{path} cannot be read: {error}") from None
+        raise CommprofError(f"{invocation.quoted(path)} cannot be read: {error}") from None
     if not isinstance(document, dict) or document.get("kind") != KIND:
         raise CommprofError(
-            f"{path} is no result of a microbenchmark; write one with "
+            f"{invocation.quoted(path)} is no result of a microbenchmark; write one with "
             + invocation.command("microbench", "OP", "--json", "FILE")
         )
     if document.get("schema_version") != SCHEMA_VERSION:
         raise CommprofError(
-            f"{path} has schema_version {document.get('schema_version')!r} (allowed: "
-            f"{SCHEMA_VERSION}); fit it with the commprof that wrote it, or measure again"
+            f"{invocation.quoted(path)} has schema_version {document.get('schema_version')!r} "
+            f"(allowed: {SCHEMA_VERSION}); fit it with the commprof that wrote it, or measure again"
         )
     rows = document.get("rows")
     if not isinstance(rows, list) or not rows:
         raise CommprofError(
-            f"{path} has no rows of a microbenchmark; write one with "
+            f"{invocation.quoted(path)} has no rows of a microbenchmark; write one with "
             + invocation.command("microbench", "OP", "--json", "FILE")
         )
     context = document.get("context")
@@ -124,19 +124,21 @@ def _left_out(path: Path, rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     hooks = sorted({str(row["op"]) for row in rows if str(row["op"]).startswith("hook:")})
     if hooks:
         yield (
-            f"{path}: {', '.join(hooks)}; what a hook costs is fitted to a recorded run with it: "
-            + recording(hooks[0].removeprefix("hook:"))
+            f"{invocation.quoted(path)}: {', '.join(hooks)}; what a hook costs is fitted to a "
+            "recorded run with it: " + recording(hooks[0].removeprefix("hook:"))
         )
     wrong = sum(bool(row.get("wrong")) for row in rows)
     if wrong:
-        yield f"{path}: {counted(wrong, 'row')} with wrong data"
+        yield f"{invocation.quoted(path)}: {counted(wrong, 'row')} with wrong data"
 
 
 def _point(path: Path, row: object) -> Point | None:
     """None for a row that says nothing of the link: in place, wrong, failed, or one rank."""
     if not isinstance(row, dict) or any(field not in row for field in _FIELDS):
         wanted = ", ".join(_FIELDS)
-        raise CommprofError(f"{path}: a row lacks one of {wanted}: {str(row)[:80]}")
+        raise CommprofError(
+            f"{invocation.quoted(path)}: a row lacks one of {wanted}: {str(row)[:80]}"
+        )
     op = canonical(str(row["op"]))
     time_us, wrong = row["time_us"], row.get("wrong")
     usable = (

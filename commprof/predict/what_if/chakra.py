@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from commprof.errors import CommprofError
+from commprof.invocation import quoted
 from commprof.predict.replay.rank_steps import Cycle, cycles
 from commprof.predict.replay.schedule import hook_label, measured_steps
 from commprof.trace.reader import Trace
@@ -49,7 +50,7 @@ def export(run: WorldRun, directory: Path) -> list[Path]:
 
     Raises:
         CommprofError: a rank is missing, a compressor took part, there is no step that can be
-            written, or a file is there.
+            written, a file is there, or none can be written.
     """
     missing = [rank for rank in range(run.world_size) if rank not in run.traces]
     if missing:
@@ -63,15 +64,21 @@ def export(run: WorldRun, directory: Path) -> list[Path]:
             f"the run has hook {hook}: its exchange is no all-reduce of the gradients' bytes, and "
             "nothing else can be written; record the run without a hook"
         )
-    paths = []
     found_by_rank = _common(traces)
-    directory.mkdir(parents=True, exist_ok=True)
-    for trace, found in zip(traces, found_by_rank, strict=True):
-        path = directory / f"commprof.{trace.rank}.et"
-        if path.exists():
-            raise CommprofError(f"{path} exists; name another directory, nothing is overwritten")
-        path.write_bytes(encode(list(nodes(found)), trace.rank, run.world_size))
-        paths.append(path)
+    paths = [directory / f"commprof.{trace.rank}.et" for trace in traces]
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        for trace, found, path in zip(traces, found_by_rank, paths, strict=True):
+            with path.open("xb") as file:
+                file.write(encode(list(nodes(found)), trace.rank, run.world_size))
+    except FileExistsError as error:
+        raise CommprofError(
+            f"{quoted(error.filename)} exists; name another directory, nothing is overwritten"
+        ) from None
+    except OSError as error:
+        raise CommprofError(
+            f"cannot write to {quoted(directory)}: {error.strerror}; name another directory"
+        ) from None
     return paths
 
 

@@ -22,6 +22,7 @@ from typing import Any, Final
 
 from commprof.errors import CommprofError, TraceError
 from commprof.files import read_json
+from commprof.invocation import quoted
 from commprof.trace.documents import MOST_RANKS
 from commprof.trace.reader import Trace, read_first_metadata, read_trace
 from commprof.trace.run.attempts import attempt_paths, last_attempt
@@ -74,8 +75,8 @@ def read_context(run: Path) -> dict[str, Any]:
     """
     if not run.is_dir():
         raise CommprofError(
-            f"{run} {'is no directory' if run.exists() else 'does not exist'}; give the directory "
-            "that commprof run or commprof.profile() wrote to"
+            f"{quoted(run)} {'is no directory' if run.exists() else 'does not exist'}; give the "
+            "directory that commprof run or commprof.profile() wrote to"
         )
     path = run / RUN_FILE
     if not path.exists():
@@ -83,10 +84,10 @@ def read_context(run: Path) -> dict[str, Any]:
     try:
         value = read_json(path)
     except (OSError, ValueError, RecursionError) as error:
-        raise CommprofError(f"{path} cannot be read: {error}") from None
+        raise CommprofError(f"{quoted(path)} cannot be read: {error}") from None
     problem = run_file_problem(value)
     if problem:
-        raise CommprofError(f"{path} was not written by commprof run: {problem}")
+        raise CommprofError(f"{quoted(path)} was not written by commprof run: {problem}")
     context: dict[str, Any] = value
     return context
 
@@ -173,12 +174,12 @@ def _context_of_traces(run: Path) -> dict[str, Any]:
     paths = list(last_attempt(run).values())
     if not paths and (jobs := other_jobs(run)):
         raise CommprofError(
-            f"{run} holds no traces itself but those of several jobs; report one of them: "
-            + ", ".join(map(str, jobs))
+            f"{quoted(run)} holds no traces itself but those of several jobs; report one of them: "
+            + ", ".join(map(quoted, jobs))
         )
     if not paths:
         raise CommprofError(
-            f"{run} holds neither {RUN_FILE} nor rank_N.trace; give the directory that "
+            f"{quoted(run)} holds neither {RUN_FILE} nor rank_N.trace; give the directory that "
             "commprof run or commprof.profile() wrote to"
         )
     found = _readable(paths)
@@ -186,7 +187,7 @@ def _context_of_traces(run: Path) -> dict[str, Any]:
     sizes = {path: metadata["world_size"] for path, metadata in found.items()}
     if len(set(sizes.values())) > 1:
         raise CommprofError(
-            f"{run} holds traces of several jobs: "
+            f"{quoted(run)} holds traces of several jobs: "
             + ", ".join(f"{path.name} of {size} ranks" for path, size in sizes.items())
             + "; move those of each job into a directory of its own"
         )
