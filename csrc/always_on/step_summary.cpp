@@ -1,6 +1,7 @@
 #include "always_on/step_summary.h"
 
 #include <algorithm>
+#include <cmath>
 
 namespace commprof {
 
@@ -10,6 +11,7 @@ namespace {
 // A step with more in all is not split into wait and wire.
 constexpr size_t kMaxPending = 1 << 14;
 constexpr uint64_t kNoOperation = UINT64_MAX;
+constexpr size_t kMaxSpans = 1 << 10; // phases looked back to from a wait
 constexpr size_t kMaxPauses = 1 << 10; // of one step; further ones are left out
 
 uint64_t less(uint64_t a, uint64_t b) {
@@ -61,6 +63,7 @@ void StepSummary::takeStep(const Record& record) {
   exposed_ns_ = 0;
   phase_ns_ = {};
   pending_.clear();
+  spans_.clear();
   exposures_.clear();
   finalize_ = {};
   paused_ns_ = {};
@@ -124,16 +127,35 @@ void StepSummary::countStep(uint64_t end_ns) {
 }
 
 void StepSummary::takePhase(const Record& record) {
-  uint64_t exposed_ns = 0;
-  for (const Exposure& exposure : pending_) {
-    exposed_ns +=
-        exposure.begin_ns >= record.timestamp_ns ? exposure.waited_ns : 0;
+  if (record.aux >= kPhases) {
+    return;
   }
-  pending_.clear();
-  if (record.aux < kPhases) {
-    phase_ns_[record.aux] +=
-        less(less(record.value, record.timestamp_ns), exposed_ns);
-    paused_ns_[record.aux] += pausedWithin(record.timestamp_ns, record.value);
+  const PhaseSpan span{record.aux, record.timestamp_ns, record.value};
+  phase_ns_[span.phase] += less(span.end_ns, span.begin_ns);
+  paused_ns_[span.phase] += pausedWithin(span.begin_ns, span.end_ns);
+  for (const Exposure& exposure : pending_) {
+    cut(span, exposure);
+  }
+  std::erase_if(pending_, [&](const Exposure& exposure) {
+    return exposure.end_ns <= span.end_ns;
+  });
+  if (spans_.size() == kMaxSpans) {
+    spans_.clear();
+  }
+  spans_.push_back(span);
+}
+
+// Takes that part of the waiting out of a phase which lies in it.
+void StepSummary::cut(const PhaseSpan& span, const Exposure& exposure) {
+  const uint64_t length_ns = less(exposure.end_ns, exposure.begin_ns);
+  const uint64_t within_ns = less(
+      std::min(span.end_ns, exposure.end_ns),
+      std::max(span.begin_ns, exposure.begin_ns));
+  if (within_ns > 0) {
+    const double share = double(within_ns) / double(length_ns);
+    uint64_t& phase_ns = phase_ns_[span.phase];
+    phase_ns = less(
+        phase_ns, uint64_t(std::llround(share * double(exposure.waited_ns))));
   }
 }
 
@@ -165,7 +187,13 @@ void StepSummary::takeFinalizeEnd(const Record& record) {
 void StepSummary::expose(const Exposure& exposure) {
   exposed_ns_ += exposure.waited_ns;
   cutPauses(exposure.begin_ns, exposure.end_ns);
+  for (auto span = spans_.rbegin();
+       span != spans_.rend() && span->end_ns > exposure.begin_ns;
+       ++span) {
+    cut(*span, exposure);
+  }
   if (pending_.size() == kMaxPending) {
+    pending_.back().end_ns = exposure.end_ns;
     pending_.back().waited_ns += exposure.waited_ns;
   } else {
     pending_.push_back(exposure);

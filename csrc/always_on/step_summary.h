@@ -36,7 +36,13 @@ class StepSummary {
   void takePhase(const Record& record);
   void takeWait(const Record& record);
   void takeFinalizeEnd(const Record& record);
+  struct PhaseSpan {
+    uint32_t phase;
+    uint64_t begin_ns;
+    uint64_t end_ns;
+  };
   void expose(const Exposure& exposure);
+  void cut(const PhaseSpan& span, const Exposure& exposure);
   void countStep(uint64_t end_ns);
   void cutPauses(uint64_t begin_ns, uint64_t end_ns);
   uint64_t pausedWithin(uint64_t begin_ns, uint64_t end_ns) const;
@@ -49,8 +55,9 @@ class StepSummary {
   uint64_t begin_ns_ = 0;
   uint64_t exposed_ns_ = 0;
   std::array<uint64_t, kPhases> phase_ns_{}; // less what was exposed in them
-  // Since the last phase ended: a phase says only at its end when it began.
+  // What may still lie in a phase: it says only at its end when it began.
   std::vector<Exposure> pending_;
+  std::vector<PhaseSpan> spans_; // of the step; a wait may end after its phase
   std::vector<Exposure> exposures_; // of the step, for the ledger
   Record finalize_; // its begin; kind kNone if there is none
   uint64_t waited_in_finalize_ns_ = 0;

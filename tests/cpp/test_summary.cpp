@@ -193,6 +193,40 @@ void stepsAreSplit() {
           "," + histogram({0}) + "]"));
 }
 
+// The times of test_waiting_over_the_bound_of_a_phase_is_shared_out, in the
+// order in which a thread and a device's stream would tell of them.
+void waitsAreSharedOutOverPhases() {
+  const Op op = Op::kAllReduce;
+  const std::vector<std::vector<Record>> orders = {
+      {phase(Phase::kForward, 10, 30),
+       wait(1, 25, 60, op),
+       wait(1, 65, 75, op),
+       phase(Phase::kBackward, 70, 90)},
+      {wait(1, 25, 60, op),
+       phase(Phase::kForward, 10, 30),
+       phase(Phase::kBackward, 70, 90),
+       wait(1, 65, 75, op)}};
+  for (const std::vector<Record>& first : orders) {
+    Summary summary(1, nobody);
+    fold(summary, {step(7, 0, true), step(8, 0, true)});
+    fold(summary, first);
+    fold(
+        summary,
+        {step(9, 100, true),
+         phase(Phase::kOptimizer, 110, 120),
+         phase(Phase::kData, 120, 130),
+         wait(1, 115, 145, op),
+         phase(Phase::kForward, 130, 150),
+         step(10, 200, true)});
+    CHECK(holds(summary, "\"exposed\":" + histogram({45, 30})));
+    CHECK(holds(
+        summary,
+        "\"phases\":[" + histogram({25, 60}) + "," + histogram({0, 0}) + "," +
+            histogram({15, 5}) + "," + histogram({15, 0}) + "," +
+            histogram({0, 5}) + "]"));
+  }
+}
+
 // By phase, and none of it in what the thread waited for anyway.
 void pausesAreTold() {
   Summary summary(1, nobody);
@@ -305,6 +339,7 @@ int main() {
   pointToPointEndsWithItsWait();
   openOperationsAgeOut();
   stepsAreSplit();
+  waitsAreSharedOutOverPhases();
   pausesAreTold();
   stepsWithAGapAreLeftOut();
   moreKindsThanPlaces();

@@ -173,18 +173,35 @@ def _phase_times(steps: Steps, phases: Spans, thread: int) -> Floats:
 def _exposed_by_phase(
     steps: Steps, phases: Spans, exposed: Exposures, exposed_step: Ints, thread: int
 ) -> Floats:
-    """``[step, phase]``: waiting inside each phase; outside of all it counts as OTHER."""
-    mine = phases.thread == thread
-    begin, end, key = phases.begin_ns[mine], phases.end_ns[mine], phases.key[mine]
-    row = np.searchsorted(begin, exposed.begin_ns, side="right") - 1
-    inside = row >= 0
-    inside[inside] = exposed.begin_ns[inside] < end[row[inside]]
-    phase = np.full(len(exposed), int(Phase.OTHER), dtype=np.int64)
-    phase[inside] = np.minimum(key[row[inside]], len(Phase) - 1)
+    """``[step, phase]``: waiting inside each phase; a stretch that lies in several is shared out.
+
+    What is outside of all counts nowhere here and is left to OTHER.
+    """
+    step = _step_of(steps, phases.begin_ns)
+    mine = (phases.thread == thread) & (step >= 0)
+    begin, key = phases.begin_ns[mine], phases.key[mine]
+    end = np.minimum(phases.end_ns[mine], steps.end_ns[step[mine]])
+    end[:-1] = np.minimum(end[:-1], begin[1:])  # no recorder's phases overlap
     times = np.zeros((len(steps), len(Phase)))
     used = exposed_step >= 0
-    np.add.at(times, (exposed_step[used], phase[used]), exposed.waited_ns[used])
+    of_step = exposed_step[used]
+    since = exposed.begin_ns[used]
+    until = np.minimum(exposed.end_ns[used], steps.end_ns[of_step])
+    rate = exposed.waited_ns[used] / np.maximum(exposed.end_ns[used] - since, 1)
+    for code in np.unique(key[key < len(Phase)]).tolist():
+        chosen = begin[key == code], end[key == code]
+        within_ns = _covered_ns(*chosen, until) - _covered_ns(*chosen, since)
+        times[:, code] = _sum_by_step(steps, of_step, rate * within_ns)
     return times
+
+
+def _covered_ns(begin: Ints, end: Ints, time_ns: Ints) -> Ints:
+    """How much of stretches, which are in order and apart, lies before each time."""
+    before = np.concatenate(([0], np.cumsum(end - begin)))
+    row = np.searchsorted(begin, time_ns, side="right")
+    later = np.maximum(0, end[row - 1] - time_ns)
+    covered: Ints = before[row] - np.where(row > 0, later, 0)
+    return covered
 
 
 def _paused_by_phase(steps: Steps, phases: Spans, paused: Stretches, thread: int) -> Floats:

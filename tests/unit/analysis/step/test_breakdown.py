@@ -70,6 +70,26 @@ def test_waiting_is_taken_out_of_the_phase_it_happened_in() -> None:
     ]  # fmt: skip
 
 
+def test_waiting_over_the_bound_of_a_phase_is_shared_out() -> None:
+    # 25 to 60 is 5 of forward and 30 of nothing; 65 to 75 is 5 of nothing and 5 of backward.
+    rank = Rank()
+    rank.phase(Phase.FORWARD, 10, 30)
+    rank.wait(rank.collective(0, 20, 60), 25, 60)
+    rank.wait(rank.collective(1, 60, 75), 65, 75)
+    rank.phase(Phase.BACKWARD, 70, 90)
+    # One that goes over three phases, and what lies in the step after counts in that one's.
+    rank.phase(Phase.OPTIMIZER, 110, 120)
+    rank.phase(Phase.DATA, 120, 130)
+    rank.phase(Phase.FORWARD, 130, 150)
+    rank.wait(rank.collective(2, 100, 145), 115, 145)
+    rank.step(0, 100)
+    rank.step(100, 200)
+    (part,) = break_down(rank)
+    assert [getattr(part, name).tolist() for name in PARTS] == [
+        [0.0, 0.0], [15.0, 5.0], [15.0, 0.0], [45.0, 30.0], [0.0, 5.0], [25.0, 60.0],
+    ]  # fmt: skip
+
+
 def test_pauses_are_told_by_the_phase_they_lie_in() -> None:
     rank = one_step()
     rank.wait(rank.collective(0, 200, 250), 210, 250)
