@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from commprof.analysis.align.matching import POINT_TO_POINT, RECV, SEND
+from commprof.analysis.late.standstill import Operation
 from commprof.trace.documents import Group
 from commprof.trace.schema import (
     FLAG_DEVICE_ASYNC,
@@ -32,34 +33,6 @@ _SILENT = {
 }
 #: Pending operations kept; the oldest go first. A backend that tells of no completion fills it.
 _MOST_PENDING = 1024
-
-
-@dataclass(frozen=True)
-class Operation:
-    """An operation that a rank handed to its process group."""
-
-    op: str
-    #: c10d's name of the group; the rank's own number, as text, where the trace does not name it.
-    group: str
-    #: The group's collective number; of a message its number between its two ranks; -1 if unknown.
-    seq: int
-    #: Other end of a message, as rank in the group; -1 of a collective.
-    peer: int
-    bytes_in: int
-    bytes_out: int
-    issue_ns: int
-    #: Of DDP's gradients: which all-reduce of its backward pass it is, from 0; -1 of others.
-    bucket: int
-    #: Whether a backward pass issued it.
-    in_backward: bool
-    #: Whether its completion may never be recorded: by gloo of some operations, and on devices.
-    silent: bool = False
-
-    def __str__(self) -> str:
-        """In words."""
-        bucket = f", bucket {self.bucket}" if self.bucket >= 0 else ""
-        number = f"number {self.seq}" if self.seq >= 0 else "of unknown number"
-        return f"{self.op} {number} of group {self.group!r}{bucket}"
 
 
 @dataclass

@@ -1,10 +1,9 @@
 """Which rank a job waits for when it stands still. States in, an accusation out.
 
-A rank that has issued a collective waits for every rank of the group that has not. Following these
-edges leads to ranks that wait for nobody: they did not arrive, whatever they do instead. If the
-edges lead in a circle, the ranks issue the collectives of several groups in different orders and
-wait for each other. If all have arrived, the transfer itself does not move. A process that is
-stopped, dead, or asleep in the kernel comes before all that: its records end where it stopped.
+``analysis/late/standstill.py`` has the rule. Here it is asked of running processes: a step or a
+collective must have taken too long, and a process that is stopped, dead, or asleep in the kernel
+comes before all else, because its records end where it stopped. If all ranks have arrived, the
+transfer itself does not move.
 """
 
 from __future__ import annotations
@@ -12,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from commprof.monitor.rank_state import Operation, RankState
+from commprof.analysis.late.standstill import Operation, Waits, find_cause, waits_of
+from commprof.monitor.rank_state import RankState
 from commprof.text import named_ranks
-from commprof.trace.schema import comes_before
 
 _NS_PER_S = 1e9
 #: State of a process that has ended: it waits for nobody.
@@ -44,15 +43,18 @@ class Accused:
     rank: int
     #: In a sentence.
     why: str
+    #: Whether it arrived, and has not completed what other ranks have.
+    behind: bool = False
 
 
 @dataclass(frozen=True)
 class Hang:
     """A job, or a part of it, that stands still."""
 
-    #: "held up": a process cannot move; "absent": ranks did not arrive; "step": no collective is
-    #: pending; "transfer": all have arrived; "circle": ranks wait for each other; "unseen": those
-    #: that can be seen from here have arrived.
+    #: "held up": a process cannot move; "absent": ranks did not arrive; "behind": ranks have not
+    #: completed what others have; "step": no collective is pending; "transfer": all have
+    #: arrived; "circle": ranks wait for each other; "unseen": those that can be seen from here
+    #: have arrived.
     kind: str
     #: Empty where all have arrived.
     accused: tuple[Accused, ...]
@@ -87,13 +89,17 @@ class Hang:
             return f"all ranks seen from here arrived at {asked}; {hidden}"
         if self.kind == "transfer":
             return f"all ranks arrived at {asked}, and it does not complete: network or backend"
-        who = named_ranks([one.rank for one in self.accused])
+        late = [one for one in self.accused if not one.behind]
+        if self.kind == "behind":
+            return f"{why} ({where}, pending for {self.pending_s:.1f} s)"
+        who = named_ranks([one.rank for one in late])
         if self.kind == "circle":
             return f"{who} wait for each other, {named_ranks(self.waiting)} in {asked}"
         wait = f"{named_ranks(self.waiting)} wait{'s' * (len(self.waiting) == 1)}"
         if self.kind == "held up":
             return f"{why}; last seen in {where}, {self.phase}; {wait} in {asked}"
-        return f"{who} did not arrive at {asked}; last seen: {self.phase}; {wait}"
+        more = "".join(f"; {one.why}" for one in self.accused if one.behind)
+        return f"{who} did not arrive at {asked}; last seen: {self.phase}; {wait}{more}"
 
 
 def find_hang(
@@ -112,7 +118,7 @@ def find_hang(
         now_ns: by the clock of the records.
         unseen: ranks of which nothing can be known from here.
     """
-    edges = {state.rank: _absent_from(state, states) for state in states}
+    edges = {state.rank: waits_of(state, states) for state in states}
     ages = {
         state.rank: _age_ns(state, edges[state.rank], now_ns)
         for state in states
@@ -139,9 +145,7 @@ def find_hang(
     return replace(found, unseen=tuple(unseen), pending_s=pending_s, waited_s=waited_s)
 
 
-def _age_ns(
-    state: RankState, edges: Sequence[tuple[Operation, tuple[int, ...]]], now_ns: int
-) -> int:
+def _age_ns(state: RankState, edges: Waits, now_ns: int) -> int:
     """For how long its step, or an operation that it waits for, has been under way."""
     if state.closed:
         return 0
@@ -154,61 +158,28 @@ def _age_ns(
     return max((now_ns - begin for begin in begins), default=0)
 
 
-def _absent_from(
-    state: RankState, states: Sequence[RankState]
-) -> list[tuple[Operation, tuple[int, ...]]]:
-    """What this rank has pending and who has not issued it, the oldest first."""
-    result = []
-    for operation in sorted(state.pending.values(), key=lambda one: one.issue_ns):
-        absent = tuple(
-            other.rank
-            for other in states
-            if other.rank != state.rank and _misses(other, operation, state)
-        )
-        if absent:
-            result.append((operation, absent))
-    return result
-
-
-def _misses(other: RankState, operation: Operation, issuer: RankState) -> bool:
-    """Whether another rank takes part in the operation and has not issued it."""
-    if operation.seq < 0:
-        return False
-    group = other.groups.get(operation.group)
-    mine = issuer.groups.get(operation.group)
-    if group is None:
-        # It has never used the group: only the group of all ranks is known to include it.
-        return mine is not None and mine.size == other.world_size and operation.peer < 0
-    if operation.peer < 0:
-        return _before(other.next_seq.get(operation.group), operation)
-    if mine is None or group.rank != operation.peer:
-        return False
-    counterpart = "recv" if operation.op == "send" else "send"
-    return _before(other.next_message.get((operation.group, counterpart, mine.rank)), operation)
-
-
-def _before(next_seq: int | None, operation: Operation) -> bool:
-    """Whether the operation is still to come for a rank; next_seq: None where it issued none."""
-    return next_seq is None or not comes_before(operation.seq, next_seq)
-
-
 def _accuse(
-    states: Sequence[RankState],
-    overdue: Sequence[RankState],
-    edges: Mapping[int, list[tuple[Operation, tuple[int, ...]]]],
+    states: Sequence[RankState], overdue: Sequence[RankState], edges: Mapping[int, Waits]
 ) -> tuple[str, tuple[Accused, ...]]:
-    absent = sorted({rank for found in edges.values() for _, ranks in found for rank in ranks})
-    free = [rank for rank in absent if not edges[rank]]
-    if free:
-        by_rank = {state.rank: state for state in states}
-        why = (Accused(rank, _doing(by_rank[rank])) for rank in free)
-        return "absent", tuple(why)
-    if absent:
-        why = (Accused(rank, f"rank {rank} waits in {edges[rank][0][0]}") for rank in absent)
+    cause = find_cause(states, edges)
+    by_rank = {state.rank: state for state in states}
+    if cause.kind == "circle":
+        why = (Accused(rank, f"rank {rank} waits in {edges[rank][0][0]}") for rank in cause.ranks)
         return "circle", tuple(why)
+    if cause.ranks:
+        return cause.kind, tuple(
+            Accused(rank, _behind(rank, cause.behind[rank]), behind=True)
+            if rank in cause.behind
+            else Accused(rank, _doing(by_rank[rank]))
+            for rank in cause.ranks
+        )
     if any(state.waiting_for is not None for state in overdue):
         return "transfer", ()
     return "step", tuple(Accused(state.rank, _doing(state)) for state in overdue)
+
+
+def _behind(rank: int, operation: Operation) -> str:
+    return f"rank {rank} has not completed {operation}, which other ranks have"
 
 
 def _doing(state: RankState) -> str:
@@ -224,7 +195,7 @@ def _described(
     kind: str,
     accused: tuple[Accused, ...],
     states: Sequence[RankState],
-    edges: Mapping[int, list[tuple[Operation, tuple[int, ...]]]],
+    edges: Mapping[int, Waits],
 ) -> Hang:
     guilty = {one.rank for one in accused}
     asked = [
@@ -233,6 +204,12 @@ def _described(
         for operation, ranks in edges[state.rank]
         if kind == "circle" or not guilty or guilty & set(ranks)
     ]
+    if kind == "behind":
+        asked = [
+            (state.waiting_for, state)
+            for state in states
+            if state.rank in guilty and state.waiting_for is not None
+        ]
     if not asked:  # all have arrived, or a held-up rank had
         asked = [
             (state.waiting_for, state)

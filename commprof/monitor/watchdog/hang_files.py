@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from commprof.analysis.late.hangs import HANG_SCHEMA_VERSION
+from commprof.analysis.late.standstill import Operation
 from commprof.files import replace_file
-from commprof.monitor.rank_state import Operation, RankState
+from commprof.monitor.rank_state import RankState
 from commprof.monitor.watchdog.feed import RankFeed
 from commprof.monitor.watchdog.hang import Hang
 from commprof.text import printable

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from commprof.analysis.late.hangs import StackFile, read_events, read_hangs
-from commprof.monitor.rank_state import Operation
+from commprof.analysis.late.standstill import Operation
 from commprof.monitor.watchdog import py_spy
 from commprof.monitor.watchdog.feed import RankFeed
 from commprof.monitor.watchdog.hang import Accused, Hang, Process
