@@ -26,6 +26,7 @@ MAY_IMPORT = {
     "foundation": set(),
     "stats": set(),
     "trace": {"foundation"},
+    "recordings": {"foundation", "trace"},
     "backend": {"foundation"},
     "compressors": {"foundation", "backend"},
     "capture": {"foundation", "trace", "compressors", "monitor"},
@@ -34,7 +35,7 @@ MAY_IMPORT = {
         *("monitor", "monitor.watchdog"),
     },
     "capture.integrations": {"foundation", "capture"},
-    "analysis": {"foundation", "stats", "trace"},
+    "analysis": {"foundation", "stats", "trace", "recordings"},
     "audit": {"foundation"},
     "predict": {"foundation", "stats", "trace", "analysis"},
     "trials": {"foundation", "stats", "trace", "analysis", "compressors"},
@@ -69,6 +70,7 @@ MAY_IMPORT = {
             "audit",
         ),
         *("predict", "workloads", "report", "launch", "trials", "microbench", "checks"),
+        "recordings",
         *("monitor", "monitor.watchdog"),
     },
     "doors": {
@@ -81,7 +83,16 @@ MAY_IMPORT = {
 A subpackage with a line of its own is a layer of its own."""
 
 TORCH_FREE = {
-    *("trace", "analysis", "audit", "predict", "report", "monitor", "monitor.watchdog"),
+    *(
+        "trace",
+        "recordings",
+        "analysis",
+        "audit",
+        "predict",
+        "report",
+        "monitor",
+        "monitor.watchdog",
+    ),
     "capture.boot",
 }
 """Reading a trace must not cost a torch import, nor need one; nor may a script's start."""

@@ -7,11 +7,14 @@ import sys
 from pathlib import Path
 
 from commprof import invocation
+from commprof.analysis.late.dumped_hang import diagnosis
 from commprof.commands.options.report_file import writable_output, write_output
 from commprof.commands.options.terminal import prose_width, table_width
 from commprof.commands.showing import report_formats
 from commprof.commands.showing.shown import read_shown
 from commprof.errors import UsageError
+from commprof.recordings.flight_recorder import is_flight_recorder
+from commprof.report import hang_diagnosis
 from commprof.report.sections import cost as cost_table
 from commprof.report.sections.reproduce import reproduce_line
 from commprof.trace.rings.salvage import salvage_dead
@@ -39,6 +42,7 @@ Works on runs that were cut short: whatever was recorded is shown.
   commprof report RUN --format markdown -o report.md    for an issue or a wiki
   commprof report RUN --format csv --rows steps         raw rows, one per rank and step
   commprof report RUN --price-per-hour 3.06             what training costs at each world size
+  commprof report DUMPS                                 who hangs, from Flight Recorder dumps
 """
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
@@ -59,13 +63,18 @@ Works on runs that were cut short: whatever was recorded is shown.
     def run(self, args: argparse.Namespace) -> int:
         """Analyses and prints, or writes."""
         report_formats.check(args)
-        _check_one_strategy(args)
+        dumps = is_flight_recorder(args.run)
+        if not dumps:
+            _check_one_strategy(args)
         output = _output(args)
         if output is not None:
             writable_output(output, args.force or args.output is None)  # its own may be old
-        salvage_dead(args.run)
         text: str | bytes
-        if args.format == "json":
+        if not dumps:
+            salvage_dead(args.run)
+        if dumps:
+            text = _hang(args)
+        elif args.format == "json":
             text = read_shown(args.run).json(report_formats.cost_of(args))
         elif args.format == "table":
             text = _tables(args)
@@ -79,6 +88,18 @@ Works on runs that were cut short: whatever was recorded is shown.
         else:
             sys.stdout.buffer.write(text)
         return 0
+
+
+def _hang(args: argparse.Namespace) -> str:
+    """What dumps of the Flight Recorder say of a hang."""
+    if args.format not in ("table", "json"):
+        raise UsageError(
+            f"--format {args.format} is not made of Flight Recorder dumps (allowed: table, json)"
+        )
+    found = diagnosis(args.run)
+    if args.format == "json":
+        return hang_diagnosis.document(found)
+    return hang_diagnosis.render(found, prose_width(), table_width())
 
 
 def _check_one_strategy(args: argparse.Namespace) -> None:

@@ -95,11 +95,17 @@ class Mismatch:
         return f"Collective {self.seq} of group {self.group!r} is not the same on all ranks: {said}"
 
 
+def common_bytes(op: int, bytes_in: int, bytes_out: int) -> int:
+    """The size that must agree on all ranks of a collective; -1 where ranks may differ."""
+    if op in _UNEVEN or op in _BARRIERS:
+        return -1
+    return bytes_out if op in _GATHERING else bytes_in or bytes_out
+
+
 def issued_of(row: Mapping[str, int], dtypes: Sequence[str]) -> Issued:
     """What must agree, of the fields of an issue record; dtypes: names by code."""
     op = row["op"]
-    sized = op not in _UNEVEN and op not in _BARRIERS and not row["flags"] & FLAG_SPARSE
-    size = row["bytes_out"] if op in _GATHERING else row["bytes_in"] or row["bytes_out"]
+    size = common_bytes(op, row["bytes_in"], row["bytes_out"])
     named = op not in _BARRIERS and row["dtype"] < len(dtypes)
     reduce_op = row["reduce_op"]
     reduce_name = _REDUCE_OPS[reduce_op] if reduce_op < len(_REDUCE_OPS) else str(reduce_op)
@@ -107,7 +113,7 @@ def issued_of(row: Mapping[str, int], dtypes: Sequence[str]) -> Issued:
         op=OPS[op] if op < len(OPS) else f"operation {op}",
         dtype=dtypes[row["dtype"]] if named else "",
         reduce_op=reduce_name if op in _REDUCING else "",
-        size_bytes=size if sized else -1,
+        size_bytes=-1 if row["flags"] & FLAG_SPARSE else size,
         root=row["aux"] if op in _ROOTED else -1,
     )
 

@@ -238,3 +238,12 @@ def test_what_two_steps_left_behind_is_over() -> None:
 def test_a_name_that_is_used_again_is_another_group() -> None:
     named = common_names([group(3, "0", 0, 2), group(1, "0", 0, 2), group(2, "b", 0, 2)])
     assert {number: one.name for number, one in named.items()} == {1: "0", 2: "b", 3: "0 (2)"}
+
+
+def test_a_rank_that_has_not_completed_what_others_have_is_accused() -> None:
+    states = [state(rank_in_backward(rank, 2, ended=2)) for rank in (0, 2)]
+    behind = state(rank_in_backward(1, 2, ended=0))
+    hang = found(states[0], behind, states[1])
+    assert hang is not None
+    assert (hang.kind, [one.rank for one in hang.accused]) == ("behind", [1])
+    assert hang.sentence.startswith("rank 1 has not completed all_reduce number 0 of group '0'")

@@ -1,0 +1,361 @@
+"""What a folder of Flight Recorder dumps says of a hang: culprits, victims, chains, mismatches."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from commprof.analysis.collectives.mismatches import (
+    Issued,
+    Mismatch,
+    MismatchFinder,
+    common_bytes,
+)
+from commprof.analysis.late.standstill import (
+    Cause,
+    Operation,
+    Waits,
+    chain_to,
+    find_cause,
+    waits_of,
+)
+from commprof.recordings.flight_recorder import (
+    Dump,
+    Entry,
+    members_of,
+    read_dumps,
+)
+from commprof.text import named_ranks
+from commprof.trace.documents import Group
+from commprof.trace.schema import OPS
+
+
+@dataclass(frozen=True)
+class DumpedRank:
+    """Where a rank was when it wrote its dump; a ``Standing``."""
+
+    rank: int
+    world_size: int
+    pending: Mapping[int, Operation]
+    next_seq: Mapping[str, int]
+    next_message: Mapping[tuple[str, str, int], int]
+    groups: Mapping[str, Group]
+
+
+@dataclass(frozen=True)
+class Culprit:
+    """A rank that the others wait for."""
+
+    rank: int
+    #: In a sentence.
+    why: str
+
+
+@dataclass(frozen=True)
+class Chain:
+    """Whom ranks wait for, followed to the origin."""
+
+    #: Those that the same sentence is true of; it begins with the first.
+    ranks: tuple[int, ...]
+    sentence: str
+
+
+@dataclass(frozen=True)
+class GroupProgress:
+    """What the ranks of one group had scheduled, started and completed; numbers of collectives."""
+
+    group: str
+    description: str
+    #: Its ranks, as far as the dumps tell.
+    ranks: tuple[int, ...]
+    #: The last number by rank; ranks without a dump, or with none that is known, are left out.
+    scheduled: Mapping[int, int]
+    #: Only where the backend records starts.
+    started: Mapping[int, int]
+    completed: Mapping[int, int]
+    #: Messages that had not completed.
+    pending_messages: int
+
+    @property
+    def uneven(self) -> bool:
+        """Whether its ranks are at different collectives."""
+        return len({*self.scheduled.values()}) > 1 or len({*self.completed.values()}) > 1
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What hangs, and because of whom."""
+
+    #: "mismatch", "absent", "behind", "circle", "undumped": everybody seen has arrived, and ranks
+    #: left no dump; "arrived": everybody has; "none": nothing is pending.
+    kind: str
+    culprits: tuple[Culprit, ...]
+    #: Ranks that wait, and are no culprits.
+    victims: tuple[int, ...]
+    chains: tuple[Chain, ...]
+    #: The first of each group; those whose collective had completed are no cause.
+    mismatches: tuple[Mismatch, ...]
+    #: Only groups in which something is pending.
+    groups: tuple[GroupProgress, ...]
+    dumps: int
+    versions: tuple[str, ...]
+    #: Ranks of the groups that left no dump.
+    missing: tuple[int, ...]
+    #: Files that cannot be read.
+    problems: tuple[str, ...]
+
+    @property
+    def sentence(self) -> str:
+        """The verdict in one."""
+        who = named_ranks([one.rank for one in self.culprits])
+        if self.kind == "none":
+            return "No operation is pending in these dumps: they show no hang"
+        if self.kind == "arrived":
+            return "All ranks arrived at what is pending: the network or the backend does not move"
+        if self.kind == "undumped":
+            return f"All ranks with a dump arrived; {named_ranks(self.missing)} left none"
+        if self.kind == "circle":
+            return f"{who} wait for each other: they issue operations in different orders"
+        if self.kind == "mismatch":
+            return (
+                f"The ranks issued different collectives; {who} differ{'s' * (who.count(' ') == 1)}"
+            )
+        count = len(self.victims)
+        waits = f"{count} other rank{'s wait' if count != 1 else ' waits'}"
+        return (
+            f"The job hangs because of {who}; {waits} for them"
+            if count
+            else (f"The job hangs because of {who}")
+        )
+
+
+class _Words:
+    """Names of operations and of the ranks at their ends."""
+
+    def __init__(self, dumps: Sequence[Dump], members: Mapping[str, tuple[int, ...]]) -> None:
+        self._members = members
+        self._descriptions = {name: text for d in dumps for name, text in d.descriptions.items()}
+
+    def group(self, name: str) -> str:
+        """With the description that the job gave it."""
+        described = self._descriptions.get(name, "")
+        return f"group {name!r}" + f" ({described})" * bool(described)
+
+    def operation(self, one: Operation) -> str:
+        """A message by its other end, since the ranks number messages differently."""
+        if one.peer < 0:
+            return f"{one.op} number {one.seq} of {self.group(one.group)}"
+        ranks = self._members.get(one.group, ())
+        other = f"rank {ranks[one.peer]}" if one.peer < len(ranks) else "another rank"
+        return f"{one.op} {'to' if one.op == 'send' else 'from'} {other} in {self.group(one.group)}"
+
+
+def diagnosis(path: Path) -> Diagnosis:
+    """Of a folder of dumps, or of one dump.
+
+    Raises:
+        TraceError: no dump can be read.
+    """
+    dumps, problems = read_dumps(path)
+    states = standings(dumps)
+    members = members_of(dumps)
+    waits = {state.rank: waits_of(state, states) for state in states}
+    cause = find_cause(states, waits)
+    mismatches = _mismatches(dumps, members)
+    missing = tuple(sorted({r for ranks in members.values() for r in ranks} - set(waits)))
+    words = _Words(dumps, members)
+    kind, culprits = _culprits(cause, mismatches, states, waits, missing, words)
+    ranks = [one.rank for one in culprits]
+    return Diagnosis(
+        kind=kind,
+        culprits=culprits,
+        victims=tuple(s.rank for s in states if s.pending and s.rank not in ranks),
+        chains=_chains(states, waits, ranks, words),
+        mismatches=mismatches,
+        groups=_progress(dumps, states, members),
+        dumps=len(dumps),
+        versions=tuple(sorted({dump.version for dump in dumps})),
+        missing=missing,
+        problems=tuple(problems),
+    )
+
+
+def standings(dumps: Sequence[Dump]) -> list[DumpedRank]:
+    """Where each rank was."""
+    members = members_of(dumps)
+    everybody = {rank for ranks in members.values() for rank in ranks} | {d.rank for d in dumps}
+    with_messages = {entry.group for dump in dumps for entry in dump.entries if entry.peer >= 0}
+    return [_standing(dump, members, with_messages, len(everybody)) for dump in dumps]
+
+
+def _standing(
+    dump: Dump,
+    members: Mapping[str, tuple[int, ...]],
+    with_messages: Container[str],
+    world_size: int,
+) -> DumpedRank:
+    groups = {
+        name: Group(number, name, "", "", ranks.index(dump.rank), len(ranks))
+        for number, (name, ranks) in enumerate(members.items())
+        if dump.rank in ranks
+    }
+    pending: dict[int, Operation] = {}
+    next_seq: dict[str, int] = {}
+    messages: Counter[tuple[str, str, int]] = Counter()
+    if not dump.is_full:
+        # Where there are messages, the status may count those, so that it says nothing.
+        counted = dump.last_enqueued.items()
+        next_seq = {name: seq + 1 for name, seq in counted if name not in with_messages}
+    for number, entry in enumerate(dump.entries):
+        seq = entry.seq
+        if entry.peer >= 0:
+            if entry.state != "completed":
+                key = entry.group, entry.op, entry.peer
+                seq = messages[key]
+                messages[key] += 1
+        else:
+            next_seq[entry.group] = max(next_seq.get(entry.group, 0), seq + 1)
+        if entry.state != "completed":
+            pending[number] = Operation(
+                op=entry.op,
+                group=entry.group,
+                seq=seq,
+                peer=entry.peer,
+                bytes_in=entry.bytes_in,
+                bytes_out=entry.bytes_out,
+                issue_ns=entry.created_ns,
+                bucket=-1,
+                in_backward=False,
+            )
+    return DumpedRank(dump.rank, world_size, pending, next_seq, dict(messages), groups)
+
+
+def _culprits(
+    cause: Cause,
+    mismatches: Sequence[Mismatch],
+    states: Sequence[DumpedRank],
+    waits: Mapping[int, Waits],
+    missing: Sequence[int],
+    words: _Words,
+) -> tuple[str, tuple[Culprit, ...]]:
+    pending = {(one.group, one.seq) for state in states for one in state.pending.values()}
+    if not pending:
+        return "none", ()
+    for found in mismatches:
+        if (found.group, found.seq) in pending:
+            said = {rank: issued for issued, ranks in found.issued for rank in ranks}
+            where = f"as number {found.seq} of {words.group(found.group)}"
+            return "mismatch", tuple(
+                Culprit(rank, f"rank {rank} issued {said[rank]} {where}")
+                for rank in found.odd_ranks
+            )
+    if cause.kind == "arrived":
+        return ("undumped" if missing else "arrived"), ()
+    by_rank = {state.rank: state for state in states}
+    return cause.kind, tuple(
+        Culprit(rank, _why(rank, cause, by_rank[rank], waits, words)) for rank in cause.ranks
+    )
+
+
+def _why(
+    rank: int, cause: Cause, state: DumpedRank, waits: Mapping[int, Waits], words: _Words
+) -> str:
+    if cause.kind == "circle":
+        operation, absent = waits[rank][0]
+        return f"rank {rank} waits in {words.operation(operation)} for {named_ranks(absent)}"
+    if rank in cause.behind:
+        operation = cause.behind[rank]
+        return f"rank {rank} has not completed {words.operation(operation)}, which others have"
+    missed = [op for found in waits.values() for op, absent in found if rank in absent]
+    first = min(missed, key=lambda one: (one.peer >= 0, one.issue_ns))
+    count = len(state.pending)
+    before = f"{count} pending where all have arrived" if count else "nothing pending"
+    return f"rank {rank} did not arrive at {words.operation(first)}; it has {before}"
+
+
+def _chains(
+    states: Sequence[DumpedRank], waits: Mapping[int, Waits], ranks: Sequence[int], words: _Words
+) -> tuple[Chain, ...]:
+    """Ranks that wait in the same operations for the same ones share a sentence."""
+    shared: dict[tuple[str, ...], list[int]] = {}
+    for state in states:
+        way = [] if state.rank in ranks else chain_to(state.rank, waits, ranks)
+        if way:
+            last = dict(waits[way[-1][0]])[way[-1][1]]
+            ends = named_ranks([rank for rank in last if rank in ranks])
+            links = tuple(
+                f"in {words.operation(op)} for {_next(way, at, ends)}"
+                for at, (_, op) in enumerate(way)
+            )
+            shared.setdefault(links, []).append(state.rank)
+    return tuple(
+        Chain(
+            tuple(waiting),
+            f"{named_ranks(waiting)} wait{'s' * (len(waiting) == 1)} "
+            + ", which waits ".join(links),
+        )
+        for links, waiting in sorted(shared.items(), key=lambda item: item[1])
+    )
+
+
+def _next(way: Sequence[tuple[int, Operation]], at: int, ends: str) -> str:
+    return ends if at + 1 == len(way) else f"rank {way[at + 1][0]}"
+
+
+def _mismatches(
+    dumps: Sequence[Dump], members: Mapping[str, tuple[int, ...]]
+) -> tuple[Mismatch, ...]:
+    """In each rank's own order, as the finder wants them."""
+    finder = MismatchFinder()
+    for dump in dumps:
+        seen: set[tuple[str, int]] = set()
+        for entry in dump.entries:
+            key = entry.group, entry.seq
+            # Entries of one coalesced launch share its number: the first stands for it.
+            if entry.peer < 0 and key not in seen:
+                seen.add(key)
+                size = len(members.get(entry.group, ()))
+                finder.add(dump.rank, *key[:1], size, entry.seq, _issued(entry), entry.created_ns)
+    return tuple(finder.found)
+
+
+def _issued(entry: Entry) -> Issued:
+    size = entry.bytes_in
+    if entry.op in OPS and min(entry.bytes_in, entry.bytes_out) >= 0:
+        size = common_bytes(OPS.index(entry.op), entry.bytes_in, entry.bytes_out)
+    dtype = "" if "barrier" in entry.op else entry.dtype
+    return Issued(entry.op, dtype, "", size, -1)
+
+
+def _progress(
+    dumps: Sequence[Dump], states: Sequence[DumpedRank], members: Mapping[str, tuple[int, ...]]
+) -> tuple[GroupProgress, ...]:
+    descriptions = {name: text for dump in dumps for name, text in dump.descriptions.items()}
+    found = []
+    for group, ranks in members.items():
+        mine = [(s.rank, one) for s in states for one in s.pending.values() if one.group == group]
+        if not mine:
+            continue
+        collective = [(rank, one.seq) for rank, one in mine if one.peer < 0]
+        here = [state for state in states if state.rank in ranks]
+        scheduled = {s.rank: s.next_seq[group] - 1 for s in here if group in s.next_seq}
+        oldest = {r: min(s for rank, s in collective if rank == r) for r, _ in collective}
+        started: dict[int, int] = {}
+        for dump in dumps:
+            numbers = [
+                entry.seq
+                for entry in dump.entries
+                if entry.group == group and entry.peer < 0 and entry.state == "started"
+            ]
+            if numbers:
+                started[dump.rank] = max(numbers)
+        completed = {rank: oldest.get(rank, last + 1) - 1 for rank, last in scheduled.items()}
+        messages = len(mine) - len(collective)
+        found.append(
+            GroupProgress(
+                group, descriptions.get(group, ""), ranks, scheduled, started, completed, messages
+            )
+        )
+    return tuple(found)

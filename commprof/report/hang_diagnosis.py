@@ -1,0 +1,102 @@
+"""The diagnosis of a hang, from dumps, as text and as JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+from collections.abc import Mapping
+
+from commprof.analysis.late.dumped_hang import Diagnosis, GroupProgress
+from commprof.report.plain_text import printable, wrapped
+from commprof.report.tabulated import tabulated
+from commprof.text import counted, named_ranks
+
+SCHEMA_VERSION = 1
+LEGEND = """\
+scheduled, started, completed: number of the group's last collective, with the ranks that it is true
+of where these differ; -: not recorded. messages: sends and receives that are pending."""
+_MOST_LINES = 20
+_HEADERS = ("group", "ranks", "scheduled", "started", "completed", "messages")
+
+
+def render(found: Diagnosis, width: int, tables: int | None = None) -> str:
+    """For the terminal; groups are shown in which a culprit is, or whose ranks differ."""
+    blocks = [_heading(found), wrapped(found.sentence + ".", width)]
+    culprits = [f"- {one.why}" for one in found.culprits]
+    if culprits:
+        blocks.append(_lines("Culprits", culprits, width))
+    chains = [f"- {one.sentence}" for one in found.chains]
+    if chains:
+        blocks.append(_lines("Who waits for whom", chains, width))
+    if found.mismatches:
+        said = [f"- {one.sentence}" for one in found.mismatches]
+        blocks.append(_lines("Ranks out of step", said, width))
+    named = {one.rank for one in found.culprits}
+    shown = [one for one in found.groups if one.uneven or (named & {*one.ranks})]
+    if shown:
+        rows = [_row(one) for one in shown[:_MOST_LINES]]
+        blocks += [tabulated(rows, _HEADERS, left=range(len(_HEADERS)), width=tables), LEGEND]
+    more = len(found.groups) - min(len(shown), _MOST_LINES)
+    if more:
+        blocks.append(f"{counted(more, 'more group')} with operations pending; JSON has all.")
+    caveats = [f"- {printable(one)}" for one in found.problems]
+    if found.missing:
+        caveats.append(f"- {named_ranks(found.missing)} left no dump: what they did is not known")
+    if caveats:
+        blocks.append(_lines("Caveats", caveats, width))
+    return "\n\n".join(blocks) + "\n"
+
+
+def document(found: Diagnosis) -> str:
+    """One JSON object."""
+    head = {"schema_version": SCHEMA_VERSION, "kind": "flight recorder diagnosis"}
+    body = {"verdict": found.sentence, **dataclasses.asdict(found), "cause": found.kind}
+    del body["kind"]
+    return json.dumps(head | body, indent=1) + "\n"
+
+
+def _heading(found: Diagnosis) -> str:
+    versions = ", ".join(found.versions)
+    return (
+        f"Flight Recorder: dumps of {counted(found.dumps, 'rank')}, version {printable(versions)}"
+    )
+
+
+def _lines(title: str, lines: list[str], width: int) -> str:
+    more = len(lines) - _MOST_LINES
+    shown = [wrapped(printable(line), width, rest="  ") for line in lines[:_MOST_LINES]]
+    return "\n".join([title, *shown, *([f"- {more} more; JSON has all"] if more > 0 else [])])
+
+
+def _row(one: GroupProgress) -> tuple[str, ...]:
+    name = f"{one.group} {one.description}".strip()
+    return (
+        printable(name),
+        _short(one.ranks),
+        _numbers(one.scheduled),
+        _numbers(one.started),
+        _numbers(one.completed),
+        str(one.pending_messages) if one.pending_messages else "-",
+    )
+
+
+def _short(ranks: tuple[int, ...]) -> str:
+    """Ranks with an even stride by their ends."""
+    strides = {after - before for before, after in itertools.pairwise(ranks)}
+    if len(ranks) > 3 and len(strides) == 1:
+        (stride,) = strides
+        return f"{ranks[0]}-{ranks[-1]}" + f" by {stride}" * (stride != 1)
+    shown = ",".join(map(str, ranks[:8]))
+    return shown + f",... ({len(ranks)})" * (len(ranks) > 8)
+
+
+def _numbers(by_rank: Mapping[int, int]) -> str:
+    """One number where all ranks have it."""
+    ranks: dict[int, list[int]] = {}
+    for rank, number in by_rank.items():
+        ranks.setdefault(number, []).append(rank)
+    if len(ranks) <= 1:
+        return "".join(map(str, ranks)) or "-"
+    ordered = sorted(ranks.items(), reverse=True)
+    return "; ".join(f"{number}: {_short(tuple(sorted(who)))}" for number, who in ordered)

@@ -1,0 +1,181 @@
+"""Flight Recorder dumps: who hangs, whom it takes along, and files that are damaged or hostile."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import random
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from commprof.analysis.late.dumped_hang import Diagnosis, diagnosis
+from commprof.errors import TraceError
+from commprof.recordings.flight_recorder import is_flight_recorder, read_dumps
+from commprof.recordings.flight_recorder_pickle import read_plain_pickle
+from tests.support.builders.flight_dumps import dump, entry, write_dumps
+
+ALL = {"0": [0, 1, 2]}
+DATA = Path(__file__).parents[4] / "shared/data/flight_recorder"
+
+
+def culprits(found: Diagnosis) -> tuple[str, list[int]]:
+    return found.kind, [one.rank for one in found.culprits]
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_the_rank_that_did_not_arrive_is_the_culprit(tmp_path: Path, as_json: bool) -> None:
+    done = entry("0", 1, state="completed")
+    waits = entry("0", 2)
+    write_dumps(
+        tmp_path, dump(ALL, done, waits), dump(ALL, done), dump(ALL, done, waits), as_json=as_json
+    )
+    assert is_flight_recorder(tmp_path)
+    found = diagnosis(tmp_path)
+    assert culprits(found) == ("absent", [1])
+    assert found.victims == (0, 2)
+    missed = "all_reduce number 2 of group '0' (GROUP_0)"
+    assert found.culprits[0].why == f"rank 1 did not arrive at {missed}; it has nothing pending"
+    (group,) = found.groups
+    assert (group.scheduled, group.completed) == ({0: 2, 1: 1, 2: 2}, {0: 1, 1: 1, 2: 1})
+
+
+def test_a_chain_over_two_groups_is_followed_to_its_origin(tmp_path: Path) -> None:
+    groups = {"1": [0, 1], "2": [1, 2]}
+    write_dumps(
+        tmp_path,
+        dump(groups, entry("1", 5)),
+        dump(groups, entry("1", 4, state="completed"), entry("2", 9)),
+        dump(groups, entry("2", 8, state="completed")),
+    )
+    found = diagnosis(tmp_path)
+    assert culprits(found) == ("absent", [2])
+    assert found.chains[0].sentence == (
+        "rank 0 waits in all_reduce number 5 of group '1' (GROUP_1) for rank 1, which waits in "
+        "all_reduce number 9 of group '2' (GROUP_2) for rank 2"
+    )
+
+
+def test_a_rank_that_has_not_completed_what_others_have_is_the_culprit(tmp_path: Path) -> None:
+    done, next_one = entry("0", 1, state="completed"), entry("0", 2)
+    behind = dump(ALL, entry("0", 1), next_one)
+    write_dumps(tmp_path, dump(ALL, done, next_one), behind, dump(ALL, done, next_one))
+    found = diagnosis(tmp_path)
+    assert culprits(found) == ("behind", [1])
+    # The root of a broadcast may be done before the others have come: that accuses nobody.
+    done, begun = entry("0", 1, "broadcast", "completed"), entry("0", 1, "broadcast")
+    write_dumps(tmp_path, dump(ALL, done), dump(ALL, begun), dump(ALL, begun))
+    assert culprits(diagnosis(tmp_path)) == ("arrived", [])
+
+
+def test_groups_in_different_order_are_a_circle(tmp_path: Path) -> None:
+    groups = {"1": [0, 1], "2": [0, 1]}
+    write_dumps(tmp_path, dump(groups, entry("1", 1)), dump(groups, entry("2", 1)))
+    assert culprits(diagnosis(tmp_path)) == ("circle", [0, 1])
+
+
+@pytest.mark.parametrize(
+    ("odd", "words"),
+    [
+        (entry("0", 2, "broadcast"), "rank 2 issued broadcast of 32 bytes as Float"),
+        (entry("0", 2, count=9), "rank 2 issued all_reduce of 36 bytes as Float"),
+        (entry("0", 2, dtype="Int"), "rank 2 issued all_reduce of 32 bytes as Int"),
+    ],
+)
+def test_mismatches_are_named(tmp_path: Path, odd: dict[str, Any], words: str) -> None:
+    write_dumps(tmp_path, dump(ALL, entry("0", 2)), dump(ALL, entry("0", 2)), dump(ALL, odd))
+    found = diagnosis(tmp_path)
+    assert culprits(found) == ("mismatch", [2])
+    assert found.culprits[0].why == f"{words} as number 2 of group '0' (GROUP_0)"
+
+
+def test_messages_are_matched_in_order(tmp_path: Path) -> None:
+    pair = {"1": [3, 0]}
+    write_dumps(
+        tmp_path,
+        dump(pair, entry("1", 7, "recv 1<-0"), entry("1", 8, "recv 1<-0")),
+        None,
+        None,
+        dump(pair, entry("1", 30, "send 0->1")),
+    )
+    found = diagnosis(tmp_path)
+    assert culprits(found) == ("absent", [3])
+    assert "recv from rank 3 in group '1'" in found.culprits[0].why
+
+
+def test_a_rank_without_a_dump_is_said_and_not_accused(tmp_path: Path) -> None:
+    write_dumps(tmp_path, dump(ALL, entry("0", 2)), None, dump(ALL, entry("0", 2)))
+    found = diagnosis(tmp_path)
+    assert (culprits(found), found.missing) == (("undumped", []), (1,))
+
+
+def test_dumps_without_a_pending_operation_show_no_hang(tmp_path: Path) -> None:
+    write_dumps(tmp_path, *[dump(ALL, entry("0", 2, state="completed"))] * 3)
+    assert culprits(diagnosis(tmp_path)) == ("none", [])
+
+
+@pytest.mark.skipif(not DATA.is_dir(), reason="needs the recordings of real jobs")
+@pytest.mark.parametrize("name", ["gpu_error_1st", "lock_gil_1st"])
+def test_the_injected_ranks_of_a_real_job_are_named_and_nobody_else(name: str) -> None:
+    text = (DATA / name / "fault_injection.log").read_text()
+    injected = sorted(int(rank) for rank in re.findall(r"Rank (\d+), fault_type", text))
+    found = diagnosis(DATA / name)
+    assert [one.rank for one in found.culprits] == injected
+    assert sorted({*range(16)} - {*injected}) == [*found.victims]
+
+
+class _Hostile:
+    """Creates a file when a pickle of it is loaded."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (str(self.path),)
+
+
+def refusal(folder: Path) -> str:
+    """Why its dump cannot be read; empty if it can, and then it is diagnosed."""
+    try:
+        read_dumps(folder)
+    except TraceError as error:
+        return str(error)
+    diagnosis(folder)
+    return ""
+
+
+def test_500_damaged_dumps_give_one_line_and_run_no_code(tmp_path: Path) -> None:
+    done = entry("0", 1, state="completed")
+    value = dump(ALL, done, entry("0", 2), entry("0", 3, "send 0->1"))
+    trap = tmp_path / "trap"
+    hostile = pickle.dumps(value | {"entries": [_Hostile(trap)]}, protocol=2)
+    whole = [pickle.dumps(value, protocol=protocol) for protocol in (2, 4)]
+    whole.append(repr(value).replace("'", '"').encode())  # no JSON, but like it
+    chosen = random.Random(26)
+    refused = 0
+    for number in range(500):
+        data = bytearray(chosen.choice(whole) if number % 5 else hostile)
+        for _ in range(chosen.choice((0, 1, 4)) if number % 5 else 0):
+            data[chosen.randrange(len(data))] ^= 1 << chosen.randrange(8)
+        if number % 3 == 0:
+            del data[chosen.randrange(100, len(data)) :]
+        if number % 7 == 0:
+            # Instructions that call, import, and store under an index of four gigabytes.
+            at = chosen.randrange(2, len(data))
+            data[at:at] = chosen.choice((b"cos\nsystem\n", b"R", b"r\xff\xff\xff\xff", b"\x93"))
+        (tmp_path / "dump_0").write_bytes(data)
+        message = refusal(tmp_path)
+        assert len(message.splitlines()) <= 1
+        refused += bool(message)
+    assert not trap.exists()
+    assert 300 < refused < 500
+
+
+def test_a_pickle_of_more_than_plain_values_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="builds more than plain values"):
+        read_plain_pickle(pickle.dumps([_Hostile(tmp_path / "trap")]))
+    value = {"a": [1, -(2**62), 2.5, None, True, ("x", "y" * 300), {}, [], ()], "b": [2**31] * 3}
+    for protocol in (2, 3, 4, 5):
+        assert read_plain_pickle(pickle.dumps(value, protocol=protocol)) == value
