@@ -137,9 +137,9 @@ def _agree(
     compressor: Compressor,
     named: list[tuple[str, torch.nn.Parameter]],
 ) -> None:
-    """Before the first bucket: lengths of messages follow from what is compared here."""
-    shapes = [(name, tuple(parameter.shape)) for name, parameter in named]
-    digest = hashlib.sha256(repr(shapes).encode()).hexdigest()[:16]
+    """Before the first bucket: lengths and ways of messages follow from what is compared here."""
+    found = [(name, tuple(p.shape), str(p.dtype), p.device.type) for name, p in named]
+    digest = hashlib.sha256(repr(found).encode()).hexdigest()[:16]
     mine = {"compressor": compressor.label, "parameters": f"{len(named)} ({digest})"}
     everyone: list[dict[str, str]] = [{}] * group.size()
     dist.all_gather_object(everyone, mine, group=group)

@@ -69,6 +69,10 @@ void HostStage::run(
   }
 }
 
+void HostStage::abandon(const std::string& why) noexcept {
+  team_->abandon(why);
+}
+
 Bucket HostStage::addUp(const Bucket& bucket, BucketReport& report) {
   const StageTimer timer(report, Stage::kReduce);
   slices_ = wholeSlots(bucket.slots, owners_);

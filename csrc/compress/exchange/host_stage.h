@@ -38,6 +38,9 @@ class HostStage {
       Transport* transport,
       BucketReport& report);
 
+  // Nothing more will come of this rank: ends the stage for this host.
+  void abandon(const std::string& why) noexcept;
+
  private:
   // This rank's part, scaled so that the mean over hosts is the mean over
   // ranks; of 0 values if there is none.

@@ -127,6 +127,22 @@ c10::intrusive_ptr<c10::ivalue::Future> CompressingHook::runHook(
   if (!suits(bucket)) {
     return mean_all_reduce_.runHook(bucket);
   }
+  const auto index = uint32_t(bucket.getIndex());
+  try {
+    return submit(bucket, step, index);
+  } catch (const c10::Error& error) {
+    executor_.refuse(step, index, error.what_without_backtrace());
+    throw;
+  } catch (const std::exception& error) {
+    executor_.refuse(step, index, error.what());
+    throw;
+  }
+}
+
+c10::intrusive_ptr<c10::ivalue::Future> CompressingHook::submit(
+    c10d::GradBucket& bucket,
+    uint64_t step,
+    uint32_t index) {
   const auto composition = compositionOf(bucket.getParameters());
   BucketTask task;
   task.buffer = bucket.getBuffer();
@@ -141,7 +157,7 @@ c10::intrusive_ptr<c10::ivalue::Future> CompressingHook::runHook(
   task.bucket.slots = composition->slots;
   task.bucket.signature = composition->signature;
   task.bucket.step = step;
-  task.bucket.index = uint32_t(bucket.getIndex());
+  task.bucket.index = index;
   task.keeps_slots = composition;
   task.op_id = currentBucket();
   task.graph_task = task.op_id ? bracketFinalize() : -1;

@@ -70,6 +70,10 @@ class CompressingHook final : public c10d::CommHookInterface {
   const std::shared_ptr<const Composition>& compositionOf(
       const std::vector<at::Tensor>& parameters);
   bool suits(c10d::GradBucket& bucket);
+  c10::intrusive_ptr<c10::ivalue::Future> submit(
+      c10d::GradBucket& bucket,
+      uint64_t step,
+      uint32_t index);
 
   const std::string label_;
   MeanAllReduce mean_all_reduce_;

@@ -3,6 +3,7 @@
 #include <ATen/core/grad_mode.h>
 
 #include <mutex>
+#include <new>
 #include <stdexcept>
 #include <utility>
 
@@ -19,21 +20,6 @@ struct Executor::State {
   std::string scheme;
   std::exception_ptr first_error;
 };
-
-namespace {
-
-std::runtime_error withPlace(
-    const std::string& scheme,
-    int rank,
-    const compress::Bucket& bucket,
-    const std::exception& error) {
-  return std::runtime_error(
-      "commprof's compressor " + scheme + " failed on rank " +
-      std::to_string(rank) + " in bucket " + std::to_string(bucket.index) +
-      " of step " + std::to_string(bucket.step) + ": " + error.what());
-}
-
-} // namespace
 
 Executor::Executor(
     std::unique_ptr<compress::Compressor> compressor,
@@ -64,6 +50,42 @@ void Executor::submit(BucketTask task) {
           ? "commprof: a forked child cannot use its parent's compressor; make "
             "and attach the model in the child"
           : "commprof: this compressor was stopped; set_hook(...) another");
+}
+
+void Executor::refuse(
+    uint64_t step,
+    uint32_t index,
+    const std::string& why) noexcept {
+  try {
+    // In its turn: the buckets before it are on their way on all ranks.
+    thread_.post([state = state_, step, index, why] {
+      const std::lock_guard<std::mutex> lock(state->using_compressor);
+      if (!state->first_error) {
+        giveUp(*state, step, index, why);
+        if (state->way.host) {
+          state->way.host->abandon(why);
+        }
+      }
+    });
+  } catch (const std::bad_alloc&) {
+    // The others wait for the timeout.
+  }
+}
+
+// Holds `using_compressor`.
+void Executor::giveUp(
+    State& state,
+    uint64_t step,
+    uint32_t index,
+    const std::string& why) {
+  state.first_error = std::make_exception_ptr(
+      std::runtime_error(
+          "commprof's compressor " + state.scheme + " failed on rank " +
+          std::to_string(state.rank) + " in bucket " + std::to_string(index) +
+          " of step " + std::to_string(step) + ": " + why));
+  if (state.way.transport) {
+    state.way.transport->abandon();
+  }
 }
 
 void Executor::stop(std::chrono::milliseconds patience) {
@@ -104,12 +126,8 @@ void Executor::run(State& state, BucketTask& task) {
         }
         recordReport(report, state.scheme, task.bucket.index, task.op_id);
       } catch (const std::exception& e) {
-        error = std::make_exception_ptr(
-            withPlace(state.scheme, state.rank, task.bucket, e));
-        state.first_error = error;
-        if (state.way.transport) {
-          state.way.transport->abandon();
-        }
+        giveUp(state, task.bucket.step, task.bucket.index, e.what());
+        error = state.first_error;
       }
     }
   }

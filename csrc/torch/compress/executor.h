@@ -57,6 +57,10 @@ class Executor {
   // does not exist.
   void submit(BucketTask task);
 
+  // Instead of submit(), for a bucket that cannot be taken: nothing more will
+  // come of this rank, and those that wait for it learn of it. Any thread.
+  void refuse(uint64_t step, uint32_t index, const std::string& why) noexcept;
+
   // Takes no more buckets and waits for those that it has, but no longer than
   // `patience`. A thread that is still busy then, with a rank that does not
   // answer, is interrupted where it waits for messages; if it is busy for as
@@ -69,6 +73,11 @@ class Executor {
  private:
   struct State; // shared with the thread, which may outlive this object
   static void run(State& state, BucketTask& task);
+  static void giveUp(
+      State& state,
+      uint64_t step,
+      uint32_t index,
+      const std::string& why);
 
   const std::shared_ptr<State> state_;
   TaskThread thread_;

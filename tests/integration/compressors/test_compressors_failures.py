@@ -1,4 +1,4 @@
-"""A rank that dies while buckets are compressed: the others raise, soon, and end."""
+"""A rank that dies, or cannot go on, while buckets are compressed: the others raise, soon."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ import re
 
 import pytest
 
-from tests.support.machines.victims import finish, start
+from tests.support.machines.victims import finish, run_module, start
 from tests.support.ranks.compressors_victim import EXIT_CODE
 
-pytestmark = pytest.mark.slow
 
-
+@pytest.mark.slow
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_the_others_raise_and_end(world_size: int) -> None:
     processes = start("tests.support.ranks.compressors_victim", [], world_size)
@@ -27,3 +26,29 @@ def test_the_others_raise_and_end(world_size: int) -> None:
         assert second == first  # nothing is tried any more
         assert told["seconds"] < 20  # not the half hour of the group's timeout
     assert json.dumps(victim.said) == "[]"
+
+
+@pytest.mark.parametrize(
+    ("what", "told"),
+    [
+        (
+            "shape",
+            (
+                r"compressor int8 failed on rank 0 in bucket 0 of step 0: .*with rank 1: it closed "
+                "the connection",
+                "commprof: a bucket has 66048 values and its parameters 65923$",
+            ),
+        ),
+        (
+            "dtype",
+            (r"rank 0 has parameters '8 \(.* rank 1 ", r"rank 1 has parameters '8 \(.* rank 0 "),
+        ),
+    ],
+)
+def test_a_rank_that_cannot_compress_keeps_nobody_waiting(what: str, told: tuple[str, str]) -> None:
+    ranks = run_module("tests.support.ranks.compressors_refusal", [what], 2)
+    for ended, expected in zip(ranks, told, strict=True):
+        assert ended.returncode == 0, ended.stderr
+        (said,) = ended.said
+        assert re.search(expected, said["error"]), said
+        assert said["seconds"] < 10  # rank 1 stays for 15 s more, or until rank 0 was told
