@@ -38,6 +38,16 @@ def named_ranks(ranks: Collection[int]) -> str:
     return f"{'rank' if len(ranks) == 1 else 'ranks'} {', '.join(map(str, ranks))}"
 
 
+def in_ms(value: float) -> str:
+    """Milliseconds as in a sentence: three digits, or all before the point."""
+    return f"{value:.0f} ms" if abs(value) >= 100 else f"{value:.3g} ms"
+
+
+def in_seconds(ms: float) -> str:
+    """Milliseconds as seconds in a sentence."""
+    return f"{ms / 1000:.3g} s"
+
+
 def _printable(character: str) -> str:
     if character.isprintable():
         return character

@@ -148,7 +148,13 @@ def trial_command(context: Mapping[str, Any], world_size: int) -> str:
         asked += ["--nnodes", str(nodes), "--node-rank", "N", "--rdzv-endpoint", endpoint]
         asked += ["--output", "NEW"]
         kept = kept.without(_MACHINES)
-    return replace(kept, options=(*asked, *kept.options)).text
+    return replace(kept, options=(*asked, *kept.options)).typed_in(_directory(context))
+
+
+def _directory(context: Mapping[str, Any]) -> str:
+    """Where the run was started, on this machine or another; empty where that is not recorded."""
+    found = context.get("reproduction")
+    return str(found.get("directory", "")) if isinstance(found, dict) else ""
 
 
 def _takes_a_trial(context: Mapping[str, Any]) -> bool:

@@ -20,7 +20,7 @@ from commprof.trace.found_steps import BACKWARD, UPDATE
 from commprof.units import ns_to_ms
 
 #: Fewer measured steps than this say little about spread.
-_FEW_STEPS = 10
+FEW_STEPS = 10
 #: Quartile distance over median above which a run is called noisy.
 _NOISY = 0.15
 #: Share of the exposed time that may be left out without a word.
@@ -116,7 +116,7 @@ def _above_ideal(
 
 
 def _too_short(context: Mapping[str, Any], worlds: Sequence[WorldResult]) -> list[str]:
-    short = [world for world in worlds if world.measured_steps < _FEW_STEPS]
+    short = [world for world in worlds if world.measured_steps < FEW_STEPS]
     if not short:
         return []
     counts = [world.measured_steps for world in short]
@@ -125,7 +125,7 @@ def _too_short(context: Mapping[str, Any], worlds: Sequence[WorldResult]) -> lis
     more = ": --steps 30" if "workload" in context else ""
     sizes = counted([w.world_size for w in short], "rank")
     return [
-        f"Only {counted(counts, 'measured step')} at {sizes}; at least {_FEW_STEPS} are needed"
+        f"Only {counted(counts, 'measured step')} at {sizes}; at least {FEW_STEPS} are needed"
         f"{more}."
     ]
 

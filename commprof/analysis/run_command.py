@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
@@ -41,7 +42,18 @@ class RunCommand:
     @property
     def text(self) -> str:
         """As it is typed here, which may be another environment than it was typed in."""
-        return invocation.command("run", *map(invocation.quoted, [*self.options, *self.script]))
+        return invocation.command("run", *self._quoted)
+
+    def typed_in(self, directory: str) -> str:
+        """The same for another directory, whose files it names; its shell changes to that first."""
+        if directory in ("", os.getcwd()) or not os.path.isdir(directory):
+            return self.text
+        command = invocation.command("run", *self._quoted, anywhere=True)
+        return f"(cd {invocation.quoted(directory)} && {command})"
+
+    @property
+    def _quoted(self) -> list[str]:
+        return [invocation.quoted(word) for word in (*self.options, *self.script)]
 
 
 def taken_apart(command: str, script: Sequence[str] = ()) -> RunCommand | None:

@@ -24,7 +24,7 @@ from commprof.analysis.step.detail import WorldDetail
 from commprof.analysis.step.mean_step import PARTS, MeanStep, mean_step
 from commprof.analysis.world import WorldResult
 from commprof.stats.intervals import resampled_means
-from commprof.text import counted, listed
+from commprof.text import counted, in_ms, in_seconds, listed
 from commprof.units import ns_to_ms
 
 #: How often the largest part must be the largest to be named.
@@ -34,7 +34,7 @@ _ABOUT_EQUAL = 0.8
 #: Growth of a step below this share of it is not worth a word, nor is a part below it of growth.
 _WORTH_A_WORD = 0.03
 #: Of exposed time that is not split: with more of it nobody can say that no rank stands out.
-_MOST_UNSPLIT = 0.1
+MOST_UNSPLIT = 0.1
 
 #: What a part is called in a sentence.
 _WORDS = {
@@ -122,7 +122,7 @@ def _headline(binding: Binding, step: MeanStep) -> str:
         split = _split(binding) if first == "communication" else ""
         return (
             f"At {ranks} the step is bound by {_WORDS[first]}: {share:.1%} of the mean step of "
-            f"{_ms(step.step_ms)}{split}."
+            f"{in_ms(step.step_ms)}{split}."
         )
     named = f"{_WORDS[first]} ({share:.1%}) and {_WORDS[second]} ({other:.1%})"
     if other >= _ABOUT_EQUAL * share:
@@ -144,7 +144,7 @@ def _stalled(world: WorldResult) -> list[str]:
     if not world.stalled_steps:
         return []
     one = len(world.stalled_steps) == 1
-    which = ", ".join(f"step {step} ({_seconds(ms)})" for step, ms in world.stalled_steps)
+    which = ", ".join(f"step {step} ({in_seconds(ms)})" for step, ms in world.stalled_steps)
     return [
         f"This is without {which}, which {'is' if one else 'are'} more than ten times as long as "
         "the median step: see what happened there on its own."
@@ -187,10 +187,10 @@ def _communication(world: WorldResult, step: MeanStep) -> list[str]:
         )
     text += (
         f". Upper bound: with free communication, all else equal, a step would be at most {share} "
-        f"({_ms(step.exposed_ms)}) shorter."
+        f"({in_ms(step.exposed_ms)}) shorter."
     )
     if step.hidden_ms > 0:
-        text += f" Another {_ms(step.hidden_ms)} of communication ran beside other work."
+        text += f" Another {in_ms(step.hidden_ms)} of communication ran beside other work."
     return [text]
 
 
@@ -205,19 +205,26 @@ def _unseen_forward(world: WorldResult, binding: Binding) -> list[str]:
 
 
 def _late(world: WorldResult) -> list[str]:
-    late, parts = world.late_rank, world.parts
+    late = world.late_rank
     if late is None:
-        known = world.clocks_shared and not world.missing_ranks and not math.isnan(parts.wait_ms)
-        if world.world_size < 2 or not known or not parts.exposed_ms > 0:
-            return []
-        if parts.unsplit_ms > _MOST_UNSPLIT * parts.exposed_ms:
+        if not nobody_is_late(world):
             return []
         return ["No single rank stands out as the one that the others wait for."]
     where = fell_behind(late)
     return [
         f"The others wait for rank {late.rank}{', which falls behind ' + where if where else ''}: "
-        f"{_ms(ns_to_ms(late.wait_ns))} per step and waiting rank, {late.share:.0%} of all waiting."
+        f"{in_ms(ns_to_ms(late.wait_ns))} per step and waiting rank, "
+        f"{late.share:.0%} of all waiting."
     ]
+
+
+def nobody_is_late(world: WorldResult) -> bool:
+    """Whether enough is known of the waiting to say that no single rank causes it."""
+    parts = world.parts
+    known = world.clocks_shared and not world.missing_ranks and not math.isnan(parts.wait_ms)
+    if world.late_rank is not None or world.world_size < 2 or not known:
+        return False
+    return parts.exposed_ms > 0 and parts.unsplit_ms <= MOST_UNSPLIT * parts.exposed_ms
 
 
 def _growth(result: RunResult, steps: Sequence[MeanStep], place: int) -> list[str]:
@@ -243,11 +250,11 @@ def _growth(result: RunResult, steps: Sequence[MeanStep], place: int) -> list[st
     now, before = _apart(steps[place], steps[first])
     more = {name: now[name] - ideal * before[name] for name in now}
     listed = [
-        f"{'+' if ms > 0 else ''}{_ms(ms)} {_SHORT.get(name, name)}"
+        f"{'+' if ms > 0 else ''}{in_ms(ms)} {_SHORT.get(name, name)}"
         for name, ms in sorted(more.items(), key=lambda item: -item[1])
         if abs(ms) >= _WORTH_A_WORD * total
     ]
-    return [f"{text} A step is {_ms(total)} longer than with ideal scaling: {', '.join(listed)}."]
+    return [f"{text} A step is {in_ms(total)} longer than with ideal scaling: {', '.join(listed)}."]
 
 
 def _apart(*steps: MeanStep) -> list[dict[str, float]]:
@@ -256,11 +263,3 @@ def _apart(*steps: MeanStep) -> list[dict[str, float]]:
         return [dict(step.parts_ms) for step in steps]
     whole = [name for name in PARTS if name != "communication"]
     return [{**{name: step.parts_ms[name] for name in whole}, **step.split_ms} for step in steps]
-
-
-def _ms(value: float) -> str:
-    return f"{value:.0f} ms" if abs(value) >= 100 else f"{value:.3g} ms"
-
-
-def _seconds(ms: float) -> str:
-    return f"{ms / 1000:.3g} s"

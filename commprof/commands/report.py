@@ -9,7 +9,7 @@ from pathlib import Path
 from commprof import invocation
 from commprof.analysis.late.dumped_hang import diagnosis
 from commprof.commands.options.report_file import writable_output, write_output
-from commprof.commands.options.terminal import prose_width, table_width
+from commprof.commands.options.terminal import colours, prose_width, table_width
 from commprof.commands.showing import report_formats
 from commprof.commands.showing.shown import read_shown
 from commprof.errors import UsageError
@@ -58,6 +58,13 @@ Works on runs that were cut short: whatever was recorded is shown.
             "RUN/report.html, .parquet)",
         )
         parser.add_argument("--force", action="store_true", help="overwrite FILE of -o")
+        much = parser.add_mutually_exclusive_group()
+        much.add_argument(
+            "--card", action="store_true", help="one screen: what bounds the step, and what to type"
+        )
+        much.add_argument(
+            "--all", action="store_true", help="that screen, and all tables (default: the tables)"
+        )
         report_formats.add_arguments(parser)
 
     def run(self, args: argparse.Namespace) -> int:
@@ -127,7 +134,13 @@ def _output(args: argparse.Namespace) -> Path | None:
 def _tables(args: argparse.Namespace) -> str:
     """For the terminal."""
     width, tables = prose_width(), table_width()
-    text = read_shown(args.run).text(width, tables)
+    shown = read_shown(args.run)
+    said = shown.card(colours() and args.output is None) if args.card or args.all else ""
+    if said and args.card:
+        return said
+    text = shown.text(width, tables)
+    if said:
+        text = f"{said}\n{text}"
     cost = report_formats.cost_of(args)
     if cost is not None:
         text += f"\n{cost_table.section(cost, width, tables)}\n"

@@ -48,6 +48,9 @@ class MeanStep:
     step_ms: float
     #: Beside the sum: communication in flight while the training thread worked.
     hidden_ms: float
+    #: The two parts of compute.
+    forward_ms: float
+    backward_ms: float
 
     @property
     def exposed_ms(self) -> float:
@@ -78,6 +81,8 @@ def mean_step(detail: WorldDetail) -> MeanStep:
         split_ms=_split(ms, parts["communication"]),
         step_ms=sum(parts.values()),
         hidden_ms=float(mean["hidden"].mean()),
+        forward_ms=float(mean["forward"].mean()),
+        backward_ms=float(mean["backward"].mean()),
     )
 
 

@@ -1,7 +1,8 @@
-"""How wide what a command prints may be."""
+"""How wide what a command prints may be, and whether in colours."""
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 
@@ -14,3 +15,9 @@ def prose_width() -> int:
 def table_width() -> int | None:
     """Columns that tables are split to; None in files and pipes, where a table stays one table."""
     return prose_width() if sys.stdout.isatty() else None
+
+
+def colours() -> bool:
+    """Whether standard output is a terminal that shows colours, and NO_COLOR is not set."""
+    wanted = not os.environ.get("NO_COLOR") and os.environ.get("TERM", "dumb") != "dumb"
+    return wanted and sys.stdout.isatty()

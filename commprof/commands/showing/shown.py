@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from commprof.analysis.card import Card, card
 from commprof.analysis.cost import Cost
 from commprof.analysis.run import analyse_in_detail
 from commprof.analysis.scaling import RunResult
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
 
 class Shown(Protocol):
     """Analysed, and ready to be rendered."""
+
+    def card(self, colour: bool = False) -> str:
+        """What one screen says, plain or for a terminal; empty where there is no card."""
 
     def text(self, width: int, tables: int | None = None) -> str:
         """For the terminal: prose wrapped to ``width`` columns, tables split to ``tables``."""
@@ -45,11 +49,17 @@ def read_shown(directory: Path) -> Shown:
     places = strategy_directories(directory)
     if not places:
         result, details = analyse_in_detail(directory)
-        return _Run(result, verdict(result, details), analyse_trial(directory))
+        judged = verdict(result, details)
+        said = card(result, details, judged, directory)
+        return _Run(result, judged, analyse_trial(directory), said)
     found = {place: analyse_in_detail(place) for place in places}
     results = {place: result for place, (result, _) in found.items()}
     verdicts = tuple(verdict(*each) for each in found.values())
-    return _Comparison(results, strategy_rows(list(results.values())), verdicts)
+    cards = tuple(
+        card(*each, judged, place)
+        for (place, each), judged in zip(found.items(), verdicts, strict=True)
+    )
+    return _Comparison(results, strategy_rows(list(results.values())), verdicts, cards)
 
 
 @dataclass(frozen=True)
@@ -57,6 +67,14 @@ class _Run:
     result: RunResult
     verdict: Verdict | None
     trial: TrialResult | None
+    said: Card | None
+
+    def card(self, colour: bool = False) -> str:
+        if self.said is None or self.trial is not None:
+            return ""
+        from commprof.report import card
+
+        return card.render(self.said, colour)
 
     def text(self, width: int, tables: int | None = None) -> str:
         from commprof.report import table
@@ -73,7 +91,7 @@ class _Run:
     def json(self, cost: Cost | None = None) -> str:
         from commprof.report.export import as_json
 
-        return as_json.render(self.result, cost, self.trial, self.verdict)
+        return as_json.render(self.result, cost, self.trial, self.verdict, self.said)
 
     @property
     def has_trial(self) -> bool:
@@ -85,6 +103,10 @@ class _Comparison:
     results: dict[Path, RunResult]
     rows: tuple[StrategyRow, ...]
     verdicts: tuple[Verdict | None, ...]
+    cards: tuple[Card | None, ...]
+
+    def card(self, colour: bool = False) -> str:
+        return ""
 
     def text(self, width: int, tables: int | None = None) -> str:
         from commprof.report.strategies import table as strategies_table
@@ -98,7 +120,9 @@ class _Comparison:
             )
         from commprof.report.export import as_json
 
-        return as_json.render_strategies(list(self.results.values()), self.rows, self.verdicts)
+        return as_json.render_strategies(
+            list(self.results.values()), self.rows, self.verdicts, self.cards
+        )
 
     @property
     def has_trial(self) -> bool:

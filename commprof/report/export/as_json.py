@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from commprof.analysis.align.summaries import SummaryResult
+from commprof.analysis.card import Card
 from commprof.analysis.checks.figure_checks import CrossCheck
 from commprof.analysis.checks.losses import LossAgreement
 from commprof.analysis.collectives.host_links import HostLinks
@@ -34,9 +35,11 @@ def render(
     cost: Cost | None = None,
     trial: TrialResult | None = None,
     verdict: Verdict | None = None,
+    card: Card | None = None,
 ) -> str:
     """The run as indented JSON text; figures that do not exist are null."""
-    return json.dumps(as_dict(result, cost, trial, verdict), indent=2, allow_nan=False) + "\n"
+    value = as_dict(result, cost, trial, verdict, card)
+    return json.dumps(value, indent=2, allow_nan=False) + "\n"
 
 
 def as_dict(
@@ -44,10 +47,12 @@ def as_dict(
     cost: Cost | None = None,
     trial: TrialResult | None = None,
     verdict: Verdict | None = None,
+    card: Card | None = None,
 ) -> dict[str, Any]:
     """The run as plain values.
 
-    "trial" is there if there was one, and "verdict" without one, whose candidates share the steps.
+    "trial" is there if there was one, and without one "verdict" and "card", for its candidates
+    share the steps.
     """
     runs = [
         _world(result, world, scale)
@@ -66,7 +71,11 @@ def as_dict(
             "remarks": list(result.remarks),
             "summaries": [_summary(summary) for summary in result.summaries],
             "cost": cost and _cost(cost),
-            **({"verdict": _verdict(verdict)} if trial is None else {"trial": trial_dict(trial)}),
+            **(
+                {"verdict": _verdict(verdict), "card": card and dataclasses.asdict(card)}
+                if trial is None
+                else {"trial": trial_dict(trial)}
+            ),
             "loss_agreement": _loss_agreement(result.loss_agreement),
             "attempts": [dataclasses.asdict(attempt) for attempt in result.attempts],
             "stepless": [
@@ -86,13 +95,14 @@ def render_strategies(
     results: Sequence[RunResult],
     rows: Sequence[StrategyRow],
     verdicts: Sequence[Verdict | None],
+    cards: Sequence[Card | None],
 ) -> str:
     """Strategies side by side, and each one's own run with its verdict, in the same order."""
-    runs = zip(results, verdicts, strict=True)
+    runs = zip(results, verdicts, cards, strict=True)
     value = {
         "schema_version": SCHEMA_VERSION,
         "strategies": [_strategy(row) for row in rows],
-        "results": [as_dict(result, verdict=verdict) for result, verdict in runs],
+        "results": [as_dict(result, verdict=verdict, card=card) for result, verdict, card in runs],
     }
     return json.dumps(plain(value), indent=2, allow_nan=False) + "\n"
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from commprof.analysis.card import SmallCalls, card
 from commprof.analysis.checks.figure_checks import CrossCheck
 from commprof.analysis.checks.losses import LossAgreement
 from commprof.analysis.collectives.host_links import HostLinks
@@ -75,6 +77,10 @@ def full_run() -> dict[str, Any]:
     )
     # As dear as each other.
     details = [detail(n, step=100 + np.arange(20), epoch_samples=5000) for n in (1, 2)]
+    judged = verdict(run_result(*worlds), details)
+    said = card(run_result(*worlds), details, judged, Path("RUN"))
+    assert said is not None
+    small = dataclasses.replace(said, small_calls=SmallCalls(160.0, 12_500.0, 0.8))
     document: dict[str, Any] = json.loads(
         render(
             run_result(
@@ -88,7 +94,8 @@ def full_run() -> dict[str, Any]:
                 attempts=(Attempt(4, 0, 4, 12, 3.5, 1.5, "rank 1: its process was killed"),),
             ),
             cost=cost(worlds, details, Price(3.6, "rank")),
-            verdict=verdict(run_result(*worlds), details),
+            verdict=judged,
+            card=small,
         )
     )
     return document

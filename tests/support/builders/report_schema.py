@@ -60,6 +60,29 @@ SCHEMA: dict[str, Any] = {
         "advice": str,
         "command": str,
     },
+    "card": {
+        "description": str,
+        "world_size": int,
+        "steps": int,
+        "step_ms": float,
+        "verdict": str,
+        "parts": [{"name": str, "ms": float, "share": float}],
+        **dict.fromkeys(("exposed_ms", "exposed_share", "wait_ms", "wire_ms"), float),
+        "best_step_ms": float,
+        "late": {
+            **{"rank": int, "where": str, "wait_ms": float, "share": float, "late_steps": int},
+            **{"measured_steps": int, "p_value": float},
+        },
+        "nobody_late": bool,
+        "small_calls": {"calls_per_step": float, "mean_bytes": float, "exposed_share": float},
+        "scaling": [
+            {"world_size": int, **dict.fromkeys(("samples_per_s", "speedup", "efficiency"), float)}
+        ],
+        "caveats": [str],
+        "advice": str,
+        "command": str,
+        "all_command": str,
+    },
     "runs": [
         {
             "timestamp": str,

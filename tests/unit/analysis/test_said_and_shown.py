@@ -10,11 +10,13 @@ import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from commprof.analysis.card import Card, card
 from commprof.analysis.cost import Cost, Price, cost
 from commprof.analysis.late.stragglers import LateRank
 from commprof.analysis.rank_summary import StepParts
@@ -23,6 +25,7 @@ from commprof.analysis.scaling import RunResult, scale
 from commprof.analysis.step.detail import WorldDetail
 from commprof.analysis.verdict import Verdict, verdict
 from commprof.analysis.world import WorldResult
+from commprof.report import card as card_text
 from commprof.report import document, table
 from commprof.report.full_report import FullReport
 from commprof.report.sections import cost as cost_table
@@ -41,6 +44,9 @@ SPLIT = {"data transfer": "wire", "waiting for the last rank": "wait", "not attr
 LONGER = {**{name: name for name in (*WORDS.values(), "other")}, "waiting": "wait"}
 LONGER |= {"data transfer": "wire", "communication not attributed": "unsplit"}
 PART = "|".join(map(re.escape, WORDS))
+#: The letters of the card's bar.
+CARD_PARTS = {"d": "data", "f": "forward", "b": "backward", "W": "wait", "T": "wire"}
+CARD_PARTS |= {"X": "exposed", "o": "optimizer", ".": "other"}
 #: Rounding of a percentage with one digit, and of its arithmetic.
 TENTH = 0.051
 
@@ -71,6 +77,7 @@ class Case:
     result: RunResult
     verdict: Verdict
     paid: Cost
+    card: Card
     #: All sentences of report and page.
     said: tuple[str, ...]
 
@@ -201,12 +208,16 @@ def case(seed: int) -> Case:
     judged = verdict(result, details)
     assert judged is not None
     paid = cost(worlds, details, Price(3.6, "rank"))
-    return Case(cores, sizes, result, judged, paid, tuple(said(result, judged, details, paid)))
+    shown = card(result, details, judged, Path("RUN"))
+    assert shown is not None
+    found_said = tuple(said(result, judged, details, paid, shown))
+    return Case(cores, sizes, result, judged, paid, shown, found_said)
 
 
 def said(
-    result: RunResult, judged: Verdict, details: list[WorldDetail], paid: Cost
+    result: RunResult, judged: Verdict, details: list[WorldDetail], paid: Cost, shown: Card
 ) -> Iterator[str]:
+    yield from card_text.render(shown).splitlines()
     yield from (judged.headline, *judged.sentences, judged.next_step.advice)
     yield from table.notes(result)
     yield from cost_table.best(paid)
@@ -218,6 +229,7 @@ def check(seed: int) -> None:
     """Every rule that a sentence has to keep."""
     one = case(seed)
     largest_is_the_largest(one)
+    card_says_what_is(one)
     communication_is_what_it_is(one)
     nothing_is_compared_without_a_baseline(one)
     growth_is_what_it_is(one)
@@ -258,6 +270,48 @@ def named(headline: str, size: Size) -> None:
     assert shares == pytest.approx(expected, abs=TENTH), headline
     if "about equally" in headline:
         assert expected[1] >= 0.8 * expected[0], headline
+
+
+def card_says_what_is(one: Case) -> None:
+    """Every figure on the card is that of the steps, and it fits on a screen."""
+    size, text = one.judged, card_text.render(one.card)
+    lines = text.splitlines()
+    assert len(lines) <= 24, text
+    assert max(map(len, lines)) <= 80, text
+    flat = " ".join(text.split())
+    named(one.card.verdict, size)
+    assert one.card.verdict in flat, text
+    bar = next(line for line in lines if re.fullmatch(r"[dfbWTXo.]{79,80}", line))
+    for letter, part in CARD_PARTS.items():
+        ms = size.parts[part]
+        if part == "exposed":
+            ms = size.parts["unsplit" if size.split_known else "exposed"]
+        if part in ("wait", "wire") and not size.split_known:
+            ms = 0.0
+        percent = 100 * ms / size.step_ms
+        assert bar.count(letter) == pytest.approx(0.8 * percent, abs=1.01), text
+        shown = re.findall(
+            rf"(?m)(?:^|   ){re.escape(letter)} [a-z, ]+ [\d.e+-]+ ms ([\d.]+)%", text
+        )
+        assert [float(x) for x in shown] == pytest.approx([percent] * len(shown), abs=TENTH), text
+        assert bool(shown) or percent < TENTH, text
+    exposed = size.percent("communication")
+    found = re.findall(r"(?:communication: [^,]+, |gain: +)([\d.]+)% of the step", text)
+    expected = [exposed] * (2 if exposed > 0 and size.ranks > 1 else 0)
+    assert [float(x) for x in found] == pytest.approx(expected, abs=TENTH), text
+    assert ("not told apart" in text) == (bool(found) and not size.split_known), text
+    late = size.world.late_rank
+    assert (late is not None) == (re.search(r"Waited for: +rank \d", text) is not None), text
+    if late is not None:
+        assert f"rank {late.rank}" in text, text
+    assert "no single rank stands out" not in text or late is None, text
+    rates = {each.ranks: each.world.samples_per_s for each in one.sizes}
+    for ranks, rate, percent in re.findall(r"(\d+) ranks? ([\d.]+) samples/s \((\d+)%\)", text):
+        base = min(rates)
+        assert len(rates) > 1, text
+        assert float(rate) == pytest.approx(rates[int(ranks)], rel=1e-3), text
+        efficiency = rates[int(ranks)] / rates[base] / (int(ranks) / base)
+        assert float(percent) == pytest.approx(100 * efficiency, abs=0.51), text
 
 
 def ranking(size: Size) -> list[str]:

@@ -137,7 +137,9 @@ def test_the_setup_names_what_is_not_usual() -> None:
 
 def test_the_json_and_its_description() -> None:
     found = results()
-    document = json.loads(render_strategies(found, strategy_rows(found), [None, None]))
+    document = json.loads(
+        render_strategies(found, strategy_rows(found), [None, None], [None, None])
+    )
     assert document.keys() == {"schema_version", "strategies", "results"}
     assert [run["context"]["strategy"] for run in document["results"]] == ["ddp", "fsdp"]
     rows = document["strategies"]

@@ -1,0 +1,230 @@
+"""Cards of six kinds of run, each on one screen and with its cause; and of runs made to be long."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import subprocess
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from commprof.analysis.card import Card, card
+from commprof.analysis.late.stragglers import LateRank
+from commprof.analysis.remarks import remarks
+from commprof.analysis.scaling import scale
+from commprof.analysis.verdict import verdict
+from commprof.commands import main
+from commprof.commands.showing.shown import read_shown
+from commprof.report.card import render
+from tests.support.builders.details import detail
+from tests.support.builders.results import collective, context, parts, run_result, world
+from tests.support.builders.run_directories import ranks_of, write_run, write_strategies
+
+
+def card_of(
+    about: dict[str, Any] | None = None,
+    sizes: tuple[int, ...] = (1, 4),
+    late: LateRank | None = None,
+    collectives: tuple[Any, ...] = (),
+    **ms: float,
+) -> Card:
+    """Steps of 100 ms with these parts at the largest size; a single rank waits for nothing."""
+    exposed = ms.get("wait", 0.0) + ms.get("wire", 0.0)
+    times = {f"{name}_ms": value for name, value in {"wait": 0.0, "wire": 0.0, **ms}.items()}
+    own = parts(exposed_ms=exposed, no_core_ms=0.0, **times)
+    worlds = [world(n, parts=own) for n in sizes]
+    worlds[-1] = replace(worlds[-1], late_rank=late, collectives=collectives)
+    details = [detail(n, **{k: v for k, v in ms.items() if n > 1 or k != "wait"}) for n in sizes]
+    run_context = {"workload": "timed", "nodes": 1, **(about or {})}
+    found_context = context(**run_context)
+    found = run_result(
+        *worlds,
+        context=found_context,
+        remarks=remarks(found_context, worlds, scale(worlds), None),
+    )
+    made = card(found, details, verdict(found, details), Path("RUN"))
+    assert made is not None
+    return made
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of run: its card must say and must not say these."""
+
+    card: Card
+    says: tuple[str, ...]
+    never: tuple[str, ...]
+
+
+LATE = LateRank(2, 30e6, 0.95, 0.0005, 10, 10, 0.9, "backward", 0.9)
+TINY = collective(size_bytes=(8, 4096), calls=6400, calls_per_step=160, total_bytes=6400 * 2048)
+ACCUSED = ("rank 2", "Small messages", "loading data", "bound by communication")
+KINDS = {
+    "compute-bound": Kind(
+        card_of(forward=30, backward=60, optimizer=4, wire=4),
+        ("bound by compute (forward and backward): 90.0%", "Communication is not the bottleneck"),
+        ACCUSED,
+    ),
+    "wire-bound": Kind(
+        card_of(forward=15, backward=25, wire=52, wait=3, collectives=(collective(),)),
+        ("bound by communication: 55.0%", "(52.0% data transfer", "--trial fp16", "no single rank"),
+        ("rank 2", "Small messages", "loading data"),
+    ),
+    "one late rank": Kind(
+        card_of(forward=25, backward=38, wait=30, wire=4, late=LATE),
+        ("rank 2 falls behind in the backward phase: 30 ms", "First find out what holds up rank 2"),
+        ("no single rank", "Small messages", "loading data", "--trial"),
+    ),
+    "slow data loading": Kind(
+        card_of(data=60, forward=10, backward=20, wire=5),
+        ("bound by loading data: 60.0%", "Look at loading data first"),
+        ("rank 2", "Small messages", "bound by communication"),
+    ),
+    "tiny buckets": Kind(
+        card_of(
+            forward=15,
+            backward=25,
+            wire=52,
+            wait=3,
+            collectives=(replace(TINY, exposed_ms=50.0),),
+        ),
+        ("bound by communication: 55.0%", "Small messages: 160 calls per step of 2.05 kB"),
+        ("rank 2", "loading data"),
+    ),
+    "nothing wrong": Kind(
+        card_of(data=1, forward=30, backward=60, optimizer=5, wire=2, wait=0.5),
+        ("no single rank stands out", "4 ranks 400 samples/s (100%)", "gain: 2.5%"),
+        (*ACCUSED, "!"),
+    ),
+}
+
+
+def fits(text: str) -> None:
+    lines = text.splitlines()
+    assert len(lines) <= 24, text
+    assert max(map(len, lines)) <= 80, text
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+def test_a_card_names_the_cause_on_one_screen(kind: Kind) -> None:
+    text = render(kind.card)
+    fits(text)
+    assert text.isascii(), text
+    flat = " ".join(text.split())
+    for words in kind.says:
+        assert words in flat, text
+    for words in kind.never:
+        assert words not in flat, text
+
+
+def test_a_terminal_gets_the_same_card_in_colours() -> None:
+    shown = KINDS["wire-bound"].card
+    coloured = render(shown, colour=True)
+    assert re.sub(r"\x1b\[[\d;]*m", "", coloured) == render(shown)
+    assert "\x1b[30;45m" + "T" * 41 in coloured
+
+
+def test_the_bar_is_as_long_as_the_shares() -> None:
+    shown = card_of(data=10, forward=20, backward=30, wait=5, wire=15, optimizer=10)
+    bar = next(line for line in render(shown).splitlines() if line.startswith("ddd"))
+    counts = {letter: bar.count(letter) for letter in "dfbWTo."}
+    assert counts == {"d": 8, "f": 16, "b": 24, "W": 4, "T": 12, "o": 8, ".": 8}
+
+
+def test_one_world_size_alone_is_held_against_nothing() -> None:
+    text = render(card_of(sizes=(4,), wire=50, backward=50)).lower()
+    assert "400 samples/s at 4 ranks; no other world size" in text
+    assert not re.search(r"speed-up|efficien|\(100%\)", text)
+
+
+def test_a_card_of_many_caveats_and_a_long_command_fits() -> None:
+    shown = KINDS["one late rank"].card
+    long = replace(
+        shown,
+        description="a model " * 40,
+        caveats=tuple(f"Caveat {i}: " + "words " * 30 for i in range(20)),
+        advice="One more word of advice. " * 30,
+        command="commprof run --nproc 4 " + "--trial 'a b c' " * 40,
+        scaling=tuple(replace(shown.scaling[0], world_size=2**i) for i in range(12)),
+        small_calls=KINDS["tiny buckets"].card.small_calls,
+    )
+    text = render(long)
+    fits(text)
+    assert "more caveats: see --all" in text
+    assert text.endswith(f"  {shown.all_command}\n")
+
+
+def test_a_command_of_several_lines_is_the_same_to_a_shell() -> None:
+    command = "commprof run --nproc 4 --trial fp16,int8 'my train.py' --name 'it'\"'\"'s' " + (
+        "--an-option with-a-value " * 3
+    )
+    text = render(replace(KINDS["wire-bound"].card, command=command))
+    fits(text)
+    typed = text[text.index("  commprof run") :]
+    assert typed.count("\\\n") == 1
+    shown = subprocess.run(
+        ["bash", "-c", typed.replace("commprof", "printf '%s\\n'", 1)],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    assert shown.splitlines() == shlex.split(command)[1:]
+
+
+def test_stalls_and_cores_are_caveats_of_what_was_measured() -> None:
+    crowded = {"machine": {"usable_cpu_count": 2, "cpu_model": "x"}}
+    sleeping = render(card_of(crowded, sizes=(1, 4), wire=40, backward=50))
+    assert "core" not in sleeping.partition("gain:")[2].replace("--nproc", "")
+    judged = render(card_of(crowded, sizes=(1, 2, 4), wire=40, backward=50))
+    assert "At 2 ranks" in judged
+    assert "! Not judged: 4 ranks, which run more threads than the 2 usable cores." in judged
+
+
+def test_one_stalled_step_makes_no_verdict() -> None:
+    steps = np.full(20, 100.0)
+    steps[7] = 9000.0
+    worlds = [world(2, stalled_steps=((7, 9000.0),), parts=parts(wait_ms=450, exposed_ms=460))]
+    details = [detail(2, step=steps, backward=80, wait=steps - 90)]
+    found = run_result(*worlds)
+    made = card(found, details, verdict(found, details), Path("RUN"))
+    assert made is not None
+    assert made.steps == 19
+    assert made.exposed_ms == pytest.approx(10.0)
+    text = render(made)
+    assert "bound by compute" in text
+    assert "! Left out, for it stalled: step 7 (9 s)." in text
+
+
+def test_report_shows_the_card_of_a_recorded_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = write_run(Path("my run"), ranks_of(1, 20), ranks_of(4, 20, late_ms=15))
+    assert main(["report", str(run), "--card"]) == 0
+    text = capsys.readouterr().out
+    fits(text)
+    assert "rank 3 falls behind in the backward phase" in " ".join(text.split())
+    typed = shlex.split(text.splitlines()[-1])
+    assert main(typed[typed.index("report") :]) == 0
+    assert (run / "report.html").is_file()
+    capsys.readouterr()
+    assert main(["report", str(run), "--all"]) == 0
+    everything = capsys.readouterr().out
+    assert everything.startswith(text)
+    assert "Caveats:" in everything or "Collectives" in everything
+    assert main(["report", str(run), "--format", "json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["card"]["late"]["rank"] == 3
+    assert document["card"]["verdict"] == document["verdict"]["headline"]
+
+
+def test_strategies_have_a_card_each_in_json_alone(tmp_path: Path) -> None:
+    shown = read_shown(write_strategies(tmp_path / "r"))
+    assert shown.card() == ""
+    document = json.loads(shown.json())
+    assert [each["card"]["world_size"] for each in document["results"]] == [2, 2]
