@@ -149,7 +149,7 @@ class MismatchFinder:
         self.count += 1
         if group in {one.group for one in self.found} or len(self.found) >= _MOST_KEPT:
             return None
-        self.found.append(_mismatch(group, seq, members))
+        self.found.append(mismatch_of(group, seq, members))
         return self.found[-1]
 
 
@@ -182,7 +182,7 @@ def find_mismatches(
                 traces[who].rank: _issued_at(traces[who], tables[who], at)
                 for who, at in zip(member[begin:end].tolist(), row[begin:end].tolist(), strict=True)
             }
-            found[number] = _mismatch(list(names)[number][0], seq, members)
+            found[number] = mismatch_of(list(names)[number][0], seq, members)
     return tuple(found.values()), int(differs.sum())
 
 
@@ -242,7 +242,8 @@ def issue_rows(records: Records) -> Iterator[dict[str, int]]:
             yield row
 
 
-def _mismatch(group: str, seq: int, members: dict[int, tuple[Issued, int]]) -> Mismatch:
+def mismatch_of(group: str, seq: int, members: Mapping[int, tuple[Issued, int]]) -> Mismatch:
+    """What ranks issued under one number; members: by global rank, with the time of issue."""
     by_value: dict[Issued, list[int]] = {}
     for rank, (issued, _) in sorted(members.items()):
         by_value.setdefault(issued, []).append(rank)

@@ -10,8 +10,8 @@ from pathlib import Path
 from commprof.analysis.collectives.mismatches import (
     Issued,
     Mismatch,
-    MismatchFinder,
     common_bytes,
+    mismatch_of,
 )
 from commprof.analysis.late.standstill import (
     Cause,
@@ -163,7 +163,7 @@ def diagnosis(path: Path) -> Diagnosis:
     members = members_of(dumps)
     waits = {state.rank: waits_of(state, states) for state in states}
     cause = find_cause(states, waits)
-    mismatches = _mismatches(dumps, members)
+    mismatches = _mismatches(dumps)
     missing = tuple(sorted({r for ranks in members.values() for r in ranks} - set(waits)))
     words = _Words(dumps, members)
     kind, culprits = _culprits(cause, mismatches, states, waits, missing, words)
@@ -304,21 +304,20 @@ def _next(way: Sequence[tuple[int, Operation]], at: int, ends: str) -> str:
     return ends if at + 1 == len(way) else f"rank {way[at + 1][0]}"
 
 
-def _mismatches(
-    dumps: Sequence[Dump], members: Mapping[str, tuple[int, ...]]
-) -> tuple[Mismatch, ...]:
-    """In each rank's own order, as the finder wants them."""
-    finder = MismatchFinder()
+def _mismatches(dumps: Sequence[Dump]) -> tuple[Mismatch, ...]:
+    """The first of each group."""
+    issued: dict[tuple[str, int], dict[int, tuple[Issued, int]]] = {}
     for dump in dumps:
-        seen: set[tuple[str, int]] = set()
         for entry in dump.entries:
-            key = entry.group, entry.seq
-            # Entries of one coalesced launch share its number: the first stands for it.
-            if entry.peer < 0 and key not in seen:
-                seen.add(key)
-                size = len(members.get(entry.group, ()))
-                finder.add(dump.rank, *key[:1], size, entry.seq, _issued(entry), entry.created_ns)
-    return tuple(finder.found)
+            if entry.peer < 0:
+                # Entries of one coalesced launch share its number: the first stands for it.
+                members = issued.setdefault((entry.group, entry.seq), {})
+                members.setdefault(dump.rank, (_issued(entry), entry.created_ns))
+    first: dict[str, Mismatch] = {}
+    for (group, seq), members in sorted(issued.items()):
+        if group not in first and len({what for what, _ in members.values()}) > 1:
+            first[group] = mismatch_of(group, seq, members)
+    return tuple(first.values())
 
 
 def _issued(entry: Entry) -> Issued:

@@ -79,15 +79,15 @@ def test_groups_in_different_order_are_a_circle(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("odd", "words"),
     [
-        (entry("0", 2, "broadcast"), "rank 2 issued broadcast of 32 bytes as Float"),
-        (entry("0", 2, count=9), "rank 2 issued all_reduce of 36 bytes as Float"),
-        (entry("0", 2, dtype="Int"), "rank 2 issued all_reduce of 32 bytes as Int"),
+        (entry("0", 2, "broadcast"), "rank 1 issued broadcast of 32 bytes as Float"),
+        (entry("0", 2, count=9), "rank 1 issued all_reduce of 36 bytes as Float"),
+        (entry("0", 2, dtype="Int"), "rank 1 issued all_reduce of 32 bytes as Int"),
     ],
 )
 def test_mismatches_are_named(tmp_path: Path, odd: dict[str, Any], words: str) -> None:
-    write_dumps(tmp_path, dump(ALL, entry("0", 2)), dump(ALL, entry("0", 2)), dump(ALL, odd))
+    write_dumps(tmp_path, dump(ALL, entry("0", 2)), dump(ALL, odd), dump(ALL, entry("0", 2)))
     found = diagnosis(tmp_path)
-    assert culprits(found) == ("mismatch", [2])
+    assert culprits(found) == ("mismatch", [1])
     assert found.culprits[0].why == f"{words} as number 2 of group '0' (GROUP_0)"
 
 

@@ -1,0 +1,58 @@
+"""Real hangs of gloo, diagnosed from what torch's own Flight Recorder dumped."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from commprof.analysis.late.dumped_hang import Diagnosis, diagnosis
+
+_RANK = Path(__file__).parents[2] / "support/ranks/hung_gloo_rank.py"
+
+#: Cause, ranks, and the rank at fault.
+FEW = [("busy", 3, 1), ("chain", 3, 2)]
+STUDY = [
+    *[("absent", ranks, guilty) for ranks in (2, 3, 4) for guilty in (0, ranks - 1)],
+    *[("busy", 2, 0), ("busy", 3, 1), ("busy", 4, 1), ("busy", 4, 2)],
+    *[("mismatch", 3, 1), ("mismatch", 3, 2), ("mismatch", 4, 2), ("mismatch", 4, 3)],
+    *[("chain", 2, 1), ("chain", 3, 2), ("chain", 4, 3)],
+    *[("circle", 2, 0), ("circle", 3, 1), ("circle", 4, 3)],
+]
+
+
+def hang(folder: Path, cause: str, ranks: int, guilty: int) -> Diagnosis:
+    started = [
+        subprocess.Popen([sys.executable, _RANK, folder, *map(str, (rank, ranks, cause, guilty))])
+        for rank in range(ranks)
+    ]
+    try:
+        for process in started:
+            process.wait(120)
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+    return diagnosis(folder)
+
+
+def check(found: Diagnosis, cause: str, ranks: int, guilty: int) -> None:
+    kind = "absent" if cause in ("busy", "chain") else cause
+    expected = list(range(ranks)) if cause == "circle" else [guilty]
+    assert (found.kind, [one.rank for one in found.culprits]) == (kind, expected)
+
+
+@pytest.mark.parametrize(("cause", "ranks", "guilty"), FEW)
+def test_a_hang_of_gloo_is_diagnosed(tmp_path: Path, cause: str, ranks: int, guilty: int) -> None:
+    check(hang(tmp_path, cause, ranks, guilty), cause, ranks, guilty)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("cause", "ranks", "guilty"), STUDY)
+def test_20_of_20_hangs_of_gloo_are_diagnosed(
+    tmp_path: Path, cause: str, ranks: int, guilty: int
+) -> None:
+    assert len(STUDY) == 20
+    check(hang(tmp_path, cause, ranks, guilty), cause, ranks, guilty)
