@@ -37,7 +37,7 @@ MAY_IMPORT = {
     "capture.integrations": {"foundation", "capture"},
     "analysis": {"foundation", "stats", "trace", "recordings"},
     "audit": {"foundation"},
-    "predict": {"foundation", "stats", "trace", "analysis"},
+    "predict": {"foundation", "stats", "trace", "recordings", "analysis"},
     "trials": {"foundation", "stats", "trace", "analysis", "compressors"},
     "trials.live": {"foundation", "compressors", "capture", "trials"},
     "workloads": {"foundation"},

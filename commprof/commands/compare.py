@@ -15,6 +15,7 @@ results of the microbenchmark row by row: ratios, a rank test, and a verdict for
 
   commprof compare BEFORE AFTER                          run directories
   commprof compare BEFORE.json AFTER.json --fail-above 5%    commprof microbench ... --json FILE
+  commprof compare BEFORE.log AFTER.log                  outputs of nccl-tests
 
 With --fail-above the exit code is 1 where something of the second is slower beyond noise and by
 more than that, or where B, a microbenchmark's, lacks rows of A, was cut short or has wrong data;

@@ -28,6 +28,7 @@ held-out error, and writes them to a machine profile, which `commprof predict` p
 
   commprof microbench all_reduce all_gather --nproc 2,4 -e 64M --json bench.json
   commprof fit bench.json                    per operation, over all world sizes and sizes
+  commprof fit allreduce.log allgather.log   from what nccl-tests printed, or its JSON
   commprof fit RUN RUN_WITH_HOOK             from recorded steps; what the hook costs as well
   commprof fit RUN_WITHOUT_STEPS             from the collectives that a job without steps made
   commprof fit RUN --link-bandwidth 1Gbps --link-latency 20us
@@ -41,7 +42,7 @@ held-out error, and writes them to a machine profile, which `commprof predict` p
             nargs="+",
             type=Path,
             metavar="SOURCE",
-            help="JSON of a microbenchmark, or the directory of a recorded run",
+            help="JSON of a microbenchmark, output of nccl-tests, or a run directory",
         )
         parser.add_argument(
             "--output",

@@ -11,6 +11,7 @@ import numpy as np
 from commprof.analysis.collectives.sweep import RowKey, SweepResult, SweepRow
 from commprof.errors import UsageError
 from commprof.stats.rank_tests import holm, least_p, rank_test, with_correlation
+from commprof.text import counted
 
 #: Chance that a comparison of two equal results flags any row at all.
 SIGNIFICANCE = 0.01
@@ -155,6 +156,7 @@ def _remarks(pairs: list[tuple[SweepRow, SweepRow]]) -> list[str]:
     if least_p(min(rounds), min(rounds)) * len(pairs) < SIGNIFICANCE:
         return []
     return [
-        f"With {min(rounds)} rounds and {len(pairs)} rows no difference can be told from chance in "
-        f"every row at {SIGNIFICANCE:.0%}; measure fewer sizes, or leave -n out"
+        f"With {counted(min(rounds), 'round')} and {counted(len(pairs), 'row')} no difference can "
+        f"be told from chance in every row at {SIGNIFICANCE:.0%}; measure fewer sizes, or leave -n "
+        "out"
     ]

@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from commprof import invocation
+from commprof.analysis.collectives.nccl_tests_sweep import read_nccl_tests_sweep
 from commprof.analysis.collectives.sweep import OverlapRow, RowKey, SweepResult, SweepRow
 from commprof.errors import UsageError
 from commprof.files import read_json, replace_file
+from commprof.recordings.nccl_tests import is_nccl_tests
 
 #: Raised when a field changes its meaning or goes away, not when one is added.
 SCHEMA_VERSION = 1
@@ -42,10 +44,12 @@ def render(result: SweepResult) -> str:
 
 
 def read_sweep(path: Path) -> SweepResult:
-    """Reads what `write_sweep` wrote.
+    """Reads what `write_sweep` wrote, or a result of nccl-tests.
 
     Raises UsageError for a file that is none, or of another version.
     """
+    if is_nccl_tests(path):
+        return read_nccl_tests_sweep(path)
     try:
         value = read_json(path)
     except OSError as error:

@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from commprof import invocation
-from commprof.analysis.collectives.sweep_file import KIND, SCHEMA_VERSION
+from commprof.analysis.collectives.sweep_file import KIND, SCHEMA_VERSION, read_sweep
 from commprof.errors import CommprofError
 from commprof.files import read_json
 from commprof.predict.fit.cost_model import OTHER_HOST, SAME_HOST
 from commprof.predict.fit.hook_costs import recording
 from commprof.predict.replay.algorithms import OPERATIONS, canonical
+from commprof.recordings.nccl_tests import is_nccl_tests
 from commprof.text import counted
 
 _FIELDS = ("op", "world_size", "backend", "size_bytes", "time_us")
@@ -65,12 +66,14 @@ class _Spread:
 
 
 def read_points(path: Path) -> Measurement:
-    """Points of a microbenchmark's JSON; out-of-place rows where there are both kinds.
+    """Points of a microbenchmark's JSON, or of nccl-tests; out-of-place rows where there are both.
 
     Raises:
         CommprofError: the file is no result of a microbenchmark, of a version that is not known
             here, or has no such rows.
     """
+    if is_nccl_tests(path):
+        return _of_nccl_tests(path)
     try:
         document = read_json(path)
     except (OSError, ValueError) as error:
@@ -106,6 +109,15 @@ def read_points(path: Path) -> Measurement:
         machine,
         tuple(_left_out(path, rows)),
     )
+
+
+def _of_nccl_tests(path: Path) -> Measurement:
+    """On the links of its hosts; whose cores the ranks had, such a file does not say."""
+    sweep = read_sweep(path)
+    rows = [{**dataclasses.asdict(row), **dataclasses.asdict(row.key)} for row in sweep.rows]
+    points = tuple(point for row in rows if (point := _point(path, row)) is not None)
+    link = OTHER_HOST if sweep.context["hosts"] > 1 else SAME_HOST
+    return Measurement(points, link, {}, tuple(_left_out(path, rows)))
 
 
 def _spread(context: Mapping[str, Any], machine: Mapping[str, Any], most_ranks: int) -> _Spread:

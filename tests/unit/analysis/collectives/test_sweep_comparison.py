@@ -143,7 +143,7 @@ def test_results_of_overlap_are_refused_as_such() -> None:
 
 def test_too_few_rounds_to_conclude_anything_are_said() -> None:
     (remark,) = compare_sweeps(sweep_result(row()), sweep_result(row())).remarks
-    assert remark.startswith("With 2 rounds and 1 rows no difference can be told from chance")
+    assert remark.startswith("With 2 rounds and 1 row no difference can be told from chance")
     assert compare_sweeps(noisy_result(1, 20), noisy_result(2, 20)).remarks == ()
 
 
@@ -157,7 +157,7 @@ A, B: median times. p: Mann-Whitney rank test between the rounds' medians, which
 the next round (correlation 0.00); corrected by Holm's rule for 1 row, so that two
 equal results show any difference at all with a chance of 1%.
 
-* With 2 rounds and 1 rows no difference can be told from chance in every row at 1%; measure fewer\
+* With 2 rounds and 1 row no difference can be told from chance in every row at 1%; measure fewer\
  sizes, or leave -n out.
 
 B against A: 0 slower, 0 faster, 1 same.

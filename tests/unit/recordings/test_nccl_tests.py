@@ -1,0 +1,150 @@
+"""nccl-tests' output: read, compared, fitted, and refused where it does not say enough."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from commprof.analysis.collectives.sweep_comparison import compare_sweeps
+from commprof.analysis.collectives.sweep_file import read_sweep
+from commprof.errors import UsageError
+from commprof.predict.fit.fit import fit_curves
+from commprof.predict.fit.points import Point, read_points
+from commprof.recordings.nccl_tests import is_nccl_tests, read_nccl_tests
+
+DATA = Path(__file__).parents[4] / "shared/data/nccl_tests"
+RANKS = "".join(
+    f"#  Rank  {rank} Group  0 Pid   77 on host{rank // 2}    device  0 [0x0a] A GPU\n"
+    for rank in range(4)
+)
+OLD = f"""\
+# nThread 1 nGpus 4 minBytes 4 maxBytes 64 step: 2(factor) warmup iters: 5 iters: 20 validation: 0
+#
+{RANKS.replace("host1", "host0")}#
+# size count type redop time algbw busbw error time algbw busbw error
+# (B) (elements) (us) (GB/s) (GB/s) (us) (GB/s) (GB/s)
+hostname:3442:3442 [0] NCCL INFO Launch mode Parallel
+  0 0 float sum 35.20 0.00 0.00 N/A 34.05 0.00 0.00 N/A
+  4096 1024 float sum 36.00 0.00 0.00 N/A 37.00 0.00 0.00 N/A
+  1048576 262144 float sum 128.0 0.00 0.00 0e+00 129.0 0.00 0.00 0e+00
+# Avg bus bandwidth    : 58.2651
+"""
+NEW = f"""\
+# nccl-tests version 2.17.6 nccl-headers=22800 nccl-library=22800
+# Collective test starting: alltoall_perf
+{RANKS}#
+# size count type redop root time algbw busbw #wrong time algbw busbw #wrong
+[1,0]<stdout>: 4096 256 float none -1 20.50 0.20 0.15 0 21.00 0.20 0.15 N/A
+"""
+
+
+def written(folder: Path, name: str, text: str) -> Path:
+    path = folder / name
+    path.write_text(text)
+    return path
+
+
+def document() -> dict[str, Any]:
+    body = {"time": 12.5, "alg_bw": 1.0, "bus_bw": 1.0, "nwrong": 0.0}
+    row = {"size": 4096, "count": 1024, "type": "float", "redop": "sum", "root": "    -1"}
+    return {
+        "version": 2,
+        "start_time": "2026-01-01 10:00:00",
+        "args": ["./build/reduce_scatter_perf", "-b", "4K"],
+        "env": ["A=b"],
+        "config": {"nthreads": 1, "ngpus": 4, "devices": [{"rank": 0, "hostname": "a"}]},
+        "results": [row | {"out_of_place": body, "in_place": None}],
+    }
+
+
+def test_the_text_of_an_old_version_is_read(tmp_path: Path) -> None:
+    path = written(tmp_path, "all-reduce.log", OLD)
+    assert is_nccl_tests(path)
+    log = read_nccl_tests(path)
+    assert (log.op, log.ranks, log.hosts, len(log.rows)) == ("all_reduce", 4, 1, 4)
+    first, last = log.rows[0], log.rows[-1]
+    assert (first.size_bytes, first.redop, first.placement) == (4096, "sum", "out_of_place")
+    assert (first.time_us, first.wrong, last.time_us) == (36.0, None, 129.0)
+
+
+def test_the_text_of_a_new_version_names_its_operation(tmp_path: Path) -> None:
+    log = read_nccl_tests(written(tmp_path, "job.out", NEW))
+    assert (log.op, log.ranks, log.hosts) == ("all_to_all", 4, 2)
+    assert [(row.time_us, row.wrong, row.redop) for row in log.rows] == [
+        (20.5, 0, ""),
+        (21, None, ""),
+    ]
+
+
+def test_json_is_read(tmp_path: Path) -> None:
+    path = written(tmp_path, "result.json", json.dumps(document()))
+    assert is_nccl_tests(path)
+    log = read_nccl_tests(path)
+    assert (log.op, log.ranks, len(log.rows)) == ("reduce_scatter", 4, 1)
+    assert (log.rows[0].time_us, log.rows[0].wrong, log.rows[0].root) == (12.5, 0, -1)
+
+
+def test_an_operation_that_cannot_be_known_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="all_reduce or reduce_scatter; put that into the file"):
+        read_nccl_tests(written(tmp_path, "job.out", OLD))
+    with pytest.raises(UsageError, match="which ranks took part"):
+        read_nccl_tests(written(tmp_path, "all_reduce.log", OLD.replace("#  Rank", "#  R")))
+
+
+def test_two_results_are_compared_and_busbw_follows_the_rule(tmp_path: Path) -> None:
+    first = read_sweep(written(tmp_path, "all_reduce_a.log", OLD))
+    second = read_sweep(written(tmp_path, "all_reduce_b.log", OLD.replace("128.0", "256.0")))
+    rows = compare_sweeps(first, second).rows
+    assert [row.ratio for row in rows] == [1, 1, 2, 1]
+    # 1,048,576 bytes in 128 us are 8.192 GB/s; 2 (n - 1) / n of it is 12.288.
+    assert first.rows[2].busbw_gb_per_s == pytest.approx(12.288)
+
+
+def test_points_are_out_of_place_and_of_the_links_between_hosts(tmp_path: Path) -> None:
+    found = read_points(written(tmp_path, "job.out", NEW))
+    assert found.link == "other_host"
+    assert [(p.op, p.ranks, p.time_s) for p in found.points] == [("all_to_all", 4, 20.5e-6)]
+
+
+def test_damaged_results_give_one_line(tmp_path: Path) -> None:
+    chosen = random.Random(4)
+    odd = document()["results"][0] | {"size": "Infinity", "root": "inf"}
+    for part in ({"config": {"devices": 3}}, {"results": [odd]}, {"config": {"ngpus": []}}):
+        path = written(tmp_path, "all_reduce.json", json.dumps(document() | part))
+        assert len(refusal(path).splitlines()) == 1
+    for number in range(200):
+        whole = (OLD, NEW, json.dumps(document()))[number % 3].encode()
+        data = bytearray(whole[: chosen.randrange(len(whole) // 2, len(whole))])
+        for _ in range(6):
+            data[chosen.randrange(len(data))] ^= 1 << chosen.randrange(8)
+        path = tmp_path / "all_reduce.log"
+        path.write_bytes(data)
+        assert len(refusal(path).splitlines()) <= 1
+
+
+def refusal(path: Path) -> str:
+    """Why it cannot be read; empty if it can."""
+    try:
+        read_nccl_tests(path)
+    except UsageError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.skipif(not DATA.is_dir(), reason="needs the recordings of real jobs")
+@pytest.mark.parametrize("name", ["allreduce", "allgather", "reducescatter"])
+def test_sizes_that_were_left_out_are_predicted(name: str) -> None:
+    points: list[Point] = [
+        point for point in read_points(DATA / f"{name}.log").points if point.size_bytes >= 1024
+    ]
+    assert len(points) == 24
+    (curve,), left_out = fit_curves(points)
+    assert left_out == []
+    assert curve.held_out_size is not None
+    assert curve.held_out_size.mean < 0.05
+    assert curve.held_out_size.worst < 0.15
+    assert len(curve.pieces) == 3
