@@ -79,7 +79,7 @@ build: $(BUILT) ## build the C++ module for this environment's torch
 stubs: $(BUILT) $(DEV) ## regenerate commprof/_C.pyi from the built module
 	$(BIN)/python tools/make_stubs.py commprof/_C.pyi
 
-bench: $(BUILT) ## measure what commprof itself costs
+bench: $(BUILT) $(DEV) ## measure what commprof itself costs
 	$(BIN)/python benchmarks/overhead.py
 
 clean: ## remove what was built; the virtual environment stays

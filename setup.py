@@ -125,7 +125,6 @@ setup(
     install_requires=[
         installed_torch.requirement(target),
         "numpy>=1.24",
-        "tabulate>=0.9",
         "PyYAML>=6",
     ],
     # No sources: CMake has them. Its presence makes the wheel a platform wheel.

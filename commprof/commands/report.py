@@ -7,15 +7,12 @@ import sys
 from pathlib import Path
 
 from commprof import invocation
-from commprof.analysis.late.dumped_hang import diagnosis
 from commprof.commands.options.report_file import writable_output, write_output
 from commprof.commands.options.terminal import colours, prose_width, table_width
 from commprof.commands.showing import report_formats
 from commprof.commands.showing.shown import read_shown
 from commprof.errors import UsageError
 from commprof.recordings.flight_recorder import is_flight_recorder
-from commprof.report import hang_diagnosis
-from commprof.report.sections import cost as cost_table
 from commprof.report.sections.reproduce import reproduce_line
 from commprof.trace.rings.salvage import salvage_dead
 from commprof.trace.run.run_directory import (
@@ -103,6 +100,9 @@ def _hang(args: argparse.Namespace) -> str:
         raise UsageError(
             f"--format {args.format} is not made of Flight Recorder dumps (allowed: table, json)"
         )
+    from commprof.analysis.late.dumped_hang import diagnosis
+    from commprof.report import hang_diagnosis
+
     found = diagnosis(args.run)
     if args.format == "json":
         return hang_diagnosis.document(found)
@@ -143,6 +143,8 @@ def _tables(args: argparse.Namespace) -> str:
         text = f"{said}\n{text}"
     cost = report_formats.cost_of(args)
     if cost is not None:
+        from commprof.report.sections import cost as cost_table
+
         text += f"\n{cost_table.section(cost, width, tables)}\n"
     jobs = [
         f"Another job recorded here: {invocation.command('report', invocation.quoted(job))}\n"

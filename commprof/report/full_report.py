@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from commprof.analysis.cost import Cost
-from commprof.analysis.predicted import Predictions
-from commprof.analysis.scaling import RunResult
-from commprof.analysis.step.detail import WorldDetail
-from commprof.analysis.strategies import StrategyRow
-from commprof.analysis.verdict import Verdict
+if TYPE_CHECKING:
+    from commprof.analysis.cost import Cost
+    from commprof.analysis.predicted import Predictions
+    from commprof.analysis.scaling import RunResult
+    from commprof.analysis.step.detail import WorldDetail
+    from commprof.analysis.strategies import StrategyRow
+    from commprof.analysis.verdict import Verdict
 
 
 @dataclass(frozen=True)

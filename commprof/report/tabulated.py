@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import chain, zip_longest
 from typing import Any, NamedTuple
-
-import tabulate
 
 #: Between columns.
 _GAP = 2
@@ -54,13 +53,21 @@ def tabulated(
 
 
 def _drawn(rows: Sequence[Sequence[Any]], headers: Sequence[str], align: Sequence[str]) -> str:
-    padding, tabulate.MIN_PADDING = tabulate.MIN_PADDING, 0  # two columns a header otherwise
-    try:
-        return tabulate.tabulate(
-            rows, headers=headers, tablefmt="simple", disable_numparse=True, colalign=align
+    cells = [[_lines(cell) for cell in row] for row in (headers, *rows)]
+    widths = [max(len(line) for line in chain(*column)) for column in zip(*cells, strict=True)]
+    head, *body = (list(_row(row, widths, align)) for row in cells)
+    rule = (" " * _GAP).join("-" * width for width in widths).rstrip()
+    return "\n".join([*head, rule, *chain(*body)])
+
+
+def _row(row: Sequence[list[str]], widths: Sequence[int], align: Sequence[str]) -> Iterator[str]:
+    """Its lines; cells of fewer lines are empty below."""
+    for lines in zip_longest(*row, fillvalue=""):
+        padded = (
+            line.ljust(width) if side == "left" else line.rjust(width)
+            for line, width, side in zip(lines, widths, align, strict=True)
         )
-    finally:
-        tabulate.MIN_PADDING = padding
+        yield (" " * _GAP).join(padded).rstrip()
 
 
 def _widths(rows: Sequence[Sequence[Any]], headers: Sequence[str]) -> list[int]:
@@ -71,7 +78,8 @@ def _widths(rows: Sequence[Sequence[Any]], headers: Sequence[str]) -> list[int]:
 
 
 def _lines(cell: Any) -> list[str]:
-    return str(cell).splitlines() or [""]
+    text = "" if cell is None else str(cell)
+    return [line.strip() for line in text.splitlines()] or [""]
 
 
 def _panels(

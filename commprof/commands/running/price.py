@@ -12,7 +12,6 @@ from commprof.analysis.run import analyse_in_detail
 from commprof.analysis.verdict import Verdict, verdict
 from commprof.commands.options.terminal import table_width
 from commprof.errors import UsageError
-from commprof.report.sections import cost as cost_table
 
 
 def add_price_arguments(parser: argparse.ArgumentParser) -> None:
@@ -45,6 +44,8 @@ def price_of(args: argparse.Namespace) -> Price | None:
 
 def priced(run: Path, price: Price, width: int) -> tuple[Cost, str]:
     """What each world size of one run cost; and as text, with what its step is bound by."""
+    from commprof.report.sections import cost as cost_table
+
     result, details = analyse_in_detail(run)
     paid = cost(result.worlds, details, price)
     found = verdict(result, details)

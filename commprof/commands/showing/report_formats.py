@@ -11,20 +11,22 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from commprof.analysis.cost import Cost, cost
-from commprof.analysis.predicted import Predictions, read_predictions
 from commprof.analysis.run import analyse_in_detail
-from commprof.analysis.strategies import strategy_rows
 from commprof.analysis.verdict import verdict
 from commprof.commands.running.price import add_price_arguments, price_of
 from commprof.errors import CommprofError, UsageError
 from commprof.invocation import quoted
 from commprof.report.export.rows import CANDIDATES, TABLES
-from commprof.report.full_report import ComparedStrategies, FullReport
 from commprof.report.plain_text import printable
 from commprof.trace.run.run_directory import PREDICTIONS_FILE, strategy_directories
 from commprof.trials.found import analyse_trial
+
+if TYPE_CHECKING:
+    from commprof.analysis.predicted import Predictions
+    from commprof.report.full_report import FullReport
 
 #: Formats that hold rows.
 _ROWS = ("csv", "parquet")
@@ -104,6 +106,9 @@ def rendered(args: argparse.Namespace) -> str | bytes:
 
 
 def _strategies(places: Sequence[Path], args: argparse.Namespace) -> str:
+    from commprof.analysis.strategies import strategy_rows
+    from commprof.report.full_report import ComparedStrategies
+
     reports = tuple(_full(place, args) for place in places)
     rows = strategy_rows([report.result for report in reports])
     if args.format == "html":
@@ -114,6 +119,8 @@ def _strategies(places: Sequence[Path], args: argparse.Namespace) -> str:
 
 
 def _full(run: Path, args: argparse.Namespace) -> FullReport:
+    from commprof.report.full_report import FullReport
+
     result, details = analyse_in_detail(run)
     paid = None
     price = price_of(args)
@@ -130,6 +137,8 @@ def _full(run: Path, args: argparse.Namespace) -> FullReport:
 
 def _predictions(args: argparse.Namespace) -> Predictions | None:
     """The file that was named, or what ``commprof predict`` left in the run, if it can be read."""
+    from commprof.analysis.predicted import read_predictions
+
     if args.predictions is not None:
         return read_predictions(args.predictions)
     found = args.run / PREDICTIONS_FILE

@@ -13,13 +13,13 @@ from commprof.analysis.card import Card, card
 from commprof.analysis.cost import Cost
 from commprof.analysis.run import analyse_in_detail
 from commprof.analysis.scaling import RunResult
-from commprof.analysis.strategies import StrategyRow, strategy_rows
 from commprof.analysis.verdict import Verdict, verdict
 from commprof.errors import UsageError
 from commprof.trace.run.run_directory import strategy_directories
 from commprof.trials.found import analyse_trial
 
 if TYPE_CHECKING:
+    from commprof.analysis.strategies import StrategyRow
     from commprof.trials.result import TrialResult
 
 
@@ -52,6 +52,8 @@ def read_shown(directory: Path) -> Shown:
         judged = verdict(result, details)
         said = card(result, details, judged, directory)
         return _Run(result, judged, analyse_trial(directory), said)
+    from commprof.analysis.strategies import strategy_rows
+
     found = {place: analyse_in_detail(place) for place in places}
     results = {place: result for place, (result, _) in found.items()}
     verdicts = tuple(verdict(*each) for each in found.values())

@@ -15,9 +15,9 @@ from commprof.analysis.collectives.kinds import CollectiveRow, Spread
 from commprof.analysis.rank_summary import StepParts
 from commprof.analysis.step.detail import PARTS
 from commprof.errors import UsageError
-from commprof.report.full_report import FullReport
 
 if TYPE_CHECKING:
+    from commprof.report.full_report import FullReport
     from commprof.trials.result import TrialResult
 
 Row = dict[str, Any]
