@@ -12,7 +12,7 @@ import json
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -50,8 +50,11 @@ class Entry:
     """One operation in a rank's dump."""
 
     group: str
+    #: "nccl", "gloo", ...
+    backend: str
     #: c10d's public name; of a message "send" or "recv".
     op: str
+    is_message: bool
     #: Of collectives the group's number; of messages this rank's own.
     seq: int
     #: Of a message the other rank in the group; else -1.
@@ -165,12 +168,11 @@ def _dump(rank: int, value: Any) -> Dump:
     if not version.startswith("2."):
         raise ValueError(f"version {version!r} is not known here (allowed: 2.x)")
     config, status = (_dictionary(value, key) for key in ("pg_config", "pg_status"))
-    entries: list[Entry] = []
-    ids: dict[int, str] = {}
-    for one in value.get("entries", []):
-        entry, pg_id = _entry(one)
-        entries.append(entry)
-        ids[pg_id] = entry.group
+    found = [_entry(one) for one in value.get("entries", [])]
+    entries = _launches([entry for entry, _ in found])
+    ids = {pg_id: entry.group for entry, pg_id in found}
+    if any(entry.backend == "gloo" for entry in entries):
+        status = {}  # it counts operations of which there are no entries
     named = {name: one for name, one in config.items() if name and isinstance(one, dict)}
     return Dump(
         rank=rank,
@@ -181,6 +183,27 @@ def _dump(rank: int, value: Any) -> Dump:
         last_enqueued=_last_enqueued(status, ids, list(named)),
         is_full=any(entry.state == "completed" for entry in entries),
     )
+
+
+def _launches(entries: Sequence[Entry]) -> list[Entry]:
+    """Entries with the state of their launch.
+
+    Operations that are launched together share a number, and have no state of their own: an entry
+    named "coalesced" has it. If that is not there, it had completed and was left out.
+    """
+    together: dict[tuple[str, bool, int], list[Entry]] = defaultdict(list)
+    for entry in entries:
+        together[entry.group, entry.is_message, entry.seq].append(entry)
+    result = []
+    for entry in entries:
+        launch = together[entry.group, entry.is_message, entry.seq]
+        if len(launch) > 1:
+            states = [one.state for one in launch if "coalesced" in one.op]
+            entry = replace(entry, state=states[0] if states else "completed")
+        whole = "coalesced" in entry.op and (len(launch) > 1 or entry.is_message)
+        if not whole:
+            result.append(entry)
+    return result
 
 
 def _dictionary(value: Mapping[Any, Any], key: str) -> dict[str, Any]:
@@ -233,12 +256,15 @@ def _entry(value: Any) -> tuple[Entry, int]:
         state = "started"
     if backend == "gloo" and value.get("retired"):
         state = "completed"
-    message = _MESSAGE.match(op) if value.get("is_p2p") else None
+    is_message = bool(value.get("is_p2p"))
+    message = _MESSAGE.match(op) if is_message else None
     op = message[1] if message else _OPS.get(op.lower(), op)
     entry = Entry(
         group=group[0],
+        backend=backend[:80],
         op=op[:80],
-        seq=_integer(value.get("p2p_seq_id" if message else "collective_seq_id"), "a number"),
+        is_message=is_message,
+        seq=_integer(value.get("p2p_seq_id" if is_message else "collective_seq_id"), "a number"),
         peer=int(message[3]) if message else -1,
         state=state,
         bytes_in=_bytes(value.get("input_sizes"), value.get("input_dtypes")),

@@ -88,8 +88,8 @@ class GroupProgress:
 class Diagnosis:
     """What hangs, and because of whom."""
 
-    #: "mismatch", "absent", "behind", "circle", "undumped": everybody seen has arrived, and ranks
-    #: left no dump; "arrived": everybody has; "none": nothing is pending.
+    #: "mismatch", "absent", "behind", "circle", "undumped": all that left a dump wait, in the end
+    #: for ranks that left none; "arrived": everybody has; "none": nothing is pending.
     kind: str
     culprits: tuple[Culprit, ...]
     #: Ranks that wait, and are no culprits.
@@ -115,7 +115,7 @@ class Diagnosis:
         if self.kind == "arrived":
             return "All ranks arrived at what is pending: the network or the backend does not move"
         if self.kind == "undumped":
-            return f"All ranks with a dump arrived; {named_ranks(self.missing)} left none"
+            return f"All ranks with a dump wait for {who} in the end, of which there is no dump"
         if self.kind == "circle":
             return f"{who} wait for each other: they issue operations in different orders"
         if self.kind == "mismatch":
@@ -161,12 +161,15 @@ def diagnosis(path: Path) -> Diagnosis:
     dumps, problems = read_dumps(path)
     states = standings(dumps)
     members = members_of(dumps)
-    waits = {state.rank: waits_of(state, states) for state in states}
-    cause = find_cause(states, waits)
+    seen = {dump.rank for dump in dumps}
+    missing = tuple(sorted({r for ranks in members.values() for r in ranks} - seen))
+    everybody = [*states, *(_undumped(r, members, states[0].world_size) for r in missing)]
+    waits = {state.rank: waits_of(state, everybody) for state in states}
+    waits.update(dict.fromkeys(missing, ()))
+    cause = find_cause(everybody, waits)
     mismatches = _mismatches(dumps)
-    missing = tuple(sorted({r for ranks in members.values() for r in ranks} - set(waits)))
     words = _Words(dumps, members)
-    kind, culprits = _culprits(cause, mismatches, states, waits, missing, words)
+    kind, culprits = _culprits(cause, mismatches, states, waits, words)
     ranks = [one.rank for one in culprits]
     return Diagnosis(
         kind=kind,
@@ -187,7 +190,21 @@ def standings(dumps: Sequence[Dump]) -> list[DumpedRank]:
     members = members_of(dumps)
     everybody = {rank for ranks in members.values() for rank in ranks} | {d.rank for d in dumps}
     with_messages = {entry.group for dump in dumps for entry in dump.entries if entry.peer >= 0}
-    return [_standing(dump, members, with_messages, len(everybody)) for dump in dumps]
+    starts = any(entry.state == "started" for dump in dumps for entry in dump.entries)
+    return [_standing(d, members, with_messages, len(everybody), starts) for d in dumps]
+
+
+def _undumped(rank: int, members: Mapping[str, tuple[int, ...]], world_size: int) -> DumpedRank:
+    """A rank without a dump, as if it had issued nothing."""
+    return DumpedRank(rank, world_size, {}, {}, {}, _groups(rank, members))
+
+
+def _groups(rank: int, members: Mapping[str, tuple[int, ...]]) -> dict[str, Group]:
+    return {
+        name: Group(number, name, "", "", ranks.index(rank), len(ranks))
+        for number, (name, ranks) in enumerate(members.items())
+        if rank in ranks
+    }
 
 
 def _standing(
@@ -195,12 +212,8 @@ def _standing(
     members: Mapping[str, tuple[int, ...]],
     with_messages: Container[str],
     world_size: int,
+    knows_starts: bool,
 ) -> DumpedRank:
-    groups = {
-        name: Group(number, name, "", "", ranks.index(dump.rank), len(ranks))
-        for number, (name, ranks) in enumerate(members.items())
-        if dump.rank in ranks
-    }
     pending: dict[int, Operation] = {}
     next_seq: dict[str, int] = {}
     messages: Counter[tuple[str, str, int]] = Counter()
@@ -228,8 +241,11 @@ def _standing(
                 issue_ns=entry.created_ns,
                 bucket=-1,
                 in_backward=False,
+                started=entry.state == "started" if knows_starts else None,
             )
-    return DumpedRank(dump.rank, world_size, pending, next_seq, dict(messages), groups)
+    return DumpedRank(
+        dump.rank, world_size, pending, next_seq, dict(messages), _groups(dump.rank, members)
+    )
 
 
 def _culprits(
@@ -237,7 +253,6 @@ def _culprits(
     mismatches: Sequence[Mismatch],
     states: Sequence[DumpedRank],
     waits: Mapping[int, Waits],
-    missing: Sequence[int],
     words: _Words,
 ) -> tuple[str, tuple[Culprit, ...]]:
     pending = {(one.group, one.seq) for state in states for one in state.pending.values()}
@@ -251,12 +266,17 @@ def _culprits(
                 Culprit(rank, f"rank {rank} issued {said[rank]} {where}")
                 for rank in found.odd_ranks
             )
-    if cause.kind == "arrived":
-        return ("undumped" if missing else "arrived"), ()
     by_rank = {state.rank: state for state in states}
-    return cause.kind, tuple(
-        Culprit(rank, _why(rank, cause, by_rank[rank], waits, words)) for rank in cause.ranks
-    )
+    certain = [rank for rank in cause.ranks if rank in by_rank]
+    if certain:
+        whys = (Culprit(r, _why(r, cause, by_rank[r], waits, words)) for r in certain)
+        behind = all(rank in cause.behind for rank in certain)
+        return "behind" if behind else cause.kind, tuple(whys)
+    if cause.ranks:
+        return "undumped", tuple(
+            Culprit(rank, f"{_missed(rank, waits, words)}; it left no dump") for rank in cause.ranks
+        )
+    return "arrived", ()
 
 
 def _why(
@@ -267,12 +287,18 @@ def _why(
         return f"rank {rank} waits in {words.operation(operation)} for {named_ranks(absent)}"
     if rank in cause.behind:
         operation = cause.behind[rank]
-        return f"rank {rank} has not completed {words.operation(operation)}, which others have"
-    missed = [op for found in waits.values() for op, absent in found if rank in absent]
-    first = min(missed, key=lambda one: (one.peer >= 0, one.issue_ns))
+        verb = "begun" if operation.started is False else "completed"
+        return f"rank {rank} has not {verb} {words.operation(operation)}, which others have"
     count = len(state.pending)
     before = f"{count} pending where all have arrived" if count else "nothing pending"
-    return f"rank {rank} did not arrive at {words.operation(first)}; it has {before}"
+    return f"{_missed(rank, waits, words)}; it has {before}"
+
+
+def _missed(rank: int, waits: Mapping[int, Waits], words: _Words) -> str:
+    """What others issued first that a rank did not."""
+    missed = [op for found in waits.values() for op, absent in found if rank in absent]
+    first = min(missed, key=lambda one: (one.peer >= 0, one.issue_ns))
+    return f"rank {rank} did not arrive at {words.operation(first)}"
 
 
 def _chains(

@@ -4,8 +4,9 @@ A rank that has issued an operation waits for every rank that takes part and has
 Following these waits leads to ranks that wait for nobody: they did not arrive. If the waits lead in
 a circle, ranks issue the operations of several groups in different orders. A rank at which a
 collective is pending that other ranks have completed is behind them: since the collective completed
-there, every rank had arrived, and nothing of another rank holds it up. What is pending before it
-decides: a rank is only behind if this holds for the oldest operation that it has pending.
+there, every rank had arrived, and nothing of another rank holds it up. The same holds for one that
+all have issued and that runs on other ranks' devices and not on this one's. What is pending before
+it decides: a rank is only behind if this holds for the oldest operation that it has pending.
 """
 
 from __future__ import annotations
@@ -41,6 +42,8 @@ class Operation:
     in_backward: bool
     #: Whether its completion may never be recorded: by gloo of some operations, and on devices.
     silent: bool = False
+    #: Whether it runs, by what the device told; None where nothing tells when operations start.
+    started: bool | None = None
 
     def __str__(self) -> str:
         """In words."""
@@ -90,7 +93,7 @@ class Cause:
     kind: str
     #: The culprits by rank; all ranks of the circle; empty where everybody arrived.
     ranks: tuple[int, ...]
-    #: The operations that the ranks behind have not completed, by rank.
+    #: The operations that the ranks behind have not completed, or not begun, by rank.
     behind: Mapping[int, Operation]
 
 
@@ -186,15 +189,17 @@ def _behind_in(state: Standing, states: Sequence[Standing]) -> Operation | None:
     members = [one for one in states if one is not state and oldest.group in one.groups]
     if any(_misses(other, oldest, state) for other in members):
         return None
-    done = [other for other in members if not _has_pending(other, oldest)]
-    return oldest if done else None
+    there = [_found_pending(other, oldest) for other in members]
+    done = any(one is None for one in there)
+    runs = oldest.started is False and any(one is not None and one.started for one in there)
+    return oldest if done or runs else None
 
 
-def _has_pending(state: Standing, operation: Operation) -> bool:
-    return any(
-        one.peer < 0 and (one.group, one.seq) == (operation.group, operation.seq)
-        for one in state.pending.values()
-    )
+def _found_pending(state: Standing, operation: Operation) -> Operation | None:
+    for one in state.pending.values():
+        if one.peer < 0 and (one.group, one.seq) == (operation.group, operation.seq):
+            return one
+    return None
 
 
 def _joins(

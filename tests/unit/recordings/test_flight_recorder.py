@@ -105,10 +105,43 @@ def test_messages_are_matched_in_order(tmp_path: Path) -> None:
     assert "recv from rank 3 in group '1'" in found.culprits[0].why
 
 
-def test_a_rank_without_a_dump_is_said_and_not_accused(tmp_path: Path) -> None:
-    write_dumps(tmp_path, dump(ALL, entry("0", 2)), None, dump(ALL, entry("0", 2)))
+def test_a_rank_without_a_dump_is_the_culprit_if_nobody_else_can_be(tmp_path: Path) -> None:
+    groups = {"1": [0, 1], "2": [1, 2]}
+    waits = dump(groups, entry("2", 1))
+    write_dumps(tmp_path, dump(groups, entry("1", 2)), waits, None)
     found = diagnosis(tmp_path)
-    assert (culprits(found), found.missing) == (("undumped", []), (1,))
+    assert (culprits(found), found.missing) == (("undumped", [2]), (2,))
+    assert found.victims == (0, 1)
+    # Rank 0 waits for nobody: that accuses it, and what rank 2 did is not known.
+    write_dumps(tmp_path, dump(groups), waits, None)
+    write_dumps(tmp_path, dump(groups), dump(groups, entry("1", 2)), None)
+    assert culprits(diagnosis(tmp_path)) == ("absent", [0])
+
+
+def test_a_rank_whose_device_has_not_begun_is_the_culprit(tmp_path: Path) -> None:
+    begun, waits = dump(ALL, entry("0", 2, state="started")), dump(ALL, entry("0", 2))
+    write_dumps(tmp_path, begun, begun, waits)
+    found = diagnosis(tmp_path)
+    assert culprits(found) == ("behind", [2])
+    assert found.culprits[0].why.startswith("rank 2 has not begun all_reduce number 2")
+    assert found.groups[0].started == {0: 2, 1: 2}
+    # Without a start anywhere nothing tells when operations start.
+    write_dumps(tmp_path, waits, waits, waits)
+    assert culprits(diagnosis(tmp_path)) == ("arrived", [])
+
+
+def test_operations_that_are_launched_together_have_the_state_of_their_launch(
+    tmp_path: Path,
+) -> None:
+    pair = {"1": [0, 1]}
+    parts = [entry("1", 4, "send 0->1"), entry("1", 4, "recv 0<-1")]
+    whole = entry("1", 4, "send 0->1") | {"profiling_name": "nccl:coalesced"}
+    late = dump(pair)
+    write_dumps(tmp_path, dump(pair, *parts, whole), late)
+    assert culprits(diagnosis(tmp_path)) == ("absent", [1])
+    # The launch has completed, and a dump of active entries leaves it out.
+    write_dumps(tmp_path, dump(pair, *parts), late)
+    assert culprits(diagnosis(tmp_path)) == ("none", [])
 
 
 def test_dumps_without_a_pending_operation_show_no_hang(tmp_path: Path) -> None:
