@@ -25,6 +25,8 @@ from commprof.text import printable
 _NAME = re.compile(r"(?:.*\D)?(\d{1,7})(?:\.(?:json|pickle|pkl|pt))?")
 _LARGEST_BYTES = 1 << 30
 _HEAD_BYTES = 1 << 16
+#: Of a tensor, in bytes; a damaged dump may say more.
+_LARGEST_SIZE = 1 << 63
 _PICKLE = b"\x80"
 _MESSAGE = re.compile(r"(send|recv) (\d+)(?:->|<-)(\d+)")
 _STATES = ("scheduled", "started", "completed")
@@ -141,9 +143,16 @@ def _dumps_in(path: Path) -> Iterable[tuple[Path, int]]:
                 head = opened.read(_HEAD_BYTES)
         except OSError:
             continue
-        keys = any(key in head for key in (b"pg_config", b"pg_status", b"collective_seq_id"))
-        if keys and (head.startswith(_PICKLE) or head.lstrip().startswith(b"{")):
+        if _is_dump(head):
             yield file, int(named[1])
+
+
+def _is_dump(head: bytes) -> bool:
+    """By a file's first bytes; a trace of torch.profiler has some of the same words."""
+    if head.startswith(_PICKLE):
+        return any(key in head for key in (b"pg_config", b"pg_status", b"collective_seq_id"))
+    keys = any(key in head for key in (b'"pg_status"', b'"collective_seq_id"'))
+    return head.lstrip().startswith(b"{") and keys and b'"traceEvents"' not in head
 
 
 def _value(path: Path) -> Any:
@@ -288,7 +297,7 @@ def _bytes(sizes: Any, dtypes: Any) -> int:
         if size < 0 or not isinstance(dims, list):
             return -1
         for dim in dims:
-            size *= _integer(dim, "a size")
+            size = min(size * _integer(dim, "a size"), _LARGEST_SIZE)
         total += size
     return total
 

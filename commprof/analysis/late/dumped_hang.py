@@ -27,7 +27,7 @@ from commprof.recordings.flight_recorder import (
     members_of,
     read_dumps,
 )
-from commprof.text import named_ranks
+from commprof.text import counted, listed, named_ranks
 from commprof.trace.documents import Group
 from commprof.trace.schema import OPS
 
@@ -105,6 +105,8 @@ class Diagnosis:
     missing: tuple[int, ...]
     #: Files that cannot be read.
     problems: tuple[str, ...]
+    #: Where everybody arrived: operations that are the oldest pending one of all their ranks.
+    oldest: tuple[str, ...] = ()
 
     @property
     def sentence(self) -> str:
@@ -113,7 +115,11 @@ class Diagnosis:
         if self.kind == "none":
             return "No operation is pending in these dumps: they show no hang"
         if self.kind == "arrived":
-            return "All ranks arrived at what is pending: the network or the backend does not move"
+            where = f", first of all at {listed(self.oldest)}" if self.oldest else ""
+            return (
+                f"All ranks arrived at what is pending{where}: the network, the backend or a "
+                "device does not move"
+            )
         if self.kind == "undumped":
             return f"All ranks with a dump wait for {who} in the end, of which there is no dump"
         if self.kind == "circle":
@@ -122,13 +128,12 @@ class Diagnosis:
             return (
                 f"The ranks issued different collectives; {who} differ{'s' * (who.count(' ') == 1)}"
             )
-        count = len(self.victims)
-        waits = f"{count} other rank{'s wait' if count != 1 else ' waits'}"
-        return (
-            f"The job hangs because of {who}; {waits} for them"
-            if count
-            else (f"The job hangs because of {who}")
-        )
+        cause = f"The job hangs because of {who}"
+        if not self.victims:
+            return cause
+        them = "it" if len(self.culprits) == 1 else "them"
+        wait = "waits" if len(self.victims) == 1 else "wait"
+        return f"{cause}; {counted(len(self.victims), 'other rank')} {wait} for {them}"
 
 
 class _Words:
@@ -182,6 +187,26 @@ def diagnosis(path: Path) -> Diagnosis:
         versions=tuple(sorted({dump.version for dump in dumps})),
         missing=missing,
         problems=tuple(problems),
+        oldest=_oldest_of_all(states, words) if kind == "arrived" else (),
+    )
+
+
+def _oldest_of_all(states: Sequence[DumpedRank], words: _Words) -> tuple[str, ...]:
+    """Collectives before which none of their ranks has anything pending."""
+    first = {
+        state.rank: min(state.pending.values(), key=lambda one: one.issue_ns)
+        for state in states
+        if state.pending
+    }
+    having: dict[tuple[str, int], list[int]] = {}
+    for state in states:
+        for one in state.pending.values():
+            if one.peer < 0:
+                having.setdefault((one.group, one.seq), []).append(state.rank)
+    return tuple(
+        words.operation(first[ranks[0]])
+        for key, ranks in having.items()
+        if all((first[rank].group, first[rank].seq) == key for rank in ranks)
     )
 
 

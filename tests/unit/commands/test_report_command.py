@@ -10,6 +10,7 @@ import pytest
 from commprof.analysis.predicted import read_predictions
 from commprof.commands import main
 from commprof.report.sections import predicted as predicted_table
+from tests.support.builders.flight_dumps import dump, entry, write_dumps
 from tests.support.builders.predictions import answer, write_predictions
 from tests.support.builders.run_directories import ranks_of, write_run
 
@@ -180,3 +181,20 @@ def test_a_directory_that_is_no_run(
 ) -> None:
     assert main(["report", str(tmp_path / "none"), "--format", format]) == 1
     assert "none does not exist; give the directory that" in capsys.readouterr().err
+
+
+def test_dumps_of_the_flight_recorder_are_diagnosed(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    done, waits = entry("0", 1, state="completed"), entry("0", 2)
+    groups = {"0": [0, 1]}
+    folder = str(write_dumps(tmp_path / "dumps", dump(groups, done, waits), dump(groups, done)))
+    assert main(["report", folder]) == 0
+    shown = capfd.readouterr().out
+    assert "\nThe job hangs because of rank 1; 1 other rank waits for it.\n" in shown
+    assert "- rank 0 waits in all_reduce number 2 of group '0' (GROUP_0) for rank 1\n" in shown
+    assert main(["report", folder, "--format", "json"]) == 0
+    found = json.loads(capfd.readouterr().out)
+    assert (found["cause"], [one["rank"] for one in found["culprits"]]) == ("absent", [1])
+    assert main(["report", folder, "--format", "html"]) == 2
+    assert "html is not made of Flight Recorder dumps" in capfd.readouterr().err

@@ -127,7 +127,17 @@ def test_a_rank_whose_device_has_not_begun_is_the_culprit(tmp_path: Path) -> Non
     assert found.groups[0].started == {0: 2, 1: 2}
     # Without a start anywhere nothing tells when operations start.
     write_dumps(tmp_path, waits, waits, waits)
-    assert culprits(diagnosis(tmp_path)) == ("arrived", [])
+    found = diagnosis(tmp_path)
+    assert culprits(found) == ("arrived", [])
+    assert found.oldest == ("all_reduce number 2 of group '0' (GROUP_0)",)
+
+
+def test_a_trace_of_torch_profiler_is_no_dump(tmp_path: Path) -> None:
+    (tmp_path / "rank_0.json").write_text(
+        '{"distributedInfo": {"pg_config": [], "pg_status": 1}, "traceEvents": []}'
+    )
+    assert not is_flight_recorder(tmp_path)
+    assert not is_flight_recorder(tmp_path / "nothing")
 
 
 def test_operations_that_are_launched_together_have_the_state_of_their_launch(
