@@ -29,8 +29,11 @@ OTHERS     := $(OTHERS_DIR)/.done
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
+# Without RUN_ARGS. About 40 s on two cores; every epoch is whole batches at each world size.
+DEMO := --workload transformer:vocab=1024,d_model=128,sequence=64,samples=1024 --steps 32
+
 run: $(BUILT) ## set up what is missing, then profile 8 ranks (RUN_ARGS=...)
-	$(BIN)/python -m commprof.run --nproc 8 $(RUN_ARGS)
+	$(BIN)/python -m commprof.run --nproc 8 $(or $(RUN_ARGS),$(DEMO))
 
 # Two at a time, but for what measures time: that runs alone.
 test: $(BUILT) $(DEV) ## set up what is missing, then run the tests that are not slow

@@ -12,18 +12,28 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-COMMAND = ("-m", "commprof.run", "--nproc", "8", "--steps", "10")
+#: Of `make run`.
+DEMO = re.findall(r"^DEMO := (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)[0]
+COMMAND = ("-m", "commprof.run", "--nproc", "8", *DEMO.split())
 #: Lines that name the temporary directory.
-DROPPED = ("Run directory:", "Show it again:", "Run it again:")
+DROPPED = (
+    "Run directory:",
+    "Run it again:",
+    "Page with pictures:",
+    "Your own script, train.py:",
+    "See everything:",
+)
 BLOCK = re.compile(r"(<!-- report:[^\n]*-->\n)(.*?)(<!-- end of report -->)", re.DOTALL)
 
 
 def run() -> str:
-    """Runs the main command, at the width that the README is written for."""
+    """Runs what `make run` runs."""
+    programs = Path(sys.executable).parent  # or commands would hold its path
     with tempfile.TemporaryDirectory() as directory:
         done = subprocess.run(
-            [sys.executable, *COMMAND, "--output", str(Path(directory) / "run")],
-            env={**os.environ, "COLUMNS": "100"},
+            [sys.executable, *COMMAND, "--output", "RUN"],
+            cwd=directory,
+            env={**os.environ, "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}"},
             stdout=subprocess.PIPE,
             text=True,
             check=False,

@@ -224,6 +224,12 @@ def _caveats(result: RunResult, world: WorldResult, step: MeanStep) -> Iterator[
         cores = counted(usable_cores(result.context["machine"]), "usable core")
         yield f"Not judged: {listed(larger)} ranks, which run more threads than the {cores}."
     yield from _stalled(world)
+    if result.loss_agreement is not None and not result.loss_agreement.agrees:
+        yield "The world sizes did not train alike: their loss curves disagree."
+    if world.weights_differ:
+        yield f"Weights after training differ on {named_ranks(world.weights_differ)}."
+    if result.attempts:
+        yield f"The job was restarted: {counted(len(result.attempts), 'attempt')}."
     if world.missing_ranks:
         yield f"No usable trace came from {named_ranks(world.missing_ranks)}."
     if world.world_size > 1 and not world.clocks_shared:

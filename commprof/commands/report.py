@@ -10,7 +10,7 @@ from commprof import invocation
 from commprof.commands.options.report_file import writable_output, write_output
 from commprof.commands.options.terminal import colours, prose_width, table_width
 from commprof.commands.showing import report_formats
-from commprof.commands.showing.shown import read_shown
+from commprof.commands.showing.shown import read_shown, with_tables
 from commprof.errors import UsageError
 from commprof.recordings.flight_recorder import is_flight_recorder
 from commprof.report.sections.reproduce import reproduce_line
@@ -34,7 +34,8 @@ class ReportCommand:
 Reads the traces in a run directory and shows them again, without running anything.
 Works on runs that were cut short: whatever was recorded is shown.
 
-  commprof report RUN                                   the tables that `commprof run` printed
+  commprof report RUN                                   one screen: what bounds the step
+  commprof report RUN --all                             all tables too
   commprof report RUN --format html                     one page with pictures: RUN/report.html
   commprof report RUN --format markdown -o report.md    for an issue or a wiki
   commprof report RUN --format csv --rows steps         raw rows, one per rank and step
@@ -55,12 +56,8 @@ Works on runs that were cut short: whatever was recorded is shown.
             "RUN/report.html, .parquet)",
         )
         parser.add_argument("--force", action="store_true", help="overwrite FILE of -o")
-        much = parser.add_mutually_exclusive_group()
-        much.add_argument(
-            "--card", action="store_true", help="one screen: what bounds the step, and what to type"
-        )
-        much.add_argument(
-            "--all", action="store_true", help="that screen, and all tables (default: the tables)"
+        parser.add_argument(
+            "--all", action="store_true", help="all tables too, not the first screen alone"
         )
         report_formats.add_arguments(parser)
 
@@ -135,12 +132,8 @@ def _tables(args: argparse.Namespace) -> str:
     """For the terminal."""
     width, tables = prose_width(), table_width()
     shown = read_shown(args.run)
-    said = shown.card(colours() and args.output is None) if args.card or args.all else ""
-    if said and args.card:
-        return said
-    text = shown.text(width, tables)
-    if said:
-        text = f"{said}\n{text}"
+    said = shown.card(colours() and args.output is None)
+    text = with_tables(shown, said, width, tables) if args.all or not said else said
     cost = report_formats.cost_of(args)
     if cost is not None:
         from commprof.report.sections import cost as cost_table
@@ -150,7 +143,7 @@ def _tables(args: argparse.Namespace) -> str:
         f"Another job recorded here: {invocation.command('report', invocation.quoted(job))}\n"
         for job in other_jobs(args.run)
     ]
-    again = _again(args.run)
+    again = _again(args.run) if args.all or not said else ""
     return text + "".join(jobs) + (f"\n{again}\n" if again else "")
 
 

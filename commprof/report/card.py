@@ -26,6 +26,8 @@ _LOOKS = {
 _BLACK = "\x1b[30;{}m{}\x1b[0m"
 #: World sizes that have a place on the card; the largest ones.
 _SIZES = 7
+#: Share of the step from which a part has its figures on the card.
+_SHOWN = 0.0005
 #: Lines that a command may take; a longer one stands in the whole report.
 _COMMAND_LINES = 5
 _ADVICE_LINES = 3
@@ -67,7 +69,7 @@ def _legend(parts: Sequence[CardPart]) -> list[str]:
     return _whole(
         f"{_LOOKS[part.name][0]} {_LOOKS[part.name][1]} {in_ms(part.ms)} {part.share:.1%}"
         for part in parts
-        if part.ms > 0
+        if part.share >= _SHOWN
     )
 
 

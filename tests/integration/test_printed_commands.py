@@ -37,12 +37,20 @@ def said(directory: Path) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("hint", ["Show it again: ", "Run it again: "])
+@pytest.mark.parametrize("hint", ["See everything: ", "Page with pictures: ", "Run it again: "])
 def test_the_last_lines_of_a_run_can_be_typed(hint: str, said: str, directory: Path) -> None:
     (command,) = re.findall(f"^{hint}(.*)$", said, re.MULTILINE)
     done = typed(command, directory)
     assert done.returncode == 0, done.stderr
-    assert said.splitlines()[0] in done.stdout
+    assert hint.startswith("Page") or said.splitlines()[0] in done.stdout
+
+
+def test_a_run_prints_one_screen_and_what_to_type(said: str) -> None:
+    card, _, hints = said.partition("\n\nRun directory: ")
+    assert len(card.splitlines()) <= 24
+    assert max(map(len, card.splitlines()[:-2])) <= 80
+    assert "Exposed communication: none." in card
+    assert len(hints.splitlines()) == 5
 
 
 @pytest.mark.parametrize(

@@ -245,6 +245,9 @@ def _add_where(parser: argparse.ArgumentParser) -> None:
         "nothing until it is switched on (off); default: COMMPROF_MODE, or full",
     )
     add_price_arguments(parser)
+    parser.add_argument(
+        "--all", action="store_true", help="print all tables too, not the first screen alone"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the result there as well")
     parser.add_argument(
         "--nnodes",

@@ -26,7 +26,7 @@ from commprof.trace.run.run_directory import CONFIG_FILE
 
 #: Of this one run or machine, or resolved into others.
 _NOT_REPEATED = {
-    *("command", "config", "dry_run", "json", "node_rank", "nproc", "output", "placing"),
+    *("all", "command", "config", "dry_run", "json", "node_rank", "nproc", "output", "placing"),
     *("script", "script_args", "settings"),
 }
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from commprof import invocation
 from commprof.commands.options.output_file import keep_text
-from commprof.commands.options.terminal import table_width
+from commprof.commands.options.terminal import colours, table_width
 from commprof.commands.running.price import price_of, priced
-from commprof.commands.showing.shown import read_shown
+from commprof.commands.showing.shown import read_shown, with_tables
 from commprof.errors import CommprofError
 from commprof.report.plain_text import printable
 from commprof.report.sections.reproduce import repeating_command
@@ -30,7 +30,11 @@ def show_run(
         # The script went well by itself, or the ranks failed: that exit code stands.
         print(f"commprof: no report: {printable(str(error))}", file=sys.stderr)
         return
-    text, price, paid = shown.text(width, table_width()), price_of(args), None
+    said = shown.card(colours())
+    # Of a run that failed every remark matters.
+    everything = args.all or failed or not said
+    text = with_tables(shown, said, width, table_width()) if everything else said
+    price, paid = price_of(args), None
     if price is not None:
         strategies = strategy_directories(directory)
         for place in strategies or [directory]:
@@ -42,8 +46,13 @@ def show_run(
     if json_file is not None:
         keep_text(json_file, shown.json(paid))
         print(f"JSON: {invocation.quoted(json_file)}")
-    again = invocation.command("report", invocation.quoted(directory))
-    print(f"Run directory: {invocation.quoted(directory)}\nShow it again: {again}")
+    print(f"Run directory: {invocation.quoted(directory)}")
     print(f"Run it again: {repeating_command(directory / CONFIG_FILE, args.nnodes)}")
+    report = ("report", invocation.quoted(directory))
+    print(f"Page with pictures: {invocation.command(*report, '--format', 'html')}")
+    if not args.script and args.nnodes == 1:
+        own = invocation.command("run", "--nproc", str(args.nproc or 2), "train.py")
+        print(f"Your own script, train.py: {own}")
+    print(f"See everything: {invocation.command(*report, '--all')}")
     if args.trial and not shown.has_trial and not failed:
         print(f"commprof: no trial took place: {no_trial(directory)}", file=sys.stderr)

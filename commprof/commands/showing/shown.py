@@ -64,6 +64,12 @@ def read_shown(directory: Path) -> Shown:
     return _Comparison(results, strategy_rows(list(results.values())), verdicts, cards)
 
 
+def with_tables(shown: Shown, card: str, width: int, tables: int | None) -> str:
+    """The card, if there is one, and below it everything else."""
+    text = shown.text(width, tables)
+    return f"{card}\n{text}" if card else text
+
+
 @dataclass(frozen=True)
 class _Run:
     result: RunResult

@@ -122,7 +122,7 @@ def test_a_running_job_is_switched_by_file_and_by_signal(tmp_path: Path) -> None
     assert summary["ranks"] == [0, 1]
     assert summary["steps"] > world["aggregated_metrics"]["measured_steps"] > 0
     assert report["failures"] == []
-    text = call("-m", "commprof", "report", str(out)).stdout
+    text = call("-m", "commprof", "report", str(out), "--all").stdout
     assert "From the histograms of always-on mode" in text
     assert "exposed = wait + transfer" in text
 

@@ -92,7 +92,7 @@ def test_a_rank_that_does_not_record_leaves_the_others_without_its_arrivals(
         assert trace.summary.arrivals_known == np.isin(table.group, list(pair)).sum() > 0
         assert trace.summary.arrivals_unknown == len(table) - trace.summary.arrivals_known
         assert trace.summary.unsplit_steps > 0
-    text = " ".join(call("-m", "commprof", "report", str(tmp_path)).stdout.split())
+    text = " ".join(call("-m", "commprof", "report", str(tmp_path), "--all").stdout.split())
     assert "collectives is not known, nor wait and transfer of" in text
 
 

@@ -133,7 +133,7 @@ def test_a_second_job_gets_a_directory_of_its_own(tmp_path: Path) -> None:
         assert (world.world_size, world.steps, problems_of(world)) == (2, 12, [])
         # 4 samples a step on each of two ranks, but for the warm-up.
         assert sum(rank.samples for rank in world.ranks) == 8 * world.measured_steps
-    shown = call("-m", "commprof", "report", str(tmp_path))
+    shown = call("-m", "commprof", "report", str(tmp_path), "--all")
     assert f"Another job recorded here: commprof report {tmp_path / 'job_2'}" in shown.stdout
     assert "samples/s counts the batches that DataLoaders returned" in shown.stdout.replace(
         "\n  ", " "
@@ -194,7 +194,7 @@ def test_report_salvages_what_killed_ranks_left(tmp_path: Path) -> None:
     assert not any(trace.complete for trace in traces)
     assert all(rings_of(trace.metadata["ring_prefix"]) for trace in traces)
 
-    shown = call("-m", "commprof", "report", str(tmp_path))
+    shown = call("-m", "commprof", "report", str(tmp_path), "--all")
     assert shown.returncode == 0, shown.stderr
     assert "rank 1 never closed its trace" in shown.stdout.replace("\n  ", " ")
     for before in traces:
@@ -241,6 +241,8 @@ def test_ranks_that_left_with_a_code_are_named(who: str, said: list[str], tmp_pa
     words = (*ENV, str(tmp_path / "run"), "--", sys.executable, *TORCHRUN)
     done = call(*words, str(tmp_path / "leaves.py"), who)
     assert done.returncode == 1
-    report = " ".join(call("-m", "commprof", "report", str(tmp_path / "run")).stdout.split())
+    report = " ".join(
+        call("-m", "commprof", "report", str(tmp_path / "run"), "--all").stdout.split()
+    )
     for text in said:
         assert text in report

@@ -33,7 +33,9 @@ def test_phases_are_found_and_reported(tmp_path: Path) -> None:
     assert total + parts.optimizer_ms + parts.other_ms == pytest.approx(parts.step_ms)
 
     shown = subprocess.run(
-        [sys.executable, "-m", "commprof", "report", str(tmp_path)], capture_output=True, text=True
+        [sys.executable, "-m", "commprof", "report", str(tmp_path), "--all"],
+        capture_output=True,
+        text=True,
     )
     assert shown.returncode == 0, shown.stderr
     assert "Recorded by commprof: " in shown.stdout

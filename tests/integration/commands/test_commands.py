@@ -63,11 +63,13 @@ def test_a_run_reports_every_world_size_and_how_to_go_on(recorded: Any) -> None:
     base, done = recorded
     rows = re.findall(r"^ +([12]) +2\+2 ", done.stdout, re.MULTILINE)
     assert rows == ["1", "2"]
-    assert done.stdout.splitlines()[-4:] == [
+    assert done.stdout.splitlines()[-6:] == [
         f"JSON: {base}/deep/result.json",
         f"Run directory: {base}/run",
-        f"Show it again: commprof report {base}/run",
         f"Run it again: commprof run --config {base}/run/config.yaml",
+        f"Page with pictures: commprof report {base}/run --format html",
+        "Your own script, train.py: commprof run --nproc 2 train.py",
+        f"See everything: commprof report {base}/run --all",
     ]
 
 
@@ -83,7 +85,7 @@ def test_json_and_table_are_had_again_from_the_recording(recorded: Any) -> None:
     assert shown.returncode == 0
     assert shown.stdout == (base / "deep" / "result.json").read_text()
     assert shown.stdout == (base / "run" / "result.json").read_text()
-    again = call("-m", "commprof", "report", str(base / "run"))
+    again = call("-m", "commprof", "report", str(base / "run"), "--all")
     tables, _, how = again.stdout.partition("\n\nRun it again:")
     assert tables == done.stdout.partition("\n\nJSON:")[0]
     assert f"--config {base}/run/config.yaml (in {Path.cwd()};" in how
@@ -92,14 +94,14 @@ def test_json_and_table_are_had_again_from_the_recording(recorded: Any) -> None:
 
 def test_the_report_is_for_terminals_of_any_encoding(recorded: Any) -> None:
     base, _ = recorded
-    shown = call("-m", "commprof", "report", str(base / "run"), PYTHONIOENCODING="ascii")
+    shown = call("-m", "commprof", "report", str(base / "run"), "--all", PYTHONIOENCODING="ascii")
     assert shown.returncode == 0, shown.stderr
     assert r"\xb5s" in shown.stdout
 
 
 def test_a_reader_that_goes_away_is_no_error_of_ours(recorded: Any) -> None:
     base, _ = recorded
-    with start("-m", "commprof", "report", str(base / "run")) as process:
+    with start("-m", "commprof", "report", str(base / "run"), "--all") as process:
         assert process.stdout is not None
         assert process.stderr is not None
         process.stdout.close()
@@ -117,7 +119,7 @@ def copy_of(run: Path, to: Path) -> Path:
 
 
 def report_of(run: Path) -> str:
-    done = call("-m", "commprof", "report", str(run))
+    done = call("-m", "commprof", "report", str(run), "--all")
     assert (done.returncode, done.stderr) == (0, "")
     return re.sub(r"\s+", " ", done.stdout)
 
@@ -189,7 +191,7 @@ def test_a_rank_that_raises_in_the_middle_of_a_sweep(tmp_path: Path) -> None:
     assert not (run / "world_4").exists()
     assert rings_of(run) == []
     assert processes_of(run) == []
-    again = call("-m", "commprof", "report", str(run))
+    again = call("-m", "commprof", "report", str(run), "--all")
     assert again.returncode == 0
     tables = again.stdout.partition("\n\nRun it again:")[0]
     assert tables == done.stdout.partition("\n\nRun directory:")[0]

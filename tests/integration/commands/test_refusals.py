@@ -156,7 +156,7 @@ def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "run.json").write_text("{")
     for name in ("missing", "", "broken"):
-        done = call("-m", "commprof", "report", str(tmp_path / name))
+        done = call("-m", "commprof", "report", str(tmp_path / name), "--all")
         assert done.returncode == 1
         assert done.stdout == ""
         assert done.stderr.count("\n") == 1

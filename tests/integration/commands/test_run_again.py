@@ -120,7 +120,7 @@ def test_the_run_directory_says_how_and_with_what(run: Run) -> None:
 
 
 def test_the_report_says_how_to_run_it_again(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["report", str(run.directory)]) == 0
+    assert main(["report", str(run.directory), "--all"]) == 0
     again = f"Run it again: commprof run --config {run.directory}/config.yaml"
     assert again in capsys.readouterr().out
     assert again in run.out

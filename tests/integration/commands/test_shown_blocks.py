@@ -55,7 +55,7 @@ NOT_RUN_KINDS = {
 NEEDS = {"--workload lora": "peft", "lora:size=7b": "peft", "data=digits": "sklearn"}
 #: Blocks that show what something prints, or a picture, by page and first line.
 OUTPUT = {
-    ("README.md", "transformer: 2,137,600 parameters"): "tests/unit/doors/test_readme.py",
+    ("README.md", "transformer: 667,904 parameters"): "tests/unit/doors/test_readme.py",
     ("docs/architecture.md", "training process"): "a picture",
     ("docs/audit.md", "SCALING.md: 1 finding"): "output",
     ("docs/check.md", "pass  cores"): "output",

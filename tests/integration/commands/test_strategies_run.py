@@ -217,12 +217,12 @@ def test_strategies_are_shown_side_by_side(tmp_path: Path) -> None:
     assert [row[2] for row in rows if row[1] == "ddp"] == ["1.00", "1.00"]
     assert re.search(r"^ +2 +fsdp +all_gather_into_tensor ", done.stdout, re.M)
     assert "precision bf16" in done.stdout
-    shown = call("-m", "commprof", "report", str(run))
+    shown = call("-m", "commprof", "report", str(run), "--all")
     tables = shown.stdout.partition("\n\nRun it again:")[0]
     assert tables == done.stdout.partition("\n\nRun directory:")[0]
     document = json.loads((run / "result.json").read_text())
     assert [row["strategy"] for row in document["strategies"]] == ["ddp", "fsdp"] * 2
-    alone = call("-m", "commprof", "report", str(run / "fsdp"))
+    alone = call("-m", "commprof", "report", str(run / "fsdp"), "--all")
     assert "strategy fsdp, precision bf16, backend gloo" in alone.stdout
     assert "theory" in alone.stdout
     assert f"--config {run}/config.yaml (in " in alone.stdout

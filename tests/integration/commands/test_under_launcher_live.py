@@ -24,7 +24,7 @@ def check_run(directory: Path, out: str, launcher: str) -> dict[str, Any]:
     assert {one["rank"] for one in run["rank_results"]} == {0, 1}
     assert run["aggregated_metrics"]["missing_ranks"] == []
     assert out.count("Run directory: ") == 1
-    assert f"Show it again: commprof report {directory}" in out
+    assert f"See everything: commprof report {directory} --all" in out
     assert f"Run it again: commprof run --config {directory}/config.yaml" in out
     names = {path.name for path in (directory / "world_2").iterdir()}
     assert {"rank_0.trace", "rank_1.trace", "rank_0.json", "rank_1.json", "job.json"} <= names

@@ -93,7 +93,7 @@ def test_a_device_that_cannot_tell_captures_is_not_marked_and_the_report_says_so
     trace, _ = run(tmp_path, "another_device@inherits")
     assert "does not say whether a stream is captured" in trace.metadata["no_device_times"]
     assert not (columns.collectives(trace).end_ns > 0).any()
-    report = call("-m", "commprof", "report", str(tmp_path))
+    report = call("-m", "commprof", "report", str(tmp_path), "--all")
     assert "COMMPROF_DEVICE_EVENTS=on" in report.stdout, report.stderr
 
 

@@ -43,7 +43,17 @@ def loss_without_a_fault(tmp_path: Path) -> str:
 def test_the_example_resumes_under_the_profiler(tmp_path: Path) -> None:
     run = tmp_path / "run"
     done = call(
-        *("-m", "commprof.run", "--nproc", "2", "--max-restarts", "2", "--output", str(run)),
+        *(
+            "-m",
+            "commprof.run",
+            "--all",
+            "--nproc",
+            "2",
+            "--max-restarts",
+            "2",
+            "--output",
+            str(run),
+        ),
         *(str(EXAMPLE), "--kill-at", "25", "--checkpoint", str(tmp_path / "killed.pt")),
         timeout_s=120,
     )

@@ -180,7 +180,8 @@ def test_the_script_ran_as_without(finished: Finished) -> None:
 
 
 def test_the_report_shows_both(finished: Finished) -> None:
-    text = call("-m", "commprof", "report", str(finished.directory), COLUMNS="200").stdout
+    words = ("-m", "commprof", "report", str(finished.directory))
+    text = call(*words, "--all", COLUMNS="200").stdout
     assert "rank 1 did not arrive at all_reduce number" in text
     assert "is not the same on all ranks: rank 0: all_reduce(sum) of 8 bytes" in text
     done = call("-m", "commprof", "report", str(finished.directory), "--format", "json")

@@ -72,7 +72,7 @@ def test_where_communication_is_hidden_the_answer_is_no(tmp_path: Path) -> None:
     assert re.search(r"^none again +\S+ \[\S+ \S+\] +\S+ \[", text, re.MULTILINE)
     assert "To apply it" not in text
     assert result["context"]["trial"].startswith("none,int8,bucket-cap=0.02,rounds=3")
-    again = call("-m", "commprof", "report", str(tmp_path / "run"))
+    again = call("-m", "commprof", "report", str(tmp_path / "run"), "--all")
     assert "Communication is not the bottleneck" in again.stdout
 
 

@@ -6,7 +6,8 @@ import os
 import subprocess
 import sys
 
-RUN = ("-m", "commprof.run")
+#: With everything that it can print.
+RUN = ("-m", "commprof.run", "--all")
 
 
 def start(*arguments: str, **environment: str) -> subprocess.Popen[str]:

@@ -224,7 +224,7 @@ def report_on(directory: Path) -> str:
     """What ``commprof report`` prints."""
     text = io.StringIO()
     with redirect_stdout(text):
-        main(["report", str(directory)])
+        main(["report", str(directory), "--all"])
     return text.getvalue()
 
 

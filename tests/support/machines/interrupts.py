@@ -123,7 +123,7 @@ def interrupt(kind: str, after_s: float, place: Path) -> Interrupt:
 def _what_came(job: Launched, kind: str, after_s: float, code: int, left: list[int]) -> Interrupt:
     memory = job.rings()  # before a report could clear them away
     begun = (job.world / "endings.json").exists()
-    report = call("-m", "commprof", "report", str(job.run)) if job.run.exists() else None
+    report = call("-m", "commprof", "report", str(job.run), "--all") if job.run.exists() else None
     return Interrupt(
         kind=kind,
         after_s=after_s,

@@ -47,7 +47,7 @@ def others(modules: set[str]) -> set[str]:
 
 def test_the_tables_of_a_run(tmp_path: Path) -> None:
     write_run(tmp_path / "run", ranks_of(2, 5))
-    modules = loaded("report", str(tmp_path / "run"))
+    modules = loaded("report", str(tmp_path / "run"), "--all")
     assert {"numpy", "commprof.report.table"} <= modules
     assert "commprof.analysis.late.dumped_hang" not in modules
     assert others(modules) == set()

@@ -73,7 +73,7 @@ def test_the_hints_of_a_report_can_be_run(
         rank.write(tmp_path / f"a run/job_2/rank_{rank.rank}.trace")
     config = "workload: mlp\nsteps: 5\nworld-sizes: 2\n"
     (tmp_path / "a run/config.yaml").write_text(config)
-    assert main(["report", "a run"]) == 0
+    assert main(["report", "a run", "--all"]) == 0
     said = capsys.readouterr().out
     again = re.findall(r"^Run it again: (.*?) \(in ", said, re.MULTILINE)
     other = re.findall(r"^Another job recorded here: (.*)$", said, re.MULTILINE)

@@ -60,7 +60,15 @@ def test_the_report_in_the_readme_is_one() -> None:
     match = BLOCK.search((ROOT / "README.md").read_text())
     assert match is not None
     report = match[2].removeprefix("```\n").removesuffix("```\n")
-    check_report(report)
+    lines = report.splitlines()
+    assert len(lines) <= 24
+    assert max(map(len, lines)) <= 80
+    assert re.search(r"^At \d+ ranks? the (step is|largest parts)", report, re.MULTILINE)
+    assert re.search(
+        r"^Exposed communication: [\d.]+ ms, [\d.]+% of the step$", report, re.MULTILINE
+    )
+    for ranks in ("1 rank", "2 ranks", "4 ranks", "8 ranks"):
+        assert re.search(rf"{ranks} [\d.]+ samples/s \(\d+%\)", report), ranks
     assert not re.search(r"/tmp|nan|failed", report)
 
 
@@ -70,7 +78,9 @@ def test_a_report_of_this_version_has_the_shape() -> None:
 
 def test_a_new_report_takes_the_place_of_the_old() -> None:
     readme = "a\n<!-- report: how -->\n```\nold \\1\n```\n<!-- end of report -->\nb\n"
-    output = "new \\1\n\nend\n\nRun directory: /tmp/x\nShow it again: commprof report /tmp/x\n"
+    output = (
+        "new \\1\n\nend\n\nRun directory: /tmp/x\nSee everything: commprof report /tmp/x --all\n"
+    )
     assert replace_report(readme, output) == (
         "a\n<!-- report: how -->\n```\nnew \\1\n\nend\n```\n<!-- end of report -->\nb\n"
     )

@@ -205,7 +205,7 @@ def test_report_shows_the_card_of_a_recorded_run(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     run = write_run(Path("my run"), ranks_of(1, 20), ranks_of(4, 20, late_ms=15))
-    assert main(["report", str(run), "--card"]) == 0
+    assert main(["report", str(run)]) == 0
     text = capsys.readouterr().out
     fits(text)
     assert "rank 3 falls behind in the backward phase" in " ".join(text.split())

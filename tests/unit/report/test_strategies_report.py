@@ -52,7 +52,7 @@ def test_the_page_names_every_strategy(run: Path, capsys: pytest.CaptureFixture[
 def test_the_terminal_begins_with_what_binds_each(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["report", str(run)]) == 0
+    assert main(["report", str(run), "--all"]) == 0
     text = capsys.readouterr().out
     verdicts = [line for line in text.splitlines() if "the step is bound by" in line]
     assert [line.partition(":")[0] for line in verdicts] == ["* ddp", "* fsdp"]

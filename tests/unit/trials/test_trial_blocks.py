@@ -158,7 +158,7 @@ def test_a_trial_s_report_says_what_to_know_and_nothing_of_mixed_steps(
     one_core = {**context()["machine"], "usable_cpu_count": 1, "boot_id": "b"}
     ranks = [rank(0), rank(1, slower_ms=5.0)]
     run = write_run(tmp_path / "run", ranks, workload="timed", machine=one_core)
-    assert main(["report", str(run)]) == 0
+    assert main(["report", str(run), "--all"]) == 0
     text = capsys.readouterr().out
     assert "* More threads than cores at 2 ranks" in text
     assert "Noisy" not in text
