@@ -67,7 +67,8 @@ def launch(
     job.directory.mkdir(parents=True, exist_ok=True)
     job_path = job.directory / "job.json"
     job.save(job_path)
-    watched = ProgressLine(job.directory, job.world_size, plan.steps + job.overhead_steps)
+    steps = plan.steps + job.overhead_steps
+    watched = ProgressLine(job.directory, job.world_size, steps, piped=True)
     with watched if meeting.is_first else nullcontext():
         launch_function(
             run_rank,

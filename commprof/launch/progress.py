@@ -45,12 +45,21 @@ class ProgressFile:
 
 
 class ProgressLine:
-    """The launcher's side: within `with`, one line on a terminal; nothing where there is none."""
+    """The launcher's side: a line on a terminal, which changes; elsewhere one or none."""
 
     def __init__(
-        self, directory: Path, world_size: int, steps: int, stream: TextIO | None = None
+        self,
+        directory: Path,
+        world_size: int,
+        steps: int,
+        stream: TextIO | None = None,
+        piped: bool = False,
     ) -> None:
-        """Show the job in `directory`, of `steps` steps. stream: sys.stderr when None."""
+        """Show the job in `directory`, of `steps` steps.
+
+        stream: sys.stderr when None. piped: whether to say a line where there is no terminal.
+        """
+        self._piped = piped
         self._path = directory / PROGRESS_FILE
         self._ranks = counted(world_size, "rank")
         self._steps = steps
@@ -63,6 +72,10 @@ class ProgressLine:
         if self._stream.isatty():
             self._thread = threading.Thread(target=self._draw, name="progress", daemon=True)
             self._thread.start()
+        elif self._piped:
+            with suppress(OSError):
+                self._stream.write(f"{self._ranks}: {counted(self._steps, 'step')} to train\n")
+                self._stream.flush()
         return self
 
     def __exit__(

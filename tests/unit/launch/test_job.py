@@ -185,12 +185,15 @@ def test_progress_on_a_terminal_is_one_line_that_is_erased(tmp_path: Path) -> No
     assert list(tmp_path.iterdir()) == []
 
 
-def test_progress_elsewhere_is_silent(tmp_path: Path) -> None:
+def test_progress_elsewhere_is_at_most_one_line(tmp_path: Path) -> None:
     stream = io.StringIO()
     with ProgressLine(tmp_path, 2, 12, stream):
         pass
 
     assert stream.getvalue() == ""
+    with ProgressLine(tmp_path, 2, 12, stream, piped=True):
+        pass
+    assert stream.getvalue() == "2 ranks: 12 steps to train\n"
 
 
 def test_progress_is_written_at_most_every_fifth_of_a_second(tmp_path: Path) -> None:
