@@ -139,6 +139,10 @@ def card(
     late = _late(world.late_rank)
     small = _small_calls(world, step)
     run = invocation.quoted(directory)
+    advice, command = verdict.next_step.advice, verdict.next_step.command or _look(run, late)
+    if result.incidents:
+        advice = "First see what went wrong while it ran:"
+        command = invocation.command("report", run, "--all")
     split = step.split_ms or {"waiting": math.nan, "wire": math.nan}
     return Card(
         description=str(result.context["description"]),
@@ -160,8 +164,8 @@ def card(
             for each, scale in zip(result.worlds, result.scaling, strict=True)
         ),
         caveats=tuple(_caveats(result, world, step)),
-        advice=verdict.next_step.advice,
-        command=verdict.next_step.command or _look(run, late),
+        advice=advice,
+        command=command,
         all_command=invocation.command("report", run, "--all"),
     )
 

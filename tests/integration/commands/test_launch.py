@@ -102,7 +102,7 @@ def test_two_ranks_train_the_transformer(tmp_path: Path, capfd: pytest.CaptureFi
     assert ranks[0]["losses"] != ranks[1]["losses"]
     assert all((job.directory / f"rank_{rank}.trace").stat().st_size > 0 for rank in range(2))
     assert not (job.directory / "progress").exists()
-    assert capfd.readouterr() == ("", "")
+    assert capfd.readouterr() == ("", "2 ranks: 8 steps to train\n")
 
 
 def test_the_fork_server_is_kept_for_the_next_world_size(tmp_path: Path) -> None:
@@ -147,7 +147,7 @@ def test_a_rank_that_raises_is_named_and_its_traceback_kept(
     assert "in write_json" in log
     assert (job.directory / "rank_0.json").exists()
     assert children() == []
-    assert capfd.readouterr() == ("", "")
+    assert capfd.readouterr() == ("", "2 ranks: 2 steps to train\n")
 
 
 def test_a_killed_rank_is_named_and_not_the_peers_that_lose_it(tmp_path: Path) -> None:

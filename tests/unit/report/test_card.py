@@ -22,7 +22,7 @@ from commprof.commands import main
 from commprof.commands.showing.shown import read_shown
 from commprof.report.card import render
 from tests.support.builders.details import detail
-from tests.support.builders.results import collective, context, parts, run_result, world
+from tests.support.builders.results import collective, context, incidents, parts, run_result, world
 from tests.support.builders.run_directories import ranks_of, write_run, write_strategies
 
 
@@ -198,6 +198,17 @@ def test_one_stalled_step_makes_no_verdict() -> None:
     text = render(made)
     assert "bound by compute" in text
     assert "! Left out, for it stalled: step 7 (9 s)." in text
+
+
+def test_what_went_wrong_comes_before_any_advice() -> None:
+    found = run_result(world(2), incidents=(incidents(world_size=2),))
+    details = [detail(2, backward=50, wire=50)]
+    made = card(found, details, verdict(found, details), Path("RUN"))
+    assert made is not None
+    assert made.command == made.all_command
+    text = render(made)
+    assert "! Hangs, ranks out of step or changes of level were seen at 2 ranks." in text
+    assert "Next: First see what went wrong while it ran:" in text
 
 
 def test_report_shows_the_card_of_a_recorded_run(
