@@ -28,6 +28,7 @@ pytestmark = pytest.mark.slow
 
 TWO_HOSTS = "needs two hosts: tests/integration/hosts/test_machines.py"
 SETS_UP = "sets up an environment, as .ci/run does before these tests"
+NCCL_TESTS = "needs what nccl-tests printed: tests/unit/recordings"
 NOT_RUN = {
     "make run": "a minute of training; python -m commprof.run is run",
     "make test": "this is one of the tests",
@@ -37,6 +38,9 @@ NOT_RUN = {
     "pip install --no-build-isolation .": SETS_UP,
     "kill -USR2 PID": "needs a rank that trains: tests/integration/always_on/test_always_on.py",
     "sbatch job.sbatch": "needs a Slurm cluster",
+    "commprof fit allreduce.log allgather.log": NCCL_TESTS,
+    "commprof compare before/allreduce.log after/allreduce.log": NCCL_TESTS,
+    "commprof report dumps/": "needs a hang: tests/integration/faults/test_dumped_hangs.py",
     "python -m commprof.monitor RUN --metrics": (
         "goes on: tests/integration/faults/test_live_run.py"
     ),
