@@ -106,7 +106,7 @@ def test_ranks_ran_where_they_were_pinned(run: Run) -> None:
 
 
 def test_the_run_directory_says_how_and_with_what(run: Run) -> None:
-    assert run.context["command"].startswith("python -m commprof.run --nproc 8 --workload")
+    assert run.context["command"].startswith("python -m commprof.run --all --nproc 8 --workload")
     found = run.context["reproduction"]
     assert found["environment"]["NCCL_DEBUG"] == "INFO"
     assert found["versions"]["torch"] == run.context["torch"]
