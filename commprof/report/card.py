@@ -78,7 +78,7 @@ def _figures(card: Card) -> list[str]:
         return ["Exposed communication: none."]
     split = "not told apart in this run"
     if not math.isnan(card.wait_ms):
-        split = f"{in_ms(card.wait_ms)} for the last rank, {in_ms(card.wire_ms)} for the transfer"
+        split = f"{in_ms(card.wait_ms)} for the last rank, {in_ms(card.wire_ms)} transfer"
     return [
         f"Exposed communication: {in_ms(card.exposed_ms)}, {card.exposed_share:.1%} of the step",
         f"Wait and transfer:     {split}",
