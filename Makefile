@@ -2,7 +2,7 @@
 PY       ?= python3
 VENV     ?= .venv
 TORCH    ?= torch==2.13.0
-RUN_ARGS ?= --steps 10
+RUN_ARGS ?=
 SANITIZE ?=
 # Others than the one that builds: the oldest GCC, and Clang.
 COMPILERS ?= g++-11 clang++
