@@ -30,7 +30,7 @@ def table_row(text: str, ranks: int) -> list[str]:
 def test_the_interfaces_counted_what_the_table_says_within_2_percent(
     tmp_path: Path, count: int, sizes: tuple[int, ...]
 ) -> None:
-    common = ["--workload", WORKLOAD, "--steps", str(STEPS), "--overhead-steps", "0"]
+    common = ["--workload", WORKLOAD, "--steps", str(STEPS), "--overhead-steps", "0", "--all"]
     common += ["--world-sizes", ",".join(map(str, sizes))]
     with netns.Hosts(count, "1gbit") as hosts:
         result = run_on_each(hosts, tmp_path / "run", common)
