@@ -59,7 +59,7 @@ compilers: $(DEPS) ## build the core, and check the module's sources, with COMPI
 	@for cxx in $(COMPILERS); do echo "$$cxx" && \
 	  CXX="$$cxx" $(BIN)/cmake -S . -B "build/$$cxx" -G Ninja \
 	    -DCMAKE_MAKE_PROGRAM='$(abspath $(BIN))/ninja' -DCOMMPROF_TORCH=OFF \
-	    -DCMAKE_COMPILE_WARNING_AS_ERROR=ON >/dev/null && \
+	    -DCMAKE_BUILD_TYPE=Debug -DCMAKE_COMPILE_WARNING_AS_ERROR=ON >/dev/null && \
 	  $(BIN)/cmake --build "build/$$cxx" && \
 	  find csrc/torch -name '*.cpp' | sort | sed 's|.*|#include "&"|' | \
 	    $$cxx -x c++ -std=c++20 -fPIC -fsyntax-only -Wall -Wextra -Werror -I. -Icsrc \
@@ -78,6 +78,10 @@ format: $(DEV) ## apply the style
 	$(BIN)/clang-format -i $(CXX_ALL)
 
 build: $(BUILT) ## build the C++ module for this environment's torch
+
+wheel: $(BUILT) ## build dist/*.whl, which installs without a compiler beside this torch
+	$(BIN)/python -m pip wheel --quiet --no-build-isolation --no-deps -w dist .
+	@ls dist/*.whl
 
 stubs: $(BUILT) $(DEV) ## regenerate commprof/_C.pyi from the built module
 	$(BIN)/python tools/make_stubs.py commprof/_C.pyi
@@ -113,4 +117,4 @@ $(OTHERS): pyproject.toml tools/over_environment.py | $(DEV)
 	@$(BIN)/python tools/over_environment.py $(OTHERS_DIR) lightning ray hf lora qlora
 	@touch $@
 
-.PHONY: help run test test-all integrations test-cpp compilers lint format build stubs bench clean
+.PHONY: help run test test-all integrations test-cpp compilers lint format build wheel stubs bench clean

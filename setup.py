@@ -126,6 +126,7 @@ setup(
         installed_torch.requirement(target),
         "numpy>=1.24",
         "PyYAML>=6",
+        "tabulate>=0.9",
     ],
     # No sources: CMake has them. Its presence makes the wheel a platform wheel.
     ext_modules=[Extension(f"commprof.{built_for.module_name if built_for else '_torch'}", [])],

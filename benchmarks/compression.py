@@ -25,13 +25,13 @@ from typing import Any
 import numpy as np
 from tabulate import tabulate
 
-from benchmarks.compression_demands import DEMANDS, gain
-from benchmarks.demands import judged
-from benchmarks.rank_launch import on_hosts, on_this_host
-from benchmarks.results_file import read_parts, write_part
+from benchmarks.judging.compression_demands import DEMANDS, gain
+from benchmarks.judging.demands import judged
+from benchmarks.judging.results_file import read_parts, write_part
+from benchmarks.ranks.rank_launch import on_hosts, on_this_host
 
 HERE = Path(__file__).parent
-RANK_SCRIPT = HERE / "compression_rank.py"
+RANK_SCRIPT = HERE / "ranks" / "compression_rank.py"
 #: Hooks that take turns; the first two are DDP as it is and torch's own fp16 hook.
 TRAINED = ["plain", "fp16", "bf16", "int8", "int4", "topk:ratio=0.01", "topk:ratio=0.1", "powersgd"]
 HOOKS = ["nothing", "plain", "torch fp16", "none", "fp16", "bf16", "int8", "topk:ratio=0.01"]

@@ -32,13 +32,13 @@ from typing import Any
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.demands import Demand, judged, of_all  # noqa: E402
-from benchmarks.fault_rows import ASKED, EVENTS, Row, Try, rows  # noqa: E402
-from benchmarks.results_file import CONTEXT, about, read_json, write_json  # noqa: E402
+from benchmarks.judging.demands import Demand, judged, of_all  # noqa: E402
+from benchmarks.judging.fault_rows import ASKED, EVENTS, Row, Try, rows  # noqa: E402
+from benchmarks.judging.results_file import CONTEXT, about, read_json, write_json  # noqa: E402
 from tests.support.builders.damaged_runs import damaged_runs  # noqa: E402
-from tests.support.machines.faults import Verdict  # noqa: E402
+from tests.support.machines.faults.faults import Verdict  # noqa: E402
 from tests.support.machines.forks import Forks  # noqa: E402
-from tests.support.ranks.many_events import many_events  # noqa: E402
+from tests.support.ranks.capture.many_events import many_events  # noqa: E402
 
 
 def main() -> int:

@@ -20,8 +20,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.demands import Demand, judged, of_all
-from benchmarks.results_file import Lines, read_rows
+from benchmarks.judging.demands import Demand, judged, of_all
+from benchmarks.judging.results_file import Lines, read_rows
 
 # The ranks import this file as their main module: what only the parent needs is imported below.
 
@@ -52,7 +52,7 @@ def main() -> int:
 
 
 def _try(seed: int) -> dict[str, Any]:
-    from tests.support.machines.hangs import THRESHOLD_S, outcome, stop_a_rank, undisturbed
+    from tests.support.machines.faults.hangs import THRESHOLD_S, outcome, stop_a_rank, undisturbed
 
     mode = "full" if seed % 3 else "always-on"
     with tempfile.TemporaryDirectory(prefix="commprof-hang-") as directory:

@@ -24,10 +24,10 @@ from typing import Any
 import numpy as np
 from tabulate import tabulate
 
-from benchmarks.demands import Demand, at_most, judged, of_all
-from benchmarks.medians import median_interval
-from benchmarks.results_file import Lines, read_rows
-from benchmarks.simulate import Bucket, Link, simulate
+from benchmarks.judging.demands import Demand, at_most, judged, of_all
+from benchmarks.judging.medians import median_interval
+from benchmarks.judging.results_file import Lines, read_rows
+from benchmarks.judging.simulate import Bucket, Link, simulate
 from commprof.analysis.align.matching import match
 from commprof.analysis.late.arrivals import match_arrivals
 from commprof.analysis.step.breakdown import breakdown

@@ -19,8 +19,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.demands import Demand, judged, of_all
-from benchmarks.results_file import Lines, read_rows
+from benchmarks.judging.demands import Demand, judged, of_all
+from benchmarks.judging.results_file import Lines, read_rows
 
 # The ranks import this file as their main module: what only the parent needs and takes time to
 # load is imported below.

@@ -34,8 +34,8 @@ from tabulate import tabulate
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.demands import Demand, judged, of_all
-from benchmarks.results_file import CONTEXT, read_json, write_json
+from benchmarks.judging.demands import Demand, judged, of_all
+from benchmarks.judging.results_file import CONTEXT, read_json, write_json
 from commprof.monitor.monitor import address_file
 from commprof.stats.intervals import Interval, mean_interval
 from commprof.trace import columns

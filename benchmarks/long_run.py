@@ -20,8 +20,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.demands import Demand, judged
-from benchmarks.results_file import write_json
+from benchmarks.judging.demands import Demand, judged
+from benchmarks.judging.results_file import write_json
 
 COLLECTIVES, STEPS = 1_000_000, 1000
 #: Of memory's growth, and of the trace.

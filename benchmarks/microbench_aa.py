@@ -18,10 +18,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.demands import Demand, judged, of_all
-from benchmarks.results_file import write_json
-from commprof.analysis.collectives.sweep_comparison import SIGNIFICANCE, compare_sweeps
-from commprof.analysis.collectives.sweep_file import read_sweep
+from benchmarks.judging.demands import Demand, judged, of_all
+from benchmarks.judging.results_file import write_json
+from commprof.analysis.sweeps.sweep_comparison import SIGNIFICANCE, compare_sweeps
+from commprof.analysis.sweeps.sweep_file import read_sweep
 
 SWEEP = ("all_reduce", "--nproc", "2", "-b", "1K", "-e", "16M", "-f", "4")
 PAIRS = 20

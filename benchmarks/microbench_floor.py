@@ -28,8 +28,8 @@ import numpy as np
 import numpy.typing as npt
 from tabulate import tabulate
 
-from benchmarks.demands import Demand, judged, of_all
-from benchmarks.results_file import write_json
+from benchmarks.judging.demands import Demand, judged, of_all
+from benchmarks.judging.results_file import write_json
 from commprof.analysis.collectives.bandwidth import bus_factor
 from commprof.launch.elastic import launch_function, stop_fork_server
 
@@ -77,7 +77,7 @@ def _measure(ranks: int, groups: int, turns: int, sizes: list[int]) -> list[dict
     import microbench_floor_rank
     from torch.utils import cpp_extension
 
-    source = str(HERE / "microbench_floor.cpp")
+    source = str(HERE / "ranks" / "microbench_floor.cpp")
     with tempfile.TemporaryDirectory() as directory:
         base = Path(directory)
         # A directory kept between runs may hold the lock of a build that was ended.

@@ -17,8 +17,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from benchmarks.demands import Demand, judged, of_all
-from benchmarks.results_file import CONTEXT, read_json, write_json
+from benchmarks.judging.demands import Demand, judged, of_all
+from benchmarks.judging.results_file import CONTEXT, read_json, write_json
 
 # The ranks import this file as their main module: what only the parent needs is imported below.
 

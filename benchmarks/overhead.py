@@ -24,9 +24,9 @@ from tabulate import tabulate
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.demands import Demand, at_most, judged
-from benchmarks.medians import Floats, median_interval
-from benchmarks.results_file import write_json
+from benchmarks.judging.demands import Demand, at_most, judged
+from benchmarks.judging.medians import Floats, median_interval
+from benchmarks.judging.results_file import write_json
 
 SIZES = ("small", "many_buckets", "medium", "large")
 #: Models that a demand speaks of, and what a step may take by mode, over one without capture.
@@ -44,7 +44,7 @@ COLUMNS = {
     "Python hook": "Python hook",
     "torch.profiler": "torch.profiler",
 }
-RANK_SCRIPT = Path(__file__).with_name("overhead_rank.py")
+RANK_SCRIPT = Path(__file__).parent / "ranks" / "overhead_rank.py"
 
 
 def main() -> int:

@@ -30,10 +30,10 @@ from typing import Any
 import numpy as np
 from tabulate import tabulate
 
-from benchmarks import forked_ranks
-from benchmarks.demands import Demand, at_most, judged, of_all
-from benchmarks.results_file import Lines, read_rows
-from benchmarks.steal import MOST_STOLEN, Stolen
+from benchmarks.judging.demands import Demand, at_most, judged, of_all
+from benchmarks.judging.results_file import Lines, read_rows
+from benchmarks.judging.steal import MOST_STOLEN, Stolen
+from benchmarks.ranks import forked_ranks
 from commprof.errors import CommprofError
 from commprof.launch.job import Job
 from commprof.predict.fit.build import build_profile

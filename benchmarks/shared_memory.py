@@ -25,13 +25,13 @@ from typing import Any
 import numpy as np
 from tabulate import tabulate
 
-from benchmarks.demands import Demand, at_least, at_most, judged, of_all
-from benchmarks.medians import median_interval, ratio_interval, ratio_of
-from benchmarks.rank_launch import on_hosts, on_this_host
-from benchmarks.results_file import read_parts, write_part
+from benchmarks.judging.demands import Demand, at_least, at_most, judged, of_all
+from benchmarks.judging.medians import median_interval, ratio_interval, ratio_of
+from benchmarks.judging.results_file import read_parts, write_part
+from benchmarks.ranks.rank_launch import on_hosts, on_this_host
 
 ROOT = Path(__file__).parents[1]
-RANK_SCRIPT = Path(__file__).with_name("shared_memory_rank.py")
+RANK_SCRIPT = Path(__file__).parent / "ranks" / "shared_memory_rank.py"
 SIZES = (4096, 1_000_000, 25_000_000, 100_000_000)
 RANKS = (2, 4, 8)
 #: Least ratio of gloo's time to ours, by size, at each number of ranks.

@@ -23,8 +23,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks import results_file
-from benchmarks.demands import Demand, judged, of_all
+from benchmarks.judging import results_file
+from benchmarks.judging.demands import Demand, judged, of_all
 from commprof.analysis.strategies import OperationRow, StrategyRow
 from commprof.report.strategies.table import tables
 

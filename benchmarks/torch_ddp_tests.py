@@ -35,7 +35,7 @@ from typing import Any
 
 ROOT = Path(__file__).parent.parent
 RESULT = ROOT / "benchmarks/results/torch_ddp_tests.json"
-_RUNNER = "tests.support.ranks.torch_ddp_runner"
+_RUNNER = "tests.support.ranks.capture.torch_ddp_runner"
 _MODULES = "torch.testing._internal.distributed"
 #: Module of the tests of a class; the others are of ``distributed_test``, without a class.
 _OF_CLASS = {

@@ -51,10 +51,10 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from benchmarks.demands import judged
-from benchmarks.results_file import Lines, read_rows
-from benchmarks.steal import Stolen
-from benchmarks.trial_truth_demands import TRIALS, demands, is_disturbed, summary
+from benchmarks.judging.demands import judged
+from benchmarks.judging.results_file import Lines, read_rows
+from benchmarks.judging.steal import Stolen
+from benchmarks.judging.trial_truth_demands import TRIALS, demands, is_disturbed, summary
 from commprof.launch.job import Job
 from commprof.trace import columns
 from commprof.trace.run.run_directory import read_world, world_directory

@@ -11,26 +11,31 @@ if TYPE_CHECKING:
     from commprof import compressors
     from commprof.capture.attachment import Attachment, attach
     from commprof.capture.profiler import Profiler, profile, step
+    from commprof.commands.showing.loaded import LoadedRun, load
     from commprof.trials.live import Trial, trial
 
 __all__ = [
     "Attachment",
+    "LoadedRun",
     "Profiler",
     "Trial",
     "__version__",
     "attach",
     "compressors",
+    "load",
     "profile",
     "step",
     "trial",
 ]
 
-#: The public names that need torch, and the modules that define them.
+#: The modules that define the public names; all but a report's need torch.
 _HOMES = {
     "Attachment": "commprof.capture.attachment",
+    "LoadedRun": "commprof.commands.showing.loaded",
     "Profiler": "commprof.capture.profiler",
     "Trial": "commprof.trials.live",
     "attach": "commprof.capture.attachment",
+    "load": "commprof.commands.showing.loaded",
     "profile": "commprof.capture.profiler",
     "step": "commprof.capture.profiler",
     "trial": "commprof.trials.live",

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.machines.programs import how_to_run, missing
+from tests.support.machines.programs.programs import how_to_run, missing
 
 _TRIES_AGAIN = 2
 _DESELECTED = pytest.StashKey[list[pytest.Item]]()

@@ -25,7 +25,7 @@ from tests.support.builders import trace_bytes as made
 
 ROOT = Path(__file__).parent.parent
 pytestmark = pytest.mark.timeout(1800)  # the first one builds all
-TESTS = sorted(path.stem for path in (ROOT / "tests/cpp").glob("test_*.cpp"))
+TESTS = sorted(path.stem for path in (ROOT / "tests/cpp").rglob("test_*.cpp"))
 
 
 def tool(name: str) -> str:

@@ -11,8 +11,8 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.demands import Demand
-from benchmarks.results_file import CONTEXT, contexts, read_json
+from benchmarks.judging.demands import Demand
+from benchmarks.judging.results_file import CONTEXT, contexts, read_json
 from tools.measured_studies import GROUPS, Study
 
 ROOT = Path(__file__).resolve().parent.parent

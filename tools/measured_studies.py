@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import (
-    compression_demands,
     faults,
     hangs,
     known_schedules,
@@ -20,12 +19,13 @@ from benchmarks import (
     multi_node,
     overhead,
     predict_error,
+    predict_intervals,
     shared_memory,
     strategies,
-    trial_truth_demands,
 )
-from benchmarks.demands import Demand, of_all
-from benchmarks.results_file import CONTEXT, read_json, read_parts, read_rows
+from benchmarks.judging import compression_demands, trial_truth_demands
+from benchmarks.judging.demands import Demand, of_all
+from benchmarks.judging.results_file import CONTEXT, read_json, read_parts, read_rows
 from tools.measured_tables import predicted_points, step_ratios
 
 Judge = Callable[[Path], Sequence[Demand]]
@@ -244,6 +244,13 @@ GROUPS: dict[str, tuple[Study, ...]] = {
             ("mean error at most 5 %", "below both bounds"),
             predictions(of_transformer=True),
             beside=predicted_points(of_transformer=True),
+        ),
+        Study(
+            "Intervals of predicted steps, at ranks and bucket caps that were then run",
+            "predict_intervals.jsonl",
+            f"predict_intervals.py --results {RESULTS}/predict_intervals.jsonl",
+            ("at least 95 of 100 intervals hold the measured step",),
+            rows_of(predict_intervals.demands),
         ),
     ),
     "Trials": (

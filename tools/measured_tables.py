@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks import overhead, predict_error
-from benchmarks.results_file import read_json, read_rows
+from benchmarks.judging.results_file import read_json, read_rows
 
 
 def predicted_points(of_transformer: bool) -> Callable[[Path], str]:

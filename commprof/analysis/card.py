@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from commprof import invocation
+from commprof.analysis.collectives.bucket_sizes import SmallCalls, small_calls
 from commprof.analysis.late.stragglers import LateRank, fell_behind
 from commprof.analysis.next_step import WORTH_A_LOOK
 from commprof.analysis.remarks import FEW_STEPS
@@ -23,13 +24,6 @@ from commprof.analysis.verdict import MOST_UNSPLIT, Verdict, nobody_is_late
 from commprof.analysis.world import WorldResult
 from commprof.text import counted, in_seconds, listed, named_ranks
 from commprof.units import ns_to_ms
-
-#: A call of less than this is called small: an eighth of DDP's first bucket.
-_SMALL_BYTES = 2**17
-#: Small calls are worth a word from so many a step on ...
-_MANY = 16
-#: ... and if they hold at least this share of the exposed time.
-_MOST = 0.5
 
 
 @dataclass(frozen=True)
@@ -72,17 +66,6 @@ class CardSize:
 
 
 @dataclass(frozen=True)
-class SmallCalls:
-    """Collectives so small that how many they are may matter more than how long they are."""
-
-    #: Of a rank.
-    calls_per_step: float
-    mean_bytes: float
-    #: Of the exposed time.
-    exposed_share: float
-
-
-@dataclass(frozen=True)
 class Card:
     """What a run says on one screen."""
 
@@ -92,7 +75,7 @@ class Card:
     #: Steps behind the times; those that stalled are not among them.
     steps: int
     step_ms: float
-    #: One sentence.
+    #: One or two sentences.
     verdict: str
     #: In the order of a step; they add up to ``step_ms``.
     parts: tuple[CardPart, ...]
@@ -137,7 +120,8 @@ def card(
     world, detail = next(each for each in found if each[0].world_size == verdict.world_size)
     step = mean_step(detail)
     late = _late(world.late_rank)
-    small = _small_calls(world, step)
+    matters = step.share("communication") >= WORTH_A_LOOK
+    small = small_calls(world, step) if matters else None
     run = invocation.quoted(directory)
     advice, command = verdict.next_step.advice, verdict.next_step.command or _look(run, late)
     if result.incidents:
@@ -191,20 +175,6 @@ def _late(late: LateRank | None) -> CardRank | None:
         measured_steps=late.measured_steps,
         p_value=late.p_value,
     )
-
-
-def _small_calls(world: WorldResult, step: MeanStep) -> SmallCalls | None:
-    """None unless there are many, and they hold much of an exposed time that matters."""
-    rows = [row for row in world.collectives if row.total_bytes < _SMALL_BYTES * row.calls]
-    number = sum(row.calls_per_step for row in rows)
-    exposed = world.parts.exposed_ms
-    if number < _MANY or not exposed > 0 or step.share("communication") < WORTH_A_LOOK:
-        return None
-    share = sum(row.exposed_ms for row in rows) / exposed
-    if share < _MOST or (step.split_ms and step.split_ms["wire"] < step.split_ms["waiting"]):
-        return None
-    mean = sum(row.total_bytes for row in rows) / sum(row.calls for row in rows)
-    return SmallCalls(number, mean, min(1.0, share))
 
 
 def _look(run: str, late: CardRank | None) -> str:

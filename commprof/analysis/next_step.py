@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from commprof.analysis.collectives.bucket_sizes import cap_to_try_mb
 from commprof.analysis.late.stragglers import LateRank
 from commprof.analysis.run_command import taken_apart
 from commprof.analysis.step.cores import crowded, lacked_cores, no_core_share
@@ -19,7 +20,7 @@ from commprof.units import ns_to_ms
 WORTH_A_LOOK = 0.10
 
 #: What a trial is asked to compare where nobody said.
-_CANDIDATES = "fp16,int8,topk:ratio=0.01,bucket-cap=5"
+_CANDIDATES = "fp16,int8,topk:ratio=0.01"
 #: Options of a run that a trial has otherwise, or refuses; each takes one value.
 _REPLACED = (
     *("--nproc", "--world-sizes", "--trial", "--output", "--json", "--steps", "--epochs"),
@@ -73,31 +74,53 @@ def next_step(
                 "measured within the exposed time alone."
             )
         return NextStep(advice, "")
-    late = world.late_rank
-    if late is not None and ns_to_ms(late.wait_ns) >= WORTH_A_LOOK * step_ms:
+    late = rank_to_look_at(context, world, step)
+    if late is not None:
         return NextStep(
-            f"{_find_out(world, late)}: waiting for it takes "
-            f"{ns_to_ms(late.wait_ns) / step_ms:.0%} of the others' step. No change to the "
-            "exchange wins that back.",
+            f"{_find_out(world, late)}: waiting for it takes {late_share(late, step):.0%} of the "
+            "others' step. No change to the exchange wins that back.",
             "",
         )
-    return _trial(context, world.world_size)
+    return _trial(context, world.world_size, cap_to_try_mb(world, step))
 
 
-def _trial(context: Mapping[str, Any], world_size: int) -> NextStep:
+def rank_to_look_at(
+    context: Mapping[str, Any], world: WorldResult, step: MeanStep
+) -> LateRank | None:
+    """The late rank, where looking at it is what to do first."""
+    late = world.late_rank
+    if late is None or late_share(late, step) < WORTH_A_LOOK:
+        return None
+    unsure = crowded(context, world) and math.isnan(no_core_share(world))
+    little = step.exposed_ms < WORTH_A_LOOK * step.step_ms
+    return None if lacked_cores(world) or unsure or little else late
+
+
+def late_share(late: LateRank, step: MeanStep) -> float:
+    """Waiting for a late rank over the mean step."""
+    return ns_to_ms(late.wait_ns) / step.step_ms
+
+
+def _candidates(cap_mb: int | None) -> str:
+    return _CANDIDATES if cap_mb is None else f"{_CANDIDATES},bucket-cap={cap_mb}"
+
+
+def _trial(context: Mapping[str, Any], world_size: int, cap_mb: int | None) -> NextStep:
     """What would measure whether a change of the exchange pays."""
-    command, several = trial_command(context, world_size), context.get("nodes", 1) > 1
+    command = trial_command(context, world_size, cap_mb)
+    several = context.get("nodes", 1) > 1
     if not command and not (several and _takes_a_trial(context)):
         return NextStep("", "")
+    changes = "compression" if cap_mb is None else "compression or other buckets"
     measured = (
-        "Whether compression, other buckets or another exchange would make the step shorter is "
-        "measured on the job's own steps by"
+        f"Whether {changes} would make the step shorter is measured on the job's own steps by"
     )
     if not several:
         return NextStep(f"{measured}:", command)
     if not command:
         return NextStep(
-            f"{measured} the same run with --trial {_CANDIDATES}, on every machine.", ""
+            f"{measured} the same run with --trial {_candidates(cap_mb)}, on every machine.",
+            "",
         )
     return NextStep(
         f"{measured} this, typed on every machine with its number N, and with a new directory that "
@@ -128,8 +151,10 @@ def _give_cores(context: Mapping[str, Any], world: WorldResult) -> str:
     return f"First find out what else runs on the ranks' cores: {measured}. {after}"
 
 
-def trial_command(context: Mapping[str, Any], world_size: int) -> str:
+def trial_command(context: Mapping[str, Any], world_size: int, cap_mb: int | None) -> str:
     """The run's command as a trial; of several machines with N for the number of each.
+
+    ``cap_mb`` is that of its candidate with other buckets; None for no such candidate.
 
     Empty where it was no run, its strategy takes no trial, or a file holds more of its options,
     which a trial may refuse.
@@ -141,7 +166,8 @@ def trial_command(context: Mapping[str, Any], world_size: int) -> str:
     if command is None or command.has("--config"):
         return ""
     nodes = max(1, int(context.get("nodes", 1)))
-    asked = ["--nproc", str(world_size // nodes), "--trial", _CANDIDATES]
+    asked = ["--nproc", str(world_size // nodes), "--trial"]
+    asked.append(_candidates(cap_mb))
     kept = command.without(_REPLACED)
     if nodes > 1:
         endpoint = _value(kept.options, "--rdzv-endpoint") or "HOST:PORT"

@@ -8,14 +8,24 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from commprof import invocation
 from commprof.errors import CommprofError
 from commprof.files import read_json
+from commprof.shapes import Shape, checked
 from commprof.stats.intervals import Interval
 
 _SCHEMA_VERSION = 1
+_ANSWER: Final[dict[str, Shape]] = {
+    "prediction": {
+        "samples_per_s": float,
+        "step_s": {"value": float},
+        "scenario": {"world_size": int},
+        "outside": list[str],
+    },
+    "interval_s": {"low": float, "high": float},
+}
 
 
 @dataclass(frozen=True)
@@ -25,7 +35,7 @@ class PredictedPoint:
     world_size: int
     #: What is not as it was recorded, by the names of the file; empty for the recorded setting.
     setting: tuple[tuple[str, str], ...]
-    #: With the interval of the step, which holds the model's worst held-out error.
+    #: With the interval of the step, which the model's held-out errors widen.
     samples_per_s: Interval
     #: Why parts of it lie outside of the measured range; empty inside.
     outside: tuple[str, ...]
@@ -47,43 +57,41 @@ def read_predictions(path: Path) -> Predictions:
         CommprofError: it is none, or of a version not known here.
     """
     try:
-        document = read_json(path)
+        document = checked(read_json(path), {"schema_version": int})
         version = document["schema_version"]
         if version != _SCHEMA_VERSION:
             raise CommprofError(
                 f"{invocation.quoted(path)} has schema_version {version}, not {_SCHEMA_VERSION}; "
                 "predict once more with this version of commprof"
             )
-        points = tuple(
-            _point(answer)
-            for answer in document["answers"]
-            if answer["prediction"]["samples_per_s"] is not None
-        )
-        worst = document["error"]
-        return Predictions(points, None if worst is None else float(worst["worst"]))
-    except OSError as error:
-        raise CommprofError(f"{invocation.quoted(path)} cannot be read: {error.strerror}") from None
-    except (ValueError, KeyError, TypeError, AttributeError, ZeroDivisionError):
+        answers = checked(document, {"answers": list[dict[str, Any]]})["answers"]
+        found = [checked(each, _ANSWER, f"answers[{n}]") for n, each in enumerate(answers)]
+        points = tuple(_point(each) for each in found if each["prediction"]["samples_per_s"] > 0)
+        error = document.get("error")
+        worst = None if error is None else checked(error, {"worst": float}, "error")["worst"]
+        return Predictions(points, worst)
+    except OSError as problem:
+        said = f"{invocation.quoted(path)} cannot be read: {problem.strerror}"
+        raise CommprofError(said) from None
+    except (ValueError, ZeroDivisionError) as problem:
         raise CommprofError(
-            f"{invocation.quoted(path)} holds no predictions; write them with "
+            f"{invocation.quoted(path)} holds no predictions ({problem}); write them with "
             + invocation.command("predict", "RUN", "--format", "json")
         ) from None
 
 
 def _point(answer: Mapping[str, Any]) -> PredictedPoint:
     prediction, interval = answer["prediction"], answer["interval_s"]
-    value, step_s = float(prediction["samples_per_s"]), float(prediction["step_s"]["value"])
+    value, step_s = prediction["samples_per_s"], prediction["step_s"]["value"]
     return PredictedPoint(
-        world_size=int(prediction["scenario"]["world_size"]),
+        world_size=prediction["scenario"]["world_size"],
         setting=tuple(
             (str(name), str(value))
             for name, value in prediction["scenario"].items()
             if name != "world_size" and value not in (None, "flat", "weak")
         ),
         samples_per_s=Interval(
-            value,
-            value * step_s / float(interval["high"]),
-            value * step_s / float(interval["low"]),
+            value, value * step_s / interval["high"], value * step_s / interval["low"]
         ),
-        outside=tuple(map(str, prediction["outside"])),
+        outside=tuple(prediction["outside"]),
     )

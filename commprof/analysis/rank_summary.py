@@ -13,6 +13,7 @@ import numpy.typing as npt
 from commprof.analysis.align.samples import samples_read
 from commprof.analysis.step.breakdown import Breakdown, mean_of_known
 from commprof.analysis.step.device_telemetry import DeviceTelemetry, device_telemetry
+from commprof.analysis.step.kernel_times import KernelTimes
 from commprof.trace.columns import Ints
 from commprof.trace.run.run_directory import WorldRun
 from commprof.units import ns_to_ms, ns_to_s
@@ -67,6 +68,8 @@ class RankSummary:
     device_peak_bytes: float = math.nan
     #: What the driver said of the rank's GPU; None where it was not asked.
     device: DeviceTelemetry | None = None
+    #: None where its trace holds no kernels.
+    kernels: KernelTimes | None = None
 
     @property
     def training_bytes(self) -> float:

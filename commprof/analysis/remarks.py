@@ -154,7 +154,7 @@ def _about_steps(world: WorldResult) -> list[str]:
         found.append(
             f"Rank {late.rank} comes late at {name}: each of the others waits "
             f"{ns_to_ms(late.wait_ns):.1f} ms per step for it, {late.share:.0%} of all waiting "
-            f"(by chance: p = {late.p_value:.4f}). {_about_lateness(late)}"
+            f"{_by_chance(late)}. {_about_lateness(late)}"
         )
     return found
 
@@ -162,7 +162,15 @@ def _about_steps(world: WorldResult) -> list[str]:
 def _about_world(world: WorldResult) -> list[str]:
     found = []
     name = counted(world.world_size, "rank")
-    if not world.clocks_shared:
+    if world.foreign and world.clock_error_us > 0:
+        found.append(
+            f"Ranks' clocks were compared at {name} by the ends of their collectives: offsets "
+            f"known to ±{_micros(world.clock_error_us)} µs. Waiting and transfer of one exposure "
+            "may be off by twice that, one against the other."
+        )
+    elif world.foreign:
+        pass  # why they were not compared, a problem says
+    elif not world.clocks_shared:
         found.append(
             f"At {name} the ranks ran on several machines, whose clocks were not compared: "
             "waiting and transfer cannot be separated."
@@ -224,6 +232,13 @@ def _about_missing(world: WorldResult, name: str) -> str:
     if math.isnan(world.samples_per_s):
         return f"{text}, and samples/s, speed-up and efficiency are not known."
     return f"{text}, samples those of all ranks, by the training loop's account."
+
+
+def _by_chance(late: LateRank) -> str:
+    if math.isnan(late.p_value):
+        steps = counted(late.measured_steps, "step")
+        return f"in the {steps} recorded, too few to tell it from chance"
+    return f"(by chance: p = {late.p_value:.4f})"
 
 
 def _about_lateness(late: LateRank) -> str:
@@ -301,6 +316,10 @@ def _percent(ratio: float) -> str:
 
 def _about_devices(world: WorldResult, name: str) -> str:
     text = f"At {name} {world.device_collectives} collectives ran on a GPU. "
+    if world.foreign:
+        return text + (
+            "Exposed time is that in which their kernels ran and no other kernel of the device did."
+        )
     untimed = world.device_collectives - world.device_timed
     if world.device_timed:
         text += (

@@ -2,7 +2,8 @@
 
 Communication that the training thread waits for is one part of the mean step, beside compute,
 data, optimizer and other. The largest part names what binds the step, if it is the largest in at
-least 95 % of bootstrap samples of the steps; otherwise the two largest are named. It promises
+least 95 % of bootstrap samples of the steps; otherwise the two largest are named. Where a late rank
+holds up the others for long, whatever part is the largest, that rank comes first. It promises
 nothing of a change: what that would bring has to be tried, and the verdict ends with the command
 that does.
 """
@@ -16,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from commprof.analysis.late.stragglers import fell_behind
-from commprof.analysis.next_step import NextStep, next_step
+from commprof.analysis.late.stragglers import LateRank, fell_behind
+from commprof.analysis.next_step import NextStep, late_share, next_step, rank_to_look_at
 from commprof.analysis.scaling import RunResult
 from commprof.analysis.step.cores import judged_place, lacked_cores, no_core_share, usable_cores
 from commprof.analysis.step.detail import WorldDetail
@@ -47,6 +48,7 @@ _WORDS = {
     "wire": "data transfer",
     "unsplit": "not attributed",
 }
+_NO_KERNEL = "idle GPUs (no kernel of forward, backward, optimizer or communication)"
 #: The same in a list of differences.
 _SHORT = {"wire": "data transfer", "unsplit": "communication not attributed"}
 
@@ -73,7 +75,7 @@ class Verdict:
     #: Which: the largest of two ranks or more that had a core each, or else the largest.
     world_size: int
     bindings: tuple[Binding, ...]
-    #: One line.
+    #: One or two sentences: what to act on first.
     headline: str
     sentences: tuple[str, ...]
     next_step: NextStep
@@ -99,9 +101,11 @@ def verdict(result: RunResult, details: Sequence[WorldDetail]) -> Verdict | None
     return Verdict(
         world.world_size,
         bindings,
-        _headline(bindings[place], step),
+        _headline(
+            bindings[place], step, _words(world), rank_to_look_at(result.context, world, step)
+        ),
         tuple(sentences),
-        next_step(result.context, world, step, _WORDS[own_work]),
+        next_step(result.context, world, step, _words(world)[own_work]),
     )
 
 
@@ -115,16 +119,35 @@ def _binding(world: WorldResult, step: MeanStep) -> Binding:
     return Binding(world.world_size, part, largest, split)
 
 
-def _headline(binding: Binding, step: MeanStep) -> str:
+def _words(world: WorldResult) -> Mapping[str, str]:
+    """What parts are called; phases of a recording of kernels hold no time without kernels."""
+    if all(rank.kernels is None for rank in world.ranks):
+        return _WORDS
+    return {**_WORDS, "other": _NO_KERNEL}
+
+
+def _headline(
+    binding: Binding, step: MeanStep, words: Mapping[str, str], late: LateRank | None
+) -> str:
+    """What to act on: ``late``, if that is first, else the largest part of the step."""
     ranks = counted(binding.world_size, "rank")
     (first, share), (second, other) = binding.largest
+    if late is not None:
+        largest = f"part is {words[first]}: {share:.1%}"
+        if binding.part is None:
+            largest = f"parts are {words[first]} ({share:.1%}) and {words[second]} ({other:.1%})"
+        return (
+            f"At {ranks} rank {late.rank} holds up the step: waiting for it takes "
+            f"{late_share(late, step):.0%} of the others' step. Of the mean step of "
+            f"{in_ms(step.step_ms)} the largest {largest}."
+        )
     if binding.part is not None:
         split = _split(binding) if first == "communication" else ""
         return (
-            f"At {ranks} the step is bound by {_WORDS[first]}: {share:.1%} of the mean step of "
+            f"At {ranks} the step is bound by {words[first]}: {share:.1%} of the mean step of "
             f"{in_ms(step.step_ms)}{split}."
         )
-    named = f"{_WORDS[first]} ({share:.1%}) and {_WORDS[second]} ({other:.1%})"
+    named = f"{words[first]} ({share:.1%}) and {words[second]} ({other:.1%})"
     if other >= _ABOUT_EQUAL * share:
         return f"At {ranks} the step is limited about equally by {named}."
     return (
@@ -180,6 +203,8 @@ def _communication(world: WorldResult, step: MeanStep) -> list[str]:
         return ["One rank alone: there is nothing to communicate."] * (world.world_size == 1)
     share = f"{step.share('communication'):.1%}"
     text = f"The training thread waits for communication in {share} of the mean step"
+    if any(rank.kernels is not None for rank in world.ranks):
+        text = f"Communication runs with no other kernel beside it in {share} of the mean step"
     if step.split_ms:
         text += (
             f": {step.share('waiting'):.1%} for the last rank, {step.share('wire'):.1%} for the "
@@ -196,7 +221,7 @@ def _communication(world: WorldResult, step: MeanStep) -> list[str]:
 
 def _unseen_forward(world: WorldResult, binding: Binding) -> list[str]:
     """Where a forward pass is that no phase holds, if what holds it is among the largest parts."""
-    if world.parts.forward_ms != 0 or "other" not in dict(binding.largest):
+    if world.foreign or world.parts.forward_ms != 0 or "other" not in dict(binding.largest):
         return []
     return [
         "No forward pass was seen: that of a model under neither DDP nor FSDP2 counts as other, "

@@ -25,7 +25,13 @@ from commprof.analysis.collectives.queueing import assumes_threads
 from commprof.analysis.collectives.time_in_flight import TimeInFlight, times_in_flight
 from commprof.analysis.late.lateness import views, with_phase
 from commprof.analysis.late.slowness import find_slow_rank
-from commprof.analysis.late.stragglers import LateRank, find_late_rank, late_by_own_work
+from commprof.analysis.late.stragglers import (
+    LateRank,
+    few_steps,
+    find_late_rank,
+    late_by_own_work,
+    late_rank_of_few_steps,
+)
 from commprof.analysis.rank_summary import (
     RankSummary,
     StepParts,
@@ -34,6 +40,7 @@ from commprof.analysis.rank_summary import (
     samples_trained,
 )
 from commprof.analysis.step.breakdown import Breakdown
+from commprof.analysis.step.kernel_times import kernel_times
 from commprof.analysis.step.mean_step import stalled
 from commprof.analysis.step.overhead import Overhead, overhead
 from commprof.analysis.step.repeats import Repeats, repeats
@@ -120,8 +127,10 @@ class WorldResult:
     #: Number and wall time in ms, slowest rank, of steps that stalled: see ``mean_step.stalled``.
     #: They are in the means here, but make no verdict and no late rank.
     stalled_steps: tuple[tuple[int, float], ...] = ()
-    #: None where all ranks ran on one host.
+    #: None where all ranks ran on one host, or where nobody knows.
     host_links: HostLinks | None = None
+    #: Whether another profiler recorded it.
+    foreign: bool = False
 
     @property
     def measured_steps(self) -> int:
@@ -154,17 +163,23 @@ def world_result(run: WorldRun, seen: MeasuredWorld) -> WorldResult:
     traces, tables, measured = seen.traces, seen.tables, seen.measured
     observed = [Observed(*x) for x in zip(traces, tables, measured, strict=True)]
     step = measured[0].step
+    summary = _summarise(run, seen.ranks, seen.parts, measured, seen.warmup, seen.clock_error_us)
+    kernels = kernel_times(seen.matching, traces, tables, step, seen.clocks_shared)
+    foreign = seen.recorded[0].is_foreign
+    checks = () if foreign else (*cross_checks(run, observed), *theory_checks(run, observed))
     result = replace(
-        _summarise(run, seen.ranks, seen.parts, measured, seen.warmup, seen.clock_error_us),
+        summary,
+        ranks=tuple(replace(r, kernels=k) for r, k in zip(summary.ranks, kernels, strict=True)),
+        foreign=foreign,
         collectives=collective_rows(seen.matching, traces, tables, step, seen.clocks_shared),
         times_in_flight=times_in_flight(traces, tables, step),
         compression=compression_rows(traces, step, run.world_size),
         steps_end=seen.steps.source,
         merged_steps=seen.merged,
-        repeats=repeats(traces[0], step),
+        repeats=Repeats() if foreign else repeats(traces[0], step),
         gloo_threads_assumed=any(assumes_threads(trace) for trace in traces),
-        host_links=host_links(run.world_size, observed),
-        cross_checks=(*cross_checks(run, observed), *theory_checks(run, observed)),
+        host_links=None if foreign else host_links(run.world_size, observed),
+        cross_checks=checks,
         device_timed=sum(timed_collectives(trace) for trace in seen.recorded),
         no_device_times=_no_device_times(seen.recorded),
         device_clock_error_us=_device_clock_error_us(seen.recorded),
@@ -185,13 +200,16 @@ def _late_rank(seen: MeasuredWorld, result: WorldResult) -> dict[str, Any]:
     parts = [part.rows(~hung) for part in seen.measured]
     step_ns = ms_to_ns(result.step_median_ms)
     waited_for = np.sum([part.waited_for_ns for part in parts], axis=0)
-    late = find_late_rank(waited_for, step_ns, us_to_ns(seen.clock_error_us))
-    if late is not None:
+    find = late_rank_of_few_steps if result.foreign and few_steps(waited_for) else find_late_rank
+    late = find(waited_for, step_ns, us_to_ns(seen.clock_error_us))
+    if late is not None and find is find_late_rank:
         late = with_phase(late, views(seen.traces, seen.tables, seen.arrivals), parts[0].step)
     slow = find_slow_rank(np.stack([part.by_origin_ns for part in parts]), step_ns)
     stalls = zip(seen.measured[0].step[hung].tolist(), slowest[hung].tolist(), strict=True)
     return {
-        "late_rank": late_by_own_work(late, slow, waited_for, step_ns),
+        "late_rank": late
+        if find is not find_late_rank
+        else late_by_own_work(late, slow, waited_for, step_ns),
         "stalled_steps": tuple((step, ns_to_ms(ns)) for step, ns in stalls),
     }
 

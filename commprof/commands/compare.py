@@ -8,12 +8,13 @@ from pathlib import Path
 
 from commprof.commands.showing import compare_runs, compare_sweeps
 from commprof.errors import UsageError
+from commprof.recordings.recognise import is_recording_file
 
 _DESCRIPTION = """\
 Compares two recorded runs step by step (step time, its parts, collectives, settings), or two
 results of the microbenchmark row by row: ratios, a rank test, and a verdict for scripts.
 
-  commprof compare BEFORE AFTER                          run directories
+  commprof compare BEFORE AFTER                          run directories, or torch.profiler's traces
   commprof compare BEFORE.json AFTER.json --fail-above 5%    commprof microbench ... --json FILE
   commprof compare BEFORE.log AFTER.log                  outputs of nccl-tests
 
@@ -45,9 +46,10 @@ class CompareCommand:
         """Compares and prints."""
         limit = None if args.fail_above is None else parse_share(args.fail_above)
         paths = (args.first, args.second)
-        are_runs = any(path.is_dir() for path in paths)
-        if are_runs and not all(path.is_dir() for path in paths):
-            other = next(path for path in paths if not path.is_dir())
+        runs = [path.is_dir() or is_recording_file(path) for path in paths]
+        are_runs = any(runs)
+        if not all(runs) and are_runs:
+            other = paths[runs.index(False)]
             raise UsageError(
                 f"{other} {'is no run directory' if other.exists() else 'does not exist'}; "
                 "give two that commprof run wrote, or two JSON files of commprof microbench"

@@ -12,17 +12,17 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from commprof.analysis.collectives.sweep_file import read_sweep, write_sweep
+from commprof.analysis.sweeps.sweep_file import read_sweep, write_sweep
 from commprof.commands.options.microbench_arguments import DESCRIPTION, add_arguments
 from commprof.commands.options.output_file import writable_file
 from commprof.compressors import parse
 from commprof.errors import CommprofError, UsageError
 from commprof.interrupts import ends_at_once
 from commprof.invocation import quoted
-from commprof.microbench.memory import check_memory
 from commprof.microbench.operations import HOOK_PREFIX, dtype_name
 from commprof.microbench.plan import Plan
 from commprof.microbench.sizes import ladder, parse_size
+from commprof.microbench.timing.memory import check_memory
 from commprof.report.comparison import sweep_table
 from commprof.report.plain_text import printable
 

@@ -41,11 +41,17 @@ Works on runs that were cut short: whatever was recorded is shown.
   commprof report RUN --format csv --rows steps         raw rows, one per rank and step
   commprof report RUN --price-per-hour 3.06             what training costs at each world size
   commprof report DUMPS                                 who hangs, from Flight Recorder dumps
+  commprof report traces.tar.gz                         what torch.profiler recorded of a job
 """
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
         """Adds the arguments."""
-        parser.add_argument("run", type=Path, metavar="RUN", help="the run directory")
+        parser.add_argument(
+            "run",
+            type=Path,
+            metavar="RUN",
+            help="the run directory; or traces of torch.profiler: a file, a folder or an archive",
+        )
         parser.add_argument("--format", choices=FORMATS, default="table", help="default: table")
         parser.add_argument(
             "-o",
@@ -53,7 +59,7 @@ Works on runs that were cut short: whatever was recorded is shown.
             type=Path,
             metavar="FILE",
             help="write there, - for the terminal (default: the terminal; html and parquet: "
-            "RUN/report.html, .parquet)",
+            "RUN/report.html, .parquet, of a file in the current directory)",
         )
         parser.add_argument("--force", action="store_true", help="overwrite FILE of -o")
         parser.add_argument(
@@ -123,8 +129,8 @@ def _check_one_strategy(args: argparse.Namespace) -> None:
 def _output(args: argparse.Namespace) -> Path | None:
     """The file to write; None for the terminal."""
     output: Path | None = args.output
-    if output is None and args.format in _FILES and args.run.is_dir():
-        output = args.run / _FILES[args.format]
+    if output is None and args.format in _FILES and args.run.exists():
+        output = (args.run if args.run.is_dir() else Path()) / _FILES[args.format]
     return None if output == Path("-") else output
 
 

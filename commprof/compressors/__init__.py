@@ -103,13 +103,16 @@ def parse(text: str) -> Compressor:
     Options are those of the function of that name, as numbers: ``topk:ratio=0.01,feedback=1``.
 
     Raises:
-        UsageError: unknown name or option, or a value that is no number or out of range.
+        UsageError: unknown name or option, one given twice, or a value that is no number or out
+            of range.
     """
     name, _, rest = text.partition(":")
     checked(name, {})
     options: dict[str, float] = {}
     for word in filter(None, rest.split(",")):
         key, equals, value = word.partition("=")
+        if key in options:
+            raise UsageError(f"{name}: option {key!r} is given twice; keep one of them")
         try:
             options[key] = float(value)
         except ValueError:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import atexit
 import hashlib
 import weakref
-from typing import Any, Protocol
+from collections.abc import Sequence
+from itertools import zip_longest
+from typing import Any, NoReturn, Protocol
 
 import torch
 import torch.distributed as dist
@@ -78,7 +80,7 @@ class Running:
         if not groups.native:
             self.engine: Any = TorchOps(model_group, parameters, compressor)
         else:
-            _agree(groups.all, compressor, named)
+            _agree(groups.all, compressor, ddp.module)
             assert _native.native is not None
             if replaced is not None:
                 replaced.stop()
@@ -132,25 +134,47 @@ class Running:
         self.engine.stop(_PATIENCE_S)
 
 
-def _agree(
-    group: dist.ProcessGroup,
-    compressor: Compressor,
-    named: list[tuple[str, torch.nn.Parameter]],
-) -> None:
+def _agree(group: dist.ProcessGroup, compressor: Compressor, model: torch.nn.Module) -> None:
     """Before the first bucket: lengths and ways of messages follow from what is compared here."""
-    found = [(name, tuple(p.shape), str(p.dtype), p.device.type) for name, p in named]
-    digest = hashlib.sha256(repr(found).encode()).hexdigest()[:16]
-    mine = {"compressor": compressor.label, "parameters": f"{len(named)} ({digest})"}
-    everyone: list[dict[str, str]] = [{}] * group.size()
-    dist.all_gather_object(everyone, mine, group=group)
-    for rank, theirs in enumerate(everyone):
-        for field, value in mine.items():
-            if theirs[field] != value:
-                raise CommprofError(
-                    f"rank {group.rank()} has {field} {value!r} and rank {rank} "
-                    f"{theirs[field]!r}; all ranks must attach the same compressor to the same "
-                    "model"
-                )
+    found = _described(model)
+    digest = hashlib.sha256(repr(found).encode()).hexdigest()
+    labels, digests = zip(*_of_all_ranks(group, (compressor.label, digest)), strict=True)
+    if len(set(labels)) > 1:
+        _refuse("compressor", group.rank(), labels)
+    if len(set(digests)) > 1:  # on all ranks, so that they meet once more
+        models = _of_all_ranks(group, found)
+        row = next(i for i, at in enumerate(zip_longest(*models)) if len(set(at)) > 1)
+        _refuse(
+            "parameter", group.rank(), [(*each, "none")[min(row, len(each))] for each in models]
+        )
+
+
+def _described(model: torch.nn.Module) -> list[str]:
+    """What buckets follow from, of each parameter."""
+    sparse = {
+        f"{name}.weight".removeprefix(".")
+        for name, module in model.named_modules()
+        if isinstance(module, torch.nn.Embedding | torch.nn.EmbeddingBag) and module.sparse
+    }
+    return [
+        f"{name} {list(p.shape)} {p.dtype} on {p.device.type}"
+        + (", sparse gradient" if name in sparse else "")
+        for name, p in model.named_parameters()
+    ]
+
+
+def _of_all_ranks(group: dist.ProcessGroup, mine: Any) -> list[Any]:
+    found: list[Any] = [None] * group.size()
+    dist.all_gather_object(found, mine, group=group)
+    return found
+
+
+def _refuse(what: str, rank: int, found: Sequence[str]) -> NoReturn:
+    other = next(i for i, theirs in enumerate(found) if theirs != found[rank])
+    raise CommprofError(
+        f"rank {rank} has {what} {found[rank]!r} and rank {other} {found[other]!r}; all ranks must "
+        "attach the same compressor to the same model"
+    )
 
 
 def _stop_at_exit(engine: Any) -> None:

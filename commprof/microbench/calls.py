@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 
-from commprof.microbench.buffers import Buffers
+from commprof.microbench.timing.buffers import Buffers
 
 Call = Callable[[], None]
 ROOT = 0

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from commprof.analysis.collectives.sweep import (
+from commprof.analysis.sweeps.sweep import (
     OverlapRow,
     RowKey,
     SweepResult,
@@ -18,13 +18,13 @@ from commprof.analysis.collectives.sweep import (
     make_row,
     overlap_share,
 )
-from commprof.analysis.collectives.sweep_file import write_sweep
-from commprof.analysis.collectives.sweep_samples import Floats, durations_us, skews_us
+from commprof.analysis.sweeps.sweep_file import write_sweep
+from commprof.analysis.sweeps.sweep_samples import Floats, durations_us, skews_us
 from commprof.microbench.calls import ROOT
 from commprof.microbench.operations import DTYPES, operation
-from commprof.microbench.overlap import OverlapCell
 from commprof.microbench.plan import Plan, Sweep
 from commprof.microbench.sweep_run import Cell
+from commprof.microbench.timing.overlap import OverlapCell
 
 _WRITE_EVERY_S = 2.0  # a long sweep's file takes a tenth of a second
 

@@ -9,16 +9,16 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from commprof.analysis.collectives.sweep_samples import Times
-from commprof.microbench.buffers import make_buffers
-from commprof.microbench.call_check import count_wrong
+from commprof.analysis.sweeps.sweep_samples import Times
 from commprof.microbench.calls import Call, Side
-from commprof.microbench.hooks import HookBench, make_hook_bench
-from commprof.microbench.measure import Subject, pilot_ns, take_samples
-from commprof.microbench.native_loop import make_sampled_call
 from commprof.microbench.operations import HOOK_PREFIX, operation
 from commprof.microbench.plan import Plan, Sweep
-from commprof.microbench.schedule import samples_per_round, warmup_calls
+from commprof.microbench.timing.buffers import make_buffers
+from commprof.microbench.timing.call_check import count_wrong
+from commprof.microbench.timing.hooks import HookBench, make_hook_bench
+from commprof.microbench.timing.measure import Subject, pilot_ns, take_samples
+from commprof.microbench.timing.native_loop import make_sampled_call
+from commprof.microbench.timing.schedule import samples_per_round, warmup_calls
 
 
 @dataclass(frozen=True)

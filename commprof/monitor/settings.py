@@ -111,7 +111,11 @@ def settings_of(args: argparse.Namespace) -> Settings:
 
 def settings_of_environment() -> Settings:
     """What COMMPROF_METRICS asks for; UsageError where it holds no such options."""
-    return parse(shlex.split(variables.given(variables.METRICS)))
+    try:
+        words = shlex.split(variables.given(variables.METRICS))
+    except ValueError as error:
+        raise UsageError(f"{variables.METRICS}: {error}") from None
+    return parse(words)
 
 
 def parse(words: Sequence[str]) -> Settings:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from commprof.analysis.card import Card, CardPart, CardRank, CardSize
-from commprof.report.plain_text import printable, wrapped
+from commprof.report.one_screen import LINES, WIDTH, command_lines, cut, prose, whole
+from commprof.report.plain_text import printable
 from commprof.text import counted, in_ms
-
-WIDTH, LINES = 80, 24
 
 #: Of the bar, by part: its letter, its name and the colour that a terminal gives to it.
 _LOOKS = {
@@ -40,9 +38,11 @@ def render(card: Card, colour: bool = False) -> str:
         card: what it says.
         colour: for a terminal that shows colours.
     """
-    top = [_cut(printable(card.description)), *_prose(card.verdict)]
-    middle = [_bar(card.parts, colour), *_legend(card.parts), *_figures(card)]
-    middle += [*_whom(card), *_small(card), *_scaling(card.scaling)]
+    top = [cut(printable(card.description)), *prose(card.verdict)]
+    middle = [_bar(card.parts, colour), *_legend(card.parts)]
+    for name, text in facts(card):
+        middle += prose(f"{name + ':':<22} {text}")
+    middle += _scaling(card.scaling)
     next_lines = _next(card)
     space = LINES - len(top) - len(middle) - len(next_lines)
     caveats = _caveats(card.caveats, space)
@@ -66,67 +66,84 @@ def _bar(parts: Sequence[CardPart], colour: bool) -> str:
 
 def _legend(parts: Sequence[CardPart]) -> list[str]:
     """Letter, name and figures of each part that took time; whole items in a line."""
-    return _whole(
+    return whole(
         f"{_LOOKS[part.name][0]} {_LOOKS[part.name][1]} {in_ms(part.ms)} {part.share:.1%}"
         for part in parts
         if part.share >= _SHOWN
     )
 
 
-def _figures(card: Card) -> list[str]:
+def facts(card: Card) -> list[tuple[str, str]]:
+    """The figures that matter, each with its name: the same in terminal, page and Markdown."""
+    return [*_figures(card), *_whom(card), *_small(card)]
+
+
+def _figures(card: Card) -> list[tuple[str, str]]:
     if card.world_size < 2 or not card.exposed_ms > 0:
-        return ["Exposed communication: none."]
+        return [("Exposed communication", "none.")]
     split = "not told apart in this run"
     if not math.isnan(card.wait_ms):
         split = f"{in_ms(card.wait_ms)} for the last rank, {in_ms(card.wire_ms)} transfer"
+    best = f"upper bound; {in_ms(card.best_step_ms)} would remain"
     return [
-        f"Exposed communication: {in_ms(card.exposed_ms)}, {card.exposed_share:.1%} of the step",
-        f"Wait and transfer:     {split}",
-        f"Best possible gain:    {card.exposed_share:.1%} of the step (upper bound; "
-        f"{in_ms(card.best_step_ms)} would remain)",
+        (
+            "Exposed communication",
+            f"{in_ms(card.exposed_ms)}, {card.exposed_share:.1%} of the step",
+        ),
+        ("Wait and transfer", split),
+        ("Best possible gain", f"{card.exposed_share:.1%} of the step ({best})"),
     ]
 
 
-def _whom(card: Card) -> list[str]:
-    if card.late is not None:
-        return _prose(_late(card.late))
-    if card.world_size < 2:
+def _whom(card: Card) -> list[tuple[str, str]]:
+    if card.late is None and card.world_size < 2:
         return []
-    if card.nobody_late:
-        return ["Waited for:            no single rank stands out"]
-    return ["Waited for:            not known, or nothing was waited for"]
+    if card.late is not None:
+        said = _late(card.late)
+    elif card.nobody_late:
+        said = "no single rank stands out"
+    else:
+        said = "not known, or nothing was waited for"
+    return [("Waited for", said)]
 
 
 def _late(late: CardRank) -> str:
     where = f" falls behind {late.where}" if late.where else ""
     return (
-        f"Waited for:            rank {late.rank}{where}: {in_ms(late.wait_ms)} per step and "
+        f"rank {late.rank}{where}: {in_ms(late.wait_ms)} per step and "
         f"waiting rank, {late.share:.0%} of all waiting, in {late.late_steps} of "
-        f"{late.measured_steps} steps, p={late.p_value:.1g}"
+        f"{late.measured_steps} steps, {_chance(late.p_value)}"
     )
 
 
-def _small(card: Card) -> list[str]:
+def _chance(p_value: float) -> str:
+    return "too few to test" if math.isnan(p_value) else f"p={p_value:.1g}"
+
+
+def _small(card: Card) -> list[tuple[str, str]]:
     small = card.small_calls
     if small is None:
         return []
-    return _prose(
-        f"Small messages:        {small.calls_per_step:.0f} calls per step of "
+    said = (
+        f"{small.calls_per_step:.0f} calls per step of "
         f"{small.mean_bytes / 1e3:.3g} kB on average hold {small.exposed_share:.0%} of the exposed "
         "time; try larger buckets"
     )
+    return [("Small messages", said)]
 
 
 def _scaling(sizes: Sequence[CardSize]) -> list[str]:
     shown = sizes[-_SIZES:]
     if len(sizes) == 1:
         only = sizes[0]
+        if math.isnan(only.samples_per_s):
+            return []
         return [
             f"{_rate(only.samples_per_s)} at {counted(only.world_size, 'rank')}; no other world "
             "size to compare with"
         ]
     known = any(not math.isnan(size.efficiency) for size in shown)
-    return _whole(
+    return whole(
         ["Throughput (efficiency):" if known else "Throughput:"]
         + [
             f"{counted(size.world_size, 'rank')} {_rate(size.samples_per_s)}"
@@ -138,7 +155,7 @@ def _scaling(sizes: Sequence[CardSize]) -> list[str]:
 
 def _caveats(caveats: Sequence[str], space: int) -> list[str]:
     """A line each; where there is no room for all of them the last line counts the rest."""
-    lines = [_cut(f"! {printable(caveat)}") for caveat in caveats]
+    lines = [cut(f"! {printable(caveat)}") for caveat in caveats]
     if len(lines) <= space:
         return lines
     kept = max(0, space - 1)
@@ -146,55 +163,13 @@ def _caveats(caveats: Sequence[str], space: int) -> list[str]:
 
 
 def _next(card: Card) -> list[str]:
-    command = _command(card.command)
+    command = command_lines(card.command)
     if len(command) > _COMMAND_LINES:
-        command = _command(card.all_command)
-    advice = _prose(f"Next: {card.advice}") if card.advice else ["Next, to see all of it:"]
+        command = command_lines(card.all_command)
+    advice = prose(f"Next: {card.advice}") if card.advice else ["Next, to see all of it:"]
     if len(advice) > _ADVICE_LINES:
         advice = [*advice[: _ADVICE_LINES - 1], f"{advice[_ADVICE_LINES - 1][: WIDTH - 4]} ..."]
     return [*advice, *command]
-
-
-def _command(command: str) -> list[str]:
-    """Broken between words, as a shell takes it; a word that is too long stays whole."""
-    lines = [" "]
-    for word in _words(printable(command)):
-        if len(lines[-1]) + 1 + len(word) > WIDTH - 2 and lines[-1].strip():
-            lines[-1] += " \\"
-            lines.append("   ")
-        lines[-1] += f" {word}"
-    return lines
-
-
-def _words(command: str) -> list[str]:
-    """As typed, with their quotes."""
-    words, open_quote = [""], ""
-    for character in command:
-        if character in "'\"" and open_quote in ("", character):
-            open_quote = "" if open_quote else character
-        if character == " " and not open_quote:
-            words.append("")
-        else:
-            words[-1] += character
-    return [word for word in words if word]
-
-
-def _prose(text: str) -> list[str]:
-    return wrapped(text, WIDTH).splitlines()
-
-
-def _whole(items: Iterable[str]) -> list[str]:
-    """Items side by side, none of them broken."""
-    lines = [""]
-    for item in items:
-        if lines[-1] and len(lines[-1]) + 3 + len(item) > WIDTH:
-            lines.append("")
-        lines[-1] += f"   {item}" if lines[-1] else item
-    return lines
-
-
-def _cut(line: str) -> str:
-    return line if len(line) <= WIDTH else textwrap.wrap(line, WIDTH - 4)[0] + " ..."
 
 
 def _rate(value: float) -> str:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from commprof.analysis.card import Card
 from commprof.analysis.collectives.kinds import SteplessCollectives
 from commprof.analysis.scaling import RunResult
 from commprof.analysis.step.overhead import Overhead
 from commprof.analysis.verdict import Binding, Verdict
 from commprof.analysis.world import WorldResult
+from commprof.report.card import facts
 from commprof.report.full_report import FullReport
 from commprof.report.plain_text import printable
 from commprof.report.sections import collectives as collectives_table
@@ -25,9 +27,12 @@ from commprof.report.sections.attempts import LEGEND as ATTEMPTS_LEGEND
 from commprof.report.sections.attempts import attempts_grid
 from commprof.report.sections.cross_checks import HEADING as CHECKS_LEGEND
 from commprof.report.sections.cross_checks import cross_checks_grid
+from commprof.report.sections.kernel_times import LEGEND as KERNELS_LEGEND
+from commprof.report.sections.kernel_times import TITLE as KERNELS_TITLE
+from commprof.report.sections.kernel_times import kernel_times_grid
 from commprof.report.sections.waiting import LEGEND as WAITING_LEGEND
 from commprof.report.sections.waiting import waiting_grid
-from commprof.report.table import PARTS_LEGEND, SCALING_LEGEND, notes, parts_grid, scaling_grid
+from commprof.report.table import SCALING_LEGEND, notes, parts_grid, parts_legend, scaling_grid
 from commprof.report.tabulated import Grid, tabulated, three_digits
 from commprof.report.trial import table as trial_table
 from commprof.text import counted
@@ -51,6 +56,8 @@ class Section:
     title: str
     #: One line that matters most.
     lead: str = ""
+    #: Figures with their names, as the first screen has them.
+    facts: tuple[tuple[str, str], ...] = ()
     paragraphs: tuple[str, ...] = ()
     bullets: tuple[str, ...] = ()
     #: Caption and table.
@@ -77,7 +84,7 @@ def sections(report: FullReport, trial: TrialResult | None = None) -> Iterator[S
         yield _timeline()
         return
     if report.verdict is not None:
-        yield _verdict(report.verdict)
+        yield _verdict(report.verdict, report.card)
     yield from incidents(result)
     yield from _notes(result)
     if result.attempts:
@@ -106,12 +113,13 @@ def sections(report: FullReport, trial: TrialResult | None = None) -> Iterator[S
         yield Section("always-on", "Always-on mode", preformatted=tuple(blocks))
 
 
-def _verdict(verdict: Verdict) -> Section:
+def _verdict(verdict: Verdict, card: Card | None) -> Section:
     advice = verdict.next_step
     return Section(
         "verdict",
         "Verdict",
         verdict.headline,
+        facts=() if card is None else tuple(facts(card)),
         paragraphs=(*verdict.sentences, *([advice.advice] if advice.advice else [])),
         preformatted=(printable(advice.command),) if advice.command else (),
     )
@@ -178,8 +186,11 @@ def _of_all_worlds(report: FullReport) -> Iterator[Section]:
         "Where each step goes",
         grids=(("Mean step in ms, by ranks", parts_grid(result)),),
         bullets=tuple(map(_binding, bindings)),
-        legend=PARTS_LEGEND,
+        legend=parts_legend(result.worlds),
     )
+    if (kernels := kernel_times_grid(result.worlds)) is not None:
+        grids = (("Mean step in ms, by rank", kernels),)
+        yield Section("kernels", KERNELS_TITLE, grids=grids, legend=KERNELS_LEGEND)
     yield _scaling(report)
     if (links := host_links_table.host_links_grid(result.worlds)) is not None:
         yield Section(

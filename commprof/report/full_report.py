@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from commprof.analysis.card import Card
     from commprof.analysis.cost import Cost
     from commprof.analysis.predicted import Predictions
     from commprof.analysis.scaling import RunResult
@@ -27,6 +28,8 @@ class FullReport:
     cost: Cost | None
     #: None unless given.
     predictions: Predictions | None = None
+    #: None without figures.
+    card: Card | None = None
 
     @property
     def strategy(self) -> str:

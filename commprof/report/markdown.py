@@ -59,6 +59,9 @@ def _section(section: Section) -> Iterator[str]:
     yield f"## {section.title}"
     if section.lead:
         yield from ("", f"**{escaped(section.lead)}**")
+    if section.facts:
+        yield ""
+        yield from (f"- {escaped(name)}: **{escaped(text)}**" for name, text in section.facts)
     for paragraph in section.paragraphs:
         yield from ("", _line(paragraph))
     if section.bullets:

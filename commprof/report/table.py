@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 
 from commprof.analysis.scaling import RunResult
 from commprof.analysis.step.overhead import Overhead
 from commprof.analysis.verdict import Verdict
+from commprof.analysis.world import WorldResult
 from commprof.report.plain_text import fitted, printable, wrapped
 from commprof.report.sections import compression as compression_table
 from commprof.report.sections import devices as devices_table
@@ -20,6 +21,8 @@ from commprof.report.sections.attempts import LEGEND as ATTEMPTS_LEGEND
 from commprof.report.sections.attempts import attempts_grid
 from commprof.report.sections.collectives import LEGEND, collectives_section
 from commprof.report.sections.cross_checks import blocks as cross_checks_blocks
+from commprof.report.sections.kernel_times import LEGEND as KERNELS_LEGEND
+from commprof.report.sections.kernel_times import kernel_times_grid
 from commprof.report.sections.setup import setup_text
 from commprof.report.tabulated import Grid
 from commprof.report.tabulated import tabulated as _table
@@ -35,6 +38,20 @@ Mean step in ms, over ranks and steps, by CLOCK_MONOTONIC in the ranks:
 data + forward + backward + exposed + optimizer + other = step;  exposed = wait + transfer.
 exposed: the training thread waited for communication; wait: until the last rank had arrived;
 transfer: after that. hidden: communication in flight while the training thread worked."""
+
+
+#: Of a recording that is none of commprof's: its times are by the clocks of its own profiler.
+RECORDING_LEGEND = """\
+Mean step in ms, over ranks and steps:
+data + forward + backward + exposed + optimizer + other = step;  exposed = wait + transfer.
+exposed: communication ran and nothing else did; wait: until the last rank had arrived; transfer:
+after that. hidden: communication beside other work. Of a GPU phases are the time in which their
+kernels ran, and other is all time without any of these."""
+
+
+def parts_legend(worlds: Sequence[WorldResult]) -> str:
+    """What stands under the mean steps."""
+    return RECORDING_LEGEND if any(world.foreign for world in worlds) else PARTS_LEGEND
 
 
 def render(
@@ -72,7 +89,9 @@ def _tables(result: RunResult, width: int | None) -> Iterator[tuple[str, str]]:
         return
     last = result.worlds[-1]
     yield _table(*scaling_grid(result), width=width), SCALING_LEGEND
-    yield _table(*parts_grid(result), width=width), PARTS_LEGEND
+    yield _table(*parts_grid(result), width=width), parts_legend(result.worlds)
+    if (kernels := kernel_times_grid(result.worlds)) is not None:
+        yield _table(*kernels, width=width), KERNELS_LEGEND
     if links := host_links_table.section(result.worlds, width):
         yield links, host_links_table.LEGEND
     if memory := memory_table.memory_section(result.worlds, width):

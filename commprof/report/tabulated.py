@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from itertools import chain, zip_longest
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 #: Between columns.
@@ -53,21 +52,15 @@ def tabulated(
 
 
 def _drawn(rows: Sequence[Sequence[Any]], headers: Sequence[str], align: Sequence[str]) -> str:
-    cells = [[_lines(cell) for cell in row] for row in (headers, *rows)]
-    widths = [max(len(line) for line in chain(*column)) for column in zip(*cells, strict=True)]
-    head, *body = (list(_row(row, widths, align)) for row in cells)
-    rule = (" " * _GAP).join("-" * width for width in widths).rstrip()
-    return "\n".join([*head, rule, *chain(*body)])
+    import tabulate  # costs 25 ms, which only what draws a table has to pay
 
-
-def _row(row: Sequence[list[str]], widths: Sequence[int], align: Sequence[str]) -> Iterator[str]:
-    """Its lines; cells of fewer lines are empty below."""
-    for lines in zip_longest(*row, fillvalue=""):
-        padded = (
-            line.ljust(width) if side == "left" else line.rjust(width)
-            for line, width, side in zip(lines, widths, align, strict=True)
+    padding, tabulate.MIN_PADDING = tabulate.MIN_PADDING, 0  # two columns a header otherwise
+    try:
+        return tabulate.tabulate(
+            rows, headers=headers, tablefmt="simple", disable_numparse=True, colalign=align
         )
-        yield (" " * _GAP).join(padded).rstrip()
+    finally:
+        tabulate.MIN_PADDING = padding
 
 
 def _widths(rows: Sequence[Sequence[Any]], headers: Sequence[str]) -> list[int]:

@@ -20,8 +20,11 @@ from commprof.trace.blocks import Block, read_blocks
 from commprof.trace.documents import Group
 from commprof.trace.rings.ring import read_rings
 from commprof.trace.schema import BlockType, Kind, Records
+from commprof.trace.stretches import Stretches
 from commprof.trace.summary import Summary, read_summary
 
+#: ``capture`` of a trace that was made from one of torch.profiler.
+TORCH_PROFILER = "torch.profiler"
 #: Enough for the first block, unless the user gave `profile()` much to keep.
 _METADATA_MOSTLY_WITHIN_BYTES = 4 << 20
 
@@ -47,6 +50,9 @@ class Trace:
     summary: Summary | None = None
     #: Frames by number of the stack, innermost first, as "file:line function".
     stacks: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    #: Times in which the device ran kernels other than those of communication; None where no
+    #: recording of a device says so.
+    kernels: Stretches | None = None
     #: Made from the records by ``columns.once_per_trace``, by the function that made each.
     #: ``dataclasses.replace`` leaves them behind.
     tables: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
@@ -61,6 +67,11 @@ class Trace:
     def rank(self) -> int:
         """Global rank of the process that wrote the trace."""
         return int(self.metadata["rank"])
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether another profiler recorded it: then it has no file of commprof's."""
+        return str(self.metadata["capture"]) == TORCH_PROFILER
 
     @property
     def world_size(self) -> int:

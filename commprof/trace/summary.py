@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from commprof.shapes import checked
 from commprof.trace import schema
 from commprof.trace.found_steps import DECLARED, SOURCES
 
 Ints = npt.NDArray[np.int64]
 
-#: Buckets of a histogram; ``csrc/always_on/histogram.h`` says which values are in each.
+#: Buckets of a histogram; ``csrc/always_on/summary/histogram.h`` says which values are in each.
 BUCKETS = 64 * 37
 
 
@@ -262,17 +263,13 @@ def _member(value: object, name: str) -> Any:
 
 
 def _list(value: object, name: str) -> list[Any]:
-    found = _member(value, name)
-    if not isinstance(found, list):
-        raise ValueError(f"{name} is not a list")
+    found: list[Any] = checked(_member(value, name), list, name)
     return found
 
 
 def _whole(value: object, name: str) -> int:
-    found = _member(value, name)
-    if not _is_whole(found):
-        raise ValueError(f"{name} is not a whole number from 0 to 2**63 - 1")
-    return int(found)
+    found: int = checked(_member(value, name), int, name)
+    return found
 
 
 def _is_whole(value: object) -> bool:

@@ -19,7 +19,10 @@ from typing import Any
 from commprof.errors import CommprofError
 from commprof.files import read_bytes
 from commprof.invocation import quoted
+from commprof.shapes import checked
 
+#: More than 60 years; a clock of 64 bits holds it in nanoseconds.
+_MOST_US = 2e15
 _DECODER = json.JSONDecoder()
 _SPACE = re.compile(r"[\s,:]*")
 
@@ -95,16 +98,20 @@ class _Seen:
 
     pids: set[int] = field(default_factory=set)
     first_us: float = math.inf
+    events: int = 0
 
     def add(self, event: Any) -> None:
-        """Looks at one event; what is none is passed over."""
+        """Looks at one event; what is none is passed over. ValueError: its time is none."""
+        self.events += 1
         if not isinstance(event, dict) or event.get("ph") == "M":
             return
         pid, time_us = event.get("pid"), event.get("ts")
         if isinstance(pid, int):
             self.pids.add(pid)
-        if isinstance(time_us, int | float):
-            self.first_us = min(self.first_us, time_us)
+        if time_us is not None:
+            self.first_us = min(self.first_us, checked(time_us, float, "ts"))
+            if not abs(time_us) < _MOST_US:
+                raise ValueError(f"ts is not a time in microseconds: {time_us!r}")
 
 
 def _head(text: str, path: Path) -> tuple[dict[str, Any], int | None, _Seen]:
@@ -124,7 +131,10 @@ def _head(text: str, path: Path) -> tuple[dict[str, Any], int | None, _Seen]:
             while text[at : at + 1] not in ("]", ""):
                 event, at = _value(text, at, path)
                 at = _skip(text, at)
-                seen.add(event)
+                try:
+                    seen.add(event)
+                except ValueError as error:
+                    raise CommprofError(f"{quoted(path)}: event {seen.events}: {error}") from None
             at += 1
         else:
             head[str(key)], at = _value(text, at, path)

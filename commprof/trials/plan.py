@@ -90,6 +90,8 @@ def parse_trial(text: str) -> Plan:
     settings: dict[str, int] = {}
     for word in filter(None, (part.strip() for part in text.split(","))):
         name, equals, value = word.partition("=")
+        if name in settings:
+            raise UsageError(f"trial: option {name!r} is given twice; keep one of them")
         if name in SETTINGS and equals:
             settings[name] = _setting(name, value)
         elif is_technique(word) or not (items and equals):

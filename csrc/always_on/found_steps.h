@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "always_on/step_summary.h"
+#include "always_on/summary/step_summary.h"
 #include "always_on/wait_ledger.h"
 #include "core/record.h"
 

@@ -8,11 +8,11 @@
 #include <string>
 #include <vector>
 
-#include "always_on/arrival_exchange.h"
+#include "always_on/arrivals/arrival_exchange.h"
+#include "always_on/arrivals/late_ranks.h"
 #include "always_on/device_steps.h"
 #include "always_on/exposed_wait.h"
-#include "always_on/histogram.h"
-#include "always_on/late_ranks.h"
+#include "always_on/summary/histogram.h"
 #include "core/record.h"
 
 namespace commprof {

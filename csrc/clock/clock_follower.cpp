@@ -7,8 +7,8 @@
 #include <cerrno>
 #include <chrono>
 
-#include "core/clock.h"
-#include "core/helper_thread.h"
+#include "base/clock.h"
+#include "base/helper_thread.h"
 #include "core/recorder.h"
 
 namespace commprof {

@@ -8,9 +8,9 @@
 #include <cerrno>
 #include <system_error>
 
+#include "base/clock.h"
+#include "base/helper_thread.h"
 #include "clock/clock_message.h"
-#include "core/clock.h"
-#include "core/helper_thread.h"
 
 namespace commprof {
 

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <string>
 
-#include "core/ip_address.h"
+#include "base/ip_address.h"
 
 namespace commprof {
 

@@ -4,7 +4,7 @@
 #include <sstream>
 #include <stdexcept>
 
-#include "core/fnv1a.h"
+#include "base/fnv1a.h"
 
 namespace commprof::compress {
 

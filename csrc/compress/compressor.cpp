@@ -8,15 +8,15 @@
 #include <stdexcept>
 
 #include "compress/codecs/half_scale.h"
-#include "compress/exchange/channel.h"
-#include "compress/exchange/handshake.h"
+#include "compress/exchange/messages/channel.h"
+#include "compress/exchange/messages/handshake.h"
+#include "compress/feedback/residuals.h"
+#include "compress/feedback/withheld.h"
 #include "compress/quality.h"
-#include "compress/residuals.h"
 #include "compress/schemes/plain_mean.h"
 #include "compress/schemes/scheme.h"
 #include "compress/sent_log.h"
 #include "compress/settings.h"
-#include "compress/withheld.h"
 #include "kernels/linear/compare.h"
 
 namespace commprof::compress {

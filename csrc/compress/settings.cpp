@@ -5,10 +5,10 @@
 #include <sstream>
 #include <stdexcept>
 
+#include "base/fnv1a.h"
 #include "compress/schemes/block_scheme.h"
 #include "compress/schemes/power_sgd.h"
 #include "compress/schemes/top_k.h"
-#include "core/fnv1a.h"
 
 namespace commprof::compress {
 

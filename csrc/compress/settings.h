@@ -5,7 +5,7 @@
 #include <memory>
 
 #include "compress/compressor.h"
-#include "compress/exchange/wire.h"
+#include "compress/exchange/messages/wire.h"
 #include "compress/schemes/scheme.h"
 
 namespace commprof::compress {

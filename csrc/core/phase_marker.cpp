@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "core/clock.h"
+#include "base/clock.h"
 #include "core/recorder.h"
 #include "device/device_timeline.h"
 

@@ -11,8 +11,8 @@
 #include <stdexcept>
 #include <system_error>
 
-#include "core/clock.h"
-#include "core/process_stops.h"
+#include "base/clock.h"
+#include "core/process/process_stops.h"
 #include "device/device_timeline.h"
 
 namespace commprof {

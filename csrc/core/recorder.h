@@ -22,11 +22,11 @@
 #include <utility>
 #include <vector>
 
-#include "always_on/arrival_exchange.h"
-#include "always_on/summary.h"
-#include "core/mode.h"
-#include "core/mode_switch.h"
-#include "core/pause_watch.h"
+#include "always_on/arrivals/arrival_exchange.h"
+#include "always_on/summary/summary.h"
+#include "core/modes/mode.h"
+#include "core/modes/mode_switch.h"
+#include "core/process/pause_watch.h"
 #include "core/ring_pool.h"
 #include "core/trace_writer.h"
 

@@ -5,7 +5,7 @@
 #include <cstring>
 #include <new>
 
-#include "core/clock.h"
+#include "base/clock.h"
 #include "core/recorder.h"
 
 namespace commprof {

@@ -3,7 +3,7 @@
 #include <cmath>
 #include <utility>
 
-#include "core/clock.h"
+#include "base/clock.h"
 
 namespace commprof {
 

@@ -8,7 +8,7 @@
 #include <optional>
 #include <utility>
 
-#include "core/clock.h"
+#include "base/clock.h"
 #include "core/recorder.h"
 
 namespace commprof {

@@ -15,7 +15,7 @@
 #include <string>
 #include <system_error>
 
-#include "core/helper_thread.h"
+#include "base/helper_thread.h"
 
 namespace commprof::kernels {
 

@@ -31,7 +31,7 @@ ROOT = Path(__file__).parents[2]
 
 def run(directory: Path, *arguments: str) -> tuple[Trace, dict[str, Any]]:
     store = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
-    return run_on_device("tests.support.ranks.gpu_script", directory, *arguments, **store)
+    return run_on_device("tests.support.ranks.devices.gpu_script", directory, *arguments, **store)
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +89,7 @@ def test_ddp_is_bit_identical_with_and_without_capture(tmp_path: Path) -> None:
     _, captured = run(with_capture)
     without.mkdir()
     done = subprocess.run(
-        [sys.executable, "-m", "tests.support.ranks.gpu_script", str(without), "--plain"],
+        [sys.executable, "-m", "tests.support.ranks.devices.gpu_script", str(without), "--plain"],
         cwd=ROOT,
         env={**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"},
         timeout=400,

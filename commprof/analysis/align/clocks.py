@@ -13,6 +13,7 @@ from commprof.analysis.late.arrivals import clocks_are_shared
 from commprof.trace.columns import Ints
 from commprof.trace.reader import Trace
 from commprof.trace.schema import TIME_IN_VALUE, Kind, Records
+from commprof.trace.stretches import Stretches
 from commprof.units import ns_to_us
 
 #: Boot and time namespace; a rank that knows neither stands for itself.
@@ -48,7 +49,11 @@ def on_common_clock(traces: Sequence[Trace], clocks: Sequence[ClockMap]) -> list
     return [
         trace
         if clock.is_same_clock
-        else dataclasses.replace(trace, records=_moved(trace.records, clock))
+        else dataclasses.replace(
+            trace,
+            records=_moved(trace.records, clock),
+            kernels=_moved_kernels(trace.kernels, clock),
+        )
         for trace, clock in zip(traces, clocks, strict=True)
     ]
 
@@ -90,6 +95,12 @@ def _clock(trace: Trace) -> _Clock:
     machine = trace.metadata["machine"]
     key = machine["boot_id"], machine["time_namespace"]
     return key if any(key) else trace.rank
+
+
+def _moved_kernels(kernels: Stretches | None, clock: ClockMap) -> Stretches | None:
+    if kernels is None:
+        return None
+    return Stretches(clock.to_common(kernels.begin_ns), clock.to_common(kernels.end_ns))
 
 
 def _moved(records: Records, clock: ClockMap) -> Records:

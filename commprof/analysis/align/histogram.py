@@ -1,6 +1,6 @@
 """Quantiles, means and sums of the histograms that always-on mode keeps.
 
-The buckets are those of ``csrc/always_on/histogram.h`` (HdrHistogram's): 64 of equal width
+The buckets are those of ``csrc/always_on/summary/histogram.h`` (HdrHistogram's): 64 of equal width
 for each power of two. A quantile is the middle of its bucket, at most 1/128 away from the exact
 one.
 """

@@ -50,14 +50,22 @@ class Matching:
 
         0 and -1 where the collective is not complete.
         """
+        return self.at(times_ns, self.last_row(times_ns))
+
+    def at(self, times_ns: Ints, row: Ints) -> tuple[Ints, Ints]:
+        """Time and rank of the given rows; 0 and -1 of row -1."""
+        if len(row) == 0:
+            return row, row
+        return np.where(row < 0, 0, times_ns[row]), np.where(row < 0, -1, self.rank[row])
+
+    def last_row(self, times_ns: Ints) -> Ints:
+        """Per row that with the largest time of its collective; -1 where it is not complete."""
         if len(times_ns) == 0:
-            return times_ns, times_ns
+            return np.empty(0, dtype=np.int64)
         # Ordered by collective, then time: the last row of each collective has the latest.
         order = np.lexsort((times_ns, self.member))
-        last_row = order[np.flatnonzero(np.diff(self.member[order], append=-1) != 0)]
-        last_ns = np.where(self.complete, times_ns[last_row], 0)[self.member]
-        rank = np.where(self.complete, self.rank[last_row], -1)[self.member]
-        return last_ns, rank
+        last = order[np.flatnonzero(np.diff(self.member[order], append=-1) != 0)]
+        return np.where(self.complete, last, -1)[self.member].astype(np.int64)
 
 
 def match(traces: Sequence[Trace], tables: Sequence[Collectives]) -> Matching:
@@ -89,6 +97,14 @@ def matched(
     return Matching(member, complete, keys[:, 0], rank, lengths, groups)
 
 
+def rank_in_group(trace: Trace, table: Collectives) -> Ints:
+    """Per row this rank's number in the row's group; 0 where the group is not described."""
+    own = np.zeros(len(table), dtype=np.int64)
+    for group in trace.groups.values():
+        own[table.group == group.id] = group.rank
+    return own
+
+
 def _keys(
     trace: Trace, table: Collectives, groups: dict[tuple[str, int], tuple[int, Group]]
 ) -> tuple[Ints, Ints]:
@@ -99,7 +115,7 @@ def _keys(
     """
     group = np.full(len(table), -1, dtype=np.int64)
     expected = np.zeros(len(table), dtype=np.int64)
-    own_rank = np.zeros(len(table), dtype=np.int64)
+    own_rank = rank_in_group(trace, table)
     turns: Counter[str] = Counter()
     for described in sorted(trace.groups.values(), key=lambda each: each.id):
         rows = table.group == described.id
@@ -107,7 +123,6 @@ def _keys(
         turns[described.name] += 1
         group[rows] = groups.setdefault(key, (len(groups), described))[0]
         expected[rows] = described.size
-        own_rank[rows] = described.rank
     sent, message = table.op == SEND, np.isin(table.op, POINT_TO_POINT)
     expected[message & (group >= 0)] = 2
     expected[(table.op == RECV_ANY_SOURCE) | (message & (table.seq == NO_SEQ))] = 0

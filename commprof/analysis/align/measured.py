@@ -98,7 +98,8 @@ def measured_world(run: WorldRun) -> MeasuredWorld | None:
         matching=matching,
         arrivals=arrivals,
         parts=parts,
-        warmup=count_warmup(slowest_ns(parts), signatures),
+        # A profiler's schedule leaves warm-up out.
+        warmup=0 if recorded[0].is_foreign else count_warmup(slowest_ns(parts), signatures),
         merged=len(merged),
         clocks_shared=clocks is not None,
         clock_error_us=clock_error,

@@ -14,6 +14,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 import numpy.typing as npt
 
+from commprof.analysis.align.awaited import last_awaited
 from commprof.analysis.align.matching import POINT_TO_POINT, RECV, Matching
 from commprof.analysis.collectives.bandwidth import sizes_bytes
 from commprof.analysis.collectives.queueing import start_times
@@ -92,7 +93,8 @@ def calls_of(
     queue = np.where((times.start > 0) & ~failed, times.start - times.issue, np.nan)
     wait, wire, transfer = np.full((3, len(times.start)), np.nan)
     if clocks_shared:
-        wait, wire, transfer = _apart(matching, times)
+        awaited = last_awaited(matching, traces, tables, times.start)
+        wait, wire, transfer = _apart(matching, times, awaited)
     group_size = np.concatenate(
         [group_sizes(trace, table) for trace, table in zip(traces, tables, strict=True)]
     )
@@ -148,16 +150,16 @@ class _Times:
         )
 
 
-def _apart(matching: Matching, times: _Times) -> tuple[Floats, Floats, Floats]:
-    """Wait, wire and transfer of each row.
+def _apart(matching: Matching, times: _Times, awaited: Ints) -> tuple[Floats, Floats, Floats]:
+    """Wait, wire and transfer of each row; it awaited the start of row ``awaited``.
 
-    A rank may be done before the last one starts (a broadcast's root): all of its time after
-    its own start is then wait. A message has arrived when its receiver has it.
+    A message has arrived when its receiver has it.
     """
+    needed, _ = matching.at(times.start, awaited)
     started, _ = matching.latest(times.start)
     all_started = matching.every(times.start > 0)
     running = np.where(times.exact, times.end - times.start, np.nan).astype(np.float64)
-    wait = np.where(all_started, np.clip(started - times.start, 0.0, running), np.nan)
+    wait = np.where(all_started, np.clip(needed - times.start, 0.0, running), np.nan)
     counts = ~np.isin(times.op, POINT_TO_POINT) | (times.op == RECV)
     ended, _ = matching.latest(np.where(counts, times.end, 0))
     known = all_started & matching.every(times.exact | ~counts)

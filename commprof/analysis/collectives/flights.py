@@ -23,6 +23,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from commprof.analysis.align.awaited import last_awaited
 from commprof.analysis.align.bucket_numbers import bucket_numbers
 from commprof.analysis.align.matching import Matching
 from commprof.analysis.align.measured import MeasuredWorld
@@ -116,8 +117,10 @@ def _flight_parts(seen: MeasuredWorld, matching: Matching, issue: Ints) -> tuple
     start = np.concatenate(
         [start_times(trace, table) for trace, table in zip(seen.traces, seen.tables, strict=True)]
     )
-    last_issue, _ = matching.latest(issue)
-    last_start, _ = matching.latest(start)
+    (last_issue, _), (last_start, _) = (
+        matching.at(times, last_awaited(matching, seen.traces, seen.tables, times))
+        for times in (issue, start)
+    )
     started = matching.every(start > 0)
     ready = np.clip(last_issue, issue, np.maximum(end, issue))
     here = np.where(started, np.clip(start, ready, np.maximum(end, ready)), ready)

@@ -119,7 +119,11 @@ def issued_of(row: Mapping[str, int], dtypes: Sequence[str]) -> Issued:
 
 
 class MismatchFinder:
-    """Takes the collectives of all ranks as they come, in each rank's own order."""
+    """Takes the collectives of all ranks as they come, in each rank's own order.
+
+    Whose is the odd one shows only when all ranks have issued theirs. Some may never come, held
+    up by the mismatch itself: a look later, those that are there are told without them.
+    """
 
     def __init__(self) -> None:
         #: The first of each group, at most ``_MOST_KEPT`` groups.
@@ -127,11 +131,14 @@ class MismatchFinder:
         #: All of them.
         self.count = 0
         self._open: dict[tuple[str, int], dict[int, tuple[Issued, int]]] = {}
+        self._complete: list[tuple[tuple[str, int], dict[int, tuple[Issued, int]]]] = []
+        #: Of ``_open``, those whose ranks differ: how often they were looked at; -1 once told.
+        self._differing: dict[tuple[str, int], int] = {}
 
     def add(
         self, rank: int, group: str, size: int, seq: int, issued: Issued, issue_ns: int
-    ) -> Mismatch | None:
-        """One collective of one rank; the mismatch if it is the first one of its group.
+    ) -> None:
+        """One collective of one rank.
 
         rank: global. group: a name that is common to its ranks. size: of the group.
         """
@@ -139,18 +146,36 @@ class MismatchFinder:
         members = self._open.setdefault(key, {})
         members[rank] = issued, issue_ns
         differs = any(other != issued for other, _ in members.values())
-        if len(members) >= size or differs:
-            # A rank that comes later to one that differs would only say so again.
+        if len(members) >= size:
             del self._open[key]
-        elif len(self._open) > _MOST_OPEN:
-            del self._open[next(iter(self._open))]
-        if not differs:
-            return None
-        self.count += 1
-        if group in {one.group for one in self.found} or len(self.found) >= _MOST_KEPT:
-            return None
-        self.found.append(mismatch_of(group, seq, members))
-        return self.found[-1]
+            if self._differing.pop(key, 0) >= 0 and differs:
+                self._complete.append((key, members))
+        elif differs:
+            self._differing.setdefault(key, 0)
+        if len(self._open) > _MOST_OPEN:
+            oldest = next(iter(self._open))
+            del self._open[oldest]
+            self._differing.pop(oldest, None)
+
+    def look(self, last: bool = False) -> list[Mismatch]:
+        """The first mismatch of each group of which none was told yet.
+
+        Args:
+            last: no rank will issue anything any more.
+        """
+        ready, self._complete = self._complete, []
+        for key, looks in self._differing.items():
+            late = looks > 0 or (last and looks == 0)
+            if late:
+                ready.append((key, self._open[key]))
+            self._differing[key] = -1 if late or looks < 0 else looks + 1
+        told = []
+        for (group, seq), members in ready:
+            self.count += 1
+            if group not in {one.group for one in self.found} and len(self.found) < _MOST_KEPT:
+                self.found.append(mismatch_of(group, seq, members))
+                told.append(self.found[-1])
+        return told
 
 
 def find_mismatches(

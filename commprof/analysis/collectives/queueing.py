@@ -43,6 +43,8 @@ def start_times(trace: Trace, table: Collectives) -> Ints:
     where it depends on a collective whose end was not seen: then the start is derived for the
     earliest and for the latest end that this one can have had, and is known if both agree.
     """
+    if trace.kernels is not None:
+        return table.issue_ns  # a kernel's own begin
     start = np.zeros(len(table), dtype=np.int64)
     unqueued = np.isin(table.op, _UNQUEUED)
     on_device = _groups_on_device(trace, table)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from commprof.analysis.align.awaited import last_awaited
 from commprof.analysis.align.matching import Matching, matched
 from commprof.trace import columns
 from commprof.trace.columns import Buckets, Collectives, Finalizations, Ints
@@ -43,9 +44,12 @@ class BucketArrivals:
 
 @dataclass(frozen=True)
 class Arrivals:
-    """For one rank, aligned with its ``Collectives``: when the last rank arrived."""
+    """For one rank, aligned with its ``Collectives``: when the last rank that it needs arrived.
 
-    #: Issue time of the last rank; 0 where not all ranks of the group were seen.
+    See :mod:`commprof.analysis.align.awaited`.
+    """
+
+    #: Issue time of that rank; 0 where not all ranks of the group were seen.
     last_arrival_ns: Ints
     #: Global rank that arrived last; -1 where not known.
     late_rank: Ints
@@ -69,12 +73,14 @@ def clocks_are_shared(traces: Sequence[Trace]) -> bool:
 def match_arrivals(
     matching: Matching, traces: Sequence[Trace], tables: Sequence[Collectives]
 ) -> list[Arrivals]:
-    """The last arrival at each collective and message, see :func:`matching.match`.
+    """The last arrival that each rank awaits at each collective and message.
 
-    Times must be on a common clock, see :func:`clocks_are_shared`.
+    These are matched by :func:`matching.match`. Times must be on a common clock, see
+    :func:`clocks_are_shared`.
     """
     issue_ns = np.concatenate([table.issue_ns for table in tables])
-    last_ns, late = (matching.split(part) for part in matching.latest(issue_ns))
+    awaited = last_awaited(matching, traces, tables, issue_ns)
+    last_ns, late = (matching.split(part) for part in matching.at(issue_ns, awaited))
     number = matching.split(np.where(matching.complete[matching.member], matching.member, -1))
     buckets = bucket_arrivals(traces, len(matching.complete))
     return [Arrivals(*parts) for parts in zip(last_ns, late, number, buckets, strict=True)]

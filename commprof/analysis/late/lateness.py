@@ -18,12 +18,13 @@ import numpy.typing as npt
 from commprof.analysis.late.arrivals import Arrivals
 from commprof.analysis.late.stragglers import LateRank
 from commprof.analysis.step.exposure import Exposures, exposures_of
-from commprof.analysis.step.pauses import ORIGINS, Stretches, outside, pauses, stretches, within
+from commprof.analysis.step.pauses import ORIGINS, pauses
 from commprof.analysis.step.waiting import split
 from commprof.trace import columns
 from commprof.trace.columns import Collectives, Ints
 from commprof.trace.reader import Trace
 from commprof.trace.schema import Phase
+from commprof.trace.stretches import Stretches, outside, stretches, within
 
 Floats = npt.NDArray[np.float64]
 

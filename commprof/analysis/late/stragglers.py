@@ -36,7 +36,7 @@ class LateRank:
     #: Of all waiting for late ranks.
     share: float
     #: Chance of such a concentration if each step's late rank were drawn by lot; for a rank that
-    #: is named for its own work, ``SlowRank.p_value``.
+    #: is named for its own work, ``SlowRank.p_value``. NaN of too few steps to test.
     p_value: float
     #: Measured steps in which it cost each of the others 2 % of the step, on average over them.
     late_steps: int
@@ -74,6 +74,39 @@ def find_late_rank(
     steps on end and then no more, as one is whose core another process takes for a while, as many
     neighbouring steps are relabelled together as are alike (Bayley and Hammersley 1946).
     """
+    rank = _most_waited_for(waited_for_ns, step_ns, clock_error_ns)
+    if rank is None:
+        return None
+    steps, ranks = waited_for_ns.shape
+    caused = waited_for_ns.sum(axis=0)
+    alike = _steps_alike(waited_for_ns, rank, _OF_STEP * step_ns * (ranks - 1))
+    p_value = _chance(_blocks(waited_for_ns, alike), float(caused[rank]))
+    late = _late_rank(rank, waited_for_ns, step_ns, p_value)
+    mostly = late.late_steps >= steps / 2
+    return late if p_value <= (_SIGNIFICANCE if mostly else _SIGNIFICANCE_NOW_AND_THEN) else None
+
+
+def few_steps(waited_for_ns: npt.NDArray[np.float64]) -> bool:
+    """Whether no test can tell from these steps that a rank is late by more than chance."""
+    steps, ranks = waited_for_ns.shape
+    return float(max(ranks, 1)) ** (1 - steps) > _SIGNIFICANCE
+
+
+def late_rank_of_few_steps(
+    waited_for_ns: npt.NDArray[np.float64], step_ns: float, clock_error_ns: float = 0.0
+) -> LateRank | None:
+    """Names the rank that caused most of the waiting in just these steps, or nobody.
+
+    Args as for :func:`find_late_rank`. Nothing is said of other steps: ``p_value`` is NaN.
+    """
+    rank = _most_waited_for(waited_for_ns, step_ns, clock_error_ns)
+    return None if rank is None else _late_rank(rank, waited_for_ns, step_ns, math.nan)
+
+
+def _most_waited_for(
+    waited_for_ns: npt.NDArray[np.float64], step_ns: float, clock_error_ns: float
+) -> int | None:
+    """The rank with the most waiting caused, if its share and its cost are material."""
     steps, ranks = waited_for_ns.shape
     total = float(waited_for_ns.sum())
     if ranks < 2 or steps == 0 or total <= 0:
@@ -81,16 +114,11 @@ def find_late_rank(
     caused = waited_for_ns.sum(axis=0)
     rank = int(np.argmax(caused))
     wait_ns = float(caused[rank]) / steps / (ranks - 1)
-    share = float(caused[rank]) / total
-    if share < _SHARE or wait_ns < _OF_STEP * step_ns:
+    if float(caused[rank]) / total < _SHARE or wait_ns < _OF_STEP * step_ns:
         return None
     if math.isnan(clock_error_ns) or (clock_error_ns > 0 and wait_ns <= 2 * clock_error_ns):
         return None
-    alike = _steps_alike(waited_for_ns, rank, _OF_STEP * step_ns * (ranks - 1))
-    p_value = _chance(_blocks(waited_for_ns, alike), float(caused[rank]))
-    late = _late_rank(rank, waited_for_ns, step_ns, p_value)
-    mostly = late.late_steps >= steps / 2
-    return late if p_value <= (_SIGNIFICANCE if mostly else _SIGNIFICANCE_NOW_AND_THEN) else None
+    return rank
 
 
 def late_by_own_work(

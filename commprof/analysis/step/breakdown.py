@@ -18,12 +18,13 @@ import numpy.typing as npt
 from commprof.analysis.collectives.time_in_flight import in_flight_ns
 from commprof.analysis.late.arrivals import Arrivals
 from commprof.analysis.step.exposure import Exposures, exposures_of
-from commprof.analysis.step.pauses import Stretches, outside, pauses, stretches, within
+from commprof.analysis.step.pauses import pauses
 from commprof.analysis.step.waiting import Waiting, split
 from commprof.trace import columns
 from commprof.trace.columns import Collectives, Finalizations, Ints, Spans, Steps
 from commprof.trace.reader import Trace
 from commprof.trace.schema import PHASES, Phase
+from commprof.trace.stretches import Stretches, outside, stretches, within
 
 Floats = npt.NDArray[np.float64]
 

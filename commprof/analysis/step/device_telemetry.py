@@ -30,11 +30,9 @@ class DeviceTelemetry:
 def device_telemetry(trace: Trace) -> DeviceTelemetry | None:
     """Returns what one rank's trace says; None where nothing was read."""
     found = own_metadata(trace, "device_telemetry")
-    if not (samples := int(_number(found, "samples", 0))):
+    if not (samples := found.get("samples", 0)):
         return None
-    read = _number(found, "limits_read", 0)
-    limited = found.get("limited")
-    named = limited if isinstance(limited, dict) and read > 0 else {}
+    read = found["limits_read"]
     return DeviceTelemetry(
         samples=samples,
         utilisation_percent=_figure(found, "utilisation_percent", "mean"),
@@ -42,15 +40,9 @@ def device_telemetry(trace: Trace) -> DeviceTelemetry | None:
         least_sm_clock_mhz=_figure(found, "sm_clock_mhz", "least"),
         power_w=_figure(found, "power_w", "mean"),
         memory_used_bytes=_figure(found, "memory_used_bytes", "most"),
-        limited={str(name): _number(named, name, 0) / read for name in named},
+        limited={name: times / read for name, times in found["limited"].items() if read},
     )
 
 
 def _figure(found: Mapping[str, Any], name: str, which: str) -> float:
-    figure = found.get(name)
-    return _number(figure, which, math.nan) if isinstance(figure, dict) else math.nan
-
-
-def _number(found: Mapping[str, Any], name: str, missing: float) -> float:
-    value = found.get(name)
-    return float(value) if isinstance(value, int | float) and math.isfinite(value) else missing
+    return (found.get(name) or {}).get(which, math.nan)

@@ -87,7 +87,7 @@ def torch_events(view: Overview, trace: TorchTrace, number: int) -> Iterator[dic
     pids: dict[Any, int] = {}
     events = trace.events()
     while chunk := list(islice(events, _CHUNK)):
-        times_us = [_number(event.get("ts")) for event in chunk]
+        times_us = [event.get("ts") or 0.0 if event.get("ph") != "M" else 0.0 for event in chunk]
         common_ns = _common_ns(view, index, trace, times_us)
         shown = view.window.holds(common_ns)
         since_ns = common_ns - view.window.begin_ns
@@ -128,10 +128,3 @@ def _moved(
 def sort_index(rank: int) -> int:
     """Of a rank's process; those of its merged traces follow."""
     return 1000 * rank
-
-
-def _number(value: Any) -> float:
-    try:
-        return float(value)
-    except (TypeError, ValueError):
-        return 0.0

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from commprof.analysis.align.awaited import last_awaited
 from commprof.analysis.align.clock_map import SAME_CLOCK, ClockMap
 from commprof.analysis.align.clocks import clock_error_us, on_common_clock, rank_clocks
 from commprof.analysis.align.device_timeline import on_device_timeline
@@ -199,19 +200,22 @@ def _matched(
     matching = match(traces, tables)
     issue_ns = np.concatenate([table.issue_ns for table in tables])
     end_ns = np.concatenate([table.end_ns for table in tables])
-    last_ns, late = matching.latest(issue_ns)
+    awaited = last_awaited(matching, traces, tables, issue_ns)
+    last_ns, late = matching.at(issue_ns, awaited)
     buckets = [BucketArrivals()] * len(traces)
     if clocks is not None:
         buckets = bucket_arrivals(on_common_clock(traces, clocks), len(matching.complete))
     else:
         last_ns, late = np.zeros_like(last_ns), np.full_like(late, -1)
     number = np.where(late >= 0, matching.member, -1)
-    is_late = (late >= 0) & (late == matching.rank)
+    is_late = np.zeros(len(awaited), dtype=bool)
+    is_late[awaited[awaited >= 0]] = True
+    held_up = awaited != np.arange(len(awaited))
     shown = (late >= 0) & window.holds(issue_ns)
     # An arrow ends in the slice of the rank that waited, where something follows the last arrival.
-    receives = shown & ~is_late & (end_ns - np.maximum(last_ns, issue_ns) >= 2)
+    receives = shown & held_up & (end_ns - np.maximum(last_ns, issue_ns) >= 2)
     sends = shown & is_late & (end_ns > issue_ns)
-    received, first, sent = _arrows(matching.member, receives, sends)
+    received, first, sent = _arrows(awaited, receives, sends)
     wire_ns = np.maximum(last_ns, issue_ns)
     parts = [matching.split(x) for x in (last_ns, late, number, received, wire_ns)]
     arrivals = [Arrivals(*columns) for columns in zip(*parts[:3], buckets, strict=True)]
@@ -224,18 +228,17 @@ def _matched(
 
 
 def _arrows(
-    member: Ints, receives: npt.NDArray[np.bool_], sends: npt.NDArray[np.bool_]
+    source: Ints, receives: npt.NDArray[np.bool_], sends: npt.NDArray[np.bool_]
 ) -> tuple[Ints, Ints, Ints]:
-    """Numbers the arrows: per row the one that ends there; where those that begin there start."""
-    has_sender = np.zeros(int(member.max(initial=-1)) + 1, dtype=bool)
-    has_sender[member[sends]] = True
-    ends = np.flatnonzero(receives & has_sender[member]) if len(member) else member
-    received = np.full(len(member), -1, dtype=np.int64)
+    """Numbers the arrows: per row the one that ends there; where those that begin there start.
+
+    That of a row comes from row ``source``.
+    """
+    ends = np.flatnonzero(receives & sends[source])
+    received = np.full(len(source), -1, dtype=np.int64)
     received[ends] = np.arange(len(ends))
-    by_member = ends[np.argsort(member[ends], kind="stable")]
-    low = np.searchsorted(member[by_member], member, side="left")
-    high = np.searchsorted(member[by_member], member, side="right")
-    count = np.where(sends, high - low, 0)
-    first = np.concatenate(([0], np.cumsum(count))).astype(np.int64)
-    row = np.repeat(low - first[:-1], count) + np.arange(int(first[-1]))
-    return received, first, received[by_member[row]] if len(by_member) else first[:0]
+    by_source = ends[np.argsort(source[ends], kind="stable")]
+    row = np.arange(len(source))
+    low, high = (np.searchsorted(source[by_source], row, side=side) for side in ("left", "right"))
+    first = np.concatenate(([0], np.cumsum(high - low))).astype(np.int64)
+    return received, first, received[by_source]

@@ -118,16 +118,26 @@ def _patch(c10d: ModuleType, directory: str) -> None:
             module.init_process_group = init_process_group  # type: ignore[attr-defined]
 
 
-def _refuse_nonsense(compressor: str, candidates: str) -> None:
-    """Raises UsageError, before anything is recorded, for what could not be attached later."""
-    if compressor:
+def _refuse_nonsense() -> None:
+    """Raises UsageError, before anything is recorded, for what could not be done later."""
+    from commprof import variables
+
+    if compressor := variables.given(variables.HOOK):
         from commprof.compressors import parse
 
         parse(compressor)
-    if candidates:
+    if candidates := variables.given(variables.TRIAL):
         from commprof.trials.plan import parse_trial
 
         parse_trial(candidates)
+    if variables.given(variables.METRICS):
+        from commprof.monitor.settings import settings_of_environment
+
+        settings_of_environment()
+    if threshold := variables.given(variables.WATCHDOG):
+        from commprof.monitor.watchdog.thresholds import parse_threshold
+
+        parse_threshold(threshold, f"{variables.WATCHDOG}={threshold!r}")
 
 
 def _start(directory: str) -> None:
@@ -154,9 +164,7 @@ def _start(directory: str) -> None:
         return  # the script profiles itself, or made a second default group
     try:
         settings = RankSettings.read()
-        compressor = variables.given(variables.HOOK)
-        candidates = variables.given(variables.TRIAL)
-        _refuse_nonsense(compressor, candidates)
+        _refuse_nonsense()
         job = agree(Path(directory))
         profiler = profile(job, find_steps=True).start()
         watch_exits()
@@ -173,11 +181,11 @@ def _start(directory: str) -> None:
             from commprof.capture.patches.every_model import cap_every_model
 
             cap_every_model(settings.bucket_cap_mb)
-        if compressor:
+        if compressor := variables.given(variables.HOOK):
             from commprof.capture.patches.every_model import attach_every_model
 
             attach_every_model(compressor)
-        if candidates:
+        if candidates := variables.given(variables.TRIAL):
             from commprof.trials.live.every_model import try_every_model
 
             try_every_model(candidates, profiler)

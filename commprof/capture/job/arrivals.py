@@ -1,6 +1,6 @@
 """Brings ranks together, so that always-on mode can tell who came last.
 
-The first rank of a host to come by makes memory (``csrc/always_on/arrival_board.h``) and
+The first rank of a host to come by makes memory (``csrc/always_on/arrivals/arrival_board.h``) and
 writes down where it is; the others open it. Where the job has other hosts, this first rank also
 carries arrivals to and from theirs (``csrc/always_on/hosts/arrival_carrier.h``). From then on
 only helper threads use any of it.

@@ -108,7 +108,7 @@ class PythonBucketHook:
         return mean
 
     def _bracket_finalize(self) -> int:
-        """As ``csrc/torch/capture/finalize.h`` does it; returns the backward pass, or -1."""
+        """As ``csrc/torch/capture/ddp/finalize.h`` does it; returns the backward pass, or -1."""
         graph_task: int = torch._C._current_graph_task_id()
         if graph_task in (-1, self._graph_task):
             return graph_task
@@ -134,7 +134,7 @@ def _size_bytes(buffer: torch.Tensor) -> int:
 
 
 def _signature(bucket: dist.GradBucket) -> int:
-    """The hash that ``csrc/torch/capture/ddp_hook.cpp`` computes."""
+    """The hash that ``csrc/torch/capture/ddp/ddp_hook.cpp`` computes."""
     value = 0xCBF29CE484222325
     for parameter in bucket.parameters():
         for number in (parameter.dim(), *parameter.shape):

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from commprof.analysis.collectives.sweep import SweepResult
-from commprof.analysis.collectives.sweep_comparison import compare_sweeps
-from commprof.analysis.collectives.sweep_file import read_sweep
+from commprof.analysis.sweeps.sweep import SweepResult
+from commprof.analysis.sweeps.sweep_comparison import compare_sweeps
+from commprof.analysis.sweeps.sweep_file import read_sweep
 from commprof.commands.options.terminal import table_width
 from commprof.errors import UsageError
 from commprof.report.comparison import sweep_comparison_table

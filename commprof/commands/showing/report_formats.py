@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from commprof.analysis.card import card
 from commprof.analysis.cost import Cost, cost
 from commprof.analysis.run import analyse_in_detail
 from commprof.analysis.verdict import verdict
@@ -132,7 +133,9 @@ def _full(run: Path, args: argparse.Namespace) -> FullReport:
             )
         samples = math.nan if args.epoch_samples is None else float(args.epoch_samples)
         paid = cost(result.worlds, details, price, samples)
-    return FullReport(result, details, verdict(result, details), paid)
+    judged = verdict(result, details)
+    said = card(result, details, judged, run)
+    return FullReport(result, details, judged, paid, card=said)
 
 
 def _predictions(args: argparse.Namespace) -> Predictions | None:

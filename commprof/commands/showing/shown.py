@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from commprof import invocation
 from commprof.analysis.card import Card, card
 from commprof.analysis.cost import Cost
 from commprof.analysis.run import analyse_in_detail
@@ -51,7 +52,8 @@ def read_shown(directory: Path) -> Shown:
         result, details = analyse_in_detail(directory)
         judged = verdict(result, details)
         said = card(result, details, judged, directory)
-        return _Run(result, judged, analyse_trial(directory), said)
+        look = invocation.command("report", invocation.quoted(directory), "--all")
+        return _Run(result, judged, analyse_trial(directory), said, look)
     from commprof.analysis.strategies import strategy_rows
 
     found = {place: analyse_in_detail(place) for place in places}
@@ -76,9 +78,17 @@ class _Run:
     verdict: Verdict | None
     trial: TrialResult | None
     said: Card | None
+    #: What to type to see everything.
+    all_command: str
 
     def card(self, colour: bool = False) -> str:
-        if self.said is None or self.trial is not None:
+        if self.trial is not None:
+            from commprof.report import table
+            from commprof.report.trial import screen
+
+            about, found = self.result.context["description"], len(table.notes(self.result))
+            return screen.render(self.trial, about, self.all_command, found)
+        if self.said is None:
             return ""
         from commprof.report import card
 

@@ -142,7 +142,7 @@ class MismatchDuty:
                 if row["group"] not in sizes:
                     continue
                 name, size = sizes[row["group"]]
-                found = self._finder.add(
+                self._finder.add(
                     feed.state.rank,
                     name,
                     size,
@@ -150,11 +150,15 @@ class MismatchDuty:
                     issued_of(row, dtypes),
                     row["timestamp_ns"],
                 )
-                if found is not None:
-                    self._log.event("mismatch", found.sentence, found)
+        self._tell(last=False)
 
     def finish(self) -> None:
         """See ``Duty``."""
+        self._tell(last=True)
+
+    def _tell(self, last: bool) -> None:
+        for found in self._finder.look(last):
+            self._log.event("mismatch", found.sentence, found)
 
 
 class AnomalyDuty:

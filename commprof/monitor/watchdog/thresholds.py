@@ -26,8 +26,12 @@ _TIMES_LONGEST = 3.0
 _NS_PER_S = 1e9
 
 
-def parse_threshold(text: str) -> float | None:
+def parse_threshold(text: str, given_as: str = "") -> float | None:
     """Seconds, or None for ``auto``.
+
+    Args:
+        text: what was given.
+        given_as: how, in the words of the user; as the option if not given.
 
     Raises:
         UsageError: it is neither.
@@ -39,9 +43,9 @@ def parse_threshold(text: str) -> float | None:
     except ValueError:
         seconds = 0.0
     if not 0 < seconds < 1e9:
+        given = given_as or f"--watchdog {text!r}"
         raise UsageError(
-            f"--watchdog {text!r} is no threshold (allowed: auto, or a number of seconds, more "
-            "than 0)"
+            f"{given} is no threshold (allowed: auto, or a number of seconds, more than 0)"
         )
     return seconds
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,11 @@ from commprof.predict.replay.recorded import Recorded, compute_by_batch
 from commprof.predict.replay.replay import Replay
 from commprof.predict.replay.scenario import Scenario
 from commprof.predict.replay.schedule import Schedule
+from commprof.stats.intervals import student_t_quantile
+
+#: What predictions of random jobs were wrong by, root mean square; as in
+#: benchmarks/results/predict_intervals.jsonl.
+_TYPICAL, _WEIGHT = 0.04, 2
 
 
 @dataclass(frozen=True)
@@ -47,6 +53,8 @@ class ModelError:
     mean: float
     worst: float
     points: int
+    #: By which the interval of another step is widened, see ``margin_of``.
+    margin: float
 
 
 def check(replay: Replay, recorded: Schedule, name: str, is_fitted: bool = False) -> Check:
@@ -150,4 +158,15 @@ def model_error(found: Sequence[Check]) -> ModelError | None:
     errors = [abs(each.error) for each in found if each.held_out]
     if not errors:
         return None
-    return ModelError(float(np.mean(errors)), max(errors), len(errors))
+    return ModelError(float(np.mean(errors)), max(errors), len(errors), margin_of(errors))
+
+
+def margin_of(errors: Sequence[float]) -> float:
+    """What errors on held-out settings leave open of another one's, at 95 %.
+
+    Errors are taken as normal around 0: Student's t times their root mean square. One or two may be
+    small by chance; so ``_TYPICAL`` counts beside them, as ``_WEIGHT`` points more.
+    """
+    points = _WEIGHT + len(errors)
+    square = (_WEIGHT * _TYPICAL**2 + sum(error**2 for error in errors)) / points
+    return student_t_quantile(0.975, points) * math.sqrt(square)

@@ -5,21 +5,20 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from commprof import invocation
-from commprof.analysis.collectives.sweep_file import KIND, SCHEMA_VERSION, read_sweep
+from commprof.analysis.sweeps.sweep_file import read_document, read_sweep
 from commprof.errors import CommprofError
-from commprof.files import read_json
 from commprof.predict.fit.cost_model import OTHER_HOST, SAME_HOST
 from commprof.predict.fit.hook_costs import recording
 from commprof.predict.replay.algorithms import OPERATIONS, canonical
 from commprof.recordings.nccl_tests import is_nccl_tests
+from commprof.shapes import checked
 from commprof.text import counted
 
-_FIELDS = ("op", "world_size", "backend", "size_bytes", "time_us")
 _US = 1e-6
 
 
@@ -37,6 +36,29 @@ class Point:
     samples_s: tuple[float, ...] = ()
     #: Ranks on one host over its usable cores; NaN where not known.
     ranks_per_core: float = math.nan
+
+
+@dataclass(frozen=True)
+class _Row:
+    """What is used of a row of the file."""
+
+    op: str
+    world_size: int
+    backend: str
+    size_bytes: float
+    time_us: float
+    placement: str = "out_of_place"
+    wrong: int | None = None
+    samples_us: tuple[float, ...] | None = None
+
+
+@dataclass(frozen=True)
+class _Context:
+    """Where it was measured; a file need not say."""
+
+    hosts: int | None = None
+    world_size: int | None = None
+    machine: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -74,39 +96,26 @@ def read_points(path: Path) -> Measurement:
     """
     if is_nccl_tests(path):
         return _of_nccl_tests(path)
+    document = read_document(path)
     try:
-        document = read_json(path)
-    except (OSError, ValueError) as error:
-        raise CommprofError(f"{invocation.quoted(path)} cannot be read: {error}") from None
-    if not isinstance(document, dict) or document.get("kind") != KIND:
-        raise CommprofError(
-            f"{invocation.quoted(path)} is no result of a microbenchmark; write one with "
-            + invocation.command("microbench", "OP", "--json", "FILE")
-        )
-    if document.get("schema_version") != SCHEMA_VERSION:
-        raise CommprofError(
-            f"{invocation.quoted(path)} has schema_version {document.get('schema_version')!r} "
-            f"(allowed: {SCHEMA_VERSION}); fit it with the commprof that wrote it, or measure again"
-        )
-    rows = document.get("rows")
-    if not isinstance(rows, list) or not rows:
+        rows = checked(document.get("rows", []), tuple[_Row, ...], "rows")
+        context = checked(document.get("context", {}), _Context, "context")
+        spread = _spread(context, max((row.world_size for row in rows), default=1))
+    except ValueError as error:
+        raise CommprofError(f"{invocation.quoted(path)} is damaged: {error}") from None
+    if not rows:
         raise CommprofError(
             f"{invocation.quoted(path)} has no rows of a microbenchmark; write one with "
             + invocation.command("microbench", "OP", "--json", "FILE")
         )
-    context = document.get("context")
-    context = context if isinstance(context, dict) else {}
-    machine = context.get("machine")
-    machine = machine if isinstance(machine, dict) else {}
-    points = [point for row in rows if (point := _point(path, row)) is not None]
-    spread = _spread(context, machine, max((point.ranks for point in points), default=1))
+    points = [point for row in rows if (point := _point(row)) is not None]
     return Measurement(
         tuple(
             dataclasses.replace(point, ranks_per_core=spread.ranks_per_core(point.ranks))
             for point in points
         ),
         OTHER_HOST if spread.hosts > 1 else SAME_HOST,
-        machine,
+        context.machine,
         tuple(_left_out(path, rows)),
     )
 
@@ -114,62 +123,55 @@ def read_points(path: Path) -> Measurement:
 def _of_nccl_tests(path: Path) -> Measurement:
     """On the links of its hosts; whose cores the ranks had, such a file does not say."""
     sweep = read_sweep(path)
-    rows = [{**dataclasses.asdict(row), **dataclasses.asdict(row.key)} for row in sweep.rows]
-    points = tuple(point for row in rows if (point := _point(path, row)) is not None)
+    rows = [
+        checked({**dataclasses.asdict(row), **dataclasses.asdict(row.key)}, _Row)
+        for row in sweep.rows
+    ]
+    points = tuple(point for row in rows if (point := _point(row)) is not None)
     link = OTHER_HOST if sweep.context["hosts"] > 1 else SAME_HOST
     return Measurement(points, link, {}, tuple(_left_out(path, rows)))
 
 
-def _spread(context: Mapping[str, Any], machine: Mapping[str, Any], most_ranks: int) -> _Spread:
+def _spread(context: _Context, most_ranks: int) -> _Spread:
     """As the file says; one host, and no ranks but those of its rows, where it does not."""
-    hosts, ranks = (_positive(context.get(name)) for name in ("hosts", "world_size"))
-    cores = _positive(machine.get("usable_cpu_count"))
-    return _Spread(hosts or 1, max(ranks or 1, most_ranks), float(cores or math.nan))
+    cores = checked(context.machine, {"usable_cpu_count": int | None}, "context.machine")
+    return _Spread(
+        context.hosts or 1,
+        max(context.world_size or 1, most_ranks),
+        float(cores.get("usable_cpu_count") or math.nan),
+    )
 
 
-def _positive(value: object) -> int | None:
-    return value if isinstance(value, int) and value > 0 else None
-
-
-def _left_out(path: Path, rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+def _left_out(path: Path, rows: Sequence[_Row]) -> Iterator[str]:
     """Of rows that somebody may miss: hooks, and wrong data."""
-    hooks = sorted({str(row["op"]) for row in rows if str(row["op"]).startswith("hook:")})
+    hooks = sorted({row.op for row in rows if row.op.startswith("hook:")})
     if hooks:
         yield (
             f"{invocation.quoted(path)}: {', '.join(hooks)}; what a hook costs is fitted to a "
             "recorded run with it: " + recording(hooks[0].removeprefix("hook:"))
         )
-    wrong = sum(bool(row.get("wrong")) for row in rows)
+    wrong = sum(bool(row.wrong) for row in rows)
     if wrong:
         yield f"{invocation.quoted(path)}: {counted(wrong, 'row')} with wrong data"
 
 
-def _point(path: Path, row: object) -> Point | None:
+def _point(row: _Row) -> Point | None:
     """None for a row that says nothing of the link: in place, wrong, failed, or one rank."""
-    if not isinstance(row, dict) or any(field not in row for field in _FIELDS):
-        wanted = ", ".join(_FIELDS)
-        raise CommprofError(
-            f"{invocation.quoted(path)}: a row lacks one of {wanted}: {str(row)[:80]}"
-        )
-    op = canonical(str(row["op"]))
-    time_us, wrong = row["time_us"], row.get("wrong")
+    op = canonical(row.op)
     usable = (
         op in OPERATIONS
-        and row.get("placement", "out_of_place") == "out_of_place"
-        and not row.get("hook")
-        and not wrong
-        and isinstance(time_us, int | float)
-        and time_us > 0
-        and row["world_size"] > 1
+        and row.placement == "out_of_place"
+        and not row.wrong
+        and row.time_us > 0
+        and row.world_size > 1
     )
     if not usable:
         return None
-    samples = row.get("samples_us") or ()
     return Point(
         op=op,
-        backend=str(row["backend"]),
-        ranks=int(row["world_size"]),
-        size_bytes=float(row["size_bytes"]),
-        time_s=float(time_us) * _US,
-        samples_s=tuple(float(value) * _US for value in samples),
+        backend=row.backend,
+        ranks=row.world_size,
+        size_bytes=row.size_bytes,
+        time_s=row.time_us * _US,
+        samples_s=tuple(value * _US for value in row.samples_us or ()),
     )

@@ -23,7 +23,7 @@ class Answer:
     """One scenario."""
 
     prediction: Prediction
-    #: The step's interval with the model's worst held-out error on top; without one, as it was.
+    #: The step's interval widened by what held-out errors leave open; without one, as it was.
     interval_s: Estimate
     #: None without a price, or where the run does not say how many samples a step has.
     cost: Cost | None
@@ -134,6 +134,7 @@ def _answer(
     if math.isnan(per_host):
         per_host = schedule.placement.ranks_per_host
     priced = not math.isnan(price_per_host_hour)
+    worst = math.nan if error is None else error.worst
     per_rank = prediction.samples_per_s * prediction.step_s.value
     steps = samples_per_epoch(schedule) / per_rank if per_rank > 0 else math.nan
     return Answer(
@@ -141,17 +142,13 @@ def _answer(
         interval_s=_widened(prediction.step_s, error),
         cost=cost(prediction, schedule, per_host, price_per_host_hour) if priced else None,
         epoch_sent_bytes=prediction.sent_bytes * steps,
-        search=None if over is None else optimize(replay, scenario, over, _worst(error, math.nan)),
+        search=None if over is None else optimize(replay, scenario, over, worst),
     )
 
 
 def _widened(step: Estimate, error: ModelError | None) -> Estimate:
-    worst = _worst(error, 0.0)
-    return Estimate(step.value, step.low / (1 + worst), step.high * (1 + worst))
-
-
-def _worst(error: ModelError | None, unknown: float) -> float:
-    return unknown if error is None else error.worst
+    margin = 0.0 if error is None else error.margin
+    return Estimate(step.value, step.low / (1 + margin), step.high * (1 + margin))
 
 
 def _throughput(recorded: Sequence[Recorded]) -> dict[int, float]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from commprof.analysis.collectives.sweep_comparison import (
+from commprof.analysis.sweeps.sweep_comparison import (
     SIGNIFICANCE,
     RowComparison,
     SweepComparison,

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby
 from typing import Any
 
-from commprof.analysis.collectives.sweep import OverlapRow, RowKey, SweepResult, SweepRow
+from commprof.analysis.sweeps.sweep import OverlapRow, RowKey, SweepResult, SweepRow
 from commprof.report.plain_text import printable
 
 _PLACEMENTS = ("out_of_place", "in_place")

@@ -208,6 +208,7 @@ def _rank(rank: RankSummary) -> dict[str, Any]:
         "peak_rss_bytes": rank.peak_rss_bytes,
         "device_peak_bytes": rank.device_peak_bytes,
         "device": rank.device and dataclasses.asdict(rank.device),
+        "kernels": rank.kernels and dataclasses.asdict(rank.kernels),
     }
 
 

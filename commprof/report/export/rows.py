@@ -41,16 +41,22 @@ def rows(report: FullReport, table: str, trial: TrialResult | None = None) -> li
             f"{', '.join(TABLES)}"
         )
     if trial is not None and table in _MEANS:
-        left = [CANDIDATES, *(name for name in TABLES if name not in _MEANS)]
         raise UsageError(
             f"--rows {table} holds means over steps, which candidates of a trial shared; take "
-            f"{', '.join(left)}"
+            f"{', '.join(table_names(trial))}"
         )
     if trial is not None and table == CANDIDATES:
         from commprof.report.trial.rows import candidate_rows
 
         return list(candidate_rows(trial))
     return list(TABLES[table](report))
+
+
+def table_names(trial: TrialResult | None) -> list[str]:
+    """What ``rows`` has of a run."""
+    if trial is None:
+        return list(TABLES)
+    return [CANDIDATES, *(name for name in TABLES if name not in _MEANS)]
 
 
 def _worlds(report: FullReport) -> Iterator[Row]:

@@ -119,6 +119,11 @@ def _section(section: Section) -> Iterator[str]:
     yield f'<h2 id="{section.id}-title">{_text(section.title)}</h2>'
     if section.lead:
         yield f'<p class="lead">{_text(section.lead)}</p>'
+    if section.facts:
+        yield '<dl class="tiles">'
+        for name, text in section.facts:
+            yield f"<div><dt>{_text(name)}</dt><dd>{_text(text)}</dd></div>"
+        yield "</dl>"
     yield from (f"<p>{_text(paragraph)}</p>" for paragraph in section.paragraphs)
     if section.id in _PICTURES:
         yield f'<div class="picture" id="{section.id}-picture"></div>'

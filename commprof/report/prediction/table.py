@@ -22,8 +22,9 @@ from commprof.report.prediction.cells import (
 from commprof.report.tabulated import tabulated, three_digits
 
 _CHECKED = """\
-step: median of the slowest rank [interval: 95 % of sampling and fit, widened by the model's worst
-held-out error]; samples/s and efficiency have the interval that follows from it."""
+step: median of the slowest rank [interval: 95 % of sampling and fit, widened by what the
+model's held-out errors leave open: the fewer of them, the wider]; samples/s and efficiency have the
+interval that follows from it."""
 _NOT_CHECKED = """\
 step: median of the slowest rank (range that sampling and fit alone leave open: it is no interval
 for real steps, because the model's own error is not known); samples/s and efficiency have the range

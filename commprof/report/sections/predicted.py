@@ -40,8 +40,8 @@ def legend(predictions: Predictions) -> str:
             "was recorded that it was not made of."
         )
     return (
-        "predicted: with the interval of the step, which includes the model's largest error "
-        f"on held-out steps, {predictions.worst_error:.1%}."
+        "predicted: with the interval of the step, which the model's errors on held-out steps "
+        f"widen: {predictions.worst_error:.1%} at worst."
     )
 
 

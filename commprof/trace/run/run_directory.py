@@ -13,6 +13,7 @@ Of several strategies each has such a directory in RUN, and ``RUN/run.json`` nam
 
 from __future__ import annotations
 
+import functools
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -23,6 +24,8 @@ from typing import Any, Final
 from commprof.errors import CommprofError, TraceError
 from commprof.files import read_json
 from commprof.invocation import quoted
+from commprof.recordings.recognise import read_recording
+from commprof.recordings.recording import Recording
 from commprof.trace.documents import MOST_RANKS
 from commprof.trace.reader import Trace, read_first_metadata, read_trace
 from commprof.trace.run.attempts import attempt_paths, last_attempt
@@ -73,6 +76,9 @@ def read_context(run: Path) -> dict[str, Any]:
     Raises:
         CommprofError: ``run`` is neither.
     """
+    other = _other_recording(run)
+    if other is not None:
+        return other.context
     if not run.is_dir():
         raise CommprofError(
             f"{quoted(run)} {'is no directory' if run.exists() else 'does not exist'}; give the "
@@ -108,6 +114,9 @@ def read_world(run: Path, world_size: int) -> WorldRun:
 
     After a restart that is what the last attempt left.
     """
+    other = _other_recording(run)
+    if other is not None:
+        return WorldRun(other.world_size, run, {}, other.traces, other.problems)
     directory = _directory_of(run, world_size)
     endings = read_endings(directory)
     attempts = attempt_paths(directory)
@@ -139,6 +148,24 @@ def read_world(run: Path, world_size: int) -> WorldRun:
         attempt=number,
         endings=endings,
     )
+
+
+def _other_recording(path: Path) -> Recording | None:
+    """What others recorded of a job at ``path``; None of what commprof wrote."""
+    try:
+        own = path.is_dir() and (
+            (path / RUN_FILE).exists() or last_attempt(path) or other_jobs(path)
+        )
+        stamp = path.stat().st_mtime_ns
+    except OSError:
+        return None
+    return None if own else _read_once(path.resolve(), stamp)
+
+
+@functools.lru_cache(maxsize=2)
+def _read_once(path: Path, _stamp: int) -> Recording | None:
+    """Context, steps and trials are asked for one after the other; a recording may be large."""
+    return read_recording(path)
 
 
 def trace_paths(run: Path, world_size: int) -> dict[int, Path]:

@@ -11,8 +11,8 @@
 #include <system_error>
 #include <utility>
 
-#include "core/clock.h"
-#include "core/helper_thread.h"
+#include "base/clock.h"
+#include "base/helper_thread.h"
 
 namespace commprof {
 

@@ -11,7 +11,7 @@
 #include <thread>
 #include <vector>
 
-#include "always_on/arrival_board.h"
+#include "always_on/arrivals/arrival_board.h"
 #include "always_on/hosts/arrival_receiver.h"
 #include "always_on/hosts/arrival_sender.h"
 #include "clock/clock_track.h"

@@ -11,7 +11,7 @@
 #include <optional>
 #include <vector>
 
-#include "always_on/arrival_board.h"
+#include "always_on/arrivals/arrival_board.h"
 
 namespace commprof {
 

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "always_on/arrival_board.h"
+#include "always_on/arrivals/arrival_board.h"
 #include "always_on/hosts/arrival_message.h"
 #include "clock/clock_track.h"
 

@@ -5,7 +5,7 @@
 #include <memory>
 #include <mutex>
 
-#include "always_on/arrival_board.h"
+#include "always_on/arrivals/arrival_board.h"
 #include "always_on/hosts/arrival_carrier.h"
 
 namespace commprof {

@@ -6,7 +6,7 @@
 #include <memory>
 #include <span>
 
-#include "compress/exchange/wire.h"
+#include "compress/exchange/messages/wire.h"
 
 namespace commprof::compress {
 

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "compress/codecs/block_codec.h"
-#include "compress/exchange/pieces.h"
+#include "compress/exchange/messages/pieces.h"
 #include "compress/schemes/scheme.h"
 #include "compress/scratch.h"
 

@@ -6,7 +6,7 @@
 #include <span>
 #include <vector>
 
-#include "compress/exchange/channel.h"
+#include "compress/exchange/messages/channel.h"
 #include "compress/scratch.h"
 
 namespace commprof::compress {

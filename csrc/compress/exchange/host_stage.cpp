@@ -3,7 +3,7 @@
 #include <string>
 #include <utility>
 
-#include "compress/exchange/channel.h"
+#include "compress/exchange/messages/channel.h"
 
 namespace commprof::compress {
 

@@ -10,7 +10,7 @@
 
 #include "compress/codecs/block_codec.h"
 #include "compress/codecs/block_job.h"
-#include "compress/exchange/pieces.h"
+#include "compress/exchange/messages/pieces.h"
 #include "compress/schemes/scheme.h"
 
 namespace commprof::compress {

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "compress/bucket.h"
-#include "compress/exchange/channel.h"
+#include "compress/exchange/messages/channel.h"
 
 namespace commprof::compress {
 

@@ -8,8 +8,8 @@
 
 #include "compress/bucket.h"
 #include "compress/compressor.h"
-#include "compress/exchange/channel.h"
-#include "compress/exchange/wire.h"
+#include "compress/exchange/messages/channel.h"
+#include "compress/exchange/messages/wire.h"
 #include "compress/scratch.h"
 #include "compress/sent_log.h"
 

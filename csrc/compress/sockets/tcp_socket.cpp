@@ -13,7 +13,7 @@
 #include <set>
 #include <system_error>
 
-#include "core/ip_address.h"
+#include "base/ip_address.h"
 
 namespace commprof::net {
 

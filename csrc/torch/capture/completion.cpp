@@ -3,7 +3,7 @@
 #include <utility>
 #include <vector>
 
-#include "core/clock.h"
+#include "base/clock.h"
 #include "core/recorder.h"
 #include "torch/capture/timed_work.h"
 #include "torch/device/device_events.h"

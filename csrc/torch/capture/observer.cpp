@@ -7,10 +7,10 @@
 
 #include <mutex>
 
-#include "core/clock.h"
+#include "base/clock.h"
 #include "core/recorder.h"
 #include "torch/capture/completion.h"
-#include "torch/capture/finalize.h"
+#include "torch/capture/ddp/finalize.h"
 #include "torch/capture/op_plan.h"
 #include "torch/capture/process_groups.h"
 #include "torch/capture/stacks.h"

@@ -9,7 +9,7 @@
 #include <string>
 #include <unordered_map>
 
-#include "core/json_string.h"
+#include "base/json_string.h"
 #include "core/recorder.h"
 
 namespace commprof {

@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "core/json_string.h"
+#include "base/json_string.h"
 #include "core/recorder.h"
 
 namespace py = pybind11;

@@ -80,7 +80,9 @@ class TimedWork final : public c10d::Work {
   }
 #endif
 #if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 15
-#error "c10d::Work gained virtual functions in torch 2.15: forward them here"
+  uint64_t getCompletionKey() const override {
+    return inner_->getCompletionKey();
+  }
 #endif
 
   // What it stands for: a subclass may have more than a Work's own methods.

@@ -1,7 +1,7 @@
 // The time for which a thread was blocked until an operation was complete.
 #pragma once
 
-#include "core/clock.h"
+#include "base/clock.h"
 #include "core/recorder.h"
 
 namespace commprof {

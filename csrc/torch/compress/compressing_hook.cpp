@@ -6,8 +6,8 @@
 #include <utility>
 
 #include "compress/sockets/socket_transport.h"
-#include "torch/capture/ddp_hook.h"
-#include "torch/capture/finalize.h"
+#include "torch/capture/ddp/ddp_hook.h"
+#include "torch/capture/ddp/finalize.h"
 #include "torch/compress/c10d_transport.h"
 #include "torch/compress/recorded_transport.h"
 

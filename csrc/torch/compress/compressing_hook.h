@@ -13,7 +13,7 @@
 
 #include "compress/compressor.h"
 #include "compress/sockets/mesh.h"
-#include "torch/capture/mean_all_reduce.h"
+#include "torch/capture/ddp/mean_all_reduce.h"
 #include "torch/compress/executor.h"
 
 namespace commprof {

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <bit>
 
-#include "core/clock.h"
+#include "base/clock.h"
 #include "core/recorder.h"
 
 namespace commprof {

@@ -7,7 +7,7 @@
 #include <stdexcept>
 #include <utility>
 
-#include "torch/capture/finalize.h"
+#include "torch/capture/ddp/finalize.h"
 #include "torch/compress/compression_records.h"
 
 namespace commprof {

@@ -10,10 +10,10 @@
 #include <memory>
 #include <string>
 
+#include "base/task_thread.h"
 #include "compress/compressor.h"
 #include "compress/exchange/host_stage.h"
 #include "compress/exchange/transport.h"
-#include "core/task_thread.h"
 
 namespace commprof {
 

@@ -9,8 +9,8 @@
 #include <optional>
 #include <string_view>
 
-#include "core/clock.h"
-#include "core/json_string.h"
+#include "base/clock.h"
+#include "base/json_string.h"
 #include "core/recorder.h"
 #include "torch/device/c10_device.h"
 #include "torch/device/capture_shield.h"

@@ -3,7 +3,7 @@
 #include <map>
 #include <stdexcept>
 
-#include "core/clock.h"
+#include "base/clock.h"
 
 namespace commprof {
 

@@ -10,12 +10,11 @@ import pytest
 from commprof import _native
 from commprof.analysis.align import histogram
 from commprof.analysis.align.clocks import clock_error_us, on_common_clock, rank_clocks
-from commprof.analysis.align.matching import match
 from commprof.analysis.align.summaries import analyse_summaries
-from commprof.analysis.late.arrivals import match_arrivals
 from commprof.report.sections import summary as summary_table
 from commprof.trace import columns
 from commprof.trace.reader import read_trace
+from tests.integration.always_on.test_last_arrivals import of_all_ranks
 from tests.support.machines import netns
 from tests.support.machines.ranks import run_module_on_hosts, run_on_hosts
 
@@ -40,9 +39,7 @@ def test_the_summary_splits_as_the_records_do(tmp_path: Path) -> None:
     assert clocks is not None
     common = on_common_clock(traces, clocks)
     tables = [columns.collectives(trace) for trace in common]
-    for trace, table_, arrivals in zip(
-        traces, tables, match_arrivals(match(common, tables), common, tables), strict=True
-    ):
+    for trace, table_, arrivals in zip(traces, tables, of_all_ranks(common, tables), strict=True):
         summary = trace.summary
         assert summary is not None
         assert (summary.arrivals_known, summary.arrivals_unknown) == (len(table_), 0)

@@ -12,7 +12,7 @@ import pytest
 from commprof import _native
 from commprof.monitor.metrics.metrics import METRICS
 from tests.support.machines.commands import RUN, start
-from tests.support.machines.prometheus import target, until
+from tests.support.machines.programs.prometheus import target, until
 
 pytestmark = [
     pytest.mark.slow,

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from tests.support.machines.ranks import run_module
-from tests.support.ranks.ddp_variants import SETTINGS, VARIANTS
+from tests.support.ranks.capture.ddp_variants import SETTINGS, VARIANTS
 
 
 @pytest.mark.parametrize("world_size", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_gradients_after_20_steps_are_bit_identical(tmp_path: Path, world_size: int) -> None:
     # With 3 ranks dividing by the world size and multiplying by its inverse differ.
-    outputs = run_module("tests.support.ranks.ddp_variants", [str(tmp_path)], world_size)
+    outputs = run_module("tests.support.ranks.capture.ddp_variants", [str(tmp_path)], world_size)
     by_rank = [json.loads(output.strip().splitlines()[-1]) for output in outputs]
     for setting in SETTINGS:
         for results in by_rank:

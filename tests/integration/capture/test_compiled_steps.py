@@ -15,7 +15,9 @@ pytestmark = pytest.mark.skipif(_native.native is None, reason="needs the C++ mo
 
 
 def counted(directory: Path, *recorded: str) -> dict[str, list[dict[str, Any]]]:
-    (out,) = run_module("tests.support.ranks.compiled_steps", [str(directory), *recorded], 1)
+    (out,) = run_module(
+        "tests.support.ranks.capture.compiled_steps", [str(directory), *recorded], 1
+    )
     found: dict[str, list[dict[str, Any]]] = json.loads(out.splitlines()[-1])
     return found
 

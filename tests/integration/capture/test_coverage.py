@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from commprof.analysis.collectives.queueing import DEFAULT_GLOO_THREADS
 from commprof.trace import schema
-from tests.support.builders.coverage import CASES
+from tests.support.builders.coverage.coverage import CASES
 from tests.support.machines.ranks import run_module
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "coverage.md"
@@ -57,7 +57,7 @@ words:
 def outputs() -> list[list[dict[str, Any]]]:
     """Per rank, per case."""
     with tempfile.TemporaryDirectory() as directory:
-        texts = run_module("tests.support.ranks.coverage_rank", [directory], 2)
+        texts = run_module("tests.support.ranks.capture.coverage_rank", [directory], 2)
     return [json.loads(text.strip().splitlines()[-1]) for text in texts]
 
 

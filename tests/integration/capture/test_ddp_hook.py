@@ -1,4 +1,4 @@
-"""``commprof.attach``: the assertions are in ``tests/support/ranks/ddp_hooks.py``, in each rank."""
+"""``commprof.attach``: each rank asserts, in ``tests/support/ranks/capture/ddp_hooks.py``."""
 
 from __future__ import annotations
 
@@ -16,6 +16,6 @@ def test_attach_keeps_its_promises(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, native: str
 ) -> None:
     monkeypatch.setenv("COMMPROF_NATIVE", native)
-    outputs = run_module("tests.support.ranks.ddp_hooks", [str(tmp_path)], 2)
+    outputs = run_module("tests.support.ranks.capture.ddp_hooks", [str(tmp_path)], 2)
     for output in outputs:
         assert output.count("COMMPROF_NATIVE=0 is set") == (native == "0")

@@ -16,7 +16,7 @@ from commprof.trace import columns
 from commprof.trace.reader import Trace, read_trace
 from commprof.trace.schema import OPS
 from tests.support.machines.ranks import run_module
-from tests.support.ranks.future_waits_rank import LATE_S, TIMEOUT_S, WAYS
+from tests.support.ranks.capture.future_waits_rank import LATE_S, TIMEOUT_S, WAYS
 
 pytestmark = [
     pytest.mark.slow,
@@ -32,7 +32,7 @@ HIDDEN = "hidden"
 def run(mode: str) -> tuple[list[dict[str, Any]], list[Trace]]:
     """What each rank says, and its trace."""
     with TemporaryDirectory() as directory:
-        said = run_module("tests.support.ranks.future_waits_rank", [directory, mode], 2)
+        said = run_module("tests.support.ranks.capture.future_waits_rank", [directory, mode], 2)
         traces = [read_trace(Path(directory) / f"rank_{rank}.trace") for rank in (0, 1)]
     return [json.loads(text.strip().splitlines()[-1]) for text in said], traces
 

@@ -1,20 +1,26 @@
-"""Waiting for a message is split into waiting for its sender and wire."""
+"""Whom a message, or a collective with a root, waits for on a real group."""
 
 from __future__ import annotations
 
 import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from commprof.analysis.align.awaited import needed_ranks
+from commprof.analysis.align.matching import match
 from commprof.analysis.run import analyse_run
 from commprof.analysis.world import WorldResult
+from commprof.trace import columns
+from commprof.trace.reader import read_trace
+from commprof.trace.schema import OPS
 from tests.support.machines.ranks import run_module
-from tests.support.ranks.messages import LATE_S
+from tests.support.ranks.capture.messages import LATE_S
 
 
 def result(name: str, directory: Path) -> WorldResult:
-    run_module("tests.support.ranks.messages", [name, str(directory)], 2)
+    run_module("tests.support.ranks.capture.messages", [name, str(directory)], 2)
     (world,) = analyse_run(directory).worlds
     return world
 
@@ -40,3 +46,28 @@ def test_what_came_from_any_source_is_left_out_and_the_rest_is_kept(tmp_path: Pa
     assert receiver.unsplit_ms == pytest.approx(receiver.exposed_ms)
     assert receiver.exposed_ms > 0.9 * 2 * LATE_S * 1e3
     assert math.isnan(receiver.wait_ms)
+
+
+@pytest.mark.measures
+def test_the_ranks_that_wait_for_a_late_one_are_those_that_the_tree_says(tmp_path: Path) -> None:
+    size = 5
+    run_module("tests.support.ranks.capture.rooted", [str(tmp_path)], size)
+    traces = [read_trace(tmp_path / f"rank_{rank}.trace") for rank in range(size)]
+    tables = [columns.collectives(trace) for trace in traces]
+    matching = match(traces, tables)
+    issue_ns, end_ns, op, root = (
+        np.concatenate([getattr(table, name) for table in tables])
+        for name in ("issue_ns", "end_ns", "op", "peer")
+    )
+    seen = 0
+    for number in np.flatnonzero(matching.complete).tolist():
+        rows = np.flatnonzero(matching.member == number)
+        code = int(op[rows[0]])
+        if OPS[code] not in ("broadcast", "gather", "scatter", "reduce"):
+            continue
+        late = int(issue_ns[rows].argmax())
+        waited = end_ns[rows] >= issue_ns[rows[late]]
+        needs = needed_ranks(code, int(root[rows[0]]), size, True)
+        assert waited.tolist() == needs[:, late].tolist(), (OPS[code], root[rows[0]], late)
+        seen += 1
+    assert seen == 5 * size

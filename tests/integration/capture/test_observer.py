@@ -11,7 +11,7 @@ from commprof import _native
 from commprof.trace import columns
 from commprof.trace.reader import read_trace
 from tests.support.machines.ranks import run_module
-from tests.support.ranks.foreign_works_rank import FUTURES
+from tests.support.ranks.devices.foreign_works_rank import FUTURES
 
 SIX, TWELVE = 6 * 4, 12 * 4
 FLOAT, DOUBLE = "Float", "Double"
@@ -40,7 +40,7 @@ ALWAYS_WAITED = ("send", "recv", "monitored_barrier")
 
 
 def test_every_collective_is_seen_with_its_sizes(tmp_path: Path) -> None:
-    outputs = run_module("tests.support.ranks.every_collective", [str(tmp_path)], 2)
+    outputs = run_module("tests.support.ranks.capture.every_collective", [str(tmp_path)], 2)
     for rank, output in enumerate(outputs):
         found = json.loads(output.strip().splitlines()[-1])
         assert [row[0] for row in found] == [
@@ -63,7 +63,9 @@ def test_every_collective_is_seen_with_its_sizes(tmp_path: Path) -> None:
 def test_works_of_other_backends_are_as_they_were(tmp_path: Path) -> None:
     """Without a future, whether it is null or refused, the wait's end is the operation's."""
     said = json.loads(
-        run_module("tests.support.ranks.foreign_works_rank", [str(tmp_path)], 1)[0].splitlines()[-1]
+        run_module("tests.support.ranks.devices.foreign_works_rank", [str(tmp_path)], 1)[
+            0
+        ].splitlines()[-1]
     )
     plain = said["plain"]
     assert {key: said[key] for key in (*FUTURES, "after")} == dict.fromkeys(
@@ -82,7 +84,7 @@ def test_works_of_other_backends_are_as_they_were(tmp_path: Path) -> None:
 def test_groups_made_in_a_loop_are_told_apart(tmp_path: Path) -> None:
     """Addresses of groups that are gone are used again."""
     count = 500
-    run_module("tests.support.ranks.many_groups", [str(tmp_path), str(count)], 1)
+    run_module("tests.support.ranks.capture.many_groups", [str(tmp_path), str(count)], 1)
     trace = read_trace(tmp_path / "rank_0.trace")
     names = {group.id: group.name for group in trace.groups.values()}
     assert len(set(names.values())) == len(names) == count

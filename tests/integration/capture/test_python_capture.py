@@ -7,8 +7,8 @@ import pytest
 
 from commprof.trace import columns, schema
 from commprof.trace.reader import Trace, read_trace
-from tests.support.machines.victims import Ended, run_module
-from tests.support.ranks.python_capture import BUCKETS
+from tests.support.machines.faults.victims import Ended, run_module
+from tests.support.ranks.capture.python_capture import BUCKETS
 
 WORLD_SIZE = 2
 STEPS = len(BUCKETS)
@@ -18,7 +18,7 @@ STEPS = len(BUCKETS)
 def job(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Ended], list[Trace]]:
     directory = tmp_path_factory.mktemp("python_capture")
     ended = run_module(
-        "tests.support.ranks.python_capture", [str(directory)], WORLD_SIZE, native=False
+        "tests.support.ranks.capture.python_capture", [str(directory)], WORLD_SIZE, native=False
     )
     for one in ended:
         assert one.returncode == 0, one.stderr

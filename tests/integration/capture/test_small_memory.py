@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from commprof import _native
-from tests.support.ranks.small_memory import PHASES, SIZE_MIB, THREADS
+from tests.support.ranks.capture.small_memory import PHASES, SIZE_MIB, THREADS
 
 UNSHARE = ["unshare", "--mount", "--propagation", "private"]
 
@@ -25,7 +25,7 @@ def _cannot_mount() -> bool:
 def test_rings_take_a_small_share_and_lose_nothing(tmp_path: Path) -> None:
     """Smaller rings, then none at all in /dev/shm, and no signal where it is full."""
     done = subprocess.run(
-        [*UNSHARE, sys.executable, "-m", "tests.support.ranks.small_memory", str(tmp_path)],
+        [*UNSHARE, sys.executable, "-m", "tests.support.ranks.capture.small_memory", str(tmp_path)],
         capture_output=True,
         text=True,
         timeout=120,

@@ -13,11 +13,11 @@ from commprof.trace.reader import Trace, read_trace
 from commprof.trace.schema import Kind
 from tests.support.machines.ranks import run_module
 
-SUPPORT = Path(__file__).parents[2] / "support/ranks/stacks.py"
+SUPPORT = Path(__file__).parents[2] / "support/ranks/capture/stacks.py"
 
 
 def recorded(directory: Path, mode: str) -> Trace:
-    run_module("tests.support.ranks.stacks", [mode, str(directory)], 1)
+    run_module("tests.support.ranks.capture.stacks", [mode, str(directory)], 1)
     trace = read_trace(directory / "rank_0.trace")
     assert trace.problems == ()
     return trace

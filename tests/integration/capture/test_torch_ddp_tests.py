@@ -23,7 +23,7 @@ TESTS = (
 @pytest.mark.parametrize("name", TESTS)
 def test_passes_with_commprof_attached(name: str, tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "tests.support.ranks.torch_ddp_runner", name],
+        [sys.executable, "-m", "tests.support.ranks.capture.torch_ddp_runner", name],
         cwd=ROOT,
         env={
             **os.environ,

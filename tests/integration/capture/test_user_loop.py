@@ -12,12 +12,12 @@ from commprof.analysis.run import analyse_run
 from commprof.trace.reader import read_trace
 from tests.support.machines.problems import problems_of
 from tests.support.machines.ranks import run_module
-from tests.support.ranks.user_loop import DATA_MS, LOSS_MS
+from tests.support.ranks.capture.user_loop import DATA_MS, LOSS_MS
 
 
 @pytest.mark.measures
 def test_phases_are_found_and_reported(tmp_path: Path) -> None:
-    run_module("tests.support.ranks.user_loop", [str(tmp_path)], 2)
+    run_module("tests.support.ranks.capture.user_loop", [str(tmp_path)], 2)
     (world,) = analyse_run(tmp_path).worlds
     assert (world.world_size, world.steps) == (2, 12)
     assert problems_of(world) == []

@@ -136,10 +136,13 @@ def test_a_truncated_trace_is_used_as_far_as_it_goes(recorded: Any, tmp_path: Pa
 
 def test_a_missing_rank_is_named_and_the_rest_reported(recorded: Any, tmp_path: Path) -> None:
     run = copy_of(recorded[0] / "run", tmp_path / "run")
-    (run / "world_2" / "rank_1.trace").unlink()
-    (run / "world_2" / "rank_1.json").unlink()
+    _, of_two = json.loads((run / "result.json").read_text())["runs"]
+    # The other one waited, so there is something to split.
+    missing = min(of_two["rank_results"], key=lambda each: each["parts"]["exposed_ms"])["rank"]
+    (run / "world_2" / f"rank_{missing}.trace").unlink()
+    (run / "world_2" / f"rank_{missing}.json").unlink()
     text = report_of(run)
-    assert "At 2 ranks no usable trace came from rank 1: " in text
+    assert f"At 2 ranks no usable trace came from rank {missing}: " in text
     assert "waiting and transfer cannot be separated" in text
     assert " 2 2+2 " in text
 

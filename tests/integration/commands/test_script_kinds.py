@@ -17,7 +17,7 @@ from commprof.analysis.world import WorldResult
 from commprof.trace.reader import read_trace
 from tests.support.machines.commands import finish, start
 from tests.support.machines.problems import problems_of
-from tests.support.machines.programs import needs
+from tests.support.machines.programs.programs import needs
 
 SCRIPTS = Path(__file__).parents[2] / "support" / "scripts"
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")

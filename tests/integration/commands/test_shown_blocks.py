@@ -20,7 +20,7 @@ import pytest
 from commprof import _native
 from commprof.commands import main
 from commprof.launch.elastic import launch_function, stop_fork_server
-from tests.support.machines.programs import needs
+from tests.support.machines.programs.programs import needs
 from tests.support.machines.shown import ROOT, Block, blocks
 from tests.support.ranks.shown_python import run_block
 
@@ -29,6 +29,7 @@ pytestmark = pytest.mark.slow
 TWO_HOSTS = "needs two hosts: tests/integration/hosts/test_machines.py"
 SETS_UP = "sets up an environment, as .ci/run does before these tests"
 NCCL_TESTS = "needs what nccl-tests printed: tests/unit/recordings"
+PROFILER_TRACES = "needs what torch.profiler wrote: tests/unit/recordings"
 NOT_RUN = {
     "make run": "a minute of training; python -m commprof.run is run",
     "make test": "this is one of the tests",
@@ -40,6 +41,9 @@ NOT_RUN = {
     "sbatch job.sbatch": "needs a Slurm cluster",
     "commprof fit allreduce.log allgather.log": NCCL_TESTS,
     "commprof compare before/allreduce.log after/allreduce.log": NCCL_TESTS,
+    "commprof report trace.pt.trace.json": PROFILER_TRACES,
+    "commprof report traces/": PROFILER_TRACES,
+    "commprof report traces.tar.gz": PROFILER_TRACES,
     "commprof report dumps/": "needs a hang: tests/integration/faults/test_dumped_hangs.py",
     "python -m commprof.monitor RUN --metrics": (
         "goes on: tests/integration/faults/test_live_run.py"
@@ -59,7 +63,7 @@ NOT_RUN_KINDS = {
 NEEDS = {"--workload lora": "peft", "lora:size=7b": "peft", "data=digits": "sklearn"}
 #: Blocks that show what something prints, or a picture, by page and first line.
 OUTPUT = {
-    ("README.md", "transformer: 667,904 parameters"): "tests/unit/doors/test_readme.py",
+    ("README.md", "Recording: dlrm_8xV100.tar.gz"): "tests/unit/doors/test_readme.py",
     ("docs/architecture.md", "training process"): "a picture",
     ("docs/audit.md", "SCALING.md: 1 finding"): "output",
     ("docs/check.md", "pass  cores"): "output",

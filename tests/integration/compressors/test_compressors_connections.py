@@ -27,4 +27,4 @@ pytestmark = pytest.mark.slow
     ],
 )
 def test_messages(tmp_path: Path, world_size: int, name: str) -> None:
-    run_module("tests.support.ranks.compressors_connections", [str(tmp_path), name], world_size)
+    run_module("tests.support.ranks.compressors.connections", [str(tmp_path), name], world_size)

@@ -7,14 +7,14 @@ import re
 
 import pytest
 
-from tests.support.machines.victims import finish, run_module, start
-from tests.support.ranks.compressors_victim import EXIT_CODE
+from tests.support.machines.faults.victims import finish, run_module, start
+from tests.support.ranks.compressors.victim import EXIT_CODE
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_the_others_raise_and_end(world_size: int) -> None:
-    processes = start("tests.support.ranks.compressors_victim", [], world_size)
+    processes = start("tests.support.ranks.compressors.victim", [], world_size)
     *others, victim = [finish(process) for process in processes]
     assert victim.returncode == EXIT_CODE
     for rank, ended in enumerate(others):
@@ -41,12 +41,24 @@ def test_the_others_raise_and_end(world_size: int) -> None:
         ),
         (
             "dtype",
-            (r"rank 0 has parameters '8 \(.* rank 1 ", r"rank 1 has parameters '8 \(.* rank 0 "),
+            (
+                r"rank 0 has parameter '0.weight \[128, 128\] torch.float32 on cpu' and rank 1 "
+                r"'0.weight \[128, 128\] torch.bfloat16 on cpu'",
+                r"rank 1 has parameter '0.weight .*bfloat16.*' and rank 0 ",
+            ),
+        ),
+        (
+            "sparse",
+            (
+                r"rank 0 has parameter 'weight \[50, 8\] torch.float32 on cpu' and rank 1 "
+                r"'weight .*, sparse gradient'",
+                r"rank 1 has parameter 'weight .*, sparse gradient' and rank 0 ",
+            ),
         ),
     ],
 )
 def test_a_rank_that_cannot_compress_keeps_nobody_waiting(what: str, told: tuple[str, str]) -> None:
-    ranks = run_module("tests.support.ranks.compressors_refusal", [what], 2)
+    ranks = run_module("tests.support.ranks.compressors.refusal", [what], 2)
     for ended, expected in zip(ranks, told, strict=True):
         assert ended.returncode == 0, ended.stderr
         (said,) = ended.said

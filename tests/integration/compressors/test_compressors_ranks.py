@@ -10,7 +10,7 @@ from tests.support.machines.ranks import run_module
 
 pytestmark = pytest.mark.slow
 
-_CHECKS = "tests.support.ranks.compressors_checks"
+_CHECKS = "tests.support.ranks.compressors.checks"
 
 
 @pytest.mark.parametrize(
@@ -29,7 +29,7 @@ def test_compressors_keep_their_promises(
 
 
 def test_unusual_gradients() -> None:
-    run_module("tests.support.ranks.compressors_gradients", [], 2)
+    run_module("tests.support.ranks.compressors.gradients", [], 2)
 
 
 def test_torch_operations_stand_in_for_the_module(

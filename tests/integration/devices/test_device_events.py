@@ -16,7 +16,7 @@ from commprof.trace import columns, schema
 from commprof.trace.reader import Trace
 from commprof.trace.schema import Kind
 from tests.support.machines.device_runs import run_on_device
-from tests.support.ranks.device_script import MS, STEPS
+from tests.support.ranks.devices.device_script import MS, STEPS
 
 pytestmark = [
     pytest.mark.slow,
@@ -30,7 +30,7 @@ EXACT_NS = 2_000
 
 
 def run(directory: Path, **environment: str) -> tuple[Trace, dict[str, Any]]:
-    return run_on_device("tests.support.ranks.device_script", directory, **environment)
+    return run_on_device("tests.support.ranks.devices.device_script", directory, **environment)
 
 
 @pytest.fixture(scope="module")

@@ -19,8 +19,8 @@ from commprof.trace.schema import Kind
 from tests.support.machines.commands import call
 from tests.support.machines.device_runs import run_on_device
 from tests.support.machines.ranks import run_module
-from tests.support.ranks.device_late_rank import LATE_MS, PER_STEP, STEPS
-from tests.support.ranks.device_limits_script import GROUPS, HELD_UP_MS
+from tests.support.ranks.devices.device_late_rank import LATE_MS, PER_STEP, STEPS
+from tests.support.ranks.devices.device_limits_script import GROUPS, HELD_UP_MS
 
 #: A vendor's library registers its kernels, and capture begins.
 SEEN_KEYS = """
@@ -45,7 +45,7 @@ POOL_STREAMS = 32
 
 
 def run(directory: Path, scenario: str) -> tuple[Trace, dict[str, Any]]:
-    return run_on_device("tests.support.ranks.device_limits_script", directory, scenario)
+    return run_on_device("tests.support.ranks.devices.device_limits_script", directory, scenario)
 
 
 @pytest.mark.parametrize("backend", ["as_nccl", "silent", "unshielded"])
@@ -108,7 +108,7 @@ def test_collectives_of_xpu_and_hpu_are_seen(tmp_path: Path) -> None:
 
 @pytest.mark.measures
 def test_always_on_mode_names_the_rank_whose_device_is_late(tmp_path: Path) -> None:
-    run_module("tests.support.ranks.device_late_rank", [str(tmp_path)], 2)
+    run_module("tests.support.ranks.devices.device_late_rank", [str(tmp_path)], 2)
     traces = [read_trace(tmp_path / f"rank_{rank}.trace") for rank in (0, 1)]
     truth = [np.array(json.loads((tmp_path / f"truth_{rank}.json").read_text())) for rank in (0, 1)]
     summaries = [trace.summary for trace in traces if trace.summary is not None]

@@ -13,7 +13,7 @@ from commprof.trace import columns
 from commprof.trace.reader import Trace
 from commprof.trace.schema import OPS, Kind
 from tests.support.machines.device_runs import run_on_device
-from tests.support.ranks.device_streams_script import COMPUTING, MS, SIDE
+from tests.support.ranks.devices.device_streams_script import COMPUTING, MS, SIDE
 
 pytestmark = [
     pytest.mark.slow,
@@ -26,7 +26,7 @@ EXACT_NS = 2_000
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Trace, dict[str, Any]]:
     directory = tmp_path_factory.mktemp("streams")
-    return run_on_device("tests.support.ranks.device_streams_script", directory)
+    return run_on_device("tests.support.ranks.devices.device_streams_script", directory)
 
 
 def waits_on(trace: Trace, stream: int) -> Any:

@@ -15,7 +15,13 @@ from commprof.trace import columns
 from commprof.trace.reader import Trace, read_trace
 from commprof.trace.rings.salvage import salvage
 from commprof.trace.schema import Kind
-from tests.support.machines.victims import Ended, finish, rings_of, run_scenario, start_scenario
+from tests.support.machines.faults.victims import (
+    Ended,
+    finish,
+    rings_of,
+    run_scenario,
+    start_scenario,
+)
 
 native_only = pytest.mark.skipif(_native.native is None, reason="needs the C++ module")
 captures = pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.support.machines.commands import start
-from tests.support.machines.prometheus import RULES, Prometheus, target, until
+from tests.support.machines.programs.prometheus import RULES, Prometheus, target, until
 from tests.support.machines.ranks import free_port
 
 pytestmark = [

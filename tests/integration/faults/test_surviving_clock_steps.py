@@ -14,7 +14,7 @@ import pytest
 from commprof import _native
 from commprof.trace import columns
 from commprof.trace.reader import read_trace
-from tests.support.machines.faults import SCRIPT, report_on
+from tests.support.machines.faults.faults import SCRIPT, report_on
 from tests.support.machines.ranks import free_port
 
 pytestmark = [
@@ -29,7 +29,7 @@ STEPS = 300
 @pytest.fixture(scope="module")
 def shim(tmp_path_factory: pytest.TempPathFactory) -> Path:
     library = tmp_path_factory.mktemp("shim") / "clock_step.so"
-    source = SCRIPT.parents[1] / "machines/clock_step.c"
+    source = SCRIPT.parents[1] / "machines/faults/clock_step.c"
     subprocess.run(["cc", "-O1", "-shared", "-fPIC", "-o", str(library), str(source)], check=True)
     return library
 

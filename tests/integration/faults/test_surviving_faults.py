@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from commprof import _native
-from tests.support.machines import fault_list, limits
-from tests.support.machines.faults import Fault, Setting, Verdict, try_fault
+from tests.support.machines.faults import fault_list, limits
+from tests.support.machines.faults.faults import Fault, Setting, Verdict, try_fault
 from tests.support.machines.forks import Forks
 from tests.support.machines.netns import Hosts
 

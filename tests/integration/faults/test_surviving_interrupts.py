@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from commprof import _native
-from tests.support.machines import interrupts
+from tests.support.machines.faults import interrupts
 
 pytestmark = [
     pytest.mark.slow,

@@ -17,9 +17,9 @@ from commprof import _native
 from commprof.trace import columns
 from commprof.trace.reader import read_trace
 from tests.support.machines.commands import RUN, call
-from tests.support.machines.faults import SCRIPT, report_on
+from tests.support.machines.faults.faults import SCRIPT, report_on
+from tests.support.machines.faults.launcher_faults import no_cgroup, out_of_memory
 from tests.support.machines.launched import Launched, launch, run_of, steps_in
-from tests.support.machines.launcher_faults import no_cgroup, out_of_memory
 from tests.support.machines.processes import await_gone, gone
 
 pytestmark = [

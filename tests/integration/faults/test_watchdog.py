@@ -17,7 +17,13 @@ from commprof import _native
 from commprof.launch.elastic import stop_fork_server
 from commprof.monitor.watchdog.py_spy import find_py_spy
 from tests.support.machines.commands import call
-from tests.support.machines.hangs import STEPS, THRESHOLD_S, outcome, stop_a_rank, undisturbed
+from tests.support.machines.faults.hangs import (
+    STEPS,
+    THRESHOLD_S,
+    outcome,
+    stop_a_rank,
+    undisturbed,
+)
 
 pytestmark = [
     pytest.mark.skipif(_native.native is None, reason="needs the C++ module"),

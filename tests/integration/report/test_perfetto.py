@@ -15,7 +15,7 @@ import pytest
 from commprof.commands import main
 from commprof.trace.schema import Phase
 from tests.support.builders.traces import MS, Rank
-from tests.support.machines.perfetto import Perfetto, missing, opened
+from tests.support.machines.programs.perfetto import Perfetto, missing, opened
 
 pytestmark = [
     pytest.mark.skipif(missing() != "", reason=f"needs {missing()}"),

@@ -13,7 +13,7 @@ from commprof.report.html import data
 from commprof.report.html.page import render
 from tests.support.builders.predictions import answer, write_predictions
 from tests.support.builders.run_directories import HOSTILE, ranks_of, write_run, write_strategies
-from tests.support.machines.browser import Page, browser, chromium
+from tests.support.machines.programs.browser import Page, browser, chromium
 from tests.unit.report.test_trial_page import REPORT
 from tests.unit.report.test_trial_table import sample
 
@@ -103,7 +103,7 @@ def test_it_is_not_blank_nor_too_wide(page: Page, theme: str, size: tuple[int, i
     page.theme(theme)
     for place in ("#verdict", "#step", "#scaling", "#timeline", "#waiting"):
         in_sight(page, place)
-        assert len(page.screenshot()) > _BLANK_PAGES * page.blank_bytes[size]
+        page.painted(_BLANK_PAGES * page.blank_bytes[size])
     assert page.value("document.documentElement.scrollWidth") <= size[0]
     dark = page.value("getComputedStyle(document.body).backgroundColor") == "rgb(20, 23, 27)"
     assert dark is (theme == "dark")
@@ -339,7 +339,7 @@ def test_the_page_of_a_trial(page: Page, tmp_path: Path) -> None:
     for size in (PHONE, DESKTOP):
         page.size(*size)
         in_sight(page, "#trial-picture")
-        assert len(page.screenshot()) > _BLANK_PAGES * page.blank_bytes[size]
+        page.painted(_BLANK_PAGES * page.blank_bytes[size])
         assert page.value("document.documentElement.scrollWidth") <= size[0]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from commprof.analysis.collectives.sweep import RowKey, SweepResult, SweepRow
+from commprof.analysis.sweeps.sweep import RowKey, SweepResult, SweepRow
 
 CONTEXT: dict[str, Any] = {
     "timestamp": "2026-01-02T03:04:05+00:00",

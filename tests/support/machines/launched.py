@@ -16,7 +16,7 @@ from commprof.errors import TraceError
 from commprof.trace import columns
 from commprof.trace.reader import read_trace
 from tests.support.machines.commands import RUN
-from tests.support.machines.faults import SCRIPT
+from tests.support.machines.faults.faults import SCRIPT
 from tests.support.machines.processes import processes_of
 
 ENDLESS = ("none", "1000000")

@@ -51,7 +51,7 @@ def run_module_on_hosts(
 ) -> None:
     """Runs ``python -m module`` as every rank, so many of them on each host."""
     env = {"MASTER_ADDR": hosts.address(0), "GLOO_SOCKET_IFNAME": "eth0"}
-    shifted = [sys.executable, "-m", "tests.support.machines.clock_shift"]
+    shifted = [sys.executable, "-m", "tests.support.machines.faults.clock_shift"]
     wrappers = [[*shifted, str(ms)] if ms else [] for ms in ahead_ms] or [[] for _ in hosts.names]
     processes = []
     for host, wrapper in enumerate(wrappers):

@@ -18,6 +18,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import commprof
+from tests.support.builders.run_directories import ranks_of, write_run
 
 
 def run_block(path: str) -> None:
@@ -33,6 +34,10 @@ def run_block(path: str) -> None:
     if "init_process_group" not in text:
         dist.init_process_group("gloo")
         names |= training()
+    if "commprof.load(" in text:
+        if dist.get_rank() == 0:
+            write_run(Path("RUN"), ranks_of(2, 9))
+        dist.barrier()
     exec(compile(text, str(source), "exec"), names)
     if "wandb.log" in text:
         assert any(name.startswith("commprof/") for figures in logged for name in figures), logged

@@ -16,9 +16,13 @@ from commprof.analysis.step.mean_step import mean_step
 from commprof.analysis.world import WorldResult
 from commprof.commands import make_parser
 from tests.support.builders.details import detail
-from tests.support.builders.results import context, parts, world
+from tests.support.builders.results import collective, context, parts, world
 
 RUN = {"workload": "timed", "strategy": "ddp", "nodes": 1}
+
+
+#: A bucket that a smaller cap would cut.
+LARGE = collective(size_bytes=(4, 25_000_000))
 
 
 def run(**values: Any) -> dict[str, Any]:
@@ -42,11 +46,23 @@ def test_little_exposed_time_is_not_the_bottleneck() -> None:
 
 
 def test_much_of_it_asks_for_a_trial() -> None:
-    found = advised(run(), world(2))
-    assert found.advice.endswith("is measured on the job's own steps by:")
+    found = advised(run(), world(2, collectives=(LARGE,)))
+    assert found.advice == (
+        "Whether compression or other buckets would make the step shorter is measured on the job's "
+        "own steps by:"
+    )
     assert found.command == (
         "commprof run --nproc 2 --trial fp16,int8,topk:ratio=0.01,bucket-cap=5"
     )
+
+
+def test_a_cap_above_every_bucket_is_not_tried() -> None:
+    small = collective(size_bytes=(4, 5 * 2**20))
+    found = advised(run(), world(2, collectives=(small,)))
+    assert found.advice == (
+        "Whether compression would make the step shorter is measured on the job's own steps by:"
+    )
+    assert found.command == "commprof run --nproc 2 --trial fp16,int8,topk:ratio=0.01"
 
 
 def on_hosts(ranks: int, hosts: int) -> WorldResult:
@@ -67,7 +83,7 @@ def test_several_machines_are_asked_for_a_trial_on_each() -> None:
         "with a new directory that all of them see:"
     )
     assert found.command == (
-        "commprof run --nproc 2 --trial fp16,int8,topk:ratio=0.01,bucket-cap=5 "
+        "commprof run --nproc 2 --trial fp16,int8,topk:ratio=0.01 "
         "--nnodes 2 --node-rank N --rdzv-endpoint first:29500 --output NEW --seed 3"
     )
 
@@ -76,7 +92,7 @@ def test_several_machines_whose_command_cannot_be_given_still_get_the_advice() -
     typed = "python -m commprof.run --config run.yaml --node-rank 0"
     found = advised(run(nodes=2, command=typed), on_hosts(4, 2))
     assert found.advice.endswith(
-        "by the same run with --trial fp16,int8,topk:ratio=0.01,bucket-cap=5, on every machine."
+        "by the same run with --trial fp16,int8,topk:ratio=0.01, on every machine."
     )
     assert found.command == ""
     assert advised(run(nodes=2, strategy="fsdp"), on_hosts(4, 2)).advice == ""
@@ -196,7 +212,7 @@ def test_one_rank_has_nothing_to_exchange() -> None:
     ],
 )
 def test_the_run_s_command_as_a_trial(command: str, more: dict[str, Any], expected: str) -> None:
-    found = trial_command(run(command=command, **more), 4)
+    found = trial_command(run(command=command, **more), 4, 5)
     assert found == expected.replace("T", "fp16,int8,topk:ratio=0.01,bucket-cap=5", 1)
     if found:
         words = shlex.split(found)
@@ -209,4 +225,4 @@ def test_the_run_s_command_as_a_trial(command: str, more: dict[str, Any], expect
 
 
 def test_what_was_no_run_of_commprof_has_no_command() -> None:
-    assert trial_command(context(), 2) == ""
+    assert trial_command(context(), 2, 5) == ""

@@ -54,7 +54,7 @@ def test_what_the_predict_command_writes_is_read(tmp_path: Path) -> None:
         remarks=(),
     )
     answer = Answer(prediction, Estimate(0.1, 0.08, 0.125), None, math.nan, None)
-    answers = Answers((answer,), (), ModelError(0.02, 0.07, 3), None, ())
+    answers = Answers((answer,), (), ModelError(0.02, 0.07, 3, 0.15), None, ())
     path = tmp_path / "p.json"
     path.write_text(prediction_json.render(answers, "a run", "measured", ()))
     found = read_predictions(path)

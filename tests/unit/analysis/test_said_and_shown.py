@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 from commprof.analysis.card import Card, card
+from commprof.analysis.collectives.kinds import CollectiveRow
 from commprof.analysis.cost import Cost, Price, cost
 from commprof.analysis.late.stragglers import LateRank
 from commprof.analysis.rank_summary import StepParts
@@ -156,6 +157,7 @@ def shown_world(
     missing = (ranks - 1,) if ranks > 1 and random.random() < 0.15 else ()
     counted = not missing or random.random() < 0.5
     failed = int(random.integers(1, 5)) if random.random() < 0.2 else 0
+    bucket = collective(failed=failed, size_bytes=(4, int(random.choice([4_000_000, 25_000_000]))))
     steps = ms["step"].shape[1]
     found = world(
         ranks,
@@ -167,10 +169,19 @@ def shown_world(
         missing_ranks=missing,
         stalled_steps=stalls,
         late_rank=late(random, ranks, steps),
-        collectives=(collective(failed=failed),),
+        collectives=(bucket, *tiny(random, exposed)),
     )
     present = tuple(rank for rank in found.ranks if rank.rank not in missing)
     return replace(found, ranks=present)
+
+
+def tiny(random: np.random.Generator, exposed_ms: float) -> list[CollectiveRow]:
+    """At times, many small calls that hold some of the exposed time."""
+    if random.random() < 0.6:
+        return []
+    held = exposed_ms * float(random.uniform(0.2, 1))
+    calls = {"calls": 640, "calls_per_step": 32.0, "total_bytes": 640 * 2048}
+    return [collective(**calls, size_bytes=(8, 4096), exposed_ms=held)]
 
 
 def late(random: np.random.Generator, ranks: int, steps: int) -> LateRank | None:
@@ -253,6 +264,12 @@ def largest_is_the_largest(one: Case) -> None:
 def named(headline: str, size: Size) -> None:
     """The parts of a headline are the largest, with their shares."""
     first, second = ranking(size)[:2]
+    if match := re.search(
+        rf"rank \d+ holds up .* the largest part is ({PART}): ([\d.]+)%", headline
+    ):
+        assert WORDS[match[1]] == first, headline
+        assert float(match[2]) == pytest.approx(size.percent(first), abs=TENTH), headline
+        return
     if match := re.search(rf"is bound by ({PART}): ([\d.]+)% of the mean step of", headline):
         assert WORDS[match[1]] == first, headline
         assert float(match[2]) == pytest.approx(size.percent(first), abs=TENTH), headline
@@ -418,12 +435,22 @@ def advice_follows_from_the_figures(one: Case) -> None:
         assert exposed >= 10, advice
         assert not no_core(size) >= 0.1, advice
         assert f"--nproc {size.ranks} " in advice.command
+        larger = "try larger buckets" in " ".join(card_text.render(one.card).split())
+        splits = any(row.size_bytes[1] > 5 * 2**20 for row in size.world.collectives)
+        caps = re.findall(r"bucket-cap=(\d+)", advice.command)
+        assert caps == (["25"] if larger else ["5"] if splits else []), advice
     assert size.ranks > 1 or not (advice.advice or advice.command)
 
 
 def late_ranks_are_told_alike(one: Case) -> None:
-    """Headlines name no rank, sentences no phase that a remark does not."""
-    assert not re.search(r"\brank \d", one.verdict.headline)
+    """The headline names the rank that the advice is about, sentences no phase without a remark."""
+    held_up = re.search(r"rank (\d+) holds up the step: (.*) of the others", one.verdict.headline)
+    advice = one.verdict.next_step.advice
+    assert bool(held_up) == ("waiting for it takes" in advice), (one.verdict.headline, advice)
+    if held_up is not None:
+        assert held_up[2] in advice
+        assert one.judged.world.late_rank is not None
+        assert int(held_up[1]) == one.judged.world.late_rank.rank
     text = " ".join((*one.verdict.sentences, one.verdict.next_step.advice))
     found = one.judged.world.late_rank
     if found is None:

@@ -8,7 +8,7 @@ import re
 import pytest
 
 from commprof.audit.audit import audit
-from tests.support.builders.honest_reports import honest_report
+from tests.support.builders.documents.honest_reports import honest_report
 
 
 @pytest.mark.parametrize("seed", range(200))

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from benchmarks import (
-    compression_demands,
     hangs,
     known_schedules,
     live_overhead,
@@ -17,9 +16,9 @@ from benchmarks import (
     overhead,
     shared_memory,
     strategies,
-    trial_truth_demands,
 )
-from benchmarks.demands import Demand
+from benchmarks.judging import compression_demands, trial_truth_demands
+from benchmarks.judging.demands import Demand
 
 
 def missed(demands: list[Demand]) -> list[str]:

@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from benchmarks.demands import Demand, at_least, at_most, judged, of_all
-from benchmarks.medians import median_interval, ratio_interval, ratio_of
+from benchmarks.judging.demands import Demand, at_least, at_most, judged, of_all
+from benchmarks.judging.medians import median_interval, ratio_interval, ratio_of
 
 
 def test_a_limit_itself_meets_and_nan_does_not() -> None:

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from benchmarks import fault_rows, results_file
 from benchmarks import faults as matrix
+from benchmarks.judging import fault_rows, results_file
+from tests.support.machines.faults.launcher_faults import Outcome
 from tests.support.machines.forks import Forks
-from tests.support.machines.launcher_faults import Outcome
 
 
 def names(only: str | None) -> list[str]:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.support.machines.faults import Ended, Fault, Verdict, first_error
+from tests.support.machines.faults.faults import Ended, Fault, Verdict, first_error
 
 FAULT = Fault("SIGKILL", cause=r"process \d+ is gone")
 ENDED = [Ended(1, "RuntimeError: gloo N", "", 20), Ended(-9, "", "", 20)]

@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from benchmarks.results_file import Lines
+from benchmarks.judging.results_file import Lines
 from tools.make_measured import NOT_YET, PAGE, RESULTS, page
 from tools.measured_studies import GROUPS
 

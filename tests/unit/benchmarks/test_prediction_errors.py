@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from benchmarks import predict_error
+from benchmarks.judging.results_file import contexts, read_rows
 from benchmarks.predict_error import demands, errors, is_transformer
-from benchmarks.results_file import contexts, read_rows
 
 ROOT = Path(__file__).parents[3]
 RESULTS = ROOT / "benchmarks" / "results" / "predict_error.jsonl"

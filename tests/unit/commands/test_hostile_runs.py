@@ -108,7 +108,7 @@ def test_a_profile_or_sweep_of_another_kind_is_refused(
     assert main(["predict", str(sound), "--profile", str(planted)]) == 1
     assert main(["top", str(sound), "--once", "--profile", str(planted)]) == 1
     if kind != "pipe":
-        assert main(["fit", str(planted)]) == 1
+        assert main(["fit", str(planted)]) == 2
         assert main(["compare", str(planted), str(planted)]) == 2
     assert str(planted) in capfd.readouterr().err
 

@@ -48,7 +48,7 @@ def others(modules: set[str]) -> set[str]:
 def test_the_tables_of_a_run(tmp_path: Path) -> None:
     write_run(tmp_path / "run", ranks_of(2, 5))
     modules = loaded("report", str(tmp_path / "run"), "--all")
-    assert {"numpy", "commprof.report.table"} <= modules
+    assert {"numpy", "tabulate", "commprof.report.table"} <= modules
     assert "commprof.analysis.late.dumped_hang" not in modules
     assert others(modules) == set()
 
@@ -65,4 +65,4 @@ def test_a_page_loads_what_draws_it(tmp_path: Path) -> None:
 def test_help_needs_no_numpy(option: str) -> None:
     modules = loaded(option)
     assert "commprof.commands" in modules
-    assert not modules & {"numpy", "torch", "yaml", "commprof.analysis"}
+    assert not modules & {"numpy", "torch", "tabulate", "yaml", "commprof.analysis"}

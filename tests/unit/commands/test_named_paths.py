@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from commprof.analysis.collectives.sweep_file import write_sweep
+from commprof.analysis.sweeps.sweep_file import write_sweep
 from commprof.commands import main
 from commprof.commands.microbench import show_measured
 from commprof.commands.options.output_file import keep_text, writable_file

@@ -93,7 +93,7 @@ try:
     main(["--help"])
 except SystemExit:
     pass
-assert not loaded("torch", "numpy", "yaml"), loaded("torch", "numpy")
+assert not loaded("torch", "numpy", "tabulate", "yaml"), loaded("torch", "numpy")
 run, out = sys.argv[1:]
 for words in (
     ["report", run], ["report", run, "--format", "json", "-o", out + ".json"],

@@ -61,6 +61,11 @@ def test_a_label_parses_to_itself(text: str) -> None:
         ("topk:ratio=big", "'ratio=big' is not option=number"),
         ("topk:ratio", "'ratio' is not option=number (as in topk:ratio=0.01)"),
         ("int8:measure_every=-1", "measure_every=-1 is out of range"),
+        (
+            "topk:ratio=0.01,ratio=0.5",
+            "topk: option 'ratio' is given twice; keep one of them",
+        ),
+        ("int8:seed=1,seed=1", "int8: option 'seed' is given twice"),
         ("int8:seed=0.5", "int8: seed=0.5 is not a whole number"),
     ],
 )

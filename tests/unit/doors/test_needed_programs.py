@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.machines.programs import PROMETHEUS_VARIABLE, how_to_run, missing, needs
+from tests.support.machines.programs.programs import PROMETHEUS_VARIABLE, how_to_run, missing, needs
 
 
 @pytest.fixture

@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+from pathlib import Path
+
+import yaml
+
+import commprof
+from commprof import _version
+
+ROOT = Path(__file__).parents[3]
 
 CHECK = """
 import sys
@@ -17,3 +26,21 @@ for name in commprof.__all__:
 
 def test_all_names_are_there_and_torch_is_loaded_only_when_needed() -> None:
     subprocess.run([sys.executable, "-c", CHECK], check=True)
+
+
+def test_the_citation_is_of_this_version_under_this_licence() -> None:
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    project = (ROOT / "pyproject.toml").read_text()
+    assert cited["version"] == _version.__version__ == commprof.__version__
+    assert f'license = "{cited["license"]}"' in project
+    assert {"cff-version", "message", "title", "authors"} <= cited.keys()
+
+
+def test_every_dependency_stands_in_the_list_with_its_licence() -> None:
+    needed = re.search(r"install_requires=\[(.*?)\]", (ROOT / "setup.py").read_text(), re.DOTALL)
+    assert needed is not None
+    names = set(re.findall(r'"([A-Za-z]+)>=', needed[1])) | {"torch"}
+    section = (ROOT / "CONTRIBUTING.md").read_text().partition("## Dependencies")[2]
+    listed = re.findall(r"^\| ([A-Za-z]+) \| [A-Z].+? \| .+ \|$", section, re.MULTILINE)
+    assert set(listed) == names
+    assert len(names) >= 4

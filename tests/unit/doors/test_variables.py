@@ -172,6 +172,9 @@ print("trained")
     [
         (variables.HOOK, "int7", "not recording: unknown compressor 'int7'"),
         (variables.TRIAL, "int8,nonsense", "not recording: "),
+        (variables.METRICS, "--nonsense", "not recording: COMMPROF_METRICS: unrecognized"),
+        (variables.METRICS, "'", "not recording: COMMPROF_METRICS: No closing quotation"),
+        (variables.WATCHDOG, "soon", "not recording: COMMPROF_WATCHDOG"),
         (variables.PTRACER, "me", "not recording: COMMPROF_PTRACER='me' is no process (allowed: "),
         (variables.MODE, "most", "not recording: COMMPROF_MODE='most' means nothing (allowed: "),
     ],

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from commprof.analysis.collectives.sweep_file import read_sweep, write_sweep
+from commprof.analysis.sweeps.sweep_file import read_sweep, write_sweep
 from commprof.commands.microbench import MicrobenchCommand, make_plan, show_measured
 from commprof.commands.options.microbench_arguments import add_arguments
 from commprof.errors import RankFailedError, UsageError
-from commprof.microbench.context import interfaces
 from commprof.microbench.plan import Plan
+from commprof.microbench.timing.context import interfaces
 from tests.support.builders.sweeps import row, sweep_result
 
 

@@ -13,12 +13,12 @@ import torch
 import torch.distributed as dist
 
 from commprof import _native
-from commprof.microbench.buffers import Buffers, make_buffers
 from commprof.microbench.calls import Side, no_meeting
-from commprof.microbench.measure import Subject, take_samples
-from commprof.microbench.native_loop import loop_language, make_sampled_call
 from commprof.microbench.operations import IN_PLACE, OPERATIONS, operation
 from commprof.microbench.patterns import Pattern
+from commprof.microbench.timing.buffers import Buffers, make_buffers
+from commprof.microbench.timing.measure import Subject, take_samples
+from commprof.microbench.timing.native_loop import loop_language, make_sampled_call
 
 pytestmark = pytest.mark.skipif(_native.native is None, reason="no native module")
 

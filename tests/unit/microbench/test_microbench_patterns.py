@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from commprof.errors import UsageError
-from commprof.microbench.buffers import make_buffers
 from commprof.microbench.operations import DTYPES, IN_PLACE, OUT_OF_PLACE, REDOPS, operation
 from commprof.microbench.patterns import TORCH_DTYPES, Pattern
+from commprof.microbench.timing.buffers import make_buffers
 
 WORLD_SIZES = (1, 2, 3, 8)
 COUNT = 100  # no multiple of any modulus

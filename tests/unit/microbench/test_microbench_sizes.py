@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from commprof.errors import UsageError
-from commprof.microbench.memory import check_memory
 from commprof.microbench.operations import OPERATIONS, dtype_name, operation
 from commprof.microbench.plan import Plan
-from commprof.microbench.schedule import samples_per_round, warmup_calls
 from commprof.microbench.sizes import ladder, parse_size
+from commprof.microbench.timing.memory import check_memory
+from commprof.microbench.timing.schedule import samples_per_round, warmup_calls
 
 MS = 1_000_000
 

@@ -221,11 +221,11 @@ def test_ranks_per_core_that_nobody_knows(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("{", "cannot be read"),
+        ("{", "is no JSON file"),
         (json.dumps({"rows": [ROW]}), "no result of a microbenchmark"),
         (json.dumps({**HEAD, "schema_version": 2, "rows": [ROW]}), "schema_version 2"),
         (json.dumps(HEAD), "no rows"),
-        (json.dumps({**HEAD, "rows": [{"op": 1}]}), "lacks one of op"),
+        (json.dumps({**HEAD, "rows": [{"op": 1}]}), r"rows\[0\].op is not a string: 1"),
     ],
 )
 def test_other_files_are_refused(tmp_path: Path, text: str, complaint: str) -> None:

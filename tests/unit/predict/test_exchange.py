@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 
-from benchmarks.simulate import Bucket, Link, simulate
+from benchmarks.judging.simulate import Bucket, Link, simulate
 from commprof.predict.fit.calibrate import calibrate
 from commprof.predict.replay.algorithms import work
 from commprof.predict.replay.exchange import exchange, finalized

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.simulate import Bucket, Link, ring_segments, simulate
+from benchmarks.judging.simulate import Bucket, Link, ring_segments, simulate
 
 MB = 1e6
 #: 1 MB takes 10 ms.

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from commprof.analysis.collectives.sweep_comparison import compare_sweeps
-from commprof.analysis.collectives.sweep_file import read_sweep
+from commprof.analysis.sweeps.sweep_comparison import compare_sweeps
+from commprof.analysis.sweeps.sweep_file import read_sweep
 from commprof.errors import UsageError
 from commprof.predict.fit.fit import fit_curves
 from commprof.predict.fit.points import Point, read_points

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from commprof.report.export.as_json import SCHEMA_VERSION, as_dict, render
-from tests.support.builders.full_document import full_run
-from tests.support.builders.report_schema import SCHEMA
+from tests.support.builders.documents.full_document import full_run
+from tests.support.builders.documents.report_schema import SCHEMA
 from tests.support.builders.results import context, parts, run_result, world
 
 

@@ -62,6 +62,7 @@ class Kind:
 
 
 LATE = LateRank(2, 30e6, 0.95, 0.0005, 10, 10, 0.9, "backward", 0.9)
+LARGE = collective(size_bytes=(4, 25_000_000))
 TINY = collective(size_bytes=(8, 4096), calls=6400, calls_per_step=160, total_bytes=6400 * 2048)
 ACCUSED = ("rank 2", "Small messages", "loading data", "bound by communication")
 KINDS = {
@@ -71,14 +72,19 @@ KINDS = {
         ACCUSED,
     ),
     "wire-bound": Kind(
-        card_of(forward=15, backward=25, wire=52, wait=3, collectives=(collective(),)),
-        ("bound by communication: 55.0%", "(52.0% data transfer", "--trial fp16", "no single rank"),
-        ("rank 2", "Small messages", "loading data"),
+        card_of(forward=15, backward=25, wire=52, wait=3, collectives=(LARGE,)),
+        ("bound by communication: 55.0%", "(52.0% data transfer", "bucket-cap=5", "no single rank"),
+        ("rank 2", "Small messages", "loading data", "larger buckets"),
     ),
     "one late rank": Kind(
         card_of(forward=25, backward=38, wait=30, wire=4, late=LATE),
-        ("rank 2 falls behind in the backward phase: 30 ms", "First find out what holds up rank 2"),
-        ("no single rank", "Small messages", "loading data", "--trial"),
+        (
+            "At 4 ranks rank 2 holds up the step: waiting for it takes 30% of the others' step. Of",
+            "the largest part is compute (forward and backward): 63.0%.",
+            "rank 2 falls behind in the backward phase: 30 ms",
+            "First find out what holds up rank 2",
+        ),
+        ("bound by", "no single rank", "Small messages", "loading data", "--trial"),
     ),
     "slow data loading": Kind(
         card_of(data=60, forward=10, backward=20, wire=5),
@@ -93,8 +99,13 @@ KINDS = {
             wait=3,
             collectives=(replace(TINY, exposed_ms=50.0),),
         ),
-        ("bound by communication: 55.0%", "Small messages: 160 calls per step of 2.05 kB"),
-        ("rank 2", "loading data"),
+        (
+            "bound by communication: 55.0%",
+            "160 calls per step of 2.05 kB",
+            "try larger buckets",
+            "cap=25",
+        ),
+        ("rank 2", "loading data", "bucket-cap=5"),
     ),
     "nothing wrong": Kind(
         card_of(data=1, forward=30, backward=60, optimizer=5, wire=2, wait=0.5),

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from tests.support.builders.full_document import full_run
+from tests.support.builders.documents.full_document import full_run
 
 DESCRIPTION = Path(__file__).parents[3] / "docs" / "json_format.md"
 

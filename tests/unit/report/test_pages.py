@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import html
 import json
 import re
 from html.parser import HTMLParser
@@ -12,11 +13,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from commprof.analysis.card import card
 from commprof.analysis.cost import Price, cost
 from commprof.analysis.predicted import read_predictions
 from commprof.analysis.run import analyse_in_detail
 from commprof.analysis.verdict import verdict
 from commprof.report import markdown
+from commprof.report.card import facts
+from commprof.report.card import render as card_text
 from commprof.report.full_report import FullReport
 from commprof.report.html import data, page
 from commprof.report.html.data import as_dict
@@ -30,10 +34,10 @@ GOLDEN = Path(__file__).parents[2] / "golden" / "run_markdown.md"
 
 def full(directory: Path, *worlds: list[Rank], **changes: Any) -> FullReport:
     result, details = analyse_in_detail(write_run(directory, *worlds, **changes))
-    price = Price(3.6, "rank")
-    return FullReport(
-        result, details, verdict(result, details), cost(result.worlds, details, price)
-    )
+    paid = cost(result.worlds, details, Price(3.6, "rank"))
+    judged = verdict(result, details)
+    said = card(result, details, judged, Path("RUN"))
+    return FullReport(result, details, judged, paid, card=said)
 
 
 @pytest.fixture(scope="module")
@@ -75,6 +79,15 @@ class Elements(HTMLParser):
 
 def test_the_markdown_to_the_character(plain: FullReport) -> None:
     assert markdown.render(plain) == GOLDEN.read_text()
+
+
+def test_the_page_and_the_first_screen_have_the_same_figures(plain: FullReport) -> None:
+    assert plain.card is not None
+    text, shown = page.render(plain), " ".join(card_text(plain.card).split())
+    assert len(facts(plain.card)) == 4
+    for name, value in facts(plain.card):
+        assert f"<dt>{html.escape(name)}</dt><dd>{html.escape(value)}</dd>" in text
+        assert f"{name}: {value}" in shown
 
 
 def test_no_name_is_markup_in_markdown(hostile: FullReport) -> None:

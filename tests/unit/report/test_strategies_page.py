@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import results_file, strategies
+from benchmarks import strategies
+from benchmarks.judging import results_file
 from benchmarks.strategies import COMMANDS, PAGE, RESULT, context_of, page
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-from commprof.analysis.collectives.sweep import OverlapRow
+from commprof.analysis.sweeps.sweep import OverlapRow
 from commprof.report.comparison.sweep_table import render
 from tests.support.builders.sweeps import key, row, sweep_result
 

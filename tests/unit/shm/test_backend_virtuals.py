@@ -1,4 +1,4 @@
-"""What the backend `commprof` does with each virtual function of c10d's Backend."""
+"""What commprof's Backend and Work do with each virtual function of c10d's."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 
 _HEADERS = Path(torch.__file__).parent / "include/torch/csrc/distributed/c10d"
 _OWN = Path(__file__).parents[3] / "csrc/torch/shm"
+_CAPTURE = _OWN.parent / "capture"
 
 #: Not handed on to gloo, and why. A function of neither this list nor our headers is new.
 LEFT = {
@@ -20,6 +21,37 @@ LEFT = {
     "suspend": "gloo cannot: c10d's error; not in torch 2.10",
     "resume": "gloo cannot: c10d's error; not in torch 2.10",
     "getMemoryStats": "gloo cannot: c10d's error; not in torch 2.10",
+    # From torch 2.15 on.
+    **dict.fromkeys(
+        (
+            *("all_gather_single", "all_gather_single_coalesced", "all_to_all_single"),
+            *("reduce_scatter_single", "reduce_scatter_single_coalesced"),
+        ),
+        "c10d calls the function of the older name, which is handed on",
+    ),
+    **dict.fromkeys(("gather_single", "gather_into_tensor"), "gloo cannot: c10d's error"),
+    **dict.fromkeys(
+        ("supportsReconfigure", "get_reconfigure_handle", "reconfigure"),
+        "a reconfigured group would be gloo alone: false",
+    ),
+    **dict.fromkeys(("supportsWindow", "new_window"), "gloo cannot: false"),
+    **dict.fromkeys(
+        (
+            *("supportsAbortHooks", "registerAbortHook", "unregisterAbortHook"),
+            *("supportsCompletionHooks", "registerCompletionHook", "unregisterCompletionHook"),
+            *("startTimeEstimate", "endTimeEstimate", "addEphemeralTimeout"),
+        ),
+        "gloo cannot: false, and c10d's error",
+    ),
+    "isInitialized": "gloo connects when it is made: true",
+    "getBoundDeviceId": "of the group, which c10d keeps in this object",
+    "setBoundDeviceId": "see getBoundDeviceId",
+    "clone": "of Options",
+}
+#: What gloo does itself, and our backend does not hand on.
+LEFT_OF_GLOO = {
+    *("supportsSplitting", "split", "merge"),
+    *("supportsReconfigure", "get_reconfigure_handle", "reconfigure", "clone"),
 }
 
 
@@ -37,7 +69,14 @@ def test_every_virtual_is_handed_on_or_left_for_a_reason() -> None:
 def test_nothing_is_left_that_gloo_does() -> None:
     gloo = _overridden(_HEADERS / "ProcessGroupGloo.hpp")
     assert {"allreduce", "split"} <= gloo
-    assert {name for name in LEFT if name in gloo} == {"supportsSplitting", "split", "merge"}
+    left = {name for name in LEFT if name in gloo and "older name" not in LEFT[name]}
+    assert {"supportsSplitting", "split", "merge"} <= left <= LEFT_OF_GLOO
+
+
+def test_a_timed_work_hands_on_every_virtual() -> None:
+    functions = set(re.findall(r"virtual\s[^;{]*?\b(\w+)\(", _text(_HEADERS / "Work.hpp")))
+    assert {"wait", "getFuture"} <= functions
+    assert functions - _overridden(_CAPTURE / "timed_work.h") == set()
 
 
 def _overridden(header: Path) -> set[str]:

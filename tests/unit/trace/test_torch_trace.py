@@ -145,3 +145,12 @@ def test_a_trace_of_another_job_is_refused(
     assert main(command) == 1
     assert "belongs to no rank of this run: it names rank 5" in capsys.readouterr().err
     assert not output.exists()
+
+
+@pytest.mark.parametrize("time_us", ['"soon"', "[1]", "NaN", "1e300", "Infinity"])
+def test_a_time_that_is_none_is_named_with_its_event(tmp_path: Path, time_us: str) -> None:
+    path = tmp_path / "trace.json"
+    events = f'[{{"ph": "X", "ts": 1.5}}, {{"ph": "X", "ts": {time_us}}}]'
+    path.write_text(f'{{"baseTimeNanoseconds": 1, "traceEvents": {events}}}')
+    with pytest.raises(CommprofError, match="event 2: ts is not a"):
+        read_torch_trace(path)

@@ -71,6 +71,8 @@ def test_candidates_that_cannot_take_part_leave_the_plan() -> None:
         ("bucket-cap=0", "bucket-cap='0' is out of range (allowed: MiB from 0.001 to 10000)"),
         ("bucket-cap=x", "bucket-cap='x' is out of range"),
         ("topk:ratio=2", "ratio=2.0 is out of range"),
+        ("fp16,rounds=4,rounds=8", "trial: option 'rounds' is given twice; keep one of them"),
+        ("topk:ratio=0.1,ratio=0.2", "topk: option 'ratio' is given twice"),
         ("fp16,rounds=2", "rounds=2 is out of range (allowed: a whole number from 3 to 64)"),
         ("fp16,block=1.5", "block=1.5 is out of range"),
     ],

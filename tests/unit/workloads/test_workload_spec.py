@@ -6,7 +6,7 @@ from commprof.errors import UsageError
 from commprof.workloads.models.timed import Timed, TimedOptions
 from commprof.workloads.models.transformer import Transformer, TransformerOptions
 from commprof.workloads.spec import WORKLOAD_NAMES, Workload, parse_spec
-from tests.support.machines.programs import needs
+from tests.support.machines.programs.programs import needs
 
 LIBRARIES = {"lora": ("peft", "transformers")}
 

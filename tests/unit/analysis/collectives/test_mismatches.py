@@ -35,7 +35,9 @@ def mismatches(*made: Rank) -> tuple[list[str], int]:
             one = trace.groups[row["group"]]
             issued = issued_of(row, trace.metadata["dtypes"])
             finder.add(trace.rank, one.name, one.size, row["seq"], issued, row["timestamp_ns"])
-    assert {(one.group, one.seq) for one in finder.found} == {(m.group, m.seq) for m in found}
+    finder.look(last=True)
+    live = {(one.group, one.seq): one.odd_ranks for one in finder.found}
+    assert live == {(one.group, one.seq): one.odd_ranks for one in found}
     return [one.sentence for one in found], count
 
 
@@ -87,19 +89,44 @@ def test_what_may_differ() -> None:
     assert mismatches(*made) == ([], 0)
 
 
+SMALL, LARGE = (Issued("all_reduce", "Float", "sum", size, -1) for size in (8, 16))
+
+
 def test_the_live_finder_tells_each_group_once_and_keeps_little() -> None:
     finder = MismatchFinder()
-    small, large = (Issued("all_reduce", "Float", "sum", size, -1) for size in (8, 16))
-    assert finder.add(0, "0", 2, 0, small, 1) is None
-    assert finder.add(1, "0", 2, 0, small, 2) is None
-    assert finder.add(0, "0", 2, 1, small, 3) is None
-    told = finder.add(1, "0", 2, 1, large, 4)
-    assert told is not None
+    for rank in (0, 1):
+        finder.add(rank, "0", 2, 0, SMALL, 1 + rank)
+    assert finder.look() == []
+    finder.add(0, "0", 2, 1, SMALL, 3)
+    finder.add(1, "0", 2, 1, LARGE, 4)
+    (told,) = finder.look()
     assert told.issue_ns == ((0, 3), (1, 4))
     assert told.odd_ranks == (0, 1)  # two values, and no majority
-    finder.add(0, "0", 2, 2, small, 5)
-    assert finder.add(1, "0", 2, 2, large, 6) is None
+    finder.add(0, "0", 2, 2, SMALL, 5)
+    finder.add(1, "0", 2, 2, LARGE, 6)
+    assert finder.look() == []
     assert finder.count == 2
     for seq in range(10_000):  # a rank that is alone
-        finder.add(0, "1", 2, seq, small, seq)
+        finder.add(0, "1", 2, seq, SMALL, seq)
     assert len(finder._open) <= 4097
+
+
+def test_the_live_finder_waits_for_all_ranks_before_it_names_the_odd_one() -> None:
+    finder = MismatchFinder()
+    finder.add(0, "0", 3, 0, SMALL, 1)
+    finder.add(1, "0", 3, 0, LARGE, 2)
+    assert finder.look() == []
+    finder.add(2, "0", 3, 0, SMALL, 3)
+    assert [one.odd_ranks for one in finder.look()] == [(1,)]
+    assert finder.look(last=True) == []
+
+
+def test_the_live_finder_does_not_wait_for_a_rank_that_never_comes() -> None:
+    finder = MismatchFinder()
+    finder.add(0, "0", 3, 0, SMALL, 1)
+    finder.add(1, "0", 3, 0, LARGE, 2)
+    assert finder.look() == []
+    assert [one.odd_ranks for one in finder.look()] == [(0, 1)]
+    finder.add(2, "0", 3, 0, SMALL, 3)  # it comes after all
+    assert finder.look(last=True) == []
+    assert finder.count == 1

@@ -6,16 +6,9 @@ import numpy as np
 import pytest
 
 from commprof.analysis.step.exposure import exposures_of
-from commprof.analysis.step.pauses import (
-    HOST_PAUSE,
-    ORIGINS,
-    Stretches,
-    outside,
-    pauses,
-    stretches,
-    within,
-)
+from commprof.analysis.step.pauses import HOST_PAUSE, ORIGINS, pauses
 from commprof.trace.schema import PHASES
+from commprof.trace.stretches import Stretches, outside, stretches, within
 from tests.support.builders.traces import Rank
 
 

@@ -1,0 +1,110 @@
+"""Files of figures: what was measured, and on what machine, when, and from which commit."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+CONTEXT = "context"
+"""The key of the machine's description, in a JSON object or as a line of its own."""
+
+_NUMBERS = re.compile(r"\[\s+([-+\d.eE,\s]+?)\s+\]")
+_MACHINE = ("cpu_model", "usable_cpu_count", "memory_bytes", "kernel")
+
+
+def about() -> dict[str, Any]:
+    """The machine and what runs on it; imports torch."""
+    from datetime import datetime, timezone
+    from importlib.metadata import version
+
+    import torch
+
+    from commprof.capture.job.metadata import machine
+    from commprof.microbench.timing.context import git_commit
+
+    here = machine()
+    return {
+        "timestamp": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "git_commit": git_commit(),
+        "commprof": version("commprof"),
+        "torch": torch.__version__,
+        "machine": {key: here[key] for key in _MACHINE},
+    }
+
+
+def read_json(path: Path | None) -> dict[str, Any]:
+    """The object in a file; empty where there is no file."""
+    if path is None or not path.exists():
+        return {}
+    found: dict[str, Any] = json.loads(path.read_text())
+    return found
+
+
+def write_json(path: Path | None, figures: dict[str, Any]) -> None:
+    """Writes the figures with a new context, unless path is None."""
+    if path is not None:
+        path.write_text(_text({**figures, CONTEXT: about()}))
+
+
+def write_part(path: Path | None, part: str, figures: dict[str, Any]) -> None:
+    """Writes one part's figures beside those that are in the file, its own earlier ones included.
+
+    A part is ``{"context": ..., "figures": ...}``; the context is that of its latest figures.
+    """
+    if path is not None:
+        parts = read_json(path)
+        kept = {**parts.get(part, {}).get("figures", {}), **figures}
+        parts[part] = {CONTEXT: about(), "figures": kept}
+        path.write_text(_text(parts))
+
+
+def read_parts(path: Path | None) -> dict[str, dict[str, Any]]:
+    """Figures by part."""
+    return {name: part["figures"] for name, part in read_json(path).items()}
+
+
+def read_rows(path: Path | None) -> list[dict[str, Any]]:
+    """The lines of a file of JSON lines, without contexts; empty where there is no file."""
+    return [row for row in _lines(path) if row.keys() != {CONTEXT}]
+
+
+def contexts(path: Path) -> list[dict[str, Any]]:
+    """What a file of any kind says of machine and time; empty in files that say nothing."""
+    try:
+        document = read_json(path)
+        found = [document, *document.values()]
+    except json.JSONDecodeError:  # more than one line
+        found = _lines(path)
+    return [one[CONTEXT] for one in found if isinstance(one, dict) and CONTEXT in one]
+
+
+class Lines:
+    """A file of JSON lines that grows: a context before the first row of each session."""
+
+    def __init__(self, path: Path | None) -> None:
+        """Rows go nowhere where path is None."""
+        self._path = path
+        self._told = False
+
+    def append(self, row: dict[str, Any]) -> None:
+        """Adds one row, whole."""
+        if self._path is None:
+            return
+        rows = [row] if self._told else [{CONTEXT: about()}, row]
+        self._told = True
+        with self._path.open("a") as file:
+            file.write("".join(json.dumps(one) + "\n" for one in rows))
+
+
+def _text(document: dict[str, Any]) -> str:
+    """Indented, but with each list of numbers on one line."""
+    text = json.dumps(document, indent=1)
+    return _NUMBERS.sub(lambda match: "[" + " ".join(match[1].split()) + "]", text) + "\n"
+
+
+def _lines(path: Path | None) -> list[dict[str, Any]]:
+    if path is None or not path.exists():
+        return []
+    return [json.loads(line) for line in path.read_text().splitlines()]

@@ -1,0 +1,107 @@
+"""One rank under commprof and torch.profiler at once, for two_instruments.py; takes JSON."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.profiler import ProfilerActivity, profile, schedule
+
+import commprof
+
+STEPS = 12
+#: How long the last rank of ``alone`` is held up in each step.
+HELD_UP_S = 0.02
+
+
+def alone(rank: int) -> Callable[[int], None]:
+    """All-reduces of one size that nothing runs beside; the last rank comes late."""
+    values = torch.ones(1 << 20)
+
+    def step(number: int) -> None:
+        if rank == dist.get_world_size() - 1:
+            time.sleep(HELD_UP_S)
+        for _ in range(3):
+            dist.all_reduce(values)
+        values.fill_(1.0)
+        time.sleep(0.005)
+
+    return step
+
+
+def beside(rank: int) -> Callable[[int], None]:
+    """Asynchronous collectives of several kinds, waited for after the host did something else."""
+    values = torch.ones(1 << 20)
+    parts = torch.empty(dist.get_world_size() << 18)
+    matrix, product = torch.ones(512, 512), torch.empty(512, 512)
+
+    def step(number: int) -> None:
+        first = dist.all_reduce(values, async_op=True)
+        second = dist.all_gather_into_tensor(parts, values[: 1 << 18].clone(), async_op=True)
+        for _ in range(1 if rank else 4):
+            torch.mm(matrix, matrix, out=product)
+        first.wait()
+        second.wait()
+        dist.broadcast(values, src=0)
+        values.fill_(1.0)
+
+    return step
+
+
+def ddp(rank: int) -> Callable[[int], None]:
+    """Training under DDP with several buckets."""
+    torch.manual_seed(1)
+    layers = [nn.Sequential(nn.Linear(512, 512), nn.ReLU()) for _ in range(6)]
+    model = DistributedDataParallel(nn.Sequential(*layers), bucket_cap_mb=2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    data = torch.ones(64, 512)
+
+    def step(number: int) -> None:
+        optimizer.zero_grad()
+        model(data).sum().backward()
+        optimizer.step()
+
+    return step
+
+
+WORKLOADS = {"alone": alone, "beside": beside, "ddp": ddp}
+
+
+def main(workload: str, directory: Path) -> None:
+    """Some steps before both begin, so that both see the same ones."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    step = WORKLOADS[workload](rank)
+    for number in range(3):
+        step(number)
+    dist.barrier()
+    (directory / "torch").mkdir(exist_ok=True)
+    trace = directory / "torch" / f"rank{rank}.json.gz"
+    with (
+        commprof.profile(directory / "run") as ours,
+        profile(
+            activities=[ProfilerActivity.CPU],
+            schedule=schedule(wait=0, warmup=0, active=STEPS, repeat=1),
+            on_trace_ready=lambda done: done.export_chrome_trace(str(trace)),
+            record_shapes=True,
+        ) as theirs,
+    ):
+        for number in range(STEPS):
+            step(number)
+            ours.step()
+            theirs.step()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    asked = json.loads(sys.argv[1])
+    main(asked["workload"], Path(asked["directory"]))
+    print(json.dumps({}))

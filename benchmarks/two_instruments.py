@@ -1,0 +1,81 @@
+"""Do commprof and torch.profiler say the same of one job? Both record it at once.
+
+    PYTHONPATH=. python benchmarks/two_instruments.py
+
+Three workloads on gloo, on 2 and on 4 ranks: all-reduces alone, collectives beside operators, and
+DDP. Both recordings go through the same analysis. Prints per rank the mean step, and how much
+longer exposed time and waiting are by torch.profiler: median over the steps, in % of the step.
+Ends with a line per demand: the same collectives of each step one to one, and exposed time within
+1 % of the step; and with 1 where one is not met. A rank without a core of its own stands still
+after its collective is done: commprof sees that, and torch.profiler does not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.judging.demands import Demand, at_most, judged
+from benchmarks.ranks.rank_launch import on_this_host
+from commprof.analysis.run import analyse_in_detail
+from commprof.analysis.step.detail import WorldDetail
+
+RANK_SCRIPT = Path(__file__).parent / "ranks/two_instruments_rank.py"
+WORKLOADS = ("alone", "beside", "ddp")
+#: Of the step.
+MOST_PERCENT = 1.0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=WORKLOADS)
+    parser.add_argument("--ranks", nargs="+", type=int, default=[2, 4])
+    args = parser.parse_args()
+    demands: list[Demand] = []
+    for workload in args.workloads:
+        for ranks in args.ranks:
+            demands += _compared(workload, ranks)
+    return judged(demands)
+
+
+def _compared(workload: str, ranks: int) -> list[Demand]:
+    with tempfile.TemporaryDirectory() as place:
+        asked = {"workload": workload, "directory": place}
+        on_this_host(RANK_SCRIPT, ranks, asked)
+        ours, ours_calls = _read(Path(place) / "run")
+        theirs, their_calls = _read(Path(place) / "torch")
+    steps = min(len(ours.steps), len(theirs.steps))
+    step_ms = ours.parts_ms["step"][:, -steps:].mean(axis=1)
+    more = {}
+    for part in ("exposed", "wait"):
+        ours_ms, theirs_ms = (of.parts_ms[part][:, -steps:] for of in (ours, theirs))
+        more[part] = 100 * np.median(theirs_ms - ours_ms, axis=1) / step_ms
+    name = f"{workload}, {ranks} ranks"
+    for rank in range(ranks):
+        print(
+            f"{name}: rank {rank}: step {step_ms[rank]:.2f} ms, by torch.profiler exposed "
+            f"{more['exposed'][rank]:+.2f} %, wait {more['wait'][rank]:+.2f} % of it"
+        )
+    other = sum(((ours_calls - their_calls) + (their_calls - ours_calls)).values())
+    most = float(np.abs(more["exposed"]).max())
+    return [
+        at_most(f"{name}: collectives a step that one of both lacks", float(other), 0),
+        at_most(f"{name}: exposed differs by", most, MOST_PERCENT, " %"),
+    ]
+
+
+def _read(recorded: Path) -> tuple[WorldDetail, Counter[tuple[str, tuple[int, ...]]]]:
+    """Its steps, and the collectives of a step by operation and size."""
+    result, details = analyse_in_detail(recorded)
+    calls: Counter[tuple[str, tuple[int, ...]]] = Counter()
+    for found in result.worlds[0].collectives:
+        calls[found.op, tuple(found.size_bytes)] += round(found.calls_per_step)
+    return details[0], calls
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

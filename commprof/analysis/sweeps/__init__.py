@@ -1,0 +1,1 @@
+"""Sweeps of collectives over sizes, measured here or by nccl-tests: read and compared."""

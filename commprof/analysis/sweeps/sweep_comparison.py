@@ -1,0 +1,162 @@
+"""Two sweeps, row by row: the ratio of their times, and whether it is more than noise."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from commprof.analysis.sweeps.sweep import RowKey, SweepResult, SweepRow
+from commprof.errors import UsageError
+from commprof.stats.rank_tests import holm, least_p, rank_test, with_correlation
+from commprof.text import counted
+
+#: Chance that a comparison of two equal results flags any row at all.
+SIGNIFICANCE = 0.01
+
+_MOST_CORRELATION = 0.95
+
+
+@dataclass(frozen=True)
+class RowComparison:
+    """One row that both have."""
+
+    key: RowKey
+    """What was measured."""
+    first_us: float
+    """Median time in the first result."""
+    second_us: float
+    """In the second."""
+    ratio: float
+    """Second over first: above 1 the second is slower."""
+    p_value: float
+    """Of the rank test between the rounds' medians, with `SweepComparison.correlation`."""
+    corrected_p: float
+    """For the number of rows, by Holm's rule."""
+    verdict: str
+    """``same``, ``slower`` or ``faster``: the second, at SIGNIFICANCE over all rows."""
+
+
+@dataclass(frozen=True)
+class SweepComparison:
+    """All rows that both have."""
+
+    rows: tuple[RowComparison, ...]
+    """In the first result's order."""
+    only_first: int
+    """Rows that the second lacks."""
+    only_second: int
+    """Rows that the first lacks."""
+    differences: tuple[tuple[str, str, str], ...]
+    """What of machine, versions and policies differs: name, first's, second's."""
+    correlation: float
+    """Of a round's medians with the next round's, over all rows: how much the machine drifts."""
+    remarks: tuple[str, ...]
+    """What limits the conclusion."""
+
+    def slower_than(self, limit: float) -> tuple[RowComparison, ...]:
+        """Rows that are slower beyond noise and by more than this share, 0.05 for 5 %."""
+        return tuple(row for row in self.rows if row.verdict == "slower" and row.ratio > 1 + limit)
+
+
+def compare_sweeps(first: SweepResult, second: SweepResult) -> SweepComparison:
+    """Compares what both measured. Raises UsageError where that is nothing."""
+    firsts = {row.key: row for row in first.rows}
+    seconds = {row.key: row for row in second.rows}
+    both = [key for key in firsts if key in seconds]
+    if any(result.overlap_rows and not result.rows for result in (first, second)):
+        raise UsageError(
+            "results of --overlap have no rows that are compared; measure both without --overlap"
+        )
+    if not both:
+        raise UsageError(
+            "the two results have no row in common (the same operation, type, reduce op, ranks, "
+            "backend, placement and size); measure both with the same arguments"
+        )
+    pairs = [(firsts[key], seconds[key]) for key in both]
+    correlation = drift([round_medians(row) for pair in pairs for row in pair])
+    p_values = [
+        with_correlation(rank_test(round_medians(a), round_medians(b)), correlation)
+        for a, b in pairs
+    ]
+    rows = tuple(
+        _row(a, b, p_value, corrected)
+        for (a, b), p_value, corrected in zip(pairs, p_values, holm(p_values), strict=True)
+    )
+    return SweepComparison(
+        rows=rows,
+        only_first=len(firsts) - len(both),
+        only_second=len(seconds) - len(both),
+        differences=_differences(first.context, second.context),
+        correlation=correlation,
+        remarks=tuple(_remarks(pairs)),
+    )
+
+
+def round_medians(row: SweepRow) -> list[float]:
+    """What the test compares: the median of each round.
+
+    Neighbouring samples resemble each other, so they say less than their number; rounds lie
+    apart, each with a process group and buffers of its own.
+    """
+    ends = np.cumsum(row.round_iterations)
+    samples = np.array(row.samples_us)
+    return [float(np.median(part)) for part in np.split(samples, ends[:-1]) if len(part)]
+
+
+def drift(series: list[list[float]]) -> float:
+    """Lag-one correlation of the logarithms within these series, all taken together.
+
+    The estimate from n values is low by about 1 / n (Marriott and Pope, Biometrika 41 (1954)
+    390-402), which is put back. 0 where no series has three values or any spread.
+    """
+    along = square = missing = 0.0
+    for values in series:
+        if len(values) < 3 or min(values) <= 0:
+            continue
+        centred = np.log(values) - np.log(values).mean()
+        spread = float((centred**2).sum())
+        if spread == 0:
+            continue
+        # Each series counts alike, however noisy.
+        along += float((centred[1:] * centred[:-1]).sum()) / spread
+        missing += 1 / len(values)
+        square += 1
+    return min((along + missing) / square, _MOST_CORRELATION) if square else 0.0
+
+
+def _row(a: SweepRow, b: SweepRow, p_value: float, corrected: float) -> RowComparison:
+    ratio = b.time_us / a.time_us if a.time_us > 0 else math.nan
+    verdict = "same"
+    if corrected < SIGNIFICANCE:
+        verdict = (
+            "slower" if np.median(round_medians(b)) > np.median(round_medians(a)) else "faster"
+        )
+    return RowComparison(a.key, a.time_us, b.time_us, ratio, p_value, corrected, verdict)
+
+
+_COMPARED = (
+    *("torch", "commprof", "backend_version", "git_commit", "threads_per_rank", "hosts"),
+    *("world_size", "sync", "rounds", "loop"),
+)
+_COMPARED_MACHINE = ("hostname", "cpu_model", "usable_cpu_count", "memory_bytes", "kernel")
+
+
+def _differences(first: dict[str, Any], second: dict[str, Any]) -> tuple[tuple[str, str, str], ...]:
+    named = [(name, first.get(name), second.get(name)) for name in _COMPARED]
+    machines = first.get("machine", {}), second.get("machine", {})
+    named += [(name, *(machine.get(name) for machine in machines)) for name in _COMPARED_MACHINE]
+    return tuple((name, str(a), str(b)) for name, a, b in named if a != b)
+
+
+def _remarks(pairs: list[tuple[SweepRow, SweepRow]]) -> list[str]:
+    rounds = [min(len(a.round_iterations), len(b.round_iterations)) for a, b in pairs]
+    if least_p(min(rounds), min(rounds)) * len(pairs) < SIGNIFICANCE:
+        return []
+    return [
+        f"With {counted(min(rounds), 'round')} and {counted(len(pairs), 'row')} no difference can "
+        f"be told from chance in every row at {SIGNIFICANCE:.0%}; measure fewer sizes, or leave -n "
+        "out"
+    ]

@@ -1,0 +1,110 @@
+"""A sweep's result as JSON: the file between measuring, reporting, comparing and fitting."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from commprof import invocation
+from commprof.analysis.sweeps.nccl_tests_sweep import read_nccl_tests_sweep
+from commprof.analysis.sweeps.sweep import OverlapRow, SweepResult, SweepRow
+from commprof.errors import UsageError
+from commprof.files import read_json, replace_file
+from commprof.recordings.nccl_tests import is_nccl_tests
+from commprof.shapes import checked
+
+#: Raised when a field changes its meaning or goes away, not when one is added.
+SCHEMA_VERSION = 1
+KIND = "commprof microbench"
+
+_DIGITS = 3  # of microseconds: the clock's nanosecond
+
+
+def write_sweep(path: Path, result: SweepResult) -> None:
+    """Writes it so that a reader finds the whole file or none."""
+    replace_file(path, render(result))
+
+
+def render(result: SweepResult) -> str:
+    """The JSON text: a line per row; figures that do not exist are null."""
+    head = {
+        "schema_version": SCHEMA_VERSION,
+        "kind": KIND,
+        "context": result.context,
+        "problems": list(result.problems),
+    }
+    text = json.dumps(head, indent=1, allow_nan=False)[: -len("\n}")]
+    for name, rows in (("rows", result.rows), ("overlap_rows", result.overlap_rows)):
+        lines = ",\n".join("  " + json.dumps(_flat(row), allow_nan=False) for row in rows)
+        text += f',\n "{name}": [' + (f"\n{lines}\n ]" if lines else "]")
+    return text + "\n}\n"
+
+
+def read_sweep(path: Path) -> SweepResult:
+    """Reads what `write_sweep` wrote, or a result of nccl-tests.
+
+    Raises UsageError for a file that is none, or of another version.
+    """
+    if is_nccl_tests(path):
+        return read_nccl_tests_sweep(path)
+    value = read_document(path)
+    try:
+        return SweepResult(
+            context=checked(value, {"context": dict})["context"],
+            rows=_rows(value, "rows", SweepRow),
+            overlap_rows=_rows(value, "overlap_rows", OverlapRow),
+            problems=checked(value.get("problems"), tuple[str, ...], "problems"),
+        )
+    except ValueError as error:
+        raise UsageError(f"{invocation.quoted(path)} is damaged: {error}") from None
+
+
+def read_document(path: Path) -> dict[str, Any]:
+    """What `write_sweep` wrote, its content not looked at.
+
+    Raises UsageError for a file that is none, or of another version.
+    """
+    try:
+        value = read_json(path)
+    except OSError as error:
+        raise UsageError(f"{invocation.quoted(path)} cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise UsageError(f"{invocation.quoted(path)} is no JSON file: {error}") from None
+    if not isinstance(value, dict) or value.get("kind") != KIND:
+        raise UsageError(
+            f"{invocation.quoted(path)} is no result of a microbenchmark; write one with "
+            + invocation.command("microbench", "OP", "--json", "FILE")
+        )
+    if value.get("schema_version") != SCHEMA_VERSION:
+        raise UsageError(
+            f"{invocation.quoted(path)} has schema_version {value.get('schema_version')!r} "
+            f"(allowed: {SCHEMA_VERSION}); read it with the commprof that wrote it, or measure "
+            "again"
+        )
+    return value
+
+
+def _flat(row: SweepRow | OverlapRow) -> dict[str, Any]:
+    """The key's fields beside the others."""
+    values = dataclasses.asdict(row)
+    return {name: _plain(value) for name, value in (values.pop("key") | values).items()}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if not isinstance(value, float):
+        return value
+    if not math.isfinite(value):
+        return None
+    return round(value, _DIGITS) if abs(value) >= 1 else float(f"{value:.6g}")
+
+
+def _rows(value: Mapping[str, Any], name: str, kind: Any) -> Any:
+    """Rows of ``kind``, whose keys' fields stand beside the others."""
+    flat = checked(value, {name: list[dict[str, Any]]})[name]
+    return checked([{**row, "key": row} for row in flat], tuple[kind, ...], name)

@@ -1,0 +1,108 @@
+"""A recorded run in a notebook or a script; reading one needs no torch."""
+
+from __future__ import annotations
+
+import html
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from commprof import invocation
+from commprof.analysis.card import card
+from commprof.analysis.run import analyse_in_detail
+from commprof.analysis.scaling import RunResult
+from commprof.analysis.verdict import verdict
+from commprof.errors import UsageError
+from commprof.report import card as screen
+from commprof.report.export.rows import rows, table_names
+from commprof.report.full_report import FullReport
+from commprof.text import listed
+from commprof.trace.run.run_directory import strategy_directories
+from commprof.trials.found import analyse_trial
+
+
+class LoadedRun:
+    """What ``commprof report`` knows of a run; in a notebook it shows the first screen."""
+
+    def __init__(self, directory: Path) -> None:
+        """Analyses what lies there; see ``load``."""
+        result, details = analyse_in_detail(directory)
+        judged = verdict(result, details)
+        said = card(result, details, judged, directory)
+        self._report = FullReport(result, details, judged, None, card=said)
+        self._trial = analyse_trial(directory)
+
+    @property
+    def result(self) -> RunResult:
+        """Every figure, by world size."""
+        return self._report.result
+
+    @property
+    def tables(self) -> list[str]:
+        """Names that ``table`` and ``frame`` take."""
+        return table_names(self._trial)
+
+    def table(self, name: str) -> dict[str, np.ndarray]:
+        """One table as a column for each name; units are in the names, and NaN is not known.
+
+        Raises:
+            UsageError: there is no such table.
+        """
+        found = self._rows(name)
+        return {key: np.array([row[key] for row in found]) for key in (found[0] if found else ())}
+
+    def frame(self, name: str) -> Any:
+        """The same as a ``pandas.DataFrame``.
+
+        Raises:
+            UsageError: there is no such table, or pandas is not installed.
+        """
+        try:
+            import pandas
+        except ImportError:
+            raise UsageError(
+                f"frame() needs pandas: {invocation.pip('pandas')}; table() gives numpy arrays "
+                "without it"
+            ) from None
+        return pandas.DataFrame(self._rows(name))
+
+    def _rows(self, name: str) -> list[dict[str, Any]]:
+        if name not in self.tables:
+            raise UsageError(f"no table {name!r} (allowed: {listed(self.tables)})")
+        return rows(self._report, name, self._trial)
+
+    def __repr__(self) -> str:
+        """The first screen as text."""
+        if self._report.card is None:
+            return f"LoadedRun({self.result.context['description']!r})"
+        return screen.render(self._report.card)
+
+    def _repr_html_(self) -> str:
+        if self._report.card is None:
+            return f"<p>{html.escape(repr(self))}</p>"
+        shown = self._report.card
+        cells = "".join(
+            f"<tr><th>{html.escape(name)}</th><td>{html.escape(text)}</td></tr>"
+            for name, text in screen.facts(shown)
+        )
+        command = f"<p>{html.escape(shown.advice)}</p><pre>{html.escape(shown.command)}</pre>"
+        return f"<p><b>{html.escape(shown.verdict)}</b></p><table>{cells}</table>{command}"
+
+
+def load(run: str | Path) -> LoadedRun:
+    """Reads a run directory, or a recording of another profiler, as ``commprof report`` does.
+
+    Args:
+        run: its path.
+
+    Raises:
+        CommprofError: it is neither, or holds several strategies, of which one is to be named.
+    """
+    directory = Path(run)
+    if places := strategy_directories(directory):
+        names = listed([invocation.quoted(place) for place in places])
+        raise UsageError(
+            f"{invocation.quoted(directory)} holds several strategies; load one of {names}"
+        )
+    return LoadedRun(directory)

@@ -1,0 +1,1 @@
+"""What each rank of a micro-benchmark does: buffers, calls, hooks and their times."""

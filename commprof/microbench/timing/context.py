@@ -1,0 +1,108 @@
+"""What a sweep's result says about where and how it was measured."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+import sys
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from commprof._version import __version__
+from commprof.capture.job.metadata import machine
+from commprof.microbench.plan import Plan
+from commprof.microbench.timing.native_loop import loop_language
+from commprof.microbench.timing.schedule import WARMUP_RULE
+
+_START = {
+    "barrier": "each sample behind a barrier of the measured group, which is not in its time",
+    "none": "samples follow each other without a barrier",
+}
+
+
+def _arguments() -> list[str]:
+    """Of this process, whichever of its doors it was started by."""
+    words = sys.argv[1:]
+    return words[1:] if words[:1] == ["microbench"] else words
+
+
+def context(plan: Plan, clocks: int) -> dict[str, Any]:
+    """Machine, versions, and the policies of measuring. clocks: how many the ranks have."""
+    return {
+        "timestamp": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "command": shlex.join(["commprof", "microbench", *_arguments()]),
+        "commprof": __version__,
+        "git_commit": git_commit(),
+        "python": sys.version.split()[0],
+        "torch": torch.__version__,
+        "backend": plan.backend,
+        "backend_version": _backend_version(plan.backend),
+        "threads_per_rank": torch.get_num_threads(),
+        "loop": loop_language(on_cpu=plan.backend != "nccl"),
+        "hosts": clocks,
+        "world_size": dist.get_world_size(),
+        "machine": {**machine(), "numa_nodes": _numa_nodes(), "interfaces": interfaces()},
+        "sync": plan.sync,
+        "start": _START[plan.sync],
+        "time": _time(plan, clocks),
+        "rounds": 1 if plan.overlap else plan.rounds,
+        "warmup": WARMUP_RULE if plan.warmup is None else f"{plan.warmup} calls per round",
+        "check": plan.check,
+    }
+
+
+def _time(plan: Plan, clocks: int) -> str:
+    if plan.overlap:
+        return "that of the rank with the largest t_ovrl of a sample, by its own clock"
+    if clocks == 1:
+        return "from the last rank's begin to the last rank's end"
+    return "the slowest rank's own, late arrivals included, where ranks have several clocks"
+
+
+def interfaces(root: Path = Path("/sys/class/net")) -> list[dict[str, Any]]:
+    """Network interfaces that are up: name and, where the driver knows it, Mbit/s."""
+    found = []
+    for entry in sorted(root.iterdir()) if root.is_dir() else []:
+        state = _text(entry / "operstate")
+        if state == "down":
+            continue
+        speed = _text(entry / "speed")
+        known = speed.isdecimal() and int(speed) > 0
+        found.append({"name": entry.name, "speed_mbit_per_s": int(speed) if known else None})
+    return found
+
+
+def _numa_nodes() -> int:
+    return len(list(Path("/sys/devices/system/node").glob("node[0-9]*"))) or 1
+
+
+def git_commit() -> str:
+    """Of the directory in which the command runs, with "-dirty" if changed; empty where none is."""
+    try:
+        done = subprocess.run(
+            ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude", "*"],
+            capture_output=True,
+            text=True,
+            timeout=5,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.strip()
+
+
+def _backend_version(backend: str) -> str:
+    if backend == "nccl":
+        return ".".join(map(str, torch.cuda.nccl.version()))
+    return __version__ if backend == "commprof" else f"of torch {torch.__version__}"
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError:  # speed of an interface that has none
+        return ""

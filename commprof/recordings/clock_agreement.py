@@ -1,0 +1,203 @@
+"""The ranks' clocks against each other, from the ends of the same collectives.
+
+A collective that gives every rank something of all others ends on all of them at about the same
+time: within some microseconds, by NCCL. The median of the differences of its ends is what one
+clock is ahead of another, in windows of time, so that drift is seen. What is left afterwards is how
+well the ends agree; where that is too much to tell waiting from transfer, nothing is compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from commprof.text import counted
+from commprof.trace import columns, schema
+from commprof.trace.reader import Trace
+from commprof.trace.schema import OPS, Kind
+from commprof.units import ns_to_us
+
+Ints = npt.NDArray[np.int64]
+
+_TOGETHER = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")
+_CODES = [code for code, name in enumerate(OPS) if name.startswith(_TOGETHER)]
+#: A window of time that gets an offset of its own has so many collectives, and is so long.
+_IN_WINDOW: Final = 16
+_WINDOW_NS: Final = 1_000_000_000
+_MOST_WINDOWS: Final = 64
+#: Of the collectives' time, as they last on the rank that began them first, their ends may
+#: disagree by this share.
+_MOST_SHARE: Final = 0.2
+#: Of the collectives' disagreements the one that is printed is not exceeded by this share.
+_MOSTLY: Final = 0.95
+
+
+@dataclass(frozen=True)
+class Ends:
+    """Ends of the collectives that every rank of their group recorded."""
+
+    #: ``[collective, rank]`` in the order of the traces; 0 where the rank is not of the group.
+    end_ns: Ints
+    #: Per collective: the longest time that a rank spent in it.
+    longest_ns: Ints
+
+
+def with_compared_clocks(traces: Sequence[Trace]) -> tuple[list[Trace], str]:
+    """The traces with comparisons of their clocks against the first one's, and what to say of it.
+
+    Where clocks cannot be compared, or do not agree, the traces are as they were.
+    """
+    ends = _ends(traces)
+    if len(ends.end_ns) == 0:
+        return list(traces), (
+            "no collective was recorded on all of its ranks: their clocks cannot be compared, "
+            "so that neither waiting nor transfer is known"
+        )
+    reached = _tree(ends.end_ns > 0)
+    if reached is None:
+        return list(traces), (
+            "not all ranks have a collective in common: their clocks cannot be compared, so that "
+            "neither waiting nor transfer is known"
+        )
+    whole = _offset(ends.end_ns, reached)
+    end_ns = np.where(ends.end_ns > 0, ends.end_ns + whole.offset_ns, 0)
+    at, windows = _in_windows(end_ns, reached)
+    offset = np.stack([window.offset_ns for window in windows])
+    error = np.stack([window.error_ns for window in windows])
+    disagreement = _spread(np.where(end_ns > 0, end_ns + _between(end_ns, at, offset), 0))
+    typical = ns_to_us(float(np.percentile(disagreement, 100 * _MOSTLY)))
+    offset = offset + whole.offset_ns
+    most = ns_to_us(float(np.abs(offset).max()))
+    said = (
+        f"the ends of {counted(len(disagreement), 'collective')} agree between the ranks within "
+        f"{typical:.3g} µs, once up to {most:.3g} µs is taken from each clock"
+    )
+    if disagreement.sum() > _MOST_SHARE * ends.longest_ns.sum():
+        return list(traces), (
+            f"{said}: too much to tell waiting from transfer, which are not told apart. Either "
+            "clocks jump, or the ranks' collectives are not the same ones"
+        )
+    return [
+        _with_records(trace, at, offset[:, i], error[:, i]) for i, trace in enumerate(traces)
+    ], said
+
+
+def _ends(traces: Sequence[Trace]) -> Ends:
+    names: dict[str, int] = {}
+    keys, ranks, end, length, size = [], [], [], [], []
+    for place, trace in enumerate(traces):
+        table = columns.collectives(trace)
+        chosen = np.isin(table.op, _CODES) & (table.end_ns > 0)
+        for group in trace.groups.values():
+            rows = np.flatnonzero(chosen & (table.group == group.id))
+            number = names.setdefault(group.name, len(names))
+            keys.append(np.stack([np.full(len(rows), number), table.seq[rows], table.op[rows]], 1))
+            ranks.append(np.full(len(rows), place))
+            end.append(table.end_ns[rows])
+            length.append(table.end_ns[rows] - table.issue_ns[rows])
+            size.append(np.full(len(rows), group.size))
+    if not keys:
+        return Ends(np.zeros((0, len(traces)), np.int64), np.zeros(0, np.int64))
+    _, member = np.unique(np.concatenate(keys), axis=0, return_inverse=True)
+    member, rank = member.reshape(-1), np.concatenate(ranks)
+    count = int(member.max(initial=-1)) + 1
+    table_of = np.zeros((count, len(traces)), dtype=np.int64)
+    table_of[member, rank] = np.concatenate(end)
+    longest, expected = np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.int64)
+    np.maximum.at(longest, member, np.concatenate(length))
+    np.maximum.at(expected, member, np.concatenate(size))
+    seen = np.bincount(member, minlength=count)
+    whole = ((table_of > 0).sum(axis=1) == expected) & (seen == expected) & (expected > 1)
+    return Ends(table_of[whole], longest[whole])
+
+
+@dataclass(frozen=True)
+class _Offsets:
+    """Per rank: the first rank's clock less its own, and how far single collectives are from it."""
+
+    offset_ns: Ints
+    error_ns: Ints
+
+
+def _offset(end_ns: Ints, reached: Sequence[tuple[int, int]]) -> _Offsets:
+    """From rank to rank, each by the collectives that it shares with the one before it."""
+    offset, error = np.zeros((2, end_ns.shape[1]), dtype=np.int64)
+    for rank, parent in reached:
+        shared = end_ns[(end_ns[:, rank] > 0) & (end_ns[:, parent] > 0)]
+        ahead = shared[:, parent] - shared[:, rank]
+        middle = int(np.median(ahead))
+        offset[rank] = middle + offset[parent]
+        left = np.percentile(np.abs(ahead - middle), 100 * _MOSTLY)
+        error[rank] = round(float(left)) + error[parent]
+    return _Offsets(offset, error)
+
+
+def _in_windows(end_ns: Ints, reached: Sequence[tuple[int, int]]) -> tuple[Ints, list[_Offsets]]:
+    """Offsets in windows of time, and the middles of these; one where some rank lacks in another.
+
+    Args:
+        end_ns: by clocks that agree but for drift.
+        reached: see :func:`_tree`.
+    """
+    at = end_ns.max(axis=1)
+    span = int(at.max() - at.min())
+    count = max(1, min(_MOST_WINDOWS, len(at) // _IN_WINDOW, span // _WINDOW_NS))
+    parts = [end_ns[rows] for rows in np.array_split(np.argsort(at, kind="stable"), count)]
+    if not all(
+        ((part[:, rank] > 0) & (part[:, parent] > 0)).any()
+        for part in parts
+        for rank, parent in reached
+    ):
+        parts = [end_ns]
+    middles = np.array([int(np.median(part.max(axis=1))) for part in parts], dtype=np.int64)
+    return middles, [_offset(part, reached) for part in parts]
+
+
+def _tree(present: npt.NDArray[np.bool_]) -> list[tuple[int, int]] | None:
+    """Every rank but the first with one that was reached before it and shares most with it."""
+    shared = present.astype(np.int64).T @ present.astype(np.int64)
+    inside, found = [0], []
+    left = set(range(1, shared.shape[0]))
+    while left:
+        rest = sorted(left)
+        block = shared[np.ix_(inside, rest)]
+        parent, child = np.unravel_index(int(np.argmax(block)), block.shape)
+        if block[parent, child] == 0:
+            return None
+        found.append((rest[child], inside[parent]))
+        inside.append(rest[child])
+        left.remove(rest[child])
+    return found
+
+
+def _between(end_ns: Ints, at: Ints, offset: Ints) -> Ints:
+    """Offsets at these times, per rank by straight lines between the windows."""
+    since, knots = (end_ns - at[0]).astype(np.float64), (at - at[0]).astype(np.float64)
+    return np.stack(
+        [
+            np.rint(np.interp(since[:, i], knots, offset[:, i])).astype(np.int64)
+            for i in range(end_ns.shape[1])
+        ],
+        axis=1,
+    )
+
+
+def _spread(end_ns: Ints) -> Ints:
+    first = np.where(end_ns > 0, end_ns, np.iinfo(np.int64).max).min(axis=1)
+    spread: Ints = end_ns.max(axis=1) - first
+    return spread
+
+
+def _with_records(trace: Trace, at: Ints, offset: Ints, error: Ints) -> Trace:
+    """With the comparisons as capture writes them: by this rank's clock."""
+    rows = np.zeros(len(at), dtype=schema.RECORD_DTYPE)
+    rows["kind"] = Kind.CLOCK
+    rows["timestamp_ns"], rows["value"] = at - offset, offset.astype(np.int64).view(np.uint64)
+    rows["bytes_in"] = error
+    records = np.concatenate([trace.records, rows])
+    order = np.argsort(records["timestamp_ns"], kind="stable")
+    return replace(trace, records=records[order])

@@ -1,0 +1,129 @@
+"""Files of a recording: one, a folder of them, or an archive, packed or not.
+
+What is packed is unpacked as it is read, and only so far as it is not absurdly larger than what it
+was packed into.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO, Any, BinaryIO, cast
+
+from commprof.errors import CommprofError
+from commprof.files import open_regular
+from commprof.invocation import quoted
+
+#: Traces pack to a tenth or twentieth. What is beyond is no trace, and would take for ever.
+_MOST_TIMES = 300
+_ALWAYS_BYTES = 64 << 20
+_MOST_FILES = 100_000
+_GZIP, _ZIP = b"\x1f\x8b", b"PK\x03\x04"
+_TAR_MAGIC_AT, _HEAD_BYTES = 257, 64 << 10
+_ERRORS = (OSError, EOFError, zlib.error, tarfile.TarError, zipfile.BadZipFile, RuntimeError)
+
+
+class Unpacked(io.RawIOBase):
+    """Unpacked bytes, up to so many times the bytes that they were packed into."""
+
+    def __init__(self, stream: BinaryIO | IO[bytes], packed_bytes: int) -> None:
+        """Begins at the stream's own position."""
+        self._stream = stream
+        self._most = max(_ALWAYS_BYTES, _MOST_TIMES * packed_bytes)
+        self._given = 0
+
+    def readable(self) -> bool:
+        """Always."""
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """As of any raw file.
+
+        Raises:
+            OSError: it unpacks to too much, or is damaged.
+        """
+        try:
+            data = self._stream.read(len(buffer))
+        except (EOFError, zlib.error) as error:
+            raise OSError(f"its packing is damaged or cut off ({error})") from None
+        self._given += len(data)
+        if self._given > self._most:
+            raise OSError(f"it unpacks to more than {_MOST_TIMES} times its size")
+        buffer[: len(data)] = data
+        return len(data)
+
+
+#: What is done with one file of a recording: its name, and a stream at its begin.
+Take = Callable[[str, BinaryIO], None]
+
+
+def each_file(path: Path, wanted: Callable[[bytes], bool], take: Take) -> list[str]:
+    """Takes every file at ``path`` whose first bytes are wanted, unpacked.
+
+    Returns:
+        What could not be read, in sentences.
+    """
+    paths = [path]
+    if path.is_dir():
+        try:
+            paths = sorted(each for each in path.iterdir() if each.is_file())
+        except OSError as error:
+            return [f"{quoted(path)}: {_said(error)}"]
+    problems: list[str] = []
+    for each in paths:
+        try:
+            with open_regular(each) as file:
+                _unpack(each.name, file, each.stat().st_size, wanted, take)
+        except _ERRORS as error:
+            problems.append(f"{quoted(each)}: {_said(error)}")
+    return problems
+
+
+def _unpack(
+    name: str, file: BinaryIO, size: int, wanted: Callable[[bytes], bool], take: Take
+) -> None:
+    buffered = file if isinstance(file, io.BufferedReader) else io.BufferedReader(cast(Any, file))
+    magic = buffered.peek(4)[:4]
+    if magic[:2] == _GZIP:
+        inner = Unpacked(cast(BinaryIO, gzip.GzipFile(fileobj=buffered)), size)
+        buffered = io.BufferedReader(inner, _HEAD_BYTES)
+    elif magic == _ZIP:
+        _unpack_zip(buffered, wanted, take)
+        return
+    head = buffered.peek(_HEAD_BYTES)
+    if head[_TAR_MAGIC_AT : _TAR_MAGIC_AT + 5] == b"ustar":
+        _unpack_tar(buffered, wanted, take)
+    elif wanted(head):
+        take(name, cast(BinaryIO, buffered))
+
+
+def _unpack_zip(file: BinaryIO, wanted: Callable[[bytes], bool], take: Take) -> None:
+    with zipfile.ZipFile(file) as archive:
+        for member in sorted(archive.infolist()[:_MOST_FILES], key=lambda each: each.filename):
+            if not member.is_dir():
+                with archive.open(member) as inner:
+                    stream = Unpacked(inner, member.compress_size)
+                    _unpack(
+                        member.filename, cast(BinaryIO, stream), member.compress_size, wanted, take
+                    )
+
+
+def _unpack_tar(file: BinaryIO, wanted: Callable[[bytes], bool], take: Take) -> None:
+    with tarfile.open(fileobj=file, mode="r|") as archive:
+        for number, member in enumerate(archive):
+            if number >= _MOST_FILES:
+                raise CommprofError(f"an archive of more than {_MOST_FILES:,} files")
+            inner = archive.extractfile(member) if member.isreg() else None
+            if inner is not None:
+                _unpack(member.name, cast(BinaryIO, inner), member.size, wanted, take)
+
+
+def _said(error: BaseException) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return str(error) or type(error).__name__

@@ -1,0 +1,156 @@
+"""The events of a Chrome trace, one after the other, with bounded memory.
+
+The text is read in pieces. Nothing in it is trusted.
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, BinaryIO
+
+_PIECE_BYTES = 1 << 20
+#: Of one event, and of one value beside the events: more is no trace.
+_MOST_VALUE_CHARS = 16 << 20
+_DECODER = json.JSONDecoder()
+_SPACE = re.compile(r"[\s,:]*")
+_DAMAGED = "it is cut off, or damaged"
+#: Top-level values that are kept.
+_KEPT = ("distributedInfo", "baseTimeNanoseconds", "host_name", "deviceProperties")
+
+
+class DamagedError(ValueError):
+    """It is no JSON, or not to its end; the text says what is wrong."""
+
+
+@dataclass
+class EventReader:
+    """Reads one trace; ``head`` is whole once all events were taken."""
+
+    stream: BinaryIO
+    #: Values beside the events, of ``_KEPT`` only.
+    head: dict[str, Any] = field(default_factory=dict)
+    #: Whether there was an array of events at all.
+    found_events: bool = False
+    #: Where the text ended too early, or was damaged; empty for a sound trace.
+    problem: str = ""
+    _text: str = ""
+    _at: int = 0
+    _ended: bool = False
+    _decode: Any = field(default_factory=lambda: codecs.getincrementaldecoder("utf-8")("replace"))
+
+    def events(self) -> Iterator[list[Any]]:
+        """Events by the piece; what comes before a damage is given, and ``problem`` is set.
+
+        Raises:
+            DamagedError: it is no trace at all.
+        """
+        self._skip()
+        if self._peek() not in ("{", "["):
+            raise DamagedError("it is no JSON object")
+        try:
+            if self._peek() == "[":  # events alone
+                yield from self._array()
+            else:
+                self._at += 1
+                yield from self._members()
+        except DamagedError as error:
+            if not self.found_events:
+                raise
+            self.problem = str(error)
+
+    def _members(self) -> Iterator[list[Any]]:
+        self._skip()
+        while self._peek() == '"':
+            key = self._value()
+            self._skip()
+            if key == "traceEvents" and self._peek() == "[":
+                yield from self._array()
+            else:
+                value = self._value()
+                if key in _KEPT:
+                    self.head[key] = value
+            self._skip()
+        if self._peek() != "}":
+            raise DamagedError(_DAMAGED)
+
+    def _array(self) -> Iterator[list[Any]]:
+        self.found_events = True
+        self._at += 1
+        while True:
+            whole = self._whole_events()
+            if whole:
+                yield whole
+                continue
+            self._skip()
+            if self._peek() == "]":
+                self._at += 1
+                return
+            yield [self._value()]
+
+    def _whole_events(self) -> list[Any]:
+        """The values that lie in the text as a whole; none at the end of the array."""
+        found: list[Any] = []
+        text, at, decode, skip = self._text, self._at, _DECODER.raw_decode, _SPACE.match
+        try:
+            while True:
+                match = skip(text, at)
+                at = match.end() if match else at
+                if at >= len(text) or text[at] == "]":
+                    break
+                value, end = decode(text, at)
+                if end == len(text):
+                    break  # a number may go on
+                found.append(value)
+                at = end
+        except (ValueError, RecursionError):
+            pass  # not whole, or damaged: whoever takes it alone finds out
+        self._at = at
+        return found
+
+    def _value(self) -> Any:
+        """The value that begins here."""
+        while True:
+            try:
+                value, end = _DECODER.raw_decode(self._text, self._at)
+            except RecursionError:
+                raise DamagedError("it is nested too deep") from None
+            except ValueError:
+                if self._ended:
+                    raise DamagedError(_DAMAGED) from None
+                if len(self._text) - self._at > _MOST_VALUE_CHARS:
+                    raise DamagedError(
+                        f"a value of it is no JSON, or has more than {_MOST_VALUE_CHARS:,} "
+                        "characters"
+                    ) from None
+                self._fill()
+                continue
+            if end == len(self._text) and not self._ended:
+                self._fill()  # a number may go on
+                continue
+            self._at = end
+            return value
+
+    def _skip(self) -> None:
+        while True:
+            match = _SPACE.match(self._text, self._at)
+            self._at = match.end() if match else self._at
+            if self._at < len(self._text) or self._ended:
+                return
+            self._fill()
+
+    def _peek(self) -> str:
+        return self._text[self._at : self._at + 1]
+
+    def _fill(self) -> None:
+        """Drops what was read, and takes in at least as much again as is left."""
+        if self._ended:
+            return
+        left = self._text[self._at :]
+        data = self.stream.read(max(_PIECE_BYTES, len(left)))
+        self._ended = not data
+        self._text = left + self._decode.decode(data, final=self._ended)
+        self._at = 0

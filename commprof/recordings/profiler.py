@@ -1,0 +1,270 @@
+"""A job from the traces that torch.profiler wrote of its ranks."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any, BinaryIO, Final
+
+import numpy as np
+
+from commprof.errors import CommprofError, TraceError
+from commprof.invocation import quoted
+from commprof.recordings.clock_agreement import with_compared_clocks
+from commprof.recordings.containers import each_file
+from commprof.recordings.profiler_events import read_events
+from commprof.recordings.profiler_rank import RankRecording, recorded_rank, trace_of
+from commprof.recordings.recording import Recording
+from commprof.text import counted, listed
+from commprof.trace.reader import TORCH_PROFILER, Trace
+
+#: In the first bytes of every trace of torch.profiler, and of few other files.
+_MARKS: Final = (b'"traceEvents"', b'"deviceProperties"', b'"distributedInfo"')
+#: Where numbers of collectives begin that are counted from a step on, and not from the first.
+_FIRST_SEQ: Final = 1 << 24
+
+
+def looks_like_trace(head: bytes) -> bool:
+    """Whether a file that begins so is a trace of torch.profiler."""
+    return head.lstrip()[:1] == b"{" and any(mark in head for mark in _MARKS)
+
+
+def read_recording(path: Path) -> Recording | None:
+    """The traces at ``path``: a file, a folder or an archive; None where there are none.
+
+    Raises:
+        CommprofError: there are some, and none can be used.
+    """
+    found: list[RankRecording] = []
+    problems: list[str] = []
+    seen = 0
+
+    def take(name: str, stream: BinaryIO) -> None:
+        nonlocal seen
+        seen += 1
+        try:
+            found.append(recorded_rank(name, read_events(stream)))
+        except (TraceError, ValueError) as error:
+            problems.append(f"{quoted(name)}: {error}")
+
+    problems += each_file(path, looks_like_trace, take)
+    if not found:
+        if problems and (seen or path.is_file()):
+            raise CommprofError(f"{quoted(path)} cannot be read: {problems[0]}")
+        return None
+    return _recording(path, found, problems)
+
+
+def _recording(path: Path, found: list[RankRecording], problems: list[str]) -> Recording:
+    _one_job(path, found)
+    by_rank, said = _by_rank(found)
+    most = max(max(each.world_size for each in found), max(by_rank) + 1)
+    world_size = max(most, max((c.group_size for each in found for c in each.calls), default=0))
+    if not any(each.calls for each in found):
+        raise CommprofError(_no_communication(path, found))
+    seqs, counted_so = _numbers(by_rank)
+    traces = {
+        rank: trace_of(each, rank, world_size, seqs[rank]) for rank, each in sorted(by_rank.items())
+    }
+    traces = _distinct_groups(traces)
+    said += counted_so + _about_calls(by_rank)
+    if len(traces) > 1:
+        if not _one_clock(traces):
+            compared, about_clocks = with_compared_clocks(list(traces.values()))
+            traces = dict(zip(traces, compared, strict=True))
+            said.append(about_clocks)
+    elif world_size > 1:
+        said.append(
+            f"only rank {next(iter(traces))} was recorded: when the others arrived is not known, "
+            "so neither waiting nor transfer is"
+        )
+    per_rank = [f"rank {rank}: {text}" for rank, t in traces.items() for text in t.problems]
+    return Recording(
+        context=_context(path, by_rank, world_size, traces),
+        world_size=world_size,
+        traces=traces,
+        problems=(*_joined(per_rank, len(traces)), *said, *problems),
+    )
+
+
+def _no_communication(path: Path, found: Sequence[RankRecording]) -> str:
+    said = (
+        f"{quoted(path)} holds no communication that is recognised: no kernel of NCCL, RCCL or "
+        "oneCCL, no range of c10d"
+    )
+    name = next((each.events.unreadable_name for each in found if each.events.unreadable), "")
+    return f"{said}, but kernels such as {name}, which say nothing of it" if name else said
+
+
+def _one_job(path: Path, found: Sequence[RankRecording]) -> None:
+    sizes = {each.world_size: each.name for each in found if each.world_size}
+    if len(sizes) > 1:
+        jobs = ", ".join(f"{name} of {counted(size, 'rank')}" for size, name in sizes.items())
+        raise CommprofError(
+            f"{quoted(path)} holds traces of several jobs: {jobs}; report one of them"
+        )
+
+
+def _by_rank(found: Sequence[RankRecording]) -> tuple[dict[int, RankRecording], list[str]]:
+    """One recording a rank: of several the last; of files that do not say theirs in order."""
+    said: list[str] = []
+    by_rank: dict[int, RankRecording] = {}
+    ordered = sorted(
+        found, key=lambda each: (int(each.steps.begin_ns.min(initial=2**62)), each.name)
+    )
+    several: Counter[int] = Counter()
+    for each in ordered:
+        if each.rank is not None:
+            several[each.rank] += each.rank in by_rank
+            by_rank[each.rank] = each
+    again = [rank for rank, times in several.items() if times]
+    if again:
+        said.append(
+            f"rank {listed(sorted(again))} has several recordings, of which the last one counts"
+        )
+    unnamed = sorted((each for each in found if each.rank is None), key=lambda each: each.name)
+    for rank, each in enumerate(unnamed, max(by_rank, default=-1) + 1):
+        by_rank[rank] = each
+    if unnamed and len(found) > 1:
+        said.append("files that do not say their rank are numbered in the order of their names")
+    return by_rank, said
+
+
+def _numbers(by_rank: dict[int, RankRecording]) -> tuple[dict[int, list[int]], list[str]]:
+    """Per rank and call its number in its group: the group's own, else its turn.
+
+    Turns count from the first step that all ranks recorded, so that a rank that was recorded from
+    earlier on has the same numbers.
+    """
+    marked = [each.steps for each in by_rank.values()]
+    first_step = max((int(steps.number[0]) for steps in marked if len(steps.number)), default=0)
+    own = {rank: _own_numbers(each) for rank, each in by_rank.items()}
+    everywhere = set.intersection(*(set(groups) for groups in own.values()))
+    everywhere |= {g for groups in own.values() for g in groups if not _shared(g, by_rank)}
+    seqs: dict[int, list[int]] = {}
+    for rank, each in by_rank.items():
+        begin = each.steps.begin_ns[each.steps.number >= first_step]
+        begins_ns = int(begin[0]) if len(begin) and not each.steps.said else 0
+        before = Counter(_group(c) for c in each.calls if c.launch_ns < begins_ns)
+        turn: Counter[str] = Counter()
+        seqs[rank] = []
+        for call in each.calls:
+            name = _group(call)
+            if name in everywhere and name in own[rank]:
+                seqs[rank].append(call.seq)
+            else:
+                seqs[rank].append(_FIRST_SEQ + turn[name] - before[name])
+                turn[name] += 1
+    return seqs, _unequal(by_rank)
+
+
+def _shared(group: str, by_rank: dict[int, RankRecording]) -> bool:
+    return sum(any(_group(c) == group for c in each.calls) for each in by_rank.values()) > 1
+
+
+def _own_numbers(each: RankRecording) -> set[str]:
+    """Groups whose calls all have a number of their own."""
+    numbers: dict[str, list[int]] = {}
+    for call in each.calls:
+        numbers.setdefault(_group(call), []).append(call.seq)
+    return {name for name, own in numbers.items() if min(own) >= 0 and len(set(own)) == len(own)}
+
+
+def _group(call: Any) -> str:
+    return f"{call.group}/{call.group_ranks}"
+
+
+def _unequal(by_rank: dict[int, RankRecording]) -> list[str]:
+    counts = {rank: len(each.calls) for rank, each in by_rank.items()}
+    if len(set(counts.values())) < 2:
+        return []
+    low, high = min(counts, key=lambda r: counts[r]), max(counts, key=lambda r: counts[r])
+    return [
+        f"rank {high} has {counts[high]} collectives and rank {low} {counts[low]}: those that not "
+        "all of their ranks recorded have neither waiting nor transfer"
+    ]
+
+
+def _distinct_groups(traces: dict[int, Trace]) -> dict[int, Trace]:
+    """Groups of one name and other ranks get names that tell them apart."""
+    sizes: dict[str, set[int]] = {}
+    for trace in traces.values():
+        for group in trace.groups.values():
+            sizes.setdefault(group.name, set()).add(group.size)
+    return {
+        rank: replace(
+            trace,
+            groups={
+                number: replace(g, name=f"{g.name} ({g.size} ranks)")
+                if len(sizes[g.name]) > 1
+                else g
+                for number, g in trace.groups.items()
+            },
+        )
+        for rank, trace in traces.items()
+    }
+
+
+def _one_clock(traces: dict[int, Trace]) -> bool:
+    machines = {trace.metadata["machine"]["boot_id"] for trace in traces.values()}
+    return len(machines) == 1
+
+
+def _about_calls(by_rank: dict[int, RankRecording]) -> list[str]:
+    """What of some kinds of calls cannot be known."""
+    ops = Counter(call.op for each in by_rank.values() for call in each.calls)
+    messages = sum(count for op, count in ops.items() if op in ("send", "recv", "other"))
+    said = []
+    if messages:
+        said.append(
+            f"{counted(messages, 'kernel')} of send and recv hold transfer and waiting for the "
+            "other end in one"
+        )
+    if any(op.startswith("all_to_all") for op in ops):
+        said.append(
+            "an all_to_all may carry other sizes on every rank: a rank with less to do is done "
+            "earlier, and what it waits then is in its next collective"
+        )
+    return said
+
+
+def _joined(per_rank: Sequence[str], ranks: int) -> list[str]:
+    """Sentences that every rank has, once."""
+    texts = Counter(text.partition(": ")[2] for text in per_rank)
+    shared = [text for text, times in texts.items() if times == ranks and ranks > 1]
+    rest = [text for text in per_rank if text.partition(": ")[2] not in shared]
+    return [f"all ranks: {text}" for text in shared] + rest
+
+
+def _context(
+    path: Path, by_rank: dict[int, RankRecording], world_size: int, traces: dict[int, Trace]
+) -> dict[str, Any]:
+    first = traces[min(traces)]
+    begin_ns = min(int(each.steps.begin_ns.min(initial=2**62)) for each in by_rank.values())
+    return {
+        "timestamp": _date(begin_ns),
+        "command": "",
+        "commprof": "",
+        "torch": "unknown",
+        "capture": TORCH_PROFILER,
+        "recorded_by": TORCH_PROFILER,
+        "description": f"Recording: {path.name}",
+        "backend": first.metadata["backend"],
+        "threads_per_rank": 0,
+        "world_sizes": [world_size],
+        "machine": first.metadata["machine"],
+        "errors": {},
+    }
+
+
+def _date(realtime_ns: int) -> str:
+    try:
+        return datetime.fromtimestamp(realtime_ns / 1e9, timezone.utc).isoformat(timespec="seconds")
+    except (OverflowError, ValueError, OSError):
+        return "unknown"
+
+
+assert np.iinfo(np.uint32).max > _FIRST_SEQ

@@ -1,0 +1,293 @@
+"""The collectives of one torch.profiler trace: which, in which group, of what size, when.
+
+What a collective is, its kernel's arguments say; else the range of c10d's around its launch
+(``nccl:all_reduce``); else the name of its kernel, which for NCCL may be that of another one.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from commprof.recordings.profiler_events import Event, ProfilerEvents
+from commprof.trace.documents import MOST_RANKS
+from commprof.trace.schema import NO_SEQ, OPS
+
+Ints = npt.NDArray[np.int64]
+
+_MOST_BYTES: Final = 2**62
+#: Bytes of an element, by the names of c10d's metadata and of the profiler's input types.
+_ELEMENT_BYTES: Final = {
+    **dict.fromkeys(("float", "int", "c10::complex<at::half>"), 4),
+    **dict.fromkeys(("double", "long", "long int", "c10::complex<float>"), 8),
+    **dict.fromkeys(("half", "bfloat16", "c10::half", "c10::bfloat16", "short"), 2),
+    **dict.fromkeys(("byte", "char", "signed char", "unsigned char", "bool"), 1),
+    **dict.fromkeys(("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"), 1),
+    "c10::complex<double>": 16,
+}
+#: What an operation is called, letters only, the longest match first.
+_OPS_BY_WORD: Final = (
+    ("allreducecoalesced", "all_reduce_coalesced"),
+    ("allreduce", "all_reduce"),
+    ("allgatherintotensorcoalesced", "all_gather_into_tensor_coalesced"),
+    ("allgathercoalesced", "all_gather_coalesced"),
+    ("allgatherbase", "all_gather_into_tensor"),
+    ("allgatherinto", "all_gather_into_tensor"),
+    ("allgather", "all_gather"),
+    ("reducescattertensorcoalesced", "reduce_scatter_tensor_coalesced"),
+    ("reducescatterbase", "reduce_scatter_tensor"),
+    ("reducescattertensor", "reduce_scatter_tensor"),
+    ("reducescatter", "reduce_scatter"),
+    ("alltoallbase", "all_to_all_single"),
+    ("alltoallv", "all_to_all_single"),
+    ("alltoall", "all_to_all"),
+    ("broadcast", "broadcast"),
+    ("monitoredbarrier", "monitored_barrier"),
+    ("barrier", "barrier"),
+    ("scatter", "scatter"),
+    ("gather", "gather"),
+    ("sendrecv", "other"),
+    ("recvanysource", "recv_any_source"),
+    ("send", "send"),
+    ("recv", "recv"),
+    ("reduce", "reduce"),
+)
+#: Of several forms each, which gloo's own ranges do not tell apart.
+_FORMS: Final = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
+_C10D_RANGE = re.compile(r"(?:nccl|gloo|mpi|ucc|xccl|ccl):")
+_NO_LETTER = re.compile(r"[^a-z]")
+
+
+@dataclass(frozen=True)
+class Call:
+    """One collective, or message, of a rank; times in ns."""
+
+    op: str
+    #: Name and description of its process group; "" where the recording does not say.
+    group: str
+    group_description: str
+    group_size: int
+    #: Global ranks of the group; empty where not known.
+    group_ranks: tuple[int, ...]
+    #: The group's own number of it; -1 where the recording does not say.
+    seq: int
+    #: Rank in the group of a root, source or destination.
+    peer: int
+    dtype: str
+    #: Of the input.
+    elements: int
+    bytes_in: int
+    bytes_out: int
+    #: Handed over by the host; of gloo as its operator of c10d began.
+    launch_ns: int
+    launch_thread: int
+    #: A kernel's own times; of gloo ``begin_ns`` is ``launch_ns``.
+    begin_ns: int
+    end_ns: int
+    device: int
+    #: Only its kernel's name says what it is.
+    guessed: bool
+
+
+def device_calls(events: ProfilerEvents, device: int, world_size: int) -> list[Call]:
+    """Communication kernels of one device, in the order of their begins."""
+    kernels = sorted(
+        (e for e in events.communication if e.device == device),
+        key=lambda e: (e.begin_ns, e.end_ns),
+    )
+    launched_ns, thread = launches(events, np.array([e.correlation for e in kernels], np.int64))
+    ranges = _RangesByThread([e for e in events.ranges if _C10D_RANGE.match(e.name)])
+    return [
+        _device_call(kernel, at, by, ranges.around(by, at), world_size)
+        for kernel, at, by in zip(kernels, launched_ns.tolist(), thread.tolist(), strict=True)
+    ]
+
+
+def host_calls(events: ProfilerEvents, world_size: int) -> list[Call]:
+    """Communication of the host's (gloo), in the order of issue.
+
+    c10d's operators say when each was issued. They and the ranges of the threads that ran them
+    are the same in number and order, or the begin of the range counts.
+    """
+    ran = sorted(
+        (e for e in events.ranges if _C10D_RANGE.match(e.name)),
+        key=lambda e: (e.begin_ns, e.end_ns),
+    )
+    issued = sorted((e for e in events.issued if e.name.startswith("c10d::")), key=_begin)
+    pairs: list[tuple[Event, Event]] = [(e, e) for e in ran]
+    if [_of_gloo(e.name) for e in issued] == [_of_gloo(e.name) for e in ran]:
+        pairs = list(zip(ran, issued, strict=True))
+    return [
+        replace(
+            _described(
+                asked.name, {**run.arguments, **asked.arguments, **_sizes_of(run)}, world_size
+            ),
+            launch_ns=min(asked.begin_ns, run.begin_ns),
+            launch_thread=asked.thread,
+            begin_ns=min(asked.begin_ns, run.begin_ns),
+            end_ns=run.end_ns,
+        )
+        for run, asked in pairs
+    ]
+
+
+def launches(events: ProfilerEvents, correlation: Ints) -> tuple[Ints, Ints]:
+    """When and by which thread kernels were launched; -1 where that is not recorded."""
+    ids = np.frombuffer(events.launched, np.int64) if events.launched else np.zeros(0, np.int64)
+    unknown = np.full(len(correlation), -1, dtype=np.int64)
+    if len(ids) == 0 or len(correlation) == 0:
+        return unknown, unknown
+    order = np.argsort(ids, kind="stable")
+    at = order[np.minimum(np.searchsorted(ids[order], correlation), len(ids) - 1)]
+    known = (ids[at] == correlation) & (correlation >= 0)
+    time_ns = np.frombuffer(events.launched_ns, np.int64)[at]
+    thread = np.frombuffer(events.launching_thread, np.int64)[at]
+    return np.where(known, time_ns, -1), np.where(known, thread, -1)
+
+
+def operation(name: str) -> str:
+    """c10d's name for what a kernel, a range or a metadata entry calls it; "other" if unknown."""
+    letters = _NO_LETTER.sub("", name.lower())
+    for word, op in _OPS_BY_WORD:
+        if word in letters:
+            return op
+    return "other"
+
+
+def _of_gloo(name: str) -> str:
+    """What gloo calls it: one name for all forms of an operation."""
+    op = operation(name)
+    return next((form for form in _FORMS if op.startswith(form)), op)
+
+
+def _begin(event: Event) -> int:
+    return event.begin_ns
+
+
+class _RangesByThread:
+    """c10d's ranges, to be found by the moment of a launch; those of a thread do not nest."""
+
+    def __init__(self, ranges: Sequence[Event]) -> None:
+        self._of: dict[int, tuple[Ints, list[Event]]] = {}
+        by_thread: dict[int, list[Event]] = {}
+        for each in ranges:
+            by_thread.setdefault(each.thread, []).append(each)
+        for thread, found in by_thread.items():
+            found.sort(key=_begin)
+            self._of[thread] = np.array([e.begin_ns for e in found], np.int64), found
+
+    def around(self, thread: int, time_ns: int) -> Event | None:
+        begins, found = self._of.get(thread, (np.zeros(0, np.int64), []))
+        row = int(np.searchsorted(begins, time_ns, side="right")) - 1
+        return found[row] if row >= 0 and time_ns <= found[row].end_ns else None
+
+
+def _device_call(
+    kernel: Event, launch_ns: int, thread: int, around: Event | None, world_size: int
+) -> Call:
+    arguments = kernel.arguments
+    name = arguments.get("Collective name")
+    guessed = False
+    if not isinstance(name, str) or operation(name) == "other":
+        guessed = around is None
+        name = kernel.name if around is None else around.name
+    sizes = _sizes_of(around) if around is not None else {}
+    return replace(
+        _described(name, {**sizes, **arguments}, world_size),
+        launch_ns=launch_ns if launch_ns >= 0 else kernel.begin_ns,
+        launch_thread=thread,
+        begin_ns=kernel.begin_ns,
+        end_ns=kernel.end_ns,
+        device=kernel.device,
+        guessed=guessed,
+    )
+
+
+def _described(name: str, args: dict[str, Any], world_size: int) -> Call:
+    """What words and numbers say; times are still missing."""
+    op = operation(name)
+    size = _ELEMENT_BYTES.get(str(args.get("dtype", "")).lower(), 0)
+    ranks = _numbers(args.get("Process Group Ranks"))
+    in_group = _whole(args.get("Group size"))
+    if not 0 < in_group <= MOST_RANKS:
+        in_group = len(ranks) or world_size
+    given_in, given_out = (_whole(args.get(f"{way} msg nelems")) * size for way in ("In", "Out"))
+    if "Out msg nelems" not in args:
+        given_out = _output(op, given_in, in_group)
+    peer = args.get("Dst Rank" if op == "send" else "Src Rank" if "recv" in op else "Root Rank", 0)
+    return Call(
+        op=op,
+        group=str(args.get("Process Group Name", "")),
+        group_description=str(args.get("Process Group Description", "")),
+        group_size=in_group,
+        group_ranks=tuple(ranks) if len(ranks) == in_group else (),
+        seq=_seq(args.get("Seq")),
+        peer=_peer(_whole(peer), ranks),
+        dtype=str(args.get("dtype", "")),
+        elements=_whole(args.get("In msg nelems")),
+        bytes_in=min(given_in, _MOST_BYTES),
+        bytes_out=min(given_out, _MOST_BYTES),
+        launch_ns=0,
+        launch_thread=-1,
+        begin_ns=0,
+        end_ns=0,
+        device=0,
+        guessed=False,
+    )
+
+
+def _peer(value: int, ranks: Sequence[int]) -> int:
+    """Rank in the group; what is recorded is global or already of the group."""
+    return ranks.index(value) if value in ranks else value
+
+
+def _output(op: str, bytes_in: int, ranks: int) -> int:
+    if op.startswith("all_gather"):
+        return bytes_in * ranks
+    if op.startswith("reduce_scatter"):
+        return bytes_in // max(1, ranks)
+    return bytes_in
+
+
+def _sizes_of(around: Event) -> dict[str, Any]:
+    """Elements and type by the shapes that were recorded with c10d's range; empty without any."""
+    shapes, types = around.arguments.get("Input Dims"), around.arguments.get("Input type")
+    if not isinstance(shapes, list) or not isinstance(types, list):
+        return {}
+    known = next((t for t in types if str(t).lower() in _ELEMENT_BYTES), None)
+    flat = [s for s in shapes if isinstance(s, list) and s and all(type(n) is int for n in s)]
+    if known is None or not flat:
+        return {}
+    return {"In msg nelems": math.prod(flat[0]), "dtype": known}
+
+
+def _whole(value: Any) -> int:
+    if isinstance(value, str) and value.isdecimal() and len(value) < 19:
+        value = int(value)
+    return value if type(value) is int and 0 <= value < _MOST_BYTES else 0
+
+
+def _seq(value: Any) -> int:
+    return value if type(value) is int and 0 <= value < NO_SEQ else -1
+
+
+def _numbers(value: Any) -> list[int]:
+    """Of a list, or of its text; empty where that is shortened, as torch does with long ones."""
+    if isinstance(value, str) and len(value) < 1 << 20:
+        try:
+            value = ast.literal_eval(value)
+        except (ValueError, SyntaxError, MemoryError, RecursionError):
+            return []
+    if not isinstance(value, list) or not all(type(n) is int and n >= 0 for n in value):
+        return []
+    return value
+
+
+assert {op for _, op in _OPS_BY_WORD} <= set(OPS)

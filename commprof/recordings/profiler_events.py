@@ -1,0 +1,249 @@
+"""What is kept of the events of one torch.profiler trace: columns, and the few with names."""
+
+from __future__ import annotations
+
+import math
+import re
+from array import array
+from dataclasses import dataclass, field, replace
+from typing import Any, BinaryIO, Final
+
+import numpy as np
+
+from commprof.recordings.json_events import EventReader
+from commprof.text import printable
+
+#: Times beyond these are no times: of events, in µs, and of ``baseTimeNanoseconds``.
+_MOST_US: Final = 2.3e15
+_MOST_BASE_NS: Final = 2_300_000_000_000_000_000
+_MOST_NAMED: Final = 400_000
+#: Kernels of NCCL, RCCL, oneCCL and MSCCL, by name.
+_COMMUNICATION = re.compile(r"nccl|rccl|msccl|oneccl|(?:^|[^a-z])ccl_", re.IGNORECASE)
+#: Communication between ranks of which a recording says nothing more than that it ran.
+_UNREADABLE = re.compile(r"deep_?ep|nvshmem|intranode::|internode::|symm_mem", re.IGNORECASE)
+_GRAPH_LAUNCH = ("cudaGraphLaunch", "hipGraphLaunch")
+_RANGES = re.compile(
+    r"ProfilerStep#\d|(?:nccl|gloo|mpi|ucc|xccl|ccl):|DistributedDataParallel\.forward|"
+    r"FullyShardedDataParallel\.forward|FSDP::|Optimizer\.step#|enumerate\(DataLoader\)|"
+    r"^#* ?(?:forward|backward|optimizer) ?#*$",
+    re.IGNORECASE,
+)
+_BACKWARD_OP = "autograd::engine::evaluate_function"
+#: An operator that stands still for a functional collective.
+_WAIT_OP = "::wait_tensor"
+#: Arguments of a communication kernel that are used.
+_ARGUMENTS: Final[tuple[str, ...]] = (
+    *("Collective name", "Process Group Name", "Process Group Description", "Group size", "Seq"),
+    *("dtype", "In msg nelems", "Out msg nelems", "Process Group Ranks", "Src Rank", "Dst Rank"),
+    *("Root Rank", "Input Dims", "Input type"),
+)
+
+
+@dataclass(frozen=True)
+class Event:
+    """One event with its name, of communication or a range."""
+
+    name: str
+    begin_ns: int
+    end_ns: int
+    #: Thread of the host that it ran in; of a kernel its stream.
+    thread: int
+    device: int
+    correlation: int
+    arguments: dict[str, Any]
+
+
+@dataclass
+class Intervals:
+    """Many unnamed events, as columns; ``tag`` is a correlation id, or a thread."""
+
+    begin_ns: array[int] = field(default_factory=lambda: array("q"))
+    end_ns: array[int] = field(default_factory=lambda: array("q"))
+    tag: array[int] = field(default_factory=lambda: array("q"))
+    device: array[int] = field(default_factory=lambda: array("q"))
+
+    def add(self, begin_ns: int, end_ns: int, tag: int, device: int = 0) -> None:
+        """One more."""
+        self.begin_ns.append(begin_ns)
+        self.end_ns.append(end_ns)
+        self.tag.append(tag)
+        self.device.append(device)
+
+    def __len__(self) -> int:
+        """Number of events."""
+        return len(self.begin_ns)
+
+
+@dataclass
+class ProfilerEvents:
+    """One trace; times in ns since 1970."""
+
+    head: dict[str, Any] = field(default_factory=dict)
+    #: Communication on a device, in the order of the file.
+    communication: list[Event] = field(default_factory=list)
+    #: Ranges of the host that say something of communication, steps or phases.
+    ranges: list[Event] = field(default_factory=list)
+    #: Operators of c10d on the host.
+    issued: list[Event] = field(default_factory=list)
+    #: All other kernels, and copies within a device; by correlation.
+    kernels: Intervals = field(default_factory=Intervals)
+    copies: Intervals = field(default_factory=Intervals)
+    #: Operators of the host by thread, without c10d's; the first are those of a backward pass.
+    backward: Intervals = field(default_factory=Intervals)
+    operators: Intervals = field(default_factory=Intervals)
+    #: Launches: begin, thread, correlation.
+    launched_ns: array[int] = field(default_factory=lambda: array("q"))
+    launching_thread: array[int] = field(default_factory=lambda: array("q"))
+    launched: array[int] = field(default_factory=lambda: array("q"))
+    graph_launches: int = 0
+    #: Kernels that move data between ranks, and say nothing of it.
+    unreadable: int = 0
+    unreadable_name: str = ""
+    #: Events without usable times.
+    unusable: int = 0
+    problem: str = ""
+
+
+def read_events(stream: BinaryIO) -> ProfilerEvents:
+    """Reads one trace to its end, or to where it is damaged.
+
+    Raises:
+        ValueError: it is no trace at all.
+    """
+    reader = EventReader(stream)
+    found = ProfilerEvents(head=reader.head)
+    for events in reader.events():
+        for event in events:
+            if isinstance(event, dict) and event.get("ph") == "X":
+                _take(event, found)
+    found.problem = reader.problem
+    base = reader.head.get("baseTimeNanoseconds")
+    if type(base) is int and 0 < base <= _MOST_BASE_NS:
+        _shift(found, base)
+    if not reader.found_events:
+        raise ValueError("it holds no traceEvents")
+    return found
+
+
+def _shift(found: ProfilerEvents, by_ns: int) -> None:
+    """Makes times since the trace's own zero times since 1970."""
+    for events in (found.communication, found.ranges, found.issued):
+        events[:] = [
+            replace(e, begin_ns=e.begin_ns + by_ns, end_ns=e.end_ns + by_ns) for e in events
+        ]
+    columns = [found.launched_ns]
+    for some in (found.kernels, found.copies, found.backward, found.operators):
+        columns += [some.begin_ns, some.end_ns]
+    for column in columns:
+        if column:
+            np.frombuffer(column, dtype=np.int64)[:] += by_ns
+
+
+def _take(event: dict[str, Any], found: ProfilerEvents) -> None:
+    category, name = event.get("cat"), event.get("name")
+    if not isinstance(name, str) or not isinstance(category, str):
+        return
+    take = _TAKERS.get(category)
+    if take is None:
+        return
+    try:
+        start, length = event["ts"], event.get("dur", 0)
+        begin, duration = _ns(start), _ns(length)
+    except (KeyError, TypeError, ValueError, OverflowError):
+        found.unusable += 1
+        return
+    arguments = event.get("args")
+    take(event, name, begin, begin + duration, arguments if type(arguments) is dict else {}, found)
+
+
+def _ns(value_us: Any) -> int:
+    """Exact for whole numbers; a float keeps what it has."""
+    if isinstance(value_us, str):  # very old traces
+        value_us = float(value_us)
+    if not 0 <= value_us < _MOST_US:
+        raise ValueError
+    if type(value_us) is int:
+        return value_us * 1000
+    whole = math.floor(value_us)
+    return whole * 1000 + round((value_us - whole) * 1000)
+
+
+def _kernel(
+    event: dict[str, Any], name: str, begin: int, end: int, args: dict[str, Any], f: ProfilerEvents
+) -> None:
+    correlation, device = _int(args.get("correlation")), _int(args.get("device"))
+    if "Collective name" in args or _COMMUNICATION.search(name):
+        stream = _int(args.get("stream", event.get("tid")))
+        kept = {key: args[key] for key in _ARGUMENTS if key in args}
+        _keep(f.communication, Event(name, begin, end, stream, device, correlation, kept))
+        return
+    if _UNREADABLE.search(name):
+        f.unreadable += 1
+        f.unreadable_name = f.unreadable_name or printable(name[:60])
+    f.kernels.add(begin, end, correlation, device)
+
+
+def _copy(
+    event: dict[str, Any], name: str, begin: int, end: int, args: dict[str, Any], f: ProfilerEvents
+) -> None:
+    if "DtoD" in name or "PtoP" in name or "Device -> Device" in name:
+        f.copies.add(begin, end, _int(args.get("correlation")), _int(args.get("device")))
+
+
+def _launch(
+    event: dict[str, Any], name: str, begin: int, end: int, args: dict[str, Any], f: ProfilerEvents
+) -> None:
+    if name in _GRAPH_LAUNCH:
+        f.graph_launches += 1
+    if "aunch" in name or "emcpy" in name:
+        f.launched_ns.append(begin)
+        f.launching_thread.append(_int(event.get("tid")))
+        f.launched.append(_int(args.get("correlation")))
+
+
+def _range(
+    event: dict[str, Any], name: str, begin: int, end: int, args: dict[str, Any], f: ProfilerEvents
+) -> None:
+    if _RANGES.search(name):
+        kept = {key: args[key] for key in _ARGUMENTS if key in args}
+        _keep(f.ranges, Event(name, begin, end, _int(event.get("tid")), 0, -1, kept))
+
+
+def _operator(
+    event: dict[str, Any], name: str, begin: int, end: int, args: dict[str, Any], f: ProfilerEvents
+) -> None:
+    thread = _int(event.get("tid"))
+    if name.startswith("c10d::") or name == "record_param_comms":
+        kept = {key: args[key] for key in _ARGUMENTS if key in args}
+        _keep(f.issued, Event(name, begin, end, thread, 0, -1, kept))
+    elif name.startswith(_BACKWARD_OP):
+        f.backward.add(begin, end, thread)
+    elif not name.endswith(_WAIT_OP):
+        f.operators.add(begin, end, thread)
+
+
+_TAKERS: Final = {
+    "kernel": _kernel,
+    "Kernel": _kernel,
+    "gpu_memcpy": _copy,
+    "Memcpy": _copy,
+    "cuda_runtime": _launch,
+    "cuda_driver": _launch,
+    "Runtime": _launch,
+    "xpu_runtime": _launch,
+    "user_annotation": _range,
+    "cpu_op": _operator,
+    "Operator": _operator,
+}
+
+
+def _keep(kept: list[Event], event: Event) -> None:
+    if len(kept) < _MOST_NAMED:
+        kept.append(event)
+
+
+def _int(value: Any) -> int:
+    """A number that a column can hold; -1 for anything else."""
+    if type(value) is str and value.isdecimal() and len(value) < 19:
+        value = int(value)
+    return value if type(value) is int and -(2**62) <= value < 2**62 else -1

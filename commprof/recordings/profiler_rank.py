@@ -1,0 +1,379 @@
+"""One torch.profiler trace as the trace that commprof would have written of the rank.
+
+A communication kernel is issued when it begins, for then its rank has arrived, and completes when
+it ends. The training thread waits, in the words of a trace, while such a kernel runs and no other
+kernel of its device does: several streams' kernels are put together first.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from commprof.errors import TraceError
+from commprof.recordings.profiler_calls import Call, device_calls, host_calls
+from commprof.recordings.profiler_events import Intervals, ProfilerEvents
+from commprof.recordings.profiler_steps import (
+    FoundSteps,
+    find_buckets,
+    find_phases,
+    find_steps,
+)
+from commprof.text import counted
+from commprof.trace import schema
+from commprof.trace.documents import MOST_RANKS, Group
+from commprof.trace.reader import TORCH_PROFILER, Trace
+from commprof.trace.schema import KINDS, OPS, PHASES, Kind, Records
+from commprof.trace.stretches import Stretches, between, each_once, gaps, rows_within, stretches
+from commprof.units import ns_to_ms
+
+Ints = npt.NDArray[np.int64]
+
+#: Group of calls of which the recording does not say theirs.
+UNNAMED_GROUP: Final = "unnamed"
+_RANK_IN_NAME = re.compile(
+    r"(?:rank|worker|trainer)[-_=]?(\d{1,6})|(?:^|[-_.])r?(\d{1,6})(?=\.)", re.I
+)
+#: Ranges of the host in which it works, with Python between the operators.
+_WORKS: Final = re.compile(r"\.forward|Optimizer\.step")
+#: Of the communication of a recording: less outside of its steps is not worth a word.
+_WORTH_A_WORD: Final = 0.01
+
+
+@dataclass
+class RankRecording:
+    """One rank as its profiler saw it."""
+
+    name: str
+    rank: int | None
+    world_size: int
+    events: ProfilerEvents
+    calls: list[Call]
+    steps: FoundSteps
+    #: None of a recording of the host alone.
+    device: int | None
+    work: Intervals
+    problems: list[str] = field(default_factory=list)
+
+
+def recorded_rank(name: str, events: ProfilerEvents) -> RankRecording:
+    """What one file says, before it is known what the other ranks' say.
+
+    Raises:
+        TraceError: it has neither communication nor anything else that ran.
+    """
+    about = events.head.get("distributedInfo")
+    about = about if isinstance(about, dict) else {}
+    world_size = _whole(about.get("world_size")) or 0
+    device = _device(events)
+    if device is None:
+        calls, work = host_calls(events, world_size), _host_work(events)
+    else:
+        calls, work = device_calls(events, device, world_size), _on(events.kernels, device)
+    if not calls and len(work) == 0:
+        raise TraceError("it holds no event of a kernel, an operator or a collective")
+    steps = find_steps(events, calls, _busy(calls, work))
+    rank = _whole(about.get("rank"))
+    return RankRecording(
+        *(name, _in_name(name) if rank is None else rank, world_size, events, calls, steps),
+        *(device, work, _problems(events, calls, steps, device)),
+    )
+
+
+def trace_of(found: RankRecording, rank: int, world_size: int, seqs: Sequence[int]) -> Trace:
+    """The trace of one rank.
+
+    Args:
+        found: what its file says.
+        rank: of the file.
+        world_size: of the job.
+        seqs: per call its number in its group, the same on all ranks.
+    """
+    groups, of_call = _groups(found.calls, rank, world_size, found.events.head)
+    dtypes = sorted({call.dtype for call in found.calls})
+    calls = _calls(found, of_call, seqs, dtypes)
+    thread = 0
+    computing = _union(found.work)
+    covering = computing
+    if found.device is not None:
+        copies = _on(found.events.copies, found.device)
+        covering = stretches(*_ends(found.work, copies))
+    records = np.concatenate(
+        [
+            *(calls, _completions(found, calls)),
+            _waits(calls, found, covering, thread),
+            _step_records(found.steps, thread),
+            _phase_records(found, computing, thread),
+        ]
+    )
+    order = np.argsort(records["timestamp_ns"], kind="stable")
+    return Trace(
+        path=Path(found.name),
+        metadata=_metadata(found, rank, world_size, dtypes),
+        groups=groups,
+        records=records[order],
+        complete=True,
+        dropped=0,
+        problems=tuple(found.problems),
+        kernels=computing if found.device is not None else None,
+    )
+
+
+def _device(events: ProfilerEvents) -> int | None:
+    """Where most communication kernels ran, else most kernels; None of a recording of the host."""
+    on = Counter(event.device for event in events.communication)
+    if not on:
+        on = Counter(events.kernels.device)
+    return on.most_common(1)[0][0] if on else None
+
+
+def _on(some: Intervals, device: int) -> Intervals:
+    chosen = np.frombuffer(some.device, np.int64) == device if len(some) else np.zeros(0, bool)
+    if chosen.all():
+        return some
+    kept = Intervals()
+    for name in ("begin_ns", "end_ns", "tag", "device"):
+        getattr(kept, name).frombytes(
+            np.frombuffer(getattr(some, name), np.int64)[chosen].tobytes()
+        )
+    return kept
+
+
+def _host_work(events: ProfilerEvents) -> Intervals:
+    """Operators and ranges of the thread that issues collectives, or that runs most operators.
+
+    A range in which collectives are issued may hold the wait for them: its operators count alone.
+    """
+    issued = [e for e in events.issued if e.name.startswith("c10d::")]
+    threads = Counter(e.thread for e in issued) or Counter(events.operators.tag)
+    kept = Intervals()
+    if not threads:
+        return kept
+    main = threads.most_common(1)[0][0]
+    for some in (events.operators, events.backward):
+        for begin, end, tag in zip(some.begin_ns, some.end_ns, some.tag, strict=True):
+            if tag == main:
+                kept.add(begin, end, tag)
+    issue_ns = np.array(sorted(e.begin_ns for e in issued), np.int64)
+    for event in (e for e in events.ranges if e.thread == main and _WORKS.search(e.name)):
+        first, behind = np.searchsorted(issue_ns, (event.begin_ns, event.end_ns))
+        if first == behind:
+            kept.add(event.begin_ns, event.end_ns, main)
+    # To issue is work, but for the one that returns when all have arrived.
+    for event in issued:
+        if event.thread == main and "monitored_barrier" not in event.name:
+            kept.add(event.begin_ns, event.end_ns, main)
+    return kept
+
+
+def _ends(*several: Intervals) -> tuple[Ints, Ints]:
+    begin, end = (
+        np.concatenate([np.frombuffer(getattr(some, name), np.int64) for some in several])
+        for name in ("begin_ns", "end_ns")
+    )
+    return begin, end
+
+
+def _union(some: Intervals) -> Stretches:
+    return stretches(*_ends(some))
+
+
+def _busy(calls: Sequence[Call], work: Intervals) -> Stretches:
+    begin, end = _ends(work)
+    return stretches(
+        np.concatenate((begin, np.array([call.begin_ns for call in calls], np.int64))),
+        np.concatenate((end, np.array([call.end_ns for call in calls], np.int64))),
+    )
+
+
+def _calls(
+    found: RankRecording, group: Sequence[int], seqs: Sequence[int], dtypes: Sequence[str]
+) -> Records:
+    rows = np.zeros(len(found.calls), dtype=schema.RECORD_DTYPE)
+    rows["kind"], rows["op_id"] = Kind.ISSUE, np.arange(1, len(rows) + 1)
+    rows["group"], rows["seq"] = group, seqs
+    rows["flags"] = schema.FLAG_DEVICE_ASYNC if found.device is not None else 0
+    for name, values in {
+        "timestamp_ns": [call.begin_ns for call in found.calls],
+        "op": [OPS.index(call.op) for call in found.calls],
+        "dtype": [min(dtypes.index(call.dtype), 255) for call in found.calls],
+        "aux": [min(call.peer, 2**31) for call in found.calls],
+        "bytes_in": [call.bytes_in for call in found.calls],
+        "bytes_out": [call.bytes_out for call in found.calls],
+    }.items():
+        rows[name] = values
+    return rows
+
+
+def _completions(found: RankRecording, calls: Records) -> Records:
+    rows = np.zeros(len(calls), dtype=schema.RECORD_DTYPE)
+    rows["kind"], rows["op_id"] = Kind.END, calls["op_id"]
+    rows["timestamp_ns"] = [call.end_ns for call in found.calls]
+    rows["flags"] = schema.FLAG_DEVICE_TIME if found.device is not None else 0
+    return rows
+
+
+def _waits(calls: Records, found: RankRecording, others: Stretches, thread: int) -> Records:
+    """Communication while nothing else ran, each moment once, cut where steps begin and end."""
+    ends = np.array([call.end_ns for call in found.calls], dtype=np.int64)
+    row, alone = each_once(calls["timestamp_ns"].astype(np.int64), ends)
+    part, alone = rows_within(alone, gaps(others))
+    row = row[part]
+    moments = np.concatenate((found.steps.begin_ns, found.steps.end_ns))
+    part, alone = rows_within(alone, between(moments))
+    rows = np.zeros(len(alone), dtype=schema.RECORD_DTYPE)
+    rows["kind"], rows["thread"] = Kind.WAIT, thread
+    rows["op_id"] = calls["op_id"][row[part]]
+    rows["timestamp_ns"], rows["value"] = alone.begin_ns, alone.end_ns
+    return rows
+
+
+def _step_records(steps: FoundSteps, thread: int) -> Records:
+    rows = np.zeros(2 * len(steps.number), dtype=schema.RECORD_DTYPE)
+    rows["kind"], rows["thread"], rows["seq"] = Kind.STEP, thread, schema.STEP_DECLARED
+    rows["op_id"] = np.repeat(steps.number, 2)
+    rows["timestamp_ns"][::2], rows["timestamp_ns"][1::2] = steps.begin_ns, steps.end_ns
+    rows["aux"][1::2] = 1
+    return rows
+
+
+def _phase_records(found: RankRecording, computing: Stretches, thread: int) -> Records:
+    """Phases; of a device only while its kernels ran: what it stood still for is in none."""
+    phase, when = find_phases(found.events, found.work, found.device)
+    if found.device is not None:
+        row, when = rows_within(when, computing)
+        phase = phase[row]
+    moments = np.concatenate((found.steps.begin_ns, found.steps.end_ns))
+    row, when = rows_within(when, between(moments))
+    rows = np.zeros(len(when), dtype=schema.RECORD_DTYPE)
+    rows["kind"], rows["thread"], rows["aux"] = Kind.PHASE, thread, phase[row]
+    rows["timestamp_ns"], rows["value"] = when.begin_ns, when.end_ns
+    return rows
+
+
+def _groups(
+    calls: Sequence[Call], rank: int, world_size: int, head: dict[str, Any]
+) -> tuple[dict[int, Group], list[int]]:
+    """The process groups, and each call's."""
+    about = head.get("distributedInfo")
+    about = about if isinstance(about, dict) else {}
+    backend, only = str(about.get("backend", "")), _only_group(about)
+    number: dict[tuple[str, tuple[int, ...], int], int] = {}
+    groups: dict[int, Group] = {}
+    of_call = []
+    for call in calls:
+        key = call.group, call.group_ranks, call.group_size
+        if key not in number:
+            number[key] = len(number) + 1
+            place = call.group_ranks.index(rank) if rank in call.group_ranks else rank
+            size = call.group_size or world_size
+            groups[number[key]] = Group(
+                *(number[key], *((call.group, call.group_description) if call.group else only)),
+                *(backend, place, size),
+            )
+        of_call.append(number[key])
+    return groups, of_call
+
+
+def _only_group(about: dict[str, Any]) -> tuple[str, str]:
+    """Name and description of the job's process group where it has one; else a word for unknown."""
+    listed = about.get("pg_config")
+    if isinstance(listed, list) and len(listed) == 1 and isinstance(listed[0], dict):
+        name = listed[0].get("pg_name")
+        if isinstance(name, str) and name:
+            return name, str(listed[0].get("pg_desc", ""))
+    return UNNAMED_GROUP, ""
+
+
+def _metadata(
+    found: RankRecording, rank: int, world_size: int, dtypes: Sequence[str]
+) -> dict[str, Any]:
+    about = found.events.head.get("distributedInfo")
+    host = found.events.head.get("host_name")
+    begin = int(min(found.steps.begin_ns, default=0))
+    gpus = found.events.head.get("deviceProperties")
+    return {
+        **{"rank": rank, "world_size": world_size, "local_rank": rank, "restart_count": 0},
+        **{"pid": 0, "main_thread": 0, "command": [], "python": "", "torch": "unknown"},
+        **{"commprof": "", "threads": 0, "capture": TORCH_PROFILER, "ring_prefix": ""},
+        "backend": str(about.get("backend", "unknown")) if isinstance(about, dict) else "unknown",
+        "machine": {
+            "hostname": host if isinstance(host, str) else "unknown",
+            # Times of one host are by one clock; of hosts without a name nobody knows.
+            "boot_id": host if isinstance(host, str) and found.device is None else f"rank {rank}",
+            **dict.fromkeys(("time_namespace", "pid_namespace", "kernel"), ""),
+            **{"cpu_model": "unknown", "cpu_count": 0, "usable_cpu_count": 0, "usable_cpus": []},
+            "memory_bytes": 0,
+            "cuda_devices": len(gpus) if isinstance(gpus, list) else 0,
+        },
+        "clock": {"source": "unix", "monotonic_ns": begin, "realtime_ns": begin},
+        "record_bytes": schema.RECORD_DTYPE.itemsize,
+        **{"kinds": list(KINDS), "ops": list(OPS), "phases": list(PHASES)},
+        **{"dtypes": list(dtypes), "hooks": []},
+    }
+
+
+def _problems(
+    events: ProfilerEvents, calls: Sequence[Call], steps: FoundSteps, device: int | None
+) -> list[str]:
+    """What a reader must know of this rank's recording."""
+    found = [text for text in (steps.said, find_buckets(events, calls, steps)) if text]
+    if events.problem:
+        found.append(f"{events.problem}: what came before that counts")
+    if events.unusable:
+        found.append(f"{counted(events.unusable, 'event')} had no usable times")
+    if events.unreadable:
+        found.append(
+            f"{counted(events.unreadable, 'kernel')} such as "
+            f"{events.unreadable_name} move data between ranks without c10d: they count as "
+            "compute, for nothing more is known of them"
+        )
+    devices = {event.device for event in events.communication}
+    if len(devices) > 1:
+        found.append(f"it holds {len(devices)} devices, of which device {device} counts")
+    if events.graph_launches:
+        found.append(
+            f"{counted(events.graph_launches, 'CUDA graph')} were launched: what is in them has no "
+            "sizes, groups or phases"
+        )
+    guessed = sum(call.guessed for call in calls)
+    if guessed:
+        found.append(
+            f"what {counted(guessed, 'collective')} {'is' if guessed == 1 else 'are'} only the "
+            "name of the kernel says, which NCCL also uses for others"
+        )
+    return found + _outside_steps(calls, steps)
+
+
+def _outside_steps(calls: Sequence[Call], steps: FoundSteps) -> list[str]:
+    """Communication outside of all whole steps, where that is more than a little."""
+    if not calls:
+        return []
+    alone = stretches(
+        np.array([c.begin_ns for c in calls], np.int64),
+        np.array([c.end_ns for c in calls], np.int64),
+    )
+    inside = rows_within(alone, Stretches(steps.begin_ns, steps.end_ns))[1]
+    total, left = int(alone.length_ns.sum()), int(alone.length_ns.sum() - inside.length_ns.sum())
+    if left <= _WORTH_A_WORD * total:
+        return []
+    return [
+        f"{ns_to_ms(left):.3g} of {ns_to_ms(total):.3g} ms of communication lie outside of "
+        "whole steps and are in no figure of a step"
+    ]
+
+
+def _in_name(name: str) -> int | None:
+    match = _RANK_IN_NAME.search(Path(name).name)
+    return int(match.group(1) or match.group(2)) if match else None
+
+
+def _whole(value: Any) -> int | None:
+    return value if type(value) is int and 0 <= value < MOST_RANKS else None

@@ -1,0 +1,182 @@
+"""Steps and phases of a torch.profiler trace, on the clock that its kernels have."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from commprof.recordings.profiler_calls import Call, launches
+from commprof.recordings.profiler_events import Event, Intervals, ProfilerEvents
+from commprof.trace.schema import Phase
+from commprof.trace.stretches import Stretches, stretches
+
+Ints = npt.NDArray[np.int64]
+
+_STEP = re.compile(r"ProfilerStep#(\d{1,9})$")
+_FORWARD = re.compile(r"(?:DistributedDataParallel|FullyShardedDataParallel)\.forward|#* ?forward")
+_OPTIMIZER = re.compile(r"Optimizer\.step#|#* ?optimizer")
+_BACKWARD = re.compile(r"#* ?backward")
+_DATA = re.compile(r"enumerate\(DataLoader\)")
+#: Calls of a recording without ranges of steps are compared over so many steps' lengths at most.
+_LONGEST_PERIOD: Final = 5000
+#: Of the calls that must be those of the step before.
+_REPEATED: Final = 0.95
+
+
+@dataclass(frozen=True)
+class FoundSteps:
+    """Begins, ends and numbers of steps, in order, and what they were found by."""
+
+    number: Ints
+    begin_ns: Ints
+    end_ns: Ints
+    #: Empty where the script's profiler marked them; else a sentence on where they come from.
+    said: str
+
+
+def find_steps(events: ProfilerEvents, calls: Sequence[Call], busy: Stretches) -> FoundSteps:
+    """By ProfilerStep; else by the optimizer; else by calls that repeat; else one step.
+
+    Args:
+        events: of the trace.
+        calls: its collectives in order.
+        busy: when its device, or the host, did anything.
+    """
+    marked = sorted((e for e in events.ranges if _STEP.match(e.name)), key=lambda e: e.begin_ns)
+    if marked:
+        number = [int(e.name.rpartition("#")[2]) for e in marked]
+        return _steps(number, [e.begin_ns for e in marked], [e.end_ns for e in marked], "")
+    updates = sorted({e.end_ns for e in events.ranges if e.name.startswith("Optimizer.step#")})
+    if len(updates) > 2:
+        said = "steps are from one optimizer step to the next, because no ProfilerStep is marked"
+        return _between(updates, said)
+    period = _period([(call.op, call.group, call.bytes_in) for call in calls])
+    if period:
+        at = [call.begin_ns for call in calls[::period]]
+        said = f"no step is marked; {period} collectives repeat, and count as a step"
+        return _between(at, said)
+    begin, end = (int(busy.begin_ns[0]), int(busy.end_ns.max())) if len(busy) else (0, 1)
+    said = "no step is marked and none repeats: the whole recording counts as one step"
+    return _steps([0], [begin], [max(end, begin + 1)], said)
+
+
+def _steps(number: list[int], begin: list[int], end: list[int], said: str) -> FoundSteps:
+    begin_ns = np.maximum.accumulate(np.array(begin, dtype=np.int64))
+    end_ns = np.array(end, dtype=np.int64)
+    # Ends are rounded: none lies behind the next begin.
+    end_ns[:-1] = np.minimum(end_ns[:-1], begin_ns[1:])
+    kept = (end_ns > begin_ns) & (np.diff(number, prepend=-1) > 0)
+    return FoundSteps(np.array(number, np.int64)[kept], begin_ns[kept], end_ns[kept], said)
+
+
+def _between(moments: Sequence[int], said: str) -> FoundSteps:
+    return _steps(list(range(len(moments) - 1)), list(moments[:-1]), list(moments[1:]), said)
+
+
+def _period(calls: Sequence[tuple[str, str, int]]) -> int:
+    """The shortest length after which calls repeat, at least two times; 0 without one."""
+    _, codes = np.unique([repr(call) for call in calls], return_inverse=True)
+    codes = codes.reshape(-1)
+    for period in range(1, min(_LONGEST_PERIOD, len(codes) // 3) + 1):
+        same = codes[period:] == codes[:-period]
+        if same.mean() >= _REPEATED and len(np.unique(codes)) == len(np.unique(codes[:period])):
+            return period
+    return 0
+
+
+def find_buckets(events: ProfilerEvents, calls: Sequence[Call], steps: FoundSteps) -> str:
+    """DDP's gradient buckets of a step, as a sentence; empty without DDP's ranges.
+
+    They are the all-reduces that the threads of backward passes launch.
+    """
+    if not any(e.name.startswith("DistributedDataParallel.forward") for e in events.ranges):
+        return ""
+    reduced = [call for call in calls if call.op.startswith("all_reduce")]
+    at = np.array([call.launch_ns for call in reduced], dtype=np.int64)
+    thread = np.array([call.launch_thread for call in reduced], dtype=np.int64)
+    passes = np.unique(np.frombuffer(events.backward.tag, np.int64))
+    step = np.searchsorted(steps.begin_ns, at, side="right") - 1
+    chosen = np.isin(thread, passes) & (step >= 0)
+    chosen[chosen] = at[chosen] < steps.end_ns[step[chosen]]
+    if not chosen.any():
+        return ""
+    elements = np.array([call.elements for call in reduced], dtype=np.int64)
+    counts = np.bincount(step[chosen], minlength=len(steps.number))
+    sums = np.bincount(step[chosen], weights=elements[chosen], minlength=len(steps.number))
+    if len(np.unique(counts)) > 1 or len(np.unique(sums)) > 1 or not sums[0]:
+        return ""
+    return (
+        f"backward passes all-reduce {counts[0]} buckets a step, {int(sums[0]):,} elements in all"
+    )
+
+
+def find_phases(
+    events: ProfilerEvents, work: Intervals, device: int | None
+) -> tuple[Ints, Stretches]:
+    """What the work between collectives was for, as phases and when they were.
+
+    A phase goes from its first kernel to its last before another phase's. Kernels count by when
+    and by which thread they were launched; the work of a host by when it ran.
+
+    Args:
+        events: of the trace.
+        work: kernels, or operators of the host, which then are of one thread.
+        device: whose kernels these are; None for the host.
+    """
+    begin, end = np.frombuffer(work.begin_ns, np.int64), np.frombuffer(work.end_ns, np.int64)
+    tag = np.frombuffer(work.tag, np.int64)
+    at, thread = (begin, tag) if device is None else launches(events, tag)
+    order = np.argsort(begin, kind="stable")
+    phase = _phase_of(events, at, thread)[order]
+    begin, end = begin[order], np.maximum.accumulate(end[order]) if len(order) else end
+    if len(begin) == 0:
+        return phase, Stretches(begin, end)
+    first = np.flatnonzero(np.concatenate(([True], phase[1:] != phase[:-1])))
+    last = np.concatenate((first[1:] - 1, [len(phase) - 1]))
+    starts = begin[first]
+    stops = np.minimum(end[last], np.concatenate((starts[1:], [np.iinfo(np.int64).max])))
+    kept = (phase[first] != Phase.OTHER) & (stops > starts)
+    return phase[first][kept], Stretches(starts[kept], stops[kept])
+
+
+def _phase_of(events: ProfilerEvents, at_ns: Ints, thread: Ints) -> Ints:
+    phase = np.full(len(at_ns), int(Phase.OTHER), dtype=np.int64)
+    backward = events.backward
+    tag, begin = np.frombuffer(backward.tag, np.int64), np.frombuffer(backward.begin_ns, np.int64)
+    end = np.frombuffer(backward.end_ns, np.int64)
+    for each in np.unique(tag).tolist():
+        _set(
+            phase,
+            Phase.BACKWARD,
+            at_ns,
+            thread,
+            each,
+            stretches(begin[tag == each], end[tag == each]),
+        )
+    for code, pattern in (
+        *((Phase.BACKWARD, _BACKWARD), (Phase.FORWARD, _FORWARD)),
+        *((Phase.OPTIMIZER, _OPTIMIZER), (Phase.DATA, _DATA)),
+    ):
+        by_thread: dict[int, list[Event]] = {}
+        for event in events.ranges:
+            if pattern.match(event.name):
+                by_thread.setdefault(event.thread, []).append(event)
+        for each, found in by_thread.items():
+            begins = np.array([e.begin_ns for e in found], np.int64)
+            ends = np.array([e.end_ns for e in found], np.int64)
+            _set(phase, code, at_ns, thread, each, stretches(begins, ends))
+    return phase
+
+
+def _set(
+    phase: Ints, code: Phase, at_ns: Ints, thread: Ints, of_thread: int, inside: Stretches
+) -> None:
+    row = np.searchsorted(inside.begin_ns, at_ns, side="right") - 1
+    chosen = (thread == of_thread) & (row >= 0)
+    chosen[chosen] = at_ns[chosen] <= inside.end_ns[row[chosen]]
+    phase[chosen] = int(code)

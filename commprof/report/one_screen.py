@@ -1,0 +1,54 @@
+"""Lines of at most 80 columns for what a run shows first, of which a terminal has 24."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable
+
+from commprof.report.plain_text import printable, wrapped
+
+WIDTH, LINES = 80, 24
+
+
+def command_lines(command: str) -> list[str]:
+    """Broken between words, as a shell takes it; a word that is too long stays whole."""
+    lines = [" "]
+    for word in _words(printable(command)):
+        if len(lines[-1]) + 1 + len(word) > WIDTH - 2 and lines[-1].strip():
+            lines[-1] += " \\"
+            lines.append("   ")
+        lines[-1] += f" {word}"
+    return lines
+
+
+def _words(command: str) -> list[str]:
+    """As typed, with their quotes."""
+    words, open_quote = [""], ""
+    for character in command:
+        if character in "'\"" and open_quote in ("", character):
+            open_quote = "" if open_quote else character
+        if character == " " and not open_quote:
+            words.append("")
+        else:
+            words[-1] += character
+    return [word for word in words if word]
+
+
+def prose(text: str) -> list[str]:
+    """Broken between words."""
+    return wrapped(text, WIDTH).splitlines()
+
+
+def whole(items: Iterable[str]) -> list[str]:
+    """Items side by side, none of them broken."""
+    lines = [""]
+    for item in items:
+        if lines[-1] and len(lines[-1]) + 3 + len(item) > WIDTH:
+            lines.append("")
+        lines[-1] += f"   {item}" if lines[-1] else item
+    return lines
+
+
+def cut(line: str) -> str:
+    """One line, and a sign that it went on."""
+    return line if len(line) <= WIDTH else textwrap.wrap(line, WIDTH - 4)[0] + " ..."

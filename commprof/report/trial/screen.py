@@ -1,0 +1,54 @@
+"""A trial on one screen: the verdict, what to type, and the candidates as far as there is room."""
+
+from __future__ import annotations
+
+from commprof.report.one_screen import LINES, WIDTH, command_lines, cut, prose
+from commprof.report.tabulated import tabulated
+from commprof.report.trial.table import candidates_grid, notes, setup
+from commprof.text import counted
+from commprof.trials.result import TrialResult
+
+#: Of the table of candidates, by the first line of their headers; the last ones as far as they fit.
+_COLUMNS = ("candidate", "step", "over none", "pays below")
+#: Lines of prose; more stand in the whole report.
+_MOST_SENTENCES = 9
+
+
+def render(trial: TrialResult, description: str, all_command: str, remarks: int = 0) -> str:
+    """At most 24 lines of 80 columns.
+
+    Args:
+        trial: what was found.
+        description: of the workload.
+        all_command: what to type to see everything.
+        remarks: how many notes on the run stand there.
+    """
+    said = [line for sentence in trial.verdict.sentences for line in prose(sentence)]
+    if len(said) > _MOST_SENTENCES:
+        said = [*said[: _MOST_SENTENCES - 1], f"{said[_MOST_SENTENCES - 1][: WIDTH - 4]} ..."]
+    apply = command_lines(trial.verdict.apply) if trial.verdict.apply else []
+    top = [cut(description), *prose(setup(trial)), *said]
+    top += ["To apply it:", *apply] if apply else []
+    caveats = len(notes(trial)) + remarks
+    bottom = [f"! {counted(caveats, 'note')} on how to read it: see --all"] if caveats else []
+    bottom += ["Next, to see all of it:", *command_lines(all_command)]
+    space = LINES - len(top) - len(bottom)
+    return "\n".join([*top, *_candidates(trial, space), *bottom]) + "\n"
+
+
+def _candidates(trial: TrialResult, space: int) -> list[str]:
+    grid = candidates_grid(trial)
+    kept = [i for i, header in enumerate(grid.headers) if header.split("\n")[0] in _COLUMNS]
+    lines = [" " * (WIDTH + 1)]
+    while max(map(len, lines)) > WIDTH and len(kept) > 1:
+        rows = [[row[i] for i in kept] for row in grid.rows]
+        lines = tabulated(rows, [grid.headers[i] for i in kept], grid.left).splitlines()
+        kept.pop()
+    head = len(lines) - len(grid.rows)
+    if not trial.rounds or space < head + 2:
+        return []
+    lines = [cut(line) for line in lines]
+    if len(lines) <= space:
+        return lines
+    left = len(lines) - space + 1
+    return [*lines[: space - 1], f"... and {counted(left, 'candidate')} more"]

@@ -1,0 +1,82 @@
+"""Times as begins and ends: what lies in any of them, in both of two, or in one alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+Ints = npt.NDArray[np.int64]
+
+_EVER: Final = 2**62
+
+
+@dataclass(frozen=True)
+class Stretches:
+    """Times, in order and apart from each other."""
+
+    begin_ns: Ints
+    end_ns: Ints
+
+    def __len__(self) -> int:
+        """Number of stretches."""
+        return len(self.begin_ns)
+
+    @property
+    def length_ns(self) -> Ints:
+        """Of each."""
+        return self.end_ns - self.begin_ns
+
+
+def stretches(begin_ns: Ints, end_ns: Ints) -> Stretches:
+    """The time within any of these, each moment once."""
+    return each_once(begin_ns, end_ns)[1]
+
+
+def each_once(begin_ns: Ints, end_ns: Ints) -> tuple[Ints, Stretches]:
+    """The same, and the row that each stretch is of: that which began first and went on."""
+    order = np.argsort(begin_ns, kind="stable")
+    begin_ns, end_ns = begin_ns[order], end_ns[order]
+    before = np.maximum.accumulate(np.concatenate(([-_EVER], end_ns)))[:-1]
+    begin_ns = np.maximum(begin_ns, before)
+    chosen = begin_ns < end_ns
+    return order[chosen].astype(np.int64), Stretches(begin_ns[chosen], end_ns[chosen])
+
+
+def rows_within(some: Stretches, others: Stretches) -> tuple[Ints, Stretches]:
+    """The time that lies in both, and the row of the first that each piece is of."""
+    first = np.searchsorted(others.end_ns, some.begin_ns, side="right")
+    last = np.searchsorted(others.begin_ns, some.end_ns, side="left")
+    count = np.maximum(0, last - first)
+    row = np.repeat(np.arange(len(some)), count)
+    other = np.arange(len(row)) - np.repeat(np.cumsum(count) - count - first, count)
+    pieces = Stretches(
+        np.maximum(some.begin_ns[row], others.begin_ns[other]),
+        np.minimum(some.end_ns[row], others.end_ns[other]),
+    )
+    return row.astype(np.int64), pieces
+
+
+def within(some: Stretches, others: Stretches) -> Stretches:
+    """The time that lies in both."""
+    return rows_within(some, others)[1]
+
+
+def gaps(others: Stretches) -> Stretches:
+    """All time outside of these."""
+    return Stretches(
+        np.concatenate(([-_EVER], others.end_ns)), np.concatenate((others.begin_ns, [_EVER]))
+    )
+
+
+def between(moments_ns: Ints) -> Stretches:
+    """All time, cut at these moments."""
+    moments_ns = np.unique(moments_ns)
+    return Stretches(np.concatenate(([-_EVER], moments_ns)), np.concatenate((moments_ns, [_EVER])))
+
+
+def outside(some: Stretches, others: Stretches) -> Stretches:
+    """The time of the first that does not lie in the others."""
+    return within(some, gaps(others))

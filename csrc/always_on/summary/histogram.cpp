@@ -1,0 +1,97 @@
+#include "always_on/summary/histogram.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+
+namespace commprof {
+
+uint32_t Histogram::bucketOf(uint64_t ns) noexcept {
+  if (ns < kPerOctave) {
+    return uint32_t(ns);
+  }
+  ns = std::min(ns, kLargestNs);
+  const uint32_t shift = uint32_t(std::bit_width(ns)) - 7;
+  return shift * kPerOctave + uint32_t(ns >> shift);
+}
+
+uint64_t Histogram::valueOf(uint32_t bucket) noexcept {
+  if (bucket < kPerOctave) {
+    return bucket;
+  }
+  const uint32_t shift = bucket / kPerOctave - 1;
+  const uint64_t lowest = uint64_t(kPerOctave + bucket % kPerOctave) << shift;
+  return lowest + ((uint64_t(1) << shift) - 1) / 2;
+}
+
+uint64_t& Histogram::at(uint32_t bucket) {
+  auto& octave = octaves_[bucket / kPerOctave];
+  if (!octave) {
+    octave = std::make_unique<Octave>(Octave{});
+  }
+  return (*octave)[bucket % kPerOctave];
+}
+
+void Histogram::add(uint64_t ns) {
+  ++at(bucketOf(ns));
+  ++count_;
+  sum_ += ns;
+  min_ = std::min(min_, ns);
+  max_ = std::max(max_, ns);
+}
+
+template <class Visit>
+void Histogram::forEach(Visit&& visit) const {
+  for (uint32_t octave = 0; octave < kOctaves; ++octave) {
+    for (uint32_t i = 0; octaves_[octave] && i < kPerOctave; ++i) {
+      if (const uint64_t count = (*octaves_[octave])[i]) {
+        visit(octave * kPerOctave + i, count);
+      }
+    }
+  }
+}
+
+void Histogram::merge(const Histogram& other) {
+  other.forEach(
+      [this](uint32_t bucket, uint64_t count) { at(bucket) += count; });
+  count_ += other.count_;
+  sum_ += other.sum_;
+  min_ = std::min(min_, other.min_);
+  max_ = std::max(max_, other.max_);
+}
+
+uint64_t Histogram::quantile(double q) const noexcept {
+  const auto rank =
+      std::max<uint64_t>(1, uint64_t(std::ceil(q * double(count_))));
+  uint64_t below = 0;
+  uint64_t value = 0;
+  forEach([&](uint32_t bucket, uint64_t count) {
+    if (below < rank) {
+      value = valueOf(bucket);
+    }
+    below += count;
+  });
+  return std::clamp(value, min(), std::max(min(), max_));
+}
+
+void Histogram::appendJson(std::string& out) const {
+  const auto field = [&out](const char* name, uint64_t value) {
+    out.append(name).append(std::to_string(value));
+  };
+  field("{\"count\":", count_);
+  field(",\"sum\":", sum_);
+  field(",\"min\":", min());
+  field(",\"max\":", max_);
+  out += ",\"buckets\":[";
+  uint32_t last = 0;
+  bool first = true;
+  forEach([&](uint32_t bucket, uint64_t count) {
+    field(first ? "" : ",", bucket - last);
+    field(",", count);
+    last = bucket;
+    first = false;
+  });
+  out += "]}";
+}
+
+} // namespace commprof

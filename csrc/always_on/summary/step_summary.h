@@ -1,0 +1,74 @@
+// Where the steps of one rank went, as histograms: a stream of its records in,
+// nothing kept but counts. The figures are those of
+// commprof/analysis/step/exposure.py and breakdown.py; a test compares them.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "always_on/summary/histogram.h"
+#include "always_on/wait_ledger.h"
+#include "core/process/pause_watch.h"
+#include "core/record.h"
+
+namespace commprof {
+
+// Not thread-safe. take() may throw std::bad_alloc.
+class StepSummary {
+ public:
+  static constexpr size_t kPhases = size_t(Phase::kOptimizer) + 1;
+
+  // `ledger` gets the waits of each step that counts; null: nobody does.
+  explicit StepSummary(WaitLedger* ledger) : ledger_(ledger) {}
+
+  // The records of each thread in the order in which it pushed them, a pause
+  // before what it lies in; other kinds than steps, phases, waits,
+  // finalisations and pauses are passed over.
+  void take(const Record& record);
+  // "steps", "exposed", "phases" and "paused" as members of a JSON object.
+  void appendJson(std::string& out) const;
+
+ private:
+  void takeStep(const Record& record);
+  void takePause(const Record& record);
+  void takePhase(const Record& record);
+  void takeWait(const Record& record);
+  void takeFinalizeEnd(const Record& record);
+  struct PhaseSpan {
+    uint32_t phase;
+    uint64_t begin_ns;
+    uint64_t end_ns;
+  };
+  void expose(const Exposure& exposure);
+  void cut(const PhaseSpan& span, const Exposure& exposure);
+  void countStep(uint64_t end_ns);
+  void cutPauses(uint64_t begin_ns, uint64_t end_ns);
+  uint64_t pausedWithin(uint64_t begin_ns, uint64_t end_ns) const;
+
+  WaitLedger* const ledger_;
+  // The open step.
+  bool open_ = false;
+  uint32_t thread_ = 0; // whose steps these are; 0 before the first
+  uint64_t step_ = 0;
+  uint64_t begin_ns_ = 0;
+  uint64_t exposed_ns_ = 0;
+  std::array<uint64_t, kPhases> phase_ns_{}; // less what was exposed in them
+  // What may still lie in a phase: it says only at its end when it began.
+  std::vector<Exposure> pending_;
+  std::vector<PhaseSpan> spans_; // of the step; a wait may end after its phase
+  std::vector<Exposure> exposures_; // of the step, for the ledger
+  Record finalize_; // its begin; kind kNone if there is none
+  uint64_t waited_in_finalize_ns_ = 0;
+  std::vector<Pause> pauses_; // less what was exposed in them
+  std::array<uint64_t, kPhases> paused_ns_{}; // of phase_ns_
+
+  uint64_t complete_steps_ = 0;
+  Histogram step_ns_;
+  Histogram exposed_ns_per_step_;
+  std::array<Histogram, kPhases> phase_ns_per_step_;
+  std::array<uint64_t, kPhases> paused_in_steps_ns_{};
+};
+
+} // namespace commprof

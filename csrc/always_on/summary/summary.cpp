@@ -1,0 +1,311 @@
+#include "always_on/summary/summary.h"
+
+#include <algorithm>
+#include <bit>
+
+namespace commprof {
+
+Summary::Summary(uint64_t begin_ns, ArrivalExchange& exchange)
+    : begin_ns_(begin_ns),
+      ledger_(exchange),
+      device_steps_(ledger_),
+      steps_(std::in_place, ledger_),
+      open_(kMaxOpen) {
+  operations_.push_back({Op::kOther, 0, 0});
+}
+
+void Summary::fold(const Record* records, uint64_t count) {
+  for (const Record* record = records; record != records + count; ++record) {
+    switch (record->kind) {
+      case Kind::kIssue:
+        takeIssue(*record);
+        break;
+      case Kind::kEnd:
+        takeEnd(*record);
+        break;
+      case Kind::kDeviceReady:
+        takeReady(*record);
+        break;
+      case Kind::kWait:
+        if (!device_steps_.tells()) {
+          takeWait(*record);
+        }
+        break;
+      case Kind::kDeviceWait:
+        takeWait(*record);
+        break;
+      default:
+        break;
+    }
+    const bool told = device_steps_.tells();
+    device_steps_.take(*record, retold_);
+    if (device_steps_.tells() && !told) { // it tells these steps anew
+      ledger_.forgetSteps();
+      steps_.emplace(ledger_);
+    }
+    takeSteps();
+  }
+  records_ += count;
+}
+
+void Summary::takeSteps() {
+  for (const Record& record : retold_) {
+    steps_->take(record);
+  }
+  retold_.clear();
+}
+
+// Ids count up, so an id's place is free once kMaxOpen others were issued. Null
+// for one that lost its place.
+Summary::Open* Summary::open(uint64_t op_id) {
+  Open& place = open_[op_id % kMaxOpen];
+  if (place.op_id > op_id) {
+    ++unmatched_;
+    return nullptr;
+  }
+  if (place.op_id < op_id) {
+    close(place);
+    place.op_id = op_id;
+  }
+  return &place;
+}
+
+void Summary::close(Open& open) {
+  if (!open.issued) {
+    unmatched_ += open.op_id != 0;
+  } else if (open.has_end && !open.counted) {
+    // Some of gloo's operations report no completion but to who waits for it.
+    if (open.wait_end_ns != 0) {
+      countDuration(open, open.wait_end_ns);
+    } else {
+      ++operation(open.operation).unfinished;
+    }
+  }
+  open = {};
+}
+
+void Summary::resolve(uint64_t now_ns) {
+  for (const WaitLedger::Split& split : ledger_.resolve(now_ns)) {
+    Operation& kind = operation(split.operation);
+    kind.until_last.add(split.wait_ns);
+    kind.wire.add(split.wire_ns);
+  }
+}
+
+void Summary::settle() {
+  device_steps_.finish(retold_);
+  takeSteps();
+  resolve(UINT64_MAX);
+  for (Open& open : open_) {
+    close(open);
+  }
+}
+
+void Summary::takeIssue(const Record& record) {
+  const uint32_t index = operationOf(record);
+  Operation& kind = operation(index);
+  ++kind.count;
+  kind.bytes += std::max(record.bytes_in, record.bytes_out);
+  moved_ += &kind == &operations_[0];
+  ledger_.takeIssue(record, index);
+  Open* open = this->open(record.op_id);
+  if (open == nullptr) {
+    return;
+  }
+  open->issued = true;
+  open->operation = index;
+  open->issue_ns = record.timestamp_ns;
+  open->on_device = (record.flags & kDeviceAsync) != 0;
+  open->has_end = !open->on_device;
+  kind.failed += open->failed;
+  if (open->wait_end_ns != 0) {
+    kind.wait.add(open->wait_end_ns - open->wait_begin_ns);
+  }
+  if (open->on_device) {
+    countOnDevice(*open);
+  } else if (open->end_ns != 0) {
+    countDuration(*open, open->end_ns);
+  }
+}
+
+void Summary::takeReady(const Record& record) {
+  ledger_.takeReady(record);
+  Open* open = this->open(record.op_id);
+  if (open != nullptr) {
+    open->ready_ns = record.timestamp_ns;
+    countOnDevice(*open);
+  }
+}
+
+// From when the device's stream came to it until its event behind it.
+void Summary::countOnDevice(Open& open) {
+  if (open.issued && open.ready_ns != 0 && open.end_ns != 0) {
+    open.has_end = true;
+    open.issue_ns = open.ready_ns;
+    countDuration(open, open.end_ns);
+  }
+}
+
+void Summary::takeEnd(const Record& record) {
+  ledger_.takeEnd(record);
+  Open* open = this->open(record.op_id);
+  if (open == nullptr) {
+    return;
+  }
+  const bool failed = (record.flags & kFailed) != 0;
+  if (!open->issued) {
+    open->end_ns = record.timestamp_ns;
+    open->failed = failed;
+    return;
+  }
+  operation(open->operation).failed += failed;
+  if (open->on_device && (record.flags & kDeviceTime) != 0) {
+    open->end_ns = record.timestamp_ns;
+    countOnDevice(*open);
+  } else {
+    open->has_end = true; // on a device, if the host sees it
+    countDuration(*open, record.timestamp_ns);
+  }
+}
+
+void Summary::takeWait(const Record& record) {
+  Open* open = this->open(record.op_id);
+  if (open == nullptr) {
+    return;
+  }
+  open->wait_begin_ns = record.timestamp_ns;
+  open->wait_end_ns = std::max(record.value, record.timestamp_ns);
+  if (open->issued) {
+    operation(open->operation)
+        .wait.add(open->wait_end_ns - open->wait_begin_ns);
+    if (isPointToPoint(record.op)) {
+      countDuration(*open, open->wait_end_ns);
+    }
+  }
+}
+
+void Summary::countDuration(Open& open, uint64_t end_ns) {
+  if (open.has_end && !open.counted) {
+    open.counted = true;
+    operation(open.operation)
+        .duration.add(end_ns > open.issue_ns ? end_ns - open.issue_ns : 0);
+  }
+}
+
+uint32_t Summary::operationOf(const Record& record) {
+  const auto size_class =
+      uint32_t(std::bit_width(std::max(record.bytes_in, record.bytes_out)));
+  const uint64_t key = uint64_t(record.op) << 40 | uint64_t(record.group) << 8 |
+      uint64_t(size_class);
+  const auto known = index_.find(key);
+  if (known != index_.end()) {
+    return known->second;
+  }
+  if (operations_.size() == kMaxOperations) {
+    return 0;
+  }
+  operations_.push_back({record.op, record.group, size_class});
+  const auto index = uint32_t(operations_.size() - 1);
+  index_.emplace(key, index);
+  return index;
+}
+
+Summary::Operation& Summary::operation(uint32_t index) {
+  Operation& found = operations_[index];
+  return found.moved ? operations_[0] : found;
+}
+
+bool Summary::moveRarest() {
+  Operation* rarest = nullptr;
+  for (size_t i = 1; i < operations_.size(); ++i) {
+    Operation& one = operations_[i];
+    if (!one.moved && (rarest == nullptr || one.count < rarest->count)) {
+      rarest = &one;
+    }
+  }
+  if (rarest == nullptr) {
+    return false;
+  }
+  Operation& others = operations_[0];
+  others.duration.merge(rarest->duration);
+  others.wait.merge(rarest->wait);
+  others.until_last.merge(rarest->until_last);
+  others.wire.merge(rarest->wire);
+  others.count += rarest->count;
+  others.bytes += rarest->bytes;
+  others.failed += rarest->failed;
+  others.unfinished += rarest->unfinished;
+  moved_ += rarest->count;
+  *rarest = {rarest->op, rarest->group, rarest->size_class, true};
+  return true;
+}
+
+const std::string& Summary::json(const State& state, size_t limit) {
+  write(state);
+  while (json_.size() > limit) {
+    const auto live = size_t(
+        std::count_if(
+            operations_.begin(), operations_.end(), [](const Operation& one) {
+              return one.count > 0;
+            }));
+    // As if all were of one size: the rarest are smaller, so this takes a few
+    // turns and does not move too many.
+    const size_t excess = json_.size() - limit;
+    size_t moves = 1 + excess * live / json_.size() / 2;
+    bool moved = false;
+    for (; moves > 0 && moveRarest(); --moves) {
+      moved = true;
+    }
+    if (!moved) {
+      break;
+    }
+    write(state);
+  }
+  return json_;
+}
+
+void Summary::write(const State& state) {
+  const auto field = [this](const char* name, uint64_t value) {
+    json_.append(name).append(std::to_string(value));
+  };
+  json_.clear();
+  field("{\"sequence\":", state.sequence);
+  json_.append(",\"mode\":\"").append(modeName(state.mode)).append("\"");
+  field(",\"begin_ns\":", begin_ns_);
+  field(",\"end_ns\":", state.now_ns);
+  field(",\"records\":", records_);
+  field(",\"dropped\":", state.dropped);
+  field(",\"unmatched\":", unmatched_);
+  field(",\"moved\":", moved_);
+  json_ += ",";
+  steps_->appendJson(json_);
+  json_ += ",";
+  ledger_.appendJson(json_);
+  json_ += ",\"operations\":[";
+  bool first = true;
+  for (const Operation& one : operations_) {
+    if (one.count == 0) {
+      continue;
+    }
+    field(first ? "{\"op\":" : ",{\"op\":", uint64_t(one.op));
+    field(",\"group\":", one.group);
+    field(",\"size_class\":", one.size_class);
+    field(",\"count\":", one.count);
+    field(",\"bytes\":", one.bytes);
+    field(",\"failed\":", one.failed);
+    field(",\"unfinished\":", one.unfinished);
+    json_ += ",\"duration\":";
+    one.duration.appendJson(json_);
+    json_ += ",\"wait\":";
+    one.wait.appendJson(json_);
+    json_ += ",\"until_last\":";
+    one.until_last.appendJson(json_);
+    json_ += ",\"wire\":";
+    one.wire.appendJson(json_);
+    json_ += "}";
+    first = false;
+  }
+  json_ += "]}";
+}
+
+} // namespace commprof

@@ -1,0 +1,126 @@
+#include "compress/feedback/residuals.h"
+
+#include <algorithm>
+#include <sstream>
+#include <stdexcept>
+
+namespace commprof::compress {
+
+namespace {
+
+void checkSize(const Slot& slot, size_t numel) {
+  if (numel != slot.numel) {
+    std::ostringstream text;
+    text << "residual of parameter " << slot.parameter << " has " << numel
+         << " values, the parameter " << slot.numel
+         << ": load a state that was saved with this model";
+    throw std::invalid_argument(text.str());
+  }
+}
+
+} // namespace
+
+float* Residuals::forBucket(const Bucket& bucket) {
+  Arena& arena = arenas_[bucket.signature];
+  if (arena.numel != bucket.numel) { // new
+    std::fill_n(arena.values.reserveFloats(bucket.numel), bucket.numel, 0.0f);
+    arena.numel = bucket.numel;
+    arena.slots.assign(bucket.slots.begin(), bucket.slots.end());
+  }
+  if (arena.owned != arena.slots.size()) {
+    for (const Slot& slot : bucket.slots) {
+      bring(slot, bucket.signature, arena);
+    }
+    arena.owned = arena.slots.size();
+  }
+  return arena.values.floats();
+}
+
+float* Residuals::replace(uint64_t signature, Scratch& next) {
+  Arena& arena = arenas_.at(signature);
+  std::swap(arena.values, next);
+  return arena.values.floats();
+}
+
+void Residuals::bring(const Slot& slot, uint64_t signature, Arena& arena) {
+  float* const to = arena.values.floats() + slot.offset;
+  if (const auto stored = loaded_.find(slot.parameter);
+      stored != loaded_.end()) {
+    checkSize(slot, stored->second.size());
+    std::copy(stored->second.begin(), stored->second.end(), to);
+    loaded_.erase(stored);
+  } else if (
+      const auto home = homes_.find(slot.parameter); home != homes_.end()) {
+    if (home->second.signature == signature) {
+      return;
+    }
+    checkSize(slot, home->second.numel);
+    const float* from =
+        arenas_[home->second.signature].values.floats() + home->second.offset;
+    std::copy(from, from + slot.numel, to);
+    leave(home->second);
+  }
+  homes_[slot.parameter] = {signature, slot.offset, slot.numel};
+}
+
+void Residuals::leave(const Home& home) {
+  Arena& old = arenas_[home.signature];
+  std::fill_n(old.values.floats() + home.offset, home.numel, 0.0f);
+  if (--old.owned == 0) {
+    arenas_.erase(home.signature);
+  }
+}
+
+bool Residuals::holdsAny(std::span<const Slot> slots) const {
+  return std::any_of(slots.begin(), slots.end(), [this](const Slot& slot) {
+    return homes_.contains(slot.parameter) || loaded_.contains(slot.parameter);
+  });
+}
+
+float* Residuals::find(uint64_t signature) {
+  const auto arena = arenas_.find(signature);
+  return arena == arenas_.end() ? nullptr : arena->second.values.floats();
+}
+
+std::span<const Slot> Residuals::slotsOf(uint64_t signature) const {
+  const auto arena = arenas_.find(signature);
+  return arena == arenas_.end() ? std::span<const Slot>{}
+                                : std::span<const Slot>(arena->second.slots);
+}
+
+void Residuals::scale(float factor) {
+  const auto scaleAll = [factor](std::span<float> values) {
+    for (float& value : values) {
+      value *= factor;
+    }
+  };
+  for (auto& [signature, arena] : arenas_) {
+    scaleAll({arena.values.floats(), arena.numel});
+  }
+  for (auto& [parameter, values] : loaded_) {
+    scaleAll(values);
+  }
+}
+
+void Residuals::clear() {
+  arenas_.clear();
+  homes_.clear();
+  loaded_.clear();
+}
+
+void Residuals::save(std::vector<ParameterState>& state) const {
+  for (const auto& [parameter, home] : homes_) {
+    const float* from =
+        arenas_.at(home.signature).values.floats() + home.offset;
+    state.push_back({parameter, "residual", {from, from + home.numel}});
+  }
+  for (const auto& [parameter, values] : loaded_) {
+    state.push_back({parameter, "residual", values});
+  }
+}
+
+void Residuals::load(const ParameterState& state) {
+  loaded_[state.parameter] = state.values;
+}
+
+} // namespace commprof::compress

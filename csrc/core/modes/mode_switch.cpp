@@ -1,0 +1,118 @@
+#include "core/modes/mode_switch.h"
+
+#include <signal.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstdio>
+#include <fstream>
+
+#include "base/clock.h"
+
+namespace commprof {
+
+namespace {
+
+constexpr uint64_t kReadEveryNs = 900'000'000;
+
+std::atomic<uint64_t> signals{0};
+static_assert(std::atomic<uint64_t>::is_always_lock_free);
+
+void countSignal(int) {
+  signals.fetch_add(1, std::memory_order_relaxed);
+}
+
+} // namespace
+
+bool ModeSwitch::countSignals(int number) noexcept {
+  struct sigaction before{};
+  if (sigaction(number, nullptr, &before) != 0) {
+    return false;
+  }
+  if ((before.sa_flags & SA_SIGINFO) == 0 &&
+      before.sa_handler == &countSignal) {
+    return true;
+  }
+  if ((before.sa_flags & SA_SIGINFO) != 0 || before.sa_handler != SIG_DFL) {
+    return false;
+  }
+  struct sigaction ours{};
+  ours.sa_handler = &countSignal;
+  ours.sa_flags = SA_RESTART; // the training thread's calls go on
+  sigemptyset(&ours.sa_mask);
+  return sigaction(number, &ours, nullptr) == 0;
+}
+
+void ModeSwitch::watch(const std::string& path) {
+  path_ = path;
+  looked_ns_ = 0;
+  seen_ = {};
+  signals_ = signals.load();
+}
+
+std::optional<Mode> ModeSwitch::poll(Mode current) {
+  const uint64_t signalled = signals.load();
+  if (signalled != signals_) {
+    signals_ = signalled; // several between two looks are one
+    writeFile(nextMode(current));
+    return nextMode(current);
+  }
+  const uint64_t now_ns = nowNs();
+  if (path_.empty() ||
+      (looked_ns_ != 0 && now_ns - looked_ns_ < kReadEveryNs)) {
+    return std::nullopt;
+  }
+  looked_ns_ = now_ns;
+  return changed() ? readFile() : std::nullopt;
+}
+
+bool ModeSwitch::changed() noexcept {
+  struct stat status{};
+  if (stat(path_.c_str(), &status) != 0) {
+    return false;
+  }
+  const Version found{
+      int64_t(status.st_mtim.tv_sec),
+      int64_t(status.st_mtim.tv_nsec),
+      uint64_t(status.st_ino),
+      uint64_t(status.st_size)};
+  // An empty one is just being written.
+  if (found == seen_ || found.bytes == 0) {
+    return false;
+  }
+  seen_ = found;
+  return true;
+}
+
+std::optional<Mode> ModeSwitch::readFile() {
+  std::ifstream file(path_);
+  std::string word;
+  file >> word;
+  const std::optional<Mode> mode = modeNamed(word);
+  if (!mode) {
+    std::fprintf(
+        stderr,
+        "commprof: %s does not name a mode (allowed: off, always-on, full); "
+        "write one of these into it. Until then nothing changes.\n",
+        path_.c_str());
+  }
+  return mode;
+}
+
+// Whole or not at all, for all ranks may read it now.
+void ModeSwitch::writeFile(Mode mode) noexcept {
+  if (path_.empty()) {
+    return;
+  }
+  try {
+    const std::string partial = path_ + "." + std::to_string(getpid());
+    std::ofstream(partial) << modeName(mode) << '\n';
+    if (std::rename(partial.c_str(), path_.c_str()) == 0) {
+      changed(); // and known
+    }
+  } catch (const std::exception&) {
+  }
+}
+
+} // namespace commprof

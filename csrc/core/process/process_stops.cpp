@@ -1,0 +1,109 @@
+#include "core/process/process_stops.h"
+
+#include <errno.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <system_error>
+
+#include "base/clock.h"
+#include "base/helper_thread.h"
+
+namespace commprof {
+
+namespace {
+
+constexpr uint64_t kSleepNs = 3'600'000'000'000; // an hour; then the next one
+constexpr time_t kSleepS = time_t(kSleepNs / 1'000'000'000);
+// For the sleeper to get a core and say when the stop began.
+constexpr timespec kGrace{0, 5'000'000};
+
+// Written by the kernel, on behalf of the sleeper, when a stop begins.
+struct Sleep {
+  std::atomic<uint64_t> due_ns{0};
+  volatile timespec remaining{0, -1}; // -1: no stop yet
+};
+constinit Sleep g_sleep; // of this process
+
+// 0 without any since this sleep began.
+uint64_t lastStopNs() noexcept {
+  const uint64_t due_ns = g_sleep.due_ns.load();
+  if (due_ns == 0) {
+    return 0;
+  }
+  const time_t seconds = g_sleep.remaining.tv_sec;
+  const long nanoseconds = g_sleep.remaining.tv_nsec;
+  if (nanoseconds < 0) {
+    return 0;
+  }
+  const uint64_t remaining_ns =
+      uint64_t(seconds) * 1'000'000'000 + uint64_t(nanoseconds);
+  return due_ns - remaining_ns;
+}
+
+void sleepOnAndOn() noexcept {
+  const timespec length{kSleepS, 0};
+  // What remains is told up to the latest moment at which it may wake up.
+  (void)prctl(PR_SET_TIMERSLACK, 1UL);
+  for (;;) {
+    g_sleep.remaining.tv_nsec = -1;
+    g_sleep.due_ns.store(nowNs() + kSleepNs);
+    // Not clock_nanosleep() of the library, in whose place a tool may put one
+    // that looks at these times itself.
+    const long failed = syscall(
+        SYS_clock_nanosleep,
+        CLOCK_MONOTONIC,
+        0,
+        &length,
+        const_cast<timespec*>(&g_sleep.remaining));
+    if (failed != 0 && errno != EINTR) {
+      return;
+    }
+  }
+}
+
+void awaitEnds(StopSink sink) noexcept {
+  const uint64_t no_signal = 0;
+  const timespec length{kSleepS, 0};
+  uint64_t known_ns = 0;
+  for (;;) {
+    const long got = syscall(
+        SYS_rt_sigtimedwait, &no_signal, nullptr, &length, sizeof(no_signal));
+    const uint64_t end_ns = nowNs();
+    if (got >= 0 || (errno != EINTR && errno != EAGAIN)) {
+      return;
+    }
+    if (errno == EAGAIN) {
+      continue;
+    }
+    const uint64_t begin_ns = lastStopNs();
+    if (begin_ns == known_ns) { // the sleeper had no core all the while
+      clock_nanosleep(CLOCK_MONOTONIC, 0, &kGrace, nullptr);
+      known_ns = lastStopNs();
+      continue;
+    }
+    known_ns = begin_ns;
+    if (begin_ns < end_ns) {
+      sink(begin_ns, end_ns);
+    }
+  }
+}
+
+} // namespace
+
+void watchStops(StopSink sink) noexcept {
+  static constinit std::atomic<pid_t> watched{0};
+  if (watched.exchange(getpid()) == getpid()) {
+    return;
+  }
+  try {
+    startHelper("commprof-asleep", &sleepOnAndOn)->detach();
+    startHelper("commprof-stops", [sink] { awaitEnds(sink); })->detach();
+  } catch (const std::exception&) {
+  }
+}
+
+} // namespace commprof

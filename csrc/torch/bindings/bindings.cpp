@@ -1,0 +1,280 @@
+// Python bindings of the native module: no logic here.
+//
+// GIL: held throughout, except in calls that do file I/O or join a thread.
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+#include <pybind11/stl/filesystem.h>
+#include <torch/csrc/distributed/c10d/python_comm_hook.h>
+#include <torch/csrc/utils/pybind.h>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <torch/csrc/distributed/c10d/Types.hpp>
+#include <torch/csrc/distributed/c10d/reducer.hpp>
+
+#include "base/clock.h"
+#include "core/phase_marker.h"
+#include "core/process/exit_note.h"
+#include "core/recorder.h"
+#include "torch/bindings/compression_bindings.h"
+#include "torch/bindings/device_bindings.h"
+#include "torch/bindings/future_bindings.h"
+#include "torch/bindings/host_bindings.h"
+#include "torch/capture/ddp/ddp_hook.h"
+#include "torch/capture/observer.h"
+#include "torch/capture/stacks.h"
+#include "torch/device/device_events.h"
+#include "torch/microbench/microbench_bindings.h"
+#include "torch/shm/shm_bindings.h"
+
+namespace py = pybind11;
+using namespace commprof;
+
+namespace {
+
+py::tuple kindNames() {
+  py::list out;
+#define X(name, text) out.append(text);
+  COMMPROF_KINDS(X)
+#undef X
+  return py::tuple(out);
+}
+
+py::tuple opNames() {
+  py::list out;
+#define X(name, text, dispatcher) out.append(text);
+  COMMPROF_OPS(X)
+#undef X
+  return py::tuple(out);
+}
+
+py::tuple phaseNames() {
+  py::list out;
+#define X(name, text) out.append(text);
+  COMMPROF_PHASES(X)
+#undef X
+  return py::tuple(out);
+}
+
+py::tuple modeNames() {
+  py::list out;
+#define X(name, text) out.append(text);
+  COMMPROF_MODES(X)
+#undef X
+  return py::tuple(out);
+}
+
+py::tuple dtypeNames() {
+  py::list out;
+  for (int i = 0; i < int(c10::ScalarType::NumOptions); ++i) {
+    out.append(c10::toString(static_cast<c10::ScalarType>(i)));
+  }
+  return py::tuple(out);
+}
+
+// A Python DDP hook `hook(state, bucket)` as c10d sees one; null for None.
+std::shared_ptr<c10d::CommHookInterface> pythonHook(
+    py::object state,
+    py::object hook) {
+  if (hook.is_none()) {
+    return nullptr;
+  }
+  return std::make_shared<c10d::PythonCommHook>(
+      std::move(state), std::move(hook));
+}
+
+} // namespace
+
+PYBIND11_MODULE(COMMPROF_MODULE, m) {
+  m.doc() = "Native capture of commprof, built for one torch version.";
+  m.attr("TORCH_VERSION") = TORCH_VERSION_STR;
+  m.attr("KINDS") = kindNames();
+  m.attr("OPS") = opNames();
+  m.attr("PHASES") = phaseNames();
+  m.attr("MODES") = modeNames();
+  m.attr("DTYPES") = dtypeNames();
+
+  py::class_<RecorderStats>(m, "Stats", "Counters of the running capture.")
+      .def_readonly("records_written", &RecorderStats::records_written)
+      .def_readonly("records_dropped", &RecorderStats::records_dropped)
+      .def_readonly("records_unwritten", &RecorderStats::records_unwritten)
+      .def_readonly("trace_bytes", &RecorderStats::trace_bytes)
+      .def_readonly("rings", &RecorderStats::rings)
+      .def_readonly(
+          "rings_in_private_memory", &RecorderStats::rings_in_private_memory)
+      .def_readonly("write_errno", &RecorderStats::write_errno)
+      .def_readonly("records_summarised", &RecorderStats::records_summarised)
+      .def_readonly("signal_taken", &RecorderStats::signal_taken);
+
+  m.def("now_ns", &nowNs, "CLOCK_MONOTONIC in nanoseconds.");
+  m.def(
+      "start",
+      [](const std::filesystem::path& trace_path, // it need not be UTF-8
+         const std::filesystem::path& ring_prefix,
+         const std::string& metadata_json,
+         uint64_t session,
+         uint64_t ring_capacity,
+         uint32_t flush_interval_ms,
+         uint8_t mode,
+         const std::filesystem::path& control_path,
+         int switch_signal) {
+        const py::gil_scoped_release release;
+        clearDevices();
+        Recorder::instance().start(
+            {trace_path.string(),
+             ring_prefix.string(),
+             metadata_json,
+             session,
+             ring_capacity,
+             flush_interval_ms,
+             Mode(mode),
+             control_path.string(),
+             switch_signal});
+      },
+      "Opens the trace and enables capture.",
+      py::arg("trace_path"),
+      py::arg("ring_prefix"),
+      py::arg("metadata_json"),
+      py::arg("session"),
+      py::arg("ring_capacity") = 1 << 14,
+      py::arg("flush_interval_ms") = 200,
+      py::arg("mode") = uint8_t(Mode::kFull),
+      py::arg("control_path") = "",
+      py::arg("switch_signal") = 0);
+  m.def(
+      "set_mode",
+      [](uint8_t mode) {
+        const py::gil_scoped_release release;
+        Recorder::instance().setMode(Mode(mode));
+      },
+      "Switches the mode, by its place in MODES.",
+      py::arg("mode"));
+  m.def(
+      "mode",
+      [] { return uint8_t(Recorder::instance().mode()); },
+      "The mode's place in MODES.");
+  m.def(
+      "stop",
+      [] {
+        const py::gil_scoped_release release;
+        drainDevices();
+        Recorder::instance().stop();
+      },
+      "Disables capture and closes the trace.");
+  m.def(
+      "add_metadata",
+      [](const std::string& json) {
+        Recorder::instance().addDocument(BlockType::kMetadata, json);
+      },
+      "Adds keys to the metadata of this trace and of every later one.",
+      py::arg("json"));
+  m.def(
+      "note_exit_status",
+      [](const std::filesystem::path& path) { noteExitStatus(path.string()); },
+      "Has the end of this process add its exit code to a closed trace, unless "
+      "it is 0.",
+      py::arg("path"));
+  m.def(
+      "flush",
+      [] {
+        const py::gil_scoped_release release;
+        Recorder::instance().flush();
+      },
+      "Writes all records of all threads to the trace now.");
+  m.def(
+      "stats",
+      [] { return Recorder::instance().stats(); },
+      "Counters of the capture that runs or ran last.");
+  m.def(
+      "started",
+      [] { return Recorder::instance().started(); },
+      "Whether a trace is open in this process.");
+  m.def(
+      "set_enabled",
+      [](bool on) { Recorder::instance().setEnabled(on); },
+      "Switches recording on or off; the trace stays open.",
+      py::arg("on"));
+  m.def(
+      "enabled",
+      [] { return Recorder::instance().enabled(); },
+      "Whether records are being taken.");
+  m.def(
+      "mark_step",
+      &markStep,
+      "Records a step boundary now; `ended` is false where none ends here.",
+      py::arg("step"),
+      py::arg("ended"),
+      py::arg("found") = uint32_t{kStepDeclared});
+  m.def(
+      "record_cost_ns",
+      &recordCostNs,
+      "Mean cost of one record, clock reading included, over `count` of them.",
+      py::arg("count"));
+
+  py::class_<PhaseMarker>(
+      m, "PhaseMarker", "Context manager that records one phase of a step.")
+      .def(py::init<uint8_t>(), py::arg("phase"))
+      .def(
+          "__enter__",
+          [](PhaseMarker& self) -> PhaseMarker& {
+            self.begin();
+            return self;
+          },
+          py::return_value_policy::reference)
+      .def("__exit__", [](PhaseMarker& self, const py::args&) { self.end(); })
+      .def("begin", &PhaseMarker::begin)
+      .def("end", &PhaseMarker::end, py::arg("samples") = 0);
+
+  m.def(
+      "install_observer",
+      &installObserver,
+      "Puts a recording kernel before every c10d operator; returns their "
+      "names.");
+  m.def("uninstall_observer", &uninstallObserver, "Takes them out again.");
+  m.def(
+      "set_stacks",
+      &setStacks,
+      "Whether the Python caller of each operation is recorded.",
+      py::arg("on"));
+
+  bindHosts(m);
+  bindFutures(m);
+  bindDevices(m);
+  bindShm(m);
+  bindConnections(m);
+  bindCompression(m);
+  bindKernels(m);
+  bindMicrobench(m);
+
+  py::class_<BucketHook, std::shared_ptr<BucketHook>>(
+      m, "BucketHook", "The DDP communication hook of one model.")
+      .def_static(
+          "attach",
+          [](const std::shared_ptr<c10d::Reducer>& reducer,
+             const c10::intrusive_ptr<c10d::ProcessGroup>& group,
+             py::object hook,
+             py::object state) {
+            return BucketHook::attach(
+                *reducer, group, pythonHook(std::move(state), std::move(hook)));
+          },
+          "Registers with a DDP reducer; `hook(state, bucket)` runs inside.",
+          py::arg("reducer"),
+          py::arg("process_group"),
+          py::arg("hook"),
+          py::arg("state"))
+      .def(
+          "set_hook",
+          [](BucketHook& self, py::object hook, py::object state) {
+            self.setInner(pythonHook(std::move(state), std::move(hook)));
+          },
+          "Replaces the hook inside, from the next bucket on.",
+          py::arg("hook"),
+          py::arg("state"))
+      .def(
+          "set_compressor",
+          [](BucketHook& self, std::shared_ptr<CompressingHook> hook) {
+            self.setInner(std::move(hook));
+          },
+          "Puts a compressor inside, from the next bucket on.",
+          py::arg("hook"))
+      .def_property(
+          "recording", &BucketHook::recording, &BucketHook::setRecording);
+}

@@ -1,0 +1,189 @@
+// Python bindings of the compressing hook: no logic here.
+//
+// GIL: released wherever the hook's thread may have to finish a bucket first.
+#include "torch/bindings/compression_bindings.h"
+
+#include <pybind11/stl.h>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
+#include <chrono>
+#include <optional>
+
+namespace py = pybind11;
+
+namespace commprof {
+
+namespace {
+
+using compress::ParameterState;
+
+// The last owner may be Python or the reducer, hold the GIL or not, and come
+// after the interpreter's end, which has stopped the thread.
+std::shared_ptr<CompressingHook> makeHook(
+    CompressingHook::Groups groups,
+    const std::vector<at::Tensor>& parameters,
+    const compress::Options& options,
+    std::string label) {
+  auto* hook = new CompressingHook(
+      std::move(groups), parameters, options, std::move(label));
+  return {hook, [](CompressingHook* last) {
+            if (Py_IsInitialized() != 0 && PyGILState_Check() != 0) {
+              const py::gil_scoped_release release;
+              delete last;
+            } else {
+              delete last;
+            }
+          }};
+}
+
+// (number of the parameter, kind, values) each.
+using StateItem = std::tuple<uint32_t, std::string, at::Tensor>;
+
+std::vector<StateItem> stateOf(CompressingHook& hook) {
+  std::vector<StateItem> items;
+  hook.executor().withCompressor([&items](compress::Compressor& compressor) {
+    for (const ParameterState& state : compressor.state()) {
+      items.emplace_back(
+          state.parameter,
+          state.kind,
+          at::tensor(at::ArrayRef<float>(state.values), at::dtype(at::kFloat)));
+    }
+  });
+  return items;
+}
+
+void loadState(CompressingHook& hook, const std::vector<StateItem>& items) {
+  std::vector<ParameterState> states;
+  for (const auto& [parameter, kind, values] : items) {
+    const at::Tensor flat =
+        values.to(at::kCPU, at::kFloat).contiguous().flatten();
+    const float* begin = flat.const_data_ptr<float>();
+    states.push_back({parameter, kind, {begin, begin + flat.numel()}});
+  }
+  hook.executor().withCompressor(
+      [&states](compress::Compressor& compressor) { compressor.load(states); });
+}
+
+template <class Use>
+auto onCompressor(Use use) {
+  return [use](CompressingHook& hook, float value) {
+    hook.executor().withCompressor(
+        [&](compress::Compressor& compressor) { use(compressor, value); });
+  };
+}
+
+compress::Options optionsOf(
+    std::string scheme,
+    std::map<std::string, double> values,
+    uint64_t seed,
+    uint32_t measure_every) {
+  compress::Options options;
+  options.scheme = std::move(scheme);
+  options.values = std::move(values);
+  options.seed = seed;
+  options.measure_every = measure_every;
+  return options;
+}
+
+void bindOptions(py::module_& m) {
+  using compress::OptionSpec;
+  py::class_<OptionSpec>(m, "OptionSpec", "What an option of a scheme accepts.")
+      .def_readonly("name", &OptionSpec::name)
+      .def_readonly("minimum", &OptionSpec::minimum)
+      .def_readonly("maximum", &OptionSpec::maximum)
+      .def_readonly("standard", &OptionSpec::standard)
+      .def_readonly("whole", &OptionSpec::whole)
+      .def_readonly("meaning", &OptionSpec::meaning);
+  m.def(
+      "compressor_schemes",
+      &compress::schemeNames,
+      "Names of the compression schemes.");
+  m.def(
+      "compressor_options",
+      &compress::optionSpecs,
+      "The options of one scheme.",
+      py::arg("scheme"));
+}
+
+} // namespace
+
+void bindCompression(py::module_& m) {
+  bindOptions(m);
+  using NoGil = py::call_guard<py::gil_scoped_release>;
+  py::class_<CompressingHook, std::shared_ptr<CompressingHook>>(
+      m, "CompressingHook", "Compresses one model's gradient buckets.")
+      .def(
+          py::init([](c10::intrusive_ptr<c10d::ProcessGroup> model_group,
+                      c10::intrusive_ptr<c10d::ProcessGroup> own_group,
+                      const std::vector<at::Tensor>& parameters,
+                      std::string scheme,
+                      std::map<std::string, double> options,
+                      uint64_t seed,
+                      uint32_t measure_every,
+                      std::string label,
+                      const std::optional<std::shared_ptr<net::Mesh>>& mesh,
+                      const std::optional<std::shared_ptr<shm::Team>>& team,
+                      int owners,
+                      int hosts) {
+            auto host = !team
+                ? nullptr
+                : std::make_unique<compress::HostStage>(
+                      *team, owners, hosts, model_group->getSize());
+            return makeHook(
+                {std::move(model_group),
+                 std::move(own_group),
+                 mesh.value_or(nullptr),
+                 std::move(host)},
+                parameters,
+                optionsOf(
+                    std::move(scheme), std::move(options), seed, measure_every),
+                std::move(label));
+          }),
+          py::arg("model_group"),
+          py::arg("own_group").none(true),
+          py::arg("parameters"),
+          py::arg("scheme"),
+          py::arg("options"),
+          py::arg("seed"),
+          py::arg("measure_every"),
+          py::arg("label"),
+          py::arg("mesh") = py::none(),
+          py::arg("team") = py::none(),
+          py::arg("owners") = 0,
+          py::arg("hosts") = 0)
+      .def_property("step", &CompressingHook::step, &CompressingHook::setStep)
+      .def("state", &stateOf, "Per parameter: number, kind, values.", NoGil())
+      .def(
+          "load_state",
+          &loadState,
+          "Replaces all state; call it between steps.",
+          py::arg("state"),
+          NoGil())
+      .def(
+          "scale_residuals",
+          onCompressor([](compress::Compressor& compressor, float factor) {
+            compressor.scaleResiduals(factor);
+          }),
+          "The loss scale changed by this factor.",
+          py::arg("factor"),
+          NoGil())
+      .def(
+          "step_skipped",
+          [](CompressingHook& hook) {
+            hook.executor().withCompressor(
+                [](compress::Compressor& c) { c.stepSkipped(); });
+          },
+          "The last step's gradients were not applied.",
+          NoGil())
+      .def(
+          "stop",
+          [](CompressingHook& hook, double patience_s) {
+            hook.executor().stop(
+                std::chrono::milliseconds(int64_t(patience_s * 1e3)));
+          },
+          "Ends the thread, after what it has at hand if that takes no longer.",
+          py::arg("patience_s"),
+          NoGil());
+}
+
+} // namespace commprof

@@ -1,0 +1,116 @@
+// Clocks and arrivals of several ranks and hosts, for Python: no logic here.
+#include "torch/bindings/host_bindings.h"
+
+#include "always_on/arrivals/arrival_board.h"
+#include "always_on/hosts/host_carrier.h"
+#include "clock/clock_sync.h"
+#include "core/recorder.h"
+
+namespace py = pybind11;
+
+namespace commprof {
+
+namespace {
+
+void bindClock(py::module_& m) {
+  m.def(
+      "clock_serve",
+      [](const std::string& address, uint64_t token, uint32_t world_size) {
+        const ClockDoor door =
+            ClockSync::instance().serve(address, token, world_size);
+        return py::make_tuple(door.port, door.token);
+      },
+      "Rank 0: answers what its clock says, until the process ends. Returns "
+      "the port and token that the other ranks need.",
+      py::arg("address"),
+      py::arg("token"),
+      py::arg("world_size"));
+  m.def(
+      "clock_follow",
+      [](const std::string& address,
+         uint16_t port,
+         uint64_t token,
+         uint32_t rank,
+         uint32_t interval_ms) {
+        ClockSync::instance().follow({address, port, token, rank, interval_ms});
+      },
+      "Compares this clock with rank 0's now, every interval_ms, and at the "
+      "end.",
+      py::arg("address"),
+      py::arg("port"),
+      py::arg("token"),
+      py::arg("rank"),
+      py::arg("interval_ms") = 10000);
+  m.def(
+      "clock_unfollow",
+      [] {
+        const py::gil_scoped_release release;
+        ClockSync::instance().unfollow();
+      },
+      "Compares a last time and ends; at most 0.8 s. Before `stop`.");
+  m.def(
+      "clock_same",
+      [] { ClockSync::instance().track().setSame(); },
+      "This process's clock is rank 0's: there is nothing to compare.");
+}
+
+void bindArrivals(py::module_& m) {
+  m.def(
+      "arrivals_create",
+      [](uint64_t token, uint32_t rank) {
+        const auto board = HostCarrier::instance().makeBoard(token);
+        Recorder::instance().setBoard(board, rank);
+        return board->fd();
+      },
+      "Makes the memory in which the ranks of this host exchange arrivals; "
+      "returns its file descriptor.",
+      py::arg("token"),
+      py::arg("rank"));
+  m.def(
+      "arrivals_open",
+      [](const std::string& path, uint64_t token, uint32_t rank) {
+        Recorder::instance().setBoard(ArrivalBoard::open(path, token), rank);
+        HostCarrier::instance().stop(); // of an earlier process group
+      },
+      "Exchanges arrivals through the memory of another rank, which lies at "
+      "/proc/<pid>/fd/<descriptor>.",
+      py::arg("path"),
+      py::arg("token"),
+      py::arg("rank"));
+  m.def(
+      "arrivals_carry",
+      [](const std::string& address, uint64_t token, uint32_t host) {
+        return HostCarrier::instance().carry({address, token, host});
+      },
+      "After arrivals_create: exchanges arrivals with other hosts, of which "
+      "this one is number `host`, until the process ends. Returns the port at "
+      "which it listens to datagrams with `token`.",
+      py::arg("address"),
+      py::arg("token"),
+      py::arg("host"));
+  m.def(
+      "arrivals_peer",
+      [](const std::string& address, uint16_t port, uint64_t token) {
+        HostCarrier::instance().addPeer({address, port, token});
+      },
+      "After arrivals_carry: where another host listens.",
+      py::arg("address"),
+      py::arg("port"),
+      py::arg("token"));
+  m.def(
+      "arrivals_flush",
+      [] {
+        const py::gil_scoped_release release;
+        HostCarrier::instance().flush();
+      },
+      "Sends what other hosts have not been told yet. After `stop`.");
+}
+
+} // namespace
+
+void bindHosts(pybind11::module_& m) {
+  bindClock(m);
+  bindArrivals(m);
+}
+
+} // namespace commprof

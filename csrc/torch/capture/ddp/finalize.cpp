@@ -1,0 +1,115 @@
+#include "torch/capture/ddp/finalize.h"
+
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/graph_task.h>
+
+#include "base/clock.h"
+#include "core/recorder.h"
+#include "device/device_timeline.h"
+
+namespace commprof {
+
+namespace {
+
+// The kernel's count takes some 10 us to read while a model runs; twice every
+// 100 ms that is 0.02 % of the thread's time. Shorter steps have it now and
+// then.
+constexpr uint64_t kRunDelayIntervalNs = 100'000'000;
+
+thread_local int works_for = -1;
+
+// Whether this finalisation, of which both ends ask, reads the run delay.
+bool readsRunDelay(Kind kind) {
+  static thread_local uint64_t last_ns = 0;
+  static thread_local bool reads = false;
+  if (kind == Kind::kFinalizeBegin) {
+    const uint64_t now_ns = nowNs();
+    reads = now_ns - last_ns >= kRunDelayIntervalNs;
+    if (reads) {
+      last_ns = now_ns;
+    }
+  }
+  return reads;
+}
+
+void recordFinalize(Kind kind, int graph_task) {
+  Recorder& recorder = Recorder::instance();
+  if (!recorder.enabled()) {
+    return;
+  }
+  Record record;
+  record.kind = kind;
+  record.op_id = uint64_t(graph_task);
+  record.thread = Recorder::threadId();
+  // The window is [Begin, End]: its own clock reads stay outside of it.
+  if (kind == Kind::kFinalizeEnd) {
+    record.timestamp_ns = nowNs();
+  }
+  record.value = threadCpuNs();
+  if (readsRunDelay(kind)) {
+    record.bytes_in = threadRunDelayNs();
+    record.flags = kRunDelayRead;
+  }
+  if (kind == Kind::kFinalizeBegin) {
+    record.timestamp_ns = nowNs();
+  }
+  recorder.push(record);
+}
+
+// The stretch of the device's stream that the finalisation fills.
+void markFinalize(Kind kind, int graph_task) {
+  static thread_local auto begin = DeviceTimeline::kNoMark;
+  static thread_local int begun = -1;
+  DeviceTimeline* timeline = DeviceTimeline::main();
+  if (timeline == nullptr || !Recorder::instance().enabled()) {
+    return;
+  }
+  if (kind == Kind::kFinalizeBegin) {
+    timeline->forget(begin); // of one that was never ended
+    begin = timeline->mark();
+    begun = graph_task;
+  } else if (begun == graph_task) {
+    Record record;
+    record.kind = Kind::kDeviceFinalize;
+    record.op_id = uint64_t(graph_task);
+    record.thread = Recorder::threadId();
+    record.bytes_in = nowNs();
+    timeline->stretch(record, begin, timeline->mark());
+    begin = DeviceTimeline::kNoMark;
+    begun = -1;
+  }
+}
+
+} // namespace
+
+int bracketFinalize() {
+  const int graph_task = torch::autograd::get_current_graph_task_id();
+  if (graph_task < 0) {
+    return works_for; // not inside a backward pass
+  }
+  static thread_local int last_graph_task = -1;
+  if (graph_task == last_graph_task) {
+    return graph_task;
+  }
+  last_graph_task = graph_task;
+  auto& engine = torch::autograd::Engine::get_default_engine();
+  engine.queue_callback([graph_task] {
+    recordFinalize(Kind::kFinalizeBegin, graph_task);
+    markFinalize(Kind::kFinalizeBegin, graph_task);
+    // Last: it may move the engine's list of callbacks, this one in it.
+    torch::autograd::Engine::get_default_engine().queue_callback([graph_task] {
+      markFinalize(Kind::kFinalizeEnd, graph_task);
+      recordFinalize(Kind::kFinalizeEnd, graph_task);
+    });
+  });
+  return graph_task;
+}
+
+WorksFor::WorksFor(int graph_task) noexcept {
+  works_for = graph_task;
+}
+WorksFor::~WorksFor() {
+  works_for = -1;
+}
+
+} // namespace commprof

@@ -1,0 +1,103 @@
+// Tasks run in order, one at a time, wherever they run; a busy thread can be
+// left alone; a forked child is told that the thread did not come along.
+#include "base/task_thread.h"
+
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <future>
+#include <vector>
+
+#include "check.h"
+
+using commprof::TaskThread;
+using std::chrono::milliseconds;
+
+namespace {
+
+void tasksRunInOrder() {
+  std::vector<int> seen;
+  TaskThread thread("test-tasks");
+  for (int i = 0; i < 1000; ++i) {
+    CHECK(thread.post([&seen, i] { seen.push_back(i); }));
+  }
+  CHECK(thread.stop(milliseconds(10000)));
+  CHECK_EQ(seen.size(), size_t(1000));
+  for (int i = 0; i < 1000; ++i) {
+    CHECK_EQ(seen[size_t(i)], i);
+  }
+  CHECK(!thread.post([] {}));
+  CHECK(!thread.runHere([] {}));
+}
+
+void aTaskRunsHereOnlyWhereNothingIsBeforeIt() {
+  TaskThread thread("test-tasks");
+  const pid_t here = gettid();
+  CHECK(thread.runHere([here] { CHECK_EQ(gettid(), here); }));
+  std::promise<void> begun, go;
+  thread.post([&] {
+    begun.set_value();
+    go.get_future().wait();
+  });
+  begun.get_future().wait();
+  CHECK(!thread.runHere([] { CHECK(false); })); // one is under way
+  std::atomic<bool> done{false};
+  thread.post([&] { done = true; });
+  go.set_value();
+  CHECK(thread.stop(milliseconds(10000)));
+  CHECK(done);
+}
+
+void nothingRunsBesideATaskThatRunsHere() {
+  TaskThread thread("test-tasks");
+  bool posted_ran = false;
+  CHECK(thread.runHere([&] {
+    thread.post([&] { posted_ran = true; });
+    usleep(20000);
+    CHECK(!posted_ran); // the thread sanitizer would say so too
+  }));
+  CHECK(thread.stop(milliseconds(10000)));
+  CHECK(posted_ran);
+}
+
+void aBusyThreadIsLeftAlone() {
+  const auto release = std::make_shared<std::promise<void>>();
+  const auto ended = std::make_shared<std::promise<void>>();
+  {
+    TaskThread thread("test-tasks");
+    thread.post([release, ended] {
+      release->get_future().wait();
+      ended->set_value();
+    });
+    CHECK(!thread.stop(milliseconds(10)));
+  }
+  release->set_value(); // it lives on with what it holds
+  ended->get_future().wait();
+}
+
+void aForkedChildHasNoThread() {
+  TaskThread thread("test-tasks");
+  CHECK(!thread.forked());
+  const pid_t child = fork();
+  if (child == 0) {
+    const bool told = thread.forked() && !thread.post([] {}) &&
+        !thread.runHere([] {}) && !thread.stop(milliseconds(10000));
+    _exit(told ? 0 : 1);
+  }
+  int status = -1;
+  waitpid(child, &status, 0);
+  CHECK_EQ(status, 0);
+}
+
+} // namespace
+
+int main() {
+  tasksRunInOrder();
+  aTaskRunsHereOnlyWhereNothingIsBeforeIt();
+  nothingRunsBesideATaskThatRunsHere();
+  aBusyThreadIsLeftAlone();
+  aForkedChildHasNoThread();
+  return check::report();
+}

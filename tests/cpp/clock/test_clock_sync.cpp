@@ -1,0 +1,284 @@
+// Clocks of two ranks, compared over a socket. Both ends are this process, so
+// the true offset is 0.
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <functional>
+#include <thread>
+
+#include "base/clock.h"
+#include "check.h"
+#include "clock/clock_sync.h"
+#include "core/recorder.h"
+#include "trace_file.h"
+
+using namespace commprof;
+
+// The thread sanitizer takes the parent's threads for the child's leaks.
+extern "C" __attribute__((visibility("default"))) const char*
+__tsan_default_options() {
+  return "report_thread_leaks=0";
+}
+
+namespace {
+
+constexpr uint64_t kToken = 0x1234567890abcdef;
+constexpr const char* kHere = "127.0.0.1";
+
+ClockFollowerOptions options(uint16_t port, uint32_t interval_ms = 20) {
+  return {kHere, port, kToken, /*rank=*/1, interval_ms, /*pings=*/16};
+}
+
+void sleepMs(int ms) {
+  std::this_thread::sleep_for(std::chrono::milliseconds(ms));
+}
+
+// The clock records that are written while `body` runs.
+std::vector<Record> recorded(const std::function<void()>& body) {
+  const trace_file::Directory directory;
+  RecorderOptions to;
+  to.trace_path = directory / "rank_1.trace";
+  to.metadata_json = "{}";
+  to.session = 1;
+  Recorder::instance().start(to);
+  body();
+  Recorder::instance().stop();
+  return trace_file::read(to.trace_path).records;
+}
+
+ClockMessage answer(
+    uint64_t asked,
+    uint64_t received,
+    uint64_t answered,
+    uint32_t magic = ClockMessage::kAnswers) {
+  return {magic, 1, kToken, 1, asked, received, answered};
+}
+
+void theMiddleOfWhatIsPossible() {
+  // The question took 100 or less, the answer 100 or less: 5000 +- 100.
+  const ClockSample ahead = sampleOf(answer(1000, 6100, 6150), 1250);
+  CHECK_EQ(ahead.offset_ns, 5000);
+  CHECK_EQ(ahead.error_ns, 101u);
+  CHECK_EQ(ahead.round_trip_ns, 200u);
+  CHECK_EQ(ahead.at_ns, 1125u);
+  const ClockSample behind = sampleOf(answer(6000, 1010, 1010), 6030);
+  CHECK_EQ(behind.offset_ns, -5005); // between -5020 and -4990
+  CHECK_EQ(behind.error_ns, 16u);
+  // A difference that no signed sum of two times could hold.
+  const uint64_t late = uint64_t(1) << 63;
+  CHECK_EQ(
+      sampleOf(answer(late, 100, 100), late).offset_ns,
+      -int64_t(late - 1) + 99);
+  // Times out of order are no sample.
+  CHECK_EQ(sampleOf(answer(1000, 6100, 6050), 1250).round_trip_ns, 0u);
+  CHECK_EQ(sampleOf(answer(1000, 6100, 6400), 1250).round_trip_ns, 0u);
+  CHECK_EQ(sampleOf(answer(1000, 6100, 6150), 900).round_trip_ns, 0u);
+}
+
+void oneClockHasOffsetZero() {
+  ClockSync& sync = ClockSync::instance();
+  const uint64_t begin_ns = nowNs();
+  const auto records = recorded([&] {
+    const ClockDoor door = sync.serve(kHere, kToken, 2);
+    CHECK_EQ(door.token, kToken);
+    // Asked again, the open door is named.
+    CHECK_EQ(sync.serve(kHere, kToken + 1, 2).port, door.port);
+    CHECK_EQ(sync.serve(kHere, kToken + 1, 2).token, kToken);
+    sync.follow(options(door.port));
+    sync.follow(options(door.port)); // asks already
+    sleepMs(300);
+    Recorder::instance().setEnabled(false); // a pause of capture
+    sync.unfollow();
+  });
+  sync.stop();
+  CHECK(records.size() >= 3); // at once, in between, at the end
+  for (const Record& record : records) {
+    CHECK(record.kind == Kind::kClock);
+    CHECK(uint64_t(std::llabs(int64_t(record.value))) <= record.bytes_in);
+    CHECK(record.bytes_out > 0 && record.bytes_in <= record.bytes_out / 2 + 1);
+    CHECK(record.timestamp_ns > begin_ns && record.timestamp_ns < nowNs());
+  }
+}
+
+// What comes back for this question, and whether anything does.
+bool isAnswered(const UdpSocket& socket, const void* data, size_t size) {
+  CHECK_EQ(send(socket.fd(), data, size, 0), ssize_t(size));
+  char buffer[128];
+  for (int i = 0; i < 50; ++i) {
+    if (recv(socket.fd(), buffer, sizeof(buffer), MSG_DONTWAIT) > 0) {
+      return true;
+    }
+    sleepMs(1);
+  }
+  return false;
+}
+
+void strangersGetNoAnswer() {
+  const ClockResponder responder(kHere, kToken, 2);
+  const UdpSocket socket = UdpSocket::connected(kHere, responder.port());
+  ClockMessage good = answer(nowNs(), 0, 0, ClockMessage::kAsks);
+  ClockMessage stranger = good;
+  stranger.token ^= 1;
+  ClockMessage no_such_rank = good;
+  no_such_rank.rank = 2;
+  ClockMessage no_question = good;
+  no_question.magic = ClockMessage::kAnswers;
+  const ClockMessage two[2] = {good, good};
+  CHECK(!isAnswered(socket, &stranger, sizeof(stranger)));
+  CHECK(!isAnswered(socket, &no_such_rank, sizeof(no_such_rank)));
+  CHECK(!isAnswered(socket, &no_question, sizeof(no_question)));
+  CHECK(!isAnswered(socket, &good, sizeof(good) - 1));
+  CHECK(!isAnswered(socket, &two, sizeof(two)));
+  CHECK(!isAnswered(socket, "", 0));
+  CHECK(isAnswered(socket, &good, sizeof(good)));
+}
+
+// Asks a rank 0 for which `act` stands. Returns how many records that gave.
+size_t recordsFrom(uint16_t port, const std::function<void()>& act) {
+  uint64_t stop_ns = 0;
+  const auto records = recorded([&] {
+    ClockSync::instance().follow(options(port));
+    act();
+    const uint64_t begin_ns = nowNs();
+    ClockSync::instance().unfollow();
+    stop_ns = nowNs() - begin_ns;
+  });
+  CHECK(stop_ns < 2 * ClockFollower::kBurstNs + 200'000'000);
+  return records.size();
+}
+
+void withoutRankZeroThereIsNoOffset() {
+  uint16_t closed = 0;
+  {
+    const UdpSocket gone = UdpSocket::bound(kHere);
+    closed = gone.port();
+  }
+  CHECK_EQ(recordsFrom(closed, [] { sleepMs(100); }), 0u);
+  const UdpSocket silent = UdpSocket::bound(kHere);
+  CHECK_EQ(recordsFrom(silent.port(), [] { sleepMs(100); }), 0u);
+  CHECK_THROWS(std::invalid_argument, UdpSocket::bound("no.such.host"));
+  CHECK_THROWS(std::exception, ClockResponder("192.0.2.1", kToken, 2));
+}
+
+// Replies that are not the answer to the question asked.
+void falseAnswersAreIgnored() {
+  const UdpSocket liar = UdpSocket::bound(kHere);
+  const auto lie = [&] {
+    for (int i = 0; i < 60; ++i) {
+      ClockMessage message;
+      sockaddr_storage from;
+      socklen_t length = sizeof(from);
+      auto* to = reinterpret_cast<sockaddr*>(&from);
+      if (recvfrom(
+              liar.fd(),
+              &message,
+              sizeof(message),
+              MSG_DONTWAIT,
+              to,
+              &length) != sizeof(message)) {
+        sleepMs(2);
+        continue;
+      }
+      const ClockMessage asked = message;
+      const auto reply = [&](auto change) {
+        message = asked;
+        message.magic = ClockMessage::kAnswers;
+        message.received_ns = message.answered_ns = asked.asked_ns + 12345;
+        change(message);
+        sendto(liar.fd(), &message, sizeof(message), 0, to, length);
+      };
+      reply([](ClockMessage& m) { m.token += 1; });
+      reply([](ClockMessage& m) { m.number -= 1; });
+      reply([](ClockMessage& m) { m.rank = 0; });
+      reply([](ClockMessage& m) { m.asked_ns -= 1; });
+      reply([](ClockMessage& m) { m.magic = ClockMessage::kAsks; });
+      reply([](ClockMessage& m) { m.answered_ns -= 10; });
+    }
+  };
+  CHECK_EQ(recordsFrom(liar.port(), lie), 0u);
+}
+
+void rankZeroMayDie() {
+  ClockSync& sync = ClockSync::instance();
+  auto responder = std::make_unique<ClockResponder>(kHere, kToken, 2);
+  const auto records = recorded([&] {
+    sync.follow(options(responder->port()));
+    sleepMs(200);
+    responder.reset();
+    sleepMs(200);
+    sync.unfollow();
+  });
+  CHECK(records.size() >= 1);
+}
+
+size_t openFiles() {
+  size_t count = 0;
+  for ([[maybe_unused]] const auto& entry :
+       std::filesystem::directory_iterator("/proc/self/fd")) {
+    ++count;
+  }
+  return count;
+}
+
+void aForkedChildHasNoneOfIt() {
+  ClockSync& sync = ClockSync::instance();
+  const size_t before = openFiles();
+  const ClockDoor door = sync.serve(kHere, kToken, 2);
+  sync.follow(options(door.port));
+  for (int i = 0; i < 5; ++i) {
+    sleepMs(5); // the threads are at work
+    const pid_t pid = fork();
+    if (pid == 0) {
+      check::failed = 0;
+      CHECK_EQ(openFiles(), before);
+      sync.unfollow();
+      sync.stop();
+      _exit(check::failed == 0 ? 0 : 1);
+    }
+    int status = -1;
+    CHECK_EQ(waitpid(pid, &status, 0), pid);
+    CHECK_EQ(status, 0);
+  }
+  sync.stop();
+  CHECK_EQ(openFiles(), before);
+}
+
+// Of the threads with commprof's name: how many, and how many block `bit`.
+void signalsBelongToOthers() {
+  ClockSync& sync = ClockSync::instance();
+  sync.follow(options(sync.serve(kHere, kToken, 2).port));
+  sleepMs(20); // until they have their names
+  int threads = 0;
+  for (const auto& task :
+       std::filesystem::directory_iterator("/proc/self/task")) {
+    std::ifstream file(task.path() / "status");
+    const std::string status{std::istreambuf_iterator<char>(file), {}};
+    if (status.find("commprof-clock") != std::string::npos) {
+      ++threads;
+      const auto at = status.find("SigBlk:");
+      const auto mask = std::strtoull(status.c_str() + at + 7, nullptr, 16);
+      for (const int signal : {SIGINT, SIGTERM, SIGCHLD, SIGUSR1, SIGALRM}) {
+        CHECK((mask >> (signal - 1)) & 1);
+      }
+    }
+  }
+  CHECK_EQ(threads, 2);
+  sync.stop();
+}
+
+} // namespace
+
+int main() {
+  theMiddleOfWhatIsPossible();
+  oneClockHasOffsetZero();
+  strangersGetNoAnswer();
+  withoutRankZeroThereIsNoOffset();
+  falseAnswersAreIgnored();
+  rankZeroMayDie();
+  aForkedChildHasNoneOfIt();
+  signalsBelongToOthers();
+  return check::report();
+}

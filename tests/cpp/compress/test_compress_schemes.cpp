@@ -1,0 +1,236 @@
+// Every scheme, world and size: the mean within the scheme's error, the same
+// bits on all ranks, twice the same bits, and the bytes that were announced.
+#include "check.h"
+#include "compress_world.h"
+
+using namespace commprof::compress;
+
+namespace {
+
+struct Case {
+  Options options;
+  double bound; // L2 error of the mean / ranks' mean L2 norm, for normals
+};
+
+std::vector<Case> cases() {
+  return {
+      {optionsOf("none"), 1e-6},
+      {optionsOf("fp16"), 1e-3},
+      {optionsOf("bf16"), 8e-3},
+      {optionsOf("int8"), 2e-2},
+      {optionsOf("int4"), 0.25},
+      {optionsOf("topk"), 1},
+      {optionsOf("topk", {{"ratio", 0.4}}), 1}, // dense above two ranks
+      {optionsOf("topk", {{"ratio", 1}}), 1e-6},
+      {optionsOf("topk", {{"feedback", 0}}), 1},
+      {optionsOf("powersgd"), 1},
+  };
+}
+
+bool feedback(const Case& one) {
+  const auto given = one.options.values.find("feedback");
+  for (const OptionSpec& spec : optionSpecs(one.options.scheme)) {
+    if (spec.name == "feedback") {
+      return given == one.options.values.end() ? spec.standard != 0
+                                               : given->second != 0;
+    }
+  }
+  return false;
+}
+
+// Without state to protect, plain means are preceded by a handshake only when
+// a bucket is met for the first time.
+bool meetsOnce(const Case& one, size_t n) {
+  const bool sparse = one.options.scheme == "topk";
+  return one.options.scheme == "none" || (sparse && !feedback(one) && n < 4096);
+}
+
+// Spans in order, and as many bytes as were announced: those are means over
+// ranks, and of floor()s.
+void checkReports(World& world, const Case& one, int size, size_t n) {
+  uint64_t sent = 0;
+  for (const BucketReport& report : world.reports) {
+    CHECK(!report.nonfinite && !report.has_quality);
+    uint64_t begin = 0;
+    for (const Span& span : report.spans) {
+      CHECK(span.begin_ns >= begin && span.end_ns >= span.begin_ns);
+      begin = span.begin_ns;
+    }
+    sent += report.wire_bytes;
+    // The header, and behind each chunk its note.
+    CHECK(report.payload_bytes <= n * sizeof(float) + 64 + 4 * size_t(size));
+    CHECK(n == 0 || report.payload_bytes > n / 300);
+  }
+  const std::vector<Slot> slots = someSlots(n);
+  const auto ranks = uint64_t(size);
+  uint64_t announced = world[0].wireBytes(slots, size) * ranks;
+  if (meetsOnce(one, n)) {
+    announced += 32 * ranks * (ranks - 1);
+  }
+  CHECK(sent <= announced + ranks && announced <= sent + ranks);
+}
+
+// Relative to what ranks sent and not to their mean, which may cancel out.
+double errorOfMean(const Gradients& local, const std::vector<float>& found) {
+  const std::vector<double> wanted = meanOf(local);
+  double error = 0, norm = 0;
+  for (size_t i = 0; i < wanted.size(); ++i) {
+    error += (wanted[i] - found[i]) * (wanted[i] - found[i]);
+    for (const auto& g : local) {
+      norm += double(g[i]) * g[i] / double(local.size());
+    }
+  }
+  return norm > 0 ? std::sqrt(error / norm) : 0;
+}
+
+void checkMean(const Case& one, int size, size_t n) {
+  const std::vector<Slot> slots = someSlots(n);
+  const Gradients local = someGradients(size, n, 1);
+  World world(size, one.options), again(size, one.options);
+  Gradients gradients = local, repeated = local;
+  world.run(gradients, slots, 0);
+  again.run(repeated, slots, 0);
+  CHECK(sameBits(gradients[0], repeated[0]));
+  const double error = errorOfMean(local, gradients[0]);
+  if (!(error <= one.bound)) {
+    std::fprintf(
+        stderr,
+        "%s, %d ranks, %zu values: error %g\n",
+        one.options.scheme.c_str(),
+        size,
+        n,
+        error);
+  }
+  CHECK(error <= one.bound);
+  const bool lossless = one.bound == 1e-6;
+  CHECK(!lossless || size > 1 || sameBits(gradients[0], local[0]));
+  checkReports(world, one, size, n);
+}
+
+// Which rank has which gradients changes no more than the order of fp32 sums.
+void checkPermutation(const Case& one) {
+  const size_t n = 9001;
+  Gradients gradients = someGradients(3, n, 5);
+  Gradients permuted{gradients[2], gradients[0], gradients[1]};
+  World world(3, one.options), other(3, one.options);
+  world.run(gradients, someSlots(n), 0);
+  other.run(permuted, someSlots(n), 0);
+  const std::vector<double> wanted(gradients[0].begin(), gradients[0].end());
+  // A sum on the edge between two codes may round either way.
+  CHECK(relativeError(wanted, permuted[0]) <= one.bound / 10 + 1e-6);
+}
+
+void checkZeros(const Case& one) {
+  Gradients gradients(3, std::vector<float>(9000, 0.0f));
+  World world(3, one.options);
+  for (uint64_t step = 0; step < 3; ++step) {
+    world.run(gradients, someSlots(9000), step);
+    CHECK(sameBits(gradients[0], std::vector<float>(9000, 0.0f)));
+  }
+  for (const ParameterState& state : world[0].state()) {
+    for (const float value : state.values) {
+      CHECK(std::isfinite(value));
+    }
+  }
+}
+
+// Many buckets of one step through one compressor.
+void checkManyBuckets(const Case& one) {
+  World world(2, one.options);
+  for (uint32_t index = 0; index < 48; ++index) {
+    const size_t n = 500 + 251 * index;
+    Gradients gradients = someGradients(2, n, index);
+    const Gradients local = gradients;
+    world.run(gradients, {{index, 0, n, uint32_t(n), 0}}, 0, index);
+    CHECK(errorOfMean(local, gradients[0]) <= one.bound);
+  }
+}
+
+// Where a share of all values is as many bytes as all of them in two bytes
+// each, all of them go: nothing is left out at the same cost.
+void checkTie() {
+  const size_t n = 8192;
+  for (const double ratio : {0.25, 0.2499}) {
+    World world(4, optionsOf("topk", {{"ratio", ratio}}));
+    Gradients gradients = someGradients(4, n, 1);
+    const Gradients local = gradients;
+    world.run(gradients, someSlots(n), 0);
+    CHECK_EQ(errorOfMean(local, gradients[0]) < 1e-3, ratio == 0.25);
+  }
+}
+
+void checkQuality(const Case& one) {
+  Options options = one.options;
+  options.measure_every = 2;
+  const size_t n = 20000;
+  World world(2, options);
+  for (uint64_t step = 0; step < 3; ++step) {
+    Gradients gradients = someGradients(2, n, uint32_t(step));
+    world.run(gradients, someSlots(n), step);
+    const BucketReport& report = world.reports[1];
+    const bool lossless = options.scheme == "none" || one.bound == 1e-6;
+    CHECK_EQ(report.has_quality, step != 1 && !lossless);
+    if (report.has_quality) {
+      CHECK(report.relative_error > 0 && report.relative_error < one.bound);
+      const double error = report.relative_error;
+      CHECK(report.cosine > 0 && report.cosine <= 1 + 1e-9);
+      CHECK(error > 0.3 || report.cosine >= 1 - error * error);
+      CHECK((report.residual_ratio > 0) == (feedback(one)));
+      const bool rounds = one.bound < 0.3;
+      const bool by_choice = one.options.scheme == "topk";
+      if (rounds || by_choice) {
+        CHECK_EQ(report.saturated, 0u);
+      }
+    }
+  }
+}
+
+// What the documentation quotes: given any argument, this is printed and
+// nothing is checked.
+void printAccuracy() {
+  for (const Case& one : cases()) {
+    const size_t n = 1'000'003;
+    const Gradients local = someGradients(8, n, 3);
+    Gradients gradients = local;
+    World world(8, one.options);
+    world.run(gradients, someSlots(n), 0);
+    const auto ratio = one.options.values.find("ratio");
+    std::printf(
+        "%s%s: relative error of the mean of 8 ranks %.3g\n",
+        one.options.scheme.c_str(),
+        ratio == one.options.values.end()
+            ? ""
+            : (" " + std::to_string(ratio->second)).c_str(),
+        relativeError(meanOf(local), gradients[0]));
+  }
+}
+
+} // namespace
+
+int main(int argc, char**) {
+  if (argc > 1) {
+    printAccuracy();
+    return 0;
+  }
+  for (const Case& one : cases()) {
+    for (const int size : {1, 2, 3, 4, 5, 8}) {
+      for (const size_t n : {0, 1, 15, 100, 4095, 4097, 70001}) {
+        if (!check::kThreadSanitized || (size == 3 && n > 100)) {
+          checkMean(one, size, n);
+        }
+      }
+    }
+    if (!check::kThreadSanitized) {
+      checkMean(one, 2, 1'000'003);
+    }
+    Case pieces = one;
+    pieces.options.piece_bytes = 4096;
+    checkMean(pieces, 3, 70001);
+    checkPermutation(one);
+    checkZeros(one);
+    checkManyBuckets(one);
+    checkQuality(one);
+  }
+  checkTie();
+  return check::report();
+}

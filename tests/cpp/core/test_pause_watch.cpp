@@ -1,0 +1,110 @@
+// Which pauses count: stops that were seen, and sleeps that took far too long
+// while the process used no processor.
+#include "core/process/pause_watch.h"
+
+#include "check.h"
+
+using namespace commprof;
+
+namespace {
+
+constexpr uint64_t kMs = 1'000'000;
+
+// A sleep of 200 ms from `begin_ms` on, with both cores busy for its length.
+void sleep(PauseWatch& watch, uint64_t begin_ms, uint64_t end_ms) {
+  watch.begin(200 * kMs, begin_ms * kMs, 50 * kMs);
+  watch.end(end_ms * kMs, 450 * kMs);
+}
+
+void supposed() {
+  PauseWatch watch(2);
+  sleep(watch, 1000, 3200); // nothing for 2 s
+  CHECK_EQ(watch.found().count, 0u); // a stop may still be told of
+  const auto pause = watch.supposed();
+  CHECK(pause && pause->begin_ns == 1100 * kMs && pause->end_ns == 3200 * kMs);
+  CHECK_EQ(watch.found().count, 1u);
+  CHECK_EQ(watch.found().longest_ns, 2100 * kMs);
+  CHECK_EQ(watch.found().longest_begin_ns, 1100 * kMs);
+  CHECK(!watch.supposed());
+}
+
+void onTime() {
+  PauseWatch watch(2);
+  watch.begin(200 * kMs, 0, 0);
+  watch.end(200 * kMs, 0);
+  CHECK(!watch.supposed());
+  watch.begin(200 * kMs, 0, 0);
+  watch.end(699 * kMs, 0); // less than half a second late
+  CHECK(!watch.supposed());
+  CHECK_EQ(watch.found().count, 0u);
+}
+
+void busy() {
+  PauseWatch watch(2);
+  watch.begin(200 * kMs, 0, 0);
+  // One thread computed all the time; this one got no core.
+  watch.end(2000 * kMs, 2000 * kMs);
+  CHECK(!watch.supposed());
+}
+
+void theLongestOfSeveral() {
+  PauseWatch watch(1);
+  for (const uint64_t late_ms : {1000, 3000, 700}) {
+    watch.begin(200 * kMs, late_ms * kMs, 0);
+    watch.end((2 * late_ms + 200) * kMs, 0);
+    CHECK(watch.supposed().has_value());
+  }
+  CHECK_EQ(watch.found().count, 3u);
+  CHECK_EQ(watch.found().total_ns, (1100 + 3100 + 800) * kMs);
+  CHECK_EQ(watch.found().longest_ns, 3100 * kMs);
+  CHECK_EQ(watch.found().longest_begin_ns, 3100 * kMs);
+}
+
+// Short ones are in no note, and tools' looks are no pauses.
+void seen() {
+  PauseWatch watch(2);
+  CHECK(watch.take({1000 * kMs, 1005 * kMs}));
+  CHECK(!watch.take({2000 * kMs, 2001 * kMs - 1}));
+  CHECK_EQ(watch.found().count, 0u);
+  CHECK(watch.take({3000 * kMs, 3500 * kMs}));
+  CHECK(watch.take({4000 * kMs, 4499 * kMs}));
+  CHECK_EQ(watch.found().count, 1u);
+  CHECK_EQ(watch.found().total_ns, 500 * kMs);
+  CHECK_EQ(watch.found().longest_begin_ns, 3000 * kMs);
+}
+
+// Whichever of the two threads comes first.
+void seenAndSupposedCountOnce() {
+  PauseWatch before(2);
+  before.begin(200 * kMs, 1000 * kMs, 0);
+  CHECK(before.take({1050 * kMs, 3199 * kMs}));
+  before.end(3200 * kMs, 0);
+  CHECK(!before.supposed());
+  CHECK_EQ(before.found().total_ns, 2149 * kMs);
+
+  PauseWatch after(2);
+  sleep(after, 1000, 3200);
+  CHECK(after.take({1050 * kMs, 3199 * kMs}));
+  CHECK(!after.supposed());
+  CHECK_EQ(after.found().total_ns, 2149 * kMs);
+}
+
+void aStopOfBeforeHidesNothing() {
+  PauseWatch watch(2);
+  CHECK(watch.take({900 * kMs, 990 * kMs}));
+  sleep(watch, 1000, 3200);
+  CHECK(watch.supposed().has_value());
+}
+
+} // namespace
+
+int main() {
+  supposed();
+  onTime();
+  busy();
+  theLongestOfSeveral();
+  seen();
+  seenAndSupposedCountOnce();
+  aStopOfBeforeHidesNothing();
+  return check::report();
+}

@@ -1,0 +1,189 @@
+// Phases: the outermost marker of a thread counts, a step boundary forgets it.
+#include "core/phase_marker.h"
+
+#include <memory>
+#include <optional>
+#include <thread>
+
+#include "base/clock.h"
+#include "check.h"
+#include "trace_file.h"
+
+using namespace commprof;
+
+namespace {
+
+constexpr uint8_t kForward = uint8_t(Phase::kForward);
+constexpr uint8_t kBackward = uint8_t(Phase::kBackward);
+
+// Runs `body` under capture and returns the records of kind `kind`.
+template <class Body>
+std::vector<Record> recorded(Kind kind, Body&& body) {
+  const trace_file::Directory directory;
+  Recorder& recorder = Recorder::instance();
+  recorder.start({directory / "a.trace", "", "{}", 1});
+  body();
+  recorder.stop();
+  std::vector<Record> found;
+  for (const Record& record : trace_file::read(directory / "a.trace").records) {
+    if (record.kind == kind) {
+      found.push_back(record);
+    }
+  }
+  return found;
+}
+
+void oneMarkerIsOneRecord() {
+  const uint64_t before_ns = nowNs();
+  const auto records = recorded(Kind::kPhase, [] {
+    PhaseMarker marker(kForward);
+    marker.begin();
+    marker.end();
+  });
+  CHECK_EQ(records.size(), 1u);
+  CHECK_EQ(records.at(0).aux, uint32_t(kForward));
+  CHECK_EQ(records.at(0).thread, Recorder::threadId());
+  CHECK(records.at(0).timestamp_ns >= before_ns);
+  CHECK(records.at(0).value >= records.at(0).timestamp_ns);
+  CHECK(records.at(0).value <= nowNs());
+}
+
+void outermostCounts() {
+  const auto records = recorded(Kind::kPhase, [] {
+    PhaseMarker outer(kForward);
+    PhaseMarker inner(kBackward);
+    outer.begin();
+    inner.begin();
+    outer.begin(); // inside itself
+    inner.end();
+    outer.end();
+    outer.end();
+    inner.begin(); // outermost now
+    inner.end();
+  });
+  CHECK_EQ(records.size(), 2u);
+  CHECK_EQ(records.at(0).aux, uint32_t(kForward));
+  CHECK_EQ(records.at(1).aux, uint32_t(kBackward));
+  CHECK(records.at(0).value <= records.at(1).timestamp_ns);
+}
+
+void samplesAddUpInTheOutermost() {
+  const auto records = recorded(Kind::kPhase, [] {
+    PhaseMarker outer(kForward);
+    PhaseMarker inner(kBackward);
+    inner.end(9); // nothing is open
+    outer.begin();
+    inner.begin();
+    inner.end(3);
+    outer.end(4);
+    outer.begin();
+    outer.end();
+    outer.begin();
+    inner.end(kSamplesUnknown);
+    outer.end(4);
+  });
+  CHECK_EQ(records.size(), 3u);
+  CHECK_EQ(records.at(0).seq, 7u);
+  CHECK_EQ(records.at(1).seq, 0u);
+  CHECK_EQ(records.at(2).seq, kSamplesUnknown);
+}
+
+void endWithoutBeginIsNothing() {
+  const auto records = recorded(Kind::kPhase, [] {
+    PhaseMarker marker(kForward);
+    PhaseMarker other(kBackward);
+    marker.end();
+    marker.begin();
+    other.end(); // not the open one
+    marker.end();
+    marker.end();
+  });
+  CHECK_EQ(records.size(), 1u);
+}
+
+void stepBoundaryForgetsAnOpenMarker() {
+  const auto records = recorded(Kind::kPhase, [] {
+    PhaseMarker left_open(kForward);
+    PhaseMarker next(kBackward);
+    left_open.begin();
+    left_open.begin();
+    markStep(0, true);
+    left_open.end(); // of the step before
+    next.begin();
+    left_open.end();
+    next.end();
+  });
+  CHECK_EQ(records.size(), 1u);
+  CHECK_EQ(records.at(0).aux, uint32_t(kBackward));
+}
+
+void threadsShareAMarker() {
+  const auto records = recorded(Kind::kPhase, [] {
+    PhaseMarker marker(kForward);
+    marker.begin();
+    std::thread([&marker] {
+      marker.begin();
+      marker.end();
+    }).join();
+    marker.end();
+  });
+  CHECK_EQ(records.size(), 2u);
+  CHECK(records.at(0).thread != records.at(1).thread);
+}
+
+void openMarkerMayBeDestroyed() {
+  const auto records = recorded(Kind::kPhase, [] {
+    auto gone = std::make_unique<PhaseMarker>(kForward);
+    gone->begin();
+    gone.reset();
+    markStep(0, true);
+    // At the same address, so that an old pointer would fit it.
+    std::optional<PhaseMarker> place(kForward);
+    place->begin();
+    place.emplace(kBackward);
+    place->begin();
+    place->end();
+  });
+  CHECK_EQ(records.size(), 1u);
+  CHECK_EQ(records.at(0).aux, uint32_t(kBackward));
+}
+
+void stepsAreMarked() {
+  const auto records = recorded(Kind::kStep, [] {
+    markStep(7, false);
+    markStep(7, true);
+    Recorder::instance().setEnabled(false);
+    markStep(8, true);
+    Recorder::instance().setEnabled(true);
+    markStep(9, true, kStepSkipped);
+  });
+  CHECK_EQ(records.size(), 3u);
+  CHECK_EQ(records.at(0).op_id, 7u);
+  CHECK_EQ(records.at(0).aux, 0u);
+  CHECK_EQ(records.at(1).aux, 1u);
+  CHECK_EQ(records.at(2).op_id, 9u);
+  CHECK_EQ(records.at(1).seq, kStepDeclared);
+  CHECK_EQ(records.at(2).seq, kStepSkipped);
+  CHECK(records.at(0).timestamp_ns <= records.at(1).timestamp_ns);
+}
+
+void costIsMeasuredWithoutATrace() {
+  const double cost_ns = recordCostNs(1000);
+  CHECK(cost_ns > 0 && cost_ns < 1e6);
+  CHECK(recordCostNs(0) >= 0);
+}
+
+} // namespace
+
+int main() {
+  oneMarkerIsOneRecord();
+  outermostCounts();
+  samplesAddUpInTheOutermost();
+  endWithoutBeginIsNothing();
+  stepBoundaryForgetsAnOpenMarker();
+  threadsShareAMarker();
+  openMarkerMayBeDestroyed();
+  stepsAreMarked();
+  costIsMeasuredWithoutATrace();
+  return check::report();
+}

@@ -1,0 +1,117 @@
+// A child stops this process and lets it go on: begin and end are seen.
+#include "core/process/process_stops.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "base/clock.h"
+#include "check.h"
+
+using namespace commprof;
+
+namespace {
+
+constexpr uint64_t kMs = 1'000'000;
+constexpr int kStops = 8;
+constexpr uint64_t kStopNs = 50 * kMs;
+
+struct Stop {
+  uint64_t begin_ns = 0;
+  uint64_t end_ns = 0;
+};
+
+// Never destroyed: a tool that looks for leaks at the very end stops us too.
+std::mutex& mutex = *new std::mutex;
+std::vector<Stop>& seen = *new std::vector<Stop>;
+
+void take(uint64_t begin_ns, uint64_t end_ns) {
+  const std::lock_guard<std::mutex> lock(mutex);
+  seen.push_back({begin_ns, end_ns});
+}
+
+std::vector<Stop> seenSoFar() {
+  const std::lock_guard<std::mutex> lock(mutex);
+  return seen;
+}
+
+void pauseFor(uint64_t ns) {
+  std::this_thread::sleep_for(std::chrono::nanoseconds(ns));
+}
+
+// When the signals were sent, from before to after it.
+std::vector<Stop> stopThisProcess() {
+  void* const shared = mmap(
+      nullptr,
+      sizeof(Stop) * kStops,
+      PROT_READ | PROT_WRITE,
+      MAP_SHARED | MAP_ANONYMOUS,
+      -1,
+      0);
+  auto* const sent = static_cast<Stop*>(shared);
+  const pid_t parent = getpid();
+  const pid_t child = fork();
+  if (child == 0) {
+    for (int i = 0; i < kStops; ++i) {
+      pauseFor(kStopNs);
+      const uint64_t begin_ns = nowNs();
+      kill(parent, SIGSTOP);
+      pauseFor(kStopNs);
+      kill(parent, SIGCONT);
+      sent[i] = {begin_ns, nowNs()};
+    }
+    _exit(0);
+  }
+  int status = 0;
+  while (waitpid(child, &status, 0) < 0 && errno == EINTR) {
+  }
+  CHECK(status == 0);
+  return {sent, sent + kStops};
+}
+
+// On a crowded machine the threads may be seen to stop late, or not at all;
+// never before they are told to, but for what the sleeper took to fall asleep.
+void stopsAreSeen() {
+  const std::vector<Stop> sent = stopThisProcess();
+  for (int i = 0; i < 500 && seenSoFar().empty(); ++i) {
+    pauseFor(10 * kMs);
+  }
+  const std::vector<Stop> found = seenSoFar();
+  CHECK(!found.empty() && found.size() <= size_t(kStops));
+  for (const Stop& stop : found) {
+    size_t matching = 0;
+    for (const Stop& one : sent) {
+      matching += stop.begin_ns + kMs >= one.begin_ns &&
+          stop.begin_ns <= one.end_ns && stop.end_ns >= one.begin_ns + kStopNs;
+    }
+    CHECK_EQ(matching, 1u);
+  }
+}
+
+void nothingIsSeenWithoutAStop() {
+  const size_t before = seenSoFar().size();
+  volatile uint64_t sum = 0;
+  for (const uint64_t until_ns = nowNs() + 200 * kMs; nowNs() < until_ns;) {
+    sum = sum + 1;
+  }
+  kill(getpid(), SIGCONT); // it runs already
+  CHECK_EQ(seenSoFar().size(), before);
+}
+
+} // namespace
+
+int main() {
+  watchStops(&take);
+  watchStops(&take); // once is enough
+  pauseFor(50 * kMs);
+  nothingIsSeenWithoutAStop();
+  stopsAreSeen();
+  return check::report();
+}

@@ -1,0 +1,153 @@
+// The recorder on one thread: sessions, counters, ring files, bad options.
+#include "core/recorder.h"
+
+#include <system_error>
+
+#include "check.h"
+#include "trace_file.h"
+
+using namespace commprof;
+using trace_file::numbered;
+
+namespace {
+
+RecorderOptions options(
+    const trace_file::Directory& directory,
+    const std::string& name,
+    uint64_t session = 1) {
+  return {
+      directory / (name + ".trace"),
+      directory / (name + "-"),
+      "{\"name\": \"" + name + "\"}",
+      session,
+      /*ring_capacity=*/64,
+      /*flush_interval_ms=*/10'000};
+}
+
+void pushNumbers(uint64_t begin, uint64_t end) {
+  for (uint64_t i = begin; i < end; ++i) {
+    Recorder::instance().push(numbered(i));
+  }
+}
+
+void oneSession(const trace_file::Directory& directory) {
+  Recorder& recorder = Recorder::instance();
+  recorder.addDocument(BlockType::kGroup, "{\"id\": 1}"); // before any trace
+  CHECK(!recorder.started() && !recorder.enabled());
+  recorder.start(options(directory, "one", 77));
+  CHECK(recorder.started() && recorder.enabled());
+  recorder.addDocument(BlockType::kGroup, "{\"id\": 2}");
+  pushNumbers(0, 64);
+  // Some are written already: a document and a half full ring wake the helper
+  // thread. What does not fit: test_recorder_disk, where it cannot write.
+  recorder.flush();
+  CHECK_EQ(recorder.stats().records_written, 64u);
+  CHECK_EQ(recorder.stats().records_unwritten, 0u);
+  pushNumbers(64, 128);
+  CHECK_EQ(recorder.stats().records_dropped, 0u);
+  CHECK_EQ(recorder.stats().rings, 1u);
+  CHECK_EQ(recorder.stats().rings_in_private_memory, 0u);
+  CHECK_EQ(directory.count(".ring"), 1u);
+  recorder.stop();
+  recorder.stop(); // idempotent
+  CHECK(!recorder.started() && !recorder.enabled());
+
+  const auto content = trace_file::read(directory / "one.trace");
+  CHECK(content.sound);
+  CHECK_EQ(content.session, 77u);
+  CHECK_EQ(content.metadata.at(0), "{\"name\": \"one\"}");
+  CHECK_EQ(content.groups.size(), 2u);
+  CHECK_EQ(content.groups.at(1), "{\"id\": 2}");
+  CHECK_EQ(content.records.size(), 128u);
+  CHECK(trace_file::countUp(content.records, 0));
+  CHECK_EQ(content.end.size(), 1u);
+  CHECK(content.end.at(0).starts_with("{\"records\": 128, \"dropped\": 0, "));
+}
+
+void countersStayReadable(const trace_file::Directory& directory) {
+  const RecorderStats stats = Recorder::instance().stats();
+  CHECK_EQ(stats.records_written, 128u);
+  CHECK_EQ(stats.records_dropped, 0u);
+  CHECK_EQ(
+      stats.trace_bytes, std::filesystem::file_size(directory / "one.trace"));
+  CHECK_EQ(stats.write_errno, 0);
+}
+
+// A closed trace needs no ring files, so they are gone.
+void closingRemovesRingFiles(const trace_file::Directory& directory) {
+  CHECK_EQ(directory.count(".ring"), 0u);
+  pushNumbers(0, 100); // after stop(): nowhere
+  CHECK_EQ(directory.count(".ring"), 0u);
+}
+
+// Each trace gets all of its own records and none of another.
+void sessionAfterSession(const trace_file::Directory& directory) {
+  Recorder& recorder = Recorder::instance();
+  for (uint64_t session = 1; session <= 20; ++session) {
+    const std::string name = "again" + std::to_string(session);
+    recorder.start(options(directory, name, session));
+    pushNumbers(session * 1000, session * 1000 + session);
+    // The ring file is where this trace's metadata says.
+    CHECK(std::filesystem::exists(directory / (name + "-0.ring")));
+    CHECK_EQ(directory.count(".ring"), 1u);
+    recorder.stop();
+    pushNumbers(0, 3); // late: into no trace
+    const auto content = trace_file::read(directory / (name + ".trace"));
+    CHECK(content.sound);
+    CHECK_EQ(content.session, session);
+    CHECK_EQ(content.groups.size(), 2u);
+    CHECK_EQ(content.records.size(), session);
+    CHECK_EQ(content.records.at(0).op_id, session * 1000);
+    CHECK_EQ(recorder.stats().records_dropped, 0u);
+  }
+  CHECK_EQ(recorder.stats().rings, 1u);
+}
+
+void enabledSwitches(const trace_file::Directory& directory) {
+  Recorder& recorder = Recorder::instance();
+  recorder.setEnabled(true);
+  CHECK(!recorder.enabled()); // no trace is open
+  recorder.start(options(directory, "switch"));
+  recorder.setEnabled(false);
+  CHECK(!recorder.enabled() && recorder.started());
+  recorder.setEnabled(true);
+  CHECK(recorder.enabled());
+  recorder.stop();
+}
+
+void badOptionsChangeNothing(const trace_file::Directory& directory) {
+  Recorder& recorder = Recorder::instance();
+  RecorderOptions bad = options(directory, "bad");
+  for (const uint64_t capacity : {0, 1, 3, 100}) {
+    bad.ring_capacity = capacity;
+    CHECK_THROWS(std::invalid_argument, recorder.start(bad));
+  }
+  bad = options(directory, "bad", /*session=*/0);
+  CHECK_THROWS(std::invalid_argument, recorder.start(bad));
+  bad = options(directory, "bad");
+  bad.flush_interval_ms = 0;
+  CHECK_THROWS(std::invalid_argument, recorder.start(bad));
+  CHECK(!std::filesystem::exists(directory / "bad.trace"));
+  CHECK_THROWS(
+      std::system_error, recorder.start(options(directory, "missing/a")));
+  CHECK(!recorder.started());
+
+  recorder.start(options(directory, "good"));
+  CHECK_THROWS(std::logic_error, recorder.start(options(directory, "second")));
+  pushNumbers(0, 5);
+  recorder.stop();
+  CHECK_EQ(trace_file::read(directory / "good.trace").records.size(), 5u);
+}
+
+} // namespace
+
+int main() {
+  const trace_file::Directory directory;
+  oneSession(directory);
+  countersStayReadable(directory);
+  closingRemovesRingFiles(directory);
+  sessionAfterSession(directory);
+  enabledSwitches(directory);
+  badOptionsChangeNothing(directory);
+  return check::report();
+}

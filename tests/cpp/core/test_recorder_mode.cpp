@@ -1,0 +1,224 @@
+// The recorder's modes: what reaches the file, and switching from outside.
+#include "core/recorder.h"
+
+#include <signal.h>
+
+#include <chrono>
+#include <cstdio>
+#include <functional>
+
+#include "base/clock.h"
+#include "check.h"
+#include "trace_file.h"
+
+using namespace commprof;
+using trace_file::numbered;
+
+namespace {
+
+RecorderOptions options(
+    const trace_file::Directory& directory,
+    const std::string& name,
+    Mode mode) {
+  RecorderOptions made;
+  made.trace_path = directory / (name + ".trace");
+  made.metadata_json = "{}";
+  made.session = 1;
+  made.flush_interval_ms = 20;
+  made.mode = mode;
+  made.control_path = directory / (name + ".control");
+  return made;
+}
+
+void control(const RecorderOptions& options, const std::string& word) {
+  std::ofstream(options.control_path) << word << '\n';
+}
+
+bool within5s(const std::function<bool()>& condition) {
+  for (int i = 0; i < 500 && !condition(); ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  return condition();
+}
+
+bool becomes(Mode mode) {
+  return within5s([mode] { return Recorder::instance().mode() == mode; });
+}
+
+void pushSteps(uint64_t begin, uint64_t end) {
+  for (uint64_t i = begin; i < end; ++i) {
+    Recorder::instance().push(numbered(i));
+  }
+}
+
+// The summary that counts: the one of highest number.
+std::string summaryOf(const trace_file::Content& content) {
+  std::string found;
+  uint64_t highest = 0;
+  for (const std::string& summary : content.summaries) {
+    const uint64_t sequence = std::stoull(summary.substr(12, 20));
+    if (sequence > highest) {
+      highest = sequence;
+      found = summary;
+    }
+  }
+  return found;
+}
+
+bool holds(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+void alwaysOnWritesNoRecords(const trace_file::Directory& directory) {
+  Recorder& recorder = Recorder::instance();
+  const RecorderOptions made = options(directory, "on", Mode::kAlwaysOn);
+  recorder.start(made);
+  CHECK(recorder.enabled());
+  uint64_t bytes = 0;
+  for (int round = 0; round < 100; ++round) {
+    pushSteps(0, 1000);
+    recorder.flush();
+    if (round == 2) { // two summaries have their places
+      bytes = std::filesystem::file_size(made.trace_path);
+    }
+  }
+  CHECK_EQ(std::filesystem::file_size(made.trace_path), bytes);
+  CHECK_EQ(recorder.stats().records_summarised, 100'000u);
+  CHECK_EQ(recorder.stats().records_written, 0u);
+  recorder.stop();
+  const auto content = trace_file::read(made.trace_path);
+  CHECK(content.sound);
+  CHECK_EQ(content.records.size(), 0u);
+  CHECK_EQ(content.summaries.size(), 2u);
+  CHECK(holds(summaryOf(content), "\"records\":100000,\"dropped\":0,"));
+  CHECK(holds(summaryOf(content), "\"mode\":\"always-on\""));
+}
+
+void offRecordsNothing(const trace_file::Directory& directory) {
+  Recorder& recorder = Recorder::instance();
+  recorder.start(options(directory, "off", Mode::kOff));
+  CHECK(!recorder.enabled());
+  recorder.setEnabled(true);
+  CHECK(!recorder.enabled());
+  recorder.setMode(Mode::kFull);
+  CHECK(recorder.enabled());
+  recorder.setEnabled(false);
+  recorder.setMode(Mode::kAlwaysOn);
+  CHECK(!recorder.enabled()); // paused stays paused
+  recorder.setEnabled(true);
+  CHECK(recorder.enabled());
+  recorder.stop();
+  CHECK(!recorder.enabled());
+}
+
+// The summary covers all that comes after it began, records only full mode.
+void theFileSwitches(const trace_file::Directory& directory) {
+  Recorder& recorder = Recorder::instance();
+  const RecorderOptions made = options(directory, "file", Mode::kFull);
+  recorder.start(made);
+  pushSteps(0, 10);
+  control(made, "always-on");
+  CHECK(becomes(Mode::kAlwaysOn));
+  pushSteps(10, 30);
+  control(made, "sometimes"); // says so on stderr
+  std::this_thread::sleep_for(std::chrono::milliseconds(1100));
+  CHECK(recorder.mode() == Mode::kAlwaysOn);
+  control(made, "full");
+  CHECK(becomes(Mode::kFull));
+  pushSteps(30, 70);
+  control(made, "off");
+  CHECK(becomes(Mode::kOff));
+  CHECK(!recorder.enabled());
+  recorder.stop();
+  const auto content = trace_file::read(made.trace_path);
+  CHECK(content.sound);
+  CHECK_EQ(content.records.size(), 50u);
+  CHECK(holds(summaryOf(content), "\"records\":60,"));
+  CHECK(holds(summaryOf(content), "\"mode\":\"off\""));
+  // A rank that starts later joins the others.
+  recorder.start(made);
+  CHECK(recorder.mode() == Mode::kOff);
+  recorder.stop();
+}
+
+// The latest of those that always-on mode did not keep: full mode needs them.
+void clocksAreKeptForFullMode(const trace_file::Directory& directory) {
+  Recorder& recorder = Recorder::instance();
+  const RecorderOptions made = options(directory, "clock", Mode::kAlwaysOn);
+  recorder.start(made);
+  for (uint64_t i = 0; i < 100; ++i) {
+    Record record = numbered(i);
+    record.kind = Kind::kClock;
+    recorder.push(record);
+    pushSteps(0, 2);
+  }
+  recorder.setMode(Mode::kFull);
+  recorder.stop();
+  const auto content = trace_file::read(made.trace_path);
+  CHECK_EQ(content.records.size(), 64u);
+  CHECK(trace_file::countUp(content.records, 36));
+}
+
+void aSignalSwitchesAndTellsTheOthers(const trace_file::Directory& directory) {
+  Recorder& recorder = Recorder::instance();
+  RecorderOptions made = options(directory, "signal", Mode::kOff);
+  made.switch_signal = SIGUSR2;
+  recorder.start(made);
+  CHECK(!recorder.stats().signal_taken);
+  for (const Mode mode : {Mode::kAlwaysOn, Mode::kFull, Mode::kOff}) {
+    raise(SIGUSR2);
+    CHECK(becomes(mode));
+    std::string word;
+    CHECK(within5s([&] {
+      std::ifstream(made.control_path) >> word;
+      return word == modeName(mode);
+    }));
+  }
+  recorder.stop();
+  raise(SIGUSR2); // comes late, and ends nothing
+  CHECK_EQ(directory.count(".control"), 2u);
+}
+
+void aHandlerOfTheProgramStays(const trace_file::Directory& directory) {
+  static std::atomic<int> calls{0};
+  signal(SIGUSR1, [](int) { ++calls; });
+  Recorder& recorder = Recorder::instance();
+  RecorderOptions made = options(directory, "taken", Mode::kOff);
+  made.switch_signal = SIGUSR1;
+  recorder.start(made);
+  CHECK(recorder.stats().signal_taken);
+  raise(SIGUSR1);
+  CHECK_EQ(calls.load(), 1);
+  recorder.stop();
+}
+
+// 16384 records fit into a ring, and it is drained every 200 ms: without being
+// woken the helper thread would drain 80,000 records a second.
+void aHalfFullRingIsDrainedEarly(const trace_file::Directory& directory) {
+  Recorder& recorder = Recorder::instance();
+  RecorderOptions made = options(directory, "fast", Mode::kAlwaysOn);
+  made.flush_interval_ms = 60'000;
+  recorder.start(made);
+  const uint64_t count = 100'000;
+  for (uint64_t i = 0; i < count; i += 500) {
+    pushSteps(i, i + 500);
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+  }
+  CHECK(recorder.stats().records_summarised > count / 2);
+  CHECK_EQ(recorder.stats().records_dropped, 0u);
+  recorder.stop();
+}
+
+} // namespace
+
+int main() {
+  const trace_file::Directory directory;
+  alwaysOnWritesNoRecords(directory);
+  offRecordsNothing(directory);
+  theFileSwitches(directory);
+  clocksAreKeptForFullMode(directory);
+  aSignalSwitchesAndTellsTheOthers(directory);
+  aHandlerOfTheProgramStays(directory);
+  aHalfFullRingIsDrainedEarly(directory);
+  return check::report();
+}

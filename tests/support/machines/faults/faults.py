@@ -1,0 +1,294 @@
+"""The faults that a training may meet: each is run with commprof and without, and compared.
+
+One :class:`Fault` says what the script does (``scripts/faulty.py``), what is done to it from
+outside, and what the report must say of it.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from contextlib import ExitStack, redirect_stdout, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from commprof.commands import main
+from commprof.trace import columns
+from commprof.trace.reader import read_trace
+from tests.support.machines.faults import watchers
+from tests.support.machines.faults.limits import small_disk
+from tests.support.machines.forks import Forks, Rank
+from tests.support.machines.ranks import free_port
+
+SCRIPT = Path(__file__).parents[2] / "scripts/faulty.py"
+_TIMEOUT_S = 60
+_RANKS = 2
+
+
+@dataclass
+class Job:
+    """Ranks that run, and where."""
+
+    ranks: list[Rank]
+    #: Working directory, and where traces go.
+    directory: Path
+    traces: Path
+    hosts: list[str]
+    #: Steps that each rank's records must have; empty: all that it says, less what may be lost.
+    must_keep: list[int] = field(default_factory=list)
+
+    def await_step(self, step: int) -> None:
+        """Returns once rank 0 has said that this step is done."""
+        limit = time.monotonic() + _TIMEOUT_S
+        while steps_said(self.ranks[0]) <= step:
+            assert time.monotonic() < limit, f"no step {step}: {self.ranks[0].stderr}"
+            time.sleep(0.01)
+
+    def keep_until_now(self) -> None:
+        """What ranks have said by now must be kept; what comes later may be lost."""
+        self.must_keep = [steps_said(rank) for rank in self.ranks]
+
+    def end(self, forks: Forks) -> None:
+        """Kills the ranks that have not ended."""
+        for rank in self.ranks:
+            if rank.returncode is None:
+                with suppress(ProcessLookupError):
+                    os.kill(rank.pid, signal.SIGKILL)
+                forks.wait(rank, _TIMEOUT_S)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Where and how a fault is tried."""
+
+    #: Network namespaces, one for each rank; empty: all ranks are on this host.
+    hosts: list[str] = field(default_factory=list)
+    #: Directory of a cgroup for the last rank; empty for none.
+    cgroup: str = ""
+    #: Whether the watchdog and live metrics are on where commprof is.
+    watched: bool = False
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One thing that goes wrong."""
+
+    name: str
+    #: Of ``scripts/faulty.py``.
+    inside: str = "none"
+    steps: int = 40
+    #: Done to the job while it trains.
+    outside: Callable[[Job], None] | None = None
+    #: What each rank's own environment gets.
+    environment: dict[str, str] = field(default_factory=dict)
+    #: Of the ranks' address space; 0: none.
+    memory_bytes: int = 0
+    #: Room of a file system for the traces alone; 0: they lie with everything else.
+    disk_bytes: int = 0
+    #: Who the ranks run as; 0: who runs this.
+    uid: int = 0
+    #: Must stand in the report, as a regular expression.
+    cause: str = ""
+    #: Steps said but not in the trace, at most: 0 where records outlive their process.
+    may_lose: int = 0
+    #: After each step of a watched try: what watches must be there before the fault is.
+    watched_pause_s: float = 0.1
+    #: Whether ranks fail as they happen to notice it: then only the failing ranks are compared.
+    errors_vary: bool = True
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How one rank ended."""
+
+    returncode: int
+    #: Last line of its first traceback, less numbers; empty without one.
+    error: str
+    #: Of its weights; empty if it did not come to its end.
+    checksum: str
+    steps: int
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Of one try of one fault."""
+
+    name: str
+    plain: list[Ended]
+    recorded: list[Ended]
+    #: Steps in each rank's trace; -1 for no trace.
+    kept: list[int]
+    report: str
+    fault: Fault
+    #: As :attr:`Job.must_keep` has it.
+    must_keep: list[int]
+    #: Whether endpoint and watchdog were seen at work before the fault.
+    at_work: bool = False
+    #: Processes of theirs that had to be killed when the ranks were gone.
+    left: list[int] = field(default_factory=list)
+
+    @property
+    def unharmed(self) -> bool:
+        """Same exit codes, same errors, same weights; and nothing stays behind."""
+        same = all(self._same(a, b) for a, b in zip(self.plain, self.recorded, strict=True))
+        return same and not self.left
+
+    def _same(self, plain: Ended, recorded: Ended) -> bool:
+        same = (plain.returncode, plain.checksum) == (recorded.returncode, recorded.checksum)
+        if self.fault.errors_vary and "gloo" in plain.error:
+            # Which of its peer's connections fails first is chance.
+            return same and "gloo" in recorded.error
+        return same and plain.error == recorded.error
+
+    @property
+    def records_kept(self) -> bool:
+        """Every step that a rank said is in its trace, or every one that must be."""
+        wanted = [ended.steps - self.fault.may_lose for ended in self.recorded]
+        pairs = zip(self.kept, self.must_keep or wanted, strict=True)
+        return all(kept >= steps for kept, steps in pairs)
+
+    @property
+    def cause_named(self) -> bool:
+        """The report says what happened."""
+        return re.search(self.fault.cause, " ".join(self.report.split())) is not None
+
+    def complaint(self) -> str:
+        """What to read where one of the three is false."""
+        return (
+            f"plain {self.plain}\nrecorded {self.recorded}\nkept {self.kept}, "
+            f"must keep {self.must_keep}; at work {self.at_work}, left {self.left}\n"
+            f"cause wanted: {self.fault.cause!r}\n{self.report}"
+        )
+
+
+def try_fault(fault: Fault, forks: Forks, directory: Path, setting: Setting) -> Verdict:
+    """Runs it twice, at first without commprof."""
+    plain = _run(fault, forks, directory / "plain", False, setting)
+    with ExitStack() as stack:
+        place = directory / "recorded"
+        if fault.disk_bytes:
+            stack.enter_context(small_disk(place / "out", fault.disk_bytes))
+        ran = _run(fault, forks, place, True, setting)
+        traces = place / "out"
+        kept = [steps_kept(traces / f"rank_{rank}.trace") for rank in range(_RANKS)]
+        report = report_on(traces)
+    return Verdict(
+        name=fault.name,
+        plain=plain.ended,
+        recorded=ran.ended,
+        kept=kept,
+        report=report,
+        fault=fault,
+        must_keep=ran.must_keep,
+        at_work=ran.at_work,
+        left=ran.left,
+    )
+
+
+@dataclass(frozen=True)
+class _Ran:
+    """One job that is over; see :class:`Verdict`."""
+
+    ended: list[Ended]
+    must_keep: list[int]
+    at_work: bool
+    left: list[int]
+
+
+def _run(fault: Fault, forks: Forks, place: Path, recorded: bool, setting: Setting) -> _Ran:
+    place.mkdir(parents=True, exist_ok=True)
+    for host in setting.hosts:  # the run before may have cut it off
+        subprocess.run(["ip", "-n", host, "link", "set", "eth0", "up"], check=True)
+    job = _start(fault, forks, place, recorded, setting)
+    watched = recorded and setting.watched
+    left: list[int] = []
+    try:
+        at_work = watched and watchers.await_both(job.traces, [rank.pid for rank in job.ranks])
+        if fault.outside is not None:
+            fault.outside(job)
+        for rank in job.ranks:
+            forks.wait(rank, _TIMEOUT_S)
+    finally:
+        job.end(forks)
+        if watched:
+            left = watchers.end(job.traces)
+    return _Ran([_ended(rank) for rank in job.ranks], job.must_keep, at_work, left)
+
+
+def report_on(directory: Path) -> str:
+    """What ``commprof report`` prints."""
+    text = io.StringIO()
+    with redirect_stdout(text):
+        main(["report", str(directory), "--all"])
+    return text.getvalue()
+
+
+def steps_said(rank: Rank) -> int:
+    """Steps that it has said are done."""
+    return len(re.findall(r"^step \d+$", rank.stdout, re.MULTILINE))
+
+
+def _start(fault: Fault, forks: Forks, place: Path, recorded: bool, setting: Setting) -> Job:
+    traces, hosts = place / "out", setting.hosts
+    port = 29500 if hosts else free_port()
+    shared = {
+        "MASTER_ADDR": "10.96.0.1" if hosts else "localhost",
+        "MASTER_PORT": str(port),
+        "WORLD_SIZE": str(_RANKS),
+        "COMMPROF_OUT": str(traces),
+        # Nobody answers there when the store asks for names.
+        **({"GLOO_SOCKET_IFNAME": "eth0", "RES_OPTIONS": "timeout:1 attempts:1"} if hosts else {}),
+    }
+    if setting.watched:  # the pause without commprof too: what is compared must be alike
+        shared |= {"PAUSE": str(fault.watched_pause_s), **watchers.environment(place / "live")}
+    ranks = [
+        forks.start(
+            [str(SCRIPT), fault.inside, str(fault.steps)],
+            place,
+            f"rank_{rank}",
+            recorded=recorded,
+            environment={**shared, **fault.environment, "RANK": str(rank)},
+            netns=hosts[rank] if hosts else "",
+            cgroup=setting.cgroup if rank == _RANKS - 1 else "",
+            memory_bytes=fault.memory_bytes if rank == _RANKS - 1 else 0,
+            uid=fault.uid,
+        )
+        for rank in range(_RANKS)
+    ]
+    return Job(ranks, place, traces, hosts)
+
+
+def _ended(rank: Rank) -> Ended:
+    done = re.search(r"^done (\w+)$", rank.stdout, re.MULTILINE)
+    assert rank.returncode is not None
+    return Ended(
+        rank.returncode, first_error(rank.stderr), done[1] if done else "", steps_said(rank)
+    )
+
+
+def first_error(stderr: str) -> str:
+    """Last line of the first traceback, without what differs from try to try."""
+    lines = iter(stderr.splitlines())
+    for line in lines:
+        if line.startswith("Traceback"):
+            break
+    for line in lines:
+        if line and not line.startswith((" ", "Traceback", "commprof: ")):
+            return re.sub(r"\d+", "N", line)
+    return ""
+
+
+def steps_kept(path: Path) -> int:
+    """In a trace, as records or summarised; -1 where there is none."""
+    if not path.exists():
+        return -1
+    trace = read_trace(path)
+    if trace.summary is None or trace.summary.mode == "full":
+        return len(columns.steps(trace))
+    summarised = trace.summary.steps.count
+    return summarised + 1 if summarised else 0  # it has no place for the first one

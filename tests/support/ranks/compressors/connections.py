@@ -1,0 +1,266 @@
+"""One rank that tries how compressors' messages travel; an assertion that fails ends it.
+
+Run as a module with the launcher's environment set; the arguments are a directory and the names
+of the checks.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+import warnings
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+import commprof
+from commprof import compressors, variables
+from commprof.compressors import connections
+from commprof.trace import columns
+from commprof.trace.reader import read_trace
+from tests.support.ranks.compressors.checks import (
+    attached,
+    batch,
+    make,
+    raises,
+    same_on_all_ranks,
+    train,
+)
+
+TIMEOUT_S = 4
+
+
+def connected(attachment: commprof.Attachment) -> bool:
+    """Whether the ranks have connections of their own."""
+    return any(c._mesh is not None for c in attachment._groups._connections.values())
+
+
+def trained(directory: Path) -> bool:
+    """Two steps with int8, recorded; whether over connections of the ranks' own.
+
+    Whatever carries the messages, the trace has them, as those of their backward pass.
+    """
+    ddp = make()
+    with commprof.profile(directory):
+        attachment = commprof.attach(ddp, hook=compressors.int8())
+        own = connected(attachment)
+        train(ddp, range(2))
+        attachment.set_hook(None)
+    same_on_all_ranks(ddp)
+    trace = read_trace(directory / f"rank_{dist.get_rank()}.trace")
+    table = columns.collectives(trace)
+    group = max(g.id for g in trace.groups.values() if g.description == "commprof_compressor")
+    world = dist.get_world_size()
+    # Of every rank: a header, and all in one phase or in two.
+    expected = len(columns.buckets(trace)) * (world - 1) * (2 if world == 2 else 3)
+    for name, sizes in (("send", table.bytes_in), ("recv", table.bytes_out)):
+        mine = (table.group == group) & (table.op == trace.metadata["ops"].index(name))
+        assert mine.sum() == expected
+        assert (table.graph_task[mine] >= 0).all()
+        assert (table.end_ns[mine] >= table.issue_ns[mine]).all()
+        assert (sizes[mine] >= 32).all()
+        for peer in range(world):
+            numbers = table.seq[mine & (table.peer == peer)].tolist()
+            assert numbers == sorted(set(numbers))
+    return own
+
+
+def own_connections(directory: Path) -> None:
+    """As a rule."""
+    assert trained(directory)
+
+
+def off_on_one_rank(directory: Path) -> None:
+    """All use the group then, without a word."""
+    if dist.get_rank() == 1:
+        os.environ[variables.SOCKETS] = "off"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert not trained(directory)
+    os.environ.pop(variables.SOCKETS, None)
+
+
+def switched_to_nonsense(directory: Path) -> None:
+    """Not an error on one rank for which the others would wait; rank 0 says it."""
+    if dist.get_rank() == 1:
+        os.environ[variables.SOCKETS] = "maybe"
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assert not trained(directory)
+    said = [str(w.message) for w in caught if "through gloo" in str(w.message)]
+    assert len(said) == (dist.get_rank() == 0), said
+    assert all("rank 1: COMMPROF_SOCKETS='maybe' is neither on nor off" in s for s in said)
+
+
+def no_way_to_one_rank(directory: Path) -> None:
+    """All use the group then, and rank 0 says why."""
+    original, patience = connections.own_address, connections._PATIENCE_S
+    connections._PATIENCE_S = 0.5
+    for address in ("192.0.2.1", "127.0.0.77"):
+        if dist.get_rank() == 1:
+            # Not of this host; of this host, where nobody listens.
+            connections.own_address = lambda _, address=address: address
+            if address == "127.0.0.77":
+                connections._native.native.Listener.endpoint = property(
+                    lambda _: "127.0.0.77 9 " + "0" * 32
+                )
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            assert not trained(directory / address)
+        said = [str(w.message) for w in caught if "through gloo" in str(w.message)]
+        assert len(said) == (dist.get_rank() == 0), said
+        assert all("because of rank" in text for text in said)
+    connections.own_address, connections._PATIENCE_S = original, patience
+
+
+def garbage_while_connecting(directory: Path) -> None:
+    """Strangers at the door of every rank, before its peers come and while they do."""
+    original, over = connections.Connections._everybodys, threading.Event()
+    strangers: list[threading.Thread] = []
+
+    def told(self: Any, own: Any) -> list[Any]:
+        words = own.split() if isinstance(own, str) else []
+        if len(words) == 3:  # an endpoint
+            where = words[0], int(words[1])
+            strangers.append(threading.Thread(target=_strangers, args=(where, over), daemon=True))
+            strangers[-1].start()
+            time.sleep(0.5)  # no peer knows the way yet
+        return original(self, own)
+
+    connections.Connections._everybodys = told
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert trained(directory)  # over connections of their own, with the right sums
+    over.set()
+    assert strangers
+    for stranger in strangers:
+        stranger.join()
+    connections.Connections._everybodys = original
+
+
+def _strangers(where: tuple[str, int], over: threading.Event) -> None:
+    """Says what no rank would, to whoever listens there, and stays on the line or goes."""
+    sayings = (b"", b"GET / HTTP/1.1\r\n\r\n", b"commprof" + b"\1\0\0\0" + b"f" * 36, b"\0" * 4096)
+    held: list[socket.socket] = []
+    for number in range(1 << 30):
+        if over.is_set():
+            break
+        try:
+            stranger = socket.create_connection(where, 0.2)
+            stranger.sendall(sayings[number % len(sayings)])
+        except OSError:
+            time.sleep(0.01)  # nobody listens any more
+            continue
+        held.append(stranger)
+        if number % 3:
+            held.pop().close()
+        if len(held) > 100:  # more than a listener listens to
+            held.pop(0).close()
+        time.sleep(0.001)
+    for stranger in held:
+        stranger.close()
+    assert number > 10
+
+
+def again_after_an_error(directory: Path) -> None:
+    """What failed is not used again: the next compressor gets connections of its own."""
+    ddp, compressor = make(), compressors.int8()
+    attachment = commprof.attach(ddp, hook=compressor)
+    train(ddp, range(1))
+    if dist.get_rank() == 0:
+        compressor.load_state_dict({**compressor.state_dict(), "step": 40})
+    raises(
+        f"failed on rank {dist.get_rank()} in bucket 0 of step",
+        lambda: ddp(batch(2)).square().mean().backward(),
+        RuntimeError,
+    )
+    attachment.set_hook(compressors.fp16())
+    assert connected(attachment)
+    for parameter in ddp.parameters():
+        dist.broadcast(parameter.data, 0)
+    train(ddp, range(3, 6))
+    same_on_all_ranks(ddp)
+    attachment.remove()
+
+
+def one_stands_still(directory: Path) -> None:
+    """Who waits for it raises after the group's timeout, and names it."""
+    ddp = make()
+    with attached(ddp, compressors.int8()):
+        train(ddp, range(2))
+        dist.barrier()
+        if dist.get_rank() == 1:
+            if os.fork() == 0:
+                time.sleep(TIMEOUT_S + 4)
+                os.kill(os.getppid(), signal.SIGCONT)
+                os._exit(0)
+            os.kill(os.getpid(), signal.SIGSTOP)
+            raises("failed on rank 1", lambda: train(ddp, range(2, 3)), RuntimeError)
+            return
+        begin = time.monotonic()
+        text = raises("failed on rank 0", lambda: train(ddp, range(2, 3)), RuntimeError)
+        assert "exchange failed: nothing moved for 4000 ms" in text, text
+        assert "bytes from rank 1" in text, text
+        assert time.monotonic() - begin < TIMEOUT_S + 3
+
+
+def stopped_while_it_waits(directory: Path) -> None:
+    """Its thread, for a rank that does not come: it ends, and the backward pass with it."""
+    ddp, compressor = make(), compressors.int8()
+    with attached(ddp, compressor):
+        train(ddp, range(2))
+        dist.barrier()
+        if dist.get_rank() == 1:
+            time.sleep(2)
+            raises("failed on rank 1", lambda: train(ddp, range(2, 3)), RuntimeError)
+            return
+        assert compressor._running is not None
+        stop = threading.Timer(0.5, compressor._running.engine.stop, [0.2])
+        begin = time.monotonic()
+        stop.start()
+        raises("exchange was stopped on this rank", lambda: train(ddp, range(2, 3)), RuntimeError)
+        assert time.monotonic() - begin < 1.5
+        stop.join()
+
+
+def forked_child_ends(directory: Path) -> None:
+    """With all its exit handlers; the parent's connections stay."""
+    ddp = make()
+    attachment = commprof.attach(ddp, hook=compressors.int8())
+    train(ddp, range(2))
+    for says_so in (False, True):
+        child = os.fork()
+        if child == 0:
+            try:
+                if says_so:
+                    attachment.set_hook(None)
+                atexit._run_exitfuncs()
+                os._exit(0)  # torch cannot take down its groups there
+            finally:
+                os._exit(1)
+        assert os.waitpid(child, 0)[1] == 0
+        train(ddp, range(2, 4))
+    same_on_all_ranks(ddp)
+    attachment.remove()
+
+
+def main() -> None:
+    """Those that are named."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", timeout=timedelta(seconds=TIMEOUT_S))
+    for name in sys.argv[2:]:
+        directory = Path(sys.argv[1]) / name
+        directory.mkdir(exist_ok=True)
+        globals()[name](directory)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,74 @@
+"""One of two ranks: rank 1 cannot compress what rank 0 can, and stays.
+
+``python -m tests.support.ranks.compressors.refusal shape|dtype|sparse`` prints what it is told.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import commprof
+from commprof import compressors
+from commprof.errors import CommprofError
+from tests.support.ranks.compressors.checks import make
+from tests.support.ranks.compressors.victim import failure
+
+#: Rank 1 stays for that long, unless rank 0 was told before.
+_STAYS_S = 15
+
+
+def _shape() -> str:
+    """The hook throws before its bucket is exchanged."""
+    ddp = make()
+    commprof.attach(ddp, hook=compressors.int8())
+    if dist.get_rank() == 1:
+        # The shape of a parameter changes while its bucket fills; the bucket's memory does not.
+        *_, weight, bias = ddp.parameters()
+        weight.register_hook(lambda _: setattr(bias, "data", torch.zeros(3)))
+    return failure(ddp, 0)
+
+
+def _dtype() -> str:
+    """Gradients of rank 1 would go uncompressed."""
+    return _attached(
+        make(dtype=torch.bfloat16 if dist.get_rank() else torch.float32, init_sync=False)
+    )
+
+
+def _sparse() -> str:
+    """Only rank 1 would send indices with its values."""
+    layer = nn.Embedding(50, 8, sparse=dist.get_rank() == 1)
+    return _attached(DistributedDataParallel(layer))
+
+
+def _attached(ddp: DistributedDataParallel) -> str:
+    try:
+        commprof.attach(ddp, hook=compressors.int8())
+    except CommprofError as error:
+        return str(error)
+    return failure(ddp, 0)
+
+
+def main() -> None:
+    """Rank 0 says when it was told."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    store = dist.distributed_c10d._get_default_store()
+    begin = time.monotonic()
+    told = {"shape": _shape, "dtype": _dtype, "sparse": _sparse}[sys.argv[1]]()
+    print(json.dumps({"error": told, "seconds": time.monotonic() - begin}))
+    if dist.get_rank() == 0:
+        store.set("told", "")
+    store.wait(["told"], timedelta(seconds=_STAYS_S))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,62 @@
+"""``commprof.load``: a run in a notebook or a script."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+import commprof
+from commprof.errors import CommprofError, UsageError
+from tests.support.builders.run_directories import ranks_of, write_run, write_strategies
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("run")
+    return write_run(directory, ranks_of(1, 9), ranks_of(2, 9, late_ms=10))
+
+
+def test_it_shows_the_first_screen(run: Path) -> None:
+    loaded = commprof.load(run)
+    assert "Exposed communication: 25 ms" in repr(loaded)
+    page = loaded._repr_html_()
+    assert "<th>Exposed communication</th><td>25 ms, " in page
+    assert page.endswith(" --all</pre>")
+    assert [world.world_size for world in loaded.result.worlds] == [1, 2]
+
+
+def test_tables_are_arrays(run: Path) -> None:
+    loaded = commprof.load(str(run))
+    assert loaded.tables == ["worlds", "ranks", "steps", "collectives"]
+    steps = loaded.table("steps")
+    chosen = (steps["world_size"] == 2) & (steps["rank"] == 0)
+    assert steps["exposed_ms"].dtype == np.float64
+    assert steps["exposed_ms"][chosen].mean() == pytest.approx(30, abs=0.1)  # 10 of them for rank 1
+    with pytest.raises(UsageError, match=r"no table 'candidates' \(allowed: worlds, ranks, "):
+        loaded.table("candidates")
+
+
+def test_a_frame_is_made_by_pandas(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded = commprof.load(run)
+    monkeypatch.setitem(sys.modules, "pandas", SimpleNamespace(DataFrame=list))
+    assert [row["world_size"] for row in loaded.frame("worlds")] == [1, 2]
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(UsageError, match="pip install pandas"):
+        loaded.frame("worlds")
+
+
+def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CommprofError):
+        commprof.load(tmp_path / "nowhere")
+    with pytest.raises(UsageError, match="several strategies; load one of "):
+        commprof.load(write_strategies(tmp_path / "run"))
+
+
+def test_to_read_a_run_needs_no_torch(run: Path) -> None:
+    code = "import sys, commprof; commprof.load(sys.argv[1]); sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code, str(run)]).returncode == 0

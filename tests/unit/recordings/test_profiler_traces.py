@@ -1,0 +1,458 @@
+"""Traces of torch.profiler through the analysis that commprof's own traces get.
+
+Small jobs are written here, so that every figure follows on paper; recordings of real GPU jobs are
+read where they lie beside the repository.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import tarfile
+import time
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from commprof.analysis.run import analyse_in_detail
+from commprof.analysis.verdict import verdict
+from commprof.analysis.world import WorldResult
+from commprof.commands import main
+from commprof.errors import CommprofError
+from commprof.recordings.profiler import read_recording
+from commprof.report import table
+from commprof.report.export import as_json
+from commprof.trace import columns
+
+_PLACES = [place / "shared/data/profiler_traces" for place in Path(__file__).parents[4:6]]
+#: Beside the repository, or beside the folder that holds its worktrees.
+DATA = next((place for place in _PLACES if place.exists()), _PLACES[0])
+DLRM, RESNET, TORCHREC = (
+    DATA / name
+    for name in (
+        "dlrm_8xV100.tar.gz",
+        "ddp_resnet50_rank0_of_2xA100.json.gz",
+        "rank0_of_16xA100.json.gz",
+    )
+)
+with_data = pytest.mark.skipif(not DLRM.exists(), reason="no recordings beside the repository")
+
+Event = dict[str, Any]
+
+
+def kernel(name: str, begin_us: float, end_us: float, stream: int = 7, **args: object) -> Event:
+    about = {"device": 0, "stream": stream, **args}
+    span = {"ts": begin_us, "dur": end_us - begin_us}
+    return {
+        "ph": "X",
+        "cat": "kernel",
+        "name": name,
+        "pid": 0,
+        "tid": stream,
+        **span,
+        "args": about,
+    }
+
+
+def annotation(name: str, begin_us: float, end_us: float, tid: int = 1) -> Event:
+    span = {"ts": begin_us, "dur": end_us - begin_us}
+    return {"ph": "X", "cat": "user_annotation", "name": name, "pid": 1, "tid": tid, **span}
+
+
+def all_reduce(begin_us: float, end_us: float, seq: int, elements: int = 1000) -> Event:
+    args = {
+        **{"Collective name": "allreduce", "Process Group Name": "0", "Group size": 2, "Seq": seq},
+        **{"dtype": "Float", "In msg nelems": elements, "Out msg nelems": elements},
+        "Process Group Ranks": "[0, 1]",
+    }
+    return kernel("ncclDevKernel_AllReduce_Sum_f32_RING_LL(x)", begin_us, end_us, 20, **args)
+
+
+def document(events: Sequence[Event], rank: int, world_size: int = 2, **head: object) -> str:
+    about = {"backend": "nccl", "rank": rank, "world_size": world_size}
+    whole = {"schemaVersion": 1, "distributedInfo": about, **head, "traceEvents": list(events)}
+    return json.dumps(whole)
+
+
+def rank_events(
+    rank: int, ahead_us: float = 0.0, drift: float = 0.0, steps: int = 4
+) -> list[Event]:
+    """Steps of 1000 µs: a kernel to 300 (rank 1: to 500), the all-reduce to 600, a kernel to 900.
+
+    Rank 0's all-reduce has another kernel beside it from 300 to 350.
+    """
+    found = []
+    for step in range(steps):
+        base = 1000.0 * step
+        own = 300 if rank == 0 else 500
+        found += [
+            annotation(f"ProfilerStep#{step + 3}", base, base + 1000),
+            kernel("gemm", base, base + own),
+            all_reduce(base + own, base + 600, seq=step),
+            kernel("relu", base + 600, base + 900),
+        ]
+        if rank == 0:
+            found.append(kernel("copy", base + 300, base + 350, stream=9))
+    for event in found:
+        event["ts"] = event["ts"] * (1 + drift) + ahead_us + 5e9
+        event["dur"] *= 1 + drift
+    return found
+
+
+def write(folder: Path, documents: Sequence[str]) -> Path:
+    folder.mkdir(exist_ok=True)
+    for rank, text in enumerate(documents):
+        (folder / f"rank{rank}.pt.trace.json").write_text(text)
+    return folder
+
+
+def both(folder: Path, **of_rank_1: float) -> Path:
+    ranks = rank_events(0), rank_events(1, **of_rank_1)
+    return write(folder, [document(events, rank) for rank, events in enumerate(ranks)])
+
+
+def world_of(path: Path) -> WorldResult:
+    result, _ = analyse_in_detail(path)
+    assert len(result.worlds) == 1
+    return result.worlds[0]
+
+
+def text_of(path: Path) -> str:
+    result, details = analyse_in_detail(path)
+    return " ".join(table.render(result, 10_000, verdict(result, details)).split())
+
+
+def test_every_part_of_a_step_follows_on_paper(tmp_path: Path) -> None:
+    world = world_of(both(tmp_path / "job"))
+    assert (world.world_size, world.steps, world.warmup_steps) == (2, 4, 0)
+    first, second = world.ranks
+    assert first.kernels is not None
+    assert second.kernels is not None
+    assert first.parts.step_ms == pytest.approx(1.0)
+    assert first.parts.exposed_ms == pytest.approx(0.25)
+    assert (first.parts.wait_ms, first.parts.wire_ms) == pytest.approx((0.15, 0.1))
+    assert first.kernels.communication_ms == pytest.approx(0.3)
+    assert (first.kernels.wait_ms, first.kernels.wire_ms) == pytest.approx((0.2, 0.1))
+    assert first.kernels.compute_ms == pytest.approx(0.65)
+    assert (first.kernels.busy_ms, first.kernels.idle_ms) == pytest.approx((0.9, 0.1))
+    assert second.parts.exposed_ms == second.kernels.communication_ms == pytest.approx(0.1)
+    assert (second.kernels.wait_ms, second.kernels.wire_ms) == pytest.approx((0.0, 0.1))
+
+
+def test_the_rank_that_is_waited_for_is_named(tmp_path: Path) -> None:
+    world = world_of(both(tmp_path / "job"))
+    assert world.late_rank is not None
+    assert (world.late_rank.rank, world.late_rank.measured_steps) == (1, 4)
+    assert np.isnan(world.late_rank.p_value)
+    assert "The others wait for rank 1" in text_of(tmp_path / "job")
+    assert "too few to tell it from chance" in text_of(tmp_path / "job")
+
+
+@pytest.mark.parametrize("offset_us", [-3.2e6, 250.0, 7e7])
+def test_a_clock_that_is_off_changes_nothing(tmp_path: Path, offset_us: float) -> None:
+    world = world_of(both(tmp_path / "job", ahead_us=offset_us))
+    assert world.clocks_shared
+    assert world.parts.wait_ms == pytest.approx(0.075, abs=1e-3)
+    assert world.late_rank is not None
+    assert world.late_rank.rank == 1
+
+
+def test_drift_is_followed(tmp_path: Path) -> None:
+    """A rank's clock that gains 50 ppm is 200 µs off after four seconds."""
+    ranks = [rank_events(0, steps=4000), rank_events(1, drift=50e-6, steps=4000)]
+    folder = write(tmp_path / "job", [document(events, rank) for rank, events in enumerate(ranks)])
+    world = world_of(folder)
+    assert world.clocks_shared
+    assert world.clock_error_us < 60
+    assert world.parts.wait_ms == pytest.approx(0.075, abs=0.01)
+
+
+def test_clocks_that_jump_split_nothing(tmp_path: Path) -> None:
+    events = rank_events(1, steps=8)
+    for number, event in enumerate(events):
+        event["ts"] += 700.0 * (number // 4 % 3)
+    folder = write(tmp_path / "job", [document(rank_events(0, steps=8), 0), document(events, 1)])
+    world = world_of(folder)
+    assert not world.clocks_shared
+    assert np.isnan(world.parts.wait_ms)
+    assert np.isnan(world.parts.wire_ms)
+    assert "too much to tell waiting from transfer" in text_of(folder)
+
+
+def test_one_rank_alone_has_no_wait_and_no_wire(tmp_path: Path) -> None:
+    path = tmp_path / "one.json"
+    path.write_text(document(rank_events(0), 0))
+    world = world_of(path)
+    kernels = world.ranks[0].kernels
+    assert kernels is not None
+    assert world.missing_ranks == (1,)
+    assert np.isnan(kernels.wait_ms)
+    assert np.isnan(kernels.wire_ms)
+    assert kernels.unsplit_ms == pytest.approx(0.3)
+    parts = json.loads(as_json.render(analyse_in_detail(path)[0]))["runs"][0]["rank_results"][0]
+    assert parts["kernels"]["wait_ms"] is None
+    assert parts["parts"]["wire_ms"] is None
+    assert "only rank 0 was recorded" in text_of(path)
+
+
+def test_turns_count_from_the_first_step_that_all_ranks_recorded(tmp_path: Path) -> None:
+    """Rank 0's recording begins a step earlier, and no kernel has a number of its own."""
+    ranks = [rank_events(0, steps=5), [e for e in rank_events(1, steps=5) if e["ts"] >= 5e9 + 1000]]
+    for event in [event for events in ranks for event in events]:
+        event.get("args", {}).pop("Seq", None)
+    folder = write(tmp_path / "job", [document(events, rank) for rank, events in enumerate(ranks)])
+    world = world_of(folder)
+    assert world.steps == 4
+    assert world.parts.wait_ms == pytest.approx(0.075, abs=1e-3)
+    assert world.parts.unsplit_ms == pytest.approx(0, abs=1e-9)
+
+
+def test_the_range_around_a_launch_says_what_a_kernel_is(tmp_path: Path) -> None:
+    """NCCL may run an all_gather by a kernel that is named after sends."""
+    launch = {"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernelExC", "pid": 1, "tid": 1}
+    around = annotation("nccl:_all_gather_base", 9, 12)
+    around["args"] = {"Input Dims": [[50, 2]], "Input type": ["float"]}
+    events = [
+        annotation("ProfilerStep#1", 0, 100),
+        around,
+        {**launch, "ts": 10, "dur": 1, "args": {"correlation": 5}},
+        kernel("ncclKernel_SendRecv_RING_SIMPLE_Sum_int8_t(x)", 20, 40, 3, correlation=5),
+        kernel("ncclKernel_SendRecv_RING_SIMPLE_Sum_int8_t(x)", 50, 60, 3, correlation=6),
+    ]
+    path = tmp_path / "one.json"
+    path.write_text(document(events, 0, 4))
+    known, guessed = sorted(world_of(path).collectives, key=lambda row: -row.exposed_ms)
+    assert (known.op, known.size_bytes, known.dtype) == (
+        "all_gather_into_tensor",
+        (1600,) * 2,
+        "float",
+    )
+    assert guessed.op == "other"
+    assert "only the name of the kernel says" in text_of(path)
+
+
+def test_steps_without_marks(tmp_path: Path) -> None:
+    unmarked = [e for e in rank_events(0, steps=12) if not e["name"].startswith("Profiler")]
+    path = tmp_path / "repeats.json"
+    path.write_text(document(unmarked, 0))
+    assert world_of(path).steps == 11
+    assert "1 collectives repeat" in text_of(path) or "no step is marked" in text_of(path)
+    (path := tmp_path / "whole.json").write_text(document(unmarked[:4], 0))
+    assert world_of(path).steps == 1
+    assert "the whole recording counts as one step" in text_of(path)
+
+
+def test_a_recording_without_communication_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "alone.json"
+    path.write_text(
+        document([kernel("gemm", 0, 5), kernel("deep_ep::internode::combine", 5, 9)], 0)
+    )
+    with pytest.raises(CommprofError, match=r"no communication that is recognised.*deep_ep"):
+        analyse_in_detail(path)
+
+
+def test_containers_hold_the_same(tmp_path: Path) -> None:
+    texts = {f"w{rank}/trace.json": document(rank_events(rank), rank) for rank in (0, 1)}
+    folder = tmp_path / "gz"
+    folder.mkdir()
+    with (
+        tarfile.open(tmp_path / "job.tar.gz", "w:gz") as tar,
+        zipfile.ZipFile(tmp_path / "job.zip", "w") as packed,
+    ):
+        for number, (name, text) in enumerate(texts.items()):
+            inner = tarfile.TarInfo(name)
+            inner.size = len(text)
+            tar.addfile(inner, io.BytesIO(text.encode()))
+            packed.writestr(f"{name}.gz", gzip.compress(text.encode()))
+            (folder / f"{number}.json.gz").write_bytes(gzip.compress(text.encode()))
+    for path in (tmp_path / "job.tar.gz", tmp_path / "job.zip", folder):
+        found = read_recording(path)
+        assert found is not None, path
+        assert sorted(found.traces) == [0, 1]
+        assert len(columns.collectives(found.traces[1])) == 4
+
+
+DAMAGES = {
+    "not JSON": b'{"traceEvents": [}',
+    "nested": b'{"traceEvents": [' + b"[" * 200_000,
+    "not an object": b'["traceEvents"]',
+    "no events": b'{"traceEvents": 5, "distributedInfo": {"rank": 0}}',
+    "huge number": b'{"distributedInfo": 1' + b"0" * 6000 + b', "traceEvents": []}',
+    "zeros": b'{"traceEvents":' + bytes(1000),
+    "packed": gzip.compress(b'{"traceEvents": [')[:-9],
+    "endless text": b'{"traceEvents": ["' + b"x" * (20 << 20),
+    "nothing that ran": b'{"traceEvents": [{"ph": "X", "cat": "kernel", "name": 5, "ts": 1}]}',
+}
+
+
+@pytest.mark.parametrize("data", DAMAGES.values(), ids=DAMAGES)
+def test_a_damaged_file_is_one_line(tmp_path: Path, data: bytes) -> None:
+    path = tmp_path / "bad.json"
+    path.write_bytes(data)
+    with pytest.raises(CommprofError) as found:
+        analyse_in_detail(path)
+    assert "\n" not in str(found.value)
+    assert str(path) in str(found.value)
+
+
+def test_a_bomb_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "bomb.json.gz"
+    with gzip.open(path, "wb") as file:
+        file.write(b'{"traceEvents": [')
+        for _ in range(90):
+            file.write(b" " * (1 << 20))
+    with pytest.raises(CommprofError, match="unpacks to more than 300 times its size"):
+        analyse_in_detail(path)
+
+
+def test_what_came_before_a_damage_counts(tmp_path: Path) -> None:
+    text = document(rank_events(0, steps=40), 0)
+    path = tmp_path / "cut.json"
+    path.write_text(text[: len(text) // 2])
+    assert 15 <= world_of(path).steps <= 21
+    assert "it is cut off, or damaged: what came before that counts" in text_of(path)
+
+
+def test_odd_values_are_counted_and_harm_nothing(tmp_path: Path) -> None:
+    odd: list[Event] = [
+        {**kernel("gemm", 0, 1), "ts": value, "dur": length}
+        for value, length in [
+            (float("nan"), 1),
+            (1e300, 1),
+            (-5, 1),
+            (1, None),
+            ([], 1),
+            (10**30, 1),
+        ]
+    ]
+    odd += [{"ph": "X", "cat": "kernel"}, {"ph": "X", "cat": [], "name": {}}, {"args": 5}]
+    odd.append(kernel("ncclKernel", 1, 2, **{"Process Group Ranks": "[" * 900, "Seq": 1.5}))
+    path = tmp_path / "odd.json"
+    path.write_text(document([*odd, *rank_events(0)], 0))
+    assert world_of(path).steps == 4
+    assert "6 events had no usable times" in text_of(path)
+
+
+def test_gloo_is_read_from_the_host_s_ranges(tmp_path: Path) -> None:
+    """c10d's operator says when it was issued; the issuing thread works until 40 and from 80."""
+    operator = {"ph": "X", "cat": "cpu_op", "pid": 1, "tid": 1}
+    events = [annotation("ProfilerStep#0", 0, 100)]
+    events += [
+        {**operator, "name": "aten::mm", "ts": 0, "dur": 40},
+        {**operator, "name": "c10d::allreduce_", "ts": 10, "dur": 1},
+        {**annotation("gloo:all_reduce", 20, 80, tid=2), "args": {}},
+        {**operator, "name": "aten::add", "ts": 80, "dur": 10},
+    ]
+    path = tmp_path / "gloo.json"
+    path.write_text(document(events, 0))
+    world = world_of(path)
+    assert world.ranks[0].kernels is None
+    assert world.parts.exposed_ms == pytest.approx(0.04)
+    assert world.collectives[0].duration.median_ms == pytest.approx(0.07)
+
+
+def of_host(name: str, begin_us: float, end_us: float, tid: int = 1) -> Event:
+    span = {"ts": begin_us, "dur": end_us - begin_us}
+    return {"ph": "X", "cat": "cpu_op", "pid": 1, "tid": tid, "name": name, **span}
+
+
+@pytest.mark.parametrize(
+    ("beside", "exposed_us"),
+    [
+        ([], 80),
+        # To issue is work, however long it takes; to wait in an operator is not.
+        ([of_host("c10d::_allgather_base_", 10, 40)], 50),
+        ([of_host("_c10d_functional::wait_tensor", 20, 90)], 80),
+        # Python between the operators of a pass is work, unless the pass itself communicates.
+        ([annotation("DistributedDataParallel.forward", 30, 60)], 50),
+        ([annotation("DistributedDataParallel.forward", 5, 60)], 80),
+    ],
+)
+def test_what_is_work_beside_gloo(tmp_path: Path, beside: list[Event], exposed_us: float) -> None:
+    """The all-gather is under way from 10 to 90."""
+    events = [annotation("ProfilerStep#0", 0, 100)]
+    if not any(event["name"].startswith("c10d::") for event in beside):
+        events.append(of_host("c10d::_allgather_base_", 10, 10))
+    events += [*beside, annotation("gloo:all_gather", 20, 90, tid=2)]
+    path = tmp_path / "gloo.json"
+    path.write_text(document(events, 0))
+    world = world_of(path)
+    assert [found.op for found in world.collectives] == ["all_gather_into_tensor"]
+    assert world.parts.exposed_ms == pytest.approx(exposed_us / 1000)
+
+
+@with_data
+def test_dlrm_on_8_gpus() -> None:
+    world = world_of(DLRM)
+    ms = {
+        "exposed": (5537, 11056, 3217, 9450, 6550, 6211, 3289, 1580),
+        "compute": (1034, 1246, 1068, 1240, 1126, 1041, 1051, 1059),
+        "busy": (6571, 12302, 4285, 10690, 7676, 7252, 4340, 2639),
+    }
+    for rank, exposed, compute, busy in zip(world.ranks, *ms.values(), strict=True):
+        kernels = rank.kernels
+        assert kernels is not None
+        assert rank.parts.exposed_ms == pytest.approx(exposed / 1000, rel=1e-3)
+        assert kernels.compute_ms == pytest.approx(compute / 1000, rel=1e-3)
+        assert kernels.busy_ms == pytest.approx(busy / 1000, rel=1e-3)
+        assert kernels.wait_ms + kernels.wire_ms == pytest.approx(
+            kernels.communication_ms, rel=1e-3
+        )
+        assert 0.01 <= kernels.wire_ms / rank.parts.step_ms <= 0.02
+    assert world.late_rank is not None
+    assert world.late_rank.rank == 7
+    assert 0 < world.clock_error_us <= 10
+    assert {row.op for row in world.collectives} == {"all_to_all", "all_reduce"}
+    assert "The others wait for rank 7" in text_of(DLRM)
+
+
+@with_data
+def test_resnet_of_one_rank() -> None:
+    result, details = analyse_in_detail(RESNET)
+    world = result.worlds[0]
+    exposed = details[0].parts_ms["exposed"][0]
+    assert exposed == pytest.approx([10.0, 10.4, 18.7], abs=0.06)
+    reduced = [row for row in world.collectives if row.op == "all_reduce"]
+    assert sum(row.calls_per_step for row in reduced) == 5
+    assert sum(row.total_bytes for row in reduced) == 3 * 4 * 25_557_032
+    assert "all-reduce 5 buckets a step, 25,557,032 elements in all" in text_of(RESNET)
+    assert np.isnan(world.parts.wait_ms)
+    assert np.isnan(world.parts.wire_ms)
+
+
+@with_data
+def test_torchrec_s_kinds_are_told_apart() -> None:
+    world = world_of(TORCHREC)
+    ops = {row.op for row in world.collectives}
+    assert ops >= {"all_to_all", "all_reduce", "reduce_scatter_tensor", "all_gather_into_tensor"}
+    assert 0.13 <= world.parts.exposed_ms / world.parts.step_ms <= 0.17
+
+
+@pytest.mark.slow
+def test_eight_ranks_of_100_000_events_take_at_most_10_s(tmp_path: Path) -> None:
+    filler = [{**kernel("gemm", 0, 1), "cat": "ac2g", "id": 1}] * 84_000
+    folder = tmp_path / "job"
+    documents = [document([*rank_events(0, steps=3200), *filler], rank, 8) for rank in range(8)]
+    # What costs time is decoding: of the events that are kept 16,000 a rank.
+    write(folder, documents)
+    began = time.process_time()
+    analyse_in_detail(folder)
+    assert time.process_time() - began < 10
+
+
+def test_traces_of_several_jobs_are_not_put_together(tmp_path: Path) -> None:
+    texts = [document(rank_events(0), 0), document(rank_events(1), 1, 8)]
+    with pytest.raises(CommprofError, match=r"several jobs: .* of 2 ranks, .* of 8 ranks"):
+        analyse_in_detail(write(tmp_path / "job", texts))
+
+
+def test_archives_can_be_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "job.json.gz"
+    path.write_bytes(gzip.compress(document(rank_events(0, steps=30), 0).encode()))
+    assert main(["compare", str(path), str(path)]) == 0
+    assert "cannot be told apart" in capsys.readouterr().out
