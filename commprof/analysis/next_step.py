@@ -81,7 +81,16 @@ def next_step(
             "others' step. No change to the exchange wins that back.",
             "",
         )
-    return _trial(context, world.world_size, cap_to_try_mb(world, step))
+    trial = _trial(context, world.world_size, cap_to_try_mb(world, step))
+    if not step.split_ms or step.split_ms["waiting"] <= step.exposed_ms / 2:
+        return trial
+    balance = (
+        "First balance the work of the ranks: they wait for one another for "
+        f"{step.share('waiting'):.0%} of the step, and not for one rank alone."
+    )
+    if step.share("wire") < WORTH_A_LOOK or not trial.advice:
+        return NextStep(f"{balance} No change to the exchange wins that back.", "")
+    return NextStep(f"{balance} {trial.advice}", trial.command)
 
 
 def rank_to_look_at(

@@ -56,6 +56,18 @@ def test_much_of_it_asks_for_a_trial() -> None:
     )
 
 
+@pytest.mark.parametrize(("wire", "tried"), [(5.0, False), (20.0, True)])
+def test_ranks_that_wait_in_turns_are_told_to_balance_first(wire: float, tried: bool) -> None:
+    step = mean_step(detail(2, backward=45, wire=wire, wait=30))
+    found = next_step(run(), world(2), step, "x")
+    assert found.advice.startswith(
+        "First balance the work of the ranks: they wait for one another for 30% of the step, "
+        "and not for one rank alone. "
+        + ("Whether compression would" if tried else "No change to the exchange wins that back.")
+    )
+    assert found.command.startswith("commprof run --nproc 2 --trial") is tried
+
+
 def test_a_cap_above_every_bucket_is_not_tried() -> None:
     small = collective(size_bytes=(4, 5 * 2**20))
     found = advised(run(), world(2, collectives=(small,)))
