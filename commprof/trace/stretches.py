@@ -80,3 +80,26 @@ def between(moments_ns: Ints) -> Stretches:
 def outside(some: Stretches, others: Stretches) -> Stretches:
     """The time of the first that does not lie in the others."""
     return within(some, gaps(others))
+
+
+def covered(
+    begin_ns: Ints,
+    end_ns: Ints,
+    amount: npt.NDArray[np.float64] | None,
+    first_ns: Ints,
+    last_ns: Ints,
+) -> npt.NDArray[np.float64]:
+    """Per window ``first_ns`` to ``last_ns`` what lies in it of stretches, in order and apart.
+
+    Each stretch holds its length, or the amount given, spread evenly.
+    """
+    if len(begin_ns) == 0:
+        return np.zeros(len(first_ns))
+    held = (end_ns - begin_ns).astype(np.float64) if amount is None else amount
+    total = np.cumsum(held)
+    # Less the first: times since 1970 in ns have no place in a float.
+    at = np.stack([begin_ns, end_ns], axis=1).ravel() - begin_ns[0]
+    reached = np.stack([total - held, total], axis=1).ravel()
+    until, since = (np.interp(time - begin_ns[0], at, reached) for time in (last_ns, first_ns))
+    result: npt.NDArray[np.float64] = until - since
+    return result

@@ -16,6 +16,7 @@ from commprof.analysis.align.device_timeline import on_device_timeline
 from commprof.analysis.align.matching import Matching, match
 from commprof.analysis.align.warmup import count_warmup, step_signatures
 from commprof.analysis.late.arrivals import Arrivals, match_arrivals
+from commprof.analysis.late.origins import Origins, origins
 from commprof.analysis.step.breakdown import Breakdown, Floats, breakdown
 from commprof.trace import columns
 from commprof.trace.columns import Collectives, Ints, Steps
@@ -76,14 +77,18 @@ def measured_world(run: WorldRun) -> MeasuredWorld | None:
     tables = [columns.collectives(trace) for trace in traces]
     matching = match(traces, tables)
     arrivals: list[Arrivals | None] = [None] * len(traces)
+    began: list[Origins | None] = [None] * len(traces)
     if clocks:
-        arrivals = [*match_arrivals(matching, traces, tables)]
+        known = match_arrivals(matching, traces, tables)
+        arrivals = [*known]
+        if len(matching.groups) > 1:
+            began = [*origins(traces, tables, known)]
     trained = min(_trained_steps(trace) for trace in traces)
     merged = {i for t in traces for i in merged_steps(t, columns.steps(t)).tolist()}
     parts = _common_steps(
         [
-            breakdown(trace, table, arrival, run.world_size)
-            for trace, table, arrival in zip(traces, tables, arrivals, strict=True)
+            breakdown(trace, table, arrival, run.world_size, began_at)
+            for trace, table, arrival, began_at in zip(traces, tables, arrivals, began, strict=True)
         ],
         trained,
         merged,

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from commprof.analysis.late.arrivals import Arrivals
+from commprof.analysis.late.shared_calls import SharedCalls, last_before
 from commprof.analysis.late.stragglers import LateRank
 from commprof.analysis.step.exposure import Exposures, exposures_of
 from commprof.analysis.step.pauses import ORIGINS, pauses
@@ -24,7 +25,7 @@ from commprof.trace import columns
 from commprof.trace.columns import Collectives, Ints
 from commprof.trace.reader import Trace
 from commprof.trace.schema import Phase
-from commprof.trace.stretches import Stretches, outside, stretches, within
+from commprof.trace.stretches import Stretches, covered, outside, stretches, within
 
 Floats = npt.NDArray[np.float64]
 
@@ -90,43 +91,34 @@ def _explained(late: int, ranks: Sequence[RankView], steps: Ints) -> Floats | No
     Each deciding collective counts as much as the waiting that it decided. In it an origin
     explains its excess over the rank's lateness, not less than 0 and not more than 1.
     """
-    count = 1 + max(
-        (
-            int(numbers.max(initial=-1))
-            for r in ranks
-            for numbers in (r.arrivals.collective, r.arrivals.buckets.number)
-        ),
-        default=-1,
-    )
-    issue_ns, end_ns = _times(ranks, count)
-    waited_ns = _waited_for(late, ranks, steps, count)
-    synced_ns = _last_synchronised(_synchronised(ranks, end_ns), issue_ns.min(axis=0))
-    rows = np.flatnonzero((waited_ns > 0) & (synced_ns > 0) & (issue_ns.min(axis=0) > 0))
-    is_late = np.array([r.rank == late for r in ranks])
-    own_ns = issue_ns[is_late][0][rows]
-    lateness_ns = own_ns - np.median(issue_ns[~is_late][:, rows], axis=0)
-    rows, lateness_ns = rows[lateness_ns > 0], lateness_ns[lateness_ns > 0]
-    if len(rows) == 0:
+    tables, arrivals, exposed = zip(*((r.table, r.arrivals, r.exposed) for r in ranks), strict=True)
+    shared = SharedCalls(tables, arrivals, exposed)
+    waited_ns = _waited_for(late, ranks, steps, shared.count)
+    decided = np.flatnonzero(waited_ns > 0)
+    parts, weights = [], []
+    for key in np.unique(shared.members[decided]):
+        number = decided[shared.members[decided] == key]
+        places = [i for i in range(len(ranks)) if shared.has(i, number[:1])[0]]
+        rows, explained = _explained_in(late, [ranks[i] for i in places], places, number, shared)
+        parts.append(explained)
+        weights.append(waited_ns[number[rows]])
+    if not sum(map(len, weights)):
         return None
-    spent = np.stack([_spent(r, synced_ns[rows], issue_ns[i, rows]) for i, r in enumerate(ranks)])
+    return np.average(np.concatenate(parts), axis=0, weights=np.concatenate(weights))
+
+
+def _explained_in(
+    late: int, ranks: Sequence[RankView], places: Sequence[int], number: Ints, shared: SharedCalls
+) -> tuple[Ints, Floats]:
+    """In collectives of the same ranks: rows that can be explained, and ``[row, origin]``."""
+    arrived_ns = np.stack([shared.arrived_ns(place, number) for place in places])
+    synced_ns = last_before(shared.synchronised_ns(*places), arrived_ns.min(axis=0))
+    is_late = np.array([r.rank == late for r in ranks])
+    lateness_ns = arrived_ns[is_late][0] - np.median(arrived_ns[~is_late], axis=0)
+    rows = np.flatnonzero((synced_ns > 0) & (lateness_ns > 0))
+    spent = np.stack([_spent(r, synced_ns[rows], arrived_ns[i, rows]) for i, r in enumerate(ranks)])
     excess = spent[is_late][0] - np.median(spent[~is_late], axis=0)
-    parts = np.clip(excess / lateness_ns[:, np.newaxis], 0, 1)
-    return np.average(parts, axis=0, weights=waited_ns[rows])
-
-
-def _times(ranks: Sequence[RankView], count: int) -> tuple[Ints, Ints]:
-    """``[rank, collective or bucket]``: arrival and end; 0 where the rank was not seen in it."""
-    issue_ns = np.zeros((len(ranks), count), dtype=np.int64)
-    end_ns = np.zeros((len(ranks), count), dtype=np.int64)
-    for i, rank in enumerate(ranks):
-        seen = rank.arrivals.collective >= 0
-        issue_ns[i, rank.arrivals.collective[seen]] = rank.table.issue_ns[seen]
-        end_ns[i, rank.arrivals.collective[seen]] = rank.table.end_ns[seen]
-        buckets = rank.arrivals.buckets
-        seen = buckets.number >= 0
-        issue_ns[i, buckets.number[seen]] = buckets.ready_ns[seen]
-        end_ns[i, buckets.number[seen]] = buckets.end_ns[seen]
-    return issue_ns, end_ns
+    return rows, np.clip(excess / lateness_ns[rows, np.newaxis], 0, 1)
 
 
 def _waited_for(late: int, ranks: Sequence[RankView], steps: Ints, count: int) -> Floats:
@@ -152,41 +144,6 @@ def _in_steps(trace: Trace, time_ns: Ints, steps: Ints) -> npt.NDArray[np.bool_]
     return inside & np.isin(found.index[row], steps)
 
 
-def _synchronised(ranks: Sequence[RankView], end_ns: Ints) -> Ints:
-    """Ends, in order, of the collectives of all ranks that some training thread waited for.
-
-    At such an end nobody is past the place where he waits, and those who waited are at it.
-    """
-    awaited = np.zeros(end_ns.shape[1], dtype=np.bool_)
-    for rank in ranks:
-        rows = rank.exposed.collective[
-            (rank.exposed.waited_ns > 0) & (rank.exposed.collective >= 0)
-        ]
-        member = rank.arrivals.collective[rows]
-        awaited[member[member >= 0]] = True
-        last = _last_buckets(rank)
-        awaited[last[last >= 0]] = True
-    return np.sort(end_ns.max(axis=0)[awaited & (end_ns > 0).all(axis=0)])
-
-
-def _last_buckets(rank: RankView) -> Ints:
-    """Numbers of the buckets that were done last in the backward passes that waited for theirs."""
-    buckets = rank.arrivals.buckets
-    waited = rank.exposed.graph_task[rank.exposed.waited_ns > 0]
-    order = np.argsort(buckets.end_ns, kind="stable")
-    order = order[np.isin(buckets.graph_task[order], waited) & (buckets.graph_task[order] >= 0)]
-    last = dict(
-        zip(buckets.graph_task[order].tolist(), buckets.number[order].tolist(), strict=True)
-    )
-    return np.array(list(last.values()), dtype=np.int64)
-
-
-def _last_synchronised(synchronised_ns: Ints, before_ns: Ints) -> Ints:
-    """For each time the last of the given ones that is not after it; 0 without one."""
-    at = np.searchsorted(synchronised_ns, before_ns, side="right")
-    return np.concatenate(([0], synchronised_ns))[at]
-
-
 def _spent(rank: RankView, begin_ns: Ints, end_ns: Ints) -> Floats:
     """``[window, origin]``: the training thread's time without its waiting; pauses in no phase."""
     phases = columns.phases(rank.trace)
@@ -201,8 +158,8 @@ def _spent(rank: RankView, begin_ns: Ints, end_ns: Ints) -> Floats:
     spent = np.zeros((len(begin_ns), len(ORIGINS)))
     for phase in range(len(Phase)):
         declared, waited = key == phase, waiting == phase
-        span = _covered(first[declared], last[declared], None, begin_ns, end_ns)
-        spent[:, phase] = span - _covered(
+        span = covered(first[declared], last[declared], None, begin_ns, end_ns)
+        spent[:, phase] = span - covered(
             exposed.begin_ns[waited],
             exposed.end_ns[waited],
             exposed.waited_ns[waited],
@@ -211,7 +168,7 @@ def _spent(rank: RankView, begin_ns: Ints, end_ns: Ints) -> Floats:
         )
         stood = within(paused, stretches(first[declared], last[declared]))
         spent[:, phase] -= _length(stood, begin_ns, end_ns)
-    undeclared = (end_ns - begin_ns) - _covered(first, last, None, begin_ns, end_ns)
+    undeclared = (end_ns - begin_ns) - covered(first, last, None, begin_ns, end_ns)
     stood = outside(paused, declared_at)
     spent[:, Phase.OTHER] += undeclared - _length(stood, begin_ns, end_ns)
     spent[:, -1] = _length(paused, begin_ns, end_ns)
@@ -220,18 +177,4 @@ def _spent(rank: RankView, begin_ns: Ints, end_ns: Ints) -> Floats:
 
 def _length(some: Stretches, begin_ns: Ints, end_ns: Ints) -> Floats:
     """Per window how much of it they cover."""
-    return _covered(some.begin_ns, some.end_ns, None, begin_ns, end_ns)
-
-
-def _covered(
-    first_ns: Ints, last_ns: Ints, amount_ns: Floats | None, begin_ns: Ints, end_ns: Ints
-) -> Floats:
-    """Per window what lies in it of the stretches; each holds its length, or the amount given."""
-    if len(first_ns) == 0:
-        return np.zeros(len(begin_ns))
-    amount = (last_ns - first_ns).astype(np.float64) if amount_ns is None else amount_ns
-    total = np.cumsum(amount)
-    at = np.stack([first_ns, last_ns], axis=1).ravel().astype(np.float64)
-    reached = np.stack([total - amount, total], axis=1).ravel()
-    result: Floats = np.interp(end_ns, at, reached) - np.interp(begin_ns, at, reached)
-    return result
+    return covered(some.begin_ns, some.end_ns, None, begin_ns, end_ns)

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from commprof.analysis.collectives.time_in_flight import in_flight_ns
 from commprof.analysis.late.arrivals import Arrivals
+from commprof.analysis.late.origins import Origins
 from commprof.analysis.step.exposure import Exposures, exposures_of
 from commprof.analysis.step.pauses import pauses
 from commprof.analysis.step.waiting import Waiting, split
@@ -24,7 +25,7 @@ from commprof.trace import columns
 from commprof.trace.columns import Collectives, Finalizations, Ints, Spans, Steps
 from commprof.trace.reader import Trace
 from commprof.trace.schema import PHASES, Phase
-from commprof.trace.stretches import Stretches, outside, stretches, within
+from commprof.trace.stretches import Stretches, covered, outside, stretches, within
 
 Floats = npt.NDArray[np.float64]
 
@@ -57,7 +58,8 @@ class Breakdown:
     #: ``[step, phase]``, in the order of ``schema.PHASES``: of the time in each phase, without the
     #: waiting, the part in which the process did not run.
     paused_ns: Floats
-    #: Waiting per culprit: ``[step, rank]``; all 0 where arrivals are not known.
+    #: ``[step, rank]``: waiting by the rank where it began, see :mod:`analysis.late.origins`;
+    #: all 0 where arrivals are not known.
     waited_for_ns: Floats
 
     @property
@@ -86,6 +88,7 @@ def breakdown(
     table: Collectives,
     arrivals: Arrivals | None,
     world_size: int,
+    origins: Origins | None = None,
 ) -> Breakdown:
     """Splits every complete step of one rank.
 
@@ -94,6 +97,7 @@ def breakdown(
         table: its collectives.
         arrivals: of these collectives; None where the ranks' clocks cannot be compared.
         world_size: number of ranks, the width of ``waited_for_ns``.
+        origins: of its waits; None where every wait began at the rank that was waited for.
     """
     steps = columns.steps(trace)
     thread = int(steps.thread[0]) if len(steps) else 0
@@ -110,7 +114,10 @@ def breakdown(
     unsplit = _sum_by_step(
         steps, exposed_step, np.where(np.isnan(waiting.wait_ns), exposed.waited_ns, 0.0)
     )
-    wait, waited_for = _waiting(steps, exposed_step, waiting, world_size)
+    if origins is None:
+        origins = Origins(np.arange(len(exposed)), waiting.culprit, waiting.wait_ns)
+    known_wait = np.nan_to_num(waiting.wait_ns, nan=0.0)
+    wait = _sum_by_step(steps, exposed_step, known_wait)
     nothing_known = (exposed_ns > 0) & (unsplit >= exposed_ns)
     named = {
         phase: phase_ns[:, phase]
@@ -131,7 +138,7 @@ def breakdown(
         no_core_ns=_no_core(steps, finalizations, thread),
         paused_ns=_paused_by_phase(steps, phases, pauses(trace, exposed), thread),
         hidden_ns=np.maximum(0.0, in_flight_ns(steps, table) - exposed_ns),
-        waited_for_ns=waited_for,
+        waited_for_ns=_by_origin(steps, exposed_step, origins, world_size),
     )
 
 
@@ -190,19 +197,9 @@ def _exposed_by_phase(
     until = np.minimum(exposed.end_ns[used], steps.end_ns[of_step])
     rate = exposed.waited_ns[used] / np.maximum(exposed.end_ns[used] - since, 1)
     for code in np.unique(key[key < len(Phase)]).tolist():
-        chosen = begin[key == code], end[key == code]
-        within_ns = _covered_ns(*chosen, until) - _covered_ns(*chosen, since)
+        within_ns = covered(begin[key == code], end[key == code], None, since, until)
         times[:, code] = _sum_by_step(steps, of_step, rate * within_ns)
     return times
-
-
-def _covered_ns(begin: Ints, end: Ints, time_ns: Ints) -> Ints:
-    """How much of stretches, which are in order and apart, lies before each time."""
-    before = np.concatenate(([0], np.cumsum(end - begin)))
-    row = np.searchsorted(begin, time_ns, side="right")
-    later = np.maximum(0, end[row - 1] - time_ns)
-    covered: Ints = before[row] - np.where(row > 0, later, 0)
-    return covered
 
 
 def _paused_by_phase(steps: Steps, phases: Spans, paused: Stretches, thread: int) -> Floats:
@@ -229,15 +226,13 @@ def _split(exposed: Exposures, table: Collectives, arrivals: Arrivals | None) ->
     return Waiting(np.full(len(exposed), np.nan), unknown, unknown)
 
 
-def _waiting(
-    steps: Steps, exposed_step: Ints, waiting: Waiting, world_size: int
-) -> tuple[Floats, Floats]:
-    """Waiting for the last rank per step, and per step and culprit."""
+def _by_origin(steps: Steps, exposed_step: Ints, origins: Origins, world_size: int) -> Floats:
+    """``[step, rank]``: waiting per step and the rank where it began."""
     waited_for = np.zeros((len(steps), world_size))
-    named = (exposed_step >= 0) & (waiting.culprit >= 0) & (waiting.culprit < world_size)
-    np.add.at(waited_for, (exposed_step[named], waiting.culprit[named]), waiting.wait_ns[named])
-    known_ns = np.nan_to_num(waiting.wait_ns, nan=0.0)
-    return _sum_by_step(steps, exposed_step, known_ns), waited_for
+    step = exposed_step[origins.exposure]
+    named = (step >= 0) & (origins.rank >= 0) & (origins.rank < world_size)
+    np.add.at(waited_for, (step[named], origins.rank[named]), origins.wait_ns[named])
+    return waited_for
 
 
 def _no_core(steps: Steps, finalizations: Finalizations, thread: int) -> Floats:

@@ -11,8 +11,9 @@ from commprof.report.tabulated import Grid, three_digits
 MOST_RANKS = 32
 
 LEGEND = f"""\
-Mean waiting per step in ms: the rank of the row waited until the rank of the column had
-arrived. Of more than {MOST_RANKS} ranks those that wait or are waited for most."""
+Mean waiting per step in ms: the rank of the row waited because the rank of the column came late,
+to a collective of both or to one of another group that made a third rank late.
+Of more than {MOST_RANKS} ranks those that wait or are waited for most."""
 
 
 def waiting_grid(detail: WorldDetail) -> Grid | None:

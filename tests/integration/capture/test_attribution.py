@@ -15,9 +15,10 @@ from commprof.analysis.scaling import scale
 from commprof.analysis.step.breakdown import Breakdown, breakdown
 from commprof.analysis.world import WorldResult, analyse_world
 from commprof.trace import columns
-from commprof.trace.run.run_directory import WorldRun
+from commprof.trace.run.run_directory import WorldRun, read_world
 from tests.support.machines import netns
-from tests.support.machines.ranks import run_here, run_on_hosts
+from tests.support.machines.ranks import run_here, run_module, run_on_hosts
+from tests.support.scripts import mesh
 
 #: Largest error allowed: 1 % or 1 ms, whichever is more.
 RELATIVE, ABSOLUTE_NS = 0.01, 1e6
@@ -161,3 +162,16 @@ def test_a_late_rank_is_named_and_wire_time_stays(tmp_path: Path, phase: str) ->
     context = {"machine": {"usable_cpu_count": 2}, "threads_per_rank": 1}
     said = remarks(context, [after], scale([after]), None)
     assert any("Rank 1 comes late" in sentence for sentence in said)
+
+
+@pytest.mark.parametrize("late", [0, 3])
+def test_a_slow_rank_of_a_mesh_is_named_through_its_groups(tmp_path: Path, late: int) -> None:
+    """Half of what the others wait is for a rank that itself waited in another group."""
+    run_module("tests.support.scripts.mesh", [str(tmp_path), str(late)], 4)
+    found = analyse_world(read_world(tmp_path, 4))
+    assert found is not None
+    assert found.late_rank is not None
+    assert found.late_rank.rank == late
+    assert found.late_rank.phase == "forward"
+    assert found.late_rank.share > 0.9
+    assert found.late_rank.wait_ns == pytest.approx(mesh.LATE_S * 1e9, rel=0.15)

@@ -1,0 +1,146 @@
+"""Where waiting began that went through several groups, in schedules whose cause is known."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from commprof.analysis.align.matching import match
+from commprof.analysis.align.measured import measured_world
+from commprof.analysis.late.arrivals import match_arrivals
+from commprof.analysis.late.origins import Origins, origins
+from commprof.analysis.step.exposure import exposures_of
+from commprof.analysis.step.waiting import Waiting, split
+from commprof.trace import columns
+from tests.support.builders.traces import MS, Rank, world_run
+
+#: Work in ms, or the name of a group whose collective the rank waits for.
+Program = Sequence[float | str]
+WIRE_MS = 1
+STEPS = 6
+
+
+def run(step: list[Program], groups: dict[str, tuple[int, ...]], steps: int = STEPS) -> list[Rank]:
+    """Ranks that go through the same program in each step."""
+    numbers = {name: number for number, name in enumerate(groups, 1)}
+    ranks = [
+        Rank(r, len(step), groups={numbers[n]: (n, len(m)) for n, m in groups.items() if r in m})
+        for r in range(len(step))
+    ]
+    left = [list(program) * steps for program in step]
+    now, began = [MS] * len(ranks), [MS] * len(ranks)
+    seq = dict.fromkeys(groups, 0)
+    while True:
+        for r, program in enumerate(left):
+            while program and not isinstance(program[0], str):
+                now[r] += int(program.pop(0) * MS)  # type: ignore[operator]
+                began[r] = _step_ended(ranks[r], step[r], program, began[r], now[r])
+        if not any(left):
+            return ranks
+        name = next(n for n, m in groups.items() if all(left[r] and left[r][0] == n for r in m))
+        end = max(now[r] for r in groups[name]) + WIRE_MS * MS
+        for r in groups[name]:
+            left[r].pop(0)
+            call = ranks[r].collective(seq[name], now[r], end, bytes=8, group=numbers[name])
+            ranks[r].wait(call, now[r], end)
+            now[r] = end
+            began[r] = _step_ended(ranks[r], step[r], left[r], began[r], end)
+        seq[name] += 1
+
+
+def _step_ended(rank: Rank, step: Program, left: list[float | str], began: int, now: int) -> int:
+    if len(left) % len(step):
+        return began
+    rank.step(began, now)
+    return now
+
+
+def caused_ms(ranks: list[Rank]) -> list[float]:
+    """Per rank the waiting that began there, in all steps but the first."""
+    seen = measured_world(world_run(ranks))
+    assert seen is not None
+    total = np.sum([part.waited_for_ns[1:].sum(axis=0) for part in seen.parts], axis=0)
+    return [float(each) / MS for each in total]
+
+
+def of_each(ranks: list[Rank]) -> tuple[list[Waiting], list[Origins]]:
+    """What each rank waited for directly, and where that began."""
+    traces = [rank.trace() for rank in ranks]
+    tables = [columns.collectives(trace) for trace in traces]
+    arrivals = match_arrivals(match(traces, tables), traces, tables)
+    exposed = [exposures_of(trace) for trace in traces]
+    waits = [split(*each) for each in zip(exposed, tables, arrivals, strict=True)]
+    return waits, origins(traces, tables, arrivals)
+
+
+CHAIN = {"first": (0, 1), "second": (1, 2)}
+
+
+def test_a_chain_over_two_groups_begins_at_its_first_rank() -> None:
+    ranks = run([[20, "first"], [5, "first", "second"], [5, "second"]], CHAIN)
+    waits, _ = of_each(ranks)
+    assert set(waits[2].culprit[waits[2].wait_ns > 0].tolist()) == {1}  # whom it waits for
+    caused = caused_ms(ranks)
+    # In each step rank 1 adds to it what it was on the wire.
+    assert caused[1:] == pytest.approx([(STEPS - 1) * WIRE_MS, 0])
+    assert caused[0] > 0.9 * sum(caused)
+
+
+def test_a_rank_that_is_slow_too_has_its_part() -> None:
+    # Rank 2 waits 21 ms: 9 that rank 1 waited, 1 of its transfer, and 11 of its own work.
+    ranks = run([[15, "first"], [6, "first", 11, "second"], [6, "second"]], CHAIN, steps=1)
+    waits, parts = of_each(ranks)
+    assert np.nansum(waits[2].wait_ns) == 21 * MS
+    # No moment is known before at which the two were side by side: all of it is rank 1's.
+    assert dict(zip(parts[2].rank.tolist(), parts[2].wait_ns.tolist(), strict=True)) == {1: 21 * MS}
+
+    first = [("both",), ("both",), ("both",)]
+    own = [[15, "first"], [6, "first", 11, "second"], [6, "second"]]
+    together = {**CHAIN, "both": (0, 1, 2)}
+    ranks = run([[1, *a, *b] for a, b in zip(first, own, strict=True)], together, steps=1)
+    _, parts = of_each(ranks)
+    by_rank = np.bincount(parts[2].rank, weights=parts[2].wait_ns, minlength=3) / MS
+    assert by_rank.tolist() == pytest.approx([9, 12, 0])
+
+
+@pytest.mark.parametrize("late", range(4))
+def test_a_mesh_of_groups_names_the_slow_rank_alone(late: int) -> None:
+    mesh = {"tp0": (0, 1), "tp1": (2, 3), "dp0": (0, 2), "dp1": (1, 3)}
+    programs = [[20 if r == late else 5, f"tp{r // 2}", 3, f"dp{r % 2}"] for r in range(4)]
+    ranks = run(programs, mesh)
+    caused = caused_ms(ranks)
+    # The others wait for 15 ms in each step, once.
+    assert caused == pytest.approx([(r == late) * 3 * 15 * (STEPS - 1) for r in range(4)])
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_origins_add_up_to_every_wait(seed: int) -> None:
+    chance = random.Random(seed)
+    size = chance.randint(3, 6)
+    groups = {"all": tuple(range(size))}
+    for number in range(chance.randint(1, 4)):
+        members = chance.sample(range(size), chance.randint(2, size))
+        groups[f"g{number}"] = tuple(sorted(members))
+    programs: list[list[float | str]] = [[] for _ in range(size)]
+    for name in chance.choices(list(groups), k=8):
+        for r in groups[name]:
+            programs[r] += [chance.uniform(0.1, 10), name]
+    for program in programs:
+        program.append(chance.uniform(0.1, 3))
+    waits, parts = of_each(run(programs, groups))
+    for wait, part in zip(waits, parts, strict=True):
+        known = np.flatnonzero(wait.culprit >= 0)
+        total = np.bincount(part.exposure, weights=part.wait_ns, minlength=len(wait.culprit))
+        assert total[known] == pytest.approx(wait.wait_ns[known], abs=1e-3)
+        assert (part.wait_ns >= 0).all()
+        assert set(part.rank.tolist()) <= set(range(size))
+
+
+def test_one_group_has_nothing_to_carry_back() -> None:
+    waits, parts = of_each(run([[5, "all"], [9, "all"], [7, "all"]], {"all": (0, 1, 2)}))
+    for wait, part in zip(waits, parts, strict=True):
+        assert part.rank.tolist() == wait.culprit.tolist()
+        assert part.wait_ns.tolist() == wait.wait_ns.tolist()
