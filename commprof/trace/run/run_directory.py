@@ -24,7 +24,6 @@ from typing import Any, Final
 from commprof.errors import CommprofError, TraceError
 from commprof.files import read_json
 from commprof.invocation import quoted
-from commprof.recordings.recognise import read_recording
 from commprof.recordings.recording import Recording
 from commprof.trace.documents import MOST_RANKS
 from commprof.trace.reader import Trace, read_first_metadata, read_trace
@@ -165,6 +164,8 @@ def _other_recording(path: Path) -> Recording | None:
 @functools.lru_cache(maxsize=2)
 def _read_once(path: Path, _stamp: int) -> Recording | None:
     """Context, steps and trials are asked for one after the other; a recording may be large."""
+    from commprof.recordings.recognise import read_recording  # a run needs none of it
+
     return read_recording(path)
 
 

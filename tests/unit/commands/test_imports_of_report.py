@@ -27,6 +27,7 @@ OTHERS = (
     *("commprof.monitor", "commprof.monitor", "commprof.predict", "commprof.report.html"),
     *("commprof.report.markdown", "commprof.report.prediction", "commprof.report.trial"),
     *("commprof.report.export.as_json", "commprof.trials.analyse", "commprof.trials.result"),
+    "commprof.recordings.profiler",
 )
 
 
