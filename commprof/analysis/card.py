@@ -82,7 +82,7 @@ class Card:
     exposed_ms: float
     #: Of the mean step; also an upper bound on what work on communication can win.
     exposed_share: float
-    #: NaN where waiting and transfer are not told apart.
+    #: NaN where waiting and transfer are not separated.
     wait_ms: float
     wire_ms: float
     #: The mean step if no communication were exposed and all else stayed: a lower bound.

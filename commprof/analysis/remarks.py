@@ -247,7 +247,7 @@ def _about_lateness(late: LateRank) -> str:
         f"others {late.cost_s:.3g} s of waiting in all; "
     )
     if late.phase is None and math.isnan(late.phase_share):
-        return text + "in which phase it fell behind cannot be told."
+        return text + "the phase in which it fell behind is not known."
     if late.phase is None:
         return text + (
             "its lateness is spread over phases, of which none explains more than "

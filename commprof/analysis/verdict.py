@@ -64,7 +64,7 @@ class Binding:
     #: The two largest parts and their shares of the mean step, the larger one first.
     largest: tuple[tuple[str, float], ...]
     #: Of communication: "waiting", "wire" and "unsplit" with their shares of the mean step; empty
-    #: where waiting and wire are not told apart.
+    #: where waiting and wire are not separated.
     communication: tuple[tuple[str, float], ...]
 
 

@@ -78,7 +78,7 @@ def with_compared_clocks(traces: Sequence[Trace]) -> tuple[list[Trace], str]:
     )
     if disagreement.sum() > _MOST_SHARE * ends.longest_ns.sum():
         return list(traces), (
-            f"{said}: too much to tell waiting from transfer, which are not told apart. Either "
+            f"{said}: too much to separate waiting from transfer, so they are not. Either "
             "clocks jump, or the ranks' collectives are not the same ones"
         )
     return [

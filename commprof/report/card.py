@@ -81,7 +81,7 @@ def facts(card: Card) -> list[tuple[str, str]]:
 def _figures(card: Card) -> list[tuple[str, str]]:
     if card.world_size < 2 or not card.exposed_ms > 0:
         return [("Exposed communication", "none.")]
-    split = "not told apart in this run"
+    split = "not separated in this run"
     if not math.isnan(card.wait_ms):
         split = f"{in_ms(card.wait_ms)} for the last rank, {in_ms(card.wire_ms)} transfer"
     best = f"upper bound; {in_ms(card.best_step_ms)} would remain"

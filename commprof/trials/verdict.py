@@ -208,7 +208,7 @@ def _wins(one: CandidateResult, chance: float) -> bool:
 def _tied(
     one: CandidateResult, best: CandidateResult, results: Sequence[CandidateResult], step_ns: Floats
 ) -> bool:
-    """Whether the two cannot be told apart."""
+    """Whether no difference of the two was measured."""
     places = [next(i for i, r in enumerate(results) if r is x) for x in (one, best)]
     between = ratio(step_ns[places[0]], step_ns[places[1]])
     return between is not None and between.contains(1.0)
@@ -265,7 +265,8 @@ def _recommend(
         why = "changes the gradients least"
         if math.isinf(_damage(choice)[0]):
             why = "was the fastest, and what each does to the gradients was not measured"
-        said.append(f"{' and '.join(others)} cannot be told from it here; {choice.label} {why}.")
+        same = " and ".join(others)
+        said.append(f"{same} did not differ from it measurably; {choice.label} {why}.")
     said.append(_price(choice))
     return said
 

@@ -159,7 +159,7 @@ def _buckets(schedule: Schedule, scenario: Scenario, remarks: list[str]) -> tupl
     if schedule.models > 1:
         raise CommprofError(
             f"--bucket-cap-mb needs a run with one DDP model; this one called {schedule.models}, "
-            "whose buckets are not told apart, and DDP puts no parameters of two models into one"
+            "whose buckets are not known one by one, and DDP puts no parameters of two into one"
         )
     parameters = parameters_of(schedule)
     if not parameters.sizes_known:

@@ -91,7 +91,7 @@ def _about_step(world: WorldComparison) -> str:
             f"are worth {worth} independent ones, and 4 in each are needed; record more."
         )
     if not step.significant:
-        return f"the step cannot be told apart ({change}, {_p_text(step.p_value)})."
+        return f"no difference in the step can be shown ({change}, {_p_text(step.p_value)})."
     word = "longer" if step.ratio.value > 1 else "shorter"
     return f"B's step is {word}: {change}, {_p_text(step.p_value)}."
 

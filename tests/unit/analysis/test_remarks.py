@@ -155,7 +155,7 @@ LATE = (
         ),
         (
             {"phase": None, "phase_share": math.nan},
-            "in which phase it fell behind cannot be told.",
+            "the phase in which it fell behind is not known.",
         ),
     ],
 )

@@ -316,7 +316,7 @@ def card_says_what_is(one: Case) -> None:
     found = re.findall(r"(?:communication: [^,]+, |gain: +)([\d.]+)% of the step", text)
     expected = [exposed] * (2 if exposed > 0 and size.ranks > 1 else 0)
     assert [float(x) for x in found] == pytest.approx(expected, abs=TENTH), text
-    assert ("not told apart" in text) == (bool(found) and not size.split_known), text
+    assert ("not separated" in text) == (bool(found) and not size.split_known), text
     late = size.world.late_rank
     assert (late is not None) == (re.search(r"Waited for: +rank \d", text) is not None), text
     if late is not None:
@@ -462,7 +462,7 @@ def late_ranks_are_told_alike(one: Case) -> None:
     where = f"comes late at {one.judged.ranks} ranks"
     remark = next((x for x in one.result.remarks if where in x), "")
     assert bool(remark) == (found is not None)
-    if "cannot be told" in remark or "spread over phases" in remark:
+    if "is not known" in remark or "spread over phases" in remark:
         assert "falls behind" not in text
         assert "phase" not in text
     if match := re.search(r"which falls behind (in the \w+ phase|outside|because)", text):

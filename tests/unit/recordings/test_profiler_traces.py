@@ -181,7 +181,7 @@ def test_clocks_that_jump_split_nothing(tmp_path: Path) -> None:
     assert not world.clocks_shared
     assert np.isnan(world.parts.wait_ms)
     assert np.isnan(world.parts.wire_ms)
-    assert "too much to tell waiting from transfer" in text_of(folder)
+    assert "too much to separate waiting from transfer" in text_of(folder)
 
 
 def test_one_rank_alone_has_no_wait_and_no_wire(tmp_path: Path) -> None:
@@ -455,4 +455,4 @@ def test_archives_can_be_compared(tmp_path: Path, capsys: pytest.CaptureFixture[
     path = tmp_path / "job.json.gz"
     path.write_bytes(gzip.compress(document(rank_events(0, steps=30), 0).encode()))
     assert main(["compare", str(path), str(path)]) == 0
-    assert "cannot be told apart" in capsys.readouterr().out
+    assert "no difference in the step can be shown" in capsys.readouterr().out
