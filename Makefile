@@ -36,23 +36,29 @@ run: $(BUILT) ## set up what is missing, then profile 8 ranks (RUN_ARGS=...)
 	$(BIN)/python -m commprof.run --nproc 8 $(or $(RUN_ARGS),$(DEMO))
 
 # Two at a time, but for what measures time: that runs alone.
-test: $(BUILT) $(DEV) ## set up what is missing, then run the tests that are not slow
+test: $(BUILT) $(DEV) build-cpp ## set up what is missing, then run the tests that are not slow
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile -m 'not measures and not slow'
 	$(BIN)/python -m pytest -q -m 'measures and not slow'
 
-test-all: $(BUILT) $(DEV) ## set up what is missing, then run all tests
+test-all: $(BUILT) $(DEV) build-all-cpp ## set up what is missing, then run all tests
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile -m 'not measures'
 	$(BIN)/python -m pytest -q -m measures
 
 integrations: $(OTHERS) ## run what needs training frameworks, or other libraries of workloads
 	$(OTHERS_DIR)/bin/python -m pytest -q -m needs
 
-test-cpp: $(DEPS) ## run the core's own tests (SANITIZE=address,undefined or thread)
+test-cpp: build-cpp ## run the core's own tests (SANITIZE=address,undefined or thread)
+	@$(BIN)/ctest --test-dir '$(CPP_DIR)' --output-on-failure --no-tests=error
+
+build-cpp: $(DEPS)
 	@$(BIN)/cmake -S . -B '$(CPP_DIR)' -G Ninja -DCMAKE_MAKE_PROGRAM='$(abspath $(BIN))/ninja' \
 	  -DCOMMPROF_TORCH=OFF -DCOMMPROF_TESTS=ON -DCOMMPROF_SANITIZE='$(SANITIZE)' \
 	  -DCMAKE_COMPILE_WARNING_AS_ERROR=ON >/dev/null
 	@$(BIN)/cmake --build '$(CPP_DIR)'
-	@$(BIN)/ctest --test-dir '$(CPP_DIR)' --output-on-failure --no-tests=error
+
+build-all-cpp: build-cpp
+	@$(MAKE) --no-print-directory build-cpp SANITIZE=address,undefined
+	@$(MAKE) --no-print-directory build-cpp SANITIZE=thread
 
 # The module's sources as one, without code: torch's headers take the time.
 compilers: $(DEPS) ## build the core, and check the module's sources, with COMPILERS
@@ -117,4 +123,4 @@ $(OTHERS): pyproject.toml tools/over_environment.py | $(DEV)
 	@$(BIN)/python tools/over_environment.py $(OTHERS_DIR) lightning ray hf lora qlora
 	@touch $@
 
-.PHONY: help run test test-all integrations test-cpp compilers lint format build wheel stubs bench clean
+.PHONY: help run test test-all integrations test-cpp build-cpp build-all-cpp compilers lint format build wheel stubs bench clean
