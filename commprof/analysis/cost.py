@@ -59,7 +59,7 @@ class Cost:
     cheapest: int | None
     #: World size with the most samples per second.
     fastest: int | None
-    #: World sizes whose cost cannot be told from the cheapest's.
+    #: World sizes whose cost did not differ measurably from the cheapest's.
     as_cheap: tuple[int, ...]
 
 

@@ -34,7 +34,7 @@ class Interval:
     high: float
 
     def contains(self, x: float) -> bool:
-        """Whether ``x`` cannot be told from the value."""
+        """Whether the interval holds ``x``: no difference of the two was measured."""
         return self.low <= x <= self.high
 
 

@@ -169,7 +169,7 @@ def _overhead_reduction(step: Floats, plain: Floats, floor: Floats | None) -> In
     rows = resamples(count)
     drawn_whole = np.median(whole[rows], axis=1)
     if np.median(whole) <= 0 or (drawn_whole <= 0).any():
-        return None  # what is to be reduced cannot be told from nothing
+        return None  # what is to be reduced may be nothing
     drawn = 1 - np.median(over[rows], axis=1) / drawn_whole
     value = float(1 - np.median(over) / np.median(whole))
     return interval_of(value, drawn, count, CONFIDENCE)
