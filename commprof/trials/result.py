@@ -119,7 +119,8 @@ class Verdict:
     apply: str
     #: Label of the fastest that wins; empty unless ``answer`` is "use".
     fastest: str = ""
-    #: Labels of those that did not differ measurably from the fastest, and its own; ``choice`` is one.
+    #: Labels of those that did not differ measurably from the fastest, and its own, which hold
+    #: ``choice`` too.
     equals: tuple[str, ...] = ()
 
 
