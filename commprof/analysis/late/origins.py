@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -65,10 +66,22 @@ class _Rank:
         """Per window how long this group blocked it, waiting and transfer."""
         return self._in(self.members == key, self.exposed.waited_ns, begin_ns, end_ns)
 
-    @property
+    @cached_property
     def wait_ns(self) -> Floats:
         """Per exposure; 0 where it is not known."""
         return np.nan_to_num(self.waiting.wait_ns, nan=0.0)
+
+    def rows_in(self, begin_ns: int, end_ns: int) -> Ints:
+        """Exposures that lie in a window, in part or whole."""
+        first = np.searchsorted(self._ended_ns, begin_ns, side="right")
+        last = np.searchsorted(self.exposed.begin_ns, end_ns, side="left")
+        rows = np.arange(first, last)
+        return rows[self.exposed.end_ns[rows] > begin_ns]
+
+    @cached_property
+    def _ended_ns(self) -> Ints:
+        """Per exposure when it and all before it were over."""
+        return np.maximum.accumulate(self.exposed.end_ns)
 
     def _in(
         self, chosen: npt.NDArray[np.bool_], amount_ns: Floats, begin_ns: Ints, end_ns: Ints
@@ -170,7 +183,7 @@ def _shared_out(
     """Per place the part of a wait that began there; they add up to 1."""
     late, exposed = ranks[wait.late], ranks[wait.late].exposed
     key = ranks[wait.place].members[wait.row]
-    rows = np.flatnonzero((exposed.end_ns > wait.begin_ns) & (exposed.begin_ns < wait.end_ns))
+    rows = late.rows_in(wait.begin_ns, wait.end_ns)
     rows = rows[late.members[rows] != key]
     begin, end = exposed.begin_ns[rows], exposed.end_ns[rows]
     inside = np.minimum(end, wait.end_ns) - np.maximum(begin, wait.begin_ns)

@@ -13,6 +13,7 @@ from functools import cached_property, reduce
 import numpy as np
 import numpy.typing as npt
 
+from commprof.analysis.align.matching import SEND
 from commprof.analysis.late.arrivals import Arrivals
 from commprof.analysis.step.exposure import Exposures
 from commprof.trace.columns import Collectives, Ints
@@ -104,7 +105,9 @@ def _seen(table: Collectives, arrivals: Arrivals, exposed: Exposures) -> _Seen:
     buckets = arrivals.buckets
     number = np.concatenate((arrivals.collective, buckets.number))
     arrived = np.concatenate((table.issue_ns, buckets.ready_ns))
-    end = np.concatenate((table.end_ns, buckets.end_ns))
+    # A message is over when its receiver has it; that its sender has no end says nothing.
+    sent = (table.op == SEND) & (table.end_ns == 0)
+    end = np.concatenate((np.where(sent, table.issue_ns, table.end_ns), buckets.end_ns))
     rows = np.flatnonzero(number >= 0)
     rows = rows[np.argsort(number[rows], kind="stable")]
     waited = exposed.collective[(exposed.waited_ns > 0) & (exposed.collective >= 0)]

@@ -116,6 +116,31 @@ def test_a_mesh_of_groups_names_the_slow_rank_alone(late: int) -> None:
     assert caused == pytest.approx([(r == late) * 3 * 15 * (STEPS - 1) for r in range(4)])
 
 
+def test_a_pipeline_whose_sends_nobody_waits_for_begins_at_its_slow_stage() -> None:
+    ranks = [Rank(r, 3) for r in range(3)]
+    now = [MS, MS, MS]
+    for batch in range(STEPS):
+        sent = 0
+        for stage, work in enumerate((20, 5, 5)):
+            rank, began = ranks[stage], now[stage]
+            if stage:
+                came = max(now[stage], sent + WIRE_MS * MS)
+                call = rank.collective(
+                    batch, now[stage], came, op="recv", aux=stage - 1, bytes_in=0, bytes_out=8
+                )
+                rank.wait(call, now[stage], came)
+                now[stage] = came
+            sent = now[stage] = now[stage] + work * MS
+            if stage < 2:
+                rank.collective(batch, sent, 0, op="send", aux=stage + 1, bytes_in=8, bytes_out=0)
+            rank.step(began, sent)
+    waits, parts = of_each(ranks)
+    assert set(waits[2].culprit[waits[2].wait_ns > 0].tolist()) == {1}
+    later = parts[2].exposure > 0  # before, the two were not side by side
+    by_rank = np.bincount(parts[2].rank[later], weights=parts[2].wait_ns[later], minlength=3)
+    assert by_rank[0] > 0.9 * by_rank.sum()
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_origins_add_up_to_every_wait(seed: int) -> None:
     chance = random.Random(seed)
