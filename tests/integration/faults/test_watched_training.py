@@ -71,8 +71,24 @@ class Finished:
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
-    place = tmp_path_factory.mktemp("watched")
+def runs() -> dict[int, Finished]:
+    """By try: a second one looks at another run."""
+    return {}
+
+
+@pytest.fixture
+def finished(
+    request: pytest.FixtureRequest,
+    runs: dict[int, Finished],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Finished:
+    attempt = getattr(request.node, "execution_count", 1)
+    if attempt not in runs:
+        runs[attempt] = watched(tmp_path_factory.mktemp("watched"))
+    return runs[attempt]
+
+
+def watched(place: Path) -> Finished:
     script = place / "script.py"
     script.write_text(SCRIPT)
     options = ["--nproc", "2", "--check-sync", "5", "--watchdog", "60"]
