@@ -92,6 +92,9 @@ wheel: $(BUILT) ## build dist/*.whl, which installs without a compiler beside th
 stubs: $(BUILT) $(DEV) ## regenerate commprof/_C.pyi from the built module
 	$(BIN)/python tools/make_stubs.py commprof/_C.pyi
 
+tables: $(DEV) ## regenerate the Python tables that stand in C++ headers
+	$(BIN)/python tools/make_tables.py
+
 bench: $(BUILT) $(DEV) ## measure what commprof itself costs
 	$(BIN)/python benchmarks/overhead.py
 
@@ -123,4 +126,4 @@ $(OTHERS): pyproject.toml tools/over_environment.py | $(DEV)
 	@$(BIN)/python tools/over_environment.py $(OTHERS_DIR) lightning ray hf lora qlora
 	@touch $@
 
-.PHONY: help run test test-all integrations test-cpp build-cpp build-all-cpp compilers lint format build wheel stubs bench clean
+.PHONY: help run test test-all integrations test-cpp build-cpp build-all-cpp compilers lint format build wheel stubs tables bench clean

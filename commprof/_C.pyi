@@ -24,7 +24,6 @@ __all__: list[str] = [
     "MODES",
     "Mesh",
     "OPS",
-    "OptionSpec",
     "PHASES",
     "PhaseMarker",
     "Segment",
@@ -45,8 +44,6 @@ __all__: list[str] = [
     "clock_same",
     "clock_serve",
     "clock_unfollow",
-    "compressor_options",
-    "compressor_schemes",
     "decode_bf16",
     "decode_fp16",
     "decode_int4",
@@ -216,23 +213,6 @@ class Listener:
         """
         What the other ranks need; holds a secret.
         """
-
-class OptionSpec:
-    """
-    What an option of a scheme accepts.
-    """
-    @property
-    def maximum(self) -> float: ...
-    @property
-    def meaning(self) -> str: ...
-    @property
-    def minimum(self) -> float: ...
-    @property
-    def name(self) -> str: ...
-    @property
-    def standard(self) -> float: ...
-    @property
-    def whole(self) -> bool: ...
 
 class CompressingHook:
     """
@@ -415,16 +395,6 @@ def clock_serve(
 def clock_unfollow() -> None:
     """
     Compares a last time and ends; at most 0.8 s. Before `stop`.
-    """
-
-def compressor_options(scheme: str) -> list[OptionSpec]:
-    """
-    The options of one scheme.
-    """
-
-def compressor_schemes() -> list[str]:
-    """
-    Names of the compression schemes.
     """
 
 def decode_bf16(

@@ -7,11 +7,11 @@ the package is type-checked against one interface.
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
+from make_tables import formatted
 from pybind11_stubgen import main as stubgen
 
 from commprof._native import native, native_error
@@ -33,13 +33,7 @@ def generate() -> str:
     text = re.sub(r"^(\w+): tuple = .*$", r"\1: tuple[str, ...]", text, flags=re.M)
     text = re.sub(r"os\.PathLike\b(?!\[)", "os.PathLike[str]", text)
     text = text.replace("*args)", "*args: object)")  # pybind11 knows no more, mypy wants more
-    return _ruff("format", _ruff("check", HEADER + text, "--fix-only", "--select=I"))
-
-
-def _ruff(command: str, text: str, *options: str) -> str:
-    ruff = str(Path(sys.executable).parent / "ruff")
-    arguments = [ruff, command, *options, "--quiet", "--stdin-filename=_C.pyi", "-"]
-    return subprocess.run(arguments, input=text, capture_output=True, text=True, check=True).stdout
+    return formatted(HEADER + text, "_C.pyi", "--select=I")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """What compression schemes there are and what they accept; needs neither torch nor the module.
 
-The same tables stand in ``csrc/compress/settings.cpp``; a test compares the two.
+The tables are made from a C++ header (``scheme_table.py``).
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from commprof.compressors import scheme_table
 from commprof.errors import UsageError
 
 
@@ -34,30 +35,17 @@ class Scheme:
     options: tuple[Option, ...]
 
 
-def _common(feedback: int) -> tuple[Option, ...]:
-    meaning = "1: what was not sent is added to the next step's gradients"
-    between = "1: fp32 sums within each host, compression between hosts"
-    return (
-        Option("feedback", 0, 1, feedback, True, meaning),
-        Option("start_step", 0, 1e9, 0, True, "steps with plain means before"),
-        Option("checksum", 0, 1, 0, True, "1: a CRC-32 with each message"),
-        Option("hierarchical", 0, 1, 0, True, between),
-    )
+def _scheme(code: str, name: str, feedback: int, meaning: str) -> Scheme:
+    """A row of the table, with its own options and those of all that compress."""
+    options = [
+        Option(own, low, high, feedback if own == "feedback" else standard, whole, what)
+        for taker, own, low, high, standard, whole, what in scheme_table.OPTIONS
+        if code != "None" and taker in (code, "None")
+    ]
+    return Scheme(name, meaning, tuple(options))
 
 
-_RATIO = Option("ratio", 1e-9, 1, 0.01, False, "share of the values that is sent")
-_RANK = Option("rank", 1, 16, 4, True, "columns of the factors that are sent")
-
-_ALL = (
-    Scheme("none", "fp32 all-reduce by the same machinery: what a compressor is compared with", ()),
-    Scheme("fp16", "16 bits a value with a power-of-two scale, 2x fewer bytes", _common(0)),
-    Scheme("bf16", "16 bits a value with fp32's range, 2x fewer bytes", _common(0)),
-    Scheme("int8", "8 bits a value, a scale per 128: 3.9x fewer bytes", _common(0)),
-    Scheme("int4", "4 bits a value, a scale per 64: 7.1x fewer bytes", _common(1)),
-    Scheme("topk", "the largest values of each bucket, exactly", (_RATIO, *_common(1))),
-    Scheme("powersgd", "two thin factors of each matrix (PowerSGD)", (_RANK, *_common(1))),
-    Scheme("hierarchical", "fp32 means through shared memory and, between hosts, gloo", ()),
-)
+_ALL = tuple(_scheme(*row) for row in scheme_table.SCHEMES)
 SCHEMES: Mapping[str, Scheme] = {scheme.name: scheme for scheme in _ALL}
 
 

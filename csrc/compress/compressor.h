@@ -31,7 +31,6 @@ struct OptionSpec {
   double maximum = 0;
   double standard = 0; // value used where none is given
   bool whole = false; // integers only
-  std::string meaning; // one line, for help texts
 };
 std::vector<std::string> schemeNames();
 std::vector<OptionSpec> optionSpecs(const std::string& scheme);

@@ -14,44 +14,28 @@ namespace commprof::compress {
 
 namespace {
 
-constexpr SchemeCode kSchemes[] = {
-    SchemeCode::kNone,
-    SchemeCode::kHalf,
-    SchemeCode::kBfloat16,
-    SchemeCode::kInt8,
-    SchemeCode::kInt4,
-    SchemeCode::kTopK,
-    SchemeCode::kPowerSgd};
+struct SchemeSpec {
+  SchemeCode code;
+  const char* name;
+  double feedback; // unless told otherwise
+};
 
-// "none" on the wire: the caller's transport makes the difference.
-constexpr const char* kHierarchical = "hierarchical";
+constexpr SchemeSpec kSchemes[] = {
+#define X(code, name, feedback, meaning) {SchemeCode::k##code, name, feedback},
+    COMMPROF_SCHEMES(X)
+#undef X
+};
 
-SchemeCode schemeCode(const std::string& name) {
-  if (name == kHierarchical) {
-    return SchemeCode::kNone;
-  }
-  for (const SchemeCode code : kSchemes) {
-    if (name == schemeName(code)) {
-      return code;
+const SchemeSpec& specOf(const std::string& name) {
+  std::ostringstream known;
+  for (const SchemeSpec& spec : kSchemes) {
+    if (name == spec.name) {
+      return spec;
     }
+    known << ' ' << spec.name;
   }
-  std::ostringstream text;
-  text << "compression scheme '" << name << "' is unknown; there are:";
-  for (const std::string& known : schemeNames()) {
-    text << ' ' << known;
-  }
-  throw std::invalid_argument(text.str());
-}
-
-bool feedbackByDefault(SchemeCode scheme) {
-  switch (scheme) {
-    case SchemeCode::kTopK:
-    case SchemeCode::kPowerSgd:
-    case SchemeCode::kInt4:
-      return true;
-    default:
-      return false;
-  }
+  throw std::invalid_argument(
+      "compression scheme '" + name + "' is unknown; there are:" + known.str());
 }
 
 void refuse(
@@ -111,45 +95,28 @@ uint16_t hashOf(const std::vector<double>& values, uint64_t seed) {
 
 std::vector<std::string> schemeNames() {
   std::vector<std::string> names;
-  for (const SchemeCode code : kSchemes) {
-    names.emplace_back(schemeName(code));
+  for (const SchemeSpec& spec : kSchemes) {
+    names.emplace_back(spec.name);
   }
-  names.emplace_back(kHierarchical);
   return names;
 }
 
 std::vector<OptionSpec> optionSpecs(const std::string& scheme) {
-  const SchemeCode code = schemeCode(scheme);
+  const SchemeSpec& spec = specOf(scheme);
   std::vector<OptionSpec> specs;
-  if (scheme == kHierarchical || code == SchemeCode::kNone) {
+  if (spec.code == SchemeCode::kNone) {
     return specs;
   }
-  if (code == SchemeCode::kTopK) {
-    specs.push_back(
-        {"ratio", 1e-9, 1, 0.01, false, "share of the values that is sent"});
+#define X(taker, option, low, high, usual, integral, meaning) \
+  if (SchemeCode::k##taker == spec.code ||                    \
+      SchemeCode::k##taker == SchemeCode::kNone) {            \
+    specs.push_back({option, low, high, usual, integral});    \
+    if (specs.back().name == "feedback") {                    \
+      specs.back().standard = spec.feedback;                  \
+    }                                                         \
   }
-  if (code == SchemeCode::kPowerSgd) {
-    specs.push_back(
-        {"rank", 1, 16, 4, true, "columns of the factors that are sent"});
-  }
-  const double feedback = feedbackByDefault(code) ? 1 : 0;
-  specs.push_back(
-      {"feedback",
-       0,
-       1,
-       feedback,
-       true,
-       "1: what was not sent is added to the next step's gradients"});
-  specs.push_back(
-      {"start_step", 0, 1e9, 0, true, "steps with plain means before"});
-  specs.push_back({"checksum", 0, 1, 0, true, "1: a CRC-32 with each message"});
-  specs.push_back(
-      {"hierarchical",
-       0,
-       1,
-       0,
-       true,
-       "1: fp32 sums within each host, compression between hosts"});
+  COMMPROF_SCHEME_OPTIONS(X)
+#undef X
   return specs;
 }
 
@@ -157,7 +124,7 @@ Settings parseOptions(const Options& options) {
   const std::vector<OptionSpec> specs = optionSpecs(options.scheme);
   checkNames(options, specs);
   Settings settings;
-  settings.scheme = schemeCode(options.scheme);
+  settings.scheme = specOf(options.scheme).code;
   settings.seed = options.seed;
   settings.measure_every = options.measure_every;
   if (options.piece_bytes == 0) {

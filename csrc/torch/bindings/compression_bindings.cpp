@@ -85,30 +85,9 @@ compress::Options optionsOf(
   return options;
 }
 
-void bindOptions(py::module_& m) {
-  using compress::OptionSpec;
-  py::class_<OptionSpec>(m, "OptionSpec", "What an option of a scheme accepts.")
-      .def_readonly("name", &OptionSpec::name)
-      .def_readonly("minimum", &OptionSpec::minimum)
-      .def_readonly("maximum", &OptionSpec::maximum)
-      .def_readonly("standard", &OptionSpec::standard)
-      .def_readonly("whole", &OptionSpec::whole)
-      .def_readonly("meaning", &OptionSpec::meaning);
-  m.def(
-      "compressor_schemes",
-      &compress::schemeNames,
-      "Names of the compression schemes.");
-  m.def(
-      "compressor_options",
-      &compress::optionSpecs,
-      "The options of one scheme.",
-      py::arg("scheme"));
-}
-
 } // namespace
 
 void bindCompression(py::module_& m) {
-  bindOptions(m);
   using NoGil = py::call_guard<py::gil_scoped_release>;
   py::class_<CompressingHook, std::shared_ptr<CompressingHook>>(
       m, "CompressingHook", "Compresses one model's gradient buckets.")

@@ -11,22 +11,10 @@ import torch
 
 from commprof import _native, compressors
 from commprof.compressors import schemes
-from commprof.compressors.schemes import SCHEMES, Option
+from commprof.compressors.schemes import SCHEMES
 from commprof.errors import CommprofError, UsageError
 
 native = pytest.mark.skipif(_native.native is None, reason="no native module")
-
-
-@native
-def test_schemes_equal_the_module() -> None:
-    assert _native.native is not None
-    assert list(SCHEMES) == _native.native.compressor_schemes()
-    for name, scheme in SCHEMES.items():
-        specs = [
-            Option(s.name, s.minimum, s.maximum, s.standard, s.whole, s.meaning)
-            for s in _native.native.compressor_options(name)
-        ]
-        assert list(scheme.options) == specs, name
 
 
 def test_each_function_makes_its_scheme() -> None:

@@ -1,4 +1,4 @@
-"""The trace format's tables agree wherever they stand: Python, C++, the module, the docs."""
+"""The trace format's tables agree wherever they stand: Python, the module, the docs."""
 
 from __future__ import annotations
 
@@ -16,9 +16,6 @@ from commprof.trace import documents, schema
 from commprof.trace.summary import SUMMARY_COUNTERS
 
 ROOT = Path(__file__).parents[3]
-RECORD_H = (ROOT / "csrc/core/record.h").read_text()
-MODE_H = (ROOT / "csrc/core/modes/mode.h").read_text()
-TRACE_FORMAT_H = (ROOT / "csrc/core/trace_format.h").read_text()
 DOCUMENT = (ROOT / "docs/trace_format.md").read_text()
 FLAGS = {
     "failed": schema.FLAG_FAILED,
@@ -62,29 +59,6 @@ def layouts() -> list[list[tuple[int, str, str]]]:
             found.append([])
         found[-1].append((int(offset), kind, field))
     return found
-
-
-def from_macro(name: str) -> list[str]:
-    """The names in the trace, of one X macro in record.h."""
-    body = re.split(rf"#define {name}\(X\)", RECORD_H)[1].split("enum class")[0]
-    return re.findall(r'X\(\w+,[\s\\]*"(\w+)"', body)
-
-
-def snake_case(name: str) -> str:
-    return re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()
-
-
-def test_tables_equal_the_header() -> None:
-    assert tuple(from_macro("COMMPROF_KINDS")) == schema.KINDS
-    assert tuple(from_macro("COMMPROF_OPS")) == schema.OPS
-    assert tuple(from_macro("COMMPROF_PHASES")) == schema.PHASES
-    assert tuple(re.findall(r'^  X\(\w+, "([\w-]+)"\)', MODE_H, re.MULTILINE)) == schema.MODES
-    flags = re.findall(r"k(\w+) =\s+(\d+);", RECORD_H)
-    assert {snake_case(name): int(value) for name, value in flags} == FLAGS
-    blocks = re.findall(r"^  k(\w+) = (\d+),", TRACE_FORMAT_H, re.MULTILINE)
-    assert {name.upper(): int(value) for name, value in blocks} == dict(
-        schema.BlockType.__members__
-    )
 
 
 def test_tables_equal_the_module() -> None:

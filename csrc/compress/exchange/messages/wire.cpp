@@ -49,22 +49,12 @@ std::string inBucket(int rank, uint32_t index) {
 } // namespace
 
 const char* schemeName(SchemeCode code) {
-  switch (code) {
-    case SchemeCode::kNone:
-      return "none";
-    case SchemeCode::kHalf:
-      return "fp16";
-    case SchemeCode::kBfloat16:
-      return "bf16";
-    case SchemeCode::kInt8:
-      return "int8";
-    case SchemeCode::kInt4:
-      return "int4";
-    case SchemeCode::kTopK:
-      return "topk";
-    case SchemeCode::kPowerSgd:
-      return "powersgd";
+#define X(own_code, name, feedback, meaning) \
+  if (code == SchemeCode::k##own_code) {     \
+    return name;                             \
   }
+  COMMPROF_SCHEMES(X)
+#undef X
   return "unknown";
 }
 

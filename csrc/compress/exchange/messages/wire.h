@@ -7,17 +7,9 @@
 #include <cstdint>
 #include <span>
 
-namespace commprof::compress {
+#include "compress/scheme_table.h"
 
-enum class SchemeCode : uint8_t { // on the wire: append, never renumber
-  kNone,
-  kHalf,
-  kBfloat16,
-  kInt8,
-  kInt4,
-  kTopK,
-  kPowerSgd = 7, // 6 and 8 were schemes that are gone
-};
+namespace commprof::compress {
 
 // As in Options::scheme; "unknown" for a number that is none.
 const char* schemeName(SchemeCode code);

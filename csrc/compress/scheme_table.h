@@ -1,0 +1,64 @@
+// The compression schemes and the options that they take. `make tables` writes
+// commprof/compressors/scheme_table.py from it.
+#pragma once
+
+#include <cstdint>
+
+namespace commprof::compress {
+
+enum class SchemeCode : uint8_t { // on the wire: append, never renumber
+  kNone,
+  kHalf,
+  kBfloat16,
+  kInt8,
+  kInt4,
+  kTopK,
+  kPowerSgd = 7, // 6 and 8 were schemes that are gone
+};
+
+// X(code, name, error feedback unless told otherwise, meaning). The last one
+// is "none" on the wire: the caller's transport makes the difference.
+#define COMMPROF_SCHEMES(X)                                                   \
+  X(None,                                                                     \
+    "none",                                                                   \
+    0,                                                                        \
+    "fp32 all-reduce by the same machinery: what a compressor is compared "   \
+    "with")                                                                   \
+  X(Half,                                                                     \
+    "fp16",                                                                   \
+    0,                                                                        \
+    "16 bits a value with a power-of-two scale, 2x fewer bytes")              \
+  X(Bfloat16, "bf16", 0, "16 bits a value with fp32's range, 2x fewer bytes") \
+  X(Int8, "int8", 0, "8 bits a value, a scale per 128: 3.9x fewer bytes")     \
+  X(Int4, "int4", 1, "4 bits a value, a scale per 64: 7.1x fewer bytes")      \
+  X(TopK, "topk", 1, "the largest values of each bucket, exactly")            \
+  X(PowerSgd, "powersgd", 1, "two thin factors of each matrix (PowerSGD)")    \
+  X(None,                                                                     \
+    "hierarchical",                                                           \
+    0,                                                                        \
+    "fp32 means through shared memory and, between hosts, gloo")
+
+// X(code of the scheme that takes it, name, minimum, maximum, value unless
+// told otherwise, whole numbers only, meaning). Those of None are for all
+// schemes that compress.
+#define COMMPROF_SCHEME_OPTIONS(X)                                            \
+  X(TopK, "ratio", 1e-9, 1, 0.01, false, "share of the values that is sent")  \
+  X(PowerSgd, "rank", 1, 16, 4, true, "columns of the factors that are sent") \
+  X(None,                                                                     \
+    "feedback",                                                               \
+    0,                                                                        \
+    1,                                                                        \
+    0,                                                                        \
+    true,                                                                     \
+    "1: what was not sent is added to the next step's gradients")             \
+  X(None, "start_step", 0, 1e9, 0, true, "steps with plain means before")     \
+  X(None, "checksum", 0, 1, 0, true, "1: a CRC-32 with each message")         \
+  X(None,                                                                     \
+    "hierarchical",                                                           \
+    0,                                                                        \
+    1,                                                                        \
+    0,                                                                        \
+    true,                                                                     \
+    "1: fp32 sums within each host, compression between hosts")
+
+} // namespace commprof::compress

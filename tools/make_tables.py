@@ -1,0 +1,197 @@
+"""Writes the Python tables that stand in C++ headers: `python tools/make_tables.py [DIRECTORY]`.
+
+The headers are the one home of the trace format's codes and of the compression schemes. Their
+macros are read as text: neither a compiler nor torch is needed.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+RECORD, TRACE_FORMAT = "csrc/core/record.h", "csrc/core/trace_format.h"
+MODE, BUCKET = "csrc/core/modes/mode.h", "csrc/compress/bucket.h"
+SCHEMES = "csrc/compress/scheme_table.h"
+#: Columns of a record as numpy names their types, by the type in C++.
+_TYPES = {"uint64_t": "<u8", "uint32_t": "<u4", "uint8_t": "u1", "Kind": "u1", "Op": "u1"}
+
+Row = tuple[str | float | bool, ...]
+
+
+def codes(root: Path = ROOT) -> str:
+    """The text of commprof/trace/codes.py.
+
+    Raises:
+        ValueError: a header has no such table, and which.
+    """
+    record, trace_format = (root / RECORD).read_text(), (root / TRACE_FORMAT).read_text()
+    kinds = [str(row[1]) for row in rows(record, "COMMPROF_KINDS")]
+    phases = [str(row[1]) for row in rows(record, "COMMPROF_PHASES")]
+    blocks = enumerators(trace_format, "BlockType")
+    constants = dict(re.findall(r"inline constexpr uint32_t k(\w+) =\s*(\w+);", record))
+    format_constants = dict(
+        re.findall(r"inline constexpr uint32_t k(\w+) =\s*(\w+);", trace_format)
+    )
+    special = ("SamplesUnknown", "NoSeq")
+    flags = {name: value for name, value in constants.items() if name not in special}
+    magic = re.findall(r"kTraceMagic\[8\] = \{(.*?)\};", trace_format)[0]
+    steps = dict(re.findall(r"k(Step\w+) = (\d+),", record))
+    parts = [
+        _doc("The codes and the layout of the trace format.", (RECORD, TRACE_FORMAT, MODE, BUCKET)),
+        "from __future__ import annotations\n",
+        "from enum import IntEnum\nfrom typing import Final\n",
+        f"TRACE_MAGIC: Final = b{''.join(re.findall(r'[A-Z]', magic))!r}",
+        f"TRACE_VERSION: Final = {_number(format_constants['TraceVersion'])}",
+        f"BLOCK_MAGIC: Final = {_number(format_constants['BlockMagic'])}\n",
+        _enum("BlockType", "What a block of the trace file holds.", blocks),
+        _enum(
+            "Kind",
+            "What a record says; field meanings per kind are in ``docs/trace_format.md``.",
+            {name: str(code) for code, name in enumerate(kinds)},
+        ),
+        _enum(
+            "Phase",
+            "Phases of a step that the training thread declares.",
+            {name: str(code) for code, name in enumerate(phases)},
+        ),
+        *(f"FLAG_{_upper(name)}: Final = {_number(value)}" for name, value in flags.items()),
+        "\n#: Who placed a step boundary: the script, an optimizer's update, or one that GradScaler"
+        " skipped.",
+        *(f"{_upper(name)}: Final = {value}" for name, value in steps.items()),
+        "\n#: In place of the samples read in a phase, where they cannot be counted.",
+        f"SAMPLES_UNKNOWN: Final = {_number(constants['SamplesUnknown'])}",
+        "#: ``seq`` of a message that cannot be told from others.",
+        f"NO_SEQ: Final = {_number(constants['NoSeq'])}\n",
+        "#: How much capture keeps, by code.",
+        _tuple("MODES", (row[1] for row in rows((root / MODE).read_text(), "COMMPROF_MODES"))),
+        "#: Stages of a compressed bucket, by the code in ``aux`` of a span.",
+        _tuple("STAGES", enumerators((root / BUCKET).read_text(), "Stage")),
+        "#: Operations in c10d's words, by code.",
+        _tuple("OPS", (row[1] for row in rows(record, "COMMPROF_OPS"))),
+        "#: Name and type of a record's fields, in their order.",
+        _tuple("RECORD_FIELDS", fields(record)),
+    ]
+    return "\n".join(parts)
+
+
+def scheme_table(root: Path = ROOT) -> str:
+    """The text of commprof/compressors/scheme_table.py.
+
+    Raises:
+        ValueError: the header has no such table, and which.
+    """
+    header = (root / SCHEMES).read_text()
+    parts = [
+        _doc("The compression schemes and the options that they take.", (SCHEMES,)),
+        "from __future__ import annotations\n\nfrom typing import Final\n",
+        "#: Code on the wire, name, error feedback unless told otherwise, meaning.",
+        _tuple("SCHEMES", rows(header, "COMMPROF_SCHEMES")),
+        "#: Code of the scheme that takes it (None: all that compress), name, minimum, maximum,",
+        "#: value unless told otherwise, whole numbers only, meaning.",
+        _tuple("OPTIONS", rows(header, "COMMPROF_SCHEME_OPTIONS")),
+    ]
+    return "\n".join(parts)
+
+
+def rows(header: str, macro: str) -> list[Row]:
+    """The rows of an X macro; what is no literal, an enumerator, becomes a text.
+
+    Raises:
+        ValueError: the header does not define it.
+    """
+    found = re.search(rf"#define {macro}\(X\)((?:.*\\\n)*.*)", header)
+    if found is None:
+        raise ValueError(f"{macro} is not defined")
+    body = re.sub(r"/\*.*?\*/", "", found[1].replace("\\\n", "\n"), flags=re.S)
+    calls = re.findall(r"X\(((?:\"[^\"]*\"|[^()\"])*)\)", body)
+    return [_literal(call) for call in calls]
+
+
+def enumerators(header: str, name: str) -> dict[str, str]:
+    """Code by the name in snake case, of an enum class.
+
+    Raises:
+        ValueError: the header does not define it.
+    """
+    found = re.search(rf"enum class {name} : \w+ \{{(.*?)\}};", header, re.S)
+    if found is None:
+        raise ValueError(f"enum {name} is not defined")
+    values: dict[str, str] = {}
+    body = re.sub(r"//.*", "", found[1])
+    for enumerator, code in re.findall(r"\bk(\w+)(?: = (\d+))?(?=[,\s]|$)", body):
+        values[_upper(enumerator).lower()] = code or str(len(values))
+    return values
+
+
+def fields(header: str) -> list[Row]:
+    """Name and numpy type of each field of a record.
+
+    Raises:
+        ValueError: the header has no record.
+    """
+    found = re.search(r"struct alignas\(64\) Record \{(.*?)\n\};", header, re.S)
+    if found is None:
+        raise ValueError("Record is not defined")
+    return [(name, _TYPES[kind]) for kind, name in re.findall(r"^  (\w+) (\w+) =", found[1], re.M)]
+
+
+def formatted(text: str, name: str, *rules: str) -> str:
+    """The text as ``make format`` would leave it; ``rules`` of ruff are mended first."""
+    ruff = str(Path(sys.executable).parent / "ruff")
+    commands = [["format"]] if not rules else [["check", "--fix-only", *rules], ["format"]]
+    for command in commands:
+        arguments = [ruff, *command, "--quiet", f"--stdin-filename={name}", "-"]
+        text = subprocess.run(
+            arguments, input=text, capture_output=True, text=True, check=True
+        ).stdout
+    return text
+
+
+def _literal(call: str) -> Row:
+    words = {"true": "True", "false": "False"}
+    text = re.sub(
+        r"\"[^\"]*\"|\b[A-Za-z]\w*\b",
+        lambda m: m[0] if m[0].startswith('"') else words.get(m[0], f'"{m[0]}"'),
+        " ".join(call.split()),
+    )
+    return tuple(ast.literal_eval(f"({text},)"))
+
+
+def _doc(what: str, headers: Sequence[str]) -> str:
+    made = "\n".join(("Generated by tools/make_tables.py; run `make tables`. From:", *headers))
+    return f'"""{what}\n\n{made}\n"""\n'
+
+
+def _enum(name: str, meaning: str, values: dict[str, str]) -> str:
+    body = "\n".join(f"    {text.upper()} = {code}" for text, code in values.items())
+    return f'\nclass {name}(IntEnum):\n    """{meaning}"""\n\n{body}\n\n'
+
+
+def _tuple(name: str, values: Iterable[object]) -> str:
+    body = "\n".join(f"    {value!r}," for value in values)
+    return f"{name}: Final = (\n{body}\n)\n"
+
+
+def _upper(name: str) -> str:
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", name).upper()
+
+
+def _number(text: str) -> str:
+    return "0xffffffff" if text == "UINT32_MAX" else text
+
+
+TABLES = {
+    "commprof/trace/codes.py": codes,
+    "commprof/compressors/scheme_table.py": scheme_table,
+}
+
+if __name__ == "__main__":
+    directory = Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT
+    for place, table in TABLES.items():
+        (directory / place).parent.mkdir(parents=True, exist_ok=True)
+        (directory / place).write_text(formatted(table(), place))
