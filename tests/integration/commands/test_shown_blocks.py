@@ -31,12 +31,11 @@ SETS_UP = "sets up an environment, as .ci/run does before these tests"
 NCCL_TESTS = "needs what nccl-tests printed: tests/unit/recordings"
 PROFILER_TRACES = "needs what torch.profiler wrote: tests/unit/recordings"
 NOT_RUN = {
-    "make run": "a minute of training; python -m commprof.run is run",
     "make test": "this is one of the tests",
     "make lint": SETS_UP,
     "make format": "changes this checkout",
     "make help": SETS_UP,
-    "pip install --no-build-isolation .": SETS_UP,
+    "pip install setuptools cmake ninja && pip install --no-build-isolation .": SETS_UP,
     "kill -USR2 PID": "needs a rank that trains: tests/integration/always_on/test_always_on.py",
     "sbatch job.sbatch": "needs a Slurm cluster",
     "commprof fit allreduce.log allgather.log": NCCL_TESTS,
