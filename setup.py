@@ -125,6 +125,7 @@ setup(
     install_requires=[
         installed_torch.requirement(target),
         "numpy>=1.24",
+        "prometheus_client>=0.16",
         "PyYAML>=6",
         "tabulate>=0.9",
     ],

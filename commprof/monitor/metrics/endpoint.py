@@ -1,25 +1,31 @@
 """The endpoint that Prometheus scrapes: HTTP/1.1 as far as ``GET /metrics`` needs it.
 
-It answers from text that was made before, so a scrape costs nothing but the bytes. One thread
+The first scrape of a state makes its text, so a state that nobody scrapes costs nothing. One thread
 serves all connections; each has a deadline, a bound on what it may send and no second request, so
 a slow or malformed client costs one place of a few for a few seconds. Nothing but the metrics is
 ever read or told.
+
+The server of ``prometheus_client`` is not used: it starts a thread for every connection and sets no
+deadline, so that 100 clients that send half a request hold 100 threads beside the training.
 """
 
 from __future__ import annotations
 
+import functools
 import selectors
 import socket
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 
 from commprof.errors import UsageError
-from commprof.monitor.metrics.exposition import CONTENT_TYPE
 
 PATH: Final = "/metrics"
+#: Of what ``prometheus_client.generate_latest`` writes; importing it here would cost every command.
+CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
 _MOST_CONNECTIONS: Final = 16
 _DEADLINE_S: Final = 5.0
@@ -87,7 +93,7 @@ class Endpoint:
     def __init__(self, server: socket.socket) -> None:
         """``server`` is of :func:`listen`; the endpoint closes it."""
         self._server = server
-        self._text = b""
+        self._text: Callable[[], bytes] = bytes
         self._clients: set[_Client] = set()
         self._selector = selectors.DefaultSelector()
         self._selector.register(server, _READ, None)
@@ -101,9 +107,9 @@ class Endpoint:
         host, port = self._server.getsockname()[:2]
         return str(host), int(port)
 
-    def show(self, text: bytes) -> None:
-        """What the next requests are answered with."""
-        self._text = text
+    def show(self, text: Callable[[], bytes]) -> None:
+        """Takes what makes the text that the next requests are answered with; called once."""
+        self._text = functools.cache(text)
 
     def close(self) -> None:
         """Ends all connections, and the thread."""
@@ -171,7 +177,7 @@ class Endpoint:
             client.connection.close()
 
 
-def _answer(request: bytes, text: bytes) -> bytes:
+def _answer(request: bytes, text: Callable[[], bytes]) -> bytes:
     """To what was read so far, which may be anything."""
     if len(request) >= _LARGEST_REQUEST:
         return _response("431 Request Header Fields Too Large", b"", "")
@@ -183,8 +189,9 @@ def _answer(request: bytes, text: bytes) -> bytes:
     if words[1].split(b"?", 1)[0] != PATH.encode():
         return _response("404 Not Found", b"", "")
     kind = f"Content-Type: {CONTENT_TYPE}\r\n"
-    whole = _response("200 OK", text, kind)
-    return whole if words[0] == b"GET" else whole[: len(whole) - len(text)]
+    body = text()
+    whole = _response("200 OK", body, kind)
+    return whole if words[0] == b"GET" else whole[: len(whole) - len(body)]
 
 
 def _response(status: str, body: bytes, headers: str) -> bytes:

@@ -1,40 +1,43 @@
-"""The text that Prometheus scrapes, format 0.0.4.
+"""The text that Prometheus scrapes, format 0.0.4, as ``prometheus_client`` writes it.
 
-https://prometheus.io/docs/instrumenting/exposition_formats/#text-based-format
+Only a monitor with such an output imports this: the library takes 8 MB and 0.1 s.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable
-from typing import Final
+from collections.abc import Iterable, Iterator
+from itertools import groupby
+from operator import attrgetter
+
+from prometheus_client import generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.registry import Collector
 
 from commprof.monitor.metrics.metrics import Sample
 
-CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
+
+class _Collected(Collector):
+    """Samples that come metric by metric, as a collector."""
+
+    def __init__(self, samples: Iterable[Sample]) -> None:
+        self._samples = samples
+
+    def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
+        """Yields a family per metric."""
+        for metric, group in groupby(self._samples, key=attrgetter("metric")):
+            found = list(group)
+            family = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
+            made = family(metric.name, metric.help, labels=list(found[0].labels))
+            for sample in found:
+                made.add_metric([_encodable(text) for text in sample.labels.values()], sample.value)
+            yield made
 
 
 def exposition(samples: Iterable[Sample]) -> bytes:
-    """The samples, which come metric by metric."""
-    lines: list[str] = []
-    last = None
-    for sample in samples:
-        metric = sample.metric
-        if metric is not last:
-            lines.append(f"# HELP {metric.name} {_escaped(metric.help, quotes=False)}")
-            lines.append(f"# TYPE {metric.name} {metric.kind}")
-            last = metric
-        labels = ",".join(f'{key}="{_escaped(text)}"' for key, text in sample.labels.items())
-        lines.append(f"{metric.name}{'{' + labels + '}' if labels else ''} {_number(sample.value)}")
-    return ("\n".join(lines) + "\n").encode("utf-8", "replace")
+    """Returns the text of the samples, which come metric by metric."""
+    return generate_latest(_Collected(samples))
 
 
-def _escaped(text: str, quotes: bool = True) -> str:
-    text = text.replace("\\", "\\\\").replace("\n", "\\n")
-    return text.replace('"', '\\"') if quotes else text
-
-
-def _number(value: float) -> str:
-    if math.isinf(value):
-        return "+Inf" if value > 0 else "-Inf"
-    return str(int(value)) if value == int(value) and abs(value) < 2**53 else repr(value)
+def _encodable(text: str) -> str:
+    """Returns the text without surrogates, which the library would raise for."""
+    return text.encode("utf-8", "replace").decode()

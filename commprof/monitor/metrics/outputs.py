@@ -15,7 +15,6 @@ from typing import Protocol
 
 from commprof.files import replace_file
 from commprof.monitor.metrics.endpoint import Endpoint
-from commprof.monitor.metrics.exposition import exposition
 from commprof.monitor.metrics.metrics import flat, samples
 from commprof.monitor.metrics.tensorboard import EventFile
 from commprof.monitor.state import JobState
@@ -40,7 +39,11 @@ class Scraped:
 
     def write(self, state: JobState) -> None:
         """See ``Output``."""
-        self._endpoint.show(exposition(samples(state)))
+        from commprof.monitor.metrics.exposition import (
+            exposition,
+        )
+
+        self._endpoint.show(lambda: exposition(samples(state)))
 
     def close(self) -> None:
         """See ``Output``."""
@@ -56,6 +59,8 @@ class TextFile:
 
     def write(self, state: JobState) -> None:
         """See ``Output``."""
+        from commprof.monitor.metrics.exposition import exposition
+
         replace_file(self._path, exposition(samples(state)))
 
     def close(self) -> None:

@@ -3,6 +3,10 @@
 A frame is length, masked CRC-32C of the length, data, masked CRC-32C of the data
 (``tensorflow/core/lib/io/record_writer.h``); the data is an ``Event`` of
 ``tensorflow/core/util/event.proto`` in protobuf's wire format.
+
+TensorBoard's own writer (2.21) is not used. On a full disk it leaves half a frame, which ends the
+file for its readers, and its thread is gone: nothing more is written when there is room again. Here
+such a frame is taken back and the next one is whole. TensorBoard also brings 50 MB of packages.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ def endpoint(monkeypatch: pytest.MonkeyPatch) -> Iterator[Endpoint]:
     monkeypatch.setattr(endpoints, "_DEADLINE_S", 0.5)
     monkeypatch.setattr(endpoints, "_TURN_S", 0.05)
     made = Endpoint(listen(("127.0.0.1", 0)))
-    made.show(TEXT)
+    made.show(lambda: TEXT)
     yield made
     made.close()
 
@@ -44,9 +44,18 @@ def test_a_scrape(endpoint: Endpoint) -> None:
         assert answer.read() == TEXT
 
 
+def test_the_first_scrape_of_a_state_makes_its_text(endpoint: Endpoint) -> None:
+    made = []
+    endpoint.show(lambda: made.append("text") or TEXT)  # type: ignore[func-returns-value]
+    assert made == []
+    for _ in range(3):
+        assert ask(endpoint, b"GET /metrics HTTP/1.1\r\n\r\n").endswith(TEXT)
+    assert made == ["text"]
+
+
 def test_an_answer_larger_than_a_socket_buffer(endpoint: Endpoint) -> None:
     text = b"x" * (8 << 20)
-    endpoint.show(text)
+    endpoint.show(lambda: text)
     answer = ask(endpoint, b"GET /metrics HTTP/1.1\r\n\r\n")
     assert answer.partition(b"\r\n\r\n")[2] == text
 
@@ -102,11 +111,11 @@ def test_more_clients_than_places(endpoint: Endpoint) -> None:
 
 
 def test_a_client_that_never_reads(endpoint: Endpoint) -> None:
-    endpoint.show(b"x" * (32 << 20))
+    endpoint.show(lambda: b"x" * (32 << 20))
     with socket.create_connection(endpoint.address, timeout=5) as client:
         client.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
         time.sleep(0.1)
-        endpoint.show(TEXT)
+        endpoint.show(lambda: TEXT)
         assert ask(endpoint, b"GET /metrics HTTP/1.1\r\n\r\n").endswith(TEXT)
 
 

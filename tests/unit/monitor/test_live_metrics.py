@@ -47,16 +47,16 @@ def test_every_metric_is_shown_and_named_once() -> None:
 def test_values_and_labels() -> None:
     found = shown(job_state())
     assert found['commprof_steps_total{rank="0"}'] == 250
-    assert found['commprof_step_part_seconds_total{rank="1",part="data"}'] == 2.5
-    assert found['commprof_exposed_seconds_total{rank="0",part="wait"}'] == 3
+    assert found['commprof_step_part_seconds_total{part="data",rank="1"}'] == 2.5
+    assert found['commprof_exposed_seconds_total{part="wait",rank="0"}'] == 3
     assert found['commprof_late_rank{rank="0"}'] == 0
     assert found['commprof_late_rank{rank="1"}'] == 1
     assert found['commprof_late_rank_wait_seconds{rank="1"}'] == 0.012
-    assert found['commprof_collective_p99_seconds{rank="0",op="all_reduce"}'] == 0.02
+    assert found['commprof_collective_p99_seconds{op="all_reduce",rank="0"}'] == 0.02
     assert found['commprof_bandwidth_use_ratio{op="all_reduce"}'] == 0.5
     assert found['commprof_compression_ratio{rank="0"}'] == 4
-    assert found['commprof_network_bytes_total{interface="lo",direction="sent"}'] == 20
-    assert found['commprof_job_info{world_size="2",backend="gloo",mode="full"}'] == 1
+    assert found['commprof_network_bytes_total{direction="sent",interface="lo"}'] == 20
+    assert found['commprof_job_info{backend="gloo",mode="full",world_size="2"}'] == 1
 
 
 def test_what_is_not_known_is_not_shown() -> None:
@@ -107,7 +107,12 @@ def test_hostile_names_stay_inside_their_quotes() -> None:
     (line,) = (line for line in text.splitlines() if line.startswith("commprof_job_info"))
     match = LINE.fullmatch(line)
     assert match is not None
-    assert match[3] == "1"
+    assert match[3] == "1.0"
+
+
+def test_a_name_that_is_no_utf8_is_shown_without_what_cannot_be_encoded() -> None:
+    text = exposition(samples(job_state(backend="gl\udc80oo"))).decode()
+    assert 'backend="gl?oo"' in text
 
 
 def test_flat_names() -> None:

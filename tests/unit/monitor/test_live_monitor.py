@@ -119,8 +119,8 @@ def test_a_monitor_shows_a_job_until_its_end(tmp_path: Path) -> None:
     thread.join(timeout=10)
     assert not thread.is_alive()
     monitor.close()
-    assert 'commprof_steps_total{rank="1"} 40\n' in (tmp_path / "m.prom").read_text()
-    assert 'commprof_late_rank{rank="1"} 1\n' in (tmp_path / "m.prom").read_text()
+    assert 'commprof_steps_total{rank="1"} 40.0\n' in (tmp_path / "m.prom").read_text()
+    assert 'commprof_late_rank{rank="1"} 1.0\n' in (tmp_path / "m.prom").read_text()
     assert json.loads((tmp_path / "m.jsonl").read_text().splitlines()[-1])["step"] == 39
     assert not address_file(tmp_path).exists()
 
