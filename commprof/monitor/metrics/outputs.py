@@ -15,6 +15,7 @@ from typing import Protocol
 
 from commprof.files import replace_file
 from commprof.monitor.metrics.endpoint import Endpoint
+from commprof.monitor.metrics.exposition import exposition
 from commprof.monitor.metrics.metrics import flat, samples
 from commprof.monitor.metrics.tensorboard import EventFile
 from commprof.monitor.state import JobState
@@ -39,10 +40,6 @@ class Scraped:
 
     def write(self, state: JobState) -> None:
         """See ``Output``."""
-        from commprof.monitor.metrics.exposition import (
-            exposition,
-        )
-
         self._endpoint.show(lambda: exposition(samples(state)))
 
     def close(self) -> None:
@@ -59,8 +56,6 @@ class TextFile:
 
     def write(self, state: JobState) -> None:
         """See ``Output``."""
-        from commprof.monitor.metrics.exposition import exposition
-
         replace_file(self._path, exposition(samples(state)))
 
     def close(self) -> None:
