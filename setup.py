@@ -124,6 +124,7 @@ built_for = target or installed_torch.for_build()
 setup(
     install_requires=[
         installed_torch.requirement(target),
+        "Jinja2>=3.1",
         "numpy>=1.24",
         "prometheus_client>=0.16",
         "PyYAML>=6",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 from pathlib import Path
 from typing import Any
 
@@ -79,15 +78,11 @@ class LoadedRun:
         return screen.render(self._report.card)
 
     def _repr_html_(self) -> str:
-        if self._report.card is None:
-            return f"<p>{html.escape(repr(self))}</p>"
+        from commprof.report.html.templates import rendered
+
         shown = self._report.card
-        cells = "".join(
-            f"<tr><th>{html.escape(name)}</th><td>{html.escape(text)}</td></tr>"
-            for name, text in screen.facts(shown)
-        )
-        command = f"<p>{html.escape(shown.advice)}</p><pre>{html.escape(shown.command)}</pre>"
-        return f"<p><b>{html.escape(shown.verdict)}</b></p><table>{cells}</table>{command}"
+        facts = screen.facts(shown) if shown else []
+        return rendered("card.html", card=shown, facts=facts, text=repr(self))
 
 
 def load(run: str | Path) -> LoadedRun:

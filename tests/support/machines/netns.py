@@ -46,19 +46,22 @@ class Hosts:
         burst: str = "128kb",
         queue: str = "100ms",
         congestion: str = "",
+        second: str = "",
     ) -> None:
         """Takes tc's notation, e.g. ``1gbit``; more than ``queue`` to be sent is dropped.
 
         congestion: TCP's congestion control, e.g. ``reno``; the machine's own if empty.
+        second: rate of another interface, ``eth1`` with 10.97.0.1 and up; none if empty.
         """
+        self._second = second
         self._congestion = congestion
         self._switch = f"cp{os.getpid()}sw"
         self.names = [f"cp{os.getpid()}h{i}" for i in range(count)]
         self._rate, self._burst, self._queue = rate, burst, queue
 
-    def address(self, host: int) -> str:
+    def address(self, host: int, interface: str = "eth0") -> str:
         """IPv4 address of a host."""
-        return f"10.96.0.{host + 1}"
+        return f"10.{96 if interface == 'eth0' else 97}.0.{host + 1}"
 
     def popen(
         self, host: int, command: Sequence[str], env: dict[str, str], stdin: int | None = None
@@ -90,8 +93,9 @@ class Hosts:
         """Makes the namespaces and links."""
         try:
             _ip("netns", "add", self._switch)
-            _ip("-n", self._switch, "link", "add", "br0", "mtu", str(MTU), "type", "bridge")
-            _ip("-n", self._switch, "link", "set", "br0", "up")
+            for bridge in ("br0", "br1")[: 2 if self._second else 1]:
+                _ip("-n", self._switch, "link", "add", bridge, "mtu", str(MTU), "type", "bridge")
+                _ip("-n", self._switch, "link", "set", bridge, "up")
             for i, name in enumerate(self.names):
                 self._add_host(i, name)
         except BaseException:
@@ -101,17 +105,23 @@ class Hosts:
 
     def _add_host(self, index: int, name: str) -> None:
         _ip("netns", "add", name)
-        peer = ["type", "veth", "peer", "name", "eth0", "netns", name]
-        _ip("-n", self._switch, "link", "add", f"port{index}", *peer)
-        _ip("-n", self._switch, "link", "set", f"port{index}", "mtu", str(MTU), "master", "br0")
-        _ip("-n", self._switch, "link", "set", f"port{index}", "up")
-        _ip("-n", name, "addr", "add", f"{self.address(index)}/24", "dev", "eth0")
-        _ip("-n", name, "link", "set", "eth0", "mtu", str(MTU), "up")
         _ip("-n", name, "link", "set", "lo", "up")
         if self._congestion:
             _ip("netns", "exec", name, "sysctl", "-qw", f"{_CONGESTION}={self._congestion}")
-        limit = ["rate", self._rate, "burst", self._burst, "latency", self._queue]
-        _run(["tc", "-n", name, "qdisc", "add", "dev", "eth0", "root", "tbf", *limit])
+        self._add_link(index, name, "eth0", self._rate)
+        if self._second:
+            self._add_link(index, name, "eth1", self._second)
+
+    def _add_link(self, index: int, name: str, interface: str, rate: str) -> None:
+        bridge, port = f"br{interface[-1]}", f"port{interface[-1]}_{index}"
+        peer = ["type", "veth", "peer", "name", interface, "netns", name]
+        _ip("-n", self._switch, "link", "add", port, *peer)
+        _ip("-n", self._switch, "link", "set", port, "mtu", str(MTU), "master", bridge)
+        _ip("-n", self._switch, "link", "set", port, "up")
+        _ip("-n", name, "addr", "add", f"{self.address(index, interface)}/24", "dev", interface)
+        _ip("-n", name, "link", "set", interface, "mtu", str(MTU), "up")
+        limit = ["rate", rate, "burst", self._burst, "latency", self._queue]
+        _run(["tc", "-n", name, "qdisc", "add", "dev", interface, "root", "tbf", *limit])
 
     def __exit__(
         self,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import html
 import json
 import re
 from html.parser import HTMLParser
@@ -12,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from markupsafe import escape
 
 from commprof.analysis.card import card
 from commprof.analysis.cost import Price, cost
@@ -24,6 +24,7 @@ from commprof.report.card import render as card_text
 from commprof.report.full_report import FullReport
 from commprof.report.html import data, page
 from commprof.report.html.data import as_dict
+from commprof.report.html.templates import digest
 from tests.support.builders.predictions import answer, write_predictions
 from tests.support.builders.run_directories import HOSTILE, ranks_of, write_run
 from tests.support.builders.traces import Rank
@@ -86,7 +87,7 @@ def test_the_page_and_the_first_screen_have_the_same_figures(plain: FullReport) 
     text, shown = page.render(plain), " ".join(card_text(plain.card).split())
     assert len(facts(plain.card)) == 4
     for name, value in facts(plain.card):
-        assert f"<dt>{html.escape(name)}</dt><dd>{html.escape(value)}</dd>" in text
+        assert f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" in text
         assert f"{name}: {value}" in shown
 
 
@@ -151,8 +152,8 @@ def test_the_policy_names_the_style_and_the_script(plain: FullReport) -> None:
     style = text.split("<style>")[1].split("</style>")[0]
     policy = re.search(r'Content-Security-Policy" content="([^"]+)"', text)
     assert policy is not None
-    assert page._hash(script) in policy[1]
-    assert page._hash(style) in policy[1]
+    assert digest(script) in policy[1]
+    assert digest(style) in policy[1]
     assert policy[1].startswith("default-src 'none'")
     assert "unsafe" not in policy[1]
 

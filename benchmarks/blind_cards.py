@@ -1,0 +1,195 @@
+"""Cards of real runs with one known cause each, for readers who know nothing of the tool.
+
+    PYTHONPATH=. python benchmarks/blind_cards.py --output cards
+
+Each run trains the workload ``timed``, whose compute sleeps, with one of eight causes: a rank late
+in its data phase, a slow rank, a slow link between hosts, tiny buckets, an exchange that overlaps
+nothing, a process that is stopped now and then, the wrong network interface, or nothing wrong. Its
+sizes are drawn by lot, and its script and arguments do not tell the cause. OUTPUT/NN.txt holds a
+card, OUTPUT/key.json the causes; give the cards to readers with the list of causes, and hold their
+answers, {"01": "slow rank", ...}, against the key:
+
+    PYTHONPATH=. python benchmarks/blind_cards.py --output cards --answers answers.json
+
+Hosts are network namespaces, so it needs root; ten seconds a run. A run that failed is told and
+left out; numbers whose card is there already are not run again. ``--again`` renders the cards of
+the recorded runs anew.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+# The ranks import this file as their main module: what only the parent needs is imported below.
+
+CAUSES = (
+    *("late in data", "slow rank", "slow link", "tiny buckets"),
+    *("no overlap", "paused host", "wrong interface", "nothing wrong"),
+)
+#: Of the cards, as many as must be read rightly; of runs with nothing wrong none may be accused.
+RIGHT = 0.9
+_STEPS = 24
+_FAST = "20gbit"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--output", type=Path, required=True, metavar="DIR")
+    parser.add_argument("--each", type=int, default=5, help="runs of each cause (default: 5)")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--again", action="store_true", help="render recorded runs again")
+    parser.add_argument("--answers", type=Path, metavar="FILE", help="JSON: what readers said")
+    args = parser.parse_args()
+    if args.answers is not None:
+        return _judge(args.output, json.loads(args.answers.read_text()))
+    chance = random.Random(args.seed)
+    plans = [_plan(cause, chance) for cause in CAUSES for _ in range(args.each)]
+    chance.shuffle(plans)
+    args.output.mkdir(parents=True, exist_ok=True)
+    key = {f"{i + 1:02}": plan["cause"] for i, plan in enumerate(plans)}
+    for number, plan in zip(key, plans, strict=True):
+        _card(args.output, number, plan, args.again)
+    (args.output / "key.json").write_text(json.dumps(key, indent=1) + "\n")
+    return 0
+
+
+def _judge(output: Path, answers: dict[str, str]) -> int:
+    """Counts the right answers, and shows the wrong ones."""
+    key = json.loads((output / "key.json").read_text())
+    wrong = {number: (key[number], said) for number, said in answers.items() if said != key[number]}
+    for number, (cause, said) in sorted(wrong.items()):
+        print(f"{number}: {cause}, read as {said}")
+    accused = sum(cause == "nothing wrong" for cause, _ in wrong.values())
+    right = len(answers) - len(wrong)
+    print(f"{right} of {len(answers)} right; {accused} runs accused with nothing wrong")
+    return int(right < RIGHT * len(answers) or accused > 0)
+
+
+def _plan(cause: str, chance: random.Random) -> dict[str, Any]:
+    """What is run: ranks or hosts, the workload's options, and what is done to it."""
+    layers = chance.choice([4, 5, 6])
+    options: dict[str, Any] = {
+        "layers": layers,
+        "data_ms": chance.choice([2, 3, 5]),
+        "forward_ms": [chance.choice([3, 4, 6])],
+        "backward_ms": [chance.choice([6, 8, 10])],
+        "gradient_mb": [chance.choice([0.5, 1])],
+        "bucket_cap_mb": 0.1,
+    }
+    plan = {"cause": cause, "ranks": chance.choice([2, 3, 4]), "options": options, "slow": {}}
+    step = 3 + layers * (options["forward_ms"][0] + options["backward_ms"][0])
+    change: Callable[..., None] = _CHANGES[cause]
+    change(plan, options, step, chance)
+    return plan
+
+
+def _late(plan: dict[str, Any], options: dict[str, Any], step: float, chance: Any) -> None:
+    late_ms = round(step * chance.uniform(0.3, 0.6))
+    phase = "data" if plan["cause"] == "late in data" else "pause"
+    every = 1 if phase == "data" else chance.choice([1, 2])
+    rank = chance.randrange(plan["ranks"])
+    options |= {"late_rank": rank, "late_ms": late_ms * every}
+    options |= {"late_phase": phase, "late_every": every}
+
+
+def _slow(plan: dict[str, Any], options: dict[str, Any], step: float, chance: Any) -> None:
+    plan["slow"] = {str(chance.randrange(plan["ranks"])): chance.uniform(1.3, 1.7)}
+
+
+def _link(plan: dict[str, Any], options: dict[str, Any], step: float, chance: Any) -> None:
+    plan |= {"hosts": chance.choice([2, 3]), "rate": chance.choice(["100mbit", "200mbit"])}
+
+
+def _interface(plan: dict[str, Any], options: dict[str, Any], step: float, chance: Any) -> None:
+    slow = chance.choice(["100mbit", "200mbit"])
+    plan |= {"hosts": chance.choice([2, 3]), "rate": _FAST, "second": slow, "interface": "eth1"}
+
+
+def _tiny(plan: dict[str, Any], options: dict[str, Any], step: float, chance: Any) -> None:
+    plan["ranks"] = 2
+    options |= {"layers": chance.choice([150, 250]), "gradient_mb": [chance.choice([0.004, 0.02])]}
+    options |= {"bucket_cap_mb": 0.001, "forward_ms": [0.05], "backward_ms": [0.05]}
+
+
+def _together(plan: dict[str, Any], options: dict[str, Any], step: float, chance: Any) -> None:
+    plan["ranks"] = 2
+    options |= {"bucket_cap_mb": 1000, "gradient_mb": [chance.choice([16, 24]) / options["layers"]]}
+    options |= {"gradient_mb": [chance.choice([40, 60]) / options["layers"]]}
+
+
+def _nothing(plan: dict[str, Any], options: dict[str, Any], step: float, chance: Any) -> None:
+    if chance.random() < 0.4:
+        plan |= {"hosts": 2, "rate": _FAST, "second": chance.choice(["", "100mbit"])}
+        options["gradient_mb"] = [0.5]
+
+
+_CHANGES = {
+    "late in data": _late,
+    "slow rank": _slow,
+    "slow link": _link,
+    "tiny buckets": _tiny,
+    "no overlap": _together,
+    "paused host": _late,
+    "wrong interface": _interface,
+    "nothing wrong": _nothing,
+}
+
+
+def _card(output: Path, number: str, plan: dict[str, Any], again: bool) -> None:
+    """Runs a plan, if its run is not there, and leaves its card."""
+    run, card = output / "runs" / number, output / f"{number}.txt"
+    if card.exists() and not again:
+        return
+    if not (run / "result.json").exists():
+        said = _run(run, plan)
+        if not (run / "result.json").exists():
+            print(f"{number} {plan['cause']}: no run:\n{said}", file=sys.stderr)
+            return
+    shown = subprocess.run(
+        [sys.executable, "-m", "commprof", "report", str(run)],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    command = f"{Path(sys.executable).parent}/commprof"
+    for path, name in ((str(run), "RUN"), (command, "commprof"), (_SCRIPT, "train.py")):
+        shown = shown.replace(path, name)
+    card.write_text(shown)
+    print(f"{number} written", flush=True)
+
+
+_SCRIPT = str(Path(__file__).parent / "ranks" / "blind_rank.py")
+
+
+def _run(run: Path, plan: dict[str, Any]) -> str:
+    from tests.support.machines.netns import Hosts
+
+    told = {name: plan[name] for name in ("options", "slow")} | {"steps": _STEPS}
+    env = {"BLIND_RUN": json.dumps(told), "PYTHONPATH": os.getcwd()}
+    command = [sys.executable, "-m", "commprof.run", "--output", str(run)]
+    if "hosts" not in plan:
+        own = [*command, "--nproc", str(plan["ranks"]), _SCRIPT]
+        done = subprocess.run(own, env={**os.environ, **env}, capture_output=True, text=True)
+        return done.stdout + done.stderr
+    with Hosts(plan["hosts"], plan["rate"], second=plan.get("second", "")) as hosts:
+        interface = plan.get("interface", "eth0")
+        env["GLOO_SOCKET_IFNAME"] = interface
+        command += ["--nproc", "1", "--nnodes", str(plan["hosts"])]
+        command += ["--rdzv-endpoint", f"{hosts.address(0, interface)}:29500"]
+        started = [
+            hosts.popen(host, [*command, "--node-rank", str(host), _SCRIPT], env)
+            for host in range(plan["hosts"])
+        ]
+        return "\n".join(process.communicate(timeout=120)[0] for process in started)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
