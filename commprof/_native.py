@@ -106,7 +106,7 @@ def _direct_url() -> str | None:
 
 
 def _load() -> tuple[ModuleType | None, str | None]:
-    if variables.given(variables.NATIVE) == "0":
+    if os.environ.get(variables.NATIVE) == "0":
         return None, f"COMMPROF_NATIVE=0 is set. {_FALLBACK}"
     import torch  # first: the module needs torch's libraries in the process
 

@@ -165,7 +165,7 @@ def _place() -> str:
 
     ``COMMPROF_HOST`` overrides it, to treat ranks of one machine as several hosts.
     """
-    named = variables.given(variables.HOST)
+    named = variables.HOST.value()
     if named:
         return f"named {named}"
     boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()

@@ -294,7 +294,7 @@ def attach(
             "this model already has a communication hook, and DDP takes one for life; call "
             "attach(ddp, hook=...) before registering it, or leave attach() out"
         )
-    RankSettings.read()
+    RankSettings.from_environment()
     check_kernels()
     attachment = Attachment(ddp, bucket_hook_of(ddp))
     attachment.set_hook(hook, state)

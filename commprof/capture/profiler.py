@@ -61,7 +61,7 @@ class Profiler:
         mode: int,
     ) -> None:
         """See :func:`profile`; ``mode`` is a place in ``schema.MODES``."""
-        settings = RankSettings.read()
+        settings = RankSettings.from_environment()
         check_kernels()
         self._mode = mode
         self._signal = settings.switch_signal_number
@@ -365,7 +365,7 @@ def profile(
                 prof.step()
     """
     if stacks is None:
-        stacks = RankSettings.read().stacks
+        stacks = RankSettings.from_environment().stacks
     return Profiler(Path(directory), dict(metadata or {}), find_steps, stacks, mode_code(mode))
 
 

@@ -48,15 +48,12 @@ class Connections:
 
     def _connected(self) -> Any:
         listener, endpoint, problem = None, "", ""
-        said = variables.given(variables.SOCKETS) or "on"
-        if said not in ("on", "off"):
-            problem = f"{variables.SOCKETS}={said!r} is neither on nor off"
-        elif said == "on":
-            try:
+        try:
+            if variables.SOCKETS.value() == "on":
                 listener = _native.native.Listener(own_address(self._store()))
                 endpoint = listener.endpoint
-            except (OSError, RuntimeError, ValueError) as error:
-                problem = str(error)
+        except (OSError, RuntimeError, ValueError) as error:
+            problem = str(error)
         endpoints = self._everybodys(endpoint)
         mesh = None
         if all(endpoints):

@@ -88,7 +88,7 @@ def _run(job: Job, cpu_sets: str) -> None:
     from commprof.capture.settings import RankSettings
     from commprof.capture.sync_check import check_models
 
-    rank, settings = _environment_rank(job), RankSettings.read()
+    rank, settings = _environment_rank(job), RankSettings.from_environment()
     pin_this_process(cpu_sets, int(os.environ.get("LOCAL_RANK", "0")))
     allow_tracer(settings.tracer)
     torch.set_num_threads(job.threads_per_rank)

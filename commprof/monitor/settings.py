@@ -109,10 +109,10 @@ def settings_of(args: argparse.Namespace) -> Settings:
     )
 
 
-def settings_of_environment() -> Settings:
+def settings_of_variable(text: str) -> Settings:
     """What COMMPROF_METRICS asks for; UsageError where it holds no such options."""
     try:
-        words = shlex.split(variables.given(variables.METRICS))
+        words = shlex.split(text)
     except ValueError as error:
         raise UsageError(f"{variables.METRICS}: {error}") from None
     return parse(words)

@@ -13,11 +13,10 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from commprof import variables
 from commprof.errors import UsageError
 from commprof.monitor.metrics.endpoint import listen, parse_address
 from commprof.monitor.one_per_host import is_chosen, outside_environment
-from commprof.monitor.settings import Settings, settings_of_environment
+from commprof.monitor.settings import Settings, settings_of_variable
 from commprof.predict.fit.machine_profile import load_profile
 from commprof.trace.run.processes import identity
 
@@ -39,19 +38,20 @@ def check_settings(settings: Settings) -> None:
         load_profile(settings.profile)
 
 
-def start_in_rank(job: Path) -> str:
+def start_in_rank(job: Path, asked: str) -> str:
     """Starts one beside one rank of each host, if COMMPROF_METRICS asks for it.
 
     Args:
         job: the directory of this job and no other.
+        asked: what that variable holds.
 
     Returns:
         Why there is none though it was asked for; or nothing.
     """
-    if not variables.given(variables.METRICS) or not is_chosen(job, "monitor"):
+    if not asked or not is_chosen(job, "monitor"):
         return ""
     try:
-        settings = settings_of_environment()
+        settings = settings_of_variable(asked)
         return start_monitor(job, settings, "--this-job") if settings.wanted else ""
     except UsageError as error:
         return f"no live metrics: {error}"

@@ -21,6 +21,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from commprof.capture.settings import RankSettings
+
 #: As in ``commprof.variables``: what every Python runs imports nothing of commprof.
 OUT_VARIABLE = "COMMPROF_OUT"
 CPUS_VARIABLE = "COMMPROF_CPUS"
@@ -118,26 +120,25 @@ def _patch(c10d: ModuleType, directory: str) -> None:
             module.init_process_group = init_process_group  # type: ignore[attr-defined]
 
 
-def _refuse_nonsense() -> None:
+def _refuse_nonsense(settings: RankSettings) -> None:
     """Raises UsageError, before anything is recorded, for what could not be done later."""
-    from commprof import variables
-
-    if compressor := variables.given(variables.HOOK):
+    if settings.hook:
         from commprof.compressors import parse
 
-        parse(compressor)
-    if candidates := variables.given(variables.TRIAL):
+        parse(settings.hook)
+    if settings.trial:
         from commprof.trials.plan import parse_trial
 
-        parse_trial(candidates)
-    if variables.given(variables.METRICS):
-        from commprof.monitor.settings import settings_of_environment
+        parse_trial(settings.trial)
+    if settings.metrics:
+        from commprof.monitor.settings import settings_of_variable
 
-        settings_of_environment()
-    if threshold := variables.given(variables.WATCHDOG):
+        settings_of_variable(settings.metrics)
+    if settings.watchdog:
+        from commprof import variables
         from commprof.monitor.watchdog.thresholds import parse_threshold
 
-        parse_threshold(threshold, f"{variables.WATCHDOG}={threshold!r}")
+        parse_threshold(settings.watchdog, f"{variables.WATCHDOG}={settings.watchdog!r}")
 
 
 def _start(directory: str) -> None:
@@ -148,7 +149,6 @@ def _start(directory: str) -> None:
         # It ran from its checkout; last, so that it hides nothing of the script's.
         sys.path.append(_ROOT)
     try:
-        from commprof import variables
         from commprof.capture.ending import watch_exits
         from commprof.capture.job.job_directory import agree
         from commprof.capture.mode import control_path
@@ -163,32 +163,32 @@ def _start(directory: str) -> None:
     if active() is not None:
         return  # the script profiles itself, or made a second default group
     try:
-        settings = RankSettings.read()
-        _refuse_nonsense()
+        settings = RankSettings.from_environment()
+        _refuse_nonsense(settings)
         job = agree(Path(directory))
         profiler = profile(job, find_steps=True).start()
         watch_exits()
         profiler.says_end = control_path(job).parent == job  # `commprof run` shows its report
         allow_tracer(settings.tracer)
-        watch_as_asked(job)
-        if variables.given(variables.METRICS):
+        watch_as_asked(job, settings.watchdog)
+        if settings.metrics:
             from commprof.monitor.start import start_in_rank
 
-            problem = start_in_rank(job)
+            problem = start_in_rank(job, settings.metrics)
             if problem:
                 print(f"commprof: {problem}", file=sys.stderr)
         if settings.bucket_cap_mb is not None:
             from commprof.capture.patches.every_model import cap_every_model
 
             cap_every_model(settings.bucket_cap_mb)
-        if compressor := variables.given(variables.HOOK):
+        if settings.hook:
             from commprof.capture.patches.every_model import attach_every_model
 
-            attach_every_model(compressor)
-        if candidates := variables.given(variables.TRIAL):
+            attach_every_model(settings.hook)
+        if settings.trial:
             from commprof.trials.live.every_model import try_every_model
 
-            try_every_model(candidates, profiler)
+            try_every_model(settings.trial, profiler)
         if settings.check_sync_every:
             from commprof.capture.sync_check import check_models
 

@@ -34,7 +34,7 @@ def checked_subjects(args: argparse.Namespace, world_sizes: list[int]) -> list[S
 
 def _settings(args: argparse.Namespace) -> RankSettings:
     """Returns what the environment tells the ranks, with what the options change."""
-    given = RankSettings.read()
+    given = RankSettings.from_environment()
     if args.gradient_norms is not None and args.gradient_norms < 0:
         raise UsageError(
             f"--gradient-norms {args.gradient_norms} is out of range "

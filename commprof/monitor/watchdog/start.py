@@ -55,9 +55,8 @@ def start_detached(directory: Path, threshold: str) -> None:
         process.wait()  # the shell, which is done at once
 
 
-def watch_as_asked(directory: Path) -> None:
-    """Starts one for the ranks of this host, in one of them, where the environment asks for it."""
-    threshold = variables.given(variables.WATCHDOG)
+def watch_as_asked(directory: Path, threshold: str) -> None:
+    """Starts one for the ranks of this host, in one of them; none for an empty threshold."""
     if threshold and is_chosen(directory, "watchdog"):
         start_detached(directory, threshold)
 

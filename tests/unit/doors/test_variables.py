@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import re
 import subprocess
 import sys
@@ -17,10 +18,11 @@ from commprof.capture.settings import RankSettings
 from commprof.checks import run as health
 from commprof.errors import CommprofError, UsageError
 from commprof.trace.run.attempts import restart_count
+from commprof.trace.schema import MODES
 
 READ: dict[str, Callable[[], object]] = {
     **{
-        name: RankSettings.read
+        name: RankSettings.from_environment
         for name in (
             *(variables.MODE, variables.SIGNAL, variables.STACKS, variables.CLOCK),
             *(variables.GRADIENT_NORMS, variables.CHECK_SYNC, variables.BUCKET_CAP_MB),
@@ -53,7 +55,7 @@ def test_nonsense_is_refused(name: str, value: str, monkeypatch: pytest.MonkeyPa
     "settings",
     [
         RankSettings(),
-        RankSettings("always-on", "none", True, "off", 3, 7, 2.5),
+        RankSettings("always-on", "none", True, "off", 3, 7, 2.5, "int8", "", "--metrics", "60", 7),
         RankSettings(mode="off", clock="always", bucket_cap_mb=0.25),
     ],
 )
@@ -62,29 +64,31 @@ def test_ranks_read_the_settings_that_were_left_for_them(
 ) -> None:
     monkeypatch.setattr(os, "environ", {variables.MODE: "off", variables.STACKS: "1"})
     settings.leave_for_ranks()
-    assert RankSettings.read() == settings
+    assert RankSettings.from_environment() == settings
 
 
 def test_the_least_number_of_steps_is_allowed() -> None:
-    found = RankSettings.read({variables.GRADIENT_NORMS: "0", variables.CHECK_SYNC: "1"})
+    found = RankSettings.from_environment(
+        {variables.GRADIENT_NORMS: "0", variables.CHECK_SYNC: "1"}
+    )
     assert (found.gradient_norms_every, found.check_sync_every) == (0, 1)
-    with pytest.raises(UsageError, match=r"COMMPROF_CHECK_SYNC='0' .*allowed: 1 or more"):
-        RankSettings.read({variables.CHECK_SYNC: "0"})
-    with pytest.raises(UsageError, match="is no number of steps"):
-        RankSettings.read({variables.CHECK_SYNC: "9" * 5000})
+    with pytest.raises(UsageError, match=r"COMMPROF_CHECK_SYNC='0' .*allowed: 1 or more steps"):
+        RankSettings.from_environment({variables.CHECK_SYNC: "0"})
+    with pytest.raises(UsageError, match=r"means nothing \(allowed: 1 or more steps\)"):
+        RankSettings.from_environment({variables.CHECK_SYNC: "9" * 5000})
 
 
 def test_a_tracer_is_a_process() -> None:
-    assert RankSettings.read({variables.PTRACER: "4711"}).tracer == 4711
+    assert RankSettings.from_environment({variables.PTRACER: "4711"}).tracer == 4711
     for text in ("0", "2147483648", "1e3", "٣", "9" * 5000):
-        with pytest.raises(UsageError, match=r"is no process \(allowed: a process ID above 0\)"):
-            RankSettings.read({variables.PTRACER: text})
+        with pytest.raises(UsageError, match=r"\(allowed: a process ID above 0\)"):
+            RankSettings.from_environment({variables.PTRACER: text})
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "nan", "inf", "much"])
 def test_what_is_no_bucket_cap_is_refused(text: str) -> None:
-    with pytest.raises(UsageError, match=r"is out of range \(allowed: MiB above 0\)"):
-        RankSettings.read({variables.BUCKET_CAP_MB: text})
+    with pytest.raises(UsageError, match=r"means nothing \(allowed: MiB above 0\)"):
+        RankSettings.from_environment({variables.BUCKET_CAP_MB: text})
 
 
 def test_names_of_variables_have_one_home() -> None:
@@ -103,14 +107,27 @@ def test_names_of_variables_have_one_home() -> None:
         ("sitecustomize.py", variables.OUT),
     }
     assert (boot.OUT_VARIABLE, boot.CPUS_VARIABLE) == (variables.OUT, variables.CPUS)
+    read = {
+        name
+        for path in (root / "csrc").rglob("*.cpp")
+        for name in literal.findall(path.read_text())
+    }
+    assert read == {variables.DEVICE_EVENTS, variables.SIMD, variables.KERNEL_THREADS}
 
 
-def test_every_variable_is_documented() -> None:
-    root = Path(__file__).parents[3]
-    text = "".join(path.read_text() for path in (root / "docs").glob("*.md"))
-    names = {value for name, value in vars(variables).items() if name.isupper()}
-    # Set by commprof for its own ranks.
-    assert {name for name in names if name not in text} == {variables.CPUS, variables.PTRACER}
+def test_the_documentation_lists_every_variable() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "launching.md").read_text()
+    rows = re.findall(r"^\| `(COMMPROF_\w+)` \| (.*) \| (.*) \| (.*) \|$", page, re.MULTILINE)
+    assert rows == [
+        (name, name.allowed, name.text(name.default or ""), name.meaning)
+        for name in variables.table()
+    ]
+
+
+def test_choices_that_others_define_too() -> None:
+    assert variables.MODE.allowed == ", ".join(MODES)
+    name = pickle.loads(pickle.dumps(variables.MODE))  # ranks get the environment so
+    assert (name, type(name)) == ("COMMPROF_MODE", str)
 
 
 _RECORD = """
@@ -175,7 +192,7 @@ print("trained")
         (variables.METRICS, "--nonsense", "not recording: COMMPROF_METRICS: unrecognized"),
         (variables.METRICS, "'", "not recording: COMMPROF_METRICS: No closing quotation"),
         (variables.WATCHDOG, "soon", "not recording: COMMPROF_WATCHDOG"),
-        (variables.PTRACER, "me", "not recording: COMMPROF_PTRACER='me' is no process (allowed: "),
+        (variables.PTRACER, "me", "not recording: COMMPROF_PTRACER='me' means nothing (allowed: "),
         (variables.MODE, "most", "not recording: COMMPROF_MODE='most' means nothing (allowed: "),
     ],
 )

@@ -24,7 +24,7 @@ from commprof.monitor import monitor as monitors
 from commprof.monitor.metrics.host_counters import rank_process, this_host
 from commprof.monitor.monitor import Monitor, address_file
 from commprof.monitor.observer import Observer, newest
-from commprof.monitor.settings import Settings, parse, settings_of_environment
+from commprof.monitor.settings import Settings, parse, settings_of_variable
 from commprof.monitor.start import start_in_rank, start_monitor
 from commprof.monitor.state import GradientState
 from commprof.monitor.watchdog.start import watched
@@ -82,14 +82,12 @@ def test_settings_that_cannot_be_used(words: list[str], complaint: str) -> None:
 
 
 def test_settings_of_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.delenv("COMMPROF_METRICS", raising=False)
-    assert not settings_of_environment().wanted
-    monkeypatch.setenv("COMMPROF_METRICS", "--metrics-jsonl '/a b/c' --metrics-interval 5")
-    assert settings_of_environment() == Settings(jsonl=Path("/a b/c"), interval_s=5.0)
-    monkeypatch.setenv("COMMPROF_METRICS", "--what")
-    assert "no live metrics" in start_in_rank(tmp_path)
+    assert not settings_of_variable("").wanted
+    found = settings_of_variable("--metrics-jsonl '/a b/c' --metrics-interval 5")
+    assert found == Settings(jsonl=Path("/a b/c"), interval_s=5.0)
+    assert "no live metrics" in start_in_rank(tmp_path, "--what")
     monkeypatch.setenv("LOCAL_RANK", "1")
-    assert start_in_rank(tmp_path) == ""
+    assert start_in_rank(tmp_path, "--what") == ""
 
 
 def test_env_hands_them_to_the_ranks(

@@ -59,12 +59,11 @@ def test_one_rank_of_a_host_starts_the_watchdog_that_was_asked_for(
 ) -> None:
     asked: list[str] = []
     monkeypatch.setattr(start, "start_detached", lambda _, threshold: asked.append(threshold))
-    start.watch_as_asked(tmp_path)
+    start.watch_as_asked(tmp_path, "")
     assert asked == []
     assert list(tmp_path.iterdir()) == []
-    monkeypatch.setenv(variables.WATCHDOG, "60")
     for _ in range(2):
-        start.watch_as_asked(tmp_path)
+        start.watch_as_asked(tmp_path, "60")
     assert asked == ["60"]
 
 
