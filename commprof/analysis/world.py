@@ -39,6 +39,7 @@ from commprof.analysis.rank_summary import (
     rank_summary,
     samples_trained,
 )
+from commprof.analysis.replay.gains import Gains, gains
 from commprof.analysis.step.breakdown import Breakdown
 from commprof.analysis.step.kernel_times import kernel_times
 from commprof.analysis.step.mean_step import stalled
@@ -131,6 +132,8 @@ class WorldResult:
     host_links: HostLinks | None = None
     #: Whether another profiler recorded it.
     foreign: bool = False
+    #: What a step would win; None where its steps cannot be replayed.
+    gains: Gains | None = None
 
     @property
     def measured_steps(self) -> int:
@@ -183,6 +186,7 @@ def world_result(run: WorldRun, seen: MeasuredWorld) -> WorldResult:
         device_timed=sum(timed_collectives(trace) for trace in seen.recorded),
         no_device_times=_no_device_times(seen.recorded),
         device_clock_error_us=_device_clock_error_us(seen.recorded),
+        gains=gains(seen),
     )
     return replace(result, **_late_rank(seen, result))
 

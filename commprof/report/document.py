@@ -27,6 +27,9 @@ from commprof.report.sections.attempts import LEGEND as ATTEMPTS_LEGEND
 from commprof.report.sections.attempts import attempts_grid
 from commprof.report.sections.cross_checks import HEADING as CHECKS_LEGEND
 from commprof.report.sections.cross_checks import cross_checks_grid
+from commprof.report.sections.gains import LEGEND as GAINS_LEGEND
+from commprof.report.sections.gains import TITLE as GAINS_TITLE
+from commprof.report.sections.gains import gains_grid
 from commprof.report.sections.kernel_times import LEGEND as KERNELS_LEGEND
 from commprof.report.sections.kernel_times import TITLE as KERNELS_TITLE
 from commprof.report.sections.kernel_times import kernel_times_grid
@@ -188,6 +191,9 @@ def _of_all_worlds(report: FullReport) -> Iterator[Section]:
         bullets=tuple(map(_binding, bindings)),
         legend=parts_legend(result.worlds),
     )
+    if (won := gains_grid(result.worlds)) is not None:
+        grids = (("Mean step with one change", won),)
+        yield Section("gains", GAINS_TITLE, grids=grids, legend=GAINS_LEGEND)
     if (kernels := kernel_times_grid(result.worlds)) is not None:
         grids = (("Mean step in ms, by rank", kernels),)
         yield Section("kernels", KERNELS_TITLE, grids=grids, legend=KERNELS_LEGEND)

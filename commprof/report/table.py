@@ -21,6 +21,8 @@ from commprof.report.sections.attempts import LEGEND as ATTEMPTS_LEGEND
 from commprof.report.sections.attempts import attempts_grid
 from commprof.report.sections.collectives import LEGEND, collectives_section
 from commprof.report.sections.cross_checks import blocks as cross_checks_blocks
+from commprof.report.sections.gains import LEGEND as GAINS_LEGEND
+from commprof.report.sections.gains import gains_grid
 from commprof.report.sections.kernel_times import LEGEND as KERNELS_LEGEND
 from commprof.report.sections.kernel_times import kernel_times_grid
 from commprof.report.sections.setup import setup_text
@@ -90,6 +92,8 @@ def _tables(result: RunResult, width: int | None) -> Iterator[tuple[str, str]]:
     last = result.worlds[-1]
     yield _table(*scaling_grid(result), width=width), SCALING_LEGEND
     yield _table(*parts_grid(result), width=width), parts_legend(result.worlds)
+    if (won := gains_grid(result.worlds)) is not None:
+        yield _table(*won, width=width), GAINS_LEGEND
     if (kernels := kernel_times_grid(result.worlds)) is not None:
         yield _table(*kernels, width=width), KERNELS_LEGEND
     if links := host_links_table.section(result.worlds, width):

@@ -27,8 +27,8 @@ from commprof.trace.schema import OPS
 
 Mask = npt.NDArray[np.bool_]
 
-_ROOTED = tuple(map(OPS.index, ("broadcast", "reduce", "gather", "scatter")))
-_BROADCAST, _REDUCE, _GATHER, _SCATTER = _ROOTED
+ROOTED = tuple(map(OPS.index, ("broadcast", "reduce", "gather", "scatter")))
+_BROADCAST, _REDUCE, _GATHER, _SCATTER = ROOTED
 #: Pairs of ranks that are compared at a time: 32 MB a column.
 _PAIRS = 1 << 22
 
@@ -52,7 +52,7 @@ def last_awaited(
         np.concatenate([getattr(table, name) for table in tables])
         for name in ("op", "end_ns", "peer")
     )
-    rows = np.flatnonzero(np.isin(op, _ROOTED) & matching.complete[matching.member])
+    rows = np.flatnonzero(np.isin(op, ROOTED) & matching.complete[matching.member])
     if len(rows) == 0:
         return last
     own = np.concatenate([rank_in_group(*each) for each in zip(traces, tables, strict=True)])

@@ -164,6 +164,7 @@ def _world(result: RunResult, world: WorldResult, scale: Scaling) -> dict[str, A
             "collectives": [_collective(row) for row in world.collectives],
             "compression": [dataclasses.asdict(row) for row in world.compression],
             "late_rank": world.late_rank and dataclasses.asdict(world.late_rank),
+            "gains": world.gains and dataclasses.asdict(world.gains),
             "stalled_steps": [{"step": step, "ms": ms} for step, ms in world.stalled_steps],
             "overhead": _overhead(world.overhead),
             "records_per_step": world.records_per_step,

@@ -19,11 +19,13 @@ from commprof.analysis.cost import Price, cost
 from commprof.analysis.late.attempts import Attempt
 from commprof.analysis.late.incidents import Incidents
 from commprof.analysis.late.stragglers import LateRank
+from commprof.analysis.replay.gains import Gain, Gains
 from commprof.analysis.step.device_telemetry import DeviceTelemetry
 from commprof.analysis.step.kernel_times import KernelTimes
 from commprof.analysis.verdict import verdict
 from commprof.analysis.world import WorldResult
 from commprof.report.export.as_json import render
+from commprof.stats.intervals import Interval
 from tests.support.builders.details import detail
 from tests.support.builders.results import (
     collective,
@@ -57,9 +59,11 @@ def full_run() -> dict[str, Any]:
     """A document in which every field has a value."""
     errors = {"arrival_clock_error_p95_us": 40.0, "arrival_clock_error_us": 90.0}
     late = LateRank(1, 2e6, 0.8, 0.001, 8, 10, 0.02, "data", 0.9, 1.5)
+    gain = Gain("phase", 1, "forward", "", 90.0, Interval(0.1, 0.08, 0.12))
     check_ = CrossCheck("phases", "a sum", "ms", 100.0, 101.0, False, "a note")
     same: dict[str, Any] = {
         "late_rank": late,
+        "gains": Gains(100.0, 10, (gain,), 0.9, 0.95, 0.8),
         "stalled_steps": ((7, 25_095.0),),
         "step_losses": (2.5,),
         "weights_differ": (1,),

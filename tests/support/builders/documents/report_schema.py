@@ -139,6 +139,23 @@ SCHEMA: dict[str, Any] = {
                     "phase_share": float,
                     "slower_ms": float,
                 },
+                "gains": {
+                    "step_ms": float,
+                    "steps": int,
+                    "gains": [
+                        {
+                            "change": str,
+                            "rank": int,
+                            "phase": str,
+                            "group": str,
+                            "step_ms": float,
+                            "saved": {"value": float, "low": float, "high": float},
+                        }
+                    ],
+                    "load_balance": float,
+                    "serialisation": float,
+                    "transfer": float,
+                },
                 "stalled_steps": [{"step": int, "ms": float}],
                 "overhead": {
                     "on_over_off": {"value": float, "low": float, "high": float},

@@ -1,0 +1,265 @@
+"""Runs the programs of all ranks against each other again.
+
+A collective begins on a rank when the ranks that it needs have issued it and the one before it in
+its group is complete, and takes as long as it took. A rank that waits goes on when the collective
+is complete, as long after that as it did. With the recorded own times every event happens when it
+was recorded; a test holds that.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from commprof.analysis.align.awaited import ROOTED, needed_ranks
+from commprof.analysis.align.matching import POINT_TO_POINT, rank_in_group
+from commprof.analysis.align.measured import MeasuredWorld
+from commprof.analysis.replay.program import ISSUE, MARK, STAND, Program
+from commprof.trace.columns import Ints
+
+Floats = npt.NDArray[np.float64]
+Mask = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Condition:
+    """Rows that begin as soon as others are issued; all numbers are of rows over all ranks."""
+
+    #: Rows that must be issued.
+    needed: tuple[int, ...]
+    #: Rows that begin then.
+    opens: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Calls:
+    """What a replay needs to know of every row of every rank."""
+
+    conditions: list[Condition]
+    #: Row before it in its group on its rank, which must be complete; -1 for none.
+    before: list[int]
+    issue_ns: Ints
+    #: Time of its condition, or of the completion of the row before, to its own completion.
+    transfer_ns: Floats
+    end_ns: Ints
+    #: Issued before the first replayed step or after the last one: its times are as recorded.
+    outside: Mask
+    #: Process group, as in ``Matching``.
+    group: Ints
+
+
+def calls(seen: MeasuredWorld, ranks: Sequence[Program]) -> Calls:
+    """The rows of what was brought together."""
+    issue, end, op, root = (
+        np.concatenate([getattr(table, name) for table in seen.tables])
+        for name in ("issue_ns", "end_ns", "op", "peer")
+    )
+    end = np.maximum(end, issue)
+    conditions = list(_conditions(seen, issue, end, op, root))
+    begins = issue.astype(np.float64)
+    for each in conditions:
+        begins[list(each.opens)] = issue[list(each.needed)].max()
+    before = _before(seen, op, end)
+    queued = np.where(before >= 0, end[before], 0) if len(end) else end
+    first, last = (
+        np.repeat([getattr(each, name) for each in ranks], seen.matching.lengths)
+        for name in ("begin_ns", "until_ns")
+    )
+    return Calls(
+        conditions,
+        before.tolist(),
+        issue,
+        end - np.maximum(begins, queued),
+        end,
+        (issue < first) | (issue >= last),
+        seen.matching.group,
+    )
+
+
+def _conditions(
+    seen: MeasuredWorld, issue: Ints, end: Ints, op: Ints, root: Ints
+) -> Iterator[Condition]:
+    matching = seen.matching
+    own = np.concatenate(
+        [rank_in_group(*each) for each in zip(seen.traces, seen.tables, strict=True)]
+    )
+    order = np.lexsort((own, matching.member))
+    borders = np.flatnonzero(np.diff(matching.member[order])) + 1
+    for rows in np.split(order, borders) if len(order) else ():
+        together = tuple(rows.tolist())
+        if not matching.complete[matching.member[rows[0]]]:
+            yield from (Condition((row,), (row,)) for row in together)
+        elif op[rows[0]] in ROOTED:
+            group = matching.groups[matching.group[rows[0]]]
+            needs = needed_ranks(
+                int(op[rows[0]]), int(root[rows[0]]), len(rows), group.backend == "gloo"
+            )
+            # A rank that arrived after this one was done did not hold it up.
+            needs = (needs & (issue[rows] <= end[rows][:, np.newaxis])) | np.eye(
+                len(rows), dtype=bool
+            )
+            for row, needed in zip(together, needs, strict=True):
+                yield Condition(tuple(rows[needed].tolist()), (row,))
+        else:
+            yield Condition(together, together)
+
+
+def _before(seen: MeasuredWorld, op: Ints, end: Ints) -> Ints:
+    """Per row the one issued before it in its group on its rank; -1 if it was overtaken."""
+    before = np.full(len(op), -1, dtype=np.int64)
+    rank = np.repeat(np.arange(len(seen.tables)), seen.matching.lengths)
+    rows = np.flatnonzero(~np.isin(op, POINT_TO_POINT))
+    rows = rows[np.lexsort((rows, seen.matching.group[rows], rank[rows]))]
+    same = (rank[rows][1:] == rank[rows][:-1]) & (
+        seen.matching.group[rows][1:] == seen.matching.group[rows][:-1]
+    )
+    later, earlier = rows[1:][same], rows[:-1][same]
+    in_turn = end[later] >= end[earlier]
+    before[later[in_turn]] = earlier[in_turn]
+    return before
+
+
+def replay(
+    ranks: Sequence[Program],
+    known: Calls,
+    steps: int,
+    own_ns: Sequence[Floats] | None = None,
+    free: Mask | None = None,
+) -> Floats | None:
+    """Wall time of each step, the mean over the ranks; None if ranks wait for each other forever.
+
+    Args:
+        ranks: their programs.
+        known: of all rows.
+        steps: how many are replayed.
+        own_ns: own time of each rank's events; None for the recorded one.
+        free: rows whose transfer takes no time; None for none.
+    """
+    run = _Run(ranks, known, steps, own_ns or [each.own_ns for each in ranks], free)
+    run.go()
+    if any(at < len(rank.kind) for at, rank in zip(run.at, ranks, strict=True)):
+        return None
+    marks = np.array(run.marks).reshape(len(ranks), steps, 2)
+    result: Floats = (marks[:, :, 1] - marks[:, :, 0]).mean(axis=0)
+    return result
+
+
+class _Run:
+    """One replay; lists in the place of arrays, because it looks at single events."""
+
+    def __init__(
+        self,
+        ranks: Sequence[Program],
+        known: Calls,
+        steps: int,
+        own_ns: Sequence[Floats],
+        free: Mask | None,
+    ) -> None:
+        """What was issued outside of the replayed steps is as it was recorded."""
+        free = np.zeros(len(known.outside), dtype=bool) if free is None else free
+        self._known = known
+        self._events = [
+            list(zip(rank.kind.tolist(), rank.row.tolist(), own.tolist(), extra, strict=True))
+            for rank, own, extra in (
+                (rank, own, _extra(rank, free)) for rank, own in zip(ranks, own_ns, strict=True)
+            )
+        ]
+        self.at = [0] * len(ranks)
+        self.marks = [[0.0] * (2 * steps) for _ in ranks]
+        self._stood = [float(rank.begin_ns) for rank in ranks]
+        self._transfer = np.where(free, 0.0, known.transfer_ns).tolist()
+        self._end: list[float | None] = [None] * len(free)
+        self._begins: list[float] = [0.0] * len(free)
+        self._missing = [0] * len(known.conditions)
+        self._arrived = [0.0] * len(known.conditions)
+        self._needing: list[list[int]] = [[] for _ in free]
+        self._queued: dict[int, list[int]] = {}
+        self._waiting: dict[int, list[int]] = {}
+        self._chained: dict[int, list[tuple[int, float]]] = {}
+        for rank in ranks:
+            columns = (rank.chained.tolist(), rank.after.tolist(), rank.lag_ns.tolist())
+            for row, after, lag in zip(*columns, strict=True):
+                self._chained.setdefault(after, []).append((row, float(lag)))
+        self._completed: list[int] = []
+        self._ready = deque(range(len(ranks)))
+
+    def go(self) -> None:
+        """Runs until no rank can go on."""
+        known = self._known
+        for number, each in enumerate(known.conditions):
+            self._missing[number] = len(each.needed)
+            for row in each.needed:
+                self._needing[row].append(number)
+        for row in np.flatnonzero(known.outside).tolist():
+            self._complete(row, float(known.end_ns[row]))
+            self._issued(row, float(known.issue_ns[row]))
+        self._settle()
+        while self._ready:
+            self._advance(self._ready.popleft())
+
+    def _advance(self, rank: int) -> None:
+        events = self._events[rank]
+        while self.at[rank] < len(events):
+            kind, row, own, extra = events[self.at[rank]]
+            now = own + self._stood[rank]
+            if kind == ISSUE:
+                self._issued(row, now)
+                self._settle()
+            elif kind == MARK:
+                self.marks[rank][row] = now
+            elif kind == STAND:
+                self._stood[rank] += extra
+            else:
+                end = self._end[row]
+                if end is None:
+                    self._waiting.setdefault(row, []).append(rank)
+                    return
+                self._stood[rank] += max(0.0, end + extra - now)
+            self.at[rank] += 1
+
+    def _issued(self, row: int, now: float) -> None:
+        for number in self._needing[row]:
+            self._arrived[number] = max(self._arrived[number], now)
+            self._missing[number] -= 1
+            if self._missing[number] == 0:
+                for opened in self._known.conditions[number].opens:
+                    self._begin(opened, self._arrived[number])
+
+    def _begin(self, row: int, now: float) -> None:
+        if self._end[row] is not None:
+            return  # as it was recorded
+        before = self._known.before[row]
+        queued = self._end[before] if before >= 0 else 0.0
+        if queued is None:
+            self._begins[row] = now
+            self._queued.setdefault(before, []).append(row)
+            return
+        self._complete(row, max(now, queued) + self._transfer[row])
+
+    def _complete(self, row: int, end: float) -> None:
+        self._end[row] = end
+        self._completed.append(row)
+
+    def _settle(self) -> None:
+        """Everything that follows from what was completed."""
+        while self._completed:
+            row = self._completed.pop()
+            end = self._end[row] or 0.0
+            for later in self._queued.pop(row, ()):
+                self._begin(later, self._begins[later])
+            for chained, lag in self._chained.get(row, ()):
+                self._issued(chained, end + lag)
+            self._ready.extend(self._waiting.pop(row, ()))
+
+
+def _extra(rank: Program, free: Mask) -> list[float]:
+    """``extra_ns``, without the time to wake up after a transfer that is free."""
+    waits = (rank.row >= 0) & (rank.kind != MARK)
+    without = np.zeros(len(rank.row), dtype=bool)
+    without[waits] = free[rank.row[waits]]
+    changed: list[float] = np.where(without, np.minimum(rank.extra_ns, 0), rank.extra_ns).tolist()
+    return changed

@@ -1,0 +1,199 @@
+"""What a step would gain if a rank, a phase, a group or all communication were as fast as can be.
+
+Each answer is a replay of the recorded steps (:mod:`commprof.analysis.replay.engine`) in which one
+thing is changed. A rank "as fast as the others" has in each phase the other ranks' own times: its
+longest becomes their longest, its median their median, and so on, so that it keeps its own order of
+long and short steps; phases in which it is not slower stay.
+
+The efficiencies are those of POP (Performance Optimisation and Productivity, "POP Standard Metrics
+for Parallel Performance Analysis"): parallel = load balance x serialisation x transfer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from commprof.analysis.align.measured import MeasuredWorld, slowest_ns
+from commprof.analysis.replay.engine import Calls, calls, replay
+from commprof.analysis.replay.program import Program, programs
+from commprof.analysis.step.mean_step import stalled
+from commprof.stats.intervals import Interval, percentile_interval, resampled_means
+from commprof.trace.schema import PHASES
+from commprof.units import ns_to_ms
+
+Floats = npt.NDArray[np.float64]
+
+#: Fewest steps for which an answer is given.
+_LEAST_STEPS = 5
+#: Ranks and groups that are tried: those most waited for.
+_MOST_RANKS = 3
+_MOST_GROUPS = 3
+#: A rank or phase that takes less of the step more than the others is not tried.
+_LEAST_SHARE = 0.005
+
+
+@dataclass(frozen=True)
+class Gain:
+    """One change and the step with it."""
+
+    #: "rank", "phase" (of a rank), "balance", "group", or "communication".
+    change: str
+    #: Global rank; -1 where the change is of none.
+    rank: int
+    #: As in ``schema.PHASES``; "" where the change is of none.
+    phase: str
+    #: Description of the process group; "" where the change is of none.
+    group: str
+    step_ms: float
+    #: Part of the step that would be saved, with its 95 % bootstrap interval over the steps.
+    saved: Interval
+
+
+@dataclass(frozen=True)
+class Gains:
+    """What the replays of one world size say."""
+
+    #: Mean over steps and ranks, and the steps behind it; those that stalled are left out.
+    step_ms: float
+    steps: int
+    gains: tuple[Gain, ...]
+    #: Mean own time of the ranks over the largest.
+    load_balance: float
+    #: Largest own time over the step without time for transfers.
+    serialisation: float
+    #: Step without time for transfers over the step.
+    transfer: float
+
+    @property
+    def parallel_efficiency(self) -> float:
+        """Mean own time over the step."""
+        return self.load_balance * self.serialisation * self.transfer
+
+
+def gains(seen: MeasuredWorld) -> Gains | None:
+    """Every change worth a replay; None where the steps cannot be replayed.
+
+    They cannot with one rank, clocks that cannot be compared, or too few steps.
+    """
+    if len(seen.ranks) < 2 or not seen.clocks_shared or len(seen.measured[0].step) < _LEAST_STEPS:
+        return None
+    made, step = programs(seen)
+    found = _Replays(made, calls(seen, made), ~stalled(slowest_ns(seen.measured))[: len(step)])
+    recorded = found.step_ns()
+    if recorded is None or not recorded[found.counted].all():
+        return None
+    base = recorded[found.counted]
+    ideal = found.step_ns(free=found.all_rows)
+    own = np.array([table[found.counted].sum() for table in found.own_ns])
+    rows = []
+    for gain, changed in found.changes(seen, own):
+        if changed is not None:
+            rows.append(_gain(gain, base, changed[found.counted]))
+    ideal_ns = float(ideal[found.counted].sum()) if ideal is not None else np.nan
+    return Gains(
+        step_ms=ns_to_ms(float(base.mean())),
+        steps=len(base),
+        gains=tuple(rows),
+        load_balance=float(own.mean() / own.max()),
+        serialisation=float(own.max() / ideal_ns),
+        transfer=ideal_ns / float(base.sum()),
+    )
+
+
+@dataclass(frozen=True)
+class _Change:
+    change: str
+    rank: int = -1
+    phase: str = ""
+    group: str = ""
+
+
+class _Replays:
+    """The replays of one world size."""
+
+    def __init__(self, ranks: Sequence[Program], known: Calls, counted: npt.NDArray[np.bool_]):
+        """``counted``: the steps that did not stall."""
+        self.ranks, self.known, self.counted = ranks, known, counted
+        #: Per rank ``[step, phase]``.
+        self.own_ns = [rank.own_by_phase_ns(len(counted)) for rank in ranks]
+        self.all_rows = np.ones(len(known.group), dtype=bool)
+
+    def step_ns(
+        self,
+        own_ns: Sequence[Floats] | None = None,
+        free: npt.NDArray[np.bool_] | None = None,
+    ) -> Floats | None:
+        """Per step, with these own times per rank, ``[step, phase]``, and free transfers."""
+        moved = None
+        if own_ns is not None:
+            moved = [rank.with_own(own) for rank, own in zip(self.ranks, own_ns, strict=True)]
+        return replay(self.ranks, self.known, len(self.counted), moved, free)
+
+    def changes(self, seen: MeasuredWorld, own: Floats) -> Iterator[tuple[_Change, Floats | None]]:
+        """Every change with its steps."""
+        total = float(own.max())
+        places = np.argsort(-own, kind="stable")[:_MOST_RANKS].tolist()
+        for place in places:
+            faster = self._as_others(place)
+            spared = (self.own_ns[place] - faster)[self.counted].sum(axis=0)
+            if spared.sum() < _LEAST_SHARE * total:
+                continue
+            rank = self.ranks[place].rank
+            yield _Change("rank", rank), self._with(place, faster)
+            phases = np.flatnonzero(spared >= _LEAST_SHARE * total)
+            for phase in phases.tolist() if len(phases) > 1 else ():
+                one = self.own_ns[place].copy()
+                one[:, phase] = faster[:, phase]
+                yield _Change("phase", rank, PHASES[phase]), self._with(place, one)
+        if len(self.ranks) > 2:
+            mean = np.mean(self.own_ns, axis=0)
+            yield _Change("balance"), self.step_ns([mean] * len(self.ranks))
+        for group, name in _groups(seen, self.known):
+            yield _Change("group", group=name), self.step_ns(free=self.known.group == group)
+        yield (
+            _Change("communication"),
+            self.step_ns(free=np.ones(len(self.known.group), dtype=bool)),
+        )
+
+    def _with(self, place: int, own_ns: Floats) -> Floats | None:
+        return self.step_ns([*self.own_ns[:place], own_ns, *self.own_ns[place + 1 :]])
+
+    def _as_others(self, place: int) -> Floats:
+        """``[step, phase]`` of one rank, distributed as the others' where it is slower."""
+        mine = self.own_ns[place]
+        others = np.concatenate([own for at, own in enumerate(self.own_ns) if at != place])
+        order = np.argsort(np.argsort(mine, axis=0, kind="stable"), axis=0)
+        quantile = (np.arange(len(mine)) + 0.5) / len(mine)
+        like = np.take_along_axis(np.quantile(others, quantile, axis=0), order, axis=0)
+        counted = self.counted
+        slower = mine[counted].mean(axis=0) > like[counted].mean(axis=0)
+        result: Floats = np.where(slower, like, mine)
+        return result
+
+
+def _groups(seen: MeasuredWorld, known: Calls) -> list[tuple[int, str]]:
+    """Groups with the most transfer, where there are several."""
+    sent = np.bincount(known.group[known.group >= 0], minlength=len(seen.matching.groups))
+    used = [number for number in np.argsort(-sent, kind="stable").tolist() if sent[number]]
+    if len(used) < 2:
+        return []
+    named = seen.matching.groups
+    return [(n, named[n].description or named[n].name) for n in used[:_MOST_GROUPS]]
+
+
+def _gain(change: _Change, base: Floats, changed: Floats) -> Gain:
+    drawn = resampled_means(np.stack([base, changed], axis=1))
+    low, high = percentile_interval(1 - drawn[:, 1] / drawn[:, 0]).tolist()
+    saved = Interval(float(1 - changed.mean() / base.mean()), low, high)
+    return Gain(
+        change.change,
+        change.rank,
+        change.phase,
+        change.group,
+        ns_to_ms(float(changed.mean())),
+        saved,
+    )

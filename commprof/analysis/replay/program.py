@@ -1,0 +1,271 @@
+"""What each rank did in the measured steps, in its own time.
+
+A rank's own time runs while its training thread does not stand still for communication. Issues,
+waits and the ends of steps are placed on it, so that they can be placed in time anew when the own
+time, or a transfer, takes longer or shorter (:mod:`commprof.analysis.replay.engine`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from commprof.analysis.align.measured import MeasuredWorld
+from commprof.analysis.step.exposure import Exposures, exposures_of
+from commprof.trace import columns
+from commprof.trace.columns import Collectives, Finalizations, Ints, Spans, Steps
+from commprof.trace.schema import PHASES, Phase
+from commprof.trace.stretches import covered
+
+Floats = npt.NDArray[np.float64]
+
+#: Kinds of events, in the order in which those of one moment happen.
+ISSUE, WAIT, STAND, MARK = range(4)
+#: Events of all ranks that a replay takes at most; the first steps that hold as many are taken.
+_MOST_EVENTS = 12_000
+
+
+@dataclass(frozen=True)
+class Program:
+    """One rank's events, in order; times in ns."""
+
+    rank: int
+    #: When its first step begins, on the common clock.
+    begin_ns: int
+    #: When its last step ends.
+    until_ns: int
+    #: Own time since ``begin_ns``, per event.
+    own_ns: Floats
+    kind: Ints
+    #: ISSUE and WAIT: number of the collective's row over all ranks. MARK: 2 * step for the begin
+    #: and 2 * step + 1 for the end of a step, by its place among the replayed ones.
+    row: Ints
+    #: WAIT: when the thread went on, less when the collective was complete. STAND: how long it
+    #: stood still for something that is not known.
+    extra_ns: Floats
+    #: Rows that another thread issued while this one stood still: they follow the completion of
+    #: the row ``after`` by ``lag_ns``, and have no event.
+    chained: Ints
+    after: Ints
+    lag_ns: Ints
+    #: Own time at the borders of steps and phases, and what lies before each but the first: the
+    #: step by its place (-1 for none) and the phase's code.
+    border_ns: Floats
+    border_step: Ints
+    border_phase: Ints
+
+    def own_by_phase_ns(self, steps: int) -> Floats:
+        """``[step, phase]``, in the order of ``schema.PHASES``."""
+        table = np.zeros((steps, len(PHASES)))
+        inside = self.border_step >= 0
+        at = self.border_step[inside], self.border_phase[inside]
+        np.add.at(table, at, np.diff(self.border_ns)[inside])
+        return table
+
+    def with_own(self, wanted_ns: Floats) -> Floats:
+        """``own_ns`` of the events if each phase of each step took this long, ``[step, phase]``.
+
+        A phase without own time keeps none: nothing says where in it more would lie.
+        """
+        now = self.own_by_phase_ns(len(wanted_ns))
+        factor = np.divide(wanted_ns, now, out=np.ones_like(now), where=now > 0)
+        length = np.diff(self.border_ns)
+        inside = self.border_step >= 0
+        length[inside] *= factor[self.border_step[inside], self.border_phase[inside]]
+        moved = self.border_ns[0] + np.concatenate(([0.0], np.cumsum(length)))
+        changed: Floats = np.interp(self.own_ns, self.border_ns, moved)
+        return changed
+
+
+def programs(seen: MeasuredWorld) -> tuple[list[Program], Ints]:
+    """One program per rank, and the numbers of the replayed steps."""
+    step = _chosen_steps(seen)
+    first = np.concatenate(([0], np.cumsum(seen.matching.lengths)))
+    made = []
+    for rank, trace, table, offset in zip(
+        seen.ranks, seen.traces, seen.tables, first[:-1].tolist(), strict=True
+    ):
+        steps = columns.steps(trace)
+        chosen = np.isin(steps.index, step)
+        steps = Steps(
+            steps.index[chosen],
+            steps.begin_ns[chosen],
+            steps.end_ns[chosen],
+            steps.thread[chosen],
+            steps.source,
+        )
+        exposed = _apart(exposures_of(trace))
+        finalizations = columns.finalizations(trace)
+        made.append(
+            _program(
+                rank, table, offset, steps, exposed, finalizations, columns.phases(trace), step
+            )
+        )
+    return made, step
+
+
+def _chosen_steps(seen: MeasuredWorld) -> Ints:
+    """The first measured steps that hold no more events than a replay takes."""
+    step = seen.measured[0].step
+    held = np.zeros(len(step))
+    for trace, table in zip(seen.traces, seen.tables, strict=True):
+        steps = columns.steps(trace)
+        chosen = np.isin(steps.index, step)
+        issued = np.sort(table.issue_ns)
+        begun = np.searchsorted(issued, steps.begin_ns[chosen])
+        held += 2 + 2 * (np.searchsorted(issued, steps.end_ns[chosen]) - begun)
+    return step[: max(1, int(np.searchsorted(np.cumsum(held), _MOST_EVENTS)))]
+
+
+def _apart(exposed: Exposures) -> Exposures:
+    """The same, none of which begins before the one before has ended."""
+    end = np.maximum.accumulate(exposed.end_ns) if len(exposed) else exposed.end_ns
+    begin = exposed.begin_ns.copy()
+    begin[1:] = np.maximum(begin[1:], end[:-1])
+    return Exposures(
+        exposed.collective, exposed.graph_task, begin, np.maximum(begin, end), exposed.waited_ns
+    )
+
+
+class _OwnTime:
+    """Own time of one rank since its first step began."""
+
+    def __init__(self, exposed: Exposures, begin_ns: int) -> None:
+        """As in ``Program``; ``exposed`` lie apart from each other."""
+        self._exposed, self._begin_ns = exposed, begin_ns
+
+    def at(self, time_ns: Ints) -> Floats:
+        """The own time at each of these times."""
+        begin = np.full(len(time_ns), self._begin_ns, dtype=np.int64)
+        stood = covered(
+            self._exposed.begin_ns, self._exposed.end_ns, self._exposed.waited_ns, begin, time_ns
+        )
+        own: Floats = (time_ns - self._begin_ns) - stood
+        return own
+
+
+def _program(
+    rank: int,
+    table: Collectives,
+    offset: int,
+    steps: Steps,
+    exposed: Exposures,
+    finalizations: Finalizations,
+    phases: Spans,
+    replayed: Ints,
+) -> Program:
+    begin_ns, until_ns, thread = int(steps.begin_ns[0]), int(steps.end_ns[-1]), steps.thread[0]
+    own = _OwnTime(exposed, begin_ns)
+    issued = np.flatnonzero((table.issue_ns >= begin_ns) & (table.issue_ns < until_ns))
+    chained, after = _chained(table, issued, exposed, int(thread))
+    issued = np.setdiff1d(issued, chained)
+    waits = np.flatnonzero((exposed.begin_ns >= begin_ns) & (exposed.begin_ns < until_ns))
+    row = exposed.collective[waits]
+    end_ns = np.where(row >= 0, table.end_ns[row], 0) if len(table) else np.zeros_like(row)
+    known = end_ns > 0
+    went_on = exposed.begin_ns[waits] + exposed.waited_ns[waits]
+    done, done_ns = _found_complete(table, exposed, finalizations, int(thread))
+    inside = (done_ns >= begin_ns) & (done_ns < until_ns)
+    done, done_ns = done[inside], done_ns[inside]
+    place = np.searchsorted(replayed, steps.index)
+    events = [
+        (table.issue_ns[issued], ISSUE, offset + issued, np.zeros(len(issued))),
+        (
+            exposed.begin_ns[waits][known],
+            WAIT,
+            offset + row[known],
+            (went_on - end_ns)[known],
+        ),
+        (done_ns, WAIT, offset + done, np.zeros(len(done))),
+        (
+            exposed.begin_ns[waits][~known],
+            STAND,
+            np.full((~known).sum(), -1),
+            exposed.waited_ns[waits][~known],
+        ),
+        (steps.begin_ns, MARK, 2 * place, np.zeros(len(steps))),
+        (steps.end_ns, MARK, 2 * place + 1, np.zeros(len(steps))),
+    ]
+    time = np.concatenate([each[0] for each in events])
+    kind = np.concatenate([np.full(len(each[0]), each[1]) for each in events])
+    number = np.concatenate([each[2] for each in events]).astype(np.int64)
+    extra = np.concatenate([each[3] for each in events]).astype(np.float64)
+    # A step's end comes before the begin of the next one, which is at the same time.
+    order = np.lexsort((-(number % 2) * (kind == MARK), kind, time))
+    border_ns, border_step, border_phase = _borders(steps, phases, own, replayed)
+    return Program(
+        rank=rank,
+        begin_ns=begin_ns,
+        until_ns=until_ns,
+        own_ns=np.maximum.accumulate(own.at(time[order])),
+        kind=kind[order],
+        row=number[order],
+        extra_ns=extra[order],
+        chained=offset + chained,
+        after=offset + after,
+        lag_ns=table.issue_ns[chained] - table.end_ns[after],
+        border_ns=border_ns,
+        border_step=border_step,
+        border_phase=border_phase,
+    )
+
+
+def _chained(
+    table: Collectives, issued: Ints, exposed: Exposures, thread: int
+) -> tuple[Ints, Ints]:
+    """Rows that another thread issued while the training thread stood still, and what they follow.
+
+    That is the row of the same group that was complete last before, as a hook's second
+    all-reduce follows its first one.
+    """
+    others = issued[table.thread[issued] != thread]
+    at = np.searchsorted(exposed.begin_ns, table.issue_ns[others], side="right") - 1
+    others = others[(at >= 0) & (table.issue_ns[others] < exposed.end_ns[np.maximum(at, 0)])]
+    ended = np.flatnonzero(table.end_ns > 0)
+    ended = ended[np.lexsort((table.end_ns[ended], table.group[ended]))]
+    after = np.full(len(others), -1, dtype=np.int64)
+    for group in np.unique(table.group[others]).tolist():
+        mine, before = table.group[others] == group, ended[table.group[ended] == group]
+        if len(before):
+            found = np.searchsorted(table.end_ns[before], table.issue_ns[others[mine]], "right") - 1
+            after[mine] = np.where(found >= 0, before[np.maximum(found, 0)], -1)
+    return others[after >= 0], after[after >= 0]
+
+
+def _found_complete(
+    table: Collectives, exposed: Exposures, finalizations: Finalizations, thread: int
+) -> tuple[Ints, Ints]:
+    """Buckets that a finalisation waits for and found complete, and when it did at the latest."""
+    span = finalizations.span
+    mine = np.flatnonzero(span.thread == thread)
+    mine = mine[np.argsort(span.key[mine], kind="stable")]
+    rows = np.flatnonzero((table.graph_task >= 0) & (table.end_ns > 0))
+    rows = np.setdiff1d(rows, exposed.collective[exposed.graph_task >= 0])
+    at = np.searchsorted(span.key[mine], table.graph_task[rows])
+    found = at < len(mine)
+    rows, at = rows[found], mine[at[found]]
+    same = span.key[at] == table.graph_task[rows]
+    rows, at = rows[same], at[same]
+    when = np.clip(table.end_ns[rows], span.begin_ns[at], span.end_ns[at])
+    return rows, when
+
+
+def _borders(
+    steps: Steps, phases: Spans, own: _OwnTime, replayed: Ints
+) -> tuple[Floats, Ints, Ints]:
+    mine = (phases.thread == steps.thread[0]) & (phases.key < len(Phase))
+    begin, end, key = phases.begin_ns[mine], phases.end_ns[mine], phases.key[mine]
+    order = np.argsort(begin, kind="stable")
+    begin, end, key = begin[order], end[order], key[order]
+    times = np.unique(np.concatenate((steps.begin_ns, steps.end_ns, begin, end)))
+    times = times[(times >= steps.begin_ns[0]) & (times <= steps.end_ns[-1])]
+    middle = (times[:-1] + times[1:]) // 2
+    row = np.searchsorted(steps.begin_ns, middle, side="right") - 1
+    step = np.where(middle < steps.end_ns[row], np.searchsorted(replayed, steps.index[row]), -1)
+    phase = np.full(len(middle), int(Phase.OTHER))
+    if len(begin):
+        at = np.maximum(np.searchsorted(begin, middle, side="right") - 1, 0)
+        phase = np.where((begin[at] <= middle) & (middle < end[at]), key[at], phase)
+    return np.maximum.accumulate(own.at(times)), step.astype(np.int64), phase.astype(np.int64)

@@ -1,0 +1,48 @@
+"""What a step would win if one thing were faster, as a table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from commprof.analysis.replay.gains import Gain
+from commprof.analysis.world import WorldResult
+from commprof.report.tabulated import Grid, three_digits
+
+TITLE = "What a step would win"
+
+LEGEND = """\
+The recorded steps of the largest world size, replayed with one change: a rank that works as fast
+as the others do, in all phases or in one; ranks with equal work; transfers that take no time.
+step: mean over ranks and steps. saved: part of the step [95 % interval over the steps]. The
+replay keeps the order of each rank's collectives and how long each transfer took."""
+
+
+def gains_grid(worlds: Sequence[WorldResult]) -> Grid | None:
+    """A row per change, at the largest world size; None where its steps were not replayed."""
+    found = worlds[-1].gains if worlds else None
+    if found is None:
+        return None
+    rows: list[tuple[str, ...]] = [("as recorded", three_digits(found.step_ms), "")]
+    rows += [(changed(gain), three_digits(gain.step_ms), saved(gain)) for gain in found.gains]
+    return Grid(rows, ("if", "step\nms", "saved"), (0, 2))
+
+
+def changed(gain: Gain) -> str:
+    """The change, as the end of a sentence that begins with "if"."""
+    if gain.change == "rank":
+        return f"rank {gain.rank} were as fast as the others"
+    if gain.change == "phase":
+        return f"rank {gain.rank} were as fast as the others in {gain.phase}"
+    if gain.change == "balance":
+        return "all ranks had equal work"
+    if gain.change == "group":
+        return f"transfers of group {gain.group} took no time"
+    return "transfers took no time"
+
+
+def saved(gain: Gain) -> str:
+    """The part of the step that is saved, with its interval."""
+    value, low, high = (
+        f"{100 * x:.1f}" for x in (gain.saved.value, gain.saved.low, gain.saved.high)
+    )
+    return f"{value} % [{low}, {high}]"

@@ -1,0 +1,128 @@
+"""Replays of recorded steps: as they were, and with one thing changed."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from commprof.analysis.align.measured import MeasuredWorld, measured_world
+from commprof.analysis.replay.engine import calls, replay
+from commprof.analysis.replay.gains import Gain, gains
+from commprof.analysis.replay.program import programs
+from commprof.trace import columns
+from commprof.trace.schema import Phase
+from tests.support.builders.random_run import RandomRun
+from tests.support.builders.traces import MS, Rank, world_run
+
+
+def measured(ranks: list[Rank]) -> MeasuredWorld:
+    seen = measured_world(world_run(ranks))
+    assert seen is not None
+    return seen
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_nothing_changed_gives_the_recorded_steps(seed: int) -> None:
+    seen = measured(RandomRun(seed).ranks)
+    made, step = programs(seen)
+    found = replay(made, calls(seen, made), len(step))
+    assert found is not None
+    walls = []
+    for trace in seen.traces:
+        steps = columns.steps(trace)
+        chosen = np.isin(steps.index, step)
+        walls.append(steps.end_ns[chosen] - steps.begin_ns[chosen])
+    assert found == pytest.approx(np.mean(walls, axis=0), abs=2)
+
+
+class Job:
+    """A DDP job that is worked out by hand: forward, four buckets in backward, one link."""
+
+    def __init__(
+        self,
+        ranks: int = 4,
+        steps: int = 30,
+        late: int = -1,
+        delay: int = 0,
+        transfer: int = 2 * MS,
+    ) -> None:
+        """Rank ``late`` works ``delay`` longer in every forward pass; the same work otherwise."""
+        random = np.random.default_rng(7)
+        self.ranks = [Rank(rank, ranks) for rank in range(ranks)]
+        self.end = [0] * ranks
+        seq, free = 0, 0
+        for step in range(steps):
+            begin = list(self.end)
+            now = [at + int(10 * MS * random.normal(1, 0.02)) for at in begin]
+            if late >= 0:
+                now[late] += delay
+            for rank, since, at in zip(self.ranks, begin, now, strict=True):
+                rank.phase(Phase.FORWARD, since, at)
+            backward, ends = list(now), []
+            for _ in range(4):
+                now = [at + int(3 * MS * random.normal(1, 0.02)) for at in now]
+                free = max(free, *now) + transfer
+                ends.append(free)
+                for rank, at in zip(self.ranks, now, strict=True):
+                    rank.collective(seq, at, free, 1000, graph_task=step)
+                seq += 1
+            for place, rank in enumerate(self.ranks):
+                done = max(now[place], ends[-1])
+                rank.finalize(now[place], done, 0, graph_task=step)
+                rank.phase(Phase.BACKWARD, backward[place], done)
+                self.end[place] = done
+                rank.step(begin[place], done)
+
+    def step_ms(self) -> float:
+        return measured_step_ms(self.ranks)
+
+
+def measured_step_ms(ranks: list[Rank]) -> float:
+    seen = measured(ranks)
+    return float(np.mean([part.wall_ns for part in seen.measured])) / MS
+
+
+def found(ranks: list[Rank], change: str) -> list[Gain]:
+    result = gains(measured(ranks))
+    assert result is not None
+    return [gain for gain in result.gains if gain.change == change]
+
+
+@pytest.mark.parametrize("count", [2, 3, 8])
+@pytest.mark.parametrize("delay", [1 * MS, 8 * MS])
+def test_a_rank_as_fast_as_the_others_gives_the_step_without_its_delay(
+    count: int, delay: int
+) -> None:
+    late = found(Job(count, late=count - 1, delay=delay).ranks, "rank")[0]
+    assert late.rank == count - 1
+    assert late.step_ms == pytest.approx(Job(count).step_ms(), rel=0.005)
+    assert late.saved.low < late.saved.value < late.saved.high
+
+
+@pytest.mark.parametrize("transfer", [1 * MS, 5 * MS])
+def test_free_transfers_give_the_step_of_a_link_without_them(transfer: int) -> None:
+    free = found(Job(transfer=transfer).ranks, "communication")[0]
+    assert free.step_ms == pytest.approx(Job(transfer=0).step_ms(), rel=1e-6)
+
+
+def test_the_phase_of_the_delay_explains_all_of_it() -> None:
+    ranks = Job(late=1, delay=6 * MS).ranks
+    rank, phases = found(ranks, "rank")[0], found(ranks, "phase")
+    forward = [gain for gain in phases if gain.rank == 1 and gain.phase == "forward"]
+    assert not phases or forward[0].saved.value == pytest.approx(rank.saved.value, abs=0.01)
+
+
+def test_efficiencies_are_those_of_pop() -> None:
+    job = Job(late=1, delay=6 * MS)
+    result = gains(measured(job.ranks))
+    assert result is not None
+    own = 22 + 6 * np.array([0, 1, 0, 0])  # forward and four buckets of backward
+    assert result.load_balance == pytest.approx(own.mean() / own.max(), rel=0.01)
+    assert result.parallel_efficiency == pytest.approx(own.mean() / result.step_ms, rel=0.01)
+    # Nobody but rank 1 is waited for: without transfers a step is its own work.
+    assert result.serialisation == pytest.approx(1.0, abs=0.01)
+
+
+@pytest.mark.parametrize("ranks", [Job(1).ranks, Job(steps=3).ranks], ids=["one", "few steps"])
+def test_nothing_is_said_where_nothing_can_be_replayed(ranks: list[Rank]) -> None:
+    assert gains(measured(ranks)) is None
