@@ -4,6 +4,8 @@ VENV     ?= .venv
 TORCH    ?= torch==2.13.0
 RUN_ARGS ?=
 SANITIZE ?=
+# Which of the supported ones `make matrix` goes through; all of them if empty.
+TORCH_MINORS ?=
 # Others than the one that builds: the oldest GCC, and Clang.
 COMPILERS ?= g++-11 clang++
 
@@ -97,6 +99,11 @@ tables: $(DEV) ## regenerate the Python tables that stand in C++ headers
 
 bench: $(BUILT) $(DEV) ## measure what commprof itself costs
 	$(BIN)/python benchmarks/overhead.py
+
+matrix: $(BUILT) $(DEV) ## build and test with each supported torch (TORCH_MINORS="2.15")
+	PYTHONPATH=. $(BIN)/python benchmarks/torch_versions.py $(TORCH_MINORS) $(MATRIX_ARGS) \
+	  --json benchmarks/results/torch_versions.json; status=$$?; \
+	  $(BIN)/python -m tools.make_measured && exit $$status
 
 clean: ## remove what was built; the virtual environment stays
 	rm -rf build dist *.egg-info commprof/*.so commprof/_build_error.txt $(BUILT)

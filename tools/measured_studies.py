@@ -22,6 +22,7 @@ from benchmarks import (
     predict_intervals,
     shared_memory,
     strategies,
+    torch_versions,
 )
 from benchmarks.judging import compression_demands, trial_truth_demands
 from benchmarks.judging.demands import Demand, of_all
@@ -69,6 +70,11 @@ def parts_of(part: str, judge: Callable[[dict[str, Any]], list[Demand]]) -> Judg
         return judge(figures) if figures else []
 
     return of_file
+
+
+def parts_judged_by(judge: Callable[[dict[str, dict[str, Any]]], list[Demand]]) -> Judge:
+    """For a file of parts that are judged together."""
+    return lambda path: judge(read_parts(path))
 
 
 def rows_of(judge: Callable[[list[dict[str, Any]]], list[Demand]]) -> Judge:
@@ -276,6 +282,16 @@ GROUPS: dict[str, tuple[Study, ...]] = {
             "strategies.py",
             ("transformer, resnet50 and lora by ddp and fsdp at 1, 2 and 4 ranks",),
             object_of(strategies.demands),
+        ),
+    ),
+    "PyTorch's versions": (
+        Study(
+            "Each supported PyTorch: build, tests and one collective",
+            "torch_versions.json",
+            f"torch_versions.py --json {RESULTS}/torch_versions.json",
+            ("the module builds for 6 of 6 minors", "no test of `make test` fails on any"),
+            parts_judged_by(torch_versions.demands),
+            beside=torch_versions.beside,
         ),
     ),
     "Watching and surviving": (
