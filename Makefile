@@ -29,7 +29,7 @@ OTHERS_DIR := $(VENV)-integrations
 OTHERS     := $(OTHERS_DIR)/.done
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 # Without RUN_ARGS. About 40 s on two cores; every epoch is whole batches at each world size.
 DEMO := --workload transformer:vocab=1024,d_model=128,sequence=64,samples=1024 --steps 32
@@ -72,6 +72,16 @@ compilers: $(DEPS) ## build the core, and check the module's sources, with COMPI
 	  find csrc/torch -name '*.cpp' | sort | sed 's|.*|#include "&"|' | \
 	    $$cxx -x c++ -std=c++20 -fPIC -fsyntax-only -Wall -Wextra -Werror -I. -Icsrc \
 	      $$($(BIN)/python tools/module_flags.py) - || exit 1; done
+
+# Debian: apt install g++-aarch64-linux-gnu qemu-user
+aarch64: $(DEPS) ## cross-compile the core for 64-bit Arm, and run its tests under qemu-user
+	$(BIN)/cmake -S . -B build/aarch64 -G Ninja -DCMAKE_MAKE_PROGRAM='$(abspath $(BIN))/ninja' \
+	  -DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=aarch64 \
+	  -DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++ \
+	  -DCMAKE_CROSSCOMPILING_EMULATOR='qemu-aarch64;-L;/usr/aarch64-linux-gnu' \
+	  -DCOMMPROF_TORCH=OFF -DCOMMPROF_TESTS=ON -DCMAKE_COMPILE_WARNING_AS_ERROR=ON >/dev/null
+	$(BIN)/cmake --build build/aarch64
+	$(BIN)/ctest --test-dir build/aarch64 --output-on-failure --no-tests=error -j 2
 
 lint: $(DEV) ## check style, types and spelling
 	$(BIN)/ruff check
@@ -133,4 +143,4 @@ $(OTHERS): pyproject.toml tools/over_environment.py | $(DEV)
 	@$(BIN)/python tools/over_environment.py $(OTHERS_DIR) lightning ray hf lora qlora
 	@touch $@
 
-.PHONY: help run test test-all integrations test-cpp build-cpp build-all-cpp compilers lint format build wheel stubs tables bench clean
+.PHONY: help run test test-all integrations test-cpp build-cpp build-all-cpp compilers aarch64 lint format build wheel stubs tables bench clean

@@ -15,6 +15,7 @@ from commprof.checks import (
     file_limits,
     gradients,
     interfaces,
+    kernels,
     loss,
     pairs,
     pinning,
@@ -47,6 +48,14 @@ def links(world_size: int, bad: dict[tuple[int, int], tuple[float, float]]) -> l
         latency, speed = bad.get((first, second), (100 * noise, 1.0 / noise))
         found[first].append(Link(first, second, latency, speed))
     return found
+
+
+def test_kernels() -> None:
+    says(kernels.judge([("a", "avx2 on x86_64")] * 2), PASS, "a: avx2 on x86_64")
+    says(kernels.judge([("a", ""), ("b", "")]), SKIP, "no C++ module")
+    mixed = kernels.judge([("b", "scalar on aarch64"), ("a", "avx2 on x86_64")])
+    says(mixed, WARN, "a: avx2 on x86_64; b: scalar on aarch64", "COMMPROF_SIMD")
+    says(kernels.judge([("a", "avx2 on x86_64"), ("b", "")]), WARN, "b: no C++ module")
 
 
 def test_ring() -> None:

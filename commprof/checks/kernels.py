@@ -1,0 +1,34 @@
+"""Which instructions the compressors' kernels use on each host."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Sequence
+
+from commprof import _native, variables
+from commprof.analysis.checks.outcome import PASS, SKIP, WARN, Outcome, per_host
+from commprof.checks.ranks import Ranks
+
+NAME = "kernels"
+
+
+def measure(ranks: Ranks) -> tuple[str, str]:
+    """Host, and its processor with the level of its kernels; no text without the C++ module."""
+    native = _native.native
+    level = "" if native is None else f"{native.simd_level()} on {platform.machine()}"
+    return ranks.host, level
+
+
+def judge(values: Sequence[tuple[str, str]]) -> Outcome:
+    """Warns of hosts whose kernels differ: all give the same bits, but not at the same speed."""
+    levels = {host: level for host, level in sorted(per_host(values).items()) if level}
+    if not levels:
+        return Outcome(NAME, SKIP, "no C++ module: compressors are not available")
+    figure = "; ".join(f"{host}: {level}" for host, level in levels.items())
+    if len({*levels.values()}) == 1 and len(levels) == len(per_host(values)):
+        return Outcome(NAME, PASS, figure)
+    without = [host for host in sorted(per_host(values)) if host not in levels]
+    figure += "".join(f"; {host}: no C++ module" for host in without)
+    advice = "compressors run at the pace of the slowest host: compare the processors and "
+    advice += variables.SIMD
+    return Outcome(NAME, WARN, figure, advice)
