@@ -70,7 +70,7 @@ def demands(rows: list[dict[str, Any]]) -> list[Demand]:
 
 
 def _run(seed: int, late: bool) -> dict[str, Any]:
-    from commprof.analysis.world import analyse_world
+    from tests.support.analysed import analyse_world
     from tests.support.machines.ranks import run_here
 
     draw = random.Random(seed)

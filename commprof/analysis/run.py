@@ -20,28 +20,18 @@ from commprof.trace.run.run_directory import WorldRun, read_context, read_world
 _MARK_STEPS = "Call commprof.step() at the end of the loop's body to see the time of its steps"
 
 
-def analyse_run(directory: Path) -> RunResult:
+def analyse_in_detail(directory: Path) -> tuple[RunResult, tuple[WorldDetail, ...]]:
     """Analyses every world size that left traces, and names those that failed.
 
     Args:
         directory: of ``commprof run``, or where ``commprof.profile()`` wrote its traces.
 
+    Returns:
+        The result, and each of its ``worlds`` step by step.
+
     Raises:
         CommprofError: ``directory`` is neither.
     """
-    return _analyse(directory, in_detail=False)[0]
-
-
-def analyse_in_detail(directory: Path) -> tuple[RunResult, tuple[WorldDetail, ...]]:
-    """The same, and each of its ``worlds`` step by step.
-
-    Raises:
-        CommprofError: ``directory`` is no run directory.
-    """
-    return _analyse(directory, in_detail=True)
-
-
-def _analyse(directory: Path, in_detail: bool) -> tuple[RunResult, tuple[WorldDetail, ...]]:
     context = read_context(directory)
     worlds, details, failures, summaries, incidents = [], [], [], [], []
     stepless: list[SteplessCollectives] = []
@@ -61,7 +51,7 @@ def _analyse(directory: Path, in_detail: bool) -> tuple[RunResult, tuple[WorldDe
         stepless += [without] if without is not None else []
         if seen is not None and world is not None and not _without_figures(world):
             worlds.append(world)
-            details += [world_detail(run, seen)] if in_detail else []
+            details.append(world_detail(run, seen))
         reason = context["errors"].get(str(world_size)) or (
             _without_figures(world) if summary is None else ""
         )

@@ -13,7 +13,7 @@ from commprof.analysis.align.device_timeline import (
     clock_error_ns,
     timed_collectives,
 )
-from commprof.analysis.align.measured import MeasuredWorld, measured_world, slowest_ns
+from commprof.analysis.align.measured import MeasuredWorld, slowest_ns
 from commprof.analysis.checks.cross_checks import Observed, cross_checks
 from commprof.analysis.checks.figure_checks import CrossCheck
 from commprof.analysis.checks.losses import differing_weights, global_losses
@@ -148,12 +148,6 @@ class WorldResult:
         for one that was not recorded, or was issued in another step.
         """
         return self.parts.exposed_ms - sum(row.exposed_ms for row in self.collectives)
-
-
-def analyse_world(run: WorldRun) -> WorldResult | None:
-    """Figures of one world size; None if no rank left a trace."""
-    seen = measured_world(run)
-    return None if seen is None else world_result(run, seen)
 
 
 def world_result(run: WorldRun, seen: MeasuredWorld) -> WorldResult:

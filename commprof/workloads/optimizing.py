@@ -26,11 +26,6 @@ class OptimizerPlan:
     """Of the learning rate."""
 
 
-def constant(progress: float) -> float:
-    """The same rate throughout."""
-    return 1.0
-
-
 def cosine(progress: float) -> float:
     """From 1 to 0 along half a cosine (Loshchilov & Hutter 2017, SGDR, without restarts)."""
     return 0.5 * (1 + math.cos(math.pi * progress))

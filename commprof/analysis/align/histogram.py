@@ -15,9 +15,6 @@ import numpy.typing as npt
 
 from commprof.trace.summary import BUCKETS, Histogram
 
-#: Relative error of a quantile at most; stated as 1 %.
-LARGEST_ERROR = 1 / 128
-
 _PER_OCTAVE = 64
 _LARGEST_NS = 2**42 - 1
 

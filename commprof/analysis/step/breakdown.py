@@ -63,11 +63,6 @@ class Breakdown:
     waited_for_ns: Floats
 
     @property
-    def compute_ns(self) -> Floats:
-        """Forward and backward compute."""
-        return self.forward_ns + self.backward_ns
-
-    @property
     def work_ns(self) -> Floats:
         """``[phase, step]``, in the order of ``schema.PHASES``: all but the waiting."""
         return np.stack([getattr(self, f"{phase}_ns") for phase in PHASES])

@@ -121,9 +121,3 @@ class ChangeDetector:
         self._since = [[], []]
         if len(self._reference) == REFERENCE:
             self._learn()
-
-
-def changes(values: list[float]) -> list[Change]:
-    """All of them in a whole series; each as it would have been found in time."""
-    detector = ChangeDetector()
-    return [change for value in values if (change := detector.add(value)) is not None]

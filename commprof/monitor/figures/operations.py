@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from commprof.analysis.collectives.bandwidth import bus_factor
 from commprof.analysis.collectives.calls import Calls, calls_of
@@ -18,8 +17,6 @@ from commprof.predict.fit.cost_model import CostCurve
 from commprof.predict.replay.algorithms import canonical
 from commprof.trace.schema import OPS
 from commprof.units import NS_PER_S, ns_to_s
-
-Floats = npt.NDArray[np.float64]
 
 #: Latencies kept per rank and operation, and transfers per operation, for recent figures.
 _MOST_RECENT: Final = 2048

@@ -16,7 +16,6 @@ import itertools
 from collections.abc import Callable, Sequence
 
 import numpy as np
-import numpy.typing as npt
 
 from commprof.errors import CommprofError
 from commprof.predict.fit.cost_model import CostCurve, Piece
@@ -25,7 +24,6 @@ from commprof.predict.replay.exchange import exchange
 from commprof.predict.replay.schedule import Schedule
 from commprof.stats.intervals import percentile_interval
 
-Floats = npt.NDArray[np.float64]
 _Loss = Callable[[float, float], float]
 #: Latency of a step and seconds per byte.
 Parameters = tuple[float, float]

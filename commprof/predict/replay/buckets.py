@@ -18,7 +18,6 @@ from commprof.predict.replay.schedule import Schedule
 
 Floats = npt.NDArray[np.float64]
 
-MIB = 1 << 20
 #: Into so many equal parts a bucket is thought to be cut where its parameters are not known.
 _PARTS = 16
 

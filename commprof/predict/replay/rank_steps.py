@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from commprof.analysis.align.matching import POINT_TO_POINT
 from commprof.analysis.step.exposure import exposures_of
@@ -17,8 +16,6 @@ from commprof.trace import columns
 from commprof.trace.columns import Collectives, Finalizations, Ints
 from commprof.trace.reader import Trace
 from commprof.trace.schema import OPS, Kind, Phase, op_name
-
-Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)

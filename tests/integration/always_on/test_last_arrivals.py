@@ -14,12 +14,12 @@ from commprof import _native
 from commprof.analysis.align import histogram
 from commprof.analysis.align.matching import match
 from commprof.analysis.late.arrivals import Arrivals, match_arrivals
-from commprof.analysis.run import analyse_run
 from commprof.analysis.step.breakdown import breakdown
 from commprof.trace import columns
 from commprof.trace.columns import Collectives
 from commprof.trace.reader import Trace, read_trace
 from commprof.trace.summary import Histogram, Summary
+from tests.support.analysed import analyse_run
 from tests.support.machines.commands import call
 from tests.support.machines.ranks import run_module
 
@@ -36,7 +36,7 @@ def same(found: Histogram, values_ns: np.ndarray, apart_ns: float) -> None:  # t
     assert found.sum_ns == pytest.approx(values_ns.sum(), abs=apart_ns * found.count)
     for q in (0.0, 0.1, 0.5, 0.9, 0.99, 1.0):
         exact = np.quantile(values_ns, q, method="inverted_cdf")
-        error = histogram.LARGEST_ERROR * exact + apart_ns
+        error = exact / 128 + apart_ns
         assert histogram.quantile(found, q) == pytest.approx(exact, abs=error), q
 
 

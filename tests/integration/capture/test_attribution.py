@@ -13,9 +13,10 @@ from commprof.analysis.late.arrivals import match_arrivals
 from commprof.analysis.remarks import remarks
 from commprof.analysis.scaling import scale
 from commprof.analysis.step.breakdown import Breakdown, breakdown
-from commprof.analysis.world import WorldResult, analyse_world
+from commprof.analysis.world import WorldResult
 from commprof.trace import columns
 from commprof.trace.run.run_directory import WorldRun, read_world
+from tests.support.analysed import analyse_world
 from tests.support.machines import netns
 from tests.support.machines.ranks import run_here, run_module, run_on_hosts
 from tests.support.scripts import mesh

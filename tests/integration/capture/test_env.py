@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from commprof.analysis.run import analyse_run
 from commprof.capture import boot
 from commprof.trace import columns
 from commprof.trace.reader import read_trace
+from tests.support.analysed import analyse_run
 from tests.support.machines.commands import call
 from tests.support.machines.problems import problems_of
 from tests.support.machines.ranks import free_port

@@ -10,11 +10,11 @@ import pytest
 
 from commprof.analysis.align.awaited import needed_ranks
 from commprof.analysis.align.matching import match
-from commprof.analysis.run import analyse_run
 from commprof.analysis.world import WorldResult
 from commprof.trace import columns
 from commprof.trace.reader import read_trace
 from commprof.trace.schema import OPS
+from tests.support.analysed import analyse_run
 from tests.support.machines.ranks import run_module
 from tests.support.ranks.capture.messages import LATE_S
 

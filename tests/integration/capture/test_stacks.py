@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from commprof.analysis.collectives.kinds import caller
-from commprof.analysis.run import analyse_run
 from commprof.trace import columns
 from commprof.trace.reader import Trace, read_trace
 from commprof.trace.schema import Kind
+from tests.support.analysed import analyse_run
 from tests.support.machines.ranks import run_module
 
 SUPPORT = Path(__file__).parents[2] / "support/ranks/capture/stacks.py"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from commprof.analysis.run import analyse_run
+from tests.support.analysed import analyse_run
 from tests.support.machines.problems import problems_of
 from tests.support.machines.programs.programs import needs
 from tests.support.machines.shown import ROOT, blocks, run_shown

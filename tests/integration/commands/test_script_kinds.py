@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from commprof.analysis.run import analyse_run
 from commprof.analysis.world import WorldResult
 from commprof.trace.reader import read_trace
+from tests.support.analysed import analyse_run
 from tests.support.machines.commands import finish, start
 from tests.support.machines.problems import problems_of
 from tests.support.machines.programs.programs import needs

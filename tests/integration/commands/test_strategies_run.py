@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 
 from commprof import _native
-from commprof.analysis.world import WorldResult, analyse_world
+from commprof.analysis.world import WorldResult
 from commprof.launch.elastic import launch, stop_fork_server
 from commprof.launch.job import Job
 from commprof.trace.run.run_directory import read_world, world_directory
+from tests.support.analysed import analyse_world
 from tests.support.machines.commands import RUN, call
 from tests.support.machines.problems import problems_of
 

@@ -18,12 +18,12 @@ from commprof.analysis.late.arrivals import match_arrivals
 from commprof.analysis.remarks import remarks
 from commprof.analysis.scaling import scale
 from commprof.analysis.step.breakdown import breakdown
-from commprof.analysis.world import analyse_world
 from commprof.errors import CommprofError
 from commprof.trace import columns
 from commprof.trace.reader import Trace, read_trace
 from commprof.trace.run.run_directory import WorldRun
 from commprof.trace.schema import Kind
+from tests.support.analysed import analyse_world
 from tests.support.machines import netns
 from tests.support.machines.ranks import run_module, run_on_hosts
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from commprof.analysis.checks.figure_checks import CrossCheck
-from commprof.analysis.world import analyse_world
 from commprof.trace.run.run_directory import WorldRun
+from tests.support.analysed import analyse_world
 from tests.support.machines import netns
 from tests.support.machines.problems import problems_of
 from tests.support.machines.ranks import run_here, run_on_hosts

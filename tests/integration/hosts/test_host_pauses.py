@@ -12,10 +12,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from commprof.analysis.run import analyse_run
-from commprof.analysis.world import WorldResult, analyse_world
+from commprof.analysis.world import WorldResult
 from commprof.trace import columns
 from commprof.trace.run.run_directory import WorldRun
+from tests.support.analysed import analyse_run, analyse_world
 from tests.support.machines.commands import call
 from tests.support.machines.ranks import run_here
 

@@ -11,10 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from commprof.analysis.run import analyse_run
-from commprof.analysis.world import analyse_world
 from commprof.errors import CommprofError
 from commprof.trace.schema import Phase
+from tests.support.analysed import analyse_run, analyse_world
 from tests.support.builders.results import context
 from tests.support.builders.traces import MS, Rank, world_run
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from commprof.analysis.run import analyse_run
 from commprof.analysis.strategies import strategy_rows
 from commprof.analysis.verdict import verdict
 from commprof.commands.options.terminal import prose_width, table_width
@@ -19,6 +18,7 @@ from commprof.report.sections.collectives import collectives_grid
 from commprof.report.strategies import table as strategies_table
 from commprof.report.tabulated import tabulated
 from commprof.report.trial import table as trial_table
+from tests.support.analysed import analyse_run
 from tests.support.builders.details import detail
 from tests.support.builders.results import run_result, world
 from tests.unit.analysis import test_strategies

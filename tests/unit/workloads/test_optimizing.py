@@ -2,13 +2,12 @@ from __future__ import annotations
 
 import pytest
 
-from commprof.workloads.optimizing import LearningRate, constant, cosine, step_decay
+from commprof.workloads.optimizing import LearningRate, cosine, step_decay
 
 
 def test_schedules_at_their_ends_and_corners() -> None:
     assert [cosine(x) for x in (0, 0.5, 1)] == pytest.approx([1, 0.5, 0])
     assert [step_decay(x) for x in (0, 0.49, 0.5, 0.74, 0.75, 1)] == [1, 1, 0.1, 0.1, 0.01, 0.01]
-    assert [constant(x) for x in (0, 1)] == [1, 1]
 
 
 def test_a_rate_is_scaled_warmed_up_and_then_falls() -> None:

@@ -16,9 +16,9 @@ from commprof.analysis.align.device_timeline import (
 from commprof.analysis.collectives.queueing import start_times
 from commprof.analysis.step.breakdown import breakdown
 from commprof.analysis.step.exposure import exposures_of
-from commprof.analysis.world import analyse_world
 from commprof.trace import columns, schema
 from commprof.trace.schema import Kind, Phase
+from tests.support.analysed import analyse_world
 from tests.support.builders.traces import THREAD, Rank, world_run
 
 ASYNC = schema.FLAG_DEVICE_ASYNC

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from commprof.analysis.run import analyse_run
 from commprof.report import table
 from commprof.trace.reader import read_trace
 from commprof.trace.schema import OPS
 from commprof.trace.summary import read_summary
+from tests.support.analysed import analyse_run
 from tests.support.builders import trace_bytes as made
 from tests.support.builders.summaries import MS, document, operation, summary
 

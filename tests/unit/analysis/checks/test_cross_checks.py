@@ -13,10 +13,10 @@ import pytest
 from commprof.analysis.checks.figure_checks import CrossCheck
 from commprof.analysis.checks.network_check import TRAFFIC
 from commprof.analysis.collectives.wire_bytes import sent_bytes
-from commprof.analysis.world import analyse_world
 from commprof.trace import columns
 from commprof.trace.schema import OPS, Phase
 from commprof.trace.summary import Summary
+from tests.support.analysed import analyse_world
 from tests.support.builders.traces import MS, Rank, world_run
 
 STEPS = 12

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from commprof.analysis.checks.figure_checks import CrossCheck
-from commprof.analysis.world import analyse_world
 from commprof.trace.schema import Phase
+from tests.support.analysed import analyse_world
 from tests.support.builders.traces import MS, Rank, world_run
 
 STEPS = 8

@@ -16,9 +16,9 @@ from benchmarks.multi_node import table
 from commprof.analysis.align.interfaces import header_share
 from commprof.analysis.collectives.between_hosts import sent_to_other_hosts
 from commprof.analysis.collectives.host_links import HostLinks
-from commprof.analysis.world import analyse_world
 from commprof.report.sections import host_links as host_links_table
 from commprof.trace.columns import collectives
+from tests.support.analysed import analyse_world
 from tests.support.builders.results import world
 from tests.support.builders.traces import MS, Rank, world_run
 

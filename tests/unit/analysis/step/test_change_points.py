@@ -5,10 +5,23 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from commprof.analysis.step.change_points import CUT, LIMIT, REFERENCE, SLACK, changes
+from commprof.analysis.step.change_points import (
+    CUT,
+    LIMIT,
+    REFERENCE,
+    SLACK,
+    Change,
+    ChangeDetector,
+)
 
 #: Series and their length for the false alarms: 50,000 values of each kind.
 _SERIES, _LENGTH = 25, 2_000
+
+
+def changes(values: list[float]) -> list[Change]:
+    """All of them in a whole series; each as it is found in time."""
+    detector = ChangeDetector()
+    return [change for value in values if (change := detector.add(value)) is not None]
 
 
 def noise(kind: str, generator: np.random.Generator, length: int) -> np.ndarray:
