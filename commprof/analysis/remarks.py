@@ -224,7 +224,7 @@ def _about_world(world: WorldResult) -> list[str]:
 
 
 def _about_missing(world: WorldResult, name: str) -> str:
-    ranks = "rank" if len(world.missing_ranks) == 1 else "ranks"
+    ranks = plural(len(world.missing_ranks), "rank")
     text = (
         f"At {name} no usable trace came from {ranks} {listed(world.missing_ranks)}: times are "
         "those of the other ranks"

@@ -194,8 +194,7 @@ def _cores(
 
 
 def _usable(context: Mapping[str, Any]) -> str:
-    cores = usable_cores(context["machine"])
-    return f"{cores} usable {'core' if cores == 1 else 'cores'}"
+    return counted(usable_cores(context["machine"]), "usable core")
 
 
 def _communication(world: WorldResult, step: MeanStep) -> list[str]:

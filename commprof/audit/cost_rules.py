@@ -9,6 +9,7 @@ from commprof.audit.checks import Check, best_reading, check, cited
 from commprof.audit.document import Document, Row
 from commprof.audit.figure import exact
 from commprof.audit.throughput_rules import has
+from commprof.text import counted
 
 _SECONDS_PER_HOUR = 3600.0
 #: Ranks of one machine, where the price may be the machine's.
@@ -67,8 +68,6 @@ def _total(row: Row, document: Document, per_machine: float) -> Check | None:
     time = row.figures["duration"]
     hours = time.span / exact(_SECONDS_PER_HOUR)
     machines = max(1, math.ceil(row.ranks / per_machine))
-    paid = (
-        row.name if per_machine == 1 else "1 machine" if machines == 1 else f"{machines} machines"
-    )
+    paid = row.name if per_machine == 1 else counted(machines, "machine")
     text = f"{paid} x {cited(time)} x {cited(price)} per hour"
     return check(row, "cost", text, hours * price.span * exact(machines), "$")

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from commprof.audit.figure import Figure
 from commprof.audit.quantities import Quantity
+from commprof.text import counted
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class Row:
         """For messages."""
         if not self.ranks:
             return "the report"
-        return f"{self.ranks} {'rank' if self.ranks == 1 else 'ranks'}"
+        return counted(self.ranks, "rank")
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,7 @@ from commprof.checks import (
 )
 from commprof.checks.ranks import Ranks, own_ranks
 from commprof.errors import UsageError
+from commprof.files import replace_file
 
 
 class Check(Protocol):
@@ -90,7 +91,8 @@ def run_rank(result_path: str) -> None:
     """Of a job that ``commprof check`` launched: rank 0 leaves the outcomes as JSON."""
     outcomes = run_checks()
     if os.environ["RANK"] == "0":
-        Path(result_path).write_text(json.dumps([asdict(outcome) for outcome in outcomes]))
+        found = json.dumps([asdict(outcome) for outcome in outcomes])
+        replace_file(Path(result_path), found)
 
 
 def read_outcomes(result_path: Path) -> tuple[Outcome, ...]:

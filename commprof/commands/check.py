@@ -13,6 +13,7 @@ from commprof.analysis.checks.outcome import FAIL, STATUSES, WARN, Outcome
 from commprof.errors import UsageError
 from commprof.interrupts import ends_at_once
 from commprof.report.plain_text import printable, wrapped
+from commprof.text import counted
 
 
 class CheckCommand:
@@ -100,5 +101,5 @@ def render(outcomes: Sequence[Outcome], ranks: int, width: int) -> str:
         for status in STATUSES
         if (count := sum(outcome.status == status for outcome in outcomes))
     ]
-    lines.append(f"{ranks} {'rank' if ranks == 1 else 'ranks'}: {', '.join(counts)}")
+    lines.append(f"{counted(ranks, 'rank')}: {', '.join(counts)}")
     return "\n".join(lines) + "\n"

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from commprof.launch.job import Job, Plan
+from commprof.text import counted
 from commprof.workloads.optimizing import OptimizerPlan
 from commprof.workloads.spec import Shard, Trainee
 from commprof.workloads.strategies.theory import trained
@@ -60,7 +61,7 @@ class ModelMemory:
         needed = local_ranks * self.total
         if needed <= available:
             return ""
-        ranks = "1 rank needs" if local_ranks == 1 else f"{local_ranks} ranks need"
+        ranks = f"{counted(local_ranks, 'rank')} {'needs' if local_ranks == 1 else 'need'}"
         return (
             f"This machine could not run it: {ranks} at least {needed / 1e9:.3g} GB and "
             f"{available / 1e9:.3g} GB are free; take a smaller model, fewer ranks or a larger "

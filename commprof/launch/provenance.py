@@ -14,6 +14,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from commprof.files import replace_file
+
 PATCH_FILE = "changes.patch"
 """In the run directory: what tracked files differ in from the commit, for ``git apply``."""
 PATCH_LIMIT_BYTES = 1024 * 1024
@@ -129,7 +131,7 @@ def save_patch(repository: Path, directory: Path) -> dict[str, Any]:
         data = patch.encode(errors="surrogateescape")
         found["cut"] = len(data) > PATCH_LIMIT_BYTES
         if data:
-            (directory / PATCH_FILE).write_bytes(data[:PATCH_LIMIT_BYTES])
+            replace_file(directory / PATCH_FILE, data[:PATCH_LIMIT_BYTES])
             found |= {"file": PATCH_FILE, "bytes": min(len(data), PATCH_LIMIT_BYTES)}
     except subprocess.TimeoutExpired:
         found["left_out"] = f"git took longer than {_GIT_TIMEOUT_S} s"

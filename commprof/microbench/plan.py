@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from commprof.errors import UsageError
+from commprof.files import replace_file
 from commprof.microbench.operations import DTYPES, HOOK_PREFIX, REDOPS, operation, pattern_modulus
 
 SYNCS = ("barrier", "none")
@@ -113,7 +114,7 @@ class Plan:
 
     def save(self, path: Path) -> None:
         """Write it as JSON."""
-        path.write_text(json.dumps(dataclasses.asdict(self), indent=1) + "\n")
+        replace_file(path, json.dumps(dataclasses.asdict(self), indent=1) + "\n")
 
     @classmethod
     def load(cls, path: Path) -> Plan:

@@ -6,17 +6,16 @@ directory of its own: the job is the one that was written to last.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
 from commprof.monitor.follow import TraceTail
+from commprof.trace.run.attempts import attempt_paths, rank_and_attempt
 from commprof.trace.schema import Records
 
 #: Where a run keeps traces, the run directory first.
 _PLACES: Final = (".", "job_*", "world_*", "world_*/job_*", "*/world_*")
-_TRACE: Final = re.compile(r"rank_(\d{1,7})(?:\.attempt_(\d{1,7}))?\.trace")
 #: Files held open at once.
 _MOST_RANKS: Final = 4096
 
@@ -93,23 +92,15 @@ class JobTail:
 
 def _traces(directory: Path) -> dict[int, Path]:
     """By rank the trace of its last attempt."""
-    best: dict[int, tuple[int, Path]] = {}
     try:
-        names = [path for path in directory.iterdir() if _TRACE.fullmatch(path.name)]
+        attempts = attempt_paths(directory)
     except OSError:
         return {}
-    for path in sorted(names):
-        match = _TRACE.fullmatch(path.name)
-        assert match is not None
-        rank, attempt = int(match[1]), int(match[2] or 0)
-        if rank not in best or attempt > best[rank][0]:
-            best[rank] = attempt, path
-    return {rank: path for rank, (_, path) in best.items()}
+    return {rank: path for paths in attempts.values() for rank, path in paths.items()}
 
 
 def _attempt(path: Path) -> int:
-    match = _TRACE.fullmatch(path.name)
-    return int(match[2] or 0) if match else 0
+    return (rank_and_attempt(path) or (0, 0))[1]
 
 
 def _found(run: Path, pattern: str) -> Iterator[Path]:

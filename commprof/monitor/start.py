@@ -1,8 +1,6 @@
 """Starts the monitor beside a job: a process that the job neither waits for nor owns.
 
-It goes through a shell that ends at once, so that it is no child of the job: a script that waits
-for all of its children does not wait for it. It is in a session of its own, so that Ctrl-C and
-signals to the job's group do not reach it, and ends by itself when the process that it is for does.
+It is no child of the job, and ends by itself when the process that it is for does.
 """
 
 from __future__ import annotations
@@ -15,15 +13,13 @@ from typing import Final
 
 from commprof.errors import UsageError
 from commprof.monitor.metrics.endpoint import listen, parse_address
-from commprof.monitor.one_per_host import is_chosen, outside_environment
+from commprof.monitor.one_per_host import is_chosen, start_beside
 from commprof.monitor.settings import Settings, settings_of_variable
 from commprof.predict.fit.machine_profile import load_profile
 from commprof.trace.run.processes import identity
 
 #: What the monitor says, in the run directory.
 LOG_FILE: Final = "monitor.log"
-_SHELL: Final = '"$@" &'
-_PATIENCE_S: Final = 5.0
 
 
 def check_settings(settings: Settings) -> None:
@@ -64,23 +60,13 @@ def start_monitor(run: Path, settings: Settings, *more: str) -> str:
     if not began:
         return "no live metrics: /proc does not show this process, so its end would not be seen"
     command = [
-        *("/bin/sh", "-c", _SHELL, "sh", sys.executable, "-m", "commprof.monitor"),
+        *(sys.executable, "-m", "commprof.monitor"),
         *(str(run.absolute()), "--of-process", f"{pid}:{began}", *more),
         *settings.arguments(),
     ]
     try:
         with (run / LOG_FILE).open("ab") as log:
-            shell = subprocess.run(
-                command,
-                env=outside_environment(),
-                cwd="/",
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-                timeout=_PATIENCE_S,
-                check=False,
-            )
+            shell = start_beside(command, detached=True, output=log, errors=log)
     except (OSError, subprocess.SubprocessError) as error:
         return f"no live metrics: {error}"
     return f"no live metrics: the shell ended with {shell.returncode}" if shell.returncode else ""

@@ -8,6 +8,7 @@ from typing import Any
 from commprof.analysis.checks.loss_trend import loss_trend
 from commprof.analysis.checks.losses import LossAgreement, loss_agreement, must_agree
 from commprof.analysis.world import WorldResult
+from commprof.text import counted
 
 
 def loss_remarks(context: Mapping[str, Any], worlds: Sequence[WorldResult]) -> list[str]:
@@ -62,7 +63,7 @@ def _trend(world: WorldResult) -> list[str]:
     trend = loss_trend(world.step_losses)
     if trend is None:
         return []
-    where = f"At {world.world_size} {'rank' if world.world_size == 1 else 'ranks'}"
+    where = f"At {counted(world.world_size, 'rank')}"
     if trend.not_finite is not None:
         return [
             f"{where} the loss is no finite number from step {trend.not_finite} on: the training "

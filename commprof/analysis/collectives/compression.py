@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from commprof.text import counted
 from commprof.trace import columns
 from commprof.trace.columns import Ints
 from commprof.trace.compressions import compressions
@@ -103,7 +104,7 @@ def compression_remarks(
     context: Mapping[str, Any], rows: Sequence[CompressionRow], ranks: int, steps: int
 ) -> list[str]:
     """Per scheme what it saved; and what the reader must know of it."""
-    where = f"At {ranks} {'rank' if ranks == 1 else 'ranks'}"
+    where = f"At {counted(ranks, 'rank')}"
     asked = context.get("hook")
     if not rows:
         return (

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from commprof.trace.run.attempts import rank_and_attempt
 
 if TYPE_CHECKING:
     from commprof.monitor.observer import Observer
@@ -34,14 +35,13 @@ class OwnTrace:
 
         if self._observer is None or path != self._path:
             self.close()
-            found = re.match(r"rank_(\d+)", path.name)
-            only = int(found[1]) if found else None
+            found = rank_and_attempt(path)
             self._path = path
             self._observer = Observer(
                 path.parent,
                 nested=False,
                 patience_s=0.0,
-                only_rank=only,
+                only_rank=found and found[0],
                 settled_ns=_SETTLED_NS,
             )
         state = self._observer.look()

@@ -11,6 +11,7 @@ from typing import Any
 
 from commprof._version import __version__
 from commprof.commands.running.target import WORKLOAD_DEFAULTS
+from commprof.files import replace_file
 from commprof.interrupts import ends_at_once
 from commprof.launch.provenance import (
     command_line,
@@ -84,7 +85,7 @@ def save_config(directory: Path, args: argparse.Namespace, world_sizes: Sequence
     )
     text += yaml_text(effective_options(args, world_sizes))
     # A path need not be UTF-8; in the options its bytes are escapes anyway.
-    (directory / CONFIG_FILE).write_text(text, encoding="utf-8", errors="backslashreplace")
+    replace_file(directory / CONFIG_FILE, text.encode(errors="backslashreplace"))
 
 
 def effective_options(args: argparse.Namespace, world_sizes: Sequence[int]) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from commprof.errors import CommprofError, RankFailedError, UsageError
 from commprof.launch.rendezvous import Meeting
 from commprof.monitor.watchdog.start import watched
 from commprof.report.plain_text import printable
+from commprof.text import counted
 from commprof.trace.run.run_directory import RUN_FILE, world_directory
 
 #: Exit code of a run that was interrupted, as a shell gives it for SIGINT.
@@ -86,7 +87,7 @@ def _run_world(
 ) -> int:
     """Runs one world size; returns its exit code and notes a failure in ``run.json``."""
     world = world_directory(directory, world_size)
-    name = f"{world_size} {'rank' if world_size == 1 else 'ranks'}"
+    name = counted(world_size, "rank")
     code, ended_by = 0, None
     with _signals_as_exceptions():
         try:

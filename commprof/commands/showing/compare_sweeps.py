@@ -27,7 +27,7 @@ def compare(a: Path, b: Path, fail_above: float | None, shown_as: str) -> int:
     if fail_above is None:
         return 0
     failed = comparison.slower_than(fail_above)
-    rows = "1 row is" if len(failed) == 1 else f"{len(failed)} rows are"
+    rows = f"{counted(len(failed), 'row')} {'is' if len(failed) == 1 else 'are'}"
     print(f"Beyond noise, {rows} slower by more than {100 * fail_above:.3g}%.")
     unusable = list(_unusable(second, comparison.only_first))
     for reason in unusable:
@@ -43,4 +43,4 @@ def _unusable(second: SweepResult, lacking: int) -> Iterator[str]:
         yield f"its measurement was cut short: {printable(problem)}"
     wrong = sum(row.wrong or 0 for row in second.rows)
     if wrong:
-        yield f"{wrong} element{' was' if wrong == 1 else 's were'} wrong"
+        yield f"{counted(wrong, 'element')} {'was' if wrong == 1 else 'were'} wrong"

@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from commprof import variables
-from commprof.monitor.one_per_host import is_chosen, outside_environment
+from commprof.monitor.one_per_host import is_chosen, start_beside
 
 #: Seconds that it gets for what it is doing when the job has ended.
 _END_S = 10.0
@@ -31,7 +31,8 @@ def watched(directory: Path, threshold: str | None) -> Iterator[None]:
     before = {name: os.environ.get(name) for name in (variables.WATCHDOG, variables.PTRACER)}
     os.environ.pop(variables.WATCHDOG, None)  # no rank shall start another
     os.environ[variables.PTRACER] = str(os.getpid())
-    process = _start([*_command(directory, threshold), "--parent", str(os.getpid())])
+    parent = ("--parent", str(os.getpid()))
+    process = _start([*_command(directory, threshold), *parent], detached=False)
     try:
         yield
     finally:
@@ -45,14 +46,8 @@ def watched(directory: Path, threshold: str | None) -> Iterator[None]:
 
 
 def start_detached(directory: Path, threshold: str) -> None:
-    """Starts a watchdog that is no child of this process and ends by itself after the last rank.
-
-    For a rank: a script that waits for all of its children must not find one more.
-    """
-    command = ["/bin/sh", "-c", '"$@" &', "sh", *_command(directory, threshold)]
-    process = _start(command)
-    if process is not None:
-        process.wait()  # the shell, which is done at once
+    """Starts a watchdog that is no child of this process and ends by itself after the last rank."""
+    _start(_command(directory, threshold), detached=True)
 
 
 def watch_as_asked(directory: Path, threshold: str) -> None:
@@ -66,18 +61,11 @@ def _command(directory: Path, threshold: str) -> list[str]:
     return [*command, "--threshold", threshold]
 
 
-def _start(command: list[str]) -> subprocess.Popen[bytes] | None:
+def _start(command: list[str], detached: bool) -> subprocess.Popen[bytes] | None:
     try:
-        return subprocess.Popen(
-            command,
-            env=outside_environment(),
-            cwd="/",  # modules of the script's directory are no modules of the watchdog's
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-    except OSError as error:
-        print(f"commprof: no watchdog: {error.strerror}", file=sys.stderr)
+        return start_beside(command, detached=detached, output=subprocess.DEVNULL)
+    except (OSError, subprocess.SubprocessError) as error:
+        print(f"commprof: no watchdog: {error}", file=sys.stderr)
         return None
 
 

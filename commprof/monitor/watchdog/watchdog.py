@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +11,7 @@ from commprof.monitor.watchdog.duties import AnomalyDuty, Duty, HangDuty, Mismat
 from commprof.monitor.watchdog.feed import RankFeed
 from commprof.monitor.watchdog.log import Log
 from commprof.monitor.watchdog.thresholds import Threshold
+from commprof.trace.run.attempts import rank_and_attempt
 
 #: Between two looks.
 LOOK_S = 0.5
@@ -22,7 +22,6 @@ _PATIENCE_S = 600.0
 #: After the last rank has ended. Rank 0 of an elastic restart starts a watchdog of its own, and
 #: whoever reads what the ranks print waits until nobody can print any more.
 _GRACE_S = 0.6
-_TRACE = re.compile(r"rank_(\d+)(\.attempt_\d+)?\.trace")
 
 
 class Job:
@@ -50,7 +49,8 @@ class Job:
     def search(self) -> None:
         """Takes up traces that are new."""
         for path in sorted(self.directory.glob("rank_*.trace")):
-            if path not in self._feeds and path not in self._passed and _TRACE.fullmatch(path.name):
+            known = path in self._feeds or path in self._passed
+            if not known and rank_and_attempt(path) is not None:
                 self._feeds[path] = RankFeed(path)
 
     def look(self, now_ns: int) -> None:

@@ -16,13 +16,19 @@ _RESTARTS = "TORCHELASTIC_RESTART_COUNT"
 _NAME = re.compile(r"rank_(\d{1,9})(?:\.attempt_(\d{1,9}))?\.trace")
 
 
+def rank_and_attempt(path: Path) -> tuple[int, int] | None:
+    """Returns what the name of a trace says; None for another file."""
+    name = _NAME.fullmatch(path.name)
+    return (int(name[1]), int(name[2] or 0)) if name else None
+
+
 def attempt_paths(directory: Path) -> dict[int, dict[int, Path]]:
     """Traces by attempt, in order, and by rank."""
     found: dict[int, dict[int, Path]] = {}
     for path in directory.glob("rank_*.trace"):
-        name = _NAME.fullmatch(path.name)
-        if name is not None:
-            found.setdefault(int(name[2] or 0), {})[int(name[1])] = path
+        named = rank_and_attempt(path)
+        if named is not None:
+            found.setdefault(named[1], {})[named[0]] = path
     return {attempt: dict(sorted(found[attempt].items())) for attempt in sorted(found)}
 
 

@@ -20,6 +20,7 @@ from commprof.capture.recorder import recorder
 from commprof.compressors import Compressor, parse
 from commprof.compressors.torch_ops import lacks
 from commprof.errors import CommprofError
+from commprof.text import counted
 from commprof.trials.candidates import HEADROOM, Candidate
 from commprof.trials.live import hooks
 from commprof.trials.live.bucketing import Bucketings, obstacle
@@ -118,7 +119,7 @@ class Trial:
         elif not self._attachments:
             reason = "the script made no DDP model that a hook could be attached to"
         else:
-            steps = "1 step" if self._seen == 1 else f"{self._seen} steps"
+            steps = counted(self._seen, "step")
             reason = f"the script ended after {steps}, and a trial begins after {SETTLE_STEPS}"
         return {"reason": reason, "begin_monotonic_ns": time.monotonic_ns()}
 

@@ -53,8 +53,8 @@ def test_declared_phases_and_the_rest() -> None:
     assert [getattr(part, name).tolist() for name in PARTS] == [
         [100.0], [200.0], [400.0], [0.0], [150.0], [150.0],
     ]  # fmt: skip
-    assert values(part, "wall", "compute", "wait", "wire", "hidden") == [
-        [1000.0], [600.0], [0.0], [0.0], [0.0],
+    assert values(part, "wall", "wait", "wire", "hidden") == [
+        [1000.0], [0.0], [0.0], [0.0],
     ]  # fmt: skip
 
 
