@@ -85,7 +85,7 @@ def _blocks(results: dict[str, Any], scale: float) -> None:
         print(side_by_side(results, ranks), flush=True)
 
 
-def side_by_side(results: dict[str, Any], ranks: int, form: str = "simple") -> str:
+def side_by_side(results: dict[str, Any], ranks: int) -> str:
     """A row per model: full and always-on mode beside the control and the other ways."""
     rows = []
     for size in SIZES:
@@ -98,7 +98,7 @@ def side_by_side(results: dict[str, Any], ranks: int, form: str = "simple") -> s
             row.append(f"{np.median(ratio):.3f} [{low:.3f}, {high:.3f}]")
         rows.append(row)
     headers = ("model", "plain ms", *COLUMNS)
-    return tabulate(rows, headers=headers, tablefmt=form, disable_numparse=True)
+    return tabulate(rows, headers=headers, tablefmt="simple", disable_numparse=True)
 
 
 def demands(results: dict[str, Any]) -> list[Demand]:

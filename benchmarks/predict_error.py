@@ -249,22 +249,6 @@ def errors(rows: Sequence[dict[str, Any]]) -> dict[str, tuple[float, float]]:
     return found
 
 
-def listed(rows: Sequence[dict[str, Any]]) -> str:
-    """Every point in Markdown: its setting, the step measured and predicted, and the errors."""
-    settings = ("ranks", "rate_mbit", "cap_mib", "hook")
-    known = [name for name in settings if name in rows[0]]
-    cells = [
-        [
-            *(f"{row[name] or 'none'}" for name in known),
-            *(f"{row[name]:.1f}" for name in ("measured_ms", "predicted_ms")),
-            *(f"{100 * row[name]:+.1f} %" for name in ERRORS.values()),
-        ]
-        for row in sorted(rows, key=lambda row: [row[name] for name in known])
-    ]
-    headers = [*known, "measured ms", "predicted ms", *(f"error of {what}" for what in ERRORS)]
-    return tabulate(cells, headers=headers, tablefmt="github", disable_numparse=True)
-
-
 def demands(rows: Sequence[dict[str, Any]]) -> list[Demand]:
     """What is asked of the model, of all points of one study."""
     found = errors(rows)

@@ -2,10 +2,11 @@
 """transformer, resnet50 and lora under ddp and fsdp at 1, 2 and 4 ranks: one command each.
 
 Takes about four minutes on two cores. What was measured goes into a JSON file as it is done, so a
-second call goes on where the first was stopped; then the tables of docs/strategies.md are written
-anew. With --from they are written from such a file and nothing is run. The exit code is 1 where a
-setting is missing, or where an operation's bytes are not those of the theory, or were not held
-against it. What lora needs is looked for before anything is run or overwritten.
+second call goes on where the first was stopped; `python -m tools.make_measured` then writes the
+table of docs/measured.md anew. The tables are printed, with --from those of such a file, and
+nothing is run. The exit code is 1 where a setting is missing, or where an operation's bytes are not
+those of the theory, or were not held against it. What lora needs is looked for before anything is
+run or overwritten.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
 import subprocess
 import sys
 import tempfile
@@ -30,8 +30,6 @@ from commprof.report.strategies.table import tables
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULT = ROOT / "benchmarks/results/strategies.json"
-PAGE = ROOT / "docs/strategies.md"
-BLOCK = re.compile(r"(<!-- strategies:[^\n]*-->\n)(.*?)(<!-- end of strategies -->)", re.DOTALL)
 WORLD_SIZES, STRATEGIES = (1, 2, 4), ("ddp", "fsdp")
 SHARED = (
     *("--world-sizes", ",".join(map(str, WORLD_SIZES)), "--strategy", ",".join(STRATEGIES)),
@@ -143,35 +141,14 @@ def row_of(values: dict[str, Any]) -> StrategyRow:
     return StrategyRow(**known, operations=tuple(operations))
 
 
-def page(text: str, results: dict[str, Any]) -> str:
-    """The page with tables of these results. ValueError if it has no markers."""
+def shown(results: dict[str, Any]) -> str:
+    """The tables of every workload, as the report has them."""
     parts = []
     for result in (results[name] for name in COMMANDS):
         description = textwrap.fill(result["context"]["description"], 100)
-        rows = [row_of(row) for row in result["rows"]]
-        parts.append(
-            f"`{result['command']}`\n\n```\n{description}\n\n"
-            + "\n\n".join(tables(rows))
-            + "\n```\n"
-        )
-    about = next(iter(results.values()))["context"]
-    machine = about["machine"]
-    head = (
-        f"Measured on {machine['usable_cpu_count']} cores ({machine['cpu_model']}, Linux "
-        f"{machine['kernel']}), torch {about['torch']}, {about['backend']}, "
-        f"{about['timestamp'][:10]}; at 4 ranks there are more ranks than cores.\n"
-    )
-    spread = max(row["step_spread"] for result in results.values() for row in result["rows"])
-    if spread > BUSY:
-        head += (
-            f"The machine was busy: the interquartile range is up to {spread:.0%} of the median "
-            "step. Calls, bytes and memory hold; times and what follows from them do not.\n"
-        )
-    body = "\n".join(["", head, *parts])
-    new, count = BLOCK.subn(lambda match: f"{match[1]}{body}\n{match[3]}", text)
-    if count != 1:
-        raise ValueError(f"{count} blocks between '<!-- strategies: -->' and its end")
-    return new
+        found = tables([row_of(row) for row in result["rows"]])
+        parts.append("\n\n".join([result["command"], description, *found]))
+    return "\n\n".join(parts)
 
 
 def main() -> int:
@@ -190,8 +167,7 @@ def main() -> int:
             if name not in results:
                 results[name] = measure(name)
                 RESULT.write_text(json.dumps(results, indent=1) + "\n")
-    PAGE.write_text(page(PAGE.read_text(), results))
-    print(f"updated {PAGE}")
+    print(shown(results))
     return judged(demands(results))
 
 

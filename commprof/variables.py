@@ -1,6 +1,6 @@
 """Every environment variable of commprof: its name, what it may hold and what it is for.
 
-``docs/launching.md`` has the same table. An empty value counts as unset everywhere. The C++ code
+``docs/your_job.md`` has the same table. An empty value counts as unset everywhere. The C++ code
 reads ``DEVICE_EVENTS``, ``SIMD`` and ``KERNEL_THREADS`` itself; setup.py's own variables are in
 setup.py.
 """

@@ -224,7 +224,7 @@ def folders(root: Path) -> list[str]:
     return sorted({path.parent.relative_to(ROOT).as_posix() for path in files})
 
 
-def test_the_architecture_names_every_room() -> None:
+def test_the_architecture_names_every_folder() -> None:
     text = (ROOT / "docs/architecture.md").read_text()
     unnamed = [
         folder
@@ -234,9 +234,9 @@ def test_the_architecture_names_every_room() -> None:
     assert unnamed == []
 
 
-def test_the_walk_of_a_collective_names_files_that_are_there() -> None:
+def test_the_path_of_a_collective_names_files_that_are_there() -> None:
     text = (ROOT / "docs/architecture.md").read_text()
-    walk = text[text.index("## The walk") : text.index("## Layers")]
-    files = re.findall(r"^\| `([^`]+)` \|", walk, re.M)
+    path = text[text.index("## The path") : text.index("## Layers")]
+    files = re.findall(r"^\| `([^`]+)` \|", path, re.M)
     assert [file for file in files if not (ROOT / file).is_file()] == []
     assert 10 < len(files) <= 20

@@ -8,8 +8,11 @@ nothing is measured yet. Run it again when a file of results comes or changes.
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Sequence
+from difflib import SequenceMatcher
 from pathlib import Path
+from typing import Any
 
 from benchmarks.judging.demands import Demand
 from benchmarks.judging.results_file import CONTEXT, contexts, read_json
@@ -19,14 +22,18 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks/results"
 PAGE = ROOT / "docs/measured.md"
 NOT_YET = "not measured yet"
+STUDIES = [study for group in GROUPS.values() for study in group]
+#: Words in which demands of one kind differ.
+GAP = "..."
 
 HEAD = """\
 # What was measured
 
-What the benchmarks are asked to show, and what they showed on the machine at hand. Written by
-`python -m tools.make_measured` from the files in `benchmarks/results`; a test holds the page
-against them. The script that makes a file prints the same lines at its end, and exits with 1 where
-one is not met. Figures in brackets are 95 % intervals, or quartiles where the line says so.
+What the benchmarks are asked to show, and what they showed. `python -m tools.make_measured` writes
+this page from `benchmarks/results`, and a test compares the two. A row stands for *n* demands of
+one kind, with the least and the largest figure; a demand that is not met has a row of its own.
+Those files have every figure with its interval, and the commit that was measured. `PYTHONPATH=.
+python benchmarks/SCRIPT` measures again, prints each demand, and exits with 1 where one is not met.
 
 """
 
@@ -42,13 +49,11 @@ def page(results: Path) -> str:
     missing = sum(len(study.asked) for _, pairs in judged for study, found in pairs if not found)
     counts = f"Of {len(every)} demands on what was measured {met} are met"
     lines = "1 line is" if missing == 1 else f"{missing} lines are"
-    counts += f"; {lines} {NOT_YET}.\n" if missing else ".\n"
-    body = [
-        line
-        for group, studies in judged
-        for line in (f"\n## {group}\n", *(_section(*pair, results) for pair in studies))
-    ]
-    return HEAD + counts + "".join(body)
+    counts += f"; {lines} {NOT_YET}." if missing else "."
+    machines = sorted({_machine(one) for study in STUDIES for one in _sessions(study, results)})
+    counts += f" Measured on {', '.join(machines)}.\n" if machines else "\n"
+    body = "".join(_group(group, pairs, results) for group, pairs in judged)
+    return HEAD + counts + body
 
 
 def _judged(study: Study, results: Path) -> Sequence[Demand]:
@@ -63,36 +68,91 @@ def _path(study: Study, results: Path) -> Path:
     return other if other.exists() and not path.exists() else path
 
 
-def _section(study: Study, demands: Sequence[Demand], results: Path) -> str:
-    lines = [f"\n### {study.title}\n", f"`PYTHONPATH=. python benchmarks/{study.command}`"]
-    if demands:
-        lines[-1] += f"{_when(study, _path(study, results))}:"
-    lines += ["", "| | what | figure | demand |", "|---|---|---|---|"]
-    lines += [
-        _row(f"**{one.verdict}**" if not one.met else "met", one.what, one.figure, one.asked)
-        for one in demands
-    ]
-    if not demands:
-        lines += [_row("-", study.title, NOT_YET, asked) for asked in study.asked]
-    if demands and study.beside and (more := study.beside(_path(study, results))):
-        lines += ["", more]
-    return "\n".join(lines) + "\n"
+def _group(group: str, judged: Sequence[tuple[Study, Sequence[Demand]]], results: Path) -> str:
+    """The studies of one group in a table, and below it what else their files show."""
+    lines = [f"\n## {group}\n", "| what | n | figure | demand |", "|---|---|---|---|"]
+    beside = []
+    for study, demands in judged:
+        days = [str(one["timestamp"])[:10] for one in _sessions(study, results)]
+        when = f", {max(days)}" if days else ""
+        script = study.command.partition(" --")[0]
+        lines.append(_row(f"**{study.title}** (`{script}`{when})", "", "", ""))
+        lines += [_row_of(alike) for alike in _alike(demands)]
+        if not demands:
+            lines += [_row(asked, "", NOT_YET, "") for asked in study.asked]
+        if demands and study.beside and (more := study.beside(_path(study, results))):
+            beside += ["", more]
+    return "\n".join([*lines, *beside]) + "\n"
 
 
-def _when(study: Study, path: Path) -> str:
-    """Day and commit of the last of the sessions that the file tells of."""
+def _row_of(alike: Sequence[Demand]) -> str:
+    if not alike[0].met:
+        (one,) = alike
+        return _row(f"**{one.verdict}**: {one.what}", "1", one.figure, one.asked)
+    what = common_words([one.what for one in alike])
+    return _row(what, str(len(alike)), least_and_most(alike), alike[0].asked)
+
+
+def _alike(demands: Sequence[Demand]) -> list[list[Demand]]:
+    """Demands that were met and ask the same of things of one kind; each other one by itself."""
+    found: list[list[Demand]] = []
+    for one in demands:
+        for group in found if one.met else ():
+            shared = common_words([group[0].what, one.what]).split()
+            known = sum(word != GAP for word in shared)
+            if (
+                group[0].met
+                and group[0].asked == one.asked
+                and 2 * known >= len(group[0].what.split())
+            ):
+                group.append(one)
+                break
+        else:
+            found.append([one])
+    return found
+
+
+def common_words(texts: Sequence[str]) -> str:
+    """The words that all texts have in the same order, with ``...`` where they differ."""
+    common = texts[0].split()
+    for text in texts[1:]:
+        other = text.split()
+        kept: list[str] = []
+        at, at_other = 0, 0
+        for match in SequenceMatcher(a=common, b=other, autojunk=False).get_matching_blocks():
+            if (match.a > at or match.b > at_other) and kept[-1:] != [GAP]:
+                kept.append(GAP)
+            kept += common[match.a : match.a + match.size]
+            at, at_other = match.a + match.size, match.b + match.size
+        common = kept
+    return " ".join(common)
+
+
+def least_and_most(demands: Sequence[Demand]) -> str:
+    """The figures of demands of one kind, without intervals; nothing where they are no numbers."""
+    texts = list(dict.fromkeys(one.figure.split(" [")[0] for one in demands))
+    if len(texts) == 1:
+        return texts[0]
+    numbers = [re.match(r"[+-]?[\d,]*\.?\d+(e[+-]?\d+)?", text) for text in texts]
+    if not all(numbers):
+        return ""
+    values = [float(number[0].replace(",", "")) for number in numbers if number]
+    in_order = [text for _, text in sorted(zip(values, texts, strict=True))]
+    return f"{in_order[0]} to {in_order[-1]}"
+
+
+def _sessions(study: Study, results: Path) -> Sequence[dict[str, Any]]:
+    """What the file says of the sessions that made it: day, commit and machine of each."""
+    path = _path(study, results)
+    if not path.exists():
+        return ()
     document = read_json(path) if study.part else {}
-    found = [document[study.part][CONTEXT]] if study.part in document else contexts(path)
-    if not found:
-        return ", on a day that the file does not tell"
-    last = max(found, key=lambda one: str(one["timestamp"]))
-    machine = last["machine"]
-    words = [last["timestamp"][:10]]
-    if commit := last.get("git_commit"):
-        changed = "-dirty" if commit.endswith("-dirty") else ""
-        words.append(f"commit {commit.removesuffix('-dirty')[:10]}{changed}")
-    words.append(f"{machine['usable_cpu_count']} cores ({machine['cpu_model']})")
-    return f", {', '.join(words)}"
+    return [document[study.part][CONTEXT]] if study.part in document else contexts(path)
+
+
+def _machine(session: dict[str, Any]) -> str:
+    machine = session["machine"]
+    return f"{machine['usable_cpu_count']} cores ({machine['cpu_model']})"
 
 
 def _row(*cells: str) -> str:

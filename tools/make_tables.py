@@ -51,7 +51,7 @@ def codes(root: Path = ROOT) -> str:
         _enum("BlockType", "What a block of the trace file holds.", blocks),
         _enum(
             "Kind",
-            "What a record says; field meanings per kind are in ``docs/trace_format.md``.",
+            "What a record says; ``commprof.trace.schema`` has the fields that each kind uses.",
             {name: str(code) for code, name in enumerate(kinds)},
         ),
         _enum(

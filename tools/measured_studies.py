@@ -27,7 +27,7 @@ from benchmarks import (
 from benchmarks.judging import compression_demands, trial_truth_demands
 from benchmarks.judging.demands import Demand, of_all
 from benchmarks.judging.results_file import CONTEXT, read_json, read_parts, read_rows
-from tools.measured_tables import predicted_points, step_ratios
+from tools.measured_tables import step_ratios, strategy_rows
 
 Judge = Callable[[Path], Sequence[Demand]]
 
@@ -47,7 +47,7 @@ class Study:
     judge: Judge
     #: Of a file of several parts.
     part: str = ""
-    #: What else a file shows, in Markdown below the demands.
+    #: What else a file shows, in Markdown below the group's table.
     beside: Callable[[Path], str] | None = None
 
 
@@ -241,7 +241,6 @@ GROUPS: dict[str, tuple[Study, ...]] = {
             f"predict_error.py --results {RESULTS}/predict_error.jsonl",
             ("mean error at most 5 %", "worst at most 15 %", "below both bounds"),
             predictions(of_transformer=False),
-            beside=predicted_points(of_transformer=False),
         ),
         Study(
             "Predicted steps of the transformer",
@@ -249,7 +248,6 @@ GROUPS: dict[str, tuple[Study, ...]] = {
             f"predict_error.py --transformer --results {RESULTS}/predict_error.jsonl",
             ("mean error at most 5 %", "below both bounds"),
             predictions(of_transformer=True),
-            beside=predicted_points(of_transformer=True),
         ),
         Study(
             "Intervals of predicted steps, at ranks and bucket caps that were then run",
@@ -282,6 +280,7 @@ GROUPS: dict[str, tuple[Study, ...]] = {
             "strategies.py",
             ("transformer, resnet50 and lora by ddp and fsdp at 1, 2 and 4 ranks",),
             object_of(strategies.demands),
+            beside=strategy_rows,
         ),
     ),
     "PyTorch's versions": (

@@ -1,32 +1,62 @@
-"""Tables that docs/measured.md shows below a study's demands, from the same file."""
+"""Tables that docs/measured.md shows below a group of studies, from the same files."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks import overhead, predict_error
-from benchmarks.judging.results_file import read_json, read_rows
+import numpy as np
+from tabulate import tabulate
 
-
-def predicted_points(of_transformer: bool) -> Callable[[Path], str]:
-    """Every point of one of both studies."""
-
-    def of_file(path: Path) -> str:
-        rows = [
-            row for row in read_rows(path) if predict_error.is_transformer(row) == of_transformer
-        ]
-        return predict_error.listed(rows) if rows else ""
-
-    return of_file
+from benchmarks import overhead, strategies
+from benchmarks.judging.results_file import read_json
 
 
 def step_ratios(path: Path) -> str:
     """All ways of watching beside the control, at 1 and 2 ranks."""
     results = read_json(path)
-    return "\n\n".join(
-        f"Steps of {ranks} gloo rank{'s' * (ranks > 1)} over those without commprof, medians:\n\n"
-        f"{overhead.side_by_side(results, ranks, 'github')}"
-        for ranks in (1, 2)
-        if all(f"ddp_{size}_{ranks}" in results for size in overhead.SIZES)
-    )
+    rows = []
+    for ranks in (1, 2):
+        for size in overhead.SIZES:
+            times = results.get(f"ddp_{size}_{ranks}")
+            if times is not None:
+                plain = np.array(times["plain"])
+                ratios = [np.median(np.array(times[m]) / plain) for m in overhead.COLUMNS.values()]
+                row = [size, ranks, f"{np.median(plain):.2f}", *(f"{r:.3f}" for r in ratios)]
+                rows.append(row)
+    headers = ("model", "gloo ranks", "plain ms", *overhead.COLUMNS)
+    shown = tabulate(rows, headers=headers, tablefmt="github", disable_numparse=True)
+    return f"Steps over those without commprof, medians:\n\n{squeezed(shown)}" if rows else ""
+
+
+def strategy_rows(path: Path) -> str:
+    """Workloads by strategy and ranks; whether the machine was too busy to compare times."""
+    results = read_json(path)
+    rows = [
+        [
+            name,
+            row["world_size"],
+            row["strategy"],
+            f"{row['samples_per_s']:.1f}",
+            f"{row['versus_first']:.2f}x",
+            f"{row['exposed_share']:.0%}",
+            f"{row['training_bytes'] / 1e6:.0f}",
+        ]
+        for name in strategies.COMMANDS
+        for row in sorted(results[name]["rows"], key=lambda row: row["world_size"])
+    ]
+    headers = ("workload", "ranks", "strategy", "samples/s", "against", "exposed", "MB")
+    spread = max(row["step_spread"] for result in results.values() for row in result["rows"])
+    lines = [squeezed(tabulate(rows, headers=headers, tablefmt="github", disable_numparse=True))]
+    if spread > strategies.BUSY:
+        lines.append(
+            f"The machine was busy: the interquartile range is up to {spread:.0%} of the median "
+            "step. Bytes and memory hold; times and what follows from them do not."
+        )
+    return "\n\n".join(lines)
+
+
+def squeezed(table: str) -> str:
+    """A Markdown table without the spaces that align it."""
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()]
+    cells = [["---"] * len(row) if set("".join(row)) == {"-"} else row for row in rows]
+    return "\n".join(f"| {' | '.join(row)} |" for row in cells)

@@ -40,7 +40,7 @@ class Check:
 class Finding:
     """Two figures of a report that disagree."""
 
-    #: Name of the rule, as in ``docs/audit.md``.
+    #: Name of the rule, as in ``docs/reading.md``.
     rule: str
     #: What the disagreement means, in a sentence.
     meaning: str

@@ -343,7 +343,7 @@ def profile(
             GradScaler leaves out (see ``step_finder.py``), as long as :meth:`Profiler.step` is
             not called.
         mode: "full" keeps every record, "always-on" histograms of bounded size, "off" nothing
-            until it is switched on (see ``docs/always_on.md``). None takes COMMPROF_MODE from
+            until it is switched on (see ``docs/monitoring.md``). None takes COMMPROF_MODE from
             the environment, or "full".
         stacks: record the Python frames that issue each operation; costs microseconds per
             operation. None: if ``COMMPROF_STACKS`` is 1 in the environment.

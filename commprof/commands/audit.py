@@ -30,7 +30,7 @@ finding names the row and quotes the two figures that disagree. Nothing is run o
   commprof audit table.csv          one table with ranks, GPUs or nodes beside other figures
 
 Exit code: 0 without a finding, 1 with findings, 2 if the file cannot be read as a report. Figures
-may differ by what rounding or cutting off their printed digits explains. See docs/audit.md.
+may differ by what rounding or cutting off their printed digits explains. See docs/reading.md.
 """
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:

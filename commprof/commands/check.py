@@ -28,7 +28,7 @@ check says pass, warn, fail or skip, its figure, and what to do.
   commprof check --nproc 4                                    4 ranks on this machine
   torchrun --nproc-per-node 4 -m commprof check               as a rank of any job, on all its hosts
 
-Exit code: 0 without a failure, 1 with one. The ranks talk over gloo. See docs/check.md.
+Exit code: 0 without a failure, 1 with one. The ranks talk over gloo. See docs/your_job.md.
 """
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:

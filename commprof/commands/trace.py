@@ -38,7 +38,7 @@ came last to a collective to those that waited for it. All ranks are on one cloc
   commprof trace RUN -o both.json.gz --merge rank0.pt.trace.json.gz rank1.pt.trace.json.gz
                                                with what torch.profiler saw in the same job
 
-A file name that ends in .gz is compressed. See docs/timeline.md.
+A file name that ends in .gz is compressed. See docs/reading.md.
 """
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:

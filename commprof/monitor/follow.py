@@ -2,7 +2,7 @@
 
 The writer puts a block's header in place behind its payload, so a block is there as a whole or
 not at all. Only summaries change once written: they lie in a few slots, of which the headers are
-looked at again (``docs/trace_format.md``). What the rank has not flushed yet, the last 0.2 s, is
+looked at again (``docs/architecture.md``). What the rank has not flushed yet, the last 0.2 s, is
 not seen.
 
 Nothing in a file is trusted, as in :mod:`commprof.trace.reader`: a length is checked against the

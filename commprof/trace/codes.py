@@ -31,7 +31,7 @@ class BlockType(IntEnum):
 
 
 class Kind(IntEnum):
-    """What a record says; field meanings per kind are in ``docs/trace_format.md``."""
+    """What a record says; ``commprof.trace.schema`` has the fields that each kind uses."""
 
     NONE = 0
     STEP = 1

@@ -29,7 +29,7 @@ class Compressions:
     begin_ns: Ints
     #: [stages of ``schema.STAGES``, buckets]: time in the pieces of each stage.
     stage_ns: Ints
-    #: NaN, and for counts -1, where they were not measured; see ``docs/trace_format.md``.
+    #: NaN, and for counts -1, where they were not measured; see ``commprof.trace.schema``.
     relative_error: npt.NDArray[np.float64]
     cosine: npt.NDArray[np.float64]
     residual_ratio: npt.NDArray[np.float64]

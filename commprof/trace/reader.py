@@ -34,7 +34,7 @@ class Trace:
     """Everything that one rank recorded."""
 
     path: Path
-    #: Machine, versions, rank and world size, clock anchor; see ``docs/trace_format.md``.
+    #: Machine, versions, rank and world size, clock anchor; see ``documents.py``.
     metadata: dict[str, Any]
     groups: dict[int, Group]
     #: ``schema.RECORD_DTYPE``, ordered by ``timestamp_ns``.

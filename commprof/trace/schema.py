@@ -2,6 +2,64 @@
 
 The codes are made from the C++ headers (``codes.py``). A trace carries the tables it was
 written with, and the reader uses those.
+
+Kinds of records, and the fields that each uses beside ``timestamp_ns`` (when it happened, or
+began), ``kind`` and ``thread``; the other fields are 0:
+
+    none             no record
+    step             ``op_id`` step; ``aux`` 1 if that step ends here, 0 if it only begins; ``seq``
+                     who placed the boundary (STEP_*)
+    phase            ``aux`` phase, the outermost declared; ``value`` end; ``seq`` samples of the
+                     batches that DataLoaders returned in it, or SAMPLES_UNKNOWN
+    issue            an operation was handed to its process group: ``op_id``, ``op``, ``dtype``,
+                     ``reduce_op``, ``group``, ``aux`` root or peer rank, ``bytes_in``,
+                     ``bytes_out``, ``flags``; ``seq`` the group's collective number, equal on all
+                     ranks, of a message its number between its two ranks, or NO_SEQ; ``value``
+                     autograd graph task + 1 of the backward pass that issued it, or whose bucket
+                     a compressor's thread has, 0 outside of one
+    end              the operation completed: ``op_id``, ``op``, ``flags``
+    wait             a thread was blocked in ``Work.wait`` or a collective's future, for 1 us at
+                     least, or however short where nothing else tells the end (messages and
+                     reduce-scatters of gloo): ``op_id``, ``op``, ``value`` end
+    finalize_begin   DDP begins to wait for its buckets: ``op_id`` graph task; ``value`` CPU time
+                     of the thread in ns; with the flag run_delay_read ``bytes_in`` its run delay
+    finalize_end     DDP has all of its buckets: as finalize_begin
+    bucket           a gradient bucket reached the DDP hook: ``op_id``, ``group``, ``seq`` how many
+                     the hook had before, ``dtype``, ``aux`` index, ``bytes_in`` size, ``bytes_out``
+                     hash of its parameters' shapes, ``flags``, ``value`` when its exchange was
+                     launched
+    bucket_end       the hook's future completed: ``op_id``, ``aux`` index, ``flags``
+    clock            this clock was compared with rank 0's: ``value`` rank 0's clock less this one
+                     in ns, signed; ``bytes_in`` bound on its error; ``bytes_out`` round trip
+    stack            who issued an operation: ``op_id``, ``value`` number of the stack
+    device_ready     the issuing stream came to the operation: ``op_id``, ``op``, ``bytes_in`` the
+                     host's time
+    device_wait      a stream stood still for an operation, or ran it itself: ``op_id``, ``op``,
+                     ``value`` end, ``bytes_in`` the host's time, ``bytes_out`` stream, ``seq``
+                     device
+    device_finalize  a stream passed DDP's finalisation: ``op_id`` graph task, ``value`` end,
+                     ``bytes_in`` the host's time, ``bytes_out`` stream, ``seq`` device
+    device_phase     a stream passed a phase: ``aux`` phase, ``value`` end, ``bytes_in`` its begin
+                     on the host, ``bytes_out`` stream, ``seq`` device
+    device_step      a stream came to a step boundary: ``op_id``, ``aux`` and ``seq`` as of the
+                     step, ``bytes_in`` its time on the host
+    device_clock     a device's clock was compared with the host's: ``aux`` device, ``value`` its
+                     time in ns, ``bytes_in`` bound on the error of ``timestamp_ns``
+    span             what a compressor's thread did for a bucket, in pieces: ``op_id`` of the
+                     bucket, ``aux`` stage, ``value`` end
+    compression      a compressed bucket is done: ``op_id`` of the bucket, ``aux`` index,
+                     ``bytes_in`` this rank's gradients once encoded, ``bytes_out`` what it sent,
+                     ``flags``, ``value`` the first 8 characters of the scheme's name, the first in
+                     the lowest byte
+    quality          how well a bucket was sent, where that is measured: ``op_id`` of the bucket,
+                     ``seq`` values that became 0, ``aux`` values cut at the largest that can be
+                     sent; as bits of a double ``bytes_in`` relative L2 error, ``bytes_out``
+                     cosine, ``value`` norm of the residual over the gradient's
+    pause            nothing of the process ran, for 1 ms at least: ``value`` end
+
+Times of the kinds ``device_...``, and of an end with the flag device_time, are a device's, moved to
+``CLOCK_MONOTONIC``: such a record is written when the device has passed the event, by whichever
+thread looked; ``thread`` is the one that put the event on the stream.
 """
 
 from __future__ import annotations

@@ -1,4 +1,11 @@
-"""The summary block of a trace: what always-on mode keeps in the place of records."""
+"""The summary block of a trace: what always-on mode keeps in the place of records.
+
+It is a JSON object, then spaces. Its keys are the fields of :class:`Summary`, but for ``arrivals``
+(``known``, ``unknown``, ``without_place``, ``unsplit_steps``) and ``paused``. A histogram is an
+object of ``count``, ``sum``, ``min``, ``max`` and ``buckets``: for each that is not empty its
+distance from the one before, and its count. At most 256 operations are kept; the rarest others
+count in the one whose ``op`` and ``group`` are 0.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-// Layout of a trace file, little-endian; docs/trace_format.md explains it.
+// Layout of a trace file, little-endian; docs/architecture.md says what holds.
 //
 //   FileHeader, then blocks: BlockHeader + payload.
 //
@@ -25,7 +25,7 @@ struct FileHeader {
 static_assert(sizeof(FileHeader) == 32);
 
 enum class BlockType : uint32_t {
-  kMetadata = 1, // JSON object: machine, versions, codes, clock; see the doc
+  kMetadata = 1, // JSON object: see commprof/trace/documents.py
   kRecords = 2, // Record[]
   kGroup = 3, // JSON object: one process group
   kEnd = 4, // JSON object: closing counters; absent if the process died

@@ -25,7 +25,7 @@ records every collective in every rank, and reports throughput, scaling, and whe
   commprof run --world-sizes 2 --steps 50 --json result.json
   commprof run --nproc 4 train.py --lr 0.1   your own script, unchanged, on 4 ranks
   commprof run --nproc 4 --watchdog auto train.py     names what it hangs on, see
-                                             docs/watchdog.md
+                                             docs/monitoring.md
   commprof run --nnodes 2 --node-rank 0 --nproc 4 --output /shared/run \\
       --rdzv-endpoint first-host:29500       on each of two machines, with its number
   torchrun --nproc-per-node 4 -m commprof.run --workload mlp     as torchrun's ranks, or srun's
@@ -51,7 +51,7 @@ Strategies, as --strategy NAME; of several, as ddp,fsdp, each is run and all are
 
   commprof run --nproc 4 --strategy ddp,fsdp --workload resnet50
   commprof run --nproc 2 --accumulate 4 --precision bf16 --clip-norm 1
-See docs/workloads.md and docs/strategies.md.
+See docs/launching.md.
 
 Gradient compressors, as --hook NAME or --hook NAME:option=value,option=value:
 """

@@ -4,7 +4,7 @@ A rank takes ``steps`` messages one after the other and sends ``sent`` times the
 that it adds up ``reduced`` times the size. Size is what nccl-tests calls it
 (``commprof/analysis/collectives/bandwidth.py``). All-reduce, reduce-scatter, all-gather and
 all-to-all are the ring and pairwise algorithms of Thakur, Rabenseifner and Gropp, "Optimization of
-Collective Communication Operations in MPICH" (2005), section 4, which gloo (``docs/algorithms.md``)
+Collective Communication Operations in MPICH" (2005), section 4, which gloo (its ``algorithms.md``)
 and NCCL take for large sizes; broadcast is gloo's binomial tree. gloo's reduce is a ring
 reduce-scatter whose parts the root gathers, and torch runs reduce-scatter on gloo as an all-reduce.
 """

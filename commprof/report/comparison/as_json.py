@@ -1,4 +1,12 @@
-"""A comparison of two runs as JSON; ``docs/reports.md`` describes it."""
+"""A comparison of two runs as JSON.
+
+``a`` and ``b`` name the runs; ``worlds`` has an object per world size of both, ``only_a`` and
+``only_b`` are world sizes with figures in one run only, ``settings`` those that differ,
+``fail_above`` the share given or null, ``slower`` the world sizes that exceed it. Each of
+``worlds`` has ``num_processes``, ``steps`` (measured in A and in B), ``effective_steps`` (what they
+are worth as independent ones), and ``parts`` and ``collectives`` with ``name``, ``a_ms``, ``b_ms``,
+``ratio`` (``value``, ``low``, ``high``; null where there is none), ``p_value`` and ``significant``.
+"""
 
 from __future__ import annotations
 

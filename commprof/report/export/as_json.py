@@ -1,4 +1,4 @@
-"""A run as JSON; ``docs/json_format.md`` describes the schema."""
+"""A run as JSON; ``run.schema.json`` beside this file describes every field."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import dataclasses
 import json
 import math
 from collections.abc import Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
 
 from commprof.analysis.align.summaries import SummaryResult
 from commprof.analysis.card import Card
@@ -28,6 +29,8 @@ from commprof.trials.result import TrialResult
 
 #: Raised when a field changes its meaning or goes away, not when one is added.
 SCHEMA_VERSION = 1
+#: JSON Schema of what is written here.
+SCHEMA_FILE: Final = Path(__file__).with_name("run.schema.json")
 
 
 def render(

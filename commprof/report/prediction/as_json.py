@@ -1,4 +1,16 @@
-"""Predictions as JSON; times in seconds, sizes in bytes, NaN as null."""
+"""Predictions as JSON; times in seconds, sizes in bytes, NaN as null, an infinite cap as "inf".
+
+``predicted_from`` and ``costs`` say in words what was replayed, with which costs; ``left_out`` is
+what was refused. ``answers``, one per scenario, have ``prediction``, ``interval_s``,
+``samples_per_s`` and ``efficiency`` with intervals, ``cost``, ``epoch_sent_bytes``, and of
+``--optimize`` ``candidates`` (``gain`` with bounds as shares of the step, ``certainty``,
+``certainty_beyond_error``, ``is_gain``) and ``search`` (what was combined, ``refused`` with
+reasons). ``prediction.waiting`` has ``wait_s``, ``wire_s``, ``exposed_s`` and ``hidden_s`` with
+intervals that do not hold the held-out error. ``checks`` are recorded settings beside the model,
+``error`` its ``mean``, ``worst``, ``points`` and ``margin`` on those held out;
+``interval_holds_held_out_error`` is false where ``interval_s`` is the range of sampling and fit
+alone. ``amdahl`` has ``residuals`` and ``limit``, null for none; ``notes`` are sentences.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +27,7 @@ SCHEMA_VERSION = 1
 
 
 def render(answers: Answers, base: str, source: str, refused: Sequence[str]) -> str:
-    """All fields of the results, by their names; see docs/prediction.md."""
+    """All fields of the results, by their names."""
     document = {
         "schema_version": SCHEMA_VERSION,
         "predicted_from": base,

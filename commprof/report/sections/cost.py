@@ -47,7 +47,7 @@ def best(cost: Cost) -> list[str]:
     if cost.cheapest is None:
         return [
             "There is no cost: the samples of this run were not counted on all ranks (see samples "
-            "per second in docs/metrics.md), or ranks are missing whose nodes are not known."
+            "per second in docs/reading.md), or ranks are missing whose nodes are not known."
         ]
     cheapest = counted(cost.cheapest, "rank")
     if len(cost.rows) == 1:

@@ -1,9 +1,11 @@
-"""Whoever issues a collective, it is captured, with its sizes; docs/coverage.md is the proof."""
+"""Whoever issues a collective, it is captured, with its sizes: the tables of docs/your_job.md.
+
+``python -m tests.integration.capture.test_coverage`` writes these tables anew.
+"""
 
 from __future__ import annotations
 
 import json
-import sys
 import tempfile
 from collections import Counter
 from functools import cache
@@ -19,34 +21,24 @@ from commprof.trace import schema
 from tests.support.builders.coverage.coverage import CASES
 from tests.support.machines.ranks import run_module
 
-DOCUMENT = Path(__file__).parents[3] / "docs" / "coverage.md"
+PAGE = Path(__file__).parents[3] / "docs" / "your_job.md"
+BEGIN, END = "<!-- coverage -->\n", "<!-- end of coverage -->"
 
 _HEAD = """\
-# Coverage
-
-Every way to issue a collective that is listed here was run on two ranks over gloo with torch
-{version}, and what stands in the trace was compared with theory: operation, type, reduction,
-group, bytes in and out. The sequence numbers of each rise without a gap, and each operation has its
-end. `tests/integration/capture/test_coverage.py` does this, and fails if this page says
-anything else; `python -m tests.integration.capture.test_coverage > docs/coverage.md` writes it.
-
-P: parameters, n: ranks, B: bytes of a tensor.
+Each row was run on two ranks over gloo with torch {version}, and the trace compared with theory
+(operation, type, reduction, group, bytes, sequence numbers) by
+`tests/integration/capture/test_coverage.py`. P: parameters, n: ranks, B: bytes of a tensor.
 
 | issued by | seen as | bytes in -> out |
 |---|---|---|
 """
 
 _SAMPLE = """
-Not seen: a collective that is issued on a `Backend` object itself, since only a
-`ProcessGroup` passes the dispatcher. torch's own strategies do not do that. Where a backend runs
-coalesced calls as one, as NCCL does `dist.batch_isend_irecv` and `dist._coalescing_manager`, each
-call is seen, and who waits for the whole waits for the last of them. NCCL tells no completion of
-it: without one, the calls' transfer and hidden time stay unknown. A collective that is captured
-into a CUDA graph is seen once, at the capture, and without times; its replays issue nothing that a
-profiler in the process could see. Tested on a simulated device, for want of a GPU.
-
-What gloo refuses is seen as far as it was issued, and ends with the flag `failed`. In gloo's
-words:
+Not seen: a collective issued on a `Backend` object itself, which torch's own strategies do not do,
+and replays of a CUDA graph (its capture is seen once, without times). Where a backend runs
+coalesced calls as one, as NCCL does, each call is seen, and the wait for all of them counts for the
+last; without device events their transfer and hidden time are not known. What gloo refuses is seen
+as far as it was issued, and ends with the flag `failed`:
 
 | issued by | seen as | error |
 |---|---|---|
@@ -68,7 +60,7 @@ def seen_as(rank: int, case: int) -> str:
 
 
 def document() -> str:
-    """docs/coverage.md as it should be."""
+    """The section of the page as it should be."""
     served, refused = [], []
     for case, (name, (_, formula)) in enumerate(CASES.items()):
         error = outputs()[0][case]["error"]
@@ -112,9 +104,11 @@ def test_what_gloo_refuses_is_known() -> None:
 
 
 def test_the_document_says_what_was_found() -> None:
-    if torch.__version__.split("+")[0] not in DOCUMENT.read_text():
+    shown = PAGE.read_text().partition(BEGIN)[2].partition(END)[0]
+    assert shown
+    if f"torch {torch.__version__.split('+')[0]}," not in shown:
         pytest.skip("written with another torch")
-    assert document() == DOCUMENT.read_text()
+    assert document() == shown
 
 
 def test_gloo_has_as_many_threads_as_the_queue_assumes() -> None:
@@ -122,4 +116,5 @@ def test_gloo_has_as_many_threads_as_the_queue_assumes() -> None:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(document())
+    before, _, rest = PAGE.read_text().partition(BEGIN)
+    PAGE.write_text(before + BEGIN + document() + END + rest.partition(END)[2])

@@ -83,7 +83,7 @@ def test_every_example_is_run() -> None:
 
 
 def test_the_page_shows_what_the_examples_hold() -> None:
-    page = [block for block in blocks() if block.page == "docs/integrations.md"]
+    page = [block for block in blocks() if block.page == "docs/your_job.md"]
     shown = [block for block in page if block.language == "python"]
     assert len(shown) >= len(EXAMPLES)
     sources = [stripped(file.read_text()) for file in sorted((ROOT / "examples").glob("*.py"))]

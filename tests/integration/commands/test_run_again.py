@@ -40,8 +40,8 @@ class Run:
 
 
 def documented() -> list[str]:
-    """The options of the command that docs/clusters.md shows for a scaling study."""
-    lines = (ROOT / "docs/clusters.md").read_text().splitlines()
+    """The options of the command that docs/launching.md shows for a scaling study."""
+    lines = (ROOT / "docs/launching.md").read_text().splitlines()
     line = next(line for line in lines if line.startswith("python -m") and "--price-per" in line)
     return shlex.split(line)[3:]
 

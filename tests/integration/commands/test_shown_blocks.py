@@ -64,24 +64,15 @@ NEEDS = {"--workload lora": "peft", "lora:size=7b": "peft", "data=digits": "skle
 OUTPUT = {
     ("README.md", "Recording: dlrm_8xV100.tar.gz"): "tests/unit/doors/test_readme.py",
     ("docs/architecture.md", "training process"): "a picture",
-    ("docs/audit.md", "SCALING.md: 1 finding"): "output",
-    ("docs/check.md", "pass  cores"): "output",
-    ("docs/strategies.md", "2 ranks, all_gather_into_tensor"): "output",
-    ("docs/strategies.md", "transformer: 2,137,600"): "tests/unit/report/test_strategies_page.py",
-    ("docs/strategies.md", "resnet50: 23,528,522"): "tests/unit/report/test_strategies_page.py",
-    ("docs/strategies.md", "lora: 114,688"): "tests/unit/report/test_strategies_page.py",
-    ("docs/trace_format.md", "file header"): "a picture",
-    (
-        "docs/clusters.md",
-        "hosts  ranks  MB per step",
-    ): "tests/unit/analysis/collectives/test_host_links.py",
+    ("docs/architecture.md", "file header"): "a picture",
+    ("docs/reading.md", "SCALING.md: 1 finding"): "output",
     ("docs/launching.md", "# run.yaml"): "a file, which test_readme.py reads",
     (
         "docs/monitoring.md",
         "scrape_configs:",
     ): "Prometheus's: tests/integration/faults/test_live_run.py",
-    ("docs/watchdog.md", "commprof: watchdog: HANG"): "output",
-    ("docs/watchdog.md", "Collective 45 of group"): "output",
+    ("docs/monitoring.md", "commprof: watchdog: HANG"): "output",
+    ("docs/monitoring.md", "Collective 45 of group"): "output",
 }
 _TYPED = re.compile(r"(\$ )?(\w+=\S+ )*(python|torchrun|commprof|make|pip|echo|eval|kill|srun) ")
 _OURS = re.compile(r"(?:python -m )?commprof(?:\.(?P<door>run|microbench))? (?P<rest>[^>|;$]*)$")
@@ -96,7 +87,7 @@ def is_typed(block: Block) -> bool:
 
 def of_examples(block: Block) -> bool:
     """Excerpts of `examples/`, which test_examples.py compares and runs."""
-    return block.page == "docs/integrations.md"
+    return block.page == "docs/your_job.md"
 
 
 TYPED = [block for block in blocks() if is_typed(block)]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +12,7 @@ import pytest
 from commprof.analysis.collectives.time_in_flight import TimeInFlight
 from commprof.analysis.scaling import RunResult
 from commprof.analysis.strategies import StrategyRow, strategy_rows
-from commprof.report.export.as_json import render_strategies
+from commprof.report.export.as_json import SCHEMA_FILE, render_strategies
 from commprof.report.sections.setup import setup_text
 from commprof.report.strategies.table import render
 from tests.support.builders.results import collective, context, run_result, world
@@ -147,8 +146,10 @@ def test_the_json_and_its_description() -> None:
     assert rows[2]["operations"][1]["overlapped"] is None
     names = {name for row in rows for name in row}
     names |= {name for row in rows for operation in row["operations"] for name in operation}
-    text = (ROOT / "docs/strategies.md").read_text().split("## The JSON result", 1)[1]
-    assert names <= set(re.findall(r"`([a-z0-9_]+)`", text))
+    described = json.loads(SCHEMA_FILE.read_text())["$defs"]["strategies"]["properties"]
+    assert described.keys() == document.keys()
+    row = described["strategies"]["items"]["properties"]
+    assert row.keys() | row["operations"]["items"]["properties"].keys() == names
 
 
 if __name__ == "__main__":

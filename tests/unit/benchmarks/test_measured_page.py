@@ -8,20 +8,23 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from benchmarks.judging.demands import Demand
 from benchmarks.judging.results_file import Lines
-from tools.make_measured import NOT_YET, PAGE, RESULTS, page
-from tools.measured_studies import GROUPS
-
-STUDIES = [study for group in GROUPS.values() for study in group]
+from tools.make_measured import NOT_YET, PAGE, RESULTS, STUDIES, _alike, _row_of, page
 
 
-def section(text: str, title: str) -> str:
-    return text.split(f"\n### {title}\n")[1].split("\n#")[0]
-
-
-def verdicts(text: str) -> list[str]:
-    rows = re.findall(r"^\| (.*?) \|", text, re.MULTILINE)[1:]
-    return [row.strip("*") for row in rows]
+def verdicts(text: str, title: str) -> list[str]:
+    """By demand; a row of demands that were met stands for as many as it says."""
+    after = text.split(f"\n| **{title}** (")[1].split("\n\n")[0].splitlines()[1:]
+    found: list[str] = []
+    for row in after:
+        missed = row.startswith("| **NOT met**: ")
+        if row.startswith("| **") and not missed:
+            break  # the next study
+        found += ["NOT met" if missed else "met"] * int(row.split(" | ")[1])
+    return found
 
 
 def hang(seed: int, right: bool = True) -> dict[str, Any]:
@@ -49,29 +52,26 @@ def test_every_command_names_a_script_that_is_there() -> None:
 
 def test_what_has_no_file_is_not_measured_yet(tmp_path: Path) -> None:
     text = page(tmp_path)
-    rows = [row for row in re.findall(r"^\| .*", text, re.MULTILINE) if "what | figure" not in row]
+    rows = re.findall(rf"^\| .* \|  \| {NOT_YET} \|  \|$", text, re.MULTILINE)
     assert len(rows) == sum(len(study.asked) for study in STUDIES)
-    assert all(f"| {NOT_YET} |" in row for row in rows)
     assert f"Of 0 demands on what was measured 0 are met; {len(rows)} lines are {NOT_YET}." in text
 
 
 def test_what_is_missed_is_said(tmp_path: Path) -> None:
     rows = [hang(seed, right=seed != 7) for seed in range(20)]
     text = page(written(tmp_path / "hangs.jsonl", rows))
-    shown = section(text, "Ranks that hang")
-    assert verdicts(shown) == ["NOT met", "NOT met", "met"]
-    assert (
-        "| **NOT met** | the rank that hangs named, and no other | 19 of 20 | 20 of 20 |" in shown
-    )
-    assert "on a day that the file does not tell" in shown
+    assert verdicts(text, "Ranks that hang") == ["NOT met", "NOT met", "met"]
+    missed = "| **NOT met**: the rank that hangs named, and no other | 1 | 19 of 20 | 20 of 20 |"
+    assert missed in text
+    assert "**Ranks that hang** (`hangs.py`) |" in text  # the file does not tell the day
 
 
 def test_too_few_tries_show_nothing_yet(tmp_path: Path) -> None:
     text = page(written(tmp_path / "hangs.jsonl", [hang(seed) for seed in range(19)]))
-    assert verdicts(section(text, "Ranks that hang")) == ["NOT met"] * 3
+    assert verdicts(text, "Ranks that hang") == ["NOT met"] * 3
 
 
-def test_day_commit_and_machine_stand_beside_the_command(tmp_path: Path) -> None:
+def test_the_day_stands_beside_the_command_and_the_machine_above(tmp_path: Path) -> None:
     path = tmp_path / "hangs.jsonl"
     kept = Lines(path)
     for seed in range(20):
@@ -79,9 +79,10 @@ def test_day_commit_and_machine_stand_beside_the_command(tmp_path: Path) -> None
     lines = path.read_text().splitlines()
     assert len(lines) == 21  # one context for the session
     about = json.loads(lines[0])["context"]
-    shown = section(page(tmp_path), "Ranks that hang")
-    assert f", {about['timestamp'][:10]}, commit {about['git_commit'][:10]}" in shown
-    assert f"{about['machine']['usable_cpu_count']} cores (" in shown
+    text = page(tmp_path)
+    assert f"**Ranks that hang** (`hangs.py`, {about['timestamp'][:10]}) |" in text
+    machine = about["machine"]
+    assert f"on {machine['usable_cpu_count']} cores ({machine['cpu_model']}).\n" in text
 
 
 def test_a_late_rank_stopped_by_its_host_counts_as_found(tmp_path: Path) -> None:
@@ -93,21 +94,20 @@ def test_a_late_rank_stopped_by_its_host_counts_as_found(tmp_path: Path) -> None
     clean[0] |= {"named": 0, "named_phase": "data"}
     text = page(written(tmp_path / "late_rank.jsonl", [*late, *clean]))
     title = "A late rank, in 50 seeded runs with one and 50 without"
-    assert verdicts(section(text, title)) == ["met", "met", "met"]
+    assert verdicts(text, title) == ["met", "met", "met"]
     late[0]["named_phase"] = "data"
     text = page(written(tmp_path / "late_rank.jsonl", [*late, *clean]))
-    assert verdicts(section(text, title)) == ["met", "NOT met", "met"]
+    assert verdicts(text, title) == ["met", "NOT met", "met"]
 
 
 def test_pytorchs_own_tests_must_all_end_alike(tmp_path: Path) -> None:
     counts = {"listed": 3, "run": 3, "passed_without": 2, "passed_with": 2, "different": {}}
     path = tmp_path / "torch_ddp_tests.json"
     path.write_text(json.dumps({"modules": {"torch.x": counts}}))
-    shown = section(page(tmp_path), "PyTorch's own DDP tests")
-    assert "(2 pass without, 2 with) | 3 of 3 | 3 of 3 |" in shown
+    assert "(2 pass without, 2 with) | 1 | 3 of 3 | 3 of 3 |" in page(tmp_path)
     counts |= {"passed_with": 1, "different": {"test_y": ["passed", "failed"]}}
     path.write_text(json.dumps({"modules": {"torch.x": counts}}))
-    assert verdicts(section(page(tmp_path), "PyTorch's own DDP tests")) == ["NOT met"]
+    assert verdicts(page(tmp_path), "PyTorch's own DDP tests") == ["NOT met"]
 
 
 def test_a_fault_is_asked_for_in_all_tries_and_respects(tmp_path: Path) -> None:
@@ -116,14 +116,62 @@ def test_a_fault_is_asked_for_in_all_tries_and_respects(tmp_path: Path) -> None:
         "full disk": {"tries": 10, "yes": [10, 9, 10]},
     }
     (tmp_path / "faults.json").write_text(json.dumps(rows))
-    shown = section(page(tmp_path), "The fault matrix")
+    shown = page(tmp_path)
     # The other faults, and those with watchers on, were not tried.
-    assert verdicts(shown) == ["met", "NOT met", "NOT met", "NOT met"]
-    assert "| 10, 9 and 10 of 10 | all |" in shown
-    assert "| rows tried | 2 of " in shown
+    assert verdicts(shown, "The fault matrix") == ["met", "NOT met", "NOT met", "NOT met"]
+    assert "| 1 | 10, 9 and 10 of 10 | all |" in shown
+    assert "rows tried | 1 | 2 of " in shown
 
 
 def test_the_trials_of_the_committed_file_are_all_counted(tmp_path: Path) -> None:
     shutil.copy(RESULTS / "trial_truth.jsonl", tmp_path)
-    shown = section(page(tmp_path), "Verdicts of trials whose answer is known")
-    assert shown.count("| 20 of 20 | 20 of 20 |") == 2
+    assert page(tmp_path).count("| 1 | 20 of 20 | 20 of 20 |") == 2
+
+
+def test_no_demand_is_lost_where_rows_stand_for_several() -> None:
+    text = PAGE.read_text()
+    for study in STUDIES:
+        path = next(p for p in RESULTS.iterdir() if p.stem == Path(study.file).stem)
+        demands = study.judge(path)
+        found = verdicts(text, study.title)
+        assert sorted(found) == sorted("met" if one.met else "NOT met" for one in demands)
+
+
+def demand(what: str, figure: str, asked: str = "at least 2x", met: bool = True) -> Demand:
+    return Demand(what, figure, asked, met)
+
+
+@pytest.mark.parametrize(
+    ("demands", "row"),
+    [
+        ([demand("sum of 4 MB", "3.00x [2, 4]")], "| sum of 4 MB | 1 | 3.00x | at least 2x |"),
+        (
+            [demand("sum of 4 MB", "3.5x"), demand("sum of 25 MB", "21x [9, 30]")],
+            "| sum of ... MB | 2 | 3.5x to 21x | at least 2x |",
+        ),
+        (
+            [demand("sum, 4 ranks", "1,000 B"), demand("sum, 8 ranks", "-2 B")],
+            "| sum, ... ranks | 2 | -2 B to 1,000 B | at least 2x |",
+        ),
+        (
+            [demand("a fault: named", "yes", "all"), demand("b fault: named", "all", "all")],
+            "| ... fault: named | 2 |  | all |",
+        ),
+        ([demand("sum", "1x [0, 2]", met=False)], "| **NOT met**: sum | 1 | 1x [0, 2] | at least"),
+    ],
+)
+def test_demands_of_one_kind_share_a_row(demands: list[Demand], row: str) -> None:
+    (alike,) = _alike(demands)
+    assert _row_of(alike).startswith(row)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        demand("sum of 4 MB", "3x", "at least 3x"),
+        demand("sum of 4 MB", "1x", met=False),
+        demand("time to the first byte", "3x"),
+    ],
+)
+def test_demands_of_other_kinds_have_rows_of_their_own(other: Demand) -> None:
+    assert len(_alike([demand("sum of 4 MB", "3x"), other])) == 2

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from commprof.audit.audit import RULES
 from commprof.commands import COMMANDS, load, main, make_parser
 from commprof.workloads.spec import parse_spec
 
@@ -92,3 +93,35 @@ def test_there_are_commands_to_check() -> None:
 def test_relative_links_lead_somewhere(page: Path) -> None:
     targets = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text())
     assert [target for target in targets if not (page.parent / target).exists()] == []
+
+
+def test_the_docs_are_twelve_pages_of_twenty_thousand_words() -> None:
+    pages = list((ROOT / "docs").rglob("*.md"))
+    assert len(pages) <= 12
+    assert sum(len(page.read_text().split()) for page in pages) <= 20_000
+
+
+def test_pages_that_the_code_names_are_there() -> None:
+    named = {
+        name
+        for directory in ("commprof", "csrc")
+        for path in (ROOT / directory).rglob("*")
+        if path.suffix in (".py", ".h", ".cpp")
+        for name in re.findall(r"docs/(\w+\.md)", path.read_text())
+    }
+    assert named
+    assert [name for name in sorted(named) if not (ROOT / "docs" / name).is_file()] == []
+
+
+def test_headings_that_links_name_are_there() -> None:
+    for page in PAGES:
+        for target, heading in re.findall(r"\]\(([^)#:]*)#([^)]+)\)", page.read_text()):
+            text = (page.parent / target if target else page).read_text()
+            lines = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+            slugs = [re.sub(r"[^\w -]", "", line).lower().replace(" ", "-") for line in lines]
+            assert heading in slugs, f"{page.name}: {target}#{heading}"
+
+
+def test_every_rule_of_the_audit_is_described() -> None:
+    text = (ROOT / "docs/reading.md").read_text()
+    assert [rule.name for rule in RULES if rule.name not in text] == []

@@ -116,7 +116,7 @@ def test_names_of_variables_have_one_home() -> None:
 
 
 def test_the_documentation_lists_every_variable() -> None:
-    page = (Path(__file__).parents[3] / "docs" / "launching.md").read_text()
+    page = (Path(__file__).parents[3] / "docs" / "your_job.md").read_text()
     rows = re.findall(r"^\| `(COMMPROF_\w+)` \| (.*) \| (.*) \| (.*) \|$", page, re.MULTILINE)
     assert rows == [
         (name, name.allowed, name.text(name.default or ""), name.meaning)

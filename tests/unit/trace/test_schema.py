@@ -1,9 +1,8 @@
-"""The trace format's tables agree wherever they stand: Python, the module, the docs."""
+"""The trace format's tables agree wherever they stand: C++ headers, the module, Python."""
 
 from __future__ import annotations
 
 import re
-import struct
 from collections.abc import Sequence
 from pathlib import Path
 from typing import get_type_hints
@@ -12,11 +11,10 @@ import pytest
 
 from commprof import _native
 from commprof.capture.job.metadata import trace_metadata
-from commprof.trace import documents, schema
-from commprof.trace.summary import SUMMARY_COUNTERS
+from commprof.trace import documents, schema, summary
+from commprof.trace.summary import SUMMARY_COUNTERS, Summary
 
 ROOT = Path(__file__).parents[3]
-DOCUMENT = (ROOT / "docs/trace_format.md").read_text()
 FLAGS = {
     "failed": schema.FLAG_FAILED,
     "device_async": schema.FLAG_DEVICE_ASYNC,
@@ -35,30 +33,27 @@ SUMMARY_PARTS = (
 )
 
 
-def documented(*header: str) -> list[list[str]]:
-    """The rows of the tables in the document with this header, cell by cell."""
-    rows: list[list[str]] = []
-    inside = False
-    for line in DOCUMENT.splitlines():
-        cells = [cell.strip() for cell in line.strip("|").split("|")]
-        if cells[: len(header)] == list(header):
-            inside = True
-        elif not line.startswith("|"):
-            inside = False
-        elif inside and not set(line) <= set("|-"):
-            rows.append(cells)
-    assert rows, header
-    return rows
+#: Number of a struct's characters by the type in C++.
+TYPES = {"char": "s", "uint64_t": "Q", "uint32_t": "I", "BlockType": "I"}
 
 
-def layouts() -> list[list[tuple[int, str, str]]]:
-    """Offset, type and field of the tables of bytes: file, block, record, ring."""
-    found: list[list[tuple[int, str, str]]] = []
-    for offset, kind, field, _ in documented("offset", "type", "field"):
-        if offset == "0":
-            found.append([])
-        found[-1].append((int(offset), kind, field))
-    return found
+def header(name: str) -> str:
+    return (ROOT / "csrc/core" / name).read_text()
+
+
+def layout(text: str, struct_name: str) -> str:
+    """The fields of a C++ struct, up to its padding, as the module struct writes them."""
+    body = re.findall(rf"^struct {struct_name} \{{\n(.*?)^\}};", text, re.MULTILINE | re.DOTALL)[0]
+    body = re.sub(r"std::atomic<(\w+)>", r"\1", body.partition("char pad0")[0])
+    found = re.findall(r"^  (\w+) \w+(?:\[(\d+)\])?;", body, re.MULTILINE)
+    return "<" + "".join(count + TYPES[kind] for kind, count in found)
+
+
+def fields_of_kinds() -> dict[str, str]:
+    """What the docstring of the schema says of each kind of record."""
+    listed = (schema.__doc__ or "").partition("other fields are 0:")[2].partition("\nTimes of")[0]
+    entries = re.findall(r"^    (\w+) +((?:.*\n)(?:^ {20,}.*\n)*)", listed, re.MULTILINE)
+    return {kind: " ".join(text.split()) for kind, text in entries}
 
 
 def test_tables_equal_the_module() -> None:
@@ -80,98 +75,82 @@ def test_codes_are_the_positions_of_their_names() -> None:
     assert [phase.value for phase in schema.Phase] == list(range(len(schema.PHASES)))
 
 
-@pytest.mark.parametrize(
-    ("header", "names"),
-    [
-        (("code", "kind"), schema.KINDS),
-        (("code", "operation"), schema.OPS),
-        (("code", "phase"), schema.PHASES),
-        (("code", "stage"), schema.STAGES),
-    ],
-)
-def test_documented_codes(header: tuple[str, str], names: Sequence[str]) -> None:
-    rows = [(int(row[0]), row[1]) for row in documented(*header)]
-    assert rows == list(enumerate(names))
-
-
-def test_documented_flags_and_blocks() -> None:
-    assert {row[1]: int(row[0]) for row in documented("bit", "flag")} == FLAGS
-    blocks = {row[1].upper(): int(row[0]) for row in documented("type", "name")}
-    assert blocks == dict(schema.BlockType.__members__)
-
-
-def test_documented_fields_of_each_kind_exist() -> None:
-    for _, kind, _, fields in documented("code", "kind"):
-        named = set(re.findall(r"`(\w+)`", fields))
+def test_every_kind_says_which_fields_it_uses() -> None:
+    described = fields_of_kinds()
+    assert tuple(described) == schema.KINDS
+    for kind, text in described.items():
+        named = set(re.findall(r"``([a-z_]+)``", text)) - {"wait"}
         assert named <= set(schema.RECORD_DTYPE.names or ()), kind
+        assert named or kind in ("none", "finalize_end")  # the latter is as the one before
 
 
-TYPES = {"char[8]": "8s", "u64": "Q", "u32": "I", "u8": "B"}
-
-
-def test_documented_layouts() -> None:
-    file, block, record, ring = layouts()
-    for layout, packed in ((file, schema.FILE_HEADER), (block, schema.BLOCK_HEADER)):
-        assert "<" + "".join(TYPES[kind] for _, kind, _ in layout) == packed.format
-        assert layout_bytes(layout) == packed.size
-    offsets = {name: offset for offset, _, name in record}
-    fields = schema.RECORD_DTYPE.fields
-    assert fields is not None
-    assert {name: at for name, (_, at, *_) in fields.items()} == offsets
-    assert [struct.calcsize(TYPES[kind]) for _, kind, _ in record] == [
-        schema.RECORD_DTYPE[name].itemsize for name in offsets
+def test_kinds_with_a_time_in_value_are_those_that_say_so() -> None:
+    said = [
+        kind
+        for kind, text in fields_of_kinds().items()
+        if re.search(r"``value`` (end\b|when )", text)
     ]
-    head, tail, dropped = ring[-3:]
-    assert "<" + "".join(TYPES[kind] for _, kind, _ in ring[:-3]) == schema.RING_HEADER.format
-    assert (head[0], tail[0], dropped[0]) == (
-        schema.RING_HEAD_OFFSET,
-        schema.RING_TAIL_OFFSET,
-        schema.RING_DROPPED_OFFSET,
+    assert said == [kind.name.lower() for kind in schema.TIME_IN_VALUE]
+
+
+def test_flags_and_blocks_have_a_meaning_beside_them() -> None:
+    flags = re.findall(r"inline constexpr uint32_t k(\w+) =\s*(\d+); // (.+)", header("record.h"))
+    snake = {re.sub(r"(?<!^)([A-Z])", r"_\1", name).lower(): int(bit) for name, bit, _ in flags}
+    assert snake == FLAGS
+    blocks = re.findall(r"^  k(\w+) = (\d+), // (.+)", header("trace_format.h"), re.MULTILINE)
+    assert {name.upper(): int(code) for name, code, _ in blocks} == dict(
+        schema.BlockType.__members__
     )
 
 
-def layout_bytes(layout: list[tuple[int, str, str]]) -> int:
-    """Size of a layout without gaps; fails where there is one."""
-    at = 0
-    for offset, kind, field in layout:
-        assert offset == at, field
-        at += struct.calcsize(TYPES[kind])
-    return at
+def test_layouts_equal_the_headers() -> None:
+    assert layout(header("trace_format.h"), "FileHeader") == schema.FILE_HEADER.format
+    assert layout(header("trace_format.h"), "BlockHeader") == schema.BLOCK_HEADER.format
+    # The magic is 8 characters there, and a number here.
+    ring = layout(header("ring.h"), "RingHeader").replace("<Q", "<8s", 1)
+    assert ring == schema.RING_HEADER.format
+    assert f"sizeof(RingHeader) == {schema.RING_HEADER_BYTES}" in header("ring.h")
+    lines = re.findall(r"alignas\(64\) std::atomic<uint64_t> (\w+);", header("ring.h"))
+    assert lines == ["head", "tail", "dropped"]  # each begins a line of 64 bytes, after the first
+    assert [schema.RING_HEAD_OFFSET, schema.RING_TAIL_OFFSET, schema.RING_DROPPED_OFFSET] == [
+        64,
+        128,
+        192,
+    ]
 
 
-def test_documented_constants() -> None:
-    assert f"`{schema.TRACE_MAGIC.decode()}`" in DOCUMENT
-    assert f"`{schema.RING_MAGIC.decode()}`" in DOCUMENT
-    assert f"`{schema.BLOCK_MAGIC.to_bytes(4, 'little').decode()}`" in DOCUMENT
-    assert f"| version | {schema.TRACE_VERSION} |" in DOCUMENT
-    assert f"A record has {schema.RECORD_DTYPE.itemsize} bytes." in DOCUMENT
-    assert f"a header of {schema.RING_HEADER_BYTES} bytes" in DOCUMENT
+def test_magic_numbers_equal_the_headers() -> None:
+    ring = re.findall(r"kRingMagic = (\w+);", header("ring.h"))[0]
+    assert int(ring, 16).to_bytes(8, "little") == schema.RING_MAGIC
+    assert f'"{schema.BLOCK_MAGIC.to_bytes(4, "little").decode()}"' in header("trace_format.h")
+    for size in (schema.FILE_HEADER.size, schema.BLOCK_HEADER.size):
+        assert f"== {size})" in header("trace_format.h")
 
 
-def test_documented_json_keys() -> None:
-    rows = documented("block", "key")
-    shapes = {
-        "metadata": documents.METADATA,
-        "later metadata": documents.MORE_METADATA,
-        "group": get_type_hints(documents.Group),
-        "end": documents.END,
-        "salvaged": documents.SALVAGED,
-        "stack": documents.STACK,
-        "summary": dict.fromkeys((*SUMMARY_COUNTERS, *SUMMARY_PARTS), int),
-    }
-    for name, shape in shapes.items():
-        keys = {key.strip("`"): content for block, key, content in rows if block == name}
-        assert list(keys) == list(shape)
-        for key, inner in shape.items():
-            if isinstance(inner, dict):
-                assert re.findall(r"`(\w+)`", keys[key]) == list(inner)
+def test_every_key_of_a_json_block_says_what_it_holds() -> None:
+    """In the source, behind the key or above it."""
+    source = Path(documents.__file__).read_text().splitlines()
+    for line, before in zip(source[1:], source, strict=False):
+        # A key of a block, not one within the object that is its value.
+        if re.match(r'    "\w+": ', line):
+            assert "#" in line or before.strip().startswith("#"), line
+    for shape in (documents.METADATA, documents.MORE_METADATA):
+        for key in shape:
+            assert any(line.startswith(f'    "{key}": ') for line in source), key
+
+
+def test_a_summary_s_keys_are_read_by_their_names() -> None:
+    fields = set(get_type_hints(Summary))
+    renamed = {"arrivals", "paused"}
+    assert {*SUMMARY_COUNTERS, *SUMMARY_PARTS} - renamed <= fields
+    assert all(f"``{name}``" in (summary.__doc__ or "") for name in renamed)
 
 
 def keys_of(value: object) -> object:
     return {key: keys_of(inner) for key, inner in value.items()} if isinstance(value, dict) else 0
 
 
-def test_capture_writes_just_the_documented_metadata() -> None:
+def test_capture_writes_just_the_described_metadata() -> None:
     assert keys_of(trace_metadata("", {})) == keys_of(documents.METADATA)
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,7 +13,7 @@ from commprof.analysis.align.matching import match
 from commprof.analysis.late.arrivals import match_arrivals
 from commprof.trace import columns
 from commprof.trace.columns import Ints
-from commprof.trace.schema import TIME_IN_VALUE, Phase
+from commprof.trace.schema import Phase
 from tests.support.builders.traces import MS, Rank
 
 S = 1_000_000_000
@@ -178,12 +176,6 @@ def test_every_time_of_a_trace_is_moved_and_nothing_else() -> None:
     assert blocked == [[250], [250]]
     tables = [columns.collectives(t) for t in (trace, moved)]
     assert tables[1].graph_task.tolist() == tables[0].graph_task.tolist() == [4]
-
-
-def test_the_description_says_which_kinds_have_a_time_in_value() -> None:
-    text = (Path(__file__).parents[4] / "docs" / "trace_format.md").read_text()
-    described = re.findall(r"^\| \d+ \| (\w+) \|.*`value` (?:end|when)\b.*\|$", text, re.M)
-    assert described == [kind.name.lower() for kind in TIME_IN_VALUE]
 
 
 def test_ranks_of_a_host_share_their_comparisons() -> None:

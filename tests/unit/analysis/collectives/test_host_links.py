@@ -189,4 +189,9 @@ def test_what_is_missing_is_said() -> None:
 
 def test_the_documented_figures_are_those_that_were_measured() -> None:
     measured = json.loads((ROOT / "benchmarks/results/multi_node.json").read_text())
-    assert table(measured) in (ROOT / "docs/clusters.md").read_text()
+    differences = [row.split()[-1] for row in table(measured).splitlines()[1:-1]]
+    assert len(differences) == 4
+    worst = max(differences, key=lambda text: abs(float(text.rstrip("%"))))
+    assert f"it was at most {worst.lstrip('+').replace('%', ' %')}" in (
+        ROOT / "docs/launching.md"
+    ).read_text().replace("\n", " ")
