@@ -22,6 +22,7 @@ import argparse
 import json
 import os
 import random
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -81,7 +82,7 @@ def _plan(cause: str, chance: random.Random) -> dict[str, Any]:
         "data_ms": chance.choice([2, 3, 5]),
         "forward_ms": [chance.choice([3, 4, 6])],
         "backward_ms": [chance.choice([6, 8, 10])],
-        "gradient_mb": [chance.choice([0.5, 1])],
+        "gradient_mb": [chance.choice([0.25, 0.5])],
         "bucket_cap_mb": 0.1,
     }
     plan = {"cause": cause, "ranks": chance.choice([2, 3, 4]), "options": options, "slow": {}}
@@ -105,11 +106,11 @@ def _slow(plan: dict[str, Any], options: dict[str, Any], step: float, chance: An
 
 
 def _link(plan: dict[str, Any], options: dict[str, Any], step: float, chance: Any) -> None:
-    plan |= {"hosts": chance.choice([2, 3]), "rate": chance.choice(["100mbit", "200mbit"])}
+    plan |= {"hosts": chance.choice([2, 3]), "rate": chance.choice(["60mbit", "100mbit"])}
 
 
 def _interface(plan: dict[str, Any], options: dict[str, Any], step: float, chance: Any) -> None:
-    slow = chance.choice(["100mbit", "200mbit"])
+    slow = chance.choice(["60mbit", "100mbit"])
     plan |= {"hosts": chance.choice([2, 3]), "rate": _FAST, "second": slow, "interface": "eth1"}
 
 
@@ -121,14 +122,13 @@ def _tiny(plan: dict[str, Any], options: dict[str, Any], step: float, chance: An
 
 def _together(plan: dict[str, Any], options: dict[str, Any], step: float, chance: Any) -> None:
     plan["ranks"] = 2
-    options |= {"bucket_cap_mb": 1000, "gradient_mb": [chance.choice([16, 24]) / options["layers"]]}
+    options |= {"bucket_cap_mb": 1000}
     options |= {"gradient_mb": [chance.choice([40, 60]) / options["layers"]]}
 
 
 def _nothing(plan: dict[str, Any], options: dict[str, Any], step: float, chance: Any) -> None:
     if chance.random() < 0.4:
         plan |= {"hosts": 2, "rate": _FAST, "second": chance.choice(["", "100mbit"])}
-        options["gradient_mb"] = [0.5]
 
 
 _CHANGES = {
@@ -159,10 +159,8 @@ def _card(output: Path, number: str, plan: dict[str, Any], again: bool) -> None:
         text=True,
         check=True,
     ).stdout
-    command = f"{Path(sys.executable).parent}/commprof"
-    for path, name in ((str(run), "RUN"), (command, "commprof"), (_SCRIPT, "train.py")):
-        shown = shown.replace(path, name)
-    card.write_text(shown)
+    shown = shown.replace(str(run), "RUN").replace(_SCRIPT, "train.py")
+    card.write_text(re.sub(r"(\S*/)?commprof (?=run|report)", "commprof ", shown))
     print(f"{number} written", flush=True)
 
 

@@ -29,7 +29,7 @@ def own_address(store: Any) -> str:
     """
     interface = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
     if interface:
-        return _interface_address(interface)
+        return interface_address(interface)
     host = _store_host(store)
     address = _towards(host or _SOMEWHERE_ELSE)
     if ip_address(address).is_loopback and not _means_this_host_only(host):
@@ -52,7 +52,12 @@ def _means_this_host_only(host: str) -> bool:
         return False  # a name
 
 
-def _interface_address(name: str) -> str:
+def interface_address(name: str) -> str:
+    """The IPv4 address of a network interface.
+
+    Raises:
+        OSError: it has none.
+    """
     request = struct.pack("256s", name.encode()[:15])
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)

@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from commprof import invocation
-from commprof.analysis.collectives.bucket_sizes import SmallCalls, small_calls
+from commprof.analysis.collectives.bucket_sizes import SmallCalls
+from commprof.analysis.collectives.host_links import HostLinks
 from commprof.analysis.late.stragglers import LateRank, fell_behind
-from commprof.analysis.next_step import WORTH_A_LOOK
 from commprof.analysis.remarks import FEW_STEPS
 from commprof.analysis.scaling import RunResult
 from commprof.analysis.step.cores import crowded, lacked_cores, no_core_share, usable_cores
 from commprof.analysis.step.detail import WorldDetail
-from commprof.analysis.step.mean_step import MeanStep, mean_step
+from commprof.analysis.step.mean_step import WORTH_A_LOOK, MeanStep, mean_step
 from commprof.analysis.verdict import MOST_UNSPLIT, Verdict, nobody_is_late
 from commprof.analysis.world import WorldResult
 from commprof.text import counted, in_seconds, listed, named_ranks
@@ -56,6 +56,19 @@ class CardRank:
 
 
 @dataclass(frozen=True)
+class CardLink:
+    """The way between hosts."""
+
+    interfaces: tuple[str, ...]
+    #: Per host and measured step.
+    step_bytes: float
+    #: Of one host's outgoing link while a collective was in flight.
+    in_flight_gbit_per_s: float
+    #: Interfaces of every host that carried nearly nothing and are rated no slower.
+    idle: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class CardSize:
     """Throughput of one world size; NaN where it is not known or has no baseline."""
 
@@ -82,6 +95,8 @@ class Card:
     exposed_ms: float
     #: Of the mean step; also an upper bound on what work on communication can win.
     exposed_share: float
+    #: Communication that ran beside other work.
+    hidden_ms: float
     #: NaN where waiting and transfer are not separated.
     wait_ms: float
     wire_ms: float
@@ -92,6 +107,8 @@ class Card:
     #: Without a late rank: whether enough is known to say that nobody stands out.
     nobody_late: bool
     small_calls: SmallCalls | None
+    #: The way between hosts, where the transfer is worth a look; None on one host.
+    link: CardLink | None
     scaling: tuple[CardSize, ...]
     #: What can change the verdict, a sentence each, the weightiest first.
     caveats: tuple[str, ...]
@@ -120,8 +137,6 @@ def card(
     world, detail = next(each for each in found if each[0].world_size == verdict.world_size)
     step = mean_step(detail)
     late = _late(world.late_rank)
-    matters = step.share("communication") >= WORTH_A_LOOK
-    small = small_calls(world, step) if matters else None
     run = invocation.quoted(directory)
     advice, command = verdict.next_step.advice, verdict.next_step.command or _look(run, late)
     if result.incidents:
@@ -137,12 +152,14 @@ def card(
         parts=_parts(step),
         exposed_ms=step.exposed_ms,
         exposed_share=step.share("communication"),
+        hidden_ms=step.hidden_ms,
         wait_ms=split["waiting"],
         wire_ms=split["wire"],
         best_step_ms=step.step_ms - step.exposed_ms,
         late=late,
         nobody_late=nobody_is_late(world),
-        small_calls=small,
+        small_calls=verdict.exchange.small_calls,
+        link=_link(verdict.exchange.link),
         scaling=tuple(
             CardSize(each.world_size, each.samples_per_s, scale.speedup, scale.efficiency)
             for each, scale in zip(result.worlds, result.scaling, strict=True)
@@ -177,6 +194,12 @@ def _late(late: LateRank | None) -> CardRank | None:
     )
 
 
+def _link(links: HostLinks | None) -> CardLink | None:
+    if links is None:
+        return None
+    return CardLink(links.interfaces, links.step_bytes, links.in_flight_gbit_per_s, links.idle)
+
+
 def _look(run: str, late: CardRank | None) -> str:
     """Where no command measures what would help: what shows more of it."""
     more = ("--format", "html") if late is not None else ("--all",)
@@ -193,6 +216,8 @@ def _caveats(result: RunResult, world: WorldResult, step: MeanStep) -> Iterator[
         yield f"Ranks waited for CPU cores in {share} of the exposed time (run delay)."
     elif math.isnan(no_core_share(world)) and crowded(result.context, world):
         yield "More threads than cores; whether ranks waited for cores was not measured."
+    elif crowded(result.context, world) and step.share("communication") < WORTH_A_LOOK:
+        yield "More threads than cores; waiting for them is measured in exposed time alone."
     larger = [each.world_size for each in result.worlds if each.world_size > world.world_size]
     if larger:
         cores = counted(usable_cores(result.context["machine"]), "usable core")

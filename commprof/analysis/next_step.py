@@ -8,16 +8,18 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from commprof.analysis.collectives.bucket_sizes import cap_to_try_mb
+from commprof.analysis.collectives.exchange import Exchange, way
 from commprof.analysis.late.stragglers import LateRank
 from commprof.analysis.run_command import taken_apart
 from commprof.analysis.step.cores import crowded, lacked_cores, no_core_share
-from commprof.analysis.step.mean_step import MeanStep
+from commprof.analysis.step.mean_step import PARTS, WORTH_A_LOOK, MeanStep
 from commprof.analysis.step.pauses import HOST_PAUSE
 from commprof.analysis.world import WorldResult
+from commprof.text import listed
 from commprof.units import ns_to_ms
 
-#: Below this share of a step there is too little to win for work on it.
-WORTH_A_LOOK = 0.10
+#: Data, optimizer or other code takes so many times as long as communication: it comes first.
+_FAR_LARGER = 2.0
 
 #: What a trial is asked to compare where nobody said.
 _CANDIDATES = "fp16,int8,topk:ratio=0.01"
@@ -27,6 +29,8 @@ _REPLACED = (
     *("--overhead-steps", "--strategy", "--price-per-hour", "--price-per", "--mode"),
     "--max-restarts",
 )
+#: What names the network interface of a backend.
+_CHOOSES = {"gloo": "GLOO_SOCKET_IFNAME", "nccl": "NCCL_SOCKET_IFNAME"}
 #: Options that say where the ranks of several machines meet.
 _MACHINES = ("--nnodes", "--node-rank", "--rdzv-endpoint")
 
@@ -42,7 +46,11 @@ class NextStep:
 
 
 def next_step(
-    context: Mapping[str, Any], world: WorldResult, step: MeanStep, own_work: str
+    context: Mapping[str, Any],
+    world: WorldResult,
+    step: MeanStep,
+    words: Mapping[str, str],
+    exchange: Exchange,
 ) -> NextStep:
     """What to do first about one world size.
 
@@ -50,13 +58,18 @@ def next_step(
         context: of the run.
         world: the world size that is judged.
         step: its mean step.
-        own_work: the largest part of the step that is not communication, in words.
+        words: what the parts of a step are called.
+        exchange: what stands out in its communication.
     """
+    own_part = max((part for part in PARTS if part != "communication"), key=step.share)
+    own_work = words[own_part]
     if world.world_size < 2:
         return NextStep("", "")
-    if lacked_cores(world):
+    late = rank_to_look_at(context, world, step)
+    # Small calls wake threads of the ranks' own all the time, which wait for cores then.
+    if late is None and exchange.small_calls is None and lacked_cores(world):
         return NextStep(_give_cores(context, world), "")
-    if crowded(context, world) and math.isnan(no_core_share(world)):
+    if late is None and crowded(context, world) and math.isnan(no_core_share(world)):
         return NextStep(
             "First repeat the run with a core for each thread: whether ranks waited for a core was "
             "not measured here, and every part of the step would hold that.",
@@ -64,24 +77,33 @@ def next_step(
         )
     step_ms = step.step_ms
     if step.exposed_ms < WORTH_A_LOOK * step_ms:
-        advice = (
+        return NextStep(
             f"Communication is not the bottleneck: less than {WORTH_A_LOOK:.0%} of the step can be "
-            f"won there. Look at {own_work} first."
+            f"won there. Look at {own_work} first.",
+            "",
         )
-        if crowded(context, world):
-            advice += (
-                " Repeat the run with a core for each thread before that: waiting for a core is "
-                "measured within the exposed time alone."
-            )
-        return NextStep(advice, "")
-    late = rank_to_look_at(context, world, step)
     if late is not None:
         return NextStep(
             f"{_find_out(world, late)}: waiting for it takes {late_share(late, step):.0%} of the "
             "others' step. No change to the exchange wins that back.",
             "",
         )
-    trial = _trial(context, world.world_size, cap_to_try_mb(world, step))
+    if own_part != "compute" and step.share(own_part) >= _FAR_LARGER * step.share("communication"):
+        return NextStep(
+            f"First look at {own_work}: it takes {step.share(own_part):.0%} of the step, and "
+            f"communication {step.share('communication'):.0%}.",
+            "",
+        )
+    if exchange.small_calls is None and exchange.link is not None and exchange.idle:
+        one = len(exchange.idle) == 1
+        return NextStep(
+            f"First see whether the hosts are to talk over {listed(exchange.link.interfaces)}: "
+            f"{listed(exchange.idle)} {'is' if one else 'are'} up, idle, and rated no slower. "
+            f"{_CHOOSES.get(str(context.get('backend')), 'The backend')} chooses the interface.",
+            "",
+        )
+    cap_mb = cap_to_try_mb(world, step, exchange.serial)
+    trial = _with(_first(exchange, cap_mb), _trial(context, world.world_size, cap_mb))
     if not step.split_ms or step.split_ms["waiting"] <= step.exposed_ms / 2:
         return trial
     balance = (
@@ -93,6 +115,21 @@ def next_step(
     return NextStep(f"{balance} {trial.advice}", trial.command)
 
 
+def _first(exchange: Exchange, cap_mb: int | None) -> str:
+    """What to know before a trial of the exchange; empty where nothing stands out in it."""
+    if exchange.small_calls is not None:
+        return "First try larger buckets."
+    if exchange.serial:
+        return "" if cap_mb is None else "First try smaller buckets, which can be sent sooner."
+    if exchange.link is not None:
+        return f"First see whether the link of the hosts can do more than {way(exchange.link)}."
+    return ""
+
+
+def _with(first: str, trial: NextStep) -> NextStep:
+    return replace(trial, advice=f"{first} {trial.advice}".strip())
+
+
 def rank_to_look_at(
     context: Mapping[str, Any], world: WorldResult, step: MeanStep
 ) -> LateRank | None:
@@ -102,7 +139,9 @@ def rank_to_look_at(
         return None
     unsure = crowded(context, world) and math.isnan(no_core_share(world))
     little = step.exposed_ms < WORTH_A_LOOK * step.step_ms
-    return None if lacked_cores(world) or unsure or little else late
+    # A lack of cores explains a late rank, but not a process that was stopped.
+    unsure = (unsure or lacked_cores(world)) and late.phase != HOST_PAUSE
+    return None if unsure or little else late
 
 
 def late_share(late: LateRank, step: MeanStep) -> float:
@@ -132,8 +171,8 @@ def _trial(context: Mapping[str, Any], world_size: int, cap_mb: int | None) -> N
             "",
         )
     return NextStep(
-        f"{measured} this, typed on every machine with its number N, and with a new directory that "
-        "all of them see:",
+        f"Whether {changes} makes the step shorter is measured by this, typed on every machine "
+        "with its number N and a NEW directory that all of them see:",
         command,
     )
 

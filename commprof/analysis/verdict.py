@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from commprof.analysis.collectives.exchange import Exchange, exchange
 from commprof.analysis.late.stragglers import LateRank, fell_behind
 from commprof.analysis.next_step import NextStep, late_share, next_step, rank_to_look_at
 from commprof.analysis.scaling import RunResult
@@ -79,6 +80,8 @@ class Verdict:
     headline: str
     sentences: tuple[str, ...]
     next_step: NextStep
+    #: What stands out in the communication of this world size.
+    exchange: Exchange
 
 
 def verdict(result: RunResult, details: Sequence[WorldDetail]) -> Verdict | None:
@@ -97,16 +100,28 @@ def verdict(result: RunResult, details: Sequence[WorldDetail]) -> Verdict | None
         *_unseen_forward(world, bindings[place]),
         *_growth(result, steps, place),
     ]
-    own_work = max((part for part in PARTS if part != "communication"), key=step.share)
+    words, found = _words(world), exchange(world, step)
+    late = rank_to_look_at(result.context, world, step)
+    headline = _headline(bindings[place], step, words, late)
+    if late is None:
+        headline = " ".join(filter(None, (headline, _held_up(world, step) or found.sentence)))
     return Verdict(
         world.world_size,
         bindings,
-        _headline(
-            bindings[place], step, _words(world), rank_to_look_at(result.context, world, step)
-        ),
+        headline,
         tuple(sentences),
-        next_step(result.context, world, step, _words(world)[own_work]),
+        next_step(result.context, world, step, words, found),
+        found,
     )
+
+
+def _held_up(world: WorldResult, step: MeanStep) -> str:
+    """That a rank is late, where looking at it is not what to do first."""
+    late = world.late_rank
+    if late is None:
+        return ""
+    where = f" falls behind {where}" if (where := fell_behind(late)) else " is late"
+    return f"Rank {late.rank}{where}: that takes {late_share(late, step):.0%} of the others' step."
 
 
 def _binding(world: WorldResult, step: MeanStep) -> Binding:
@@ -133,11 +148,12 @@ def _headline(
     ranks = counted(binding.world_size, "rank")
     (first, share), (second, other) = binding.largest
     if late is not None:
+        where = f"it falls behind {where}, and " if (where := fell_behind(late)) else ""
         largest = f"part is {words[first]}: {share:.1%}"
         if binding.part is None:
             largest = f"parts are {words[first]} ({share:.1%}) and {words[second]} ({other:.1%})"
         return (
-            f"At {ranks} rank {late.rank} holds up the step: waiting for it takes "
+            f"At {ranks} rank {late.rank} holds up the step: {where}waiting for it takes "
             f"{late_share(late, step):.0%} of the others' step. Of the mean step of "
             f"{in_ms(step.step_ms)} the largest {largest}."
         )

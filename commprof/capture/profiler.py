@@ -90,6 +90,8 @@ class Profiler:
         self._listeners: list[Listener] = []
         #: Whether the end of the capture is said in a line, by rank 0.
         self.says_end = False
+        #: Whether a launcher began it, and it lasts until the process ends.
+        self.of_whole_job = False
 
     @property
     def trace_path(self) -> Path | None:
@@ -112,6 +114,8 @@ class Profiler:
             CommprofError: the trace cannot be written, exists already, or capture runs; or the
                 metadata is nothing that JSON can hold.
         """
+        if self._running and self.of_whole_job:
+            return self
         if self._recorder.started():
             raise CommprofError(
                 "capture already runs in this process; leave the other `with commprof.profile()` "
@@ -174,8 +178,12 @@ class Profiler:
             _native.native.note_exit_status(self._path)
 
     def stop(self) -> None:
-        """Stops recording and closes the trace. Does nothing if capture is not running."""
-        self._stop("")
+        """Stops recording and closes the trace.
+
+        Does nothing if capture is not running, or lasts until the process ends.
+        """
+        if not self.of_whole_job:
+            self._stop("")
 
     def _stop(self, error: str) -> None:
         """``error``: what ended the capture, as ``error_line`` has it."""
@@ -300,7 +308,8 @@ class Profiler:
         traceback: TracebackType | None,
     ) -> None:
         """Stops capture; an exception goes on to the caller."""
-        self._stop(error_line(error))
+        if not self.of_whole_job:
+            self._stop(error_line(error))
 
 
 #: Captures that run; more than one cannot. A forked child starts without.
@@ -355,6 +364,9 @@ def profile(
     Ranks that do not share a clock compare theirs with rank 0's over UDP, on threads of their
     own; ``COMMPROF_CLOCK=off`` in the environment leaves that out.
 
+    Under ``commprof run`` and other commands that record the whole script, it joins their capture:
+    what it is given here does not count, and the trace goes where theirs does.
+
     Call it after ``init_process_group``, or with the launcher's ``RANK`` in the environment::
 
         with commprof.profile("run") as prof:
@@ -364,9 +376,23 @@ def profile(
                 optimizer.step()
                 prof.step()
     """
+    running = active()
+    if running is not None and running.of_whole_job:
+        _say_joined(directory, running)
+        return running
     if stacks is None:
         stacks = RankSettings.from_environment().stacks
     return Profiler(Path(directory), dict(metadata or {}), find_steps, stacks, mode_code(mode))
+
+
+def _say_joined(directory: str | Path, running: Profiler) -> None:
+    path = running.trace_path
+    if path is not None and path.name == trace_name(0):
+        print(
+            f"commprof: {invocation.quoted(path.parent)} holds what this script records, as the "
+            f"whole of it is recorded; nothing goes to {invocation.quoted(Path(directory))}",
+            file=sys.stderr,
+        )
 
 
 def _document(metadata: dict[str, Any]) -> str:

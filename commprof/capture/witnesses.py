@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
+from commprof.address import interface_address
 from commprof.capture.patches.replaced import Patches, original_of, uncompiled
 from commprof.capture.recorder import Recorder
 
@@ -112,7 +113,10 @@ class Witnesses:
             "begin_monotonic_ns": self._begin_ns,
             "network_namespace": _namespace(),
             "interfaces": interfaces,
-            "mtu_bytes": {name: mtu for name in interfaces if (mtu := _mtu_bytes(name))},
+            "mtu_bytes": {name: mtu for name in interfaces if (mtu := _number(name, "mtu"))},
+            "rated_mbit_per_s": {
+                name: max(0, _number(name, "speed")) for name in interfaces if _leads_away(name)
+            },
             "ddp_logs": [called.log for called in self._called if called.log is not None],
         }
         self._models.clear()
@@ -198,11 +202,22 @@ def _own_exchange(model: DistributedDataParallel, log: dict[str, Any]) -> str:
     return ""
 
 
-def _mtu_bytes(interface: str) -> int | None:
+def _number(interface: str, name: str) -> int:
+    """What the kernel says of an interface; 0 where it does not."""
     try:
-        return int((_CLASS_NET / interface / "mtu").read_text())
+        return int((_CLASS_NET / interface / name).read_text())
     except (OSError, ValueError):
-        return None
+        return 0
+
+
+def _leads_away(interface: str) -> bool:
+    """Whether it has an IPv4 address, and is neither loopback nor a bridge within the host."""
+    if interface == "lo" or (_CLASS_NET / interface / "bridge").exists():
+        return False
+    try:
+        return bool(interface_address(interface))
+    except OSError:
+        return False
 
 
 def _namespace() -> str:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from commprof.analysis.card import Card, CardPart, CardRank, CardSize
 from commprof.report.one_screen import LINES, WIDTH, command_lines, cut, prose, whole
 from commprof.report.plain_text import printable
-from commprof.text import counted, in_ms
+from commprof.text import counted, in_ms, listed
 
 #: Of the bar, by part: its letter, its name and the colour that a terminal gives to it.
 _LOOKS = {
@@ -75,7 +75,7 @@ def _legend(parts: Sequence[CardPart]) -> list[str]:
 
 def facts(card: Card) -> list[tuple[str, str]]:
     """The figures that matter, each with its name: the same in terminal, page and Markdown."""
-    return [*_figures(card), *_whom(card), *_small(card)]
+    return [*_figures(card), *_whom(card), *_small(card), *_link(card)]
 
 
 def _figures(card: Card) -> list[tuple[str, str]]:
@@ -88,11 +88,15 @@ def _figures(card: Card) -> list[tuple[str, str]]:
     return [
         (
             "Exposed communication",
-            f"{in_ms(card.exposed_ms)}, {card.exposed_share:.1%} of the step",
+            f"{in_ms(card.exposed_ms)}, {card.exposed_share:.1%} of the step{_hidden(card)}",
         ),
         ("Wait and transfer", split),
         ("Best possible gain", f"{card.exposed_share:.1%} of the step ({best})"),
     ]
+
+
+def _hidden(card: Card) -> str:
+    return f"; {in_ms(card.hidden_ms)} more ran beside work" if card.hidden_ms > 0 else ""
 
 
 def _whom(card: Card) -> list[tuple[str, str]]:
@@ -130,6 +134,17 @@ def _small(card: Card) -> list[tuple[str, str]]:
         "time; try larger buckets"
     )
     return [("Small messages", said)]
+
+
+def _link(card: Card) -> list[tuple[str, str]]:
+    link = card.link
+    if link is None:
+        return []
+    said = f"{link.step_bytes / 1e6:.3g} MB per step and host by {listed(link.interfaces)}, "
+    said += f"{link.in_flight_gbit_per_s:.3g} Gbit/s in flight"
+    if link.idle:
+        said += f"; {listed(link.idle)} idle"
+    return [("Between hosts", said)]
 
 
 def _scaling(sizes: Sequence[CardSize]) -> list[str]:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from commprof.report.plain_text import printable, wrapped
+from commprof.report.tabulated import Grid, tabulated
+from commprof.text import counted
 
 WIDTH, LINES = 80, 24
 
@@ -52,3 +54,27 @@ def whole(items: Iterable[str]) -> list[str]:
 def cut(line: str) -> str:
     """One line, and a sign that it went on."""
     return line if len(line) <= WIDTH else textwrap.wrap(line, WIDTH - 4)[0] + " ..."
+
+
+def table_lines(grid: Grid, columns: Collection[str], space: int, noun: str) -> list[str]:
+    """A table's rows as far as ``space`` lines hold them, then how many are left out.
+
+    Args:
+        grid: the table.
+        columns: by the first lines of their headers; the last ones as far as they fit.
+        space: lines; none are returned where it holds no row.
+        noun: what a row is.
+    """
+    kept = [i for i, header in enumerate(grid.headers) if header.split("\n")[0] in columns]
+    lines = [" " * (WIDTH + 1)]
+    while max(map(len, lines)) > WIDTH and kept:
+        headers = [grid.headers[i] for i in kept]
+        left = [place for place, i in enumerate(kept) if i in grid.left]
+        lines = tabulated([[row[i] for i in kept] for row in grid.rows], headers, left).splitlines()
+        kept.pop()
+    lines = [cut(line) for line in lines]
+    if len(lines) <= space:
+        return lines
+    if space < len(lines) - len(grid.rows) + 2:
+        return []
+    return [*lines[: space - 1], f"... and {counted(len(lines) - space + 1, noun)} more"]

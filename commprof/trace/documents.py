@@ -63,6 +63,7 @@ MORE_METADATA: Final[dict[str, Shape]] = {
     "hooks": list[str],
     # begin_monotonic_ns, before which another trace of the process ended; network_namespace;
     # interfaces, per name received_bytes and sent_bytes while capture was on; mtu_bytes, per name;
+    # rated_mbit_per_s, per name of those with an IPv4 address but no bridge, 0 if not known;
     # ddp_logs, per trained DDP model (32 at most) what its own log says, group_name, own_exchange
     # (what sends gradients in the place of DDP's all-reduce), parameter_bytes in the order of the
     # log's indices, and sparse_modules.

@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from commprof import invocation, variables
-from commprof.analysis.next_step import WORTH_A_LOOK
 from commprof.analysis.run_command import taken_apart
+from commprof.analysis.step.mean_step import WORTH_A_LOOK
 from commprof.stats.intervals import Interval
 from commprof.text import named_ranks
 from commprof.trials.candidates import Candidate

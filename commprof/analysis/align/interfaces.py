@@ -10,6 +10,8 @@ from commprof.trace.reader import Trace
 
 #: Of a host to itself; all other interfaces lead outward.
 LOOPBACK = "lo"
+#: Over what the interface in use sent.
+_NEARLY_NOTHING = 0.01
 #: Bytes of headers per segment.
 _ETHERNET, _IP_AND_TCP = 14, 52
 
@@ -56,6 +58,22 @@ def header_share(trace: Trace, interface: str) -> float:
     if not isinstance(mtu, int) or mtu <= _IP_AND_TCP:
         return math.nan
     return (_ETHERNET + _IP_AND_TCP) / (mtu - _IP_AND_TCP)
+
+
+def idle_interfaces(trace: Trace, used: str | None) -> set[str]:
+    """Interfaces of the host that carried nearly nothing and are rated no slower than ``used``.
+
+    Those with an address of their own; where the kernel knows no rate, they are taken in.
+    """
+    sent, rated = sent_by_interface(trace), witnesses(trace).get("rated_mbit_per_s")
+    if used is None or not isinstance(rated, dict):
+        return set()
+    return {
+        name
+        for name in rated
+        if sent.get(name, 0) <= _NEARLY_NOTHING * sent[used]
+        and (not rated[name] or not rated.get(used) or rated[name] >= rated[used])
+    }
 
 
 def outward_interface(sent: Mapping[str, int]) -> str | None:

@@ -14,9 +14,9 @@ _SMALL_BYTES: Final = 2**17
 _MANY: Final = 16
 #: ... and if they hold at least this share of the exposed time.
 _MOST: Final = 0.5
-#: DDP's own cap, for buckets that were cut smaller than it; and one far below it, with which the
+#: DDP's own cap, for buckets that were cut smaller than it; and two far below it, with which the
 #: first gradients leave earlier and the last bucket, beside which no compute is left, is short.
-_LARGER_MB, _SMALLER_MB = 25, 5
+_LARGER_MB, _SMALLER_MB, _SMALLEST_MB = 25, 5, 1
 
 
 @dataclass(frozen=True)
@@ -44,13 +44,15 @@ def small_calls(world: WorldResult, step: MeanStep) -> SmallCalls | None:
     return SmallCalls(number, mean, min(1.0, share))
 
 
-def cap_to_try_mb(world: WorldResult, step: MeanStep) -> int | None:
+def cap_to_try_mb(world: WorldResult, step: MeanStep, serial: bool = False) -> int | None:
     """The ``bucket_cap_mb`` to hold against the job's own: larger where its calls are small.
 
     None where no all-reduce is larger than the smaller cap, which would then change nothing.
+    ``serial``: of an exchange that overlaps nothing a still smaller one is worth a try.
     """
     if small_calls(world, step) is not None:
         return _LARGER_MB
     buckets = [row.size_bytes[1] for row in world.collectives if row.op.startswith("all_reduce")]
     largest_bytes = max(buckets, default=0)
-    return _SMALLER_MB if largest_bytes > _SMALLER_MB * 2**20 else None
+    caps = (_SMALLER_MB, _SMALLEST_MB) if serial else (_SMALLER_MB,)
+    return next((cap for cap in caps if largest_bytes > cap * 2**20), None)

@@ -20,6 +20,7 @@ import numpy.typing as npt
 from commprof.analysis.align.interfaces import (
     header_share,
     host_of,
+    idle_interfaces,
     outward_interface,
     sent_by_interface,
 )
@@ -57,6 +58,8 @@ class HostLinks:
     #: Headers over payload in segments of the interfaces' MTU, the largest; NaN if not known. Where
     #: the interface takes more than a segment at once (offload), it may count fewer.
     header_share: float = math.nan
+    #: Interfaces of every host that carried nearly nothing and are rated no slower.
+    idle: tuple[str, ...] = ()
 
     @property
     def difference(self) -> float:
@@ -97,6 +100,10 @@ def host_links(world_size: int, ranks: Sequence[Observed]) -> HostLinks | None:
     counters = [sent_by_interface(members[0].trace) for members in by_host.values()]
     names = [outward_interface(sent) for sent in counters]
     counted = [math.nan if n is None else float(c[n]) for n, c in zip(names, counters, strict=True)]
+    idle = [
+        idle_interfaces(members[0].trace, name)
+        for name, members in zip(names, by_host.values(), strict=True)
+    ]
     known = tuple(sorted({name for name in names if name is not None}))
     problem = _problem(world_size, ranks)
     sent = {
@@ -123,6 +130,7 @@ def host_links(world_size: int, ranks: Sequence[Observed]) -> HostLinks | None:
                 ]
             )
         ),
+        idle=tuple(sorted(set.intersection(*idle))),
     )
 
 

@@ -15,6 +15,8 @@ from commprof.analysis.world import WorldResult
 
 #: Share of the exposed time without a core from which a lack of cores is worth acting on.
 _WORTH_ACTING = 0.1
+#: The same as a share of the step: with less of it, the exposed time itself is too short to matter.
+_OF_STEP = 0.02
 
 
 def usable_cores(machine: Mapping[str, Any]) -> int:
@@ -43,7 +45,8 @@ def no_core_share(world: WorldResult) -> float:
 
 def lacked_cores(world: WorldResult) -> bool:
     """Whether run delay shows that ranks waited for cores."""
-    return no_core_share(world) >= _WORTH_ACTING
+    of_step = world.parts.no_core_ms / world.parts.step_ms if world.parts.step_ms > 0 else 0.0
+    return no_core_share(world) >= _WORTH_ACTING and of_step >= _OF_STEP
 
 
 def judged_place(context: Mapping[str, Any], worlds: Sequence[WorldResult]) -> int:

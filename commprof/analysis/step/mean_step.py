@@ -20,6 +20,9 @@ _STALLED = 10.0
 #: ... and if such steps are at most this share of all, or only one: more of them are the job's way.
 _RARE = 0.05
 
+#: Below this share of a step there is too little to win for work on it.
+WORTH_A_LOOK = 0.10
+
 #: Parts that add up to the step, in which communication is one.
 PARTS = ("compute", "communication", "data", "optimizer", "other")
 #: Parts that add up to communication.

@@ -167,6 +167,7 @@ def _start(directory: str) -> None:
         _refuse_nonsense(settings)
         job = agree(Path(directory))
         profiler = profile(job, find_steps=True).start()
+        profiler.of_whole_job = True
         watch_exits()
         profiler.says_end = control_path(job).parent == job  # `commprof run` shows its report
         allow_tracer(settings.tracer)

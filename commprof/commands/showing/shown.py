@@ -48,11 +48,11 @@ def read_shown(directory: Path) -> Shown:
         CommprofError: it is none.
     """
     places = strategy_directories(directory)
+    look = invocation.command("report", invocation.quoted(directory), "--all")
     if not places:
         result, details = analyse_in_detail(directory)
         judged = verdict(result, details)
         said = card(result, details, judged, directory)
-        look = invocation.command("report", invocation.quoted(directory), "--all")
         return _Run(result, judged, analyse_trial(directory), said, look)
     from commprof.analysis.strategies import strategy_rows
 
@@ -63,7 +63,7 @@ def read_shown(directory: Path) -> Shown:
         card(*each, judged, place)
         for (place, each), judged in zip(found.items(), verdicts, strict=True)
     )
-    return _Comparison(results, strategy_rows(list(results.values())), verdicts, cards)
+    return _Comparison(results, strategy_rows(list(results.values())), verdicts, cards, look)
 
 
 def with_tables(shown: Shown, card: str, width: int, tables: int | None) -> str:
@@ -122,9 +122,13 @@ class _Comparison:
     rows: tuple[StrategyRow, ...]
     verdicts: tuple[Verdict | None, ...]
     cards: tuple[Card | None, ...]
+    #: What to type to see everything.
+    all_command: str
 
     def card(self, colour: bool = False) -> str:
-        return ""
+        from commprof.report.strategies import screen
+
+        return screen.render([*self.results.values()], self.rows, self.verdicts, self.all_command)
 
     def text(self, width: int, tables: int | None = None) -> str:
         from commprof.report.strategies import table as strategies_table

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from commprof.report.one_screen import LINES, WIDTH, command_lines, cut, prose
-from commprof.report.tabulated import tabulated
+from commprof.report.one_screen import LINES, WIDTH, command_lines, cut, prose, table_lines
 from commprof.report.trial.table import candidates_grid, notes, setup
 from commprof.text import counted
 from commprof.trials.result import TrialResult
@@ -32,23 +31,6 @@ def render(trial: TrialResult, description: str, all_command: str, remarks: int 
     caveats = len(notes(trial)) + remarks
     bottom = [f"! {counted(caveats, 'note')} on how to read it: see --all"] if caveats else []
     bottom += ["Next, to see all of it:", *command_lines(all_command)]
-    space = LINES - len(top) - len(bottom)
-    return "\n".join([*top, *_candidates(trial, space), *bottom]) + "\n"
-
-
-def _candidates(trial: TrialResult, space: int) -> list[str]:
-    grid = candidates_grid(trial)
-    kept = [i for i, header in enumerate(grid.headers) if header.split("\n")[0] in _COLUMNS]
-    lines = [" " * (WIDTH + 1)]
-    while max(map(len, lines)) > WIDTH and len(kept) > 1:
-        rows = [[row[i] for i in kept] for row in grid.rows]
-        lines = tabulated(rows, [grid.headers[i] for i in kept], grid.left).splitlines()
-        kept.pop()
-    head = len(lines) - len(grid.rows)
-    if not trial.rounds or space < head + 2:
-        return []
-    lines = [cut(line) for line in lines]
-    if len(lines) <= space:
-        return lines
-    left = len(lines) - space + 1
-    return [*lines[: space - 1], f"... and {counted(left, 'candidate')} more"]
+    space = LINES - len(top) - len(bottom) if trial.rounds else 0
+    table = table_lines(candidates_grid(trial), _COLUMNS, space, "candidate")
+    return "\n".join([*top, *table, *bottom]) + "\n"

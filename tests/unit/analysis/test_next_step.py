@@ -10,9 +10,12 @@ from typing import Any
 
 import pytest
 
+from commprof.analysis.collectives.bucket_sizes import SmallCalls
+from commprof.analysis.collectives.exchange import Exchange
+from commprof.analysis.collectives.host_links import HostLinks
 from commprof.analysis.late.stragglers import LateRank
 from commprof.analysis.next_step import NextStep, next_step, trial_command
-from commprof.analysis.step.mean_step import mean_step
+from commprof.analysis.step.mean_step import PARTS, mean_step
 from commprof.analysis.world import WorldResult
 from commprof.commands import make_parser
 from tests.support.builders.details import detail
@@ -30,17 +33,22 @@ def run(**values: Any) -> dict[str, Any]:
 
 
 def advised(
-    about: dict[str, Any], of: WorldResult, own: str = "x", exposed: float = 30
+    about: dict[str, Any],
+    of: WorldResult,
+    exposed: float = 30,
+    exchange: Exchange = Exchange(),  # noqa: B008
+    **ms: float,
 ) -> NextStep:
     """On steps of 100 ms of which so much is exposed."""
-    return next_step(about, of, mean_step(detail(of.world_size, backward=50, wire=exposed)), own)
+    step = mean_step(detail(of.world_size, **{"backward": 50, "wire": exposed, **ms}))
+    return next_step(about, of, step, {name: f"the {name}" for name in PARTS}, exchange)
 
 
 def test_little_exposed_time_is_not_the_bottleneck() -> None:
-    found = advised(run(), world(2), "loading data", exposed=9.9)
+    found = advised(run(), world(2), exposed=9.9, backward=5, data=80)
     assert found.advice == (
         "Communication is not the bottleneck: less than 10% of the step can be won there. "
-        "Look at loading data first."
+        "Look at the data first."
     )
     assert found.command == ""
 
@@ -58,8 +66,7 @@ def test_much_of_it_asks_for_a_trial() -> None:
 
 @pytest.mark.parametrize(("wire", "tried"), [(5.0, False), (20.0, True)])
 def test_ranks_that_wait_in_turns_are_told_to_balance_first(wire: float, tried: bool) -> None:
-    step = mean_step(detail(2, backward=45, wire=wire, wait=30))
-    found = next_step(run(), world(2), step, "x")
+    found = advised(run(), world(2), wire, backward=45, wait=30)
     assert found.advice.startswith(
         "First balance the work of the ranks: they wait for one another for 30% of the step, "
         "and not for one rank alone. "
@@ -91,8 +98,8 @@ def test_several_machines_are_asked_for_a_trial_on_each() -> None:
     typed += " --rdzv-endpoint=first:29500 --output /shared/run"
     found = advised(run(nodes=2, command=typed), on_hosts(4, 2))
     assert found.advice.endswith(
-        "is measured on the job's own steps by this, typed on every machine with its number N, and "
-        "with a new directory that all of them see:"
+        "is measured by this, typed on every machine with its number N and a NEW directory that "
+        "all of them see:"
     )
     assert found.command == (
         "commprof run --nproc 2 --trial fp16,int8,topk:ratio=0.01 "
@@ -141,10 +148,63 @@ def test_a_wait_for_cores_that_nobody_measured_is_not_claimed() -> None:
 
 def test_work_beside_too_few_cores_is_not_the_first_suspect() -> None:
     asleep = world(4, parts=parts(no_core_ms=0.0))
-    found = advised(run(machine=TWO_CORES), asleep, "loading data", exposed=5)
+    found = advised(run(machine=TWO_CORES), asleep, exposed=5)
     assert found.advice.startswith("Communication is not the bottleneck: ")
-    assert "Repeat the run with a core for each thread before that" in found.advice
-    assert "Repeat" not in advised(run(), asleep, exposed=5).advice
+    assert found == advised(run(), asleep, exposed=5)
+
+
+def test_small_calls_come_before_the_cores_that_their_threads_wait_for() -> None:
+    small = Exchange(SmallCalls(200, 2e4, 0.9))
+    found = advised(run(machine=TWO_CORES), world(2, **LACKING), exchange=small)
+    assert found.advice.startswith("First try larger buckets. ")
+
+
+def test_too_little_waiting_for_cores_to_matter_is_not_acted_on() -> None:
+    # 0.6 of 5 ms exposed, in a step of 100 ms.
+    little = world(4, parts=parts(exposed_ms=5.0, no_core_ms=0.6))
+    assert "core" not in advised(run(), little, exposed=5).advice
+
+
+def test_what_is_far_larger_than_communication_comes_first() -> None:
+    found = advised(run(), world(2), exposed=12, backward=30, data=58)
+    assert found == NextStep(
+        "First look at the data: it takes 58% of the step, and communication 12%.", ""
+    )
+    assert advised(run(), world(2), exposed=30, backward=12, data=58).command
+
+
+LINK = HostLinks(2, ("eth1",), 6e6, 0.1, 0.08, 2e8, 2e8, "", 0.007, ("eth0",))
+
+
+def test_an_idle_interface_comes_before_a_trial() -> None:
+    found = advised(run(), world(2), exchange=Exchange(link=LINK))
+    assert found == NextStep(
+        "First see whether the hosts are to talk over eth1: eth0 is up, idle, and rated no slower. "
+        "GLOO_SOCKET_IFNAME chooses the interface.",
+        "",
+    )
+
+
+@pytest.mark.parametrize(
+    ("exchange", "cap", "first"),
+    [
+        (Exchange(overlapped=0.03), 1, "First try smaller buckets, which can be sent sooner. "),
+        (Exchange(SmallCalls(200, 2e4, 0.9)), None, "First try larger buckets. "),
+        (
+            Exchange(link=dataclasses.replace(LINK, idle=())),
+            None,
+            "First see whether the link of the hosts can do more than eth1 at 0.1 Gbit/s. ",
+        ),
+    ],
+)
+def test_what_stands_out_in_the_exchange_is_said_before_the_trial(
+    exchange: Exchange, cap: int | None, first: str
+) -> None:
+    found = advised(
+        run(), world(2, collectives=(collective(size_bytes=(4, 2**22)),)), exchange=exchange
+    )
+    assert found.advice.startswith(first + "Whether compression ")
+    assert found.command.endswith(f"bucket-cap={cap}" if cap else "ratio=0.01")
 
 
 def test_others_on_the_ranks_cores_are_looked_for() -> None:

@@ -246,6 +246,7 @@ def check(seed: int) -> None:
     growth_is_what_it_is(one)
     cores_are_spoken_of_by_run_delay(one)
     advice_follows_from_the_figures(one)
+    exchange_is_what_it_is(one)
     late_ranks_are_told_alike(one)
     what_is_left_out_is_told(one)
 
@@ -273,7 +274,7 @@ def named(headline: str, size: Size) -> None:
     if match := re.search(rf"is bound by ({PART}): ([\d.]+)% of the mean step of", headline):
         assert WORDS[match[1]] == first, headline
         assert float(match[2]) == pytest.approx(size.percent(first), abs=TENTH), headline
-        bracket = re.search(r"\((?!forward)(.*)\)\.$", headline)
+        bracket = re.search(r"\((?!forward)([^()]*)\)\.(?: |$)", headline)
         assert bracket is None or (first == "communication" and size.split_known), headline
         listed = re.findall(r"([\d.]+)% ([a-z ]+)", bracket[1]) if bracket else []
         for share, word in listed:
@@ -424,6 +425,11 @@ def no_core(size: Size) -> float:
 def advice_follows_from_the_figures(one: Case) -> None:
     size, advice = one.judged, one.verdict.next_step
     exposed = size.percent("communication")
+    of_step = size.world.parts.no_core_ms / size.world.parts.step_ms
+    if match := re.search(rf"First look at ({PART}): it takes (\d+)% of the step", advice.advice):
+        assert WORDS[match[1]] == ranking(size)[0] != "compute", advice
+        assert float(match[2]) == pytest.approx(size.percent(WORDS[match[1]]), abs=0.51), advice
+        assert float(match[2]) >= 1.98 * exposed, advice
     if match := re.search(rf"not the bottleneck: .* Look at ({PART}) first", advice.advice):
         assert exposed < 10, advice
         own = [part for part in ranking(size) if part != "communication"]
@@ -433,18 +439,43 @@ def advice_follows_from_the_figures(one: Case) -> None:
         )
     if advice.command:
         assert exposed >= 10, advice
-        assert not no_core(size) >= 0.1, advice
+        small = "First try larger buckets" in advice.advice
+        assert small or not (no_core(size) >= 0.1 and of_step >= 0.02), advice
         assert f"--nproc {size.ranks} " in advice.command
         larger = "try larger buckets" in " ".join(card_text.render(one.card).split())
         splits = any(row.size_bytes[1] > 5 * 2**20 for row in size.world.collectives)
         caps = re.findall(r"bucket-cap=(\d+)", advice.command)
-        assert caps == (["25"] if larger else ["5"] if splits else []), advice
+        serial = ["1"] if "First try smaller buckets" in advice.advice else []
+        assert caps == (["25"] if larger else ["5"] if splits else serial), advice
+        assert larger == ("First try larger buckets" in advice.advice), advice
     assert size.ranks > 1 or not (advice.advice or advice.command)
+
+
+def exchange_is_what_it_is(one: Case) -> None:
+    """What the headline says of the exchange, where no rank is late."""
+    size, headline = one.judged, one.verdict.headline
+    if match := re.search(r"Only (\d+)% of the communication overlaps", headline):
+        wire, hidden, backward = (size.parts[name] for name in ("wire", "hidden", "backward"))
+        assert float(match[1]) == pytest.approx(100 * hidden / (wire + hidden), abs=0.51), headline
+        assert size.percent("wire") >= 10, headline
+        assert size.parts["wire"] >= size.parts["wait"], headline
+        assert hidden < 0.2 * min(backward, wire + hidden), headline
+    if match := re.search(r"Communication is cut into (\d+) small calls", headline):
+        assert int(match[1]) == round(size.world.collectives[1].calls_per_step), headline
+        assert size.percent("communication") >= 10, headline
+    late = size.world.late_rank
+    if match := re.search(r"Rank (\d+) (?:falls behind|is late).*: that takes (\d+)%", headline):
+        assert late is not None, headline
+        assert int(match[1]) == late.rank, headline
+        percent = 100 * late.wait_ns / 1e6 / size.step_ms
+        assert float(match[2]) == pytest.approx(percent, abs=0.51), headline
+    assert (late is None) == (re.search(r"[rR]ank \d", headline) is None), headline
 
 
 def late_ranks_are_told_alike(one: Case) -> None:
     """The headline names the rank that the advice is about, sentences no phase without a remark."""
-    held_up = re.search(r"rank (\d+) holds up the step: (.*) of the others", one.verdict.headline)
+    says = r"ank (\d+) holds up the step: (?:it falls behind .*, and )?(waiting .*) of the others"
+    held_up = re.search(says, one.verdict.headline)
     advice = one.verdict.next_step.advice
     assert bool(held_up) == ("waiting for it takes" in advice), (one.verdict.headline, advice)
     if held_up is not None:

@@ -42,7 +42,7 @@ def test_the_largest_part_binds(measured: dict[str, float], part: str) -> None:
 
 
 def test_communication_is_one_part_and_its_own_parts_stand_beside_it() -> None:
-    assert of(backward=44, wait=11.2, wire=40.9).headline == (
+    assert of(backward=44, wait=11.2, wire=40.9, hidden=20).headline == (
         "At 2 ranks the step is bound by communication: 52.1% of the mean step of 100 ms (40.9% "
         "data transfer, 11.2% waiting for the last rank)."
     )
@@ -53,7 +53,7 @@ def test_communication_is_one_part_and_its_own_parts_stand_beside_it() -> None:
 
 def test_parts_that_take_turns_are_not_told_apart() -> None:
     turns = np.where(np.arange(20) % 2 == 0, 60.0, 30.0)
-    found = of(backward=turns, wire=90 - turns)
+    found = of(backward=turns, wire=90 - turns, hidden=20)
     assert found.bindings[0].part is None
     assert found.headline == (
         "At 2 ranks the step is limited about equally by compute (forward and backward) (45.0%) "

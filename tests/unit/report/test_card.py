@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from commprof.analysis.card import Card, card
+from commprof.analysis.collectives.host_links import HostLinks
 from commprof.analysis.late.stragglers import LateRank
 from commprof.analysis.remarks import remarks
 from commprof.analysis.scaling import scale
@@ -31,6 +32,7 @@ def card_of(
     sizes: tuple[int, ...] = (1, 4),
     late: LateRank | None = None,
     collectives: tuple[Any, ...] = (),
+    links: HostLinks | None = None,
     **ms: float,
 ) -> Card:
     """Steps of 100 ms with these parts at the largest size; a single rank waits for nothing."""
@@ -38,7 +40,7 @@ def card_of(
     times = {f"{name}_ms": value for name, value in {"wait": 0.0, "wire": 0.0, **ms}.items()}
     own = parts(exposed_ms=exposed, no_core_ms=0.0, **times)
     worlds = [world(n, parts=own) for n in sizes]
-    worlds[-1] = replace(worlds[-1], late_rank=late, collectives=collectives)
+    worlds[-1] = replace(worlds[-1], late_rank=late, collectives=collectives, host_links=links)
     details = [detail(n, **{k: v for k, v in ms.items() if n > 1 or k != "wait"}) for n in sizes]
     run_context = {"workload": "timed", "nodes": 1, **(about or {})}
     found_context = context(**run_context)
@@ -62,6 +64,7 @@ class Kind:
 
 
 LATE = LateRank(2, 30e6, 0.95, 0.0005, 10, 10, 0.9, "backward", 0.9)
+SLOW = HostLinks(2, ("eth1",), 6e6, 0.1, 0.08, 2e8, 2e8, "", 0.007)
 LARGE = collective(size_bytes=(4, 25_000_000))
 TINY = collective(size_bytes=(8, 4096), calls=6400, calls_per_step=160, total_bytes=6400 * 2048)
 ACCUSED = ("rank 2", "Small messages", "loading data", "bound by communication")
@@ -79,7 +82,8 @@ KINDS = {
     "one late rank": Kind(
         card_of(forward=25, backward=38, wait=30, wire=4, late=LATE),
         (
-            "At 4 ranks rank 2 holds up the step: waiting for it takes 30% of the others' step. Of",
+            "At 4 ranks rank 2 holds up the step: it falls behind in the backward phase, and ",
+            "and waiting for it takes 30% of the others' step. Of",
             "the largest part is compute (forward and backward): 63.0%.",
             "rank 2 falls behind in the backward phase: 30 ms",
             "First find out what holds up rank 2",
@@ -101,11 +105,47 @@ KINDS = {
         ),
         (
             "bound by communication: 55.0%",
+            "Communication is cut into 160 small calls per step.",
             "160 calls per step of 2.05 kB",
             "try larger buckets",
             "cap=25",
         ),
         ("rank 2", "loading data", "bucket-cap=5"),
+    ),
+    "no overlap": Kind(
+        card_of(forward=15, backward=45, wire=40, hidden=1, collectives=(LARGE,)),
+        (
+            "Only 2% of the communication overlaps the ranks' work.",
+            "40 ms, 40.0% of the step; 1 ms more ran beside work",
+            "First try smaller buckets, which can be sent sooner.",
+            "bucket-cap=5",
+        ),
+        ("rank 2", "Small messages", "larger buckets"),
+    ),
+    "slow link": Kind(
+        card_of(forward=10, backward=20, wire=70, hidden=15, links=SLOW),
+        (
+            "Communication between the hosts takes eth1 at 0.1 Gbit/s.",
+            "6 MB per step and host by eth1, 0.1 Gbit/s in flight",
+            "First see whether the link of the hosts can do more than eth1 at 0.1 Gbit/s.",
+        ),
+        ("rank 2", "Small messages", "idle", "overlaps"),
+    ),
+    "wrong interface": Kind(
+        card_of(forward=10, backward=20, wire=70, hidden=15, links=replace(SLOW, idle=("eth0",))),
+        (
+            "Communication between the hosts takes eth1 at 0.1 Gbit/s, while eth0 is idle.",
+            "First see whether the hosts are to talk over eth1: eth0 is up, idle, and rated no",
+        ),
+        ("rank 2", "Small messages", "overlaps", "--trial"),
+    ),
+    "a little late": Kind(
+        card_of(forward=30, backward=60, wait=6, late=replace(LATE, wait_ns=6e6)),
+        (
+            "bound by compute (forward and backward): 90.0%",
+            "Rank 2 falls behind in the backward phase: that takes 6% of the others' step.",
+        ),
+        ("holds up", "Small messages"),
     ),
     "nothing wrong": Kind(
         card_of(data=1, forward=30, backward=60, optimizer=5, wire=2, wait=0.5),
@@ -193,6 +233,8 @@ def test_stalls_and_cores_are_caveats_of_what_was_measured() -> None:
     assert "core" not in sleeping.partition("gain:")[2].replace("--nproc", "")
     judged = render(card_of(crowded, sizes=(1, 2, 4), wire=40, backward=50))
     assert "At 2 ranks" in judged
+    healthy = render(card_of(crowded, sizes=(4,), wire=4, backward=90))
+    assert "! More threads than cores; waiting for them is measured in exposed time" in healthy
     assert "! Not judged: 4 ranks, which run more threads than the 2 usable cores." in judged
 
 
@@ -245,8 +287,11 @@ def test_report_shows_the_card_of_a_recorded_run(
     assert document["card"]["verdict"] == document["verdict"]["headline"]
 
 
-def test_strategies_have_a_card_each_in_json_alone(tmp_path: Path) -> None:
+def test_strategies_have_a_card_each_in_json_and_one_screen_together(tmp_path: Path) -> None:
     shown = read_shown(write_strategies(tmp_path / "r"))
-    assert shown.card() == ""
+    text = shown.card()
+    fits(text)
+    assert "ddp: At 2 ranks" in text
+    assert text.endswith("--all\n")
     document = json.loads(shown.json())
     assert [each["card"]["world_size"] for each in document["results"]] == [2, 2]

@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from commprof.analysis.card import SmallCalls, card
+from commprof.analysis.card import CardLink, card
 from commprof.analysis.checks.figure_checks import CrossCheck
 from commprof.analysis.checks.losses import LossAgreement
+from commprof.analysis.collectives.bucket_sizes import SmallCalls
 from commprof.analysis.collectives.host_links import HostLinks
 from commprof.analysis.collectives.kinds import SteplessCollectives
 from commprof.analysis.collectives.time_in_flight import TimeInFlight
@@ -68,7 +69,9 @@ def full_run() -> dict[str, Any]:
         "step_losses": (2.5,),
         "weights_differ": (1,),
         "times_in_flight": (TimeInFlight("all_reduce", 12.0),),
-        "host_links": HostLinks(2, ("eth0",), 6e6, 0.8, 0.25, 240e6, 242e6, "a note", 0.046),
+        "host_links": HostLinks(
+            2, ("eth0",), 6e6, 0.8, 0.25, 240e6, 242e6, "a note", 0.046, ("eth1",)
+        ),
         "cross_checks": (check_,),
         "collectives": (collective(callers=(("train.py:7 train", 20),)),),
         "compression": (
@@ -86,7 +89,11 @@ def full_run() -> dict[str, Any]:
     judged = verdict(run_result(*worlds), details)
     said = card(run_result(*worlds), details, judged, Path("RUN"))
     assert said is not None
-    small = dataclasses.replace(said, small_calls=SmallCalls(160.0, 12_500.0, 0.8))
+    small = dataclasses.replace(
+        said,
+        small_calls=SmallCalls(160.0, 12_500.0, 0.8),
+        link=CardLink(("eth0",), 6e6, 0.8, ("eth1",)),
+    )
     document: dict[str, Any] = json.loads(
         render(
             run_result(

@@ -68,6 +68,7 @@ SCHEMA: dict[str, Any] = {
         "verdict": str,
         "parts": [{"name": str, "ms": float, "share": float}],
         **dict.fromkeys(("exposed_ms", "exposed_share", "wait_ms", "wire_ms"), float),
+        "hidden_ms": float,
         "best_step_ms": float,
         "late": {
             **{"rank": int, "where": str, "wait_ms": float, "share": float, "late_steps": int},
@@ -75,6 +76,10 @@ SCHEMA: dict[str, Any] = {
         },
         "nobody_late": bool,
         "small_calls": {"calls_per_step": float, "mean_bytes": float, "exposed_share": float},
+        "link": {
+            **{"interfaces": [str], "step_bytes": float, "in_flight_gbit_per_s": float},
+            "idle": [str],
+        },
         "scaling": [
             {"world_size": int, **dict.fromkeys(("samples_per_s", "speedup", "efficiency"), float)}
         ],
@@ -184,6 +189,7 @@ SCHEMA: dict[str, Any] = {
                     "step_gbit_per_s": float,
                     "recorded_bytes": float,
                     "header_share": float,
+                    "idle": [str],
                     "counted_bytes": float,
                     "note": str,
                     "difference": float,

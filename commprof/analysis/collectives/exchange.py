@@ -1,0 +1,75 @@
+"""What makes a job's exchange take long beside its bytes: small calls, its way, no overlap."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Final
+
+from commprof.analysis.collectives.bucket_sizes import SmallCalls, small_calls
+from commprof.analysis.collectives.host_links import HostLinks
+from commprof.analysis.step.mean_step import WORTH_A_LOOK, MeanStep
+from commprof.analysis.world import WorldResult
+from commprof.text import listed
+
+#: Of what the backward pass could hide: an exchange that hides less overlaps nothing.
+_OVERLAPS: Final = 0.2
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """What stands out in one world size; nothing does where communication is not worth a look."""
+
+    #: None unless calls are small and many.
+    small_calls: SmallCalls | None = None
+    #: The way between hosts, where the transfer is worth a look; None on one host.
+    link: HostLinks | None = None
+    #: Of the transfer, where nearly none of it runs beside work that could hide it; else NaN.
+    overlapped: float = math.nan
+
+    @property
+    def idle(self) -> tuple[str, ...]:
+        """Interfaces that the hosts could have used as well."""
+        return () if self.link is None else self.link.idle
+
+    @property
+    def serial(self) -> bool:
+        """Whether nearly nothing of it runs beside work that could hide it."""
+        return not math.isnan(self.overlapped)
+
+    @property
+    def sentence(self) -> str:
+        """What stands out most, about "communication"; empty where nothing does."""
+        if self.small_calls is not None:
+            calls = self.small_calls.calls_per_step
+            return f"Communication is cut into {calls:.0f} small calls per step."
+        if self.link is not None and self.link.idle:
+            idle = f"{listed(self.link.idle)} {'is' if len(self.link.idle) == 1 else 'are'} idle"
+            return f"Communication between the hosts takes {way(self.link)}, while {idle}."
+        if self.serial:
+            return f"Only {self.overlapped:.0%} of the communication overlaps the ranks' work."
+        if self.link is not None:
+            return f"Communication between the hosts takes {way(self.link)}."
+        return ""
+
+
+def exchange(world: WorldResult, step: MeanStep) -> Exchange:
+    """What stands out in the exchange of one world size."""
+    if step.share("communication") < WORTH_A_LOOK:
+        return Exchange()
+    small = small_calls(world, step)
+    waiting_ms, wire_ms = (step.split_ms.get(name, math.nan) for name in ("waiting", "wire"))
+    if not (wire_ms >= WORTH_A_LOOK * step.step_ms and wire_ms >= waiting_ms):
+        return Exchange(small)
+    links = world.host_links
+    if links is not None and math.isnan(links.in_flight_gbit_per_s):
+        links = None
+    transfer_ms = wire_ms + step.hidden_ms
+    could_ms = min(step.backward_ms, transfer_ms)
+    serial = could_ms >= WORTH_A_LOOK * step.step_ms and step.hidden_ms < _OVERLAPS * could_ms
+    return Exchange(small, links, step.hidden_ms / transfer_ms if serial else math.nan)
+
+
+def way(link: HostLinks) -> str:
+    """The interfaces and the rate that the hosts reached there."""
+    return f"{listed(link.interfaces)} at {link.in_flight_gbit_per_s:.3g} Gbit/s"

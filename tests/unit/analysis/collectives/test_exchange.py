@@ -1,0 +1,82 @@
+"""What stands out in an exchange, and that nothing is said where nothing does."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from commprof.analysis.align.interfaces import idle_interfaces
+from commprof.analysis.collectives.exchange import Exchange, exchange
+from commprof.analysis.collectives.host_links import HostLinks
+from commprof.analysis.step.mean_step import mean_step
+from tests.support.builders.details import detail
+from tests.support.builders.results import collective, parts, world
+from tests.support.builders.traces import Rank
+
+LINKS = HostLinks(2, ("eth1",), 6e6, 0.1, 0.08, 2e8, 2e8, "", 0.007)
+
+
+def of(links: HostLinks | None = None, rows: tuple[Any, ...] = (), **ms: float) -> Exchange:
+    """Of steps of 100 ms with these parts."""
+    own = parts(exposed_ms=ms.get("wire", 0.0) + ms.get("wait", 0.0))
+    shown = world(2, host_links=links, collectives=rows, parts=own)
+    return exchange(shown, mean_step(detail(2, **ms)))
+
+
+@pytest.mark.parametrize(
+    ("ms", "overlapped"),
+    [
+        # 2 of 42 ms of transfer ran beside work, though 42 could: 45 ms of backward.
+        ({"backward": 45, "wire": 40, "hidden": 2}, 2 / 42),
+        ({"backward": 45, "wire": 40, "hidden": 9}, math.nan),
+        # All that a backward pass of 12 ms could hide, it hid.
+        ({"backward": 12, "wire": 70, "hidden": 11}, math.nan),
+        # There was nothing to hide behind.
+        ({"backward": 5, "wire": 70}, math.nan),
+        # Too little to win, and most of it waiting.
+        ({"backward": 80, "wire": 9}, math.nan),
+        ({"backward": 45, "wire": 12, "wait": 20}, math.nan),
+    ],
+)
+def test_an_exchange_that_overlaps_nothing(ms: dict[str, float], overlapped: float) -> None:
+    found = of(**ms)
+    assert found.overlapped == pytest.approx(overlapped, nan_ok=True)
+    assert found.serial is not math.isnan(overlapped)
+    assert found.sentence == (
+        "Only 5% of the communication overlaps the ranks' work." if found.serial else ""
+    )
+
+
+def test_the_way_between_hosts() -> None:
+    slow = {"backward": 20.0, "wire": 60.0, "hidden": 15.0}
+    assert of(LINKS, **slow).sentence == "Communication between the hosts takes eth1 at 0.1 Gbit/s."
+    idle = replace(LINKS, idle=("eth0", "ib0"))
+    assert of(idle, **slow).sentence == (
+        "Communication between the hosts takes eth1 at 0.1 Gbit/s, while eth0 and ib0 are idle."
+    )
+    assert of(idle, backward=80, wire=5) == Exchange()
+    assert of(replace(idle, in_flight_gbit_per_s=math.nan), **slow).link is None
+
+
+def test_small_calls_are_said_first() -> None:
+    small = collective(size_bytes=(8, 4096), calls=4000, calls_per_step=200, total_bytes=2**22)
+    found = of(replace(LINKS, idle=("eth0",)), (replace(small, exposed_ms=60),), wire=60)
+    assert found.sentence == "Communication is cut into 200 small calls per step."
+
+
+def test_interfaces_that_carried_nothing() -> None:
+    rank = Rank(0, 2)
+    sent = {"lo": 9, "eth0": 5, "eth1": 1000, "old": 0, "full": 900, "ib0": 0, "docker0": 0}
+    rank.metadata["witnesses"] = {
+        "begin_monotonic_ns": 2,
+        "interfaces": {n: {"received_bytes": 0, "sent_bytes": x} for n, x in sent.items()},
+        "rated_mbit_per_s": {"eth0": 1000, "eth1": 1000, "old": 100, "full": 1000, "ib0": 0},
+    }
+    trace = rank.trace()
+    assert idle_interfaces(trace, "eth1") == {"eth0", "ib0"}
+    assert idle_interfaces(trace, None) == set()
+    del rank.metadata["witnesses"]["rated_mbit_per_s"]
+    assert idle_interfaces(rank.trace(), "eth1") == set()
