@@ -107,6 +107,9 @@ stubs: $(BUILT) $(DEV) ## regenerate commprof/_C.pyi from the built module
 tables: $(DEV) ## regenerate the Python tables that stand in C++ headers
 	$(BIN)/python tools/make_tables.py
 
+docs: $(DEV) ## build the documentation as a site in build/docs; any warning fails
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
+
 bench: $(BUILT) $(DEV) ## measure what commprof itself costs
 	$(BIN)/python benchmarks/overhead.py
 
@@ -143,4 +146,4 @@ $(OTHERS): pyproject.toml tools/over_environment.py | $(DEV)
 	@$(BIN)/python tools/over_environment.py $(OTHERS_DIR) lightning ray hf lora qlora
 	@touch $@
 
-.PHONY: help run test test-all integrations test-cpp build-cpp build-all-cpp compilers aarch64 lint format build wheel stubs tables bench clean
+.PHONY: help run test test-all integrations test-cpp build-cpp build-all-cpp compilers aarch64 lint format build wheel stubs tables docs bench clean
