@@ -7,12 +7,13 @@ import functools
 import math
 import types
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Annotated, Any, Final, TypeAlias, Union, get_args, get_origin, get_type_hints
 
 #: An ``int`` that may be below 0.
 Signed = Annotated[int, "signed"]
 #: ``int`` is a whole number from 0 to 2**63 - 1, ``float`` any number or null, which is NaN;
-#: ``X | None`` may be null, and missing from an object;
+#: ``X | None`` may be null, and missing from an object; ``Path`` is a string that becomes one;
 #: ``dict`` and ``Any`` are whatever their reader checks by itself. A dataclass is an object with
 #: its fields, where those with a default may be missing, and becomes one. Further keys may stand
 #: beside those listed.
@@ -50,6 +51,8 @@ def checked(value: object, shape: Shape, where: str = "") -> Any:
         return value
     if shape is float and value is None:
         return math.nan
+    if shape is Path:
+        return Path(checked(value, str, where))
     if _may_be_null(shape):
         return None if value is None else checked(value, get_args(shape)[0], where)
     plain = shape == Signed or not get_args(shape)

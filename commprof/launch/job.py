@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from commprof.errors import UsageError
-from commprof.files import replace_file
+from commprof.files import read_json, replace_file
+from commprof.shapes import checked
 from commprof.workloads.loop import planned_steps
 from commprof.workloads.options import TrainingOptions, check_supported
 from commprof.workloads.parsing import flag
@@ -134,15 +135,17 @@ class Job:
     def load(cls, path: Path) -> Job:
         """Read a job. Raises UsageError where the file is none, naming what is wrong with it."""
         try:
-            values = json.loads(path.read_text())
+            values = checked(read_json(path), {"schema_version": int})
+            version = values.pop("schema_version")
+            if version != SCHEMA_VERSION:
+                raise ValueError(f"schema_version is {version}, not {SCHEMA_VERSION}")
+            unknown = sorted(values.keys() - {field.name for field in dataclasses.fields(cls)})
+            if unknown:
+                raise ValueError(f"keys unknown: {unknown}")
+            job: Job = checked(values, cls)
         except (OSError, ValueError) as error:
             raise UsageError(f"{path} is not a job file: {error}") from None
-        problem = _schema_problem(values)
-        if problem:
-            raise UsageError(f"{path} is not a job file of version {SCHEMA_VERSION}: {problem}")
-        del values["schema_version"]
-        values["directory"] = Path(values["directory"])
-        return cls(**values)
+        return job
 
 
 @dataclass(frozen=True)
@@ -195,31 +198,3 @@ _MINIMA = {
     "seed": 0,
     "threads_per_rank": 1,
 }
-
-_JSON_TYPES: dict[str, Any] = {
-    "str": str,
-    "Path": str,
-    "int": int,
-    "float": (int, float),
-    "int | None": (int, type(None)),
-    "bool": bool,
-}
-
-
-def _schema_problem(values: object) -> str:
-    """What keeps `values` from being a job, or an empty string."""
-    if not isinstance(values, dict):
-        return f"it holds a {type(values).__name__}, not an object"
-    if values.get("schema_version") != SCHEMA_VERSION:
-        return f"schema_version is {values.get('schema_version')!r}"
-    fields = {field.name: str(field.type) for field in dataclasses.fields(Job)}
-    known = {"schema_version", *fields}
-    if values.keys() != known:
-        missing, unknown = sorted(known - values.keys()), sorted(values.keys() - known)
-        return f"keys missing: {missing or 'none'}, keys unknown: {unknown or 'none'}"
-    for name, type_name in fields.items():
-        value = values[name]
-        is_bool = isinstance(value, bool)
-        if not isinstance(value, _JSON_TYPES[type_name]) or is_bool != (type_name == "bool"):
-            return f"{name} is {value!r}, not of type {type_name}"
-    return ""

@@ -7,11 +7,11 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from commprof.errors import UsageError
-from commprof.files import replace_file
+from commprof.files import read_json, replace_file
 from commprof.microbench.operations import DTYPES, HOOK_PREFIX, REDOPS, operation, pattern_modulus
+from commprof.shapes import checked
 
 SYNCS = ("barrier", "none")
 """What comes before each sample; see `Plan.sync`."""
@@ -119,10 +119,8 @@ class Plan:
     @classmethod
     def load(cls, path: Path) -> Plan:
         """Read what `save` wrote."""
-        values: dict[str, Any] = json.loads(path.read_text())
-        for name in ("ops", "world_sizes", "sizes_bytes"):
-            values[name] = tuple(values[name])
-        return cls(**values)
+        plan: Plan = checked(read_json(path), cls)
+        return plan
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from commprof.monitor.metrics.host_counters import own_process, rank_process, th
 from commprof.monitor.state import GradientState, JobState, MonitorState, RankState
 from commprof.predict.fit.cost_model import OTHER_HOST, SAME_HOST, CostCurve
 from commprof.predict.fit.machine_profile import MachineProfile
+from commprof.shapes import checked
 from commprof.trace.run.processes import Here
 from commprof.trace.schema import OPS
 from commprof.units import ns_to_s
@@ -220,14 +221,7 @@ def newest(trace: Path) -> GradientState | None:
     """
     try:
         with open_regular(trace.with_suffix(".gradients")) as file:
-            value = json.loads(file.read(_LARGEST_BYTES))
+            state: GradientState = checked(json.loads(file.read(_LARGEST_BYTES)), GradientState)
     except (OSError, ValueError, RecursionError):
         return None
-    names = ("norm", "layer_variance", "cost_s")
-    if not isinstance(value, dict) or not isinstance(value.get("step"), int):
-        return None
-    numbers = [value.get(name) for name in names]
-    if not all(number is None or isinstance(number, int | float) for number in numbers):
-        return None
-    norm, variance, cost_s = (math.nan if n is None else float(n) for n in numbers)
-    return GradientState(value["step"], norm, variance, cost_s)
+    return state

@@ -164,6 +164,7 @@ class RankState:
             bytes_out=row["bytes_out"],
             issue_ns=row["timestamp_ns"],
             bucket=self._bucket(row) if op == _ALL_REDUCE and row["value"] else -1,
+            in_backward=bool(row["value"]),
             silent=op in _SILENT or bool(row["flags"] & FLAG_DEVICE_ASYNC),
         )
 

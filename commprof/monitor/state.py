@@ -73,10 +73,10 @@ class GradientState:
 
     step: int
     #: L2 norm over all gradients; variance over the parameters of the L2 norm of each.
-    norm: float
-    layer_variance: float
+    norm: float = math.nan
+    layer_variance: float = math.nan
     #: Time that measuring has taken so far.
-    cost_s: float
+    cost_s: float = math.nan
 
 
 @dataclass(frozen=True)

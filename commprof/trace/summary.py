@@ -23,7 +23,8 @@ from commprof.trace.found_steps import DECLARED, SOURCES
 Ints = npt.NDArray[np.int64]
 
 #: Buckets of a histogram; ``csrc/always_on/summary/histogram.h`` says which values are in each.
-BUCKETS = 64 * 37
+PER_OCTAVE, OCTAVES = 64, 37
+BUCKETS = PER_OCTAVE * OCTAVES
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,9 @@ none of that pass has a number.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import numpy as np
 
-from commprof.analysis.align.interfaces import witnesses
+from commprof.analysis.align.interfaces import ddp_logs, logged_bucket_sizes
 from commprof.trace import columns
 from commprof.trace.columns import Buckets, Collectives, Ints
 from commprof.trace.reader import Trace
@@ -89,15 +86,9 @@ def _logged_sizes(trace: Trace) -> list[list[int]]:
 
     Empty where the trace has no such log.
     """
-    found = witnesses(trace).get("ddp_logs")
-    logs = [log for log in found if isinstance(log, Mapping)] if isinstance(found, list) else []
     return [
         sorted(sizes)
-        for log in logs
+        for log in ddp_logs(trace)
         for key in ("bucket_sizes", "rebuilt_bucket_sizes")
-        if (sizes := _numbers(log.get(key)))
+        if (sizes := logged_bucket_sizes(log, key))
     ]
-
-
-def _numbers(listed: Any) -> list[int]:
-    return [int(size) for size in str(listed or "").split(",") if size.strip().isdecimal()]

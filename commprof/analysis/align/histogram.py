@@ -13,9 +13,8 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from commprof.trace.summary import BUCKETS, Histogram
+from commprof.trace.summary import BUCKETS, PER_OCTAVE, Histogram
 
-_PER_OCTAVE = 64
 _LARGEST_NS = 2**42 - 1
 
 Ints = npt.NDArray[np.int64]
@@ -72,11 +71,11 @@ def _bucket_of(values_ns: Ints) -> Ints:
     # Exact: no value has more than 42 bits, a double has 53.
     bits = np.frexp(values.astype(np.float64))[1].astype(np.int64)
     shift = np.maximum(0, bits - 7)
-    return (shift * _PER_OCTAVE + (values >> shift)).astype(np.int64)
+    return (shift * PER_OCTAVE + (values >> shift)).astype(np.int64)
 
 
 def _value_of(buckets: Ints) -> Ints:
-    shift = np.maximum(0, buckets // _PER_OCTAVE - 1)
-    lowest = (_PER_OCTAVE + buckets % _PER_OCTAVE) << shift
+    shift = np.maximum(0, buckets // PER_OCTAVE - 1)
+    lowest = (PER_OCTAVE + buckets % PER_OCTAVE) << shift
     middle = lowest + ((1 << shift) - 1) // 2
-    return np.where(buckets < _PER_OCTAVE, buckets, middle).astype(np.int64)
+    return np.where(buckets < PER_OCTAVE, buckets, middle).astype(np.int64)

@@ -21,6 +21,17 @@ def witnesses(trace: Trace) -> Mapping[str, Any]:
     return own_metadata(trace, "witnesses")
 
 
+def ddp_logs(trace: Trace) -> list[Mapping[str, Any]]:
+    """Returns what DDP logged of each model that was trained while capture ran."""
+    found = witnesses(trace).get("ddp_logs")
+    return [log for log in found if isinstance(log, Mapping)] if isinstance(found, list) else []
+
+
+def logged_bucket_sizes(log: Mapping[str, Any], key: str) -> list[int]:
+    """Returns the sizes of buckets in bytes under this key of DDP's log; empty without any."""
+    return [int(size) for size in str(log.get(key) or "").split(",") if size.strip().isdecimal()]
+
+
 def own_metadata(trace: Trace, key: str) -> Mapping[str, Any]:
     """Returns what this capture noted; an earlier one's notes live on in the same process."""
     found = trace.metadata.get(key)

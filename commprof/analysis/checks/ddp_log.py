@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from commprof.analysis.align.interfaces import witnesses
+from commprof.analysis.align.interfaces import ddp_logs, logged_bucket_sizes
 from commprof.analysis.checks.figure_checks import CrossCheck, compared, missing
 from commprof.trace.reader import Trace
 from commprof.units import ns_to_ms
@@ -43,8 +43,7 @@ def ddp_checks(
         which is the model's; None where it is not known.
     """
     for i, trace in enumerate(traces):
-        found = witnesses(trace).get("ddp_logs")
-        logs = [log for log in found if isinstance(log, dict)] if isinstance(found, list) else []
+        logs = ddp_logs(trace)
         if not logs:
             continue
         if len(logs) > 1:
@@ -63,8 +62,8 @@ def ddp_checks(
 def _of(rank: int, log: Mapping[str, Any], ours: OfRank) -> list[CrossCheck]:
     where = f"rank {rank}"
     sampled = f"{where}, up to iteration {_int(log, 'iteration')}"
-    sizes = str(log.get("rebuilt_bucket_sizes") or log.get("bucket_sizes") or "")
-    numbers = [int(size) for size in sizes.split(",") if size.strip().isdecimal()]
+    key = "rebuilt_bucket_sizes" if log.get("rebuilt_bucket_sizes") else "bucket_sizes"
+    numbers = logged_bucket_sizes(log, key)
     backward_ns = _int(log, "avg_backward_compute_time")
     exposed_ns = _int(log, "avg_backward_comm_time") - _int(
         log, "avg_backward_compute_comm_overlap_time"

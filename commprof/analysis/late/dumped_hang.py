@@ -265,6 +265,7 @@ def _standing(
                 bytes_out=entry.bytes_out,
                 issue_ns=entry.created_ns,
                 bucket=-1,
+                in_backward=False,
                 started=entry.state == "started" if knows_starts else None,
             )
     return DumpedRank(

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from commprof.files import read_bytes
+from commprof.shapes import checked
 
 HANG_SCHEMA_VERSION = 1
 HANG_FILES = "hang_*.json"
@@ -76,34 +77,43 @@ def read_events(directory: Path) -> tuple[WatchEvent, ...]:
     return tuple(sorted(events, key=lambda event: event.time)[:_MOST])
 
 
+@dataclass(frozen=True)
+class _Accused:
+    rank: int
+
+
+@dataclass(frozen=True)
+class _HangFile:
+    """What is used of a ``hang_N.json``; the fields of ``HangReport``."""
+
+    schema_version: int
+    number: int
+    host: str
+    found: str
+    sentence: str
+    accused: tuple[_Accused, ...]
+    stacks: tuple[StackFile, ...]
+    ended_after_s: float | None
+
+
 def _hang(path: Path) -> HangReport | None:
-    value = _json(_text(path))
-    if not isinstance(value, dict) or value.get("schema_version") != HANG_SCHEMA_VERSION:
-        return None
     try:
-        ended = value["ended_after_s"]
-        return HangReport(
-            number=int(value["number"]),
-            host=str(value["host"]),
-            found=str(value["found"]),
-            sentence=str(value["sentence"]),
-            accused=tuple(int(one["rank"]) for one in value["accused"]),
-            ended_after_s=None if ended is None else float(ended),
-            stacks=tuple(
-                StackFile(int(one["rank"]), str(one["file"]), str(one["problem"]))
-                for one in value["stacks"]
-            ),
-            file=path.name,
-        )
-    except (KeyError, TypeError, ValueError, OverflowError):
+        value: _HangFile = checked(_json(_text(path)), _HangFile)
+    except ValueError:
         return None
+    if value.schema_version != HANG_SCHEMA_VERSION:
+        return None
+    accused = tuple(one.rank for one in value.accused)
+    known = (value.number, value.host, value.found, value.sentence)
+    return HangReport(*known, accused, value.ended_after_s, value.stacks, path.name)
 
 
 def _event(value: Any) -> WatchEvent | None:
-    keys = ("kind", "time", "sentence")
-    if not isinstance(value, dict) or not all(isinstance(value.get(key), str) for key in keys):
+    try:
+        event: WatchEvent = checked(value, WatchEvent)
+    except ValueError:
         return None
-    return WatchEvent(*(value[key] for key in keys))
+    return event
 
 
 def _text(path: Path) -> str:

@@ -38,6 +38,8 @@ class Operation:
     issue_ns: int
     #: Of DDP's gradients: which all-reduce of its backward pass it is, from 0; -1 of others.
     bucket: int
+    #: Whether a backward pass issued it; for the reader of ``hang_N.json``.
+    in_backward: bool
     #: Whether its completion may never be recorded: by gloo of some operations, and on devices.
     silent: bool = False
     #: Whether it runs, by what the device told; None where nothing tells when operations start.

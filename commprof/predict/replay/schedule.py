@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from commprof.analysis.align.clocks import on_common_clock, rank_clocks
 from commprof.analysis.align.device_timeline import on_device_timeline
+from commprof.analysis.align.interfaces import ddp_logs
 from commprof.analysis.align.samples import samples_read
 from commprof.analysis.align.warmup import count_warmup, step_signatures
 from commprof.analysis.collectives.queueing import DEFAULT_GLOO_THREADS, DEVICE_STREAMS
@@ -104,7 +105,7 @@ class Schedule:
     hook: str
     batch: Batch
     #: DDP's own account of the model; empty where the trace has none.
-    ddp_log: dict[str, Any]
+    ddp_log: Mapping[str, Any]
     #: The ranks' times can be compared.
     common_clock: bool
     #: DDP models that the job called, as far as the trace says; their buckets stand in one row.
@@ -148,7 +149,7 @@ def read_schedule(run: WorldRun) -> Schedule:
             "more steps, or a job with one such pass per step"
         )
     times = _relative(common, clocks is not None)
-    metadata = traces[0].metadata
+    metadata, logs = traces[0].metadata, ddp_logs(traces[0])
     device = any(bool((trace.records["flags"] & FLAG_DEVICE_TIME).any()) for trace in traces)
     return Schedule(
         world_size=run.world_size,
@@ -165,9 +166,9 @@ def read_schedule(run: WorldRun) -> Schedule:
         workers=DEVICE_STREAMS if device else _gloo_threads(traces[0]),
         hook=hook_label(traces[0]),
         batch=_batch(traces, measured),
-        ddp_log=_ddp_log(traces[0]),
+        ddp_log=logs[0] if len(logs) == 1 else {},
         common_clock=clocks is not None,
-        models=max(1, len(_ddp_logs(traces[0]))),
+        models=max(1, len(logs)),
     )
 
 
@@ -288,13 +289,3 @@ def _batch(traces: Sequence[Trace], measured: Ints) -> Batch:
         read = [samples_read(trace, measured) / len(measured) for trace in traces]
         per_rank = 0.0 if math.isnan(sum(read)) else sum(read) / len(read)
     return Batch(per_rank, int(job.get("steps_per_epoch", 0)), str(job.get("scaling", "")))
-
-
-def _ddp_logs(trace: Trace) -> list[Any]:
-    found = trace.metadata.get("witnesses", {}).get("ddp_logs", [])
-    return found if isinstance(found, list) else []
-
-
-def _ddp_log(trace: Trace) -> dict[str, Any]:
-    logs = _ddp_logs(trace)
-    return logs[0] if len(logs) == 1 and isinstance(logs[0], dict) else {}

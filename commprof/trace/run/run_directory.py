@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import functools
 import shlex
-from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -25,6 +24,7 @@ from commprof.errors import CommprofError, TraceError
 from commprof.files import read_json
 from commprof.invocation import quoted
 from commprof.recordings.recording import Recording
+from commprof.shapes import Shape, checked
 from commprof.trace.documents import MOST_RANKS
 from commprof.trace.reader import Trace, read_first_metadata, read_trace
 from commprof.trace.run.attempts import attempt_paths, last_attempt
@@ -90,11 +90,10 @@ def read_context(run: Path) -> dict[str, Any]:
         value = read_json(path)
     except (OSError, ValueError, RecursionError) as error:
         raise CommprofError(f"{quoted(path)} cannot be read: {error}") from None
-    problem = run_file_problem(value)
-    if problem:
-        raise CommprofError(f"{quoted(path)} was not written by commprof run: {problem}")
-    context: dict[str, Any] = value
-    return context
+    try:
+        return _checked_context(value)
+    except ValueError as error:
+        raise CommprofError(f"{quoted(path)} was not written by commprof run: {error}") from None
 
 
 def strategy_directories(run: Path) -> list[Path]:
@@ -262,41 +261,22 @@ def _date(realtime_ns: int) -> str:
     return date.isoformat(timespec="seconds")
 
 
-_NEEDED: Final[dict[str, type]] = {
+_RUN_FILE: Final[dict[str, Shape]] = {
     **dict.fromkeys(("timestamp", "description", "backend", "torch", "capture"), str),
     "threads_per_rank": int,
-    "world_sizes": list,
-    "machine": dict,
+    "world_sizes": list[int],
+    "machine": {"usable_cpu_count": int, "cpu_model": str},
     "errors": dict,
+    # Not in every run.
+    **dict.fromkeys(("command", "scaling", "strategy"), str | None),
+    **dict.fromkeys(("nodes", "hosts"), int | None),
+    **dict.fromkeys(("pinning", "training", "reproduction"), dict | None),
 }
-#: Not in every run; null stands for none.
-_OPTIONAL: Final[dict[str, type]] = {
-    **dict.fromkeys(("command", "scaling", "strategy"), str),
-    **dict.fromkeys(("nodes", "hosts"), int),
-    **dict.fromkeys(("pinning", "training", "reproduction"), dict),
-}
-_MACHINE: Final[dict[str, type]] = {"usable_cpu_count": int, "cpu_model": str}
-_NAMES: Final = {int: "a number from 0", str: "a string", list: "a list", dict: "an object"}
 
 
-def run_file_problem(value: object) -> str:
-    """What is wrong with the content of a ``run.json``; empty if a report can use it."""
-    if not isinstance(value, dict) or _NEEDED.keys() - value.keys():
-        return "it lacks keys of a run file"
-    given = {key: kind for key, kind in _OPTIONAL.items() if value.get(key) is not None}
-    problem = _wrong(value, {**_NEEDED, **given}) or _wrong(value["machine"], _MACHINE)
-    if problem:
-        return problem
-    sizes = value["world_sizes"]
-    if not all(type(size) is int and 1 <= size <= MOST_RANKS for size in sizes):
-        return f"world_sizes are not all whole numbers from 1 to {MOST_RANKS}"
-    return ""
-
-
-def _wrong(value: Mapping[str, Any], kinds: Mapping[str, type]) -> str:
-    """The first of these keys that is missing or holds something else."""
-    for key, kind in kinds.items():
-        found = value.get(key)
-        if type(found) is not kind or (isinstance(found, int) and not 0 <= found < 2**31):
-            return f"{key} is not {_NAMES[kind]}"
-    return ""
+def _checked_context(value: object) -> dict[str, Any]:
+    """Returns the content of a ``run.json``; ValueError if no report can use it."""
+    context: dict[str, Any] = checked(value, _RUN_FILE)
+    if not all(1 <= size <= MOST_RANKS for size in context["world_sizes"]):
+        raise ValueError(f"world_sizes are not all whole numbers from 1 to {MOST_RANKS}")
+    return context

@@ -24,7 +24,11 @@ def rank_of(rank: int, late_ms: int = 0, cpu_ms: int = 90, **metadata: object) -
     They are done at 58 and 75; the finalisation ends at 80, of that 5 ms at work. `cpu_ms` is the
     thread's time per step. `late_ms`: this rank is so much later with the second bucket.
     """
-    witnesses = {"network_namespace": "net:[1]", "ddp_logs": [LOG]}
+    witnesses = {
+        "begin_monotonic_ns": 10**15,
+        "network_namespace": "net:[1]",
+        "ddp_logs": [LOG],
+    }
     made = Rank(rank, 2, steps=STEPS, **{"witnesses": witnesses, **metadata})
     for step in range(STEPS):
         at = 100 * MS * step

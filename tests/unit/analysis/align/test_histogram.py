@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from commprof.analysis.align import histogram
-from commprof.trace.summary import Histogram
+from commprof.trace.summary import OCTAVES, PER_OCTAVE, Histogram
 
 HOUR_NS = 3_600_000_000_000
 RANDOM = np.random.default_rng(5)
@@ -70,3 +72,9 @@ def test_any_split_merged_in_any_order_is_the_whole() -> None:
             RANDOM.shuffle(pile)  # type: ignore[arg-type]
             pile.append(histogram.merge([pile.pop(), pile.pop()]))
         assert same(pile[0], histogram.of(values.tolist()))
+
+
+def test_buckets_are_those_of_the_recorder() -> None:
+    header = Path(__file__).parents[4] / "csrc" / "always_on" / "summary" / "histogram.h"
+    found = dict(re.findall(r"constexpr uint32_t (k\w+) = (\d+);", header.read_text()))
+    assert found == {"kPerOctave": str(PER_OCTAVE), "kOctaves": str(OCTAVES)}
