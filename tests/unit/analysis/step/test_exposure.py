@@ -104,6 +104,20 @@ def test_a_thread_that_was_busy_with_something_else_waited_less_than_its_bucket(
     assert rows(exposed(rank)) == [(0, 0, 100, pytest.approx(30.0))]
 
 
+def test_copying_takes_no_longer_than_the_whole_finalisation() -> None:
+    # 10 of 100 blocked. That B waits for no more takes 90 ns for A's one byte; but at more than
+    # 10 ns a byte the 10 bytes would take longer than the window. At that it waits 40 for A, copies
+    # until 50, and waits 50 for B: nine times as much as was measured.
+    rank = Rank()
+    rank.collective(0, 1, 40, bytes=1, graph_task=0)
+    rank.collective(1, 2, 100, bytes=9, graph_task=0)
+    rank.finalize(0, 100, cpu=90)
+    assert rows(exposed(rank)) == [
+        (0, 0, 40, pytest.approx(40 / 9)),
+        (1, 50, 100, pytest.approx(50 / 9)),
+    ]
+
+
 def test_blocked_with_every_bucket_there_belongs_to_none() -> None:
     # All of 100 blocked, for the bucket until 30; the rest had no core, or a page fault.
     rank = Rank()
