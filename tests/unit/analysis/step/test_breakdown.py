@@ -170,6 +170,18 @@ def test_a_phase_that_runs_on_behind_its_step_is_cut_there() -> None:
     assert values(part, "data", "other") == [[20, 0], [80, 100]]
 
 
+def test_a_wait_that_runs_on_behind_its_step_takes_nothing_from_the_next_ones_phases() -> None:
+    # All 20 count in the step where the wait began, whose optimizer loses the 10 that lie in it.
+    rank = Rank()
+    rank.step(0, 100)
+    rank.step(100, 200)
+    rank.phase(Phase.OPTIMIZER, 80, 100)
+    rank.phase(Phase.FORWARD, 100, 150)
+    rank.wait(rank.collective(0, 80, 110), 90, 110)
+    (part,) = break_down(rank)
+    assert values(part, "exposed", "optimizer", "forward") == [[20, 0], [10, 0], [0, 50]]
+
+
 def test_only_the_training_thread_has_phases_and_waits() -> None:
     rank = one_step()
     rank.phase(Phase.DATA, 0, 900, thread=THREAD + 5)

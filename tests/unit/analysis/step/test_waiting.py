@@ -86,6 +86,16 @@ def test_a_late_rank_is_not_waited_for_while_the_wire_is_busy() -> None:
     assert (wait, wire) == (pytest.approx(0.0), pytest.approx(201.0))
 
 
+def test_the_wire_is_busy_until_the_longest_of_the_buckets_before() -> None:
+    # The second bucket is done at 40, long before the first: when the third's last rank comes at 60
+    # the first still keeps everybody, until 100.
+    ranks = [
+        backward(Rank(0, 2), [10, 12, 14], [100, 40, 110], 110),
+        backward(Rank(1, 2), [11, 12, 60], [100, 40, 110], 110),
+    ]
+    assert waiting(ranks, 0) == (pytest.approx(0.0), pytest.approx(96.0), {1})
+
+
 def test_late_from_the_first_bucket_on() -> None:
     # Rank 1 is 20 late with both; each takes 2.5 on the wire and is done before the next.
     ranks = [
