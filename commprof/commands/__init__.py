@@ -21,6 +21,7 @@ Measures what a PyTorch job's communication really costs.
 
   commprof run --nproc 8      train at 1, 2, 4 and 8 ranks and record every collective
   commprof env -- COMMAND     record a job that torchrun, srun or anything else launches
+  commprof wrap train.py      record one rank, where a launcher starts each of them
   commprof top RUN            watch a running job: where its steps go, whom they wait for
   commprof check --nproc 4    check ranks, hosts and network before training
   commprof launch-files       write what starts a recorded job on Slurm or Kubernetes
@@ -55,6 +56,7 @@ class Command(Protocol):
 COMMANDS = {
     "run": "train at several world sizes and report each",
     "env": "record a job that something else launches",
+    "wrap": "record one rank's script, under torchrun or another launcher",
     "top": "watch a running job in the terminal",
     "check": "check ranks, hosts and network before training",
     "launch-files": "write a Slurm script or Kubernetes manifest for a recorded job",

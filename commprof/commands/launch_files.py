@@ -88,6 +88,11 @@ class LaunchFilesCommand:
         script = args.script[1:] if args.script[:1] == ["--"] else args.script
         if script and script[0].startswith("--"):
             _check_options(script, args.nodes, args.nproc_per_node)
+        elif script[:1] != ["-m"] and script and not Path(script[0]).exists():
+            print(
+                f"commprof: no script {script[0]!r} is here: it has to be where the job runs",
+                file=sys.stderr,
+            )
         job = ClusterJob(
             script=tuple(script),
             nodes=args.nodes,

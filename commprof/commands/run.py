@@ -9,7 +9,13 @@ from pathlib import Path
 
 from commprof import invocation, variables
 from commprof.commands.options.output_file import writable_file
-from commprof.commands.options.run_arguments import DESCRIPTION, add_arguments
+from commprof.commands.options.parser import Parser
+from commprof.commands.options.run_arguments import (
+    COMMON,
+    DESCRIPTION,
+    SHORT_DESCRIPTION,
+    add_arguments,
+)
 from commprof.commands.options.terminal import prose_width
 from commprof.commands.running.dry_run import dry_run_text
 from commprof.commands.running.run_checks import (
@@ -44,6 +50,8 @@ class RunCommand:
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
         """Adds the arguments."""
         add_arguments(parser)
+        if isinstance(parser, Parser):
+            parser.shorten_help(invocation.examples(SHORT_DESCRIPTION), COMMON)
 
     def run(self, args: argparse.Namespace) -> int:
         """Runs every world size in turn; reports what finished even if one failed.

@@ -32,7 +32,7 @@ RIVALS = (
     *(("hook", "trial"), ("bucket_cap_mb", "trial")),
 )
 #: What makes no sense in a file.
-_NOT_IN_FILES = ("help", "config")
+_NOT_IN_FILES = ("help", "help_all", "config")
 
 _TAG = "tag:yaml.org,2002:"
 _TRUTH = {"true": True, "false": False}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, NoReturn
 
 from commprof import invocation
@@ -20,8 +20,58 @@ def _typed(prog: str) -> str:
     return invocation.command(*rest.split()) if name == "commprof" else prog
 
 
+class _HelpAll(argparse.Action):
+    """Prints the whole help and ends the process."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, **given: Any) -> None:
+        super().__init__(option_strings, dest, nargs=0, default=argparse.SUPPRESS, **given)
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object, **__: object) -> None:
+        """As ``--help`` does."""
+        if isinstance(parser, Parser):
+            print(parser.format_whole_help(), end="")
+        parser.exit()
+
+
 class Parser(argparse.ArgumentParser):
-    """One line for a wrong argument, where argparse prints the whole usage."""
+    """One line for a wrong argument, where argparse prints the whole usage.
+
+    A command of many options shows few of them under ``--help``, and all under ``--help-all``.
+    """
+
+    _few: tuple[str, frozenset[str]] | None = None
+
+    def shorten_help(self, description: str, options: Collection[str]) -> None:
+        """Makes ``--help`` short.
+
+        Args:
+            description: in the place of the whole one.
+            options: those that it shows, by the names of their values.
+        """
+        self._few = description, frozenset(options)
+        self.add_argument("--help-all", action=_HelpAll, help="show all options, and exit")
+
+    def format_help(self) -> str:
+        """The help, shortened if it is to be."""
+        if self._few is None:
+            return super().format_help()
+        description, names = self._few
+        kept = {*names, "help", "help_all"}
+        hidden = [a for a in self._actions if a.option_strings and a.dest not in kept]
+        whole = self.description, [action.help for action in hidden]
+        self.description = description
+        for action in hidden:
+            action.help = argparse.SUPPRESS
+        try:
+            return super().format_help() + f"\n{len(hidden)} more options: --help-all\n"
+        finally:
+            self.description = whole[0]
+            for action, text in zip(hidden, whole[1], strict=True):
+                action.help = text
+
+    def format_whole_help(self) -> str:
+        """The help with all options."""
+        return super().format_help()
 
     def error(self, message: str) -> NoReturn:
         """Ends the process with 2."""

@@ -13,6 +13,23 @@ from commprof.trace.schema import MODES
 from commprof.trials import candidates
 from commprof.workloads.options import PRECISIONS
 
+#: The options that ``--help`` shows, by the names of their values.
+COMMON = (
+    *("nproc", "workload", "steps", "strategy", "hook", "trial", "output", "json", "all"),
+    *("watchdog", "metrics", "nnodes", "config", "dry_run", "module"),
+)
+SHORT_DESCRIPTION = """\
+Trains a workload at several world sizes, under DistributedDataParallel or another strategy,
+records every collective in every rank, and reports throughput, scaling, and where each step went.
+
+  commprof run --nproc 4 train.py --lr 0.1   your own script, unchanged, on 4 ranks
+  commprof run --nproc 8                     1, 2, 4 and 8 ranks of a small transformer
+  commprof run --nproc 2 --trial fp16,bucket-cap=5 train.py      would these pay?
+  commprof run --nproc 4 --watchdog auto train.py                names what it hangs on
+
+Workloads: transformer, resnet50, lora, mlp, timed (sleeps of known length).
+Strategies: ddp, zero1, fsdp, hsdp. --help-all lists their options, and the compressors for --hook.
+"""
 DESCRIPTION = (
     """\
 Trains a workload at several world sizes, under DistributedDataParallel or another strategy,
@@ -96,9 +113,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="print what would be launched, and launch nothing",
     )
-    _add_what(parser)
-    _add_training(parser)
-    _add_where(parser)
+    _add_what(parser.add_argument_group("what runs"))
+    _add_training(parser.add_argument_group("training"))
+    _add_where(parser.add_argument_group("where it runs, and what is recorded"))
     settings.add_arguments(parser)
     parser.add_argument(
         "-m", dest="module", action="store_true", help="SCRIPT is a module, as for python -m"
@@ -114,7 +131,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _add_what(parser: argparse.ArgumentParser) -> None:
+def _add_what(parser: argparse._ArgumentGroup) -> None:
     parser.add_argument(
         "--nproc",
         type=int,
@@ -190,7 +207,7 @@ def _add_what(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _add_training(parser: argparse.ArgumentParser) -> None:
+def _add_training(parser: argparse._ArgumentGroup) -> None:
     parser.add_argument(
         "--strategy", metavar="NAME,...", help="how ranks share the model, see above (default: ddp)"
     )
@@ -231,7 +248,7 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _add_where(parser: argparse.ArgumentParser) -> None:
+def _add_where(parser: argparse._ArgumentGroup) -> None:
     parser.add_argument(
         "--output",
         type=Path,

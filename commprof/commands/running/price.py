@@ -14,7 +14,7 @@ from commprof.commands.options.terminal import table_width
 from commprof.errors import UsageError
 
 
-def add_price_arguments(parser: argparse.ArgumentParser) -> None:
+def add_price_arguments(parser: argparse._ActionsContainer) -> None:
     """The price, and what it is paid for."""
     parser.add_argument(
         "--price-per-hour",

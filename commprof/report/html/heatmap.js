@@ -18,10 +18,14 @@ function drawWaiting() {
 
 function heated(table) {
   const cells = [...table.querySelectorAll("tbody td")];
+  const heads = [...table.querySelectorAll("thead th")];
   const values = cells.map((cell) => Number(cell.textContent) || 0);
   const most = Math.max(...values);
   cells.forEach((cell, i) => {
     cell.classList.add("heat");
+    const waits = cell.parentElement.firstElementChild.textContent;
+    const whom = heads[cell.cellIndex].textContent;
+    explain(cell, () => [`${waits} waits ${whom}`, `${time(values[i])} per step, on average`]);
     cell.style.setProperty("--heat", String(most > 0 ? values[i] / most : 0));
   });
 }

@@ -38,9 +38,9 @@ function stepChart(figure, width) {
     ...slowest.map((ms, i) =>
       shape("rect", { class: "step-bar", x: x(i) - breadth / 2, y: y(ms), width: breadth, height: y(0) - y(ms) }),
     ),
-    shape("text", { class: "tick", x: MARGIN.left, y: height - 6 }, `step ${step[0]}`),
-    shape("text", { class: "tick", x: width - MARGIN.right, y: height - 6, "text-anchor": "end" },
-      `${step[step.length - 1]}`),
+    shape("text", { class: "tick", x: MARGIN.left - 8, y: height - 6, "text-anchor": "end" }, "step"),
+    ...numbered(step.length, inner).map((i) =>
+      shape("text", { class: "tick", x: x(i), y: height - 6, "text-anchor": "middle" }, `${step[i]}`)),
     marker,
   );
   figure.replaceChildren(chart);
@@ -48,6 +48,12 @@ function stepChart(figure, width) {
     const many = every > 1 ? `the slowest of ${every} steps from ${step[i]}` : `step ${step[i]}`;
     return [many, time(slowest[i]), "Enter or click: show it in the timeline"];
   });
+}
+
+/** Which of `count` bars have their number below them: about one in 60 pixels, at round distances. */
+function numbered(count, width) {
+  const every = Math.max(1, Math.ceil(tickStep(count, Math.max(1, width / 60))));
+  return Array.from({ length: Math.ceil(count / every) }, (_, i) => i * every);
 }
 
 /** Pointer and keys choose one of `count` bars. */

@@ -19,7 +19,7 @@ from tests.support.machines.commands import RUN, call
 
 
 def test_help_teaches() -> None:
-    done = call(*RUN, "--help")
+    done = call(*RUN, "--help-all")
     assert (done.returncode, done.stderr) == (0, "")
     assert "commprof run --nproc 8" in done.stdout
     text = re.sub(r"\s+", " ", done.stdout)

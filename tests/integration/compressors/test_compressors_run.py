@@ -80,6 +80,6 @@ def test_an_unknown_compressor_is_refused_at_once(tmp_path: Path) -> None:
 
 
 def test_help_names_every_scheme() -> None:
-    ended = call(*RUN, "--help")
+    ended = call(*RUN, "--help-all")
     for line in ("  int8 ", "  topk:ratio=0.01 ", "  powersgd:rank=4 ", "--hook NAME"):
         assert line in ended.stdout

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from importlib.metadata import version
 from pathlib import Path
@@ -23,7 +24,10 @@ from tests.support.machines.commands import call
             "unrecognized arguments: --world-sise=3; did you mean --world-size? ",
         ),
         ("report --zzzz x", "commprof report: unrecognized arguments: --zzzz (see "),
-        ("raport RUN", "commprof: argument COMMAND: no 'raport' here (allowed: run, env, top, "),
+        (
+            "raport RUN",
+            "commprof: argument COMMAND: no 'raport' here (allowed: run, env, wrap, top, ",
+        ),
         ("raport RUN", "; did you mean 'report'? (see "),
         ("report RUN --format jsonn", "did you mean 'json'? (see "),
         ("check --nproc 2 extra", "commprof check: unrecognized arguments: extra (see "),
@@ -67,6 +71,8 @@ def test_what_does_not_exist_is_said_to_be_missing(
         ("commprof.wrap nosuch.py", "no script 'nosuch.py'; for a module, put -m before it"),
         ("commprof.wrap -m nosuch.train", "no module 'nosuch.train' is found from "),
         ("commprof.wrap -m .x", "no module '.x' is found from "),
+        ("commprof wrap nosuch.py", "no script 'nosuch.py'; for a module, put -m before it"),
+        ("commprof wrap", "name a script, or with -m a module"),
         ("commprof run -m nosuch.train --lr 1", "no module 'nosuch.train' is found from "),
     ],
 )
@@ -75,6 +81,35 @@ def test_a_script_that_is_not_there_is_refused_in_one_line(words: str, said: str
     assert done.returncode in (1, 2)
     assert said in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+def test_wrap_becomes_the_script(tmp_path: Path) -> None:
+    script = tmp_path / "said.py"
+    script.write_text("import sys; print(sys.argv[1:], __name__); sys.exit(7)")
+    done = call("-m", "commprof", "wrap", str(script), "-m", "--lr", "1")
+    assert (done.returncode, done.stdout) == (7, "['-m', '--lr', '1'] __main__\n")
+
+
+def test_the_help_of_run_is_short_and_says_where_the_rest_is(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    shown = {}
+    for option in ("--help", "--help-all"):
+        with pytest.raises(SystemExit) as ended:
+            main(["run", option])
+        assert ended.value.code == 0
+        shown[option] = capsys.readouterr().out
+    short, everything = shown["--help"], shown["--help-all"]
+    assert short.count("\n") < 80
+    options = {
+        text: set(re.findall(r"(?m)^  (?:-\w, )?(--[\w-]+)", text)) for text in (short, everything)
+    }
+    assert {"--nproc", "--trial", "--output"} <= options[short] < options[everything]
+    more = len(options[everything]) - len(options[short])
+    assert short.endswith(f"{more} more options: --help-all\n")
+    assert "more options" not in everything
+    for group in ("what runs:", "training:", "where it runs, and what is recorded:"):
+        assert f"\n{group}\n" in everything
 
 
 def test_wrap_has_a_help() -> None:
