@@ -6,7 +6,8 @@
 ``steps`` and ``sent`` are the algorithm's (``algorithms.py``), so one curve holds for all numbers
 of ranks. alpha is the latency of a step, beta seconds per byte of a step, sums included: of an
 operation that adds up, beta = wire + gamma * reduced / sent with gamma seconds per byte added
-(Hockney's model with Thakur's reduction term). Pieces begin where the protocol changes.
+(Hockney's model with Thakur's reduction term). Pieces begin where the protocol changes. A curve
+may have knots: between those, t(x) is what the two beside x say (``between_sizes.py``).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from commprof.predict.fit.between_sizes import Knot, between
 from commprof.predict.replay.algorithms import canonical, work
 
 #: Link classes.
@@ -43,6 +45,8 @@ class HeldOut:
     mean: float
     worst: float
     points: int
+    #: NaN in profiles of versions that did not have it.
+    median: float = math.nan
 
 
 @dataclass(frozen=True)
@@ -72,11 +76,13 @@ class CostCurve:
     replicates: tuple[tuple[tuple[float, float], ...], ...] = ()
     #: What the points were: measured alone ("microbench"), or inside training steps ("run").
     source: str = "microbench"
+    #: Bytes per step in ascending order, with the time there; empty where lines miss less.
+    knots: tuple[Knot, ...] = ()
 
     def step_s(self, step_bytes: float) -> float:
         """Time of one step."""
-        piece = self._piece(step_bytes)
-        return piece.alpha_s + piece.beta_s_per_byte * step_bytes
+        time_s = between(self.knots, step_bytes)
+        return self._line_s(step_bytes) if math.isnan(time_s) else time_s
 
     def time_s(self, size_bytes: float, ranks: int, op: str | None = None) -> float:
         """Time of a collective on an idle link; ``op`` another than the fitted one, on its link."""
@@ -130,14 +136,26 @@ class CostCurve:
             for piece in self.pieces
         )
         drawn = tuple(tuple(both(*values) for values in each) for each in self.replicates)
-        return dataclasses.replace(self, pieces=pieces, replicates=drawn)
+        return dataclasses.replace(self._on(pieces, scale), replicates=drawn)
 
     def _with(self, values: list[tuple[float, float]]) -> CostCurve:
         pieces = tuple(
             dataclasses.replace(piece, alpha_s=alpha, beta_s_per_byte=beta)
             for piece, (alpha, beta) in zip(self.pieces, values, strict=True)
         )
-        return dataclasses.replace(self, pieces=pieces)
+        return self._on(pieces)
+
+    def _on(self, pieces: tuple[Piece, ...], scale: float = 1.0) -> CostCurve:
+        """With other lines; knots stay as far from their lines, at so many times their sizes."""
+        lines = dataclasses.replace(self, pieces=pieces, knots=())
+        knots = tuple(
+            (x * scale, y * lines._line_s(x * scale) / self._line_s(x)) for x, y in self.knots
+        )
+        return dataclasses.replace(lines, knots=knots)
+
+    def _line_s(self, step_bytes: float) -> float:
+        piece = self._piece(step_bytes)
+        return piece.alpha_s + piece.beta_s_per_byte * step_bytes
 
     def _piece(self, step_bytes: float) -> Piece:
         found = self.pieces[0]

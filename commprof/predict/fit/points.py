@@ -17,9 +17,12 @@ from commprof.predict.fit.hook_costs import recording
 from commprof.predict.replay.algorithms import OPERATIONS, canonical
 from commprof.recordings.nccl_tests import is_nccl_tests
 from commprof.shapes import checked
+from commprof.stats.robust import robust_deviation
 from commprof.text import counted
 
 _US = 1e-6
+#: Standard error of a median over that of a mean, of normal values.
+_OF_A_MEDIAN = 1.2533
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,8 @@ class Point:
     samples_s: tuple[float, ...] = ()
     #: Ranks on one host over its usable cores; NaN where not known.
     ranks_per_core: float = math.nan
+    #: Relative standard error of the time, so far as the file tells.
+    error: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -108,7 +113,11 @@ def read_points(path: Path) -> Measurement:
             f"{invocation.quoted(path)} has no rows of a microbenchmark; write one with "
             + invocation.command("microbench", "OP", "--json", "FILE")
         )
-    points = [point for row in rows if (point := _point(row)) is not None]
+    points = [
+        dataclasses.replace(point, error=_error(point, None))
+        for row in rows
+        if (point := _point(row)) is not None
+    ]
     return Measurement(
         tuple(
             dataclasses.replace(point, ranks_per_core=spread.ranks_per_core(point.ranks))
@@ -127,9 +136,28 @@ def _of_nccl_tests(path: Path) -> Measurement:
         checked({**dataclasses.asdict(row), **dataclasses.asdict(row.key)}, _Row)
         for row in sweep.rows
     ]
-    points = tuple(point for row in rows if (point := _point(row)) is not None)
+    in_place_s = {
+        dataclasses.replace(row.key, placement="out_of_place"): row.time_us * _US
+        for row in sweep.rows
+        if row.key.placement == "in_place"
+    }
+    points = tuple(
+        dataclasses.replace(point, error=_error(point, in_place_s.get(row.key)))
+        for checked_row, row in zip(rows, sweep.rows, strict=True)
+        if (point := _point(checked_row)) is not None
+    )
     link = OTHER_HOST if sweep.context["hosts"] > 1 else SAME_HOST
     return Measurement(points, link, {}, tuple(_left_out(path, rows)))
+
+
+def _error(point: Point, in_place_s: float | None) -> float:
+    """Of single calls' median; else what out of place and in place differ by."""
+    if len(point.samples_s) > 1:
+        spread_s = robust_deviation(point.samples_s)
+        return _OF_A_MEDIAN * spread_s / math.sqrt(len(point.samples_s)) / point.time_s
+    if in_place_s is None:
+        return 0.0
+    return abs(math.log(in_place_s / point.time_s))
 
 
 def _spread(context: _Context, most_ranks: int) -> _Spread:

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from commprof.stats.robust import robust_deviation
 
 Floats = npt.NDArray[np.float64]
+Chosen = npt.NDArray[np.bool_]
 Line = tuple[float, float]
 
 _HUBER = 1.345
@@ -29,21 +30,48 @@ _FINEST = 1e-3
 
 def robust_line(x: Floats, y: Floats) -> Line:
     """The line ``a + b x`` through ``y > 0``, neither of them negative."""
-    weight = np.ones(len(x))
-    line = (0.0, 0.0)
+    a, b = robust_lines(x, y, np.ones((1, len(x)), dtype=bool))[0].tolist()
+    return a, b
+
+
+def robust_lines(x: Floats, y: Floats, chosen: Chosen) -> Floats:
+    """Lines ``a + b x`` through the points that each row of ``chosen`` has, all at once.
+
+    Returns:
+        a and b, [row, 2].
+    """
+    weight = chosen.astype(np.float64)
+    lines = np.zeros((len(chosen), 2))
+    moving = np.ones(len(chosen), dtype=bool)
     for _ in range(_ROUNDS):
-        before, line = line, _weighted_line(x, y, weight)
-        if np.allclose(before, line, rtol=1e-4, atol=0):
+        before = lines[moving]
+        after = lines[moving] = _weighted_lines(x, y, weight[moving])
+        moving[moving] = ~np.isclose(before, after, rtol=1e-4, atol=0).all(axis=1)
+        if not moving.any():
             break
-        residual = np.abs(relative_residuals(line, x, y))
-        scale = max(robust_deviation(residual, about=0.0), 1e-12)
-        weight = np.minimum(1.0, _HUBER * scale / np.maximum(residual, 1e-300))
-    return line
+        off = np.abs(_residuals(lines[moving], x, y))
+        scale = np.maximum(_deviations(off, chosen[moving]), 1e-12)[:, None]
+        weight[moving] = chosen[moving] * np.minimum(1.0, _HUBER * scale / np.maximum(off, 1e-300))
+    return lines
+
+
+def _deviations(off: Floats, chosen: Chosen) -> Floats:
+    """``robust_deviation`` about 0 of each row's chosen values, none of them negative."""
+    ordered = np.sort(np.where(chosen, off, np.inf), axis=1)
+    count, row = chosen.sum(axis=1), np.arange(len(chosen))
+    median = (ordered[row, (count - 1) // 2] + ordered[row, count // 2]) / 2
+    return robust_deviation([1.0], about=0.0) * median
 
 
 def relative_residuals(line: Line, x: Floats, y: Floats) -> Floats:
     """Fitted over measured, less 1."""
-    result: Floats = (line[0] + line[1] * x) / y - 1
+    result: Floats = _residuals(np.array([line]), x, y)[0]
+    return result
+
+
+def _residuals(lines: Floats, x: Floats, y: Floats) -> Floats:
+    """Relative residuals, [line, point]."""
+    result: Floats = (lines[:, :1] + lines[:, 1:] * x) / y - 1
     return result
 
 
@@ -57,7 +85,7 @@ def find_breaks(x: Floats, y: Floats) -> tuple[float, ...]:
     for pieces in range(1, most + 1):
         for cuts in itertools.combinations(range(1, len(values)), pieces - 1):
             bounds = (0, *cuts, len(values))
-            if min(np.diff(bounds)) < LEAST_PER_PIECE:
+            if min(j - i for i, j in itertools.pairwise(bounds)) < LEAST_PER_PIECE:
                 continue
             if pieces == 1:
                 error = float(np.abs(relative_residuals(robust_line(x, y), x, y)).sum())
@@ -83,29 +111,31 @@ def lines_on(breaks: Sequence[float], x: Floats, y: Floats) -> list[Line] | None
     return found
 
 
-def _weighted_line(x: Floats, y: Floats, weight: Floats) -> Line:
+def _weighted_lines(x: Floats, y: Floats, weight: Floats) -> Floats:
+    """Least squares of the relative residuals, with weights [row, point]."""
     p, q = 1 / y, x / y
-    pp, pq, qq = (float((weight * u * v).sum()) for u, v in ((p, p), (p, q), (q, q)))
-    sp, sq = float((weight * p).sum()), float((weight * q).sum())
+    pp, pq, qq, sp, sq = (weight @ each for each in (p * p, p * q, q * q, p, q))
     determinant = pp * qq - pq * pq
-    if determinant > 1e-12 * pp * qq:
-        a, b = (sp * qq - sq * pq) / determinant, (sq * pp - sp * pq) / determinant
-        if a >= 0 and b >= 0:
-            return a, b
+    ok = determinant > 1e-12 * pp * qq
+    by = np.where(ok, determinant, 1.0)
+    free = np.stack([(sp * qq - sq * pq) / by, (sq * pp - sp * pq) / by], axis=1)
     # On the edge: the better of the two lines with one parameter.
-    only_b, only_a = (0.0, sq / qq if qq > 0 else 0.0), (sp / pp, 0.0)
-    errors = [
-        float((weight * relative_residuals(line, x, y) ** 2).sum()) for line in (only_b, only_a)
-    ]
-    return only_b if errors[0] <= errors[1] else only_a
+    none = np.zeros(len(weight))
+    only_b = np.stack([none, np.divide(sq, qq, out=none.copy(), where=qq > 0)], axis=1)
+    only_a = np.stack([sp / pp, none], axis=1)
+    errors = [(weight * _residuals(line, x, y) ** 2).sum(axis=1) for line in (only_b, only_a)]
+    edge = np.where((errors[0] <= errors[1])[:, None], only_b, only_a)
+    inside = ok & (free >= 0).all(axis=1)
+    result: Floats = np.where(inside[:, None], free, edge)
+    return result
 
 
 def _segment_costs(x: Floats, y: Floats, values: Floats) -> dict[tuple[int, int], float]:
     """Sum of absolute relative residuals of a line on ``values[i:j]``, for all that may be."""
-    costs = {}
-    for i in range(len(values)):
-        for j in range(i + LEAST_PER_PIECE, len(values) + 1):
-            mine = (x >= values[i]) & (x <= values[j - 1])
-            line = robust_line(x[mine], y[mine])
-            costs[i, j] = float(np.abs(relative_residuals(line, x[mine], y[mine])).sum())
-    return costs
+    pairs = [
+        (i, j) for i in range(len(values)) for j in range(i + LEAST_PER_PIECE, len(values) + 1)
+    ]
+    first, behind = np.array(pairs).T
+    chosen = (x >= values[first][:, None]) & (x <= values[behind - 1][:, None])
+    off = np.abs(_residuals(robust_lines(x, y, chosen), x, y))
+    return dict(zip(pairs, (off * chosen).sum(axis=1).tolist(), strict=True))

@@ -11,12 +11,17 @@ from commprof.predict.fit.hook_costs import HookCost, HookFigures
 from commprof.predict.fit.machine_profile import LinkProfile, MachineProfile
 from commprof.report.plain_text import printable
 from commprof.report.tabulated import tabulated, three_digits
+from commprof.text import listed
 
 _LEGEND = """\
 A collective takes steps x (alpha + beta x bytes per step); steps and bytes follow from the ring or
 tree and the number of ranks, so one line holds for all world sizes. rate: 1 / beta. [ ]: 95 %
 bootstrap interval. residual: root mean square and worst, relative. held out: mean and worst
 relative error on sizes, and on world sizes, that were left out. gamma: time per byte added up."""
+
+_BETWEEN = """\
+{}: between the measured sizes times come from the two sizes beside each, which miss what was left
+out less than lines do. Residual and held out are of these times."""
 
 _NOT_KNOWN = (math.nan, math.nan)
 _UNKNOWN = HookFigures(_NOT_KNOWN, _NOT_KNOWN, _NOT_KNOWN, math.nan)
@@ -45,6 +50,14 @@ def render(profile: MachineProfile, width: int, tables: int | None = None) -> st
         rows = [row for curve in link.curves.values() for row in _rows(curve)]
         parts.append(f"{_link(name, link)}\n{tabulated(rows, _HEADERS, [0], tables)}")
     parts.append(textwrap.fill(_LEGEND, width))
+    between = [
+        _name(curve)
+        for link in profile.links.values()
+        for curve in link.curves.values()
+        if curve.knots
+    ]
+    if between:
+        parts.append(textwrap.fill(_BETWEEN.format(listed(sorted(set(between)))), width))
     if profile.hooks:
         rows = [_hook(hook) for hook in profile.hooks.values()]
         parts.append(tabulated(rows, _HOOK_HEADERS, [0], tables))

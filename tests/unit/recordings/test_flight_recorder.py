@@ -18,7 +18,9 @@ from commprof.recordings.flight_recorder_pickle import read_plain_pickle
 from tests.support.builders.flight_dumps import dump, entry, write_dumps
 
 ALL = {"0": [0, 1, 2]}
-DATA = Path(__file__).parents[4] / "shared/data/flight_recorder"
+_PLACES = [place / "shared/data/flight_recorder" for place in Path(__file__).parents[4:6]]
+#: Beside the repository, or beside the folder that holds its worktrees.
+DATA = next((place for place in _PLACES if place.exists()), _PLACES[0])
 
 
 def culprits(found: Diagnosis) -> tuple[str, list[int]]:

@@ -1,0 +1,111 @@
+"""Times between measured sizes: where they come from, and when a curve uses them."""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from commprof.predict.fit.between_sizes import between, knots_through
+from commprof.predict.fit.cost_model import CostCurve
+from commprof.predict.fit.fit import fit_curves
+from commprof.predict.fit.machine_profile import (
+    LinkProfile,
+    MachineProfile,
+    load_profile,
+    save_profile,
+)
+from commprof.predict.fit.points import Point
+
+SIZES = [float(1 << n) for n in range(10, 31)]
+
+
+def bent(size: float) -> float:
+    """Seconds of a library that changes its way little by little, as NCCL does."""
+    return 20e-6 + 1.5e-8 * size**0.75
+
+
+def points(ranks: tuple[int, ...] = (2,)) -> list[Point]:
+    return [Point("all_reduce", "nccl", n, size, bent(size)) for n in ranks for size in SIZES]
+
+
+@functools.cache
+def bent_curve() -> CostCurve:
+    return fitted(points())
+
+
+def fitted(made: list[Point]) -> CostCurve:
+    (curve,), _ = fit_curves(made)
+    return curve
+
+
+def test_the_two_sizes_beside_one_say_its_time() -> None:
+    knots = [(1.0, 2.0), (4.0, 8.0), (64.0, 16.0)]
+    # A straight line says 4; through the logarithms too.
+    assert between(knots, 2.0) == pytest.approx(4.0)
+    assert between(knots, 4.0) == 8.0
+    # Of 2 + 3 x the straight line says 8, the power law less.
+    straight, power = 8.0, 5 * (14 / 5) ** 0.5
+    assert between([(1.0, 5.0), (4.0, 14.0)], 2.0) == pytest.approx(math.sqrt(straight * power))
+    assert math.isnan(between(knots, 0.5))
+    assert math.isnan(between(knots, 65.0))
+    assert math.isnan(between(knots, 10.0))  # its neighbours are 16 times apart
+    assert math.isnan(between([], 1.0))
+
+
+def test_a_time_that_is_uncertain_is_drawn_to_its_neighbours() -> None:
+    x = np.array([2.0**n for n in range(9)])
+    y = 1 + x
+    y[4] *= 1.3
+    sure = dict(knots_through(x, y, np.zeros(9)))
+    assert list(sure.values()) == pytest.approx(y.tolist())
+    unsure = dict(knots_through(x, y, np.where(np.arange(9) == 4, 0.3, 0.0)))
+    assert unsure[16.0] == pytest.approx(17, rel=0.05)
+    assert unsure[32.0] == pytest.approx(33)
+
+
+def test_knots_are_taken_where_lines_miss_more() -> None:
+    curve = bent_curve()
+    assert len(curve.knots) == len(SIZES)
+    assert curve.held_out_size is not None
+    assert curve.held_out_size.median < 0.025
+    size = SIZES[7] * 1.4
+    assert curve.time_s(size, 2) == pytest.approx(bent(size), rel=0.03)
+    assert curve.outside([size], 2) == []
+
+
+def test_lines_stay_where_they_are_right_and_for_several_numbers_of_ranks() -> None:
+    straight = [Point("all_reduce", "gloo", 2, size, 20e-6 + 1e-9 * size) for size in SIZES]
+    assert fitted(straight).knots == ()
+    assert fitted(points(ranks=(2, 4))).knots == ()
+    assert fitted(points()[::2]).knots == ()  # sizes of a factor 4: nothing could be left out
+
+
+def test_another_link_moves_the_knots_with_their_lines() -> None:
+    curve = bent_curve()
+    twice = curve.changed(lambda alpha: 2 * alpha, lambda beta: 2 * beta)
+    for size in (3e3, 1e5, 3e7):
+        assert twice.time_s(size, 2) == pytest.approx(2 * curve.time_s(size, 2))
+    faster = curve.changed(lambda alpha: alpha, lambda beta: beta / 2)
+    assert 0.5 < faster.time_s(5e8, 2) / curve.time_s(5e8, 2) < 0.7
+    drawn = curve.replicate(3)
+    assert drawn.time_s(1e6, 2) == pytest.approx(curve.time_s(1e6, 2), rel=0.3)
+    assert len(drawn.knots) == len(curve.knots)
+
+
+def test_a_profile_keeps_its_knots(tmp_path: Path) -> None:
+    curve = bent_curve()
+    made = MachineProfile({"same_host": LinkProfile({"all_reduce": curve})})
+    save_profile(made, tmp_path / "profile.json")
+    again = load_profile(tmp_path / "profile.json").links["same_host"].curves["all_reduce"]
+    assert again.knots == curve.knots
+    # A profile of a version without knots is lines alone.
+    document = json.loads((tmp_path / "profile.json").read_text())
+    del document["links"]["same_host"]["curves"]["all_reduce"]["knots"]
+    (tmp_path / "older.json").write_text(json.dumps(document))
+    older = load_profile(tmp_path / "older.json").links["same_host"].curves["all_reduce"]
+    assert older.knots == ()
