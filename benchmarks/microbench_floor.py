@@ -30,7 +30,7 @@ from tabulate import tabulate
 
 from benchmarks.judging.demands import Demand, judged, of_all
 from benchmarks.judging.results_file import write_json
-from commprof.analysis.collectives.bandwidth import bus_factor
+from commprof.analysis.collectives.traffic import bus_factor
 from commprof.launch.elastic import launch_function, stop_fork_server
 
 HERE = Path(__file__).parent

@@ -18,9 +18,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from commprof.analysis.align import histogram
 from commprof.trace import schema
 from commprof.trace.reader import read_trace
+from commprof.trace.summary import histogram_of
 from tests.support.builders import trace_bytes as made
 
 ROOT = Path(__file__).parent.parent
@@ -130,7 +130,7 @@ def test_python_makes_the_same_histogram(built: Path, tmp_path: Path) -> None:
     path = tmp_path / "numbers"
     path.write_text("\n".join(map(str, numbers)))
     written = json.loads(run([str(built / "test_histogram"), str(path)]))
-    expected = histogram.of(numbers)
+    expected = histogram_of(numbers)
     assert (written["count"], written["sum"]) == (expected.count, expected.sum_ns)
     assert (written["min"], written["max"]) == (expected.min_ns, expected.max_ns)
     assert np.cumsum(written["buckets"][::2]).tolist() == expected.buckets.tolist()

@@ -25,7 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 import commprof
 from commprof import compressors
 from commprof.compressors import kernels
-from commprof.trace.compressions import compressions
+from commprof.trace.columns import compressions
 from commprof.trace.reader import read_trace
 from commprof.workloads.models.transformer import Transformer, TransformerOptions
 from commprof.workloads.options import TrainingOptions

@@ -13,13 +13,12 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from commprof.analysis.sweeps.sweep_samples import Times, durations_us
+from commprof.analysis.sweeps.sweep import Times, durations_us
 from commprof.launch.worker import guarded
 from commprof.microbench.calls import Side
 from commprof.microbench.operations import IN_PLACE, OPERATIONS
 from commprof.microbench.timing.buffers import Buffers, make_buffers
-from commprof.microbench.timing.measure import Subject, take_samples
-from commprof.microbench.timing.native_loop import make_sampled_call
+from commprof.microbench.timing.measure import Subject, make_sampled_call, take_samples
 
 Loop = Callable[[int], Times]
 

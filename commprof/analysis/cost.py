@@ -69,7 +69,7 @@ def cost(
     price: Price,
     epoch_samples: float = math.nan,
 ) -> Cost:
-    """Of each world size.
+    """Returns what training costs at each world size.
 
     Args:
         worlds: with figures.

@@ -12,8 +12,8 @@ from commprof.analysis.collectives.exchange import Exchange, way
 from commprof.analysis.late.stragglers import LateRank
 from commprof.analysis.run_command import taken_apart
 from commprof.analysis.step.cores import crowded, lacked_cores, no_core_share
+from commprof.analysis.step.exposure import HOST_PAUSE
 from commprof.analysis.step.mean_step import PARTS, WORTH_A_LOOK, MeanStep
-from commprof.analysis.step.pauses import HOST_PAUSE
 from commprof.analysis.world import WorldResult
 from commprof.text import listed
 from commprof.units import ns_to_ms
@@ -239,7 +239,7 @@ def _takes_a_trial(context: Mapping[str, Any]) -> bool:
 
 
 def _value(options: Sequence[str], name: str) -> str:
-    """Of an option, in whichever way it is written; empty where it is not there."""
+    """Value of an option, however it is written; empty where the option is not there."""
     for word, after in zip(options, [*options[1:], ""], strict=True):
         if word == name:
             return after

@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from commprof.analysis.align.samples import samples_read
+from commprof.analysis.align.measured import samples_read
 from commprof.analysis.step.breakdown import Breakdown, mean_of_known
-from commprof.analysis.step.device_telemetry import DeviceTelemetry, device_telemetry
-from commprof.analysis.step.kernel_times import KernelTimes
+from commprof.analysis.step.devices import DeviceTelemetry, KernelTimes, device_telemetry
 from commprof.trace.columns import Ints
 from commprof.trace.run.run_directory import WorldRun
 from commprof.units import ns_to_ms, ns_to_s

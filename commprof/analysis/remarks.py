@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from commprof.analysis.align.summaries import SummaryResult
-from commprof.analysis.checks.loss_remarks import loss_remarks
+from commprof.analysis.checks.losses import loss_remarks
+from commprof.analysis.collectives.calls import DEFAULT_GLOO_THREADS
 from commprof.analysis.collectives.compression import compression_remarks
-from commprof.analysis.collectives.queueing import DEFAULT_GLOO_THREADS
 from commprof.analysis.late.stragglers import LateRank, fell_behind
 from commprof.analysis.scaling import Scaling
 from commprof.analysis.step.cores import crowded, no_core_share, usable_cores

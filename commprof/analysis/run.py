@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from commprof.analysis.align.measured import MeasuredWorld, measured_world
+from commprof.analysis.align.measured import MeasuredWorld, in_turns, measured_world
 from commprof.analysis.align.summaries import analyse_summaries
-from commprof.analysis.align.turns import in_turns
 from commprof.analysis.checks.losses import loss_agreement
 from commprof.analysis.collectives.kinds import SteplessCollectives, stepless_collectives
 from commprof.analysis.late.attempts import Attempt, attempts_of, attempts_remarks

@@ -14,21 +14,20 @@ from commprof.analysis.align.device_timeline import (
     timed_collectives,
 )
 from commprof.analysis.align.measured import MeasuredWorld, slowest_ns
-from commprof.analysis.checks.cross_checks import Observed, cross_checks
+from commprof.analysis.checks.cross_checks import Observed, cross_checks, theory_checks
 from commprof.analysis.checks.figure_checks import CrossCheck
 from commprof.analysis.checks.losses import differing_weights, global_losses
-from commprof.analysis.checks.theory_checks import theory_checks
+from commprof.analysis.collectives.calls import assumes_threads
 from commprof.analysis.collectives.compression import CompressionRow, compression_rows
 from commprof.analysis.collectives.host_links import HostLinks, host_links
+from commprof.analysis.collectives.in_flight import TimeInFlight, times_in_flight
 from commprof.analysis.collectives.kinds import CollectiveRow, collective_rows
-from commprof.analysis.collectives.queueing import assumes_threads
-from commprof.analysis.collectives.time_in_flight import TimeInFlight, times_in_flight
 from commprof.analysis.late.lateness import views, with_phase
-from commprof.analysis.late.slowness import find_slow_rank
 from commprof.analysis.late.stragglers import (
     LateRank,
     few_steps,
     find_late_rank,
+    find_slow_rank,
     late_by_own_work,
     late_rank_of_few_steps,
 )
@@ -41,16 +40,73 @@ from commprof.analysis.rank_summary import (
 )
 from commprof.analysis.replay.gains import Gains, gains
 from commprof.analysis.step.breakdown import Breakdown
-from commprof.analysis.step.kernel_times import kernel_times
+from commprof.analysis.step.devices import kernel_times
 from commprof.analysis.step.mean_step import stalled
 from commprof.analysis.step.overhead import Overhead, overhead
-from commprof.analysis.step.repeats import Repeats, repeats
 from commprof.trace import columns, schema
-from commprof.trace.columns import Ints
+from commprof.trace.columns import Ints, Steps
 from commprof.trace.found_steps import DECLARED
 from commprof.trace.reader import Trace
 from commprof.trace.run.run_directory import WorldRun
+from commprof.trace.schema import Phase
 from commprof.units import ms_to_ns, ns_to_ms, ns_to_us, us_to_ns
+
+
+@dataclass(frozen=True)
+class Repeats:
+    """Counts within the median step of a rank; 0 where nothing of the kind was recorded."""
+
+    backward_passes: int = 0
+    updates: int = 0
+    #: Backward passes at whose end DDP waited for its buckets.
+    exchanges: int = 0
+
+    @property
+    def sentences(self) -> list[str]:
+        """What a reader must know of them; nothing of a step that does each once."""
+        found = []
+        if self.updates > 1:
+            found.append(
+                f"A step has {self.updates} optimizer updates, as with several optimizers; the "
+                "time of the optimizer is that of all of them."
+            )
+        if self.updates and self.backward_passes > self.updates:
+            text = (
+                f"A step has {self.backward_passes} backward passes before "
+                f"{'its update' if self.updates == 1 else f'{self.updates} updates'}: gradients "
+                "are accumulated."
+            )
+            if 0 < self.exchanges < self.backward_passes:
+                text += f" DDP exchanged them in {self.exchanges} of {self.backward_passes}."
+            found.append(text)
+        return found
+
+
+def repeats(trace: Trace, measured_steps: Ints) -> Repeats:
+    """Counts of the measured steps of one rank, by when each phase began."""
+    steps = columns.steps(trace)
+    phases, finalizations = columns.phases(trace), columns.finalizations(trace).span
+    return Repeats(
+        *(
+            _median(steps, measured_steps, begins)
+            for begins in (
+                phases.begin_ns[phases.key == Phase.BACKWARD],
+                phases.begin_ns[phases.key == Phase.OPTIMIZER],
+                finalizations.begin_ns,
+            )
+        )
+    )
+
+
+def _median(steps: Steps, measured: Ints, begin_ns: Ints) -> int:
+    chosen = np.isin(steps.index, measured)
+    if not chosen.any():
+        return 0
+    begins = np.sort(begin_ns)
+    counts = np.searchsorted(begins, steps.end_ns[chosen]) - np.searchsorted(
+        begins, steps.begin_ns[chosen]
+    )
+    return int(np.median(counts))
 
 
 @dataclass(frozen=True)

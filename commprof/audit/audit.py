@@ -5,13 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from commprof.audit import (
-    claim_rules,
-    cost_rules,
-    scaling_rules,
-    throughput_rules,
-    time_rules,
-)
+from commprof.audit import claim_rules, scaling_rules, throughput_rules
 from commprof.audit.checks import Audit, Check, Finding
 from commprof.audit.document import Document
 from commprof.audit.read import read_document
@@ -67,20 +61,26 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "warm-up",
         "the first epoch is warm-up and inside the total",
-        time_rules.warmup_inside,
+        throughput_rules.warmup_inside,
     ),
-    Rule("ranks-in-turn", "the ranks ran one after another", time_rules.ranks_in_turn),
-    Rule("slowest-rank", "one rank took longer than all", time_rules.slowest_rank),
-    Rule("epochs", "the total is not epochs times the time of one", time_rules.epochs_of_total),
+    Rule("ranks-in-turn", "the ranks ran one after another", throughput_rules.ranks_in_turn),
+    Rule("slowest-rank", "one rank took longer than all", throughput_rules.slowest_rank),
+    Rule(
+        "epochs", "the total is not epochs times the time of one", throughput_rules.epochs_of_total
+    ),
     Rule(
         "changing-work",
         "neither the batch per rank nor the global batch stays: the rows do different work",
-        time_rules.changing_work,
+        throughput_rules.changing_work,
     ),
-    Rule("parts", "the parts do not add up to the step", time_rules.parts_of_step),
-    Rule("cost", "cost is not ranks times hours times price", cost_rules.total),
-    Rule("cost-per-unit", "cost per unit is not cost over units", cost_rules.per_unit),
-    Rule("cost-efficiency", "cost efficiency is not the ratio of costs", cost_rules.efficiency),
+    Rule("parts", "the parts do not add up to the step", throughput_rules.parts_of_step),
+    Rule("cost", "cost is not ranks times hours times price", scaling_rules.cost_total),
+    Rule("cost-per-unit", "cost per unit is not cost over units", scaling_rules.cost_per_unit),
+    Rule(
+        "cost-efficiency",
+        "cost efficiency is not the ratio of costs",
+        scaling_rules.cost_efficiency,
+    ),
     Rule(
         "repeated-overhead",
         "the report gives two communication overheads",

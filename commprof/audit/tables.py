@@ -155,7 +155,7 @@ def _epochs(names: Sequence[str]) -> list[tuple[int, str]]:
 
 
 def _epoch_times(cells: Sequence[tuple[str, str, str]]) -> tuple[Figure, ...]:
-    """Of cells with their place and unit; empty unless each holds a figure."""
+    """Times of epochs in cells with their place and unit; empty unless each holds a figure."""
     found = [parse_figure(*cell) for cell in cells]
     known = tuple(figure for figure in found if figure is not None)
     return known if len(known) == len(found) else ()
@@ -181,7 +181,7 @@ def _figures(quantity: Quantity, cell: str, where: str) -> dict[str, Figure]:
 
 
 def _rows_of_columns(table: Table) -> list[Row]:
-    """Of a table with a world size over each column and a quantity before each row."""
+    """Rows of a table with a world size over each column and a quantity before each row."""
     named = [parse_ranks(header) for header in table.headers[1:]]
     if len(named) < 2 or not all(named) or all(header.isdigit() for header in table.headers[1:]):
         return []

@@ -11,33 +11,38 @@ from contextlib import suppress
 from multiprocessing.util import Finalize
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol
 
 from commprof import _native, invocation
 from commprof.capture.device_telemetry import DeviceTelemetry
 from commprof.capture.ending import error_line, unhandled
 from commprof.capture.gradient_norms import GradientNorms
-from commprof.capture.job.arrivals import ArrivalLink
-from commprof.capture.job.backends import gloo_threads
-from commprof.capture.job.clock import ClockLink
-from commprof.capture.job.job_directory import claim, trace_name
-from commprof.capture.job.metadata import rank_and_world_size, trace_metadata
+from commprof.capture.job.job_directory import claim, own_rings, ring_prefix, trace_name
+from commprof.capture.job.metadata import gloo_threads, rank_and_world_size, trace_metadata
 from commprof.capture.job.own_trace import OwnTrace
-from commprof.capture.job.ring_files import own_rings, ring_prefix
-from commprof.capture.listener import Listener
+from commprof.capture.job.store_links import ArrivalLink, ClockLink
 from commprof.capture.mode import control_path
 from commprof.capture.patches.coalescing import Coalescing
-from commprof.capture.patches.future_waits import FutureWaits
-from commprof.capture.patches.stream_waits import StreamWaits
-from commprof.capture.patches.work_attributes import show_inner_attributes
+from commprof.capture.patches.waits import FutureWaits, StreamWaits, show_inner_attributes
 from commprof.capture.phases.auto_phases import AutoPhases
 from commprof.capture.phases.step_finder import StepFinder
 from commprof.capture.recorder import Marker, recorder
 from commprof.capture.settings import RankSettings, check_kernels, mode_code
 from commprof.capture.witnesses import Witnesses
 from commprof.errors import CommprofError
-from commprof.trace.rings.ring import owner_path
+from commprof.trace.ring import owner_path
 from commprof.trace.schema import MODES, PHASES, STEP_DECLARED
+
+
+class Listener(Protocol):
+    """Told of a capture's steps, on the training thread."""
+
+    def step_ended(self, step: int) -> None:
+        """The step of this number is over, and the next one begins."""
+
+    def capture_ends(self) -> None:
+        """The capture is about to stop."""
+
 
 #: Completions that other threads still have to record when capture stops.
 _LATE_COMPLETIONS_S = 0.005

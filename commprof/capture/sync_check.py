@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from commprof.capture.job.store_link import default_store
+from commprof.capture.job.store_links import default_store
 from commprof.capture.profiler import Profiler
 from commprof.capture.recorder import recorder
 from commprof.text import named_ranks

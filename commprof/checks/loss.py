@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from commprof.analysis.checks.loss_trend import loss_trend
+from commprof.analysis.checks.losses import loss_trend
 from commprof.analysis.checks.outcome import FAIL, PASS, Outcome
 from commprof.checks.ranks import Ranks
 

@@ -21,7 +21,7 @@ _LITTLE, _TOO_LITTLE = 0.10, 0.02
 
 @dataclass(frozen=True)
 class Load:
-    """Of one host; None where its kernel does not tell."""
+    """CPU and memory pressure of one host; None where its kernel does not tell."""
 
     #: Percent of the last 10 s in which some task waited for a core (PSI's cpu some avg10).
     cpu_percent: float | None

@@ -25,5 +25,5 @@ class Ranks:
 
 
 def own_ranks() -> Ranks:
-    """Of the default process group."""
+    """Returns the ranks of the default process group."""
     return Ranks(dist.get_rank(), dist.get_world_size(), socket.gethostname())

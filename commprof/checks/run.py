@@ -88,7 +88,7 @@ def run_checks(checks: Sequence[Check] = CHECKS) -> tuple[Outcome, ...]:
 
 
 def run_rank(result_path: str) -> None:
-    """Of a job that ``commprof check`` launched: rank 0 leaves the outcomes as JSON."""
+    """Runs all checks in a rank that ``commprof check`` launched; rank 0 writes JSON."""
     outcomes = run_checks()
     if os.environ["RANK"] == "0":
         found = json.dumps([asdict(outcome) for outcome in outcomes])

@@ -13,7 +13,7 @@ from commprof.commands.running.run_checks import checked_subjects, world_sizes_o
 from commprof.commands.running.target import WorkloadSubject
 from commprof.errors import UsageError
 from commprof.launch.cluster_files import TARGETS, ClusterJob
-from commprof.launch.rank_placement import place_ranks
+from commprof.launch.pinning import place_ranks
 
 _DESCRIPTION = """\
 Writes the file that starts a script, or a built-in workload, under commprof on a cluster, to read,

@@ -20,9 +20,7 @@ from commprof.errors import CommprofError, UsageError
 from commprof.interrupts import ends_at_once
 from commprof.invocation import quoted
 from commprof.microbench.operations import HOOK_PREFIX, dtype_name
-from commprof.microbench.plan import Plan
-from commprof.microbench.sizes import ladder, parse_size
-from commprof.microbench.timing.memory import check_memory
+from commprof.microbench.plan import Plan, check_memory, ladder, parse_size
 from commprof.report.comparison import sweep_table
 from commprof.report.plain_text import printable
 

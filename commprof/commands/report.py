@@ -14,13 +14,13 @@ from commprof.commands.showing.shown import read_shown, with_tables
 from commprof.errors import UsageError
 from commprof.recordings.flight_recorder import is_flight_recorder
 from commprof.report.sections.reproduce import reproduce_line
-from commprof.trace.rings.salvage import salvage_dead
 from commprof.trace.run.run_directory import (
     CONFIG_FILE,
     other_jobs,
     read_context,
     strategy_directories,
 )
+from commprof.trace.salvage import salvage_dead
 
 FORMATS = ("table", "json", "markdown", "html", "csv", "parquet")
 #: Formats that go into a file, and the file's name in the run directory by default.

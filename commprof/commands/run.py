@@ -34,11 +34,11 @@ from commprof.commands.running.run_worlds import (
     run_world_sizes,
     save_context,
 )
-from commprof.launch.rank_placement import place_ranks
+from commprof.launch.pinning import place_ranks
 from commprof.launch.under_launcher import given_rank
 from commprof.monitor.settings import Settings, settings_of
 from commprof.monitor.start import check_settings, start_monitor
-from commprof.trace.rings.ring import remove_orphans
+from commprof.trace.ring import remove_orphans
 from commprof.trace.run.run_directory import STRATEGIES, world_directory
 
 

@@ -12,17 +12,23 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
-from commprof.analysis.timeline.merged import rank_index, sort_index, torch_events, with_all_of
 from commprof.analysis.timeline.overview import Overview, overview
 from commprof.analysis.timeline.rank import rank_timeline
+from commprof.analysis.timeline.torch_trace import (
+    TorchTrace,
+    rank_index,
+    read_torch_trace,
+    sort_index,
+    torch_events,
+    with_all_of,
+)
 from commprof.errors import CommprofError, UsageError
 from commprof.files import replacing
 from commprof.invocation import quoted
 from commprof.report.export import chrome_trace
 from commprof.text import printable
-from commprof.trace.rings.salvage import salvage_dead
 from commprof.trace.run.run_directory import read_context, strategy_directories, trace_paths
-from commprof.trace.torch_trace import TorchTrace, read_torch_trace
+from commprof.trace.salvage import salvage_dead
 
 
 class TraceCommand:

@@ -39,7 +39,7 @@ class ClusterJob:
     directory: str
     """Where the traces go; all nodes see it."""
     name: str = "commprof"
-    """Of the job."""
+    """Name of the job."""
     interface: str | None = None
     """Network interface that gloo binds to; None: as gloo finds it."""
     port: int = 29500
@@ -248,7 +248,7 @@ def _run(job: ClusterJob, node_rank: str, endpoint: str, directory: str) -> str:
 
 
 def _command(job: ClusterJob) -> list[str]:
-    """Of a container; the operators say in PET_* which node it is and where they meet."""
+    """Command of a container; the operators' PET_* variables hold its node and rendezvous."""
     if not job.is_workload:
         return ["torchrun", "-m", "commprof.wrap", *job.script]
     endpoint = '"$PET_MASTER_ADDR:$PET_MASTER_PORT"'

@@ -27,7 +27,7 @@ from commprof.launch.job import Job, Plan
 from commprof.launch.progress import ProgressLine
 from commprof.launch.rendezvous import ALONE, Meeting
 from commprof.launch.worker import run_rank
-from commprof.trace.run.attempts import stem_of
+from commprof.trace.run.endings import stem_of
 
 LAUNCHER_LOG = "launcher.log"
 """In the log directory: warnings of torch's launcher."""

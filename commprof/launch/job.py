@@ -13,12 +13,11 @@ from commprof.files import read_json, replace_file
 from commprof.shapes import checked
 from commprof.workloads.loop import planned_steps
 from commprof.workloads.options import TrainingOptions, check_supported
-from commprof.workloads.parsing import flag
-from commprof.workloads.spec import Workload, parse_spec
+from commprof.workloads.spec import Workload, flag, parse_spec
 from commprof.workloads.strategies import Strategy, parse_strategy
 
 SCHEMA_VERSION = 1
-"""Of the job file; a file of another version is refused."""
+"""Version of the job file; a file of another version is refused."""
 
 SCALINGS = ("weak", "strong")
 """weak: the batch of a rank is fixed. strong: the global batch is, split among the ranks."""

@@ -21,7 +21,7 @@ from commprof.workloads.strategies.theory import trained
 
 @dataclass(frozen=True)
 class ModelMemory:
-    """Of one rank, in bytes."""
+    """Memory of one rank's model, in bytes."""
 
     weights: int
     """Parameters and buffers; of sharded ones this rank's part and the largest block, gathered."""
@@ -70,7 +70,7 @@ class ModelMemory:
 
 
 def model_memory(job: Job, local_ranks: int | None = None) -> ModelMemory:
-    """Of each rank of a job; its model is made on torch's meta device, which takes no memory.
+    """Returns the memory of each rank of a job, whose model is made on torch's meta device.
 
     Args:
         job: of any world size.

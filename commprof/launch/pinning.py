@@ -1,4 +1,4 @@
-"""Which cores each rank of a host runs on: nothing but arithmetic on the host's topology.
+"""Which cores the ranks of a host run on, and with how many threads, at every world size of a run.
 
 Ranks of a host are neighbours in this order, and cores are ordered by NUMA node, so that ranks that
 exchange most with their neighbours in a ring share a node. Memory follows by itself: Linux takes a
@@ -10,9 +10,10 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from commprof.errors import UsageError
-from commprof.launch.topology import Core, Topology, format_cpu_list, parse_cpu_list
+from commprof.launch.topology import Core, Topology, format_cpu_list, parse_cpu_list, this_host
 from commprof.text import counted
 
 PIN_MODES = ("none", "cores", "numa", "auto")
@@ -25,7 +26,7 @@ _BETWEEN = "/"
 
 @dataclass(frozen=True)
 class Pinning:
-    """Of the ranks of one host."""
+    """Cores of the ranks of one host."""
 
     mode: str
     """What it came to: "none", "cores" or "numa"."""
@@ -149,3 +150,118 @@ def _equal(sets: Sequence[tuple[int, ...]]) -> tuple[tuple[int, ...], ...]:
     """Cut to the smallest."""
     size = min(map(len, sets))
     return tuple(cpus[:size] for cpus in sets)
+
+
+AUTO = "auto"
+"""An equal part of the host's cores for each rank of the largest world size."""
+
+_OPTION = "--threads-per-rank"
+
+
+@dataclass(frozen=True)
+class Threads:
+    """Intra-op threads per rank, the same at every world size, so that these can be compared."""
+
+    count: int
+    source: str
+    """"--threads-per-rank", "auto", "OMP_NUM_THREADS" or "default"."""
+
+
+def choose_threads(
+    asked: str | None, omp_num_threads: str | None, topology: Topology, largest: Pinning, ranks: int
+) -> Threads:
+    """What was asked for, else the user's own OMP_NUM_THREADS, else 1, as torchrun has it.
+
+    Args:
+        asked: a whole number, "auto", or None.
+        omp_num_threads: of the environment; OpenMP allows a list by nesting level, of which the
+            first counts.
+        topology: of this host.
+        largest: where the ranks of the largest world size run.
+        ranks: of the largest world size, on this host.
+
+    Raises:
+        UsageError: either is no whole number of 1 or more.
+    """
+    if asked is not None and asked != AUTO:
+        return Threads(_count(asked, f"{_OPTION} {asked}", f", or {AUTO}"), _OPTION)
+    if omp_num_threads:
+        first = omp_num_threads.split(",")[0].strip()
+        what = f"OMP_NUM_THREADS={omp_num_threads}"
+        return Threads(_count(first, what, f"; unset it, or give {_OPTION} N"), "OMP_NUM_THREADS")
+    if asked is None:
+        return Threads(1, "default")
+    share = topology.usable_cores // ranks
+    if largest.sets:
+        smallest = min(largest.sets, key=len)
+        share = min(share, sum(not set(core.cpus).isdisjoint(smallest) for core in topology.cores))
+    return Threads(max(1, share), AUTO)
+
+
+def _count(text: str, what: str, more: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise UsageError(f"{what} is out of range (allowed: a whole number, 1 or more{more})")
+    return int(text)
+
+
+@dataclass(frozen=True)
+class RankPlacement:
+    """Made by `place_ranks`."""
+
+    asked: str
+    """One of PIN_MODES."""
+    threads: Threads
+    """The same at every world size."""
+    topology: Topology
+    """Of this machine."""
+    nodes: int
+    """Machines, each with an equal part of the ranks."""
+
+    def pinning(self, world_size: int) -> Pinning:
+        """Returns the pinning of this machine's ranks at one world size."""
+        return plan_pinning(self.asked, self.topology, max(1, world_size // self.nodes))
+
+    def settings(self, world_sizes: Sequence[int]) -> dict[str, Any]:
+        """For ``run.json``; of this machine."""
+        return {
+            "threads_per_rank": self.threads.count,
+            "threads_source": self.threads.source,
+            "pinning": {
+                "asked": self.asked,
+                "cores": len(self.topology.cores),
+                "cpus": format_cpu_list(self.topology.cpus),
+                "numa_nodes": len(self.topology.nodes),
+                "cpu_quota": self.topology.quota_cpus,
+                "worlds": {str(size): _described(self.pinning(size)) for size in world_sizes},
+            },
+        }
+
+
+def place_ranks(
+    asked: str, threads: str | None, world_sizes: Sequence[int], nodes: int
+) -> RankPlacement:
+    """On the machine of the calling process.
+
+    Args:
+        asked: one of PIN_MODES.
+        threads: of each rank, a number, "auto" or None.
+        world_sizes: of the run.
+        nodes: machines.
+
+    Raises:
+        UsageError: either is out of range, or the environment's OMP_NUM_THREADS is.
+    """
+    topology = this_host()
+    ranks = max(1, max(world_sizes) // nodes)
+    largest = plan_pinning(asked, topology, ranks)
+    chosen = choose_threads(threads, os.environ.get("OMP_NUM_THREADS"), topology, largest, ranks)
+    return RankPlacement(asked, chosen, topology, nodes)
+
+
+def _described(pinning: Pinning) -> dict[str, Any]:
+    return {
+        "mode": pinning.mode,
+        "reason": pinning.reason,
+        "disjoint": pinning.disjoint,
+        "sets": [format_cpu_list(cpus) for cpus in pinning.sets],
+    }

@@ -77,7 +77,7 @@ def versions() -> dict[str, str]:
 
 
 def git_state(directory: Path) -> dict[str, Any]:
-    """Of the repository that holds a directory.
+    """Returns the state of the git repository that holds a directory.
 
     Returns:
         ``commit``, ``branch`` (empty when detached), ``changed_files`` (untracked ones too) and
@@ -165,7 +165,7 @@ def _reason(error: OSError | subprocess.CalledProcessError) -> str:
 
 
 def _lines(numstat: str) -> int:
-    """Of one file; binary ones have no lines."""
+    """Number of changed lines of one file; binary ones have none."""
     return sum(int(word) for word in numstat.split("\t")[:2] if word.isdecimal())
 
 

@@ -87,7 +87,7 @@ class Meeting:
 
 @dataclass(frozen=True)
 class MetAlready(Meeting):
-    """Of ranks that another launcher started: it has opened the endpoint, and dealt out ranks."""
+    """Rendezvous of ranks that another launcher started, which has dealt out the ranks."""
 
     def check(self, world_size: int) -> None:
         """Nothing is left to be refused."""

@@ -61,7 +61,7 @@ class Topology:
 
 
 def this_host() -> Topology:
-    """Of the calling process."""
+    """Returns the cores that the calling process may use."""
     return read_topology(os.sched_getaffinity(0))
 
 

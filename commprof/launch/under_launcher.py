@@ -45,7 +45,7 @@ class GivenRank:
     """On a host; at most, where hosts have different numbers of them."""
     hosts: int
     address: str
-    """Of rank 0's host."""
+    """Address of rank 0's host."""
     port: int
 
     @property
@@ -139,7 +139,7 @@ def _of_slurm(
 
 
 def _first_host(variables: Mapping[str, str], hosts: int) -> str:
-    """Of the step, as Slurm's own tool spells its list out."""
+    """Name of the first host of a Slurm step, whose list Slurm's own tool spells out."""
     if hosts == 1:
         return "localhost"
     names = variables.get("SLURM_STEP_NODELIST") or variables.get("SLURM_JOB_NODELIST", "")
@@ -212,6 +212,6 @@ def await_file(path: Path, given: GivenRank, patience_s: float = _SEEN_WITHIN_S)
 
 
 def _number(variables: Mapping[str, str], *names: str, default: int = 1) -> int:
-    """Of the first that is set; the default where it is none."""
+    """Value of the first variable that is set; the default where it is no number."""
     value = next((variables[name] for name in names if name in variables), "")
     return int(value) if value.isdecimal() else default

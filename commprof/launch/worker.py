@@ -39,7 +39,7 @@ from commprof.workloads.spec import Shard, Trainee
 from commprof.workloads.training import Training
 
 RESULT_SCHEMA_VERSION = 1
-"""Of `rank_R.json`."""
+"""Version of the layout of `rank_R.json`."""
 
 _INTERRUPTED_EXIT_CODE = 130  # what a shell gives for SIGINT
 _PEER_GRACE_S = 2.0  # many times the launcher's polling interval
@@ -284,7 +284,7 @@ _RESET_PEAK = "5"  # proc(5), /proc/pid/clear_refs: the peak becomes what is res
 
 @dataclass(frozen=True)
 class MemoryUse:
-    """Of one rank, in bytes."""
+    """Memory that one rank used, in bytes."""
 
     before_bytes: int
     """Resident before model and data were made: Python, torch, process group."""

@@ -1,8 +1,4 @@
-"""Each operation as a call without arguments, as close to the process group as Python comes.
-
-c10d reduces, broadcasts and all-reduces in place. Out of place these copy the input first, as
-torch's functional collectives do, and the copy is part of the time.
-"""
+"""Each operation as a call without arguments, as close to the process group as Python comes."""
 
 from __future__ import annotations
 
@@ -14,7 +10,8 @@ import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 
-from commprof.microbench.timing.buffers import Buffers
+from commprof.microbench.plan import Plan
+from commprof.microbench.timing.buffers import Buffers, Pattern
 
 Call = Callable[[], None]
 ROOT = 0
@@ -39,7 +36,7 @@ class Side:
     world_size: int
     """Its ranks."""
     device: str
-    """Of the tensors."""
+    """Device of the tensors."""
 
 
 def no_meeting() -> None:
@@ -166,3 +163,16 @@ _STARTS: dict[str, Callable[[Side, Buffers, Any, bool], Any]] = {
     "send_recv": _send_recv,
     "barrier": _barrier,
 }
+
+
+def count_wrong(plan: Plan, op: str, count: int, side: Side, buffers: Buffers, call: Call) -> int:
+    """Wrong elements at this rank in `plan.check` calls; afterwards the buffers hold zeros."""
+    pattern = Pattern(op, plan.redop, plan.dtype, side.world_size)
+    expected = pattern.expected(side.rank, count)
+    wrong = 0
+    for _ in range(plan.check):
+        buffers.fill(pattern, side.rank)
+        call()
+        wrong += pattern.wrong(buffers.target, expected)
+    buffers.clear()
+    return wrong

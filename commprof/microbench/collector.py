@@ -11,15 +11,17 @@ from typing import Any
 import numpy as np
 
 from commprof.analysis.sweeps.sweep import (
+    Floats,
     OverlapRow,
     RowKey,
     SweepResult,
     SweepRow,
+    durations_us,
     make_row,
     overlap_share,
+    skews_us,
 )
 from commprof.analysis.sweeps.sweep_file import write_sweep
-from commprof.analysis.sweeps.sweep_samples import Floats, durations_us, skews_us
 from commprof.microbench.calls import ROOT
 from commprof.microbench.operations import DTYPES, operation
 from commprof.microbench.plan import Plan, Sweep

@@ -1,9 +1,10 @@
-"""What a sweep is to measure, as a file that every rank reads."""
+"""What a sweep is to measure: a file that every rank reads, with its sizes and their memory."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,96 @@ from commprof.errors import UsageError
 from commprof.files import read_json, replace_file
 from commprof.microbench.operations import DTYPES, HOOK_PREFIX, REDOPS, operation, pattern_modulus
 from commprof.shapes import checked
+
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+_MOST_SIZES = 1000
+
+
+def parse_size(text: str, option: str) -> int:
+    """Bytes from ``8``, ``64K``, ``128M`` or ``1G``.
+
+    Raises UsageError for anything else, naming the option.
+    """
+    match = re.fullmatch(r"(\d+)([KMG]?)B?", text.strip().upper())
+    if match is None:
+        raise UsageError(
+            f"{option} {text!r} is not a size (allowed: a whole number of bytes, or one followed "
+            "by K, M or G, powers of 1024), e.g. 64K"
+        )
+    return int(match[1]) * _UNITS[match[2]]
+
+
+def ladder(
+    smallest_bytes: int, largest_bytes: int, factor: int | None, step_bytes: int | None
+) -> tuple[int, ...]:
+    """All sizes of a sweep, smallest first.
+
+    factor: each size is so many times the one before. step_bytes: so many bytes more instead.
+
+    Raises UsageError where they lead nowhere.
+    """
+    if smallest_bytes < 1 or largest_bytes < smallest_bytes:
+        raise UsageError(
+            f"sizes from -b {smallest_bytes} to -e {largest_bytes} bytes are out of order "
+            "(allowed: 1 or more, and -e not below -b); swap them?"
+        )
+    if factor is not None and step_bytes is not None:
+        raise UsageError(f"-f {factor} and -i {step_bytes} exclude each other; give one of them")
+    if factor is not None and factor < 2:
+        raise UsageError(f"-f {factor} is out of range (allowed: 2 or more)")
+    if step_bytes is not None and step_bytes < 1:
+        raise UsageError(f"-i {step_bytes} is out of range (allowed: 1 byte or more)")
+    sizes = [smallest_bytes]
+    while len(sizes) <= _MOST_SIZES:
+        size = sizes[-1] * (factor or 2) if step_bytes is None else sizes[-1] + step_bytes
+        if size > largest_bytes:
+            return tuple(sizes)
+        sizes.append(size)
+    raise UsageError(
+        f"-i {step_bytes} makes more than {_MOST_SIZES} sizes from {smallest_bytes} to "
+        f"{largest_bytes} bytes; take a larger -i, or -f"
+    )
+
+
+#: Per rank, in the place of one size: two buffers, what they must become, and how they differ.
+_BUFFERS = 5
+#: A model, its gradient, its bucket, three given gradients and the codec; for all sizes at once.
+_HOOK_BUFFERS = 16
+#: Of a rank itself: private memory of a process that imported torch and joined a gloo group, as
+#: /proc/self/smaps_rollup has it with torch 2.13 for CPUs (147 MB; with shared pages 225).
+_PROCESS_BYTES = 150_000_000
+
+
+def check_memory(
+    plan: Plan, meminfo: Path = Path("/proc/meminfo"), launched_here: int | None = None
+) -> None:
+    """Whether this host's ranks fit into its memory. Raises UsageError where they cannot.
+
+    launched_here: how many of them run on this host already; None: all are to be started here.
+    """
+    available = _available_bytes(meminfo)
+    if available is None or plan.backend == "nccl":
+        return
+    hooks = any(op.startswith(HOOK_PREFIX) for op in plan.ops)
+    ranks, size = max(plan.world_sizes), max(plan.sizes_bytes)
+    ranks = ranks if launched_here is None else min(ranks, launched_here)
+    needed = size * ranks * (_HOOK_BUFFERS if hooks else _BUFFERS)
+    needed += ranks * _PROCESS_BYTES if launched_here is None else 0
+    if needed > available:
+        raise UsageError(
+            f"{ranks} ranks with sizes up to {size} bytes need about {needed / 1e9:.1f} GB of "
+            f"memory and {available / 1e9:.1f} GB are free; lower -e or --nproc"
+        )
+
+
+def _available_bytes(meminfo: Path) -> int | None:
+    try:
+        lines = meminfo.read_text().splitlines()
+    except OSError:
+        return None
+    fields = (line.split() for line in lines)
+    return next((int(words[1]) * 1024 for words in fields if words[0] == "MemAvailable:"), None)
+
 
 SYNCS = ("barrier", "none")
 """What comes before each sample; see `Plan.sync`."""
@@ -38,7 +129,7 @@ class Plan:
     redop: str = "sum"
     """One of REDOPS."""
     iterations: int | None = None
-    """Samples per row; None: by time, see `schedule`."""
+    """Samples per row; None: by time, see `measure`."""
     warmup: int | None = None
     """Calls before the samples of each round; None: by time."""
     check: int = 1
@@ -96,7 +187,7 @@ class Plan:
         return min(self.iterations or MOST_ROUNDS, MOST_ROUNDS)
 
     def total_rounds(self) -> int:
-        """Of all sweeps."""
+        """Number of rounds of all sweeps."""
         return len(list(self.sweeps())) * (1 if self.overlap else self.rounds)
 
     def sweeps(self) -> Iterator[Sweep]:

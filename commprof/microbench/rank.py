@@ -22,7 +22,7 @@ from commprof.microbench.plan import Plan, Sweep
 from commprof.microbench.sweep_run import Cell, SweepRun
 from commprof.microbench.timing.buffers import Buffers
 from commprof.microbench.timing.context import context
-from commprof.microbench.timing.native_loop import make_sampled_call
+from commprof.microbench.timing.measure import make_sampled_call
 from commprof.microbench.timing.overlap import measure_overlap
 
 

@@ -9,16 +9,20 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from commprof.analysis.sweeps.sweep_samples import Times
-from commprof.microbench.calls import Call, Side
+from commprof.analysis.sweeps.sweep import Times
+from commprof.microbench.calls import Call, Side, count_wrong
 from commprof.microbench.operations import HOOK_PREFIX, operation
 from commprof.microbench.plan import Plan, Sweep
 from commprof.microbench.timing.buffers import make_buffers
-from commprof.microbench.timing.call_check import count_wrong
 from commprof.microbench.timing.hooks import HookBench, make_hook_bench
-from commprof.microbench.timing.measure import Subject, pilot_ns, take_samples
-from commprof.microbench.timing.native_loop import make_sampled_call
-from commprof.microbench.timing.schedule import samples_per_round, warmup_calls
+from commprof.microbench.timing.measure import (
+    Subject,
+    make_sampled_call,
+    pilot_ns,
+    samples_per_round,
+    take_samples,
+    warmup_calls,
+)
 
 
 @dataclass(frozen=True)
@@ -30,7 +34,7 @@ class Cell:
     placement: str
     """Out of place or in place."""
     times: Times
-    """Of its calls."""
+    """Times of its calls."""
     wrong: int | None
     """Wrong elements of the checked calls; None where this round checked nothing."""
 

@@ -24,7 +24,7 @@ from commprof.trace import schema
 from commprof.trace.blocks import Block
 from commprof.trace.documents import Group
 from commprof.trace.reader import TraceContent, take_block
-from commprof.trace.rings.ring import dropped_so_far
+from commprof.trace.ring import dropped_so_far
 from commprof.trace.schema import BlockType, Kind, Records
 from commprof.trace.summary import Summary
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from commprof.monitor.follow import TraceTail
-from commprof.trace.run.attempts import attempt_paths, rank_and_attempt
+from commprof.trace.run.endings import attempt_paths, rank_and_attempt
 from commprof.trace.schema import Records
 
 #: Where a run keeps traces, the run directory first.

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
-from commprof.analysis.step.pauses import HOST_PAUSE
+from commprof.analysis.step.exposure import HOST_PAUSE
 from commprof.monitor.state import JobState, RankState, StepTimes
 from commprof.report.plain_text import printable
 from commprof.text import counted

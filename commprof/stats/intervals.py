@@ -1,14 +1,37 @@
-"""Medians and ratios with the interval that says how sure they are."""
+"""Medians, ratios and spreads of measured values, with the interval that says how sure they are.
+
+Of few rounds, some of which the machine may have disturbed, typical values are taken.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from statistics import NormalDist
 
 import numpy as np
 import numpy.typing as npt
+
+#: Standard deviations of a normal distribution in one median absolute deviation (Iglewicz and
+#: Hoaglin, How to Detect and Handle Outliers, 1993).
+_DEVIATIONS_PER_MAD = 1.4826
+
+
+def robust_deviation(
+    values: Sequence[float] | npt.NDArray[np.float64], about: float | None = None
+) -> float:
+    """Returns the median absolute deviation, scaled to the standard deviation of normal values.
+
+    Args:
+        values: one or more.
+        about: deviations are from this; None takes the median.
+    """
+    found = np.asarray(values, np.float64)
+    center = float(np.median(found)) if about is None else about
+    return _DEVIATIONS_PER_MAD * float(np.median(np.abs(found - center)))
+
 
 Floats = npt.NDArray[np.float64]
 
@@ -234,3 +257,30 @@ def _student_t_cdf(t: float, degrees: int) -> float:
     step = angle[1] - angle[0]
     area = step / 3 * (values[0] + values[-1] + 4 * values[1::2].sum() + 2 * values[2:-1:2].sum())
     return 0.5 + math.exp(scale) * float(area)
+
+
+#: With fewer rounds nothing is concluded.
+MIN_ROUNDS = 3
+CONFIDENCE = 0.95
+
+
+def ratio_of_rounds(
+    above: Floats, below: Floats, confidence: float = CONFIDENCE
+) -> Interval | None:
+    """Typical ``above / below`` of a round, with its interval; None below MIN_ROUNDS.
+
+    See ``intervals.paired_ratio``.
+    """
+    return None if len(above) < MIN_ROUNDS else paired_ratio(above, below, confidence)
+
+
+def typical_of_rounds(values: Floats, confidence: float = CONFIDENCE) -> Interval | None:
+    """Typical value of a round, as ``ratio`` estimates it; in the unit of ``values``."""
+    return ratio_of_rounds(values, np.ones_like(values), confidence)
+
+
+def mean_of_rounds(values: Floats, confidence: float = CONFIDENCE) -> Interval | None:
+    """Mean with Student's interval; None with fewer than MIN_ROUNDS values or a NaN."""
+    if len(values) < MIN_ROUNDS or not np.isfinite(values).all():
+        return None
+    return student_interval(float(values.mean()), values, confidence)

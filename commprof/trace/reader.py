@@ -18,7 +18,7 @@ from commprof.files import open_regular, read_bytes
 from commprof.trace import documents, schema
 from commprof.trace.blocks import Block, read_blocks
 from commprof.trace.documents import Group
-from commprof.trace.rings.ring import read_rings
+from commprof.trace.ring import read_rings
 from commprof.trace.schema import BlockType, Kind, Records
 from commprof.trace.stretches import Stretches
 from commprof.trace.summary import Summary, read_summary
@@ -202,7 +202,7 @@ def _merge(batches: list[Records], deduplicate: bool) -> Records:
 
 
 def _without_twins(records: Records) -> Records:
-    """Of equal records the first; they are ordered by time, so only neighbours can be equal."""
+    """Returns the records without repeats; ordered by time, only neighbours can be equal."""
     same_time = records["timestamp_ns"][1:] == records["timestamp_ns"][:-1]
     suspects = np.flatnonzero(np.append(same_time, False) | np.append(False, same_time))
     raw = np.ascontiguousarray(records[suspects]).view(f"V{schema.RECORD_DTYPE.itemsize}")

@@ -111,7 +111,7 @@ PHASES: Final = tuple(phase.name.lower() for phase in Phase)
 
 
 def op_name(code: int) -> str:
-    """Of an operation; a newer recorder, or a damaged trace, may have codes that are not known."""
+    """Name of an operation; a newer recorder, or a damaged trace, may have unknown codes."""
     return codes.OPS[code] if code < len(codes.OPS) else f"operation {code}"
 
 

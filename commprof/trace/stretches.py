@@ -26,7 +26,7 @@ class Stretches:
 
     @property
     def length_ns(self) -> Ints:
-        """Of each."""
+        """Length of each stretch."""
         return self.end_ns - self.begin_ns
 
 

@@ -5,11 +5,19 @@ It is a JSON object, then spaces. Its keys are the fields of :class:`Summary`, b
 object of ``count``, ``sum``, ``min``, ``max`` and ``buckets``: for each that is not empty its
 distance from the one before, and its count. At most 256 operations are kept; the rarest others
 count in the one whose ``op`` and ``group`` are 0.
+
+Quantiles, means and sums of the histograms that always-on mode keeps.
+
+The buckets are those of ``csrc/always_on/summary/histogram.h`` (HdrHistogram's): 64 of equal width
+for each power of two. A quantile is the middle of its bucket, at most 1/128 away from the exact
+one.
 """
 
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,7 +37,7 @@ BUCKETS = PER_OCTAVE * OCTAVES
 
 @dataclass(frozen=True)
 class Histogram:
-    """Times of one thing. ``analysis/align/histogram.py`` reads and merges them."""
+    """Times of one thing. ``trace/summary.py`` reads and merges them."""
 
     count: int
     #: Exact, as are the two below: nanoseconds.
@@ -282,3 +290,67 @@ def _whole(value: object, name: str) -> int:
 
 def _is_whole(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
+
+
+_LARGEST_NS = 2**42 - 1
+
+
+def histogram_of(values_ns: Sequence[int]) -> Histogram:
+    """The histogram of whole numbers from 0 to 2**63 - 1, as ``csrc/core`` makes it."""
+    values = np.asarray(values_ns, dtype=np.int64)
+    buckets, counts = np.unique(_bucket_of(values), return_counts=True)
+    return Histogram(
+        count=len(values),
+        sum_ns=sum(map(int, values_ns)),
+        min_ns=int(values.min()) if len(values) else 0,
+        max_ns=int(values.max()) if len(values) else 0,
+        buckets=buckets.astype(np.int64),
+        counts=counts.astype(np.int64),
+    )
+
+
+def merged_histogram(histograms: Iterable[Histogram]) -> Histogram:
+    """All values of all; the order makes no difference."""
+    parts = [histogram for histogram in histograms if histogram.count > 0]
+    total = np.zeros(BUCKETS, dtype=np.int64)
+    for part in parts:
+        total[part.buckets] += part.counts
+    buckets = np.flatnonzero(total)
+    return Histogram(
+        count=sum(part.count for part in parts),
+        sum_ns=sum(part.sum_ns for part in parts),
+        min_ns=min((part.min_ns for part in parts), default=0),
+        max_ns=max((part.max_ns for part in parts), default=0),
+        buckets=buckets.astype(np.int64),
+        counts=total[buckets],
+    )
+
+
+def quantile_ns(histogram: Histogram, q: float) -> float:
+    """The value of rank ``ceil(q * count)`` in ns, q from 0 to 1; NaN without values."""
+    if histogram.count == 0:
+        return math.nan
+    rank = max(1, math.ceil(q * histogram.count))
+    row = int(np.searchsorted(np.cumsum(histogram.counts), rank))
+    middle = int(_value_of(histogram.buckets[row : row + 1])[0])
+    return float(min(max(middle, histogram.min_ns), histogram.max_ns))
+
+
+def mean_ns(histogram: Histogram) -> float:
+    """Exact, in ns; NaN without values."""
+    return histogram.sum_ns / histogram.count if histogram.count else math.nan
+
+
+def _bucket_of(values_ns: Ints) -> Ints:
+    values = np.minimum(values_ns, _LARGEST_NS)
+    # Exact: no value has more than 42 bits, a double has 53.
+    bits = np.frexp(values.astype(np.float64))[1].astype(np.int64)
+    shift = np.maximum(0, bits - 7)
+    return (shift * PER_OCTAVE + (values >> shift)).astype(np.int64)
+
+
+def _value_of(buckets: Ints) -> Ints:
+    shift = np.maximum(0, buckets // PER_OCTAVE - 1)
+    lowest = (PER_OCTAVE + buckets % PER_OCTAVE) << shift
+    middle = lowest + ((1 << shift) - 1) // 2
+    return np.where(buckets < PER_OCTAVE, buckets, middle).astype(np.int64)

@@ -7,10 +7,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from commprof.stats.intervals import interval_of, resamples
+from commprof.stats.intervals import CONFIDENCE, MIN_ROUNDS, interval_of, resamples
 from commprof.trials.candidates import ROLES, Candidate
 from commprof.trials.result import BreakEven, NoBreakEven
-from commprof.trials.statistics import CONFIDENCE, MIN_ROUNDS
 
 Floats = npt.NDArray[np.float64]
 

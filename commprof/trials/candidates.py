@@ -43,7 +43,7 @@ _HOOKS = (
     NamedHook(
         "no-overlap",
         "DDP's means, none begun before the last bucket is ready",
-        "commprof.trials.live.hooks:no_overlap",
+        "commprof.trials.live.switches:no_overlap",
         exact=True,
         rings=True,
     ),

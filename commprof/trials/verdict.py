@@ -13,11 +13,10 @@ import numpy.typing as npt
 from commprof import invocation, variables
 from commprof.analysis.run_command import taken_apart
 from commprof.analysis.step.mean_step import WORTH_A_LOOK
-from commprof.stats.intervals import Interval
+from commprof.stats.intervals import MIN_ROUNDS, Interval, ratio_of_rounds
 from commprof.text import named_ranks
 from commprof.trials.candidates import Candidate
 from commprof.trials.result import CandidateResult, StepShare, Verdict, less
-from commprof.trials.statistics import MIN_ROUNDS, ratio
 
 Floats = npt.NDArray[np.float64]
 
@@ -210,7 +209,7 @@ def _tied(
 ) -> bool:
     """Whether no difference of the two was measured."""
     places = [next(i for i, r in enumerate(results) if r is x) for x in (one, best)]
-    between = ratio(step_ns[places[0]], step_ns[places[1]])
+    between = ratio_of_rounds(step_ns[places[0]], step_ns[places[1]])
     return between is not None and between.contains(1.0)
 
 

@@ -19,11 +19,11 @@ class OptimizerPlan:
     """An optimizer that a strategy makes over the parameters that it holds."""
 
     kind: type[Optimizer]
-    """Of torch.optim."""
+    """Name of a class of torch.optim."""
     options: Mapping[str, Any]
     """Its keyword arguments; `lr` among them."""
     schedule: Schedule
-    """Of the learning rate."""
+    """Schedule of the learning rate."""
 
 
 def cosine(progress: float) -> float:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from commprof.errors import UsageError
-from commprof.workloads.parsing import allowed, flag
+from commprof.workloads.spec import allowed, flag
 
 if TYPE_CHECKING:
     from commprof.workloads.spec import Workload

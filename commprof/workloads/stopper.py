@@ -15,7 +15,7 @@ _END_S = 5.0
 
 
 class Stopper:
-    """Of the process that makes it; its child ends with that, however it ends."""
+    """Stops the process that makes it, through a child that ends with that process."""
 
     def __init__(self) -> None:
         """Raises CommprofError where a process cannot be stopped in this way."""

@@ -1,5 +1,5 @@
 // How this process's clock relates to rank 0's, for use while the job runs:
-// what commprof/analysis/align/clock_map.py finds afterwards from the same
+// what commprof/analysis/align/clocks.py finds afterwards from the same
 // comparisons.
 #pragma once
 
@@ -32,7 +32,7 @@ class ClockTrack {
   // Comparisons that the drift is taken from: 80 s of them in a long run.
   static constexpr size_t kKept = 8;
   // Bounds of drift where comparisons tell none, and of its change unseen, as
-  // in clock_map.py.
+  // in commprof/analysis/align/clocks.py.
   static constexpr double kMostDrift = 500e-6;
   static constexpr double kUnseenWander = 1e-6;
 

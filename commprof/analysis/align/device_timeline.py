@@ -186,7 +186,7 @@ def _finalizations(records: Records, stream: _Stream) -> Records:
 
 
 def copying_ns(window_ns: int, buckets: list[tuple[int, int]]) -> float:
-    """Of a finalisation, the time in which the stream copied buckets and did not wait.
+    """Time of a finalisation in which the stream copied buckets and did not wait.
 
     DDP's loop waits for a bucket, copies it, and goes on to the next. At c ns a byte it is over at
     the largest of ``end_i + c * (bytes of i and after it)``, or of ``c * (all bytes)``; c is such

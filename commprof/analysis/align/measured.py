@@ -1,29 +1,123 @@
 """The traces of one world size, brought together: common clock, steps of all ranks, warm-up.
 
-What :mod:`world` makes figures of, and :mod:`detail` pictures.
+Steps in which a trial switched settings are recognised here, and the samples of a step that a
+script's DataLoaders returned are counted here.
 """
 
 from __future__ import annotations
 
+import math
 import sys
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from commprof.analysis.align.clocks import clock_error_us, on_common_clock, rank_clocks
 from commprof.analysis.align.device_timeline import on_device_timeline
 from commprof.analysis.align.matching import Matching, match
-from commprof.analysis.align.warmup import count_warmup, step_signatures
 from commprof.analysis.late.arrivals import Arrivals, match_arrivals
 from commprof.analysis.late.origins import Origins, origins
 from commprof.analysis.step.breakdown import Breakdown, Floats, breakdown
-from commprof.trace import columns
+from commprof.stats.intervals import robust_deviation
+from commprof.trace import columns, schema
 from commprof.trace.columns import Collectives, Ints, Steps
 from commprof.trace.found_steps import UPDATE, communicating_backwards
 from commprof.trace.reader import Trace
 from commprof.trace.run.run_directory import WorldRun
 from commprof.trace.schema import Kind, Phase
+
+
+def samples_read(trace: Trace, step: Ints) -> float:
+    """Samples of the batches that the training thread read within these steps.
+
+    NaN where it read none, or one whose samples cannot be counted.
+    """
+    steps = columns.steps(trace)
+    chosen = np.isin(steps.index, step)
+    if not chosen.any():
+        return math.nan
+    begin, end = steps.begin_ns[chosen], steps.end_ns[chosen]
+    records = trace.records
+    reads = records[
+        (records["kind"] == Kind.PHASE)
+        & (records["thread"] == steps.thread[0])
+        & (records["seq"] > 0)
+    ]
+    at = reads["timestamp_ns"].astype(np.int64)
+    row = np.searchsorted(begin, at, side="right") - 1
+    inside = (row >= 0) & (at < end[np.maximum(row, 0)])
+    samples = reads["seq"][inside].astype(np.int64)
+    if len(samples) == 0 or (samples == schema.SAMPLES_UNKNOWN).any():
+        return math.nan
+    return float(samples.sum())
+
+
+#: Robust standard deviations above the later steps' median that make a step warm-up ...
+_DEVIATIONS = 5.0
+#: ... if it is also this much longer than that median.
+_LONGER = 1.1
+
+
+def count_warmup(wall_ns: npt.NDArray[np.float64], signatures: npt.NDArray[np.uint64]) -> int:
+    """Number of leading steps to leave out: at least one, at most half of them.
+
+    The first step always counts: it allocates, and DDP regroups its buckets after it. Later
+    ones count while their collectives differ from all that the second half of the run
+    issued, or while they are far longer than the second half's steps.
+
+    Args:
+        wall_ns: length of each step on its slowest rank.
+        signatures: of each step's collectives, see :func:`step_signatures`.
+    """
+    count = len(wall_ns)
+    if count < 2:
+        return 0
+    later = wall_ns[count // 2 :]
+    median = float(np.median(later))
+    deviation = robust_deviation(later)
+    limit = max(median + _DEVIATIONS * deviation, median * _LONGER)
+    usual = np.unique(signatures[count // 2 :])
+    warmup = 1
+    while warmup < count // 2 and (wall_ns[warmup] > limit or signatures[warmup] not in usual):
+        warmup += 1
+    return warmup
+
+
+def step_signatures(steps: Steps, table: Collectives) -> npt.NDArray[np.uint64]:
+    """One number per step, equal for steps that issued the same operations and sizes."""
+    first = np.searchsorted(table.issue_ns, steps.begin_ns)
+    last = np.searchsorted(table.issue_ns, steps.end_ns)
+    content = np.stack([table.op, table.bytes_in], axis=1)
+    return np.array(
+        [
+            hash(content[i:j].tobytes()) & 0xFFFFFFFFFFFFFFFF
+            for i, j in zip(first, last, strict=True)
+        ],
+        dtype=np.uint64,
+    )
+
+
+def in_turns(run: WorldRun) -> bool:
+    """Whether a trial began in some rank's trace."""
+    return any(trial_of(trace) is not None for trace in run.traces.values())
+
+
+def trial_of(trace: Trace) -> dict[str, Any] | None:
+    """The trial that began in this trace; None where there was none.
+
+    Metadata go on into later traces of the same process: such a trial began in no step of them.
+    """
+    trial: dict[str, Any] | None = trace.metadata.get("trial")
+    if trial is None:
+        return None
+    steps = columns.steps(trace)
+    at = np.flatnonzero(steps.index == trial["first_step"])
+    began = int(trial["begin_monotonic_ns"])
+    inside = (steps.begin_ns[at] <= began) & (began < steps.end_ns[at])
+    return trial if inside.any() else None
 
 
 @dataclass(frozen=True)
@@ -60,7 +154,7 @@ class MeasuredWorld:
 
     @cached_property
     def steps(self) -> Steps:
-        """Of the first rank; what ends them is the same on all."""
+        """Steps of the first rank; what ends them is the same on all."""
         return columns.steps(self.traces[0])
 
 

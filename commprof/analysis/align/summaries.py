@@ -1,4 +1,7 @@
-"""One world size from the summaries of always-on mode: no records are needed."""
+"""One world size from the summaries of always-on mode: no records are needed.
+
+Who came last, and whom the others wait for, from the summaries of always-on mode alone.
+"""
 
 from __future__ import annotations
 
@@ -6,18 +9,153 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from commprof.analysis.align import histogram
+import numpy as np
+
+from commprof.analysis.checks.cross_checks import summary_checks
 from commprof.analysis.checks.figure_checks import CrossCheck
-from commprof.analysis.checks.summary_checks import summary_checks
-from commprof.analysis.collectives.bandwidth import bus_factor
-from commprof.analysis.late.summary_ranks import LastRow, SummaryLateRank, last_rows, late_rank
+from commprof.analysis.collectives.traffic import bus_factor
+from commprof.analysis.late.arrivals import clocks_are_shared
+from commprof.analysis.late.stragglers import find_late_rank
+from commprof.analysis.step.exposure import ORIGINS
 from commprof.trace import schema
 from commprof.trace.found_steps import SOURCES
 from commprof.trace.reader import Trace
 from commprof.trace.run.run_directory import WorldRun
 from commprof.trace.schema import Phase
-from commprof.trace.summary import Histogram, OperationSummary, Summary
+from commprof.trace.summary import (
+    Histogram,
+    OperationSummary,
+    Summary,
+    mean_ns,
+    merged_histogram,
+    quantile_ns,
+)
 from commprof.units import ns_to_ms, ns_to_s, ns_to_us
+
+#: The late rank is named if one origin explains this part of what its own work takes longer.
+_MOST = 0.5
+
+
+@dataclass(frozen=True)
+class LastRow:
+    """How often one rank was the last to issue a collective, and what that cost the others."""
+
+    rank: int
+    #: Of the collectives, each counted once per rank that took part and told of it.
+    share: float
+    #: Sum over the other ranks of the time from their issue to this one's, or to their own
+    #: completion if that came first. Collectives overlap, so it can exceed the time that passed.
+    cost_s: float
+
+
+@dataclass(frozen=True)
+class SummaryLateRank:
+    """The rank that the others wait for."""
+
+    rank: int
+    #: Mean waiting per step and waiting rank that it caused.
+    wait_ms: float
+    #: Of all waiting for late ranks.
+    share: float
+    #: As ``stragglers.LateRank.p_value``, over blocks of time in the place of steps.
+    p_value: float
+    #: Waiting that it caused, summed over the ranks that waited.
+    cost_s: float
+    #: Where its own work takes longer than the others': of ``pauses.ORIGINS``.
+    phase: str
+    #: Part of it that lies there.
+    phase_share: float
+
+
+def last_rows(summaries: Sequence[Summary]) -> tuple[LastRow, ...]:
+    """One row per rank that was ever the last, the most costly first."""
+    count: dict[int, int] = {}
+    wait_ns: dict[int, int] = {}
+    for summary in summaries:
+        for last in summary.last:
+            count[last.rank] = count.get(last.rank, 0) + last.count
+            wait_ns[last.rank] = wait_ns.get(last.rank, 0) + last.wait_ns
+    total = sum(count.values())
+    rows = [LastRow(rank, count[rank] / total, ns_to_s(wait_ns[rank])) for rank in count]
+    return tuple(sorted(rows, key=lambda row: (-row.cost_s, row.rank)))
+
+
+def late_rank(traces: Sequence[Trace], summaries: Sequence[Summary]) -> SummaryLateRank | None:
+    """The rank that the others wait for, by the rule of :func:`stragglers.find_late_rank`.
+
+    Where neither a phase nor pauses explain most of what its own work takes longer, nobody is
+    named; nor where a rank left no summary, or times of several hosts cannot be compared.
+    """
+    ranks = [trace.rank for trace in traces]
+    steps = min(summary.steps.count for summary in summaries)
+    if ranks != list(range(traces[0].world_size)) or steps == 0:
+        return None
+    if not _times_compare(traces, summaries):
+        return None
+    waited_for = _waited_for(summaries)
+    rows = len(waited_for)
+    step_ns = quantile_ns(merged_histogram(s.steps for s in summaries), 0.5)
+    error = merged_histogram(s.arrival_clock_error for s in summaries)
+    error_ns = quantile_ns(error, 0.95) if error.count else 0.0  # one clock for all
+    # Its figures are per row, which holds this many steps.
+    per_row = steps / max(1, rows)
+    found = find_late_rank(waited_for, step_ns * per_row, error_ns * per_row)
+    if found is None:
+        return None
+    phase, share = _slow_phase(found.rank, summaries)
+    if share < _MOST:
+        return None
+    return SummaryLateRank(
+        rank=found.rank,
+        wait_ms=ns_to_ms(found.wait_ns * rows / steps),
+        share=found.share,
+        p_value=found.p_value,
+        cost_s=found.cost_s,
+        phase=phase,
+        phase_share=share,
+    )
+
+
+def _times_compare(traces: Sequence[Trace], summaries: Sequence[Summary]) -> bool:
+    """Whether the blocks are by one clock: where hosts have heard of each other, rank 0's."""
+    return clocks_are_shared(traces) or all(s.hosts.clock and s.hosts.heard for s in summaries)
+
+
+def _waited_for(summaries: Sequence[Summary]) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
+    """``[block, rank]``, summed over the ranks that waited, in the coarsest blocks of any."""
+    block_ns = max(summary.waited_for.block_ns for summary in summaries)
+    blocks, culprits, waited = [], [], []
+    for summary in summaries:
+        cells = summary.waited_for.cells
+        blocks.append(cells[:, 0] * summary.waited_for.block_ns // block_ns)
+        culprits.append(cells[:, 1])
+        waited.append(cells[:, 2])
+    known, row = np.unique(np.concatenate(blocks), return_inverse=True)
+    culprit = np.concatenate(culprits)
+    total = np.zeros((len(known), len(summaries)))
+    inside = culprit < len(summaries)
+    np.add.at(total, (row[inside], culprit[inside]), np.concatenate(waited)[inside])
+    return total
+
+
+def _slow_phase(rank: int, summaries: Sequence[Summary]) -> tuple[str, float]:
+    """The origin whose mean exceeds the other ranks' median most; its part of all such excess.
+
+    The part is 0 where none exceeds it.
+    """
+    means = np.array([_mean_by_origin(summary) for summary in summaries])
+    excess = np.maximum(0, means[rank] - np.median(np.delete(means, rank, axis=0), axis=0))
+    best = int(np.argmax(excess))
+    total = float(excess.sum())
+    return ORIGINS[best], float(excess[best]) / total if total > 0 else 0.0
+
+
+def _mean_by_origin(summary: Summary) -> list[float]:
+    """Mean time per step in the order of ``ORIGINS``; the summary has steps."""
+    paused = [total / summary.steps.count for total in summary.paused_ns]
+    work = [mean_ns(phase) for phase in summary.phases]
+    return [*(a - b for a, b in zip(work, paused, strict=True)), sum(paused)]
+
 
 #: The row of operations that found no place of their own: of several kinds.
 _OTHERS = "other"
@@ -25,7 +163,7 @@ _OTHERS = "other"
 
 @dataclass(frozen=True)
 class Quantiles:
-    """Of one histogram, in milliseconds; each within 1 %. NaN without values."""
+    """Quantiles of one histogram in milliseconds, each within 1 %; NaN without values."""
 
     #: Values behind it.
     count: int
@@ -138,9 +276,9 @@ def analyse_summaries(run: WorldRun) -> SummaryResult | None:
     if not found:
         return None
     summaries = [summary for _, summary in found.values()]
-    steps = histogram.merge(summary.steps for summary in summaries)
-    exposed = histogram.merge(summary.exposed for summary in summaries)
-    clock_error = histogram.merge(summary.arrival_clock_error for summary in summaries)
+    steps = merged_histogram(summary.steps for summary in summaries)
+    exposed = merged_histogram(summary.exposed for summary in summaries)
+    clock_error = merged_histogram(summary.arrival_clock_error for summary in summaries)
     # What is known of a host is the same on all of its ranks, but for the moment.
     unsent: dict[tuple[str, ...], int] = {}
     for trace, summary in found.values():
@@ -152,16 +290,16 @@ def analyse_summaries(run: WorldRun) -> SummaryResult | None:
         covered_s=max(ns_to_s(summary.end_ns - summary.begin_ns) for summary in summaries),
         steps=min(summary.steps.count for summary in summaries),
         steps_end=max((summary.steps_end for summary in summaries), key=SOURCES.index),
-        step_median_ms=ns_to_ms(histogram.quantile(steps, 0.5)),
-        step_p95_ms=ns_to_ms(histogram.quantile(steps, 0.95)),
+        step_median_ms=ns_to_ms(quantile_ns(steps, 0.5)),
+        step_p95_ms=ns_to_ms(quantile_ns(steps, 0.95)),
         data_ms=means[Phase.DATA],
         forward_ms=means[Phase.FORWARD],
         backward_ms=means[Phase.BACKWARD],
-        exposed_ms=ns_to_ms(histogram.mean(exposed)),
+        exposed_ms=ns_to_ms(mean_ns(exposed)),
         optimizer_ms=means[Phase.OPTIMIZER],
         other_ms=means[Phase.OTHER],
-        step_ms=ns_to_ms(histogram.mean(steps)),
-        exposed_p95_ms=ns_to_ms(histogram.quantile(exposed, 0.95)),
+        step_ms=ns_to_ms(mean_ns(steps)),
+        exposed_p95_ms=ns_to_ms(quantile_ns(exposed, 0.95)),
         exposed_wait_ms=_mean_ms([s.exposed_wait for s in summaries]),
         exposed_wire_ms=_mean_ms([s.exposed_wire for s in summaries]),
         unsplit_steps=sum(summary.unsplit_steps for summary in summaries),
@@ -172,7 +310,7 @@ def analyse_summaries(run: WorldRun) -> SummaryResult | None:
         clocks_compared=all(summary.hosts.clock for summary in summaries),
         hosts_heard=min(summary.hosts.heard for summary in summaries),
         unsent_datagrams=sum(unsent.values()),
-        arrival_clock_error_p95_us=ns_to_us(histogram.quantile(clock_error, 0.95)),
+        arrival_clock_error_p95_us=ns_to_us(quantile_ns(clock_error, 0.95)),
         arrival_clock_error_us=ns_to_us(clock_error.max_ns) if clock_error.count else math.nan,
         last=last_rows(summaries),
         late_rank=late_rank([trace for trace, _ in found.values()], summaries),
@@ -191,7 +329,7 @@ def _host(trace: Trace) -> tuple[str, ...]:
 
 
 def _mean_ms(histograms: Sequence[Histogram]) -> float:
-    return ns_to_ms(histogram.mean(histogram.merge(histograms)))
+    return ns_to_ms(mean_ns(merged_histogram(histograms)))
 
 
 def _operations(found: Sequence[tuple[Trace, Summary]]) -> tuple[OperationRow, ...]:
@@ -246,11 +384,11 @@ def _algbw_gb_per_s(op: str, parts: Sequence[OperationSummary]) -> float:
 
 
 def _quantiles(parts: Sequence[Histogram]) -> Quantiles:
-    merged = histogram.merge(parts)
+    merged = merged_histogram(parts)
     return Quantiles(
         count=merged.count,
-        p50_ms=ns_to_ms(histogram.quantile(merged, 0.5)),
-        p95_ms=ns_to_ms(histogram.quantile(merged, 0.95)),
-        p99_ms=ns_to_ms(histogram.quantile(merged, 0.99)),
+        p50_ms=ns_to_ms(quantile_ns(merged, 0.5)),
+        p95_ms=ns_to_ms(quantile_ns(merged, 0.95)),
+        p99_ms=ns_to_ms(quantile_ns(merged, 0.99)),
         total_ms=ns_to_ms(merged.sum_ns) if merged.count else math.nan,
     )

@@ -1,32 +1,35 @@
-"""commprof's figures against what others measured of the same run."""
+"""commprof's figures, of records and of summaries, against what others measured of the same run."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from commprof.analysis.checks.ddp_log import OfRank, ddp_checks
 from commprof.analysis.checks.figure_checks import (
     SAME_BYTES,
     SAME_TIME,
     CrossCheck,
+    OfRank,
     compared,
+    ddp_checks,
     missing,
+    network_check,
 )
-from commprof.analysis.checks.network_check import network_check
-from commprof.analysis.collectives.wire_bytes import all_sent_bytes
+from commprof.analysis.collectives.traffic import all_sent_bytes, sizes_bytes
 from commprof.analysis.late.arrivals import backward_of
 from commprof.analysis.step.breakdown import Breakdown
 from commprof.trace import columns
 from commprof.trace.columns import Buckets, Collectives
+from commprof.trace.found_steps import BACKWARD
 from commprof.trace.reader import Trace
 from commprof.trace.run.run_directory import WorldRun
-from commprof.trace.schema import OPS
+from commprof.trace.schema import OPS, Phase, op_name
+from commprof.trace.summary import Summary, mean_ns
 from commprof.units import ns_to_ms, ns_to_s
 
 #: What DDP exchanges its buckets by.
@@ -48,7 +51,7 @@ def cross_checks(run: WorldRun, ranks: Sequence[Observed]) -> tuple[CrossCheck, 
     return (
         _phases(ranks),
         _loop_clock(run, ranks),
-        *ddp_checks(traces, lambda i, group: _of_rank(ranks[i], group)),
+        *ddp_checks(traces, lambda i, group: _figures_of_records(ranks[i], group)),
         _network(run, ranks),
     )
 
@@ -87,7 +90,7 @@ def _loop_clock(run: WorldRun, ranks: Sequence[Observed]) -> CrossCheck:
     )
 
 
-def _of_rank(rank: Observed, group: str | None) -> OfRank:
+def _figures_of_records(rank: Observed, group: str | None) -> OfRank:
     buckets = columns.buckets(rank.trace)
     return OfRank(
         gradient_bytes=_gradient_bytes(rank, buckets, group),
@@ -137,3 +140,125 @@ def _network(run: WorldRun, ranks: Sequence[Observed]) -> CrossCheck:
         for number, rank in zip(sorted(run.traces), ranks, strict=True)
     ]
     return network_check(run.world_size, traces, payload)
+
+
+#: A clipping norm's few bytes are beside the theory.
+_SAME = 0.001
+
+
+def theory_checks(run: WorldRun, ranks: Sequence[Observed]) -> list[CrossCheck]:
+    """One check per operation that the built-in loop's strategy must issue; of the worst rank.
+
+    None of a user's script, nor where a compressor sends something else.
+    """
+    found = [(rank, run.results.get(rank.trace.rank, {}).get("expected")) for rank in ranks]
+    known = [(rank, expected) for rank, expected in found if expected]
+    operations = {row["op"] for _, expected in known for row in expected}
+    return [_check(op, known) for op in sorted(operations)]
+
+
+def _check(op: str, ranks: Sequence[tuple[Observed, Sequence[Mapping[str, Any]]]]) -> CrossCheck:
+    name, what, unit = f"theory_{op}", f"{op} per step by theory", "MB"
+    if any(rank.trace.metadata["capture"] == "python" for rank, _ in ranks):
+        reason = "Python capture sees nothing but DDP's buckets"
+        return CrossCheck(name, what, unit, math.nan, math.nan, None, reason)
+    compared = []
+    for rank, expected in ranks:
+        for row in (row for row in expected if row["op"] == op):
+            ours, other = _bytes_per_step(rank, op), float(row["size_bytes"])
+            compared.append((abs(other - ours), ours, other, row["formula"]))
+    _, ours, other, formula = max(compared)
+    agrees = None if math.isnan(ours) else abs(other - ours) <= _SAME * other
+    return CrossCheck(name, what, unit, ours / 1e6, other / 1e6, agrees, str(formula))
+
+
+def _bytes_per_step(rank: Observed, op: str) -> float:
+    """Median over the measured steps; sizes as in the table of collectives."""
+    steps, table = columns.steps(rank.trace), rank.table
+    if len(rank.measured.step) == 0:
+        return math.nan
+    size = sizes_bytes(table.op, table.bytes_in, table.bytes_out, np.ones(len(table), np.int64))
+    row = np.searchsorted(steps.begin_ns, table.issue_ns, side="right") - 1
+    inside = (row >= 0) & (table.op == OPS.index(op))
+    inside[inside] = table.issue_ns[inside] < steps.end_ns[row[inside]]
+    total = np.bincount(row[inside], weights=size[inside], minlength=len(steps))
+    return float(np.median(total[np.isin(steps.index, rank.measured.step)]))
+
+
+Found = Sequence[tuple[Trace, Summary]]
+
+_ALL_REDUCED = (
+    "commprof's is per step, and all that was all-reduced since always-on mode began, by whomever"
+)
+
+
+def summary_checks(run: WorldRun, found: Found) -> tuple[CrossCheck, ...]:
+    """The checks of ``cross_checks`` so far as they need no records.
+
+    Args:
+        run: of one world size.
+        found: its traces that hold a summary.
+    """
+    traces = [trace for trace, _ in found]
+    payload = [all_sent_bytes(trace) for trace in traces]
+    return (
+        _summarised_phases(found),
+        _summarised_loop_clock(run, found),
+        *ddp_checks(traces, lambda i, _: _figures_of_summary(found[i][1])),
+        network_check(run.world_size, traces, payload),
+    )
+
+
+def _summarised_phases(found: Found) -> CrossCheck:
+    """Time that was counted twice would make the parts more than the step."""
+    steps = sum(summary.steps.count for _, summary in found)
+    wall = sum(summary.steps.sum_ns for _, summary in found)
+    parts = sum(
+        summary.exposed.sum_ns + sum(phase.sum_ns for phase in summary.phases)
+        for _, summary in found
+    )
+    ours, other = (ns_to_ms(x / steps) if steps else math.nan for x in (wall, parts))
+    what = "step against the sum of its parts"
+    return compared("phases", what, "ms", ours, other, SAME_TIME, "")
+
+
+def _summarised_loop_clock(run: WorldRun, found: Found) -> CrossCheck:
+    """The rank that differs most, of those all of whose steps but the first were summarised."""
+    clocks, counts = [], []
+    for trace, summary in found:
+        result = run.results.get(trace.rank)
+        if result is None:
+            continue
+        own = result["step_ns"][1:]
+        if len(own) != summary.steps.count:
+            counts.append((trace.rank, summary.steps.count, len(own)))
+            continue
+        clocks.append((trace.rank, float(summary.steps.sum_ns), float(sum(own))))
+    name, what = "loop_clock", "steps by the loop's own clock"
+    if not clocks:
+        reason = "the loop left no account of its own"
+        if counts:
+            rank, ours_count, own_count = counts[0]
+            reason = f"rank {rank} summarised {ours_count} steps, of the loop's {own_count}"
+        return missing(name, what, "s", reason)
+    rank, ours, other = max(clocks, key=lambda x: abs(x[2] - x[1]) / max(1.0, x[1]))
+    note = f"rank {rank}, which differs most" if len(clocks) > 1 else ""
+    return compared(name, what, "s", ns_to_s(ours), ns_to_s(other), SAME_TIME, note)
+
+
+def _figures_of_summary(summary: Summary) -> OfRank:
+    """Every step but the first has its times, and all have their bytes."""
+    counted = [
+        operation.bytes
+        for operation in summary.operations
+        if op_name(operation.op).startswith("all_reduce")
+    ]
+    told = summary.steps.count > 0 and summary.steps_end != BACKWARD
+    return OfRank(
+        gradient_bytes=sum(counted) / (summary.steps.count + 1) if told else math.nan,
+        backward_ns=mean_ns(summary.phases[Phase.BACKWARD]),
+        exposed_ns=mean_ns(summary.exposed),
+        buckets_seen=False,
+        same_bytes=None,
+        note=_ALL_REDUCED,
+    )

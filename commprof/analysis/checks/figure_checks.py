@@ -1,10 +1,24 @@
-"""A figure of commprof's beside another one of the same run."""
+"""commprof's figures beside those of DDP's log and of the kernel's network counters."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
+
+from commprof.analysis.align.interfaces import (
+    LOOPBACK,
+    ddp_logs,
+    host_of,
+    logged_bucket_sizes,
+    outward_interface,
+    sent_by_interface,
+)
+from commprof.text import counted
+from commprof.trace.reader import Trace
+from commprof.units import ns_to_ms
 
 #: Difference that counts as agreement: of clocks and sums, of bytes.
 SAME_TIME = 0.005
@@ -56,3 +70,148 @@ def missing(name: str, what: str, unit: str, reason: str) -> CrossCheck:
 def undecided(check: CrossCheck) -> CrossCheck:
     """The same figures, of which nothing is said."""
     return dataclasses.replace(check, agrees=None)
+
+
+_DDP_FIGURES = {
+    "ddp_bytes": ("gradients per backward pass by DDP's log", "MB"),
+    "ddp_backward": ("backward by DDP's log", "ms"),
+    "ddp_exposed": ("exposed by DDP's log", "ms"),
+}
+
+
+@dataclass(frozen=True)
+class OfRank:
+    """commprof's figures of one rank, times per step; NaN where there is none."""
+
+    #: Per backward pass.
+    gradient_bytes: float
+    #: They are those of the buckets that commprof's DDP hook saw, whatever was sent for them.
+    buckets_seen: bool
+    backward_ns: float
+    exposed_ns: float
+    #: What agreement of the bytes is; None where nothing can be said of it, for ``note``.
+    same_bytes: float | None
+    note: str = ""
+
+
+def ddp_checks(
+    traces: Sequence[Trace], ours: Callable[[int, str | None], OfRank]
+) -> list[CrossCheck]:
+    """Three checks against the log of the first rank that has one.
+
+    ours: gives the figures of the trace at that place, and of the process group with that name,
+        which is the model's; None where it is not known.
+    """
+    for i, trace in enumerate(traces):
+        logs = ddp_logs(trace)
+        if not logs:
+            continue
+        if len(logs) > 1:
+            reason = f"{len(logs)} DDP models: their logs do not add up to a step"
+            return [missing(name, *words, reason) for name, words in _DDP_FIGURES.items()]
+        group = logs[0].get("group_name")
+        return _of(trace.rank, logs[0], ours(i, group if isinstance(group, str) else None))
+    reason = "no DDP model was trained while capture ran"
+    if not all(trace.complete for trace in traces):
+        reason = (
+            "no trace holds a DDP log, which is written when capture stops: not all were closed"
+        )
+    return [missing(name, *words, reason) for name, words in _DDP_FIGURES.items()]
+
+
+def _of(rank: int, log: Mapping[str, Any], ours: OfRank) -> list[CrossCheck]:
+    where = f"rank {rank}"
+    sampled = f"{where}, up to iteration {_int(log, 'iteration')}"
+    key = "rebuilt_bucket_sizes" if log.get("rebuilt_bucket_sizes") else "bucket_sizes"
+    numbers = logged_bucket_sizes(log, key)
+    backward_ns = _int(log, "avg_backward_compute_time")
+    exposed_ns = _int(log, "avg_backward_comm_time") - _int(
+        log, "avg_backward_compute_comm_overlap_time"
+    )
+    checks = [_bytes(sum(numbers), log, ours, where)]
+    for name, value_ns, other_ns in (
+        ("ddp_backward", ours.backward_ns, backward_ns),
+        ("ddp_exposed", ours.exposed_ns, exposed_ns),
+    ):
+        if not backward_ns > 0 or math.isnan(value_ns):
+            checks.append(missing(name, *_DDP_FIGURES[name], "DDP's log holds no times"))
+            continue
+        # No verdict: DDP sampled other steps, warm-up among them.
+        times = ns_to_ms(value_ns), ns_to_ms(other_ns)
+        checks.append(compared(name, *_DDP_FIGURES[name], *times, None, sampled))
+    return checks
+
+
+def _bytes(logged: int, log: Mapping[str, Any], ours: OfRank, where: str) -> CrossCheck:
+    own = log.get("own_exchange")
+    if isinstance(own, str) and own and not ours.buckets_seen:
+        # What it sends, how often and in which type is its own affair.
+        return missing("ddp_bytes", *_DDP_FIGURES["ddp_bytes"], f"{own} decides what is sent")
+    if not logged:
+        return missing("ddp_bytes", *_DDP_FIGURES["ddp_bytes"], "DDP's log names no bucket sizes")
+    if _int(log, "sparse_modules"):
+        reason = "DDP's log holds sparse gradients as if they were dense"
+        return missing("ddp_bytes", *_DDP_FIGURES["ddp_bytes"], reason)
+    note = f"{where}; {ours.note}" if ours.note else where
+    figures = ours.gradient_bytes / 1e6, logged / 1e6
+    return compared("ddp_bytes", *_DDP_FIGURES["ddp_bytes"], *figures, ours.same_bytes, note)
+
+
+def _int(log: Mapping[str, Any], key: str) -> int:
+    value = log.get(key)
+    return value if isinstance(value, int) else 0
+
+
+TRAFFIC = "headers and other traffic count too"
+_SENT_BYTES = "bytes sent by the network interface"
+
+
+def network_check(
+    world_size: int, traces: Sequence[Trace], payload_bytes: Sequence[float], note: str = TRAFFIC
+) -> CrossCheck:
+    """One check over all hosts; more than the payload is no disagreement.
+
+    Args:
+        world_size: of the job, all of whose ranks must be there.
+        traces: of the ranks.
+        payload_bytes: what each must send at least, in the same order; NaN where unknown.
+        note: how the two differ by definition.
+    """
+    if len(traces) < world_size:
+        return _missing("not all ranks left a trace")
+    sent = [sent_by_interface(trace) for trace in traces]
+    if not all(sent):
+        return _missing("not every trace holds the interfaces' counters")
+    if any(group.backend != "gloo" for trace in traces for group in trace.groups.values()):
+        return _missing("a backend other than gloo need not use these interfaces")
+    hosts: dict[tuple[str, str], list[dict[str, int]]] = {}
+    for trace, counters in zip(traces, sent, strict=True):
+        hosts.setdefault(host_of(trace), []).append(counters)
+    names, total = set(), 0
+    for members in hosts.values():
+        # The ranks of a host share its counters: the one that captured longest speaks for all.
+        counters = {name: max(of.get(name, 0) for of in members) for name in set().union(*members)}
+        for name in _interfaces_used(counters, len(hosts), len(members)):
+            names.add(name)
+            total += counters[name]
+    if not names:
+        return _missing("no collective of this run needs one")
+    payload = sum(payload_bytes)
+    if math.isnan(payload):
+        return _missing("it is not known what some collectives must send")
+    label = f"bytes sent by {' and '.join(sorted(names))}, {counted(len(hosts), 'host')}"
+    check = compared("network", label, "MB", payload / 1e6, total / 1e6, SAME_BYTES, note)
+    return check if not check.difference > SAME_BYTES else undecided(check)
+
+
+def _interfaces_used(sent: Mapping[str, int], hosts: int, ranks_here: int) -> list[str]:
+    """Where this host's ranks send: to each other through ``lo``, to others where most went."""
+    used = [LOOPBACK] if ranks_here > 1 and LOOPBACK in sent else []
+    outward = outward_interface(sent)
+    if hosts > 1 and outward is not None:
+        used.append(outward)
+    return used
+
+
+def _missing(reason: str) -> CrossCheck:
+    return missing("network", _SENT_BYTES, "MB", reason)

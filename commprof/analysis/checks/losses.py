@@ -1,4 +1,9 @@
-"""Whether training at several world sizes took the same course."""
+"""Whether ranks and world sizes trained the same model, and whether its loss falls.
+
+The trend of a loss is judged by the rank correlation of loss and step (Mann, "Nonparametric Tests
+against Trend", Econometrica 13 (1945) 245-259), with the normal approximation and its correction
+for ties and continuity (Kendall, Rank Correlation Methods, 1975, chapter 4).
+"""
 
 from __future__ import annotations
 
@@ -8,10 +13,89 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from commprof.stats.rank_tests import two_sided
+from commprof.text import counted
 from commprof.trace.run.run_directory import WorldRun
 
 if TYPE_CHECKING:
     from commprof.analysis.world import WorldResult
+
+
+#: Fewer losses than this say nothing of a trend.
+LEAST_STEPS = 10
+#: A trend that chance would show more often than this is none.
+_LEVEL = 0.01
+#: The test compares all pairs; of longer trainings it takes means of neighbouring steps.
+_MOST_POINTS = 500
+
+
+@dataclass(frozen=True)
+class LossTrend:
+    """Whether the loss of one training falls or rises, and where it ceases to be a number."""
+
+    steps: int
+    #: Number of the first step whose loss is not finite; None if all are.
+    not_finite: int | None
+    #: Means of the first and the last tenth of the steps; NaN where they are not finite.
+    first: float
+    last: float
+    #: Kendall's tau of loss against step: -1 if every step lowers it, 1 if every step raises it;
+    #: NaN below LEAST_STEPS, or where losses are not finite.
+    tau: float
+    #: Two-sided; NaN where tau is.
+    p_value: float
+
+    @property
+    def falls(self) -> bool:
+        """More surely than by chance."""
+        return self.p_value < _LEVEL and self.tau < 0
+
+    @property
+    def rises(self) -> bool:
+        """More surely than by chance."""
+        return self.p_value < _LEVEL and self.tau > 0
+
+
+def loss_trend(losses: Sequence[float]) -> LossTrend | None:
+    """The trend of one loss per step; None without losses."""
+    if not len(losses):
+        return None
+    values = np.array(losses, dtype=np.float64)
+    broken = np.flatnonzero(~np.isfinite(values))
+    tenth = max(1, len(values) // 10)
+    tau, p_value = math.nan, math.nan
+    if len(values) >= LEAST_STEPS and not len(broken):
+        tau, p_value = _mann_kendall(_thinned(values))
+    with np.errstate(all="ignore"):
+        first, last = float(values[:tenth].mean()), float(values[-tenth:].mean())
+    return LossTrend(
+        steps=len(values),
+        not_finite=int(broken[0]) if len(broken) else None,
+        first=first if math.isfinite(first) else math.nan,
+        last=last if math.isfinite(last) else math.nan,
+        tau=tau,
+        p_value=p_value,
+    )
+
+
+def _thinned(values: np.ndarray[tuple[int], np.dtype[np.float64]]) -> list[float]:
+    return [float(part.mean()) for part in np.array_split(values, min(len(values), _MOST_POINTS))]
+
+
+def _mann_kendall(values: Sequence[float]) -> tuple[float, float]:
+    n = len(values)
+    array = np.array(values)
+    score = float(np.sign(array[None, :] - array[:, None])[np.triu_indices(n, 1)].sum())
+    _, ties = np.unique(array, return_counts=True)
+    tied = float((ties * (ties - 1) * (2 * ties + 5)).sum())
+    variance = (n * (n - 1) * (2 * n + 5) - tied) / 18
+    if variance <= 0:
+        return 0.0, 1.0  # all losses are equal
+    deviate = max(abs(score) - 1, 0.0) / math.sqrt(variance)
+    return score / (n * (n - 1) / 2), two_sided(deviate)
+
 
 #: Largest difference of a step's loss, relative to it, that sums in another order explain.
 TOLERANCES = {"fp32": 1e-4, "bf16": 2e-2, "fp16": 2e-2}
@@ -112,3 +196,69 @@ def _difference(loss: float, base: float) -> float:
     """Relative to the base; a loss that is no number differs from any other."""
     difference = abs(loss - base) / abs(base) if base else abs(loss)
     return math.inf if math.isnan(difference) else difference
+
+
+def loss_remarks(context: Mapping[str, Any], worlds: Sequence[WorldResult]) -> list[str]:
+    """First the weights of each world size, then the loss curves of all."""
+    found = [
+        f"At {world.world_size} ranks the weights of {_ranks(world.weights_differ)} are not those "
+        "of the others after training, and must be equal to the last bit: a synchronisation was "
+        "left out, or ranks did not train alike."
+        for world in worlds
+        if world.weights_differ
+    ]
+    found += [text for world in worlds for text in _trend(world)]
+    agreement = loss_agreement(context, worlds)
+    if agreement is not None:
+        found.append(_about(agreement))
+    elif must_agree(context, worlds) and context.get("split_dependence"):
+        found.append(
+            f"Loss curves of the world sizes are not compared: {context['split_dependence']}."
+        )
+    return found
+
+
+def _about(agreement: LossAgreement) -> str:
+    sizes = [str(size) for size in agreement.world_sizes]
+    listed = ", ".join(sizes[:-1]) + f" and {sizes[-1]} ranks"
+    allowed = f"(allowed: {agreement.tolerance:.0e}, for sums in another order)"
+    worst = f"{agreement.worst:.1e} of its value"
+    base = f"{sizes[0]} {'rank' if sizes[0] == '1' else 'ranks'}"
+    if agreement.agrees:
+        return (
+            f"Loss curves of {listed} agree: in {agreement.steps} steps of the same "
+            f"{agreement.samples} samples no loss is further than {worst} from that at {base} "
+            f"{allowed}."
+        )
+    return (
+        f"Loss curves of {listed} DISAGREE: at {agreement.worst_world_size} ranks the loss of step "
+        f"{agreement.worst_step + 1} is off by {worst} from that at {base} {allowed}. The same "
+        "samples should give the same loss: look for a rank that trains on other data, or leaves a "
+        "synchronisation out."
+    )
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    words = [str(rank) for rank in ranks]
+    if len(words) == 1:
+        return f"rank {words[0]}"
+    return "ranks " + ", ".join(words[:-1]) + f" and {words[-1]}"
+
+
+def _trend(world: WorldResult) -> list[str]:
+    """Only what should not be: random data has a loss that stays."""
+    trend = loss_trend(world.step_losses)
+    if trend is None:
+        return []
+    where = f"At {counted(world.world_size, 'rank')}"
+    if trend.not_finite is not None:
+        return [
+            f"{where} the loss is no finite number from step {trend.not_finite} on: the training "
+            "has diverged."
+        ]
+    if trend.rises:
+        return [
+            f"{where} the loss rises, from {trend.first:.3g} to {trend.last:.3g} (by chance: p = "
+            f"{trend.p_value:.2g}): a lower learning rate, or data that is not what it should be?"
+        ]
+    return []

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from commprof.stats.robust import robust_deviation
+from commprof.stats.intervals import robust_deviation
 
 #: The status of a check. A warning makes training slower or less sure, a failure makes it wrong.
 PASS, WARN, FAIL, SKIP = "pass", "warn", "fail", "skip"
@@ -18,7 +18,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class Outcome:
-    """Of one check over all ranks."""
+    """Result of one health check over all ranks."""
 
     #: Name of the check.
     check: str

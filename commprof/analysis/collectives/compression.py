@@ -12,8 +12,7 @@ import numpy.typing as npt
 
 from commprof.text import counted
 from commprof.trace import columns
-from commprof.trace.columns import Ints
-from commprof.trace.compressions import compressions
+from commprof.trace.columns import Ints, compressions
 from commprof.trace.reader import Trace
 from commprof.trace.schema import STAGES
 from commprof.units import ns_to_ms

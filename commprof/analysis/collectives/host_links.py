@@ -3,7 +3,7 @@
     Gbit/s in flight = bytes of the measured steps * 8 / time in which a collective was in flight
     Gbit/s of the step = the same bytes * 8 / length of these steps
 
-Bytes are payload that gloo's algorithms send to other hosts (`between_hosts`), from the sizes of
+Bytes are payload that gloo's algorithms send to other hosts (`traffic`), from the sizes of
 the recorded collectives. The counters hold headers and other traffic as well, and span the whole
 capture, so they are compared with all that was recorded.
 """
@@ -25,8 +25,8 @@ from commprof.analysis.align.interfaces import (
     sent_by_interface,
 )
 from commprof.analysis.checks.cross_checks import Observed
-from commprof.analysis.collectives.between_hosts import sent_to_other_hosts
-from commprof.analysis.collectives.time_in_flight import in_flight_ns
+from commprof.analysis.collectives.in_flight import in_flight_ns
+from commprof.analysis.collectives.traffic import sent_to_other_hosts
 from commprof.trace import columns
 from commprof.units import ns_to_s
 
@@ -85,7 +85,7 @@ class HostLinks:
 
 
 def host_links(world_size: int, ranks: Sequence[Observed]) -> HostLinks | None:
-    """Of one world size; None where all of its ranks ran on one host.
+    """Returns the use of the links between hosts; None where all ranks ran on one host.
 
     Args:
         world_size: ranks of the job.

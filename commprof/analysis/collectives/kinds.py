@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from commprof.analysis.align.matching import Matching
-from commprof.analysis.collectives.bandwidth import bus_factor
 from commprof.analysis.collectives.calls import Calls, Floats, calls_of
+from commprof.analysis.collectives.traffic import bus_factor
 from commprof.trace import columns
 from commprof.trace.columns import Collectives, Ints
 from commprof.trace.documents import Group

@@ -10,8 +10,7 @@ from pathlib import Path
 from commprof.errors import TraceError
 from commprof.trace import columns
 from commprof.trace.reader import Trace, read_trace
-from commprof.trace.run.attempts import attempt_paths
-from commprof.trace.run.endings import Endings, exit_text, rank_problems
+from commprof.trace.run.endings import Endings, attempt_paths, exit_text, rank_problems
 from commprof.trace.run.run_directory import WorldRun
 from commprof.units import ns_to_s
 
@@ -126,7 +125,7 @@ def _offset(trace: Trace) -> int:
 
 
 def _last_ns(trace: Trace) -> float:
-    """Of its last record, by the wall clock; without one there is no time of a fault to go by."""
+    """Wall-clock time of the trace's last record, which stands for the time of a fault."""
     if not len(trace.records):
         return math.inf
     return int(trace.records["timestamp_ns"][-1]) + _offset(trace)

@@ -158,7 +158,7 @@ class _Words:
 
 
 def diagnosis(path: Path) -> Diagnosis:
-    """Of a folder of dumps, or of one dump.
+    """Returns what a folder of Flight Recorder dumps, or one dump, says of a hang.
 
     Raises:
         TraceError: no dump can be read.

@@ -15,11 +15,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from commprof.analysis.late.arrivals import Arrivals
-from commprof.analysis.late.shared_calls import SharedCalls, last_before
+from commprof.analysis.late.arrivals import Arrivals, SharedCalls, last_before
 from commprof.analysis.late.stragglers import LateRank
-from commprof.analysis.step.exposure import Exposures, exposures_of
-from commprof.analysis.step.pauses import ORIGINS, pauses
+from commprof.analysis.step.exposure import ORIGINS, Exposures, exposures_of, pauses
 from commprof.analysis.step.waiting import split
 from commprof.trace import columns
 from commprof.trace.columns import Collectives, Ints

@@ -25,8 +25,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from commprof.analysis.late.arrivals import Arrivals
-from commprof.analysis.late.shared_calls import SharedCalls, last_before
+from commprof.analysis.late.arrivals import Arrivals, SharedCalls, last_before
 from commprof.analysis.step.exposure import Exposures, exposures_of
 from commprof.analysis.step.waiting import Waiting, split
 from commprof.trace.columns import Collectives, Ints

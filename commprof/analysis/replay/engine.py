@@ -15,8 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from commprof.analysis.align.awaited import ROOTED, needed_ranks
-from commprof.analysis.align.matching import POINT_TO_POINT, rank_in_group
+from commprof.analysis.align.matching import POINT_TO_POINT, ROOTED, needed_ranks, rank_in_group
 from commprof.analysis.align.measured import MeasuredWorld
 from commprof.analysis.replay.program import ISSUE, MARK, STAND, Program
 from commprof.trace.columns import Ints

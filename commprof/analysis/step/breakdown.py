@@ -15,11 +15,10 @@ from dataclasses import dataclass, fields
 import numpy as np
 import numpy.typing as npt
 
-from commprof.analysis.collectives.time_in_flight import in_flight_ns
+from commprof.analysis.collectives.in_flight import in_flight_ns
 from commprof.analysis.late.arrivals import Arrivals
 from commprof.analysis.late.origins import Origins
-from commprof.analysis.step.exposure import Exposures, exposures_of
-from commprof.analysis.step.pauses import pauses
+from commprof.analysis.step.exposure import Exposures, exposures_of, pauses
 from commprof.analysis.step.waiting import Waiting, split
 from commprof.trace import columns
 from commprof.trace.columns import Collectives, Finalizations, Ints, Spans, Steps

@@ -44,7 +44,7 @@ class WorldDetail:
 
 
 def world_detail(run: WorldRun, seen: MeasuredWorld) -> WorldDetail:
-    """Of what :mod:`measured` brought together."""
+    """Returns the figures of each measured step of one world size."""
     parts = {
         name: np.stack([_part(part, name) for part in seen.measured]) / NS_PER_MS for name in PARTS
     }

@@ -1,10 +1,16 @@
-"""When the training thread waited for communication, and for which collective."""
+"""When the training thread waited for communication, and for which collective.
+
+When a rank's process did not run at all, and what a rank's lateness may come from.
+
+A pause within waiting for communication is waiting: what is left of the pauses is time in which
+the training thread would have worked.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +18,8 @@ import numpy.typing as npt
 from commprof.trace import columns
 from commprof.trace.columns import Collectives, Finalizations, Ints, Spans
 from commprof.trace.reader import Trace
+from commprof.trace.schema import PHASES
+from commprof.trace.stretches import Stretches, outside, stretches
 
 Floats = npt.NDArray[np.float64]
 
@@ -188,3 +196,19 @@ def _copy_ns_per_byte(end_ns: Ints, copied: Floats, blocked_ns: int, slowest: fl
         if ns > 0
     ]
     return min(slowest, max(limits, default=0.0))
+
+
+#: The process was stopped, or frozen, or its machine stood still.
+HOST_PAUSE: Final = "host pause"
+#: What lateness may come from: a phase of the training thread's work, or a pause.
+ORIGINS: Final = (*PHASES, HOST_PAUSE)
+
+
+def pauses(trace: Trace, exposed: Exposures) -> Stretches:
+    """Pauses of the rank's process outside of the training thread's waiting."""
+    found = columns.pauses(trace)
+    if len(found) == 0:
+        return Stretches(found.begin_ns, found.end_ns)
+    return outside(
+        stretches(found.begin_ns, found.end_ns), stretches(exposed.begin_ns, exposed.end_ns)
+    )

@@ -66,7 +66,7 @@ class MeanStep:
 
 
 def mean_step(detail: WorldDetail) -> MeanStep:
-    """Of one world size."""
+    """Returns the mean step of one world size."""
     kept = ~stalled(detail.slowest_ms)
     ms = {name: values[:, kept] for name, values in detail.parts_ms.items()}
     mean = {name: values.mean(axis=0) for name, values in ms.items()}

@@ -32,7 +32,7 @@ class RowComparison:
     ratio: float
     """Second over first: above 1 the second is slower."""
     p_value: float
-    """Of the rank test between the rounds' medians, with `SweepComparison.correlation`."""
+    """p-value of the rank test of the rounds' medians, with `SweepComparison.correlation`."""
     corrected_p: float
     """For the number of rows, by Holm's rule."""
     verdict: str
@@ -52,7 +52,7 @@ class SweepComparison:
     differences: tuple[tuple[str, str, str], ...]
     """What of machine, versions and policies differs: name, first's, second's."""
     correlation: float
-    """Of a round's medians with the next round's, over all rows: how much the machine drifts."""
+    """Correlation of a round's medians with the next round's, over all rows: the drift."""
     remarks: tuple[str, ...]
     """What limits the conclusion."""
 

@@ -1,4 +1,4 @@
-"""A sweep's result as JSON: the file between measuring, reporting, comparing and fitting."""
+"""A sweep's result as a file: commprof's JSON, or what nccl-tests wrote."""
 
 from __future__ import annotations
 
@@ -9,13 +9,70 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from commprof import invocation
-from commprof.analysis.sweeps.nccl_tests_sweep import read_nccl_tests_sweep
-from commprof.analysis.sweeps.sweep import OverlapRow, SweepResult, SweepRow
+from commprof.analysis.collectives.traffic import bus_factor
+from commprof.analysis.sweeps.sweep import OverlapRow, RowKey, SweepResult, SweepRow
 from commprof.errors import UsageError
 from commprof.files import read_json, replace_file
-from commprof.recordings.nccl_tests import is_nccl_tests
+from commprof.recordings.nccl_tests import (
+    NcclTestsLog,
+    NcclTestsRow,
+    is_nccl_tests,
+    read_nccl_tests,
+)
 from commprof.shapes import checked
+
+
+def read_nccl_tests_sweep(path: Path) -> SweepResult:
+    """Reads one.
+
+    Raises:
+        UsageError: it is no usable result of nccl-tests.
+    """
+    log = read_nccl_tests(path)
+    keys: dict[RowKey, SweepRow] = {}
+    for row in log.rows:
+        made = _row(log, row)
+        keys.setdefault(made.key, made)  # a size that was measured again is a warm-up's
+    context = {"instrument": "nccl-tests", "world_size": log.ranks, "hosts": log.hosts}
+    return SweepResult(context={**context, "machine": {}}, rows=tuple(keys.values()))
+
+
+def _row(log: NcclTestsLog, row: NcclTestsRow) -> SweepRow:
+    """The file has one mean a row; with single iterations, one round of them."""
+    samples = np.array(row.samples_us or (row.time_us,))
+    time_us = float(np.median(samples))
+    algbw = row.size_bytes / (time_us * 1e3)
+    key = RowKey(
+        op=log.op,
+        dtype=row.dtype,
+        redop=row.redop,
+        world_size=log.ranks,
+        backend="nccl",
+        placement=row.placement,
+        size_bytes=row.size_bytes,
+        count=row.count,
+    )
+    return SweepRow(
+        key=key,
+        root=row.root,
+        time_us=time_us,
+        min_us=float(samples.min()),
+        p50_us=time_us,
+        p99_us=float(np.percentile(samples, 99)),
+        max_us=float(samples.max()),
+        cv=float(samples.std() / samples.mean()) if len(samples) > 1 else math.nan,
+        algbw_gb_per_s=algbw,
+        busbw_gb_per_s=algbw * bus_factor(log.op, log.ranks),
+        wrong=row.wrong,
+        iterations=len(samples),
+        skew_us=math.nan,
+        samples_us=tuple(samples.tolist()),
+        round_iterations=(len(samples),),
+    )
+
 
 #: Raised when a field changes its meaning or goes away, not when one is added.
 SCHEMA_VERSION = 1

@@ -8,7 +8,7 @@ from typing import Protocol, TypeVar
 import numpy as np
 
 from commprof.analysis.align.measured import MeasuredWorld
-from commprof.analysis.collectives.flights import CallKind, Flights, flights, rows
+from commprof.analysis.collectives.in_flight import CallKind, Flights, flights, rows
 from commprof.analysis.step.exposure import Exposures, exposures_of
 from commprof.trace import columns
 from commprof.trace.columns import Ints, Steps
@@ -97,7 +97,7 @@ class Timeline:
         )
 
     def _first(self, most_spans: int) -> Timeline:
-        """Of one step with too many spans the first of every rank's."""
+        """Returns the first spans of every rank, where one step has too many."""
         share = max(1, most_spans // max(1, 4 * len(self.ranks)))
 
         def cut(part: Columns) -> Columns:

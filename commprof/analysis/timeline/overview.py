@@ -14,11 +14,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from commprof.analysis.align.awaited import last_awaited
-from commprof.analysis.align.clock_map import SAME_CLOCK, ClockMap
-from commprof.analysis.align.clocks import clock_error_us, on_common_clock, rank_clocks
+from commprof.analysis.align.clocks import (
+    SAME_CLOCK,
+    ClockMap,
+    clock_error_us,
+    on_common_clock,
+    rank_clocks,
+)
 from commprof.analysis.align.device_timeline import on_device_timeline
-from commprof.analysis.align.matching import match
+from commprof.analysis.align.matching import last_awaited, match
 from commprof.analysis.late.arrivals import Arrivals, BucketArrivals, bucket_arrivals
 from commprof.errors import CommprofError, TraceError
 from commprof.trace import columns

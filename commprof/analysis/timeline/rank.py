@@ -13,14 +13,12 @@ import numpy.typing as npt
 from commprof.analysis.align.clocks import on_common_clock
 from commprof.analysis.align.device_timeline import on_device_timeline
 from commprof.analysis.late.arrivals import Arrivals
-from commprof.analysis.step.exposure import exposures_of
-from commprof.analysis.step.pauses import HOST_PAUSE
+from commprof.analysis.step.exposure import HOST_PAUSE, exposures_of
 from commprof.analysis.step.waiting import split
 from commprof.analysis.timeline.overview import Flows, Overview, Window
 from commprof.errors import CommprofError
 from commprof.trace import columns, schema
-from commprof.trace.columns import Collectives, Ints, Spans, ints, of_kind
-from commprof.trace.compressions import compressions
+from commprof.trace.columns import Collectives, Ints, Spans, compressions, ints, of_kind
 from commprof.trace.reader import Trace, read_trace
 from commprof.trace.schema import Kind
 from commprof.units import ns_to_us

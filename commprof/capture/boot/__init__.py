@@ -187,7 +187,7 @@ def _start(directory: str) -> None:
 
             attach_every_model(settings.hook)
         if settings.trial:
-            from commprof.trials.live.every_model import try_every_model
+            from commprof.trials.live.controller import try_every_model
 
             try_every_model(settings.trial, profiler)
         if settings.check_sync_every:

@@ -1,12 +1,14 @@
-"""Where the traces of one job go, when several jobs write into one directory.
+"""Where the traces and rings of one job go, when several jobs write into one directory.
 
 Each job has a directory of its own: the one that was asked for, or ``job_2``, ``job_3`` and so
 on within it. Rank 0 takes the first that is free and tells the others through the store at
-which the ranks met.
+which the ranks met. Rings lie in memory, never on a disk or a network, which could stall them.
 """
 
 from __future__ import annotations
 
+import os
+import secrets
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
@@ -17,7 +19,8 @@ import torch.distributed as dist
 from commprof.capture.job.metadata import elastic_run_id
 from commprof.errors import CommprofError
 from commprof.trace.reader import read_first_metadata
-from commprof.trace.run.attempts import restart_count, stem_of
+from commprof.trace.ring import remove_orphans, write_owner
+from commprof.trace.run.endings import restart_count, stem_of
 
 _KEY = "commprof/job_directory"
 #: A rank that waits longer records where it was asked to.
@@ -119,3 +122,27 @@ def claim(path: Path) -> None:
         ) from None
     except OSError as error:
         raise CommprofError(f"cannot write {path}: {error.strerror}") from None
+
+
+_MEMORY = Path("/dev/shm")
+
+
+def ring_prefix() -> str:
+    """How their paths begin: in memory, never on a disk or a network, which could stall them.
+
+    Empty where there is no such memory: then they die with their process.
+    """
+    name = f"commprof-{os.getuid()}-{os.getpid()}-{secrets.token_hex(4)}-"
+    in_memory = os.path.ismount(_MEMORY.resolve()) and os.access(_MEMORY, os.W_OK)
+    return str(_MEMORY / name) if in_memory else ""
+
+
+def own_rings(prefix: str, path: Path, session: int, metadata: dict[str, Any]) -> None:
+    """Says in memory whose rings these are, and removes what jobs before left for nobody."""
+    if metadata["capture"] != "native" or not prefix:
+        return
+    with suppress(OSError):
+        write_owner(prefix, path, session, metadata)
+    if metadata["local_rank"] == 0:
+        with suppress(OSError):
+            remove_orphans()

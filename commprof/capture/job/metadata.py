@@ -16,7 +16,7 @@ from commprof import _native
 from commprof._version import __version__
 from commprof.errors import CommprofError
 from commprof.trace import schema
-from commprof.trace.run.attempts import restart_count
+from commprof.trace.run.endings import restart_count
 from commprof.trace.run.processes import link_of, text_of
 
 
@@ -127,3 +127,20 @@ def _cpu_model() -> str:
         if line.startswith("model name"):
             return line.split(":", 1)[1].strip()
     return platform.processor() or platform.machine()
+
+
+def gloo_threads() -> dict[str, int]:
+    """Threads that run the collectives of each CPU group of this process, by the group's name."""
+    if not dist.is_available() or not dist.is_initialized():
+        return {}
+    found = {}
+    try:
+        for group in dist.distributed_c10d._world.pg_map:
+            backend = group._get_backend(torch.device("cpu"))
+            if backend.name() == "gloo":
+                found[str(group.group_name)] = int(backend.options._threads)
+            elif backend.name() == "commprof":
+                found[str(group.group_name)] = 1  # of those through shared memory
+    except (AttributeError, RuntimeError, TypeError):
+        pass  # private to torch: it may go; a group may have no backend for the CPU
+    return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from commprof.trace.run.attempts import rank_and_attempt
+from commprof.trace.run.endings import rank_and_attempt
 
 if TYPE_CHECKING:
     from commprof.monitor.observer import Observer

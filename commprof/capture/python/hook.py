@@ -127,7 +127,7 @@ class PythonBucketHook:
 
 
 def _size_bytes(buffer: torch.Tensor) -> int:
-    """Of a sparse one, whose ``nbytes`` raises, of its indices and values."""
+    """Bytes of a tensor; of a sparse one, whose ``nbytes`` raises, of its indices and values."""
     if buffer.is_sparse:
         return int(buffer._indices().nbytes + buffer._values().nbytes)
     return int(buffer.nbytes)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from commprof.errors import UsageError
 from commprof.files import read_bytes
 from commprof.invocation import quoted
-from commprof.workloads.parsing import allowed
+from commprof.workloads.spec import allowed
 
 if TYPE_CHECKING:
     from yaml import MappingNode, Node

@@ -11,7 +11,7 @@ from commprof import invocation
 from commprof.commands.options.config_file import merged, read_config
 from commprof.errors import UsageError
 from commprof.text import printable
-from commprof.workloads.parsing import allowed
+from commprof.workloads.spec import allowed
 
 
 def _typed(prog: str) -> str:

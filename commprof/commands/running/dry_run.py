@@ -12,8 +12,7 @@ from commprof.commands.running.run_checks import watch_threshold_of
 from commprof.commands.running.run_worlds import places_of
 from commprof.commands.running.target import Subject
 from commprof.invocation import quoted
-from commprof.launch.pinning import Pinning
-from commprof.launch.rank_placement import Placing
+from commprof.launch.pinning import Pinning, RankPlacement
 from commprof.launch.rendezvous import Meeting
 from commprof.launch.topology import format_cpu_list
 from commprof.monitor.settings import settings_of
@@ -31,7 +30,7 @@ def dry_run_text(
     width: int,
 ) -> str:
     """Everything that would be started, world size by world size; prose in ``width`` columns."""
-    placing: Placing = args.placing
+    placing: RankPlacement = args.placing
     head = [
         "Dry run: this would be launched. Nothing was started or written.",
         f"Run directory: {quoted(directory)}",
@@ -61,7 +60,7 @@ def _machines(meeting: Meeting) -> str:
     return f"{meeting.nodes}, of which this is number {meeting.node_rank}"
 
 
-def _machine(placing: Placing) -> str:
+def _machine(placing: RankPlacement) -> str:
     topology = placing.topology
     cores, nodes = len(topology.cores), len(topology.nodes)
     text = (
@@ -85,7 +84,7 @@ def _recording(args: argparse.Namespace) -> str:
 
 
 def _world(
-    subject: Subject, directory: Path, size: int, meeting: Meeting, placing: Placing
+    subject: Subject, directory: Path, size: int, meeting: Meeting, placing: RankPlacement
 ) -> Iterator[str]:
     """The lines of one world size."""
     here = size // meeting.nodes

@@ -13,6 +13,7 @@ from commprof._version import __version__
 from commprof.commands.running.target import WORKLOAD_DEFAULTS
 from commprof.files import replace_file
 from commprof.interrupts import ends_at_once
+from commprof.launch.pinning import RankPlacement
 from commprof.launch.provenance import (
     command_line,
     environment,
@@ -20,7 +21,6 @@ from commprof.launch.provenance import (
     save_patch,
     versions,
 )
-from commprof.launch.rank_placement import Placing
 from commprof.launch.yaml_text import yaml_text
 from commprof.report.sections.reproduce import repeating_command
 from commprof.trace.run.run_directory import CONFIG_FILE
@@ -40,7 +40,7 @@ def run_context(args: argparse.Namespace, world_sizes: Sequence[int]) -> dict[st
         from commprof import _native
         from commprof.capture.job.metadata import machine
 
-    placing: Placing = args.placing
+    placing: RankPlacement = args.placing
     topology = args.placing.topology
     usable = {
         "usable_cpu_count": topology.usable_cpus,

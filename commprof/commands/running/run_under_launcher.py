@@ -24,8 +24,8 @@ from commprof.commands.running.target import WorkloadSubject
 from commprof.errors import CommprofError, UsageError
 from commprof.interrupts import ends_at_once
 from commprof.invocation import quoted
+from commprof.launch.pinning import place_ranks
 from commprof.launch.progress import PROGRESS_FILE
-from commprof.launch.rank_placement import place_ranks
 from commprof.launch.rendezvous import MetAlready
 from commprof.launch.under_launcher import GivenRank, Word, await_file
 from commprof.monitor.settings import settings_of

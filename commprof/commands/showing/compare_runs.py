@@ -11,8 +11,8 @@ from commprof.commands.options.terminal import prose_width, table_width
 from commprof.errors import UsageError
 from commprof.report.comparison import as_json as comparison_json
 from commprof.report.comparison import table as comparison_table
-from commprof.trace.rings.salvage import salvage_dead
 from commprof.trace.run.run_directory import read_context, strategy_directories
+from commprof.trace.salvage import salvage_dead
 
 #: Exit code where a step became slower than allowed.
 SLOWER = 1

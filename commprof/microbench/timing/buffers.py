@@ -1,16 +1,111 @@
-"""A rank's two buffers for one operation and size; in place they share memory as in NCCL."""
+"""A rank's two buffers for one operation and size, and data whose result is known.
+
+In place the buffers share memory as in NCCL.
+
+Element i of rank r depends on (i + r) mod m only, with a small prime m: so does every result, and
+both are tables of m values, repeated. A block in the wrong place, from the wrong rank or added
+twice shows, since m divides no block length that sweeps use. Values are whole and small enough
+that every sum is exact in every type.
+"""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from commprof.microbench.operations import IN_PLACE, Operation
-from commprof.microbench.patterns import TORCH_DTYPES, Pattern
+from commprof.microbench.operations import IN_PLACE, Operation, operation, pattern_modulus
 
 Tensor = Any  # torch is not followed by the type checker
+
+TORCH_DTYPES = {
+    "int8": torch.int8,
+    "uint8": torch.uint8,
+    "int32": torch.int32,
+    "int64": torch.int64,
+    "half": torch.float16,
+    "bfloat16": torch.bfloat16,
+    "float": torch.float32,
+    "double": torch.float64,
+}
+
+
+class Pattern:
+    """The values of one operation's buffers. Works on the CPU; copy where it must go."""
+
+    def __init__(self, op: str, redop: str, dtype: str, world_size: int) -> None:
+        """Raises UsageError where sums over so many ranks are not exact in the type."""
+        self._op = operation(op).name
+        self._redop = redop if operation(op).reduces else ""
+        self._dtype = TORCH_DTYPES[dtype]
+        self._world_size = world_size
+        self._modulus = pattern_modulus(op, redop, dtype, world_size)
+
+    def given(self, rank: int, elements: int, first: int = 0) -> Tensor:
+        """What a rank puts in: elements `first` and on."""
+        table = [self._value(rank, index) for index in range(self._modulus)]
+        return self._repeated(table, first, elements)
+
+    def expected(self, rank: int, count: int) -> Tensor | None:
+        """What must come out at a rank; None where nothing is promised (reduce, not the root)."""
+        ranks = range(self._world_size)
+        if self._op == "all_reduce":
+            return self._reduced(0, count)
+        if self._op == "reduce":
+            return self._reduced(0, count) if rank == 0 else None
+        if self._op == "reduce_scatter":
+            return self._reduced(rank * count, count)
+        if self._op == "broadcast":
+            return self.given(0, count)
+        if self._op == "all_gather":
+            return torch.cat([self.given(other, count) for other in ranks])
+        if self._op == "all_to_all":
+            return torch.cat([self.given(other, count, rank * count) for other in ranks])
+        assert self._op == "send_recv"
+        return self.given((rank - 1) % self._world_size, count)
+
+    def wrong(self, result: Tensor, expected: Tensor | None) -> int:
+        """Elements that differ. A mean may be off by the rounding of its division."""
+        if expected is None:
+            return 0
+        got = result.to("cpu")
+        if self._redop != "avg":
+            return int((got != expected).sum())
+        off = (got.double() - expected.double()).abs()
+        # Whole numbers have no rounding: where a backend has such a mean at all, it is exact.
+        eps = torch.finfo(self._dtype).eps if self._dtype.is_floating_point else 0.0
+        allowed = 2 * eps * expected.double().abs()
+        return int((~(off <= allowed)).sum())
+
+    def _value(self, rank: int, index: int) -> int:
+        residue = (index + rank) % self._modulus
+        return (2 if residue == 0 else 1) if self._redop == "prod" else residue
+
+    def _reduced(self, first: int, elements: int) -> Tensor:
+        reduce = _REDUCE[self._redop]
+        columns = [
+            [self._value(rank, index) for rank in range(self._world_size)]
+            for index in range(self._modulus)
+        ]
+        return self._repeated([reduce(column) for column in columns], first, elements)
+
+    def _repeated(self, table: Sequence[float], first: int, elements: int) -> Tensor:
+        begin = first % self._modulus
+        times = -(-(begin + elements) // self._modulus)
+        whole = torch.tensor(table, dtype=torch.float64).to(self._dtype).repeat(max(times, 1))
+        return whole[begin : begin + elements]
+
+
+_REDUCE: dict[str, Callable[[Sequence[int]], float]] = {
+    "sum": sum,
+    "prod": math.prod,
+    "min": min,
+    "max": max,
+    "avg": lambda values: sum(values) / len(values),
+}
 
 
 @dataclass(frozen=True)

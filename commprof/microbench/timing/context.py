@@ -15,8 +15,7 @@ import torch.distributed as dist
 from commprof._version import __version__
 from commprof.capture.job.metadata import machine
 from commprof.microbench.plan import Plan
-from commprof.microbench.timing.native_loop import loop_language
-from commprof.microbench.timing.schedule import WARMUP_RULE
+from commprof.microbench.timing.measure import WARMUP_RULE, loop_language
 
 _START = {
     "barrier": "each sample behind a barrier of the measured group, which is not in its time",
@@ -25,7 +24,7 @@ _START = {
 
 
 def _arguments() -> list[str]:
-    """Of this process, whichever of its doors it was started by."""
+    """Command line of this process, whichever entry point started it."""
     words = sys.argv[1:]
     return words[1:] if words[:1] == ["microbench"] else words
 
@@ -81,7 +80,7 @@ def _numa_nodes() -> int:
 
 
 def git_commit() -> str:
-    """Of the directory in which the command runs, with "-dirty" if changed; empty where none is."""
+    """Commit of the directory in which the command runs, "-dirty" if changed; else empty."""
     try:
         done = subprocess.run(
             ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude", "*"],

@@ -58,7 +58,7 @@ class HookBench:
     model: Any
     """The DDP model."""
     attachment: Any
-    """Of the hook."""
+    """What `commprof.attach` returned for the hook."""
     gradients: tuple[Tensor, ...]
     """Taken in turn."""
 

@@ -15,14 +15,12 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from commprof.analysis.sweeps.sweep_samples import Floats
-from commprof.microbench.calls import Call, Side, finish, make_call, make_start
+from commprof.analysis.sweeps.sweep import Floats
+from commprof.microbench.calls import Call, Side, count_wrong, finish, make_call, make_start
 from commprof.microbench.operations import operation
 from commprof.microbench.plan import Plan
 from commprof.microbench.timing.buffers import make_buffers
-from commprof.microbench.timing.call_check import count_wrong
-from commprof.microbench.timing.measure import Subject, pilot_ns
-from commprof.microbench.timing.schedule import samples_per_round, warmup_calls
+from commprof.microbench.timing.measure import Subject, pilot_ns, samples_per_round, warmup_calls
 
 _ORDER = 100
 _CALIBRATION = 200

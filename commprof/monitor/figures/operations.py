@@ -9,8 +9,8 @@ from typing import Final
 
 import numpy as np
 
-from commprof.analysis.collectives.bandwidth import bus_factor
 from commprof.analysis.collectives.calls import Calls, calls_of
+from commprof.analysis.collectives.traffic import bus_factor
 from commprof.monitor.figures.steps import NewSteps
 from commprof.monitor.state import Bandwidth, OperationState
 from commprof.predict.fit.cost_model import CostCurve

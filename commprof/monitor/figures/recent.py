@@ -12,8 +12,12 @@ import numpy as np
 import numpy.typing as npt
 
 from commprof.analysis.late.lateness import views, with_phase
-from commprof.analysis.late.slowness import find_slow_rank
-from commprof.analysis.late.stragglers import LateRank, find_late_rank, late_by_own_work
+from commprof.analysis.late.stragglers import (
+    LateRank,
+    find_late_rank,
+    find_slow_rank,
+    late_by_own_work,
+)
 from commprof.analysis.step.breakdown import mean_of_known
 from commprof.monitor.figures.steps import NewSteps, wall_ns
 from commprof.monitor.state import RECENT_STEPS, Late, StepTimes

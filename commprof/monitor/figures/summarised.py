@@ -13,19 +13,26 @@ from typing import Final
 
 import numpy as np
 
-from commprof.analysis.align import histogram
-from commprof.analysis.late.summary_ranks import late_rank
+from commprof.analysis.align.summaries import late_rank
 from commprof.monitor.state import Late, OperationState, StepTimes
 from commprof.trace.reader import Trace
 from commprof.trace.schema import Phase
-from commprof.trace.summary import Histogram, OperationSummary, Summary
+from commprof.trace.summary import (
+    Histogram,
+    OperationSummary,
+    Summary,
+    histogram_of,
+    mean_ns,
+    merged_histogram,
+    quantile_ns,
+)
 from commprof.units import ns_to_s
 
 #: How long before now a recent figure begins.
 _RECENT_NS: Final = 60_000_000_000
 #: Ranks write one every second; of these no more than one in so long is kept.
 _APART_NS: Final = 5_000_000_000
-_NOTHING: Final = histogram.of([])
+_NOTHING: Final = histogram_of([])
 
 
 class Summaries:
@@ -157,14 +164,16 @@ def _by_op(operations: Sequence[OperationSummary]) -> dict[int, list[OperationSu
 
 
 def _operation(now: Sequence[OperationSummary], then: Sequence[OperationSummary]) -> OperationState:
-    total = histogram.merge(part.duration for part in now)
-    since = difference(total, histogram.merge(part.duration for part in then) if then else _NOTHING)
+    total = merged_histogram(part.duration for part in now)
+    since = difference(
+        total, merged_histogram(part.duration for part in then) if then else _NOTHING
+    )
     return OperationState(
         calls=sum(part.count for part in now),
         bytes=sum(part.bytes for part in now),
         timed_calls=total.count,
         timed_s=ns_to_s(total.sum_ns),
-        recent_mean_s=ns_to_s(histogram.mean(since)),
-        recent_p50_s=ns_to_s(histogram.quantile(since, 0.5)),
-        recent_p99_s=ns_to_s(histogram.quantile(since, 0.99)),
+        recent_mean_s=ns_to_s(mean_ns(since)),
+        recent_p50_s=ns_to_s(quantile_ns(since, 0.5)),
+        recent_p99_s=ns_to_s(quantile_ns(since, 0.99)),
     )

@@ -14,7 +14,7 @@ from commprof.monitor.rank_state import RankState, common_names
 from commprof.monitor.watchdog.hang import Process
 from commprof.monitor.watchdog.processes import ProcessWatch
 from commprof.trace import schema
-from commprof.trace.rings.ring_tail import RingTail
+from commprof.trace.ring import RingTail
 from commprof.trace.run.processes import Here
 from commprof.trace.schema import Records
 

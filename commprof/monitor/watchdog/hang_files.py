@@ -16,7 +16,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from commprof.analysis.late.hangs import HANG_SCHEMA_VERSION
+from commprof.analysis.late.incidents import HANG_SCHEMA_VERSION
 from commprof.analysis.late.standstill import Operation
 from commprof.files import replace_file
 from commprof.monitor.rank_state import RankState

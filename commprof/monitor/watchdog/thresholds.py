@@ -6,7 +6,7 @@ import statistics
 from collections import deque
 
 from commprof.errors import UsageError
-from commprof.stats.robust import robust_deviation
+from commprof.stats.intervals import robust_deviation
 
 #: What ``--watchdog`` takes instead of seconds.
 AUTO = "auto"

@@ -11,7 +11,7 @@ from commprof.monitor.watchdog.duties import AnomalyDuty, Duty, HangDuty, Mismat
 from commprof.monitor.watchdog.feed import RankFeed
 from commprof.monitor.watchdog.log import Log
 from commprof.monitor.watchdog.thresholds import Threshold
-from commprof.trace.run.attempts import rank_and_attempt
+from commprof.trace.run.endings import rank_and_attempt
 
 #: Between two looks.
 LOOK_S = 0.5

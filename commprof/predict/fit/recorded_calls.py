@@ -10,8 +10,8 @@ import numpy as np
 from commprof.analysis.align.clocks import on_common_clock, rank_clocks
 from commprof.analysis.align.device_timeline import on_device_timeline
 from commprof.analysis.align.matching import POINT_TO_POINT, match
-from commprof.analysis.collectives.bandwidth import sizes_bytes
 from commprof.analysis.collectives.calls import group_sizes
+from commprof.analysis.collectives.traffic import sizes_bytes
 from commprof.predict.fit.cost_model import OTHER_HOST, SAME_HOST
 from commprof.predict.fit.points import Measurement, Point
 from commprof.predict.replay.algorithms import OPERATIONS, canonical

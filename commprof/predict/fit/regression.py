@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from commprof.stats.robust import robust_deviation
+from commprof.stats.intervals import robust_deviation
 
 Floats = npt.NDArray[np.float64]
 Chosen = npt.NDArray[np.bool_]

@@ -2,7 +2,7 @@
 
 A rank takes ``steps`` messages one after the other and sends ``sent`` times the size in all; of
 that it adds up ``reduced`` times the size. Size is what nccl-tests calls it
-(``commprof/analysis/collectives/bandwidth.py``). All-reduce, reduce-scatter, all-gather and
+(``commprof/analysis/collectives/traffic.py``). All-reduce, reduce-scatter, all-gather and
 all-to-all are the ring and pairwise algorithms of Thakur, Rabenseifner and Gropp, "Optimization of
 Collective Communication Operations in MPICH" (2005), section 4, which gloo (its ``algorithms.md``)
 and NCCL take for large sizes; broadcast is gloo's binomial tree. gloo's reduce is a ring

@@ -14,9 +14,8 @@ import numpy.typing as npt
 from commprof.analysis.align.clocks import on_common_clock, rank_clocks
 from commprof.analysis.align.device_timeline import on_device_timeline
 from commprof.analysis.align.interfaces import ddp_logs
-from commprof.analysis.align.samples import samples_read
-from commprof.analysis.align.warmup import count_warmup, step_signatures
-from commprof.analysis.collectives.queueing import DEFAULT_GLOO_THREADS, DEVICE_STREAMS
+from commprof.analysis.align.measured import count_warmup, samples_read, step_signatures
+from commprof.analysis.collectives.calls import DEFAULT_GLOO_THREADS, DEVICE_STREAMS
 from commprof.errors import CommprofError
 from commprof.predict.fit.cost_model import OTHER_HOST, SAME_HOST
 from commprof.predict.replay.rank_steps import Cycle, OtherCall, cycles, other_calls

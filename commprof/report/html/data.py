@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from commprof.analysis.collectives.flights import UNSPLIT, Flights
+from commprof.analysis.collectives.in_flight import UNSPLIT, Flights
 from commprof.analysis.predicted import PredictedPoint, Predictions
 from commprof.analysis.scaling import Scaling
 from commprof.analysis.step.detail import PARTS, WorldDetail

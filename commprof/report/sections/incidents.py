@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from commprof.analysis.late.hangs import HangReport
-from commprof.analysis.late.incidents import Incidents
+from commprof.analysis.late.incidents import HangReport, Incidents
 from commprof.text import counted
 
 TITLE = "Incidents"

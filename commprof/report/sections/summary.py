@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from commprof.analysis.align.summaries import OperationRow, Quantiles, SummaryResult
-from commprof.analysis.step.pauses import HOST_PAUSE
+from commprof.analysis.step.exposure import HOST_PAUSE
 from commprof.report.plain_text import fitted, printable
 from commprof.report.sections.cross_checks import check_blocks
 

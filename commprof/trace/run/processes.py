@@ -24,7 +24,7 @@ _TOLERANCE_NS: Final = 1_000_000_000
 
 
 class State(Enum):
-    """Of a process, now."""
+    """State of a process now."""
 
     RUNS = "runs"
     STOPPED = "stopped"
@@ -51,7 +51,7 @@ class Stat:
 
 
 def stat_of(pid: int | str, proc: Path = PROC) -> Stat | None:
-    """Of the process, or ``"self"``; None if it is gone. Raises OSError where that is hidden."""
+    """Returns /proc/PID/stat, None if the process is gone; raises OSError where it is hidden."""
     try:
         text = (proc / str(pid) / "stat").read_text(errors="replace")
     except (FileNotFoundError, ProcessLookupError):

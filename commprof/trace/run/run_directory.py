@@ -1,15 +1,4 @@
-"""What a run leaves on disk: ``run.json``, and per world size the ranks' results and traces.
-
-::
-
-    RUN/run.json                   what was asked for, and where
-    RUN/config.yaml                the same as options, to run it again
-    RUN/predictions.json           what ``commprof predict`` answered last, if it was asked
-    RUN/world_4/rank_0.json        the training loop's own account of rank 0
-    RUN/world_4/rank_0.trace       what capture recorded in rank 0
-
-Of several strategies each has such a directory in RUN, and ``RUN/run.json`` names them.
-"""
+"""What a run leaves on disk: ``run.json``, and per world size the ranks' results and traces."""
 
 from __future__ import annotations
 
@@ -27,15 +16,49 @@ from commprof.recordings.recording import Recording
 from commprof.shapes import Shape, checked
 from commprof.trace.documents import MOST_RANKS
 from commprof.trace.reader import Trace, read_first_metadata, read_trace
-from commprof.trace.run.attempts import attempt_paths, last_attempt
 from commprof.trace.run.endings import (
     Endings,
     LaunchedAttempt,
+    attempt_paths,
+    last_attempt,
     launcher_problem,
     rank_problems,
     read_endings,
 )
-from commprof.trace.run.results import read_result
+
+
+def read_result(path: Path) -> dict[str, Any]:
+    """The account; further keys may stand beside those that are checked.
+
+    Raises:
+        OSError: it cannot be opened.
+        ValueError: it is none, and what is wrong with it.
+    """
+    try:
+        value: dict[str, Any] = checked(read_json(path), _ACCOUNT)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+    if not value["losses"]:
+        raise ValueError(f"{path}: losses is empty")
+    if len(value["step_samples"]) != len(value["step_ns"]):
+        raise ValueError(f"{path}: step_samples and step_ns are of different length")
+    return value
+
+
+_ACCOUNT: Final[dict[str, Shape]] = {
+    "step_ns": list[int],
+    "step_samples": list[int],
+    "losses": list[float],
+    "average_loss": float,
+    # Per step of the overhead block: state of the capture, and ns.
+    "overhead": list[tuple[str, int]],
+    "record_cost_ns": float | None,
+    "steps_per_epoch": int | None,
+    "weights_crc32": int | None,
+    "expected": list[dict[str, Any]] | None,
+    "memory": dict | None,
+}
+
 
 RUN_FILE = "run.json"
 #: What ``commprof run --config`` takes to repeat a run.

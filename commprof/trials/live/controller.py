@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import sys
@@ -12,8 +13,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 
-from commprof.capture.attachment import Attachment
+from commprof.capture.attachment import Attachment, attach
 from commprof.capture.job.metadata import rank_and_world_size
 from commprof.capture.profiler import Profiler
 from commprof.capture.recorder import recorder
@@ -22,11 +24,10 @@ from commprof.compressors.torch_ops import lacks
 from commprof.errors import CommprofError
 from commprof.text import counted
 from commprof.trials.candidates import HEADROOM, Candidate
-from commprof.trials.live import hooks
-from commprof.trials.live.bucketing import Bucketings, obstacle
+from commprof.trials.live import switches
 from commprof.trials.live.state import Snapshot, Trainables
-from commprof.trials.plan import SETTLE_STEPS, Plan
-from commprof.trials.schedule import Schedule
+from commprof.trials.live.switches import Bucketings, obstacle
+from commprof.trials.plan import SETTLE_STEPS, Plan, Schedule, parse_trial
 
 #: Where a DDP model says that rank 0's buffers go to all in forward; older versions have the other.
 _BUFFER_FLAGS = ("forward_sync_buffers", "broadcast_buffers")
@@ -187,9 +188,9 @@ class Trial:
             if candidate.compressor:
                 attachment.set_hook(self._compressor(candidate.compressor))
             elif candidate.hook:
-                attachment.set_hook(hooks.make(candidate.hook, attachment.ddp))
+                attachment.set_hook(switches.make(candidate.hook, attachment.ddp))
             elif candidate.label == HEADROOM:
-                attachment.set_hook(hooks.noop)
+                attachment.set_hook(switches.noop)
                 _sync_buffers(attachment, False)
 
     def _leave(self) -> None:
@@ -294,3 +295,27 @@ class Losses:
         sums = [sum(map(float, losses)) if losses else None for losses in self._steps]
         # JSON has no NaN; a loss that is not finite is no basis for a comparison either.
         return [x if x is not None and math.isfinite(x) else None for x in sums]
+
+
+def try_every_model(candidates: str, profiler: Profiler) -> None:
+    """From now on each DDP model that is made takes part in one trial.
+
+    Args:
+        candidates: as ``commprof.trials.plan.parse_trial`` takes it.
+        profiler: the capture of this process.
+
+    Raises:
+        CommprofError: it does not take it, or the capture is not full.
+    """
+    trial = Trial(parse_trial(candidates), profiler)
+    original = DistributedDataParallel.__init__
+
+    @functools.wraps(original)
+    def made(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        try:
+            trial.add(attach(self))
+        except CommprofError as error:
+            print(f"commprof: a model takes no part in the trial: {error}", file=sys.stderr)
+
+    DistributedDataParallel.__init__ = made

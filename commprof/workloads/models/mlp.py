@@ -31,7 +31,7 @@ class MlpOptions:
     samples: int = field(default=2048, metadata={"minimum": 1})
     """Samples in the data set, over all ranks."""
     learning_rate: float = 0.05
-    """Of SGD with momentum 0.9; a cosine takes it to 0 over the steps of the run."""
+    """Learning rate of SGD with momentum 0.9; a cosine takes it to 0 over the run."""
 
 
 def _model(options: MlpOptions) -> nn.Sequential:

@@ -313,7 +313,7 @@ class _TimedTrainee:
 
 
 def _stopper_of(options: TimedOptions, shard: Shard) -> Stopper | None:
-    """Of the rank that is to be stopped; None for the others."""
+    """Returns the stopper of the rank that is to be stopped; None for the others."""
     chosen = options.late_phase == _PAUSE and options.late_rank == shard.rank
     return Stopper() if chosen and options.late_ms > 0 else None
 

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from commprof.errors import UsageError
-from commprof.workloads.parsing import allowed, parse_options
+from commprof.workloads.spec import allowed, parse_options
 
 if TYPE_CHECKING:
     from torch import nn

@@ -112,7 +112,7 @@ def padded_count(parameter: Tensor, ranks: int) -> int:
 
 
 def _gradient_bytes(parameter: Tensor, gather_bytes: int | None) -> int:
-    """Of one element as reduced: fp32 where the computation is in less."""
+    """Bytes of one gradient element as reduced: fp32 where the computation is in less."""
     return parameter.element_size() if gather_bytes is None else 4
 
 

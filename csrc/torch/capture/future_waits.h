@@ -1,7 +1,7 @@
 // Waiting for a collective by hand: `work.get_future().wait()`.
 //
 // c10's Future has no virtual functions, so Python tells of the wait
-// (commprof/capture/patches/future_waits.py). Here is known which futures are a
+// (commprof/capture/patches/waits.py). Here is known which futures are a
 // collective's: what a Work handed out, until it is complete. A device's future
 // is complete when the collective has been launched: nobody is blocked then.
 //

@@ -13,13 +13,12 @@ import numpy as np
 import pytest
 
 from commprof import _native
-from commprof.analysis.align import histogram
 from commprof.analysis.step.breakdown import breakdown
 from commprof.errors import CommprofError, UsageError
 from commprof.trace import columns
 from commprof.trace.reader import read_trace
 from commprof.trace.schema import MODES, Phase
-from commprof.trace.summary import Histogram, Summary
+from commprof.trace.summary import Histogram, Summary, histogram_of, merged_histogram
 from tests.support.builders.trace_bytes import metadata
 from tests.support.machines.commands import call, start
 from tests.support.machines.ranks import free_port, run_module
@@ -30,7 +29,7 @@ pytestmark = pytest.mark.skipif(_native.native is None, reason=_native.native_er
 
 
 def same(found: Histogram, values_ns: object) -> None:
-    expected = histogram.of([round(value) for value in np.asarray(values_ns).tolist()])
+    expected = histogram_of([round(value) for value in np.asarray(values_ns).tolist()])
     assert (found.count, found.min_ns, found.max_ns) == (
         expected.count,
         pytest.approx(expected.min_ns, abs=1),
@@ -58,12 +57,14 @@ def test_the_summary_agrees_with_the_records(tmp_path: Path) -> None:
         same(summary.phases[Phase.OPTIMIZER], parts.optimizer_ns)
         same(summary.phases[Phase.OTHER], parts.other_ns)
         durations = table.end_ns - table.issue_ns
-        merged = histogram.merge(one.duration for one in summary.operations)
+        merged = merged_histogram(one.duration for one in summary.operations)
         same(merged, durations[table.end_ns > 0])
         assert sum(one.count for one in summary.operations) == len(table)
         assert sum(one.bytes for one in summary.operations) == table.bytes_in.sum()
         waits = columns.waits(trace)
-        same(histogram.merge(one.wait for one in summary.operations), waits.end_ns - waits.begin_ns)
+        same(
+            merged_histogram(one.wait for one in summary.operations), waits.end_ns - waits.begin_ns
+        )
 
 
 def test_50_000_collectives_in_bounded_memory() -> None:

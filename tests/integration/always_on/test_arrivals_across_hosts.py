@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from commprof import _native
-from commprof.analysis.align import histogram
 from commprof.analysis.align.clocks import clock_error_us, on_common_clock, rank_clocks
 from commprof.analysis.align.summaries import analyse_summaries
 from commprof.report.sections import summary as summary_table
 from commprof.trace import columns
 from commprof.trace.reader import read_trace
+from commprof.trace.summary import merged_histogram
 from tests.integration.always_on.test_last_arrivals import of_all_ranks
 from tests.support.machines import netns
 from tests.support.machines.ranks import run_module_on_hosts, run_on_hosts
@@ -54,7 +54,7 @@ def test_the_summary_splits_as_the_records_do(tmp_path: Path) -> None:
             np.minimum(np.maximum(table_.end_ns, table_.issue_ns), arrivals.last_arrival_ns)
             - table_.issue_ns
         )
-        found = histogram.merge(one.until_last for one in summary.operations)
+        found = merged_histogram(one.until_last for one in summary.operations)
         assert found.count == ended.sum()
         assert found.sum_ns == pytest.approx(wait[ended].sum(), abs=apart_ns * found.count)
         # Arrivals closer than the clocks are known may change places.

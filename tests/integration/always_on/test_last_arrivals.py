@@ -11,14 +11,13 @@ import numpy as np
 import pytest
 
 from commprof import _native
-from commprof.analysis.align import histogram
 from commprof.analysis.align.matching import match
 from commprof.analysis.late.arrivals import Arrivals, match_arrivals
 from commprof.analysis.step.breakdown import breakdown
 from commprof.trace import columns
 from commprof.trace.columns import Collectives
 from commprof.trace.reader import Trace, read_trace
-from commprof.trace.summary import Histogram, Summary
+from commprof.trace.summary import Histogram, Summary, merged_histogram, quantile_ns
 from tests.support.analysed import analyse_run
 from tests.support.machines.commands import call
 from tests.support.machines.ranks import run_module
@@ -27,7 +26,7 @@ pytestmark = pytest.mark.skipif(_native.native is None, reason=_native.native_er
 
 
 def merged(summary: Summary, name: str) -> Histogram:
-    return histogram.merge(getattr(one, name) for one in summary.operations)
+    return merged_histogram(getattr(one, name) for one in summary.operations)
 
 
 def same(found: Histogram, values_ns: np.ndarray, apart_ns: float) -> None:  # type: ignore[type-arg]
@@ -37,7 +36,7 @@ def same(found: Histogram, values_ns: np.ndarray, apart_ns: float) -> None:  # t
     for q in (0.0, 0.1, 0.5, 0.9, 0.99, 1.0):
         exact = np.quantile(values_ns, q, method="inverted_cdf")
         error = exact / 128 + apart_ns
-        assert histogram.quantile(found, q) == pytest.approx(exact, abs=error), q
+        assert quantile_ns(found, q) == pytest.approx(exact, abs=error), q
 
 
 def of_all_ranks(traces: Sequence[Trace], tables: Sequence[Collectives]) -> list[Arrivals]:
@@ -133,12 +132,12 @@ def test_a_rank_20_ms_late_is_seen_from_the_summaries_alone(tmp_path: Path) -> N
     late, report = timed(tmp_path / "late", 20)
     timed(tmp_path / "even", 0)
     for rank in (0, 2):
-        wait_ms = histogram.quantile(late[rank].exposed_wait, 0.5) / 1e6
+        wait_ms = quantile_ns(late[rank].exposed_wait, 0.5) / 1e6
         assert wait_ms == pytest.approx(20, abs=2)
         # The late rank itself waits for nobody: all that it sees of the same exchange is wire.
-        wire_ms = [histogram.quantile(late[r].exposed_wire, 0.5) / 1e6 for r in (rank, 1)]
+        wire_ms = [quantile_ns(late[r].exposed_wire, 0.5) / 1e6 for r in (rank, 1)]
         assert wire_ms[0] == pytest.approx(wire_ms[1], abs=2)
-    assert histogram.quantile(late[1].exposed_wait, 0.5) < 2e6
+    assert quantile_ns(late[1].exposed_wait, 0.5) < 2e6
     (found,) = analyse_run(tmp_path / "late").summaries
     assert found.late_rank is not None
     assert (found.late_rank.rank, found.late_rank.phase) == (1, "data")

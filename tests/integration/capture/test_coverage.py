@@ -16,7 +16,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from commprof.analysis.collectives.queueing import DEFAULT_GLOO_THREADS
+from commprof.analysis.collectives.calls import DEFAULT_GLOO_THREADS
 from commprof.trace import schema
 from tests.support.builders.coverage.coverage import CASES
 from tests.support.machines.ranks import run_module

@@ -8,8 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from commprof.analysis.align.awaited import needed_ranks
-from commprof.analysis.align.matching import match
+from commprof.analysis.align.matching import match, needed_ranks
 from commprof.analysis.world import WorldResult
 from commprof.trace import columns
 from commprof.trace.reader import read_trace

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from commprof.analysis.collectives.bandwidth import bus_factor
+from commprof.analysis.collectives.traffic import bus_factor
 from commprof.commands import main
 from commprof.microbench.operations import OPERATIONS
 from tests.support.machines.commands import call, finish, start

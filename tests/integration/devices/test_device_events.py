@@ -10,7 +10,7 @@ import pytest
 
 from commprof import _native
 from commprof.analysis.align.device_timeline import on_device_timeline
-from commprof.analysis.collectives.queueing import start_times
+from commprof.analysis.collectives.calls import start_times
 from commprof.analysis.step.breakdown import breakdown
 from commprof.trace import columns, schema
 from commprof.trace.reader import Trace

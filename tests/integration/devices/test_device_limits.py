@@ -11,11 +11,11 @@ import pytest
 
 from benchmarks.device_calls import counted_apart
 from commprof import _native
-from commprof.analysis.align import histogram
-from commprof.analysis.late import summary_ranks
+from commprof.analysis.align.summaries import late_rank
 from commprof.trace import columns
 from commprof.trace.reader import Trace, read_trace
 from commprof.trace.schema import Kind
+from commprof.trace.summary import merged_histogram
 from tests.support.machines.commands import call
 from tests.support.machines.device_runs import run_on_device
 from tests.support.machines.ranks import run_module
@@ -115,8 +115,8 @@ def test_always_on_mode_names_the_rank_whose_device_is_late(tmp_path: Path) -> N
     assert len(summaries) == 2
     for summary, (ready, start, end) in zip(summaries, (one.T for one in truth), strict=True):
         assert summary.dropped == 0
-        until_last = histogram.merge(one.until_last for one in summary.operations)
-        wire = histogram.merge(one.wire for one in summary.operations)
+        until_last = merged_histogram(one.until_last for one in summary.operations)
+        wire = merged_histogram(one.wire for one in summary.operations)
         # The first one came before the clocks were compared.
         assert until_last.count == wire.count == len(ready)
         assert until_last.sum_ns == pytest.approx((start - ready).sum(), rel=0.05, abs=20e6)
@@ -128,7 +128,7 @@ def test_always_on_mode_names_the_rank_whose_device_is_late(tmp_path: Path) -> N
     assert waited[1].sum_ns / waited[1].count < 0.1 * per_step_ns
     wire_ns = summaries[0].exposed_wire.sum_ns / waited[0].count
     assert wire_ns == pytest.approx(PER_STEP * 3e6, rel=0.15)
-    late = summary_ranks.late_rank(traces, summaries)
+    late = late_rank(traces, summaries)
     assert late is not None
     assert late.rank == 1
     assert late.phase == "forward"

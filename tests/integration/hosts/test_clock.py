@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 import commprof
-from commprof.analysis.align.clock_map import ClockMap
-from commprof.analysis.align.clocks import comparisons, on_common_clock, rank_clocks
+from commprof.analysis.align.clocks import ClockMap, comparisons, on_common_clock, rank_clocks
 from commprof.analysis.align.matching import match
 from commprof.analysis.late.arrivals import match_arrivals
 from commprof.analysis.remarks import remarks

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from commprof.trace import columns
-from commprof.trace.compressions import compressions
+from commprof.trace.columns import compressions
 from commprof.trace.reader import read_trace
 from commprof.trials.candidates import parse_candidate
 from commprof.trials.verdict import Setting, apply

@@ -6,13 +6,17 @@ import dataclasses
 import math
 from typing import Any
 
-from commprof.analysis.align.summaries import OperationRow, Quantiles, SummaryResult
+from commprof.analysis.align.summaries import (
+    LastRow,
+    OperationRow,
+    Quantiles,
+    SummaryLateRank,
+    SummaryResult,
+)
 from commprof.analysis.collectives.compression import CompressionRow
 from commprof.analysis.collectives.kinds import CollectiveRow, Spread
 from commprof.analysis.collectives.mismatches import Issued, Mismatch
-from commprof.analysis.late.hangs import HangReport, StackFile, WatchEvent
-from commprof.analysis.late.incidents import Incidents
-from commprof.analysis.late.summary_ranks import LastRow, SummaryLateRank
+from commprof.analysis.late.incidents import HangReport, Incidents, StackFile, WatchEvent
 from commprof.analysis.rank_summary import RankSummary, StepParts
 from commprof.analysis.scaling import RunResult, scale
 from commprof.analysis.step.anomalies import COMPUTE, Anomaly

@@ -6,13 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from commprof.analysis.align import histogram
+from commprof.trace.summary import histogram_of
 
 MS = 1_000_000
 
 
 def document(values_ns: list[int]) -> dict[str, Any]:
-    found = histogram.of(values_ns)
+    found = histogram_of(values_ns)
     gaps = np.diff(found.buckets, prepend=0).tolist()
     pairs = [x for pair in zip(gaps, found.counts.tolist(), strict=True) for x in pair]
     counters = {"count": found.count, "sum": found.sum_ns, "min": found.min_ns}

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from commprof.stats.intervals import ratio_of_rounds, typical_of_rounds
 from commprof.trials.break_even import no_break_even
 from commprof.trials.candidates import ROLES, parse_candidate
 from commprof.trials.result import CandidateResult, StepShare, TrialResult
-from commprof.trials.statistics import ratio, typical
 from commprof.trials.verdict import Setting, judge
 
 PARTS = (StepShare("exposed", 60.0), StepShare("backward", 30.0), StepShare("data", 10.0))
@@ -78,9 +78,9 @@ def _candidate(
         exact=parsed.exact(2),
         compresses=parsed.compresses,
         step_ms=float(np.exp(np.log(step).mean())) / 1e6,
-        step_ms_interval=typical(step / 1e6),
-        ratio=None if role == "baseline" else ratio(step, plain),
-        joint_ratio=None if role == "baseline" else ratio(step, plain, joint),
+        step_ms_interval=typical_of_rounds(step / 1e6),
+        ratio=None if role == "baseline" else ratio_of_rounds(step, plain),
+        joint_ratio=None if role == "baseline" else ratio_of_rounds(step, plain, joint),
         exposed_ms=20.0,
         hidden_ms=5.0,
         encode_ms=1.5 if told else math.nan,

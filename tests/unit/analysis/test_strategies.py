@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from commprof.analysis.collectives.time_in_flight import TimeInFlight
+from commprof.analysis.collectives.in_flight import TimeInFlight
 from commprof.analysis.scaling import RunResult
 from commprof.analysis.strategies import StrategyRow, strategy_rows
 from commprof.report.export.as_json import SCHEMA_FILE, render_strategies

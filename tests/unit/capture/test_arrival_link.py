@@ -13,9 +13,9 @@ import torch.distributed as dist
 from torch.testing._internal.distributed import fake_pg  # noqa: F401  # registers the backend
 
 from commprof import _native
-from commprof.capture.job import arrivals, store_link
-from commprof.capture.job.arrivals import ArrivalLink
+from commprof.capture.job import store_links
 from commprof.capture.job.metadata import clock_identity
+from commprof.capture.job.store_links import ArrivalLink
 
 
 class Native:
@@ -55,11 +55,11 @@ class Native:
 def native(monkeypatch: pytest.MonkeyPatch) -> Iterator[Native]:
     fake = Native()
     monkeypatch.setattr(_native, "native", fake)
-    monkeypatch.setattr(arrivals, "_meetings", [])
+    monkeypatch.setattr(store_links, "_meetings", [])
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
-    monkeypatch.setattr(store_link, "_LATER_S", 0.0)
-    monkeypatch.setattr(store_link, "_WAIT_S", 0.05)
+    monkeypatch.setattr(store_links, "_LATER_S", 0.0)
+    monkeypatch.setattr(store_links, "_WAIT_S", 0.05)
     yield fake
     if dist.is_initialized():
         dist.destroy_process_group()
@@ -70,7 +70,7 @@ def join(rank: int, world_size: int = 2) -> dist.Store:
     store = dist.HashStore()
     dist.init_process_group("fake", store=store, rank=rank, world_size=world_size)
     host = "/".join([*clock_identity(), os.readlink("/proc/self/ns/pid")])
-    return store_link.default_store(f"commprof_arrivals/{host}")
+    return store_links.default_store(f"commprof_arrivals/{host}")
 
 
 def test_the_first_rank_of_a_host_makes_the_memory_whoever_it_is(native: Native) -> None:
@@ -111,7 +111,7 @@ def test_where_there_is_no_memory_nobody_goes_on_looking(native: Native) -> None
     assert not link.pending
     assert json.loads(store.get("board"))["token"] == 0
     other = ArrivalLink()
-    arrivals._meetings.clear()
+    store_links._meetings.clear()
     other.start()
     assert not other.pending
     assert native.opened == []
@@ -149,7 +149,7 @@ def several_hosts(monkeypatch: pytest.MonkeyPatch, rank: int, world_size: int) -
     """As :func:`join`; returns what the ranks of the job share."""
     monkeypatch.delenv("LOCAL_WORLD_SIZE")
     join(rank, world_size)
-    return store_link.default_store("commprof_arrivals")
+    return store_links.default_store("commprof_arrivals")
 
 
 def there(port: int) -> str:
@@ -219,7 +219,7 @@ def test_the_other_ranks_of_a_host_carry_nothing(
 ) -> None:
     job = several_hosts(monkeypatch, 1, 4)
     host = "/".join([*clock_identity(), os.readlink("/proc/self/ns/pid")])
-    here = store_link.default_store(f"commprof_arrivals/{host}")
+    here = store_links.default_store(f"commprof_arrivals/{host}")
     here.add("ranks", 1)
     here.set("board", json.dumps({"path": "/proc/1/fd/3", "token": 4711}))
     link = ArrivalLink()

@@ -12,9 +12,9 @@ import torch.distributed as dist
 from torch.testing._internal.distributed import fake_pg  # noqa: F401  # registers the backend
 
 from commprof import _native
-from commprof.capture.job import store_link
-from commprof.capture.job.clock import ClockLink
+from commprof.capture.job import store_links
 from commprof.capture.job.metadata import clock_identity
+from commprof.capture.job.store_links import ClockLink
 
 
 class Native:
@@ -44,8 +44,8 @@ class Native:
 def native(monkeypatch: pytest.MonkeyPatch) -> Native:
     fake = Native()
     monkeypatch.setattr(_native, "native", fake)
-    monkeypatch.setattr(store_link, "_LATER_S", 0.0)
-    monkeypatch.setattr(store_link, "_WAIT_S", 0.05)
+    monkeypatch.setattr(store_links, "_LATER_S", 0.0)
+    monkeypatch.setattr(store_links, "_WAIT_S", 0.05)
     monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
     return fake
 
@@ -61,7 +61,7 @@ def join(rank: int, world_size: int = 2) -> dist.Store:
     """A group of which this process is one rank; returns what the ranks share."""
     store = dist.HashStore()
     dist.init_process_group("fake", store=store, rank=rank, world_size=world_size)
-    return store_link.default_store("commprof_clock")  # type: ignore[no-any-return]
+    return store_links.default_store("commprof_clock")  # type: ignore[no-any-return]
 
 
 def door(**changes: Any) -> str:
@@ -144,7 +144,7 @@ def test_capture_may_start_before_the_group_and_rank_0_may_come_late(native: Nat
     begin = time.monotonic()
     link.start()  # no group: nothing to wait for
     link.look()
-    assert time.monotonic() - begin < store_link._WAIT_S
+    assert time.monotonic() - begin < store_links._WAIT_S
     store = join(1)
     link.look()
     assert link.pending
@@ -163,7 +163,7 @@ def test_a_rank_0_that_does_not_record_is_not_looked_for_for_ever(native: Native
     while link.pending:
         link.look()
         looks += 1
-    assert looks == store_link._LOOKS
+    assert looks == store_links._LOOKS
     assert native.followed == []
 
 

@@ -12,13 +12,13 @@ import pytest
 import torch
 
 import commprof
-from commprof.analysis.step.device_telemetry import device_telemetry
+from commprof.analysis.step.devices import device_telemetry
 from commprof.capture import device_telemetry as capture
 from commprof.capture.device_telemetry import Samples
 from commprof.report.sections.devices import grid
 from commprof.trace.reader import read_trace
 from tests.support.builders.results import world
-from tests.unit.launch.test_memory import rank
+from tests.unit.launch.test_job import rank
 
 UUID = "5a0c1b3e-0000-0000-0000-000000000007"
 

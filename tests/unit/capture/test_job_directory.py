@@ -1,12 +1,21 @@
-"""Which directory a job's traces go to."""
+"""Which directory a job's traces go to.
+
+Ring files made by hand: what a killed process left, and what only looks like it.
+"""
 
 from __future__ import annotations
 
+import os
+import resource
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from commprof.capture.job.job_directory import agree
+from commprof.errors import TraceError
+from commprof.trace.reader import Trace, read_trace
+from commprof.trace.salvage import salvage
 from tests.support.builders import trace_bytes as made
 
 
@@ -53,3 +62,213 @@ def test_a_first_attempt_goes_to_a_directory_of_its_own(
     begin(tmp_path)
     assert agree(tmp_path) == tmp_path / "job_2"
     assert agree(tmp_path) == tmp_path / "job_3"
+
+
+class Killed:
+    """A trace that holds the records of time 1 and 2, and a place for rings."""
+
+    def __init__(self, tmp_path: Path) -> None:
+        self.prefix = str(tmp_path / "commprof-[0]-")
+        self.path = tmp_path / "rank_1.trace"
+        self.path.write_bytes(made.trace(made.records(1, 2), ring_prefix=self.prefix))
+
+    def ring_path(self, number: int | str = 0) -> Path:
+        return Path(f"{self.prefix}{number}.ring")
+
+    def leave(self, number: int | str, data: bytes) -> None:
+        self.ring_path(number).write_bytes(data)
+
+    def read(self) -> Trace:
+        return read_trace(self.path)
+
+    def times(self) -> list[int]:
+        return self.read().records["timestamp_ns"].tolist()
+
+
+@pytest.fixture
+def killed(tmp_path: Path) -> Killed:
+    return Killed(tmp_path)
+
+
+def slots(**times_ns: int) -> dict[int, bytes]:
+    """``s2=7`` puts a record of time 7 into slot 2."""
+    return {int(name[1:]): made.record(value) for name, value in times_ns.items()}
+
+
+def test_undrained_records_are_taken_over(killed: Killed) -> None:
+    # Numbers 2 to 5 of a ring of 4: slots 2, 3, 0, 1.
+    killed.leave(0, made.ring(slots(s2=3, s3=4, s0=5, s1=6), head=6, tail=2, dropped=8))
+    killed.leave(1, made.ring(slots(s0=9, s1=10), head=1, dropped=1))
+    trace = killed.read()
+
+    assert trace.records["timestamp_ns"].tolist() == [1, 2, 3, 4, 5, 6, 9]
+    assert (trace.dropped, trace.complete, trace.problems) == (9, False, ())
+
+
+def test_a_record_in_trace_and_ring_counts_once(killed: Killed) -> None:
+    # Killed between the write and the commit: the ring still holds all of it.
+    killed.leave(0, made.ring(slots(s0=1, s1=2, s2=3), head=3))
+
+    assert killed.times() == [1, 2, 3]
+
+
+def test_records_that_differ_in_one_field_all_count(killed: Killed) -> None:
+    rows = {0: made.record(1), 1: made.record(1, value=1), 2: made.record(1, op_id=1)}
+    killed.leave(0, made.ring(rows, head=3))
+
+    assert killed.times() == [1, 1, 1, 2]
+
+
+def test_counters_near_their_limit(killed: Killed) -> None:
+    # The number 2**64 - 2 lies in slot 2 of 4.
+    killed.leave(0, made.ring(slots(s2=3), head=2**64 - 1, tail=2**64 - 2))
+
+    assert killed.times() == [1, 2, 3]
+
+
+FOREIGN: dict[str, dict[str, Any]] = {
+    "another session": {"session": 1},
+    "another magic": {"magic": b"CPRING02"},
+    "no magic yet": {"magic": bytes(8)},
+    "other records": {"record_bytes": 32},
+    "no capacity": {"capacity": 0},
+    "fewer slots than it says": {"slot_count": 3},
+    "more slots than it says": {"slot_count": 5},
+    "huge capacity": {"capacity": 2**63, "slot_count": 4},
+    "wrapped capacity": {"capacity": 2**58, "slot_count": 0},
+    "head before tail": {"head": 1, "tail": 2},
+    "more than a ring holds": {"head": 5, "tail": 0},
+    "wild head": {"head": 2**64 - 1, "tail": 0},
+    "wild tail": {"head": 3, "tail": 2**64 - 1},
+}
+
+
+@pytest.mark.parametrize("changes", FOREIGN.values(), ids=FOREIGN)
+def test_foreign_and_damaged_rings_are_passed_over(killed: Killed, changes: dict[str, Any]) -> None:
+    killed.leave(0, made.ring(slots(s0=7), **{"head": 1, "dropped": 5, **changes}))
+    trace = killed.read()
+
+    assert trace.records["timestamp_ns"].tolist() == [1, 2]
+    assert trace.dropped == 0
+
+
+@pytest.mark.parametrize("size", [0, 8, 255, 256, 319])
+def test_rings_cut_short_are_passed_over(killed: Killed, size: int) -> None:
+    killed.leave(0, made.ring(slots(s0=7), head=1)[:size])
+
+    assert killed.times() == [1, 2]
+
+
+def test_only_numbered_regular_files_are_rings(killed: Killed) -> None:
+    killed.leave("x", made.ring(slots(s0=7), head=1))
+    killed.leave("0.old", made.ring(slots(s0=8), head=1))
+    os.mkfifo(killed.ring_path(1))  # reading it would block for ever
+    killed.ring_path(2).mkdir()
+
+    assert killed.times() == [1, 2]
+    assert salvage(killed.path) == 0
+    assert killed.ring_path("x").exists()
+    assert killed.ring_path(1).exists()
+
+
+def test_a_closed_trace_reads_no_rings(killed: Killed) -> None:
+    with killed.path.open("ab") as file:
+        file.write(made.end(3))
+    killed.leave(0, made.ring(slots(s0=7), head=1, dropped=9))
+    trace = killed.read()
+
+    assert trace.records["timestamp_ns"].tolist() == [1, 2]
+    assert trace.dropped == 3
+
+
+def test_salvage_moves_records_and_counters_and_is_idempotent(killed: Killed) -> None:
+    killed.leave(0, made.ring(slots(s0=2, s1=3, s2=4), head=3, dropped=5))
+    killed.leave(1, made.ring(slots(s3=6), head=4, tail=3, dropped=1))
+    before = killed.read()
+
+    assert salvage(killed.path) == 4
+    assert not killed.ring_path(0).exists()
+    assert not killed.ring_path(1).exists()
+    after = killed.path.read_bytes()
+    for trace in (before, killed.read()):
+        assert trace.records["timestamp_ns"].tolist() == [1, 2, 3, 4, 6]
+        assert (trace.dropped, trace.complete, trace.problems) == (6, False, ())
+    assert salvage(killed.path) == 0
+    assert killed.path.read_bytes() == after
+
+
+def test_salvage_cuts_a_partial_block_off(killed: Killed) -> None:
+    with killed.path.open("ab") as file:
+        file.write(made.records(*range(50, 90))[:-1])  # longer than what salvage writes
+    killed.leave(0, made.ring(slots(s0=3), head=1))
+
+    assert salvage(killed.path) == 1
+    assert killed.times() == [1, 2, 3]
+    assert killed.read().problems == ()
+
+
+def test_salvage_again_after_a_crash_in_the_middle(killed: Killed) -> None:
+    """The records were appended, and neither the counters nor the removal followed."""
+    killed.leave(0, made.ring(slots(s0=3, s1=4), head=2, dropped=5))
+    with killed.path.open("ab") as file:
+        file.write(made.records(3, 4))
+
+    assert killed.times() == [1, 2, 3, 4]
+    assert salvage(killed.path) == 2
+    assert killed.times() == [1, 2, 3, 4]
+    assert killed.read().dropped == 5
+
+
+def test_salvage_after_a_crash_before_the_removal(killed: Killed) -> None:
+    ring = made.ring(slots(s0=3), head=1, dropped=5)
+    killed.leave(0, ring)
+    salvage(killed.path)
+    killed.leave(0, ring)
+
+    assert (killed.times(), killed.read().dropped) == ([1, 2, 3], 5)
+    assert salvage(killed.path) == 0
+    assert not killed.ring_path(0).exists()
+    assert (killed.times(), killed.read().dropped) == ([1, 2, 3], 5)
+
+
+def test_salvage_of_a_closed_trace_only_removes_rings(killed: Killed) -> None:
+    with killed.path.open("ab") as file:
+        file.write(made.end())
+    before = killed.path.read_bytes()
+    killed.leave(0, made.ring(slots(s0=7), head=1))
+
+    assert salvage(killed.path) == 0
+    assert killed.path.read_bytes() == before
+    assert not killed.ring_path(0).exists()
+
+
+def test_salvage_removes_its_own_rings_alone(killed: Killed) -> None:
+    killed.leave(0, made.ring({}, session=1))
+    killed.leave(1, made.ring({})[:0])  # was just being made
+    killed.leave(2, b"somebody's file")
+
+    assert salvage(killed.path) == 0
+    assert [killed.ring_path(i).exists() for i in range(3)] == [True, False, True]
+
+
+def test_salvage_that_cannot_write_keeps_the_rings(killed: Killed) -> None:
+    killed.leave(0, made.ring(slots(s0=3), head=1))
+    before = killed.path.read_bytes()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    # One record and one counter block: 24 + 64 + 24 + len('{"records": 1, "dropped": 0}') bytes.
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 10, limits[1]))
+    try:
+        with pytest.raises(OSError, match="only 10 of 140 bytes could be written"):
+            salvage(killed.path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+    assert killed.path.read_bytes() == before
+    assert killed.times() == [1, 2, 3]
+    assert salvage(killed.path) == 1
+
+
+def test_salvage_of_something_else(tmp_path: Path) -> None:
+    (tmp_path / "x").write_bytes(b"not a trace")
+    with pytest.raises(TraceError):
+        salvage(tmp_path / "x")

@@ -26,7 +26,7 @@ from commprof.predict.fit.machine_profile import (
 )
 from commprof.predict.fit.points import read_points
 from commprof.trace.reader import read_trace
-from commprof.trace.run.results import read_result
+from commprof.trace.run.run_directory import read_result
 from tests.support.builders import trace_bytes as made
 from tests.support.builders.predictions import answer, write_predictions
 from tests.support.builders.schedules import curve, hook

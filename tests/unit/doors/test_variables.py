@@ -17,7 +17,7 @@ from commprof.capture import boot
 from commprof.capture.settings import RankSettings
 from commprof.checks import run as health
 from commprof.errors import CommprofError, UsageError
-from commprof.trace.run.attempts import restart_count
+from commprof.trace.run.endings import restart_count
 from commprof.trace.schema import MODES
 
 READ: dict[str, Callable[[], object]] = {

@@ -1,7 +1,17 @@
+"""Children of a launcher that torch forgot.
+
+Peak memory of this process, against memory that a test takes.
+"""
+
 from __future__ import annotations
 
 import io
 import json
+import mmap
+import os
+import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -9,11 +19,16 @@ from typing import Any
 import pytest
 import torch
 
+from commprof.analysis.rank_summary import RankSummary
 from commprof.errors import CommprofError, RankFailedError, UsageError
 from commprof.launch import elastic
+from commprof.launch.elastic import kill_lost_ranks
 from commprof.launch.job import Job, per_rank_batch
 from commprof.launch.progress import ProgressFile, ProgressLine
 from commprof.launch.rendezvous import Meeting
+from commprof.launch.worker import PeakMemory
+from commprof.report.sections.memory import memory_section
+from tests.support.builders.results import PARTS, world
 
 HERE = Path("run/w2")
 
@@ -203,3 +218,79 @@ def test_progress_is_written_at_most_every_fifth_of_a_second(tmp_path: Path) -> 
     progress.close()
 
     assert int((tmp_path / "progress").read_text()) < 99
+
+
+def sleeper(**environment: str) -> subprocess.Popen[bytes]:
+    """Says a line once it runs."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", "print(flush=True); import time; time.sleep(60)"],
+        env={**os.environ, **environment},
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    process.stdout.readline()
+    return process
+
+
+def test_ranks_are_ended_and_other_children_are_not() -> None:
+    rank, other = sleeper(TORCHELASTIC_RUN_ID="none", RANK="0"), sleeper(RANK="0")
+    try:
+        kill_lost_ranks()
+        assert rank.wait(10) == -signal.SIGKILL
+        assert other.poll() is None
+        kill_lost_ranks()  # of what is gone there is nothing to end
+    finally:
+        for process in (rank, other):
+            process.kill()
+            process.communicate()
+
+
+MIB = 1 << 20
+
+
+def take(size_bytes: int) -> mmap.mmap:
+    """Resident memory that goes back to the kernel when it is closed."""
+    memory = mmap.mmap(-1, size_bytes)
+    memory.write(b"\1" * size_bytes)
+    return memory
+
+
+def test_the_peak_is_that_since_the_start() -> None:
+    memory = PeakMemory("cpu")
+    take(200 * MIB).close()  # as making a model would
+    memory.start()
+    before = memory.use()
+    take(64 * MIB).close()
+    after = memory.use()
+
+    assert before.before_bytes == after.before_bytes > 10 * MIB
+    assert before.peak_bytes < before.before_bytes + 100 * MIB
+    assert 60 * MIB < after.peak_bytes - before.peak_bytes < 160 * MIB
+    assert after.device_peak_bytes is None
+
+
+def rank(**values: float) -> RankSummary:
+    measured = {"rank": 0, "samples": 1, "duration_s": 1, "samples_per_s": 1, "host": "host"}
+    return RankSummary(parts=PARTS, average_loss=1.0, final_loss=1.0, **{**measured, **values})  # type: ignore[arg-type]
+
+
+def test_what_training_took_is_the_gpus_where_there_is_one() -> None:
+    assert rank(before_rss_bytes=300, peak_rss_bytes=800).training_bytes == 500
+    both = rank(before_rss_bytes=300, peak_rss_bytes=800, device_peak_bytes=70)
+    assert both.training_bytes == 70
+    assert rank().training_bytes != rank().training_bytes  # NaN
+
+
+def test_the_table_names_the_ranks_that_take_most_and_least() -> None:
+    ranks = (
+        rank(before_rss_bytes=300e6, peak_rss_bytes=800e6),
+        rank(before_rss_bytes=310e6, peak_rss_bytes=700e6),
+    )
+    assert memory_section([world(2, ranks=ranks)]).splitlines()[-1].split() == [
+        "2", "800", "700", "310",
+    ]  # fmt: skip
+    on_gpu = (*ranks, rank(before_rss_bytes=1e6, peak_rss_bytes=2e6, device_peak_bytes=5e6))
+    row = memory_section([world(3, ranks=on_gpu)]).splitlines()[-1].split()
+    assert row == ["3", "800", "2", "310", "5", "5"]
+    assert memory_section([world(1, ranks=(rank(),))]) == ""

@@ -10,11 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from commprof.analysis.align import histogram
 from commprof.monitor.figures.summarised import Summaries, difference
 from commprof.monitor.observer import Observer
 from commprof.trace.schema import BlockType
-from commprof.trace.summary import read_summary
+from commprof.trace.summary import histogram_of, read_summary
 from tests.support.builders import trace_bytes as made
 from tests.support.builders.summaries import MS, document, operation, summary
 
@@ -106,8 +105,8 @@ def test_one_that_was_taken_already_changes_nothing() -> None:
 @pytest.mark.parametrize("seed", range(5))
 def test_the_difference_of_histograms_is_what_came_since(seed: int) -> None:
     values = np.random.default_rng(seed).integers(0, 10**9, 300).tolist()
-    found = difference(histogram.of(values), histogram.of(values[:100]))
-    expected = histogram.of(values[100:])
+    found = difference(histogram_of(values), histogram_of(values[:100]))
+    expected = histogram_of(values[100:])
     assert (found.count, found.sum_ns) == (200, expected.sum_ns)
     assert found.buckets.tolist() == expected.buckets.tolist()
     assert found.counts.tolist() == expected.counts.tolist()

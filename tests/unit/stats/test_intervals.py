@@ -7,8 +7,14 @@ import math
 import numpy as np
 import pytest
 
-from commprof.stats.intervals import center, interval_of, resamples, student_t_quantile
-from commprof.trials.statistics import mean, ratio
+from commprof.stats.intervals import (
+    center,
+    interval_of,
+    mean_of_rounds,
+    ratio_of_rounds,
+    resamples,
+    student_t_quantile,
+)
 
 
 @pytest.mark.parametrize(
@@ -26,7 +32,7 @@ def test_student_s_quantiles(probability: float, degrees: int, quantile: float) 
 def test_ratios_are_paired_by_round() -> None:
     # Rounds differ by a factor of 10, the pairs always by 2.
     plain = np.array([1.0, 10.0, 3.0, 7.0])
-    found = ratio(plain / 2, plain)
+    found = ratio_of_rounds(plain / 2, plain)
     assert found is not None
     assert (found.value, found.low, found.high) == pytest.approx((0.5, 0.5, 0.5))
 
@@ -42,20 +48,20 @@ def test_one_round_that_the_machine_disturbed_moves_little() -> None:
     quiet = np.array([0.49, 0.5, 0.51, 0.5, 0.495, 0.505, 0.5, 0.5])
     disturbed = quiet.copy()
     disturbed[3] = 1.0
-    found = ratio(disturbed, plain)
+    found = ratio_of_rounds(disturbed, plain)
     assert found is not None
     assert found.value == pytest.approx(0.5, rel=0.01)
     assert found.high < 1
 
 
 def test_too_few_rounds_give_nothing() -> None:
-    assert mean(np.ones(2)) is None
-    assert mean(np.array([1.0, math.nan, 1.0])) is None
+    assert mean_of_rounds(np.ones(2)) is None
+    assert mean_of_rounds(np.array([1.0, math.nan, 1.0])) is None
 
 
 def test_a_higher_level_is_wider() -> None:
     values = np.random.default_rng(1).normal(size=10)
-    usual, wide = mean(values), mean(values, 0.99)
+    usual, wide = mean_of_rounds(values), mean_of_rounds(values, 0.99)
     assert usual is not None
     assert wide is not None
     assert wide.low < usual.low < usual.high < wide.high
@@ -70,7 +76,7 @@ def test_the_truth_is_covered_at_the_stated_rate(count: int, degrees: float) -> 
     covered = 0
     for _ in range(tries):
         wild = draw.normal(size=count) if degrees == math.inf else draw.standard_t(3, size=count)
-        found = ratio(np.exp(0.2 + 0.1 * wild), np.ones(count))
+        found = ratio_of_rounds(np.exp(0.2 + 0.1 * wild), np.ones(count))
         assert found is not None
         covered += found.contains(math.exp(0.2))
     # 95 % is stated; of 500 tries, 2 standard deviations are 2 %.

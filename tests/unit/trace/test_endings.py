@@ -13,8 +13,8 @@ import pytest
 
 from commprof.analysis.late.attempts import attempts_of, attempts_remarks
 from commprof.capture.ending import error_line
+from commprof.trace import ring
 from commprof.trace.reader import Trace, read_trace
-from commprof.trace.rings import ring
 from commprof.trace.run.endings import (
     Endings,
     LaunchedAttempt,

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from commprof.analysis.timeline.torch_trace import read_torch_trace
 from commprof.commands import main
 from commprof.errors import CommprofError
-from commprof.trace.torch_trace import read_torch_trace
 from tests.support.builders.traces import MS, Rank
 
 BASE_NS = 1_700_000_000_000_000_000

@@ -10,11 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from commprof.analysis.align.turns import trial_of
+from commprof.analysis.align.measured import trial_of
 from commprof.commands import main
 from commprof.trace.schema import Kind, Phase
-from commprof.trials.analyse import analyse_world_trial
-from commprof.trials.blocks import _later_over_earlier, figures
+from commprof.trials.analyse import _later_over_earlier, analyse_world_trial, figures
 from commprof.trials.found import analyse_trial
 from commprof.trials.plan import parse_trial
 from tests.support.builders.results import context

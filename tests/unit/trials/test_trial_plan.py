@@ -8,8 +8,7 @@ import pytest
 
 from commprof.errors import UsageError
 from commprof.trials.candidates import Candidate, help_text, parse_candidate, technique_names
-from commprof.trials.plan import SETTINGS, SETTLE_STEPS, parse_trial
-from commprof.trials.schedule import Schedule
+from commprof.trials.plan import SETTINGS, SETTLE_STEPS, Schedule, parse_trial
 
 
 def labels(text: str) -> list[str]:

@@ -1,4 +1,7 @@
-"""What a trial's figures amount to, in words: never more than they show."""
+"""What a trial's figures amount to, in words: never more than they show.
+
+Break-even bandwidths that can be worked out on paper.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,8 @@ import dataclasses
 import numpy as np
 import pytest
 
-from commprof.trials.candidates import parse_candidate
+from commprof.trials.break_even import Costs, break_even, no_break_even
+from commprof.trials.candidates import ROLES, parse_candidate
 from commprof.trials.verdict import (
     Setting,
     apply,
@@ -15,12 +19,111 @@ from commprof.trials.verdict import (
 )
 from tests.support.builders.trial_results import RUN, trial
 
+MB, MS = 1e6, 1e6
+
+
+def found(
+    plain: float, wire: float, coding: float, slowdown: float, hidden: float, spread: float = 0.0
+):
+    """8 rounds of these means; MB, MB, ms, ms, ms."""
+    noise = 1 + spread * np.array([1, -1, 1, -1, 1, -1, 1, -1])
+    return break_even(
+        Costs(
+            plain * MB * noise,
+            wire * MB * noise,
+            coding * MS * noise,
+            slowdown * MS * noise,
+            hidden * MS * noise,
+        )
+    )
+
+
+def test_bytes_saved_must_pay_for_the_work() -> None:
+    # 3 MB saved are 24 Mbit; 4 ms of coding and 2 ms more in the step: 24e6 bit in 6e6 ns.
+    result = found(plain=4, wire=1, coding=4, slowdown=2, hidden=0.1)
+    assert result is not None
+    assert result.pays == "below"
+    assert result.gbit_per_s is not None
+    assert result.gbit_per_s.value == pytest.approx(4.0)
+    assert result.gbit_per_s.low == pytest.approx(4.0)
+
+
+def test_above_a_bandwidth_all_communication_is_hidden() -> None:
+    # 4 MB are 32 Mbit, and 14 + 2 ms hide them at 2 Gbit/s and above.
+    result = found(plain=4, wire=1, coding=4, slowdown=2, hidden=14)
+    assert result is not None
+    assert result.gbit_per_s is not None
+    assert result.gbit_per_s.value == pytest.approx(2.0)
+
+
+def test_a_step_that_got_faster_elsewhere_is_no_credit() -> None:
+    result = found(plain=4, wire=1, coding=6, slowdown=-3, hidden=0.1)
+    assert result is not None
+    assert result.gbit_per_s is not None
+    assert result.gbit_per_s.value == pytest.approx(4.0)
+
+
+def test_what_saves_no_byte_never_pays() -> None:
+    result = found(plain=4, wire=5, coding=1, slowdown=0, hidden=1)
+    assert result is not None
+    assert (result.pays, result.gbit_per_s) == ("never", None)
+
+
+def test_what_costs_nothing_always_pays() -> None:
+    result = found(plain=4, wire=1, coding=0, slowdown=0, hidden=0)
+    assert result is not None
+    assert (result.pays, result.gbit_per_s) == ("always", None)
+
+
+def test_its_interval_comes_from_the_rounds() -> None:
+    draw = np.random.default_rng(3).normal(1, 0.1, size=8)
+    ones = np.ones(8)
+    result = break_even(Costs(4 * MB * ones, MB * ones, 6 * MS * draw, 0 * ones, 0.1 * MS * ones))
+    assert result is not None
+    assert result.gbit_per_s is not None
+    assert result.gbit_per_s.low < result.gbit_per_s.value < result.gbit_per_s.high
+    assert result.gbit_per_s.value == pytest.approx(24 / (6 * np.median(draw)))
+
+
+def test_nothing_is_said_of_what_was_not_measured() -> None:
+    ones = np.ones(8)
+    assert break_even(Costs(ones, np.full(8, np.nan), ones, ones, ones)) is None
+    assert break_even(Costs(*[np.ones(2)] * 5)) is None
+
+
+@pytest.mark.parametrize(
+    ("label", "answer", "reason"),
+    [
+        ("bucket-cap=5", "does not apply", "the same bytes are sent in other buckets"),
+        ("no-overlap", "does not apply", "the same bytes are sent at another time"),
+        ("hierarchical", "does not apply", "bytes within a host go through memory"),
+        ("int8:hierarchical=1+bucket-cap=5", "does not apply", "bytes within a host go through"),
+        ("int8", "not known", "compressors that run as torch operations tell neither"),
+    ],
+)
+def test_where_there_is_none_the_reason_is_told(label: str, answer: str, reason: str) -> None:
+    found = no_break_even(parse_candidate(label), rounds=8, told=False)
+    assert found is not None
+    assert found.answer == answer
+    assert found.reason.startswith(reason)
+
+
+def test_other_reasons() -> None:
+    int8 = parse_candidate("int8")
+    short, missing = no_break_even(int8, 2, True), no_break_even(int8, 8, True)
+    assert short is not None
+    assert missing is not None
+    assert short.reason == "3 complete rounds are the least"
+    assert missing.reason == "a figure that it takes was not measured"
+    assert [no_break_even(role, 8, False) for role in ROLES] == [None] * 3
+
+
 QUIET = 0.005
-ROLES = {"none": (100.0, QUIET), "none again": (100.2, QUIET), "noop": (40.0, QUIET)}
+BASE_TIMES = {"none": (100.0, QUIET), "none again": (100.2, QUIET), "noop": (40.0, QUIET)}
 
 
 def test_a_clear_winner_is_recommended_with_its_interval() -> None:
-    verdict = trial({**ROLES, "fp16": (70.0, QUIET), "int8": (50.0, QUIET)}).verdict
+    verdict = trial({**BASE_TIMES, "fp16": (70.0, QUIET), "int8": (50.0, QUIET)}).verdict
     assert (verdict.answer, verdict.choice) == ("use", "int8")
     assert verdict.gain is not None
     assert verdict.gain.value == pytest.approx(0.5, abs=0.01)
@@ -38,7 +141,7 @@ def test_a_clear_winner_is_recommended_with_its_interval() -> None:
 
 
 def test_under_ten_percent_of_headroom_it_stops() -> None:
-    steps = {**ROLES, "noop": (92.0, QUIET), "int8": (50.0, QUIET)}
+    steps = {**BASE_TIMES, "noop": (92.0, QUIET), "int8": (50.0, QUIET)}
     verdict = trial(steps).verdict
     assert (verdict.answer, verdict.choice, verdict.apply) == ("not-the-bottleneck", "", "")
     assert "Communication is not the bottleneck" in verdict.sentences[-1]
@@ -46,7 +149,7 @@ def test_under_ten_percent_of_headroom_it_stops() -> None:
 
 
 def test_a_headroom_that_may_be_anything_says_nothing() -> None:
-    verdict = trial({**ROLES, "noop": (97.0, 0.5), "int8": (50.0, QUIET)}).verdict
+    verdict = trial({**BASE_TIMES, "noop": (97.0, 0.5), "int8": (50.0, QUIET)}).verdict
     assert (verdict.answer, verdict.choice) == ("unknown", "")
     assert verdict.sentences[-1].startswith("Too noisy to say")
 
@@ -59,26 +162,26 @@ def test_without_noop_it_goes_on() -> None:
 
 
 def test_nothing_is_recommended_whose_interval_holds_zero() -> None:
-    verdict = trial({**ROLES, "int8": (98.0, 0.08), "fp16": (120.0, QUIET)}).verdict
+    verdict = trial({**BASE_TIMES, "int8": (98.0, 0.08), "fp16": (120.0, QUIET)}).verdict
     assert (verdict.answer, verdict.choice, verdict.gain) == ("none", "", None)
     assert "none of what was tried makes the step shorter for sure" in verdict.sentences[-1]
 
 
 def test_a_gain_below_what_equal_things_differ_by_is_none() -> None:
-    steps = {**ROLES, "none again": (94.0, QUIET), "int8": (97.0, QUIET)}
+    steps = {**BASE_TIMES, "none again": (94.0, QUIET), "int8": (97.0, QUIET)}
     verdict = trial(steps).verdict
     assert verdict.answer == "none"
     assert "two runs of the same thing differed by" in verdict.sentences[-1]
 
 
 def test_of_equals_the_one_that_harms_gradients_least_is_taken() -> None:
-    steps = {**ROLES, "topk:ratio=0.01": (50.0, 0.02), "int8": (50.3, 0.02)}
+    steps = {**BASE_TIMES, "topk:ratio=0.01": (50.0, 0.02), "int8": (50.3, 0.02)}
     result = trial(steps, errors={"topk:ratio=0.01": 0.9, "int8": 0.008})
     assert result.verdict.choice == "int8"
     assert any(
         "topk:ratio=0.01 did not differ from it" in said for said in result.verdict.sentences
     )
-    lossless = trial({**ROLES, "int8": (50.0, 0.02), "bucket-cap=5": (50.2, 0.02)})
+    lossless = trial({**BASE_TIMES, "int8": (50.0, 0.02), "bucket-cap=5": (50.2, 0.02)})
     assert lossless.verdict.choice == "bucket-cap=5"
     assert lossless.verdict.sentences[-1] == (
         "It changes no result: the gradients have the same bits."
@@ -87,7 +190,7 @@ def test_of_equals_the_one_that_harms_gradients_least_is_taken() -> None:
 
 def test_a_compressor_that_was_not_measured_is_no_lesser_harm() -> None:
     nan = float("nan")
-    steps = {**ROLES, "topk:ratio=0.01": (50.0, 0.02), "int8": (50.3, 0.02)}
+    steps = {**BASE_TIMES, "topk:ratio=0.01": (50.0, 0.02), "int8": (50.3, 0.02)}
     verdict = trial(steps, errors={"topk:ratio=0.01": nan, "int8": 0.008}).verdict
     assert (verdict.choice, verdict.fastest) == ("int8", "topk:ratio=0.01")
     assert set(verdict.equals) == {"topk:ratio=0.01", "int8"}
@@ -105,7 +208,7 @@ def test_a_compressor_that_was_not_measured_is_no_lesser_harm() -> None:
 
 def test_an_exchange_that_does_not_compress_sums_in_another_order() -> None:
     nan = {"hierarchical": float("nan")}
-    verdict = trial({**ROLES, "hierarchical": (50.0, QUIET)}, errors=nan).verdict
+    verdict = trial({**BASE_TIMES, "hierarchical": (50.0, QUIET)}, errors=nan).verdict
     assert verdict.sentences[-1].startswith("It sums gradients in another order:")
 
 
@@ -115,17 +218,17 @@ def test_what_no_option_applies_is_not_recommended(label: str) -> None:
         "and is not recommended: no-overlap exists in trials only, for comparison, and no option "
         "applies it."
     )
-    alone = trial({**ROLES, label: (60.0, QUIET)}).verdict
+    alone = trial({**BASE_TIMES, label: (60.0, QUIET)}).verdict
     assert (alone.answer, alone.choice, alone.fastest, alone.apply) == ("none", "", "", "")
     nothing, barred = alone.sentences[-2:]
     assert nothing == "No candidate was tried that can be recommended."
     assert barred.startswith(f"{label} saves ")
     assert barred.endswith(reason)
-    beside = trial({**ROLES, label: (60.0, QUIET), "int8": (70.0, QUIET)}).verdict
+    beside = trial({**BASE_TIMES, label: (60.0, QUIET), "int8": (70.0, QUIET)}).verdict
     assert (beside.answer, beside.choice, beside.fastest) == ("use", "int8", "int8")
     assert beside.equals == ("int8",)
     assert beside.sentences[-1].endswith(reason)
-    slower = trial({**ROLES, label: (120.0, QUIET), "int8": (70.0, QUIET)}).verdict
+    slower = trial({**BASE_TIMES, label: (120.0, QUIET), "int8": (70.0, QUIET)}).verdict
     assert not any("not recommended" in said for said in slower.sentences)
 
 

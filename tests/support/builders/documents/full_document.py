@@ -14,15 +14,14 @@ from commprof.analysis.checks.figure_checks import CrossCheck
 from commprof.analysis.checks.losses import LossAgreement
 from commprof.analysis.collectives.bucket_sizes import SmallCalls
 from commprof.analysis.collectives.host_links import HostLinks
+from commprof.analysis.collectives.in_flight import TimeInFlight
 from commprof.analysis.collectives.kinds import SteplessCollectives
-from commprof.analysis.collectives.time_in_flight import TimeInFlight
 from commprof.analysis.cost import Price, cost
 from commprof.analysis.late.attempts import Attempt
 from commprof.analysis.late.incidents import Incidents
 from commprof.analysis.late.stragglers import LateRank
 from commprof.analysis.replay.gains import Gain, Gains
-from commprof.analysis.step.device_telemetry import DeviceTelemetry
-from commprof.analysis.step.kernel_times import KernelTimes
+from commprof.analysis.step.devices import DeviceTelemetry, KernelTimes
 from commprof.analysis.verdict import verdict
 from commprof.analysis.world import WorldResult
 from commprof.report.export.as_json import render

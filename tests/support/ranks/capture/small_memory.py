@@ -13,7 +13,7 @@ import threading
 from pathlib import Path
 
 from commprof import _native
-from commprof.capture.job.ring_files import ring_prefix
+from commprof.capture.job.job_directory import ring_prefix
 
 MEMORY = Path("/dev/shm")
 THREADS, PHASES = 20, 500

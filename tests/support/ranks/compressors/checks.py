@@ -27,7 +27,7 @@ import commprof
 from commprof import _native, compressors
 from commprof.errors import CommprofError
 from commprof.trace import columns
-from commprof.trace.compressions import compressions
+from commprof.trace.columns import compressions
 from commprof.trace.reader import read_trace
 from tests.support.ranks.compressors.train import gradients_digest
 

@@ -23,7 +23,7 @@ import torch.distributed as dist
 
 import commprof
 from commprof import compressors, variables
-from commprof.compressors import connections
+from commprof.compressors import groups
 from commprof.trace import columns
 from commprof.trace.reader import read_trace
 from tests.support.ranks.compressors.checks import (
@@ -104,14 +104,14 @@ def switched_to_nonsense(directory: Path) -> None:
 
 def no_way_to_one_rank(directory: Path) -> None:
     """All use the group then, and rank 0 says why."""
-    original, patience = connections.own_address, connections._PATIENCE_S
-    connections._PATIENCE_S = 0.5
+    original, patience = groups.own_address, groups._PATIENCE_S
+    groups._PATIENCE_S = 0.5
     for address in ("192.0.2.1", "127.0.0.77"):
         if dist.get_rank() == 1:
             # Not of this host; of this host, where nobody listens.
-            connections.own_address = lambda _, address=address: address
+            groups.own_address = lambda _, address=address: address
             if address == "127.0.0.77":
-                connections._native.native.Listener.endpoint = property(
+                groups._native.native.Listener.endpoint = property(
                     lambda _: "127.0.0.77 9 " + "0" * 32
                 )
         with warnings.catch_warnings(record=True) as caught:
@@ -120,12 +120,12 @@ def no_way_to_one_rank(directory: Path) -> None:
         said = [str(w.message) for w in caught if "through gloo" in str(w.message)]
         assert len(said) == (dist.get_rank() == 0), said
         assert all("because of rank" in text for text in said)
-    connections.own_address, connections._PATIENCE_S = original, patience
+    groups.own_address, groups._PATIENCE_S = original, patience
 
 
 def garbage_while_connecting(directory: Path) -> None:
     """Strangers at the door of every rank, before its peers come and while they do."""
-    original, over = connections.Connections._everybodys, threading.Event()
+    original, over = groups.Connections._everybodys, threading.Event()
     strangers: list[threading.Thread] = []
 
     def told(self: Any, own: Any) -> list[Any]:
@@ -137,7 +137,7 @@ def garbage_while_connecting(directory: Path) -> None:
             time.sleep(0.5)  # no peer knows the way yet
         return original(self, own)
 
-    connections.Connections._everybodys = told
+    groups.Connections._everybodys = told
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert trained(directory)  # over connections of their own, with the right sums
@@ -145,7 +145,7 @@ def garbage_while_connecting(directory: Path) -> None:
     assert strangers
     for stranger in strangers:
         stranger.join()
-    connections.Connections._everybodys = original
+    groups.Connections._everybodys = original
 
 
 def _strangers(where: tuple[str, int], over: threading.Event) -> None:

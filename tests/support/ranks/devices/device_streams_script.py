@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 import commprof
-from commprof.capture.patches.stream_waits import StreamWaits
+from commprof.capture.patches.waits import StreamWaits
 from tests.support import fake_device
 
 MS = 1e6

@@ -7,8 +7,14 @@ import math
 import numpy as np
 import pytest
 
-from commprof.analysis.align.clock_map import SAME_CLOCK, ClockMap, fit
-from commprof.analysis.align.clocks import clock_error_us, on_common_clock, rank_clocks
+from commprof.analysis.align.clocks import (
+    SAME_CLOCK,
+    ClockMap,
+    clock_error_us,
+    fit,
+    on_common_clock,
+    rank_clocks,
+)
 from commprof.analysis.align.matching import match
 from commprof.analysis.late.arrivals import match_arrivals
 from commprof.trace import columns

@@ -13,7 +13,7 @@ from commprof.analysis.align.device_timeline import (
     on_device_timeline,
     timed_collectives,
 )
-from commprof.analysis.collectives.queueing import start_times
+from commprof.analysis.collectives.calls import start_times
 from commprof.analysis.step.breakdown import breakdown
 from commprof.analysis.step.exposure import exposures_of
 from commprof.trace import columns, schema

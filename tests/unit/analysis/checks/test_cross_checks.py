@@ -10,9 +10,8 @@ from unittest.mock import Mock
 
 import pytest
 
-from commprof.analysis.checks.figure_checks import CrossCheck
-from commprof.analysis.checks.network_check import TRAFFIC
-from commprof.analysis.collectives.wire_bytes import sent_bytes
+from commprof.analysis.checks.figure_checks import TRAFFIC, CrossCheck
+from commprof.analysis.collectives.traffic import sent_bytes
 from commprof.trace import columns
 from commprof.trace.schema import OPS, Phase
 from commprof.trace.summary import Summary

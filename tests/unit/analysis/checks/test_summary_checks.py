@@ -11,7 +11,7 @@ import pytest
 
 from commprof.analysis.align.summaries import analyse_summaries
 from commprof.analysis.checks.figure_checks import CrossCheck
-from commprof.analysis.collectives.wire_bytes import summarised_sent_bytes
+from commprof.analysis.collectives.traffic import summarised_sent_bytes
 from commprof.trace.reader import read_trace
 from commprof.trace.run.run_directory import WorldRun
 from commprof.trace.schema import OPS

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from commprof.analysis.align.matching import match
-from commprof.analysis.collectives.bandwidth import bus_factor, sizes_bytes
 from commprof.analysis.collectives.kinds import (
     CollectiveRow,
     Spread,
@@ -17,6 +16,7 @@ from commprof.analysis.collectives.kinds import (
     collective_rows,
     stepless_collectives,
 )
+from commprof.analysis.collectives.traffic import bus_factor, sizes_bytes
 from commprof.report.sections.collectives import collectives_section
 from commprof.trace import columns, schema
 from commprof.trace.schema import Kind, Phase

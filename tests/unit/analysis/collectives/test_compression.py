@@ -13,7 +13,7 @@ from commprof.analysis.collectives.compression import (
 )
 from commprof.report.sections.compression import compression_section
 from commprof.trace import schema
-from commprof.trace.compressions import compressions
+from commprof.trace.columns import compressions
 from tests.support.builders.results import compression as row
 from tests.support.builders.results import world
 from tests.support.builders.traces import MS, Rank

@@ -14,8 +14,8 @@ import pytest
 
 from benchmarks.multi_node import table
 from commprof.analysis.align.interfaces import header_share
-from commprof.analysis.collectives.between_hosts import sent_to_other_hosts
 from commprof.analysis.collectives.host_links import HostLinks
+from commprof.analysis.collectives.traffic import sent_to_other_hosts
 from commprof.report.sections import host_links as host_links_table
 from commprof.trace.columns import collectives
 from tests.support.analysed import analyse_world

@@ -8,7 +8,7 @@ import random
 import numpy as np
 import pytest
 
-from commprof.analysis.collectives.queueing import (
+from commprof.analysis.collectives.calls import (
     DEFAULT_GLOO_THREADS,
     assumes_threads,
     fifo_starts,

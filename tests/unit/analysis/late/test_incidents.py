@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from commprof.analysis.late.hangs import StackFile, read_events, read_hangs
+from commprof.analysis.late.incidents import StackFile, read_events, read_hangs
 from commprof.analysis.late.standstill import Operation
 from commprof.monitor.watchdog import py_spy
 from commprof.monitor.watchdog.feed import RankFeed

@@ -1,0 +1,207 @@
+"""For how long collectives were in flight, per step and one by one, in four parts.
+
+The parts have the words of Horovod's timeline (docs/timeline.rst of horovod/horovod:
+NEGOTIATE_ALLREDUCE, QUEUE, WAIT_FOR_DATA, the operation):
+
+    negotiate: from this rank's issue until the last rank's issue: not everybody is ready
+    queue:     then, until gloo begins to run it here
+    wait:      then, until it runs on the last rank
+    wire:      from there to its completion here
+
+c10d does not negotiate: a rank that is early sits inside the collective. Horovod waits for the
+data that the GPU still computes, here the wait is for the last rank to begin. The parts add up to
+the time from issue to completion. The table of the collectives cuts it differently: its
+queue is all of the time until the start here, and its wait is what follows until the last start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from commprof.analysis.align.bucket_numbers import bucket_numbers
+from commprof.analysis.align.matching import Matching, last_awaited
+from commprof.analysis.collectives.calls import group_sizes, start_times
+from commprof.analysis.collectives.traffic import sizes_bytes
+from commprof.trace import columns
+from commprof.trace.columns import Collectives, Ints, Steps
+from commprof.trace.reader import Trace
+from commprof.trace.schema import OPS, op_name
+from commprof.units import ns_to_ms
+
+if TYPE_CHECKING:
+    from commprof.analysis.align.measured import MeasuredWorld
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class TimeInFlight:
+    """One operation over the measured steps."""
+
+    op: str
+    #: Time in which a call of it was in flight; mean per step, over all ranks.
+    in_flight_ms: float
+
+
+def times_in_flight(
+    traces: Sequence[Trace], tables: Sequence[Collectives], measured_steps: Ints
+) -> tuple[TimeInFlight, ...]:
+    """Returns the time in flight of each operation with a known completion, by code."""
+    if len(measured_steps) == 0:
+        return ()
+    total_ns: dict[int, float] = {}
+    for trace, table in zip(traces, tables, strict=True):
+        steps = columns.steps(trace)
+        chosen = np.isin(steps.index, measured_steps)
+        for op in np.unique(table.op[table.end_ns > table.issue_ns]).tolist():
+            spent = in_flight_ns(steps, table, table.op == op)
+            total_ns[op] = total_ns.get(op, 0.0) + float(spent[chosen].sum())
+    rank_steps = len(traces) * len(measured_steps)
+    return tuple(
+        TimeInFlight(op_name(op), ns_to_ms(ns) / rank_steps) for op, ns in sorted(total_ns.items())
+    )
+
+
+def in_flight_ns(
+    steps: Steps, table: Collectives, chosen: npt.NDArray[np.bool_] | None = None
+) -> Floats:
+    """Per step: length of the union of [issue, completion] over all collectives, or the chosen."""
+    ended = table.end_ns > table.issue_ns
+    if chosen is not None:
+        ended &= chosen
+    order = np.argsort(table.issue_ns[ended], kind="stable")
+    begin, end = table.issue_ns[ended][order], table.end_ns[ended][order]
+    if len(begin) == 0:
+        return np.zeros(len(steps))
+    reach = np.maximum.accumulate(end)
+    opens = np.concatenate(([True], begin[1:] > reach[:-1]))
+    first = begin[opens]
+    last = reach[np.concatenate((np.flatnonzero(opens)[1:] - 1, [len(reach) - 1]))]
+    covered = np.concatenate(([0], np.cumsum(last - first)))
+
+    def covered_until(time_ns: Ints) -> Ints:
+        row = np.searchsorted(first, time_ns, side="right") - 1
+        inside = np.where(row >= 0, np.minimum(time_ns, last[row]) - first[row], 0)
+        return np.where(row >= 0, covered[row] + inside, 0)
+
+    return (covered_until(steps.end_ns) - covered_until(steps.begin_ns)).astype(np.float64)
+
+
+#: A dataclass of columns.
+Table = TypeVar("Table", bound=Any)
+#: Of ``Flights.negotiate_ns`` where the time in flight cannot be split: all is in ``wire_ns``.
+UNSPLIT = -1
+
+
+@dataclass(frozen=True)
+class CallKind:
+    """What calls have in common that look alike."""
+
+    op: str
+    group: str
+    dtype: str
+    #: As nccl-tests counts it.
+    size_bytes: int
+
+
+@dataclass(frozen=True)
+class Flights:
+    """Collectives of one rank, in order of issue."""
+
+    step: Ints
+    #: Number in ``Timeline.kinds``.
+    kind: Ints
+    #: The same on all ranks for one collective.
+    collective: Ints
+    #: Index of DDP's gradient bucket; ``NO_BUCKET`` where there is none, or it is not known.
+    bucket: Ints
+    issue_ns: Ints
+    #: ``UNSPLIT`` where the parts are not known.
+    negotiate_ns: Ints
+    queue_ns: Ints
+    wait_ns: Ints
+    wire_ns: Ints
+
+    @property
+    def duration_ns(self) -> Ints:
+        """Issue to completion."""
+        split = np.where(self.negotiate_ns == UNSPLIT, 0, self.negotiate_ns)
+        total: Ints = split + self.queue_ns + self.wait_ns + self.wire_ns
+        return total
+
+
+def flights(seen: MeasuredWorld) -> tuple[list[Flights], tuple[CallKind, ...]]:
+    """Returns each rank's calls in flight and their kinds; ``step`` is not set yet.
+
+    Collectives of which no end was seen are left out.
+    """
+    matching, tables, traces = seen.matching, seen.tables, seen.traces
+    size = np.concatenate([_sizes(*each) for each in zip(traces, tables, strict=True)])
+    op, dtype = _joined(tables, "op"), _joined(tables, "dtype")
+    keys = np.stack([op, matching.group, dtype, size], axis=1)
+    distinct, kind = np.unique(keys, axis=0, return_inverse=True)
+    dtypes = traces[0].metadata["dtypes"]
+    kinds = tuple(
+        CallKind(
+            op=OPS[code] if code < len(OPS) else "",
+            group=matching.groups[group].name if group >= 0 else "",
+            dtype=dtypes[type_code] if type_code < len(dtypes) and bytes_ else "",
+            size_bytes=bytes_,
+        )
+        for code, group, type_code, bytes_ in distinct.tolist()
+    )
+    issue = _joined(tables, "issue_ns")
+    split = matching.split
+    parts = [split(part) for part in _flight_parts(seen, matching, issue)]
+    kind_of, member, issued = (split(x) for x in (kind.reshape(-1), matching.member, issue))
+    bucket = [bucket_numbers(*each) for each in zip(seen.recorded, tables, strict=True)]
+    no_step = [np.zeros(len(table), dtype=np.int64) for table in tables]
+    flown = [
+        Flights(*each)
+        for each in zip(no_step, kind_of, member, bucket, issued, *parts, strict=True)
+    ]
+    return [rows(each, each.wire_ns >= 0) for each in flown], kinds
+
+
+def _flight_parts(seen: MeasuredWorld, matching: Matching, issue: Ints) -> tuple[Ints, ...]:
+    """Negotiate, queue, wait and wire per row; wire is -1 where no end was seen."""
+    end = _joined(seen.tables, "end_ns")
+    exact = np.concatenate([table.end_is_exact for table in seen.tables])
+    start = np.concatenate(
+        [start_times(trace, table) for trace, table in zip(seen.traces, seen.tables, strict=True)]
+    )
+    (last_issue, _), (last_start, _) = (
+        matching.at(times, last_awaited(matching, seen.traces, seen.tables, times))
+        for times in (issue, start)
+    )
+    started = matching.every(start > 0)
+    ready = np.clip(last_issue, issue, np.maximum(end, issue))
+    here = np.where(started, np.clip(start, ready, np.maximum(end, ready)), ready)
+    there = np.where(started, np.clip(last_start, here, np.maximum(end, here)), here)
+    known = exact & (end >= issue) & (last_issue > 0) & seen.clocks_shared
+    flown = np.where(end >= issue, end - issue, -1)
+    return (
+        np.where(known, ready - issue, UNSPLIT),
+        np.where(known, here - ready, 0),
+        np.where(known, there - here, 0),
+        np.where(known, end - there, flown),
+    )
+
+
+def rows(table: Table, chosen: npt.NDArray[Any]) -> Table:
+    """Those rows of all columns: a mask, or numbers."""
+    kept: Table = type(table)(**{f.name: getattr(table, f.name)[chosen] for f in fields(table)})
+    return kept
+
+
+def _sizes(trace: Trace, table: Collectives) -> Ints:
+    return sizes_bytes(table.op, table.bytes_in, table.bytes_out, group_sizes(trace, table))
+
+
+def _joined(tables: Sequence[Collectives], name: str) -> Ints:
+    return np.concatenate([getattr(table, name) for table in tables])

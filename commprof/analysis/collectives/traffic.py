@@ -1,0 +1,239 @@
+"""Size and bandwidth of collectives, and the bytes that they must send, in all and between hosts.
+
+Size and bandwidth follow the rules of nccl-tests (``doc/PERFORMANCE.md``): algbw = size / time.
+busbw = algbw * factor is what one link carries, comparable between operations and numbers of ranks.
+Size is what the operation is about, not what a rank sends: the whole buffer of all_reduce, all
+ranks' parts together for all_gather and reduce_scatter.
+
+What must be sent at least follows from the sizes alone. Which of it crosses from host to host
+depends on who sends to whom, and that is gloo's own choice, followed here as its sources have it
+(gloo/allreduce.cc, allgather.cc, broadcast.cc, reduce.cc): rings in the order of the ranks, and a
+binomial tree for broadcasts. torch makes an all-reduce of each reduce-scatter on gloo
+(ProcessGroupGloo.cpp).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from commprof.trace import columns
+from commprof.trace.columns import Collectives, Ints
+from commprof.trace.reader import Trace
+from commprof.trace.schema import OPS, op_name
+from commprof.trace.summary import Summary
+
+_FROM_INPUT = ("reduce_scatter", "all_to_all", "send")
+_FROM_OUTPUT = ("all_gather", "recv")
+
+
+def sizes_bytes(op: Ints, bytes_in: Ints, bytes_out: Ints, group_size: Ints) -> Ints:
+    """Size of each call; ``group_size`` is the number of ranks of its group."""
+    size = np.maximum(bytes_in, bytes_out)
+    for code, name in enumerate(OPS):
+        rows = op == code
+        if name.startswith(_FROM_INPUT):
+            size[rows] = bytes_in[rows]
+        elif name.startswith(_FROM_OUTPUT):
+            size[rows] = bytes_out[rows]
+        elif name == "gather":
+            size[rows] = bytes_in[rows] * group_size[rows]
+        elif name == "scatter":
+            size[rows] = bytes_out[rows] * group_size[rows]
+    return size
+
+
+def bus_factor(op: str, ranks: int) -> float:
+    """busbw / algbw; NaN where nccl-tests has no rule, or one rank moves nothing."""
+    if op in ("broadcast", "reduce", "send", "recv", "recv_any_source"):
+        return 1.0
+    if ranks < 2:
+        return math.nan
+    if op.startswith("all_reduce"):
+        return 2 * (ranks - 1) / ranks
+    if op.startswith(("all_gather", "reduce_scatter", "all_to_all")) or op in ("gather", "scatter"):
+        return (ranks - 1) / ranks
+    return math.nan
+
+
+Floats = npt.NDArray[np.float64]
+_Factor = Callable[[Floats], Floats]
+
+#: Payload a rank sends, on average over the ranks of the group: of its input's bytes ...
+_OF_INPUT: dict[str, _Factor] = {
+    # a ring's reduce-scatter and all-gather, each (n - 1) / n
+    "all_reduce": lambda n: 2 * (n - 1) / n,
+    "all_reduce_coalesced": lambda n: 2 * (n - 1) / n,
+    # every other rank must get, or give, the whole of it once: n - 1 times over n ranks
+    "broadcast": lambda n: (n - 1) / n,
+    "reduce": lambda n: (n - 1) / n,
+    "gather": lambda n: (n - 1) / n,
+    # its own part to everybody else
+    "all_gather": lambda n: n - 1,
+    "all_gather_into_tensor": lambda n: n - 1,
+    "all_gather_coalesced": lambda n: n - 1,
+    "all_gather_into_tensor_coalesced": lambda n: n - 1,
+    # all but its own part
+    "reduce_scatter": lambda n: (n - 1) / n,
+    "reduce_scatter_tensor": lambda n: (n - 1) / n,
+    "reduce_scatter_tensor_coalesced": lambda n: (n - 1) / n,
+    "all_to_all": lambda n: (n - 1) / n,
+    "all_to_all_single": lambda n: (n - 1) / n,
+    "send": lambda n: np.ones_like(n),
+    "barrier": np.zeros_like,
+    "monitored_barrier": np.zeros_like,
+    "recv": np.zeros_like,
+    "recv_any_source": np.zeros_like,
+}
+#: ... or of its output's, where the root's input is all of it.
+_OF_OUTPUT: dict[str, _Factor] = {"scatter": lambda n: (n - 1) / n}
+
+
+def sent_bytes(trace: Trace, table: Collectives) -> Floats:
+    """Per collective the payload that this rank sends on average over its group.
+
+    Summed over all ranks it is what must pass between them at least: a ring all-reduce of S
+    bytes sends 2 (n - 1) / n S, and so on. NaN for an operation that is not known and for a
+    group that is not in the trace.
+    """
+    sizes = {group.id: group.size for group in trace.groups.values()}
+    n = np.array([sizes.get(group, 0) for group in table.group.tolist()], dtype=np.float64)
+    result = np.full(len(table), np.nan)
+    for factors, size in ((_OF_INPUT, table.bytes_in), (_OF_OUTPUT, table.bytes_out)):
+        for name, factor in factors.items():
+            rows = (table.op == OPS.index(name)) & (n > 0)
+            result[rows] = factor(n[rows]) * size[rows]
+    return result
+
+
+def all_sent_bytes(trace: Trace, table: Collectives | None = None) -> float:
+    """The same over all that a rank issued while capture ran; NaN where not known of a part.
+
+    A summary covers everything since always-on mode began, what full mode recorded later too, so
+    of the records only the earlier ones count beside it.
+
+    Args:
+        trace: as it was written, by its own clock.
+        table: its collectives, where the caller has them.
+    """
+    table = columns.collectives(trace) if table is None else table
+    sent = sent_bytes(trace, table)
+    if trace.summary is None:
+        return float(sent.sum())
+    before = table.issue_ns < trace.summary.begin_ns
+    return float(sent[before].sum()) + summarised_sent_bytes(trace, trace.summary)
+
+
+def summarised_sent_bytes(trace: Trace, summary: Summary) -> float:
+    """The same over all that a summary counts; NaN where it is not known of a part.
+
+    A summary keeps the larger of input and output, which does not tell what a root's part in a
+    gather or a scatter is.
+    """
+    sizes = {group.id: group.size for group in trace.groups.values()}
+    total = 0.0
+    for operation in summary.operations:
+        name, n = op_name(operation.op), sizes.get(operation.group, 0)
+        if operation.bytes == 0:
+            continue
+        if name not in _OF_INPUT or name == "gather" or n == 0:
+            return math.nan
+        factor = float(_OF_INPUT[name](np.array([n], dtype=np.float64))[0])
+        # The output of an all_gather is its larger side, n inputs.
+        total += operation.bytes * (factor / n if name.startswith("all_gather") else factor)
+    return total
+
+
+_RING_REDUCE = ("all_reduce", "all_reduce_coalesced")
+_REDUCE_SCATTER = (
+    *("reduce_scatter", "reduce_scatter_tensor"),
+    "reduce_scatter_tensor_coalesced",
+)
+_GATHER_ALL = (
+    *("all_gather", "all_gather_into_tensor", "all_gather_coalesced"),
+    "all_gather_into_tensor_coalesced",
+)
+_TO_ALL = ("all_to_all", "all_to_all_single")
+_NOTHING = ("barrier", "monitored_barrier", "recv", "recv_any_source")
+
+
+def sent_to_other_hosts(trace: Trace, table: Collectives, hosts: Sequence[object]) -> Floats:
+    """Per collective the payload in bytes that this rank sends to ranks of other hosts.
+
+    NaN for an operation that is not known, and for a group that is not all ranks in their order.
+
+    Args:
+        trace: of one rank.
+        table: its collectives.
+        hosts: of each rank of the job; equal values are one host.
+    """
+    me, count = trace.rank, len(hosts)
+    away = np.array([host != hosts[me] for host in hosts])
+    factor = _Factors(me, away)
+    whole = [g.id for g in trace.groups.values() if g.size == count and g.rank == me]
+    result = np.full(len(table), np.nan)
+    for names, size, of in (
+        ((*_RING_REDUCE, *_REDUCE_SCATTER), table.bytes_in, factor.ring_reduce),
+        (_GATHER_ALL, table.bytes_in, factor.ring_gather),
+        (("broadcast",), table.bytes_in, factor.tree),
+        (("reduce",), table.bytes_in, factor.reduce),
+        (("gather", "send"), table.bytes_in, factor.to_peer),
+        (("scatter",), table.bytes_out, factor.from_root),
+        (_TO_ALL, table.bytes_in, factor.to_all),
+        (_NOTHING, table.bytes_in, lambda peer: 0.0),
+    ):
+        codes = [OPS.index(name) for name in names]
+        rows = np.isin(table.op, codes) & np.isin(table.group, whole)
+        result[rows] = _each(of, table.peer[rows]) * size[rows]
+    return result
+
+
+def _each(of: Callable[[int], float], peers: npt.NDArray[np.int64]) -> Floats:
+    """The factor of every row; computed once for each peer."""
+    known = {peer: of(peer) for peer in np.unique(peers).tolist()}
+    return np.array([known[peer] for peer in peers.tolist()], dtype=np.float64)
+
+
+class _Factors:
+    """Bytes sent to other hosts over the operation's size; ``peer`` is its root or destination."""
+
+    def __init__(self, me: int, away: npt.NDArray[np.bool_]) -> None:
+        self._me, self._away, self._n = me, away, len(away)
+
+    def ring_reduce(self, peer: int) -> float:
+        """To the rank before: all parts but one, once to add up and once to gather."""
+        return 2 * (self._n - 1) / self._n * self._to(self._me - 1)
+
+    def ring_gather(self, peer: int) -> float:
+        """To the rank behind: its own part and those that came in, but for the last."""
+        return (self._n - 1) * self._to(self._me + 1)
+
+    def tree(self, root: int) -> float:
+        """In turn i, who is below 2^i as counted from the root sends to the one 2^i above."""
+        mine = (self._me - root) % self._n
+        bits = range((self._n - 1).bit_length())
+        children = [mine + (1 << bit) for bit in bits if mine < 1 << bit]
+        return sum(self._to(root + child) for child in children if child < self._n)
+
+    def reduce(self, root: int) -> float:
+        """A ring to add up; then each sends its part to the root."""
+        n = self._n
+        return (n - 1) / n * self._to(self._me - 1) + self.to_peer(root) / n
+
+    def to_peer(self, peer: int) -> float:
+        """All of it to one rank, if that is another."""
+        return self._to(peer)
+
+    def from_root(self, root: int) -> float:
+        """One part to each of the others."""
+        return float(self._away.sum()) if self._me == root else 0.0
+
+    def to_all(self, peer: int) -> float:
+        """An equal part to each."""
+        return float(self._away.sum()) / self._n
+
+    def _to(self, rank: int) -> float:
+        return float(self._away[rank % self._n])

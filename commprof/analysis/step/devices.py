@@ -1,0 +1,144 @@
+"""What each rank's device did in a step, of a recording that holds its kernels.
+
+    communication = wait + wire + unsplit = exposed + hidden;  busy + idle = step
+
+Kernels of several streams run at once: communication, compute and busy are the time in which any of
+them ran, once each.
+
+Utilisation, clock, power and throttling of a rank's GPU, as NVML said while capture ran.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from commprof.analysis.align.interfaces import own_metadata
+from commprof.analysis.align.matching import Matching
+from commprof.analysis.collectives.calls import Calls, calls_of
+from commprof.trace import columns
+from commprof.trace.columns import Collectives, Ints, Steps
+from commprof.trace.reader import Trace
+from commprof.trace.stretches import Stretches, rows_within, stretches
+from commprof.units import ns_to_ms
+
+
+@dataclass(frozen=True)
+class KernelTimes:
+    """Means per measured step of one rank, in milliseconds."""
+
+    #: Kernels of communication ran, beside others or alone.
+    communication_ms: float
+    #: Other kernels ran.
+    compute_ms: float
+    #: Any of them.
+    busy_ms: float
+    #: None of them.
+    idle_ms: float
+    #: Sum over the communication kernels, which a rank's streams may run at once: until the last
+    #: rank had begun, from there to their end, and of those for which that is not known. The first
+    #: two are NaN where they are known for none.
+    wait_ms: float
+    wire_ms: float
+    unsplit_ms: float
+
+
+def kernel_times(
+    matching: Matching,
+    traces: Sequence[Trace],
+    tables: Sequence[Collectives],
+    measured_steps: Ints,
+    clocks_shared: bool,
+) -> list[KernelTimes | None]:
+    """Per rank; None of one whose trace holds no kernels. Args as for ``calls.calls_of``."""
+    if all(trace.kernels is None for trace in traces) or len(measured_steps) == 0:
+        return [None] * len(traces)
+    calls = calls_of(matching, traces, tables, measured_steps, clocks_shared)
+    return [
+        None
+        if trace.kernels is None
+        else _of_rank(
+            trace, trace.kernels, table, calls.rows(calls.rank == trace.rank), measured_steps
+        )
+        for trace, table in zip(traces, tables, strict=True)
+    ]
+
+
+def _of_rank(
+    trace: Trace, kernels: Stretches, table: Collectives, calls: Calls, measured: Ints
+) -> KernelTimes:
+    steps = columns.steps(trace)
+    chosen = np.isin(steps.index, measured)
+    ended = table.end_ns > table.issue_ns
+    begin_ns, end_ns = table.issue_ns[ended], table.end_ns[ended]
+    any_kernel = stretches(
+        np.concatenate((begin_ns, kernels.begin_ns)), np.concatenate((end_ns, kernels.end_ns))
+    )
+    count = int(chosen.sum())
+
+    def mean_ms(some: Stretches) -> float:
+        return ns_to_ms(_within_ns(some, steps, chosen)) / count
+
+    busy_ms = mean_ms(any_kernel)
+    wall_ms = ns_to_ms(float((steps.end_ns - steps.begin_ns)[chosen].sum())) / count
+    known = ~np.isnan(calls.wait_ns)
+    wait_ns, wire_ns = (
+        float(part[known].sum()) if known.any() else float("nan")
+        for part in (calls.wait_ns, calls.wire_ns)
+    )
+    return KernelTimes(
+        communication_ms=mean_ms(stretches(begin_ns, end_ns)),
+        compute_ms=mean_ms(kernels),
+        busy_ms=busy_ms,
+        idle_ms=wall_ms - busy_ms,
+        wait_ms=ns_to_ms(wait_ns) / count,
+        wire_ms=ns_to_ms(wire_ns) / count,
+        unsplit_ms=ns_to_ms(float(np.nansum(calls.duration_ns[~known]))) / count,
+    )
+
+
+def _within_ns(some: Stretches, steps: Steps, chosen: npt.NDArray[np.bool_]) -> float:
+    inside = rows_within(some, Stretches(steps.begin_ns[chosen], steps.end_ns[chosen]))[1]
+    return float(inside.length_ns.sum())
+
+
+@dataclass(frozen=True)
+class DeviceTelemetry:
+    """One GPU over all samples; NaN for what the driver did not say."""
+
+    samples: int
+    #: Share of the time in which any kernel ran, in percent. A kernel of NCCL that waits runs too.
+    utilisation_percent: float
+    sm_clock_mhz: float
+    least_sm_clock_mhz: float
+    power_w: float
+    #: At most, of everybody on this GPU.
+    memory_used_bytes: float
+    #: Shares of the samples in which this held the clock down; empty if the driver did not say.
+    limited: Mapping[str, float]
+
+
+def device_telemetry(trace: Trace) -> DeviceTelemetry | None:
+    """Returns what one rank's trace says; None where nothing was read."""
+    found = own_metadata(trace, "device_telemetry")
+    if not (samples := found.get("samples", 0)):
+        return None
+    read = found["limits_read"]
+    return DeviceTelemetry(
+        samples=samples,
+        utilisation_percent=_figure(found, "utilisation_percent", "mean"),
+        sm_clock_mhz=_figure(found, "sm_clock_mhz", "mean"),
+        least_sm_clock_mhz=_figure(found, "sm_clock_mhz", "least"),
+        power_w=_figure(found, "power_w", "mean"),
+        memory_used_bytes=_figure(found, "memory_used_bytes", "most"),
+        limited={name: times / read for name, times in found["limited"].items() if read},
+    )
+
+
+def _figure(found: Mapping[str, Any], name: str, which: str) -> float:
+    return (found.get(name) or {}).get(which, math.nan)

@@ -1,0 +1,275 @@
+"""Traces of ``torch.profiler``, read event by event.
+
+The text of a trace is held in memory, its events are not: a trace of some hundred megabytes would
+be several gigabytes of Python objects.
+
+Events of torch.profiler on the clock of a run, beside the rank that they belong to.
+
+torch.profiler writes Unix time, commprof ``CLOCK_MONOTONIC``. The trace of each rank holds both
+clocks, read one right after the other when capture began. Their difference moves torch's times
+onto the rank's monotonic clock; from there they go to rank 0's as all times of that rank do. So the
+two agree as well as the wall clock kept its rate since capture began: NTP slews it by 500 ppm at
+most, and a step of it shifts all that torch.profiler saw.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+import re
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from commprof.analysis.timeline.overview import Overview, Window
+from commprof.errors import CommprofError
+from commprof.files import read_bytes
+from commprof.invocation import quoted
+from commprof.shapes import checked
+from commprof.trace.columns import Ints
+
+#: More than 60 years; a clock of 64 bits holds it in nanoseconds.
+_MOST_US = 2e15
+_DECODER = json.JSONDecoder()
+_SPACE = re.compile(r"[\s,:]*")
+
+
+@dataclass(frozen=True)
+class TorchTrace:
+    """One process as torch.profiler saw it."""
+
+    path: Path
+    #: Unix time in ns at which the trace's own times begin.
+    base_ns: int
+    #: From ``distributedInfo``; None where the process group was not there when it was written.
+    rank: int | None
+    #: Process ids of its events that are numbers, of the operating system or of a device.
+    pids: frozenset[int]
+    #: When its first event begins, in µs since ``base_ns``.
+    first_us: float
+    text: str = field(repr=False)
+    #: Where the array of events begins in it.
+    events_at: int
+
+    def events(self) -> Iterator[dict[str, Any]]:
+        """Every event, as written; ``ts`` and ``dur`` in µs, ``ts`` since ``base_ns``."""
+        at = _skip(self.text, self.events_at + 1)
+        while self.text[at : at + 1] not in ("]", ""):
+            event, at = _value(self.text, at, self.path)
+            if isinstance(event, dict):
+                yield event
+            at = _skip(self.text, at)
+
+
+def read_torch_trace(path: Path) -> TorchTrace:
+    """Reads the head of a trace, and all of it once for its processes.
+
+    Raises:
+        CommprofError: it cannot be opened, or is no trace of torch.profiler with its begin.
+    """
+    text = _text(path)
+    head, events_at, seen = _head(text, path)
+    base_ns = head.get("baseTimeNanoseconds")
+    if events_at is None or not isinstance(base_ns, int):
+        raise CommprofError(
+            f"{quoted(path)} is no trace of torch.profiler: it lacks "
+            f"{'traceEvents' if events_at is None else 'baseTimeNanoseconds'}; give what "
+            "export_chrome_trace() or tensorboard_trace_handler() wrote"
+        )
+    distributed = head.get("distributedInfo")
+    rank = distributed.get("rank") if isinstance(distributed, dict) else None
+    return TorchTrace(
+        path=path,
+        base_ns=base_ns,
+        rank=rank if isinstance(rank, int) else None,
+        pids=frozenset(seen.pids),
+        first_us=seen.first_us,
+        text=text,
+        events_at=events_at,
+    )
+
+
+def _text(path: Path) -> str:
+    try:
+        data = read_bytes(path)
+        if data[:2] == b"\x1f\x8b":
+            data = gzip.decompress(data)
+        return data.decode()
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
+        raise CommprofError(f"{quoted(path)} cannot be read: {error}") from None
+
+
+@dataclass
+class _Seen:
+    """What must be known of all events before the first can be used."""
+
+    pids: set[int] = field(default_factory=set)
+    first_us: float = math.inf
+    events: int = 0
+
+    def add(self, event: Any) -> None:
+        """Looks at one event; what is none is passed over. ValueError: its time is none."""
+        self.events += 1
+        if not isinstance(event, dict) or event.get("ph") == "M":
+            return
+        pid, time_us = event.get("pid"), event.get("ts")
+        if isinstance(pid, int):
+            self.pids.add(pid)
+        if time_us is not None:
+            self.first_us = min(self.first_us, checked(time_us, float, "ts"))
+            if not abs(time_us) < _MOST_US:
+                raise ValueError(f"ts is not a time in microseconds: {time_us!r}")
+
+
+def _head(text: str, path: Path) -> tuple[dict[str, Any], int | None, _Seen]:
+    """All top-level values but the events; where these begin, and what was seen in them."""
+    head: dict[str, Any] = {}
+    events_at, seen = None, _Seen()
+    at = _skip(text, 0)
+    if text[at : at + 1] != "{":
+        return head, None, seen
+    at = _skip(text, at + 1)
+    while text[at : at + 1] == '"':
+        key, at = _value(text, at, path)
+        at = _skip(text, at)
+        if key == "traceEvents" and text[at : at + 1] == "[":
+            events_at = at
+            at = _skip(text, at + 1)
+            while text[at : at + 1] not in ("]", ""):
+                event, at = _value(text, at, path)
+                at = _skip(text, at)
+                try:
+                    seen.add(event)
+                except ValueError as error:
+                    raise CommprofError(f"{quoted(path)}: event {seen.events}: {error}") from None
+            at += 1
+        else:
+            head[str(key)], at = _value(text, at, path)
+        at = _skip(text, at)
+    return head, events_at, seen
+
+
+def _value(text: str, at: int, path: Path) -> tuple[Any, int]:
+    try:
+        return _DECODER.raw_decode(text, at)
+    except (ValueError, RecursionError) as error:
+        raise CommprofError(f"{quoted(path)} is no JSON: {error}") from None
+
+
+def _skip(text: str, at: int) -> int:
+    match = _SPACE.match(text, at)
+    assert match is not None
+    return match.end()
+
+
+#: Events moved at a time.
+_CHUNK = 4096
+#: Process ids of the ranks are below it, those of merged traces above.
+_FIRST_PID = 1_000_000
+#: After all that a 64-bit clock shows.
+_NEVER_NS = 2**63 - 1
+#: Arrows of torch's own are numbered from here on, per trace.
+_FIRST_ARROW = 2**40
+
+
+def rank_index(view: Overview, trace: TorchTrace) -> int:
+    """Which of ``view.ranks`` a trace belongs to.
+
+    By the rank in it, else by its process id, else by its file's name.
+
+    Raises:
+        CommprofError: by none of these.
+    """
+    named = re.search(r"rank[_-]?(\d+)", trace.path.name)
+    same_pid = [rank for rank, pid in zip(view.ranks, view.pids, strict=True) if pid in trace.pids]
+    if trace.rank is not None:
+        wanted = trace.rank
+    elif len(same_pid) == 1:
+        wanted = same_pid[0]
+    else:
+        wanted = int(named[1]) if named else -1
+    if wanted not in view.ranks:
+        raise CommprofError(
+            f"{trace.path} belongs to no rank of this run: it names "
+            f"{'no rank' if wanted < 0 else f'rank {wanted}'} and none of their processes; allowed "
+            f"are traces of the ranks {', '.join(map(str, view.ranks))}, or name the file rank_N"
+        )
+    return view.ranks.index(wanted)
+
+
+def with_all_of(view: Overview, traces: Sequence[TorchTrace]) -> Overview:
+    """The overview with a window that holds every event of these traces too.
+
+    It begins with the first event of all: viewers drop what lies before 0.
+    """
+    begins = [view.window.begin_ns]
+    for trace in traces:
+        if math.isfinite(trace.first_us):
+            begins += _common_ns(view, rank_index(view, trace), trace, [trace.first_us]).tolist()
+    return replace(view, window=Window(min(begins), _NEVER_NS)) if traces else view
+
+
+def torch_events(view: Overview, trace: TorchTrace, number: int) -> Iterator[dict[str, Any]]:
+    """The trace's events that begin in the window, in processes of their own.
+
+    ``ts`` becomes the time since the begin of the window, in µs.
+
+    Args:
+        view: of the run.
+        trace: of one of its ranks.
+        number: of the trace among those that are merged, from 0.
+
+    Raises:
+        CommprofError: see :func:`rank_index`.
+    """
+    index = rank_index(view, trace)
+    pids: dict[Any, int] = {}
+    events = trace.events()
+    while chunk := list(islice(events, _CHUNK)):
+        times_us = [event.get("ts") or 0.0 if event.get("ph") != "M" else 0.0 for event in chunk]
+        common_ns = _common_ns(view, index, trace, times_us)
+        shown = view.window.holds(common_ns)
+        since_ns = common_ns - view.window.begin_ns
+        for event, time_ns, is_shown in zip(chunk, since_ns.tolist(), shown.tolist(), strict=True):
+            if is_shown or event.get("ph") == "M":
+                place = pids.setdefault(str(event.get("pid")), len(pids))
+                pid = _FIRST_PID * (number + 1) + place
+                arrow = _FIRST_ARROW * (number + 1)
+                yield from _moved(event, pid, view.ranks[index], place, time_ns, arrow)
+
+
+def _common_ns(view: Overview, index: int, trace: TorchTrace, times_us: Sequence[float]) -> Ints:
+    """Times of a trace by the common clock."""
+    offset_ns = trace.base_ns - view.unix_offsets_ns[index]
+    own_ns = [round(time_us * 1000) + offset_ns for time_us in times_us]
+    return view.clocks[index].to_common(np.array(own_ns, dtype=np.int64))
+
+
+def _moved(
+    event: dict[str, Any], pid: int, rank: int, place: int, time_ns: int, first_arrow: int
+) -> Iterator[dict[str, Any]]:
+    """One event in its new place; the order of processes is ours."""
+    name = event.get("name")
+    if name == "process_sort_index":
+        return
+    event = {**event, "pid": pid}
+    if name == "process_name" and isinstance(event.get("args"), dict):
+        event["args"] = {"name": f"rank {rank}, torch.profiler: {event['args'].get('name', '')}"}
+        order = {"sort_index": sort_index(rank) + 1 + place}
+        yield {"ph": "M", "pid": pid, "tid": 0, "name": "process_sort_index", "args": order}
+    if "ts" in event and event.get("ph") != "M":
+        event["ts"] = time_ns / 1000
+    if isinstance(event.get("id"), int) and event.get("ph") in ("s", "t", "f"):
+        event["id"] += first_arrow
+    yield event
+
+
+def sort_index(rank: int) -> int:
+    """Sort index of a rank's process; those of its merged traces follow."""
+    return 1000 * rank

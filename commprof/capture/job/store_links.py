@@ -1,0 +1,253 @@
+"""What ranks agree on through the store of the default group: clocks, and who came last.
+
+No collective is issued for it. Capture may start before that group exists, so it is looked for when
+capture starts and at the end of each step. Clocks are compared by the native module, on threads of
+its own: rank 0 writes down in the store where it answers, the others look for it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import time
+import weakref
+from abc import ABC, abstractmethod
+from typing import Any
+
+import torch.distributed as dist
+
+from commprof import _native
+from commprof.address import own_address
+from commprof.capture.job.metadata import clock_identity
+
+#: How long the start of capture waits for the other rank to be there.
+_WAIT_S = 0.5
+_POLL_S = 0.01
+#: Later a look costs one exchange with the store: not more often than this, not more than so often.
+_LATER_S = 0.1
+_LOOKS = 100
+
+
+class StoreLink(ABC):
+    """One capture's part. Every method is for the training thread, none ever raises."""
+
+    def __init__(self, pending: bool) -> None:
+        """``pending`` is whether there is anything to agree on."""
+        #: Whether there is something left to do; see :meth:`look`.
+        self.pending = pending
+        self._looks = 0
+        self._not_before = 0.0
+
+    def start(self) -> None:
+        """Begins; waits half a second at most for the other rank, as a rule there already."""
+        until = time.monotonic() + _WAIT_S
+        while self.pending and dist.is_initialized() and time.monotonic() < until:
+            self._look()
+            if self.pending:
+                time.sleep(_POLL_S)
+
+    def look(self) -> None:
+        """Tries again where the group, or the other rank, was not there. Call it while pending."""
+        now = time.monotonic()
+        if now < self._not_before or not dist.is_initialized():
+            return
+        self._not_before = now + _LATER_S
+        self._looks += 1
+        self._look()
+        if self._looks >= _LOOKS:
+            self.pending = False  # the other rank does not record
+
+    @abstractmethod
+    def agreed(self) -> bool:
+        """One try; whether everything is said."""
+
+    def _look(self) -> None:
+        try:
+            self.pending = not self.agreed()
+        except Exception:
+            # A store that is gone or of another kind, no address, no socket, no module that may be
+            # read: it stays unknown. Whatever it is, training is not to end for it.
+            self.pending = False
+
+
+def default_store(prefix: str) -> Any:
+    """The default group's store, under a prefix of our own."""
+    return dist.PrefixStore(prefix, dist.distributed_c10d._get_default_store())
+
+
+class ClockLink(StoreLink):
+    """One capture's part. Every method is for the training thread, none ever raises."""
+
+    def __init__(self, chosen: str) -> None:
+        """chosen: ``RankSettings.clock``."""
+        super().__init__(chosen != "off")
+        self._always = chosen == "always"
+        self._following = False
+
+    def stop(self) -> None:
+        """Compares a last time, 0.8 s at most. Call it before the trace is closed."""
+        self.pending = False
+        if self._following and _native.native is not None:
+            _native.native.clock_unfollow()
+            self._following = False
+
+    def agreed(self) -> bool:
+        """One try; whether everything is said."""
+        rank, world_size = dist.get_rank(), dist.get_world_size()
+        if world_size == 1 or (on_one_host(world_size) and not self._always):
+            return True
+        store = default_store("commprof_clock")
+        if rank == 0:
+            _note_same_clock()
+            store.set("door", json.dumps(_open_door(store, world_size)))
+            return True
+        if _native.native is None:
+            return True
+        if not store.check(["door"]):
+            return False
+        door = json.loads(store.get("door"))
+        same = door["clock"] == clock_identity() and any(door["clock"])
+        if door["port"] and (self._always or not same):
+            _native.native.clock_follow(door["address"], door["port"], door["token"], rank)
+            self._following = True
+        elif same:
+            _note_same_clock()
+        return True
+
+
+def _open_door(store: Any, world_size: int) -> dict[str, Any]:
+    """Where rank 0 answers; port 0 if it cannot, so that nobody goes on looking."""
+    door = {"address": "", "port": 0, "token": 0, "clock": clock_identity()}
+    try:
+        address = own_address(store)
+        if _native.native is not None:
+            token = secrets.randbits(63) | 1
+            port, token = _native.native.clock_serve(address, token, world_size)
+            door |= {"address": address, "port": port, "token": token}
+    except (RuntimeError, OSError, ValueError):
+        pass
+    return door
+
+
+def _note_same_clock() -> None:
+    if _native.native is not None:
+        _native.native.clock_same()
+
+
+def on_one_host(world_size: int) -> bool:
+    """Whether one launcher started all ranks: then they have one clock."""
+    return os.environ.get("LOCAL_WORLD_SIZE") == str(world_size)
+
+
+class ArrivalLink(StoreLink):
+    """One capture's part in it."""
+
+    def __init__(self) -> None:
+        """Without the native module there is nothing to agree on."""
+        super().__init__(_native.native is not None)
+
+    def agreed(self) -> bool:
+        """Meets the others, unless they have met before."""
+        native, group = _native.native, dist.group.WORLD
+        if native is None or dist.get_world_size() == 1:
+            return True
+        if not _meetings or _meetings[0].group() is not group:
+            _meetings[:] = [_Meeting(native, group)]
+        return _meetings[0].agreed()
+
+    def stop(self) -> None:
+        """Tells other hosts what they have not been told yet. Call it after the trace is closed."""
+        self.pending = False
+        if _native.native is not None:
+            _native.native.arrivals_flush()
+
+
+class _Meeting:
+    """What this rank has agreed on with the others of a process group; it outlives a capture.
+
+    It keeps neither the group nor its store alive: a store's server that outlives
+    ``destroy_process_group`` would tell the next group of this one's ranks.
+    """
+
+    def __init__(self, native: Any, group: object) -> None:
+        self.group = weakref.ref(group)
+        self._native = native
+        identity = [*clock_identity(), os.readlink("/proc/self/ns/pid")]
+        self._has_identity = all(identity)
+        self._host_prefix = "commprof_arrivals/" + "/".join(identity)
+        self._is_first: bool | None = None
+        self._has_board = False
+        #: Of the hosts that have a number: up to which this one knows them, and its own.
+        self._known_hosts = 0
+        self._number = 0
+
+    def agreed(self) -> bool:
+        """One try; whether everything is said."""
+        if not self._has_identity:
+            return True
+        job = default_store("commprof_arrivals")
+        if not self._has_board and not self._meet_on_this_host(job):
+            return False
+        return self._number == 0 or self._meet_hosts(job)
+
+    def _meet_on_this_host(self, job: Any) -> bool:
+        host = default_store(self._host_prefix)
+        if self._is_first is None:
+            self._is_first = host.add("ranks", 1) == 1
+        if self._is_first:
+            board = _make_board(self._native)
+            if board["token"] and not on_one_host(dist.get_world_size()):
+                self._number = self._begin_to_carry(job)
+            host.set("board", json.dumps(board))
+        elif not host.check(["board"]):
+            return False
+        else:
+            board = json.loads(host.get("board"))
+            if board["token"]:
+                self._native.arrivals_open(board["path"], board["token"], dist.get_rank())
+        self._has_board = True
+        job.add("ranks", 1)
+        return True
+
+    def _begin_to_carry(self, job: Any) -> int:
+        """This host's number; what stands under it has port 0 where it cannot be reached."""
+        number = int(job.add("hosts", 1))
+        here = {"address": "", "port": 0, "token": secrets.randbits(63) | 1}
+        try:
+            address = own_address(job)
+            port = self._native.arrivals_carry(address, here["token"], number)
+            here |= {"address": address, "port": port}
+        except (RuntimeError, OSError, ValueError):
+            pass
+        job.set(f"host/{number}", json.dumps(here))
+        return number if here["port"] else 0
+
+    def _meet_hosts(self, job: Any) -> bool:
+        """Looks for hosts that have come since; whether all ranks of the job have."""
+        all_came = int(job.add("ranks", 0)) >= dist.get_world_size()
+        hosts = int(job.add("hosts", 0))
+        while self._known_hosts < hosts:
+            key = f"host/{self._known_hosts + 1}"
+            if not job.check([key]):
+                return False
+            self._known_hosts += 1
+            there = json.loads(job.get(key))
+            if self._known_hosts != self._number and there["port"]:
+                self._native.arrivals_peer(there["address"], there["port"], there["token"])
+        return all_came
+
+
+#: That of the default group, which is the latest.
+_meetings: list[_Meeting] = []
+os.register_at_fork(after_in_child=_meetings.clear)
+
+
+def _make_board(native: Any) -> dict[str, Any]:
+    """Where it is; token 0 if there can be none, so that nobody goes on looking."""
+    token = secrets.randbits(63) | 1
+    try:
+        descriptor = native.arrivals_create(token, dist.get_rank())
+    except OSError:
+        return {"path": "", "token": 0}
+    return {"path": f"/proc/{os.getpid()}/fd/{descriptor}", "token": token}

@@ -1,0 +1,162 @@
+"""Waits that no Work of torch.distributed tells of, and Works that a backend extends.
+
+``work.get_future().wait()`` and ``torch.futures.wait_all``: the native module times a Work's
+``wait``, but the future inside is torch's own, which C++ cannot distinguish from others. So its
+Python methods say who waits. What they return and raise stays theirs.
+
+``stream.wait_event`` and ``stream.wait_stream``: the native module marks a device's stream where a
+``Work`` makes it wait. FSDP2 issues its collectives on streams of its own, puts an event behind
+them, and lets the stream that computes wait for that event: no Work tells of it. So the events'
+Python methods do. An event that was put on a stream behind a collective stands for that collective,
+once; any other is none of ours.
+
+While capture runs, scripts get a Work of the native module's, which times waits, in the place of
+the backend's. All of c10d's methods go through it; whatever else a script asks for is looked up in
+the Work behind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from commprof import _native
+from commprof.capture.patches.replaced import Patches
+
+#: torch.futures.Future is derived of it; what a Work gives is one of these.
+_Future = torch._C.Future
+_COLLECT = "_collect_all"
+
+
+class FutureWaits:
+    """Replaces the methods that wait, and those that make a future of others."""
+
+    def __init__(self) -> None:
+        """Nothing is replaced yet."""
+        self._patches = Patches()
+
+    def install(self) -> None:
+        """Begins; does nothing without the native module, which knows the collectives."""
+        native = _native.native
+        if native is None:
+            return
+        self._patches.replace(_Future, "wait", _timed_future_wait(_Future.wait, native.wait_future))
+        self._patches.replace(_Future, "then", _followed(_Future.then, native.follow_futures))
+        collect = getattr(torch._C, _COLLECT, None)  # private to torch: it may go
+        if collect is not None:
+            self._patches.replace(torch._C, _COLLECT, _gathered(collect, native.follow_futures))
+
+    def remove(self) -> None:
+        """Puts everything back."""
+        self._patches.remove()
+
+
+def _timed_future_wait(original: Callable[..., Any], wait_future: Callable[[Any], None]) -> Any:
+    @wraps(original)
+    def wait(future: Any) -> Any:
+        if not torch.compiler.is_compiling():
+            wait_future(future)
+        return original(future)
+
+    return wait
+
+
+def _followed(original: Callable[..., Any], follow: Callable[[Any, list[Any]], None]) -> Any:
+    @wraps(original)
+    def then(future: Any, callback: Any) -> Any:
+        child = original(future, callback)
+        if not torch.compiler.is_compiling():
+            follow(child, [future])
+        return child
+
+    return then
+
+
+def _gathered(original: Callable[..., Any], follow: Callable[[Any, list[Any]], None]) -> Any:
+    @wraps(original)
+    def collect_all(futures: list[Any]) -> Any:
+        together = original(futures)
+        if not torch.compiler.is_compiling():
+            follow(together, futures)
+        return together
+
+    return collect_all
+
+
+#: Where an event keeps what it comes behind.
+_BEHIND = "_commprof_behind"
+
+
+class StreamWaits:
+    """Replaces the methods that put an event on a stream, and that make one wait for it."""
+
+    def __init__(self) -> None:
+        """Nothing is replaced yet."""
+        self._patches = Patches()
+
+    def install(self, event: type[Any] | None = None) -> None:
+        """Begins; does nothing without the native module, or where torch has no such events.
+
+        Args:
+            event: the class; None takes CUDA's, through which its streams wait too.
+        """
+        native = _native.native
+        if event is None and torch.backends.cuda.is_built():
+            event = torch.cuda.Event
+        if native is None or event is None:
+            return
+        self._patches.replace(event, "record", _noted(event.record, native))
+        self._patches.replace(event, "wait", _timed_event_wait(event.wait, native))
+
+    def remove(self) -> None:
+        """Puts everything back."""
+        self._patches.remove()
+
+
+def _named(stream: Any) -> tuple[int, int] | None:
+    """None stays None: the stream that the calling thread works on."""
+    return None if stream is None else (int(stream.device_index), int(stream.stream_id))
+
+
+def _noted(original: Callable[..., Any], native: Any) -> Any:
+    @wraps(original)
+    def record(event: Any, stream: Any = None) -> Any:
+        result = original(event, stream)
+        if torch.compiler.is_compiling():
+            return result
+        setattr(event, _BEHIND, native.last_on_stream(_named(stream)))
+        return result
+
+    return record
+
+
+def _timed_event_wait(original: Callable[..., Any], native: Any) -> Any:
+    @wraps(original)
+    def wait(event: Any, stream: Any = None) -> Any:
+        behind = None if torch.compiler.is_compiling() else getattr(event, _BEHIND, None)
+        if behind is None:
+            return original(event, stream)
+        with native.StreamWait(_named(stream), behind):
+            return original(event, stream)
+
+    return wait
+
+
+def show_inner_attributes() -> None:
+    """Makes them reachable from now on: a Work may be used long after capture stopped."""
+    native = _native.native
+    if native is None or "__getattr__" in vars(dist.Work):
+        return
+
+    def find(work: Any, name: str) -> Any:
+        special = name.startswith("__")  # Python's own protocols, such as copying
+        inner = None if special else native.inner_work(work)
+        if inner is None:
+            raise AttributeError(f"{type(work).__name__!r} object has no attribute {name!r}")
+        return getattr(inner, name)
+
+    dist.Work.__getattr__ = find

@@ -1,0 +1,272 @@
+"""Ring files: what a process recorded and had not flushed, of a dead process and of a live one.
+
+A slot of a ring keeps its record until the thread has pushed ``capacity`` more, whoever drained it
+in the meantime. So a reader beside the process sees what it has not flushed yet, and what always-on
+mode folds into its summary and keeps nowhere; and the process does nothing for it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from glob import escape, glob
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from commprof.files import descriptor_of_regular, open_regular, read_json
+from commprof.trace import schema
+from commprof.trace.run.processes import State, state_of
+from commprof.trace.schema import Kind, Records
+
+#: Where rings live if there is room.
+_MEMORY = Path("/dev/shm")
+
+
+@dataclass
+class RingContent:
+    """Undrained records of all rings of one process."""
+
+    batches: list[Records] = field(default_factory=list)
+    dropped: int = 0
+
+
+def read_rings(ring_prefix: str, session: int) -> RingContent:
+    """Reads the ring files ``<ring_prefix><n>.ring`` that belong to the trace ``session``.
+
+    Files that are missing, foreign or damaged are passed over. ``ring_prefix`` comes from
+    a trace's metadata; an empty one means that the rings died with their process.
+    """
+    content = RingContent()
+    for path in ring_files(ring_prefix):
+        try:
+            with open_regular(path) as file:
+                header = file.read(schema.RING_HEADER_BYTES)
+                capacity = ring_capacity(header, session, os.fstat(file.fileno()).st_size)
+                data = file.read(capacity * schema.RECORD_DTYPE.itemsize)
+        except OSError:
+            continue
+        if capacity:
+            _take_ring(header, data, content)
+    return content
+
+
+def dropped_so_far(ring_prefix: str, session: int) -> int:
+    """Records that the rings of a running process had no room for; reads their headers alone."""
+    dropped = 0
+    for path in ring_files(ring_prefix):
+        try:
+            with open_regular(path) as file:
+                header = file.read(schema.RING_HEADER_BYTES)
+        except OSError:
+            continue
+        if _session(header) == session:
+            at = schema.RING_DROPPED_OFFSET
+            dropped += int.from_bytes(header[at : at + 8], "little")
+    return dropped
+
+
+def has_rings(ring_prefix: str) -> bool:
+    """Whether a process left ring files under that name."""
+    return any(True for _ in ring_files(ring_prefix))
+
+
+def remove_rings(ring_prefix: str, session: int) -> None:
+    """Removes the ring files of a process that is gone, and no others."""
+    if not ring_prefix:
+        return
+    for path in ring_files(ring_prefix):
+        try:
+            with open_regular(path) as file:
+                header = file.read(schema.RING_HEADER_BYTES)
+            # One without a header was just being made.
+            if not any(header) or _session(header) == session:
+                path.unlink()
+        except OSError:
+            continue
+    if _owner_session(owner_path(ring_prefix)) == session:
+        owner_path(ring_prefix).unlink(missing_ok=True)
+
+
+def owner_path(ring_prefix: str) -> Path:
+    """The file that says whose rings those are; see :func:`write_owner`."""
+    return Path(f"{ring_prefix}owner")
+
+
+def write_owner(ring_prefix: str, trace_path: Path, session: int, metadata: Any) -> None:
+    """Leaves word beside rings in memory, for :func:`remove_orphans`; raises OSError.
+
+    ``metadata`` is that of the trace.
+    """
+    if Path(ring_prefix).parent == _MEMORY:
+        known = {key: metadata[key] for key in ("pid", "machine", "clock")}
+        word = {"trace": str(trace_path), "session": session, **known}
+        with owner_path(ring_prefix).open(
+            "x"
+        ) as file:  # /dev/shm is everybody's: never through a link
+            json.dump(word, file)
+
+
+def remove_orphans(memory: Path = _MEMORY) -> int:
+    """Removes rings that nobody will read: their process is gone, and so is their trace.
+
+    Those of a trace that is still there stay for ``salvage``. Only this user's are looked at.
+
+    Returns:
+        How many processes left such rings.
+    """
+    removed = 0
+    for path in sorted(memory.glob(f"commprof-{os.getuid()}-*-owner")):
+        try:
+            owner = read_json(path)
+            orphaned = not os.path.exists(owner["trace"]) and state_of(owner) is State.GONE
+            session = int(owner["session"])
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            continue
+        if orphaned:
+            remove_rings(str(path).removesuffix("owner"), session)
+            removed += 1
+    return removed
+
+
+def _owner_session(path: Path) -> int | None:
+    try:
+        return int(read_json(path)["session"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None
+
+
+def ring_files(ring_prefix: str) -> Iterator[Path]:
+    """Those of that name; regular files only, for a trace may name anything."""
+    if not ring_prefix:
+        return
+    name = re.compile(re.escape(ring_prefix) + r"\d+\.ring")
+    for path in sorted(glob(escape(ring_prefix) + "*.ring")):
+        if name.fullmatch(path) and os.path.isfile(path):
+            yield Path(path)
+
+
+def _session(header: bytes) -> int | None:
+    if len(header) < schema.RING_HEADER_BYTES or not header.startswith(schema.RING_MAGIC):
+        return None
+    return int(schema.RING_HEADER.unpack_from(header)[4])
+
+
+def ring_capacity(header: bytes, session: int, file_bytes: int) -> int:
+    """Records that the ring has room for; 0 if it is foreign or damaged."""
+    if _session(header) != session:
+        return 0
+    _, record_bytes, _, capacity, _ = schema.RING_HEADER.unpack_from(header)
+    size = schema.RECORD_DTYPE.itemsize
+    fits = record_bytes == size and file_bytes == schema.RING_HEADER_BYTES + capacity * size
+    return int(capacity) if fits else 0
+
+
+def _take_ring(header: bytes, data: bytes, content: RingContent) -> None:
+    head, tail, dropped = (
+        int.from_bytes(header[offset : offset + 8], "little")
+        for offset in (schema.RING_HEAD_OFFSET, schema.RING_TAIL_OFFSET, schema.RING_DROPPED_OFFSET)
+    )
+    capacity = len(data) // schema.RECORD_DTYPE.itemsize
+    count = head - tail
+    if not 0 <= count <= capacity:
+        return
+    content.dropped += dropped
+    if count:
+        records = np.frombuffer(data, dtype=schema.RECORD_DTYPE, count=capacity)
+        content.batches.append(records[(tail % capacity + np.arange(count)) % capacity])
+
+
+_RECORD_BYTES = schema.RECORD_DTYPE.itemsize
+#: A file that claims more is none of ours: the recorder takes 16384.
+_LARGEST_CAPACITY = 1 << 20
+
+
+@dataclass
+class _Open:
+    """One ring file."""
+
+    fd: int
+    capacity: int
+    #: Number of the next record to read, counted as the ring's head counts.
+    next: int
+
+
+class RingTail:
+    """The newest records of one process. Not thread-safe; close it after use.
+
+    Files stay open, so what a process pushed before it removed its rings is still read.
+    """
+
+    def __init__(self, ring_prefix: str, session: int) -> None:
+        """ring_prefix: from the trace's metadata. session: from its header."""
+        self._prefix = ring_prefix
+        self._session = session
+        self._rings: dict[Path, _Open] = {}
+        #: Records that were overwritten before they were read.
+        self.missed = 0
+
+    @property
+    def rings(self) -> int:
+        """How many were found; without any, only the trace tells what the process does."""
+        return len(self._rings)
+
+    def poll(self) -> Records:
+        """The records pushed since the last look, ordered by time.
+
+        The first look takes all that the rings still hold.
+        """
+        for path in ring_files(self._prefix):
+            if path not in self._rings:
+                self._open(path)
+        batches = [self._read(ring) for ring in self._rings.values()]
+        records = np.concatenate([np.empty(0, schema.RECORD_DTYPE), *batches])
+        records = records[records["kind"] != Kind.NONE]
+        return records[np.argsort(records["timestamp_ns"], kind="stable")]
+
+    def close(self) -> None:
+        """Closes the files."""
+        for ring in self._rings.values():
+            os.close(ring.fd)
+        self._rings.clear()
+
+    def _open(self, path: Path) -> None:
+        try:
+            fd = descriptor_of_regular(path)
+        except OSError:
+            return
+        header = os.pread(fd, schema.RING_HEADER_BYTES, 0)
+        capacity = ring_capacity(header, self._session, os.fstat(fd).st_size)
+        if not 0 < capacity <= _LARGEST_CAPACITY:  # foreign, or just being made
+            os.close(fd)
+            return
+        self._rings[path] = _Open(fd, capacity, 0)
+
+    def _read(self, ring: _Open) -> Records:
+        head = _head(ring)
+        begin = max(ring.next, head - ring.capacity)
+        count = max(head - begin, 0)
+        data = bytearray()
+        while len(data) < count * _RECORD_BYTES:
+            at = begin + len(data) // _RECORD_BYTES
+            run = min(head - at, ring.capacity - at % ring.capacity)
+            offset = schema.RING_HEADER_BYTES + at % ring.capacity * _RECORD_BYTES
+            piece = os.pread(ring.fd, run * _RECORD_BYTES, offset)
+            if len(piece) < run * _RECORD_BYTES:
+                return np.empty(0, schema.RECORD_DTYPE)
+            data += piece
+        # The thread went on meanwhile: what it wrote over, or may just be writing, does not count.
+        valid = max(begin, _head(ring) - ring.capacity + 1)
+        if ring.next:
+            self.missed += max(min(valid, head) - ring.next, 0)
+        ring.next = max(ring.next, head)
+        records = np.frombuffer(bytes(data), schema.RECORD_DTYPE)
+        return records[valid - begin :]
+
+
+def _head(ring: _Open) -> int:
+    return int.from_bytes(os.pread(ring.fd, 8, schema.RING_HEAD_OFFSET), "little")

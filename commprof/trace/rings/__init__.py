@@ -1,1 +1,0 @@
-"""Ring files: what a process recorded and had not flushed."""

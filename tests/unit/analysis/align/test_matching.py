@@ -1,0 +1,193 @@
+"""Whom each rank waits for in a collective that has a root.
+
+Which bucket a collective belongs to: by the hook, by a compressor's work, by DDP's order.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from commprof.analysis.align.bucket_numbers import bucket_numbers
+from commprof.analysis.align.matching import last_awaited, match, needed_ranks
+from commprof.trace import columns
+from commprof.trace.schema import OPS, Kind
+from tests.support.builders.traces import MS, THREAD, Rank
+
+BROADCAST, REDUCE, GATHER, SCATTER = map(OPS.index, ("broadcast", "reduce", "gather", "scatter"))
+
+
+def awaited(
+    issue: list[int], end: list[int], op: str, root: int = 0, backend: str = "gloo"
+) -> list[int]:
+    """The rank that each rank waited for last; one collective."""
+    ranks = [Rank(rank, len(issue)) for rank in range(len(issue))]
+    for rank, begun, done in zip(ranks, issue, end, strict=True):
+        rank.backend = backend
+        rank.collective(0, begun, done, op=op, aux=root)
+    traces = [rank.trace() for rank in ranks]
+    tables = [columns.collectives(trace) for trace in traces]
+    matching = match(traces, tables)
+    rows = last_awaited(matching, traces, tables, np.array(issue))
+    return [int(row) for row in rows]  # one row a rank
+
+
+@pytest.mark.parametrize(
+    ("op", "root", "waiting"),
+    [
+        # Of a gloo group of 6 ranks: who was seen to wait for each rank that came late.
+        (BROADCAST, 0, {0: [1, 2, 3, 4, 5], 1: [0, 3, 5], 2: [0], 3: [1], 4: [0], 5: [1]}),
+        (BROADCAST, 1, {0: [2], 1: [0, 2, 3, 4, 5], 2: [0, 1, 4], 3: [1], 4: [2], 5: [1]}),
+        (GATHER, 1, {0: [1], 1: [0, 2, 3, 4, 5], 2: [1], 3: [1], 4: [1], 5: [1]}),
+        (SCATTER, 0, {0: [1, 2, 3, 4, 5], 1: [0], 2: [0], 3: [0], 4: [0], 5: [0]}),
+        (REDUCE, 1, {late: [rank for rank in range(6) if rank != late] for late in range(6)}),
+    ],
+)
+def test_ranks_wait_as_they_were_seen_to(op: int, root: int, waiting: dict[int, list[int]]) -> None:
+    needs = needed_ranks(op, root, 6, True)
+    for late, ranks in waiting.items():
+        assert [rank for rank in np.flatnonzero(needs[:, late]) if rank != late] == ranks
+
+
+def test_a_late_root_is_waited_for_though_a_leaf_comes_later() -> None:
+    # Root 0 comes at 20, leaf 3 at 50: rank 1 sends to it, 0 and 2 do not.
+    assert awaited([20, 5, 5, 50], [30, 55, 30, 55], "broadcast") == [0, 3, 0, 3]
+
+
+def test_a_leaf_that_comes_between_the_root_and_the_end_holds_up_no_other_leaf() -> None:
+    assert awaited([20, 5, 25, 5], [60, 60, 60, 60], "broadcast") == [2, 0, 2, 0]
+
+
+def test_who_arrives_when_a_rank_is_done_did_not_hold_it_up() -> None:
+    # NCCL's way through the ranks is not known: rank 1 was done before rank 2 came.
+    assert awaited([20, 5, 50], [22, 25, 55], "broadcast", backend="nccl") == [0, 0, 2]
+
+
+@pytest.mark.parametrize("op", ["gather", "scatter"])
+def test_only_the_root_waits_for_all(op: str) -> None:
+    assert awaited([5, 10, 40, 7], [50, 50, 50, 50], op, root=1) == [1, 2, 2, 1]
+
+
+def test_without_a_root_the_last_one_holds_up_all() -> None:
+    assert awaited([5, 40, 7], [50, 50, 50], "all_reduce") == [1, 1, 1]
+
+
+def test_an_end_that_was_not_seen_excuses_nobody() -> None:
+    assert awaited([5, 10, 40], [0, 0, 0], "reduce") == [2, 2, 2]
+
+
+def test_ranks_that_disagree_on_the_root_are_read_all_the_same() -> None:
+    ranks = [Rank(rank, 2) for rank in range(2)]
+    for root, rank in enumerate(ranks):
+        rank.collective(0, 10 + root, 20, op="broadcast", aux=root + 7)
+    traces = [rank.trace() for rank in ranks]
+    tables = [columns.collectives(trace) for trace in traces]
+    assert last_awaited(match(traces, tables), traces, tables, np.array([10, 11])).tolist() == [
+        1,
+        1,
+    ]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_many_collectives_at_once_are_read_as_one_by_one(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    size, calls = int(random.integers(2, 9)), 40
+    issue = random.integers(1, 50, (calls, size)) + 100 * np.arange(calls)[:, np.newaxis]
+    end = issue + random.integers(0, 60, (calls, size))
+    kinds = random.choice(["broadcast", "gather", "reduce", "all_reduce"], calls)
+    roots = random.integers(0, size, calls)
+    ranks = [Rank(rank, size) for rank in range(size)]
+    for call in range(calls):
+        for rank in ranks:
+            own = int(issue[call, rank.rank]), int(end[call, rank.rank])
+            rank.collective(call, *own, op=str(kinds[call]), aux=int(roots[call]))
+    traces = [rank.trace() for rank in ranks]
+    tables = [columns.collectives(trace) for trace in traces]
+    rows = last_awaited(match(traces, tables), traces, tables, issue.T.ravel())
+    found = rows.reshape(size, calls) // calls
+    for call in range(calls):
+        alone = awaited(
+            issue[call].tolist(), end[call].tolist(), str(kinds[call]), int(roots[call])
+        )
+        assert issue[call][found[:, call]].tolist() == issue[call][alone].tolist()
+
+
+def numbers(rank: Rank) -> list[int]:
+    trace = rank.trace()
+    return bucket_numbers(trace, columns.collectives(trace)).tolist()
+
+
+def hooked(rank: Rank, op_id: int, index: int, ready: int, launched: int) -> None:
+    """A bucket that reached the hook, as the C++ capture writes it."""
+    rank._add(Kind.BUCKET, ready, op_id=op_id, aux=index, value=launched, thread=THREAD)
+
+
+def one_pass(rank: Rank, *sizes: int) -> None:
+    """All-reduces of these sizes in one backward pass, which ends with DDP's finalisation."""
+    for i, size in enumerate(sizes):
+        rank.collective(i, (10 + i) * MS, (20 + i) * MS, bytes=size, graph_task=3)
+    rank.finalize(30 * MS, 40 * MS, cpu=0, graph_task=3)
+
+
+def test_what_the_hook_issues_is_its_buckets() -> None:
+    rank = Rank()
+    # Launched in another order than they are numbered in; a call between them is of neither.
+    hooked(rank, 100, 1, 10 * MS, 12 * MS)
+    rank.collective(0, 11 * MS, 20 * MS, graph_task=3)
+    rank.collective(1, 13 * MS, 20 * MS, graph_task=3)
+    hooked(rank, 101, 0, 14 * MS, 16 * MS)
+    rank.collective(2, 15 * MS, 20 * MS, graph_task=3)
+    rank.collective(3, 15 * MS, 20 * MS, graph_task=3, thread=THREAD + 5)
+    rank.finalize(30 * MS, 40 * MS, cpu=0, graph_task=3)
+    assert numbers(rank) == [1, -1, 0, -1]
+
+
+def test_a_compressors_thread_works_for_a_bucket() -> None:
+    rank = Rank()
+    hooked(rank, 100, 4, 10 * MS, 11 * MS)
+    worker = THREAD + 5
+    rank._add(Kind.SPAN, 20 * MS, op_id=100, aux=1, value=30 * MS, thread=worker)
+    rank.collective(0, 25 * MS, 30 * MS, op="all_gather", thread=worker)
+    rank.collective(1, 31 * MS, 32 * MS, op="all_gather", thread=worker)
+    assert numbers(rank) == [4, -1]
+
+
+def test_the_python_captures_bucket_and_exchange_are_one_operation() -> None:
+    rank = Rank()
+    op_id = rank.collective(0, 10 * MS, 20 * MS, graph_task=3)
+    hooked(rank, op_id, 2, 30 * MS, 31 * MS)
+    assert numbers(rank) == [2]
+
+
+def test_without_a_hook_the_order_in_the_pass_tells() -> None:
+    rank = Rank()
+    one_pass(rank, 8, 4, 4)
+    rank.collective(9, 50 * MS, 60 * MS, bytes=4)  # the loss's, outside of any pass
+    rank.collective(10, 70 * MS, 80 * MS, bytes=4, graph_task=5)  # a pass that DDP does not end
+    assert numbers(rank) == [0, 1, 2, -1, -1]
+
+
+def test_two_models_in_one_pass_leave_it_open() -> None:
+    rank = Rank()
+    one_pass(rank, 8, 4)
+    rank.finalize(41 * MS, 42 * MS, cpu=0, graph_task=3)
+    assert numbers(rank) == [-1, -1]
+
+
+@pytest.mark.parametrize(
+    ("log", "expected"),
+    [
+        ({"rebuilt_bucket_sizes": "4, 8"}, [0, 1]),
+        ({"bucket_sizes": "8, 4", "rebuilt_bucket_sizes": "12"}, [0, 1]),
+        ({"rebuilt_bucket_sizes": "8"}, [-1, -1]),  # the other one is not DDP's
+        ({}, [0, 1]),
+    ],
+)
+def test_ddps_log_says_whether_another_all_reduce_is_among_them(
+    log: dict[str, Any], expected: list[int]
+) -> None:
+    rank = Rank(witnesses={"begin_monotonic_ns": 2**62, "ddp_logs": [log]})
+    one_pass(rank, 8, 4)
+    assert numbers(rank) == expected

@@ -1,0 +1,196 @@
+"""The trend of a loss, on values whose rank correlation can be counted by hand.
+
+Whether world sizes trained alike: curves and digests made by hand.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from typing import Any
+
+import pytest
+
+from commprof.analysis.checks.losses import (
+    differing_weights,
+    global_losses,
+    loss_agreement,
+    loss_remarks,
+    loss_trend,
+)
+from commprof.analysis.world import WorldResult
+from tests.support.builders.results import context, world
+from tests.support.builders.traces import Rank, world_run
+
+
+def test_a_loss_that_falls_at_every_step() -> None:
+    trend = loss_trend([float(n) for n in range(12, 0, -1)])
+    assert trend is not None
+    assert (trend.tau, trend.first, trend.last) == (-1.0, 12.0, 1.0)
+    # All 66 pairs fall; the variance is 12 * 11 * 29 / 18.
+    assert trend.p_value == pytest.approx(math.erfc(65 / math.sqrt(12 * 11 * 29 / 18) / 2**0.5))
+    assert (trend.falls, trend.rises) == (True, False)
+
+
+def test_a_loss_that_rises() -> None:
+    trend = loss_trend([n + 0.5 * (n % 2) for n in range(30)])
+    assert trend is not None
+    assert (trend.falls, trend.rises) == (False, True)
+
+
+def test_noise_has_no_trend() -> None:
+    found = 0
+    for seed in range(300):
+        chance = random.Random(seed)
+        trend = loss_trend([chance.gauss(4, 0.1) for _ in range(40)])
+        assert trend is not None
+        found += trend.falls or trend.rises
+    assert found <= 10  # of 300 at a level of 1 %: 3, and 4 standard deviations more
+
+
+def test_equal_losses_have_none() -> None:
+    trend = loss_trend([2.0] * 20)
+    assert trend is not None
+    assert (trend.tau, trend.p_value, trend.falls, trend.rises) == (0.0, 1.0, False, False)
+
+
+@pytest.mark.parametrize("broken", [math.nan, math.inf])
+def test_a_loss_that_is_no_number(broken: float) -> None:
+    trend = loss_trend([3.0] * 7 + [broken] * 13)
+    assert trend is not None
+    assert trend.not_finite == 7
+    assert math.isnan(trend.tau)
+    assert math.isnan(trend.last)
+
+
+def test_few_losses_say_nothing() -> None:
+    trend = loss_trend([3.0, 2.0, 1.0])
+    assert trend is not None
+    assert (trend.falls, trend.rises) == (False, False)
+    assert loss_trend([]) is None
+
+
+def test_a_long_training_is_thinned() -> None:
+    trend = loss_trend([1 / (1 + n) for n in range(100_000)])
+    assert trend is not None
+    assert trend.tau == -1.0
+    assert trend.steps == 100_000
+
+
+CURVE = (4.0, 3.0, 2.0, 1.0)
+
+
+def curve(world_size: int, losses: tuple[float, ...] = CURVE, samples: int = 16) -> WorldResult:
+    return world(world_size, step_losses=losses, step_samples=(samples,) * len(losses))
+
+
+def strong(**values: Any) -> dict[str, Any]:
+    return context(scaling="strong", **values)
+
+
+def test_curves_that_are_equal_but_for_rounding_agree() -> None:
+    rounded = (4.0, 3.0, 2.00002, 1.0)
+    found = loss_agreement(strong(), [curve(1), curve(2), curve(4, rounded)])
+
+    assert found is not None
+    assert found.agrees
+    assert (found.steps, found.samples, found.world_sizes) == (4, 16, (1, 2, 4))
+    assert (found.worst_world_size, found.worst_step) == (4, 2)
+    assert found.worst == pytest.approx(1e-5)
+
+
+def test_a_curve_that_leaves_the_others_does_not() -> None:
+    found = loss_agreement(strong(), [curve(1), curve(2, (4.0, 3.0, 2.0, 1.01))])
+
+    assert found is not None
+    assert not found.agrees
+    assert (found.worst_step, found.worst) == (3, pytest.approx(0.01))
+    low = strong(training={"precision": "bf16"})
+    loose = loss_agreement(low, [curve(1), curve(2, (4.0, 3.0, 2.0, 1.01))])
+    assert loose is not None
+    assert loose.agrees
+
+
+def test_a_loss_that_is_no_number_does_not_agree() -> None:
+    found = loss_agreement(strong(), [curve(1), curve(2, (4.0, math.nan, 2.0, 1.0))])
+
+    assert found is not None
+    assert not found.agrees
+    assert found.worst_step == 1
+
+
+def test_steps_behind_one_with_other_samples_are_not_compared() -> None:
+    padded = world(2, step_losses=(4.0, 3.0, 9.0, 9.0), step_samples=(16, 16, 18, 16))
+    found = loss_agreement(strong(), [curve(1), padded])
+
+    assert found is not None
+    assert found.agrees
+    assert found.steps == 2
+
+
+@pytest.mark.parametrize(
+    ("about", "worlds"),
+    [
+        (context(scaling="weak"), [curve(1), curve(2)]),
+        (strong(hook="int8"), [curve(1), curve(2)]),
+        (strong(split_dependence="batch norm"), [curve(1), curve(2)]),
+        (strong(), [curve(1)]),
+        (strong(), [curve(1), world(2)]),
+        (strong(), [curve(1, (0.0, 0.0)), curve(2, (0.0, 0.0))]),
+        (strong(), [curve(1), curve(2, samples=17)]),
+    ],
+)
+def test_what_need_not_agree_is_not_judged(
+    about: dict[str, Any], worlds: list[WorldResult]
+) -> None:
+    assert loss_agreement(about, worlds) is None
+
+
+def test_the_loss_of_a_step_weighs_samples() -> None:
+    ranks = [Rank(rank, 2) for rank in range(2)]
+    run = world_run(ranks)
+    run.results[0].update(losses=[1.0, 2.0], step_samples=[3, 4])
+    run.results[1].update(losses=[5.0, 2.0], step_samples=[1, 4])
+
+    assert global_losses(run) == ((2.0, 2.0), (4, 8))
+    del run.results[1]
+    assert global_losses(run) == ((), ())
+
+
+@pytest.mark.parametrize(
+    ("digests", "different"),
+    [
+        ((7, 7, 7), ()),
+        ((7, 7, 8), (2,)),
+        ((8, 7, 7), (0,)),
+        ((7, 8), (1,)),
+        ((None, None), ()),
+        ((1, 2, 3), (1, 2)),
+    ],
+)
+def test_ranks_whose_weights_differ(
+    digests: tuple[int | None, ...], different: tuple[int, ...]
+) -> None:
+    run = world_run([Rank(rank, len(digests)) for rank in range(len(digests))])
+    for rank, digest in enumerate(digests):
+        run.results[rank]["weights_crc32"] = digest
+
+    assert differing_weights(run) == different
+
+
+def test_the_remarks() -> None:
+    (agree,) = loss_remarks(strong(), [curve(1), curve(2)])
+    assert agree.startswith(
+        "Loss curves of 1 and 2 ranks agree: in 4 steps of the same 16 samples no loss is further "
+        "than 0.0e+00 of its value from that at 1 rank (allowed: 1e-04"
+    )
+    (disagree,) = loss_remarks(strong(), [curve(1), curve(2), curve(4, (4.0, 3.3, 2.0, 1.0))])
+    assert disagree.startswith("Loss curves of 1, 2 and 4 ranks DISAGREE: at 4 ranks the loss of")
+    assert "step 2 is off by 1.0e-01 of its value" in disagree
+    (not_compared,) = loss_remarks(
+        strong(split_dependence="batch norm differs"), [curve(1), curve(2)]
+    )
+    assert not_compared.endswith("not compared: batch norm differs.")
+    assert loss_remarks(context(), [curve(1), curve(2)]) == []
+    (weights,) = loss_remarks(context(), [world(4, weights_differ=(1, 3))])
+    assert weights.startswith("At 4 ranks the weights of ranks 1 and 3 are not those of the others")

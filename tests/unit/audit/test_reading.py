@@ -1,0 +1,402 @@
+"""How the audit reads numbers, headers and files that are no reports.
+
+Columns that say by their name what their figures must follow from.
+
+The audit against five reports that contradict themselves: only their figures were typed in.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import random
+import time
+from pathlib import Path
+
+import pytest
+
+from commprof.audit.audit import audit
+from commprof.audit.checks import Finding
+from commprof.audit.figure import Span, exact, parse_figure
+from commprof.audit.quantities import classify, parse_ranks
+from commprof.commands import main
+
+
+@pytest.mark.parametrize(
+    ("text", "low", "value", "high"),
+    [
+        ("1.78", 1.775, 1.78, 1.79),
+        ("97.8%", 0.9775, 0.978, 0.979),
+        ("1,150", 1145, 1150, 1160),
+        ("104,960", 104955, 104960, 104970),
+        ("100", 99.5, 100, 101),
+        ("**20.22x**", 20.215, 20.22, 20.23),
+        ("~360 img/s", 350, 360, 370),
+        ("~0.94", 0.93, 0.94, 0.95),
+        ("40-45x", 39.5, 42.5, 46),
+        ("98–111%", 0.975, 1.045, 1.12),
+        ("<1%", 0, 0.01, 0.01),
+        (">= 3", 2.5, 3, 4),  # ">=" is no sign that is known: the number is not read
+        ("≥3", 3, 3, math.inf),
+        ("62.5 ± 0.5", 61.85, 62.5, 63.2),
+        ("1.23e+03", 1225, 1230, 1240),
+        ("36.2 ms", 0.03615, 0.0362, 0.0363),
+        ("2 min", 90, 120, 180),
+        ("10K", 9500, 10000, 11000),
+        ("$0.114", 0.1135, 0.114, 0.115),
+        ("2,469.67s (41.2 min)", 2469.665, 2469.67, 2469.68),
+    ],
+)
+def test_a_figure_is_what_prints_like_it(text: str, low: float, value: float, high: float) -> None:
+    figure = parse_figure(text)
+    if text.startswith(">= "):
+        assert figure is None
+        return
+    assert figure is not None
+    assert (figure.span.low, figure.span.value, figure.span.high) == pytest.approx(
+        (low, value, high)
+    )
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "-", "n/a", "Baseline", "2026-02-09", "12:50:57", "1,5", "10.0.0.1", "-3", "9-2", "nan",
+     "inf", "1e999", "9" * 400],
+)  # fmt: skip
+def test_what_is_no_figure_is_not_guessed(text: str) -> None:
+    assert parse_figure(text) is None
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_the_value_behind_a_printed_number_is_in_its_span(seed: int) -> None:
+    value = math.exp(random.Random(seed).uniform(-12, 12))
+    for text in (f"{value:.2f}", f"{value:,.0f}", f"{value:.3g}", f"{value:.1e}", repr(value)):
+        figure = parse_figure(text)
+        assert figure is not None
+        assert figure.span.low <= value <= figure.span.high
+    cut = parse_figure(f"{math.floor(value * 10) / 10:.1f}")
+    assert cut is not None
+    assert cut.span.low <= value <= cut.span.high + 1e-9 * value
+
+
+def test_arithmetic_keeps_every_value() -> None:
+    a, b = Span(1.0, 2.0, 3.0), Span(2.0, 4.0, 5.0)
+    assert a * b == Span(2.0, 8.0, 15.0)
+    assert a / b == Span(0.2, 0.5, 1.5)
+    assert a + b == Span(3.0, 6.0, 8.0)
+    assert (a / exact(0.0)).high == math.inf
+    assert not Span(0.0, 1.0, 1.0).meets(Span(1.1, 2.0, 3.0))
+
+
+@pytest.mark.parametrize(
+    ("header", "name", "unit"),
+    [
+        ("Throughput (img/s)", "throughput", ""),
+        ("samples_per_sec", "throughput", ""),
+        ("Tokens/sec", "tokens_per_s", ""),
+        ("Throughput (tokens/s)", "tokens_per_s", ""),
+        ("Time/Iteration (ms)", "latency", "ms"),
+        ("step_time_ms", "latency", "ms"),
+        ("Speedup vs 1 GPU", "speedup", ""),
+        ("Speedup (Amdahl)", "amdahl_speedup", ""),
+        ("Parallel fraction (Amdahl)", "parallel_share", ""),
+        ("Efficiency*", "efficiency", ""),
+        ("efficiency_pct", "efficiency", "%"),
+        ("Cost Efficiency", "cost_efficiency", ""),
+        ("Batch/GPU", "rank_batch", ""),
+        ("Effective Batch", "global_batch", ""),
+        ("Batch Size", "batch", ""),
+        ("Time/Epoch", "epoch_s", ""),
+        ("total_duration_sec", "duration", "sec"),
+        ("Wall time (s)", "duration", "s"),
+        ("Price per GPU-hour", "price", ""),
+        ("Cost (8 hrs @ $3/GPU-hr)", "cost", ""),
+        ("num_batches_per_epoch", "epoch_batches", ""),
+        ("total_samples_per_rank", "rank_samples", ""),
+    ],
+)
+def test_headers_are_known_by_many_names(header: str, name: str, unit: str) -> None:
+    quantity = classify(header)
+    assert quantity is not None
+    assert (quantity.name, quantity.unit) == (name, unit)
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        "Strategy",
+        "Overhead Reduction",
+        "GPU efficiency",
+        "Throughput (GB/s)",
+        "Loss",
+        "Memory",
+        "Amdahl limit",
+        "Amdahl efficiency",
+        "Amdahl speedup (P = 0.9)",
+    ],
+)
+def test_other_headers_are_left_alone(header: str) -> None:
+    assert classify(header) is None
+
+
+def test_headers_say_what_a_time_or_a_cost_is_for() -> None:
+    found = [
+        classify(h) for h in ("Time for 10K samples", "Time to 90 Epochs", "Cost per 1,000 samples")
+    ]
+    assert [(q.per_samples, q.per_epochs) for q in found if q] == [(10000, 0), (0, 90), (1000, 0)]
+
+
+@pytest.mark.parametrize(
+    ("cell", "ranks"),
+    [("4", 4), ("**4**", 4), ("4-process", 4), ("Baseline (1 GPU)", 1), ("2P", 2),
+     ("Baseline", None), ("0", None), ("1→4 processes", None), ("123456789012", None)],
+)  # fmt: skip
+def test_world_sizes_are_read(cell: str, ranks: int | None) -> None:
+    assert parse_ranks(cell) == ranks
+
+
+def test_a_wrong_encoding_is_seen_through(tmp_path: Path) -> None:
+    path = tmp_path / "report.md"
+    path.write_text(
+        "- **1→4 processes:** 20.22× speedup (95% efficiency)\n".encode().decode("cp1252")
+    )
+    assert main(["audit", str(path)]) == 1
+
+
+GARBAGE = {
+    "empty": b"",
+    "prose": b"It scales well: see the figures.\n",
+    "binary": bytes(range(256)),
+    "nul": b"a\0b",
+    "png": b"\x89PNG\r\n\x1a\n" + bytes(100),
+    "cut json": b'{"num_processes": 2, "throughput": ',
+    "deep json": b"[" * 100_000,
+    "json without rows": b'{"a": [1, 2, {"b": 3}]}',
+    "json of strings": b'["num_processes", "4"]',
+    "table without ranks": b"| a | b |\n|---|---|\n| 1 | 2 |\n",
+    "table without figures": b"| GPUs | name |\n|---|---|\n| 1 | x |\n",
+    "csv without ranks": b"a,b\n1,2\n",
+    "long line": b"|" * 3_000_000,
+    "brackets": b"(" * 1_000_000 + b"\n" + b"a|" * 1_000_000,
+    "huge": b"GPUs,throughput\n" + b"1,2\n" * 1_100_000,
+}
+
+
+@pytest.mark.parametrize("content", GARBAGE.values(), ids=GARBAGE.keys())
+def test_what_is_no_report_ends_with_one_line(
+    content: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "report"
+    path.write_bytes(content)
+    begin = time.process_time()
+    assert main(["audit", str(path)]) == 2
+    assert time.process_time() - begin < 20
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.count("\n") == 1
+    assert len(err) < 500
+    assert str(path) in err
+
+
+def test_a_missing_file_and_a_directory_end_with_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for path in (tmp_path, tmp_path / "none"):
+        assert main(["audit", str(path)]) == 2
+        assert capsys.readouterr().err.count("\n") == 1
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_a_damaged_report_is_audited_or_refused(
+    seed: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rng = random.Random(seed)
+    data = Path(__file__).parents[2] / "data" / "audit"
+    text = list(rng.choice(sorted(data.glob("*.md"))).read_text())
+    for _ in range(rng.randint(1, 200)):
+        at = rng.randrange(len(text))
+        text[at : at + rng.randint(0, 5)] = rng.choice(
+            ["|", "\n", "9" * 20, "%", "-", "×", "{", "\x1b[31m", ""]
+        )
+    path = tmp_path / "report.md"
+    path.write_text("".join(text))
+    assert main(["audit", str(path)]) in (0, 1, 2)
+    out, err = capsys.readouterr()
+    assert err.count("\n") <= 1
+    assert all(line.isprintable() for line in [*out.split("\n"), *err.split("\n")])
+
+
+def test_the_command_prints_findings_and_says_so_in_its_exit_code(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.chdir(tmp_path)
+    path = Path("table.csv")
+    path.write_text("ranks,throughput,speedup\n1,100.0,1.00\n2,150.0,1.95\n")
+    assert main(["audit", str(path)]) == 1
+    assert capsys.readouterr().out == (
+        f"{path}: 1 finding in 2 comparisons of 2 rows\n\n"
+        "2 ranks: speed-up is not the ratio of the throughputs [speedup-from-throughput]\n"
+        "  stated:  speed-up 1.95 (line 3)\n"
+        "  against: throughput 150.0 (line 3) / 100.0 (line 2) = 1.5x\n"
+    )
+    path.write_text("ranks,throughput,speedup\n1,100.0,1.00\n2,150.0,1.50\n")
+    assert main(["audit", str(path)]) == 0
+    assert capsys.readouterr().out == f"{path}: no findings in 2 comparisons of 2 rows\n"
+
+
+def test_a_pipe_is_refused_and_holds_nobody_up(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "report.md"
+    os.mkfifo(path)
+    assert main(["audit", str(path)]) == 2
+    assert "it is no regular file; name a report" in capsys.readouterr().err
+
+
+_AMDAHL = "P = 0.95\n\n| N | Amdahl speedup |\n|-|-|\n| 2 | 1.90 |\n| 4 | 3.48 |\n| 8 | {} |\n"
+_BOTH = (
+    "| GPUs | samples/s | speedup | Amdahl speedup |\n|-|-|-|-|\n"
+    "| 1 | 100.0 | 1.00 | 1.00 |\n| 2 | 180.0 | {} | 1.90 |\n"
+)
+_EPOCHS = (
+    "| GPUs | Epoch 0 (s) | Epoch 1 (s) | Epoch 2 (s) | {} |\n|-|-|-|-|-|\n"
+    "| 1 | 16.1 | 7.9 | 7.9 | {} |\n"
+)
+
+
+def findings_in(text: str) -> list[Finding]:
+    return list(audit(text).findings)
+
+
+def test_a_column_of_amdahls_law_is_held_against_it() -> None:
+    (found,) = findings_in(_AMDAHL.format("6.15"))
+    assert (found.rule, found.row) == ("amdahl", "8 ranks")
+    assert found.stated.text == "speed-up by Amdahl's law 6.15 (line 7)"
+    assert found.implied.span.value == pytest.approx(1 / (0.05 + 0.95 / 8))
+    assert findings_in(_AMDAHL.format("5.93")) == []
+
+
+def test_a_share_for_each_row_comes_before_the_reports() -> None:
+    text = "P = 0.95\n\n| N | P | Amdahl |\n|-|-|-|\n| 8 | 50% | {} |\n"
+    assert findings_in(text.format("1.78")) == []
+    assert [f.rule for f in findings_in(text.format("5.93"))] == ["amdahl"]
+    assert findings_in(text.format("5.93").replace("50%", "200%")) == []  # no share of anything
+
+
+def test_measured_speedup_beside_amdahls_is_checked() -> None:
+    assert findings_in(_BOTH.format("1.80")) == []
+    (found,) = findings_in(_BOTH.format("1.95"))
+    assert (found.rule, found.row) == ("speedup-from-throughput", "2 ranks")
+    assert findings_in(_BOTH.format("1.80").replace("1.90", "1.90 (95% efficiency)")) == []
+
+
+@pytest.mark.parametrize(
+    ("header", "value", "inside"),
+    [
+        ("Total time (s)", "31.9", "the total"),
+        ("Time/Epoch (s)", "10.6", "the time per epoch 10.6 s (line 3)"),
+    ],
+)
+def test_a_warm_up_epoch_inside_a_total_or_a_mean_is_found(
+    header: str, value: str, inside: str
+) -> None:
+    (found,) = findings_in(_EPOCHS.format(header, value))
+    assert (found.rule, found.row) == ("warm-up", "1 rank")
+    assert found.stated.text == f"first epoch 16.1 s (line 3), inside {inside}"
+    assert found.implied.span.value == pytest.approx(7.9)
+
+
+@pytest.mark.parametrize(
+    ("header", "value"),
+    [("Total time (s)", "15.8"), ("Time/Epoch (s)", "7.9"), ("Time/Epoch (s)", "9")],
+)
+def test_a_warm_up_epoch_that_is_left_out_is_no_finding(header: str, value: str) -> None:
+    assert findings_in(_EPOCHS.format(header, value)) == []
+
+
+def test_epochs_count_only_if_all_of_them_are_shown() -> None:
+    text = _EPOCHS.format("Time/Epoch (s)", "10.6")
+    assert findings_in(text.replace("Epoch 2", "Epoch 10")) == []
+    assert findings_in(text.replace("Epoch 0 (s)", "Epoch 0 (loss)")) == []
+
+
+def test_world_sizes_over_the_columns_have_epochs_too() -> None:
+    text = "| | 1 GPU | 2 GPUs |\n|-|-|-|\n| Epoch 1 | 16.1s | 4.0s |\n| Epoch 2 | 7.9s | 4.0s |\n"
+    found = findings_in(text + "| Time per epoch | 12.0s | 4.0s |\n")
+    assert [(f.rule, f.row) for f in found] == [("warm-up", "1 rank")]
+
+
+DATA = Path(__file__).parents[2] / "data" / "audit"
+
+
+def findings(name: str) -> list[Finding]:
+    return list(audit((DATA / f"{name}.md").read_text()).findings)
+
+
+def rules(name: str) -> set[tuple[str, str]]:
+    return {(finding.rule, finding.row) for finding in findings(name)}
+
+
+def one(name: str, rule: str, row: str) -> Finding:
+    found = [f for f in findings(name) if (f.rule, f.row) == (rule, row)]
+    assert len(found) == 1, found
+    return found[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "rule", "row", "stated", "implied"),
+    [
+        # 640 samples, not 320, in 23.96 s; 640 and not 1,281 in 4.74 s.
+        ("simulated_transformer", "throughput-from-work", "1 rank", "13.35", 640 / 23.96),
+        ("simulated_transformer", "throughput-from-work", "4 ranks", "270.19", 640 / 4.74),
+        ("simulated_transformer", "speedup-from-work", "4 ranks", "20.22x", 23.96 / 4.74),
+        ("simulated_transformer", "warm-up", "1 rank", "16.1", 7.9),
+        ("simulated_transformer", "ranks-in-turn", "4 ranks", "15.0", 4.74),
+        ("simulated_transformer", "repeated-scaling", "4 ranks", "95%", 5.06),
+        ("theoretical_resnet", "repeated-overhead", "the report", "1.7%", 0.125),
+        ("theoretical_resnet", "amdahl", "8 ranks", "6.15", 1 / (0.05 + 0.95 / 8)),
+        ("theoretical_resnet", "epochs", "1 rank", "2,469.67s", 2185.3),
+        ("projected_deployment", "super-linear", "8 ranks", "~500-560%", 1.0),
+        ("projected_deployment", "super-linear", "16 ranks", "~410-560%", 1.0),
+        ("projected_deployment", "efficiency", "8 ranks", "98-111%", 42.5 / 8),
+        ("projected_deployment", "efficiency", "16 ranks", "88-112%", 80 / 16),
+        ("estimated_cluster", "throughput-from-latency", "64 ranks", "56,320", 64 * 64 / 0.0362),
+        ("estimated_cluster", "throughput-from-latency", "128 ranks", "104,960", 128 * 64 / 0.0391),
+        ("estimated_cluster", "throughput-from-latency", "256 ranks", "184,320", 256 * 64 / 0.0445),
+        ("estimated_cluster", "changing-work", "64 ranks", "64", 32),
+        ("estimated_cluster", "combined", "combined", "~5x", 14.1),
+        ("expected_lora", "cost-per-unit", "2 ranks", "$0.060", 0.12),
+        ("expected_lora", "cost-per-unit", "4 ranks", "$0.030", 0.12),
+        ("expected_lora", "overhead-and-efficiency", "4 ranks", "<1%", 0.06),
+    ],
+)
+def test_what_a_reader_can_refute_is_found(
+    name: str, rule: str, row: str, stated: str, implied: float
+) -> None:
+    found = one(name, rule, row)
+    assert stated in found.stated.text
+    assert found.implied.span.value == pytest.approx(implied)
+
+
+@pytest.mark.parametrize(
+    ("name", "rule", "right"),
+    [
+        ("simulated_transformer", "throughput-from-work", {"2 ranks"}),
+        ("theoretical_resnet", "amdahl", {"2 ranks", "4 ranks"}),
+        ("theoretical_resnet", "efficiency", {"2 ranks", "4 ranks", "8 ranks"}),
+        ("estimated_cluster", "throughput-from-latency", {f"{2**n} ranks" for n in range(1, 6)}),
+        ("estimated_cluster", "cost", {f"{n} ranks" for n in (8, 16, 32, 64)}),
+        ("estimated_cluster", "cost-efficiency", {f"{n} ranks" for n in (8, 16, 32, 64)}),
+        ("expected_lora", "cost", {"1 rank", "2 ranks", "4 ranks"}),
+        ("expected_lora", "throughput-from-work", {"1 rank", "2 ranks", "4 ranks"}),
+    ],
+)
+def test_what_is_right_in_them_is_left_alone(name: str, rule: str, right: set[str]) -> None:
+    assert not {row for found, row in rules(name) if found == rule} & right
+
+
+def test_every_finding_names_the_place_of_what_it_quotes() -> None:
+    for path in sorted(DATA.glob("*.md")):
+        for finding in findings(path.stem):
+            assert "line " in finding.stated.text, finding

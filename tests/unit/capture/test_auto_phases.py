@@ -1,0 +1,290 @@
+"""Forward and backward inside an optimizer's step are not the optimizer's phase.
+
+Samples are counted where a batch says how many it holds, and nowhere else.
+
+The forward phase of modules that `fully_shard` was applied to, in one process.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.testing._internal.distributed import fake_pg  # noqa: F401  # registers the backend
+from torch.utils.data import DataLoader, TensorDataset
+
+from commprof.capture.patches.replaced import Patches
+from commprof.capture.phases.auto_phases import AutoPhases, ShardedForward, outside, samples_read
+from commprof.trace.schema import SAMPLES_UNKNOWN
+
+
+class SharedMarker:
+    """Writes down into a list that all share."""
+
+    def __init__(self, name: str, seen: list[str]) -> None:
+        self._name = name
+        self._seen = seen
+
+    def begin(self) -> None:
+        self._seen.append(f"{self._name} begins")
+
+    def end(self, samples: int = 0) -> None:
+        self._seen.append(f"{self._name} ends")
+
+    def __enter__(self) -> None:
+        self.begin()
+
+    def __exit__(self, *exc: object) -> None:
+        self.end()
+
+
+@pytest.fixture
+def seen() -> list[str]:
+    return []
+
+
+def test_the_closure_is_outside_wherever_it_stands(seen: list[str]) -> None:
+    marker = SharedMarker("optimizer", seen)
+
+    def closure() -> float:
+        seen.append("closure")
+        return 2.5
+
+    changed = outside(marker, ("self", closure, 1), {"a": 2})
+    assert changed is not None
+    assert changed[0][1]() == 2.5
+    assert (changed[0][0], changed[0][2], changed[1]) == ("self", 1, {"a": 2})
+    named = outside(marker, ("self",), {"closure": closure, "a": 2})
+    assert named is not None
+    assert named[1]["closure"]() == 2.5
+    assert (named[0], named[1]["a"]) == (("self",), 2)
+    assert seen == ["optimizer ends", "closure", "optimizer begins"] * 2
+
+
+def test_without_a_closure_nothing_changes(seen: list[str]) -> None:
+    marker = SharedMarker("optimizer", seen)
+    assert outside(marker, ("self",), {}) is None
+    assert outside(marker, ("self", None), {"closure": None}) is None
+
+
+def test_the_phase_goes_on_after_a_closure_that_failed(seen: list[str]) -> None:
+    def closure() -> float:
+        raise ValueError("no loss")
+
+    changed = outside(SharedMarker("optimizer", seen), ("self", closure), {})
+    assert changed is not None
+    with pytest.raises(ValueError, match="no loss"):
+        changed[0][1]()
+    assert seen == ["optimizer ends", "optimizer begins"]
+
+
+def test_an_optimizer_that_calls_backward(seen: list[str]) -> None:
+    names = ("data", "forward", "backward", "optimizer")
+    phases = AutoPhases({name: SharedMarker(name, seen) for name in names})
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = model(torch.ones(1, 2)).square().sum()
+        loss.backward()
+        return loss
+
+    phases.install()
+    try:
+        loss = optimizer.step(closure)
+    finally:
+        phases.remove()
+    assert loss is not None
+    assert seen == [
+        *("optimizer begins", "optimizer ends", "backward begins", "backward ends"),
+        *("optimizer begins", "optimizer ends"),
+    ]
+
+
+UNKNOWN = SAMPLES_UNKNOWN
+DATA = TensorDataset(torch.zeros(7, 5), torch.zeros(7))
+
+
+def counted(loader: DataLoader[Any]) -> list[int]:
+    iterator = iter(loader)
+    return [samples_read(iterator, batch) for batch in iterator]
+
+
+def stacked(rows: list[Any]) -> dict[str, torch.Tensor]:
+    return {"x": torch.stack([row[0] for row in rows]), "y": torch.stack([row[1] for row in rows])}
+
+
+def test_default_collation() -> None:
+    assert counted(DataLoader(DATA, batch_size=3)) == [3, 3, 1]
+
+
+def test_own_collation_counts_if_it_agrees_with_the_loader() -> None:
+    assert counted(DataLoader(DATA, batch_size=3, collate_fn=stacked)) == [3, 3, 1]
+
+
+@pytest.mark.parametrize(
+    "collate",
+    [
+        lambda rows: [row[0] for row in rows],  # dimension 0 is the sample's own
+        lambda rows: (torch.zeros(3, 2), torch.zeros(2)),
+        lambda rows: torch.zeros(()),
+        lambda rows: [1, "text", None],
+    ],
+)
+def test_other_batches_stay_unknown(collate: Any) -> None:
+    assert set(counted(DataLoader(DATA, batch_size=3, collate_fn=collate))) == {UNKNOWN}
+
+
+def test_a_loader_that_does_not_batch_stays_unknown() -> None:
+    assert set(counted(DataLoader(DATA, batch_size=None))) == {UNKNOWN}
+
+
+def test_a_batch_that_raises_stays_unknown() -> None:
+    class Broken(dict[str, int]):
+        def values(self) -> Any:
+            raise RuntimeError("not now")
+
+    assert samples_read(iter(DataLoader(DATA)), Broken()) == UNKNOWN
+
+
+class Marker:
+    """Notes when the outermost begins and ends."""
+
+    def __init__(self) -> None:
+        self.seen: list[str] = []
+        self._depth = 0
+
+    def begin(self) -> None:
+        if self._depth == 0:
+            self.seen.append("begins")
+        self._depth += 1
+
+    def end(self, samples: int = 0) -> None:
+        self._depth -= 1
+        if self._depth == 0:
+            self.seen.append("ends")
+
+    def __enter__(self) -> None:
+        self.begin()
+
+    def __exit__(self, *exc: object) -> None:
+        self.end()
+
+
+class Layer(nn.Linear):
+    """Has a `__call__` of its own, as a few libraries' modules do."""
+
+    calls = 0
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        Layer.calls += 1
+        return super().__call__(x)  # type: ignore[no-any-return]
+
+
+class Failing(nn.Module):
+    """A forward that does not come to its end."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        raise ValueError("no such input")
+
+
+@pytest.fixture
+def group() -> Iterator[None]:
+    dist.init_process_group("fake", store=dist.HashStore(), rank=0, world_size=2)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.fixture
+def marker() -> Iterator[Marker]:
+    """Of a capture that runs while the test does."""
+    made, patches = Marker(), Patches()
+    ShardedForward(made, patches).look()
+    yield made
+    patches.remove()
+
+
+def sharded(*layers: nn.Module) -> nn.Sequential:
+    model, mesh = nn.Sequential(*layers), init_device_mesh("cpu", (2,))
+    for module in (*model, model):
+        fully_shard(module, mesh=mesh)
+    return model
+
+
+@pytest.mark.usefixtures("group")
+def test_the_whole_model_s_call_is_the_phase(marker: Marker) -> None:
+    model = sharded(Layer(4, 4), nn.ReLU(), nn.Linear(4, 2))
+    Layer.calls = 0
+    model(torch.ones(3, 4)).sum().backward()
+    assert marker.seen == ["begins", "ends"]
+    assert Layer.calls == 1
+    nn.Linear(4, 2)(torch.ones(3, 4))  # of nobody's
+    assert marker.seen == ["begins", "ends"]
+
+
+@pytest.mark.usefixtures("group")
+def test_a_forward_that_fails_ends_its_phase(marker: Marker) -> None:
+    model = sharded(nn.Linear(4, 4), Failing())
+    with pytest.raises(ValueError, match="no such input"):
+        model(torch.ones(3, 4))
+    assert marker.seen == ["begins", "ends"]
+
+
+@pytest.mark.usefixtures("group")
+def test_nothing_stays_and_models_made_before_are_seen() -> None:
+    model, marker, patches = sharded(nn.Linear(4, 4)), Marker(), Patches()
+    forward = ShardedForward(marker, patches)
+    forward.look()
+    model(torch.ones(3, 4))
+    assert marker.seen == ["begins", "ends"]
+    patches.remove()
+    assert forward.pending
+    assert "__call__" not in vars(FSDPModule)
+    model(torch.ones(3, 4))
+    assert marker.seen == ["begins", "ends"]
+
+
+@pytest.mark.usefixtures("group")
+# Dynamo looks at each tensor's gradient and hides what torch says to that, unless it is an error.
+@pytest.mark.filterwarnings("ignore:The .grad attribute")
+def test_a_compiled_model_computes_the_same(marker: Marker) -> None:
+    def made() -> nn.Sequential:
+        torch.manual_seed(0)
+        return sharded(nn.Linear(4, 4), nn.Linear(4, 2))
+
+    x, within = torch.ones(3, 4), made()
+    expected = made()(x)
+    # As a whole it is one frame of torch's, in which no phase is marked.
+    marker.seen.clear()
+    assert torch.equal(torch.compile(made(), backend="eager")(x), expected)
+    assert marker.seen == []
+    within.compile(backend="eager")
+    assert torch.equal(within(x), expected)
+    assert marker.seen == ["begins", "ends"]
+
+
+def test_a_script_without_fsdp2_and_a_torch_without_the_class(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    patches = Patches()
+    forward = ShardedForward(Marker(), patches)
+    with monkeypatch.context() as without:
+        without.delitem(sys.modules, "torch.distributed.fsdp")
+        forward.look()
+        assert forward.pending
+    with monkeypatch.context() as another:
+        another.delattr("torch.distributed.fsdp.FSDPModule")
+        forward.look()
+        assert forward.pending
+    forward.look()  # the script has imported it meanwhile
+    assert not forward.pending
+    assert "__call__" in vars(FSDPModule)
+    patches.remove()

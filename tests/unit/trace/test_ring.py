@@ -1,0 +1,160 @@
+"""A trace is salvaged only where its process is known to be gone.
+
+A live process's rings, followed from outside; the process is a file that the test writes.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from commprof.errors import CommprofError
+from commprof.trace.reader import read_trace
+from commprof.trace.ring import RingTail
+from commprof.trace.run.run_directory import read_context
+from commprof.trace.salvage import salvage_dead
+from tests.support.builders import trace_bytes
+from tests.support.builders import trace_bytes as made
+
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+PIDS = os.readlink("/proc/self/ns/pid")
+
+
+@pytest.fixture
+def gone() -> int:
+    """The number of a process that has ended."""
+    process = subprocess.Popen(["true"])
+    process.wait()
+    return process.pid
+
+
+def write(directory: Path, pid: int, boot_id: str = BOOT_ID, pids: str = PIDS) -> tuple[Path, Path]:
+    """A trace that was not closed, and the ring of its process with a record in it."""
+    prefix = str(directory / "ring-")
+    metadata: dict[str, Any] = made.metadata(pid=pid, ring_prefix=prefix)
+    metadata["machine"].update(boot_id=boot_id, pid_namespace=pids)
+    trace, ring = directory / "rank_1.trace", directory / "ring-0.ring"
+    trace.write_bytes(made.file_header() + made.document(made.METADATA_BLOCK, metadata))
+    ring.write_bytes(made.ring({0: made.record(5)}, head=1))
+    return trace, ring
+
+
+def test_of_a_process_that_is_gone(tmp_path: Path, gone: int) -> None:
+    trace, ring = write(tmp_path, gone)
+    salvage_dead(tmp_path)
+    assert not ring.exists()
+    assert read_trace(trace).records["timestamp_ns"].tolist() == [5]
+
+
+def test_of_a_process_that_nobody_has_waited_for(tmp_path: Path) -> None:
+    process = subprocess.Popen(["true"], stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    _, ring = write(tmp_path, process.pid)
+    salvage_dead(tmp_path)
+    process.communicate()
+    assert not ring.exists()
+
+
+@pytest.mark.parametrize("other", [{"boot_id": "b"}, {"pids": "pid:[1]"}, {"boot_id": ""}])
+def test_not_of_another_machine_or_container(
+    tmp_path: Path, gone: int, other: dict[str, str]
+) -> None:
+    trace, ring = write(tmp_path, gone, **other)
+    content = trace.read_bytes()
+    salvage_dead(tmp_path)
+    assert ring.exists()
+    assert trace.read_bytes() == content
+
+
+def test_not_of_a_process_that_runs(tmp_path: Path) -> None:
+    _, ring = write(tmp_path, os.getpid())
+    salvage_dead(tmp_path)
+    assert ring.exists()
+
+
+def test_traces_of_two_jobs_are_no_run(tmp_path: Path) -> None:
+    for rank, size in ((0, 1), (1, 2)):
+        metadata = made.metadata(rank=rank, world_size=size)
+        (tmp_path / f"rank_{rank}.trace").write_bytes(
+            made.file_header() + made.document(made.METADATA_BLOCK, metadata)
+        )
+    with pytest.raises(CommprofError, match=r"several jobs: rank_0\.trace of 1 ranks, rank_1"):
+        read_context(tmp_path)
+
+
+SESSION = 77
+
+
+class Ring:
+    """A ring file as the recorder makes it."""
+
+    def __init__(self, path: Path, capacity: int = 4, session: int = SESSION) -> None:
+        self._path, self._capacity, self._head = path, capacity, 0
+        header = struct.pack("<8sIIQQ", b"CPRING01", trace_bytes.RECORD_BYTES, 1, capacity, session)
+        path.write_bytes(header.ljust(256 + capacity * trace_bytes.RECORD_BYTES, b"\0"))
+
+    def push(self, *times_ns: int) -> None:
+        with self._path.open("r+b") as file:
+            for time_ns in times_ns:
+                file.seek(256 + self._head % self._capacity * trace_bytes.RECORD_BYTES)
+                file.write(trace_bytes.record(time_ns))
+                self._head += 1
+            file.seek(64)
+            # Head and tail: drained at once, as always-on mode does.
+            file.write(struct.pack("<Q", self._head))
+            file.seek(128)
+            file.write(struct.pack("<Q", self._head))
+
+
+def times(tail: RingTail) -> list[int]:
+    return [int(time) for time in tail.poll()["timestamp_ns"]]
+
+
+def test_drained_records_of_several_threads_are_read_once_and_by_time(tmp_path: Path) -> None:
+    tail = RingTail(f"{tmp_path}/r-", SESSION)
+    assert times(tail) == []
+    one, two = Ring(tmp_path / "r-0.ring"), Ring(tmp_path / "r-1.ring")
+    one.push(10, 30)
+    two.push(20)
+    assert times(tail) == [10, 20, 30]
+    assert times(tail) == []
+    two.push(40, 50)
+    assert times(tail) == [40, 50]
+    assert (tail.rings, tail.missed) == (2, 0)
+    tail.close()
+
+
+def test_what_was_written_over_is_counted_and_the_slot_in_writing_left_out(tmp_path: Path) -> None:
+    tail = RingTail(f"{tmp_path}/r-", SESSION)
+    ring = Ring(tmp_path / "r-0.ring")
+    ring.push(1)
+    assert times(tail) == [1]
+    ring.push(2, 3, 4, 5, 6, 7)
+    # 4 slots, of which the next push takes the oldest.
+    assert times(tail) == [5, 6, 7]
+    assert tail.missed == 3
+
+
+def test_rings_that_are_removed_are_read_to_their_end(tmp_path: Path) -> None:
+    tail = RingTail(f"{tmp_path}/r-", SESSION)
+    path = tmp_path / "r-0.ring"
+    ring = Ring(path)
+    assert times(tail) == []
+    ring.push(5)
+    path.unlink()
+    assert times(tail) == [5]
+
+
+def test_foreign_and_damaged_files_are_passed_over(tmp_path: Path) -> None:
+    Ring(tmp_path / "r-0.ring", session=78).push(1)
+    (tmp_path / "r-1.ring").write_bytes(b"CPRING01")
+    (tmp_path / "r-2.ring").mkdir()
+    (tmp_path / "r-x.ring").write_bytes(b"")
+    assert times(RingTail(f"{tmp_path}/r-", SESSION)) == []
+    assert times(RingTail("", SESSION)) == []

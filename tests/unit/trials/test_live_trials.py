@@ -1,0 +1,411 @@
+"""A trial in one process of one rank: what it puts into a model, when, and what it leaves.
+
+What a step changes is kept and put back: every kind of it by itself.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from commprof.capture.attachment import Attachment, attach
+from commprof.capture.recorder import recorder
+from commprof.errors import CommprofError
+from commprof.trials.live.controller import Losses, Trial
+from commprof.trials.live.state import Snapshot, Trainables
+from commprof.trials.live.switches import Bucketings, obstacle
+from commprof.trials.plan import SETTLE_STEPS, parse_trial
+
+
+@pytest.fixture(autouse=True)
+def one_rank() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+class Steps:
+    """In the place of a capture: told to end steps, it tells the trial."""
+
+    mode = "full"
+
+    def __init__(self) -> None:
+        self.listeners: list[Any] = []
+        self._step = 0
+
+    def listen(self, listener: Any) -> None:
+        self.listeners.append(listener)
+
+    def step(self) -> None:
+        for listener in self.listeners:
+            listener.step_ended(self._step)
+        self._step += 1
+
+
+def model(**options: Any) -> DistributedDataParallel:
+    layers = [torch.nn.Linear(16, 16, bias=False) for _ in range(4)]
+    return DistributedDataParallel(torch.nn.Sequential(*layers), **options)
+
+
+def train(ddp: DistributedDataParallel) -> None:
+    ddp.zero_grad()
+    ddp(torch.ones(2, 16)).sum().backward()
+
+
+def test_each_block_has_its_candidate_and_the_end_is_the_begin() -> None:
+    ddp = model()
+    reducer = ddp.reducer
+    for parameter in ddp.parameters():
+        torch.nn.init.zeros_(parameter)
+    steps, plan = Steps(), parse_trial("fp16,bucket-cap=0.001,rounds=3,block=1,warmup=2")
+    trial = Trial(plan, steps)  # type: ignore[arg-type]
+    attachment = attach(ddp)
+    trial.add(attachment)
+    seen = []
+    for number in range(plan.steps):
+        train(ddp)
+        if number >= SETTLE_STEPS:
+            label = attachment.compressor.label if attachment.compressor else ""
+            seen.append((label, ddp.reducer is reducer))
+        # As an optimizer would; noop's and fp16's steps must not stay.
+        with torch.no_grad():
+            for parameter in ddp.parameters():
+                parameter.add_(1.0)
+        steps.step()
+    wanted = []
+    for block in plan.schedule().blocks:
+        one = plan.everyone[block.candidate]
+        compressor = "fp16:measure_every=3" if one.compressor else ""
+        wanted += [(compressor, one.bucket_cap_mb is None)] * 3
+    assert seen == wanted
+    assert trial.done
+    assert ddp.reducer is reducer
+    assert attachment.compressor is None
+    kept = SETTLE_STEPS + 3 * 3 * 3  # none, none again, bucket-cap
+    assert all((parameter == kept).all() for parameter in ddp.parameters())
+
+
+def test_a_cap_cuts_the_buckets_that_ddp_would_cut() -> None:
+    buckets: list[list[int]] = []
+    for cap in (None, 0.001):
+        ddp = model() if cap is None else model(bucket_cap_mb=cap)
+        sizes: list[int] = []
+        attachment = attach(ddp, lambda _, bucket, s=sizes: _noted(bucket, s))
+        if cap is None:
+            attachment.set_hook(None)
+            train(ddp)
+            train(ddp)
+            Bucketings(attachment).use(0.001)
+            attachment.set_hook(lambda _, bucket, s=sizes: _noted(bucket, s))
+        for _ in range(3):
+            train(ddp)
+        buckets.append(sizes)
+    # One bucket; then two layers of 1,024 bytes reach the cap of 1,048.
+    assert buckets[0] == buckets[1] == [1024] + [512] * 4
+
+
+def _noted(bucket: Any, sizes: list[int]) -> Any:
+    sizes.append(bucket.buffer().numel())
+    future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+    future.set_result(bucket.buffer())
+    return future
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({}, ""),
+        ({"find_unused_parameters": True}, "find_unused_parameters"),
+        ({"static_graph": True}, "static_graph"),
+    ],
+)
+def test_some_models_keep_their_buckets(options: dict[str, Any], why: str) -> None:
+    found = obstacle(model(**options))
+    assert why in found
+    assert bool(found) == bool(why)
+
+
+def test_a_model_with_a_hook_of_its_own_takes_no_part(capsys: pytest.CaptureFixture[str]) -> None:
+    ddp = model()
+    steps = Steps()
+    trial = Trial(parse_trial("fp16"), steps)  # type: ignore[arg-type]
+    attachment = attach(ddp)
+    trial.add(attachment)
+    ddp.register_comm_hook(None, lambda _, bucket: _noted(bucket, []))
+    for _ in range(SETTLE_STEPS + 1):
+        train(ddp)
+        steps.step()
+    assert trial.done
+    assert attachment.has_own_hook
+    assert "has a communication hook of its own" in capsys.readouterr().err
+
+
+def test_a_hook_that_comes_late_ends_the_trial_and_stays(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    ddp, sizes = model(), list[int]()
+    reducer, steps = ddp.reducer, Steps()
+    trial = Trial(parse_trial("bucket-cap=0.001"), steps)  # type: ignore[arg-type]
+    trial.add(attach(ddp))
+    for _ in range(SETTLE_STEPS + 40):
+        train(ddp)
+        steps.step()
+        if ddp.reducer is not reducer:
+            break
+    ddp.register_comm_hook(None, lambda _, bucket: _noted(bucket, sizes))
+    train(ddp)
+    steps.step()
+    assert trial.done
+    assert ddp.reducer is reducer
+    sizes.clear()
+    train(ddp)
+    assert sizes == [1024]
+    assert "so the trial ends here" in capsys.readouterr().err
+
+
+def test_a_compressor_that_torch_operations_lack_takes_no_part(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Attachment, "is_native", False)
+    steps, plan = Steps(), parse_trial("fp16,powersgd:rank=2+bucket-cap=1,rounds=3,block=1")
+    trial = Trial(plan, steps)  # type: ignore[arg-type]
+    attachment = attach(model())
+    trial.add(attachment)
+    seen = set()
+    for _ in range(plan.steps):
+        train(attachment.ddp)
+        steps.step()
+        seen |= {attachment.compressor.scheme} if attachment.compressor else set()
+    assert trial.done
+    assert seen == {"fp16"}
+    assert (
+        "powersgd:rank=2+bucket-cap=1 takes no part in the trial: the compressor 'powersgd' needs "
+        "the native module"
+    ) in capsys.readouterr().err
+
+
+def test_a_model_that_comes_late_takes_no_part(capsys: pytest.CaptureFixture[str]) -> None:
+    steps, plan = Steps(), parse_trial("none,rounds=3,block=1")
+    trial = Trial(plan, steps)  # type: ignore[arg-type]
+    trial.add(attach(model()))
+    late = model()
+    for number in range(plan.steps):
+        steps.step()
+        if number == SETTLE_STEPS:
+            trial.add(attach(late))
+    assert trial.done
+    assert "after the trial began" in capsys.readouterr().err
+
+
+def test_a_capture_that_keeps_no_records_is_refused() -> None:
+    steps = Steps()
+    steps.mode = "always-on"
+    with pytest.raises(CommprofError, match="capture is in mode 'always-on'"):
+        Trial(parse_trial("fp16"), steps)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def noted(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What the trial puts into the trace."""
+    found: dict[str, Any] = {}
+    monkeypatch.setattr(recorder(), "add_metadata", lambda text: found.update(json.loads(text)))
+    return found
+
+
+def test_the_end_of_a_script_without_its_process_group_says_how_far_the_trial_came(
+    capsys: pytest.CaptureFixture[str], noted: dict[str, Any]
+) -> None:
+    ddp, steps = model(), Steps()
+    trial = Trial(parse_trial("fp16,rounds=3,block=1"), steps)  # type: ignore[arg-type]
+    attachment = attach(ddp)
+    trial.add(attachment)
+    for _ in range(SETTLE_STEPS + 14):
+        train(ddp)
+        steps.step()
+    dist.destroy_process_group()
+    trial.capture_ends()
+    assert trial.done
+    assert attachment.compressor is None
+    assert len(noted["trial_losses"]["values"]) == 14
+    assert (
+        "commprof: the script ended after 14 of the trial's 36 steps; complete rounds are used: "
+        "1 of 3"
+    ) in capsys.readouterr().err
+
+
+def test_a_trial_ends_where_the_script_destroys_the_group_and_goes_on(
+    capsys: pytest.CaptureFixture[str], noted: dict[str, Any]
+) -> None:
+    """Its blocks begin with collectives over that group."""
+    ddp, steps = model(), Steps()
+    trial = Trial(parse_trial("fp16,rounds=3,block=1"), steps)  # type: ignore[arg-type]
+    trial.add(attach(ddp))
+    for _ in range(SETTLE_STEPS + 1):
+        train(ddp)
+        steps.step()
+    dist.destroy_process_group()
+    for _ in range(36):
+        steps.step()
+    assert trial.done
+    assert "trial_losses" in noted
+    said = capsys.readouterr().err
+    assert "the process group of a model was destroyed after 2 of the trial's 36 steps" in said
+
+
+class Counter:
+    """An object of the user's own."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"count": self.count}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.count = state["count"]
+
+
+class Training:
+    """One step of it changes all that a snapshot covers."""
+
+    def __init__(self, optimizer: Callable[..., torch.optim.Optimizer]) -> None:
+        torch.manual_seed(3)
+        self.model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.5))
+        self.average = torch.optim.swa_utils.AveragedModel(self.model)
+        self.optimizer = optimizer(self.model.parameters())
+        self.schedule = torch.optim.lr_scheduler.OneCycleLR(
+            self.optimizer, max_lr=0.1, total_steps=50
+        )
+        self.scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=1)
+        self.counter = Counter()
+
+    def step(self) -> None:
+        """Leaves gradients behind."""
+        self.optimizer.zero_grad(set_to_none=False)
+        loss = self.model(torch.randn(6, 4) + np.random.normal() + random.random()).sum()
+        self.scaler.scale(loss).backward()
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.schedule.step()
+        self.average.update_parameters(self.model)
+        self.counter.count += 1
+
+    def everything(self) -> dict[str, Any]:
+        """By kind: bytes, or text of values that have no others."""
+        gradients = [p.grad for p in self.model.parameters()]
+        return {
+            "model": _bytes(self.model.state_dict()),
+            "average": _bytes(self.average.state_dict()),
+            "gradients": [None if g is None else g.numpy().tobytes() for g in gradients],
+            "state": {i: _bytes(s) for i, s in self.optimizer.state_dict()["state"].items()},
+            "groups": str(self.optimizer.state_dict()["param_groups"]),
+            "schedule": str(self.schedule.state_dict()),
+            "scaler": str(self.scaler.state_dict()),
+            "counter": self.counter.count,
+            "torch": torch.get_rng_state().numpy().tobytes(),
+            "numpy": str(np.random.get_state()[2]),
+            "python": random.getstate(),
+        }
+
+
+def _bytes(state: dict[str, Any]) -> dict[str, Any]:
+    return {
+        key: value.numpy().tobytes() if isinstance(value, torch.Tensor) else value
+        for key, value in state.items()
+    }
+
+
+OPTIMIZERS = [
+    lambda p: torch.optim.AdamW(p, lr=0.01),
+    lambda p: torch.optim.SGD(p, lr=0.01, momentum=0.9),
+    lambda p: torch.optim.LBFGS(p, lr=0.01, max_iter=2),
+]
+
+
+@pytest.mark.parametrize("steps_before", [0, 3])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS[:2])
+def test_every_kind_of_state_is_put_back(
+    optimizer: Callable[..., torch.optim.Optimizer], steps_before: int
+) -> None:
+    training = Training(optimizer)
+    for _ in range(steps_before):
+        training.step()
+    before = training.everything()
+    places = [p.data_ptr() for p in training.model.parameters()]
+    snapshot = Trainables([training.counter]).keep()
+    for _ in range(2):
+        training.step()
+    after = training.everything()
+    # The test says something of each kind only if the steps changed it.
+    assert [kind for kind in before if before[kind] == after[kind]] == []
+    snapshot.restore()
+    assert training.everything() == before
+    assert [p.data_ptr() for p in training.model.parameters()] == places
+
+
+def test_training_goes_on_as_if_nothing_had_been_between() -> None:
+    ends = []
+    for detour in (False, True):
+        random.seed(1)
+        np.random.seed(2)
+        training = Training(OPTIMIZERS[0])
+        training.step()
+        if detour:
+            snapshot = Trainables([training.counter]).keep()
+            training.step()
+            snapshot.restore()
+        training.step()
+        training.step()
+        ends.append(training.everything())
+    assert ends[0] == ends[1]
+
+
+def test_state_that_is_no_tensor_is_put_back() -> None:
+    weight = nn.Parameter(torch.ones(3))
+    optimizer = OPTIMIZERS[2]([weight])
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = (weight * torch.tensor([1.0, 2.0, 3.0])).square().sum()
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    before = str(optimizer.state_dict())
+    trainables = Trainables()
+    trainables.optimizers = [optimizer]
+    snapshot = Snapshot(trainables)
+    optimizer.step(closure)
+    assert str(optimizer.state_dict()) != before
+    snapshot.restore()
+    assert str(optimizer.state_dict()) == before
+
+
+def test_losses_are_summed_over_a_step_s_backward_passes() -> None:
+    losses = Losses()
+    losses.start()
+    weight = torch.ones(2, requires_grad=True)
+    weight.sum().backward()
+    losses.end_step(False)
+    (3 * weight).sum().backward()
+    weight[0].backward()
+    losses.end_step(True)
+    losses.end_step(True)
+    (weight * 2).backward(torch.ones(2))  # no single number
+    losses.end_step(True)
+    (weight.sum() * float("nan")).backward()
+    losses.end_step(True)
+    losses.stop()
+    weight.sum().backward()
+    losses.end_step(True)
+    assert losses.values() == [7.0, None, None, None, None]
