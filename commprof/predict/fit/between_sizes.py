@@ -17,7 +17,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from commprof.stats.robust import robust_deviation
+from commprof.stats.intervals import robust_deviation
 
 Floats = npt.NDArray[np.float64]
 #: Bytes per step, and seconds per step.

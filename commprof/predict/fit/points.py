@@ -17,7 +17,7 @@ from commprof.predict.fit.hook_costs import recording
 from commprof.predict.replay.algorithms import OPERATIONS, canonical
 from commprof.recordings.nccl_tests import is_nccl_tests
 from commprof.shapes import checked
-from commprof.stats.robust import robust_deviation
+from commprof.stats.intervals import robust_deviation
 from commprof.text import counted
 
 _US = 1e-6
