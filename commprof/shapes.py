@@ -32,6 +32,17 @@ _TYPE_NAMES: Final = {
 _MOST_SHOWN = 40
 
 
+def plain(value: Any) -> Any:
+    """Returns the value with null for NaN and infinity, which JSON does not know."""
+    if isinstance(value, dict):
+        return {key: plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
 def checked(value: object, shape: Shape, where: str = "") -> Any:
     """The value as ``shape`` says; ``where`` is its dotted name.
 

@@ -81,10 +81,10 @@ def given_rank(
     Raises:
         UsageError: it is a rank, and where the ranks meet cannot be found out.
     """
-    if _number(variables, "WORLD_SIZE") > 1 and "LOCAL_RANK" in variables:
+    if number_of(variables, "WORLD_SIZE") > 1 and "LOCAL_RANK" in variables:
         return _of_torchrun(variables)
-    tasks = _number(variables, "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")
-    hosts = _number(variables, "SLURM_STEP_NUM_NODES", "SLURM_NNODES")
+    tasks = number_of(variables, "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")
+    hosts = number_of(variables, "SLURM_STEP_NUM_NODES", "SLURM_NNODES")
     own = [variables.get(f"SLURM_{name}", "") for name in ("STEP_ID", "PROCID", "LOCALID")]
     if nodes is None and tasks > hosts and all(value.isdecimal() for value in own):
         return _of_slurm(variables, tasks, hosts, endpoint)
@@ -103,14 +103,14 @@ def _of_torchrun(variables: Mapping[str, str]) -> GivenRank:
             f"{', '.join(needed)}, or once and without a launcher"
         )
     world_size = int(variables["WORLD_SIZE"])
-    local = min(_number(variables, "LOCAL_WORLD_SIZE", default=world_size), world_size)
+    local = min(number_of(variables, "LOCAL_WORLD_SIZE", default=world_size), world_size)
     return GivenRank(
         "torchrun",
         int(variables["RANK"]),
         world_size,
         int(variables["LOCAL_RANK"]),
         local,
-        _number(variables, "GROUP_WORLD_SIZE", default=-(-world_size // local)),
+        number_of(variables, "GROUP_WORLD_SIZE", default=-(-world_size // local)),
         variables["MASTER_ADDR"],
         int(variables["MASTER_PORT"]),
     )
@@ -119,13 +119,15 @@ def _of_torchrun(variables: Mapping[str, str]) -> GivenRank:
 def _of_slurm(
     variables: Mapping[str, str], tasks: int, hosts: int, endpoint: str | None
 ) -> GivenRank:
-    job, step = (_number(variables, name, default=0) for name in ("SLURM_JOB_ID", "SLURM_STEP_ID"))
+    job, step = (
+        number_of(variables, name, default=0) for name in ("SLURM_JOB_ID", "SLURM_STEP_ID")
+    )
     port = _FIRST_PORT + (job * _STEPS_PER_JOB + step) % _PORTS
     if endpoint is not None:
         address, port = endpoint_parts(endpoint)
     else:
         address = variables.get("MASTER_ADDR") or _first_host(variables, hosts)
-        port = _number(variables, "MASTER_PORT", default=port)
+        port = number_of(variables, "MASTER_PORT", default=port)
     return GivenRank(
         "srun",
         int(variables["SLURM_PROCID"]),
@@ -211,7 +213,7 @@ def await_file(path: Path, given: GivenRank, patience_s: float = _SEEN_WITHIN_S)
         time.sleep(0.05)
 
 
-def _number(variables: Mapping[str, str], *names: str, default: int = 1) -> int:
+def number_of(variables: Mapping[str, str], *names: str, default: int = 1) -> int:
     """Value of the first variable that is set; the default where it is no number."""
     value = next((variables[name] for name in names if name in variables), "")
     return int(value) if value.isdecimal() else default

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 
 from commprof.errors import UsageError
 from commprof.launch.rendezvous import Meeting
+from commprof.launch.under_launcher import number_of
 
 
 def meeting_of(args: argparse.Namespace) -> Meeting:
@@ -40,11 +41,11 @@ def _of_slurm(
         given: --nnodes; None where it was not.
         endpoint: --rdzv-endpoint; None where it was not given.
     """
-    tasks, nodes = _number(variables, "SLURM_NTASKS"), _number(variables, "SLURM_NNODES")
+    tasks, nodes = number_of(variables, "SLURM_NTASKS"), number_of(variables, "SLURM_NNODES")
     if "SLURM_STEP_ID" not in variables or "SLURM_NODEID" not in variables or tasks < 2:
         return 1, 0  # of a batch script there is one, whatever the job may start
     if tasks == nodes and (endpoint is not None or given is not None):
-        return nodes, _number(variables, "SLURM_NODEID")
+        return nodes, number_of(variables, "SLURM_NODEID")
     if given is not None:
         return 1, 0
     raise UsageError(
@@ -52,9 +53,3 @@ def _of_slurm(
         "all ranks of a machine itself: srun --ntasks-per-node=1, and give --rdzv-endpoint "
         "HOST:PORT, an address of the first one; with several tasks per node each is a rank"
     )
-
-
-def _number(variables: Mapping[str, str], name: str) -> int:
-    """1 where it is no number."""
-    value = variables.get(name, "")
-    return int(value) if value.isdecimal() else 1

@@ -16,7 +16,7 @@ from commprof.files import read_json, replace_file
 from commprof.invocation import quoted
 from commprof.predict.fit.cost_model import LINKS, CostCurve
 from commprof.predict.fit.hook_costs import HookCost
-from commprof.shapes import checked
+from commprof.shapes import checked, plain
 
 SCHEMA_VERSION = 1
 KIND = "commprof machine profile"
@@ -60,7 +60,7 @@ def save_profile(profile: MachineProfile, path: Path) -> None:
     document = {"kind": KIND, "schema_version": SCHEMA_VERSION, **dataclasses.asdict(profile)}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        replace_file(path, json.dumps(_without_nan(document), indent=1) + "\n")
+        replace_file(path, json.dumps(plain(document), indent=1) + "\n")
     except OSError as error:
         raise CommprofError(
             f"cannot write {quoted(path)}: {error.strerror}; name another file"
@@ -94,14 +94,3 @@ def load_profile(path: Path) -> MachineProfile:
         return profile
     except ValueError as error:
         raise CommprofError(f"{quoted(path)} is a damaged machine profile: {error}") from None
-
-
-def _without_nan(value: Any) -> Any:
-    """JSON has no NaN: null."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if isinstance(value, dict):
-        return {key: _without_nan(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_without_nan(item) for item in value]
-    return value

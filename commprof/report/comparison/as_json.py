@@ -15,7 +15,7 @@ import json
 from typing import Any
 
 from commprof.analysis.compare import Change, RunComparison, WorldComparison
-from commprof.report.export.as_json import plain
+from commprof.shapes import plain
 
 #: Raised when a field changes its meaning or goes away, not when one is added.
 SCHEMA_VERSION = 1

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -25,6 +24,7 @@ from commprof.analysis.strategies import StrategyRow
 from commprof.analysis.verdict import Verdict
 from commprof.analysis.world import WorldResult
 from commprof.report.trial.as_json import trial_dict
+from commprof.shapes import plain
 from commprof.trials.result import TrialResult
 
 #: Raised when a field changes its meaning or goes away, not when one is added.
@@ -274,14 +274,3 @@ def _loss_agreement(agreement: LossAgreement | None) -> dict[str, Any] | None:
     if agreement is None:
         return None
     return {**dataclasses.asdict(agreement), "agrees": agreement.agrees}
-
-
-def plain(value: Any) -> Any:
-    """The same without NaN and infinity, which JSON does not know."""
-    if isinstance(value, dict):
-        return {key: plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value
