@@ -1,0 +1,52 @@
+"""What c10d's own hooks lack, for which capture replaces kernels: see docs/architecture.md.
+
+A torch whose hooks tell it fails here, so that capture can move over to them.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+_C10D = Path(torch.__file__).parent / "include/torch/csrc/distributed/c10d"
+
+
+@pytest.fixture(scope="module")
+def hooks() -> str:
+    header = _C10D / "Hooks.hpp"
+    if not header.exists():
+        pytest.skip("torch before 2.14 has no hooks around collectives")
+    return re.sub(r"//[^\n]*", "", header.read_text())
+
+
+def members(text: str, struct: str) -> set[str]:
+    body = re.search(rf"struct {struct} {{(.*?)\n}};", text, re.DOTALL)
+    assert body is not None
+    return set(re.findall(r"(\w+)(?: = [^;]+)?;", body[1]))
+
+
+def test_a_hook_before_a_collective_is_not_told_how_it_reduces(hooks: str) -> None:
+    told = {"name", "async_op", "input_tensors", "output_tensors", "root", "op_id"}
+    assert members(hooks, "PreHookArgs") == told
+
+
+def test_a_hook_after_a_collective_cannot_put_its_own_work_in_the_place(hooks: str) -> None:
+    assert members(hooks, "PostHookArgs") == {"name", "async_op", "work", "op_id"}
+    assert "using PostHook = std::function<void(const PostHookArgs&)>;" in hooks
+
+
+def test_there_is_none_around_a_monitored_barrier(hooks: str) -> None:
+    names = re.search(r"enum class HookOpName : uint8_t {(.*?)}", hooks, re.DOTALL)
+    assert names is not None
+    assert "BARRIER" in names[1]
+    assert "MONITORED" not in names[1]
+
+
+def test_gloo_tells_no_completion(hooks: str) -> None:
+    assert (
+        "supportsCompletionHooks() const override"
+        not in (_C10D / "ProcessGroupGloo.hpp").read_text()
+    )
