@@ -15,10 +15,10 @@ import torch.distributed as dist
 
 from commprof.analysis.sweeps.sweep import Times, durations_us
 from commprof.launch.worker import guarded
+from commprof.microbench.buffers import Buffers, make_buffers
 from commprof.microbench.calls import Side
+from commprof.microbench.measure import TimedCall, make_sampled_call, take_samples
 from commprof.microbench.operations import IN_PLACE, OPERATIONS
-from commprof.microbench.timing.buffers import Buffers, make_buffers
-from commprof.microbench.timing.measure import Subject, make_sampled_call, take_samples
 
 Loop = Callable[[int], Times]
 
@@ -67,13 +67,13 @@ def _loops(floor: Any, group: Any, size_bytes: int) -> dict[str, Loop]:
         "float",
         "cpu",
     )
-    subject = Subject(make_sampled_call("all_reduce", side, buffers, "sum"))
+    timed = TimedCall(make_sampled_call("all_reduce", side, buffers, "sum"))
 
     def in_cpp(calls: int) -> Times:
         return Times(*map(np.array, floor.all_reduces(group, buffers.target, calls)))
 
     return {
-        "ours": lambda calls: take_samples(subject, meet, calls),
+        "ours": lambda calls: take_samples(timed, meet, calls),
         "floor": in_cpp,
         "floor_again": in_cpp,
     }

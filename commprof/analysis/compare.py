@@ -100,7 +100,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class RunComparison:
-    """Run B against run A."""
+    """What changed between run A and run B, and what of it is more than chance."""
 
     a: str
     b: str

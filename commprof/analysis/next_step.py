@@ -226,7 +226,7 @@ def trial_command(context: Mapping[str, Any], world_size: int, cap_mb: int | Non
 
 
 def _directory(context: Mapping[str, Any]) -> str:
-    """Where the run was started, on this machine or another; empty where that is not recorded."""
+    """Directory in which the run was started; empty where that is not recorded."""
     found = context.get("reproduction")
     return str(found.get("directory", "")) if isinstance(found, dict) else ""
 

@@ -19,7 +19,7 @@ _DOORS = (
 
 @dataclass(frozen=True)
 class RunCommand:
-    """Its words, in this order."""
+    """Words of a command of ``commprof run``."""
 
     options: tuple[str, ...]
     #: The script, or ``-m`` and the module, with its own arguments; empty where none is named.
@@ -30,22 +30,22 @@ class RunCommand:
         return any(_name(word) == name for word in self.options)
 
     def without(self, names: Collection[str]) -> RunCommand:
-        """Less these options, each of which takes one value."""
+        """Returns the command without these options, each of which takes one value."""
         return replace(self, options=_replaced(self.options, names, ()))
 
     def with_in_place(self, name: str, words: Sequence[str]) -> RunCommand:
-        """These words where the option ``name`` and its value stood; first if it is not there."""
+        """Returns the command with ``words`` in place of the option ``name`` and its value."""
         if not self.has(name):
             return replace(self, options=(*words, *self.options))
         return replace(self, options=_replaced(self.options, (name,), words))
 
     @property
     def text(self) -> str:
-        """As it is typed here, which may be another environment than it was typed in."""
+        """The command as it is typed in this environment."""
         return invocation.command("run", *self._quoted)
 
     def typed_in(self, directory: str) -> str:
-        """The same for another directory, whose files it names; its shell changes to that first."""
+        """The command as it is typed to run in another directory, whose files it names."""
         if directory in ("", os.getcwd()) or not os.path.isdir(directory):
             return self.text
         command = invocation.command("run", *self._quoted, anywhere=True)
@@ -81,7 +81,7 @@ def taken_apart(command: str, script: Sequence[str] = ()) -> RunCommand | None:
 def _replaced(
     options: Sequence[str], names: Collection[str], words: Sequence[str]
 ) -> tuple[str, ...]:
-    """Less the named ones with their values, and ``words`` where the first of them stood."""
+    """Returns options without the named ones; ``words`` stand where the first of them stood."""
     kept: list[str] = []
     skip, rest = False, list(words)
     for word in options:

@@ -268,7 +268,7 @@ def nobody_is_late(world: WorldResult) -> bool:
 
 
 def _growth(result: RunResult, steps: Sequence[MeanStep], place: int) -> list[str]:
-    """Throughput from the smallest to the judged world size, and what the loss is made of."""
+    """Returns how throughput grows to the judged world size, and what its loss is made of."""
     worlds, scale = result.worlds, result.scaling[place]
     first = min(range(len(worlds)), key=lambda i: worlds[i].world_size)
     base, world = worlds[first], worlds[place]

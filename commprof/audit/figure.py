@@ -157,7 +157,7 @@ def _span(match: re.Match[str], is_count: bool) -> Span | None:
 
 
 def _of_digits(text: str, is_count: bool, is_rough: bool) -> Span:
-    """What a number without marks stands for."""
+    """Span of values that would be printed as a number without marks."""
     value = float(text.replace(",", ""))
     if not math.isfinite(value):
         return exact(value)

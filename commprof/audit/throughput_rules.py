@@ -225,7 +225,7 @@ def parts_of_step(document: Document) -> Iterator[Check]:
 
 
 def _first_is_in(row: Row, later: Span) -> str:
-    """Which figure the first epoch's time is part of, in words; empty for none.
+    """Name of the figure that the first epoch's time is part of; empty for none.
 
     later: mean of the epochs behind it. A stated time per epoch that may be that has left it out.
     """

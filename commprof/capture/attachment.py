@@ -13,7 +13,7 @@ from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel
 
 from commprof import _native
-from commprof.capture.python.hook import PythonBucketHook
+from commprof.capture.python_hook import PythonBucketHook
 from commprof.capture.recorder import recorder
 from commprof.capture.settings import RankSettings, check_kernels
 from commprof.compressors import Compressor

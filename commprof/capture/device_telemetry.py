@@ -104,7 +104,7 @@ class Samples:
         self._limits_read = 0
 
     def ask(self, unsupported: type[Exception]) -> None:
-        """Reads everything once; a question that raises ``unsupported`` is not asked again."""
+        """Takes one sample of everything; what raises ``unsupported`` is not asked for again."""
         self.count += 1
         for name, question in tuple(self._questions.items()):
             try:

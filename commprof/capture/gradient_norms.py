@@ -58,7 +58,7 @@ class GradientNorms:
         self._undo.append(register_optimizer_step_pre_hook(self._before_update).remove)
 
     def remove(self) -> None:
-        """Puts everything back."""
+        """Puts everything back that was replaced."""
         while self._undo:
             self._undo.pop()()
         self._release()
@@ -101,7 +101,7 @@ class GradientNorms:
                     self._hooks.append(hook)
 
     def _accumulated(self, parameter: torch.Tensor) -> None:
-        """Called by the autograd engine; of several backward passes the last one counts."""
+        """Notes that a gradient is complete; of several backward passes the last one counts."""
         if self._failed:
             return
         try:

@@ -14,6 +14,8 @@ from types import TracebackType
 from typing import Any, Protocol
 
 from commprof import _native, invocation
+from commprof.capture.auto_phases import AutoPhases
+from commprof.capture.cross_check_sources import CrossCheckSources
 from commprof.capture.device_telemetry import DeviceTelemetry
 from commprof.capture.ending import error_line, unhandled
 from commprof.capture.gradient_norms import GradientNorms
@@ -24,18 +26,16 @@ from commprof.capture.job.store_links import ArrivalLink, ClockLink
 from commprof.capture.mode import control_path
 from commprof.capture.patches.coalescing import Coalescing
 from commprof.capture.patches.waits import FutureWaits, StreamWaits, show_inner_attributes
-from commprof.capture.phases.auto_phases import AutoPhases
-from commprof.capture.phases.step_finder import StepFinder
 from commprof.capture.recorder import Marker, recorder
 from commprof.capture.settings import RankSettings, check_kernels, mode_code
-from commprof.capture.witnesses import Witnesses
+from commprof.capture.step_finder import StepFinder
 from commprof.errors import CommprofError
 from commprof.trace.ring import owner_path
 from commprof.trace.schema import MODES, PHASES, STEP_DECLARED
 
 
 class Listener(Protocol):
-    """Told of a capture's steps, on the training thread."""
+    """Interface of those that a capture tells of its steps, on the training thread."""
 
     def step_ended(self, step: int) -> None:
         """The step of this number is over, and the next one begins."""
@@ -84,7 +84,7 @@ class Profiler:
         self._clock = ClockLink("off")
         self._arrivals = ArrivalLink()
         self._gloo_threads: dict[str, int] = {}
-        self._witnesses = Witnesses()
+        self._cross_check_sources = CrossCheckSources()
         self._gradient_norms = GradientNorms(settings.gradient_norms_every)
         self._telemetry = DeviceTelemetry()
         self._seen = OwnTrace()
@@ -158,7 +158,7 @@ class Profiler:
         show_inner_attributes()
         for waits in self._waits:
             waits.install()
-        self._witnesses.start()
+        self._cross_check_sources.start()
         self._telemetry.start(self._recorder)
         self._auto_phases.install()
         self._gradient_norms.install(path.with_suffix(".gradients"))
@@ -211,7 +211,7 @@ class Profiler:
         self._gradient_norms.remove()
         self._note_gloo_threads()
         self._note_ending(error)
-        self._witnesses.stop(self._recorder)
+        self._cross_check_sources.stop(self._recorder)
         self._telemetry.stop()
         self._clock.stop()
         time.sleep(_LATE_COMPLETIONS_S)
@@ -276,7 +276,7 @@ class Profiler:
 
     def set_enabled(self, on: bool) -> None:
         """Pauses or resumes recording between steps. Ranks should do it at the same step."""
-        self._witnesses.set_enabled(on)
+        self._cross_check_sources.set_enabled(on)
         if on:
             self._recorder.set_enabled(True)
             self._recorder.mark_step(self._step, False)
@@ -284,7 +284,7 @@ class Profiler:
             self._recorder.set_enabled(False)
 
     def stats(self) -> Any:
-        """Counters: records written, dropped, still unwritten; size of the trace."""
+        """Counters of records written, dropped and still unwritten, and the trace's size."""
         return self._recorder.stats()
 
     def summary(self) -> dict[str, float]:

@@ -112,7 +112,7 @@ def recorder() -> Recorder:
         if _native.native is not None:
             _recorder = _native.native
         else:
-            from commprof.capture.python.recorder import PythonRecorder
+            from commprof.capture.python_recorder import PythonRecorder
 
             print(f"commprof: {_native.native_error}", file=sys.stderr)
             python_recorder = PythonRecorder()

@@ -34,7 +34,7 @@ from commprof.files import replace_file
 
 
 class Check(Protocol):
-    """What a check's module has."""
+    """Interface of the module of a health check."""
 
     NAME: str
 

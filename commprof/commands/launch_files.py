@@ -141,7 +141,7 @@ def _check_options(words: list[str], nodes: int, ranks_per_node: int) -> None:
         return  # refused by ClusterJob
     given.nnodes, given.nproc = nodes, ranks_per_node
     sizes = world_sizes_of(given)
-    given.placing = place_ranks("none", given.threads_per_rank, sizes, nodes)
+    given.placement = place_ranks("none", given.threads_per_rank, sizes, nodes)
     for subject in checked_subjects(given, sizes):
         if isinstance(subject, WorkloadSubject):
             subject.refuse(sizes)

@@ -61,24 +61,24 @@ class RunCommand:
         given = given_rank(os.environ, args.nnodes, args.rdzv_endpoint)
         if given is not None:
             return run_rank_of_launcher(args, given)
-        meeting = meeting_of(args)
+        rendezvous = meeting_of(args)
         world_sizes = world_sizes_of(args)
-        args.placing = place_ranks(args.pin, args.threads_per_rank, world_sizes, args.nnodes)
+        args.placement = place_ranks(args.pin, args.threads_per_rank, world_sizes, args.nnodes)
         metrics = settings_of(args)
         check_settings(metrics)
         watch = watch_threshold_of(args)
         subjects = checked_subjects(args, world_sizes)
-        descriptions = [subject.check(world_sizes, meeting) for subject in subjects]
+        descriptions = [subject.check(world_sizes, rendezvous) for subject in subjects]
         json_file = writable_file(args.json)
-        directory = chosen_directory(args, subjects[0].name, meeting)
+        directory = chosen_directory(args, subjects[0].name, rendezvous)
         width = prose_width()
         if args.dry_run:
-            planned = (subjects, descriptions, world_sizes, meeting, directory, width)
+            planned = (subjects, descriptions, world_sizes, rendezvous, directory, width)
             print(dry_run_text(args, *planned), end="")
             return 0
         args.settings.leave_for_ranks()
         remove_orphans()
-        make_directory(directory, meeting)
+        make_directory(directory, rendezvous)
         places = places_of(directory, subjects)
         _monitor(directory, metrics)
         base = run_context(args, world_sizes)
@@ -86,7 +86,7 @@ class RunCommand:
             {**base, "errors": {}, **subject.settings(), "description": description}
             for subject, description in zip(subjects, descriptions, strict=True)
         ]
-        if meeting.is_first:
+        if rendezvous.is_first:
             save_config(directory, args, world_sizes)
             save_changes(directory, args, base)
             if len(subjects) > 1:
@@ -96,7 +96,7 @@ class RunCommand:
         try:
             runs = zip(subjects, places, contexts, strict=True)
             for index, (subject, place, context) in enumerate(runs):
-                there = meeting.turn(index * len(world_sizes))  # not where the one before met
+                there = rendezvous.turn(index * len(world_sizes))  # not where the one before met
                 failed = run_world_sizes(subject, there, place, world_sizes, context, watch)
                 code = code or failed
                 if failed == INTERRUPTED:
@@ -105,9 +105,9 @@ class RunCommand:
             _stop_fork_server()
         if not any(world_directory(p, n).exists() for p in places for n in world_sizes):
             return code
-        if not meeting.is_first:
+        if not rendezvous.is_first:
             print(
-                f"Machine {meeting.node_rank} is done; machine 0 reports from "
+                f"Machine {rendezvous.node_rank} is done; machine 0 reports from "
                 f"{invocation.quoted(directory)}"
             )
             return code

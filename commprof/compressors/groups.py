@@ -97,8 +97,8 @@ class Connections:
 
 
 @dataclass(frozen=True)
-class Way:
-    """How one compressor's bytes travel."""
+class Exchange:
+    """Transport of one compressor's bytes."""
 
     group: dist.ProcessGroup | None
     """Ranks that exchange with this one; None where this rank leaves that to others."""
@@ -123,7 +123,7 @@ class Groups:
         self._ranks = dist.get_process_group_ranks(self._model_group)
         self._groups: dict[str, dist.ProcessGroup] = {}
         self._connections: dict[dist.ProcessGroup, Connections] = {}
-        self._between: Way | None = None
+        self._between: Exchange | None = None
         on_cpu = all(p.device.type == "cpu" for p in ddp.module.parameters())
         #: False where torch operations must do: parameters on a GPU, or no native module.
         self.native = _native.native is not None and on_cpu
@@ -133,16 +133,16 @@ class Groups:
         """All ranks of the model, over gloo."""
         return self._group("gloo")
 
-    def way(self, compressor: Compressor) -> Way:
+    def way(self, compressor: Compressor) -> Exchange:
         """How this one's bytes travel; a collective call."""
         if compressor.scheme == "hierarchical":
-            return Way(self._group("commprof"))
+            return Exchange(self._group("commprof"))
         if compressor.options.get("hierarchical"):
             if self._between is None:
                 self._between = self._way_between_hosts()
             way = self._between
         else:
-            way = Way(self.all)
+            way = Exchange(self.all)
         if way.group is None or way.group.size() == 1 or not way.compresses:
             return way
         return dataclasses.replace(way, mesh=self._mesh(way.group))
@@ -178,7 +178,7 @@ class Groups:
             group_desc="commprof_compressor",
         )
 
-    def _way_between_hosts(self) -> Way:
+    def _way_between_hosts(self) -> Exchange:
         """Ranks of equal place on their hosts exchange; where no hosts differ, fp32 sums do."""
         from commprof import backend
 
@@ -187,14 +187,14 @@ class Groups:
         )
         hosts = backend.find_hosts(store, self._model_group.rank(), len(self._ranks))
         if hosts.all_alone:
-            return Way(self.all)
+            return Exchange(self.all)
         if len(hosts.groups) == 1:
-            return Way(self._group("commprof"), compresses=False)
+            return Exchange(self._group("commprof"), compresses=False)
         team = backend.make_team(store, hosts, self._ranks, self._timeout)
         if team is None:
-            return Way(self.all)
+            return Exchange(self.all)
         group = None
         if hosts.local_rank < hosts.owners:
             peers = [self._ranks[ranks[hosts.local_rank]] for ranks in hosts.groups]
             group = self._new_group(peers, "gloo")
-        return Way(group, team, hosts.owners, len(hosts.groups))
+        return Exchange(group, team, hosts.owners, len(hosts.groups))

@@ -38,7 +38,7 @@ class Engine(Protocol):
         """Replaces it."""
 
     def scale_residuals(self, factor: float) -> None:
-        """The loss scale changed by this factor."""
+        """Multiplies the residuals by the factor by which the loss scale changed."""
 
     def step_skipped(self) -> None:
         """The last step was not applied."""

@@ -36,7 +36,7 @@ def collect(running: Running, compressor: Compressor) -> dict[str, Any]:
 
 
 def restore(running: Running, compressor: Compressor, state: Mapping[str, Any]) -> None:
-    """Puts it back; see ``Compressor.load_state_dict``."""
+    """Puts a saved state back; see ``Compressor.load_state_dict``."""
     _check(running, compressor, state)
     numbers = {name: number for number, name in enumerate(running.names)}
     saved = state["parameters"]

@@ -102,7 +102,7 @@ _SCHEMES: dict[str, Callable[[float], tuple[Encode, Decode]]] = {
 
 
 class TorchOps:
-    """A DDP communication hook; see the module."""
+    """DDP communication hook that compresses with torch operations."""
 
     def __init__(self, group: Any, parameters: list[Any], compressor: Compressor) -> None:
         """Takes the model's group and its parameters in order; refuses schemes it lacks."""
@@ -194,7 +194,7 @@ class TorchOps:
         self._sent.clear()
 
     def scale_residuals(self, factor: float) -> None:
-        """The loss scale changed by this factor."""
+        """Multiplies the residuals by the factor by which the loss scale changed."""
         for kept in (*self._residuals.values(), *self._sent.values()):
             kept.mul_(factor)
 

@@ -1,6 +1,6 @@
 """All starts of one world size: restarts after a failure, and what the launcher saw of each.
 
-Each restart is a launch of its own, with a meeting point of its own: the ranks of torch's
+Each restart is a launch of its own, with a rendezvous of its own: the ranks of torch's
 elastic restarts look for their peers where those of the attempt before have been.
 """
 

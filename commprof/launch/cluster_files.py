@@ -238,7 +238,7 @@ def _torchrun(job: ClusterJob, node_rank: str, master: str) -> str:
 
 
 def _run(job: ClusterJob, node_rank: str, endpoint: str, directory: str) -> str:
-    """The same for a built-in workload; node_rank and endpoint are shell words."""
+    """Command of a built-in workload; node_rank and endpoint are shell words."""
     words = [
         *("python", "-m", "commprof.run", "--nnodes", str(job.nodes), "--node-rank", node_rank),
         *("--nproc", str(job.ranks_per_node), "--rdzv-endpoint", endpoint),

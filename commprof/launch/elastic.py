@@ -25,7 +25,7 @@ from commprof import _native
 from commprof.errors import CommprofError, RankFailedError, UsageError
 from commprof.launch.job import Job, Plan
 from commprof.launch.progress import ProgressLine
-from commprof.launch.rendezvous import ALONE, Meeting
+from commprof.launch.rendezvous import ALONE, Rendezvous
 from commprof.launch.worker import run_rank
 from commprof.trace.run.endings import stem_of
 
@@ -38,23 +38,23 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 _LOGGERS = ("torch.distributed", "torch.multiprocessing")
 
 
-def check(job: Job, meeting: Meeting = ALONE) -> Plan:
+def check(job: Job, rendezvous: Rendezvous = ALONE) -> Plan:
     """What the job amounts to, after refusing here what would otherwise fail in its ranks.
 
     Raises UsageError for an unusable workload, batch, backend or endpoint; starts nothing.
     """
-    meeting.check(job.world_size)
-    check_backend(job.backend, job.world_size // meeting.nodes)
+    rendezvous.check(job.world_size)
+    check_backend(job.backend, job.world_size // rendezvous.nodes)
     return job.plan()
 
 
 def launch(
-    job: Job, log_dir: Path, meeting: Meeting = ALONE, cpu_sets: str = "", attempt: int = 0
+    job: Job, log_dir: Path, rendezvous: Rendezvous = ALONE, cpu_sets: str = "", attempt: int = 0
 ) -> None:
     """Run all ranks of the job and return when they are done.
 
     log_dir: gets `rank_R.out`, `rank_R.err`, the launcher's warnings, and a failed rank's
-    `rank_R.error.json`. meeting: where the launchers of all machines meet. cpu_sets: where the
+    `rank_R.error.json`. rendezvous: where the launchers of all machines meet. cpu_sets: where the
     ranks of this machine run, as `Pinning.text` gives it. attempt: from 1 on, those of
     `run_attempts`, it stands in these files' names. The processes share
     one fork server, which stays for the next job (the cost of importing torch is paid once) until
@@ -63,13 +63,13 @@ def launch(
     Raises UsageError before anything is started, RankFailedError for the first rank that failed,
     CommprofError if the ranks could not meet. A signal ends the ranks and is then raised again.
     """
-    plan = check(job, meeting)
+    plan = check(job, rendezvous)
     job.directory.mkdir(parents=True, exist_ok=True)
     job_path = job.directory / "job.json"
     job.save(job_path)
     steps = plan.steps + job.overhead_steps
     watched = ProgressLine(job.directory, job.world_size, steps, piped=True)
-    with watched if meeting.is_first else nullcontext():
+    with watched if rendezvous.is_first else nullcontext():
         launch_function(
             run_rank,
             str(job_path),
@@ -78,7 +78,7 @@ def launch(
             threads_per_rank=job.threads_per_rank,
             imports=plan.workload.build_imports,
             more_arguments=(cpu_sets,),
-            meeting=meeting,
+            rendezvous=rendezvous,
             attempt=attempt,
         )
 
@@ -92,7 +92,7 @@ def launch_function(
     threads_per_rank: int = 1,
     imports: Iterable[str] = (),
     more_arguments: Sequence[str] = (),
-    meeting: Meeting = ALONE,
+    rendezvous: Rendezvous = ALONE,
     attempt: int = 0,
 ) -> None:
     """Call a function of a module as every rank, and return when all have returned.
@@ -101,7 +101,7 @@ def launch_function(
     imports on top of torch. more_arguments: of the function.
     """
     log_dir.mkdir(parents=True, exist_ok=True)
-    config = _config(world_size, _FlatLogs(log_dir, attempt=attempt), meeting)
+    config = _config(world_size, _FlatLogs(log_dir, attempt=attempt), rendezvous)
     multiprocessing.forkserver.set_forkserver_preload([*_PRELOAD, *imports])
     with _environment({"OMP_NUM_THREADS": str(threads_per_rank)}):
         _run_ranks(
@@ -114,7 +114,7 @@ def launch_script(
     world_size: int,
     log_dir: Path,
     environment: dict[str, str],
-    meeting: Meeting = ALONE,
+    rendezvous: Rendezvous = ALONE,
     attempt: int = 0,
 ) -> None:
     """Run a Python script or module as every rank, as torchrun would, and return when it is done.
@@ -125,10 +125,10 @@ def launch_script(
 
     Raises as `launch` does; a RankFailedError holds the exit code of the script.
     """
-    meeting.check(world_size)
+    rendezvous.check(world_size)
     log_dir.mkdir(parents=True, exist_ok=True)
     logs = _FlatLogs(log_dir, keep_output=False, attempt=attempt)
-    config = _config(world_size, logs, meeting)
+    config = _config(world_size, logs, rendezvous)
     with _environment(environment):
         _run_ranks(lambda: elastic_launch(config, sys.executable)("-u", *command), log_dir, attempt)
 
@@ -177,9 +177,9 @@ def _kill_ranks(others: list[multiprocessing.process.BaseProcess]) -> None:
             process.join()
 
 
-def _config(world_size: int, logs: LogsSpecs, meeting: Meeting) -> LaunchConfig:
+def _config(world_size: int, logs: LogsSpecs, rendezvous: Rendezvous) -> LaunchConfig:
     return LaunchConfig(
-        **meeting.launch_config(world_size),
+        **rendezvous.launch_config(world_size),
         max_restarts=0,
         start_method="forkserver",
         logs_specs=logs,

@@ -14,8 +14,7 @@ from torch import Tensor
 
 from commprof.launch.job import Job, Plan
 from commprof.text import counted
-from commprof.workloads.optimizing import OptimizerPlan
-from commprof.workloads.spec import Shard, Trainee
+from commprof.workloads.spec import OptimizerPlan, Shard, Trainee
 from commprof.workloads.strategies.theory import trained
 
 

@@ -39,7 +39,7 @@ class Pinning:
 
     @property
     def text(self) -> str:
-        """For the ranks: CPU lists by local rank, e.g. ``0-1/2-3``; empty for "none"."""
+        """CPU lists by local rank as ranks read them, e.g. ``0-1/2-3``; empty for "none"."""
         return _BETWEEN.join(map(format_cpu_list, self.sets))
 
 

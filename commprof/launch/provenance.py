@@ -103,7 +103,7 @@ def git_state(directory: Path) -> dict[str, Any]:
 
 
 def save_patch(repository: Path, directory: Path) -> dict[str, Any]:
-    """Leaves what tracked text files differ in from the commit in the run directory.
+    """Writes the uncommitted differences of tracked text files into the run directory.
 
     Args:
         repository: a directory of it; `git_state` has found it.

@@ -14,8 +14,8 @@ _TIMEOUT_S = 900  # for the other machines' launchers to come
 
 
 @dataclass(frozen=True)
-class Meeting:
-    """Raises UsageError where the numbers do not fit each other."""
+class Rendezvous:
+    """Where the launchers of all machines meet; raises UsageError where numbers do not fit."""
 
     endpoint: str | None = None
     """HOST:PORT of the first machine; None: a free port of this one."""
@@ -54,7 +54,7 @@ class Meeting:
             if self.is_first:
                 _check_free(host, port)
 
-    def turn(self, number: int) -> Meeting:
+    def turn(self, number: int) -> Rendezvous:
         """For the next world size of a sweep: another port, so that none meets the one before."""
         if self.nodes == 1 or self.endpoint is None:
             return self
@@ -86,14 +86,14 @@ class Meeting:
 
 
 @dataclass(frozen=True)
-class MetAlready(Meeting):
+class StartedRendezvous(Rendezvous):
     """Rendezvous of ranks that another launcher started, which has dealt out the ranks."""
 
     def check(self, world_size: int) -> None:
         """Nothing is left to be refused."""
 
 
-ALONE = Meeting()
+ALONE = Rendezvous()
 """One machine, any free port."""
 
 

@@ -155,7 +155,7 @@ def _ancestors(mount: Path, controllers: str, group: str) -> Iterator[Path]:
 
 
 def _quota_v2(folder: Path) -> float | None:
-    """From ``cpu.max``: quota and period in microseconds, or "max"."""
+    """CPU quota from ``cpu.max``: quota and period in microseconds, or "max"."""
     words = _words(folder / "cpu.max")
     return _ratio(*words) if len(words) == 2 else None
 

@@ -33,7 +33,7 @@ _STEPS_PER_JOB = 16
 
 
 @dataclass(frozen=True)
-class GivenRank:
+class LaunchedRank:
     """Which rank of how many this process is, and where they meet."""
 
     launcher: str
@@ -54,7 +54,7 @@ class GivenRank:
         return f"{self.address}:{self.port}"
 
     def export(self) -> None:
-        """Leave it where torch.distributed looks for it."""
+        """Sets the environment variables that torch.distributed reads."""
         os.environ.update(
             RANK=str(self.rank),
             WORLD_SIZE=str(self.world_size),
@@ -67,7 +67,7 @@ class GivenRank:
 
 def given_rank(
     variables: Mapping[str, str], nodes: int | None = None, endpoint: str | None = None
-) -> GivenRank | None:
+) -> LaunchedRank | None:
     """Which rank a launcher started this process as; None where it is the only one.
 
     One task per node under srun is none either: ``commprof run`` starts that machine's ranks, and
@@ -91,7 +91,7 @@ def given_rank(
     return None
 
 
-def _of_torchrun(variables: Mapping[str, str]) -> GivenRank:
+def _of_torchrun(variables: Mapping[str, str]) -> LaunchedRank:
     needed = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
     numbers = [name for name in needed if name != "MASTER_ADDR"]
     wrong = [name for name in numbers if not variables.get(name, "").isdecimal()]
@@ -104,7 +104,7 @@ def _of_torchrun(variables: Mapping[str, str]) -> GivenRank:
         )
     world_size = int(variables["WORLD_SIZE"])
     local = min(number_of(variables, "LOCAL_WORLD_SIZE", default=world_size), world_size)
-    return GivenRank(
+    return LaunchedRank(
         "torchrun",
         int(variables["RANK"]),
         world_size,
@@ -118,7 +118,7 @@ def _of_torchrun(variables: Mapping[str, str]) -> GivenRank:
 
 def _of_slurm(
     variables: Mapping[str, str], tasks: int, hosts: int, endpoint: str | None
-) -> GivenRank:
+) -> LaunchedRank:
     job, step = (
         number_of(variables, name, default=0) for name in ("SLURM_JOB_ID", "SLURM_STEP_ID")
     )
@@ -128,7 +128,7 @@ def _of_slurm(
     else:
         address = variables.get("MASTER_ADDR") or _first_host(variables, hosts)
         port = number_of(variables, "MASTER_PORT", default=port)
-    return GivenRank(
+    return LaunchedRank(
         "srun",
         int(variables["SLURM_PROCID"]),
         tasks,
@@ -161,13 +161,13 @@ def _first_host(variables: Mapping[str, str], hosts: int) -> str:
         ) from None
 
 
-class Word:
-    """What rank 0 says once, before any rank trains. To be kept until this rank is done.
+class StoreMessage:
+    """Message of rank 0 in the store, before any rank trains; kept until this rank is done.
 
     Without torchrun the store is rank 0's own, and torch's process group shares it.
     """
 
-    def __init__(self, given: GivenRank, patience_s: float = _PATIENCE_S) -> None:
+    def __init__(self, given: LaunchedRank, patience_s: float = _PATIENCE_S) -> None:
         """Meet the others. Raises CommprofError where this rank does not reach the store."""
         from torch.distributed import PrefixStore
         from torch.distributed.rendezvous import rendezvous
@@ -201,7 +201,7 @@ class Word:
         return word
 
 
-def await_file(path: Path, given: GivenRank, patience_s: float = _SEEN_WITHIN_S) -> None:
+def await_file(path: Path, given: LaunchedRank, patience_s: float = _SEEN_WITHIN_S) -> None:
     """Return once this host sees what rank 0 has written. Raises CommprofError if it never does."""
     end = time.monotonic() + patience_s
     while not path.exists():

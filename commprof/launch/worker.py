@@ -56,7 +56,7 @@ def run_rank(job_path: str, cpu_sets: str = "") -> None:
 
 
 def guarded(work: Callable[[], None]) -> None:
-    """Do a rank's work in the way that the launcher understands.
+    """Runs a rank's work and reports its failure in the way that the launcher understands.
 
     A failure leaves its traceback on stderr and goes on to the caller. Where it looks like the
     consequence of another rank's end, it does so after a pause in which the launcher can notice
@@ -178,7 +178,7 @@ def _identity(rank: int) -> dict[str, Any]:
 
 
 def _setup(job: Job, plan: Plan) -> dict[str, Any]:
-    """How this run was set up: the same on all ranks, in the trace and in the result."""
+    """Set-up of this run, the same on all ranks, for the trace and the result."""
     return {
         "timestamp": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "world_size": job.world_size,
@@ -262,7 +262,7 @@ def _end_with_the_launcher() -> None:
 
 
 def _is_from_a_peer(error: Exception) -> bool:
-    """Whether a collective failed: rarely this rank's own fault, mostly a peer that is gone."""
+    """Whether an error is of a failed collective, mostly because a peer is gone."""
     return isinstance(error, dist.DistError) or "gloo" in str(error)
 
 

@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 
+from commprof.microbench.buffers import Buffers, Pattern
 from commprof.microbench.plan import Plan
-from commprof.microbench.timing.buffers import Buffers, Pattern
 
 Call = Callable[[], None]
 ROOT = 0

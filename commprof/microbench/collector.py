@@ -24,9 +24,9 @@ from commprof.analysis.sweeps.sweep import (
 from commprof.analysis.sweeps.sweep_file import write_sweep
 from commprof.microbench.calls import ROOT
 from commprof.microbench.operations import DTYPES, operation
+from commprof.microbench.overlap import OverlapCell
 from commprof.microbench.plan import Plan, Sweep
 from commprof.microbench.sweep_run import Cell
-from commprof.microbench.timing.overlap import OverlapCell
 
 _WRITE_EVERY_S = 2.0  # a long sweep's file takes a tenth of a second
 

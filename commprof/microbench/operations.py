@@ -49,7 +49,7 @@ _BOTH = (OUT_OF_PLACE, IN_PLACE)
 
 @dataclass(frozen=True)
 class Operation:
-    """One collective."""
+    """One collective that a sweep can measure."""
 
     name: str
     """c10d's."""

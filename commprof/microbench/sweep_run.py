@@ -10,19 +10,19 @@ import torch
 import torch.distributed as dist
 
 from commprof.analysis.sweeps.sweep import Times
+from commprof.microbench.buffers import make_buffers
 from commprof.microbench.calls import Call, Side, count_wrong
-from commprof.microbench.operations import HOOK_PREFIX, operation
-from commprof.microbench.plan import Plan, Sweep
-from commprof.microbench.timing.buffers import make_buffers
-from commprof.microbench.timing.hooks import HookBench, make_hook_bench
-from commprof.microbench.timing.measure import (
-    Subject,
+from commprof.microbench.hooks import HookBench, make_hook_bench
+from commprof.microbench.measure import (
+    TimedCall,
     make_sampled_call,
     pilot_ns,
     samples_per_round,
     take_samples,
     warmup_calls,
 )
+from commprof.microbench.operations import HOOK_PREFIX, operation
+from commprof.microbench.plan import Plan, Sweep
 
 
 @dataclass(frozen=True)
@@ -55,32 +55,32 @@ class SweepRun:
         for count in self.sweep.counts:
             for placement in operation(self.sweep.op).placements:
                 if self.sweep.op.startswith(HOOK_PREFIX):
-                    subject, wrong = self._hook_subject(count, turn, side)
+                    timed, wrong = self._hook_call(count, turn, side)
                 else:
-                    subject, wrong = self._subject(count, placement, turn, side)
-                times = self._sample(subject, (count, placement), turn, meet)
+                    timed, wrong = self._timed_call(count, placement, turn, side)
+                times = self._sample(timed, (count, placement), turn, meet)
                 yield Cell(count, placement, times, wrong)
 
     def close(self) -> None:
-        """Ends what the rounds shared."""
+        """Ends the groups and hooks that the rounds shared."""
         for bench in self._hooks.values():
             bench.close()
 
-    def _sample(self, subject: Subject, row: tuple[int, str], turn: int, meet: Call) -> Times:
+    def _sample(self, timed: TimedCall, row: tuple[int, str], turn: int, meet: Call) -> Times:
         if row not in self._schedule:
-            call_ns = max(self._slowest(pilot_ns(subject, meet)), 1.0)
+            call_ns = max(self._slowest(pilot_ns(timed, meet)), 1.0)
             rounds, asked = self.plan.rounds, self.plan.iterations
             self._schedule[row] = (
                 samples_per_round(call_ns, rounds, asked),
                 warmup_calls(call_ns, self.plan.warmup),
             )
         iterations, warmup = self._schedule[row]
-        subject.repeat(warmup)
-        return take_samples(subject, meet, iterations[turn])
+        timed.repeat(warmup)
+        return take_samples(timed, meet, iterations[turn])
 
-    def _subject(
+    def _timed_call(
         self, count: int, placement: str, turn: int, side: Side
-    ) -> tuple[Subject, int | None]:
+    ) -> tuple[TimedCall, int | None]:
         """The call on fresh buffers; in the first round it has been checked."""
         plan, op = self.plan, self.sweep.op
         buffers = make_buffers(
@@ -88,10 +88,10 @@ class SweepRun:
         )
         call = make_sampled_call(op, side, buffers, plan.redop)
         if turn or not plan.check or not operation(op).sized:
-            return Subject(call), None
-        return Subject(call), count_wrong(plan, op, count, side, buffers, call)
+            return TimedCall(call), None
+        return TimedCall(call), count_wrong(plan, op, count, side, buffers, call)
 
-    def _hook_subject(self, count: int, turn: int, side: Side) -> tuple[Subject, int | None]:
+    def _hook_call(self, count: int, turn: int, side: Side) -> tuple[TimedCall, int | None]:
         """A model per size for all rounds: its hook has a process group of its own."""
         wrong = None
         if count not in self._hooks:
@@ -100,7 +100,7 @@ class SweepRun:
             self._hooks[count] = bench
             if turn == 0 and self.plan.check:
                 wrong = bench.wrong(side.rank, side.world_size)
-        return self._hooks[count].subject(), wrong
+        return self._hooks[count].timed(), wrong
 
     def _slowest(self, call_ns: float) -> float:
         """The largest of all ranks' times: they must take equally many samples."""

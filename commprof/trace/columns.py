@@ -300,7 +300,7 @@ def _spans(records: Records, key: Ints) -> Spans:
 
 
 def look_up(op_id: Ints, keys: Ints, values: Ints) -> Ints:
-    """For each operation the value of its first row in ``keys``, or 0."""
+    """Returns, per operation, the value at its first row in ``keys``, or 0."""
     result = np.zeros(len(op_id), dtype=np.int64)
     if len(keys) == 0 or len(op_id) == 0:
         return result

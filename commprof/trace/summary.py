@@ -78,7 +78,7 @@ class OperationSummary:
 
 @dataclass(frozen=True)
 class LastRank:
-    """A rank that was the last to issue collectives of this one's."""
+    """A rank that was the last to issue collectives that this rank took part in."""
 
     #: Global rank.
     rank: int
@@ -310,7 +310,7 @@ def histogram_of(values_ns: Sequence[int]) -> Histogram:
 
 
 def merged_histogram(histograms: Iterable[Histogram]) -> Histogram:
-    """All values of all; the order makes no difference."""
+    """Returns the histogram of all values of several histograms."""
     parts = [histogram for histogram in histograms if histogram.count > 0]
     total = np.zeros(BUCKETS, dtype=np.int64)
     for part in parts:
@@ -337,7 +337,7 @@ def quantile_ns(histogram: Histogram, q: float) -> float:
 
 
 def mean_ns(histogram: Histogram) -> float:
-    """Exact, in ns; NaN without values."""
+    """Exact mean in ns; NaN without values."""
     return histogram.sum_ns / histogram.count if histogram.count else math.nan
 
 

@@ -208,7 +208,7 @@ _BITS = 8.0
 
 
 def analyse_world_trial(run: WorldRun, context: Mapping[str, Any]) -> TrialResult:
-    """The trial of one world size, in which one began.
+    """Returns the result of the trial that began in one world size.
 
     Without every rank's trace there are no rounds: a step is that of the slowest rank.
 

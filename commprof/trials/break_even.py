@@ -19,7 +19,7 @@ _BITS = 8.0
 
 @dataclass(frozen=True)
 class Costs:
-    """Per round; times in ns per step, bytes per step and rank."""
+    """Costs per round; times in ns per step, bytes per step and rank."""
 
     #: Sent with the baseline, and with the candidate.
     plain_bytes: Floats

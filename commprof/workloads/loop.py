@@ -32,7 +32,7 @@ class Trained(Protocol):
         ...
 
     def synchronised(self, last: bool) -> AbstractContextManager[object]:
-        """Around the forward and backward pass of a batch; `last` of its update?"""
+        """Context of a batch's forward and backward pass; `last`: the update's last batch."""
         ...
 
     def forward(self, batch: Batch) -> Tensor:

@@ -13,9 +13,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.checkpoint import checkpoint
 
-from commprof.workloads.optimizing import LearningRate, OptimizerPlan
 from commprof.workloads.options import TrainingOptions
-from commprof.workloads.spec import Shard, Trainee
+from commprof.workloads.spec import LearningRate, OptimizerPlan, Shard, Trainee
 from commprof.workloads.strategies import Strategy
 
 

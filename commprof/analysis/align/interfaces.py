@@ -16,14 +16,14 @@ _NEARLY_NOTHING = 0.01
 _ETHERNET, _IP_AND_TCP = 14, 52
 
 
-def witnesses(trace: Trace) -> Mapping[str, Any]:
+def cross_check_sources(trace: Trace) -> Mapping[str, Any]:
     """Returns what the kernel and DDP counted while this trace was written."""
     return own_metadata(trace, "witnesses")
 
 
 def ddp_logs(trace: Trace) -> list[Mapping[str, Any]]:
     """Returns what DDP logged of each model that was trained while capture ran."""
-    found = witnesses(trace).get("ddp_logs")
+    found = cross_check_sources(trace).get("ddp_logs")
     return [log for log in found if isinstance(log, Mapping)] if isinstance(found, list) else []
 
 
@@ -44,7 +44,7 @@ def own_metadata(trace: Trace, key: str) -> Mapping[str, Any]:
 
 def sent_by_interface(trace: Trace) -> dict[str, int]:
     """Bytes that each interface of the host sent while capture ran; empty if not known."""
-    interfaces = witnesses(trace).get("interfaces")
+    interfaces = cross_check_sources(trace).get("interfaces")
     return {
         str(name): counters["sent_bytes"]
         for name, counters in (interfaces.items() if isinstance(interfaces, dict) else ())
@@ -55,7 +55,7 @@ def sent_by_interface(trace: Trace) -> dict[str, int]:
 def host_of(trace: Trace) -> tuple[str, str]:
     """Ranks with the same boot and network namespace see the same interfaces."""
     boot = str(trace.metadata["machine"]["boot_id"])
-    return boot, str(witnesses(trace).get("network_namespace"))
+    return boot, str(cross_check_sources(trace).get("network_namespace"))
 
 
 def header_share(trace: Trace, interface: str) -> float:
@@ -64,7 +64,7 @@ def header_share(trace: Trace, interface: str) -> float:
     Of 66 bytes: Ethernet 14, IPv4 20, TCP 20 and its timestamps 12; all but the first lie within
     the MTU. At 1500 bytes 4.6 %, at 9000 0.7 %.
     """
-    found = witnesses(trace).get("mtu_bytes")
+    found = cross_check_sources(trace).get("mtu_bytes")
     mtu = found.get(interface) if isinstance(found, dict) else None
     if not isinstance(mtu, int) or mtu <= _IP_AND_TCP:
         return math.nan
@@ -76,7 +76,7 @@ def idle_interfaces(trace: Trace, used: str | None) -> set[str]:
 
     Those with an address of their own; where the kernel knows no rate, they are taken in.
     """
-    sent, rated = sent_by_interface(trace), witnesses(trace).get("rated_mbit_per_s")
+    sent, rated = sent_by_interface(trace), cross_check_sources(trace).get("rated_mbit_per_s")
     if used is None or not isinstance(rated, dict):
         return set()
     return {
@@ -88,6 +88,6 @@ def idle_interfaces(trace: Trace, used: str | None) -> set[str]:
 
 
 def outward_interface(sent: Mapping[str, int]) -> str | None:
-    """Where most went that left the host; None where there is no such interface."""
+    """Interface over which most bytes left the host; None without one."""
     outward = [name for name in sent if name != LOOPBACK]
     return max(outward, key=lambda name: sent[name]) if outward else None

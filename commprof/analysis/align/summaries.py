@@ -376,7 +376,7 @@ def _row(
 
 
 def _algbw_gb_per_s(op: str, parts: Sequence[OperationSummary]) -> float:
-    """The larger of input and output is what nccl-tests call size, but of gather and scatter."""
+    """Algorithm bandwidth; size is the larger of input and output, but for gather and scatter."""
     wire_ns = sum(part.wire.sum_ns for part in parts)
     moved = sum(part.bytes / part.count * part.wire.count for part in parts if part.count)
     known = op not in ("gather", "scatter", _OTHERS) and moved > 0 and wire_ns > 0

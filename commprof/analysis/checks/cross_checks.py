@@ -193,7 +193,7 @@ _ALL_REDUCED = (
 
 
 def summary_checks(run: WorldRun, found: Found) -> tuple[CrossCheck, ...]:
-    """The checks of ``cross_checks`` so far as they need no records.
+    """Returns the cross-checks that need no records, only summaries.
 
     Args:
         run: of one world size.
@@ -247,7 +247,7 @@ def _summarised_loop_clock(run: WorldRun, found: Found) -> CrossCheck:
 
 
 def _figures_of_summary(summary: Summary) -> OfRank:
-    """Every step but the first has its times, and all have their bytes."""
+    """Returns commprof's figures of one rank from its summary."""
     counted = [
         operation.bytes
         for operation in summary.operations

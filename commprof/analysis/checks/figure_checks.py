@@ -55,7 +55,7 @@ class CrossCheck:
 def compared(
     name: str, what: str, unit: str, ours: float, other: float, tolerance: float | None, note: str
 ) -> CrossCheck:
-    """They agree within that share of ours; without a tolerance nothing is said of that."""
+    """Returns the check of two figures, which agree within ``tolerance`` times ours."""
     agrees = None
     if tolerance is not None and not math.isnan(ours) and not math.isnan(other):
         agrees = abs(other - ours) <= tolerance * ours
@@ -63,12 +63,12 @@ def compared(
 
 
 def missing(name: str, what: str, unit: str, reason: str) -> CrossCheck:
-    """There is nothing to compare."""
+    """Returns a check that has nothing to compare, with the reason."""
     return CrossCheck(name, what, unit, math.nan, math.nan, None, reason)
 
 
 def undecided(check: CrossCheck) -> CrossCheck:
-    """The same figures, of which nothing is said."""
+    """Returns the check without a verdict."""
     return dataclasses.replace(check, agrees=None)
 
 

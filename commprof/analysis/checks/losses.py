@@ -49,12 +49,12 @@ class LossTrend:
 
     @property
     def falls(self) -> bool:
-        """More surely than by chance."""
+        """Whether the loss falls, more surely than by chance."""
         return self.p_value < _LEVEL and self.tau < 0
 
     @property
     def rises(self) -> bool:
-        """More surely than by chance."""
+        """Whether the loss rises, more surely than by chance."""
         return self.p_value < _LEVEL and self.tau > 0
 
 
@@ -193,7 +193,7 @@ def must_agree(context: Mapping[str, Any], worlds: Sequence[WorldResult]) -> boo
 
 
 def _difference(loss: float, base: float) -> float:
-    """Relative to the base; a loss that is no number differs from any other."""
+    """Difference of two losses relative to the base; infinite for one that is no number."""
     difference = abs(loss - base) / abs(base) if base else abs(loss)
     return math.inf if math.isnan(difference) else difference
 
@@ -246,7 +246,7 @@ def _ranks(ranks: Sequence[int]) -> str:
 
 
 def _trend(world: WorldResult) -> list[str]:
-    """Only what should not be: random data has a loss that stays."""
+    """Sentences on a loss that rises or diverges; a loss that stays is that of random data."""
     trend = loss_trend(world.step_losses)
     if trend is None:
         return []

@@ -33,7 +33,7 @@ class Outcome:
 
 
 def per_host(values: Iterable[tuple[str, _T]]) -> dict[str, _T]:
-    """By host what its first rank found."""
+    """Returns, by host, what its first rank found."""
     found: dict[str, _T] = {}
     for host, value in values:
         found.setdefault(host, value)

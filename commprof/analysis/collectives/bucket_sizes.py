@@ -21,7 +21,7 @@ _LARGER_MB, _SMALLER_MB, _SMALLEST_MB = 25, 5, 1
 
 @dataclass(frozen=True)
 class SmallCalls:
-    """Collectives so small that how many they are may matter more than how long they are."""
+    """Collectives so small that their number may matter more than their length."""
 
     #: Of a rank.
     calls_per_step: float

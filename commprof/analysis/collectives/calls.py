@@ -78,7 +78,7 @@ def start_times(trace: Trace, table: Collectives) -> Ints:
 
 
 def assumes_threads(trace: Trace) -> bool:
-    """Whether the threads of one of its gloo groups of several ranks are not known."""
+    """Whether the number of threads of some gloo group of several ranks is not known."""
     groups = (group for group in trace.groups.values() if group.backend == "gloo")
     return any(group.size > 1 and _threads(trace, group) == 0 for group in groups)
 

@@ -34,7 +34,7 @@ class Exchange:
 
     @property
     def serial(self) -> bool:
-        """Whether nearly nothing of it runs beside work that could hide it."""
+        """Whether nearly none of the exchange runs beside work that could hide it."""
         return not math.isnan(self.overlapped)
 
     @property

@@ -41,7 +41,7 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class TimeInFlight:
-    """One operation over the measured steps."""
+    """Time in flight of one operation over the measured steps."""
 
     op: str
     #: Time in which a call of it was in flight; mean per step, over all ranks.

@@ -30,7 +30,7 @@ _NOT_THE_CALLER = ("/site-packages/torch/", "/dist-packages/torch/", "/commprof/
 
 @dataclass(frozen=True)
 class Spread:
-    """Over the calls for which it is known; NaN if there are none."""
+    """Quantiles over the calls for which a figure is known; NaN if there are none."""
 
     median_ms: float
     p95_ms: float

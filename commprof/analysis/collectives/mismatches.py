@@ -43,7 +43,7 @@ _MOST_KEPT = 8
 
 @dataclass(frozen=True)
 class Issued:
-    """What must agree on all ranks of a group, of one collective."""
+    """Properties of one collective that must agree on all ranks of its group."""
 
     op: str
     #: Empty where the trace has no names for it, or nothing is sent.
@@ -158,7 +158,7 @@ class MismatchFinder:
             self._differing.pop(oldest, None)
 
     def look(self, last: bool = False) -> list[Mismatch]:
-        """The first mismatch of each group of which none was told yet.
+        """Returns the first mismatch of each group that has not reported one yet.
 
         Args:
             last: no rank will issue anything any more.

@@ -93,7 +93,7 @@ _OF_OUTPUT: dict[str, _Factor] = {"scatter": lambda n: (n - 1) / n}
 
 
 def sent_bytes(trace: Trace, table: Collectives) -> Floats:
-    """Per collective the payload that this rank sends on average over its group.
+    """Payload of each collective that a rank sends, on average over the ranks of its group.
 
     Summed over all ranks it is what must pass between them at least: a ring all-reduce of S
     bytes sends 2 (n - 1) / n S, and so on. NaN for an operation that is not known and for a
@@ -204,11 +204,11 @@ class _Factors:
         self._me, self._away, self._n = me, away, len(away)
 
     def ring_reduce(self, peer: int) -> float:
-        """To the rank before: all parts but one, once to add up and once to gather."""
+        """Bytes to the rank before: all parts but one, once to add up and once to gather."""
         return 2 * (self._n - 1) / self._n * self._to(self._me - 1)
 
     def ring_gather(self, peer: int) -> float:
-        """To the rank behind: its own part and those that came in, but for the last."""
+        """Bytes to the next rank: its own part and those that came in, but for the last."""
         return (self._n - 1) * self._to(self._me + 1)
 
     def tree(self, root: int) -> float:

@@ -235,7 +235,7 @@ class SharedCalls:
 
 
 def last_before(moments_ns: Ints, before_ns: Ints) -> Ints:
-    """For each time the last of the given moments, in order, that is not after it; 0 without."""
+    """Returns the last moment, of those given in order, not after each time; 0 without one."""
     at = np.searchsorted(moments_ns, before_ns, side="right")
     return np.concatenate(([0], moments_ns))[at]
 

@@ -179,7 +179,7 @@ def _from_others(
 def _shared_out(
     wait: _Passed, ranks: Sequence[_Rank], found: dict[tuple[int, int], Floats]
 ) -> Floats:
-    """Per place the part of a wait that began there; they add up to 1."""
+    """Shares of a wait by the place where it began; they add up to 1."""
     late, exposed = ranks[wait.late], ranks[wait.late].exposed
     key = ranks[wait.place].members[wait.row]
     rows = late.rows_in(wait.begin_ns, wait.end_ns)

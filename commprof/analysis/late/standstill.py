@@ -135,7 +135,7 @@ def find_cause(states: Sequence[Standing], waits: Mapping[int, Waits]) -> Cause:
 def chain_to(
     rank: int, waits: Mapping[int, Waits], ranks: Sequence[int]
 ) -> list[tuple[int, Operation]]:
-    """The shortest way from a rank to one of those named: who waits in what for the next one.
+    """Shortest chain of waits from a rank to one of ``ranks``, with the operations waited in.
 
     The last entry's operation is the one that a named rank is missing from; empty without a way.
     """

@@ -55,7 +55,7 @@ class Gain:
 
 @dataclass(frozen=True)
 class Gains:
-    """What the replays of one world size say."""
+    """Gains of the replays of one world size."""
 
     #: Mean over steps and ranks, and the steps behind it; those that stalled are left out.
     step_ms: float

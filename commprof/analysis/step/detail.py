@@ -68,7 +68,7 @@ def _part(part: object, name: str) -> Floats:
 
 
 def _epoch_samples(run: WorldRun) -> float:
-    """By the training loop's account of its first epoch."""
+    """Samples of an epoch by the training loop's account of its first one."""
     if len(run.results) < run.world_size:
         return math.nan
     total = 0

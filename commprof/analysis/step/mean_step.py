@@ -57,7 +57,7 @@ class MeanStep:
 
     @property
     def exposed_ms(self) -> float:
-        """All of it: waiting, wire, and what is not split."""
+        """Exposed communication in all: waiting, wire, and what is not split."""
         return self.parts_ms["communication"]
 
     def share(self, part: str) -> float:

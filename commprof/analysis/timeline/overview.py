@@ -52,7 +52,7 @@ class Window:
 
 @dataclass(frozen=True)
 class Flows:
-    """For one rank, aligned with its ``Collectives``: arrows from who came last to who waited."""
+    """Arrows from the last rank to those that waited, aligned with one rank's ``Collectives``."""
 
     #: Number of the arrow that ends in this row, -1 for none, and the last arrival: until then
     #: this rank waited, from then on the collective was on the wire.

@@ -60,7 +60,7 @@ class StoreLink(ABC):
 
     @abstractmethod
     def agreed(self) -> bool:
-        """One try; whether everything is said."""
+        """Tries once, and returns whether all ranks have agreed."""
 
     def _look(self) -> None:
         try:
@@ -93,7 +93,7 @@ class ClockLink(StoreLink):
             self._following = False
 
     def agreed(self) -> bool:
-        """One try; whether everything is said."""
+        """Tries once, and returns whether all ranks have agreed."""
         rank, world_size = dist.get_rank(), dist.get_world_size()
         if world_size == 1 or (on_one_host(world_size) and not self._always):
             return True
@@ -144,7 +144,7 @@ class ArrivalLink(StoreLink):
     """One capture's part in it."""
 
     def __init__(self) -> None:
-        """Without the native module there is nothing to agree on."""
+        """Has nothing to agree on without the native module."""
         super().__init__(_native.native is not None)
 
     def agreed(self) -> bool:
@@ -153,7 +153,7 @@ class ArrivalLink(StoreLink):
         if native is None or dist.get_world_size() == 1:
             return True
         if not _meetings or _meetings[0].group() is not group:
-            _meetings[:] = [_Meeting(native, group)]
+            _meetings[:] = [_BoardRendezvous(native, group)]
         return _meetings[0].agreed()
 
     def stop(self) -> None:
@@ -163,7 +163,7 @@ class ArrivalLink(StoreLink):
             _native.native.arrivals_flush()
 
 
-class _Meeting:
+class _BoardRendezvous:
     """What this rank has agreed on with the others of a process group; it outlives a capture.
 
     It keeps neither the group nor its store alive: a store's server that outlives
@@ -183,7 +183,7 @@ class _Meeting:
         self._number = 0
 
     def agreed(self) -> bool:
-        """One try; whether everything is said."""
+        """Tries once, and returns whether all ranks have agreed."""
         if not self._has_identity:
             return True
         job = default_store("commprof_arrivals")
@@ -239,12 +239,12 @@ class _Meeting:
 
 
 #: That of the default group, which is the latest.
-_meetings: list[_Meeting] = []
+_meetings: list[_BoardRendezvous] = []
 os.register_at_fork(after_in_child=_meetings.clear)
 
 
 def _make_board(native: Any) -> dict[str, Any]:
-    """Where it is; token 0 if there can be none, so that nobody goes on looking."""
+    """Makes the board and says where it is; token 0 if there can be none."""
     token = secrets.randbits(63) | 1
     try:
         descriptor = native.arrivals_create(token, dist.get_rank())

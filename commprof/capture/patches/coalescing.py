@@ -25,7 +25,7 @@ class Coalescing:
     """Replaces the two methods of process groups."""
 
     def __init__(self) -> None:
-        """Nothing is replaced yet."""
+        """Makes the list of patches; nothing is replaced yet."""
         self._patches = Patches()
 
     def install(self) -> None:
@@ -38,7 +38,7 @@ class Coalescing:
         self._patches.replace(group, _END, _ended(end, native))
 
     def remove(self) -> None:
-        """Puts everything back."""
+        """Puts everything back that was replaced."""
         self._patches.remove()
 
 

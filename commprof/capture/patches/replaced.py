@@ -17,7 +17,7 @@ class Patches:
     """What was replaced, until :meth:`remove`."""
 
     def __init__(self) -> None:
-        """Nothing is replaced yet."""
+        """Makes the list of patches; nothing is replaced yet."""
         self._undo: list[Callable[[], None]] = []
 
     def replace(self, owner: Any, name: str, replacement: Any) -> None:
@@ -63,7 +63,7 @@ class Patches:
         self._undo.append(undo)
 
     def on_remove_for_compilers(self, undo: Callable[[], None]) -> None:
-        """As :meth:`on_remove`, but not where that would make code compile again."""
+        """Registers ``undo`` as :meth:`on_remove`, unless that would make code compile again."""
         self._undo.append(lambda: None if _has_compiled() else undo())
 
     def remove(self) -> None:

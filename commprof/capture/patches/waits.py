@@ -36,7 +36,7 @@ class FutureWaits:
     """Replaces the methods that wait, and those that make a future of others."""
 
     def __init__(self) -> None:
-        """Nothing is replaced yet."""
+        """Makes the list of patches; nothing is replaced yet."""
         self._patches = Patches()
 
     def install(self) -> None:
@@ -51,7 +51,7 @@ class FutureWaits:
             self._patches.replace(torch._C, _COLLECT, _gathered(collect, native.follow_futures))
 
     def remove(self) -> None:
-        """Puts everything back."""
+        """Puts everything back that was replaced."""
         self._patches.remove()
 
 
@@ -95,7 +95,7 @@ class StreamWaits:
     """Replaces the methods that put an event on a stream, and that make one wait for it."""
 
     def __init__(self) -> None:
-        """Nothing is replaced yet."""
+        """Makes the list of patches; nothing is replaced yet."""
         self._patches = Patches()
 
     def install(self, event: type[Any] | None = None) -> None:
@@ -113,7 +113,7 @@ class StreamWaits:
         self._patches.replace(event, "wait", _timed_event_wait(event.wait, native))
 
     def remove(self) -> None:
-        """Puts everything back."""
+        """Puts everything back that was replaced."""
         self._patches.remove()
 
 
@@ -147,7 +147,7 @@ def _timed_event_wait(original: Callable[..., Any], native: Any) -> Any:
 
 
 def show_inner_attributes() -> None:
-    """Makes them reachable from now on: a Work may be used long after capture stopped."""
+    """Makes the inner Work's attributes reachable, also long after capture stopped."""
     native = _native.native
     if native is None or "__getattr__" in vars(dist.Work):
         return

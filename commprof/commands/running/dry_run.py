@@ -13,7 +13,7 @@ from commprof.commands.running.run_worlds import places_of
 from commprof.commands.running.target import Subject
 from commprof.invocation import quoted
 from commprof.launch.pinning import Pinning, RankPlacement
-from commprof.launch.rendezvous import Meeting
+from commprof.launch.rendezvous import Rendezvous
 from commprof.launch.topology import format_cpu_list
 from commprof.monitor.settings import settings_of
 from commprof.text import counted
@@ -25,19 +25,19 @@ def dry_run_text(
     subjects: Sequence[Subject],
     descriptions: Sequence[str],
     world_sizes: Sequence[int],
-    meeting: Meeting,
+    rendezvous: Rendezvous,
     directory: Path,
     width: int,
 ) -> str:
     """Everything that would be started, world size by world size; prose in ``width`` columns."""
-    placing: RankPlacement = args.placing
+    placement: RankPlacement = args.placement
     head = [
         "Dry run: this would be launched. Nothing was started or written.",
         f"Run directory: {quoted(directory)}",
         f"World sizes: {', '.join(map(str, world_sizes))}, one after the other",
-        f"Machines: {_machines(meeting)}",
-        f"Threads of a rank: {placing.threads.count} ({placing.threads.source})",
-        f"This machine: {_machine(placing)}",
+        f"Machines: {_machines(rendezvous)}",
+        f"Threads of a rank: {placement.threads.count} ({placement.threads.source})",
+        f"This machine: {_machine(placement)}",
         f"Recording: {_recording(args)}",
     ]
     if args.trial:
@@ -49,19 +49,20 @@ def dry_run_text(
     blocks += [_wrapped(text, width) for text in dict.fromkeys(descriptions)]
     planned = [(*pair, size) for pair in zip(subjects, places, strict=True) for size in world_sizes]
     for turn, (subject, place, size) in enumerate(planned):
-        lines = _world(subject, world_directory(place, size), size, meeting.turn(turn), placing)
+        there = rendezvous.turn(turn)
+        lines = _world(subject, world_directory(place, size), size, there, placement)
         blocks.append("\n".join(_wrapped(line, width, "    ") for line in lines))
     return "\n\n".join(blocks) + "\n"
 
 
-def _machines(meeting: Meeting) -> str:
-    if meeting.nodes == 1:
+def _machines(rendezvous: Rendezvous) -> str:
+    if rendezvous.nodes == 1:
         return "1"
-    return f"{meeting.nodes}, of which this is number {meeting.node_rank}"
+    return f"{rendezvous.nodes}, of which this is number {rendezvous.node_rank}"
 
 
-def _machine(placing: RankPlacement) -> str:
-    topology = placing.topology
+def _machine(placement: RankPlacement) -> str:
+    topology = placement.topology
     cores, nodes = len(topology.cores), len(topology.nodes)
     text = (
         f"{counted(cores, 'core')} on {counted(nodes, 'NUMA node')}, "
@@ -84,24 +85,24 @@ def _recording(args: argparse.Namespace) -> str:
 
 
 def _world(
-    subject: Subject, directory: Path, size: int, meeting: Meeting, placing: RankPlacement
+    subject: Subject, directory: Path, size: int, rendezvous: Rendezvous, placement: RankPlacement
 ) -> Iterator[str]:
     """The lines of one world size."""
-    here = size // meeting.nodes
+    here = size // rendezvous.nodes
     preview = subject.preview(size, directory, here)
-    first = meeting.node_rank * here
+    first = rendezvous.node_rank * here
     ranks = f"rank {first}" if here == 1 else f"ranks {first} to {first + here - 1}"
     strategy = f", strategy {subject.strategy}" if subject.strategy else ""
     yield f"World size {size}{strategy}: {ranks} on this machine"
     yield f"  each runs: {preview.command}"
-    yield f"  they meet at: {meeting.endpoint or 'a free port of localhost'}"
+    yield f"  they meet at: {rendezvous.endpoint or 'a free port of localhost'}"
     yield f"  they write to: {quoted(directory)}"
     for name, value in sorted(preview.environment.items()):
         yield f"  environment: {name}={quoted(value)}"
     yield "  environment: RANK, LOCAL_RANK, WORLD_SIZE, ... as torchrun sets them"
-    yield from (f"  {line}" for line in _pinned(placing.pinning(size), first))
-    if here > placing.topology.usable_cores:
-        cores = placing.topology.usable_cores
+    yield from (f"  {line}" for line in _pinned(placement.pinning(size), first))
+    if here > placement.topology.usable_cores:
+        cores = placement.topology.usable_cores
         yield f"  more ranks than cores: {here} on {cores}; they take turns, so this is no scaling"
     yield from (f"  {detail}" for detail in preview.details)
 

@@ -27,7 +27,7 @@ from commprof.trace.run.run_directory import CONFIG_FILE
 
 #: Of this one run or machine, or resolved into others.
 _NOT_REPEATED = {
-    *("all", "command", "config", "dry_run", "json", "node_rank", "nproc", "output", "placing"),
+    *("all", "command", "config", "dry_run", "json", "node_rank", "nproc", "output", "placement"),
     *("script", "script_args", "settings"),
 }
 
@@ -40,8 +40,8 @@ def run_context(args: argparse.Namespace, world_sizes: Sequence[int]) -> dict[st
         from commprof import _native
         from commprof.capture.job.metadata import machine
 
-    placing: RankPlacement = args.placing
-    topology = args.placing.topology
+    placement: RankPlacement = args.placement
+    topology = args.placement.topology
     usable = {
         "usable_cpu_count": topology.usable_cpus,
         "usable_core_count": topology.usable_cores,
@@ -57,7 +57,7 @@ def run_context(args: argparse.Namespace, world_sizes: Sequence[int]) -> dict[st
         "machine": {**machine(), **usable},
         "nodes": args.nnodes,
         "errors": {},
-        **placing.settings(world_sizes),
+        **placement.settings(world_sizes),
         "reproduction": {
             "directory": str(Path.cwd()),
             "environment": environment(),
@@ -97,7 +97,7 @@ def effective_options(args: argparse.Namespace, world_sizes: Sequence[int]) -> d
         if name not in _NOT_REPEATED and value is not None and value is not False
     }
     chosen = {**defaults, **given, "world_sizes": list(world_sizes)}
-    chosen["threads_per_rank"] = args.placing.threads.count
+    chosen["threads_per_rank"] = args.placement.threads.count
     if args.script:
         chosen |= {"script": args.script, "script_args": list(args.script_args)}
     return {name.replace("_", "-"): _plain(value) for name, value in chosen.items()}

@@ -10,11 +10,11 @@ import os
 from collections.abc import Mapping
 
 from commprof.errors import UsageError
-from commprof.launch.rendezvous import Meeting
+from commprof.launch.rendezvous import Rendezvous
 from commprof.launch.under_launcher import number_of
 
 
-def meeting_of(args: argparse.Namespace) -> Meeting:
+def meeting_of(args: argparse.Namespace) -> Rendezvous:
     """Where the launchers of all machines meet; what was not given is filled in, in ``args`` too.
 
     Raises:
@@ -28,7 +28,7 @@ def meeting_of(args: argparse.Namespace) -> Meeting:
         args.nnodes = nodes
     if args.node_rank is None:
         args.node_rank = number if args.nnodes == nodes else 0
-    return Meeting(args.rdzv_endpoint, args.nnodes, args.node_rank)
+    return Rendezvous(args.rdzv_endpoint, args.nnodes, args.node_rank)
 
 
 def _of_slurm(

@@ -10,25 +10,25 @@ from pathlib import Path
 
 from commprof.errors import CommprofError, UsageError
 from commprof.invocation import quoted
-from commprof.launch.rendezvous import Meeting
+from commprof.launch.rendezvous import Rendezvous
 from commprof.trace.run.run_directory import RUN_FILE
 
 #: How long a machine waits for machine 0.
 _PATIENCE_S = 900
 
 
-def chosen_directory(args: argparse.Namespace, subject_name: str, meeting: Meeting) -> Path:
+def chosen_directory(args: argparse.Namespace, subject_name: str, rendezvous: Rendezvous) -> Path:
     """The run directory, not made yet; one that all machines see, if there are more."""
     directory: Path | None = args.output
-    if directory is None and meeting.nodes > 1:
+    if directory is None and rendezvous.nodes > 1:
         raise UsageError(
-            f"{meeting.nodes} machines need --output DIR, the same directory on all of them"
+            f"{rendezvous.nodes} machines need --output DIR, the same directory on all of them"
         )
     if directory is None:
         name = f"{datetime.now().strftime('%Y%m%d-%H%M%S')}-{subject_name}"
         directory = Path("commprof-runs") / name
     try:
-        occupied = meeting.is_first and directory.is_dir() and any(directory.iterdir())
+        occupied = rendezvous.is_first and directory.is_dir() and any(directory.iterdir())
     except OSError as error:
         raise _unwritable(directory, error) from None
     if occupied:
@@ -39,9 +39,9 @@ def chosen_directory(args: argparse.Namespace, subject_name: str, meeting: Meeti
     return directory
 
 
-def make_directory(directory: Path, meeting: Meeting) -> None:
+def make_directory(directory: Path, rendezvous: Rendezvous) -> None:
     """On the first machine, and found writable; the others wait for it."""
-    if not meeting.is_first:
+    if not rendezvous.is_first:
         _await_first(directory)
         return
     try:

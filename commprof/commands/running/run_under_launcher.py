@@ -26,8 +26,8 @@ from commprof.interrupts import ends_at_once
 from commprof.invocation import quoted
 from commprof.launch.pinning import place_ranks
 from commprof.launch.progress import PROGRESS_FILE
-from commprof.launch.rendezvous import MetAlready
-from commprof.launch.under_launcher import GivenRank, Word, await_file
+from commprof.launch.rendezvous import StartedRendezvous
+from commprof.launch.under_launcher import LaunchedRank, StoreMessage, await_file
 from commprof.monitor.settings import settings_of
 from commprof.report.plain_text import printable
 from commprof.trace.run.run_directory import world_directory
@@ -38,7 +38,7 @@ _EXIT_PAUSE_S = 0.02
 _LAUNCHERS = ("nproc", "world_sizes", "nnodes", "node_rank", "watchdog")
 
 
-def run_rank_of_launcher(args: argparse.Namespace, given: GivenRank) -> int:
+def run_rank_of_launcher(args: argparse.Namespace, given: LaunchedRank) -> int:
     """Trains this rank's part; returns its exit code.
 
     Raises:
@@ -47,7 +47,7 @@ def run_rank_of_launcher(args: argparse.Namespace, given: GivenRank) -> int:
     given.export()
     with ends_at_once():
         import torch.distributed  # noqa: F401  seconds in which there is nothing to clean up
-    word = Word(given)
+    word = StoreMessage(given)
     if given.rank == 0:
         return _lead(args, given, word)
     heard = word.hear()
@@ -61,7 +61,7 @@ def run_rank_of_launcher(args: argparse.Namespace, given: GivenRank) -> int:
     return code
 
 
-def _lead(args: argparse.Namespace, given: GivenRank, word: Word) -> int:
+def _lead(args: argparse.Namespace, given: LaunchedRank, word: StoreMessage) -> int:
     """As rank 0."""
     try:
         run = _prepared(args, given)
@@ -93,7 +93,7 @@ class _Prepared:
     json_file: Path | None
 
 
-def _prepared(args: argparse.Namespace, given: GivenRank) -> _Prepared:
+def _prepared(args: argparse.Namespace, given: LaunchedRank) -> _Prepared:
     """Raises UsageError for what cannot be run so, before anything is written."""
     _refuse(args, given)
     _fill_in(args, given)
@@ -101,11 +101,11 @@ def _prepared(args: argparse.Namespace, given: GivenRank) -> _Prepared:
     checked_subjects(args, sizes)
     args.settings.leave_for_ranks()
     subject = _RankSubject(args, args.strategy or "ddp")
-    meeting = MetAlready(given.endpoint, given.hosts)
-    description = subject.check(sizes, meeting)
+    rendezvous = StartedRendezvous(given.endpoint, given.hosts)
+    description = subject.check(sizes, rendezvous)
     json_file = writable_file(args.json)
-    directory = chosen_directory(args, subject.name, meeting)
-    make_directory(directory, meeting)
+    directory = chosen_directory(args, subject.name, rendezvous)
+    make_directory(directory, rendezvous)
     context = {
         **run_context(args, sizes),
         **subject.settings(),
@@ -132,7 +132,7 @@ class _RankSubject(WorkloadSubject):
         return path
 
 
-def _refuse(args: argparse.Namespace, given: GivenRank) -> None:
+def _refuse(args: argparse.Namespace, given: LaunchedRank) -> None:
     """Raises UsageError for what a single rank cannot do."""
     who = f"{given.launcher} has started {given.world_size} ranks"
     if args.script:
@@ -165,11 +165,11 @@ def _refuse(args: argparse.Namespace, given: GivenRank) -> None:
         )
 
 
-def _fill_in(args: argparse.Namespace, given: GivenRank) -> None:
+def _fill_in(args: argparse.Namespace, given: LaunchedRank) -> None:
     """What the launcher has decided, for all that looks for it among the options."""
     args.nnodes, args.node_rank = given.hosts, 0
     args.rdzv_endpoint = given.endpoint if given.hosts > 1 else None
-    args.placing = place_ranks("none", args.threads_per_rank, [given.world_size], given.hosts)
+    args.placement = place_ranks("none", args.threads_per_rank, [given.world_size], given.hosts)
 
 
 def _train(job: Path) -> tuple[int, str]:

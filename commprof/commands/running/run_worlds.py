@@ -16,7 +16,7 @@ from typing import Any
 from commprof.commands.options.output_file import keep_text
 from commprof.commands.running.target import ScriptSubject, Subject, WorkloadSubject
 from commprof.errors import CommprofError, RankFailedError, UsageError
-from commprof.launch.rendezvous import Meeting
+from commprof.launch.rendezvous import Rendezvous
 from commprof.monitor.watchdog.start import watched
 from commprof.report.plain_text import printable
 from commprof.text import counted
@@ -52,7 +52,7 @@ def places_of(directory: Path, subjects: Sequence[Subject]) -> list[Path]:
 
 def run_world_sizes(
     subject: Subject,
-    meeting: Meeting,
+    rendezvous: Rendezvous,
     directory: Path,
     world_sizes: Sequence[int],
     context: dict[str, Any],
@@ -63,11 +63,11 @@ def run_world_sizes(
     watch: what a watchdog shall do beside each; None for none.
     """
     directory.mkdir(exist_ok=True)
-    if meeting.is_first:
+    if rendezvous.is_first:
         save_context(directory, context)
     for turn, size in enumerate(world_sizes):
         with watched(world_directory(directory, size), watch):
-            code = _run_world(subject, meeting.turn(turn), directory, size, context)
+            code = _run_world(subject, rendezvous.turn(turn), directory, size, context)
         if code:
             return code
     return 0
@@ -80,7 +80,7 @@ def save_context(directory: Path, context: dict[str, Any]) -> None:
 
 def _run_world(
     subject: Subject,
-    meeting: Meeting,
+    rendezvous: Rendezvous,
     directory: Path,
     world_size: int,
     context: dict[str, Any],
@@ -91,7 +91,7 @@ def _run_world(
     code, ended_by = 0, None
     with _signals_as_exceptions():
         try:
-            subject.launch(world_size, world, meeting)
+            subject.launch(world_size, world, rendezvous)
         except CommprofError as error:
             context["errors"][str(world_size)] = str(error)
             print(f"commprof: {name}: {printable(str(error))}", file=sys.stderr)
@@ -106,7 +106,7 @@ def _run_world(
             context["errors"][str(world_size)] = f"the launcher was ended by {ended.signal.name}"
             ended_by = ended.signal
         _salvage(world)
-        if meeting.is_first:
+        if rendezvous.is_first:
             save_context(directory, context)
     if ended_by is not None:
         signal.signal(ended_by, signal.SIG_DFL)

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from commprof import invocation, variables
 from commprof.errors import RankFailedError, UsageError
 from commprof.interrupts import ends_at_once
-from commprof.launch.rendezvous import Meeting
+from commprof.launch.rendezvous import Rendezvous
 from commprof.workloads.options import TrainingOptions
 
 
@@ -40,7 +40,7 @@ class Subject(Protocol):
     #: How ranks share the model, as on the command line; empty where a script decides.
     strategy: str
 
-    def check(self, world_sizes: list[int], meeting: Meeting) -> str:
+    def check(self, world_sizes: list[int], rendezvous: Rendezvous) -> str:
         """Describes what will run, for the report's heading.
 
         Raises:
@@ -50,7 +50,7 @@ class Subject(Protocol):
     def settings(self) -> dict[str, Any]:
         """What was asked for, for ``run.json``."""
 
-    def launch(self, world_size: int, directory: Path, meeting: Meeting) -> None:
+    def launch(self, world_size: int, directory: Path, rendezvous: Rendezvous) -> None:
         """Runs it; ranks leave their traces in ``directory``.
 
         Raises:
@@ -75,10 +75,10 @@ class WorkloadSubject:
         self.strategy = strategy
         self.name = self._workload.partition(":")[0]
 
-    def check(self, world_sizes: list[int], meeting: Meeting) -> str:
+    def check(self, world_sizes: list[int], rendezvous: Rendezvous) -> str:
         """See ``Subject``."""
         check = _elastic().check
-        plans = [check(self._job(size, Path("unused")), meeting) for size in world_sizes]
+        plans = [check(self._job(size, Path("unused")), rendezvous) for size in world_sizes]
         workload = plans[0].workload
         self._settings = {
             "training": plans[0].options.chosen(),
@@ -102,15 +102,15 @@ class WorkloadSubject:
             **_asked(self._args),
         }
 
-    def launch(self, world_size: int, directory: Path, meeting: Meeting) -> None:
+    def launch(self, world_size: int, directory: Path, rendezvous: Rendezvous) -> None:
         """See ``Subject``."""
         from commprof.launch.attempts import run_attempts
 
         launch = _elastic().launch
-        cpu_sets = self._args.placing.pinning(world_size).text
+        cpu_sets = self._args.placement.pinning(world_size).text
         job, logs = self._job(world_size, directory), directory / "logs"
         run_attempts(
-            lambda attempt: launch(job, logs, meeting, cpu_sets, attempt),
+            lambda attempt: launch(job, logs, rendezvous, cpu_sets, attempt),
             directory,
             self._args.max_restarts,
         )
@@ -158,7 +158,7 @@ class WorkloadSubject:
             backend=_given(args, "backend"),
             overhead_steps=0 if args.trial else overhead_steps,
             seed=_given(args, "seed"),
-            threads_per_rank=args.placing.threads.count,
+            threads_per_rank=args.placement.threads.count,
             # The observer sees DDP's buckets without a hook, which would cost a pass over the
             # gradients; Python capture has nothing else.
             hook=_native.native is None,
@@ -189,7 +189,7 @@ class ScriptSubject:
         self.name = Path(args.script).stem
         self.strategy = ""
 
-    def check(self, world_sizes: list[int], meeting: Meeting) -> str:
+    def check(self, world_sizes: list[int], rendezvous: Rendezvous) -> str:
         """See ``Subject``."""
         given = [
             "--" + name.replace("_", "-")
@@ -211,7 +211,7 @@ class ScriptSubject:
         """See ``Subject``."""
         return {"script": self._command, **_asked(self._args)}
 
-    def launch(self, world_size: int, directory: Path, meeting: Meeting) -> None:
+    def launch(self, world_size: int, directory: Path, rendezvous: Rendezvous) -> None:
         """See ``Subject``."""
         from commprof.launch.attempts import run_attempts
 
@@ -219,7 +219,7 @@ class ScriptSubject:
         environment, logs = self._environment(world_size, directory), directory / "logs"
         run_attempts(
             lambda attempt: launch_script(
-                self._command, world_size, logs, environment, meeting, attempt
+                self._command, world_size, logs, environment, rendezvous, attempt
             ),
             directory,
             self._args.max_restarts,
@@ -241,11 +241,11 @@ class ScriptSubject:
             environment[variables.HOOK] = self._args.hook
         if self._args.trial is not None:
             environment[variables.TRIAL] = self._args.trial
-        placing = self._args.placing
-        if cpu_sets := placing.pinning(world_size).text:
+        placement = self._args.placement
+        if cpu_sets := placement.pinning(world_size).text:
             environment[boot.CPUS_VARIABLE] = cpu_sets
-        if placing.threads.source != "OMP_NUM_THREADS":
-            environment["OMP_NUM_THREADS"] = str(placing.threads.count)
+        if placement.threads.source != "OMP_NUM_THREADS":
+            environment["OMP_NUM_THREADS"] = str(placement.threads.count)
         return environment
 
     def exit_code(self, error: RankFailedError) -> int:

@@ -120,7 +120,7 @@ def read_context(run: Path) -> dict[str, Any]:
 
 
 def strategy_directories(run: Path) -> list[Path]:
-    """Those of the strategies that were run side by side and left a run; of any other run none.
+    """Run directories of the strategies compared in this run; empty for a single strategy.
 
     Raises:
         CommprofError: ``run`` is no run directory.

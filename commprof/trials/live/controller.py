@@ -298,7 +298,7 @@ class Losses:
 
 
 def try_every_model(candidates: str, profiler: Profiler) -> None:
-    """From now on each DDP model that is made takes part in one trial.
+    """Makes each DDP model that is made from now on take part in one trial.
 
     Args:
         candidates: as ``commprof.trials.plan.parse_trial`` takes it.

@@ -21,8 +21,7 @@ from torch import Tensor, nn
 from commprof import invocation
 from commprof.errors import UsageError
 from commprof.workloads.host_memory import available_bytes
-from commprof.workloads.optimizing import OptimizerPlan, cosine
-from commprof.workloads.spec import Shard, Trainee
+from commprof.workloads.spec import OptimizerPlan, Shard, Trainee, cosine
 from commprof.workloads.trainees import DataTrainee, passes_per_epoch, random_tokens
 
 _SIZES: dict[str, dict[str, int]] = {

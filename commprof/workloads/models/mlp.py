@@ -11,8 +11,7 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from commprof.workloads.optimizing import OptimizerPlan, cosine
-from commprof.workloads.spec import Shard, Trainee
+from commprof.workloads.spec import OptimizerPlan, Shard, Trainee, cosine
 from commprof.workloads.trainees import DataTrainee, passes_per_epoch
 
 

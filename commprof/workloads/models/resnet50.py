@@ -16,8 +16,7 @@ from torch.utils.data import TensorDataset
 
 from commprof.errors import UsageError
 from commprof.workloads.models.images import SYNTHETIC, Images, open_images
-from commprof.workloads.optimizing import OptimizerPlan, step_decay
-from commprof.workloads.spec import Shard, Trainee
+from commprof.workloads.spec import OptimizerPlan, Shard, Trainee, step_decay
 from commprof.workloads.trainees import DataTrainee, passes_per_epoch
 
 _STAGES = ((64, 3, 1), (128, 4, 2), (256, 6, 2), (512, 3, 2))  # width, blocks, stride

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from commprof.errors import UsageError
-from commprof.workloads.optimizing import OptimizerPlan, cosine
-from commprof.workloads.spec import Shard, Trainee
+from commprof.workloads.spec import OptimizerPlan, Shard, Trainee, cosine
 from commprof.workloads.trainees import DataTrainee, passes_per_epoch, random_tokens
 
 

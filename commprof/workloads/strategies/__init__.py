@@ -13,9 +13,8 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.optim import Optimizer
 
-    from commprof.workloads.optimizing import OptimizerPlan
     from commprof.workloads.options import TrainingOptions
-    from commprof.workloads.spec import Shard, Trainee
+    from commprof.workloads.spec import OptimizerPlan, Shard, Trainee
     from commprof.workloads.strategies.theory import Expected
 
 _CLASSES = {
@@ -66,7 +65,7 @@ class Strategy(Protocol):
         ...
 
     def autocast(self, options: TrainingOptions, device: str) -> AbstractContextManager[object]:
-        """Around the forward pass, loss included."""
+        """Context of the forward pass, loss included."""
         ...
 
     def clip(self, model: nn.Module, largest_norm: float) -> None:

@@ -11,9 +11,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from commprof.workloads.optimizing import OptimizerPlan
 from commprof.workloads.options import TrainingOptions
-from commprof.workloads.spec import Shard, Trainee
+from commprof.workloads.spec import OptimizerPlan, Shard, Trainee
 from commprof.workloads.strategies import theory
 
 AUTOCAST_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -25,7 +24,7 @@ class DdpOptions:
 
 
 class Ddp:
-    """torch.nn.parallel.DistributedDataParallel."""
+    """Strategy of torch.nn.parallel.DistributedDataParallel."""
 
     name: ClassVar[str] = "ddp"
     options_type: ClassVar[type[Any]] = DdpOptions

@@ -24,9 +24,8 @@ from torch.distributed.fsdp import (
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from commprof.workloads.optimizing import OptimizerPlan
 from commprof.workloads.options import TrainingOptions
-from commprof.workloads.spec import Shard, Trainee
+from commprof.workloads.spec import OptimizerPlan, Shard, Trainee
 from commprof.workloads.strategies import theory
 from commprof.workloads.strategies.ddp import AUTOCAST_DTYPES
 
@@ -37,7 +36,7 @@ class FsdpOptions:
 
 
 class Fsdp:
-    """torch.distributed.fsdp.fully_shard on every block and on the model."""
+    """Strategy of torch.distributed.fsdp.fully_shard on every block and on the model."""
 
     name: ClassVar[str] = "fsdp"
     options_type: ClassVar[type[Any]] = FsdpOptions

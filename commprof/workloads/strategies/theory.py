@@ -106,7 +106,7 @@ def trained(model: nn.Module) -> list[Tensor]:
 
 
 def padded_count(parameter: Tensor, ranks: int) -> int:
-    """Elements of all ranks' equal parts of a parameter that is cut along dimension 0."""
+    """Number of elements, padding included, of a parameter cut along dimension 0."""
     rows, *rest = parameter.shape or (1,)
     return math.ceil(rows / ranks) * ranks * math.prod(rest)
 

@@ -11,9 +11,8 @@ from typing import ClassVar
 from torch import nn
 from torch.optim import Optimizer
 
-from commprof.workloads.optimizing import OptimizerPlan
 from commprof.workloads.options import TrainingOptions
-from commprof.workloads.spec import Trainee
+from commprof.workloads.spec import OptimizerPlan, Trainee
 from commprof.workloads.strategies import theory
 from commprof.workloads.strategies.ddp import Ddp
 

@@ -293,7 +293,7 @@ def test_the_command_refuses_unknown_modes(tmp_path: Path) -> None:
 
 
 def test_modes_other_than_full_need_the_native_module(tmp_path: Path) -> None:
-    from commprof.capture.python.recorder import PythonRecorder
+    from commprof.capture.python_recorder import PythonRecorder
 
     with pytest.raises(RuntimeError, match="always-on mode needs the native module"):
         PythonRecorder().start(

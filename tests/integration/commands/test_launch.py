@@ -20,7 +20,7 @@ import torch.distributed as dist
 from commprof.errors import RankFailedError, UsageError
 from commprof.launch.elastic import launch, stop_fork_server
 from commprof.launch.job import Job
-from commprof.launch.rendezvous import Meeting
+from commprof.launch.rendezvous import Rendezvous
 
 MS = 1_000_000
 ENDLESS = "timed:layers=1,gradient_mb=0.1"
@@ -237,9 +237,9 @@ def test_ranks_start_from_an_environment_alone(tmp_path: Path) -> None:
     job.directory.mkdir()
     job.save(tmp_path / "job.json")
     command = [sys.executable, "-m", "commprof.launch.worker", str(tmp_path / "job.json")]
-    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
+    rendezvous = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
     processes = [
-        subprocess.Popen(command, env={**os.environ, **meeting, "RANK": str(rank)})
+        subprocess.Popen(command, env={**os.environ, **rendezvous, "RANK": str(rank)})
         for rank in range(2)
     ]
 
@@ -260,7 +260,7 @@ def test_a_rank_without_its_environment_says_what_it_needs(tmp_path: Path) -> No
 
 def test_an_endpoint_of_ones_own_is_used(tmp_path: Path) -> None:
     job = Job(ENDLESS, 2, tmp_path / "w2", steps=1)
-    launch(job, tmp_path / "logs", Meeting(f"127.0.0.1:{free_port()}"))
+    launch(job, tmp_path / "logs", Rendezvous(f"127.0.0.1:{free_port()}"))
 
     assert len(results(job)) == 2
 
@@ -270,7 +270,7 @@ def test_a_port_in_use_is_refused_before_anything_starts(tmp_path: Path) -> None
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         with pytest.raises(UsageError, match=f"port {port} is in use on 127.0.0.1"):
-            launch(job, tmp_path / "logs", Meeting(f"127.0.0.1:{port}"))
+            launch(job, tmp_path / "logs", Rendezvous(f"127.0.0.1:{port}"))
 
     assert list(tmp_path.iterdir()) == []
 
@@ -278,7 +278,7 @@ def test_a_port_in_use_is_refused_before_anything_starts(tmp_path: Path) -> None
 @pytest.mark.parametrize("endpoint", ["29500", "localhost:", "localhost:99999", ":29500", "h:x"])
 def test_what_is_no_endpoint_is_refused(tmp_path: Path, endpoint: str) -> None:
     with pytest.raises(UsageError, match=r"is not HOST:PORT .* e\.g\. localhost:29500"):
-        launch(Job(ENDLESS, 2, tmp_path / "w2"), tmp_path / "logs", Meeting(endpoint))
+        launch(Job(ENDLESS, 2, tmp_path / "w2"), tmp_path / "logs", Rendezvous(endpoint))
 
 
 @pytest.mark.parametrize("backend", ["nccl", "mpi", "ucc", "nonsense"])

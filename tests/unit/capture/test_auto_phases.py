@@ -20,8 +20,8 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.testing._internal.distributed import fake_pg  # noqa: F401  # registers the backend
 from torch.utils.data import DataLoader, TensorDataset
 
+from commprof.capture.auto_phases import AutoPhases, ShardedForward, outside, samples_read
 from commprof.capture.patches.replaced import Patches
-from commprof.capture.phases.auto_phases import AutoPhases, ShardedForward, outside, samples_read
 from commprof.trace.schema import SAMPLES_UNKNOWN
 
 

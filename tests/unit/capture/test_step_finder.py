@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
+from commprof.capture.auto_phases import AutoPhases
 from commprof.capture.patches.replaced import original_of
-from commprof.capture.phases.auto_phases import AutoPhases
-from commprof.capture.phases.step_finder import StepFinder
 from commprof.capture.recorder import recorder
+from commprof.capture.step_finder import StepFinder
 from commprof.trace.schema import PHASES, STEP_SKIPPED, STEP_UPDATED
 
 

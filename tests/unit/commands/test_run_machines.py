@@ -8,7 +8,7 @@ import pytest
 
 from commprof.commands.running.run_machines import meeting_of
 from commprof.errors import UsageError
-from commprof.launch.rendezvous import Meeting
+from commprof.launch.rendezvous import Rendezvous
 
 VARIABLES = (
     *("WORLD_SIZE", "LOCAL_RANK", "RANK"),
@@ -24,9 +24,9 @@ def nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-def meeting(
+def rendezvous(
     endpoint: str | None = None, nnodes: int | None = None, node_rank: int | None = None
-) -> Meeting:
+) -> Rendezvous:
     args = argparse.Namespace(rdzv_endpoint=endpoint, nnodes=nnodes, node_rank=node_rank)
     found = meeting_of(args)
     assert (args.nnodes, args.node_rank) == (found.nodes, found.node_rank)
@@ -39,24 +39,24 @@ def inside(monkeypatch: pytest.MonkeyPatch, variables: dict[str, str]) -> None:
 
 
 def test_one_machine_unless_it_is_said() -> None:
-    assert meeting() == Meeting()
-    assert meeting(ENDPOINT) == Meeting(ENDPOINT)
-    assert meeting(ENDPOINT, 2, 1) == Meeting(ENDPOINT, 2, 1)
-    assert meeting(ENDPOINT, 2) == Meeting(ENDPOINT, 2, 0)
+    assert rendezvous() == Rendezvous()
+    assert rendezvous(ENDPOINT) == Rendezvous(ENDPOINT)
+    assert rendezvous(ENDPOINT, 2, 1) == Rendezvous(ENDPOINT, 2, 1)
+    assert rendezvous(ENDPOINT, 2) == Rendezvous(ENDPOINT, 2, 0)
 
 
 def test_a_step_of_one_task_per_node_says_it(monkeypatch: pytest.MonkeyPatch) -> None:
     inside(monkeypatch, STEP)
-    assert meeting(ENDPOINT) == Meeting(ENDPOINT, 3, 2)
-    assert meeting(ENDPOINT, 3) == Meeting(ENDPOINT, 3, 2)
-    assert meeting(ENDPOINT, 3, 1) == Meeting(ENDPOINT, 3, 1)
-    assert meeting(ENDPOINT, 2) == Meeting(ENDPOINT, 2, 0)
+    assert rendezvous(ENDPOINT) == Rendezvous(ENDPOINT, 3, 2)
+    assert rendezvous(ENDPOINT, 3) == Rendezvous(ENDPOINT, 3, 2)
+    assert rendezvous(ENDPOINT, 3, 1) == Rendezvous(ENDPOINT, 3, 1)
+    assert rendezvous(ENDPOINT, 2) == Rendezvous(ENDPOINT, 2, 0)
 
 
 def test_a_batch_script_is_no_step(monkeypatch: pytest.MonkeyPatch) -> None:
     inside(monkeypatch, {**STEP, "SLURM_NODEID": "0"})
     monkeypatch.delenv("SLURM_STEP_ID")
-    assert meeting(ENDPOINT) == Meeting(ENDPOINT)
+    assert rendezvous(ENDPOINT) == Rendezvous(ENDPOINT)
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_tasks_that_would_each_start_a_sweep_are_refused(
 ) -> None:
     inside(monkeypatch, {**STEP, "SLURM_NTASKS": tasks, "SLURM_NNODES": nodes})
     with pytest.raises(UsageError, match=f"one of {tasks} on {nodes} machines.*ntasks-per-node=1"):
-        meeting(endpoint)
+        rendezvous(endpoint)
 
 
 @pytest.mark.parametrize("variables", [{"WORLD_SIZE": "4"}, {"WORLD_SIZE": "1", "LOCAL_RANK": "0"}])
@@ -75,4 +75,4 @@ def test_a_machine_of_an_operator_and_a_single_rank_are_taken(
     monkeypatch: pytest.MonkeyPatch, variables: dict[str, str]
 ) -> None:
     inside(monkeypatch, variables)
-    assert meeting() == Meeting()
+    assert rendezvous() == Rendezvous()

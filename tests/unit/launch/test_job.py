@@ -25,7 +25,7 @@ from commprof.launch import elastic
 from commprof.launch.elastic import kill_lost_ranks
 from commprof.launch.job import Job, per_rank_batch
 from commprof.launch.progress import ProgressFile, ProgressLine
-from commprof.launch.rendezvous import Meeting
+from commprof.launch.rendezvous import Rendezvous
 from commprof.launch.worker import PeakMemory
 from commprof.report.sections.memory import memory_section
 from tests.support.builders.results import PARTS, world
@@ -148,7 +148,7 @@ def test_each_machine_needs_gpus_for_its_own_ranks_only(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(elastic.dist, "is_backend_available", lambda name: True)
     job = Job("timed", 8, HERE, backend="nccl")
-    two_machines = Meeting("first:29500", nodes=2, node_rank=1)
+    two_machines = Rendezvous("first:29500", nodes=2, node_rank=1)
     if refused:
         with pytest.raises(UsageError, match=r"for each of 4 ranks, and here are 3"):
             elastic.check(job, two_machines)

@@ -15,8 +15,8 @@ from torch.distributed import TCPStore
 
 from commprof.commands import main
 from commprof.errors import CommprofError, UsageError
-from commprof.launch.rendezvous import ALONE, Meeting
-from commprof.launch.under_launcher import GivenRank, Word, await_file, given_rank
+from commprof.launch.rendezvous import ALONE, Rendezvous
+from commprof.launch.under_launcher import LaunchedRank, StoreMessage, await_file, given_rank
 from tests.support.machines.ranks import free_port
 
 
@@ -27,17 +27,17 @@ def test_one_machine_takes_any_free_port() -> None:
 
 
 def test_machines_share_the_ranks_in_their_order() -> None:
-    meeting = Meeting("first:29500", nodes=3, node_rank=2)
-    config = meeting.launch_config(12)
+    rendezvous = Rendezvous("first:29500", nodes=3, node_rank=2)
+    config = rendezvous.launch_config(12)
     assert (config["min_nodes"], config["max_nodes"], config["nproc_per_node"]) == (3, 3, 4)
     assert config["rdzv_configs"]["rank"] == 2
-    assert config["run_id"] == Meeting("first:29500", 3, 0).launch_config(12)["run_id"]
-    assert not meeting.is_first
+    assert config["run_id"] == Rendezvous("first:29500", 3, 0).launch_config(12)["run_id"]
+    assert not rendezvous.is_first
 
 
 def test_each_world_size_of_a_sweep_has_a_port_of_its_own() -> None:
-    meeting = Meeting("first:29500", nodes=2)
-    assert meeting.turn(3).endpoint == "first:29503"
+    rendezvous = Rendezvous("first:29500", nodes=2)
+    assert rendezvous.turn(3).endpoint == "first:29503"
     assert ALONE.turn(3) == ALONE
 
 
@@ -51,15 +51,15 @@ def test_each_world_size_of_a_sweep_has_a_port_of_its_own() -> None:
 )
 def test_what_does_not_fit_is_refused(arguments: tuple[str | None, int, int], message: str) -> None:
     with pytest.raises(UsageError) as caught:
-        Meeting(*arguments)
+        Rendezvous(*arguments)
     assert message in str(caught.value)
 
 
 def test_ranks_must_divide_and_the_endpoint_be_one() -> None:
     with pytest.raises(UsageError, match="5 ranks do not divide among 2 machines"):
-        Meeting("localhost:1", nodes=2, node_rank=1).check(5)
+        Rendezvous("localhost:1", nodes=2, node_rank=1).check(5)
     with pytest.raises(UsageError, match="is not HOST:PORT"):
-        Meeting("localhost").check(2)
+        Rendezvous("localhost").check(2)
 
 
 TORCHRUN = {
@@ -73,12 +73,12 @@ STEP = {
 }
 
 
-def rank(**values: Any) -> GivenRank:
+def rank(**values: Any) -> LaunchedRank:
     given: dict[str, Any] = {
         **{"launcher": "torchrun", "rank": 0, "world_size": 2, "local_rank": 0, "local_ranks": 2},
         **{"hosts": 1, "address": "localhost", "port": 1},
     }
-    return GivenRank(**{**given, **values})
+    return LaunchedRank(**{**given, **values})
 
 
 @pytest.fixture(autouse=True)
@@ -100,7 +100,7 @@ def port(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
 
 
 def test_a_rank_of_torchrun() -> None:
-    expected = GivenRank("torchrun", 5, 8, 1, 4, 2, "first", 29501)
+    expected = LaunchedRank("torchrun", 5, 8, 1, 4, 2, "first", 29501)
     assert given_rank(TORCHRUN) == expected
     # Of torchrun in srun too, and --nnodes is then refused like all that the launcher has said.
     assert given_rank({**STEP, **TORCHRUN}, nodes=2) == expected
@@ -139,12 +139,12 @@ def test_a_task_of_srun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     (tmp_path / "scontrol").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     port = 20_000 + 7 * 16 + 2
-    assert given_rank(STEP) == GivenRank("srun", 3, 4, 1, 2, 2, "node-a", port)
-    assert given_rank(STEP, endpoint="ib0:1234") == GivenRank("srun", 3, 4, 1, 2, 2, "ib0", 1234)
+    assert given_rank(STEP) == LaunchedRank("srun", 3, 4, 1, 2, 2, "node-a", port)
+    assert given_rank(STEP, endpoint="ib0:1234") == LaunchedRank("srun", 3, 4, 1, 2, 2, "ib0", 1234)
     own = given_rank({**STEP, "MASTER_ADDR": "x", "MASTER_PORT": "5"})
-    assert own == GivenRank("srun", 3, 4, 1, 2, 2, "x", 5)
+    assert own == LaunchedRank("srun", 3, 4, 1, 2, 2, "x", 5)
     alone = given_rank({**STEP, "SLURM_NNODES": "1"})
-    assert alone == GivenRank("srun", 3, 4, 1, 4, 1, "localhost", port)
+    assert alone == LaunchedRank("srun", 3, 4, 1, 4, 1, "localhost", port)
     with pytest.raises(UsageError, match="first host of 'c': give --rdzv-endpoint"):
         given_rank({**STEP, "SLURM_JOB_NODELIST": "c"})
 
@@ -196,7 +196,7 @@ def test_several_hosts_need_a_directory_that_all_see(
 
 def test_the_others_hear_what_rank_0_says_and_wait_no_longer_than_told(port: int) -> None:
     rank(port=port).export()
-    word = Word(rank(port=port), patience_s=0.3)
+    word = StoreMessage(rank(port=port), patience_s=0.3)
     with pytest.raises(CommprofError, match=r"rank 0 ended, or did not say within 0\.3 s"):
         word.hear()
     word.say(job="/a/job.json")
@@ -208,7 +208,7 @@ def test_a_rank_that_reaches_nobody_says_where_it_looked() -> None:
     other.export()
     words = f"rank 1 on .* does not reach localhost:{other.port}, where the 2 ranks that torchrun"
     with pytest.raises(CommprofError, match=words):
-        Word(other, patience_s=0.5)
+        StoreMessage(other, patience_s=0.5)
 
 
 def test_a_directory_that_is_not_shared_is_noticed(tmp_path: Path) -> None:

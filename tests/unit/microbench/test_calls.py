@@ -17,7 +17,9 @@ import torch.distributed as dist
 
 from commprof import _native
 from commprof.errors import UsageError
+from commprof.microbench.buffers import TORCH_DTYPES, Buffers, Pattern, make_buffers
 from commprof.microbench.calls import Side, no_meeting
+from commprof.microbench.measure import TimedCall, loop_language, make_sampled_call, take_samples
 from commprof.microbench.operations import (
     DTYPES,
     IN_PLACE,
@@ -25,13 +27,6 @@ from commprof.microbench.operations import (
     OUT_OF_PLACE,
     REDOPS,
     operation,
-)
-from commprof.microbench.timing.buffers import TORCH_DTYPES, Buffers, Pattern, make_buffers
-from commprof.microbench.timing.measure import (
-    Subject,
-    loop_language,
-    make_sampled_call,
-    take_samples,
 )
 
 WORLD_SIZES = (1, 2, 3, 8)
@@ -223,7 +218,7 @@ def test_samples_follow_each_other_behind_the_last_begin(sides: list[Side], meet
         )
         meet = make_sampled_call("barrier", sides[rank], NOTHING, "sum") if meets else no_meeting
         call = make_sampled_call("all_reduce", sides[rank], buffers, "sum")
-        return take_samples(Subject(call), meet, 20)
+        return take_samples(TimedCall(call), meet, 20)
 
     first, second = on_both(sampled)
     for times in (first, second):
@@ -240,8 +235,8 @@ def test_python_samples_what_is_not_of_cpp(
 ) -> None:
     barrier = make_sampled_call("barrier", sides[0], NOTHING, "sum")
     calls = []
-    assert len(take_samples(Subject(lambda: calls.append(1)), no_meeting, 3).end_ns) == 3
-    prepared = Subject(lambda: None, prepare=lambda: calls.append(2))
+    assert len(take_samples(TimedCall(lambda: calls.append(1)), no_meeting, 3).end_ns) == 3
+    prepared = TimedCall(lambda: None, prepare=lambda: calls.append(2))
     assert len(take_samples(prepared, no_meeting, 2).end_ns) == 2
     assert calls == [1, 1, 1, 2, 2]
     monkeypatch.setattr(_native, "native", None)

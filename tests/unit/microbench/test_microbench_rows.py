@@ -12,11 +12,11 @@ import torch
 
 from commprof.analysis.sweeps.sweep import OverlapRow
 from commprof.analysis.sweeps.sweep_file import read_sweep, write_sweep
+from commprof.microbench import overlap
+from commprof.microbench.buffers import Pattern
 from commprof.microbench.collector import Collector
 from commprof.microbench.plan import Plan
 from commprof.microbench.rank import run_plan
-from commprof.microbench.timing import overlap
-from commprof.microbench.timing.buffers import Pattern
 from tests.support.builders.sweeps import key, sweep_result
 
 SIZES = (1024, 2048, 4096)

@@ -17,10 +17,10 @@ from commprof.analysis.sweeps.sweep_file import read_sweep, write_sweep
 from commprof.commands.microbench import MicrobenchCommand, make_plan, show_measured
 from commprof.commands.options.microbench_arguments import add_arguments
 from commprof.errors import RankFailedError, UsageError
+from commprof.microbench.context import interfaces
+from commprof.microbench.measure import samples_per_round, warmup_calls
 from commprof.microbench.operations import OPERATIONS, dtype_name, operation
 from commprof.microbench.plan import Plan, check_memory, ladder, parse_size
-from commprof.microbench.timing.context import interfaces
-from commprof.microbench.timing.measure import samples_per_round, warmup_calls
 from tests.support.builders.sweeps import row, sweep_result
 
 MS = 1_000_000

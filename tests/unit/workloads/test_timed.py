@@ -21,7 +21,7 @@ from commprof.workloads.loop import LoopResult, train
 from commprof.workloads.spec import Shard, parse_spec
 from tests.support.ranks.alone import alone
 
-_SCRIPT = "from commprof.workloads.stopper import Stopper\nStopper().stop_for({})"
+_SCRIPT = "from commprof.workloads.models.timed import Stopper\nStopper().stop_for({})"
 _WITHIN_S = 60.0
 
 
@@ -69,7 +69,7 @@ def runs(pid: int) -> bool:
 
 _KILLED = """
 import os, signal
-from commprof.workloads.stopper import Stopper
+from commprof.workloads.models.timed import Stopper
 stopper = Stopper()
 stopper.stop_for(1_000_000)
 print("went on", flush=True)

@@ -9,9 +9,8 @@ import torch
 
 from commprof.errors import UsageError
 from commprof.workloads.models.mlp import Mlp, MlpOptions
-from commprof.workloads.optimizing import LearningRate, cosine, step_decay
 from commprof.workloads.options import TrainingOptions, check_supported
-from commprof.workloads.spec import Shard, parse_spec
+from commprof.workloads.spec import LearningRate, Shard, cosine, parse_spec, step_decay
 from commprof.workloads.training import Training
 from tests.support.ranks.alone import Alone, alone
 

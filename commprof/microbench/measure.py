@@ -18,8 +18,8 @@ import numpy as np
 
 from commprof import _native
 from commprof.analysis.sweeps.sweep import Times
+from commprof.microbench.buffers import Buffers
 from commprof.microbench.calls import ROOT, Call, Side, make_call, no_meeting
-from commprof.microbench.timing.buffers import Buffers
 from commprof.units import NS_PER_MS
 
 _BUDGET_NS = 200 * NS_PER_MS  # per row, over all rounds
@@ -75,7 +75,7 @@ def _is_native(call: Any) -> bool:
 
 
 @dataclass(frozen=True)
-class Subject:
+class TimedCall:
     """What is called once per sample."""
 
     call: Call
@@ -91,13 +91,13 @@ class Subject:
             self.call()
 
 
-def take_samples(subject: Subject, meet: Call, iterations: int) -> Times:
+def take_samples(timed: TimedCall, meet: Call, iterations: int) -> Times:
     """Times of one rank's calls, in ns of CLOCK_MONOTONIC. meet: called before each of them."""
-    in_cpp = None if subject.prepare else sample_in_cpp(subject.call, meet, iterations)
+    in_cpp = None if timed.prepare else sample_in_cpp(timed.call, meet, iterations)
     if in_cpp is not None:
         return in_cpp
     begin_ns, end_ns = [0] * iterations, [0] * iterations
-    call, prepare, now = subject.call, subject.prepare, time.monotonic_ns
+    call, prepare, now = timed.call, timed.prepare, time.monotonic_ns
     with _no_collector():
         for i in range(iterations):
             if prepare is not None:
@@ -109,10 +109,10 @@ def take_samples(subject: Subject, meet: Call, iterations: int) -> Times:
     return Times(np.array(begin_ns, np.int64), np.array(end_ns, np.int64))
 
 
-def pilot_ns(subject: Subject, meet: Call) -> float:
+def pilot_ns(timed: TimedCall, meet: Call) -> float:
     """Median of a few calls of this rank, after two that nobody times."""
-    subject.repeat(2)
-    times = take_samples(subject, meet, 3)
+    timed.repeat(2)
+    times = take_samples(timed, meet, 3)
     return float(np.median(times.end_ns - times.begin_ns))
 
 

@@ -24,13 +24,13 @@ from torch.utils.data import default_collate
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from commprof.capture.patches.replaced import Patches, original_of, uncompiled
-from commprof.capture.phases.step_finder import StepFinder
 from commprof.capture.recorder import Marker
+from commprof.capture.step_finder import StepFinder
 from commprof.trace.schema import SAMPLES_UNKNOWN
 
 
 class AutoPhases:
-    """Installs and removes the markers. Nothing of it stays after :meth:`remove`."""
+    """Finds phases by markers in torch's functions, which :meth:`remove` takes out again."""
 
     def __init__(self, markers: Mapping[str, Marker], finder: StepFinder | None = None) -> None:
         """Takes the markers by phase name.
@@ -67,7 +67,7 @@ class AutoPhases:
             self._sharded.look()
 
     def remove(self) -> None:
-        """Puts everything back."""
+        """Puts everything back that was replaced."""
         self._installed = False
         self._patches.remove()
 

@@ -45,7 +45,7 @@ class _Called:
     log: dict[str, Any] | None = None
 
     def iterate(self, model: DistributedDataParallel) -> None:
-        """A forward is done, in which DDP logs its last iteration if it samples it.
+        """Counts a forward pass, in which DDP logs its last iteration if it samples it.
 
         A model may be gone when capture stops: what a function made, or one of a k-fold.
         """
@@ -61,7 +61,7 @@ class _Called:
             self.log = {**self.log, **now}
 
 
-class Witnesses:
+class CrossCheckSources:
     """Reads both at the begin and the end of a capture. Nothing of it stays after `stop`."""
 
     def __init__(self) -> None:

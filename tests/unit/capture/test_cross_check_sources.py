@@ -14,9 +14,9 @@ import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
-from commprof.capture import witnesses
+from commprof.capture import cross_check_sources
+from commprof.capture.cross_check_sources import CrossCheckSources, interface_bytes
 from commprof.capture.patches.replaced import original_of
-from commprof.capture.witnesses import Witnesses, interface_bytes
 
 PROC_NET_DEV = """\
 Inter-|   Receive                                                |  Transmit
@@ -38,9 +38,9 @@ class Kept:
 
 def test_the_kernel_s_table_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "dev").write_text(PROC_NET_DEV)
-    monkeypatch.setattr(witnesses, "_COUNTERS", tmp_path / "dev")
+    monkeypatch.setattr(cross_check_sources, "_COUNTERS", tmp_path / "dev")
     assert interface_bytes() == {"lo": (1000, 2000), "eth0": (70, 90)}
-    monkeypatch.setattr(witnesses, "_COUNTERS", tmp_path / "none")
+    monkeypatch.setattr(cross_check_sources, "_COUNTERS", tmp_path / "none")
     assert interface_bytes() == {}
 
 
@@ -50,8 +50,8 @@ def test_only_bytes_of_the_time_with_capture_on_count(monkeypatch: pytest.Monkey
     seen = iter(
         [{"lo": (0, 100)}, {"lo": (5, 150)}, {"lo": (5, 1000)}, {"lo": (9, 1010), "x": (1, 1)}]
     )
-    monkeypatch.setattr(witnesses, "interface_bytes", lambda: next(seen))
-    kept, counting = Kept(), Witnesses()
+    monkeypatch.setattr(cross_check_sources, "interface_bytes", lambda: next(seen))
+    kept, counting = Kept(), CrossCheckSources()
     counting.start()
     counting.set_enabled(True)  # it is on already
     counting.set_enabled(False)
@@ -80,7 +80,7 @@ def train(steps: int, hook: Any = None, bias: bool = True) -> None:
 
 
 def logs_of(*models: Callable[[], None]) -> list[dict[str, Any]]:
-    kept, counting = Kept(), Witnesses()
+    kept, counting = Kept(), CrossCheckSources()
     counting.start()
     for train_one in models:
         train_one()
@@ -113,7 +113,7 @@ def test_ddp_is_left_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     # A replacement stays, and does nothing, where a test before this one compiled something.
     monkeypatch.setattr("commprof.capture.patches.replaced._has_compiled", lambda: False)
     original = original_of(DistributedDataParallel.forward)
-    counting = Witnesses()
+    counting = CrossCheckSources()
     counting.start()
     assert DistributedDataParallel.forward is not original
     counting.stop(Kept())  # type: ignore[arg-type]

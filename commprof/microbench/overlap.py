@@ -16,11 +16,11 @@ import torch
 import torch.distributed as dist
 
 from commprof.analysis.sweeps.sweep import Floats
+from commprof.microbench.buffers import make_buffers
 from commprof.microbench.calls import Call, Side, count_wrong, finish, make_call, make_start
+from commprof.microbench.measure import TimedCall, pilot_ns, samples_per_round, warmup_calls
 from commprof.microbench.operations import operation
 from commprof.microbench.plan import Plan
-from commprof.microbench.timing.buffers import make_buffers
-from commprof.microbench.timing.measure import Subject, pilot_ns, samples_per_round, warmup_calls
 
 _ORDER = 100
 _CALIBRATION = 200
@@ -82,7 +82,7 @@ def measure_overlap(
     wrong = count_wrong(plan, op, count, side, buffers, call) if plan.check else None
     issue = make_start(op, side, buffers, plan.redop, is_async=True)
     compute = Compute()
-    slowest = torch.tensor([pilot_ns(Subject(call), meet)], dtype=torch.float64)
+    slowest = torch.tensor([pilot_ns(TimedCall(call), meet)], dtype=torch.float64)
     dist.all_reduce(slowest, op=dist.ReduceOp.MAX, group=control)
     pure_ns = max(float(slowest), 1.0)
     units = compute.units(pure_ns)

@@ -14,8 +14,8 @@ import torch.distributed as dist
 
 from commprof._version import __version__
 from commprof.capture.job.metadata import machine
+from commprof.microbench.measure import WARMUP_RULE, loop_language
 from commprof.microbench.plan import Plan
-from commprof.microbench.timing.measure import WARMUP_RULE, loop_language
 
 _START = {
     "barrier": "each sample behind a barrier of the measured group, which is not in its time",

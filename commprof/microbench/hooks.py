@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from commprof.capture.attachment import attach
 from commprof.compressors import parse
-from commprof.microbench.timing.measure import Subject
+from commprof.microbench.measure import TimedCall
 
 Tensor = Any  # torch is not followed by the type checker
 
@@ -62,7 +62,7 @@ class HookBench:
     gradients: tuple[Tensor, ...]
     """Taken in turn."""
 
-    def subject(self) -> Subject:
+    def timed(self) -> TimedCall:
         """A backward pass; gradients of the last one are dropped before."""
         turn = 0
 
@@ -74,7 +74,7 @@ class HookBench:
             turn += 1
             self.model.zero_grad(set_to_none=True)
 
-        return Subject(call, prepare)
+        return TimedCall(call, prepare)
 
     def wrong(self, rank: int, world_size: int) -> int:
         """Elements that are off, of a gradient that the scheme must send without loss.

@@ -1,1 +1,0 @@
-"""Capture in Python, where the native module is missing."""
