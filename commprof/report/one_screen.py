@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Collection, Iterable
 
@@ -13,14 +14,30 @@ WIDTH, LINES = 80, 24
 
 
 def command_lines(command: str) -> list[str]:
-    """Broken between words, as a shell takes it; a word that is too long stays whole."""
+    """Broken between words, as a shell takes it, and in a long word behind commas."""
     lines = [" "]
     for word in _words(printable(command)):
         if len(lines[-1]) + 1 + len(word) > WIDTH - 2 and lines[-1].strip():
             lines[-1] += " \\"
             lines.append("   ")
-        lines[-1] += f" {word}"
+        first, *rest = _pieces(word, WIDTH - 6)
+        lines[-1] += f" {first}"
+        for piece in rest:
+            lines[-1] += "\\"
+            lines.append(piece)
     return lines
+
+
+def _pieces(word: str, width: int) -> list[str]:
+    """A word that is too long, cut behind commas; a quoted one stays whole."""
+    if len(word) <= width or "'" in word or '"' in word:
+        return [word]
+    pieces = [""]
+    for part in re.findall(r"[^,]*,|[^,]+", word):
+        if pieces[-1] and len(pieces[-1]) + len(part) > width:
+            pieces.append("")
+        pieces[-1] += part
+    return pieces
 
 
 def _words(command: str) -> list[str]:

@@ -227,6 +227,21 @@ def test_a_command_of_several_lines_is_the_same_to_a_shell() -> None:
     assert shown.splitlines() == shlex.split(command)[1:]
 
 
+def test_a_long_word_of_a_command_is_the_same_to_a_shell() -> None:
+    word = "timed:layers=200,data_ms=1,forward_ms=0.05,backward_ms=0.05,gradient_mb=0.02,cap=0.001"
+    command = f"commprof run --nproc 2 --workload {word} --seed 3 train.py"
+    text = render(replace(KINDS["wire-bound"].card, command=command))
+    fits(text)
+    typed = text[text.index("  commprof run") :]
+    shown = subprocess.run(
+        ["bash", "-c", typed.replace("commprof", "printf '%s\\n'", 1)],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    assert shown.splitlines() == shlex.split(command)[1:]
+
+
 def test_stalls_and_cores_are_caveats_of_what_was_measured() -> None:
     crowded = {"machine": {"usable_cpu_count": 2, "cpu_model": "x"}}
     sleeping = render(card_of(crowded, sizes=(1, 4), wire=40, backward=50))
