@@ -7,7 +7,7 @@ import gzip
 import json
 import math
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
@@ -27,7 +27,13 @@ from commprof.files import replacing
 from commprof.invocation import quoted
 from commprof.report.export import chrome_trace
 from commprof.text import printable
-from commprof.trace.run.run_directory import read_context, strategy_directories, trace_paths
+from commprof.trace.reader import Trace
+from commprof.trace.run.run_directory import (
+    other_recording,
+    read_context,
+    strategy_directories,
+    trace_paths,
+)
 from commprof.trace.salvage import salvage_dead
 
 
@@ -43,19 +49,23 @@ came last to a collective to those that waited for it. All ranks are on one cloc
   commprof trace RUN --world-size 2 --steps 10-20 -o two.json
   commprof trace RUN -o both.json.gz --merge rank0.pt.trace.json.gz rank1.pt.trace.json.gz
                                                with what torch.profiler saw in the same job
+  commprof trace traces.tar.gz                 of what torch.profiler recorded of a job
 
 A file name that ends in .gz is compressed. See docs/reading.md.
 """
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
         """Adds the arguments."""
-        parser.add_argument("run", type=Path, metavar="RUN", help="the run directory")
+        parser.add_argument(
+            "run", type=Path, metavar="RUN", help="the run directory, or traces of torch.profiler"
+        )
         parser.add_argument(
             "-o",
             "--output",
             type=Path,
             metavar="FILE",
-            help="the file to write (default: RUN/trace_N.json.gz, N the world size)",
+            help="the file to write (default: RUN/trace_N.json.gz, N the world size; of "
+            "torch.profiler's traces in the current directory)",
         )
         parser.add_argument(
             "--world-size", type=int, metavar="N", help="of those that were run (default: largest)"
@@ -77,11 +87,12 @@ A file name that ends in .gz is compressed. See docs/reading.md.
         """Reads, aligns and writes."""
         steps = _steps(args.steps)
         salvage_dead(args.run)
-        world_size, paths = _world(args.run, args.world_size)
-        output = args.output or args.run / f"trace_{world_size}.json.gz"
+        world_size, sources = _world(args.run, args.world_size)
+        beside = Path() if other_recording(args.run) else args.run
+        output = args.output or beside / f"trace_{world_size}.json.gz"
         if args.output and output.exists() and not args.force:
             raise UsageError(f"{quoted(output)} exists; name another file with -o, or add --force")
-        view = overview(paths, steps)
+        view = overview(sources, steps)
         merged = [read_torch_trace(path) for path in args.merge]
         for trace in merged:
             rank_index(view, trace)  # refuses it before anything is written
@@ -89,7 +100,7 @@ A file name that ends in .gz is compressed. See docs/reading.md.
             view = with_all_of(view, merged)
         with _written(output) as file:
             count = chrome_trace.write(file, _about(view, world_size), _events(view, merged))
-        missing = sorted(set(range(world_size)) - set(paths))
+        missing = sorted(set(range(world_size)) - set(sources))
         for line in _warnings(view, missing):
             print(f"commprof: {printable(line)}", file=sys.stderr)
         shown = quoted(output)
@@ -110,7 +121,7 @@ def _steps(text: str | None) -> tuple[int, int] | None:
     return low, high
 
 
-def _world(run: Path, wanted: int | None) -> tuple[int, dict[int, Path]]:
+def _world(run: Path, wanted: int | None) -> tuple[int, Mapping[int, Path | Trace]]:
     """The world size to show, and its ranks' traces."""
     if places := strategy_directories(run):
         raise UsageError(
@@ -118,7 +129,12 @@ def _world(run: Path, wanted: int | None) -> tuple[int, dict[int, Path]]:
             f"{' or '.join(map(quoted, places))}"
         )
     sizes = read_context(run)["world_sizes"]
-    found = {size: paths for size in sizes if (paths := trace_paths(run, size))}
+    recording = other_recording(run)
+    if recording is not None and wanted in (None, recording.world_size):
+        return recording.world_size, recording.traces
+    found: dict[int, dict[int, Path]] = {
+        size: paths for size in sizes if (paths := trace_paths(run, size))
+    }
     if not found:
         raise CommprofError(f"{quoted(run)} holds no trace of a rank; nothing was recorded there")
     size = max(found) if wanted is None else wanted

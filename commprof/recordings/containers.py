@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import gzip
 import io
+import itertools
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO, Any, BinaryIO, cast
 
@@ -31,9 +32,9 @@ _ERRORS = (OSError, EOFError, zlib.error, tarfile.TarError, zipfile.BadZipFile, 
 class Unpacked(io.RawIOBase):
     """Unpacked bytes, up to so many times the bytes that they were packed into."""
 
-    def __init__(self, stream: BinaryIO | IO[bytes], packed_bytes: int) -> None:
+    def __init__(self, stream: gzip.GzipFile | IO[bytes], packed_bytes: int) -> None:
         """Begins at the stream's own position."""
-        self._stream = stream
+        self._stream: Any = stream
         self._most = max(_ALWAYS_BYTES, _MOST_TIMES * packed_bytes)
         self._given = 0
 
@@ -42,15 +43,17 @@ class Unpacked(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int:
-        """As of any raw file.
+        """As of any raw file; what is damaged ends where the damage begins.
 
         Raises:
-            OSError: it unpacks to too much, or is damaged.
+            OSError: it unpacks to too much, or is damaged from its begin.
         """
         try:
-            data = self._stream.read(len(buffer))
-        except (EOFError, zlib.error) as error:
-            raise OSError(f"its packing is damaged or cut off ({error})") from None
+            data = self._stream.read1(len(buffer))  # read would lose what comes before a damage
+        except _ERRORS as error:
+            if self._given == 0:
+                raise OSError(f"its packing is damaged or cut off ({error})") from None
+            data = b""
         self._given += len(data)
         if self._given > self._most:
             raise OSError(f"it unpacks to more than {_MOST_TIMES} times its size")
@@ -65,20 +68,42 @@ Take = Callable[[str, BinaryIO], None]
 def each_file(path: Path, wanted: Callable[[bytes], bool], take: Take) -> list[str]:
     """Takes every file at ``path`` whose first bytes are wanted, unpacked.
 
+    Of a folder without such a file those of its sub-folders are taken.
+
     Returns:
         What could not be read, in sentences.
     """
-    paths = [path]
-    if path.is_dir():
-        try:
-            paths = sorted(each for each in path.iterdir() if each.is_file())
-        except OSError as error:
-            return [f"{quoted(path)}: {_said(error)}"]
+    taken = 0
+
+    def count(name: str, stream: BinaryIO) -> None:
+        nonlocal taken
+        taken += 1
+        take(name, stream)
+
+    if not path.is_dir():
+        return _each_of([path], path.parent, wanted, count)
+    try:
+        inside = sorted(path.iterdir())
+        problems = _each_of([each for each in inside if each.is_file()], path, wanted, count)
+        folders = [each for each in inside if each.is_dir() and not each.is_symlink()]
+        if taken == 0 and not problems:
+            deeper = (each.rglob("*") for each in folders)
+            files = (file for found in deeper for file in found if file.is_file())
+            problems = _each_of(sorted(itertools.islice(files, _MOST_FILES)), path, wanted, count)
+    except OSError as error:
+        return [f"{quoted(path)}: {_said(error)}"]
+    return problems
+
+
+def _each_of(
+    files: Sequence[Path], below: Path, wanted: Callable[[bytes], bool], take: Take
+) -> list[str]:
     problems: list[str] = []
-    for each in paths:
+    for each in files:
         try:
             with open_regular(each) as file:
-                _unpack(each.name, file, each.stat().st_size, wanted, take)
+                name = each.relative_to(below).as_posix()
+                _unpack(name, file, each.stat().st_size, wanted, take)
         except _ERRORS as error:
             problems.append(f"{quoted(each)}: {_said(error)}")
     return problems
@@ -90,7 +115,7 @@ def _unpack(
     buffered = file if isinstance(file, io.BufferedReader) else io.BufferedReader(cast(Any, file))
     magic = buffered.peek(4)[:4]
     if magic[:2] == _GZIP:
-        inner = Unpacked(cast(BinaryIO, gzip.GzipFile(fileobj=buffered)), size)
+        inner = Unpacked(gzip.GzipFile(fileobj=buffered), size)
         buffered = io.BufferedReader(inner, _HEAD_BYTES)
     elif magic == _ZIP:
         _unpack_zip(buffered, wanted, take)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,12 +22,17 @@ from commprof.invocation import quoted
 from commprof.recordings.flight_recorder_pickle import read_plain_pickle
 from commprof.text import printable
 
-_NAME = re.compile(r"(?:.*\D)?(\d{1,7})(?:\.(?:json|pickle|pkl|pt))?")
+_NAME = re.compile(
+    r"(?:.*\D)?(\d{1,7})(?:\.(?:json|pickle|pkl|pt|bin|dump))?|.*rank[_-]?(\d{1,7})\D.*",
+    re.IGNORECASE,
+)
 _LARGEST_BYTES = 1 << 30
 _HEAD_BYTES = 1 << 16
 #: Of a tensor, in bytes; a damaged dump may say more.
 _LARGEST_SIZE = 1 << 63
 _PICKLE = b"\x80"
+#: What stands in a run directory, whose folders hold no dumps.
+_OF_COMMPROF = "run.json"
 _MESSAGE = re.compile(r"(send|recv) (\d+)(?:->|<-)(\d+)")
 _STATES = ("scheduled", "started", "completed")
 _OPS = {
@@ -99,7 +104,12 @@ def read_dumps(path: Path) -> tuple[list[Dump], list[str]]:
     """
     found: dict[int, Dump] = {}
     problems = []
-    for file, rank in _dumps_in(path):
+    dumped = list(_dumps_in(path))
+    folders = sorted({file.parent for file, _ in dumped})
+    if len(folders) > 1:
+        named = ", ".join(quoted(folder) for folder in folders[:10])
+        raise TraceError(f"{quoted(path)} holds dumps in several folders; report one: {named}")
+    for file, rank in dumped:
         try:
             dump = _dump(rank, _value(file))
         except (OSError, ValueError) as error:
@@ -131,9 +141,25 @@ def members_of(dumps: Sequence[Dump]) -> dict[str, tuple[int, ...]]:
     return {**{group: tuple(sorted(ranks)) for group, ranks in users.items()}, **members}
 
 
-def _dumps_in(path: Path) -> Iterable[tuple[Path, int]]:
-    """Files that look like dumps, by name and by their first bytes, with their ranks."""
-    files = sorted(path.iterdir()) if path.is_dir() else [path] if path.is_file() else []
+def _dumps_in(path: Path) -> Iterator[tuple[Path, int]]:
+    """Files that look like dumps, by name and by their first bytes, with their ranks.
+
+    Of a folder without one, those in the folders in it.
+    """
+    if not path.is_dir():
+        yield from _among([path])
+        return
+    inside = sorted(path.iterdir())
+    some = False
+    for found in _among(inside):
+        some = True
+        yield found
+    for folder in inside:
+        if not some and folder.is_dir() and not (path / _OF_COMMPROF).exists():
+            yield from _among(sorted(folder.iterdir()))
+
+
+def _among(files: Iterable[Path]) -> Iterator[tuple[Path, int]]:
     for file in files:
         named = _NAME.fullmatch(file.name)
         if named is None or not file.is_file():
@@ -144,7 +170,7 @@ def _dumps_in(path: Path) -> Iterable[tuple[Path, int]]:
         except OSError:
             continue
         if _is_dump(head):
-            yield file, int(named[1])
+            yield file, int(named[1] or named[2])
 
 
 def _is_dump(head: bytes) -> bool:

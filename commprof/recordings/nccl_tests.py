@@ -98,25 +98,62 @@ def read_nccl_tests(path: Path) -> NcclTestsLog:
 
 
 def _of_text(path: Path, text: str) -> NcclTestsLog:
+    """Of one run, or of several of the same test on the same ranks, one after the other."""
     lines = [_TAG.sub("", line) for line in text.splitlines()]
-    header = _HEADER.search("\n".join(lines))
-    if header is None:
+    headers = [at for at, line in enumerate(lines) if _HEADER.search(line)]
+    if not headers:
         raise ValueError("it has no line of column names")
-    columns = header[1].split()
-    if "cputime" in columns:
-        raise ValueError("its times are of the CPU (-C); measure without -C")
-    found = [match for line in lines if (match := _RANK.search(line))]
-    ranks = {int(match[1]) for match in found if match[2] in (None, "0")}
+    first = 0
+    found: list[tuple[tuple[str, ...], str, set[tuple[str, int]]]] = []
+    rows: list[NcclTestsRow] = []
+    for at, header in enumerate(headers):
+        behind = headers[at + 1] if at + 1 < len(headers) else len(lines)
+        columns = tuple(_columns(lines[header]))
+        rows += [row for line in lines[header:behind] for row in _rows(line.split(), columns)]
+        last = max((i for i in range(first, header) if _is_row(lines[i])), default=first - 1)
+        about = lines[last + 1 : header]
+        found.append((columns, _named("\n".join(about)), _devices(about)))
+        first = header
+    named = {each[:2] for each in found}
+    devices = {frozenset(each[2]) for each in found if each[2]} or {frozenset(_devices(lines))}
+    if len(named) > 1 or len(devices) > 1:
+        raise ValueError(f"it holds {len(found)} results; give each a file of its own")
+    (columns, program), (ranks,) = named.pop(), devices
     if not ranks:
         raise ValueError("it does not say which ranks took part")
-    rows = [row for line in lines for row in _rows(line.split(), columns)]
-    named = re.search(r"Collective test starting: (\w+)", text) or re.search(r"(\w+_perf)\b", text)
     return NcclTestsLog(
-        op=_operation(named[1] if named else "", path, columns),
-        ranks=len(ranks),
-        hosts=len({match[3] for match in found}),
+        op=_operation(program or _named(text), path, columns),
+        ranks=len({rank for _, rank in ranks}),
+        hosts=len({host for host, _ in ranks}),
         rows=tuple(rows),
     )
+
+
+def _columns(line: str) -> list[str]:
+    header = _HEADER.search(line)
+    columns = header[1].split() if header else []
+    if "cputime" in columns:
+        raise ValueError("its times are of the CPU (-C); measure without -C")
+    if "time" not in columns:
+        raise ValueError("its columns have no time")
+    return columns
+
+
+def _named(text: str) -> str:
+    """The program that ran, as the text says; else empty."""
+    named = re.search(r"Collective test starting: (\w+)", text) or re.search(r"(\w+_perf)", text)
+    return named[1] if named else ""
+
+
+def _devices(lines: Sequence[str]) -> set[tuple[str, int]]:
+    """Host and rank of each device that took part."""
+    found = [match for line in lines if (match := _RANK.search(line))]
+    return {(match[3], int(match[1])) for match in found if match[2] in (None, "0")}
+
+
+def _is_row(line: str) -> bool:
+    cells = line.split()
+    return len(cells) > 4 and cells[0].isdecimal() and cells[1].isdecimal()
 
 
 def _rows(cells: Sequence[str], columns: Sequence[str]) -> list[NcclTestsRow]:

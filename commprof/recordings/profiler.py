@@ -23,13 +23,16 @@ from commprof.trace.reader import TORCH_PROFILER, Trace
 
 #: In the first bytes of every trace of torch.profiler, and of few other files.
 _MARKS: Final = (b'"traceEvents"', b'"deviceProperties"', b'"distributedInfo"')
+#: In the first bytes of what ``commprof trace`` writes.
+_OUR_TIMELINE: Final = b'"otherData":{"commprof"'
 #: Where numbers of collectives begin that are counted from a step on, and not from the first.
 _FIRST_SEQ: Final = 1 << 24
 
 
 def looks_like_trace(head: bytes) -> bool:
     """Whether a file that begins so is a trace of torch.profiler."""
-    return head.lstrip()[:1] == b"{" and any(mark in head for mark in _MARKS)
+    is_one = head.lstrip()[:1] == b"{" and any(mark in head for mark in _MARKS)
+    return is_one and _OUR_TIMELINE not in head
 
 
 def read_recording(path: Path) -> Recording | None:

@@ -61,6 +61,8 @@ _OPS_BY_WORD: Final = (
 )
 #: Of several forms each, which gloo's own ranges do not tell apart.
 _FORMS: Final = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
+#: Ranges that nest, or that lie before a launch in one that goes on.
+_DEEPEST: Final = 16
 _C10D_RANGE = re.compile(r"(?:nccl|gloo|mpi|ucc|xccl|ccl):")
 _NO_LETTER = re.compile(r"[^a-z]")
 
@@ -103,7 +105,12 @@ def device_calls(events: ProfilerEvents, device: int, world_size: int) -> list[C
         key=lambda e: (e.begin_ns, e.end_ns),
     )
     launched_ns, thread = launches(events, np.array([e.correlation for e in kernels], np.int64))
-    ranges = _RangesByThread([e for e in events.ranges if _C10D_RANGE.match(e.name)])
+    named = [
+        replace(e, name=e.arguments["Collective name"])
+        for e in events.issued
+        if isinstance(e.arguments.get("Collective name"), str)
+    ]
+    ranges = _RangesByThread([e for e in events.ranges if _C10D_RANGE.match(e.name)] + named)
     return [
         _device_call(kernel, at, by, ranges.around(by, at), world_size)
         for kernel, at, by in zip(kernels, launched_ns.tolist(), thread.tolist(), strict=True)
@@ -172,7 +179,7 @@ def _begin(event: Event) -> int:
 
 
 class _RangesByThread:
-    """c10d's ranges, to be found by the moment of a launch; those of a thread do not nest."""
+    """c10d's ranges, to be found by the moment of a launch."""
 
     def __init__(self, ranges: Sequence[Event]) -> None:
         self._of: dict[int, tuple[Ints, list[Event]]] = {}
@@ -184,9 +191,13 @@ class _RangesByThread:
             self._of[thread] = np.array([e.begin_ns for e in found], np.int64), found
 
     def around(self, thread: int, time_ns: int) -> Event | None:
+        """The innermost one that says what it is, else the innermost."""
         begins, found = self._of.get(thread, (np.zeros(0, np.int64), []))
-        row = int(np.searchsorted(begins, time_ns, side="right")) - 1
-        return found[row] if row >= 0 and time_ns <= found[row].end_ns else None
+        row = int(np.searchsorted(begins, time_ns, side="right"))
+        inside = [e for e in found[max(0, row - _DEEPEST) : row] if time_ns <= e.end_ns]
+        telling = [e for e in inside if operation(e.name) != "other"]
+        best = telling or inside
+        return best[-1] if best else None
 
 
 def _device_call(

@@ -104,6 +104,11 @@ class ProfilerEvents:
     problem: str = ""
 
 
+def is_communication(kernel_name: str) -> bool:
+    """Whether a kernel of that name is of a library for collectives."""
+    return _COMMUNICATION.search(kernel_name) is not None
+
+
 def read_events(stream: BinaryIO) -> ProfilerEvents:
     """Reads one trace to its end, or to where it is damaged.
 
@@ -172,7 +177,7 @@ def _kernel(
     event: dict[str, Any], name: str, begin: int, end: int, args: dict[str, Any], f: ProfilerEvents
 ) -> None:
     correlation, device = _int(args.get("correlation")), _int(args.get("device"))
-    if "Collective name" in args or _COMMUNICATION.search(name):
+    if "Collective name" in args or is_communication(name):
         stream = _int(args.get("stream", event.get("tid")))
         kept = {key: args[key] for key in _ARGUMENTS if key in args}
         _keep(f.communication, Event(name, begin, end, stream, device, correlation, kept))

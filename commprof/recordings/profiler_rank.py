@@ -39,8 +39,10 @@ Ints = npt.NDArray[np.int64]
 #: Group of calls of which the recording does not say theirs.
 UNNAMED_GROUP: Final = "unnamed"
 _RANK_IN_NAME = re.compile(
-    r"(?:rank|worker|trainer)[-_=]?(\d{1,6})|(?:^|[-_.])r?(\d{1,6})(?=\.)", re.I
+    r"(?:rank|worker|trainer|gpu)[-_= ]?(\d{1,6})(?!\d)|(?:^|[-_.])r?(\d{1,4})(?=\.)", re.I
 )
+#: As torch's handler for TensorBoard names files: host, process and time, and no rank.
+_PROCESS_IN_NAME = re.compile(r"_\d+\.\d{9,}\.pt\.trace\.json")
 #: Ranges of the host in which it works, with Python between the operators.
 _WORKS: Final = re.compile(r"\.forward|Optimizer\.step")
 #: Of the communication of a recording: less outside of its steps is not worth a word.
@@ -371,8 +373,18 @@ def _outside_steps(calls: Sequence[Call], steps: FoundSteps) -> list[str]:
 
 
 def _in_name(name: str) -> int | None:
-    match = _RANK_IN_NAME.search(Path(name).name)
-    return int(match.group(1) or match.group(2)) if match else None
+    """A number after a word for it, in the file's name or its folder's; else a short number."""
+    file = Path(name)
+    words = [
+        match for part in (file.name, file.parent.name) for match in _RANK_IN_NAME.finditer(part)
+    ]
+    named = [int(match.group(1)) for match in words if match.group(1)]
+    if named:
+        return named[0]
+    match = _RANK_IN_NAME.search(file.name)
+    if match is None or _PROCESS_IN_NAME.search(file.name):
+        return None
+    return int(match.group(2))
 
 
 def _whole(value: Any) -> int | None:

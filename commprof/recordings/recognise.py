@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from commprof.invocation import quoted
 from commprof.recordings import profiler
 from commprof.recordings.containers import each_file
+from commprof.recordings.flight_recorder import is_flight_recorder
+from commprof.recordings.nccl_tests import is_nccl_tests
 from commprof.recordings.recording import Recording
+
+_MOST_LOOKED_AT = 100
 
 
 class _FoundError(Exception):
@@ -36,3 +41,23 @@ def read_recording(path: Path) -> Recording | None:
         CommprofError: there is one, and it cannot be used.
     """
     return profiler.read_recording(path)
+
+
+def taken_elsewhere(path: Path) -> str:
+    """Which command takes what is at ``path``, in a sentence; empty where that is not known."""
+    if path.is_file() and is_nccl_tests(path):
+        return (
+            f"{quoted(path)} is a result of nccl-tests: commprof fit and commprof compare take it"
+        )
+    try:
+        if is_flight_recorder(path):
+            return f"{quoted(path)} holds Flight Recorder dumps: commprof report takes them"
+        inside = sorted(each for each in path.iterdir() if each.is_file()) if path.is_dir() else []
+    except OSError:
+        return ""
+    if any(is_nccl_tests(each) for each in inside[:_MOST_LOOKED_AT]):
+        return (
+            f"{quoted(path)} holds results of nccl-tests: commprof fit and commprof compare take "
+            "them file by file"
+        )
+    return ""

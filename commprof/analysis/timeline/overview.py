@@ -65,9 +65,9 @@ class Flows:
 
 @dataclass(frozen=True)
 class Overview:
-    """All ranks of one world size; aligned with ``paths``."""
+    """All ranks of one world size; aligned with ``sources``."""
 
-    paths: tuple[Path, ...]
+    sources: tuple[Path | Trace, ...]
     ranks: tuple[int, ...]
     clocks: tuple[ClockMap, ...]
     arrivals: tuple[Arrivals, ...]
@@ -87,25 +87,31 @@ class Overview:
     problems: tuple[str, ...]
 
 
-def overview(paths: Mapping[int, Path], steps: tuple[int, int] | None) -> Overview:
+def read_source(source: Path | Trace) -> Trace:
+    """The trace of a rank: of its file, or as a recording of another profiler has it already."""
+    return on_device_timeline(source if isinstance(source, Trace) else read_trace(source))
+
+
+def overview(sources: Mapping[int, Path | Trace], steps: tuple[int, int] | None) -> Overview:
     """Reads every rank once.
 
     Args:
-        paths: traces by rank; at least one.
+        sources: traces by rank; at least one.
         steps: first and last step to show; None for all that was recorded.
 
     Raises:
         CommprofError: no trace can be read, or no rank has such a step.
     """
     traces, tables, windows, metadata = [], [], [], []
-    readable, problems = {}, []
-    for rank, path in paths.items():
+    readable: dict[int, Path | Trace] = {}
+    problems = []
+    for rank, source in sources.items():
         try:
-            trace = on_device_timeline(read_trace(path))
+            trace = read_source(source)
         except (OSError, TraceError) as error:
             problems.append(f"rank {rank} is left out: {error}")
             continue
-        readable[rank] = path
+        readable[rank] = source
         tables.append(columns.collectives(trace))
         windows.append(_window(trace, steps))
         metadata.append(trace.metadata)
@@ -120,7 +126,7 @@ def overview(paths: Mapping[int, Path], steps: tuple[int, int] | None) -> Overvi
     window = _union(windows, maps, steps)
     arrivals, flows = _matched(traces, tables, window, clocks)
     return Overview(
-        paths=tuple(readable.values()),
+        sources=tuple(readable.values()),
         ranks=tuple(readable),
         clocks=tuple(maps),
         arrivals=tuple(arrivals),

@@ -11,15 +11,14 @@ import numpy as np
 import numpy.typing as npt
 
 from commprof.analysis.align.clocks import on_common_clock
-from commprof.analysis.align.device_timeline import on_device_timeline
 from commprof.analysis.late.arrivals import Arrivals
 from commprof.analysis.step.exposure import HOST_PAUSE, exposures_of
 from commprof.analysis.step.waiting import split
-from commprof.analysis.timeline.overview import Flows, Overview, Window
+from commprof.analysis.timeline.overview import Flows, Overview, Window, read_source
 from commprof.errors import CommprofError
 from commprof.trace import columns, schema
 from commprof.trace.columns import Collectives, Ints, Spans, compressions, ints, of_kind
-from commprof.trace.reader import Trace, read_trace
+from commprof.trace.reader import Trace
 from commprof.trace.schema import Kind
 from commprof.units import ns_to_us
 
@@ -57,17 +56,17 @@ class RankTimeline:
 
 
 def rank_timeline(view: Overview, index: int) -> RankTimeline:
-    """Reads the trace of ``view.paths[index]`` again and lays it out.
+    """Reads the trace of ``view.sources[index]`` again and lays it out.
 
     Raises:
         CommprofError: it cannot be read any more, or has grown meanwhile.
     """
-    recorded = on_device_timeline(read_trace(view.paths[index]))
+    recorded = read_source(view.sources[index])
     (trace,) = on_common_clock([recorded], [view.clocks[index]])
     table, arrivals = columns.collectives(trace), view.arrivals[index]
     if len(table) != len(arrivals.late_rank):
         raise CommprofError(
-            f"{view.paths[index]} has grown since it was first read: the job still runs; try again "
+            f"{recorded.path} has grown since it was first read: the job still runs; try again "
             "when it has ended"
         )
     tracks = [

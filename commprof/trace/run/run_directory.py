@@ -98,10 +98,11 @@ def read_context(run: Path) -> dict[str, Any]:
     Raises:
         CommprofError: ``run`` is neither.
     """
-    other = _other_recording(run)
+    other = other_recording(run)
     if other is not None:
         return other.context
     if not run.is_dir():
+        _refuse_for_another_command(run)
         raise CommprofError(
             f"{quoted(run)} {'is no directory' if run.exists() else 'does not exist'}; give the "
             "directory that commprof run or commprof.profile() wrote to"
@@ -135,7 +136,7 @@ def read_world(run: Path, world_size: int) -> WorldRun:
 
     After a restart that is what the last attempt left.
     """
-    other = _other_recording(run)
+    other = other_recording(run)
     if other is not None:
         return WorldRun(other.world_size, run, {}, other.traces, other.problems)
     directory = _directory_of(run, world_size)
@@ -171,7 +172,7 @@ def read_world(run: Path, world_size: int) -> WorldRun:
     )
 
 
-def _other_recording(path: Path) -> Recording | None:
+def other_recording(path: Path) -> Recording | None:
     """What others recorded of a job at ``path``; None of what commprof wrote."""
     try:
         own = path.is_dir() and (
@@ -181,6 +182,19 @@ def _other_recording(path: Path) -> Recording | None:
     except OSError:
         return None
     return None if own else _read_once(path.resolve(), stamp)
+
+
+def _refuse_for_another_command(path: Path) -> None:
+    """Where another command takes it.
+
+    Raises:
+        CommprofError: it names the command.
+    """
+    from commprof.recordings.recognise import taken_elsewhere
+
+    said = taken_elsewhere(path)
+    if said:
+        raise CommprofError(said)
 
 
 @functools.lru_cache(maxsize=2)
@@ -228,6 +242,7 @@ def _context_of_traces(run: Path) -> dict[str, Any]:
             + ", ".join(map(quoted, jobs))
         )
     if not paths:
+        _refuse_for_another_command(run)
         raise CommprofError(
             f"{quoted(run)} holds neither {RUN_FILE} nor rank_N.trace; give the directory that "
             "commprof run or commprof.profile() wrote to"

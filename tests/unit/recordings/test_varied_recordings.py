@@ -1,0 +1,247 @@
+"""Recordings as they come: names, folders, packings, versions of torch and of the libraries."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from commprof.analysis.late.dumped_hang import diagnosis
+from commprof.analysis.run import analyse_in_detail
+from commprof.analysis.world import WorldResult
+from commprof.commands import main
+from commprof.errors import CommprofError, TraceError
+from commprof.recordings.flight_recorder import is_flight_recorder
+from commprof.recordings.nccl_tests import read_nccl_tests
+from commprof.recordings.profiler import read_recording
+from commprof.recordings.profiler_calls import operation
+from commprof.recordings.profiler_events import is_communication
+from tests.support.builders.flight_dumps import dump, entry, write_dumps
+from tests.support.builders.profiler_traces import (
+    Event,
+    all_reduce,
+    annotation,
+    both,
+    document,
+    kernel,
+    rank_events,
+)
+
+
+def world_of(path: Path) -> WorldResult:
+    return analyse_in_detail(path)[0].worlds[0]
+
+
+def ranks_of(folder: Path) -> list[int]:
+    found = read_recording(folder)
+    assert found is not None
+    return sorted(found.traces)
+
+
+def without_rank(rank: int) -> str:
+    whole = json.loads(document(rank_events(rank), rank))
+    del whole["distributedInfo"]
+    return json.dumps(whole)
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("rank0_trace.json", "rank1_trace.json"),
+        ("trace_rank_0.json", "trace_rank_1.json"),
+        ("RANK-0.pt.trace.json", "RANK-1.pt.trace.json"),
+        ("trace_0.json", "trace_1.json"),
+        ("0.json", "1.json"),
+        ("iteration_100_rank0.json", "iteration_100_rank1.json"),
+        # torch's own handler: host, process and time; numbered by name.
+        ("host_4711.1699999999999.pt.trace.json", "host_4712.1699999999998.pt.trace.json"),
+        ("rank0/trace.json", "rank1/trace.json"),
+        ("iteration_5/rank0_trace.json", "iteration_5/rank1_trace.json"),
+        ("node-12/worker0.1699.pt.trace.json", "node-13/worker1.1699.pt.trace.json"),
+    ],
+)
+def test_ranks_are_told_from_names(tmp_path: Path, names: tuple[str, ...]) -> None:
+    for rank, name in enumerate(names):
+        path = tmp_path / "job" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(without_rank(rank))
+    assert ranks_of(tmp_path / "job") == [0, 1]
+    assert world_of(tmp_path / "job").late_rank is not None
+
+
+def test_packing_that_is_cut_or_followed_by_other_bytes_keeps_what_came_before(
+    tmp_path: Path,
+) -> None:
+    whole = gzip.compress(document(rank_events(0, steps=400), 0).encode())
+    (tmp_path / "long.json.gz").write_bytes(whole + b"and more")
+    assert world_of(tmp_path / "long.json.gz").steps == 400
+    (tmp_path / "cut.json.gz").write_bytes(whole[: len(whole) // 2])
+    cut = world_of(tmp_path / "cut.json.gz")
+    assert 50 < cut.steps < 350
+    assert any("cut off" in text for text in cut.problems)
+
+
+def test_an_archive_may_hold_other_files_too(tmp_path: Path) -> None:
+    path = tmp_path / "job.zip"
+    with zipfile.ZipFile(path, "w") as packed:
+        packed.writestr("job/", "")
+        packed.writestr("job/README.md", "# Traces")
+        packed.writestr("job/metrics.json", "{}")
+        packed.writestr("__MACOSX/._rank0.json", b"\0\5\26\7")
+        for rank in (0, 1):
+            packed.writestr(f"job/rank{rank}.json", document(rank_events(rank), rank))
+    assert ranks_of(path) == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("name", "op"),
+    [
+        ("ncclKernel_AllReduce_RING_LL_Sum_float(ncclWorkElem)", "all_reduce"),
+        ("ncclAllReduceRingLLKernel_sum_f32(ncclColl)", "all_reduce"),
+        ("ncclDevKernel_AllGather_RING_LL(ncclDevComm*, unsigned long)", "all_gather"),
+        ("ncclDevKernel_ReduceScatter_Sum_bf16_RING_LL(x)", "reduce_scatter"),
+        ("ncclDevKernel_Broadcast_RING_LL(x)", "broadcast"),
+        ("ncclDevKernel_Reduce_Sum_f32_RING_LL(x)", "reduce"),
+        ("ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)", "other"),
+        ("ncclSymkDevKernel_AllReduce_RSxLD_AGxST_sum_f32", "all_reduce"),
+        ("ncclDevKernel_Generic_1(ncclDevKernelArgsStorage<4096ul>)", "other"),
+        ("void mscclKernel_Sum_half_Simple<false>(ncclDevComm*)", "other"),
+        ("oneccl_allreduce_pcie_fp32", "all_reduce"),
+        ("rcclKernel_AllToAllPivot(x)", "all_to_all"),
+    ],
+)
+def test_kernels_of_libraries_are_known(name: str, op: str) -> None:
+    assert is_communication(name)
+    assert operation(name) == op
+
+
+@pytest.mark.parametrize("name", ["ampere_sgemm", "void at::native::reduce_kernel<512>", "Memset"])
+def test_other_kernels_are_not(name: str) -> None:
+    assert not is_communication(name)
+
+
+LAUNCH: Event = {"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", "pid": 1, "tid": 1}
+
+
+def launched(correlation: int, at_us: float) -> Event:
+    return {**LAUNCH, "ts": at_us, "dur": 1, "args": {"correlation": correlation}}
+
+
+def test_nested_ranges_and_operators_say_what_a_kernel_is(tmp_path: Path) -> None:
+    inner = annotation("nccl:_reduce_scatter_base", 10, 12)
+    comms: Event = {
+        **{"ph": "X", "cat": "cpu_op", "name": "record_param_comms", "pid": 1, "tid": 1},
+        **{"ts": 30, "dur": 5, "args": {"Collective name": "allgather", "dtype": "Float"}},
+    }
+    events = [
+        *(annotation("ProfilerStep#1", 0, 200), annotation("nccl:coalesced", 8, 20), inner, comms),
+        *(launched(5, 15), launched(6, 32), launched(7, 11)),
+        kernel("ncclDevKernel_Generic(x)", 20, 40, 3, correlation=7),
+        kernel("ncclDevKernel_Generic(x)", 50, 60, 3, correlation=6),
+        kernel("ncclDevKernel_Generic(x)", 70, 80, 3, correlation=5),
+    ]
+    path = tmp_path / "one.json"
+    path.write_text(document(events, 0, 4))
+    assert {row.op for row in world_of(path).collectives} == {
+        *("reduce_scatter_tensor", "all_gather", "other")
+    }
+
+
+def test_a_recording_is_a_timeline_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = both(tmp_path / "job")
+    monkeypatch.chdir(tmp_path)
+    assert main(["trace", str(folder)]) == 0
+    assert "of 2 of 2 ranks" in capsys.readouterr().out
+    written = tmp_path / "trace_2.json.gz"
+    events = json.loads(gzip.decompress(written.read_bytes()))["traceEvents"]
+    waits = [e for e in events if e.get("cat") == "exposed" or "wait" in str(e.get("name"))]
+    assert waits
+    # Beside the recording it is no further rank of it.
+    written.rename(folder / written.name)
+    assert ranks_of(folder) == [0, 1]
+
+
+def test_what_a_prediction_lacks_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["predict", str(both(tmp_path / "job")), "--bucket-cap-mb", "5"]) != 0
+    said = capsys.readouterr().err
+    assert "synchronised backward pass" in said
+    assert "Traceback" not in said
+
+
+TABLE = """\
+# nThread 1 nGpus 2 minBytes 4096 maxBytes 8192 step: 2(factor)
+# Using devices
+#  Rank  0 Group  0 Pid  1 on   a device  0 [0x01] A GPU
+#  Rank  1 Group  0 Pid  1 on   a device  1 [0x02] A GPU
+#
+# size count type redop root time algbw busbw #wrong time algbw busbw #wrong
+# (B) (elements) (us) (GB/s) (GB/s) (us) (GB/s) (GB/s)
+  4096 1024 float sum -1 20.5 0.20 0.20 0 21.0 0.20 0.20 N/A
+  8192 2048 float sum -1 30.5 0.20 0.20 0 31.0 0.20 0.20 N/A
+# Avg bus bandwidth : 0.2
+"""
+
+
+def test_results_in_one_file_must_be_of_one_test(tmp_path: Path) -> None:
+    path = tmp_path / "all.log"
+    path.write_text(f"$ ./all_reduce_perf -g 2\n{TABLE}$ ./build/all_reduce_perf -g 2\n{TABLE}")
+    log = read_nccl_tests(path)
+    assert (log.op, log.ranks, len(log.rows)) == ("all_reduce", 2, 8)
+    plain = TABLE.replace(" sum ", " none ")
+    for other in (
+        f"./all_reduce_perf\n{TABLE}./reduce_scatter_perf\n{TABLE}",
+        f"./all_reduce_perf\n{TABLE}broadcast\n{plain.replace('redop', 'op')}",
+        f"./all_reduce_perf\n{TABLE}./all_reduce_perf\n{TABLE.replace('  1 Group', '  3 Group')}",
+    ):
+        path.write_text(other)
+        with pytest.raises(CommprofError, match="2 results; give each a file of its own"):
+            read_nccl_tests(path)
+
+
+def test_dumps_may_lie_in_a_folder_of_the_folder(tmp_path: Path) -> None:
+    write_dumps(tmp_path, dump({"0": [0, 1]}, entry("0", 2)), dump({"0": [0, 1]}))
+    inside = tmp_path / "job" / "dumps"
+    inside.mkdir(parents=True)
+    for rank, path in enumerate(sorted(p for p in tmp_path.iterdir() if p.is_file())):
+        path.rename(inside / f"nccl_trace_rank_{rank}_of_the_job.pkl")
+    assert is_flight_recorder(tmp_path / "job")
+    assert [one.rank for one in diagnosis(tmp_path / "job").culprits] == [1]
+    other = tmp_path / "job" / "more"
+    other.mkdir()
+    (other / "dump_0").write_bytes(next(inside.iterdir()).read_bytes())
+    with pytest.raises(TraceError, match=r"dumps in several folders; report one: .*more"):
+        diagnosis(tmp_path / "job")
+
+
+def test_the_right_command_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    logs, dumps = tmp_path / "logs", tmp_path / "dumps"
+    logs.mkdir()
+    dumps.mkdir()
+    (logs / "all_reduce.log").write_text(TABLE)
+    write_dumps(dumps, dump({"0": [0, 1]}, entry("0", 2)), dump({"0": [0, 1]}))
+    for arguments, said in (
+        (["report", logs / "all_reduce.log"], "commprof fit and commprof compare take it"),
+        (["report", logs], "commprof fit and commprof compare take them"),
+        (["trace", dumps], "holds Flight Recorder dumps: commprof report takes them"),
+    ):
+        assert main([str(each) for each in arguments]) != 0
+        (line,) = capsys.readouterr().err.splitlines()
+        assert said in line
+
+
+def test_versions_of_the_metadata(tmp_path: Path) -> None:
+    """Ranks that torch shortens, sizes as text, and without a group's name."""
+    event = all_reduce(10, 20, seq=1)
+    event["args"] |= {"Process Group Ranks": "[0, 1, ..., 1022, 1023]", "In msg nelems": "1000"}
+    event["args"] |= {"Group size": 1024, "Process Group Name": "7"}
+    path = tmp_path / "one.json"
+    path.write_text(document([annotation("ProfilerStep#1", 0, 100), event], 0, 1024))
+    (row,) = world_of(path).collectives
+    assert (row.op, row.size_bytes[0]) == ("all_reduce", 4000)
