@@ -11,7 +11,6 @@
 #include "always_on/arrivals/arrival_exchange.h"
 #include "always_on/arrivals/late_ranks.h"
 #include "always_on/device_steps.h"
-#include "always_on/exposed_wait.h"
 #include "always_on/summary/histogram.h"
 #include "core/record.h"
 

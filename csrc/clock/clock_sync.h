@@ -9,8 +9,7 @@
 #include <mutex>
 #include <string>
 
-#include "clock/clock_follower.h"
-#include "clock/clock_responder.h"
+#include "clock/clock_exchange.h"
 #include "clock/clock_track.h"
 
 namespace commprof {

@@ -1,6 +1,6 @@
 // How this process's clock relates to rank 0's, for use while the job runs:
 // what commprof/analysis/align/clocks.py finds afterwards from the same
-// comparisons.
+// comparisons. Two ranks compare their clocks by a message with four times.
 #pragma once
 
 #include <array>
@@ -9,9 +9,51 @@
 #include <mutex>
 #include <optional>
 
-#include "clock/clock_message.h"
-
 namespace commprof {
+
+// One datagram, both ways; little-endian as the trace is. A question has the
+// last two times 0.
+struct ClockMessage {
+  static constexpr uint32_t kAsks = 0x3f4b4c43; // "CLK?"
+  static constexpr uint32_t kAnswers = 0x214b4c43; // "CLK!"
+  uint32_t magic = 0;
+  uint32_t rank = 0; // who asks
+  uint64_t token = 0; // of this job: strangers do not know it
+  uint64_t number = 0; // of the question: late answers are not mistaken
+  uint64_t asked_ns = 0; // by the clock of the one who asks
+  uint64_t received_ns = 0; // by rank 0's clock
+  uint64_t answered_ns = 0; // by rank 0's clock
+};
+static_assert(sizeof(ClockMessage) == 48);
+
+// One comparison of this process's CLOCK_MONOTONIC with rank 0's.
+struct ClockSample {
+  uint64_t at_ns = 0; // by this clock, middle of the exchange
+  int64_t offset_ns = 0; // rank 0's clock less this one
+  uint64_t error_ns = 0; // the true offset is no farther away than this
+  uint64_t round_trip_ns = 0; // without rank 0's own time; 0 = no sample
+};
+
+// Rank 0 received the question after it was asked, and answered before the
+// answer came: offset <= received - asked and offset >= answered - came. The
+// sample is the middle of the two (Cristian 1989; NTP's on-wire protocol,
+// RFC 5905). Without a sample if the times are out of order.
+inline ClockSample sampleOf(const ClockMessage& answer, uint64_t came_ns) {
+  // Clocks may differ by more than any sum of them fits: differences first.
+  const int64_t most = int64_t(answer.received_ns - answer.asked_ns);
+  const int64_t least = int64_t(answer.answered_ns - came_ns);
+  if (came_ns < answer.asked_ns || answer.answered_ns < answer.received_ns ||
+      least > most) {
+    return {};
+  }
+  const uint64_t width = uint64_t(most) - uint64_t(least);
+  ClockSample sample;
+  sample.at_ns = answer.asked_ns + (came_ns - answer.asked_ns) / 2;
+  sample.offset_ns = least + int64_t(width / 2);
+  sample.error_ns = width / 2 + 1; // the halves were rounded
+  sample.round_trip_ns = width > 0 ? width : 1;
+  return sample;
+}
 
 // Rank 0's clock less this one, as a straight line through comparisons.
 struct ClockLine {

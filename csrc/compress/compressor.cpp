@@ -9,10 +9,8 @@
 
 #include "compress/codecs/half_scale.h"
 #include "compress/exchange/messages/channel.h"
-#include "compress/exchange/messages/handshake.h"
-#include "compress/feedback/residuals.h"
-#include "compress/feedback/withheld.h"
-#include "compress/quality.h"
+#include "compress/exchange/messages/wire.h"
+#include "compress/residuals.h"
 #include "compress/schemes/plain_mean.h"
 #include "compress/schemes/scheme.h"
 #include "compress/sent_log.h"

@@ -12,8 +12,8 @@
 #include <vector>
 
 #include "core/record.h"
-#include "device/clock_keeper.h"
 #include "device/device.h"
+#include "device/device_clock.h"
 
 namespace commprof {
 

@@ -2,7 +2,7 @@
 // one struct of function pointers; each compilation of its *.simd.cpp file
 // defines one object of it in its level's namespace:
 //
-//   cast_table.h:   struct CastTable { void (*encodeHalf)(...); ... };
+//   block_tables.h: struct CastTable { void (*encodeHalf)(...); ... };
 //                   COMMPROF_TABLE(CastTable, castTable);
 //   cast.simd.cpp:  namespace commprof::kernels::COMMPROF_SIMD_LEVEL {
 //                   const CastTable castTable = {encodeHalf, ...}; }

@@ -15,7 +15,7 @@
 #include <string>
 #include <system_error>
 
-#include "base/helper_thread.h"
+#include "base/threads.h"
 
 namespace commprof::kernels {
 

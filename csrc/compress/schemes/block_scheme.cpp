@@ -2,8 +2,7 @@
 
 #include <vector>
 
-#include "compress/exchange/one_phase.h"
-#include "compress/exchange/two_phase.h"
+#include "compress/exchange/block_exchange.h"
 
 namespace commprof::compress {
 

@@ -1,15 +1,15 @@
-// Every value goes, in fewer bits: in two phases (two_phase.h), or in one
-// (one_phase.h) where that sends no more.
+// Every value goes, in fewer bits: in two phases, or in one where that sends
+// no more (block_exchange.h).
 //
 // Without a residual, which would have to stay as it was, nobody looks first
 // for values that are not finite: a piece that has some says so in its note
-// (piece_note.h).
+// (pieces.h).
 #pragma once
 
 #include <memory>
 
 #include "compress/codecs/block_codec.h"
-#include "compress/codecs/block_job.h"
+#include "compress/exchange/block_exchange.h"
 #include "compress/exchange/messages/pieces.h"
 #include "compress/schemes/scheme.h"
 

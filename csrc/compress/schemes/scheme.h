@@ -1,6 +1,9 @@
 // One way to send a bucket's gradients in fewer bytes. The compressor calls
 // look(), settles with all ranks that they do the same and that all values are
 // finite as far as anybody has seen, and calls run().
+//
+// How well a scheme renders this rank's own gradients: what a BucketReport says
+// of it.
 #pragma once
 
 #include <span>
@@ -86,6 +89,18 @@ class Scheme {
     return false;
   }
   virtual void clear() {}
+};
+
+class Quality {
+ public:
+  // Before the scheme looks: copies gradient + residual, which may be null.
+  void begin(const Bucket& bucket, const float* residual);
+  // After: compares with what was sent.
+  void finish(const Job& job, Scheme& scheme);
+
+ private:
+  Scratch wanted_, sent_;
+  double gradient_norm2_ = 0;
 };
 
 } // namespace commprof::compress

@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "compress/codecs/half_scale.h"
-#include "compress/schemes/share.h"
 #include "kernels/linear/compare.h"
 #include "kernels/linear/sparse.h"
 

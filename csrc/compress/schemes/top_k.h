@@ -4,6 +4,10 @@
 // binary16 are fewer bytes, all go, by two phases: whichever sends least.
 #pragma once
 
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+
 #include "compress/exchange/gather.h"
 #include "compress/exchange/split_gather.h"
 #include "compress/schemes/block_scheme.h"
@@ -11,6 +15,16 @@
 #include "kernels/topk/topk.h"
 
 namespace commprof::compress {
+
+// In fp32 smaller buckets cost less than what a scheme saves on them, and a
+// share of them would be no value at all.
+inline constexpr size_t kSmallestSparse = 4096; // values: 16 KiB
+
+// Integer arithmetic, so that all ranks find the same. At least one, of n > 0.
+inline size_t shareOf(size_t n, uint64_t parts_per_billion) {
+  const uint64_t share = uint64_t(n) * parts_per_billion / 1'000'000'000;
+  return std::clamp<size_t>(size_t(share), std::min<size_t>(n, 1), n);
+}
 
 class TopK : public Scheme {
  public:

@@ -10,7 +10,7 @@
 #include <system_error>
 
 #include "base/clock.h"
-#include "base/helper_thread.h"
+#include "base/threads.h"
 
 namespace commprof {
 

@@ -1,10 +1,14 @@
-// How the integers of a block stand in memory, for block_quant.simd.cpp.
+// Blocks of integers made of values, and how the integers stand in memory, for
+// block_quant.simd.cpp.
 #pragma once
+
+#include <cstring>
 
 #include "kernels/blocks/block_quant.h"
 #include "kernels/simd/vec.h"
 
 namespace commprof::kernels::COMMPROF_SIMD_LEVEL {
+
 namespace {
 
 // read() gives the values i to i + 15 of a block, i a multiple of 16. write()
@@ -57,4 +61,101 @@ struct Int4 {
 };
 
 } // namespace
+
+namespace {
+
+inline I32 magnitudes(F32 v) {
+  return bitAnd(asInt(v), set1(0x7fffffff));
+}
+
+inline float floatFromBits(int32_t bits) {
+  float out;
+  std::memcpy(&out, &bits, sizeof out);
+  return out;
+}
+
+// To nearest even; stays infinite or not a number where it was.
+inline float asBfloat16(float x) {
+  uint32_t bits;
+  std::memcpy(&bits, &x, sizeof bits);
+  bits += 0x7fffu + ((bits >> 16) & 1u);
+  return floatFromBits(int32_t(bits & 0xffff0000u));
+}
+
+// Where the largest magnitude of a block has these bits.
+template <class Format>
+inline float scaleFor(int32_t largest_bits) {
+  constexpr float kSmallestNormal = 0x1p-126f;
+  const float exact = floatFromBits(largest_bits) / Format::kLargest;
+  const float scale = Format::kShortScale ? asBfloat16(exact) : exact;
+  return exact < kSmallestNormal ? 0 : scale;
+}
+
+// Writes the block whose values are at `values`. Where kFeedback, what is lost
+// of each value stands there afterwards.
+template <class Format, bool kFeedback, class Values>
+inline void writeBlock(
+    Values* values,
+    float scale,
+    typename Format::Byte* out) {
+  const F32 inverses = set1(scale == 0 ? 0 : 1 / scale);
+  const F32 scales = set1(scale);
+  Format::write(out, [&](size_t i) {
+    const F32 v = load(values + i);
+    const I32 integers = roundToInt(mul(v, inverses));
+    if constexpr (kFeedback) {
+      store(values + i, sub(v, mul(toFloat(integers), scales)));
+    }
+    return integers;
+  });
+}
+
+// Bits of the largest magnitude of a block. Where kFeedback, x + residual is
+// looked at, and stands at residual afterwards.
+template <class Format, bool kFeedback>
+inline int32_t largestOf(const float* x, float* residual) {
+  I32 largest = set1(0);
+  for (size_t i = 0; i < Format::kValues; i += 16) {
+    F32 v = load(x + i);
+    if constexpr (kFeedback) {
+      v = add(v, load(residual + i));
+      store(residual + i, v);
+    }
+    largest = max(largest, magnitudes(v));
+  }
+  return maxLanes(largest);
+}
+
+// Blocks that are encoded together: the maximum and the divisions of one are
+// slow, and go on beside those of the others.
+constexpr size_t kTogether = 4;
+
+// `count` whole blocks, at most kTogether.
+template <class Format, bool kFeedback>
+inline void encodeBlocks(
+    const float* x,
+    float* residual,
+    typename Format::Byte* out,
+    float* scales,
+    size_t count) {
+  int32_t largest[kTogether];
+  for (size_t b = 0; b < count; ++b) {
+    const size_t first = b * Format::kValues;
+    float* lost = kFeedback ? residual + first : nullptr;
+    largest[b] = largestOf<Format, kFeedback>(x + first, lost);
+  }
+  for (size_t b = 0; b < count; ++b) {
+    const size_t first = b * Format::kValues;
+    typename Format::Byte* to = out + b * Format::kBytes;
+    scales[b] = scaleFor<Format>(largest[b]);
+    if constexpr (kFeedback) {
+      writeBlock<Format, true>(residual + first, scales[b], to);
+    } else {
+      writeBlock<Format, false>(x + first, scales[b], to);
+    }
+  }
+}
+
+} // namespace
+
 } // namespace commprof::kernels::COMMPROF_SIMD_LEVEL

@@ -1,6 +1,6 @@
 #include "kernels/blocks/block_quant.h"
 
-#include "kernels/blocks/block_quant_table.h"
+#include "kernels/blocks/block_tables.h"
 #include "kernels/parallel.h"
 #include "kernels/streaming.h"
 

@@ -1,6 +1,5 @@
-#include "kernels/blocks/block_encode.h"
 #include "kernels/blocks/block_formats.h"
-#include "kernels/blocks/block_quant_table.h"
+#include "kernels/blocks/block_tables.h"
 #include "kernels/simd/vec.h"
 
 namespace commprof::kernels::COMMPROF_SIMD_LEVEL {

@@ -1,6 +1,6 @@
 #include "kernels/blocks/cast.h"
 
-#include "kernels/blocks/cast_table.h"
+#include "kernels/blocks/block_tables.h"
 #include "kernels/parallel.h"
 #include "kernels/streaming.h"
 

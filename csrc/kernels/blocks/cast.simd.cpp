@@ -1,4 +1,4 @@
-#include "kernels/blocks/cast_table.h"
+#include "kernels/blocks/block_tables.h"
 #include "kernels/simd/vec.h"
 
 namespace commprof::kernels::COMMPROF_SIMD_LEVEL {

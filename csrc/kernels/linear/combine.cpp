@@ -1,4 +1,4 @@
-#include "kernels/linear/combine_table.h"
+#include "kernels/linear/linear_tables.h"
 
 namespace commprof::kernels {
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "kernels/linear/compare_table.h"
+#include "kernels/linear/linear_tables.h"
 #include "kernels/parallel.h"
 
 namespace commprof::kernels {

@@ -1,4 +1,4 @@
-#include "kernels/linear/compare_table.h"
+#include "kernels/linear/linear_tables.h"
 #include "kernels/simd/vec.h"
 
 namespace commprof::kernels::COMMPROF_SIMD_LEVEL {

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <vector>
 
-#include "kernels/linear/low_rank_table.h"
+#include "kernels/linear/linear_tables.h"
 #include "kernels/parallel.h"
 
 namespace commprof::kernels {

@@ -1,5 +1,5 @@
 #include "kernels/linear/low_rank.h"
-#include "kernels/linear/low_rank_table.h"
+#include "kernels/linear/linear_tables.h"
 #include "kernels/simd/vec.h"
 
 namespace commprof::kernels::COMMPROF_SIMD_LEVEL {

@@ -4,7 +4,7 @@
 #include <cassert>
 #include <cstring>
 
-#include "kernels/linear/sparse_table.h"
+#include "kernels/linear/linear_tables.h"
 
 namespace commprof::kernels {
 

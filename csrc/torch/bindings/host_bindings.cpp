@@ -2,7 +2,7 @@
 #include "torch/bindings/host_bindings.h"
 
 #include "always_on/arrivals/arrival_board.h"
-#include "always_on/hosts/host_carrier.h"
+#include "always_on/hosts/arrival_carrier.h"
 #include "clock/clock_sync.h"
 #include "core/recorder.h"
 

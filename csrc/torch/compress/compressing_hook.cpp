@@ -5,7 +5,7 @@
 
 #include <utility>
 
-#include "compress/sockets/socket_transport.h"
+#include "compress/sockets/mesh.h"
 #include "torch/capture/ddp/ddp_hook.h"
 #include "torch/capture/ddp/finalize.h"
 #include "torch/compress/c10d_transport.h"

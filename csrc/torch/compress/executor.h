@@ -10,7 +10,7 @@
 #include <memory>
 #include <string>
 
-#include "base/task_thread.h"
+#include "base/threads.h"
 #include "compress/compressor.h"
 #include "compress/exchange/host_stage.h"
 #include "compress/exchange/transport.h"

@@ -11,7 +11,6 @@
 #include <utility>
 #include <vector>
 
-#include "shm/chunks.h"
 #include "shm/meetings.h"
 #include "shm/slices.h"
 #include "torch/error_reason.h"

@@ -6,7 +6,7 @@
 #include <memory>
 #include <utility>
 
-#include "base/task_thread.h"
+#include "base/threads.h"
 #include "shm/team.h"
 #include "torch/shm/wrapping_backend.h"
 

@@ -12,7 +12,6 @@
 #include <random>
 #include <thread>
 
-#include "always_on/hosts/host_carrier.h"
 #include "arrival_hosts.h"
 #include "check.h"
 #include "clock/clock_sync.h"

@@ -1,6 +1,5 @@
 // From one host's board through a datagram to another's, without a network.
-#include "always_on/hosts/arrival_receiver.h"
-#include "always_on/hosts/arrival_sender.h"
+#include "always_on/hosts/arrival_relay.h"
 #include "arrival_hosts.h"
 #include "check.h"
 

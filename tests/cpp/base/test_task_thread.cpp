@@ -1,6 +1,6 @@
 // Tasks run in order, one at a time, wherever they run; a busy thread can be
 // left alone; a forked child is told that the thread did not come along.
-#include "base/task_thread.h"
+#include "base/threads.h"
 
 #include <sys/wait.h>
 #include <unistd.h>

@@ -1,6 +1,6 @@
 // Names, ranges and messages of options.
 #include "check.h"
-#include "compress/schemes/share.h"
+#include "compress/schemes/top_k.h"
 #include "compress_world.h"
 
 using namespace commprof::compress;

@@ -1,5 +1,5 @@
 // How an all-reduce over several hosts is cut up.
-#include "shm/chunks.h"
+#include "shm/slices.h"
 
 #include <random>
 

@@ -8,7 +8,6 @@
 #include "check.h"
 #include "kernel_levels.h"
 #include "kernels/topk/topk_search.h"
-#include "kernels/topk/topk_select.h"
 #include "topk_arrays.h"
 
 using namespace commprof::kernels;

@@ -11,7 +11,7 @@
 
 #include "check.h"
 #include "compress/sockets/listener.h"
-#include "compress/sockets/socket_transport.h"
+#include "compress/sockets/mesh.h"
 #include "thread_transport.h"
 
 namespace commprof::net {

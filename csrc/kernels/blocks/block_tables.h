@@ -1,4 +1,5 @@
-// The kernels of cast.h for one level, over the values begin to end.
+// The kernels of block_quant.h and cast.h for one level, over the values begin
+// to end; of block_quant.h begin is a multiple of the block.
 #pragma once
 
 #include <cstddef>
@@ -7,6 +8,47 @@
 #include "kernels/dispatch.h"
 
 namespace commprof::kernels {
+
+template <class Byte>
+struct BlockQuantTable {
+  void (*encode)(
+      const float* x,
+      float* residual,
+      Byte* out,
+      float* scales,
+      size_t begin,
+      size_t end);
+  void (*decode)(
+      const Byte* in,
+      const float* scales,
+      float* out,
+      float factor,
+      bool streams,
+      size_t begin,
+      size_t end);
+  void (*reduce)(
+      const Byte* const* in,
+      const float* const* scales,
+      int count,
+      float factor,
+      Byte* out,
+      float* out_scales,
+      size_t begin,
+      size_t end);
+  void (*sum)(
+      const Byte* const* in,
+      const float* const* scales,
+      int count,
+      float factor,
+      float* out,
+      bool streams,
+      size_t begin,
+      size_t end);
+};
+using Int8Table = BlockQuantTable<int8_t>;
+using Int4Table = BlockQuantTable<uint8_t>;
+COMMPROF_TABLE(Int8Table, int8Table)
+COMMPROF_TABLE(Int4Table, int4Table)
 
 struct CastTable {
   void (*encodeHalf)(

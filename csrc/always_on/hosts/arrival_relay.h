@@ -1,4 +1,5 @@
-// What the other hosts have not been told yet of this host's arrivals.
+// What one host tells another of arrivals: what it has not told yet, and what
+// of the other's it writes down on its own board.
 #pragma once
 
 #include <cstdint>
@@ -10,6 +11,32 @@
 #include "clock/clock_track.h"
 
 namespace commprof {
+
+// Not thread-safe; must not outlive the board.
+class ArrivalReceiver {
+ public:
+  // Arrivals this far in the past, or in the future, are not believed.
+  static constexpr uint64_t kPastNs = 60'000'000'000;
+  static constexpr uint64_t kFutureNs = 1'000'000'000;
+
+  explicit ArrivalReceiver(ArrivalBoard& board) : board_(board) {}
+
+  // Of runs of groups that this host's ranks have joined, and whose numbers and
+  // times are near theirs. Returns how many were taken.
+  uint32_t take(
+      const ArrivalMessage& message,
+      const ClockLine& clock,
+      uint64_t now_ns) noexcept;
+
+ private:
+  bool take(
+      const ArrivalRun& run,
+      uint64_t error_ns,
+      const ClockLine& clock,
+      uint64_t now_ns) noexcept;
+
+  ArrivalBoard& board_;
+};
 
 // Everything is told twice, in two calls in a row, so that a single lost
 // datagram loses nothing; and for a second after a rank was first seen again

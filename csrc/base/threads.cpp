@@ -1,4 +1,4 @@
-#include "base/task_thread.h"
+#include "base/threads.h"
 
 #include <unistd.h>
 
@@ -6,8 +6,6 @@
 #include <deque>
 #include <mutex>
 #include <utility>
-
-#include "base/helper_thread.h"
 
 namespace commprof {
 
