@@ -10,10 +10,12 @@ import pytest
 
 from commprof.commands import main
 from commprof.launch.elastic import stop_fork_server
-from commprof.predict.replay.buckets import MIB, parameters_of
+from commprof.predict.replay.buckets import parameters_of
 from commprof.predict.replay.recorded import Recorded, read_recorded
 from commprof.trace.run.run_directory import world_directory
 from tests.support.machines.ranks import run_here
+
+MIB = 1 << 20
 
 pytestmark = [
     pytest.mark.slow,
