@@ -97,9 +97,15 @@ format: $(DEV) ## apply the style
 
 build: $(BUILT) ## build the C++ module for this environment's torch
 
+# With auditwheel and patchelf beside it, the wheel says which systems it runs on; torch's
+# libraries stay torch's.
 wheel: $(BUILT) ## build dist/*.whl, which installs without a compiler beside this torch
-	$(BIN)/python -m pip wheel --quiet --no-build-isolation --no-deps -w dist .
-	@ls dist/*.whl
+	@rm -rf build/wheel
+	$(BIN)/python -m pip wheel --quiet --no-build-isolation --no-deps -w build/wheel .
+	@mkdir -p dist && if [ -x $(BIN)/auditwheel ]; then \
+	  PATH='$(abspath $(BIN))':"$$PATH" $(BIN)/auditwheel repair --exclude 'libtorch*' \
+	    --exclude 'libc10*' -w dist build/wheel/*.whl; else cp build/wheel/*.whl dist; fi
+	@rm -r build/wheel && ls dist/*.whl
 
 stubs: $(BUILT) $(DEV) ## regenerate commprof/_C.pyi from the built module
 	$(BIN)/python tools/make_stubs.py commprof/_C.pyi
