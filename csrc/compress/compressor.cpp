@@ -153,7 +153,7 @@ class BucketCompressor : public Compressor {
   void runScheme(const Bucket& bucket, Channel& channel, Transport& transport) {
     float* residual =
         settings_.feedback ? residuals_.forBucket(bucket) : nullptr;
-    Withheld withheld(bucket, residual);
+    UnsentResiduals unsent(bucket, residual);
     const bool measure = settings_.measure_every != 0 &&
         bucket.step % settings_.measure_every == 0;
     if (measure) {
@@ -168,7 +168,7 @@ class BucketCompressor : public Compressor {
     }
     if (look.moved) {
       residual = residuals_.replace(bucket.signature, next_residual_);
-      withheld.moveTo(residual);
+      unsent.moveTo(residual);
     }
     Sent* sent = nullptr;
     if (residual != nullptr || measure) {
@@ -177,7 +177,7 @@ class BucketCompressor : public Compressor {
     }
     Job job{bucket, residual, channel, headers_, sent};
     scheme_->run(job);
-    withheld.putBack();
+    unsent.putBack();
     if (!job.finite) {
       setNaN(bucket, channel.report());
     } else if (measure) {
@@ -193,7 +193,7 @@ class BucketCompressor : public Compressor {
       Transport& transport) {
     if (settings_.feedback) {
       float* const residual = losslessResidual(bucket);
-      const Withheld withheld(bucket, residual);
+      const UnsentResiduals unsent(bucket, residual);
       const Header mine = headerOf(bucket, largestBits(bucket, residual), 0);
       if (!agree(bucket, mine, channel.report(), transport)) {
         return;

@@ -140,7 +140,7 @@ bool allZero(const float* x, size_t n) {
 
 } // namespace
 
-Withheld::Withheld(const Bucket& bucket, float* residual)
+UnsentResiduals::UnsentResiduals(const Bucket& bucket, float* residual)
     : residual_(residual) {
   if (residual == nullptr) {
     return;
@@ -156,7 +156,7 @@ Withheld::Withheld(const Bucket& bucket, float* residual)
   }
 }
 
-void Withheld::putBack() {
+void UnsentResiduals::putBack() {
   for (const auto& [offset, values] : aside_) {
     for (size_t i = 0; i < values.size(); ++i) {
       residual_[offset + i] += values[i];

@@ -70,15 +70,15 @@ class Residuals {
 };
 
 // Until it goes out of scope or putBack(), these residuals are zero.
-class Withheld {
+class UnsentResiduals {
  public:
   // `residual` is laid out like the bucket; null: nothing happens.
-  Withheld(const Bucket& bucket, float* residual);
-  ~Withheld() {
+  UnsentResiduals(const Bucket& bucket, float* residual);
+  ~UnsentResiduals() {
     putBack();
   }
-  Withheld(const Withheld&) = delete;
-  Withheld& operator=(const Withheld&) = delete;
+  UnsentResiduals(const UnsentResiduals&) = delete;
+  UnsentResiduals& operator=(const UnsentResiduals&) = delete;
 
   // Another array has become the residual meanwhile.
   void moveTo(float* residual) {

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "shm/meetings.h"
+#include "shm/team.h"
 
 namespace commprof::shm {
 
@@ -22,8 +22,8 @@ void slotsAt(
   }
 }
 
-// Every rank sums everything for itself: one meeting a block. A half is written
-// again two blocks later, behind the next block's meeting, when all have read
+// Every rank sums everything for itself: one barrier a block. A half is written
+// again two blocks later, behind the next block's barrier, when all have read
 // it.
 void allReduceDirect(
     Team& team,
@@ -32,7 +32,7 @@ void allReduceDirect(
     size_t block,
     Element element,
     Reduction reduction,
-    Meetings& meetings) {
+    Barriers& barriers) {
   const size_t width = kernels::elementBytes(element);
   std::vector<const std::byte*> in;
   for (size_t begin = 0; begin < count; begin += block) {
@@ -40,7 +40,7 @@ void allReduceDirect(
     std::byte* part = data + begin * width;
     const uint32_t half = team.nextHalf();
     copyBytes(team.slot(team.rank(), half), part, n * width);
-    meetings.meet();
+    barriers.meet();
     slotsAt(team, half, 0, in);
     kernels::combine(element, reduction, in.data(), team.size(), part, n);
   }
@@ -56,11 +56,11 @@ Part partOf(int rank, int size, size_t n) {
   return {begin, rank + 1 == size ? n : std::min(n, begin + share)};
 }
 
-// Each rank sums its part of the block for all. Between two meetings a rank
+// Each rank sums its part of the block for all. Between two barriers a rank
 // copies out block b - 1, sums its part of block b and copies in block b + 1:
-// one meeting a block, and one more. Nothing is overwritten too early: block b
+// one barrier a block, and one more. Nothing is overwritten too early: block b
 // + 1 goes where b - 1 was, which all had summed before they came to the last
-// meeting, and its result goes where that of b - 1 was, which all have copied
+// barrier, and its result goes where that of b - 1 was, which all have copied
 // out at the next one.
 void allReduceShared(
     Team& team,
@@ -69,7 +69,7 @@ void allReduceShared(
     size_t block,
     Element element,
     Reduction reduction,
-    Meetings& meetings) {
+    Barriers& barriers) {
   const size_t width = kernels::elementBytes(element);
   const uint32_t first_half = team.nextHalf();
   const size_t blocks = (count + block - 1) / block;
@@ -92,7 +92,7 @@ void allReduceShared(
   };
   std::vector<const std::byte*> in;
   fillSlot(0);
-  meetings.meet();
+  barriers.meet();
   for (size_t b = 0; b < blocks; ++b) {
     const Part part = partOf(team.rank(), team.size(), sizeOf(b));
     slotsAt(team, halfOf(b), part.begin * width, in);
@@ -105,7 +105,7 @@ void allReduceShared(
         team.result(halfOf(b)) + part.begin * width,
         part.end - part.begin);
     fillSlot(b + 1);
-    meetings.meet();
+    barriers.meet();
     copyBytes(
         data + b * block * width, team.result(halfOf(b)), sizeOf(b) * width);
   }
@@ -124,19 +124,19 @@ void allReduce(
     Reduction reduction) {
   const size_t width = kernels::elementBytes(element);
   const size_t block = team.slotBytes() / width;
-  Meetings meetings(
+  Barriers barriers(
       team, intend(named("all_reduce", element, reduction), count * width));
   if (count == 0) {
-    meetings.meet();
+    barriers.meet();
   } else if (team.size() <= 2 || count * width <= kDirectBytes) {
-    allReduceDirect(team, data, count, block, element, reduction, meetings);
+    allReduceDirect(team, data, count, block, element, reduction, barriers);
   } else {
-    allReduceShared(team, data, count, block, element, reduction, meetings);
+    allReduceShared(team, data, count, block, element, reduction, barriers);
   }
 }
 
 void broadcast(Team& team, std::byte* data, size_t bytes, int root) {
-  Meetings meetings(
+  Barriers barriers(
       team, intend("broadcast from " + std::to_string(root), bytes));
   size_t begin = 0;
   do {
@@ -145,7 +145,7 @@ void broadcast(Team& team, std::byte* data, size_t bytes, int root) {
     if (team.rank() == root) {
       copyBytes(team.slot(root, half), data + begin, n);
     }
-    meetings.meet();
+    barriers.meet();
     if (team.rank() != root) {
       copyBytes(data + begin, team.slot(root, half), n);
     }
@@ -166,13 +166,13 @@ void allGather(
     const std::byte* in,
     const std::vector<std::byte*>& out,
     size_t bytes) {
-  Meetings meetings(team, intend("all_gather", bytes));
+  Barriers barriers(team, intend("all_gather", bytes));
   size_t begin = 0;
   do {
     const size_t n = std::min(team.slotBytes(), bytes - begin);
     const uint32_t half = team.nextHalf();
     copyBytes(team.slot(team.rank(), half), in + begin, n);
-    meetings.meet();
+    barriers.meet();
     for (int rank = 0; rank < team.size(); ++rank) {
       copyBytes(out[size_t(rank)] + begin, team.slot(rank, half), n);
     }
@@ -190,7 +190,7 @@ void reduceScatter(
   const size_t width = kernels::elementBytes(element);
   const size_t size = size_t(team.size());
   const size_t block = team.slotBytes() / size / 64 * 64 / width;
-  Meetings meetings(
+  Barriers barriers(
       team, intend(named("reduce_scatter", element, reduction), count * width));
   std::vector<const std::byte*> parts;
   size_t begin = 0;
@@ -203,7 +203,7 @@ void reduceScatter(
           in + (rank * count + begin) * width,
           n * width);
     }
-    meetings.meet();
+    barriers.meet();
     slotsAt(team, half, size_t(team.rank()) * n * width, parts);
     kernels::combine(
         element, reduction, parts.data(), team.size(), out + begin * width, n);

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "shm/meetings.h"
+#include "shm/team.h"
 
 namespace commprof::shm {
 
@@ -50,8 +50,8 @@ std::vector<Slice> equalSlices(int owners, size_t count) {
   return slices;
 }
 
-// One meeting a block, as reduceScatter(): a half is written again two blocks
-// later, behind the next block's meeting, when all have read it.
+// One barrier a block, as reduceScatter(): a half is written again two blocks
+// later, behind the next block's barrier, when all have read it.
 void reduceToOwners(
     Team& team,
     std::byte* data,
@@ -65,7 +65,7 @@ void reduceToOwners(
       1,
       team.slotBytes() / slices.size() / width / kElementsPerLine *
           kElementsPerLine);
-  Meetings meetings(
+  Barriers barriers(
       team,
       intent ? *intent
              : intend(
@@ -82,7 +82,7 @@ void reduceToOwners(
           data + piece.begin * width,
           piece.count() * width);
     }
-    meetings.meet();
+    barriers.meet();
     const Slice piece =
         self < slices.size() ? pieceOf(slices[self], block, index) : Slice{};
     if (piece.count() != 0) {
@@ -107,7 +107,7 @@ void shareFromOwners(
     kernels::Element element) {
   const size_t width = kernels::elementBytes(element);
   const size_t block = std::max<size_t>(1, team.slotBytes() / width);
-  Meetings meetings(team, intend("share from owners", bytesOf(slices, width)));
+  Barriers barriers(team, intend("share from owners", bytesOf(slices, width)));
   for (size_t index = 0; index < blocksOf(slices, block); ++index) {
     const uint32_t half = team.nextHalf();
     const auto copyPiece = [&](size_t owner, bool in) {
@@ -120,7 +120,7 @@ void shareFromOwners(
     if (self < slices.size()) {
       copyPiece(self, true);
     }
-    meetings.meet();
+    barriers.meet();
     for (size_t owner = 0; owner < slices.size(); ++owner) {
       if (owner != self) {
         copyPiece(owner, false);

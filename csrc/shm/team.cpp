@@ -72,8 +72,8 @@ size_t headerBytes(int size) {
 
 // All zero at first, which is a team that has never met.
 struct Team::Shared {
-  alignas(64) std::atomic<uint32_t> arrived; // of the meeting under way
-  alignas(64) std::atomic<uint32_t> generation; // meetings held; the futex
+  alignas(64) std::atomic<uint32_t> arrived; // of the barrier under way
+  alignas(64) std::atomic<uint32_t> generation; // barriers held; the futex
   alignas(64) std::atomic<uint32_t> sleepers;
   alignas(64) std::atomic<uint32_t> broken; // 1: being written, 2: see reason
   char reason[512];
@@ -99,10 +99,10 @@ struct Team::Shared {
 };
 
 struct Team::RankLine {
-  std::atomic<uint32_t> meetings; // that this rank has come to
+  std::atomic<uint32_t> barriers; // that this rank has come to
   int32_t pid;
   uint64_t pid_namespace;
-  Intent intents[2]; // by parity of the meeting
+  Intent intents[2]; // by parity of the barrier
 };
 
 size_t segmentBytes(int size, size_t slot_bytes) {
@@ -198,7 +198,7 @@ void Team::meet() {
   const uint32_t generation = meetings_++;
   // Said when this rank has nothing left to do for the others: one that ends or
   // stops between coming last and letting them go has not met.
-  auto& met = line(options_.rank).meetings;
+  auto& met = line(options_.rank).barriers;
   const uint32_t size = uint32_t(options_.size);
   if (all.arrived.fetch_add(1, std::memory_order_acq_rel) + 1 == size) {
     all.arrived.store(0, std::memory_order_relaxed);
@@ -245,13 +245,13 @@ void Team::waitUntilPast(uint32_t generation) {
 void Team::watch(uint32_t generation, Clock::time_point deadline) {
   if (broken()) {
     if (shared().generation.load(std::memory_order_acquire) != generation) {
-      return; // who broke it had been to this meeting
+      return; // who broke it had been to this barrier
     }
     throwReason();
   }
   const bool late = Clock::now() > deadline;
   for (int rank = 0; rank < options_.size; ++rank) {
-    const uint32_t met = line(rank).meetings.load(std::memory_order_relaxed);
+    const uint32_t met = line(rank).barriers.load(std::memory_order_relaxed);
     if (met == meetings_ || rank == options_.rank) {
       continue;
     }
@@ -345,6 +345,24 @@ void Team::meetCheck(const Intent& intent) {
           ", " + nameOf(rank) + " does " + other.text());
     }
   }
+}
+
+Team::Intent intend(const std::string& what, uint64_t bytes) {
+  Team::Intent intent;
+  std::strncpy(intent.what, what.c_str(), sizeof intent.what - 1);
+  intent.bytes = bytes;
+  return intent;
+}
+
+std::string named(
+    const char* what,
+    kernels::Element element,
+    kernels::Reduction reduction) {
+  constexpr const char* kElements[] = {
+      "fp32", "fp64", "fp16", "bf16", "int32", "int64"};
+  constexpr const char* kReductions[] = {"sum", "mean", "max", "min"};
+  return std::string(what) + " " + kElements[size_t(element)] + " " +
+      kReductions[size_t(reduction)];
 }
 
 } // namespace commprof::shm

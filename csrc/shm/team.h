@@ -1,20 +1,24 @@
-// The ranks of one host, meeting in shared memory.
+// The ranks of one host, which meet at barriers in shared memory.
 //
-// A meeting is a barrier: what a rank wrote before it, all may read after it.
+// What a rank wrote before a barrier, all may read after it.
 // Waiting spins briefly and then sleeps on a futex, so that ranks without a
 // core of their own do not take one from those who have work. A rank that does
 // not come is named: at once if its process has ended, after the timeout
 // otherwise; and the team is broken for good, for everybody.
+//
+// Collectives share the check that all ranks do the same, and copies.
 #pragma once
 
 #include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <stdexcept>
 #include <string>
 #include <vector>
 
+#include "kernels/linear/combine.h"
 #include "shm/segment.h"
 
 namespace commprof::shm {
@@ -58,7 +62,7 @@ class Team {
     return options_.slot_bytes;
   }
   // Two halves of `slot_bytes` per rank, 64-byte aligned, and two results
-  // shared by all. Who may write where between which meetings is the
+  // shared by all. Who may write where between which barriers is the
   // collectives' affair.
   std::byte* slot(int rank, uint32_t half) const noexcept;
   std::byte* result(uint32_t half) const noexcept;
@@ -77,14 +81,14 @@ class Team {
   // ranks, if they do not intend the same. The team is whole afterwards.
   void meetCheck(const Intent& intent);
 
-  // Breaks the team up for good: the others' next meeting, or the one that
+  // Breaks the team up for good: the others' next barrier, or the one that
   // they wait in, throws and names this rank and `why`.
   void abandon(const std::string& why) noexcept;
   // The same where nothing went wrong: this rank needs the others no more.
   void leave() noexcept;
   bool broken() const noexcept;
 
-  // Of all later meetings. Any thread.
+  // Of all later barriers. Any thread.
   void setTimeout(std::chrono::milliseconds timeout) noexcept {
     timeout_ms_.store(timeout.count());
   }
@@ -128,5 +132,42 @@ class Team {
 
 // What a team needs in all, with its header.
 size_t segmentBytes(int size, size_t slot_bytes);
+
+// memcpy, which may not be called with null even for nothing.
+inline void copyBytes(std::byte* to, const std::byte* from, size_t bytes) {
+  if (bytes != 0) {
+    std::memcpy(to, from, bytes);
+  }
+}
+
+// What ranks compare, and what they say where they differ.
+Team::Intent intend(const std::string& what, uint64_t bytes);
+
+// "all_reduce fp32 sum"
+std::string named(
+    const char* what,
+    kernels::Element element,
+    kernels::Reduction reduction);
+
+// Barriers of one operation, the first of which checks that all ranks do
+// the same.
+class Barriers {
+ public:
+  Barriers(Team& team, const Team::Intent& intent)
+      : team_(team), intent_(intent) {}
+  void meet() {
+    if (first_) {
+      first_ = false;
+      team_.meetCheck(intent_);
+    } else {
+      team_.meet();
+    }
+  }
+
+ private:
+  Team& team_;
+  const Team::Intent intent_;
+  bool first_ = true;
+};
 
 } // namespace commprof::shm

@@ -12,7 +12,7 @@
 #include <thread>
 #include <utility>
 
-#include "shm/meetings.h"
+#include "shm/team.h"
 #include "torch/shm/dense.h"
 
 namespace commprof {

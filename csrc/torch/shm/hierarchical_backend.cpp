@@ -11,8 +11,8 @@
 #include <utility>
 #include <vector>
 
-#include "shm/meetings.h"
 #include "shm/slices.h"
+#include "shm/team.h"
 #include "torch/error_reason.h"
 #include "torch/shm/counterparts.h"
 #include "torch/shm/dense.h"
