@@ -88,11 +88,6 @@ class LaunchFilesCommand:
         script = args.script[1:] if args.script[:1] == ["--"] else args.script
         if script and script[0].startswith("--"):
             _check_options(script, args.nodes, args.nproc_per_node)
-        elif script[:1] != ["-m"] and script and not Path(script[0]).exists():
-            print(
-                f"commprof: no script {script[0]!r} is here: it has to be where the job runs",
-                file=sys.stderr,
-            )
         job = ClusterJob(
             script=tuple(script),
             nodes=args.nodes,
@@ -110,6 +105,7 @@ class LaunchFilesCommand:
         text = TARGETS[args.target](job)
         if args.file is None:
             sys.stdout.write(text)
+            _say_missing(script)
             return 0
         try:
             with args.file.open("x") as file:
@@ -124,7 +120,15 @@ class LaunchFilesCommand:
                 "file"
             ) from None
         print(f"Written: {invocation.quoted(args.file)}", file=sys.stderr)
+        _say_missing(script)
         return 0
+
+
+def _say_missing(script: list[str]) -> None:
+    """The script may be on the machines of the job alone."""
+    if script and not script[0].startswith("-") and not Path(script[0]).exists():
+        said = f"no script {script[0]!r} is here: it has to be where the job runs"
+        print(f"commprof: {said}", file=sys.stderr)
 
 
 def _check_options(words: list[str], nodes: int, ranks_per_node: int) -> None:

@@ -209,13 +209,16 @@ def test_strategies_are_shown_side_by_side(tmp_path: Path) -> None:
     done = call(
         *RUN, "--world-sizes", "1,2", "--strategy", "ddp,fsdp", "--workload", "mlp:width=64",
         "--steps", "6", "--overhead-steps", "0", "--output", str(run), "--precision", "bf16",
+        "--all",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     rows = [
         tuple(row) for row in re.findall(r"^ +(\d) +(\w+) +[\d.]+ +([\d.]+)x ", done.stdout, re.M)
     ]
-    assert [row[:2] for row in rows] == [("1", "ddp"), ("1", "fsdp"), ("2", "ddp"), ("2", "fsdp")]
-    assert [row[2] for row in rows if row[1] == "ddp"] == ["1.00", "1.00"]
+    one, two = [("1", "ddp"), ("1", "fsdp")], [("2", "ddp"), ("2", "fsdp")]
+    # The first screen begins with the largest world size.
+    assert [row[:2] for row in rows] == [*two, *one, *one, *two]
+    assert {row[2] for row in rows if row[1] == "ddp"} == {"1.00"}
     assert re.search(r"^ +2 +fsdp +all_gather_into_tensor ", done.stdout, re.M)
     assert "precision bf16" in done.stdout
     shown = call("-m", "commprof", "report", str(run), "--all")

@@ -95,7 +95,10 @@ def test_what_goes_to_stderr_names_it(
 ) -> None:
     file = tmp_path / name
     assert launch_files(file) == 0
-    assert capsys.readouterr().err == f"Written: {quoted(file)}\n"
+    assert capsys.readouterr().err == (
+        f"Written: {quoted(file)}\n"
+        "commprof: no script 'train.py' is here: it has to be where the job runs\n"
+    )
     assert launch_files(file) == 2
     assert capsys.readouterr().err.startswith(f"commprof: -o {quoted(file)} is there already; ")
     assert launch_files(tmp_path) == 2
