@@ -1,0 +1,59 @@
+"""Moments at which ranks ran side by side: ends of collectives that all of them saw end."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from commprof.analysis.align.matching import match
+from commprof.analysis.late.arrivals import SharedCalls, last_before, match_arrivals
+from commprof.analysis.step.exposure import exposures_of
+from commprof.trace import columns
+from tests.support.builders.traces import Rank
+
+
+def shared(*ranks: Rank) -> SharedCalls:
+    traces = [rank.trace() for rank in ranks]
+    tables = [columns.collectives(trace) for trace in traces]
+    arrivals = match_arrivals(match(traces, tables), traces, tables)
+    return SharedCalls(tables, arrivals, [exposures_of(trace) for trace in traces])
+
+
+def two_ranks(ends: list[tuple[int, int]]) -> list[Rank]:
+    """Collectives with their end on either rank, which waits for it; 0 where nothing tells it."""
+    ranks = [Rank(rank, 2) for rank in range(2)]
+    for seq, of_ranks in enumerate(ends):
+        for rank, end in zip(ranks, of_ranks, strict=True):
+            op_id = rank.collective(seq, 100 * seq + 10, end)
+            if end:
+                rank.wait(op_id, 100 * seq + 10, end)
+    return ranks
+
+
+@pytest.mark.parametrize(
+    ("ends", "moments"),
+    [
+        ([(40, 45), (145, 140)], [45, 145]),
+        ([(40, 0), (145, 140)], [145]),
+        ([(0, 45), (145, 140)], [145]),
+        ([(0, 0), (145, 140)], [145]),
+        ([(40, 0), (0, 140)], []),
+    ],
+)
+def test_ranks_were_side_by_side_where_the_last_of_them_saw_the_end(
+    ends: list[tuple[int, int]], moments: list[int]
+) -> None:
+    assert shared(*two_ranks(ends)).synchronised_ns(0, 1).tolist() == moments
+
+
+def test_a_collective_that_no_thread_waited_for_brings_nobody_side_by_side() -> None:
+    ranks = two_ranks([(40, 45)])
+    for rank in ranks:
+        rank.collective(1, 60, 80)
+    assert shared(*ranks).synchronised_ns(0, 1).tolist() == [45]
+
+
+def test_the_moment_itself_counts_as_before() -> None:
+    moments = shared(*two_ranks([(40, 45), (145, 140)])).synchronised_ns(0, 1)
+    times = np.array([44, 45, 144, 145, 200])
+    assert last_before(moments, times).tolist() == [0, 45, 45, 145, 145]
