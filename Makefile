@@ -13,7 +13,8 @@ COMPILERS ?= g++-11 clang++
 export COMMPROF_REQUIRE_NATIVE := 1
 
 BIN     := $(VENV)/bin
-INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+# Compiling all of torch to bytecode takes pip a minute, of which training needs a quarter: see $(WARM).
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
 NATIVE  := $(shell find csrc tools -name '*.cpp' -o -name '*.h' -o -name '*.py') \
            CMakeLists.txt setup.py pyproject.toml
 CXX_ALL := $(shell find csrc tests/cpp -name '*.cpp' -o -name '*.h' 2>/dev/null)
@@ -23,18 +24,19 @@ CPP_DIR := build/cpp$(if $(SANITIZE),-$(SANITIZE))
 DEPS  := $(VENV)/.deps-$(subst /,-,$(subst =,-,$(TORCH)))
 BUILT := $(VENV)/.built
 DEV   := $(VENV)/.dev
+WARM  := $(VENV)/.warm
 
 # Training frameworks, in an environment over this one: what they bring changes nothing here.
 OTHERS_DIR := $(VENV)-integrations
 OTHERS     := $(OTHERS_DIR)/.done
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 # Without RUN_ARGS. About 40 s on two cores; every epoch is whole batches at each world size.
 DEMO := --workload transformer:vocab=1024,d_model=128,sequence=64,samples=1024 --steps 32
 
-run: $(BUILT) ## set up what is missing, then profile 8 ranks (RUN_ARGS=...)
+run: $(BUILT) $(WARM) ## set up what is missing, then profile 8 ranks (RUN_ARGS=...)
 	$(BIN)/python -m commprof.run --nproc 8 $(or $(RUN_ARGS),$(DEMO))
 
 # Two at a time, but for what measures time: that runs alone.
@@ -45,6 +47,10 @@ test: $(BUILT) $(DEV) build-cpp ## set up what is missing, then run the tests th
 test-all: $(BUILT) $(DEV) build-all-cpp ## set up what is missing, then run all tests
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile -m 'not measures'
 	$(BIN)/python -m pytest -q -m measures
+
+check-capture: $(BUILT) $(DEV) ## rebuild the module after a change, then run the quick tests of capture
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile -m 'not measures and not slow' \
+	  tests/unit/capture tests/integration/capture
 
 integrations: $(OTHERS) ## run what needs training frameworks, or other libraries of workloads
 	$(OTHERS_DIR)/bin/python -m pytest -q -m needs
@@ -135,7 +141,7 @@ $(DEPS):
 	@$(PY) -m venv $(VENV)
 	@echo "[2/4] $(TORCH) and build tools: about 1 GB on disk"
 	@$(INSTALL) '$(TORCH)' 'setuptools>=77' 'cmake>=3.24' ninja
-	@rm -f $(VENV)/.deps-* && touch $@
+	@rm -f $(VENV)/.deps-* $(WARM) && touch $@
 
 $(BUILT): $(DEPS) $(NATIVE)
 	@echo "[3/4] C++ module for this torch: a minute or two on two cores the first time"
@@ -145,6 +151,13 @@ $(BUILT): $(DEPS) $(NATIVE)
 $(DEV): pyproject.toml | $(BUILT)
 	@echo "[4/4] development tools"
 	@$(INSTALL) --no-build-isolation -e '.[dev]'
+	@$(BIN)/python -m compileall -q -j 0 $(VENV)/lib >/dev/null 2>&1 || true  # some file is of Python 2
+	@touch $@
+
+# The bytecode of what training imports, also where Python is told to write none by itself.
+$(WARM): | $(BUILT)
+	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -c \
+	  'import torch._dynamo, commprof.launch.elastic, commprof.commands.run'
 	@touch $@
 
 $(OTHERS): pyproject.toml tools/over_environment.py | $(DEV)
@@ -152,4 +165,4 @@ $(OTHERS): pyproject.toml tools/over_environment.py | $(DEV)
 	@$(BIN)/python tools/over_environment.py $(OTHERS_DIR) lightning ray hf lora qlora
 	@touch $@
 
-.PHONY: help run test test-all integrations test-cpp build-cpp build-all-cpp compilers aarch64 lint format build wheel stubs tables docs bench clean
+.PHONY: help run test test-all check-capture integrations test-cpp build-cpp build-all-cpp compilers aarch64 lint format build wheel stubs tables docs bench clean
