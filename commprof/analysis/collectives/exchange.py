@@ -47,7 +47,8 @@ class Exchange:
             idle = f"{listed(self.link.idle)} {'is' if len(self.link.idle) == 1 else 'are'} idle"
             return f"Communication between the hosts takes {way(self.link)}, while {idle}."
         if self.serial:
-            return f"Only {self.overlapped:.0%} of the communication overlaps the ranks' work."
+            share = "None" if self.overlapped < 0.005 else f"Only {self.overlapped:.0%}"
+            return f"{share} of the communication overlaps the ranks' work."
         if self.link is not None:
             return f"Communication between the hosts takes {way(self.link)}."
         return ""
