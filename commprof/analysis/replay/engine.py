@@ -38,6 +38,7 @@ class Condition:
 class Calls:
     """What a replay needs to know of every row of every rank."""
 
+    #: Those that open a row within the replayed steps.
     conditions: list[Condition]
     #: Row before it in its group on its rank, which must be complete; -1 for none.
     before: list[int]
@@ -68,13 +69,14 @@ def calls(seen: MeasuredWorld, ranks: Sequence[Program]) -> Calls:
         np.repeat([getattr(each, name) for each in ranks], seen.matching.lengths)
         for name in ("begin_ns", "until_ns")
     )
+    outside = (issue < first) | (issue >= last)
     return Calls(
-        conditions,
+        [each for each in conditions if not outside[list(each.opens)].all()],
         before.tolist(),
         issue,
         end - np.maximum(begins, queued),
         end,
-        (issue < first) | (issue >= last),
+        outside,
         seen.matching.group,
     )
 
@@ -171,11 +173,13 @@ class _Run:
         self.marks = [[0.0] * (2 * steps) for _ in ranks]
         self._stood = [float(rank.begin_ns) for rank in ranks]
         self._transfer = np.where(free, 0.0, known.transfer_ns).tolist()
-        self._end: list[float | None] = [None] * len(free)
-        self._begins: list[float] = [0.0] * len(free)
+        self._end: list[float | None] = known.end_ns.astype(np.float64).tolist()
+        for row in np.flatnonzero(~known.outside).tolist():
+            self._end[row] = None
+        self._begins: dict[int, float] = {}
         self._missing = [0] * len(known.conditions)
         self._arrived = [0.0] * len(known.conditions)
-        self._needing: list[list[int]] = [[] for _ in free]
+        self._needing: dict[int, list[int]] = {}
         self._queued: dict[int, list[int]] = {}
         self._waiting: dict[int, list[int]] = {}
         self._chained: dict[int, list[tuple[int, float]]] = {}
@@ -190,12 +194,17 @@ class _Run:
         """Runs until no rank can go on."""
         known = self._known
         for number, each in enumerate(known.conditions):
-            self._missing[number] = len(each.needed)
-            for row in each.needed:
-                self._needing[row].append(number)
-        for row in np.flatnonzero(known.outside).tolist():
-            self._complete(row, float(known.end_ns[row]))
-            self._issued(row, float(known.issue_ns[row]))
+            needed = [row for row in each.needed if not known.outside[row]]
+            before = [int(known.issue_ns[row]) for row in each.needed if known.outside[row]]
+            self._missing[number] = len(needed)
+            self._arrived[number] = float(max(before, default=0))
+            for row in needed:
+                self._needing.setdefault(row, []).append(number)
+            if not needed:
+                self._open(number)
+        for after in self._chained:
+            if self._end[after] is not None:
+                self._completed.append(after)
         self._settle()
         while self._ready:
             self._advance(self._ready.popleft())
@@ -221,12 +230,15 @@ class _Run:
             self.at[rank] += 1
 
     def _issued(self, row: int, now: float) -> None:
-        for number in self._needing[row]:
+        for number in self._needing.get(row, ()):
             self._arrived[number] = max(self._arrived[number], now)
             self._missing[number] -= 1
             if self._missing[number] == 0:
-                for opened in self._known.conditions[number].opens:
-                    self._begin(opened, self._arrived[number])
+                self._open(number)
+
+    def _open(self, number: int) -> None:
+        for row in self._known.conditions[number].opens:
+            self._begin(row, self._arrived[number])
 
     def _begin(self, row: int, now: float) -> None:
         if self._end[row] is not None:
