@@ -17,6 +17,8 @@ _PIECE_BYTES = 1 << 20
 _MOST_VALUE_CHARS = 16 << 20
 _DECODER = json.JSONDecoder()
 _SPACE = re.compile(r"[\s,:]*")
+#: The first key of an event, as torch writes them.
+_EVENT_BEGINS = '"ph"'
 _DAMAGED = "it is cut off, or damaged"
 #: Top-level values that are kept.
 _KEPT = ("distributedInfo", "baseTimeNanoseconds", "host_name", "deviceProperties")
@@ -93,7 +95,7 @@ class EventReader:
 
     def _whole_events(self) -> list[Any]:
         """The values that lie in the text as a whole; none at the end of the array."""
-        found: list[Any] = []
+        found = self._many_events()
         text, at, decode, skip = self._text, self._at, _DECODER.raw_decode, _SPACE.match
         try:
             while True:
@@ -110,6 +112,24 @@ class EventReader:
             pass  # not whole, or damaged: whoever takes it alone finds out
         self._at = at
         return found
+
+    def _many_events(self) -> list[Any]:
+        """The values before the last event that begins in the text, decoded at once.
+
+        That takes half the time of one after the other. None where they are not a list of whole
+        values, as at the end of the array or before a damage.
+        """
+        match = _SPACE.match(self._text, self._at)
+        begin = match.end() if match else self._at
+        last = self._text.rfind("{", begin, max(begin, self._text.rfind(_EVENT_BEGINS, begin)))
+        if last <= begin:
+            return []
+        try:
+            found = json.loads(f"[{self._text[begin:last].rstrip().removesuffix(',')}]")
+        except (ValueError, RecursionError):
+            return []
+        self._at = last
+        return list(found)
 
     def _value(self) -> Any:
         """The value that begins here."""

@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any, Final
 
 import numpy as np
@@ -238,7 +239,7 @@ def _described(name: str, args: dict[str, Any], world_size: int) -> Call:
         group=str(args.get("Process Group Name", "")),
         group_description=str(args.get("Process Group Description", "")),
         group_size=in_group,
-        group_ranks=tuple(ranks) if len(ranks) == in_group else (),
+        group_ranks=ranks if len(ranks) == in_group else (),
         seq=_seq(args.get("Seq")),
         peer=_peer(_whole(peer), ranks),
         dtype=str(args.get("dtype", "")),
@@ -289,16 +290,22 @@ def _seq(value: Any) -> int:
     return value if type(value) is int and 0 <= value < NO_SEQ else -1
 
 
-def _numbers(value: Any) -> list[int]:
+def _numbers(value: Any) -> tuple[int, ...]:
     """Of a list, or of its text; empty where that is shortened, as torch does with long ones."""
-    if isinstance(value, str) and len(value) < 1 << 20:
-        try:
-            value = ast.literal_eval(value)
-        except (ValueError, SyntaxError, MemoryError, RecursionError):
-            return []
+    if isinstance(value, str):
+        return _numbers_in(value) if len(value) < 1 << 20 else ()
     if not isinstance(value, list) or not all(type(n) is int and n >= 0 for n in value):
-        return []
-    return value
+        return ()
+    return tuple(value)
+
+
+@lru_cache(maxsize=16)
+def _numbers_in(text: str) -> tuple[int, ...]:
+    try:
+        value = ast.literal_eval(text)
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return ()
+    return _numbers(value) if isinstance(value, list) else ()
 
 
 assert {op for _, op in _OPS_BY_WORD} <= set(OPS)

@@ -368,6 +368,7 @@ def test_torchrec_s_kinds_are_told_apart() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.measures
 def test_eight_ranks_of_100_000_events_take_at_most_10_s(tmp_path: Path) -> None:
     filler = [{**kernel("gemm", 0, 1), "cat": "ac2g", "id": 1}] * 84_000
     folder = tmp_path / "job"
