@@ -276,7 +276,7 @@ def test_unknown_modes_are_refused(
         commprof.profile(tmp_path)
     monkeypatch.delenv("COMMPROF_MODE")
     monkeypatch.setenv("COMMPROF_SIGNAL", "SIGKILL")
-    with pytest.raises(CommprofError, match="allowed: SIGUSR1, SIGUSR2, none"):
+    with pytest.raises(CommprofError, match="allowed: SIGUSR2, SIGUSR1, none"):
         commprof.profile(tmp_path)
     assert list(tmp_path.iterdir()) == []
 

@@ -20,7 +20,6 @@ import pytest
 from commprof import _native
 from commprof.commands import main
 from commprof.launch.elastic import launch_function, stop_fork_server
-from tests.support.machines.commands import finish, fork
 from tests.support.machines.programs.programs import needs
 from tests.support.machines.shown import ROOT, Block, blocks
 from tests.support.ranks.shown_python import run_block
@@ -81,13 +80,6 @@ OUTPUT = {
 }
 _TYPED = re.compile(r"(\$ )?(\w+=\S+ )*(python|torchrun|commprof|make|pip|echo|eval|kill|srun) ")
 _OURS = re.compile(r"(?:python -m )?commprof(?:\.(?P<door>run|microbench))? (?P<rest>[^>|;$]*)$")
-TORCHRUN = "-m torch.distributed.run --standalone"
-#: What starts Python after Python and needs nothing of a shell. `env` becomes the next command.
-_LAUNCHES = re.compile(
-    r'(?P<set>(\w+=([\w-]+|"[^"]*") )*)(?P<program>torchrun|python|commprof) '
-    r"(?P<rest>(?!.* -- )[^>|;$&]*)"
-)
-_PROGRAMS = {"python": "", "commprof": "-m commprof", "torchrun": TORCHRUN}
 TINY = "transformer:vocab=64,d_model=16,feedforward=16,layers=2,sequence=8,samples=64"
 #: `commprof audit` returns 1 for a report with findings, as the one here.
 EXIT_CODES = {"commprof audit SCALING.md": 1}
@@ -161,12 +153,15 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     (here / "commprof-trace").mkdir()
     (here / "run.yaml").write_text("world-sizes: [1, 2]\nstrategy: [ddp, fsdp]\n")
     (here / "bin").mkdir()
-    for name, module in _PROGRAMS.items():
+    for name, module in {"python": "", "commprof": "-m commprof", "torchrun": TORCHRUN}.items():
         shim = here / "bin" / name
         shim.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} {module} "$@"\n')
         shim.chmod(0o755)
     yield here
     stop_fork_server()
+
+
+TORCHRUN = "-m torch.distributed.run --standalone"
 
 
 @pytest.fixture
@@ -197,13 +192,6 @@ def here(
 def run_line(line: str, here: Path) -> int:
     """In this process where it is a command of ours and nothing else; else in a shell."""
     ours = None if " env " in line else _OURS.match(line)  # it becomes the command that follows
-    launched = _LAUNCHES.fullmatch(line)
-    if launched and re.search(r"torchrun|train\.py", line):
-        words = shlex.split(f"{_PROGRAMS[launched['program']]} {launched['rest']}")
-        env = dict(word.split("=", 1) for word in shlex.split(launched["set"]))
-        done = finish(fork(*words, **env), 120)
-        print(done.stderr, file=sys.stderr)
-        return done.returncode
     if ours is None:
         done = subprocess.run(["bash", "-c", line], cwd=here, timeout=120)
         return done.returncode

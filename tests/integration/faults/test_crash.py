@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import tempfile
-import time
 from pathlib import Path
 
 import numpy as np
@@ -86,13 +86,12 @@ def test_a_rank_that_is_killed_loses_nothing(tmp_path: Path) -> None:
 def test_a_kill_in_the_middle_of_a_step(tmp_path: Path) -> None:
     processes = start_scenario("killed_from_outside", tmp_path, 2)
     victim = processes[1]
-    while victim.output().count("\n") < 30:
-        assert victim.poll() is None
-        time.sleep(0.01)
+    assert victim.stdout is not None
+    steps = [json.loads(victim.stdout.readline())["step"] for _ in range(30)]
     victim.kill()
     survivor, killed = (finish(process) for process in processes)
 
-    steps = [line["step"] for line in killed.said]
+    steps += [line["step"] for line in killed.said]
     trace = trace_of(tmp_path, 1)
     ended = boundaries(trace)
     # It may have been killed between the end of a step and the word about it.

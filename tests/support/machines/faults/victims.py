@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.support.machines.fork_server import Forked
 from tests.support.machines.ranks import free_port
 
 _TIMEOUT_S = 60
@@ -36,7 +37,7 @@ def rings_of(pid: int) -> list[str]:
 
 def start(
     module: str, arguments: list[str], world_size: int = 1, *, native: bool = True
-) -> list[Forked]:
+) -> list[subprocess.Popen[str]]:
     """Starts ``python -m module`` as every rank of a job; alone, it is no job."""
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     if not native:
@@ -45,19 +46,24 @@ def start(
         env |= {"MASTER_ADDR": "localhost", "MASTER_PORT": str(free_port())}
         env["WORLD_SIZE"] = str(world_size)
     return [
-        Forked(
-            ["-m", module, *arguments],
-            {**env, "RANK": str(rank)} if world_size > 1 else env,
-            split=True,
+        subprocess.Popen(
+            [sys.executable, "-m", module, *arguments],
+            env={**env, "RANK": str(rank)} if world_size > 1 else env,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
         )
         for rank in range(world_size)
     ]
 
 
-def finish(process: Forked) -> Ended:
+def finish(process: subprocess.Popen[str]) -> Ended:
     """Waits for the end of a process."""
-    stdout, stderr = process.communicate(timeout=_TIMEOUT_S)
-    assert process.returncode is not None
+    try:
+        stdout, stderr = process.communicate(timeout=_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        raise
     said = [json.loads(line) for line in stdout.splitlines()]
     return Ended(process.pid, process.returncode, said, stderr)
 
@@ -69,7 +75,7 @@ def run_module(
     return [finish(process) for process in start(module, arguments, world_size, native=native)]
 
 
-def start_scenario(name: str, directory: Path, world_size: int) -> list[Forked]:
+def start_scenario(name: str, directory: Path, world_size: int) -> list[subprocess.Popen[str]]:
     """Starts one of ``tests/support/ranks/scenarios.py``."""
     return start(_SCENARIOS, [name, str(directory)], world_size)
 
