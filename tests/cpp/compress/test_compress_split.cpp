@@ -1,6 +1,8 @@
 // Top-k by way of owners: chosen when that is fewer bytes, the same mean as by
 // sending everything to everyone, nothing lost, and damage refused.
+#include <cstring>
 #include <numeric>
+#include <optional>
 
 #include "check.h"
 #include "compress/schemes/choices.h"
@@ -209,10 +211,29 @@ void checkChoices() {
   CHECK_EQ(distinctShare(std::vector{told({}), told({})}), 1.0);
 }
 
+// A part may be chosen whole, but no more than whole.
+void checkWholeParts() {
+  constexpr size_t n = 200'000;
+  std::vector<int32_t> all(n);
+  std::iota(all.begin(), all.end(), 0);
+  std::vector<std::byte> message(choicesBytes(n));
+  writeChoices(all, n, message.data());
+  const std::vector<uint32_t> whole{65536, 65536, 65536, 3392};
+  const auto readWith = [&](const std::vector<uint32_t>& counts) {
+    std::memcpy(message.data(), counts.data(), 4 * sizeof(uint32_t));
+    return readChoices(message.data(), n, n);
+  };
+  const std::optional<Choices> read = readWith(whole);
+  CHECK(read.has_value() && read->counts == whole);
+  CHECK(!readWith({65537, 65535, 65536, 3392}).has_value());
+  CHECK(!readWith({65535, 65536, 65536, 3393}).has_value());
+}
+
 } // namespace
 
 int main() {
   checkChoices();
+  checkWholeParts();
   checkSharedChoices(4, {});
   if (!check::kThreadSanitized) {
     checkSharedChoices(8, {{"feedback", 0}});

@@ -147,10 +147,10 @@ uint64_t forkWhileOthersPush(Counting& here) {
   std::atomic<bool> done{false};
   Counting there;
   std::thread busy([&] {
-    while (!done) {
+    do { // once where it gets no core until the forks are over
       there.push(100);
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    }
+    } while (!done);
   });
   for (int i = 0; i < 20; ++i) {
     forked([&] {

@@ -66,6 +66,7 @@ struct Content {
   uint64_t session = 0;
   std::vector<std::string> metadata;
   std::vector<std::string> groups;
+  std::vector<size_t> records_before_group; // one for each of them
   std::vector<std::string> end;
   std::vector<std::string> summaries; // in file order
   std::vector<commprof::Record> records; // in file order
@@ -93,6 +94,9 @@ inline void takeBlock(
   }
   if (type == BlockType::kSpare) {
     return;
+  }
+  if (type == BlockType::kGroup) {
+    content.records_before_group.push_back(content.records.size());
   }
   auto& list = type == BlockType::kMetadata ? content.metadata
       : type == BlockType::kGroup           ? content.groups
