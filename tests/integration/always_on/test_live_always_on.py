@@ -80,7 +80,7 @@ def test_what_a_running_job_in_always_on_mode_tells(tmp_path: Path) -> None:
     )
     try:
         address = target(run)
-        wait = ("commprof_exposed_seconds_total", 'rank="0",part="wait"')
+        wait = ("commprof_exposed_seconds_total", 'part="wait",rank="0"')
         first = until(lambda: found if wait in (found := scrape(address)) else None, "a split step")
         # The minute that recent figures are about has two summaries in it by then.
         second = until(
@@ -92,7 +92,7 @@ def test_what_a_running_job_in_always_on_mode_tells(tmp_path: Path) -> None:
     assert job.returncode == 130
     names = {name for name, _ in second}
     assert names - BY_CHANCE == {m.name for m in METRICS} - UNKNOWN - NOT_ASKED - BY_CHANCE
-    mode = 'world_size="2",backend="gloo",mode="always-on"'
+    mode = 'backend="gloo",mode="always-on",world_size="2"'
     assert second["commprof_job_info", mode] == 1
     for rank in ("0", "1"):
         of_rank = f'rank="{rank}"'
