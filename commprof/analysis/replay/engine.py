@@ -9,19 +9,23 @@ was recorded; a test holds that.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from commprof.analysis.align.matching import POINT_TO_POINT, ROOTED, needed_ranks, rank_in_group
 from commprof.analysis.align.measured import MeasuredWorld
+from commprof.analysis.replay.line import Line
 from commprof.analysis.replay.program import ISSUE, MARK, STAND, Program
 from commprof.trace.columns import Ints
 
 Floats = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
+#: A number, or an array with a value per drawn step.
+Time = Any
 
 
 @dataclass(frozen=True)
@@ -50,6 +54,11 @@ class Calls:
     outside: Mask
     #: Process group, as in ``Matching``.
     group: Ints
+    #: Of collectives that stand in lines, what they are on their way beyond ``transfer_ns``, in
+    #: which they take the link; None where each goes on as soon as the one before is complete.
+    latency_ns: Floats | None = None
+    #: Of such lines, collectives that run at a time.
+    workers: int = 1
 
 
 def calls(seen: MeasuredWorld, ranks: Sequence[Program]) -> Calls:
@@ -144,9 +153,39 @@ def replay(
     run.go()
     if any(at < len(rank.kind) for at, rank in zip(run.at, ranks, strict=True)):
         return None
-    marks = np.array(run.marks).reshape(len(ranks), steps, 2)
+    marks: Floats = np.array(run.marks).reshape(len(ranks), steps, 2)
     result: Floats = (marks[:, :, 1] - marks[:, :, 0]).mean(axis=0)
     return result
+
+
+@dataclass(frozen=True)
+class DrawnSteps:
+    """What became of steps that were replayed at once; ``[rank, drawn step]``, in ns."""
+
+    #: The rank's last event.
+    end_ns: Floats
+    #: What it stood still for communication.
+    stood_ns: Floats
+
+
+def replay_drawn(ranks: Sequence[Program], known: Calls, steps: int) -> DrawnSteps:
+    """Replays as many drawn steps at once; see the module.
+
+    Args:
+        ranks: their programs, ``own_ns`` and ``extra_ns`` with a row per event and a column per
+            drawn step; the last event of each is the end of its step, MARK 1.
+        known: of all rows, ``transfer_ns`` with a column per drawn step.
+        steps: drawn steps.
+
+    Raises:
+        ValueError: ranks wait for each other forever.
+    """
+    run = _Run(ranks, known, 1, [each.own_ns for each in ranks], None, steps)
+    run.go()
+    if any(at < len(rank.kind) for at, rank in zip(run.at, ranks, strict=True)):
+        raise ValueError("the ranks of a replay wait for each other forever")
+    ends = np.stack([np.broadcast_to(marks[1], steps) for marks in run.marks])
+    return DrawnSteps(ends, np.stack([np.broadcast_to(each, steps) for each in run.stood]))
 
 
 class _Run:
@@ -159,26 +198,37 @@ class _Run:
         steps: int,
         own_ns: Sequence[Floats],
         free: Mask | None,
+        drawn: int = 0,
     ) -> None:
-        """What was issued outside of the replayed steps is as it was recorded."""
-        free = np.zeros(len(known.outside), dtype=bool) if free is None else free
+        """What was issued outside of the replayed steps is as it was recorded.
+
+        ``drawn`` steps at once; 0 where times are numbers.
+        """
+        self._later: Callable[[Time, Time], Time] = np.maximum if drawn else max
         self._known = known
         self._events = [
-            list(zip(rank.kind.tolist(), rank.row.tolist(), own.tolist(), extra, strict=True))
+            list(zip(rank.kind.tolist(), rank.row.tolist(), _each(own), extra, strict=True))
             for rank, own, extra in (
-                (rank, own, _extra(rank, free)) for rank, own in zip(ranks, own_ns, strict=True)
+                (rank, own, _each(rank.extra_ns) if free is None else _extra(rank, free))
+                for rank, own in zip(ranks, own_ns, strict=True)
             )
         ]
         self.at = [0] * len(ranks)
-        self.marks = [[0.0] * (2 * steps) for _ in ranks]
-        self._stood = [float(rank.begin_ns) for rank in ranks]
-        self._transfer = np.where(free, 0.0, known.transfer_ns).tolist()
-        self._end: list[float | None] = known.end_ns.astype(np.float64).tolist()
+        self.marks: list[list[Time]] = [[0.0] * (2 * steps) for _ in ranks]
+        self.stood: list[Time] = [float(rank.begin_ns) for rank in ranks]
+        transfer = known.transfer_ns if free is None else np.where(free, 0.0, known.transfer_ns)
+        self._transfer = _each(transfer)
+        self._latency = None if known.latency_ns is None else _each(known.latency_ns)
+        #: Per row the line that it stands in.
+        self._lines: list[Line] = []
+        if self._latency is not None:
+            self._lines = _lines(known, drawn)
+        self._end: list[Time | None] = known.end_ns.astype(np.float64).tolist()
         for row in np.flatnonzero(~known.outside).tolist():
             self._end[row] = None
-        self._begins: dict[int, float] = {}
+        self._begins: dict[int, Time] = {}
         self._missing = [0] * len(known.conditions)
-        self._arrived = [0.0] * len(known.conditions)
+        self._arrived: list[Time] = [0.0] * len(known.conditions)
         self._needing: dict[int, list[int]] = {}
         self._queued: dict[int, list[int]] = {}
         self._waiting: dict[int, list[int]] = {}
@@ -213,25 +263,25 @@ class _Run:
         events = self._events[rank]
         while self.at[rank] < len(events):
             kind, row, own, extra = events[self.at[rank]]
-            now = own + self._stood[rank]
+            now = own + self.stood[rank]
             if kind == ISSUE:
                 self._issued(row, now)
                 self._settle()
             elif kind == MARK:
                 self.marks[rank][row] = now
             elif kind == STAND:
-                self._stood[rank] += extra
+                self.stood[rank] = self.stood[rank] + extra
             else:
                 end = self._end[row]
                 if end is None:
                     self._waiting.setdefault(row, []).append(rank)
                     return
-                self._stood[rank] += max(0.0, end + extra - now)
+                self.stood[rank] = self.stood[rank] + self._later(0.0, end + extra - now)
             self.at[rank] += 1
 
-    def _issued(self, row: int, now: float) -> None:
+    def _issued(self, row: int, now: Time) -> None:
         for number in self._needing.get(row, ()):
-            self._arrived[number] = max(self._arrived[number], now)
+            self._arrived[number] = self._later(self._arrived[number], now)
             self._missing[number] -= 1
             if self._missing[number] == 0:
                 self._open(number)
@@ -240,7 +290,7 @@ class _Run:
         for row in self._known.conditions[number].opens:
             self._begin(row, self._arrived[number])
 
-    def _begin(self, row: int, now: float) -> None:
+    def _begin(self, row: int, now: Time) -> None:
         if self._end[row] is not None:
             return  # as it was recorded
         before = self._known.before[row]
@@ -249,9 +299,13 @@ class _Run:
             self._begins[row] = now
             self._queued.setdefault(before, []).append(row)
             return
-        self._complete(row, max(now, queued) + self._transfer[row])
+        if self._latency is None:
+            self._complete(row, self._later(now, queued) + self._transfer[row])
+        else:
+            end = self._lines[row].serve(now, self._transfer[row], self._latency[row])
+            self._complete(row, end)
 
-    def _complete(self, row: int, end: float) -> None:
+    def _complete(self, row: int, end: Time) -> None:
         self._end[row] = end
         self._completed.append(row)
 
@@ -259,12 +313,25 @@ class _Run:
         """Everything that follows from what was completed."""
         while self._completed:
             row = self._completed.pop()
-            end = self._end[row] or 0.0
+            end: Time = self._end[row]
             for later in self._queued.pop(row, ()):
                 self._begin(later, self._begins[later])
             for chained, lag in self._chained.get(row, ()):
                 self._issued(chained, end + lag)
             self._ready.extend(self._waiting.pop(row, ()))
+
+
+def _each(values: Floats) -> list[Time]:
+    """Per row a number, or an array of those of all drawn steps."""
+    return values.tolist() if values.ndim == 1 else list(values)
+
+
+def _lines(known: Calls, drawn: int) -> list[Line]:
+    """Per row its line: that of the row before it, or else a new one."""
+    found: list[Line] = []
+    for before in known.before:
+        found.append(found[before] if before >= 0 else Line(drawn, known.workers))
+    return found
 
 
 def _extra(rank: Program, free: Mask) -> list[float]:

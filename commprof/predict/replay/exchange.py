@@ -1,9 +1,7 @@
-"""One step's exchange of all buckets, for many steps at once.
+"""DDP's steps as programs of the replay engine, and the exchange of their buckets alone.
 
-Buckets are served in order of issue by ``workers`` threads over one link. A bucket needs the link
-for its ``wire`` time and is on its way for ``latency`` longer, in which others use the link. Where
-two share the link their ends come closer together than here, the last of them at the same time:
-``simulate.py`` follows each segment, and a test compares the two.
+All ranks of a step are one here: a bucket's exchange starts when its last rank has it, so what the
+replay needs of them is the latest time of each event.
 """
 
 from __future__ import annotations
@@ -11,7 +9,13 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from commprof.analysis.replay.engine import Calls, Condition, replay_drawn
+from commprof.analysis.replay.line import Line
+from commprof.analysis.replay.program import ISSUE, MARK, WAIT, Program
+
 Floats = npt.NDArray[np.float64]
+
+_NONE = np.zeros(0, dtype=np.int64)
 
 
 def exchange(ready_s: Floats, wire_s: Floats, latency_s: Floats, workers: int) -> Floats:
@@ -24,33 +28,70 @@ def exchange(ready_s: Floats, wire_s: Floats, latency_s: Floats, workers: int) -
         workers: all-reduces that run at a time.
     """
     steps, buckets = ready_s.shape
-    wire, latency = (
-        np.broadcast_to(wire_s, (steps, buckets)),
-        np.broadcast_to(latency_s, (steps, buckets)),
-    )
-    link_free = np.zeros(steps)
-    free = np.zeros((steps, workers))
+    wire, latency = (np.broadcast_to(each, (steps, buckets)) for each in (wire_s, latency_s))
+    line = Line(steps, workers)
     end = np.empty_like(ready_s)
-    rows = np.arange(steps)
     for bucket in range(buckets):
-        worker = free.argmin(axis=1)
-        start = np.maximum(ready_s[:, bucket], free[rows, worker])
-        link_free = np.maximum(start, link_free) + wire[:, bucket]
-        end[:, bucket] = free[rows, worker] = link_free + latency[:, bucket]
+        end[:, bucket] = line.serve(ready_s[:, bucket], wire[:, bucket], latency[:, bucket])
     return end
 
 
-def finalized(backward_end_s: Floats, end_s: Floats, copy_s: Floats) -> tuple[Floats, Floats]:
-    """DDP's last loop: wait for a bucket, copy it back, go on. Its end, and the waiting in it.
+def replay_ddp(
+    ready_s: Floats,
+    backward_end_s: Floats,
+    wire_s: Floats,
+    latency_s: Floats,
+    copy_s: Floats,
+    workers: int,
+) -> tuple[Floats, Floats]:
+    """When DDP's finalisation of each step is done, and what it waited.
+
+    After backward DDP waits for a bucket, copies it back, and goes on with the next.
 
     Args:
-        backward_end_s: [steps]
-        end_s: [steps, buckets]
+        ready_s: [steps, buckets]: the last rank's.
+        backward_end_s: [steps]: the last rank's.
+        wire_s: [buckets]: on the link.
+        latency_s: [buckets]: on the way beyond that.
         copy_s: [buckets]
+        workers: all-reduces that run at a time; 0 where nothing is exchanged.
     """
-    now, waited = backward_end_s.copy(), np.zeros_like(backward_end_s)
-    for bucket in range(end_s.shape[1]):
-        wait = np.maximum(0.0, end_s[:, bucket] - now)
-        waited += wait
-        now += wait + copy_s[bucket]
-    return now, waited
+    steps, buckets = ready_s.shape
+    copied = np.concatenate(([0.0], np.cumsum(copy_s)))
+    waits = backward_end_s[:, np.newaxis] + copied
+    rows = np.arange(buckets)
+    own = [*ready_s.T, *waits.T] if workers else [waits[:, -1]]
+    kind = [ISSUE] * buckets + [WAIT] * buckets + [MARK] if workers else [MARK]
+    program = Program(
+        rank=0,
+        begin_ns=0,
+        until_ns=0,
+        own_ns=1e9 * np.array(own),
+        kind=np.array(kind),
+        row=np.concatenate([rows, rows, [1]]) if workers else np.array([1]),
+        extra_ns=np.zeros(len(kind)),
+        chained=_NONE,
+        after=_NONE,
+        lag_ns=_NONE,
+        border_ns=np.zeros(0),
+        border_step=_NONE,
+        border_phase=_NONE,
+    )
+    found = replay_drawn([program], _calls(wire_s, latency_s, workers), steps)
+    return found.end_ns[0] / 1e9, found.stood_ns[0] / 1e9
+
+
+def _calls(wire_s: Floats, latency_s: Floats, workers: int) -> Calls:
+    buckets = len(wire_s)
+    nothing = np.zeros(buckets, dtype=np.int64)
+    return Calls(
+        conditions=[Condition((row,), (row,)) for row in range(buckets)],
+        before=list(range(-1, buckets - 1)),
+        issue_ns=nothing,
+        transfer_ns=1e9 * wire_s,
+        end_ns=nothing,
+        outside=np.zeros(buckets, dtype=bool),
+        group=nothing,
+        latency_ns=1e9 * latency_s,
+        workers=max(1, workers),
+    )

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from commprof.predict.fit.machine_profile import MachineProfile
 from commprof.predict.fit.regression import Line
 from commprof.predict.fit.sampling import DrawnSteps, draw_steps
-from commprof.predict.replay.exchange import exchange, finalized
+from commprof.predict.replay.exchange import replay_ddp
 from commprof.predict.replay.scenario import STRONG, Estimate, Prediction, Scenario, Waiting
 from commprof.predict.replay.schedule import Schedule
 from commprof.predict.replay.setting import Setting, make_setting
@@ -87,11 +87,9 @@ class Replay:
         workers = 1 if setting.hook else self.schedule.workers
         shift = setting.other_s()
         ready, last = drawn.ready_s + shift, drawn.backward_end_s + shift
-        if ranks > 1:
-            end = exchange(ready, wire, total - wire, workers)
-        else:
-            end = np.broadcast_to(-np.inf, ready.shape)
-        step, waited = finalized(last, end, setting.copy_s)
+        step, waited = replay_ddp(
+            ready, last, wire, total - wire, setting.copy_s, workers if ranks > 1 else 0
+        )
         return _Run(
             step_s=step,
             wire_s=waited,

@@ -10,7 +10,7 @@ import pytest
 from benchmarks.judging.simulate import Bucket, Link, simulate
 from commprof.predict.fit.calibrate import calibrate
 from commprof.predict.replay.algorithms import work
-from commprof.predict.replay.exchange import exchange, finalized
+from commprof.predict.replay.exchange import exchange, replay_ddp
 from tests.support.builders.schedules import BETA, MB, curve, schedule
 
 
@@ -29,8 +29,10 @@ def test_latency_leaves_the_link_to_others() -> None:
 
 
 def test_ddp_copies_while_it_waits() -> None:
-    end = np.array([[0.030, 0.050], [0.005, 0.006]])
-    done, waited = finalized(np.array([0.020, 0.020]), end, np.array([0.004, 0.001]))
+    # There at 30 and 50, and at 5 and 6.
+    ready = np.array([[0.029, 0.049], [0.004, 0.005]])
+    wire, copy = np.full(2, 0.001), np.array([0.004, 0.001])
+    done, waited = replay_ddp(ready, np.array([0.020, 0.020]), wire, np.zeros(2), copy, workers=2)
     # Waits 10, copies 4, waits 16, copies 1; nothing to wait for in the second step.
     assert done == pytest.approx([0.051, 0.025])
     assert waited == pytest.approx([0.026, 0.0])
