@@ -5,14 +5,20 @@
 Three workloads on gloo, on 2 and on 4 ranks: all-reduces alone, collectives beside operators, and
 DDP. Both recordings go through the same analysis. Prints per rank the mean step, and how much
 longer exposed time and waiting are by torch.profiler: median over the steps, in % of the step.
+Beside that, how long waits went on after their collective was done, as commprof recorded it.
 Ends with a line per demand: the same collectives of each step one to one, and exposed time within
-1 % of the step; and with 1 where one is not met. A rank without a core of its own stands still
-after its collective is done: commprof sees that, and torch.profiler does not.
+1 % of the step; and with 1 where one is not met.
+
+A rank without a core of its own stands still after its collective is done: commprof sees that in
+the wait that does not return, and torch.profiler does not. With more ranks than cores operators
+therefore sleep, and tensors are small, as if each rank computed on a device; ``--crowded`` lets
+them compete for the cores.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import tempfile
 from collections import Counter
 from pathlib import Path
@@ -23,6 +29,9 @@ from benchmarks.judging.demands import Demand, at_most, judged
 from benchmarks.ranks.rank_launch import on_this_host
 from commprof.analysis.run import analyse_in_detail
 from commprof.analysis.step.detail import WorldDetail
+from commprof.analysis.step.exposure import exposures_of
+from commprof.trace import columns
+from commprof.trace.reader import read_trace
 
 RANK_SCRIPT = Path(__file__).parent / "ranks/two_instruments_rank.py"
 WORKLOADS = ("alone", "beside", "ddp")
@@ -34,20 +43,23 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=WORKLOADS)
     parser.add_argument("--ranks", nargs="+", type=int, default=[2, 4])
+    parser.add_argument("--crowded", action="store_true", help="ranks compute without a core each")
     args = parser.parse_args()
     demands: list[Demand] = []
     for workload in args.workloads:
         for ranks in args.ranks:
-            demands += _compared(workload, ranks)
+            rests = ranks > len(os.sched_getaffinity(0)) and not args.crowded
+            demands += _compared(workload, ranks, rests)
     return judged(demands)
 
 
-def _compared(workload: str, ranks: int) -> list[Demand]:
+def _compared(workload: str, ranks: int, rests: bool) -> list[Demand]:
     with tempfile.TemporaryDirectory() as place:
-        asked = {"workload": workload, "directory": place}
+        asked = {"workload": workload, "directory": place, "rests": rests}
         on_this_host(RANK_SCRIPT, ranks, asked)
         ours, ours_calls = _read(Path(place) / "run")
         theirs, their_calls = _read(Path(place) / "torch")
+        stood = [_stood_still_ms(path) for path in sorted((Path(place) / "run").rglob("*.trace"))]
     steps = min(len(ours.steps), len(theirs.steps))
     step_ms = ours.parts_ms["step"][:, -steps:].mean(axis=1)
     more = {}
@@ -58,9 +70,13 @@ def _compared(workload: str, ranks: int) -> list[Demand]:
     for rank in range(ranks):
         print(
             f"{name}: rank {rank}: step {step_ms[rank]:.2f} ms, by torch.profiler exposed "
-            f"{more['exposed'][rank]:+.2f} %, wait {more['wait'][rank]:+.2f} % of it"
+            f"{more['exposed'][rank]:+.2f} %, wait {more['wait'][rank]:+.2f} % of it; "
+            f"{100 * stood[rank] / step_ms[rank]:.2f} % after collectives were done"
         )
-    other = sum(((ours_calls - their_calls) + (their_calls - ours_calls)).values())
+    lacking = (ours_calls - their_calls) + (their_calls - ours_calls)
+    for (op, size), count in lacking.items():
+        print(f"{name}: only one of both has {count} a step of {op} of {size} bytes")
+    other = lacking.total()
     most = float(np.abs(more["exposed"]).max())
     return [
         at_most(f"{name}: collectives a step that one of both lacks", float(other), 0),
@@ -75,6 +91,19 @@ def _read(recorded: Path) -> tuple[WorldDetail, Counter[tuple[str, tuple[int, ..
     for found in result.worlds[0].collectives:
         calls[found.op, tuple(found.size_bytes)] += round(found.calls_per_step)
     return details[0], calls
+
+
+def _stood_still_ms(trace: Path) -> float:
+    """Per step, in the median: in waits whose collective was done, as one without a core is."""
+    recorded = read_trace(trace)
+    steps, waited = columns.steps(recorded), exposures_of(recorded)
+    done_ns = columns.collectives(recorded).end_ns[waited.collective]
+    until = np.where(waited.collective < 0, waited.begin_ns, done_ns)
+    late_ns = np.maximum(0, waited.end_ns - np.maximum(waited.begin_ns, until))
+    step = np.searchsorted(steps.begin_ns, waited.begin_ns, side="right") - 1
+    inside = step >= 0
+    sums = np.bincount(step[inside], weights=late_ns[inside], minlength=len(steps))
+    return float(np.median(sums)) / 1e6
 
 
 if __name__ == "__main__":

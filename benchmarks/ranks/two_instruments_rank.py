@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -19,11 +20,44 @@ import commprof
 STEPS = 12
 #: How long the last rank of ``alone`` is held up in each step.
 HELD_UP_S = 0.02
+#: How long an operator takes that needs no core.
+REST_S = 0.005
 
 
-def alone(rank: int) -> Callable[[int], None]:
+@torch.library.custom_op("two_instruments::rest", mutates_args=("values",))
+def rest(values: torch.Tensor) -> None:
+    """An operator that takes its time without a core, as one of a GPU does."""
+    time.sleep(REST_S)
+
+
+class Rested(torch.autograd.Function):
+    """Rests on the way forward and on the way back."""
+
+    @staticmethod
+    def forward(ctx: Any, values: torch.Tensor) -> torch.Tensor:
+        """The same values."""
+        rest(values.detach())
+        return values.view_as(values)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
+        """The same gradients."""
+        rest(gradients[0])
+        return gradients[0]
+
+
+class Rest(nn.Module):
+    """A layer that needs no core."""
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        """The same values."""
+        rested: torch.Tensor = Rested.apply(values)
+        return rested
+
+
+def alone(rank: int, rests: bool) -> Callable[[int], None]:
     """All-reduces of one size that nothing runs beside; the last rank comes late."""
-    values = torch.ones(1 << 20)
+    values = torch.ones(1 << (14 if rests else 20))
 
     def step(number: int) -> None:
         if rank == dist.get_world_size() - 1:
@@ -36,17 +70,18 @@ def alone(rank: int) -> Callable[[int], None]:
     return step
 
 
-def beside(rank: int) -> Callable[[int], None]:
+def beside(rank: int, rests: bool) -> Callable[[int], None]:
     """Asynchronous collectives of several kinds, waited for after the host did something else."""
-    values = torch.ones(1 << 20)
-    parts = torch.empty(dist.get_world_size() << 18)
+    elements = 1 << (14 if rests else 20)
+    values, part = torch.ones(elements), elements // 4
+    parts = torch.empty(dist.get_world_size() * part)
     matrix, product = torch.ones(512, 512), torch.empty(512, 512)
 
     def step(number: int) -> None:
         first = dist.all_reduce(values, async_op=True)
-        second = dist.all_gather_into_tensor(parts, values[: 1 << 18].clone(), async_op=True)
+        second = dist.all_gather_into_tensor(parts, values[:part].clone(), async_op=True)
         for _ in range(1 if rank else 4):
-            torch.mm(matrix, matrix, out=product)
+            rest(product) if rests else torch.mm(matrix, matrix, out=product)
         first.wait()
         second.wait()
         dist.broadcast(values, src=0)
@@ -55,13 +90,15 @@ def beside(rank: int) -> Callable[[int], None]:
     return step
 
 
-def ddp(rank: int) -> Callable[[int], None]:
+def ddp(rank: int, rests: bool) -> Callable[[int], None]:
     """Training under DDP with several buckets."""
     torch.manual_seed(1)
-    layers = [nn.Sequential(nn.Linear(512, 512), nn.ReLU()) for _ in range(6)]
-    model = DistributedDataParallel(nn.Sequential(*layers), bucket_cap_mb=2)
+    width, between = (64, Rest) if rests else (512, nn.ReLU)
+    layers = [nn.Sequential(nn.Linear(width, width), between()) for _ in range(6)]
+    bucket_mb = 2 * width**2 / 512**2
+    model = DistributedDataParallel(nn.Sequential(*layers), bucket_cap_mb=bucket_mb)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    data = torch.ones(64, 512)
+    data = torch.ones(64, width)
 
     def step(number: int) -> None:
         optimizer.zero_grad()
@@ -74,12 +111,12 @@ def ddp(rank: int) -> Callable[[int], None]:
 WORKLOADS = {"alone": alone, "beside": beside, "ddp": ddp}
 
 
-def main(workload: str, directory: Path) -> None:
+def main(workload: str, directory: Path, rests: bool) -> None:
     """Some steps before both begin, so that both see the same ones."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     rank = dist.get_rank()
-    step = WORKLOADS[workload](rank)
+    step = WORKLOADS[workload](rank, rests)
     for number in range(3):
         step(number)
     dist.barrier()
@@ -103,5 +140,5 @@ def main(workload: str, directory: Path) -> None:
 
 if __name__ == "__main__":
     asked = json.loads(sys.argv[1])
-    main(asked["workload"], Path(asked["directory"]))
+    main(asked["workload"], Path(asked["directory"]), asked["rests"])
     print(json.dumps({}))

@@ -47,6 +47,8 @@ _PROCESS_IN_NAME = re.compile(r"_\d+\.\d{9,}\.pt\.trace\.json")
 _WORKS: Final = re.compile(r"\.forward|Optimizer\.step")
 #: Of the communication of a recording: less outside of its steps is not worth a word.
 _WORTH_A_WORD: Final = 0.01
+#: A thread may go on so long before the range of the collective that it waited for is closed.
+_CLOSED_LATE_NS: Final = 100_000
 
 
 @dataclass
@@ -103,8 +105,9 @@ def trace_of(found: RankRecording, rank: int, world_size: int, seqs: Sequence[in
     calls = _calls(found, of_call, seqs, dtypes)
     thread = 0
     computing = _union(found.work)
-    covering = computing
-    if found.device is not None:
+    if found.device is None:
+        covering = _with_unawaited(computing, found.calls)
+    else:
         copies = _on(found.events.copies, found.device)
         covering = stretches(*_ends(found.work, copies))
     records = np.concatenate(
@@ -173,6 +176,20 @@ def _host_work(events: ProfilerEvents) -> Intervals:
         if event.thread == main and "monitored_barrier" not in event.name:
             kept.add(event.begin_ns, event.end_ns, main)
     return kept
+
+
+def _with_unawaited(work: Stretches, calls: Sequence[Call]) -> Stretches:
+    """The work, and the time between two operators in which nothing waited ends.
+
+    Whoever waits for a collective goes on when it is done: what lies behind the last completion
+    before the next operator, or all of the time without one, is Python's, or a lack of a core.
+    """
+    ends = np.sort(np.array([call.end_ns for call in calls], dtype=np.int64))
+    since, until = work.end_ns[:-1], work.begin_ns[1:]
+    place = np.searchsorted(ends, until + _CLOSED_LATE_NS, side="right") - 1
+    last = np.where(place >= 0, ends[np.maximum(place, 0)], 0) if len(ends) else since
+    begin = np.clip(last, since, until)
+    return stretches(np.concatenate((work.begin_ns, begin)), np.concatenate((work.end_ns, until)))
 
 
 def _ends(*several: Intervals) -> tuple[Ints, Ints]:

@@ -305,6 +305,8 @@ def of_host(name: str, begin_us: float, end_us: float, tid: int = 1) -> Event:
         # Python between the operators of a pass is work, unless the pass itself communicates.
         ([annotation("DistributedDataParallel.forward", 30, 60)], 50),
         ([annotation("DistributedDataParallel.forward", 5, 60)], 80),
+        # Its range may be closed a little after the thread went on.
+        ([of_host("aten::mm", 89, 95)], 79),
     ],
 )
 def test_what_is_work_beside_gloo(tmp_path: Path, beside: list[Event], exposed_us: float) -> None:
@@ -318,6 +320,17 @@ def test_what_is_work_beside_gloo(tmp_path: Path, beside: list[Event], exposed_u
     world = world_of(path)
     assert [found.op for found in world.collectives] == ["all_gather_into_tensor"]
     assert world.parts.exposed_ms == pytest.approx(exposed_us / 1000)
+
+
+def test_a_thread_that_goes_on_before_a_collective_is_done_did_not_wait(tmp_path: Path) -> None:
+    """From 20 to 500 it ran Python, or had no core; from 600 it waited."""
+    events = [
+        *(annotation("ProfilerStep#0", 0, 1000), of_host("c10d::allreduce_", 10, 20)),
+        *(of_host("aten::mm", 500, 600), annotation("gloo:all_reduce", 30, 900, tid=2)),
+    ]
+    path = tmp_path / "gloo.json"
+    path.write_text(document(events, 0))
+    assert world_of(path).parts.exposed_ms == pytest.approx(0.3)
 
 
 @with_data
