@@ -95,6 +95,17 @@ def each_file(path: Path, wanted: Callable[[bytes], bool], take: Take) -> list[s
     return problems
 
 
+def is_packed(path: Path) -> bool:
+    """Whether a file begins as one that holds others, or as a packed one."""
+    with open_regular(path) as file:
+        head = file.read(_TAR_MAGIC_AT + 5)
+    return head.startswith((_GZIP, _ZIP)) or _is_tar(head)
+
+
+def _is_tar(head: bytes) -> bool:
+    return head[_TAR_MAGIC_AT : _TAR_MAGIC_AT + 5] == b"ustar"
+
+
 def _each_of(
     files: Sequence[Path], below: Path, wanted: Callable[[bytes], bool], take: Take
 ) -> list[str]:
@@ -121,7 +132,7 @@ def _unpack(
         _unpack_zip(buffered, wanted, take)
         return
     head = buffered.peek(_HEAD_BYTES)
-    if head[_TAR_MAGIC_AT : _TAR_MAGIC_AT + 5] == b"ustar":
+    if _is_tar(head):
         _unpack_tar(buffered, wanted, take)
     elif wanted(head):
         take(name, cast(BinaryIO, buffered))

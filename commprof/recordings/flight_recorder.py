@@ -14,16 +14,17 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from commprof.errors import TraceError
 from commprof.files import open_regular, read_bytes
 from commprof.invocation import quoted
+from commprof.recordings.containers import each_file, is_packed
 from commprof.recordings.flight_recorder_pickle import read_plain_pickle
 from commprof.text import printable
 
 _NAME = re.compile(
-    r"(?:.*\D)?(\d{1,7})(?:\.(?:json|pickle|pkl|pt|bin|dump))?|.*rank[_-]?(\d{1,7})\D.*",
+    r"(?:.*\D)?(\d{1,7})(?:\.(?:json|pickle|pkl|pt|bin|dump))?(?:\.gz)?|.*rank[_-]?(\d{1,7})\D.*",
     re.IGNORECASE,
 )
 _LARGEST_BYTES = 1 << 30
@@ -31,6 +32,7 @@ _HEAD_BYTES = 1 << 16
 #: Of a tensor, in bytes; a damaged dump may say more.
 _LARGEST_SIZE = 1 << 63
 _PICKLE = b"\x80"
+_OF_TORCH_PROFILER = b'"traceEvents"'
 #: What stands in a run directory, whose folders hold no dumps.
 _OF_COMMPROF = "run.json"
 _MESSAGE = re.compile(r"(send|recv) (\d+)(?:->|<-)(\d+)")
@@ -92,26 +94,79 @@ class Dump:
 
 
 def is_flight_recorder(path: Path) -> bool:
-    """Whether a path is a dump, or a folder that holds at least one."""
+    """Whether a path is a dump, or a folder or an archive that holds at least one."""
+
+    def first(head: bytes) -> bool:
+        if _is_dump(head) or _OF_TORCH_PROFILER in head:
+            raise _FoundError(_is_dump(head))
+        return False
+
+    try:
+        if path.is_file():
+            each_file(path, first, lambda name, stream: None)
+            return False
+    except _FoundError as found:
+        return bool(found.args[0]) and (is_packed(path) or _rank_in(path.name) is not None)
     return any(True for _ in _dumps_in(path))
 
 
+class _FoundError(Exception):
+    """Ends the search; says whether it is a dump."""
+
+
+@dataclass(frozen=True)
+class _Found:
+    """A file that looks like a dump, or a member of an archive."""
+
+    file: Path
+    rank: int
+    #: Of a member; a file is read when it is its turn.
+    data: bytes | None = None
+
+    def value(self) -> Any:
+        """What it holds."""
+        data = read_bytes(self.file, _LARGEST_BYTES) if self.data is None else self.data
+        if data.startswith(_PICKLE):
+            return read_plain_pickle(data)
+        try:
+            return json.loads(data)
+        except RecursionError:
+            raise ValueError("it is nested too deep") from None
+
+
+def _packed_dumps(path: Path) -> tuple[list[_Found], list[str]]:
+    """The dumps in an archive, and what of it cannot be read."""
+    found: list[_Found] = []
+
+    def take(name: str, stream: BinaryIO) -> None:
+        rank = _rank_in(Path(name).name)
+        if rank is not None:
+            found.append(_Found(Path(name), rank, stream.read(_LARGEST_BYTES)))
+
+    problems = each_file(path, _is_dump, take)
+    return sorted(found, key=lambda each: each.file), problems
+
+
 def read_dumps(path: Path) -> tuple[list[Dump], list[str]]:
-    """Those of a folder, by rank, and a line for each file that cannot be read.
+    """Those of a folder or an archive, by rank, and a line for each file that cannot be read.
 
     Raises:
         TraceError: there is none that can be read.
     """
     found: dict[int, Dump] = {}
-    problems = []
-    dumped = list(_dumps_in(path))
-    folders = sorted({file.parent for file, _ in dumped})
+    problems: list[str] = []
+    if path.is_file() and is_packed(path):
+        dumped, problems = _packed_dumps(path)
+    else:
+        dumped = list(_dumps_in(path))
+    folders = sorted({each.file.parent for each in dumped})
     if len(folders) > 1:
         named = ", ".join(quoted(folder) for folder in folders[:10])
         raise TraceError(f"{quoted(path)} holds dumps in several folders; report one: {named}")
-    for file, rank in dumped:
+    for each in dumped:
+        file, rank = each.file, each.rank
         try:
-            dump = _dump(rank, _value(file))
+            dump = _dump(rank, each.value())
         except (OSError, ValueError) as error:
             what = printable(str(error).splitlines()[0] if str(error) else "damaged")
             problems.append(f"{quoted(file)} is no readable Flight Recorder dump: {what}")
@@ -141,7 +196,7 @@ def members_of(dumps: Sequence[Dump]) -> dict[str, tuple[int, ...]]:
     return {**{group: tuple(sorted(ranks)) for group, ranks in users.items()}, **members}
 
 
-def _dumps_in(path: Path) -> Iterator[tuple[Path, int]]:
+def _dumps_in(path: Path) -> Iterator[_Found]:
     """Files that look like dumps, by name and by their first bytes, with their ranks.
 
     Of a folder without one, those in the folders in it.
@@ -159,10 +214,10 @@ def _dumps_in(path: Path) -> Iterator[tuple[Path, int]]:
             yield from _among(sorted(folder.iterdir()))
 
 
-def _among(files: Iterable[Path]) -> Iterator[tuple[Path, int]]:
+def _among(files: Iterable[Path]) -> Iterator[_Found]:
     for file in files:
-        named = _NAME.fullmatch(file.name)
-        if named is None or not file.is_file():
+        rank = _rank_in(file.name)
+        if rank is None or not file.is_file():
             continue
         try:
             with open_regular(file) as opened:
@@ -170,7 +225,13 @@ def _among(files: Iterable[Path]) -> Iterator[tuple[Path, int]]:
         except OSError:
             continue
         if _is_dump(head):
-            yield file, int(named[1] or named[2])
+            yield _Found(file, rank)
+
+
+def _rank_in(name: str) -> int | None:
+    """The rank that a file's name says."""
+    named = _NAME.fullmatch(name)
+    return int(named[1] or named[2]) if named else None
 
 
 def _is_dump(head: bytes) -> bool:
@@ -178,17 +239,7 @@ def _is_dump(head: bytes) -> bool:
     if head.startswith(_PICKLE):
         return any(key in head for key in (b"pg_config", b"pg_status", b"collective_seq_id"))
     keys = any(key in head for key in (b'"pg_status"', b'"collective_seq_id"'))
-    return head.lstrip().startswith(b"{") and keys and b'"traceEvents"' not in head
-
-
-def _value(path: Path) -> Any:
-    data = read_bytes(path, _LARGEST_BYTES)
-    if data.startswith(_PICKLE):
-        return read_plain_pickle(data)
-    try:
-        return json.loads(data)
-    except RecursionError:
-        raise ValueError("it is nested too deep") from None
+    return head.lstrip().startswith(b"{") and keys and _OF_TORCH_PROFILER not in head
 
 
 def _dump(rank: int, value: Any) -> Dump:
@@ -281,6 +332,7 @@ def _entry(value: Any) -> tuple[Entry, int]:
     if not isinstance(value, dict):
         raise ValueError("an entry is no dictionary")
     group = value.get("process_group")
+    group = [group] if isinstance(group, str) else group  # without a description
     if not isinstance(group, tuple | list) or not group or not isinstance(group[0], str):
         raise ValueError("an entry's process_group is no pair of texts")
     state, name = value.get("state"), value.get("profiling_name")

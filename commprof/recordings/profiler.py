@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -18,21 +20,27 @@ from commprof.recordings.containers import each_file
 from commprof.recordings.profiler_events import read_events
 from commprof.recordings.profiler_rank import RankRecording, recorded_rank, trace_of
 from commprof.recordings.recording import Recording
-from commprof.text import counted, listed
+from commprof.text import counted, named_ranks
 from commprof.trace.reader import TORCH_PROFILER, Trace
 
 #: In the first bytes of every trace of torch.profiler, and of few other files.
 _MARKS: Final = (b'"traceEvents"', b'"deviceProperties"', b'"distributedInfo"')
+#: In the first bytes of a trace that is its events alone.
+_MARKS_OF_EVENTS: Final = (b'"ph"', b'"ts"', b'"cat"')
 #: In the first bytes of what ``commprof trace`` writes.
 _OUR_TIMELINE: Final = b'"otherData":{"commprof"'
+#: So many ranks of a group are listed.
+_FEW: Final = 8
 #: Where numbers of collectives begin that are counted from a step on, and not from the first.
 _FIRST_SEQ: Final = 1 << 24
 
 
 def looks_like_trace(head: bytes) -> bool:
     """Whether a file that begins so is a trace of torch.profiler."""
-    is_one = head.lstrip()[:1] == b"{" and any(mark in head for mark in _MARKS)
-    return is_one and _OUR_TIMELINE not in head
+    begin = head.lstrip()[:1]
+    is_one = begin == b"{" and any(mark in head for mark in _MARKS)
+    is_array = begin == b"[" and all(mark in head for mark in _MARKS_OF_EVENTS)
+    return (is_one or is_array) and _OUR_TIMELINE not in head
 
 
 def read_recording(path: Path) -> Recording | None:
@@ -63,16 +71,18 @@ def read_recording(path: Path) -> Recording | None:
 
 def _recording(path: Path, found: list[RankRecording], problems: list[str]) -> Recording:
     _one_job(path, found)
-    by_rank, said = _by_rank(found)
+    found, said = _of_all_hosts(found)
+    by_rank, about_ranks = _by_rank(found)
+    said += about_ranks
     most = max(max(each.world_size for each in found), max(by_rank) + 1)
     world_size = max(most, max((c.group_size for each in found for c in each.calls), default=0))
     if not any(each.calls for each in found):
         raise CommprofError(_no_communication(path, found))
+    by_rank = _with_distinct_groups(by_rank)
     seqs, counted_so = _numbers(by_rank)
     traces = {
         rank: trace_of(each, rank, world_size, seqs[rank]) for rank, each in sorted(by_rank.items())
     }
-    traces = _distinct_groups(traces)
     said += counted_so + _about_calls(by_rank)
     if len(traces) > 1:
         if not _one_clock(traces):
@@ -111,6 +121,35 @@ def _one_job(path: Path, found: Sequence[RankRecording]) -> None:
         )
 
 
+def _of_all_hosts(found: list[RankRecording]) -> tuple[list[RankRecording], list[str]]:
+    """With ranks of the job, where files name ranks of their hosts alone.
+
+    That is so where files of one rank were recorded at the same time.
+    """
+    named = [each for each in found if each.rank is not None and each.by_name]
+    spans: dict[int | None, list[tuple[int, int]]] = {}
+    for each in named:
+        begin, end = each.steps.begin_ns, each.steps.end_ns
+        if len(begin):
+            spans.setdefault(each.rank, []).append((int(begin[0]), int(end[-1])))
+    at_once = any(
+        later[0] < earlier[1]
+        for of_rank in spans.values()
+        for earlier, later in itertools.pairwise(sorted(of_rank))
+    )
+    if len(named) < len(found) or not at_once:
+        return found, []
+    ordered = sorted(found, key=lambda each: _natural(each.name))
+    return [replace(each, rank=rank) for rank, each in enumerate(ordered)], [
+        "files of several hosts name the same ranks: they are numbered in the order of their names"
+    ]
+
+
+def _natural(name: str) -> list[tuple[str, int]]:
+    """By numbers as numbers: "node-2" before "node-10"."""
+    return [(text, int(digits or 0)) for text, digits in re.findall(r"(\D*)(\d{0,18})", name)]
+
+
 def _by_rank(found: Sequence[RankRecording]) -> tuple[dict[int, RankRecording], list[str]]:
     """One recording a rank: of several the last; of files that do not say theirs in order."""
     said: list[str] = []
@@ -125,8 +164,9 @@ def _by_rank(found: Sequence[RankRecording]) -> tuple[dict[int, RankRecording], 
             by_rank[each.rank] = each
     again = [rank for rank, times in several.items() if times]
     if again:
+        have = "has" if len(again) == 1 else "have"
         said.append(
-            f"rank {listed(sorted(again))} has several recordings, of which the last one counts"
+            f"{named_ranks(sorted(again))} {have} several recordings, of which the last one counts"
         )
     unnamed = sorted((each for each in found if each.rank is None), key=lambda each: each.name)
     for rank, each in enumerate(unnamed, max(by_rank, default=-1) + 1):
@@ -191,23 +231,34 @@ def _unequal(by_rank: dict[int, RankRecording]) -> list[str]:
     ]
 
 
-def _distinct_groups(traces: dict[int, Trace]) -> dict[int, Trace]:
+def _with_distinct_groups(by_rank: dict[int, RankRecording]) -> dict[int, RankRecording]:
     """Groups of one name and other ranks get names that tell them apart."""
-    sizes: dict[str, set[int]] = {}
-    for trace in traces.values():
-        for group in trace.groups.values():
-            sizes.setdefault(group.name, set()).add(group.size)
+    of_name: dict[str, set[tuple[int, tuple[int, ...]]]] = {}
+    for each in by_rank.values():
+        for call in each.calls:
+            of_name.setdefault(call.group, set()).add((call.group_size, call.group_ranks))
+    names: dict[tuple[str, int, tuple[int, ...]], str] = {}
+    for name, groups in of_name.items():
+        several_of = Counter(size for size, _ in groups)
+        for size, ranks in groups if name and len(groups) > 1 else ():
+            of = counted(size, "rank")
+            if several_of[size] > 1 and ranks:
+                of = named_ranks(ranks) if size <= _FEW else f"{of} from {ranks[0]} on"
+            names[name, size, ranks] = f"{name} ({of})"
+    if not names:
+        return by_rank
     return {
         rank: replace(
-            trace,
-            groups={
-                number: replace(g, name=f"{g.name} ({g.size} ranks)")
-                if len(sizes[g.name]) > 1
-                else g
-                for number, g in trace.groups.items()
-            },
+            each,
+            calls=[
+                replace(
+                    call,
+                    group=names.get((call.group, call.group_size, call.group_ranks), call.group),
+                )
+                for call in each.calls
+            ],
         )
-        for rank, trace in traces.items()
+        for rank, each in by_rank.items()
     }
 
 
@@ -223,8 +274,8 @@ def _about_calls(by_rank: dict[int, RankRecording]) -> list[str]:
     said = []
     if messages:
         said.append(
-            f"{counted(messages, 'kernel')} of send and recv hold transfer and waiting for the "
-            "other end in one"
+            f"{counted(messages, 'kernel')} of send and recv, or of what is not known, hold "
+            "transfer and waiting for others in one"
         )
     if any(op.startswith("all_to_all") for op in ops):
         said.append(

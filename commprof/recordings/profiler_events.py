@@ -21,11 +21,13 @@ _MOST_NAMED: Final = 400_000
 _COMMUNICATION = re.compile(r"nccl|rccl|msccl|oneccl|(?:^|[^a-z])ccl_", re.IGNORECASE)
 #: Communication between ranks of which a recording says nothing more than that it ran.
 _UNREADABLE = re.compile(r"deep_?ep|nvshmem|intranode::|internode::|symm_mem", re.IGNORECASE)
+#: Copies within a device, by CUDA, HIP and Level Zero.
+_WITHIN_DEVICE = re.compile(r"DtoD|PtoP|D2D|DeviceToDevice|Device -> Device", re.IGNORECASE)
 _GRAPH_LAUNCH = ("cudaGraphLaunch", "hipGraphLaunch")
 _RANGES = re.compile(
     r"ProfilerStep#\d|(?:nccl|gloo|mpi|ucc|xccl|ccl):|DistributedDataParallel\.forward|"
     r"FullyShardedDataParallel\.forward|FSDP::|Optimizer\.step#|enumerate\(DataLoader\)|"
-    r"^#* ?(?:forward|backward|optimizer) ?#*$",
+    r"^#* ?(?:forward|backward|optimizer)(?: \d+)? ?#*$|^PP:\d",
     re.IGNORECASE,
 )
 _BACKWARD_OP = "autograd::engine::evaluate_function"
@@ -153,7 +155,10 @@ def _take(event: dict[str, Any], found: ProfilerEvents) -> None:
         return
     try:
         start, length = event["ts"], event.get("dur", 0)
-        begin, duration = _ns(start), _ns(length)
+        if type(start) is int and start >= _MOST_US:  # some tools write ns since 1970
+            begin, duration = _whole_ns(start), _whole_ns(length)
+        else:
+            begin, duration = _ns(start), _ns(length)
     except (KeyError, TypeError, ValueError, OverflowError):
         found.unusable += 1
         return
@@ -171,6 +176,12 @@ def _ns(value_us: Any) -> int:
         return value_us * 1000
     whole = math.floor(value_us)
     return whole * 1000 + round((value_us - whole) * 1000)
+
+
+def _whole_ns(value: Any) -> int:
+    if not 0 <= value < _MOST_BASE_NS:
+        raise ValueError
+    return int(value)
 
 
 def _kernel(
@@ -191,7 +202,7 @@ def _kernel(
 def _copy(
     event: dict[str, Any], name: str, begin: int, end: int, args: dict[str, Any], f: ProfilerEvents
 ) -> None:
-    if "DtoD" in name or "PtoP" in name or "Device -> Device" in name:
+    if _WITHIN_DEVICE.search(name):
         f.copies.add(begin, end, _int(args.get("correlation")), _int(args.get("device")))
 
 
@@ -218,7 +229,9 @@ def _operator(
     event: dict[str, Any], name: str, begin: int, end: int, args: dict[str, Any], f: ProfilerEvents
 ) -> None:
     thread = _int(event.get("tid"))
-    if name.startswith("c10d::") or name == "record_param_comms":
+    if "::" not in name and _RANGES.search(name):  # torch up to 1.11 has no other category
+        _range(event, name, begin, end, args, f)
+    elif name.startswith("c10d::") or name == "record_param_comms":
         kept = {key: args[key] for key in _ARGUMENTS if key in args}
         _keep(f.issued, Event(name, begin, end, thread, 0, -1, kept))
     elif name.startswith(_BACKWARD_OP):
@@ -235,7 +248,8 @@ _TAKERS: Final = {
     "cuda_runtime": _launch,
     "cuda_driver": _launch,
     "Runtime": _launch,
-    "xpu_runtime": _launch,
+    **dict.fromkeys(("xpu_runtime", "xpu_driver"), _launch),
+    **dict.fromkeys(("privateuse1_runtime", "privateuse1_driver"), _launch),
     "user_annotation": _range,
     "cpu_op": _operator,
     "Operator": _operator,

@@ -64,6 +64,8 @@ class RankRecording:
     #: None of a recording of the host alone.
     device: int | None
     work: Intervals
+    #: Only the file's name says its rank, which may be that of its host.
+    by_name: bool = False
     problems: list[str] = field(default_factory=list)
 
 
@@ -87,7 +89,7 @@ def recorded_rank(name: str, events: ProfilerEvents) -> RankRecording:
     rank = _whole(about.get("rank"))
     return RankRecording(
         *(name, _in_name(name) if rank is None else rank, world_size, events, calls, steps),
-        *(device, work, _problems(events, calls, steps, device)),
+        *(device, work, rank is None, _problems(events, calls, steps, device)),
     )
 
 

@@ -18,9 +18,13 @@ from commprof.trace.stretches import Stretches, stretches
 Ints = npt.NDArray[np.int64]
 
 _STEP = re.compile(r"ProfilerStep#(\d{1,9})$")
-_FORWARD = re.compile(r"(?:DistributedDataParallel|FullyShardedDataParallel)\.forward|#* ?forward")
-_OPTIMIZER = re.compile(r"Optimizer\.step#|#* ?optimizer")
-_BACKWARD = re.compile(r"#* ?backward")
+_FORWARD = re.compile(
+    r"(?:DistributedDataParallel|FullyShardedDataParallel)\.forward|#* ?forward|PP:\d+F", re.I
+)
+_OPTIMIZER = re.compile(r"Optimizer\.step#|#* ?optimizer", re.I)
+_BACKWARD = re.compile(r"#* ?backward|PP:\d+[BIW]\d|FSDP::(?:pre_|post_|root_post_)?backward", re.I)
+#: FSDP2 marks where a module's forward pass begins and where it ends, and not the pass itself.
+_FSDP_BEGINS, _FSDP_ENDS = ("FSDP::root_pre_forward", "FSDP::pre_forward"), "FSDP::post_forward"
 _DATA = re.compile(r"enumerate\(DataLoader\)")
 #: Calls of a recording without ranges of steps are compared over so many steps' lengths at most.
 _LONGEST_PERIOD: Final = 5000
@@ -158,6 +162,8 @@ def _phase_of(events: ProfilerEvents, at_ns: Ints, thread: Ints) -> Ints:
             each,
             stretches(begin[tag == each], end[tag == each]),
         )
+    for each, inside in _forward_of_fsdp(events).items():
+        _set(phase, Phase.FORWARD, at_ns, thread, each, inside, only=Phase.OTHER)
     for code, pattern in (
         *((Phase.BACKWARD, _BACKWARD), (Phase.FORWARD, _FORWARD)),
         *((Phase.OPTIMIZER, _OPTIMIZER), (Phase.DATA, _DATA)),
@@ -173,10 +179,41 @@ def _phase_of(events: ProfilerEvents, at_ns: Ints, thread: Ints) -> Ints:
     return phase
 
 
+def _forward_of_fsdp(events: ProfilerEvents) -> dict[int, Stretches]:
+    """Per thread from where FSDP2 begins a forward pass to where its last module's ends."""
+    passes: dict[int, list[list[int]]] = {}
+    open_in: set[int] = set()
+    for event in sorted(
+        (e for e in events.ranges if e.name.startswith("FSDP::")), key=lambda e: e.begin_ns
+    ):
+        thread, of_thread = event.thread, passes.setdefault(event.thread, [])
+        if _BACKWARD.match(event.name):
+            open_in.clear()
+        elif event.name.startswith(_FSDP_BEGINS):
+            if thread not in open_in or event.name.startswith(_FSDP_BEGINS[0]):
+                of_thread.append([event.begin_ns, event.begin_ns])
+                open_in.add(thread)
+        elif event.name.startswith(_FSDP_ENDS) and thread in open_in:
+            of_thread[-1][1] = event.end_ns
+    return {
+        thread: stretches(*np.array(found, dtype=np.int64).T)
+        for thread, found in passes.items()
+        if found
+    }
+
+
 def _set(
-    phase: Ints, code: Phase, at_ns: Ints, thread: Ints, of_thread: int, inside: Stretches
+    phase: Ints,
+    code: Phase,
+    at_ns: Ints,
+    thread: Ints,
+    of_thread: int,
+    inside: Stretches,
+    only: Phase | None = None,
 ) -> None:
     row = np.searchsorted(inside.begin_ns, at_ns, side="right") - 1
     chosen = (thread == of_thread) & (row >= 0)
+    if only is not None:
+        chosen &= phase == int(only)
     chosen[chosen] = at_ns[chosen] <= inside.end_ns[row[chosen]]
     phase[chosen] = int(code)

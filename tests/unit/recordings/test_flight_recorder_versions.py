@@ -1,0 +1,153 @@
+"""Dumps as each version of the Flight Recorder writes them, and as people pack them."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import pickle
+import tarfile
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from commprof.analysis.late.dumped_hang import diagnosis
+from commprof.commands import main
+from commprof.errors import TraceError
+from commprof.recordings.flight_recorder import is_flight_recorder
+from tests.support.builders.flight_dumps import dump, entry
+from tests.support.builders.profiler_traces import document, rank_events
+
+Value = dict[str, Any]
+GROUPS = {"0": [0, 1, 2]}
+
+
+def hang(rank: int, number: int = 2) -> Value:
+    """Rank 1 of three did not arrive at the second all-reduce."""
+    done, waits = entry("0", number - 1, state="completed"), entry("0", number)
+    return dump(GROUPS, done) if rank == 1 else dump(GROUPS, done, waits)
+
+
+def status(rank: int, text: bool = False) -> Value:
+    last = {"last_enqueued_collective": 1 if rank == 1 else 2, "last_started_collective": -1}
+    numbers = {**last, "last_completed_collective": 1}
+    return {"0": {key: str(value) if text else value for key, value in numbers.items()}}
+
+
+def of_2_2(rank: int) -> Value:
+    """No status of groups, no threads."""
+    value = {**hang(rank), "version": "2.2"}
+    del value["pg_status"]
+    return value
+
+
+def of_2_3(rank: int) -> Value:
+    return {**hang(rank), "version": "2.3", "pg_status": status(rank), "nccl_comm_state": {}}
+
+
+def of_2_4(rank: int) -> Value:
+    """With stacks."""
+    value = {**of_2_3(rank), "version": "2.4"}
+    for one in value["entries"]:
+        one["frames"] = [{"name": "step", "filename": "train.py", "line": 7}]
+    return value
+
+
+def of_2_7(rank: int) -> Value:
+    return {**of_2_3(rank), "version": "2.7", "nccl_version": "2.21.5"}
+
+
+def of_2_10(rank: int) -> Value:
+    value = {**of_2_3(rank), "version": "2.10", "comm_lib_version": "2.28.9"}
+    for one in value["entries"]:
+        one |= {"thread_name": "pt_main_thread", "thread_id": "23456244340032"}
+    return value
+
+
+def active_alone(rank: int) -> Value:
+    """Completed entries left out: only the status has them."""
+    value = of_2_10(rank)
+    value["entries"] = [one for one in value["entries"] if one["state"] != "completed"]
+    return value
+
+
+@pytest.mark.parametrize("made", [of_2_2, of_2_3, of_2_4, of_2_7, of_2_10, active_alone])
+def test_every_version_says_who_hangs(tmp_path: Path, made: Callable[[int], Value]) -> None:
+    for rank in range(3):
+        (tmp_path / f"nccl_trace_rank_{rank}").write_bytes(pickle.dumps(made(rank), protocol=2))
+    found = diagnosis(tmp_path)
+    assert (found.kind, [one.rank for one in found.culprits]) == ("absent", [1])
+
+
+@pytest.mark.parametrize("active", [False, True])
+def test_json_has_texts_for_numbers_and_zeros_for_none(tmp_path: Path, active: bool) -> None:
+    """And no list of entries where there is none."""
+    for rank in range(3):
+        value = {**(active_alone(rank) if active else of_2_10(rank))}
+        value["pg_status"] = status(rank, text=True)
+        for one in value["entries"]:
+            one |= {"time_discovered_started_ns": 0, "time_discovered_completed_ns": 0}
+        if not value["entries"]:
+            del value["entries"]
+        (tmp_path / f"trace_{rank}.json").write_text(json.dumps(value))
+    found = diagnosis(tmp_path)
+    assert (found.kind, [one.rank for one in found.culprits]) == ("absent", [1])
+
+
+def test_a_major_version_that_is_not_known_is_refused(tmp_path: Path) -> None:
+    for version in ("1.5", "3.0"):
+        (tmp_path / "dump_0").write_bytes(pickle.dumps({**hang(0), "version": version}))
+        with pytest.raises(TraceError, match=rf"version '{version}' is not known"):
+            diagnosis(tmp_path)
+
+
+def packed_tar(path: Path, files: dict[str, bytes], mode: str) -> None:
+    with tarfile.open(path, f"w:{mode}") as archive:  # type: ignore[call-overload]
+        for name, data in files.items():
+            about = tarfile.TarInfo(name)
+            about.size = len(data)
+            archive.addfile(about, io.BytesIO(data))
+
+
+def packed(path: Path, files: dict[str, bytes]) -> Path:
+    if path.suffix == ".zip":
+        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+            for name, data in files.items():
+                archive.writestr(name, data)
+    else:
+        packed_tar(path, files, "gz" if path.suffix == ".gz" else "")
+    return path
+
+
+DUMPS = {f"job/dumps/_dump_{rank}": pickle.dumps(of_2_10(rank), protocol=2) for rank in range(3)}
+
+
+@pytest.mark.parametrize("name", ["hang.zip", "hang.tar", "hang.tar.gz"])
+def test_an_archive_of_dumps(tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    path = packed(tmp_path / name, {"job/notes.txt": b"it hangs", **DUMPS})
+    assert is_flight_recorder(path)
+    assert main(["report", str(path), "--format", "json"]) == 0
+    assert json.loads(capsys.readouterr().out)["culprits"][0]["rank"] == 1
+
+
+def test_an_archive_of_packed_and_damaged_dumps(tmp_path: Path) -> None:
+    files = {f"{name}.gz": gzip.compress(data) for name, data in DUMPS.items()}
+    files["job/dumps/_dump_7"] = DUMPS["job/dumps/_dump_0"][:200]
+    found = diagnosis(packed(tmp_path / "hang.zip", files))
+    assert [one.rank for one in found.culprits] == [1]
+    assert any("_dump_7" in text for text in found.problems)
+
+
+def test_an_archive_of_other_things_is_none(tmp_path: Path) -> None:
+    trace = document(rank_events(0), 0).encode()
+    for files in ({"rank0.json": trace}, {"notes_1.txt": b"pg_status"}):
+        assert not is_flight_recorder(packed(tmp_path / "other.zip", files))
+
+
+def test_dumps_in_two_folders_of_an_archive_are_not_put_together(tmp_path: Path) -> None:
+    files = {**DUMPS, "other/_dump_0": DUMPS["job/dumps/_dump_0"]}
+    with pytest.raises(TraceError, match="dumps in several folders"):
+        diagnosis(packed(tmp_path / "hang.tar", files))
