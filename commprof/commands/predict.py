@@ -1,4 +1,4 @@
-"""``commprof predict``: a recorded step on other machines, links, buckets and hooks."""
+"""``commprof predict``: a recorded step on other machines and links, or shared otherwise."""
 
 from __future__ import annotations
 
@@ -6,15 +6,18 @@ import argparse
 import itertools
 import math
 import sys
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 from commprof import invocation
 from commprof.commands.options.output_file import keep_text
 from commprof.commands.options.quantities import duration, listed, number, rate, whole
 from commprof.commands.options.terminal import prose_width, table_width
-from commprof.errors import CommprofError
+from commprof.errors import CommprofError, UsageError
 from commprof.predict.fit.build import build_profile
 from commprof.predict.fit.machine_profile import MachineProfile, default_path, load_profile
+from commprof.predict.replay.model import Model
 from commprof.predict.replay.recorded import (
     Recorded,
     base_of,
@@ -23,7 +26,17 @@ from commprof.predict.replay.recorded import (
     read_recorded,
 )
 from commprof.predict.replay.replay import Replay
-from commprof.predict.replay.scenario import ALGORITHMS, FLAT, STRONG, WEAK, Scenario
+from commprof.predict.replay.scenario import (
+    ALGORITHMS,
+    DTYPE_BYTES,
+    FLAT,
+    STRONG,
+    WEAK,
+    Scenario,
+)
+from commprof.predict.replay.schedule import Schedule
+from commprof.predict.sharded.replay import ShardedReplay
+from commprof.predict.sharded.steps import ShardedSteps
 from commprof.predict.what_if.answers import Answers, answer
 from commprof.predict.what_if.optimize import CHOICES
 from commprof.report.plain_text import printable
@@ -47,6 +60,7 @@ model is wrong by on steps that it was not given. What was not measured is refus
   commprof predict RUN --bucket-cap-mb 5,25,100 --hook none,fp16
   commprof predict RUN --optimize bucket-cap,hook
   commprof predict RUN --world-size 8 --price-per-hour 2.50
+  commprof predict FSDP_RUN --shard-ranks 4,8 --reshard-after-forward on,off --gather-dtype bf16
 
 Lists with commas are combined, each with each. See docs/prediction.md.
 """
@@ -90,12 +104,12 @@ Lists with commas are combined, each with each. See docs/prediction.md.
         recorded, refused = read_recorded(args.run)
         base = base_of(recorded, args.from_world_size, refused)
         profile, source = _profile(args, recorded)
-        replay = Replay(
-            base.schedule,
-            profile,
-            compute_by_batch(recorded, base.schedule),
-            batches(recorded, base.schedule),
-        )
+        replay = _model(base, profile, recorded)
+        if args.optimize is not None and isinstance(replay, ShardedReplay):
+            raise UsageError(
+                "--optimize compares settings of DistributedDataParallel; of a sharded run give "
+                "lists, such as --shard-ranks 2,4 --reshard-after-forward on,off"
+            )
         others = [each for each in recorded if each is not base and each.schedule.world_size > 1]
         for directory in args.check:
             found, reasons = read_recorded(directory)
@@ -113,6 +127,15 @@ Lists with commas are combined, each with each. See docs/prediction.md.
         )
         _print(args, answers, base.name, source, refused)
         return 0
+
+
+def _model(base: Recorded, profile: MachineProfile, recorded: list[Recorded]) -> Model:
+    """What replays these steps."""
+    steps = base.schedule
+    if isinstance(steps, ShardedSteps):
+        return ShardedReplay(steps, profile)
+    assert isinstance(steps, Schedule)
+    return Replay(steps, profile, compute_by_batch(recorded, steps), batches(recorded, steps))
 
 
 def _add_setting(parser: argparse.ArgumentParser) -> None:
@@ -145,16 +168,31 @@ def _add_setting(parser: argparse.ArgumentParser) -> None:
         default=FLAT,
         help="all-reduce in one ring, or within hosts and between them (default: flat)",
     )
+    sharded = parser.add_argument_group("of a run of FSDP2 or HSDP (default: as recorded)")
+    sharded.add_argument(
+        "--shard-ranks", metavar="N,...", help="ranks that share one copy; fewer than all: HSDP"
+    )
+    sharded.add_argument(
+        "--reshard-after-forward", metavar="on,off", help="gather parameters again for backward"
+    )
+    for option, what in (("gather", "parameters are gathered"), ("reduce", "gradients reduced")):
+        sharded.add_argument(
+            f"--{option}-dtype",
+            metavar="TYPE,...",
+            help=f"type in which {what}: {', '.join(DTYPE_BYTES)}",
+        )
 
 
 def _scenarios(args: argparse.Namespace, recorded_world_size: int) -> list[Scenario]:
     hooks = [None] if args.hook is None else [_hook(word) for word in _hook_words(args.hook)]
+    shared = _sharding(args)
     grid = itertools.product(
         listed("--world-size", args.world_size, whole, recorded_world_size),
         listed("--bandwidth", args.bandwidth, rate, math.nan),
         listed("--latency", args.latency, duration, math.nan),
         listed("--bucket-cap-mb", args.bucket_cap_mb, _cap_bytes, math.nan),
         hooks,
+        *shared.values(),
     )
     per_host, cores = (
         math.nan if text is None else number(option, text, least)
@@ -164,9 +202,37 @@ def _scenarios(args: argparse.Namespace, recorded_world_size: int) -> list[Scena
         )
     )
     return [
-        Scenario(size, bandwidth, latency, cap, hook, per_host, cores, args.scaling, args.algorithm)
-        for size, bandwidth, latency, cap, hook in grid
+        Scenario(
+            *(size, bandwidth, latency, cap, hook, per_host, cores, args.scaling, args.algorithm),
+            **dict(zip(shared, values, strict=True)),
+        )
+        for size, bandwidth, latency, cap, hook, *values in grid
     ]
+
+
+def _sharding(args: argparse.Namespace) -> dict[str, list[Any]]:
+    """What is asked of sharded steps, by the scenario's fields."""
+    switch = {"on": True, "off": False}
+    again = listed("--reshard-after-forward", args.reshard_after_forward, _one_of(switch), None)
+    dtype = _one_of(DTYPE_BYTES)
+    return {
+        "gather_dtype": listed("--gather-dtype", args.gather_dtype, dtype, None),
+        "reduce_dtype": listed("--reduce-dtype", args.reduce_dtype, dtype, None),
+        "reshard_after_forward": [None if word is None else switch[word] for word in again],
+        "shard_ranks": listed("--shard-ranks", args.shard_ranks, whole, None),
+    }
+
+
+def _one_of(allowed: Iterable[str]) -> Callable[[str, str], str | None]:
+    """Reads one of these words."""
+    words = [*allowed]
+
+    def read(option: str, text: str) -> str | None:
+        if text not in words:
+            raise UsageError(f"{option} {text!r} (allowed: {', '.join(words)})")
+        return text
+
+    return read
 
 
 def _cap_bytes(option: str, text: str) -> float:

@@ -16,13 +16,14 @@ from commprof.analysis.align.measured import MeasuredWorld
 from commprof.analysis.step.exposure import Exposures, exposures_of
 from commprof.trace import columns
 from commprof.trace.columns import Collectives, Finalizations, Ints, Spans, Steps
-from commprof.trace.schema import PHASES, Phase
+from commprof.trace.schema import OPS, PHASES, Phase
 from commprof.trace.stretches import covered
 
 Floats = npt.NDArray[np.float64]
 
 #: Kinds of events, in the order in which those of one moment happen.
 ISSUE, WAIT, STAND, MARK = range(4)
+_REDUCE_SCATTER = OPS.index("reduce_scatter_tensor")
 #: Events of all ranks that a replay takes at most; the first steps that hold as many are taken.
 _MOST_EVENTS = 12_000
 
@@ -237,11 +238,16 @@ def _chained(
 def _found_complete(
     table: Collectives, exposed: Exposures, finalizations: Finalizations, thread: int
 ) -> tuple[Ints, Ints]:
-    """Buckets that a finalisation waits for and found complete, and when it did at the latest."""
+    """Buckets that a finalisation waits for and found complete, and when it did at the latest.
+
+    FSDP2 waits for its collectives within backward, so that its passes have no finalisation.
+    """
     span = finalizations.span
     mine = np.flatnonzero(span.thread == thread)
     mine = mine[np.argsort(span.key[mine], kind="stable")]
     rows = np.flatnonzero((table.graph_task >= 0) & (table.end_ns > 0))
+    sharded = np.unique(table.graph_task[table.op == _REDUCE_SCATTER])
+    rows = rows[~np.isin(table.graph_task[rows], sharded)]
     rows = np.setdiff1d(rows, exposed.collective[exposed.graph_task >= 0])
     at = np.searchsorted(span.key[mine], table.graph_task[rows])
     found = at < len(mine)

@@ -9,14 +9,15 @@ from typing import Any
 
 from commprof import invocation
 from commprof.errors import CommprofError
-from commprof.predict.fit.calibrate import calibrate
 from commprof.predict.fit.cost_model import CostCurve
 from commprof.predict.fit.fit import fit_curves
+from commprof.predict.fit.from_runs import curves_of
 from commprof.predict.fit.hook_costs import HookCost
 from commprof.predict.fit.hook_fit import fit_hook
 from commprof.predict.fit.machine_profile import LinkProfile, MachineProfile
 from commprof.predict.fit.points import Measurement
 from commprof.predict.replay.recorded import Recorded
+from commprof.predict.replay.schedule import Schedule
 
 
 def build_profile(
@@ -29,7 +30,7 @@ def build_profile(
     """Fits everything that there is to fit; also says what it left out, and why.
 
     Per link class, a microbenchmark's points count where there are any; else all-reduce is
-    calibrated on the recorded steps.
+    calibrated on the recorded steps, and what sharded ones exchange is fitted to them.
 
     Args:
         measurements: files of microbenchmarks.
@@ -49,12 +50,11 @@ def build_profile(
         fitted, refused = fit_curves(points)
         left_out += refused
         curves[link] = _of_one_backend(link, fitted, recorded, left_out)
-    schedules = [each.schedule for each in recorded]
-    plain = [each for each in schedules if each.world_size > 1 and not each.hook]
+    steps = [each.schedule for each in recorded]
+    plain = [each for each in steps if each.world_size > 1 and not each.hook]
     for link in sorted({each.link for each in plain} - set(curves)):
-        curve = calibrate([each for each in plain if each.link == link])
-        curves[link] = {"all_reduce": curve}
-    if not any("all_reduce" in each for each in curves.values()):
+        curves[link] = curves_of([each for each in plain if each.link == link])
+    if not any({"all_reduce", "reduce_scatter"} & each.keys() for each in curves.values()):
         raise CommprofError(
             "; ".join(left_out)
             or "nothing here says what an all-reduce costs; give a run of 2 "
@@ -103,16 +103,20 @@ def _hooks(
     left_out: list[str],
 ) -> dict[str, HookCost]:
     """Of each compressor the runs with the most ranks; those without a fit go to ``left_out``."""
-    hooks: dict[str, list[Recorded]] = {}
+    hooks: dict[str, list[tuple[Recorded, Schedule]]] = {}
+    plain = []
     for each in recorded:
-        if each.schedule.hook and each.schedule.world_size > 1:
-            hooks.setdefault(each.schedule.hook, []).append(each)
-    plain = [each.schedule for each in recorded if not each.schedule.hook]
+        if not isinstance(each.schedule, Schedule):
+            continue
+        if not each.schedule.hook:
+            plain.append(each.schedule)
+        elif each.schedule.world_size > 1:
+            hooks.setdefault(each.schedule.hook, []).append((each, each.schedule))
     found = {}
     for label, runs in hooks.items():
-        ranks = max(each.schedule.world_size for each in runs)
-        largest = [each for each in runs if each.schedule.world_size == ranks]
-        schedules = [each.schedule for each in largest]
+        ranks = max(schedule.world_size for _, schedule in runs)
+        largest = [each for each, schedule in runs if schedule.world_size == ranks]
+        schedules = [schedule for _, schedule in runs if schedule.world_size == ranks]
         curve = curves.get(schedules[0].link, {}).get("all_reduce")
         if curve is None:
             raise CommprofError(

@@ -11,17 +11,24 @@ from pathlib import Path
 import numpy as np
 
 from commprof.errors import CommprofError
-from commprof.predict.fit.calibrate import calibrate
+from commprof.predict.fit.from_runs import curves_of
 from commprof.predict.fit.machine_profile import MachineProfile
+from commprof.predict.replay.model import Model
 from commprof.predict.replay.recorded import Recorded, compute_by_batch
 from commprof.predict.replay.replay import Replay
 from commprof.predict.replay.scenario import Scenario
-from commprof.predict.replay.schedule import Schedule
+from commprof.predict.replay.schedule import RecordedSteps
+from commprof.predict.sharded.changes import as_recorded
+from commprof.predict.sharded.steps import ShardedSteps
 from commprof.stats.intervals import student_t_quantile
 
 #: What predictions of random jobs were wrong by, root mean square; as in
 #: benchmarks/results/predict_intervals.jsonl.
 _TYPICAL, _WEIGHT = 0.04, 2
+#: Answers that need no model, by their names in a ``Check``.
+TRIVIAL = ("as_is_s", "perfect_overlap_s")
+#: Of the better one's mean error, what a model may have to be clearly better.
+_SKILLED = 0.5
 
 
 @dataclass(frozen=True)
@@ -39,11 +46,17 @@ class Check:
     #: What ideal models say: no overlap, perfect overlap.
     no_overlap_s: float
     perfect_overlap_s: float
+    #: The median step of the run that the replay was made of: "as it is now".
+    as_is_s: float = math.nan
 
     @property
     def error(self) -> float:
         """Predicted over measured, less 1."""
         return self.predicted_s / self.measured_s - 1
+
+    def error_of(self, answer: str) -> float:
+        """As ``error``, of one of ``TRIVIAL``."""
+        return float(getattr(self, answer)) / self.measured_s - 1
 
 
 @dataclass(frozen=True)
@@ -55,9 +68,17 @@ class ModelError:
     points: int
     #: By which the interval of another step is widened, see ``margin_of``.
     margin: float
+    #: The better of the ``TRIVIAL`` answers on the same checks, and what it misses in the mean.
+    trivial: str = ""
+    trivial_mean: float = math.nan
+
+    @property
+    def is_skilled(self) -> bool:
+        """Whether the model misses at most half of what the better trivial answer misses."""
+        return self.mean <= _SKILLED * self.trivial_mean
 
 
-def check(replay: Replay, recorded: Schedule, name: str, is_fitted: bool = False) -> Check:
+def check(replay: Model, recorded: RecordedSteps, name: str, is_fitted: bool = False) -> Check:
     """Predicts a recorded schedule's setting, on the same link and with the same caps; compares.
 
     Args:
@@ -76,6 +97,8 @@ def check(replay: Replay, recorded: Schedule, name: str, is_fitted: bool = False
         cores_per_host=recorded.placement.cores_per_host,
         scaling=recorded.batch.scaling or "weak",
     )
+    if isinstance(recorded, ShardedSteps):
+        scenario = as_recorded(scenario, recorded)
     found = replay.predict(scenario)
     return Check(
         name=name,
@@ -85,11 +108,12 @@ def check(replay: Replay, recorded: Schedule, name: str, is_fitted: bool = False
         held_out=recorded is not replay.schedule and not is_fitted,
         no_overlap_s=found.no_overlap_s,
         perfect_overlap_s=found.perfect_overlap_s,
+        as_is_s=float(np.median(replay.schedule.period_s)),
     )
 
 
 def checks(
-    replay: Replay, others: Sequence[Recorded], recorded: Sequence[Recorded] = ()
+    replay: Model, others: Sequence[Recorded], recorded: Sequence[Recorded] = ()
 ) -> tuple[list[Check], list[str]]:
     """All that can be checked, the replay's own run first; and why the rest cannot.
 
@@ -111,7 +135,7 @@ def checks(
         schedule, tried, is_fitted = each.schedule, replay, False
         if each is not own:
             if any(each is one for one in given):
-                tried = dataclasses.replace(replay, profile=alone)
+                tried = replay.with_profile(alone)
                 is_fitted = _is_fitted(replay.profile, alone, schedule)
             tried = _without(tried, schedule, recorded)
         try:
@@ -121,44 +145,56 @@ def checks(
     return found, refused
 
 
-def _fitted_alone(replay: Replay) -> MachineProfile:
-    """The profile with what runs said of an all-reduce from the replay's own run alone."""
+def _fitted_alone(replay: Model) -> MachineProfile:
+    """The profile with what runs said of a collective from the replay's own run alone."""
     schedule, profile = replay.schedule, replay.profile
     link = profile.links.get(schedule.link)
-    curve = None if link is None else link.curves.get("all_reduce")
-    if link is None or curve is None or curve.source != "run":
+    if link is None or not _from_runs(profile, schedule):
         return profile
     if schedule.hook or schedule.world_size < 2:
         return profile
-    curves = {**link.curves, "all_reduce": calibrate([schedule])}
-    fitted = dataclasses.replace(link, curves=curves)
+    own = curves_of([schedule])
+    kept = {op: curve for op, curve in link.curves.items() if curve.source != "run"}
+    fitted = dataclasses.replace(link, curves={**own, **kept})
     return dataclasses.replace(profile, links={**profile.links, schedule.link: fitted})
 
 
-def _is_fitted(profile: MachineProfile, alone: MachineProfile, schedule: Schedule) -> bool:
+def _from_runs(profile: MachineProfile, schedule: RecordedSteps) -> bool:
+    """Whether runs said what a collective costs on the links of this one."""
+    link = profile.links.get(schedule.link)
+    return link is not None and any(each.source == "run" for each in link.curves.values())
+
+
+def _is_fitted(profile: MachineProfile, alone: MachineProfile, schedule: RecordedSteps) -> bool:
     """Whether a run that the profile was fitted to still has a part in ``alone``."""
     if schedule.hook:
         return True
     link = profile.links.get(schedule.link)
-    curve = None if link is None else link.curves.get("all_reduce")
-    is_from_runs = curve is not None and curve.source == "run"
-    return is_from_runs and alone.links[schedule.link] is link
+    return _from_runs(profile, schedule) and alone.links[schedule.link] is link
 
 
-def _without(replay: Replay, checked: Schedule, recorded: Sequence[Recorded]) -> Replay:
+def _without(replay: Model, checked: RecordedSteps, recorded: Sequence[Recorded]) -> Model:
     """With how compute depends on the batch from all recorded runs but the checked one."""
     rest = [each for each in recorded if each.schedule is not checked]
-    if replay.compute_by_batch is None or len(rest) == len(recorded):
+    if not isinstance(replay, Replay) or replay.compute_by_batch is None:
+        return replay
+    if len(rest) == len(recorded):
         return replay
     return dataclasses.replace(replay, compute_by_batch=compute_by_batch(rest, replay.schedule))
 
 
 def model_error(found: Sequence[Check]) -> ModelError | None:
     """Over the held-out checks; None without any."""
-    errors = [abs(each.error) for each in found if each.held_out]
+    held_out = [each for each in found if each.held_out]
+    errors = [abs(each.error) for each in held_out]
     if not errors:
         return None
-    return ModelError(float(np.mean(errors)), max(errors), len(errors), margin_of(errors))
+    trivial = {
+        name: float(np.mean([abs(each.error_of(name)) for each in held_out])) for name in TRIVIAL
+    }
+    better = min(trivial, key=lambda name: trivial[name])
+    mean, margin = float(np.mean(errors)), margin_of(errors)
+    return ModelError(mean, max(errors), len(errors), margin, better, trivial[better])
 
 
 def margin_of(errors: Sequence[float]) -> float:

@@ -1,4 +1,4 @@
-"""The cost of all-reduce in a scenario: which link the ring crosses, and what was changed of it."""
+"""A collective's cost in a scenario: which link its ring crosses, and what was changed of it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LINK_BOUND = 0.6
 
 @dataclass(frozen=True)
 class ScenarioLink:
-    """What all-reduces cost there."""
+    """What collectives of one operation cost there."""
 
     #: Within a host, and between hosts; None where the ring does not cross such a link.
     inner: CostCurve | None
@@ -39,8 +39,8 @@ class ScenarioLink:
         assert found is not None
         return found
 
-    def time_s(self, size_bytes: float, ranks: int) -> float:
-        """One all-reduce on idle links.
+    def time_s(self, size_bytes: float, ranks: int, op: str | None = None) -> float:
+        """One all-reduce on idle links, or another operation on the links of a flat ring.
 
         A flat ring is as fast as its slowest link in each step. The hierarchical one adds up within
         each host, all-reduces its parts between hosts, and gathers within each host again.
@@ -48,7 +48,7 @@ class ScenarioLink:
         if self.hierarchical and self.inner is not None and self.outer is not None:
             inside = self.inner.time_s(size_bytes, self.ranks_per_host)
             return inside + self.outer.time_s(size_bytes, self._hosts(ranks))
-        times = [c.time_s(size_bytes, ranks) for c in (self.inner, self.outer) if c is not None]
+        times = [c.time_s(size_bytes, ranks, op) for c in (self.inner, self.outer) if c is not None]
         return max(times)
 
     def wire_s(self, size_bytes: float, ranks: int) -> float:
@@ -77,7 +77,7 @@ class ScenarioLink:
 
 
 def scenario_link(
-    profile: MachineProfile, scenario: Scenario, placement: Placement
+    profile: MachineProfile, scenario: Scenario, placement: Placement, op: str = "all_reduce"
 ) -> ScenarioLink:
     """The links of a scenario.
 
@@ -85,6 +85,7 @@ def scenario_link(
         profile: fitted costs.
         scenario: world size, and what is changed of the link between hosts.
         placement: of the scenario's ranks.
+        op: operation whose curve is taken where there is one; else all-reduce's.
 
     Raises:
         CommprofError: a link that the ring crosses was not measured, or it is not known what part
@@ -99,8 +100,8 @@ def scenario_link(
         )
     outside: list[str] = []
     remarks: list[str] = []
-    inner = _inner(profile, placement) if per_host > 1 or not several else None
-    outer = _outer(profile, scenario, placement, outside, remarks) if several else None
+    inner = _inner(profile, placement, op) if per_host > 1 or not several else None
+    outer = _outer(profile, scenario, placement, op, outside, remarks) if several else None
     if per_host > 1 and inner is None:
         remarks.append("links within a host were not measured and are taken to be fast enough")
     if not several and inner is None:
@@ -121,24 +122,24 @@ def scenario_link(
         hierarchical,
         tuple(outside),
         tuple(remarks),
-        _message_s(profile, scenario, several),
+        _message_s(profile, scenario, several, op),
     )
 
 
-def _message_s(profile: MachineProfile, scenario: Scenario, several: bool) -> float:
+def _message_s(profile: MachineProfile, scenario: Scenario, several: bool, op: str) -> float:
     measured = profile.links.get(OTHER_HOST if several else SAME_HOST)
-    curve = _all_reduce(measured)
+    curve = _curve(measured, op)
     more_s = 0.0
     if several and curve is None:  # as in ``_stated``
-        curve, more_s = _all_reduce(profile.links.get(SAME_HOST)), scenario.latency_s
+        curve, more_s = _curve(profile.links.get(SAME_HOST), op), scenario.latency_s
     elif several and measured is not None and not math.isnan(scenario.latency_s):
         more_s = scenario.latency_s - measured.latency_s
     return math.nan if curve is None else max(0.0, curve.pieces[0].alpha_s + more_s)
 
 
-def _inner(profile: MachineProfile, placement: Placement) -> CostCurve | None:
+def _inner(profile: MachineProfile, placement: Placement, op: str) -> CostCurve | None:
     """Within a host all cost is the processor's: crowded cores stretch it."""
-    curve = _all_reduce(profile.links.get(SAME_HOST))
+    curve = _curve(profile.links.get(SAME_HOST), op)
     if curve is None:
         return None
     factor = _crowding_factor(curve, placement)
@@ -149,13 +150,14 @@ def _outer(
     profile: MachineProfile,
     scenario: Scenario,
     placement: Placement,
+    op: str,
     outside: list[str],
     remarks: list[str],
 ) -> CostCurve:
     measured = profile.links.get(OTHER_HOST)
-    curve = _all_reduce(measured)
+    curve = _curve(measured, op)
     if curve is None or measured is None:
-        return _stated(profile, scenario, placement, outside, remarks)
+        return _stated(profile, scenario, placement, op, outside, remarks)
     rate, latency_s = scenario.bandwidth_bytes_per_s, scenario.latency_s
     more_s = 0.0
     if not math.isnan(latency_s):
@@ -214,11 +216,12 @@ def _stated(
     profile: MachineProfile,
     scenario: Scenario,
     placement: Placement,
+    op: str,
     outside: list[str],
     remarks: list[str],
 ) -> CostCurve:
     """From the user's figures for the link, and what the hosts' own part costs without one."""
-    curve = _all_reduce(profile.links.get(SAME_HOST))
+    curve = _curve(profile.links.get(SAME_HOST), op)
     rate, latency_s = scenario.bandwidth_bytes_per_s, scenario.latency_s
     if curve is None or math.isnan(rate) or math.isnan(latency_s):
         raise CommprofError(
@@ -241,5 +244,9 @@ def _crowding_factor(curve: CostCurve, placement: Placement) -> float:
     return placement.ranks_per_core / max(1.0, curve.ranks_per_core)
 
 
-def _all_reduce(link: LinkProfile | None) -> CostCurve | None:
-    return None if link is None else link.curves.get("all_reduce")
+def _curve(link: LinkProfile | None, op: str) -> CostCurve | None:
+    """Of the operation; else of all-reduce, or of what sends as one does."""
+    if link is None:
+        return None
+    found = (link.curves.get(name) for name in (op, "all_reduce", "reduce_scatter"))
+    return next((curve for curve in found if curve is not None), None)

@@ -13,7 +13,13 @@ from commprof import invocation
 from commprof.analysis.collectives.compression import CompressionRow, compression_rows
 from commprof.errors import CommprofError
 from commprof.predict.fit.regression import Line, robust_line
-from commprof.predict.replay.schedule import Schedule, measured_steps, read_schedule
+from commprof.predict.replay.schedule import (
+    RecordedSteps,
+    Schedule,
+    measured_steps,
+    read_schedule,
+)
+from commprof.predict.sharded.steps import is_sharded, read_sharded
 from commprof.trace import columns
 from commprof.trace.run.run_directory import read_context, read_world
 
@@ -26,7 +32,7 @@ class Recorded:
     """One world size of one run."""
 
     name: str
-    schedule: Schedule
+    schedule: RecordedSteps
     #: Of its compressor; empty without one.
     compression: tuple[CompressionRow, ...]
     #: The run directory; empty where there is none.
@@ -46,7 +52,8 @@ def read_recorded(directory: Path) -> tuple[list[Recorded], list[str]]:
             refused.append(f"{run.directory} ({world_size} ranks): no rank recorded a step")
             continue
         try:
-            schedule = read_schedule(run)
+            sharded = any(is_sharded(trace) for trace in run.traces.values())
+            schedule = read_sharded(run) if sharded else read_schedule(run)
         except CommprofError as error:
             refused.append(str(error))
             continue
@@ -107,7 +114,7 @@ def base_of(
     )
 
 
-def compute_by_batch(recorded: Sequence[Recorded], base: Schedule) -> Line | None:
+def compute_by_batch(recorded: Sequence[Recorded], base: RecordedSteps) -> Line | None:
     """Seconds of a rank's own step by its samples, as a line; None with one batch size.
 
     Of world sizes whose ranks share cores as in the base.
@@ -120,17 +127,18 @@ def compute_by_batch(recorded: Sequence[Recorded], base: Schedule) -> Line | Non
     return robust_line(batch, own)
 
 
-def batches(recorded: Sequence[Recorded], base: Schedule) -> tuple[float, float]:
+def batches(recorded: Sequence[Recorded], base: RecordedSteps) -> tuple[float, float]:
     """The least and most samples per rank behind ``compute_by_batch``; any without one."""
     found = [each.batch.per_rank for each in _alike(recorded, base)]
     return (min(found), max(found)) if found else (0.0, math.inf)
 
 
-def _alike(recorded: Sequence[Recorded], base: Schedule) -> list[Schedule]:
+def _alike(recorded: Sequence[Recorded], base: RecordedSteps) -> list[Schedule]:
     """Whose ranks share cores as in the base, and whose batch is known."""
     return [
         each.schedule
         for each in recorded
-        if each.schedule.placement.crowding() == base.placement.crowding()
+        if isinstance(each.schedule, Schedule)
+        and each.schedule.placement.crowding() == base.placement.crowding()
         and each.schedule.batch.per_rank
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from commprof.errors import CommprofError
 from commprof.predict.fit.machine_profile import MachineProfile
 from commprof.predict.fit.regression import Line
 from commprof.predict.fit.sampling import DrawnSteps, draw_steps
@@ -40,6 +42,10 @@ class Replay:
     #: The least and most samples per rank that it was fitted to.
     batches: tuple[float, float] = (0.0, math.inf)
 
+    def with_profile(self, profile: MachineProfile) -> Replay:
+        """The same with other costs."""
+        return dataclasses.replace(self, profile=profile)
+
     def predict(self, scenario: Scenario) -> Prediction:
         """The answer, with the interval that sampling and the fit leave open.
 
@@ -51,6 +57,11 @@ class Replay:
 
     def sampled(self, scenario: Scenario) -> tuple[Prediction, Floats]:
         """The answer, and its step time by replicate: the same draws for every scenario."""
+        if scenario.changes_sharding:
+            raise CommprofError(
+                "what sharded steps share and in which type is predicted for FSDP2 and HSDP alone; "
+                "these are steps of DistributedDataParallel, whose ranks hold all parameters"
+            )
         setting = make_setting(
             self.schedule, self.profile, self.compute_by_batch, scenario, self.batches
         )

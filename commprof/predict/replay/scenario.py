@@ -8,6 +8,8 @@ from dataclasses import dataclass
 FLAT, HIERARCHICAL = "flat", "hierarchical"
 ALGORITHMS = (FLAT, HIERARCHICAL)
 WEAK, STRONG = "weak", "strong"
+#: Bytes of an element of the types that a scenario may name.
+DTYPE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,19 @@ class Scenario:
     cores_per_host: float = math.nan
     scaling: str = WEAK
     algorithm: str = FLAT
+    #: Of FSDP2: types in which parameters are gathered and gradients reduced, see ``DTYPE_BYTES``.
+    gather_dtype: str | None = None
+    reduce_dtype: str | None = None
+    #: Parameters are gathered once more for backward.
+    reshard_after_forward: bool | None = None
+    #: Ranks that share one copy of the model: fewer than all make it HSDP.
+    shard_ranks: int | None = None
+
+    @property
+    def changes_sharding(self) -> bool:
+        """Whether something is changed that only sharded steps have."""
+        chosen = self.gather_dtype, self.reduce_dtype, self.reshard_after_forward, self.shard_ranks
+        return any(value is not None for value in chosen)
 
     @property
     def changes_link(self) -> bool:

@@ -27,7 +27,7 @@ from commprof.trace.schema import FLAG_DEVICE_TIME
 
 Floats = npt.NDArray[np.float64]
 
-_LEAST_STEPS = 3
+LEAST_STEPS = 3
 #: How capture names DDP's mean without a compressor.
 _PLAIN_HOOK = "mean all-reduce"
 
@@ -73,10 +73,27 @@ class Batch:
 
 
 @dataclass(frozen=True)
-class Schedule:
-    """The measured steps of one world size; times in seconds since the ranks' last meeting."""
+class RecordedSteps:
+    """What is known of the measured steps of one world size, whatever the ranks share."""
 
     world_size: int
+    #: [steps]: the ranks meet again; seconds.
+    period_s: Floats
+    placement: Placement
+    #: Link class that the ring crosses.
+    link: str
+    backend: str
+    #: Compressor, as given to ``--hook``; empty for DDP's own mean.
+    hook: str
+    batch: Batch
+    #: The ranks' times can be compared.
+    common_clock: bool
+
+
+@dataclass(frozen=True)
+class Schedule(RecordedSteps):
+    """Of steps of DDP; times in seconds since the ranks' last meeting."""
+
     #: In order of issue.
     bucket_bytes: Ints
     #: [steps, ranks, buckets]
@@ -87,26 +104,15 @@ class Schedule:
     backward_end_s: Floats
     #: [steps, buckets]: done on the last rank.
     end_s: Floats
-    #: [steps]: the ranks meet again.
-    period_s: Floats
     #: DDP's copy back out of a bucket.
     copy_s_per_byte: float
     #: [steps, ranks], and for what.
     other_wait_s: Floats
     other_calls: tuple[OtherCall, ...]
-    placement: Placement
-    #: Link class that the ring crosses.
-    link: str
-    backend: str
     #: All-reduces that run at a time.
     workers: int
-    #: Compressor, as given to ``--hook``; empty for DDP's own mean.
-    hook: str
-    batch: Batch
     #: DDP's own account of the model; empty where the trace has none.
     ddp_log: Mapping[str, Any]
-    #: The ranks' times can be compared.
-    common_clock: bool
     #: DDP models that the job called, as far as the trace says; their buckets stand in one row.
     models: int = 1
 
@@ -141,10 +147,10 @@ def read_schedule(run: WorldRun) -> Schedule:
     measured = measured_steps(traces)
     by_rank = [{cycle.step: cycle for cycle in cycles(trace, measured)} for trace in traces]
     common = _common_cycles(by_rank)
-    if len(common) < _LEAST_STEPS:
+    if len(common) < LEAST_STEPS:
         raise CommprofError(
             f"{name}: {len(common)} of {len(measured)} measured steps hold one synchronised "
-            f"backward pass of DistributedDataParallel; a prediction needs {_LEAST_STEPS}: record "
+            f"backward pass of DistributedDataParallel; a prediction needs {LEAST_STEPS}: record "
             "more steps, or a job with one such pass per step"
         )
     times = _relative(common, clocks is not None)
@@ -157,14 +163,14 @@ def read_schedule(run: WorldRun) -> Schedule:
         copy_s_per_byte=_copy_s_per_byte(common),
         other_wait_s=np.array([[c.other_wait_ns for c in row] for row in common]) / 1e9,
         other_calls=other_calls(traces[0], measured),
-        placement=_placement(
+        placement=placement_of(
             traces, _median_of_known([c.cpu_share for row in common for c in row])
         ),
         link=SAME_HOST if len(hosts_of(traces)) == 1 else OTHER_HOST,
         backend=str(metadata["backend"]) or "gloo",
         workers=DEVICE_STREAMS if device else _gloo_threads(traces[0]),
         hook=hook_label(traces[0]),
-        batch=_batch(traces, measured),
+        batch=batch_of(traces, measured),
         ddp_log=logs[0] if len(logs) == 1 else {},
         common_clock=clocks is not None,
         models=max(1, len(logs)),
@@ -250,7 +256,7 @@ def hosts_of(traces: Sequence[Trace]) -> list[tuple[str, str]]:
     )
 
 
-def _placement(traces: Sequence[Trace], busy: float) -> Placement:
+def placement_of(traces: Sequence[Trace], busy: float) -> Placement:
     """Hosts share the cores of their machine, and ranks those of their host, evenly."""
     hosts = hosts_of(traces)
     machines = {host[0] for host in hosts}
@@ -280,7 +286,7 @@ def hook_label(trace: Trace) -> str:
     return "" if last in ("", _PLAIN_HOOK) else last
 
 
-def _batch(traces: Sequence[Trace], measured: Ints) -> Batch:
+def batch_of(traces: Sequence[Trace], measured: Ints) -> Batch:
     """The job's own account; of a script what its DataLoaders gave, in the mean of the ranks."""
     job = traces[0].metadata.get("job", {})
     per_rank = float(job.get("per_rank_batch", 0))

@@ -10,10 +10,11 @@ import numpy as np
 
 from commprof.errors import CommprofError
 from commprof.predict.fit.held_out import Check, ModelError, checks, model_error
+from commprof.predict.replay.model import Model
 from commprof.predict.replay.recorded import Recorded
-from commprof.predict.replay.replay import Replay
 from commprof.predict.replay.scenario import Estimate, Prediction, Scenario
-from commprof.predict.replay.schedule import Schedule
+from commprof.predict.replay.schedule import RecordedSteps
+from commprof.predict.sharded.steps import ShardedSteps
 from commprof.predict.what_if.amdahl import AmdahlFit, fit_amdahl
 from commprof.predict.what_if.optimize import Candidate, Search, optimize
 
@@ -65,10 +66,12 @@ class Answers:
     amdahl: AmdahlFit | None
     #: Why something is missing.
     notes: tuple[str, ...]
+    #: Parameters, gradients or optimizer state were cut among the ranks.
+    is_sharded: bool = False
 
 
 def answer(
-    replay: Replay,
+    replay: Model,
     scenarios: Sequence[Scenario],
     recorded: Sequence[Recorded],
     others: Sequence[Recorded],
@@ -101,10 +104,11 @@ def answer(
         notes.append(f"no Amdahl fit: {reason}")
     if not math.isnan(price_per_host_hour) and any(each.cost is None for each in found):
         notes.append("no cost: the run does not say how many samples a step has")
-    return Answers(tuple(found), tuple(done), error, fit, tuple(notes))
+    sharded = isinstance(replay.schedule, ShardedSteps)
+    return Answers(tuple(found), tuple(done), error, fit, tuple(notes), sharded)
 
 
-def _fit_errors(replay: Replay) -> list[str]:
+def _fit_errors(replay: Model) -> list[str]:
     """What the fitted costs alone are wrong by on what was left out of them."""
     found = []
     for name, link in replay.profile.links.items():
@@ -122,7 +126,7 @@ def _fit_errors(replay: Replay) -> list[str]:
 
 
 def _answer(
-    replay: Replay,
+    replay: Model,
     scenario: Scenario,
     error: ModelError | None,
     over: Sequence[str] | None,
@@ -175,7 +179,10 @@ class Cost:
 
 
 def cost(
-    prediction: Prediction, schedule: Schedule, ranks_per_host: float, price_per_host_hour: float
+    prediction: Prediction,
+    schedule: RecordedSteps,
+    ranks_per_host: float,
+    price_per_host_hour: float,
 ) -> Cost | None:
     """Of one scenario; None where the run does not say how many samples a step has."""
     if math.isnan(prediction.samples_per_s):
@@ -185,7 +192,7 @@ def cost(
     return Cost(1000 * per_sample, per_sample * samples_per_epoch(schedule), hosts)
 
 
-def samples_per_epoch(schedule: Schedule) -> float:
+def samples_per_epoch(schedule: RecordedSteps) -> float:
     """Padding counts, as in the run; NaN where the run does not say."""
     batch = schedule.batch
     found = batch.steps_per_epoch * batch.per_rank * schedule.world_size

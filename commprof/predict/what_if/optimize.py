@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from commprof.errors import CommprofError, UsageError
-from commprof.predict.replay.replay import Replay
+from commprof.predict.replay.model import Model
 from commprof.predict.replay.scenario import Prediction, Scenario
 from commprof.stats.intervals import percentile_interval
 
@@ -68,7 +68,7 @@ class Search:
 
 
 def optimize(
-    replay: Replay, scenario: Scenario, over: Sequence[str], worst_error: float = math.nan
+    replay: Model, scenario: Scenario, over: Sequence[str], worst_error: float = math.nan
 ) -> Search:
     """All settings, and how sure each one's gain is.
 
@@ -117,7 +117,7 @@ def optimize(
     )
 
 
-def _hooks(replay: Replay, scenario: Scenario) -> tuple[str | None, ...]:
+def _hooks(replay: Model, scenario: Scenario) -> tuple[str | None, ...]:
     """The scenario's own, none, and whatever the profile knows."""
     own = replay.schedule.hook if scenario.hook is None else scenario.hook
     return (scenario.hook, *(label for label in ("", *replay.profile.hooks) if label != own))

@@ -7,7 +7,11 @@ what was refused. ``answers``, one per scenario, have ``prediction``, ``interval
 ``certainty_beyond_error``, ``is_gain``) and ``search`` (what was combined, ``refused`` with
 reasons). ``prediction.waiting`` has ``wait_s``, ``wire_s``, ``exposed_s`` and ``hidden_s`` with
 intervals that do not hold the held-out error. ``checks`` are recorded settings beside the model,
-``error`` its ``mean``, ``worst``, ``points`` and ``margin`` on those held out;
+``error`` its ``mean``, ``worst``, ``points`` and ``margin`` on those held out, and
+``is_skilled``, false where it misses more than half of ``trivial_mean``, the mean error of the
+better ``trivial`` answer (``as_is_s``, ``perfect_overlap_s``); ``is_sharded`` is true of FSDP2,
+HSDP and ZeRO stage 1, whose scenarios alone have ``gather_dtype``, ``reduce_dtype``,
+``reshard_after_forward`` and ``shard_ranks``;
 ``interval_holds_held_out_error`` is false where ``interval_s`` is the range of sampling and fit
 alone. ``amdahl`` has ``residuals`` and ``limit``, null for none; ``notes`` are sentences.
 """
@@ -20,6 +24,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from commprof.predict.fit.held_out import ModelError
 from commprof.predict.what_if.amdahl import AmdahlFit
 from commprof.predict.what_if.answers import Answer, Answers
 
@@ -34,6 +39,7 @@ def render(answers: Answers, base: str, source: str, refused: Sequence[str]) -> 
         "costs": source,
         "left_out": list(refused),
         **dataclasses.asdict(answers),
+        "error": None if answers.error is None else _error(answers.error),
         "interval_holds_held_out_error": answers.error is not None,
         "answers": [_answer(each) for each in answers.answers],
         "checks": [{**dataclasses.asdict(check), "error": check.error} for check in answers.checks],
@@ -52,6 +58,10 @@ def _answer(found: Answer) -> dict[str, Any]:
     for chosen, each in zip(candidates, found.candidates, strict=True):
         chosen["prediction"]["exposed_s"] = each.prediction.exposed_s
     return {**document, "candidates": candidates}
+
+
+def _error(found: ModelError) -> dict[str, Any]:
+    return {**dataclasses.asdict(found), "is_skilled": found.is_skilled}
 
 
 def _amdahl(fit: AmdahlFit) -> dict[str, Any]:

@@ -23,6 +23,17 @@ def scenario_cells(scenario: Scenario) -> tuple[str, ...]:
     )
 
 
+def sharded_cells(scenario: Scenario) -> tuple[str, ...]:
+    """Ranks, rate, latency, ranks that share a copy, gathering again, types."""
+    again = scenario.reshard_after_forward
+    return (
+        *scenario_cells(scenario)[:3],
+        AS_RUN if scenario.shard_ranks is None else str(scenario.shard_ranks),
+        AS_RUN if again is None else "on" if again else "off",
+        *(each or AS_RUN for each in (scenario.gather_dtype, scenario.reduce_dtype)),
+    )
+
+
 def cap_mib(cap_bytes: float) -> str:
     """As in a scenario: NaN for what was recorded, infinite for one bucket."""
     if math.isnan(cap_bytes):

@@ -6,7 +6,7 @@ import math
 import textwrap
 from collections.abc import Iterator, Sequence
 
-from commprof.predict.fit.held_out import Check
+from commprof.predict.fit.held_out import Check, ModelError
 from commprof.predict.replay.scenario import STRONG, Prediction
 from commprof.predict.what_if.answers import Answer, Answers
 from commprof.report.plain_text import printable
@@ -16,6 +16,7 @@ from commprof.report.prediction.cells import (
     ms,
     optional,
     scenario_cells,
+    sharded_cells,
     within,
     within_if_wide,
 )
@@ -34,13 +35,13 @@ exposed = wait (for the last rank) + transfer; hidden: communication under backw
 range of sampling and fit alone, where it does not print as the figure itself. bounds: all
 communication hidden, none hidden. efficiency: a rank's own work over the step. to hide: what a link
 must carry so that all buckets but the last are hidden.
-*: outside the measured range, see below."""
+~: not clearly better than a trivial answer; *: outside the measured range, see below."""
 
 _SCENARIO = ("ranks", "link\nGbit/s", "\nµs", "cap\nMiB", "hook")
+_SHARDED = (*_SCENARIO[:3], "shard\nranks", "re-\nshard", "gather", "reduce")
 _HEADERS = (
-    *(*_SCENARIO, "buckets", "step ms"),
-    *("exposed:\nwait", "\n+ transfer", "hidden", "bounds\nms", "samples\n/s", "effi-\nciency"),
-    *("sent MB\n/step", "to hide\nGbit/s"),
+    *("step ms", "exposed:\nwait", "\n+ transfer", "hidden", "bounds\nms"),
+    *("samples\n/s", "effi-\nciency", "sent MB\n/step", "to hide\nGbit/s"),
 )
 
 
@@ -54,11 +55,11 @@ def render(
 ) -> str:
     """The table, the model's error, and what the reader must know; see ``tabulated`` for widths."""
     checked = answers.error is not None
-    rows = [_cells(each, checked) for each in answers.answers]
+    rows = [_cells(each, answers) for each in answers.answers]
     parts = [
         f"Predicted from {printable(base)}; costs: {printable(source)}.",
         *_setting(answers, width),
-        tabulated(rows, _HEADERS, [4], tables),
+        _table(rows, answers.is_sharded, tables),
         textwrap.fill(f"{_CHECKED if checked else _NOT_CHECKED} {_LEGEND}", width),
         _held_out(answers, width, tables),
     ]
@@ -74,14 +75,24 @@ def render(
     return "\n\n".join(parts) + "\n"
 
 
-def _cells(answer: Answer, checked: bool) -> tuple[str, ...]:
+def _table(rows: Sequence[tuple[str, ...]], is_sharded: bool, tables: int | None) -> str:
+    scenario, calls = (_SHARDED, "calls") if is_sharded else (_SCENARIO, "buckets")
+    left = [] if is_sharded else [4]
+    return tabulated(rows, (*scenario, calls, *_HEADERS), left, tables)
+
+
+def _cells(answer: Answer, answers: Answers) -> tuple[str, ...]:
     found = answer.prediction
     scenario, waiting, interval = found.scenario, found.waiting, answer.interval_s
+    error = answers.error
+    checked = error is not None
     star = "*" if found.outside else ""
+    within_ms = ms(interval.low), ms(interval.high)
+    doubt = " ~" if error is not None and not error.is_skilled else ""
     return (
-        *scenario_cells(scenario),
+        *(sharded_cells(scenario) if answers.is_sharded else scenario_cells(scenario)),
         str(found.buckets),
-        f"{ms(interval.value)}{star} {bracketed(ms(interval.low), ms(interval.high), checked)}",
+        f"{ms(interval.value)}{star} {bracketed(*within_ms, checked)}{doubt}",
         *(within_if_wide(each, ms) for each in (waiting.wait_s, waiting.wire_s, waiting.hidden_s)),
         f"{ms(found.perfect_overlap_s)}-{ms(found.no_overlap_s)}",
         within(answer.samples_per_s, three_digits, checked),
@@ -100,7 +111,8 @@ def _setting(answers: Answers, width: int) -> Iterator[str]:
     batch = "global batch" if scenario.scaling == STRONG else "batch per rank"
     hosts = "as run" if math.isnan(per_host) else f"{per_host:g}"
     text = f"{scenario.scaling.capitalize()} scaling (the {batch} stays), {scenario.algorithm} "
-    text += f"all-reduce, ranks per host: {hosts}, cores per host: {optional(cores, 1)}."
+    text += "rings" if answers.is_sharded else "all-reduce"
+    text += f", ranks per host: {hosts}, cores per host: {optional(cores, 1)}."
     yield textwrap.fill(text, width)
 
 
@@ -118,6 +130,7 @@ def _held_out(answers: Answers, width: int, tables: int | None) -> str:
             "error",
             "no\noverlap",
             "perfect\noverlap",
+            "as it\nis now",
         ),
         left=[0],
         width=tables,
@@ -133,13 +146,24 @@ def _held_out(answers: Answers, width: int, tables: int | None) -> str:
         points = "1 held-out setting" if error.points == 1 else f"{error.points} held-out settings"
         text = (
             f"Held-out error of this model on this machine: {error.mean:.1%} in the mean, "
-            f"{error.worst:.1%} at worst, of {points}. The bounds' errors stand beside it."
+            f"{error.worst:.1%} at worst, of {points}. {_skill(error)}"
         )
     return f"{table}\n{textwrap.fill(text, width)}"
 
 
+def _skill(error: ModelError) -> str:
+    """The model's error beside that of an answer that needs none."""
+    named = {"as_is_s": "the step as it is now", "perfect_overlap_s": "perfect overlap"}
+    text = f"The better of two trivial answers, {named[error.trivial]}, misses "
+    text += f"{'it' if error.points == 1 else 'them'} by {error.trivial_mean:.1%}"
+    text += "" if error.points == 1 else " in the mean"
+    if error.is_skilled:
+        return f"{text}."
+    return f"{text}: the model is not clearly better, so steps with ~ say little more than that."
+
+
 def _check(found: Check) -> tuple[str, ...]:
-    bounds = (found.no_overlap_s, found.perfect_overlap_s)
+    bounds = (found.no_overlap_s, found.perfect_overlap_s, found.as_is_s)
     return (
         printable(found.name) if found.held_out else f"{printable(found.name)} (not held out)",
         str(found.world_size),
@@ -157,17 +181,20 @@ def _costs(answers: Answers, tables: int | None) -> Iterator[str]:
     if not is_priced and all(math.isnan(each.epoch_sent_bytes) for each in shown):
         return
     money = ("hosts", "cost per\n1,000 samples", "\nper epoch") if is_priced else ()
-    rows = [_cost(each, is_priced) for each in shown]
-    yield tabulated(rows, (*_SCENARIO, *money, "sent by a rank\nGB/epoch"), [4], tables)
+    rows = [_cost(each, is_priced, answers.is_sharded) for each in shown]
+    left = [] if answers.is_sharded else [4]
+    scenario = _SHARDED if answers.is_sharded else _SCENARIO
+    yield tabulated(rows, (*scenario, *money, "sent by a rank\nGB/epoch"), left, tables)
 
 
-def _cost(answer: Answer, is_priced: bool) -> tuple[str, ...]:
+def _cost(answer: Answer, is_priced: bool, is_sharded: bool) -> tuple[str, ...]:
     found = answer.cost
     money: tuple[str, ...] = ("-", "-", "-") if is_priced else ()
     if found is not None:
         money = (str(found.hosts), _known(found.per_1000_samples), _known(found.per_epoch))
     sent = three_digits(answer.epoch_sent_bytes / 1e9)
-    return (*scenario_cells(answer.prediction.scenario), *money, sent)
+    cells = sharded_cells if is_sharded else scenario_cells
+    return (*cells(answer.prediction.scenario), *money, sent)
 
 
 def _known(value: float) -> str:

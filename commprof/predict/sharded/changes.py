@@ -1,0 +1,161 @@
+"""What a scenario makes of a step's collectives: which of them remain, how large, among whom."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from commprof.analysis.replay.program import ISSUE, WAIT
+from commprof.errors import CommprofError
+from commprof.predict.replay.scenario import DTYPE_BYTES, Scenario
+from commprof.predict.sharded.steps import ALL, REPLICATE, SHARD, Call, ShardedSteps
+
+_GATHER, _SCATTER, _REDUCE = "all_gather", "reduce_scatter", "all_reduce"
+
+
+def as_recorded(scenario: Scenario, steps: ShardedSteps) -> Scenario:
+    """With what recorded steps shared, and in which types."""
+    sharded = [call for call in steps.calls if call.op in (_GATHER, _SCATTER)]
+    if not sharded:
+        return scenario
+    names = {size: name for name, size in reversed(DTYPE_BYTES.items())}
+    dtypes = [
+        next((names.get(call.item_bytes) for call in sharded if call.op == op), None)
+        for op in (_GATHER, _SCATTER)
+    ]
+    return replace(
+        scenario,
+        gather_dtype=dtypes[0],
+        reduce_dtype=dtypes[1],
+        reshard_after_forward=any(c.op == _GATHER and c.in_backward for c in sharded),
+        shard_ranks=steps.shard_ranks,
+    )
+
+
+@dataclass(frozen=True)
+class Placed:
+    """An event of the changed step, and the recorded one with whose own time it happens."""
+
+    kind: int
+    #: Number among the changed step's collectives.
+    call: int
+    recorded: int
+
+
+@dataclass(frozen=True)
+class ChangedCall:
+    """One collective of the changed step."""
+
+    call: Call
+    ranks: int
+    #: That whose recorded transfer is scaled, by its number.
+    recorded: int
+
+
+@dataclass(frozen=True)
+class Change:
+    """The changed step."""
+
+    calls: tuple[ChangedCall, ...]
+    events: tuple[Placed, ...]
+    shard_ranks: int
+    remarks: tuple[str, ...]
+
+
+def change(steps: ShardedSteps, scenario: Scenario) -> Change:
+    """The changed step.
+
+    Raises:
+        CommprofError: the recorded one does not say what it would be; names the next step.
+    """
+    shard = _shard_ranks(steps, scenario)
+    remarks: list[str] = []
+    dropped = _gathered_again(steps, scenario, remarks)
+    calls: list[ChangedCall] = []
+    numbers: dict[int, tuple[int, ...]] = {}
+    copies = scenario.world_size // shard
+    for number, call in enumerate(steps.calls):
+        made = [] if number in dropped else _changed(steps, scenario, number, call, shard)
+        if copies > 1 and call.op == _SCATTER and steps.shard_ranks == steps.world_size:
+            # HSDP sums the parts of gradients over the copies of the model.
+            size = made[0].call.size_bytes / shard if made else 0.0
+            summed = replace(call, op=_REDUCE, size_bytes=size, among=REPLICATE)
+            made.append(ChangedCall(summed, copies, number))
+        numbers[number] = tuple(range(len(calls), len(calls) + len(made)))
+        calls += made
+    if copies > 1 and steps.shard_ranks == steps.world_size:
+        remarks.append(
+            "all-reduces between copies of the model were not recorded: each follows its "
+            "reduce-scatter, at that one's cost by bytes and steps"
+        )
+    events = _events(steps, numbers)
+    return Change(tuple(calls), events, shard, tuple(remarks))
+
+
+def _events(steps: ShardedSteps, numbers: dict[int, tuple[int, ...]]) -> tuple[Placed, ...]:
+    """An all-reduce that a reduce-scatter brings is issued and waited for after that one's wait."""
+    found: list[Placed] = []
+    for place, (kind, call) in enumerate(steps.events):
+        first, *more = numbers[call] or (-1,)
+        if first >= 0:
+            found.append(Placed(kind, first, place))
+        if kind == WAIT:
+            found += [Placed(each, number, place) for number in more for each in (ISSUE, WAIT)]
+    return tuple(found)
+
+
+def _changed(
+    steps: ShardedSteps, scenario: Scenario, number: int, call: Call, shard: int
+) -> list[ChangedCall]:
+    """The collective in the changed step; none where it is among one rank."""
+    is_parameters = call.op in (_GATHER, _SCATTER)
+    among = call.among
+    if is_parameters:
+        among = ALL if shard == scenario.world_size else SHARD
+    ranks = {ALL: scenario.world_size, SHARD: shard, REPLICATE: scenario.world_size // shard}[among]
+    if ranks < 2:
+        return []
+    size = call.size_bytes
+    if call.among == REPLICATE:
+        size *= steps.shard_ranks / shard
+    dtype = scenario.gather_dtype if call.op == _GATHER else scenario.reduce_dtype
+    if dtype is not None and (is_parameters or call.among == REPLICATE):
+        if not call.item_bytes:
+            raise CommprofError(f"the type of the elements that {call.op} sends is not known")
+        size *= DTYPE_BYTES[dtype] / call.item_bytes
+    return [ChangedCall(replace(call, size_bytes=size, among=among), ranks, number)]
+
+
+def _shard_ranks(steps: ShardedSteps, scenario: Scenario) -> int:
+    """Ranks that share one copy of the model: as asked for, else all, or as many as recorded."""
+    ranks = scenario.world_size
+    if ranks < 2:
+        raise CommprofError("sharded steps of 1 rank exchange nothing: record 1 rank for its step")
+    shard = scenario.shard_ranks
+    if shard is None:
+        shard = ranks if steps.shard_ranks == steps.world_size else steps.shard_ranks
+    if not any(call.op == _SCATTER for call in steps.calls) and shard != ranks:
+        raise CommprofError("--shard-ranks is of FSDP2; this run shares no parameters")
+    if not 2 <= shard <= ranks or ranks % shard:
+        fitting = [str(n) for n in range(2, ranks + 1) if ranks % n == 0]
+        raise CommprofError(
+            f"{shard} ranks that share the model do not divide {ranks} (allowed for --shard-ranks: "
+            f"{', '.join(fitting)})"
+        )
+    return shard
+
+
+def _gathered_again(steps: ShardedSteps, scenario: Scenario, remarks: list[str]) -> frozenset[int]:
+    """The all-gathers of backward, where the scenario is without them."""
+    again = [n for n, call in enumerate(steps.calls) if call.op == _GATHER and call.in_backward]
+    if scenario.reshard_after_forward is None or scenario.reshard_after_forward == bool(again):
+        return frozenset()
+    if scenario.reshard_after_forward:
+        raise CommprofError(
+            "the run kept its parameters after forward, so nothing says when backward would gather "
+            "them; record it with reshard_after_forward=True"
+        )
+    remarks.append(
+        "without reshard_after_forward: copies into and out of the all-gathers of backward are "
+        "still counted, and all parameters stay in memory"
+    )
+    return frozenset(again)

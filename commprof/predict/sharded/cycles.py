@@ -1,0 +1,135 @@
+"""One rank's recorded steps as cycles: what it issued and waited for, at which own time.
+
+A cycle goes from where the rank went on after the last wait of one step to where it does after the
+last wait of the next one. Between those it issues collectives and waits for them in an order that
+is the same in every step, because the program is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from commprof.analysis.replay.engine import Calls
+from commprof.analysis.replay.program import ISSUE, MARK, STAND, WAIT, Program
+from commprof.trace.schema import Phase
+
+Floats = npt.NDArray[np.float64]
+#: ISSUE or WAIT, and the number of the collective within its cycle.
+Event = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class RankCycle:
+    """One step of one rank; times in ns."""
+
+    #: Place among the replayed steps.
+    step: int
+    #: The rank went on after the last wait of the step before, and of this one.
+    begin_ns: float
+    end_ns: float
+    #: Rows over all ranks of what it issued, in order.
+    rows: tuple[int, ...]
+    #: In order; a collective is waited for once.
+    events: tuple[Event, ...]
+    #: Own time since ``begin_ns`` per event, and the part of it in the optimizer.
+    own_ns: tuple[float, ...]
+    update_ns: tuple[float, ...]
+    #: Per event, how much later than the collective's end a waiting thread went on.
+    extra_ns: tuple[float, ...]
+
+
+def rank_cycles(program: Program, known: Calls, steps: int) -> Iterator[RankCycle]:
+    """The cycles of all replayed steps but the first; those that cannot be told are left out."""
+    walked = _walked(program, known)
+    last = _last_waits(program, steps)
+    updated = _update_before(program)
+    for step in range(1, steps):
+        begin, end = last[step - 1], last[step]
+        if begin >= 0 and end >= 0:
+            found = _cycle(program, walked, (begin, end), step, updated)
+            if found is not None:
+                yield found
+
+
+@dataclass(frozen=True)
+class _Walked:
+    """Per event of the program as it was recorded, in ns."""
+
+    at_ns: Floats
+    went_on_ns: Floats
+    #: Time stood for what is not known, before the event.
+    unknown_ns: Floats
+
+
+def _walked(program: Program, known: Calls) -> _Walked:
+    stood, unknown = float(program.begin_ns), 0.0
+    at, went_on, unknown_at = [], [], []
+    columns = (each.tolist() for each in (program.kind, program.row, program.extra_ns))
+    for own, kind, row, extra in zip(program.own_ns.tolist(), *columns, strict=True):
+        now = own + stood
+        at.append(now)
+        unknown_at.append(unknown)
+        if kind == WAIT:
+            stood += max(0.0, float(known.end_ns[row]) + extra - now)
+        elif kind == STAND:
+            stood += extra
+            unknown += extra
+        went_on.append(own + stood)
+    return _Walked(np.array(at), np.array(went_on), np.array(unknown_at))
+
+
+def _last_waits(program: Program, steps: int) -> list[int]:
+    """Per step its last wait for a collective by its place among the events; -1 without one."""
+    marks = np.flatnonzero(program.kind == MARK)
+    place = dict(zip(program.row[marks].tolist(), marks.tolist(), strict=True))
+    waits = np.flatnonzero(program.kind == WAIT)
+    found = []
+    for step in range(steps):
+        at = int(np.searchsorted(waits, place[2 * step + 1])) - 1
+        inside = at >= 0 and waits[at] > place[2 * step]
+        found.append(int(waits[at]) if inside else -1)
+    return found
+
+
+def _update_before(program: Program) -> Floats:
+    """Per event the own time in the optimizer before it, of all steps."""
+    length = np.diff(program.border_ns) * (program.border_phase == Phase.OPTIMIZER)
+    total = np.concatenate(([0.0], np.cumsum(length)))
+    result: Floats = np.interp(program.own_ns, program.border_ns, total)
+    return result
+
+
+def _cycle(
+    program: Program, walked: _Walked, bounds: tuple[int, int], step: int, updated: Floats
+) -> RankCycle | None:
+    begin, end = bounds
+    numbers: dict[int, int] = {}
+    events: dict[Event, int] = {}
+    for at in range(begin + 1, end + 1):
+        kind, row = int(program.kind[at]), int(program.row[at])
+        if kind == ISSUE:
+            numbers[row] = len(numbers)
+            events[ISSUE, numbers[row]] = at
+        elif kind == WAIT and row not in numbers:
+            return None  # of a step before
+        elif kind == WAIT:
+            events.setdefault((WAIT, numbers[row]), at)
+    places = np.array([*events.values()], dtype=np.int64)
+    own = program.own_ns[places] - program.own_ns[begin]
+    stands = walked.unknown_ns[places] - walked.unknown_ns[begin]
+    waited = walked.went_on_ns[places] - walked.at_ns[places]
+    return RankCycle(
+        step=step,
+        begin_ns=float(walked.went_on_ns[begin]),
+        end_ns=float(walked.went_on_ns[end]),
+        rows=tuple(numbers),
+        events=tuple(events),
+        own_ns=tuple((own + stands).tolist()),
+        update_ns=tuple((updated[places] - updated[begin]).tolist()),
+        # Of a wait that found its collective complete only what it took itself.
+        extra_ns=tuple(np.minimum(program.extra_ns[places], waited).tolist()),
+    )

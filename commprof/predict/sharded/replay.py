@@ -1,0 +1,199 @@
+"""A recorded step of FSDP2, HSDP or ZeRO stage 1, replayed in another setting."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from commprof.errors import CommprofError
+from commprof.predict.fit.machine_profile import MachineProfile
+from commprof.predict.replay.algorithms import OPERATIONS, work
+from commprof.predict.replay.scenario import (
+    FLAT,
+    WEAK,
+    Estimate,
+    Prediction,
+    Scenario,
+    Waiting,
+)
+from commprof.predict.replay.schedule import Placement
+from commprof.predict.sharded.changes import Change, change
+from commprof.predict.sharded.costs import Factors, factors
+from commprof.predict.sharded.steps import ShardedSteps
+from commprof.predict.sharded.world import World
+from commprof.stats.intervals import percentile_interval
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+#: Steps drawn for the median, and for each of the replicates that make the interval.
+_STEPS, _REPLICATES, _STEPS_PER_REPLICATE = 100, 20, 20
+_SEED = 20240501
+_ALMOST = 1.001
+
+
+class _Medians(NamedTuple):
+    """Of drawn steps, in seconds; as in ``Prediction``."""
+
+    step_s: float
+    wait_s: float
+    wire_s: float
+    exposed_s: float
+    hidden_s: float
+
+
+@dataclass(frozen=True)
+class ShardedReplay:
+    """Recorded steps and fitted costs: answers scenarios."""
+
+    schedule: ShardedSteps
+    profile: MachineProfile
+
+    def with_profile(self, profile: MachineProfile) -> ShardedReplay:
+        """The same with other costs."""
+        return dataclasses.replace(self, profile=profile)
+
+    def predict(self, scenario: Scenario) -> Prediction:
+        """The answer, with the interval that sampling and the fit leave open.
+
+        Raises:
+            CommprofError: something that the answer depends on was not measured; names the next
+                step.
+        """
+        return self.sampled(scenario)[0]
+
+    def sampled(self, scenario: Scenario) -> tuple[Prediction, Floats]:
+        """The answer, and its step time by replicate: the same draws for every scenario."""
+        _refuse(self.schedule, scenario)
+        placement = _placement(self.schedule, scenario)
+        changed = change(self.schedule, scenario)
+        costs = factors(self.schedule, self.profile, scenario, placement, changed)
+        world, outside = self._world(scenario, placement, changed)
+        random = np.random.default_rng(_SEED)
+        drawn = world.draw(_STEPS, random)
+        main = _medians(world, drawn, costs.values())
+        replicates = []
+        recorded = len(self.schedule.own_ns)
+        for number in range(_REPLICATES):
+            rows = random.integers(0, recorded, recorded)
+            some = world.draw(_STEPS_PER_REPLICATE, random, rows)
+            replicates.append(_medians(world, some, costs.values(number)))
+        found = _prediction(world, scenario, costs, (drawn, main, replicates), outside)
+        return found, np.array([each.step_s for each in replicates])
+
+    def _world(
+        self, scenario: Scenario, placement: Placement, changed: Change
+    ) -> tuple[World, list[str]]:
+        recorded, outside = self.schedule.placement, []
+        stretch = 1.0
+        if not math.isclose(placement.ranks_per_core, recorded.ranks_per_core, rel_tol=1e-3):
+            outside.append(
+                f"{placement.ranks_per_core:.3g} ranks per core (measured: "
+                f"{recorded.ranks_per_core:.3g}): own work is taken to be as long"
+            )
+        blocks = scenario.world_size / self.schedule.world_size
+        if blocks > len(self.schedule.own_ns):
+            outside.append(
+                f"the last of {scenario.world_size} ranks, drawn from {len(self.schedule.own_ns)} "
+                "recorded steps: waiting is a lower bound"
+            )
+        # The optimizer updates this rank's part of the parameters.
+        update = self.schedule.shard_ranks / changed.shard_ranks
+        return World(self.schedule, changed, scenario.world_size, stretch, update), outside
+
+
+def _refuse(steps: ShardedSteps, scenario: Scenario) -> None:
+    """What is DDP's alone, or cannot be known of sharded steps."""
+    unknown = {
+        "--bucket-cap-mb": not math.isnan(scenario.bucket_cap_bytes),
+        "--hook": bool(scenario.hook),
+        "--scaling strong": scenario.scaling != WEAK and scenario.world_size != steps.world_size,
+        "--algorithm": scenario.algorithm != FLAT,
+    }
+    for option, given in unknown.items():
+        if given:
+            raise CommprofError(
+                f"{option} is predicted for steps of DistributedDataParallel alone; this run's "
+                "parameters, gradients or optimizer state are cut among its ranks"
+            )
+
+
+def _placement(steps: ShardedSteps, scenario: Scenario) -> Placement:
+    recorded = steps.placement
+    per_host, cores = scenario.ranks_per_host, scenario.cores_per_host
+    return Placement(
+        min(scenario.world_size, recorded.ranks_per_host if math.isnan(per_host) else per_host),
+        recorded.cores_per_host if math.isnan(cores) else cores,
+        recorded.threads,
+        recorded.busy,
+    )
+
+
+def _medians(world: World, drawn: Ints, by: Floats) -> _Medians:
+    done, free = world.replay(drawn, by), world.replay(drawn, np.zeros_like(by))
+    step = float(np.median(done.end_ns.max(axis=0)))
+    exposed = float(np.median(done.stood_ns.mean(axis=0)))
+    # Without transfers a rank waits for the others alone.
+    wait = min(exposed, float(np.median(free.stood_ns.mean(axis=0))))
+    hidden = max(0.0, _busy_ns(world, drawn, by) - (exposed - wait))
+    return _Medians(*(each / 1e9 for each in (step, wait, exposed - wait, exposed, hidden)))
+
+
+def _busy_ns(world: World, drawn: Ints, by: Floats) -> float:
+    """Transfers of one rank's step, one after the other."""
+    recorded = [call.recorded for call in world.change.calls]
+    transfers = world.steps.transfer_ns[drawn[:, 0]].mean(axis=1)[:, recorded]
+    return float(np.median(transfers @ by))
+
+
+def _prediction(
+    world: World,
+    scenario: Scenario,
+    costs: Factors,
+    runs: tuple[Ints, _Medians, list[_Medians]],
+    outside: list[str],
+) -> Prediction:
+    drawn, main, replicates = runs
+    low, high = percentile_interval(replicates).tolist()
+    step, wait, wire, exposed, hidden = (
+        Estimate(value, min(value, least), max(value, most))
+        for value, least, most in zip(main, low, high, strict=True)
+    )
+    own = world.own_ns(drawn)
+    free = world.replay(drawn, np.zeros(len(world.change.calls)))
+    bare = float(np.median(free.end_ns.max(axis=0))) / 1e9
+    busy = _busy_ns(world, drawn, costs.values()) / 1e9
+    batch = world.steps.batch.per_rank
+    return Prediction(
+        scenario=scenario,
+        step_s=step,
+        wait_s=wait.value,
+        wire_s=wire.value,
+        hidden_s=hidden.value,
+        waiting=Waiting(wait, wire, exposed, hidden),
+        compute_s=max(0.0, step.value - exposed.value),
+        no_overlap_s=bare + busy,
+        perfect_overlap_s=max(bare, busy),
+        buckets=len(world.change.calls),
+        sent_bytes=_sent_bytes(world),
+        samples_per_s=scenario.world_size * batch / step.value if batch else math.nan,
+        efficiency=min(1.0, float(np.median(own)) / 1e9 / step.value),
+        hiding_bytes_per_s=math.nan,
+        outside=tuple(dict.fromkeys((*outside, *costs.outside))),
+        remarks=(*world.change.remarks, *costs.remarks),
+    )
+
+
+def _sent_bytes(world: World) -> float:
+    """By one rank; of operations whose algorithm is known."""
+    backend = world.steps.backend
+    return sum(
+        work(each.call.op, each.ranks, backend).sent * each.call.size_bytes
+        for each in world.change.calls
+        if each.call.op in OPERATIONS
+    )

@@ -1,0 +1,246 @@
+"""The measured steps of a run of FSDP2, HSDP or ZeRO stage 1, in the form that a replay needs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from commprof.analysis.align.measured import MeasuredWorld, measured_world
+from commprof.analysis.collectives.traffic import sizes_bytes
+from commprof.analysis.replay.engine import Calls, calls
+from commprof.analysis.replay.program import Program, programs
+from commprof.errors import CommprofError
+from commprof.predict.fit.cost_model import OTHER_HOST, SAME_HOST
+from commprof.predict.replay.algorithms import canonical
+from commprof.predict.replay.schedule import (
+    LEAST_STEPS,
+    RecordedSteps,
+    batch_of,
+    hosts_of,
+    placement_of,
+)
+from commprof.predict.sharded.cycles import Event, RankCycle, rank_cycles
+from commprof.predict.sharded.usual import filled, in_usual_order, usual_events
+from commprof.trace import columns
+from commprof.trace.reader import Trace
+from commprof.trace.run.run_directory import WorldRun
+from commprof.trace.schema import OPS, Phase, op_name
+
+Floats = npt.NDArray[np.float64]
+
+#: Which ranks take part in a collective: all, those of one copy of the model, or those that have
+#: the same part of it.
+ALL, SHARD, REPLICATE = "all", "shard", "replicate"
+_ITEM_BYTES = {"Half": 2, "BFloat16": 2, "Float": 4, "Double": 8}
+_SHARDING = tuple(map(OPS.index, ("all_gather_into_tensor", "reduce_scatter_tensor")))
+
+
+@dataclass(frozen=True)
+class Call:
+    """One collective of a step."""
+
+    #: As in ``algorithms.OPERATIONS``, or another operation's own name.
+    op: str
+    #: As nccl-tests count it.
+    size_bytes: float
+    #: One of ALL, SHARD and REPLICATE.
+    among: str
+    #: Bytes of an element; 0 where its type does not say.
+    item_bytes: int
+    #: Issued by a backward pass.
+    in_backward: bool
+
+
+@dataclass(frozen=True)
+class ShardedSteps(RecordedSteps):
+    """Times in ns since the ranks last met, which is the begin of a step here."""
+
+    calls: tuple[Call, ...]
+    #: In every rank's order.
+    events: tuple[Event, ...]
+    #: [steps, ranks, events]: own time, which begins where the rank went on, and of it the
+    #: optimizer's.
+    own_ns: Floats
+    update_ns: Floats
+    #: [steps, ranks, events]: as in ``RankCycle``.
+    extra_ns: Floats
+    #: [steps, ranks, calls]: from when a collective could begin to its end.
+    transfer_ns: Floats
+    #: Ranks that share one copy of the model.
+    shard_ranks: int
+
+
+def is_sharded(trace: Trace) -> bool:
+    """Whether it issued FSDP2's collectives, or the broadcasts of a sharded optimizer's step."""
+    table = columns.collectives(trace)
+    if (np.isin(table.op, _SHARDING) & (table.graph_task >= 0)).any():
+        return True
+    broadcast = table.issue_ns[table.op == OPS.index("broadcast")]
+    phases = columns.phases(trace)
+    updates = phases.key == Phase.OPTIMIZER
+    begin, end = np.sort(phases.begin_ns[updates]), np.sort(phases.end_ns[updates])
+    if not len(begin):
+        return False
+    at = np.searchsorted(begin, broadcast, side="right") - 1
+    inside = (at >= 0) & (broadcast < end[np.maximum(at, 0)])
+    return int(inside.sum()) >= len(begin)
+
+
+def read_sharded(run: WorldRun) -> ShardedSteps:
+    """The steps of one world size.
+
+    Raises:
+        CommprofError: ranks or a common clock are missing, or too few steps are alike.
+    """
+    name = f"{run.directory} ({run.world_size} ranks)"
+    missing = [rank for rank in range(run.world_size) if rank not in run.traces]
+    if missing:
+        raise CommprofError(
+            f"{name}: no trace of rank {', '.join(map(str, missing))}; a prediction needs all ranks"
+        )
+    seen = measured_world(run)
+    if seen is None or not seen.clocks_shared:
+        raise CommprofError(f"{name}: the ranks' clocks cannot be compared, nor can their steps")
+    if len(seen.measured[0].step) < LEAST_STEPS + 1:
+        raise CommprofError(
+            f"{name}: {len(seen.measured[0].step)} measured steps; a prediction needs "
+            f"{LEAST_STEPS + 1}: record more"
+        )
+    made, step = programs(seen)
+    known = calls(seen, made)
+    rows = _alike([{c.step: c for c in rank_cycles(p, known, len(step))} for p in made], seen)
+    if len(rows) < LEAST_STEPS:
+        raise CommprofError(
+            f"{name}: {len(rows)} of {len(step)} measured steps issued the same collectives on all "
+            f"ranks and waited for them; a prediction needs {LEAST_STEPS}: record more steps"
+        )
+    return _steps(run.world_size, seen, known, made, rows)
+
+
+def _alike(by_rank: Sequence[dict[int, RankCycle]], seen: MeasuredWorld) -> list[list[RankCycle]]:
+    """Per step the cycles of all ranks, of the steps with the most usual collectives."""
+    table = np.stack([_column(seen, name) for name in ("op", "dtype", "bytes_in", "bytes_out")])
+    whole = sorted(set(by_rank[0]).intersection(*by_rank[1:]))
+    rows = [[cycles[step] for cycles in by_rank] for step in whole]
+    kinds = [{table[:, list(cycle.rows)].tobytes() for cycle in row} for row in rows]
+    usual = Counter(next(iter(kind)) for kind in kinds if len(kind) == 1).most_common(1)
+    return [row for row, kind in zip(rows, kinds, strict=True) if usual and kind == {usual[0][0]}]
+
+
+def _column(seen: MeasuredWorld, name: str) -> npt.NDArray[np.int64]:
+    return np.concatenate([getattr(table, name) for table in seen.tables])
+
+
+def _steps(
+    world_size: int,
+    seen: MeasuredWorld,
+    known: Calls,
+    made: Sequence[Program],
+    rows: list[list[RankCycle]],
+) -> ShardedSteps:
+    events = usual_events([cycle for row in rows for cycle in row])
+    ordered = [[in_usual_order(cycle, events) for cycle in row] for row in rows]
+    kept = [n for n, row in enumerate(ordered) if all(values is not None for values in row)]
+    rows = [rows[n] for n in kept]
+    if len(rows) < LEAST_STEPS:
+        raise CommprofError(
+            f"only {len(rows)} steps waited for their collectives in the same order on all ranks; "
+            f"a prediction needs {LEAST_STEPS}: record more steps"
+        )
+    # [steps, ranks, (own, update, extra), events]
+    values = np.array([ordered[n] for n in kept], dtype=np.float64)
+    shape = (*values.shape[:2], len(events))
+    own, update = (filled(values[:, :, n].reshape(-1, len(events))).reshape(shape) for n in (0, 1))
+    begin, end = (
+        np.array([[getattr(cycle, name) for cycle in row] for row in rows])
+        for name in ("begin_ns", "end_ns")
+    )
+    met = begin.max(axis=1, keepdims=True)
+    found = _calls(seen, rows[0])
+    hosts = hosts_of(seen.traces)
+    return ShardedSteps(
+        world_size=world_size,
+        period_s=(end.max(axis=1) - met[:, 0]) / 1e9,
+        placement=placement_of(seen.traces, float("nan")),
+        link=SAME_HOST if len(hosts) == 1 else OTHER_HOST,
+        backend=str(seen.traces[0].metadata["backend"]) or "gloo",
+        hook="",
+        batch=batch_of(seen.traces, seen.measured[0].step),
+        common_clock=True,
+        calls=found,
+        events=events,
+        own_ns=own + (begin - met)[:, :, np.newaxis],
+        update_ns=update,
+        extra_ns=np.nan_to_num(values[:, :, 2]),
+        transfer_ns=_transfers(seen, known, rows),
+        shard_ranks=_shard_ranks(world_size, seen, rows[0], found),
+    )
+
+
+def _transfers(seen: MeasuredWorld, known: Calls, rows: list[list[RankCycle]]) -> Floats:
+    """As the engine has them, where collectives of one group were complete in order of issue.
+
+    One that overtook another is taken to end with it, as it does on a link that both share.
+    """
+    transfer, end = known.transfer_ns, known.end_ns
+    group = seen.matching.group
+    found = np.zeros((len(rows), len(rows[0]), len(rows[0][0].rows)))
+    for step, row in enumerate(rows):
+        for rank, cycle in enumerate(row):
+            latest: dict[int, float] = {}
+            for number, each in enumerate(cycle.rows):
+                before = latest.get(int(group[each]), 0.0)
+                begin = float(end[each]) - float(transfer[each])
+                found[step, rank, number] = max(0.0, float(end[each]) - max(begin, before))
+                latest[int(group[each])] = max(before, float(end[each]))
+    return found
+
+
+def _calls(seen: MeasuredWorld, row: Sequence[RankCycle]) -> tuple[Call, ...]:
+    first = list(row[0].rows)
+    op, dtype, task, bytes_in, bytes_out = (
+        _column(seen, name)[first]
+        for name in ("op", "dtype", "graph_task", "bytes_in", "bytes_out")
+    )
+    names = seen.traces[0].metadata["dtypes"]
+    members = [_members(seen, row, number) for number in range(len(first))]
+    size = sizes_bytes(op, bytes_in, bytes_out, np.array([len(each[0]) for each in members]))
+    return tuple(
+        Call(
+            canonical(op_name(int(op[n]))),
+            float(size[n]),
+            _among(members[n]),
+            _ITEM_BYTES.get(names[int(dtype[n])] if int(dtype[n]) < len(names) else "", 0),
+            bool(task[n] >= 0),
+        )
+        for n in range(len(first))
+    )
+
+
+def _members(seen: MeasuredWorld, row: Sequence[RankCycle], number: int) -> list[list[int]]:
+    """Ranks of the groups that issue this collective, each on its own."""
+    groups: dict[int, list[int]] = {}
+    for rank, cycle in enumerate(row):
+        groups.setdefault(int(seen.matching.group[cycle.rows[number]]), []).append(rank)
+    return [*groups.values()]
+
+
+def _among(groups: Sequence[Sequence[int]]) -> str:
+    if len(groups) == 1:
+        return ALL
+    if len({len(group) for group in groups}) > 1:
+        raise CommprofError("ranks share their parameters in groups of different sizes")
+    neighbours = all(group[-1] - group[0] == len(group) - 1 for group in groups)
+    return SHARD if neighbours else REPLICATE
+
+
+def _shard_ranks(
+    world_size: int, seen: MeasuredWorld, row: Sequence[RankCycle], found: Sequence[Call]
+) -> int:
+    """Ranks of the groups that gather parameters; all without such."""
+    sharded = [n for n, call in enumerate(found) if call.among == SHARD]
+    return len(_members(seen, row, sharded[0])[0]) if sharded else world_size

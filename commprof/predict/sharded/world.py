@@ -1,0 +1,129 @@
+"""Programs of as many ranks as a scenario has, drawn from the recorded ones, for the engine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from commprof.analysis.replay.engine import Calls, Condition, DrawnSteps, replay_drawn
+from commprof.analysis.replay.program import MARK, Program
+from commprof.predict.sharded.changes import Change
+from commprof.predict.sharded.steps import ALL, SHARD, ShardedSteps
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+_NONE = np.zeros(0, dtype=np.int64)
+
+
+@dataclass(frozen=True)
+class World:
+    """The changed step on all ranks of the scenario."""
+
+    steps: ShardedSteps
+    change: Change
+    world_size: int
+    #: Factor of own time, and of the optimizer's beside that.
+    stretch: float
+    update: float
+
+    def draw(self, count: int, random: np.random.Generator, rows: Ints | None = None) -> Ints:
+        """``[drawn step, block of ranks]``: recorded steps, of those in ``rows``.
+
+        Ranks are drawn in blocks, as ``fit/sampling.py`` has it.
+        """
+        known = np.arange(len(self.steps.own_ns)) if rows is None else rows
+        blocks = -(-self.world_size // self.steps.world_size)
+        return known[random.integers(0, len(known), (count, blocks))]
+
+    def replay(self, drawn: Ints, factors: Floats) -> DrawnSteps:
+        """The drawn steps, with each collective's transfer so many times as long."""
+        ranks = range(self.world_size)
+        made = [self._program(rank, self._of(rank, drawn)) for rank in ranks]
+        transfer = np.concatenate([self._transfers(self._of(rank, drawn)) for rank in ranks])
+        transfer *= np.tile(factors, self.world_size)[:, np.newaxis]
+        return replay_drawn(made, self._calls(transfer), len(drawn))
+
+    def own_ns(self, drawn: Ints) -> Floats:
+        """``[rank, drawn step]``: own time of the whole step, since the ranks met."""
+        return np.stack(
+            [self._own(self._of(rank, drawn))[:, -1] for rank in range(self.world_size)]
+        )
+
+    def _of(self, rank: int, drawn: Ints) -> tuple[Ints, int]:
+        """Per drawn step the recorded one, and the recorded rank."""
+        return drawn[:, rank // self.steps.world_size], rank % self.steps.world_size
+
+    def _own(self, at: tuple[Ints, int]) -> Floats:
+        update = self.steps.update_ns[at]
+        result: Floats = self.stretch * (self.steps.own_ns[at] + (self.update - 1) * update)
+        return result
+
+    def _transfers(self, at: tuple[Ints, int]) -> Floats:
+        """``[collective of the changed step, drawn step]``, as recorded."""
+        recorded = [call.recorded for call in self.change.calls]
+        result: Floats = self.steps.transfer_ns[at][:, recorded].T
+        return result
+
+    def _program(self, rank: int, at: tuple[Ints, int]) -> Program:
+        events = self.change.events
+        places = [event.recorded for event in events]
+        offset = rank * len(self.change.calls)
+        own = self._own(at)
+        extra = self.steps.extra_ns[at][:, places].T
+        nothing = np.zeros((1, extra.shape[1]))
+        return Program(
+            rank=rank,
+            begin_ns=0,
+            until_ns=0,
+            # What follows the last event of the changed step is still done.
+            own_ns=np.concatenate([own[:, places].T, own[:, -1:].T]),
+            kind=np.array([*(event.kind for event in events), MARK]),
+            row=np.array([*(offset + event.call for event in events), 1]),
+            extra_ns=np.concatenate([extra, nothing]),
+            chained=_NONE,
+            after=_NONE,
+            lag_ns=_NONE,
+            border_ns=np.zeros(0),
+            border_step=_NONE,
+            border_phase=_NONE,
+        )
+
+    def _calls(self, transfer_ns: Floats) -> Calls:
+        number = len(self.change.calls)
+        rows = number * self.world_size
+        nothing = np.zeros(rows, dtype=np.int64)
+        before = np.full((self.world_size, number), -1, dtype=np.int64)
+        last: dict[str, int] = {}
+        for call, each in enumerate(self.change.calls):
+            if each.call.among in last:
+                before[:, call] = np.arange(self.world_size) * number + last[each.call.among]
+            last[each.call.among] = call
+        return Calls(
+            conditions=list(self._conditions()),
+            before=before.reshape(-1).tolist(),
+            issue_ns=nothing,
+            transfer_ns=transfer_ns,
+            end_ns=nothing,
+            outside=np.zeros(rows, dtype=bool),
+            group=nothing,
+        )
+
+    def _conditions(self) -> list[Condition]:
+        number = len(self.change.calls)
+        found = []
+        for call, each in enumerate(self.change.calls):
+            for group in self._groups(each.call.among):
+                rows = tuple(rank * number + call for rank in group)
+                found.append(Condition(rows, rows))
+        return found
+
+    def _groups(self, among: str) -> list[range]:
+        shard, ranks = self.change.shard_ranks, self.world_size
+        if among == ALL:
+            return [range(ranks)]
+        if among == SHARD:
+            return [range(first, first + shard) for first in range(0, ranks, shard)]
+        return [range(first, ranks, shard) for first in range(shard)]

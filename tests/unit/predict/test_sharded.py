@@ -1,0 +1,206 @@
+"""Steps of FSDP2 in other settings, worked out by hand."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+
+import numpy as np
+import pytest
+
+from commprof.analysis.replay.program import ISSUE, WAIT
+from commprof.errors import CommprofError
+from commprof.predict.fit.held_out import check, checks, model_error
+from commprof.predict.replay.recorded import Recorded
+from commprof.predict.replay.scenario import Scenario
+from commprof.predict.sharded.replay import ShardedReplay
+from commprof.predict.sharded.steps import read_sharded
+from commprof.predict.what_if.answers import answer
+from commprof.report.prediction import as_json, table
+from tests.support.builders.schedules import profile
+from tests.support.builders.sharded_job import MB, fsdp_ranks, fsdp_steps
+from tests.support.builders.traces import Rank, world_run
+
+#: The rate at which the curve of the profile passes 1 MB in 10 ms.
+RATE = MB / 0.010
+
+
+def replay() -> ShardedReplay:
+    return ShardedReplay(fsdp_steps(), profile(bytes_per_s=RATE, latency_s=0.0))
+
+
+def step_ms(**setting: object) -> float:
+    scenario = Scenario(**{"world_size": 2, **setting})  # type: ignore[arg-type]
+    return replay().predict(scenario).step_s.value * 1e3
+
+
+def test_which_collective_belongs_where() -> None:
+    steps = fsdp_steps()
+    ops = [(call.op, call.in_backward) for call in steps.calls]
+    gathers = [("all_gather", False)] * 2 + [("all_gather", True)] * 2
+    assert ops == [*gathers, ("reduce_scatter", True), ("reduce_scatter", True)]
+    assert {call.size_bytes for call in steps.calls} == {MB}
+    assert {call.among for call in steps.calls} == {"all"}
+    assert steps.shard_ranks == 2
+    assert steps.period_s == pytest.approx(0.092)
+    assert np.median(steps.transfer_ns, axis=(0, 1)) / 1e6 == pytest.approx([5, 5, 5, 5, 8, 8])
+
+
+def test_waits_that_were_too_short_lie_where_another_rank_had_them() -> None:
+    events = fsdp_steps().events
+    assert events.index((WAIT, 1)) == events.index((ISSUE, 1)) + 1
+    assert events[events.index((WAIT, 4)) + 1] == (WAIT, 3)
+    # Computing a block follows its wait: 17 and 60 ms, from 88 ms of the step before.
+    own = np.median(fsdp_steps().own_ns, axis=(0, 1)) / 1e6
+    assert own[events.index((WAIT, 1))] == pytest.approx(4 + 2 + 10)
+    assert own[events.index((WAIT, 3))] == pytest.approx(4 + 2 + 20 + 20)
+
+
+def test_the_recorded_setting_takes_what_it_took() -> None:
+    found = replay().predict(Scenario(2))
+    assert found.step_s.value == pytest.approx(0.092, abs=2e-9)
+    # Waits for the first all-gathers of forward and backward, and both reduce-scatters.
+    assert found.wire_s == pytest.approx(0.026, abs=1e-8)
+    assert found.hidden_s == pytest.approx(0.010, abs=1e-8)
+    assert found.compute_s == pytest.approx(0.066, abs=1e-8)
+    assert found.perfect_overlap_s == pytest.approx(0.066, abs=1e-8)
+    assert found.buckets == 6
+    # Half of 1 MB is sent in each all-gather, and all of it in gloo's reduce-scatter.
+    assert found.sent_bytes == pytest.approx(4 * MB / 2 + 2 * MB)
+
+
+def test_more_ranks_send_more_and_update_less() -> None:
+    # Three halves of the bytes; the optimizer has half of the parameters.
+    # 2 + 7.5, 10 and 10, 7.5, 20 + 12, 20 + 12, 2.
+    assert step_ms(world_size=4) == pytest.approx(103, abs=1e-5)
+
+
+@pytest.mark.parametrize("ranks", [8, 16, 64])
+def test_ranks_are_as_many_as_asked_for(ranks: int) -> None:
+    factor = 2 * (ranks - 1) / ranks
+    wanted = 2 + 20 + 40 + factor * (5 + 5 + 8 + 8) + 4 * 2 / ranks
+    assert step_ms(world_size=ranks) == pytest.approx(wanted, abs=1e-5)
+
+
+def test_a_slow_link_makes_prefetched_all_gathers_wait_and_hold_up_others() -> None:
+    # 2 + 50; the second all-gather is there at 102, its block done at 112; 162; the prefetched
+    # one has the link until 212, so that the reduce-scatter of 182 ends at 292; 312 + 80; 4.
+    assert step_ms(bandwidth_bytes_per_s=RATE / 10) == pytest.approx(396, abs=1e-5)
+
+
+def test_half_the_bytes_to_gather() -> None:
+    assert step_ms(gather_dtype="bf16") == pytest.approx(92 - 2 * 2.5, abs=1e-5)
+
+
+def test_half_the_bytes_to_reduce() -> None:
+    assert step_ms(reduce_dtype="bf16") == pytest.approx(92 - 2 * 4, abs=1e-5)
+
+
+def test_nothing_gathered_again() -> None:
+    found = replay().predict(Scenario(2, reshard_after_forward=False))
+    assert found.step_s.value == pytest.approx(0.087, abs=1e-8)
+    assert found.buckets == 4
+    assert any("stay in memory" in remark for remark in found.remarks)
+
+
+def test_copies_of_two_ranks_each_sum_their_parts() -> None:
+    # All as with 2 ranks, and behind each reduce-scatter half of its bytes once more.
+    found = replay().predict(Scenario(4, shard_ranks=2))
+    assert found.step_s.value == pytest.approx(0.100, abs=1e-8)
+    assert found.buckets == 8
+
+
+def test_a_late_rank_is_waited_for() -> None:
+    steps = fsdp_steps()
+    own = steps.own_ns.copy()
+    own[:, 1] += 30e6
+    late = dataclasses.replace(steps, own_ns=own)
+    found = ShardedReplay(late, profile()).predict(Scenario(2))
+    assert found.step_s.value == pytest.approx(0.122, abs=1e-8)
+    assert found.wait_s == pytest.approx(0.015, abs=1e-8)  # of one of two ranks
+    assert found.wire_s == pytest.approx(0.026, abs=1e-8)
+
+
+@pytest.mark.parametrize(
+    ("setting", "reason"),
+    [
+        ({"bucket_cap_bytes": 1.0 * MB}, "--bucket-cap-mb is predicted for steps of Distributed"),
+        ({"hook": "fp16"}, "--hook is predicted for steps of DistributedDataParallel alone"),
+        ({"world_size": 4, "scaling": "strong"}, "--scaling strong is predicted"),
+        ({"world_size": 1}, "sharded steps of 1 rank exchange nothing"),
+        ({"world_size": 6, "shard_ranks": 4}, r"do not divide 6 \(allowed.*: 2, 3, 6\)"),
+    ],
+)
+def test_what_is_refused(setting: dict[str, object], reason: str) -> None:
+    with pytest.raises(CommprofError, match=reason):
+        step_ms(**setting)
+
+
+def test_what_was_not_recorded_cannot_be_put_back() -> None:
+    kept = [
+        call for call in fsdp_steps().calls if not (call.op == "all_gather" and call.in_backward)
+    ]
+    steps = dataclasses.replace(fsdp_steps(), calls=tuple(kept))
+    with pytest.raises(CommprofError, match="record it with reshard_after_forward=True"):
+        ShardedReplay(steps, profile()).predict(Scenario(2, reshard_after_forward=True))
+
+
+def test_ranks_without_a_common_order_are_refused() -> None:
+    ranks = [*fsdp_ranks()[:1], Rank(1, 2)]
+    for step in range(8):
+        ranks[1].step(step * 92_000_000, (step + 1) * 92_000_000)
+    with pytest.raises(CommprofError, match="issued the same collectives"):
+        read_sharded(world_run(ranks))
+
+
+def test_a_check_holds_the_model_against_both_trivial_answers() -> None:
+    measured = dataclasses.replace(fsdp_steps(4), period_s=np.full(6, 0.105))
+    found = check(replay(), measured, "4 ranks")
+    assert found.held_out
+    assert found.predicted_s == pytest.approx(0.103, abs=1e-8)
+    assert found.error_of("as_is_s") == pytest.approx(92 / 105 - 1)
+    assert found.error_of("perfect_overlap_s") == pytest.approx(64 / 105 - 1)
+    error = model_error([found])
+    assert error is not None
+    assert (error.trivial, error.is_skilled) == ("as_is_s", True)
+    assert error.trivial_mean == pytest.approx(1 - 92 / 105)
+
+
+def test_the_table_of_a_sharded_run() -> None:
+    measured = dataclasses.replace(fsdp_steps(4), period_s=np.full(6, 0.0975))
+    others = [Recorded("4 ranks", measured, ())]
+    asked = Scenario(4, shard_ranks=2, reshard_after_forward=True, gather_dtype="fp32")
+    found = answer(replay(), [asked], [], others, None, math.nan)
+    text = table.render(found, "RUN, 2 ranks", "by hand", [], 100)
+    cells = next(line.split() for line in text.splitlines() if line.split()[:2] == ["4", "as"])
+    # Ranks, link, latency, sharding, types, collectives, step.
+    assert cells == [
+        "4",
+        *["as", "run"] * 2,
+        "2",
+        "on",
+        "fp32",
+        "as",
+        "run",
+        "8",
+        "100",
+        *cells[12:],
+    ]
+    assert "~" in cells
+    assert "The better of two trivial answers, the step as it is now, misses it by 5.6%" in (
+        " ".join(text.split())
+    )
+    document = json.loads(as_json.render(found, "RUN, 2 ranks", "by hand", []))
+    assert document["is_sharded"] is True
+    assert document["error"]["is_skilled"] is False
+    assert document["answers"][0]["prediction"]["scenario"]["shard_ranks"] == 2
+
+
+def test_a_model_no_better_than_the_present_step_is_called_so() -> None:
+    measured = dataclasses.replace(fsdp_steps(4), period_s=np.full(6, 0.0975))
+    done, _ = checks(replay(), [Recorded("4 ranks", measured, ())])
+    error = model_error(done)
+    assert error is not None
+    assert not error.is_skilled
+    assert math.isclose(error.mean, 103 / 97.5 - 1, rel_tol=1e-3)
