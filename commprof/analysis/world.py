@@ -22,7 +22,6 @@ from commprof.analysis.collectives.compression import CompressionRow, compressio
 from commprof.analysis.collectives.host_links import HostLinks, host_links
 from commprof.analysis.collectives.in_flight import TimeInFlight, times_in_flight
 from commprof.analysis.collectives.kinds import CollectiveRow, collective_rows
-from commprof.analysis.late.lateness import views, with_phase
 from commprof.analysis.late.stragglers import (
     LateRank,
     few_steps,
@@ -30,6 +29,7 @@ from commprof.analysis.late.stragglers import (
     find_slow_rank,
     late_by_own_work,
     late_rank_of_few_steps,
+    with_cause,
 )
 from commprof.analysis.rank_summary import (
     RankSummary,
@@ -257,7 +257,7 @@ def _late_rank(seen: MeasuredWorld, result: WorldResult) -> dict[str, Any]:
     find = late_rank_of_few_steps if result.foreign and few_steps(waited_for) else find_late_rank
     late = find(waited_for, step_ns, us_to_ns(seen.clock_error_us))
     if late is not None and find is find_late_rank:
-        late = with_phase(late, views(seen.traces, seen.tables, seen.arrivals), parts[0].step)
+        late = with_cause(late, np.sum([part.caused_ns for part in parts], axis=0))
     slow = find_slow_rank(np.stack([part.by_origin_ns for part in parts]), step_ns)
     stalls = zip(seen.measured[0].step[hung].tolist(), slowest[hung].tolist(), strict=True)
     return {

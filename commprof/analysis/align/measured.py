@@ -175,8 +175,7 @@ def measured_world(run: WorldRun) -> MeasuredWorld | None:
     if clocks:
         known = match_arrivals(matching, traces, tables)
         arrivals = [*known]
-        if len(matching.groups) > 1:
-            began = [*origins(traces, tables, known)]
+        began = [*origins(traces, tables, known)]
     trained = min(_trained_steps(trace) for trace in traces)
     merged = {i for t in traces for i in merged_steps(t, columns.steps(t)).tolist()}
     parts = _common_steps(

@@ -1,19 +1,20 @@
 """When each rank arrived at the collectives and gradient buckets of all, and who came last.
 
 The ranks of a collective that a training thread waited for last ran side by side at its end: at
-that moment none of them is past the place where it waits, and those who waited are at it.
+that moment none of them is past the place where it waits, and those who waited are at it. In a
+message, or a collective with a root, that is so of a rank that waited and the one it waited for.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, reduce
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 
-from commprof.analysis.align.matching import SEND, Matching, last_awaited, matched
+from commprof.analysis.align.matching import SOME_WAIT, Matching, last_awaited, matched
 from commprof.analysis.step.exposure import Exposures
 from commprof.trace import columns
 from commprof.trace.columns import Buckets, Collectives, Finalizations, Ints
@@ -169,6 +170,8 @@ class _Seen:
     end_ns: Ints
     #: Numbers of those that its training thread waited for.
     awaited: Ints
+    #: Numbers of those in which not all wait for all.
+    some_wait: Ints
 
 
 class SharedCalls:
@@ -182,20 +185,9 @@ class SharedCalls:
     ) -> None:
         """All lists have one entry per rank."""
         self._ranks = [_seen(*each) for each in zip(tables, arrivals, exposed, strict=True)]
-        self._synchronised: dict[tuple[int, ...], Ints] = {}
+        self._met: dict[frozenset[int], list[Ints]] = {}
+        self._synchronised: dict[frozenset[int], Ints] = {}
         self.count = 1 + max(int(rank.number.max(initial=-1)) for rank in self._ranks)
-
-    @cached_property
-    def members(self) -> npt.NDArray[np.uint64]:
-        """Per number a key of the set of its ranks: equal sets, and only these, have one key.
-
-        It is the sum of a random number for each rank.
-        """
-        salt = np.random.default_rng(_SEED).integers(2**63, size=len(self._ranks), dtype=np.uint64)
-        key = np.zeros(self.count, dtype=np.uint64)
-        for rank, own in zip(self._ranks, salt, strict=True):
-            key[rank.number] += own
-        return key
 
     def has(self, place: int, number: Ints) -> npt.NDArray[np.bool_]:
         """Whether a rank is in each of these."""
@@ -206,32 +198,58 @@ class SharedCalls:
         rank = self._ranks[place]
         return rank.arrived_ns[np.searchsorted(rank.number, number)]
 
-    def synchronised_ns(self, *places: int) -> Ints:
-        """In order, the moments at which these ranks were side by side."""
-        key = tuple(sorted(set(places)))
-        if key not in self._synchronised:
-            common = reduce(np.intersect1d, (self._awaited_by_any[place] for place in key))
-            self._synchronised[key] = np.sort(self._end_ns[common])
-        return self._synchronised[key]
+    @cached_property
+    def some_wait(self) -> npt.NDArray[np.bool_]:
+        """Whether each of them is one in which not all wait for all."""
+        chosen = np.zeros(self.count, dtype=np.bool_)
+        for rank in self._ranks:
+            chosen[rank.some_wait] = True
+        return chosen
+
+    def met(self, place: int, other: int, moments_ns: Ints) -> None:
+        """Adds moments at which one of two ranks had waited for the other."""
+        self._met.setdefault(frozenset((place, other)), []).append(moments_ns)
+
+    def synchronised_ns(self, place: int, other: int) -> Ints:
+        """In order, the moments at which these ranks were side by side.
+
+        They are the ends of collectives that all wait for all in and that the training thread of
+        any rank waited for, and where ``met`` was said.
+        """
+        pair = frozenset((place, other))
+        if pair in self._met:
+            moments = [*self._met[pair], self._together_ns(place, other)]
+            return np.unique(np.concatenate(moments))
+        return self._together_ns(place, other)
+
+    def _together_ns(self, place: int, other: int) -> Ints:
+        common = frozenset(self._moments[place]) & frozenset(self._moments[other])
+        if common not in self._synchronised:
+            moments = [_none(), *(self._moments[place][key] for key in common)]
+            self._synchronised[common] = np.unique(np.concatenate(moments))
+        return self._synchronised[common]
 
     @cached_property
-    def _end_ns(self) -> Ints:
-        """Per number the end on its last rank; 0 where one of its ranks did not see the end."""
-        last = np.zeros(self.count, dtype=np.int64)
-        unseen = np.zeros(self.count, dtype=np.bool_)
+    def _moments(self) -> list[dict[int, Ints]]:
+        """Per rank, by a key of the ranks in them, the ends of what brings these side by side."""
+        salt = np.random.default_rng(_SEED).integers(2**63, size=len(self._ranks), dtype=np.uint64)
+        key = np.zeros(self.count, dtype=np.uint64)
+        end_ns = np.zeros(self.count, dtype=np.int64)
+        counts = np.zeros(self.count, dtype=np.bool_)
         for rank in self._ranks:
-            last[rank.number] = np.maximum(last[rank.number], rank.end_ns)
-            unseen[rank.number] |= rank.end_ns == 0
-        return np.where(unseen, 0, last)
-
-    @cached_property
-    def _awaited_by_any(self) -> list[Ints]:
-        """Per rank those of its numbers with a known end that the thread of any rank waited for."""
-        awaited = np.zeros(self.count, dtype=np.bool_)
+            counts[rank.awaited] = True
+        counts &= ~self.some_wait
+        for rank, own in zip(self._ranks, salt, strict=True):
+            key[rank.number] += own  # equal sets of ranks, and only these, have one sum
+            end_ns[rank.number] = np.maximum(end_ns[rank.number], rank.end_ns)
+            counts[rank.number[rank.end_ns == 0]] = False
+        found: list[dict[int, Ints]] = []
         for rank in self._ranks:
-            awaited[rank.awaited] = True
-        awaited &= self._end_ns > 0
-        return [rank.number[awaited[rank.number]] for rank in self._ranks]
+            number = rank.number[counts[rank.number]]
+            order = number[np.argsort(key[number], kind="stable")]
+            groups = np.split(order, np.flatnonzero(np.diff(key[order])) + 1)
+            found.append({int(key[each[0]]): end_ns[each] for each in groups if len(each)})
+        return found
 
 
 def last_before(moments_ns: Ints, before_ns: Ints) -> Ints:
@@ -244,14 +262,19 @@ def _seen(table: Collectives, arrivals: Arrivals, exposed: Exposures) -> _Seen:
     buckets = arrivals.buckets
     number = np.concatenate((arrivals.collective, buckets.number))
     arrived = np.concatenate((table.issue_ns, buckets.ready_ns))
-    # A message is over when its receiver has it; that its sender has no end says nothing.
-    sent = (table.op == SEND) & (table.end_ns == 0)
-    end = np.concatenate((np.where(sent, table.issue_ns, table.end_ns), buckets.end_ns))
+    end = np.concatenate((table.end_ns, buckets.end_ns))
     rows = np.flatnonzero(number >= 0)
     rows = rows[np.argsort(number[rows], kind="stable")]
     waited = exposed.collective[(exposed.waited_ns > 0) & (exposed.collective >= 0)]
     awaited = np.concatenate((arrivals.collective[waited], _last_buckets(arrivals, exposed)))
-    return _Seen(number[rows], arrived[rows], end[rows], awaited[awaited >= 0])
+    some_wait = arrivals.collective[np.isin(table.op, SOME_WAIT)]
+    return _Seen(
+        number[rows],
+        arrived[rows],
+        end[rows],
+        awaited[awaited >= 0],
+        some_wait[some_wait >= 0],
+    )
 
 
 def _last_buckets(arrivals: Arrivals, exposed: Exposures) -> Ints:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from commprof.analysis.step.exposure import HOST_PAUSE, ORIGINS
+from commprof.analysis.step.exposure import CAUSES, HOST_PAUSE, ORIGINS, TRANSFER, UNKNOWN
 from commprof.stats.rank_tests import lag_one, worth
 from commprof.units import ns_to_ms, ns_to_s
 
@@ -30,6 +30,8 @@ _OF_STEP = 0.02
 #: Of several such ranks one is named if its phase exceeds the others by so many times as much.
 _CLEARLY = 2.0
 _SIGNIFICANCE = 0.01
+#: A cause is named if it explains at least this part of the waiting that a rank caused.
+_MOST = 0.5
 
 
 @dataclass(frozen=True)
@@ -127,9 +129,8 @@ class LateRank:
     measured_steps: int
     #: Waiting that it caused in the measured steps, summed over the ranks that waited.
     cost_s: float
-    #: Where most of its lateness arose: "data", "forward", "backward", "optimizer", "other", or
-    #: "host pause" if its process did not run; None if none of them explains half of it, or if
-    #: that is not known.
+    #: What most of the waiting for it comes from, of ``exposure.CAUSES``; None if nothing explains
+    #: half of it, or if that is not known.
     phase: str | None = None
     #: Part of the waiting caused that this one explains, or where none is named the one that
     #: explains most; NaN if not known, or if the rank is named for its own work.
@@ -232,12 +233,29 @@ def late_by_own_work(
     return replace(late, phase=slow.phase, phase_share=math.nan, slower_ms=ns_to_ms(slow.excess_ns))
 
 
+def with_cause(late: LateRank, caused_ns: Floats) -> LateRank:
+    """The same finding with what the rank's lateness came from, where that can be told.
+
+    Args:
+        late: the rank and what it cost.
+        caused_ns: ``[step, rank, cause]`` as in ``Breakdown``, summed over the ranks that waited.
+    """
+    known = caused_ns[:, late.rank, : CAUSES.index(UNKNOWN)].sum(axis=0)
+    if not known.sum() > 0:
+        return late
+    best = int(np.argmax(known))
+    share = float(known[best] / known.sum())
+    return replace(late, phase=CAUSES[best] if share >= _MOST else None, phase_share=share)
+
+
 def fell_behind(late: LateRank) -> str:
     """Where, as the end of a sentence about the rank; empty where that is not known."""
     if late.phase is None:
         return ""
     if late.phase == HOST_PAUSE:
         return "because its process did not run (host pause)"
+    if late.phase == TRANSFER:
+        return "in transfers with other ranks"
     return "outside of all phases" if late.phase == "other" else f"in the {late.phase} phase"
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from commprof.analysis.align.matching import POINT_TO_POINT, ROOTED, needed_ranks, rank_in_group
+from commprof.analysis.align.matching import POINT_TO_POINT, held_up_by
 from commprof.analysis.align.measured import MeasuredWorld
 from commprof.analysis.replay.line import Line
 from commprof.analysis.replay.program import ISSUE, MARK, STAND, Program
@@ -63,12 +63,12 @@ class Calls:
 
 def calls(seen: MeasuredWorld, ranks: Sequence[Program]) -> Calls:
     """The rows of what was brought together."""
-    issue, end, op, root = (
+    issue, end, op = (
         np.concatenate([getattr(table, name) for table in seen.tables])
-        for name in ("issue_ns", "end_ns", "op", "peer")
+        for name in ("issue_ns", "end_ns", "op")
     )
     end = np.maximum(end, issue)
-    conditions = list(_conditions(seen, issue, end, op, root))
+    conditions = list(_conditions(seen, issue))
     begins = issue.astype(np.float64)
     for each in conditions:
         begins[list(each.opens)] = issue[list(each.needed)].max()
@@ -90,32 +90,23 @@ def calls(seen: MeasuredWorld, ranks: Sequence[Program]) -> Calls:
     )
 
 
-def _conditions(
-    seen: MeasuredWorld, issue: Ints, end: Ints, op: Ints, root: Ints
-) -> Iterator[Condition]:
+def _conditions(seen: MeasuredWorld, issue: Ints) -> Iterator[Condition]:
     matching = seen.matching
-    own = np.concatenate(
-        [rank_in_group(*each) for each in zip(seen.traces, seen.tables, strict=True)]
-    )
-    order = np.lexsort((own, matching.member))
+    left = np.ones(len(issue), dtype=bool)
+    for grid, held_up in held_up_by(matching, seen.traces, seen.tables, issue):
+        left[grid] = False
+        for rows, needs in zip(grid, held_up, strict=True):
+            for row, needed in zip(rows.tolist(), needs, strict=True):
+                yield Condition(tuple(rows[needed].tolist()), (row,))
+    rows = np.flatnonzero(left)
+    order = rows[np.argsort(matching.member[rows], kind="stable")]
     borders = np.flatnonzero(np.diff(matching.member[order])) + 1
     for rows in np.split(order, borders) if len(order) else ():
         together = tuple(rows.tolist())
-        if not matching.complete[matching.member[rows[0]]]:
-            yield from (Condition((row,), (row,)) for row in together)
-        elif op[rows[0]] in ROOTED:
-            group = matching.groups[matching.group[rows[0]]]
-            needs = needed_ranks(
-                int(op[rows[0]]), int(root[rows[0]]), len(rows), group.backend == "gloo"
-            )
-            # A rank that arrived after this one was done did not hold it up.
-            needs = (needs & (issue[rows] <= end[rows][:, np.newaxis])) | np.eye(
-                len(rows), dtype=bool
-            )
-            for row, needed in zip(together, needs, strict=True):
-                yield Condition(tuple(rows[needed].tolist()), (row,))
-        else:
+        if matching.complete[matching.member[rows[0]]]:
             yield Condition(together, together)
+        else:
+            yield from (Condition((row,), (row,)) for row in together)
 
 
 def _before(seen: MeasuredWorld, op: Ints, end: Ints) -> Ints:

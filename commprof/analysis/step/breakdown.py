@@ -18,7 +18,7 @@ import numpy.typing as npt
 from commprof.analysis.collectives.in_flight import in_flight_ns
 from commprof.analysis.late.arrivals import Arrivals
 from commprof.analysis.late.origins import Origins
-from commprof.analysis.step.exposure import Exposures, exposures_of, pauses
+from commprof.analysis.step.exposure import CAUSES, UNKNOWN, Exposures, exposures_of, pauses
 from commprof.analysis.step.waiting import Waiting, split
 from commprof.trace import columns
 from commprof.trace.columns import Collectives, Finalizations, Ints, Spans, Steps
@@ -57,9 +57,16 @@ class Breakdown:
     #: ``[step, phase]``, in the order of ``schema.PHASES``: of the time in each phase, without the
     #: waiting, the part in which the process did not run.
     paused_ns: Floats
-    #: ``[step, rank]``: waiting by the rank where it began, see :mod:`analysis.late.origins`;
-    #: all 0 where arrivals are not known.
-    waited_for_ns: Floats
+    #: ``[step, rank, cause]``: waiting by the rank where it began and what that rank did, in the
+    #: order of ``exposure.CAUSES``, see :mod:`analysis.late.origins`; all 0 where arrivals are not
+    #: known.
+    caused_ns: Floats
+
+    @property
+    def waited_for_ns(self) -> Floats:
+        """``[step, rank]``: waiting by the rank where it began."""
+        total: Floats = self.caused_ns.sum(axis=2)
+        return total
 
     @property
     def work_ns(self) -> Floats:
@@ -90,7 +97,7 @@ def breakdown(
         trace: the rank's trace.
         table: its collectives.
         arrivals: of these collectives; None where the ranks' clocks cannot be compared.
-        world_size: number of ranks, the width of ``waited_for_ns``.
+        world_size: number of ranks, the width of ``caused_ns``.
         origins: of its waits; None where every wait began at the rank that was waited for.
     """
     steps = columns.steps(trace)
@@ -109,7 +116,8 @@ def breakdown(
         steps, exposed_step, np.where(np.isnan(waiting.wait_ns), exposed.waited_ns, 0.0)
     )
     if origins is None:
-        origins = Origins(np.arange(len(exposed)), waiting.culprit, waiting.wait_ns)
+        unknown = np.full(len(exposed), CAUSES.index(UNKNOWN))
+        origins = Origins(np.arange(len(exposed)), waiting.culprit, unknown, waiting.wait_ns)
     known_wait = np.nan_to_num(waiting.wait_ns, nan=0.0)
     wait = _sum_by_step(steps, exposed_step, known_wait)
     nothing_known = (exposed_ns > 0) & (unsplit >= exposed_ns)
@@ -132,7 +140,7 @@ def breakdown(
         no_core_ns=_no_core(steps, finalizations, thread),
         paused_ns=_paused_by_phase(steps, phases, pauses(trace, exposed), thread),
         hidden_ns=np.maximum(0.0, in_flight_ns(steps, table) - exposed_ns),
-        waited_for_ns=_by_origin(steps, exposed_step, origins, world_size),
+        caused_ns=_by_origin(steps, exposed_step, origins, world_size),
     )
 
 
@@ -221,12 +229,13 @@ def _split(exposed: Exposures, table: Collectives, arrivals: Arrivals | None) ->
 
 
 def _by_origin(steps: Steps, exposed_step: Ints, origins: Origins, world_size: int) -> Floats:
-    """``[step, rank]``: waiting per step and the rank where it began."""
-    waited_for = np.zeros((len(steps), world_size))
+    """``[step, rank, cause]``: waiting per step and where it began."""
+    caused = np.zeros((len(steps), world_size, len(CAUSES)))
     step = exposed_step[origins.exposure]
     named = (step >= 0) & (origins.rank >= 0) & (origins.rank < world_size)
-    np.add.at(waited_for, (step[named], origins.rank[named]), origins.wait_ns[named])
-    return waited_for
+    at = step[named], origins.rank[named], origins.cause[named]
+    np.add.at(caused, at, origins.wait_ns[named])
+    return caused
 
 
 def _no_core(steps: Steps, finalizations: Finalizations, thread: int) -> Floats:

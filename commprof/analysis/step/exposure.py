@@ -202,6 +202,12 @@ def _copy_ns_per_byte(end_ns: Ints, copied: Floats, blocked_ns: int, slowest: fl
 HOST_PAUSE: Final = "host pause"
 #: What lateness may come from: a phase of the training thread's work, or a pause.
 ORIGINS: Final = (*PHASES, HOST_PAUSE)
+#: The rank was on the wire of other collectives, or waited in one whose last arrival is not known.
+TRANSFER: Final = "transfer"
+#: No moment is known at which the two ranks had been side by side before.
+UNKNOWN: Final = "unknown"
+#: What waiting may come from, on the rank where it began.
+CAUSES: Final = (*ORIGINS, TRANSFER, UNKNOWN)
 
 
 def pauses(trace: Trace, exposed: Exposures) -> Stretches:

@@ -5,18 +5,17 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
-from commprof.analysis.late.lateness import views, with_phase
 from commprof.analysis.late.stragglers import (
     LateRank,
     find_late_rank,
     find_slow_rank,
     late_by_own_work,
+    with_cause,
 )
 from commprof.analysis.step.breakdown import mean_of_known
 from commprof.monitor.figures.steps import NewSteps, wall_ns
@@ -46,7 +45,8 @@ class RecentSteps:
         #: ``[rank, part]`` in ns, and ns by culprit.
         self._total: Floats = np.zeros((0, len(_PARTS)))
         self._waited_for: Floats = np.zeros(world_size)
-        #: Per step ``[rank, part]``, ``[rank, origin]``, waiting by culprit, and the step's length.
+        #: Per step ``[rank, part]``, ``[rank, origin]``, waiting ``[rank, cause]``
+        #: and the length.
         self._recent: deque[tuple[Floats, Floats, Floats, float]] = deque(maxlen=RECENT_STEPS)
         self._clock_error_ns = 0.0
         self._late: LateRank | None = None
@@ -58,17 +58,17 @@ class RecentSteps:
             self._total = np.zeros((len(new.ranks), len(_PARTS)))
         parts = np.stack([[getattr(part, name) for name in _PARTS] for part in new.parts])
         work = np.stack([part.by_origin_ns for part in new.parts])
-        waited_for: Floats = np.sum([part.waited_for_ns for part in new.parts], axis=0)
+        caused: Floats = np.sum([part.caused_ns for part in new.parts], axis=0)
         self._steps += len(new.numbers)
         self._total += np.nan_to_num(parts).sum(axis=2)
-        self._waited_for += waited_for.sum(axis=0)
+        self._waited_for += caused.sum(axis=(0, 2))
         rows = range(len(new.numbers))[-RECENT_STEPS:]
         lengths = wall_ns(new)
         for row in rows:
-            step = parts[:, :, row], work[:, :, row], waited_for[row], float(lengths[row])
+            step = parts[:, :, row], work[:, :, row], caused[row], float(lengths[row])
             self._recent.append(step)
         self._clock_error_ns = us_to_ns(new.world.clock_error_us)
-        self._find_late(new)
+        self._find_late()
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -105,19 +105,17 @@ class RecentSteps:
             return None
         return Late(found.rank, ns_to_s(found.wait_ns), found.phase or "")
 
-    def _find_late(self, new: NewSteps) -> None:
-        """The same as ``analysis.world`` does; its phase from the newest steps alone."""
-        before, self._late = self._late, None
+    def _find_late(self) -> None:
+        """The same as ``analysis.world`` does."""
+        self._late = None
         if len(self._recent) < _FEWEST_FOR_LATE or len(self._ranks) != self._world_size:
             return
-        _, works, waits, lengths = zip(*self._recent, strict=True)
-        waited_for, step_ns = np.stack(waits), float(np.median(lengths))
+        _, works, caused, lengths = zip(*self._recent, strict=True)
+        waited_for = np.stack(caused).sum(axis=2)
+        step_ns = float(np.median(lengths))
         late = find_late_rank(waited_for, step_ns, self._clock_error_ns)
         if late is not None:
-            seen = views(new.world.traces, new.world.tables, new.world.arrivals)
-            late = with_phase(late, seen, new.numbers)
-            if math.isnan(late.phase_share) and before is not None and before.rank == late.rank:
-                late = replace(late, phase=before.phase, phase_share=before.phase_share)
+            late = with_cause(late, np.stack(caused))
         slow = find_slow_rank(np.stack(works, axis=2), step_ns)
         self._late = late_by_own_work(late, slow, waited_for, step_ns)
 

@@ -42,6 +42,8 @@ class Rank:
         self.metadata = trace_bytes.metadata(rank=rank, world_size=world_size, **metadata)
         self.metadata["machine"]["boot_id"] = boot_id
         self.backend = "gloo"
+        #: Its number in each group; its global rank where nothing is said.
+        self.group_ranks: dict[int, int] = {}
         self.stacks: dict[int, tuple[str, ...]] = {}
         self.steps: list[tuple[int, int]] = []
         self._records: list[dict[str, int]] = []
@@ -164,7 +166,7 @@ class Rank:
             path=Path(f"rank_{self.rank}.trace"),
             metadata=self.metadata,
             groups={
-                id: Group(id, name, "", self.backend, self.rank, size)
+                id: Group(id, name, "", self.backend, self.group_ranks.get(id, self.rank), size)
                 for id, (name, size) in self.groups.items()
             },
             records=self.records(),

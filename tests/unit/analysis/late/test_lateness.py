@@ -7,13 +7,11 @@ import math
 import numpy as np
 import pytest
 
-from commprof.analysis.align.matching import match
-from commprof.analysis.late.arrivals import match_arrivals
-from commprof.analysis.late.lateness import view, with_phase
-from commprof.analysis.late.stragglers import LateRank
+from commprof.analysis.align.measured import measured_world
+from commprof.analysis.late.stragglers import LateRank, with_cause
 from commprof.trace import columns
 from commprof.trace.schema import Phase
-from tests.support.builders.traces import MS, Rank
+from tests.support.builders.traces import MS, Rank, world_run
 
 Extra = dict[Phase, int]
 PHASES = (Phase.DATA, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER, Phase.OTHER)
@@ -54,12 +52,11 @@ def schedule(extras: list[Extra], buckets: int = 1, steps: int = 4) -> list[Rank
 
 
 def explain(ranks: list[Rank], late: int, steps: list[int]) -> LateRank:
-    traces = [rank.trace() for rank in ranks]
-    tables = [columns.collectives(trace) for trace in traces]
-    arrivals = match_arrivals(match(traces, tables), traces, tables)
-    views = [view(*x) for x in zip(traces, tables, arrivals, strict=True)]
+    seen = measured_world(world_run(ranks))
+    assert seen is not None
+    caused = np.sum([part.caused_ns for part in seen.parts], axis=0)
     found = LateRank(late, 1.0, 1.0, 0.001, len(steps), len(steps), 1.0)
-    return with_phase(found, views, np.array(steps))
+    return with_cause(found, caused[steps])
 
 
 @pytest.mark.parametrize("phase", PHASES)
@@ -124,13 +121,13 @@ def test_pauses_that_the_others_have_as_well_explain_nothing() -> None:
     assert (found.phase, found.phase_share) == ("data", pytest.approx(1.0))
 
 
-def test_the_others_median_counts_and_not_their_slowest() -> None:
-    # Ranks 1 and 2 need 8 ms more for their data, as does the late one; it is its forward.
+def test_each_rank_that_waits_is_compared_with_the_late_one() -> None:
+    # Ranks 0 and 1 need 8 ms more for their data, as does the late one; it is its forward.
     ranks = schedule([{Phase.DATA: 8}, {Phase.DATA: 8}, {}, {Phase.DATA: 8, Phase.FORWARD: 20}])
     found = explain(ranks, 3, [1, 2, 3])
     assert found.phase == "forward"
-    # Arrivals: 20 after the median of the others.
-    assert found.phase_share == pytest.approx(1.0)
+    # Rank 2 waits 28 ms, 8 of them for the data; the others wait 20 for the forward pass.
+    assert found.phase_share == pytest.approx(60 / 68)
 
 
 def test_only_the_steps_given_count() -> None:

@@ -1,0 +1,110 @@
+"""What a rank's training thread spent its time on, as far as that can make others wait."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from commprof.analysis.step.exposure import (
+    CAUSES,
+    HOST_PAUSE,
+    TRANSFER,
+    UNKNOWN,
+    Exposures,
+    pauses,
+)
+from commprof.analysis.step.waiting import Waiting
+from commprof.trace import columns
+from commprof.trace.columns import Ints
+from commprof.trace.reader import Trace
+from commprof.trace.schema import Phase
+from commprof.trace.stretches import Stretches, covered, outside, stretches, within
+
+Floats = npt.NDArray[np.float64]
+
+#: Column of ``RankTime.spent`` that holds waiting for other ranks; those before are of ``CAUSES``.
+WAITING = CAUSES.index(UNKNOWN)
+_PAUSED, _TRANSFER = CAUSES.index(HOST_PAUSE), CAUSES.index(TRANSFER)
+
+
+class RankTime:
+    """One rank's time: its waits, and what it spent between any two moments."""
+
+    def __init__(self, trace: Trace, exposed: Exposures, waiting: Waiting) -> None:
+        """``exposed`` and ``waiting`` are of this trace."""
+        self.waiting = waiting
+        #: Per exposure; 0 where it is not known.
+        self.wait_ns: Floats = np.nan_to_num(waiting.wait_ns, nan=0.0)
+        self.begin_ns, self.end_ns = exposed.begin_ns, exposed.end_ns
+        self._exposed = exposed
+        length = exposed.end_ns - exposed.begin_ns
+        share = self.wait_ns / np.maximum(1.0, exposed.waited_ns)
+        #: Per exposure when it turned from waiting into transfer.
+        self._turned_ns = exposed.begin_ns + np.rint(share * length).astype(np.int64)
+        self._paused = pauses(trace, exposed)
+        steps, phases = columns.steps(trace), columns.phases(trace)
+        thread = int(steps.thread[0]) if len(steps) else 0
+        mine = (phases.thread == thread) & (phases.key < len(Phase))
+        self._phase = phases.key[mine]
+        self._phase_at = phases.begin_ns[mine], phases.end_ns[mine]
+
+    @cached_property
+    def stood_ns(self) -> Ints:
+        """Per exposure when the thread stood still; of a finalisation, the first time."""
+        task, result = self._exposed.graph_task, self.begin_ns.copy()
+        _, first, same = np.unique(task, return_index=True, return_inverse=True)
+        return np.where(task >= 0, result[first][same.reshape(-1)], result) if len(task) else result
+
+    def waits_in(self, begin_ns: int, end_ns: int) -> tuple[Ints, Floats]:
+        """Rows of the waits that lie in a window, in part or whole, and how much of them does."""
+        first = np.searchsorted(self._ended_ns, begin_ns, side="right")
+        last = np.searchsorted(self.begin_ns, end_ns, side="left")
+        rows = np.arange(first, last)
+        begin, turned = self.begin_ns[rows], self._turned_ns[rows]
+        inside = np.minimum(turned, end_ns) - np.maximum(begin, begin_ns)
+        amount = np.maximum(0, inside) / np.maximum(1, turned - begin) * self.wait_ns[rows]
+        return rows[amount > 0], amount[amount > 0]
+
+    @cached_property
+    def _ended_ns(self) -> Ints:
+        """Per exposure when it and all before it were over."""
+        return np.maximum.accumulate(self.end_ns)
+
+    def spent(self, begin_ns: Ints, end_ns: Ints) -> Floats:
+        """Per window ``[window, cause]``, and waiting in the last column."""
+        exposed, (first, last) = self._exposed, self._phase_at
+        spent = np.zeros((len(begin_ns), WAITING + 1))
+        inside = np.maximum(0, np.searchsorted(first, exposed.begin_ns, side="right") - 1)
+        in_phase = np.full(len(exposed), int(Phase.OTHER))
+        if len(first):
+            declared = (first[inside] <= exposed.begin_ns) & (exposed.begin_ns < last[inside])
+            in_phase = np.where(declared, self._phase[inside], in_phase)
+        for phase in range(len(Phase)):
+            mine, waits = self._phase == phase, in_phase == phase
+            own = covered(first[mine], last[mine], None, begin_ns, end_ns)
+            paused = within(self._paused, stretches(first[mine], last[mine]))
+            stood = covered(
+                exposed.begin_ns[waits],
+                exposed.end_ns[waits],
+                exposed.waited_ns[waits],
+                begin_ns,
+                end_ns,
+            )
+            spent[:, phase] = own - stood - _length(paused, begin_ns, end_ns)
+        undeclared = (end_ns - begin_ns) - covered(first, last, None, begin_ns, end_ns)
+        outside_all = outside(self._paused, stretches(first, last))
+        spent[:, Phase.OTHER] += undeclared - _length(outside_all, begin_ns, end_ns)
+        spent[:, _PAUSED] = _length(self._paused, begin_ns, end_ns)
+        for column, since, until, amount in (
+            (WAITING, self.begin_ns, self._turned_ns, self.wait_ns),
+            (_TRANSFER, self._turned_ns, self.end_ns, exposed.waited_ns - self.wait_ns),
+        ):
+            spent[:, column] = covered(since, until, amount, begin_ns, end_ns)
+        return spent
+
+
+def _length(some: Stretches, begin_ns: Ints, end_ns: Ints) -> Floats:
+    """Per window how much of it they cover."""
+    return covered(some.begin_ns, some.end_ns, None, begin_ns, end_ns)

@@ -1,0 +1,78 @@
+"""Where waiting began and what the rank did meanwhile, in simulated jobs with one known cause."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from commprof.analysis.align.measured import measured_world
+from commprof.analysis.step.breakdown import Breakdown, Floats
+from commprof.analysis.step.exposure import CAUSES
+from tests.support.builders.blame import ALL, SCENARIOS, Job, Program, job, simulated
+from tests.support.builders.traces import world_run
+
+
+def measured(of: Job) -> list[Breakdown]:
+    seen = measured_world(world_run(simulated(of)))
+    assert seen is not None
+    return seen.measured
+
+
+def costs(parts: list[Breakdown]) -> Floats:
+    """``[rank, cause]``."""
+    total: Floats = np.sum([part.caused_ns.sum(axis=0) for part in parts], axis=0)
+    return total
+
+
+def assert_conserved(parts: list[Breakdown]) -> None:
+    """What began anywhere adds up to what was waited, rank by rank and step by step."""
+    for part in parts:
+        assert (part.caused_ns >= 0).all()
+        waited = np.nan_to_num(part.wait_ns)
+        assert part.caused_ns.sum(axis=(1, 2)) == pytest.approx(waited, rel=1e-12, abs=1e-3)
+
+
+@pytest.mark.parametrize(("shape", "seed"), SCENARIOS)
+def test_the_cause_is_found(shape: str, seed: int) -> None:
+    of = job(shape, seed)
+    parts = measured(of)
+    found = costs(parts)
+    order = np.argsort(-found.sum(axis=1), kind="stable")
+    assert set(order[: len(of.ranks)].tolist()) == of.ranks
+    assert CAUSES[int(found[list(of.ranks)].sum(axis=0).argmax())] == of.cause
+    # The others' part is what they add on the way: transfers, and the leaf that is later still.
+    assert found[list(of.ranks)].sum() > 0.6 * found.sum()
+    assert_conserved(parts)
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_the_costs_of_a_random_job_add_up(seed: int) -> None:
+    chance = random.Random(seed)
+    size = chance.randint(2, 6)
+    groups = {ALL: tuple(range(size))}
+    for number in range(chance.randint(0, 3)):
+        groups[f"g{number}"] = tuple(sorted(chance.sample(range(size), chance.randint(2, size))))
+    steps = []
+    for _ in range(6):
+        programs: list[Program] = [[] for _ in range(size)]
+        for _ in range(chance.randint(1, 8)):
+            for program in programs:
+                phase = chance.choice(["data", "forward", "backward", "other"])
+                program.append(["work", phase, chance.uniform(0, 9)])
+                if chance.random() < 0.1:
+                    program.append(["pause", chance.uniform(1, 9)])
+            if chance.random() < 0.3:
+                source, target = chance.sample(range(size), 2)
+                programs[source].append(["send", target])
+                programs[target].append(["recv", source])
+                continue
+            name = chance.choice(list(groups))
+            op = chance.choice(["all_reduce", "broadcast", "gather", "scatter", "barrier"])
+            rooted = op in ("broadcast", "gather", "scatter")
+            root = chance.choice(groups[name]) if rooted else -1
+            for rank in groups[name]:
+                programs[rank].append(["call", op, name, root, chance.choice([0.0, 5.0])])
+        steps.append(programs)
+    assert_conserved(measured(Job("random", groups, steps, frozenset(), "")))
