@@ -15,8 +15,8 @@ export COMMPROF_REQUIRE_NATIVE := 1
 BIN     := $(VENV)/bin
 # Compiling all of torch to bytecode takes pip a minute, of which training needs a quarter: see $(WARM).
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
-NATIVE  := $(shell find csrc tools -name '*.cpp' -o -name '*.h' -o -name '*.py') \
-           CMakeLists.txt setup.py pyproject.toml
+NATIVE  := $(shell find csrc tools -name '*.cpp' -o -name '*.h' -o -name '*.py' -o -name '*.cmake' \
+           -o -name CMakeLists.txt) CMakeLists.txt setup.py pyproject.toml
 CXX_ALL := $(shell find csrc tests/cpp -name '*.cpp' -o -name '*.h' 2>/dev/null)
 CPP_DIR := build/cpp$(if $(SANITIZE),-$(SANITIZE))
 
@@ -60,7 +60,7 @@ test-cpp: build-cpp ## run the core's own tests (SANITIZE=address,undefined or t
 
 build-cpp: $(DEPS)
 	@$(BIN)/cmake -S . -B '$(CPP_DIR)' -G Ninja -DCMAKE_MAKE_PROGRAM='$(abspath $(BIN))/ninja' \
-	  -DCOMMPROF_TORCH=OFF -DCOMMPROF_TESTS=ON -DCOMMPROF_SANITIZE='$(SANITIZE)' \
+	  -DCOMMPROF_TESTS=ON -DCOMMPROF_SANITIZE='$(SANITIZE)' \
 	  -DCMAKE_COMPILE_WARNING_AS_ERROR=ON >/dev/null
 	@$(BIN)/cmake --build '$(CPP_DIR)'
 
@@ -72,7 +72,7 @@ build-all-cpp: build-cpp
 compilers: $(DEPS) ## build the core, and check the module's sources, with COMPILERS
 	@for cxx in $(COMPILERS); do echo "$$cxx" && \
 	  CXX="$$cxx" $(BIN)/cmake -S . -B "build/$$cxx" -G Ninja \
-	    -DCMAKE_MAKE_PROGRAM='$(abspath $(BIN))/ninja' -DCOMMPROF_TORCH=OFF \
+	    -DCMAKE_MAKE_PROGRAM='$(abspath $(BIN))/ninja' \
 	    -DCMAKE_BUILD_TYPE=Debug -DCMAKE_COMPILE_WARNING_AS_ERROR=ON >/dev/null && \
 	  $(BIN)/cmake --build "build/$$cxx" && \
 	  find csrc/torch -name '*.cpp' | sort | sed 's|.*|#include "&"|' | \
@@ -85,7 +85,7 @@ aarch64: $(DEPS) ## cross-compile the core for 64-bit Arm, and run its tests und
 	  -DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=aarch64 \
 	  -DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++ \
 	  -DCMAKE_CROSSCOMPILING_EMULATOR='qemu-aarch64;-L;/usr/aarch64-linux-gnu' \
-	  -DCOMMPROF_TORCH=OFF -DCOMMPROF_TESTS=ON -DCMAKE_COMPILE_WARNING_AS_ERROR=ON >/dev/null
+	  -DCOMMPROF_TESTS=ON -DCMAKE_COMPILE_WARNING_AS_ERROR=ON >/dev/null
 	$(BIN)/cmake --build build/aarch64
 	$(BIN)/ctest --test-dir build/aarch64 --output-on-failure --no-tests=error -j 2
 
@@ -140,7 +140,9 @@ $(DEPS):
 	@echo "[1/4] virtual environment: $(VENV)"
 	@$(PY) -m venv $(VENV)
 	@echo "[2/4] $(TORCH) and build tools: about 1 GB on disk"
-	@$(INSTALL) '$(TORCH)' 'setuptools>=77' 'cmake>=3.24' ninja
+	@$(INSTALL) 'setuptools>=77' 'cmake>=3.24' ninja
+	@$(BIN)/python tools/native_build.py 2>/dev/null & \
+	  $(INSTALL) '$(TORCH)'; status=$$?; wait; exit $$status
 	@rm -f $(VENV)/.deps-* $(WARM) && touch $@
 
 $(BUILT): $(DEPS) $(NATIVE)
@@ -151,8 +153,11 @@ $(BUILT): $(DEPS) $(NATIVE)
 $(DEV): pyproject.toml | $(BUILT)
 	@echo "[4/4] development tools"
 	@$(INSTALL) --no-build-isolation -e '.[dev]'
-	@$(BIN)/python -m compileall -q -j 0 $(VENV)/lib >/dev/null 2>&1 || true  # some file is of Python 2
+	@$(BIN)/python -m compileall -q -j 0 -x '$(NOT_TESTED)' $(VENV)/lib >/dev/null 2>&1 || true  # some file is of Python 2
 	@touch $@
+
+# Half of all installed Python, which hardly any test imports.
+NOT_TESTED := /(pip|sympy|networkx|pygments|setuptools|mypyc|kubernetes|scipy|sklearn|tests?)/|torch/(testing|onnx|ao)/
 
 # The bytecode of what training imports, also where Python is told to write none by itself.
 $(WARM): | $(BUILT)

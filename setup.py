@@ -7,7 +7,6 @@ COMMPROF_REQUIRE_NATIVE=1 it is fatal.
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import subprocess
@@ -17,27 +16,23 @@ from pathlib import Path
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
-HERE = Path(__file__).parent.resolve()
-sys.path.insert(0, str(HERE / "tools"))
+sys.path.insert(0, str(Path(__file__).parent / "tools"))
 
-import installed_torch  # noqa: E402
-from installed_torch import InstalledTorch  # noqa: E402
+import installed_torch
+import native_build
+from installed_torch import InstalledTorch
+from native_build import REQUIRE_NATIVE, ROOT, NativeBuildError
 
-REQUIRE_NATIVE = os.environ.get("COMMPROF_REQUIRE_NATIVE") == "1"
 ERROR_FILE = "_build_error.txt"
 ERROR_LINES = 200
 """Lines of build output kept in ERROR_FILE: the last ones, where the error is."""
-
-
-class NativeBuildError(Exception):
-    """Why there is no C++ module: one line, then, if a build step failed, its output."""
 
 
 class BuildNative(build_ext):
     """Puts the C++ module, or the reason why there is none, into the package."""
 
     def run(self) -> None:
-        root = HERE if self.inplace else Path(self.build_lib)
+        root = ROOT if self.inplace else Path(self.build_lib)
         package = root / "commprof"
         package.mkdir(parents=True, exist_ok=True)
         (package / ERROR_FILE).unlink(missing_ok=True)
@@ -59,44 +54,24 @@ class BuildNative(build_ext):
 
 
 def build_module(torch: InstalledTorch | None) -> Path:
-    """Configures and builds in a tree that is kept, so that the next build is incremental."""
+    """Builds the core, then the module that links it with this torch."""
     if torch is None:
         raise NativeBuildError(
             "no torch was installed to build for, and the build was not isolated"
         )
-    tag = f"py{sys.version_info[0]}{sys.version_info[1]}-torch{torch.version}"
-    tree = HERE / "build" / tag
-    cmake, ninja = _tool("cmake"), _tool("ninja")
-    strict = "ON" if REQUIRE_NATIVE else "OFF"  # a user's newer compiler may warn more
+    python = f"py{sys.version_info[0]}{sys.version_info[1]}"
+    tree = native_build.TREES / f"{python}-torch{torch.version}"
     defines = {
-        "CMAKE_MAKE_PROGRAM": ninja,
-        "CMAKE_COMPILE_WARNING_AS_ERROR": strict,
         "Python_EXECUTABLE": sys.executable,
-        "COMMPROF_TORCH_DIR": torch.directory,
+        "COMMPROF_CORE_DIR": str(native_build.CORE),
+        "COMMPROF_TORCH_DIR": str(torch.directory),
         "COMMPROF_TORCH_VERSION": torch.version,
         "COMMPROF_MODULE": torch.module_name,
     }
-    options = [f"-D{name}={value}" for name, value in defines.items()]
-    _run([cmake, *_fresh(tree), "-S", str(HERE), "-B", str(tree), "-G", "Ninja", *options])
-    jobs = os.environ.get("MAX_JOBS", str(os.cpu_count() or 1))  # torch's own variable
-    _run([cmake, "--build", str(tree), "-j", jobs])
+    module = native_build.steps(ROOT / "csrc" / "torch", tree, defines)
+    for command in [*native_build.core_steps(), *module]:
+        _run(command)
     return next(tree.glob(f"{torch.module_name}.*.so"))
-
-
-def _tool(name: str) -> str:
-    """This environment's own first: two versions of ninja on one tree rebuild all of it."""
-    near = Path(sys.executable).parent / name
-    found = str(near) if near.exists() else shutil.which(name)
-    if found is None:
-        raise NativeBuildError(f"{name} was not found; `pip install cmake ninja` brings it")
-    return found
-
-
-def _fresh(tree: Path) -> list[str]:
-    """CMake refuses a tree that was copied along with its sources."""
-    cache = tree / "CMakeCache.txt"
-    mine = f"CMAKE_HOME_DIRECTORY:INTERNAL={HERE}\n"
-    return ["--fresh"] if cache.exists() and mine not in cache.read_text() else []
 
 
 def _run(command: list[str]) -> None:

@@ -200,7 +200,7 @@ def hosts_demands(figures: dict[str, Any]) -> list[Demand]:
 def _faults(args: argparse.Namespace) -> dict[str, Any]:
     """Kills and stops ranks in the middle, in the core's own test."""
     build = ROOT / "build" / "faults"
-    switches = ["-G", "Ninja", "-DCOMMPROF_TORCH=OFF", "-DCOMMPROF_TESTS=ON"]
+    switches = ["-G", "Ninja", "-DCOMMPROF_TESTS=ON"]
     subprocess.run(["cmake", "-S", ROOT, "-B", build, *switches], check=True, capture_output=True)
     subprocess.run(["cmake", "--build", build, "--target", "test_shm_failure"], check=True)
     done = subprocess.run([build / "test_shm_failure", str(args.tries)], check=False)

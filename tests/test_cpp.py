@@ -56,7 +56,6 @@ def build(sanitize: str) -> Path:
     cmake, ninja = tool("cmake"), tool("ninja")
     tree = ROOT / ("build/cpp" + f"-{sanitize}" * bool(sanitize))  # the Makefile's
     options = {
-        "COMMPROF_TORCH": "OFF",
         "COMMPROF_TESTS": "ON",
         "COMMPROF_SANITIZE": sanitize,
         "CMAKE_COMPILE_WARNING_AS_ERROR": "ON",

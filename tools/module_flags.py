@@ -1,6 +1,6 @@
 """Prints what a compiler needs to read the module's sources: torch's and Python's headers, defines.
 
-The same as in CMakeLists.txt, for `make compilers`.
+The same as in csrc/torch/CMakeLists.txt, for `make compilers`.
 """
 
 from __future__ import annotations

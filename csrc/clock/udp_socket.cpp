@@ -9,7 +9,7 @@ namespace commprof {
 
 namespace {
 
-int open(const IpAddress& address) {
+int openSocket(const IpAddress& address) {
   const int fd = socket(address.family(), SOCK_DGRAM | SOCK_CLOEXEC, 0);
   if (fd < 0) {
     throw std::system_error(errno, std::generic_category(), "socket");
@@ -26,7 +26,7 @@ int open(const IpAddress& address) {
 
 UdpSocket UdpSocket::bound(const std::string& address) {
   const IpAddress parsed = IpAddress::parse(address, 0);
-  UdpSocket made(open(parsed));
+  UdpSocket made(openSocket(parsed));
   if (bind(made.fd_, parsed.get(), parsed.length) != 0) {
     fail("bind", address);
   }
@@ -35,7 +35,7 @@ UdpSocket UdpSocket::bound(const std::string& address) {
 
 UdpSocket UdpSocket::connected(const std::string& address, uint16_t port) {
   const IpAddress parsed = IpAddress::parse(address, port);
-  UdpSocket made(open(parsed));
+  UdpSocket made(openSocket(parsed));
   if (connect(made.fd_, parsed.get(), parsed.length) != 0) {
     fail("connect", address);
   }
