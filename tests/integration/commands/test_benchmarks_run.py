@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.machines.commands import call
+from tests.support.machines.commands import finish, fork
 
 pytestmark = pytest.mark.slow
 
@@ -39,12 +39,8 @@ def test_a_part_runs_and_judges_what_it_measured(
     tmp_path: Path, script: str, part: str, settings: tuple[str, ...]
 ) -> None:
     out = tmp_path / "figures.json"
-    done = call(
-        f"benchmarks/{script}.py",
-        *(part, *settings, "--json", str(out)),
-        timeout_s=180,
-        PYTHONPATH=str(ROOT),
-    )
+    words = (f"benchmarks/{script}.py", part, *settings, "--json", str(out))
+    done = finish(fork(*words, PYTHONPATH=str(ROOT)), 180)
     assert done.returncode in (0, 1), done.stderr
     assert "Traceback" not in done.stderr, done.stderr
     judged = [line for line in done.stdout.splitlines() if line.startswith(("met: ", "NOT met: "))]

@@ -48,11 +48,11 @@ def processes_of(run: Path) -> list[str]:
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """A run of one and two ranks, and what it printed."""
+    """A run of one and two ranks, each process started as users start it, and what it printed."""
     base = tmp_path_factory.mktemp("recorded")
     done = call(
         *RUN, "--nproc", "2", "--steps", "4", "--workload", TIMED, "--overhead-steps", "4",
-        "--output", str(base / "run"), "--json", str(base / "deep" / "result.json"),
+        "--output", str(base / "run"), "--json", str(base / "deep" / "result.json"), cold=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert rings_of(base / "run") == []

@@ -19,7 +19,7 @@ from tests.support.machines.commands import RUN, call
 
 
 def test_help_teaches() -> None:
-    done = call(*RUN, "--help-all")
+    done = call(*RUN, "--help-all", cold=True)
     assert (done.returncode, done.stderr) == (0, "")
     assert "commprof run --nproc 8" in done.stdout
     text = re.sub(r"\s+", " ", done.stdout)
@@ -123,7 +123,7 @@ def test_a_backend_without_its_device_is_refused(
 
 @pytest.mark.parametrize("arguments", ["--nproc 0", "--workload transfomer", "--scaling foo"])
 def test_a_bad_value_ends_the_process_with_2(arguments: str) -> None:
-    done = call(*RUN, *arguments.split())
+    done = call(*RUN, *arguments.split(), cold=True)
     check_refused(done.returncode, done.stdout, done.stderr, arguments.split()[-1])
 
 

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from commprof.trace import columns
 from commprof.trace.reader import read_trace
+from tests.support.machines.commands import finish, fork
 
 STEPS = 6
 
@@ -77,14 +76,7 @@ def train(tmp_path: Path) -> Path:
 
 
 def run(*command: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, *command],
-        cwd=cwd,
-        env={**os.environ, "OMP_NUM_THREADS": "1", **env},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    return finish(fork(*command, directory=cwd, OMP_NUM_THREADS="1", **env), 120)
 
 
 def plain(*script: str, cwd: Path) -> list[str]:

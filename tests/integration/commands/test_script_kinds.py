@@ -1,26 +1,25 @@
 """Scripts of all kinds: the same bits, output and exit code with and without commprof, and steps.
 
-Each runs twice at the same time, plain and with ``commprof env`` in front.
+Each runs twice at the same time, plain and with the environment that ``commprof env`` prints.
 """
 
 from __future__ import annotations
 
 import subprocess
-import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
 from commprof.analysis.world import WorldResult
+from commprof.capture.boot import environment
 from commprof.trace.reader import read_trace
 from tests.support.analysed import analyse_run
-from tests.support.machines.commands import finish, start
+from tests.support.machines.commands import TORCHRUN, finish, fork
 from tests.support.machines.problems import problems_of
 from tests.support.machines.programs.programs import needs
 
 SCRIPTS = Path(__file__).parents[2] / "support" / "scripts"
-TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
 pytestmark = pytest.mark.slow
 
 
@@ -47,12 +46,11 @@ def run_twice(
 ) -> Twice:
     """``{run}`` in an argument is another word in each of the two runs."""
     traces = directory / "traces"
-    env = ("-m", "commprof", "env", "--output", str(traces), "--", sys.executable)
     processes = []
-    for run, before in (("plain", ()), ("recorded", env)):
+    for run, env in (("plain", {}), ("recorded", environment(traces))):
         given = [argument.format(run=directory / run) for argument in arguments]
-        command = (*before, *launcher, str(SCRIPTS / f"{script}.py"), *given)
-        processes.append(start(*command, OMP_NUM_THREADS="1"))
+        command = (*launcher, str(SCRIPTS / f"{script}.py"), *given)
+        processes.append(fork(*command, OMP_NUM_THREADS="1", **env))
     plain, recorded = (finish(process, timeout_s=240) for process in processes)
     return Twice(plain, recorded, traces)
 

@@ -20,6 +20,7 @@ import pytest
 from commprof import _native
 from commprof.commands import main
 from commprof.launch.elastic import launch_function, stop_fork_server
+from tests.support.machines.commands import call, finish, fork
 from tests.support.machines.programs.programs import needs
 from tests.support.machines.shown import ROOT, Block, blocks
 from tests.support.ranks.shown_python import run_block
@@ -80,6 +81,14 @@ OUTPUT = {
 }
 _TYPED = re.compile(r"(\$ )?(\w+=\S+ )*(python|torchrun|commprof|make|pip|echo|eval|kill|srun) ")
 _OURS = re.compile(r"(?:python -m )?commprof(?:\.(?P<door>run|microbench))? (?P<rest>[^>|;$]*)$")
+TORCHRUN = "-m torch.distributed.run --standalone"
+#: What starts Python after Python and needs nothing of a shell. `env` becomes the next command.
+_LAUNCHES = re.compile(
+    r'(?P<set>(\w+=([\w-]+|"[^"]*") )*)(?P<program>torchrun|python|commprof) '
+    r"(?P<rest>(?!.* -- )[^>|;$&]*)"
+)
+_STARTS_RANKS = re.compile(r"torchrun|\.py\b|commprof\.(run|microbench)\b|commprof (run|check)\b")
+_PROGRAMS = {"python": "", "commprof": "-m commprof", "torchrun": TORCHRUN}
 TINY = "transformer:vocab=64,d_model=16,feedforward=16,layers=2,sequence=8,samples=64"
 #: `commprof audit` returns 1 for a report with findings, as the one here.
 EXIT_CODES = {"commprof audit SCALING.md": 1}
@@ -123,6 +132,7 @@ def smaller(line: str, here: Path) -> str:
     line = re.sub(r"--nproc [\d,]+(?= -b)", "--nproc 2", line)
     line = line.replace("--world-sizes 1,2,4", "--world-sizes 1,2").replace("/shared/", f"{here}/")
     line = re.sub(r"-e 64M\b", "-e 1M", line)
+    line = line.replace("--steps 200", "--steps 8").replace("--batch-size 96", "--batch-size 8")
     line = re.sub(r"(commprof\.microbench) ", r"\1 -e 4K -n 5 ", line)
     line = re.sub(r"(--format html)", r"\1 --force", line)
     line = re.sub(r"(--metrics) ", r"\1 --metrics-address 127.0.0.1:0 ", line)
@@ -143,25 +153,24 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     for file in (here / "train.py", here / "package/train.py"):
         file.write_text(script)
     shutil.copy(ROOT / "tests/data/audit/simulated_transformer.md", here / "SCALING.md")
-    run = ("run", "--world-sizes", "1,2", "--workload", TINY, "--steps", "24")
-    assert main([*run, "--overhead-steps", "0", "--output", str(here / "RUN")]) == 0
-    sizes = ("-b", "1K", "-e", "4K", "--nproc", "2", "-n", "5")
-    assert main(["microbench", "all_reduce", *sizes, "--json", str(here / "A.json")]) == 0
+    run = ("-m", "commprof.run", "--world-sizes", "1,2", "--workload", TINY, "--steps", "24")
+    recorded = call(*run, "--overhead-steps", "0", "--output", str(here / "RUN"))
+    assert recorded.returncode == 0, recorded.stderr
+    sizes = ("-b", "1K", "-e", "4K", "--nproc", "2", "-n", "5", "--json", str(here / "A.json"))
+    measured = call("-m", "commprof.microbench", "all_reduce", *sizes)
+    assert measured.returncode == 0, measured.stderr
     shutil.copy(here / "A.json", here / "B.json")
     for copy in ("BEFORE", "AFTER", "DIR", "run1"):
         shutil.copytree(here / "RUN", here / copy)
     (here / "commprof-trace").mkdir()
     (here / "run.yaml").write_text("world-sizes: [1, 2]\nstrategy: [ddp, fsdp]\n")
     (here / "bin").mkdir()
-    for name, module in {"python": "", "commprof": "-m commprof", "torchrun": TORCHRUN}.items():
+    for name, module in _PROGRAMS.items():
         shim = here / "bin" / name
         shim.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} {module} "$@"\n')
         shim.chmod(0o755)
     yield here
     stop_fork_server()
-
-
-TORCHRUN = "-m torch.distributed.run --standalone"
 
 
 @pytest.fixture
@@ -192,6 +201,13 @@ def here(
 def run_line(line: str, here: Path) -> int:
     """In this process where it is a command of ours and nothing else; else in a shell."""
     ours = None if " env " in line else _OURS.match(line)  # it becomes the command that follows
+    launched = _LAUNCHES.fullmatch(line)
+    if launched and _STARTS_RANKS.search(line):
+        words = shlex.split(f"{_PROGRAMS[launched['program']]} {launched['rest']}")
+        env = dict(word.split("=", 1) for word in shlex.split(launched["set"]))
+        done = finish(fork(*words, **env), 120)
+        print(done.stderr, file=sys.stderr)
+        return done.returncode
     if ours is None:
         done = subprocess.run(["bash", "-c", line], cwd=here, timeout=120)
         return done.returncode

@@ -73,13 +73,13 @@ def test_a_script_s_own_hook_comes_first(tmp_path: Path) -> None:
 
 
 def test_an_unknown_compressor_is_refused_at_once(tmp_path: Path) -> None:
-    ended = call(*RUN, "--hook", "zip", "--output", str(tmp_path / "run"))
+    ended = call(*RUN, "--hook", "zip", "--output", str(tmp_path / "run"), cold=True)
     assert ended.returncode == 2
     assert "unknown compressor 'zip' (allowed: none, fp16" in ended.stderr
     assert not (tmp_path / "run").exists()
 
 
 def test_help_names_every_scheme() -> None:
-    ended = call(*RUN, "--help-all")
+    ended = call(*RUN, "--help-all", cold=True)
     for line in ("  int8 ", "  topk:ratio=0.01 ", "  powersgd:rank=4 ", "--hook NAME"):
         assert line in ended.stdout

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import os
 from pathlib import Path
 
 import pytest
 
 from commprof.analysis.late.dumped_hang import Diagnosis, diagnosis
+from tests.support.machines.fork_server import Forked
 
-_RANK = Path(__file__).parents[2] / "support/ranks/hung_gloo_rank.py"
+_RANK = str(Path(__file__).parents[2] / "support/ranks/hung_gloo_rank.py")
 
-#: Cause, ranks, and the rank at fault.
+#: Cause, ranks, and the rank at fault: of every test run.
 FEW = [("busy", 3, 1), ("chain", 3, 2)]
 STUDY = [
     *[("absent", ranks, guilty) for ranks in (2, 3, 4) for guilty in (0, ranks - 1)],
@@ -25,7 +25,7 @@ STUDY = [
 
 def hang(folder: Path, cause: str, ranks: int, guilty: int) -> Diagnosis:
     started = [
-        subprocess.Popen([sys.executable, _RANK, folder, *map(str, (rank, ranks, cause, guilty))])
+        Forked([_RANK, str(folder), *map(str, (rank, ranks, cause, guilty))], os.environ)
         for rank in range(ranks)
     ]
     try:
@@ -44,13 +44,10 @@ def check(found: Diagnosis, cause: str, ranks: int, guilty: int) -> None:
     assert (found.kind, [one.rank for one in found.culprits]) == (kind, expected)
 
 
-@pytest.mark.parametrize(("cause", "ranks", "guilty"), FEW)
-def test_a_hang_of_gloo_is_diagnosed(tmp_path: Path, cause: str, ranks: int, guilty: int) -> None:
-    check(hang(tmp_path, cause, ranks, guilty), cause, ranks, guilty)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("cause", "ranks", "guilty"), STUDY)
+@pytest.mark.parametrize(
+    ("cause", "ranks", "guilty"),
+    [pytest.param(*one, marks=() if one in FEW else pytest.mark.slow) for one in STUDY],
+)
 def test_20_of_20_hangs_of_gloo_are_diagnosed(
     tmp_path: Path, cause: str, ranks: int, guilty: int
 ) -> None:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 
 import pytest
 
-from tests.support.machines.ranks import free_port, run_module
+from tests.support.machines.fork_server import Forked
+from tests.support.machines.ranks import free_port, rank_env, run_module
 
 pytestmark = pytest.mark.slow
 MODULE = "tests.support.ranks.shm_rank"
@@ -119,21 +118,13 @@ def test_a_rank_that_dies_on_another_host_ends_all_waiting() -> None:
         assert "between hosts: " in output
 
 
-def _lose_the_last(hosts: str) -> tuple[list[subprocess.Popen[str]], list[str]]:
+def _lose_the_last(hosts: str) -> tuple[list[Forked], list[str]]:
     """The ranks after the last one killed itself, and what they said."""
-    port, count = str(free_port()), hosts.count(",") + 1
+    count = hosts.count(",") + 1
+    here = {**os.environ, "MASTER_ADDR": "localhost"}
+    port = free_port()
     ranks = [
-        subprocess.Popen(
-            [sys.executable, "-m", MODULE, "lost", hosts],
-            env={
-                **os.environ,
-                **{"MASTER_ADDR": "localhost", "MASTER_PORT": port, "OMP_NUM_THREADS": "1"},
-                **{"RANK": str(rank), "LOCAL_RANK": "0", "WORLD_SIZE": str(count)},
-            },
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
+        Forked(["-m", MODULE, "lost", hosts], {**here, **rank_env(rank, count, port)})
         for rank in range(count)
     ]
     outputs = [rank.communicate(timeout=60)[0] for rank in ranks]

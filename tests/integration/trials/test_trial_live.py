@@ -168,7 +168,7 @@ def test_exchanges_between_hosts_take_their_turns_to_the_end(tmp_path: Path, hos
 def test_what_cannot_be_tried_is_refused_at_once(
     tmp_path: Path, arguments: tuple[str, ...], complaint: str
 ) -> None:
-    ended = call(*RUN, *arguments, "--output", str(tmp_path / "run"))
+    ended = call(*RUN, *arguments, "--output", str(tmp_path / "run"), cold=True)
     assert ended.returncode == 2
     assert complaint in ended.stderr
     assert not (tmp_path / "run").exists()

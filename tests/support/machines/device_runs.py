@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 from commprof.trace.reader import Trace, read_trace
+from tests.support.machines.fork_server import Forked
 
 ROOT = Path(__file__).parents[3]
 
@@ -18,15 +17,9 @@ def run_on_device(
     module: str, directory: Path, *arguments: str, **environment: str
 ) -> tuple[Trace, dict[str, Any]]:
     """``python -m module directory ...``: rank 0's trace, and the truth that the script wrote."""
-    done = subprocess.run(
-        [sys.executable, "-m", module, str(directory), *arguments],
-        cwd=ROOT,
-        env={**os.environ, **environment},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=400,
-    )
-    assert done.returncode == 0, done.stdout
+    words = ["-m", module, str(directory), *arguments]
+    process = Forked(words, {**os.environ, **environment}, ROOT)
+    said, _ = process.communicate(400)
+    assert process.returncode == 0, said
     truth = json.loads((directory / "truth.json").read_text())
     return read_trace(directory / "rank_0.trace"), truth

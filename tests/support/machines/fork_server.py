@@ -1,17 +1,17 @@
-"""Python processes for tests, forked from one that has imported torch: 0.1 s, not 2 s.
+"""Python processes for tests, forked from one that has imported torch: 0.1 s, not 5 s.
 
-``forked(module, arguments, environment)`` does what ``python -m module`` would. The server is one
-per test process and ends with it. What a process reads only while it starts (PYTHONPATH's
-sitecustomize, LD_PRELOAD, PYTHON* variables) does not reach a forked one: such tests start Python.
+``Forked(words, environment)`` does what ``python WORDS`` would. The server is one per test process
+and ends with it. What only a new process has does not reach a forked one (LD_PRELOAD, PYTHON*
+variables, its own command line in ``/proc``): such tests start Python.
 """
 
 from __future__ import annotations
 
 import array
 import atexit
+import gc
 import json
 import os
-import runpy
 import select
 import signal
 import socket
@@ -21,7 +21,9 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
+
+from tests.support.machines import becoming, spares
 
 _ROOT = Path(__file__).parents[3]
 _MOST_BYTES = 1 << 24
@@ -31,22 +33,36 @@ _server: tuple[int, str] | None = None
 class Forked:
     """A process of the server's, with those methods of ``subprocess.Popen`` that tests use."""
 
-    def __init__(self, module: str, arguments: Sequence[str], environment: Mapping[str, str]):
-        """Starts it; its output, stderr included, is kept in a file until ``communicate``."""
+    def __init__(
+        self,
+        words: Sequence[str],
+        environment: Mapping[str, str],
+        directory: Path | None = None,
+        *,
+        split: bool = False,
+        spare_count: int = 0,
+    ) -> None:
+        """Starts it; what it says is kept in files until ``communicate``.
+
+        split: keep stderr apart from stdout. spare_count: Pythons that it may start as copies of
+        itself, as ``spares`` tells; the others are started in the usual way.
+        """
+        self.args = list(words)
         self.returncode: int | None = None
         self._output = tempfile.TemporaryFile()  # noqa: SIM115
+        self._errors = tempfile.TemporaryFile() if split else self._output  # noqa: SIM115
         self._connection = socket.socket(socket.AF_UNIX)
         self._connection.connect(_address())
         request = {
-            "module": module,
-            "arguments": list(arguments),
+            "words": list(words),
             "environment": dict(environment),
-            "directory": os.getcwd(),
+            "directory": str(directory or os.getcwd()),
+            "spares": spare_count,
         }
         with tempfile.TemporaryFile() as text:
             text.write(json.dumps(request).encode())
             text.flush()
-            fds = array.array("i", [text.fileno(), self._output.fileno()])
+            fds = array.array("i", [f.fileno() for f in (text, self._output, self._errors)])
             ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, fds)]
             self._connection.sendmsg([b"x"], ancillary)
             self.pid = int(self._line())
@@ -70,22 +86,33 @@ class Forked:
         """Raises subprocess.TimeoutExpired as Popen does."""
         if self.returncode is None:
             if not select.select([self._connection], [], [], timeout)[0]:
-                raise subprocess.TimeoutExpired("forked", timeout or 0)
+                raise subprocess.TimeoutExpired(self.args, timeout or 0)
             self.returncode = int(self._line())
             self._connection.close()
         return self.returncode
 
     def communicate(self, timeout: float | None = None) -> tuple[str, str]:
-        """Waits; all that it has said, and nothing of stderr, which is in there too."""
-        self.wait(timeout)
-        return self.output(), ""
+        """Waits; what it said on stdout, with stderr unless that is kept apart, and on stderr.
+
+        A process that takes longer is killed, and subprocess.TimeoutExpired is raised.
+        """
+        try:
+            self.wait(timeout)
+        except subprocess.TimeoutExpired as error:
+            self.kill()
+            said = (
+                f"{self.args}, which had said: {self.output()[-2000:]}{_read(self._errors)[-2000:]}"
+            )
+            raise subprocess.TimeoutExpired(said, error.timeout) from None
+        return self.output(), _read(self._errors) if self._errors is not self._output else ""
 
     def output(self) -> str:
-        """What it has said so far."""
-        return os.pread(self._output.fileno(), _MOST_BYTES, 0).decode(errors="replace")
+        """What it has said so far on stdout."""
+        return _read(self._output)
 
     def __del__(self) -> None:
         self._output.close()
+        self._errors.close()
         self._connection.close()
 
     def kill(self) -> None:
@@ -96,6 +123,10 @@ class Forked:
         """Sends a signal if it runs."""
         if self.poll() is None:
             os.kill(self.pid, number)
+
+
+def _read(file: IO[bytes]) -> str:
+    return os.pread(file.fileno(), _MOST_BYTES, 0).decode(errors="replace")
 
 
 def _address() -> str:
@@ -131,9 +162,12 @@ def _end(held: int, process: subprocess.Popen[bytes], directory: str) -> None:
 
 def _serve(path: str, life: int) -> dict[str, Any]:
     """Forks per connection until ``life`` closes; returns in the children, with the request."""
-    import torch.distributed  # what the children need and need not import again
+    # What the children need not import again. The first step of an optimizer imports dynamo.
+    import torch._dynamo
+    import torch.distributed.launcher.api
     import torch.nn.parallel  # noqa: F401
 
+    gc.freeze()
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(path)
     listener.listen(64)
@@ -155,7 +189,7 @@ def _serve(path: str, life: int) -> dict[str, Any]:
         if listener not in ready:
             continue
         connection = listener.accept()[0]
-        _, fds, _, _ = socket.recv_fds(connection, 1, 2)
+        _, fds, _, _ = socket.recv_fds(connection, 1, 3)
         pid = os.fork()
         if pid:
             children[pid] = connection
@@ -182,25 +216,19 @@ def _tell_of_the_dead(children: dict[int, socket.socket]) -> None:
 
 
 def _become(fds: Sequence[int]) -> dict[str, Any]:
-    """Takes over what the request says: output, environment, directory, arguments."""
-    import torch
-
-    text, output = fds
+    """Takes over what the request says: output, environment, directory."""
+    text, output, errors = fds
     os.lseek(text, 0, os.SEEK_SET)
     with os.fdopen(text) as file:
         request: dict[str, Any] = json.load(file)
-    for number in (1, 2):
-        os.dup2(output, number)
+    os.dup2(output, 1)
+    os.dup2(errors, 2)
     os.close(output)
-    os.environ.clear()
-    os.environ.update(request["environment"])
-    os.chdir(request["directory"])
-    sys.argv = [request["module"], *request["arguments"]]
-    sys.path[0] = request["directory"]
-    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", os.cpu_count() or 1)))
+    os.close(errors)
+    becoming.take_over(request["environment"], request["directory"])
     return request
 
 
 if __name__ == "__main__":
     wanted = _serve(sys.argv[1], int(sys.argv[2]))
-    runpy.run_module(wanted["module"], run_name="__main__", alter_sys=True)
+    becoming.run(spares.keep(wanted["spares"], wanted["words"]))

@@ -58,8 +58,8 @@ def run_module_on_hosts(
         ranks = range(host * ranks_per_host, (host + 1) * ranks_per_host)
         # One shell, so that all ranks of a host are in the one time namespace of its clock.
         each = ["sh", "-c", _EACH_RANK, "sh", sys.executable, "-m", module, *arguments]
-        rank_env = _rank_env(ranks[0], ranks_per_host * len(hosts.names), 29500)
-        environment = {**env, **rank_env, "RANKS": " ".join(map(str, ranks))}
+        first = rank_env(ranks[0], ranks_per_host * len(hosts.names), 29500)
+        environment = {**env, **first, "RANKS": " ".join(map(str, ranks))}
         processes.append(hosts.popen(host, [*wrapper, *each], environment))
     _wait(processes)
 
@@ -78,7 +78,7 @@ def run_module(module: str, arguments: list[str], world_size: int) -> list[str]:
     port = free_port()
     here = {**os.environ, "MASTER_ADDR": "localhost"}
     processes = [
-        Forked(module, arguments, {**here, **_rank_env(rank, world_size, port)})
+        Forked(["-m", module, *arguments], {**here, **rank_env(rank, world_size, port)})
         for rank in range(world_size)
     ]
     return _wait(processes)
@@ -104,7 +104,8 @@ def _save(run: Path, workload: str, world_size: int, steps: int, trial: str = ""
     return path
 
 
-def _rank_env(rank: int, world_size: int, port: int) -> dict[str, str]:
+def rank_env(rank: int, world_size: int, port: int) -> dict[str, str]:
+    """Variables of a rank, as a launcher sets them, but for the address to meet at."""
     return {
         "RANK": str(rank),
         "LOCAL_RANK": "0",

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.support.machines.fork_server import Forked
 from tests.support.machines.ranks import free_port
 
 _TIMEOUT_S = 60
@@ -37,33 +38,32 @@ def rings_of(pid: int) -> list[str]:
 
 def start(
     module: str, arguments: list[str], world_size: int = 1, *, native: bool = True
-) -> list[subprocess.Popen[str]]:
+) -> list[Forked]:
     """Starts ``python -m module`` as every rank of a job; alone, it is no job."""
+    words = ["-m", module, *arguments]
+    return [Forked(words, env, split=True) for env in _environments(world_size, native)]
+
+
+def _environments(world_size: int, native: bool) -> list[dict[str, str]]:
+    """Of each rank."""
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     if not native:
         env["COMMPROF_NATIVE"] = "0"
-    if world_size > 1:
-        env |= {"MASTER_ADDR": "localhost", "MASTER_PORT": str(free_port())}
-        env["WORLD_SIZE"] = str(world_size)
-    return [
-        subprocess.Popen(
-            [sys.executable, "-m", module, *arguments],
-            env={**env, "RANK": str(rank)} if world_size > 1 else env,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(world_size)
-    ]
+    if world_size == 1:
+        return [env]
+    env |= {"MASTER_ADDR": "localhost", "MASTER_PORT": str(free_port())}
+    env["WORLD_SIZE"] = str(world_size)
+    return [{**env, "RANK": str(rank)} for rank in range(world_size)]
 
 
-def finish(process: subprocess.Popen[str]) -> Ended:
+def finish(process: subprocess.Popen[str] | Forked) -> Ended:
     """Waits for the end of a process."""
     try:
         stdout, stderr = process.communicate(timeout=_TIMEOUT_S)
     except subprocess.TimeoutExpired:
         process.kill()
         raise
+    assert process.returncode is not None
     said = [json.loads(line) for line in stdout.splitlines()]
     return Ended(process.pid, process.returncode, said, stderr)
 
@@ -75,7 +75,7 @@ def run_module(
     return [finish(process) for process in start(module, arguments, world_size, native=native)]
 
 
-def start_scenario(name: str, directory: Path, world_size: int) -> list[subprocess.Popen[str]]:
+def start_scenario(name: str, directory: Path, world_size: int) -> list[Forked]:
     """Starts one of ``tests/support/ranks/scenarios.py``."""
     return start(_SCENARIOS, [name, str(directory)], world_size)
 
@@ -85,3 +85,19 @@ def run_scenario(
 ) -> list[Ended]:
     """Runs one of ``tests/support/ranks/scenarios.py`` to its end, by rank."""
     return run_module(_SCENARIOS, [name, str(directory)], world_size, native=native)
+
+
+def run_scenario_cold(name: str, directory: Path, *, native: bool) -> Ended:
+    """The same alone, in a Python of its own that writes to pipes.
+
+    What a forked one says goes to files, which a limit of the size of files stops too.
+    """
+    (environment,) = _environments(1, native)
+    process = subprocess.Popen(
+        [sys.executable, "-m", _SCENARIOS, name, str(directory)],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    return finish(process)

@@ -1,0 +1,80 @@
+"""Turns a process that was forked from a running Python into what ``python WORDS`` would be."""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import multiprocessing.process
+import os
+import runpy
+import sys
+import types
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+
+
+def take_over(environment: Mapping[str, str], directory: str) -> None:
+    """Gives this process another environment, working directory and number of threads."""
+    import torch
+
+    os.environ.clear()
+    os.environ.update(environment)
+    os.chdir(directory)
+    # Where multiprocessing looks for the main script if its path is relative.
+    multiprocessing.process.ORIGINAL_DIR = directory  # type: ignore[attr-defined]
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", os.cpu_count() or 1)))
+
+
+def run(words: Sequence[str]) -> None:
+    """Runs ``-m MODULE``, ``-c CODE`` or ``SCRIPT`` at the top level of this process.
+
+    Call it as the last act of ``__main__``: exceptions and SystemExit must reach the interpreter.
+    """
+    sys.orig_argv = [sys.executable, *words]
+    unbuffered = bool(os.environ.get("PYTHONUNBUFFERED"))
+    while words[0] in ("-u", "-B"):
+        unbuffered |= words[0] == "-u"
+        words = words[1:]
+    _open_streams(unbuffered)
+    kind = words[0] if words[0] in ("-m", "-c") else ""
+    sys.argv = list(words[1:]) if kind else list(words)
+    sys.path[0] = {"-m": os.getcwd(), "-c": ""}.get(
+        kind, os.path.dirname(os.path.abspath(words[0]))
+    )
+    _add_python_path()
+    main = types.ModuleType("__main__")
+    sys.modules["__main__"] = main
+    if kind == "-m":
+        # What the interpreter itself calls for -m.
+        runpy._run_module_as_main(words[1])  # type: ignore[attr-defined]
+    elif kind == "-c":
+        sys.argv[0] = "-c"
+        exec(compile(words[1], "<string>", "exec", dont_inherit=True), main.__dict__)
+    else:
+        main.__file__ = os.path.abspath(words[0])
+        with open(words[0], "rb") as file:
+            code = compile(file.read(), main.__file__, "exec", dont_inherit=True)
+        exec(code, main.__dict__)
+
+
+def _open_streams(unbuffered: bool) -> None:
+    """Text streams as a new Python has them: those of the forked one may hold text."""
+    raw = open(1, "wb", 0 if unbuffered else -1, closefd=False)  # noqa: SIM115
+    sys.stdout = sys.__stdout__ = io.TextIOWrapper(raw, write_through=unbuffered)  # type: ignore[misc]
+    sys.stderr = sys.__stderr__ = open(  # type: ignore[misc]  # noqa: SIM115
+        2, "w", 1, closefd=False, errors="backslashreplace"
+    )
+
+
+def _add_python_path() -> None:
+    """Entries of PYTHONPATH that this process was not started with, and their sitecustomize."""
+    given = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
+    new = [entry for entry in given if entry not in sys.path]
+    sys.path[1:1] = new
+    if new and (spec := importlib.util.find_spec("sitecustomize")) and spec.origin not in _DONE:
+        sys.modules.pop("sitecustomize", None)
+        with suppress(ImportError):
+            __import__("sitecustomize")
+
+
+_DONE = [getattr(sys.modules.get("sitecustomize"), "__file__", None)]
