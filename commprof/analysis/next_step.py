@@ -78,8 +78,8 @@ def next_step(
     step_ms = step.step_ms
     if step.exposed_ms < WORTH_A_LOOK * step_ms:
         return NextStep(
-            f"Communication is not the bottleneck: less than {WORTH_A_LOOK:.0%} of the step can be "
-            f"won there. Look at {own_work} first.",
+            f"Communication is not the bottleneck, and needs no change: less than "
+            f"{WORTH_A_LOOK:.0%} of the step can be won there. Look at {own_work} first.",
             "",
         )
     if late is not None:
@@ -96,10 +96,12 @@ def next_step(
         )
     if exchange.small_calls is None and exchange.link is not None and exchange.idle:
         one = len(exchange.idle) == 1
+        chooses = _CHOOSES.get(str(context.get("backend")))
+        set_it = f"set {chooses}={exchange.idle[0]}" if chooses else "choose another"
         return NextStep(
-            f"First see whether the hosts are to talk over {listed(exchange.link.interfaces)}: "
-            f"{listed(exchange.idle)} {'is' if one else 'are'} up, idle, and rated no slower. "
-            f"{_CHOOSES.get(str(context.get('backend')), 'The backend')} chooses the interface.",
+            f"The hosts talk over {listed(exchange.link.interfaces)}, while "
+            f"{listed(exchange.idle)} {'is' if one else 'are'} up, idle, and rated no slower: if "
+            f"that is not meant to be, {set_it}.",
             "",
         )
     cap_mb = cap_to_try_mb(world, step, exchange.serial)
@@ -122,7 +124,8 @@ def _first(exchange: Exchange, cap_mb: int | None) -> str:
     if exchange.serial:
         return "" if cap_mb is None else "First try smaller buckets, which can be sent sooner."
     if exchange.link is not None:
-        return f"First see whether the link of the hosts can do more than {way(exchange.link)}."
+        slow = f"The link of the hosts is slow for this step: {way(exchange.link)}."
+        return f"{slow} See whether it can do more."
     return ""
 
 
@@ -182,9 +185,8 @@ def _find_out(world: WorldResult, late: LateRank) -> str:
     if late.phase == HOST_PAUSE:
         host = next((rank.host for rank in world.ranks if rank.rank == late.rank), "its host")
         return (
-            f"First find out on {host} what keeps the process of rank {late.rank} from running: "
-            "who stops it (a debugger, a job scheduler), a cgroup that is frozen, or a machine "
-            "that stands still (its steal time)"
+            f"First find out on {host} what stops the process of rank {late.rank} (a debugger, a "
+            "job scheduler, a frozen cgroup, steal time)"
         )
     phase = f" in its {late.phase} phase" if late.phase else ""
     return f"First find out what holds up rank {late.rank}{phase}"

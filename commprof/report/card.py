@@ -177,14 +177,23 @@ def _caveats(caveats: Sequence[str], space: int) -> list[str]:
     return [*lines[:kept], f"! {counted(len(lines) - kept, 'more caveat')}: see --all"][:space]
 
 
+def _advice(text: str) -> list[str]:
+    """Whole sentences, as many as there is room for; the rest stands in the full report."""
+    if not text:
+        return ["Next, to see all of it:"]
+    lines = prose(f"Next: {text}")
+    while len(lines) > _ADVICE_LINES and ". " in text:
+        text = text.rpartition(". ")[0] + "."
+        lines = prose(f"Next: {text} (more with --all)")
+    last = _ADVICE_LINES - 1
+    return [*lines[:last], *([cut(" ".join(lines[last:]))] if lines[last:] else [])]
+
+
 def _next(card: Card) -> list[str]:
     command = command_lines(card.command)
     if len(command) > _COMMAND_LINES:
         command = command_lines(card.all_command)
-    advice = prose(f"Next: {card.advice}") if card.advice else ["Next, to see all of it:"]
-    if len(advice) > _ADVICE_LINES:
-        advice = [*advice[: _ADVICE_LINES - 1], f"{advice[_ADVICE_LINES - 1][: WIDTH - 4]} ..."]
-    return [*advice, *command]
+    return [*_advice(card.advice), *command]
 
 
 def _rate(value: float) -> str:

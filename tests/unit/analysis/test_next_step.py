@@ -47,8 +47,8 @@ def advised(
 def test_little_exposed_time_is_not_the_bottleneck() -> None:
     found = advised(run(), world(2), exposed=9.9, backward=5, data=80)
     assert found.advice == (
-        "Communication is not the bottleneck: less than 10% of the step can be won there. "
-        "Look at the data first."
+        "Communication is not the bottleneck, and needs no change: less than 10% of the step can "
+        "be won there. Look at the data first."
     )
     assert found.command == ""
 
@@ -149,7 +149,7 @@ def test_a_wait_for_cores_that_nobody_measured_is_not_claimed() -> None:
 def test_work_beside_too_few_cores_is_not_the_first_suspect() -> None:
     asleep = world(4, parts=parts(no_core_ms=0.0))
     found = advised(run(machine=TWO_CORES), asleep, exposed=5)
-    assert found.advice.startswith("Communication is not the bottleneck: ")
+    assert found.advice.startswith("Communication is not the bottleneck, ")
     assert found == advised(run(), asleep, exposed=5)
 
 
@@ -179,8 +179,8 @@ LINK = HostLinks(2, ("eth1",), 6e6, 0.1, 0.08, 2e8, 2e8, "", 0.007, ("eth0",))
 def test_an_idle_interface_comes_before_a_trial() -> None:
     found = advised(run(), world(2), exchange=Exchange(link=LINK))
     assert found == NextStep(
-        "First see whether the hosts are to talk over eth1: eth0 is up, idle, and rated no slower. "
-        "GLOO_SOCKET_IFNAME chooses the interface.",
+        "The hosts talk over eth1, while eth0 is up, idle, and rated no slower: if that is not "
+        "meant to be, set GLOO_SOCKET_IFNAME=eth0.",
         "",
     )
 
@@ -193,7 +193,8 @@ def test_an_idle_interface_comes_before_a_trial() -> None:
         (
             Exchange(link=dataclasses.replace(LINK, idle=())),
             None,
-            "First see whether the link of the hosts can do more than eth1 at 0.1 Gbit/s. ",
+            "The link of the hosts is slow for this step: eth1 at 0.1 Gbit/s. See whether it can "
+            "do more. ",
         ),
     ],
 )
@@ -226,7 +227,7 @@ def test_a_rank_that_did_not_run_sends_to_its_host() -> None:
     found = advised(run(), shown)
     host = shown.ranks[1].host
     assert found.advice.startswith(
-        f"First find out on {host} what keeps the process of rank 1 from running: who stops it"
+        f"First find out on {host} what stops the process of rank 1 (a debugger"
     )
     assert "waiting for it takes 12%" in found.advice
     assert "phase" not in found.advice

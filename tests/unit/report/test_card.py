@@ -127,7 +127,7 @@ KINDS = {
         (
             "Communication between the hosts takes eth1 at 0.1 Gbit/s.",
             "6 MB per step and host by eth1, 0.1 Gbit/s in flight",
-            "First see whether the link of the hosts can do more than eth1 at 0.1 Gbit/s.",
+            "The link of the hosts is slow for this step: eth1 at 0.1 Gbit/s.",
         ),
         ("rank 2", "Small messages", "idle", "overlaps"),
     ),
@@ -135,7 +135,7 @@ KINDS = {
         card_of(forward=10, backward=20, wire=70, hidden=15, links=replace(SLOW, idle=("eth0",))),
         (
             "Communication between the hosts takes eth1 at 0.1 Gbit/s, while eth0 is idle.",
-            "First see whether the hosts are to talk over eth1: eth0 is up, idle, and rated no",
+            "The hosts talk over eth1, while eth0 is up, idle, and rated no slower:",
         ),
         ("rank 2", "Small messages", "overlaps", "--trial"),
     ),
@@ -207,6 +207,7 @@ def test_a_card_of_many_caveats_and_a_long_command_fits() -> None:
     text = render(long)
     fits(text)
     assert "more caveats: see --all" in text
+    assert "One more word of advice. (more with --all)\n" in text
     assert text.endswith(f"  {shown.all_command}\n")
 
 
