@@ -103,6 +103,10 @@ def _of_text(path: Path, text: str) -> NcclTestsLog:
     headers = [at for at, line in enumerate(lines) if _HEADER.search(line)]
     if not headers:
         raise ValueError("it has no line of column names")
+    # Launchers put a label, or the time, before every line.
+    words = len(lines[headers[0]].partition("#")[0].split())
+    if words:
+        lines = [(line.split(maxsplit=words) + [""] * words)[words] for line in lines]
     first = 0
     found: list[tuple[tuple[str, ...], str, set[tuple[str, int]]]] = []
     rows: list[NcclTestsRow] = []
@@ -223,7 +227,7 @@ def _json_rows(one: Mapping[str, Any]) -> list[NcclTestsRow]:
     result = []
     for placement in ("out_of_place", "in_place"):
         measured = one.get(placement)
-        if not isinstance(measured, dict) or "time" not in measured or not one.get("size"):
+        if not isinstance(measured, dict) or not measured.get("time") or not one.get("size"):
             continue
         single = one.get(f"{placement}_per_iter")
         samples = single.get("times_us", ()) if isinstance(single, dict) else ()

@@ -205,6 +205,17 @@ def test_results_in_one_file_must_be_of_one_test(tmp_path: Path) -> None:
             read_nccl_tests(path)
 
 
+@pytest.mark.parametrize("label", ["nccl-launcher: ", "0: ", "2026-05-01T10:00:00.1{}Z ", ""])
+def test_launchers_label_lines(tmp_path: Path, label: str) -> None:
+    path = tmp_path / "all_reduce.log"
+    lines = [label.format(at) + line for at, line in enumerate(TABLE.splitlines())]
+    path.write_text("\n".join(lines))
+    log = read_nccl_tests(path)
+    assert (log.op, log.ranks, [row.time_us for row in log.rows]) == (
+        *("all_reduce", 2, [20.5, 21.0, 30.5, 31.0]),
+    )
+
+
 def test_dumps_may_lie_in_a_folder_of_the_folder(tmp_path: Path) -> None:
     write_dumps(tmp_path, dump({"0": [0, 1]}, entry("0", 2)), dump({"0": [0, 1]}))
     inside = tmp_path / "job" / "dumps"
