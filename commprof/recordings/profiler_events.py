@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from array import array
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, BinaryIO, Final
 
@@ -106,6 +107,10 @@ class ProfilerEvents:
     problem: str = ""
 
 
+#: Keeps an event of one category: the event, its name, begin, end and arguments.
+Taker = Callable[[dict[str, Any], str, int, int, dict[str, Any], ProfilerEvents], None]
+
+
 def is_communication(kernel_name: str) -> bool:
     """Whether a kernel of that name is of a library for collectives."""
     return _COMMUNICATION.search(kernel_name) is not None
@@ -118,11 +123,14 @@ def read_events(stream: BinaryIO) -> ProfilerEvents:
         ValueError: it is no trace at all.
     """
     reader = EventReader(stream)
-    found = ProfilerEvents(head=reader.head)
+    found, takers = ProfilerEvents(head=reader.head), _TAKERS
     for events in reader.events():
         for event in events:
-            if isinstance(event, dict) and event.get("ph") == "X":
-                _take(event, found)
+            if type(event) is dict and event.get("ph") == "X":
+                category = event.get("cat")
+                take = takers.get(category) if type(category) is str else None
+                if take is not None:
+                    _take(event, take, found)
     found.problem = reader.problem
     base = reader.head.get("baseTimeNanoseconds")
     if type(base) is int and 0 < base <= _MOST_BASE_NS:
@@ -146,12 +154,9 @@ def _shift(found: ProfilerEvents, by_ns: int) -> None:
             np.frombuffer(column, dtype=np.int64)[:] += by_ns
 
 
-def _take(event: dict[str, Any], found: ProfilerEvents) -> None:
-    category, name = event.get("cat"), event.get("name")
-    if not isinstance(name, str) or not isinstance(category, str):
-        return
-    take = _TAKERS.get(category)
-    if take is None:
+def _take(event: dict[str, Any], take: Taker, found: ProfilerEvents) -> None:
+    name = event.get("name")
+    if not isinstance(name, str):
         return
     try:
         start, length = event["ts"], event.get("dur", 0)
@@ -240,7 +245,7 @@ def _operator(
         f.operators.add(begin, end, thread)
 
 
-_TAKERS: Final = {
+_TAKERS: Final[dict[str, Taker]] = {
     "kernel": _kernel,
     "Kernel": _kernel,
     "gpu_memcpy": _copy,
