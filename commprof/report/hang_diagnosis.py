@@ -42,7 +42,9 @@ def render(found: Diagnosis, width: int, tables: int | None = None) -> str:
         blocks.append(f"{counted(more, 'more group')} with operations pending; JSON has all.")
     caveats = [f"- {printable(one)}" for one in found.problems]
     if found.missing:
-        caveats.append(f"- {named_ranks(found.missing)} left no dump: what they did is not known")
+        caveats.append(
+            f"- {named_ranks(found.missing)} left no readable dump: what they did is not known"
+        )
     if caveats:
         blocks.append(_lines("Caveats", caveats, width))
     return "\n\n".join(blocks) + "\n"

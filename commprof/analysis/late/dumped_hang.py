@@ -107,6 +107,8 @@ class Diagnosis:
     problems: tuple[str, ...]
     #: Where everybody arrived: operations that are the oldest pending one of all their ranks.
     oldest: tuple[str, ...] = ()
+    #: A dump says which ranks the groups have in which something is pending.
+    members_told: bool = True
 
     @property
     def sentence(self) -> str:
@@ -116,12 +118,15 @@ class Diagnosis:
             return "No operation is pending in these dumps: they show no hang"
         if self.kind == "arrived":
             where = f", first of all at {listed(self.oldest)}" if self.oldest else ""
+            whose, or_else = "All ranks", ""
+            if not self.members_told:
+                whose, or_else = "All ranks with a dump", ", or a rank without a dump is not there"
             return (
-                f"All ranks arrived at what is pending{where}: the network, the backend or a "
-                "device does not move"
+                f"{whose} arrived at what is pending{where}: the network, the backend or a "
+                f"device does not move{or_else}"
             )
         if self.kind == "undumped":
-            return f"All ranks with a dump wait for {who} in the end, of which there is no dump"
+            return f"All ranks with a dump wait for {who} in the end, of which no dump can be read"
         if self.kind == "circle":
             return f"{who} wait for each other: they issue operations in different orders"
         if self.kind == "mismatch":
@@ -188,6 +193,11 @@ def diagnosis(path: Path) -> Diagnosis:
         missing=missing,
         problems=tuple(problems),
         oldest=_oldest_of_all(states, words) if kind == "arrived" else (),
+        members_told=all(
+            any(one.group in dump.members for dump in dumps)
+            for state in states
+            for one in state.pending.values()
+        ),
     )
 
 
@@ -299,7 +309,8 @@ def _culprits(
         return "behind" if behind else cause.kind, tuple(whys)
     if cause.ranks:
         return "undumped", tuple(
-            Culprit(rank, f"{_missed(rank, waits, words)}; it left no dump") for rank in cause.ranks
+            Culprit(rank, f"{_missed(rank, waits, words)}; it left no readable dump")
+            for rank in cause.ranks
         )
     return "arrived", ()
 

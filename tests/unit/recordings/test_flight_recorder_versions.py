@@ -133,6 +133,26 @@ def test_an_archive_of_dumps(tmp_path: Path, name: str, capsys: pytest.CaptureFi
     assert json.loads(capsys.readouterr().out)["culprits"][0]["rank"] == 1
 
 
+def test_one_rank_s_dump_without_the_ranks_of_its_group(tmp_path: Path) -> None:
+    (tmp_path / "dump_0").write_bytes(pickle.dumps({**of_2_10(0), "pg_config": {}}, protocol=2))
+    found = diagnosis(tmp_path)
+    assert (found.kind, found.culprits) == ("arrived", ())
+    assert found.sentence.startswith("All ranks with a dump arrived")
+    assert found.sentence.endswith("or a rank without a dump is not there")
+
+
+def test_an_entry_without_sizes_and_a_dump_that_cannot_be_read(tmp_path: Path) -> None:
+    for rank in range(3):
+        value = of_2_10(rank)
+        value["entries"][0]["input_sizes"] = None
+        data = b"\x80\x02pg_config" if rank == 1 else pickle.dumps(value, protocol=2)
+        (tmp_path / f"dump_{rank}").write_bytes(data)
+    found = diagnosis(tmp_path)
+    assert (found.kind, [one.rank for one in found.culprits]) == ("undumped", [1])
+    assert "it left no readable dump" in found.culprits[0].why
+    assert len(found.problems) == 1
+
+
 def test_an_archive_of_packed_and_damaged_dumps(tmp_path: Path) -> None:
     files = {f"{name}.gz": gzip.compress(data) for name, data in DUMPS.items()}
     files["job/dumps/_dump_7"] = DUMPS["job/dumps/_dump_0"][:200]
