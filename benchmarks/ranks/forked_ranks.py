@@ -22,11 +22,17 @@ _CLONE_NEWNET = 0x40000000
 
 
 def run(
-    job: Job, run_directory: Path, namespaces: list[str], address: str, bucket_cap_mb: float = 0.0
+    job: Job,
+    run_directory: Path,
+    namespaces: list[str],
+    address: str,
+    bucket_cap_mb: float = 0.0,
+    low: bool = False,
 ) -> Path:
     """Runs the job, each rank in its namespace, or all here; returns the world's directory.
 
     bucket_cap_mb: of the transformer workload, which has no option for it; 0 for DDP's own.
+    low: FSDP2 gathers and reduces in bf16, whatever the workload computes in.
     """
     directory = world_directory(run_directory, job.world_size)
     directory.mkdir(parents=True, exist_ok=True)
@@ -48,14 +54,16 @@ def run(
             **({"GLOO_SOCKET_IFNAME": "eth0"} if namespaces else {}),
         }
         name = namespaces[rank] if namespaces else ""
-        arguments = (name, environment, str(path), bucket_cap_mb)
+        arguments = (name, environment, str(path), bucket_cap_mb, low)
         ranks.append(context.Process(target=_rank, args=arguments))
         ranks[-1].start()
     _wait(ranks)
     return directory
 
 
-def _rank(namespace: str, environment: dict[str, str], job: str, bucket_cap_mb: float) -> None:
+def _rank(
+    namespace: str, environment: dict[str, str], job: str, bucket_cap_mb: float, low: bool
+) -> None:
     if namespace:
         with open(f"/var/run/netns/{namespace}") as file:
             if ctypes.CDLL(None, use_errno=True).setns(file.fileno(), _CLONE_NEWNET):
@@ -67,8 +75,20 @@ def _rank(namespace: str, environment: dict[str, str], job: str, bucket_cap_mb: 
     if bucket_cap_mb:
         options = {"bucket_cap_mb": bucket_cap_mb}
         transformer._TransformerTrainee.ddp_options = lambda self: options
+    if low:
+        _share_in_bf16()
     run_rank(job)
     time.sleep(0.02)  # as the worker's own main does, for gloo's threads
+
+
+def _share_in_bf16() -> None:
+    import torch
+    from torch.distributed.fsdp import MixedPrecisionPolicy
+
+    from commprof.workloads.strategies import fsdp
+
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16)
+    fsdp._precision = lambda *low, **output: policy
 
 
 def _wait(ranks: list[ForkServerProcess]) -> None:

@@ -7,8 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from commprof import invocation
 from commprof.analysis.collectives.bucket_sizes import cap_to_try_mb
 from commprof.analysis.collectives.exchange import Exchange, way
+from commprof.analysis.collectives.sharding import BACKWARD, FORWARD, SCATTER, SUM, Sharding
 from commprof.analysis.late.stragglers import LateRank
 from commprof.analysis.run_command import taken_apart
 from commprof.analysis.step.cores import crowded, lacked_cores, no_core_share
@@ -106,6 +108,8 @@ def next_step(
         )
     cap_mb = cap_to_try_mb(world, step, exchange.serial)
     trial = _with(_first(exchange, cap_mb), _trial(context, world.world_size, cap_mb))
+    if world.sharding is not None:
+        trial = _predicted(world.sharding)
     if not step.split_ms or step.split_ms["waiting"] <= step.exposed_ms / 2:
         return trial
     balance = (
@@ -115,6 +119,25 @@ def next_step(
     if step.share("wire") < WORTH_A_LOOK or not trial.advice:
         return NextStep(f"{balance} No change to the exchange wins that back.", "")
     return NextStep(f"{balance} {trial.advice}", trial.command)
+
+
+def _predicted(found: Sharding) -> NextStep:
+    """What would change the part of sharded communication that holds up the step most."""
+    changes = {
+        FORWARD: ("gathering parameters in bf16", ("--gather-dtype", "bf16")),
+        BACKWARD: (
+            "keeping parameters after forward, which takes memory,",
+            ("--reshard-after-forward", "off"),
+        ),
+        SCATTER: ("reducing gradients in bf16", ("--reduce-dtype", "bf16")),
+        SUM: ("reducing gradients in bf16", ("--reduce-dtype", "bf16")),
+    }
+    change, options = changes[found.most.part]
+    return NextStep(
+        f"The longest waits are for {found.most.part}. What {change} would make of the step is "
+        "predicted by:",
+        invocation.command("predict", invocation.quoted(found.directory), *options),
+    )
 
 
 def _first(exchange: Exchange, cap_mb: int | None) -> str:

@@ -96,6 +96,7 @@ def verdict(result: RunResult, details: Sequence[WorldDetail]) -> Verdict | None
         *_stalled(world),
         *_cores(result.context, result.worlds, world),
         *_communication(world, step),
+        *_sharded(world, step),
         *_late(world),
         *_unseen_forward(world, bindings[place]),
         *_growth(result, steps, place),
@@ -232,6 +233,13 @@ def _communication(world: WorldResult, step: MeanStep) -> list[str]:
     if step.hidden_ms > 0:
         text += f" Another {in_ms(step.hidden_ms)} of communication ran beside other work."
     return [text]
+
+
+def _sharded(world: WorldResult, step: MeanStep) -> list[str]:
+    """Which of FSDP2's collectives hold up the step."""
+    if world.sharding is None or step.share("communication") < _WORTH_A_WORD:
+        return []
+    return [*filter(None, [world.sharding.sentence(step.step_ms)])]
 
 
 def _unseen_forward(world: WorldResult, binding: Binding) -> list[str]:

@@ -22,6 +22,7 @@ from commprof.analysis.collectives.compression import CompressionRow, compressio
 from commprof.analysis.collectives.host_links import HostLinks, host_links
 from commprof.analysis.collectives.in_flight import TimeInFlight, times_in_flight
 from commprof.analysis.collectives.kinds import CollectiveRow, collective_rows
+from commprof.analysis.collectives.sharding import Sharding, sharding
 from commprof.analysis.late.stragglers import (
     LateRank,
     few_steps,
@@ -47,7 +48,7 @@ from commprof.trace import columns, schema
 from commprof.trace.columns import Ints, Steps
 from commprof.trace.found_steps import DECLARED
 from commprof.trace.reader import Trace
-from commprof.trace.run.run_directory import WorldRun
+from commprof.trace.run.run_directory import WorldRun, run_of
 from commprof.trace.schema import Phase
 from commprof.units import ms_to_ns, ns_to_ms, ns_to_us, us_to_ns
 
@@ -190,6 +191,8 @@ class WorldResult:
     foreign: bool = False
     #: What a step would win; None where its steps cannot be replayed.
     gains: Gains | None = None
+    #: None where no parameters are sharded.
+    sharding: Sharding | None = None
 
     @property
     def measured_steps(self) -> int:
@@ -237,6 +240,7 @@ def world_result(run: WorldRun, seen: MeasuredWorld) -> WorldResult:
         no_device_times=_no_device_times(seen.recorded),
         device_clock_error_us=_device_clock_error_us(seen.recorded),
         gains=gains(seen),
+        sharding=None if foreign else sharding(seen, str(run_of(run.directory, run.world_size))),
     )
     return replace(result, **_late_rank(seen, result))
 

@@ -1,7 +1,7 @@
-"""How many times as long a collective takes in a scenario as it took in the recorded run.
+"""What a collective takes in a scenario, from what it took in the recorded run.
 
-Its recorded transfer is scaled by what the fitted costs say of both, so that what they miss of the
-recorded one they do not miss again.
+The fitted costs say by how much it takes longer; what it took beyond them stays as it was, because
+a host that was busy, or a buffer that took the first bytes, is no matter of the link's rate.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from commprof.predict.sharded.changes import Change, ChangedCall
 from commprof.predict.sharded.steps import ALL, SHARD, Call, ShardedSteps
 
 Floats = npt.NDArray[np.float64]
+Mask = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
@@ -46,16 +47,36 @@ class Factors:
     outside: tuple[str, ...]
     remarks: tuple[str, ...]
 
-    def values(self, number: int | None = None) -> Floats:
-        """Factors, of a bootstrap replicate of the costs if one is named."""
-        return np.array([_ratio(pair, number) for pair in self.pairs])
+    def costs(self, number: int | None = None) -> Costs:
+        """In numbers, of a bootstrap replicate of the costs if one is named."""
+        found = [None if pair is None else [c.time_s(number) for c in pair] for pair in self.pairs]
+        there, here = np.array([[0.0, 0.0] if each is None else each for each in found]).T * 1e9
+        known = np.array([each is not None for each in found]) & (here > 0)
+        other = [pair is not None and pair[0].op != pair[1].op for pair in self.pairs]
+        return Costs(there, here, known, np.array(other))
 
 
-def _ratio(pair: tuple[_Cost, _Cost] | None, number: int | None) -> float:
-    if pair is None:
-        return 1.0
-    there, here = (cost.time_s(number) for cost in pair)
-    return there / here if here > 0 else 1.0
+@dataclass(frozen=True)
+class Costs:
+    """Of each collective of a changed step, in ns."""
+
+    there_ns: Floats
+    here_ns: Floats
+    #: Whether the two differ, as far as is known.
+    known: Mask
+    #: The recorded one was of another operation.
+    other: Mask
+
+    def of(self, transfer_ns: Floats) -> Floats:
+        """``[collective, drawn step]``: from recorded transfers those of the scenario."""
+        there, here = self.there_ns[:, np.newaxis], self.here_ns[:, np.newaxis]
+        known, other = self.known[:, np.newaxis], self.other[:, np.newaxis]
+        scaled = transfer_ns * np.divide(there, here, out=np.ones_like(there), where=known)
+        beyond = transfer_ns - here
+        # One that took less than it costs would take less than nothing on a much faster link.
+        moved = np.where((beyond > 0) | (there > here), there + beyond, scaled)
+        result: Floats = np.where(known & ~other, np.maximum(0.0, moved), scaled)
+        return result
 
 
 def factors(

@@ -23,7 +23,7 @@ from commprof.predict.replay.scenario import (
 )
 from commprof.predict.replay.schedule import Placement
 from commprof.predict.sharded.changes import Change, change
-from commprof.predict.sharded.costs import Factors, factors
+from commprof.predict.sharded.costs import Costs, Factors, factors
 from commprof.predict.sharded.steps import ShardedSteps
 from commprof.predict.sharded.world import World
 from commprof.stats.intervals import percentile_interval
@@ -76,13 +76,13 @@ class ShardedReplay:
         world, outside = self._world(scenario, placement, changed)
         random = np.random.default_rng(_SEED)
         drawn = world.draw(_STEPS, random)
-        main = _medians(world, drawn, costs.values())
+        main = _medians(world, drawn, costs.costs())
         replicates = []
         recorded = len(self.schedule.own_ns)
         for number in range(_REPLICATES):
             rows = random.integers(0, recorded, recorded)
             some = world.draw(_STEPS_PER_REPLICATE, random, rows)
-            replicates.append(_medians(world, some, costs.values(number)))
+            replicates.append(_medians(world, some, costs.costs(number)))
         found = _prediction(world, scenario, costs, (drawn, main, replicates), outside)
         return found, np.array([each.step_s for each in replicates])
 
@@ -134,21 +134,14 @@ def _placement(steps: ShardedSteps, scenario: Scenario) -> Placement:
     )
 
 
-def _medians(world: World, drawn: Ints, by: Floats) -> _Medians:
-    done, free = world.replay(drawn, by), world.replay(drawn, np.zeros_like(by))
+def _medians(world: World, drawn: Ints, costs: Costs) -> _Medians:
+    done, free = world.replay(drawn, costs), world.replay(drawn, None)
     step = float(np.median(done.end_ns.max(axis=0)))
     exposed = float(np.median(done.stood_ns.mean(axis=0)))
     # Without transfers a rank waits for the others alone.
     wait = min(exposed, float(np.median(free.stood_ns.mean(axis=0))))
-    hidden = max(0.0, _busy_ns(world, drawn, by) - (exposed - wait))
+    hidden = max(0.0, world.busy_ns(drawn, costs) - (exposed - wait))
     return _Medians(*(each / 1e9 for each in (step, wait, exposed - wait, exposed, hidden)))
-
-
-def _busy_ns(world: World, drawn: Ints, by: Floats) -> float:
-    """Transfers of one rank's step, one after the other."""
-    recorded = [call.recorded for call in world.change.calls]
-    transfers = world.steps.transfer_ns[drawn[:, 0]].mean(axis=1)[:, recorded]
-    return float(np.median(transfers @ by))
 
 
 def _prediction(
@@ -165,9 +158,9 @@ def _prediction(
         for value, least, most in zip(main, low, high, strict=True)
     )
     own = world.own_ns(drawn)
-    free = world.replay(drawn, np.zeros(len(world.change.calls)))
+    free = world.replay(drawn, None)
     bare = float(np.median(free.end_ns.max(axis=0))) / 1e9
-    busy = _busy_ns(world, drawn, costs.values()) / 1e9
+    busy = world.busy_ns(drawn, costs.costs()) / 1e9
     batch = world.steps.batch.per_rank
     return Prediction(
         scenario=scenario,

@@ -10,6 +10,7 @@ import numpy.typing as npt
 from commprof.analysis.replay.engine import Calls, Condition, DrawnSteps, replay_drawn
 from commprof.analysis.replay.program import MARK, Program
 from commprof.predict.sharded.changes import Change
+from commprof.predict.sharded.costs import Costs
 from commprof.predict.sharded.steps import ALL, SHARD, ShardedSteps
 
 Floats = npt.NDArray[np.float64]
@@ -38,13 +39,19 @@ class World:
         blocks = -(-self.world_size // self.steps.world_size)
         return known[random.integers(0, len(known), (count, blocks))]
 
-    def replay(self, drawn: Ints, factors: Floats) -> DrawnSteps:
-        """The drawn steps, with each collective's transfer so many times as long."""
+    def replay(self, drawn: Ints, costs: Costs | None) -> DrawnSteps:
+        """The drawn steps at these costs; None for transfers that take no time."""
         ranks = range(self.world_size)
         made = [self._program(rank, self._of(rank, drawn)) for rank in ranks]
-        transfer = np.concatenate([self._transfers(self._of(rank, drawn)) for rank in ranks])
-        transfer *= np.tile(factors, self.world_size)[:, np.newaxis]
-        return replay_drawn(made, self._calls(transfer), len(drawn))
+        recorded = [self._transfers(self._of(rank, drawn)) for rank in ranks]
+        transfer = [0.0 * each if costs is None else costs.of(each) for each in recorded]
+        return replay_drawn(made, self._calls(np.concatenate(transfer)), len(drawn))
+
+    def busy_ns(self, drawn: Ints, costs: Costs) -> float:
+        """Transfers of one rank's median step, one after the other."""
+        ranks = range(min(self.world_size, self.steps.world_size))
+        each = [costs.of(self._transfers(self._of(rank, drawn))).sum(axis=0) for rank in ranks]
+        return float(np.median(np.mean(each, axis=0)))
 
     def own_ns(self, drawn: Ints) -> Floats:
         """``[rank, drawn step]``: own time of the whole step, since the ranks met."""

@@ -15,6 +15,7 @@ from commprof.analysis.checks.losses import LossAgreement
 from commprof.analysis.collectives.host_links import HostLinks
 from commprof.analysis.collectives.kinds import CollectiveRow
 from commprof.analysis.collectives.mismatches import Mismatch
+from commprof.analysis.collectives.sharding import Sharding
 from commprof.analysis.cost import Cost
 from commprof.analysis.late.incidents import Incidents
 from commprof.analysis.rank_summary import RankSummary
@@ -131,6 +132,10 @@ def _verdict(verdict: Verdict | None) -> dict[str, Any] | None:
     }
 
 
+def _sharding(found: Sharding) -> dict[str, Any]:
+    return {"groups": found.groups, "parts": [dataclasses.asdict(part) for part in found.parts]}
+
+
 def _shares(parts: Sequence[tuple[str, float]]) -> list[dict[str, Any]]:
     return [{"part": name, "share": share} for name, share in parts]
 
@@ -168,6 +173,7 @@ def _world(result: RunResult, world: WorldResult, scale: Scaling) -> dict[str, A
             "compression": [dataclasses.asdict(row) for row in world.compression],
             "late_rank": world.late_rank and dataclasses.asdict(world.late_rank),
             "gains": world.gains and dataclasses.asdict(world.gains),
+            "sharding": world.sharding and _sharding(world.sharding),
             "stalled_steps": [{"step": step, "ms": ms} for step, ms in world.stalled_steps],
             "overhead": _overhead(world.overhead),
             "records_per_step": world.records_per_step,

@@ -211,6 +211,12 @@ def trace_paths(run: Path, world_size: int) -> dict[int, Path]:
     return {rank: path for rank, path in paths.items() if rank < world_size}
 
 
+def run_of(directory: Path, world_size: int) -> Path:
+    """The run directory of one world size's."""
+    parent = directory.parent
+    return parent if world_directory(parent, world_size) == directory else directory
+
+
 def _directory_of(run: Path, world_size: int) -> Path:
     directory = world_directory(run, world_size)
     return directory if directory.is_dir() else run  # of traces alone

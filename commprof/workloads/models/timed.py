@@ -2,7 +2,8 @@
 
 Every phase runs against absolute deadlines (its start plus the cumulated lengths), on the clock
 that the capture uses (CLOCK_MONOTONIC). So a late wake-up, the cost of producing a gradient and
-DDP's copy of it into a bucket are absorbed by the next deadline instead of adding up.
+DDP's copy of it into a bucket are absorbed by the next deadline instead of adding up. Where layers
+are sharded (FSDP2) each sleeps for its length: a deadline would absorb the wait for its parameters.
 
 Really stops this process for a while (SIGSTOP), by the hand of a child.
 """
@@ -317,6 +318,7 @@ class _TimedTrainee:
 
     def forward(self, model: nn.Module, batch: _NominalBatch) -> Tensor:
         late_ns = self._lateness_ns(_PAUSED)
+        self._pacer.absorbs = not hasattr(model, "unshard")
         self._pacer.start(late_ns)
         if late_ns and self._stopper is not None:
             self._stopper.stop_for(late_ns)
@@ -381,6 +383,8 @@ class Pacer:
 
     def __init__(self) -> None:
         self._started_ns = self._due_ns = self._reached_ns = 0
+        #: What comes between two waits shortens the second one.
+        self.absorbs = True
 
     def start(self, delay_ns: int = 0) -> None:
         """A phase begins now; its first deadline is so much later."""
@@ -388,8 +392,12 @@ class Pacer:
         self._due_ns = self._started_ns + delay_ns
 
     def wait(self, duration_ns: int) -> None:
-        """Return `duration_ns` after the deadline before this one, or at once if that is past."""
-        self._due_ns += duration_ns
+        """Return `duration_ns` after the deadline before this one, or at once if that is past.
+
+        Where a deadline does not absorb, after now, if that is later.
+        """
+        begin_ns = self._due_ns if self.absorbs else max(self._due_ns, time.monotonic_ns())
+        self._due_ns = begin_ns + duration_ns
         _sleep_until(self._due_ns)
 
     def stamp(self) -> None:

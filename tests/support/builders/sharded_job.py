@@ -1,8 +1,8 @@
 """A job of FSDP2 that is worked out by hand: two blocks, on ranks that all do the same.
 
-A step of 92 ms begins with 2 ms of data. The first block is gathered (5 ms); while it computes
+A step of 96 ms begins with 2 ms of data. The first block is gathered (5 ms); while it computes
 (10 ms) the second one is. Backward gathers the second block (5 ms), and while that one computes
-(20 ms) the first. A block's gradients are reduce-scattered (8 ms) before the next one's backward.
+(20 ms) the first. A block's gradients are reduce-scattered (10 ms) before the next one's backward.
 The optimizer takes 4 ms.
 """
 
@@ -17,7 +17,7 @@ from commprof.trace.schema import OPS, Phase
 from tests.support.builders.traces import MS, Rank, world_run
 
 MB = 1_000_000
-STEP_MS = 92
+STEP_MS = 96
 FLOAT = 1
 #: The step in which rank 1 is seen to wait for what all find complete in the others.
 _SEEN = 4
@@ -69,9 +69,9 @@ def _step(rank: Rank, step: int, ranks: int) -> None:
     rank.phase(Phase.FORWARD, begin + 2 * MS, begin + 27 * MS)
     waited(call(gather, 27, 5, step))
     first = call(gather, 32, 5, step)
-    waited(call(scatter, 52, 8, step))
-    found_complete(first, 60)
-    waited(call(scatter, 80, 8, step))
-    rank.phase(Phase.BACKWARD, begin + 27 * MS, begin + 88 * MS)
-    rank.phase(Phase.OPTIMIZER, begin + 88 * MS, begin + STEP_MS * MS)
+    waited(call(scatter, 52, 10, step))
+    found_complete(first, 62)
+    waited(call(scatter, 82, 10, step))
+    rank.phase(Phase.BACKWARD, begin + 27 * MS, begin + 92 * MS)
+    rank.phase(Phase.OPTIMIZER, begin + 92 * MS, begin + STEP_MS * MS)
     rank.step(begin, begin + STEP_MS * MS)

@@ -16,6 +16,7 @@ from commprof.analysis.collectives.bucket_sizes import SmallCalls
 from commprof.analysis.collectives.host_links import HostLinks
 from commprof.analysis.collectives.in_flight import TimeInFlight
 from commprof.analysis.collectives.kinds import SteplessCollectives
+from commprof.analysis.collectives.sharding import FORWARD, ShardedPart, Sharding
 from commprof.analysis.cost import Price, cost
 from commprof.analysis.late.attempts import Attempt
 from commprof.analysis.late.incidents import Incidents
@@ -64,6 +65,7 @@ def full_run() -> dict[str, Any]:
     same: dict[str, Any] = {
         "late_rank": late,
         "gains": Gains(100.0, 10, (gain,), 0.9, 0.95, 0.8),
+        "sharding": Sharding((ShardedPart(FORWARD, 4.0, 5.5, 2, 2.5, 0.0),), 4),
         "stalled_steps": ((7, 25_095.0),),
         "step_losses": (2.5,),
         "weights_differ": (1,),

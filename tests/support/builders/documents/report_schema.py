@@ -161,6 +161,19 @@ SCHEMA: dict[str, Any] = {
                     "serialisation": float,
                     "transfer": float,
                 },
+                "sharding": {
+                    "groups": int,
+                    "parts": [
+                        {
+                            "part": str,
+                            "calls": float,
+                            "exposed_ms": float,
+                            "group": int,
+                            "group_ms": float,
+                            "last_ms": float,
+                        }
+                    ],
+                },
                 "stalled_steps": [{"step": int, "ms": float}],
                 "overhead": {
                     "on_over_off": {"value": float, "low": float, "high": float},

@@ -1,0 +1,227 @@
+"""How wrong predictions of FSDP2 and HSDP steps are: held-out settings, run and compared.
+
+    PYTHONPATH=. python benchmarks/predict_sharded.py --results points.jsonl --minutes 10
+
+One setting is recorded (FSDP2 on 2 ranks, 160 Mbit/s, fp32) and fitted to its own collectives. From
+it follow other ranks, rates, types and HSDP; each is then run between hosts that are network
+namespaces with a rate limit (which takes root): median step, predicted over measured. Beside it
+stand two answers that need no model: the step as it is now, and perfect overlap. A machine that
+others use is as fast as they let it be: so the base is recorded anew beside each point. The `timed`
+workload sleeps; --transformer computes, on 2 ranks at other rates. With --results, points that the
+file has are not run again. The exit code is 1 where a demand is missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import random
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tabulate import tabulate
+
+from benchmarks.judging.demands import Demand, at_most, judged
+from benchmarks.judging.results_file import Lines, read_rows
+from benchmarks.predict_error import BURST_KIB, CONGESTION, QUEUE
+from benchmarks.ranks import forked_ranks
+from commprof.errors import CommprofError
+from commprof.launch.job import Job
+from commprof.predict.fit.build import build_profile
+from commprof.predict.replay.recorded import Recorded, read_recorded
+from commprof.predict.replay.scenario import Scenario
+from commprof.predict.sharded.replay import ShardedReplay
+from commprof.predict.sharded.steps import ShardedSteps
+from tests.support.machines import netns
+
+STEPS = 12
+#: In forward order: ms of each layer's backward, MB of its parameters.
+BACKWARD_MS = (40, 60, 30, 50, 45)
+PARAMETER_MB = (0.4, 0.9, 0.6, 1.2, 0.3)
+TIMED = (
+    f"timed:layers={len(BACKWARD_MS)},data_ms=10,forward_ms=20,optimizer_ms=20,"
+    f"backward_ms={'/'.join(map(str, BACKWARD_MS))},"
+    f"gradient_mb={'/'.join(map(str, PARAMETER_MB))}"
+)
+TRANSFORMER = "transformer:vocab=512,d_model=128,feedforward=512,layers=6,sequence=64"
+RATES_MBIT = (80, 160, 320)
+TRANSFORMER_RATES_MBIT = (20, 40, 80, 320)
+FSDP = "fsdp"
+#: Ranks that share one copy; HSDP where they are fewer than all.
+SHAPES = ((2, 2), (4, 4), (4, 2))
+#: Errors that are asked for: in the mean, at worst, and of the better trivial answer's mean where
+#: the two trivial answers differ by a fifth or more.
+MEAN, WORST, OF_TRIVIAL, APART = 0.05, 0.15, 1 / 3, 0.2
+
+
+@dataclass(frozen=True)
+class Point:
+    """One setting."""
+
+    ranks: int
+    shard_ranks: int
+    rate_mbit: int
+    dtype: str = "fp32"
+    workload: str = "timed"
+
+    @property
+    def scenario(self) -> Scenario:
+        """Sleeping ranks need no core each; ranks that compute are as many as were recorded."""
+        return Scenario(
+            self.ranks,
+            bandwidth_bytes_per_s=self.rate_mbit * 1e6 / 8,
+            ranks_per_host=1,
+            gather_dtype=self.dtype,
+            reduce_dtype=self.dtype,
+            shard_ranks=self.shard_ranks,
+        )
+
+
+BASE = Point(2, 2, 160)
+TRANSFORMER_BASE = Point(2, 2, 160, workload="transformer")
+
+
+def points(seed: int = 0) -> list[Point]:
+    """Of the timed workload, in an order in which any beginning is a fair sample."""
+    grid = itertools.product(SHAPES, RATES_MBIT, ("fp32", "bf16"))
+    found = [Point(*shape, rate, dtype) for shape, rate, dtype in grid]
+    found.remove(BASE)
+    random.Random(seed).shuffle(found)
+    return found
+
+
+def transformer_points() -> list[Point]:
+    """With real compute."""
+    return [Point(2, 2, rate, workload="transformer") for rate in TRANSFORMER_RATES_MBIT]
+
+
+def record(point: Point, directory: Path) -> Recorded:
+    """Runs the setting and reads it back; once more if a rank fails."""
+    strategy = FSDP if point.shard_ranks == point.ranks else f"hsdp:shard={point.shard_ranks}"
+    workload = TIMED if point.workload == "timed" else TRANSFORMER
+    batch = None if point.workload == "timed" else 4
+    job = Job(
+        workload, point.ranks, directory, STEPS, batch_size=batch, hook=False, strategy=strategy
+    )
+    for attempt in range(2):
+        run = directory / f"{time.monotonic_ns()}"
+        try:
+            rate, burst = f"{point.rate_mbit}mbit", f"{BURST_KIB}kb"
+            with netns.Hosts(point.ranks, rate, burst, QUEUE, CONGESTION) as hosts:
+                low = point.dtype == "bf16"
+                world = forked_ranks.run(job, run, hosts.names, hosts.address(0), low=low)
+            found, refused = read_recorded(world)
+            if refused:
+                raise CommprofError("; ".join(refused))
+            return found[0]
+        except RuntimeError as error:
+            print(f"{point}, try {attempt}: {error}", file=sys.stderr, flush=True)
+    raise SystemExit(f"{point} failed twice")
+
+
+def fitted(recorded: Recorded, rate_mbit: int) -> ShardedReplay:
+    """The recorded setting with the costs of its own collectives."""
+    profile, _ = build_profile([], [recorded], ["the run"], rate_mbit * 1e6 / 8, 0.0)
+    assert isinstance(recorded.schedule, ShardedSteps)
+    return ShardedReplay(recorded.schedule, profile)
+
+
+def step_s(recorded: Recorded) -> float:
+    """The median step."""
+    return float(np.median(recorded.schedule.period_s))
+
+
+def row_of(point: Point, replay: ShardedReplay, measured_s: float) -> dict[str, Any]:
+    """The point's figures in ms, and errors as shares of the measured step."""
+    found = replay.predict(point.scenario)
+    values = {
+        "predicted": found.step_s.value,
+        "as_is": float(np.median(replay.schedule.period_s)),
+        "perfect_overlap": found.perfect_overlap_s,
+    }
+    return {
+        **asdict(point),
+        "measured_ms": measured_s * 1e3,
+        **{f"{name}_ms": value * 1e3 for name, value in values.items()},
+        **{f"{name}_error": value / measured_s - 1 for name, value in values.items()},
+    }
+
+
+def measured_rows(
+    directory: Path, base: Point, left: Sequence[Point], end: float
+) -> Iterator[dict[str, Any]]:
+    """A row per point, each with a base of its own, until the time is up."""
+    for point in left:
+        if time.monotonic() > end:
+            return
+        replay = fitted(record(base, directory), base.rate_mbit)
+        yield row_of(point, replay, step_s(record(point, directory)))
+
+
+def summary(rows: Sequence[dict[str, Any]]) -> dict[str, tuple[float, float]]:
+    """Mean and worst absolute error, of the model and of both trivial answers."""
+    found = {}
+    for name in ("predicted", "as_is", "perfect_overlap"):
+        values = np.abs([row[f"{name}_error"] for row in rows])
+        found[name] = float(values.mean()), float(values.max())
+    return found
+
+
+def demands(rows: Sequence[dict[str, Any]], study: str) -> list[Demand]:
+    """What is asked of the model, of all points of one study."""
+    mean, worst = (100 * value for value in summary(rows)["predicted"])
+    apart = [
+        row
+        for row in rows
+        if abs(row["as_is_ms"] - row["perfect_overlap_ms"]) >= APART * row["measured_ms"]
+    ]
+    asked = [
+        at_most(f"{study}, error of the predicted step: mean", mean, 100 * MEAN, " %"),
+        at_most(f"{study}, error of the predicted step: worst", worst, 100 * WORST, " %"),
+    ]
+    if apart:
+        means = {name: 100 * value for name, (value, _) in summary(apart).items()}
+        limit = OF_TRIVIAL * min(means["as_is"], means["perfect_overlap"])
+        what = f"{study}, {len(apart)} points whose trivial answers differ: mean"
+        asked.append(at_most(what, means["predicted"], round(limit, 2), " %"))
+    return asked
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--results", type=Path, help="one JSON line per point; goes on with it")
+    parser.add_argument("--minutes", type=float, default=10, help="start no point after that")
+    parser.add_argument("--transformer", action="store_true", help="real compute instead")
+    args = parser.parse_args()
+    if reason := netns.unavailable():
+        raise SystemExit(f"no network namespaces here: {reason}")
+    study = "transformer" if args.transformer else "timed"
+    rows = [row for row in read_rows(args.results) if row["workload"] == study]
+    done = {Point(**{key: row[key] for key in asdict(BASE)}) for row in rows}
+    kept, end = Lines(args.results), time.monotonic() + 60 * args.minutes
+    base, wanted = BASE, points()
+    if args.transformer:
+        base, wanted = TRANSFORMER_BASE, transformer_points()
+    left = [point for point in wanted if point not in done] if args.minutes else []
+    with tempfile.TemporaryDirectory(prefix="commprof-sharded-") as name:
+        for row in measured_rows(Path(name), base, left, end):
+            rows.append(row)
+            kept.append(row)
+            print(json.dumps(row), flush=True)
+    if not rows:
+        raise SystemExit("no point was run; give more --minutes")
+    print(tabulate(rows, headers="keys", floatfmt=".3g"))
+    for what, (mean, worst) in summary(rows).items():
+        print(f"{what}: {mean:.2%} in the mean, {worst:.2%} at worst of {len(rows)}")
+    return judged(demands(rows, study))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,163 @@
+"""What FSDP2's collectives hold up: which of them, in which pass, at which group of parameters.
+
+Groups are numbered from 1 in the order in which forward gathers them. Backward goes through them in
+reverse: it gathers again those that were resharded, which are the last ones, and reduce-scatters
+the gradients of each; under HSDP an all-reduce between the copies of the model follows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from commprof.analysis.align.measured import MeasuredWorld
+from commprof.analysis.step.exposure import exposures_of
+from commprof.text import in_ms
+from commprof.trace import columns
+from commprof.trace.columns import Collectives, Ints
+from commprof.trace.reader import Trace
+from commprof.trace.schema import OPS
+from commprof.units import ns_to_ms
+
+#: Parts, with what is said of each.
+FORWARD: Final = "all-gathers in forward"
+BACKWARD: Final = "all-gathers in backward"
+SCATTER: Final = "reduce-scatters"
+SUM: Final = "all-reduces between copies"
+#: A part that takes less of the step is not worth a word.
+_WORTH_A_WORD = 0.01
+_GATHER, _SCATTER, _REDUCE = map(
+    OPS.index, ("all_gather_into_tensor", "reduce_scatter_tensor", "all_reduce")
+)
+
+
+@dataclass(frozen=True)
+class ShardedPart:
+    """One kind of collective; mean per step over steps and ranks."""
+
+    #: FORWARD, BACKWARD, SCATTER or SUM.
+    part: str
+    calls: float
+    exposed_ms: float
+    #: The group that holds up the step longest, and how long; 0 where groups cannot be told apart.
+    group: int
+    group_ms: float
+    #: Of the last call of the step, behind which no work is left to hide it; 0 for all-gathers.
+    last_ms: float
+
+
+@dataclass(frozen=True)
+class Sharding:
+    """All parts, the most exposed first."""
+
+    parts: tuple[ShardedPart, ...]
+    #: Groups that forward gathers.
+    groups: int
+    #: The run directory, for a command.
+    directory: str = ""
+
+    @property
+    def most(self) -> ShardedPart:
+        """The part that holds up the step longest."""
+        return self.parts[0]
+
+    def sentence(self, step_ms: float) -> str:
+        """What holds up a step, in words; empty where nothing is worth one."""
+        shown = [each for each in self.parts if each.exposed_ms >= _WORTH_A_WORD * step_ms]
+        if not shown:
+            return ""
+        parts = "; ".join(self._words(each) for each in shown)
+        return f"Of the exposed communication of sharded parameters, per step: {parts}."
+
+    def _words(self, part: ShardedPart) -> str:
+        told = []
+        if part.group and self.groups > 1:
+            where = f"parameter group {part.group} of {self.groups}"
+            told.append(f"most at {where}, {in_ms(part.group_ms)}")
+        if part.last_ms >= _WORTH_A_WORD * part.exposed_ms:
+            told.append(f"{in_ms(part.last_ms)} behind the last, which no work can hide")
+        more = f" ({'; '.join(told)})" if told else ""
+        return f"{in_ms(part.exposed_ms)} {part.part}{more}"
+
+
+def sharding(seen: MeasuredWorld, directory: str = "") -> Sharding | None:
+    """Of the measured steps; None where no rank scatters gradients in backward."""
+    steps = seen.measured[0].step
+    if not len(steps) or not any(_is_sharded(table) for table in seen.tables):
+        return None
+    rows = [
+        each
+        for trace, table in zip(seen.traces, seen.tables, strict=True)
+        for each in _rows(trace, table, steps)
+    ]
+    if not rows:
+        return None
+    per = len(steps) * len(seen.traces)
+    kinds = dict.fromkeys(row.part for row in rows)
+    parts = [_part(kind, [row for row in rows if row.part == kind], per) for kind in kinds]
+    parts.sort(key=lambda part: -part.exposed_ms)
+    return Sharding(tuple(parts), max(row.groups for row in rows), directory)
+
+
+def _is_sharded(table: Collectives) -> bool:
+    return bool(((table.op == _SCATTER) & (table.graph_task >= 0)).any())
+
+
+@dataclass(frozen=True)
+class _Row:
+    """One call of one rank in one step."""
+
+    part: str
+    group: int
+    groups: int
+    is_last: bool
+    exposed_ns: float
+
+
+def _rows(trace: Trace, table: Collectives, measured: Ints) -> Iterator[_Row]:
+    waits = exposures_of(trace)
+    waited = np.zeros(len(table))
+    known = waits.collective >= 0
+    np.add.at(waited, waits.collective[known], waits.waited_ns[known])
+    steps = columns.steps(trace)
+    for step in np.flatnonzero(np.isin(steps.index, measured)).tolist():
+        inside = (table.issue_ns >= steps.begin_ns[step]) & (table.issue_ns < steps.end_ns[step])
+        backward = table.graph_task >= 0
+        forward = np.flatnonzero(inside & (table.op == _GATHER) & ~backward)
+        by_part = {
+            BACKWARD: np.flatnonzero(inside & (table.op == _GATHER) & backward),
+            SCATTER: np.flatnonzero(inside & (table.op == _SCATTER) & backward),
+            SUM: np.flatnonzero(inside & (table.op == _REDUCE) & backward),
+        }
+        groups = len(forward)
+        for number, row in enumerate(forward.tolist()):
+            yield _Row(FORWARD, number + 1, groups, False, float(waited[row]))
+        for part, found in by_part.items():
+            # Accumulated passes gather a group several times: which is which is not told then.
+            told = len(found) <= groups
+            for number, row in enumerate(found.tolist()):
+                is_last = part != BACKWARD and number == len(found) - 1
+                group = groups - number if told else 0
+                yield _Row(part, group, groups, is_last, float(waited[row]))
+
+
+def _part(kind: str, rows: Sequence[_Row], per: int) -> ShardedPart:
+    by_group: dict[int, float] = {}
+    for row in rows:
+        by_group[row.group] = by_group.get(row.group, 0.0) + row.exposed_ns
+    group = max(by_group, key=lambda each: by_group[each])
+    exposed_ns, last_ns = (
+        sum(row.exposed_ns for row in rows if row.is_last or everything)
+        for everything in (True, False)
+    )
+    return ShardedPart(
+        part=kind,
+        calls=len(rows) / per,
+        exposed_ms=ns_to_ms(exposed_ns / per),
+        group=group,
+        group_ms=ns_to_ms(by_group[group] / per) if group else 0.0,
+        last_ms=ns_to_ms(last_ns / per),
+    )

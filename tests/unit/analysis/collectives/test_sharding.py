@@ -1,0 +1,85 @@
+"""What FSDP2's collectives hold up, of a job that is worked out by hand."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from commprof.analysis.align.measured import measured_world
+from commprof.analysis.collectives.sharding import BACKWARD, FORWARD, SCATTER, Sharding, sharding
+from commprof.analysis.step.detail import world_detail
+from commprof.analysis.verdict import verdict
+from commprof.analysis.world import world_result
+from tests.support.builders.results import run_result
+from tests.support.builders.sharded_job import fsdp_ranks
+from tests.support.builders.traces import MS, Rank, world_run
+
+
+def found() -> Sharding:
+    seen = measured_world(world_run(fsdp_ranks()))
+    assert seen is not None
+    result = sharding(seen, "RUN")
+    assert result is not None
+    return result
+
+
+def test_parts_groups_and_what_no_work_can_hide() -> None:
+    result = found()
+    assert result.groups == 2
+    parts = [(p.part, p.calls, p.group, p.last_ms) for p in result.parts]
+    # Both blocks' reduce-scatters take 10 ms; the second block is gathered first in backward.
+    assert parts[0][:2] == (SCATTER, 2)
+    assert parts[0][3] == pytest.approx(10)
+    exposed = {part.part: part.exposed_ms for part in result.parts}
+    assert exposed == pytest.approx({SCATTER: 20, FORWARD: 5, BACKWARD: 5}, abs=1e-3)
+    groups = {part.part: part.group for part in result.parts}
+    assert (groups[FORWARD], groups[BACKWARD]) == (1, 2)
+
+
+def test_the_sentence() -> None:
+    assert found().sentence(96.0) == (
+        "Of the exposed communication of sharded parameters, per step: 20 ms reduce-scatters (most "
+        "at parameter group 2 of 2, 10 ms; 10 ms behind the last, which no work can hide); 5 ms "
+        "all-gathers in forward (most at parameter group 1 of 2, 5 ms); 5 ms all-gathers in "
+        "backward (most at parameter group 2 of 2, 5 ms)."
+    )
+    assert found().sentence(10_000.0) == ""
+
+
+def test_ddp_has_none() -> None:
+    ranks = [Rank(rank, 2) for rank in range(2)]
+    for rank in ranks:
+        for step in range(4):
+            begin = 10 * step * MS
+            rank.collective(step, begin + MS, begin + 2 * MS, 1000, graph_task=step)
+            rank.step(begin, begin + 10 * MS)
+    seen = measured_world(world_run(ranks))
+    assert seen is not None
+    assert sharding(seen) is None
+
+
+@pytest.mark.parametrize(
+    ("part", "options"),
+    [
+        (FORWARD, "--gather-dtype bf16"),
+        (BACKWARD, "--reshard-after-forward off"),
+        (SCATTER, "--reduce-dtype bf16"),
+    ],
+)
+def test_what_to_type_next(part: str, options: str) -> None:
+    run = world_run(fsdp_ranks())
+    seen = measured_world(run)
+    assert seen is not None
+    world = world_result(run, seen)
+    assert world.sharding is not None
+    first = next(each for each in world.sharding.parts if each.part == part)
+    changed = dataclasses.replace(world.sharding, parts=(first,), directory="RUN")
+    world = dataclasses.replace(world, sharding=changed)
+    detail = world_detail(run, seen)
+    result = run_result(world)
+    judged = verdict(result, [detail])
+    assert judged is not None
+    assert judged.next_step.command.endswith(f"predict RUN {options}")
+    assert part in judged.next_step.advice
+    assert any(part in sentence for sentence in judged.sentences)
