@@ -41,11 +41,13 @@ class Forked:
         *,
         split: bool = False,
         spare_count: int = 0,
+        netns: str = "",
     ) -> None:
         """Starts it; what it says is kept in files until ``communicate``.
 
         split: keep stderr apart from stdout. spare_count: Pythons that it may start as copies of
-        itself, as ``spares`` tells; the others are started in the usual way.
+        itself, as ``spares`` tells; the others are started in the usual way. netns: a network
+        namespace to be in; this process's own if empty.
         """
         self.args = list(words)
         self.returncode: int | None = None
@@ -58,6 +60,7 @@ class Forked:
             "environment": dict(environment),
             "directory": str(directory or os.getcwd()),
             "spares": spare_count,
+            "netns": netns,
         }
         with tempfile.TemporaryFile() as text:
             text.write(json.dumps(request).encode())
@@ -225,6 +228,8 @@ def _become(fds: Sequence[int]) -> dict[str, Any]:
     os.dup2(errors, 2)
     os.close(output)
     os.close(errors)
+    if request["netns"]:
+        becoming.enter_host(request["netns"])
     becoming.take_over(request["environment"], request["directory"])
     return request
 

@@ -51,16 +51,27 @@ def run_module_on_hosts(
 ) -> None:
     """Runs ``python -m module`` as every rank, so many of them on each host."""
     env = {"MASTER_ADDR": hosts.address(0), "GLOO_SOCKET_IFNAME": "eth0"}
+    world_size = ranks_per_host * len(hosts.names)
+    environments = [{**env, **rank_env(rank, world_size, 29500)} for rank in range(world_size)]
+    if not any(ahead_ms):
+        here = dict(os.environ)
+        words = ["-m", module, *arguments]
+        _wait(
+            [
+                Forked(words, {**here, **own}, netns=hosts.names[rank // ranks_per_host])
+                for rank, own in enumerate(environments)
+            ]
+        )
+        return
     shifted = [sys.executable, "-m", "tests.support.machines.faults.clock_shift"]
-    wrappers = [[*shifted, str(ms)] if ms else [] for ms in ahead_ms] or [[] for _ in hosts.names]
     processes = []
-    for host, wrapper in enumerate(wrappers):
+    for host, ms in enumerate(ahead_ms):
         ranks = range(host * ranks_per_host, (host + 1) * ranks_per_host)
         # One shell, so that all ranks of a host are in the one time namespace of its clock.
         each = ["sh", "-c", _EACH_RANK, "sh", sys.executable, "-m", module, *arguments]
-        first = rank_env(ranks[0], ranks_per_host * len(hosts.names), 29500)
-        environment = {**env, **first, "RANKS": " ".join(map(str, ranks))}
-        processes.append(hosts.popen(host, [*wrapper, *each], environment))
+        command = [*shifted, str(ms), *each] if ms else each
+        environment = {**environments[ranks[0]], "RANKS": " ".join(map(str, ranks))}
+        processes.append(hosts.popen(host, command, environment))
     _wait(processes)
 
 
