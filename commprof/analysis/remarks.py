@@ -21,6 +21,8 @@ from commprof.units import ns_to_ms
 
 #: Fewer measured steps than this say little about spread.
 FEW_STEPS = 10
+#: Share of the step from which waiting is told by its causes, and how many of these.
+_MUCH_WAITING, _MOST_CAUSES = 0.05, 3
 #: Quartile distance over median above which a run is called noisy.
 _NOISY = 0.15
 #: Share of the exposed time that may be left out without a word.
@@ -149,12 +151,29 @@ def _about_steps(world: WorldResult) -> list[str]:
             f"Stalled at {name}: {plural(len(world.stalled_steps), 'step')} {steps}, more than ten "
             "times the median. Means and samples/s include that; the verdict does not."
         )
+    found += _about_causes(world)
     late = world.late_rank
     if late is not None:
         found.append(
             f"Rank {late.rank} comes late at {name}: each of the others waits "
             f"{ns_to_ms(late.wait_ns):.1f} ms per step for it, {late.share:.0%} of all waiting "
             f"{_by_chance(late)}. {_about_lateness(late)}"
+        )
+    return found
+
+
+def _about_causes(world: WorldResult) -> list[str]:
+    """Where most of much waiting began, and which rank had no core."""
+    found = []
+    name, costs = counted(world.world_size, "rank"), world.wait_costs[:_MOST_CAUSES]
+    if sum(cost.wait_ms for cost in world.wait_costs) >= _MUCH_WAITING * world.parts.step_ms:
+        told = [f"rank {cost.rank} ({cost.cause}) {cost.share:.0%}" for cost in costs]
+        found.append(f"Waiting at {name} began most at {listed(told)}.")
+    lacked = world.without_core
+    if lacked is not None:
+        found.append(
+            f"At {name} rank {lacked.rank}'s {lacked.phase} takes {lacked.longer_ms:.3g} ms longer "
+            f"than the others'; {lacked.no_core_ms:.3g} ms of them it was runnable without a core."
         )
     return found
 

@@ -23,6 +23,7 @@ from commprof.analysis.collectives.host_links import HostLinks, host_links
 from commprof.analysis.collectives.in_flight import TimeInFlight, times_in_flight
 from commprof.analysis.collectives.kinds import CollectiveRow, collective_rows
 from commprof.analysis.collectives.sharding import Sharding, sharding
+from commprof.analysis.late.costs import WaitCost, WithoutCore, wait_costs, without_core
 from commprof.analysis.late.stragglers import (
     LateRank,
     few_steps,
@@ -30,6 +31,7 @@ from commprof.analysis.late.stragglers import (
     find_slow_rank,
     late_by_own_work,
     late_rank_of_few_steps,
+    of_ranks,
     with_cause,
 )
 from commprof.analysis.rank_summary import (
@@ -193,6 +195,10 @@ class WorldResult:
     gains: Gains | None = None
     #: None where no parameters are sharded.
     sharding: Sharding | None = None
+    #: By rank and cause; they add up to ``parts.wait_ms``. Empty where arrivals are not known.
+    wait_costs: tuple[WaitCost, ...] = ()
+    #: None where no rank lacked a core more than the others.
+    without_core: WithoutCore | None = None
 
     @property
     def measured_steps(self) -> int:
@@ -241,6 +247,8 @@ def world_result(run: WorldRun, seen: MeasuredWorld) -> WorldResult:
         device_clock_error_us=_device_clock_error_us(seen.recorded),
         gains=gains(seen),
         sharding=None if foreign else sharding(seen, str(run_of(run.directory, run.world_size))),
+        wait_costs=wait_costs(measured),
+        without_core=without_core(seen.ranks, measured),
     )
     return replace(result, **_late_rank(seen, result))
 
@@ -257,11 +265,12 @@ def _late_rank(seen: MeasuredWorld, result: WorldResult) -> dict[str, Any]:
     hung = stalled(slowest)
     parts = [part.rows(~hung) for part in seen.measured]
     step_ns = ms_to_ns(result.step_median_ms)
-    waited_for = np.sum([part.waited_for_ns for part in parts], axis=0)
+    caused = np.sum([part.caused_ns for part in parts], axis=0)
+    waited_for = of_ranks(caused)
     find = late_rank_of_few_steps if result.foreign and few_steps(waited_for) else find_late_rank
     late = find(waited_for, step_ns, us_to_ns(seen.clock_error_us))
     if late is not None and find is find_late_rank:
-        late = with_cause(late, np.sum([part.caused_ns for part in parts], axis=0))
+        late = with_cause(late, caused)
     slow = find_slow_rank(np.stack([part.by_origin_ns for part in parts]), step_ns)
     stalls = zip(seen.measured[0].step[hung].tolist(), slowest[hung].tolist(), strict=True)
     return {

@@ -55,6 +55,7 @@ class Kind(IntEnum):
     COMPRESSION = 19
     QUALITY = 20
     PAUSE = 21
+    RUN_DELAY = 22
 
 
 class Phase(IntEnum):

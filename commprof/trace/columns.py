@@ -225,6 +225,13 @@ def pauses(trace: Trace) -> Spans:
 
 
 @once_per_trace
+def run_delays(trace: Trace) -> Spans:
+    """Stretches in which threads had no core for a part; ``key`` is that part in ns."""
+    records = of_kind(trace.records, Kind.RUN_DELAY)
+    return _spans(records, ints(records["bytes_in"]))
+
+
+@once_per_trace
 def finalizations(trace: Trace) -> Finalizations:
     """Joins begin and end of each finalisation by thread and order."""
     mask = np.isin(trace.records["kind"], (Kind.FINALIZE_BEGIN, Kind.FINALIZE_END))

@@ -56,6 +56,8 @@ began), ``kind`` and ``thread``; the other fields are 0:
                      sent; as bits of a double ``bytes_in`` relative L2 error, ``bytes_out``
                      cosine, ``value`` norm of the residual over the gradient's
     pause            nothing of the process ran, for 1 ms at least: ``value`` end
+    run_delay        the thread could run and had no core for ``bytes_in`` ns, as the ends of
+                     its phases read it from the kernel: ``value`` end; nothing where it was 0
 
 Times of the kinds ``device_...``, and of an end with the flag device_time, are a device's, moved to
 ``CLOCK_MONOTONIC``: such a record is written when the device has passed the event, by whichever
@@ -98,6 +100,7 @@ TIME_IN_VALUE: Final = (
     Kind.DEVICE_PHASE,
     Kind.SPAN,
     Kind.PAUSE,
+    Kind.RUN_DELAY,
 )
 
 

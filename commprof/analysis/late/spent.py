@@ -10,10 +10,12 @@ import numpy.typing as npt
 from commprof.analysis.step.exposure import (
     CAUSES,
     HOST_PAUSE,
+    NO_CORE,
     TRANSFER,
     UNKNOWN,
     Exposures,
     pauses,
+    run_delay,
 )
 from commprof.analysis.step.waiting import Waiting
 from commprof.trace import columns
@@ -26,7 +28,7 @@ Floats = npt.NDArray[np.float64]
 
 #: Column of ``RankTime.spent`` that holds waiting for other ranks; those before are of ``CAUSES``.
 WAITING = CAUSES.index(UNKNOWN)
-_PAUSED, _TRANSFER = CAUSES.index(HOST_PAUSE), CAUSES.index(TRANSFER)
+_PAUSED, _NO_CORE, _TRANSFER = map(CAUSES.index, (HOST_PAUSE, NO_CORE, TRANSFER))
 
 
 class RankTime:
@@ -46,9 +48,16 @@ class RankTime:
         self._paused = pauses(trace, exposed)
         steps, phases = columns.steps(trace), columns.phases(trace)
         thread = int(steps.thread[0]) if len(steps) else 0
+        self._run_delay = run_delay(trace, exposed, thread)
         mine = (phases.thread == thread) & (phases.key < len(Phase))
         self._phase = phases.key[mine]
         self._phase_at = phases.begin_ns[mine], phases.end_ns[mine]
+        declared = (
+            stretches(*(side[self._phase == phase] for side in self._phase_at))
+            for phase in range(len(Phase))
+        )
+        #: By phase.
+        self._delays = [self._run_delay.within(each) for each in declared]
 
     @cached_property
     def stood_ns(self) -> Ints:
@@ -93,9 +102,15 @@ class RankTime:
                 end_ns,
             )
             spent[:, phase] = own - stood - _length(paused, begin_ns, end_ns)
+            spent[:, phase] -= self._delays[phase].within_ns(begin_ns, end_ns)
         undeclared = (end_ns - begin_ns) - covered(first, last, None, begin_ns, end_ns)
         outside_all = outside(self._paused, stretches(first, last))
         spent[:, Phase.OTHER] += undeclared - _length(outside_all, begin_ns, end_ns)
+        whole = self._run_delay.within_ns(begin_ns, end_ns)
+        spent[:, Phase.OTHER] -= whole - sum(
+            delay.within_ns(begin_ns, end_ns) for delay in self._delays
+        )
+        spent[:, _NO_CORE] = whole
         spent[:, _PAUSED] = _length(self._paused, begin_ns, end_ns)
         for column, since, until, amount in (
             (WAITING, self.begin_ns, self._turned_ns, self.wait_ns),

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from commprof.analysis.step.exposure import CAUSES, HOST_PAUSE, ORIGINS, TRANSFER, UNKNOWN
+from commprof.analysis.step.exposure import CAUSES, HOST_PAUSE, NO_CORE, ORIGINS, TRANSFER, UNKNOWN
 from commprof.stats.rank_tests import lag_one, worth
 from commprof.units import ns_to_ms, ns_to_s
 
@@ -39,7 +39,7 @@ class SlowRank:
     """The rank whose own work takes longer."""
 
     rank: int
-    #: One of ``pauses.ORIGINS``: where it exceeds the others most.
+    #: One of ``exposure.ORIGINS``: where it exceeds the others most.
     phase: str
     #: By this much in three of four steps, or more.
     excess_ns: float
@@ -52,7 +52,7 @@ def find_slow_rank(work_ns: Floats, step_ns: float) -> SlowRank | None:
     """Names the one rank that is slow, or nobody.
 
     Args:
-        work_ns: ``[rank, origin, step]`` in the order of ``pauses.ORIGINS``, without waiting.
+        work_ns: ``[rank, origin, step]`` in the order of ``exposure.ORIGINS``, without waiting.
         step_ns: median step.
     """
     ranks, phases, steps = work_ns.shape
@@ -138,6 +138,15 @@ class LateRank:
     #: Of a rank that is named for its own work: ``phase`` takes it this much longer than the median
     #: of the others, or more, in three of four steps; else NaN.
     slower_ms: float = math.nan
+
+
+def of_ranks(caused_ns: Floats) -> Floats:
+    """``[step, rank]``: waiting that ranks answer for, of ``[step, rank, cause]``.
+
+    What began as run delay is left out: whatever else runs on a rank's cores causes it.
+    """
+    kept: Floats = np.delete(caused_ns, CAUSES.index(NO_CORE), axis=2).sum(axis=2)
+    return kept
 
 
 def find_late_rank(
@@ -241,6 +250,7 @@ def with_cause(late: LateRank, caused_ns: Floats) -> LateRank:
         caused_ns: ``[step, rank, cause]`` as in ``Breakdown``, summed over the ranks that waited.
     """
     known = caused_ns[:, late.rank, : CAUSES.index(UNKNOWN)].sum(axis=0)
+    known[CAUSES.index(NO_CORE)] = 0.0
     if not known.sum() > 0:
         return late
     best = int(np.argmax(known))

@@ -18,7 +18,15 @@ import numpy.typing as npt
 from commprof.analysis.collectives.in_flight import in_flight_ns
 from commprof.analysis.late.arrivals import Arrivals
 from commprof.analysis.late.origins import Origins
-from commprof.analysis.step.exposure import CAUSES, UNKNOWN, Exposures, exposures_of, pauses
+from commprof.analysis.step.exposure import (
+    CAUSES,
+    UNKNOWN,
+    Exposures,
+    RunDelay,
+    exposures_of,
+    pauses,
+    run_delay,
+)
 from commprof.analysis.step.waiting import Waiting, split
 from commprof.trace import columns
 from commprof.trace.columns import Collectives, Finalizations, Ints, Spans, Steps
@@ -57,6 +65,8 @@ class Breakdown:
     #: ``[step, phase]``, in the order of ``schema.PHASES``: of the time in each phase, without the
     #: waiting, the part in which the process did not run.
     paused_ns: Floats
+    #: The same of time in which the training thread could run and had no core.
+    run_delay_ns: Floats
     #: ``[step, rank, cause]``: waiting by the rank where it began and what that rank did, in the
     #: order of ``exposure.CAUSES``, see :mod:`analysis.late.origins`; all 0 where arrivals are not
     #: known.
@@ -75,9 +85,13 @@ class Breakdown:
 
     @property
     def by_origin_ns(self) -> Floats:
-        """``[origin, step]``, in the order of ``pauses.ORIGINS``: the same, pauses apart."""
+        """``[origin, step]``, in the order of ``exposure.ORIGINS``: pauses apart, no run delay.
+
+        Whatever else runs on a rank's cores causes its run delay: that is no work of its own.
+        """
         paused = self.paused_ns.T
-        return np.concatenate((self.work_ns - paused, paused.sum(axis=0, keepdims=True)))
+        work = self.work_ns - paused - self.run_delay_ns.T
+        return np.concatenate((work, paused.sum(axis=0, keepdims=True)))
 
     def rows(self, chosen: npt.NDArray[np.bool_]) -> Breakdown:
         """Only the chosen steps."""
@@ -139,6 +153,7 @@ def breakdown(
         unsplit_ns=unsplit,
         no_core_ns=_no_core(steps, finalizations, thread),
         paused_ns=_paused_by_phase(steps, phases, pauses(trace, exposed), thread),
+        run_delay_ns=_run_delay_by_phase(steps, phases, run_delay(trace, exposed, thread), thread),
         hidden_ns=np.maximum(0.0, in_flight_ns(steps, table) - exposed_ns),
         caused_ns=_by_origin(steps, exposed_step, origins, world_size),
     )
@@ -218,6 +233,18 @@ def _paused_by_phase(steps: Steps, phases: Spans, paused: Stretches, thread: int
     for code, piece in pieces:
         length = (piece.end_ns - piece.begin_ns).astype(np.float64)
         times[:, code] += _sum_by_step(steps, _step_of(steps, piece.begin_ns), length)
+    return times
+
+
+def _run_delay_by_phase(steps: Steps, phases: Spans, delay: RunDelay, thread: int) -> Floats:
+    """``[step, phase]``: run delay inside each phase; outside of all it counts as OTHER."""
+    times = np.zeros((len(steps), len(Phase)))
+    step = _step_of(steps, phases.begin_ns)
+    mine = (phases.thread == thread) & (phases.key < len(Phase)) & (step >= 0)
+    at = step[mine], phases.key[mine]
+    np.add.at(times, at, delay.within_ns(phases.begin_ns[mine], phases.end_ns[mine]))
+    whole = delay.within_ns(steps.begin_ns, steps.end_ns)
+    times[:, Phase.OTHER] += np.maximum(0.0, whole - times.sum(axis=1))
     return times
 
 

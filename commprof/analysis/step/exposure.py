@@ -19,7 +19,14 @@ from commprof.trace import columns
 from commprof.trace.columns import Collectives, Finalizations, Ints, Spans
 from commprof.trace.reader import Trace
 from commprof.trace.schema import PHASES
-from commprof.trace.stretches import Stretches, outside, stretches
+from commprof.trace.stretches import (
+    Stretches,
+    covered,
+    gaps,
+    outside,
+    rows_within,
+    stretches,
+)
 
 Floats = npt.NDArray[np.float64]
 
@@ -202,12 +209,14 @@ def _copy_ns_per_byte(end_ns: Ints, copied: Floats, blocked_ns: int, slowest: fl
 HOST_PAUSE: Final = "host pause"
 #: What lateness may come from: a phase of the training thread's work, or a pause.
 ORIGINS: Final = (*PHASES, HOST_PAUSE)
+#: The training thread could run and had no core.
+NO_CORE: Final = "no core"
 #: The rank was on the wire of other collectives, or waited in one whose last arrival is not known.
 TRANSFER: Final = "transfer"
 #: No moment is known at which the two ranks had been side by side before.
 UNKNOWN: Final = "unknown"
 #: What waiting may come from, on the rank where it began.
-CAUSES: Final = (*ORIGINS, TRANSFER, UNKNOWN)
+CAUSES: Final = (*ORIGINS, NO_CORE, TRANSFER, UNKNOWN)
 
 
 def pauses(trace: Trace, exposed: Exposures) -> Stretches:
@@ -218,3 +227,43 @@ def pauses(trace: Trace, exposed: Exposures) -> Stretches:
     return outside(
         stretches(found.begin_ns, found.end_ns), stretches(exposed.begin_ns, exposed.end_ns)
     )
+
+
+@dataclass(frozen=True)
+class RunDelay:
+    """Run delay of a training thread outside of its waiting, in order and apart."""
+
+    at: Stretches
+    #: Within each stretch.
+    delay_ns: Floats
+
+    def within(self, others: Stretches) -> RunDelay:
+        """What of it lies in these."""
+        row, at = rows_within(self.at, others)
+        rate = self.delay_ns / np.maximum(1, self.at.length_ns)
+        return RunDelay(at, rate[row] * at.length_ns)
+
+    def within_ns(self, begin_ns: Ints, end_ns: Ints) -> Floats:
+        """Per window how much of it lies there, if it is spread evenly over each stretch."""
+        return covered(self.at.begin_ns, self.at.end_ns, self.delay_ns, begin_ns, end_ns)
+
+
+def run_delay(trace: Trace, exposed: Exposures, thread: int) -> RunDelay:
+    """Run delay of the training thread's work.
+
+    The kernel counts it between two readings. A thread that waits for communication does not ask
+    for a core, so that a reading is spread over the time outside of this waiting, and of pauses.
+    """
+    found = columns.run_delays(trace)
+    mine = found.thread == thread
+    order = np.argsort(found.begin_ns[mine], kind="stable")
+    begin, end, key = (part[mine][order] for part in (found.begin_ns, found.end_ns, found.key))
+    paused = columns.pauses(trace)
+    stood = stretches(
+        np.concatenate((exposed.begin_ns, paused.begin_ns)),
+        np.concatenate((exposed.end_ns, paused.end_ns)),
+    )
+    row, at = rows_within(Stretches(begin, end), gaps(stood))
+    length = at.length_ns.astype(np.float64)
+    whole = np.bincount(row, weights=length, minlength=len(key))
+    return RunDelay(at, np.minimum(key / np.maximum(whole, 1.0), 1.0)[row] * length)

@@ -15,6 +15,7 @@ from commprof.analysis.late.stragglers import (
     find_late_rank,
     find_slow_rank,
     late_by_own_work,
+    of_ranks,
     with_cause,
 )
 from commprof.analysis.step.breakdown import mean_of_known
@@ -111,7 +112,7 @@ class RecentSteps:
         if len(self._recent) < _FEWEST_FOR_LATE or len(self._ranks) != self._world_size:
             return
         _, works, caused, lengths = zip(*self._recent, strict=True)
-        waited_for = np.stack(caused).sum(axis=2)
+        waited_for = of_ranks(np.stack(caused))
         step_ns = float(np.median(lengths))
         late = find_late_rank(waited_for, step_ns, self._clock_error_ns)
         if late is not None:

@@ -172,6 +172,8 @@ def _world(result: RunResult, world: WorldResult, scale: Scaling) -> dict[str, A
             "collectives": [_collective(row) for row in world.collectives],
             "compression": [dataclasses.asdict(row) for row in world.compression],
             "late_rank": world.late_rank and dataclasses.asdict(world.late_rank),
+            "wait_costs": [dataclasses.asdict(cost) for cost in world.wait_costs],
+            "without_core": world.without_core and dataclasses.asdict(world.without_core),
             "gains": world.gains and dataclasses.asdict(world.gains),
             "sharding": world.sharding and _sharding(world.sharding),
             "stalled_steps": [{"step": step, "ms": ms} for step, ms in world.stalled_steps],

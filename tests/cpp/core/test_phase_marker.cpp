@@ -1,6 +1,9 @@
 // Phases: the outermost marker of a thread counts, a step boundary forgets it.
 #include "core/phase_marker.h"
 
+#include <sched.h>
+
+#include <atomic>
 #include <memory>
 #include <optional>
 #include <thread>
@@ -167,6 +170,40 @@ void stepsAreMarked() {
   CHECK(records.at(0).timestamp_ns <= records.at(1).timestamp_ns);
 }
 
+// Two threads that compute on one core: each waits for it half of the time.
+void runDelayIsReadBesidePhases() {
+  cpu_set_t before;
+  CHECK_EQ(sched_getaffinity(0, sizeof(before), &before), 0);
+  cpu_set_t one;
+  CPU_ZERO(&one);
+  CPU_SET(sched_getcpu(), &one);
+  CHECK_EQ(sched_setaffinity(0, sizeof(one), &one), 0);
+  std::atomic<bool> over{false};
+  std::thread other([&] {
+    while (!over.load(std::memory_order_relaxed)) {
+    }
+  });
+  const auto records = recorded(Kind::kRunDelay, [] {
+    PhaseMarker marker(kForward);
+    for (int i = 0; i < 10; ++i) {
+      marker.begin();
+      for (const uint64_t until = nowNs() + 25'000'000; nowNs() < until;) {
+      }
+      marker.end();
+    }
+  });
+  over = true;
+  other.join();
+  CHECK_EQ(sched_setaffinity(0, sizeof(before), &before), 0);
+  CHECK(!records.empty());
+  for (const Record& record : records) {
+    CHECK_EQ(record.thread, Recorder::threadId());
+    CHECK(record.bytes_in > 0);
+    CHECK(record.bytes_in <= record.value - record.timestamp_ns);
+    CHECK(record.value - record.timestamp_ns >= 20'000'000);
+  }
+}
+
 void costIsMeasuredWithoutATrace() {
   const double cost_ns = recordCostNs(1000);
   CHECK(cost_ns > 0 && cost_ns < 1e6);
@@ -184,6 +221,7 @@ int main() {
   threadsShareAMarker();
   openMarkerMayBeDestroyed();
   stepsAreMarked();
+  runDelayIsReadBesidePhases();
   costIsMeasuredWithoutATrace();
   return check::report();
 }

@@ -5,6 +5,7 @@ ranks run the same ones (``benchmarks/ranks/blame_rank.py``):
 
     ["work", phase, ms]      computes in a phase; "other" is in none
     ["pause", ms]            its process is stopped meanwhile, in the forward phase
+    ["starve", phase, ms]    it could run in this phase and has no core
     ["call", op, group, root, slow_ms]  a blocking collective; ``root`` is a rank of the job, -1
                              without one; ``slow_ms`` is transfer beyond the usual
     ["send" or "recv", peer] a blocking message in the group of all
@@ -39,7 +40,7 @@ class Job:
     steps: list[list[Program]]
     #: The ranks at which most of the waiting begins.
     ranks: frozenset[int]
-    #: What they do meanwhile: a phase, "host pause" or "transfer".
+    #: What they do meanwhile: a phase, "host pause", "no core" or "transfer".
     cause: str
 
     @property
@@ -208,16 +209,22 @@ def _every_fifth(draw: _Draw) -> Job:
     return _job(draw, "every fifth step", _all(size), program, [late], draw.phase)
 
 
-def _paused(draw: _Draw) -> Job:
-    size = draw.rank(2, 3, 4)
-    late = draw.rank(*range(size))
+def _held(instruction: str, cause: str) -> Callable[[_Draw], Job]:
+    """The host keeps a rank from running."""
 
-    def program(step: int, rank: int) -> Program:
-        data, forward, backward = draw.work()
-        extra = [["pause", draw.late_ms]] if rank == late else []
-        return [data, *extra, forward, backward, _SYNC, draw.update()]
+    def make(draw: _Draw) -> Job:
+        size = draw.rank(2, 3, 4)
+        late = draw.rank(*range(size))
+        held = ["pause"] if instruction == "pause" else ["starve", "forward"]
 
-    return _job(draw, "host pause", _all(size), program, [late], "host pause")
+        def program(step: int, rank: int) -> Program:
+            data, forward, backward = draw.work()
+            extra = [[*held, draw.late_ms]] if rank == late else []
+            return [data, *extra, forward, backward, _SYNC, draw.update()]
+
+        return _job(draw, cause, _all(size), program, [late], cause)
+
+    return make
 
 
 def _slow_link(draw: _Draw) -> Job:
@@ -272,7 +279,8 @@ SHAPES: dict[str, Callable[[_Draw], Job]] = {
     "pipeline": _pipeline,
     "in_turn": _in_turn,
     "fifth": _every_fifth,
-    "paused": _paused,
+    "paused": _held("pause", "host pause"),
+    "throttled": _held("starve", "no core"),
     "slow_link": _slow_link,
     "parameter_server": _parameter_server,
     "batch_norm": _batch_norm,
@@ -352,6 +360,8 @@ class _Simulation:
             rank.phase(phase, begin, end)
         if name == "pause":
             rank.pause(begin, end)
+        if name == "starve":
+            rank.no_core(begin, end, end - begin)
 
     def _communicate(self, r: int, name: str, arguments: list[Any]) -> bool:
         if self._at[r] is None:

@@ -103,6 +103,10 @@ class Rank:
         """Nothing of the process ran; a thread of commprof's own says so."""
         self._add(Kind.PAUSE, begin, value=end, thread=THREAD + 9)
 
+    def no_core(self, begin: int, end: int, delay: int) -> None:
+        """The training thread could run and had no core for so much of this time."""
+        self._add(Kind.RUN_DELAY, begin, value=end, bytes_in=delay)
+
     def finalize(
         self, begin: int, end: int, cpu: int, run_delay: int | None = 0, graph_task: int = 0
     ) -> None:

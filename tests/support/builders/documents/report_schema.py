@@ -144,6 +144,13 @@ SCHEMA: dict[str, Any] = {
                     "phase_share": float,
                     "slower_ms": float,
                 },
+                "wait_costs": [{"rank": int, "cause": str, "wait_ms": float, "share": float}],
+                "without_core": {
+                    "rank": int,
+                    "phase": str,
+                    "longer_ms": float,
+                    "no_core_ms": float,
+                },
                 "gains": {
                     "step_ms": float,
                     "steps": int,

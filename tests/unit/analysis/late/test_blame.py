@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 
 from commprof.analysis.align.measured import measured_world
+from commprof.analysis.remarks import _about_causes
 from commprof.analysis.step.breakdown import Breakdown, Floats
 from commprof.analysis.step.exposure import CAUSES
+from commprof.analysis.world import world_result
 from tests.support.builders.blame import ALL, SCENARIOS, Job, Program, job, simulated
 from tests.support.builders.traces import world_run
 
@@ -76,3 +78,25 @@ def test_the_costs_of_a_random_job_add_up(seed: int) -> None:
                 programs[rank].append(["call", op, name, root, chance.choice([0.0, 5.0])])
         steps.append(programs)
     assert_conserved(measured(Job("random", groups, steps, frozenset(), "")))
+
+
+def test_run_delay_names_nobody_and_is_told() -> None:
+    of = job("throttled", 0)
+    run = world_run(simulated(of))
+    seen = measured_world(run)
+    assert seen is not None
+    result = world_result(run, seen)
+    assert result.late_rank is None
+    assert sum(cost.wait_ms for cost in result.wait_costs) == pytest.approx(result.parts.wait_ms)
+    assert {result.wait_costs[0].rank} == of.ranks
+    assert result.wait_costs[0].cause == "no core"
+    lacked = result.without_core
+    assert lacked is not None
+    assert ({lacked.rank}, lacked.phase) == (of.ranks, "forward")
+    starved = of.steps[0][lacked.rank][1][2]
+    assert lacked.no_core_ms == pytest.approx(starved, rel=0.01)
+    # Other work is 4 ms a phase, give or take 5 %.
+    assert lacked.longer_ms == pytest.approx(starved, abs=0.4)
+    said = " ".join(_about_causes(result))
+    assert f"rank {lacked.rank}'s forward takes" in said
+    assert "ms of them it was runnable without a core" in said
