@@ -84,6 +84,11 @@ def test_core(built: Path, name: str) -> None:
 
 
 @pytest.mark.slow
+def test_many_more_random_sums_in_shared_memory() -> None:
+    run([str(build("") / "test_shm_random"), "8000", "100"])
+
+
+@pytest.mark.slow
 def test_threads_under_the_thread_sanitizer() -> None:
     tree = build("thread")
     run([tool("ctest"), "--test-dir", str(tree), "--output-on-failure", "--no-tests=error"])

@@ -156,7 +156,7 @@ void runCases(int size, size_t slot_bytes, int cases, uint64_t seed) {
 
 int main(int argc, char** argv) {
   const int cases =
-      argc > 1 ? std::atoi(argv[1]) : (check::kSanitized ? 1200 : 10000);
+      argc > 1 ? std::atoi(argv[1]) : (check::kSanitized ? 1200 : 2000);
   const uint64_t seed = argc > 2 ? std::strtoull(argv[2], nullptr, 10) : 1;
   constexpr int kSizes[] = {1, 2, 3, 4, 5, 8};
   constexpr size_t kSlots[] = {4096, 65536};

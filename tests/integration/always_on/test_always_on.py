@@ -20,7 +20,7 @@ from commprof.trace.reader import read_trace
 from commprof.trace.schema import MODES, Phase
 from commprof.trace.summary import Histogram, Summary, histogram_of, merged_histogram
 from tests.support.builders.trace_bytes import metadata
-from tests.support.machines.commands import call, start
+from tests.support.machines.commands import call, fork, start
 from tests.support.machines.ranks import free_port, run_module
 
 ROOT = Path(__file__).parents[3]
@@ -95,10 +95,11 @@ def test_a_running_job_is_switched_by_file_and_by_signal(tmp_path: Path) -> None
     stop, out = tmp_path / "stop", tmp_path / "out"
     port = str(free_port())
     ranks = [
-        start(
+        fork(
             *("-m", "tests.support.ranks.always_on_rank", "until", str(out), str(stop)),
             **{"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "localhost"},
             **{"MASTER_PORT": port, "OMP_NUM_THREADS": "1"},
+            spare_count=0,
         )
         for rank in (0, 1)
     ]

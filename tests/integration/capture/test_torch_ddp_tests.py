@@ -3,12 +3,11 @@ all of them, with and without."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.support.machines.commands import finish, fork
 
 pytestmark = pytest.mark.slow
 
@@ -22,18 +21,14 @@ TESTS = (
 
 @pytest.mark.parametrize("name", TESTS)
 def test_passes_with_commprof_attached(name: str, tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.support.ranks.capture.torch_ddp_runner", name],
-        cwd=ROOT,
-        env={
-            **os.environ,
-            **{"BACKEND": "gloo", "WORLD_SIZE": "2", "TEMP_DIR": str(tmp_path)},
-            **{"OMP_NUM_THREADS": "1", "COMMPROF_TEST_TRACES": str(tmp_path / "traces")},
-        },
-        capture_output=True,
-        text=True,
-        timeout=150,
-    )
-    assert done.stdout.split()[-1:] == ["passed"], done.stderr
     ranks = 4 if name.startswith("DdpComparisonTest") else 2
+    process = fork(
+        *("-m", "tests.support.ranks.capture.torch_ddp_runner", name),
+        directory=ROOT,
+        spare_count=1,  # the fork server of its ranks
+        **{"BACKEND": "gloo", "WORLD_SIZE": "2", "TEMP_DIR": str(tmp_path)},
+        **{"OMP_NUM_THREADS": "1", "COMMPROF_TEST_TRACES": str(tmp_path / "traces")},
+    )
+    done = finish(process, 150)
+    assert done.stdout.split()[-1:] == ["passed"], done.stderr
     assert f"{ranks} traces" in done.stderr

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from commprof.commands import main
-from tests.support.machines.commands import RUN, call, finish, start
+from tests.support.machines.commands import RUN, call, finish, fork
 from tests.support.machines.ranks import free_port
 
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
@@ -63,7 +63,7 @@ def test_tasks_of_srun_are_one_run(tmp_path: Path) -> None:
     step = {"SLURM_JOB_ID": "1", "SLURM_STEP_ID": "0", "SLURM_NTASKS": "2", "SLURM_NNODES": "1"}
     step |= {"SLURM_NODEID": "0", "MASTER_PORT": str(free_port())}
     tasks = [
-        start(*RUN, *SMALL, "--output", str(out), **step, SLURM_PROCID=number, SLURM_LOCALID=number)
+        fork(*RUN, *SMALL, "--output", str(out), **step, SLURM_PROCID=number, SLURM_LOCALID=number)
         for number in ("1", "0")
     ]
     second, first = [finish(task) for task in tasks]

@@ -6,8 +6,6 @@ import json
 import os
 import random
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,7 +14,7 @@ import pytest
 from commprof import _native
 from commprof.trace import columns
 from commprof.trace.reader import read_trace
-from tests.support.machines.commands import RUN, call
+from tests.support.machines.commands import RUN, TORCHRUN, call, fork
 from tests.support.machines.faults.faults import SCRIPT, report_on
 from tests.support.machines.faults.launcher_faults import no_cgroup, out_of_memory
 from tests.support.machines.launched import Launched, launch, run_of, steps_in
@@ -83,17 +81,8 @@ def test_a_rank_that_the_kernel_kills_for_memory(tmp_path: Path) -> None:
 
 def test_two_jobs_in_one_directory(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    command = [
-        *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone"),
-        *("-m", "commprof.wrap", str(SCRIPT), "none", "30"),
-    ]
-    environment = {**os.environ, "COMMPROF_OUT": str(out), "OMP_NUM_THREADS": "1"}
-    jobs = [
-        subprocess.Popen(
-            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
-        for _ in range(2)
-    ]
+    command = (*TORCHRUN, "-m", "commprof.wrap", str(SCRIPT), "none", "30")
+    jobs = [fork(*command, COMMPROF_OUT=str(out), OMP_NUM_THREADS="1") for _ in range(2)]
     for job in jobs:
         said, complaints = job.communicate(timeout=90)
         assert job.returncode == 0, complaints
