@@ -20,6 +20,7 @@ import numpy.typing as npt
 from commprof.errors import TraceError
 from commprof.recordings.profiler_calls import Call, device_calls, host_calls
 from commprof.recordings.profiler_events import Intervals, ProfilerEvents
+from commprof.recordings.profiler_passes import pass_records
 from commprof.recordings.profiler_steps import (
     FoundSteps,
     find_buckets,
@@ -130,6 +131,9 @@ def trace_of(found: RankRecording, rank: int, world_size: int, seqs: Sequence[in
         dropped=0,
         problems=tuple(found.problems),
         kernels=computing if found.device is not None else None,
+        passes=pass_records(
+            *(found.events, found.calls, found.steps, found.work, found.device, thread)
+        ),
     )
 
 

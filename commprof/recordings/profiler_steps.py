@@ -93,25 +93,46 @@ def _period(calls: Sequence[tuple[str, str, int]]) -> int:
     return 0
 
 
-def find_buckets(events: ProfilerEvents, calls: Sequence[Call], steps: FoundSteps) -> str:
-    """DDP's gradient buckets of a step, as a sentence; empty without DDP's ranges.
+def bucket_rows(
+    events: ProfilerEvents, calls: Sequence[Call], steps: FoundSteps
+) -> tuple[Ints, Ints]:
+    """Rows of the calls that are DDP's gradient buckets, and their steps; none without its ranges.
 
-    They are the all-reduces that the threads of backward passes launch.
+    They are the all-reduces that are launched while a backward pass runs an operator.
     """
+    none = np.zeros(0, dtype=np.int64)
     if not any(e.name.startswith("DistributedDataParallel.forward") for e in events.ranges):
-        return ""
-    reduced = [call for call in calls if call.op.startswith("all_reduce")]
-    at = np.array([call.launch_ns for call in reduced], dtype=np.int64)
-    thread = np.array([call.launch_thread for call in reduced], dtype=np.int64)
-    passes = np.unique(np.frombuffer(events.backward.tag, np.int64))
+        return none, none
+    rows = np.array(
+        [row for row, call in enumerate(calls) if call.op.startswith("all_reduce")], np.int64
+    )
+    at = np.array([calls[row].launch_ns for row in rows], dtype=np.int64)
+    thread = np.array([calls[row].launch_thread for row in rows], dtype=np.int64)
     step = np.searchsorted(steps.begin_ns, at, side="right") - 1
-    chosen = np.isin(thread, passes) & (step >= 0)
+    tag = np.frombuffer(events.backward.tag, np.int64)
+    begin, end = (
+        np.frombuffer(getattr(events.backward, name), np.int64) for name in ("begin_ns", "end_ns")
+    )
+    chosen = np.zeros(len(rows), dtype=bool)
+    for each in np.unique(tag).tolist():
+        inside = stretches(begin[tag == each], end[tag == each])
+        of = np.searchsorted(inside.begin_ns, at, side="right") - 1
+        within = (thread == each) & (of >= 0)
+        within[within] = at[within] <= inside.end_ns[of[within]]
+        chosen |= within
+    chosen &= step >= 0
     chosen[chosen] = at[chosen] < steps.end_ns[step[chosen]]
-    if not chosen.any():
+    return rows[chosen], step[chosen]
+
+
+def find_buckets(events: ProfilerEvents, calls: Sequence[Call], steps: FoundSteps) -> str:
+    """DDP's gradient buckets of a step, as a sentence; empty without any."""
+    rows, step = bucket_rows(events, calls, steps)
+    if len(rows) == 0:
         return ""
-    elements = np.array([call.elements for call in reduced], dtype=np.int64)
-    counts = np.bincount(step[chosen], minlength=len(steps.number))
-    sums = np.bincount(step[chosen], weights=elements[chosen], minlength=len(steps.number))
+    elements = np.array([calls[row].elements for row in rows], dtype=np.int64)
+    counts = np.bincount(step, minlength=len(steps.number))
+    sums = np.bincount(step, weights=elements, minlength=len(steps.number))
     if len(np.unique(counts)) > 1 or len(np.unique(sums)) > 1 or not sums[0]:
         return ""
     return (

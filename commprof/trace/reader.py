@@ -53,6 +53,9 @@ class Trace:
     #: Times in which the device ran kernels other than those of communication; None where no
     #: recording of a device says so.
     kernels: Stretches | None = None
+    #: DDP's buckets and finalisations as far as the recording of another profiler implies them,
+    #: of kinds ``bucket`` and ``finalize``; reports count them as they stand in ``records``.
+    passes: Records | None = None
     #: Made from the records by ``columns.once_per_trace``, by the function that made each.
     #: ``dataclasses.replace`` leaves them behind.
     tables: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)

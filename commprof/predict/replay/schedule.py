@@ -19,6 +19,7 @@ from commprof.analysis.collectives.calls import DEFAULT_GLOO_THREADS, DEVICE_STR
 from commprof.errors import CommprofError
 from commprof.predict.fit.cost_model import OTHER_HOST, SAME_HOST
 from commprof.predict.replay.rank_steps import Cycle, OtherCall, cycles, other_calls
+from commprof.recordings.profiler_passes import with_passes
 from commprof.trace import columns
 from commprof.trace.columns import Ints
 from commprof.trace.reader import Trace
@@ -141,7 +142,7 @@ def read_schedule(run: WorldRun) -> Schedule:
             f"{name}: candidates of a trial took turns in its steps; a prediction needs steps of "
             "one setting: record them without --trial"
         )
-    recorded = [on_device_timeline(run.traces[rank]) for rank in range(run.world_size)]
+    recorded = [on_device_timeline(with_passes(run.traces[rank])) for rank in range(run.world_size)]
     clocks = rank_clocks(recorded)
     traces = on_common_clock(recorded, clocks) if clocks else recorded
     measured = measured_steps(traces)
@@ -266,10 +267,13 @@ def placement_of(traces: Sequence[Trace], busy: float) -> Placement:
 
 
 def machine_cpus(traces: Sequence[Trace]) -> int:
-    """CPUs of one machine; where each rank is pinned to some, those of all of them together."""
+    """CPUs of one machine; where each rank is pinned to some, those of all of them together.
+
+    One a rank where no rank says how many: another profiler recorded it.
+    """
     described = [trace.metadata["machine"] for trace in traces]
     together = {cpu for machine in described for cpu in machine.get("usable_cpus", ())}
-    return max(int(described[0]["usable_cpu_count"]), len(together))
+    return max(int(described[0]["usable_cpu_count"]), len(together)) or len(traces)
 
 
 def _gloo_threads(trace: Trace) -> int:
