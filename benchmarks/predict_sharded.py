@@ -121,7 +121,7 @@ def record(point: Point, directory: Path) -> Recorded:
             if refused:
                 raise CommprofError("; ".join(refused))
             return found[0]
-        except RuntimeError as error:
+        except (CommprofError, RuntimeError) as error:
             print(f"{point}, try {attempt}: {error}", file=sys.stderr, flush=True)
     raise SystemExit(f"{point} failed twice")
 

@@ -21,7 +21,7 @@ from commprof.predict.replay.schedule import (
 )
 from commprof.predict.sharded.steps import is_sharded, read_sharded
 from commprof.trace import columns
-from commprof.trace.run.run_directory import read_context, read_world
+from commprof.trace.run.run_directory import WorldRun, read_context, read_world
 
 #: Of the cores' time: ranks that use more of it may want more than there is.
 _FILLED = 0.85
@@ -52,8 +52,7 @@ def read_recorded(directory: Path) -> tuple[list[Recorded], list[str]]:
             refused.append(f"{run.directory} ({world_size} ranks): no rank recorded a step")
             continue
         try:
-            sharded = any(is_sharded(trace) for trace in run.traces.values())
-            schedule = read_sharded(run) if sharded else read_schedule(run)
+            schedule = _read_steps(run)
         except CommprofError as error:
             refused.append(str(error))
             continue
@@ -61,6 +60,17 @@ def read_recorded(directory: Path) -> tuple[list[Recorded], list[str]]:
         rows = compression_rows(traces, measured_steps(traces), world_size)
         found.append(Recorded(f"{directory}, {world_size} ranks", schedule, rows, str(directory)))
     return with_free_share(found), refused
+
+
+def _read_steps(run: WorldRun) -> RecordedSteps:
+    """As sharded steps, where ranks share parameters or an optimizer's state; else DDP's.
+
+    Raises:
+        CommprofError: they are neither.
+    """
+    if not any(is_sharded(trace) for trace in run.traces.values()):
+        return read_schedule(run)
+    return read_sharded(run)
 
 
 def with_free_share(recorded: Sequence[Recorded]) -> list[Recorded]:

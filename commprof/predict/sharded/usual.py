@@ -1,8 +1,8 @@
 """The usual order of a step's events, and every recorded step in that order.
 
 A wait that found its collective complete may take too short to be recorded. Another step, or
-another rank, had to wait there: so the order of the one with the most events is everybody's, and a
-wait that is missing in it lies where it does in the others, between the events around it.
+another rank, had to wait there: so a wait that is missing lies where it does in the others, between
+the events around it.
 """
 
 from __future__ import annotations
@@ -16,19 +16,26 @@ from commprof.predict.sharded.cycles import Event, RankCycle
 
 Floats = npt.NDArray[np.float64]
 
+#: Orders that are tried, those with the most events first.
+_MOST_TRIED = 20
+
 
 def usual_events(found: Sequence[RankCycle]) -> tuple[Event, ...]:
-    """The events of the cycle that recorded the most of them."""
-    return max((each.events for each in found), key=len)
+    """The order of events that most cycles follow; of several the one with the most events."""
+    longest = sorted({each.events for each in found}, key=len, reverse=True)[:_MOST_TRIED]
+    return max(
+        longest,
+        key=lambda events: sum(in_usual_order(each, events) is not None for each in found),
+    )
 
 
 def in_usual_order(found: RankCycle, events: Sequence[Event]) -> Floats | None:
     """``[3, events]``: own time, update and extra, NaN where missing.
 
-    None where the cycle's events come in another order, or its last one is missing.
+    None where the cycle's events come in another order.
     """
     place = {event: number for number, event in enumerate(events)}
-    if found.events[-1] != events[-1] or not all(event in place for event in found.events):
+    if not all(event in place for event in found.events):
         return None
     at = np.array([place[event] for event in found.events], dtype=np.int64)
     if (np.diff(at) <= 0).any():
@@ -45,7 +52,11 @@ def filled(table: Floats) -> Floats:
     for event in np.flatnonzero(np.isnan(padded).any(axis=0)).tolist():
         for cycle in np.flatnonzero(np.isnan(padded[:, event])).tolist():
             known = np.flatnonzero(~np.isnan(padded[cycle]))
-            before, after = known[known < event].max(), known[known > event].min()
+            before = known[known < event].max()
+            after = known[known > event].min(initial=len(padded[cycle]) - 1)
+            if np.isnan(padded[cycle, after]):  # nothing follows in this cycle
+                result[cycle, event] = padded[cycle, before]
+                continue
             begin, end = padded[cycle, [before, after]]
             result[cycle, event] = begin + (end - begin) * _share(padded, before, event, after)
     return result[:, 1:]

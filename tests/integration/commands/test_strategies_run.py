@@ -13,6 +13,7 @@ import pytest
 
 from commprof import _native
 from commprof.analysis.world import WorldResult
+from commprof.commands import main
 from commprof.launch.elastic import launch, stop_fork_server
 from commprof.launch.job import Job
 from commprof.trace.run.run_directory import read_world, world_directory
@@ -35,8 +36,12 @@ def fork_server() -> Iterator[None]:
     stop_fork_server()
 
 
+def run_directory(base: Path, ranks: int = 2, workload: str = SMALL, **options: Any) -> Path:
+    return base / re.sub(r"\W+", "-", f"{workload[:4]} {ranks} {sorted(options.items())}")
+
+
 def trained(base: Path, ranks: int = 2, workload: str = SMALL, **options: Any) -> WorldResult:
-    run = base / re.sub(r"\W+", "-", f"{workload[:4]} {ranks} {sorted(options.items())}")
+    run = run_directory(base, ranks, workload, **options)
     job = Job(
         *(workload, ranks, world_directory(run, ranks)),
         **{"steps": STEPS, "batch_size": 16, "scaling": "strong", "hook": False, **options},
@@ -109,6 +114,33 @@ def test_fsdp_with_every_option(ddp: WorldResult, base: Path) -> None:
     assert world.step_losses == pytest.approx(ddp.step_losses, rel=2e-2)
     (gathered,) = {row.dtype for row in world.collectives if row.op.startswith("all_gather")}
     assert gathered == "BFloat16"
+
+
+@pytest.mark.parametrize(
+    ("strategy", "calls", "again"), [("fsdp", {8, 6}, "on,off"), ("zero1", set(), "")]
+)
+def test_sharded_steps_are_predicted(
+    base: Path, strategy: str, calls: set[int], again: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    world = trained(base, strategy=strategy, steps=14)
+    directory = world_directory(run_directory(base, strategy=strategy, steps=14), 2)
+    asked = ["--reshard-after-forward", again] if again else []
+    arguments = ["--format", "json", *asked]
+    assert main(["predict", str(directory), *arguments]) == 0
+    document = json.loads(capsys.readouterr().out)
+
+    assert document["is_sharded"] is True
+    assert abs(document["checks"][0]["error"]) < 0.25
+    predictions = [answer["prediction"] for answer in document["answers"]]
+    # Root and two blocks: gathered in forward, blocks again in backward, and scattered.
+    assert not calls or {found["buckets"] for found in predictions} == calls
+    own = predictions[0]
+    measured_s = document["checks"][0]["measured_s"]
+    assert own["step_s"]["value"] == pytest.approx(measured_s, rel=0.25)
+    assert own["wait_s"] + own["wire_s"] + own["compute_s"] == pytest.approx(own["step_s"]["value"])
+    sharded = world.sharding
+    assert (sharded is None) == (strategy == "zero1")
+    assert sharded is None or sharded.groups == 3
 
 
 def test_nothing_is_gathered_in_vain_between_accumulated_passes(base: Path) -> None:

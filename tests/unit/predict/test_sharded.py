@@ -14,8 +14,10 @@ from commprof.errors import CommprofError
 from commprof.predict.fit.held_out import check, checks, model_error
 from commprof.predict.replay.recorded import Recorded
 from commprof.predict.replay.scenario import Scenario
+from commprof.predict.sharded.cycles import RankCycle
 from commprof.predict.sharded.replay import ShardedReplay
 from commprof.predict.sharded.steps import read_sharded
+from commprof.predict.sharded.usual import filled, in_usual_order, usual_events
 from commprof.predict.what_if.answers import answer
 from commprof.report.prediction import as_json, table
 from tests.support.builders.schedules import profile
@@ -55,6 +57,24 @@ def test_waits_that_were_too_short_lie_where_another_rank_had_them() -> None:
     own = np.median(fsdp_steps().own_ns, axis=(0, 1)) / 1e6
     assert own[events.index((WAIT, 1))] == pytest.approx(4 + 2 + 10)
     assert own[events.index((WAIT, 3))] == pytest.approx(4 + 2 + 20 + 20)
+
+
+def test_an_order_that_only_one_step_has_is_not_the_usual_one() -> None:
+    usual = ((ISSUE, 0), (WAIT, 0), (ISSUE, 1), (WAIT, 1))
+    odd = ((ISSUE, 0), (ISSUE, 1), (WAIT, 0), (WAIT, 1))
+    short = ((ISSUE, 0), (ISSUE, 1), (WAIT, 1))
+    cycles = [
+        RankCycle(n, 0.0, 1.0, (0, 1), events, *((0.0,) * len(events),) * 3)
+        for n, events in enumerate((odd, usual, short, usual))
+    ]
+    assert usual_events(cycles) == usual
+    assert in_usual_order(cycles[0], usual) is None
+    assert in_usual_order(cycles[2], usual) is not None
+
+
+def test_a_last_wait_that_is_missing_follows_what_is_there() -> None:
+    table = np.array([[1.0, 4.0, 6.0], [1.0, np.nan, 5.0], [2.0, np.nan, np.nan]])
+    assert filled(table).tolist() == [[1, 4, 6], [1, pytest.approx(3.4), 5], [2, 2, 2]]
 
 
 def test_the_recorded_setting_takes_what_it_took() -> None:
