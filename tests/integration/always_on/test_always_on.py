@@ -212,9 +212,8 @@ def test_a_killed_process_leaves_a_whole_summary(tmp_path: Path) -> None:
     """Killed at any moment of a file that is written over and over, half of the time."""
     for round_number in range(5):
         path = tmp_path / f"rank_{round_number}.trace"
-        victim = start("-c", VICTIM, str(path), json.dumps(metadata()))
-        assert victim.stdout is not None
-        assert victim.stdout.readline() == "started\n"
+        victim = fork("-c", VICTIM, str(path), json.dumps(metadata()), spare_count=0)
+        until(lambda victim=victim: victim.output() == "started\n")
         time.sleep(0.05 + 0.0131 * round_number)
         victim.kill()
         victim.communicate()
