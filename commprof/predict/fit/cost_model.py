@@ -74,10 +74,16 @@ class CostCurve:
     gamma_interval_s_per_byte: tuple[float, float] = (math.nan, math.nan)
     #: Bootstrap replicates: per replicate the (alpha, beta) of each piece.
     replicates: tuple[tuple[tuple[float, float], ...], ...] = ()
-    #: What the points were: measured alone ("microbench"), or inside training steps ("run").
+    #: What the points were: measured alone ("microbench"), or inside training steps: DDP's ends of
+    #: buckets ("run"), or single calls of sharded steps ("calls").
     source: str = "microbench"
     #: Bytes per step in ascending order, with the time there; empty where lines miss less.
     knots: tuple[Knot, ...] = ()
+
+    @property
+    def is_from_steps(self) -> bool:
+        """Whether a recorded run's steps said what it costs."""
+        return self.source in ("run", "calls")
 
     def step_s(self, step_bytes: float) -> float:
         """Time of one step."""

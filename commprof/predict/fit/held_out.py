@@ -154,7 +154,7 @@ def _fitted_alone(replay: Model) -> MachineProfile:
     if schedule.hook or schedule.world_size < 2:
         return profile
     own = curves_of([schedule])
-    kept = {op: curve for op, curve in link.curves.items() if curve.source != "run"}
+    kept = {op: curve for op, curve in link.curves.items() if not curve.is_from_steps}
     fitted = dataclasses.replace(link, curves={**own, **kept})
     return dataclasses.replace(profile, links={**profile.links, schedule.link: fitted})
 
@@ -162,7 +162,7 @@ def _fitted_alone(replay: Model) -> MachineProfile:
 def _from_runs(profile: MachineProfile, schedule: RecordedSteps) -> bool:
     """Whether runs said what a collective costs on the links of this one."""
     link = profile.links.get(schedule.link)
-    return link is not None and any(each.source == "run" for each in link.curves.values())
+    return link is not None and any(each.is_from_steps for each in link.curves.values())
 
 
 def _is_fitted(profile: MachineProfile, alone: MachineProfile, schedule: RecordedSteps) -> bool:
@@ -192,7 +192,8 @@ def model_error(found: Sequence[Check]) -> ModelError | None:
     trivial = {
         name: float(np.mean([abs(each.error_of(name)) for each in held_out])) for name in TRIVIAL
     }
-    better = min(trivial, key=lambda name: trivial[name])
+    known = [name for name in TRIVIAL if not math.isnan(trivial[name])]
+    better = min(known, key=lambda name: trivial[name])
     mean, margin = float(np.mean(errors)), margin_of(errors)
     return ModelError(mean, max(errors), len(errors), margin, better, trivial[better])
 

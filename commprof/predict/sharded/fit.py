@@ -77,7 +77,7 @@ def _curve(
         residual=float(np.sqrt((residuals**2).mean())),
         worst_residual=float(residuals.max()),
         replicates=tuple((each,) for each in drawn),
-        source="run",
+        source="calls",
     )
 
 

@@ -5,16 +5,19 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from commprof.analysis.replay.program import ISSUE, WAIT
 from commprof.errors import CommprofError
+from commprof.predict.fit.build import build_profile
 from commprof.predict.fit.held_out import check, checks, model_error
 from commprof.predict.replay.recorded import Recorded
 from commprof.predict.replay.scenario import Scenario
 from commprof.predict.sharded.cycles import RankCycle
+from commprof.predict.sharded.fit import fit_sharded
 from commprof.predict.sharded.replay import ShardedReplay
 from commprof.predict.sharded.steps import read_sharded
 from commprof.predict.sharded.usual import filled, in_usual_order, usual_events
@@ -230,6 +233,35 @@ def test_the_table_of_a_sharded_run() -> None:
     assert document["is_sharded"] is True
     assert document["error"]["is_skilled"] is False
     assert document["answers"][0]["prediction"]["scenario"]["shard_ranks"] == 2
+
+
+def test_costs_of_a_run_of_its_own_collectives() -> None:
+    steps = fsdp_steps()
+    # A step of 0.5 MB takes 5 ms in both operations; sizes of 1 MB are twice as large.
+    curves = fit_sharded([steps])
+    assert curves["all_gather"].time_s(MB, 2) == pytest.approx(0.005)
+    assert curves["reduce_scatter"].time_s(MB, 2) == pytest.approx(0.010)
+    assert all(curve.is_from_steps for curve in curves.values())
+    large = [dataclasses.replace(call, size_bytes=4.0 * MB) for call in steps.calls]
+    slower = dataclasses.replace(
+        steps,
+        calls=tuple(large),
+        transfer_ns=1e6 * np.array([17.0] * 4 + [34.0] * 2) * np.ones((6, 2, 1)),
+    )
+    both = fit_sharded([steps, slower])
+    # 1 ms and 8 ms per MB of a step: 5 at 0.5 MB, 17 at 2 MB.
+    (piece,) = both["all_gather"].pieces
+    assert (piece.alpha_s, piece.beta_s_per_byte) == pytest.approx((0.001, 8e-9))
+
+
+def test_what_a_checked_run_said_of_costs_is_taken_out() -> None:
+    base, other = fsdp_steps(), dataclasses.replace(fsdp_steps(4), period_s=np.full(6, 0.111))
+    recorded = [Recorded("2", base, (), "A"), Recorded("4", other, (), "A")]
+    made, _ = build_profile([], recorded, [str(Path("A").resolve())])
+    done, refused = checks(ShardedReplay(base, made), [recorded[1]])
+    assert refused == []
+    assert [each.held_out for each in done] == [False, True]
+    assert done[1].predicted_s == pytest.approx(0.109, abs=1e-8)
 
 
 def test_a_model_no_better_than_the_present_step_is_called_so() -> None:

@@ -1,0 +1,39 @@
+"""The study of sharded predictions: its points, and what it asks of their errors."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.predict_sharded import BASE, Point, demands, points, summary
+
+
+def row(measured: float, predicted: float, as_is: float, perfect: float) -> dict[str, float]:
+    found = {"predicted": predicted, "as_is": as_is, "perfect_overlap": perfect}
+    errors = {f"{name}_error": value / measured - 1 for name, value in found.items()}
+    return {"measured_ms": measured, **{f"{k}_ms": v for k, v in found.items()}, **errors}
+
+
+def test_no_point_is_the_recorded_setting() -> None:
+    found = points()
+    assert len(found) == len(set(found)) == 17
+    assert BASE not in found
+    assert found == points()  # in the same order each time
+
+
+def test_a_point_asks_for_what_it_is() -> None:
+    scenario = Point(4, 2, 80, "bf16").scenario
+    assert (scenario.world_size, scenario.shard_ranks) == (4, 2)
+    assert scenario.bandwidth_bytes_per_s == 10e6
+    assert (scenario.gather_dtype, scenario.reduce_dtype) == ("bf16", "bf16")
+
+
+def test_only_points_whose_trivial_answers_differ_are_held_against_them() -> None:
+    rows = [row(100, 104, 60, 90), row(100, 98, 99, 100)]
+    assert summary(rows)["predicted"] == pytest.approx((0.03, 0.04))
+    mean, worst, against = demands(rows, "timed")
+    assert mean.met
+    assert worst.met
+    # A third of the 10 % that perfect overlap misses the first point by.
+    assert against.asked == "at most 3.33 %"
+    assert not against.met
+    assert len(demands(rows[1:], "timed")) == 2
