@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -51,7 +52,7 @@ def find_steps(events: ProfilerEvents, calls: Sequence[Call], busy: Stretches) -
         calls: its collectives in order.
         busy: when its device, or the host, did anything.
     """
-    marked = sorted((e for e in events.ranges if _STEP.match(e.name)), key=lambda e: e.begin_ns)
+    marked = _of_one_thread([e for e in events.ranges if _STEP.match(e.name)])
     if marked:
         number = [int(e.name.rpartition("#")[2]) for e in marked]
         return _steps(number, [e.begin_ns for e in marked], [e.end_ns for e in marked], "")
@@ -67,6 +68,13 @@ def find_steps(events: ProfilerEvents, calls: Sequence[Call], busy: Stretches) -
     begin, end = (int(busy.begin_ns[0]), int(busy.end_ns.max())) if len(busy) else (0, 1)
     said = "no step is marked and none repeats: the whole recording counts as one step"
     return _steps([0], [begin], [max(end, begin + 1)], said)
+
+
+def _of_one_thread(marked: Sequence[Event]) -> list[Event]:
+    """In order; several threads may mark the same steps."""
+    threads = Counter(event.thread for event in marked)
+    most = max(threads, key=lambda thread: threads[thread], default=0)
+    return sorted((e for e in marked if e.thread == most), key=lambda e: e.begin_ns)
 
 
 def _steps(number: list[int], begin: list[int], end: list[int], said: str) -> FoundSteps:

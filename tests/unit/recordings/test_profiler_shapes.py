@@ -61,7 +61,14 @@ def in_ns(events: list[Event]) -> list[Event]:
     return events
 
 
-@pytest.mark.parametrize("change", [list, of_torch_1_9, in_ns, lambda events: events[::-1]])
+def marked_twice(events: list[Event]) -> list[Event]:
+    """By a second thread too."""
+    return events + [{**event, "tid": 9} for event in events if event["name"][:8] == "Profiler"]
+
+
+@pytest.mark.parametrize(
+    "change", [list, of_torch_1_9, in_ns, marked_twice, lambda events: events[::-1]]
+)
 @pytest.mark.parametrize("alone", [False, True])
 def test_events_in_other_words_and_units(tmp_path: Path, change: Change, alone: bool) -> None:
     """Whole documents, and arrays of events alone."""
