@@ -7,7 +7,7 @@ DDP. Both recordings go through the same analysis. Prints per rank the mean step
 longer exposed time and waiting are by torch.profiler: median over the steps, in % of the step.
 Beside that, how long waits went on after their collective was done, as commprof recorded it.
 Ends with a line per demand: the same collectives of each step one to one, and exposed time within
-1 % of the step; and with 1 where one is not met.
+1 % of the step, in all and while a collective was in flight; and with 1 where one is not met.
 
 A rank without a core of its own stands still after its collective is done: commprof sees that in
 the wait that does not return, and torch.profiler does not. With more ranks than cores operators
@@ -24,6 +24,7 @@ from collections import Counter
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from benchmarks.judging.demands import Demand, at_most, judged
 from benchmarks.ranks.rank_launch import on_this_host
@@ -59,28 +60,34 @@ def _compared(workload: str, ranks: int, rests: bool) -> list[Demand]:
         on_this_host(RANK_SCRIPT, ranks, asked)
         ours, ours_calls = _read(Path(place) / "run")
         theirs, their_calls = _read(Path(place) / "torch")
-        stood = [_stood_still_ms(path) for path in sorted((Path(place) / "run").rglob("*.trace"))]
+        recorded = sorted((Path(place) / "run").rglob("*.trace"))
+        stood = np.array([_stood_still_ms(path) for path in recorded])
     steps = min(len(ours.steps), len(theirs.steps))
     step_ms = ours.parts_ms["step"][:, -steps:].mean(axis=1)
+    stood = stood[:, -steps:]
     more = {}
-    for part in ("exposed", "wait"):
-        ours_ms, theirs_ms = (of.parts_ms[part][:, -steps:] for of in (ours, theirs))
-        more[part] = 100 * np.median(theirs_ms - ours_ms, axis=1) / step_ms
+    for part, left_out in (("exposed", 0.0), ("wait", 0.0), ("in flight", stood)):
+        ours_ms, theirs_ms = (
+            of.parts_ms["exposed" if part == "in flight" else part][:, -steps:]
+            for of in (ours, theirs)
+        )
+        more[part] = 100 * np.median(theirs_ms - (ours_ms - left_out), axis=1) / step_ms
     name = f"{workload}, {ranks} ranks"
     for rank in range(ranks):
         print(
             f"{name}: rank {rank}: step {step_ms[rank]:.2f} ms, by torch.profiler exposed "
             f"{more['exposed'][rank]:+.2f} %, wait {more['wait'][rank]:+.2f} % of it; "
-            f"{100 * stood[rank] / step_ms[rank]:.2f} % after collectives were done"
+            f"{100 * np.median(stood[rank]) / step_ms[rank]:.2f} % after collectives were done"
         )
     lacking = (ours_calls - their_calls) + (their_calls - ours_calls)
     for (op, size), count in lacking.items():
         print(f"{name}: only one of both has {count} a step of {op} of {size} bytes")
     other = lacking.total()
-    most = float(np.abs(more["exposed"]).max())
+    most, in_flight = (float(np.abs(more[part]).max()) for part in ("exposed", "in flight"))
     return [
         at_most(f"{name}: collectives a step that one of both lacks", float(other), 0),
         at_most(f"{name}: exposed differs by", most, MOST_PERCENT, " %"),
+        at_most(f"{name}: while collectives were in flight by", in_flight, MOST_PERCENT, " %"),
     ]
 
 
@@ -93,8 +100,8 @@ def _read(recorded: Path) -> tuple[WorldDetail, Counter[tuple[str, tuple[int, ..
     return details[0], calls
 
 
-def _stood_still_ms(trace: Path) -> float:
-    """Per step, in the median: in waits whose collective was done, as one without a core is."""
+def _stood_still_ms(trace: Path) -> npt.NDArray[np.float64]:
+    """Per step: in waits whose collective was done, as a rank without a core is."""
     recorded = read_trace(trace)
     steps, waited = columns.steps(recorded), exposures_of(recorded)
     done_ns = columns.collectives(recorded).end_ns[waited.collective]
@@ -102,8 +109,10 @@ def _stood_still_ms(trace: Path) -> float:
     late_ns = np.maximum(0, waited.end_ns - np.maximum(waited.begin_ns, until))
     step = np.searchsorted(steps.begin_ns, waited.begin_ns, side="right") - 1
     inside = step >= 0
-    sums = np.bincount(step[inside], weights=late_ns[inside], minlength=len(steps))
-    return float(np.median(sums)) / 1e6
+    late: npt.NDArray[np.float64] = np.bincount(
+        step[inside], weights=late_ns[inside], minlength=len(steps)
+    )
+    return late / 1e6
 
 
 if __name__ == "__main__":
