@@ -1,6 +1,7 @@
 // Python bindings of the native module: no logic here.
 //
 // GIL: held throughout, except in calls that do file I/O or join a thread.
+// Nothing relies on it: what threads share has locks or atomics of its own.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 #include <pybind11/stl/filesystem.h>
@@ -83,7 +84,7 @@ std::shared_ptr<c10d::CommHookInterface> pythonHook(
 
 } // namespace
 
-PYBIND11_MODULE(COMMPROF_MODULE, m) {
+PYBIND11_MODULE(COMMPROF_MODULE, m, py::mod_gil_not_used()) {
   m.doc() = "Native capture of commprof, built for one torch version.";
   m.attr("TORCH_VERSION") = TORCH_VERSION_STR;
   m.attr("KINDS") = kindNames();

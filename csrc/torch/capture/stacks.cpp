@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <map>
+#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
@@ -27,9 +28,34 @@ std::atomic<bool> g_enabled{false};
 // are not given to others.
 using Frames = std::vector<std::pair<PyCodeObject*, int>>;
 
-// All of this under the GIL.
+// A lock of its own, for there may be no GIL. Nothing of Python's is called
+// under it: a thread that waits for it would hold up a collection of garbage.
 struct Interned {
+  std::mutex mutex;
   std::map<Frames, uint32_t> numbers;
+
+  // 0 where they are new.
+  uint32_t find(const Frames& frames) {
+    const std::lock_guard<std::mutex> lock(mutex);
+    const auto known = numbers.find(frames);
+    return known == numbers.end() ? 0 : known->second;
+  }
+  // Keeps frames that are new, and their references. `json`: their description.
+  // Returns their number; `kept`: whether another thread had not kept them
+  // first.
+  uint32_t keep(const Frames& frames, const std::string& json, bool& kept) {
+    const std::lock_guard<std::mutex> lock(mutex);
+    const auto [place, is_new] =
+        numbers.try_emplace(frames, uint32_t(numbers.size()) + 1);
+    kept = is_new;
+    if (is_new) {
+      Recorder::instance().addDocument(
+          BlockType::kStack,
+          "{\"id\": " + std::to_string(place->second) + ", \"frames\": [" +
+              json + "]}");
+    }
+    return place->second;
+  }
 };
 
 Interned& interned() {
@@ -61,8 +87,8 @@ std::string text(PyObject* object) {
   return utf8;
 }
 
-std::string describe(uint32_t number, const Frames& frames) {
-  std::string json = "{\"id\": " + std::to_string(number) + ", \"frames\": [";
+std::string describe(const Frames& frames) {
+  std::string json;
   for (size_t i = 0; i < frames.size(); ++i) {
     const auto& [code, line] = frames[i];
     json += i == 0 ? "" : ", ";
@@ -70,27 +96,26 @@ std::string describe(uint32_t number, const Frames& frames) {
         text(code->co_filename) + ":" + std::to_string(line) + " " +
         text(code->co_name));
   }
-  return json + "]}";
+  return json;
 }
 
 // 0 where there are no frames.
 uint32_t numberOfCurrentStack() {
   const py::gil_scoped_acquire gil;
-  Frames frames = currentFrames();
+  const Frames frames = currentFrames();
   if (frames.empty()) {
     return 0;
   }
-  auto& numbers = interned().numbers;
-  const auto known = numbers.find(frames);
-  if (known != numbers.end()) {
+  bool kept = false;
+  uint32_t number = interned().find(frames);
+  if (number == 0) {
+    number = interned().keep(frames, describe(frames), kept);
+  }
+  if (!kept) {
     for (const auto& frame : frames) {
       Py_DECREF(frame.first);
     }
-    return known->second;
   }
-  const uint32_t number = uint32_t(numbers.size()) + 1;
-  Recorder::instance().addDocument(BlockType::kStack, describe(number, frames));
-  numbers.emplace(std::move(frames), number);
   return number;
 }
 

@@ -1,6 +1,7 @@
-"""One rank trains a compiled model: ``... ranks.capture.compiled_steps DIR [yes]``.
+"""One rank trains compiled models: ``... ranks.capture.compiled_steps DIR CASE[,CASE] [yes]``.
 
-With ``yes`` it is recorded. Prints what the compiler counted: with recording on, and 2 steps later.
+With ``yes`` they are recorded. Prints, for each case, what the compiler counted with recording on
+and 2 steps later, and the trained parameters; or that the compiler refuses it.
 """
 
 from __future__ import annotations
@@ -9,49 +10,113 @@ import json
 import sys
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch._dynamo.utils import counters
+from torch.distributed._functional_collectives import all_reduce
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import commprof
 
 
-def train(backend: str, directory: Path, recorded: bool) -> list[dict[str, dict[str, int]]]:
-    """Frames, graphs and breaks, after recording and after further steps without it."""
+class Block(nn.Module):
+    """A layer of a class of its own: the compiler skips frames of torch.nn's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x).relu()
+
+
+class Blocks(nn.Module):
+    """Two of these, one after the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = Block(), Block()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.second(self.first(x))
+        return result
+
+
+class WithCollective(nn.Module):
+    """A layer to whose outputs a functional collective's are added."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x) + all_reduce(x, "sum", dist.group.WORLD)
+
+
+def made(case: str) -> nn.Module:
+    """The compiled model of a case: what is trained, how, by which of the compiler's back ends.
+
+    ``fsdp2nn``: of torch.nn's modules alone. ``whole``: the sharded model in one graph.
+    ``parts``: what is wrapped or sharded, in one each.
+    """
+    kind, how, backend = case.split("-")
+    layers = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)) if kind == "fsdp2nn" else Blocks()
+    if how == "parts":
+        for part in [layers] if kind == "ddp" else layers.children():
+            part.compile(backend=backend, fullgraph=True)
+    model: nn.Module
+    if kind == "ddp":
+        model = DistributedDataParallel(layers)
+    elif kind.startswith("fsdp2"):
+        for layer in (*layers.children(), layers):
+            fully_shard(layer)
+        model = layers
+    else:
+        model = WithCollective()
+    if how != "parts":
+        model.compile(backend=backend, fullgraph=how == "whole")
+    return model
+
+
+def train(case: str, directory: Path, recorded: bool) -> dict[str, Any]:
+    """What was counted after recorded steps and after further ones without recording."""
     torch._dynamo.reset()
     counters.clear()
     torch.manual_seed(1)
-    layers = torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 8)
-    model = DistributedDataParallel(torch.nn.Sequential(*layers))
-    compiled = torch.compile(model, backend=backend)
+    model = made(case)
     optimizer = torch.optim.Adam(model.parameters())
-    step = torch.compile(optimizer.step, backend=backend)
+    step = torch.compile(optimizer.step, backend=case.split("-")[2])
 
     def steps(number: int) -> None:
         for _ in range(number):
             optimizer.zero_grad()
-            compiled(torch.ones(4, 8)).sum().backward()
+            model(torch.ones(4, 8)).sum().backward()
             step()
 
     def counted() -> dict[str, dict[str, int]]:
-        kept = ("frames", "stats", "graph_break", "unimplemented")
+        kept = ("frames", "stats", "graph_break", "unimplemented", "recompiles")
         return {kind: dict(counters[kind]) for kind in kept}
 
-    with commprof.profile(directory / backend) if recorded else nullcontext():
-        steps(3)
-        found = [counted()]
-    steps(2)
-    return [*found, counted()]
+    try:
+        with commprof.profile(directory / case) if recorded else nullcontext():
+            steps(3)
+            during = counted()
+        steps(2)
+    except torch._dynamo.exc.Unsupported:
+        return {"refused": True}
+    parameters = [getattr(one, "_local_tensor", one).tolist() for one in model.parameters()]
+    return {"during": during, "after": counted(), "parameters": parameters}
 
 
-def main(directory: Path, recorded: bool) -> None:
-    """Trains with two compilers' back ends."""
+def main(directory: Path, cases: list[str], recorded: bool) -> None:
     dist.init_process_group("gloo")
-    print(json.dumps({name: train(name, directory, recorded) for name in ("eager", "aot_eager")}))
+    print(json.dumps({case: train(case, directory, recorded) for case in cases}))
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2:] == ["yes"])
+    main(Path(sys.argv[1]), sys.argv[2].split(","), sys.argv[3:] == ["yes"])
