@@ -15,13 +15,12 @@ from commprof.capture import boot
 from commprof.trace import columns
 from commprof.trace.reader import read_trace
 from tests.support.analysed import analyse_run
-from tests.support.machines.commands import call
+from tests.support.machines.commands import TORCHRUN, call, finish, fork
 from tests.support.machines.problems import problems_of
 from tests.support.machines.ranks import free_port
 
 SCRIPTS = Path(__file__).parents[2] / "support" / "scripts"
 ENV = ("-m", "commprof", "env", "--output")
-TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
 
 
 def variables(directory: Path) -> dict[str, str]:
@@ -238,8 +237,8 @@ dist.barrier()
 )
 def test_ranks_that_left_with_a_code_are_named(who: str, said: list[str], tmp_path: Path) -> None:
     (tmp_path / "leaves.py").write_text(LEAVES)
-    words = (*ENV, str(tmp_path / "run"), "--", sys.executable, *TORCHRUN)
-    done = call(*words, str(tmp_path / "leaves.py"), who)
+    variables = boot.environment(tmp_path / "run")
+    done = finish(fork(*TORCHRUN, str(tmp_path / "leaves.py"), who, **variables))
     assert done.returncode == 1
     report = " ".join(
         call("-m", "commprof", "report", str(tmp_path / "run"), "--all").stdout.split()

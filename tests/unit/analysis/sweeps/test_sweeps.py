@@ -201,6 +201,7 @@ def test_a_slower_size_is_found_and_only_that() -> None:
     assert turned.slower_than(0.0) == ()
 
 
+@pytest.mark.slow
 def test_equal_results_of_many_sizes_show_no_more_than_chance() -> None:
     pairs = 100
     flagged = 0
