@@ -133,6 +133,7 @@ def smaller(line: str, here: Path) -> str:
     line = re.sub(r"--(nproc|nproc-per-node) [48]\b", r"--\1 2", line)
     line = re.sub(r"--nproc [\d,]+(?= -b)", "--nproc 2", line)
     line = line.replace("--world-sizes 1,2,4", "--world-sizes 1,2").replace("/shared/", f"{here}/")
+    line = line.replace("--world-size 8 --shard-ranks 2,8", "--world-size 2 --shard-ranks 2")
     line = re.sub(r"-e 64M\b", "-e 1M", line)
     line = line.replace("--steps 200", "--steps 8").replace("--batch-size 96", "--batch-size 8")
     line = re.sub(r"(commprof\.microbench) ", r"\1 -e 4K -n 5 ", line)
@@ -155,10 +156,13 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     for file in (here / "train.py", here / "package/train.py"):
         file.write_text(script)
     shutil.copy(ROOT / "tests/data/audit/simulated_transformer.md", here / "SCALING.md")
-    run = ("-m", "commprof.run", "--world-sizes", "1,2", "--workload", TINY, "--steps", "24")
-    output = ("--overhead-steps", "0", "--output", str(here / "RUN"))
-    recorded = call(*run, *output, timeout_s=LIMIT_S)
-    assert recorded.returncode == 0, recorded.stderr
+    run = ("-m", "commprof.run", "--workload", TINY, "--steps", "24", "--overhead-steps", "0")
+    for name, options in {
+        "RUN": ("--world-sizes", "1,2"),
+        "FSDP_RUN": ("--world-sizes", "2", "--strategy", "fsdp"),
+    }.items():
+        recorded = call(*run, *options, "--output", str(here / name), timeout_s=LIMIT_S)
+        assert recorded.returncode == 0, recorded.stderr
     sizes = ("-b", "1K", "-e", "4K", "--nproc", "2", "-n", "5", "--json", str(here / "A.json"))
     measured = call("-m", "commprof.microbench", "all_reduce", *sizes, timeout_s=LIMIT_S)
     assert measured.returncode == 0, measured.stderr
