@@ -7,7 +7,10 @@ the events around it.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
+from graphlib import CycleError, TopologicalSorter
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -16,17 +19,38 @@ from commprof.predict.sharded.cycles import Event, RankCycle
 
 Floats = npt.NDArray[np.float64]
 
-#: Orders that are tried, those with the most events first.
-_MOST_TRIED = 20
-
 
 def usual_events(found: Sequence[RankCycle]) -> tuple[Event, ...]:
-    """The order of events that most cycles follow; of several the one with the most events."""
-    longest = sorted({each.events for each in found}, key=len, reverse=True)[:_MOST_TRIED]
-    return max(
-        longest,
-        key=lambda events: sum(in_usual_order(each, events) is not None for each in found),
-    )
+    """An order with all events of the cycles that follow it; those that contradict are not in it.
+
+    Each cycle may lack other waits, so that no single one has them all. What one cycle has before
+    another event is before it in the result, beginning with the orders that most cycles have.
+    """
+    before: dict[Event, set[Event]] = {}
+    result: tuple[Event, ...] = ()
+    for events, _ in Counter(each.events for each in found).most_common():
+        if _places(events, result) is not None:
+            continue
+        grown = {event: {*earlier} for event, earlier in before.items()}
+        for event in events:
+            grown.setdefault(event, set())
+        for first, second in pairwise(events):
+            grown[second].add(first)
+        try:
+            result = tuple(TopologicalSorter(grown).static_order())
+        except CycleError:
+            continue
+        before = grown
+    return result
+
+
+def _places(events: Sequence[Event], order: Sequence[Event]) -> npt.NDArray[np.int64] | None:
+    """Where events stand in an order; None where one does not, or they come in another order."""
+    place = {event: number for number, event in enumerate(order)}
+    if not all(event in place for event in events):
+        return None
+    at = np.array([place[event] for event in events], dtype=np.int64)
+    return None if (np.diff(at) <= 0).any() else at
 
 
 def in_usual_order(found: RankCycle, events: Sequence[Event]) -> Floats | None:
@@ -34,11 +58,8 @@ def in_usual_order(found: RankCycle, events: Sequence[Event]) -> Floats | None:
 
     None where the cycle's events come in another order.
     """
-    place = {event: number for number, event in enumerate(events)}
-    if not all(event in place for event in found.events):
-        return None
-    at = np.array([place[event] for event in found.events], dtype=np.int64)
-    if (np.diff(at) <= 0).any():
+    at = _places(found.events, events)
+    if at is None:
         return None
     values = np.full((3, len(events)), np.nan)
     values[:, at] = found.own_ns, found.update_ns, found.extra_ns

@@ -49,6 +49,7 @@ NOT_RUN = {
     "commprof report traces/": PROFILER_TRACES,
     "commprof report traces.tar.gz": PROFILER_TRACES,
     "commprof report dumps/": "needs a hang: tests/integration/faults/test_dumped_hangs.py",
+    "commprof report dumps.zip": "the same: tests/unit/recordings/test_flight_recorder.py",
     "python -m commprof.monitor RUN --metrics": (
         "goes on: tests/integration/faults/test_live_run.py"
     ),

@@ -75,6 +75,17 @@ def test_an_order_that_only_one_step_has_is_not_the_usual_one() -> None:
     assert in_usual_order(cycles[2], usual) is not None
 
 
+def test_cycles_that_each_lack_another_wait_make_one_order() -> None:
+    whole = tuple((kind, n) for n in range(6) for kind in (ISSUE, WAIT))
+    cycles = [
+        RankCycle(n, 0.0, 1.0, tuple(range(6)), events, *((0.0,) * len(events),) * 3)
+        for n in range(6)
+        if (events := tuple(each for each in whole if each not in {(WAIT, n), (WAIT, 5 - n)}))
+    ]
+    assert usual_events(cycles) == whole
+    assert all(in_usual_order(each, whole) is not None for each in cycles)
+
+
 def test_a_last_wait_that_is_missing_follows_what_is_there() -> None:
     table = np.array([[1.0, 4.0, 6.0], [1.0, np.nan, 5.0], [2.0, np.nan, np.nan]])
     assert filled(table).tolist() == [[1, 4, 6], [1, pytest.approx(3.4), 5], [2, 2, 2]]
