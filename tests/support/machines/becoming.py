@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import importlib.util
 import io
 import multiprocessing.process
@@ -12,6 +13,7 @@ import sys
 import types
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from typing import Any
 
 _CLONE_NEWNS, _CLONE_NEWNET = 0x20000, 0x40000000
 _MS_REC, _MS_SLAVE, _MNT_DETACH = 0x4000, 0x80000, 2
@@ -43,6 +45,25 @@ def take_over(environment: Mapping[str, str], directory: str) -> None:
     # Where multiprocessing looks for the main script if its path is relative.
     multiprocessing.process.ORIGINAL_DIR = directory  # type: ignore[attr-defined]
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", os.cpu_count() or 1)))
+
+
+def keep_reducers() -> None:
+    """Keeps what DDP models hold until the process ends, also after the models are gone.
+
+    A reducer that is freed right after a barrier may wait for ever (torch 2.13): it frees gloo's
+    group, which joins a thread without letting go of the GIL, and that thread needs the GIL to free
+    the works of the backward pass, which the barrier has kept.
+    """
+    from torch.nn.parallel import DistributedDataParallel
+
+    made, kept = DistributedDataParallel.__init__, []
+
+    @functools.wraps(made)
+    def init(model: DistributedDataParallel, *given: Any, **named: Any) -> None:
+        made(model, *given, **named)
+        kept.append(model.reducer)
+
+    DistributedDataParallel.__init__ = init  # type: ignore[method-assign]
 
 
 def run(words: Sequence[str]) -> None:

@@ -170,6 +170,7 @@ def _serve(path: str, life: int) -> dict[str, Any]:
     import torch.distributed.launcher.api
     import torch.nn.parallel  # noqa: F401
 
+    becoming.keep_reducers()
     gc.freeze()
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(path)

@@ -21,6 +21,8 @@ import torch.distributed
 import torch.nn.parallel
 import torch.optim
 
+from tests.support.machines.becoming import keep_reducers
+
 _CLONE_NEWNET = 0x40000000
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
@@ -70,6 +72,7 @@ def _become(request: dict[str, Any]) -> None:
     sys.argv = request["arguments"]
 
 
+keep_reducers()
 _request = _serve()
 _become(_request)
 if _request["module"]:

@@ -14,7 +14,7 @@ from commprof.trace.run.run_directory import WorldRun, read_world, world_directo
 from tests.support.machines.fork_server import Forked
 from tests.support.machines.netns import Hosts
 
-_TIMEOUT_S = 120
+_TIMEOUT_S = 240
 #: Runs its arguments once for each of RANKS; fails if one of them does.
 _EACH_RANK = """
 for RANK in $RANKS; do export RANK; "$@" & started="$started $!"; done
