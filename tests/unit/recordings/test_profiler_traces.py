@@ -382,15 +382,20 @@ def test_torchrec_s_kinds_are_told_apart() -> None:
 
 @pytest.mark.slow
 @pytest.mark.measures
-def test_eight_ranks_of_100_000_events_take_at_most_10_s(tmp_path: Path) -> None:
+def test_eight_ranks_of_100_000_events_take_at_most_three_times_their_decoding(
+    tmp_path: Path,
+) -> None:
     filler = [{**kernel("gemm", 0, 1), "cat": "ac2g", "id": 1}] * 84_000
     folder = tmp_path / "job"
     documents = [document([*rank_events(0, steps=3200), *filler], rank, 8) for rank in range(8)]
     # What costs time is decoding: of the events that are kept 16,000 a rank.
     write(folder, documents)
     began = time.process_time()
+    for text in documents:
+        json.loads(text)
+    decoded = time.process_time()
     analyse_in_detail(folder)
-    assert time.process_time() - began < 10
+    assert time.process_time() - decoded < 3 * (decoded - began)
 
 
 def test_traces_of_several_jobs_are_not_put_together(tmp_path: Path) -> None:
