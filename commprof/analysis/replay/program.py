@@ -7,7 +7,7 @@ time, or a transfer, takes longer or shorter (:mod:`commprof.analysis.replay.eng
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +26,10 @@ ISSUE, WAIT, STAND, MARK = range(4)
 _REDUCE_SCATTER = OPS.index("reduce_scatter_tensor")
 #: Events of all ranks that a replay takes at most; the first steps that hold as many are taken.
 _MOST_EVENTS = 12_000
+
+
+def _none() -> Ints:
+    return np.zeros(0, dtype=np.int64)
 
 
 @dataclass(frozen=True)
@@ -48,14 +52,14 @@ class Program:
     extra_ns: Floats
     #: Rows that another thread issued while this one stood still: they follow the completion of
     #: the row ``after`` by ``lag_ns``, and have no event.
-    chained: Ints
-    after: Ints
-    lag_ns: Ints
+    chained: Ints = field(default_factory=_none)
+    after: Ints = field(default_factory=_none)
+    lag_ns: Ints = field(default_factory=_none)
     #: Own time at the borders of steps and phases, and what lies before each but the first: the
     #: step by its place (-1 for none) and the phase's code.
-    border_ns: Floats
-    border_step: Ints
-    border_phase: Ints
+    border_ns: Floats = field(default_factory=lambda: np.zeros(0))
+    border_step: Ints = field(default_factory=_none)
+    border_phase: Ints = field(default_factory=_none)
 
     def own_by_phase_ns(self, steps: int) -> Floats:
         """``[step, phase]``, in the order of ``schema.PHASES``."""

@@ -15,8 +15,6 @@ from commprof.analysis.replay.program import ISSUE, MARK, WAIT, Program
 
 Floats = npt.NDArray[np.float64]
 
-_NONE = np.zeros(0, dtype=np.int64)
-
 
 def exchange(ready_s: Floats, wire_s: Floats, latency_s: Floats, workers: int) -> Floats:
     """When each bucket is there.
@@ -70,12 +68,6 @@ def replay_ddp(
         kind=np.array(kind),
         row=np.concatenate([rows, rows, [1]]) if workers else np.array([1]),
         extra_ns=np.zeros(len(kind)),
-        chained=_NONE,
-        after=_NONE,
-        lag_ns=_NONE,
-        border_ns=np.zeros(0),
-        border_step=_NONE,
-        border_phase=_NONE,
     )
     found = replay_drawn([program], _calls(wire_s, latency_s, workers), steps)
     return found.end_ns[0] / 1e9, found.stood_ns[0] / 1e9

@@ -2,32 +2,63 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+import dataclasses
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from commprof.predict.fit.machine_profile import MachineProfile
-from commprof.predict.replay.scenario import Prediction, Scenario
+from commprof.predict.replay.scenario import Estimate, Prediction, Scenario
 from commprof.predict.replay.schedule import RecordedSteps
+from commprof.stats.intervals import percentile_interval
+
+#: Steps drawn for the median, and draws of recorded steps that make the interval.
+STEPS = 100
+REPLICATES = 20
+SEED = 20240501
 
 
-class Model(Protocol):
-    """Recorded steps and fitted costs."""
+@dataclass(frozen=True)
+class Model(ABC):
+    """Recorded steps and fitted costs: answers scenarios."""
 
-    @property
-    def schedule(self) -> RecordedSteps:
-        """The recorded steps."""
-
-    @property
-    def profile(self) -> MachineProfile:
-        """The fitted costs."""
+    schedule: RecordedSteps
+    profile: MachineProfile
 
     def with_profile(self, profile: MachineProfile) -> Model:
         """The same with other costs."""
+        return dataclasses.replace(self, profile=profile)
 
     def predict(self, scenario: Scenario) -> Prediction:
-        """The answer, with the interval that sampling and the fit leave open."""
+        """The answer, with the interval that sampling and the fit leave open.
 
+        Raises:
+            CommprofError: something that the answer depends on was not measured; names the next
+                step.
+        """
+        return self.sampled(scenario)[0]
+
+    @abstractmethod
     def sampled(self, scenario: Scenario) -> tuple[Prediction, npt.NDArray[np.float64]]:
         """The answer, and its step time by replicate: the same draws for every scenario."""
+
+
+class Medians(NamedTuple):
+    """Of drawn steps, in seconds; as in ``Prediction``."""
+
+    step_s: float
+    wait_s: float
+    wire_s: float
+    exposed_s: float
+    hidden_s: float
+
+
+def estimates(main: Medians, replicates: Sequence[Medians]) -> Iterator[Estimate]:
+    """Each median with its 95 % among the replicates, in the order of ``Medians``."""
+    low, high = percentile_interval(replicates).tolist()
+    for value, least, most in zip(main, low, high, strict=True):
+        yield Estimate(value, min(value, least), max(value, most))

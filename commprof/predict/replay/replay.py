@@ -2,58 +2,38 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from commprof.errors import CommprofError
-from commprof.predict.fit.machine_profile import MachineProfile
 from commprof.predict.fit.regression import Line
 from commprof.predict.fit.sampling import DrawnSteps, draw_steps
 from commprof.predict.replay.exchange import replay_ddp
-from commprof.predict.replay.scenario import STRONG, Estimate, Prediction, Scenario, Waiting
+from commprof.predict.replay.model import REPLICATES, SEED, STEPS, Medians, Model, estimates
+from commprof.predict.replay.scenario import STRONG, Prediction, Scenario, Waiting
 from commprof.predict.replay.schedule import Schedule
 from commprof.predict.replay.setting import Setting, make_setting
-from commprof.stats.intervals import percentile_interval
 
 Floats = npt.NDArray[np.float64]
 
-#: Steps drawn for the median, and for each of the replicates that make the interval.
-STEPS = 100
-REPLICATES = 20
+#: At least so many steps are drawn for a replicate.
 _STEPS_PER_REPLICATE = 10
-_SEED = 20240501
 
 
 @dataclass(frozen=True)
-class Replay:
+class Replay(Model):
     """A recorded schedule and fitted costs: answers scenarios."""
 
     schedule: Schedule
-    profile: MachineProfile
     #: Seconds of a rank's own step by samples per rank, as a line; None where one batch size
     #: was recorded.
     compute_by_batch: Line | None = None
     #: The least and most samples per rank that it was fitted to.
     batches: tuple[float, float] = (0.0, math.inf)
-
-    def with_profile(self, profile: MachineProfile) -> Replay:
-        """The same with other costs."""
-        return dataclasses.replace(self, profile=profile)
-
-    def predict(self, scenario: Scenario) -> Prediction:
-        """The answer, with the interval that sampling and the fit leave open.
-
-        Raises:
-            CommprofError: something that the answer depends on was not measured; names the next
-                step.
-        """
-        return self.sampled(scenario)[0]
 
     def sampled(self, scenario: Scenario) -> tuple[Prediction, Floats]:
         """The answer, and its step time by replicate: the same draws for every scenario."""
@@ -65,7 +45,7 @@ class Replay:
         setting = make_setting(
             self.schedule, self.profile, self.compute_by_batch, scenario, self.batches
         )
-        random = np.random.default_rng(_SEED)
+        random = np.random.default_rng(SEED)
         main = self._run(setting, self._draw(setting, STEPS, random))
         replicates = []
         count = max(_STEPS_PER_REPLICATE, min(STEPS, 20_000 // scenario.world_size))
@@ -123,20 +103,10 @@ class _Run:
     backward_end_s: Floats
 
 
-class _Medians(NamedTuple):
-    """Of a run's steps; as in ``Prediction``."""
-
-    step_s: float
-    wait_s: float
-    wire_s: float
-    exposed_s: float
-    hidden_s: float
-
-
-def _medians(run: _Run) -> _Medians:
+def _medians(run: _Run) -> Medians:
     wait, buckets = float(np.median(run.wait_s)), float(np.median(run.wire_s))
     wire = buckets + run.other_s
-    return _Medians(
+    return Medians(
         step_s=float(np.median(run.step_s)),
         wait_s=wait,
         wire_s=wire,
@@ -145,19 +115,12 @@ def _medians(run: _Run) -> _Medians:
     )
 
 
-def _estimates(run: _Run, replicates: Sequence[_Medians]) -> Iterator[Estimate]:
-    """Of each median, with its 95 % among the replicates."""
-    low, high = percentile_interval(replicates).tolist()
-    for value, least, most in zip(_medians(run), low, high, strict=True):
-        yield Estimate(value, min(value, least), max(value, most))
-
-
 def _prediction(
-    replay: Replay, setting: Setting, run: _Run, replicates: Sequence[_Medians]
+    replay: Replay, setting: Setting, run: _Run, replicates: Sequence[Medians]
 ) -> Prediction:
     schedule, scenario = replay.schedule, setting.scenario
     ranks = scenario.world_size
-    step, wait, wire, exposed, hidden = _estimates(run, replicates)
+    step, wait, wire, exposed, hidden = estimates(_medians(run), replicates)
     busy = float(np.median(run.busy_s))
     copies = float(setting.copy_s.sum())
     alone = float(np.median(setting.backward_end_s)) + copies

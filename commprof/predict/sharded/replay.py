@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from commprof.errors import CommprofError
-from commprof.predict.fit.machine_profile import MachineProfile
 from commprof.predict.replay.algorithms import OPERATIONS, work
+from commprof.predict.replay.model import REPLICATES, SEED, STEPS, Medians, Model, estimates
 from commprof.predict.replay.scenario import (
     FLAT,
     WEAK,
-    Estimate,
     Prediction,
     Scenario,
     Waiting,
@@ -26,46 +23,18 @@ from commprof.predict.sharded.changes import Change, change
 from commprof.predict.sharded.costs import Costs, Factors, factors
 from commprof.predict.sharded.steps import ShardedSteps
 from commprof.predict.sharded.world import World
-from commprof.stats.intervals import percentile_interval
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
-#: Steps drawn for the median, and for each of the replicates that make the interval.
-_STEPS, _REPLICATES, _STEPS_PER_REPLICATE = 100, 20, 20
-_SEED = 20240501
-_ALMOST = 1.001
-
-
-class _Medians(NamedTuple):
-    """Of drawn steps, in seconds; as in ``Prediction``."""
-
-    step_s: float
-    wait_s: float
-    wire_s: float
-    exposed_s: float
-    hidden_s: float
+_STEPS_PER_REPLICATE = 20
 
 
 @dataclass(frozen=True)
-class ShardedReplay:
+class ShardedReplay(Model):
     """Recorded steps and fitted costs: answers scenarios."""
 
     schedule: ShardedSteps
-    profile: MachineProfile
-
-    def with_profile(self, profile: MachineProfile) -> ShardedReplay:
-        """The same with other costs."""
-        return dataclasses.replace(self, profile=profile)
-
-    def predict(self, scenario: Scenario) -> Prediction:
-        """The answer, with the interval that sampling and the fit leave open.
-
-        Raises:
-            CommprofError: something that the answer depends on was not measured; names the next
-                step.
-        """
-        return self.sampled(scenario)[0]
 
     def sampled(self, scenario: Scenario) -> tuple[Prediction, Floats]:
         """The answer, and its step time by replicate: the same draws for every scenario."""
@@ -74,12 +43,12 @@ class ShardedReplay:
         changed = change(self.schedule, scenario)
         costs = factors(self.schedule, self.profile, scenario, placement, changed)
         world, outside = self._world(scenario, placement, changed)
-        random = np.random.default_rng(_SEED)
-        drawn = world.draw(_STEPS, random)
+        random = np.random.default_rng(SEED)
+        drawn = world.draw(STEPS, random)
         main = _medians(world, drawn, costs.costs())
         replicates = []
         recorded = len(self.schedule.own_ns)
-        for number in range(_REPLICATES):
+        for number in range(REPLICATES):
             rows = random.integers(0, recorded, recorded)
             some = world.draw(_STEPS_PER_REPLICATE, random, rows)
             replicates.append(_medians(world, some, costs.costs(number)))
@@ -90,7 +59,6 @@ class ShardedReplay:
         self, scenario: Scenario, placement: Placement, changed: Change
     ) -> tuple[World, list[str]]:
         recorded, outside = self.schedule.placement, []
-        stretch = 1.0
         if not math.isclose(placement.ranks_per_core, recorded.ranks_per_core, rel_tol=1e-3):
             outside.append(
                 f"{placement.ranks_per_core:.3g} ranks per core (measured: "
@@ -104,7 +72,7 @@ class ShardedReplay:
             )
         # The optimizer updates this rank's part of the parameters.
         update = self.schedule.shard_ranks / changed.shard_ranks
-        return World(self.schedule, changed, scenario.world_size, stretch, update), outside
+        return World(self.schedule, changed, scenario.world_size, update), outside
 
 
 def _refuse(steps: ShardedSteps, scenario: Scenario) -> None:
@@ -134,29 +102,25 @@ def _placement(steps: ShardedSteps, scenario: Scenario) -> Placement:
     )
 
 
-def _medians(world: World, drawn: Ints, costs: Costs) -> _Medians:
+def _medians(world: World, drawn: Ints, costs: Costs) -> Medians:
     done, free = world.replay(drawn, costs), world.replay(drawn, None)
     step = float(np.median(done.end_ns.max(axis=0)))
     exposed = float(np.median(done.stood_ns.mean(axis=0)))
     # Without transfers a rank waits for the others alone.
     wait = min(exposed, float(np.median(free.stood_ns.mean(axis=0))))
     hidden = max(0.0, world.busy_ns(drawn, costs) - (exposed - wait))
-    return _Medians(*(each / 1e9 for each in (step, wait, exposed - wait, exposed, hidden)))
+    return Medians(*(each / 1e9 for each in (step, wait, exposed - wait, exposed, hidden)))
 
 
 def _prediction(
     world: World,
     scenario: Scenario,
     costs: Factors,
-    runs: tuple[Ints, _Medians, list[_Medians]],
+    runs: tuple[Ints, Medians, list[Medians]],
     outside: list[str],
 ) -> Prediction:
     drawn, main, replicates = runs
-    low, high = percentile_interval(replicates).tolist()
-    step, wait, wire, exposed, hidden = (
-        Estimate(value, min(value, least), max(value, most))
-        for value, least, most in zip(main, low, high, strict=True)
-    )
+    step, wait, wire, exposed, hidden = estimates(main, replicates)
     own = world.own_ns(drawn)
     free = world.replay(drawn, None)
     bare = float(np.median(free.end_ns.max(axis=0))) / 1e9

@@ -16,8 +16,6 @@ from commprof.predict.sharded.steps import ALL, SHARD, ShardedSteps
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
-_NONE = np.zeros(0, dtype=np.int64)
-
 
 @dataclass(frozen=True)
 class World:
@@ -26,8 +24,7 @@ class World:
     steps: ShardedSteps
     change: Change
     world_size: int
-    #: Factor of own time, and of the optimizer's beside that.
-    stretch: float
+    #: Factor of the optimizer's own time.
     update: float
 
     def draw(self, count: int, random: np.random.Generator, rows: Ints | None = None) -> Ints:
@@ -65,7 +62,7 @@ class World:
 
     def _own(self, at: tuple[Ints, int]) -> Floats:
         update = self.steps.update_ns[at]
-        result: Floats = self.stretch * (self.steps.own_ns[at] + (self.update - 1) * update)
+        result: Floats = self.steps.own_ns[at] + (self.update - 1) * update
         return result
 
     def _transfers(self, at: tuple[Ints, int]) -> Floats:
@@ -90,12 +87,6 @@ class World:
             kind=np.array([*(event.kind for event in events), MARK]),
             row=np.array([*(offset + event.call for event in events), 1]),
             extra_ns=np.concatenate([extra, nothing]),
-            chained=_NONE,
-            after=_NONE,
-            lag_ns=_NONE,
-            border_ns=np.zeros(0),
-            border_step=_NONE,
-            border_phase=_NONE,
         )
 
     def _calls(self, transfer_ns: Floats) -> Calls:
