@@ -24,6 +24,7 @@ __all__: list[str] = [
     "MODES",
     "Mesh",
     "OPS",
+    "ObservedBuckets",
     "PHASES",
     "PhaseMarker",
     "Segment",
@@ -310,6 +311,17 @@ class BucketHook:
     def set_hook(self, hook: typing.Any, state: typing.Any) -> None:
         """
         Replaces the hook inside, from the next bucket on.
+        """
+
+class ObservedBuckets:
+    """
+    The buckets of one model without a hook, recorded while this lives.
+    """
+
+    recording: bool
+    def __init__(self, reducer: torch._C._distributed_c10d.Reducer) -> None:
+        """
+        Registers nothing with the DDP reducer.
         """
 
 def abandon_coalescing() -> None:

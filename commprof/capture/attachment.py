@@ -1,4 +1,8 @@
-"""``commprof.attach(ddp)``: commprof's communication hook for one DDP model."""
+"""``commprof.attach(ddp)``: gradient buckets of one DDP model, and what runs in their place.
+
+A communication hook makes DDP divide its gradients in a pass of their own, which takes 1 to 3 % of
+a step. So commprof's is registered when something is to run inside it, and not to observe.
+"""
 
 from __future__ import annotations
 
@@ -32,12 +36,16 @@ _HELD = "_commprof_attachment"
 
 
 class Attachment:
-    """The hook of one model. DDP keeps a hook for life; what runs inside it can change."""
+    """One model's. DDP keeps a hook for life; what runs inside it can change."""
 
-    def __init__(self, ddp: DistributedDataParallel, bucket_hook: Any) -> None:
+    def __init__(self, ddp: DistributedDataParallel) -> None:
         """See :func:`attach`."""
         self._ddp = ddp
-        self._bucket_hook = bucket_hook
+        #: Of BucketHook or ObservedBuckets, or their like in Python.
+        self._buckets = _observed(ddp)
+        self._is_hooked = self._buckets is None
+        if self._is_hooked:
+            self._buckets = bucket_hook_of(ddp)
         self._names: list[str] = []
         self._compressor: Compressor | None = None
         self._running: Running | None = None
@@ -67,8 +75,15 @@ class Attachment:
 
     @property
     def bucket_hook(self) -> Any:
-        """commprof's hook in the model's reducer; see ``bucket_hook_of``."""
-        return self._bucket_hook
+        """commprof's hook in the model's reducer, which is registered now at the latest.
+
+        Asked for first, like all that needs it, between steps and on every rank at the same one.
+        """
+        if not self._is_hooked:
+            hook = bucket_hook_of(self._ddp)
+            hook.recording = self._buckets.recording
+            self._buckets, self._is_hooked = hook, True
+        return self._buckets
 
     @property
     def has_own_hook(self) -> bool:
@@ -81,8 +96,8 @@ class Attachment:
         Call it between steps and without a compressor inside; what is inside the new one stays.
         """
         assert self._compressor is None
-        bucket_hook.recording = self._bucket_hook.recording
-        self._bucket_hook = bucket_hook
+        bucket_hook.recording = self.bucket_hook.recording
+        self._buckets = bucket_hook
 
     def set_hook(self, hook: Hook | Compressor | None, state: Any = None) -> None:
         """Replaces the hook inside; None is DDP's own mean all-reduce.
@@ -96,8 +111,8 @@ class Attachment:
         """
         if isinstance(hook, Compressor):
             self._compress(hook)
-        else:
-            self._bucket_hook.set_hook(hook, state)
+        elif hook is not None or self._is_hooked:
+            self.bucket_hook.set_hook(hook, state)
             self._release()
         self._mean, self._divisor = hook is None, 0
         self._note(hook)
@@ -115,9 +130,9 @@ class Attachment:
             self._release()
             raise
         if running.is_native:
-            self._bucket_hook.set_compressor(running.engine)
+            self.bucket_hook.set_compressor(running.engine)
         else:
-            self._bucket_hook.set_hook(running.engine, None)
+            self.bucket_hook.set_hook(running.engine, None)
         self._release()
         self._compressor, self._running = compressor, running
 
@@ -162,7 +177,7 @@ class Attachment:
 
     def remove(self) -> None:
         """Stops timing this model's buckets. The hook inside stays at work."""
-        self._bucket_hook.recording = False
+        self._buckets.recording = False
 
     def _divide_by(self, ranks: int) -> None:
         """Lets the mean be over so many ranks, 0 for all, as DDP's is while others have joined."""
@@ -170,9 +185,9 @@ class Attachment:
             if ranks:
                 _warn_of_join()
             return
-        if ranks != self._divisor:
+        if ranks != self._divisor and self._is_hooked:
             mean = _mean_over(ranks, self._ddp.process_group) if ranks else None
-            self._bucket_hook.set_hook(mean, None)
+            self.bucket_hook.set_hook(mean, None)
             self._divisor = ranks
 
     def _register_comm_hook(self, state: object, hook: Hook) -> None:
@@ -269,14 +284,15 @@ def attach(
 
     The collectives themselves are seen without this. Attach to know each bucket's index and
     signature, and as the place where a compressor runs.
-    A hook costs one more pass over the gradients than DDP without one, because DDP then no
-    longer fuses the division into its copy.
+    Without a hook inside, and with the native module, none is registered: DDP works as it does
+    alone. With one DDP no longer divides while it copies, which takes one more pass over the
+    gradients.
 
     Args:
         ddp: the model, before its first backward pass.
         hook: runs inside, as ``ddp.register_comm_hook(state, hook)`` would run it; or one of
-            ``commprof.compressors``, and then all ranks must call this together; None is a
-            mean all-reduce, bit-identical to DDP without a hook.
+            ``commprof.compressors``, and then all ranks must call this together; None is DDP's
+            own mean all-reduce.
         state: first argument of ``hook``.
 
     Raises:
@@ -296,9 +312,15 @@ def attach(
         )
     RankSettings.from_environment()
     check_kernels()
-    attachment = Attachment(ddp, bucket_hook_of(ddp))
+    attachment = Attachment(ddp)
     attachment.set_hook(hook, state)
     return attachment
+
+
+def _observed(ddp: DistributedDataParallel) -> Any:
+    """What tells the model's buckets without a hook; None without the native module."""
+    native = _native.native
+    return None if native is None else native.ObservedBuckets(ddp.reducer)
 
 
 def bucket_hook_of(ddp: DistributedDataParallel) -> Any:

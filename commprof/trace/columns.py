@@ -105,11 +105,12 @@ class Finalizations:
 
 @dataclass(frozen=True)
 class Buckets:
-    """One row per gradient bucket that passed commprof's DDP hook."""
+    """One row per gradient bucket of an attached DDP model."""
 
     op_id: Ints
     group: Ints
-    #: How many buckets its model's hook had had before, equal on all ranks for the same bucket.
+    #: Equal on all ranks for the same bucket: how many buckets its model's hook had had before, or
+    #: without a hook its all-reduce's number in the group.
     seq: Ints
     index: Ints
     #: Hash over the shapes of its parameters.
@@ -263,9 +264,13 @@ def finalizations(trace: Trace) -> Finalizations:
 
 @once_per_trace
 def buckets(trace: Trace) -> Buckets:
-    """Buckets of the DDP hook; empty without ``commprof.attach``."""
+    """Buckets of attached DDP models; empty without ``commprof.attach``.
+
+    One that no hook launched has the number of its all-reduce, whose end is its own.
+    """
     records = of_kind(trace.records, Kind.BUCKET)
-    ends = of_kind(trace.records, Kind.BUCKET_END)
+    ends = trace.records[np.isin(trace.records["kind"], (Kind.BUCKET_END, Kind.END))]
+    ends = ends[(ends["flags"] & schema.FLAG_DEVICE_TIME) == 0]
     return Buckets(
         op_id=ints(records["op_id"]),
         group=ints(records["group"]),

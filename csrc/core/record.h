@@ -18,8 +18,8 @@ namespace commprof {
   X(Wait, "wait") /* a thread was blocked for it until value = end_ns */    \
   X(FinalizeBegin, "finalize_begin") /* op_id = graph task, value = */      \
   X(FinalizeEnd, "finalize_end") /* thread CPU ns, bytes_in = run delay */  \
-  X(Bucket, "bucket") /* DDP hook entered; aux = index, value = launch */   \
-  X(BucketEnd, "bucket_end") /* the hook's future completed */              \
+  X(Bucket, "bucket") /* its gradients are ready; aux = index, value = */   \
+  X(BucketEnd, "bucket_end") /* launch; the hook's future completed */      \
   X(Clock, "clock") /* value = rank 0's clock less this one, signed */      \
   X(Stack, "stack") /* who issued op_id; value = number of the stack */     \
   X(DeviceReady, "device_ready") /* its stream had come to op_id's issue */ \

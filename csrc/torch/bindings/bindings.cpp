@@ -20,6 +20,7 @@
 #include "torch/bindings/future_bindings.h"
 #include "torch/bindings/host_bindings.h"
 #include "torch/capture/ddp/ddp_hook.h"
+#include "torch/capture/ddp/observed_buckets.h"
 #include "torch/capture/observer.h"
 #include "torch/capture/stacks.h"
 #include "torch/device/device_events.h"
@@ -278,4 +279,17 @@ PYBIND11_MODULE(COMMPROF_MODULE, m, py::mod_gil_not_used()) {
           py::arg("hook"))
       .def_property(
           "recording", &BucketHook::recording, &BucketHook::setRecording);
+
+  py::class_<ObservedBuckets, std::shared_ptr<ObservedBuckets>>(
+      m,
+      "ObservedBuckets",
+      "The buckets of one model without a hook, recorded while this lives.")
+      .def(
+          py::init(&ObservedBuckets::watch),
+          "Registers nothing with the DDP reducer.",
+          py::arg("reducer"))
+      .def_property(
+          "recording",
+          &ObservedBuckets::recording,
+          &ObservedBuckets::setRecording);
 }

@@ -11,6 +11,7 @@
 #include "core/recorder.h"
 #include "torch/capture/completion.h"
 #include "torch/capture/ddp/finalize.h"
+#include "torch/capture/ddp/observed_buckets.h"
 #include "torch/capture/op_plan.h"
 #include "torch/capture/process_groups.h"
 #include "torch/capture/stacks.h"
@@ -108,10 +109,37 @@ class Interposer final : public c10::OperatorKernel {
     if (stacksEnabled()) {
       recordStack(issue);
     }
-    if (device_type_ != c10::DeviceType::CPU) {
+    const c10::TensorImpl* gradients = gradientsOf(issue, *stack, base);
+    if (device_type_ == c10::DeviceType::CPU) {
+      callOnHost(issue, op, keys, stack);
+    } else {
       callOnDevice(call.device, issue, op, keys, stack);
-      return;
     }
+    if (gradients != nullptr) {
+      noteAllReduce(issue, gradients);
+    }
+  }
+
+ private:
+  // What may be a bucket of an observed model; null else.
+  const c10::TensorImpl* gradientsOf(
+      const Record& issue,
+      const torch::jit::Stack& stack,
+      size_t base) const {
+    if (issue.op != Op::kAllReduce || issue.value == 0 || !observesBuckets()) {
+      return nullptr;
+    }
+    const c10::IValue& value = stack[base + plan_.buffers[0].argument];
+    return value.isTensorList() && value.toListRef().size() == 1
+        ? value.toListRef()[0].toTensor().unsafeGetTensorImpl()
+        : nullptr;
+  }
+
+  void callOnHost(
+      const Record& issue,
+      const c10::OperatorHandle& op,
+      c10::DispatchKeySet keys,
+      torch::jit::Stack* stack) {
     try {
       original_.callBoxed(op, keys, stack);
     } catch (...) { // refused by the backend
@@ -125,7 +153,6 @@ class Interposer final : public c10::OperatorKernel {
     }
   }
 
- private:
   // The call between marks on the stream that it is made from.
   void callOnDevice(
       c10::Device device,

@@ -3,10 +3,10 @@
 #include <torch/csrc/distributed/c10d/reducer.hpp>
 
 #include "base/clock.h"
-#include "base/fnv1a.h"
 #include "core/recorder.h"
 #include "torch/capture/ddp/finalize.h"
 #include "torch/capture/ddp/mean_all_reduce.h"
+#include "torch/capture/ddp/observed_buckets.h"
 #include "torch/capture/process_groups.h"
 #include "torch/capture/tensor_bytes.h"
 
@@ -15,19 +15,6 @@ namespace commprof {
 namespace {
 
 using FuturePtr = c10::intrusive_ptr<c10::ivalue::Future>;
-
-// Tells apart buckets with other parameters, whatever their index: FNV-1a over
-// the shapes. DDP regroups its buckets after the first step.
-uint64_t signatureOf(const c10d::GradBucket& bucket) {
-  Fnv1a hash;
-  for (const at::Tensor& parameter : bucket.getParameters()) {
-    hash.add(uint64_t(parameter.dim()));
-    for (const int64_t extent : parameter.sizes()) {
-      hash.add(uint64_t(extent));
-    }
-  }
-  return hash.value();
-}
 
 thread_local uint64_t current_bucket = 0;
 

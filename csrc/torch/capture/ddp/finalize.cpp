@@ -6,6 +6,7 @@
 #include "base/clock.h"
 #include "core/recorder.h"
 #include "device/device_timeline.h"
+#include "torch/capture/ddp/observed_buckets.h"
 
 namespace commprof {
 
@@ -100,6 +101,7 @@ int bracketFinalize() {
     torch::autograd::Engine::get_default_engine().queue_callback([graph_task] {
       markFinalize(Kind::kFinalizeEnd, graph_task);
       recordFinalize(Kind::kFinalizeEnd, graph_task);
+      recordObservedBuckets(graph_task);
     });
   });
   return graph_task;

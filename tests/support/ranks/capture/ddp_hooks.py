@@ -17,6 +17,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import commprof
+from commprof import _native
 from commprof.errors import CommprofError
 from commprof.trace import columns
 from commprof.trace.reader import read_trace
@@ -63,9 +64,10 @@ def buckets_are_timed(directory: Path) -> None:
         commprof.attach(ddp)
         steps(ddp, profiler, 4)
     trace = read_trace(directory / f"rank_{dist.get_rank()}.trace")
-    table = columns.buckets(trace)
+    table, collectives = columns.buckets(trace), columns.collectives(trace)
     last = slice(-LAYERS, None)
-    assert len(table) >= 4
+    # In the first pass, too, whose buckets are others.
+    assert len(table) == np.count_nonzero(collectives.graph_task >= 0) > 3 * LAYERS
     assert table.index[last].tolist() == list(range(LAYERS))
     assert table.bytes[last].tolist() == [LAYER_BYTES] * LAYERS
     assert len(set(table.signature[last].tolist())) == 1  # equal layers
@@ -74,6 +76,53 @@ def buckets_are_timed(directory: Path) -> None:
     assert (table.end_ns > table.ready_ns).all()
     phases = columns.phases(trace)
     assert {"forward", "backward"} <= {trace.metadata["phases"][key] for key in phases.key}
+
+
+def observing_takes_no_hook(directory: Path) -> None:
+    """DDP's place for one stays free until something is to run inside; it divides as it copies."""
+    observed, trained, hooked = make(), make(), make()
+    with commprof.profile(directory) as profiler:
+        for ddp in (observed, trained):
+            commprof.attach(ddp)
+        attachment = commprof.attach(hooked, hook=zero_hook)
+        steps(trained, profiler, 2)
+        attachment.set_hook(None)
+    taken = [hooked]
+    for ddp in (observed, trained):
+        if _native.native is None:  # nothing else tells the buckets
+            taken.append(ddp)
+        else:
+            dist._register_comm_hook(ddp.reducer, None, zero_hook)
+    for ddp in taken:
+        raises(
+            "can only be called once",
+            lambda ddp=ddp: dist._register_comm_hook(ddp.reducer, None, zero_hook),
+            RuntimeError,
+        )
+
+
+def models_are_told_apart(directory: Path) -> None:
+    """All-reduces of other tensors in a backward pass, and of a model that is gone, are none."""
+    attached, other = make(), make()
+    extra = torch.ones(8)
+    attached.module[1].weight.register_hook(lambda grad: dist.all_reduce(extra) or grad)
+    gone = make()
+    commprof.attach(gone)
+    del gone
+    with commprof.profile(directory) as profiler:
+        commprof.attach(attached)
+        for _ in range(3):
+            for ddp in (other, attached):
+                ddp(torch.ones(2, WIDTH)).sum().backward()
+            profiler.step()
+    trace = read_trace(directory / f"rank_{dist.get_rank()}.trace")
+    table, collectives = columns.buckets(trace), columns.collectives(trace)
+    passes = collectives.graph_task[np.isin(collectives.op_id, table.op_id)]
+    if _native.native is not None:  # the Python capture sees no other
+        assert len(np.unique(passes)) == 3
+        assert len(np.unique(collectives.graph_task[collectives.graph_task >= 0])) == 6
+    assert table.index.tolist()[-LAYERS:] == list(range(LAYERS))
+    assert set(table.bytes[-2 * LAYERS :].tolist()) == {LAYER_BYTES}
 
 
 def hooks_run_inside(directory: Path) -> None:
@@ -179,8 +228,8 @@ def main() -> None:
     """All of them."""
     dist.init_process_group("gloo")
     checks = (
-        *(buckets_are_timed, hooks_run_inside, sparse_buckets_pass),
-        *(joined_ranks_are_not_counted, misuse_is_refused),
+        *(buckets_are_timed, observing_takes_no_hook, models_are_told_apart, hooks_run_inside),
+        *(sparse_buckets_pass, joined_ranks_are_not_counted, misuse_is_refused),
     )
     for check in checks:
         check(Path(sys.argv[1]) / check.__name__)

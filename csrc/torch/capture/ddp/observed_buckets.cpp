@@ -1,0 +1,142 @@
+#include "torch/capture/ddp/observed_buckets.h"
+
+#include <algorithm>
+
+#include "base/clock.h"
+#include "base/fnv1a.h"
+#include "core/recorder.h"
+
+namespace commprof {
+
+namespace {
+
+struct Watched {
+  std::mutex mutex; // not held while a reducer's is taken
+  std::vector<std::weak_ptr<ObservedBuckets>> models;
+  std::atomic<size_t> count{0};
+};
+
+Watched& watched() {
+  static Watched* w = new Watched(); // autograd's threads may outlive main()
+  return *w;
+}
+
+// Also forgets models that are gone.
+std::vector<std::shared_ptr<ObservedBuckets>> watchedModels() {
+  Watched& all = watched();
+  const std::lock_guard<std::mutex> lock(all.mutex);
+  std::vector<std::shared_ptr<ObservedBuckets>> found;
+  std::erase_if(all.models, [&](const auto& model) {
+    found.push_back(model.lock());
+    return found.back() == nullptr;
+  });
+  std::erase(found, nullptr);
+  all.count.store(all.models.size(), std::memory_order_relaxed);
+  return found;
+}
+
+struct Pass {
+  int graph_task = -1;
+  std::vector<NotedAllReduce> noted;
+};
+
+Pass& currentPass() {
+  static thread_local Pass pass;
+  return pass;
+}
+
+} // namespace
+
+uint64_t signatureOf(const c10d::GradBucket& bucket) {
+  Fnv1a hash;
+  for (const at::Tensor& parameter : bucket.getParameters()) {
+    hash.add(uint64_t(parameter.dim()));
+    for (const int64_t extent : parameter.sizes()) {
+      hash.add(uint64_t(extent));
+    }
+  }
+  return hash.value();
+}
+
+std::shared_ptr<ObservedBuckets> ObservedBuckets::watch(
+    const std::shared_ptr<c10d::Reducer>& reducer) {
+  std::shared_ptr<ObservedBuckets> model(new ObservedBuckets(reducer));
+  Watched& all = watched();
+  const std::lock_guard<std::mutex> lock(all.mutex);
+  all.models.push_back(model);
+  all.count.store(all.models.size(), std::memory_order_relaxed);
+  return model;
+}
+
+void ObservedBuckets::take(std::vector<NotedAllReduce>& noted) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  bool was_read = false;
+  std::erase_if(noted, [&](const NotedAllReduce& one) {
+    const bool may_be_new = !settled_ || (one.issue.flags & kSparse) != 0;
+    if (!was_read && may_be_new) {
+      readBuckets();
+      was_read = true;
+    }
+    return record(one);
+  });
+}
+
+void ObservedBuckets::readBuckets() {
+  buckets_.clear();
+  const auto reducer = reducer_.lock();
+  if (reducer == nullptr) {
+    return;
+  }
+  for (const c10d::GradBucket& bucket :
+       reducer->get_grad_buckets(/*return_zero_tensors=*/false)) {
+    buckets_[bucket.getBuffer().unsafeGetTensorImpl()] = {
+        uint32_t(bucket.getIndex()), bucket.isLast(), signatureOf(bucket)};
+  }
+  settled_ = !reducer->should_rebuild_buckets();
+}
+
+bool ObservedBuckets::record(const NotedAllReduce& noted) const {
+  const auto found = buckets_.find(noted.tensor);
+  if (found == buckets_.end() || reducer_.expired()) {
+    return false;
+  }
+  if (recording()) {
+    Record record = noted.issue; // the all-reduce's number, group and size
+    record.kind = Kind::kBucket;
+    record.aux = found->second.index;
+    record.flags = found->second.is_last ? kLastBucket : 0;
+    record.bytes_out = found->second.signature;
+    record.value = noted.launched_ns;
+    Recorder::instance().push(record);
+  }
+  return true;
+}
+
+bool observesBuckets() noexcept {
+  return watched().count.load(std::memory_order_relaxed) > 0;
+}
+
+void noteAllReduce(const Record& issue, const c10::TensorImpl* tensor) {
+  Pass& pass = currentPass();
+  const int graph_task = int(issue.value) - 1;
+  if (pass.graph_task != graph_task) {
+    pass.graph_task = graph_task;
+    pass.noted.clear(); // of a pass that failed
+  }
+  pass.noted.push_back({issue, tensor, nowNs()});
+}
+
+void recordObservedBuckets(int graph_task) {
+  Pass& pass = currentPass();
+  if (pass.graph_task != graph_task || pass.noted.empty()) {
+    return;
+  }
+  if (Recorder::instance().enabled()) {
+    for (const auto& model : watchedModels()) {
+      model->take(pass.noted);
+    }
+  }
+  pass.noted.clear();
+}
+
+} // namespace commprof
