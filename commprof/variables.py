@@ -135,9 +135,12 @@ BUCKET_CAP_MB = Variable(
     lambda text: _within(float(text), math.nextafter(0, 1), _LARGEST),
     None,
 )
+FSDP = Variable("COMMPROF_FSDP", "setting of every FSDP2 model", "as `--fsdp` takes it")
 HOOK = Variable("COMMPROF_HOOK", "compressor of every DDP model", "as `--hook` takes it")
 TRIAL = Variable(
-    "COMMPROF_TRIAL", "candidates that take turns on every DDP model", "as `--trial` takes them"
+    "COMMPROF_TRIAL",
+    "candidates that take turns on every model",
+    "as `--trial` takes them",
 )
 METRICS = Variable(
     "COMMPROF_METRICS", "live metrics of an unchanged script", "the `--metrics` options"

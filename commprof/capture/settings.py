@@ -34,6 +34,8 @@ class RankSettings:
     check_sync_every: int = _of(variables.CHECK_SYNC)
     #: None leaves DDP's own.
     bucket_cap_mb: float | None = _of(variables.BUCKET_CAP_MB)
+    #: As ``commprof.trials.sharding`` takes it.
+    fsdp: str = _of(variables.FSDP)
     #: The next four are of a script that does not call commprof, which checks them by itself.
     hook: str = _of(variables.HOOK)
     trial: str = _of(variables.TRIAL)

@@ -115,6 +115,10 @@ def _run(job: Job, cpu_sets: str) -> None:
             trial(training.model, job.trial)
         elif job.hook and plan.strategy.replicated:
             attach(training.model)
+        if settings.fsdp:
+            from commprof.trials.live.sharded import set_every_model
+
+            set_every_model(settings.fsdp, recorder)
         check_models(recorder, settings.check_sync_every, [training.model])
         result = _train(job, plan, training, recorder)
         memory_use = memory.use()

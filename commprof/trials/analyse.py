@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from commprof.analysis.align.device_timeline import on_device_timeline
 from commprof.analysis.align.measured import trial_of
+from commprof.analysis.collectives.traffic import sent_bytes
 from commprof.analysis.step.breakdown import breakdown
 from commprof.stats.intervals import (
     CONFIDENCE,
@@ -27,7 +28,7 @@ from commprof.trace import columns
 from commprof.trace.columns import Ints, compressions
 from commprof.trace.reader import Trace
 from commprof.trace.run.run_directory import WorldRun
-from commprof.trace.schema import STAGES
+from commprof.trace.schema import OPS, STAGES
 from commprof.trials.break_even import Costs, break_even, no_break_even
 from commprof.trials.candidates import BASELINE, CONTROL, HEADROOM, Candidate
 from commprof.trials.plan import Plan, Schedule, parse_trial
@@ -42,6 +43,9 @@ PARTS = ("data", "forward", "backward", "exposed", "optimizer", "other")
 _COLUMNS = (
     *("wall", *PARTS, "hidden", *STAGES, "compressed_wire", "plain_ring"),
     *("relative_error", "cosine", "loss"),
+)
+_GATHER, _SCATTER, _REDUCE = map(
+    OPS.index, ("all_gather_into_tensor", "reduce_scatter_tensor", "all_reduce")
 )
 #: Steps in each half of a block that are compared.
 _LEAST_HALF = 2
@@ -68,15 +72,18 @@ class Figures:
         return int(self.step_ns.shape[1])
 
 
-def figures(traces: list[Trace], schedule: Schedule, first_step: int) -> Figures:
+def figures(
+    traces: list[Trace], schedule: Schedule, first_step: int, is_sharded: bool = False
+) -> Figures:
     """Reads every rank's steps.
 
     Args:
         traces: of the ranks.
         schedule: that they followed.
         first_step: number that the trial's first step has in the traces.
+        is_sharded: whether FSDP2 models took part, of which every collective counts.
     """
-    tables = [_steps_of(trace, schedule.steps, first_step) for trace in traces]
+    tables = [_steps_of(trace, schedule.steps, first_step, is_sharded) for trace in traces]
     shape = (schedule.candidates, schedule.rounds)
     medians_ns = np.full((*shape, len(traces)), np.nan)
     settling = np.full(shape, np.nan)
@@ -137,17 +144,20 @@ def _over_block(name: str, rows: Floats) -> float:
     return float(np.median(rows, axis=1).mean())
 
 
-def _steps_of(trace: Trace, count: int, first_step: int) -> dict[str, Floats]:
+def _steps_of(trace: Trace, count: int, first_step: int, is_sharded: bool) -> dict[str, Floats]:
     """One rank's columns, one row per step of the trial; NaN where a step was not recorded."""
     trace = on_device_timeline(trace)
     table = {name: np.full(count, np.nan) for name in _COLUMNS}
-    split = breakdown(trace, columns.collectives(trace), None, trace.world_size)
+    issued = columns.collectives(trace)
+    split = breakdown(trace, issued, None, trace.world_size)
     row = split.step - first_step
     inside = (row >= 0) & (row < count)
     for name in ("wall", *PARTS, "hidden"):
         table[name][row[inside]] = getattr(split, f"{name}_ns")[inside]
     steps = columns.steps(trace)
     _add_bytes(trace, table, steps, first_step)
+    if is_sharded:
+        table["plain_ring"] += _sharded_bytes(trace, issued, steps, first_step, count)
     losses = _losses(trace.metadata, count)
     table["loss"][: len(losses)] = losses
     return table
@@ -184,6 +194,24 @@ def _add_bytes(
     for name in ("relative_error", "cosine"):
         weighted = _sums(count, at[known], (getattr(done, name) * weight)[known])
         table[name] = np.divide(weighted, total, out=np.full(count, np.nan), where=total > 0)
+
+
+def _sharded_bytes(
+    trace: Trace, issued: columns.Collectives, steps: columns.Steps, first_step: int, count: int
+) -> Floats:
+    """What a rank sends per step for FSDP2's all-gathers, reduce-scatters and all-reduces.
+
+    torch makes an all-reduce of each reduce-scatter on gloo, which sends twice as much.
+    """
+    in_step = _trial_step(steps, issued.issue_ns, first_step, count)
+    ops = [_GATHER, _SCATTER]
+    if not len(columns.buckets(trace)):  # all-reduces are not DDP's
+        ops.append(_REDUCE)
+    used = (in_step >= 0) & np.isin(issued.op, ops)
+    sent = sent_bytes(trace, issued)
+    on_gloo = [group.id for group in trace.groups.values() if group.backend == "gloo"]
+    sent[(issued.op == _SCATTER) & np.isin(issued.group, on_gloo)] *= 2
+    return _sums(count, in_step[used], sent[used])
 
 
 def _trial_step(steps: columns.Steps, time_ns: Ints, first_step: int, count: int) -> Ints:
@@ -224,9 +252,11 @@ def analyse_world_trial(run: WorldRun, context: Mapping[str, Any]) -> TrialResul
         found = no_figures(plan.schedule())
     else:
         traces = [run.traces[rank] for rank in sorted(told)]
-        found = figures(traces, plan.schedule(), trial["first_step"])
+        is_sharded = bool(trial.get("sharded"))
+        found = figures(traces, plan.schedule(), trial["first_step"], is_sharded)
+    held_bytes = trial.get("held_bytes", {})
     candidates = tuple(
-        _candidate(one, place, found, plan, run.world_size)
+        _candidate(one, place, found, plan, run.world_size, held_bytes.get(one.label, 0.0))
         for place, one in enumerate(plan.everyone)
     )
     baseline = {name: values[0] for name, values in found.columns.items()}
@@ -252,7 +282,7 @@ def analyse_world_trial(run: WorldRun, context: Mapping[str, Any]) -> TrialResul
 
 
 def _candidate(
-    one: Candidate, place: int, found: Figures, plan: Plan, world_size: int
+    one: Candidate, place: int, found: Figures, plan: Plan, world_size: int, held_bytes: float
 ) -> CandidateResult:
     role = _ROLES.get(one.label, "candidate")
     own = {name: values[place] for name, values in found.columns.items()}
@@ -290,6 +320,7 @@ def _candidate(
         break_even=pays,
         no_break_even=None if pays else no_break_even(one, found.rounds, told),
         barred=one.barred,
+        held_bytes=float(held_bytes),
         later_over_earlier=_settling(found.later_over_earlier[place], joint),
     )
 

@@ -57,14 +57,14 @@ def break_even(costs: Costs) -> BreakEven | None:
 
 
 def no_break_even(one: Candidate, rounds: int, told: bool) -> NoBreakEven | None:
-    """Why this candidate has none; None for the three that always take part.
+    """Why this candidate has none; None for the three that always take part, and for FSDP2's.
 
     Args:
         one: a candidate of which ``break_even`` is not known.
         rounds: complete ones.
         told: whether its compressor recorded bytes and times.
     """
-    if one in ROLES:
+    if one in ROLES or one.sharding.count:
         return None
     if one.hook and not one.link_only:
         return NoBreakEven("not known", f"what {one.hook} sends is not recorded")

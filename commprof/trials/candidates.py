@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from commprof.compressors import parse
 from commprof.compressors.schemes import SCHEMES
 from commprof.errors import UsageError
+from commprof.trials.sharding import NO_SHARDING, TECHNIQUES, Sharding, is_sharding, with_word
 
-#: DDP's mean all-reduce with the model's own buckets: what all others are compared with.
+#: Communication as the model has it, of DDP the mean all-reduce: what all others are compared with.
 BASELINE = "none"
 #: The same under another name: what such a comparison shows by chance.
 CONTROL = "none again"
@@ -63,6 +64,8 @@ class Candidate:
     hook: str = ""
     #: DDP's ``bucket_cap_mb``; None: as the model has it.
     bucket_cap_mb: float | None = None
+    #: What it sets in FSDP2 models; empty for candidates of DDP's.
+    sharding: Sharding = NO_SHARDING
 
     def exact(self, world_size: int) -> bool:
         """Whether training with it has the bits of training without.
@@ -70,7 +73,7 @@ class Candidate:
         Other buckets mean another order of summation in a ring of three ranks and more; two
         ranks add the same two numbers in any bucket.
         """
-        if self.label == HEADROOM or self.compressor:
+        if self.label == HEADROOM or self.compressor or self.sharding.reduce_dtype:
             return False
         if self.hook and not HOOKS[self.hook].exact:
             return False
@@ -79,6 +82,8 @@ class Candidate:
     @property
     def compresses(self) -> bool:
         """Whether it changes gradients by more than the order of their sums."""
+        if self.sharding.reduce_dtype:
+            return True
         return bool(self.compressor) and _head(self.compressor) not in _LOSSLESS
 
     @property
@@ -101,7 +106,8 @@ class Candidate:
     @property
     def techniques(self) -> int:
         """How many it combines."""
-        return bool(self.compressor) + bool(self.hook) + (self.bucket_cap_mb is not None)
+        buckets = self.bucket_cap_mb is not None
+        return bool(self.compressor) + bool(self.hook) + buckets + self.sharding.count
 
 
 ROLES = tuple(Candidate(name) for name in (BASELINE, CONTROL, HEADROOM))
@@ -115,11 +121,14 @@ def parse_candidate(text: str) -> Candidate:
     """
     compressor = hook = ""
     cap: float | None = None
+    sharding = NO_SHARDING
     for word in text.split("+"):
         name = _head(word)
         if name == BUCKET_CAP:
             _once(cap is None, text, "bucket caps")
             cap = _cap(word)
+        elif is_sharding(word):
+            sharding = with_word(sharding, word, text)
         elif name in HOOKS and word == name:
             _once(not (hook or compressor), text, "exchanges")
             hook = name
@@ -131,21 +140,27 @@ def parse_candidate(text: str) -> Candidate:
                 f"unknown technique {word!r} (allowed: {', '.join(technique_names())})"
             )
     capped = "" if cap is None else f"{BUCKET_CAP}={cap:g}"
-    label = "+".join(filter(None, (compressor, hook, capped)))
-    return Candidate(label, compressor, hook, cap)
+    label = "+".join(filter(None, (compressor, hook, capped, sharding.label)))
+    if sharding.count and (compressor or hook or capped):
+        raise UsageError(
+            f"candidate {text!r} joins settings of FSDP2 and of DDP; no model has both, so name "
+            "them apart"
+        )
+    return Candidate(label, compressor, hook, cap, sharding)
 
 
 def technique_names() -> list[str]:
     """All that a candidate can be made of, as they are typed."""
     schemes = [name for name in SCHEMES if name != BASELINE]
-    return [*schemes, *HOOKS, f"{BUCKET_CAP}=MB"]
+    return [*schemes, *HOOKS, f"{BUCKET_CAP}=MB", *(typed for typed, _ in TECHNIQUES)]
 
 
 def is_technique(word: str) -> bool:
     """Whether a word begins a candidate, rather than going on with options of the one before."""
     first = word.partition("+")[0]
     if "=" in first.partition(":")[0]:
-        return _head(first) == BUCKET_CAP  # "hierarchical" is a technique, "hierarchical=1" is not
+        # "hierarchical" is a technique, "hierarchical=1" is not.
+        return _head(first) == BUCKET_CAP or is_sharding(first)
     return _head(first) in {*SCHEMES, *HOOKS, HEADROOM}
 
 
@@ -153,6 +168,7 @@ def help_text() -> str:
     """One line for each technique that is no compressor, for help texts."""
     lines = [f"  {hook.name:<18} {hook.meaning}" for hook in HOOKS.values()]
     lines.append(f"  {BUCKET_CAP + '=MB':<18} DDP's buckets, cut anew for bucket_cap_mb=MB")
+    lines += [f"  {typed}\n{'':<20} {meaning}" for typed, meaning in TECHNIQUES]
     return "\n".join(lines)
 
 

@@ -74,10 +74,12 @@ class CandidateResult:
     #: Of the communication overhead (step less the headroom's step), the share that it takes away.
     overhead_reduction: Interval | None
     break_even: BreakEven | None
-    #: Of a candidate without a break-even; None for the first three roles.
+    #: Of a candidate without a break-even; None for the first three roles and settings of FSDP2.
     no_break_even: NoBreakEven | None = None
     #: Why it is never recommended, in words; empty where an option applies it.
     barred: str = ""
+    #: Gathered parameters that a rank holds at most beyond what it holds with the baseline.
+    held_bytes: float = 0.0
     #: Step in the later half of a block's measured steps over that in the earlier half, at the
     #: joint level; below 1 while it settles after a switch. None where steps or rounds are too few.
     later_over_earlier: Interval | None = None

@@ -17,6 +17,7 @@ from commprof.stats.intervals import MIN_ROUNDS, Interval, ratio_of_rounds
 from commprof.text import named_ranks
 from commprof.trials.candidates import Candidate
 from commprof.trials.result import CandidateResult, StepShare, Verdict, less
+from commprof.trials.sharding import Sharding
 
 Floats = npt.NDArray[np.float64]
 
@@ -108,6 +109,8 @@ def apply(candidate: Candidate, setting: Setting) -> str:
     """
     if candidate.barred:
         return ""
+    if candidate.sharding.count:
+        return _applied_sharding(candidate.sharding, setting)
     coded = candidate.compressor
     cap_mb = "" if candidate.bucket_cap_mb is None else f"{candidate.bucket_cap_mb:g}"
     if setting.is_run:
@@ -115,6 +118,15 @@ def apply(candidate: Candidate, setting: Setting) -> str:
         return _run_with(setting, [word for pair in given if pair[1] for word in pair])
     under_env = _under_env(coded, cap_mb)
     return f"{under_env}; or, where the script itself began the trial: {_in_code(coded, cap_mb)}"
+
+
+def _applied_sharding(sharding: Sharding, setting: Setting) -> str:
+    """As ``apply``, for a setting of FSDP2."""
+    if setting.is_run:
+        return _run_with(setting, ["--fsdp", sharding.label])
+    words = [f"{variables.FSDP}={sharding.label}", f"{variables.TRIAL}="]
+    words.append(invocation.command("env", "--output", "DIR", "--", "COMMAND"))
+    return f"{' '.join(words)}; or in the script: {sharding.code}"
 
 
 def _under_env(coded: str, cap_mb: str) -> str:
@@ -165,7 +177,7 @@ def _ceiling(won: Interval) -> str:
 def _not_the_bottleneck(parts: Sequence[StepShare]) -> str:
     return (
         f"Communication is not the bottleneck: under {WORTH_A_LOOK:.0%} there is too little here "
-        f"for compression or other buckets to win. Look at {_own_work(parts)} first."
+        f"for any of the candidates to win. Look at {_own_work(parts)} first."
     )
 
 
@@ -267,6 +279,9 @@ def _recommend(
         same = " and ".join(others)
         said.append(f"{same} did not differ from it measurably; {choice.label} {why}.")
     said.append(_price(choice))
+    if choice.held_bytes:
+        held_mb = choice.held_bytes / 1e6
+        said.append(f"It keeps up to {held_mb:.3g} MB more of gathered parameters on each rank.")
     return said
 
 

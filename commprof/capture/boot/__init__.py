@@ -126,6 +126,10 @@ def _refuse_nonsense(settings: RankSettings) -> None:
         from commprof.compressors import parse
 
         parse(settings.hook)
+    if settings.fsdp:
+        from commprof.trials.sharding import parse_sharding
+
+        parse_sharding(settings.fsdp)
     if settings.trial:
         from commprof.trials.plan import parse_trial
 
@@ -182,6 +186,10 @@ def _start(directory: str) -> None:
             from commprof.capture.patches.every_model import cap_every_model
 
             cap_every_model(settings.bucket_cap_mb)
+        if settings.fsdp:
+            from commprof.trials.live.sharded import set_every_model
+
+            set_every_model(settings.fsdp, profiler)
         if settings.hook:
             from commprof.capture.patches.every_model import attach_every_model
 

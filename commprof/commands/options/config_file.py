@@ -29,7 +29,7 @@ _SPECS = ("workload", "hook", "strategy", "trial")
 #: Given one on the command line, the other one of the file does not count.
 RIVALS = (
     *(("steps", "epochs"), ("nproc", "world_sizes")),
-    *(("hook", "trial"), ("bucket_cap_mb", "trial")),
+    *(("hook", "trial"), ("bucket_cap_mb", "trial"), ("fsdp", "trial")),
 )
 #: What makes no sense in a file.
 _NOT_IN_FILES = ("help", "help_all", "config")

@@ -87,6 +87,7 @@ what to change, if anything. Candidates are compressors, as above, and
 alone or joined by "+". More rounds make it surer: rounds=8,block=6,warmup=2 steps, shuffle=SEED.
   commprof run --nproc 2 --trial fp16,int8,topk:ratio=0.01,bucket-cap=5 train.py
   commprof run --nproc 2 --trial int8,bucket-cap=5,int8+bucket-cap=5,rounds=12
+  commprof run --nproc 2 --trial reshard-after-forward=false,prefetch=2 train_fsdp2.py
 See docs/trials.md.
 
 A file for --config holds one `option: value` a line, such as `nproc: 4`, `strategy: [ddp, fsdp]`,
@@ -173,6 +174,12 @@ def _add_what(parser: argparse._ArgumentGroup) -> None:
         metavar="MIB",
         help="DDP's bucket_cap_mb, for every model that is made without naming one (default: "
         "DDP's); how to apply a trial's bucket-cap=MB",
+    )
+    parser.add_argument(
+        "--fsdp",
+        metavar="SETTING[+SETTING]",
+        help="setting of every FSDP2 model from the third step on, as in --trial, such as "
+        "reshard-after-forward=false (default: the model's own)",
     )
     parser.add_argument(
         "--trial",

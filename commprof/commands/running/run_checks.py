@@ -15,8 +15,12 @@ from commprof.commands.running.target import Subject
 from commprof.compressors import parse
 from commprof.errors import UsageError
 from commprof.monitor.watchdog.thresholds import AUTO, parse_threshold
-from commprof.trials.plan import parse_trial
+from commprof.trials.plan import Plan, parse_trial
+from commprof.trials.sharding import parse_sharding
 from commprof.workloads.strategies import parse_strategy
+
+#: Strategies of built-in workloads whose model FSDP2 shards.
+SHARDED_STRATEGIES = ("fsdp", "hsdp")
 
 
 def checked_subjects(args: argparse.Namespace, world_sizes: list[int]) -> list[Subject]:
@@ -29,6 +33,7 @@ def checked_subjects(args: argparse.Namespace, world_sizes: list[int]) -> list[S
         raise UsageError("--price-per-hour and --trial exclude each other: candidates share steps")
     _check_trial(args, world_sizes)
     _check_bucket_cap(args)
+    _check_fsdp(args)
     return subjects_of(args)
 
 
@@ -46,6 +51,7 @@ def _settings(args: argparse.Namespace) -> RankSettings:
         "gradient_norms_every": args.gradient_norms,
         "check_sync_every": args.check_sync,
         "bucket_cap_mb": args.bucket_cap_mb,
+        "fsdp": args.fsdp,
     }
     return replace(given, **{name: value for name, value in changes.items() if value is not None})
 
@@ -82,11 +88,12 @@ def _check_trial(args: argparse.Namespace, world_sizes: list[int]) -> None:
     """Puts the trial into its standard form, or refuses it."""
     if args.trial is None:
         return
-    args.trial = parse_trial(args.trial).text
+    plan = parse_trial(args.trial)
+    args.trial = plan.text
     if args.hook is not None:
         raise UsageError("--hook and --trial exclude each other; name the hook in --trial")
-    if args.strategy not in (None, "ddp"):
-        raise UsageError(f"--trial compares DDP's hooks, not --strategy {args.strategy}; leave one")
+    if not args.script:
+        _check_trial_of(plan, args.strategy or "ddp")
     if len(world_sizes) > 1 or world_sizes[0] < 2:
         raise UsageError(
             f"--trial compares at one world size of 2 ranks or more, not at {world_sizes}; give "
@@ -96,6 +103,37 @@ def _check_trial(args: argparse.Namespace, world_sizes: list[int]) -> None:
         raise UsageError(
             f"--trial needs every record, which mode {args.settings.mode} does not keep "
             "(needed: full)"
+        )
+
+
+def _check_trial_of(plan: Plan, strategy: str) -> None:
+    """Refuses candidates that a built-in workload cannot have with this strategy."""
+    takes = {"ddp": False, **dict.fromkeys(SHARDED_STRATEGIES, True)}
+    name = strategy.partition(":")[0]
+    if name not in takes:
+        raise UsageError(
+            f"--trial compares settings of DDP and of FSDP2, not --strategy {strategy} (allowed: "
+            f"{', '.join(takes)})"
+        )
+    wrong = [one.label for one in plan.candidates if bool(one.sharding.count) != takes[name]]
+    if wrong:
+        theirs = "FSDP2" if takes[name] else "DDP"
+        raise UsageError(
+            f"--trial {','.join(wrong)}: no candidate of --strategy {name} (allowed: settings of "
+            f"{theirs}, see --help-all)"
+        )
+
+
+def _check_fsdp(args: argparse.Namespace) -> None:
+    if args.fsdp is None:
+        return
+    args.fsdp = parse_sharding(args.fsdp).label
+    if args.trial is not None:
+        raise UsageError(f"--fsdp and --trial exclude each other; name {args.fsdp} in --trial")
+    if not args.script and (args.strategy or "ddp").partition(":")[0] not in SHARDED_STRATEGIES:
+        raise UsageError(
+            f"--fsdp is for FSDP2, which --strategy {args.strategy or 'ddp'} does not use "
+            f"(allowed: {', '.join(SHARDED_STRATEGIES)})"
         )
 
 

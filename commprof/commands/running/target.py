@@ -285,7 +285,7 @@ def _given(args: argparse.Namespace, name: str) -> Any:
 
 def _asked(args: argparse.Namespace) -> dict[str, Any]:
     """What is in ``run.json`` only where it was asked for."""
-    names = ("hook", "bucket_cap_mb", "trial")
+    names = ("hook", "bucket_cap_mb", "fsdp", "trial")
     return {name: value for name in names if (value := getattr(args, name)) is not None}
 
 

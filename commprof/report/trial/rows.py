@@ -12,7 +12,7 @@ from commprof.trials.result import CandidateResult, TrialResult
 
 _PLAIN = (
     *("role", "techniques", "exact", "compresses", "exposed_ms", "hidden_ms", "encode_ms"),
-    *("reduce_ms", "decode_ms", "wire_bytes", "relative_error", "cosine"),
+    *("reduce_ms", "decode_ms", "wire_bytes", "held_bytes", "relative_error", "cosine"),
 )
 _INTERVALS = ("ratio", "joint_ratio", "loss_effect", "overhead_reduction")
 

@@ -12,16 +12,16 @@ from commprof.trials.result import CandidateResult, TrialResult
 
 _HEADERS = (
     *("candidate", "step\nms [95 %]", "over none\n[95 %]", "exposed\nms", "encode\nms"),
-    *("decode\nms", "sent\nMB", "gradient\nerror", "cosine", "loss\n[95 %]"),
+    *("decode\nms", "sent\nMB", "held\nMB", "gradient\nerror", "cosine", "loss\n[95 %]"),
     "pays below\nGbit/s [95 %]",
 )
 LEGEND = """\
 step: a typical block's median, on the slowest rank; over none: paired by round.
 exposed: the training thread stood still for communication. encode (with reduce), decode: on the
-compressor's thread. sent: by a rank per step. error: of what was sent, in the first step of each
-block. loss: mean over the block, against none's. none again is none under another name: what such
-a comparison shows by chance. noop exchanges nothing, and is taken back, as is every block that
-changes gradients."""
+compressor's thread. sent: by a rank per step. held: gathered parameters that a rank holds at
+most beyond none's. error: of what was sent, in the first step of each block. loss: mean over
+the block, against none's. none again is none under another name: what such a comparison shows
+by chance. noop exchanges nothing, and is taken back, as is every block that changes gradients."""
 
 _OVERHEAD_HEADERS = ("techniques", "", "overhead less by\n[95 %]", "speed-up\n[95 %]")
 OVERHEAD_LEGEND = """\
@@ -110,6 +110,7 @@ def _row(one: CandidateResult) -> tuple[str, ...]:
         three_digits(one.encode_ms + one.reduce_ms),
         three_digits(one.decode_ms),
         three_digits(one.wire_bytes / 1e6),
+        three_digits(one.held_bytes / 1e6) if one.held_bytes else "-",
         "0" if one.exact and one.role == "candidate" else three_digits(one.relative_error),
         "-" if math.isnan(one.cosine) else f"{one.cosine:.4f}",
         _interval(one.loss_effect, 100, 1, "%"),

@@ -5,19 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from torch.nn.parallel import DistributedDataParallel
+from torch import nn
 
 from commprof.capture.attachment import Attachment, attach
 from commprof.capture.profiler import active
 from commprof.errors import CommprofError
 from commprof.trials.live.controller import Trial
+from commprof.trials.live.sharded import is_sharded
 from commprof.trials.plan import parse_trial
 
 __all__ = ["Trial", "trial"]
 
 
 def trial(
-    models: DistributedDataParallel | Attachment | Sequence[DistributedDataParallel | Attachment],
+    models: nn.Module | Attachment | Sequence[nn.Module | Attachment],
     candidates: str,
     *,
     state: Sequence[Any] = (),
@@ -29,20 +30,26 @@ def trial(
     the end of their block; see ``docs/trials.md`` for what that covers.
 
     Args:
-        models: DDP models, or what ``attach`` returned for them.
+        models: DDP models, or what ``attach`` returned for them; or FSDP2 models, the outermost
+            module that ``fully_shard`` was called on.
         candidates: as in ``commprof run --trial``: ``"fp16,topk:ratio=0.01,bucket-cap=5"``.
         state: further objects with ``state_dict`` and ``load_state_dict`` that steps change.
 
     Raises:
-        CommprofError: no full capture runs, or a model has a hook already.
+        CommprofError: no full capture runs, or a model has a hook already, or is neither DDP's nor
+            FSDP2's.
         UsageError: ``candidates`` cannot be read; see ``commprof.trials.plan.parse_trial``.
     """
     profiler = active()
     if profiler is None:
         raise CommprofError("trial() needs a capture: call it inside `with commprof.profile(DIR):`")
     given = models if isinstance(models, Sequence) else [models]
-    attachments = [one if isinstance(one, Attachment) else attach(one) for one in given]
+    taken = [one if _is_ready(one) else attach(one) for one in given]
     started = Trial(parse_trial(candidates), profiler, state)
-    for attachment in attachments:
-        started.add(attachment)
+    for model in taken:
+        started.add(model)
     return started
+
+
+def _is_ready(model: Any) -> bool:
+    return isinstance(model, Attachment) or is_sharded(model)

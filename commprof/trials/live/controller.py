@@ -12,25 +12,22 @@ from functools import wraps
 from typing import Any
 
 import torch
-import torch.distributed as dist
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from commprof.capture.attachment import Attachment, attach
 from commprof.capture.job.metadata import rank_and_world_size
 from commprof.capture.profiler import Profiler
 from commprof.capture.recorder import recorder
-from commprof.compressors import Compressor, parse
-from commprof.compressors.torch_ops import lacks
 from commprof.errors import CommprofError
 from commprof.text import counted
-from commprof.trials.candidates import HEADROOM, Candidate
-from commprof.trials.live import switches
+from commprof.trials.candidates import Candidate
+from commprof.trials.live.sharded import GatherOrder, ShardedModel, may_be_sharded
 from commprof.trials.live.state import Snapshot, Trainables
-from commprof.trials.live.switches import Bucketings, obstacle
+from commprof.trials.live.switches import ReplicatedModel
 from commprof.trials.plan import SETTLE_STEPS, Plan, Schedule, parse_trial
 
-#: Where a DDP model says that rank 0's buffers go to all in forward; older versions have the other.
-_BUFFER_FLAGS = ("forward_sync_buffers", "broadcast_buffers")
+Model = ReplicatedModel | ShardedModel
 
 
 class Trial:
@@ -52,8 +49,9 @@ class Trial:
         # Scripts destroy the process group before they end.
         self._rank, _ = rank_and_world_size()
         self._own_hooks = 0
-        self._attachments: list[Attachment] = []
-        self._bucketings: dict[Attachment, Bucketings] = {}
+        self._models: list[Model] = []
+        self._finds_sharded = False
+        self._order = GatherOrder()
         self._schedule: Schedule | None = None
         self._trainables: Trainables | None = None
         self._snapshot: Snapshot | None = None
@@ -69,16 +67,33 @@ class Trial:
         """Whether all blocks are over and the model is as it was."""
         return self._done
 
-    def add(self, attachment: Attachment) -> None:
-        """A model whose communication takes part; one that comes after the begin does not."""
-        if self._schedule is None:
-            self._attachments.append(attachment)
-        else:
+    def add(self, model: Attachment | nn.Module) -> None:
+        """A model that takes part: one of DDP's that is attached, or one of FSDP2's.
+
+        One that comes after the begin does not.
+        """
+        if self._schedule is not None:
             self._say("a model was made after the trial began and takes no part in it")
+        elif isinstance(model, Attachment):
+            self._models.append(ReplicatedModel(model))
+        else:
+            self._models.append(ShardedModel(model, self._order))
+            self._order.watch()
+
+    def find_sharded(self) -> None:
+        """FSDP2 models take part as well that run a step before the trial begins."""
+        self._finds_sharded = True
 
     def step_ended(self, step: int) -> None:
         """The capture's step of this number ended."""
-        if self._done or not self._attachments:
+        if self._done:
+            return
+        if self._finds_sharded and may_be_sharded():
+            for root in self._order.roots():
+                self._finds_sharded = False
+                self.add(root)
+            self._order.watch()
+        if not (self._models or self._order.is_watching):
             return
         if self._schedule is None:
             self._seen += 1
@@ -87,10 +102,10 @@ class Trial:
             self._begin(step + 1)
         else:
             self._losses.end_step(True)
-            if any(_has_lost_its_group(one) for one in self._attachments):
+            if any(one.has_lost_its_group for one in self._models):
                 self._ended += 1
                 self._stop_early("the process group of a model was destroyed")
-            elif any(one.has_own_hook for one in self._attachments):
+            elif any(one.has_own_hook for one in self._models):
                 self._say("a communication hook was registered, and so the trial ends here")
                 self._finish()
         if not self._done:
@@ -99,6 +114,7 @@ class Trial:
     def capture_ends(self) -> None:
         """No more steps will be told of."""
         if self._schedule is None:
+            self._order.stop()
             recorder().add_metadata(json.dumps({"no_trial": self._no_trial()}))
         elif not self._done:
             self._stop_early("the script ended")
@@ -117,19 +133,22 @@ class Trial:
         """Why it did not begin, as the end of a sentence."""
         if self._own_hooks:
             reason = "every DDP model has a communication hook of its own"
-        elif not self._attachments:
-            reason = "the script made no DDP model that a hook could be attached to"
+        elif not self._models:
+            reason = (
+                "the script made no DDP model that a hook could be attached to, nor one of FSDP2"
+            )
         else:
             steps = counted(self._seen, "step")
             reason = f"the script ended after {steps}, and a trial begins after {SETTLE_STEPS}"
         return {"reason": reason, "begin_monotonic_ns": time.monotonic_ns()}
 
     def _begin(self, first_step: int) -> None:
-        for attachment in [one for one in self._attachments if one.has_own_hook]:
-            self._attachments.remove(attachment)
+        for model in [one for one in self._models if one.has_own_hook]:
+            self._models.remove(model)
             self._own_hooks += 1
             self._say("a model has a communication hook of its own and takes no part in the trial")
-        if not self._attachments:
+        self._order.stop()
+        if not self._models:
             self._done = True
             return
         left_out = self._impossible()
@@ -138,7 +157,6 @@ class Trial:
         self._plan = self._plan.without(set(left_out))
         self._schedule = self._plan.schedule()
         self._first_step = first_step
-        self._bucketings = {one: Bucketings(one) for one in self._attachments}
         self._trainables = Trainables(self._state)
         self._losses.start()
         trial = {
@@ -146,6 +164,12 @@ class Trial:
             "first_step": first_step,
             "begin_monotonic_ns": time.monotonic_ns(),
             "left_out": left_out,
+            "sharded": any(isinstance(one, ShardedModel) for one in self._models),
+            "held_bytes": {
+                one.label: sum(model.held_bytes(one.sharding) for model in self._models)
+                for one in self._plan.candidates
+                if one.sharding.count
+            },
         }
         recorder().add_metadata(json.dumps({"trial": trial}))
         self._say(
@@ -154,16 +178,13 @@ class Trial:
         )
 
     def _impossible(self) -> dict[str, str]:
-        """Why a model rules a candidate out, by label: the same on all ranks."""
+        """Why the models rule a candidate out, by label: the same on all ranks."""
         found = {}
-        if not all(one.is_native for one in self._attachments):
-            coded = [one for one in self._plan.candidates if one.compressor]
-            reasons = {one.label: lacks(parse(one.compressor).scheme) for one in coded}
-            found = {label: why for label, why in reasons.items() if why}
-        if obstacles := [why for one in self._attachments if (why := obstacle(one.ddp))]:
-            capped = [one for one in self._plan.candidates if one.bucket_cap_mb is not None]
-            why = f"DDP's buckets cannot be cut anew: {obstacles[0]}"
-            found |= {one.label: why for one in capped}
+        for one in self._plan.candidates:
+            meant = [model for model in self._models if model.is_for(one)]
+            reasons = [model.impossible(one) for model in meant or self._models]
+            if any(reasons):
+                found[one.label] = next(filter(None, reasons))
         return found
 
     def _turn(self, step: int) -> None:
@@ -180,75 +201,34 @@ class Trial:
 
     def _enter(self, candidate: Candidate) -> None:
         assert self._trainables is not None
-        world_size = self._attachments[0].ddp.process_group.size()
-        if not candidate.exact(world_size):
+        if not candidate.exact(max(one.world_size for one in self._models)):
             self._snapshot = self._trainables.keep()
-        for attachment in self._attachments:
-            self._bucketings[attachment].use(candidate.bucket_cap_mb)
-            if candidate.compressor:
-                attachment.set_hook(self._compressor(candidate.compressor))
-            elif candidate.hook:
-                attachment.set_hook(switches.make(candidate.hook, attachment.ddp))
-            elif candidate.label == HEADROOM:
-                attachment.set_hook(switches.noop)
-                _sync_buffers(attachment, False)
+        for model in self._models:
+            if model.is_for(candidate):
+                model.enter(candidate, self._plan.warmup + self._plan.block)
 
     def _leave(self) -> None:
-        """Back to DDP's own mean and buckets, and to the state before a block that changed it."""
-        for attachment in self._attachments:
-            attachment.set_hook(None)
-            _sync_buffers(attachment, True)
-            self._bucketings[attachment].use(None)
-            if attachment.has_own_hook:
-                attachment.set_hook(*attachment.ddp._comm_hooks[0])
+        """Back to the models' own settings, and to the state before a block that changed it."""
+        for model in self._models:
+            model.leave()
         if self._snapshot is not None:
             self._snapshot.restore()
             self._snapshot = None
 
     def _finish(self) -> None:
         self._leave()
-        for bucketing in self._bucketings.values():
-            bucketing.close()
+        for model in self._models:
+            model.close()
+        self._models = []
         self._losses.stop()
         losses = {"values": self._losses.values()}
         recorder().add_metadata(json.dumps({"trial_losses": losses}))
         self._trainables = None
         self._done = True
 
-    def _compressor(self, text: str) -> Compressor:
-        """A new one, without residuals; it measures its error in the first step only."""
-        made = parse(text)
-        if made.measure_every == 0:
-            length = self._plan.warmup + self._plan.block
-            separator = "," if ":" in text else ":"
-            made = parse(f"{text}{separator}measure_every={length}")
-        return made
-
     def _say(self, what: str) -> None:
         if self._rank == 0:
             print(f"commprof: {what}", file=sys.stderr)
-
-
-def _has_lost_its_group(attachment: Attachment) -> bool:
-    """True if the script destroyed the group over which this model exchanges gradients."""
-    try:
-        dist.get_process_group_ranks(attachment.ddp.process_group)
-    except (KeyError, ValueError):
-        return True
-    return False
-
-
-def _sync_buffers(attachment: Attachment, on: bool) -> None:
-    """Whether forward sends rank 0's buffers; only ever switched off and back on."""
-    ddp = attachment.ddp
-    name = next(flag for flag in _BUFFER_FLAGS if flag in vars(ddp))
-    kept = "_commprof_sync_buffers"
-    if not on:
-        setattr(ddp, kept, getattr(ddp, name))
-        setattr(ddp, name, False)
-    elif kept in vars(ddp):
-        setattr(ddp, name, getattr(ddp, kept))
-        delattr(ddp, kept)
 
 
 class Losses:
@@ -298,7 +278,7 @@ class Losses:
 
 
 def try_every_model(candidates: str, profiler: Profiler) -> None:
-    """Makes each DDP model that is made from now on take part in one trial.
+    """Makes each DDP model that is made from now on, and each of FSDP2, take part in one trial.
 
     Args:
         candidates: as ``commprof.trials.plan.parse_trial`` takes it.
@@ -308,6 +288,7 @@ def try_every_model(candidates: str, profiler: Profiler) -> None:
         CommprofError: it does not take it, or the capture is not full.
     """
     trial = Trial(parse_trial(candidates), profiler)
+    trial.find_sharded()
     original = DistributedDataParallel.__init__
 
     @functools.wraps(original)

@@ -28,7 +28,7 @@ class Trainables:
 
     def __init__(self, further: Sequence[Any] = ()) -> None:
         """``further``: other objects with ``state_dict`` and ``load_state_dict``."""
-        found = _alive((nn.Module, Optimizer, LRScheduler, GradScaler))
+        found = alive((nn.Module, Optimizer, LRScheduler, GradScaler))
         self.modules = [one for one in found if isinstance(one, nn.Module)]
         self.optimizers = [one for one in found if isinstance(one, Optimizer)]
         scalers = [one for one in found if isinstance(one, GradScaler) and one.is_enabled()]
@@ -52,7 +52,10 @@ class Snapshot:
     def __init__(self, trainables: Trainables) -> None:
         """Copies everything."""
         self._trainables = trainables
-        tensors = list(_unique(_tensors_of(trainables.modules)))
+        # Of FSDP2 modules that stay gathered after backward, optimizers hold the sharded ones.
+        tensors = list(
+            _unique([*_tensors_of(trainables.modules), *_trained(trainables.optimizers)])
+        )
         self._tensors: Tensors = [(one, _copied(one)) for one in tensors]
         self._gradients = [
             (one, one.grad, None if one.grad is None else _copied(one.grad))
@@ -159,6 +162,12 @@ def _tensors_of(modules: Iterable[nn.Module]) -> Iterable[torch.Tensor]:
             yield from (tensor for tensor in tensors.values() if tensor is not None)
 
 
+def _trained(optimizers: Iterable[Optimizer]) -> Iterable[torch.Tensor]:
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            yield from group["params"]
+
+
 def _unique(tensors: Iterable[torch.Tensor]) -> Iterable[torch.Tensor]:
     seen: set[int] = set()
     for tensor in tensors:
@@ -167,6 +176,7 @@ def _unique(tensors: Iterable[torch.Tensor]) -> Iterable[torch.Tensor]:
             yield tensor
 
 
-def _alive(kinds: tuple[type, ...]) -> list[Any]:
+def alive(kinds: tuple[type, ...]) -> list[Any]:
+    """All objects of these types in this process."""
     # By type(): isinstance() would run the __class__ of proxies.
     return [one for one in gc.get_objects() if issubclass(type(one), kinds)]

@@ -11,6 +11,7 @@ those of an untouched run.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib
 from collections.abc import Callable
 from typing import Any
@@ -21,7 +22,9 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from commprof.capture.attachment import Attachment, bucket_hook_of
-from commprof.trials.candidates import HOOKS
+from commprof.compressors import Compressor, parse
+from commprof.compressors.torch_ops import lacks
+from commprof.trials.candidates import HEADROOM, HOOKS, Candidate
 
 Hook = Callable[[Any, Any], Any]
 
@@ -154,3 +157,102 @@ class Bucketings:
             for name, value in before.items():
                 setattr(ddp, name, value)
         return _Bucketing(ddp.reducer, ddp.logger, bucket_hook_of(ddp))
+
+
+#: Where a DDP model says that rank 0's buffers go to all in forward; older versions have the other.
+_BUFFER_FLAGS = ("forward_sync_buffers", "broadcast_buffers")
+
+
+class ReplicatedModel:
+    """One DDP model that takes part in a trial."""
+
+    def __init__(self, attachment: Attachment) -> None:
+        """Takes a model that is attached."""
+        self.attachment = attachment
+        self._ddp = attachment.ddp
+
+    @functools.cached_property
+    def _bucketings(self) -> Bucketings:
+        """Of the reducer that the model has when its trial begins."""
+        return Bucketings(self.attachment)
+
+    @property
+    def has_lost_its_group(self) -> bool:
+        """True if the script destroyed the group over which this model exchanges gradients."""
+        try:
+            dist.get_process_group_ranks(self._ddp.process_group)
+        except (KeyError, ValueError):
+            return True
+        return False
+
+    @property
+    def has_own_hook(self) -> bool:
+        """Whether the script registered a communication hook of its own."""
+        return self.attachment.has_own_hook
+
+    @property
+    def world_size(self) -> int:
+        """Ranks that exchange gradients."""
+        return int(self._ddp.process_group.size())
+
+    def is_for(self, candidate: Candidate) -> bool:
+        """Whether it says anything of DDP models."""
+        return not candidate.sharding.count
+
+    def impossible(self, candidate: Candidate) -> str:
+        """Why this model cannot have it; empty if it can."""
+        if not self.is_for(candidate):
+            return "it is a setting of FSDP2, and the model is one of DDP's"
+        if candidate.compressor and not self.attachment.is_native:
+            return lacks(parse(candidate.compressor).scheme)
+        if candidate.bucket_cap_mb is not None and (why := obstacle(self._ddp)):
+            return f"DDP's buckets cannot be cut anew: {why}"
+        return ""
+
+    def held_bytes(self, _: object) -> float:
+        """Nothing beyond what it holds now."""
+        return 0.0
+
+    def enter(self, candidate: Candidate, length: int) -> None:
+        """Puts a candidate to work; ``length``, of its block in steps, is for compressors."""
+        self._bucketings.use(candidate.bucket_cap_mb)
+        if candidate.compressor:
+            self.attachment.set_hook(_compressor(candidate.compressor, length))
+        elif candidate.hook:
+            self.attachment.set_hook(make(candidate.hook, self._ddp))
+        elif candidate.label == HEADROOM:
+            self.attachment.set_hook(noop)
+            self._sync_buffers(False)
+
+    def leave(self) -> None:
+        """Back to DDP's own mean and buckets."""
+        self.attachment.set_hook(None)
+        self._sync_buffers(True)
+        self._bucketings.use(None)
+        if self.attachment.has_own_hook:
+            self.attachment.set_hook(*self._ddp._comm_hooks[0])
+
+    def close(self) -> None:
+        """The trial is over, and nothing of it stays."""
+        self._bucketings.close()
+
+    def _sync_buffers(self, on: bool) -> None:
+        """Whether forward sends rank 0's buffers; only ever switched off and back on."""
+        ddp = self._ddp
+        name = next(flag for flag in _BUFFER_FLAGS if flag in vars(ddp))
+        kept = "_commprof_sync_buffers"
+        if not on:
+            setattr(ddp, kept, getattr(ddp, name))
+            setattr(ddp, name, False)
+        elif kept in vars(ddp):
+            setattr(ddp, name, getattr(ddp, kept))
+            delattr(ddp, kept)
+
+
+def _compressor(text: str, length: int) -> Compressor:
+    """A new one, without residuals; it measures its error in the first step only."""
+    made = parse(text)
+    if made.measure_every == 0:
+        separator = "," if ":" in text else ":"
+        made = parse(f"{text}{separator}measure_every={length}")
+    return made

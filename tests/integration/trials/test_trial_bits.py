@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 
 import pytest
 
+from commprof.trace.reader import read_trace
 from tests.support.machines.ranks import run_module
 
 pytestmark = pytest.mark.slow
 
+#: A step that is declared, and one that is found, end in other places of the loop.
+WAYS = ("declared", "found")
 SHORT = "rounds=3,block=1,warmup=2"
 #: No step is taken back: every one of them is in the untouched run too.
 LOSSLESS = f"bucket-cap=0.005,no-overlap,no-overlap+bucket-cap=0.01,headroom=0,{SHORT}"
@@ -19,17 +23,31 @@ TAKEN_BACK = f"int8,topk:ratio=0.05+bucket-cap=0.005,{SHORT}"
 OTHER_BUCKETS = f"bucket-cap=0.005,no-overlap,{SHORT}"
 
 
+#: Settings of FSDP2, all of whose steps are kept; and those of which some are taken back.
+SETTINGS = f"reshard-after-forward=true,reshard-after-forward=false,prefetch=1,headroom=0,{SHORT}"
+SETTINGS_TAKEN_BACK = f"reduce-dtype=bf16,reshard-after-forward=false+prefetch=2,{SHORT}"
+
+
 @pytest.mark.parametrize(
-    ("plans", "world_size"), [((LOSSLESS, TAKEN_BACK), 2), ((OTHER_BUCKETS,), 3)]
+    ("kind", "plans", "world_size"),
+    [
+        ("ddp", (LOSSLESS, TAKEN_BACK), 2),
+        ("ddp", (OTHER_BUCKETS,), 3),
+        ("fsdp", (SETTINGS, SETTINGS_TAKEN_BACK), 2),
+        ("hsdp", (SETTINGS_TAKEN_BACK,), 4),
+    ],
 )
 def test_a_trial_leaves_every_bit_of_the_steps_that_it_keeps(
-    tmp_path: Path, plans: tuple[str, ...], world_size: int
+    tmp_path: Path, kind: str, plans: tuple[str, ...], world_size: int
 ) -> None:
-    arguments = [str(tmp_path), *plans]
+    arguments = [kind, str(tmp_path), *plans]
     for rank, output in enumerate(
         run_module("tests.support.ranks.trial_rank", arguments, world_size)
     ):
         for plan, results in zip(plans, json.loads(output.strip().splitlines()[-1]), strict=True):
             for kind, digest in results["untouched"].items():
-                for how in ("declared", "found"):
+                for how in WAYS:
                     assert results[how][kind] == digest, (rank, plan, how, kind)
+    for number, how in itertools.product(range(len(plans)), WAYS):
+        trace = read_trace(tmp_path / str(number) / how / "rank_0.trace")
+        assert trace.metadata["trial"]["left_out"] == {}

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from commprof.launch.job import Job
 from commprof.trace.run.run_directory import WorldRun, read_world, world_directory
@@ -30,14 +31,14 @@ def run_on_hosts(
     steps: int,
     ahead_ms: Sequence[float] = (),
     ranks_per_host: int = 1,
-    trial: str = "",
+    **job: Any,
 ) -> WorldRun:
     """Trains on hosts whose clocks are ahead by so much; returns what the ranks left.
 
-    Trial: candidates that take turns, as the job has them.
+    job: what else the job is given, such as ``trial`` and ``strategy``.
     """
     world_size = ranks_per_host * len(hosts.names)
-    job_path = _save(run, workload, world_size, steps, trial)
+    job_path = _save(run, workload, world_size, steps, **job)
     run_module_on_hosts(hosts, "commprof.launch.worker", [str(job_path)], ahead_ms, ranks_per_host)
     return read_world(run, world_size)
 
@@ -102,14 +103,14 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def _job(run: Path, workload: str, world_size: int, steps: int, trial: str = "") -> Job:
+def _job(run: Path, workload: str, world_size: int, steps: int, **job: Any) -> Job:
     directory = world_directory(run, world_size)
     directory.mkdir(parents=True, exist_ok=True)
-    return Job(workload, world_size, directory, steps=steps, hook=False, trial=trial)
+    return Job(workload, world_size, directory, steps=steps, hook=False, **job)
 
 
-def _save(run: Path, workload: str, world_size: int, steps: int, trial: str = "") -> Path:
-    job = _job(run, workload, world_size, steps, trial)
+def _save(run: Path, workload: str, world_size: int, steps: int, **given: Any) -> Path:
+    job = _job(run, workload, world_size, steps, **given)
     path = job.directory / "job.json"
     job.save(path)
     return path

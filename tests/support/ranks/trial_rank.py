@@ -1,6 +1,6 @@
 """One rank of tests of trials: trains untouched, or under a trial, and prints digests as JSON.
 
-``python -m tests.support.ranks.trial_rank DIR PLAN...``
+``python -m tests.support.ranks.trial_rank KIND DIR PLAN...``; KIND is ddp, fsdp or hsdp.
 """
 
 from __future__ import annotations
@@ -18,6 +18,9 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 import commprof
@@ -30,7 +33,7 @@ DECLARED, FOUND = "declared", "found"
 class Training:
     """Dropout, batch normalisation, an average of weights, Adam, a schedule, a gradient scaler."""
 
-    def __init__(self) -> None:
+    def __init__(self, kind: str) -> None:
         torch.manual_seed(7)
         np.random.seed(8)
         random.seed(9)
@@ -38,8 +41,12 @@ class Training:
             *(nn.Linear(24, 48), nn.BatchNorm1d(48), nn.Dropout(0.2)),
             *(nn.ReLU(), nn.Linear(48, 48), nn.Linear(48, 3)),
         )
-        self.ddp = DistributedDataParallel(model)
-        self.average = torch.optim.swa_utils.AveragedModel(model)
+        self.model = model if kind != "ddp" else DistributedDataParallel(model)
+        if kind != "ddp":
+            _shard(model, kind)
+        averaged = model if kind == "ddp" else nn.Linear(1, 1)  # sharded ones cannot be copied
+        self.average = torch.optim.swa_utils.AveragedModel(averaged)
+        self.averaged = averaged
         self.optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
         self.schedule = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, T_max=50)
         self.scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=7)
@@ -50,12 +57,12 @@ class Training:
         generator = torch.Generator().manual_seed(1000 * dist.get_rank() + number)
         noise = float(np.random.normal()) + random.random()
         batch = torch.randn(12, 24, generator=generator) + 0.01 * noise
-        loss = self.ddp(batch).square().mean()
+        loss = self.model(batch).square().mean()
         self.scaler.scale(loss).backward()
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.schedule.step()
-        self.average.update_parameters(self.ddp.module)
+        self.average.update_parameters(self.averaged)
         self.optimizer.zero_grad(set_to_none=number % 2 == 0)
         self.losses.append(float(loss))
         end()
@@ -64,7 +71,7 @@ class Training:
         """One hash for each kind of state."""
         optimizer = self.optimizer.state_dict()
         return {
-            "model": _hash(self.ddp.module.state_dict()),
+            "model": _hash(self.model.state_dict()),
             "average": _hash(self.average.state_dict()),
             "optimizer": _hash(optimizer["state"]) + str(optimizer["param_groups"]),
             "schedule": str(self.schedule.state_dict()),
@@ -75,10 +82,21 @@ class Training:
         }
 
 
+def _shard(model: nn.Sequential, kind: str) -> None:
+    ranks = dist.get_world_size()
+    names = ("copies", "shards")
+    if kind == "hsdp":
+        mesh = init_device_mesh("cpu", (ranks // 2, 2), mesh_dim_names=names)
+    else:
+        mesh = init_device_mesh("cpu", (ranks,))
+    for block in (model[0], model[4], model):
+        fully_shard(block, mesh=mesh)
+
+
 def _hash(value: Any) -> str:
     digest = hashlib.sha256()
     for item in _leaves(value):
-        tensor = torch.as_tensor(item)
+        tensor = torch.as_tensor(item.to_local() if isinstance(item, DTensor) else item)
         digest.update(tensor.contiguous().numpy().tobytes())
     return digest.hexdigest()
 
@@ -89,19 +107,19 @@ def _leaves(value: Any) -> list[Any]:
     return [value]
 
 
-def untouched(steps: list[int]) -> dict[str, str]:
+def untouched(kind: str, steps: list[int]) -> dict[str, str]:
     """Trains exactly these steps, without commprof."""
-    training = Training()
+    training = Training(kind)
     for number in steps:
         training.step(number, _nothing)
     return training.digest()
 
 
-def tried(directory: Path, plan: str, steps: int, how: str) -> dict[str, str]:
+def tried(kind: str, directory: Path, plan: str, steps: int, how: str) -> dict[str, str]:
     """Trains as many steps under a trial; ends the steps itself, or lets them be found."""
-    training = Training()
+    training = Training(kind)
     with commprof.profile(directory, find_steps=how == FOUND) as prof:
-        trial = commprof.trial(training.ddp, plan)
+        trial = commprof.trial(training.model, plan)
         for number in range(steps):
             training.step(number, prof.step if how == DECLARED else _nothing)
     assert trial.done
@@ -124,22 +142,22 @@ def kept_steps(plan: str, steps: int, world_size: int) -> list[int]:
     return [step for step in range(steps) if step not in taken_back]
 
 
-def compared(directory: Path, plan: str) -> dict[str, dict[str, str]]:
+def compared(kind: str, directory: Path, plan: str) -> dict[str, dict[str, str]]:
     """What every way of training ended with."""
     steps = parse_trial(plan).steps + 4
     return {
-        "untouched": untouched(kept_steps(plan, steps, dist.get_world_size())),
-        "declared": tried(directory / "declared", plan, steps, DECLARED),
-        "found": tried(directory / "found", plan, steps, FOUND),
+        "untouched": untouched(kind, kept_steps(plan, steps, dist.get_world_size())),
+        "declared": tried(kind, directory / "declared", plan, steps, DECLARED),
+        "found": tried(kind, directory / "found", plan, steps, FOUND),
     }
 
 
 def main() -> None:
     """Prints a result for each plan."""
-    directory, *plans = sys.argv[1:]
+    kind, directory, *plans = sys.argv[1:]
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    print(json.dumps([compared(Path(directory, str(i)), p) for i, p in enumerate(plans)]))
+    print(json.dumps([compared(kind, Path(directory, str(i)), p) for i, p in enumerate(plans)]))
     dist.barrier()
     dist.destroy_process_group()
     time.sleep(0.05)  # torch 2.13's gloo threads may abort a process that ends at once

@@ -145,6 +145,17 @@ def test_wrong_arguments_are_refused_by_ddp_itself() -> None:
         (["--bucket-cap-mb", "nan"], "is out of range"),
         (["--bucket-cap-mb", "5", "--trial", "int8"], "name bucket-cap=MB in --trial"),
         (["--bucket-cap-mb", "5", "--strategy", "ddp,fsdp"], "--strategy fsdp has none"),
+        (["--fsdp", "bucket-cap=5"], "unknown setting of FSDP2 'bucket-cap=5' (allowed: reshard"),
+        (["--fsdp", "prefetch=2"], "--strategy ddp does not use (allowed: fsdp, hsdp)"),
+        (
+            ["--fsdp", "prefetch=2", "--strategy", "fsdp", "--trial", "prefetch=1"],
+            "--fsdp and --trial exclude each other; name prefetch=2 in --trial",
+        ),
+        (
+            ["--nproc", "2", "--strategy", "fsdp", "--trial", "int8"],
+            "--trial int8: no candidate of --strategy fsdp (allowed: settings of FSDP2",
+        ),
+        (["--nproc", "2", "--strategy", "zero1", "--trial", "int8"], "(allowed: ddp, fsdp, hsdp)"),
     ],
 )
 def test_the_command_refuses_before_anything_starts(

@@ -55,7 +55,10 @@ def test_nonsense_is_refused(name: str, value: str, monkeypatch: pytest.MonkeyPa
     "settings",
     [
         RankSettings(),
-        RankSettings("always-on", "none", True, "off", 3, 7, 2.5, "int8", "", "--metrics", "60", 7),
+        RankSettings(
+            *("always-on", "none", True, "off", 3, 7, 2.5),
+            *("prefetch=2", "int8", "", "--metrics", "60", 7),
+        ),
         RankSettings(mode="off", clock="always", bucket_cap_mb=0.25),
     ],
 )

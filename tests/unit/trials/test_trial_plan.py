@@ -46,7 +46,13 @@ def test_settings_are_of_the_trial() -> None:
     assert plan.steps == SETTLE_STEPS + 4 * 4 * 13
 
 
-@pytest.mark.parametrize("text", ["none", "topk:ratio=0.1+bucket-cap=1,int4", "bf16,headroom=0"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("none", "topk:ratio=0.1+bucket-cap=1,int4", "bf16,headroom=0"),
+        "reshard-after-forward=false+prefetch=2+reduce-dtype=bf16,reshard-after-forward=true",
+    ],
+)
 def test_a_plan_s_text_gives_the_plan(text: str) -> None:
     plan = parse_trial(text)
     assert parse_trial(plan.text) == plan
@@ -70,6 +76,16 @@ def test_candidates_that_cannot_take_part_leave_the_plan() -> None:
         ("bucket-cap=0", "bucket-cap='0' is out of range (allowed: MiB from 0.001 to 10000)"),
         ("bucket-cap=x", "bucket-cap='x' is out of range"),
         ("topk:ratio=2", "ratio=2.0 is out of range"),
+        (
+            "reshard-after-forward=maybe",
+            "reshard-after-forward='maybe' means nothing (allowed: true, false)",
+        ),
+        ("prefetch=0", "prefetch='0' is out of range (allowed: a whole number from 1 to 64)"),
+        ("reduce-dtype=fp8", "reduce-dtype='fp8' means nothing (allowed: bf16, fp16, fp32)"),
+        ("prefetch=1+prefetch=2", "names prefetch twice"),
+        ("prefetch=1+int8", "joins settings of FSDP2 and of DDP"),
+        ("shard-ranks=2", "`commprof predict RUN --shard-ranks N` predicts"),
+        ("static-graph", "static-graph cannot change between steps: DDP learns a static graph"),
         ("fp16,rounds=4,rounds=8", "trial: option 'rounds' is given twice; keep one of them"),
         ("topk:ratio=0.1,ratio=0.2", "topk: option 'ratio' is given twice"),
         ("fp16,rounds=2", "rounds=2 is out of range (allowed: a whole number from 3 to 64)"),
@@ -89,6 +105,8 @@ def test_what_cannot_be_tried_is_refused(text: str, complaint: str) -> None:
         ("bucket-cap=5", True, False),
         ("fp16", False, False),
         ("no-overlap+bucket-cap=5", True, False),
+        ("reshard-after-forward=false+prefetch=2", True, True),
+        ("prefetch=1+reduce-dtype=bf16", False, False),
     ],
 )
 def test_two_ranks_add_the_same_numbers_in_any_bucket(
@@ -105,6 +123,7 @@ def test_noop_changes_gradients() -> None:
 def test_techniques_are_counted() -> None:
     assert parse_candidate("fp16").techniques == 1
     assert parse_candidate("fp16+bucket-cap=5").techniques == 2
+    assert parse_candidate("prefetch=1+reduce-dtype=bf16").techniques == 2
 
 
 def test_help_names_what_is_no_compressor() -> None:

@@ -278,6 +278,7 @@ def test_too_few_rounds_say_nothing() -> None:
             'commprof.attach(ddp, hook=commprof.compressors.parse("int8"))',
         ),
         ("bucket-cap=5", RUN, "commprof run --nproc 2 --bucket-cap-mb 5 train.py"),
+        ("prefetch=2", RUN, "commprof run --nproc 2 --fsdp prefetch=2 train.py"),
         (
             "int8+bucket-cap=5",
             RUN,

@@ -1,0 +1,351 @@
+"""What a trial switches in an FSDP2 model between steps, and what puts it back.
+
+FSDP2 keeps its settings in one state per ``fully_shard`` call and in that state's groups of
+parameters, and reads them anew in every step. So a switch is an attribute that is set, and the way
+back the attribute as it was: nothing is gathered, cut or sent for it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from commprof.capture.job.metadata import rank_and_world_size
+from commprof.capture.patches.replaced import Patches
+from commprof.capture.profiler import Profiler
+from commprof.trials.candidates import HEADROOM, ROLES, Candidate, parse_candidate
+from commprof.trials.live.state import alive
+from commprof.trials.sharding import (
+    DTYPES,
+    REDUCE_DTYPE,
+    RESHARD,
+    Sharding,
+    parse_sharding,
+)
+
+_IMPLEMENTATION = "torch.distributed.fsdp._fully_shard._fully_shard"
+_GROUP_MODULE = "torch.distributed.fsdp._fully_shard._fsdp_param_group"
+
+
+def may_be_sharded() -> bool:
+    """Whether this process has called ``fully_shard``; cheap, for every step."""
+    return bool(getattr(sys.modules.get(_IMPLEMENTATION), "cls_to_fsdp_cls", None))
+
+
+def is_sharded(model: Any) -> bool:
+    """Whether ``fully_shard`` was called on this module itself."""
+    return isinstance(model, nn.Module) and _state_of(model) is not None
+
+
+def _state_of(module: nn.Module) -> Any:
+    find = getattr(module, "_get_fsdp_state", None)
+    return None if find is None else find()
+
+
+def states_of(root: nn.Module) -> list[Any]:
+    """FSDP2's states of a model, the outermost first."""
+    states = [_state_of(module) for module in root.modules()]
+    return list({id(one): one for one in states if one is not None}.values())
+
+
+def _groups_of(state: Any) -> list[Any]:
+    """Groups of parameters; before torch 2.13 a state had one at most."""
+    if hasattr(state, "_fsdp_param_groups"):
+        return list(state._fsdp_param_groups)
+    return [state._fsdp_param_group] if state._fsdp_param_group else []
+
+
+class ShardedModel:
+    """One FSDP2 model that takes part in a trial, or gets a setting for good."""
+
+    def __init__(self, root: nn.Module, order: GatherOrder) -> None:
+        """Takes the outermost module, after ``fully_shard``; ``order`` is of all models."""
+        self._states = states_of(root)
+        self._groups = [group for state in self._states for group in _groups_of(state)]
+        self._order = order
+        self._undo: list[Callable[[], None]] = []
+
+    @property
+    def has_lost_its_group(self) -> bool:
+        """True if the script destroyed the group over which this model gathers."""
+        try:
+            for group in self._groups[:1]:
+                dist.get_process_group_ranks(group.mesh_info.shard_process_group)
+        except (KeyError, ValueError):
+            return True
+        return False
+
+    @property
+    def has_own_hook(self) -> bool:
+        """FSDP2's hooks do not exclude ours."""
+        return False
+
+    @property
+    def world_size(self) -> int:
+        """Ranks among which parameters are cut."""
+        return int(self._groups[0].mesh_info.shard_process_group.size()) if self._groups else 1
+
+    def is_for(self, candidate: Candidate) -> bool:
+        """Whether it says anything of FSDP2 models, as those that always take part do."""
+        return bool(candidate.sharding.count) or candidate in ROLES
+
+    def impossible(self, candidate: Candidate) -> str:
+        """Why this model cannot have it; empty if it can."""
+        setting = candidate.sharding
+        if not self.is_for(candidate):
+            return "the model is sharded by FSDP2 and has neither buckets nor hooks of DDP's"
+        if setting.reshard is not None and all(
+            _reshards(group) is setting.reshard for group in self._groups
+        ):
+            return f"all of the model has {RESHARD}={str(setting.reshard).lower()} already"
+        if setting.prefetch is not None:
+            if not self._order.forward(self._states):
+                return "the order in which the model gathers its groups of parameters was not seen"
+            if setting.prefetch >= len(self._groups):
+                last = len(self._groups) - 1
+                return f"at most {last} groups of parameters can be gathered before their turn"
+        if setting.reduce_dtype and all(
+            _reduced_in(group) in (None, _dtype(setting)) for group in self._groups
+        ):
+            return f"the model has {REDUCE_DTYPE}={setting.reduce_dtype} already"
+        return ""
+
+    def held_bytes(self, setting: Sharding) -> float:
+        """Parameters that a rank keeps gathered at most, beyond what it keeps now."""
+        found = 0.0
+        if setting.reshard is False:
+            found += sum(_bytes(one) for one in self._groups if one.post_forward_mesh_info)
+        elif setting.prefetch is not None:
+            found += sum(sorted(map(_bytes, self._groups))[-setting.prefetch :])
+        return found
+
+    def enter(self, candidate: Candidate, length: int) -> None:
+        """Puts a candidate to work; ``length``, of its block in steps, is for compressors."""
+        if candidate.label == HEADROOM:
+            for group in self._groups:
+                self._exchange_nothing(group)
+        else:
+            self.use(candidate.sharding)
+
+    def use(self, setting: Sharding) -> None:
+        """Puts a setting to work. Call it between steps, on all ranks at the same step."""
+        for group in self._groups:
+            if setting.reshard is not None:
+                mesh = group.mesh_info if setting.reshard else None
+                self._put(group, "post_forward_mesh_info", mesh)
+            if setting.reduce_dtype:
+                self._reduce_in(group, _dtype(setting))
+        if setting.prefetch is not None:
+            self._prefetch(setting.prefetch)
+
+    def leave(self) -> None:
+        """Everything is as it was before ``enter``; does nothing where nothing was entered."""
+        while self._undo:
+            self._undo.pop()()
+
+    def close(self) -> None:
+        """The trial is over, and nothing of it stays."""
+
+    def _put(self, owner: Any, name: str, value: Any) -> None:
+        before = getattr(owner, name)
+        self._undo.append(lambda: setattr(owner, name, before))
+        setattr(owner, name, value)
+
+    def _reduce_in(self, group: Any, dtype: torch.dtype) -> None:
+        # The policy holds it, and group and parameters hold what follows from the policy.
+        self._undo.append(group._init_mp_dtypes)
+        self._put(group, "mp_policy", dataclasses.replace(group.mp_policy, reduce_dtype=dtype))
+        group._init_mp_dtypes()
+
+    def _prefetch(self, depth: int) -> None:
+        for name, order in (
+            ("_states_to_forward_prefetch", self._order.forward(self._states)),
+            ("_states_to_backward_prefetch", self._order.backward(self._states)),
+        ):
+            for place, state in enumerate(order):
+                self._put(state, name, order[place + 1 : place + 1 + depth])
+        for group in self._groups:
+            if group.device.type == "cpu":
+                # Without streams torch gathers in the training thread, what is prefetched too.
+                self._put(group, "unshard_async_op", True)
+
+    def _exchange_nothing(self, group: Any) -> None:
+        """Every rank takes its own shard for everybody's, and its own gradients for the sum."""
+        self._put(group, "_all_gather_comm", _OwnGather(group._all_gather_comm))
+        self._put(group, "_reduce_scatter_comm", _OwnScatter(group._reduce_scatter_comm))
+        self._put(group, "_all_reduce_hook", None)
+        self._put(group, "_all_reduce_hook_stream", None)
+        if group._is_hsdp:
+            # A mesh without copies of the model has nothing to all-reduce.
+            whole = group.mesh_info
+            alone = _fsdp_mesh(whole)
+            if group.post_forward_mesh_info is whole:
+                self._put(group, "post_forward_mesh_info", alone)
+            self._put(group, "mesh_info", alone)
+
+
+def _fsdp_mesh(hsdp: Any) -> Any:
+    from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo
+
+    return FSDPMeshInfo(hsdp.mesh, shard_mesh_dim=hsdp.shard_mesh_dim)
+
+
+def _reshards(group: Any) -> bool | None:
+    """None where parameters are cut among fewer ranks after forward, and not freed."""
+    after = group.post_forward_mesh_info
+    return after is group.mesh_info if after in (None, group.mesh_info) else None
+
+
+def _dtype(setting: Sharding) -> torch.dtype:
+    found: torch.dtype = getattr(torch, DTYPES[setting.reduce_dtype])
+    return found
+
+
+def _reduced_in(group: Any) -> torch.dtype | None:
+    """None where nothing of the group is trained."""
+    trained = [one for one in group.fsdp_params if one.sharded_param.requires_grad]
+    if not trained:
+        return None
+    found: torch.dtype = trained[0].reduce_dtype or trained[0].param_dtype or trained[0].orig_dtype
+    return found
+
+
+def _bytes(group: Any) -> float:
+    return float(
+        sum(
+            one._orig_size.numel() * (one.param_dtype or one.orig_dtype).itemsize
+            for one in group.fsdp_params
+        )
+    )
+
+
+class GatherOrder:
+    """The order in which steps gather parameters, of all FSDP2 models of this process."""
+
+    def __init__(self) -> None:
+        """Notes nothing yet."""
+        self._patches = Patches()
+        self.is_watching = False
+        self._seen: dict[str, dict[int, Any]] = {"pre_forward": {}, "pre_backward": {}}
+
+    def forward(self, states: Sequence[Any]) -> list[Any]:
+        """Of these states, in forward."""
+        return self._sorted("pre_forward", states)
+
+    def backward(self, states: Sequence[Any]) -> list[Any]:
+        """Of these states, in backward."""
+        return self._sorted("pre_backward", states)
+
+    def watch(self) -> None:
+        """Begins to note; does nothing where it has begun."""
+        if self.is_watching:
+            return
+        self.is_watching = True
+        owner = sys.modules[_GROUP_MODULE].FSDPParamGroup
+        for name in self._seen:
+            self._patches.replace(owner, name, self._noting(name, getattr(owner, name)))
+
+    def stop(self) -> None:
+        """No longer notes."""
+        self._patches.remove()
+
+    def roots(self) -> list[nn.Module]:
+        """The outermost modules of models that gathered parameters meanwhile."""
+        if not self._seen["pre_forward"]:
+            return []
+        found = [one for one in alive((nn.Module,)) if getattr(_state_of(one), "_is_root", False)]
+        return [one for one in found if self.forward(states_of(one))]
+
+    def _sorted(self, name: str, states: Sequence[Any]) -> list[Any]:
+        state_of = {id(group): state for state in states for group in _groups_of(state)}
+        found = [state_of[key] for key in self._seen[name] if key in state_of]
+        return list({id(state): state for state in found}.values())
+
+    def _noting(self, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        def noted(group: Any, *args: Any, **kwargs: Any) -> Any:
+            self._seen[name].setdefault(id(group), group)
+            return original(group, *args, **kwargs)
+
+        return noted
+
+
+class _Own:
+    """In the place of one of FSDP2's exchanges, whose buffers it takes."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+
+    def allocate(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """As the exchange itself would."""
+        found: torch.Tensor = self._inner.allocate(*args, **kwargs)
+        return found
+
+
+class _OwnGather(_Own):
+    def __call__(
+        self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, *_: Any, **__: Any
+    ) -> None:
+        count = output_tensor.numel() // input_tensor.numel()
+        for part in output_tensor.view(count, -1):
+            if part.data_ptr() != input_tensor.data_ptr():
+                part.copy_(input_tensor)
+
+
+class _OwnScatter(_Own):
+    def __call__(
+        self,
+        output_tensor: torch.Tensor,
+        input_tensor: torch.Tensor,
+        group: dist.ProcessGroup,
+        *_: Any,
+        **__: Any,
+    ) -> None:
+        output_tensor.copy_(input_tensor.view(group.size(), -1)[group.rank()])
+
+
+def set_every_model(text: str, profiler: Profiler) -> None:
+    """Every FSDP2 model that ran a step gets this setting, after the second step, for good.
+
+    Args:
+        text: as ``commprof.trials.sharding.parse_sharding`` takes it.
+        profiler: the capture of this process.
+
+    Raises:
+        UsageError: it does not take it.
+    """
+    profiler.listen(_Setter(parse_candidate(parse_sharding(text).label)))
+
+
+class _Setter:
+    """Told of every step's end, until it has set what it is to set."""
+
+    def __init__(self, candidate: Candidate) -> None:
+        self._candidate = candidate
+        self._order = GatherOrder()
+        self._done = False
+
+    def step_ended(self, _: int) -> None:
+        """After the first end it notes which models gather, and in which order."""
+        if self._done or not may_be_sharded():
+            return
+        self._order.watch()
+        if not (found := self._order.roots()):
+            return
+        self._order.stop()
+        self._done = True
+        for root in found:
+            model = ShardedModel(root, self._order)
+            if not (why := model.impossible(self._candidate)):
+                model.use(self._candidate.sharding)
+            elif rank_and_world_size()[0] == 0:
+                print(f"commprof: {self._candidate.label} is not set: {why}", file=sys.stderr)
+
+    def capture_ends(self) -> None:
+        """The setting stays."""
+        self._order.stop()

@@ -1,0 +1,147 @@
+"""Settings of FSDP2 that change between steps, as they are typed: ``prefetch=2+reduce-dtype=bf16``.
+
+A trial compares them, and ``commprof run --fsdp`` applies one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from commprof.errors import UsageError
+
+RESHARD, PREFETCH, REDUCE_DTYPE = "reshard-after-forward", "prefetch", "reduce-dtype"
+_BOOLEANS = {"true": True, "false": False}
+#: As they are typed -> torch's names.
+DTYPES: Mapping[str, str] = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+_MOST_PREFETCHED = 64
+
+#: What is typed, what it means, and what to write in the script.
+TECHNIQUES = (
+    (
+        f"{RESHARD}=true|false",
+        "FSDP2: whether parameters are freed after forward and gathered again in backward",
+    ),
+    (f"{PREFETCH}=N", "FSDP2: gathers the next N groups of parameters while one computes"),
+    (f"{REDUCE_DTYPE}=bf16|fp16|fp32", "FSDP2: type that gradients are reduced in"),
+)
+#: What FSDP2 decides when a model is made -> what answers it instead.
+_FIXED = {
+    "shard-ranks": "`commprof predict RUN --shard-ranks N` predicts other shapes of HSDP",
+    "gather-dtype": "`commprof predict RUN --gather-dtype bf16` predicts it",
+}
+#: What DDP decides when a model is made -> why no trial switches it.
+_FIXED_IN_DDP = {
+    "static-graph": "DDP learns a static graph once, in a model's first backward passes",
+}
+
+
+@dataclass(frozen=True)
+class Sharding:
+    """What a candidate sets in FSDP2 models; None and empty leave what the model has."""
+
+    #: Parameters are freed after forward and gathered again in backward.
+    reshard: bool | None = None
+    #: Groups of parameters that are gathered before they are needed.
+    prefetch: int | None = None
+    #: One of DTYPES.
+    reduce_dtype: str = ""
+
+    @property
+    def label(self) -> str:
+        """As ``with_word`` takes it, joined by ``+``."""
+        words = []
+        if self.reshard is not None:
+            words.append(f"{RESHARD}={str(self.reshard).lower()}")
+        if self.prefetch is not None:
+            words.append(f"{PREFETCH}={self.prefetch}")
+        if self.reduce_dtype:
+            words.append(f"{REDUCE_DTYPE}={self.reduce_dtype}")
+        return "+".join(words)
+
+    @property
+    def count(self) -> int:
+        """How many settings it names."""
+        return (self.reshard is not None) + (self.prefetch is not None) + bool(self.reduce_dtype)
+
+    @property
+    def code(self) -> str:
+        """What to write in the script for it."""
+        found = []
+        if self.reshard is not None:
+            found.append(f"model.set_reshard_after_forward({self.reshard})")
+        if self.prefetch is not None:
+            found.append(
+                "set_modules_to_forward_prefetch and set_modules_to_backward_prefetch with the "
+                f"next {self.prefetch} on every sharded module"
+            )
+        if self.reduce_dtype:
+            policy = f"MixedPrecisionPolicy(reduce_dtype=torch.{DTYPES[self.reduce_dtype]})"
+            found.append(f"fully_shard(..., mp_policy={policy})")
+        return "; and ".join(found)
+
+
+NO_SHARDING = Sharding()
+
+
+def is_sharding(word: str) -> bool:
+    """Whether a word such as ``prefetch=2`` names one of these settings, or one that is fixed."""
+    return word.partition("=")[0] in (RESHARD, PREFETCH, REDUCE_DTYPE, *_FIXED, *_FIXED_IN_DDP)
+
+
+def with_word(setting: Sharding, word: str, text: str) -> Sharding:
+    """``setting`` with what ``word`` says; ``text`` is the whole candidate, for messages.
+
+    Raises:
+        UsageError: a value out of range, a setting named twice, or one that cannot change live.
+    """
+    name, _, value = word.partition("=")
+    if name in _FIXED:
+        raise UsageError(
+            f"{name} cannot change between steps: FSDP2 cuts parameters once; {_FIXED[name]}"
+        )
+    if name in _FIXED_IN_DDP:
+        raise UsageError(
+            f"{name} cannot change between steps: {_FIXED_IN_DDP[name]}; compare two runs with "
+            "`commprof compare`"
+        )
+    if name == RESHARD:
+        _once(setting.reshard is None, text, name)
+        return replace(setting, reshard=_BOOLEANS[_one_of(name, value, tuple(_BOOLEANS))])
+    if name == REDUCE_DTYPE:
+        _once(not setting.reduce_dtype, text, name)
+        return replace(setting, reduce_dtype=_one_of(name, value, tuple(DTYPES)))
+    _once(setting.prefetch is None, text, name)
+    number = int(value) if value.isascii() and value.isdecimal() else 0
+    if not 1 <= number <= _MOST_PREFETCHED:
+        raise UsageError(
+            f"{name}={value!r} is out of range (allowed: a whole number from 1 to "
+            f"{_MOST_PREFETCHED})"
+        )
+    return replace(setting, prefetch=number)
+
+
+def parse_sharding(text: str) -> Sharding:
+    """A setting from ``reshard-after-forward=false+prefetch=2``.
+
+    Raises:
+        UsageError: it names something else, or a value out of range.
+    """
+    found = NO_SHARDING
+    for word in text.split("+"):
+        if not is_sharding(word):
+            allowed = ", ".join(typed for typed, _ in TECHNIQUES)
+            raise UsageError(f"unknown setting of FSDP2 {word!r} (allowed: {allowed})")
+        found = with_word(found, word, text)
+    return found
+
+
+def _once(first: bool, text: str, name: str) -> None:
+    if not first:
+        raise UsageError(f"candidate {text!r} names {name} twice; keep one of them")
+
+
+def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> str:
+    if value not in allowed:
+        raise UsageError(f"{name}={value!r} means nothing (allowed: {', '.join(allowed)})")
+    return value
