@@ -64,6 +64,7 @@ __all__: list[str] = [
     "last_on_stream",
     "mark_step",
     "mode",
+    "needs",
     "note_exit_status",
     "now_ns",
     "orthogonalise",
@@ -510,6 +511,18 @@ def mark_step(
 def mode() -> int:
     """
     The mode's place in MODES.
+    """
+
+def needs(
+    op: typing.SupportsInt | typing.SupportsIndex,
+    root: typing.SupportsInt | typing.SupportsIndex,
+    is_gloo: bool,
+    size: typing.SupportsInt | typing.SupportsIndex,
+    rank: typing.SupportsInt | typing.SupportsIndex,
+    other: typing.SupportsInt | typing.SupportsIndex,
+) -> bool:
+    """
+    Whether a rank of a group of `size` cannot be done with an operation before another one has arrived; for the test that compares this rule with that of the report.
     """
 
 def note_exit_status(path: os.PathLike[str] | str | bytes) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from commprof.analysis.align.matching import POINT_TO_POINT, RECV, SEND
+from commprof.analysis.align.matching import POINT_TO_POINT, RECV, ROOTED, SEND
 from commprof.analysis.late.standstill import Operation
 from commprof.trace.documents import Group
 from commprof.trace.schema import (
@@ -166,6 +166,7 @@ class RankState:
             bucket=self._bucket(row) if op == _ALL_REDUCE and row["value"] else -1,
             in_backward=bool(row["value"]),
             silent=op in _SILENT or bool(row["flags"] & FLAG_DEVICE_ASYNC),
+            root=row["aux"] if op in ROOTED else -1,
         )
 
     def _bucket(self, row: dict[str, int]) -> int:

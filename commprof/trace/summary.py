@@ -78,11 +78,11 @@ class OperationSummary:
 
 @dataclass(frozen=True)
 class LastRank:
-    """A rank that was the last to issue collectives that this rank took part in."""
+    """A rank that was the last to issue operations, of the ranks that this one needs there."""
 
     #: Global rank.
     rank: int
-    #: Collectives in which it was the last.
+    #: Operations in which it was the last.
     count: int
     #: Sum over them of this rank's time from issue to the last one's.
     wait_ns: int
@@ -134,7 +134,7 @@ class Summary:
     exposed: Histogram
     #: By ``schema.Phase``: time per step, less what was exposed in it.
     phases: tuple[Histogram, ...]
-    #: Collectives whose last rank became known, those for which it did not, and the steps whose
+    #: Operations whose last rank became known, those for which it did not, and the steps whose
     #: waiting could not be split for that.
     arrivals_known: int
     arrivals_unknown: int

@@ -35,24 +35,25 @@ const WaitLedger::Entry* WaitLedger::find(uint64_t op_id) const noexcept {
 }
 
 void WaitLedger::takeIssue(const Record& record, uint32_t operation) {
-  if (isPointToPoint(record.op)) {
+  const IssuedOp issued_as{record.group, record.seq, record.op, record.aux};
+  if (!issued_as.isNumbered()) {
     return;
   }
   const bool on_device = (record.flags & kDeviceAsync) != 0;
   Entry* entry = place(record.op_id);
   if (entry == nullptr) {
     if (!on_device) {
-      exchange_.post(record.group, record.seq, record.timestamp_ns);
+      exchange_.post(issued_as, record.timestamp_ns);
     }
     ++unknown_;
     return;
   }
   entry->issued = true;
+  entry->on_device = on_device;
   entry->size_bytes = record.bytes_in;
-  entry->group = record.group;
-  entry->seq = record.seq;
+  entry->issued_as = issued_as;
   entry->operation = operation;
-  entry->task = record.value;
+  entry->task = isPointToPoint(record.op) ? 0 : record.value; // no bucket
   if (!on_device) {
     arrive(*entry, record.timestamp_ns);
   } else if (entry->ready_ns != 0) {
@@ -61,7 +62,7 @@ void WaitLedger::takeIssue(const Record& record, uint32_t operation) {
 }
 
 void WaitLedger::takeReady(const Record& record) {
-  Entry* entry = isPointToPoint(record.op) ? nullptr : place(record.op_id);
+  Entry* entry = place(record.op_id);
   if (entry != nullptr && entry->ready_ns == 0) {
     entry->ready_ns = record.timestamp_ns;
     if (entry->issued) {
@@ -71,7 +72,7 @@ void WaitLedger::takeReady(const Record& record) {
 }
 
 void WaitLedger::arrive(Entry& entry, uint64_t at_ns) {
-  exchange_.post(entry.group, entry.seq, at_ns);
+  exchange_.post(entry.issued_as, at_ns);
   entry.issue_ns = at_ns;
   queue_.push_back(entry.op_id);
   if (entry.task != 0) {
@@ -115,12 +116,22 @@ bool WaitLedger::bucketEnds(
 }
 
 void WaitLedger::takeEnd(const Record& record) {
-  if (isPointToPoint(record.op)) {
-    return;
-  }
   if (Entry* entry = place(record.op_id)) {
     entry->end_ns = record.timestamp_ns;
   }
+}
+
+void WaitLedger::takeWait(const Record& record) {
+  Entry* entry = isPointToPoint(record.op) ? place(record.op_id) : nullptr;
+  if (entry != nullptr && entry->waited_until_ns == 0) {
+    entry->waited_until_ns = record.value;
+  }
+}
+
+// 0 while it is not known. A wait for what runs on a device ends at once.
+uint64_t WaitLedger::endOf(const Entry& entry) noexcept {
+  return entry.end_ns != 0 || entry.on_device ? entry.end_ns
+                                              : entry.waited_until_ns;
 }
 
 void WaitLedger::takeStep(StepWaits&& step) {
@@ -167,10 +178,15 @@ const std::vector<WaitLedger::Split>& WaitLedger::resolve(uint64_t now_ns) {
 // False while something about it may still come.
 bool WaitLedger::settle(Entry& entry, uint64_t now_ns) {
   const bool over = isOver(entry.issue_ns, now_ns);
+  const uint64_t end_ns = endOf(entry);
+  if (end_ns == 0 && !over && mayBeDoneEarly(entry.issued_as.op)) {
+    return false; // who comes after its end did not hold it up
+  }
   if (entry.state == State::kOpen) {
     ArrivalBoard::Last last;
+    const uint64_t done_ns = end_ns == 0 ? UINT64_MAX : end_ns;
     const ArrivalBoard::State found =
-        exchange_.last(entry.group, entry.seq, entry.issue_ns, last);
+        exchange_.last(entry.issued_as, entry.issue_ns, done_ns, last);
     if (found == ArrivalBoard::State::kKnown) {
       entry.state = State::kKnown;
       entry.last_ns = last.at_ns;
@@ -185,12 +201,12 @@ bool WaitLedger::settle(Entry& entry, uint64_t now_ns) {
       without_place_ += found == ArrivalBoard::State::kNoPlace;
     }
   }
-  if (entry.state != State::kKnown || entry.end_ns == 0) {
+  if (entry.state != State::kKnown || end_ns == 0) {
     return entry.state == State::kUnknown || over;
   }
-  // A rank may be done before the last one arrives, e.g. a broadcast's root.
+  // Clocks of hosts differ by what is known of them.
   const uint64_t duration_ns =
-      std::max(entry.end_ns, entry.issue_ns) - entry.issue_ns;
+      std::max(end_ns, entry.issue_ns) - entry.issue_ns;
   const uint64_t wait_ns =
       std::min(duration_ns, entry.last_ns - entry.issue_ns);
   splits_.push_back({entry.operation, wait_ns, duration_ns - wait_ns});

@@ -1,5 +1,6 @@
-// What of a rank's waiting was for the last rank: keeps its collectives and
-// steps for some seconds, until every other rank has written its arrival down.
+// What of a rank's waiting was for the last rank that it needs: keeps its
+// operations and steps for some seconds, until every other rank has written its
+// arrival down.
 #pragma once
 
 #include <array>
@@ -24,8 +25,8 @@ struct StepWaits {
   std::vector<Exposure> exposures;
 };
 
-// Not thread-safe; everything may throw std::bad_alloc. Messages are passed
-// over.
+// Not thread-safe; everything may throw std::bad_alloc. Messages that cannot be
+// told from others are passed over.
 class WaitLedger {
  public:
   // Collectives kept; one that lost its place to a later one stays unknown.
@@ -43,6 +44,8 @@ class WaitLedger {
   void takeIssue(const Record& record, uint32_t operation);
   void takeReady(const Record& record);
   void takeEnd(const Record& record);
+  // Nothing else tells when a message of gloo's is over.
+  void takeWait(const Record& record);
   void takeStep(StepWaits&& step);
   // Those taken so far turn out to be none: nothing is known of steps.
   void forgetSteps();
@@ -82,12 +85,13 @@ class WaitLedger {
     uint64_t ready_ns = 0; // when its device's stream came to it
     uint64_t task = 0; // graph task + 1
     uint64_t end_ns = 0; // 0 until its end was drained
+    uint64_t waited_until_ns = 0; // 0 until a wait for it was
     uint64_t last_ns = 0; // issue by the last rank
     uint64_t size_bytes = 0;
-    uint32_t group = 0;
-    uint32_t seq = 0;
+    IssuedOp issued_as;
     uint32_t operation = 0;
     uint32_t last_rank = 0;
+    bool on_device = false;
     bool issued = false; // its issue was drained; on a device it may not have
                          // arrived yet
     State state = State::kOpen;
@@ -98,6 +102,7 @@ class WaitLedger {
   };
 
   Entry* place(uint64_t op_id) noexcept;
+  static uint64_t endOf(const Entry& entry) noexcept;
   void arrive(Entry& entry, uint64_t at_ns);
   const Entry* find(uint64_t op_id) const noexcept;
   bool settle(Entry& entry, uint64_t now_ns);

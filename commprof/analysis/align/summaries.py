@@ -38,10 +38,10 @@ _MOST = 0.5
 
 @dataclass(frozen=True)
 class LastRow:
-    """How often one rank was the last to issue a collective, and what that cost the others."""
+    """How often one rank was the last to issue what others needed it for, and what that cost."""
 
     rank: int
-    #: Of the collectives, each counted once per rank that took part and told of it.
+    #: Of the operations, each counted once per rank that took part and told of it.
     share: float
     #: Sum over the other ranks of the time from their issue to this one's, or to their own
     #: completion if that came first. Collectives overlap, so it can exceed the time that passed.

@@ -1,12 +1,14 @@
 """Which ranks a job that stands still waits for: one rule for running jobs and for recorded ones.
 
-A rank that has issued an operation waits for every rank that takes part and has not issued it.
-Following these waits leads to ranks that wait for nobody: they did not arrive. If the waits lead in
-a circle, ranks issue the operations of several groups in different orders. A rank at which a
-collective is pending that other ranks have completed is behind them: since the collective completed
-there, every rank had arrived, and nothing of another rank holds it up. The same holds for one that
-all have issued and that runs on other ranks' devices and not on this one's. What is pending before
-it decides: a rank is only behind if this holds for the oldest operation that it has pending.
+A rank that has issued an operation waits for every rank that it needs there and that has not issued
+it: for all of the group, or where the operation has a root for fewer, see
+:mod:`commprof.analysis.align.matching`. Following these waits leads to ranks that wait for nobody:
+they did not arrive. If the waits lead in a circle, ranks issue the operations of several groups in
+different orders. A rank at which a collective is pending that other ranks have completed is behind
+them: since the collective completed there, every rank had arrived, and nothing of another rank
+holds it up. The same holds for one that all have issued and that runs on other ranks' devices and
+not on this one's. What is pending before it decides: a rank is only behind if this holds for the
+oldest operation that it has pending.
 """
 
 from __future__ import annotations
@@ -15,8 +17,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from commprof.analysis.align.matching import needed_ranks
 from commprof.trace.documents import Group
-from commprof.trace.schema import comes_before
+from commprof.trace.schema import OPS, comes_before
 
 #: They complete on no rank before all ranks have arrived. A broadcast's root may be done early.
 _SYNCHRONISING = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")
@@ -44,6 +47,8 @@ class Operation:
     silent: bool = False
     #: Whether it runs, by what the device told; None where nothing tells when operations start.
     started: bool | None = None
+    #: Rank in the group that it gives to or takes from; -1 without one, and where it is not known.
+    root: int = -1
 
     def __str__(self) -> str:
         """In words."""
@@ -165,13 +170,23 @@ def _misses(other: Standing, operation: Operation, issuer: Standing) -> bool:
     mine = issuer.groups.get(operation.group)
     if group is None:
         # It has never used the group: only the group of all ranks is known to include it.
-        return mine is not None and mine.size == other.world_size and operation.peer < 0
+        includes_all = mine is not None and mine.size == other.world_size
+        return includes_all and operation.peer < 0 and _is_needed(other.rank, operation, mine)
     if operation.peer < 0:
-        return _before(other.next_seq.get(operation.group), operation)
+        late = _before(other.next_seq.get(operation.group), operation)
+        return late and _is_needed(group.rank, operation, mine)
     if mine is None or group.rank != operation.peer:
         return False
     counterpart = "recv" if operation.op == "send" else "send"
     return _before(other.next_message.get((operation.group, counterpart, mine.rank)), operation)
+
+
+def _is_needed(rank: int, operation: Operation, own: Group | None) -> bool:
+    """Whether the issuer, which ``own`` describes, needs this rank of the group."""
+    if own is None or operation.root < 0 or not max(rank, own.rank) < own.size:
+        return True
+    code, is_gloo = OPS.index(operation.op), own.backend == "gloo"
+    return bool(needed_ranks(code, operation.root, own.size, is_gloo)[own.rank, rank])
 
 
 def _before(next_seq: int | None, operation: Operation) -> bool:

@@ -17,23 +17,25 @@ Table = Callable[[Sequence[Sequence[Any]], Sequence[str]], str]
 _LEGEND = """\
 From the histograms of always-on mode, over all ranks, each without its first step. Times in ms;
 step and parts: means, exact; median, p50, p95, p99: within 1 %. wait: exposed time until the last
-rank had issued the collective waited for; transfer: from there; over the steps where that is
-known."""
+rank that is needed had issued what was waited for; transfer: from there; over the steps where that
+is known."""
 
 _OPERATIONS_LEGEND = """\
 count: issued, on all ranks. duration: from issue to completion. blocked: waits of 1 us or more in
 Work.wait; DDP waits in its finalisation instead, which is in exposed. size: bytes of the message.
-not completed: no completion was seen. early: waiting for the last rank, from issue to that one's;
-transfer: from there to completion; both where that issue is known. algbw and busbw: nccl-tests'
-size over the mean transfer, which holds gloo's queue; 1 GB is 1e9 bytes."""
+not completed: no completion was seen. early: waiting for the last rank that is needed (of a
+broadcast the root, of a message its other end), from issue to that one's; transfer: from there to
+completion; both where that issue is known. algbw and busbw: nccl-tests' size over the mean
+transfer, which holds gloo's queue; 1 GB is 1e9 bytes."""
 
 _CHECKS_HEADING = """\
 Cross-checks of what always-on mode summarised, against another figure of the same run. DDP's log
 holds means over the iterations that it sampled, warm-up included."""
 
 _LAST_LEGEND = """\
-last: share of the collectives in which the rank was the last to issue. cost: time that the other
-ranks' collectives spent between their own issue and that one's; those of one rank may overlap."""
+last: share of the operations in which the rank was the last to issue of those that another one
+needs. cost: time that the other ranks' operations spent between their own issue and that one's;
+those of one rank may overlap."""
 
 
 def blocks(

@@ -286,7 +286,8 @@ void ArrivalBoard::Group::post(uint32_t seq, uint64_t issue_ns) noexcept {
 ArrivalBoard::State ArrivalBoard::Group::last(
     uint32_t seq,
     uint64_t near_ns,
-    Last& found) const noexcept {
+    Last& found,
+    const AskedAbout& asked) const noexcept {
   const Word* cells = cells_ + uint64_t(seq % kSlots) * size_;
   const uint64_t round = roundOf(seq);
   int64_t latest_ns = INT64_MIN; // after near_ns
@@ -303,7 +304,10 @@ ArrivalBoard::State ArrivalBoard::Group::last(
     const int64_t after_ns = sinceNs(cell, near_ns);
     error_ns =
         std::max(error_ns, errors_ns_[rank].load(std::memory_order_relaxed));
-    if (after_ns > latest_ns) {
+    const bool came = near_ns + uint64_t(after_ns) <= asked.done_ns;
+    const bool held_up =
+        rank == rank_ || (came && needs(asked.meaning, size_, rank_, rank));
+    if (held_up && after_ns > latest_ns) {
       latest_ns = after_ns;
       latest_rank = rank;
     }

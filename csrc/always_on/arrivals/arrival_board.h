@@ -14,6 +14,8 @@
 #include <memory>
 #include <string>
 
+#include "always_on/arrivals/needed_ranks.h"
+
 namespace commprof {
 
 // What this host's carrier has to do with those of other hosts.
@@ -25,11 +27,18 @@ struct HostLinks {
   uint64_t unsent = 0; // datagrams that the network would not take
 };
 
+// The operation that a rank asks about, and when it was done with it.
+struct AskedAbout {
+  Meaning meaning;
+  uint64_t done_ns = UINT64_MAX; // by its own clock
+};
+
 class ArrivalBoard {
  public:
   // Collectives of one group between the newest and the oldest known.
   static constexpr uint32_t kSlots = 1 << 14;
-  static constexpr uint32_t kMaxGroups = 64;
+  // Each pair of ranks that send each other messages is a group, and each way.
+  static constexpr uint32_t kMaxGroups = 192;
   // Of all groups, on one host. A page counts once it was written to.
   static constexpr size_t kBytes = 64 << 20;
 
@@ -57,7 +66,7 @@ class ArrivalBoard {
     kNoPlace, // the board had no place, or no room, for its group
   };
   struct Last {
-    uint64_t at_ns = 0; // issue by the last rank
+    uint64_t at_ns = 0; // issue by the last rank that held the asking one up
     uint32_t rank = 0; // its global rank
     // Bound on the error of comparing clocks; 0 among ranks of one host.
     uint64_t clock_error_ns = 0;
@@ -75,9 +84,14 @@ class ArrivalBoard {
    public:
     Group() = default;
     void post(uint32_t seq, uint64_t issue_ns) noexcept;
-    // The last of all ranks to issue collective `seq`; `near_ns` is an issue of
-    // it, since cells keep times modulo 9.7 hours.
-    State last(uint32_t seq, uint64_t near_ns, Last& found) const noexcept;
+    // The last rank to issue collective `seq` of those that this one needs and
+    // that came before it was done; itself if none came later. `near_ns` is an
+    // issue of it, since cells keep times modulo 9.7 hours.
+    State last(
+        uint32_t seq,
+        uint64_t near_ns,
+        Last& found,
+        const AskedAbout& asked = {}) const noexcept;
     explicit operator bool() const noexcept {
       return cells_ != nullptr;
     }

@@ -21,11 +21,9 @@ uint64_t hashOf(const std::string& text) noexcept {
 void ArrivalExchange::addGroup(const GroupMembership& group) {
   const uint32_t turn = turns_[group.name]++;
   Membership made;
-  made.member = {
-      hashOf(group.name + '\n' + std::to_string(turn)),
-      group.rank,
-      group.size,
-      global_rank_};
+  made.name = group.name + '\n' + std::to_string(turn);
+  made.is_gloo = group.is_gloo;
+  made.member = {hashOf(made.name), group.rank, group.size, global_rank_};
   groups_[group.id] = made;
 }
 
@@ -34,6 +32,7 @@ void ArrivalExchange::setBoard(
     uint32_t global_rank) {
   board_ = std::move(board);
   global_rank_ = global_rank;
+  messages_.clear();
   for (auto& [id, group] : groups_) {
     group.member.global_rank = global_rank;
     group.joined = {};
@@ -41,35 +40,55 @@ void ArrivalExchange::setBoard(
   }
 }
 
-// Null where there is nobody to exchange with.
-ArrivalExchange::Membership* ArrivalExchange::joined(uint32_t group) noexcept {
-  const auto found = groups_.find(group);
+// Null for a group that was not described.
+ArrivalExchange::Membership* ArrivalExchange::membership(
+    const IssuedOp& issued) {
+  const auto found = groups_.find(issued.group);
   if (found == groups_.end()) {
     return nullptr;
   }
-  Membership& own = found->second;
-  if (!own.joined && board_ && !own.refused && own.member.size > 1) {
-    own.refused = !board_->join(own.member, own.joined);
+  const Membership& group = found->second;
+  if (!isPointToPoint(issued.op)) {
+    return &found->second;
   }
-  return &own;
+  const bool sends = issued.op == Op::kSend;
+  const auto [place, is_new] =
+      messages_.try_emplace({issued.group, issued.peer, sends});
+  Membership& pair = place->second;
+  if (is_new) {
+    const uint32_t own = group.member.rank;
+    pair.name = group.name + '\n' + std::to_string(sends ? own : issued.peer) +
+        " to " + std::to_string(sends ? issued.peer : own);
+    pair.member = {
+        hashOf(pair.name), sends ? 0u : 1u, 2, group.member.global_rank};
+    pair.is_gloo = group.is_gloo;
+  }
+  return &pair;
 }
 
-void ArrivalExchange::post(
-    uint32_t group,
-    uint32_t seq,
-    uint64_t issue_ns) noexcept {
-  Membership* own = joined(group);
+// Null where there is nobody to exchange with.
+ArrivalExchange::Membership* ArrivalExchange::joined(const IssuedOp& issued) {
+  Membership* own = membership(issued);
+  if (own != nullptr && !own->joined && board_ && !own->refused &&
+      own->member.size > 1) {
+    own->refused = !board_->join(own->member, own->joined);
+  }
+  return own;
+}
+
+void ArrivalExchange::post(const IssuedOp& issued, uint64_t issue_ns) {
+  Membership* own = joined(issued);
   if (own != nullptr && own->joined) {
-    own->joined.post(seq, issue_ns);
+    own->joined.post(issued.seq, issue_ns);
   }
 }
 
 ArrivalBoard::State ArrivalExchange::last(
-    uint32_t group,
-    uint32_t seq,
+    const IssuedOp& issued,
     uint64_t issue_ns,
-    ArrivalBoard::Last& found) noexcept {
-  Membership* own = joined(group);
+    uint64_t done_ns,
+    ArrivalBoard::Last& found) {
+  Membership* own = joined(issued);
   if (own == nullptr) {
     return ArrivalBoard::State::kLost;
   }
@@ -82,7 +101,8 @@ ArrivalBoard::State ArrivalExchange::last(
         : board_        ? ArrivalBoard::State::kMissing
                         : ArrivalBoard::State::kLost;
   }
-  return own->joined.last(seq, issue_ns, found);
+  const Meaning meaning{issued.op, issued.peer, own->is_gloo};
+  return own->joined.last(issued.seq, issue_ns, found, {meaning, done_ns});
 }
 
 uint64_t ArrivalExchange::commonNs(uint64_t own_ns) const noexcept {

@@ -6,6 +6,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <tuple>
 #include <unordered_map>
 
 #include "always_on/arrivals/arrival_board.h"
@@ -18,6 +19,20 @@ struct GroupMembership {
   std::string name; // the same on all ranks
   uint32_t rank = 0;
   uint32_t size = 0;
+  bool is_gloo = false; // its backend
+};
+
+// An operation as its rank issued it. A message is a group's of two ranks, its
+// sender and its receiver, and numbered there.
+struct IssuedOp {
+  uint32_t group = 0;
+  uint32_t seq = 0;
+  Op op = Op::kAllReduce;
+  uint32_t peer = 0; // root, or the message's other end, as rank in the group
+
+  bool isNumbered() const noexcept {
+    return op != Op::kRecvAnySource && (!isPointToPoint(op) || seq != kNoSeq);
+  }
 };
 
 // Not thread-safe.
@@ -30,13 +45,15 @@ class ArrivalExchange {
   // Null: nobody to exchange with. Groups join as they are used.
   void setBoard(std::shared_ptr<ArrivalBoard> board, uint32_t global_rank);
 
-  void post(uint32_t group, uint32_t seq, uint64_t issue_ns) noexcept;
-  // As ArrivalBoard::Group::last(). In a group of one, this rank is the last.
+  // Both take what isNumbered(), and may throw std::bad_alloc.
+  void post(const IssuedOp& issued, uint64_t issue_ns);
+  // As ArrivalBoard::Group::last(), for a rank that was done at `done_ns`. In a
+  // group of one, this rank is the last.
   ArrivalBoard::State last(
-      uint32_t group,
-      uint32_t seq,
+      const IssuedOp& issued,
       uint64_t issue_ns,
-      ArrivalBoard::Last& found) noexcept;
+      uint64_t done_ns,
+      ArrivalBoard::Last& found);
   // A time of this process by rank 0's clock, as far as that is known: good
   // enough to tell blocks of time from each other.
   uint64_t commonNs(uint64_t own_ns) const noexcept;
@@ -45,14 +62,19 @@ class ArrivalExchange {
  private:
   struct Membership {
     ArrivalBoard::Member member;
+    bool is_gloo = false;
+    std::string name; // with its turn, the same on all ranks
     ArrivalBoard::Group joined{};
     bool refused = false;
   };
-  Membership* joined(uint32_t group) noexcept;
+  Membership* joined(const IssuedOp& issued);
+  Membership* membership(const IssuedOp& issued);
 
   std::shared_ptr<ArrivalBoard> board_;
   uint32_t global_rank_ = 0;
   std::unordered_map<uint32_t, Membership> groups_;
+  // By group, its other end, and whether this rank sends.
+  std::map<std::tuple<uint32_t, uint32_t, bool>, Membership> messages_;
   std::map<std::string, uint32_t> turns_;
 };
 

@@ -54,7 +54,7 @@ class LateRanks {
   static constexpr uint64_t kMaxBlocks = 128;
   static constexpr size_t kMaxCells = 1024;
 
-  // `rank` was the last of a collective, for which this rank waited.
+  // `rank` was the last that this one needed in an operation.
   void wasLast(uint32_t rank, uint64_t wait_ns);
   // The training thread stood still for `rank`, from `at_ns` on.
   void exposed(uint64_t at_ns, uint32_t rank, uint64_t wait_ns);

@@ -27,6 +27,7 @@ void Summary::fold(const Record* records, uint64_t count) {
         takeReady(*record);
         break;
       case Kind::kWait:
+        ledger_.takeWait(*record);
         if (!device_steps_.tells()) {
           takeWait(*record);
         }

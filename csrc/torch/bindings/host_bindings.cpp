@@ -2,6 +2,7 @@
 #include "torch/bindings/host_bindings.h"
 
 #include "always_on/arrivals/arrival_board.h"
+#include "always_on/arrivals/needed_ranks.h"
 #include "always_on/hosts/arrival_carrier.h"
 #include "clock/clock_sync.h"
 #include "core/recorder.h"
@@ -104,6 +105,25 @@ void bindArrivals(py::module_& m) {
         HostCarrier::instance().flush();
       },
       "Sends what other hosts have not been told yet. After `stop`.");
+  m.def(
+      "needs",
+      [](uint8_t op,
+         uint32_t root,
+         bool is_gloo,
+         uint32_t size,
+         uint32_t rank,
+         uint32_t other) {
+        return needs({Op(op), root, is_gloo}, size, rank, other);
+      },
+      "Whether a rank of a group of `size` cannot be done with an operation "
+      "before another one has arrived; for the test that compares this rule "
+      "with that of the report.",
+      py::arg("op"),
+      py::arg("root"),
+      py::arg("is_gloo"),
+      py::arg("size"),
+      py::arg("rank"),
+      py::arg("other"));
 }
 
 } // namespace

@@ -108,7 +108,8 @@ GroupInfo& groupInfo(c10d::ProcessGroup& group) {
         {info.id,
          group.getGroupName(),
          uint32_t(group.getRank()),
-         uint32_t(group.getSize())},
+         uint32_t(group.getSize()),
+         group.getBackendName() == "gloo"},
         describe(info.id, group));
   }
   last_group = &group;

@@ -1,6 +1,10 @@
 // What of a rank's waiting was for the last rank, from records of two ranks.
 #include "always_on/wait_ledger.h"
 
+#include <memory>
+#include <utility>
+#include <vector>
+
 #include "check.h"
 
 using namespace commprof;
@@ -17,7 +21,27 @@ struct Rank {
 
   Rank(const std::shared_ptr<ArrivalBoard>& board, uint32_t rank) {
     exchange.addGroup({1, "dp", rank, 2});
+    exchange.addGroup({2, "all", rank, 4, true});
     exchange.setBoard(board, rank);
+  }
+  // Operation 9 of the group of four, from its issue to its end.
+  void run(Op op, uint32_t peer, uint64_t at_ns, uint64_t end_ns) {
+    Record record;
+    record.kind = Kind::kIssue;
+    record.op = op;
+    record.op_id = 9;
+    record.group = 2;
+    record.aux = peer;
+    record.timestamp_ns = kBegin + at_ns;
+    ledger.takeIssue(record, 3);
+    record.kind = isPointToPoint(op) ? Kind::kWait : Kind::kEnd;
+    record.value = kBegin + end_ns;
+    if (isPointToPoint(op)) {
+      ledger.takeWait(record);
+    } else {
+      record.timestamp_ns = record.value;
+      ledger.takeEnd(record);
+    }
   }
   void issue(uint64_t op_id, uint64_t at_ns, uint64_t task = 0) {
     Record record;
@@ -134,16 +158,68 @@ void theRestOfAFinalisationIsCopying() {
   CHECK_EQ(copyingNs(10, {}), 0.0);
 }
 
-// A broadcast's root is done before the last rank comes.
-void whoIsDoneEarlyWaitedForAllOfIt() {
-  Pair ranks;
-  ranks.early.issue(1, 1 * kMs);
-  ranks.early.end(1, 2 * kMs);
-  ranks.late.issue(1, 9 * kMs);
-  const auto found = ranks.early.ledger.resolve(kBegin + 10 * kMs);
-  CHECK_EQ(found.size(), 1u);
-  CHECK_EQ(found[0].wait_ns, 1 * kMs);
-  CHECK_EQ(found[0].wire_ns, 0u);
+// Who comes when each of four ranks, and for whom it waited; ranks are done at
+// `end_ms`.
+void waitsFor(
+    Op op,
+    const std::vector<uint64_t>& issue_ms,
+    const std::vector<uint64_t>& end_ms,
+    const std::vector<std::pair<uint32_t, uint64_t>>& waited_for) {
+  const std::shared_ptr<ArrivalBoard> board = ArrivalBoard::create(1);
+  std::vector<std::unique_ptr<Rank>> ranks;
+  for (uint32_t rank = 0; rank < 4; ++rank) {
+    ranks.push_back(std::make_unique<Rank>(board, rank));
+    ranks[rank]->run(op, 0, issue_ms[rank] * kMs, end_ms[rank] * kMs);
+  }
+  for (uint32_t rank = 0; rank < 4; ++rank) {
+    const auto found = ranks[rank]->ledger.resolve(kBegin + 100 * kMs);
+    CHECK_EQ(found.size(), 1u);
+    const auto [late, wait_ms] = waited_for[rank];
+    CHECK_EQ(found[0].wait_ns, wait_ms * kMs);
+    CHECK(ranks[rank]->holds("\"last\":[{\"rank\":" + std::to_string(late)));
+  }
+}
+
+// gloo's tree from root 0: rank 1 sends to rank 3, and nobody else waits for
+// that leaf.
+void aLateRootIsWaitedForThoughALeafComesLater() {
+  const std::vector<uint64_t> issue_ms{20, 5, 5, 50};
+  waitsFor(
+      Op::kBroadcast,
+      issue_ms,
+      {30, 55, 30, 55},
+      {{0, 0}, {3, 45}, {0, 15}, {3, 0}});
+  waitsFor(
+      Op::kScatter,
+      issue_ms,
+      {55, 30, 30, 55},
+      {{3, 30}, {0, 15}, {0, 15}, {3, 0}});
+}
+
+// All ranks may wait for all in a reduce, but for those who came later.
+void whoIsDoneEarlyWaitedForNobodyWhoCameLater() {
+  waitsFor(
+      Op::kReduce,
+      {1, 3, 2, 9},
+      {4, 12, 12, 12},
+      {{1, 2}, {3, 6}, {3, 7}, {3, 0}});
+}
+
+// Rank 2 sends to rank 0, which comes 6 ms later; nobody else takes part.
+void aSenderWaitsForItsReceiver() {
+  const std::shared_ptr<ArrivalBoard> board = ArrivalBoard::create(1);
+  Rank receiver{board, 0};
+  Rank sender{board, 2};
+  sender.run(Op::kSend, 0, 2 * kMs, 9 * kMs);
+  receiver.run(Op::kRecv, 2, 8 * kMs, 9 * kMs);
+  const auto sent = sender.ledger.resolve(kBegin + 10 * kMs);
+  CHECK_EQ(sent.size(), 1u);
+  CHECK_EQ(sent[0].wait_ns, 6 * kMs);
+  CHECK(sender.holds("\"last\":[{\"rank\":0,"));
+  CHECK_EQ(receiver.ledger.resolve(kBegin + 10 * kMs).size(), 1u);
+  CHECK(receiver.holds("\"last\":[{\"rank\":0,\"count\":1,\"wait_ns\":0}]"));
+  receiver.run(Op::kRecvAnySource, 2, 8 * kMs, 9 * kMs); // of nobody known
+  CHECK(receiver.holds("\"known\":1,\"unknown\":0,"));
 }
 
 // The thread waits from 2 to 24 ms for a collective to which rank 1 comes
@@ -218,12 +294,12 @@ void aloneNothingIsKnown() {
   CHECK(alone.ledger.resolve(kBegin + 3 * kMs).empty());
   CHECK(!alone.ledger.pending());
   CHECK(alone.holds("\"known\":0,\"unknown\":1,"));
-  alone.exchange.addGroup({2, "self", 0, 1}); // a group of one has its last
+  alone.exchange.addGroup({3, "self", 0, 1}); // a group of one has its last
   Record record;
   record.kind = Kind::kIssue;
   record.op = Op::kAllReduce;
   record.op_id = 2;
-  record.group = 2;
+  record.group = 3;
   record.timestamp_ns = kBegin;
   alone.ledger.takeIssue(record, 0);
   alone.end(2, 4 * kMs);
@@ -237,7 +313,7 @@ void aGroupWithoutAPlaceIsCounted() {
   Pair ranks;
   const uint32_t groups = ArrivalBoard::kMaxGroups + 1;
   uint64_t op_id = 0;
-  for (uint32_t id = 2; id < 2 + groups; ++id) {
+  for (uint32_t id = 3; id < 3 + groups; ++id) {
     const std::string name = "group " + std::to_string(id);
     ranks.early.exchange.addGroup({id, name, 0, 2});
     ranks.late.exchange.addGroup({id, name, 1, 2});
@@ -253,7 +329,9 @@ void aGroupWithoutAPlaceIsCounted() {
   }
   CHECK_EQ(ranks.early.ledger.resolve(kBegin + 3 * kMs).size(), groups - 1u);
   CHECK(!ranks.early.ledger.pending());
-  CHECK(ranks.early.holds("\"known\":64,\"unknown\":1,\"without_place\":1,"));
+  CHECK(ranks.early.holds(
+      "\"known\":" + std::to_string(ArrivalBoard::kMaxGroups) +
+      ",\"unknown\":1,\"without_place\":1,"));
 }
 
 void memoryHasABound() {
@@ -330,7 +408,9 @@ int main() {
   aCollectiveIsSplitAtTheLastArrival();
   onADeviceARankArrivesWithItsStream();
   theRestOfAFinalisationIsCopying();
-  whoIsDoneEarlyWaitedForAllOfIt();
+  aLateRootIsWaitedForThoughALeafComesLater();
+  whoIsDoneEarlyWaitedForNobodyWhoCameLater();
+  aSenderWaitsForItsReceiver();
   aWaitIsSplitWhenItsStepIsOver();
   aFinalisationIsSplitAtTheDecidingBucket();
   acrossHostsTheClocksErrorIsKept();

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from commprof import _native
-from commprof.analysis.align.matching import match
+from commprof.analysis.align.matching import POINT_TO_POINT, match
 from commprof.analysis.late.arrivals import Arrivals, match_arrivals
 from commprof.analysis.step.breakdown import breakdown
 from commprof.trace import columns
 from commprof.trace.columns import Collectives
-from commprof.trace.reader import Trace, read_trace
+from commprof.trace.reader import read_trace
 from commprof.trace.summary import Histogram, Summary, merged_histogram, quantile_ns
 from tests.support.analysed import analyse_run
 from tests.support.machines.commands import call
@@ -39,19 +37,6 @@ def same(found: Histogram, values_ns: np.ndarray, apart_ns: float) -> None:  # t
         assert quantile_ns(found, q) == pytest.approx(exact, abs=error), q
 
 
-def of_all_ranks(traces: Sequence[Trace], tables: Sequence[Collectives]) -> list[Arrivals]:
-    """Last arrivals as always-on mode has them: of all ranks, in a broadcast of DDP's too."""
-    matching = match(traces, tables)
-    issue_ns = np.concatenate([table.issue_ns for table in tables])
-    last_ns, late = (matching.split(part) for part in matching.latest(issue_ns))
-    return [
-        dataclasses.replace(arrivals, last_arrival_ns=last, late_rank=rank)
-        for arrivals, last, rank in zip(
-            match_arrivals(matching, traces, tables), last_ns, late, strict=True
-        )
-    ]
-
-
 def split(table: Collectives, arrivals: Arrivals) -> tuple[np.ndarray, np.ndarray]:  # type: ignore[type-arg]
     """By the definition, from the traces of all ranks."""
     known = (arrivals.collective >= 0) & (table.end_ns > 0)
@@ -65,7 +50,8 @@ def test_the_summary_splits_as_the_records_do(tmp_path: Path) -> None:
     run_module("tests.support.ranks.last_arrivals_rank", [str(tmp_path)], 3)
     traces = [read_trace(tmp_path / f"rank_{rank}.trace") for rank in range(3)]
     tables = [columns.collectives(trace) for trace in traces]
-    for trace, table, arrivals in zip(traces, tables, of_all_ranks(traces, tables), strict=True):
+    found = match_arrivals(match(traces, tables), traces, tables)
+    for trace, table, arrivals in zip(traces, tables, found, strict=True):
         summary = trace.summary
         assert summary is not None
         assert len(table) >= 60
@@ -100,8 +86,10 @@ def test_a_rank_that_does_not_record_leaves_the_others_without_its_arrivals(
         pair = {group.id for group in trace.groups.values() if group.size == 2}
         table = columns.collectives(trace)
         assert trace.summary is not None
-        # The group of these two has all that it needs.
-        assert trace.summary.arrivals_known == np.isin(table.group, list(pair)).sum() > 0
+        # The group of these two, and their messages, have all that they need.
+        between = np.isin(table.group, list(pair))
+        between |= np.isin(table.op, POINT_TO_POINT) & (table.peer == 2 - rank)
+        assert trace.summary.arrivals_known == between.sum() > 0
         assert trace.summary.arrivals_unknown == len(table) - trace.summary.arrivals_known
         assert trace.summary.unsplit_steps > 0
     text = " ".join(call("-m", "commprof", "report", str(tmp_path), "--all").stdout.split())

@@ -1,4 +1,4 @@
-"""One rank of several, in both modes at once, with DDP, waits by hand and a group of two ranks.
+"""One rank of several, in both modes at once: DDP, waits by hand, roots, messages, a group of two.
 
 ``python -m tests.support.ranks.last_arrivals_rank DIR [SKIP [LINGER_S]]``: rank SKIP does not
 record; capture goes on for so long after the last step.
@@ -19,6 +19,23 @@ from commprof import _native
 from commprof.trace.schema import MODES
 
 STEPS = 30
+
+
+def with_roots(rank: int, step: int) -> None:
+    """Operations in which ranks wait for some of the others; the root comes after a leaf's peer."""
+    size, value = dist.get_world_size(), torch.zeros(8)
+    root = step % size
+    time.sleep(0.001 * ((rank - root) % size == 0) + 0.002 * ((rank - root) % size == 1))
+    dist.broadcast(value, root)
+    time.sleep(0.001 * (rank == root))
+    dist.scatter(value, [torch.zeros(8)] * size if rank == root else None, src=root)
+    dist.gather(value, [torch.zeros(8)] * size if rank == root else None, dst=root)
+    dist.reduce(value, root)
+    if rank == root:
+        dist.send(value, (rank + 1) % size)
+    elif rank == (root + 1) % size:
+        time.sleep(0.001)
+        dist.recv(value, root)
 
 
 def main() -> None:
@@ -44,6 +61,7 @@ def main() -> None:
                 work = dist.all_reduce(torch.zeros(1000), group=pair, async_op=True)
                 time.sleep(0.001 * rank)
                 work.wait()
+            with_roots(rank, step)
             dist.all_reduce(torch.zeros(1))
             if capture is not None:
                 capture.step()

@@ -72,6 +72,27 @@ def test_the_rank_that_did_not_issue_is_accused() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("op", "root", "arrived", "accused"),
+    [
+        ("gather", 1, [0], [1]),  # who gives waits for the root, not for others that give
+        ("gather", 1, [1], [0, 2]),
+        ("broadcast", 1, [0], [1]),  # rank 0 is a leaf of the tree, as rank 2 is
+        ("all_reduce", 1, [0], [1, 2]),
+    ],
+)
+def test_only_ranks_that_are_needed_are_accused(
+    op: str, root: int, arrived: list[int], accused: list[int]
+) -> None:
+    ranks = [rank_in_backward(rank, 0) for rank in range(WORLD)]
+    for rank in arrived:
+        ranks[rank].collective(0, 120 * MS, 0, op=op, aux=root)
+    hang = found(*map(state, ranks))
+    assert hang is not None
+    assert [one.rank for one in hang.accused] == accused
+    assert hang.waiting == tuple(arrived)
+
+
 def test_sequence_numbers_begin_again_after_the_largest() -> None:
     largest = 2**32 - 1
 

@@ -5,13 +5,15 @@ Which bucket a collective belongs to: by the hook, by a compressor's work, by DD
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
 import pytest
 
+from commprof import _native
 from commprof.analysis.align.bucket_numbers import bucket_numbers
-from commprof.analysis.align.matching import last_awaited, match, needed_ranks
+from commprof.analysis.align.matching import SOME_WAIT, last_awaited, match, needed_ranks
 from commprof.trace import columns
 from commprof.trace.schema import OPS, Kind
 from tests.support.builders.traces import MS, THREAD, Rank
@@ -49,6 +51,20 @@ def test_ranks_wait_as_they_were_seen_to(op: int, root: int, waiting: dict[int, 
     needs = needed_ranks(op, root, 6, True)
     for late, ranks in waiting.items():
         assert [rank for rank in np.flatnonzero(needs[:, late]) if rank != late] == ranks
+
+
+@pytest.mark.skipif(_native.native is None, reason=_native.native_error or "")
+@pytest.mark.parametrize("size", range(1, 10))
+def test_always_on_mode_has_the_same_rule(size: int) -> None:
+    """The C++ of always-on mode, which asks of two ranks at a time, against this matrix."""
+    assert _native.native is not None
+    ranks = range(size)
+    for op, root, is_gloo in itertools.product(SOME_WAIT, ranks, (False, True)):
+        found = [
+            [_native.native.needs(op, root, is_gloo, size, rank, other) for other in ranks]
+            for rank in ranks
+        ]
+        assert found == needed_ranks(op, root, size, is_gloo).tolist(), (op, root, is_gloo)
 
 
 def test_a_late_root_is_waited_for_though_a_leaf_comes_later() -> None:
