@@ -12,7 +12,7 @@ from commprof.commands.options.terminal import colours, prose_width, table_width
 from commprof.commands.showing import report_formats
 from commprof.commands.showing.shown import read_shown, with_tables
 from commprof.errors import UsageError
-from commprof.recordings.flight_recorder import is_flight_recorder
+from commprof.recordings.flight_recorder_files import is_flight_recorder
 from commprof.report.sections.reproduce import reproduce_line
 from commprof.trace.run.run_directory import (
     CONFIG_FILE,

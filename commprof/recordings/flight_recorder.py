@@ -8,33 +8,20 @@ those of two ranks are matched in the order in which they are pending.
 
 from __future__ import annotations
 
-import json
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from commprof.errors import TraceError
-from commprof.files import open_regular, read_bytes
 from commprof.invocation import quoted
-from commprof.recordings.containers import each_file, is_packed
-from commprof.recordings.flight_recorder_pickle import read_plain_pickle
-from commprof.text import printable
+from commprof.recordings.flight_recorder_files import dump_files
+from commprof.text import named_ranks, printable
 
-_NAME = re.compile(
-    r"(?:.*\D)?(\d{1,7})(?:\.(?:json|pickle|pkl|pt|bin|dump))?(?:\.gz)?|.*rank[_-]?(\d{1,7})\D.*",
-    re.IGNORECASE,
-)
-_LARGEST_BYTES = 1 << 30
-_HEAD_BYTES = 1 << 16
 #: Of a tensor, in bytes; a damaged dump may say more.
 _LARGEST_SIZE = 1 << 63
-_PICKLE = b"\x80"
-_OF_TORCH_PROFILER = b'"traceEvents"'
-#: What stands in a run directory, whose folders hold no dumps.
-_OF_COMMPROF = "run.json"
 _MESSAGE = re.compile(r"(send|recv) (\d+)(?:->|<-)(\d+)")
 _STATES = ("scheduled", "started", "completed")
 _OPS = {
@@ -89,62 +76,10 @@ class Dump:
     entries: tuple[Entry, ...]
     #: The last collective or message that the rank handed to a group, by group's name.
     last_enqueued: Mapping[str, int]
-    #: Whether it holds the completed entries too.
-    is_full: bool
-
-
-def is_flight_recorder(path: Path) -> bool:
-    """Whether a path is a dump, or a folder or an archive that holds at least one."""
-
-    def first(head: bytes) -> bool:
-        if _is_dump(head) or _OF_TORCH_PROFILER in head:
-            raise _FoundError(_is_dump(head))
-        return False
-
-    try:
-        if path.is_file():
-            each_file(path, first, lambda name, stream: None)
-            return False
-    except _FoundError as found:
-        return bool(found.args[0]) and (is_packed(path) or _rank_in(path.name) is not None)
-    return any(True for _ in _dumps_in(path))
-
-
-class _FoundError(Exception):
-    """Ends the search; says whether it is a dump."""
-
-
-@dataclass(frozen=True)
-class _Found:
-    """A file that looks like a dump, or a member of an archive."""
-
-    file: Path
-    rank: int
-    #: Of a member; a file is read when it is its turn.
-    data: bytes | None = None
-
-    def value(self) -> Any:
-        """What it holds."""
-        data = read_bytes(self.file, _LARGEST_BYTES) if self.data is None else self.data
-        if data.startswith(_PICKLE):
-            return read_plain_pickle(data)
-        try:
-            return json.loads(data)
-        except RecursionError:
-            raise ValueError("it is nested too deep") from None
-
-
-def _packed_dumps(path: Path) -> tuple[list[_Found], list[str]]:
-    """The dumps in an archive, and what of it cannot be read."""
-    found: list[_Found] = []
-
-    def take(name: str, stream: BinaryIO) -> None:
-        rank = _rank_in(Path(name).name)
-        if rank is not None:
-            found.append(_Found(Path(name), rank, stream.read(_LARGEST_BYTES)))
-
-    problems = each_file(path, _is_dump, take)
-    return sorted(found, key=lambda each: each.file), problems
+    #: The last one that it knows to have completed.
+    last_completed: Mapping[str, int]
+    #: Whether its status has something pending in a group that cannot be told.
+    unknown_pending: bool = False
 
 
 def read_dumps(path: Path) -> tuple[list[Dump], list[str]]:
@@ -154,15 +89,7 @@ def read_dumps(path: Path) -> tuple[list[Dump], list[str]]:
         TraceError: there is none that can be read.
     """
     found: dict[int, Dump] = {}
-    problems: list[str] = []
-    if path.is_file() and is_packed(path):
-        dumped, problems = _packed_dumps(path)
-    else:
-        dumped = list(_dumps_in(path))
-    folders = sorted({each.file.parent for each in dumped})
-    if len(folders) > 1:
-        named = ", ".join(quoted(folder) for folder in folders[:10])
-        raise TraceError(f"{quoted(path)} holds dumps in several folders; report one: {named}")
+    dumped, problems = dump_files(path)
     for each in dumped:
         file, rank = each.file, each.rank
         try:
@@ -179,7 +106,62 @@ def read_dumps(path: Path) -> tuple[list[Dump], list[str]]:
         raise TraceError(
             problems[0] if problems else f"{quoted(path)} holds no Flight Recorder dump"
         )
-    return [found[rank] for rank in sorted(found)], problems
+    dumps = _with_distinct_groups([found[rank] for rank in sorted(found)])
+    if not any(dump.entries for dump in dumps):
+        dumps = [_with_pending_by_status(dump) for dump in dumps]
+    return dumps, problems
+
+
+def _with_distinct_groups(dumps: Sequence[Dump]) -> list[Dump]:
+    """Groups of one name and other ranks, as split_group makes them, get names of their own."""
+    ranks_of: dict[str, set[tuple[int, ...]]] = defaultdict(set)
+    for dump in dumps:
+        for name, ranks in dump.members.items():
+            ranks_of[name].add(ranks)
+
+    return [
+        _renamed(
+            dump,
+            {
+                name: f"{name} ({named_ranks(ranks)})"
+                for name, ranks in dump.members.items()
+                if len(ranks_of[name]) > 1
+            },
+        )
+        for dump in dumps
+    ]
+
+
+def _renamed(dump: Dump, names: Mapping[str, str]) -> Dump:
+    """With other names of its groups."""
+    return replace(
+        dump,
+        entries=tuple(replace(e, group=names.get(e.group, e.group)) for e in dump.entries),
+        members={names.get(name, name): ranks for name, ranks in dump.members.items()},
+        descriptions={names.get(name, name): text for name, text in dump.descriptions.items()},
+        last_enqueued={names.get(name, name): seq for name, seq in dump.last_enqueued.items()},
+        last_completed={names.get(name, name): seq for name, seq in dump.last_completed.items()},
+    )
+
+
+def _with_pending_by_status(dump: Dump) -> Dump:
+    """A dump without entries says by its groups' status what it handed over and did not complete.
+
+    Raises:
+        TraceError: something is pending in a group that cannot be told.
+    """
+    if dump.unknown_pending:
+        raise TraceError(
+            f"the dump of rank {dump.rank} has no entries, and its groups cannot be told from its "
+            "pg_status: dump the entries too"
+        )
+    pending = [
+        Entry(group, "", "collective", False, seq, -1, "scheduled", -1, -1, "", 0)
+        for group, last in dump.last_enqueued.items()
+        for seq in {dump.last_completed.get(group, last) + 1, last}
+        if dump.last_completed.get(group, last) < seq <= last
+    ]
+    return replace(dump, entries=tuple(pending))
 
 
 def members_of(dumps: Sequence[Dump]) -> dict[str, tuple[int, ...]]:
@@ -196,52 +178,6 @@ def members_of(dumps: Sequence[Dump]) -> dict[str, tuple[int, ...]]:
     return {**{group: tuple(sorted(ranks)) for group, ranks in users.items()}, **members}
 
 
-def _dumps_in(path: Path) -> Iterator[_Found]:
-    """Files that look like dumps, by name and by their first bytes, with their ranks.
-
-    Of a folder without one, those in the folders in it.
-    """
-    if not path.is_dir():
-        yield from _among([path])
-        return
-    inside = sorted(path.iterdir())
-    some = False
-    for found in _among(inside):
-        some = True
-        yield found
-    for folder in inside:
-        if not some and folder.is_dir() and not (path / _OF_COMMPROF).exists():
-            yield from _among(sorted(folder.iterdir()))
-
-
-def _among(files: Iterable[Path]) -> Iterator[_Found]:
-    for file in files:
-        rank = _rank_in(file.name)
-        if rank is None or not file.is_file():
-            continue
-        try:
-            with open_regular(file) as opened:
-                head = opened.read(_HEAD_BYTES)
-        except OSError:
-            continue
-        if _is_dump(head):
-            yield _Found(file, rank)
-
-
-def _rank_in(name: str) -> int | None:
-    """The rank that a file's name says."""
-    named = _NAME.fullmatch(name)
-    return int(named[1] or named[2]) if named else None
-
-
-def _is_dump(head: bytes) -> bool:
-    """By a file's first bytes; a trace of torch.profiler has some of the same words."""
-    if head.startswith(_PICKLE):
-        return any(key in head for key in (b"pg_config", b"pg_status", b"collective_seq_id"))
-    keys = any(key in head for key in (b'"pg_status"', b'"collective_seq_id"'))
-    return head.lstrip().startswith(b"{") and keys and _OF_TORCH_PROFILER not in head
-
-
 def _dump(rank: int, value: Any) -> Dump:
     """Of what a file holds.
 
@@ -251,7 +187,7 @@ def _dump(rank: int, value: Any) -> Dump:
     if not isinstance(value, dict) or not isinstance(value.get("entries", []), list):
         raise ValueError("it has no list of entries")
     version = str(value.get("version", ""))[:20]
-    if not version.startswith("2."):
+    if version and not version.startswith("2."):
         raise ValueError(f"version {version!r} is not known here (allowed: 2.x)")
     config, status = (_dictionary(value, key) for key in ("pg_config", "pg_status"))
     found = [_entry(one) for one in value.get("entries", [])]
@@ -260,14 +196,16 @@ def _dump(rank: int, value: Any) -> Dump:
     if any(entry.backend == "gloo" for entry in entries):
         status = {}  # it counts operations of which there are no entries
     named = {name: one for name, one in config.items() if name and isinstance(one, dict)}
+    enqueued = _in_status("last_enqueued_collective", status, ids, list(named))
     return Dump(
         rank=rank,
         version=version,
         members={name: ranks for name, one in named.items() if (ranks := _ranks(one))},
         descriptions={name: str(one.get("desc", ""))[:100] for name, one in named.items()},
         entries=tuple(entries),
-        last_enqueued=_last_enqueued(status, ids, list(named)),
-        is_full=any(entry.state == "completed" for entry in entries),
+        last_enqueued=enqueued,
+        last_completed=_in_status("last_completed_collective", status, ids, list(named)),
+        unknown_pending=len(enqueued) < sum(_is_behind(one) for one in status.values()),
     )
 
 
@@ -299,43 +237,54 @@ def _dictionary(value: Mapping[Any, Any], key: str) -> dict[str, Any]:
     return {str(name): one for name, one in found.items()}
 
 
+def _is_behind(status: Any) -> bool:
+    """Whether a group's status says that something has not completed."""
+    if not isinstance(status, dict):
+        return False
+    last, done = (status.get(f"last_{which}_collective") for which in ("enqueued", "completed"))
+    return last is not None and done is not None and str(last) != str(done)
+
+
 def _ranks(config: Mapping[str, Any]) -> tuple[int, ...]:
     """Global ranks of a group, in its order; written as a list or as one's text."""
     text = str(config.get("ranks", ""))[: 1 << 20]
     return tuple(int(number) for number in re.findall(r"\d{1,7}", text))
 
 
-def _last_enqueued(
-    status: Mapping[str, Any], ids: Mapping[int, str], names: Sequence[str]
+def _in_status(
+    key: str, status: Mapping[str, Any], ids: Mapping[int, str], names: Sequence[str]
 ) -> dict[str, int]:
-    """The status is by the rank's own numbers of its groups: entries tell which name has which.
+    """A number by group. The status is by the rank's own numbers of its groups.
 
-    Groups without an entry are numbered as their names are, both in the order of their making;
-    this is used where it agrees with all entries.
+    Entries tell which name has which. Groups without an entry are numbered as their names are,
+    both in the order of their making; this is used where it agrees with all entries.
     """
     numbers = sorted(int(key) for key in status if key.isdecimal())
     known = dict(ids)
-    if len(numbers) == len(names) and all(name.isdecimal() for name in names):
-        ordered = dict(zip(numbers, sorted(names, key=int), strict=True))
+    in_order = len(names) == 1 or all(name.isdecimal() for name in names)
+    if len(numbers) == len(names) and in_order:
+        by_number = sorted(names, key=lambda name: int(name) if name.isdecimal() else 0)
+        ordered = dict(zip(numbers, by_number, strict=True))
         if all(ordered.get(number) == name for number, name in ids.items()):
             known = ordered
     found = {}
     for number, name in known.items():
         one = status.get(str(number))
-        last = one.get("last_enqueued_collective") if isinstance(one, dict) else None
+        last = one.get(key) if isinstance(one, dict) else None
         if last is not None:
-            found[name] = _integer(last, "last_enqueued_collective")
+            found[name] = _integer(last, key)
     return found
 
 
 def _entry(value: Any) -> tuple[Entry, int]:
     if not isinstance(value, dict):
         raise ValueError("an entry is no dictionary")
-    group = value.get("process_group")
+    pg_id = _integer(value.get("pg_id", -1), "pg_id")
+    group = value.get("process_group", str(pg_id))
     group = [group] if isinstance(group, str) else group  # without a description
     if not isinstance(group, tuple | list) or not group or not isinstance(group[0], str):
         raise ValueError("an entry's process_group is no pair of texts")
-    state, name = value.get("state"), value.get("profiling_name")
+    state, name = value.get("state", _state_of(value)), value.get("profiling_name")
     if state not in _STATES or not isinstance(name, str):
         raise ValueError("an entry's state or profiling_name is not known here")
     backend, _, op = name.rpartition(":")
@@ -343,23 +292,33 @@ def _entry(value: Any) -> tuple[Entry, int]:
         state = "started"
     if backend == "gloo" and value.get("retired"):
         state = "completed"
-    is_message = bool(value.get("is_p2p"))
-    message = _MESSAGE.match(op) if is_message else None
+    message = _MESSAGE.match(op) if value.get("is_p2p", True) else None
+    is_message = bool(value.get("is_p2p", message))
     op = message[1] if message else _OPS.get(op.lower(), op)
+    number = "p2p_seq_id" if is_message else "collective_seq_id"
     entry = Entry(
         group=group[0],
         backend=backend[:80],
         op=op[:80],
         is_message=is_message,
-        seq=_integer(value.get("p2p_seq_id" if is_message else "collective_seq_id"), "a number"),
+        seq=_integer(value.get(number, value.get("seq_id")), number),
         peer=int(message[3]) if message else -1,
         state=state,
         bytes_in=_bytes(value.get("input_sizes"), value.get("input_dtypes")),
         bytes_out=_bytes(value.get("output_sizes"), value.get("output_dtypes")),
         dtype=_dtype(value.get("input_dtypes")) or _dtype(value.get("output_dtypes")),
-        created_ns=_integer(value.get("time_created_ns"), "time_created_ns"),
+        created_ns=_integer(
+            value.get("time_created_ns", value.get("record_id")), "time_created_ns"
+        ),
     )
-    return entry, _integer(value.get("pg_id", -1), "pg_id")
+    return entry, pg_id
+
+
+def _state_of(value: Mapping[str, Any]) -> str:
+    """By the times at which the watchdog saw it begin and end, where no state is written."""
+    if value.get("retired") or value.get("time_discovered_completed_ns"):
+        return "completed"
+    return "scheduled"
 
 
 def _dtype(dtypes: Any) -> str:

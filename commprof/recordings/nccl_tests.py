@@ -21,10 +21,16 @@ from commprof.invocation import quoted
 from commprof.text import printable
 
 _LARGEST_BYTES = 1 << 28
+#: Time, algbw, busbw and errors.
+_LEAST_CELLS = 4
 _HEAD_BYTES = 1 << 16
 _HEADER = re.compile(r"^.*?#\s+(size\s+count\s+type\b.*)$", re.MULTILINE)
 _RANK = re.compile(r"#\s+Rank\s+(\d+)\s+(?:Group\s+(\d+)\s+)?Pid\s+\d+ on\s+(\S+)\s+device")
-_TAG = re.compile(r"^\[\d+,\d+\]<std\w+>:\s?")
+#: As mpirun puts before lines, and what others put before that.
+_TAG = re.compile(r"^.{0,200}?\[(?:\S*@)?\d+,\d+\]<std\w+>:")
+_CELL = re.compile(r"\S+")
+#: A program of nccl-tests that measures no collective of NCCL's.
+_NO_COLLECTIVE = "hypercube"
 _OPS = {
     "all_reduce": "all_reduce",
     "all_gather": "all_gather",
@@ -80,73 +86,88 @@ def is_nccl_tests(path: Path) -> bool:
     return _HEADER.search(head.decode(errors="replace")) is not None
 
 
-def read_nccl_tests(path: Path) -> NcclTestsLog:
-    """Reads a result.
+def read_nccl_tests(path: Path) -> tuple[NcclTestsLog, ...]:
+    """Reads a result: one log for each operation, and set of ranks, that it holds.
 
     Raises:
         UsageError: it cannot be read, or does not say what was measured on how many ranks.
     """
     try:
         text = read_bytes(path, _LARGEST_BYTES).decode(errors="replace")
-        log = _of_json(path, text) if text.lstrip().startswith("{") else _of_text(path, text)
+        logs = (_of_json(path, text),) if text.lstrip().startswith("{") else _of_text(path, text)
     except (OSError, ValueError, TypeError, ArithmeticError, RecursionError) as error:
         what = printable(str(error).splitlines()[0] if str(error) else "damaged")
         raise UsageError(f"{quoted(path)} is no usable result of nccl-tests: {what}") from None
-    if not log.rows:
+    if not any(log.rows for log in logs):
         raise UsageError(f"{quoted(path)} has no rows of nccl-tests with a size and a time")
-    return log
+    return logs
 
 
-def _of_text(path: Path, text: str) -> NcclTestsLog:
-    """Of one run, or of several of the same test on the same ranks, one after the other."""
+@dataclass(frozen=True)
+class _Section:
+    """A table of a file, and what stands above it."""
+
+    columns: tuple[str, ...]
+    #: The program that wrote it; empty where that is not said.
+    program: str
+    #: Host and rank of each device.
+    devices: frozenset[tuple[str, int]]
+    rows: tuple[NcclTestsRow, ...]
+
+
+def _of_text(path: Path, text: str) -> tuple[NcclTestsLog, ...]:
+    """Of one run, or of several one after the other."""
     lines = [_TAG.sub("", line) for line in text.splitlines()]
     headers = [at for at, line in enumerate(lines) if _HEADER.search(line)]
     if not headers:
         raise ValueError("it has no line of column names")
     # Launchers put a label, or the time, before every line.
     words = len(lines[headers[0]].partition("#")[0].split())
-    if words:
-        lines = [(line.split(maxsplit=words) + [""] * words)[words] for line in lines]
-    first = 0
-    found: list[tuple[tuple[str, ...], str, set[tuple[str, int]]]] = []
-    rows: list[NcclTestsRow] = []
-    for at, header in enumerate(headers):
-        behind = headers[at + 1] if at + 1 < len(headers) else len(lines)
-        columns = tuple(_columns(lines[header]))
-        rows += [row for line in lines[header:behind] for row in _rows(line.split(), columns)]
-        last = max((i for i in range(first, header) if _is_row(lines[i])), default=first - 1)
-        about = lines[last + 1 : header]
-        found.append((columns, _named("\n".join(about)), _devices(about)))
-        first = header
-    named = {each[:2] for each in found}
-    devices = {frozenset(each[2]) for each in found if each[2]} or {frozenset(_devices(lines))}
-    if len(named) > 1 or len(devices) > 1:
-        raise ValueError(f"it holds {len(found)} results; give each a file of its own")
-    (columns, program), (ranks,) = named.pop(), devices
-    if not ranks:
+    label = re.compile(rf"\s*(?:\S+\s?){{{words}}}") if words else re.compile("")
+    lines = [label.sub("", line, count=1) for line in lines]
+    sections = _sections(lines, headers)
+    unnamed = {each.columns for each in sections if not each.program}
+    if len(unnamed) > 1 or (unnamed and any(each.program for each in sections)):
+        raise ValueError(f"it holds {len(sections)} results; give each a file of its own")
+    everybody = frozenset(_devices(lines))
+    rows: dict[tuple[str, frozenset[tuple[str, int]]], list[NcclTestsRow]] = {}
+    for each in sections:
+        op = _operation(each.program or _named(text), path, each.columns)
+        rows.setdefault((op, each.devices or everybody), []).extend(each.rows)
+    if not all(devices for _, devices in rows):
         raise ValueError("it does not say which ranks took part")
-    return NcclTestsLog(
-        op=_operation(program or _named(text), path, columns),
-        ranks=len({rank for _, rank in ranks}),
-        hosts=len({host for host, _ in ranks}),
-        rows=tuple(rows),
+    if len({len({host for host, _ in devices}) for _, devices in rows}) > 1:
+        raise ValueError("its results are of different numbers of hosts; give each a file")
+    return tuple(
+        NcclTestsLog(
+            op=op,
+            ranks=len({rank for _, rank in devices}),
+            hosts=len({host for host, _ in devices}),
+            rows=tuple(found),
+        )
+        for (op, devices), found in rows.items()
     )
 
 
-def _columns(line: str) -> list[str]:
-    header = _HEADER.search(line)
-    columns = header[1].split() if header else []
-    if "cputime" in columns:
-        raise ValueError("its times are of the CPU (-C); measure without -C")
-    if "time" not in columns:
-        raise ValueError("its columns have no time")
-    return columns
+def _sections(lines: Sequence[str], headers: Sequence[int]) -> list[_Section]:
+    found = []
+    first = 0
+    for header, behind in zip(headers, [*headers[1:], len(lines)], strict=True):
+        table = _Table(lines[header])
+        last = max((i for i in range(first, header) if _is_row(lines[i])), default=first - 1)
+        about = lines[last + 1 : header]
+        rows = tuple(row for line in lines[header:behind] for row in table.rows(line))
+        found.append(
+            _Section(table.columns, _named("\n".join(about)), frozenset(_devices(about)), rows)
+        )
+        first = header
+    return found
 
 
 def _named(text: str) -> str:
-    """The program that ran, as the text says; else empty."""
-    named = re.search(r"Collective test starting: (\w+)", text) or re.search(r"(\w+_perf)", text)
-    return named[1] if named else ""
+    """The program that ran, as the text last says; else empty."""
+    named = re.findall(r"Collective test starting: (\w+)", text) or re.findall(r"\w+_perf", text)
+    return named[-1] if named else ""
 
 
 def _devices(lines: Sequence[str]) -> set[tuple[str, int]]:
@@ -160,30 +181,69 @@ def _is_row(line: str) -> bool:
     return len(cells) > 4 and cells[0].isdecimal() and cells[1].isdecimal()
 
 
-def _rows(cells: Sequence[str], columns: Sequence[str]) -> list[NcclTestsRow]:
-    """Those of a line; none of a line that is no row."""
-    if len(cells) < len(columns) or not (cells[0].isdecimal() and cells[1].isdecimal()):
-        return []
-    named = dict(zip(columns[: columns.index("time")], cells, strict=False))
-    places = [at for at, name in enumerate(columns) if name == "time"]
-    result = []
-    for placement, at in zip(("out_of_place", "in_place"), places, strict=False):
-        time_us, wrong = _float(cells[at]), _float(cells[at + 3])
-        if time_us > 0 and int(cells[0]) > 0:
-            redop = named.get("redop", "none")
-            result.append(
-                NcclTestsRow(
-                    size_bytes=int(cells[0]),
-                    count=int(cells[1]),
-                    dtype=cells[2],
-                    redop="" if redop == "none" else redop,
-                    root=int(_float(named.get("root", "-1"))),
-                    placement=placement,
-                    time_us=time_us,
-                    wrong=None if math.isnan(wrong) else int(wrong),
-                )
-            )
-    return result
+class _Table:
+    """Reads rows by their line of column names."""
+
+    def __init__(self, header: str) -> None:
+        """Raises ValueError for columns that are of no use."""
+        found = _HEADER.search(header)
+        cells = list(_CELL.finditer(header, found.start(1))) if found else []
+        self.columns = tuple(cell[0] for cell in cells)
+        if "cputime" in self.columns:
+            raise ValueError("its times are of the CPU (-C); measure without -C")
+        times = [at for at, name in enumerate(self.columns) if name == "time"]
+        if not times:
+            raise ValueError("its columns have no time")
+        self._named = self.columns[3 : times[0]]
+        #: Of a result: time, two bandwidths, errors, and what newer versions add.
+        self._length = times[1] - times[0] if len(times) > 1 else _LEAST_CELLS
+        #: How far each result's time ends behind what stands before the first one.
+        self._distance = [cells[at].end() - cells[times[0] - 1].end() for at in times]
+
+    def rows(self, line: str) -> list[NcclTestsRow]:
+        """Those of a line: out of place and in place; none of a line that is no row."""
+        cells = list(_CELL.finditer(line))
+        words = [cell[0] for cell in cells]
+        if len(words) < 3 + _LEAST_CELLS or not (words[0].isdecimal() and words[1].isdecimal()):
+            return []
+        at, redop, root = 3, "none", -1
+        # Tests that reduce nothing may leave the cell empty.
+        if {"redop", "op"} & set(self._named) and math.isnan(_float(words[at])):
+            redop, at = words[at], at + 1
+        if "root" in self._named and words[at].removeprefix("-").isdecimal():
+            root, at = int(words[at]), at + 1
+        results = [at + self._length * number for number in range(2)]
+        whole = [each for each in results if each + _LEAST_CELLS <= len(words)]
+        places = ["out_of_place", "in_place"]
+        if len(whole) == 1 and len(self._distance) > 1:
+            distance = cells[at].end() - cells[at - 1].end()
+            to_each = [abs(distance - one) for one in self._distance]
+            places = places[to_each.index(min(to_each)) :]
+        described = words[0], words[1], words[2], "" if redop == "none" else redop, root
+        return [
+            row
+            for placement, each in zip(places, whole, strict=False)
+            if (row := _measured(*described, placement, words[each : each + _LEAST_CELLS]))
+        ]
+
+
+def _measured(
+    size: str, count: str, dtype: str, redop: str, root: int, placement: str, cells: Sequence[str]
+) -> NcclTestsRow | None:
+    """None of a size or a time of zero."""
+    time_us, wrong = _float(cells[0]), _float(cells[3])
+    if not (time_us > 0 and int(size) > 0):
+        return None
+    return NcclTestsRow(
+        size_bytes=int(size),
+        count=int(count),
+        dtype=dtype,
+        redop=redop,
+        root=root,
+        placement=placement,
+        time_us=time_us,
+        wrong=None if math.isnan(wrong) else int(wrong),
+    )
 
 
 def _float(cell: str) -> float:
@@ -197,6 +257,8 @@ def _float(cell: str) -> float:
 def _operation(program: str, path: Path, columns: Sequence[str]) -> str:
     """As the program is called; else as the file is; else as the columns tell."""
     for text in (program, path.stem):
+        if _NO_COLLECTIVE in text.lower():
+            raise ValueError(f"{text} measures no collective of NCCL's own")
         plain = text.lower().replace("-", "_").replace("_", "")
         for name, op in _OPS.items():
             if name.replace("_", "") in plain:

@@ -7,7 +7,7 @@ from pathlib import Path
 from commprof.invocation import quoted
 from commprof.recordings import profiler
 from commprof.recordings.containers import each_file
-from commprof.recordings.flight_recorder import is_flight_recorder
+from commprof.recordings.flight_recorder_files import is_flight_recorder
 from commprof.recordings.nccl_tests import is_nccl_tests
 from commprof.recordings.recording import Recording
 

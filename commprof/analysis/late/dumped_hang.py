@@ -250,12 +250,12 @@ def _standing(
     knows_starts: bool,
 ) -> DumpedRank:
     pending: dict[int, Operation] = {}
-    next_seq: dict[str, int] = {}
     messages: Counter[tuple[str, str, int]] = Counter()
-    if not dump.is_full:
-        # Where there are messages, the status may count those, so that it says nothing.
-        counted = dump.last_enqueued.items()
-        next_seq = {name: seq + 1 for name, seq in counted if name not in with_messages}
+    # The status knows what a full buffer has dropped. Where there are messages it may count those,
+    # so that it says nothing.
+    next_seq = {
+        name: seq + 1 for name, seq in dump.last_enqueued.items() if name not in with_messages
+    }
     for number, entry in enumerate(dump.entries):
         seq = entry.seq
         if entry.peer >= 0:

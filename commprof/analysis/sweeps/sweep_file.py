@@ -31,12 +31,14 @@ def read_nccl_tests_sweep(path: Path) -> SweepResult:
     Raises:
         UsageError: it is no usable result of nccl-tests.
     """
-    log = read_nccl_tests(path)
+    logs = read_nccl_tests(path)
     keys: dict[RowKey, SweepRow] = {}
-    for row in log.rows:
-        made = _row(log, row)
-        keys.setdefault(made.key, made)  # a size that was measured again is a warm-up's
-    context = {"instrument": "nccl-tests", "world_size": log.ranks, "hosts": log.hosts}
+    for log in logs:
+        for row in log.rows:
+            made = _row(log, row)
+            keys.setdefault(made.key, made)  # a size that was measured again is a warm-up's
+    most, hosts = max(log.ranks for log in logs), logs[0].hosts
+    context = {"instrument": "nccl-tests", "world_size": most, "hosts": hosts}
     return SweepResult(context={**context, "machine": {}}, rows=tuple(keys.values()))
 
 

@@ -141,13 +141,17 @@ def _of_nccl_tests(path: Path) -> Measurement:
         for row in sweep.rows
         if row.key.placement == "in_place"
     }
-    points = tuple(
-        dataclasses.replace(point, error=_error(point, in_place_s.get(row.key)))
-        for checked_row, row in zip(rows, sweep.rows, strict=True)
-        if (point := _point(checked_row)) is not None
-    )
+    out_of_place = {row.key for row in sweep.rows if row.key.placement == "out_of_place"}
+    points = []
+    for found, row in zip(rows, sweep.rows, strict=True):
+        key = dataclasses.replace(row.key, placement="out_of_place")
+        alone = key not in out_of_place  # measured in place only
+        point = _point(dataclasses.replace(found, placement=key.placement) if alone else found)
+        if point is not None:
+            other_s = None if alone else in_place_s.get(key)
+            points.append(dataclasses.replace(point, error=_error(point, other_s)))
     link = OTHER_HOST if sweep.context["hosts"] > 1 else SAME_HOST
-    return Measurement(points, link, {}, tuple(_left_out(path, rows)))
+    return Measurement(tuple(points), link, {}, tuple(_left_out(path, rows)))
 
 
 def _error(point: Point, in_place_s: float | None) -> float:

@@ -13,7 +13,8 @@ import pytest
 
 from commprof.analysis.late.dumped_hang import Diagnosis, diagnosis
 from commprof.errors import TraceError
-from commprof.recordings.flight_recorder import is_flight_recorder, read_dumps
+from commprof.recordings.flight_recorder import read_dumps
+from commprof.recordings.flight_recorder_files import is_flight_recorder
 from commprof.recordings.flight_recorder_pickle import read_plain_pickle
 from tests.support.builders.flight_dumps import dump, entry, write_dumps
 

@@ -17,7 +17,7 @@ import pytest
 from commprof.analysis.late.dumped_hang import diagnosis
 from commprof.commands import main
 from commprof.errors import TraceError
-from commprof.recordings.flight_recorder import is_flight_recorder
+from commprof.recordings.flight_recorder_files import is_flight_recorder
 from tests.support.builders.flight_dumps import dump, entry
 from tests.support.builders.profiler_traces import document, rank_events
 
@@ -95,6 +95,79 @@ def test_json_has_texts_for_numbers_and_zeros_for_none(tmp_path: Path, active: b
         (tmp_path / f"trace_{rank}.json").write_text(json.dumps(value))
     found = diagnosis(tmp_path)
     assert (found.kind, [one.rank for one in found.culprits]) == ("absent", [1])
+
+
+def without(value: Value, *keys: str) -> Value:
+    return {key: one for key, one in value.items() if key not in keys}
+
+
+def of_2_0(rank: int) -> Value:
+    """One number for collectives and messages alike, and nothing that came later."""
+    value = without({**hang(rank), "version": "2.0"}, "pg_status")
+    later = ("p2p_seq_id", "collective_seq_id", "is_p2p", "time_created_ns", "state")
+    value["entries"] = [
+        {**without(one, *later), "seq_id": one["collective_seq_id"]} for one in value["entries"]
+    ]
+    return value
+
+
+def of_status_alone(rank: int) -> Value:
+    """As the debug server answers where collectives are not asked for."""
+    return without({**of_2_10(rank), "pg_status": status(rank, text=True)}, "entries")
+
+
+@pytest.mark.parametrize(
+    "made", [of_2_0, of_status_alone, lambda rank: without(hang(rank), "version", "pg_status")]
+)
+def test_keys_that_are_missing(tmp_path: Path, made: Callable[[int], Value]) -> None:
+    for rank in range(3):
+        (tmp_path / f"rank_{rank}_attempt_7.pkl").write_bytes(pickle.dumps(made(rank), protocol=2))
+    found = diagnosis(tmp_path)
+    assert (found.kind, [one.rank for one in found.culprits]) == ("absent", [1])
+
+
+def test_a_status_that_tells_no_group_is_no_sign_of_health(tmp_path: Path) -> None:
+    value = of_status_alone(0)
+    value["pg_config"]["7"] = {"name": "7", "desc": "tp", "ranks": "[0, 1]"}
+    (tmp_path / "trace_0.json").write_text(json.dumps(value))
+    with pytest.raises(TraceError, match="its groups cannot be told from its pg_status"):
+        diagnosis(tmp_path)
+
+
+def test_groups_of_one_name_and_other_ranks(tmp_path: Path) -> None:
+    """As split_group makes them: every rank knows its own group under that name."""
+    for rank in range(4):
+        mine = [0, 1] if rank < 2 else [2, 3]
+        value = dump({"0": [0, 1, 2, 3], "1": mine}, *([entry("1", 5)] if rank != 3 else []))
+        (tmp_path / f"dump_{rank}").write_bytes(pickle.dumps(value, protocol=2))
+    found = diagnosis(tmp_path)
+    assert (found.kind, [one.rank for one in found.culprits]) == ("absent", [3])
+    assert [chain.ranks for chain in found.chains] == [(2,)]
+    assert {one.group for one in found.groups} == {"1 (ranks 0, 1)", "1 (ranks 2, 3)"}
+
+
+def test_a_full_buffer_forgets_what_the_status_knows(tmp_path: Path) -> None:
+    """Rank 2's entries of the group that rank 1 did not arrive at are gone."""
+    for rank in range(3):
+        entries = [] if rank == 1 else [entry("1", 3)]
+        if rank == 2:
+            entries = [entry("0", number, state="completed") for number in range(500, 600)]
+        value = dump({"0": [0, 1, 2], "1": [0, 1, 2]}, *entries)
+        last = {"last_enqueued_collective": 2 if rank == 1 else 3, "last_completed_collective": 2}
+        value["pg_status"] = {"0": {"last_enqueued_collective": 599}, "1": last}
+        (tmp_path / f"dump_{rank}").write_bytes(pickle.dumps(value, protocol=2))
+    assert [one.rank for one in diagnosis(tmp_path).culprits] == [1]
+
+
+@pytest.mark.parametrize("name", ["node{0}/nccl_trace_rank_{0}", "nccl_trace_rank_{0}.gz"])
+def test_a_folder_for_each_host_and_packed_dumps(tmp_path: Path, name: str) -> None:
+    for rank in range(3):
+        path = tmp_path / name.format(rank)
+        path.parent.mkdir(exist_ok=True)
+        data = pickle.dumps(of_2_10(rank), protocol=2)
+        path.write_bytes(gzip.compress(data) if path.suffix else data)
+    assert is_flight_recorder(tmp_path)
+    assert [one.rank for one in diagnosis(tmp_path).culprits] == [1]
 
 
 def test_a_major_version_that_is_not_known_is_refused(tmp_path: Path) -> None:

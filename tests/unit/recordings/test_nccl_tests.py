@@ -66,7 +66,7 @@ def document() -> dict[str, Any]:
 def test_the_text_of_an_old_version_is_read(tmp_path: Path) -> None:
     path = written(tmp_path, "all-reduce.log", OLD)
     assert is_nccl_tests(path)
-    log = read_nccl_tests(path)
+    (log,) = read_nccl_tests(path)
     assert (log.op, log.ranks, log.hosts, len(log.rows)) == ("all_reduce", 4, 1, 4)
     first, last = log.rows[0], log.rows[-1]
     assert (first.size_bytes, first.redop, first.placement) == (4096, "sum", "out_of_place")
@@ -74,7 +74,7 @@ def test_the_text_of_an_old_version_is_read(tmp_path: Path) -> None:
 
 
 def test_the_text_of_a_new_version_names_its_operation(tmp_path: Path) -> None:
-    log = read_nccl_tests(written(tmp_path, "job.out", NEW))
+    (log,) = read_nccl_tests(written(tmp_path, "job.out", NEW))
     assert (log.op, log.ranks, log.hosts) == ("all_to_all", 4, 2)
     assert [(row.time_us, row.wrong, row.redop) for row in log.rows] == [
         (20.5, 0, ""),
@@ -85,7 +85,7 @@ def test_the_text_of_a_new_version_names_its_operation(tmp_path: Path) -> None:
 def test_json_is_read(tmp_path: Path) -> None:
     path = written(tmp_path, "result.json", json.dumps(document()))
     assert is_nccl_tests(path)
-    log = read_nccl_tests(path)
+    (log,) = read_nccl_tests(path)
     assert (log.op, log.ranks, len(log.rows)) == ("reduce_scatter", 4, 1)
     assert (log.rows[0].time_us, log.rows[0].wrong, log.rows[0].root) == (12.5, 0, -1)
 

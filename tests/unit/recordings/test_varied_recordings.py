@@ -14,7 +14,8 @@ from commprof.analysis.run import analyse_in_detail
 from commprof.analysis.world import WorldResult
 from commprof.commands import main
 from commprof.errors import CommprofError, TraceError
-from commprof.recordings.flight_recorder import is_flight_recorder
+from commprof.predict.fit.points import read_points
+from commprof.recordings.flight_recorder_files import is_flight_recorder
 from commprof.recordings.nccl_tests import read_nccl_tests
 from commprof.recordings.profiler import read_recording
 from commprof.recordings.profiler_calls import operation
@@ -189,31 +190,82 @@ TABLE = """\
 """
 
 
-def test_results_in_one_file_must_be_of_one_test(tmp_path: Path) -> None:
+def test_a_file_may_hold_several_results(tmp_path: Path) -> None:
     path = tmp_path / "all.log"
     path.write_text(f"$ ./all_reduce_perf -g 2\n{TABLE}$ ./build/all_reduce_perf -g 2\n{TABLE}")
-    log = read_nccl_tests(path)
+    (log,) = read_nccl_tests(path)
     assert (log.op, log.ranks, len(log.rows)) == ("all_reduce", 2, 8)
-    plain = TABLE.replace(" sum ", " none ")
-    for other in (
-        f"./all_reduce_perf\n{TABLE}./reduce_scatter_perf\n{TABLE}",
-        f"./all_reduce_perf\n{TABLE}broadcast\n{plain.replace('redop', 'op')}",
-        f"./all_reduce_perf\n{TABLE}./all_reduce_perf\n{TABLE.replace('  1 Group', '  3 Group')}",
+    path.write_text(f"./all_reduce_perf\n{TABLE}./build/reduce_scatter_perf\n{TABLE}")
+    assert [(log.op, len(log.rows)) for log in read_nccl_tests(path)] == [
+        *(("all_reduce", 4), ("reduce_scatter", 4))
+    ]
+    plain = TABLE.replace(" sum ", " none ").replace("redop", "op")
+    other_hosts = TABLE.replace("on   a device  1", "on   b device  1")
+    for other, said in (
+        (f"./all_reduce_perf\n{TABLE}broadcast\n{plain}", "2 results; give each a file of its own"),
+        (f"./all_reduce_perf\n{TABLE}./all_reduce_perf\n{other_hosts}", "numbers of hosts"),
     ):
         path.write_text(other)
-        with pytest.raises(CommprofError, match="2 results; give each a file of its own"):
+        with pytest.raises(CommprofError, match=said):
             read_nccl_tests(path)
 
 
-@pytest.mark.parametrize("label", ["nccl-launcher: ", "0: ", "2026-05-01T10:00:00.1{}Z ", ""])
+@pytest.mark.parametrize(
+    "label",
+    [
+        *("nccl-launcher: ", "0: ", "2026-05-01T10:00:00.1{}Z ", "", "[1,0]<stdout>:"),
+        *("[prterun-node-3@1,0]<stdout>: ", "2026-05-01T10:00:00.1{}Z [1,0]<stdout>:"),
+    ],
+)
 def test_launchers_label_lines(tmp_path: Path, label: str) -> None:
     path = tmp_path / "all_reduce.log"
     lines = [label.format(at) + line for at, line in enumerate(TABLE.splitlines())]
     path.write_text("\n".join(lines))
-    log = read_nccl_tests(path)
+    (log,) = read_nccl_tests(path)
     assert (log.op, log.ranks, [row.time_us for row in log.rows]) == (
         *("all_reduce", 2, [20.5, 21.0, 30.5, 31.0]),
     )
+
+
+REDUCED, ROOTED = "float sum -1", "float -1"
+BOTH = [("out_of_place", 20.5), ("in_place", 21.0)]
+OUT, IN = "  20.5  0.20  0.20    0", "  21.0  0.20  0.20  N/A"
+
+
+@pytest.mark.parametrize(
+    ("row", "results"),
+    [
+        (f"4096 1024 {REDUCED}{OUT}{IN}", BOTH),
+        # A test that reduces nothing may leave the cell empty.
+        (f"4096 1024 {ROOTED}{OUT}{IN}", BOTH),
+        (f"4096 1024 {REDUCED}{' ' * len(OUT)}{IN}", [("in_place", 21.0)]),
+        (f"4096 1024 {REDUCED}{OUT}", [("out_of_place", 20.5)]),
+        (f"4096 1024 {REDUCED}{OUT}{IN[:-9]}", [("out_of_place", 20.5)]),
+        (
+            f"4096 1024 {REDUCED}{OUT}{IN}  2026-05-01 10:00:00",
+            BOTH,
+        ),
+        (
+            f"4096 1024 {REDUCED} 1.2e+06  0.20  0.20    0{IN}",
+            [("out_of_place", 1.2e6), ("in_place", 21.0)],
+        ),
+        (f"4096 1024 {REDUCED}", []),
+    ],
+)
+def test_rows_with_cells_that_are_empty(
+    tmp_path: Path, row: str, results: list[tuple[str, float]]
+) -> None:
+    columns = f"{'size count type redop root':<13}" + "  time algbw busbw #wrong" * 2
+    lines = [line for line in TABLE.splitlines() if not line.startswith((" ", "# size", "# (B)"))]
+    path = tmp_path / "all_reduce.log"
+    path.write_text("\n".join([*lines, f"# {columns}", f"   {row}"]))
+    if results:
+        (log,) = read_nccl_tests(path)
+        assert [(each.placement, each.time_us) for each in log.rows] == results
+        assert len(read_points(path).points) == 1  # in place only where nothing else was measured
+    else:
+        with pytest.raises(CommprofError, match="has no rows"):
+            read_nccl_tests(path)
 
 
 def test_dumps_may_lie_in_a_folder_of_the_folder(tmp_path: Path) -> None:

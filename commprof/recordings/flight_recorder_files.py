@@ -1,0 +1,160 @@
+"""Files that hold dumps of the Flight Recorder: which, of which rank, and what stands in them."""
+
+from __future__ import annotations
+
+import json
+import re
+import zlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from commprof.errors import TraceError
+from commprof.files import open_regular, read_bytes
+from commprof.invocation import quoted
+from commprof.recordings.containers import each_file, is_packed
+from commprof.recordings.flight_recorder_pickle import read_plain_pickle
+
+_RANK = re.compile(r"rank[_-]?(\d{1,7})(?!\d)", re.IGNORECASE)
+_NUMBER = re.compile(
+    r"(?:.*\D)?(\d{1,7})(?:\.(?:json|pickle|pkl|pt|bin|dump))?(?:\.gz)?", re.IGNORECASE
+)
+_LARGEST_BYTES = 1 << 30
+_HEAD_BYTES = 1 << 16
+_PICKLE, _GZIP = b"\x80", b"\x1f\x8b"
+#: zlib's largest window, with gzip's header.
+_GZIP_WINDOW = 31
+_OF_TORCH_PROFILER = b'"traceEvents"'
+#: What stands in a run directory, whose folders hold no dumps.
+_OF_COMMPROF = "run.json"
+
+
+class _FoundError(Exception):
+    """Ends the search; says whether it is a dump."""
+
+
+@dataclass(frozen=True)
+class DumpFile:
+    """A file that looks like a dump, or a member of an archive."""
+
+    file: Path
+    rank: int
+    #: Of a member; a file is read when it is its turn.
+    data: bytes | None = None
+
+    def value(self) -> Any:
+        """What it holds."""
+        data = read_bytes(self.file, _LARGEST_BYTES) if self.data is None else self.data
+        data = _unpacked(data, _LARGEST_BYTES)
+        if data.startswith(_PICKLE):
+            return read_plain_pickle(data)
+        try:
+            return json.loads(data)
+        except RecursionError:
+            raise ValueError("it is nested too deep") from None
+
+
+def _unpacked(data: bytes, most_bytes: int) -> bytes:
+    """As it is, or so much of it as unpacks to that many bytes."""
+    if not data.startswith(_GZIP):
+        return data
+    try:
+        return zlib.decompressobj(_GZIP_WINDOW).decompress(data, most_bytes)
+    except zlib.error as error:
+        raise ValueError(f"its packing is damaged ({error})") from None
+
+
+def _packed_dumps(path: Path) -> tuple[list[DumpFile], list[str]]:
+    """The dumps in an archive, and what of it cannot be read."""
+    found: list[DumpFile] = []
+
+    def take(name: str, stream: BinaryIO) -> None:
+        rank = _rank_in(Path(name).name)
+        if rank is not None:
+            found.append(DumpFile(Path(name), rank, stream.read(_LARGEST_BYTES)))
+
+    problems = each_file(path, _is_dump, take)
+    return sorted(found, key=lambda each: each.file), problems
+
+
+def dump_files(path: Path) -> tuple[list[DumpFile], list[str]]:
+    """Those of a folder or an archive, and a line for each packed file that cannot be read.
+
+    Raises:
+        TraceError: several folders hold dumps of the same rank.
+    """
+    problems: list[str] = []
+    if path.is_file() and is_packed(path):
+        found, problems = _packed_dumps(path)
+    else:
+        found = list(_dumps_in(path))
+    places = {(each.rank, each.file.parent) for each in found}
+    if len(places) > len({rank for rank, _ in places}):  # else each host has a folder
+        folders = sorted({each.file.parent for each in found})
+        named = ", ".join(quoted(folder) for folder in folders[:10])
+        raise TraceError(f"{quoted(path)} holds dumps in several folders; report one: {named}")
+    return found, problems
+
+
+def is_flight_recorder(path: Path) -> bool:
+    """Whether a path is a dump, or a folder or an archive that holds at least one."""
+
+    def first(head: bytes) -> bool:
+        if _is_dump(head) or _OF_TORCH_PROFILER in head:
+            raise _FoundError(_is_dump(head))
+        return False
+
+    try:
+        if path.is_file():
+            each_file(path, first, lambda name, stream: None)
+            return False
+    except _FoundError as found:
+        return bool(found.args[0]) and (is_packed(path) or _rank_in(path.name) is not None)
+    return any(True for _ in _dumps_in(path))
+
+
+def _dumps_in(path: Path) -> Iterator[DumpFile]:
+    """Files that look like dumps, by name and by their first bytes, with their ranks.
+
+    Of a folder without one, those in the folders in it.
+    """
+    if not path.is_dir():
+        yield from _among([path])
+        return
+    inside = sorted(path.iterdir())
+    some = False
+    for found in _among(inside):
+        some = True
+        yield found
+    for folder in inside:
+        if not some and folder.is_dir() and not (path / _OF_COMMPROF).exists():
+            yield from _among(sorted(folder.iterdir()))
+
+
+def _among(files: Iterable[Path]) -> Iterator[DumpFile]:
+    for file in files:
+        rank = _rank_in(file.name)
+        if rank is None or not file.is_file():
+            continue
+        try:
+            with open_regular(file) as opened:
+                head = _unpacked(opened.read(_HEAD_BYTES), _HEAD_BYTES)
+        except (OSError, ValueError):
+            continue
+        if _is_dump(head):
+            yield DumpFile(file, rank)
+
+
+def _rank_in(name: str) -> int | None:
+    """The rank that a file's name says, by that word or as its last number."""
+    named = _RANK.search(name) or _NUMBER.fullmatch(name)
+    return int(named[1]) if named else None
+
+
+def _is_dump(head: bytes) -> bool:
+    """By a file's first bytes; a trace of torch.profiler has some of the same words."""
+    if head.startswith(_PICKLE):
+        return any(key in head for key in (b"pg_config", b"pg_status", b"collective_seq_id"))
+    keys = any(key in head for key in (b'"pg_status"', b'"collective_seq_id"', b'"profiling_name"'))
+    return head.lstrip().startswith(b"{") and keys and _OF_TORCH_PROFILER not in head
