@@ -244,7 +244,7 @@ def _by_kind(timeline: Timeline, numbered: bool) -> dict[str, Floats]:
 
 def _kind_name(kind: CallKind, bucket: int) -> str:
     numbered = "" if bucket == NO_BUCKET else f"bucket {bucket}"
-    size = f"{kind.size_bytes / 1e6:.4g} MB"
+    size = f"{kind.size_bytes / 1e6:.4g} MB" if kind.size_bytes else ""
     return " ".join(filter(None, (kind.op, kind.dtype, size, numbered, f"group {kind.group}")))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -19,6 +20,12 @@ from commprof.recordings.clock_agreement import with_compared_clocks
 from commprof.recordings.containers import each_file
 from commprof.recordings.profiler_events import read_events
 from commprof.recordings.profiler_rank import RankRecording, recorded_rank, trace_of
+from commprof.recordings.profiler_windows import (
+    MOST_WINDOWS,
+    of_one_process,
+    one_a_rank,
+    overlap,
+)
 from commprof.recordings.recording import Recording
 from commprof.text import counted, named_ranks
 from commprof.trace.reader import TORCH_PROFILER, Trace
@@ -33,6 +40,8 @@ _OUR_TIMELINE: Final = b'"otherData":{"commprof"'
 _FEW: Final = 8
 #: Where numbers of collectives begin that are counted from a step on, and not from the first.
 _FIRST_SEQ: Final = 1 << 24
+#: So many numbers each window of a recording has.
+_OF_WINDOW: Final = 1 << 19
 
 
 def looks_like_trace(head: bytes) -> bool:
@@ -127,15 +136,13 @@ def _of_all_hosts(found: list[RankRecording]) -> tuple[list[RankRecording], list
     That is so where files of one rank were recorded at the same time.
     """
     named = [each for each in found if each.rank is not None and each.by_name]
-    spans: dict[int | None, list[tuple[int, int]]] = {}
-    for each in named:
-        begin, end = each.steps.begin_ns, each.steps.end_ns
-        if len(begin):
-            spans.setdefault(each.rank, []).append((int(begin[0]), int(end[-1])))
+    of_rank: dict[int | None, list[RankRecording]] = {}
+    for each in sorted(named, key=_begin_ns):
+        of_rank.setdefault(each.rank, []).append(each)
     at_once = any(
-        later[0] < earlier[1]
-        for of_rank in spans.values()
-        for earlier, later in itertools.pairwise(sorted(of_rank))
+        overlap(earlier, later) and not of_one_process(earlier, later)
+        for same in of_rank.values()
+        for earlier, later in itertools.pairwise(same)
     )
     if len(named) < len(found) or not at_once:
         return found, []
@@ -145,32 +152,25 @@ def _of_all_hosts(found: list[RankRecording]) -> tuple[list[RankRecording], list
     ]
 
 
+def _begin_ns(each: RankRecording) -> int:
+    return int(each.steps.begin_ns.min(initial=2**62))
+
+
 def _natural(name: str) -> list[tuple[str, int]]:
     """By numbers as numbers: "node-2" before "node-10"."""
     return [(text, int(digits or 0)) for text, digits in re.findall(r"(\D*)(\d{0,18})", name)]
 
 
 def _by_rank(found: Sequence[RankRecording]) -> tuple[dict[int, RankRecording], list[str]]:
-    """One recording a rank: of several the last; of files that do not say theirs in order."""
-    said: list[str] = []
-    by_rank: dict[int, RankRecording] = {}
-    ordered = sorted(
-        found, key=lambda each: (int(each.steps.begin_ns.min(initial=2**62)), each.name)
-    )
-    several: Counter[int] = Counter()
-    for each in ordered:
+    """One recording a rank; files that do not say theirs are numbered in order."""
+    recordings: dict[int, list[RankRecording]] = {}
+    for each in sorted(found, key=lambda each: (_begin_ns(each), each.name)):
         if each.rank is not None:
-            several[each.rank] += each.rank in by_rank
-            by_rank[each.rank] = each
-    again = [rank for rank, times in several.items() if times]
-    if again:
-        have = "has" if len(again) == 1 else "have"
-        said.append(
-            f"{named_ranks(sorted(again))} {have} several recordings, of which the last one counts"
-        )
+            recordings.setdefault(each.rank, []).append(each)
+    by_rank, said = one_a_rank(recordings)
     unnamed = sorted((each for each in found if each.rank is None), key=lambda each: each.name)
-    for rank, each in enumerate(unnamed, max(by_rank, default=-1) + 1):
-        by_rank[rank] = each
+    free = (rank for rank in itertools.count() if rank not in by_rank)
+    by_rank |= dict(zip(list(itertools.islice(free, len(unnamed))), unnamed, strict=True))
     if unnamed and len(found) > 1:
         said.append("files that do not say their rank are numbered in the order of their names")
     return by_rank, said
@@ -180,7 +180,7 @@ def _numbers(by_rank: dict[int, RankRecording]) -> tuple[dict[int, list[int]], l
     """Per rank and call its number in its group: the group's own, else its turn.
 
     Turns count from the first step that all ranks recorded, so that a rank that was recorded from
-    earlier on has the same numbers.
+    earlier on has the same numbers; and anew in every window.
     """
     marked = [each.steps for each in by_rank.values()]
     first_step = max((int(steps.number[0]) for steps in marked if len(steps.number)), default=0)
@@ -192,15 +192,16 @@ def _numbers(by_rank: dict[int, RankRecording]) -> tuple[dict[int, list[int]], l
         begin = each.steps.begin_ns[each.steps.number >= first_step]
         begins_ns = int(begin[0]) if len(begin) and not each.steps.said else 0
         before = Counter(_group(c) for c in each.calls if c.launch_ns < begins_ns)
-        turn: Counter[str] = Counter()
+        turn: Counter[tuple[str, int]] = Counter()
         seqs[rank] = []
         for call in each.calls:
-            name = _group(call)
+            name, window = _group(call), bisect_right(each.windows_ns[1:], call.launch_ns)
             if name in everywhere and name in own[rank]:
                 seqs[rank].append(call.seq)
             else:
-                seqs[rank].append(_FIRST_SEQ + turn[name] - before[name])
-                turn[name] += 1
+                counted_from = _FIRST_SEQ + window * _OF_WINDOW - before[name] * (window == 0)
+                seqs[rank].append(counted_from + turn[name, window])
+                turn[name, window] += 1
     return seqs, _unequal(by_rank)
 
 
@@ -297,7 +298,7 @@ def _context(
     path: Path, by_rank: dict[int, RankRecording], world_size: int, traces: dict[int, Trace]
 ) -> dict[str, Any]:
     first = traces[min(traces)]
-    begin_ns = min(int(each.steps.begin_ns.min(initial=2**62)) for each in by_rank.values())
+    begin_ns = min(_begin_ns(each) for each in by_rank.values())
     return {
         "timestamp": _date(begin_ns),
         "command": "",
@@ -321,4 +322,4 @@ def _date(realtime_ns: int) -> str:
         return "unknown"
 
 
-assert np.iinfo(np.uint32).max > _FIRST_SEQ
+assert np.iinfo(np.uint32).max > _FIRST_SEQ + MOST_WINDOWS * _OF_WINDOW

@@ -58,12 +58,13 @@ _OPS_BY_WORD: Final = (
     ("recvanysource", "recv_any_source"),
     ("send", "send"),
     ("recv", "recv"),
+    ("crossdevicereduce", "all_reduce"),
     ("reduce", "reduce"),
 )
 #: Of several forms each, which gloo's own ranges do not tell apart.
 _FORMS: Final = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
-#: Ranges that nest, or that lie before a launch in one that goes on.
-_DEEPEST: Final = 16
+#: Ranges that nest: one of c10d's has three or four.
+_DEEPEST: Final = 64
 _C10D_RANGE = re.compile(r"(?:nccl|gloo|mpi|ucc|xccl|ccl):")
 _NO_LETTER = re.compile(r"[^a-z]")
 
@@ -95,7 +96,7 @@ class Call:
     begin_ns: int
     end_ns: int
     device: int
-    #: Only its kernel's name says what it is.
+    #: Only its kernel's name says what it is, if anything does.
     guessed: bool
 
 
@@ -106,14 +107,12 @@ def device_calls(events: ProfilerEvents, device: int, world_size: int) -> list[C
         key=lambda e: (e.begin_ns, e.end_ns),
     )
     launched_ns, thread = launches(events, np.array([e.correlation for e in kernels], np.int64))
-    named = [
-        replace(e, name=e.arguments["Collective name"])
-        for e in events.issued
-        if isinstance(e.arguments.get("Collective name"), str)
-    ]
-    ranges = _RangesByThread([e for e in events.ranges if _C10D_RANGE.match(e.name)] + named)
+    ranges = _RangesByThread(
+        [e for e in events.ranges if _C10D_RANGE.match(e.name)]
+        + [_by_metadata(e) for e in events.issued]
+    )
     return [
-        _device_call(kernel, at, by, ranges.around(by, at), world_size)
+        _device_call(kernel, at, by, ranges.launching(kernel, by, at), world_size)
         for kernel, at, by in zip(kernels, launched_ns.tolist(), thread.tolist(), strict=True)
     ]
 
@@ -179,46 +178,90 @@ def _begin(event: Event) -> int:
     return event.begin_ns
 
 
+def _by_metadata(issued: Event) -> Event:
+    """An operator of c10d by the name of its collective, where the operator is all operations'."""
+    name = issued.arguments.get("Collective name")
+    return replace(issued, name=name) if isinstance(name, str) else issued
+
+
 class _RangesByThread:
-    """c10d's ranges, to be found by the moment of a launch."""
+    """c10d's ranges, to be found by the moment of a launch, or by the number that both have."""
 
     def __init__(self, ranges: Sequence[Event]) -> None:
-        self._of: dict[int, tuple[Ints, list[Event]]] = {}
+        self._of: dict[int, tuple[Ints, list[Event], list[int]]] = {}
         by_thread: dict[int, list[Event]] = {}
         for each in ranges:
             by_thread.setdefault(each.thread, []).append(each)
         for thread, found in by_thread.items():
-            found.sort(key=_begin)
-            self._of[thread] = np.array([e.begin_ns for e in found], np.int64), found
+            found.sort(key=lambda e: (e.begin_ns, -e.end_ns))
+            begins = np.array([e.begin_ns for e in found], np.int64)
+            self._of[thread] = begins, found, _parents(found)
+        self._by_number = {
+            number: e for e in ranges if (number := _number(e)) and operation(e.name) != "other"
+        }
 
-    def around(self, thread: int, time_ns: int) -> Event | None:
-        """The innermost one that says what it is, else the innermost."""
-        begins, found = self._of.get(thread, (np.zeros(0, np.int64), []))
-        row = int(np.searchsorted(begins, time_ns, side="right"))
-        inside = [e for e in found[max(0, row - _DEEPEST) : row] if time_ns <= e.end_ns]
-        telling = [e for e in inside if operation(e.name) != "other"]
-        best = telling or inside
-        return best[-1] if best else None
+    def launching(self, kernel: Event, thread: int, time_ns: int) -> Event | None:
+        """The innermost one around a launch that says what it is, else by number; None if unsaid.
+
+        What is said of its collective may stand with those around it.
+        """
+        nothing = np.zeros(0, np.int64), list[Event](), list[int]()
+        begins, found, parents = self._of.get(thread, nothing)
+        row = int(np.searchsorted(begins, time_ns, side="right")) - 1
+        inside = []
+        for _ in range(_DEEPEST):
+            if row < 0:
+                break
+            if time_ns <= found[row].end_ns:
+                inside.append(found[row])
+            row = parents[row]
+        telling = (e for e in inside if operation(e.name) != "other")
+        best = next(telling, None) or self._numbered_as(kernel)
+        if best is None or best not in inside:
+            return best
+        told: dict[str, Any] = {}
+        for event in reversed(inside):
+            told |= event.arguments
+        return replace(best, arguments=told | best.arguments)
+
+    def _numbered_as(self, kernel: Event) -> Event | None:
+        """A kernel of no operator has the number of its launch, which may be another operator's."""
+        number = _number(kernel)
+        found = self._by_number.get(number) if number != kernel.correlation else None
+        return found if found is not None and found.begin_ns <= kernel.begin_ns else None
+
+
+def _parents(ordered: Sequence[Event]) -> list[int]:
+    """Per range the last one before it that had not ended when it began; -1 for none."""
+    parents, around = [], list[int]()
+    for row, event in enumerate(ordered):
+        while around and ordered[around[-1]].end_ns < event.begin_ns:
+            around.pop()
+        parents.append(around[-1] if around else -1)
+        around.append(row)
+    return parents
+
+
+def _number(event: Event) -> int:
+    """What kineto numbers an operator and its kernels by; 0 without one."""
+    return _whole(event.arguments.get("External id", event.arguments.get("external id")))
 
 
 def _device_call(
     kernel: Event, launch_ns: int, thread: int, around: Event | None, world_size: int
 ) -> Call:
-    arguments = kernel.arguments
-    name = arguments.get("Collective name")
-    guessed = False
-    if not isinstance(name, str) or operation(name) == "other":
-        guessed = around is None
-        name = kernel.name if around is None else around.name
+    told = {**around.arguments, **kernel.arguments} if around is not None else kernel.arguments
+    names = kernel.arguments.get("Collective name"), around.name if around is not None else None
+    name = next((n for n in names if isinstance(n, str) and operation(n) != "other"), None)
     sizes = _sizes_of(around) if around is not None else {}
     return replace(
-        _described(name, {**sizes, **arguments}, world_size),
+        _described(name or kernel.name, {**sizes, **told}, world_size),
         launch_ns=launch_ns if launch_ns >= 0 else kernel.begin_ns,
         launch_thread=thread,
         begin_ns=kernel.begin_ns,
         end_ns=kernel.end_ns,
         device=kernel.device,
-        guessed=guessed,
+        guessed=name is None,
     )
 
 
@@ -287,6 +330,8 @@ def _whole(value: Any) -> int:
 
 
 def _seq(value: Any) -> int:
+    if isinstance(value, str) and value.isdecimal() and len(value) < 19:
+        value = int(value)
     return value if type(value) is int and 0 <= value < NO_SEQ else -1
 
 

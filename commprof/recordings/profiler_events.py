@@ -18,10 +18,18 @@ from commprof.text import printable
 _MOST_US: Final = 2.3e15
 _MOST_BASE_NS: Final = 2_300_000_000_000_000_000
 _MOST_NAMED: Final = 400_000
-#: Kernels of NCCL, RCCL, oneCCL and MSCCL, by name.
-_COMMUNICATION = re.compile(r"nccl|rccl|msccl|oneccl|(?:^|[^a-z])ccl_", re.IGNORECASE)
+#: Kernels of NCCL, RCCL, oneCCL and MSCCL, by name; and those of inference servers and of
+#: symmetric memory that wait for their peers themselves.
+_COMMUNICATION = re.compile(
+    r"nccl|rccl|msccl|oneccl|(?:^|[^a-z])ccl_|cross_device_reduce|all_?reduce_(?:fusion|prototype)|"
+    r"(?:one|two)_?shot_all_?reduce|multimem_\w*(?:reduce|gather)",
+    re.IGNORECASE,
+)
 #: Communication between ranks of which a recording says nothing more than that it ran.
-_UNREADABLE = re.compile(r"deep_?ep|nvshmem|intranode::|internode::|symm_mem", re.IGNORECASE)
+_UNREADABLE = re.compile(
+    r"deep_?ep|nvshmem|rocshmem|intranode::|internode::|symm_mem|userbuffers_|pplx|flux::",
+    re.IGNORECASE,
+)
 #: Copies within a device, by CUDA, HIP and Level Zero.
 _WITHIN_DEVICE = re.compile(r"DtoD|PtoP|D2D|DeviceToDevice|Device -> Device", re.IGNORECASE)
 _GRAPH_LAUNCH = ("cudaGraphLaunch", "hipGraphLaunch")
@@ -38,7 +46,7 @@ _WAIT_OP = "::wait_tensor"
 _ARGUMENTS: Final[tuple[str, ...]] = (
     *("Collective name", "Process Group Name", "Process Group Description", "Group size", "Seq"),
     *("dtype", "In msg nelems", "Out msg nelems", "Process Group Ranks", "Src Rank", "Dst Rank"),
-    *("Root Rank", "Input Dims", "Input type"),
+    *("Root Rank", "Input Dims", "Input type", "External id", "external id"),
 )
 
 
@@ -123,14 +131,20 @@ def read_events(stream: BinaryIO) -> ProfilerEvents:
         ValueError: it is no trace at all.
     """
     reader = EventReader(stream)
-    found, takers = ProfilerEvents(head=reader.head), _TAKERS
+    found, pairs = ProfilerEvents(head=reader.head), _Pairs()
     for events in reader.events():
         for event in events:
-            if type(event) is dict and event.get("ph") == "X":
-                category = event.get("cat")
-                take = takers.get(category) if type(category) is str else None
-                if take is not None:
-                    _take(event, take, found)
+            if type(event) is not dict:
+                continue
+            if event.get("ph") == "X":
+                _take(event, event, found)
+            elif event.get("ph") == "B":
+                pairs.begin(event)
+            elif event.get("ph") == "E":
+                begun = pairs.begun_by(event)
+                if begun is not None:
+                    _take(begun, event, found)
+    found.unusable += pairs.unended
     found.problem = reader.problem
     base = reader.head.get("baseTimeNanoseconds")
     if type(base) is int and 0 < base <= _MOST_BASE_NS:
@@ -154,21 +168,63 @@ def _shift(found: ProfilerEvents, by_ns: int) -> None:
             np.frombuffer(column, dtype=np.int64)[:] += by_ns
 
 
-def _take(event: dict[str, Any], take: Taker, found: ProfilerEvents) -> None:
-    name = event.get("name")
-    if not isinstance(name, str):
+class _Pairs:
+    """Events that some tools write as two, one where it begins and one where it ends."""
+
+    def __init__(self) -> None:
+        self._open: dict[tuple[Any, Any], list[dict[str, Any]]] = {}
+        #: How many have begun and not ended.
+        self.unended = 0
+
+    def begin(self, event: dict[str, Any]) -> None:
+        """Keeps one until its end comes."""
+        place = event.get("pid"), event.get("tid")
+        if self.unended < _MOST_NAMED and all(type(each) in (str, int) for each in place):
+            self._open.setdefault(place, []).append(event)
+            self.unended += 1
+
+    def begun_by(self, end: dict[str, Any]) -> dict[str, Any] | None:
+        """The last one of the thread that has not ended; arguments may be with either."""
+        place = end.get("pid"), end.get("tid")
+        if not all(type(each) in (str, int) for each in place) or not self._open.get(place):
+            return None
+        self.unended -= 1
+        begun = self._open[place].pop()
+        arguments = [one for one in (begun.get("args"), end.get("args")) if type(one) is dict]
+        return {**begun, "args": {key: one[key] for one in arguments for key in one}}
+
+
+def _take(event: dict[str, Any], end: dict[str, Any], found: ProfilerEvents) -> None:
+    """Keeps an event of a category that counts.
+
+    Args:
+        event: with its begin.
+        end: the same one, or that of its end.
+        found: what is kept.
+    """
+    category, name = event.get("cat"), event.get("name")
+    take = _TAKERS.get(category) if type(category) is str else None
+    if take is None or not isinstance(name, str):
         return
     try:
-        start, length = event["ts"], event.get("dur", 0)
-        if type(start) is int and start >= _MOST_US:  # some tools write ns since 1970
-            begin, duration = _whole_ns(start), _whole_ns(length)
-        else:
-            begin, duration = _ns(start), _ns(length)
+        begin = _moment_ns(event["ts"])
+        # A length is in the unit of the begin: some tools write ns since 1970.
+        in_ns = type(event["ts"]) is int and event["ts"] >= _MOST_US
+        length = end.get("dur", 0) if end is event else 0
+        until = begin + (_whole_ns(length) if in_ns else _ns(length))
+        if end is not event:
+            until = _moment_ns(end["ts"])
+        if until < begin:
+            raise ValueError
     except (KeyError, TypeError, ValueError, OverflowError):
         found.unusable += 1
         return
     arguments = event.get("args")
-    take(event, name, begin, begin + duration, arguments if type(arguments) is dict else {}, found)
+    take(event, name, begin, until, arguments if type(arguments) is dict else {}, found)
+
+
+def _moment_ns(value: Any) -> int:
+    return _whole_ns(value) if type(value) is int and value >= _MOST_US else _ns(value)
 
 
 def _ns(value_us: Any) -> int:

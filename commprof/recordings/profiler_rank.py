@@ -68,6 +68,8 @@ class RankRecording:
     #: Only the file's name says its rank, which may be that of its host.
     by_name: bool = False
     problems: list[str] = field(default_factory=list)
+    #: Begins of the windows that it was put together from; empty of a single file.
+    windows_ns: tuple[int, ...] = ()
 
 
 def recorded_rank(name: str, events: ProfilerEvents) -> RankRecording:
@@ -365,10 +367,10 @@ def _problems(
         found.append(f"it holds {len(devices)} devices, of which device {device} counts")
     if events.graph_launches:
         found.append(
-            f"{counted(events.graph_launches, 'CUDA graph')} were launched: what is in them has no "
-            "sizes, groups or phases"
+            f"CUDA graphs were launched {counted(events.graph_launches, 'time')}: what is in them "
+            "has no sizes, groups or phases"
         )
-    guessed = sum(call.guessed for call in calls)
+    guessed = sum(call.guessed and call.op != "other" for call in calls)
     if guessed:
         found.append(
             f"what {counted(guessed, 'collective')} {'is' if guessed == 1 else 'are'} only the "
@@ -411,4 +413,6 @@ def _in_name(name: str) -> int | None:
 
 
 def _whole(value: Any) -> int | None:
+    if isinstance(value, str) and value.isdecimal() and len(value) < 10:
+        value = int(value)
     return value if type(value) is int and 0 <= value < MOST_RANKS else None

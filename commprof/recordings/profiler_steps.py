@@ -71,10 +71,15 @@ def find_steps(events: ProfilerEvents, calls: Sequence[Call], busy: Stretches) -
 
 
 def _of_one_thread(marked: Sequence[Event]) -> list[Event]:
-    """In order; several threads may mark the same steps."""
+    """In order, each once; several threads may mark the same steps, and one in two ways."""
     threads = Counter(event.thread for event in marked)
     most = max(threads, key=lambda thread: threads[thread], default=0)
-    return sorted((e for e in marked if e.thread == most), key=lambda e: e.begin_ns)
+    found: list[Event] = []
+    for event in sorted((e for e in marked if e.thread == most), key=lambda e: e.begin_ns):
+        again = found and found[-1].name == event.name and event.begin_ns < found[-1].end_ns
+        if not again:
+            found.append(event)
+    return found
 
 
 def _steps(number: list[int], begin: list[int], end: list[int], said: str) -> FoundSteps:
@@ -82,8 +87,15 @@ def _steps(number: list[int], begin: list[int], end: list[int], said: str) -> Fo
     end_ns = np.array(end, dtype=np.int64)
     # Ends are rounded: none lies behind the next begin.
     end_ns[:-1] = np.minimum(end_ns[:-1], begin_ns[1:])
-    kept = (end_ns > begin_ns) & (np.diff(number, prepend=-1) > 0)
-    return FoundSteps(np.array(number, np.int64)[kept], begin_ns[kept], end_ns[kept], said)
+    kept = end_ns > begin_ns
+    return FoundSteps(_rising(np.array(number, np.int64)[kept]), begin_ns[kept], end_ns[kept], said)
+
+
+def _rising(number: Ints) -> Ints:
+    """Where a profiler of the same file begins anew, its steps go on behind those before it."""
+    back = np.concatenate(([False], np.diff(number) <= 0))
+    shift = np.where(back, np.roll(number, 1) + 1 - number, 0)
+    return number + np.cumsum(shift)
 
 
 def _between(moments: Sequence[int], said: str) -> FoundSteps:

@@ -32,7 +32,8 @@ class SmallCalls:
 
 def small_calls(world: WorldResult, step: MeanStep) -> SmallCalls | None:
     """None unless there are many, and they hold much of the exposed time and little waiting."""
-    rows = [row for row in world.collectives if row.total_bytes < _SMALL_BYTES * row.calls]
+    known = [row for row in world.collectives if row.sizes_known]
+    rows = [row for row in known if row.total_bytes < _SMALL_BYTES * row.calls]
     number = sum(row.calls_per_step for row in rows)
     exposed = world.parts.exposed_ms
     if number < _MANY or not exposed > 0:

@@ -15,7 +15,7 @@ from commprof.analysis.collectives.traffic import bus_factor
 from commprof.trace import columns
 from commprof.trace.columns import Collectives, Ints
 from commprof.trace.documents import Group
-from commprof.trace.reader import Trace
+from commprof.trace.reader import TORCH_PROFILER, Trace
 from commprof.trace.schema import OPS, PHASES, op_name
 from commprof.units import ns_to_ms
 
@@ -76,6 +76,8 @@ class CollectiveRow:
     #: Median over the calls of size / (last completion - last start), and times the bus factor.
     algbw_gb_per_s: float
     busbw_gb_per_s: float
+    #: False of kernels of which the recording says neither size nor type; sizes are 0 then.
+    sizes_known: bool = True
 
 
 def collective_rows(
@@ -173,13 +175,16 @@ def _row(
         algbw = calls.size_bytes / calls.transfer_ns  # bytes per ns are GB/s
     algbw_gb_per_s = _median(algbw[calls.size_bytes > 0])
     callers = len(np.unique(calls.rank))
+    dtype = _named(dtypes, int(calls.dtype[0]))
+    recorded_by = traces[int(calls.rank[0])].metadata["capture"]
+    unsaid = recorded_by == TORCH_PROFILER and not dtype and "barrier" not in op
     return CollectiveRow(
         op=op,
         group=group.name if group else "",
         group_description=group.description if group else "",
         group_size=int(calls.group_size[0]),
         group_ranks=group_ranks,
-        dtype=_named(dtypes, int(calls.dtype[0])) if calls.size_bytes.any() else "",
+        dtype=dtype if calls.size_bytes.any() else "",
         reduce_op=_named(_REDUCE_OPS, int(calls.reduce_op[0])) if _reduces(calls.op)[0] else "",
         size_bytes=(int(calls.size_bytes.min()), int(calls.size_bytes.max())),
         calls=len(calls),
@@ -199,6 +204,7 @@ def _row(
         exposed_ms=ns_to_ms(float(calls.exposed_ns.sum())) / rank_steps,
         algbw_gb_per_s=algbw_gb_per_s,
         busbw_gb_per_s=algbw_gb_per_s * bus_factor(op, int(calls.group_size[0])),
+        sizes_known=bool(calls.size_bytes.any()) or not unsaid,
     )
 
 

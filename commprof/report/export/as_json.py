@@ -238,8 +238,11 @@ def _cost(cost: Cost) -> dict[str, Any]:
 
 
 def _collective(row: CollectiveRow) -> dict[str, Any]:
+    document = dataclasses.asdict(row)
+    if not document.pop("sizes_known"):
+        document |= {"size_bytes": None, "total_bytes": None}
     return {
-        **dataclasses.asdict(row),
+        **document,
         "phases": [{"phase": name, "calls": calls} for name, calls in row.phases],
         "callers": [{"caller": line, "calls": calls} for line, calls in row.callers],
     }

@@ -151,7 +151,7 @@ def rank_list(ranks: Sequence[int]) -> str:
 
 
 def _size(row: CollectiveRow) -> str:
-    low, high = (f"{size / 1e6:.3g}" for size in row.size_bytes)
+    low, high = (f"{size / 1e6:.3g}" if row.sizes_known else "-" for size in row.size_bytes)
     return low if low == high else f"{low}-{high}"
 
 

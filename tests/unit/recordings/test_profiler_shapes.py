@@ -12,6 +12,7 @@ import pytest
 from commprof.analysis.run import analyse_in_detail
 from commprof.analysis.world import WorldResult
 from commprof.recordings.profiler import read_recording
+from commprof.report.export import as_json
 from commprof.trace import columns
 from commprof.trace.schema import Phase
 from tests.support.builders.profiler_traces import (
@@ -66,8 +67,36 @@ def marked_twice(events: list[Event]) -> list[Event]:
     return events + [{**event, "tid": 9} for event in events if event["name"][:8] == "Profiler"]
 
 
+def in_pairs(events: list[Event]) -> list[Event]:
+    """Begins and ends apart, as other writers of such traces have them; one never ends."""
+    pairs = [(dict(event), dict(event)) for event in events]
+    for number, (begin, end) in enumerate(pairs):
+        begin["ph"], end["ph"], end["ts"] = "B", "E", end["ts"] + end["dur"]
+        begin["tid"] = end["tid"] = f"{begin['tid']} {number % 5}"
+        del begin["dur"], end["dur"], end["cat"]
+        end.pop("args", None)
+    ordered = sorted(sum(pairs, ()), key=lambda event: (event["ts"], event["ph"] == "B"))
+    return [*ordered, {"ph": "E", "ts": 1}, {**pairs[0][0], "tid": 77}]
+
+
+def as_texts(events: list[Event]) -> list[Event]:
+    return [{**e, **{key: str(e[key]) for key in ("ts", "dur", "pid", "tid")}} for e in events]
+
+
+def numbers_again(events: list[Event]) -> list[Event]:
+    """Two profilers of one file, each of which counts from 0."""
+    for event in events:
+        if event["name"].startswith("ProfilerStep"):
+            event["name"] = f"ProfilerStep#{int(event['name'][-1]) % 2}"
+    return events
+
+
 @pytest.mark.parametrize(
-    "change", [list, of_torch_1_9, in_ns, marked_twice, lambda events: events[::-1]]
+    "change",
+    [
+        *(list, of_torch_1_9, in_ns, marked_twice, lambda events: events[::-1]),
+        *(in_pairs, as_texts, numbers_again),
+    ],
 )
 @pytest.mark.parametrize("alone", [False, True])
 def test_events_in_other_words_and_units(tmp_path: Path, change: Change, alone: bool) -> None:
@@ -90,7 +119,7 @@ def test_events_in_other_words_and_units(tmp_path: Path, change: Change, alone: 
     ],
 )
 def test_ranks_of_several_hosts(tmp_path: Path, names: tuple[str, ...]) -> None:
-    texts = {name: unmarked(place % 2) for place, name in enumerate(names)}
+    texts = {name: unmarked(place % 2, 3.0 * (place // 2)) for place, name in enumerate(names)}
     found = read_recording(written(tmp_path / "job", texts))
     assert found is not None
     assert [str(trace.path) for trace in found.traces.values()] == list(names)
@@ -110,6 +139,43 @@ def test_of_a_rank_that_was_recorded_twice_the_last_counts(tmp_path: Path) -> No
         *("step_2/rank0.json", "step_2/rank1.json")
     ]
     assert any(text.startswith("ranks 0, 1 have several recordings") for text in found.problems)
+
+
+@pytest.mark.parametrize("says_rank", [True, False])
+@pytest.mark.parametrize("numbered", [True, False])
+@pytest.mark.parametrize(
+    ("windows", "steps"),
+    [
+        ([(0, 3), (5, 8)], 6),  # as a schedule that repeats
+        ([(0, 5), (3, 8)], 8),
+        ([(0, 8), (3, 5)], 8),
+        ([(0, 8), (0, 8)], 8),  # packed and unpacked
+    ],
+)
+def test_windows_of_a_rank_count_as_one(
+    tmp_path: Path, windows: list[tuple[int, int]], steps: int, numbered: bool, says_rank: bool
+) -> None:
+    texts = {}
+    for rank in (0, 1):
+        for number, (first, last) in enumerate(windows):
+            whole = rank_events(rank, steps=8)
+            events = [e for e in whole if first <= (e["ts"] - 5e9) / 1000 < last]
+            for event in events if not numbered else ():
+                event.get("args", {}).pop("Seq", None)
+            said = json.loads(document(events, rank))
+            said["distributedInfo"] = said["distributedInfo"] if says_rank else {}
+            texts[f"rank{rank}.window{number}.json"] = json.dumps(said)
+    world = world_of(written(tmp_path / "job", texts))
+    assert (world.world_size, world.steps, world.missing_ranks) == (2, steps, ())
+    assert world.parts.exposed_ms == pytest.approx(0.175, abs=1e-3)
+    assert world.parts.wait_ms == pytest.approx(0.075, abs=1e-3)
+    assert sum(row.calls for row in world.collectives) == 2 * steps
+
+
+def test_a_file_without_its_rank_is_the_one_that_lacks(tmp_path: Path) -> None:
+    texts = {"b.json": document(rank_events(1), 1), "a.json": unmarked(0)}
+    world = world_of(written(tmp_path / "job", texts))
+    assert (world.world_size, [rank.rank for rank in world.ranks]) == (2, [0, 1])
 
 
 def mesh(rank: int) -> list[Event]:
@@ -173,6 +239,79 @@ def test_the_range_around_a_launch_says_what_a_kernel_is(
     path.write_text(document(events, 0))
     (row,) = world_of(path).collectives
     assert row.op == ("reduce_scatter_tensor" if "scatter" in range_name else "all_reduce")
+
+
+GENERIC = "ncclDevKernel_Generic_4(ncclDevKernelArgsStorage<4096ul>)"
+SAID = {
+    **{"Collective name": "_reduce_scatter_base", "dtype": "BFloat16", "Group size": 2},
+    **{"In msg nelems": 800, "Out msg nelems": 400, "Process Group Name": "3", "Seq": "12"},
+}
+EXTERNAL = {"External id": 7, "Input Dims": [[25]], "Input type": ["float"]}
+UNKNOWN: tuple[str, int | None] = ("other", None)
+
+
+def on_host(name: str, begin_us: float, end_us: float, tid: int = 1, **args: object) -> Event:
+    return {**annotation(name, begin_us, end_us, tid), "cat": "cpu_op", "args": args}
+
+
+@pytest.mark.parametrize(
+    ("kernel_name", "args", "beside", "expected"),
+    [
+        # By c10d's operator; by what kineto counts; by the metadata of the operator around.
+        (GENERIC, {}, [on_host("c10d::allreduce_", 8, 30)], ("all_reduce", None)),
+        (
+            *(GENERIC, {"external id": 8}),
+            [on_host("nccl:all_reduce", 8, 30, 5, **{**EXTERNAL, "External id": 8})],
+            ("all_reduce", 100),
+        ),
+        (
+            *(GENERIC, {}),
+            [
+                on_host("record_param_comms", 8, 30, **SAID),
+                annotation("nccl:_reduce_scatter_base", 9, 29),
+            ],
+            ("reduce_scatter_tensor", 1600),
+        ),
+        # Launched at the end of a group of many, whose range does not say what they are.
+        (
+            *(GENERIC, {}),
+            [
+                on_host("c10d::allgather_into_tensor_coalesced_", 5, 40),
+                *(on_host("record_param_comms", 5 + at / 10, 5.05 + at / 10) for at in range(40)),
+                annotation("nccl:coalesced", 9.5, 20),
+            ],
+            ("all_gather_into_tensor_coalesced", None),
+        ),
+        (GENERIC, {"Collective name": "coalesced"}, [annotation("nccl:coalesced", 8, 20)], UNKNOWN),
+        (GENERIC, {"graph node id": 3}, [], UNKNOWN),
+        # A kernel of no operator: the number is that of its launch.
+        (GENERIC, {"External id": 7}, [on_host("nccl:all_reduce", 1, 2, **EXTERNAL)], UNKNOWN),
+        ("ncclKernel_AllReduce_RING_LL_Sum_float(ncclWorkElem)", {}, [], ("all_reduce", None)),
+        ("void vllm::cross_device_reduce_2stage<half, 8>(x)", {}, [], ("all_reduce", None)),
+        ("allreduce_fusion_kernel_oneshot_lamport<x>", {}, [], ("all_reduce", None)),
+    ],
+)
+def test_what_neighbours_say_of_a_kernel(
+    tmp_path: Path,
+    kernel_name: str,
+    args: Event,
+    beside: list[Event],
+    expected: tuple[str, int | None],
+) -> None:
+    """And never a zero for what none says."""
+    launched = {**annotation("cudaLaunchKernelExC", 10, 11), "cat": "cuda_runtime"}
+    events = [
+        *(annotation("ProfilerStep#1", 0, 100), {**launched, "args": {"correlation": 7}}, *beside),
+        kernel(kernel_name, 40, 60, correlation=7, **args),
+    ]
+    path = tmp_path / "rank0.json"
+    path.write_text(document(events, 0))
+    result = analyse_in_detail(path)[0]
+    (row,) = json.loads(as_json.render(result))["runs"][0]["aggregated_metrics"]["collectives"]
+    sizes = row["size_bytes"]
+    assert (row["op"], sizes and sizes[0]) == expected
+    assert row["total_bytes"] == expected[1]
+    assert result.worlds[0].parts.exposed_ms == pytest.approx(0.02)
 
 
 @pytest.mark.parametrize(

@@ -167,7 +167,7 @@ def test_the_range_around_a_launch_says_what_a_kernel_is(tmp_path: Path) -> None
         "float",
     )
     assert guessed.op == "other"
-    assert "only the name of the kernel says" in text_of(path)
+    assert "1 kernel of send and recv, or of what is not known" in text_of(path)
 
 
 def test_steps_without_marks(tmp_path: Path) -> None:

@@ -1,0 +1,143 @@
+"""Several recordings of one rank, as a profiler's schedule makes them, as one: each moment once."""
+
+from __future__ import annotations
+
+import itertools
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from commprof.recordings.profiler_events import Event, ProfilerEvents
+from commprof.recordings.profiler_rank import RankRecording, recorded_rank
+from commprof.text import counted, named_ranks
+
+#: Numbers of launches begin anew in every process: those of windows are kept this far apart.
+_APART: Final = 1 << 48
+MOST_WINDOWS: Final = 1 << 12
+_END_OF_TIME: Final = 1 << 62
+
+
+def overlap(first: RankRecording, second: RankRecording) -> bool:
+    """Whether steps of both ran at the same time."""
+    one, other = first.steps, second.steps
+    if not len(one.begin_ns) or not len(other.begin_ns):
+        return False
+    return bool(one.begin_ns[0] < other.end_ns[-1] and other.begin_ns[0] < one.end_ns[-1])
+
+
+def of_one_process(first: RankRecording, second: RankRecording) -> bool:
+    """Whether the calls that both could have recorded are for the most part the same, to the ns."""
+    there = {(call.begin_ns, call.end_ns) for call in first.calls}
+    begins = [call.begin_ns for call in first.calls]
+    both = [
+        (call.begin_ns, call.end_ns)
+        for call in second.calls
+        if begins and min(begins) <= call.begin_ns <= max(begins)
+    ]
+    return 2 * sum(call in there for call in both) > len(both)
+
+
+def one_a_rank(
+    recordings: Mapping[int, Sequence[RankRecording]],
+) -> tuple[dict[int, RankRecording], list[str]]:
+    """One recording a rank, and what to say of it.
+
+    Windows count as one where the steps' numbers go on from one to the next, and each begins with
+    the same step on all ranks; else the last one counts alone, as of a job that was run again.
+
+    Args:
+        recordings: per rank in the order of their begins.
+    """
+    windows = {rank: _distinct(found) for rank, found in recordings.items()}
+    several = sorted(rank for rank, found in windows.items() if len(found) > 1)
+    again = sum(len(found) - len(windows[rank]) for rank, found in recordings.items())
+    said = [f"{counted(again, 'file')} held what others of their ranks hold too"] if again else []
+    if not several:
+        return {rank: found[-1] for rank, found in windows.items()}, said
+    have = "has" if len(several) == 1 else "have"
+    if _go_on(windows):
+        count = len(windows[several[0]])
+        said.append(
+            f"{named_ranks(several)} {have} {counted(count, 'recording')}, which count as one"
+        )
+        return {rank: _as_one(rank, found) for rank, found in windows.items()}, said
+    said.append(f"{named_ranks(several)} {have} several recordings, of which the last one counts")
+    return {rank: found[-1] for rank, found in windows.items()}, said
+
+
+def _distinct(found: Sequence[RankRecording]) -> list[RankRecording]:
+    """Without those whose steps lie within another one's."""
+    if len(found) == 1 or not all(len(each.steps.begin_ns) for each in found):
+        return list(found[-1:])
+    kept: list[RankRecording] = []
+    for each in found:
+        begin, end = each.steps.begin_ns[0], each.steps.end_ns[-1]
+        if kept and begin <= kept[-1].steps.begin_ns[0]:
+            kept.pop()  # the later of two that begin together is not shorter
+        if not kept or end > kept[-1].steps.end_ns[-1]:
+            kept.append(each)
+    return kept
+
+
+def _go_on(windows: Mapping[int, Sequence[RankRecording]]) -> bool:
+    marked = all(not each.steps.said for found in windows.values() for each in found)
+    firsts = {tuple(int(each.steps.number[0]) for each in found) for found in windows.values()}
+    return (
+        marked
+        and len(firsts) == 1
+        and all(later > earlier for earlier, later in itertools.pairwise(next(iter(firsts))))
+        and len(next(iter(firsts))) <= MOST_WINDOWS
+    )
+
+
+def _as_one(rank: int, windows: Sequence[RankRecording]) -> RankRecording:
+    begins_ns = tuple(int(each.steps.begin_ns[0]) for each in windows)
+    bounds = (0, *begins_ns[1:], _END_OF_TIME)
+    whole = ProfilerEvents(head=windows[-1].events.head)
+    for number, each in enumerate(windows):
+        _add(whole, each.events, number * _APART, bounds[number], bounds[number + 1])
+    last = windows[-1]
+    joined = recorded_rank(last.name, whole)
+    return replace(joined, rank=rank, by_name=last.by_name, windows_ns=begins_ns)
+
+
+def _add(whole: ProfilerEvents, part: ProfilerEvents, apart: int, since: int, until: int) -> None:
+    """What begins within a span of time; numbers of launches are moved by ``apart``."""
+    for name in ("communication", "ranges", "issued"):
+        kept: list[Event] = getattr(whole, name)
+        for event in getattr(part, name):
+            if since <= event.begin_ns < until:
+                moved = event.correlation + apart if event.correlation >= 0 else -1
+                kept.append(replace(event, correlation=moved))
+    for name in ("kernels", "copies", "backward", "operators"):
+        target, source = getattr(whole, name), getattr(part, name)
+        inside = _inside(source.begin_ns, since, until)
+        for column in ("begin_ns", "end_ns", "tag", "device"):
+            moved_by = apart if column == "tag" and name in ("kernels", "copies") else 0
+            _extend(getattr(target, column), getattr(source, column), inside, moved_by)
+    inside = _inside(part.launched_ns, since, until)
+    _extend(whole.launched_ns, part.launched_ns, inside, 0)
+    _extend(whole.launching_thread, part.launching_thread, inside, 0)
+    _extend(whole.launched, part.launched, inside, apart)
+    whole.graph_launches += part.graph_launches
+    whole.unreadable += part.unreadable
+    whole.unreadable_name = whole.unreadable_name or part.unreadable_name
+    whole.unusable += part.unusable
+    whole.problem = whole.problem or part.problem
+
+
+def _inside(begin_ns: array[int], since: int, until: int) -> npt.NDArray[np.bool_]:
+    begins = np.frombuffer(begin_ns, np.int64) if begin_ns else np.zeros(0, np.int64)
+    return (begins >= since) & (begins < until)
+
+
+def _extend(
+    target: array[int], source: array[int], chosen: npt.NDArray[np.bool_], moved_by: int
+) -> None:
+    if source:
+        values = np.frombuffer(source, np.int64)[chosen]
+        target.frombytes(np.where(values >= 0, values + moved_by, values).tobytes())
