@@ -13,7 +13,7 @@ from commprof.analysis.collectives.compression import compression_remarks
 from commprof.analysis.late.stragglers import LateRank, fell_behind
 from commprof.analysis.scaling import Scaling
 from commprof.analysis.step.cores import crowded, no_core_share, usable_cores
-from commprof.analysis.step.overhead import Overhead
+from commprof.analysis.step.overhead import Overhead, OwnCost
 from commprof.analysis.world import WorldResult
 from commprof.text import counted, listed, plural
 from commprof.trace.found_steps import BACKWARD, UPDATE
@@ -291,16 +291,28 @@ def _uneven_batches(world: WorldResult) -> str:
 
 
 def _about_overhead(overhead: Overhead) -> str:
-    effect, control = overhead.on_over_off, overhead.control
-    text = (
-        f"commprof's own cost: a step with capture on took {_percent(effect.value)} "
-        f"[{_percent(effect.low)}, {_percent(effect.high)}] against capture off, over all world "
-        f"sizes, {overhead.steps_on} and {overhead.steps_off} steps in turn; control, off against "
-        f"off: {_percent(control.value)} [{_percent(control.low)}, {_percent(control.high)}]."
+    found = [] if overhead.cpu is None else [("CPU time of the training threads", overhead.cpu)]
+    parts = [_about_cost(*one) for one in (*found, ("step time", overhead.wall))]
+    steps = f"{overhead.wall.steps_on} and {overhead.wall.steps_off} steps"
+    return (
+        f"commprof's own cost, capture on against off, {steps} in turn over all world sizes: "
+        f"{'; '.join(parts)}."
     )
-    if effect.contains(1.0):
-        return f"{text} No measurable overhead (95 % interval includes 0)."
-    return text if overhead.told_apart else f"{text} Not significant: the control is as far from 0."
+
+
+def _about_cost(clock: str, cost: OwnCost) -> str:
+    effect, control = cost.on_over_off, cost.control
+    if not cost.measurable:
+        return (
+            f"{clock} not measurable here, between {_percent(effect.low)} and "
+            f"{_percent(effect.high)} by these steps"
+        )
+    text = (
+        f"{clock} {_percent(effect.value)} [{_percent(effect.low)}, {_percent(effect.high)}] "
+        f"(control, off against off: {_percent(control.value)} [{_percent(control.low)}, "
+        f"{_percent(control.high)}])"
+    )
+    return text if cost.told_apart else f"{text}, which may be nothing"
 
 
 def _about_records(world: WorldResult) -> str:

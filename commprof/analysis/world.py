@@ -143,8 +143,9 @@ class WorldResult:
     records_per_step: float
     #: What one record costs, measured in rank 0 at the end of the run.
     record_cost_ns: float
-    #: Labelled step times of the overhead block, slowest rank, in ns.
-    overhead_samples: tuple[tuple[str, float], ...]
+    #: Steps of the overhead block: label, wall time of the slowest rank and CPU time of all ranks'
+    #: training threads, in ns; the latter NaN where a rank did not tell it.
+    overhead_samples: tuple[tuple[str, float, float], ...]
     missing_ranks: tuple[int, ...]
     dropped_records: int
     #: Collectives on a GPU.
@@ -347,14 +348,18 @@ def _samples_source(run: WorldRun, ranks: tuple[RankSummary, ...]) -> str:
     return "loop" if all(rank.rank in run.results for rank in ranks) else "dataloader"
 
 
-def _overhead_samples(run: WorldRun) -> tuple[tuple[str, float], ...]:
-    """Per step of the overhead block the slowest rank's time; ranks switch together."""
+def _overhead_samples(run: WorldRun) -> tuple[tuple[str, float, float], ...]:
+    """See ``WorldResult.overhead_samples``; ranks switch together."""
     if len(run.results) < run.world_size:
         return ()
-    blocks = [result["overhead"] for result in run.results.values()]
-    return tuple(
-        (str(rows[0][0]), float(max(row[1] for row in rows))) for rows in zip(*blocks, strict=False)
-    )
+    found = []
+    accounts = run.results.values()
+    told = [result.get("overhead_cpu_ns") for result in accounts]
+    for index, rows in enumerate(zip(*(one["overhead"] for one in accounts), strict=False)):
+        cpu = [one[index] for one in told if one is not None and index < len(one)]
+        total = float(sum(cpu)) if len(cpu) == len(rows) else math.nan
+        found.append((str(rows[0][0]), float(max(row[1] for row in rows)), total))
+    return tuple(found)
 
 
 def _records_per_step(run: WorldRun, rank: int, part: Breakdown) -> float:

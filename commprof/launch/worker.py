@@ -215,6 +215,7 @@ def _train(
             recorder,
             plan.steps,
             overhead_steps=job.overhead_steps,
+            lot=str(job.directory),
             on_step=progress.update if progress else None,
         )
 
@@ -231,6 +232,7 @@ def _measured(result: LoopResult, plan: Plan, trainee: Trainee) -> dict[str, Any
         "step_samples": result.step_samples,
         "losses": result.losses,
         "overhead": [[step.label, step.duration_ns] for step in result.overhead],
+        "overhead_cpu_ns": [step.cpu_ns for step in result.overhead],
         "truth": truth and {name: values[: plan.steps] for name, values in truth.items()},
     }
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from commprof.analysis.card import Card
 from commprof.analysis.collectives.kinds import SteplessCollectives
 from commprof.analysis.scaling import RunResult
-from commprof.analysis.step.overhead import Overhead
+from commprof.analysis.step.overhead import MOST_REACH, OwnCost
 from commprof.analysis.verdict import Binding, Verdict
 from commprof.analysis.world import WorldResult
 from commprof.report.card import facts
@@ -271,11 +271,18 @@ def own_cost(report: FullReport) -> Iterator[Section]:
     """What capture on and off in turn showed; nothing where that was not measured."""
     result = report.result
     measured = [(counted(w.world_size, "rank"), w.overhead) for w in result.worlds]
-    rows = [_overhead(*row) for row in [*measured, ("all", result.overhead)] if row[1] is not None]
+    rows = [
+        _overhead(name, clock, cost)
+        for name, overhead in [*measured, ("all", result.overhead)]
+        if overhead is not None
+        for clock, cost in (("CPU", overhead.cpu), ("wall", overhead.wall))
+        if cost is not None
+    ]
     if not rows:
         return
     headers = (
         "ranks",
+        "clock",
         "recording overhead",
         "control",
         "steps on",
@@ -291,19 +298,20 @@ def own_cost(report: FullReport) -> Iterator[Section]:
                 Grid(rows, headers),
             ),
         ),
-        legend="Capture was off and on in turn after the measured steps. The control should be 0.",
+        legend="Capture was off and on in turn after the measured steps. The control should be 0. "
+        "CPU: time that all ranks' training threads computed; wall: of the slowest rank. Not "
+        f"measurable: an interval that reaches further than {MOST_REACH:.0%} to a side.",
     )
 
 
-def _overhead(name: str, overhead: Overhead | None) -> tuple[str, ...]:
-    assert overhead is not None  # rows without are left out
-    ratios = (overhead.on_over_off, overhead.control)
+def _overhead(name: str, clock: str, cost: OwnCost) -> tuple[str, ...]:
+    ratios = (cost.on_over_off, cost.control)
     percents = [
         f"{(x.value - 1) * 100:+.1f} % [{(x.low - 1) * 100:+.1f}, {(x.high - 1) * 100:+.1f}]"
         for x in ratios
     ]
-    told = "yes" if overhead.told_apart else "no"
-    return (name, *percents, str(overhead.steps_on), str(overhead.steps_off), told)
+    told = "yes" if cost.told_apart else "no" if cost.measurable else "not measurable here"
+    return (name, clock, *percents, str(cost.steps_on), str(cost.steps_off), told)
 
 
 def _binding(binding: Binding) -> str:

@@ -32,7 +32,8 @@ from commprof.report.tabulated import tabulated as _table
 SCALING_LEGEND = """\
 step: wall time of the slowest rank. samples/s: samples of all ranks over the slowest rank's time.
 efficiency: speed-up over growth in ranks. imbalance: largest over mean of the ranks' own work, less
-1. overhead: a step with capture on over the one beside it with capture off, less 1 [95 % interval].
+1. overhead: CPU time of the training threads in a step with capture on over that in the one beside
+it with capture off, less 1 [95 % interval]; "unclear" where the interval reaches further than 2 %.
 loss: of the last epoch. Warm-up steps are in no figure."""
 
 PARTS_LEGEND = """\
@@ -234,9 +235,11 @@ def _formatted(value: float, spec: str) -> str:
 def _overhead(overhead: Overhead | None) -> str:
     if overhead is None:
         return "-"
-    ratio = overhead.on_over_off
+    if not overhead.best.measurable:
+        return "unclear"
+    ratio = overhead.best.on_over_off
     value, low, high = ((x - 1) * 100 for x in (ratio.value, ratio.low, ratio.high))
-    return f"{value:+.1f} % [{low:+.0f}, {high:+.0f}]"
+    return f"{value:+.1f} % [{low:+.1f}, {high:+.1f}]"
 
 
 def _bullet(text: str, width: int) -> str:

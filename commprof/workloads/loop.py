@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -17,11 +18,6 @@ DEFAULT_EPOCHS = 2
 """Epochs trained when the user gives neither steps nor epochs."""
 MIN_DEFAULT_STEPS = 12
 """The least number of steps trained in that case: fewer leave nothing after warm-up."""
-
-OVERHEAD_PATTERN = ("off_a", "on", "off_b", "on", "on", "off_b", "on", "off_a")
-"""Capture states of the overhead block, step by step, over and over. on against off is what capture
-costs; off_a against off_b, the same thing under two names, is what such a comparison shows by
-chance. The second half is the first turned round, so that a trend cancels."""
 
 
 class Trained(Protocol):
@@ -69,9 +65,11 @@ class LabelledStep:
     """One step of the overhead block."""
 
     label: str
-    """Capture state: one of OVERHEAD_PATTERN."""
+    """Capture state, see `overhead_states`."""
     duration_ns: int
     """Wall time of the step."""
+    cpu_ns: int
+    """CPU time of the thread that trains."""
 
 
 @dataclass(frozen=True)
@@ -109,20 +107,38 @@ def planned_steps(steps_per_epoch: int, steps: int | None, epochs: int | None) -
     return max(DEFAULT_EPOCHS * steps_per_epoch, MIN_DEFAULT_STEPS)
 
 
+def overhead_states(steps: int, lot: str) -> list[str]:
+    """Capture states of the overhead block: each step "on" stands beside one that is off.
+
+    on against off is what capture costs; off_a against off_b, the same thing under two names, is
+    what such a comparison shows by chance. Which of a pair comes first is drawn by lot, as a step's
+    time may follow any rhythm: of all states that could have been, these are then as likely as
+    those with on and off exchanged, whatever the times are.
+
+    lot: another one draws other states; the same on all ranks.
+    """
+    draw = random.Random(lot)
+    states: list[str] = []
+    while len(states) < steps:
+        for off in draw.sample(("off_a", "off_b"), 2):
+            states += draw.sample(("on", off), 2)
+    return states[:steps]
+
+
 def train(
     training: Trained,
     recorder: StepRecorder,
     steps: int,
     *,
     overhead_steps: int = 0,
+    lot: str = "",
     on_step: Callable[[int], None] | None = None,
 ) -> LoopResult:
     """Train `steps` steps, over as many epochs as that takes, then the overhead block.
 
-    overhead_steps: further steps of the same work in which capture goes through
-    OVERHEAD_PATTERN, on every rank at the same step, with batches of equal size; it is on
-    afterwards. on_step: told the number of steps done, between steps and
-    untimed.
+    overhead_steps: further steps of the same work in which capture is on and off, on every rank at
+    the same step, with batches of equal size; it is on afterwards. lot: see `overhead_states`.
+    on_step: told the number of steps done, between steps and untimed.
     """
     runner = _Steps(training, recorder)
     begin_ns = time.monotonic_ns()
@@ -137,10 +153,11 @@ def train(
     overhead = []
     if overhead_steps:
         runner.only_whole_batches()
-    for index in range(overhead_steps):
-        label = OVERHEAD_PATTERN[index % len(OVERHEAD_PATTERN)]
+    for index, label in enumerate(overhead_states(overhead_steps, lot)):
         recorder.set_enabled(label == "on")
-        overhead.append(LabelledStep(label, runner.run()))
+        begin_ns = time.thread_time_ns()
+        wall_ns = runner.run()
+        overhead.append(LabelledStep(label, wall_ns, time.thread_time_ns() - begin_ns))
         if on_step:
             on_step(steps + index + 1)
     if overhead_steps:

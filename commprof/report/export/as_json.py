@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
@@ -76,12 +76,12 @@ def as_dict(
             "summaries": [_summary(summary) for summary in result.summaries],
             "cost": cost and _cost(cost),
             **(
-                {"verdict": _verdict(verdict), "card": card and dataclasses.asdict(card)}
+                {"verdict": _verdict(verdict), "card": card and asdict(card)}
                 if trial is None
                 else {"trial": trial_dict(trial)}
             ),
             "loss_agreement": _loss_agreement(result.loss_agreement),
-            "attempts": [dataclasses.asdict(attempt) for attempt in result.attempts],
+            "attempts": [asdict(attempt) for attempt in result.attempts],
             "stepless": [
                 {
                     "num_processes": found.world_size,
@@ -128,12 +128,12 @@ def _verdict(verdict: Verdict | None) -> dict[str, Any] | None:
         "headline": verdict.headline,
         "sentences": list(verdict.sentences),
         "bindings": bindings,
-        **dataclasses.asdict(verdict.next_step),
+        **asdict(verdict.next_step),
     }
 
 
 def _sharding(found: Sharding) -> dict[str, Any]:
-    return {"groups": found.groups, "parts": [dataclasses.asdict(part) for part in found.parts]}
+    return {"groups": found.groups, "parts": [asdict(part) for part in found.parts]}
 
 
 def _shares(parts: Sequence[tuple[str, float]]) -> list[dict[str, Any]]:
@@ -142,10 +142,9 @@ def _shares(parts: Sequence[tuple[str, float]]) -> list[dict[str, Any]]:
 
 def _strategy(row: StrategyRow) -> dict[str, Any]:
     operations = [
-        {**dataclasses.asdict(operation), "overlapped": operation.overlapped}
-        for operation in row.operations
+        {**asdict(operation), "overlapped": operation.overlapped} for operation in row.operations
     ]
-    return {**dataclasses.asdict(row), "operations": operations}
+    return {**asdict(row), "operations": operations}
 
 
 def _world(result: RunResult, world: WorldResult, scale: Scaling) -> dict[str, Any]:
@@ -168,13 +167,13 @@ def _world(result: RunResult, world: WorldResult, scale: Scaling) -> dict[str, A
             "speedup": scale.speedup,
             "efficiency": scale.efficiency,
             "imbalance": world.imbalance,
-            "parts": dataclasses.asdict(world.parts),
+            "parts": asdict(world.parts),
             "collectives": [_collective(row) for row in world.collectives],
-            "compression": [dataclasses.asdict(row) for row in world.compression],
-            "late_rank": world.late_rank and dataclasses.asdict(world.late_rank),
-            "wait_costs": [dataclasses.asdict(cost) for cost in world.wait_costs],
-            "without_core": world.without_core and dataclasses.asdict(world.without_core),
-            "gains": world.gains and dataclasses.asdict(world.gains),
+            "compression": [asdict(row) for row in world.compression],
+            "late_rank": world.late_rank and asdict(world.late_rank),
+            "wait_costs": [asdict(cost) for cost in world.wait_costs],
+            "without_core": world.without_core and asdict(world.without_core),
+            "gains": world.gains and asdict(world.gains),
             "sharding": world.sharding and _sharding(world.sharding),
             "stalled_steps": [{"step": step, "ms": ms} for step, ms in world.stalled_steps],
             "overhead": _overhead(world.overhead),
@@ -189,7 +188,7 @@ def _world(result: RunResult, world: WorldResult, scale: Scaling) -> dict[str, A
             "problems": list(world.problems),
             "step_losses": list(world.step_losses),
             "weights_differ": list(world.weights_differ),
-            "flights": [dataclasses.asdict(time) for time in world.times_in_flight],
+            "flights": [asdict(time) for time in world.times_in_flight],
             "host_links": world.host_links and _host_links(world.host_links),
             "cross_checks": _checks(world.cross_checks),
         },
@@ -198,12 +197,12 @@ def _world(result: RunResult, world: WorldResult, scale: Scaling) -> dict[str, A
 
 
 def _checks(checks: Sequence[CrossCheck]) -> list[dict[str, Any]]:
-    return [{**dataclasses.asdict(check), "difference": check.difference} for check in checks]
+    return [{**asdict(check), "difference": check.difference} for check in checks]
 
 
 def _host_links(links: HostLinks) -> dict[str, Any]:
     found = {"difference": links.difference, "agrees": links.agrees}
-    return {**dataclasses.asdict(links), **found}
+    return {**asdict(links), **found}
 
 
 def _rank(rank: RankSummary) -> dict[str, Any]:
@@ -215,30 +214,30 @@ def _rank(rank: RankSummary) -> dict[str, Any]:
         "samples": rank.samples,
         "duration_sec": rank.duration_s,
         "samples_per_sec": rank.samples_per_s,
-        "parts": dataclasses.asdict(rank.parts),
+        "parts": asdict(rank.parts),
         "before_rss_bytes": rank.before_rss_bytes,
         "peak_rss_bytes": rank.peak_rss_bytes,
         "device_peak_bytes": rank.device_peak_bytes,
-        "device": rank.device and dataclasses.asdict(rank.device),
-        "kernels": rank.kernels and dataclasses.asdict(rank.kernels),
+        "device": rank.device and asdict(rank.device),
+        "kernels": rank.kernels and asdict(rank.kernels),
     }
 
 
 def _summary(summary: SummaryResult) -> dict[str, Any]:
-    value = dataclasses.asdict(summary) | {"cross_checks": _checks(summary.cross_checks)}
+    value = asdict(summary) | {"cross_checks": _checks(summary.cross_checks)}
     return {"num_processes": value.pop("world_size"), **value}
 
 
 def _cost(cost: Cost) -> dict[str, Any]:
-    rows = [dataclasses.asdict(row) for row in cost.rows]
+    rows = [asdict(row) for row in cost.rows]
     return {
-        **dataclasses.asdict(cost),
+        **asdict(cost),
         "rows": [{"num_processes": row.pop("world_size"), **row} for row in rows],
     }
 
 
 def _collective(row: CollectiveRow) -> dict[str, Any]:
-    document = dataclasses.asdict(row)
+    document = asdict(row)
     if not document.pop("sizes_known"):
         document |= {"size_bytes": None, "total_bytes": None}
     return {
@@ -251,20 +250,26 @@ def _collective(row: CollectiveRow) -> dict[str, Any]:
 def _overhead(overhead: Overhead | None) -> dict[str, Any] | None:
     if overhead is None:
         return None
-    return {**dataclasses.asdict(overhead), "told_apart": overhead.told_apart}
+    cpu = overhead.cpu
+    return {
+        **asdict(overhead.wall),
+        "cpu": cpu and {"on_over_off": asdict(cpu.on_over_off), "control": asdict(cpu.control)},
+        "measurable": overhead.best.measurable,
+        "told_apart": overhead.best.told_apart,
+    }
 
 
 def _incidents(found: Incidents) -> dict[str, Any]:
     return {
         "num_processes": found.world_size,
-        "hangs": [dataclasses.asdict(hang) for hang in found.hangs],
+        "hangs": [asdict(hang) for hang in found.hangs],
         "mismatches": [_mismatch(one) for one in found.mismatches],
         "mismatch_count": found.mismatch_count,
         "anomalies": [
-            {"time": time, **dataclasses.asdict(one), "unit": one.unit, "sentence": one.sentence}
+            {"time": time, **asdict(one), "unit": one.unit, "sentence": one.sentence}
             for time, one in found.anomalies
         ],
-        "events": [dataclasses.asdict(event) for event in found.events],
+        "events": [asdict(event) for event in found.events],
     }
 
 
@@ -272,10 +277,7 @@ def _mismatch(mismatch: Mismatch) -> dict[str, Any]:
     return {
         "group": mismatch.group,
         "seq": mismatch.seq,
-        "issued": [
-            {**dataclasses.asdict(issued), "ranks": list(ranks)}
-            for issued, ranks in mismatch.issued
-        ],
+        "issued": [{**asdict(issued), "ranks": list(ranks)} for issued, ranks in mismatch.issued],
         "odd_ranks": list(mismatch.odd_ranks),
         "sentence": mismatch.sentence,
     }
@@ -284,4 +286,4 @@ def _mismatch(mismatch: Mismatch) -> dict[str, Any]:
 def _loss_agreement(agreement: LossAgreement | None) -> dict[str, Any] | None:
     if agreement is None:
         return None
-    return {**dataclasses.asdict(agreement), "agrees": agreement.agrees}
+    return {**asdict(agreement), "agrees": agreement.agrees}

@@ -52,6 +52,8 @@ _ACCOUNT: Final[dict[str, Shape]] = {
     "average_loss": float,
     # Per step of the overhead block: state of the capture, and ns.
     "overhead": list[tuple[str, int]],
+    # Of the same steps what the training thread computed.
+    "overhead_cpu_ns": list[int] | None,
     "record_cost_ns": float | None,
     "steps_per_epoch": int | None,
     "weights_crc32": int | None,

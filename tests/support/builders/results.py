@@ -20,7 +20,7 @@ from commprof.analysis.late.incidents import HangReport, Incidents, StackFile, W
 from commprof.analysis.rank_summary import RankSummary, StepParts
 from commprof.analysis.scaling import RunResult, scale
 from commprof.analysis.step.anomalies import COMPUTE, Anomaly
-from commprof.analysis.step.overhead import Overhead
+from commprof.analysis.step.overhead import Overhead, OwnCost
 from commprof.analysis.world import WorldResult
 from commprof.stats.intervals import Interval
 
@@ -38,7 +38,10 @@ PARTS = StepParts(
     no_core_ms=0.3,
     hidden_ms=12.5,
 )
-OVERHEAD = Overhead(Interval(1.012, 0.99, 1.034), Interval(0.999, 0.97, 1.03), 8, 8)
+OVERHEAD = Overhead(
+    cpu=OwnCost(Interval(1.004, 0.998, 1.01), Interval(1.001, 0.99, 1.012), 8, 8),
+    wall=OwnCost(Interval(1.012, 0.98, 1.044), Interval(0.999, 0.97, 1.03), 8, 8),
+)
 
 
 def context(**values: Any) -> dict[str, Any]:

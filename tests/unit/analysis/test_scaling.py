@@ -51,7 +51,11 @@ def test_no_worlds() -> None:
 
 
 def test_overhead_of_all_world_sizes() -> None:
-    samples = (("on", 2.0), ("off_a", 1.0), ("on", 2.0), ("off_b", 1.0)) * 2
+    samples = (
+        *(("on", 2.0, 1.5), ("off_a", 1.0, 1.0)),
+        *(("on", 2.0, 1.5), ("off_b", 1.0, 1.0)),
+    ) * 2
     result = pool_overhead([world(1, overhead_samples=samples), world(2)])
     assert result is not None
-    assert (result.on_over_off.value, result.steps_on) == (2.0, 4)
+    assert (result.wall.on_over_off.value, result.wall.steps_on) == (2.0, 4)
+    assert result.best.on_over_off.value == pytest.approx(1.5)

@@ -116,20 +116,29 @@ def test_the_steps_of_the_overhead_block_are_in_no_figure() -> None:
     rank.metadata["job"] = {"steps": 6}
     rank.step(600 * MS, 2000 * MS)
     samples = [["off_a", 100.0], ["on", 110.0], ["off_b", 100.0], ["on", 110.0]] * 2
-    result = analyse_world(world_run([rank], overhead=samples))
+    cpu_ns = [60, 63, 60, 63] * 2
+    result = analyse_world(world_run([rank], overhead=samples, overhead_cpu_ns=cpu_ns))
     assert result is not None
     assert (result.steps, result.step_p95_ms) == (6, 100.0)
     assert result.overhead is not None
-    assert result.overhead.on_over_off.value == pytest.approx(1.1)
+    assert result.overhead.wall.on_over_off.value == pytest.approx(1.1)
+    assert result.overhead.best.on_over_off.value == pytest.approx(1.05)
 
 
 def test_the_overhead_block_is_as_long_as_on_the_slowest_rank() -> None:
     run = world_run([rank_of(rank, 2, 3) for rank in range(2)])
     run.results[0]["overhead"] = [["on", 1.0], ["off_a", 5.0]]
     run.results[1]["overhead"] = [["on", 3.0], ["off_a", 4.0]]
+    run.results[0]["overhead_cpu_ns"] = [0.5, 2.0]
     result = analyse_world(run)
     assert result is not None
-    assert result.overhead_samples == (("on", 3.0), ("off_a", 5.0))
+    # Without the other rank's the CPU time is not known.
+    assert [one[:2] for one in result.overhead_samples] == [("on", 3.0), ("off_a", 5.0)]
+    assert all(math.isnan(cpu_ns) for _, _, cpu_ns in result.overhead_samples)
+    run.results[1]["overhead_cpu_ns"] = [0.75, 1.0]
+    result = analyse_world(run)
+    assert result is not None
+    assert result.overhead_samples == (("on", 3.0, 1.25), ("off_a", 5.0, 3.0))
 
 
 def test_a_missing_rank_leaves_the_split_unknown_and_the_rest_as_it_is() -> None:

@@ -11,7 +11,7 @@ from commprof.analysis.checks.figure_checks import CrossCheck
 from commprof.analysis.collectives.kinds import Spread
 from commprof.analysis.remarks import remarks
 from commprof.analysis.scaling import RunResult, scale
-from commprof.analysis.step.overhead import Overhead
+from commprof.analysis.step.overhead import Overhead, OwnCost
 from commprof.analysis.verdict import verdict
 from commprof.report.plain_text import printable
 from commprof.report.sections.collectives import collectives_section, rank_list
@@ -81,7 +81,9 @@ def golden_run() -> RunResult:
             4,
             samples_per_s=99.96,
             parts=parts(wait_ms=math.nan, wire_ms=math.nan, step_ms=1234.5),
-            overhead=Overhead(Interval(0.9, 0.8, 1.2), Interval(1.0, 0.9, 1.1), 8, 8),
+            overhead=Overhead(
+                None, OwnCost(Interval(0.9, 0.8, 1.2), Interval(1.0, 0.9, 1.1), 8, 8)
+            ),
             average_loss=math.nan,
             missing_ranks=(3,),
             collectives=KINDS,

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from commprof.workloads.loop import LoopResult, planned_steps, train
+from commprof.workloads.loop import LoopResult, overhead_states, planned_steps, train
 
 
 @dataclass(frozen=True)
@@ -107,17 +107,30 @@ def test_steps_run_over_as_many_epochs_as_needed() -> None:
     assert result.overhead == []
 
 
-def test_overhead_block_repeats_its_pattern_and_leaves_capture_on() -> None:
+@pytest.mark.parametrize("steps", [0, 1, 18, 400])
+def test_capture_is_on_in_one_of_two_steps_by_lot(steps: int) -> None:
+    states = overhead_states(steps, "a run")
+    assert states == overhead_states(steps, "a run")
+    assert len(states) == steps
+    pairs = list(zip(states[::2], states[1::2], strict=False))
+    assert all(pair.count("on") == 1 for pair in pairs)
+    offs = [state for state in states if state != "on"]
+    assert all({*two} == {"off_a", "off_b"} for two in zip(offs[::2], offs[1::2], strict=False))
+    if steps == 400:  # of 200 coins, and of 100: five standard deviations
+        assert 65 <= sum(first == "on" for first, _ in pairs) <= 135
+        assert 25 <= offs[::2].count("off_a") <= 75
+        assert states != overhead_states(steps, "another run")
+
+
+def test_overhead_block_leaves_capture_on() -> None:
     result, calls = run(2, overhead_steps=18)
 
     labels = [s.label for s in result.overhead]
-    assert labels[:4] == ["off_a", "on", "off_b", "on"]
-    assert labels[4:8] == labels[3::-1]
-    assert labels[8:] == [*labels[:8], "off_a", "on"]
+    assert labels == overhead_states(18, "")
     switches = [call for call in calls if call in ("on", "off", "step")]
     states = [word for label in labels for word in ("on" if label == "on" else "off", "step")]
     assert switches == ["step", "step", *states, "on"]
-    assert all(step.duration_ns > 0 for step in result.overhead)
+    assert all(step.duration_ns > 0 < step.cpu_ns for step in result.overhead)
 
 
 def test_overhead_block_does_not_enter_the_results() -> None:

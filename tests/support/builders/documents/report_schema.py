@@ -185,8 +185,10 @@ SCHEMA: dict[str, Any] = {
                 "overhead": {
                     "on_over_off": {"value": float, "low": float, "high": float},
                     "control": {"value": float, "low": float, "high": float},
+                    "cpu": dict,
                     "steps_on": int,
                     "steps_off": int,
+                    "measurable": bool,
                     "told_apart": bool,
                 },
                 "records_per_step": float,
