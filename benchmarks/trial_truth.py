@@ -2,6 +2,7 @@
 
     PYTHONPATH=. python benchmarks/trial_truth.py all --out DIR --minutes 40
     PYTHONPATH=. python benchmarks/trial_truth.py summary --out DIR
+    PYTHONPATH=. python benchmarks/trial_truth.py all --sharded --out DIR
 
 Two ranks train the `timed` workload, whose compute is sleeps of known length. `truth` runs every
 candidate alone for many steps, in passes of other order; `link` and `loopback` are trials, at
@@ -13,6 +14,10 @@ step exchanges 12 MB beside a backward pass of 12 ms; on loopback it exchanges 1
 48 ms, which hides nearly all of it. The "no" on loopback therefore comes from the headroom: without
 any exchange a step is under 10 % shorter, and the verdict stops there, whatever the candidates did.
 It does not show what a trial says of the link's job on loopback.
+
+--sharded: the same of FSDP2's settings, of which `--fsdp` trains with one alone, at 300 Mbit/s. A
+rank sends 8 MB a step, half of it for gradients; what is gathered but once and reduced in bf16 is
+4 MB.
 
 Each run appends one line to DIR/results.jsonl and is not repeated while it is there: stop and start
 again at will. A run that fails or does not end within two minutes leaves its reason there, and has
@@ -34,6 +39,7 @@ met, as by fewer trials than are asked for.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import math
 import os
@@ -55,6 +61,7 @@ from benchmarks.judging.demands import judged
 from benchmarks.judging.results_file import Lines, read_rows
 from benchmarks.judging.steal import Stolen
 from benchmarks.judging.trial_truth_demands import TRIALS, demands, is_disturbed, summary
+from commprof import variables
 from commprof.launch.job import Job
 from commprof.trace import columns
 from commprof.trace.run.run_directory import read_world, world_directory
@@ -70,15 +77,47 @@ LINK_WORKLOAD = (
     "timed:layers=4,data_ms=2,forward_ms=2,backward_ms=3,gradient_mb=3,bucket_cap_mb=1,"
     "gradients=normal"
 )
+RATE = "1gbit"
+#: 4 MB of parameters, gathered twice.
+SHARDED_LINK_WORKLOAD = (
+    "timed:layers=4,data_ms=2,forward_ms=2,backward_ms=3,gradient_mb=1,gradients=normal"
+)
+SHARDED_CANDIDATES = (
+    "reshard-after-forward=false,prefetch=2,reshard-after-forward=false+reduce-dtype=bf16"
+)
+#: torch reduces in the training thread of a CPU: only the latency of little is next to nothing.
+SHARDED_LOOPBACK_WORKLOAD = "timed:layers=4,data_ms=2,forward_ms=4,backward_ms=24,gradient_mb=0.05"
 #: Compute that hides what loopback takes for 1 MB.
 LOOPBACK_WORKLOAD = "timed:layers=4,data_ms=2,forward_ms=2,backward_ms=12,gradient_mb=0.25"
-RATE = "1gbit"
 PASSES = 5
 #: Left out of fixed runs, as warm-up.
 _FIRST = 10
 _LIMIT_S = 120
 _TRIES = 2
 _TRIES_DISTURBED = 8
+
+
+@dataclass(frozen=True)
+class Study:
+    """What is compared, and on which jobs."""
+
+    candidates: str
+    link: str
+    loopback: str
+    strategy: str = "ddp"
+    #: Of the link.
+    rate: str = RATE
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether the candidates are settings of FSDP2."""
+        return self.strategy == "fsdp"
+
+
+REPLICATED = Study(CANDIDATES, LINK_WORKLOAD, LOOPBACK_WORKLOAD)
+SHARDED = Study(
+    SHARDED_CANDIDATES, SHARDED_LINK_WORKLOAD, SHARDED_LOOPBACK_WORKLOAD, "fsdp", "300mbit"
+)
 
 
 @dataclass(frozen=True)
@@ -121,11 +160,12 @@ def main() -> int:
     parser.add_argument("part", choices=(*PARTS, "summary"))
     parser.add_argument("--out", type=Path, required=True, help="where results are kept")
     parser.add_argument("--count", type=int, default=TRIALS, help="of trials of each kind")
-    parser.add_argument("--candidates", default=CANDIDATES)
+    parser.add_argument("--sharded", action="store_true", help="settings of FSDP2")
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--steps", type=int, default=150, help="of a fixed run")
     parser.add_argument("--minutes", type=float, default=math.inf, help="then start nothing more")
     args = parser.parse_args()
+    args.study = SHARDED if args.sharded else REPLICATED
     results = Results(args.out)
     end = time.monotonic() + 60 * args.minutes
     for row in PARTS[args.part](args) if args.part in PARTS else ():
@@ -169,7 +209,7 @@ def _time_limit() -> Iterator[None]:
 
 
 def _truth(args: argparse.Namespace, passes: Sequence[int] = range(PASSES)) -> Iterator[Row]:
-    labels = [BASELINE, *(one.label for one in parse_trial(args.candidates).candidates)]
+    labels = [BASELINE, *(one.label for one in parse_trial(args.study.candidates).candidates)]
     for turn in passes:
         for label in random.Random(turn).sample(labels, len(labels)):
             yield Row("truth", f"truth {turn} {label}", lambda label=label: _fixed(label, args))
@@ -178,10 +218,10 @@ def _truth(args: argparse.Namespace, passes: Sequence[int] = range(PASSES)) -> I
 def _fixed(label: str, args: argparse.Namespace) -> dict[str, Any]:
     """Median step of a run with one candidate alone, on the slowest rank."""
     # The hook is there for all, as in a trial: "none" is DDP's mean inside it.
-    compressor = "" if label == BASELINE else label
-    with _run(
-        RATE, LINK_WORKLOAD, steps=args.steps, hook=not compressor, compressor=compressor
-    ) as directory:
+    study, compressor = args.study, "" if label == BASELINE or args.sharded else label
+    setting = label if args.sharded and label != BASELINE else ""
+    how: dict[str, Any] = {"hook": not (compressor or study.is_sharded), "compressor": compressor}
+    with _run(study, study.rate, study.link, setting, steps=args.steps, **how) as directory:
         medians = []
         for trace in read_world(directory, 2).traces.values():
             table = columns.steps(trace)
@@ -190,15 +230,17 @@ def _fixed(label: str, args: argparse.Namespace) -> dict[str, Any]:
     return {"label": label, "step_ms": max(medians)}
 
 
-def _trials(part: str, rate: str, workload: str, numbers: range, args: Any) -> Iterator[Row]:
+def _trials(part: str, rate: str, numbers: range, args: Any) -> Iterator[Row]:
+    study: Study = args.study
     for number in numbers:
-        text = f"{args.candidates},rounds={args.rounds},shuffle={number}"
-        yield Row(part, f"{part} {number}", lambda text=text: _trial(rate, workload, text))
+        text = f"{study.candidates},rounds={args.rounds},shuffle={number}"
+        yield Row(part, f"{part} {number}", functools.partial(_trial, study, rate, text))
 
 
-def _trial(rate: str, workload: str, text: str) -> dict[str, Any]:
-    plan = parse_trial(text)
-    with _run(rate, workload, steps=plan.steps, trial=plan.text, hook=False) as directory:
+def _trial(study: Study, rate: str, text: str) -> dict[str, Any]:
+    plan, workload = parse_trial(text), study.link if rate else study.loopback
+    job: dict[str, Any] = {"steps": plan.steps, "trial": plan.text, "hook": False}
+    with _run(study, rate, workload, **job) as directory:
         result = analyse_trial(world_directory(directory, 2))
     assert result is not None
     return {
@@ -217,11 +259,11 @@ def _trial(rate: str, workload: str, text: str) -> dict[str, Any]:
 
 
 def _link(args: argparse.Namespace) -> Iterator[Row]:
-    return _trials("link", RATE, LINK_WORKLOAD, range(args.count), args)
+    return _trials("link", args.study.rate, range(args.count), args)
 
 
 def _loopback(args: argparse.Namespace) -> Iterator[Row]:
-    return _trials("loopback", "", LOOPBACK_WORKLOAD, range(args.count), args)
+    return _trials("loopback", "", range(args.count), args)
 
 
 def _all(args: argparse.Namespace) -> Iterator[Row]:
@@ -229,20 +271,23 @@ def _all(args: argparse.Namespace) -> Iterator[Row]:
     for turn, begin in enumerate(ends):
         yield from _truth(args, [turn])
         numbers = range(begin, ends[turn + 1] if turn + 1 < PASSES else begin)
-        yield from _trials("link", RATE, LINK_WORKLOAD, numbers, args)
+        yield from _trials("link", args.study.rate, numbers, args)
     yield from _loopback(args)
 
 
 @contextmanager
-def _run(rate: str, workload: str, **job: Any) -> Iterator[Path]:
-    """Two ranks on hosts joined by such a link, or on this one; gives the run directory."""
+def _run(study: Study, rate: str, workload: str, setting: str = "", **job: Any) -> Iterator[Path]:
+    """Two ranks on hosts joined by such a link, or on this one; gives the run directory.
+
+    setting: of FSDP2, from the third step on.
+    """
     directory = Path(tempfile.mkdtemp(prefix="trial_truth"))
     try:
         world = world_directory(directory, 2)
         world.mkdir()
-        made = Job(workload, 2, world, **job)
+        made = Job(workload, 2, world, strategy=study.strategy, **job)
         if rate:
-            _run_on_hosts(made, rate)
+            _run_on_hosts(made, rate, setting)
         else:
             from commprof.launch.elastic import launch
 
@@ -252,7 +297,7 @@ def _run(rate: str, workload: str, **job: Any) -> Iterator[Path]:
         shutil.rmtree(directory, ignore_errors=True)
 
 
-def _run_on_hosts(job: Job, rate: str) -> None:
+def _run_on_hosts(job: Job, rate: str, setting: str) -> None:
     if reason := netns.unavailable():
         raise SystemExit(f"no network namespaces here: {reason}")
     job.save(job.directory / "job.json")
@@ -261,7 +306,7 @@ def _run_on_hosts(job: Job, rate: str) -> None:
         common = {
             **{"MASTER_ADDR": hosts.address(0), "MASTER_PORT": "29500", "WORLD_SIZE": "2"},
             **{"GLOO_SOCKET_IFNAME": "eth0", "LOCAL_RANK": "0", "OMP_NUM_THREADS": "1"},
-            "PYTHONPATH": os.environ.get("PYTHONPATH", ""),
+            **{"PYTHONPATH": os.environ.get("PYTHONPATH", ""), variables.FSDP: setting},
         }
         ranks = [
             # Namespaces share /dev/shm: without a name they would count as one host.

@@ -30,7 +30,7 @@ def summary(rows: Rows) -> Iterator[str]:
         )
     if steps and link:
         best, among = _fastest(steps), _recommended(steps, link)
-        yield f"1 Gbit/s: {best} is the fastest alone; of {len(link)} trials"
+        yield f"on the link: {best} is the fastest alone; of {len(link)} trials"
         yield f"  {among} recommended it, or one that they could not tell from it"
         yield from _coverage_by_label(steps, link)
     for part in ("truth", "link", "loopback"):
@@ -56,10 +56,10 @@ def demands(rows: Rows) -> list[Demand]:
     if steps and link:
         best = _fastest(steps)
         named = sum((one.get("fastest", one["choice"]) or BASELINE) == best for one in link)
-        what = f"trials at 1 Gbit/s that name {best}, the fastest alone"
+        what = f"trials on the link that name {best}, the fastest alone"
         found.append(of_all(what, named, len(link), TRIALS))
         held = sum(_held(steps, link).values())
-        what = "95 % intervals at 1 Gbit/s that hold the ratio of long fixed runs"
+        what = "95 % intervals on the link that hold the ratio of long fixed runs"
         found.append(_at_its_rate(what, held, len(_held(steps, link)) * len(link)))
     if loopback:
         said_no = sum(one["answer"] in NO for one in loopback)

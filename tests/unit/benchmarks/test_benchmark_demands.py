@@ -280,14 +280,14 @@ def test_trials() -> None:
     loopback = {**link, "part": "loopback", "answer": "none"}
     rows = [*truth, *[link] * 20, *[loopback] * 20]
     assert missed(trial_truth_demands.demands(rows)) == []
-    assert "1 Gbit/s: fp16 is the fastest alone; of 20 trials" in [
+    assert "on the link: fp16 is the fastest alone; of 20 trials" in [
         *trial_truth_demands.summary(rows)
     ]
     wide = {**link, "choice": "", "ratios": {**ratios, "fp16": [0.7, 0.65, 0.75]}}
     wrong = [*truth, *[link] * 17, *[wide] * 3, *[loopback] * 19, {**loopback, "answer": "use"}]
     assert missed(trial_truth_demands.demands(wrong)) == [
-        "trials at 1 Gbit/s that name fp16, the fastest alone",
-        "95 % intervals at 1 Gbit/s that hold the ratio of long fixed runs",
+        "trials on the link that name fp16, the fastest alone",
+        "95 % intervals on the link that hold the ratio of long fixed runs",
         "trials on loopback that say no",
     ]
 
