@@ -27,6 +27,13 @@ _ANSWER: Final[dict[str, Shape]] = {
     "interval_s": {"low": float, "high": float},
 }
 
+_BEST: Final[dict[str, Shape]] = {
+    "candidate": {"prediction": {"scenario": {"world_size": int}}},
+    "interval_s": {"value": float, "low": float, "high": float},
+    "setting": str,
+    "options": dict[str, str],
+}
+
 
 @dataclass(frozen=True)
 class PredictedPoint:
@@ -78,6 +85,51 @@ def read_predictions(path: Path) -> Predictions:
             f"{invocation.quoted(path)} holds no predictions ({problem}); write them with "
             + invocation.command("predict", "RUN", "--format", "json")
         ) from None
+
+
+@dataclass(frozen=True)
+class BestPrediction:
+    """The setting that a prediction recommends, to be held against a run with it."""
+
+    world_size: int
+    #: In words.
+    setting: str
+    #: Options of ``commprof run`` that set it, by their names.
+    options: Mapping[str, str]
+    #: Median step of the slowest rank, with the interval or, if nothing was held out, the range.
+    step_ms: Interval
+    #: Whether the model's held-out error is part of that.
+    is_interval: bool
+
+
+def read_best(path: Path) -> BestPrediction:
+    """The best setting of such a file.
+
+    Raises:
+        CommprofError: it holds none.
+    """
+    again = invocation.command("predict", "RUN") + " with settings to compare"
+    try:
+        document = checked(
+            read_json(path), {"best": dict[str, Any], "interval_holds_held_out_error": bool}
+        )
+        best = checked(document["best"], _BEST, "best")
+    except OSError as problem:
+        raise CommprofError(
+            f"{invocation.quoted(path)} cannot be read ({problem.strerror}); make it by {again}"
+        ) from None
+    except ValueError as problem:
+        raise CommprofError(
+            f"{invocation.quoted(path)} names no best setting ({problem}); make it by {again}"
+        ) from None
+    step = best["interval_s"]
+    return BestPrediction(
+        best["candidate"]["prediction"]["scenario"]["world_size"],
+        best["setting"],
+        best["options"],
+        Interval(*(1e3 * step[name] for name in ("value", "low", "high"))),
+        document["interval_holds_held_out_error"],
+    )
 
 
 def _point(answer: Mapping[str, Any]) -> PredictedPoint:

@@ -106,6 +106,8 @@ def verdict(result: RunResult, details: Sequence[WorldDetail]) -> Verdict | None
     headline = _headline(bindings[place], step, words, late)
     if late is None:
         headline = " ".join(filter(None, (headline, _held_up(world, step) or found.sentence)))
+    if told := _against_prediction(result.context, world):
+        headline = f"{headline} {told}"
     return Verdict(
         world.world_size,
         bindings,
@@ -113,6 +115,22 @@ def verdict(result: RunResult, details: Sequence[WorldDetail]) -> Verdict | None
         tuple(sentences),
         next_step(result.context, world, step, words, found),
         found,
+    )
+
+
+def _against_prediction(context: Mapping[str, Any], world: WorldResult) -> str:
+    """What ``commprof predict`` said of this setting, where the run was made to see that."""
+    told = context.get("predicted")
+    if told is None or told["world_size"] != world.world_size:
+        return ""
+    step, measured = told["step_ms"], world.step_median_ms
+    low, high = step["low"], step["high"]
+    inside = low <= measured <= high
+    bounds = f"[{low:.4g}, {high:.4g}]" if told["is_interval"] else f"({low:.4g} to {high:.4g})"
+    return (
+        f"Predicted from {told['run']} with {told['setting']}: {step['value']:.4g} {bounds} ms, "
+        f"measured {measured:.4g} ms: {'inside' if inside else 'outside'}, "
+        f"{step['value'] / measured - 1:+.1%}."
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import itertools
 import math
 import sys
@@ -14,6 +15,7 @@ from commprof import invocation
 from commprof.commands.options.output_file import keep_text
 from commprof.commands.options.quantities import duration, listed, number, rate, whole
 from commprof.commands.options.terminal import prose_width, table_width
+from commprof.commands.options.tried import Tried, tried
 from commprof.errors import CommprofError, UsageError
 from commprof.predict.fit.build import build_profile
 from commprof.predict.fit.machine_profile import MachineProfile, default_path, load_profile
@@ -41,8 +43,9 @@ from commprof.predict.what_if.answers import Answers, answer
 from commprof.predict.what_if.optimize import CHOICES
 from commprof.report.plain_text import printable
 from commprof.report.prediction import as_json as prediction_json
+from commprof.report.prediction import best as prediction_best
 from commprof.report.prediction import table as prediction_table
-from commprof.trace.run.run_directory import PREDICTIONS_FILE
+from commprof.trace.run.run_directory import PREDICTIONS_FILE, read_context
 
 _MIB = float(1 << 20)
 
@@ -115,6 +118,7 @@ Lists with commas are combined, each with each. See docs/prediction.md.
             found, reasons = read_recorded(directory)
             others += [each for each in found if each.schedule.world_size > 1]
             refused += reasons
+        context = read_context(args.run)
         answers = answer(
             replay,
             _scenarios(args, base.schedule.world_size),
@@ -125,7 +129,11 @@ Lists with commas are combined, each with each. See docs/prediction.md.
             if args.price_per_hour is None
             else number("--price-per-hour", args.price_per_hour, 0),
         )
-        _print(args, answers, base.name, source, refused)
+        best = answers.best
+        how = None
+        if best is not None:
+            how = tried(best.candidate.prediction.scenario, context, args.run)
+        _print(args, answers, base.name, source, refused, how)
         return 0
 
 
@@ -270,14 +278,24 @@ def _profile(args: argparse.Namespace, recorded: list[Recorded]) -> tuple[Machin
 
 
 def _print(
-    args: argparse.Namespace, answers: Answers, base: str, source: str, refused: list[str]
+    args: argparse.Namespace,
+    answers: Answers,
+    base: str,
+    source: str,
+    refused: list[str],
+    how: Tried | None,
 ) -> None:
-    document = prediction_json.render(answers, base, source, refused)
+    tried_by = None if how is None else dataclasses.asdict(how)
+    document = prediction_json.render(answers, base, source, refused, tried_by)
     if args.format == "json":
         print(document, end="")
     else:
         widths = prose_width(), table_width()
         print(prediction_table.render(answers, base, source, refused, *widths), end="")
+        if answers.best is not None and how is not None:
+            best = answers.best
+            said = prediction_best.render(best, answers.error, how.in_script, how.command)
+            print(f"\n{said}", end="")
     kept = args.run / PREDICTIONS_FILE
     if keep_text(kept, document):
         page = invocation.command("report", invocation.quoted(args.run), "--format", "html")

@@ -176,6 +176,13 @@ def _add_what(parser: argparse._ArgumentGroup) -> None:
         "DDP's); how to apply a trial's bucket-cap=MB",
     )
     parser.add_argument(
+        "--check-prediction",
+        type=Path,
+        metavar="RUN",
+        help="hold the step against that of the best setting which commprof predict named for this "
+        "run; its last line is the command",
+    )
+    parser.add_argument(
         "--fsdp",
         metavar="SETTING[+SETTING]",
         help="setting of every FSDP2 model from the third step on, as in --trial, such as "

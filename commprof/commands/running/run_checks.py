@@ -8,6 +8,7 @@ import os
 from dataclasses import replace
 from typing import NoReturn
 
+from commprof.analysis.predicted import BestPrediction, read_best
 from commprof.capture.settings import RankSettings
 from commprof.commands.running.price import price_of
 from commprof.commands.running.run_worlds import subjects_of
@@ -15,6 +16,7 @@ from commprof.commands.running.target import Subject
 from commprof.compressors import parse
 from commprof.errors import UsageError
 from commprof.monitor.watchdog.thresholds import AUTO, parse_threshold
+from commprof.trace.run.run_directory import PREDICTIONS_FILE
 from commprof.trials.plan import Plan, parse_trial
 from commprof.trials.sharding import parse_sharding
 from commprof.workloads.strategies import parse_strategy
@@ -34,6 +36,7 @@ def checked_subjects(args: argparse.Namespace, world_sizes: list[int]) -> list[S
     _check_trial(args, world_sizes)
     _check_bucket_cap(args)
     _check_fsdp(args)
+    args.predicted = _predicted(args, world_sizes)
     return subjects_of(args)
 
 
@@ -135,6 +138,30 @@ def _check_fsdp(args: argparse.Namespace) -> None:
             f"--fsdp is for FSDP2, which --strategy {args.strategy or 'ddp'} does not use "
             f"(allowed: {', '.join(SHARDED_STRATEGIES)})"
         )
+
+
+def _predicted(args: argparse.Namespace, world_sizes: list[int]) -> BestPrediction | None:
+    """The prediction that this run is held against; refuses a run with another setting."""
+    if args.check_prediction is None:
+        return None
+    found = read_best(args.check_prediction / PREDICTIONS_FILE)
+    if world_sizes != [found.world_size]:
+        raise UsageError(
+            f"--check-prediction: that of {args.check_prediction} is for {found.world_size} ranks "
+            f"and not {', '.join(map(str, world_sizes))}; give --world-sizes {found.world_size}"
+        )
+    for name, value in found.options.items():
+        given, option = getattr(args, name), f"--{name.replace('_', '-')}"
+        if given is None or _text(given) != value:
+            raise UsageError(
+                f"--check-prediction: {args.check_prediction} predicted {option} {value}; give "
+                "that, or leave --check-prediction out"
+            )
+    return found
+
+
+def _text(value: object) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _check_bucket_cap(args: argparse.Namespace) -> None:

@@ -286,7 +286,13 @@ def _given(args: argparse.Namespace, name: str) -> Any:
 def _asked(args: argparse.Namespace) -> dict[str, Any]:
     """What is in ``run.json`` only where it was asked for."""
     names = ("hook", "bucket_cap_mb", "fsdp", "trial")
-    return {name: value for name in names if (value := getattr(args, name)) is not None}
+    found = {name: value for name in names if (value := getattr(args, name)) is not None}
+    if args.predicted is not None:
+        found["predicted"] = {
+            "run": str(args.check_prediction),
+            **dataclasses.asdict(args.predicted),
+        }
+    return found
 
 
 TRAINING_OPTIONS = tuple(field.name for field in dataclasses.fields(TrainingOptions))

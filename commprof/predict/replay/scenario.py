@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass
 
@@ -41,6 +42,25 @@ class Scenario:
         """Whether something is changed that only sharded steps have."""
         chosen = self.gather_dtype, self.reduce_dtype, self.reshard_after_forward, self.shard_ranks
         return any(value is not None for value in chosen)
+
+    @property
+    def as_recorded(self) -> Scenario:
+        """The same ranks and link with buckets, exchange and sharding as they were recorded."""
+        return dataclasses.replace(
+            self,
+            bucket_cap_bytes=math.nan,
+            hook=None,
+            gather_dtype=None,
+            reduce_dtype=None,
+            reshard_after_forward=None,
+            shard_ranks=None,
+        )
+
+    @property
+    def changes_settings(self) -> bool:
+        """Whether it has something that ``as_recorded`` has not."""
+        has_cap = not math.isnan(self.bucket_cap_bytes)
+        return has_cap or self.hook is not None or self.changes_sharding
 
     @property
     def changes_link(self) -> bool:

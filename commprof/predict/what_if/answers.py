@@ -16,7 +16,7 @@ from commprof.predict.replay.scenario import Estimate, Prediction, Scenario
 from commprof.predict.replay.schedule import RecordedSteps
 from commprof.predict.sharded.steps import ShardedSteps
 from commprof.predict.what_if.amdahl import AmdahlFit, fit_amdahl
-from commprof.predict.what_if.optimize import Candidate, Search, optimize
+from commprof.predict.what_if.optimize import Candidate, Search, optimize, shortest
 
 
 @dataclass(frozen=True)
@@ -56,6 +56,15 @@ class Answer:
 
 
 @dataclass(frozen=True)
+class Best:
+    """The setting with the shortest step, to be held against doing it."""
+
+    candidate: Candidate
+    #: Its step's interval, as ``Answer`` has it.
+    interval_s: Estimate
+
+
+@dataclass(frozen=True)
 class Answers:
     """All scenarios of one run."""
 
@@ -68,6 +77,8 @@ class Answers:
     notes: tuple[str, ...]
     #: Parameters, gradients or optimizer state were cut among the ranks.
     is_sharded: bool = False
+    #: The shortest step among the settings; None where none was changed.
+    best: Best | None = None
 
 
 def answer(
@@ -105,7 +116,18 @@ def answer(
     if not math.isnan(price_per_host_hour) and any(each.cost is None for each in found):
         notes.append("no cost: the run does not say how many samples a step has")
     sharded = isinstance(replay.schedule, ShardedSteps)
-    return Answers(tuple(found), tuple(done), error, fit, tuple(notes), sharded)
+    best = _best(replay, found, error)
+    return Answers(tuple(found), tuple(done), error, fit, tuple(notes), sharded, best)
+
+
+def _best(replay: Model, found: Sequence[Answer], error: ModelError | None) -> Best | None:
+    worst = math.nan if error is None else error.worst
+    if found[0].search is not None:
+        searched = [one for one in found[0].candidates if one.prediction.scenario.changes_settings]
+        chosen = next(iter(searched), None)
+    else:
+        chosen = shortest(replay, [each.prediction.scenario for each in found], worst)
+    return None if chosen is None else Best(chosen, _widened(chosen.prediction.step_s, error))
 
 
 def _fit_errors(replay: Model) -> list[str]:

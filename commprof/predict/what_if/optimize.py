@@ -117,6 +117,28 @@ def optimize(
     )
 
 
+def shortest(
+    replay: Model, scenarios: Sequence[Scenario], worst_error: float = math.nan
+) -> Candidate | None:
+    """The shortest step of the scenarios that change a setting, against the recorded setting.
+
+    Of several numbers of ranks and links the first scenario's count. None where none of them
+    changes a setting.
+    """
+    before = scenarios[0].as_recorded
+    # By text: NaN stands for what was recorded, and differs from itself.
+    asked = [one for one in scenarios if repr(one.as_recorded) == repr(before)]
+    changed = [one for one in asked if one.changes_settings]
+    if not changed:
+        return None
+    _, unchanged = replay.sampled(before)
+    found = []
+    for scenario in changed:
+        prediction, steps = replay.sampled(scenario)
+        found.append(_candidate(prediction, 1 - steps / unchanged, worst_error))
+    return min(found, key=lambda one: one.prediction.step_s.value)
+
+
 def _hooks(replay: Model, scenario: Scenario) -> tuple[str | None, ...]:
     """The scenario's own, none, and whatever the profile knows."""
     own = replay.schedule.hook if scenario.hook is None else scenario.hook

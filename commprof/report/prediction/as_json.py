@@ -13,7 +13,10 @@ better ``trivial`` answer (``as_is_s``, ``perfect_overlap_s``); ``is_sharded`` i
 HSDP and ZeRO stage 1, whose scenarios alone have ``gather_dtype``, ``reduce_dtype``,
 ``reshard_after_forward`` and ``shard_ranks``;
 ``interval_holds_held_out_error`` is false where ``interval_s`` is the range of sampling and fit
-alone. ``amdahl`` has ``residuals`` and ``limit``, null for none; ``notes`` are sentences.
+alone. ``best`` is the shortest step of those that change a setting, null without one:
+``candidate`` as those of ``--optimize``, its ``interval_s``, ``setting`` in words, ``options`` of
+``commprof run`` that set it, ``in_script`` what none sets, and the ``command`` that tries it.
+``amdahl`` has ``residuals`` and ``limit``, null for none; ``notes`` are sentences.
 """
 
 from __future__ import annotations
@@ -21,24 +24,37 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from commprof.predict.fit.held_out import ModelError
 from commprof.predict.what_if.amdahl import AmdahlFit
 from commprof.predict.what_if.answers import Answer, Answers
+from commprof.report.prediction.best import setting_words
 
 SCHEMA_VERSION = 1
 
 
-def render(answers: Answers, base: str, source: str, refused: Sequence[str]) -> str:
-    """All fields of the results, by their names."""
+def render(
+    answers: Answers,
+    base: str,
+    source: str,
+    refused: Sequence[str],
+    tried: Mapping[str, Any] | None = None,
+) -> str:
+    """All fields of the results, by their names; ``tried`` says how the best one is tried."""
+    best = answers.best and {
+        **dataclasses.asdict(answers.best),
+        "setting": setting_words(answers.best.candidate.prediction.scenario),
+        **(tried or {}),
+    }
     document = {
         "schema_version": SCHEMA_VERSION,
         "predicted_from": base,
         "costs": source,
         "left_out": list(refused),
         **dataclasses.asdict(answers),
+        "best": best,
         "error": None if answers.error is None else _error(answers.error),
         "interval_holds_held_out_error": answers.error is not None,
         "answers": [_answer(each) for each in answers.answers],

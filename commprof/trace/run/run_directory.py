@@ -316,7 +316,17 @@ _RUN_FILE: Final[dict[str, Shape]] = {
     # Not in every run.
     **dict.fromkeys(("command", "scaling", "strategy"), str | None),
     **dict.fromkeys(("nodes", "hosts"), int | None),
-    **dict.fromkeys(("pinning", "training", "reproduction"), dict | None),
+    **dict.fromkeys(("pinning", "training", "reproduction", "predicted"), dict | None),
+}
+
+
+#: What ``commprof predict`` said of the setting, of a run that is held against it.
+_PREDICTED: Final[dict[str, Shape]] = {
+    "run": str,
+    "setting": str,
+    "world_size": int,
+    "step_ms": dict.fromkeys(("value", "low", "high"), float),
+    "is_interval": bool,
 }
 
 
@@ -325,4 +335,6 @@ def _checked_context(value: object) -> dict[str, Any]:
     context: dict[str, Any] = checked(value, _RUN_FILE)
     if not all(1 <= size <= MOST_RANKS for size in context["world_sizes"]):
         raise ValueError(f"world_sizes are not all whole numbers from 1 to {MOST_RANKS}")
+    if context.get("predicted") is not None:
+        checked(context["predicted"], _PREDICTED, "predicted")
     return context

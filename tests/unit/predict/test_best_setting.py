@@ -1,0 +1,202 @@
+"""The setting that a prediction recommends: named, typed, and held against a run with it."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from commprof.analysis.predicted import read_best
+from commprof.analysis.verdict import verdict
+from commprof.commands import main
+from commprof.commands.options.tried import tried
+from commprof.errors import CommprofError
+from commprof.predict.replay.recorded import Recorded
+from commprof.predict.replay.replay import Replay
+from commprof.predict.replay.scenario import Scenario
+from commprof.predict.what_if.answers import Answers, answer
+from commprof.report.prediction import as_json, best
+from commprof.trace.run.run_directory import PREDICTIONS_FILE
+from tests.support.builders.details import detail
+from tests.support.builders.results import context, run_result, world
+from tests.support.builders.schedules import hook, profile, schedule
+
+RUN = {"command": "python -m commprof.run --nproc 4 --output old --steps 9 train.py 3"}
+SCRIPT = {**RUN, "script": ["train.py", "3"]}
+WORKLOAD = {"command": "commprof run --world-sizes 2,4 --strategy fsdp", "workload": "mlp"}
+
+
+def predicted(*scenarios: Scenario, held_out_ms: float | None = None) -> Answers:
+    """fp16 makes 40 ms into 34; held out are 4 ranks, for which the model says 55 ms."""
+    others = []
+    if held_out_ms is not None:
+        period_s = np.full(5, held_out_ms / 1e3)
+        others = [Recorded("RUN, 4 ranks", schedule(ranks=4, period_s=period_s), ())]
+    made = Replay(schedule(), profile(hooks=(hook(),)))
+    return answer(made, scenarios, [], others, None, math.nan)
+
+
+@pytest.mark.parametrize(
+    ("scenarios", "held_out_ms", "said"),
+    [
+        ((Scenario(2, hook=""), Scenario(2, hook="fp16")), 50, "that is 15.0% less than as it was"),
+        ((Scenario(2, hook="fp16"),), None, "as far as the model is right: its error is not known"),
+        ((Scenario(2, hook="fp16"),), 55 / 1.3, "whether that is less than as it was recorded is"),
+        ((Scenario(2, hook=""),), 50, "whether that is less than as it was recorded is"),
+    ],
+)
+def test_the_shortest_step_is_named_with_what_it_saves(
+    scenarios: tuple[Scenario, ...], held_out_ms: float | None, said: str
+) -> None:
+    found = predicted(*scenarios, held_out_ms=held_out_ms)
+    assert found.best is not None
+    assert found.best.candidate.prediction.scenario is scenarios[-1]
+    text = best.render(found.best, found.error, ["no compressor"], "commprof run --hook fp16")
+    assert said in " ".join(text.split())
+    assert text.endswith("  commprof run --hook fp16\n")
+    assert ("Shortest step: 34" in text) == (scenarios[-1].hook == "fp16")
+
+
+def test_nothing_is_best_where_no_setting_was_asked_for() -> None:
+    assert predicted(Scenario(2), Scenario(4)).best is None
+    # Of other ranks and links only the first count, with which all is compared.
+    found = predicted(Scenario(2), Scenario(4, hook="fp16"), Scenario(2, hook="fp16"))
+    assert found.best is not None
+    assert found.best.candidate.prediction.scenario.world_size == 2
+
+
+@pytest.mark.parametrize(
+    ("scenario", "told", "options", "in_script", "command"),
+    [
+        (
+            Scenario(4, reshard_after_forward=False, reduce_dtype="bf16"),
+            SCRIPT,
+            {"fsdp": "reshard-after-forward=false+reduce-dtype=bf16"},
+            (),
+            "commprof run --check-prediction r --world-sizes 4 "
+            "--fsdp reshard-after-forward=false+reduce-dtype=bf16 --steps 9 train.py 3",
+        ),
+        (
+            Scenario(4, hook="int8", bucket_cap_bytes=5 * 2.0**20),
+            SCRIPT,
+            {"hook": "int8", "bucket_cap_mb": "5"},
+            (),
+            "run --check-prediction r --world-sizes 4 --hook int8 --bucket-cap-mb 5 --steps 9 "
+            "train.py 3",
+        ),
+        (
+            Scenario(4, shard_ranks=2),
+            WORKLOAD,
+            {"strategy": "hsdp:shard=2"},
+            (),
+            "commprof run --check-prediction r --world-sizes 4 --strategy hsdp:shard=2",
+        ),
+        (
+            Scenario(4, shard_ranks=2, gather_dtype="bf16"),
+            SCRIPT,
+            {},
+            (
+                "fully_shard(..., mesh=init_device_mesh(..., (2, 2)))",
+                "fully_shard(..., mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16, ...))",
+            ),
+            "commprof run --check-prediction r --world-sizes 4 --steps 9 train.py 3",
+        ),
+        (
+            Scenario(2, bucket_cap_bytes=math.inf),
+            {},
+            {"bucket_cap_mb": "10000"},
+            (),
+            "under commprof run, with --check-prediction r --world-sizes 2 --bucket-cap-mb 10000",
+        ),
+    ],
+)
+def test_how_a_setting_is_tried(
+    scenario: Scenario,
+    told: dict[str, Any],
+    options: dict[str, str],
+    in_script: tuple[str, ...],
+    command: str,
+) -> None:
+    found = tried(scenario, told, Path("r"))
+    assert (found.options, found.in_script) == (options, in_script)
+    assert found.command.endswith(command)
+
+
+def keep(directory: Path) -> Path:
+    """What ``commprof predict`` leaves in a run: fp16 at 2 ranks."""
+    found = predicted(Scenario(2, hook="fp16"), held_out_ms=50)
+    assert found.best is not None
+    how = {"options": {"hook": "fp16"}, "in_script": [], "command": "commprof run"}
+    path = directory / PREDICTIONS_FILE
+    path.write_text(as_json.render(found, "RUN", "by hand", [], how))
+    return path
+
+
+def test_what_was_kept_is_read_again(tmp_path: Path) -> None:
+    found = read_best(keep(tmp_path))
+    assert (found.world_size, found.setting, found.options) == (2, "hook fp16", {"hook": "fp16"})
+    assert found.step_ms.low < found.step_ms.value < found.step_ms.high
+    assert found.step_ms.value == pytest.approx(34)
+    assert found.is_interval
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (
+            ["--world-sizes", "2"],
+            "predicted --hook fp16; give that, or leave",
+        ),
+        (["--world-sizes", "2", "--hook", "int8"], "predicted --hook fp16; give that"),
+        (
+            ["--world-sizes", "3", "--hook", "fp16"],
+            "is for 2 ranks and not 3; give --world",
+        ),
+    ],
+)
+def test_a_run_with_another_setting_is_refused(
+    tmp_path: Path, arguments: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    keep(tmp_path)
+    given = ["--check-prediction", str(tmp_path), "--dry-run", *arguments]
+    assert main(["run", *given]) == 2
+    assert complaint in capsys.readouterr().err
+    if len(arguments) < 4:
+        assert main(["run", *given, "--hook", "fp16"]) == 0
+
+
+@pytest.mark.parametrize("text", ["{}", json.dumps({"best": None}), "\xff"])
+def test_a_file_without_a_best_setting_says_how_to_make_one(tmp_path: Path, text: str) -> None:
+    (tmp_path / "p.json").write_text(text)
+    with pytest.raises(CommprofError, match=r"names no best setting .* predict RUN"):
+        read_best(tmp_path / "p.json")
+    with pytest.raises(CommprofError, match="cannot be read"):
+        read_best(tmp_path / "none")
+
+
+@pytest.mark.parametrize(
+    ("measured_ms", "is_interval", "said"),
+    [
+        (405, True, "412 [398, 430] ms, measured 405 ms: inside, +1.7%."),
+        (380, True, "412 [398, 430] ms, measured 380 ms: outside, +8.4%."),
+        (405, False, "412 (398 to 430) ms, measured 405 ms: inside, +1.7%."),
+    ],
+)
+def test_the_report_holds_the_run_against_the_prediction(
+    measured_ms: float, is_interval: bool, said: str
+) -> None:
+    told = {
+        "run": "old",
+        "setting": "resharding off",
+        "world_size": 2,
+        "step_ms": {"value": 412.0, "low": 398.0, "high": 430.0},
+        "is_interval": is_interval,
+    }
+    result = run_result(world(2, step_median_ms=measured_ms), context=context(predicted=told))
+    found = verdict(result, [detail(2)])
+    assert found is not None
+    assert found.headline.endswith(f"Predicted from old with resharding off: {said}")
