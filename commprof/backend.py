@@ -57,7 +57,7 @@ class Hosts:
 
     @property
     def owners(self) -> int:
-        """Ranks of the smallest host: so many on each have a counterpart on all others."""
+        """Ranks of the smallest host: so many on each have a peer on all others."""
         return min(map(len, self.groups))
 
     @property

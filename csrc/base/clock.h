@@ -16,13 +16,6 @@ inline uint64_t nowNs() noexcept {
   return uint64_t(t.tv_sec) * 1000000000ull + uint64_t(t.tv_nsec);
 }
 
-// Wall clock; used once per trace to anchor the monotonic clock to a date.
-inline uint64_t realtimeNs() noexcept {
-  timespec t;
-  clock_gettime(CLOCK_REALTIME, &t);
-  return uint64_t(t.tv_sec) * 1000000000ull + uint64_t(t.tv_nsec);
-}
-
 // CPU time of the calling thread.
 inline uint64_t threadCpuNs() noexcept {
   timespec t;

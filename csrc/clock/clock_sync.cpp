@@ -20,7 +20,7 @@ ClockSync::ClockSync() {
   pthread_atfork(&beforeFork, &afterForkParent, &afterForkChild);
 }
 
-ClockDoor ClockSync::serve(
+ClockServer ClockSync::serve(
     const std::string& address,
     uint64_t token,
     uint32_t world_size) {

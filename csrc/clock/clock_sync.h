@@ -14,7 +14,7 @@
 
 namespace commprof {
 
-struct ClockDoor {
+struct ClockServer {
   uint16_t port = 0;
   uint64_t token = 0;
 };
@@ -25,9 +25,9 @@ class ClockSync {
   static ClockSync& instance();
 
   // Rank 0: answers from now on until the process ends or stop(); ranks that
-  // finish later can so compare a last time. A second call returns the door
+  // finish later can so compare a last time. A second call returns the server
   // that is open. Throws as ClockResponder does.
-  ClockDoor serve(
+  ClockServer serve(
       const std::string& address,
       uint64_t token,
       uint32_t world_size);

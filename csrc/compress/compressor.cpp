@@ -11,7 +11,6 @@
 #include "compress/exchange/messages/channel.h"
 #include "compress/exchange/messages/wire.h"
 #include "compress/residuals.h"
-#include "compress/schemes/plain_mean.h"
 #include "compress/schemes/scheme.h"
 #include "compress/sent_log.h"
 #include "compress/settings.h"
@@ -20,6 +19,22 @@
 namespace commprof::compress {
 
 namespace {
+
+// The mean of fp32 values by one all-reduce, as DDP takes it without a hook:
+// divided first, then summed.
+void plainMean(const Bucket& bucket, Channel& channel) {
+  {
+    // A product and not a quotient: DDP multiplies while it copies into
+    // buckets, and the bits shall be the same.
+    StageTimer timer(channel.report(), Stage::kEncode);
+    const auto factor = float(1.0 / channel.size());
+    for (size_t i = 0; i < bucket.numel; ++i) {
+      bucket.gradient[i] *= factor;
+    }
+  }
+  channel.allReduceSum({bucket.gradient, bucket.numel}).wait();
+  channel.report().payload_bytes += bucket.numel * sizeof(float);
+}
 
 void setNaN(const Bucket& bucket, BucketReport& report) {
   std::fill_n(
@@ -159,14 +174,14 @@ class BucketCompressor : public Compressor {
     if (measure) {
       quality_.begin(bucket, residual);
     }
-    const Look look = scheme_->look(
+    const Snapshot seen = scheme_->inspect(
         {bucket, residual, next_residual_, channel.size(), channel.report()});
     const Header mine =
-        headerOf(bucket, look.max_bits, scheme_->k(bucket.numel));
+        headerOf(bucket, seen.max_bits, scheme_->k(bucket.numel));
     if (!agree(bucket, mine, channel.report(), transport)) {
       return;
     }
-    if (look.moved) {
+    if (seen.moved) {
       residual = residuals_.replace(bucket.signature, next_residual_);
       unsent.moveTo(residual);
     }

@@ -100,34 +100,34 @@ class ClockLink(StoreLink):
         store = default_store("commprof_clock")
         if rank == 0:
             _note_same_clock()
-            store.set("door", json.dumps(_open_door(store, world_size)))
+            store.set("clock_server", json.dumps(_open_clock_server(store, world_size)))
             return True
         if _native.native is None:
             return True
-        if not store.check(["door"]):
+        if not store.check(["clock_server"]):
             return False
-        door = json.loads(store.get("door"))
-        same = door["clock"] == clock_identity() and any(door["clock"])
-        if door["port"] and (self._always or not same):
-            _native.native.clock_follow(door["address"], door["port"], door["token"], rank)
+        server = json.loads(store.get("clock_server"))
+        same = server["clock"] == clock_identity() and any(server["clock"])
+        if server["port"] and (self._always or not same):
+            _native.native.clock_follow(server["address"], server["port"], server["token"], rank)
             self._following = True
         elif same:
             _note_same_clock()
         return True
 
 
-def _open_door(store: Any, world_size: int) -> dict[str, Any]:
+def _open_clock_server(store: Any, world_size: int) -> dict[str, Any]:
     """Where rank 0 answers; port 0 if it cannot, so that nobody goes on looking."""
-    door = {"address": "", "port": 0, "token": 0, "clock": clock_identity()}
+    server = {"address": "", "port": 0, "token": 0, "clock": clock_identity()}
     try:
         address = own_address(store)
         if _native.native is not None:
             token = secrets.randbits(63) | 1
             port, token = _native.native.clock_serve(address, token, world_size)
-            door |= {"address": address, "port": port, "token": token}
+            server |= {"address": address, "port": port, "token": token}
     except (RuntimeError, OSError, ValueError):
         pass
-    return door
+    return server
 
 
 def _note_same_clock() -> None:

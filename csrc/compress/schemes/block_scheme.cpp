@@ -26,8 +26,8 @@ Pieces BlockScheme::piecesOf(size_t n, int world, size_t trailer) const {
   return {*codec_, n, chunks, {piece_bytes_, trailer}};
 }
 
-Look BlockScheme::look(const Draft& draft) {
-  return draft.residual == nullptr ? Look{} : Scheme::look(draft);
+Snapshot BlockScheme::inspect(const Proposal& proposal) {
+  return proposal.residual == nullptr ? Snapshot{} : Scheme::inspect(proposal);
 }
 
 void BlockScheme::run(Job& job) {

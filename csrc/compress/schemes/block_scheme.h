@@ -19,7 +19,7 @@ class BlockScheme : public Scheme {
  public:
   BlockScheme(std::unique_ptr<BlockCodec> codec, size_t piece_bytes);
 
-  Look look(const Draft& draft) override;
+  Snapshot inspect(const Proposal& proposal) override;
   void run(Job& job) override;
   void addSent(const Sent& sent, std::span<const Slot> slots, float* dense)
       override;

@@ -7,9 +7,9 @@
 
 namespace commprof::compress {
 
-Look Scheme::look(const Draft& draft) {
-  StageTimer timer(draft.report, Stage::kEncode);
-  return {largestBits(draft.bucket, draft.residual)};
+Snapshot Scheme::inspect(const Proposal& proposal) {
+  StageTimer timer(proposal.report, Stage::kEncode);
+  return {largestBits(proposal.bucket, proposal.residual)};
 }
 
 uint32_t largestBits(const Bucket& bucket, const float* residual) {

@@ -1,6 +1,6 @@
 // One way to send a bucket's gradients in fewer bytes. The compressor calls
-// look(), settles with all ranks that they do the same and that all values are
-// finite as far as anybody has seen, and calls run().
+// inspect(), settles with all ranks that they do the same and that all values
+// are finite as far as anybody has seen, and calls run().
 //
 // How well a scheme renders this rank's own gradients: what a BucketReport says
 // of it.
@@ -19,7 +19,7 @@
 namespace commprof::compress {
 
 // What there is before the ranks have met.
-struct Draft {
+struct Proposal {
   const Bucket& bucket;
   const float* residual; // as in Job
   Scratch& next; // where a residual to come may be put
@@ -27,11 +27,11 @@ struct Draft {
   BucketReport& report;
 };
 
-struct Look {
+struct Snapshot {
   // Of |gradient + residual|, see kernels::maxAbsBits(); 0 where run() finds
   // out itself what is not finite.
   uint32_t max_bits = 0;
-  // Draft::next becomes the residual, if all ranks' values are finite; the
+  // Proposal::next becomes the residual, if all ranks' values are finite; the
   // bucket's gradients are lost.
   bool moved = false;
 };
@@ -66,7 +66,7 @@ class Scheme {
     return false;
   }
   // Reads the bucket once, unless the scheme knows better.
-  virtual Look look(const Draft& draft);
+  virtual Snapshot inspect(const Proposal& proposal);
   // Encodes, exchanges, leaves the mean in the bucket, and adds up the report's
   // payload bytes. With a residual: encodes gradient + residual, whose rest the
   // residual then is.
@@ -93,7 +93,8 @@ class Scheme {
 
 class Quality {
  public:
-  // Before the scheme looks: copies gradient + residual, which may be null.
+  // Before the scheme inspects it: copies gradient + residual, which may be
+  // null.
   void begin(const Bucket& bucket, const float* residual);
   // After: compares with what was sent.
   void finish(const Job& job, Scheme& scheme);

@@ -28,15 +28,15 @@ bool TopK::maySplit(std::span<const Slot> slots, size_t n, int world) const {
   return SplitGather::canPay(n, k(n), world, wireBytes(slots, n, world));
 }
 
-Look TopK::look(const Draft& draft) {
-  const size_t n = draft.bucket.numel;
-  chosen_ =
-      !dense(n, draft.world) || maySplit(draft.bucket.slots, n, draft.world);
+Snapshot TopK::inspect(const Proposal& proposal) {
+  const size_t n = proposal.bucket.numel;
+  chosen_ = !dense(n, proposal.world) ||
+      maySplit(proposal.bucket.slots, n, proposal.world);
   if (!chosen_) {
-    return all_as_half_.look(draft);
+    return all_as_half_.inspect(proposal);
   }
-  choose(draft);
-  return {largestChosen(), draft.residual != nullptr};
+  choose(proposal);
+  return {largestChosen(), proposal.residual != nullptr};
 }
 
 void TopK::run(Job& job) {
@@ -61,21 +61,21 @@ void TopK::run(Job& job) {
   }
 }
 
-void TopK::choose(const Draft& draft) {
-  const size_t n = draft.bucket.numel, count = k(n);
-  float* const gradient = draft.bucket.gradient;
-  StageTimer timer(draft.report, Stage::kEncode);
+void TopK::choose(const Proposal& proposal) {
+  const size_t n = proposal.bucket.numel, count = k(n);
+  float* const gradient = proposal.bucket.gradient;
+  StageTimer timer(proposal.report, Stage::kEncode);
   indices_.resize(count);
   values_.resize(count);
   int32_t* const indices = indices_.data();
   float* const values = values_.data();
-  if (draft.residual == nullptr) {
+  if (proposal.residual == nullptr) {
     kernels::topK(gradient, n, count, indices, values, scratch_);
     return;
   }
-  float* const next = draft.next.reserveFloats(n);
+  float* const next = proposal.next.reserveFloats(n);
   kernels::topKMoved(
-      gradient, draft.residual, next, n, count, indices, values, scratch_);
+      gradient, proposal.residual, next, n, count, indices, values, scratch_);
 }
 
 uint32_t TopK::largestChosen() const {

@@ -33,7 +33,7 @@ class TopK : public Scheme {
   uint32_t k(size_t n) const override;
   bool lossless(size_t n) const override;
   // Chooses, where it will not send all: the largest is among the chosen.
-  Look look(const Draft& draft) override;
+  Snapshot inspect(const Proposal& proposal) override;
   void run(Job& job) override;
   void addSent(const Sent& sent, std::span<const Slot> slots, float* dense)
       override;
@@ -45,7 +45,7 @@ class TopK : public Scheme {
   // Sent to all others, k entries of 4 bytes exceed what two phases send.
   bool dense(size_t n, int world) const;
   bool maySplit(std::span<const Slot> slots, size_t n, int world) const;
-  void choose(const Draft& draft);
+  void choose(const Proposal& proposal);
   uint32_t largestChosen() const;
   void unchoose(Job& job);
   std::byte* encode(const Job& job);
@@ -56,7 +56,7 @@ class TopK : public Scheme {
   SplitGather split_;
   Gather gather_;
   kernels::TopKScratch scratch_;
-  bool chosen_ = false; // indices_ and values_, by the last look()
+  bool chosen_ = false; // indices_ and values_, by the last inspect()
   std::vector<int32_t> indices_;
   std::vector<float> values_;
 };

@@ -4,7 +4,7 @@
 
 #include <chrono>
 
-#include "always_on/summary/summary_pace.h"
+#include "always_on/summary/summary.h"
 #include "base/clock.h"
 #include "core/recorder.h"
 

@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "kernels/dispatch.h"
+#include "kernels/level.h"
 
 namespace commprof::kernels {
 

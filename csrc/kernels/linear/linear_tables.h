@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "kernels/dispatch.h"
+#include "kernels/level.h"
 #include "kernels/linear/combine.h"
 #include "kernels/linear/compare.h"
 

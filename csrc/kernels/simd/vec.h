@@ -26,6 +26,10 @@
 //     sumLanes: 8 -> 4 -> 2 -> 1
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
 #define COMMPROF_LEVEL_scalar 0
 #define COMMPROF_LEVEL_avx2 1
 #define COMMPROF_LEVEL_avx512 2
@@ -41,6 +45,59 @@
 #include "kernels/simd/scalar.h"
 #endif
 
-#include "kernels/simd/partial.h"
-#include "kernels/simd/put.h"
-#include "kernels/simd/sixteen_bits.h"
+namespace commprof::kernels::COMMPROF_SIMD_LEVEL {
+namespace {
+
+// The last values of an array, too few for a kernel's step: worked on in a copy
+// with zeros behind them, so that they get the same arithmetic as all others
+// and nothing beyond the array is touched.
+// kSize values, zero until copyFrom() fills in the first ones.
+template <class T, size_t kSize>
+struct Padded {
+  T values[kSize] = {};
+
+  void copyFrom(const T* from, size_t count) {
+    std::memcpy(values, from, count * sizeof(T));
+  }
+  void copyTo(T* to, size_t count) const {
+    std::memcpy(to, values, count * sizeof(T));
+  }
+};
+
+// A store that the compiler chooses.
+template <bool kStreams>
+inline void put(float* to, F32 v) {
+  if constexpr (kStreams) {
+    stream(to, v);
+  } else {
+    store(to, v);
+  }
+}
+
+// The two 16-bit formats, sixteen values at a time.
+struct HalfBits {
+  static F32 read(const uint16_t* in) {
+    return loadHalf(in);
+  }
+  static void write(uint16_t* out, F32 v) {
+    storeHalf(out, v);
+  }
+};
+
+struct Bfloat16Bits {
+  static F32 read(const uint16_t* in) {
+    return asFloat(shiftLeft<16>(loadUint16(in)));
+  }
+  // To nearest even, by carry from the lower half. The carry would turn some
+  // NaNs into zeros, so a NaN is cut off instead, with its quiet bit set.
+  static void write(uint16_t* out, F32 v) {
+    const I32 bits = asInt(v);
+    const I32 odd = bitAnd(shiftRight<16>(bits), set1(1));
+    const I32 nearest = add(bits, add(odd, set1(0x7fff)));
+    const I32 quiet = bitOr(bits, set1(0x400000));
+    storeUpper16(out, select(nans(v), quiet, nearest));
+  }
+};
+
+} // namespace
+} // namespace commprof::kernels::COMMPROF_SIMD_LEVEL

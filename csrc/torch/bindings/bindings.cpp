@@ -15,17 +15,13 @@
 #include "core/phase_marker.h"
 #include "core/process/exit_note.h"
 #include "core/recorder.h"
-#include "torch/bindings/compression_bindings.h"
-#include "torch/bindings/device_bindings.h"
-#include "torch/bindings/future_bindings.h"
-#include "torch/bindings/host_bindings.h"
+#include "torch/bindings/bindings.h"
 #include "torch/capture/ddp/ddp_hook.h"
 #include "torch/capture/ddp/observed_buckets.h"
 #include "torch/capture/observer.h"
 #include "torch/capture/stacks.h"
+#include "torch/compress/compressing_hook.h"
 #include "torch/device/device_events.h"
-#include "torch/microbench/microbench_bindings.h"
-#include "torch/shm/shm_bindings.h"
 
 namespace py = pybind11;
 using namespace commprof;

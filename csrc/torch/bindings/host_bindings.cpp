@@ -1,5 +1,5 @@
 // Clocks and arrivals of several ranks and hosts, for Python: no logic here.
-#include "torch/bindings/host_bindings.h"
+#include "torch/bindings/bindings.h"
 
 #include "always_on/arrivals/arrival_board.h"
 #include "always_on/arrivals/needed_ranks.h"
@@ -17,9 +17,9 @@ void bindClock(py::module_& m) {
   m.def(
       "clock_serve",
       [](const std::string& address, uint64_t token, uint32_t world_size) {
-        const ClockDoor door =
+        const ClockServer server =
             ClockSync::instance().serve(address, token, world_size);
-        return py::make_tuple(door.port, door.token);
+        return py::make_tuple(server.port, server.token);
       },
       "Rank 0: answers what its clock says, until the process ends. Returns "
       "the port and token that the other ranks need.",

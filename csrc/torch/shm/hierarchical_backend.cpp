@@ -14,8 +14,8 @@
 #include "shm/slices.h"
 #include "shm/team.h"
 #include "torch/error_reason.h"
-#include "torch/shm/counterparts.h"
 #include "torch/shm/dense.h"
+#include "torch/shm/peers.h"
 #include "torch/shm/threaded_backend.h"
 
 namespace commprof {
@@ -31,19 +31,19 @@ constexpr size_t kInFlight = 2;
 // What the ranks of one host have in common, and what joins them to others.
 struct Ways {
   std::shared_ptr<shm::Team> team;
-  std::unique_ptr<Counterparts> counterparts; // null where this rank has none
+  std::unique_ptr<Peers> peers; // null where this rank has none
   int owners = 1;
 };
 
-// Runs what is done before this rank's counterparts hear of an exchange: they
+// Runs what is done before this rank's peers hear of an exchange: they
 // must not wait for a rank that cannot do its part.
 template <class Local>
 void orGiveUp(Ways& ways, Local local) {
   try {
     local();
   } catch (const std::exception& error) {
-    if (ways.counterparts) {
-      ways.counterparts->giveUp(reasonOf(error));
+    if (ways.peers) {
+      ways.peers->giveUp(reasonOf(error));
     }
     throw;
   }
@@ -74,7 +74,7 @@ class Exchange {
     const size_t bytes = count() * width();
     const shm::Team::Intent intent = shm::intend(what, bytes);
     try {
-      if (bytes <= Counterparts::kMostPayload) {
+      if (bytes <= Peers::kMostPayload) {
         runAtOnce(intent);
       } else {
         runInChunks(intent);
@@ -97,10 +97,10 @@ class Exchange {
   void runAtOnce(const shm::Team::Intent& intent) {
     Chunk chunk;
     orGiveUp(ways_, [&] { chunk = addedUp({0, count()}, intent); });
-    if (ways_.counterparts) {
+    if (ways_.peers) {
       const size_t part = chunk.part.defined() ? size_t(chunk.part.numel()) : 0;
       std::byte* own = part == 0 ? nullptr : bytesOf(chunk.part);
-      auto told = ways_.counterparts->tell(intent, {own, part * width()});
+      auto told = ways_.peers->tell(intent, {own, part * width()});
       told.wait();
       if (part != 0) {
         const auto parts = told.payloads();
@@ -117,9 +117,9 @@ class Exchange {
       orGiveUp(ways_, [&] { team().meetCheck(intent); });
     }
     // The others' answers are on their way while the first chunk is added up.
-    std::optional<Counterparts::Told> told;
-    if (ways_.counterparts) {
-      told = ways_.counterparts->tell(intent, {});
+    std::optional<Peers::Told> told;
+    if (ways_.peers) {
+      told = ways_.peers->tell(intent, {});
     }
     for (const shm::Slice& range :
          shm::chunksOf(count(), width(), ways_.owners)) {
@@ -178,7 +178,7 @@ class Exchange {
         reduction_ == c10d::ReduceOp::AVG ? c10d::ReduceOp::SUM : reduction_;
     options.asyncOp = true;
     std::vector<at::Tensor> tensors{chunk.part};
-    chunk.work = ways_.counterparts->across().allreduce(tensors, options);
+    chunk.work = ways_.peers->across().allreduce(tensors, options);
   }
 
   void finishOldest() {
@@ -217,7 +217,7 @@ std::shared_ptr<Ways> waysOf(Hierarchy hierarchy) {
   auto ways = std::make_shared<Ways>();
   ways->owners = hierarchy.owners;
   if (hierarchy.across) {
-    ways->counterparts = std::make_unique<Counterparts>(
+    ways->peers = std::make_unique<Peers>(
         std::move(hierarchy.across),
         hierarchy.team->globalRank(hierarchy.team->rank()));
   }
@@ -259,8 +259,8 @@ class HierarchicalBackend final : public ThreadedBackend {
 
   void setTimeout(std::chrono::milliseconds timeout) override {
     ThreadedBackend::setTimeout(timeout);
-    if (ways_->counterparts) {
-      ways_->counterparts->setTimeout(timeout);
+    if (ways_->peers) {
+      ways_->peers->setTimeout(timeout);
     }
   }
 
@@ -276,7 +276,7 @@ class HierarchicalBackend final : public ThreadedBackend {
  protected:
   // gloo's connections close with it, which its other ends see at once.
   void disconnect() override {
-    ways_->counterparts.reset();
+    ways_->peers.reset();
   }
 
  private:

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <random>
 
-#include "always_on/summary/summary_pace.h"
 #include "check.h"
 
 using namespace commprof;

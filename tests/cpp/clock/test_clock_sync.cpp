@@ -82,13 +82,13 @@ void oneClockHasOffsetZero() {
   ClockSync& sync = ClockSync::instance();
   const uint64_t begin_ns = nowNs();
   const auto records = recorded([&] {
-    const ClockDoor door = sync.serve(kHere, kToken, 2);
-    CHECK_EQ(door.token, kToken);
-    // Asked again, the open door is named.
-    CHECK_EQ(sync.serve(kHere, kToken + 1, 2).port, door.port);
+    const ClockServer server = sync.serve(kHere, kToken, 2);
+    CHECK_EQ(server.token, kToken);
+    // Asked again, the open server is named.
+    CHECK_EQ(sync.serve(kHere, kToken + 1, 2).port, server.port);
     CHECK_EQ(sync.serve(kHere, kToken + 1, 2).token, kToken);
-    sync.follow(options(door.port));
-    sync.follow(options(door.port)); // asks already
+    sync.follow(options(server.port));
+    sync.follow(options(server.port)); // asks already
     sleepMs(300);
     Recorder::instance().setEnabled(false); // a pause of capture
     sync.unfollow();
@@ -226,8 +226,8 @@ size_t openFiles() {
 void aForkedChildHasNoneOfIt() {
   ClockSync& sync = ClockSync::instance();
   const size_t before = openFiles();
-  const ClockDoor door = sync.serve(kHere, kToken, 2);
-  sync.follow(options(door.port));
+  const ClockServer server = sync.serve(kHere, kToken, 2);
+  sync.follow(options(server.port));
   for (int i = 0; i < 5; ++i) {
     sleepMs(5); // the threads are at work
     const pid_t pid = fork();

@@ -1,5 +1,5 @@
 // Ranks that end, give up, stand still or do something else than the others,
-// and strangers at the door: errors that name the rank, soon, and no waiting.
+// and strangers that connect: errors that name the rank, soon, and no waiting.
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/socket.h>

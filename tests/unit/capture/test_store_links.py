@@ -67,7 +67,7 @@ def join_for_clocks(rank: int, world_size: int = 2) -> dist.Store:
     return store_links.default_store("commprof_clock")  # type: ignore[no-any-return]
 
 
-def door(**changes: Any) -> str:
+def clock_server(**changes: Any) -> str:
     return json.dumps(
         {"address": "10.0.0.1", "port": 77, "token": 4711, "clock": ["else", "where"], **changes}
     )
@@ -88,7 +88,7 @@ def test_rank_0_says_where_it_answers_and_waits_for_nobody(
     assert (address, world_size) == ("127.0.0.1", 2)
     assert 0 < token < 2**63
     said = {"address": "127.0.0.1", "port": 77, "token": 4711, "clock": clock_identity()}
-    assert json.loads(store.get("door")) == said
+    assert json.loads(store.get("clock_server")) == said
     assert clock_module.same == 1
 
 
@@ -99,15 +99,15 @@ def test_rank_0_without_an_address_or_a_module_tells_others_not_to_wait(
     store = join_for_clocks(0)
     ClockLink("auto").start()
     assert clock_module.served == []
-    assert json.loads(store.get("door"))["port"] == 0
+    assert json.loads(store.get("clock_server"))["port"] == 0
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     monkeypatch.setattr(_native, "native", None)
     ClockLink("auto").start()
-    assert json.loads(store.get("door"))["port"] == 0
+    assert json.loads(store.get("clock_server"))["port"] == 0
 
 
 def test_another_rank_asks_where_it_is_told(clock_module: ClockModule) -> None:
-    join_for_clocks(1).set("door", door())
+    join_for_clocks(1).set("clock_server", clock_server())
     link = ClockLink("auto")
     link.start()
     assert not link.pending
@@ -120,19 +120,19 @@ def test_another_rank_asks_where_it_is_told(clock_module: ClockModule) -> None:
 @pytest.mark.parametrize(
     ("chosen", "said", "asks", "same"),
     [
-        ("auto", door(clock=clock_identity()), False, 1),  # one clock
-        ("always", door(clock=clock_identity()), True, 0),
-        ("auto", door(port=0), False, 0),
-        ("always", door(port=0), False, 0),
+        ("auto", clock_server(clock=clock_identity()), False, 1),  # one clock
+        ("always", clock_server(clock=clock_identity()), True, 0),
+        ("auto", clock_server(port=0), False, 0),
+        ("always", clock_server(port=0), False, 0),
         ("auto", "no JSON", False, 0),
         ("auto", "[]", False, 0),
-        ("off", door(), False, 0),
+        ("off", clock_server(), False, 0),
     ],
 )
 def test_when_there_is_nobody_to_ask(
     clock_module: ClockModule, chosen: str, said: str, asks: bool, same: int
 ) -> None:
-    join_for_clocks(1).set("door", said)
+    join_for_clocks(1).set("clock_server", said)
     link = ClockLink(chosen)
     link.start()
     assert not link.pending
@@ -154,7 +154,7 @@ def test_capture_may_start_before_the_group_and_rank_0_may_come_late(
     link.look()
     assert link.pending
     assert clock_module.followed == []
-    store.set("door", door())
+    store.set("clock_server", clock_server())
     link.look()
     assert not link.pending
     assert len(clock_module.followed) == 1
@@ -182,7 +182,7 @@ def test_where_one_launcher_started_all_nothing_is_opened(
     store = join_for_clocks(0, world_size)
     ClockLink("auto").start()
     assert clock_module.served == []
-    assert not store.check(["door"])
+    assert not store.check(["clock_server"])
 
 
 class Native:

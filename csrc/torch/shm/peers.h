@@ -3,7 +3,7 @@
 //
 // gloo ends the process where the two ends of an all-reduce differ in length,
 // and adds up bytes of different types where they do not. So each all-reduce
-// between hosts begins with a message of 56 bytes to every counterpart. A
+// between hosts begins with a message of 56 bytes to every peer. A
 // message may be shorter than what its receiver has room for; so the data of a
 // small all-reduce travels in it as well, which saves gloo's ring and its
 // second journey.
@@ -25,14 +25,14 @@ namespace commprof {
 
 // Used by one thread at a time. Messages of `across` must be this object's
 // alone; its collectives may be anybody's.
-class Counterparts {
+class Peers {
  public:
   // That a message can carry besides what it says.
   static constexpr size_t kMostPayload = 4096;
 
   // `across`: the ranks of this place on all hosts, over gloo. `global_rank`:
   // what to call this one in messages.
-  Counterparts(c10::intrusive_ptr<c10d::Backend> across, int global_rank)
+  Peers(c10::intrusive_ptr<c10d::Backend> across, int global_rank)
       : across_(std::move(across)), global_rank_(global_rank) {}
 
   c10d::Backend& across() const {
@@ -56,7 +56,7 @@ class Counterparts {
     std::vector<const std::byte*> payloads() const;
 
    private:
-    friend class Counterparts;
+    friend class Peers;
     void check() const;
     std::chrono::milliseconds timeout_ = ::kNoTimeout;
     std::vector<at::Tensor> frames_; // by host, this rank's own too

@@ -1,4 +1,4 @@
-#include "torch/shm/shm_bindings.h"
+#include "torch/bindings/bindings.h"
 
 #include <pybind11/stl.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>

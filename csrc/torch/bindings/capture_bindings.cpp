@@ -1,8 +1,11 @@
-// Streams and coalesced calls, for Python: no logic here.
+// What Python's waits tell capture of: streams, coalesced calls, and futures
+// with the Work behind them. No logic here.
 //
-// GIL: held throughout; nothing here waits.
-#include "torch/bindings/device_bindings.h"
+// GIL: released while a future is waited for.
+#include "torch/bindings/bindings.h"
 
+#include <pybind11/stl.h>
+#include <torch/csrc/jit/python/pybind_utils.h>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
 #include <memory>
@@ -10,6 +13,8 @@
 #include <utility>
 
 #include "torch/capture/completion.h"
+#include "torch/capture/future_waits.h"
+#include "torch/capture/timed_work.h"
 #include "torch/device/device_events.h"
 
 namespace py = pybind11;
@@ -88,6 +93,44 @@ void bindDevices(py::module_& m) {
       "Gives the Work that stands for it, which is timed; None stays None.",
       py::arg("work"));
   m.def("abandon_coalescing", &abandonCoalescing, "The backend refused it.");
+}
+
+// torch._C.Future
+using PythonFuture = std::shared_ptr<torch::jit::PythonFutureWrapper>;
+
+void bindFutures(py::module_& m) {
+  m.def(
+      "wait_future",
+      [](const PythonFuture& future) {
+        const py::gil_scoped_release release;
+        waitForFuture(*future->fut);
+      },
+      "Blocks until a collective's future is complete, and records for how "
+      "long; returns at once for any other future.",
+      py::arg("future"));
+  m.def(
+      "follow_futures",
+      [](const PythonFuture& child, const std::vector<PythonFuture>& parents) {
+        std::vector<c10::intrusive_ptr<c10::ivalue::Future>> futures;
+        for (const PythonFuture& parent : parents) {
+          futures.push_back(parent->fut);
+        }
+        followFutures(child->fut, futures);
+      },
+      "Who waits for `child` waits for the last of `parents` that is a "
+      "collective's.",
+      py::arg("child"),
+      py::arg("parents"));
+  m.def(
+      "inner_work",
+      [](c10d::Work& work) {
+        const auto* timed = dynamic_cast<const TimedWork*>(&work);
+        return timed == nullptr ? c10::intrusive_ptr<c10d::Work>()
+                                : timed->inner();
+      },
+      "The backend's own Work behind one that capture handed out; None of any "
+      "other.",
+      py::arg("work"));
 }
 
 } // namespace commprof

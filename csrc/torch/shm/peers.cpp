@@ -1,4 +1,4 @@
-#include "torch/shm/counterparts.h"
+#include "torch/shm/peers.h"
 
 #include <ATen/ATen.h>
 #include <torch/csrc/distributed/c10d/Work.hpp>
@@ -27,12 +27,11 @@ struct Head {
 };
 static_assert(sizeof(Head) == 56);
 
-// For counterparts to come and hear that this rank gave up.
+// For peers to come and hear that this rank gave up.
 constexpr auto kPatience = std::chrono::seconds(1);
 
 at::Tensor newFrame() {
-  return at::empty(
-      {int64_t(sizeof(Head) + Counterparts::kMostPayload)}, at::kByte);
+  return at::empty({int64_t(sizeof(Head) + Peers::kMostPayload)}, at::kByte);
 }
 
 Head headOf(const at::Tensor& frame) {
@@ -70,13 +69,13 @@ std::string nameOf(const Head& head) {
 } // namespace
 
 // gloo's tags are a number of 31 bits.
-int Counterparts::nextTag() {
+int Peers::nextTag() {
   return int(told_++ & 0x7fffffffu);
 }
 
 // Receives first: a message that finds its receive posted needs no wake-up
 // more.
-Counterparts::Told Counterparts::receive(int tag) {
+Peers::Told Peers::receive(int tag) {
   Told told;
   told.timeout_ = std::chrono::milliseconds(timeout_ms_.load());
   for (int host = 0; host < across_->getSize(); ++host) {
@@ -89,7 +88,7 @@ Counterparts::Told Counterparts::receive(int tag) {
   return told;
 }
 
-void Counterparts::send(
+void Peers::send(
     const at::Tensor& frame,
     size_t bytes,
     int tag,
@@ -102,7 +101,7 @@ void Counterparts::send(
   }
 }
 
-Counterparts::Told Counterparts::tell(
+Peers::Told Peers::tell(
     const shm::Team::Intent& intent,
     std::span<const std::byte> payload) {
   const int tag = nextTag();
@@ -115,7 +114,7 @@ Counterparts::Told Counterparts::tell(
   return told;
 }
 
-void Counterparts::giveUp(const std::string& why) noexcept {
+void Peers::giveUp(const std::string& why) noexcept {
   try {
     const at::Tensor frame = newFrame();
     const size_t bytes = std::min(why.size() + 1, kMostPayload);
@@ -130,7 +129,7 @@ void Counterparts::giveUp(const std::string& why) noexcept {
   }
 }
 
-void Counterparts::Told::wait() {
+void Peers::Told::wait() {
   for (const auto& work : receives_) {
     work->wait(timeout_);
   }
@@ -141,7 +140,7 @@ void Counterparts::Told::wait() {
   }
 }
 
-void Counterparts::Told::check() const {
+void Peers::Told::check() const {
   const Head first = headOf(frames_[0]);
   for (const at::Tensor& frame : frames_) {
     const Head head = headOf(frame);
@@ -163,7 +162,7 @@ void Counterparts::Told::check() const {
   }
 }
 
-std::vector<const std::byte*> Counterparts::Told::payloads() const {
+std::vector<const std::byte*> Peers::Told::payloads() const {
   std::vector<const std::byte*> payloads;
   for (const at::Tensor& frame : frames_) {
     payloads.push_back(payloadOf(frame));

@@ -1,7 +1,7 @@
 // Python bindings of the microbenchmark's loop: no logic here.
 //
 // GIL: released while calls are made.
-#include "torch/microbench/microbench_bindings.h"
+#include "torch/bindings/bindings.h"
 
 #include <pybind11/stl.h>
 
