@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks.judging import results_file
 from benchmarks.judging.demands import Demand, judged, of_all
 from commprof.analysis.strategies import OperationRow, StrategyRow
-from commprof.report.strategies.table import tables
+from commprof.report.strategies import tables
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULT = ROOT / "benchmarks/results/strategies.json"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NoReturn
 
-from commprof.door import enter
+from commprof.entry_point import enter
 
 
 def main() -> NoReturn:

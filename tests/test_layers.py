@@ -20,7 +20,7 @@ FOUNDATION = {
     *("errors", "units", "collectives", "text", "interrupts", "address", "shapes"),
     *("files", "invocation", "variables", "_native", "_version", "_C"),
 }
-DOORS = {"__init__", "__main__", "door", "run", "wrap"}
+ENTRY_POINTS = {"__init__", "__main__", "entry_point", "run", "wrap"}
 
 MAY_IMPORT = {
     "foundation": set(),
@@ -74,7 +74,7 @@ MAY_IMPORT = {
         "recordings",
         *("monitor", "monitor.watchdog"),
     },
-    "doors": {
+    "entry points": {
         *("foundation", "capture", "capture.boot", "compressors", "commands", "trials.live"),
         *("monitor", "monitor.watchdog"),
     },
@@ -96,8 +96,8 @@ def layer_of(parts: Sequence[str]) -> str | None:
     """The layer of a module, by the parts of its name below commprof; None if it has no place."""
     if parts[0] in FOUNDATION:
         return "foundation"
-    if parts[0] in DOORS:
-        return "doors"
+    if parts[0] in ENTRY_POINTS:
+        return "entry points"
     return next((n for n in (".".join(parts[:2]), parts[0]) if n in MAY_IMPORT), None)
 
 
@@ -121,8 +121,8 @@ def violations(package: Path) -> list[str]:
         where = file.relative_to(package)
         parts = where.with_suffix("").parts
         own_name = parts[0]
-        # A package that can be run is a door of its own.
-        own = "doors" if where.name == "__main__.py" else layer_of(parts)
+        # A package that can be run is an entry point of its own.
+        own = "entry points" if where.name == "__main__.py" else layer_of(parts)
         if own is None:
             found.append(f"{where}: {own_name} has no place in tests/test_layers.py")
             continue
@@ -132,7 +132,7 @@ def violations(package: Path) -> list[str]:
                 found.append(f"{where}: {own} imports {name}")
             if top != "commprof":
                 continue
-            # `from commprof import x` means the module x if there is one, else the door.
+            # `from commprof import x` means the module x if there is one, else the package.
             target = rest if rest and rest[0] in known else ["__init__"]
             if not allowed(own_name, own, target):
                 found.append(f"{where}: {own} imports {name}")

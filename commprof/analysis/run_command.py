@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from commprof import invocation
 
 #: Ways to start it, as ``run.json`` holds them.
-_DOORS = (
+_ENTRY_POINTS = (
     ("python", "-m", "commprof.run"),
     ("python", "-m", "commprof", "run"),
     ("commprof", "run"),
@@ -68,10 +68,10 @@ def taken_apart(command: str, script: Sequence[str] = ()) -> RunCommand | None:
         words = tuple(shlex.split(command))
     except ValueError:
         return None
-    door = next((each for each in _DOORS if words[: len(each)] == each), None)
-    if door is None:
+    entry = next((each for each in _ENTRY_POINTS if words[: len(each)] == each), None)
+    if entry is None:
         return None
-    rest, own = words[len(door) :], tuple(script)
+    rest, own = words[len(entry) :], tuple(script)
     if own and rest[-len(own) :] == own:
         return RunCommand(rest[: -len(own)], own)
     found = RunCommand(rest, ())

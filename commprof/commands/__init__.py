@@ -125,7 +125,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def main_of(command_name: str) -> int:
-    """Entry of a door that is one command, such as ``python -m commprof.run``."""
+    """Main function of an entry point that is one command, such as ``python -m commprof.run``."""
     parser = _CommandParser(
         prog=f"commprof {command_name}", formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -4,11 +4,24 @@ from __future__ import annotations
 
 import argparse
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
-from commprof.commands.showing import compare_runs, compare_sweeps
+from commprof import invocation
+from commprof.analysis.compare import RunComparison, compare_runs
+from commprof.analysis.run import analyse_in_detail
+from commprof.analysis.sweeps.sweep import SweepResult
+from commprof.analysis.sweeps.sweep_comparison import compare_sweeps
+from commprof.analysis.sweeps.sweep_file import read_sweep
+from commprof.commands.options.terminal import prose_width, table_width
 from commprof.errors import UsageError
 from commprof.recordings.recognise import is_recording_file
+from commprof.report.comparison import sweep_comparison_table
+from commprof.report.comparison import table as comparison_table
+from commprof.report.plain_text import printable
+from commprof.text import counted
+from commprof.trace.run.run_directory import read_context, strategy_directories
+from commprof.trace.salvage import salvage_dead
 
 _DESCRIPTION = """\
 Compares two recorded runs step by step (step time, its parts, collectives, settings), or two
@@ -56,8 +69,8 @@ class CompareCommand:
             )
         if missing := [str(path) for path in paths if not path.exists()]:
             raise UsageError(f"{missing[0]} does not exist; give two runs or two JSON files")
-        both = compare_runs if are_runs else compare_sweeps
-        return both.compare(args.first, args.second, limit, args.format)
+        compare = _compare_runs if are_runs else _compare_microbenchmarks
+        return compare(args.first, args.second, limit, args.format)
 
 
 def parse_share(text: str) -> float:
@@ -66,3 +79,99 @@ def parse_share(text: str) -> float:
     if match is None:
         raise UsageError(f"--fail-above {text!r} is not a share such as 5% or 0.05")
     return float(match[1]) / (100 if match[2] else 1)
+
+
+#: Exit code where a step became slower than allowed.
+SLOWER = 1
+
+
+def _compare_runs(a: Path, b: Path, fail_above: float | None, shown_as: str) -> int:
+    """Analyses both, prints what changed, and judges.
+
+    Args:
+        a: the run to compare with.
+        b: the run that may have changed.
+        fail_above: by what share B's step may be longer, 0.05 for 5 %; None judges nothing.
+        shown_as: "table" or "json".
+
+    Raises:
+        CommprofError: one is no run directory, holds a trial or several strategies, or the runs
+            are too short to be judged.
+    """
+    for run in (a, b):
+        salvage_dead(run)
+        _check_one_run(run)
+    analysed = [analyse_in_detail(run) for run in (a, b)]
+    for run, (found, _) in zip((a, b), analysed, strict=True):
+        if found.in_turns:
+            raise _trial_refused(run)
+    result = compare_runs((str(a), str(b)), *analysed)
+    if fail_above is not None:
+        _must_be_able_to_fail(result)
+    slower = () if fail_above is None else result.slower_by_more_than(fail_above)
+    if shown_as == "json":
+        print(comparison_table.render_json(result, fail_above), end="")
+    else:
+        text = comparison_table.render(result, fail_above, prose_width(), table_width())
+        print(text, end="")
+    return SLOWER if slower else 0
+
+
+def _check_one_run(run: Path) -> None:
+    """Steps of different candidates or strategies are not one run's."""
+    if places := strategy_directories(run):
+        raise UsageError(
+            f"{invocation.quoted(run)} holds the runs of several strategies; compare one of them: "
+            f"{' or '.join(map(invocation.quoted, places))}"
+        )
+    if "trial" in read_context(run):
+        raise _trial_refused(run)
+
+
+def _trial_refused(run: Path) -> UsageError:
+    return UsageError(
+        f"{invocation.quoted(run)} holds a trial, whose candidates share its steps: "
+        f"{invocation.command('report', invocation.quoted(run))} compares them; compare runs that "
+        "were made without a trial"
+    )
+
+
+def _must_be_able_to_fail(result: RunComparison) -> None:
+    """A gate that cannot close is none."""
+    if not any(not world.too_short for world in result.worlds):
+        raise UsageError(
+            "--fail-above cannot judge these runs: no world size has enough measured steps in both "
+            "(needed: steps worth 4 independent ones in each, as 15 are where they are not alike); "
+            "record more steps, at the same world sizes"
+        )
+
+
+def _compare_microbenchmarks(a: Path, b: Path, fail_above: float | None, shown_as: str) -> int:
+    """Prints row by row what differs, and judges; see ``_compare_runs``."""
+    if shown_as != "table":
+        raise UsageError(
+            f"--format {shown_as} is for run directories; results of microbench are JSON already"
+        )
+    second = read_sweep(b)
+    comparison = compare_sweeps(read_sweep(a), second)
+    print(sweep_comparison_table.render(comparison, table_width()), end="")
+    if fail_above is None:
+        return 0
+    failed = comparison.slower_than(fail_above)
+    rows = f"{counted(len(failed), 'row')} {'is' if len(failed) == 1 else 'are'}"
+    print(f"Beyond noise, {rows} slower by more than {100 * fail_above:.3g}%.")
+    unusable = list(_unusable(second, comparison.only_first))
+    for reason in unusable:
+        print(f"B cannot pass: {reason}.")
+    return 1 if failed or unusable else 0
+
+
+def _unusable(second: SweepResult, lacking: int) -> Iterator[str]:
+    """Why the second result says less than the first, or nothing, whatever its times are."""
+    if lacking:
+        yield f"it lacks {counted(lacking, 'row')} of A"
+    for problem in second.problems:
+        yield f"its measurement was cut short: {printable(problem)}"
+    wrong = sum(row.wrong or 0 for row in second.rows)
+    if wrong:
+        yield f"{counted(wrong, 'element')} {'was' if wrong == 1 else 'were'} wrong"

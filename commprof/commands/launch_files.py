@@ -9,8 +9,8 @@ from pathlib import Path
 from commprof import invocation
 from commprof.commands.options.parser import Parser
 from commprof.commands.options.run_arguments import add_arguments
-from commprof.commands.running.run_checks import checked_subjects, world_sizes_of
-from commprof.commands.running.target import WorkloadSubject
+from commprof.commands.running.run_checks import checked_targets, world_sizes_of
+from commprof.commands.running.target import WorkloadTarget
 from commprof.errors import UsageError
 from commprof.launch.cluster_files import TARGETS, ClusterJob
 from commprof.launch.pinning import place_ranks
@@ -146,6 +146,6 @@ def _check_options(words: list[str], nodes: int, ranks_per_node: int) -> None:
     given.nnodes, given.nproc = nodes, ranks_per_node
     sizes = world_sizes_of(given)
     given.placement = place_ranks("none", given.threads_per_rank, sizes, nodes)
-    for subject in checked_subjects(given, sizes):
-        if isinstance(subject, WorkloadSubject):
-            subject.refuse(sizes)
+    for target in checked_targets(given, sizes):
+        if isinstance(target, WorkloadTarget):
+            target.refuse(sizes)

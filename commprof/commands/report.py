@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from pathlib import Path
 
 from commprof import invocation
-from commprof.commands.options.report_file import writable_output, write_output
 from commprof.commands.options.terminal import colours, prose_width, table_width
 from commprof.commands.showing import report_formats
-from commprof.commands.showing.shown import read_shown, with_tables
+from commprof.commands.showing.rendered_report import read_report, with_tables
 from commprof.errors import UsageError
+from commprof.files import replace_file
+from commprof.invocation import quoted
 from commprof.recordings.flight_recorder_files import is_flight_recorder
 from commprof.report.sections.reproduce import reproduce_line
 from commprof.trace.run.run_directory import (
@@ -82,7 +84,7 @@ Works on runs that were cut short: whatever was recorded is shown.
         if dumps:
             text = _hang(args)
         elif args.format == "json":
-            text = read_shown(args.run).json(report_formats.cost_of(args))
+            text = read_report(args.run).json(report_formats.cost_of(args))
         elif args.format == "table":
             text = _tables(args)
         else:
@@ -137,9 +139,9 @@ def _output(args: argparse.Namespace) -> Path | None:
 def _tables(args: argparse.Namespace) -> str:
     """For the terminal."""
     width, tables = prose_width(), table_width()
-    shown = read_shown(args.run)
-    said = shown.card(colours() and args.output is None)
-    text = with_tables(shown, said, width, tables) if args.all or not said else said
+    report = read_report(args.run)
+    said = report.card(colours() and args.output is None)
+    text = with_tables(report, said, width, tables) if args.all or not said else said
     cost = report_formats.cost_of(args)
     if cost is not None:
         from commprof.report.sections import cost as cost_table
@@ -159,3 +161,47 @@ def _again(run: Path) -> str:
         if (directory / CONFIG_FILE).exists():
             return reproduce_line(directory / CONFIG_FILE, read_context(run))
     return ""
+
+
+def writable_output(path: Path, force: bool) -> None:
+    """Fails before the work, not after it.
+
+    Raises:
+        UsageError: the file is there already and ``force`` is not given, or its directory cannot
+            be written to.
+    """
+    if _is_a_device(path):
+        return
+    if path.is_dir():
+        raise UsageError(f"{quoted(path)} is a directory; name a file with -o FILE")
+    if path.exists() and not force:
+        raise UsageError(
+            f"{quoted(path)} is there already; give --force to overwrite it, or -o FILE"
+        )
+    if not path.parent.is_dir():
+        raise UsageError(f"{quoted(path.parent)} is no directory; make it, or name another -o FILE")
+    if not os.access(path.parent, os.W_OK):
+        raise UsageError(f"{quoted(path.parent)} cannot be written to; name another -o FILE")
+
+
+def write_output(path: Path, content: str | bytes) -> None:
+    """Writes all of it or leaves what was there.
+
+    Raises:
+        UsageError: the disk is full, or the directory cannot be written to.
+    """
+    data = content.encode() if isinstance(content, str) else content
+    if _is_a_device(path):
+        path.write_bytes(data)
+        return
+    try:
+        replace_file(path.resolve(), data)  # a link stays one
+    except OSError as error:
+        raise UsageError(
+            f"cannot write {quoted(path)}: {error.strerror}; name another -o FILE"
+        ) from None
+
+
+def _is_a_device(path: Path) -> bool:
+    """Such as /dev/stdout, which is there and not to be replaced."""
+    return path.exists() and not path.is_file() and not path.is_dir()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from commprof import invocation, variables
@@ -19,12 +20,11 @@ from commprof.commands.options.run_arguments import (
 from commprof.commands.options.terminal import prose_width
 from commprof.commands.running.dry_run import dry_run_text
 from commprof.commands.running.run_checks import (
-    checked_subjects,
+    checked_targets,
     watch_threshold_of,
     world_sizes_of,
 )
 from commprof.commands.running.run_context import run_context, save_changes, save_config
-from commprof.commands.running.run_machines import meeting_of
 from commprof.commands.running.run_output import chosen_directory, make_directory
 from commprof.commands.running.run_report import show_run
 from commprof.commands.running.run_under_launcher import run_rank_of_launcher
@@ -34,8 +34,10 @@ from commprof.commands.running.run_worlds import (
     run_world_sizes,
     save_context,
 )
+from commprof.errors import UsageError
 from commprof.launch.pinning import place_ranks
-from commprof.launch.under_launcher import given_rank
+from commprof.launch.rendezvous import Rendezvous
+from commprof.launch.under_launcher import given_rank, number_of
 from commprof.monitor.settings import Settings, settings_of
 from commprof.monitor.start import check_settings, start_monitor
 from commprof.trace.ring import remove_orphans
@@ -61,43 +63,43 @@ class RunCommand:
         given = given_rank(os.environ, args.nnodes, args.rdzv_endpoint)
         if given is not None:
             return run_rank_of_launcher(args, given)
-        rendezvous = meeting_of(args)
+        rendezvous = rendezvous_of(args)
         world_sizes = world_sizes_of(args)
         args.placement = place_ranks(args.pin, args.threads_per_rank, world_sizes, args.nnodes)
         metrics = settings_of(args)
         check_settings(metrics)
         watch = watch_threshold_of(args)
-        subjects = checked_subjects(args, world_sizes)
-        descriptions = [subject.check(world_sizes, rendezvous) for subject in subjects]
+        targets = checked_targets(args, world_sizes)
+        descriptions = [target.check(world_sizes, rendezvous) for target in targets]
         json_file = writable_file(args.json)
-        directory = chosen_directory(args, subjects[0].name, rendezvous)
+        directory = chosen_directory(args, targets[0].name, rendezvous)
         width = prose_width()
         if args.dry_run:
-            planned = (subjects, descriptions, world_sizes, rendezvous, directory, width)
+            planned = (targets, descriptions, world_sizes, rendezvous, directory, width)
             print(dry_run_text(args, *planned), end="")
             return 0
         args.settings.leave_for_ranks()
         remove_orphans()
         make_directory(directory, rendezvous)
-        places = places_of(directory, subjects)
+        places = places_of(directory, targets)
         _monitor(directory, metrics)
         base = run_context(args, world_sizes)
         contexts = [
-            {**base, "errors": {}, **subject.settings(), "description": description}
-            for subject, description in zip(subjects, descriptions, strict=True)
+            {**base, "errors": {}, **target.settings(), "description": description}
+            for target, description in zip(targets, descriptions, strict=True)
         ]
         if rendezvous.is_first:
             save_config(directory, args, world_sizes)
             save_changes(directory, args, base)
-            if len(subjects) > 1:
+            if len(targets) > 1:
                 names = [place.name for place in places]
                 save_context(directory, {**contexts[0], STRATEGIES: names})
         code = 0
         try:
-            runs = zip(subjects, places, contexts, strict=True)
-            for index, (subject, place, context) in enumerate(runs):
+            runs = zip(targets, places, contexts, strict=True)
+            for index, (target, place, context) in enumerate(runs):
                 there = rendezvous.turn(index * len(world_sizes))  # not where the one before met
-                failed = run_world_sizes(subject, there, place, world_sizes, context, watch)
+                failed = run_world_sizes(target, there, place, world_sizes, context, watch)
                 code = code or failed
                 if failed == INTERRUPTED:
                     break
@@ -133,3 +135,44 @@ def _monitor(directory: Path, metrics: Settings) -> None:
             else f"Live: {invocation.command('top', invocation.quoted(directory))}",
             file=sys.stderr,
         )
+
+
+def rendezvous_of(args: argparse.Namespace) -> Rendezvous:
+    """The rendezvous of all machines' launchers; fills in what was not given, in ``args`` too.
+
+    Raises:
+        UsageError: this process is one of several that would each start all ranks, or the numbers
+            do not fit each other.
+    """
+    nodes, number = 1, 0
+    if args.nnodes is None or args.node_rank is None:
+        nodes, number = _of_slurm(os.environ, args.nnodes, args.rdzv_endpoint)
+    if args.nnodes is None:
+        args.nnodes = nodes
+    if args.node_rank is None:
+        args.node_rank = number if args.nnodes == nodes else 0
+    return Rendezvous(args.rdzv_endpoint, args.nnodes, args.node_rank)
+
+
+def _of_slurm(
+    variables: Mapping[str, str], given: int | None, endpoint: str | None
+) -> tuple[int, int]:
+    """Machines and the number of this one, in a step of one task per node; else one machine.
+
+    Args:
+        variables: the environment.
+        given: --nnodes; None where it was not.
+        endpoint: --rdzv-endpoint; None where it was not given.
+    """
+    tasks, nodes = number_of(variables, "SLURM_NTASKS"), number_of(variables, "SLURM_NNODES")
+    if "SLURM_STEP_ID" not in variables or "SLURM_NODEID" not in variables or tasks < 2:
+        return 1, 0  # of a batch script there is one, whatever the job may start
+    if tasks == nodes and (endpoint is not None or given is not None):
+        return nodes, number_of(variables, "SLURM_NODEID")
+    if given is not None:
+        return 1, 0
+    raise UsageError(
+        f"srun started this process as one of {tasks} on {nodes} machines, and commprof run starts "
+        "all ranks of a machine itself: srun --ntasks-per-node=1, and give --rdzv-endpoint "
+        "HOST:PORT, an address of the first one; with several tasks per node each is a rank"
+    )

@@ -1,4 +1,4 @@
-"""What is kept of a set of ranks that are followed: totals, recent steps, summaries."""
+"""What the monitor keeps of the traces that it follows: totals, recent steps, summaries."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from commprof.trace.reader import Trace
 from commprof.trace.schema import RECORD_DTYPE, Kind
 
 
-class Followed:
-    """What is kept of one set of ranks."""
+class FollowedTraces:
+    """Totals, recent steps and summaries of the ranks of one world size."""
 
     def __init__(
         self,

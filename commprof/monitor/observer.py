@@ -12,7 +12,7 @@ from typing import Any, Final
 from commprof.files import open_regular
 from commprof.monitor.figures.steps import SETTLED_NS
 from commprof.monitor.follow import TraceTail
-from commprof.monitor.followed import Followed, metadata_of
+from commprof.monitor.followed import FollowedTraces, metadata_of
 from commprof.monitor.job import JobTail, newest_job
 from commprof.monitor.metrics.host_counters import own_process, rank_process, this_host
 from commprof.monitor.state import GradientState, JobState, MonitorState, RankState
@@ -61,7 +61,7 @@ class Observer:
         self._settled_ns = settled_ns
         self._here = Here()
         self._job: JobTail | None = None
-        self._world: Followed | None = None
+        self._world: FollowedTraces | None = None
         self._problems: deque[str] = deque(maxlen=_MOST_PROBLEMS)
 
     def look(self) -> JobState | None:
@@ -79,7 +79,7 @@ class Observer:
         if not tails:
             return None
         if self._world is None or self._job.restarts != restarts or self._world.grew(tails):
-            self._world = Followed(tails, self._curves, self._patience_s, self._settled_ns)
+            self._world = FollowedTraces(tails, self._curves, self._patience_s, self._settled_ns)
         world = self._world
         for rank in tails.keys() & new.keys():
             world.steps.add(rank, new[rank])
@@ -87,7 +87,8 @@ class Observer:
             world.advance(tails)
         except Exception as error:  # records that contradict each other; what follows may not
             self._problems.append(f"some steps are left out: {type(error).__name__}: {error}")
-            world = self._world = Followed(tails, self._curves, self._patience_s, self._settled_ns)
+            world = FollowedTraces(tails, self._curves, self._patience_s, self._settled_ns)
+            self._world = world
         return self._state(world, tails, time.perf_counter() - begin)
 
     @property
@@ -109,7 +110,7 @@ class Observer:
         link = self._profile.links.get(SAME_HOST if whole and len(boots) == 1 else OTHER_HOST)
         return dict(link.curves) if link is not None else {}
 
-    def _state(self, world: Followed, tails: dict[int, TraceTail], look_s: float) -> JobState:
+    def _state(self, world: FollowedTraces, tails: dict[int, TraceTail], look_s: float) -> JobState:
         first = metadata_of(tails[min(tails)])
         ranks = tuple(_rank_state(rank, tails[rank], world, self._here) for rank in sorted(tails))
         cpu_s, resident = own_process()
@@ -133,7 +134,7 @@ class Observer:
         )
 
 
-def _rank_state(rank: int, tail: TraceTail, world: Followed, here: Here) -> RankState:
+def _rank_state(rank: int, tail: TraceTail, world: FollowedTraces, here: Here) -> RankState:
     metadata = metadata_of(tail)
     process, lives = rank_process(here, metadata)
     summaries = world.summaries[rank]
@@ -173,7 +174,7 @@ def _rank_state(rank: int, tail: TraceTail, world: Followed, here: Here) -> Rank
     )
 
 
-def _waited_for_s(rank: int, world: Followed) -> float:
+def _waited_for_s(rank: int, world: FollowedTraces) -> float:
     """By the other ranks' summaries; NaN where one has none, or split nothing."""
     others = [found for of, found in world.summaries.items() if of != rank]
     newest = [found.newest for found in others if found.newest is not None]
@@ -194,7 +195,7 @@ def _failed(tail: TraceTail) -> bool:
     return bool(raised) or not tail.closed
 
 
-def _since_step_s(rank: int, tail: TraceTail, world: Followed, here: Here) -> float:
+def _since_step_s(rank: int, tail: TraceTail, world: FollowedTraces, here: Here) -> float:
     """NaN where the rank's times are by another clock, or it keeps no records."""
     metadata = metadata_of(tail)
     if not here.shares_clock(metadata) or tail.summary is not None or tail.ended:

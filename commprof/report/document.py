@@ -11,6 +11,7 @@ from commprof.analysis.scaling import RunResult
 from commprof.analysis.step.overhead import MOST_REACH, OwnCost
 from commprof.analysis.verdict import Binding, Verdict
 from commprof.analysis.world import WorldResult
+from commprof.report import trial as trial_table
 from commprof.report.card import facts
 from commprof.report.full_report import FullReport
 from commprof.report.plain_text import printable
@@ -30,14 +31,10 @@ from commprof.report.sections.cross_checks import cross_checks_grid
 from commprof.report.sections.gains import LEGEND as GAINS_LEGEND
 from commprof.report.sections.gains import TITLE as GAINS_TITLE
 from commprof.report.sections.gains import gains_grid
-from commprof.report.sections.kernel_times import LEGEND as KERNELS_LEGEND
-from commprof.report.sections.kernel_times import TITLE as KERNELS_TITLE
-from commprof.report.sections.kernel_times import kernel_times_grid
 from commprof.report.sections.waiting import LEGEND as WAITING_LEGEND
 from commprof.report.sections.waiting import waiting_grid
 from commprof.report.table import SCALING_LEGEND, notes, parts_grid, parts_legend, scaling_grid
 from commprof.report.tabulated import Grid, tabulated, three_digits
-from commprof.report.trial import table as trial_table
 from commprof.text import counted
 from commprof.trials.result import TrialResult
 
@@ -194,9 +191,11 @@ def _of_all_worlds(report: FullReport) -> Iterator[Section]:
     if (won := gains_grid(result.worlds)) is not None:
         grids = (("Mean step with one change", won),)
         yield Section("gains", GAINS_TITLE, grids=grids, legend=GAINS_LEGEND)
-    if (kernels := kernel_times_grid(result.worlds)) is not None:
+    if (kernels := devices_table.kernel_times_grid(result.worlds)) is not None:
         grids = (("Mean step in ms, by rank", kernels),)
-        yield Section("kernels", KERNELS_TITLE, grids=grids, legend=KERNELS_LEGEND)
+        yield Section(
+            "kernels", devices_table.KERNEL_TITLE, grids=grids, legend=devices_table.KERNEL_LEGEND
+        )
     yield _scaling(report)
     if (links := host_links_table.host_links_grid(result.worlds)) is not None:
         yield Section(

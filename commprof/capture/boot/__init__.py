@@ -1,6 +1,6 @@
 """Starts capture in a script that knows nothing of commprof.
 
-Two doors lead here: ``sitecustomize.py`` beside this file, which a launcher puts first on
+Two entry points lead here: ``sitecustomize.py`` beside this file, which a launcher puts first on
 PYTHONPATH, and ``commprof.wrap``. Neither imports torch: the script does, when and if it wants.
 Nor does this file import anything of commprof before it is needed: every Python that a job
 starts runs it, also those that never train.

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from commprof.commands.running.run_checks import watch_threshold_of
 from commprof.commands.running.run_worlds import places_of
-from commprof.commands.running.target import Subject
+from commprof.commands.running.target import Target
 from commprof.invocation import quoted
 from commprof.launch.pinning import Pinning, RankPlacement
 from commprof.launch.rendezvous import Rendezvous
@@ -22,7 +22,7 @@ from commprof.trace.run.run_directory import world_directory
 
 def dry_run_text(
     args: argparse.Namespace,
-    subjects: Sequence[Subject],
+    targets: Sequence[Target],
     descriptions: Sequence[str],
     world_sizes: Sequence[int],
     rendezvous: Rendezvous,
@@ -45,12 +45,12 @@ def dry_run_text(
     if args.stacks:
         head.append("The line that issued each collective is recorded.")
     blocks = ["\n".join(_wrapped(line, width) for line in head)]
-    places = places_of(directory, subjects)
+    places = places_of(directory, targets)
     blocks += [_wrapped(text, width) for text in dict.fromkeys(descriptions)]
-    planned = [(*pair, size) for pair in zip(subjects, places, strict=True) for size in world_sizes]
-    for turn, (subject, place, size) in enumerate(planned):
+    planned = [(*pair, size) for pair in zip(targets, places, strict=True) for size in world_sizes]
+    for turn, (target, place, size) in enumerate(planned):
         there = rendezvous.turn(turn)
-        lines = _world(subject, world_directory(place, size), size, there, placement)
+        lines = _world(target, world_directory(place, size), size, there, placement)
         blocks.append("\n".join(_wrapped(line, width, "    ") for line in lines))
     return "\n\n".join(blocks) + "\n"
 
@@ -85,14 +85,14 @@ def _recording(args: argparse.Namespace) -> str:
 
 
 def _world(
-    subject: Subject, directory: Path, size: int, rendezvous: Rendezvous, placement: RankPlacement
+    target: Target, directory: Path, size: int, rendezvous: Rendezvous, placement: RankPlacement
 ) -> Iterator[str]:
     """The lines of one world size."""
     here = size // rendezvous.nodes
-    preview = subject.preview(size, directory, here)
+    preview = target.preview(size, directory, here)
     first = rendezvous.node_rank * here
     ranks = f"rank {first}" if here == 1 else f"ranks {first} to {first + here - 1}"
-    strategy = f", strategy {subject.strategy}" if subject.strategy else ""
+    strategy = f", strategy {target.strategy}" if target.strategy else ""
     yield f"World size {size}{strategy}: {ranks} on this machine"
     yield f"  each runs: {preview.command}"
     yield f"  they meet at: {rendezvous.endpoint or 'a free port of localhost'}"

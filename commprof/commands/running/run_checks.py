@@ -12,7 +12,7 @@ from commprof.analysis.predicted import BestPrediction, read_best
 from commprof.capture.settings import RankSettings
 from commprof.commands.running.price import price_of
 from commprof.commands.running.run_worlds import subjects_of
-from commprof.commands.running.target import Subject
+from commprof.commands.running.target import Target
 from commprof.compressors import parse
 from commprof.errors import UsageError
 from commprof.monitor.watchdog.thresholds import AUTO, parse_threshold
@@ -25,7 +25,7 @@ from commprof.workloads.strategies import parse_strategy
 SHARDED_STRATEGIES = ("fsdp", "hsdp")
 
 
-def checked_subjects(args: argparse.Namespace, world_sizes: list[int]) -> list[Subject]:
+def checked_targets(args: argparse.Namespace, world_sizes: list[int]) -> list[Target]:
     """Returns what runs, after refusing options that do not fit; sets ``args.settings``."""
     args.settings = _settings(args)
     _check_restarts(args)

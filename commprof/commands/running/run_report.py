@@ -10,7 +10,7 @@ from commprof import invocation
 from commprof.commands.options.output_file import keep_text
 from commprof.commands.options.terminal import colours, table_width
 from commprof.commands.running.price import price_of, priced
-from commprof.commands.showing.shown import read_shown, with_tables
+from commprof.commands.showing.rendered_report import read_report, with_tables
 from commprof.errors import CommprofError
 from commprof.report.plain_text import printable
 from commprof.report.sections.reproduce import repeating_command
@@ -23,17 +23,17 @@ def show_run(
 ) -> None:
     """Shows the run, and leaves the result in its directory; of one that failed what there is."""
     try:
-        shown = read_shown(directory)
+        report = read_report(directory)
     except CommprofError as error:
         if not args.script and not failed:
             raise
         # The script went well by itself, or the ranks failed: that exit code stands.
         print(f"commprof: no report: {printable(str(error))}", file=sys.stderr)
         return
-    said = shown.card(colours())
+    said = report.card(colours())
     # Of a run that failed every remark matters.
     everything = args.all or failed or not said
-    text = with_tables(shown, said, width, table_width()) if everything else said
+    text = with_tables(report, said, width, table_width()) if everything else said
     price, paid = price_of(args), None
     if price is not None:
         strategies = strategy_directories(directory)
@@ -41,18 +41,18 @@ def show_run(
             cost, section = priced(place, price, width)
             text += f"\n{f'{place.name}: ' if strategies else ''}{section}\n"
             paid = None if strategies else cost
-    keep_text(directory / "result.json", shown.json(paid))
+    keep_text(directory / "result.json", report.json(paid))
     print(text)
     if json_file is not None:
-        keep_text(json_file, shown.json(paid))
+        keep_text(json_file, report.json(paid))
         print(f"JSON: {invocation.quoted(json_file)}")
     print(f"Run directory: {invocation.quoted(directory)}")
     print(f"Run it again: {repeating_command(directory / CONFIG_FILE, args.nnodes)}")
-    report = ("report", invocation.quoted(directory))
-    print(f"Page with pictures: {invocation.command(*report, '--format', 'html')}")
+    words = ("report", invocation.quoted(directory))
+    print(f"Page with pictures: {invocation.command(*words, '--format', 'html')}")
     if not args.script and args.nnodes == 1:
         own = invocation.command("run", "--nproc", str(args.nproc or 2), "train.py")
         print(f"Your own script, train.py: {own}")
-    print(f"See everything: {invocation.command(*report, '--all')}")
-    if args.trial and not shown.has_trial and not failed:
+    print(f"See everything: {invocation.command(*words, '--all')}")
+    if args.trial and not report.has_trial and not failed:
         print(f"commprof: no trial took place: {no_trial(directory)}", file=sys.stderr)

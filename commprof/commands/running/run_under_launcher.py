@@ -15,12 +15,12 @@ from typing import Any
 
 from commprof.commands.options.output_file import writable_file
 from commprof.commands.options.terminal import prose_width
-from commprof.commands.running.run_checks import checked_subjects
+from commprof.commands.running.run_checks import checked_targets
 from commprof.commands.running.run_context import run_context, save_changes, save_config
 from commprof.commands.running.run_output import chosen_directory, make_directory
 from commprof.commands.running.run_report import show_run
 from commprof.commands.running.run_worlds import save_context
-from commprof.commands.running.target import WorkloadSubject
+from commprof.commands.running.target import WorkloadTarget
 from commprof.errors import CommprofError, UsageError
 from commprof.interrupts import ends_at_once
 from commprof.invocation import quoted
@@ -54,7 +54,7 @@ def run_rank_of_launcher(args: argparse.Namespace, given: LaunchedRank) -> int:
     if "job" not in heard:
         return int(heard["exit_code"])
     _fill_in(args, given)
-    checked_subjects(args, [given.world_size])
+    checked_targets(args, [given.world_size])
     args.settings.leave_for_ranks()
     await_file(Path(heard["job"]), given)
     code, _ = _train(Path(heard["job"]))
@@ -98,17 +98,17 @@ def _prepared(args: argparse.Namespace, given: LaunchedRank) -> _Prepared:
     _refuse(args, given)
     _fill_in(args, given)
     sizes = [given.world_size]
-    checked_subjects(args, sizes)
+    checked_targets(args, sizes)
     args.settings.leave_for_ranks()
-    subject = _RankSubject(args, args.strategy or "ddp")
+    target = _RankTarget(args, args.strategy or "ddp")
     rendezvous = StartedRendezvous(given.endpoint, given.hosts)
-    description = subject.check(sizes, rendezvous)
+    description = target.check(sizes, rendezvous)
     json_file = writable_file(args.json)
-    directory = chosen_directory(args, subject.name, rendezvous)
+    directory = chosen_directory(args, target.name, rendezvous)
     make_directory(directory, rendezvous)
     context = {
         **run_context(args, sizes),
-        **subject.settings(),
+        **target.settings(),
         "description": description,
         "launcher": given.launcher,
     }
@@ -116,10 +116,10 @@ def _prepared(args: argparse.Namespace, given: LaunchedRank) -> _Prepared:
     save_changes(directory, args, context)
     save_context(directory, context)
     world = world_directory(directory.absolute(), given.world_size)
-    return _Prepared(directory, subject.save_job(given.world_size, world), context, json_file)
+    return _Prepared(directory, target.save_job(given.world_size, world), context, json_file)
 
 
-class _RankSubject(WorkloadSubject):
+class _RankTarget(WorkloadTarget):
     """A workload whose ranks are there already."""
 
     def save_job(self, world_size: int, directory: Path) -> Path:

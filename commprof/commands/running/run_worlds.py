@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from commprof.commands.options.output_file import keep_text
-from commprof.commands.running.target import ScriptSubject, Subject, WorkloadSubject
+from commprof.commands.running.target import ScriptTarget, Target, WorkloadTarget
 from commprof.errors import CommprofError, RankFailedError, UsageError
 from commprof.launch.rendezvous import Rendezvous
 from commprof.monitor.watchdog.start import watched
@@ -26,32 +26,32 @@ from commprof.trace.run.run_directory import RUN_FILE, world_directory
 INTERRUPTED = 130
 
 
-def subjects_of(args: argparse.Namespace) -> list[Subject]:
+def subjects_of(args: argparse.Namespace) -> list[Target]:
     """A script, or the workload once for each strategy.
 
     Raises:
         UsageError: a strategy is named twice.
     """
     if args.script:
-        return [ScriptSubject(args)]
+        return [ScriptTarget(args)]
     names = [name.strip() for name in (args.strategy or "ddp").split(",")]
     twice = {name for name in names if names.count(name) > 1}
     if twice:
         raise UsageError(
             f"--strategy {args.strategy} names {', '.join(sorted(twice))} twice; keep one"
         )
-    return [WorkloadSubject(args, name) for name in names]
+    return [WorkloadTarget(args, name) for name in names]
 
 
-def places_of(directory: Path, subjects: Sequence[Subject]) -> list[Path]:
-    """Where each subject's world sizes go: the run directory, or one in it per strategy."""
-    if len(subjects) == 1:
+def places_of(directory: Path, targets: Sequence[Target]) -> list[Path]:
+    """Where each target's world sizes go: the run directory, or one in it per strategy."""
+    if len(targets) == 1:
         return [directory]
-    return [directory / re.sub(r"[^A-Za-z0-9]+", "-", subject.strategy) for subject in subjects]
+    return [directory / re.sub(r"[^A-Za-z0-9]+", "-", target.strategy) for target in targets]
 
 
 def run_world_sizes(
-    subject: Subject,
+    target: Target,
     rendezvous: Rendezvous,
     directory: Path,
     world_sizes: Sequence[int],
@@ -67,7 +67,7 @@ def run_world_sizes(
         save_context(directory, context)
     for turn, size in enumerate(world_sizes):
         with watched(world_directory(directory, size), watch):
-            code = _run_world(subject, rendezvous.turn(turn), directory, size, context)
+            code = _run_world(target, rendezvous.turn(turn), directory, size, context)
         if code:
             return code
     return 0
@@ -79,7 +79,7 @@ def save_context(directory: Path, context: dict[str, Any]) -> None:
 
 
 def _run_world(
-    subject: Subject,
+    target: Target,
     rendezvous: Rendezvous,
     directory: Path,
     world_size: int,
@@ -91,13 +91,13 @@ def _run_world(
     code, ended_by = 0, None
     with _signals_as_exceptions():
         try:
-            subject.launch(world_size, world, rendezvous)
+            target.launch(world_size, world, rendezvous)
         except CommprofError as error:
             context["errors"][str(world_size)] = str(error)
             print(f"commprof: {name}: {printable(str(error))}", file=sys.stderr)
             code = error.exit_code
             if isinstance(error, RankFailedError):
-                code = subject.exit_code(error)
+                code = target.exit_code(error)
         except KeyboardInterrupt:
             context["errors"][str(world_size)] = "interrupted"
             print(f"commprof: {name}: interrupted", file=sys.stderr)

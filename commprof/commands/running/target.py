@@ -32,7 +32,7 @@ class Preview:
     """Sentences on what the ranks would do and need."""
 
 
-class Subject(Protocol):
+class Target(Protocol):
     """Checked before anything starts, then launched once per world size."""
 
     #: For the run directory's name.
@@ -64,7 +64,7 @@ class Subject(Protocol):
         """Exit code of the command when a rank failed."""
 
 
-class WorkloadSubject:
+class WorkloadTarget:
     """A built-in workload under the built-in training loop, by one strategy."""
 
     def __init__(self, args: argparse.Namespace, strategy: str = "ddp") -> None:
@@ -76,7 +76,7 @@ class WorkloadSubject:
         self.name = self._workload.partition(":")[0]
 
     def check(self, world_sizes: list[int], rendezvous: Rendezvous) -> str:
-        """See ``Subject``."""
+        """See ``Target``."""
         check = _elastic().check
         plans = [check(self._job(size, Path("unused")), rendezvous) for size in world_sizes]
         workload = plans[0].workload
@@ -92,7 +92,7 @@ class WorkloadSubject:
             self._job(size, Path("unused")).plan()
 
     def settings(self) -> dict[str, Any]:
-        """See ``Subject``."""
+        """See ``Target``."""
         return {
             "workload": self._workload,
             "strategy": self.strategy,
@@ -103,7 +103,7 @@ class WorkloadSubject:
         }
 
     def launch(self, world_size: int, directory: Path, rendezvous: Rendezvous) -> None:
-        """See ``Subject``."""
+        """See ``Target``."""
         from commprof.launch.attempts import run_attempts
 
         launch = _elastic().launch
@@ -116,7 +116,7 @@ class WorkloadSubject:
         )
 
     def preview(self, world_size: int, directory: Path, local_ranks: int) -> Preview:
-        """See ``Subject``."""
+        """See ``Target``."""
         from commprof.launch.model_memory import model_memory
         from commprof.workloads.host_memory import available_bytes
 
@@ -137,7 +137,7 @@ class WorkloadSubject:
         )
 
     def exit_code(self, error: RankFailedError) -> int:
-        """See ``Subject``."""
+        """See ``Target``."""
         return error.exit_code
 
     def _job(self, world_size: int, directory: Path) -> Any:
@@ -178,7 +178,7 @@ class WorkloadSubject:
         return parse_trial(self._args.trial).steps
 
 
-class ScriptSubject:
+class ScriptTarget:
     """The user's script or module, unchanged."""
 
     def __init__(self, args: argparse.Namespace) -> None:
@@ -190,7 +190,7 @@ class ScriptSubject:
         self.strategy = ""
 
     def check(self, world_sizes: list[int], rendezvous: Rendezvous) -> str:
-        """See ``Subject``."""
+        """See ``Target``."""
         given = [
             "--" + name.replace("_", "-")
             for name in _WORKLOAD_OPTIONS
@@ -208,11 +208,11 @@ class ScriptSubject:
         return f"python {shlex.join(self._command)}"
 
     def settings(self) -> dict[str, Any]:
-        """See ``Subject``."""
+        """See ``Target``."""
         return {"script": self._command, **_asked(self._args)}
 
     def launch(self, world_size: int, directory: Path, rendezvous: Rendezvous) -> None:
-        """See ``Subject``."""
+        """See ``Target``."""
         from commprof.launch.attempts import run_attempts
 
         launch_script = _elastic().launch_script
@@ -226,7 +226,7 @@ class ScriptSubject:
         )
 
     def preview(self, world_size: int, directory: Path, local_ranks: int) -> Preview:
-        """See ``Subject``."""
+        """See ``Target``."""
         return Preview(
             f"python -u {shlex.join(self._command)}",
             self._environment(world_size, directory),

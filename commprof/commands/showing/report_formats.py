@@ -20,7 +20,7 @@ from commprof.analysis.verdict import verdict
 from commprof.commands.running.price import add_price_arguments, price_of
 from commprof.errors import CommprofError, UsageError
 from commprof.invocation import quoted
-from commprof.report.export.rows import CANDIDATES, TABLES
+from commprof.report.export.rows import CANDIDATES, TABLES, as_csv, as_parquet
 from commprof.report.plain_text import printable
 from commprof.trace.run.run_directory import PREDICTIONS_FILE, strategy_directories
 from commprof.trials.found import analyse_trial
@@ -28,6 +28,7 @@ from commprof.trials.found import analyse_trial
 if TYPE_CHECKING:
     from commprof.analysis.predicted import Predictions
     from commprof.report.full_report import FullReport
+
 
 #: Formats that hold rows.
 _ROWS = ("csv", "parquet")
@@ -100,9 +101,7 @@ def rendered(args: argparse.Namespace) -> str | bytes:
         from commprof.report.html import page
 
         return page.render(report, trial)
-    from commprof.report.export import as_csv, as_parquet
-
-    render = as_csv.render if args.format == "csv" else as_parquet.render
+    render = as_csv if args.format == "csv" else as_parquet
     return render(report, args.rows or "", trial)
 
 

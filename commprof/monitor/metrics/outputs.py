@@ -9,16 +9,20 @@ import errno
 import json
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from commprof.files import replace_file
 from commprof.monitor.metrics.endpoint import Endpoint
-from commprof.monitor.metrics.exposition import exposition
-from commprof.monitor.metrics.metrics import flat, samples
+from commprof.monitor.metrics.metrics import Sample, flat, samples
 from commprof.monitor.metrics.tensorboard import EventFile
 from commprof.monitor.state import JobState
+
+if TYPE_CHECKING:
+    from prometheus_client import Metric
 
 
 class Output(Protocol):
@@ -136,3 +140,33 @@ def write_to(output: Output, state: JobState, complain: Callable[[str], None]) -
         output.write(state)
     except OSError as error:
         complain(f"{type(output).__name__}: {error}")
+
+
+def exposition(samples: Iterable[Sample]) -> bytes:
+    """Returns the text of the samples, which come metric by metric."""
+    from prometheus_client import generate_latest
+    from prometheus_client.registry import Collector
+
+    class Collected(Collector):
+        def collect(self) -> Iterator[Metric]:
+            return _families(samples)
+
+    return generate_latest(Collected())
+
+
+def _families(samples: Iterable[Sample]) -> Iterator[Metric]:
+    """Yields what the library makes of each metric."""
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+    for metric, group in groupby(samples, key=attrgetter("metric")):
+        found = list(group)
+        kind = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
+        family = kind(metric.name, metric.help, labels=list(found[0].labels))
+        for sample in found:
+            family.add_metric([_encodable(text) for text in sample.labels.values()], sample.value)
+        yield family
+
+
+def _encodable(text: str) -> str:
+    """Returns the text without surrogates, which the library would raise for."""
+    return text.encode("utf-8", "replace").decode()

@@ -2,9 +2,60 @@
 
 from __future__ import annotations
 
+import argparse
+import os
+import signal
 import sys
+from pathlib import Path
+from types import FrameType
 
-from commprof.monitor.watchdog.command import main
+from commprof import invocation
+from commprof.errors import CommprofError
+from commprof.monitor.watchdog.thresholds import AUTO, parse_threshold
+from commprof.monitor.watchdog.watchdog import watch
+
+_DESCRIPTION = """\
+Watches a job from outside of its ranks: what it hangs on and whose fault that is, ranks that are
+out of step, and lasting changes of its speed. commprof run --watchdog starts it; it can be started
+by hand beside a job that records into DIR, and ended at any time: the job does not notice.
+"""
+
+
+def main() -> int:
+    """Watches until the job, or the launcher, is over."""
+    parser = argparse.ArgumentParser(
+        prog=invocation.module("commprof.monitor.watchdog"),
+        description=_DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("directory", type=Path, metavar="DIR", help="where the traces are")
+    parser.add_argument(
+        "--threshold", default=AUTO, help="seconds, or auto: learnt from the run (default: auto)"
+    )
+    parser.add_argument("--parent", type=int, metavar="PID", help="end when this process has")
+    parser.add_argument("--quiet", action="store_true", help="write files only")
+    args = parser.parse_args()
+    # A group of its own: Ctrl-C is for the job, which ends the watchdog when it is done.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, _end)
+    os.nice(5)  # ranks that compute come first
+    try:
+        watch(
+            args.directory,
+            parse_threshold(args.threshold),
+            parent=args.parent,
+            quiet=args.quiet,
+        )
+    except CommprofError as error:
+        print(f"commprof watchdog: {error}", file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    """Ends the loop, and py-spy with it, in an orderly way."""
+    raise SystemExit(0)
+
 
 if __name__ == "__main__":
     sys.exit(main())

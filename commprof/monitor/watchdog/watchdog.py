@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from commprof.monitor.watchdog.duties import AnomalyDuty, Duty, HangDuty, MismatchDuty
 from commprof.monitor.watchdog.feed import RankFeed
 from commprof.monitor.watchdog.log import Log
+from commprof.monitor.watchdog.tasks import AnomalyTask, HangTask, MismatchTask, WatchTask
 from commprof.monitor.watchdog.thresholds import Threshold
 from commprof.trace.run.endings import rank_and_attempt
 
@@ -27,11 +27,11 @@ _GRACE_S = 0.6
 class Job:
     """The ranks whose traces are in one directory."""
 
-    def __init__(self, directory: Path, duties: Callable[[Path], list[Duty]]) -> None:
-        """duties: makes them for the directory; anew for each attempt of an elastic job."""
+    def __init__(self, directory: Path, tasks: Callable[[Path], list[WatchTask]]) -> None:
+        """tasks: makes them for the directory; anew for each attempt of an elastic job."""
         self.directory = directory
-        self._make = duties
-        self._duties = duties(directory)
+        self._make = tasks
+        self._tasks = tasks(directory)
         self._attempt = 0
         self._feeds: dict[Path, RankFeed] = {}
         self._passed: set[Path] = set()
@@ -54,18 +54,18 @@ class Job:
                 self._feeds[path] = RankFeed(path)
 
     def look(self, now_ns: int) -> None:
-        """Looks at all ranks and does the duties."""
+        """Looks at all ranks and does the tasks."""
         for feed in self._feeds.values():
             feed.look()
         newest = max((feed.attempt for feed in self._feeds.values()), default=0)
         if newest > self._attempt:
             self._restart(newest)
         current = [feed for feed in self._feeds.values() if feed.state is not None]
-        for duty in self._duties:
-            duty.look(current, now_ns)
+        for task in self._tasks:
+            task.look(current, now_ns)
 
     def end(self) -> None:
-        """Finishes the duties and closes everything."""
+        """Finishes the tasks and closes everything."""
         self._finish()
         for feed in self._feeds.values():
             feed.close()
@@ -79,11 +79,11 @@ class Job:
                 self._passed.add(path)
                 del self._feeds[path]
         self._finish()
-        self._duties = self._make(self.directory)
+        self._tasks = self._make(self.directory)
 
     def _finish(self) -> None:
-        for duty in self._duties:
-            duty.finish()
+        for task in self._tasks:
+            task.finish()
 
 
 def watch(
@@ -102,9 +102,9 @@ def watch(
         quiet: nothing on stderr.
     """
 
-    def duties(place: Path) -> list[Duty]:
+    def tasks(place: Path) -> list[WatchTask]:
         log = Log(place, quiet)
-        return [HangDuty(place, Threshold(threshold_s), log), MismatchDuty(log), AnomalyDuty(log)]
+        return [HangTask(place, Threshold(threshold_s), log), MismatchTask(log), AnomalyTask(log)]
 
     jobs: dict[Path, Job] = {}
     last_alive = time.monotonic()
@@ -112,7 +112,7 @@ def watch(
     try:
         while parent is None or os.getppid() == parent or any(j.alive for j in jobs.values()):
             if turn % _SEARCH_EVERY == 0:
-                _search(directory, jobs, duties)
+                _search(directory, jobs, tasks)
             turn += 1
             for job in jobs.values():
                 job.look(time.monotonic_ns())
@@ -129,10 +129,12 @@ def watch(
             job.end()
 
 
-def _search(directory: Path, jobs: dict[Path, Job], duties: Callable[[Path], list[Duty]]) -> None:
+def _search(
+    directory: Path, jobs: dict[Path, Job], tasks: Callable[[Path], list[WatchTask]]
+) -> None:
     """Directories that hold traces: that one, and those of further jobs in it."""
     for place in (directory, *sorted(directory.glob("job_*"))):
         if place not in jobs and any(place.glob("rank_*.trace")):
-            jobs[place] = Job(place, duties)
+            jobs[place] = Job(place, tasks)
     for job in jobs.values():
         job.search()

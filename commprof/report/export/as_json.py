@@ -24,7 +24,7 @@ from commprof.analysis.step.overhead import Overhead
 from commprof.analysis.strategies import StrategyRow
 from commprof.analysis.verdict import Verdict
 from commprof.analysis.world import WorldResult
-from commprof.report.trial.as_json import trial_dict
+from commprof.report.trial import trial_dict
 from commprof.shapes import plain
 from commprof.trials.result import TrialResult
 

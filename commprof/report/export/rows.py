@@ -1,4 +1,4 @@
-"""A run as flat rows, for a spreadsheet or a data frame: every column a name with its unit.
+"""A run as flat rows, and these as CSV and Parquet: every column is a name with its unit.
 
 Four tables: ``worlds`` (a row per world size), ``ranks`` (per rank), ``steps`` (per rank and
 measured step) and ``collectives`` (per kind of call). A trial has a fifth, ``candidates``, and not
@@ -7,18 +7,24 @@ the first two: means over steps that candidates shared would be nobody's.
 
 from __future__ import annotations
 
+import csv
 import dataclasses
+import io
+import math
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from commprof import invocation
 from commprof.analysis.collectives.kinds import CollectiveRow, Spread
 from commprof.analysis.rank_summary import StepParts
 from commprof.analysis.step.detail import PARTS
 from commprof.errors import UsageError
+from commprof.report.plain_text import printable
 
 if TYPE_CHECKING:
     from commprof.report.full_report import FullReport
     from commprof.trials.result import TrialResult
+
 
 Row = dict[str, Any]
 
@@ -46,7 +52,7 @@ def rows(report: FullReport, table: str, trial: TrialResult | None = None) -> li
             f"{', '.join(table_names(trial))}"
         )
     if trial is not None and table == CANDIDATES:
-        from commprof.report.trial.rows import candidate_rows
+        from commprof.report.trial import candidate_rows
 
         return list(candidate_rows(trial))
     return list(TABLES[table](report))
@@ -167,3 +173,62 @@ TABLES: dict[str, Callable[[FullReport], Iterator[Row]]] = {
     "steps": _steps,
     "collectives": _collectives,
 }
+
+
+#: What a spreadsheet takes for a formula.
+_FORMULA = ("=", "+", "-", "@")
+
+
+def as_csv(report: FullReport, table: str, trial: TrialResult | None = None) -> str:
+    """The rows as CSV (RFC 4180, but with newlines as line ends), with a line of column names.
+
+    Figures that do not exist are empty. No rows: no text.
+
+    Raises:
+        UsageError: see ``rows``.
+    """
+    found = rows(report, table, trial)
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    for row in found[:1]:
+        writer.writerow(row)
+    writer.writerows([_csv_cell(value) for value in row.values()] for row in found)
+    return text.getvalue()
+
+
+def _csv_cell(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return ""
+    if isinstance(value, str):
+        value = printable(value)
+        return f"'{value}" if value.startswith(_FORMULA) else value
+    return value
+
+
+def as_parquet(report: FullReport, table: str, trial: TrialResult | None = None) -> bytes:
+    """The rows as a Parquet file, through pyarrow; figures that do not exist are null.
+
+    Raises:
+        UsageError: pyarrow is not installed; or see ``rows``.
+    """
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError:
+        raise UsageError(
+            "--format parquet needs pyarrow, which is not installed: "
+            f"{invocation.pip('pyarrow')}, or take --format csv"
+        ) from None
+    found = [
+        {name: _parquet_cell(value) for name, value in row.items()}
+        for row in rows(report, table, trial)
+    ]
+    buffer = io.BytesIO()
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(found), buffer)
+    return buffer.getvalue()
+
+
+def _parquet_cell(value: Any) -> Any:
+    if isinstance(value, str):
+        return printable(value)
+    return None if isinstance(value, float) and not math.isfinite(value) else value

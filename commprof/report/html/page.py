@@ -19,23 +19,14 @@ from commprof.report.full_report import ComparedStrategies, FullReport
 from commprof.report.html.data import MOST_BYTES, page_data
 from commprof.report.html.templates import rendered
 from commprof.report.sections.setup import setup_text
-from commprof.report.strategies.document import strategy_sections
+from commprof.report.strategies import strategy_sections
 from commprof.trials.result import TrialResult
 
 #: In this order: later ones use what earlier ones define.
 SCRIPTS = (
-    *("dom.js", "tooltip.js", "worlds.js", "bars.js", "scaling.js", "trial.js", "steps.js"),
-    "heatmap.js",
-    *(
-        "lanes.js",
-        "timeline_view.js",
-        "timeline_draw.js",
-        "timeline_input.js",
-        "timeline.js",
-        "main.js",
-    ),
+    *("dom.js", "worlds.js", "bars.js", "scaling.js", "trial.js", "steps.js", "lanes.js"),
+    *("timeline.js", "main.js"),
 )
-STYLES = ("page.css", "charts.css")
 
 #: Sections whose picture comes before their table.
 _PICTURES = {"trial", "step", "scaling", "steps", "timeline"}
@@ -60,7 +51,7 @@ def render_strategies(compared: ComparedStrategies) -> str:
 
 def _page(context: Mapping[str, Any], parts: Sequence[Section], data: Callable[[int], str]) -> str:
     """The page; ``data`` is asked for the figures in as many bytes as the rest leaves."""
-    style, script = Markup(_joined(STYLES)), _joined(SCRIPTS)
+    style, script = Markup(_joined("page.css", "charts.css")), _joined(*SCRIPTS)
     text = rendered(
         "page.html",
         context={"command": "", **context},
@@ -76,6 +67,6 @@ def _page(context: Mapping[str, Any], parts: Sequence[Section], data: Callable[[
     return before + data(max(room, _LEAST_DATA_BYTES)) + after
 
 
-def _joined(names: tuple[str, ...]) -> str:
+def _joined(*names: str) -> str:
     package = files("commprof.report.html")
     return "".join(package.joinpath(name).read_text(encoding="utf-8") for name in names)

@@ -1,3 +1,316 @@
+// Which part of the timeline shows, where its rows are, and what is under a point.
+
+const GUTTER = 64;
+const AXIS = 22;
+const STEP_HEIGHT = 13;
+const PHASE_HEIGHT = 14;
+const WAITING_HEIGHT = 6;
+const LANE_HEIGHT = 14;
+const ROW_GAP = 10;
+const SHORTEST = 20; // µs: no use in zooming in further
+
+function makeView(timeline) {
+  let y = AXIS;
+  const rows = timeline.ranks.map((rank) => {
+    const top = y + STEP_HEIGHT;
+    y += STEP_HEIGHT + PHASE_HEIGHT + WAITING_HEIGHT + rank.lanes * LANE_HEIGHT + ROW_GAP;
+    return { rank, top, bottom: y };
+  });
+  return { timeline, rows, height: y, width: 0, from: 0, to: timeline.length, chosen: null };
+}
+
+function xOf(view, time) {
+  return GUTTER + ((time - view.from) / (view.to - view.from)) * (view.width - GUTTER);
+}
+
+function timeAt(view, x) {
+  return view.from + ((x - GUTTER) / (view.width - GUTTER)) * (view.to - view.from);
+}
+
+/** Shows [from, to], moved and cut so that it lies in the timeline. */
+function show(view, from, to) {
+  const length = Math.min(view.timeline.length, Math.max(SHORTEST, to - from));
+  view.from = Math.max(0, Math.min(view.timeline.length - length, from));
+  view.to = view.from + length;
+}
+
+/** Larger factors show less; the time at `x` stays where it is. */
+function zoom(view, factor, x = GUTTER + (view.width - GUTTER) / 2) {
+  const fixed = timeAt(view, Math.max(GUTTER, x));
+  show(view, fixed - (fixed - view.from) / factor, fixed + (view.to - fixed) / factor);
+}
+
+function pan(view, share) {
+  const by = (view.to - view.from) * share;
+  show(view, view.from + by, view.to + by);
+}
+
+/** The i-th step that is here, over all ranks. */
+function stepWindow(view, i) {
+  const spans = view.timeline.ranks.map((rank) => rank.steps[i]).filter(Boolean);
+  return [Math.min(...spans.map((s) => s.begin)), Math.max(...spans.map((s) => s.end))];
+}
+
+/** The step in the middle of what shows. */
+function stepShown(view) {
+  const middle = (view.from + view.to) / 2;
+  const steps = view.timeline.ranks[0]?.steps ?? [];
+  const at = steps.findIndex((step) => middle < step.end);
+  return at < 0 ? steps.length - 1 : at;
+}
+
+/** Keeps a chosen collective in sight. */
+function bringInto(view, flight) {
+  const length = view.to - view.from;
+  if (flight.begin < view.from || flight.end > view.to) {
+    const middle = (flight.begin + flight.end) / 2;
+    show(view, middle - length / 2, middle + length / 2);
+  }
+}
+
+/** {rank, flight}, {rank, phase}, {rank, waiting} or null. */
+function hit(view, x, y) {
+  const row = view.rows.find((each) => y >= each.top && y < each.bottom);
+  if (!row || x < GUTTER) return null;
+  const slack = ((view.to - view.from) / (view.width - GUTTER)) * 2;
+  const at = timeAt(view, x);
+  const covers = (span) => at >= span.begin - slack && at <= span.end + slack;
+  const below = y - row.top;
+  if (below < PHASE_HEIGHT) {
+    const phase = row.rank.phases.find(covers);
+    return phase ? { rank: row.rank, phase } : null;
+  }
+  if (below < PHASE_HEIGHT + WAITING_HEIGHT) {
+    const waiting = row.rank.waiting.find(covers);
+    return waiting ? { rank: row.rank, waiting } : null;
+  }
+  const lane = Math.floor((below - PHASE_HEIGHT - WAITING_HEIGHT) / LANE_HEIGHT);
+  const flight = row.rank.flights.find((each) => each.lane === lane && covers(each));
+  return flight ? { rank: row.rank, flight } : null;
+}
+
+// Draws what shows of the timeline on a canvas.
+
+function drawTimelineOn(canvas, view) {
+  const scale = devicePixelRatio || 1;
+  canvas.width = Math.round(view.width * scale);
+  canvas.height = Math.round(view.height * scale);
+  canvas.style.height = `${view.height}px`;
+  const pen = canvas.getContext("2d");
+  pen.scale(scale, scale);
+  pen.font = "12px system-ui, sans-serif";
+  const theme = Object.fromEntries(
+    ["text", "faint", "grid", "background", "data", "forward", "backward", "optimizer", "other",
+      "waiting", "negotiate", "queue", "wait", "wire", "unsplit", "focus"]
+      .map((name) => [name, colour(name)]),
+  );
+  drawAxis(pen, view, theme);
+  for (const row of view.rows) {
+    drawRow(pen, view, row, theme);
+  }
+}
+
+function drawAxis(pen, view, theme) {
+  const every = tickStep((view.to - view.from) / 1000, Math.max(2, view.width / 120)) * 1000;
+  const tickText = tickTexts(every / 1000, view.to / 1000);
+  pen.textBaseline = "middle";
+  for (let at = Math.ceil(view.from / every) * every; at <= view.to; at += every) {
+    const x = xOf(view, at);
+    pen.fillStyle = theme.grid;
+    pen.fillRect(x, AXIS - 4, 1, view.height - AXIS);
+    pen.fillStyle = theme.faint;
+    pen.fillText(tickText(at / 1000), Math.min(x + 3, view.width - 64), 9);
+  }
+}
+
+function drawRow(pen, view, row, theme) {
+  const { rank, top } = row;
+  pen.save();
+  pen.beginPath();
+  pen.rect(GUTTER, top, view.width - GUTTER, row.bottom - top);
+  pen.clip();
+  for (const phase of rank.phases) {
+    const name = view.timeline.phases[phase.code] ?? "other";
+    box(pen, view, phase, top, PHASE_HEIGHT - 1, theme[name] ?? theme.other);
+    label(pen, view, phase, top, PHASE_HEIGHT, name, theme);
+  }
+  for (const span of rank.waiting) {
+    box(pen, view, span, top + PHASE_HEIGHT, WAITING_HEIGHT - 1, theme.waiting);
+  }
+  for (const flight of rank.flights) {
+    drawFlight(pen, view, row, flight, theme);
+  }
+  pen.restore();
+  pen.save();
+  pen.beginPath();
+  pen.rect(GUTTER, top - STEP_HEIGHT, view.width - GUTTER, row.bottom - top + STEP_HEIGHT);
+  pen.clip();
+  rank.steps.forEach((step, i) => {
+    box(pen, view, { begin: step.begin, end: step.begin }, top - STEP_HEIGHT, row.bottom - top - 4, theme.faint);
+    label(pen, view, step, top - STEP_HEIGHT, STEP_HEIGHT, `step ${view.timeline.steps[i]}`, theme, theme.faint);
+  });
+  pen.restore();
+  pen.fillStyle = theme.text;
+  pen.fillText(`rank ${rank.rank}`, 2, top + PHASE_HEIGHT);
+}
+
+function drawFlight(pen, view, row, flight, theme) {
+  if (flight.end < view.from || flight.begin > view.to) return;
+  const y = row.top + PHASE_HEIGHT + WAITING_HEIGHT + flight.lane * LANE_HEIGHT;
+  if (!flight.parts) {
+    box(pen, view, flight, y, LANE_HEIGHT - 2, theme.unsplit);
+  } else {
+    let begin = flight.begin;
+    flight.parts.forEach((length, i) => {
+      if (length > 0) {
+        box(pen, view, { begin, end: begin + length }, y, LANE_HEIGHT - 2, theme[FLIGHT_PARTS[i]]);
+      }
+      begin += length;
+    });
+  }
+  label(pen, view, flight, y, LANE_HEIGHT - 1, shortText(view.timeline, flight), theme);
+  if (view.chosen && view.chosen.collective === flight.collective) {
+    const x = xOf(view, flight.begin);
+    pen.strokeStyle = theme.focus;
+    pen.lineWidth = 2;
+    pen.strokeRect(x - 1, y - 1, Math.max(3, xOf(view, flight.end) - x + 2), LANE_HEIGHT);
+  }
+}
+
+/** Text at the begin of what shows of a span, where it has room for it. */
+function label(pen, view, span, y, height, text, theme, fill = theme.background) {
+  const x = xOf(view, Math.max(span.begin, view.from));
+  const room = xOf(view, Math.min(span.end, view.to)) - x - 4;
+  if (room < 12) return;
+  pen.save();
+  pen.font = `${height - 3}px system-ui, sans-serif`;
+  if (pen.measureText(text).width <= room) {
+    pen.fillStyle = fill;
+    pen.fillText(text, x + 3, y + height / 2);
+  }
+  pen.restore();
+}
+
+/** A span as a box, never narrower than can be seen. */
+function box(pen, view, span, y, height, fill) {
+  if (span.end < view.from || span.begin > view.to) return;
+  const x = xOf(view, Math.max(span.begin, view.from));
+  const end = xOf(view, Math.min(span.end, view.to));
+  pen.fillStyle = fill;
+  pen.fillRect(x, y, Math.max(0.7, end - x), height);
+}
+
+// Pointer and keys over the timeline.
+
+function pointed(state) {
+  const { canvas } = state;
+  let drag = null;
+  const place = (event) => {
+    const bounds = canvas.getBoundingClientRect();
+    return [event.clientX - bounds.left, event.clientY - bounds.top];
+  };
+  canvas.addEventListener("pointerdown", (event) => {
+    drag = { x: event.clientX, moved: false };
+    canvas.setPointerCapture(event.pointerId);
+  });
+  canvas.addEventListener("pointermove", (event) => {
+    if (drag) dragged(state, drag, event.clientX);
+    else hover(state, hit(state.view, ...place(event)), event);
+  });
+  canvas.addEventListener("pointerup", (event) => {
+    if (drag && !drag.moved) {
+      const found = hit(state.view, ...place(event));
+      choose(state, found && found.flight ? found : null);
+    }
+    drag = null;
+  });
+  canvas.addEventListener("pointercancel", () => (drag = null));
+  canvas.addEventListener("pointerleave", hideTooltip);
+  canvas.addEventListener("blur", hideTooltip);
+  canvas.addEventListener("wheel", (event) => {
+    if (!event.ctrlKey && !event.metaKey) return; // the page scrolls
+    event.preventDefault();
+    changed(state, () => zoom(state.view, event.deltaY < 0 ? 1.25 : 0.8, place(event)[0]));
+  }, { passive: false });
+}
+
+function dragged(state, drag, x) {
+  if (!drag.moved && Math.abs(x - drag.x) < 4) return;
+  drag.moved = true;
+  changed(state, () => pan(state.view, (drag.x - x) / (state.view.width - GUTTER)));
+  drag.x = x;
+}
+
+function hover(state, found, event) {
+  if (!found) return hideTooltip();
+  const lines = found.flight
+    ? flightLines(state.view.timeline, found.rank.rank, found.flight)
+    : spanLines(state.view.timeline, found);
+  showTooltip(lines, event.clientX, event.clientY);
+}
+
+function spanLines(timeline, { rank, phase, waiting }) {
+  if (waiting) {
+    return [`the training thread waits on rank ${rank.rank}`, time((waiting.end - waiting.begin) / 1000)];
+  }
+  const name = timeline.phases[phase.code] ?? "other";
+  return [`${name} on rank ${rank.rank}`, `${time((phase.end - phase.begin) / 1000)}, waiting included`];
+}
+
+function keyed(state, event) {
+  const { view } = state;
+  const acts = {
+    ArrowLeft: () => pan(view, -0.2),
+    ArrowRight: () => pan(view, 0.2),
+    "+": () => zoom(view, 1.5),
+    "=": () => zoom(view, 1.5),
+    "-": () => zoom(view, 1 / 1.5),
+    Home: () => show(view, 0, view.timeline.length),
+    PageDown: () => neighbour(state, 1),
+    PageUp: () => neighbour(state, -1),
+    n: () => chooseNext(state, 1),
+    p: () => chooseNext(state, -1),
+    ArrowDown: () => chooseRank(state, 1),
+    ArrowUp: () => chooseRank(state, -1),
+    Escape: () => choose(state, null),
+  };
+  const act = acts[event.key] ?? acts[event.key.toLowerCase()];
+  if (!act || event.ctrlKey || event.metaKey || event.altKey) return;
+  event.preventDefault();
+  changed(state, act);
+}
+
+/** The next collective of the chosen rank, or the first one that shows. */
+function chooseNext(state, way) {
+  const { view } = state;
+  const rank = view.chosenRank ?? view.timeline.ranks[0];
+  if (!rank || !rank.flights.length) return;
+  const at = rank.flights.indexOf(view.chosen);
+  const first = rank.flights.findIndex((flight) => flight.begin >= view.from);
+  const next = at < 0 ? Math.max(0, first) : at + way;
+  const flight = rank.flights[Math.max(0, Math.min(rank.flights.length - 1, next))];
+  announce(state, { rank, flight });
+}
+
+/** The same collective on another rank. */
+function chooseRank(state, way) {
+  const { view } = state;
+  if (!view.chosen) return chooseNext(state, 1);
+  const ranks = view.timeline.ranks;
+  const rank = ranks[ranks.indexOf(view.chosenRank) + way];
+  const same = rank && rank.flights.find((each) => each.collective === view.chosen.collective);
+  if (same) announce(state, { rank, flight: same });
+}
+
+function announce(state, found) {
+  choose(state, found);
+  const bounds = state.canvas.getBoundingClientRect();
+  const row = state.view.rows.find((each) => each.rank === found.rank);
+  const x = Math.max(GUTTER, xOf(state.view, found.flight.begin));
+  const lines = flightLines(state.view.timeline, found.rank.rank, found.flight);
+  showTooltip(lines, bounds.left + x, bounds.top + row.bottom - ROW_GAP);
+}
+
 // The timeline's controls: buttons, wheel, drag, keys; and the table of the chosen collective.
 
 let showStep = () => {};

@@ -1,4 +1,4 @@
-"""What the driver said of each rank's GPU, as a table."""
+"""Each rank's device: what its driver said of it, and what it did in a step, as tables."""
 
 from __future__ import annotations
 
@@ -34,3 +34,40 @@ def _cells(rank: int, device: DeviceTelemetry) -> tuple[str, ...]:
     limits = [f"{name} {share:.0%}" for name, share in device.limited.items() if share > 0]
     limited = ", ".join(limits) or ("no" if device.limited else "-")
     return (str(rank), *map(three_digits, values), limited)
+
+
+KERNEL_TITLE = "Kernels of each rank"
+
+KERNEL_LEGEND = """\
+Mean per step in ms, of the largest world size. communication: kernels of communication ran;
+compute: others ran; busy: any did; idle: none did; each moment once, however many streams. exposed:
+communication ran and no other kernel nor copy within the device did. wait: sum over the
+communication kernels, until the last rank had begun the same one; transfer: from there to their
+end; unsplit: of kernels for which that is not known."""
+
+_KERNEL_HEADERS = (
+    *("rank", "step", "communi-\ncation", "= wait", "+ trans-\nfer", "+ un-\nsplit"),
+    *("exposed", "compute", "busy", "idle"),
+)
+
+
+def kernel_times_grid(worlds: Sequence[WorldResult]) -> Grid | None:
+    """A row per rank of the largest world size; None where no recording holds kernels."""
+    ranks = worlds[-1].ranks if worlds else ()
+    rows = [
+        (
+            rank.rank,
+            three_digits(rank.parts.step_ms),
+            three_digits(times.communication_ms),
+            three_digits(times.wait_ms),
+            three_digits(times.wire_ms),
+            three_digits(times.unsplit_ms),
+            three_digits(rank.parts.exposed_ms),
+            three_digits(times.compute_ms),
+            three_digits(times.busy_ms),
+            three_digits(times.idle_ms),
+        )
+        for rank in ranks
+        if (times := rank.kernels) is not None
+    ]
+    return Grid(rows, _KERNEL_HEADERS) if rows else None

@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from commprof.analysis.collectives.calls import DEFAULT_GLOO_THREADS
 from commprof.trace import schema
-from tests.support.builders.coverage.coverage import CASES
+from tests.support.builders.coverage import CASES
 from tests.support.machines.ranks import run_module
 
 PAGE = Path(__file__).parents[3] / "docs" / "your_job.md"

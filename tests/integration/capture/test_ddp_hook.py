@@ -1,12 +1,15 @@
-"""``commprof.attach``: each rank asserts, in ``tests/support/ranks/capture/ddp_hooks.py``."""
+"""``commprof.attach`` and ``commprof run --bucket-cap-mb``, on real ranks."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
+from tests.support.machines.commands import RUN, call
 from tests.support.machines.ranks import run_module
+from tests.support.ranks.plain_script import LAYER_BYTES, plain_script
 
 pytestmark = pytest.mark.slow
 
@@ -19,3 +22,20 @@ def test_attach_keeps_its_promises(
     outputs = run_module("tests.support.ranks.capture.ddp_hooks", [str(tmp_path)], 2)
     for output in outputs:
         assert output.count("COMMPROF_NATIVE=0 is set") == (native == "0")
+
+
+@pytest.mark.slow
+def test_a_script_s_buckets_are_cut_as_asked(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    # 1.05 MB of gradients, which fit into one bucket of DDP's own.
+    script.write_text(plain_script(layers=4))
+    options = ("--nproc", "2", "--bucket-cap-mb", "0.3", "--output", str(tmp_path / "run"))
+    ended = call(*RUN, *options, str(script), timeout_s=120)
+    assert ended.returncode == 0, ended.stderr
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert result["context"]["bucket_cap_mb"] == 0.3
+    rows = result["runs"][0]["aggregated_metrics"]["collectives"]
+    buckets = [row for row in rows if row["op"] == "all_reduce"]
+    assert sum(row["calls_per_step"] for row in buckets) >= 2
+    # A bucket is closed by the first gradient that reaches the cap.
+    assert max(row["size_bytes"][1] for row in buckets) <= 0.3 * 2**20 + LAYER_BYTES

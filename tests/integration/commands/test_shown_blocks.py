@@ -27,7 +27,7 @@ from tests.support.ranks.shown_python import run_block
 
 pytestmark = pytest.mark.slow
 
-TWO_HOSTS = "needs two hosts: tests/integration/hosts/test_machines.py"
+TWO_HOSTS = "needs two hosts: tests/integration/hosts/test_between_hosts.py"
 SETS_UP = "sets up an environment, as .ci/run does before these tests"
 NCCL_TESTS = "needs what nccl-tests printed: tests/unit/recordings"
 PROFILER_TRACES = "needs what torch.profiler wrote: tests/unit/recordings"
@@ -68,7 +68,7 @@ NOT_RUN_KINDS = {
 NEEDS = {"--workload lora": "peft", "lora:size=7b": "peft", "data=digits": "sklearn"}
 #: Blocks that show what something prints, or a picture, by page and first line.
 OUTPUT = {
-    ("README.md", "Recording: dlrm_8xV100.tar.gz"): "tests/unit/doors/test_readme.py",
+    ("README.md", "Recording: dlrm_8xV100.tar.gz"): "tests/unit/entry_points/test_readme.py",
     ("docs/architecture.md", "training process"): "a picture",
     ("docs/architecture.md", "file header"): "a picture",
     ("docs/reading.md", "SCALING.md: 1 finding"): "output",
@@ -81,7 +81,7 @@ OUTPUT = {
     ("docs/monitoring.md", "Collective 45 of group"): "output",
 }
 _TYPED = re.compile(r"(\$ )?(\w+=\S+ )*(python|torchrun|commprof|make|pip|echo|eval|kill|srun) ")
-_OURS = re.compile(r"(?:python -m )?commprof(?:\.(?P<door>run|microbench))? (?P<rest>[^>|;$]*)$")
+_OURS = re.compile(r"(?:python -m )?commprof(?:\.(?P<entry>run|microbench))? (?P<rest>[^>|;$]*)$")
 TORCHRUN = "-m torch.distributed.run --standalone"
 #: What starts Python after Python and needs nothing of a shell. `env` becomes the next command.
 _LAUNCHES = re.compile(
@@ -221,7 +221,7 @@ def run_line(line: str, here: Path) -> int:
         return done.returncode
     words = shlex.split(ours["rest"])
     try:
-        return main([ours["door"], *words] if ours["door"] else words)
+        return main([ours["entry"], *words] if ours["entry"] else words)
     except SystemExit as end:
         return int(end.code or 0)
 

@@ -15,6 +15,7 @@ from commprof import _native
 from commprof.trace import columns
 from commprof.trace.reader import read_trace
 from tests.support.machines.commands import RUN, TORCHRUN, call, fork
+from tests.support.machines.faults import interrupts
 from tests.support.machines.faults.faults import SCRIPT, report_on
 from tests.support.machines.faults.launcher_faults import no_cgroup, out_of_memory
 from tests.support.machines.launched import Launched, launch, run_of, steps_in
@@ -95,3 +96,29 @@ def test_two_jobs_in_one_directory(tmp_path: Path) -> None:
     refused = call(*RUN, "--nproc", "1", "--output", str(out), str(SCRIPT), "none", "3")
     assert refused.returncode == 2
     assert "is not empty" in refused.stderr
+
+
+PARTS = 4
+
+
+@pytest.fixture(scope="module")
+def lengths_s(tmp_path_factory: pytest.TempPathFactory) -> dict[str, float]:
+    places = {kind: tmp_path_factory.mktemp(kind) for kind in interrupts.KINDS}
+    return {kind: interrupts.length_s(kind, place) for kind, place in places.items()}
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+@pytest.mark.parametrize("kind", list(interrupts.KINDS))
+def test_ctrl_c_at_any_moment(
+    kind: str, part: int, lengths_s: dict[str, float], tmp_path: Path
+) -> None:
+    chance = random.Random(f"{kind} {part}")
+    after_s = interrupts.moment_s(lengths_s[kind], part, PARTS, chance)
+    assert interrupts.interrupt(kind, after_s, tmp_path).complaint() == ""
+
+
+def test_whose_traceback_it_is() -> None:
+    script = 'Traceback (most recent call last):\n  File "{}", line 1\nKeyboardInterrupt\n'
+    theirs = script.format(interrupts.SCRIPT)
+    ours = script.format(f"{interrupts._PACKAGE}commands/run.py")
+    assert interrupts.own_tracebacks(f"before\n{theirs}{ours}after\n") == [f"{ours}after\n"]

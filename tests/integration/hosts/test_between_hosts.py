@@ -1,18 +1,21 @@
-"""Two and four hosts on 1 Gbit/s links: what the run table says of them, against the interfaces."""
+"""Two and four hosts on 1 Gbit/s links: what the run table says of them, against the interfaces.
+
+And one job over two launchers that share a directory, as on two machines.
+"""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from tests.support.machines import netns
+from tests.support.machines.commands import finish, start
 from tests.support.machines.host_runs import run_on_each
+from tests.support.machines.ranks import free_port
 
-pytestmark = [
-    pytest.mark.needs_netns,
-    pytest.mark.slow,
-]
+pytestmark = pytest.mark.slow
 
 STEPS = 20
 WORKLOAD = "timed:layers=3,backward_ms=20/10/5,gradient_mb=2,bucket_cap_mb=0.1"
@@ -26,6 +29,7 @@ def table_row(text: str, ranks: int) -> list[str]:
     return row
 
 
+@pytest.mark.needs_netns
 @pytest.mark.parametrize(("count", "sizes"), [(2, (2, 4)), (4, (4,))])
 def test_the_interfaces_counted_what_the_table_says_within_2_percent(
     tmp_path: Path, count: int, sizes: tuple[int, ...]
@@ -50,3 +54,18 @@ def test_the_interfaces_counted_what_the_table_says_within_2_percent(
         row = table_row(result["text"], ranks)
         assert row[:4] == [str(ranks), str(count), "eth0", f"{step_bytes / 1e6:g}"]
         assert row[-1] == "yes"
+
+
+def test_machine_0_reports_what_both_trained(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    common = ["-m", "commprof.run", "--nnodes", "2", "--nproc", "1", "--output", str(out)]
+    common += ["--rdzv-endpoint", f"localhost:{free_port()}", "--workload", "timed:layers=2"]
+    common += ["--steps", "4", "--overhead-steps", "0"]
+    second = start(*common, "--node-rank", "1")
+    first = start(*common, "--node-rank", "0")
+    shown, done = finish(first), finish(second)
+    assert "Machine 1 is done; machine 0 reports from" in done.stdout
+    assert (first.returncode, second.returncode) == (0, 0), shown.stderr + done.stderr
+    result = json.loads((out / "result.json").read_text())
+    assert [run["num_processes"] for run in result["runs"]] == [2]
+    assert {rank["rank"] for rank in result["runs"][0]["rank_results"]} == {0, 1}

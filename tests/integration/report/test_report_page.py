@@ -14,8 +14,7 @@ from commprof.report.html.page import render
 from tests.support.builders.predictions import answer, write_predictions
 from tests.support.builders.run_directories import HOSTILE, ranks_of, write_run, write_strategies
 from tests.support.machines.programs.browser import Page, browser, chromium
-from tests.unit.report.test_trial_page import REPORT
-from tests.unit.report.test_trial_table import sample
+from tests.unit.report.test_trial import REPORT, sample
 
 pytestmark = pytest.mark.slow
 

@@ -10,8 +10,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 
-def train(rank: int, world_size: int, meeting_place: str) -> None:
-    dist.init_process_group("gloo", meeting_place, rank=rank, world_size=world_size)
+def train(rank: int, world_size: int, rendezvous: str) -> None:
+    dist.init_process_group("gloo", rendezvous, rank=rank, world_size=world_size)
     torch.manual_seed(rank)
     ddp = DistributedDataParallel(nn.Linear(16, 4))
     optimizer = torch.optim.SGD(ddp.parameters(), lr=1e-2)

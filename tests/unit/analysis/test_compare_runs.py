@@ -12,7 +12,6 @@ import pytest
 from commprof.analysis.compare import RunComparison, compare_runs
 from commprof.analysis.run import analyse_in_detail
 from commprof.commands import main
-from commprof.report.comparison import as_json as comparison_json
 from commprof.report.comparison import table as comparison_table
 from tests.support.builders.details import detail
 from tests.support.builders.results import context, run_result, world
@@ -209,7 +208,7 @@ CHANGE = {"name", "a_ms", "b_ms", "ratio", "p_value", "significant"}
 
 def test_the_json_schema() -> None:
     steps = 100.0 + np.arange(10)
-    document = json.loads(comparison_json.render(of(steps, steps), None))
+    document = json.loads(comparison_table.render_json(of(steps, steps), None))
     assert document.keys() == {
         *("schema_version", "a", "b", "worlds", "only_a", "only_b", "settings"),
         *("fail_above", "slower"),
@@ -218,4 +217,4 @@ def test_the_json_schema() -> None:
     assert only.keys() == {"num_processes", "steps", "effective_steps", "parts", "collectives"}
     assert only["parts"][0].keys() == CHANGE
     assert only["parts"][0]["ratio"].keys() == {"value", "low", "high"}
-    assert document["schema_version"] == comparison_json.SCHEMA_VERSION == 1
+    assert document["schema_version"] == comparison_table.SCHEMA_VERSION == 1

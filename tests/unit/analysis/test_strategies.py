@@ -14,7 +14,7 @@ from commprof.analysis.scaling import RunResult
 from commprof.analysis.strategies import StrategyRow, strategy_rows
 from commprof.report.export.as_json import SCHEMA_FILE, render_strategies
 from commprof.report.sections.setup import setup_text
-from commprof.report.strategies.table import render
+from commprof.report.strategies import render
 from tests.support.builders.results import collective, context, run_result, world
 
 ROOT = Path(__file__).parents[3]

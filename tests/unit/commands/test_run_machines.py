@@ -6,7 +6,7 @@ import argparse
 
 import pytest
 
-from commprof.commands.running.run_machines import meeting_of
+from commprof.commands.run import rendezvous_of
 from commprof.errors import UsageError
 from commprof.launch.rendezvous import Rendezvous
 
@@ -28,7 +28,7 @@ def rendezvous(
     endpoint: str | None = None, nnodes: int | None = None, node_rank: int | None = None
 ) -> Rendezvous:
     args = argparse.Namespace(rdzv_endpoint=endpoint, nnodes=nnodes, node_rank=node_rank)
-    found = meeting_of(args)
+    found = rendezvous_of(args)
     assert (args.nnodes, args.node_rank) == (found.nodes, found.node_rank)
     return found
 

@@ -18,7 +18,6 @@ from commprof.capture import boot
 from commprof.errors import UsageError
 from commprof.launch.pinning import PIN_MODES, choose_threads, pin_this_process, plan_pinning
 from commprof.launch.topology import Core, Topology, format_cpu_list, parse_cpu_list, read_topology
-from tests.support.builders.sys_trees import machine, write
 
 
 def cores(topology: Topology) -> list[tuple[int, tuple[int, ...]]]:
@@ -136,7 +135,7 @@ def test_a_quota_below_one_cpu_leaves_one(tmp_path: Path) -> None:
 
 
 def grid(nodes: int, cores: int, threads: int = 1, quota: float | None = None) -> Topology:
-    """CPUs numbered as in tests.support.builders.sys_trees."""
+    """CPUs numbered as in tests.unit.launch.test_pinning."""
     total = nodes * cores
     found = [
         Core(i // cores, tuple(i + thread * total for thread in range(threads)))
@@ -303,3 +302,28 @@ def test_a_script_is_pinned_before_it_starts_and_its_children_may_choose() -> No
     command = [sys.executable, "-c", shown]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     assert (done.stdout, done.stderr) == (f"[{allowed[-1]}] False\n", "")
+
+
+_CPU = "sys/devices/system/cpu"
+
+
+def write(root: Path, files: Mapping[str, str]) -> None:
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+
+def machine(root: Path, nodes: int, cores: int, threads: int) -> None:
+    """``cores`` of each node, numbered node by node; then once more for each further thread."""
+    total = nodes * cores
+    write(root, {f"{_CPU}/online": f"0-{total * threads - 1}\n"})
+    for node in range(nodes):
+        mine = range(node * cores, (node + 1) * cores)
+        cpus = [core + thread * total for thread in range(threads) for core in mine]
+        listed = ",".join(map(str, cpus))
+        write(root, {f"sys/devices/system/node/node{node}/cpulist": f"{listed}\n"})
+        for core in mine:
+            siblings = [core + thread * total for thread in range(threads)]
+            text = ",".join(map(str, siblings)) + "\n"
+            write(root, {f"{_CPU}/cpu{cpu}/topology/core_cpus_list": text for cpu in siblings})

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from commprof.monitor.metrics.exposition import exposition
 from commprof.monitor.metrics.metrics import flat, samples
+from commprof.monitor.metrics.outputs import exposition
 from commprof.monitor.observer import Observer
-from commprof.monitor.watchdog.duties import AnomalyDuty, Duty, HangDuty, MismatchDuty
 from commprof.monitor.watchdog.log import Log
+from commprof.monitor.watchdog.tasks import AnomalyTask, HangTask, MismatchTask, WatchTask
 from commprof.monitor.watchdog.thresholds import Threshold
 from commprof.monitor.watchdog.watchdog import Job
 from commprof.report.live_frame import frame
@@ -51,11 +51,11 @@ def watch(run: Path) -> None:
 def guard(world: Path) -> None:
     """What the watchdog does."""
 
-    def duties(place: Path) -> list[Duty]:
+    def tasks(place: Path) -> list[WatchTask]:
         log = Log(place, quiet=True)
-        return [HangDuty(place, Threshold(5.0), log), MismatchDuty(log), AnomalyDuty(log)]
+        return [HangTask(place, Threshold(5.0), log), MismatchTask(log), AnomalyTask(log)]
 
-    job = Job(world, duties)
+    job = Job(world, tasks)
     job.search()
     for _ in range(8):
         job.look(time.monotonic_ns())

@@ -20,7 +20,7 @@ from commprof.analysis.remarks import remarks
 from commprof.analysis.scaling import scale
 from commprof.analysis.verdict import verdict
 from commprof.commands import main
-from commprof.commands.showing.shown import read_shown
+from commprof.commands.showing.rendered_report import read_report
 from commprof.report.card import render
 from tests.support.builders.details import detail
 from tests.support.builders.results import collective, context, incidents, parts, run_result, world
@@ -304,7 +304,7 @@ def test_report_shows_the_card_of_a_recorded_run(
 
 
 def test_strategies_have_a_card_each_in_json_and_one_screen_together(tmp_path: Path) -> None:
-    shown = read_shown(write_strategies(tmp_path / "r"))
+    shown = read_report(write_strategies(tmp_path / "r"))
     text = shown.card()
     fits(text)
     assert "ddp: At 2 ranks" in text

@@ -13,8 +13,7 @@ import pytest
 from commprof.analysis.cost import Price, cost
 from commprof.analysis.run import analyse_in_detail
 from commprof.errors import UsageError
-from commprof.report.export import as_csv, as_parquet
-from commprof.report.export.rows import CANDIDATES, TABLES, rows
+from commprof.report.export.rows import CANDIDATES, TABLES, as_csv, as_parquet, rows
 from commprof.report.full_report import FullReport
 from tests.support.builders.run_directories import ranks_of, write_run
 
@@ -42,7 +41,7 @@ def test_every_table_has_one_set_of_columns(report: FullReport, table: str) -> N
 
 
 def test_a_row_per_world_size(report: FullReport) -> None:
-    first, second = read(as_csv.render(report, "worlds"))
+    first, second = read(as_csv(report, "worlds"))
     assert (first["world_size"], second["world_size"]) == ("1", "2")
     # Measured are steps 1 to 8, of 101, 102, 103, 100, 101, 102, 103 and 100 ms.
     assert float(second["step_median_ms"]) == 101.5
@@ -52,7 +51,7 @@ def test_a_row_per_world_size(report: FullReport) -> None:
 
 
 def test_a_row_per_rank_and_step_adds_up(report: FullReport) -> None:
-    found = read(as_csv.render(report, "steps"))
+    found = read(as_csv(report, "steps"))
     assert len(found) == 8 + 2 * 8
     for row in found:
         names = ("data", "forward", "backward", "exposed", "optimizer", "other")
@@ -61,7 +60,7 @@ def test_a_row_per_rank_and_step_adds_up(report: FullReport) -> None:
 
 
 def test_a_name_is_no_formula_and_what_is_not_known_is_empty(report: FullReport) -> None:
-    found = read(as_csv.render(report, "collectives"))
+    found = read(as_csv(report, "collectives"))
     assert {row["group"] for row in found if row["world_size"] == "2"} == {"'=HYPERLINK(1)"}
     assert {row["busbw_gb_per_s"] for row in found if row["world_size"] == "1"} == {""}
 
@@ -76,12 +75,12 @@ def test_parquet_without_pyarrow_names_the_extra(
 ) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(UsageError, match=r"pip install pyarrow"):
-        as_parquet.render(report, "worlds")
+        as_parquet(report, "worlds")
 
 
 def test_parquet_holds_the_same(report: FullReport, tmp_path: Path) -> None:
     parquet = pytest.importorskip("pyarrow.parquet", reason="needs pyarrow")
-    (tmp_path / "steps.parquet").write_bytes(as_parquet.render(report, "steps"))
+    (tmp_path / "steps.parquet").write_bytes(as_parquet(report, "steps"))
     found = parquet.read_table(tmp_path / "steps.parquet").to_pylist()
     expected = [
         {name: None if isinstance(x, float) and math.isnan(x) else x for name, x in row.items()}

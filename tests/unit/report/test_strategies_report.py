@@ -14,7 +14,7 @@ from commprof.commands import main
 from commprof.report.full_report import ComparedStrategies, FullReport
 from commprof.report.html import page
 from commprof.report.sections import incidents as incidents_table
-from commprof.report.strategies.document import strategy_sections
+from commprof.report.strategies import strategy_sections
 from tests.support.builders import results
 from tests.support.builders.details import detail
 from tests.support.builders.results import context, incidents, run_result

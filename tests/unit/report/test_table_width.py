@@ -1,4 +1,4 @@
-"""Tables at the width of a terminal: none is wider, no cell is lost, each panel has its keys."""
+"""How tables are drawn: none is wider than the terminal, and no cell is lost."""
 
 from __future__ import annotations
 
@@ -9,21 +9,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tabulate
 
 from commprof.analysis.strategies import strategy_rows
 from commprof.analysis.verdict import verdict
 from commprof.commands.options.terminal import prose_width, table_width
+from commprof.report import strategies as strategies_table
 from commprof.report import table
+from commprof.report import trial as trial_table
 from commprof.report.sections.collectives import collectives_grid
-from commprof.report.strategies import table as strategies_table
 from commprof.report.tabulated import tabulated
-from commprof.report.trial import table as trial_table
 from tests.support.analysed import analyse_run
 from tests.support.builders.details import detail
 from tests.support.builders.results import run_result, world
 from tests.unit.analysis import test_strategies
 from tests.unit.analysis.align import test_summaries
-from tests.unit.report import test_table, test_trial_table
+from tests.unit.report import test_table, test_trial
 
 
 def run_text(width: int) -> str:
@@ -39,7 +40,7 @@ def checked_text(width: int) -> str:
 
 
 def trial_text(width: int) -> str:
-    return trial_table.render(test_trial_table.sample(), "timed: sleeps.", width, tables=width)
+    return trial_table.render(test_trial.sample(), "timed: sleeps.", width, tables=width)
 
 
 def strategies_text(width: int) -> str:
@@ -64,7 +65,7 @@ def test_what_always_on_mode_summarised_is_no_wider(tmp_path: Path) -> None:
 
 
 GRIDS = {
-    "trial": trial_table.candidates_grid(test_trial_table.sample()),
+    "trial": trial_table.candidates_grid(test_trial.sample()),
     "scaling": table.scaling_grid(test_table.golden_run()),
     "collectives": collectives_grid(test_table.golden_run().worlds[-1], 12),
 }
@@ -125,3 +126,21 @@ def test_a_pipe_has_no_width_for_tables(
     monkeypatch.setenv("COLUMNS", "72")
     monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal, raising=False)
     assert (prose_width(), table_width()) == (72, expected)
+
+
+def test_columns_are_no_wider_than_their_cells() -> None:
+    rows = [("all_reduce", "1.5", 12), ("two\nlines", "<0.001", None)]
+    assert tabulated(rows, ("", "step ms\nmedian", "\np95"), left=[0]).splitlines() == [
+        "            step ms",
+        "             median  p95",
+        "----------  -------  ---",
+        "all_reduce      1.5   12",
+        "two          <0.001",
+        "lines",
+    ]
+
+
+def test_the_padding_of_other_tables_stays() -> None:
+    before = tabulate.tabulate([("1",)], headers=("wide",))
+    tabulated([("1",)], ("wide",))
+    assert tabulate.tabulate([("1",)], headers=("wide",)) == before

@@ -44,8 +44,11 @@ def with_devices(result: WorldResult) -> WorldResult:
     limited = {"power": 0.25, "temperature": 0.0, "hardware": 0.0}
     device = DeviceTelemetry(20, 97.0, 1800.0, 1200.0, 350.0, 40e9, limited)
     kernels = KernelTimes(5.0, 7.0, 10.0, 2.0, 4.0, 1.0, 0.0)
-    ranks = tuple(dataclasses.replace(r, device=device, kernels=kernels) for r in result.ranks)
-    return dataclasses.replace(result, ranks=ranks)
+    ranks = tuple(
+        dataclasses.replace(r, device=device, kernels=kernels, device_peak_bytes=30e9)
+        for r in result.ranks
+    )
+    return dataclasses.replace(result, ranks=ranks, device_clock_error_us=2.0)
 
 
 def changed() -> Incidents:

@@ -9,20 +9,23 @@ from __future__ import annotations
 import io
 import os
 import re
+import shlex
 import signal
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, redirect_stdout, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from commprof import variables
 from commprof.commands import main
+from commprof.monitor.monitor import address_file
 from commprof.trace import columns
 from commprof.trace.reader import read_trace
-from tests.support.machines.faults import watchers
 from tests.support.machines.faults.limits import small_disk
 from tests.support.machines.forks import Forks, Rank
+from tests.support.machines.processes import await_gone, gone, processes_of
 from tests.support.machines.ranks import free_port
 
 SCRIPT = Path(__file__).parents[2] / "scripts/faulty.py"
@@ -53,7 +56,7 @@ class Job:
         """What ranks have said by now must be kept; what comes later may be lost."""
         self.must_keep = [steps_said(rank) for rank in self.ranks]
 
-    def end(self, forks: Forks) -> None:
+    def end_watchers(self, forks: Forks) -> None:
         """Kills the ranks that have not ended."""
         for rank in self.ranks:
             if rank.returncode is None:
@@ -208,7 +211,7 @@ def _run(fault: Fault, forks: Forks, place: Path, recorded: bool, setting: Setti
     watched = recorded and setting.watched
     left: list[int] = []
     try:
-        at_work = watched and watchers.await_both(job.traces, [rank.pid for rank in job.ranks])
+        at_work = watched and await_watchers(job.traces, [rank.pid for rank in job.ranks])
         if fault.outside is not None:
             fault.outside(job)
         for rank in job.ranks:
@@ -216,7 +219,7 @@ def _run(fault: Fault, forks: Forks, place: Path, recorded: bool, setting: Setti
     finally:
         job.end(forks)
         if watched:
-            left = watchers.end(job.traces)
+            left = end_watchers(job.traces)
     return _Ran([_ended(rank) for rank in job.ranks], job.must_keep, at_work, left)
 
 
@@ -245,7 +248,7 @@ def _start(fault: Fault, forks: Forks, place: Path, recorded: bool, setting: Set
         **({"GLOO_SOCKET_IFNAME": "eth0", "RES_OPTIONS": "timeout:1 attempts:1"} if hosts else {}),
     }
     if setting.watched:  # the pause without commprof too: what is compared must be alike
-        shared |= {"PAUSE": str(fault.watched_pause_s), **watchers.environment(place / "live")}
+        shared |= {"PAUSE": str(fault.watched_pause_s), **watchers_environment(place / "live")}
     ranks = [
         forks.start(
             [str(SCRIPT), fault.inside, str(fault.steps)],
@@ -292,3 +295,52 @@ def steps_kept(path: Path) -> int:
         return len(columns.steps(trace))
     summarised = trace.summary.steps.count
     return summarised + 1 if summarised else 0  # it has no place for the first one
+
+
+#: Longer than a rank is stopped here, shorter than a partitioned one waits.
+_THRESHOLD_S = 5
+_INTERVAL_S = 0.2
+_START_S = 20
+_POLL_S = 0.05
+
+
+def watchers_environment(place: Path) -> dict[str, str]:
+    """What makes ranks start both; lines of JSON go to ``place``, which is made."""
+    place.mkdir(parents=True)
+    place.chmod(0o777)  # the ranks may be another user's
+    lines = shlex.quote(str(place / "metrics.jsonl"))
+    return {
+        variables.WATCHDOG: str(_THRESHOLD_S),
+        variables.METRICS: f"--metrics-address 127.0.0.1:0 --metrics-jsonl {lines} "
+        f"--metrics-interval {_INTERVAL_S}",
+    }
+
+
+def await_watchers(traces: Path, ranks: Sequence[int]) -> bool:
+    """Whether the endpoint listened and the watchdog ran while one of these processes did."""
+    limit = time.monotonic() + _START_S
+    listened = watched = False
+    while not (listened and watched):
+        if time.monotonic() > limit or all(gone(pid) for pid in ranks):
+            return False
+        listened = listened or address_file(traces).exists()
+        watched = watched or any(_is_watchdog(pid) for pid in processes_of(traces))
+        time.sleep(_POLL_S)
+    return True
+
+
+def end_watchers(traces: Path) -> list[int]:
+    """Waits for the end of both; those that had to be killed, because they would not end."""
+    left = await_gone(processes_of(traces))
+    for pid in left:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    return left
+
+
+def _is_watchdog(pid: int) -> bool:
+    """And not the shell that starts it."""
+    with suppress(OSError):
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        return words[1:3] == [b"-m", b"commprof.monitor.watchdog"]
+    return False

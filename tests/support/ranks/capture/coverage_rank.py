@@ -20,8 +20,7 @@ import torch.distributed as dist
 import commprof
 from commprof.trace import columns, schema
 from commprof.trace.reader import Trace, read_trace
-from tests.support.builders.coverage.coverage import CASES
-from tests.support.builders.coverage.coverage_rows import N, Row
+from tests.support.builders.coverage import CASES, N, Row
 
 
 def issue(rank: int, directory: Path) -> list[dict[str, Any]]:

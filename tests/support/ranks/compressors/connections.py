@@ -124,7 +124,7 @@ def no_way_to_one_rank(directory: Path) -> None:
 
 
 def garbage_while_connecting(directory: Path) -> None:
-    """Strangers at the door of every rank, before its peers come and while they do."""
+    """Strangers connect to every rank, before its peers come and while they do."""
     original, over = groups.Connections._everybodys, threading.Event()
     strangers: list[threading.Thread] = []
 

@@ -6,7 +6,10 @@ trace: operation, type, reduction, bytes in and out, in order of issue. There ar
 
 from __future__ import annotations
 
-from typing import Any
+import io
+import pickle
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -21,8 +24,78 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.nn.parallel import DistributedDataParallel
 
-from tests.support.builders.coverage.coverage_objects import messages_of_objects, objects
-from tests.support.builders.coverage.coverage_rows import Case, F, L, N, Prepared, Row, reduced
+#: Ranks.
+N = 2
+#: Bytes of a float; of a whole number.
+F, L = 4, 8
+
+
+class Row(NamedTuple):
+    """One call of one rank."""
+
+    op: str
+    bytes_in: int
+    bytes_out: int
+    dtype: str = "Float"
+    reduce_op: str = ""
+
+
+Prepared = tuple[Callable[[], object], list[Row]]
+#: Given the rank, what to issue and what to expect.
+Case = Callable[[int], Prepared]
+
+
+def reduced(size: int, reduce_op: str = "SUM", dtype: str = "Float") -> Row:
+    """One all_reduce."""
+    return Row("all_reduce", size, size, dtype, reduce_op)
+
+
+#: How ``all_gather_object`` collects, by torch's version.
+NEW = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 15)
+GATHERED = "all_gather_into_tensor" if NEW else "all_gather"
+#: Sent as an object.
+VALUE = {"rank": "any"}
+
+
+def pickled_bytes() -> int:
+    """Of it, as torch writes it."""
+    written = io.BytesIO()
+    pickle.Pickler(written).dump(VALUE)
+    return len(written.getvalue())
+
+
+def objects(rank: int) -> Prepared:
+    size, root = pickled_bytes(), rank == 0
+
+    def issue() -> None:
+        dist.all_gather_object([None] * N, VALUE)
+        dist.broadcast_object_list([VALUE if root else None], src=0)
+        dist.gather_object(VALUE, [None] * N if root else None, dst=0)
+        dist.scatter_object_list([None], [VALUE] * N if root else None, src=0)
+
+    return issue, [
+        Row(GATHERED, L, N * L, "Long"),  # how long each is, then all at the longest's length
+        Row(GATHERED, size, N * size, "Byte"),
+        Row("broadcast", L, L, "Long"),
+        Row("broadcast", size, size, "Byte"),
+        Row("all_gather", L, N * L, "Long"),
+        Row("gather", size, N * size if root else 0, "Byte"),
+        Row("broadcast", L, L, "Long"),  # the longest's length, the objects, then each one's own
+        Row("scatter", N * size if root else 0, size, "Byte"),
+        Row("scatter", N * L if root else 0, L, "Long"),
+    ]
+
+
+def messages_of_objects(rank: int) -> Prepared:
+    def issue() -> None:
+        if rank == 0:
+            dist.send_object_list([VALUE], dst=1)
+        else:
+            dist.recv_object_list([None], src=0)
+
+    parts = ((L, "Long"), (pickled_bytes(), "Byte"))
+    sent = [Row("send", size, 0, dtype) for size, dtype in parts]
+    return issue, sent if rank == 0 else [Row("recv", 0, size, dtype) for size, dtype in parts]
 
 
 def two_layers() -> nn.Sequential:

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from commprof.trials.result import TrialResult
 
 
-class Shown(Protocol):
-    """Analysed, and ready to be rendered."""
+class RenderedReport(Protocol):
+    """An analysed run, ready to be shown as a card, as text or as JSON."""
 
     def card(self, colour: bool = False) -> str:
         """What one screen says, plain or for a terminal; empty where there is no card."""
@@ -41,7 +41,7 @@ class Shown(Protocol):
         """Whether candidates of a trial took turns."""
 
 
-def read_shown(directory: Path) -> Shown:
+def read_report(directory: Path) -> RenderedReport:
     """Analyses a run directory.
 
     Raises:
@@ -66,9 +66,9 @@ def read_shown(directory: Path) -> Shown:
     return _Comparison(results, strategy_rows(list(results.values())), verdicts, cards, look)
 
 
-def with_tables(shown: Shown, card: str, width: int, tables: int | None) -> str:
+def with_tables(report: RenderedReport, card: str, width: int, tables: int | None) -> str:
     """The card, if there is one, and below it everything else."""
-    text = shown.text(width, tables)
+    text = report.text(width, tables)
     return f"{card}\n{text}" if card else text
 
 
@@ -84,10 +84,10 @@ class _Run:
     def card(self, colour: bool = False) -> str:
         if self.trial is not None:
             from commprof.report import table
-            from commprof.report.trial import screen
+            from commprof.report.trial import render_screen
 
             about, found = self.result.context["description"], len(table.notes(self.result))
-            return screen.render(self.trial, about, self.all_command, found)
+            return render_screen(self.trial, about, self.all_command, found)
         if self.said is None:
             return ""
         from commprof.report import card
@@ -99,7 +99,7 @@ class _Run:
 
         if self.trial is None:
             return table.render(self.result, width, self.verdict, tables)
-        from commprof.report.trial import table as trial_table
+        from commprof.report import trial as trial_table
 
         # Means over steps that candidates shared would be nobody's.
         about, found = self.result.context["description"], table.notes(self.result)
@@ -126,12 +126,12 @@ class _Comparison:
     all_command: str
 
     def card(self, colour: bool = False) -> str:
-        from commprof.report.strategies import screen
+        from commprof.report.strategies import render_screen
 
-        return screen.render([*self.results.values()], self.rows, self.verdicts, self.all_command)
+        return render_screen([*self.results.values()], self.rows, self.verdicts, self.all_command)
 
     def text(self, width: int, tables: int | None = None) -> str:
-        from commprof.report.strategies import table as strategies_table
+        from commprof.report import strategies as strategies_table
 
         return strategies_table.render(self.results, self.rows, width, self.verdicts, tables)
 

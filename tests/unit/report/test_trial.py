@@ -1,15 +1,24 @@
-"""A trial as text and as JSON."""
+"""A trial as text, on one screen, as JSON, and on its page."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
+from commprof.report import markdown
+from commprof.report import trial as trial_table
+from commprof.report.document import sections
 from commprof.report.export import as_json
-from commprof.report.trial import table as trial_table
+from commprof.report.full_report import FullReport
+from commprof.report.html import page
+from commprof.report.trial import render_screen
 from commprof.stats.intervals import Interval
 from commprof.trials.result import BreakEven, TrialResult
+from tests.support.builders.details import detail
 from tests.support.builders.results import run_result, world
 from tests.support.builders.trial_results import trial
 
@@ -43,7 +52,7 @@ def sample() -> TrialResult:
 
 
 def test_the_whole_report() -> None:
-    # After a wanted change: python -m tests.unit.report.test_trial_table > FILE, FILE the golden.
+    # After a wanted change: python -m tests.unit.report.test_trial > FILE, FILE the golden.
     assert trial_table.render(sample(), "timed: sleeps.", 100) == GOLDEN.read_text()
 
 
@@ -117,6 +126,62 @@ def test_json_holds_the_same_without_nan() -> None:
     assert value["candidates"][0]["gain"] is None
     interval = value["candidates"][0]["step_ms_interval"]
     assert 99 < interval["low"] < value["candidates"][0]["step_ms"] < interval["high"] < 101
+
+
+COMMAND = "commprof report RUN --all"
+
+
+def test_the_verdict_comes_before_the_candidates() -> None:
+    lines = render_screen(sample(), "timed: sleeps.", COMMAND, 3).splitlines()
+    assert len(lines) <= 24
+    assert max(map(len, lines)) <= 80
+    text = " ".join(lines)
+    order = [
+        "Use int8: a step is 50.0 % [49.5, 50.4] shorter",
+        "To apply it:",
+        "none again",
+        COMMAND,
+    ]
+    assert sorted(order, key=text.index) == order
+    assert "0.500 [0.497, 0.504]" in text
+    assert lines[-3].startswith("! ")
+    assert lines[-1] == f"  {COMMAND}"
+
+
+@pytest.mark.parametrize("count", [1, 3, 40])
+def test_many_candidates_are_counted(count: int) -> None:
+    trial = sample()
+    one = replace(trial.candidates[-1], label="a candidate with a long name " * 3)
+    trial = replace(trial, candidates=(*trial.candidates[:1], *[one] * count))
+    lines = render_screen(trial, "word " * 50, COMMAND).splitlines()
+    assert len(lines) <= 24
+    assert max(map(len, lines)) <= 80
+    assert any("more" in line for line in lines) == (count > 3)
+
+
+REPORT = FullReport(run_result(world(2)), (detail(2),), None, None)
+
+
+def test_the_trial_comes_first_and_no_means_follow() -> None:
+    found = {section.id: section for section in sections(REPORT, sample())}
+    assert next(iter(found)) == "trial"
+    assert not {"verdict", "step", "scaling", "collectives", "waiting"} & found.keys()
+    assert "steps" not in found  # quartiles over all candidates' steps would be nobody's
+    assert "timeline" in found
+    assert found["trial"].lead == sample().verdict.sentences[0]
+
+
+def test_its_tables_and_what_applies_it_are_on_both_pages() -> None:
+    for text in (page.render(REPORT, sample()), markdown.render(REPORT, sample())):
+        assert "int8" in text
+        assert "To apply it: commprof run" in text
+        assert "pays below" in text
+        assert "Each technique alone and combined" in text
+        assert "took no part: its graph is static" in text
+        assert text.count("does not apply") == 2  # in the table, and in a note
+        assert "does not apply, since the same bytes are sent in other buckets" in text
+        assert "left out.:" not in text
+        assert "step ms \\[95 %\\]" in text or "<th" in text
 
 
 if __name__ == "__main__":

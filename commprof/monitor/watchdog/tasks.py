@@ -21,8 +21,8 @@ from commprof.monitor.watchdog.thresholds import Threshold
 _MOST_ACCUSED = 2
 
 
-class Duty(Protocol):
-    """One thing to look for."""
+class WatchTask(Protocol):
+    """One thing that the watchdog looks for."""
 
     def look(self, feeds: Sequence[RankFeed], now_ns: int) -> None:
         """Called each time that the feeds have been looked at; now_ns: ``CLOCK_MONOTONIC``."""
@@ -31,7 +31,7 @@ class Duty(Protocol):
         """Called once, when the job or the watchdog ends."""
 
 
-class HangDuty:
+class HangTask:
     """Tells of hangs, one at a time: the next one once all ranks have gone on."""
 
     def __init__(self, directory: Path, threshold: Threshold, log: Log) -> None:
@@ -45,7 +45,7 @@ class HangDuty:
         self._native_wanted: list[tuple[int, int]] = []
 
     def look(self, feeds: Sequence[RankFeed], now_ns: int) -> None:
-        """See ``Duty``."""
+        """See ``WatchTask``."""
         states = [feed.state for feed in feeds if feed.state is not None and feed.is_seen]
         for state in states:
             for step_ns in state.new_step_ns:
@@ -70,7 +70,7 @@ class HangDuty:
         self._go_on()
 
     def finish(self) -> None:
-        """See ``Duty``."""
+        """See ``WatchTask``."""
         if self._native is not None:
             self._native[1].close()
             self._native = None
@@ -123,7 +123,7 @@ class HangDuty:
                 self._native = rank, py_spy.NativeDump(pid)
 
 
-class MismatchDuty:
+class MismatchTask:
     """Tells of ranks that are out of step."""
 
     def __init__(self, log: Log) -> None:
@@ -132,7 +132,7 @@ class MismatchDuty:
         self._finder = MismatchFinder()
 
     def look(self, feeds: Sequence[RankFeed], now_ns: int) -> None:
-        """See ``Duty``."""
+        """See ``WatchTask``."""
         for feed in feeds:
             if feed.state is None:
                 continue
@@ -153,7 +153,7 @@ class MismatchDuty:
         self._tell(last=False)
 
     def finish(self) -> None:
-        """See ``Duty``."""
+        """See ``WatchTask``."""
         self._tell(last=True)
 
     def _tell(self, last: bool) -> None:
@@ -161,7 +161,7 @@ class MismatchDuty:
             self._log.event("mismatch", found.sentence, found)
 
 
-class AnomalyDuty:
+class AnomalyTask:
     """Tells of lasting changes of step time, of a rank's own work, and of bandwidth."""
 
     def __init__(self, log: Log) -> None:
@@ -171,7 +171,7 @@ class AnomalyDuty:
         self._finder = AnomalyFinder()
 
     def look(self, feeds: Sequence[RankFeed], now_ns: int) -> None:
-        """See ``Duty``."""
+        """See ``WatchTask``."""
         # Clocks of other hosts are other clocks; their watchdogs see to their ranks.
         here = [feed for feed in feeds if feed.state is not None and feed.process is not None]
         for feed in here:
@@ -183,4 +183,4 @@ class AnomalyDuty:
                 self._log.event("anomaly", anomaly.sentence, anomaly)
 
     def finish(self) -> None:
-        """See ``Duty``."""
+        """See ``WatchTask``."""

@@ -1,13 +1,20 @@
-"""A trial as text for the terminal: the verdict first, then what it rests on."""
+"""A trial as text for the terminal, on one screen, as flat rows and as JSON.
+
+Text begins with the verdict and ends with what it rests on; ``docs/trials.md`` describes the JSON.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
+from commprof.report.one_screen import LINES, WIDTH, command_lines, cut, prose, table_lines
 from commprof.report.plain_text import fitted, printable, wrapped
 from commprof.report.tabulated import Grid, tabulated, three_digits
 from commprof.stats.intervals import Interval
+from commprof.text import counted
 from commprof.trials.result import CandidateResult, TrialResult
 
 _HEADERS = (
@@ -170,3 +177,80 @@ def _interval(found: Interval | None, scale: float, digits: int, unit: str = "")
         return "-"
     value, low, high = (f"{x * scale:.{digits}f}" for x in (found.value, found.low, found.high))
     return f"{value}{unit} [{low}, {high}]"
+
+
+#: Of the table of candidates, by the first line of their headers; the last ones as far as they fit.
+_COLUMNS = ("candidate", "step", "over none", "pays below")
+#: Lines of prose; more stand in the whole report.
+_MOST_SENTENCES = 9
+
+
+def render_screen(trial: TrialResult, description: str, all_command: str, remarks: int = 0) -> str:
+    """At most 24 lines of 80 columns.
+
+    Args:
+        trial: what was found.
+        description: of the workload.
+        all_command: what to type to see everything.
+        remarks: how many notes on the run stand there.
+    """
+    said = [line for sentence in trial.verdict.sentences for line in prose(sentence)]
+    if len(said) > _MOST_SENTENCES:
+        said = [*said[: _MOST_SENTENCES - 1], f"{said[_MOST_SENTENCES - 1][: WIDTH - 4]} ..."]
+    apply = command_lines(trial.verdict.apply) if trial.verdict.apply else []
+    top = [cut(description), *prose(setup(trial)), *said]
+    top += ["To apply it:", *apply] if apply else []
+    caveats = len(notes(trial)) + remarks
+    bottom = [f"! {counted(caveats, 'note')} on how to read it: see --all"] if caveats else []
+    bottom += ["Next, to see all of it:", *command_lines(all_command)]
+    space = LINES - len(top) - len(bottom) if trial.rounds else 0
+    table = table_lines(candidates_grid(trial), _COLUMNS, space, "candidate")
+    return "\n".join([*top, *table, *bottom]) + "\n"
+
+
+def trial_dict(trial: TrialResult) -> dict[str, Any]:
+    """The result's own fields, and each candidate's gain."""
+    return {
+        **dataclasses.asdict(trial),
+        "candidates": [
+            {**dataclasses.asdict(one), "gain": one.gain and dataclasses.asdict(one.gain)}
+            for one in trial.candidates
+        ],
+        "left_out": [{"candidate": label, "reason": why} for label, why in trial.left_out],
+    }
+
+
+_PLAIN = (
+    *("role", "techniques", "exact", "compresses", "exposed_ms", "hidden_ms", "encode_ms"),
+    *("reduce_ms", "decode_ms", "wire_bytes", "held_bytes", "relative_error", "cosine"),
+)
+_INTERVALS = ("ratio", "joint_ratio", "loss_effect", "overhead_reduction")
+
+
+def candidate_rows(trial: TrialResult) -> Iterator[dict[str, Any]]:
+    """In the order of the plan; bounds of intervals as ``_low`` and ``_high``."""
+    for one in trial.candidates:
+        yield {
+            "world_size": trial.world_size,
+            "rounds": trial.rounds,
+            "candidate": one.label,
+            **_figures(one),
+        }
+
+
+def _figures(one: CandidateResult) -> dict[str, Any]:
+    row = {name: getattr(one, name) for name in _PLAIN}
+    step = one.step_ms_interval or Interval(one.step_ms, math.nan, math.nan)
+    row |= _bounds("step_ms", step)
+    for name in _INTERVALS:
+        row |= _bounds(name, getattr(one, name))
+    pays, why = one.break_even, one.no_break_even
+    row["pays"] = "" if pays is None else pays.pays
+    row["no_break_even"] = "" if pays or why is None else f"{why.answer}, since {why.reason}"
+    row["barred"] = one.barred
+    return row | _bounds("pays_below_gbit_per_s", None if pays is None else pays.gbit_per_s)
+
+
+def _bounds(name: str, found: Interval | None) -> dict[str, float]:
+    value, low, high = (math.nan,) * 3 if found is None else dataclasses.astuple(found)
+    return {name: value, f"{name}_low": low, f"{name}_high": high}

@@ -1,8 +1,11 @@
-"""Device events under NCCL, on one GPU: what was recorded against events of the test's own.
+"""One GPU, and so one rank on NCCL: device events, the sweep, and the built-in loop.
 
-With one rank NCCL's all-reduce is a copy at most. What these tests can show is that the times are
-there, in order, add up, and change nothing; how long a collective is exposed among several ranks
-is shown on the simulated device (tests/integration/devices/test_device_events.py).
+With one rank NCCL's all-reduce is a copy at most. What the tests of device events can show is that
+the times are there, in order, add up, agree with events of the test's own, and change nothing; how
+long a collective is exposed among several ranks is shown on the simulated device
+(tests/integration/devices/test_device_events.py). With one rank fsdp shards nothing and exchanges
+nothing, but with --cpu-offload it keeps parameters, gradients and optimizer state in the host's
+memory all the same, and fetches them for each block.
 """
 
 from __future__ import annotations
@@ -19,9 +22,11 @@ import pytest
 
 from commprof.analysis.align.device_timeline import on_device_timeline, timed_collectives
 from commprof.analysis.step.breakdown import breakdown
+from commprof.microbench.operations import OPERATIONS
 from commprof.trace import columns
 from commprof.trace.reader import Trace
 from commprof.trace.schema import Kind
+from tests.support.machines.commands import RUN, call
 from tests.support.machines.device_runs import run_on_device
 
 pytestmark = pytest.mark.needs_gpu
@@ -102,3 +107,66 @@ def test_ddp_is_bit_identical_with_and_without_capture(tmp_path: Path) -> None:
 def test_a_captured_graph_is_left_alone(recorded: tuple[Trace, dict[str, Any]]) -> None:
     _, truth = recorded
     assert truth["graph_result"] == truth["graph_expected"]
+
+
+def test_every_operation_of_one_rank_is_right(tmp_path: Path) -> None:
+    path = tmp_path / "nccl.json"
+    ops = [name for name, kind in OPERATIONS.items() if kind.least_ranks == 1]
+    done = call(
+        *("-m", "commprof.microbench", *ops, "--backend", "nccl", "--nproc", "1"),
+        *("-b", "1K", "-e", "1M", "-f", "32", "-n", "4", "--json", str(path)),
+        timeout_s=180,
+    )
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(path.read_text())["rows"]
+    assert {row["op"] for row in rows} == set(ops)
+    assert {row["wrong"] for row in rows if row["op"] != "barrier"} == {0}
+    assert all(row["min_us"] > 0 for row in rows)
+
+
+#: Weights of 13 MB, four times that with gradients and Adam's moments; next to no activations.
+WORKLOAD = "transformer:vocab=64,d_model=256,feedforward=1024,layers=4,sequence=8,samples=64"
+STEPS = 8
+
+
+def trained(directory: Path, *options: str) -> dict[str, Any]:
+    """The result of a run of one rank."""
+    done = call(
+        *(*RUN, "--backend", "nccl", "--nproc", "1", "--workload", WORKLOAD, "--batch-size", "8"),
+        *("--steps", str(STEPS), "--overhead-steps", "0", "--output", str(directory), *options),
+        timeout_s=300,
+    )
+    assert done.returncode == 0, done.stderr
+    result: dict[str, Any] = json.loads((directory / "result.json").read_text())
+    return result
+
+
+def metrics_of(result: dict[str, Any]) -> dict[str, Any]:
+    (run,) = result["runs"]
+    return {**run["aggregated_metrics"], "peak": run["rank_results"][0]["device_peak_bytes"]}
+
+
+@pytest.fixture(scope="module")
+def ddp(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return trained(tmp_path_factory.mktemp("strategies") / "ddp", "--strategy", "ddp")
+
+
+def test_ddp_all_reduces_its_gradients_on_the_device(ddp: dict[str, Any]) -> None:
+    assert ddp["context"]["backend"] == "nccl"
+    metrics = metrics_of(ddp)
+    assert len(metrics["step_losses"]) == STEPS
+    checks = {check["name"]: check for check in metrics["cross_checks"]}
+    assert checks["theory_all_reduce"]["ours"] > 0
+    assert checks["theory_all_reduce"]["agrees"]
+    assert metrics["device_timed"] == metrics["device_collectives"] > 0
+
+
+def test_fsdp_with_cpu_offload_trains_like_ddp(ddp: dict[str, Any], tmp_path: Path) -> None:
+    offloaded = metrics_of(trained(tmp_path / "offloaded", "--strategy", "fsdp", "--cpu-offload"))
+    whole = metrics_of(trained(tmp_path / "whole", "--strategy", "fsdp"))
+    expected = metrics_of(ddp)["step_losses"]
+    for metrics in (offloaded, whole):
+        assert metrics["step_losses"] == pytest.approx(expected, rel=1e-3)
+        assert metrics["weights_differ"] == []
+    # What is in the host's memory is not in the device's.
+    assert 0 < offloaded["peak"] < whole["peak"]

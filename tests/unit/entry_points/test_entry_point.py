@@ -11,7 +11,7 @@ import pytest
 #: WHEN the interrupt comes; what the command's own code sees of it is said on stdout.
 SCRIPT = """
 import signal, sys
-from commprof.door import enter
+from commprof.entry_point import enter
 when = sys.argv[1]
 def interrupted(now):
     if now == when:

@@ -1,0 +1,266 @@
+"""Strategies side by side: as text for the terminal, on one screen, and as sections of a page."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from commprof import invocation
+from commprof.analysis.scaling import RunResult
+from commprof.analysis.strategies import OperationRow, StrategyRow
+from commprof.analysis.verdict import Verdict
+from commprof.report.document import Section, incidents, own_cost, pictures
+from commprof.report.full_report import ComparedStrategies, FullReport
+from commprof.report.one_screen import LINES, WIDTH, command_lines, cut, prose, table_lines
+from commprof.report.plain_text import fitted, printable, wrapped
+from commprof.report.sections import memory as memory_table
+from commprof.report.sections.setup import setup_text
+from commprof.report.sections.waiting import LEGEND as WAITING_LEGEND
+from commprof.report.sections.waiting import waiting_grid
+from commprof.report.table import PARTS_LEGEND, notes, parts_grid
+from commprof.report.tabulated import Grid, tabulated, three_digits
+from commprof.text import counted
+
+LEGEND = """\
+against: samples/s over those of the first strategy. efficiency: of each strategy's own scaling.
+step: median of the slowest rank; +-: distance of its quartiles over the median, and a difference
+within it says nothing. exposed: the training thread waited for communication. memory: what
+training took in the rank that took most, on the GPU, or resident beyond what was before."""
+
+OPERATIONS_LEGEND = """\
+Per step and rank. size: as nccl-tests counts it, all ranks' parts of an all-gather or a
+reduce-scatter. in flight: issue to completion; overlapped: share of it in which the training thread
+worked."""
+
+_HEADERS = (
+    *("ranks", "strategy", "samples\n/s", "against", "effi-\nciency", "step ms\nmedian", "+-"),
+    *("exposed\nms", "of step", "memory\nMB", "loss"),
+)
+_OPERATION_HEADERS = (
+    *("ranks", "strategy", "operation", "phase", "calls", "size\nMB", "in flight\nms"),
+    *("exposed\nms", "over-\nlapped"),
+)
+
+
+def render(
+    results: Mapping[Path, RunResult],
+    rows: Sequence[StrategyRow],
+    width: int,
+    verdicts: Sequence[Verdict | None] = (),
+    table_width: int | None = None,
+) -> str:
+    """What binds each strategy, the comparison, what to know, and where each one's own report is.
+
+    Args:
+        results: by run directory, one per strategy.
+        rows: of all of them.
+        width: columns that prose is wrapped to.
+        verdicts: as ``results``.
+        table_width: columns that tables are split to; None leaves them as wide as they are.
+    """
+    context = next(iter(results.values())).context
+    heading = [str(context["description"]), setup_text({**context, "strategy": ""})]
+    blocks = ["\n".join(textwrap.fill(printable(line), width) for line in heading)]
+    headlines = [
+        f"{result.context.get('strategy')}: {one.headline}"
+        for result, one in zip(results.values(), verdicts, strict=False)
+        if one is not None
+    ]
+    if headlines:
+        blocks.append("\n".join(_bullet(line, width) for line in headlines))
+    for table, legend in zip(tables(rows, table_width), (LEGEND, OPERATIONS_LEGEND), strict=False):
+        blocks += [table, fitted(legend, width)]
+    found = [
+        f"{result.context.get('strategy')}: {note}"
+        for result in results.values()
+        for note in notes(result)
+    ]
+    found += [
+        f"{result.context.get('strategy')}'s own report: "
+        + invocation.command("report", invocation.quoted(place))
+        for place, result in results.items()
+    ]
+    blocks.append("\n".join(_bullet(note, width) for note in found))
+    return "\n\n".join(blocks) + "\n"
+
+
+def tables(rows: Sequence[StrategyRow], width: int | None = None) -> list[str]:
+    """The comparison, and the operations of each strategy; without rows none."""
+    if not rows:
+        return []
+    operations = operations_grid(rows)
+    grids = [strategies_grid(rows), *([] if operations is None else [operations])]
+    return [tabulated(*grid, width=width) for grid in grids]
+
+
+def strategies_grid(rows: Sequence[StrategyRow]) -> Grid:
+    """A row per world size and strategy."""
+    return Grid([_cells(row) for row in rows], _HEADERS, [1])
+
+
+def operations_grid(rows: Sequence[StrategyRow]) -> Grid | None:
+    """A row per world size, strategy and operation; None where nothing was exchanged."""
+    operations = [_operation_cells(row, op) for row in rows for op in row.operations]
+    return Grid(operations, _OPERATION_HEADERS, [1, 2, 3]) if operations else None
+
+
+def _cells(row: StrategyRow) -> tuple[str, ...]:
+    return (
+        str(row.world_size),
+        printable(row.strategy),
+        three_digits(row.samples_per_s),
+        "-" if math.isnan(row.versus_first) else f"{row.versus_first:.2f}x",
+        _percent(row.efficiency),
+        three_digits(row.step_median_ms),
+        _percent(row.step_spread),
+        three_digits(row.exposed_ms),
+        _percent(row.exposed_share),
+        three_digits(row.training_bytes / 1e6),
+        "-" if math.isnan(row.average_loss) else f"{row.average_loss:.4f}",
+    )
+
+
+def _operation_cells(row: StrategyRow, operation: OperationRow) -> tuple[str, ...]:
+    return (
+        str(row.world_size),
+        printable(row.strategy),
+        operation.op,
+        operation.phase,
+        three_digits(operation.calls),
+        three_digits(operation.size_bytes / 1e6),
+        three_digits(operation.in_flight_ms),
+        three_digits(operation.exposed_ms),
+        _percent(operation.overlapped),
+    )
+
+
+def _percent(share: float) -> str:
+    return "-" if math.isnan(share) else f"{share:.0%}"
+
+
+def _bullet(text: str, width: int) -> str:
+    return wrapped(text, width, "* ", "  ")
+
+
+#: Of the table, by the first line of their headers; the last ones as far as they fit.
+_COLUMNS = (
+    *("ranks", "strategy", "samples", "against", "effi-", "step ms", "+-", "exposed", "of step"),
+    "memory",
+)
+#: Lines of a strategy's headline.
+_MOST_LINES = 3
+
+
+def render_screen(
+    results: Sequence[RunResult],
+    rows: Sequence[StrategyRow],
+    verdicts: Sequence[Verdict | None],
+    all_command: str,
+) -> str:
+    """At most 24 lines of 80 columns; the largest world sizes first.
+
+    Args:
+        results: one for each strategy.
+        rows: of all of them.
+        verdicts: as ``results``.
+        all_command: what to type to see everything.
+    """
+    top = [cut(str(results[0].context["description"]))]
+    found = sum(len(notes(result)) for result in results)
+    bottom = [f"! {counted(found, 'note')} on how to read it: see --all"] if found else []
+    bottom += ["Next, to see all of it:", *command_lines(all_command)]
+    headlines: list[list[str]] = []
+    for result, verdict in zip(results, verdicts, strict=True):
+        if verdict is not None:
+            lines = prose(f"{result.context.get('strategy')}: {verdict.headline}")
+            if len(lines) > _MOST_LINES:
+                last = lines[_MOST_LINES - 1][: WIDTH - 4]
+                lines = [*lines[: _MOST_LINES - 1], f"{last} ..."]
+            headlines.append(lines)
+    # Their table takes three lines of headers and at least a row each, then one that counts.
+    space = LINES - len(top) - len(bottom) - min(len(rows), len(results)) - 4
+    shown: list[str] = []
+    for lines in headlines:
+        if len(shown) + len(lines) <= space:
+            shown += lines
+    largest = strategies_grid(sorted(rows, key=lambda row: -row.world_size))
+    space = LINES - len(top) - len(bottom) - len(shown)
+    table = table_lines(largest, _COLUMNS, space, "row") if rows else []
+    return "\n".join([*top, *shown, *table, *bottom]) + "\n"
+
+
+def strategy_sections(compared: ComparedStrategies) -> Iterator[Section]:
+    """All sections that these runs have something for."""
+    yield _verdict(compared.reports)
+    yield from _titled(compared.reports, lambda report: incidents(report.result))
+    noted = tuple(
+        f"{report.strategy}: {note}" for report in compared.reports for note in notes(report.result)
+    )
+    if noted:
+        yield Section("notes", "Caveats", bullets=noted)
+    shown = [report for report in compared.reports if report.result.worlds]
+    if not shown:
+        return
+    yield _side_by_side(compared)
+    yield Section(
+        "step",
+        "Where each step goes",
+        grids=tuple((f"{one.strategy}: mean step in ms", parts_grid(one.result)) for one in shown),
+        legend=PARTS_LEGEND,
+    )
+    yield Section("scaling", "Scaling", stands_alone=False)
+    if memory := _memory(shown):
+        yield memory
+    yield from pictures()
+    if waiting := tuple(_waiting(shown)):
+        yield Section("waiting", "Who waits for whom", grids=waiting, legend=WAITING_LEGEND)
+    yield from _titled(shown, own_cost)
+
+
+def _titled(
+    reports: Sequence[FullReport], found: Callable[[FullReport], Iterator[Section]]
+) -> Iterator[Section]:
+    """Sections that are of one strategy each, under its name."""
+    for number, report in enumerate(reports):
+        for section in found(report):
+            title = f"{section.title}: {report.strategy}"
+            yield replace(section, id=f"{section.id}-{number}", title=title)
+
+
+def _verdict(reports: Sequence[FullReport]) -> Section:
+    bullets = tuple(
+        f"{one.strategy}: {one.verdict.headline}" for one in reports if one.verdict is not None
+    )
+    return Section("verdict", "Verdict", bullets=bullets)
+
+
+def _side_by_side(compared: ComparedStrategies) -> Section:
+    grids = [("By world size and strategy", strategies_grid(compared.rows))]
+    legend = LEGEND
+    operations = operations_grid(compared.rows)
+    if operations is not None:
+        grids.append(("Their operations", operations))
+        legend += "\n" + OPERATIONS_LEGEND
+    return Section("strategies", "Strategies side by side", grids=tuple(grids), legend=legend)
+
+
+def _memory(reports: Sequence[FullReport]) -> Section | None:
+    grids = [
+        (f"{one.strategy}: memory in MB", grid)
+        for one in reports
+        if (grid := memory_table.memory_grid(one.result.worlds)) is not None
+    ]
+    if not grids:
+        return None
+    return Section("memory", "Memory", grids=tuple(grids), legend=memory_table.LEGEND)
+
+
+def _waiting(reports: Sequence[FullReport]) -> Iterator[tuple[str, Grid]]:
+    for report in reports:
+        for detail in report.details:
+            grid = waiting_grid(detail)
+            if grid is not None:
+                yield f"{report.strategy}, {detail.world_size} ranks", grid

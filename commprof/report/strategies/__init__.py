@@ -1,1 +1,0 @@
-"""Several strategies side by side."""

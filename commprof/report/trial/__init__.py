@@ -1,1 +1,0 @@
-"""A trial as text, rows and JSON."""
