@@ -5,7 +5,8 @@
 Three workloads on gloo, on 2 and on 4 ranks: all-reduces alone, collectives beside operators, and
 DDP. Both recordings go through the same analysis. Prints per rank the mean step, and how much
 longer exposed time and waiting are by torch.profiler: median over the steps, in % of the step.
-Beside that, how long waits went on after their collective was done, as commprof recorded it.
+Beside that, how long waits went on after their collective was done, as commprof recorded it, and
+how long the thread could run and had no core, by the kernel's own count, which neither uses here.
 Ends with a line per demand: the same collectives of each step one to one, and exposed time within
 1 % of the step, in all and while a collective was in flight; and with 1 where one is not met.
 
@@ -57,14 +58,14 @@ def main() -> int:
 def _compared(workload: str, ranks: int, rests: bool) -> list[Demand]:
     with tempfile.TemporaryDirectory() as place:
         asked = {"workload": workload, "directory": place, "rests": rests}
-        on_this_host(RANK_SCRIPT, ranks, asked)
+        lacked_ms = np.array(on_this_host(RANK_SCRIPT, ranks, asked)) / 1e6
         ours, ours_calls = _read(Path(place) / "run")
         theirs, their_calls = _read(Path(place) / "torch")
         recorded = sorted((Path(place) / "run").rglob("*.trace"))
         stood = np.array([_stood_still_ms(path) for path in recorded])
     steps = min(len(ours.steps), len(theirs.steps))
     step_ms = ours.parts_ms["step"][:, -steps:].mean(axis=1)
-    stood = stood[:, -steps:]
+    stood, lacked_ms = stood[:, -steps:], lacked_ms[:, -steps:]
     more = {}
     for part, left_out in (("exposed", 0.0), ("wait", 0.0), ("in flight", stood)):
         ours_ms, theirs_ms = (
@@ -77,7 +78,8 @@ def _compared(workload: str, ranks: int, rests: bool) -> list[Demand]:
         print(
             f"{name}: rank {rank}: step {step_ms[rank]:.2f} ms, by torch.profiler exposed "
             f"{more['exposed'][rank]:+.2f} %, wait {more['wait'][rank]:+.2f} % of it; "
-            f"{100 * np.median(stood[rank]) / step_ms[rank]:.2f} % after collectives were done"
+            f"{100 * np.median(stood[rank]) / step_ms[rank]:.2f} % after collectives were done, "
+            f"{100 * np.median(lacked_ms[rank]) / step_ms[rank]:.2f} % without a core"
         )
     lacking = (ours_calls - their_calls) + (their_calls - ours_calls)
     for (op, size), count in lacking.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 import time
@@ -17,7 +18,7 @@ from torch.profiler import ProfilerActivity, profile, schedule
 
 import commprof
 
-STEPS = 12
+STEPS = 30
 #: How long the last rank of ``alone`` is held up in each step.
 HELD_UP_S = 0.02
 #: How long an operator takes that needs no core.
@@ -111,8 +112,16 @@ def ddp(rank: int, rests: bool) -> Callable[[int], None]:
 WORKLOADS = {"alone": alone, "beside": beside, "ddp": ddp}
 
 
-def main(workload: str, directory: Path, rests: bool) -> None:
-    """Some steps before both begin, so that both see the same ones."""
+def without_core_ns() -> int:
+    """How long this thread could run so far, and had no core: the kernel's count."""
+    return int(Path("/proc/thread-self/schedstat").read_text().split()[1])
+
+
+def main(workload: str, directory: Path, rests: bool) -> list[list[int]]:
+    """Per rank and step the time without a core.
+
+    Some steps come before both begin, so that both see the same ones.
+    """
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     rank = dist.get_rank()
@@ -122,6 +131,7 @@ def main(workload: str, directory: Path, rests: bool) -> None:
     dist.barrier()
     (directory / "torch").mkdir(exist_ok=True)
     trace = directory / "torch" / f"rank{rank}.json.gz"
+    counts = []
     with (
         commprof.profile(directory / "run") as ours,
         profile(
@@ -132,13 +142,18 @@ def main(workload: str, directory: Path, rests: bool) -> None:
         ) as theirs,
     ):
         for number in range(STEPS):
+            counts.append(without_core_ns())
             step(number)
             ours.step()
             theirs.step()
+        counts.append(without_core_ns())
+    without_core = [after - before for before, after in itertools.pairwise(counts)]
+    of_ranks: list[list[int]] = [[]] * dist.get_world_size()
+    dist.all_gather_object(of_ranks, without_core)
     dist.destroy_process_group()
+    return of_ranks
 
 
 if __name__ == "__main__":
     asked = json.loads(sys.argv[1])
-    main(asked["workload"], Path(asked["directory"]), asked["rests"])
-    print(json.dumps({}))
+    print(json.dumps(main(asked["workload"], Path(asked["directory"]), asked["rests"])))

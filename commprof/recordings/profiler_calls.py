@@ -120,17 +120,26 @@ def device_calls(events: ProfilerEvents, device: int, world_size: int) -> list[C
 def host_calls(events: ProfilerEvents, world_size: int) -> list[Call]:
     """Communication of the host's (gloo), in the order of issue.
 
-    c10d's operators say when each was issued. They and the ranges of the threads that ran them
-    are the same in number and order, or the begin of the range counts.
+    c10d's operators say when each was issued, and of what form. Those of an operation and the
+    ranges of the threads that ran them are the same in number and order, or the begin of the
+    range counts. Threads may begin one operation before another that was issued earlier.
     """
-    ran = sorted(
-        (e for e in events.ranges if _C10D_RANGE.match(e.name)),
-        key=lambda e: (e.begin_ns, e.end_ns),
-    )
-    issued = sorted((e for e in events.issued if e.name.startswith("c10d::")), key=_begin)
-    pairs: list[tuple[Event, Event]] = [(e, e) for e in ran]
-    if [_of_gloo(e.name) for e in issued] == [_of_gloo(e.name) for e in ran]:
-        pairs = list(zip(ran, issued, strict=True))
+    ran: dict[str, list[Event]] = {}
+    for event in sorted(events.ranges, key=lambda e: (e.begin_ns, e.end_ns)):
+        if _C10D_RANGE.match(event.name):
+            ran.setdefault(_of_gloo(event.name), []).append(event)
+    issued: dict[str, list[Event]] = {}
+    for event in sorted(events.issued, key=_begin):
+        if event.name.startswith("c10d::"):
+            issued.setdefault(_of_gloo(event.name), []).append(event)
+    pairs: list[tuple[Event, Event]] = []
+    for op, runs in ran.items():
+        asked = issued.get(op, [])
+        are_theirs = len(asked) == len(runs) and all(
+            one.begin_ns <= run.begin_ns for one, run in zip(asked, runs, strict=True)
+        )
+        pairs += zip(runs, asked if are_theirs else runs, strict=True)
+    pairs.sort(key=lambda pair: min(pair[0].begin_ns, pair[1].begin_ns))
     return [
         replace(
             _described(

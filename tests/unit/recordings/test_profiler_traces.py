@@ -322,6 +322,20 @@ def test_what_is_work_beside_gloo(tmp_path: Path, beside: list[Event], exposed_u
     assert world.parts.exposed_ms == pytest.approx(exposed_us / 1000)
 
 
+def test_threads_of_gloo_may_begin_out_of_order(tmp_path: Path) -> None:
+    """The second of two asynchronous collectives runs first: each keeps its own form and issue."""
+    events = [
+        *(annotation("ProfilerStep#0", 0, 100), of_host("aten::mm", 5, 10)),
+        *(of_host("c10d::allreduce_", 10, 11), of_host("c10d::_allgather_base_", 12, 13)),
+        annotation("gloo:all_gather", 20, 40, tid=2),
+        annotation("gloo:all_reduce", 21, 60, tid=3),
+    ]
+    path = tmp_path / "gloo.json"
+    path.write_text(document(events, 0))
+    found = {row.op: row.duration.median_ms for row in world_of(path).collectives}
+    assert found == pytest.approx({"all_reduce": 0.05, "all_gather_into_tensor": 0.028})
+
+
 def test_a_thread_that_goes_on_before_a_collective_is_done_did_not_wait(tmp_path: Path) -> None:
     """From 20 to 500 it ran Python, or had no core; from 600 it waited."""
     events = [
