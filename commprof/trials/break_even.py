@@ -74,7 +74,7 @@ def no_break_even(one: Candidate, rounds: int, told: bool) -> NoBreakEven | None
             "host is not recorded"
         )
     if not one.compressor:
-        how = "in other buckets" if one.bucket_cap_mb is not None else "at another time"
+        how = "at another time" if one.hook and not one.buckets.label else "in other buckets"
         return _does_not_apply(f"the same bytes are sent {how}, and none are saved")
     if rounds < MIN_ROUNDS:
         return NoBreakEven("not known", f"{MIN_ROUNDS} complete rounds are the least")

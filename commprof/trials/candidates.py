@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from commprof.compressors import parse
 from commprof.compressors.schemes import SCHEMES
 from commprof.errors import UsageError
-from commprof.trials.sharding import NO_SHARDING, TECHNIQUES, Sharding, is_sharding, with_word
+from commprof.trials.sharding import (
+    NO_SHARDING,
+    TECHNIQUES,
+    Sharding,
+    is_sharding,
+    truth,
+    with_word,
+)
 
 #: Communication as the model has it, of DDP the mean all-reduce: what all others are compared with.
 BASELINE = "none"
@@ -20,7 +27,13 @@ HEADROOM = "noop"
 #: Compressors that send fp32 means.
 _LOSSLESS = (BASELINE, "hierarchical")
 
-BUCKET_CAP = "bucket-cap"
+BUCKET_CAP, FIRST_BUCKET = "bucket-cap", "first-bucket"
+BUCKET_VIEW = "gradient-as-bucket-view"
+_BUCKET_WORDS = (
+    (f"{BUCKET_CAP}=MB", "DDP's buckets, cut anew for bucket_cap_mb=MB"),
+    (f"{FIRST_BUCKET}=MB", "DDP's first bucket, which is exchanged first, of at most MB"),
+    (f"{BUCKET_VIEW}=true|false", "DDP's gradients lie in the buckets, or are copied"),
+)
 #: In MiB, as DDP counts its ``bucket_cap_mb``.
 _CAPS_MB = (0.001, 10_000.0)
 
@@ -53,6 +66,45 @@ HOOKS: Mapping[str, NamedHook] = {hook.name: hook for hook in _HOOKS}
 
 
 @dataclass(frozen=True)
+class Buckets:
+    """What a candidate sets in a DDP model's buckets; None: as the model has it."""
+
+    #: DDP's ``bucket_cap_mb``.
+    cap_mb: float | None = None
+    #: Of the bucket that is exchanged first.
+    first_mb: float | None = None
+    #: DDP's ``gradient_as_bucket_view``.
+    as_view: bool | None = None
+
+    @property
+    def recuts(self) -> bool:
+        """Whether the buckets hold other gradients than the model's own."""
+        return self.cap_mb is not None or self.first_mb is not None
+
+    @property
+    def label(self) -> str:
+        """As candidates name it, joined by ``+``."""
+        words = [] if self.cap_mb is None else [f"{BUCKET_CAP}={self.cap_mb:g}"]
+        words += [] if self.first_mb is None else [f"{FIRST_BUCKET}={self.first_mb:g}"]
+        words += [] if self.as_view is None else [f"{BUCKET_VIEW}={str(self.as_view).lower()}"]
+        return "+".join(words)
+
+    @property
+    def code(self) -> str:
+        """What no option of commprof's sets, as it is written in the script."""
+        words = []
+        if self.first_mb is not None:
+            rest = "the model's own cap" if self.cap_mb is None else f"{self.cap_mb:g}"
+            words.append(f"bucket_cap_mb_list=[{self.first_mb:g}, {rest}]")
+        if self.as_view is not None:
+            words.append(f"gradient_as_bucket_view={self.as_view}")
+        return f"DistributedDataParallel(model, {', '.join(words)})" if words else ""
+
+
+OWN_BUCKETS = Buckets()
+
+
+@dataclass(frozen=True)
 class Candidate:
     """One of those that take turns."""
 
@@ -62,8 +114,7 @@ class Candidate:
     compressor: str = ""
     #: One of HOOKS, or empty.
     hook: str = ""
-    #: DDP's ``bucket_cap_mb``; None: as the model has it.
-    bucket_cap_mb: float | None = None
+    buckets: Buckets = OWN_BUCKETS
     #: What it sets in FSDP2 models; empty for candidates of DDP's.
     sharding: Sharding = NO_SHARDING
 
@@ -77,7 +128,7 @@ class Candidate:
             return False
         if self.hook and not HOOKS[self.hook].exact:
             return False
-        return self.bucket_cap_mb is None or world_size <= 2
+        return not self.buckets.recuts or world_size <= 2
 
     @property
     def compresses(self) -> bool:
@@ -106,8 +157,12 @@ class Candidate:
     @property
     def techniques(self) -> int:
         """How many it combines."""
-        buckets = self.bucket_cap_mb is not None
-        return bool(self.compressor) + bool(self.hook) + buckets + self.sharding.count
+        exchange = bool(self.compressor) + bool(self.hook)
+        return (
+            exchange
+            + len(list(filter(None, self.buckets.label.split("+"))))
+            + (self.sharding.count)
+        )
 
 
 ROLES = tuple(Candidate(name) for name in (BASELINE, CONTROL, HEADROOM))
@@ -120,13 +175,18 @@ def parse_candidate(text: str) -> Candidate:
         UsageError: unknown technique, a value out of range, or two that exclude each other.
     """
     compressor = hook = ""
-    cap: float | None = None
-    sharding = NO_SHARDING
+    buckets, sharding = OWN_BUCKETS, NO_SHARDING
     for word in text.split("+"):
         name = _head(word)
         if name == BUCKET_CAP:
-            _once(cap is None, text, "bucket caps")
-            cap = _cap(word)
+            _once(buckets.cap_mb is None, text, "bucket caps")
+            buckets = replace(buckets, cap_mb=_cap(word))
+        elif name == FIRST_BUCKET:
+            _once(buckets.first_mb is None, text, "first buckets")
+            buckets = replace(buckets, first_mb=_cap(word))
+        elif name == BUCKET_VIEW:
+            _once(buckets.as_view is None, text, "bucket views")
+            buckets = replace(buckets, as_view=truth(word))
         elif is_sharding(word):
             sharding = with_word(sharding, word, text)
         elif name in HOOKS and word == name:
@@ -139,20 +199,19 @@ def parse_candidate(text: str) -> Candidate:
             raise UsageError(
                 f"unknown technique {word!r} (allowed: {', '.join(technique_names())})"
             )
-    capped = "" if cap is None else f"{BUCKET_CAP}={cap:g}"
-    label = "+".join(filter(None, (compressor, hook, capped, sharding.label)))
-    if sharding.count and (compressor or hook or capped):
+    label = "+".join(filter(None, (compressor, hook, buckets.label, sharding.label)))
+    if sharding.count and (compressor or hook or buckets.label):
         raise UsageError(
             f"candidate {text!r} joins settings of FSDP2 and of DDP; no model has both, so name "
             "them apart"
         )
-    return Candidate(label, compressor, hook, cap, sharding)
+    return Candidate(label, compressor, hook, buckets, sharding)
 
 
 def technique_names() -> list[str]:
     """All that a candidate can be made of, as they are typed."""
     schemes = [name for name in SCHEMES if name != BASELINE]
-    return [*schemes, *HOOKS, f"{BUCKET_CAP}=MB", *(typed for typed, _ in TECHNIQUES)]
+    return [*schemes, *HOOKS, *(typed for typed, _ in (*_BUCKET_WORDS, *TECHNIQUES))]
 
 
 def is_technique(word: str) -> bool:
@@ -160,15 +219,15 @@ def is_technique(word: str) -> bool:
     first = word.partition("+")[0]
     if "=" in first.partition(":")[0]:
         # "hierarchical" is a technique, "hierarchical=1" is not.
-        return _head(first) == BUCKET_CAP or is_sharding(first)
+        return _head(first) in (BUCKET_CAP, FIRST_BUCKET, BUCKET_VIEW) or is_sharding(first)
     return _head(first) in {*SCHEMES, *HOOKS, HEADROOM}
 
 
 def help_text() -> str:
     """One line for each technique that is no compressor, for help texts."""
     lines = [f"  {hook.name:<18} {hook.meaning}" for hook in HOOKS.values()]
-    lines.append(f"  {BUCKET_CAP + '=MB':<18} DDP's buckets, cut anew for bucket_cap_mb=MB")
-    lines += [f"  {typed}\n{'':<20} {meaning}" for typed, meaning in TECHNIQUES]
+    for typed, meaning in (*_BUCKET_WORDS, *TECHNIQUES):
+        lines.append(f"  {typed:<18}" + (f"\n{'':<20}" if len(typed) > 18 else "") + f" {meaning}")
     return "\n".join(lines)
 
 
@@ -183,13 +242,13 @@ def _once(first: bool, text: str, what: str) -> None:
 
 def _cap(word: str) -> float:
     low, high = _CAPS_MB
-    value = word.partition("=")[2]
+    name, _, value = word.partition("=")
     try:
         number = float(value)
     except ValueError:
         number = -1.0
     if not low <= number <= high:
         raise UsageError(
-            f"{BUCKET_CAP}={value!r} is out of range (allowed: MiB from {low:g} to {high:g})"
+            f"{name}={value!r} is out of range (allowed: MiB from {low:g} to {high:g})"
         )
     return number

@@ -107,7 +107,7 @@ def with_word(setting: Sharding, word: str, text: str) -> Sharding:
         )
     if name == RESHARD:
         _once(setting.reshard is None, text, name)
-        return replace(setting, reshard=_BOOLEANS[_one_of(name, value, tuple(_BOOLEANS))])
+        return replace(setting, reshard=truth(word))
     if name == REDUCE_DTYPE:
         _once(not setting.reduce_dtype, text, name)
         return replace(setting, reduce_dtype=_one_of(name, value, tuple(DTYPES)))
@@ -134,6 +134,16 @@ def parse_sharding(text: str) -> Sharding:
             raise UsageError(f"unknown setting of FSDP2 {word!r} (allowed: {allowed})")
         found = with_word(found, word, text)
     return found
+
+
+def truth(word: str) -> bool:
+    """What a word such as ``reshard-after-forward=false`` says.
+
+    Raises:
+        UsageError: neither true nor false.
+    """
+    name, _, value = word.partition("=")
+    return _BOOLEANS[_one_of(name, value, tuple(_BOOLEANS))]
 
 
 def _once(first: bool, text: str, name: str) -> None:

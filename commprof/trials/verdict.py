@@ -111,13 +111,21 @@ def apply(candidate: Candidate, setting: Setting) -> str:
         return ""
     if candidate.sharding.count:
         return _applied_sharding(candidate.sharding, setting)
-    coded = candidate.compressor
-    cap_mb = "" if candidate.bucket_cap_mb is None else f"{candidate.bucket_cap_mb:g}"
+    if candidate.buckets.code:
+        return _in_script(candidate)
+    coded, cap = candidate.compressor, candidate.buckets.cap_mb
+    cap_mb = "" if cap is None else f"{cap:g}"
     if setting.is_run:
         given = (("--hook", coded), ("--bucket-cap-mb", cap_mb))
         return _run_with(setting, [word for pair in given if pair[1] for word in pair])
     under_env = _under_env(coded, cap_mb)
     return f"{under_env}; or, where the script itself began the trial: {_in_code(coded, cap_mb)}"
+
+
+def _in_script(candidate: Candidate) -> str:
+    """What to write where DDP is made, for what no option sets."""
+    hook = _in_code(candidate.compressor, "")
+    return "; and ".join(filter(None, (f"in the script: {candidate.buckets.code}", hook)))
 
 
 def _applied_sharding(sharding: Sharding, setting: Setting) -> str:

@@ -17,7 +17,10 @@ _MIB = float(1 << 20)
 #: DDP's largest cap: one bucket.
 _ONE_BUCKET_MIB = 10_000.0
 #: Of ``commprof run``, in the place of which a predicted one stands.
-_REPLACED = ("--output", "--json", "--world-sizes", "--nproc", "--check-prediction")
+_REPLACED = (
+    *("--output", "--json", "--world-sizes", "--nproc", "--check-prediction"),
+    "--trial",
+)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -24,7 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 from commprof.capture.attachment import Attachment, bucket_hook_of
 from commprof.compressors import Compressor, parse
 from commprof.compressors.torch_ops import lacks
-from commprof.trials.candidates import HEADROOM, HOOKS, Candidate
+from commprof.trials.candidates import HEADROOM, HOOKS, OWN_BUCKETS, Buckets, Candidate
 
 Hook = Callable[[Any, Any], Any]
 
@@ -78,7 +78,8 @@ class _Held:
 
 
 #: Where DDP keeps its caps; newer versions have all of them in one object as well.
-_CAP_NAMES = ("bucket_bytes_cap", "bucket_bytes_cap_default", "_bucket_config")
+_CONFIG = "_bucket_config"
+_SETTINGS = ("bucket_bytes_cap", "bucket_bytes_cap_default", _CONFIG, "gradient_as_bucket_view")
 _MIB = 1024 * 1024
 
 
@@ -111,43 +112,56 @@ class Bucketings:
         self._attachment = attachment
         self._ddp = attachment.ddp
         own = _Bucketing(self._ddp.reducer, self._ddp.logger, attachment.bucket_hook)
-        self._by_cap: dict[float | None, _Bucketing] = {None: own}
+        self._made: dict[Buckets, _Bucketing] = {OWN_BUCKETS: own}
+        self._now = OWN_BUCKETS
 
-    def use(self, cap_mb: float | None) -> None:
-        """Puts the buckets of this cap to work; None: the model's own.
+    def use(self, buckets: Buckets) -> None:
+        """Puts these buckets to work.
 
         Call it between steps, on all ranks at the same step, with nothing inside the hook but
-        the mean all-reduce. The first step with a new cap exchanges one bucket, the next cuts
+        the mean all-reduce. The first step with new ones exchanges one bucket, the next cuts
         them, as after DDP is made.
         """
-        if cap_mb not in self._by_cap:
-            self._by_cap[cap_mb] = self._made(cap_mb)
-        chosen = self._by_cap[cap_mb]
+        if buckets not in self._made:
+            self._made[buckets] = self._make(buckets)
+        if self._now.as_view and buckets is not self._now:
+            self._take_gradients_out()
+        self._now = buckets
+        chosen = self._made[buckets]
         self._ddp.reducer, self._ddp.logger = chosen.reducer, chosen.logger
         self._attachment.use_bucket_hook(chosen.hook)
 
     def close(self) -> None:
         """Back to the model's own; the others' memory and autograd hooks go."""
-        self.use(None)
-        own = self._by_cap[None]
-        for bucketing in self._by_cap.values():
+        self.use(OWN_BUCKETS)
+        own = self._made[OWN_BUCKETS]
+        for bucketing in self._made.values():
             if bucketing is not own:
                 bucketing.reducer._remove_autograd_hooks()
-        self._by_cap = {None: own}
+        self._made = {OWN_BUCKETS: own}
 
-    def _made(self, cap_mb: float | None) -> _Bucketing:
-        assert cap_mb is not None
+    def _take_gradients_out(self) -> None:
+        """Gradients no longer lie in buckets that are about to rest."""
+        for parameter in self._ddp.parameters():
+            if parameter.grad is not None:
+                parameter.grad = parameter.grad.detach().clone()
+
+    def _make(self, buckets: Buckets) -> _Bucketing:
         ddp = self._ddp
-        before = {name: getattr(ddp, name) for name in _CAP_NAMES if hasattr(ddp, name)}
-        cap_bytes = int(cap_mb * _MIB)
-        ddp.bucket_bytes_cap = cap_bytes
-        ddp.bucket_bytes_cap_default = False
-        if "_bucket_config" in before:
+        before = {name: getattr(ddp, name) for name in _SETTINGS if hasattr(ddp, name)}
+        if buckets.as_view is not None:
+            ddp.gradient_as_bucket_view = buckets.as_view
+        if buckets.cap_mb is not None:
+            ddp.bucket_bytes_cap = int(buckets.cap_mb * _MIB)
+            ddp.bucket_bytes_cap_default = False
+        if buckets.recuts and _CONFIG in before:
+            config, first_mb = before[_CONFIG], buckets.first_mb
+            first = int(first_mb * _MIB) if first_mb is not None else ddp.bucket_bytes_cap
             ddp._bucket_config = dataclasses.replace(
-                before["_bucket_config"],
-                bucket_bytes_cap=cap_bytes,
+                config,
+                bucket_bytes_cap=ddp.bucket_bytes_cap,
                 per_bucket_bytes_caps=(),
-                first_bucket_bytes_cap=cap_bytes,
+                first_bucket_bytes_cap=first,
             )
         parameters, sparse = ddp._build_params_for_reducer()
         names = ddp._build_debug_param_to_name_mapping(parameters)
@@ -205,8 +219,12 @@ class ReplicatedModel:
             return "it is a setting of FSDP2, and the model is one of DDP's"
         if candidate.compressor and not self.attachment.is_native:
             return lacks(parse(candidate.compressor).scheme)
-        if candidate.bucket_cap_mb is not None and (why := obstacle(self._ddp)):
+        if candidate.buckets.label and (why := obstacle(self._ddp)):
             return f"DDP's buckets cannot be cut anew: {why}"
+        if candidate.buckets.first_mb is not None and not hasattr(self._ddp, _CONFIG):
+            return "this torch cuts the first bucket by a constant"
+        if candidate.buckets.as_view is self._ddp.gradient_as_bucket_view:
+            return f"the model has {candidate.buckets.label} already"
         return ""
 
     def held_bytes(self, _: object) -> float:
@@ -215,7 +233,7 @@ class ReplicatedModel:
 
     def enter(self, candidate: Candidate, length: int) -> None:
         """Puts a candidate to work; ``length``, of its block in steps, is for compressors."""
-        self._bucketings.use(candidate.bucket_cap_mb)
+        self._bucketings.use(candidate.buckets)
         if candidate.compressor:
             self.attachment.set_hook(_compressor(candidate.compressor, length))
         elif candidate.hook:
@@ -228,7 +246,7 @@ class ReplicatedModel:
         """Back to DDP's own mean and buckets."""
         self.attachment.set_hook(None)
         self._sync_buffers(True)
-        self._bucketings.use(None)
+        self._bucketings.use(OWN_BUCKETS)
         if self.attachment.has_own_hook:
             self.attachment.set_hook(*self._ddp._comm_hooks[0])
 

@@ -17,7 +17,10 @@ pytestmark = pytest.mark.slow
 WAYS = ("declared", "found")
 SHORT = "rounds=3,block=1,warmup=2"
 #: No step is taken back: every one of them is in the untouched run too.
-LOSSLESS = f"bucket-cap=0.005,no-overlap,no-overlap+bucket-cap=0.01,headroom=0,{SHORT}"
+LOSSLESS = (
+    "bucket-cap=0.005,no-overlap,no-overlap+bucket-cap=0.01,first-bucket=0.005,"
+    f"gradient-as-bucket-view=true,headroom=0,{SHORT}"
+)
 TAKEN_BACK = f"int8,topk:ratio=0.05+bucket-cap=0.005,{SHORT}"
 #: Three ranks sum in an order that depends on the bucket.
 OTHER_BUCKETS = f"bucket-cap=0.005,no-overlap,{SHORT}"

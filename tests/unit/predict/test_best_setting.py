@@ -25,7 +25,7 @@ from tests.support.builders.details import detail
 from tests.support.builders.results import context, run_result, world
 from tests.support.builders.schedules import hook, profile, schedule
 
-RUN = {"command": "python -m commprof.run --nproc 4 --output old --steps 9 train.py 3"}
+RUN = {"command": "python -m commprof.run --nproc 4 --output o --trial int8 --steps 9 train.py 3"}
 SCRIPT = {**RUN, "script": ["train.py", "3"]}
 WORKLOAD = {"command": "commprof run --world-sizes 2,4 --strategy fsdp", "workload": "mlp"}
 

@@ -20,9 +20,10 @@ from torch.nn.parallel import DistributedDataParallel
 from commprof.capture.attachment import Attachment, attach
 from commprof.capture.recorder import recorder
 from commprof.errors import CommprofError
+from commprof.trials.candidates import OWN_BUCKETS, Buckets, parse_candidate
 from commprof.trials.live.controller import Losses, Trial
 from commprof.trials.live.state import Snapshot, Trainables
-from commprof.trials.live.switches import Bucketings, obstacle
+from commprof.trials.live.switches import Bucketings, ReplicatedModel, obstacle
 from commprof.trials.plan import SETTLE_STEPS, parse_trial
 
 
@@ -52,9 +53,9 @@ class Steps:
         self._step += 1
 
 
-def model(**options: Any) -> DistributedDataParallel:
-    layers = [torch.nn.Linear(16, 16, bias=False) for _ in range(4)]
-    return DistributedDataParallel(torch.nn.Sequential(*layers), **options)
+def model(layers: int = 4, **options: Any) -> DistributedDataParallel:
+    made = [torch.nn.Linear(16, 16, bias=False) for _ in range(layers)]
+    return DistributedDataParallel(torch.nn.Sequential(*made), **options)
 
 
 def train(ddp: DistributedDataParallel) -> None:
@@ -86,7 +87,7 @@ def test_each_block_has_its_candidate_and_the_end_is_the_begin() -> None:
     for block in plan.schedule().blocks:
         one = plan.everyone[block.candidate]
         compressor = "fp16:measure_every=3" if one.compressor else ""
-        wanted += [(compressor, one.bucket_cap_mb is None)] * 3
+        wanted += [(compressor, not one.buckets.recuts)] * 3
     assert seen == wanted
     assert trial.done
     assert ddp.reducer is reducer
@@ -105,13 +106,59 @@ def test_a_cap_cuts_the_buckets_that_ddp_would_cut() -> None:
             attachment.set_hook(None)
             train(ddp)
             train(ddp)
-            Bucketings(attachment).use(0.001)
+            Bucketings(attachment).use(Buckets(cap_mb=0.001))
             attachment.set_hook(lambda _, bucket, s=sizes: _noted(bucket, s))
         for _ in range(3):
             train(ddp)
         buckets.append(sizes)
     # One bucket; then two layers of 1,024 bytes reach the cap of 1,048.
     assert buckets[0] == buckets[1] == [1024] + [512] * 4
+
+
+def test_the_first_bucket_alone_is_cut_smaller() -> None:
+    ddp, sizes = model(layers=6), list[int]()
+    attachment = attach(ddp)
+    train(ddp)
+    bucketings = Bucketings(attachment)
+    bucketings.use(parse_candidate("first-bucket=0.001").buckets)
+    attachment.set_hook(lambda _, bucket: _noted(bucket, sizes))
+    for _ in range(2):
+        train(ddp)
+    assert sizes == [6 * 256, 2 * 256, 4 * 256]
+    bucketings.close()
+
+
+def test_gradients_lie_in_buckets_only_while_that_is_tried() -> None:
+    ddp = model()
+    train(ddp)
+    bucketings = Bucketings(attach(ddp))
+
+    def places() -> int:
+        grads = [one.grad for one in ddp.parameters()]
+        return len({grad.untyped_storage().data_ptr() for grad in grads if grad is not None})
+
+    for _ in range(2):
+        bucketings.use(parse_candidate("gradient-as-bucket-view=true").buckets)
+        train(ddp)
+        train(ddp)
+        assert places() == 1
+        bucketings.use(OWN_BUCKETS)
+        assert places() == 4
+        train(ddp)
+        assert places() == 4
+    assert not ddp.gradient_as_bucket_view
+    bucketings.close()
+
+
+@pytest.mark.parametrize("label", ["first-bucket=1", "gradient-as-bucket-view=false", "prefetch=1"])
+def test_what_a_replicated_model_cannot_have_is_said(label: str) -> None:
+    replicated = ReplicatedModel(attach(model(find_unused_parameters=label == "first-bucket=1")))
+    why = {
+        "first-bucket=1": "DDP's buckets cannot be cut anew: it looks for unused parameters",
+        "gradient-as-bucket-view=false": "the model has gradient-as-bucket-view=false already",
+        "prefetch=1": "it is a setting of FSDP2, and the model is one of DDP's",
+    }
+    assert replicated.impossible(parse_candidate(label)).startswith(why[label])
 
 
 def _noted(bucket: Any, sizes: list[int]) -> Any:

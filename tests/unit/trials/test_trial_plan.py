@@ -50,6 +50,7 @@ def test_settings_are_of_the_trial() -> None:
     "text",
     [
         *("none", "topk:ratio=0.1+bucket-cap=1,int4", "bf16,headroom=0"),
+        "int8+first-bucket=1,bucket-cap=5+first-bucket=1+gradient-as-bucket-view=true",
         "reshard-after-forward=false+prefetch=2+reduce-dtype=bf16,reshard-after-forward=true",
     ],
 )
@@ -75,6 +76,8 @@ def test_candidates_that_cannot_take_part_leave_the_plan() -> None:
         ("bucket-cap=1+bucket-cap=2", "names two bucket caps"),
         ("bucket-cap=0", "bucket-cap='0' is out of range (allowed: MiB from 0.001 to 10000)"),
         ("bucket-cap=x", "bucket-cap='x' is out of range"),
+        ("first-bucket=0", "first-bucket='0' is out of range (allowed: MiB from 0.001 to 10000)"),
+        ("gradient-as-bucket-view=1", "means nothing (allowed: true, false)"),
         ("topk:ratio=2", "ratio=2.0 is out of range"),
         (
             "reshard-after-forward=maybe",
@@ -106,6 +109,8 @@ def test_what_cannot_be_tried_is_refused(text: str, complaint: str) -> None:
         ("fp16", False, False),
         ("no-overlap+bucket-cap=5", True, False),
         ("reshard-after-forward=false+prefetch=2", True, True),
+        ("first-bucket=1", True, False),
+        ("gradient-as-bucket-view=true", True, True),
         ("prefetch=1+reduce-dtype=bf16", False, False),
     ],
 )

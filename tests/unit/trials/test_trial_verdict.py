@@ -280,6 +280,21 @@ def test_too_few_rounds_say_nothing() -> None:
         ("bucket-cap=5", RUN, "commprof run --nproc 2 --bucket-cap-mb 5 train.py"),
         ("prefetch=2", RUN, "commprof run --nproc 2 --fsdp prefetch=2 train.py"),
         (
+            "prefetch=2+reduce-dtype=bf16",
+            Setting("train.py", False),
+            "COMMPROF_FSDP=prefetch=2+reduce-dtype=bf16 COMMPROF_TRIAL= commprof env --output DIR "
+            "-- COMMAND; or in the script: set_modules_to_forward_prefetch and "
+            "set_modules_to_backward_prefetch with the next 2 on every sharded module; and "
+            "fully_shard(..., mp_policy=MixedPrecisionPolicy(reduce_dtype=torch.bfloat16))",
+        ),
+        (
+            "int8+first-bucket=1+gradient-as-bucket-view=true",
+            RUN,
+            "in the script: DistributedDataParallel(model, bucket_cap_mb_list=[1, the model's own "
+            "cap], gradient_as_bucket_view=True); and "
+            'commprof.attach(ddp, hook=commprof.compressors.parse("int8"))',
+        ),
+        (
             "int8+bucket-cap=5",
             RUN,
             "commprof run --nproc 2 --hook int8 --bucket-cap-mb 5 train.py",
