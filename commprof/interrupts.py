@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def ends_at_once() -> Iterator[None]:
-    """Within it a Ctrl-C ends this process by the signal, where it would be a KeyboardInterrupt.
+    """Within this context Ctrl-C ends the process by the signal, not by a KeyboardInterrupt.
 
     For loading modules, which takes seconds where torch is one of them: there is nothing to clean
     up yet, and an exception may come where nobody lets it through, in a callback of Python's own
@@ -27,7 +27,7 @@ def ends_at_once() -> Iterator[None]:
 
 
 def end_at_once() -> None:
-    """The same from now on, for a process that has nothing left to clean up."""
+    """Lets Ctrl-C end the process by the signal from now on; nothing is left to clean up."""
     if _raises():
         signal.signal(signal.SIGINT, signal.SIG_DFL)
 

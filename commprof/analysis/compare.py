@@ -124,7 +124,7 @@ def compare_runs(
     a: tuple[RunResult, Sequence[WorldDetail]],
     b: tuple[RunResult, Sequence[WorldDetail]],
 ) -> RunComparison:
-    """Both as ``analyse_in_detail`` gives them."""
+    """Compares two runs, each as ``analyse_in_detail`` gives it."""
     ours, theirs = ({detail.world_size: detail for detail in run[1]} for run in (a, b))
     both = sorted(ours.keys() & theirs.keys())
     worlds = [_world(ours[size], theirs[size]) for size in both]
@@ -206,7 +206,7 @@ def _thinned(values: Floats) -> Floats:
 
 
 def _knows_buckets(timeline: Timeline) -> bool:
-    return any(bool((rank.flights.bucket != NO_BUCKET).any()) for rank in timeline.ranks)
+    return any(bool((rank.in_flight.bucket != NO_BUCKET).any()) for rank in timeline.ranks)
 
 
 def _by_kind(timeline: Timeline, numbered: bool) -> dict[str, Floats]:
@@ -220,9 +220,9 @@ def _by_kind(timeline: Timeline, numbered: bool) -> dict[str, Floats]:
     """
     if not timeline.kinds:
         return {}
-    flights = [rank.flights for rank in timeline.ranks]
+    intervals = [rank.in_flight for rank in timeline.ranks]
     kind, bucket, step, time_ns = (
-        np.concatenate([getattr(each, name) for each in flights])
+        np.concatenate([getattr(each, name) for each in intervals])
         for name in ("kind", "bucket", "step", "duration_ns")
     )
     keys = np.stack([kind, bucket if numbered else np.full_like(bucket, NO_BUCKET)], axis=1)

@@ -110,7 +110,7 @@ def samples_trained(result: Mapping[str, Any], steps: Ints) -> float:
 
 
 def _bytes(result: Mapping[str, Any] | None, key: str) -> float:
-    """From the account's `memory`; NaN where there is none."""
+    """A figure of the rank account's `memory`; NaN where there is none."""
     value = ((result or {}).get("memory") or {}).get(key)
     return math.nan if value is None else float(value)
 

@@ -1,4 +1,4 @@
-"""From a run directory to its result."""
+"""Analyses a run directory into its result."""
 
 from __future__ import annotations
 

@@ -335,7 +335,7 @@ def _summarise(
 
 
 def _samples(run: WorldRun, ranks: tuple[RankSummary, ...], steps: Ints) -> float:
-    """Those of all ranks in these steps: of a rank without a trace by its account, or NaN."""
+    """Samples of all ranks in these steps; without a trace by the rank's account, or NaN."""
     recorded = {rank.rank: rank.samples for rank in ranks}
     others = [rank for rank in range(run.world_size) if rank not in recorded]
     if any(rank not in run.results for rank in others):

@@ -92,7 +92,7 @@ def plain(header: str) -> str:
 
 
 def bare(header: str) -> str:
-    """The same without what is in brackets."""
+    """The header without what is in brackets."""
     return re.sub(r" ?\([^()]*\)", "", plain(header)).strip()
 
 

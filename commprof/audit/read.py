@@ -1,4 +1,4 @@
-"""From the text of a file to what its tables, sentences and lists state."""
+"""Reads from a file's text what its tables, sentences and lists state."""
 
 from __future__ import annotations
 

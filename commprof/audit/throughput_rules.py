@@ -92,7 +92,7 @@ def _agreeing(rows: Sequence[Row], works: dict[int, Work]) -> int:
 
 
 def _from_latency(row: Row, document: Document, per_rank: bool, accumulated: bool) -> Check | None:
-    """With accumulation, an iteration may be one batch, or all that go into an update."""
+    """Compares throughput with latency; accumulation makes an iteration one batch or several."""
     batch = global_batch(row, document, per_rank)
     times = row.figures.get("accumulation") or document.fact("accumulation")
     if batch is None or (accumulated and times is None):

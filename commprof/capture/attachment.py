@@ -221,7 +221,7 @@ class _Held:
 
 @functools.cache
 def _redirect_register_comm_hook() -> None:
-    """From now on models that have an attachment ask it."""
+    """Has models that have an attachment ask it, from now on, when a hook is registered."""
     original = DistributedDataParallel.register_comm_hook
 
     @functools.wraps(original)
@@ -237,7 +237,7 @@ def _redirect_register_comm_hook() -> None:
 
 @functools.cache
 def _follow_joins() -> None:
-    """From now on models that have an attachment divide as ``ddp.join()`` was told to.
+    """Has models that have an attachment divide, from now on, as ``ddp.join()`` was told to.
 
     With ``divide_by_initial_world_size=False`` DDP divides by the ranks that have not joined, which
     it counts with an all-reduce in each forward pass; it tells no hook.

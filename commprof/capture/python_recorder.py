@@ -128,7 +128,7 @@ class PythonRecorder:
         self._last = PythonStats()
 
     def forget_after_fork(self) -> None:
-        """From now on a forked child begins without a trace: the file is the parent's."""
+        """Lets forked children begin without a trace, from now on: the file is the parent's."""
 
         def forget() -> None:
             if self._file is not None:

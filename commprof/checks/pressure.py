@@ -37,7 +37,7 @@ def measure(ranks: Ranks) -> tuple[str, Load]:
 
 
 def read_load(proc: Path) -> Load:
-    """From a mounted procfs; see Documentation/accounting/psi.rst of Linux."""
+    """Reads the load from a mounted procfs; see Documentation/accounting/psi.rst of Linux."""
     memory = _text(proc / "meminfo")
     total, available = (
         re.search(rf"^{name}:\s+(\d+) kB", memory, re.MULTILINE)

@@ -211,9 +211,9 @@ class RankPlacement:
     asked: str
     """One of PIN_MODES."""
     threads: Threads
-    """The same at every world size."""
+    """Threads of each rank, the same at every world size."""
     topology: Topology
-    """Of this machine."""
+    """Processors of this machine."""
     nodes: int
     """Machines, each with an equal part of the ranks."""
 
@@ -240,7 +240,7 @@ class RankPlacement:
 def place_ranks(
     asked: str, threads: str | None, world_sizes: Sequence[int], nodes: int
 ) -> RankPlacement:
-    """On the machine of the calling process.
+    """Places ranks on the machine of the calling process.
 
     Args:
         asked: one of PIN_MODES.

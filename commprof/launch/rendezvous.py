@@ -90,7 +90,7 @@ class StartedRendezvous(Rendezvous):
     """Rendezvous of ranks that another launcher started, which has dealt out the ranks."""
 
     def check(self, world_size: int) -> None:
-        """Nothing is left to be refused."""
+        """Accepts every world size: the launcher has checked it."""
 
 
 ALONE = Rendezvous()

@@ -56,7 +56,7 @@ class Topology:
 
     @property
     def usable_cores(self) -> int:
-        """The same in physical cores."""
+        """Physical cores that this process may use."""
         return min(len(self.cores), self.usable_cpus)
 
 
@@ -99,7 +99,7 @@ def parse_cpu_list(text: str) -> tuple[int, ...]:
 
 
 def format_cpu_list(cpus: Iterable[int]) -> str:
-    """The same the other way round: runs of CPUs as ``first-last``."""
+    """Writes a list of CPUs as the kernel does: runs as ``first-last``."""
     runs: list[tuple[int, int]] = []
     for cpu in sorted(set(cpus)):
         if runs and runs[-1][1] == cpu - 1:
@@ -161,7 +161,7 @@ def _quota_v2(folder: Path) -> float | None:
 
 
 def _quota_v1(folder: Path) -> float | None:
-    """From two files; the quota is -1 without a limit."""
+    """Reads the quota of cgroup v1 from two files; it is -1 without a limit."""
     words = [*_words(folder / "cpu.cfs_quota_us"), *_words(folder / "cpu.cfs_period_us")]
     return _ratio(*words) if len(words) == 2 else None
 

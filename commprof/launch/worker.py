@@ -309,7 +309,7 @@ class PeakMemory:
         self._before_bytes = _resident("VmRSS")
 
     def start(self) -> None:
-        """From here on: what it took to make the model is given back and forgotten."""
+        """Begins to measure; memory that making the model took is given back and forgotten."""
         libc = ctypes.CDLL(None)
         if hasattr(libc, "malloc_trim"):  # glibc's own
             libc.malloc_trim(0)

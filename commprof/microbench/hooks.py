@@ -117,7 +117,7 @@ def make_hook_bench(hook: str, group: Any, count: int, rank: int, device: str) -
 
 
 def _scales(count: int) -> Tensor:
-    """From 1e-5 to 1e-2 in 12 steps: a model's layers differ so much."""
+    """Scales from 1e-5 to 1e-2 in 12 steps: the layers of a model differ so much."""
     return torch.logspace(-5, -2, 12).repeat_interleave(-(-count // 12))[:count]
 
 

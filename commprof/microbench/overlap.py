@@ -41,7 +41,7 @@ class OverlapCell:
     compute_us: Floats
     """The compute while the collective is under way."""
     overlapped_us: Floats
-    """From issue to the end of the wait."""
+    """Duration from issue to the end of the wait."""
     wrong: int | None = None
     """Wrong elements of the checked calls; None: nothing was checked."""
 

@@ -46,7 +46,7 @@ class TraceTail:
     """
 
     def __init__(self, path: Path, recent_bytes: int | None = None) -> None:
-        """Nothing is opened before the first :meth:`poll`; the file may not exist yet.
+        """Opens nothing before the first :meth:`poll`; the file may not exist yet.
 
         Args:
             path: of the trace.
@@ -242,7 +242,7 @@ class TraceTail:
         return self._doubt(problem, end)
 
     def _payload(self, offset: int, length: int) -> bytes | None:
-        """Of the block there; None where the file has not so much, or the block is too large."""
+        """Payload of the block there; None if the file ends before it, or it is too large."""
         begin = offset + schema.BLOCK_HEADER.size
         if length > _LARGEST_BLOCK_BYTES or begin + length > self._size():
             return None

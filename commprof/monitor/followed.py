@@ -68,7 +68,7 @@ class FollowedTraces:
                 self.last_step_ns[rank] = int(marks[-1]) if len(marks) else 0
 
     def mode(self, tails: dict[int, TraceTail]) -> str:
-        """Of the first rank that says so; full where there are no summaries."""
+        """Mode by the first rank that has a summary; full where none has."""
         for rank in sorted(tails):
             summary = tails[rank].summary
             if summary is not None:
@@ -100,7 +100,7 @@ class FollowedTraces:
 
 
 def metadata_of(tail: TraceTail) -> dict[str, Any]:
-    """Of a tail that has some, as those of ``JobTail`` have."""
+    """Metadata of a tail that has some, as those of ``JobTail`` have."""
     assert tail.metadata is not None
     return tail.metadata
 

@@ -40,7 +40,7 @@ class JobTail:
     def __init__(
         self, directory: Path, recent_bytes: int | None = None, only_rank: int | None = None
     ) -> None:
-        """Nothing is opened yet.
+        """Opens nothing yet.
 
         Args:
             directory: where the traces are.

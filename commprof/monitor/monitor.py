@@ -51,7 +51,7 @@ _PATIENCE_S: Final = 5.0
 
 
 class Monitor:
-    """Of one run directory."""
+    """Watches one run directory and shows its metrics."""
 
     def __init__(
         self, run: Path, settings: Settings, of_process: str = "", nested: bool = True
@@ -167,7 +167,7 @@ class Monitor:
             self._complain(f"cannot write down the address: {error}")
 
     def _complain(self, text: str) -> None:
-        """Once, and not without end."""
+        """Logs each complaint once, and a bounded number of them."""
         text = printable(text)
         if text not in self._complaints and len(self._complaints) < _MOST_COMPLAINTS:
             self._complaints.add(text)

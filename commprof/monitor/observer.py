@@ -31,7 +31,7 @@ PATIENCE_S: Final = 5.0
 
 
 class Observer:
-    """Of one run directory. Reads; writes nothing and signals nobody."""
+    """Observes one run directory: it reads, writes nothing and signals nobody."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class Observer:
         only_rank: int | None = None,
         settled_ns: int = SETTLED_NS,
     ) -> None:
-        """Nothing is read yet.
+        """Reads nothing yet.
 
         Args:
             run: the run directory.
@@ -102,7 +102,7 @@ class Observer:
             self._job.close()
 
     def _curves(self, tails: dict[int, TraceTail]) -> dict[str, CostCurve]:
-        """Those of the link between the ranks, if the profile has it for their backend."""
+        """Cost curves of the ranks' link, if the profile has them for their backend."""
         if self._profile is None:
             return {}
         boots = {metadata_of(tail)["machine"]["boot_id"] for tail in tails.values()}
@@ -190,7 +190,7 @@ def _status(tail: TraceTail, lives: bool | None) -> str:
 
 
 def _failed(tail: TraceTail) -> bool:
-    """Of a trace that is complete by now: whether the rank did not come to an orderly end."""
+    """True if a rank whose trace is complete did not come to an orderly end."""
     raised = metadata_of(tail).get("ending", {}).get("error")
     return bool(raised) or not tail.closed
 
@@ -216,7 +216,7 @@ _LARGEST_BYTES: Final = 4096
 
 
 def newest(trace: Path) -> GradientState | None:
-    """Of the rank that writes this trace, which has its figures beside it.
+    """Newest gradient norms of the rank that writes this trace, from the file beside it.
 
     None where nothing was measured, or the file is being written.
     """

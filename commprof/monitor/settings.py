@@ -19,7 +19,7 @@ _INTERVAL_S: Final = 2.0
 
 @dataclass(frozen=True)
 class Settings:
-    """Of one monitor. Raises UsageError for a value that cannot be used."""
+    """Settings of one monitor. Raises UsageError for a value that cannot be used."""
 
     #: HOST:PORT of the endpoint; empty for none.
     address: str = ""
@@ -58,7 +58,7 @@ class Settings:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Those of :class:`Settings`."""
+    """Adds the arguments that make up :class:`Settings`."""
     group = parser.add_argument_group("live metrics (docs/monitoring.md)")
     group.add_argument(
         "--metrics",
@@ -98,7 +98,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def settings_of(args: argparse.Namespace) -> Settings:
-    """From what was parsed; UsageError for a value that cannot be used."""
+    """Settings from parsed arguments; UsageError for a value that cannot be used."""
     return Settings(
         address=args.metrics_address or (DEFAULT_ADDRESS if args.metrics else ""),
         textfile=args.metrics_textfile,
@@ -119,7 +119,7 @@ def settings_of_variable(text: str) -> Settings:
 
 
 def parse(words: Sequence[str]) -> Settings:
-    """Of options alone; UsageError for others."""
+    """Settings from the options of live metrics; UsageError for any other option."""
     parser = _Parser(prog=variables.METRICS, add_help=False, allow_abbrev=False)
     add_arguments(parser)
     return settings_of(parser.parse_args(words))

@@ -164,7 +164,7 @@ def _notes(result: RunResult) -> Iterator[Section]:
 
 
 def pictures() -> Iterator[Section]:
-    """Those that show single steps."""
+    """Sections whose pictures show single steps."""
     yield Section(
         "steps",
         "Step by step",

@@ -24,7 +24,7 @@ def render(report: FullReport, trial: TrialResult | None = None) -> str:
 
 
 def render_strategies(compared: ComparedStrategies) -> str:
-    """The same for several strategies side by side."""
+    """Several strategies side by side, as Markdown."""
     context = {**compared.reports[0].result.context, "strategy": ""}
     return _page(context, strategy_sections(compared))
 
@@ -44,7 +44,7 @@ def escaped(text: str) -> str:
 
 
 def _line(text: str) -> str:
-    """The same where it begins a line, which must not begin a list or an underline."""
+    """Escapes text that begins a line, which must not begin a list or an underline."""
     text = re.sub(r"^(\d+)([.)])", r"\1\\\2", escaped(text))
     return re.sub(r"^([-+=])", r"\\\1", text)
 

@@ -250,7 +250,7 @@ def student_t_quantile(probability: float, degrees: int) -> float:
 
 
 def _student_t_cdf(t: float, degrees: int) -> float:
-    """With t = sqrt(n) tan(a) the density integrates as cos(a)^(n-1): smooth, by Simpson's rule."""
+    """Student's t distribution; with t = sqrt(n) tan(a) it integrates cos(a)^(n-1), by Simpson."""
     scale = math.lgamma((degrees + 1) / 2) - math.lgamma(degrees / 2) - math.log(math.pi) / 2
     angle = np.linspace(0.0, math.atan(t / math.sqrt(degrees)), 2001)
     values = np.cos(angle) ** (degrees - 1)

@@ -129,7 +129,7 @@ class Buckets:
 
 
 def once_per_trace(make: Callable[[Trace], Table]) -> Callable[[Trace], Table]:
-    """The same function, which makes its table at the first call for a trace and keeps it there.
+    """Has a function make its table at the first call for a trace, and keep it there.
 
     The table lives as long as its trace. Its arrays are read-only, because all callers share them.
     """

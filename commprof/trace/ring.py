@@ -141,7 +141,7 @@ def _owner_session(path: Path) -> int | None:
 
 
 def ring_files(ring_prefix: str) -> Iterator[Path]:
-    """Those of that name; regular files only, for a trace may name anything."""
+    """Ring files of that prefix; regular files only, for a trace may name anything."""
     if not ring_prefix:
         return
     name = re.compile(re.escape(ring_prefix) + r"\d+\.ring")

@@ -36,7 +36,7 @@ def stretches(begin_ns: Ints, end_ns: Ints) -> Stretches:
 
 
 def each_once(begin_ns: Ints, end_ns: Ints) -> tuple[Ints, Stretches]:
-    """The same, and the row that each stretch is of: that which began first and went on."""
+    """Stretches that overlap no more, and the row of each: the one that began first."""
     order = np.argsort(begin_ns, kind="stable")
     begin_ns, end_ns = begin_ns[order], end_ns[order]
     before = np.maximum.accumulate(np.concatenate(([-_EVER], end_ns)))[:-1]

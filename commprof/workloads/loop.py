@@ -83,7 +83,7 @@ class LoopResult:
     step_samples: list[int]
     """Samples of each step on this rank; DistributedSampler's padding counts as samples."""
     duration_ns: int
-    """From the begin of the first step to the end of the last one; without the overhead block."""
+    """Time from the begin of the first step to the end of the last, without the overhead block."""
     overhead: list[LabelledStep]
     """The overhead block, in the order it ran; empty if there was none."""
 
@@ -176,7 +176,7 @@ class _Steps:
         self._batches = _endless(training)
 
     def only_whole_batches(self) -> None:
-        """From now on leave out an epoch's smaller last step, so that all steps are equal."""
+        """Leaves out an epoch's smaller last step from now on, so that all steps are equal."""
         whole, steps = max(self.step_samples), self._batches
         self._batches = (batches for batches in steps if _samples(batches) == whole)
 

@@ -38,7 +38,7 @@ class OptimizerPlan:
 
 
 def cosine(progress: float) -> float:
-    """From 1 to 0 along half a cosine (Loshchilov & Hutter 2017, SGDR, without restarts)."""
+    """Falls from 1 to 0 along half a cosine (Loshchilov & Hutter 2017, SGDR, without restarts)."""
     return 0.5 * (1 + math.cos(math.pi * progress))
 
 

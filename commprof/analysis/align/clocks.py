@@ -34,7 +34,7 @@ _MOST_DRIFT = 500e-6
 
 @dataclass(frozen=True)
 class ClockMap:
-    """From a clock to rank 0's: straight lines between comparisons, the mean drift outside.
+    """Maps a clock to rank 0's: straight lines between comparisons, the mean drift outside.
 
     Without any comparison both are the same clock.
     """

@@ -91,7 +91,7 @@ class _Stream(NamedTuple):
     stream: int
 
     def of(self, records: Records) -> Records:
-        """Those stretches that lie on it."""
+        """Stretches that lie on this stream."""
         on_it = (records["seq"] == self.device) & (records["bytes_out"] == self.stream)
         return records[on_it]
 

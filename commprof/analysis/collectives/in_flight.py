@@ -94,7 +94,7 @@ def in_flight_ns(
 
 #: A dataclass of columns.
 Table = TypeVar("Table", bound=Any)
-#: Of ``Flights.negotiate_ns`` where the time in flight cannot be split: all is in ``wire_ns``.
+#: ``negotiate_ns`` where the time in flight cannot be split: all of it is in ``wire_ns``.
 UNSPLIT = -1
 
 
@@ -110,7 +110,7 @@ class CallKind:
 
 
 @dataclass(frozen=True)
-class Flights:
+class InFlightIntervals:
     """Collectives of one rank, in order of issue."""
 
     step: Ints
@@ -135,7 +135,9 @@ class Flights:
         return total
 
 
-def flights(seen: MeasuredWorld) -> tuple[list[Flights], tuple[CallKind, ...]]:
+def in_flight_intervals(
+    seen: MeasuredWorld,
+) -> tuple[list[InFlightIntervals], tuple[CallKind, ...]]:
     """Returns each rank's calls in flight and their kinds; ``step`` is not set yet.
 
     Collectives of which no end was seen are left out.
@@ -161,11 +163,11 @@ def flights(seen: MeasuredWorld) -> tuple[list[Flights], tuple[CallKind, ...]]:
     kind_of, member, issued = (split(x) for x in (kind.reshape(-1), matching.member, issue))
     bucket = [bucket_numbers(*each) for each in zip(seen.recorded, tables, strict=True)]
     no_step = [np.zeros(len(table), dtype=np.int64) for table in tables]
-    flown = [
-        Flights(*each)
+    found = [
+        InFlightIntervals(*each)
         for each in zip(no_step, kind_of, member, bucket, issued, *parts, strict=True)
     ]
-    return [rows(each, each.wire_ns >= 0) for each in flown], kinds
+    return [rows(each, each.wire_ns >= 0) for each in found], kinds
 
 
 def _flight_parts(seen: MeasuredWorld, matching: Matching, issue: Ints) -> tuple[Ints, ...]:
@@ -184,17 +186,17 @@ def _flight_parts(seen: MeasuredWorld, matching: Matching, issue: Ints) -> tuple
     here = np.where(started, np.clip(start, ready, np.maximum(end, ready)), ready)
     there = np.where(started, np.clip(last_start, here, np.maximum(end, here)), here)
     known = exact & (end >= issue) & (last_issue > 0) & seen.clocks_shared
-    flown = np.where(end >= issue, end - issue, -1)
+    in_flight = np.where(end >= issue, end - issue, -1)
     return (
         np.where(known, ready - issue, UNSPLIT),
         np.where(known, here - ready, 0),
         np.where(known, there - here, 0),
-        np.where(known, end - there, flown),
+        np.where(known, end - there, in_flight),
     )
 
 
 def rows(table: Table, chosen: npt.NDArray[Any]) -> Table:
-    """Those rows of all columns: a mask, or numbers."""
+    """The chosen rows of all columns, by a mask or by their numbers."""
     kept: Table = type(table)(**{f.name: getattr(table, f.name)[chosen] for f in fields(table)})
     return kept
 

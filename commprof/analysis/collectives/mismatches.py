@@ -83,14 +83,14 @@ class Mismatch:
 
     @property
     def odd_ranks(self) -> tuple[int, ...]:
-        """Those that differ from most; all of them where there is no majority."""
+        """Ranks that differ from the majority; all ranks where there is none."""
         first, *others = (ranks for _, ranks in self.issued)
         odd = tuple(sorted(rank for ranks in others for rank in ranks))
         return odd if len(first) > len(odd) else tuple(sorted((*first, *odd)))
 
     @property
     def sentence(self) -> str:
-        """Both values, and whose they are."""
+        """Says which ranks issued what."""
         said = "; ".join(f"{named_ranks(ranks)}: {issued}" for issued, ranks in self.issued)
         return f"Collective {self.seq} of group {self.group!r} is not the same on all ranks: {said}"
 

@@ -84,7 +84,7 @@ class Sharding:
 
 
 def sharding(seen: MeasuredWorld, directory: str = "") -> Sharding | None:
-    """Of the measured steps; None where no rank scatters gradients in backward."""
+    """Sharding in the measured steps; None where no rank scatters gradients in backward."""
     steps = seen.measured[0].step
     if not len(steps) or not any(_is_sharded(table) for table in seen.tables):
         return None

@@ -110,7 +110,7 @@ def sent_bytes(trace: Trace, table: Collectives) -> Floats:
 
 
 def all_sent_bytes(trace: Trace, table: Collectives | None = None) -> float:
-    """The same over all that a rank issued while capture ran; NaN where not known of a part.
+    """Bytes sent by all that a rank issued while capture ran; NaN if a part is not known.
 
     A summary covers everything since always-on mode began, what full mode recorded later too, so
     of the records only the earlier ones count beside it.
@@ -128,7 +128,7 @@ def all_sent_bytes(trace: Trace, table: Collectives | None = None) -> float:
 
 
 def summarised_sent_bytes(trace: Trace, summary: Summary) -> float:
-    """The same over all that a summary counts; NaN where it is not known of a part.
+    """Bytes sent by all that a summary counts; NaN if a part is not known.
 
     A summary keeps the larger of input and output, which does not tell what a root's part in a
     gather or a scatter is.

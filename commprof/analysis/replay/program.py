@@ -125,7 +125,7 @@ def _chosen_steps(seen: MeasuredWorld) -> Ints:
 
 
 def _apart(exposed: Exposures) -> Exposures:
-    """The same, none of which begins before the one before has ended."""
+    """The exposures, cut so that none begins before the one before it has ended."""
     end = np.maximum.accumulate(exposed.end_ns) if len(exposed) else exposed.end_ns
     begin = exposed.begin_ns.copy()
     begin[1:] = np.maximum(begin[1:], end[:-1])

@@ -241,7 +241,7 @@ class AnomalyFinder:
 
 
 def find_anomalies(seen: MeasuredWorld) -> tuple[Anomaly, ...]:
-    """Those of the measured steps of a finished run; a change and its end are one."""
+    """Anomalies in the measured steps of a finished run; a change and its end are one."""
     finder, figures = AnomalyFinder(), list(_figures(seen))
     told: dict[tuple[str, int], list[Anomaly]] = {}
     for found in (one for each in figures for one in finder.add(each)):
@@ -255,7 +255,7 @@ def find_anomalies(seen: MeasuredWorld) -> tuple[Anomaly, ...]:
 
 
 def _with_end(found: Anomaly, figures: Sequence[StepFigures]) -> Anomaly:
-    """The same with the last step at the new level, if the former one came back."""
+    """Adds the last step at the new level, if the former level came back."""
     key = found.what, found.rank
     after = [each for each in figures if each.step > found.found_step and key in _values(each)]
     values = np.array([_values(each)[key] for each in after])

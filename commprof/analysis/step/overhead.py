@@ -72,7 +72,7 @@ class Overhead:
 
 
 def overhead(samples: Samples) -> Overhead | None:
-    """From labelled step times; None with fewer than two pairs of a kind.
+    """Overhead by labelled step times; None with fewer than two pairs of a kind.
 
     Args:
         samples: of one world size, in the order in which the steps ran.

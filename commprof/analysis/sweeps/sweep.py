@@ -41,7 +41,7 @@ def durations_us(ranks: Sequence[Times], one_clock: bool) -> Floats:
 
 
 def skews_us(ranks: Sequence[Times]) -> Floats:
-    """From the first rank's begin to the last one's, of ranks that share a clock."""
+    """Microseconds from the first rank's begin to the last one's; the ranks share a clock."""
     begin = np.stack([times.begin_ns for times in ranks])
     return np.asarray((begin.max(axis=0) - begin.min(axis=0)) / 1e3)
 
@@ -113,7 +113,7 @@ class OverlapRow:
     pure_us: float
     """t_pure: the collective alone."""
     compute_alone_us: float
-    """The same compute without a collective under way."""
+    """Duration of the same compute without a collective under way."""
     compute_us: float
     """t_CPU: the compute while the collective is under way."""
     overlapped_us: float
@@ -135,7 +135,7 @@ class SweepResult:
     rows: tuple[SweepRow, ...] = ()
     """In the order in which they were measured."""
     overlap_rows: tuple[OverlapRow, ...] = ()
-    """With ``--overlap``, in place of rows."""
+    """Rows of a sweep with ``--overlap``, which has no others."""
     problems: tuple[str, ...] = field(default=())
     """What ended it before its time, one line each."""
 

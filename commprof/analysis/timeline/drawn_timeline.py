@@ -8,14 +8,19 @@ from typing import Protocol, TypeVar
 import numpy as np
 
 from commprof.analysis.align.measured import MeasuredWorld
-from commprof.analysis.collectives.in_flight import CallKind, Flights, flights, rows
+from commprof.analysis.collectives.in_flight import (
+    CallKind,
+    InFlightIntervals,
+    in_flight_intervals,
+    rows,
+)
 from commprof.analysis.step.exposure import Exposures, exposures_of
 from commprof.trace import columns
 from commprof.trace.columns import Ints, Steps
 from commprof.trace.reader import Trace
 from commprof.trace.schema import PHASES
 
-Columns = TypeVar("Columns", "Stretches", "Flights")
+Columns = TypeVar("Columns", "Stretches", "InFlightIntervals")
 
 
 @dataclass(frozen=True)
@@ -39,7 +44,7 @@ class RankTimeline:
     phases: Stretches
     #: The training thread stood still for communication.
     waiting: Stretches
-    flights: Flights
+    in_flight: InFlightIntervals
 
 
 @dataclass(frozen=True)
@@ -109,9 +114,9 @@ class Timeline:
 
 def timeline(seen: MeasuredWorld) -> Timeline:
     """All measured steps of one world size."""
-    flown, kinds = flights(seen)
+    intervals, kinds = in_flight_intervals(seen)
     ranks = []
-    for rank, trace, own in zip(seen.ranks, seen.traces, flown, strict=True):
+    for rank, trace, own in zip(seen.ranks, seen.traces, intervals, strict=True):
         steps = _measured_steps(trace, seen.measured[0].step)
         ranks.append(
             RankTimeline(
@@ -119,7 +124,7 @@ def timeline(seen: MeasuredWorld) -> Timeline:
                 steps=_whole_steps(steps),
                 phases=_phases(trace, steps),
                 waiting=_waiting(exposures_of(trace), steps),
-                flights=_in_steps(own, own.issue_ns, steps),
+                in_flight=_in_steps(own, own.issue_ns, steps),
             )
         )
     return Timeline(
@@ -169,17 +174,17 @@ def _in_steps(part: Columns, at_ns: Ints, steps: Steps) -> Columns:
     return replace(rows(part, inside), step=row[inside].astype(np.int64))
 
 
-def _parts(rank: RankTimeline) -> tuple[Stretches | Flights, ...]:
-    return rank.steps, rank.phases, rank.waiting, rank.flights
+def _parts(rank: RankTimeline) -> tuple[Stretches | InFlightIntervals, ...]:
+    return rank.steps, rank.phases, rank.waiting, rank.in_flight
 
 
 class _Cut(Protocol):
-    """The same cut for all parts of a rank."""
+    """Cuts each part of a rank to the same steps."""
 
     def __call__(self, part: Columns, /) -> Columns: ...
 
 
 def _each(rank: RankTimeline, cut: _Cut) -> RankTimeline:
     return RankTimeline(
-        rank.rank, cut(rank.steps), cut(rank.phases), cut(rank.waiting), cut(rank.flights)
+        rank.rank, cut(rank.steps), cut(rank.phases), cut(rank.waiting), cut(rank.in_flight)
     )

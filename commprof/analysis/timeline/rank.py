@@ -130,7 +130,7 @@ def _exposed(trace: Trace, table: Collectives, arrivals: Arrivals) -> Track:
 
 
 def _pauses(trace: Trace) -> Track:
-    """Nothing of the process ran."""
+    """Stretches in which nothing of the process ran."""
     table = columns.pauses(trace)
     return _track(f"{HOST_PAUSE}s", table.begin_ns, table.end_ns, [HOST_PAUSE] * len(table))
 
@@ -150,7 +150,7 @@ def _waits(trace: Trace, table: Collectives) -> list[Track]:
 
 
 def _collectives(trace: Trace, table: Collectives, arrivals: Arrivals, flows: Flows) -> Track:
-    """From issue to completion; where no completion was seen, a slice without length."""
+    """Collectives from issue to completion; without a known completion a slice has no length."""
     ops = _op_names(trace, table)
     size = np.maximum(table.bytes_in, table.bytes_out)
     label = [
@@ -184,7 +184,7 @@ def _collectives(trace: Trace, table: Collectives, arrivals: Arrivals, flows: Fl
 
 
 def _buckets(trace: Trace) -> Track:
-    """From the gradients' being there to the exchange's end, where a hook was attached."""
+    """Buckets from the moment their gradients are there to the end of their exchange."""
     table = columns.buckets(trace)
     label = [f"bucket {index}, {_size(bytes)}" for index, bytes in _pairs(table.index, table.bytes)]
     launched = np.where(table.launch_ns > 0, table.launch_ns - table.ready_ns, np.nan)
@@ -256,7 +256,7 @@ def _by_thread(spans: Spans) -> list[tuple[int, Spans]]:
 
 
 def _of_thread(name: str, trace: Trace, thread: int) -> str:
-    """With the thread, unless it is the one that trains."""
+    """The name, with the thread unless that is the one that trains."""
     steps = columns.steps(trace)
     training = int(steps.thread[0]) if len(steps) else trace.metadata["main_thread"]
     return name if thread == training else f"{name} of thread {thread}"

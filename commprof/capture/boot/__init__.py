@@ -67,7 +67,7 @@ def pin() -> None:
 
 
 def arm(directory: str) -> None:
-    """From now on the first ``init_process_group`` of this process starts capture."""
+    """Has the next ``init_process_group`` of this process start capture."""
     if _TARGET in sys.modules:
         _patch(sys.modules[_TARGET], directory)
         return

@@ -38,7 +38,7 @@ def rank_and_world_size() -> tuple[int, int]:
 
 
 def elastic_run_id() -> str:
-    """The same in all attempts of one job of torchrun; empty elsewhere."""
+    """torchrun's name of the job, the same in all its attempts; empty elsewhere."""
     return os.environ.get("TORCHELASTIC_RUN_ID", "")
 
 

@@ -15,7 +15,7 @@ _SETTLED_NS = 10_000_000
 
 
 class OwnTrace:
-    """Nothing is opened, nor loaded, before somebody asks."""
+    """The rank's own trace, which is neither opened nor loaded before somebody asks."""
 
     def __init__(self) -> None:
         self._path: Path | None = None

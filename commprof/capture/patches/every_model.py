@@ -19,7 +19,7 @@ _CAPS = "bucket_cap_mb_list"
 
 
 def attach_every_model(compressor: str) -> None:
-    """From now on each DDP model that is made gets a compressor of its own.
+    """Gives each DDP model that is made from now on a compressor of its own.
 
     A hook that the script registers takes its place, with a line on stderr; see ``Attachment``.
 
@@ -41,7 +41,7 @@ def attach_every_model(compressor: str) -> None:
 
 
 def cap_every_model(cap_mb: float) -> None:
-    """From now on each DDP model that is made has this bucket cap, unless its maker names one.
+    """Gives each DDP model made from now on this bucket cap, unless its maker names one.
 
     Rank 0 says once on stderr that one was named.
 

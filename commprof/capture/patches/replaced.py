@@ -98,7 +98,7 @@ def _has_compiled() -> bool:
 
 
 def uncompiled(function: Any, callees: bool = False) -> Any:
-    """The same function, whose own frame ``torch.compile`` leaves alone.
+    """Returns the function so that ``torch.compile`` leaves its own frame alone.
 
     Where a compiler traces a caller of it, it still goes through it: it must do nothing of its
     own there, which ``torch.compiler.is_compiling()`` tells.

@@ -27,7 +27,7 @@ See docs/microbench.md.
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """All of them."""
+    """Adds all arguments of ``commprof microbench``."""
     parser.add_argument("ops", nargs="*", metavar="OP", help="operations, see above")
     parser.add_argument(
         "--hook",

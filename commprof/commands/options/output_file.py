@@ -1,7 +1,8 @@
-"""Files that a command writes at its end: tried at its beginning, or kept if that can be."""
+"""Files that a command writes: tried before the work, kept if that can be, never lost by chance."""
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -36,3 +37,47 @@ def keep_text(path: Path, text: str) -> bool:
         print(f"commprof: cannot write {quoted(path)}: {error.strerror}", file=sys.stderr)
         return False
     return True
+
+
+def writable_output(path: Path, force: bool) -> None:
+    """Fails before the work, not after it.
+
+    Raises:
+        UsageError: the file is there already and ``force`` is not given, or its directory cannot
+            be written to.
+    """
+    if _is_a_device(path):
+        return
+    if path.is_dir():
+        raise UsageError(f"{quoted(path)} is a directory; name a file with -o FILE")
+    if path.exists() and not force:
+        raise UsageError(
+            f"{quoted(path)} is there already; give --force to overwrite it, or -o FILE"
+        )
+    if not path.parent.is_dir():
+        raise UsageError(f"{quoted(path.parent)} is no directory; make it, or name another -o FILE")
+    if not os.access(path.parent, os.W_OK):
+        raise UsageError(f"{quoted(path.parent)} cannot be written to; name another -o FILE")
+
+
+def write_output(path: Path, content: str | bytes) -> None:
+    """Writes all of it or leaves what was there.
+
+    Raises:
+        UsageError: the disk is full, or the directory cannot be written to.
+    """
+    data = content.encode() if isinstance(content, str) else content
+    if _is_a_device(path):
+        path.write_bytes(data)
+        return
+    try:
+        replace_file(path.resolve(), data)  # a link stays one
+    except OSError as error:
+        raise UsageError(
+            f"cannot write {quoted(path)}: {error.strerror}; name another -o FILE"
+        ) from None
+
+
+def _is_a_device(path: Path) -> bool:
+    """True of what is there and not to be replaced, such as /dev/stdout."""
+    return path.exists() and not path.is_file() and not path.is_dir()

@@ -102,7 +102,7 @@ See docs/monitoring.md.
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """All of them, in the order of the help text."""
+    """Adds all arguments of ``commprof run``, in the order of the help text."""
     parser.add_argument(
         "--config",
         type=Path,

@@ -40,7 +40,7 @@ def chosen_directory(args: argparse.Namespace, subject_name: str, rendezvous: Re
 
 
 def make_directory(directory: Path, rendezvous: Rendezvous) -> None:
-    """On the first machine, and found writable; the others wait for it."""
+    """Makes the run directory on the first machine; the other machines wait for it."""
     if not rendezvous.is_first:
         _await_first(directory)
         return

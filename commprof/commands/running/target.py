@@ -25,7 +25,7 @@ class Preview:
     """What one world size would be, before anything is started."""
 
     command: str
-    """Of each rank."""
+    """Command of each rank."""
     environment: dict[str, str]
     """Variables of each rank on top of this process's, but for those that torchrun sets as well."""
     details: tuple[str, ...]

@@ -52,7 +52,7 @@ class LoadedRun:
         return {key: np.array([row[key] for row in found]) for key in (found[0] if found else ())}
 
     def frame(self, name: str) -> Any:
-        """The same as a ``pandas.DataFrame``.
+        """A table of the run as a ``pandas.DataFrame``.
 
         Raises:
             UsageError: there is no such table, or pandas is not installed.

@@ -34,7 +34,7 @@ class _Operation:
 
 
 class RecentOperations:
-    """Of all followed ranks."""
+    """Recent operations of all followed ranks."""
 
     def __init__(self, curves: dict[str, CostCurve] | None = None) -> None:
         """``curves`` are those of a machine profile's link, by operation; None without one."""
@@ -82,7 +82,7 @@ class RecentOperations:
         found.recent_ns.extend(timed[-_MOST_RECENT:].tolist())
 
     def _transfer(self, op: str, calls: Calls) -> None:
-        """Those of one rank: a transfer is the same on all."""
+        """Counts transfers of one rank: a transfer is the same on all."""
         first = calls.rows(calls.rank == calls.rank.min())
         known = first.rows((first.transfer_ns > 0) & (first.size_bytes > 0))
         kept = self._transfers.setdefault(op, deque(maxlen=_MOST_RECENT))

@@ -36,7 +36,7 @@ _FEWEST_FOR_LATE: Final = 10
 
 
 class RecentSteps:
-    """Of the ranks that are followed, which do not change."""
+    """Recent steps of the followed ranks, which do not change."""
 
     def __init__(self, world_size: int) -> None:
         """``world_size`` is the job's."""
@@ -82,7 +82,7 @@ class RecentSteps:
         return ns_to_s(float(self._waited_for[rank])) if known else math.nan
 
     def total(self, rank: int) -> StepTimes | None:
-        """Of all steps counted."""
+        """Mean times over all steps counted."""
         if rank not in self._ranks:
             return None
         return _times(self._steps, self._total[self._ranks.index(rank)])
@@ -107,7 +107,7 @@ class RecentSteps:
         return Late(found.rank, ns_to_s(found.wait_ns), found.phase or "")
 
     def _find_late(self) -> None:
-        """The same as ``analysis.world`` does."""
+        """Finds the late rank as ``analysis.world`` does."""
         self._late = None
         if len(self._recent) < _FEWEST_FOR_LATE or len(self._ranks) != self._world_size:
             return

@@ -149,7 +149,7 @@ class _Pending:
             self._clocks = np.concatenate([self._clocks, clocks])[-_MOST_CLOCKS:]
 
     def records(self) -> Records:
-        """All of them by time; clock comparisons once, also those of before."""
+        """All records by time; clock comparisons once, those of former batches included."""
         joined = np.concatenate(self._batches) if self._batches else _NO_RECORDS
         joined = joined[joined["kind"] != Kind.CLOCK]
         joined = joined[np.argsort(joined["timestamp_ns"], kind="stable")]

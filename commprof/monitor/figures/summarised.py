@@ -36,7 +36,7 @@ _NOTHING: Final = histogram_of([])
 
 
 class Summaries:
-    """Those of one rank."""
+    """Summaries of one rank."""
 
     def __init__(self) -> None:
         #: The newest last; the first is the newest of the others that is a minute old, if one is.

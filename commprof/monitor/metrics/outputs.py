@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class Output(Protocol):
-    """One of them."""
+    """A place where metrics go."""
 
     def write(self, state: JobState) -> None:
         """Shows, or writes down, what is known now; OSError if it cannot."""
@@ -52,7 +52,7 @@ class Scraped:
 
 
 class TextFile:
-    """The same text in a file, for node_exporter's textfile collector."""
+    """Prometheus's text in a file, for node_exporter's textfile collector."""
 
     def __init__(self, path: Path) -> None:
         """A reader finds the whole file or none: each state replaces it."""

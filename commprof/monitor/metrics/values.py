@@ -17,7 +17,7 @@ Of: TypeAlias = Callable[[JobState], Values]
 
 
 def ranks(value: Callable[[RankState], float | None]) -> Of:
-    """Of the ranks of this host: those of another one are told by its own monitor."""
+    """Values of the ranks of this host; another host's monitor tells those of its own ranks."""
 
     def values(state: JobState) -> Values:
         for rank in local(state):
@@ -90,7 +90,7 @@ def bandwidth(name: str) -> Of:
 
 
 def tells_of_job(state: JobState) -> bool:
-    """Of several hosts' monitors the one on rank 0's host tells what is common to all ranks."""
+    """True on the host of rank 0, whose monitor tells what is common to all ranks."""
     return any(rank.rank == 0 for rank in local(state))
 
 

@@ -45,7 +45,7 @@ class RankFeed:
 
     @property
     def metadata(self) -> dict[str, Any]:
-        """Of the trace; empty until it has its first block."""
+        """Metadata of the trace; empty until it has its first block."""
         return self._tail.metadata or {}
 
     @property
@@ -87,7 +87,7 @@ class RankFeed:
             self.process = self._watch.look()
 
     def _chosen(self, from_rings: Records, from_trace: Records) -> Records:
-        """From the rings where there are some; from the trace otherwise; never from both."""
+        """Records from the rings where there are some, else from the trace; never from both."""
         if self._rings is None:
             return from_trace
         if self._rings.rings:

@@ -82,7 +82,7 @@ class HangFile:
         return seconds
 
     def write(self) -> None:
-        """Both files, whole or not at all."""
+        """Writes the JSON file and the text file, each whole or not at all."""
         _write(
             self._directory / f"hang_{self.number}.json", json.dumps(self.value, indent=1) + "\n"
         )
@@ -145,7 +145,7 @@ def _ago(now_ns: int, then_ns: int) -> float | None:
 
 
 def _text(value: dict[str, Any]) -> str:
-    """The same for people."""
+    """The hang as text for people."""
     lines = [f"Hang {value['number']} on {value['host']}, found {value['found']}", ""]
     lines += [value["sentence"], ""]
     if "threshold" in value:

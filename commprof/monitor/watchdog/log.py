@@ -19,7 +19,7 @@ _MOST_EVENTS = 1000
 
 
 class Log:
-    """Of the watchdog of this host. A disk that is full or gone costs the lines, no more."""
+    """Log of this host's watchdog. A disk that is full or gone costs its lines, no more."""
 
     def __init__(self, directory: Path, quiet: bool = False) -> None:
         """quiet: nothing on stderr."""
@@ -38,7 +38,7 @@ class Log:
                 print(f"commprof: watchdog: {line}", file=sys.stderr, flush=True)
 
     def event(self, kind: str, sentence: str, what: Any) -> None:
-        """The same, and its fields for programs; what: a dataclass."""
+        """Says a sentence, and writes its fields for programs; what: a dataclass."""
         self._count += 1
         if self._count > _MOST_EVENTS:
             return

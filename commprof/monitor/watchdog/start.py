@@ -19,7 +19,7 @@ _END_S = 10.0
 
 @contextmanager
 def watched(directory: Path, threshold: str | None) -> Iterator[None]:
-    """Within it, a watchdog watches the ranks that record into ``directory``.
+    """Within this context a watchdog watches the ranks that record into ``directory``.
 
     threshold: ``auto`` or seconds, as ``--watchdog`` takes it; None starts no watchdog.
 

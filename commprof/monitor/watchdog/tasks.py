@@ -91,7 +91,7 @@ class HangTask:
         self._open = None
 
     def _read_stacks(self, file: HangFile, hang: Hang, feeds: Sequence[RankFeed]) -> None:
-        """Of the accused and of one rank that waits: Python's at once, then native ones as well."""
+        """Reads stacks of the accused and of one waiting rank: Python's now, native later."""
         here = {
             feed.state.rank: feed.process
             for feed in feeds

@@ -125,7 +125,7 @@ def _steps(world: WorldComparison) -> str:
 
 
 def _differing(a: str, b: str) -> tuple[str, str]:
-    """Both from a little before where they begin to differ, and not too long."""
+    """Both values from a little before where they begin to differ, and not too long."""
     a, b = printable(a), printable(b)
     same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))
     begin = max(0, same - _BEFORE) if max(len(a), len(b)) > _LONGEST else 0

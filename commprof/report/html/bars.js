@@ -37,7 +37,7 @@ function bar(label, row, longest) {
   const segments = PARTS.filter(([name]) => parts[name] > 0).map(([name]) => {
     const segment = element("div", { class: `segment ${name}` });
     segment.style.flexGrow = String(parts[name]);
-    const word = FLIGHT_WORDS[name] ?? name;
+    const word = IN_FLIGHT_WORDS[name] ?? name;
     segment.append(element("span", { class: word.length > 5 ? "name long" : "name" }, word));
     return segment;
   });

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from commprof.analysis.collectives.in_flight import UNSPLIT, Flights
+from commprof.analysis.collectives.in_flight import UNSPLIT, InFlightIntervals
 from commprof.analysis.predicted import PredictedPoint, Predictions
 from commprof.analysis.scaling import Scaling
 from commprof.analysis.step.detail import PARTS, WorldDetail
@@ -222,8 +222,8 @@ def _fewer(timelines: Sequence[Timeline]) -> list[Timeline]:
 def _timeline(drawn: Timeline) -> dict[str, Any]:
     begins = [int(rank.steps.begin_ns[0]) for rank in drawn.ranks if len(rank.steps.begin_ns)]
     origin_ns = min(begins, default=0)
-    numbers = _distinct(rank.flights.collective for rank in drawn.ranks)
-    kinds = _distinct(rank.flights.kind for rank in drawn.ranks)
+    numbers = _distinct(rank.in_flight.collective for rank in drawn.ranks)
+    kinds = _distinct(rank.in_flight.kind for rank in drawn.ranks)
     return {
         "steps": drawn.steps.tolist(),
         "measured_steps": drawn.measured_steps,
@@ -248,7 +248,7 @@ def _rank(rank: RankTimeline, origin_ns: int, numbers: Ints, kinds: Ints) -> dic
         "steps": _stretches(rank.steps, origin_ns),
         "phases": {**_stretches(rank.phases, origin_ns), "code": rank.phases.code.tolist()},
         "waiting": _stretches(rank.waiting, origin_ns),
-        "flights": _flights(rank.flights, origin_ns, numbers, kinds),
+        "intervals": _intervals(rank.in_flight, origin_ns, numbers, kinds),
     }
 
 
@@ -259,7 +259,9 @@ def _stretches(part: Stretches, origin_ns: int) -> dict[str, Any]:
     }
 
 
-def _flights(part: Flights, origin_ns: int, numbers: Ints, kinds: Ints) -> dict[str, Any]:
+def _intervals(
+    part: InFlightIntervals, origin_ns: int, numbers: Ints, kinds: Ints
+) -> dict[str, Any]:
     split = part.negotiate_ns != UNSPLIT
     return {
         "issue": _differences(_micros(part.issue_ns - origin_ns)),

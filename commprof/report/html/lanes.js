@@ -2,8 +2,8 @@
 
 const MOST_LANES = 8;
 /** Parts of a collective's time in flight, in their order. */
-const FLIGHT_PARTS = ["negotiate", "queue", "wait", "wire"];
-const FLIGHT_WORDS = { negotiate: "early", queue: "queue", wait: "wait", wire: "transfer" };
+const IN_FLIGHT_PARTS = ["negotiate", "queue", "wait", "wire"];
+const IN_FLIGHT_WORDS = { negotiate: "early", queue: "queue", wait: "wait", wire: "transfer" };
 
 /** Undoes differences. */
 function summed(differences) {
@@ -17,13 +17,13 @@ function stretches(columns) {
 }
 
 /** One collective of one rank; times in µs, `parts` null where they are not known. */
-function flightsOf(columns) {
+function intervalsOf(columns) {
   const issues = summed(columns.issue);
   const steps = summed(columns.step);
   const collectives = summed(columns.collective);
   return issues.map((begin, i) => {
     const known = columns.negotiate[i] >= 0;
-    const parts = known ? FLIGHT_PARTS.map((name) => columns[name][i]) : null;
+    const parts = known ? IN_FLIGHT_PARTS.map((name) => columns[name][i]) : null;
     const length = known ? parts.reduce((a, b) => a + b, 0) : columns.wire[i];
     return {
       begin, end: begin + length, parts,
@@ -33,28 +33,28 @@ function flightsOf(columns) {
 }
 
 /** Gives each the first lane that is free when it begins; returns how many lanes there are. */
-function laid(flights) {
+function laid(intervals) {
   const busyUntil = [];
-  for (const flight of flights) {
-    let lane = busyUntil.findIndex((end) => end <= flight.begin);
+  for (const interval of intervals) {
+    let lane = busyUntil.findIndex((end) => end <= interval.begin);
     if (lane < 0) lane = Math.min(busyUntil.length, MOST_LANES - 1);
-    flight.lane = lane;
-    busyUntil[lane] = Math.max(busyUntil[lane] ?? 0, flight.end);
+    interval.lane = lane;
+    busyUntil[lane] = Math.max(busyUntil[lane] ?? 0, interval.end);
   }
   return Math.max(1, busyUntil.length);
 }
 
 function decoded(timeline) {
   const ranks = timeline.ranks.map((rank) => {
-    const flights = flightsOf(rank.flights);
+    const intervals = intervalsOf(rank.intervals);
     const phases = stretches(rank.phases).map((span, i) => ({ ...span, code: rank.phases.code[i] }));
     return {
       rank: rank.rank,
       steps: stretches(rank.steps),
       phases,
       waiting: stretches(rank.waiting),
-      flights,
-      lanes: laid(flights),
+      intervals,
+      lanes: laid(intervals),
     };
   });
   const ends = ranks.flatMap((rank) => rank.steps.map((step) => step.end));
@@ -64,33 +64,33 @@ function decoded(timeline) {
 /** The calls of all ranks that are the same collective. */
 function together(timeline, collective) {
   return timeline.ranks.flatMap((rank) =>
-    rank.flights
-      .filter((flight) => flight.collective === collective)
-      .map((flight) => ({ rank: rank.rank, flight })),
+    rank.intervals
+      .filter((interval) => interval.collective === collective)
+      .map((interval) => ({ rank: rank.rank, interval })),
   );
 }
 
-function kindText(timeline, flight) {
-  const [op, , dtype, bytes] = timeline.kinds[flight.kind];
+function kindText(timeline, interval) {
+  const [op, , dtype, bytes] = timeline.kinds[interval.kind];
   const call = [op, dtype, bytes > 0 ? megabytes(bytes) : ""].filter(Boolean).join(" ");
-  return flight.bucket < 0 ? call : `bucket ${flight.bucket}: ${call}`;
+  return interval.bucket < 0 ? call : `bucket ${interval.bucket}: ${call}`;
 }
 
 /** What fits into a box: its bucket, else its operation. */
-function shortText(timeline, flight) {
-  return flight.bucket < 0 ? timeline.kinds[flight.kind][0] : `bucket ${flight.bucket}`;
+function shortText(timeline, interval) {
+  return interval.bucket < 0 ? timeline.kinds[interval.kind][0] : `bucket ${interval.bucket}`;
 }
 
 /** What a reader wants of one collective on one rank. */
-function flightLines(timeline, rank, flight) {
-  const group = timeline.kinds[flight.kind][1];
-  const parts = flight.parts
-    ? FLIGHT_PARTS.map((name, i) => `${FLIGHT_WORDS[name]} ${time(flight.parts[i] / 1000)}`)
+function intervalLines(timeline, rank, interval) {
+  const group = timeline.kinds[interval.kind][1];
+  const parts = interval.parts
+    ? IN_FLIGHT_PARTS.map((name, i) => `${IN_FLIGHT_WORDS[name]} ${time(interval.parts[i] / 1000)}`)
     : ["parts not known"];
   return [
-    `${kindText(timeline, flight)} on rank ${rank}`,
-    `step ${timeline.steps[flight.step]}, group ${group || "-"}`,
-    `in flight ${time((flight.end - flight.begin) / 1000)}`,
+    `${kindText(timeline, interval)} on rank ${rank}`,
+    `step ${timeline.steps[interval.step]}, group ${group || "-"}`,
+    `in flight ${time((interval.end - interval.begin) / 1000)}`,
     ...parts,
   ];
 }

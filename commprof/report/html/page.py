@@ -43,7 +43,7 @@ def render(report: FullReport, trial: TrialResult | None = None) -> str:
 
 
 def render_strategies(compared: ComparedStrategies) -> str:
-    """The same for several strategies side by side."""
+    """The page of several strategies side by side, as text."""
     context = {**compared.reports[0].result.context, "strategy": ""}
     parts = list(strategy_sections(compared))
     return _page(context, parts, partial(page_data, compared.reports, None))

@@ -60,15 +60,15 @@ function stepShown(view) {
 }
 
 /** Keeps a chosen collective in sight. */
-function bringInto(view, flight) {
+function bringInto(view, interval) {
   const length = view.to - view.from;
-  if (flight.begin < view.from || flight.end > view.to) {
-    const middle = (flight.begin + flight.end) / 2;
+  if (interval.begin < view.from || interval.end > view.to) {
+    const middle = (interval.begin + interval.end) / 2;
     show(view, middle - length / 2, middle + length / 2);
   }
 }
 
-/** {rank, flight}, {rank, phase}, {rank, waiting} or null. */
+/** {rank, interval}, {rank, phase}, {rank, waiting} or null. */
 function hit(view, x, y) {
   const row = view.rows.find((each) => y >= each.top && y < each.bottom);
   if (!row || x < GUTTER) return null;
@@ -85,8 +85,8 @@ function hit(view, x, y) {
     return waiting ? { rank: row.rank, waiting } : null;
   }
   const lane = Math.floor((below - PHASE_HEIGHT - WAITING_HEIGHT) / LANE_HEIGHT);
-  const flight = row.rank.flights.find((each) => each.lane === lane && covers(each));
-  return flight ? { rank: row.rank, flight } : null;
+  const interval = row.rank.intervals.find((each) => each.lane === lane && covers(each));
+  return interval ? { rank: row.rank, interval } : null;
 }
 
 // Draws what shows of the timeline on a canvas.
@@ -137,8 +137,8 @@ function drawRow(pen, view, row, theme) {
   for (const span of rank.waiting) {
     box(pen, view, span, top + PHASE_HEIGHT, WAITING_HEIGHT - 1, theme.waiting);
   }
-  for (const flight of rank.flights) {
-    drawFlight(pen, view, row, flight, theme);
+  for (const interval of rank.intervals) {
+    drawInterval(pen, view, row, interval, theme);
   }
   pen.restore();
   pen.save();
@@ -154,26 +154,26 @@ function drawRow(pen, view, row, theme) {
   pen.fillText(`rank ${rank.rank}`, 2, top + PHASE_HEIGHT);
 }
 
-function drawFlight(pen, view, row, flight, theme) {
-  if (flight.end < view.from || flight.begin > view.to) return;
-  const y = row.top + PHASE_HEIGHT + WAITING_HEIGHT + flight.lane * LANE_HEIGHT;
-  if (!flight.parts) {
-    box(pen, view, flight, y, LANE_HEIGHT - 2, theme.unsplit);
+function drawInterval(pen, view, row, interval, theme) {
+  if (interval.end < view.from || interval.begin > view.to) return;
+  const y = row.top + PHASE_HEIGHT + WAITING_HEIGHT + interval.lane * LANE_HEIGHT;
+  if (!interval.parts) {
+    box(pen, view, interval, y, LANE_HEIGHT - 2, theme.unsplit);
   } else {
-    let begin = flight.begin;
-    flight.parts.forEach((length, i) => {
+    let begin = interval.begin;
+    interval.parts.forEach((length, i) => {
       if (length > 0) {
-        box(pen, view, { begin, end: begin + length }, y, LANE_HEIGHT - 2, theme[FLIGHT_PARTS[i]]);
+        box(pen, view, { begin, end: begin + length }, y, LANE_HEIGHT - 2, theme[IN_FLIGHT_PARTS[i]]);
       }
       begin += length;
     });
   }
-  label(pen, view, flight, y, LANE_HEIGHT - 1, shortText(view.timeline, flight), theme);
-  if (view.chosen && view.chosen.collective === flight.collective) {
-    const x = xOf(view, flight.begin);
+  label(pen, view, interval, y, LANE_HEIGHT - 1, shortText(view.timeline, interval), theme);
+  if (view.chosen && view.chosen.collective === interval.collective) {
+    const x = xOf(view, interval.begin);
     pen.strokeStyle = theme.focus;
     pen.lineWidth = 2;
-    pen.strokeRect(x - 1, y - 1, Math.max(3, xOf(view, flight.end) - x + 2), LANE_HEIGHT);
+    pen.strokeRect(x - 1, y - 1, Math.max(3, xOf(view, interval.end) - x + 2), LANE_HEIGHT);
   }
 }
 
@@ -220,7 +220,7 @@ function pointed(state) {
   canvas.addEventListener("pointerup", (event) => {
     if (drag && !drag.moved) {
       const found = hit(state.view, ...place(event));
-      choose(state, found && found.flight ? found : null);
+      choose(state, found && found.interval ? found : null);
     }
     drag = null;
   });
@@ -243,8 +243,8 @@ function dragged(state, drag, x) {
 
 function hover(state, found, event) {
   if (!found) return hideTooltip();
-  const lines = found.flight
-    ? flightLines(state.view.timeline, found.rank.rank, found.flight)
+  const lines = found.interval
+    ? intervalLines(state.view.timeline, found.rank.rank, found.interval)
     : spanLines(state.view.timeline, found);
   showTooltip(lines, event.clientX, event.clientY);
 }
@@ -284,12 +284,12 @@ function keyed(state, event) {
 function chooseNext(state, way) {
   const { view } = state;
   const rank = view.chosenRank ?? view.timeline.ranks[0];
-  if (!rank || !rank.flights.length) return;
-  const at = rank.flights.indexOf(view.chosen);
-  const first = rank.flights.findIndex((flight) => flight.begin >= view.from);
+  if (!rank || !rank.intervals.length) return;
+  const at = rank.intervals.indexOf(view.chosen);
+  const first = rank.intervals.findIndex((interval) => interval.begin >= view.from);
   const next = at < 0 ? Math.max(0, first) : at + way;
-  const flight = rank.flights[Math.max(0, Math.min(rank.flights.length - 1, next))];
-  announce(state, { rank, flight });
+  const interval = rank.intervals[Math.max(0, Math.min(rank.intervals.length - 1, next))];
+  announce(state, { rank, interval });
 }
 
 /** The same collective on another rank. */
@@ -298,16 +298,16 @@ function chooseRank(state, way) {
   if (!view.chosen) return chooseNext(state, 1);
   const ranks = view.timeline.ranks;
   const rank = ranks[ranks.indexOf(view.chosenRank) + way];
-  const same = rank && rank.flights.find((each) => each.collective === view.chosen.collective);
-  if (same) announce(state, { rank, flight: same });
+  const same = rank && rank.intervals.find((each) => each.collective === view.chosen.collective);
+  if (same) announce(state, { rank, interval: same });
 }
 
 function announce(state, found) {
   choose(state, found);
   const bounds = state.canvas.getBoundingClientRect();
   const row = state.view.rows.find((each) => each.rank === found.rank);
-  const x = Math.max(GUTTER, xOf(state.view, found.flight.begin));
-  const lines = flightLines(state.view.timeline, found.rank.rank, found.flight);
+  const x = Math.max(GUTTER, xOf(state.view, found.interval.begin));
+  const lines = intervalLines(state.view.timeline, found.rank.rank, found.interval);
   showTooltip(lines, bounds.left + x, bounds.top + row.bottom - ROW_GAP);
 }
 
@@ -326,7 +326,7 @@ function drawTimeline() {
   const chosen = element("div", { id: "timeline-chosen", "aria-live": "polite" });
   const state = { view: null, canvas, chosen };
   picture.append(
-    legend([...PHASE_LEGEND, ...FLIGHT_LEGEND]), timelineControls(state), about,
+    legend([...PHASE_LEGEND, ...IN_FLIGHT_LEGEND]), timelineControls(state), about,
     element("div", { class: "canvas-box" }, canvas),
     element("p", { class: "note", id: "timeline-keys" }, KEYS), chosen,
   );
@@ -348,7 +348,7 @@ function drawTimeline() {
 }
 
 const PHASE_LEGEND = ["data", "forward", "backward", "optimizer", "other"].map((name) => [name, name]);
-const FLIGHT_LEGEND = [
+const IN_FLIGHT_LEGEND = [
   ["waiting", "training thread waits"], ["negotiate", "early: waiting for the last rank"],
   ["queue", "queue: until it runs here"], ["wait", "wait: until it runs on the last rank"], ["wire", "transfer"],
   ["unsplit", "not split"],
@@ -411,28 +411,28 @@ function goToStep(state, at, number) {
 
 /** Marks a collective on all ranks and lists it; null takes the mark away. */
 function choose(state, found) {
-  state.view.chosen = found && found.flight;
+  state.view.chosen = found && found.interval;
   state.view.chosenRank = found && found.rank;
-  if (found) bringInto(state.view, found.flight);
-  state.chosen.replaceChildren(...(found ? [chosenTable(state.view.timeline, found.flight)] : []));
+  if (found) bringInto(state.view, found.interval);
+  state.chosen.replaceChildren(...(found ? [chosenTable(state.view.timeline, found.interval)] : []));
   drawTimelineOn(state.canvas, state.view);
 }
 
-function chosenTable(timeline, flight) {
-  const calls = together(timeline, flight.collective);
-  const first = Math.min(...calls.map((call) => call.flight.begin));
-  const rows = calls.map(({ rank, flight: each }) => {
-    const parts = each.parts ?? FLIGHT_PARTS.map(() => null);
+function chosenTable(timeline, interval) {
+  const calls = together(timeline, interval.collective);
+  const first = Math.min(...calls.map((call) => call.interval.begin));
+  const rows = calls.map(({ rank, interval: each }) => {
+    const parts = each.parts ?? IN_FLIGHT_PARTS.map(() => null);
     const times = [each.begin - first, ...parts, each.end - each.begin];
     const cells = times.map((us) => element("td", {}, time(us === null ? null : us / 1000)));
     return element("tr", {}, element("th", { scope: "row" }, `rank ${rank}`), ...cells);
   });
-  const heads = ["", "issued after the first", ...FLIGHT_PARTS.map((name) => FLIGHT_WORDS[name]), "in flight"];
+  const heads = ["", "issued after the first", ...IN_FLIGHT_PARTS.map((name) => IN_FLIGHT_WORDS[name]), "in flight"];
   return element(
     "div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "The chosen collective" },
     element(
       "table", {},
-      element("caption", {}, `${kindText(timeline, flight)}, step ${timeline.steps[flight.step]}`),
+      element("caption", {}, `${kindText(timeline, interval)}, step ${timeline.steps[interval.step]}`),
       element("thead", {}, element("tr", {}, ...heads.map((head) => element("th", { scope: "col" }, head)))),
       element("tbody", {}, ...rows),
     ),

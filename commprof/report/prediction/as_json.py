@@ -65,7 +65,7 @@ def render(
 
 
 def _answer(found: Answer) -> dict[str, Any]:
-    """With the properties, which ``asdict`` passes over."""
+    """An answer as plain values, with the properties that ``asdict`` passes over."""
     document = dataclasses.asdict(found)
     document["prediction"]["exposed_s"] = found.prediction.exposed_s
     for name, figure in (("samples_per_s", found.samples_per_s), ("efficiency", found.efficiency)):

@@ -52,7 +52,7 @@ def optional(value: float, factor: float) -> str:
 
 
 def within(found: Estimate, text: Callable[[float], str], checked: bool = True) -> str:
-    """With its interval; in parentheses a range that the model's own error is not part of."""
+    """An estimate with its interval, in parentheses if that leaves out the model's own error."""
     if math.isnan(found.value):
         return text(found.value)
     return f"{text(found.value)} {bracketed(text(found.low), text(found.high), checked)}"
@@ -64,7 +64,7 @@ def bracketed(low: str, high: str, checked: bool) -> str:
 
 
 def within_if_wide(found: Estimate, text: Callable[[float], str]) -> str:
-    """With its interval, where that is not the figure itself as printed."""
+    """An estimate, with its interval where that differs from the figure as printed."""
     value = text(found.value)
     return value if value == text(found.low) == text(found.high) else within(found, text, False)
 

@@ -141,7 +141,7 @@ def _rows(curve: CostCurve) -> Iterator[tuple[str, ...]]:
 
 
 def _name(curve: CostCurve) -> str:
-    """From a trace's metadata or a file: of any content and length."""
+    """Name of a curve; it comes from a trace or a file, so it may hold anything."""
     return printable(f"{curve.op} {curve.backend}")[:_MOST_NAME]
 
 

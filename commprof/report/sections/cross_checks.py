@@ -19,7 +19,7 @@ includes copies. Bytes sent are what the collectives must send and what the inte
 
 
 def blocks(worlds: Sequence[WorldResult], width: int) -> list[str]:
-    """Those of a run that kept its records."""
+    """Cross-checks of a run that kept its records."""
     return check_blocks(
         HEADING, [(world.world_size, world.cross_checks) for world in worlds], width
     )

@@ -24,7 +24,7 @@ def memory_section(worlds: Sequence[WorldResult], tables: int | None = None) -> 
 
 
 def memory_grid(worlds: Sequence[WorldResult]) -> Grid | None:
-    """The same as a table; None where nothing was measured."""
+    """Memory of each rank as a table; None where nothing was measured."""
     rows = [_cells(world) for world in worlds if _known(world, "peak_rss_bytes")]
     on_gpu = any(_known(world, "device_peak_bytes") for world in worlds)
     width = len(_HEADERS) if on_gpu else _ON_CPU

@@ -28,7 +28,7 @@ def _source(context: Mapping[str, Any]) -> str:
 
 
 def _pinned(context: Mapping[str, Any]) -> str:
-    """Of the largest world size, where its ranks have CPUs of their own."""
+    """How ranks are pinned at the largest world size, if they have CPUs of their own."""
     worlds = (context.get("pinning") or {}).get("worlds") or {}
     if not worlds:
         return ""

@@ -242,7 +242,7 @@ def other_jobs(run: Path) -> list[Path]:
 
 
 def _context_of_traces(run: Path) -> dict[str, Any]:
-    """The same keys as in ``run.json``, as far as traces know them."""
+    """The keys of ``run.json``, as far as traces know them."""
     paths = list(last_attempt(run).values())
     if not paths and (jobs := other_jobs(run)):
         raise CommprofError(

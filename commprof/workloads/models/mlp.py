@@ -70,7 +70,7 @@ class Mlp:
         )
 
     def refused(self) -> Mapping[str, str]:
-        """Nothing."""
+        """Refuses no option."""
         return {}
 
     def steps_per_epoch(self, world_size: int, per_rank_batch: int) -> int:

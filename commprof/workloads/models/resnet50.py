@@ -150,7 +150,7 @@ class Resnet50:
         )
 
     def refused(self) -> Mapping[str, str]:
-        """Nothing."""
+        """Refuses no option."""
         return {}
 
     def steps_per_epoch(self, world_size: int, per_rank_batch: int) -> int:

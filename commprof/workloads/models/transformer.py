@@ -103,7 +103,7 @@ class Transformer:
         )
 
     def refused(self) -> Mapping[str, str]:
-        """Nothing."""
+        """Refuses no option."""
         return {}
 
     def steps_per_epoch(self, world_size: int, per_rank_batch: int) -> int:

@@ -50,7 +50,7 @@ def test_what_came_from_any_source_is_left_out_and_the_rest_is_kept(tmp_path: Pa
 @pytest.mark.measures
 def test_the_ranks_that_wait_for_a_late_one_are_those_that_the_tree_says(tmp_path: Path) -> None:
     size = 5
-    run_module("tests.support.ranks.capture.rooted", [str(tmp_path)], size)
+    run_module("tests.support.ranks.capture.messages", ["rooted", str(tmp_path)], size)
     traces = [read_trace(tmp_path / f"rank_{rank}.trace") for rank in range(size)]
     tables = [columns.collectives(trace) for trace in traces]
     matching = match(traces, tables)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import ast
+import importlib.util
 import math
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -397,3 +401,19 @@ def test_nothing_left_below_is_infinitely_better() -> None:
 def test_the_interval_of_a_median_holds_it() -> None:
     low, high = median_interval([1.0, 2.0, 3.0, 4.0, 100.0])
     assert 1 <= low <= 3 <= high <= 100
+
+
+RANKS = Path(__file__).parents[3] / "benchmarks/ranks"
+
+
+@pytest.mark.parametrize("script", sorted(RANKS.glob("*.py")), ids=lambda path: path.stem)
+def test_what_it_imports_is_there(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [str(RANKS), *sys.path])
+    names = []
+    for node in ast.walk(ast.parse(script.read_text())):
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module is not None:
+            names.append(node.module)
+    assert names
+    assert [name for name in names if importlib.util.find_spec(name.split(".")[0]) is None] == []

@@ -12,8 +12,11 @@ from typing import Any
 
 import pytest
 
+import commprof
 from commprof.capture.job.job_directory import agree
+from commprof.capture.profiler import active
 from commprof.errors import TraceError
+from commprof.trace.columns import steps
 from commprof.trace.reader import Trace, read_trace
 from commprof.trace.salvage import salvage
 from tests.support.builders import trace_bytes as made
@@ -272,3 +275,25 @@ def test_salvage_of_something_else(tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(b"not a trace")
     with pytest.raises(TraceError):
         salvage(tmp_path / "x")
+
+
+def test_it_joins_the_capture_that_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    whole = commprof.profile(tmp_path / "job").start()
+    whole.of_whole_job = True
+    try:
+        with commprof.profile(tmp_path / "own") as prof:
+            assert prof is whole
+            prof.step()
+        second = commprof.profile(tmp_path / "own").start()
+        second.step()
+        second.stop()
+        assert active() is whole
+    finally:
+        whole.of_whole_job = False
+        whole.stop()
+    said = capsys.readouterr().err
+    assert f"{tmp_path}/job holds what this script records" in said
+    assert f"nothing goes to {tmp_path}/own" in said
+    assert not (tmp_path / "own").exists()
+    assert whole.trace_path is not None
+    assert len(steps(read_trace(whole.trace_path))) == 2

@@ -12,8 +12,12 @@ import pytest
 from commprof.analysis.sweeps.sweep_file import write_sweep
 from commprof.commands import main
 from commprof.commands.microbench import show_measured
-from commprof.commands.options.output_file import keep_text, writable_file
-from commprof.commands.report import writable_output, write_output
+from commprof.commands.options.output_file import (
+    keep_text,
+    writable_file,
+    writable_output,
+    write_output,
+)
 from commprof.errors import CommprofError
 from commprof.invocation import quoted
 from commprof.microbench.plan import Plan

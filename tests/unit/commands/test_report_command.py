@@ -9,7 +9,7 @@ import pytest
 
 from commprof.analysis.predicted import read_predictions
 from commprof.commands import main
-from commprof.commands.report import writable_output, write_output
+from commprof.commands.options.output_file import writable_output, write_output
 from commprof.errors import UsageError
 from commprof.report.sections import predicted as predicted_table
 from tests.support.builders.flight_dumps import dump, entry, write_dumps

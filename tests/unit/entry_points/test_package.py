@@ -1,17 +1,24 @@
-"""What ``import commprof`` gives."""
+"""How commprof is imported, hooks into scripts' imports, and starts a command."""
 
 from __future__ import annotations
 
+import importlib
+import importlib.abc
+import importlib.machinery
 import re
+import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import yaml
 
 import commprof
 from commprof import _version
+from commprof.capture import boot
 
 ROOT = Path(__file__).parents[3]
 
@@ -66,3 +73,84 @@ def test_every_dependency_stands_in_the_list_with_its_licence() -> None:
     assert len(listed) == len({*listed})
     # Torch is the user's, with pybind11 in its headers; ninja may be of any version.
     assert {*listed} == names | {"torch", "pybind11", "ninja"}
+
+
+class OtherTool(importlib.abc.MetaPathFinder):
+    """Finds the module itself, as a tracer that rewrites its source does."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if name != "watched":
+            return None
+        loader = importlib.machinery.SourceFileLoader(name, str(self.path))
+        return importlib.machinery.ModuleSpec(name, loader, origin=str(self.path))
+
+
+def test_other_tools_hooks_find_the_module_and_ours_runs_after_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "theirs.py").write_text("by = 'the other tool'\n")
+    monkeypatch.setattr(boot, "_TARGET", "watched")
+    seen: list[str] = []
+    ours = boot._Finder(lambda module: seen.append(module.by))
+    theirs = OtherTool(tmp_path / "theirs.py")
+    monkeypatch.setattr(sys, "meta_path", [ours, theirs, *sys.meta_path])
+    module = importlib.import_module("watched")
+    monkeypatch.delitem(sys.modules, "watched")
+    assert module.by == "the other tool"
+    assert seen == ["the other tool"]
+    assert ours not in sys.meta_path
+
+
+#: WHEN the interrupt comes; what the command's own code sees of it is said on stdout.
+SCRIPT = """
+import signal, sys
+from commprof.entry_point import enter
+when = sys.argv[1]
+def interrupted(now):
+    if now == when:
+        signal.raise_signal(signal.SIGINT)
+class Late:
+    def __del__(self):
+        interrupted("at the end")
+kept = Late()
+def load():
+    interrupted("loading")
+    return main
+def main():
+    try:
+        interrupted("running")
+    except KeyboardInterrupt:
+        print("seen")
+        return 130
+    return 7
+enter(load)
+"""
+
+
+@pytest.mark.parametrize(
+    ("when", "code", "said"),
+    [
+        ("never", 7, ""),
+        ("loading", -signal.SIGINT, ""),
+        ("running", 130, "seen\n"),
+        ("at the end", -signal.SIGINT, ""),
+    ],
+)
+def test_an_interrupt_leaves_no_traceback(when: str, code: int, said: str) -> None:
+    done = subprocess.run([sys.executable, "-c", SCRIPT, when], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (code, said, "")
+
+
+def test_an_ignored_interrupt_stays_ignored() -> None:
+    """As nohup starts a command."""
+    ignoring = f"import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\n{SCRIPT}"
+    for when in ("loading", "running", "at the end"):
+        done = subprocess.run(
+            [sys.executable, "-c", ignoring, when], capture_output=True, text=True
+        )
+        assert (done.returncode, done.stderr) == (7, "")

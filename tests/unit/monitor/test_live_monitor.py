@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import re
 import shutil
 import signal
@@ -22,14 +23,22 @@ from commprof.commands import main
 from commprof.errors import UsageError
 from commprof.monitor import monitor as monitors
 from commprof.monitor.metrics.host_counters import rank_process, this_host
+from commprof.monitor.metrics.metrics import flat, samples
+from commprof.monitor.metrics.outputs import exposition
 from commprof.monitor.monitor import Monitor, address_file
 from commprof.monitor.observer import Observer, newest
 from commprof.monitor.settings import Settings, parse, settings_of_variable
 from commprof.monitor.start import start_in_rank, start_monitor
 from commprof.monitor.state import GradientState
+from commprof.monitor.watchdog.log import Log
 from commprof.monitor.watchdog.start import watched
+from commprof.monitor.watchdog.tasks import AnomalyTask, HangTask, MismatchTask, WatchTask
+from commprof.monitor.watchdog.thresholds import Threshold
+from commprof.monitor.watchdog.watchdog import Job
+from commprof.report.live_frame import frame
 from commprof.trace.run.processes import Here, State, identity
 from tests.support.builders.growing import GrowingRun
+from tests.support.builders.hostile import damage, little_memory, sound_run
 from tests.support.builders.run_directories import ranks_of
 from tests.support.builders.trace_bytes import metadata
 from tests.support.builders.traces import MS
@@ -283,3 +292,53 @@ def test_gradients_are_those_of_the_attempt_that_is_followed(tmp_path: Path) -> 
     observer.close()
     assert state is not None
     assert state.ranks[0].gradients == GradientState(7, 1.5, 0.5, 0.25)
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run = sound_run(tmp_path_factory.mktemp("sound") / "run")
+    observer = Observer(run, patience_s=0)
+    assert observer.look() is not None  # else nothing would be tried
+    observer.close()
+    return run
+
+
+def damaged(sound: Path, run: Path, seed: int) -> Path:
+    chance = random.Random(seed)
+    shutil.copytree(sound, run)
+    print([damage(run, chance, "rank_*.trace") for _ in range(3)])  # of a failing seed
+    return run
+
+
+def watch(run: Path) -> None:
+    """What ``commprof top`` and the monitor do."""
+    observer = Observer(run, patience_s=0)
+    for _ in range(3):
+        state = observer.look()
+        if state is not None:
+            assert "\x1b" not in "".join(frame(state, str(run), 80))
+            assert b"\x1b" not in exposition(samples(state))
+            flat(state)
+    observer.close()
+
+
+def guard(world: Path) -> None:
+    """What the watchdog does."""
+
+    def tasks(place: Path) -> list[WatchTask]:
+        log = Log(place, quiet=True)
+        return [HangTask(place, Threshold(5.0), log), MismatchTask(log), AnomalyTask(log)]
+
+    job = Job(world, tasks)
+    job.search()
+    for _ in range(8):
+        job.look(time.monotonic_ns())
+    job.end()
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_what_watches_a_job_outlives_damaged_traces(seed: int, sound: Path, tmp_path: Path) -> None:
+    run = damaged(sound, tmp_path / "run", seed)
+    with little_memory(1 << 30):
+        watch(run)
+        guard(run / "world_2")

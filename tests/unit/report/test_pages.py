@@ -169,7 +169,7 @@ PARTS = {
         float,
     ),
 }
-FLIGHTS = (
+INTERVALS = (
     *("issue", "kind", "step", "collective", "bucket"),
     *("negotiate", "queue", "wait", "wire"),
 )
@@ -199,7 +199,7 @@ SCHEMA = {
                         "steps": STRETCHES,
                         "phases": {**STRETCHES, "code": [int]},
                         "waiting": STRETCHES,
-                        "flights": {name: [int] for name in FLIGHTS},
+                        "intervals": {name: [int] for name in INTERVALS},
                     }
                 ],
             },
@@ -256,12 +256,12 @@ def test_the_schema_of_the_page_s_data(plain: FullReport, tmp_path: Path) -> Non
         shown = as_dict([dataclasses.replace(plain, predictions=known)], None)
         assert shown["predicted"][0]["checked"] is (worst_error is not None)
     assert [point["ranks"] for point in curve["points"]] == [4, 8]
-    flights = document["worlds"][1]["timeline"]["ranks"][0]["flights"]
+    intervals = document["worlds"][1]["timeline"]["ranks"][0]["intervals"]
     # Steps from 100 ms on: bucket 0 at 40, bucket 1 at 60, rank 1 is 10 ms late for it.
-    assert flights["issue"][:2] == [40_000, 20_000]
-    assert flights["bucket"][:4] == [0, 1, 0, 1]
-    assert flights["negotiate"][:2] == [0, 10_000]
-    assert flights["wire"][:2] == [10_000, 20_000]
+    assert intervals["issue"][:2] == [40_000, 20_000]
+    assert intervals["bucket"][:4] == [0, 1, 0, 1]
+    assert intervals["negotiate"][:2] == [0, 10_000]
+    assert intervals["wire"][:2] == [10_000, 20_000]
 
 
 def test_a_long_run_of_many_ranks_has_its_limit(tmp_path: Path) -> None:
@@ -358,9 +358,9 @@ def test_many_buckets_and_long_steps_keep_to_the_limit(tmp_path: Path) -> None:
     assert shown == list(range(shown[0], shown[-1] + 1))
     assert abs((shown[0] - 1) - (measured - shown[-1])) <= 2  # from both ends alike
     assert timeline["left_out"] == 0  # whole steps are
-    flights = [rank["flights"] for rank in timeline["ranks"]]
-    assert [len(each["issue"]) for each in flights] == [25 * len(shown)] * 8
-    assert np.median(flights[0]["queue"]) > 100_000
+    intervals = [rank["intervals"] for rank in timeline["ranks"]]
+    assert [len(each["issue"]) for each in intervals] == [25 * len(shown)] * 8
+    assert np.median(intervals[0]["queue"]) > 100_000
 
 
 def test_in_no_room_at_all_the_least_is_drawn(tmp_path: Path) -> None:

@@ -1,10 +1,11 @@
-"""One rank of two that send each other messages late; a module to run with NAME DIRECTORY."""
+"""Ranks that send each other messages, or gather at a root, late; run with NAME DIRECTORY."""
 
 from __future__ import annotations
 
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -14,6 +15,8 @@ import commprof
 
 STEPS = 6
 LATE_S = 0.03
+#: How late one rank comes to each collective with a root.
+ROOTED_LATE_S = 0.15
 
 
 def known(rank: int) -> None:
@@ -35,15 +38,38 @@ def any_source(rank: int) -> None:
         dist.recv(torch.ones(10))
 
 
+def rooted(rank: int) -> list[Callable[[], object]]:
+    """Every operation and root, with every rank late: what is done in each step."""
+    size = dist.get_world_size()
+    value, parts = torch.ones(1000), [torch.ones(1000) for _ in range(size)]
+    of_root = parts if rank == 1 else None
+
+    def late_to(operation: Callable[[], object], late: int) -> None:
+        dist.barrier()
+        if rank == late:
+            time.sleep(ROOTED_LATE_S)
+        operation()
+
+    operations: list[Callable[[], object]] = [
+        lambda: dist.broadcast(value, 0),
+        lambda: dist.broadcast(value, 1),
+        lambda: dist.gather(value, of_root, 1),
+        lambda: dist.scatter(value, of_root, 1),
+        lambda: dist.reduce(value, 1),
+    ]
+    return [partial(late_to, each, late) for each in operations for late in range(size)]
+
+
 def main() -> None:
     """Each step under capture; the steps end together, but for the message."""
     dist.init_process_group("gloo")
-    cases: dict[str, Callable[[int], None]] = {"known": known, "any_source": any_source}
-    step, rank = cases[sys.argv[1]], dist.get_rank()
+    rank, (name, directory) = dist.get_rank(), sys.argv[1:]
+    cases = {"known": known, "any_source": any_source}
+    steps = rooted(rank) if name == "rooted" else [partial(cases[name], rank)] * STEPS
     dist.barrier()
-    with commprof.profile(Path(sys.argv[2])) as prof:
-        for _ in range(STEPS):
-            step(rank)
+    with commprof.profile(Path(directory)) as prof:
+        for step in steps:
+            step()
             prof.step()
     dist.barrier()
     dist.destroy_process_group()

@@ -50,9 +50,9 @@ def seen(ranks: list[Rank]) -> MeasuredWorld:
 
 def flight(drawn: Timeline, rank: int, row: int) -> tuple[int, ...]:
     """Negotiate, queue, wait and wire, in ms."""
-    flights = drawn.ranks[rank].flights
+    intervals = drawn.ranks[rank].in_flight
     names = ("negotiate_ns", "queue_ns", "wait_ns", "wire_ns")
-    return tuple(int(getattr(flights, name)[row]) // MS for name in names)
+    return tuple(int(getattr(intervals, name)[row]) // MS for name in names)
 
 
 def test_until_the_last_issue_is_negotiation() -> None:
@@ -90,14 +90,14 @@ def test_the_parts_add_up_on_any_schedule(seed: int) -> None:
         lengths = dict(
             zip(table.issue_ns.tolist(), (table.end_ns - table.issue_ns).tolist(), strict=True)
         )
-        flights = rank.flights
-        assert len(flights.step)
-        assert (flights.negotiate_ns >= 0).all()
-        assert (flights.queue_ns >= 0).all()
-        assert (flights.wait_ns >= 0).all()
-        assert (flights.wire_ns >= 0).all()
-        expected = [lengths[issue] for issue in flights.issue_ns.tolist()]
-        assert flights.duration_ns.tolist() == expected
+        intervals = rank.in_flight
+        assert len(intervals.step)
+        assert (intervals.negotiate_ns >= 0).all()
+        assert (intervals.queue_ns >= 0).all()
+        assert (intervals.wait_ns >= 0).all()
+        assert (intervals.wire_ns >= 0).all()
+        expected = [lengths[issue] for issue in intervals.issue_ns.tolist()]
+        assert intervals.duration_ns.tolist() == expected
 
 
 def test_a_collective_that_not_all_issued_is_not_split() -> None:
@@ -107,9 +107,9 @@ def test_a_collective_that_not_all_issued_is_not_split() -> None:
             rank.step(100 * MS * step, 100 * MS * (step + 1))
             if rank.rank == 0:
                 rank.collective(step, 100 * MS * step + 10 * MS, 100 * MS * step + 30 * MS)
-    flights = timeline(seen(ranks)).ranks[0].flights
-    assert set(flights.negotiate_ns.tolist()) == {UNSPLIT}
-    assert set(flights.duration_ns.tolist()) == {20 * MS}
+    intervals = timeline(seen(ranks)).ranks[0].in_flight
+    assert set(intervals.negotiate_ns.tolist()) == {UNSPLIT}
+    assert set(intervals.duration_ns.tolist()) == {20 * MS}
 
 
 def test_one_without_an_end_is_left_out() -> None:
@@ -117,7 +117,7 @@ def test_one_without_an_end_is_left_out() -> None:
     for step in range(3):
         rank.step(100 * MS * step, 100 * MS * (step + 1))
         rank.collective(step, 100 * MS * step + MS, 0)
-    assert len(timeline(seen([rank])).ranks[0].flights.step) == 0
+    assert len(timeline(seen([rank])).ranks[0].in_flight.step) == 0
 
 
 def test_a_cut_keeps_whole_steps_from_the_middle() -> None:
@@ -131,7 +131,7 @@ def test_a_cut_keeps_whole_steps_from_the_middle() -> None:
     assert cut.measured_steps == 20
     for rank in cut.ranks:
         assert rank.steps.step.tolist() == [0, 1, 2, 3, 4]
-        assert set(rank.flights.step.tolist()) == {0, 1, 2, 3, 4}
+        assert set(rank.in_flight.step.tolist()) == {0, 1, 2, 3, 4}
 
 
 def test_one_step_with_too_many_spans_is_cut_too() -> None:
@@ -146,4 +146,4 @@ def test_one_step_with_too_many_spans_is_cut_too() -> None:
     assert len(cut.steps) == 1
     assert cut.spans <= 100
     assert cut.left_out == 1001 - cut.spans
-    assert np.array_equal(cut.ranks[0].flights.issue_ns, np.sort(cut.ranks[0].flights.issue_ns))
+    assert np.array_equal(cut.ranks[0].in_flight.issue_ns, np.sort(cut.ranks[0].in_flight.issue_ns))

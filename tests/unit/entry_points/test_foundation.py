@@ -1,12 +1,67 @@
-"""Which of this host's addresses the other ranks are told."""
+"""Sentences and counts, files written whole and read with a bound, and this host's address."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import pytest
 import torch.distributed as dist
 
 from commprof import address
 from commprof.address import own_address
+from commprof.files import read_json, replace_file, replacing
+from commprof.text import counted, listed, named_ranks, plural, printable
+
+
+@pytest.mark.parametrize(
+    ("numbers", "said"),
+    [
+        (1, "1 step"),
+        (0, "0 steps"),
+        (7, "7 steps"),
+        ([1], "1 step"),
+        ([1, 2, 4], "1, 2 and 4 steps"),
+    ],
+)
+def test_counts(numbers: int | list[int], said: str) -> None:
+    assert counted(numbers, "step") == said
+
+
+def test_lists() -> None:
+    assert listed(["a"]) == "a"
+    assert listed((1, 2)) == "1 and 2"
+    assert named_ranks([3]) == "rank 3"
+    assert named_ranks([0, 2]) == "ranks 0, 2"
+    assert named_ranks([]) == "no rank"
+    assert plural(2, "core") == "cores"
+
+
+def test_nothing_that_a_terminal_obeys() -> None:
+    assert printable("a\nb\x1b[2J\x00") == "a b\\x1b[2J\\x00"
+
+
+def test_a_file_takes_the_place_of_the_one_before(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    replace_file(path, "[1]")
+    replace_file(path, b"[1, 2]")
+    assert read_json(path) == [1, 2]
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_what_fails_leaves_the_old_content_and_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    replace_file(path, "old")
+
+    def fail() -> None:
+        with replacing(path) as partial:
+            partial.write_text("half of the n")
+            raise OSError(28, "No space left on device")
+
+    with pytest.raises(OSError, match="No space left"):
+        fail()
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
 
 LEADS_OUT = "198.51.100.7"
 
