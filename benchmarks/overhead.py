@@ -1,11 +1,23 @@
-"""What watching costs: plain against observed, hooked, a Python hook and torch.profiler.
+"""What watching costs: processes that record against ones that have never imported commprof.
 
-All modes take turns in one process in shuffled order, round after round; every figure is a
-difference or a ratio to "plain" of the same round. "plain 2" is the A/A control: what it shows
-is noise. The demands are of the ratios of neighbouring steps, which are the least noisy, and of the
-cost per call. The exit code is 1 where one is not met.
+Each mode is a process per rank, with a model of its own; the modes take turns of a few steps, in
+shuffled order, round after round, and a process that has no turn is stopped. There are two plain
+ones, whose ratio is the A/A control. Processes differ for good by where their memory lies, so all
+are started anew again and again: a *generation* gives one ratio per mode, the median over its
+rounds, and an interval is that of Wilcoxon's signed ranks over generations, as the report's is of
+its own cost. A ratio is to the mean of the two plain ones in the same round.
 
-    PYTHONPATH=. python benchmarks/overhead.py [--quick] [--paired] [--json FILE]
+CPU time is that of all ranks, of the training thread and of the process; wall time that of the
+slowest rank. A demand asks for the CPU time's estimate, and for an interval that is not wider to
+either side than what is asked; of wall time for the interval's upper end. The exit code is 1 where
+one is not met. Generations go on for ``--minutes``.
+
+    PYTHONPATH=. python benchmarks/overhead.py [calls] [calibration] [turns] [--minutes 8]
+        [--json FILE]
+
+The calibration takes one long series of a plain job's steps, cuts it into 200 consecutive blocks of
+16 steps, and compares those of each block as the report compares capture on and off, each block by
+five lots. Nothing differs, so that 95 % of the intervals should hold 1.
 """
 
 from __future__ import annotations
@@ -13,9 +25,15 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import random
+import signal
 import socket
 import subprocess
 import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,104 +43,282 @@ from tabulate import tabulate
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.judging.demands import Demand, at_most, judged
-from benchmarks.judging.medians import Floats, median_interval
-from benchmarks.judging.results_file import write_json
+from benchmarks.judging.medians import median_interval
+from benchmarks.judging.results_file import read_json, write_json
+from commprof.analysis.step.overhead import Samples, overhead
+from commprof.stats.intervals import Interval, signed_rank_ratio
+from commprof.workloads.loop import overhead_states
+from tests.support.machines.ranks import free_port
 
-SIZES = ("small", "many_buckets", "medium", "large")
-#: Models that a demand speaks of, and what a step may take by mode, over one without capture.
+#: Steps of a turn, and rounds of a generation at 1 rank and at 2.
+SIZES = {
+    "small": (10, 8, 5),
+    "many_buckets": (10, 5, 4),
+    "medium": (4, 4, 3),
+    "large": (3, 3, 2),
+}
+#: Models that a demand speaks of, and what a step may take by mode, over one without commprof.
 ASKED = ("small", "medium", "large")
-MOST = {"full": 1.005, "always-on": 1.002}
+RECORDED = ("always-on", "full", "full, attached")
+MOST_CPU = dict(zip(RECORDED, (1.002, 1.005, 1.005), strict=True))
+MOST_WALL = dict(zip(RECORDED, (1.005, 1.01, 1.01), strict=True))
+PLAIN, CONTROL, PROFILER = "plain", "A/A control", "torch.profiler"
+#: As under a compressor: commprof's hook, with DDP's own mean inside.
+HOOK = "full, hook"
+MODES = (PLAIN, CONTROL, *RECORDED, HOOK, PROFILER)
+RANKS = (1, 2)
+#: Clocks, as tables name them.
+CLOCKS = {
+    "thread": "CPU time of the training thread",
+    "process": "CPU time of the process",
+    "instructions": "instructions of the training thread",
+    "wall": "wall time",
+}
+BLOCKS, BLOCK_STEPS, LOTS = 200, 16, 5
+HELD_LEAST, HELD_MOST = 0.93, 0.97
+PARTS = ("calls", "calibration", "turns")
 #: What a call may take more, in us, by mode of the collectives.
 MOST_US = 1.0
 WATCHED = ("observed", "always-on")
-#: Columns of the comparison of blocks; "plain 2" is the control.
-COLUMNS = {
-    "full": "hooked",
-    "full, no hook": "observed",
-    "always-on": "always-on",
-    "A/A control": "plain 2",
-    "Python hook": "Python hook",
-    "torch.profiler": "torch.profiler",
-}
 RANK_SCRIPT = Path(__file__).parent / "ranks" / "overhead_rank.py"
+
+#: By mode and clock, of each generation the values of its rounds, in ms per step.
+Cell = dict[str, dict[str, list[list[float]]]]
 
 
 def main() -> int:
-    """Runs everything, prints tables and what became of the demands."""
+    """Runs what is asked for, prints tables and what became of the demands."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="fewer rounds")
-    parser.add_argument("--paired", action="store_true", help="only capture off against on, 4 min")
-    parser.add_argument("--json", type=Path, help="write all times there")
+    parser.add_argument("parts", nargs="*", help=f"of {', '.join(PARTS)} (default: all)")
+    parser.add_argument("--minutes", type=float, default=8.0, help="that it takes (default: 8)")
+    parser.add_argument("--json", type=Path, help="write all times there, beside other parts'")
     args = parser.parse_args()
-    scale = 0.2 if args.quick else 1.0
+    if wrong := set(args.parts) - set(PARTS):
+        parser.error(f"no such part: {', '.join(wrong)}")
+    end_s = time.monotonic() + 60 * args.minutes
     results: dict[str, Any] = {}
-    if not args.paired:
-        results["collectives"] = _run(1, "collectives", int(100 * scale))
-        for call, times in results["collectives"].items():
-            print(f"\nMicroseconds per {call} on the fake backend, difference to plain\n")
-            print(_table(times, ratio=False))
-    for size, rounds in zip(SIZES, (4000, 2000, 160, 60), strict=True):
-        times = _run(1, f"{size}-alternating", max(20, int(rounds * scale)))
-        results[f"alternating_{size}"] = times
-    _print_alternating(results)
-    if not args.paired:
-        _blocks(results, scale)
-    write_json(args.json, results)
+    for part in args.parts or PARTS:
+        results |= {"calls": _calls, "calibration": calibrate, "turns": turns}[part](end_s)
+    write_json(args.json, {**read_json(args.json), **results})
     return judged(demands(results))
 
 
-def _blocks(results: dict[str, Any], scale: float) -> None:
-    for ranks, rounds in ((1, 30), (2, 20)):
-        for size in SIZES:
-            times = _run(ranks, size, max(4, int(rounds * scale)))
-            results[f"ddp_{size}_{ranks}"] = times
-            print(
-                f"\nDDP step, {size} model, {ranks} gloo rank(s), plain "
-                f"{np.median(times['plain']):.2f} ms, ratio to plain\n"
-            )
-            print(_table(times, ratio=True))
-        print(f"\nSide by side, {ranks} gloo rank(s): median ratio to plain [95 %]\n")
-        print(side_by_side(results, ranks), flush=True)
+def turns(end_s: float) -> dict[str, Any]:
+    """All modes beside each other; prints a table for each clock."""
+    results = generations(end_s)
+    for clock, name in CLOCKS.items():
+        print(f"\n{name[0].upper()}{name[1:]} per step, over that of plain processes [95 %]\n")
+        print(table(results, clock) or "not available on this machine", flush=True)
+    return results
 
 
-def side_by_side(results: dict[str, Any], ranks: int) -> str:
-    """A row per model: full and always-on mode beside the control and the other ways."""
+def generations(end_s: float) -> dict[str, Cell]:
+    """One of each model and number of ranks after the other, for as long as there is time."""
+    cells: dict[str, Cell] = {cell_name(*cell): {} for cell in _cells()}
+    longest_s, order = 0.0, random.Random(0)
+    with fork_server() as server:
+        while time.monotonic() + longest_s < end_s:
+            begin_s = time.monotonic()
+            for size, ranks in _cells():
+                steps, *rounds = SIZES[size]
+                kept = cells[cell_name(size, ranks)]
+                one = generation(server, size, ranks, MODES, rounds[ranks - 1], steps, order)
+                for mode, clocks in one.items():
+                    for clock, values in clocks.items():
+                        kept.setdefault(mode, {}).setdefault(clock, []).append(values)
+            longest_s = max(longest_s, time.monotonic() - begin_s)
+            print(f"a generation of all took {time.monotonic() - begin_s:.0f} s", file=sys.stderr)
+    return cells
+
+
+def _cells() -> list[tuple[str, int]]:
+    return [(size, ranks) for ranks in RANKS for size in SIZES]
+
+
+def cell_name(size: str, ranks: int) -> str:
+    """The key of a model at so many ranks in the file."""
+    return f"turns_{size}_{ranks}"
+
+
+class Processes:
+    """The ranks of one mode, which run when it is their turn and are stopped else."""
+
+    def __init__(self) -> None:
+        """None yet."""
+        self._doors: list[socket.socket] = []
+        self._lines: list[Any] = []
+        self._pids: list[int] = []
+
+    def add(self, door: socket.socket, lines: Any, pid: int) -> None:
+        """One that is warm, with the connection to it."""
+        self._doors.append(door)
+        self._lines.append(lines)
+        self._pids.append(pid)
+        os.kill(pid, signal.SIGSTOP)
+
+    def run(self, steps: int) -> list[dict[str, Any]]:
+        """What each rank says of so many steps after one that does not count."""
+        self._signal(signal.SIGCONT)
+        for lines in self._lines:
+            print(steps, file=lines, flush=True)
+        taken = [json.loads(lines.readline()) for lines in self._lines]
+        self._signal(signal.SIGSTOP)
+        return taken
+
+    def turn(self, steps: int) -> dict[str, float]:
+        """The same by clock, see the top of this file."""
+        taken = self.run(steps)
+        found = {"wall": max(one["wall"] for one in taken)}
+        for clock in ("thread", "process", "instructions"):
+            values = [one[clock] for one in taken]
+            if None not in values:
+                found[clock] = sum(values)
+        return found
+
+    def end(self) -> None:
+        """Lets them close their traces and go."""
+        self._signal(signal.SIGCONT)
+        for door in self._doors:
+            door.shutdown(socket.SHUT_WR)
+        for door, lines in zip(self._doors, self._lines, strict=True):
+            lines.read()  # until they are gone
+            door.close()
+
+    def _signal(self, number: int) -> None:
+        for pid in self._pids:
+            os.kill(pid, number)
+
+
+def generation(
+    server: Any,
+    size: str,
+    ranks: int,
+    modes: tuple[str, ...],
+    rounds: int,
+    steps: int,
+    order: random.Random,
+) -> dict[str, dict[str, list[float]]]:
+    """New processes of all modes, and their turns: by mode and clock the values of the rounds."""
+    found: dict[str, dict[str, list[float]]] = {}
+    with ExitStack() as stack:
+        place = stack.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True))
+        running = server(order.sample(modes, len(modes)), size, ranks, place)
+        for one in running.values():
+            stack.callback(one.end)
+        for _ in range(rounds):
+            for mode in order.sample(modes, len(modes)):
+                for clock, value in running[mode].turn(steps).items():
+                    found.setdefault(mode, {}).setdefault(clock, []).append(round(value, 5))
+    return found
+
+
+@contextmanager
+def fork_server() -> Iterator[Any]:
+    """Starts processes when called with modes, a size, ranks and a directory."""
+    with tempfile.TemporaryDirectory() as place, socket.socket(socket.AF_UNIX) as door:
+        address = f"{place}/door"
+        door.bind(address)
+        door.listen()
+        process = subprocess.Popen(
+            [sys.executable, "-W", "ignore", str(RANK_SCRIPT), "serve", address],
+            env={**os.environ, "OMP_NUM_THREADS": "1", "KINETO_LOG_LEVEL": "99"},
+            stdin=subprocess.PIPE,
+            text=True,
+        )
+        assert process.stdin is not None
+
+        def start(modes: list[str], size: str, ranks: int, place: str) -> dict[str, Processes]:
+            for mode in modes:
+                common = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(free_port())}
+                for rank in range(ranks):
+                    environment = {**common, "RANK": str(rank), "WORLD_SIZE": str(ranks)}
+                    asked = {"size": size, "name": mode, "environment": environment}
+                    asked |= {"mode": PLAIN if mode == CONTROL else mode}
+                    asked |= {"directory": f"{place}/{mode}"}
+                    print(json.dumps(asked), file=process.stdin, flush=True)
+            door.settimeout(120)
+            found = {mode: Processes() for mode in modes}
+            for _ in range(ranks * len(modes)):
+                opened = door.accept()[0]
+                lines = opened.makefile("rw")
+                about = json.loads(lines.readline())
+                assert about["has_commprof"] == (about["name"] in (*RECORDED, HOOK))
+                found[about["name"]].add(opened, lines, about["pid"])
+            return found
+
+        try:
+            yield start
+        finally:
+            process.stdin.close()
+            process.wait()
+
+
+def ratio(cell: Cell, mode: str, clock: str) -> Interval | None:
+    """Of a mode to plain, with the interval over generations; None where the clock has nothing."""
+    if clock not in cell.get(mode, {}) or len(cell[mode][clock]) < 2:
+        return None
+    first, second = (np.array(cell[plain][clock]) for plain in (PLAIN, CONTROL))
+    own = np.array(cell[mode][clock])
+    of_rounds = own / (first if mode == CONTROL else (first + second) / 2)
+    typical = np.median(of_rounds, axis=1)
+    return signed_rank_ratio(typical, np.ones_like(typical))
+
+
+def table(results: dict[str, Any], clock: str, style: str = "simple") -> str:
+    """A row per model and number of ranks, a column per mode; empty where nothing was measured."""
     rows = []
-    for size in SIZES:
-        times = results[f"ddp_{size}_{ranks}"]
-        plain = np.array(times["plain"])
-        row = [size, f"{np.median(plain):.2f}"]
-        for mode in COLUMNS.values():
-            ratio = np.array(times[mode]) / plain
-            low, high = median_interval(ratio)
-            row.append(f"{np.median(ratio):.3f} [{low:.3f}, {high:.3f}]")
-        rows.append(row)
-    headers = ("model", "plain ms", *COLUMNS)
-    return tabulate(rows, headers=headers, tablefmt="simple", disable_numparse=True)
+    for size, ranks in _cells():
+        cell = results.get(cell_name(size, ranks), {})
+        if PLAIN in cell and clock in cell[PLAIN]:
+            shown = [_shown(ratio(cell, mode, clock)) for mode in MODES[1:]]
+            typical = float(np.median(cell[PLAIN][clock]))
+            rows.append((size, ranks, f"{typical:.4g}", *shown))
+    headers = ("model", "gloo ranks", PLAIN, *MODES[1:])
+    shown = tabulate(rows, headers=headers, tablefmt=style, disable_numparse=True)
+    return shown if rows else ""
+
+
+def _shown(found: Interval | None) -> str:
+    return f"{found.value:.4f} [{found.low:.4f}, {found.high:.4f}]" if found else "-"
 
 
 def demands(results: dict[str, Any]) -> list[Demand]:
-    """What is asked of what was measured: of steps, and of single calls."""
-    return [*step_demands(results), *call_demands(results)]
+    """What is asked of what was measured: of steps, of intervals, and of single calls."""
+    return [*step_demands(results), *calibration_demands(results), *call_demands(results)]
 
 
 def step_demands(results: dict[str, Any]) -> list[Demand]:
-    """Ratio of neighbouring steps: within the limit, or within the interval of the control."""
+    """CPU and wall time of each mode that records, and torch.profiler's above them."""
     found = []
-    for size in ASKED:
-        for mode, limit in MOST.items() if f"alternating_{size}" in results else ():
-            _, ratio, control, _ = alternating(results[f"alternating_{size}"], mode)
-            median, (low, high) = float(np.median(ratio)), median_interval(ratio)
-            least, most = median_interval(control)
-            found.append(
-                Demand(
-                    f"step of the {size} model, {mode} mode over capture off, 1 rank",
-                    f"{median:.4f} [{low:.4f}, {high:.4f}], control [{least:.4f}, {most:.4f}]",
-                    f"at most {limit:g}, or inside the control's interval",
-                    median <= limit or least <= median <= most,
-                )
-            )
+    for size, ranks in _cells():
+        cell = results.get(cell_name(size, ranks), {})
+        where = f"step of the {size} model at {ranks} gloo rank{'s' * (ranks > 1)}"
+        for clock in CLOCKS:
+            ratios = {mode: ratio(cell, mode, clock) for mode in (*RECORDED, PROFILER)}
+            for mode in RECORDED if size in ASKED else ():
+                of_mode = ratios[mode]
+                if of_mode is not None:
+                    what = f"{where}, {mode}: {CLOCKS[clock]} over that without commprof"
+                    found.append(_demand(what, clock, mode, of_mode))
+            known = {mode: of_mode.value for mode, of_mode in ratios.items() if of_mode}
+            if PROFILER in known:
+                most = max(value for mode, value in known.items() if mode != PROFILER)
+                what = f"{where}, all that record: {CLOCKS[clock]} below torch.profiler's"
+                figure = f"{most:.4f} at most, torch.profiler {known[PROFILER]:.4f}"
+                found.append(Demand(what, figure, "below", most < known[PROFILER]))
     return found
+
+
+def _demand(what: str, clock: str, mode: str, found: Interval) -> Demand:
+    if clock == "wall":
+        limit = MOST_WALL[mode]
+        asked = f"the interval's upper end at most {limit:g}"
+        return Demand(what, _shown(found), asked, found.high <= limit)
+    limit = MOST_CPU[mode]
+    wide = max(found.high - found.value, found.value - found.low) > limit - 1
+    figure = _shown(found) + (", not measurable so exactly" if wide else "")
+    asked = f"at most {limit:g}, and known to {limit - 1:.1%}"
+    return Demand(what, figure, asked, found.value <= limit and not wide)
 
 
 def call_demands(results: dict[str, Any]) -> list[Demand]:
@@ -137,74 +333,74 @@ def call_demands(results: dict[str, Any]) -> list[Demand]:
     return found
 
 
-def alternating(times: dict[str, list[float]], mode: str) -> tuple[Floats, Floats, Floats, Floats]:
-    """Of each round: ms with capture off, on / off, off / off (the control), and ms with it on."""
-    off_a, off_b, on = (np.array(times[f"{label} {mode}"]) for label in ("off_a", "off_b", "on"))
-    off = (off_a + off_b) / 2
-    return off, on.reshape(-1, 2).mean(axis=1) / off, off_a / off_b, on
+def calibrate(_: float) -> dict[str, Any]:
+    """How many blocks' intervals hold 1, by comparison, clock and number of ranks."""
+    held: dict[str, int] = {}
+    order = random.Random(0)
+    with fork_server() as server, tempfile.TemporaryDirectory() as place:
+        for ranks in RANKS:
+            (job,) = server([PLAIN], "small", ranks, place).values()
+            each = np.array([one["each"] for one in job.run(BLOCKS * BLOCK_STEPS)], np.float64)
+            job.end()
+            series = list(zip(each[..., 0].max(axis=0), each[..., 1].sum(axis=0), strict=True))
+            for first in sorted([*range(0, len(series), BLOCK_STEPS)] * LOTS):
+                states = overhead_states(BLOCK_STEPS, str(order.random()))
+                times = series[first : first + BLOCK_STEPS]
+                samples = [(state, *both) for state, both in zip(states, times, strict=True)]
+                for name, holds in _held(samples):
+                    key = f"{name}, {ranks} gloo rank{'s' * (ranks > 1)}"
+                    held[key] = held.get(key, 0) + holds
+    return {"calibration": {"blocks": BLOCKS, "tried": BLOCKS * LOTS, "held": held}}
 
 
-def _print_alternating(results: dict[str, Any]) -> None:
-    """Medians over the rounds, and what the least disturbed tenth of the steps shows."""
-    print("\nDDP step at 1 gloo rank, capture off and on from step to step: median of the ratios")
-    print("of neighbours (two steps with capture on over the two without beside them), and the")
-    print("difference of the 10th percentiles\n")
-    rows = []
-    for size in SIZES:
-        times = results[f"alternating_{size}"]
-        for mode in MOST:
-            off, on_off, off_off, on = alternating(times, mode)
-            off_a, off_b = (np.array(times[f"{label} {mode}"]) for label in ("off_a", "off_b"))
-            least = np.percentile(on, 10) - np.percentile(np.concatenate([off_a, off_b]), 10)
-            control = np.percentile(off_a, 10) - np.percentile(off_b, 10)
-            for name, ratio, apart_ms in (
-                (f"{mode} / off", on_off, least),
-                ("control: off / off", off_off, control),
-            ):
-                interval = median_interval(ratio)
-                rows.append(
-                    (size, np.median(off), name, np.median(ratio), *interval, apart_ms * 1e3)
-                )
-    headers = ("model", "off ms", "ratio", "median", "95% low", "95% high", "p10 apart us")
-    print(tabulate(rows, headers=headers, floatfmt=".4f"), flush=True)
+def _held(samples: Samples) -> Iterator[tuple[str, bool]]:
+    found = overhead(samples)
+    assert found is not None
+    assert found.cpu is not None
+    for clock, cost in (("CPU time", found.cpu), ("wall time", found.wall)):
+        yield f"{clock}, on over off", cost.on_over_off.contains(1.0)
+        yield f"{clock}, off over off", cost.control.contains(1.0)
 
 
-def _table(times: dict[str, list[float]], ratio: bool) -> str:
+def calibration_demands(results: dict[str, Any]) -> list[Demand]:
+    """That the intervals hold at their rate, where nothing differs."""
+    measured = results.get("calibration", {"blocks": 0, "tried": 0, "held": {}})
+    found = []
+    for name, held in measured["held"].items():
+        share = held / measured["tried"]
+        what = f"intervals of A/A blocks of {BLOCK_STEPS} steps that hold 1: {name}"
+        figure = f"{held} of {measured['tried']} ({share:.1%}), {measured['blocks']} blocks"
+        met = measured["blocks"] >= BLOCKS and HELD_LEAST <= share <= HELD_MOST
+        found.append(Demand(what, figure, f"93 to 97 % in {BLOCKS} blocks", met))
+    return found
+
+
+def _call_table(times: dict[str, list[float]]) -> str:
     plain = np.array(times["plain"])
     rows = []
     for mode, values in times.items():
         if mode != "plain":
-            other = np.array(values)
-            compared = other / plain if ratio else other - plain
-            low, high = median_interval(compared)
-            quartiles = np.percentile(compared, [25, 75])
-            rows.append((mode, np.median(compared), low, high, *quartiles))
+            more = np.array(values) - plain
+            low, high = median_interval(more)
+            rows.append((mode, np.median(more), low, high, *np.percentile(more, [25, 75])))
     headers = ("mode", "median", "95% low", "95% high", "quartile 1", "quartile 3")
     return tabulate(rows, headers=headers, floatfmt=".3f")
 
 
-def _run(ranks: int, what: str, rounds: int) -> Any:
-    """Runs the rank script; returns what rank 0 printed, to a tenth of a us or better."""
-    with socket.socket() as probe:
-        probe.bind(("localhost", 0))
-        port = probe.getsockname()[1]
-    common = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-W", "ignore", str(RANK_SCRIPT), what, str(rounds)],
-            env={**os.environ, **common, "RANK": str(rank), "WORLD_SIZE": str(ranks)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(ranks)
-    ]
-    outputs = [process.communicate() for process in processes]
-    for process, (_, errors) in zip(processes, outputs, strict=True):
-        if process.returncode:
-            sys.exit(f"{what} failed with {process.returncode}:\n{errors}")
-    last = outputs[0][0].strip().splitlines()[-1]
-    return json.loads(last, parse_float=lambda text: round(float(text), 4))
+def _calls(_: float) -> dict[str, Any]:
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", str(RANK_SCRIPT), "collectives", "40"],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "KINETO_LOG_LEVEL": "99"},
+        stdout=subprocess.PIPE,
+        check=True,
+        text=True,
+    )
+    last = done.stdout.strip().splitlines()[-1]
+    found = json.loads(last, parse_float=lambda text: round(float(text), 4))
+    for call, times in found.items():
+        print(f"\nMicroseconds per {call} on the fake backend, difference to plain\n")
+        print(_call_table(times))
+    return {"collectives": found}
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 from tabulate import tabulate
 
 from benchmarks import overhead, strategies
@@ -12,20 +11,14 @@ from benchmarks.judging.results_file import read_json
 
 
 def step_ratios(path: Path) -> str:
-    """All ways of watching beside the control, at 1 and 2 ranks."""
+    """All ways of watching beside the control, at 1 and 2 ranks, by each clock."""
     results = read_json(path)
-    rows = []
-    for ranks in (1, 2):
-        for size in overhead.SIZES:
-            times = results.get(f"ddp_{size}_{ranks}")
-            if times is not None:
-                plain = np.array(times["plain"])
-                ratios = [np.median(np.array(times[m]) / plain) for m in overhead.COLUMNS.values()]
-                row = [size, ranks, f"{np.median(plain):.2f}", *(f"{r:.3f}" for r in ratios)]
-                rows.append(row)
-    headers = ("model", "gloo ranks", "plain ms", *overhead.COLUMNS)
-    shown = tabulate(rows, headers=headers, tablefmt="github", disable_numparse=True)
-    return f"Steps over those without commprof, medians:\n\n{squeezed(shown)}" if rows else ""
+    shown = [
+        f"{name}, over that of processes without commprof [95 %]:\n\n{squeezed(table)}"
+        for clock, name in overhead.CLOCKS.items()
+        if (table := overhead.table(results, clock, "github"))
+    ]
+    return "\n\n".join(shown)
 
 
 def strategy_rows(path: Path) -> str:

@@ -1,81 +1,68 @@
-"""The ways of watching that are compared: switched on before a block, off after it."""
+"""The ways of watching that are compared. Nothing here imports commprof before a mode needs it."""
 
 from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
-import torch.distributed as dist
-from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-import commprof
-from commprof import _native
-
-#: In the order of the tables. "plain 2" is a second plain model: the A/A control. "always-on" is
-#: "observed" in that mode, and for DDP "hooked".
+#: Of the comparison of single calls, in the order of its table; "plain 2" is the A/A control.
 COLLECTIVE_MODES = (
     *("plain", "plain 2", "installed, capture off", "observed", "always-on", "torch.profiler"),
-)
-DDP_MODES = (
-    *("plain", "plain 2", "observed", "hooked", "always-on", "Python hook", "torch.profiler"),
 )
 
 
 @contextmanager
-def watching(mode: str) -> Iterator[Callable[[], None]]:
-    """Whatever the mode needs around a block; yields what to call at the end of each step."""
-    if mode in ("observed", "hooked", "always-on"):
+def watching(mode: str) -> Iterator[None]:
+    """Whatever the mode of the collectives needs around a block."""
+    from commprof import _native, profile
+
+    if mode in ("observed", "always-on"):
         kept = "always-on" if mode == "always-on" else "full"
         with tempfile.TemporaryDirectory() as directory:
-            with commprof.profile(Path(directory), mode=kept) as profiler:
-                yield profiler.step
+            with profile(directory, mode=kept):
+                yield
             _native.native.uninstall_observer()
     elif mode == "installed, capture off":
         _native.native.install_observer()
-        yield _nothing
+        yield
         _native.native.uninstall_observer()
-    elif mode == "torch.profiler":
-        activity = torch.profiler.ProfilerActivity.CPU
-        with torch.profiler.profile(activities=[activity]):
-            yield _nothing
     else:
-        yield _nothing
+        with _profiler() if mode == "torch.profiler" else nullcontext():
+            yield
 
 
-def models(make: Callable[[], nn.Module], bucket_cap_mb: float) -> dict[str, Any]:
-    """One DDP model per hook, since DDP takes a hook for life; the others share "plain"'s.
+@contextmanager
+def recorded(
+    mode: str, model: DistributedDataParallel, directory: str
+) -> Iterator[tuple[Callable[[], AbstractContextManager[Any]], Callable[[], None]]]:
+    """A process that lives in one mode: what stands around each turn, and what ends a step.
 
-    "plain 2" has its own, so that what a mere second instance changes shows in the control.
+    mode: "plain", "torch.profiler", or of commprof "always-on", "full", "full, attached", or "full,
+    hook" with the mean all-reduce inside commprof's hook, as a compressor would be.
     """
+    if mode == "plain":
+        yield nullcontext, _nothing
+    elif mode == "torch.profiler":  # anew in each turn: it keeps all that it saw in memory
+        yield _profiler, _nothing
+    else:
+        import commprof
 
-    def ddp() -> DistributedDataParallel:
-        torch.manual_seed(0)
-        return DistributedDataParallel(make(), bucket_cap_mb=bucket_cap_mb)
-
-    plain, second, hooked, python = ddp(), ddp(), ddp(), ddp()
-    commprof.attach(hooked)
-    python.register_comm_hook(None, _python_all_reduce)
-    return {
-        "plain": plain,
-        "plain 2": second,
-        "observed": plain,
-        "torch.profiler": plain,
-        "hooked": hooked,
-        "always-on": hooked,
-        "Python hook": python,
-    }
+        kept, _, attached = mode.partition(", ")
+        with commprof.profile(directory, mode=kept) as profiler:
+            if attached:
+                attachment = commprof.attach(model)
+                if attached == "hook":
+                    assert attachment.bucket_hook is not None  # asking for it registers it
+            yield nullcontext, profiler.step
 
 
-def _python_all_reduce(_, bucket):  # type: ignore[no-untyped-def]  # DDP reads annotations
-    """The mean all-reduce as a user would write it for timing from Python."""
-    buffer = bucket.buffer().div_(dist.get_world_size())
-    future = dist.all_reduce(buffer, async_op=True).get_future()
-    return future.then(lambda done: done.value()[0])
+def _profiler() -> AbstractContextManager[Any]:
+    return torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU])
 
 
 def _nothing() -> None:

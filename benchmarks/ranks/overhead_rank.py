@@ -1,35 +1,47 @@
-"""One rank of ``overhead.py``: runs interleaved blocks and prints its times as JSON."""
+"""The processes of ``overhead.py``: single calls on a backend that does nothing; ranks in turns.
+
+``overhead_rank.py serve SOCKET`` imports torch, and never commprof, and forks a rank for each line
+of JSON on its standard input. Such a rank says at that socket when it is warm, and then runs so
+many steps whenever it is told to. ``overhead_rank.py collectives ROUNDS`` prints times as JSON.
+"""
 
 from __future__ import annotations
 
+import ctypes
 import json
+import os
+import platform
 import random
+import signal
+import socket
 import statistics
+import struct
 import sys
-import tempfile
 import time
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.distributed as dist
-from overhead_modes import COLLECTIVE_MODES, DDP_MODES, models, watching
+from overhead_modes import COLLECTIVE_MODES, recorded, watching
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
-import commprof
-from commprof import _native
-
-#: name: (layers, width, batch, bucket_cap_mb, steps per block)
+#: name: (layers, width, batch, bucket_cap_mb)
 SIZES = {
-    "small": (8, 256, 16, 25, 20),  # buckets as DDP makes them without being told
-    "many_buckets": (8, 256, 64, 0.25, 20),
-    "medium": (12, 512, 96, 1.0, 6),
-    "large": (8, 1024, 96, 4.0, 3),
+    "small": (8, 256, 16, 25),  # buckets as DDP makes them without being told
+    "many_buckets": (8, 256, 64, 0.25),
+    "medium": (12, 512, 96, 1.0),
+    "large": (8, 1024, 96, 4.0),
 }
-#: Compared with capture off from step to step; they take turns after so many rounds.
-PAIRED_MODES = ("full", "always-on")
-ROUNDS_PER_TURN = 20
+WARM_UP_STEPS = 4
 #: A ring holds the records of two such blocks: none is dropped, which would be cheaper.
 COLLECTIVES_PER_BLOCK = 1000
+_PERF_EVENT_OPEN = {"x86_64": 298, "aarch64": 241}
+#: perf_event_open(2): hardware instructions, and of the thread's own clock where that is asked.
+INSTRUCTIONS, TASK_CLOCK = (0, 1), (1, 1)
+_PR_SET_PDEATHSIG = 1
+_USER_ONLY = 1 << 5 | 1 << 6  # exclude_kernel, exclude_hv
 
 
 def collectives(rounds: int) -> dict[str, dict[str, list[float]]]:
@@ -59,87 +71,91 @@ def collectives(rounds: int) -> dict[str, dict[str, list[float]]]:
     return times
 
 
-def ddp_steps(size: str, rounds: int) -> dict[str, list[float]]:
-    """Milliseconds per step, median of a block, per mode and round."""
-    layers, width, batch, cap_mb, steps = SIZES[size]
-    made = models(lambda: nn.Sequential(*(nn.Linear(width, width) for _ in range(layers))), cap_mb)
-    data = torch.randn(batch, width)
-    order = random.Random(0)  # the same on all ranks
-    times: dict[str, list[float]] = {mode: [] for mode in DDP_MODES}
-    for round_number in range(rounds + 1):
-        for mode in order.sample(DDP_MODES, len(DDP_MODES)):
-            model = made[mode]
-            with watching(mode) as end_of_step:
-                _step(model, data, end_of_step)
-                block = [_timed_step(model, data, end_of_step) for _ in range(steps)]
-            if round_number > 0:  # the first one warms up
-                times[mode].append(statistics.median(block) * 1e3)
-    return times
+def serve(address: str) -> None:
+    """Forks ranks that share this process's imports, and so its layout in memory."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for them
+    for line in sys.stdin:
+        if os.fork() == 0:
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # a stopped one, too
+            asked = json.loads(line)
+            os.environ.update(asked["environment"])
+            rank(asked, address)
+            os._exit(0)  # torch 2.13's gloo threads may abort a process that ends
 
 
-def _timed_step(model: nn.Module, data: torch.Tensor, end_of_step: Callable[[], None]) -> float:
-    begin = time.perf_counter()
-    _step(model, data, end_of_step)
-    return time.perf_counter() - begin
-
-
-def _step(model: nn.Module, data: torch.Tensor, end_of_step: Callable[[], None]) -> None:
-    model.zero_grad()
-    model(data).square().mean().backward()
-    end_of_step()
-
-
-def step_by_step(size: str, rounds: int) -> dict[str, list[float]]:
-    """Milliseconds per step of one model, capture off, on, off, on, ... from step to step.
-
-    The tightest comparison there is: same model, neighbouring steps. With capture off the
-    observer's kernels stay in place and pass through (see the first tables for their cost). Full
-    and always-on mode take turns every few rounds: "on full" goes with "off_a full", and so on.
-    """
-    layers, width, batch, cap_mb, _ = SIZES[size]
+def rank(asked: dict[str, Any], address: str) -> None:
+    """Trains warm, then a turn of steps for each line that is read, until there is none."""
+    torch.set_num_threads(1)
     torch.manual_seed(0)
-    model = nn.parallel.DistributedDataParallel(
+    dist.init_process_group("gloo")
+    mode = asked["mode"]
+    layers, width, batch, cap_mb = SIZES[asked["size"]]
+    model = DistributedDataParallel(
         nn.Sequential(*(nn.Linear(width, width) for _ in range(layers))), bucket_cap_mb=cap_mb
     )
-    data = torch.randn(batch, width)
-    times: dict[str, list[float]] = {
-        f"{label} {mode}": [] for mode in PAIRED_MODES for label in ("off_a", "on", "off_b")
+    data, instructions = torch.randn(batch, width), counter(*INSTRUCTIONS)
+    with recorded(mode, model, asked["directory"]) as (around, end_of_step):
+
+        def step() -> None:
+            model.zero_grad()
+            model(data).square().mean().backward()
+            end_of_step()
+
+        for _ in range(WARM_UP_STEPS):
+            step()
+        with socket.socket(socket.AF_UNIX) as controller:
+            controller.connect(address)
+            lines = controller.makefile("rw")
+            has_commprof = "commprof" in sys.modules
+            about = {"name": asked["name"], "pid": os.getpid(), "has_commprof": has_commprof}
+            print(json.dumps(about), file=lines, flush=True)
+            for line in lines:
+                with around():
+                    step()  # the caches are another process's
+                    taken = turn(step, int(line), instructions)
+                print(json.dumps(taken), file=lines, flush=True)
+
+
+def turn(
+    step: Callable[[], None], steps: int, instructions: Callable[[], int] | None
+) -> dict[str, Any]:
+    """What so many steps took of each clock, per step in ms; wall and CPU time of each, too."""
+    before = instructions() if instructions else 0
+    process_ns, thread_ns = time.process_time_ns(), time.thread_time_ns()
+    each = []
+    for _ in range(steps):
+        begin_ns, begin_cpu_ns = time.perf_counter_ns(), time.thread_time_ns()
+        step()
+        each.append((time.perf_counter_ns() - begin_ns, time.thread_time_ns() - begin_cpu_ns))
+    thread_ns = time.thread_time_ns() - thread_ns
+    process_ns = time.process_time_ns() - process_ns
+    counted = instructions() - before if instructions else None
+    return {
+        "thread": thread_ns / steps / 1e6,
+        "process": process_ns / steps / 1e6,
+        "instructions": counted and counted / steps,
+        "wall": statistics.median(wall_ns for wall_ns, _ in each) / 1e6,
+        "each": each,
     }
-    native = _native.native
-    assert native is not None
-    with tempfile.TemporaryDirectory() as directory, commprof.profile(directory) as profiler:
-        for _ in range(10):
-            _step(model, data, profiler.step)
-        for first in range(0, rounds, ROUNDS_PER_TURN):
-            for mode in PAIRED_MODES:
-                native.set_mode(native.MODES.index(mode))
-                _step(model, data, profiler.step)
-                for _ in range(min(ROUNDS_PER_TURN, rounds - first)):
-                    for label in ("off_a", "on", "off_b", "on"):
-                        # Not the profiler's own: it reads the interfaces' counters, and a
-                        # step straight after that is slower with capture on than off.
-                        native.set_enabled(label == "on")
-                        took = _timed_step(model, data, profiler.step)
-                        times[f"{label} {mode}"].append(took * 1e3)
-                native.set_enabled(True)
-    return times
+
+
+def counter(kind: int, config: int) -> Callable[[], int] | None:
+    """Reads a count of this thread's, in user mode; None where the kernel or machine has none."""
+    number = _PERF_EVENT_OPEN.get(platform.machine())
+    if number is None:
+        return None
+    attributes = struct.pack("IIQQQQQ", kind, 112, config, 0, 0, 0, _USER_ONLY).ljust(112, b"\0")
+    event = ctypes.CDLL(None).syscall(number, attributes, 0, -1, -1, 0)
+    return None if event < 0 else lambda: struct.unpack("Q", os.read(event, 8))[0]
 
 
 def main() -> None:
-    """``overhead_rank.py collectives ROUNDS`` or ``overhead_rank.py SIZE[-alternating] ROUNDS``."""
-    torch.set_num_threads(1)
-    what, rounds = sys.argv[1], int(sys.argv[2])
-    if what == "collectives":
-        print(json.dumps(collectives(rounds)))
-        return
-    dist.init_process_group("gloo")
-    size, _, alternating = what.partition("-")
-    times = step_by_step(size, rounds) if alternating else ddp_steps(size, rounds)
-    if dist.get_rank() == 0:
-        print(json.dumps(times))
-    dist.barrier()
-    dist.destroy_process_group()
-    time.sleep(0.05)  # torch 2.13's gloo threads may abort a process that ends at once
+    """See above."""
+    if sys.argv[1] == "collectives":
+        torch.set_num_threads(1)
+        print(json.dumps(collectives(int(sys.argv[2]))))
+    else:
+        serve(sys.argv[2])
 
 
 if __name__ == "__main__":

@@ -117,35 +117,39 @@ def paired_ratio(above: Floats, below: Floats, confidence: float = 0.95) -> Inte
 def signed_rank_ratio(above: Floats, below: Floats) -> Interval:
     """As ``paired_ratio``, with the 95 % interval of Wilcoxon's signed-rank test.
 
-    It holds its level for any pairs whose two values could as well have changed places, and a
-    burst of long steps does not widen it, as it does Student's. Fewer than 6 pairs cannot reach
-    95 % by ranks, and have Student's.
+    It holds its level for any pairs whose two values could as well have changed places, whatever
+    rhythm or likeness they have in time, and a burst of long steps does not widen it, as it does
+    Student's. Its bounds lie between those of the two levels next to 95 % that the ranks have, in
+    proportion to the levels. Fewer than 6 pairs cannot reach 95 %, and have Student's.
     """
     if len(above) < _LEAST_RANKED:
         return paired_ratio(above, below)
     logs = np.log(above) - np.log(below)
     first, second = np.triu_indices(len(logs))
     means = np.sort((logs[first] + logs[second]) / 2)
-    out = _signed_ranks_outside(len(logs))
-    found = float(np.median(means)), float(means[out]), float(means[-1 - out])
-    return Interval(*(math.exp(x) for x in found))
+    out, part = _signed_ranks_outside(len(logs))
+    low = means[out] + part * (means[out + 1] - means[out])
+    high = means[-1 - out] + part * (means[-2 - out] - means[-1 - out])
+    return Interval(*(math.exp(float(x)) for x in (np.median(means), low, high)))
 
 
-def _signed_ranks_outside(n: int) -> int:
-    """How many of the means of all pairs lie outside of the interval, at either end.
+def _signed_ranks_outside(n: int) -> tuple[int, float]:
+    """How many of the means of all pairs lie outside of the interval at either end.
 
-    Hollander and Wolfe, Nonparametric Statistical Methods (1973), section 3.3; from 50 values on
-    by the normal approximation.
+    And which part of the way to the next mean does, too. Hollander and Wolfe, Nonparametric
+    Statistical Methods (1973), section 3.3; from 50 values on by the normal approximation.
     """
     mean = n * (n + 1) / 4
     if n > _COUNTED:
         deviation = math.sqrt(n * (n + 1) * (2 * n + 1) / 24)
-        return math.floor(mean - 1.96 * deviation) - 1
+        return math.floor(mean - 1.96 * deviation) - 1, 0.0
     ways = np.zeros(int(2 * mean) + 1)
     ways[0] = 1
     for rank in range(1, n + 1):
         ways[rank:] += ways[:-rank].copy()
-    return int((np.cumsum(ways) / 2.0**n <= 0.025).sum()) - 1
+    tails = np.cumsum(ways) / 2.0**n
+    out = int((tails <= 0.025).sum()) - 1
+    return out, float((0.025 - tails[out]) / (tails[out + 1] - tails[out]))
 
 
 def center(values: Floats) -> Floats:

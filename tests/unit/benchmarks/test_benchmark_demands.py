@@ -40,36 +40,78 @@ def test_schedules() -> None:
     assert known_schedules.demands([]) == []
 
 
-def steps(on: float, off_b: float = 3.0) -> dict[str, list[float]]:
-    """Of ten rounds; two steps with capture on in each."""
-    times = {}
-    for mode in overhead.MOST:
-        times |= {f"off_a {mode}": [3.0] * 10, f"off_b {mode}": [off_b] * 10}
-        times[f"on {mode}"] = [3.0 * on] * 20
-    return times
+def turned(
+    recorded: float,
+    profiler: float = 1.2,
+    noise: tuple[float, ...] = (1.0,) * 8,
+    clock: str = "thread",
+) -> dict[str, Any]:
+    """Turns of the small model at one rank: a generation for each noise, two rounds in each."""
+    ratios = dict.fromkeys(overhead.MODES, recorded)
+    ratios |= {overhead.PLAIN: 1.0, overhead.CONTROL: 1.0, overhead.PROFILER: profiler}
+    cell = {
+        mode: {clock: [[3.0 * ratio * (one if ratio != 1 else 1.0)] * 2 for one in noise]}
+        for mode, ratio in ratios.items()
+    }
+    return {overhead.cell_name("small", 1): cell}
 
 
 @pytest.mark.parametrize(
-    ("on", "off_b", "missing"),
+    ("clock", "recorded", "wrong"),
     [
-        (1.001, 3.0, []),
-        (1.004, 3.0, ["always-on"]),
-        (1.006, 3.0, ["full", "always-on"]),
-        # off_a / off_b is 1.02; on / off 1.006 * 2 * 1.02 / 2.02 = 1.016: outside all the same.
-        (1.006, 3.0 / 1.02, ["full", "always-on"]),
+        ("thread", 1.001, []),
+        ("thread", 1.004, ["always-on"]),
+        ("process", 1.006, ["always-on", "full", "full, attached"]),
+        ("wall", 1.004, []),
+        ("wall", 1.006, ["always-on"]),
+        ("wall", 1.011, ["always-on", "full", "full, attached"]),
     ],
 )
-def test_overhead_of_steps(on: float, off_b: float, missing: list[str]) -> None:
-    found = overhead.step_demands({"alternating_small": steps(on, off_b)})
-    assert len(found) == 2
-    assert [what.split(", ")[1].split()[0] for what in missed(found)] == missing
+def test_overhead_of_steps(clock: str, recorded: float, wrong: list[str]) -> None:
+    found = overhead.step_demands(turned(recorded, clock=clock))
+    assert [what.split(": ")[0].split(", ", 1)[1] for what in missed(found)] == wrong
+    assert len(found) == len(overhead.RECORDED) + 1
 
 
-def test_an_overhead_inside_the_interval_of_the_control_is_noise() -> None:
-    times = steps(1.01)
-    for mode in overhead.MOST:
-        times[f"off_a {mode}"], times[f"off_b {mode}"] = [3.1, 2.9] * 5, [2.9, 3.1] * 5
-    assert missed(overhead.step_demands({"alternating_small": times})) == []
+def test_what_is_not_known_exactly_enough_is_not_met() -> None:
+    wide = (0.97, 0.98, 0.99, 1.0, 1.0, 1.01, 1.02, 1.03)
+    found = overhead.step_demands(turned(1.001, noise=wide))
+    assert len(missed(found)) == len(overhead.RECORDED)
+    assert "not measurable so exactly" in found[0].figure
+    wall = overhead.step_demands(turned(0.997, noise=wide, clock="wall"))
+    assert len(missed(wall)) == len(overhead.RECORDED)  # the upper end counts
+
+
+def test_recording_costs_less_than_torch_profiler() -> None:
+    (one,) = missed(overhead.step_demands(turned(1.001, profiler=1.0005)))
+    assert one.endswith("below torch.profiler's")
+
+
+def test_overhead_over_both_plain_processes_of_the_same_round() -> None:
+    cell = {
+        overhead.PLAIN: {"wall": [[1.0, 2.0, 9.0]] * 6},
+        overhead.CONTROL: {"wall": [[3.0, 2.0, 1.0]] * 6},
+        "full": {"wall": [[3.0, 3.0, 5.0]] * 6},
+    }
+    full, control = (overhead.ratio(cell, mode, "wall") for mode in ("full", overhead.CONTROL))
+    assert full is not None
+    assert control is not None
+    assert (full.value, full.low, full.high) == pytest.approx((1.5, 1.5, 1.5))  # of 1.5, 1.5, 1
+    assert control.value == pytest.approx(1.0)  # of 3, 1, 1/9
+    assert overhead.ratio(cell, "full", "instructions") is None
+    assert overhead.table({overhead.cell_name("small", 2): cell}, "instructions") == ""
+    assert "1.5000 [1.5000, 1.5000]" in overhead.table({"turns_small_2": cell}, "wall")
+
+
+@pytest.mark.parametrize(
+    ("blocks", "held", "met"),
+    [(200, 186, True), (200, 194, True), (200, 185, False), (200, 195, False), (199, 190, False)],
+)
+def test_intervals_hold_at_their_rate(blocks: int, held: int, met: bool) -> None:
+    measured = {"calibration": {"blocks": blocks, "tried": blocks, "held": {"wall time": held}}}
+    (one,) = overhead.calibration_demands(measured)
+    assert one.met is met
+    assert overhead.calibration_demands({}) == []
 
 
 def test_overhead_of_calls() -> None:
@@ -77,14 +119,6 @@ def test_overhead_of_calls() -> None:
     times = {"plain": plain, "observed": [x + 0.9 for x in plain], "always-on": [9.0] * 3}
     found = overhead.call_demands({"collectives": {"dist.all_reduce()": times}})
     assert missed(found) == ["dist.all_reduce() on the fake backend, always-on"]
-
-
-def test_modes_stand_side_by_side() -> None:
-    times = {mode: [2.0, 2.0] for mode in overhead.COLUMNS.values()} | {"plain": [1.0, 1.0]}
-    text = overhead.side_by_side({f"ddp_{size}_2": times for size in overhead.SIZES}, 2)
-    header = text.splitlines()[0]
-    assert header.index("full") < header.index("always-on") < header.index("A/A control")
-    assert text.count("2.000 [2.000, 2.000]") == len(overhead.SIZES) * len(overhead.COLUMNS)
 
 
 def monitored(on: float) -> list[dict[str, float]]:

@@ -27,7 +27,9 @@ def verdicts(text: str, title: str) -> list[str]:
         missed = row.startswith("| **NOT met**: ")
         if row.startswith("| **") and not missed:
             break  # the next study
-        found += ["NOT met" if missed else "met"] * int(row.split(" | ")[1])
+        found += ["NOT met" if missed else "met"] * int(
+            row.split(" | ")[1] or 0
+        )  # none where not measured
     return found
 
 
