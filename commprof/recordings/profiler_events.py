@@ -40,6 +40,8 @@ _RANGES = re.compile(
     re.IGNORECASE,
 )
 _BACKWARD_OP = "autograd::engine::evaluate_function"
+#: DDP copies a bucket back into gradients: it has waited for that bucket.
+_COPIED_BACK = "torch.distributed.ddp.reducer::copy_bucket_to_grad"
 #: An operator that stands still for a functional collective.
 _WAIT_OP = "::wait_tensor"
 #: Arguments of a communication kernel that are used.
@@ -102,6 +104,8 @@ class ProfilerEvents:
     #: Operators of the host by thread, without c10d's; the first are those of a backward pass.
     backward: Intervals = field(default_factory=Intervals)
     operators: Intervals = field(default_factory=Intervals)
+    #: Begins of DDP's copies of buckets into gradients.
+    copied_back_ns: array[int] = field(default_factory=lambda: array("q"))
     #: Launches: begin, thread, correlation.
     launched_ns: array[int] = field(default_factory=lambda: array("q"))
     launching_thread: array[int] = field(default_factory=lambda: array("q"))
@@ -160,7 +164,7 @@ def _shift(found: ProfilerEvents, by_ns: int) -> None:
         events[:] = [
             replace(e, begin_ns=e.begin_ns + by_ns, end_ns=e.end_ns + by_ns) for e in events
         ]
-    columns = [found.launched_ns]
+    columns = [found.launched_ns, found.copied_back_ns]
     for some in (found.kernels, found.copies, found.backward, found.operators):
         columns += [some.begin_ns, some.end_ns]
     for column in columns:
@@ -299,6 +303,8 @@ def _operator(
         f.backward.add(begin, end, thread)
     elif not name.endswith(_WAIT_OP):
         f.operators.add(begin, end, thread)
+        if name == _COPIED_BACK:
+            f.copied_back_ns.append(begin)
 
 
 _TAKERS: Final[dict[str, Taker]] = {

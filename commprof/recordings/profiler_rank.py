@@ -111,7 +111,7 @@ def trace_of(found: RankRecording, rank: int, world_size: int, seqs: Sequence[in
     thread = 0
     computing = _union(found.work)
     if found.device is None:
-        covering = _with_unawaited(computing, found.calls)
+        covering = _with_unawaited(computing, found.calls, found.events.copied_back_ns)
     else:
         copies = _on(found.events.copies, found.device)
         covering = stretches(*_ends(found.work, copies))
@@ -186,16 +186,25 @@ def _host_work(events: ProfilerEvents) -> Intervals:
     return kept
 
 
-def _with_unawaited(work: Stretches, calls: Sequence[Call]) -> Stretches:
+def _with_unawaited(
+    work: Stretches, calls: Sequence[Call], copied_back_ns: Sequence[int]
+) -> Stretches:
     """The work, and the time between two operators in which nothing waited ends.
 
     Whoever waits for a collective goes on when it is done: what lies behind the last completion
     before the next operator, or all of the time without one, is Python's, or a lack of a core.
+    Where DDP goes on to copy a bucket back it has waited, though gloo's thread may close its range
+    milliseconds later, when it has a core again.
     """
     ends = np.sort(np.array([call.end_ns for call in calls], dtype=np.int64))
     since, until = work.end_ns[:-1], work.begin_ns[1:]
     place = np.searchsorted(ends, until + _CLOSED_LATE_NS, side="right") - 1
     last = np.where(place >= 0, ends[np.maximum(place, 0)], 0) if len(ends) else since
+    copies = np.sort(np.array(copied_back_ns, dtype=np.int64))
+    soon = np.searchsorted(copies, until + _CLOSED_LATE_NS) > np.searchsorted(copies, until)
+    issued = np.sort(np.array([call.begin_ns for call in calls], dtype=np.int64))
+    is_open = np.searchsorted(issued, until) > np.searchsorted(ends, until, side="right")
+    last = np.where(soon & is_open & (last <= since), until, last)
     begin = np.clip(last, since, until)
     return stretches(np.concatenate((work.begin_ns, begin)), np.concatenate((work.end_ns, until)))
 

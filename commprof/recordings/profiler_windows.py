@@ -119,6 +119,8 @@ def _add(whole: ProfilerEvents, part: ProfilerEvents, apart: int, since: int, un
         for column in ("begin_ns", "end_ns", "tag", "device"):
             moved_by = apart if column == "tag" and name in ("kernels", "copies") else 0
             _extend(getattr(target, column), getattr(source, column), inside, moved_by)
+    inside = _inside(part.copied_back_ns, since, until)
+    _extend(whole.copied_back_ns, part.copied_back_ns, inside, 0)
     inside = _inside(part.launched_ns, since, until)
     _extend(whole.launched_ns, part.launched_ns, inside, 0)
     _extend(whole.launching_thread, part.launching_thread, inside, 0)

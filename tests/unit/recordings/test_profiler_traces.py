@@ -347,6 +347,25 @@ def test_a_thread_that_goes_on_before_a_collective_is_done_did_not_wait(tmp_path
     assert world_of(path).parts.exposed_ms == pytest.approx(0.3)
 
 
+@pytest.mark.parametrize(
+    ("copy", "exposed_us"),
+    [("torch.distributed.ddp.reducer::copy_bucket_to_grad", 480), ("aten::copy_", 0)],
+)
+def test_ddp_has_waited_for_a_bucket_that_it_copies_back(
+    tmp_path: Path, copy: str, exposed_us: float
+) -> None:
+    """Though gloo's thread, without a core, closes the bucket's range at 900 only."""
+    events = [
+        *(annotation("ProfilerStep#0", 0, 1000), of_host("c10d::allreduce_", 10, 20)),
+        *(of_host("aten::as_strided", 500, 501), of_host(copy, 502, 510)),
+        *(of_host("aten::add_", 512, 1000), annotation("gloo:all_reduce", 30, 900, tid=2)),
+    ]
+    path = tmp_path / "gloo.json"
+    path.write_text(document(events, 0))
+    # From 501 to 502 the next bucket could still be on its way.
+    assert world_of(path).parts.exposed_ms == pytest.approx(exposed_us / 1000, abs=0.002)
+
+
 @with_data
 def test_dlrm_on_8_gpus() -> None:
     world = world_of(DLRM)
