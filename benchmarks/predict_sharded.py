@@ -7,7 +7,8 @@ it follow other ranks, rates, types and HSDP; each is then run between hosts tha
 namespaces with a rate limit (which takes root): median step, predicted over measured. Beside it
 stand two answers that need no model: the step as it is now, and perfect overlap. A machine that
 others use is as fast as they let it be: of several runs of a setting the one with the shortest
-median step counts. The `timed` workload sleeps; --transformer computes, on 2 ranks at other rates.
+median step counts. The `timed` workload sleeps; --transformer computes, where 4 ranks share the
+cores of 2.
 With --results, points that the file has are not run again. The exit code is 1 where a demand is
 missed.
 """
@@ -17,6 +18,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import os
 import random
 import sys
 import tempfile
@@ -55,7 +57,7 @@ TIMED = (
 )
 TRANSFORMER = "transformer:vocab=512,d_model=128,feedforward=512,layers=6,sequence=64"
 RATES_MBIT = (80, 160, 320)
-TRANSFORMER_RATES_MBIT = (20, 40, 80, 320)
+TRANSFORMER_RATES_MBIT = (40, 80, 320)
 FSDP = "fsdp"
 #: Ranks that share one copy; HSDP where they are fewer than all.
 SHAPES = ((2, 2), (4, 4), (4, 2))
@@ -76,11 +78,15 @@ class Point:
 
     @property
     def scenario(self) -> Scenario:
-        """Sleeping ranks need no core each; ranks that compute are as many as were recorded."""
+        """Sleeping ranks need no core each; those that compute share this machine's."""
+        cores = float("nan")
+        if self.workload == "transformer":
+            cores = len(os.sched_getaffinity(0)) / self.ranks
         return Scenario(
             self.ranks,
             bandwidth_bytes_per_s=self.rate_mbit * 1e6 / 8,
             ranks_per_host=1,
+            cores_per_host=cores,
             gather_dtype=self.dtype,
             reduce_dtype=self.dtype,
             shard_ranks=self.shard_ranks,
@@ -101,8 +107,10 @@ def points(seed: int = 0) -> list[Point]:
 
 
 def transformer_points() -> list[Point]:
-    """With real compute."""
-    return [Point(2, 2, rate, workload="transformer") for rate in TRANSFORMER_RATES_MBIT]
+    """With real compute: half of them at 2 ranks, in an order that takes turns."""
+    shapes = ((2, 2), (4, 4))
+    grid = itertools.product(TRANSFORMER_RATES_MBIT, shapes)
+    return [Point(*shape, rate, workload="transformer") for rate, shape in grid]
 
 
 def record(point: Point, directory: Path) -> Recorded:

@@ -162,6 +162,7 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=TRIALS, help="of trials of each kind")
     parser.add_argument("--sharded", action="store_true", help="settings of FSDP2")
     parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--block", type=int, default=6, help="measured steps of a block")
     parser.add_argument("--steps", type=int, default=150, help="of a fixed run")
     parser.add_argument("--minutes", type=float, default=math.inf, help="then start nothing more")
     args = parser.parse_args()
@@ -233,7 +234,7 @@ def _fixed(label: str, args: argparse.Namespace) -> dict[str, Any]:
 def _trials(part: str, rate: str, numbers: range, args: Any) -> Iterator[Row]:
     study: Study = args.study
     for number in numbers:
-        text = f"{study.candidates},rounds={args.rounds},shuffle={number}"
+        text = f"{study.candidates},rounds={args.rounds},block={args.block},shuffle={number}"
         yield Row(part, f"{part} {number}", functools.partial(_trial, study, rate, text))
 
 

@@ -61,7 +61,7 @@ def cycles(trace: Trace, measured_steps: Ints) -> list[Cycle]:
     row = np.searchsorted(steps.begin_ns, found.span.begin_ns[mine], side="right") - 1
     inside = (row >= 0) & (found.span.begin_ns[mine] < steps.end_ns[np.maximum(row, 0)])
     step = np.where(inside, steps.index[np.maximum(row, 0)], -1)
-    cpu = _cpu_times(trace)
+    cpu = cpu_times(trace)
     phases = columns.phases(trace)
     backward = phases.begin_ns[phases.key == Phase.BACKWARD]
     waits = exposures_of(trace)
@@ -139,7 +139,7 @@ def _last_before(times_ns: Ints, limit_ns: int, least_ns: int) -> float:
     return float(found.max()) if len(found) else float("nan")
 
 
-def _cpu_times(trace: Trace) -> dict[int, int]:
+def cpu_times(trace: Trace) -> dict[int, int]:
     """CPU time of the thread at the begin and the end of each finalisation."""
     ends = np.isin(trace.records["kind"], (Kind.FINALIZE_BEGIN, Kind.FINALIZE_END))
     records = trace.records[ends]

@@ -58,11 +58,15 @@ class ShardedReplay(Model):
     def _world(
         self, scenario: Scenario, placement: Placement, changed: Change
     ) -> tuple[World, list[str]]:
-        recorded, outside = self.schedule.placement, []
+        recorded, outside, crowded = self.schedule.placement, [], 1.0
         if not math.isclose(placement.ranks_per_core, recorded.ranks_per_core, rel_tol=1e-3):
+            crowded = placement.crowding() / recorded.crowding()
+            longer = f"{crowded:.3g} times as long"
+            if math.isnan(recorded.busy):
+                crowded, longer = 1.0, "as long"
             outside.append(
                 f"{placement.ranks_per_core:.3g} ranks per core (measured: "
-                f"{recorded.ranks_per_core:.3g}): own work is taken to be as long"
+                f"{recorded.ranks_per_core:.3g}): own work is taken to be {longer}"
             )
         blocks = scenario.world_size / self.schedule.world_size
         if blocks > len(self.schedule.own_ns):
@@ -72,7 +76,7 @@ class ShardedReplay(Model):
             )
         # The optimizer updates this rank's part of the parameters.
         update = self.schedule.shard_ranks / changed.shard_ranks
-        return World(self.schedule, changed, scenario.world_size, update), outside
+        return World(self.schedule, changed, scenario.world_size, update, crowded), outside
 
 
 def _refuse(steps: ShardedSteps, scenario: Scenario) -> None:

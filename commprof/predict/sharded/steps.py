@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -13,9 +14,11 @@ from commprof.analysis.align.measured import MeasuredWorld, measured_world
 from commprof.analysis.collectives.traffic import sizes_bytes
 from commprof.analysis.replay.engine import Calls, calls
 from commprof.analysis.replay.program import Program, programs
+from commprof.analysis.step.exposure import exposures_of
 from commprof.errors import CommprofError
 from commprof.predict.fit.cost_model import OTHER_HOST, SAME_HOST
 from commprof.predict.replay.algorithms import canonical
+from commprof.predict.replay.rank_steps import cpu_times
 from commprof.predict.replay.schedule import (
     LEAST_STEPS,
     RecordedSteps,
@@ -165,7 +168,7 @@ def _steps(
     return ShardedSteps(
         world_size=world_size,
         period_s=(end.max(axis=1) - met[:, 0]) / 1e9,
-        placement=placement_of(seen.traces, float("nan")),
+        placement=placement_of(seen.traces, _busy(seen)),
         link=SAME_HOST if len(hosts) == 1 else OTHER_HOST,
         backend=str(seen.traces[0].metadata["backend"]) or "gloo",
         hook="",
@@ -179,6 +182,28 @@ def _steps(
         transfer_ns=_transfers(seen, known, rows),
         shard_ranks=_shard_ranks(world_size, seen, rows[0], found),
     )
+
+
+def _busy(seen: MeasuredWorld) -> float:
+    """Processor time that a training thread wants over its own time, median over steps and ranks.
+
+    What it used, and how long it could run and had no core, from the end of one backward pass to
+    that of the next, where both were recorded; NaN without.
+    """
+    found = []
+    for trace in seen.traces:
+        ended, waits = columns.finalizations(trace).span, exposures_of(trace)
+        used, order = cpu_times(trace), np.argsort(ended.end_ns, kind="stable")
+        delays = columns.run_delays(trace)
+        for first, second in pairwise(ended.end_ns[order].tolist()):
+            inside = (waits.begin_ns >= first) & (waits.begin_ns < second)
+            own_ns = second - first - float(waits.waited_ns[inside].sum())
+            if own_ns > 0 and first in used and second in used:
+                late = (delays.begin_ns >= first) & (delays.begin_ns < second)
+                late &= np.isin(delays.thread, ended.thread)
+                wanted_ns = used[second] - used[first] + float(delays.key[late].sum())
+                found.append(min(1.0, wanted_ns / own_ns))
+    return float(np.median(found)) if found else float("nan")
 
 
 def _transfers(seen: MeasuredWorld, known: Calls, rows: list[list[RankCycle]]) -> Floats:

@@ -26,6 +26,8 @@ class World:
     world_size: int
     #: Factor of the optimizer's own time.
     update: float
+    #: Factor of all own time, where ranks want more of the cores than there is.
+    crowded: float = 1.0
 
     def draw(self, count: int, random: np.random.Generator, rows: Ints | None = None) -> Ints:
         """``[drawn step, block of ranks]``: recorded steps, of those in ``rows``.
@@ -62,7 +64,7 @@ class World:
 
     def _own(self, at: tuple[Ints, int]) -> Floats:
         update = self.steps.update_ns[at]
-        result: Floats = self.steps.own_ns[at] + (self.update - 1) * update
+        result: Floats = self.crowded * (self.steps.own_ns[at] + (self.update - 1) * update)
         return result
 
     def _transfers(self, at: tuple[Ints, int]) -> Floats:

@@ -25,7 +25,7 @@ from commprof.predict.what_if.answers import answer
 from commprof.report.prediction import as_json, table
 from tests.support.builders.schedules import profile
 from tests.support.builders.sharded_job import MB, fsdp_ranks, fsdp_steps
-from tests.support.builders.traces import Rank, world_run
+from tests.support.builders.traces import MS, Rank, world_run
 
 #: The rate at which the curve of the profile passes 1 MB in 10 ms.
 RATE = MB / 0.010
@@ -60,6 +60,34 @@ def test_waits_that_were_too_short_lie_where_another_rank_had_them() -> None:
     own = np.median(fsdp_steps().own_ns, axis=(0, 1)) / 1e6
     assert own[events.index((WAIT, 1))] == pytest.approx(4 + 2 + 10)
     assert own[events.index((WAIT, 3))] == pytest.approx(4 + 2 + 20 + 20)
+
+
+def test_ranks_that_share_cores_take_longer_for_their_own_work() -> None:
+    """66 of 96 ms are own work of a thread that computes all the time, or half of it."""
+    for busy, own in ((1.0, 2.0), (0.75, 1.5), (0.4, 1.0), (math.nan, 1.0)):
+        steps = fsdp_steps()
+        steps = dataclasses.replace(
+            steps, placement=dataclasses.replace(steps.placement, busy=busy)
+        )
+        made = ShardedReplay(steps, profile(bytes_per_s=RATE, latency_s=0.0))
+        found = made.predict(Scenario(2, cores_per_host=0.5))
+        assert found.step_s.value * 1e3 == pytest.approx(30 + own * 66)
+        words = "as long" if math.isnan(busy) else f"{own:.3g} times as long"
+        assert any(text.endswith(f"own work is taken to be {words}") for text in found.outside)
+
+
+def test_the_share_of_processor_time_is_that_of_own_work() -> None:
+    ranks = fsdp_ranks()
+    assert math.isnan(read_sharded(world_run(ranks)).placement.busy)
+    for rank in ranks:
+        for step in range(8):
+            at = (96 * step + 92) * MS
+            rank.finalize(at - MS, at, cpu=step * 33 * MS, graph_task=step)
+    assert read_sharded(world_run(ranks)).placement.busy == pytest.approx(0.5)
+    for rank in ranks:  # 11 ms more that it could have run
+        for step in range(8):
+            rank.no_core((96 * step + 93) * MS, (96 * step + 95) * MS, 11 * MS)
+    assert read_sharded(world_run(ranks)).placement.busy == pytest.approx(44 / 66)
 
 
 def test_an_order_that_only_one_step_has_is_not_the_usual_one() -> None:
