@@ -213,11 +213,11 @@ def _caveats(result: RunResult, world: WorldResult, step: MeanStep) -> Iterator[
         yield f"{counted(size, 'rank')} gave no figures: {reason}"
     if lacked_cores(world):
         share = f"{no_core_share(world):.0%}"
-        yield f"Ranks waited for CPU cores in {share} of the exposed time (run delay)."
+        yield f"Ranks waited for CPU cores in {share} of the exposed time."
     elif math.isnan(no_core_share(world)) and crowded(result.context, world):
         yield "More threads than cores; whether ranks waited for cores was not measured."
     elif crowded(result.context, world) and step.share("communication") < WORTH_A_LOOK:
-        yield "More threads than cores; waiting for them is measured in exposed time alone."
+        yield "More threads than cores: ranks may have waited for cores in their work too."
     larger = [each.world_size for each in result.worlds if each.world_size > world.world_size]
     if larger:
         cores = counted(usable_cores(result.context["machine"]), "usable core")

@@ -80,14 +80,14 @@ def next_step(
     step_ms = step.step_ms
     if step.exposed_ms < WORTH_A_LOOK * step_ms:
         return NextStep(
-            f"Communication is not the bottleneck, and needs no change: less than "
-            f"{WORTH_A_LOOK:.0%} of the step can be won there. Look at {own_work} first.",
+            f"Communication is not the bottleneck, and needs no change: the step waits for it for "
+            f"less than {WORTH_A_LOOK:.0%} of its time. Look at {own_work} first.",
             "",
         )
     if late is not None:
         return NextStep(
             f"{_find_out(world, late)}: waiting for it takes {late_share(late, step):.0%} of the "
-            "others' step. No change to the exchange wins that back.",
+            "others' step. No other way to communicate wins that back.",
             "",
         )
     if own_part != "compute" and step.share(own_part) >= _FAR_LARGER * step.share("communication"):
@@ -102,8 +102,8 @@ def next_step(
         set_it = f"set {chooses}={exchange.idle[0]}" if chooses else "choose another"
         return NextStep(
             f"The hosts talk over {listed(exchange.link.interfaces)}, while "
-            f"{listed(exchange.idle)} {'is' if one else 'are'} up, idle, and rated no slower: if "
-            f"that is not meant to be, {set_it}.",
+            f"{listed(exchange.idle)} {'is' if one else 'are'} idle and rated as fast or faster: "
+            f"if this is not on purpose, {set_it}.",
             "",
         )
     cap_mb = cap_to_try_mb(world, step, exchange.serial)
@@ -117,7 +117,7 @@ def next_step(
         f"{step.share('waiting'):.0%} of the step, and not for one rank alone."
     )
     if step.share("wire") < WORTH_A_LOOK or not trial.advice:
-        return NextStep(f"{balance} No change to the exchange wins that back.", "")
+        return NextStep(f"{balance} No other way to communicate wins that back.", "")
     return NextStep(f"{balance} {trial.advice}", trial.command)
 
 
@@ -147,8 +147,8 @@ def _first(exchange: Exchange, cap_mb: int | None) -> str:
     if exchange.serial:
         return "" if cap_mb is None else "First try smaller buckets, which can be sent sooner."
     if exchange.link is not None:
-        slow = f"The link of the hosts is slow for this step: {way(exchange.link)}."
-        return f"{slow} See whether it can do more."
+        slow = f"The link between the hosts is slow for what a step sends: {way(exchange.link)}."
+        return f"{slow} Find out whether the network can do better."
     return ""
 
 
@@ -186,9 +186,7 @@ def _trial(context: Mapping[str, Any], world_size: int, cap_mb: int | None) -> N
     if not command and not (several and _takes_a_trial(context)):
         return NextStep("", "")
     changes = "compression" if cap_mb is None else "compression or other buckets"
-    measured = (
-        f"Whether {changes} would make the step shorter is measured on the job's own steps by"
-    )
+    measured = f"To measure on the job's own steps whether {changes} would make them shorter, type"
     if not several:
         return NextStep(f"{measured}:", command)
     if not command:

@@ -83,8 +83,8 @@ def _figures(card: Card) -> list[tuple[str, str]]:
         return [("Exposed communication", "none.")]
     split = "not separated in this run"
     if not math.isnan(card.wait_ms):
-        split = f"{in_ms(card.wait_ms)} for the last rank, {in_ms(card.wire_ms)} transfer"
-    best = f"upper bound; {in_ms(card.best_step_ms)} would remain"
+        split = f"{in_ms(card.wait_ms)} waiting for others, {in_ms(card.wire_ms)} transfer"
+    best = f"upper bound; leaves {in_ms(card.best_step_ms)}"
     return [
         (
             "Exposed communication",
@@ -96,7 +96,7 @@ def _figures(card: Card) -> list[tuple[str, str]]:
 
 
 def _hidden(card: Card) -> str:
-    return f"; {in_ms(card.hidden_ms)} more ran beside work" if card.hidden_ms > 0 else ""
+    return f"; {in_ms(card.hidden_ms)} more hidden by work" if card.hidden_ms > 0 else ""
 
 
 def _whom(card: Card) -> list[tuple[str, str]]:
@@ -114,9 +114,9 @@ def _whom(card: Card) -> list[tuple[str, str]]:
 def _late(late: CardRank) -> str:
     where = f" falls behind {late.where}" if late.where else ""
     return (
-        f"rank {late.rank}{where}: {in_ms(late.wait_ms)} per step and "
-        f"waiting rank, {late.share:.0%} of all waiting, in {late.late_steps} of "
-        f"{late.measured_steps} steps, {_chance(late.p_value)}"
+        f"rank {late.rank}{where}: {in_ms(late.wait_ms)} a step for each rank that "
+        f"waits, {late.share:.0%} of all waiting; late in {late.late_steps} of "
+        f"{late.measured_steps} steps ({_chance(late.p_value)})"
     )
 
 
@@ -129,9 +129,8 @@ def _small(card: Card) -> list[tuple[str, str]]:
     if small is None:
         return []
     said = (
-        f"{small.calls_per_step:.0f} calls per step of "
-        f"{small.mean_bytes / 1e3:.3g} kB on average hold {small.exposed_share:.0%} of the exposed "
-        "time; try larger buckets"
+        f"{small.calls_per_step:.0f} calls of {small.mean_bytes / 1e3:.3g} kB per step, on "
+        f"average, take {small.exposed_share:.0%} of the exposed time; try larger buckets"
     )
     return [("Small messages", said)]
 
@@ -141,7 +140,7 @@ def _link(card: Card) -> list[tuple[str, str]]:
     if link is None:
         return []
     said = f"{link.step_bytes / 1e6:.3g} MB per step and host by {listed(link.interfaces)}, "
-    said += f"{link.in_flight_gbit_per_s:.3g} Gbit/s in flight"
+    said += f"{link.in_flight_gbit_per_s:.3g} Gbit/s while sending"
     if link.idle:
         said += f"; {listed(link.idle)} idle"
     return [("Between hosts", said)]
@@ -184,7 +183,7 @@ def _advice(text: str) -> list[str]:
     lines = prose(f"Next: {text}")
     while len(lines) > _ADVICE_LINES and ". " in text:
         text = text.rpartition(". ")[0] + "."
-        lines = prose(f"Next: {text} (more with --all)")
+        lines = prose(f"Next: {text} (--all says more)")
     last = _ADVICE_LINES - 1
     return [*lines[:last], *([cut(" ".join(lines[last:]))] if lines[last:] else [])]
 

@@ -45,12 +45,12 @@ class Exchange:
             return f"Communication is cut into {calls:.0f} small calls per step."
         if self.link is not None and self.link.idle:
             idle = f"{listed(self.link.idle)} {'is' if len(self.link.idle) == 1 else 'are'} idle"
-            return f"Communication between the hosts takes {way(self.link)}, while {idle}."
+            return f"Communication between the hosts goes over {way(self.link)}, while {idle}."
         if self.serial:
             share = "None" if self.overlapped < 0.005 else f"Only {self.overlapped:.0%}"
             return f"{share} of the communication overlaps the ranks' work."
         if self.link is not None:
-            return f"Communication between the hosts takes {way(self.link)}."
+            return f"Communication between the hosts goes over {way(self.link)}."
         return ""
 
 

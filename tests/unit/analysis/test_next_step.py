@@ -47,8 +47,8 @@ def advised(
 def test_little_exposed_time_is_not_the_bottleneck() -> None:
     found = advised(run(), world(2), exposed=9.9, backward=5, data=80)
     assert found.advice == (
-        "Communication is not the bottleneck, and needs no change: less than 10% of the step can "
-        "be won there. Look at the data first."
+        "Communication is not the bottleneck, and needs no change: the step waits for it for "
+        "less than 10% of its time. Look at the data first."
     )
     assert found.command == ""
 
@@ -56,8 +56,8 @@ def test_little_exposed_time_is_not_the_bottleneck() -> None:
 def test_much_of_it_asks_for_a_trial() -> None:
     found = advised(run(), world(2, collectives=(LARGE,)))
     assert found.advice == (
-        "Whether compression or other buckets would make the step shorter is measured on the job's "
-        "own steps by:"
+        "To measure on the job's own steps whether compression or other buckets would make them "
+        "shorter, type:"
     )
     assert found.command == (
         "commprof run --nproc 2 --trial fp16,int8,topk:ratio=0.01,bucket-cap=5"
@@ -70,7 +70,7 @@ def test_ranks_that_wait_in_turns_are_told_to_balance_first(wire: float, tried: 
     assert found.advice.startswith(
         "First balance the work of the ranks: they wait for one another for 30% of the step, "
         "and not for one rank alone. "
-        + ("Whether compression would" if tried else "No change to the exchange wins that back.")
+        + ("To measure on the job" if tried else "No other way to communicate wins that back.")
     )
     assert found.command.startswith("commprof run --nproc 2 --trial") is tried
 
@@ -79,7 +79,7 @@ def test_a_cap_above_every_bucket_is_not_tried() -> None:
     small = collective(size_bytes=(4, 5 * 2**20))
     found = advised(run(), world(2, collectives=(small,)))
     assert found.advice == (
-        "Whether compression would make the step shorter is measured on the job's own steps by:"
+        "To measure on the job's own steps whether compression would make them shorter, type:"
     )
     assert found.command == "commprof run --nproc 2 --trial fp16,int8,topk:ratio=0.01"
 
@@ -111,7 +111,7 @@ def test_several_machines_whose_command_cannot_be_given_still_get_the_advice() -
     typed = "python -m commprof.run --config run.yaml --node-rank 0"
     found = advised(run(nodes=2, command=typed), on_hosts(4, 2))
     assert found.advice.endswith(
-        "by the same run with --trial fp16,int8,topk:ratio=0.01, on every machine."
+        "type the same run with --trial fp16,int8,topk:ratio=0.01, on every machine."
     )
     assert found.command == ""
     assert advised(run(nodes=2, strategy="fsdp"), on_hosts(4, 2)).advice == ""
@@ -179,8 +179,8 @@ LINK = HostLinks(2, ("eth1",), 6e6, 0.1, 0.08, 2e8, 2e8, "", 0.007, ("eth0",))
 def test_an_idle_interface_comes_before_a_trial() -> None:
     found = advised(run(), world(2), exchange=Exchange(link=LINK))
     assert found == NextStep(
-        "The hosts talk over eth1, while eth0 is up, idle, and rated no slower: if that is not "
-        "meant to be, set GLOO_SOCKET_IFNAME=eth0.",
+        "The hosts talk over eth1, while eth0 is idle and rated as fast or faster: if this is "
+        "not on purpose, set GLOO_SOCKET_IFNAME=eth0.",
         "",
     )
 
@@ -193,8 +193,8 @@ def test_an_idle_interface_comes_before_a_trial() -> None:
         (
             Exchange(link=dataclasses.replace(LINK, idle=())),
             None,
-            "The link of the hosts is slow for this step: eth1 at 0.1 Gbit/s. See whether it can "
-            "do more. ",
+            "The link between the hosts is slow for what a step sends: eth1 at 0.1 Gbit/s. Find "
+            "out whether the network can do better. ",
         ),
     ],
 )
@@ -204,7 +204,7 @@ def test_what_stands_out_in_the_exchange_is_said_before_the_trial(
     found = advised(
         run(), world(2, collectives=(collective(size_bytes=(4, 2**22)),)), exchange=exchange
     )
-    assert found.advice.startswith(first + "Whether compression ")
+    assert found.advice.startswith(first + "To measure on the job")
     assert found.command.endswith(f"bucket-cap={cap}" if cap else "ratio=0.01")
 
 

@@ -106,7 +106,7 @@ KINDS = {
         (
             "bound by communication: 55.0%",
             "Communication is cut into 160 small calls per step.",
-            "160 calls per step of 2.05 kB",
+            "160 calls of 2.05 kB per step",
             "try larger buckets",
             "cap=25",
         ),
@@ -116,7 +116,7 @@ KINDS = {
         card_of(forward=15, backward=45, wire=40, hidden=1, collectives=(LARGE,)),
         (
             "Only 2% of the communication overlaps the ranks' work.",
-            "40 ms, 40.0% of the step; 1 ms more ran beside work",
+            "40 ms, 40.0% of the step; 1 ms more hidden by work",
             "First try smaller buckets, which can be sent sooner.",
             "bucket-cap=5",
         ),
@@ -125,17 +125,17 @@ KINDS = {
     "slow link": Kind(
         card_of(forward=10, backward=20, wire=70, hidden=15, links=SLOW),
         (
-            "Communication between the hosts takes eth1 at 0.1 Gbit/s.",
-            "6 MB per step and host by eth1, 0.1 Gbit/s in flight",
-            "The link of the hosts is slow for this step: eth1 at 0.1 Gbit/s.",
+            "Communication between the hosts goes over eth1 at 0.1 Gbit/s.",
+            "6 MB per step and host by eth1, 0.1 Gbit/s while sending",
+            "The link between the hosts is slow for what a step sends: eth1 at 0.1 Gbit/s.",
         ),
         ("rank 2", "Small messages", "idle", "overlaps"),
     ),
     "wrong interface": Kind(
         card_of(forward=10, backward=20, wire=70, hidden=15, links=replace(SLOW, idle=("eth0",))),
         (
-            "Communication between the hosts takes eth1 at 0.1 Gbit/s, while eth0 is idle.",
-            "The hosts talk over eth1, while eth0 is up, idle, and rated no slower:",
+            "Communication between the hosts goes over eth1 at 0.1 Gbit/s, while eth0 is idle.",
+            "The hosts talk over eth1, while eth0 is idle and rated as fast or faster:",
         ),
         ("rank 2", "Small messages", "overlaps", "--trial"),
     ),
@@ -207,7 +207,7 @@ def test_a_card_of_many_caveats_and_a_long_command_fits() -> None:
     text = render(long)
     fits(text)
     assert "more caveats: see --all" in text
-    assert "One more word of advice. (more with --all)\n" in text
+    assert "One more word of advice. (--all says more)\n" in text
     assert text.endswith(f"  {shown.all_command}\n")
 
 
@@ -250,7 +250,7 @@ def test_stalls_and_cores_are_caveats_of_what_was_measured() -> None:
     judged = render(card_of(crowded, sizes=(1, 2, 4), wire=40, backward=50))
     assert "At 2 ranks" in judged
     healthy = render(card_of(crowded, sizes=(4,), wire=4, backward=90))
-    assert "! More threads than cores; waiting for them is measured in exposed time" in healthy
+    assert "! More threads than cores: ranks may have waited for cores in their work too" in healthy
     assert "! Not judged: 4 ranks, which run more threads than the 2 usable cores." in judged
 
 

@@ -52,10 +52,13 @@ def test_an_exchange_that_overlaps_nothing(ms: dict[str, float], overlapped: flo
 
 def test_the_way_between_hosts() -> None:
     slow = {"backward": 20.0, "wire": 60.0, "hidden": 15.0}
-    assert of(LINKS, **slow).sentence == "Communication between the hosts takes eth1 at 0.1 Gbit/s."
+    assert (
+        of(LINKS, **slow).sentence
+        == "Communication between the hosts goes over eth1 at 0.1 Gbit/s."
+    )
     idle = replace(LINKS, idle=("eth0", "ib0"))
     assert of(idle, **slow).sentence == (
-        "Communication between the hosts takes eth1 at 0.1 Gbit/s, while eth0 and ib0 are idle."
+        "Communication between the hosts goes over eth1 at 0.1 Gbit/s, while eth0 and ib0 are idle."
     )
     assert of(idle, backward=80, wire=5) == Exchange()
     assert of(replace(idle, in_flight_gbit_per_s=math.nan), **slow).link is None
