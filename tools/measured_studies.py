@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import (
+    busy_machine,
     faults,
     hangs,
     known_schedules,
@@ -134,6 +135,13 @@ GROUPS: dict[str, tuple[Study, ...]] = {
             f"late_rank.py --results {RESULTS}/late_rank.jsonl",
             ("named in 50 of 50", "its phase in 48 of 50", "nobody in 48 of 50 clean runs"),
             rows_of(late_rank.demands),
+        ),
+        Study(
+            "Clean runs and pairs of equal runs of 2 and 4 ranks, beside two busy processes",
+            "busy_machine.jsonl",
+            f"busy_machine.py --results {RESULTS}/busy_machine.jsonl",
+            ("nobody named in 38 of 40", "38 of 40 pairs compare as equal, part by part"),
+            rows_of(busy_machine.demands),
         ),
         Study(
             "What watching costs a step, against processes without commprof in turns",

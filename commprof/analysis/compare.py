@@ -6,7 +6,10 @@ ratio of medians excludes 1. Both count steps that are alike as fewer; where the
 there is no p-value. The step is the question that is asked, so its p-value is corrected for
 the number of world sizes only; parts and collectives, which say where a change is, are corrected
 for their number within a world size. All that tells two runs apart, not two programs: what else
-changed on the machine between the runs is in it.
+changed on the machine between the runs is in it. Where the ranks of a run lacked cores, the load
+beside them changes from run to run and takes longer to change than a run lasts, so that no test
+over its steps can know by how much: a part or a collective then counts as changed only if the step
+did.
 """
 
 from __future__ import annotations
@@ -37,6 +40,8 @@ from commprof.units import NS_PER_MS
 _MOST_STEPS = 1000
 #: Kinds of calls that are compared.
 _MOST_KINDS = 24
+#: Ranks lack cores if they had none for this part of their time outside of waiting.
+_BUSY = 0.03
 #: Of the context: what is a result, and what differs between any two runs.
 _NO_SETTINGS = {
     *("timestamp", "errors", "description", "world_sizes"),
@@ -73,6 +78,8 @@ class WorldComparison:
     steps: tuple[int, int]
     #: How many independent ones the steps of each run are worth, by their length.
     effective_steps: tuple[float, float]
+    #: In each run, the part of the ranks' time outside of waiting in which they had no core.
+    no_core_share: tuple[float, float]
     #: "step" first, then its parts in the order of ``detail.PARTS``.
     parts: tuple[Change, ...]
     #: Mean time in flight of the calls of a kind, by kind, the longest first.
@@ -82,6 +89,11 @@ class WorldComparison:
     def step(self) -> Change:
         """The step of the slowest rank."""
         return self.parts[0]
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether ranks of either run lacked cores."""
+        return max(self.no_core_share) >= _BUSY
 
     @property
     def too_short(self) -> bool:
@@ -163,13 +175,26 @@ def _world(a: WorldDetail, b: WorldDetail) -> WorldComparison:
         world_size=a.world_size,
         steps=counts,
         effective_steps=(counts[0] * share, counts[1] * share),
+        no_core_share=(a.no_core_share, b.no_core_share),
         parts=(parts[0], *where[: len(parts) - 1]),
         collectives=tuple(collectives),
     )
 
 
 def _with_step(world: WorldComparison, p_value: float) -> WorldComparison:
-    return replace(world, parts=(replace(world.step, p_value=p_value), *world.parts[1:]))
+    step = replace(world.step, p_value=p_value)
+    if step.significant or not world.is_busy:
+        return replace(world, parts=(step, *world.parts[1:]))
+    return replace(
+        world,
+        parts=(step, *map(_untold, world.parts[1:])),
+        collectives=tuple(map(_untold, world.collectives)),
+    )
+
+
+def _untold(change: Change) -> Change:
+    """Without what would tell it from chance."""
+    return replace(change, ratio=Interval(change.ratio.value, math.nan, math.nan), p_value=math.nan)
 
 
 def _longest_first(change: Change) -> tuple[float, str]:

@@ -41,6 +41,9 @@ class WorldDetail:
     timeline: Timeline
     #: Samples of all ranks in one epoch; NaN where no whole epoch was trained or nobody counted.
     epoch_samples: float
+    #: Part of the ranks' time outside of waiting in which they could run and had no core; 0 also
+    #: where nobody counted it.
+    no_core_share: float = 0.0
 
 
 def world_detail(run: WorldRun, seen: MeasuredWorld) -> WorldDetail:
@@ -59,7 +62,14 @@ def world_detail(run: WorldRun, seen: MeasuredWorld) -> WorldDetail:
         waited_for_ms=waited / max(1, len(steps)) / NS_PER_MS,
         timeline=timeline(seen),
         epoch_samples=_epoch_samples(run),
+        no_core_share=_no_core_share(seen),
     )
+
+
+def _no_core_share(seen: MeasuredWorld) -> float:
+    work = sum(float(part.work_ns.sum()) for part in seen.measured)
+    delay = sum(float(part.run_delay_ns.sum()) for part in seen.measured)
+    return delay / work if work > 0 else 0.0
 
 
 def _part(part: object, name: str) -> Floats:

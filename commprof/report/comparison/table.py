@@ -71,7 +71,7 @@ def _verdict(result: RunComparison, fail_above: float | None) -> Iterator[str]:
     if not result.worlds:
         yield "No world size has figures in both runs: nothing can be compared."
     for world in result.worlds:
-        yield f"{counted(world.world_size, 'rank')}: {_about_step(world)}"
+        yield f"{counted(world.world_size, 'rank')}: {_about_step(world)}{_about_load(world)}"
     if fail_above is None:
         return
     slower = result.slower_by_more_than(fail_above)
@@ -98,6 +98,16 @@ def _about_step(world: WorldComparison) -> str:
         return f"no difference in the step can be shown ({change}, {_p_text(step.p_value)})."
     word = "longer" if step.ratio.value > 1 else "shorter"
     return f"B's step is {word}: {change}, {_p_text(step.p_value)}."
+
+
+def _about_load(world: WorldComparison) -> str:
+    if world.step.significant or not world.is_busy:
+        return ""
+    a, b = (f"{share:.0%}" for share in world.no_core_share)
+    return (
+        f" The ranks had no core for {a} of their own time in A and {b} in B: parts and "
+        "collectives cannot be told from what else ran."
+    )
 
 
 def _ratio(change: Change) -> str:
@@ -145,7 +155,8 @@ def render_json(result: RunComparison, fail_above: float | None) -> str:
     ``only_b`` are world sizes with figures in one run only, ``settings`` those that differ,
     ``fail_above`` the share given or null, ``slower`` the world sizes that exceed it. Each of
     ``worlds`` has ``num_processes``, ``steps`` (measured in A and in B), ``effective_steps`` (what
-    they are worth as independent ones), and ``parts`` and ``collectives`` with ``name``, ``a_ms``,
+    they are worth as independent ones), ``no_core_share`` (in each run, part of the ranks' time
+    outside of waiting without a core), and ``parts`` and ``collectives`` with ``name``, ``a_ms``,
     ``b_ms``, ``ratio`` (``value``, ``low``, ``high``; null where there is none), ``p_value`` and
     ``significant``.
     """
@@ -169,6 +180,7 @@ def _world(world: WorldComparison) -> dict[str, Any]:
         "num_processes": world.world_size,
         "steps": list(world.steps),
         "effective_steps": list(world.effective_steps),
+        "no_core_share": list(world.no_core_share),
         "parts": [_change(change) for change in world.parts],
         "collectives": [_change(change) for change in world.collectives],
     }

@@ -74,6 +74,29 @@ def test_steps_that_are_alike_are_worth_too_few_to_be_told_apart() -> None:
     assert "are worth 0.15 and 0.15 independent ones" in " ".join(text.split())
 
 
+def test_parts_of_ranks_without_cores_change_only_with_the_step() -> None:
+    """The load beside two equal runs differs in more than chance, and all parts with it."""
+    wave = np.arange(30) % 7
+
+    def compared(share: float, longer: float) -> RunComparison:
+        step = 100.0 + wave
+        runs = [
+            (run_result(world(2)), [detail(steps=30, step=s, data=d, no_core_share=share)])
+            for s, d in ((step, 5.0 + wave), (step * longer, 9.0 + wave))
+        ]
+        return compare_runs(("a", "b"), *runs)
+
+    def data(result: RunComparison) -> bool:
+        return next(p.significant for p in result.worlds[0].parts if p.name == "data")
+
+    assert data(compared(0.0, 1.0))
+    assert data(compared(0.3, 1.1))
+    busy = compared(0.3, 1.0)
+    assert not data(busy)
+    text = " ".join(comparison_table.render(busy, None, 100).split())
+    assert "The ranks had no core for 30% of their own time in A and 30% in B" in text
+
+
 def test_settings_and_world_sizes_that_differ() -> None:
     runs = [
         (run_result(*map(world, sizes), context=about), [detail(n) for n in sizes])
@@ -214,7 +237,8 @@ def test_the_json_schema() -> None:
         *("fail_above", "slower"),
     }
     (only,) = document["worlds"]
-    assert only.keys() == {"num_processes", "steps", "effective_steps", "parts", "collectives"}
+    about_runs = {"num_processes", "steps", "effective_steps", "no_core_share"}
+    assert only.keys() == {*about_runs, "parts", "collectives"}
     assert only["parts"][0].keys() == CHANGE
     assert only["parts"][0]["ratio"].keys() == {"value", "low", "high"}
     assert document["schema_version"] == comparison_table.SCHEMA_VERSION == 1
