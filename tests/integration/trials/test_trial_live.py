@@ -15,7 +15,7 @@ from commprof.trials.plan import parse_trial
 from tests.support.machines.commands import RUN, call
 from tests.support.machines.netns import Hosts
 from tests.support.machines.ranks import run_on_hosts
-from tests.support.ranks.plain_script import plain_script
+from tests.support.ranks.plain_script import LAYER_BYTES, plain_script
 
 pytestmark = pytest.mark.slow
 
@@ -120,6 +120,36 @@ def test_a_script_s_models_take_part_unchanged(tmp_path: Path) -> None:
     assert 0 < int8["relative_error"] < 0.03
     assert abs(int8["loss_effect"]["value"]) < 0.5
     assert f"a trial of 5 candidates begins; it takes {5 * 3 * 4} steps" in text
+
+
+#: In the place of DDP.
+SHARDED = """
+from torch.distributed.fsdp import fully_shard
+def DistributedDataParallel(model):
+    for layer in model:
+        fully_shard(layer)
+    return fully_shard(model)
+"""
+
+
+def test_an_fsdp2_script_takes_part_unchanged_and_trains_with_a_setting(tmp_path: Path) -> None:
+    plan = "reshard-after-forward=false,prefetch=1,int8,rounds=3,block=1"
+    script = tmp_path / "train.py"
+    script.write_text(plain_script(steps=parse_trial(plan).steps, layers=3, first=SHARDED))
+    result, text = run(tmp_path / "trial", "--trial", plan, str(script))
+    candidates = result["trial"]["candidates"]
+    assert [one["label"] for one in candidates[3:]] == plan.split(",")[:2]
+    # Two of the three layers are gathered while another one computes, in 4-byte elements.
+    assert candidates[3]["held_bytes"] == 3 * candidates[4]["held_bytes"] == 3 * LAYER_BYTES
+    assert candidates[0]["wire_bytes"] == pytest.approx(3 * 2 * LAYER_BYTES)
+    assert candidates[3]["wire_bytes"] == pytest.approx(3 * 1.5 * LAYER_BYTES)
+    assert "int8 takes no part in the trial: the model is sharded by FSDP2" in text
+    script.write_text(plain_script(steps=12, layers=3, first=SHARDED))
+    result, _ = run(tmp_path / "set", "--fsdp", "reshard-after-forward=false", str(script))
+    assert result["context"]["fsdp"] == "reshard-after-forward=false"
+    rows = result["runs"][0]["aggregated_metrics"]["collectives"]
+    gathers = [row for row in rows if row["op"] == "all_gather_into_tensor"]
+    assert [row["calls_per_step"] for row in gathers] == [3]  # of forward alone
 
 
 def test_a_script_that_ends_before_its_trial_leaves_whole_records(tmp_path: Path) -> None:
