@@ -60,10 +60,10 @@ class ShardedReplay(Model):
     ) -> tuple[World, list[str]]:
         recorded, outside, crowded = self.schedule.placement, [], 1.0
         if not math.isclose(placement.ranks_per_core, recorded.ranks_per_core, rel_tol=1e-3):
-            crowded = placement.crowding() / recorded.crowding()
-            longer = f"{crowded:.3g} times as long"
-            if math.isnan(recorded.busy):
-                crowded, longer = 1.0, "as long"
+            crowded, longer = 1.0, "as long"
+            if not math.isnan(recorded.busy):
+                crowded = _crowded(placement, recorded, self.schedule.lacked)
+                longer = f"{crowded:.3g} times as long"
             outside.append(
                 f"{placement.ranks_per_core:.3g} ranks per core (measured: "
                 f"{recorded.ranks_per_core:.3g}): own work is taken to be {longer}"
@@ -77,6 +77,17 @@ class ShardedReplay(Model):
         # The optimizer updates this rank's part of the parameters.
         update = self.schedule.shard_ranks / changed.shard_ranks
         return World(self.schedule, changed, scenario.world_size, update, crowded), outside
+
+
+def _crowded(there: Placement, here: Placement, lacked: float) -> float:
+    """By how much own work takes longer with other cores.
+
+    Where threads wanted more than they got, they shared the cores also with others, who stay.
+    """
+    wanted = [each.threads_per_core * here.busy for each in (there, here)]
+    before = max(1.0, lacked, wanted[1])
+    others = before - wanted[1] if before > 1 else 0.0
+    return max(1.0, others + wanted[0]) / before
 
 
 def _refuse(steps: ShardedSteps, scenario: Scenario) -> None:

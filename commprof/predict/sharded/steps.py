@@ -75,6 +75,9 @@ class ShardedSteps(RecordedSteps):
     transfer_ns: Floats
     #: Ranks that share one copy of the model.
     shard_ranks: int
+    #: Processor time that training threads wanted over what they got; above 1 where cores were
+    #: short, NaN where not known.
+    lacked: float = float("nan")
 
 
 def is_sharded(trace: Trace) -> bool:
@@ -165,10 +168,12 @@ def _steps(
     met = begin.max(axis=1, keepdims=True)
     found = _calls(seen, rows[0])
     hosts = hosts_of(seen.traces)
+    busy, lacked = _processor_time(seen)
     return ShardedSteps(
         world_size=world_size,
         period_s=(end.max(axis=1) - met[:, 0]) / 1e9,
-        placement=placement_of(seen.traces, _busy(seen)),
+        placement=placement_of(seen.traces, busy),
+        lacked=lacked,
         link=SAME_HOST if len(hosts) == 1 else OTHER_HOST,
         backend=str(seen.traces[0].metadata["backend"]) or "gloo",
         hook="",
@@ -184,11 +189,11 @@ def _steps(
     )
 
 
-def _busy(seen: MeasuredWorld) -> float:
-    """Processor time that a training thread wants over its own time, median over steps and ranks.
+def _processor_time(seen: MeasuredWorld) -> tuple[float, float]:
+    """What training threads want of their own time, and that over what they got.
 
-    What it used, and how long it could run and had no core, from the end of one backward pass to
-    that of the next, where both were recorded; NaN without.
+    From the end of one backward pass to that of the next, where both were recorded: what a thread
+    used, and how long it could run and had no core. Medians over steps and ranks; NaN without.
     """
     found = []
     for trace in seen.traces:
@@ -198,12 +203,16 @@ def _busy(seen: MeasuredWorld) -> float:
         for first, second in pairwise(ended.end_ns[order].tolist()):
             inside = (waits.begin_ns >= first) & (waits.begin_ns < second)
             own_ns = second - first - float(waits.waited_ns[inside].sum())
-            if own_ns > 0 and first in used and second in used:
+            if own_ns > 0 and first in used and second in used and used[second] > used[first]:
                 late = (delays.begin_ns >= first) & (delays.begin_ns < second)
                 late &= np.isin(delays.thread, ended.thread)
-                wanted_ns = used[second] - used[first] + float(delays.key[late].sum())
-                found.append(min(1.0, wanted_ns / own_ns))
-    return float(np.median(found)) if found else float("nan")
+                got_ns = used[second] - used[first]
+                wanted_ns = got_ns + float(delays.key[late].sum())
+                found.append((min(1.0, wanted_ns / own_ns), wanted_ns / got_ns))
+    if not found:
+        return float("nan"), float("nan")
+    share, lacked = np.median(found, axis=0).tolist()
+    return share, lacked
 
 
 def _transfers(seen: MeasuredWorld, known: Calls, rows: list[list[RankCycle]]) -> Floats:

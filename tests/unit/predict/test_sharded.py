@@ -62,18 +62,29 @@ def test_waits_that_were_too_short_lie_where_another_rank_had_them() -> None:
     assert own[events.index((WAIT, 3))] == pytest.approx(4 + 2 + 20 + 20)
 
 
-def test_ranks_that_share_cores_take_longer_for_their_own_work() -> None:
-    """66 of 96 ms are own work of a thread that computes all the time, or half of it."""
-    for busy, own in ((1.0, 2.0), (0.75, 1.5), (0.4, 1.0), (math.nan, 1.0)):
-        steps = fsdp_steps()
-        steps = dataclasses.replace(
-            steps, placement=dataclasses.replace(steps.placement, busy=busy)
-        )
-        made = ShardedReplay(steps, profile(bytes_per_s=RATE, latency_s=0.0))
-        found = made.predict(Scenario(2, cores_per_host=0.5))
-        assert found.step_s.value * 1e3 == pytest.approx(30 + own * 66)
-        words = "as long" if math.isnan(busy) else f"{own:.3g} times as long"
-        assert any(text.endswith(f"own work is taken to be {words}") for text in found.outside)
+@pytest.mark.parametrize(
+    ("busy", "lacked", "own"),
+    [
+        (1.0, 1.0, 2.0),
+        (0.75, 1.0, 1.5),
+        (0.4, 1.0, 1.0),
+        (math.nan, math.nan, 1.0),
+        # 4 cores of which a rank wanted a quarter and others 2.75 times as many as there are.
+        (1.0, 3.0, (2.75 + 2.0) / 3.0),
+    ],
+)
+def test_ranks_that_share_cores_take_longer_for_their_own_work(
+    busy: float, lacked: float, own: float
+) -> None:
+    """66 of 96 ms are own work; two ranks want one core."""
+    steps = fsdp_steps()
+    placement = dataclasses.replace(steps.placement, busy=busy)
+    steps = dataclasses.replace(steps, placement=placement, lacked=lacked)
+    made = ShardedReplay(steps, profile(bytes_per_s=RATE, latency_s=0.0))
+    found = made.predict(Scenario(2, cores_per_host=0.5))
+    assert found.step_s.value * 1e3 == pytest.approx(30 + own * 66)
+    words = "as long" if math.isnan(busy) else f"{own:.3g} times as long"
+    assert any(text.endswith(f"own work is taken to be {words}") for text in found.outside)
 
 
 def test_the_share_of_processor_time_is_that_of_own_work() -> None:
@@ -87,7 +98,9 @@ def test_the_share_of_processor_time_is_that_of_own_work() -> None:
     for rank in ranks:  # 11 ms more that it could have run
         for step in range(8):
             rank.no_core((96 * step + 93) * MS, (96 * step + 95) * MS, 11 * MS)
-    assert read_sharded(world_run(ranks)).placement.busy == pytest.approx(44 / 66)
+    found = read_sharded(world_run(ranks))
+    assert found.placement.busy == pytest.approx(44 / 66)
+    assert found.lacked == pytest.approx(44 / 33)
 
 
 def test_an_order_that_only_one_step_has_is_not_the_usual_one() -> None:
