@@ -46,7 +46,7 @@ from tests.support.machines import netns
 
 STEPS = 12
 #: Runs of the recorded setting, and of each point.
-BASE_RUNS, RUNS = 4, 2
+BASE_RUNS, RUNS = 3, 2
 #: In forward order: ms of each layer's backward, MB of its parameters.
 BACKWARD_MS = (40, 60, 30, 50, 45)
 PARAMETER_MB = (0.4, 0.9, 0.6, 1.2, 0.3)
