@@ -18,6 +18,7 @@ from commprof.errors import CommprofError, TraceError
 from commprof.invocation import quoted
 from commprof.recordings.clock_agreement import with_compared_clocks
 from commprof.recordings.containers import each_file
+from commprof.recordings.profiler_calls import Call
 from commprof.recordings.profiler_events import read_events
 from commprof.recordings.profiler_rank import RankRecording, recorded_rank, trace_of
 from commprof.recordings.profiler_windows import (
@@ -29,6 +30,7 @@ from commprof.recordings.profiler_windows import (
 from commprof.recordings.recording import Recording
 from commprof.text import counted, named_ranks
 from commprof.trace.reader import TORCH_PROFILER, Trace
+from commprof.trace.schema import NO_SEQ
 
 #: In the first bytes of every trace of torch.profiler, and of few other files.
 _MARKS: Final = (b'"traceEvents"', b'"deviceProperties"', b'"distributedInfo"')
@@ -40,6 +42,8 @@ _OUR_TIMELINE: Final = b'"otherData":{"commprof"'
 _FEW: Final = 8
 #: Where numbers of collectives begin that are counted from a step on, and not from the first.
 _FIRST_SEQ: Final = 1 << 24
+#: Calls that other ranks of the group may not have.
+_OF_FEW: Final = ("send", "recv", "recv_any_source", "other")
 #: So many numbers each window of a recording has.
 _OF_WINDOW: Final = 1 << 19
 
@@ -179,8 +183,9 @@ def _by_rank(found: Sequence[RankRecording]) -> tuple[dict[int, RankRecording], 
 def _numbers(by_rank: dict[int, RankRecording]) -> tuple[dict[int, list[int]], list[str]]:
     """Per rank and call its number in its group: the group's own, else its turn.
 
-    Turns count from the first step that all ranks recorded, so that a rank that was recorded from
-    earlier on has the same numbers; and anew in every window.
+    Messages and what is not known have none: ranks may have other ones. Turns count from the first
+    step that all ranks recorded, so that a rank that was recorded from earlier on has the same
+    numbers; and anew in every window.
     """
     marked = [each.steps for each in by_rank.values()]
     first_step = max((int(steps.number[0]) for steps in marked if len(steps.number)), default=0)
@@ -191,12 +196,14 @@ def _numbers(by_rank: dict[int, RankRecording]) -> tuple[dict[int, list[int]], l
     for rank, each in by_rank.items():
         begin = each.steps.begin_ns[each.steps.number >= first_step]
         begins_ns = int(begin[0]) if len(begin) and not each.steps.said else 0
-        before = Counter(_group(c) for c in each.calls if c.launch_ns < begins_ns)
+        before = Counter(_group(c) for c in each.calls if c.launch_ns < begins_ns and _joins(c))
         turn: Counter[tuple[str, int]] = Counter()
         seqs[rank] = []
         for call in each.calls:
             name, window = _group(call), bisect_right(each.windows_ns[1:], call.launch_ns)
-            if name in everywhere and name in own[rank]:
+            if not _joins(call):
+                seqs[rank].append(NO_SEQ)
+            elif name in everywhere and name in own[rank]:
                 seqs[rank].append(call.seq)
             else:
                 counted_from = _FIRST_SEQ + window * _OF_WINDOW - before[name] * (window == 0)
@@ -213,16 +220,22 @@ def _own_numbers(each: RankRecording) -> set[str]:
     """Groups whose calls all have a number of their own."""
     numbers: dict[str, list[int]] = {}
     for call in each.calls:
-        numbers.setdefault(_group(call), []).append(call.seq)
+        if _joins(call):
+            numbers.setdefault(_group(call), []).append(call.seq)
     return {name for name, own in numbers.items() if min(own) >= 0 and len(set(own)) == len(own)}
 
 
-def _group(call: Any) -> str:
+def _group(call: Call) -> str:
     return f"{call.group}/{call.group_ranks}"
 
 
+def _joins(call: Call) -> bool:
+    """Whether all ranks of its group have it too, so far as is known."""
+    return call.op not in _OF_FEW
+
+
 def _unequal(by_rank: dict[int, RankRecording]) -> list[str]:
-    counts = {rank: len(each.calls) for rank, each in by_rank.items()}
+    counts = {rank: sum(map(_joins, each.calls)) for rank, each in by_rank.items()}
     if len(set(counts.values())) < 2:
         return []
     low, high = min(counts, key=lambda r: counts[r]), max(counts, key=lambda r: counts[r])
@@ -271,7 +284,7 @@ def _one_clock(traces: dict[int, Trace]) -> bool:
 def _about_calls(by_rank: dict[int, RankRecording]) -> list[str]:
     """What of some kinds of calls cannot be known."""
     ops = Counter(call.op for each in by_rank.values() for call in each.calls)
-    messages = sum(count for op, count in ops.items() if op in ("send", "recv", "other"))
+    messages = sum(count for op, count in ops.items() if op in _OF_FEW)
     said = []
     if messages:
         said.append(

@@ -46,8 +46,8 @@ def one_a_rank(
 ) -> tuple[dict[int, RankRecording], list[str]]:
     """One recording a rank, and what to say of it.
 
-    Windows count as one where the steps' numbers go on from one to the next, and each begins with
-    the same step on all ranks; else the last one counts alone, as of a job that was run again.
+    Windows that begin with the same step on all ranks count as one where the steps' numbers go on
+    from one to the next; else the last one counts alone, as of a job that was run again.
 
     Args:
         recordings: per rank in the order of their begins.
@@ -59,10 +59,16 @@ def one_a_rank(
     if not several:
         return {rank: found[-1] for rank, found in windows.items()}, said
     have = "has" if len(several) == 1 else "have"
-    if _go_on(windows):
-        count = len(windows[several[0]])
+    common = _common(windows)
+    if common:
+        windows = {
+            rank: [each for each in found if int(each.steps.number[0]) in common]
+            for rank, found in windows.items()
+        }
+        count = len(common)
         said.append(
-            f"{named_ranks(several)} {have} {counted(count, 'recording')}, which count as one"
+            f"{named_ranks(several)} {have} several recordings, of which {count} count"
+            f"{'s' * (count == 1)}{' as one' * (count > 1)}"
         )
         return {rank: _as_one(rank, found) for rank, found in windows.items()}, said
     said.append(f"{named_ranks(several)} {have} several recordings, of which the last one counts")
@@ -83,15 +89,13 @@ def _distinct(found: Sequence[RankRecording]) -> list[RankRecording]:
     return kept
 
 
-def _go_on(windows: Mapping[int, Sequence[RankRecording]]) -> bool:
+def _common(windows: Mapping[int, Sequence[RankRecording]]) -> set[int]:
+    """First steps of the windows that all ranks have; none where numbers do not go on."""
+    firsts = [[int(each.steps.number[0]) for each in found] for found in windows.values()]
     marked = all(not each.steps.said for found in windows.values() for each in found)
-    firsts = {tuple(int(each.steps.number[0]) for each in found) for found in windows.values()}
-    return (
-        marked
-        and len(firsts) == 1
-        and all(later > earlier for earlier, later in itertools.pairwise(next(iter(firsts))))
-        and len(next(iter(firsts))) <= MOST_WINDOWS
-    )
+    rising = all(one < other for each in firsts for one, other in itertools.pairwise(each))
+    few = all(len(each) <= MOST_WINDOWS for each in firsts)
+    return set.intersection(*map(set, firsts)) if marked and rising and few else set()
 
 
 def _as_one(rank: int, windows: Sequence[RankRecording]) -> RankRecording:

@@ -90,7 +90,8 @@ def match(traces: Sequence[Trace], tables: Sequence[Collectives]) -> Matching:
 
     A collective is complete when as many ranks as the group has issued the same operation under
     the same number, each of them once. A send and a recv are one message when both ends give it
-    the same number and size. What was received with or after ``recv_any_source`` has no number.
+    the same number and size. What was received with or after ``recv_any_source`` has no number, nor
+    have messages, and kernels of what is not known, in recordings of others.
     """
     groups: dict[tuple[str, int], tuple[int, Group]] = {}
     columns = [_keys(trace, table, groups) for trace, table in zip(traces, tables, strict=True)]
@@ -142,7 +143,7 @@ def _keys(
         expected[rows] = described.size
     sent, message = table.op == SEND, np.isin(table.op, POINT_TO_POINT)
     expected[message & (group >= 0)] = 2
-    expected[(table.op == RECV_ANY_SOURCE) | (message & (table.seq == NO_SEQ))] = 0
+    expected[(table.op == RECV_ANY_SOURCE) | (table.seq == NO_SEQ)] = 0
     source = np.where(message, np.where(sent, own_rank, table.peer), -1)
     target = np.where(message, np.where(sent, table.peer, own_rank), -1)
     size = np.where(message, np.where(sent, table.bytes_in, table.bytes_out), -1)

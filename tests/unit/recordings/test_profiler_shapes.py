@@ -172,6 +172,54 @@ def test_windows_of_a_rank_count_as_one(
     assert sum(row.calls for row in world.collectives) == 2 * steps
 
 
+def test_windows_that_not_all_ranks_have_are_left_out(tmp_path: Path) -> None:
+    texts = {}
+    for rank, windows in enumerate([[(0, 3), (3, 5), (6, 8)], [(0, 3), (3, 5)]]):
+        for first, last in windows:
+            events = [
+                event
+                for event in rank_events(rank, steps=8)
+                if first <= (event["ts"] - 5e9) / 1000 < last
+            ]
+            texts[f"iteration_{last}/rank{rank}_trace.json"] = document(events, rank)
+    world = world_of(written(tmp_path / "job", texts))
+    assert world.steps == 5
+    assert world.parts.wait_ms == pytest.approx(0.075, abs=1e-3)
+    assert any("of which 2 count as one" in text for text in world.problems)
+
+
+@pytest.mark.parametrize("numbered", [True, False])
+def test_messages_of_a_pipeline_do_not_mix_with_collectives(tmp_path: Path, numbered: bool) -> None:
+    """The middle one of three ranks has twice as many messages in the group of the all-reduces.
+
+    These begin 50 µs later on each rank; the parts of a message are not known.
+    """
+    texts = {}
+    for rank in range(3):
+        events, counts = [], {"send": 0, "recv": 0, "allreduce": 0}
+        for step in range(4):
+            base = 5e9 + 1000 * step
+            events += [annotation(f"ProfilerStep#{step}", base, base + 1000)]
+            of_rank = [("send", 100, 150)] * (rank < 2) + [("recv", 160, 220)] * (rank > 0)
+            for name, begin, end in [*of_rank, ("allreduce", 300 + 50 * rank, 500)]:
+                counts[name] += 1
+                event = all_reduce(base + begin, base + end, counts[name])
+                event["args"] |= {"Collective name": name, "Group size": 3}
+                event["args"] |= {"Process Group Ranks": "[0, 1, 2]", "Src Rank": rank - 1}
+                event["args"] |= {"Dst Rank": rank + 1}
+                if not numbered:
+                    del event["args"]["Seq"]
+                events.append(event)
+        texts[f"rank{rank}.json"] = document(events, rank, 3)
+    world = world_of(written(tmp_path / "job", texts))
+    parts = [rank.kernels for rank in world.ranks]
+    assert [each and each.wait_ms for each in parts] == pytest.approx([0.1, 0.05, 0.0])
+    assert [each and each.wire_ms for each in parts] == pytest.approx([0.1, 0.1, 0.1])
+    assert [each and each.unsplit_ms for each in parts] == pytest.approx([0.05, 0.11, 0.06])
+    assert world.late_rank is not None
+    assert world.late_rank.rank == 2
+
+
 def test_a_file_without_its_rank_is_the_one_that_lacks(tmp_path: Path) -> None:
     texts = {"b.json": document(rank_events(1), 1), "a.json": unmarked(0)}
     world = world_of(written(tmp_path / "job", texts))
