@@ -143,7 +143,8 @@ def _keys(
         expected[rows] = described.size
     sent, message = table.op == SEND, np.isin(table.op, POINT_TO_POINT)
     expected[message & (group >= 0)] = 2
-    expected[(table.op == RECV_ANY_SOURCE) | (table.seq == NO_SEQ)] = 0
+    unnumbered = (message | (table.op == _OTHER)) & (table.seq == NO_SEQ)
+    expected[(table.op == RECV_ANY_SOURCE) | unnumbered] = 0
     source = np.where(message, np.where(sent, own_rank, table.peer), -1)
     target = np.where(message, np.where(sent, table.peer, own_rank), -1)
     size = np.where(message, np.where(sent, table.bytes_in, table.bytes_out), -1)
@@ -155,6 +156,7 @@ Mask = npt.NDArray[np.bool_]
 
 ROOTED = tuple(map(OPS.index, ("broadcast", "reduce", "gather", "scatter")))
 _BROADCAST, _REDUCE, _GATHER, _SCATTER = ROOTED
+_OTHER = OPS.index("other")
 #: Operations in which a rank may be done before another has arrived.
 SOME_WAIT = (*ROOTED, *POINT_TO_POINT)
 #: Pairs of ranks that are compared at a time: 32 MB a column.
