@@ -98,6 +98,9 @@ def test_overhead_over_both_plain_processes_of_the_same_round() -> None:
     assert control is not None
     assert (full.value, full.low, full.high) == pytest.approx((1.5, 1.5, 1.5))  # of 1.5, 1.5, 1
     assert control.value == pytest.approx(1.0)  # of 3, 1, 1/9
+    alone = overhead.ratio(cell, "full", "wall", (overhead.PLAIN,))
+    assert alone is not None
+    assert alone.value == pytest.approx(1.5)  # of 3, 1.5, 5/9
     assert overhead.ratio(cell, "full", "instructions") is None
     assert overhead.table({overhead.cell_name("small", 2): cell}, "instructions") == ""
     assert "1.5000 [1.5000, 1.5000]" in overhead.table({"turns_small_2": cell}, "wall")
