@@ -35,7 +35,7 @@ sys.path.insert(0, str(ROOT))
 from benchmarks.judging.demands import Demand, judged, of_all  # noqa: E402
 from benchmarks.judging.fault_rows import ASKED, EVENTS, Row, Try, rows  # noqa: E402
 from benchmarks.judging.results_file import CONTEXT, about, read_json, write_json  # noqa: E402
-from tests.support.builders.damaged_runs import damaged_runs  # noqa: E402
+from tests.support.builders.hostile import damaged_runs  # noqa: E402
 from tests.support.machines.faults.faults import Verdict  # noqa: E402
 from tests.support.machines.forks import Forks  # noqa: E402
 from tests.support.ranks.capture.many_events import many_events  # noqa: E402

@@ -48,7 +48,7 @@ def main() -> int:
 
 def _run(count: int, args: argparse.Namespace) -> list[dict[str, Any]]:
     from tests.support.machines import netns
-    from tests.support.machines.host_runs import run_on_each
+    from tests.support.machines.netns import run_on_each
 
     if reason := netns.unavailable():
         raise SystemExit(f"no network namespaces here: {reason}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NoReturn
 
-from commprof.entry_point import enter
+from commprof.interrupts import enter
 
 
 def main() -> NoReturn:

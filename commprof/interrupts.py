@@ -1,11 +1,16 @@
-"""When a Ctrl-C ends a process at once, in the place of a KeyboardInterrupt."""
+"""When Ctrl-C ends a process at once, not by a KeyboardInterrupt; and how commands are entered.
+
+Imports nothing that takes time.
+"""
 
 from __future__ import annotations
 
 import signal
+import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import NoReturn
 
 
 @contextmanager
@@ -38,3 +43,19 @@ def _raises() -> bool:
         threading.current_thread() is threading.main_thread()
         and signal.getsignal(signal.SIGINT) is signal.default_int_handler
     )
+
+
+def enter(load: Callable[[], Callable[[], int]]) -> NoReturn:
+    """Loads a command, runs it, and ends this process with its exit code.
+
+    A Ctrl-C before the command has loaded, and when it is done, ends the process as it would end
+    a program that knows nothing of it. In between it is a KeyboardInterrupt, which commands know.
+
+    Args:
+        load: imports the command; returns its main function, which returns an exit code.
+    """
+    with ends_at_once():
+        main = load()
+    code = main()
+    end_at_once()
+    sys.exit(code)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from commprof.entry_point import enter
+from commprof.interrupts import enter
 
 
 def _load() -> Callable[[], int]:

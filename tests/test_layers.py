@@ -20,7 +20,7 @@ FOUNDATION = {
     *("errors", "units", "collectives", "text", "interrupts", "address", "shapes"),
     *("files", "invocation", "variables", "_native", "_version", "_C"),
 }
-ENTRY_POINTS = {"__init__", "__main__", "entry_point", "run", "wrap"}
+ENTRY_POINTS = {"__init__", "__main__", "run", "wrap"}
 
 MAY_IMPORT = {
     "foundation": set(),

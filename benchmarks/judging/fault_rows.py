@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from tests.support.builders.damaged_runs import damaged_runs
+from tests.support.builders.hostile import damaged_runs
 from tests.support.machines.faults import fault_list, limits
 from tests.support.machines.faults.faults import Fault, Setting, Verdict, try_fault
 from tests.support.machines.faults.launcher_faults import LAUNCHER_FAULTS, LauncherFault, Outcome

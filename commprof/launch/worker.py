@@ -33,7 +33,7 @@ from commprof.errors import CommprofError, UsageError
 from commprof.launch.job import Job, Plan, write_json
 from commprof.launch.pinning import pin_this_process
 from commprof.launch.progress import ProgressFile
-from commprof.monitor.watchdog.ptracer import allow_tracer
+from commprof.monitor.watchdog.start import allow_tracer
 from commprof.workloads.loop import LoopResult, StepRecorder, train
 from commprof.workloads.spec import Shard, Trainee
 from commprof.workloads.training import Training

@@ -1,4 +1,4 @@
-"""A run or a world size as figures, in one call."""
+"""A run or a world size as figures in one call, and the problems that are not the machine's."""
 
 from __future__ import annotations
 
@@ -20,3 +20,8 @@ def analyse_world(run: WorldRun) -> WorldResult | None:
     """Of one world size; None if no rank left a trace."""
     seen = measured_world(run)
     return None if seen is None else world_result(run, seen)
+
+
+def problems_of(world: WorldResult) -> list[str]:
+    """Returns all but pauses: a shared host may stop this machine for a while."""
+    return [problem for problem in world.problems if "did not run for" not in problem]

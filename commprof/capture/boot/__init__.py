@@ -159,8 +159,7 @@ def _start(directory: str) -> None:
         from commprof.capture.profiler import active, profile
         from commprof.capture.settings import RankSettings
         from commprof.errors import CommprofError
-        from commprof.monitor.watchdog.ptracer import allow_tracer
-        from commprof.monitor.watchdog.start import watch_as_asked
+        from commprof.monitor.watchdog.start import allow_tracer, watch_as_asked
     except ImportError as error:
         print(f"commprof: not recording: {error}", file=sys.stderr)
         return

@@ -15,7 +15,7 @@ namespace commprof {
 struct Executor::State {
   std::mutex using_compressor; // and of all below
   std::unique_ptr<compress::Compressor> compressor;
-  Way way;
+  Exchange exchange;
   int rank = 0;
   std::string scheme;
   std::exception_ptr first_error;
@@ -23,12 +23,12 @@ struct Executor::State {
 
 Executor::Executor(
     std::unique_ptr<compress::Compressor> compressor,
-    Way way,
+    Exchange exchange,
     int rank,
     std::string scheme)
     : state_(std::make_shared<State>()), thread_("commprof-comp") {
   state_->compressor = std::move(compressor);
-  state_->way = std::move(way);
+  state_->exchange = std::move(exchange);
   state_->rank = rank;
   state_->scheme = std::move(scheme);
 }
@@ -62,8 +62,8 @@ void Executor::refuse(
       const std::lock_guard<std::mutex> lock(state->using_compressor);
       if (!state->first_error) {
         giveUp(*state, step, index, why);
-        if (state->way.host) {
-          state->way.host->abandon(why);
+        if (state->exchange.host) {
+          state->exchange.host->abandon(why);
         }
       }
     });
@@ -83,21 +83,21 @@ void Executor::giveUp(
           "commprof's compressor " + state.scheme + " failed on rank " +
           std::to_string(state.rank) + " in bucket " + std::to_string(index) +
           " of step " + std::to_string(step) + ": " + why));
-  if (state.way.transport) {
-    state.way.transport->abandon();
+  if (state.exchange.transport) {
+    state.exchange.transport->abandon();
   }
 }
 
 void Executor::stop(std::chrono::milliseconds patience) {
   const auto interrupt = [this] {
-    if (state_->way.transport) {
-      state_->way.transport->interrupt();
+    if (state_->exchange.transport) {
+      state_->exchange.transport->interrupt();
     }
   };
   if (thread_.stop(patience, interrupt)) {
     // The group's threads end before the interpreter does.
     const std::lock_guard<std::mutex> lock(state_->using_compressor);
-    state_->way = {};
+    state_->exchange = {};
   }
 }
 
@@ -117,12 +117,12 @@ void Executor::run(State& state, BucketTask& task) {
       const WorksFor backward(task.graph_task);
       compress::BucketReport report;
       try {
-        Way& way = state.way;
-        if (way.host) {
-          way.host->run(
-              *state.compressor, task.bucket, way.transport.get(), report);
+        Exchange& exchange = state.exchange;
+        if (exchange.host) {
+          exchange.host->run(
+              *state.compressor, task.bucket, exchange.transport.get(), report);
         } else {
-          state.compressor->run(task.bucket, *way.transport, report);
+          state.compressor->run(task.bucket, *exchange.transport, report);
         }
         recordReport(report, state.scheme, task.bucket.index, task.op_id);
       } catch (const std::exception& e) {

@@ -36,7 +36,7 @@ struct BucketTask {
 // all later buckets.
 class Executor {
  public:
-  struct Way {
+  struct Exchange {
     // Null: this rank exchanges none.
     std::unique_ptr<compress::Transport> transport;
     std::unique_ptr<compress::HostStage> host; // null: all ranks exchange all
@@ -45,7 +45,7 @@ class Executor {
   // errors.
   Executor(
       std::unique_ptr<compress::Compressor> compressor,
-      Way way,
+      Exchange exchange,
       int rank,
       std::string scheme);
   // Stops, with a second's patience. Hold no GIL: the thread may have to finish

@@ -29,7 +29,7 @@ using kernels::Reduction;
 constexpr size_t kInFlight = 2;
 
 // What the ranks of one host have in common, and what joins them to others.
-struct Ways {
+struct Connections {
   std::shared_ptr<shm::Team> team;
   std::unique_ptr<Peers> peers; // null where this rank has none
   int owners = 1;
@@ -38,12 +38,12 @@ struct Ways {
 // Runs what is done before this rank's peers hear of an exchange: they
 // must not wait for a rank that cannot do its part.
 template <class Local>
-void orGiveUp(Ways& ways, Local local) {
+void orGiveUp(Connections& connections, Local local) {
   try {
     local();
   } catch (const std::exception& error) {
-    if (ways.peers) {
-      ways.peers->giveUp(reasonOf(error));
+    if (connections.peers) {
+      connections.peers->giveUp(reasonOf(error));
     }
     throw;
   }
@@ -55,12 +55,12 @@ void orGiveUp(Ways& ways, Local local) {
 class Exchange {
  public:
   Exchange(
-      Ways& ways,
+      Connections& connections,
       const at::Tensor& tensor, // in order; the result goes there
       Element element,
       c10d::ReduceOp::RedOpType reduction,
       int world)
-      : ways_(ways),
+      : connections_(connections),
         flat_(tensor.view({-1})),
         element_(element),
         reduction_(reduction),
@@ -96,11 +96,11 @@ class Exchange {
 
   void runAtOnce(const shm::Team::Intent& intent) {
     Chunk chunk;
-    orGiveUp(ways_, [&] { chunk = addedUp({0, count()}, intent); });
-    if (ways_.peers) {
+    orGiveUp(connections_, [&] { chunk = addedUp({0, count()}, intent); });
+    if (connections_.peers) {
       const size_t part = chunk.part.defined() ? size_t(chunk.part.numel()) : 0;
       std::byte* own = part == 0 ? nullptr : bytesOf(chunk.part);
-      auto told = ways_.peers->tell(intent, {own, part * width()});
+      auto told = connections_.peers->tell(intent, {own, part * width()});
       told.wait();
       if (part != 0) {
         const auto parts = told.payloads();
@@ -114,15 +114,15 @@ class Exchange {
 
   void runInChunks(const shm::Team::Intent& intent) {
     if (team().size() > 1) {
-      orGiveUp(ways_, [&] { team().meetCheck(intent); });
+      orGiveUp(connections_, [&] { team().meetCheck(intent); });
     }
     // The others' answers are on their way while the first chunk is added up.
     std::optional<Peers::Told> told;
-    if (ways_.peers) {
-      told = ways_.peers->tell(intent, {});
+    if (connections_.peers) {
+      told = connections_.peers->tell(intent, {});
     }
     for (const shm::Slice& range :
-         shm::chunksOf(count(), width(), ways_.owners)) {
+         shm::chunksOf(count(), width(), connections_.owners)) {
       under_way_.push_back(addedUp(range));
       if (told) {
         told->wait();
@@ -139,7 +139,7 @@ class Exchange {
   }
 
   shm::Team& team() const {
-    return *ways_.team;
+    return *connections_.team;
   }
   size_t count() const {
     return size_t(flat_.numel());
@@ -154,12 +154,13 @@ class Exchange {
   Chunk addedUp(
       const shm::Slice& range,
       const std::optional<shm::Team::Intent>& intent = {}) const {
-    Chunk chunk{range, shm::equalSlices(ways_.owners, range.count()), {}, {}};
+    Chunk chunk{
+        range, shm::equalSlices(connections_.owners, range.count()), {}, {}};
     if (team().size() > 1) {
       shm::reduceToOwners(
           team(), at(range), chunk.slices, element_, partial_, intent);
     }
-    const shm::Slice own = team().rank() < ways_.owners
+    const shm::Slice own = team().rank() < connections_.owners
         ? chunk.slices[size_t(team().rank())]
         : shm::Slice{};
     if (own.count() != 0) {
@@ -178,7 +179,7 @@ class Exchange {
         reduction_ == c10d::ReduceOp::AVG ? c10d::ReduceOp::SUM : reduction_;
     options.asyncOp = true;
     std::vector<at::Tensor> tensors{chunk.part};
-    chunk.work = ways_.peers->across().allreduce(tensors, options);
+    chunk.work = connections_.peers->across().allreduce(tensors, options);
   }
 
   void finishOldest() {
@@ -204,7 +205,7 @@ class Exchange {
     }
   }
 
-  Ways& ways_;
+  Connections& connections_;
   const at::Tensor flat_;
   const Element element_;
   const c10d::ReduceOp::RedOpType reduction_;
@@ -213,16 +214,16 @@ class Exchange {
   std::deque<Chunk> under_way_;
 };
 
-std::shared_ptr<Ways> waysOf(Hierarchy hierarchy) {
-  auto ways = std::make_shared<Ways>();
-  ways->owners = hierarchy.owners;
+std::shared_ptr<Connections> connectionsOf(Hierarchy hierarchy) {
+  auto connections = std::make_shared<Connections>();
+  connections->owners = hierarchy.owners;
   if (hierarchy.across) {
-    ways->peers = std::make_unique<Peers>(
+    connections->peers = std::make_unique<Peers>(
         std::move(hierarchy.across),
         hierarchy.team->globalRank(hierarchy.team->rank()));
   }
-  ways->team = std::move(hierarchy.team);
-  return ways;
+  connections->team = std::move(hierarchy.team);
+  return connections;
 }
 
 class HierarchicalBackend final : public ThreadedBackend {
@@ -231,7 +232,7 @@ class HierarchicalBackend final : public ThreadedBackend {
       c10::intrusive_ptr<c10d::Backend> wrapped,
       Hierarchy hierarchy)
       : ThreadedBackend(std::move(wrapped), hierarchy.team),
-        ways_(waysOf(std::move(hierarchy))) {}
+        connections_(connectionsOf(std::move(hierarchy))) {}
 
   WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& options)
       override {
@@ -244,14 +245,14 @@ class HierarchicalBackend final : public ThreadedBackend {
         c10d::OpType::ALLREDUCE,
         tensors,
         options.asyncOp,
-        [ways = ways_,
+        [connections = connections_,
          tensor = tensors[0],
          element,
          op = options.reduceOp.op_,
          world = size_] {
           std::optional<InOrder> data;
-          orGiveUp(*ways, [&] { data.emplace(tensor); });
-          Exchange(*ways, data->dense(), *element, op, world)
+          orGiveUp(*connections, [&] { data.emplace(tensor); });
+          Exchange(*connections, data->dense(), *element, op, world)
               .run(shm::named("all_reduce", *element, *reductionOf(op)));
           data->copyBack();
         });
@@ -259,28 +260,30 @@ class HierarchicalBackend final : public ThreadedBackend {
 
   void setTimeout(std::chrono::milliseconds timeout) override {
     ThreadedBackend::setTimeout(timeout);
-    if (ways_->peers) {
-      ways_->peers->setTimeout(timeout);
+    if (connections_->peers) {
+      connections_->peers->setTimeout(timeout);
     }
   }
 
   // gloo's own would know nothing of all-reduces that are under way here.
   WorkPtr barrier(const c10d::BarrierOptions& options) override {
-    return startBarrier(options.asyncOp, [ways = ways_, world = size_] {
-      const at::Tensor nothing = at::empty({0}, at::kFloat);
-      Exchange(*ways, nothing, Element::kF32, c10d::ReduceOp::SUM, world)
-          .run("barrier");
-    });
+    return startBarrier(
+        options.asyncOp, [connections = connections_, world = size_] {
+          const at::Tensor nothing = at::empty({0}, at::kFloat);
+          Exchange(
+              *connections, nothing, Element::kF32, c10d::ReduceOp::SUM, world)
+              .run("barrier");
+        });
   }
 
  protected:
   // gloo's connections close with it, which its other ends see at once.
   void disconnect() override {
-    ways_->peers.reset();
+    connections_->peers.reset();
   }
 
  private:
-  const std::shared_ptr<Ways> ways_;
+  const std::shared_ptr<Connections> connections_;
 };
 
 } // namespace

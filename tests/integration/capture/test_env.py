@@ -14,9 +14,8 @@ import pytest
 from commprof.capture import boot
 from commprof.trace import columns
 from commprof.trace.reader import read_trace
-from tests.support.analysed import analyse_run
+from tests.support.analysed import analyse_run, problems_of
 from tests.support.machines.commands import TORCHRUN, call, finish, fork
-from tests.support.machines.problems import problems_of
 from tests.support.machines.ranks import free_port
 
 SCRIPTS = Path(__file__).parents[2] / "support" / "scripts"

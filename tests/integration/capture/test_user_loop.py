@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from commprof.trace.reader import read_trace
-from tests.support.analysed import analyse_run
-from tests.support.machines.problems import problems_of
+from tests.support.analysed import analyse_run, problems_of
 from tests.support.machines.ranks import run_module
 from tests.support.ranks.capture.user_loop import DATA_MS, LOSS_MS
 

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.analysed import analyse_run
-from tests.support.machines.problems import problems_of
+from tests.support.analysed import analyse_run, problems_of
 from tests.support.machines.programs.programs import needs
 from tests.support.machines.shown import ROOT, blocks, run_shown
 

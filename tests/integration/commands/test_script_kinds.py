@@ -14,9 +14,8 @@ import pytest
 from commprof.analysis.world import WorldResult
 from commprof.capture.boot import environment
 from commprof.trace.reader import read_trace
-from tests.support.analysed import analyse_run
+from tests.support.analysed import analyse_run, problems_of
 from tests.support.machines.commands import TORCHRUN, finish, fork
-from tests.support.machines.problems import problems_of
 from tests.support.machines.programs.programs import needs
 
 SCRIPTS = Path(__file__).parents[2] / "support" / "scripts"

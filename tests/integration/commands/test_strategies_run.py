@@ -17,9 +17,8 @@ from commprof.commands import main
 from commprof.launch.elastic import launch, stop_fork_server
 from commprof.launch.job import Job
 from commprof.trace.run.run_directory import read_world, world_directory
-from tests.support.analysed import analyse_world
+from tests.support.analysed import analyse_world, problems_of
 from tests.support.machines.commands import RUN, call
-from tests.support.machines.problems import problems_of
 
 pytestmark = [
     pytest.mark.slow,

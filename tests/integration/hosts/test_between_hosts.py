@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.machines import netns
 from tests.support.machines.commands import finish, start
-from tests.support.machines.host_runs import run_on_each
+from tests.support.machines.netns import run_on_each
 from tests.support.machines.ranks import free_port
 
 pytestmark = pytest.mark.slow

@@ -8,9 +8,8 @@ import pytest
 
 from commprof.analysis.checks.figure_checks import CrossCheck
 from commprof.trace.run.run_directory import WorldRun
-from tests.support.analysed import analyse_world
+from tests.support.analysed import analyse_world, problems_of
 from tests.support.machines import netns
-from tests.support.machines.problems import problems_of
 from tests.support.machines.ranks import run_here, run_on_hosts
 
 WORKLOAD = "timed:layers=3,backward_ms=20/10/5,gradient_mb=2,bucket_cap_mb=0.1"

@@ -11,8 +11,14 @@ import pytest
 from commprof.commands import main
 from commprof.report.html import data
 from commprof.report.html.page import render
-from tests.support.builders.predictions import answer, write_predictions
-from tests.support.builders.run_directories import HOSTILE, ranks_of, write_run, write_strategies
+from tests.support.builders.run_directories import (
+    HOSTILE,
+    answer,
+    ranks_of,
+    write_predictions,
+    write_run,
+    write_strategies,
+)
 from tests.support.machines.programs.browser import Page, browser, chromium
 from tests.unit.report.test_trial import REPORT, sample
 

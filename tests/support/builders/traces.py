@@ -5,6 +5,7 @@ Times are in nanoseconds on the clock that the ranks of one machine share.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -228,3 +229,47 @@ def world_run(ranks: list[Rank], world_size: int | None = None, **values: Any) -
         traces={rank.rank: rank.trace() for rank in ranks},
         problems=(),
     )
+
+
+class GrowingRun:
+    """The ranks' traces in a directory, with what they recorded up to some moment."""
+
+    def __init__(self, directory: Path, ranks: Sequence[Rank]) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        self.ranks = {rank.rank: rank for rank in ranks}
+        self.paths = {rank.rank: directory / f"rank_{rank.rank}.trace" for rank in ranks}
+        self._records = {rank.rank: rank.records() for rank in ranks}
+        self._written = dict.fromkeys(self.ranks, 0)
+
+    def begin(self, *ranks: int) -> None:
+        """Metadata and groups of these ranks, or of all."""
+        for number in ranks or self.ranks:
+            rank = self.ranks[number]
+            groups = [
+                trace_bytes.document(
+                    trace_bytes.GROUP_BLOCK,
+                    trace_bytes.group(id, name=name, rank=number, size=size),
+                )
+                for id, (name, size) in rank.groups.items()
+            ]
+            self.paths[number].write_bytes(trace_bytes.trace(*groups, **rank.metadata))
+
+    def until(self, now_ns: int, *ranks: int) -> None:
+        """One more block with what these ranks, or all, recorded before that."""
+        for number in ranks or self.ranks:
+            records = self._records[number]
+            count = int(np.searchsorted(records["timestamp_ns"], now_ns))
+            new = records[self._written[number] : count]
+            if len(new):
+                self._append(number, trace_bytes.block(trace_bytes.RECORDS_BLOCK, new.tobytes()))
+            self._written[number] = count
+
+    def end(self) -> None:
+        """All the rest, and the closing block."""
+        self.until(2**62)
+        for number in self.ranks:
+            self._append(number, trace_bytes.end())
+
+    def _append(self, rank: int, data: bytes) -> None:
+        with self.paths[rank].open("ab") as file:
+            file.write(data)

@@ -11,7 +11,11 @@ import os
 import shutil
 import subprocess
 from collections.abc import Sequence
+from pathlib import Path
 from types import TracebackType
+from typing import Any
+
+from tests.support.machines.fork_server import Forked
 
 #: Jumbo frames: headers are 0.7 % of the bytes on the wire instead of 4.6 %.
 MTU = 9000
@@ -146,3 +150,26 @@ def _run(command: list[str]) -> str:
     if done.returncode:
         raise RuntimeError(f"{' '.join(command)}: {done.stderr.strip()}")
     return done.stdout
+
+
+_TIMEOUT_S = 300
+_PORT = 29500
+
+
+def run_on_each(hosts: Hosts, output: Path, arguments: Sequence[str]) -> dict[str, Any]:
+    """The same command on every host, each with its number; returns machine 0's result.json."""
+    count = len(hosts.names)
+    command = ["-m", "commprof.run", *arguments, "--nnodes", str(count)]
+    command += ["--rdzv-endpoint", f"{hosts.address(0)}:{_PORT}", "--output", str(output)]
+    env = {**os.environ, "GLOO_SOCKET_IFNAME": "eth0", "COLUMNS": "100"}
+    started = [
+        Forked([*command, "--node-rank", str(host)], env, spare_count=1, netns=hosts.names[host])
+        for host in range(count)
+    ]
+    texts = [process.communicate(timeout=_TIMEOUT_S)[0] for process in started]
+    for process, text in zip(started, texts, strict=True):
+        if process.returncode:
+            raise RuntimeError(f"{' '.join(command)} ended with {process.returncode}:\n{text}")
+    result: dict[str, Any] = json.loads((output / "result.json").read_text())
+    result["text"] = texts[0]
+    return result

@@ -13,8 +13,7 @@ from commprof.analysis.compare import RunComparison, compare_runs
 from commprof.analysis.run import analyse_in_detail
 from commprof.commands import main
 from commprof.report.comparison import table as comparison_table
-from tests.support.builders.details import detail
-from tests.support.builders.results import context, run_result, world
+from tests.support.builders.results import context, detail, run_result, world
 from tests.support.builders.run_directories import HOSTILE, ranks_of, write_run, write_strategies
 from tests.support.builders.traces import MS
 

@@ -10,8 +10,7 @@ import pytest
 
 from commprof.analysis.cost import Cost, Price, cost
 from commprof.report.sections import cost as cost_table
-from tests.support.builders.details import detail
-from tests.support.builders.results import world
+from tests.support.builders.results import detail, world
 
 
 def of(price: Price, *throughputs: float, **values: object) -> Cost:

@@ -18,8 +18,7 @@ from commprof.analysis.next_step import NextStep, next_step, trial_command
 from commprof.analysis.step.mean_step import PARTS, mean_step
 from commprof.analysis.world import WorldResult
 from commprof.commands import make_parser
-from tests.support.builders.details import detail
-from tests.support.builders.results import collective, context, parts, world
+from tests.support.builders.results import collective, context, detail, parts, world
 
 RUN = {"workload": "timed", "strategy": "ddp", "nodes": 1}
 

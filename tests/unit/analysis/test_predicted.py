@@ -14,7 +14,7 @@ from commprof.predict.replay.scenario import Estimate, Prediction, Scenario, Wai
 from commprof.predict.what_if.answers import Answer, Answers
 from commprof.report.prediction import as_json as prediction_json
 from commprof.report.sections import predicted as predicted_table
-from tests.support.builders.predictions import answer, write_predictions
+from tests.support.builders.run_directories import answer, write_predictions
 
 
 def test_a_point_with_its_interval(tmp_path: Path) -> None:

@@ -30,8 +30,7 @@ from commprof.report import card as card_text
 from commprof.report import document, table
 from commprof.report.full_report import FullReport
 from commprof.report.sections import cost as cost_table
-from tests.support.builders.details import detail
-from tests.support.builders.results import collective, context, run_result, summary, world
+from tests.support.builders.results import collective, context, detail, run_result, summary, world
 
 SIZES = ((1,), (2,), (4,), (1, 2), (2, 4), (4, 8), (1, 2, 4), (1, 2, 4, 8))
 WORDS = {

@@ -11,8 +11,7 @@ from commprof.analysis.late.stragglers import LateRank
 from commprof.analysis.step.mean_step import stalled
 from commprof.analysis.verdict import Verdict, verdict
 from commprof.analysis.world import WorldResult
-from tests.support.builders.details import detail
-from tests.support.builders.results import context, parts, run_result, world
+from tests.support.builders.results import context, detail, parts, run_result, world
 
 
 def of(ranks: int = 2, **measured: object) -> Verdict:

@@ -28,7 +28,7 @@ from commprof.predict.fit.points import read_points
 from commprof.trace.reader import read_trace
 from commprof.trace.run.run_directory import read_result
 from tests.support.builders import trace_bytes as made
-from tests.support.builders.predictions import answer, write_predictions
+from tests.support.builders.run_directories import answer, write_predictions
 from tests.support.builders.schedules import curve, hook
 from tests.support.builders.sweeps import row, sweep_result
 

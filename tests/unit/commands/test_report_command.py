@@ -13,8 +13,7 @@ from commprof.commands.options.output_file import writable_output, write_output
 from commprof.errors import UsageError
 from commprof.report.sections import predicted as predicted_table
 from tests.support.builders.flight_dumps import dump, entry, write_dumps
-from tests.support.builders.predictions import answer, write_predictions
-from tests.support.builders.run_directories import ranks_of, write_run
+from tests.support.builders.run_directories import answer, ranks_of, write_predictions, write_run
 
 
 @pytest.fixture(scope="module")

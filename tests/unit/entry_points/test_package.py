@@ -109,7 +109,7 @@ def test_other_tools_hooks_find_the_module_and_ours_runs_after_it(
 #: WHEN the interrupt comes; what the command's own code sees of it is said on stdout.
 SCRIPT = """
 import signal, sys
-from commprof.entry_point import enter
+from commprof.interrupts import enter
 when = sys.argv[1]
 def interrupted(now):
     if now == when:

@@ -24,7 +24,7 @@ from commprof.monitor.metrics.metrics import METRICS, flat, samples
 from commprof.monitor.metrics.outputs import JsonLines, TensorBoard, TextFile, exposition, write_to
 from commprof.monitor.metrics.tensorboard import crc32c
 from commprof.monitor.state import JobState
-from tests.support.builders.documents.live_states import job_state, rank_state
+from tests.support.builders.live_states import job_state, rank_state
 from tests.support.builders.run_directories import HOSTILE
 
 LINE = re.compile(r'([a-z_:][a-z0-9_:]*)(?:\{((?:[a-z_]+="(?:[^"\\\n]|\\.)*",?)*)\})? (\S+)')

@@ -37,11 +37,10 @@ from commprof.monitor.watchdog.thresholds import Threshold
 from commprof.monitor.watchdog.watchdog import Job
 from commprof.report.live_frame import frame
 from commprof.trace.run.processes import Here, State, identity
-from tests.support.builders.growing import GrowingRun
 from tests.support.builders.hostile import damage, little_memory, sound_run
 from tests.support.builders.run_directories import ranks_of
 from tests.support.builders.trace_bytes import metadata
-from tests.support.builders.traces import MS
+from tests.support.builders.traces import MS, GrowingRun
 
 
 @pytest.fixture(autouse=True)

@@ -18,10 +18,9 @@ from commprof.monitor.observer import Observer
 from commprof.monitor.state import RECENT_STEPS
 from commprof.trace.schema import BlockType, Phase
 from tests.support.builders import trace_bytes as made
-from tests.support.builders.growing import GrowingRun
 from tests.support.builders.random_run import RandomRun
 from tests.support.builders.run_directories import ranks_of
-from tests.support.builders.traces import MS, Rank, world_run
+from tests.support.builders.traces import MS, GrowingRun, Rank, world_run
 
 
 class Followed:

@@ -21,8 +21,7 @@ from commprof.predict.replay.scenario import Scenario
 from commprof.predict.what_if.answers import Answers, answer
 from commprof.report.prediction import as_json, best
 from commprof.trace.run.run_directory import PREDICTIONS_FILE
-from tests.support.builders.details import detail
-from tests.support.builders.results import context, run_result, world
+from tests.support.builders.results import context, detail, run_result, world
 from tests.support.builders.schedules import hook, profile, schedule
 
 RUN = {"command": "python -m commprof.run --nproc 4 --output o --trial int8 --steps 9 train.py 3"}

@@ -22,8 +22,15 @@ from commprof.analysis.verdict import verdict
 from commprof.commands import main
 from commprof.commands.showing.rendered_report import read_report
 from commprof.report.card import render
-from tests.support.builders.details import detail
-from tests.support.builders.results import collective, context, incidents, parts, run_result, world
+from tests.support.builders.results import (
+    collective,
+    context,
+    detail,
+    incidents,
+    parts,
+    run_result,
+    world,
+)
 from tests.support.builders.run_directories import ranks_of, write_run, write_strategies
 
 

@@ -17,10 +17,9 @@ import pytest
 from commprof.commands import main, top
 from commprof.monitor.state import Late, MonitorState
 from commprof.report.live_frame import frame, waiting_frame
-from tests.support.builders.documents.live_states import job_state, rank_state
-from tests.support.builders.growing import GrowingRun
+from tests.support.builders.live_states import job_state, rank_state
 from tests.support.builders.run_directories import HOSTILE, ranks_of, write_run
-from tests.support.builders.traces import MS
+from tests.support.builders.traces import MS, GrowingRun
 
 AT = datetime.fromtimestamp(1_700_000_000).strftime("%H:%M:%S")
 

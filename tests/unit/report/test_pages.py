@@ -26,8 +26,13 @@ from commprof.report.html import data, page
 from commprof.report.html.data import as_dict, page_data
 from commprof.report.html.templates import digest
 from commprof.trace.schema import Phase
-from tests.support.builders.predictions import answer, write_predictions
-from tests.support.builders.run_directories import HOSTILE, ranks_of, write_run
+from tests.support.builders.run_directories import (
+    HOSTILE,
+    answer,
+    ranks_of,
+    write_predictions,
+    write_run,
+)
 from tests.support.builders.traces import MS, Rank
 from tests.unit.report.test_trial import sample as trial_sample
 

@@ -16,8 +16,7 @@ from commprof.report.html import page
 from commprof.report.sections import incidents as incidents_table
 from commprof.report.strategies import strategy_sections
 from tests.support.builders import results
-from tests.support.builders.details import detail
-from tests.support.builders.results import context, incidents, run_result
+from tests.support.builders.results import context, detail, incidents, run_result
 from tests.support.builders.run_directories import write_strategies
 
 

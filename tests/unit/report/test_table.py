@@ -17,8 +17,15 @@ from commprof.report.plain_text import printable
 from commprof.report.sections.collectives import collectives_section, rank_list
 from commprof.report.table import render
 from commprof.stats.intervals import Interval
-from tests.support.builders.details import detail
-from tests.support.builders.results import OVERHEAD, collective, context, parts, run_result, world
+from tests.support.builders.results import (
+    OVERHEAD,
+    collective,
+    context,
+    detail,
+    parts,
+    run_result,
+    world,
+)
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "run_table.txt"
 

@@ -20,8 +20,7 @@ from commprof.report import trial as trial_table
 from commprof.report.sections.collectives import collectives_grid
 from commprof.report.tabulated import tabulated
 from tests.support.analysed import analyse_run
-from tests.support.builders.details import detail
-from tests.support.builders.results import run_result, world
+from tests.support.builders.results import detail, run_result, world
 from tests.unit.analysis import test_strategies
 from tests.unit.analysis.align import test_summaries
 from tests.unit.report import test_table, test_trial

@@ -18,8 +18,7 @@ from commprof.report.html import page
 from commprof.report.trial import render_screen
 from commprof.stats.intervals import Interval
 from commprof.trials.result import BreakEven, TrialResult
-from tests.support.builders.details import detail
-from tests.support.builders.results import run_result, world
+from tests.support.builders.results import detail, run_result, world
 from tests.support.builders.trial_results import trial
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "trial_table.txt"

@@ -12,8 +12,7 @@ from commprof.analysis.align.interfaces import idle_interfaces
 from commprof.analysis.collectives.exchange import Exchange, exchange
 from commprof.analysis.collectives.host_links import HostLinks
 from commprof.analysis.step.mean_step import mean_step
-from tests.support.builders.details import detail
-from tests.support.builders.results import collective, parts, world
+from tests.support.builders.results import collective, detail, parts, world
 from tests.support.builders.traces import Rank
 
 LINKS = HostLinks(2, ("eth1",), 6e6, 0.1, 0.08, 2e8, 2e8, "", 0.007)
