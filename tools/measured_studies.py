@@ -21,6 +21,7 @@ from benchmarks import (
     overhead,
     predict_error,
     predict_intervals,
+    predict_sharded,
     shared_memory,
     strategies,
     torch_versions,
@@ -102,6 +103,13 @@ def predictions(of_transformer: bool) -> Judge:
         return predict_error.demands(rows) if rows else []
 
     return of_file
+
+
+def sharded_predictions(path: Path) -> list[Demand]:
+    """Of real compute: the points that judge the method."""
+    rows = [row for row in read_rows(path) if row["workload"] == "transformer"]
+    judging = [row for row in rows if predict_sharded.judges(row)]
+    return predict_sharded.demands(judging, "FSDP2 transformer") if judging else []
 
 
 def shared(part: str, title: str, *asked: str) -> Study:
@@ -266,6 +274,13 @@ GROUPS: dict[str, tuple[Study, ...]] = {
             predictions(of_transformer=True),
         ),
         Study(
+            "Predicted FSDP2 steps of the transformer",
+            "predict_sharded.jsonl",
+            f"predict_sharded.py --transformer --results {RESULTS}/predict_sharded.jsonl",
+            ("mean error at most 5 %", "worst at most 15 %", "a third of a trivial answer's"),
+            sharded_predictions,
+        ),
+        Study(
             "Intervals of predicted steps, at ranks and bucket caps that were then run",
             "predict_intervals.jsonl",
             f"predict_intervals.py --results {RESULTS}/predict_intervals.jsonl",
@@ -278,6 +293,14 @@ GROUPS: dict[str, tuple[Study, ...]] = {
             "Verdicts of trials whose answer is known",
             "trial_truth.jsonl",
             f"trial_truth.py all --out DIR; cp DIR/results.jsonl {RESULTS}/trial_truth.jsonl",
+            ("the best named in 20 of 20", '"no" in 20 of 20', "intervals hold at their rate"),
+            rows_of(trial_truth_demands.demands),
+        ),
+        Study(
+            "The same of trials of FSDP2's settings",
+            "trial_truth_sharded.jsonl",
+            "trial_truth.py all --sharded --out DIR; "
+            f"cp DIR/results.jsonl {RESULTS}/trial_truth_sharded.jsonl",
             ("the best named in 20 of 20", '"no" in 20 of 20', "intervals hold at their rate"),
             rows_of(trial_truth_demands.demands),
         ),
