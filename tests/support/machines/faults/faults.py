@@ -56,7 +56,7 @@ class Job:
         """What ranks have said by now must be kept; what comes later may be lost."""
         self.must_keep = [steps_said(rank) for rank in self.ranks]
 
-    def end_watchers(self, forks: Forks) -> None:
+    def end(self, forks: Forks) -> None:
         """Kills the ranks that have not ended."""
         for rank in self.ranks:
             if rank.returncode is None:
