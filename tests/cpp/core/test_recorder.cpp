@@ -1,7 +1,15 @@
 // The recorder on one thread: sessions, counters, ring files, bad options.
 #include "core/recorder.h"
 
+#include <errno.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
 #include <system_error>
+#include <thread>
+#include <vector>
 
 #include "check.h"
 #include "trace_file.h"
@@ -139,6 +147,45 @@ void badOptionsChangeNothing(const trace_file::Directory& directory) {
   CHECK_EQ(trace_file::read(directory / "good.trace").records.size(), 5u);
 }
 
+// A child stops this process for a while, and lets it go on.
+void stopThisProcess() {
+  const pid_t parent = getpid();
+  const pid_t child = fork();
+  if (child == 0) {
+    kill(parent, SIGSTOP);
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    kill(parent, SIGCONT);
+    _exit(0);
+  }
+  while (waitpid(child, nullptr, 0) < 0 && errno == EINTR) {
+  }
+}
+
+std::vector<Record> pausesIn(const std::string& path) {
+  std::vector<Record> pauses = trace_file::read(path).records;
+  std::erase_if(
+      pauses, [](const Record& one) { return one.kind != Kind::kPause; });
+  return pauses;
+}
+
+void aPauseIsWrittenOnce(const trace_file::Directory& directory) {
+  Recorder& recorder = Recorder::instance();
+  const RecorderOptions made = options(directory, "paused");
+  recorder.start(made);
+  stopThisProcess();
+  for (int i = 0; i < 500 && pausesIn(made.trace_path).empty(); ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    recorder.flush();
+  }
+  recorder.flush(); // has no more to write
+  recorder.stop();
+  const std::vector<Record> pauses = pausesIn(made.trace_path);
+  CHECK(!pauses.empty());
+  for (size_t i = 1; i < pauses.size(); ++i) { // others the machine may add
+    CHECK(pauses[i].timestamp_ns != pauses[i - 1].timestamp_ns);
+  }
+}
+
 } // namespace
 
 int main() {
@@ -149,5 +196,6 @@ int main() {
   sessionAfterSession(directory);
   enabledSwitches(directory);
   badOptionsChangeNothing(directory);
+  aPauseIsWrittenOnce(directory);
   return check::report();
 }

@@ -161,6 +161,23 @@ void aFullDiskKeepsTheLastSummary(const trace_file::Directory& directory) {
   CHECK_EQ(content.summaries.size(), 1u);
 }
 
+// A reader that comes while a place is written anew passes over it.
+void aSummaryHalfWrittenIsNone(const trace_file::Directory& directory) {
+  const std::string path = directory / "half-summary.trace";
+  TraceWriter writer(path, 1);
+  CHECK(writer.writeSummary(summary(1, 2000)));
+  CHECK(writer.writeSummary(summary(2, 2000)));
+  {
+    const trace_file::FullDisk full(32 + 24 + 1000);
+    CHECK(!writer.writeSummary(summary(3, 2000)));
+    CHECK_EQ(writer.error(), EFBIG);
+  }
+  const trace_file::Content content = trace_file::read(path);
+  CHECK(content.sound);
+  CHECK_EQ(content.summaries.size(), 1u);
+  CHECK(content.summaries[0].starts_with("2xxx"));
+}
+
 } // namespace
 
 int main() {
@@ -172,5 +189,6 @@ int main() {
   fullDiskCutsBack(directory);
   summariesDoNotGrowTheFile(directory);
   aFullDiskKeepsTheLastSummary(directory);
+  aSummaryHalfWrittenIsNone(directory);
   return check::report();
 }
