@@ -10,6 +10,7 @@ from commprof.analysis.align.summaries import SummaryResult
 from commprof.analysis.checks.losses import loss_remarks
 from commprof.analysis.collectives.calls import DEFAULT_GLOO_THREADS
 from commprof.analysis.collectives.compression import compression_remarks
+from commprof.analysis.late.costs import LongerPhase
 from commprof.analysis.late.stragglers import LateRank, fell_behind
 from commprof.analysis.scaling import Scaling
 from commprof.analysis.step.cores import crowded, no_core_share, usable_cores
@@ -169,12 +170,30 @@ def _about_causes(world: WorldResult) -> list[str]:
     if sum(cost.wait_ms for cost in world.wait_costs) >= _MUCH_WAITING * world.parts.step_ms:
         told = [f"rank {cost.rank} ({cost.cause}) {cost.share:.0%}" for cost in costs]
         found.append(f"Waiting at {name} began most at {listed(told)}.")
-    lacked = world.without_core
-    if lacked is not None:
+    held_up = world.longer_phase
+    if held_up is not None:
         found.append(
-            f"At {name} rank {lacked.rank}'s {lacked.phase} takes {lacked.longer_ms:.3g} ms longer "
-            f"than the others'; {lacked.no_core_ms:.3g} ms of them it was runnable without a core."
+            f"At {name} rank {held_up.rank}'s {held_up.phase} takes {held_up.longer_ms:.3g} ms "
+            f"longer than the others'; {listed(_what_held_up(held_up))}."
         )
+    return found
+
+
+def _what_held_up(phase: LongerPhase) -> list[str]:
+    """What the kernel counted in it beyond the other ranks, in parts of a sentence."""
+    found = []
+    if phase.throttled_ms >= phase.no_core_ms / 2 > 0:
+        found.append(f"{phase.throttled_ms:.3g} ms of them its cgroup throttled it")
+    elif phase.no_core_ms > 0:
+        switches = phase.involuntary_switches
+        more = f" ({switches:.3g} more involuntary switches a step)" if switches >= 1 else ""
+        found.append(f"{phase.no_core_ms:.3g} ms of them it was runnable without a core{more}")
+    if phase.major_faults >= 1:
+        found.append(f"it reads {phase.major_faults:.3g} more pages a step from disk")
+    if phase.memory_stall_ms > 0:
+        found.append(f"its host was short of memory for {phase.memory_stall_ms:.3g} ms of them")
+    if phase.has_many_faults:
+        found.append(f"it has {phase.minor_faults:,.0f} more page faults a step")
     return found
 
 

@@ -23,7 +23,7 @@ from commprof.analysis.collectives.host_links import HostLinks, host_links
 from commprof.analysis.collectives.in_flight import TimeInFlight, times_in_flight
 from commprof.analysis.collectives.kinds import CollectiveRow, collective_rows
 from commprof.analysis.collectives.sharding import Sharding, sharding
-from commprof.analysis.late.costs import WaitCost, WithoutCore, wait_costs, without_core
+from commprof.analysis.late.costs import LongerPhase, WaitCost, longer_phase, wait_costs
 from commprof.analysis.late.stragglers import (
     LateRank,
     few_steps,
@@ -198,8 +198,8 @@ class WorldResult:
     sharding: Sharding | None = None
     #: By rank and cause; they add up to ``parts.wait_ms``. Empty where arrivals are not known.
     wait_costs: tuple[WaitCost, ...] = ()
-    #: None where no rank lacked a core more than the others.
-    without_core: WithoutCore | None = None
+    #: None where the kernel counted nothing that held up one rank more than the others.
+    longer_phase: LongerPhase | None = None
 
     @property
     def measured_steps(self) -> int:
@@ -249,7 +249,7 @@ def world_result(run: WorldRun, seen: MeasuredWorld) -> WorldResult:
         gains=gains(seen),
         sharding=None if foreign else sharding(seen, str(run_of(run.directory, run.world_size))),
         wait_costs=wait_costs(measured),
-        without_core=without_core(seen.ranks, measured),
+        longer_phase=longer_phase(seen.ranks, measured),
     )
     return replace(result, **_late_rank(seen, result))
 

@@ -31,8 +31,13 @@ from commprof.report.sections.cross_checks import cross_checks_grid
 from commprof.report.sections.gains import LEGEND as GAINS_LEGEND
 from commprof.report.sections.gains import TITLE as GAINS_TITLE
 from commprof.report.sections.gains import gains_grid
+from commprof.report.sections.waiting import (
+    CAUSES_LEGEND,
+    CAUSES_TITLE,
+    causes_grid,
+    waiting_grid,
+)
 from commprof.report.sections.waiting import LEGEND as WAITING_LEGEND
-from commprof.report.sections.waiting import waiting_grid
 from commprof.report.table import SCALING_LEGEND, notes, parts_grid, parts_legend, scaling_grid
 from commprof.report.tabulated import Grid, tabulated, three_digits
 from commprof.text import counted
@@ -218,6 +223,9 @@ def _of_all_worlds(report: FullReport) -> Iterator[Section]:
         for detail in report.details
         if (grid := waiting_grid(detail)) is not None
     ]
+    if (causes := causes_grid(result.worlds)) is not None:
+        grids = (("Waiting per step in ms, by rank and cause", causes),)
+        yield Section("causes", CAUSES_TITLE, grids=grids, legend=CAUSES_LEGEND)
     if waiting:
         yield Section("waiting", "Who waits for whom", grids=tuple(waiting), legend=WAITING_LEGEND)
 

@@ -24,6 +24,7 @@ from commprof.report.sections.cross_checks import blocks as cross_checks_blocks
 from commprof.report.sections.gains import LEGEND as GAINS_LEGEND
 from commprof.report.sections.gains import gains_grid
 from commprof.report.sections.setup import setup_text
+from commprof.report.sections.waiting import CAUSES_LEGEND, causes_grid
 from commprof.report.tabulated import Grid
 from commprof.report.tabulated import tabulated as _table
 
@@ -93,6 +94,8 @@ def _tables(result: RunResult, width: int | None) -> Iterator[tuple[str, str]]:
     yield _table(*parts_grid(result), width=width), parts_legend(result.worlds)
     if (won := gains_grid(result.worlds)) is not None:
         yield _table(*won, width=width), GAINS_LEGEND
+    if (causes := causes_grid(result.worlds)) is not None:
+        yield _table(*causes, width=width), CAUSES_LEGEND
     if (kernels := devices_table.kernel_times_grid(result.worlds)) is not None:
         yield _table(*kernels, width=width), devices_table.KERNEL_LEGEND
     if links := host_links_table.section(result.worlds, width):

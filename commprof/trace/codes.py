@@ -56,6 +56,7 @@ class Kind(IntEnum):
     QUALITY = 20
     PAUSE = 21
     RUN_DELAY = 22
+    HOST_COUNTS = 23
 
 
 class Phase(IntEnum):

@@ -232,6 +232,22 @@ def run_delays(trace: Trace) -> Spans:
     return _spans(records, ints(records["bytes_in"]))
 
 
+#: What a record of host counts holds, and the field that holds it.
+HOST_COUNTS = {
+    "throttled_ns": "bytes_in",
+    "involuntary_switches": "aux",
+    "minor_faults": "seq",
+    "major_faults": "op_id",
+    "memory_stall_ns": "bytes_out",
+}
+
+
+def host_counts(trace: Trace) -> dict[str, Spans]:
+    """By ``HOST_COUNTS``, stretches and how much was counted in each, as ``key``."""
+    records = of_kind(trace.records, Kind.HOST_COUNTS)
+    return {name: _spans(records, ints(records[of])) for name, of in HOST_COUNTS.items()}
+
+
 @once_per_trace
 def finalizations(trace: Trace) -> Finalizations:
     """Joins begin and end of each finalisation by thread and order."""

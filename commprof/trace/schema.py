@@ -58,6 +58,11 @@ began), ``kind`` and ``thread``; the other fields are 0:
     pause            nothing of the process ran, for 1 ms at least: ``value`` end
     run_delay        the thread could run and had no core for ``bytes_in`` ns, as the ends of
                      its phases read it from the kernel: ``value`` end; nothing where it was 0
+    host_counts      what the kernel counted of a thread that lacked a core or had many page faults:
+                     ``value`` end, ``aux`` involuntary switches, ``seq`` minor and ``op_id`` major
+                     page faults; ``bytes_in`` ns for which its cgroup was throttled since that was
+                     last asked, read where it lacked a core; ``bytes_out`` ns for which tasks of
+                     the host stood still for memory, read where it had major faults
 
 Times of the kinds ``device_...``, and of an end with the flag device_time, are a device's, moved to
 ``CLOCK_MONOTONIC``: such a record is written when the device has passed the event, by whichever
@@ -101,6 +106,7 @@ TIME_IN_VALUE: Final = (
     Kind.SPAN,
     Kind.PAUSE,
     Kind.RUN_DELAY,
+    Kind.HOST_COUNTS,
 )
 
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/clock.h"
+#include "base/host_counts.h"
 #include "core/recorder.h"
 #include "device/device_timeline.h"
 
@@ -41,35 +42,100 @@ Record onDevice(const Record& on_host, Kind kind) noexcept {
 
 // The kernel's count takes some 10 us to read while a model runs: 0.05 % of the
 // thread's time at most. While the thread lacks a core for a share of its time
-// that matters, what it lacks is told phase by phase, for 0.4 %.
+// that matters, or waits for pages from disk, what it lacks is told phase by
+// phase, for 0.4 %.
 constexpr uint64_t kRunDelayIntervalNs = 20'000'000;
 constexpr uint64_t kShortIntervalNs = 3'000'000;
 constexpr uint64_t kMatters = 32; // one part of so many
+// One page fault in so much time takes 2 % of it, or more.
+constexpr uint64_t kFaultNs = 20'000;
 
-// How long the thread could run and had no core since it was last asked.
-void recordRunDelay(Recorder& recorder, uint64_t now_ns) noexcept {
-  static thread_local uint64_t last_ns = 0;
-  static thread_local uint64_t last_delay_ns = 0;
-  static thread_local uint64_t interval_ns = kRunDelayIntervalNs;
-  if (now_ns - last_ns < interval_ns || recorder.mode() != Mode::kFull) {
+// What the kernel had counted when it was last asked.
+struct Counted {
+  uint64_t at_ns = 0;
+  uint64_t delay_ns = 0;
+  uint64_t throttled_ns = 0;
+  uint64_t stall_ns = 0;
+  ThreadCounts thread;
+};
+
+Record since(const Counted& last, uint64_t now_ns, Kind kind) noexcept {
+  Record record;
+  record.kind = kind;
+  record.thread = Recorder::threadId();
+  record.timestamp_ns = last.at_ns;
+  record.value = now_ns;
+  return record;
+}
+
+uint64_t more(uint64_t now, uint64_t before) noexcept {
+  return now > before ? now - before : 0;
+}
+
+// What else kept the thread from its work: where it lacked a core, its cgroup's
+// quota may have, and where it read pages from disk, memory was short.
+void recordHostCounts(
+    Recorder& recorder,
+    Counted& last,
+    const Counted& now,
+    bool lacked) noexcept {
+  Record record = since(last, now.at_ns, Kind::kHostCounts);
+  const ThreadCounts& before = last.thread;
+  const uint64_t minor = more(now.thread.minor_faults, before.minor_faults);
+  record.op_id = more(now.thread.major_faults, before.major_faults);
+  if (!lacked && record.op_id == 0 &&
+      minor < (now.at_ns - last.at_ns) / kFaultNs) {
     return;
   }
-  const uint64_t delay_ns = threadRunDelayNs();
-  const uint64_t found_ns =
-      last_ns == 0 || delay_ns < last_delay_ns ? 0 : delay_ns - last_delay_ns;
+  record.seq = uint32_t(minor);
+  record.aux = uint32_t(
+      more(now.thread.involuntary_switches, before.involuntary_switches));
+  if (lacked) {
+    const uint64_t throttled_ns = throttledNs(now.at_ns);
+    record.bytes_in = more(throttled_ns, last.throttled_ns);
+    last.throttled_ns = throttled_ns;
+  }
+  if (record.op_id > 0) {
+    const uint64_t stall_ns = memoryStallNs();
+    // Tasks of the host may have stalled while nobody asked.
+    const uint64_t most_ns = now.at_ns - last.at_ns;
+    record.bytes_out = std::min(more(stall_ns, last.stall_ns), most_ns);
+    last.stall_ns = stall_ns;
+  }
+  recorder.push(record);
+}
+
+// How long the thread could run and had no core since it was last asked, and
+// what the kernel counted meanwhile.
+void recordRunDelay(Recorder& recorder, uint64_t now_ns) noexcept {
+  static thread_local Counted last;
+  static thread_local uint64_t interval_ns = kRunDelayIntervalNs;
+  if (now_ns - last.at_ns < interval_ns || recorder.mode() != Mode::kFull) {
+    return;
+  }
+  Counted now = last;
+  now.at_ns = now_ns;
+  now.delay_ns = threadRunDelayNs();
+  now.thread = threadCounts();
+  if (last.at_ns == 0) { // from here on
+    now.throttled_ns = throttledNs(now_ns);
+    now.stall_ns = memoryStallNs();
+    last = now;
+    return;
+  }
+  const uint64_t found_ns = more(now.delay_ns, last.delay_ns);
   if (found_ns > 0) {
-    Record record;
-    record.kind = Kind::kRunDelay;
-    record.thread = Recorder::threadId();
-    record.timestamp_ns = last_ns;
-    record.value = now_ns;
+    Record record = since(last, now_ns, Kind::kRunDelay);
     record.bytes_in = found_ns;
     recorder.push(record);
   }
-  interval_ns = found_ns > (now_ns - last_ns) / kMatters ? kShortIntervalNs
-                                                         : kRunDelayIntervalNs;
-  last_ns = now_ns;
-  last_delay_ns = delay_ns;
+  const bool lacked = found_ns > (now_ns - last.at_ns) / kMatters;
+  recordHostCounts(recorder, last, now, lacked);
+  const bool reads = now.thread.major_faults > last.thread.major_faults;
+  interval_ns = lacked || reads ? kShortIntervalNs : kRunDelayIntervalNs;
+  now.throttled_ns = last.throttled_ns;
+  now.stall_ns = last.stall_ns;
+  last = now;
 }
 
 } // namespace

@@ -32,7 +32,8 @@ namespace commprof {
   X(Compression, "compression") /* end; see recordReport() for this one */  \
   X(Quality, "quality") /* and this one: what came of a bucket */           \
   X(Pause, "pause") /* nothing of the process ran until value */            \
-  X(RunDelay, "run_delay") /* bytes_in ns without a core until value */
+  X(RunDelay, "run_delay") /* bytes_in ns without a core until value */     \
+  X(HostCounts, "host_counts") /* what else held the thread up until value */
 
 enum class Kind : uint8_t {
 #define X(name, text) k##name,

@@ -1,4 +1,4 @@
-"""What all waiting of a run comes from, by rank and cause, and how long a rank had no core."""
+"""What all waiting of a run comes from, by rank and cause, and what held up a rank's phase."""
 
 from __future__ import annotations
 
@@ -6,14 +6,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from commprof.analysis.step.breakdown import Breakdown
 from commprof.analysis.step.exposure import CAUSES
+from commprof.trace import columns
 from commprof.trace.schema import PHASES
-from commprof.units import NS_PER_MS, ns_to_ms
+from commprof.units import ns_to_ms
 
-#: A rank's longer phase is told if it lacked a core for this share of the step in it.
+#: A rank's longer phase is told if it is longer by this share of the step, and if for as long it
+#: lacked a core, or had page faults: one from disk a step, or so many others in each ms.
 _LEAST_SHARE = 0.01
+_FAULTS_PER_MS = 500.0
+
+Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -31,14 +37,30 @@ class WaitCost:
 
 
 @dataclass(frozen=True)
-class WithoutCore:
-    """A rank's phase that takes longer because the rank had no core."""
+class LongerPhase:
+    """A phase that takes a rank longer than the others, where the kernel tells what held it up.
+
+    All are beyond the median of the other ranks, mean per step; 0 also where the kernel does not
+    tell.
+    """
 
     rank: int
     phase: str
-    #: Beyond the median of the others, mean per step, and the part of it without a core.
     longer_ms: float
+    #: Parts of it: the training thread could run and had no core; its cgroup's CPU quota was used
+    #: up meanwhile; tasks of its host stood still for memory.
     no_core_ms: float
+    throttled_ms: float
+    memory_stall_ms: float
+    involuntary_switches: float
+    #: Pages that were in memory or new, and pages read from disk.
+    minor_faults: float
+    major_faults: float
+
+    @property
+    def has_many_faults(self) -> bool:
+        """Whether page faults take a quarter of it or more, at some 0.5 us each."""
+        return self.minor_faults >= _FAULTS_PER_MS * self.longer_ms
 
 
 def wait_costs(parts: Sequence[Breakdown]) -> tuple[WaitCost, ...]:
@@ -58,23 +80,51 @@ def wait_costs(parts: Sequence[Breakdown]) -> tuple[WaitCost, ...]:
     )
 
 
-def without_core(ranks: Sequence[int], parts: Sequence[Breakdown]) -> WithoutCore | None:
-    """The rank and phase with the longest run delay beyond the others', if that matters."""
+def longer_phase(ranks: Sequence[int], parts: Sequence[Breakdown]) -> LongerPhase | None:
+    """The rank and phase that what the kernel counted holds up most, if that matters."""
     if len(parts) < 2 or len(parts[0].step) == 0:
         return None
+    counts = np.stack([part.host_counts.mean(axis=0) for part in parts])
     delay, work = (
         np.stack([getattr(part, name).mean(axis=at) for part in parts])
         for name, at in (("run_delay_ns", 0), ("work_ns", 1))
     )
-    beyond, longer = (
-        each - np.stack([np.median(np.delete(each, i, 0), axis=0) for i in range(len(each))])
-        for each in (delay, work)
-    )
-    place, phase = np.unravel_index(int(np.argmax(beyond)), beyond.shape)
-    least = _LEAST_SHARE * float(np.mean([part.wall_ns.mean() for part in parts]))
-    found = float(beyond[place, phase]), float(longer[place, phase])
-    if found[0] < least or found[1] <= 0:
-        return None
-    return WithoutCore(
-        ranks[int(place)], PHASES[int(phase)], found[1] / NS_PER_MS, min(found) / NS_PER_MS
+    least_ms = _LEAST_SHARE * ns_to_ms(float(np.mean([part.wall_ns.mean() for part in parts])))
+    values = np.stack([work, delay, *np.moveaxis(counts, 2, 0)], axis=2)
+    beyond = np.maximum(0.0, [_beyond(values, place) for place in range(len(parts))])
+    found = [
+        _longer(ranks[place], PHASES[phase], *beyond[place, phase].tolist())
+        for place, phase in np.ndindex(*work.shape)
+    ]
+    held_up = [
+        each
+        for each in found
+        if each.longer_ms >= least_ms
+        and (each.no_core_ms >= least_ms or each.major_faults >= 1 or each.has_many_faults)
+    ]
+    return max(held_up, key=lambda each: (each.no_core_ms, each.longer_ms), default=None)
+
+
+def _beyond(values: Floats, place: int) -> Floats:
+    """One rank's values less the median of the others."""
+    less: Floats = values[place] - np.median(np.delete(values, place, axis=0), axis=0)
+    return less
+
+
+def _longer(
+    rank: int, phase: str, longer_ns: float, no_core_ns: float, *counts: float
+) -> LongerPhase:
+    counted = dict(zip(columns.HOST_COUNTS, counts, strict=True))
+    no_core_ns = min(no_core_ns, longer_ns)
+    return LongerPhase(
+        rank=rank,
+        phase=phase,
+        longer_ms=ns_to_ms(longer_ns),
+        no_core_ms=ns_to_ms(no_core_ns),
+        # Of all cores of the cgroup, so that it may be more than the thread lacked.
+        throttled_ms=ns_to_ms(min(counted["throttled_ns"], no_core_ns)),
+        memory_stall_ms=ns_to_ms(min(counted["memory_stall_ns"], longer_ns)),
+        involuntary_switches=counted["involuntary_switches"],
+        minor_faults=counted["minor_faults"],
+        major_faults=counted["major_faults"],
     )

@@ -102,13 +102,13 @@ class RankTime:
                 end_ns,
             )
             spent[:, phase] = own - stood - _length(paused, begin_ns, end_ns)
-            spent[:, phase] -= self._delays[phase].within_ns(begin_ns, end_ns)
+            spent[:, phase] -= self._delays[phase].amount_in(begin_ns, end_ns)
         undeclared = (end_ns - begin_ns) - covered(first, last, None, begin_ns, end_ns)
         outside_all = outside(self._paused, stretches(first, last))
         spent[:, Phase.OTHER] += undeclared - _length(outside_all, begin_ns, end_ns)
-        whole = self._run_delay.within_ns(begin_ns, end_ns)
+        whole = self._run_delay.amount_in(begin_ns, end_ns)
         spent[:, Phase.OTHER] -= whole - sum(
-            delay.within_ns(begin_ns, end_ns) for delay in self._delays
+            delay.amount_in(begin_ns, end_ns) for delay in self._delays
         )
         spent[:, _NO_CORE] = whole
         spent[:, _PAUSED] = _length(self._paused, begin_ns, end_ns)

@@ -22,8 +22,9 @@ from commprof.analysis.step.exposure import (
     CAUSES,
     UNKNOWN,
     Exposures,
-    RunDelay,
+    Spread,
     exposures_of,
+    host_counts,
     pauses,
     run_delay,
 )
@@ -67,6 +68,9 @@ class Breakdown:
     paused_ns: Floats
     #: The same of time in which the training thread could run and had no core.
     run_delay_ns: Floats
+    #: ``[step, phase, count]``, in the order of ``columns.HOST_COUNTS``: what else the kernel
+    #: counted of the training thread in each phase.
+    host_counts: Floats
     #: ``[step, rank, cause]``: waiting by the rank where it began and what that rank did, in the
     #: order of ``exposure.CAUSES``, see :mod:`analysis.late.origins`; all 0 where arrivals are not
     #: known.
@@ -153,7 +157,14 @@ def breakdown(
         unsplit_ns=unsplit,
         no_core_ns=_no_core(steps, finalizations, thread),
         paused_ns=_paused_by_phase(steps, phases, pauses(trace, exposed), thread),
-        run_delay_ns=_run_delay_by_phase(steps, phases, run_delay(trace, exposed, thread), thread),
+        run_delay_ns=_by_phase(steps, phases, run_delay(trace, exposed, thread), thread),
+        host_counts=np.stack(
+            [
+                _by_phase(steps, phases, counted, thread)
+                for counted in host_counts(trace, exposed, thread).values()
+            ],
+            axis=2,
+        ),
         hidden_ns=np.maximum(0.0, in_flight_ns(steps, table) - exposed_ns),
         caused_ns=_by_origin(steps, exposed_step, origins, world_size),
     )
@@ -236,14 +247,14 @@ def _paused_by_phase(steps: Steps, phases: Spans, paused: Stretches, thread: int
     return times
 
 
-def _run_delay_by_phase(steps: Steps, phases: Spans, delay: RunDelay, thread: int) -> Floats:
-    """``[step, phase]``: run delay inside each phase; outside of all it counts as OTHER."""
+def _by_phase(steps: Steps, phases: Spans, counted: Spread, thread: int) -> Floats:
+    """``[step, phase]``: what was counted inside each phase; outside of all it counts as OTHER."""
     times = np.zeros((len(steps), len(Phase)))
     step = _step_of(steps, phases.begin_ns)
     mine = (phases.thread == thread) & (phases.key < len(Phase)) & (step >= 0)
     at = step[mine], phases.key[mine]
-    np.add.at(times, at, delay.within_ns(phases.begin_ns[mine], phases.end_ns[mine]))
-    whole = delay.within_ns(steps.begin_ns, steps.end_ns)
+    np.add.at(times, at, counted.amount_in(phases.begin_ns[mine], phases.end_ns[mine]))
+    whole = counted.amount_in(steps.begin_ns, steps.end_ns)
     times[:, Phase.OTHER] += np.maximum(0.0, whole - times.sum(axis=1))
     return times
 

@@ -230,31 +230,51 @@ def pauses(trace: Trace, exposed: Exposures) -> Stretches:
 
 
 @dataclass(frozen=True)
-class RunDelay:
-    """Run delay of a training thread outside of its waiting, in order and apart."""
+class Spread:
+    """What the kernel counted of a training thread outside of its waiting, in order and apart."""
 
     at: Stretches
     #: Within each stretch.
-    delay_ns: Floats
+    amount: Floats
 
-    def within(self, others: Stretches) -> RunDelay:
+    def within(self, others: Stretches) -> Spread:
         """What of it lies in these."""
         row, at = rows_within(self.at, others)
-        rate = self.delay_ns / np.maximum(1, self.at.length_ns)
-        return RunDelay(at, rate[row] * at.length_ns)
+        rate = self.amount / np.maximum(1, self.at.length_ns)
+        return Spread(at, rate[row] * at.length_ns)
 
-    def within_ns(self, begin_ns: Ints, end_ns: Ints) -> Floats:
+    def amount_in(self, begin_ns: Ints, end_ns: Ints) -> Floats:
         """Per window how much of it lies there, if it is spread evenly over each stretch."""
-        return covered(self.at.begin_ns, self.at.end_ns, self.delay_ns, begin_ns, end_ns)
+        return covered(self.at.begin_ns, self.at.end_ns, self.amount, begin_ns, end_ns)
 
 
-def run_delay(trace: Trace, exposed: Exposures, thread: int) -> RunDelay:
-    """Run delay of the training thread's work.
+def run_delay(trace: Trace, exposed: Exposures, thread: int) -> Spread:
+    """Run delay of the training thread's work, in ns."""
+    row, amount, at = _outside_of_waiting(trace, exposed, thread, columns.run_delays(trace))
+    length = at.length_ns.astype(np.float64)
+    whole = np.bincount(row, weights=length, minlength=len(amount))
+    return Spread(at, np.minimum(amount / np.maximum(whole, 1.0), 1.0)[row] * length)
 
-    The kernel counts it between two readings. A thread that waits for communication does not ask
-    for a core, so that a reading is spread over the time outside of this waiting, and of pauses.
+
+def host_counts(trace: Trace, exposed: Exposures, thread: int) -> dict[str, Spread]:
+    """By ``columns.HOST_COUNTS``: what else kept the training thread from its work."""
+    found = {}
+    for name, counted in columns.host_counts(trace).items():
+        row, amount, at = _outside_of_waiting(trace, exposed, thread, counted)
+        length = at.length_ns.astype(np.float64)
+        whole = np.bincount(row, weights=length, minlength=len(amount))
+        found[name] = Spread(at, (amount / np.maximum(whole, 1.0))[row] * length)
+    return found
+
+
+def _outside_of_waiting(
+    trace: Trace, exposed: Exposures, thread: int, found: Spans
+) -> tuple[Ints, Ints, Stretches]:
+    """Stretches outside of waiting and pauses, with the reading that each is of, and all readings.
+
+    The kernel counts between two readings. A thread that waits for communication does not ask for
+    a core, so that a reading is spread over the rest of its time.
     """
-    found = columns.run_delays(trace)
     mine = found.thread == thread
     order = np.argsort(found.begin_ns[mine], kind="stable")
     begin, end, key = (part[mine][order] for part in (found.begin_ns, found.end_ns, found.key))
@@ -264,6 +284,4 @@ def run_delay(trace: Trace, exposed: Exposures, thread: int) -> RunDelay:
         np.concatenate((exposed.end_ns, paused.end_ns)),
     )
     row, at = rows_within(Stretches(begin, end), gaps(stood))
-    length = at.length_ns.astype(np.float64)
-    whole = np.bincount(row, weights=length, minlength=len(key))
-    return RunDelay(at, np.minimum(key / np.maximum(whole, 1.0), 1.0)[row] * length)
+    return row, key, at

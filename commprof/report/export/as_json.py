@@ -172,7 +172,7 @@ def _world(result: RunResult, world: WorldResult, scale: Scaling) -> dict[str, A
             "compression": [asdict(row) for row in world.compression],
             "late_rank": world.late_rank and asdict(world.late_rank),
             "wait_costs": [asdict(cost) for cost in world.wait_costs],
-            "without_core": world.without_core and asdict(world.without_core),
+            "longer_phase": world.longer_phase and asdict(world.longer_phase),
             "gains": world.gains and asdict(world.gains),
             "sharding": world.sharding and _sharding(world.sharding),
             "stalled_steps": [{"step": step, "ms": ms} for step, ms in world.stalled_steps],

@@ -1,10 +1,14 @@
-"""Who waits for whom, as a table."""
+"""Who waits for whom, and where waiting began for which cause, as tables."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 
 from commprof.analysis.step.detail import WorldDetail
+from commprof.analysis.step.exposure import CAUSES
+from commprof.analysis.world import WorldResult
 from commprof.report.tabulated import Grid, three_digits
 
 #: Ranks in the table: those with the most waiting, for others or of others for them.
@@ -31,3 +35,36 @@ def waiting_grid(detail: WorldDetail) -> Grid | None:
         if rank in chosen
     ]
     return Grid(rows, ("waits", *(f"for {rank}" for rank in chosen)), (0,))
+
+
+CAUSES_TITLE = "Where waiting began"
+
+CAUSES_LEGEND = f"""\
+Waiting per step in ms, mean over the ranks of the largest world size, by the rank where it began
+and what that rank did longer than the one that waited: a phase of its work, a pause of its process,
+time without a core (runnable, while others ran), or transfers. unknown: no moment is known at which
+the two were side by side before. All adds up to the waiting of the mean step. Of more than
+{MOST_RANKS} ranks those that cost most; the last row counts all."""
+
+
+def causes_grid(worlds: Sequence[WorldResult]) -> Grid | None:
+    """A row per rank where waiting began, a column per cause, with sums; None without waiting."""
+    costs = worlds[-1].wait_costs if worlds else ()
+    if not costs:
+        return None
+    causes = [cause for cause in CAUSES if any(cost.cause == cause for cost in costs)]
+    by_rank: dict[int, dict[str, float]] = {}
+    for cost in costs:
+        by_rank.setdefault(cost.rank, {})[cost.cause] = cost.wait_ms
+    most = sorted(by_rank, key=lambda rank: -sum(by_rank[rank].values()))[:MOST_RANKS]
+    total = {cause: sum(of.get(cause, 0.0) for of in by_rank.values()) for cause in causes}
+    named = [(f"rank {rank}", by_rank[rank]) for rank in sorted(most)]
+    rows = [
+        (
+            name,
+            *(three_digits(of[cause]) if cause in of else "" for cause in causes),
+            three_digits(sum(of.values())),
+        )
+        for name, of in [*named, ("all", total)]
+    ]
+    return Grid(rows, ("began at", *causes, "= wait"), (0,))

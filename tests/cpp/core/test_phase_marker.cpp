@@ -2,6 +2,7 @@
 #include "core/phase_marker.h"
 
 #include <sched.h>
+#include <sys/mman.h>
 
 #include <atomic>
 #include <memory>
@@ -183,7 +184,7 @@ void runDelayIsReadBesidePhases() {
     while (!over.load(std::memory_order_relaxed)) {
     }
   });
-  const auto records = recorded(Kind::kRunDelay, [] {
+  const auto spin = [] {
     PhaseMarker marker(kForward);
     for (int i = 0; i < 10; ++i) {
       marker.begin();
@@ -191,7 +192,9 @@ void runDelayIsReadBesidePhases() {
       }
       marker.end();
     }
-  });
+  };
+  const auto records = recorded(Kind::kRunDelay, spin);
+  const auto counts = recorded(Kind::kHostCounts, spin);
   over = true;
   other.join();
   CHECK_EQ(sched_setaffinity(0, sizeof(before), &before), 0);
@@ -202,6 +205,45 @@ void runDelayIsReadBesidePhases() {
     CHECK(record.bytes_in <= record.value - record.timestamp_ns);
     CHECK(record.value - record.timestamp_ns >= 3'000'000);
   }
+  uint64_t switches = 0;
+  for (const Record& record : counts) {
+    switches += record.aux;
+    CHECK(record.bytes_out == 0 || record.op_id > 0);
+  }
+  CHECK(switches > 0);
+}
+
+// 40 MB of new memory, touched page by page.
+void pageFaultsAreCountedBesidePhases() {
+  constexpr size_t kBytes = 40 << 20;
+  const auto records = recorded(Kind::kHostCounts, [] {
+    PhaseMarker marker(kForward);
+    for (int i = 0; i < 3; ++i) { // the first may be the thread's first reading
+      marker.begin();
+      void* memory = mmap(
+          nullptr,
+          kBytes,
+          PROT_READ | PROT_WRITE,
+          MAP_PRIVATE | MAP_ANONYMOUS,
+          -1,
+          0);
+      CHECK(memory != MAP_FAILED);
+      madvise(memory, kBytes, MADV_NOHUGEPAGE);
+      for (size_t at = 0; at < kBytes; at += 4096) {
+        static_cast<volatile char*>(memory)[at] = 1;
+      }
+      munmap(memory, kBytes);
+      for (const uint64_t until = nowNs() + 25'000'000; nowNs() < until;) {
+      }
+      marker.end();
+    }
+  });
+  uint64_t faults = 0;
+  for (const Record& record : records) {
+    faults += record.seq;
+  }
+  CHECK(faults >= 2 * kBytes / 4096);
+  CHECK(faults < 4 * kBytes / 4096);
 }
 
 void costIsMeasuredWithoutATrace() {
@@ -222,6 +264,7 @@ int main() {
   openMarkerMayBeDestroyed();
   stepsAreMarked();
   runDelayIsReadBesidePhases();
+  pageFaultsAreCountedBesidePhases();
   costIsMeasuredWithoutATrace();
   return check::report();
 }

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from commprof.trace import schema
+from commprof.trace.columns import HOST_COUNTS
 from commprof.trace.reader import Group, Trace
 from commprof.trace.run.run_directory import WorldRun
 from commprof.trace.schema import FLAG_RUN_DELAY_READ, Kind, Phase
@@ -107,6 +108,11 @@ class Rank:
     def no_core(self, begin: int, end: int, delay: int) -> None:
         """The training thread could run and had no core for so much of this time."""
         self._add(Kind.RUN_DELAY, begin, value=end, bytes_in=delay)
+
+    def host_counts(self, begin: int, end: int, **counts: int) -> None:
+        """What else the kernel counted of the training thread, by ``columns.HOST_COUNTS``."""
+        fields = {HOST_COUNTS[name]: count for name, count in counts.items()}
+        self._add(Kind.HOST_COUNTS, begin, value=end, **fields)
 
     def finalize(
         self, begin: int, end: int, cpu: int, run_delay: int | None = 0, graph_task: int = 0

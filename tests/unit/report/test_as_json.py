@@ -22,7 +22,7 @@ from commprof.analysis.collectives.kinds import SteplessCollectives
 from commprof.analysis.collectives.sharding import FORWARD, ShardedPart, Sharding
 from commprof.analysis.cost import Price, cost
 from commprof.analysis.late.attempts import Attempt
-from commprof.analysis.late.costs import WaitCost, WithoutCore
+from commprof.analysis.late.costs import LongerPhase, WaitCost
 from commprof.analysis.late.incidents import Incidents
 from commprof.analysis.late.stragglers import LateRank
 from commprof.analysis.replay.gains import Gain, Gains
@@ -232,7 +232,7 @@ def full_run() -> dict[str, Any]:
     same: dict[str, Any] = {
         "late_rank": late,
         "wait_costs": (WaitCost(1, "data", 2.0, 0.8),),
-        "without_core": WithoutCore(1, "backward", 18.0, 16.0),
+        "longer_phase": LongerPhase(1, "backward", 18.0, 16.0, 12.0, 2.0, 3.0, 400.0, 2.0),
         "gains": Gains(100.0, 10, (gain,), 0.9, 0.95, 0.8),
         "sharding": Sharding((ShardedPart(FORWARD, 4.0, 5.5, 2, 2.5, 0.0),), 4),
         "stalled_steps": ((7, 25_095.0),),

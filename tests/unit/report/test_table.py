@@ -9,10 +9,13 @@ import pytest
 
 from commprof.analysis.checks.figure_checks import CrossCheck
 from commprof.analysis.collectives.kinds import Spread
+from commprof.analysis.late.costs import WaitCost
 from commprof.analysis.remarks import remarks
 from commprof.analysis.scaling import RunResult, scale
 from commprof.analysis.step.overhead import Overhead, OwnCost
 from commprof.analysis.verdict import verdict
+from commprof.report import markdown
+from commprof.report.full_report import FullReport
 from commprof.report.plain_text import printable
 from commprof.report.sections.collectives import collectives_section, rank_list
 from commprof.report.table import render
@@ -119,6 +122,24 @@ def rendered() -> str:
     result = golden_run()
     details = [detail(world.world_size, backward=60, wait=10, wire=20) for world in result.worlds]
     return render(result, 100, verdict(result, details))
+
+
+def test_waiting_by_rank_and_cause_adds_up() -> None:
+    costs = (
+        WaitCost(3, "backward", 6.0, 0.6),
+        WaitCost(0, "transfer", 2.5, 0.25),
+        WaitCost(3, "no core", 1.5, 0.15),
+    )
+    result = run_result(world(4, parts=parts(wait_ms=10.0), wait_costs=costs))
+    lines = [line.split() for line in render(result, 100).splitlines()]
+    head = lines.index(["began", "at", "backward", "no", "core", "transfer", "=", "wait"])
+    assert lines[head + 2 : head + 5] == [
+        ["rank", "0", "2.5", "2.5"],
+        ["rank", "3", "6", "1.5", "7.5"],
+        ["all", "6", "1.5", "2.5", "10"],
+    ]
+    page = markdown.render(FullReport(result, (), None, None))
+    assert "| all 6 1.5 2.5 10 |" in " ".join(page.replace(" | ", " ").split())
 
 
 @pytest.mark.parametrize("width", [60, 80, 100, 140])

@@ -12,8 +12,10 @@ from commprof.analysis.remarks import _about_causes
 from commprof.analysis.step.breakdown import Breakdown, Floats
 from commprof.analysis.step.exposure import CAUSES
 from commprof.analysis.world import world_result
+from commprof.trace.schema import Phase
+from tests.support.analysed import analyse_world
 from tests.support.builders.blame import ALL, SCENARIOS, Job, Program, job, simulated
-from tests.support.builders.traces import world_run
+from tests.support.builders.traces import MS, Rank, world_run
 
 
 def measured(of: Job) -> list[Breakdown]:
@@ -90,7 +92,7 @@ def test_run_delay_names_nobody_and_is_told() -> None:
     assert sum(cost.wait_ms for cost in result.wait_costs) == pytest.approx(result.parts.wait_ms)
     assert {result.wait_costs[0].rank} == of.ranks
     assert result.wait_costs[0].cause == "no core"
-    lacked = result.without_core
+    lacked = result.longer_phase
     assert lacked is not None
     assert ({lacked.rank}, lacked.phase) == (of.ranks, "forward")
     starved = of.steps[0][lacked.rank][1][2]
@@ -100,3 +102,40 @@ def test_run_delay_names_nobody_and_is_told() -> None:
     said = " ".join(_about_causes(result))
     assert f"rank {lacked.rank}'s forward takes" in said
     assert "ms of them it was runnable without a core" in said
+
+
+def test_what_held_up_a_phase_is_told() -> None:
+    """Rank 1's backward takes 18 ms longer than the others', which the kernel can explain."""
+
+    def said(no_core_ms: int, **counts: int) -> list[str]:
+        ranks = [Rank(rank, 3) for rank in range(3)]
+        for rank in ranks:
+            for step in range(6):
+                begin = 100 * step * MS
+                rank.step(begin, begin + 100 * MS)
+                end = begin + (38 if rank.rank == 1 else 20) * MS
+                rank.phase(Phase.BACKWARD, begin, end)
+                rank.wait(rank.collective(step, end, begin + 40 * MS), end, begin + 40 * MS)
+                if rank.rank == 1:
+                    rank.no_core(begin, end, no_core_ms * MS)
+                    rank.host_counts(begin, end, **counts)
+        world = analyse_world(world_run(ranks))
+        assert world is not None
+        return [text for text in _about_causes(world) if "takes" in text]
+
+    longer = "At 3 ranks rank 1's backward takes 18 ms longer than the others'; "
+    assert said(0) == []
+    assert said(16) == [f"{longer}16 ms of them it was runnable without a core."]
+    assert said(16, throttled_ns=30 * MS, involuntary_switches=2) == [
+        f"{longer}16 ms of them its cgroup throttled it."
+    ]
+    assert said(16, throttled_ns=3 * MS, involuntary_switches=4) == [
+        f"{longer}16 ms of them it was runnable without a core (4 more involuntary switches a "
+        "step)."
+    ]
+    assert said(0, major_faults=7, memory_stall_ns=11 * MS) == [
+        f"{longer}it reads 7 more pages a step from disk and its host was short of memory for 11 "
+        "ms of them."
+    ]
+    assert said(0, minor_faults=12_000) == [f"{longer}it has 12,000 more page faults a step."]
+    assert said(0, minor_faults=1_000, involuntary_switches=9) == []
