@@ -12,6 +12,7 @@ import torch
 
 from commprof.commands import main
 from commprof.compressors.schemes import SCHEMES
+from commprof.trials.candidates import technique_names
 from commprof.trials.plan import SETTINGS
 from commprof.workloads.spec import WORKLOAD_NAMES, parse_spec
 from commprof.workloads.strategies import STRATEGY_NAMES, parse_strategy
@@ -44,7 +45,9 @@ def test_help_teaches() -> None:
         for field in dataclasses.fields(parse_strategy(name).options_type)
     }
     compressors = {option.name for scheme in SCHEMES.values() for option in scheme.options}
-    trial = set(SETTINGS) - {"headroom"} | {"cap"}  # of bucket-cap=
+    # The last words of bucket-cap=, first-bucket=, reshard-after-forward= and so on.
+    words = [name.partition("=")[0] for name in technique_names() if "=" in name]
+    trial = set(SETTINGS) - {"headroom"} | {word.rpartition("-")[2] for word in words}
     assert set(shown_names) == known | strategies | compressors | trial | {"measure_every"}
 
 
