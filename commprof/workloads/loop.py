@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -117,7 +118,7 @@ def overhead_states(steps: int, lot: str) -> list[str]:
 
     lot: another one draws other states; the same on all ranks.
     """
-    draw = random.Random(lot)
+    draw = random.Random(os.fsencode(lot))  # a path need not be UTF-8
     states: list[str] = []
     while len(states) < steps:
         for off in draw.sample(("off_a", "off_b"), 2):
