@@ -114,6 +114,35 @@ void aCollectiveIsSplitAtTheLastArrival() {
   CHECK(ranks.early.holds("\"arrivals\":{\"known\":1,\"unknown\":0,"));
 }
 
+// Clocks of two hosts may differ by more than the last rank's lead.
+void aWaitEndsWithTheCollective() {
+  Pair ranks;
+  ranks.early.issue(3, 1 * kMs);
+  ranks.late.issue(3, 21 * kMs);
+  CHECK(ranks.early.ledger.resolve(kBegin + 25 * kMs).empty());
+  ranks.early.end(3, 5 * kMs);
+  const auto early = ranks.early.ledger.resolve(kBegin + 26 * kMs);
+  CHECK_EQ(early.size(), 1u);
+  CHECK_EQ(early[0].wait_ns, 4 * kMs);
+  CHECK_EQ(early[0].wire_ns, 0u);
+}
+
+void aBackwardPassHasItsBuckets() {
+  Pair ranks;
+  const uint64_t graph_task = 7;
+  std::vector<BucketEnd> found;
+  ranks.early.issue(3, 1 * kMs, graph_task + 1);
+  ranks.early.issue(4, 2 * kMs, graph_task + 1);
+  ranks.early.end(3, 5 * kMs);
+  CHECK(!ranks.early.ledger.bucketEnds(graph_task, kBegin, found));
+  ranks.early.end(4, 6 * kMs);
+  CHECK(ranks.early.ledger.bucketEnds(graph_task, kBegin + 2 * kMs, found));
+  CHECK_EQ(found.size(), 2u);
+  CHECK_EQ(found[0].end_ns, 3.0 * kMs);
+  CHECK_EQ(found[1].end_ns, 4.0 * kMs);
+  CHECK_EQ(found[1].size_bytes, 1'000.0);
+}
+
 // To a collective on a device a rank arrives when its stream comes to it, of
 // which both ranks hear later, one of them before the issue.
 void onADeviceARankArrivesWithItsStream() {
@@ -406,6 +435,8 @@ void acrossHostsTheClocksErrorIsKept() {
 
 int main() {
   aCollectiveIsSplitAtTheLastArrival();
+  aWaitEndsWithTheCollective();
+  aBackwardPassHasItsBuckets();
   onADeviceARankArrivesWithItsStream();
   theRestOfAFinalisationIsCopying();
   aLateRootIsWaitedForThoughALeafComesLater();

@@ -53,7 +53,8 @@ void oneMarkerIsOneRecord() {
 }
 
 void outermostCounts() {
-  const auto records = recorded(Kind::kPhase, [] {
+  uint64_t inner_ended_ns = 0;
+  const auto records = recorded(Kind::kPhase, [&inner_ended_ns] {
     PhaseMarker outer(kForward);
     PhaseMarker inner(kBackward);
     outer.begin();
@@ -61,6 +62,7 @@ void outermostCounts() {
     outer.begin(); // inside itself
     inner.end();
     outer.end();
+    inner_ended_ns = nowNs();
     outer.end();
     inner.begin(); // outermost now
     inner.end();
@@ -68,6 +70,7 @@ void outermostCounts() {
   CHECK_EQ(records.size(), 2u);
   CHECK_EQ(records.at(0).aux, uint32_t(kForward));
   CHECK_EQ(records.at(1).aux, uint32_t(kBackward));
+  CHECK(records.at(0).value >= inner_ended_ns);
   CHECK(records.at(0).value <= records.at(1).timestamp_ns);
 }
 
