@@ -100,6 +100,9 @@ def test_compute_and_data_time_are_recovered_on_every_step(tmp_path: Path, world
 def test_phases_add_up_to_the_loops_own_step(tmp_path: Path) -> None:
     run = run_here(tmp_path, "timed:gradient_mb=2", 2, steps=30)
     for rank, part in breakdowns(run).items():
+        table, waited = (f(run.traces[rank]) for f in (columns.collectives, columns.finalizations))
+        issued_in = table.graph_task[table.graph_task >= 0]
+        assert set(waited.span.key.tolist()) == set(issued_in.tolist())
         total = (
             part.data_ns
             + part.forward_ns
