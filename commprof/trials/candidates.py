@@ -28,7 +28,7 @@ HEADROOM = "noop"
 _LOSSLESS = (BASELINE, "hierarchical")
 
 BUCKET_CAP, FIRST_BUCKET = "bucket-cap", "first-bucket"
-BUCKET_VIEW = "gradient-as-bucket-view"
+BUCKET_VIEW, STATIC_GRAPH = "gradient-as-bucket-view", "static-graph"
 _BUCKET_WORDS = (
     (f"{BUCKET_CAP}=MB", "DDP's buckets, cut anew for bucket_cap_mb=MB"),
     (f"{FIRST_BUCKET}=MB", "DDP's first bucket, which is exchanged first, of at most MB"),
@@ -187,6 +187,11 @@ def parse_candidate(text: str) -> Candidate:
         elif name == BUCKET_VIEW:
             _once(buckets.as_view is None, text, "bucket views")
             buckets = replace(buckets, as_view=truth(word))
+        elif name == STATIC_GRAPH:
+            raise UsageError(
+                f"{name} cannot change between steps: DDP learns a static graph once, in a model's "
+                "first backward passes; compare two runs with `commprof compare`"
+            )
         elif is_sharding(word):
             sharding = with_word(sharding, word, text)
         elif name in HOOKS and word == name:
@@ -219,7 +224,8 @@ def is_technique(word: str) -> bool:
     first = word.partition("+")[0]
     if "=" in first.partition(":")[0]:
         # "hierarchical" is a technique, "hierarchical=1" is not.
-        return _head(first) in (BUCKET_CAP, FIRST_BUCKET, BUCKET_VIEW) or is_sharding(first)
+        of_ddp = (BUCKET_CAP, FIRST_BUCKET, BUCKET_VIEW, STATIC_GRAPH)
+        return _head(first) in of_ddp or is_sharding(first)
     return _head(first) in {*SCHEMES, *HOOKS, HEADROOM}
 
 

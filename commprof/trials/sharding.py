@@ -30,10 +30,6 @@ _FIXED = {
     "shard-ranks": "`commprof predict RUN --shard-ranks N` predicts other shapes of HSDP",
     "gather-dtype": "`commprof predict RUN --gather-dtype bf16` predicts it",
 }
-#: What DDP decides when a model is made -> why no trial switches it.
-_FIXED_IN_DDP = {
-    "static-graph": "DDP learns a static graph once, in a model's first backward passes",
-}
 
 
 @dataclass(frozen=True)
@@ -86,7 +82,7 @@ NO_SHARDING = Sharding()
 
 def is_sharding(word: str) -> bool:
     """Whether a word such as ``prefetch=2`` names one of these settings, or one that is fixed."""
-    return word.partition("=")[0] in (RESHARD, PREFETCH, REDUCE_DTYPE, *_FIXED, *_FIXED_IN_DDP)
+    return word.partition("=")[0] in (RESHARD, PREFETCH, REDUCE_DTYPE, *_FIXED)
 
 
 def with_word(setting: Sharding, word: str, text: str) -> Sharding:
@@ -99,11 +95,6 @@ def with_word(setting: Sharding, word: str, text: str) -> Sharding:
     if name in _FIXED:
         raise UsageError(
             f"{name} cannot change between steps: FSDP2 cuts parameters once; {_FIXED[name]}"
-        )
-    if name in _FIXED_IN_DDP:
-        raise UsageError(
-            f"{name} cannot change between steps: {_FIXED_IN_DDP[name]}; compare two runs with "
-            "`commprof compare`"
         )
     if name == RESHARD:
         _once(setting.reshard is None, text, name)
