@@ -1,6 +1,7 @@
 // Python bindings of the compression kernels, on plain CPU tensors: they check
 // what the kernels trust, and hold no other logic. commprof.compressors.kernels
-// documents them.
+// documents them. One file, as torch's headers take the compiler longer than
+// all that stands here.
 //
 // GIL: released throughout.
 #include <pybind11/stl.h>
