@@ -215,9 +215,16 @@ def _train(
             recorder,
             plan.steps,
             overhead_steps=job.overhead_steps,
-            lot=str(job.directory),
+            lot=_lot(),
             on_step=progress.update if progress else None,
         )
+
+
+def _lot() -> str:
+    """Equal on all ranks, wherever their hosts mount the run directory; another each launch."""
+    from commprof.capture.job.metadata import elastic_run_id
+
+    return f"{elastic_run_id()} {os.environ['MASTER_PORT']}"
 
 
 def _measured(result: LoopResult, plan: Plan, trainee: Trainee) -> dict[str, Any]:

@@ -21,7 +21,6 @@ from commprof.errors import RankFailedError, UsageError
 from commprof.launch.elastic import launch, stop_fork_server
 from commprof.launch.job import Job
 from commprof.launch.rendezvous import Rendezvous
-from commprof.workloads.loop import overhead_states
 
 MS = 1_000_000
 ENDLESS = "timed:layers=1,gradient_mb=0.1"
@@ -96,7 +95,10 @@ def test_two_ranks_train_the_transformer(tmp_path: Path, capfd: pytest.CaptureFi
         assert len(rank["step_ns"]) == len(rank["losses"]) == 3
         assert rank["samples"] == 3 * 16
         assert 0 < sum(rank["step_ns"]) / 1e9 <= rank["duration_s"]
-        assert [label for label, _ in rank["overhead"]] == overhead_states(5, str(job.directory))
+        labels = [label for label, _ in rank["overhead"]]
+        assert len(labels) == 5
+        assert set(labels) <= {"on", "off_a", "off_b"}
+        assert labels == [label for label, _ in ranks[0]["overhead"]]
         assert rank["truth"] is None
         # Random tokens cannot be predicted: the loss stays near ln(64) = 4.16.
         assert rank["average_loss"] == pytest.approx(4.16, abs=0.5)
