@@ -8,8 +8,8 @@ the number of world sizes only; parts and collectives, which say where a change 
 for their number within a world size. All that tells two runs apart, not two programs: what else
 changed on the machine between the runs is in it. Where the ranks of a run lacked cores, the load
 beside them changes from run to run and takes longer to change than a run lasts, so that no test
-over its steps can know by how much: a part or a collective then counts as changed only if the step
-did.
+over its steps can know by how much: the step then counts as changed only if what is left of it
+without run delay changed too, and a part or a collective only if the step did.
 """
 
 from __future__ import annotations
@@ -82,6 +82,8 @@ class WorldComparison:
     no_core_share: tuple[float, float]
     #: "step" first, then its parts in the order of ``detail.PARTS``.
     parts: tuple[Change, ...]
+    #: The step without time in which ranks could run and had no core, mean over ranks.
+    with_cores: Change
     #: Mean time in flight of the calls of a kind, by kind, the longest first.
     collectives: tuple[Change, ...]
 
@@ -177,17 +179,18 @@ def _world(a: WorldDetail, b: WorldDetail) -> WorldComparison:
         effective_steps=(counts[0] * share, counts[1] * share),
         no_core_share=(a.no_core_share, b.no_core_share),
         parts=(parts[0], *where[: len(parts) - 1]),
+        with_cores=_change("step with cores", a.with_cores_ms, b.with_cores_ms),
         collectives=tuple(collectives),
     )
 
 
 def _with_step(world: WorldComparison, p_value: float) -> WorldComparison:
     step = replace(world.step, p_value=p_value)
-    if step.significant or not world.is_busy:
+    if not world.is_busy or (step.significant and world.with_cores.significant):
         return replace(world, parts=(step, *world.parts[1:]))
     return replace(
         world,
-        parts=(step, *map(_untold, world.parts[1:])),
+        parts=(_untold(step) if step.significant else step, *map(_untold, world.parts[1:])),
         collectives=tuple(map(_untold, world.collectives)),
     )
 

@@ -20,6 +20,7 @@ from commprof.analysis.late.arrivals import Arrivals
 from commprof.analysis.late.origins import Origins
 from commprof.analysis.step.exposure import (
     CAUSES,
+    NO_CORE,
     UNKNOWN,
     Exposures,
     Spread,
@@ -81,6 +82,13 @@ class Breakdown:
         """``[step, rank]``: waiting by the rank where it began."""
         total: Floats = self.caused_ns.sum(axis=2)
         return total
+
+    @property
+    def with_cores_ns(self) -> Floats:
+        """``[step]``: all but run delay, its own and that of the ranks that it waited for."""
+        waited = self.caused_ns[:, :, CAUSES.index(NO_CORE)].sum(axis=1)
+        left: Floats = self.wall_ns - self.run_delay_ns.sum(axis=1) - waited
+        return left
 
     @property
     def work_ns(self) -> Floats:

@@ -36,6 +36,9 @@ class WorldDetail:
     parts_ms: Mapping[str, Floats]
     #: Per step the slowest rank's wall time.
     slowest_ms: Floats
+    #: Per step, mean over ranks: the step without the time in which the rank, or one that it waited
+    #: for, could run and had no core.
+    with_cores_ms: Floats
     #: ``[rank, culprit]``: mean waiting per step of each of ``ranks`` for each global rank.
     waited_for_ms: Floats
     timeline: Timeline
@@ -59,6 +62,7 @@ def world_detail(run: WorldRun, seen: MeasuredWorld) -> WorldDetail:
         steps=steps,
         parts_ms=parts,
         slowest_ms=slowest_ns(seen.measured) / NS_PER_MS,
+        with_cores_ms=np.mean([part.with_cores_ns for part in seen.measured], axis=0) / NS_PER_MS,
         waited_for_ms=waited / max(1, len(steps)) / NS_PER_MS,
         timeline=timeline(seen),
         epoch_samples=_epoch_samples(run),

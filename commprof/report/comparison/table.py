@@ -49,6 +49,8 @@ def render(
 def comparison_grid(world: WorldComparison) -> Grid:
     """A row per figure of one world size."""
     changes = [*world.parts, *world.collectives[:_MOST_COLLECTIVES]]
+    if world.is_busy:
+        changes.insert(1, world.with_cores)
     rows = [
         (
             printable(change.name),
@@ -94,6 +96,8 @@ def _about_step(world: WorldComparison) -> str:
             f"too few steps to tell anything ({change}): neighbouring steps are alike, so these "
             f"are worth {worth} independent ones, and 4 in each are needed; record more."
         )
+    if math.isnan(step.p_value):  # it differs, and what is left with cores does not
+        return f"nothing but the load beside the ranks can be seen to have changed ({change})."
     if not step.significant:
         return f"no difference in the step can be shown ({change}, {_p_text(step.p_value)})."
     word = "longer" if step.ratio.value > 1 else "shorter"
@@ -156,9 +160,9 @@ def render_json(result: RunComparison, fail_above: float | None) -> str:
     ``fail_above`` the share given or null, ``slower`` the world sizes that exceed it. Each of
     ``worlds`` has ``num_processes``, ``steps`` (measured in A and in B), ``effective_steps`` (what
     they are worth as independent ones), ``no_core_share`` (in each run, part of the ranks' time
-    outside of waiting without a core), and ``parts`` and ``collectives`` with ``name``, ``a_ms``,
-    ``b_ms``, ``ratio`` (``value``, ``low``, ``high``; null where there is none), ``p_value`` and
-    ``significant``.
+    outside of waiting without a core), and ``with_cores`` (the step less that time), ``parts`` and
+    ``collectives`` with ``name``, ``a_ms``, ``b_ms``, ``ratio`` (``value``, ``low``, ``high``; null
+    where there is none), ``p_value`` and ``significant``.
     """
     slower = () if fail_above is None else result.slower_by_more_than(fail_above)
     value = {
@@ -181,6 +185,7 @@ def _world(world: WorldComparison) -> dict[str, Any]:
         "steps": list(world.steps),
         "effective_steps": list(world.effective_steps),
         "no_core_share": list(world.no_core_share),
+        "with_cores": _change(world.with_cores),
         "parts": [_change(change) for change in world.parts],
         "collectives": [_change(change) for change in world.collectives],
     }

@@ -278,11 +278,12 @@ def run_result(*worlds: WorldResult, **values: Any) -> RunResult:
 def detail(world_size: int = 2, steps: int = 20, **parts: object) -> WorldDetail:
     """Steps of 100 ms; `parts` of them, one number or one per step, are the same on all ranks.
 
-    Also `epoch_samples` and `no_core_share`. What is left of the step is other; exposed is wait
-    and wire.
+    Also `epoch_samples`, `no_core_share`, and `with_cores`, which is the step if not given. What is
+    left of the step is other; exposed is wait and wire.
     """
     epoch_samples = float(parts.pop("epoch_samples", math.nan))  # type: ignore[arg-type]
     no_core_share = float(parts.pop("no_core_share", 0.0))  # type: ignore[arg-type]
+    with_cores = parts.pop("with_cores", None)
     given = {name: np.broadcast_to(np.asarray(x, float), (steps,)) for name, x in parts.items()}
     zero = np.zeros(steps)
     values = {name: given.get(name, zero) for name in step_detail.PARTS}
@@ -298,6 +299,7 @@ def detail(world_size: int = 2, steps: int = 20, **parts: object) -> WorldDetail
         steps=np.arange(steps),
         parts_ms={name: np.tile(row, (world_size, 1)) for name, row in values.items()},
         slowest_ms=values["step"],
+        with_cores_ms=values["step"] if with_cores is None else np.asarray(with_cores, float),
         waited_for_ms=np.zeros((world_size, world_size)),
         timeline=Timeline(np.arange(steps), steps, (), (), clocks_shared=True),
         epoch_samples=epoch_samples,

@@ -96,6 +96,30 @@ def test_parts_of_ranks_without_cores_change_only_with_the_step() -> None:
     assert "The ranks had no core for 30% of their own time in A and 30% in B" in text
 
 
+def test_a_step_of_ranks_without_cores_changes_only_if_it_does_with_them() -> None:
+    wave = np.arange(30) % 7
+
+    def compared(share: float, without_delay: float) -> RunComparison:
+        runs = [
+            (run_result(world(2)), [detail(steps=30, step=s, with_cores=w, no_core_share=share)])
+            for s, w in (
+                (100.0 + wave, 50.0 + wave),
+                (130.0 + wave, 50.0 * without_delay + wave),
+            )
+        ]
+        return compare_runs(("a", "b"), *runs)
+
+    assert compared(0.0, 1.0).worlds[0].step.significant
+    assert compared(0.3, 1.3).worlds[0].step.significant
+    assert compared(0.3, 1.3).slower_by_more_than(0.2)
+    busy = compared(0.3, 1.0)
+    assert not busy.worlds[0].step.significant
+    assert not busy.slower_by_more_than(0.2)
+    text = " ".join(comparison_table.render(busy, 0.2, 100).split())
+    assert "nothing but the load beside the ranks can be seen to have changed (+29.1 %)" in text
+    assert "step with cores" in text
+
+
 def test_settings_and_world_sizes_that_differ() -> None:
     runs = [
         (run_result(*map(world, sizes), context=about), [detail(n) for n in sizes])
@@ -237,7 +261,7 @@ def test_the_json_schema() -> None:
     }
     (only,) = document["worlds"]
     about_runs = {"num_processes", "steps", "effective_steps", "no_core_share"}
-    assert only.keys() == {*about_runs, "parts", "collectives"}
+    assert only.keys() == {*about_runs, "with_cores", "parts", "collectives"}
     assert only["parts"][0].keys() == CHANGE
     assert only["parts"][0]["ratio"].keys() == {"value", "low", "high"}
     assert document["schema_version"] == comparison_table.SCHEMA_VERSION == 1
