@@ -103,6 +103,7 @@ setup(
         "numpy>=1.24",
         "prometheus_client>=0.16",
         "PyYAML>=6",
+        "rich>=13",
         "tabulate>=0.9",
     ],
     # No sources: CMake has them. Its presence makes the wheel a platform wheel.

@@ -13,6 +13,7 @@ import tty
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from commprof.errors import UsageError
 from commprof.invocation import quoted
@@ -20,9 +21,9 @@ from commprof.monitor.observer import PATIENCE_S, Observer
 from commprof.predict.fit.machine_profile import load_profile
 from commprof.report.live_frame import frame, waiting_frame
 
-#: Another screen without a cursor, and back.
-_ENTER, _LEAVE = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
-_HOME, _CLEAR_LINE, _CLEAR_REST = "\x1b[H", "\x1b[K", "\x1b[J"
+if TYPE_CHECKING:
+    from rich.live import Live
+
 #: Looks at most until a run that was recorded already is read; each reads some megabytes a rank.
 _MOST_LOOKS = 200
 #: Without a terminal it ends so long after the job, if no further one begins in the directory, as
@@ -74,8 +75,8 @@ whenever something has changed, until the job has ended. See docs/monitoring.md.
         try:
             if args.once:
                 return _print_once(observer, str(args.run))
-            with _screen() as interactive:
-                _watch(observer, str(args.run), args.refresh, interactive)
+            with _screen() as screen:
+                _watch(observer, str(args.run), args.refresh, screen)
         except KeyboardInterrupt:
             pass
         finally:
@@ -93,30 +94,24 @@ def _print_once(observer: Observer, run: str) -> int:
     return 0
 
 
-def _watch(observer: Observer, run: str, refresh_s: float, interactive: bool) -> None:
+def _watch(observer: Observer, run: str, refresh_s: float, screen: Live | None) -> None:
     before: list[str] = []
     changed_at = time.monotonic()
     while True:
         lines, finished = _lines(observer, run)
         if lines != before:
             changed_at = time.monotonic()
-        if interactive:
-            height = shutil.get_terminal_size((100, 24)).lines
-            shown = [*lines[: height - 1], "q leaves; the job goes on."]
-            sys.stdout.write(
-                _HOME
-                + "".join(f"{line}{_CLEAR_LINE}\r\n" for line in shown[:-1])
-                + shown[-1]
-                + _CLEAR_LINE
-                + _CLEAR_REST
-            )
+        if screen is not None:
+            from rich.text import Text
+
+            shown = [*lines[: screen.console.height - 1], "q leaves; the job goes on."]
+            screen.update(Text("\n".join(shown), no_wrap=True), refresh=True)
         elif lines != before:
-            sys.stdout.write("\n".join(lines) + "\n\n")
+            print("\n".join(lines) + "\n", flush=True)
         elif finished and time.monotonic() - changed_at > _NEXT_JOB_S:
             return
         before = lines
-        sys.stdout.flush()
-        if _left(refresh_s, interactive):
+        if _left(refresh_s, screen is not None):
             return
 
 
@@ -144,17 +139,17 @@ def _left(seconds: float, interactive: bool) -> bool:
 
 
 @contextmanager
-def _screen() -> Iterator[bool]:
+def _screen() -> Iterator[Live | None]:
     """A screen of its own and single keys, where there is a terminal; and everything put back."""
-    if not (sys.stdin.isatty() and sys.stdout.isatty()):
-        yield False
+    if not (sys.stdin.isatty() and sys.stdout.isatty()) or os.environ.get("TERM") == "dumb":
+        yield None
         return
+    from rich.live import Live
+
     before = termios.tcgetattr(sys.stdin)
     try:
         tty.setcbreak(sys.stdin)
-        sys.stdout.write(_ENTER)
-        yield True
+        with Live(screen=True, auto_refresh=False) as screen:
+            yield screen
     finally:
         termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
-        sys.stdout.write(_LEAVE)
-        sys.stdout.flush()

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
 import time
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from commprof.text import counted
+
+if TYPE_CHECKING:
+    from rich.live import Live
 
 PROGRESS_FILE = "progress"
 """In the job's directory: the steps done, as a decimal number."""
 
 _INTERVAL_S = 0.2
-_ERASE_LINE = "\r\x1b[K"
 
 
 class ProgressFile:
@@ -65,13 +66,12 @@ class ProgressLine:
         self._steps = steps
         self._stream = stream or sys.stderr
         self._begin = time.monotonic()
-        self._stop = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._live: Live | None = None
 
     def __enter__(self) -> ProgressLine:
         if self._stream.isatty():
-            self._thread = threading.Thread(target=self._draw, name="progress", daemon=True)
-            self._thread.start()
+            self._live = self._drawn()
+            self._live.start()
         elif self._piped:
             with suppress(OSError):
                 self._stream.write(f"{self._ranks}: {counted(self._steps, 'step')} to train\n")
@@ -84,20 +84,25 @@ class ProgressLine:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if self._thread is not None:
-            self._stop.set()
-            self._thread.join()
-            self._thread = None
+        if self._live is not None:
+            with suppress(OSError):  # a terminal that went away takes the line with it, not the job
+                self._live.stop()
         with suppress(OSError):
             self._path.unlink()
 
-    def _draw(self) -> None:
-        with suppress(OSError):  # a terminal that went away takes the line with it, not the job
-            while not self._stop.wait(_INTERVAL_S):
-                self._stream.write(_ERASE_LINE + self._text())
-                self._stream.flush()
-            self._stream.write(_ERASE_LINE)
-            self._stream.flush()
+    def _drawn(self) -> Live:
+        from rich.console import Console
+        from rich.live import Live
+        from rich.text import Text
+
+        return Live(
+            get_renderable=lambda: Text(self._text(), no_wrap=True),
+            console=Console(file=self._stream),
+            refresh_per_second=1 / _INTERVAL_S,
+            transient=True,
+            redirect_stdout=False,
+            redirect_stderr=False,
+        )
 
     def _text(self) -> str:
         elapsed_s = time.monotonic() - self._begin

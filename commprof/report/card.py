@@ -12,16 +12,15 @@ from commprof.text import counted, in_ms, listed
 
 #: Of the bar, by part: its letter, its name and the colour that a terminal gives to it.
 _LOOKS = {
-    "data": ("d", "data", 43),
-    "forward": ("f", "forward", 42),
-    "backward": ("b", "backward", 102),
-    "wait": ("W", "wait", 41),
-    "wire": ("T", "transfer", 45),
-    "exposed": ("X", "exposed, not attributed", 101),
-    "optimizer": ("o", "optimizer", 44),
-    "other": (".", "other", 47),
+    "data": ("d", "data", "yellow"),
+    "forward": ("f", "forward", "green"),
+    "backward": ("b", "backward", "bright_green"),
+    "wait": ("W", "wait", "red"),
+    "wire": ("T", "transfer", "magenta"),
+    "exposed": ("X", "exposed, not attributed", "bright_red"),
+    "optimizer": ("o", "optimizer", "blue"),
+    "other": (".", "other", "white"),
 }
-_BLACK = "\x1b[30;{}m{}\x1b[0m"
 #: World sizes that have a place on the card; the largest ones.
 _SIZES = 7
 #: Share of the step from which a part has its figures on the card.
@@ -42,7 +41,7 @@ def render(card: Card, colour: bool = False) -> str:
     middle = [_bar(card.parts, colour), *_legend(card.parts)]
     for name, text in facts(card):
         middle += prose(f"{name + ':':<22} {text}")
-    middle += _scaling(card.scaling)
+    middle += scaling(card.scaling)
     next_lines = _next(card)
     space = LINES - len(top) - len(middle) - len(next_lines)
     caveats = _caveats(card.caveats, space)
@@ -58,19 +57,30 @@ def _bar(parts: Sequence[CardPart], colour: bool) -> str:
         ends.append(min(WIDTH, round(total * WIDTH)))
     drawn = ""
     for part, begin, end in zip(parts, ends, ends[1:], strict=False):
-        letter, _, code = _LOOKS[part.name]
+        letter, _, background = _LOOKS[part.name]
         text = letter * (end - begin)
-        drawn += _BLACK.format(code, text) if colour and text else text
+        drawn += _painted(text, background) if colour else text
     return drawn
+
+
+def _painted(text: str, background: str) -> str:
+    from rich.style import Style  # a file or pipe needs none of it
+
+    return Style(color="black", bgcolor=background).render(text)
 
 
 def _legend(parts: Sequence[CardPart]) -> list[str]:
     """Letter, name and figures of each part that took time; whole items in a line."""
-    return whole(
-        f"{_LOOKS[part.name][0]} {_LOOKS[part.name][1]} {in_ms(part.ms)} {part.share:.1%}"
+    return whole(f"{_LOOKS[part.name][0]} {text}" for part, text in said_parts(parts))
+
+
+def said_parts(parts: Sequence[CardPart]) -> list[tuple[CardPart, str]]:
+    """Each part that took time, with its name and figures as they are shown."""
+    return [
+        (part, f"{_LOOKS[part.name][1]} {in_ms(part.ms)} {part.share:.1%}")
         for part in parts
         if part.share >= _SHOWN
-    )
+    ]
 
 
 def facts(card: Card) -> list[tuple[str, str]]:
@@ -146,7 +156,8 @@ def _link(card: Card) -> list[tuple[str, str]]:
     return [("Between hosts", said)]
 
 
-def _scaling(sizes: Sequence[CardSize]) -> list[str]:
+def scaling(sizes: Sequence[CardSize]) -> list[str]:
+    """Throughput of the largest world sizes, in lines."""
     shown = sizes[-_SIZES:]
     if len(sizes) == 1:
         only = sizes[0]

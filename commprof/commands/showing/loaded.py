@@ -81,8 +81,11 @@ class LoadedRun:
         from commprof.report.html.templates import rendered
 
         shown = self._report.card
-        facts = screen.facts(shown) if shown else []
-        return rendered("card.html", card=shown, facts=facts, text=repr(self))
+        about: dict[str, Any] = {}
+        if shown is not None:
+            about = {"facts": screen.facts(shown), "parts": screen.said_parts(shown.parts)}
+            about["scaling"] = " ".join(screen.scaling(shown.scaling))
+        return rendered("card.html", card=shown, text=repr(self), **about)
 
 
 def load(run: str | Path) -> LoadedRun:

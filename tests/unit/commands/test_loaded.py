@@ -27,6 +27,8 @@ def test_it_shows_the_first_screen(run: Path) -> None:
     assert "Exposed communication: 25 ms" in repr(loaded)
     page = loaded._repr_html_()
     assert re.search(r"<th[^>]*>Exposed communication</th><td[^>]*>25 ms, ", page)
+    assert re.search(r"flex: 0\.\d+ 0 0; background: #d53e1f\" title=\"wait 5 ms", page)
+    assert "Throughput (efficiency): " in page
     assert page.rstrip().endswith(" --all</pre>")
     assert [world.world_size for world in loaded.result.worlds] == [1, 2]
 

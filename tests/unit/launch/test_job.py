@@ -186,7 +186,10 @@ def wait_for(stream: io.StringIO, text: str) -> None:
         time.sleep(0.02)
 
 
-def test_progress_on_a_terminal_is_one_line_that_is_erased(tmp_path: Path) -> None:
+def test_progress_on_a_terminal_is_one_line_that_is_erased(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TERM", "xterm")
     stream = Terminal()
     with ProgressLine(tmp_path, 2, 12, stream):
         wait_for(stream, "2 ranks: starting")
@@ -195,9 +198,22 @@ def test_progress_on_a_terminal_is_one_line_that_is_erased(tmp_path: Path) -> No
         wait_for(stream, "2 ranks: step 5/12")
         progress.close()
 
-    assert "\n" not in stream.getvalue()
-    assert stream.getvalue().endswith("\r\x1b[K")
+    # One line end, of which the cursor goes up again to erase the line.
+    assert stream.getvalue().count("\n") == 1
+    assert stream.getvalue().endswith("\n\x1b[?25h\r\x1b[1A\x1b[2K")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_terminal_that_obeys_nothing_gets_no_progress(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TERM", "dumb")
+    stream = Terminal()
+    with ProgressLine(tmp_path, 2, 12, stream) as line:
+        assert line._live is not None
+        line._live.refresh()
+    assert "\x1b" not in stream.getvalue()
+    assert stream.getvalue().strip() == ""
 
 
 def test_progress_elsewhere_is_at_most_one_line(tmp_path: Path) -> None:

@@ -153,6 +153,7 @@ def test_top_on_a_terminal_leaves_it_as_it_was(tmp_path: Path) -> None:
         stdin=theirs,
         stdout=theirs,
         stderr=theirs,
+        env={**os.environ, "TERM": "xterm"},
     )
     shown = b""
     while b"the job goes on." not in shown:
@@ -162,7 +163,7 @@ def test_top_on_a_terminal_leaves_it_as_it_was(tmp_path: Path) -> None:
         shown += os.read(ours, 65536)
     assert process.wait(timeout=10) == 0
     assert b"2 ranks, gloo, full mode" in shown
-    assert shown.startswith(b"\x1b[?1049h\x1b[?25l")
+    assert shown.startswith(b"\x1b[?1049h\x1b[H\x1b[?25l")
     assert termios.tcgetattr(theirs) == before
     os.close(ours)
     os.close(theirs)
