@@ -204,9 +204,11 @@ def _trial(context: Mapping[str, Any], world_size: int, cap_mb: int | None) -> N
 def _find_out(world: WorldResult, late: LateRank) -> str:
     """What holds the rank up: a phase of its work, or its host."""
     if late.phase == HOST_PAUSE:
-        host = next((rank.host for rank in world.ranks if rank.rank == late.rank), "its host")
+        hosts = {rank.rank: rank.host for rank in world.ranks}
+        several = len({*hosts.values()}) > 1
+        there = f" on {hosts[late.rank]}" if several and late.rank in hosts else ""
         return (
-            f"First find out on {host} what stops the process of rank {late.rank} (a debugger, a "
+            f"First find out{there} what stops the process of rank {late.rank} (a debugger, a "
             "job scheduler, a frozen cgroup, steal time)"
         )
     phase = f" in its {late.phase} phase" if late.phase else ""

@@ -35,6 +35,10 @@ With --fail-above the exit code is 1 where something of the second is slower bey
 more than that, or where B, a microbenchmark's, lacks rows of A, was cut short or has wrong data;
 without it the exit code is 0 whatever the figures say.
 """
+_GIVE = (
+    "give two run directories, two recordings of torch.profiler, two JSON files of commprof "
+    "microbench, or two outputs of nccl-tests"
+)
 
 
 class CompareCommand:
@@ -63,12 +67,10 @@ class CompareCommand:
         are_runs = any(runs)
         if not all(runs) and are_runs:
             other = paths[runs.index(False)]
-            raise UsageError(
-                f"{other} {'is no run directory' if other.exists() else 'does not exist'}; "
-                "give two that commprof run wrote, or two JSON files of commprof microbench"
-            )
-        if missing := [str(path) for path in paths if not path.exists()]:
-            raise UsageError(f"{missing[0]} does not exist; give two runs or two JSON files")
+            said = "holds no recording" if other.exists() else "does not exist"
+            raise UsageError(f"{invocation.quoted(other)} {said}; {_GIVE}")
+        if missing := [path for path in paths if not path.exists()]:
+            raise UsageError(f"{invocation.quoted(missing[0])} does not exist; {_GIVE}")
         compare = _compare_runs if are_runs else _compare_microbenchmarks
         return compare(args.first, args.second, limit, args.format)
 

@@ -98,7 +98,7 @@ def _read(sources: list[Path]) -> tuple[list[Measurement], list[Recorded], list[
             measurements.append(read_points(source))
         else:
             raise UsageError(
-                f"{quoted(source)} does not exist; give the JSON of a microbenchmark or a run "
-                "directory"
+                f"{quoted(source)} does not exist; give the JSON of a microbenchmark, an output "
+                "of nccl-tests, or a run directory"
             )
     return measurements, recorded, refused

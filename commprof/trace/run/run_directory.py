@@ -67,6 +67,11 @@ RUN_FILE = "run.json"
 CONFIG_FILE = "config.yaml"
 #: What ``commprof predict`` answered last, for the run's page.
 PREDICTIONS_FILE = "predictions.json"
+#: What every command takes that reads a run.
+_GIVE = (
+    "give a directory that commprof recorded into, or traces of torch.profiler (a file, a folder "
+    "or an archive); commprof report takes Flight Recorder dumps too"
+)
 #: Key of ``run.json``: the directories of the strategies that were run side by side.
 STRATEGIES = "strategies"
 
@@ -105,10 +110,8 @@ def read_context(run: Path) -> dict[str, Any]:
         return other.context
     if not run.is_dir():
         _refuse_for_another_command(run)
-        raise CommprofError(
-            f"{quoted(run)} {'is no directory' if run.exists() else 'does not exist'}; give the "
-            "directory that commprof run or commprof.profile() wrote to"
-        )
+        said = "holds no recording" if run.exists() else "does not exist"
+        raise CommprofError(f"{quoted(run)} {said}; {_GIVE}")
     path = run / RUN_FILE
     if not path.exists():
         return _context_of_traces(run)
@@ -252,8 +255,8 @@ def _context_of_traces(run: Path) -> dict[str, Any]:
     if not paths:
         _refuse_for_another_command(run)
         raise CommprofError(
-            f"{quoted(run)} holds neither {RUN_FILE} nor rank_N.trace; give the directory that "
-            "commprof run or commprof.profile() wrote to"
+            f"{quoted(run)} holds neither {RUN_FILE} nor rank_N.trace nor traces of "
+            f"torch.profiler; {_GIVE}"
         )
     found = _readable(paths)
     metadata = next(iter(found.values()))

@@ -222,15 +222,14 @@ def test_a_rank_that_costs_the_others_a_tenth_comes_first(wait_ms: float, named:
 
 def test_a_rank_that_did_not_run_sends_to_its_host() -> None:
     late = LateRank(1, 12e6, 0.9, 0.001, 9, 10, 0.1, "host pause", 0.8)
-    shown = world(2, late_rank=late)
-    found = advised(run(), shown)
-    host = shown.ranks[1].host
-    assert found.advice.startswith(
-        f"First find out on {host} what stops the process of rank 1 (a debugger"
-    )
-    assert "waiting for it takes 12%" in found.advice
-    assert "phase" not in found.advice
-    assert found.command == ""
+    for hosts, there in ((1, ""), (2, " on host-1")):
+        found = advised(run(), dataclasses.replace(on_hosts(2, hosts), late_rank=late))
+        assert found.advice.startswith(
+            f"First find out{there} what stops the process of rank 1 (a debugger"
+        )
+        assert "waiting for it takes 12%" in found.advice
+        assert "phase" not in found.advice
+        assert found.command == ""
 
 
 def test_one_rank_has_nothing_to_exchange() -> None:
