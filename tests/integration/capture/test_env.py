@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from commprof.capture import boot
+from commprof.commands import main
 from commprof.trace import columns
 from commprof.trace.reader import read_trace
 from tests.support.analysed import analyse_run, problems_of
@@ -161,8 +162,10 @@ def test_a_checkout_that_python_does_not_find_records_too(tmp_path: Path) -> Non
         timeout=120,
         check=True,
     )
-    assert done.stderr.startswith(f"commprof: recorded to {tmp_path}; next: ")
-    assert done.stderr.count("\n") == 1
+    said, _, told = done.stderr.partition("; next: commprof ")
+    assert said == f"commprof: recorded to {tmp_path}"
+    assert told.count("\n") == 1
+    assert main(shlex.split(told)) == 0
     assert len(columns.steps(read_trace(tmp_path / "rank_0.trace"))) == 24
 
 

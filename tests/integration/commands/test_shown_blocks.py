@@ -1,7 +1,8 @@
-"""All that README and docs show to be typed is run here, or has its reason not to be.
+"""All that pages and help show to be typed is run here, or has its reason not to be.
 
 Commands run as they stand, but smaller, by options that they have: see `smaller`. Each block has
 a directory of its own, in which what it does not make itself is there already: see `scene`.
+Blocks of commands that only read are in test_told_commands.py.
 """
 
 from __future__ import annotations
@@ -20,17 +21,22 @@ import pytest
 from commprof import _native
 from commprof.commands import main
 from commprof.launch.elastic import launch_function, stop_fork_server
+from tests.support.builders.shown_scene import write_scene
 from tests.support.machines.commands import call, finish, fork
 from tests.support.machines.programs.programs import needs
-from tests.support.machines.shown import ROOT, Block, blocks
+from tests.support.machines.shown import (
+    ROOT,
+    Block,
+    blocks,
+    helps,
+    is_typed,
+    only_reads,
+    read_in_scene,
+)
 from tests.support.ranks.shown_python import run_block
-
-pytestmark = pytest.mark.slow
 
 TWO_HOSTS = "needs two hosts: tests/integration/hosts/test_between_hosts.py"
 SETS_UP = "sets up an environment, as .ci/run does before these tests"
-NCCL_TESTS = "needs what nccl-tests printed: tests/unit/recordings"
-PROFILER_TRACES = "needs what torch.profiler wrote: tests/unit/recordings"
 NOT_RUN = {
     "make test": "this is one of the tests",
     "make lint": SETS_UP,
@@ -43,24 +49,16 @@ NOT_RUN = {
     "pip install setuptools cmake ninja && pip install --no-build-isolation .": SETS_UP,
     "kill -USR2 PID": "needs a rank that trains: tests/integration/always_on/test_always_on.py",
     "sbatch job.sbatch": "needs a Slurm cluster",
-    "commprof fit allreduce.log allgather.log": NCCL_TESTS,
-    "commprof compare before/allreduce.log after/allreduce.log": NCCL_TESTS,
-    "commprof report trace.pt.trace.json": PROFILER_TRACES,
-    "commprof report traces/": PROFILER_TRACES,
-    "commprof report traces.tar.gz": PROFILER_TRACES,
-    "commprof report dumps/": "needs a hang: tests/integration/faults/test_dumped_hangs.py",
-    "commprof report dumps.zip": "the same: tests/unit/recordings/test_flight_recorder.py",
+    "commprof wrap train.py": "one rank of a launcher: torchrun -m commprof.wrap is run",
     "python -m commprof.monitor RUN --metrics": (
         "goes on: tests/integration/faults/test_live_run.py"
-    ),
-    "commprof trace RUN -o both.json.gz --merge rank0.pt.trace.json.gz rank1.pt.trace.json.gz": (
-        "needs traces of torch.profiler: tests/integration/report/test_timeline_live.py"
     ),
 }
 #: The start of a line, and why no such line is run.
 NOT_RUN_KINDS = {
     "torchrun --nnodes": TWO_HOSTS,
     "python -m commprof.run --nnodes 2": TWO_HOSTS,
+    "commprof run --nnodes 2": TWO_HOSTS,
     "python -m commprof.run --nproc 8 --workload transformer:sequence=128 --batch-size 16 "
     "--steps 50": "minutes, or two hosts: tests/integration/commands/test_run_again.py",
 }
@@ -80,7 +78,6 @@ OUTPUT = {
     ("docs/monitoring.md", "commprof: watchdog: HANG"): "output",
     ("docs/monitoring.md", "Collective 45 of group"): "output",
 }
-_TYPED = re.compile(r"(\$ )?(\w+=\S+ )*(python|torchrun|commprof|make|pip|echo|eval|kill|srun) ")
 _OURS = re.compile(r"(?:python -m )?commprof(?:\.(?P<entry>run|microbench))? (?P<rest>[^>|;$]*)$")
 TORCHRUN = "-m torch.distributed.run --standalone"
 #: What starts Python after Python and needs nothing of a shell. `env` becomes the next command.
@@ -93,12 +90,6 @@ _PROGRAMS = {"python": "", "commprof": "-m commprof", "torchrun": TORCHRUN}
 TINY = "transformer:vocab=64,d_model=16,feedforward=16,layers=2,sequence=8,samples=64"
 #: Of one line: on a machine that others use, 18 s of CPU have taken two minutes.
 LIMIT_S = 300
-#: `commprof audit` returns 1 for a report with findings, as the one here.
-EXIT_CODES = {"commprof audit SCALING.md": 1}
-
-
-def is_typed(block: Block) -> bool:
-    return block.language in ("", "bash", "console", "sh") and bool(_TYPED.match(block.text))
 
 
 def of_examples(block: Block) -> bool:
@@ -106,7 +97,7 @@ def of_examples(block: Block) -> bool:
     return block.page == "docs/your_job.md"
 
 
-TYPED = [block for block in blocks() if is_typed(block)]
+TYPED = [block for block in (*blocks(), *helps()) if is_typed(block)]
 PYTHON = [block for block in blocks() if block.language == "python" and not of_examples(block)]
 
 
@@ -134,44 +125,29 @@ def smaller(line: str, here: Path) -> str:
     line = re.sub(r"--(nproc|nproc-per-node) [48]\b", r"--\1 2", line)
     line = re.sub(r"--nproc [\d,]+(?= -b)", "--nproc 2", line)
     line = line.replace("--world-sizes 1,2,4", "--world-sizes 1,2").replace("/shared/", f"{here}/")
-    line = line.replace("--world-size 8 --shard-ranks 2,8", "--world-size 2 --shard-ranks 2")
     line = re.sub(r"-e 64M\b", "-e 1M", line)
     line = line.replace("--steps 200", "--steps 8").replace("--batch-size 96", "--batch-size 8")
-    line = re.sub(r"(commprof\.microbench) ", r"\1 -e 4K -n 5 ", line)
-    line = re.sub(r"(--format html)", r"\1 --force", line)
+    line = re.sub(r"(commprof[. ]microbench) ", r"\1 -e 4K -n 5 ", line)
     line = re.sub(r"(--metrics) ", r"\1 --metrics-address 127.0.0.1:0 ", line)
-    line = re.sub(r"(commprof top RUN)$", r"\1 --once", line)  # or it goes on until Ctrl-C
     line = re.sub(r"(--trial [^ ]+?)(,rounds=\d+)?(?= |$)", r"\1,rounds=4", line)
     given = "" if re.search(r"\.py\b|-m package", line) else f"--workload {TINY} "
     if given and "--trial" not in line:
         given += "--steps 6 --overhead-steps 0 --batch-size 2 "
-    return re.sub(r"(commprof\.run) ", rf"\1 {given}", line)
+    return re.sub(r"(commprof[. ]run) ", rf"\1 {given}", line)
 
 
 @pytest.fixture(scope="module")
 def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """What the pages take for granted: scripts, recorded runs, results."""
     here = tmp_path_factory.mktemp("scene")
-    script = (ROOT / "tests/support/scripts/plain.py").read_text()
-    (here / "package").mkdir()
-    for file in (here / "train.py", here / "package/train.py"):
-        file.write_text(script)
-    shutil.copy(ROOT / "tests/data/audit/simulated_transformer.md", here / "SCALING.md")
+    write_scene(here)
     run = ("-m", "commprof.run", "--workload", TINY, "--steps", "24", "--overhead-steps", "0")
-    for name, options in {
-        "RUN": ("--world-sizes", "1,2"),
-        "FSDP_RUN": ("--world-sizes", "2", "--strategy", "fsdp"),
-    }.items():
-        recorded = call(*run, *options, "--output", str(here / name), timeout_s=LIMIT_S)
-        assert recorded.returncode == 0, recorded.stderr
-    sizes = ("-b", "1K", "-e", "4K", "--nproc", "2", "-n", "5", "--json", str(here / "A.json"))
-    measured = call("-m", "commprof.microbench", "all_reduce", *sizes, timeout_s=LIMIT_S)
-    assert measured.returncode == 0, measured.stderr
-    shutil.copy(here / "A.json", here / "B.json")
+    options = ("--world-sizes", "1,2", "--output", str(here / "RUN"))
+    recorded = call(*run, *options, timeout_s=LIMIT_S)
+    assert recorded.returncode == 0, recorded.stderr
     for copy in ("BEFORE", "AFTER", "DIR", "run1"):
         shutil.copytree(here / "RUN", here / copy)
     (here / "commprof-trace").mkdir()
-    (here / "run.yaml").write_text("world-sizes: [1, 2]\nstrategy: [ddp, fsdp]\n")
     (here / "bin").mkdir()
     for name, module in _PROGRAMS.items():
         shim = here / "bin" / name
@@ -226,16 +202,24 @@ def run_line(line: str, here: Path) -> int:
         return int(end.code or 0)
 
 
-def cases() -> list[object]:
-    return [
-        pytest.param(block, block, id=name_of(block))
-        for block in TYPED
-        if not all(map(reason, block.lines()))
-    ]
+def cases() -> Iterator[object]:
+    """The pages' blocks whole; of the help what they do not show."""
+    seen: set[str] = set()
+    for block in TYPED:
+        lines = [same(line) for line in block.lines() if not (reason(line) or only_reads(line))]
+        if not seen.issuperset(lines):
+            yield pytest.param(block, block, id=name_of(block))
+        seen.update(lines)
 
 
+def same(line: str) -> str:
+    """The line in the words of every other that does the same."""
+    return line.replace("python -m commprof.", "commprof ").replace("python -m ", "")
+
+
+@pytest.mark.slow
 @pytest.mark.skipif(_native.native is None, reason="some need what the Python capture lacks")
-@pytest.mark.parametrize(("block", "here"), cases(), indirect=["here"])
+@pytest.mark.parametrize(("block", "here"), list(cases()), indirect=["here"])
 def test_what_is_to_be_typed(block: Block, here: Path, capfd: pytest.CaptureFixture[str]) -> None:
     for line in block.lines():
         if reason(line):
@@ -247,13 +231,16 @@ def test_what_is_to_be_typed(block: Block, here: Path, capfd: pytest.CaptureFixt
 
 
 def check_line(line: str, here: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    code = run_line(smaller(line, here), here)
-    assert code == EXIT_CODES.get(line, 0), f"{line}\n{capfd.readouterr().err}"
+    if only_reads(line):
+        assert read_in_scene(line, here), f"{line}\n{capfd.readouterr().err}"
+    else:
+        assert run_line(smaller(line, here), here) == 0, f"{line}\n{capfd.readouterr().err}"
 
 
 APART = [(block, line) for block in TYPED for line in block.lines() if library_of(line)]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(_native.native is None, reason="some need what the Python capture lacks")
 @pytest.mark.parametrize(
     ("line", "here"),
@@ -270,6 +257,7 @@ def test_a_line_that_needs_a_library(
     check_line(line, here, capfd)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "block", [pytest.param(b, id=name_of(b), marks=needs(library_of(b.text))) for b in PYTHON]
 )

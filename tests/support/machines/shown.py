@@ -1,4 +1,4 @@
-"""What users are shown, as something to run: command lines, and blocks of code in the pages."""
+"""What users are shown, as something to run: blocks of code in the pages, examples in the help."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+from commprof.commands import COMMANDS, load, main, make_parser
+from commprof.commands.options.run_arguments import SHORT_DESCRIPTION
 
 ROOT = Path(__file__).parents[3]
 #: How a command that users type is started from this Python.
@@ -25,6 +28,21 @@ _ENVIRONMENT = {
     "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "300",
 }
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
+_TYPED = re.compile(
+    r"(\$ )?(\w+=\S+ )*(python|torchrun|commprof|make|pip|echo|eval|kill|srun|sbatch) "
+)
+_READS = re.compile(
+    r"(python -m )?commprof ((report|trace|compare|audit|fit|predict|chakra|top|launch-files)\b"
+    r"|run .*--dry-run)|python -m commprof\.run .*--dry-run"
+)
+#: `commprof audit` returns 1 for a report with findings; bare `launch-files` says what it needs.
+EXIT_CODES = {"commprof audit SCALING.md": 1, "commprof launch-files": 2}
+_EXAMPLE = re.compile(r"^  ((?:eval|torchrun|commprof|sbatch) .*?)(?:\s{2,}.*)?$", re.MULTILINE)
+#: What stands for something in the help's examples, and something that it may be.
+_PLACEHOLDERS = {
+    **{" A B": " BEFORE AFTER", "-- COMMAND": "-- true", " OP": " all_reduce"},
+    **{" SOURCE...": " bench.json", " FILE": " SCALING.md", " DUMPS": " dumps"},
+}
 
 
 @dataclass(frozen=True)
@@ -58,6 +76,47 @@ def blocks() -> Iterator[Block]:
     for page in pages():
         for match in _FENCE.finditer(page.read_text()):
             yield Block(str(page.relative_to(ROOT)), match[1], match[2])
+
+
+def helps() -> Iterator[Block]:
+    """The examples in the commands' own help."""
+    texts = {"": make_parser().description or "", "run --help": SHORT_DESCRIPTION}
+    texts |= {name: load(name).description for name in COMMANDS}
+    for name, text in texts.items():
+        for line in _EXAMPLE.findall(re.sub(r"\\\n\s*", "", text)):
+            for placeholder, word in _PLACEHOLDERS.items():
+                line = re.sub(rf"{re.escape(placeholder)}(?=$| )", word, line)
+            yield Block(f"commprof {name}".strip(), "", f"{line}\n")
+
+
+def is_typed(block: Block) -> bool:
+    """Whether it holds command lines."""
+    return block.language in ("", "bash", "console", "sh") and bool(_TYPED.match(block.text))
+
+
+def shown_lines() -> list[str]:
+    """Every command line that a page or a help shows, once."""
+    typed = [block for block in (*blocks(), *helps()) if is_typed(block)]
+    return list(dict.fromkeys(line for block in typed for line in block.lines()))
+
+
+def only_reads(line: str) -> bool:
+    """Whether it is a command of ours that trains nothing."""
+    return bool(_READS.match(line))
+
+
+def read_in_scene(line: str, here: Path) -> bool:
+    """Runs such a line in this process; whether it ended as it should."""
+    given = re.sub(r" > \S+$", "", line)
+    given = re.sub(r"/shared/(\w+)", lambda match: shlex.quote(f"{here}/{match[1]}"), given)
+    given = re.sub(r"(?<= )-o (?=\S)", "--force -o ", given)
+    given = re.sub(r"(top RUN)$", r"\1 --once", given)  # or it goes on until Ctrl-C
+    words = shlex.split(re.sub(r"^(python -m )?commprof[. ]", "", given))
+    try:
+        code = main(words)
+    except SystemExit as end:
+        code = int(end.code or 0)
+    return code == EXIT_CODES.get(line, 0)
 
 
 def run_shown(line: str, directory: Path, timeout_s: float) -> subprocess.CompletedProcess[str]:

@@ -13,6 +13,7 @@ import pytest
 
 from commprof.audit.audit import RULES
 from commprof.commands import COMMANDS, load, main, make_parser
+from commprof.commands.options.parser import Parser
 from commprof.workloads.spec import parse_spec
 
 ROOT = Path(__file__).parents[3]
@@ -87,6 +88,31 @@ def test_there_are_commands_to_check() -> None:
     shown = set(commands())
     assert "commprof predict RUN --bucket-cap-mb 1,5,25,100" in shown
     assert "commprof report DIR" in shown
+
+
+#: Options of pip, mypy, Slurm, our own benchmarks and somebody's script.
+_OTHERS = {"--no-build-isolation", "--strict", "--ntasks-per-node", "--python", "--lr"}
+
+
+def test_commands_and_options_that_sentences_name_are_there() -> None:
+    flags = {}
+    for name in COMMANDS:
+        parser = Parser(prog=name)
+        load(name).prepare_parser(parser)
+        flags[name] = {flag for action in parser._actions for flag in action.option_strings}
+    known = {flag for found in flags.values() for flag in found} | _OTHERS
+    targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    for page in PAGES:
+        text = page.read_text()
+        assert set(re.findall(r"(?<![\w-])--[a-z][\w-]+", text)) <= known, page
+        for named in re.findall(r"(?<!`)`([^`\n]+)`(?!`)", text):
+            if match := re.match(r"(?:python -m commprof\.|commprof )([a-z-]+)(.*)", named):
+                options = re.findall(r"--[a-z][\w-]+", match[2].partition(" -- ")[0])
+                assert named.startswith("python -m commprof.monitor") or (
+                    flags[match[1]].issuperset(options)
+                ), f"{page}: {named}"
+            if match := re.match(r"make ([a-z-]+)", named):
+                assert match[1] in targets, f"{page}: {named}"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

@@ -1,0 +1,202 @@
+"""Commands that outputs, pages and help tell to type are typed: here all that only read.
+
+What trains is in test_shown_blocks.py; here it is planned (`--dry-run`) or parsed.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from commprof import invocation
+from commprof.commands import main, make_parser
+from commprof.predict.fit.machine_profile import default_path
+from tests.support.builders.shown_scene import write_profile, write_scene
+from tests.support.machines.shown import only_reads, read_in_scene, shown_lines
+
+#: Of sleeps; buckets of several sizes, so that their costs can be told apart.
+WORKLOAD = (
+    "timed:layers=4,data_ms=0,forward_ms=1,backward_ms=2,gradient_mb=0.1/0.4/0.2/0.8,"
+    "bucket_cap_mb=0.01"
+)
+#: No environment is activated.
+BARE = {**os.environ, "PATH": "/usr/bin:/bin", "COLUMNS": "1000"}
+PROGRAM = Path(sys.executable).parent / "commprof"
+
+
+def typed(command: str, directory: Path) -> subprocess.CompletedProcess[str]:
+    """A line at a shell."""
+    return subprocess.run(
+        ["bash", "-c", command], cwd=directory, env=BARE, capture_output=True, text=True, timeout=90
+    )
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    here = tmp_path_factory.mktemp("a job's")
+    write_scene(here)
+    return here
+
+
+@pytest.fixture(scope="module")
+def said(directory: Path) -> str:
+    """What a run printed."""
+    words = f"--world-sizes 2 --steps 24 --workload {WORKLOAD} --overhead-steps 0"
+    done = typed(f"{PROGRAM} run {words} --output 'my run'", directory)
+    assert done.returncode == 0, done.stderr
+    for name in ("RUN", "RUN_WITH_HOOK", "BEFORE", "AFTER", "DIR", "run1", "commprof-trace"):
+        shutil.copytree(directory / "my run", directory / name)
+    shutil.copy(directory / "RUN/result.json", directory)
+    return done.stdout
+
+
+@pytest.fixture
+def here(
+    said: str, directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Path]:
+    """The scene with the run in it, as this process's directory."""
+    monkeypatch.chdir(directory)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.setenv("COLUMNS", "1000")
+    return directory
+
+
+@pytest.mark.parametrize("hint", ["See everything: ", "Page with pictures: "])
+def test_the_last_lines_of_a_run_can_be_typed(hint: str, said: str, directory: Path) -> None:
+    (command,) = re.findall(f"^{hint}(.*)$", said, re.MULTILINE)
+    done = typed(command, directory)
+    assert done.returncode == 0, done.stderr
+    assert hint.startswith("Page") or said.splitlines()[0] in done.stdout
+
+
+@pytest.mark.parametrize("hint", ["Run it again: ", "Your own script, train.py: "])
+def test_runs_that_the_last_lines_tell_are_planned(hint: str, said: str, here: Path) -> None:
+    (command,) = re.findall(f"^{hint}(.*)$", said, re.MULTILINE)
+    program, *words = shlex.split(command)
+    assert program == str(PROGRAM)
+    assert main([words[0], "--dry-run", *words[1:]]) == 0
+
+
+def test_a_run_prints_one_screen_and_what_to_type(said: str) -> None:
+    card, _, hints = said.partition("\n\nRun directory: ")
+    assert len(card.splitlines()) <= 24
+    assert max(map(len, card.splitlines()[:-2])) <= 80
+    assert "Exposed communication: " in card
+    assert len(hints.splitlines()) == 5
+
+
+@pytest.mark.parametrize("line", [line for line in shown_lines() if only_reads(line)])
+def test_what_pages_and_help_tell_to_read_can_be_read(
+    line: str, here: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    if "--hook" in line:
+        write_profile(default_path())
+    assert read_in_scene(line, here), f"{line}\n{capfd.readouterr().err}"
+
+
+@dataclass(frozen=True)
+class Told:
+    """A command that an output of another one tells to type."""
+
+    #: Where it is made: the file's name, and the command.
+    site: str
+    #: What is typed before.
+    given: str
+    #: What is told: the command is the group.
+    said: str
+    code: int = 0
+
+
+OPTIMIZE = "predict RUN --optimize bucket-cap,hook"
+TOLD = (
+    Told("search.py: fit", OPTIMIZE, r"then (commprof fit RUN RUN_WITH_HOOK)\."),
+    Told("hook_costs.py: run", OPTIMIZE, r"fit both: (commprof run .*?), then"),
+    Told("run_command.py: run", OPTIMIZE, r"prediction:\n  (commprof run .*)"),
+    Told("amdahl.py: run", "predict RUN", r"no Amdahl fit: .*; (commprof run .*)\."),
+    Told("predict.py: report", "predict RUN", r"is for (commprof report .*)"),
+    Told("setting.py: run", "predict RUN --scaling strong --world-size 1", r"two: (.*)", 1),
+    Told("recorded.py: run", "predict ONE", r"record one with (commprof run .*)", 1),
+    Told("fit.py: microbench", "fit ONE_SIZE.json", r"sizes or more: (commprof .*)", 1),
+    Told("build.py: microbench", "fit ONE", r"or a file of (commprof .*)", 1),
+    Told("points.py: microbench", "fit EMPTY.json", r"write one with (commprof .*)", 2),
+    Told("sweep_file.py: microbench", "compare EMPTY.json A.json", r"one with (commprof .*)", 2),
+    Told("strategies.py: report", "report STRATEGIES --all", r"ddp's own report: (.*)"),
+    Told("rendered_report.py: report", "report STRATEGIES", r"(commprof report .* --all)$"),
+    Told("compare.py: report", "compare TRIAL RUN", r": (commprof report TRIAL) compares", 2),
+    Told("card.py: report", "report ONE", r"^  (commprof report .*)"),
+    Told("next_step.py: predict", "report FSDP_RUN", r"^  (commprof predict .*)"),
+    Told(
+        "predicted.py: predict",
+        "report RUN --format html --predictions EMPTY.json",
+        r"write them with (commprof .*)",
+        1,
+    ),
+    Told("launch_files.py: launch-files", "launch-files --target slurm", r"; (.*) has an", 2),
+    Told(
+        "cluster_files.py: report",
+        "launch-files --target slurm --nodes 1 --nproc-per-node 2 --output /shared/run1 train.py",
+        r"Report: (commprof report /shared/run1)",
+    ),
+    Told("parser.py: ", "report --nosuch x", r"\(see (.* --help)\)$", 2),
+)
+#: Where the others are typed.
+ELSEWHERE = {
+    "run_report.py: run": "test_runs_that_the_last_lines_tell_are_planned",
+    "run_report.py: ": "test_the_last_lines_of_a_run_can_be_typed",
+    "reproduce.py: run": "test_runs_that_the_last_lines_tell_are_planned",
+    "report.py: report": "tests/unit/entry_points/test_invocation.py",
+    "profiler.py: report": "tests/integration/capture/test_env.py",
+    "verdict.py: env": "tests/integration/trials/test_trial_advice.py",
+    "run.py: top": "tests/integration/faults/test_live_run.py",
+}
+
+
+def ended(words: list[str]) -> int:
+    try:
+        return main(words)
+    except SystemExit as end:
+        return int(end.code or 0)
+
+
+@pytest.mark.parametrize("told", TOLD, ids=lambda told: told.site)
+def test_what_an_output_tells_to_type_is_taken(
+    told: Told, here: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    code = ended(shlex.split(told.given))
+    out = "".join(capfd.readouterr())
+    found = re.search(told.said, out, re.MULTILINE)
+    assert found is not None, out
+    assert code == told.code, out
+    words = [word.removeprefix("/shared/") for word in shlex.split(found[1])[1:]]
+    if words[0] == "run":
+        new = ["RUN_NEW" if word == "RUN_WITH_HOOK" else word for word in words[1:]]
+        words = [words[0], "--dry-run", *new]
+    if words[0] == "microbench":
+        make_parser().parse_args(["all_reduce" if word == "OP" else word for word in words])
+    else:
+        assert ended(words) == 0, capfd.readouterr().err
+
+
+def test_every_command_that_is_told_is_typed_somewhere() -> None:
+    """Wherever the package makes a command, as it is to be typed here."""
+    made = {
+        f"{file.name}: {word.value if isinstance(word := node.args[0], ast.Constant) else ''}"
+        for file in Path(invocation.__file__).parent.rglob("*.py")
+        if "invocation.command" in (text := file.read_text())
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "invocation.command"
+    }
+    assert made <= {told.site for told in TOLD} | ELSEWHERE.keys()
+    assert ELSEWHERE.keys() <= made
+    there = Path(__file__).parents[3]
+    assert all(name in globals() or (there / name).is_file() for name in ELSEWHERE.values())
